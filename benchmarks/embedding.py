@@ -40,10 +40,6 @@ from benchmarks.data.real_texts import (
   NoTextsError,
   titled_paragraphs,
 )
-from realm_jax.conversion.bert_models import TowerOptions
-from realm_jax.conversion.hugging_face.bert import plan_hf_bert
-from realm_jax.conversion.hugging_face.config import write_bert_config
-from realm_jax.conversion.planning import ImportSource
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
 from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
@@ -51,6 +47,9 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.weights.config import write_bert_config
+from realm_jax.weights.formats import ImportConfig
+from realm_jax.weights.plan import make_plan
 
 _TARGETS = {"padded": 1.5, "hf": 2.0}
 _MINILM = Retriever(
@@ -81,9 +80,8 @@ class Model(NamedTuple):
 
 def minilm(weights: Path) -> Model:
   """Loads MiniLM from a folder."""
-  source = ImportSource("hf_bert", weights, parts=("retriever",))
-  plan = plan_hf_bert(source, TowerOptions())
-  loaded = imported_model.load(plan)
+  config = ImportConfig("hf_bert", weights, parts=("retriever",))
+  loaded = imported_model.load(make_plan(config))
   return Model(loaded.retriever, loaded.params["retriever"], weights)
 
 

@@ -5,21 +5,11 @@
     python -m realm_jax.export_weights --to=vectors \\
       --model_dir=runs/realm --output_dir=out/vectors
 
-The model is the one that the run keeps, or that of gin files.
+The model is the one that the run keeps, or that of gin files. --to lists what
+can be written.
 
---to=sentence_transformers writes the retriever as a model that the library
-sentence-transformers loads: BERT, pooling, BERT's pooler, REALM's projection
-with its LayerNorm, and normalization, as far as the retriever has them. The
-README.md in the directory says how documents are given to the model. If the
-retriever has two towers, --tower chooses one, and each makes a directory.
-
---to=hf_bert writes a BERT directory of Hugging Face: a tower without projection
-(BertModel) or the reader with its masked-LM head (BertForMaskedLM).
-
---to=vectors writes the vectors of all blocks of a generation: vectors.npy, with
-a row for each block, blocks.jsonl, with the id and title of each row, and
-vectors.json, which says what they are of. An import has recorded no corpus:
-give --corpus_dir. CHECKPOINT_STEP=None takes the newest generation.
+An import has recorded no corpus: with --to=vectors give --corpus_dir.
+CHECKPOINT_STEP=None takes the newest generation.
 
 For the others, VOCAB=None takes MODEL_DIR/vocab.txt, which an import writes, or
 else that of the corpus, and CHECKPOINT_STEP=best the checkpoint that
@@ -34,17 +24,18 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax.configuration import command_line
-from realm_jax.conversion import vectors
-from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.planning import PARTS, SYSTEMS, TOWERS
+from realm_jax.weights import WeightsError, vectors
+from realm_jax.weights.formats import TARGETS
+from realm_jax.weights.tables import PARTS, TOWERS
 
 command_line.define_run_flags()
 _VECTORS = "vectors"
 _TO = flags.DEFINE_enum(
   "to",
   None,
-  (*SYSTEMS, _VECTORS),
-  "System to export to, or vectors.",
+  list(TARGETS),
+  "What to write.\n"
+  + "\n".join(f"{name}: {meaning}." for name, meaning in TARGETS.items()),
   required=True,
 )
 _OUTPUT_DIR = flags.DEFINE_string(
@@ -74,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
   else:
     _refuse(_DTYPE)
     command_line.require_run("")
-    from realm_jax.conversion import exporting
+    from realm_jax.weights import exporting
 
     report = command_line.call(
       exporting.export_weights,
@@ -89,10 +80,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _refuse(*given: flags.FlagHolder[str | None]) -> None:
-  """Raises `ConversionError` if a flag is given that is not for this export."""
+  """Raises `WeightsError` if a flag is given that is not for this export."""
   for flag in given:
     if flag.value is not None:
-      raise ConversionError(
+      raise WeightsError(
         f"--{flag.name}={flag.value} is not for --to={_TO.value}; leave it out"
       )
 

@@ -182,7 +182,7 @@ _CONFIGURES = {
     "gin/runs/explain.gin",
   ),
   "realm_jax.export_weights": (
-    "realm_jax.conversion.exporting:export_weights",
+    "realm_jax.weights.exporting:export_weights",
     "",
   ),
   "realm_jax.train": ("realm_jax.training.config:TrainConfig", ""),
@@ -206,7 +206,7 @@ _GIVEN = {"realm_jax.export_weights": ["output_dir", "to"]}
 def test_a_run_and_its_recipe_complete_a_command(command, tmp_path):
   function, recipe = _CONFIGURES[command.module]
   if "--to=vectors" in command.arguments:
-    function = "realm_jax.conversion.vectors:export_vectors"
+    function = "realm_jax.weights.vectors:export_vectors"
   if command.module == "realm_jax.train":
     recipe = "gin/runs/pretrain.gin"
   if "QUESTIONS" in "".join(command.bindings):

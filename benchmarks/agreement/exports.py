@@ -10,22 +10,20 @@ from benchmarks import peer_processes
 from benchmarks.agreement import comparison, imported_model
 from benchmarks.agreement.comparison import Row
 from benchmarks.agreement.imported_model import ImportedModel
-from realm_jax.conversion import exporting
-from realm_jax.conversion.bert_models import TowerOptions
-from realm_jax.conversion.hugging_face.bert import plan_hf_bert
-from realm_jax.conversion.hugging_face.sentence_transformers.exporting import (
-  plan_sentence_export,
-)
-from realm_jax.conversion.parameters import (
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever
+from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.weights import exporting
+from realm_jax.weights.formats import ImportConfig
+from realm_jax.weights.model import (
   BoundModel,
+  default_reader,
   flattened,
   nested,
   parameter_shapes,
 )
-from realm_jax.conversion.planning import RETRIEVER, ImportSource, usual_reader
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import Retriever
-from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.weights.plan import make_plan
+from realm_jax.weights.tables import RETRIEVER
 
 _LIMIT = 1e-5
 QUERIES = (
@@ -55,8 +53,8 @@ def compare_exports(minilm: Path, folder: Path, *, size: str) -> list[Row]:
     size: Size of the random model, `tiny` or `base`.
   """
   words = WordpieceVocabulary(minilm / "vocab.txt")
-  source = ImportSource("hf_bert", minilm, parts=(RETRIEVER,))
-  imported = imported_model.load(plan_hf_bert(source, TowerOptions()))
+  config = ImportConfig("hf_bert", minilm, parts=(RETRIEVER,))
+  imported = imported_model.load(make_plan(config))
   retriever = Retriever(bert=_SIZES[size], projection_dropout_rate=0.0)
   models = {"REALM": _random_model(retriever, words), "MiniLM": imported}
   return [
@@ -70,7 +68,7 @@ def _random_model(
   retriever: Retriever, words: WordpieceVocabulary, *, seed: int = 0
 ) -> ImportedModel:
   """Returns a model in which also biases and norms are drawn at random."""
-  bound = BoundModel.of(retriever, usual_reader(retriever.bert), words)
+  bound = BoundModel.of(retriever, default_reader(retriever.bert), words)
   rng = np.random.default_rng(seed)
   parameters = {}
   shapes = parameter_shapes(bound.retriever, bound.reader, (RETRIEVER,))
@@ -92,12 +90,8 @@ def _compare(
   }
   directory = folder / f"exported_{name}"
   directory.mkdir()
-  exporting.write_export(
-    epath.Path(directory),
-    plan_sentence_export(bound, None),
-    parameters,
-    words.pieces,
-  )
+  export = exporting.plan_export(bound, to="sentence_transformers")
+  export.write(epath.Path(directory), parameters, words.pieces)
   documents: Sequence[str | tuple[str, str]] = DOCUMENTS
   if not model.retriever.title_separator:
     documents = [f"{title} {body}" for title, body in DOCUMENTS]

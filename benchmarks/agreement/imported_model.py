@@ -14,21 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from realm_jax.conversion.mapping import read_parameters
-from realm_jax.conversion.parameters import (
-  flattened,
-  fresh_parameters,
-  nested,
-  parameter_shapes,
-)
-from realm_jax.conversion.planning import ImportPlan
 from realm_jax.evaluation.answering import best_spans
 from realm_jax.models.packing import content_numbers
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.text.wordpieces import vocabulary_of
 from realm_jax.training.encoder_rows import Candidates, EncoderRows
 from realm_jax.training.row_layout import RowLayout, needed_rows
 from realm_jax.training.stages.masked_words import MaskTargets
@@ -40,6 +31,9 @@ from realm_jax.training.stages.open_qa import (
 )
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models, Stage, StepBatch
+from realm_jax.weights import tables
+from realm_jax.weights.model import flattened, nested
+from realm_jax.weights.plan import Plan
 
 
 class LossAndGradient(NamedTuple):
@@ -195,47 +189,37 @@ class ImportedModel:
     )
 
 
-def load(plan: ImportPlan) -> ImportedModel:
+def load(plan: Plan) -> ImportedModel:
   """Imports a model into memory.
 
   Raises:
-    ConversionError: The weights do not fit.
+    WeightsError: The weights do not fit.
   """
-  words = vocabulary_of(plan.pieces)
-  vocabulary = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
-  bert = dataclasses.replace(plan.retriever.bert, dropout_rate=0.0)
-  retriever = plan.retriever.clone(bert=bert, projection_dropout_rate=0.0)
-  retriever = retriever.for_vocabulary(**vocabulary)
-  reader = plan.reader.clone(
-    bert=dataclasses.replace(plan.reader.bert, dropout_rate=0.0)
-  ).for_vocabulary(**vocabulary)
-  parameters, report = read_parameters(
-    plan.feeds,
-    parameter_shapes(retriever, reader, plan.parts),
-    expected_fresh=plan.expected_fresh,
+  retriever, reader, _ = plan.model
+  bert = dataclasses.replace(retriever.bert, dropout_rate=0.0)
+  parameters, _ = plan.load()
+  return ImportedModel(
+    retriever.clone(bert=bert, projection_dropout_rate=0.0),
+    reader.clone(bert=bert),
+    nested(parameters),
   )
-  parameters |= fresh_parameters(
-    retriever, reader, (row.name for row in report.fresh), seed=0
-  )
-  return ImportedModel(retriever, reader, nested(parameters))
 
 
 def named_as_ours(
-  plan: ImportPlan, tensors: Mapping[str, np.ndarray]
+  plan: Plan, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
   """Renames and transposes tensors to match our parameters.
 
   Args:
-    plan: Plan whose rules map names of tensors to parameters.
+    plan: Plan whose table maps names of tensors to parameters.
     tensors: Tensors of the other system, such as gradients.
   """
   named = {}
-  for feed in plan.feeds:
-    for rule in feed.rules:
-      for name in rule.names:
-        if name in tensors:
-          tensor = tensors[name]
-          named[rule.path] = tensor.T if rule.transpose else tensor
+  for place in tables.places(plan.table, plan.system):
+    for name in place.names:
+      if name in tensors:
+        tensor = tensors[name]
+        named[place.path] = tensor.T if place.is_transposed else tensor
   return named
 
 

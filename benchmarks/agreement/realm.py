@@ -17,10 +17,9 @@ from benchmarks.agreement.comparison import (
   unequal,
 )
 from benchmarks.agreement.imported_model import ImportedModel, LossAndGradient
-from realm_jax.conversion.bert_models import TowerOptions
-from realm_jax.conversion.hugging_face.realm import BLOCK_VECTORS, plan_hf_realm
-from realm_jax.conversion.planning import ImportPlan, ImportSource
-from realm_jax.text.wordpieces import vocabulary_of
+from realm_jax.weights.formats import ImportConfig
+from realm_jax.weights.hugging_face import BLOCK_VECTORS
+from realm_jax.weights.plan import Plan, make_plan
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -102,8 +101,7 @@ def compare_open_qa(folder: Path) -> list[Row]:
   """Compares relevance of stored vectors, span scores, and ORQA's loss."""
   plan, expected = _read(folder / "open_qa")
   model = imported_model.load(plan)
-  (feed,) = plan.feeds
-  stored = feed.source.read(BLOCK_VECTORS)
+  stored = np.asarray(plan.tensors[BLOCK_VECTORS])
   rows = expected["rows"]
   query = expected["query"]
   relevance = np.einsum("bd,nd->bn", model.query_vectors(query), stored)
@@ -127,13 +125,13 @@ def compare_open_qa(folder: Path) -> list[Row]:
   ]
 
 
-def _blocks_read(plan: ImportPlan, expected: Arrays) -> np.ndarray:
+def _blocks_read(plan: Plan, expected: Arrays) -> np.ndarray:
   """Returns the blocks that the reader is given, [b k l].
 
   They are `[CLS] [SEP] body [SEP]`, because Hugging Face's blocks have no
   titles.
   """
-  words = vocabulary_of(plan.pieces)
+  words = plan.model.vocabulary
   _, num_read, length, _ = expected["span_logits"].shape
   rows = expected["rows"][:, :num_read]
   blocks = np.zeros((*rows.shape, length), np.int32)
@@ -144,10 +142,9 @@ def _blocks_read(plan: ImportPlan, expected: Arrays) -> np.ndarray:
   return blocks
 
 
-def _read(folder: Path) -> tuple[ImportPlan, Arrays]:
+def _read(folder: Path) -> tuple[Plan, Arrays]:
   with np.load(folder / _EXPECTED, allow_pickle=False) as expected:
-    source = ImportSource("hf_realm", folder)
-    return plan_hf_realm(source, TowerOptions()), dict(expected)
+    return make_plan(ImportConfig("hf_realm", folder)), dict(expected)
 
 
 COMPARISONS = (
@@ -160,7 +157,7 @@ COMPARISONS = (
 
 
 def _gradients(
-  what: str, graded: LossAndGradient, plan: ImportPlan, expected: Arrays
+  what: str, graded: LossAndGradient, plan: Plan, expected: Arrays
 ) -> Row:
   """Compares the gradients of the parts that the plan imports."""
   theirs = {

@@ -9,16 +9,12 @@ import optax
 from jaxtyping import Float
 
 from benchmarks.agreement.comparison import Row, differences
-from realm_jax.conversion.parameters import (
-  flattened,
-  nested,
-  parameter_shapes,
-)
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import FORMS, marginal_masked_lm_loss
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from realm_jax.weights.model import flattened, nested, parameter_shapes
 
 _MAX_SIGNAL_DIFFERENCE = 1e-6  # In float32, …
 _MAX_FINITE_DIFFERENCE = 1e-8  # … and in float64.

@@ -19,10 +19,9 @@ import numpy as np
 from benchmarks import peer_processes
 from benchmarks.agreement import imported_model
 from benchmarks.agreement.comparison import Row
-from realm_jax.conversion.bert_models import TowerOptions
-from realm_jax.conversion.hugging_face.bert import plan_hf_bert
-from realm_jax.conversion.planning import ImportSource
 from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.weights.formats import ImportConfig
+from realm_jax.weights.plan import make_plan
 
 _TOKENIZERS = ("fast", "slow")
 _MIN_SENTENCE_COSINE = 0.99999
@@ -93,8 +92,7 @@ def compare_sentences(
   theirs = peer_processes.run_on_texts(
     "vectors", texts, folder, f"--max_length={_MAX_TOKENS}", model=model_dir
   )
-  source = ImportSource("hf_bert", model_dir)
-  model = imported_model.load(plan_hf_bert(source, TowerOptions()))
+  model = imported_model.load(make_plan(ImportConfig("hf_bert", model_dir)))
   words = WordpieceVocabulary(model_dir / "vocab.txt")
   token_ids = np.zeros((len(texts), _MAX_TOKENS), np.int32)
   for row, ids in zip(token_ids, our_ids(words, texts), strict=True):

@@ -7,12 +7,6 @@ import jax
 import numpy as np
 
 from benchmarks.data import index_vectors
-from realm_jax.conversion.parameters import (
-  fresh_parameters,
-  nested,
-  parameter_shapes,
-)
-from realm_jax.conversion.planning import usual_reader
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.building.artifacts import (
   ArtifactWriter,
@@ -26,6 +20,12 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.weights.model import (
+  default_reader,
+  fresh_parameters,
+  nested,
+  parameter_shapes,
+)
 
 QUERY_LENGTH = 16
 RETRIEVER = Retriever(
@@ -91,7 +91,7 @@ def random_towers(
   retriever = retriever.for_vocabulary(
     vocab_size=corpus.vocab_size, separator_id=separator_id
   )
-  reader = usual_reader(retriever.bert)
+  reader = default_reader(retriever.bert)
   paths = parameter_shapes(retriever, reader, ("retriever",))
   values = fresh_parameters(retriever, reader, paths, seed=seed)
   return retriever, nested(values)["retriever"]

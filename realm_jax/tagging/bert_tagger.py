@@ -18,10 +18,6 @@ from etils import epath
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from realm_jax.conversion.hugging_face.token_classifier import (
-  LabelledModel,
-  read_token_classifier,
-)
 from realm_jax.files.local_disk.scratch import ScratchDirectory
 from realm_jax.files.object_store.remote import download, is_remote
 from realm_jax.models.bert import TokenClassifier
@@ -33,6 +29,10 @@ from realm_jax.text import salient_spans
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import Tokens
+from realm_jax.weights.hugging_face import (
+  LabelledModel,
+  read_token_classifier,
+)
 
 # Tokens of a batch, its padding included: enough to keep the devices busy, and
 # few enough for the unfilled last batch of each length to be little of what
@@ -202,7 +202,7 @@ def load(directory: str) -> BertTagger:
   """Returns the tagger of a directory, which may be on an object store.
 
   Raises:
-    ConversionError: The directory holds no token classifier of BERT.
+    WeightsError: The directory holds no token classifier of BERT.
     LabelError: Its labels are not those of entities.
     VocabularyError: Its vocabulary cannot be used.
   """

@@ -8,8 +8,6 @@ import pytest
 import gin
 from realm_jax import configuration, evaluate
 from realm_jax.configuration import ConfigurationError, KeptModel, runs
-from realm_jax.conversion import exporting
-from realm_jax.conversion.gin_model import gin_model
 from realm_jax.evaluation import following, open_qa, run, trained_model
 from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
 from realm_jax.files.kept_configuration import keep_configuration
@@ -22,6 +20,8 @@ from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.stages.pretraining import Pretraining
+from realm_jax.weights import exporting
+from realm_jax.weights.model import gin_model
 from tests import tiny_world
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import peer_processes
-from tests.conversion.hugging_face import sentence_models
+from tests.weights import sentence_models
 
 OUTPUT_DIR = Path(__file__).resolve().parent / "sentence_transformers"
 

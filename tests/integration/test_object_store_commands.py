@@ -18,10 +18,9 @@ from realm_jax.generations.store.publisher import remove
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
 from tests import tiny_world
-from tests.conversion import exported
-from tests.conversion.hugging_face import bert_files
-from tests.conversion.imported import import_weights, load
 from tests.generations.conftest import publish_one
+from tests.weights import exported, hf_files
+from tests.weights.imported import import_weights, load
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -132,7 +131,7 @@ def test_generations_are_listed_verified_and_pruned(object_store, world):
 
 
 def test_weights_go_in_and_out(object_store, tmp_path):
-  home = bert_files.write(tmp_path / "home", bert_files.tensors())
+  home = hf_files.write(tmp_path / "home", hf_files.tensors())
   model_dir = object_store.path("commands/imported")
   import_weights("hf_bert", home, model_dir, parts=["retriever"])
   # What an import leaves on a disk may be copied to a bucket, too.
@@ -153,5 +152,5 @@ def test_weights_go_in_and_out(object_store, tmp_path):
   assert files[0] == files[1]
   assert files[0]["vocab.txt"] == (home / "vocab.txt").read_bytes()
   written = safetensors.numpy.load(files[0]["model.safetensors"])
-  for name, tensor in bert_files.tensors(pooler=False).items():
+  for name, tensor in hf_files.tensors(pooler=False).items():
     np.testing.assert_array_equal(written[name], tensor)

@@ -10,16 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.hugging_face.token_classifier import (
-  read_token_classifier,
-)
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.models.sequences import padded
 from realm_jax.tagging import bert_tagger
 from realm_jax.text import salient_spans
 from realm_jax.text.salient_spans import find_tagger
-from tests.conversion.hugging_face import bert_files
+from realm_jax.weights import WeightsError
+from realm_jax.weights.hugging_face import read_token_classifier
+from tests.weights import hf_files
 
 pytestmark = pytest.mark.slow
 
@@ -142,16 +140,16 @@ def _copy(golden, directory, **changes):
   """Copies a model, with changes of config.json."""
   shutil.copytree(golden, directory)
   config = json.loads((golden / "config.json").read_text(encoding="utf-8"))
-  bert_files.write_json(directory / "config.json", config | changes)
+  hf_files.write_json(directory / "config.json", config | changes)
   return directory
 
 
 @pytest.mark.parametrize(
   ("changes", "said"),
   [
-    ({"architectures": ["BertForMaskedLM"]}, "want .*BertForTokenClassif"),
-    ({"architectures": None}, r"architectures=\['nothing'\]"),
-    ({"id2label": None}, "id2label=None; want a label for each id"),
+    ({"architectures": ["BertForMaskedLM"]}, "BertForTokenClassification"),
+    ({"architectures": None}, "architectures=None"),
+    ({"id2label": None}, "id2label=None; want a label"),
     ({"id2label": {"0": "O", "2": "B-PER"}}, "want a label for each id"),
     ({"id2label": {"0": "O", "1": "I-PER"}}, r"classifier\.weight \[9, 24\]"),
     ({"hidden_size": 12}, "have another shape"),
@@ -160,7 +158,7 @@ def _copy(golden, directory, **changes):
 )
 def test_a_directory_of_no_tagger_is_refused(golden, tmp_path, changes, said):
   directory = _copy(golden, tmp_path / "model", **changes)
-  with pytest.raises(ConversionError, match=said):
+  with pytest.raises(WeightsError, match=said):
     find_tagger(f"bert:{directory}")
 
 
@@ -183,13 +181,13 @@ def test_accents_are_stripped_where_capitals_are(golden, tmp_path):
   directory = _copy(golden, tmp_path / "model")
   config = {"do_lower_case": golden.name == "uncased"}
   for strips in (False, True):
-    bert_files.write_json(
+    hf_files.write_json(
       directory / "tokenizer_config.json", config | {"strip_accents": strips}
     )
     if strips == config["do_lower_case"]:
       read_token_classifier(directory)
       continue
-    with pytest.raises(ConversionError, match=r"accents .*never saw"):
+    with pytest.raises(WeightsError, match="strip_accents"):
       read_token_classifier(directory)
 
 

@@ -1,1 +1,0 @@
-"""Google's BERT, and the released REALM and ORQA."""

@@ -1,0 +1,168 @@
+"""A model's directory as Hugging Face's `save_pretrained` writes it."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+from etils import epath
+
+from realm_jax.files.json_file import JsonValue, whole_text_file, write_json
+from realm_jax.files.whole.whole_file import whole_file
+from realm_jax.models.bert import BertConfig
+from realm_jax.text.wordpieces import write_pieces
+from realm_jax.weights import WeightsError, config, reading
+from realm_jax.weights.model import VOCABULARY_FILE
+from realm_jax.weights.tables import Table
+from realm_jax.weights.unpickling import read_torch_file
+
+CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
+_TORCH_WEIGHTS = "pytorch_model.bin"
+_DTYPES: Mapping[str, Any] = {
+  "F64": np.float64,
+  "F32": np.float32,
+  "F16": np.float16,
+  "BF16": ml_dtypes.bfloat16,
+  "I64": np.int64,
+  "I32": np.int32,
+  "I16": np.int16,
+  "I8": np.int8,
+  "U8": np.uint8,
+  "BOOL": np.bool_,
+}
+
+
+def has_tensors(directory: Path) -> bool:
+  """Returns whether a directory has a file of weights."""
+  return any((directory / name).exists() for name in (WEIGHTS, _TORCH_WEIGHTS))
+
+
+def open_tensors(directory: Path) -> dict[str, np.ndarray]:
+  """Opens the weights of a directory, mapped where the format allows it.
+
+  Raises:
+    WeightsError: There are none, they are damaged, or in shards.
+  """
+  if (directory / WEIGHTS).exists():
+    return open_safetensors(directory / WEIGHTS)
+  if (directory / _TORCH_WEIGHTS).exists():
+    return read_torch_file(directory / _TORCH_WEIGHTS)
+  if any(directory.glob("*.index.json")):
+    raise WeightsError(
+      f"{directory} holds weights in shards; load the model with transformers "
+      "and save it again, with safe_serialization=True and "
+      'max_shard_size="20GB"'
+    )
+  names = ", ".join(sorted(p.name for p in directory.iterdir())) or "no files"
+  raise WeightsError(f"{directory} holds no {WEIGHTS}; it has {names}")
+
+
+def open_safetensors(path: Path) -> dict[str, np.ndarray]:
+  """Maps the tensors of a file, by name and in their own dtypes.
+
+  Raises:
+    WeightsError: The file is damaged, or holds a type that numpy lacks.
+  """
+  try:
+    # The library checks the header, but gives no place of a tensor.
+    with safetensors.safe_open(path, framework="numpy"):
+      data = np.memmap(path, np.uint8, mode="r")
+  except (OSError, safetensors.SafetensorError) as error:
+    raise WeightsError(
+      f"{path} is not read ({error}); copy it again"
+    ) from error
+  start = 8 + int(data[:8].view("<u8")[0])
+  header = json.loads(data[8:start].tobytes())
+  header.pop("__metadata__", None)
+  tensors = {}
+  for name, stored in header.items():
+    if (kind := stored["dtype"]) not in _DTYPES:
+      raise WeightsError(
+        f"{name} of {path} holds {kind}, which numpy does not have; want F32, "
+        "F16 or BF16"
+      )
+    first, limit = stored["data_offsets"]
+    values = data[start + first : start + limit].view(_DTYPES[kind])
+    tensors[name] = values.reshape(stored["shape"])
+  return tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+  """A directory to write.
+
+  Attributes:
+    part: Part of the model whose parameters are written, completely or not.
+    table: Names of its modules there.
+    files: JSON files by path, of which None makes a directory.
+    notes: Lines for the report: what the directory cannot say.
+    readme: Text of README.md; empty without one.
+    folders: Folders whose weights have files of their own; the names of their
+      tensors begin with the folder and a dot.
+  """
+
+  part: str
+  table: Table
+  files: Mapping[str, JsonValue]
+  notes: Sequence[str] = ()
+  readme: str = ""
+  folders: Sequence[str] = ()
+
+  def write(
+    self,
+    directory: epath.Path,
+    parameters: Mapping[str, np.ndarray],
+    pieces: Sequence[str],
+  ) -> list[str]:
+    """Writes the files into a directory; returns lines for the report.
+
+    Args:
+      directory: Directory to fill.
+      parameters: Parameters of the part by path, in float32.
+      pieces: Vocabulary.
+    """
+    write_pieces(directory / VOCABULARY_FILE, pieces)
+    for name, content in self.files.items():
+      if content is None:
+        (directory / name).mkdir(parents=True)
+      else:
+        write_json(directory / name, content)
+    if self.readme:
+      with whole_text_file(directory / README) as file:
+        file.write(self.readme)
+    by_folder: dict[str, dict[str, np.ndarray]] = {}
+    left, lines = dict(parameters), []
+    named = reading.write(parameters, self.table, "torch")
+    for name, (path, tensor) in named.items():
+      folder, _, of_module = name.partition(".")
+      if folder not in self.folders:
+        folder, of_module = "", name
+      by_folder.setdefault(folder, {})[of_module] = tensor
+      left.pop(path)
+      lines.append(f"  {reading.show(name, tensor.shape)} <- {path}")
+    # `save_file` does not report a full disk as an `OSError`; and transformers
+    # reads no file that does not name its framework.
+    for folder, tensors in by_folder.items():
+      content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
+      with whole_file(directory / folder / WEIGHTS) as path:
+        path.write_bytes(content)
+    lines.append(f"parameters that are not written: {len(left) or 'none'}")
+    lines += [f"  {reading.show(p, array.shape)}" for p, array in left.items()]
+    return [*lines, *self.notes]
+
+
+def class_files(bert: BertConfig, architecture: str) -> dict[str, JsonValue]:
+  """Returns the JSON files of a class of BERT."""
+  return {
+    CONFIG: {
+      "architectures": [architecture],
+      "model_type": "bert",
+      "torch_dtype": "float32",
+      **config.write_bert_config(bert),
+    },
+    config.TOKENIZER: config.tokenizer_config(bert.max_positions),
+  }

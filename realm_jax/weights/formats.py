@@ -1,0 +1,200 @@
+"""Formats of weights that are imported, and what a user chooses about them."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from etils import epath
+
+from realm_jax.corpus.shards.format import MIN_BLOCK_LENGTH
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.models.retriever import POOLINGS
+from realm_jax.settings import PositiveFloat, PositiveInt, require_valid
+from realm_jax.weights import WeightsError
+
+
+class Format(NamedTuple):
+  """A format of weights.
+
+  Attributes:
+    meaning: What an input of this format is, for people.
+    opener: Module and name of the function that opens an input, given an
+      `ImportConfig`, its path, and a prefix for the names of its tensors; it
+      returns a `plan.Source`.
+    refused: Fields of `ImportConfig` about which its inputs leave no choice.
+  """
+
+  meaning: str
+  opener: str
+  refused: Sequence[str]
+
+
+OF_TOWERS = (
+  *("pooling", "projection_size", "normalize", "query_prefix"),
+  *("block_prefix", "title_separator", "token_types"),
+)
+FORMATS: Mapping[str, Format] = {
+  "hf_bert": Format(
+    "a directory with config.json, model.safetensors or pytorch_model.bin, and "
+    "vocab.txt or tokenizer.json: BERT, MiniLM, Contriever, E5, BGE, DPR and "
+    "the like, with or without the modules.json of sentence-transformers",
+    "realm_jax.weights.hugging_face:open_bert",
+    ("vocab",),
+  ),
+  "hf_realm": Format(
+    "a directory of transformers' REALM: RealmEmbedder, RealmScorer, "
+    "RealmKnowledgeAugEncoder, RealmReader or RealmForOpenQA",
+    "realm_jax.weights.hugging_face:open_realm",
+    ("vocab", "block_input", "tensor_prefix", *OF_TOWERS),
+  ),
+  "tf_bert": Format(
+    "a directory with Google's bert_config.json, bert_model.ckpt.* and "
+    "vocab.txt, or a checkpoint's prefix in one",
+    "realm_jax.weights.google:open_bert",
+    ("vocab", "tensor_prefix"),
+  ),
+  "tf_realm": Format(
+    "what Google released of REALM and ORQA: a TF-Hub module (embedder, bert, "
+    "ict), a directory of modules, or a fine-tuned model",
+    "realm_jax.weights.google:open_realm",
+    ("tensor_prefix", *OF_TOWERS),
+  ),
+}
+
+# What is exported to.
+TARGETS: Mapping[str, str] = {
+  "sentence_transformers": (
+    "the retriever as a directory that sentence-transformers loads: BERT, "
+    "pooling, BERT's pooler, REALM's projection with its LayerNorm, and "
+    "normalization, as far as the retriever has them. Its README.md says how "
+    "documents are given to the model. If the retriever has two towers, "
+    "--tower chooses one, and each makes a directory"
+  ),
+  "hf_bert": (
+    "a BERT directory of Hugging Face: a tower without projection (BertModel) "
+    "or the reader with its masked-LM head (BertForMaskedLM), by --part"
+  ),
+  "vectors": (
+    "the vectors of all blocks of a generation: vectors.npy, with a row for "
+    "each block, blocks.jsonl, with the id and title of each row, and "
+    "vectors.json, which says what they are of"
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportConfig:
+  """What to import, and what to make of it; None takes what the input says.
+
+  Attributes:
+    format: Format of the input, one of `FORMATS`.
+    input: Local directory, or the prefix of a TensorFlow checkpoint.
+    block_input: Second input, for a separate block tower.
+    parts: Parts to import, retriever and reader; None takes what the input has.
+    tensor_prefix: Prefix of `embeddings.word_embeddings.weight`, if an hf_bert
+      input holds several encoders; None finds it.
+    vocab: Vocabulary file, if a tf_realm input has none.
+    pooling: How hidden states become a vector, `pooler`, `cls` or `mean`;
+      without modules.json, the pooler if the weights have one, or else cls.
+    projection_size: Size of REALM's projection, which is added with random
+      values; None adds none.
+    normalize: Whether vectors have length 1.
+    score_scale: Factor of inner products, by default 1; training normalized
+      vectors needs more.
+    query_prefix: Text that the model expects before a query.
+    block_prefix: Text that the model expects before a block.
+    title_separator: Whether [SEP] separates title and body; by default yes, as
+      in REALM, except for sentence-transformers.
+    token_types: Whether tokens after the first [SEP] are of type 1; by default
+      yes, as in REALM, except for sentence-transformers.
+    separate_towers: Whether queries and blocks have separate towers, which
+      start from the same weights where the input has one.
+    corpus_dir: Corpus to make of the blocks that were released with the
+      weights, whose vectors become generation 0; None imports no blocks.
+    block_records: File of the blocks' texts, block_records.npy or TFRecords
+      (blocks.tfr); None takes the input's own.
+    block_titles: TFRecords of the blocks' titles (titles.tfr); None leaves them
+      empty.
+    block_length: Maximum wordpieces of a block; longer ones are cut, and None
+      fits all.
+    index: Kind of index for the vectors, exact or scann; None takes `scann`.
+    ignore: Regular expression for whole names of tensors that may stay unused,
+      and for whole paths of parameters that may start from random values.
+    seed: Seed of parameters that start from random values.
+  """
+
+  format: str
+  input: epath.PathLike
+  block_input: epath.PathLike | None = None
+  parts: Sequence[str] | None = None
+  tensor_prefix: str | None = None
+  vocab: epath.PathLike | None = None
+  pooling: str | None = None
+  projection_size: PositiveInt | None = None
+  normalize: bool | None = None
+  score_scale: PositiveFloat | None = None
+  query_prefix: str | None = None
+  block_prefix: str | None = None
+  title_separator: bool | None = None
+  token_types: bool | None = None
+  separate_towers: bool = False
+  corpus_dir: epath.PathLike | None = None
+  block_records: epath.PathLike | None = None
+  block_titles: epath.PathLike | None = None
+  block_length: int | None = None
+  index: Literal["exact", "scann"] | None = None
+  ignore: Sequence[str] = ()
+  seed: int = 0
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+    if self.pooling not in (None, *POOLINGS):
+      raise WeightsError(
+        f"--pooling={self.pooling}; want one of {', '.join(POOLINGS)}"
+      )
+    for pattern in self.ignore:
+      try:
+        re.compile(pattern)
+      except re.error as error:
+        raise WeightsError(
+          f"{pattern} is no regular expression: {error}"
+        ) from error
+    if refused := self._given(*FORMATS[self.format].refused):
+      raise WeightsError(
+        f"--from={self.format} takes no {refused}; its input leaves no choice"
+      )
+    of_blocks = ("block_records", "block_titles", "block_length", "index")
+    if self.corpus_dir is None and (given := self._given(*of_blocks)):
+      raise WeightsError(
+        f"{given} without --corpus_dir, which names the corpus to make of the "
+        "released blocks; give it, or leave these out"
+      )
+    if self.block_length is not None and self.block_length < MIN_BLOCK_LENGTH:
+      raise WeightsError(
+        f"--block_length={self.block_length} is too short for a title and a "
+        f"body; give {MIN_BLOCK_LENGTH} or more (released REALM has 288)"
+      )
+
+  def _given(self, *names: str) -> str:
+    """Returns the flags of the fields that are given."""
+    given = [name for name in names if getattr(self, name) is not None]
+    return ", ".join(f"--{name}" for name in given)
+
+  def require_local(self) -> None:
+    """Checks that the weights are on a local disk, from which they are mapped.
+
+    Raises:
+      WeightsError: They are in a bucket, or not there.
+    """
+    for path in filter(None, (self.input, self.block_input)):
+      if is_remote(path):
+        raise WeightsError(
+          f"{path} is in a bucket, and weights are read from a local disk; "
+          f"copy them to one first (gcloud storage cp --recursive {path} .)"
+        )
+      local = Path(path)
+      # The prefix of a TensorFlow checkpoint is no file.
+      if not local.exists() and not [*local.parent.glob(f"{local.name}.*")]:
+        raise WeightsError(f"--input or --block_input: {path} is not there")

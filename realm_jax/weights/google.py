@@ -1,0 +1,383 @@
+"""Google's TensorFlow 1 checkpoints: BERT, and the released REALM and ORQA.
+
+uncased_L-12_H-768_A-12                 BERT
+  bert_config.json, vocab.txt, bert_model.ckpt.{index,data-…}
+cc_news_pretrained/{embedder,bert}      pre-trained: retriever, reader
+  variables/variables.{index,data-…}, assets/vocab.txt
+  encoded/encoded.ckpt.{index,data-…}   vectors of all blocks
+ict                                     ORQA's retriever
+orqa_nq_model_from_realm                fine-tuned: both, in one checkpoint
+  params.json, export/best_default/checkpoint/model.ckpt-…
+
+In ORQA and REALM, a module that another one wraps has its variables below
+`module/`, once for each wrapper. The layers beside an encoder show what it is
+for: a retriever has a projection (`dense` and a LayerNorm), an open-QA reader
+has a span head (`dense`, `dense_1` and a LayerNorm), and any other is the
+reader of pre-training.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from etils import epath
+
+from realm_jax.indexes.protocol import Rows
+from realm_jax.models.bert import Activation, BertConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.weights import WeightsError, tables
+from realm_jax.weights.config import (
+  ConfigFile,
+  read_bert_config,
+  read_uncased_pieces,
+)
+from realm_jax.weights.formats import ImportConfig
+from realm_jax.weights.hugging_face import BLOCK_VECTORS, OPEN_QA_JOINT_LENGTH
+from realm_jax.weights.model import VOCABULARY_FILE
+from realm_jax.weights.plan import Source
+from realm_jax.weights.reading import Shape
+from realm_jax.weights.tables import READER, RETRIEVER, Encoder
+
+# TensorFlow must leave the GPUs to jax.
+tf.config.set_visible_devices([], "GPU")
+
+_CONFIG, _PARAMS = "bert_config.json", "params.json"
+_INDEX, _ONLY_SHARD = ".index", ".data-00000-of-00001"
+_WORDS = "bert/embeddings/word_embeddings"
+# Errors of TensorFlow's reader for damaged files.
+_UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
+# Google's gelu is the approximation by tanh.
+_ACTIVATIONS: Mapping[str, Activation] = {"gelu": "gelu_tanh"}
+_ATTENTION_MASK_VALUE = -10000.0
+# Every BERT that Google released has heads of this size.
+_HEAD_SIZE = 64
+# The names under which the released code exports TF-Hub modules.
+_MODULES = ("embedder", "query_embedder", "ict", "bert")
+# The checkpoint of a module, and that in a fine-tuned model's directory.
+_VARIABLES = Path("variables", "variables")
+_BEST = Path("export", "best_default", "checkpoint")
+# The name of a LayerNorm shows the library that made it, and thus its epsilon:
+# tf.contrib's or Keras'.
+_EPSILONS = {"LayerNorm": 1e-12, r"layer_normalization(_\d+)?": 1e-3}
+_RECORDS_PER_STEP = 1024
+_RECORD_BUFFER_BYTES = 1 << 24
+
+
+class Variable(NamedTuple):
+  """A variable of a checkpoint, which `np.asarray` reads."""
+
+  prefix: Path
+  reader: Any
+  name: str
+  shape: Shape
+
+  def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+    """Returns the variable in its stored dtype."""
+    del dtype, copy
+    try:
+      # Of a scalar, the reader returns no array.
+      return np.asarray(self.reader.get_tensor(self.name))
+    except _UNREADABLE as error:
+      raise _damaged(self.prefix, error) from error
+
+  def rows(self) -> Rows:
+    """Returns a variable that is read in slices, from the disk if possible.
+
+    It is possible for the only variable of a checkpoint, as `block_emb` is:
+    its one data file is the array. Its checksum is not verified then.
+    """
+    types = self.reader.get_variable_to_dtype_map()
+    dtype = np.dtype(types[self.name].as_numpy_dtype)
+    data = self.prefix.with_name(self.prefix.name + _ONLY_SHARD)
+    size = int(np.prod(self.shape)) * dtype.itemsize
+    if len(types) == 1 and data.is_file() and data.stat().st_size == size > 0:
+      return np.memmap(data, dtype, mode="r", shape=self.shape)
+    return np.asarray(self)
+
+
+Variables = Mapping[str, Variable]
+
+
+def open_checkpoint(prefix: Path, scope: str = "") -> dict[str, Variable]:
+  """Opens the variables of a checkpoint, by name after a scope.
+
+  `prefix` is the path of the checkpoint's files without their suffixes, such as
+  `bert_model.ckpt` for `bert_model.ckpt.index`.
+
+  Raises:
+    WeightsError: It is not there, damaged, or of TensorFlow 2.
+  """
+  if not prefix.with_name(prefix.name + _INDEX).is_file():
+    raise WeightsError(f"no TensorFlow checkpoint at {prefix}{_INDEX}")
+  try:
+    reader = tf.train.load_checkpoint(str(prefix))
+    shapes = reader.get_variable_to_shape_map()
+  except _UNREADABLE as error:
+    raise _damaged(prefix, error) from error
+  if "_CHECKPOINTABLE_OBJECT_GRAPH" in shapes:
+    raise WeightsError(
+      f"{prefix} is a TensorFlow 2 checkpoint, whose variables are named by a "
+      "program's objects; want one of TensorFlow 1, whose variables have names "
+      f"such as {_WORDS}"
+    )
+  return {
+    scope + name: Variable(prefix, reader, name, tuple(shapes[name]))
+    for name in sorted(shapes)
+  }
+
+
+def _damaged(prefix: Path, error: Exception) -> WeightsError:
+  lines = str(error).splitlines() or [type(error).__name__]
+  return WeightsError(
+    f"the checkpoint {prefix} is not read ({lines[0]}); copy all of its files "
+    "again"
+  )
+
+
+def _prefixes(directory: Path) -> list[Path]:
+  """Returns the prefixes of the checkpoints in a directory."""
+  return [
+    path.with_name(path.name.removesuffix(_INDEX))
+    for path in sorted(directory.glob(f"*{_INDEX}"))
+  ]
+
+
+def _locate(path: Path) -> Path:
+  """Returns a checkpoint's prefix, given as it is or by its directory."""
+  if not path.is_dir():
+    return path.with_name(path.name.removesuffix(_INDEX))
+  prefixes = _prefixes(path)
+  if len(prefixes) != 1:
+    names = ", ".join(prefix.name for prefix in prefixes) or "none"
+    raise WeightsError(
+      f"want one TensorFlow checkpoint in {path}, which has {len(prefixes)} "
+      f"files that end in {_INDEX}: {names}; is it the right --input? A "
+      f"checkpoint is chosen as --input={path}/PREFIX"
+    )
+  return prefixes[0]
+
+
+class TfRecords:
+  """The raw records of a file, read from it at each pass in flat memory.
+
+  The file is compressed if its name ends in `.gz`.
+  """
+
+  def __init__(self, path: epath.PathLike):
+    self._path = epath.Path(path)
+
+  def __iter__(self) -> Iterator[bytes]:
+    """Yields the records in order."""
+    dataset = tf.data.TFRecordDataset(
+      str(self._path),
+      compression_type="GZIP" if self._path.suffix == ".gz" else "",
+      buffer_size=_RECORD_BUFFER_BYTES,
+    ).batch(_RECORDS_PER_STEP)
+    count = 0
+    try:
+      for batch in dataset.as_numpy_iterator():
+        count += len(batch)
+        yield from batch.tolist()
+    except tf.errors.OpError as error:
+      raise WeightsError(
+        f"{self._path} is not read after {count} records "
+        f"({error.message.splitlines()[0]}); want a whole file of TFRecords"
+      ) from error
+
+
+def open_bert(choices: ImportConfig, path: Path, scope: str) -> Source:
+  """Opens a BERT as Google released it."""
+  del choices
+  prefix = _locate(path)
+  variables = open_checkpoint(prefix, scope)
+  bert = _read_config(ConfigFile.read(prefix.with_name(_CONFIG)))
+  roots = _roots(variables)
+  if len(roots) != 1:
+    raise WeightsError(
+      f"{prefix} holds {len(roots)} encoders ({', '.join(roots) or 'none'}); "
+      "--from=tf_bert wants one, --from=tf_realm is for ORQA's and REALM's"
+    )
+  file = prefix.with_name(VOCABULARY_FILE)
+  return Source(
+    variables,
+    "tensorflow",
+    [_encoder(variables, roots[0], bert)],
+    {file: read_uncased_pieces(file)},
+  )
+
+
+def open_realm(choices: ImportConfig, path: Path, scope: str) -> Source:
+  """Opens a retriever, a reader, or both, as Google released them.
+
+  The input is a module, a directory of modules, the directory of a fine-tuned
+  model, or the prefix of a checkpoint.
+  """
+  del choices
+  folders = {name: path / name for name in ("", *_MODULES)}
+  prefixes = {
+    name: folder / _VARIABLES
+    for name, folder in folders.items()
+    if (folder / f"{_VARIABLES}{_INDEX}").is_file()
+  }
+  if not prefixes:
+    best = path / _BEST
+    prefixes = {"": _locate(best if _prefixes(best) else path)}
+  elif "" in prefixes:
+    prefixes = {"": prefixes[""]}
+  variables: dict[str, Variable] = {}
+  encoders: list[Encoder] = []
+  for module, prefix in prefixes.items():
+    found = open_checkpoint(prefix, f"{scope}{module}/" if module else scope)
+    variables |= found
+    for root in _roots(found):
+      bert = _config(found, root, prefix, path)
+      encoder = _with_layers_beside(found, _encoder(found, root, bert), root)
+      is_query = module == "query_embedder"
+      encoders.append(dataclasses.replace(encoder, only_queries=is_query))
+  if not encoders:
+    raise WeightsError(
+      f"{path} holds no variable {_WORDS} at any depth; want a TF-Hub module "
+      "of REALM or ORQA, or a model fine-tuned from one"
+    )
+  fields: dict[str, float] = {}
+  for encoder in encoders:
+    if head := encoder.span_head:
+      params = ConfigFile.read(path / _PARAMS, optional=True)
+      length = params.size("reader_seq_len", OPEN_QA_JOINT_LENGTH)
+      width = params.size("max_span_width", Reader.max_answer_width)
+      fields = {
+        "joint_length": min(length, encoder.config.max_positions),
+        "span_size": variables[f"{head.projection}/kernel"].shape[-1] // 2,
+        "span_norm_eps": _norm_eps(head.norm),
+        "max_answer_width": width,
+      }
+  within = path if path.is_dir() else path.parent
+  assets = [within / name / "assets" for name in folders]
+  files = [folder / VOCABULARY_FILE for folder in (within, *assets)]
+  size = Retriever.projection_size
+  return Source(
+    variables,
+    "tensorflow",
+    encoders,
+    {file: read_uncased_pieces(file) for file in files if file.is_file()},
+    towers={"pooling": "pooler", "projection_size": size},
+    reader=fields,
+    notes=[
+      f"{it.norm}: epsilon {_norm_eps(it.norm):g}, the default of the library "
+      "that names a LayerNorm so"
+      for encoder in encoders
+      for it in (encoder.projection, encoder.span_head)
+      if it
+    ],
+    block_vectors=_block_vectors(folders.values()),
+  )
+
+
+def _block_vectors(folders: Iterable[Path]) -> Rows | None:
+  """Returns the block vectors of a retriever's module, if it has any."""
+  for folder in folders:
+    for prefix in _prefixes(folder / "encoded"):
+      variables = open_checkpoint(prefix)
+      if BLOCK_VECTORS not in variables:
+        raise WeightsError(
+          f"{prefix} has no {BLOCK_VECTORS}; it has {', '.join(variables)}"
+        )
+      return variables[BLOCK_VECTORS].rows()
+  return None
+
+
+def _roots(variables: Variables) -> list[str]:
+  """Returns the prefix of `bert/embeddings/…` for every encoder."""
+  return [
+    name.removesuffix(_WORDS)
+    for name in variables
+    if f"/{name}".endswith(f"/{_WORDS}")
+  ]
+
+
+def _encoder(variables: Variables, root: str, bert: BertConfig) -> Encoder:
+  head = root + tables.HEAD
+  has_head = tables.has(variables, head, "tensorflow")
+  return Encoder(bert, f"{root}bert/", head=head if has_head else "")
+
+
+def _with_layers_beside(
+  variables: Variables, encoder: Encoder, root: str
+) -> Encoder:
+  """Adds the layers of ORQA or REALM beside an encoder."""
+  scopes = ["", *itertools.accumulate(re.findall(r"[^/]*/", root))]
+  for scope in reversed(scopes):
+    dense = f"{scope}dense"
+    if f"{dense}/kernel" not in variables:
+      continue
+    norms = [
+      name.removesuffix("/gamma")
+      for name in variables
+      if re.fullmatch(rf"{re.escape(scope)}[^/]*/gamma", name)
+    ]
+    if len(norms) != 1 or not _norm_eps(norms[0]):
+      raise WeightsError(
+        f"want one LayerNorm beside {dense}; there are {norms or 'none'}"
+      )
+    if f"{dense}_1/kernel" in variables:
+      head = tables.SpanHead(dense, norms[0], f"{dense}_1")
+      return dataclasses.replace(encoder, span_head=head, parts=[READER])
+    size = variables[f"{dense}/kernel"].shape[-1]
+    projection = tables.Projection(dense, norms[0], size, _norm_eps(norms[0]))
+    return dataclasses.replace(
+      encoder, projection=projection, parts=[RETRIEVER]
+    )
+  return dataclasses.replace(encoder, parts=[READER])
+
+
+def _norm_eps(name: str) -> float:
+  """Returns the epsilon of a LayerNorm; 0 for another module's name."""
+  name = name.rpartition("/")[2]
+  return next((e for p, e in _EPSILONS.items() if re.fullmatch(p, name)), 0.0)
+
+
+def _config(
+  variables: Variables, root: str, prefix: Path, path: Path
+) -> BertConfig:
+  """Returns the configuration in a file, or else what the variables show.
+
+  They do not show the number of heads, which have 64 dimensions in every BERT
+  that Google released.
+  """
+  # In a module, the file is beside the folder `variables`.
+  for folder in (*prefix.parents[:2], path):
+    if (folder / _CONFIG).is_file():
+      return _read_config(ConfigFile.read(folder / _CONFIG))
+  inner = f"{root}bert/encoder/layer_0/intermediate/dense/kernel"
+  positions = f"{root}bert/embeddings/position_embeddings"
+  hidden_size = variables[root + _WORDS].shape[-1]
+  missing = [name for name in (inner, positions) if name not in variables]
+  if missing or hidden_size % _HEAD_SIZE:
+    found = f"no {missing[0]}" if missing else f"hidden size {hidden_size}"
+    raise WeightsError(
+      f"{prefix} has {found}, so its variables do not show its sizes (heads of "
+      f"{_HEAD_SIZE} dimensions); put the model's {_CONFIG} beside it"
+    )
+  layer = re.compile(rf"{re.escape(root)}bert/encoder/layer_(\d+)/.*")
+  return BertConfig(
+    hidden_size=hidden_size,
+    num_layers=len({m[1] for m in map(layer.fullmatch, variables) if m}),
+    num_heads=hidden_size // _HEAD_SIZE,
+    intermediate_size=variables[inner].shape[-1],
+    max_positions=variables[positions].shape[0],
+    activation=_ACTIVATIONS["gelu"],
+    attention_mask_value=_ATTENTION_MASK_VALUE,
+  )
+
+
+def _read_config(file: ConfigFile) -> BertConfig:
+  """Reads a `bert_config.json`, with the numerics of Google's code."""
+  return read_bert_config(
+    file, activations=_ACTIVATIONS, attention_mask_value=_ATTENTION_MASK_VALUE
+  )

@@ -1,0 +1,131 @@
+"""Imports weights of other systems into a new MODEL_DIR.
+
+MODEL_DIR/checkpoints/0   the parameters, as the trainer writes them
+MODEL_DIR/vocab.txt       for build_corpus --vocab
+MODEL_DIR/model.gin       for --gin_file
+MODEL_DIR/generations/0…  the vectors of the released blocks, if there are any
+CORPUS_DIR                the corpus of these blocks
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from absl import logging
+from etils import epath
+
+from realm_jax.checkpoints.store import CheckpointStore, loop_record
+from realm_jax.files import kept_configuration
+from realm_jax.files.json_file import whole_text_file
+from realm_jax.files.local_disk.disk_full import explain_full_disk
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.object_store.store_access import require_writable
+from realm_jax.files.whole import whole_directory
+from realm_jax.text.wordpieces import write_pieces
+from realm_jax.weights import WeightsError
+from realm_jax.weights.formats import ImportConfig
+from realm_jax.weights.model import VOCABULARY_FILE, gin_model, nested
+from realm_jax.weights.plan import make_plan
+from realm_jax.weights.released_blocks import (
+  check_corpus_dir,
+  import_blocks,
+  open_released,
+)
+from realm_jax.weights.tables import RETRIEVER
+
+_STEP = 0
+
+
+def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
+  """Writes a MODEL_DIR from weights of another system.
+
+  Args:
+    config: Weights to import, and what to make of them.
+    output_dir: MODEL_DIR to make; it appears complete or not at all.
+
+  Returns:
+    Lines that say what was mapped, left out and randomly initialized.
+
+  Raises:
+    WeightsError: The input does not fit, or the output is not empty.
+    VocabularyError: The input's vocabulary cannot be used.
+    CorpusError, TargetError, DiskFullError: An output cannot be written.
+    StoreAccessError: An output is in a bucket that cannot be written.
+  """
+  config.require_local()
+  check_new(output_dir)
+  check_corpus_dir(config.corpus_dir, output_dir)
+  require_writable(config.corpus_dir)
+  plan = make_plan(config)
+  released = open_released(config, plan)
+  logging.info("Reading %s", plan.name)
+  parameters, lines = plan.load(seed=config.seed)
+  params = nested(parameters)
+  words = plan.model.vocabulary
+  with contextlib.ExitStack() as stack, new_directory(output_dir) as directory:
+    write_pieces(directory / VOCABULARY_FILE, words.pieces)
+    with whole_text_file(directory / kept_configuration.MODEL) as file:
+      retriever, reader, _ = plan.model
+      file.write(gin_model(retriever, reader, source=plan.name))
+    if released is not None:
+      stack.enter_context(
+        import_blocks(released, directory, plan.model, params[RETRIEVER])
+      )
+    # The checkpoint is last: it makes the directory a MODEL_DIR.
+    logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
+    # There is no position in the data, for no trainer wrote this checkpoint.
+    loop = loop_record(None, vocabulary=words.sha256)
+    with contextlib.closing(CheckpointStore(directory)) as store:
+      store.save(_STEP, {**params, "loop": loop})
+      store.wait()
+  lines += plan.notes
+  if plan.block_vectors is not None:
+    done = "published as generation 0"
+    if released is None:
+      done = "left out; --corpus_dir imports them with their blocks"
+    lines.append(f"block vectors {list(plan.block_vectors.shape)}: {done}")
+  return "\n".join(lines)
+
+
+def check_new(output_dir: epath.PathLike) -> None:
+  """Checks that a directory is absent or empty, and can be written.
+
+  Raises:
+    WeightsError: The directory has files in it.
+    TargetError: The path is a file, or a disk is mounted there.
+    StoreAccessError: The path is in a bucket that cannot be written.
+  """
+  require_writable(output_dir)
+  path = epath.Path(output_dir)
+  whole_directory.check_target(path)
+  names = sorted(p.name for p in path.iterdir()) if path.exists() else []
+  if names:
+    held = f"has files in it ({', '.join(names[:3])}, …)"
+    if "checkpoints" in names:
+      held = "is a MODEL_DIR that has checkpoints already"
+    raise WeightsError(f"{path} {held}; name a new directory for --output_dir")
+
+
+@contextlib.contextmanager
+def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
+  """Makes a directory to fill, which becomes `output_dir` at the end.
+
+  If the block raises, the directory is removed. On an object store, which
+  cannot rename, it is filled in place: the file that makes it valid must be
+  written last.
+
+  Raises:
+    WeightsError, TargetError: As `check_new`, or another process fills it.
+    DiskFullError: The disk is full.
+  """
+  check_new(output_dir)
+  if is_remote(output_dir):
+    yield epath.Path(output_dir)
+    return
+  advice = "free some space, or name another --output_dir"
+  with (
+    explain_full_disk(output_dir, advice=advice),
+    whole_directory.staging_directory(output_dir) as staging,
+  ):
+    yield epath.Path(staging)
+    check_new(output_dir)
+    whole_directory.rename_into_place(staging, output_dir)

@@ -1,0 +1,281 @@
+"""Released blocks and their vectors, as a corpus and a generation.
+
+Released REALM answers open-domain questions as it is because its blocks and
+their vectors were published with it: texts in `block_records.npy` or
+`blocks.tfr`, vectors in `block_emb`. They become CORPUS_DIR and
+MODEL_DIR/generations/00000000, so that nothing is embedded again.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sized
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import logging
+from etils import epath
+
+from realm_jax.console.progress import Progress
+from realm_jax.corpus.building import directory_writer
+from realm_jax.corpus.building.block_builder import BlockBuilder, chunks
+from realm_jax.corpus.building.sources.documents import Document
+from realm_jax.corpus.building.summary import BuildSummary
+from realm_jax.corpus.shards import format as shard_format
+from realm_jax.corpus.store import Corpus
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole.whole_directory import real_path
+from realm_jax.generations.building import artifacts
+from realm_jax.generations.store import layout
+from realm_jax.generations.store.manifest import Manifest
+from realm_jax.generations.store.publisher import publish
+from realm_jax.indexes.protocol import Rows
+from realm_jax.indexes.registry import config_from
+from realm_jax.models.parameters import Params
+from realm_jax.partitioning import sharding
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.text.salient_spans import tag
+from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.weights import WeightsError
+from realm_jax.weights.formats import ImportConfig
+from realm_jax.weights.model import BoundModel
+from realm_jax.weights.plan import Plan
+from realm_jax.weights.unpickling import read_byte_strings
+
+_STEP = 0
+# Name of the corpus, part of its block ids.
+_NAME = "released"
+# Block length that cuts no block.
+_UNLIMITED = 1 << 30
+
+
+class ReleasedBlocks(NamedTuple):
+  """Blocks and their vectors, in the same order, and what they become.
+
+  Attributes:
+    corpus_dir: Corpus to make.
+    vectors: Vectors, [N, d], which are read a slice at a time.
+    records: Texts in UTF-8.
+    titles: Titles in UTF-8; None leaves them empty.
+    block_length: Maximum wordpieces of `[CLS] title [SEP] body [SEP]`. Longer
+      blocks lose their last tokens, but no text, and are counted. None fits
+      all.
+    index: Kind of index for the vectors.
+  """
+
+  corpus_dir: epath.PathLike
+  vectors: Rows
+  records: Iterable[bytes]
+  titles: Iterable[bytes] | None = None
+  block_length: int | None = None
+  index: str = "scann"
+
+
+def check_corpus_dir(
+  corpus_dir: epath.PathLike | None, output_dir: epath.PathLike
+) -> None:
+  """Checks that a new corpus, if any, can be written beside the MODEL_DIR."""
+  if corpus_dir is None:
+    return
+  # Only local paths have symbolic links.
+  one, other = (
+    PurePath(str(path)) if is_remote(path) else real_path(path)
+    for path in (corpus_dir, output_dir)
+  )
+  if one == other or one in other.parents or other in one.parents:
+    raise WeightsError(
+      f"--corpus_dir={corpus_dir} and --output_dir={output_dir} are one "
+      "directory, or one is in the other; each appears whole, so name two side "
+      "by side"
+    )
+  if epath.Path(corpus_dir, shard_format.MANIFEST_NAME).exists():
+    raise WeightsError(
+      f"--corpus_dir={corpus_dir} holds a corpus already; name a new "
+      "directory, or remove it first"
+    )
+  directory_writer.check_target(corpus_dir, overwrite=False)
+
+
+def open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
+  """Opens the blocks of a plan; returns None if they are not wanted.
+
+  Raises:
+    WeightsError: There are none, or texts and vectors do not agree.
+  """
+  if config.corpus_dir is None:
+    return None
+  vectors = plan.block_vectors
+  records = config.block_records or plan.block_records
+  if vectors is None or records is None:
+    raise WeightsError(
+      "--corpus_dir is for released blocks with their vectors, and "
+      f"{plan.name} has none (in TF-Hub modules they are the retriever's "
+      "encoded/encoded.ckpt); use build_corpus and build_index"
+      if vectors is None
+      else f"{plan.name} has the vectors of blocks without their texts; pass "
+      "--block_records, blocks.tfr or block_records.npy of the same release"
+    )
+  dim = plan.model.retriever.vector_size
+  if len(vectors.shape) != 2 or vectors.shape[1] != dim:
+    raise WeightsError(
+      f"block vectors of shape {[*vectors.shape]} for a retriever of {dim} "
+      f"dimensions; want [blocks, {dim}]: are they of this model?"
+    )
+  titles = config.block_titles
+  released = ReleasedBlocks(
+    config.corpus_dir,
+    vectors,
+    _open(records),
+    None if titles is None else _open(titles),
+    config.block_length,
+    config.index or "scann",
+  )
+  for texts in (released.records, released.titles):
+    if isinstance(texts, Sized) and len(texts) != vectors.shape[0]:
+      raise WeightsError(
+        f"{vectors.shape[0]} block vectors, and {len(texts)} texts; want one "
+        "for each, in the same order: are both of one release?"
+      )
+  return released
+
+
+def _open(path: epath.PathLike) -> Iterable[bytes]:
+  """Opens the texts of a numpy array of bytes (`.npy`) or of TFRecords."""
+  # It imports TensorFlow.
+  from realm_jax.weights.google import TfRecords
+
+  path = epath.Path(path)
+  if not path.is_file():
+    raise WeightsError(f"no file of blocks at {path}")
+  return read_byte_strings(path) if path.suffix == ".npy" else TfRecords(path)
+
+
+@contextlib.contextmanager
+def import_blocks(
+  released: ReleasedBlocks,
+  model_dir: epath.PathLike,
+  model: BoundModel,
+  params: Params,
+) -> Iterator[None]:
+  """Writes the corpus, and publishes the generation of checkpoint 0.
+
+  If that fails, or the block of the context raises, the corpus is removed, so
+  that the same import can be run again. `params` are those of the towers.
+
+  Raises:
+    WeightsError: Records, titles and vectors do not agree; nothing has been
+      written then.
+    CorpusError, DiskFullError: An output cannot be written.
+    GenerationError: A vector is not finite.
+  """
+  corpus_dir, retriever = epath.Path(released.corpus_dir), model.retriever
+  write_corpus(released, model.vocabulary)
+  try:
+    mesh = make_mesh()
+    usual = artifacts.EmbeddingConfig.query_length
+    writer = artifacts.ArtifactWriter(
+      Corpus.open(corpus_dir),
+      retriever,
+      index=config_from(released.index, {}),
+      config=artifacts.EmbeddingConfig(
+        query_length=min(usual, retriever.bert.max_positions)
+      ),
+      mesh=mesh,
+    )
+    replicated = jax.device_put(params, sharding.replicated(mesh))
+
+    def write(directory: Path) -> Manifest:
+      stored = writer.store(directory, released.vectors, step=_STEP)
+      return writer.write(
+        directory, step=_STEP, params=replicated, stored=stored
+      )
+
+    publish(epath.Path(model_dir) / layout.FOLDER, _STEP, write)
+    yield
+  except BaseException:
+    logging.info("Removing %s, whose generation was not written", corpus_dir)
+    if not is_remote(corpus_dir):
+      corpus_dir = epath.Path(real_path(corpus_dir))
+    # The manifest first: without it, what remains is no corpus.
+    (corpus_dir / shard_format.MANIFEST_NAME).unlink(missing_ok=True)
+    corpus_dir.rmtree(missing_ok=True)
+    raise
+
+
+def write_corpus(
+  released: ReleasedBlocks,
+  vocabulary: WordpieceVocabulary,
+  *,
+  blocks_per_shard: int = 200_000,
+) -> None:
+  """Writes a corpus directory with the records as its blocks, in order.
+
+  Each block is a document of its own and is named by its row, so that every
+  import of the same records gives the same block ids.
+
+  Raises:
+    WeightsError: There are more or fewer records or titles than vectors, or one
+      is not UTF-8.
+    CorpusError: The directory cannot be written.
+  """
+  num_blocks, length = released.vectors.shape[0], released.block_length
+  with (
+    directory_writer.CorpusDirectoryWriter.open(
+      released.corpus_dir,
+      pieces=vocabulary.pieces,
+      blocks_per_shard=blocks_per_shard,
+      name=_NAME,
+    ) as writer,
+    Progress("blocks written", total=num_blocks) as progress,
+  ):
+    builder = BlockBuilder(
+      vocabulary=vocabulary,
+      corpus_name=_NAME,
+      block_length=length or _UNLIMITED,
+      tagger=tag,
+    )
+    summary, longest = BuildSummary(), shard_format.MIN_BLOCK_LENGTH
+    for chunk in chunks(_documents(released)):
+      built = builder.build(chunk)
+      writer.shards.append(built.blocks)
+      summary.add(built)
+      sizes = np.diff(built.blocks.arrays["token_ids_offsets"])
+      size = shard_format.NUM_SPECIAL_TOKENS + int(sizes.max())
+      longest = max(longest, size)
+      progress.advance(len(chunk))
+    writer.finish(
+      version=1, block_length=length or longest, summary=summary.to_json()
+    )
+
+
+def _documents(released: ReleasedBlocks) -> Iterator[Document]:
+  """Yields a document for each record, and checks how many there are."""
+  num_blocks = released.vectors.shape[0]
+  columns: dict[str, Iterable[Any]] = {
+    "vectors": range(num_blocks),
+    "records": released.records,
+    "titles": released.titles or itertools.repeat(b"", num_blocks),
+  }
+  for row in itertools.zip_longest(*columns.values()):
+    number, body, title = row
+    if number is None or body is None or title is None:
+      short = [n for n, v in zip(columns, row, strict=True) if v is None]
+      raise WeightsError(
+        f"there are fewer {' and '.join(short)} than others, of {num_blocks} "
+        "vectors; want one record and title for each, in the same order: are "
+        "all of one release?"
+      )
+    text, name = _decoded(body, number), _decoded(title, number)
+    place = f"record {number}"
+    yield Document(str(number), name, text, "", place, is_block=True)
+
+
+def _decoded(text: bytes, number: int) -> str:
+  try:
+    return text.decode("utf-8")
+  except UnicodeDecodeError as error:
+    raise WeightsError(
+      f"record or title {number} is not UTF-8 (byte {error.start} of "
+      f"{len(text)}); want texts"
+    ) from None

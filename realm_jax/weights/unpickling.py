@@ -1,0 +1,127 @@
+"""Arrays from pickles that other systems wrote, of which nothing is run.
+
+A pickle is a program that may call anything. Here it finds the names that an
+array or a tensor is made of and no others, and each stands for a plain function
+of this file: neither numpy's nor torch's own are called.
+"""
+
+import collections
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from etils import epath
+
+from realm_jax.weights import WeightsError
+
+# Storages of torch, and the types of their elements.
+_STORAGES: Mapping[str, Any] = {
+  "FloatStorage": np.float32,
+  "HalfStorage": np.float16,
+  "BFloat16Storage": ml_dtypes.bfloat16,
+  "DoubleStorage": np.float64,
+  "LongStorage": np.int64,
+  "IntStorage": np.int32,
+  "BoolStorage": np.bool_,
+}
+
+
+class _Object(list[Any]):
+  """An array of objects or its type, of which only the state is kept."""
+
+  def __setstate__(self, state: tuple[Any, ...]) -> None:
+    self[:] = state
+
+
+_NAMES: Mapping[str, Any] = {
+  "numpy.core.multiarray._reconstruct": lambda *_: _Object(),
+  "numpy._core.multiarray._reconstruct": lambda *_: _Object(),
+  "numpy.ndarray": None,
+  "numpy.dtype": lambda *_: _Object(),
+  # Protocol 2 writes bytes as texts.
+  "_codecs.encode": lambda text, _: text.encode("latin1"),
+  "__builtin__.bytes": lambda: b"",
+  "builtins.bytes": lambda: b"",
+  "collections.OrderedDict": collections.OrderedDict,
+  # Storage, offset, size and stride, in elements.
+  "torch._utils._rebuild_tensor_v2": lambda *given: given[:4],
+  "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+  **{f"torch.{kind}": kind for kind in _STORAGES},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+  def find_class(self, module: str, name: str) -> Any:
+    """Returns what stands for a name; nothing is imported."""
+    if f"{module}.{name}" not in _NAMES:
+      raise ValueError(f"it names {module}.{name}")
+    return _NAMES[f"{module}.{name}"]
+
+  def persistent_load(self, pid: Any) -> Any:
+    """Returns a storage of torch: its kind, its name in the file, its size."""
+    return pid
+
+
+def read_byte_strings(path: epath.Path) -> list[bytes]:
+  """Reads an array of byte strings that np.save has pickled.
+
+  Raises:
+    WeightsError: The file is damaged, or holds anything else.
+  """
+  try:
+    with path.open("rb") as file:
+      np.lib.format.read_magic(file)
+      shape, _, _ = np.lib.format.read_array_header_1_0(file)
+      *_, records = _Unpickler(file).load()
+      rest = file.read(1)
+    if {*map(type, records)} - {bytes} or (len(records),) != shape or rest:
+      raise ValueError("it holds something else")
+    return records
+  except Exception as error:  # A damaged file can raise anything.
+    raise WeightsError(
+      f"{path} is not read ({error!r}); want an array of byte strings. Nothing "
+      "of it was run"
+    ) from error
+
+
+def read_torch_file(path: Path) -> dict[str, np.ndarray]:
+  """Reads the tensors of a `pytorch_model.bin` by name, in its own dtypes.
+
+  Raises:
+    WeightsError: The file is damaged, or holds anything else.
+  """
+  try:
+    with zipfile.ZipFile(path) as file:
+      names = file.namelist()
+      (pickled,) = (n for n in names if n.count("/") == 1 and "data.pkl" in n)
+      with file.open(pickled) as content:
+        tensors = _Unpickler(content).load()
+      folder = pickled.replace("data.pkl", "data")
+      return {
+        str(name): _view(file.read(f"{folder}/{tensor[0][2]}"), *tensor)
+        for name, tensor in tensors.items()
+      }
+  except Exception as error:
+    raise WeightsError(
+      f"{path} is not read ({error!r}); want tensors by name, a state_dict() "
+      "that torch 1.6 or later saved. Nothing of it was run"
+    ) from error
+
+
+def _view(
+  data: bytes,
+  storage: tuple[Any, ...],
+  offset: int,
+  size: tuple[int, ...],
+  stride: tuple[int, ...],
+) -> np.ndarray:
+  values = np.frombuffer(data, _STORAGES[storage[1]])[offset:]
+  last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+  if min((offset, *stride, *size)) < 0 or last >= len(values) > 0:
+    raise ValueError("a tensor lies beyond its storage")
+  steps = [step * values.itemsize for step in stride]
+  return np.lib.stride_tricks.as_strided(values, size, steps, writeable=False)

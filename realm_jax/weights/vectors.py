@@ -1,0 +1,154 @@
+"""Exports the vectors of a generation as arrays that any library reads.
+
+vectors.npy    [N, d], float32 or float16, a row for each block
+blocks.jsonl   {"id": …, "title": …} of each block, in the order of the rows
+vectors.json   checkpoint, corpus, dimension and scale
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from etils import epath
+
+from realm_jax.console.progress import Progress
+from realm_jax.corpus.store import Corpus
+from realm_jax.files import npy
+from realm_jax.files.json_file import json_lines, write_json
+from realm_jax.files.object_store.store_access import require_readable
+from realm_jax.files.whole.whole_file import whole_file
+from realm_jax.generations.follow.loading import corpus_of
+from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.store.embeddings import Embeddings, check_finite
+from realm_jax.generations.store.generation_files import GenerationFiles
+from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.models.retriever import Retriever
+from realm_jax.settings import Unnamed
+from realm_jax.weights import WeightsError
+from realm_jax.weights.importing import check_new, new_directory
+
+DTYPES = {"float32": np.float32, "float16": np.float16}
+_VECTORS, _BLOCKS, _DESCRIPTION = "vectors.npy", "blocks.jsonl", "vectors.json"
+_FORMAT_VERSION = 1
+# Vectors that are converted at a time.
+_CHUNK_BYTES = 1 << 25
+
+
+def export_vectors(
+  model_dir: epath.PathLike,
+  corpus_dir: epath.PathLike,
+  retriever: Retriever,
+  output_dir: epath.PathLike,
+  *,
+  generations_dir: epath.PathLike | None = None,
+  checkpoint_step: int | None = None,
+  dtype: Annotated[str | None, Unnamed] = None,
+) -> str:
+  """Writes the vectors and the ids of all blocks, in bounded memory.
+
+  Args:
+    model_dir: Directory of the run.
+    corpus_dir: Corpus that was embedded, in any version.
+    retriever: Retriever of the run, which says what vectors are compared by.
+    output_dir: Directory to make; it appears complete or not at all.
+    generations_dir: Directory of the generations, if not in `model_dir`.
+    checkpoint_step: Step of the generation; None takes the newest.
+    dtype: One of `DTYPES`; None takes float32, which holds stored vectors of
+      either type without rounding.
+
+  Returns:
+    Lines that say what was written.
+
+  Raises:
+    WeightsError: `output_dir` is not empty, the retriever is of another
+      dimension, or a vector does not fit in float16.
+    GenerationError: There is no such generation, it is damaged, or it is of
+      another corpus.
+    CorpusError: There is no corpus.
+    TargetError, DiskFullError: `output_dir` cannot be written.
+    StoreAccessError: A bucket cannot be read or written.
+  """
+  require_readable(model_dir, corpus_dir)
+  check_new(output_dir)
+  folder = epath.Path(generations_dir or epath.Path(model_dir, layout.FOLDER))
+  directory = _generation(folder, checkpoint_step)
+  manifest = manifests.read(directory)
+  if manifest.dim != retriever.vector_size:
+    raise WeightsError(
+      f"{directory} has vectors of {manifest.dim} dimensions and the retriever "
+      f"makes {retriever.vector_size}; give the model file of the run with "
+      "--gin_file"
+    )
+  corpus = corpus_of(manifest, Corpus.open(corpus_dir), directory)
+  embeddings = Embeddings(GenerationFiles(directory, manifest), manifest)
+  # The generation may be removed meanwhile.
+  embeddings.map_all()
+  dtype = dtype or "float32"
+  with new_directory(output_dir) as output:
+    with whole_file(output / _VECTORS) as path:
+      _write_vectors(path, embeddings, dtype)
+    with (
+      json_lines(output / _BLOCKS) as write,
+      Progress("ids", total=corpus.num_blocks) as progress,
+    ):
+      for row in range(corpus.num_blocks):
+        write({"id": corpus.block_name(row), "title": corpus.title(row)})
+        progress.advance()
+    write_json(
+      output / _DESCRIPTION,
+      {
+        "format_version": _FORMAT_VERSION,
+        "model_dir": str(model_dir),
+        "checkpoint_step": manifest.step,
+        "oldest_checkpoint_step": manifest.oldest_step,
+        "corpus": corpus.name,
+        "corpus_version": manifest.corpus_version,
+        "corpus_fingerprint": manifest.corpus_fingerprint,
+        "vocabulary_sha256": corpus.vocab_sha256,
+        "num_blocks": manifest.num_blocks,
+        "dimension": manifest.dim,
+        "dtype": dtype,
+        "stored_dtype": manifest.dtype,
+        "similarity": "dot",
+        "score_scale": retriever.score_scale,
+        "normalized": retriever.normalize,
+      },
+    )
+  return (
+    f"{manifest.num_blocks} vectors of {manifest.dim} dimensions in {dtype}, "
+    f"of generation {manifest.step} of {model_dir}: {_VECTORS}, {_BLOCKS} (id "
+    f"and title of each row) and {_DESCRIPTION}"
+  )
+
+
+def _generation(folder: epath.Path, step: int | None) -> epath.Path:
+  """Returns the directory of a generation, by default of the newest."""
+  steps = layout.published_steps(folder)
+  wanted = steps[-1] if step is None and steps else step
+  if wanted is None or wanted not in steps:
+    found = ", ".join(map(str, steps)) or "none"
+    raise GenerationError(
+      f"{folder} has no generation of step {step} (published: {found}); make "
+      "one with `python -m realm_jax.build_index --once`"
+    )
+  return layout.path_of(folder, wanted)
+
+
+def _write_vectors(path: Path, embeddings: Embeddings, dtype: str) -> None:
+  num_blocks, dim = embeddings.shape
+  array = npy.create_mapped(path, DTYPES[dtype], (num_blocks, dim))
+  size = max(1, _CHUNK_BYTES // (4 * dim))
+  with Progress("vectors", total=num_blocks) as progress:
+    for start in range(0, num_blocks, size):
+      part = np.asarray(embeddings[start : start + size], np.float32)
+      check_finite(part, np.arange(start, start + len(part)))
+      largest = float(np.abs(part).max())
+      if largest > float(np.finfo(DTYPES[dtype]).max):
+        raise WeightsError(
+          f"a vector has the element {largest:g}, which is more than {dtype} "
+          "holds; use --dtype=float32"
+        )
+      array[start : start + len(part)] = part
+      progress.advance(len(part))
+  array.flush()

@@ -1,0 +1,119 @@
+"""Retrievers whose export sentence-transformers has computed with.
+
+`tests/golden/make_sentence_transformers.py` exports them, and asks the library
+what it makes of the texts.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+from etils import epath
+
+from realm_jax.models.retriever import Retriever
+from realm_jax.weights.exporting import plan_export
+from realm_jax.weights.model import nested, parameter_shapes
+from tests.weights import exported
+
+WORDS = exported.vocabulary()
+# One layer, which compiles faster.
+_BERT = dataclasses.replace(exported.BERT, num_layers=1)
+# What the library gets before a query and a title.
+PREFIX = "where was "
+RETRIEVERS = {
+  # As released: BERT's pooler, a projection with LayerNorm, two towers here.
+  "query_tower": Retriever(bert=_BERT, projection_size=4, shared_towers=False),
+  "block_tower": Retriever(bert=_BERT, projection_size=4, shared_towers=False),
+  "cls_without_types": Retriever(
+    bert=_BERT,
+    pooling="cls",
+    projection_size=6,
+    normalize=True,
+    score_scale=20.0,
+    token_types=False,
+    block_prefix=tuple(WORDS.encode(PREFIX)),
+  ),
+  "mean_of_one_text": Retriever(
+    bert=_BERT,
+    pooling="mean",
+    projection_size=None,
+    normalize=True,
+    title_separator=False,
+    token_types=False,
+    query_prefix=tuple(WORDS.encode(PREFIX)),
+  ),
+}
+QUERIES = ("who built the bridge?", "  Zoë's mill, in 1987 ", "北京 ☃")
+DOCUMENTS = (
+  ("Bridge (York)", "The bridge was built by the railway. It's old."),
+  ("", "no title, but a Körper"),
+  ("A title", ""),
+)
+
+
+def tower_of(name: str) -> str | None:
+  """Returns the tower that is exported as a directory of this name."""
+  tower = name.removesuffix("_tower")
+  return None if tower == name else tower
+
+
+def texts(name: str) -> dict[str, list]:
+  """Returns what the library is given, by what it is."""
+  retriever = RETRIEVERS[name]
+  query = PREFIX if retriever.query_prefix else ""
+  block = PREFIX if retriever.block_prefix else ""
+  queries = [query + text for text in QUERIES]
+  pairs = [(block + title, body) for title, body in DOCUMENTS]
+  documents = pairs
+  if not retriever.title_separator:
+    documents = [f"{title} {body}" for title, body in pairs]
+  given = {"query": queries, "block": documents}
+  if name == "cls_without_types":
+    # Only pairs have types.
+    del given["query"]
+  tower = tower_of(name)
+  return given if tower is None else {tower: given[tower]}
+
+
+def token_ids(side: str) -> np.ndarray:
+  """Returns the tokens that this project has for the same texts, padded."""
+  rows = []
+  for text in QUERIES if side == "query" else DOCUMENTS:
+    parts = [text] if isinstance(text, str) else text
+    row = [WORDS.cls_id]
+    for part in parts:
+      row += [*WORDS.encode(part), WORDS.sep_id]
+    rows.append(row)
+  padded = np.zeros((len(rows), max(map(len, rows))), np.int32)
+  for line, row in zip(padded, rows, strict=True):
+    line[: len(row)] = row
+  return padded
+
+
+def params(name: str):
+  """Returns the parameters of a retriever, as a tree."""
+  return nested(_parameters(RETRIEVERS[name]))["retriever"]
+
+
+@functools.cache
+def _parameters(retriever: Retriever) -> dict[str, np.ndarray]:
+  """Returns random parameters by path, none of them zero or one."""
+  bound = exported.model(retriever)
+  shapes = parameter_shapes(bound.retriever, bound.reader, ["retriever"])
+  rng = np.random.default_rng(3)
+  return {
+    path: rng.normal(0, 0.5, shape).astype(np.float32)
+    for path, shape in shapes.items()
+  }
+
+
+def export(name: str, directory) -> None:
+  """Writes the directory of a retriever."""
+  model = exported.model(RETRIEVERS[name])
+  export = plan_export(model, to="sentence_transformers", tower=tower_of(name))
+  directory.mkdir(parents=True)
+  export.write(
+    epath.Path(directory),
+    _parameters(RETRIEVERS[name]),
+    model.vocabulary.pieces,
+  )

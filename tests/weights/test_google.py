@@ -1,0 +1,210 @@
+"""Google's checkpoints: which variable becomes which parameter."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from realm_jax.weights import google
+from tests.weights import tf_files as files
+from tests.weights.imported import read
+from tests.weights.tf_files import ICT, REALM
+
+pytestmark = pytest.mark.slow
+
+
+def _assert_same(params, variables, names):
+  """Checks parameters by paths against variables by names."""
+  for path, name in names.items():
+    np.testing.assert_array_equal(params[path], variables[name], err_msg=path)
+
+
+def _bert(path, scope):
+  """Some names in an encoder, from its first layer to its last."""
+  layer = f"{scope}bert/encoder/layer_1"
+  return {
+    f"{path}/word_embeddings": f"{scope}bert/embeddings/word_embeddings",
+    f"{path}/layer_1/attention/key/bias": f"{layer}/attention/self/key/bias",
+    f"{path}/layer_1/down/bias": f"{layer}/output/dense/bias",
+    f"{path}/layer_1/output_norm/scale": f"{layer}/output/LayerNorm/gamma",
+  }
+
+
+def _tower(scope, norm, inner="module/", tower="tower"):
+  path = f"retriever/{tower}"
+  return _bert(f"{path}/encoder", scope + inner) | {
+    f"{path}/pooler/kernel": f"{scope}{inner}bert/pooler/dense/kernel",
+    f"{path}/projection/kernel": f"{scope}dense/kernel",
+    f"{path}/projection_norm/bias": f"{scope}{norm}/beta",
+  }
+
+
+def _reader(scope=""):
+  head = f"{scope}cls/predictions"
+  return _bert("reader/encoder", scope) | {
+    "reader/masked_lm_head/dense/kernel": f"{head}/transform/dense/kernel",
+    "reader/masked_lm_head/norm/bias": f"{head}/transform/LayerNorm/beta",
+    "reader/masked_lm_head/bias": f"{head}/output_bias",
+  }
+
+
+# --- Files ----------------------------------------------------------------
+
+
+def test_variables_by_name_in_their_own_type(tmp_path):
+  variables = {
+    "bert/a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "bert/half": np.array([1.5, -2], ml_dtypes.bfloat16),
+    "global_step": np.int64(7),
+  }
+  prefix = files.save(tmp_path / "model.ckpt-7", variables)
+  found = google.open_checkpoint(prefix)
+  for name, value in variables.items():
+    assert found[name].shape == value.shape
+    read_value = np.asarray(found[name])
+    assert read_value.dtype == value.dtype
+    np.testing.assert_array_equal(read_value, value)
+
+
+def test_a_variable_alone_stays_on_the_disk(tmp_path):
+  vectors = np.random.default_rng(0).standard_normal((50, 4), np.float32)
+  prefix = files.save(tmp_path / "encoded.ckpt", {"block_emb": vectors})
+  rows = google.open_checkpoint(prefix)["block_emb"].rows()
+  assert isinstance(rows, np.memmap)
+  np.testing.assert_array_equal(rows[10:20], vectors[10:20])
+  # Beside another it is read as any variable.
+  more = {"another": np.ones((3, 4), np.float32), "block_emb": vectors}
+  found = google.open_checkpoint(files.save(tmp_path / "more.ckpt", more))
+  np.testing.assert_array_equal(found["block_emb"].rows(), vectors)
+
+
+@pytest.mark.parametrize(
+  ("name", "compression"), [("blocks.tfr", ""), ("blocks.tfr.gz", "GZIP")]
+)
+def test_records_in_order_at_each_pass(tmp_path, name, compression):
+  # More than are read at a time.
+  texts = [b"", b"\xff\x00", *(f"block {i} ë".encode() for i in range(3000))]
+  with tf.io.TFRecordWriter(str(tmp_path / name), compression) as writer:
+    for text in texts:
+      writer.write(text)
+  records = google.TfRecords(tmp_path / name)
+  assert list(records) == texts
+  assert list(records) == texts
+
+
+# --- BERT -----------------------------------------------------------------
+
+
+def test_bert_has_the_variables_and_the_numerics_of_googles_code(tmp_path):
+  variables = files.bert()
+  head = {"cls/seq_relationship/output_weights": np.zeros((2, 4), np.float32)}
+  written = files.with_adam(variables | head)
+  files.write_bert(tmp_path, written, hidden_dropout_prob=0.2)
+  found = read("tf_bert", tmp_path)
+  pooler = {"retriever/tower/pooler/kernel": "bert/pooler/dense/kernel"}
+  names = _bert("retriever/tower/encoder", "") | pooler | _reader()
+  _assert_same(found.params, variables, names)
+  unused = found.part_of_report("unused")
+  assert "cls/seq_relationship/output_weights [2, 4]" in unused
+  assert "bert/pooler/dense/bias/adam_v [128]: a moment of Adam" in unused
+  assert "global_step []: " in unused
+  config = found.plan.model.retriever.bert
+  assert config.activation == "gelu_tanh"
+  assert config.attention_mask_value == -10000
+  assert (config.layer_norm_eps, config.dropout_rate) == (1e-12, 0.2)
+
+
+# --- REALM and ORQA -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ("names", "eps"), [(REALM, 1e-12), (ICT, 1e-3)], ids=["realm", "ict"]
+)
+def test_a_retriever_module_has_the_epsilon_of_its_library(
+  tmp_path, names, eps
+):
+  variables = files.write_retriever(tmp_path, **names)
+  found = read("tf_realm", tmp_path)
+  _assert_same(found.params, variables, _tower(**names))
+  assert "cls/predictions/output_bias" in found.part_of_report("unused")
+  assert found.plan.parts == ["retriever"]
+  assert found.plan.model.retriever.projection_norm_eps == eps
+
+
+def test_a_pre_trained_release_gives_retriever_and_reader(tmp_path):
+  retriever = files.write_retriever(tmp_path / "embedder", **REALM)
+  reader = files.bert(seed=5)
+  files.write_module(tmp_path / "bert", reader)
+  found = read("tf_realm", tmp_path)
+  _assert_same(found.params, retriever, _tower(**REALM))
+  _assert_same(found.params, reader, _reader())
+  assert "bert/bert/pooler/dense/kernel [128, 128]" in found.report
+  fresh = found.part_of_report("parameters of random values")
+  assert "reader/span_head/projection/kernel" in fresh
+  reader = found.plan.model.reader
+  assert (reader.joint_length, reader.span_size) == (64, 256)
+
+
+@pytest.mark.parametrize(
+  ("scope", "norm", "eps"),
+  [
+    ("module/module/module/", "LayerNorm", 1e-12),
+    ("module/", "layer_normalization", 1e-3),
+  ],
+  ids=["realm", "orqa"],
+)
+def test_a_fine_tuned_model_reads_and_retrieves(tmp_path, scope, norm, eps):
+  variables = files.write_fine_tuned(tmp_path, embedder_scope=scope, norm=norm)
+  found = read("tf_realm", tmp_path)
+  span_head = {
+    "reader/span_head/projection/kernel": "reader/dense/kernel",
+    "reader/span_head/score/kernel": "reader/dense_1/kernel",
+    "reader/span_head/norm/scale": "reader/layer_normalization/gamma",
+  }
+  names = _tower(scope, norm) | _reader("reader/module/") | span_head
+  _assert_same(found.params, variables, names)
+  assert "parameters of random values: none" in found.report
+  retriever, reader, _ = found.plan.model
+  assert retriever.projection_norm_eps == eps
+  assert (reader.span_size, reader.span_norm_eps) == (files.SPAN, 1e-3)
+  assert (reader.joint_length, reader.max_answer_width) == (40, 4)
+  # One part leaves the other.
+  half = read("tf_realm", tmp_path, parts=["retriever"])
+  assert "reader/dense_1/kernel [6, 1]" in half.part_of_report("unused")
+  half = read("tf_realm", tmp_path, parts=["reader"])
+  assert f"{scope}dense/kernel [128, 8]" in half.part_of_report("unused")
+
+
+def test_blocks_keep_the_tower_that_embedded_them(tmp_path):
+  vectors, _ = files.write_release(tmp_path / "release")
+  of_blocks = files.embedder(**REALM)
+  nq = tmp_path / "nq"
+  tuned = files.write_fine_tuned(nq, embedder_scope="module/module/module/")
+  (nq / "vocab.txt").unlink()  # The module's will do.
+  found = read("tf_realm", nq, block_input=tmp_path / "release")
+  names = _tower("module/module/module/", "LayerNorm", tower="query_tower")
+  _assert_same(found.params, tuned, names)
+  names = _tower(**REALM, tower="block_tower")
+  _assert_same(found.params, of_blocks, names)
+  np.testing.assert_array_equal(found.plan.block_vectors[:], vectors)
+  # Those of the query tower's home were embedded by another one.
+  other = tmp_path / "other"
+  files.write_retriever(other, **REALM, seed=3)
+  reverse = read("tf_realm", tmp_path / "release", block_input=other)
+  assert reverse.plan.block_vectors is None
+
+
+def test_a_configuration_beside_a_module_says_the_heads(tmp_path):
+  files.write_retriever(tmp_path, **REALM)
+  config = files.config(num_attention_heads=4)
+  (tmp_path / "bert_config.json").write_text(json.dumps(config))
+  assert read("tf_realm", tmp_path).plan.model.retriever.bert.num_heads == 4
+
+
+def test_an_open_qa_reader_has_room_for_block_and_question(tmp_path):
+  files.write_fine_tuned(tmp_path, embedder_scope="module/")
+  (tmp_path / "params.json").unlink()
+  # As long as its positions allow.
+  assert read("tf_realm", tmp_path).plan.model.reader.joint_length == 64

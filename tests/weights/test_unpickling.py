@@ -1,0 +1,216 @@
+"""Arrays come out of pickles, and nothing else: no code of a file is run."""
+
+import collections
+import io
+import os
+import pickle
+import struct
+import sys
+import types
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+from etils import epath
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.weights import WeightsError
+from realm_jax.weights.unpickling import read_byte_strings, read_torch_file
+
+_PROTOCOLS = (2, 3, 4, 5)
+
+
+def _as_array(records):
+  array = np.empty(len(records), object)
+  array[:] = records
+  return array
+
+
+def _read(path, pickled: bytes, shape):
+  """Reads a .npy file of objects, written from the format's description."""
+  header = repr({"descr": "|O", "fortran_order": False, "shape": shape})
+  header = (header.ljust(117) + "\n").encode()
+  start = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118)
+  path.write_bytes(start + header + pickled)
+  return read_byte_strings(epath.Path(path))
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+  return tmp_path_factory.mktemp("records") / "block_records.npy"
+
+
+@given(
+  st.lists(st.binary(max_size=300) | st.sampled_from([b"", b"." * 70_000])),
+  st.sampled_from(_PROTOCOLS),
+)
+def test_every_protocol_gives_back_what_was_put_in(scratch, records, protocol):
+  pickled = pickle.dumps(_as_array(records), protocol=protocol)
+  assert _read(scratch, pickled, (len(records),)) == records
+  # Earlier versions of numpy name its module otherwise.
+  earlier = pickled.replace(b"numpy._core", b"numpy.core")
+  if protocol == 2:
+    assert _read(scratch, earlier, (len(records),)) == records
+
+
+def test_what_np_save_writes(scratch):
+  records = [b"a", b"", b"c" * 300]
+  np.save(scratch, _as_array(records), allow_pickle=True)
+  assert read_byte_strings(epath.Path(scratch)) == records
+
+
+class _Call:
+  """What is pickled as the call of a function."""
+
+  def __init__(self, function, *given):
+    self._call = function, given
+
+  def __reduce__(self):
+    return self._call
+
+
+@pytest.mark.parametrize("protocol", _PROTOCOLS)
+def test_a_pickle_that_would_run_a_command_is_refused(tmp_path, protocol):
+  marked = tmp_path / "marked"
+  malicious = _Call(os.system, f"touch {marked}")
+  for value in (malicious, _as_array([b"a", malicious]), {"weight": malicious}):
+    pickled = pickle.dumps(value, protocol=protocol)
+    with pytest.raises(WeightsError, match="posix"):
+      _read(tmp_path / "a.npy", pickled, (2,))
+    with pytest.raises(WeightsError, match="posix"):
+      read_torch_file(_archive(tmp_path / "a.bin", pickled, {}))
+    assert not marked.exists()
+    pickle.loads(pickled)  # It does what was feared.
+    assert marked.exists()
+    marked.unlink()
+
+
+@pytest.mark.parametrize(
+  "value", ["text", 7, None, [b"a"], {"a": 1}, np.array([1])], ids=str
+)
+def test_what_is_no_byte_string_is_refused(tmp_path, value):
+  array = _as_array([b"a", None, b"b"])
+  array[1] = value
+  for pickled in (pickle.dumps(array), pickle.dumps(value)):
+    with pytest.raises(WeightsError, match="byte strings"):
+      _read(tmp_path / "a.npy", pickled, (3,))
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path):
+  whole = pickle.dumps(_as_array([b"a", b"long " * 52, b"", b"c"]))
+  for size in range(len(whole)):
+    with pytest.raises(WeightsError):
+      _read(tmp_path / "a.npy", whole[:size], (4,))
+  for pickled, shape in ((whole + b"x", (4,)), (whole, (3,)), (whole, (2, 2))):
+    with pytest.raises(WeightsError):
+      _read(tmp_path / "a.npy", pickled, shape)
+
+
+@given(
+  at=st.integers(0, 10_000),
+  byte=st.integers(0, 255),
+  protocol=st.sampled_from(_PROTOCOLS),
+)
+def test_a_changed_byte_gives_bytes_or_the_error(scratch, at, byte, protocol):
+  records = [b"Ada", b"", b"x" * 300, b"Ada"]
+  pickled = bytearray(pickle.dumps(_as_array(records), protocol=protocol))
+  pickled[at % len(pickled)] = byte
+  try:
+    read = _read(scratch, bytes(pickled), (4,))
+  except WeightsError:
+    return
+  assert [type(record) for record in read] == [bytes] * 4
+
+
+# --- torch ----------------------------------------------------------------
+
+
+def _archive(path, pickled: bytes, storages):
+  with zipfile.ZipFile(path, "w") as archive:
+    archive.writestr("model/data.pkl", pickled)
+    for key, array in storages.items():
+      archive.writestr(f"model/data/{key}", array.tobytes())
+  return path
+
+
+@pytest.fixture
+def save(tmp_path, monkeypatch):
+  """Writes a state_dict as torch does: tensors over storages in an archive."""
+  torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+  for kind in ("FloatStorage", "BFloat16Storage"):
+    setattr(torch, kind, type(kind, (), {"__module__": "torch"}))
+
+  def _rebuild_tensor_v2():
+    raise AssertionError("it is named, and not called")
+
+  _rebuild_tensor_v2.__module__ = "torch._utils"
+  _rebuild_tensor_v2.__qualname__ = "_rebuild_tensor_v2"
+  utils._rebuild_tensor_v2 = _rebuild_tensor_v2
+  monkeypatch.setitem(sys.modules, "torch", torch)
+  monkeypatch.setitem(sys.modules, "torch._utils", utils)
+
+  class Pickler(pickle.Pickler):
+    def persistent_id(self, obj):
+      if not (isinstance(obj, tuple) and obj[:1] == ("storage",)):
+        return None
+      return ("storage", getattr(torch, obj[1]), *obj[2:])
+
+  def write(tensors, storages):
+    made = collections.OrderedDict()
+    for name, (kind, key, offset, size, stride) in tensors.items():
+      storage = ("storage", kind, key, "cpu", 9)
+      hooks = collections.OrderedDict()
+      made[name] = _Call(
+        _rebuild_tensor_v2, storage, offset, size, stride, False, hooks
+      )
+    file = io.BytesIO()
+    Pickler(file, protocol=2).dump(made)
+    return _archive(tmp_path / "a.bin", file.getvalue(), storages)
+
+  return write
+
+
+def test_tensors_are_read_in_their_own_dtype_and_place(save):
+  single = np.arange(9, dtype=np.float32)
+  half = np.array([1.5, -2.0, 3e38], ml_dtypes.bfloat16)
+  tensors = read_torch_file(
+    save(
+      {
+        "a": ("FloatStorage", "0", 1, (2, 3), (3, 1)),
+        "transposed": ("FloatStorage", "0", 0, (2, 3), (1, 2)),
+        "scalar": ("FloatStorage", "0", 8, (), ()),
+        "b": ("BFloat16Storage", "1", 0, (3,), (1,)),
+      },
+      {"0": single, "1": half},
+    )
+  )
+  np.testing.assert_array_equal(tensors["a"], single[1:7].reshape(2, 3))
+  np.testing.assert_array_equal(
+    tensors["transposed"], single[:6].reshape(3, 2).T
+  )
+  assert tensors["scalar"] == 8
+  np.testing.assert_array_equal(tensors["b"], half)
+  assert tensors["b"].dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize(
+  ("offset", "size", "stride"),
+  [(0, (10,), (1,)), (5, (2, 3), (3, 1)), (0, (2,), (-1,)), (-1, (2,), (1,))],
+)
+def test_a_tensor_beyond_its_storage_is_refused(save, offset, size, stride):
+  single = np.arange(9, dtype=np.float32)
+  path = save({"a": ("FloatStorage", "0", offset, size, stride)}, {"0": single})
+  with pytest.raises(WeightsError, match="beyond its storage"):
+    read_torch_file(path)
+
+
+def test_what_is_no_state_dict_is_refused(tmp_path):
+  for value in ([1], {"epoch": 3}, "text"):
+    path = _archive(tmp_path / "a.bin", pickle.dumps(value, protocol=2), {})
+    with pytest.raises(WeightsError, match=r"torch 1\.6"):
+      read_torch_file(path)
+  (tmp_path / "a.bin").write_bytes(pickle.dumps({}))
+  with pytest.raises(WeightsError, match=r"torch 1\.6"):
+    read_torch_file(tmp_path / "a.bin")

@@ -1,0 +1,130 @@
+"""The vectors of a generation, as arrays for other libraries."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from realm_jax import configuration
+from realm_jax.generations.store import embeddings
+from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.store.publisher import publish
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever
+from realm_jax.weights import WeightsError, vectors
+from realm_jax.weights.vectors import export_vectors
+from tests.generations.conftest import DIM, fill, make_corpus, publish_one
+
+_BLOCKS = 30
+_RETRIEVER = Retriever(BertConfig(), projection_size=DIM, score_scale=20.0)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  directory = tmp_path_factory.mktemp("vectors") / "animals"
+  return make_corpus(directory, num_blocks=_BLOCKS)
+
+
+def _export(tmp_path, corpus, output="out", **changes):
+  settings = {"corpus_dir": corpus.source, "retriever": _RETRIEVER} | changes
+  export_vectors(tmp_path / "run", output_dir=tmp_path / output, **settings)
+
+
+def _publish_as_bfloat16(generations_dir, corpus, values):
+  def write(directory):
+    manifest = fill(directory, corpus, 3)
+    shards = embeddings.ShardLayout.of(
+      _BLOCKS, DIM, dtype="bfloat16", max_rows=_BLOCKS // 3
+    )
+    stored = embeddings.copy_vectors(values, directory, shards, step=3)
+    return dataclasses.replace(manifest, embeddings=stored, dtype="bfloat16")
+
+  publish(generations_dir, 3, write)
+
+
+@pytest.mark.parametrize(
+  ("dtype", "rounding"), [(None, 0), ("float32", 0), ("float16", 2**-11)]
+)
+def test_vectors_ids_and_their_description(
+  tmp_path, corpus, monkeypatch, dtype, rounding
+):
+  # Chunks of 7 rows do not end where the files of the generation do.
+  monkeypatch.setattr(vectors, "_CHUNK_BYTES", 7 * 4 * DIM)
+  for step in (4, 9):
+    publish_one(tmp_path / "run" / "generations", corpus, step)
+  out = tmp_path / "out"
+  bindings = [
+    f"MODEL_DIR = {str(tmp_path / 'run')!r}",
+    f"CORPUS_DIR = {str(corpus.source)!r}",
+    f"retriever.Retriever.projection_size = {DIM}",
+    "retriever.Retriever.score_scale = 20.0",
+  ]
+  given = {"output_dir": out, "dtype": dtype}
+  with configuration.parsed(
+    export_vectors, ["gin/models/tiny.gin"], bindings, given=given
+  ):
+    configuration.configured(export_vectors)(**given)
+  array = np.load(out / "vectors.npy", mmap_mode="r", allow_pickle=False)
+  assert array.dtype == (dtype or "float32")
+  # A generation of this test draws its vectors from its step.
+  wanted = np.random.default_rng(9).standard_normal((_BLOCKS, DIM))
+  np.testing.assert_allclose(array, wanted.astype(np.float32), rtol=rounding)
+  lines = (out / "blocks.jsonl").read_text(encoding="utf-8").splitlines()
+  blocks = [json.loads(line) for line in lines]
+  assert blocks == [{"id": f"d{i}:0", "title": "t"} for i in range(_BLOCKS)]
+  said = json.loads((out / "vectors.json").read_text(encoding="utf-8"))
+  assert said == {
+    "format_version": 1,
+    "model_dir": str(tmp_path / "run"),
+    "checkpoint_step": 9,
+    "oldest_checkpoint_step": 9,
+    "corpus": "animals",
+    "corpus_version": 1,
+    "corpus_fingerprint": corpus.fingerprint,
+    "vocabulary_sha256": corpus.vocab_sha256,
+    "num_blocks": _BLOCKS,
+    "dimension": DIM,
+    "dtype": dtype or "float32",
+    "stored_dtype": "float32",
+    "similarity": "dot",
+    "score_scale": 20.0,
+    "normalized": False,
+  }
+
+
+def test_bfloat16_becomes_float32_without_rounding(tmp_path, corpus):
+  rng = np.random.default_rng(0)
+  # Eight bits of mantissa, which bfloat16 has.
+  values = rng.integers(-128, 128, (_BLOCKS, DIM)).astype(np.float32) * 1024
+  _publish_as_bfloat16(tmp_path / "run" / "generations", corpus, values)
+  _export(tmp_path, corpus, checkpoint_step=3)
+  array = np.load(tmp_path / "out" / "vectors.npy", allow_pickle=False)
+  np.testing.assert_array_equal(array, values)
+  with pytest.raises(WeightsError, match="--dtype=float32"):
+    _export(tmp_path, corpus, "none", checkpoint_step=3, dtype="float16")
+  assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+  ("changes", "error", "word"),
+  [
+    ({"checkpoint_step": 5}, GenerationError, "no generation of step 5"),
+    ({"generations_dir": "none"}, GenerationError, "build_index --once"),
+    (
+      {"retriever": _RETRIEVER.clone(projection_size=DIM + 1)},
+      WeightsError,
+      f"vectors of {DIM} dimensions",
+    ),
+    ({"corpus_dir": "other"}, GenerationError, "of another corpus"),
+  ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, corpus, changes, error, word):
+  publish_one(tmp_path / "run" / "generations", corpus, 4)
+  make_corpus(tmp_path / "other", num_blocks=_BLOCKS, seed=1)
+  for name in ("generations_dir", "corpus_dir"):
+    if name in changes:
+      changes = {**changes, name: tmp_path / changes[name]}
+  with pytest.raises(error, match=word):
+    _export(tmp_path, corpus, **changes)
+  assert not (tmp_path / "out").exists()
