@@ -1,10 +1,15 @@
 """Compares the speed, recall and memory of the indexes on the same vectors.
 
-    python -m benchmarks.index --directory=out/index --num_blocks=1000000
+    python -m benchmarks.index --directory=out/index --vectors=clustered
+    python -m benchmarks.index --directory=out/index --vectors=out/vectors/demo
 
-The indexes are ScaNN with our trees and our exact search, and FAISS's inverted
-lists and its exact search. Each of them is built in one process and searched in
-another, so that its memory is measured alone.
+The vectors are generated (`clustered`, `spectrum`), or those of a trained run
+in a folder that `benchmarks.data.trained_vectors` has written. Compared are
+ScaNN with our trees and with its own, and our exact search, with FAISS
+(inverted lists of 4-bit product codes and of RaBitQ codes, with several numbers
+of lists, and exact search) and with Intel's SVS, where the environment of
+`make peers` has it. Each index is built in one process and searched in another,
+so that its memory is measured alone.
 """
 
 import argparse
@@ -13,38 +18,48 @@ import json
 import shutil
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.data.index_vectors import SyntheticVectors, recall
+from benchmarks import peer_processes
+from benchmarks.data import index_vectors
+from benchmarks.data.index_vectors import IndexVectors
 from benchmarks.runs.jobs import printed_json
-from benchmarks.train_step import matmul_gflops_per_second
 from realm_jax.files.json_file import write_json
-from realm_jax.generations.store import manifest as manifests
+from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.isolated import IsolatedIndex
-from realm_jax.indexes.protocol import Blocks, BuildOptions, QueryBatch
+from realm_jax.indexes.protocol import Blocks, BuildOptions, SearchResult
 from realm_jax.indexes.registry import config_from
 
 Row = dict[str, Any]
 
-_THREADS = 2  # Of FAISS.
-# Numbers of FAISS's inverted lists, by number of blocks.
-_LISTS = {1_000_000: 1000, 13_353_718: 3654}
-_SETTINGS = tuple(
+_K = 8
+_THREADS = 2
+_REPEATS = 5
+_TARGETS = (0.95, 0.99)
+# Numbers of leaves and of lists, as multiples of the root of the blocks.
+_FACTORS = (1, 4, 8)
+_FAISS_SEARCHES = tuple(
   {"nprobe": nprobe, "num_reordered": num_reordered}
-  for nprobe in (2, 4, 8)
-  for num_reordered in (100, 200, 400, 800)
+  for nprobe in (2, 4, 8, 16, 32, 64, 128)
+  for num_reordered in (50, 100, 200, 400, 800)
 )
-_ROWS = {
-  "scann": ("scann", ({},)),
-  "exact": ("exact", ({},)),
-  "faiss_ivf_pq": ("faiss", _SETTINGS),
-  "faiss_flat": ("faiss", ({},)),
-}
+_SYSTEMS = (
+  "scann",
+  "scann_own_builder",
+  "exact",
+  "faiss_pq",
+  "faiss_rabitq",
+  "faiss_flat",
+  "svs",
+)
+# What is compared with what.
+_PEERS = ("faiss_pq", "faiss_rabitq", "svs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,66 +67,81 @@ class Job:
   """Measurement of one index, as its processes receive it.
 
   Attributes:
-    index: One of `_ROWS`.
-    directory: Folder of the vectors and of the index.
-    num_blocks: Number of blocks N.
-    repeats: Repetitions of the search of all queries; the median is reported.
-    recall_target: Recall that ScaNN is tuned for.
-    scann: Settings of ScaNN that are given instead of tuned.
-    base: Argument of `SyntheticVectors`.
+    system: One of `_SYSTEMS`.
+    kind: Kind of the index, as a generation has it.
+    folder: Folder of `IndexVectors`.
+    saved: Folder of the built index.
+    parameters: Configuration that the index is built with.
+    searches: Changes of it, with each of which the index is searched.
   """
 
-  index: str
-  directory: str
-  num_blocks: int
-  repeats: int = 5
-  recall_target: float = 0.95
-  scann: dict[str, Any] = dataclasses.field(default_factory=dict)
-  base: str | None = None
+  system: str
+  kind: str
+  folder: str
+  saved: str
+  parameters: dict[str, Any]
+  searches: Sequence[dict[str, Any]] = ({},)
 
   @property
-  def data(self) -> SyntheticVectors:
-    """Vectors, queries and their true neighbours."""
-    return SyntheticVectors(
-      Path(self.directory),
-      self.num_blocks,
-      base=Path(self.base) if self.base else None,
-    )
-
-  @property
-  def saved(self) -> Path:
-    """Folder of the built index."""
-    return Path(self.directory) / f"{self.index}-{self.num_blocks}"
-
-  def parameters(self) -> dict[str, Any]:
-    """Returns the configuration that the index is built with."""
-    if self.index == "exact":
-      return {}
-    if self.index == "scann":
-      target = {"recall_target": self.recall_target, "below_target": True}
-      return {**target, **self.scann}
-    factory = "Flat"
-    if self.index == "faiss_ivf_pq":
-      lists = _LISTS.get(self.num_blocks, round(self.num_blocks**0.5))
-      factory = f"IVF{lists},PQ{self.data.dim // 2}x4fs,RFlat"
-    return {"factory": factory, "threads": _THREADS, "brute_force_below": 0}
+  def data(self) -> IndexVectors:
+    """Vectors and queries."""
+    return IndexVectors(Path(self.folder))
 
   def blocks(self) -> Blocks:
     """Returns the vectors as the argument of an index."""
-    return Blocks(num_blocks=self.num_blocks, vectors=self.data.vectors())
+    vectors = self.data.vectors()
+    return Blocks(num_blocks=len(vectors), vectors=vectors)
+
+
+def jobs_of(system: str, folder: Path, directory: Path) -> Iterator[Job]:
+  """Yields the indexes of a system, each with its settings."""
+  num_blocks, dim = IndexVectors(folder).vectors().shape
+  saved = str(directory / "index")
+
+  def job(kind: str, searches: Sequence[Row] = ({},), **parameters: Any) -> Job:
+    return Job(system, kind, str(folder), saved, parameters, searches)
+
+  if system == "exact":
+    yield job("exact")
+  elif system == "faiss_flat":
+    settings = {"threads": _THREADS, "brute_force_below": 0}
+    yield job("faiss", factory="Flat", **settings)
+  elif system.startswith("faiss"):
+    codes = f"PQ{dim // 2}x4fs" if system == "faiss_pq" else "RaBitQfs"
+    for factor in _FACTORS:
+      lists = round(factor * num_blocks**0.5)
+      factory = f"IVF{lists},{codes},RFlat"
+      settings = {"threads": _THREADS, "brute_force_below": 0}
+      yield job("faiss", _FAISS_SEARCHES, factory=factory, **settings)
+  else:
+    scann: dict[str, Any] = {
+      "threads": _THREADS,
+      "below_target": True,
+      "brute_force_below": 0,
+    }
+    leaves: Sequence[dict[str, Any]] = ({},)
+    if system == "scann_own_builder":
+      scann["builder"] = "stock"
+      root = 2 ** round(np.log2(num_blocks) / 2)
+      leaves = [{"num_leaves": factor * root} for factor in _FACTORS]
+    for setting in leaves:
+      for target in _TARGETS:
+        yield job("scann", recall_target=target, **scann, **setting)
 
 
 def rows(job: Job) -> list[Row]:
   """Builds the index in one process, then loads and searches it in another."""
-  job.data.truth()
   shutil.rmtree(job.saved, ignore_errors=True)
-  built = _in_a_process("build", job)
+  given = json.dumps(dataclasses.asdict(job))
   try:
-    found = _in_a_process("search", job)
+    built, found = (
+      printed_json("benchmarks.index", f"--run={what}", f"--job={given}")
+      for what in ("build", "search")
+    )
   finally:
     shutil.rmtree(job.saved, ignore_errors=True)
-  of_search = found.pop("searches")
-  return [{"index": job.index, **built, **found, **row} for row in of_search]
+  searches = found.pop("searches")
+  return [{"system": job.system, **built, **found, **row} for row in searches]
 
 
 def build(job: Job) -> Row:
@@ -120,97 +150,92 @@ def build(job: Job) -> Row:
   `build_seconds` excludes the choice of a structure, which is made only for the
   first generation; `trials_seconds` is the time of that choice.
   """
-  kind, _ = _ROWS[job.index]
-  config = config_from(kind, job.parameters())
+  config = config_from(job.kind, job.parameters)
   options = BuildOptions(
-    directory=job.saved, queries=_batch(job.data.tuning_queries())
+    directory=Path(job.saved), queries=job.data.tuning_queries()
   )
   start = time.perf_counter()
   index = config.build(job.blocks(), options)
-  row: Row = {"build_seconds": time.perf_counter() - start}
-  row["peak_memory_gb"] = _peak_memory_bytes() / 1e9
-  if report := index.report:
-    row["trials_seconds"] = report.get("trials_seconds", 0.0)
-    row["build_seconds"] -= row["trials_seconds"]
-    row["report"] = report
-  return row
+  seconds = time.perf_counter() - start
+  trials = float(str(index.report.get("trials_seconds", 0.0)))
+  return {
+    "build_seconds": seconds - trials,
+    "trials_seconds": trials,
+    "build_memory_gb": _peak_memory_gb(),
+    "structure": index.report.get("structure"),
+  }
 
 
 def search(job: Job) -> Row:
-  """Verifies and loads the index, and searches it with every setting.
+  """Loads the index, and searches all queries in a batch, with each setting.
 
-  `load_seconds` is the time to load a generation until its first search is
-  done. It includes the checksums of the vectors and of the index. As in a
-  trainer, ScaNN loads in a process of its own while checksums are computed.
+  As in a trainer, ScaNN searches in a process of its own. `load_seconds` ends
+  with the first search, which reads the mapped files and compiles.
   """
-  kind, settings = _ROWS[job.index]
-  blocks, truth = job.blocks(), job.data.truth()
-  batch = _batch(job.data.queries())
-  start = time.perf_counter()
-  searches, load_seconds = [], None
-  process: int | None = None
-  for setting in settings:
-    parameters = {**job.parameters(), **setting}
-    config = config_from(kind, parameters)
-    if job.index == "scann":
-      isolated = IsolatedIndex(config, job.saved, blocks)
-      _read_checksums(job)
-      isolated.wait_until_loaded()
-      index, process = isolated, isolated.pid
+  blocks, queries = job.blocks(), job.data.queries()
+  truth = GroundTruth(blocks.embedded(), queries, _K)
+  searches, load_seconds, memory_gb = [], 0.0, 0.0
+  for setting in job.searches:
+    parameters = {**job.parameters, **setting}
+    config = config_from(job.kind, parameters)
+    start = time.perf_counter()
+    if job.kind == "scann":
+      index = IsolatedIndex(config, Path(job.saved), blocks)
+      index.wait_until_loaded()
     else:
-      if load_seconds is None:
-        _read_checksums(job)
-      index = config.load(job.saved, blocks)
-    # The first search reads the mapped files and compiles.
-    found = index.search(batch, job.data.k)
-    if load_seconds is None:
-      load_seconds = time.perf_counter() - start
+      index = config.load(Path(job.saved), blocks)
+    found = index.search(queries, _K)
+    load_seconds = load_seconds or time.perf_counter() - start
     seconds = []
-    for _ in range(job.repeats):
+    for _ in range(_REPEATS):
       start = time.perf_counter()
-      index.search(batch, job.data.k)
+      index.search(queries, _K)
       seconds.append(time.perf_counter() - start)
-    row = {
-      "recall_at_8": recall(found.rows, truth),
-      "queries_per_second": len(batch.token_ids) / statistics.median(seconds),
-      "parameters": parameters,
-    }
-    if job.index == "exact":
-      row.update(_share_of_products(job, row["queries_per_second"]))
-    searches.append(row)
+    process = index.pid if isinstance(index, IsolatedIndex) else None
+    memory_gb = max(memory_gb, _peak_memory_gb(process))
+    searches.append(_searched(truth, found, seconds, parameters))
   return {
     "load_seconds": load_seconds,
-    "searching_memory_gb": _peak_memory_bytes(process) / 1e9,
+    "searching_memory_gb": memory_gb,
     "searches": searches,
   }
 
 
-def _batch(vectors: np.ndarray) -> QueryBatch:
-  return QueryBatch(np.zeros((len(vectors), 1), np.int32), vectors)
-
-
-def _read_checksums(job: Job) -> None:
-  """Computes the checksums that loading a generation verifies."""
-  paths = [job.data.path]
-  if job.saved.exists():
-    paths += sorted(job.saved.iterdir())
-  folder = job.data.path.parent
-  names = [str(path.relative_to(folder)) for path in paths]
-  manifests.records_of(folder, names, drop_pages=True)
-
-
-def _share_of_products(job: Job, queries_per_second: float) -> Row:
-  """Compares exact search with the best rate of matrix products."""
-  best = matmul_gflops_per_second()
-  rate = 2e-9 * job.num_blocks * job.data.dim * queries_per_second
+def _searched(
+  truth: GroundTruth,
+  found: SearchResult,
+  seconds: Sequence[float],
+  parameters: Row,
+) -> Row:
   return {
-    "gflops_per_second": rate,
-    "matmul_gflops_per_second": best,
-    "share_of_matmul": rate / best,
+    "recall_at_8": truth.recall(found),
+    "queries_per_second": len(found.rows) / statistics.median(seconds),
+    "parameters": parameters,
   }
 
 
-def _peak_memory_bytes(process: int | None = None) -> int:
+def svs_rows(folder: Path) -> list[Row]:
+  """Measures Intel's SVS in the environment of `make peers`."""
+  data = IndexVectors(folder)
+  queries = data.queries()
+  assert queries.vectors is not None
+  truth = GroundTruth(data.vectors(), queries, _K)
+  with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    (Path(scratch) / "vectors.npy").symlink_to(data.path.resolve())
+    np.save(Path(scratch) / "measured.npy", queries.vectors)
+    printed = peer_processes.run("svs_index", scratch, str(_THREADS), "5")
+    measured = json.loads(printed.splitlines()[-1])
+    made = []
+    for row in measured["searches"]:
+      found = np.load(Path(scratch) / f"found-{row['window']}.npy")
+      result = SearchResult(found, np.zeros(found.shape, np.float32))
+      parameters = {"window": row["window"]}
+      made.append(_searched(truth, result, [row["seconds"]], parameters))
+  built = {"system": "svs", "build_seconds": measured["build_seconds"]}
+  return [{**built, **row} for row in made]
+
+
+def _peak_memory_gb(process: int | None = None) -> float:
   """Returns the peak memory of this process, or of another one.
 
   `ru_maxrss` is not used, because a child inherits its parent's value.
@@ -218,65 +243,64 @@ def _peak_memory_bytes(process: int | None = None) -> int:
   path = Path(f"/proc/{process or 'self'}/status")
   for line in path.read_text().splitlines():
     if line.startswith("VmHWM:"):
-      return 1024 * int(line.split()[1])
+      return 1024 * int(line.split()[1]) / 1e9
   raise OSError(f"{path} has no VmHWM; measure on Linux")
 
 
-def _in_a_process(what: str, job: Job) -> Row:
-  given = json.dumps(dataclasses.asdict(job))
-  return printed_json("benchmarks.index", f"--run={what}", f"--job={given}")
-
-
-def best(
-  rows: Sequence[Row], index: str, *, recall_target: float
-) -> Row | None:
-  """Returns the fastest row of an index that reaches the recall, if any."""
+def best(rows: Sequence[Row], system: str, target: float) -> Row | None:
+  """Returns the fastest row of a system that reaches the recall, if any."""
   good = [
     row
     for row in rows
-    if row["index"] == index and row["recall_at_8"] >= recall_target
+    if row["system"] == system and row["recall_at_8"] >= target
   ]
   return max(good, key=lambda row: row["queries_per_second"], default=None)
 
 
 def table(result: dict[str, Any]) -> str:
-  """Formats the best row of each index, and the ratios, as a table."""
-  rows, target = result["rows"], result["recall_target"]
+  """Formats the best row of each system at each recall, and the ratios."""
+  rows = result["rows"]
   lines = [
-    f"{result['num_blocks']:,} blocks of {result['dim']} dimensions",
-    f"{'index':<14}{'recall@8':>9}{'queries/s':>11}{'build s':>9}"
-    f"{'load s':>8}{'peak GB':>9}",
+    f"{result['vectors']}: {result['num_blocks']:,} blocks of {result['dim']} "
+    "dimensions",
+    f"{'system':<19}{'recall@8':>9}{'queries/s':>11}{'build s':>9}"
+    f"{'load s':>8}{'build GB':>10}  settings",
   ]
-  shown = []
-  for index in _ROWS:
-    of_index = [row for row in rows if row["index"] == index]
-    row = best(of_index, index, recall_target=target)
-    shown += [row] if row else of_index
-  for row in shown:
-    lines.append(
-      f"{row['index']:<14}{row['recall_at_8']:>9.3f}"
-      f"{row['queries_per_second']:>11,.0f}{row['build_seconds']:>9.1f}"
-      f"{row['load_seconds']:>8.1f}{row['peak_memory_gb']:>9.2f}"
-    )
-  lines += [f"{name}: {value:.2f}" for name, value in ratios(result).items()]
+  for target in _TARGETS:
+    lines.append(f"recall@8 ≥ {target}")
+    for system in dict.fromkeys(row["system"] for row in rows):
+      row = best(rows, system, target)
+      if row is None:
+        lines.append(f"{system:<19}  does not reach it")
+        continue
+      settings = {**row["parameters"], **(row.get("structure") or {})}
+      shown = ("factory", "nprobe", "num_reordered", "num_leaves", "window")
+      lines.append(
+        f"{system:<19}{row['recall_at_8']:>9.3f}"
+        f"{row['queries_per_second']:>11,.0f}{row['build_seconds']:>9.1f}"
+        f"{row.get('load_seconds', 0):>8.1f}"
+        f"{row.get('build_memory_gb', 0):>10.2f}  "
+        + " ".join(str(settings[name]) for name in shown if name in settings)
+      )
+  lines += [f"{name}: {value:.2f}" for name, value in ratios(rows).items()]
   return "\n".join(lines)
 
 
-def ratios(result: dict[str, Any]) -> dict[str, float]:
-  """Returns the ratios of our speed to FAISS's, if both were measured."""
-  rows, target = result["rows"], result["recall_target"]
+def ratios(rows: Sequence[Row]) -> dict[str, float]:
+  """Returns the ratios of our rates to those of the fastest peers."""
   found = {}
-  for ours, theirs in (("scann", "faiss_ivf_pq"), ("exact", "faiss_flat")):
-    a = best(rows, ours, recall_target=target)
-    b = best(rows, theirs, recall_target=target)
-    if a and b:
-      ratio = a["queries_per_second"] / b["queries_per_second"]
-      found[f"{ours} against {theirs}, recall@8 ≥ {target}"] = ratio
-  for row in rows:
-    if "share_of_matmul" in row:
-      found["exact, share of the matrix products' rate"] = row[
-        "share_of_matmul"
-      ]
+  for target in _TARGETS:
+    for ours, others in (
+      ("scann", _PEERS),
+      ("scann", ("scann_own_builder",)),
+      ("exact", ("faiss_flat",)),
+    ):
+      a = best(rows, ours, target)
+      peers = [row for b in others if (row := best(rows, b, target))]
+      if a and peers:
+        b = max(peers, key=lambda row: row["queries_per_second"])
+        name = f"{ours} against {b['system']}, recall@8 ≥ {target}"
+        found[name] = a["queries_per_second"] / b["queries_per_second"]
   return found
 
 
@@ -286,32 +310,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     description=(__doc__ or "").partition("\n")[0],
     formatter_class=argparse.ArgumentDefaultsHelpFormatter,
   )
+  parser.add_argument("--directory", help="folder for vectors and indexes")
   parser.add_argument(
-    "--directory", help="folder of the vectors, which are generated if absent"
+    "--vectors", default="clustered", help="clustered, spectrum, or a folder"
   )
   parser.add_argument(
-    "--num_blocks", type=int, default=1_000_000, help="number of blocks"
+    "--num_blocks", type=int, default=1_000_000, help="of generated vectors"
   )
   parser.add_argument(
-    "--index",
+    "--system",
     action="append",
-    choices=list(_ROWS),
+    choices=_SYSTEMS,
     help="index to measure, repeatable; by default all",
-  )
-  parser.add_argument(
-    "--recall_target",
-    type=float,
-    default=0.95,
-    help="recall@8 that ScaNN is tuned for, and at which indexes are compared",
-  )
-  parser.add_argument(
-    "--scann",
-    type=json.loads,
-    default={},
-    help="settings of ScaNN as JSON, which are then not tuned",
-  )
-  parser.add_argument(
-    "--base", help=".npy file of a trained model's block vectors to resample"
   )
   parser.add_argument("--json", type=Path, help="file to write the figures to")
   parser.add_argument(
@@ -326,28 +336,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
   if not given.directory:
     parser.error("--directory is required; name a folder for the vectors")
   # The processes run in another folder, so paths must be absolute.
-  directory, base = (
-    path and str(Path(path).resolve()) for path in (given.directory, given.base)
-  )
+  directory = Path(given.directory).resolve()
+  folder = Path(given.vectors).resolve()
+  if given.vectors in index_vectors.GENERATED:
+    folder = directory / f"{given.vectors}-{given.num_blocks}"
+    index_vectors.generated(given.vectors, folder, given.num_blocks)
   measured: list[Row] = []
-  jobs = [
-    Job(
-      index,
-      directory,
-      given.num_blocks,
-      recall_target=given.recall_target,
-      scann=given.scann,
-      base=base,
-    )
-    for index in given.index or _ROWS
-  ]
-  for job in jobs:
-    measured += rows(job)
-    print(f"{job.index} has been measured", file=sys.stderr, flush=True)
+  for system in given.system or _SYSTEMS:
+    if system != "svs":
+      for job in jobs_of(system, folder, directory):
+        measured += rows(job)
+    elif peer_processes.installed():
+      measured += svs_rows(folder)
+    print(f"{system} has been measured", file=sys.stderr, flush=True)
+  num_blocks, dim = IndexVectors(folder).vectors().shape
   result = {
-    "num_blocks": given.num_blocks,
-    "dim": jobs[0].data.dim,
-    "recall_target": given.recall_target,
+    "vectors": folder.name,
+    "num_blocks": num_blocks,
+    "dim": dim,
     "rows": measured,
   }
   print(table(result))

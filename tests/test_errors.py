@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 
 _BUILD = "build_corpus --output_dir={d}/new --vocab={d}/corpus/vocab.txt"

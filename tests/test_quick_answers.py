@@ -8,6 +8,8 @@ import pytest
 
 from tests.conftest import PROJECT_DIR
 
+pytestmark = pytest.mark.slow
+
 # Each takes half a second to several, at every start of a command.
 SLOW_TO_IMPORT = {
   "apache_beam",

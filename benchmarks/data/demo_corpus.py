@@ -15,6 +15,20 @@ _MIN_OF_KIND = 32
 _ENTITIES = ("people", "cities", "companies")
 
 
+def generated_world(scale: float) -> world.World:
+  """Returns the demo's world with so many times its entities."""
+  sizes = {}
+  if scale != 1:
+    default = world.WorldConfig()
+    sizes = {
+      name: max(_MIN_OF_KIND, round(scale * getattr(default, name)))
+      for name in (f"num_{entities}" for entities in _ENTITIES)
+    }
+  with configuration.parsed(world.WorldConfig, [_RECIPE]):
+    config = configuration.configured(world.WorldConfig)(**sizes)
+  return world.generate(config)
+
+
 def make_corpus(
   directory: Path, *, scale: float = 1.0, block_length: int = BLOCK_LENGTH
 ) -> Path:
@@ -25,16 +39,7 @@ def make_corpus(
     scale: Factor for the numbers of entities; 1 gives the demo's world.
     block_length: Wordpieces in a block.
   """
-  sizes = {}
-  if scale != 1:
-    default = world.WorldConfig()
-    sizes = {
-      name: max(_MIN_OF_KIND, round(scale * getattr(default, name)))
-      for name in (f"num_{entities}" for entities in _ENTITIES)
-    }
-  with configuration.parsed(world.WorldConfig, [_RECIPE]):
-    config = configuration.configured(world.WorldConfig)(**sizes)
-  generated = world.generate(config)
+  generated = generated_world(scale)
   world.write_world(directory / "world", world=generated)
   build_corpus(
     [str(directory / "world" / "articles.jsonl")],

@@ -1,163 +1,113 @@
-"""Vectors for the benchmark of indexes, and their true neighbours.
+"""Vectors and queries for the benchmark of indexes, in files.
 
-Every synthetic vector or query is one of 4,096 Gaussian centres plus 0.7 times
-Gaussian noise. With a trained model, its vectors are resampled, with noise of a
-tenth of their spread. Files are written once and reused.
+A folder has `vectors.npy`, float32 [N, d], and `queries.npy`, of which the
+first are for tuning. `trained_vectors` writes such a folder for a trained run.
+Two kinds are generated:
+
+- `clustered`: 3,000 groups, as many as no index has leaves or lists, whose
+  sizes follow Zipf's law and whose spreads differ; queries spread wider.
+- `spectrum`: one Gaussian without groups, whose variances fall by a power law.
 """
 
 import dataclasses
-import functools
-import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32
 
-_CENTRES = 4096
-_NOISE = 0.7
+from realm_jax.indexes.protocol import QueryBatch
+
+GENERATED = ("clustered", "spectrum")
 _DIM = 128
-_NOISE_OF_TRAINED = np.float32(0.1)
+_GROUPS = 3000
 _ROWS_PER_CHUNK = 1 << 16
-# Number of tuning queries that an index builder has.
-_NUM_TUNING = 256
+_NUM_TUNING, _NUM_QUERIES = 256, 512
 # Streams of random numbers: each is combined with the seed.
-_OF_CENTRES, _OF_VECTORS, _OF_QUERIES, _OF_TUNING = 0, 1, 2, 3
+_OF_GROUPS, _OF_VECTORS, _OF_QUERIES = 0, 1, 2
+
+# Draws so many vectors, with noise of so many times its spread.
+_Draw = Callable[[np.random.Generator, int, float], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class SyntheticVectors:
-  """Vectors and queries that are determined by their sizes and a seed.
+class IndexVectors:
+  """The vectors and queries of a folder."""
 
-  Attributes:
-    directory: Folder of the files.
-    num_blocks: Number of blocks N.
-    base: File of a trained model's block vectors, .npy [m, d], to resample;
-      None uses the Gaussian centres.
-    num_queries: Number of queries with known neighbours.
-    k: Number of neighbours.
-    seed: Seed of all random numbers.
-  """
-
-  directory: Path
-  num_blocks: int
-  base: Path | None = None
-  num_queries: int = 512
-  k: int = 8
-  seed: int = 0
+  folder: Path
 
   @property
   def path(self) -> Path:
-    """File of the vectors, float32 [N, d]."""
-    return self.directory / f"vectors-{self._name()}.npy"
+    """File of the vectors."""
+    return self.folder / "vectors.npy"
 
-  @property
-  def dim(self) -> int:
-    """Dimension of vectors and queries."""
-    return _DIM if self.base is None else self._read(self.base).shape[1]
-
-  def _name(self) -> str:
-    """Returns a name that identifies the base, sizes and seed."""
-    of_base = ""
-    if self.base is not None:
-      digest = _digest(self.base, self.base.stat().st_mtime_ns)
-      of_base = f"{self.base.stem}-{digest}-"
-    return f"{of_base}{self.num_blocks}x{self.dim}-seed{self.seed}"
-
-  def _read(self, path: Path) -> np.ndarray:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
-
-  def vectors(self) -> np.memmap:
-    """Maps the vectors [N, d] from their file, which is written if absent."""
-    if not self.path.exists():
-      self.directory.mkdir(parents=True, exist_ok=True)
-      # The file gets its name when it is complete.
-      unfinished = self.path.with_suffix(".unfinished")
-      self._write(unfinished)
-      os.replace(unfinished, self.path)
+  def vectors(self) -> Float32[np.ndarray, "n d"]:
+    """Maps the vectors from their file."""
     return np.load(self.path, mmap_mode="r", allow_pickle=False)
 
-  def queries(self) -> Float32[np.ndarray, "b d"]:
-    """Returns the queries, which are drawn like the vectors."""
-    return self._draw(self.num_queries, _OF_QUERIES)
+  def tuning_queries(self) -> QueryBatch:
+    """Returns the queries with which an index may be tuned."""
+    return QueryBatch.of_vectors(self._queries()[:_NUM_TUNING])
 
-  def tuning_queries(self) -> Float32[np.ndarray, "b d"]:
-    """Returns other queries of the same kind, for tuning an index."""
-    return self._draw(_NUM_TUNING, _OF_TUNING)
+  def queries(self) -> QueryBatch:
+    """Returns the queries with which an index is measured."""
+    queries = self._queries()[_NUM_TUNING : _NUM_TUNING + _NUM_QUERIES]
+    return QueryBatch.of_vectors(queries)
 
-  def truth(self) -> Int32[np.ndarray, "b k"]:
-    """Returns the k best blocks of each query, and caches them in a file."""
-    name = f"{self._name()}-{self.num_queries}x{self.k}"
-    path = self.directory / f"truth-{name}.npy"
-    if not path.exists():
-      found = true_neighbours(self.vectors(), self.queries(), self.k)
-      unfinished = path.with_suffix(".unfinished.npy")
-      np.save(unfinished, found)
-      os.replace(unfinished, path)
-    return np.load(path, allow_pickle=False)
+  def _queries(self) -> Float32[np.ndarray, "q d"]:
+    path = self.folder / "queries.npy"
+    return np.load(path, allow_pickle=False).astype(np.float32)
 
-  def _write(self, path: Path) -> None:
+
+def generated(
+  kind: str, folder: Path, num_blocks: int, *, seed: int = 0
+) -> IndexVectors:
+  """Generates vectors and queries, unless the folder has them already."""
+  made = IndexVectors(folder)
+  if not made.path.exists():
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = {"clustered": _clustered, "spectrum": _spectrum}[kind](seed)
+    rng = np.random.default_rng((seed, _OF_QUERIES))
+    queries = draw(rng, _NUM_TUNING + _NUM_QUERIES, 1.5)
+    np.save(folder / "queries.npy", queries)
+    # The file gets its name when it is complete.
+    unfinished = made.path.with_suffix(".unfinished")
     vectors = np.lib.format.open_memmap(
-      path, mode="w+", dtype=np.float32, shape=(self.num_blocks, self.dim)
+      unfinished, mode="w+", dtype=np.float32, shape=(num_blocks, _DIM)
     )
-    for start in range(0, self.num_blocks, _ROWS_PER_CHUNK):
+    rng = np.random.default_rng((seed, _OF_VECTORS))
+    for start in range(0, num_blocks, _ROWS_PER_CHUNK):
       part = vectors[start : start + _ROWS_PER_CHUNK]
-      part[:] = self._draw(len(part), _OF_VECTORS, start)
+      part[:] = draw(rng, len(part), 1.0)
     vectors.flush()
-
-  def _draw(self, count: int, *stream: int) -> Float32[np.ndarray, "n d"]:
-    base, noise = self._base_and_noise()
-    rng = np.random.default_rng((self.seed, *stream))
-    drawn = rng.standard_normal((count, base.shape[1]), np.float32)
-    drawn *= noise
-    drawn += base[rng.integers(len(base), size=count)]
-    return drawn
-
-  def _base_and_noise(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors to resample, and the spread of the noise."""
-    if self.base is not None:
-      base = np.asarray(self._read(self.base), np.float32)
-      return base, _NOISE_OF_TRAINED * base.std(axis=0)
-    rng = np.random.default_rng((self.seed, _OF_CENTRES))
-    centres = rng.standard_normal((_CENTRES, _DIM), np.float32)
-    return centres, np.full(_DIM, _NOISE, np.float32)
+    os.replace(unfinished, made.path)
+  return made
 
 
-@functools.cache
-def _digest(path: Path, changed: int) -> str:
-  """Hashes a file; `changed`, its time of change, is a key of the cache."""
-  del changed
-  with path.open("rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()[:8]
+def _clustered(seed: int) -> _Draw:
+  rng = np.random.default_rng((seed, _OF_GROUPS))
+  centres = rng.standard_normal((_GROUPS, _DIM), np.float32)
+  spreads = rng.uniform(0.3, 1.0, (_GROUPS, 1)).astype(np.float32)
+  shares = 1 / np.arange(1, _GROUPS + 1)
+  shares /= shares.sum()
+
+  def draw(rng: np.random.Generator, count: int, noise: float) -> np.ndarray:
+    groups = rng.choice(_GROUPS, count, p=shares)
+    drawn = rng.standard_normal((count, _DIM), np.float32)
+    return centres[groups] + np.float32(noise) * spreads[groups] * drawn
+
+  return draw
 
 
-def true_neighbours(
-  vectors: Float32[np.ndarray, "n d"],
-  queries: Float32[np.ndarray, "b d"],
-  k: int,
-) -> Int32[np.ndarray, "b k"]:
-  """Finds the k best blocks exactly, one chunk of the vectors at a time.
+def _spectrum(seed: int) -> _Draw:
+  rng = np.random.default_rng((seed, _OF_GROUPS))
+  axes, _ = np.linalg.qr(rng.standard_normal((_DIM, _DIM)))
+  scales = np.arange(1, _DIM + 1)[:, None] ** -0.5
+  axes = (scales * axes).astype(np.float32)
 
-  They come best first; ties go to the lower row.
-  """
-  best_scores = np.full((len(queries), k), -np.inf, np.float32)
-  best_rows = np.full((len(queries), k), -1, np.int32)
-  for start in range(0, len(vectors), _ROWS_PER_CHUNK):
-    scores = queries @ vectors[start : start + _ROWS_PER_CHUNK].T
-    worst = best_scores[:, -1]
-    for query in np.flatnonzero(scores.max(axis=1) > worst):
-      here = np.flatnonzero(scores[query] > worst[query])
-      # Earlier results come first, because their rows are lower.
-      both = np.concatenate([best_scores[query], scores[query, here]])
-      rows = np.concatenate([best_rows[query], start + here])
-      order = np.argsort(-both, kind="stable")[:k]
-      best_scores[query], best_rows[query] = both[order], rows[order]
-  return best_rows
+  def draw(rng: np.random.Generator, count: int, noise: float) -> np.ndarray:
+    del noise  # There are no groups to be near to.
+    return rng.standard_normal((count, _DIM), np.float32) @ axes
 
-
-def recall(
-  found: Int32[np.ndarray, "b k"], true: Int32[np.ndarray, "b k"]
-) -> float:
-  """Returns the share of the true neighbours that were found."""
-  hits = (found[:, :, None] == true[:, None, :]).any(axis=1)
-  return float(hits.mean())
+  return draw

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.data.index_vectors import SyntheticVectors
+from benchmarks.data import index_vectors
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.building.artifacts import (
   ArtifactWriter,
@@ -66,7 +66,9 @@ def make_generations(
   for step in range(count):
     if step in layout.published_steps(made):
       continue
-    source = SyntheticVectors(directory, corpus.num_blocks, seed=step)
+    source = index_vectors.generated(
+      "clustered", directory / f"vectors-{step}", corpus.num_blocks, seed=step
+    )
     vectors = source.vectors()
 
     def write(

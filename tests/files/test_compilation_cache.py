@@ -12,6 +12,8 @@ from realm_jax.files import compilation_cache
 compilation_cache.enable()
 import jax
 
+pytestmark = pytest.mark.slow
+
 hits = []
 jax.monitoring.register_event_listener(
   lambda event, **_: hits.append(event.endswith("/cache_hits"))

@@ -52,6 +52,7 @@ def _joined(batches):
   } | {"position": np.stack([batch.positions for batch in batches])}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mixed")
 def test_rows_join_to_one_stream_in_any_layout_and_resume_anywhere(tiny):
   config = _config(tiny)
@@ -70,6 +71,7 @@ def test_rows_join_to_one_stream_in_any_layout_and_resume_anywhere(tiny):
       np.testing.assert_array_equal(values, whole[name][17:26, own])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mixed")
 def test_tasks_come_by_rate_and_their_records_equally_often(tiny):
   found = collections.Counter(
@@ -85,6 +87,7 @@ def test_tasks_come_by_rate_and_their_records_equally_often(tiny):
   ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("new_tasks")
 def test_tasks_of_the_project_mix(tiny):
   """Blocks and texts, through a mixture inside another."""

@@ -12,6 +12,7 @@ from benchmarks import (
   train_step,
 )
 from benchmarks.agreement.comparison import Row
+from benchmarks.data import index_vectors
 from realm_jax.partitioning import cpu_tuning
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
@@ -35,7 +36,10 @@ def test_train_step(capsys):
 
 
 def test_index(tmp_path):
-  (row,) = index.rows(index.Job("scann", str(tmp_path), 2_000, repeats=1))
+  folder = tmp_path / "vectors"
+  index_vectors.generated("clustered", folder, 2_000)
+  (job,) = index.jobs_of("exact", folder, tmp_path)
+  (row,) = index.rows(job)
   assert row["recall_at_8"] == 1
   assert row["queries_per_second"] > 0
 

@@ -127,6 +127,7 @@ def test_dropout_only_when_training(params):
   assert np.abs(calm - dropped).max() > 0.1
 
 
+@pytest.mark.slow
 def test_what_is_computed_again_is_the_same(params):
   inputs = one_a_row(jnp.asarray(padded(ROWS, 12)))
   rngs = {"dropout": jax.random.key(1)}
@@ -197,6 +198,7 @@ def test_for_vocabulary_fills_in_what_is_unset():
   assert config.for_vocabulary(vocab_size=50, separator_id=7) == config
 
 
+@pytest.mark.slow
 def test_cudnn_leaves_what_is_dropped_out_to_xla():
   sequences = one_a_row(jnp.array([[CLS, 7, SEP]]))
   config = dataclasses.replace(CONFIG, dropout_rate=0.5)

@@ -119,6 +119,7 @@ def test_the_title_is_not_read(params, inputs):
   )
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing(params, inputs):
   queries, blocks = inputs
   wider = np.pad(queries, ((0, 0), (0, 3)))

@@ -84,6 +84,7 @@ def test_vectors_equal_those_of_numpy(choices):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("dropout_rate", "remat_policy"),
   [(0.0, None), (0.5, None), (0.5, "nothing_saveable")],

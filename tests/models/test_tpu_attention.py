@@ -15,6 +15,8 @@ from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 
+pytestmark = pytest.mark.slow
+
 # Four heads of 64 share two times 128 lanes.
 _CONFIG = BertConfig(
   vocab_size=50,

@@ -13,6 +13,8 @@ from realm_jax.exit_codes import ExitCode
 from realm_jax.partitioning import processes
 from realm_jax.partitioning.agreement import Agreement
 
+pytestmark = pytest.mark.slow
+
 _PATIENCE_SECONDS = 60.0
 
 

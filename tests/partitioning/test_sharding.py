@@ -63,6 +63,7 @@ def test_every_axis_of_every_parameter_has_a_rule():
   assert used <= named
 
 
+@pytest.mark.slow
 def test_initial_values_do_not_depend_on_the_layout():
   alone, state = (
     create_state(
@@ -148,6 +149,7 @@ def _create(mesh, **settings):
   return create_state(init, OPTIMIZER, seed=0, mesh=mesh, **settings)
 
 
+@pytest.mark.slow
 def test_sizes_that_devices_cannot_share_are_refused_or_not_divided():
   mesh = make_mesh(devices=jax.devices()[:3], model_parallelism=3)
   whole = [("heads", None), ("mlp", None)]

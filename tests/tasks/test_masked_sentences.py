@@ -39,6 +39,7 @@ def test_salient_spans_of_the_tiny_corpus(tiny):
   }
 
 
+@pytest.mark.slow
 def test_kinds_that_are_not_masked(tiny):
   words = tiny.corpus.vocabulary
 

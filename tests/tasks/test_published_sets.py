@@ -102,6 +102,7 @@ def test_curated_trec_of_drqa_has_patterns(tmp_path):
     read("curated_trec", "test", tmp_path / "other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("module", "builder", "write", "read_file", "generates"),
   [

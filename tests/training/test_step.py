@@ -142,12 +142,14 @@ def test_fsdp_leaves_each_device_an_eighth_of_parameters_and_moments():
         }
 
 
+@pytest.mark.slow
 def test_inverse_cloze_takes_its_negatives_from_all_devices():
   # The mean of eight losses over one row each would be 0.
   _, metrics = _first_step("inverse_cloze", EIGHT, optimizer=OPTIMIZER)
   assert float(metrics["loss"]) > 0.5
 
 
+@pytest.mark.slow
 def test_a_step_never_recompiles_on_its_own_output():
   state, shardings, update, mesh = _state("inverse_cloze", EIGHT, OPTIMIZER)
   functions = tiny.functions("inverse_cloze")

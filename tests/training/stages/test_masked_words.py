@@ -117,6 +117,7 @@ def test_the_loss_of_pointing_is_added_for_each_example():
   assert "span_accuracy" not in without.metrics
 
 
+@pytest.mark.slow
 def test_pointing_does_not_train_the_retriever():
   batch = tiny.batch("pretraining")
   # What stands first in the second block of each query is masked.
