@@ -11,7 +11,9 @@ tensor without a parameter, a parameter without a tensor and a shape that does
 not fit are errors, unless --ignore names them.
 
 build_index and evaluate take the MODEL_DIR as it is, and train as
-INITIAL_CHECKPOINT or INITIAL_READER. --from lists the formats.
+INITIAL_CHECKPOINT or INITIAL_READER. --from lists the formats. --input may be a
+model's name on Hugging Face's hub, such as intfloat/e5-base-v2, where the
+package huggingface_hub is installed.
 
 Where a directory has the modules.json of sentence-transformers, vectors are
 made as it says; otherwise flags choose:
@@ -106,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
   given["format"] = _FROM.value
   with configuration.parsed(ImportConfig, *command_line.given(), given=given):
     config = configuration.configured(ImportConfig)(**given)
-    config.require_local()
+    config.require_inputs()
     # After the input was found: it imports what reads weights.
     from realm_jax.weights import importing
 

@@ -63,6 +63,9 @@ FORMATS: Mapping[str, Format] = {
   ),
 }
 
+# Names of models on Hugging Face's hub, and the files that are read of them.
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_FILES = ("*.json", "vocab.txt", "model.safetensors", "*/model.safetensors")
 # What is exported to.
 TARGETS: Mapping[str, str] = {
   "sentence_transformers": (
@@ -90,7 +93,8 @@ class ImportConfig:
 
   Attributes:
     format: Format of the input, one of `FORMATS`.
-    input: Local directory, or the prefix of a TensorFlow checkpoint.
+    input: Local directory, the prefix of a TensorFlow checkpoint, or the name
+      of a model on Hugging Face's hub.
     block_input: Second input, for a separate block tower.
     parts: Parts to import, retriever and reader; None takes what the input has.
     tensor_prefix: Prefix of `embeddings.word_embeddings.weight`, if an hf_bert
@@ -182,19 +186,50 @@ class ImportConfig:
     given = [name for name in names if getattr(self, name) is not None]
     return ", ".join(f"--{name}" for name in given)
 
-  def require_local(self) -> None:
-    """Checks that the weights are on a local disk, from which they are mapped.
-
-    Raises:
-      WeightsError: They are in a bucket, or not there.
-    """
+  def require_inputs(self) -> None:
+    """Checks that the inputs are there, as `locate` finds them."""
     for path in filter(None, (self.input, self.block_input)):
-      if is_remote(path):
-        raise WeightsError(
-          f"{path} is in a bucket, and weights are read from a local disk; "
-          f"copy them to one first (gcloud storage cp --recursive {path} .)"
-        )
-      local = Path(path)
-      # The prefix of a TensorFlow checkpoint is no file.
-      if not local.exists() and not [*local.parent.glob(f"{local.name}.*")]:
-        raise WeightsError(f"--input or --block_input: {path} is not there")
+      locate(path)
+
+
+def locate(path: epath.PathLike) -> Path:
+  """Returns the local path of an input, from which its weights are mapped.
+
+  Where nothing is at the path and it looks like a model's name on Hugging
+  Face's hub, such as `intfloat/e5-base-v2`, this downloads the model or takes
+  it from the hub's cache, if the package huggingface_hub is installed.
+
+  Raises:
+    WeightsError: The weights are in a bucket, or not there.
+  """
+  if is_remote(path):
+    raise WeightsError(
+      f"{path} is in a bucket, and weights are read from a local disk; copy "
+      f"them to one first (gcloud storage cp --recursive {path} .)"
+    )
+  local, name = Path(path), str(path)
+  # The prefix of a TensorFlow checkpoint is no file.
+  if local.exists() or [*local.parent.glob(f"{local.name}.*")]:
+    return local
+  if not _HUB_NAME.fullmatch(name):
+    raise WeightsError(f"--input or --block_input: {path} is not there")
+  try:
+    import huggingface_hub
+  except ImportError as error:
+    raise WeightsError(
+      f"{path} is not there; to take the model of this name from Hugging "
+      "Face's hub, pip install huggingface_hub, or download it and name its "
+      "directory"
+    ) from error
+  fetch = huggingface_hub.snapshot_download
+  try:
+    folder = Path(fetch(name, allow_patterns=_HUB_FILES))
+    if not (folder / "model.safetensors").exists():
+      fetch(name, allow_patterns="pytorch_model.bin")
+  # Errors of the hub, of the network and of the disk.
+  except (OSError, ValueError) as error:
+    raise WeightsError(
+      f"{path} is not there, and Hugging Face's hub gives no model of this "
+      f"name now ({error}); is the name right, and the network there?"
+    ) from error
+  return folder

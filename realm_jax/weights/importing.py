@@ -51,7 +51,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
     CorpusError, TargetError, DiskFullError: An output cannot be written.
     StoreAccessError: An output is in a bucket that cannot be written.
   """
-  config.require_local()
+  config.require_inputs()
   check_new(output_dir)
   check_corpus_dir(config.corpus_dir, output_dir)
   require_writable(config.corpus_dir)

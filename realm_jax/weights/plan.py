@@ -17,7 +17,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
 from realm_jax.weights import WeightsError, reading, tables
 from realm_jax.weights.config import read_uncased_pieces
-from realm_jax.weights.formats import FORMATS, OF_TOWERS, ImportConfig
+from realm_jax.weights.formats import FORMATS, OF_TOWERS, ImportConfig, locate
 from realm_jax.weights.model import (
   BoundModel,
   default_reader,
@@ -121,11 +121,11 @@ def make_plan(config: ImportConfig) -> Plan:
     VocabularyError: A vocabulary cannot be used.
   """
   open_source = pkgutil.resolve_name(FORMATS[config.format].opener)
-  own: Source = open_source(config, Path(config.input), "")
+  own: Source = open_source(config, locate(config.input), "")
   of_blocks = own
   if config.block_input is not None:
     scope = "block." if own.system == "torch" else "block/"
-    of_blocks = open_source(config, Path(config.block_input), scope)
+    of_blocks = open_source(config, locate(config.block_input), scope)
   tensors = {**own.tensors, **of_blocks.tensors}
   parts = _choose_parts(config, own)
   words = vocabulary_of(_vocabulary(config, own, of_blocks))

@@ -121,7 +121,8 @@ def _view(
 ) -> np.ndarray:
   values = np.frombuffer(data, _STORAGES[storage[1]])[offset:]
   last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-  if min((offset, *stride, *size)) < 0 or last >= len(values) > 0:
+  is_beyond = 0 not in size and last >= len(values)
+  if min((offset, *stride, *size)) < 0 or is_beyond:
     raise ValueError("a tensor lies beyond its storage")
   steps = [step * values.itemsize for step in stride]
   return np.lib.stride_tricks.as_strided(values, size, steps, writeable=False)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -206,6 +207,40 @@ def test_its_gin_file_goes_with_every_recipe_and_its_macros_may_change(
     assert retriever.score_scale == 3.0
     assert retriever.bert.dropout_rate == 0.0
     assert configuration.configured(Reader)().joint_length == 33
+
+
+class _Hub(types.ModuleType):
+  """Stands for huggingface_hub, whose cache holds one model."""
+
+  def __init__(self, folder):
+    super().__init__("huggingface_hub")
+    self.folder, self.fetched = folder, []
+
+  def snapshot_download(self, name, *, allow_patterns):
+    if name != "lovelace/bert":
+      raise FileNotFoundError("it is in no cache, and the network is away")
+    self.fetched.append(allow_patterns)
+    return str(self.folder)
+
+
+def test_a_model_on_the_hub_is_fetched_by_its_name(
+  model_dir, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  # A module of None cannot be imported.
+  monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+  with pytest.raises(WeightsError, match="pip install huggingface_hub"):
+    import_weights("hf_bert", "lovelace/bert", "run", parts=["retriever"])
+  hub = _Hub(model_dir.parent / "bert")
+  monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+  with pytest.raises(WeightsError, match="network is away"):
+    import_weights("hf_bert", "lovelace/bort", "run", parts=["retriever"])
+  import_weights("hf_bert", "lovelace/bert", "run", parts=["retriever"])
+  assert "pytorch_model.bin" not in hub.fetched
+  assert (
+    "imported from bert (hf_bert)"
+    in (tmp_path / "run" / "model.gin").read_text()
+  )
 
 
 # --- What goes wrong ------------------------------------------------------

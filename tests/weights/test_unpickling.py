@@ -197,7 +197,10 @@ def test_tensors_are_read_in_their_own_dtype_and_place(save):
 
 @pytest.mark.parametrize(
   ("offset", "size", "stride"),
-  [(0, (10,), (1,)), (5, (2, 3), (3, 1)), (0, (2,), (-1,)), (-1, (2,), (1,))],
+  [
+    *((0, (10,), (1,)), (5, (2, 3), (3, 1)), (9, (1,), (1,))),
+    *((0, (2,), (-1,)), (-1, (2,), (1,))),
+  ],
 )
 def test_a_tensor_beyond_its_storage_is_refused(save, offset, size, stride):
   single = np.arange(9, dtype=np.float32)
