@@ -24,7 +24,7 @@ from benchmarks.data.index_vectors import SyntheticVectors, recall
 from benchmarks.runs.jobs import printed_json
 from benchmarks.train_step import matmul_gflops_per_second
 from realm_jax.files.json_file import write_json
-from realm_jax.generations.store import manifest as manifests
+from realm_jax.files.staging import record_files
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import Blocks, BuildOptions, QueryBatch
 from realm_jax.indexes.registry import config_from
@@ -196,7 +196,7 @@ def _read_checksums(job: Job) -> None:
     paths += sorted(job.saved.iterdir())
   folder = job.data.path.parent
   names = [str(path.relative_to(folder)) for path in paths]
-  manifests.records_of(folder, names, drop_pages=True)
+  record_files(folder, names, drop_pages=True)
 
 
 def _share_of_products(job: Job, queries_per_second: float) -> Row:

@@ -232,13 +232,13 @@ def one_device() -> Iterator[None]:
   For tests that are about something else: eight take a quarter more time.
   """
   from realm_jax.evaluation import trained_model
-  from realm_jax.generations.building import generation_builder
+  from realm_jax.generations import build
   from realm_jax.partitioning.mesh import make_mesh
   from realm_jax.training import setup
 
   first = functools.partial(make_mesh, devices=jax.devices()[:1])
   with pytest.MonkeyPatch.context() as patch:
-    for module in (trained_model, generation_builder, setup):
+    for module in (trained_model, build, setup):
       patch.setattr(module, "make_mesh", first)
     yield
 

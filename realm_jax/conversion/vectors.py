@@ -20,12 +20,10 @@ from realm_jax.files import npy
 from realm_jax.files.json_file import json_lines, write_json
 from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.files.whole.whole_file import whole_file
-from realm_jax.generations.follow.loading import corpus_of
-from realm_jax.generations.store import layout
-from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.embeddings import Embeddings, check_finite
-from realm_jax.generations.store.generation_files import GenerationFiles
-from realm_jax.generations.store.manifest import GenerationError, Manifest
+from realm_jax.generations.loading import corpus_of
+from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.generations.vectors import Embeddings, check_finite
 from realm_jax.models.retriever import Retriever
 from realm_jax.settings import Unnamed
 
@@ -54,17 +52,15 @@ class PublishedVectors:
   generations_dir: epath.PathLike | None = None
   checkpoint_step: int | None = None
 
-  @property
-  def directory(self) -> epath.Path:
-    """Directory of the generation; raises `GenerationError` without one."""
-    folder = epath.Path(
-      self.generations_dir or epath.Path(self.model_dir, layout.FOLDER)
-    )
-    steps = layout.published_steps(folder)
+  def open(self) -> tuple[GenerationStore, int]:
+    """Returns the store and the step; raises `GenerationError` without one."""
+    folder = directory_of(self.model_dir, self.generations_dir)
+    store = GenerationStore(folder)
+    steps = store.steps()
     step = self.checkpoint_step
     if step is None and steps:
       step = steps[-1]
-    if step not in steps:
+    if step is None or step not in steps:
       found = ", ".join(map(str, steps)) or "none"
       raise GenerationError(
         f"{folder} has no generation"
@@ -72,7 +68,7 @@ class PublishedVectors:
         + f" (published: {found}); make one with "
         "`python -m realm_jax.build_index --once`"
       )
-    return layout.path_of(folder, step)
+    return store, step
 
 
 def export_vectors(
@@ -104,8 +100,8 @@ def export_vectors(
   require_readable(published.model_dir, published.corpus_dir)
   check_new(output_dir)
   dtype = dtype or "float32"
-  directory = published.directory
-  manifest = manifests.read(directory)
+  store, step = published.open()
+  directory, manifest = store.path(step), store.manifest(step)
   if manifest.dim != published.retriever.vector_size:
     raise ConversionError(
       f"{directory} has vectors of {manifest.dim} dimensions and the retriever "
@@ -113,7 +109,7 @@ def export_vectors(
       "run with --gin_file"
     )
   corpus = corpus_of(manifest, Corpus.open(published.corpus_dir), directory)
-  embeddings = Embeddings(GenerationFiles(directory, manifest), manifest)
+  embeddings = Embeddings.of(store.files(manifest), manifest)
   # The generation may be removed meanwhile.
   embeddings.map_all()
   with new_directory(output_dir) as output:

@@ -1,6 +1,5 @@
 """The vectors of a generation, as arrays for other libraries."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -10,12 +9,10 @@ from realm_jax import configuration
 from realm_jax.conversion import vectors
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.vectors import PublishedVectors, export_vectors
-from realm_jax.generations.store import embeddings
-from realm_jax.generations.store.manifest import GenerationError
-from realm_jax.generations.store.publisher import publish
+from realm_jax.generations.manifest import GenerationError
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
-from tests.generations.conftest import DIM, fill, make_corpus, publish_one
+from tests.generations.conftest import DIM, make_corpus, publish_one
 
 _BLOCKS = 30
 _RETRIEVER = Retriever(BertConfig(), projection_size=DIM, score_scale=20.0)
@@ -33,15 +30,7 @@ def _published(tmp_path, corpus, **changes):
 
 
 def _publish_as_bfloat16(generations_dir, corpus, values):
-  def write(directory):
-    manifest = fill(directory, corpus, 3)
-    shards = embeddings.ShardLayout.of(
-      _BLOCKS, DIM, dtype="bfloat16", max_rows=_BLOCKS // 3
-    )
-    stored = embeddings.copy_vectors(values, directory, shards, step=3)
-    return dataclasses.replace(manifest, embeddings=stored, dtype="bfloat16")
-
-  publish(generations_dir, 3, write)
+  publish_one(generations_dir, corpus, 3, vectors=values, dtype="bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ MODEL_DIR/generations/00000000, so that nothing is embedded again.
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Sized
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import PurePath, PurePosixPath
 
 import jax
 from absl import logging
@@ -27,21 +27,18 @@ from realm_jax.corpus.shards.format import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.object_store.remote import is_remote
 from realm_jax.files.whole.whole_directory import real_path
-from realm_jax.generations.building.artifacts import (
-  ArtifactWriter,
-  EmbeddingConfig,
+from realm_jax.generations.build import (
+  Builder,
+  GenerationConfig,
+  publish_vectors,
 )
-from realm_jax.generations.store import layout
-from realm_jax.generations.store.manifest import Manifest
-from realm_jax.generations.store.publisher import publish
+from realm_jax.generations.store import directory_of
 from realm_jax.indexes.protocol import Rows
 from realm_jax.indexes.registry import config_from
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-
-_STEP = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,24 +168,19 @@ def import_index(
   try:
     longest = retriever.bert.max_positions
     mesh = make_mesh()
-    artifacts = ArtifactWriter(
-      Corpus.open(corpus_dir),
-      retriever,
-      index=config_from(released.options.index or "scann", {}),
-      config=EmbeddingConfig(
-        query_length=min(EmbeddingConfig.query_length, longest)
+    builder = Builder(
+      GenerationConfig(
+        retriever,
+        config_from(released.options.index or "scann", {}),
+        query_length=min(GenerationConfig.query_length, longest),
       ),
+      Corpus.open(corpus_dir),
       mesh=mesh,
     )
     replicated = jax.device_put(params, sharding.replicated(mesh))
-
-    def write(directory: Path) -> Manifest:
-      stored = artifacts.store(directory, released.vectors, step=_STEP)
-      return artifacts.write(
-        directory, step=_STEP, params=replicated, stored=stored
-      )
-
-    publish(epath.Path(model_dir) / layout.FOLDER, _STEP, write)
+    publish_vectors(
+      builder, directory_of(model_dir), replicated, released.vectors
+    )
     yield
   except BaseException:
     logging.info("Removing %s, whose generation was not written", corpus_dir)

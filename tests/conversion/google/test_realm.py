@@ -13,7 +13,7 @@ from realm_jax.conversion.google.realm import plan_tf_realm
 from realm_jax.conversion.planning import ImportSource
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.follow.loading import load_newest
+from realm_jax.generations.loading import load_newest
 from tests.conversion.google import checkpoint_files as files
 from tests.conversion.google.realm_files import (
   ICT,

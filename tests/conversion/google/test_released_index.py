@@ -15,8 +15,8 @@ from realm_jax.conversion.google.released_index import (
 from realm_jax.conversion.parameters import BoundModel
 from realm_jax.conversion.pickles import read_byte_strings
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.follow.loading import load_newest
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.loading import load_newest
+from realm_jax.generations.manifest import GenerationError
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
