@@ -423,7 +423,7 @@ def publish_vectors(
       identity=IMPORTED,
     )
   except BaseException:
-    store.remove_drafts(lambda other: other != step)
+    store.remove_drafts()
     raise
 
 

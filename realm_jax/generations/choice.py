@@ -147,7 +147,7 @@ class Chooser:
       step,
       self._corpus.version,
     )
-    self._store.remove_drafts(lambda s: s == step or self._is_needed(s))
+    self._store.remove_drafts(but=step)
     return Choice(
       step,
       self._corpus.version,
@@ -234,15 +234,6 @@ class Chooser:
     return any_version and self._corpus.has_version(
       manifest.corpus_version, manifest.corpus_fingerprint
     )
-
-  def _is_needed(self, step: int) -> bool:
-    """Returns whether unfinished shards of a step may become a generation."""
-    steps = self._checkpoints.steps()
-    due_now = due(steps, distance=self._distance)
-    wanted = {*due_now[-1:], *self._retained.used_by(steps[-1:])}
-    if self._config.mode == "every" or self._config.checkpoint_step is not None:
-      wanted.update(due_now)
-    return step in wanted.intersection(steps) - self._up_to_date(due_now[-1:])
 
   def _log_waiting(self, *, for_first: bool) -> None:
     """Logs what the sidecar waits for: at first, and if that is a run, again.

@@ -20,7 +20,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from absl import logging
@@ -254,8 +254,9 @@ class GenerationStore:
     the last three generations stay for a day.
     """
     for step in steps:
-      with whole_text_file(self.path(step) / _REMOVED) as file:
-        file.write("")
+      # On a full disk, the files are taken for a draft's, and go sooner.
+      with contextlib.suppress(OSError):
+        (self.path(step) / _REMOVED).write_text("")
       self._unpublish(step)
     self.remove_old_files()
 
@@ -277,10 +278,10 @@ class GenerationStore:
         logging.info("removing the files of generation %d", step)
         _rmtree(self.path(step))
 
-  def remove_drafts(self, is_needed: Callable[[int], bool]) -> None:
-    """Removes unfinished builds of all steps that are not needed."""
+  def remove_drafts(self, *, but: int | None = None) -> None:
+    """Removes the unfinished builds of all steps but one."""
     for step in self._all_steps():
-      if is_needed(step):
+      if step == but:
         continue
       if self.version(step) is None:
         if _REMOVED not in listing.names_in(self.path(step)):

@@ -136,7 +136,7 @@ def test_drafts_go_unless_they_are_needed(generations_dir, corpus):
   publish_one(generations_dir, corpus, 500)
   for folder in ("00000100/aaaa", "00000500/bbbb", "00000800/eeee"):
     (generations_dir / folder).mkdir(parents=True)
-  GenerationStore(generations_dir).remove_drafts(lambda step: step == 800)
+  GenerationStore(generations_dir).remove_drafts(but=800)
   assert _sound(generations_dir) == [500]
   assert sorted(p.name for p in generations_dir.iterdir()) == [
     "00000500",
@@ -165,7 +165,7 @@ def test_the_files_of_a_removed_generation_stay_for_a_while(
   assert _sound(generations_dir) == [3, 4, 5, 6]
   # Whoever has it loaded can still read all of it.
   assert loaded.with_exact_search().step == 1
-  store.remove_drafts(lambda step: False)
+  store.remove_drafts()
   assert store.path(1).exists()
   # Not more than three of them take space, and none for more than a day.
   store.remove([3])
