@@ -215,11 +215,15 @@ def _object_store() -> Iterator["ObjectStore"]:
 
 
 @pytest.fixture
-def object_store(_object_store) -> Iterator["ObjectStore"]:
+def object_store(
+  _object_store, tmp_path_factory, monkeypatch
+) -> Iterator["ObjectStore"]:
   """An object store without faults, to which `gs://` leads from now on.
 
-  All tests of a process share it, so each has a folder of its own.
+  All tests of a process share it, so each has a folder of its own, and a cache.
   """
+  cache = str(tmp_path_factory.mktemp("cache"))
+  monkeypatch.setenv("REALM_JAX_CACHE_DIR", cache)
   _object_store.inject()
   yield _object_store
   _object_store.inject()

@@ -183,12 +183,12 @@ def follow(
     check()
     return Choice() if stop.is_set() else chooser.choose()
 
-  def prepared() -> tuple[Builder, Params]:
+  def prepared() -> tuple[Builder, Params, KnownVectors | None]:
     version = corpus.at(choice.corpus_version, choice.corpus_fingerprint)
     made = builder
     if made is None or made.corpus is not version:
       made = Builder(generation, version)
-    return made, _restored(made, checkpoints, choice.step)
+    return made, *_restored(made, checkpoints, choice.step)
 
   name = secrets.token_hex(4) if is_remote(store.directory) else ""
   name = agreement.on_process_0("name", lambda: name)
@@ -201,18 +201,18 @@ def follow(
       stop.wait(config.poll_seconds)
       continue
     try:
-      builder, params = agreement.on_all_processes(
+      builder, params, known = agreement.on_all_processes(
         "checkpoint", prepared, (_RemovedCheckpointError, *SHARED_ERRORS)
       )
+      if known is None:
+        known = _base_vectors(builder, choice.step, store, agreement)
       build_generation(
         builder,
         choice.step,
         params,
         store,
         agreement=agreement,
-        known=_known_vectors(
-          builder, choice.step, checkpoints, store, agreement
-        ),
+        known=known,
         builder_name=name,
         check=check_stop,
       )
@@ -245,8 +245,8 @@ def follow(
 
 def _restored(
   builder: Builder, checkpoints: CheckpointStore, step: int
-) -> Params:
-  """Restores the retriever of a checkpoint to the devices.
+) -> tuple[Params, KnownVectors | None]:
+  """Restores the retriever of a checkpoint to the devices, and its vectors.
 
   Raises:
     CheckpointError: The checkpoint is of another model or vocabulary, cannot be
@@ -255,9 +255,9 @@ def _restored(
   like = {"retriever": builder.abstract_params()}
   try:
     checkpoints.require_vocabulary(step, builder.corpus.vocab_sha256)
-    return checkpoints.restore(step, items=("retriever",), like=like)[
-      "retriever"
-    ]
+    restored = checkpoints.restore(step, items=("retriever",), like=like)
+    own = checkpoint_vectors(checkpoints, step, builder.corpus)
+    return restored["retriever"], own
   except (ValueError, OSError) as error:
     if not is_removed(checkpoints, step):
       raise
@@ -266,26 +266,16 @@ def _restored(
     ) from error
 
 
-def _known_vectors(
-  builder: Builder,
-  step: int,
-  checkpoints: CheckpointStore,
-  store: GenerationStore,
-  agreement: Agreement,
+def _base_vectors(
+  builder: Builder, step: int, store: GenerationStore, agreement: Agreement
 ) -> KnownVectors | None:
-  """Returns the vectors that a generation may copy, the same in all processes.
+  """Returns the vectors that a partial refresh may copy, if it is one.
 
-  They are the checkpoint's own, or with a partial refresh those of an earlier
-  generation.
+  They are those of an earlier generation, the same in all processes.
   """
   corpus, config = builder.corpus, builder.config
-  own = agreement.on_all_processes(
-    "own vectors",
-    functools.partial(checkpoint_vectors, checkpoints, step, corpus),
-    SHARED_ERRORS,
-  )
-  if own is not None or config.refresh_fraction is None:
-    return own
+  if config.refresh_fraction is None:
+    return None
   base = agreement.on_process_0(
     "base",
     lambda: find_base(

@@ -30,6 +30,17 @@ def generations_dir(object_store, folder) -> str:
   return object_store.path(f"{folder}/generations")
 
 
+@pytest.fixture
+def change_host(tmp_path, monkeypatch):
+  """Goes on with an empty cache, as on another host."""
+
+  def change() -> None:
+    cache = tmp_path / secrets.token_hex(4)
+    monkeypatch.setenv("REALM_JAX_CACHE_DIR", str(cache))
+
+  return change
+
+
 def test_what_is_published_comes_back_and_goes(
   object_store, generations_dir, folder, corpus
 ):
@@ -74,9 +85,10 @@ def _poll(watcher):
 
 
 def test_only_what_is_needed_is_copied_and_the_rest_when_it_is_read(
-  object_store, generations_dir, corpus
+  object_store, generations_dir, corpus, change_host
 ):
   publish_one(generations_dir, corpus, 500)
+  change_host()
   with object_store.counted() as requests:
     generation = load_generation(
       generations_dir,
@@ -95,9 +107,10 @@ def test_only_what_is_needed_is_copied_and_the_rest_when_it_is_read(
 
 
 def test_a_bad_copy_is_made_again_and_two_are_damage(
-  object_store, generations_dir, folder, corpus
+  object_store, generations_dir, folder, corpus, change_host
 ):
   publish_one(generations_dir, corpus, 500)
+  change_host()
   names = object_store.names(f"{folder}/")
   (name,) = [name for name in names if name.endswith("1-of-00003.npy")]
   content = object_store.read(name)
@@ -105,17 +118,19 @@ def test_a_bad_copy_is_made_again_and_two_are_damage(
   object_store.inject(StoreFault("cut", "^GET .*embeddings-00001"))
   assert load().step == 500
   object_store.write(name, content[:-1] + bytes([content[-1] ^ 1]))
+  change_host()
   with pytest.raises(DamagedGenerationError, match=r"embeddings-00001.*again"):
     load()
 
 
 def test_a_store_that_is_away_for_a_while_delays_and_harms_nothing(
-  object_store, generations_dir, corpus
+  object_store, generations_dir, corpus, change_host
 ):
   away = StoreFault("refuse", "generations", times=5)
   object_store.inject(away)
   publish_one(generations_dir, corpus, 500)
   assert object_store.happened() == [5]
+  change_host()
   object_store.inject(away)
   generation = load_newest(generations_dir, corpus=corpus)
   assert object_store.happened() == [5]

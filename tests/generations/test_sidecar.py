@@ -32,7 +32,7 @@ class FakeBuilds:
   def restore(self, builder, checkpoints, step):
     if isinstance(self.errors.get(step), CheckpointError):
       raise self.errors.pop(step)
-    return {}
+    return {}, None
 
   def build(self, builder, step, params, store, *, check, **settings):
     self.built.append(step)
