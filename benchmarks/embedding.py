@@ -42,7 +42,7 @@ from benchmarks.data.real_texts import (
 )
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
-from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
+from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding

@@ -48,9 +48,9 @@ from realm_jax import configuration
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
 from realm_jax.files.metric_rows import read_rows
-from realm_jax.generations.follow.loading import load_generation
-from realm_jax.generations.store import layout
-from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.loading import load_generation
+from realm_jax.generations.manifest import Manifest
+from realm_jax.generations.store import FOLDER, MANIFEST, GenerationStore
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
@@ -154,7 +154,7 @@ def _median_ms(config: TrainConfig, stage: Pretraining) -> float:
   for path in model_dir.iterdir():
     if path.is_file():
       path.unlink()
-    elif path.name != layout.FOLDER:
+    elif path.name != FOLDER:
       shutil.rmtree(path)
   trainer.train(dataclasses.replace(config, stage=stage))
   rows = read_rows(model_dir)[_FIRST_STEPS:]
@@ -171,7 +171,7 @@ class Publications:
 
   def __init__(self, ready: Sequence[Path], generations_dir: Path):
     self._ready = ready
-    self._directory = generations_dir
+    self._store = GenerationStore(generations_dir)
     self._published = 0
     self._published_at = 0.0
     self._steps_left = _BETWEEN
@@ -204,7 +204,7 @@ class Publications:
     elif self._steps_left == 0:
       source = self._ready[self._published]
       self._published += 1
-      os.rename(source, layout.path_of(self._directory, self._published))
+      os.rename(source, self._store.path(self._published))
       self._published_at = time.monotonic()
     return self._published
 
@@ -233,9 +233,9 @@ def measure_swaps(
 ) -> dict[str, Any]:
   """Pre-trains while generations are published, and compares the steps."""
   shutil.rmtree(model_dir, ignore_errors=True)
-  generations_dir = model_dir / layout.FOLDER
+  generations_dir = model_dir / FOLDER
   generations_dir.mkdir(parents=True)
-  _link(made[0], Path(layout.path_of(generations_dir, 0)), step=0)
+  _link(made[0], Path(GenerationStore(generations_dir).path(0)), step=0)
   ready = [
     _link(made[i % len(made)], model_dir / f"ready-{i}", step=i)
     for i in range(1, swaps + 1)
@@ -273,12 +273,16 @@ def measure_swaps(
 
 def _link(source: Path, target: Path, *, step: int) -> Path:
   """Links the files of a generation under another step."""
-  manifest = manifests.read(source)
+  manifest = _manifest(source)
   shutil.copytree(source, target, copy_function=os.link)
   manifest = dataclasses.replace(manifest, step=step)
-  (target / layout.MANIFEST).unlink()
-  (target / layout.MANIFEST).write_text(manifest.to_json())
+  (target / MANIFEST).unlink()
+  (target / MANIFEST).write_text(manifest.to_json())
   return target
+
+
+def _manifest(generation: Path) -> Manifest:
+  return GenerationStore(generation.parent).manifest(int(generation.name))
 
 
 def _swap(rows: Sequence[Row], generation: int) -> Row:
@@ -303,7 +307,7 @@ def _swap(rows: Sequence[Row], generation: int) -> Row:
 
 def measure_loads(generation: Path, corpus: Corpus) -> list[dict[str, Any]]:
   """Loads a generation from a bucket and from the disk, as a trainer does."""
-  manifest = manifests.read(generation)
+  manifest = _manifest(generation)
   found = []
   with ObjectStore() as store, mock.patch.dict(os.environ, store.environment):
     for path in sorted(generation.rglob("*")):

@@ -12,7 +12,7 @@ third run searches ScaNN, whose process is killed as well. It is a problem if a
 trainer exits that could have continued, or if a run is too short for its
 faults.
 
-With `--storage=bucket` two processes train together and two workers build each
+With `--storage=bucket` two processes train together and two build each
 generation, all through an object store on this machine. They are killed, its
 requests fail, hang or lose their answers, and its objects are removed or
 changed. The undisturbed run has the same processes and a MODEL_DIR on the disk.

@@ -8,10 +8,9 @@ the trainer has started, and reads the configuration that the run keeps, over
 gin/runs/build_index.gin. The index is then of the kind of the newest
 generation, if there is one, or else of the kind that the run needs.
 
-Several workers embed a generation together, shard i by worker i mod n. They are
-the processes of one command, as on the hosts of a TPU slice. Where processes
-cannot start together, `--worker=0/4` to `--worker=3/4` name them; they share
-MODEL_DIR and CORPUS_DIR, on a disk or on gs://, and nothing else.
+The processes of one command, as on the hosts of a TPU slice, embed a generation
+together, shard s in process s mod n. They share MODEL_DIR and CORPUS_DIR, on a
+disk or on gs://.
 """
 
 from collections.abc import Sequence
@@ -23,27 +22,20 @@ from realm_jax.configuration import command_line
 _ONCE = flags.DEFINE_bool(
   "once", False, "Build the newest checkpoint's generation and exit."
 )
-_WORKER = flags.DEFINE_string(
-  "worker", None, "i/n: this is worker i of n, which were started one by one."
-)
 
 _RECIPE = "gin/runs/build_index.gin"
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs `generations.building.run.build_index` as gin configures it."""
+  """Runs `generations.sidecar.build_index` as gin configures it."""
   del argv
   command_line.require_run(_RECIPE, waits=True)
-  from realm_jax.generations.building import run
+  from realm_jax.generations import sidecar
   from realm_jax.partitioning import cpu_tuning
 
   cpu_tuning.keep_freed_memory()
   published = command_line.call(
-    run.build_index,
-    recipe=_RECIPE,
-    waits=True,
-    once=_ONCE.value,
-    worker=_WORKER.value,
+    sidecar.build_index, recipe=_RECIPE, waits=True, once=_ONCE.value
   )
   logging.info("done: published %s", published or "nothing")
 

@@ -53,7 +53,7 @@ from realm_jax.evaluation.trained_model import (
   TrainedModel,
   load_model,
 )
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
 

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
   compilation_cache.disable()
   # Before what is slow to import: a slice that is none is answered at once.
   topology = open_topology(_TOPOLOGY.value)
-  from realm_jax.generations.building.generation_builder import (
+  from realm_jax.generations.build import (
     GenerationConfig,
   )
   from realm_jax.precompilation.programs import compile_recipe

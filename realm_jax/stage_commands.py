@@ -32,7 +32,7 @@ _FUNCTIONS = {
   "train": "realm_jax.training.config:TrainConfig",
   "evaluate": "realm_jax.evaluation.run:evaluate",
   "evaluate --follow": "realm_jax.evaluation.following:follow",
-  "build_index": "realm_jax.generations.building.run:build_index",
+  "build_index": "realm_jax.generations.sidecar:build_index",
 }
 
 

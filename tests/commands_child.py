@@ -19,7 +19,7 @@ _IMPORTED = (
   "realm_jax.corpus.building.corpus",
   "realm_jax.corpus.building.sources.seqio_rows",
   "realm_jax.evaluation.open_qa",
-  "realm_jax.generations.building.run",
+  "realm_jax.generations.sidecar",
   "realm_jax.training.trainer",
 )
 

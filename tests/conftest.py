@@ -215,11 +215,15 @@ def _object_store() -> Iterator["ObjectStore"]:
 
 
 @pytest.fixture
-def object_store(_object_store) -> Iterator["ObjectStore"]:
+def object_store(
+  _object_store, tmp_path_factory, monkeypatch
+) -> Iterator["ObjectStore"]:
   """An object store without faults, to which `gs://` leads from now on.
 
-  All tests of a process share it, so each has a folder of its own.
+  All tests of a process share it, so each has a folder of its own, and a cache.
   """
+  cache = str(tmp_path_factory.mktemp("cache"))
+  monkeypatch.setenv("REALM_JAX_CACHE_DIR", cache)
   _object_store.inject()
   yield _object_store
   _object_store.inject()
@@ -232,13 +236,13 @@ def one_device() -> Iterator[None]:
   For tests that are about something else: eight take a quarter more time.
   """
   from realm_jax.evaluation import trained_model
-  from realm_jax.generations.building import generation_builder
+  from realm_jax.generations import build
   from realm_jax.partitioning.mesh import make_mesh
   from realm_jax.training import setup
 
   first = functools.partial(make_mesh, devices=jax.devices()[:1])
   with pytest.MonkeyPatch.context() as patch:
-    for module in (trained_model, generation_builder, setup):
+    for module in (trained_model, build, setup):
       patch.setattr(module, "make_mesh", first)
     yield
 

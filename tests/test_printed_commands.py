@@ -170,7 +170,7 @@ _CONFIGURES = {
     "gin/runs/ask.gin",
   ),
   "realm_jax.build_index": (
-    "realm_jax.generations.building.run:build_index",
+    "realm_jax.generations.sidecar:build_index",
     "gin/runs/build_index.gin",
   ),
   "realm_jax.evaluate": (
@@ -257,7 +257,7 @@ def test_the_recipe_of_a_command_is_complete(command, tmp_path):
   if command.module == "realm_jax.precompile":
     is_index = any("build_index" in file for file in files)
     function = (
-      "realm_jax.generations.building.generation_builder:GenerationConfig"
+      "realm_jax.generations.build:GenerationConfig"
       if is_index
       else "realm_jax.training.config:TrainConfig"
     )

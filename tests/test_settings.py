@@ -13,8 +13,7 @@ from realm_jax import settings
 from realm_jax.demo_world.world import WorldConfig
 from realm_jax.evaluation.answering import AnsweringConfig
 from realm_jax.evaluation.explaining.explainer import ExplainingConfig
-from realm_jax.generations.building.artifacts import EmbeddingConfig
-from realm_jax.generations.building.sidecar import SidecarConfig
+from realm_jax.generations.choice import SidecarConfig
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.models.bert import BertConfig
@@ -121,7 +120,6 @@ def test_the_parameters_of_functions_and_classes():
     (OpenQa, {"num_read": 0, "renamed_share": 2.0}),
     (Pretraining, {"num_candidates": 0, "span_weight": -1.0}),
     (SidecarConfig, {"mode": "all", "keep_generations": 0}),
-    (EmbeddingConfig, {"recall_queries": 1, "recall_at": (0,)}),
     (ScannConfig, {"recall_target": 1.2, "builder": "ours", "threads": 0}),
     (ExactConfig, {"recall_target": 0.0, "rows_per_step": 0}),
     (AnsweringConfig, {"num_spans": 0, "num_read": 0}),

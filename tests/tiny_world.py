@@ -21,10 +21,9 @@ from flax import linen as nn
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.building.artifacts import EmbeddingConfig
-from realm_jax.generations.building.generation_builder import GenerationConfig
-from realm_jax.generations.building.run import build_index
-from realm_jax.generations.building.sidecar import SidecarConfig
+from realm_jax.generations.build import GenerationConfig
+from realm_jax.generations.choice import SidecarConfig
+from realm_jax.generations.sidecar import build_index
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig
@@ -193,14 +192,12 @@ class World:
       generation=GenerationConfig(
         retriever=RETRIEVER,
         index=index or ExactConfig(),
-        embedding=EmbeddingConfig(
-          stored_dtype=dtype,
-          tokens_per_batch=512,
-          num_lengths=1,
-          query_length=QUERY_LENGTH,
-          recall_queries=8,
-          recall_at=(4,),
-        ),
+        stored_dtype=dtype,
+        tokens_per_batch=512,
+        num_lengths=1,
+        query_length=QUERY_LENGTH,
+        recall_queries=8,
+        recall_at=(4,),
       ),
       sidecar=SidecarConfig(once=True, **settings),
     )

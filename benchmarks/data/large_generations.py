@@ -8,13 +8,12 @@ import numpy as np
 
 from benchmarks.data import index_vectors
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations.building.artifacts import (
-  ArtifactWriter,
-  EmbeddingConfig,
+from realm_jax.generations.build import (
+  Builder,
+  GenerationConfig,
+  publish_vectors,
 )
-from realm_jax.generations.store import layout
-from realm_jax.generations.store.manifest import Manifest
-from realm_jax.generations.store.publisher import publish
+from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
@@ -52,35 +51,25 @@ def make_generations(
     index: Index to build; use another directory for other settings.
     count: Number of generations.
   """
-  made = directory / f"generations-{corpus.num_blocks}"
+  store = GenerationStore(directory / f"generations-{corpus.num_blocks}")
   mesh = make_mesh()
   retriever, values = random_towers(RETRIEVER, corpus)
   params = jax.device_put(values, sharding.replicated(mesh))
-  artifacts = ArtifactWriter(
-    corpus,
-    retriever,
-    index=index,
-    config=EmbeddingConfig(query_length=QUERY_LENGTH, recall_queries=64),
-    mesh=mesh,
+  config = GenerationConfig(
+    retriever, index, query_length=QUERY_LENGTH, recall_queries=64
   )
+  builder = Builder(config, corpus, mesh=mesh)
   for step in range(count):
-    if step in layout.published_steps(made):
+    if step in store.steps():
       continue
     source = index_vectors.generated(
       "clustered", directory / f"vectors-{step}", corpus.num_blocks, seed=step
     )
-    vectors = source.vectors()
-
-    def write(
-      target: Path, vectors: np.ndarray = vectors, step: int = step
-    ) -> Manifest:
-      stored = artifacts.store(target, vectors, step=step)
-      return artifacts.write(target, step=step, params=params, stored=stored)
-
-    publish(made, step, write)
-    del vectors
+    publish_vectors(
+      builder, store.directory, params, source.vectors(), step=step
+    )
     source.path.unlink()
-  return [Path(layout.path_of(made, step)) for step in range(count)]
+  return [Path(store.path(step)) for step in range(count)]
 
 
 def random_towers(

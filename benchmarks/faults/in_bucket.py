@@ -21,24 +21,18 @@ def _run(here: Disturbed) -> BucketRun:
   return here.run
 
 
-def _kill_process(here: Disturbed, rng: np.random.Generator) -> str:
-  """Kills one of the processes that train; all are started again."""
-  group = here.trainer
-  assert isinstance(group, JobGroup)
-  process = int(rng.integers(_run(here).num_processes))
-  seconds = group.kill_one(process)
-  group.start()
-  return f"process {process}; the other ended after {seconds:.1f} s"
+def _kill_process(name: str) -> Injector:
+  """Returns a fault that kills one process; all of the group start again."""
 
+  def kill(here: Disturbed, rng: np.random.Generator) -> str:
+    group = here.jobs[name]
+    assert isinstance(group, JobGroup)
+    process = int(rng.integers(_run(here).num_processes))
+    seconds = group.kill_one(process)
+    group.start()
+    return f"process {process}; the other ended after {seconds:.1f} s"
 
-def _some_worker(here: Disturbed, rng: np.random.Generator) -> str:
-  return str(rng.choice(sorted(here.builders)))
-
-
-def _kill_worker(here: Disturbed, rng: np.random.Generator) -> str:
-  name = _some_worker(here, rng)
-  here.restart(name)
-  return name
+  return kill
 
 
 def _kill_all(here: Disturbed, rng: np.random.Generator) -> str:
@@ -47,10 +41,10 @@ def _kill_all(here: Disturbed, rng: np.random.Generator) -> str:
   return "all processes"
 
 
-def _stop_worker(here: Disturbed, rng: np.random.Generator) -> str:
-  name, seconds = _some_worker(here, rng), rng.uniform(1, 6)
-  stop_for_seconds(here, name, seconds)
-  return f"{name}, {seconds:.1f} s"
+def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
+  seconds = rng.uniform(1, 6)
+  stop_for_seconds(here, "builder", seconds)
+  return f"{seconds:.1f} s"
 
 
 def _bad_requests(
@@ -97,10 +91,10 @@ def _change_object(here: Disturbed, rng: np.random.Generator) -> str:
 
 
 KINDS: Mapping[str, Injector] = {
-  "kill process": _kill_process,
-  "kill worker": _kill_worker,
+  "kill process": _kill_process("trainer"),
+  "kill builder": _kill_process("builder"),
   "kill all": _kill_all,
-  "stop worker": _stop_worker,
+  "stop builder": _stop_builder,
   "refuse requests": _bad_requests("refuse"),
   "lose answers": _bad_requests("lose answer"),
   "cut answers": _bad_requests("cut"),

@@ -15,7 +15,7 @@ from benchmarks.faults.disturbed import CRASH, CUT, Disturbed
 from benchmarks.faults.injection import NOTHING, Injector, stop_for_seconds
 from benchmarks.runs.jobs import searching
 from benchmarks.runs.pretraining import Run
-from realm_jax.generations.store import layout
+from realm_jax.generations.store import FOLDER, GenerationStore
 
 
 def _kill(*names: str) -> Injector:
@@ -39,16 +39,16 @@ def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
   return NOTHING
 
 
-def _generations(run: Run) -> Path:
-  return Path(run.model_dir) / layout.FOLDER
+def _generations(run: Run) -> GenerationStore:
+  return GenerationStore(Path(run.model_dir) / FOLDER)
 
 
 def _some_file(run: Run, rng: np.random.Generator) -> Path | None:
   generations = _generations(run)
-  steps = layout.published_steps(generations)
+  steps = generations.steps()
   if not steps:
     return None
-  directory = Path(layout.path_of(generations, int(rng.choice(steps))))
+  directory = Path(generations.path(int(rng.choice(steps))))
   files = sorted(path for path in directory.rglob("*") if path.is_file())
   return files[rng.integers(len(files))] if files else None
 
@@ -63,7 +63,8 @@ def _damage(
       if (path := _some_file(here.run, rng)) is not None:
         place = int(rng.integers(max(1, path.stat().st_size)))
         harm(path, place, rng)
-        return f"{path.relative_to(_generations(here.run))} at {place}"
+        folder = Path(_generations(here.run).directory)
+        return f"{path.relative_to(folder)} at {place}"
     return NOTHING
 
   return damage
@@ -85,19 +86,19 @@ def _flip(path: Path, place: int, rng: np.random.Generator) -> None:
 
 def _remove_one(here: Disturbed, rng: np.random.Generator) -> str:
   generations = _generations(here.run)
-  steps = layout.published_steps(generations)
+  steps = generations.steps()
   if not steps:
     return NOTHING
   step = int(rng.choice(steps))
-  shutil.rmtree(layout.path_of(generations, step), ignore_errors=True)
+  shutil.rmtree(generations.path(step), ignore_errors=True)
   return str(step)
 
 
 def _remove_all(here: Disturbed, rng: np.random.Generator) -> str:
   del rng
   generations = _generations(here.run)
-  steps = layout.published_steps(generations)
-  shutil.rmtree(generations, ignore_errors=True)
+  steps = generations.steps()
+  shutil.rmtree(generations.directory, ignore_errors=True)
   return str(steps)
 
 

@@ -11,7 +11,7 @@ from benchmarks.runs.jobs import searching
 from benchmarks.runs.pretraining import Run
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.files.metric_rows import read_rows
-from realm_jax.generations.store.inspection import RunGenerations
+from realm_jax.generations.inspection import RunGenerations
 
 # Metrics that depend on the clock.
 _TIMINGS = re.compile(r".*_(seconds|second|ms)|goodput")
@@ -61,7 +61,7 @@ def _last_parameters(run: Run) -> dict[str, np.ndarray]:
 
 def damaged_generations(run: Run) -> list[int]:
   """Lists the published generations whose checksums do not match."""
-  found = RunGenerations.find(run.model_dir, None).inspect(checksums=True)
+  found = RunGenerations(run.model_dir, None).inspect(checksums=True)
   return [one.step for one in found if one.problem]
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class Run:
     """Returns the trainer, not yet started."""
     return self._trainer("trainer")
 
-  def builders(self) -> dict[str, Job]:
+  def builders(self) -> dict[str, Job | JobGroup]:
     """Returns the index builders by name, not yet started."""
     return {"builder": self.builder("builder")}
 
@@ -78,8 +78,8 @@ class Run:
       INDEX=Macro(self.index),
       MODE="every",
       **{
-        "sidecar.SidecarConfig.poll_seconds": 0.2,
-        "sidecar.SidecarConfig.retry_seconds": 1.0,
+        "choice.SidecarConfig.poll_seconds": 0.2,
+        "choice.SidecarConfig.retry_seconds": 1.0,
         **self.index_settings,
       },
     )
@@ -149,40 +149,37 @@ def _steps(folder: Path) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MultiProcessRun(Run):
-  """A run whose trainer has several processes, and its builder workers.
+  """A run whose trainer and whose builder have several processes each.
 
   Attributes:
-    num_processes: Number of processes that train together.
-    num_workers: Number of workers that build each generation together.
+    num_processes: Number of processes that train, and that build, together.
   """
 
   num_processes: int = 2
-  num_workers: int = 2
 
   def trainer(self) -> JobGroup:
     """Returns the processes of the trainer, not yet started."""
-    return JobGroup("trainer", self._trainers)
+    return self._group("trainer", self._trainer)
 
-  def builders(self) -> dict[str, Job]:
-    """Returns the workers by name, not yet started."""
-    names = [f"worker {i}" for i in range(self.num_workers)]
-    return {
-      name: self.builder(name, f"--worker={i}/{self.num_workers}")
-      for i, name in enumerate(names)
-    }
+  def builders(self) -> dict[str, Job | JobGroup]:
+    """Returns the processes of the builder, not yet started."""
+    return {"builder": self._group("builder", self.builder)}
 
-  def _trainers(self) -> list[Job]:
-    port = free_port()
-    return [
-      self._trainer(
-        f"trainer {i}",
-        f"--coordinator_address=localhost:{port}",
-        f"--num_processes={self.num_processes}",
-        f"--process_id={i}",
-        f"--heartbeat_timeout_seconds={HEARTBEAT_TIMEOUT_SECONDS}",
-      )
-      for i in range(self.num_processes)
-    ]
+  def _group(self, name: str, make_job: Callable[..., Job]) -> JobGroup:
+    def make_jobs() -> list[Job]:
+      port = free_port()
+      return [
+        make_job(
+          f"{name} {i}",
+          f"--coordinator_address=localhost:{port}",
+          f"--num_processes={self.num_processes}",
+          f"--process_id={i}",
+          f"--heartbeat_timeout_seconds={HEARTBEAT_TIMEOUT_SECONDS}",
+        )
+        for i in range(self.num_processes)
+      ]
+
+    return JobGroup(name, make_jobs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,13 @@ offsets.npy      the rows of answer i are rows[offsets[i]:offsets[i + 1]]
 rows.npy         rows of blocks, sorted for each answer
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +23,10 @@ from realm_jax.answers.matcher import BlockMatcher, Matches
 from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.files import npy
-from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import write_json
 from realm_jax.files.json_value import JsonValue
-from realm_jax.files.local_disk.scratch import ScratchDirectory
-from realm_jax.files.object_store.remote import download, is_remote
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.staging import FileRecord, StagedFiles, record_files
 from realm_jax.files.whole.whole_directory import (
   TargetError,
   rename_into_place,
@@ -69,12 +67,12 @@ class AnswerStore:
       raise AnswersError(f"there is no whole store at {source}") from error
     if found != (_FORMAT_VERSION, key):
       raise AnswersError(f"{source} is of another format or of other answers")
-    with _local(source, manifest["files"]) as local:
-      for name, record in manifest["files"].items():
-        path = local / name
-        if not path.is_file() or sha256_of(path) != record["sha256"]:
-          raise AnswersError(f"{source / name} is missing or damaged")
-      return cls(local)
+    records = [
+      FileRecord(name, record["bytes"], record["sha256"])
+      for name, record in manifest["files"].items()
+    ]
+    staged = StagedFiles(source, records, error=AnswersError)
+    return cls(staged.get([record.path for record in records]))
 
   @property
   def num_answers(self) -> int:
@@ -99,25 +97,6 @@ class AnswerStore:
 def _mapped(directory: Path, name: str) -> np.ndarray:
   array = np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False)
   return array.view(np.ndarray)
-
-
-@contextlib.contextmanager
-def _local(
-  directory: epath.Path, files: Mapping[str, object]
-) -> Iterator[Path]:
-  """Yields a local directory of the files.
-
-  Those on an object store are copied. The copy is removed when the block ends;
-  what is mapped stays readable.
-  """
-  if not is_remote(directory):
-    yield Path(directory)
-    return
-  with ScratchDirectory() as scratch:
-    for name in files:
-      with contextlib.suppress(FileNotFoundError):
-        download(directory / name, scratch.path / name)
-    yield scratch.path
 
 
 def store_key(corpus: Corpus, answers: Sequence[str]) -> str:
@@ -237,9 +216,10 @@ def _merge(folder: Path, num_answers: int, directory: Path) -> None:
 
 
 def _write_manifest(directory: Path, key: str) -> None:
+  names = sorted(path.name for path in directory.glob("*.npy"))
   files: dict[str, JsonValue] = {
-    path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-    for path in sorted(directory.glob("*.npy"))
+    file.path: {"bytes": file.size, "sha256": file.sha256}
+    for file in record_files(directory, names)
   }
   write_json(
     directory / _MANIFEST,

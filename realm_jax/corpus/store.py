@@ -15,7 +15,6 @@ from realm_jax.corpus.shards import format as shard_format
 from realm_jax.corpus.shards.shard import Shard
 from realm_jax.corpus.staging import CorpusFiles
 from realm_jax.files.checksum import sha256_of
-from realm_jax.files.object_store.file_cache import FileCache
 
 if TYPE_CHECKING:
   from realm_jax.text.wordpieces import WordpieceVocabulary
@@ -31,13 +30,7 @@ class Corpus(BlockReader):
   `source` is the directory that was opened, maybe on an object store.
   """
 
-  def __init__(
-    self,
-    source: epath.Path,
-    manifest: Manifest,
-    *,
-    cache: FileCache | None = None,
-  ):
+  def __init__(self, source: epath.Path, manifest: Manifest):
     self.source = source
     # Open versions by fingerprint, shared by all that were opened from one.
     self._opened = weakref.WeakValueDictionary[str, Corpus]()
@@ -50,8 +43,7 @@ class Corpus(BlockReader):
     self.summary = manifest["summary"]
     self.drop_titles = tuple(manifest["drop_titles"])
     self._records = files_of(manifest)
-    self._cache = cache
-    self._files = CorpusFiles(source, manifest, cache=cache)
+    self._files = CorpusFiles(source, manifest)
     shards, sizes = [], []
     for record in manifest["shards"]:
       removed = record.get("removed")
@@ -75,12 +67,11 @@ class Corpus(BlockReader):
     *,
     version: int | None = None,
     fingerprint: str | None = None,
-    cache: FileCache | None = None,
   ) -> "Corpus":
     """Opens the newest version, or the one that is named; reads no array.
 
-    Arrays on an object store are copied to `cache`, by default that of the
-    host, when they are first used.
+    Arrays on an object store are copied to the cache of the host when they are
+    first used.
 
     Raises:
       CorpusError: There is no corpus, it has no such version or another
@@ -88,7 +79,7 @@ class Corpus(BlockReader):
     """
     source = epath.Path(directory)
     manifest = versions.read(source, version=version, fingerprint=fingerprint)
-    corpus = cls(source, manifest, cache=cache)
+    corpus = cls(source, manifest)
     corpus._files.require_sizes()
     corpus._opened[corpus.fingerprint] = corpus
     return corpus
@@ -107,12 +98,7 @@ class Corpus(BlockReader):
     known = self._opened.get(fingerprint)
     if known is not None and known.version == version:
       return known
-    other = Corpus.open(
-      self.source,
-      version=version,
-      fingerprint=fingerprint,
-      cache=self._cache,
-    )
+    other = Corpus.open(self.source, version=version, fingerprint=fingerprint)
     ours = self.vocab_sha256, self.block_length
     if (other.vocab_sha256, other.block_length) != ours:
       raise CorpusError(

@@ -9,7 +9,7 @@ from realm_jax import configuration
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.demo_world import world
 from realm_jax.evaluation import run as evaluation
-from realm_jax.generations.building import run as generations
+from realm_jax.generations import sidecar
 from realm_jax.stage_commands import StageCommand, Value, running_beside
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.training import trainer
@@ -78,7 +78,7 @@ class DemoCommands:
     """Builds the generation of a stage's newest checkpoint."""
     bindings = {"MODEL_DIR": self.path(name), **bindings}
     with self._parsed("build_index", "build_index", bindings, flags=["--once"]):
-      configuration.configured(generations.build_index)(once=True)
+      configuration.configured(sidecar.build_index)(once=True)
 
   def index_builder(
     self,

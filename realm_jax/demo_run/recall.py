@@ -8,7 +8,7 @@ import numpy as np
 
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.demo_run.commands import DemoCommands, Figures
-from realm_jax.generations.store import layout
+from realm_jax.generations.store import GenerationStore
 
 _RECALLS = ("recall_at_1", "recall_at_5", "mrr")
 # Points of each curve.
@@ -96,7 +96,7 @@ def checkpoints(demo: DemoCommands, run: str) -> list[int]:
 
 def _steps(demo: DemoCommands, run: str) -> list[int]:
   """Returns the steps with a checkpoint and a generation, in order."""
-  published = set(layout.published_steps(demo.path(f"{run}/generations")))
+  published = GenerationStore(demo.path(f"{run}/generations")).steps()
   return [step for step in checkpoints(demo, run) if step in published]
 
 

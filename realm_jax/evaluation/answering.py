@@ -18,7 +18,7 @@ from realm_jax.evaluation.trained_model import (
   TrainedModel,
   load_model,
 )
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchError
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.models import sequences

@@ -27,7 +27,7 @@ from realm_jax.files.object_store.store_access import (
   require_readable,
   require_writable,
 )
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.manifest import GenerationError
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.settings import NonNegativeInt, PositiveFloat
 

@@ -4,14 +4,13 @@ from absl import logging
 from etils import epath
 
 from realm_jax.evaluation.trained_model import TrainedModel
-from realm_jax.generations.follow.loading import (
+from realm_jax.generations.loading import (
   Generation,
   load_generation,
   load_newest,
 )
-from realm_jax.generations.store import layout
-from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.store import FOLDER, GenerationStore, step_of
 from realm_jax.indexes.protocol import IndexConfig
 
 
@@ -35,20 +34,19 @@ def open_generation(
   """
   settings = {"corpus": model.corpus, "mesh": model.mesh, "index": index}
   if model.source.generation is None:
-    generations_dir = model.model_dir / layout.FOLDER
+    generations_dir = model.model_dir / FOLDER
     step = _default_step(model, generations_dir, prefer_own=prefer_own)
     generation = load_generation(generations_dir, step, **settings)
   else:
     path = epath.Path(model.source.generation)
-    if (path / layout.MANIFEST).exists():
-      step = manifests.read(path).step
+    if (step := step_of(path)) is not None:
       generation = load_generation(path.parent, step, **settings)
     elif path.exists():
       generation = load_newest(path, **settings)
     else:
       raise GenerationError(
         f"{path} does not exist; want a generation, or a folder of them such "
-        f"as MODEL_DIR/{layout.FOLDER}"
+        f"as MODEL_DIR/{FOLDER}"
       )
   logging.info(
     "Checkpoint %d searches generation %d (%s over %d blocks)",
@@ -72,7 +70,7 @@ def open_generation(
 def _default_step(
   model: TrainedModel, generations_dir: epath.Path, *, prefer_own: bool
 ) -> int:
-  published = layout.published_steps(generations_dir)
+  published = GenerationStore(generations_dir).steps()
   wanted = model.generation_step
   if wanted is None or (prefer_own and model.step in published):
     wanted = model.step

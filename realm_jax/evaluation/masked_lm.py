@@ -25,7 +25,7 @@ from realm_jax.evaluation.trained_model import (
   load_model,
 )
 from realm_jax.files.object_store.store_access import require_writable
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig

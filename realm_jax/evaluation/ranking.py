@@ -9,7 +9,7 @@ from scipy.special import softmax
 
 from realm_jax.evaluation.queries import QueryEmbedder
 from realm_jax.evaluation.trained_model import TrainedModel
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import (
   QueryBatch,
   SearchError,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import jax
 
 from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig

@@ -15,7 +15,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from realm_jax.files.object_store.file_cache import DIRECTORY_VARIABLE
+from realm_jax.files.staging import cache_directory
 
 ENABLED_VARIABLE = "JAX_ENABLE_COMPILATION_CACHE"
 _FOLDER_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
@@ -66,9 +66,7 @@ def disable() -> None:
 
 def _folder() -> Path:
   """Returns the folder for programs of a CPU such as this process has."""
-  caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-  own = os.environ.get(DIRECTORY_VARIABLE) or Path(caches) / "realm_jax"
-  return Path(own).absolute() / "compilations" / _kind_of_cpu()
+  return cache_directory() / "compilations" / _kind_of_cpu()
 
 
 def _kind_of_cpu() -> str:

@@ -4,9 +4,9 @@ In a local directory the kernel locks a file, and releases it however the
 process ends. An object store has no locks, and not every server of the protocol
 honours conditions on a write. There the process writes a lease, waits for a
 moment and reads it back: of several that write at the same time, the last wins.
-It renews the lease while it runs. Since the clocks of hosts may differ by
-minutes, no time is written or compared: whoever finds a lease observes, by a
-clock of its own, whether it changes within a lifetime.
+It renews the lease while it runs. The clocks of hosts may differ by minutes, so
+whoever finds a lease observes, by a clock of its own, whether it changes within
+a lifetime.
 """
 
 import contextlib
@@ -87,8 +87,11 @@ def sole_process(
   """
   path = epath.Path(directory)
   if is_remote(path):
-    lease = _Lease(path, role, advice, times or LeaseTimes())
-    lease.take()
+    lease = _Lease(path / f"{role}.lease", role, times or LeaseTimes())
+    if holder := lease.take():
+      raise SoleProcessError(
+        f"{path} already has a {role} ({holder}); {advice}"
+      )
     try:
       yield lease
     finally:
@@ -96,6 +99,7 @@ def sole_process(
     return
   path.mkdir(parents=True, exist_ok=True)
   lock = Path(path) / f"{role}.lock"
+  own = f"process {os.getpid()} on {socket.gethostname()}"
   with lock.open("a") as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +109,7 @@ def sole_process(
         f"{path} already has a {role} ({holder or 'starting'}); {advice}"
       ) from None
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.write(own)
     file.flush()
     yield SoleProcess()
 
@@ -113,49 +117,52 @@ def sole_process(
 class _Lease(SoleProcess):
   """The lease of a role in a directory of an object store."""
 
-  def __init__(
-    self, directory: epath.Path, role: str, advice: str, times: LeaseTimes
-  ):
-    self._directory = directory
-    self._path = directory / f"{role}.lease"
-    self._role = role
-    self._advice = advice
-    self._times = times
+  def __init__(self, path: epath.Path, role: str, times: LeaseTimes):
+    self._path, self._role, self._times = path, role, times
     self._token = secrets.token_hex(8)
     self._renewals = 0
     # When the store was asked for the last time, whether it answered or not.
     self._asked = 0.0
-    self._taken_by: str | None = None
+    self._taken_by = ""
     # One thread at a time reads the lease and writes it.
     self._lock = threading.Lock()
     self._ended = threading.Event()
     self._thread = threading.Thread(
-      target=self._renew_until_the_end, name=f"{role} lease", daemon=True
+      target=self._renew_until_the_end, daemon=True
     )
 
-  def take(self) -> None:
-    """Takes the role, once it is free.
-
-    Raises:
-      SoleProcessError: Another process has it.
-    """
-    self._wait_until_free()
+  def take(self) -> str:
+    """Takes the role once it is free; returns who has it otherwise, or ""."""
+    found, times = self._read(), self._times
+    until = time.monotonic() + times.lifetime_seconds
+    if not _is_free(found):
+      logging.info(
+        "%s is held (%s); waiting for up to %g seconds to see whether its "
+        "holder runs",
+        *(self._path, found.get("holder"), times.lifetime_seconds),
+      )
+    while not _is_free(found) and (left := until - time.monotonic()) > 0:
+      time.sleep(min(times.renewal_seconds / 5, left))
+      before, found = found, self._read()
+      if found != before and not _is_free(found):
+        return str(found.get("holder", "unknown"))
     self._write()
-    time.sleep(self._times.settling_seconds)
+    time.sleep(times.settling_seconds)
     found = self._read()
     if found.get("token") != self._token:
-      raise self._already(found)
+      return str(found.get("holder", "unknown"))
     self._asked = time.monotonic()
     self._thread.start()
+    return ""
 
   def check(self) -> None:
     # A process that was stopped for long must not go on as if it had not been.
     age = time.monotonic() - self._asked
     if age > self._times.lifetime_seconds and not self._lock.locked():
       self._renew()
-    if self._taken_by is not None:
+    if self._taken_by:
       raise SoleProcessError(
-        f"{self._directory} has another {self._role} now ({self._taken_by}), "
+        f"{self._path.parent} has another {self._role} now ({self._taken_by}), "
         f"since this process did not renew {self._path} for "
         f"{self._times.lifetime_seconds:g} seconds or more; this one ends, and "
         "the other goes on"
@@ -165,40 +172,18 @@ class _Lease(SoleProcess):
     """Gives the role up, unless another process has taken it."""
     self._ended.set()
     self._thread.join()
-    if self._taken_by is not None:
-      return
     try:
-      if self._read().get("token") == self._token:
+      if not self._taken_by and self._read().get("token") == self._token:
         # A lease that is gone could have been anybody's.
         self._write(released=True)
     except Exception as error:
       logging.warning("%s was not released: %s", self._path, error)
 
-  def _wait_until_free(self) -> None:
-    found = self._read()
-    if _is_free(found):
-      return
-    logging.info(
-      "%s has a %s (%s); waiting for up to %g seconds to see whether it runs",
-      self._directory,
-      self._role,
-      _holder(found),
-      self._times.lifetime_seconds,
-    )
-    until = time.monotonic() + self._times.lifetime_seconds
-    while (seconds := until - time.monotonic()) > 0:
-      time.sleep(min(self._times.renewal_seconds / 5, seconds))
-      before, found = found, self._read()
-      if _is_free(found):
-        return
-      if found != before:
-        raise self._already(found)
-
   def _renew_until_the_end(self) -> None:
-    while not self._ended.wait(self._times.renewal_seconds):
+    while not self._taken_by and not self._ended.wait(
+      self._times.renewal_seconds
+    ):
       self._renew()
-      if self._taken_by is not None:
-        return
 
   def _renew(self) -> None:
     """Writes the lease again, unless it is another's by now."""
@@ -206,7 +191,7 @@ class _Lease(SoleProcess):
       try:
         found = self._read()
         if found and found.get("token") != self._token:
-          self._taken_by = _holder(found)
+          self._taken_by = str(found.get("holder", "unknown"))
         else:
           self._renewals += 1
           self._write()
@@ -222,43 +207,30 @@ class _Lease(SoleProcess):
     except FileNotFoundError:
       return {}
     except ValueError:
-      return {"unreadable": True}
+      read = None
     return read if isinstance(read, dict) else {"unreadable": True}
 
   def _write(self, *, released: bool = False) -> None:
-    write_json(
-      self._path,
-      {
-        "holder": f"process {os.getpid()} on {socket.gethostname()}",
-        "machine": _machine(),
-        "process": os.getpid(),
-        "started": _started(os.getpid()),
-        "token": self._token,
-        "renewals": self._renewals,
-        "released": released,
-      },
-    )
-
-  def _already(self, found: Mapping[str, Any]) -> SoleProcessError:
-    return SoleProcessError(
-      f"{self._directory} already has a {self._role} ({_holder(found)}); "
-      f"{self._advice}"
-    )
-
-
-def _holder(lease: Mapping[str, Any]) -> str:
-  return str(lease.get("holder", "unknown"))
+    lease = {
+      "holder": f"process {os.getpid()} on {socket.gethostname()}",
+      "machine": _machine(),
+      "process": os.getpid(),
+      "started": _started(os.getpid()),
+      "token": self._token,
+      "renewals": self._renewals,
+      "released": released,
+    }
+    write_json(self._path, lease)
 
 
 def _is_free(lease: Mapping[str, Any]) -> bool:
   """Whether nobody has a lease, or a process of this machine that is gone."""
   if not lease or lease.get("released") is True:
     return True
-  if lease.get("machine") != _machine():
-    return False
   process, started = lease.get("process"), lease.get("started")
   return (
-    isinstance(process, int)
+    lease.get("machine") == _machine()
+    and isinstance(process, int)
     and started is not None
     and _started(process) != started
   )

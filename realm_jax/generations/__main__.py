@@ -4,10 +4,10 @@
     python -m realm_jax.generations verify --model_dir=runs/realm
     python -m realm_jax.generations prune --model_dir=runs/realm --keep=2
 
-`list` describes each generation, and names the processes that have it loaded
-and the checkpoints at which it was in use. `verify` reads all bytes, names what
-is damaged, and then exits with 1. `prune` removes old generations, but none
-that a process has loaded or a checkpoint needs.
+`list` describes each generation, and names the checkpoints at which it was in
+use. `verify` reads all bytes, names what is damaged, and then exits with 1.
+`prune` removes old generations, but none that a checkpoint needs; their files
+stay for a day, as processes may have them loaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +16,7 @@ from absl import app, flags
 
 from realm_jax.configuration import command_line
 from realm_jax.files.json_file import write_json
-from realm_jax.generations.store import publisher
-from realm_jax.generations.store.inspection import (
+from realm_jax.generations.inspection import (
   GenerationStatus,
   RunGenerations,
   bytes_text,
@@ -45,7 +44,7 @@ def _inspect(run: RunGenerations, *, checksums: bool) -> list[GenerationStatus]:
   statuses = run.inspect(checksums=checksums)
   if _JSON.value:
     values = {
-      "generations_dir": str(run.generations_dir),
+      "generations_dir": str(run.store.directory),
       "generations": [one.to_json() for one in statuses],
     }
     write_json(_JSON.value, values)
@@ -70,9 +69,9 @@ def _verify(run: RunGenerations) -> int:
 
 
 def _prune(run: RunGenerations) -> int:
-  steps = run.to_prune(keep=_KEEP.value)
+  steps = run.prunable(keep=_KEEP.value)
   if not _DRY_RUN.value:
-    publisher.remove(run.generations_dir, steps)
+    run.store.remove(steps)
   verb = "would remove" if _DRY_RUN.value else "removed"
   print(f"{verb} {', '.join(map(str, steps)) or 'nothing'}")
   return 0
@@ -90,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
   command = _COMMANDS.get(argv[1]) if len(argv) == 2 else None
   if command is None:
     raise app.UsageError(f"want one of {', '.join(_COMMANDS)}")
-  return command(RunGenerations.find(_MODEL_DIR.value, _GENERATIONS_DIR.value))
+  return command(RunGenerations(_MODEL_DIR.value, _GENERATIONS_DIR.value))
 
 
 if __name__ == "__main__":

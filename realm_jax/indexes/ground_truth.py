@@ -1,6 +1,6 @@
 """Recall against the exact nearest neighbors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, runtime_checkable
 
@@ -9,6 +9,7 @@ from jaxtyping import Float32, Int
 
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.protocol import (
+  Index,
   QueryBatch,
   Rows,
   SearchResult,
@@ -63,6 +64,21 @@ class GroundTruth:
     k = found.rows.shape[1]
     worst = self._best[:, k - 1 : k]
     return float(np.mean(scores >= worst - _TIE * abs(worst)))
+
+
+def measure_recall(
+  index: Index, vectors: Rows, queries: QueryBatch, ks: Sequence[int]
+) -> dict[str, float]:
+  """Measures recall@k against exact search; returns it by k, as text.
+
+  A block counts as found if it scores no lower than exact search's k-th. Values
+  of k above the number of blocks are skipped.
+  """
+  ks = [k for k in ks if k <= index.num_blocks]
+  if not ks:
+    return {}
+  truth = GroundTruth(vectors, queries, max(ks))
+  return {str(k): truth.recall(index.search(queries, k)) for k in ks}
 
 
 def _parts(vectors: Rows) -> Iterator[ExactIndex]:

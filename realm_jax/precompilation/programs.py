@@ -16,12 +16,12 @@ from jax.sharding import NamedSharding
 
 from realm_jax.console import table
 from realm_jax.files.json_value import JsonValue
-from realm_jax.generations.building.corpus_embedder import (
+from realm_jax.generations.build import GenerationConfig
+from realm_jax.generations.embedding import (
   abstract_retriever,
   jitted_embedder,
+  rows_per_batch,
 )
-from realm_jax.generations.building.generation_builder import GenerationConfig
-from realm_jax.generations.building.length_batches import rows_per_batch
 from realm_jax.indexes import exact_search
 from realm_jax.models.retriever import embed_blocks, query_tower_parameters
 from realm_jax.partitioning import sharding
@@ -239,7 +239,7 @@ def _embedding(config: GenerationConfig, topology: Topology) -> Cost:
   """
   mesh = make_mesh(devices=topology.devices)
   retriever, _ = _with_vocabulary(Models(config.retriever, None))
-  tokens = config.embedding.tokens_per_batch * mesh.size
+  tokens = config.tokens_per_batch * mesh.size
   rows = rows_per_batch(_BLOCK_LENGTH, tokens, multiple=mesh.size)
   shape, placed = (rows, _BLOCK_LENGTH), sharding.batch_sharding(mesh)
   arguments = (

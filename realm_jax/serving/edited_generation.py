@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.models.retriever import embed_blocks
 from realm_jax.partitioning import sharding
 from realm_jax.serving.edited_corpus import EditedBlock, EditedCorpus

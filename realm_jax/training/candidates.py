@@ -14,8 +14,8 @@ from etils import epath
 from jaxtyping import Array, Float, Int64
 
 from realm_jax.answers.run_answers import RunAnswers
-from realm_jax.generations.follow.loading import Generation, load_generation
-from realm_jax.generations.store import layout
+from realm_jax.generations.loading import Generation, load_generation
+from realm_jax.generations.store import FOLDER
 from realm_jax.indexes.protocol import (
   DeviceIndex,
   Index,
@@ -404,7 +404,7 @@ def _open_schedule(
 ) -> GenerationSchedule:
   """Opens what follows the generations of a run, and loads them."""
   config = setup.config
-  directory = epath.Path(config.model_dir) / layout.FOLDER
+  directory = epath.Path(config.model_dir) / FOLDER
   load: Callable[..., Generation] = functools.partial(
     load_generation,
     directory,

@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 from etils import epath
 
-from realm_jax.generations.follow.loading import Generation
-from realm_jax.generations.store import layout
-from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.loading import Generation
+from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.training.search_in_step import SearchedBlocks
@@ -53,7 +52,7 @@ class DeviceGenerationLoader:
     load: Callable[..., Generation],
     setup: StepSetup,
   ):
-    self._directory = directory
+    self._store = GenerationStore(directory)
     self._load = load
     self._setup = setup
     self._last: DeviceGeneration | None = None
@@ -66,13 +65,12 @@ class DeviceGenerationLoader:
     Raises:
       GenerationError: It cannot be used, or has another index.
     """
-    path = layout.path_of(self._directory, step)
-    kind = manifests.read(path).index_kind
+    kind = self._store.manifest(step).index_kind
     if kind != ExactIndex.kind:
       raise GenerationError(
-        f"{path} has an index of the kind {kind!r}, and RETRIEVE_ON_DEVICE = "
-        "True searches an exact one alone: publish generations with "
-        "INDEX = %EXACT, or set RETRIEVE_ON_DEVICE = False"
+        f"{self._store.path(step)} has an index of the kind {kind!r}, and "
+        "RETRIEVE_ON_DEVICE = True searches an exact one alone: publish "
+        "generations with INDEX = %EXACT, or set RETRIEVE_ON_DEVICE = False"
       )
     generation = self._load(step, index=index)
     last, corpus = self._last, generation.corpus

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from absl import logging
 from etils import epath
 
-from realm_jax.generations.follow.loading import Generation
-from realm_jax.generations.follow.watcher import GenerationWatcher
-from realm_jax.generations.store import layout
-from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.manifest import (
+from realm_jax.generations.loading import Generation
+from realm_jax.generations.manifest import (
   DamagedGenerationError,
   GenerationError,
 )
+from realm_jax.generations.store import FOLDER, GenerationStore
+from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import (
   IndexCrashedError,
@@ -79,7 +78,7 @@ class GenerationSchedule:
     goodput: Goodput,
     watch: Callable[..., GenerationWatcher] = GenerationWatcher,
   ):
-    self._directory = epath.Path(model_dir) / layout.FOLDER
+    self._store = GenerationStore(epath.Path(model_dir) / FOLDER)
     self._builder = (
       f"`python -m realm_jax.build_index --model_dir={model_dir}"
       + (" --gin.MODE=every`" if config.wait_for_generations else "`")
@@ -108,7 +107,7 @@ class GenerationSchedule:
     self.swaps = 0
     is_asked = self._takes_newest and not self._loop.is_leader
     self._watcher = watch(
-      self._directory,
+      self._store.directory,
       self._load_or_exact,
       follow="none" if is_asked else config.follow,
     )
@@ -188,9 +187,7 @@ class GenerationSchedule:
     """
     crashed = self.current.step
     self._crashed = max(self._crashed, crashed)
-    published = self._loop.on_process_0(
-      "fallbacks", lambda: layout.published_steps(self._directory)
-    )
+    published = self._loop.on_process_0("fallbacks", self._store.steps)
     earlier = [step for step in reversed(published) if step < crashed]
     order = [crashed, *earlier]
     if self._config.on_crash == "last":
@@ -239,8 +236,11 @@ class GenerationSchedule:
           f"{crash}: generation {step} cannot be searched. Start the run "
           "again, or set ON_CRASH to 'exact' or 'last'"
         ) from crash
-      dtype = manifests.read(layout.path_of(self._directory, step)).dtype
-      generation = self._load(step, index=ExactConfig(dtype=dtype))
+      if self._current is not None and self._current.step == step:
+        generation = self._current.with_exact_search()
+      else:
+        dtype = self._store.manifest(step).dtype
+        generation = self._load(step, index=ExactConfig(dtype=dtype))
       logging.error(
         "%s: falling back to exact search of generation %d", crash, step
       )

@@ -9,7 +9,7 @@ MODEL_DIR/generations/00000000, so that nothing is embedded again.
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sized
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import jax
@@ -26,10 +26,12 @@ from realm_jax.corpus.shards import format as shard_format
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.object_store.remote import is_remote
 from realm_jax.files.whole.whole_directory import real_path
-from realm_jax.generations.building import artifacts
-from realm_jax.generations.store import layout
-from realm_jax.generations.store.manifest import Manifest
-from realm_jax.generations.store.publisher import publish
+from realm_jax.generations.build import (
+  Builder,
+  GenerationConfig,
+  publish_vectors,
+)
+from realm_jax.generations.store import directory_of
 from realm_jax.indexes.protocol import Rows
 from realm_jax.indexes.registry import config_from
 from realm_jax.models.parameters import Params
@@ -43,7 +45,6 @@ from realm_jax.weights.model import BoundModel
 from realm_jax.weights.plan import Plan
 from realm_jax.weights.unpickling import read_byte_strings
 
-_STEP = 0
 # Name of the corpus, part of its block ids.
 _NAME = "released"
 # Block length that cuts no block.
@@ -173,25 +174,18 @@ def import_blocks(
   write_corpus(released, model.vocabulary)
   try:
     mesh = make_mesh()
-    usual = artifacts.EmbeddingConfig.query_length
-    writer = artifacts.ArtifactWriter(
-      Corpus.open(corpus_dir),
+    config = GenerationConfig(
       retriever,
-      index=config_from(released.index, {}),
-      config=artifacts.EmbeddingConfig(
-        query_length=min(usual, retriever.bert.max_positions)
+      config_from(released.index, {}),
+      query_length=min(
+        GenerationConfig.query_length, retriever.bert.max_positions
       ),
-      mesh=mesh,
     )
+    builder = Builder(config, Corpus.open(corpus_dir), mesh=mesh)
     replicated = jax.device_put(params, sharding.replicated(mesh))
-
-    def write(directory: Path) -> Manifest:
-      stored = writer.store(directory, released.vectors, step=_STEP)
-      return writer.write(
-        directory, step=_STEP, params=replicated, stored=stored
-      )
-
-    publish(epath.Path(model_dir) / layout.FOLDER, _STEP, write)
+    publish_vectors(
+      builder, directory_of(model_dir), replicated, released.vectors
+    )
     yield
   except BaseException:
     logging.info("Removing %s, whose generation was not written", corpus_dir)

@@ -17,12 +17,10 @@ from realm_jax.files import npy
 from realm_jax.files.json_file import json_lines, write_json
 from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.files.whole.whole_file import whole_file
-from realm_jax.generations.follow.loading import corpus_of
-from realm_jax.generations.store import layout
-from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.embeddings import Embeddings, check_finite
-from realm_jax.generations.store.generation_files import GenerationFiles
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.loading import corpus_of
+from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.generations.vectors import Embeddings, check_finite
 from realm_jax.models.retriever import Retriever
 from realm_jax.settings import Unnamed
 from realm_jax.weights import WeightsError
@@ -71,9 +69,9 @@ def export_vectors(
   """
   require_readable(model_dir, corpus_dir)
   check_new(output_dir)
-  folder = epath.Path(generations_dir or epath.Path(model_dir, layout.FOLDER))
-  directory = _generation(folder, checkpoint_step)
-  manifest = manifests.read(directory)
+  store = GenerationStore(directory_of(model_dir, generations_dir))
+  step = _step(store, checkpoint_step)
+  directory, manifest = store.path(step), store.manifest(step)
   if manifest.dim != retriever.vector_size:
     raise WeightsError(
       f"{directory} has vectors of {manifest.dim} dimensions and the retriever "
@@ -81,7 +79,7 @@ def export_vectors(
       "--gin_file"
     )
   corpus = corpus_of(manifest, Corpus.open(corpus_dir), directory)
-  embeddings = Embeddings(GenerationFiles(directory, manifest), manifest)
+  embeddings = Embeddings.of(store.files(manifest), manifest)
   # The generation may be removed meanwhile.
   embeddings.map_all()
   dtype = dtype or "float32"
@@ -122,17 +120,17 @@ def export_vectors(
   )
 
 
-def _generation(folder: epath.Path, step: int | None) -> epath.Path:
-  """Returns the directory of a generation, by default of the newest."""
-  steps = layout.published_steps(folder)
+def _step(store: GenerationStore, step: int | None) -> int:
+  """Returns the step of a generation, by default of the newest."""
+  steps = store.steps()
   wanted = steps[-1] if step is None and steps else step
   if wanted is None or wanted not in steps:
     found = ", ".join(map(str, steps)) or "none"
     raise GenerationError(
-      f"{folder} has no generation of step {step} (published: {found}); make "
-      "one with `python -m realm_jax.build_index --once`"
+      f"{store.directory} has no generation of step {step} (published: "
+      f"{found}); make one with `python -m realm_jax.build_index --once`"
     )
-  return layout.path_of(folder, wanted)
+  return wanted
 
 
 def _write_vectors(path: Path, embeddings: Embeddings, dtype: str) -> None:

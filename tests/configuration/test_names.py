@@ -7,8 +7,8 @@ import pytest
 from realm_jax import configuration, settings
 from realm_jax.configuration import names
 from realm_jax.configuration.parsing import table_of_names
-from realm_jax.generations.building.generation_builder import GenerationConfig
-from realm_jax.generations.building.run import build_index
+from realm_jax.generations.build import GenerationConfig
+from realm_jax.generations.sidecar import build_index
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.training.config import TrainConfig
 from tests.integration.commands import FUNCTIONS

@@ -11,9 +11,9 @@ from realm_jax.configuration import ConfigurationError, KeptModel, runs
 from realm_jax.evaluation import following, open_qa, run, trained_model
 from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
 from realm_jax.files.kept_configuration import keep_configuration
-from realm_jax.generations.building.generation_builder import GenerationConfig
-from realm_jax.generations.building.run import build_index as build
-from realm_jax.generations.building.sidecar import SidecarConfig
+from realm_jax.generations.build import GenerationConfig
+from realm_jax.generations.choice import SidecarConfig
+from realm_jax.generations.sidecar import build_index as build
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.scann.config import ScannConfig
@@ -192,7 +192,7 @@ def test_an_index_is_of_the_kind_that_the_run_needs(
   assert isinstance(config.index, index)
   assert sidecar.refresh_every_steps == (1000 if recipe == "pretrain" else None)
   assert config.retriever == tiny_world.RETRIEVER
-  assert config.embedding.query_length == tiny_world.QUERY_LENGTH
+  assert config.query_length == tiny_world.QUERY_LENGTH
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from realm_jax.checkpoints.store import (
 from realm_jax.evaluation.following import follow
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.files.json_file import write_json
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.manifest import GenerationError
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow

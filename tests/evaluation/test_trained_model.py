@@ -16,7 +16,7 @@ from realm_jax.evaluation.trained_model import (
   load_model,
   whole_batch,
 )
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.manifest import GenerationError
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world

@@ -1,6 +1,7 @@
 """Checkpoints of a tiny retriever, and generations that are built of them."""
 
 import contextlib
+import dataclasses
 import functools
 import threading
 
@@ -10,18 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.generations.building.artifacts import EmbeddingConfig
-from realm_jax.generations.building.current_builder import CurrentBuilder
-from realm_jax.generations.building.generation_builder import (
-  GenerationBuilder,
-  GenerationConfig,
-)
-from realm_jax.generations.building.run import build_index
-from realm_jax.generations.building.sidecar import Sidecar, SidecarConfig
-from realm_jax.generations.store import layout
+from realm_jax.generations.build import GenerationConfig
+from realm_jax.generations.choice import SidecarConfig
+from realm_jax.generations.sidecar import build_index, follow
+from realm_jax.generations.store import FOLDER, GenerationStore
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning.agreement import Agreement
 
 _BERT = BertConfig(
   hidden_size=16,
@@ -31,13 +28,13 @@ _BERT = BertConfig(
   max_positions=64,
 )
 RETRIEVER = Retriever(_BERT, projection_size=8, shared_towers=False)
-CONFIG = EmbeddingConfig(
-  tokens_per_batch=2048,
-  num_lengths=2,
-  query_length=16,
-  recall_queries=32,
-  recall_at=(1, 8, 1000),
-)
+_SETTINGS = {
+  "tokens_per_batch": 2048,
+  "num_lengths": 2,
+  "query_length": 16,
+  "recall_queries": 32,
+  "recall_at": (1, 8, 1000),
+}
 
 
 def retriever(corpus):
@@ -82,26 +79,25 @@ def save(model_dir, corpus, *steps, generation=-1, keep=100):
   store.close()
 
 
-def generation_config(
-  *, retriever=RETRIEVER, index=None, config=CONFIG, partial=None
-):
+def generation_config(**settings):
   """Settings of generations of the tiny retriever."""
-  return GenerationConfig(retriever, index or ExactConfig(), config, partial)
+  defaults = {"retriever": RETRIEVER, "index": ExactConfig(), **_SETTINGS}
+  return GenerationConfig(**(defaults | settings))
 
 
-_OF_GENERATION = ("retriever", "index", "config", "partial")
+_OF_GENERATION = {field.name for field in dataclasses.fields(GenerationConfig)}
 
 
-def build(model_dir, corpus, *, generations_dir=None, worker="0/1", **settings):
+def build(model_dir, corpus, *, generations_dir=None, **settings):
   """What `realm_jax.build_index --once` does, unless told otherwise."""
-  of_generation = {k: settings.pop(k) for k in _OF_GENERATION if k in settings}
+  own = {k: v for k, v in settings.items() if k in _OF_GENERATION}
+  others = {k: v for k, v in settings.items() if k not in _OF_GENERATION}
   return build_index(
     model_dir=model_dir,
     corpus_dir=corpus.source,
-    generation=generation_config(**of_generation),
+    generation=generation_config(**own),
     generations_dir=generations_dir,
-    worker=worker,
-    sidecar=SidecarConfig(**{"once": True, "poll_seconds": 0.02} | settings),
+    sidecar=SidecarConfig(**{"once": True, "poll_seconds": 0.02} | others),
   )
 
 
@@ -128,20 +124,15 @@ class StopAfterWaits(threading.Event):
     return self.is_set()
 
 
-def build_until_idle(model_dir, corpus, *, mode):
+def follow_until_idle(model_dir, corpus, *, stop=None, **settings):
   """A sidecar, which is stopped once it has nothing to do."""
-  directory = model_dir / layout.FOLDER
-  builder = CurrentBuilder(
-    corpus,
-    lambda version: GenerationBuilder(
-      generation_config(), version, generations_dir=directory
-    ),
-  )
   with contextlib.closing(CheckpointStore(model_dir)) as checkpoints:
-    return Sidecar(
-      SidecarConfig(mode=mode),
-      builder,
-      checkpoints=checkpoints,
-      generations_dir=directory,
-      stop=StopAfterWaits(),
-    ).run()
+    return follow(
+      SidecarConfig(**settings),
+      generation_config(),
+      corpus,
+      checkpoints,
+      GenerationStore(model_dir / FOLDER),
+      agreement=Agreement("test"),
+      stop=stop or StopAfterWaits(),
+    )

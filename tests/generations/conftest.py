@@ -1,22 +1,26 @@
 """A small corpus, and generations of it, for the tests of this folder."""
 
+import secrets
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from etils import epath
 
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.store import (
-  embeddings,
-  layout,
-  publisher,
-  query_tower,
+from realm_jax.generations.manifest import Manifest
+from realm_jax.generations.store import GenerationStore
+from realm_jax.generations.vectors import (
+  Embeddings,
+  ShardLayout,
+  index_blocks,
+  save_query_tower,
 )
-from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.manifest import Manifest
-from realm_jax.generations.store.publisher import publish
-from realm_jax.generations.store.retention import to_prune
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.protocol import BuildOptions, IndexConfig
+from realm_jax.indexes.registry import parameters_of
 
 DIM = 8
 PIECES = (
@@ -52,55 +56,78 @@ def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
   return Corpus.open(directory)
 
 
-def fill(directory: Path, corpus: Corpus, step: int, **changes) -> Manifest:
-  """Writes a generation's files, with vectors drawn from its step."""
+def random_vectors(num_blocks: int, step: int) -> np.ndarray:
+  """The vectors of a generation, drawn from its step."""
   rng = np.random.default_rng(step)
-  vectors = rng.standard_normal((corpus.num_blocks, DIM)).astype(np.float32)
-  shards = embeddings.ShardLayout.of(
-    corpus.num_blocks, DIM, dtype="float32", max_rows=corpus.num_blocks // 3
-  )
-  stored = embeddings.copy_vectors(vectors, directory, shards, step=step)
-  query_tower.save(
-    directory, {"tower": {"kernel": np.full((2, 3), step, np.float32)}}
-  )
-  settings = {
-    "step": step,
-    "corpus_fingerprint": corpus.fingerprint,
-    "corpus_version": corpus.version,
-    "num_blocks": corpus.num_blocks,
-    "dim": DIM,
-    "dtype": "float32",
-    "index_kind": "exact",
-    "index_parameters": {},
-    "recall": {"8": 1.0},
-    "recall_queries": 16,
-    "embed_seconds": 1.0,
-    "build_seconds": 0.5,
-    "embeddings": stored,
-  }
-  return Manifest(**(settings | changes))
+  return rng.standard_normal((num_blocks, DIM)).astype(np.float32)
 
 
-def publish_one(generations_dir: Path, corpus: Corpus, step: int, **changes):
-  """Publishes a whole generation."""
-  return publish(
-    generations_dir,
-    step,
-    lambda directory: fill(directory, corpus, step, **changes),
-  )
+def publish_one(
+  generations_dir: epath.PathLike,
+  corpus: Corpus,
+  step: int,
+  *,
+  vectors: np.ndarray | None = None,
+  steps: np.ndarray | None = None,
+  index: IndexConfig | None = None,
+  dtype: str = "float32",
+  identity: str | None = None,
+  **changes: Any,
+) -> Manifest:
+  """Publishes a generation in three files of vectors, without a model."""
+  count = corpus.num_blocks
+  vectors = random_vectors(count, step) if vectors is None else vectors
+  steps = np.full(count, step) if steps is None else steps
+  layout = ShardLayout.of(count, DIM, dtype=dtype, max_rows=count // 3)
+  store = GenerationStore(generations_dir)
+  draft = store.draft(step, identity or secrets.token_hex(6), layout)
+  with store.disk_full_explained(step):
+    for shard in range(len(layout)):
+      rows = layout.rows(shard)
+      draft.add(shard, vectors[rows], steps[rows], seconds=1.0)
+    with draft.local() as directory:
+      save_query_tower(
+        directory, {"tower": {"kernel": np.full((2, 3), step, np.float32)}}
+      )
+      if index is not None:
+        shards = Embeddings(directory, draft.shards(), dim=DIM, dtype=dtype)
+        index.build(
+          index_blocks(corpus, shards),
+          BuildOptions(directory=directory / index.kind),
+        )
+      settings = {
+        "step": step,
+        "corpus_fingerprint": corpus.fingerprint,
+        "corpus_version": corpus.version,
+        "num_blocks": count,
+        "dim": DIM,
+        "dtype": dtype,
+        "index_kind": index.kind if index else "exact",
+        "index_parameters": parameters_of(index or ExactConfig()),
+        "recall": {"8": 1.0},
+        "recall_queries": 16,
+        "embed_seconds": 1.0,
+        "build_seconds": 0.5,
+        "embeddings": draft.shards(),
+        "files": draft.files(directory),
+        "folder": draft.folder.name,
+      }
+    manifest = Manifest(**(settings | changes))
+    store.commit(manifest)
+  return manifest
 
 
-def files_of(generations_dir: Path, step: int) -> Path:
+def files_of(generations_dir: epath.PathLike, step: int) -> Path:
   """Returns the folder with the files of a published generation."""
-  published = Path(layout.path_of(generations_dir, step))
-  return published / manifests.read(published).folder
+  store = GenerationStore(generations_dir)
+  return Path(store.path(step)) / store.manifest(step).folder
 
 
-def prune(generations_dir: Path, **settings):
-  """Removes what is not to stay, as the sidecar does."""
-  steps = to_prune(generations_dir, **settings)
-  publisher.remove(generations_dir, steps)
-  return steps
+def flip(path: Path, place: int = -1) -> None:
+  """Flips a bit of a file."""
+  data = bytearray(path.read_bytes())
+  data[place] ^= 1
+  path.write_bytes(data)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from benchmarks.runs.jobs import as_gin
 from realm_jax import configuration
 from realm_jax.evaluation.explaining.block_use import count_block_use
 from realm_jax.evaluation.following import follow
-from realm_jax.generations.building.run import build_index
+from realm_jax.generations.sidecar import build_index
 from realm_jax.loaded_run import LoadedRunConfig
 from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig

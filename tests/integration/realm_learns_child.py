@@ -22,7 +22,7 @@ from realm_jax import configuration
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.demo_world import vocabulary, world
 from realm_jax.evaluation import run as evaluation
-from realm_jax.generations.building import run as generations
+from realm_jax.generations import sidecar
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.training import trainer
@@ -98,7 +98,7 @@ class _World:
     return figures["recall_at_5"]
 
   def _build(self, given: dict[str, Any]) -> None:
-    build = generations.build_index
+    build = sidecar.build_index
     with parsed(build, _recipe("build_index"), given):
       configuration.configured(build)(once=True)
 

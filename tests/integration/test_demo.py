@@ -11,7 +11,6 @@ pytestmark = pytest.mark.slow
 _SMALL = """
 from __gin__ import dynamic_registration
 from realm_jax.demo_world import world
-from realm_jax.generations.building import artifacts
 from realm_jax.models import bert
 include "gin/experiments/demo/quick.gin"
 bert.BertConfig.hidden_size = 32
@@ -23,7 +22,7 @@ world.WorldConfig.num_people = 40
 world.WorldConfig.num_cities = 40
 world.WorldConfig.num_companies = 15
 NUM_STEPS = 2
-artifacts.EmbeddingConfig.num_lengths = 1
+NUM_LENGTHS = 1
 """
 _CONTENDERS = ("realm", "random_blocks", "bm25", "ict_only")
 

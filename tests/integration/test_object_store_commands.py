@@ -13,8 +13,7 @@ from realm_jax.evaluation.answering import load_answerer
 from realm_jax.evaluation.following import follow
 from realm_jax.evaluation.scoring.comparison import compare
 from realm_jax.files.whole.whole_directory import upload_directory
-from realm_jax.generations.store.inspection import RunGenerations
-from realm_jax.generations.store.publisher import remove
+from realm_jax.generations.inspection import RunGenerations
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
 from tests import tiny_world
@@ -109,7 +108,7 @@ def test_generations_are_listed_verified_and_pruned(object_store, world):
     publish_one(f"{model_dir}/generations", world.corpus, step)
   with contextlib.closing(CheckpointStore(model_dir)) as store:
     store.save(1000, {"loop": {"generation": np.int64(500)}})
-  run = RunGenerations.find(model_dir, None)
+  run = RunGenerations(model_dir, None)
   with object_store.counted() as requests:
     assert [one.problem for one in run.inspect()] == ["", "", ""]
   # Whatever the number of its files.
@@ -126,7 +125,7 @@ def test_generations_are_listed_verified_and_pruned(object_store, world):
   assert [one.checkpoints for one in found] == [[], [1000], []]
   assert [bool(one.problem) for one in found] == [False, False, True]
   assert name in found[2].problem
-  remove(run.generations_dir, run.to_prune(keep=1))
+  run.store.remove(run.prunable(keep=1))
   assert [one.step for one in run.inspect()] == [500, 1000]
 
 

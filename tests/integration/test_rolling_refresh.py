@@ -13,8 +13,8 @@ import pytest
 from benchmarks.runs.jobs import wait_until
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.files.metric_rows import read_rows
-from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
-from realm_jax.generations.follow.loading import load_generation
+from realm_jax.generations.embedding import CorpusEmbedder
+from realm_jax.generations.loading import load_generation
 from realm_jax.models.retriever import embed_blocks
 from realm_jax.training import trainer
 from realm_jax.training.compilation import CompiledSteps

@@ -12,7 +12,7 @@ import pytest
 import realm_jax
 from benchmarks.runs.jobs import Job, free_port, wait_until
 from realm_jax.files.metric_rows import read_rows
-from realm_jax.generations.building import generation_builder
+from realm_jax.generations import build
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import row_counts
 from realm_jax.training import setup as training_setup
@@ -155,7 +155,7 @@ def test_every_layout_has_the_same_losses(
 
   first = functools.partial(make_mesh, devices=jax.devices()[:devices])
   monkeypatch.setattr(training_setup, "make_mesh", first)
-  monkeypatch.setattr(generation_builder, "make_mesh", first)
+  monkeypatch.setattr(build, "make_mesh", first)
   monkeypatch.setattr(training_setup, "choose_row_counts", choose)
   train("pretrain", tmp_path, on_eight, **layout)
   assert bool(chosen) == ("PACK" not in layout)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from realm_jax.generations.building.generation_builder import GenerationConfig
+from realm_jax.generations.build import GenerationConfig
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.precompilation import topology

@@ -20,7 +20,7 @@ from realm_jax import serve
 from realm_jax.configuration import command_line
 from realm_jax.evaluation.explaining.errors import ExplanationError
 from realm_jax.evaluation.explaining.explainer import Explainer
-from realm_jax.generations.follow.loading import load_newest
+from realm_jax.generations.loading import load_newest
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.edited_generation import BlockEditor
 from realm_jax.serving.errors import EditError, RequestError, ServerError

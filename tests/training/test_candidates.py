@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
   IndexCrashedError,

@@ -13,9 +13,9 @@ from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.follow.loading import load_generation
-from realm_jax.generations.store import layout
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.loading import load_generation
+from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.store import FOLDER
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.training.checkpointing import RetrievedIds, examples_of_run
 from realm_jax.training.config import RefreshConfig
@@ -98,9 +98,7 @@ def test_a_generation_with_fewer_blocks_than_a_query_wants_is_not_used(
   world.save_checkpoint(tmp_path)
   _remove(corpus, *(f"p{i}" for i in range(20)))
   world.build_generation(tmp_path, corpus_dir=corpus.source)
-  load = functools.partial(
-    load_generation, tmp_path / layout.FOLDER, corpus=corpus
-  )
+  load = functools.partial(load_generation, tmp_path / FOLDER, corpus=corpus)
 
   def first(num_searched):
     schedule = GenerationSchedule(

@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from realm_jax.generations.follow.loading import load_generation
-from realm_jax.generations.follow.watcher import GenerationWatcher
-from realm_jax.generations.store import layout
+from realm_jax.generations.loading import load_generation
+from realm_jax.generations.store import FOLDER
+from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.protocol import (
   IndexCrashedError,
   QueryBatch,
@@ -51,7 +51,7 @@ def follow(request, world):
   def follow(on_crash, model_dir, *, num_searched=4, **settings):
     load = functools.partial(
       load_generation,
-      model_dir / layout.FOLDER,
+      model_dir / FOLDER,
       corpus=world.corpus,
       **settings,
     )
@@ -100,7 +100,7 @@ def test_the_generation_before_takes_its_place(follow, model_dir, caplog):
 def test_what_was_damaged_meanwhile_is_not_searched(
   follow, model_dir, tmp_path
 ):
-  spoilt = shutil.copytree(model_dir, tmp_path / "run") / layout.FOLDER
+  spoilt = shutil.copytree(model_dir, tmp_path / "run") / FOLDER
   schedule = follow("exact", spoilt.parent)
   schedule.start(10, 10)
   path = next(spoilt.glob("00000010/*/embeddings-*"))

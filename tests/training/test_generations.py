@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realm_jax.generations.follow.loading import Generation
-from realm_jax.generations.follow.watcher import GenerationWatcher
-from realm_jax.generations.store import layout
-from realm_jax.generations.store.manifest import DamagedGenerationError
+from realm_jax.generations.loading import Generation
+from realm_jax.generations.manifest import DamagedGenerationError
+from realm_jax.generations.store import FOLDER, MANIFEST, GenerationStore
+from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.protocol import (
   IndexCrashedError,
   RetrievalUnavailableError,
@@ -173,9 +173,9 @@ def test_the_newest_is_used_as_it_comes_and_never_an_older_one():
 
 def test_a_crashed_generation_is_not_taken_again(tmp_path):
   for step in (0, 5):
-    folder = layout.path_of(tmp_path / layout.FOLDER, step)
+    folder = GenerationStore(tmp_path / FOLDER).path(step)
     folder.mkdir(parents=True)
-    (folder / layout.MANIFEST).touch()
+    (folder / MANIFEST).touch()
   watcher = ShelfWatcher({0, 5})
   schedule = _schedule(watcher, every=5, model_dir=tmp_path, on_crash="last")
   assert _used(schedule, (0, 6)) == [0, 5]

@@ -17,7 +17,7 @@ from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.evaluation import run
 from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.files.whole.whole_directory import TargetError
-from realm_jax.generations.building import run as building
+from realm_jax.generations import sidecar
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -58,13 +58,13 @@ def model_dir(tmp_path_factory):
 def indexed(model_dir, world):
   """The MODEL_DIR with its generation 0."""
   published = call(
-    building.build_index,
+    sidecar.build_index,
     _files(model_dir, "build_index"),
     MODEL_DIR=model_dir,
     CORPUS_DIR=world.corpus_dir,
     QUERY_LENGTH=tiny_world.QUERY_LENGTH,
     INDEX=Macro("EXACT"),
-    **{"sidecar.SidecarConfig.once": True},
+    **{"choice.SidecarConfig.once": True},
   )
   assert published == [0]
   return model_dir
@@ -125,11 +125,11 @@ def test_a_corpus_of_another_vocabulary_is_refused(model_dir, world, tmp_path):
   )
   with pytest.raises(CheckpointError, match="another vocabulary"):
     call(
-      building.build_index,
+      sidecar.build_index,
       _files(model_dir, "build_index"),
       MODEL_DIR=model_dir,
       CORPUS_DIR=tmp_path / "corpus",
-      **{"sidecar.SidecarConfig.once": True},
+      **{"choice.SidecarConfig.once": True},
     )
 
 

@@ -6,8 +6,8 @@ import pytest
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.follow.loading import load_newest
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.loading import load_newest
+from realm_jax.generations.manifest import GenerationError
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.text.wordpieces import vocabulary_of
 from realm_jax.weights import WeightsError, released_blocks

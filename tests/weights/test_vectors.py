@@ -1,20 +1,17 @@
 """The vectors of a generation, as arrays for other libraries."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from realm_jax import configuration
-from realm_jax.generations.store import embeddings
-from realm_jax.generations.store.manifest import GenerationError
-from realm_jax.generations.store.publisher import publish
+from realm_jax.generations.manifest import GenerationError
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.weights import WeightsError, vectors
 from realm_jax.weights.vectors import export_vectors
-from tests.generations.conftest import DIM, fill, make_corpus, publish_one
+from tests.generations.conftest import DIM, make_corpus, publish_one
 
 _BLOCKS = 30
 _RETRIEVER = Retriever(BertConfig(), projection_size=DIM, score_scale=20.0)
@@ -29,18 +26,6 @@ def corpus(tmp_path_factory):
 def _export(tmp_path, corpus, output="out", **changes):
   settings = {"corpus_dir": corpus.source, "retriever": _RETRIEVER} | changes
   export_vectors(tmp_path / "run", output_dir=tmp_path / output, **settings)
-
-
-def _publish_as_bfloat16(generations_dir, corpus, values):
-  def write(directory):
-    manifest = fill(directory, corpus, 3)
-    shards = embeddings.ShardLayout.of(
-      _BLOCKS, DIM, dtype="bfloat16", max_rows=_BLOCKS // 3
-    )
-    stored = embeddings.copy_vectors(values, directory, shards, step=3)
-    return dataclasses.replace(manifest, embeddings=stored, dtype="bfloat16")
-
-  publish(generations_dir, 3, write)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +82,8 @@ def test_bfloat16_becomes_float32_without_rounding(tmp_path, corpus):
   rng = np.random.default_rng(0)
   # Eight bits of mantissa, which bfloat16 has.
   values = rng.integers(-128, 128, (_BLOCKS, DIM)).astype(np.float32) * 1024
-  _publish_as_bfloat16(tmp_path / "run" / "generations", corpus, values)
+  generations = tmp_path / "run" / "generations"
+  publish_one(generations, corpus, 3, vectors=values, dtype="bfloat16")
   _export(tmp_path, corpus, checkpoint_step=3)
   array = np.load(tmp_path / "out" / "vectors.npy", allow_pickle=False)
   np.testing.assert_array_equal(array, values)

@@ -25,7 +25,7 @@ from realm_jax.evaluation.trained_model import (
   TrainedModel,
   load_model,
 )
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import sharding
 from realm_jax.training.encoder_rows import with_null, without_source

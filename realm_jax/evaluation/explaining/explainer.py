@@ -19,7 +19,7 @@ from realm_jax.evaluation.trained_model import (
   TrainedModel,
   load_model,
 )
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.settings import PositiveInt, require_valid
 from realm_jax.training.stages.open_qa import OpenQa
 

@@ -25,7 +25,7 @@ from realm_jax.evaluation.explaining.results import (
 from realm_jax.evaluation.explaining.unaided import UnaidedModel
 from realm_jax.evaluation.ranking import BlockRanker
 from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.partitioning import sharding
 
 # Fillings that are compared to say what a candidate alone would fill in.

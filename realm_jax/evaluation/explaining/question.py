@@ -37,7 +37,7 @@ from realm_jax.evaluation.explaining.results import (
 from realm_jax.evaluation.explaining.span_texts import SpanTexts
 from realm_jax.evaluation.ranking import BlockRanker, Ranking
 from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.partitioning import sharding
 from realm_jax.text.answers import normalize_answer
 

@@ -9,8 +9,6 @@ import weakref
 from pathlib import Path
 from typing import IO
 
-from realm_jax.files.local_disk.disk_full import DiskFullError
-
 _LOCK = ".lock"
 _FILES = "files"
 
@@ -18,13 +16,14 @@ _FILES = "files"
 class ScratchDirectory:
   """A temporary directory, removed by `close`, with this object, or at exit.
 
-  If the process is killed, the next one on this host that makes such a
-  directory removes it.
+  If the process is killed, the next one that makes such a directory in the same
+  folder removes it. The default folder is one of this user in TMPDIR.
   """
 
-  def __init__(self) -> None:
-    parent = Path(tempfile.gettempdir()) / f"realm_jax-{os.getuid()}"
-    parent.mkdir(mode=0o700, exist_ok=True)
+  def __init__(self, parent: Path | None = None) -> None:
+    if parent is None:
+      parent = Path(tempfile.gettempdir()) / f"realm_jax-{os.getuid()}"
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_abandoned(parent)
     folder = Path(tempfile.mkdtemp(dir=parent))
     unlocked = folder / f"{_LOCK}.new"
@@ -35,19 +34,6 @@ class ScratchDirectory:
     self.path = folder / _FILES
     self.path.mkdir()
     self._finalizer = weakref.finalize(self, _remove, folder, lock)
-
-  def require_space(self, size: int) -> None:
-    """Checks that a number of bytes can be written.
-
-    Raises:
-      DiskFullError: The disk has less free space.
-    """
-    free = shutil.disk_usage(self.path).free
-    if size > free:
-      raise DiskFullError(
-        f"{self.path} would need {size:,} bytes, and its disk has {free:,} "
-        "free: free some space, or set TMPDIR to a directory on another disk"
-      )
 
   def close(self) -> None:
     """Removes the directory. What is mapped from it stays readable."""

@@ -116,3 +116,13 @@ def download(source: epath.PathLike, target: Path) -> None:
   """
   client, name = fsspec.url_to_fs(str(source))
   client.get_file(name, str(target))
+
+
+def copy_object(source: epath.PathLike, target: epath.PathLike) -> None:
+  """Copies an object within an object store, which moves no bytes to here.
+
+  Raises:
+    FileNotFoundError: There is no such object.
+  """
+  client, name = fsspec.url_to_fs(str(source))
+  client.cp_file(name, fsspec.url_to_fs(str(target))[1])

@@ -12,7 +12,7 @@ from jaxtyping import Array, Int, UInt32
 
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models.parameters import Params

@@ -1,0 +1,466 @@
+"""How a generation is built from a checkpoint."""
+
+import dataclasses
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+import jax
+import numpy as np
+from absl import logging
+from etils import epath
+from flax import traverse_util
+from jax.sharding import Mesh
+from jaxtyping import Bool, Float, Int
+
+from realm_jax.checkpoints.store import (
+  CheckpointError,
+  UnreadableCheckpointError,
+)
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.files.json_value import JsonValue
+from realm_jax.files.local_disk.disk_full import DiskFullError
+from realm_jax.files.staging import DamagedFileError, StagedFiles
+from realm_jax.generations.embedding import CorpusEmbedder, abstract_retriever
+from realm_jax.generations.manifest import (
+  GenerationError,
+  Manifest,
+  PartialRecord,
+  json_checksum,
+)
+from realm_jax.generations.refresh import KnownVectors, rows_to_embed
+from realm_jax.generations.store import IMPORTED, GenerationStore
+from realm_jax.generations.vectors import (
+  Embeddings,
+  ShardLayout,
+  index_blocks,
+  save_query_tower,
+)
+from realm_jax.indexes.ground_truth import measure_recall
+from realm_jax.indexes.protocol import (
+  BuildOptions,
+  IndexConfig,
+  QueryBatch,
+  RecallError,
+  Rows,
+)
+from realm_jax.indexes.registry import parameters_of
+from realm_jax.models.parameters import Params
+from realm_jax.models.retriever import (
+  Retriever,
+  embed_blocks,
+  embed_queries,
+  query_tower_parameters,
+)
+from realm_jax.partitioning.agreement import Agreement
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.partitioning.sharding import shared_partial
+from realm_jax.settings import PositiveInt, Range, require_valid
+
+# Pause before damaged shards are embedded again. Another host may see files of
+# a network file system a little later.
+_PAUSE_SECONDS = 1.0
+
+
+class PreemptedError(Exception):
+  """SIGTERM came during a build."""
+
+
+# Errors of one process that all processes of a builder raise.
+SHARED_ERRORS = (
+  PreemptedError,
+  DiskFullError,
+  DamagedFileError,
+  GenerationError,
+  RecallError,
+  CorpusError,
+  CheckpointError,
+  UnreadableCheckpointError,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationConfig:
+  """Settings of the generations of a run.
+
+  Attributes:
+    retriever: Towers, which may be for another vocabulary.
+    index: Index over the vectors.
+    stored_dtype: Type of the stored vectors, `float32` or `bfloat16`.
+    tokens_per_batch: Upper bound on rows times length of a batch, which bounds
+      the memory of activations.
+    num_lengths: Upper bound on the number of batch lengths. More lengths mean
+      less padding and more compilations.
+    shard_blocks: Upper bound on the rows of a file of vectors. A process embeds
+      one file at a time, and loses it if it is killed.
+    query_length: Length of the held-out queries.
+    recall_queries: Number of held-out queries, at least 2. An index that tunes
+      itself does so on half of them; recall is measured on the others.
+    recall_at: Values of k for recall@k; those above the corpus are skipped.
+    refresh_fraction: Share of the corpus's tokens that a partial refresh embeds
+      for a generation: new blocks, then those with the oldest vectors. The
+      other vectors are copied from the newest earlier generation. None embeds
+      every block.
+    max_age_steps: Age in steps that no vector of a partial refresh exceeds.
+      None allows the age that a vector reaches when the whole corpus is
+      embedded once before its turn comes again.
+  """
+
+  retriever: Retriever
+  index: IndexConfig
+  stored_dtype: Literal["float32", "bfloat16"] = "float32"
+  tokens_per_batch: PositiveInt = 16_384
+  num_lengths: PositiveInt = 16
+  shard_blocks: PositiveInt = 1 << 18
+  query_length: Annotated[int, Range(least=3)] = 64
+  # One to tune an index on, and another to measure it on.
+  recall_queries: Annotated[int, Range(least=2)] = 512
+  recall_at: Sequence[PositiveInt] = (8, 100)
+  refresh_fraction: Annotated[float, Range(above=0, below=1)] | None = None
+  max_age_steps: PositiveInt | None = None
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+
+
+class Builder:
+  """What builds generations of one corpus version, and compiles once for all.
+
+  The devices of the mesh are those of this process.
+  """
+
+  def __init__(
+    self, config: GenerationConfig, corpus: Corpus, *, mesh: Mesh | None = None
+  ):
+    # The null block is [CLS] [SEP] [SEP] in any vocabulary.
+    separator_id = int(corpus.gather(np.array([NULL_ROW]), 3)[0, 1])
+    self.retriever = config.retriever.for_vocabulary(
+      vocab_size=corpus.vocab_size, separator_id=separator_id
+    )
+    self.config, self.corpus = config, corpus
+    self._mesh = mesh or make_mesh(devices=jax.local_devices())
+    self.layout = ShardLayout.of(
+      corpus.num_blocks,
+      self.retriever.vector_size,
+      dtype=config.stored_dtype,
+      max_rows=config.shard_blocks,
+    )
+    self._embedder = CorpusEmbedder(
+      corpus,
+      shared_partial(embed_blocks, self.retriever),
+      dim=self.retriever.vector_size,
+      mesh=self._mesh,
+      tokens_per_batch=config.tokens_per_batch,
+      rows_per_call=self.layout.rows_per_shard,
+      num_lengths=config.num_lengths,
+    )
+    self._embed_queries = jax.jit(shared_partial(embed_queries, self.retriever))
+
+  def abstract_params(self) -> Params:
+    """Returns the shapes of the retriever's parameters, with shardings."""
+    return abstract_retriever(self.retriever, self._mesh)
+
+  @functools.cached_property
+  def model(self) -> str:
+    """The checksum of the retriever's settings, parameter shapes and pieces."""
+    params = traverse_util.flatten_dict(self.abstract_params(), sep="/")
+    return json_checksum(
+      {
+        "retriever": repr(self.retriever),
+        "parameters": {name: repr(x.shape) for name, x in params.items()},
+        "vocabulary": self.corpus.vocab_sha256,
+      }
+    )
+
+  def identity(self, params: Params, known: KnownVectors | None) -> str:
+    """Returns a checksum of everything that determines the vectors.
+
+    The index's settings are among it, so that an index with others is written
+    to another folder and not over one that readers may be loading.
+    """
+    digest = hashlib.sha256()
+    flat = traverse_util.flatten_dict(jax.device_get(params), sep="/")
+    for name, array in sorted(flat.items()):
+      digest.update(f"{name} {array.dtype} {array.shape}".encode())
+      digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    config, index = self.config, self.config.index
+    identity: dict[str, JsonValue] = {
+      "model": self.model,
+      "parameters": digest.hexdigest(),
+      "corpus": self.corpus.fingerprint,
+      "batches": [config.tokens_per_batch, *self._embedder.lengths],
+      "index": {index.kind: dict(parameters_of(index))},
+      "shards": dataclasses.asdict(self.layout),
+    }
+    if known is not None:
+      # A manifest has the checksums of all files.
+      identity["known"] = "" if known.base is None else known.base.to_json()
+      identity["refresh"] = [config.refresh_fraction, config.max_age_steps]
+    return json_checksum(identity)[:16]
+
+  def rows_to_embed(
+    self, known: KnownVectors | None, step: int
+  ) -> tuple[Bool[np.ndarray, " N"], PartialRecord | None]:
+    """Returns which rows are embedded, and the record of a partial refresh."""
+    costs = self._embedder.costs()
+    embed = rows_to_embed(
+      known,
+      step=step,
+      costs=costs,
+      fraction=self.config.refresh_fraction,
+      max_age_steps=self.config.max_age_steps,
+    )
+    if known is None or known.base is None or embed.all():
+      return embed, None
+    return embed, PartialRecord(
+      base=known.base.step,
+      embedded_blocks=int(embed.sum()),
+      embedded_share=round(float(costs[embed].sum() / costs.sum()), 4),
+      new_blocks=int((known.rows == NULL_ROW).sum()),
+    )
+
+  def vectors(
+    self,
+    params: Params,
+    rows: Int[np.ndarray, " n"],
+    *,
+    embed: Bool[np.ndarray, " n"],
+    known: KnownVectors | None,
+    step: int,
+    check: Callable[[], None],
+  ) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, " n"]]:
+    """Embeds some rows and copies the others.
+
+    Returns:
+      The vectors, and the steps of the checkpoints that they are of.
+    """
+    vectors = np.empty((len(rows), self.retriever.vector_size), np.float32)
+    steps = np.full(len(rows), step)
+    if embed.any():
+      vectors[embed] = self._embedder.embed(params, rows[embed], check=check)
+    if not embed.all():
+      assert known is not None
+      copied = known.rows[rows[~embed]]
+      vectors[~embed], steps[~embed] = known.gather(copied), known.steps(copied)
+    return vectors, steps
+
+  def queries(self, params: Params) -> tuple[QueryBatch, QueryBatch]:
+    """Returns held-out sentences: those to tune an index on, and the others."""
+    config, corpus, rng = self.config, self.corpus, np.random.default_rng(0)
+    count, total = config.recall_queries, corpus.num_blocks
+    rows = rng.choice(total, count, replace=count > total)
+    tokens = corpus.random_sentences(rows, config.query_length, rng)
+    vectors = np.asarray(self._embed_queries(params, tokens))
+    return (
+      QueryBatch(tokens[0::2], vectors[0::2]),
+      QueryBatch(tokens[1::2], vectors[1::2]),
+    )
+
+
+def build_generation(
+  builder: Builder,
+  step: int,
+  params: Params,
+  store: GenerationStore,
+  *,
+  agreement: Agreement,
+  known: KnownVectors | None = None,
+  identity: str | None = None,
+  builder_name: str = "",
+  check: Callable[[], None] = lambda: None,
+) -> None:
+  """Builds and publishes the generation of a checkpoint.
+
+  The processes of the agreement choose what to embed, embed their own shards
+  (shard s belongs to process s mod count), and wait for all. Then process 0
+  builds the index, measures its recall and commits. What an interrupted build
+  has finished is used. One that is published for this step is replaced.
+
+  Args:
+    builder: Settings and compiled programs, for one version of the corpus.
+    step: Step of the checkpoint.
+    params: Parameters of the retriever, on the devices.
+    store: Store of the generations.
+    agreement: Agreement of all processes, each of which calls this.
+    known: Vectors that may be copied.
+    identity: Name of the draft; None is the builder's checksum.
+    builder_name: Name of the builder, the same in all processes.
+    check: Function that is called regularly; an exception stops the work.
+
+  Raises:
+    DiskFullError: The disk is full; nothing published has changed.
+    GenerationError: A vector is not finite.
+    RecallError: The recall of the index is below what its settings want.
+    ProcessesError: Another process has failed.
+  """
+  config, layout, corpus = builder.config, builder.layout, builder.corpus
+  embed, partial = builder.rows_to_embed(known, step)
+  identity = identity or builder.identity(params, known)
+  draft = store.draft(step, identity, layout, builder=builder_name)
+
+  def embed_own_shards() -> None:
+    with store.disk_full_explained(step):
+      for shard in draft.missing():
+        if shard % agreement.count != agreement.index:
+          continue
+        check()
+        start, rows = time.monotonic(), layout.rows(shard)
+        vectors, steps = builder.vectors(
+          params,
+          rows,
+          embed=embed[rows],
+          known=known,
+          step=step,
+          check=check,
+        )
+        draft.add(shard, vectors, steps, seconds=time.monotonic() - start)
+
+  def publish() -> None:
+    # The files of the earlier index stay as long as this variable.
+    kind = config.index.kind
+    earlier = _earlier_index(store, step, kind=kind)
+    with store.disk_full_explained(step), draft.local() as directory:
+      save_query_tower(
+        directory,
+        jax.device_get(query_tower_parameters(builder.retriever, params)),
+      )
+      check()
+      shards = draft.shards()
+      vectors = Embeddings(
+        directory, shards, dim=layout.dim, dtype=layout.dtype
+      )
+      for_tuning, held_out = builder.queries(params)
+      start = time.monotonic()
+      index = config.index.build(
+        index_blocks(corpus, vectors),
+        BuildOptions(
+          directory=directory / kind,
+          queries=for_tuning,
+          previous=None if earlier is None else earlier.root / kind,
+          check=check,
+        ),
+      )
+      build_seconds = time.monotonic() - start
+      check()
+      recall = {}
+      if index.needs_vectors:
+        recall = measure_recall(index, vectors, held_out, config.recall_at)
+      manifest = Manifest(
+        step=step,
+        corpus_fingerprint=corpus.fingerprint,
+        corpus_version=corpus.version,
+        num_blocks=corpus.num_blocks,
+        dim=layout.dim,
+        dtype=layout.dtype,
+        index_kind=kind,
+        index_parameters=parameters_of(config.index),
+        recall=recall,
+        recall_queries=len(held_out.token_ids),
+        embed_seconds=round(draft.seconds(), 3),
+        build_seconds=round(build_seconds, 3),
+        embeddings=shards,
+        model=builder.model,
+        partial=partial,
+        index_report=index.report,
+        files=draft.files(directory),
+        folder=draft.folder.name,
+      )
+    with store.disk_full_explained(step):
+      check()
+      store.commit(manifest)
+    _log_published(manifest, int(embed.sum()))
+
+  agreement.on_process_0("earlier shards", draft.adopt)
+  while True:
+    agreement.on_all_processes("shards", embed_own_shards, SHARED_ERRORS)
+    try:
+      return agreement.on_process_0("publication", publish, SHARED_ERRORS)
+    except DamagedFileError as error:
+      logging.warning("%s", error)
+      time.sleep(_PAUSE_SECONDS)
+
+
+def publish_vectors(
+  builder: Builder,
+  generations_dir: epath.PathLike,
+  params: Params,
+  vectors: Rows,
+  *,
+  step: int = 0,
+) -> None:
+  """Publishes vectors that were embedded elsewhere, in the blocks' order.
+
+  They are read a shard at a time. `params` are those of the towers.
+
+  Raises:
+    GenerationError: Their number or dimension is wrong, or one is not finite.
+    And what `build_generation` raises.
+  """
+  layout = builder.layout
+  if tuple(vectors.shape) != (layout.num_blocks, layout.dim):
+    raise GenerationError(
+      f"vectors of shape {list(vectors.shape)} for {layout.num_blocks} blocks "
+      f"and a retriever of {layout.dim} dimensions; want one for each "
+      "block, of the retriever's dimension"
+    )
+  store = GenerationStore(generations_dir)
+  known = KnownVectors(
+    rows=np.arange(layout.num_blocks, dtype=np.int32),
+    gather=lambda rows: np.asarray(vectors[int(rows[0]) : int(rows[-1]) + 1]),
+    steps=lambda rows: np.full(len(rows), step),
+  )
+  try:
+    build_generation(
+      builder,
+      step,
+      params,
+      store,
+      agreement=Agreement("import"),
+      known=known,
+      identity=IMPORTED,
+    )
+  except BaseException:
+    store.remove_drafts()
+    raise
+
+
+def _earlier_index(
+  store: GenerationStore, step: int, *, kind: str
+) -> StagedFiles | None:
+  """Returns the files of the newest earlier index, if it is of the same kind.
+
+  The new index may start from it, so all of its bytes are verified. What is
+  copied from an object store stays as long as the returned files do.
+  """
+  for other in reversed([s for s in store.steps() if s < step]):
+    try:
+      manifest = store.manifest(other)
+    except GenerationError:
+      continue
+    if manifest.index_kind != kind:
+      return None
+    files = store.files(manifest)
+    try:
+      files.get(files.below(kind))
+      return files
+    except (GenerationError, DiskFullError) as error:
+      logging.warning("the index is built without an earlier one: %s", error)
+      return None
+  return None
+
+
+def _log_published(manifest: Manifest, num_embedded: int) -> None:
+  logging.info(
+    "published generation %d: %d blocks, %d embedded in %.1f s, %s built in "
+    "%.1f s, recall %s",
+    manifest.step,
+    manifest.num_blocks,
+    num_embedded,
+    manifest.embed_seconds,
+    manifest.index_kind,
+    manifest.build_seconds,
+    ", ".join(f"@{k} {r:.3f}" for k, r in manifest.recall.items()) or "–",
+  )

@@ -1,1 +1,0 @@
-"""The sidecar, which embeds the corpus and publishes generations."""

@@ -1,0 +1,280 @@
+"""Embedding of blocks, in batches of similar length.
+
+Batches have one of a few lengths, chosen so that they hold little padding; the
+embedding function compiles once for each. The host reads and copies batches
+ahead of the devices, and stores vectors behind them, in threads of their own.
+"""
+
+import collections
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.core import meta
+from jax.sharding import Mesh
+from jaxtyping import Float, Int
+
+from realm_jax.console.progress import Progress
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.generations.vectors import check_finite
+from realm_jax.models.parameters import Params
+from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning import sharding
+
+# Batches on the devices before they are computed, and computed ones that the
+# host has not stored yet.
+_BATCHES_AHEAD = 3
+_BATCHES_BEHIND = 2
+# A call has at least about so many batches. With fewer, the last one, which is
+# padded to its full size, would be a large part of the work.
+_MIN_BATCHES = 64
+
+
+EmbedBlocks = Callable[[Params, jax.Array], jax.Array]
+
+
+def jitted_embedder(
+  embed_blocks: EmbedBlocks, mesh: Mesh
+) -> jax.stages.Wrapped:
+  """Returns `embed_blocks` as the builder compiles it, for each length."""
+  return jax.jit(
+    sharding.under(sharding.LOGICAL_AXIS_RULES, embed_blocks),
+    out_shardings=sharding.batch_sharding(mesh),
+  )
+
+
+@functools.lru_cache(maxsize=8)
+def abstract_retriever(retriever: Retriever, mesh: Mesh) -> Params:
+  """Returns the shapes of a retriever's parameters, with shardings."""
+  tokens = jnp.zeros((1, 3), jnp.int32)
+  boxed = jax.eval_shape(retriever.init, jax.random.key(0), tokens, tokens)
+  return sharding.abstract_replicated(meta.unbox(boxed["params"]), mesh)
+
+
+class CorpusEmbedder:
+  """Embeds rows of one corpus, and compiles once for any number of calls.
+
+  The result depends on the rows of a call alone: all workers that embed the
+  same rows on the same number and kind of devices get the same bytes.
+
+  The function `embed_blocks` maps parameters and token ids [b, l] to vectors
+  [b, dim]. Batches are spread over the data axis of the mesh. On each of its
+  devices they have at most `tokens_per_batch` rows times length, one of at most
+  `num_lengths` lengths, and are smaller where a call has few rows: about
+  `rows_per_call`, or all.
+
+  Attributes:
+    host_wait_seconds: Time for which the devices had nothing to compute, since
+      the host had not read the next batch yet; over all calls.
+  """
+
+  def __init__(
+    self,
+    corpus: Corpus,
+    embed_blocks: EmbedBlocks,
+    *,
+    dim: int,
+    mesh: Mesh,
+    tokens_per_batch: int = 16_384,
+    rows_per_call: int | None = None,
+    num_lengths: int = 16,
+  ):
+    self._corpus = corpus
+    self._dim = dim
+    self._mesh = mesh
+    self._groups = sharding.row_groups(mesh).count
+    rows = min(rows_per_call or corpus.num_blocks, corpus.num_blocks)
+    tokens = int(corpus.lengths.mean() * rows) // _MIN_BATCHES
+    self._tokens_per_batch = min(tokens_per_batch * self._groups, tokens)
+    self._embed = jitted_embedder(embed_blocks, mesh)
+    self.lengths = choose_lengths(
+      corpus.lengths,
+      longest=corpus.block_length,
+      multiple=length_multiple(mesh.devices.flat[0].platform),
+      max_lengths=num_lengths,
+    )
+    self.host_wait_seconds = 0.0
+
+  def costs(self) -> Int[np.ndarray, " N"]:
+    """Returns the number of tokens that each block takes, with padding."""
+    return round_up(self._corpus.lengths, self.lengths)
+
+  def embed(
+    self,
+    params: Params,
+    rows: Int[np.ndarray, " n"],
+    *,
+    check: Callable[[], None] = lambda: None,
+  ) -> Float[np.ndarray, "n d"]:
+    """Returns the vectors of rows, given in rising order, in float32.
+
+    The function `check` is called at every batch; an exception stops the work.
+    A vector that is not finite is a GenerationError.
+    """
+    vectors = np.empty((len(rows), self._dim), np.float32)
+    batches = length_batches(
+      rows,
+      self._corpus.lengths[rows],
+      batch_lengths=self.lengths,
+      tokens_per_batch=self._tokens_per_batch,
+      multiple=self._groups,
+    )
+    with (
+      Progress("blocks embedded", total=len(rows)) as progress,
+      ThreadPoolExecutor(1, "block reader") as reader,
+      ThreadPoolExecutor(1, "vector writer") as writer,
+    ):
+
+      def store(batch: np.ndarray, embedded: jax.Array) -> None:
+        is_row = batch != NULL_ROW
+        places = np.searchsorted(rows, batch[is_row])
+        vectors[places] = np.asarray(embedded)[is_row]
+        progress.advance(int(is_row.sum()))
+
+      ahead = collections.deque(
+        reader.submit(self._read, *batch)
+        for batch in itertools.islice(batches, _BATCHES_AHEAD)
+      )
+      behind: collections.deque[Future[None]] = collections.deque()
+      while ahead:
+        check()
+        batch, blocks = self._result(ahead.popleft(), behind)
+        if following := next(batches, None):
+          ahead.append(reader.submit(self._read, *following))
+        with jax.set_mesh(self._mesh):
+          embedded = self._embed(params, blocks)
+        behind.append(writer.submit(store, batch, embedded))
+        if len(behind) > _BATCHES_BEHIND:
+          behind.popleft().result()
+      while behind:
+        behind.popleft().result()
+    check_finite(vectors, rows)
+    return vectors
+
+  def _read(
+    self, length: int, batch: Int[np.ndarray, " b"]
+  ) -> tuple[Int[np.ndarray, " b"], jax.Array]:
+    """Reads a batch and copies it to the devices, in the reader's thread."""
+    tokens = {"block": self._corpus.gather(batch, length)}
+    on_devices: dict[str, Any] = sharding.to_devices(tokens, self._mesh)
+    return batch, on_devices["block"]
+
+  def _result(
+    self,
+    reading: Future[tuple[np.ndarray, jax.Array]],
+    behind: collections.deque[Future[None]],
+  ) -> tuple[np.ndarray, jax.Array]:
+    """Returns a batch that is being read, and counts the devices' idle time."""
+    if not reading.done():
+      # The devices compute until the last batch has been stored.
+      for storing in behind:
+        if not storing.done():
+          storing.result()
+      began = time.monotonic()
+      reading.result()
+      self.host_wait_seconds += time.monotonic() - began
+    return reading.result()
+
+
+def length_multiple(platform: str) -> int:
+  """Returns what lengths of batches are multiples of.
+
+  On TPUs it is the height of a tile of bfloat16, which the attention kernel
+  wants; elsewhere the width of vector units.
+  """
+  return 16 if platform == "tpu" else 8
+
+
+def choose_lengths(
+  lengths: Int[np.ndarray, " n"],
+  *,
+  longest: int,
+  multiple: int = 8,
+  max_lengths: int = 16,
+  max_padding: float = 1.05,
+) -> tuple[int, ...]:
+  """Chooses the batch lengths, in rising order, that leave the least padding.
+
+  Each is compiled, so there are no more than are needed for at most
+  `max_padding` computed tokens per token of the rows. They are multiples of
+  `multiple`, or `longest`. Rows with more tokens than that are cut.
+  """
+  if max_lengths < 1:
+    raise ValueError(
+      f"num_lengths={max_lengths}; want at least one length of batches"
+    )
+  useful = int(np.minimum(lengths, longest).sum())
+  rounded = -(-lengths // multiple) * multiple
+  rounded = np.minimum(rounded, longest)
+  values, counts = np.unique(rounded, return_counts=True)
+  below = np.concatenate([[0], np.cumsum(counts)])
+  # Dynamic programming over the number of lengths. tokens[i] is the lowest
+  # number of tokens for the rows of the first i values.
+  tokens = np.where(np.arange(len(values) + 1) == 0, 0.0, np.inf)
+  begins = []
+  for _ in range(min(max_lengths, len(values))):
+    # Column j: the longest batches have length values[j]. Row i: they hold the
+    # rows from values[i] on.
+    rows = np.maximum(below[None, 1:] - below[:-1, None], 0)
+    total = tokens[:-1, None] + rows * values[None, :]
+    total[np.tril_indices(len(values), -1)] = np.inf
+    begins.append(np.argmin(total, axis=0))
+    tokens = np.concatenate([[np.inf], total.min(axis=0)])
+    if tokens[-1] <= max_padding * useful:
+      break
+  chosen, end = [], len(values)
+  for begin in reversed(begins):
+    chosen.append(int(values[end - 1]))
+    end = int(begin[end - 1])
+  return tuple(reversed(chosen))
+
+
+def round_up(
+  lengths: Int[np.ndarray, " n"], batch_lengths: Sequence[int]
+) -> Int[np.ndarray, " n"]:
+  """Rounds up to the next batch length; longer rows are cut to the last."""
+  place = np.searchsorted(batch_lengths, lengths)
+  return np.asarray(batch_lengths)[np.minimum(place, len(batch_lengths) - 1)]
+
+
+def rows_per_batch(
+  length: int, tokens_per_batch: int, *, multiple: int = 1
+) -> int:
+  """Returns the rows of a batch: a multiple of `multiple`, and not 0."""
+  return max(1, tokens_per_batch // length // multiple) * multiple
+
+
+def length_batches(
+  rows: Int[np.ndarray, " n"],
+  lengths: Int[np.ndarray, " n"],
+  *,
+  batch_lengths: Sequence[int],
+  tokens_per_batch: int,
+  multiple: int = 1,
+) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
+  """Yields the length and the rows of batches, shortest first.
+
+  Rows that do not fill a batch join the next longer ones; only the last batch
+  is padded, with `NULL_ROW`.
+
+  The `rows` have `lengths` tokens, and `batch_lengths` rise. A batch has about
+  `tokens_per_batch` rows times length, and a multiple of `multiple` rows.
+  """
+  rounded = round_up(lengths, batch_lengths)
+  waiting = np.zeros(0, np.int64)
+  size, length = multiple, batch_lengths[-1]
+  for length in np.unique(rounded).tolist():
+    size = rows_per_batch(length, tokens_per_batch, multiple=multiple)
+    waiting = np.concatenate([waiting, rows[rounded == length]])
+    while len(waiting) >= size:
+      yield length, waiting[:size]
+      waiting = waiting[size:]
+  if len(waiting):
+    padding = size - len(waiting)
+    yield length, np.pad(waiting, (0, padding), constant_values=NULL_ROW)

@@ -1,1 +1,0 @@
-"""The trainer's side: finding, verifying and loading generations."""

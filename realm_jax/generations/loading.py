@@ -1,0 +1,238 @@
+"""Loading of generations: files are verified, and the index is ready."""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from absl import logging
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Float32, Int
+
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.store import Corpus
+from realm_jax.files.staging import StagedFiles
+from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.store import GenerationStore
+from realm_jax.generations.vectors import (
+  QUERY_TOWER,
+  Embeddings,
+  index_blocks,
+  load_query_tower,
+)
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.isolated import IsolatedIndex
+from realm_jax.indexes.protocol import (
+  Blocks,
+  BuildOptions,
+  Index,
+  IndexConfig,
+  IndexCrashedError,
+  IndexLoadError,
+)
+from realm_jax.indexes.registry import IndexKindError, config_from
+from realm_jax.models.parameters import Params
+from realm_jax.partitioning import sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+  """A verified generation with its index in memory.
+
+  The corpus is of the version that it was built on, at the checkpoint `step`.
+  The `query_params` are of the query tower that belongs to its vectors, and the
+  `embeddings` of all blocks are memory-mapped. The `mesh` is that of an index
+  on devices, if any.
+  """
+
+  step: int
+  manifest: Manifest
+  corpus: Corpus
+  index: Index
+  query_params: Params
+  embeddings: Embeddings
+  mesh: Mesh | None = dataclasses.field(default=None, kw_only=True)
+
+  @property
+  def oldest_step(self) -> int:
+    """The checkpoint step that its oldest vector was embedded with."""
+    return self.manifest.oldest_step
+
+  @property
+  def num_blocks(self) -> int:
+    """The number of blocks."""
+    return self.manifest.num_blocks
+
+  def with_exact_search(self) -> "Generation":
+    """Returns the same blocks, searched exactly, after verifying the vectors.
+
+    It reads the files that it was loaded from, also if the generation has been
+    removed since.
+
+    Raises:
+      DamagedGenerationError: A file of vectors is damaged or gone.
+    """
+    self.embeddings.verify_again()
+    config = ExactConfig(dtype=self.manifest.dtype)
+    blocks = index_blocks(self.corpus, self.embeddings)
+    index = config.build(blocks, BuildOptions(mesh=self.mesh))
+    return dataclasses.replace(self, index=index)
+
+  def vectors(self, rows: Int[np.ndarray, "*b"]) -> Float32[np.ndarray, "*b d"]:
+    """Returns the stored vectors of any rows."""
+    return self.embeddings.gather(rows)
+
+
+def load_generation(
+  generations_dir: epath.PathLike,
+  step: int,
+  *,
+  corpus: Corpus,
+  mesh: Mesh | None = None,
+  index: IndexConfig | None = None,
+  beside_training: bool = False,
+  reads_vectors: bool = True,
+) -> Generation:
+  """Verifies and loads the generation of a checkpoint step.
+
+  Args:
+    generations_dir: Directory of the generations, local or on an object store.
+    step: Checkpoint step of the generation.
+    corpus: Corpus of the generation, in any version.
+    mesh: Mesh for the query tower's parameters and for an index that lives on
+      devices. None leaves the parameters on the host.
+    index: Settings of another index to search the same blocks; None loads the
+      one that was published.
+    beside_training: Whether files are verified by a thread of low priority,
+      and an index whose library may crash is loaded in a process of its own.
+    reads_vectors: Whether the vectors will be read besides the index. If not,
+      their files are verified, or copied, only if they are read nevertheless.
+
+  Raises:
+    GenerationError: It is missing, or of another corpus.
+    DamagedGenerationError: It differs from what was published.
+    IndexCrashedError: The index's process crashed while it loaded.
+  """
+  store = GenerationStore(generations_dir)
+  manifest, directory = store.manifest(step), store.path(step)
+  corpus = corpus_of(manifest, corpus, directory)
+  files = store.files(manifest, low_priority=beside_training)
+  embeddings = Embeddings.of(files, manifest)
+  blocks = index_blocks(corpus, embeddings)
+  needed = [QUERY_TOWER]
+  if index is None:
+    needed += files.below(manifest.index_kind)
+  if reads_vectors:
+    needed += embeddings.paths()
+  if index is not None:
+    files.get(needed)
+    loaded = index.build(blocks, BuildOptions(mesh=mesh))
+  else:
+    try:
+      loaded = _load_index(
+        manifest,
+        files,
+        needed,
+        blocks,
+        mesh=mesh,
+        beside_training=beside_training,
+      )
+    except (IndexKindError, IndexLoadError) as error:
+      raise GenerationError(f"{directory}: {error}") from error
+  if reads_vectors:
+    embeddings.map_all()
+  query_params = load_query_tower(files.root)
+  if mesh is not None:
+    query_params = sharding.replicate(query_params, mesh)
+  return Generation(
+    step=step,
+    manifest=manifest,
+    corpus=corpus,
+    index=loaded,
+    query_params=query_params,
+    embeddings=embeddings,
+    mesh=mesh,
+  )
+
+
+def _load_index(
+  manifest: Manifest,
+  files: StagedFiles,
+  needed: Sequence[str],
+  blocks: Blocks,
+  *,
+  mesh: Mesh | None,
+  beside_training: bool,
+) -> Index:
+  """Loads the published index, and verifies files before or meanwhile."""
+  saved = files.root / manifest.index_kind
+  try:
+    config = config_from(manifest.index_kind, manifest.index_parameters)
+    if files.is_copied or not (beside_training and config.may_crash):
+      files.get(needed)
+    if not (beside_training and config.may_crash):
+      return config.load(saved, blocks, mesh=mesh)
+    files.require_sizes(needed)
+    with contextlib.ExitStack() as stack:
+      index = IsolatedIndex(config, saved, blocks)
+      stack.callback(index.close)
+      files.get(needed)
+      index.wait_until_loaded()
+      stack.pop_all()
+      return index
+  except (IndexKindError, IndexLoadError, IndexCrashedError):
+    # If files were removed or changed meanwhile, that is the error to report.
+    files.get(needed, again=True)
+    raise
+
+
+def load_newest(
+  generations_dir: epath.PathLike,
+  *,
+  corpus: Corpus,
+  mesh: Mesh | None = None,
+  index: IndexConfig | None = None,
+) -> Generation:
+  """Loads the newest valid generation; see `load_generation`.
+
+  Raises:
+    GenerationError: There is no valid generation of the corpus.
+  """
+  errors = []
+  for step in reversed(GenerationStore(generations_dir).steps()):
+    try:
+      return load_generation(
+        generations_dir, step, corpus=corpus, mesh=mesh, index=index
+      )
+    except GenerationError as error:
+      logging.warning("generation %d is not used: %s", step, error)
+      errors.append(error)
+  if errors:
+    raise errors[0]
+  raise GenerationError(
+    f"{generations_dir} has no generation; make one with "
+    "`python -m realm_jax.build_index --once`"
+  )
+
+
+def corpus_of(
+  manifest: Manifest, corpus: Corpus, directory: epath.Path
+) -> Corpus:
+  """Returns the version of the corpus that a generation was built on."""
+  if manifest.corpus_fingerprint == corpus.fingerprint:
+    return corpus
+  try:
+    other = corpus.at(manifest.corpus_version, manifest.corpus_fingerprint)
+  except CorpusError as error:
+    raise GenerationError(
+      f"{directory} is of another corpus: fingerprint "
+      f"{manifest.corpus_fingerprint[:12]} with {manifest.num_blocks} blocks, "
+      f"and {corpus.source} has {corpus.fingerprint[:12]} with "
+      f"{corpus.num_blocks} ({error}); give the corpus it was built on, or "
+      "build a generation of this one with `python -m realm_jax.build_index "
+      "--once`"
+    ) from error
+  # Builds the table of ids now, so that no training step waits for it.
+  other.rows_of(other.block_ids[:1])
+  return other

@@ -1,0 +1,187 @@
+"""The manifest of a generation: its description and the records of files."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from realm_jax.files.json_value import JsonValue
+from realm_jax.files.staging import FileRecord
+
+FORMAT_VERSION = 2
+_CHECKSUM_KEY = "manifest_sha256"
+# The end of a message about damage.
+REMEDY = (
+  ", so its generation is damaged; remove it and let build_index make it again"
+)
+
+
+class GenerationError(ValueError):
+  """A generation that is missing, damaged or of another corpus or model."""
+
+
+class DamagedGenerationError(GenerationError):
+  """A generation that differs from what was published; it can be rebuilt."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingsShard:
+  """Consecutive rows of the vectors, in the file `path`.
+
+  They were embedded with checkpoints of `oldest_step` … `newest_step`. Where
+  these differ, the file `steps_path` has the step of each row, in int32.
+  """
+
+  path: str
+  rows: int
+  oldest_step: int
+  newest_step: int
+  steps_path: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialRecord:
+  """The partial refresh that made a generation from an earlier one.
+
+  Attributes:
+    base: Checkpoint step of the generation that vectors were copied from.
+    embedded_blocks: Number of blocks embedded.
+    embedded_share: Share of the tokens of a full embedding.
+    new_blocks: Number of blocks that the base lacks.
+  """
+
+  base: int
+  embedded_blocks: int
+  embedded_share: float
+  new_blocks: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """The description of a generation.
+
+  Attributes:
+    step: Checkpoint step that the generation was built from.
+    corpus_fingerprint: Fingerprint of the corpus that was embedded.
+    dtype: Type of the stored vectors, `float32` or `bfloat16`.
+    recall: Recall@k against exact search on held-out queries, by k; empty for
+      an index that does not search vectors.
+    embeddings: Files of the vectors, in row order.
+    model: Checksum of the model's settings and the names and shapes of its
+      parameters.
+    partial: Record of the partial refresh; None where all were embedded.
+    index_report: Choices and measurements of the index's build.
+    files: All files but the manifest, relative to `folder`.
+    folder: Directory of the files, relative to the generation's directory.
+    created: Time of publication, in UTC.
+  """
+
+  step: int
+  corpus_fingerprint: str
+  corpus_version: int
+  num_blocks: int
+  dim: int
+  dtype: str
+  index_kind: str
+  index_parameters: Mapping[str, JsonValue]
+  recall: dict[str, float]
+  recall_queries: int
+  embed_seconds: float
+  build_seconds: float
+  embeddings: tuple[EmbeddingsShard, ...]
+  model: str = ""
+  partial: PartialRecord | None = None
+  index_report: Mapping[str, JsonValue] = dataclasses.field(
+    default_factory=dict
+  )
+  files: tuple[FileRecord, ...] = ()
+  folder: str = "."
+  created: str = ""
+  format_version: int = FORMAT_VERSION
+
+  @property
+  def oldest_step(self) -> int:
+    """The checkpoint step that the oldest vector was embedded with."""
+    return min(shard.oldest_step for shard in self.embeddings)
+
+  def to_json(self) -> str:
+    """Returns the text of the manifest file."""
+    return to_checked_json(dataclasses.asdict(self))
+
+  @classmethod
+  def from_json(cls, text: str) -> "Manifest":
+    """Reads the text of a manifest file.
+
+    Messages of errors go on after the file's path.
+
+    Raises:
+      GenerationError: It has another format version.
+      DamagedGenerationError: It is not valid.
+    """
+    try:
+      values = json.loads(text)
+      version = values["format_version"]
+      # The version, too, is believed only if the checksum matches. Manifests of
+      # the first format have none.
+      if version == FORMAT_VERSION or _CHECKSUM_KEY in values:
+        values = from_checked_json(text)
+      if version == FORMAT_VERSION:
+        return _from_values(values)
+    except (ValueError, KeyError, TypeError) as error:
+      raise DamagedGenerationError(
+        f"is not a manifest ({error!r}){REMEDY}"
+      ) from error
+    raise GenerationError(
+      f"has format version {version}, and this program reads {FORMAT_VERSION}; "
+      "use the realm_jax that wrote it, or make it again"
+    )
+
+
+def to_checked_json(values: Mapping[str, JsonValue]) -> str:
+  """Returns JSON text that holds a checksum of its own values."""
+  values = {**values, _CHECKSUM_KEY: json_checksum(values)}
+  return json.dumps(values, indent=2) + "\n"
+
+
+def from_checked_json(text: str) -> dict[str, Any]:
+  """Reads what `to_checked_json` wrote.
+
+  Raises:
+    ValueError, KeyError: The text is damaged.
+  """
+  values = json.loads(text)
+  if values.pop(_CHECKSUM_KEY) != json_checksum(values):
+    raise ValueError("it does not match its own checksum")
+  return values
+
+
+def json_checksum(values: Mapping[str, JsonValue]) -> str:
+  """Returns the SHA-256 of plain values, but for their own checksum."""
+  rest = {name: values[name] for name in values if name != _CHECKSUM_KEY}
+  return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _from_values(values: dict[str, Any]) -> Manifest:
+  # What an earlier program wrote for partial refreshes.
+  values.pop("block_keys", None)
+  partial = values.pop("partial")
+  if partial is not None:
+    names = [field.name for field in dataclasses.fields(PartialRecord)]
+    partial = PartialRecord(**{name: partial[name] for name in names})
+  manifest = Manifest(
+    embeddings=tuple(EmbeddingsShard(**s) for s in values.pop("embeddings")),
+    files=tuple(FileRecord(**f) for f in values.pop("files")),
+    partial=partial,
+    **values,
+  )
+  rows = sum(shard.rows for shard in manifest.embeddings)
+  if rows != manifest.num_blocks:
+    raise ValueError(
+      f"its embeddings have {rows} rows for {manifest.num_blocks} blocks"
+    )
+  for path in [file.path for file in manifest.files] + [manifest.folder]:
+    # A path that leads outside would let a manifest name any file to read.
+    if path.startswith("/") or ".." in path.split("/"):
+      raise ValueError(f"path {path!r} leads outside the generation")
+  return manifest

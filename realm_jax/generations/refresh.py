@@ -1,0 +1,163 @@
+"""A partial refresh: which vectors are copied from an earlier generation."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from absl import logging
+from jaxtyping import Bool, Float, Int
+
+from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.store import GenerationStore
+from realm_jax.generations.vectors import Embeddings
+
+
+class KnownVectors(NamedTuple):
+  """Vectors that need not be embedded, for the rows of a corpus.
+
+  Attributes:
+    rows: Row of each block among the vectors; `NULL_ROW` for a new block.
+    gather: Function from rows of the vectors to these, in float32.
+    steps: Function from rows to the steps that they were embedded with.
+    base: Generation that they are of; None if a checkpoint or an import has
+      them, of which all are copied.
+  """
+
+  rows: Int[np.ndarray, " N"]
+  gather: Callable[[np.ndarray], Float[np.ndarray, "n d"]]
+  steps: Callable[[np.ndarray], Int[np.ndarray, " n"]]
+  base: Manifest | None = None
+
+
+def checkpoint_vectors(
+  checkpoints: CheckpointStore, step: int, corpus: Corpus
+) -> KnownVectors | None:
+  """Returns the vectors that a checkpoint has of all blocks of a corpus.
+
+  Those of a run that keeps its own index do; of others the result is None.
+
+  Raises:
+    CheckpointError: They cannot be read.
+  """
+  if not checkpoints.has_vectors_of(step, corpus.fingerprint):
+    if "vectors" in checkpoints.items(step):
+      logging.warning(
+        "checkpoint %d has the vectors of another version of the corpus: all "
+        "%d blocks are embedded",
+        step,
+        corpus.num_blocks,
+      )
+    return None
+  item = checkpoints.restore(step, items=("vectors",))["vectors"]
+  vectors, steps = (item[name] for name in ("vectors", "steps"))
+  return KnownVectors(
+    rows=np.arange(corpus.num_blocks, dtype=np.int32),
+    gather=lambda rows: vectors[rows].astype(np.float32),
+    steps=lambda rows: steps[rows],
+  )
+
+
+def find_base(
+  store: GenerationStore, step: int, *, corpus: Corpus, model: str, dtype: str
+) -> int | None:
+  """Returns the newest generation from which vectors can be copied, or None.
+
+  It is of an earlier step, or of the same step on another version of the
+  corpus: then only blocks that have changed are embedded. The `step`, `corpus`,
+  `model` and `dtype` are those of the new generation.
+  """
+  for other in reversed([s for s in store.steps() if s <= step]):
+    problem = "it is of another model or dtype"
+    try:
+      manifest = store.verify(other, checksums=False)
+      is_same = manifest.corpus_fingerprint == corpus.fingerprint
+      if other == step and is_same:
+        continue  # The new generation replaces it.
+      if (manifest.model, manifest.dtype) == (model, dtype):
+        corpus.at(manifest.corpus_version, manifest.corpus_fingerprint)
+        return other
+    except (GenerationError, CorpusError) as error:
+      problem = str(error)
+    logging.warning("generation %d copies none of %d: %s", step, other, problem)
+    if other == step:
+      break  # An earlier base would replace most vectors by older ones.
+  logging.info("generation %d embeds every block", step)
+  return None
+
+
+def open_base(
+  store: GenerationStore, step: int, corpus: Corpus
+) -> KnownVectors:
+  """Opens the vectors of a base, and finds the blocks of a corpus there.
+
+  Local files are verified here, and copies as they are made.
+
+  Raises:
+    GenerationError: A file is missing or damaged.
+    CorpusError: The corpus has no longer the version of the base.
+  """
+  base = store.manifest(step)
+  files = store.files(base)
+  vectors = Embeddings.of(files, base)
+  if not files.is_copied:
+    files.get(vectors.paths())
+  # Vectors follow from the text: a block with another one is another block.
+  version = corpus.at(base.corpus_version, base.corpus_fingerprint)
+  hashes = version.content_hashes
+  order = np.argsort(hashes, kind="stable")
+  place = np.searchsorted(hashes, corpus.content_hashes, sorter=order)
+  found = order[np.minimum(place, len(hashes) - 1)]
+  is_same = hashes[found] == corpus.content_hashes
+  if version is corpus:
+    found, is_same = np.arange(corpus.num_blocks), True
+  rows = np.where(is_same, found, NULL_ROW).astype(np.int32)
+  return KnownVectors(rows, vectors.gather, vectors.steps, base)
+
+
+def rows_to_embed(
+  known: KnownVectors | None,
+  *,
+  step: int,
+  costs: Int[np.ndarray, " N"],
+  fraction: float | None = None,
+  max_age_steps: int | None = None,
+) -> Bool[np.ndarray, " N"]:
+  """Chooses the rows to embed: new and overdue ones, then the oldest.
+
+  They cost the `fraction` of all tokens, or more where new and overdue rows
+  alone do. All are embedded if the new ones do.
+
+  Args:
+    known: Vectors that can be copied; None embeds all rows.
+    step: Checkpoint step of the new generation.
+    costs: Number of tokens of each row.
+    fraction: Share of the tokens to embed.
+    max_age_steps: Age that no vector exceeds at the step of its generation.
+      None allows the age that a vector reaches when the whole corpus is
+      embedded once before its turn comes again.
+  """
+  if known is None:
+    return np.ones(len(costs), bool)
+  chosen = known.rows == NULL_ROW
+  if known.base is None or fraction is None:
+    return chosen
+  if costs[chosen].sum() > fraction * costs.sum():
+    return np.ones(len(costs), bool)
+  interval = step - known.base.step
+  if max_age_steps is None and interval:
+    max_age_steps = round(interval / fraction)
+  ages = np.zeros(len(costs), np.int64)
+  ages[~chosen] = step - known.steps(known.rows[~chosen])
+  if max_age_steps is not None:
+    chosen |= ages > max_age_steps
+  if not interval:
+    return chosen  # The corpus alone has changed.
+  # Without the shuffle, the first blocks of the corpus would always be younger.
+  rest = np.random.default_rng(step).permutation(np.flatnonzero(~chosen))
+  rest = rest[np.argsort(-ages[rest], kind="stable")]
+  budget = fraction * costs.sum() - costs[chosen].sum()
+  chosen[rest[np.cumsum(costs[rest]) <= budget]] = True
+  return chosen

@@ -1,0 +1,353 @@
+"""The generations of a run: their paths, publication and removal.
+
+generations/00000500/manifest.json      written last; names the folder of files
+generations/00000500/manifest.damaged   a reader's report that files are damaged
+generations/00000500/manifest.removed   since when readers should not begin here
+generations/00000500/3f2a…/             its files, or those of a build
+generations/builder.lock                which process builds generations
+
+The files of a generation are written to a folder of their own, and the
+manifest, which names that folder, is written last, as one whole file. That is
+the same on a disk and on an object store, which cannot rename. For a reader, a
+directory without a valid manifest is no generation.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import os
+import re
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from absl import logging
+from etils import epath
+
+from realm_jax.files.checksum import sha256_of
+from realm_jax.files.json_file import whole_text_file
+from realm_jax.files.local_disk.disk_full import explain_full_disk
+from realm_jax.files.object_store import listing
+from realm_jax.files.object_store.remote import (
+  is_remote,
+  objects_below,
+  read_text,
+)
+from realm_jax.files.staging import FileRecord, StagedFiles
+from realm_jax.files.whole.durable import sync_tree
+from realm_jax.generations.draft import Draft
+from realm_jax.generations.manifest import (
+  REMEDY,
+  DamagedGenerationError,
+  GenerationError,
+  Manifest,
+)
+from realm_jax.generations.vectors import ShardLayout
+
+FOLDER = "generations"
+MANIFEST = "manifest.json"
+# Folder of vectors that were not embedded here: nothing can make them again.
+IMPORTED = "imported"
+_DAMAGED = "manifest.damaged"
+_REMOVED = "manifest.removed"
+_STEP = re.compile(r"[0-9]{8,}")
+# How long a reader on another host may need the files of a generation that is
+# removed, and how many of such generations may take space.
+_REMOVAL_SECONDS = 86_400.0
+_MAX_REMOVED = 3
+_MISSING = (FileNotFoundError, NotADirectoryError)
+
+
+class GenerationStore:
+  """The generations in one directory, local or on an object store.
+
+  What is read of a manifest is kept until it changes. Several threads may look
+  at the same time. Only the one process that builds may publish or remove.
+  """
+
+  def __init__(self, directory: epath.PathLike):
+    self.directory = epath.Path(directory)
+    self._lock = threading.Lock()
+    # The version of a manifest, and the manifest or why it cannot be read.
+    self._read: dict[int, tuple[str, Manifest | GenerationError]] = {}
+
+  def path(self, step: int) -> epath.Path:
+    """Returns the directory of a checkpoint step's generation."""
+    return self.directory / f"{step:08d}"
+
+  def steps(self) -> list[int]:
+    """Returns the steps that have a manifest, valid or not, in order."""
+    return sorted(self.versions())
+
+  def versions(self) -> dict[int, str]:
+    """Returns a text for each published step that changes with its manifest.
+
+    It takes one request to the storage, and one for each generation.
+    """
+    versions = {step: self.version(step) for step in self._all_steps()}
+    return {step: version for step, version in versions.items() if version}
+
+  def version(self, step: int) -> str | None:
+    """Returns the same text for one step; None where it is not published."""
+    return listing.version_of(self.path(step) / MANIFEST)
+
+  def manifest(self, step: int) -> Manifest:
+    """Returns the manifest of a step.
+
+    Raises:
+      GenerationError: There is none, or of another format or step.
+      DamagedGenerationError: It is not valid.
+    """
+    version = self.version(step)
+    if version is None:
+      raise GenerationError(
+        f"{self.path(step)} has no {MANIFEST}, so it is not a generation"
+      )
+    with self._lock:
+      if (kept := self._read.get(step)) is None or kept[0] != version:
+        kept = self._read[step] = version, self._read_manifest(step)
+    if isinstance(kept[1], GenerationError):
+      raise type(kept[1])(str(kept[1])) from kept[1]
+    return kept[1]
+
+  def files(
+    self, manifest: Manifest, *, low_priority: bool = False
+  ) -> StagedFiles:
+    """Returns the files of a generation, which are verified when asked for."""
+    return StagedFiles(
+      self._files_folder(manifest),
+      manifest.files,
+      error=DamagedGenerationError,
+      advice=REMEDY,
+      low_priority=low_priority,
+    )
+
+  def verify(self, step: int, *, checksums: bool = True) -> Manifest:
+    """Compares the size and, if asked, the checksum of every file.
+
+    Raises:
+      GenerationError: As `manifest`.
+      DamagedGenerationError: A file is missing, cut or changed.
+    """
+    manifest = self.manifest(step)
+    root = self._files_folder(manifest)
+    sizes: dict[str, int] = {}
+    if is_remote(root):
+      sizes = {path: info.bytes for path, info in objects_below(root).items()}
+
+    def check(file: FileRecord) -> None:
+      path, problem = root / file.path, ""
+      try:
+        size = sizes[file.path] if is_remote(root) else path.stat().length
+        if size != file.size:
+          problem = f"has {size} bytes and not {file.size}"
+        elif checksums and sha256_of(path, drop_pages=True) != file.sha256:
+          problem = "does not match its checksum"
+      except (KeyError, *_MISSING):
+        problem = "is missing"
+      if problem:
+        raise DamagedGenerationError(f"{path} {problem}{REMEDY}")
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      list(pool.map(check, manifest.files))
+    return manifest
+
+  def draft(
+    self, step: int, identity: str, layout: ShardLayout, *, builder: str = ""
+  ) -> Draft:
+    """Returns the folder in which a builder makes a generation.
+
+    Args:
+      step: Checkpoint step of the generation.
+      identity: Checksum of everything that determines its vectors.
+      layout: Files of the vectors.
+      builder: Name of the builder, which then has a folder of its own. On an
+        object store one that was cut off for long may go on to write.
+    """
+    name = f"{identity}-{builder}" if builder else identity
+    return Draft(self.path(step) / name, layout)
+
+  def disk_full_explained(
+    self, step: int
+  ) -> contextlib.AbstractContextManager[None]:
+    """Turns the error of a full disk into a `DiskFullError` that says more."""
+    return explain_full_disk(
+      self.path(step),
+      advice="free some space or lower KEEP_GENERATIONS. Published generations "
+      "are unchanged",
+    )
+
+  def commit(self, manifest: Manifest) -> None:
+    """Publishes the files of `manifest.folder`, all of which are written.
+
+    The folders of the same step that it replaces are removed.
+    """
+    published = self.path(manifest.step)
+    folder = self._files_folder(manifest)
+    if not is_remote(folder):
+      sync_tree(Path(folder))
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    with whole_text_file(published / MANIFEST) as file:
+      file.write(dataclasses.replace(manifest, created=created).to_json())
+    for name in (_DAMAGED, _REMOVED):
+      (published / name).unlink(missing_ok=True)
+    self._remove_folders(manifest.step, keep={manifest.folder})
+
+  def mark_damaged(self, step: int) -> None:
+    """Reports damage to the process that builds; a failure is logged."""
+    try:
+      (self.path(step) / _DAMAGED).write_text("")
+    except OSError as error:
+      logging.warning(
+        "the damage of generation %d could not be reported: %s", step, error
+      )
+
+  def repair_marked(self) -> list[int]:
+    """Looks at reported damage as `remove_damaged` does, and forgets it."""
+    marked = [
+      step
+      for step in self._all_steps()
+      if _DAMAGED in listing.names_in(self.path(step))
+    ]
+    removed = self.remove_damaged(marked)
+    for step in marked:
+      (self.path(step) / _DAMAGED).unlink(missing_ok=True)
+    return removed
+
+  def remove_damaged(self, steps: Collection[int] | None = None) -> list[int]:
+    """Removes generations whose files differ from their manifest.
+
+    It reads all bytes of the given steps, or of all, and returns the steps that
+    were removed. Imported generations, which cannot be built again, stay.
+    """
+    removed = []
+    for step in self.steps():
+      if steps is not None and step not in steps:
+        continue
+      try:
+        self.verify(step)
+      except DamagedGenerationError as error:
+        if IMPORTED in listing.names_in(self.path(step)):
+          logging.error("%s. It was imported: import it again", error)
+          continue
+        logging.warning("%s: it is removed", error)
+        self._unpublish(step)
+        _rmtree(self.path(step))
+        removed.append(step)
+      except GenerationError as error:
+        # A newer program may have written it.
+        logging.warning("%s", error)
+    return removed
+
+  def prunable(self, *, keep: int, pinned: Collection[int] = ()) -> list[int]:
+    """Returns the steps that are not pinned or among the newest `keep`."""
+    if keep < 1:
+      raise ValueError(f"keep={keep}; want at least the newest generation, 1")
+    return [step for step in self.steps()[:-keep] if step not in pinned]
+
+  def remove(self, steps: Collection[int]) -> None:
+    """Removes manifests now, and the files when nobody reads them any more.
+
+    Readers on other hosts may still map the files, or copy them. So those of
+    the last three generations stay for a day.
+    """
+    for step in steps:
+      # On a full disk, the files are taken for a draft's, and go sooner.
+      with contextlib.suppress(OSError):
+        (self.path(step) / _REMOVED).write_text("")
+      self._unpublish(step)
+    self.remove_old_files()
+
+  def remove_old_files(self, *, max_removed: int = _MAX_REMOVED) -> None:
+    """Removes the files of generations that were removed long ago.
+
+    Those of the last `max_removed` stay for a day.
+    """
+    removed = {}
+    for step in self._all_steps():
+      since = listing.storage_time(self.path(step) / _REMOVED)
+      if since is not None and self.version(step) is None:
+        removed[step] = since
+    now = time.time()
+    order = sorted(removed, key=lambda step: removed[step])
+    for place, step in enumerate(order):
+      is_old = now - removed[step] > _REMOVAL_SECONDS
+      if is_old or place < len(order) - max_removed:
+        logging.info("removing the files of generation %d", step)
+        _rmtree(self.path(step))
+
+  def remove_drafts(self, *, but: int | None = None) -> None:
+    """Removes the unfinished builds of all steps but one."""
+    for step in self._all_steps():
+      if step == but:
+        continue
+      if self.version(step) is None:
+        if _REMOVED not in listing.names_in(self.path(step)):
+          _rmtree(self.path(step))
+        continue
+      # A newer program's manifest may not be readable here.
+      with contextlib.suppress(GenerationError):
+        self._remove_folders(step, keep={self.manifest(step).folder})
+
+  def _all_steps(self) -> list[int]:
+    """Returns the steps that have a directory, published or not, in order."""
+    names = listing.names_in(self.directory)
+    return sorted(int(name) for name in names if _STEP.fullmatch(name))
+
+  def _files_folder(self, manifest: Manifest) -> epath.Path:
+    return self.path(manifest.step) / manifest.folder
+
+  def _read_manifest(self, step: int) -> Manifest | GenerationError:
+    path = self.path(step) / MANIFEST
+    try:
+      manifest = Manifest.from_json(read_text(path))
+    except _MISSING:
+      return GenerationError(f"{path} was removed meanwhile")
+    except UnicodeDecodeError as error:
+      return DamagedGenerationError(f"{path} is not a manifest ({error})")
+    except GenerationError as error:
+      return type(error)(f"{path} {error}")
+    if manifest.step != step:
+      return GenerationError(
+        f"{path.parent} holds the generation of step {manifest.step}; remove it"
+      )
+    return manifest
+
+  def _unpublish(self, step: int) -> None:
+    (self.path(step) / MANIFEST).unlink(missing_ok=True)
+
+  def _remove_folders(self, step: int, *, keep: Collection[str]) -> None:
+    """Removes what lies beside a manifest: folders, or files of older ones."""
+    if "." in keep:
+      return  # The manifest's own files stand beside it.
+    for name in listing.names_in(self.path(step)):
+      if name not in keep and not name.lstrip(".").startswith("manifest."):
+        logging.info("removing %s", self.path(step) / name)
+        _rmtree(self.path(step) / name)
+
+
+def directory_of(
+  model_dir: epath.PathLike, generations_dir: epath.PathLike | None = None
+) -> epath.Path:
+  """Returns `generations_dir`, which by default is in MODEL_DIR."""
+  return epath.Path(generations_dir or epath.Path(model_dir) / FOLDER)
+
+
+def step_of(path: epath.PathLike) -> int | None:
+  """Returns the step of a directory that is a published generation, or None."""
+  path = epath.Path(path)
+  is_published = _STEP.fullmatch(path.name) and (path / MANIFEST).exists()
+  return int(path.name) if is_published else None
+
+
+def _rmtree(path: epath.Path) -> None:
+  """Removes a file or directory, which others may be removing, too."""
+  try:
+    if path.is_dir():
+      path.rmtree(missing_ok=True)
+    else:
+      path.unlink(missing_ok=True)
+  except OSError as error:
+    logging.warning("%s was not removed completely: %s", path, error)

@@ -1,1 +1,0 @@
-"""Generations on disk: manifests, vectors, publication and retention."""

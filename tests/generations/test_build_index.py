@@ -1,0 +1,302 @@
+"""`build_index`, from checkpoints to generations that a trainer loads."""
+
+import errno
+import json
+import logging
+import shutil
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.fixed_tree import fixed_tree
+from realm_jax.files import npy
+from realm_jax.files.local_disk.disk_full import DiskFullError
+from realm_jax.files.sole_process import SoleProcessError, sole_process
+from realm_jax.generations import choice, sidecar
+from realm_jax.generations.build import Builder, build_generation
+from realm_jax.generations.draft import Draft
+from realm_jax.generations.loading import load_generation, load_newest
+from realm_jax.generations.refresh import KnownVectors
+from realm_jax.generations.store import MANIFEST, GenerationStore
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.indexes.scann.config import ScannConfig
+from realm_jax.partitioning.agreement import Agreement
+from tests.generations.builds import (
+  build,
+  embed,
+  generation_config,
+  params_of,
+  save,
+)
+from tests.generations.conftest import flip, make_corpus
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
+
+
+@pytest.mark.parametrize(
+  "index",
+  [
+    ExactConfig(),
+    # Leaves tell little of what random towers score: all are searched.
+    fixed_tree(8, num_leaves_searched=8, num_reordered=50),
+  ],
+  ids=["exact", "scann"],
+)
+def test_one_generation_holds_the_vectors_of_its_checkpoint(
+  tmp_path, corpus, index
+):
+  save(tmp_path, corpus, 0, 500)
+  assert build(tmp_path, corpus, index=index) == [500]
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  assert generation.step == 500
+  assert generation.index.kind == index.kind
+  params = params_of(corpus, 500)
+  rows = np.array([0, 17, 149])
+  expected = embed(corpus, params, corpus.gather(rows, 64), "embed_blocks")
+  np.testing.assert_allclose(generation.vectors(rows), expected, atol=1e-5)
+  # The query tower alone embeds queries; the block tower is not there.
+  assert set(generation.query_params) == {"query_tower"}
+  tokens = np.array([[2, 9, 10, 3, 0]], np.int32)
+  vectors = embed(corpus, generation.query_params, tokens, "embed_queries")
+  np.testing.assert_array_equal(
+    vectors, embed(corpus, params, tokens, "embed_queries")
+  )
+  found = generation.index.search(QueryBatch(tokens, vectors), 3)
+  assert found.rows.shape == (1, 3)
+  manifest = generation.manifest
+  assert manifest.corpus_fingerprint == corpus.fingerprint
+  assert manifest.embed_seconds > 0
+  if generation.index.needs_vectors:
+    assert set(manifest.recall) == {"1", "8"}
+    assert all(0.8 < recall <= 1 for recall in manifest.recall.values())
+  else:
+    assert manifest.recall == {}
+
+
+def test_the_same_checkpoint_makes_the_same_bytes(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  files = []
+  for name in ("a", "b"):
+    build(
+      tmp_path,
+      corpus,
+      # What is left open would be chosen by times.
+      index=fixed_tree(8, num_leaves_searched=4, num_reordered=50),
+      generations_dir=tmp_path / name,
+    )
+    path = tmp_path / name / "00000500" / MANIFEST
+    files.append(json.loads(path.read_text())["files"])
+  assert files[0] == files[1]
+
+
+def test_until_another_index_is_published_the_old_one_stays_whole(
+  tmp_path, corpus, monkeypatch
+):
+  save(tmp_path, corpus, 500)
+  assert build(tmp_path, corpus, index=ScannConfig()) == [500]
+  monkeypatch.setattr(ExactConfig, "build", _killed)
+  with pytest.raises(_KilledError):
+    build(tmp_path, corpus, index=ExactConfig())
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  assert generation.index.kind == "scann"
+
+
+def test_other_settings_or_another_corpus_replace_it(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  assert build(tmp_path, corpus) == [500]
+  assert build(tmp_path, corpus, index=ScannConfig()) == [500]
+  edited = make_corpus(tmp_path / "edited", num_blocks=151, seed=5)
+  assert build(tmp_path, edited, index=ScannConfig()) == [500]
+  generations_dir = tmp_path / "generations"
+  assert load_generation(generations_dir, 500, corpus=edited).num_blocks == 151
+
+
+def test_a_full_disk_is_said_while_shards_are_written(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  full = OSError(errno.ENOSPC, "No space left on device")
+  with (
+    mock.patch.object(npy, "save", side_effect=full),
+    pytest.raises(DiskFullError, match="00000500 was not written: free some"),
+  ):
+    build(tmp_path, corpus)
+  assert build(tmp_path, corpus) == [500]
+
+
+def _require_whole(generations_dir, corpus):
+  generation = load_newest(generations_dir, corpus=corpus)
+  tokens = corpus.gather(np.arange(150), 64)
+  np.testing.assert_allclose(
+    generation.vectors(np.arange(150)),
+    embed(corpus, params_of(corpus, 500), tokens, "embed_blocks"),
+    atol=1e-5,
+  )
+
+
+def test_a_shard_that_is_damaged_before_publication_is_embedded_again(
+  tmp_path, corpus
+):
+  save(tmp_path, corpus, 500)
+  add, damaged = Draft.add, []
+
+  def add_and_damage(draft, shard, *arguments, **named):
+    add(draft, shard, *arguments, **named)
+    if shard == 1 and not damaged:
+      path = draft.folder / draft.layout.name(shard)
+      flip(path)
+      damaged.append(path.name)
+
+  with mock.patch.object(Draft, "add", add_and_damage):
+    assert build(tmp_path, corpus, shard_blocks=50) == [500]
+  assert len(damaged) == 1
+  _require_whole(tmp_path / "generations", corpus)
+
+
+@pytest.mark.parametrize("place", [10, -1], ids=["header", "row"])
+def test_a_restart_embeds_shards_again_that_were_damaged_before(
+  tmp_path, corpus, place, monkeypatch
+):
+  save(tmp_path, corpus, 500)
+  monkeypatch.setattr(ExactConfig, "build", _killed)
+  with pytest.raises(_KilledError):
+    build(tmp_path, corpus, shard_blocks=50)
+  monkeypatch.undo()
+  (path,) = (tmp_path / "generations").glob("*/*/embeddings-00001*.npy")
+  flip(path, place)
+  assert build(tmp_path, corpus, shard_blocks=50) == [500]
+  _require_whole(tmp_path / "generations", corpus)
+
+
+class _KilledError(Exception):
+  """As a signal, for what lies on the disk."""
+
+
+def _killed(*args, **settings):
+  raise _KilledError
+
+
+def test_damage_is_mended_by_starting_again(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  build(tmp_path, corpus)
+  generations_dir = tmp_path / "generations"
+  (path,) = (generations_dir / "00000500").glob("*/embeddings-*.npy")
+  flip(path)
+  assert build(tmp_path, corpus) == [500]
+  assert load_generation(generations_dir, 500, corpus=corpus).step == 500
+
+
+def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
+  tmp_path, corpus, monkeypatch, caplog
+):
+  monkeypatch.setattr(choice, "_REMOVAL_SECONDS", 0.0)
+  save(tmp_path, corpus, 0, 500)
+  build(tmp_path, corpus, checkpoint_step=0)
+  loop = tmp_path / "checkpoints" / "0" / "loop"
+  away = loop.rename(tmp_path / "away")
+  loop.mkdir()
+  with caplog.at_level(logging.WARNING, logger="absl"):
+    assert build(tmp_path, corpus, keep_generations=1) == [500]
+  assert GenerationStore(tmp_path / "generations").steps() == [0, 500]
+  assert "no generation is removed this time: checkpoint 0" in caplog.text
+  loop.rmdir()
+  away.rename(loop)
+  save(tmp_path, corpus, 1000)
+  assert build(tmp_path, corpus, keep_generations=1) == [1000]
+  assert GenerationStore(tmp_path / "generations").steps() == [1000]
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
+  tmp_path, corpus, monkeypatch
+):
+  save(tmp_path, corpus, 500, 1000)
+  newest = tmp_path / "checkpoints" / "1000"
+  # A trainer removes the files first and the directory last.
+  shutil.rmtree(newest / "retriever")
+  asked = []
+
+  def is_removed(checkpoints, step):
+    asked.append(step)
+    shutil.rmtree(newest)
+    return choice.is_removed(checkpoints, step)
+
+  monkeypatch.setattr(sidecar, "is_removed", is_removed)
+  assert build(tmp_path, corpus) == [500]
+  assert asked == [1000]
+
+
+def test_another_builder_is_refused(tmp_path, corpus, generations_dir):
+  save(tmp_path, corpus, 500)
+  with (
+    sole_process(generations_dir, "builder"),
+    pytest.raises(SoleProcessError, match="already has a builder"),
+  ):
+    build(tmp_path, corpus)
+  assert build(tmp_path, corpus) == [500]
+
+
+def test_a_builder_whose_place_was_taken_publishes_nothing(
+  tmp_path, corpus, monkeypatch
+):
+  save(tmp_path, corpus, 500)
+  store = GenerationStore(tmp_path / "generations")
+  checks, embed_all = [], Draft.add
+
+  def add_and_lose_place(*arguments, **named):
+    embed_all(*arguments, **named)
+    checks.append("taken")
+
+  def check():
+    if checks:
+      raise SoleProcessError("another builder now")
+
+  monkeypatch.setattr(Draft, "add", add_and_lose_place)
+  with pytest.raises(SoleProcessError):
+    build_generation(
+      Builder(generation_config(), corpus),
+      500,
+      jax.device_put(params_of(corpus, 500)),
+      store,
+      agreement=Agreement("test"),
+      check=check,
+    )
+  assert store.steps() == []
+
+
+def test_vectors_of_the_checkpoint_are_published_as_they_are(tmp_path, corpus):
+  values = np.random.default_rng(0).normal(size=(150, 8)).astype(np.float32)
+  store = GenerationStore(tmp_path / "generations")
+  build_generation(
+    Builder(generation_config(shard_blocks=40), corpus),
+    500,
+    jax.device_put(params_of(corpus, 0)),
+    store,
+    agreement=Agreement("test"),
+    known=KnownVectors(
+      rows=np.arange(150, dtype=np.int32),
+      gather=lambda rows: values[rows],
+      steps=lambda rows: 400 + rows % 100,
+    ),
+  )
+  assert store.manifest(500).oldest_step == 400
+  generation = load_generation(store.directory, 500, corpus=corpus)
+  np.testing.assert_array_equal(generation.vectors(np.arange(150)), values)
+
+
+def test_queries_are_sentences_of_the_corpus(corpus):
+  builder = Builder(
+    generation_config(query_length=6, recall_queries=40), corpus
+  )
+  halves = builder.queries(jax.device_put(params_of(corpus, 0)))
+  queries = np.concatenate([half.token_ids for half in halves])
+  assert queries.shape == (40, 6)
+  sentences = {
+    tuple(corpus.body_token_ids(row)[start:limit].tolist())
+    for row in range(corpus.num_blocks)
+    for start, limit in corpus.sentences(row)
+  }
+  for query in queries.tolist():
+    end = query.index(3)
+    assert query[0] == 2 and not any(query[end + 1 :])
+    assert tuple(query[1:end]) in sentences

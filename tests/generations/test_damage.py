@@ -1,0 +1,243 @@
+"""A generation with every kind of file, cut, flipped and removed anywhere."""
+
+import functools
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from benchmarks.fixed_tree import fixed_tree
+from benchmarks.runs.jobs import searching
+from realm_jax.generations.loading import load_generation
+from realm_jax.generations.manifest import (
+  FORMAT_VERSION,
+  DamagedGenerationError,
+  GenerationError,
+  from_checked_json,
+  to_checked_json,
+)
+from realm_jax.generations.store import MANIFEST, GenerationStore
+from realm_jax.generations.vectors import QUERY_TOWER
+from realm_jax.generations.watcher import GenerationWatcher
+from realm_jax.indexes.scann.config import ScannConfig
+from tests.generations.conftest import files_of, flip, publish_one
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
+
+_SCANN = fixed_tree(
+  8,
+  num_leaves_searched=8,
+  num_reordered=100,
+  reordering="bfloat16",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, corpus) -> Path:
+  """Generation 0, and generation 500 with every kind of file."""
+  directory = tmp_path_factory.mktemp("damage") / "generations"
+  publish_one(directory, corpus, 0)
+  steps = np.arange(corpus.num_blocks) % 2 * 500
+  publish_one(directory, corpus, 500, steps=steps, index=_SCANN)
+  return directory
+
+
+@pytest.fixture
+def published(whole, tmp_path) -> Path:
+  """A copy, to be spoilt."""
+  return shutil.copytree(whole, tmp_path / "generations")
+
+
+def _files(generations_dir):
+  """All files that a trainer reads."""
+  folder = files_of(generations_dir, 500)
+  names = (
+    file.path for file in GenerationStore(generations_dir).manifest(500).files
+  )
+  return [folder.parent / MANIFEST, *(folder / name for name in names)]
+
+
+def _until(condition, seconds=20):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline, "waited in vain"
+    time.sleep(0.005)
+
+
+def test_every_kind_of_file_is_there(published, corpus):
+  folder = files_of(published, 500)
+  names = {
+    str(path.relative_to(folder))
+    for path in _files(published)
+    if path.name != MANIFEST
+  }
+  assert names >= {
+    "embeddings-00000-of-00003.npy",
+    "scann/bfloat16_dataset.npy",
+    "scann/serialized_partitioner.pb",
+    "steps-00002-of-00003.npy",
+    QUERY_TOWER,
+  }
+  generation = load_generation(published, 500, corpus=corpus)
+  assert (generation.index.kind, generation.oldest_step) == ("scann", 0)
+
+
+def test_cut_at_any_byte_it_is_refused(published, corpus):
+  rng = np.random.default_rng(0)
+  for path in _files(published):
+    content = path.read_bytes()
+    # A manifest without its last newline is whole.
+    last = len(content) - (path.name == MANIFEST)
+    for place in {0, 1, last - 1, *rng.integers(last, size=5).tolist()}:
+      path.write_bytes(content[:place])
+      with pytest.raises(DamagedGenerationError):
+        load_generation(published, 500, corpus=corpus)
+    path.write_bytes(content)
+  assert load_generation(published, 500, corpus=corpus).step == 500
+
+
+def test_a_bit_flipped_in_any_file_is_found(published, corpus):
+  rng = np.random.default_rng(0)
+  for path in _files(published):
+    content = path.read_bytes()
+    for place in rng.integers(len(content), size=5):
+      data = bytearray(content)
+      data[place] ^= 1 << rng.integers(8)
+      path.write_bytes(data)
+      with pytest.raises(DamagedGenerationError):
+        load_generation(published, 500, corpus=corpus)
+    path.write_bytes(content)
+
+
+def test_a_flipped_format_version_is_damage_and_another_is_not(published):
+  path = published / "00000500" / MANIFEST
+  text = path.read_text()
+  wanted = f'"format_version": {FORMAT_VERSION}'
+  path.write_text(text.replace(wanted, '"format_version": 6'))
+  with pytest.raises(DamagedGenerationError, match="its own checksum"):
+    GenerationStore(published).manifest(500)
+  values = from_checked_json(text)
+  path.write_text(to_checked_json({**values, "format_version": 6}))
+  store = GenerationStore(published)
+  with pytest.raises(GenerationError, match="format version 6") as error:
+    store.manifest(500)
+  assert not isinstance(error.value, DamagedGenerationError)
+  assert store.remove_damaged() == []
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[]"])
+def test_a_builder_removes_what_has_a_damaged_manifest(published, content):
+  (published / "00000500" / MANIFEST).write_bytes(content)
+  store = GenerationStore(published)
+  assert store.remove_damaged() == [500]
+  assert store.steps() == [0]
+
+
+def _watch(generations_dir, corpus):
+  load = functools.partial(load_generation, generations_dir, corpus=corpus)
+  return GenerationWatcher(generations_dir, load, poll_seconds=0.01)
+
+
+@pytest.mark.parametrize(
+  "name", [MANIFEST, "scann/bfloat16_dataset.npy", QUERY_TOWER]
+)
+def test_a_watcher_goes_on_with_the_one_before(published, corpus, name):
+  path = files_of(published, 500) / name
+  if name == MANIFEST:
+    path = published / "00000500" / name
+  content = path.read_bytes()
+  path.write_bytes(content[: len(content) // 2])
+  with _watch(published, corpus) as watcher:
+    _until(lambda: watcher.newest() is not None)
+    assert watcher.newest().step == 0
+    assert list(watcher.rejected) == [500]
+  # The builder learns of it, and looks at nothing twice.
+  store = GenerationStore(published)
+  assert store.repair_marked() == [500]
+  assert store.repair_marked() == []
+
+
+def test_a_wrong_refusal_is_looked_at_again(published, corpus, monkeypatch):
+  monkeypatch.setattr("realm_jax.generations.watcher._RETRY_SECONDS", 0.2)
+  attempts = []
+
+  def load(step):
+    attempts.append(step)
+    if len(attempts) == 1:
+      raise DamagedGenerationError("read wrongly")
+    return load_generation(published, step, corpus=corpus)
+
+  with GenerationWatcher(published, load, poll_seconds=0.01) as watcher:
+    with pytest.raises(DamagedGenerationError, match="read wrongly"):
+      watcher.wait_for(500, timeout=20.0)
+    time.sleep(0.3)
+    _until(lambda: _waited(watcher) == 500)
+  assert attempts == [500, 500]
+
+
+def _waited(watcher):
+  try:
+    return watcher.wait_for(500, timeout=0.1).step
+  except (DamagedGenerationError, TimeoutError):
+    return None
+
+
+def test_what_another_process_loads_is_verified_meanwhile(published, corpus):
+  flip(files_of(published, 500) / "scann" / "hashed_dataset.npy")
+  with pytest.raises(DamagedGenerationError, match="hashed_dataset"):
+    load_generation(published, 500, corpus=corpus, beside_training=True)
+  assert not searching(os.getpid())
+
+
+def _remove(generation):
+  shutil.rmtree(generation)
+
+
+def _spoil(generation):
+  flip(files_of(generation.parent, 500) / "scann" / "scann_config.pb", 39)
+
+
+@pytest.mark.parametrize("harm", [_remove, _spoil])
+def test_what_goes_while_its_index_is_loaded_is_called_damaged(
+  published, corpus, harm
+):
+  load = ScannConfig.load
+
+  def harm_and_load(config, directory, *arguments, **settings):
+    harm(published / "00000500")
+    return load(config, directory, *arguments, **settings)
+
+  with (
+    mock.patch.object(ScannConfig, "load", harm_and_load),
+    pytest.raises(DamagedGenerationError, match=r"is missing|checksum"),
+  ):
+    load_generation(published, 500, corpus=corpus)
+
+
+def test_a_directory_may_be_removed_at_any_moment(
+  published, whole, corpus, tmp_path
+):
+  rng = np.random.default_rng(0)
+  steps = set()
+  for i, delay in enumerate(rng.uniform(0, 0.05, 12)):
+    removing = threading.Timer(
+      delay, shutil.rmtree, (published / "00000500",), {"ignore_errors": True}
+    )
+    with _watch(published, corpus) as watcher:
+      watcher.newest()
+      removing.start()
+      _until(lambda watcher=watcher: watcher.newest() is not None)
+      removing.join()
+      newest = watcher.newest()
+      # What was loaded is whole, whatever became of its files.
+      assert np.isfinite(newest.vectors(np.arange(150))).all()
+      steps.add(newest.step)
+    aside = tmp_path / f"again-{i}"
+    shutil.copytree(whole / "00000500", aside)
+    aside.rename(published / "00000500")
+  assert steps <= {0, 500}

@@ -1,0 +1,143 @@
+"""What lies in a folder of generations, as people are told."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.generations import choice
+from realm_jax.generations.choice import UnknownNeedsError
+from realm_jax.generations.inspection import RunGenerations, table
+from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.store import GenerationStore
+from tests.generations.conftest import files_of, flip, publish_one
+
+
+@pytest.fixture
+def model_dir(tmp_path, corpus):
+  """Five generations, of which checkpoint 8 uses 4."""
+  for step in (0, 4, 8, 12, 16):
+    publish_one(tmp_path / "generations", corpus, step)
+  _save(tmp_path, 8, generation=4)
+  return tmp_path
+
+
+def _save(model_dir, step, *, generation, lag_steps=0):
+  store = CheckpointStore(model_dir)
+  loop = {"generation": np.int64(generation), "lag_steps": np.int64(lag_steps)}
+  store.save(step, {"loop": loop})
+  store.close()
+
+
+def _damage(model_dir, step):
+  flip(next(files_of(model_dir / "generations", step).glob("emb*.npy")))
+
+
+def test_each_generation_is_described(model_dir, corpus):
+  (model_dir / "generations" / "00000020").mkdir()
+  (model_dir / "generations" / "00000016" / "manifest.json").write_text("{")
+  found = {one.step: one for one in RunGenerations(model_dir, None).inspect()}
+  # What is being built is not a generation yet.
+  assert list(found) == [0, 4, 8, 12, 16]
+  files = (model_dir / "generations" / "00000004").rglob("*")
+  sizes = [path.stat().st_size for path in files if path.is_file()]
+  one = found[4].to_json()
+  assert one["bytes"] == sum(sizes)
+  assert (one["num_blocks"], one["corpus_version"]) == (150, 1)
+  assert (one["index"], one["recall"]) == ("exact", {"8": 1.0})
+  assert one["checkpoints"] == [8]
+  assert one["problem"] is None
+  assert "is not a manifest" in found[16].problem
+  lines = table(list(found.values())).splitlines()
+  assert lines[0].split()[:4] == ["step", "blocks", "corpus", "index"]
+  assert lines[2].split()[:3] == ["4", "150", "v1"]
+  assert lines[-1].startswith("16: ")
+
+
+def test_damage_is_found_by_reading_every_byte(model_dir):
+  _damage(model_dir, 12)
+  generations = RunGenerations(None, model_dir / "generations")
+  assert [one.step for one in generations.inspect() if one.problem] == []
+  damaged = [one for one in generations.inspect(checksums=True) if one.problem]
+  assert [one.step for one in damaged] == [12]
+  assert "does not match its checksum" in damaged[0].problem
+
+
+def test_what_is_needed_is_not_pruned(model_dir, tmp_path):
+  generations = RunGenerations(model_dir, None)
+  assert generations.prunable(keep=2) == [0, 8]
+  assert generations.prunable(keep=4) == [0]
+  assert generations.prunable(keep=1) == [0, 8, 12]
+  # A run that waits may go on from any of its checkpoints.
+  _save(model_dir, 12, generation=8, lag_steps=4)
+  assert generations.prunable(keep=1) == [0]
+
+
+def test_nothing_is_pruned_where_no_checkpoint_says_what_is_needed(
+  tmp_path, corpus
+):
+  for step in (0, 4, 8):
+    publish_one(tmp_path / "generations", corpus, step)
+  with pytest.raises(UnknownNeedsError, match="has no checkpoint"):
+    RunGenerations(tmp_path, None).prunable(keep=1)
+
+
+def test_nothing_is_pruned_while_a_checkpoint_cannot_be_read(
+  model_dir, monkeypatch
+):
+  monkeypatch.setattr(choice, "_REMOVAL_SECONDS", 0.0)
+  _save(model_dir, 12, generation=8)
+  loop = model_dir / "checkpoints" / "12" / "loop"
+  away = loop.rename(model_dir / "away")
+  loop.mkdir()
+  generations = RunGenerations(model_dir, None)
+  with pytest.raises(UnknownNeedsError, match=r"checkpoint 12 of .* cannot be"):
+    generations.prunable(keep=1)
+  # People are shown the rest.
+  assert [one.step for one in generations.inspect() if one.checkpoints] == [4]
+  loop.rmdir()
+  # It is no trainer's, and needs nothing.
+  assert generations.prunable(keep=1) == [0, 8, 12]
+  away.rename(loop)
+  assert generations.prunable(keep=1) == [0, 12]
+
+
+def test_a_generations_must_be_known(tmp_path, corpus):
+  with pytest.raises(GenerationError, match="give --model_dir"):
+    RunGenerations(None, None)
+  with pytest.raises(GenerationError, match="there is no folder"):
+    RunGenerations(tmp_path, None)
+  publish_one(tmp_path / "apart", corpus, 0)
+  generations = RunGenerations(None, tmp_path / "apart")
+  assert [one.step for one in generations.inspect()] == [0]
+  with pytest.raises(GenerationError, match="Give --model_dir, too"):
+    generations.prunable(keep=1)
+
+
+@pytest.mark.slow
+def test_the_command(model_dir, tmp_path, project_dir, command_environment):
+  folder = f"--model_dir={model_dir}"
+
+  def run(*arguments):
+    return subprocess.run(
+      [sys.executable, "-m", "realm_jax.generations", *arguments],
+      cwd=project_dir,
+      env=command_environment,
+      capture_output=True,
+      text=True,
+      timeout=120,
+    )
+
+  _damage(model_dir, 12)
+  verified = run("verify", folder, f"--json={tmp_path}/found.json")
+  assert verified.returncode == 1, verified.stderr
+  assert "1 of 5 cannot be used: [12]" in verified.stdout
+  found = json.loads((tmp_path / "found.json").read_text())["generations"]
+  assert [one["step"] for one in found if one["problem"]] == [12]
+  pruned = run("prune", folder, "--keep=1")
+  assert pruned.returncode == 0, pruned.stderr
+  assert "removed 0, 8, 12" in pruned.stdout
+  assert GenerationStore(model_dir / "generations").steps() == [4, 16]

@@ -1,0 +1,204 @@
+"""Publication and removal: whole or not at all, whoever dies meanwhile."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from realm_jax.files.local_disk.disk_full import DiskFullError
+from realm_jax.generations import store as stores
+from realm_jax.generations.loading import load_generation
+from realm_jax.generations.manifest import DamagedGenerationError
+from realm_jax.generations.store import GenerationStore
+from tests.generations.conftest import (
+  files_of,
+  flip,
+  make_corpus,
+  publish_one,
+)
+
+# Publishes step 500 beside a sound step 0, once as the first and once in place
+# of another, and is killed at its first call into the file system, at its
+# second, … until one survives.
+_KILLED_AT_EVERY_CALL = """
+import sys
+from pathlib import Path
+from realm_jax.corpus.store import Corpus
+from tests.generations.conftest import publish_one
+from tests.killed_at_each_call import survives
+
+root, corpus = Path(sys.argv[1]), Corpus.open(sys.argv[2])
+for kind in ("first", "replacing"):
+  calls, is_killed = 0, True
+  while is_killed:
+    directory = root / kind / f"{calls:03d}"
+    publish_one(directory, corpus, 0)
+    if kind == "replacing":
+      publish_one(directory, corpus, 500, embed_seconds=7.0)
+    is_killed = not survives(
+      lambda: publish_one(directory, corpus, 500), calls=calls
+    )
+    calls += 1
+"""
+
+
+def _sound(generations_dir):
+  """The published steps; each of them must be sound to the last byte."""
+  store = GenerationStore(generations_dir)
+  for step in store.steps():
+    store.verify(step)
+  return store.steps()
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory, corpus, project_dir):
+  """The directories of all attempts, below `first` and `replacing`."""
+  root = tmp_path_factory.mktemp("killed")
+  subprocess.run(
+    [sys.executable, "-c", _KILLED_AT_EVERY_CALL, root, corpus.source],
+    check=True,
+    cwd=project_dir,
+    timeout=240,
+  )
+  return root
+
+
+@pytest.mark.slow
+def test_a_builder_killed_at_any_call_publishes_nothing_or_everything(
+  killed, corpus
+):
+  attempts = sorted((killed / "first").iterdir())
+  assert len(attempts) > 20
+  outcomes = {tuple(_sound(path)) for path in attempts}
+  assert outcomes == {(0,), (0, 500)}
+  assert _sound(attempts[0]) == [0] and _sound(attempts[-1]) == [0, 500]
+  for path in attempts:
+    # Starting again is all it takes, and nothing stays behind.
+    publish_one(path, corpus, 500)
+    assert _sound(path) == [0, 500]
+    assert len(list((path / "00000500").iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_a_builder_killed_while_it_replaces_leaves_the_old_or_the_new(killed):
+  attempts = sorted((killed / "replacing").iterdir())
+  found = []
+  for path in attempts:
+    assert _sound(path) == [0, 500]
+    found.append(GenerationStore(path).manifest(500).embed_seconds)
+  assert sorted(found, reverse=True) == found and set(found) == {7.0, 1.0}
+
+
+def test_what_goes_while_it_is_verified_is_called_damaged(
+  generations_dir, corpus, monkeypatch
+):
+  publish_one(generations_dir, corpus, 500)
+  store, checksum = GenerationStore(generations_dir), stores.sha256_of
+
+  def remove_and_read(file, **settings):
+    shutil.rmtree(store.path(500), ignore_errors=True)
+    return checksum(file, **settings)
+
+  monkeypatch.setattr(stores, "sha256_of", remove_and_read)
+  # A builder that finds nothing left to remove goes on.
+  assert store.remove_damaged() == [500]
+
+
+def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 0)
+  # The kernel refuses files above a size, as it refuses blocks on a full disk.
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+  try:
+    with pytest.raises(DiskFullError, match="500 was not written: free some"):
+      publish_one(generations_dir, corpus, 500)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  assert _sound(generations_dir) == [0]
+
+
+def test_another_of_the_same_step_takes_its_place(
+  generations_dir, corpus, tmp_path
+):
+  other = make_corpus(tmp_path / "other", num_blocks=20, seed=1)
+  publish_one(generations_dir, other, 500)
+  assert load_generation(generations_dir, 500, corpus=other).num_blocks == 20
+  publish_one(generations_dir, corpus, 500)
+  assert load_generation(generations_dir, 500, corpus=corpus).num_blocks == 150
+  assert len(list((generations_dir / "00000500").iterdir())) == 2
+
+
+def test_drafts_go_unless_they_are_needed(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 500)
+  for folder in ("00000100/aaaa", "00000500/bbbb", "00000800/eeee"):
+    (generations_dir / folder).mkdir(parents=True)
+  GenerationStore(generations_dir).remove_drafts(but=800)
+  assert _sound(generations_dir) == [500]
+  assert sorted(p.name for p in generations_dir.iterdir()) == [
+    "00000500",
+    "00000800",
+  ]
+  assert not (generations_dir / "00000500" / "bbbb").exists()
+
+
+def test_the_last_few_and_the_pinned_are_kept(generations_dir, corpus):
+  for step in (0, 500, 1000, 1500, 2000):
+    publish_one(generations_dir, corpus, step)
+  store = GenerationStore(generations_dir)
+  assert store.prunable(keep=2, pinned={500, 77}) == [0, 1000]
+  with pytest.raises(ValueError, match="keep=0"):
+    store.prunable(keep=0)
+
+
+def test_the_files_of_a_removed_generation_stay_for_a_while(
+  generations_dir, corpus
+):
+  for step in range(7):
+    publish_one(generations_dir, corpus, step)
+  loaded = load_generation(generations_dir, 1, corpus=corpus)
+  store = GenerationStore(generations_dir)
+  store.remove([0, 1, 2])
+  assert _sound(generations_dir) == [3, 4, 5, 6]
+  # Whoever has it loaded can still read all of it.
+  assert loaded.with_exact_search().step == 1
+  store.remove_drafts()
+  assert store.path(1).exists()
+  # Not more than three of them take space, and none for more than a day.
+  store.remove([3])
+  left = [step for step in range(7) if store.path(step).exists()]
+  assert left == [1, 2, 3, 4, 5, 6]
+  yesterday = time.time() - 90_000
+  os.utime(store.path(2) / "manifest.removed", (yesterday, yesterday))
+  store.remove_old_files()
+  assert not store.path(2).exists()
+  # One that is published again is not removed.
+  publish_one(generations_dir, corpus, 1)
+  store.remove_old_files(max_removed=0)
+  assert _sound(generations_dir) == [1, 4, 5, 6]
+  assert not store.path(3).exists()
+
+
+def test_reported_damage_is_looked_at_once(generations_dir, corpus):
+  for step in (0, 500):
+    publish_one(generations_dir, corpus, step)
+  store = GenerationStore(generations_dir)
+  flip(files_of(generations_dir, 500) / "embeddings-00000-of-00003.npy")
+  for step in (0, 500):
+    store.mark_damaged(step)
+  assert store.repair_marked() == [500]
+  assert _sound(generations_dir) == [0]
+  assert store.repair_marked() == []
+
+
+def test_imported_vectors_are_never_removed(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 0, identity="imported")
+  flip(files_of(generations_dir, 0) / "embeddings-00000-of-00003.npy")
+  store = GenerationStore(generations_dir)
+  store.mark_damaged(0)
+  assert store.repair_marked() == store.remove_damaged() == []
+  with pytest.raises(DamagedGenerationError):
+    store.verify(0)
