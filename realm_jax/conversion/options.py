@@ -6,7 +6,7 @@ from typing import Literal
 from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.corpus.shards.format import MIN_BLOCK_LENGTH
+from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
 from realm_jax.models.retriever import POOLINGS
 from realm_jax.settings import PositiveFloat, PositiveInt, require_valid
 

@@ -14,7 +14,7 @@ from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face.token_classifier import (
   read_token_classifier,
 )
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.models.sequences import padded
 from realm_jax.tagging import bert_tagger
 from realm_jax.text import salient_spans

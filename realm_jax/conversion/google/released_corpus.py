@@ -10,15 +10,19 @@ from etils import epath
 from realm_jax.console.progress import Progress
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.options import require_block_length
-from realm_jax.corpus.building.block_builder import BlockBuilder, chunks
-from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
-from realm_jax.corpus.building.sources.documents import Document
-from realm_jax.corpus.building.summary import BuildSummary
-from realm_jax.corpus.shards.format import MIN_BLOCK_LENGTH, NUM_SPECIAL_TOKENS
+from realm_jax.corpus.block_builder import BlockBuilder, chunks
+from realm_jax.corpus.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.documents import Document
+from realm_jax.corpus.shard import (
+  MIN_BLOCK_LENGTH,
+  NUM_SPECIAL_TOKENS,
+  Blocks,
+  write_shards,
+)
+from realm_jax.corpus.summary import BuildSummary
 from realm_jax.text.salient_spans import tag
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
-_BLOCKS_PER_SHARD = 200_000
 _VERSION = 1
 # Block length that cuts no block.
 _UNLIMITED = 1 << 30
@@ -61,7 +65,6 @@ def write_released_corpus(
     CorpusDirectoryWriter.open(
       output_dir,
       pieces=vocabulary.pieces,
-      blocks_per_shard=_BLOCKS_PER_SHARD,
       name=name,
     ) as writer,
     Progress("blocks written", total=num_blocks) as progress,
@@ -72,17 +75,28 @@ def write_released_corpus(
       block_length=block_length or _UNLIMITED,
       tagger=tag,
     )
-    summary, longest = BuildSummary(), MIN_BLOCK_LENGTH
-    for chunk in chunks(documents):
-      built = builder.build(chunk)
-      writer.shards.append(built.blocks)
-      summary.add(built)
-      sizes = np.diff(built.blocks.arrays["token_ids_offsets"])
+    summary = BuildSummary()
+
+    def built_blocks() -> Iterator[Blocks]:
+      for chunk in chunks(documents):
+        built = builder.build(chunk)
+        summary.add(built, len(chunk))
+        progress.advance(len(chunk))
+        yield built.blocks
+
+    shards = write_shards(
+      writer.staging, built_blocks(), vocab_size=len(vocabulary.pieces)
+    )
+    longest = block_length or MIN_BLOCK_LENGTH
+    for shard in [] if block_length else shards:
+      path = writer.staging / shard["name"] / "token_ids_offsets.npy"
+      sizes = np.diff(np.load(path))
       longest = max(longest, NUM_SPECIAL_TOKENS + int(sizes.max()))
-      progress.advance(len(chunk))
-    longest = block_length or longest
     writer.finish(
-      version=_VERSION, block_length=longest, summary=summary.to_json()
+      version=_VERSION,
+      block_length=longest,
+      summary=summary.to_json(),
+      shards=shards,
     )
   logging.info(
     "Wrote %d blocks of at most %d wordpieces to %s",

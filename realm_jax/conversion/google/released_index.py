@@ -22,8 +22,8 @@ from realm_jax.conversion.options import BlockOptions
 from realm_jax.conversion.parameters import BoundModel
 from realm_jax.conversion.pickles import read_byte_strings
 from realm_jax.conversion.planning import ImportPlan
-from realm_jax.corpus.building.directory_writer import check_target
-from realm_jax.corpus.shards.format import MANIFEST_NAME
+from realm_jax.corpus.directory_writer import check_target
+from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.object_store.remote import is_remote
 from realm_jax.files.whole.whole_directory import real_path

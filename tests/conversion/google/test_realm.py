@@ -179,8 +179,8 @@ def test_released_blocks_and_vectors_become_a_corpus_and_a_generation(tmp_path):
   )
   assert "block vectors [30, 8]: published as generation 0" in report
   corpus = Corpus.open(tmp_path / "corpus")
-  assert [corpus.body(row).encode() for row in range(30)] == texts
-  assert corpus.title(29) == "Velt"
+  assert [corpus.block(row).body.encode() for row in range(30)] == texts
+  assert corpus.block(29).title == "Velt"
   model = load(tmp_path / "run")
   generation = load_newest(tmp_path / "run" / "generations", corpus=corpus)
   assert generation.manifest.index_kind == "exact"

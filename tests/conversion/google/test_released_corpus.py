@@ -1,9 +1,12 @@
 """Blocks that another system cut become a corpus, one record a row."""
 
+import functools
+
 import pytest
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google import released_corpus
+from realm_jax.corpus import block_builder
 from realm_jax.corpus.store import Corpus
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
@@ -47,26 +50,30 @@ def write(path, vocabulary, records=RECORDS, **settings) -> Corpus:
 
 def test_a_row_is_a_record_whatever_is_in_it(tmp_path, vocabulary, monkeypatch):
   # Two blocks a shard: rows go on through all of them.
-  monkeypatch.setattr(released_corpus, "_BLOCKS_PER_SHARD", 2)
+  monkeypatch.setattr(block_builder, "DOCUMENTS_PER_CHUNK", 2)
+  one = functools.partial(released_corpus.write_shards, shard_bytes=1)
+  monkeypatch.setattr(released_corpus, "write_shards", one)
   corpus = write(tmp_path / "c", vocabulary, titles=TITLES)
   assert corpus.num_blocks == len(RECORDS)
   for row, (record, title) in enumerate(zip(RECORDS, TITLES, strict=True)):
-    assert corpus.body(row).encode() == record
-    assert corpus.title(row).encode() == title
-    assert corpus.document_id(row) == str(row)
+    assert corpus.block(row).body.encode() == record
+    assert corpus.block(row).title.encode() == title
+    assert corpus.block(row).document_id == str(row)
   corpus.verify()
 
 
 def test_tokens_lie_where_the_record_has_them(tmp_path, vocabulary):
   corpus = write(tmp_path / "c", vocabulary, titles=TITLES)
-  assert corpus.token_ids(1).tolist() == ids("ada , ada")
-  assert corpus.body_byte_ranges(1).tolist() == [[1, 4], [5, 6], [7, 10]]
-  assert corpus.token_ids(2).tolist() == ids("ada ada was 1 ##9 ##1 ##0 .")
-  assert corpus.title_length(2) == 1
+  assert corpus.block(1).token_ids.tolist() == ids("ada , ada")
+  assert corpus.block(1).byte_ranges.tolist() == [[1, 4], [5, 6], [7, 10]]
+  assert corpus.block(2).token_ids.tolist() == ids(
+    "ada ada was 1 ##9 ##1 ##0 ."
+  )
+  assert corpus.block(2).title_length == 1
   # "À" is two bytes of the record, and the answer is as it was written.
-  assert corpus.answer_text(2, 0, 1) == "ÀDA"
-  assert corpus.sentences(0).tolist() == [[0, 6], [6, 13]]
-  assert [len(corpus.body_token_ids(r)) for r in range(6)] == BODY_LENGTHS
+  assert corpus.block(2).answer_text(0, 1) == "ÀDA"
+  assert corpus.block(0).sentences.tolist() == [[0, 6], [6, 13]]
+  assert [len(corpus.block(r).body_token_ids) for r in range(6)] == BODY_LENGTHS
 
 
 def test_what_a_block_length_cuts_is_counted_and_its_text_is_whole(
@@ -75,12 +82,12 @@ def test_what_a_block_length_cuts_is_counted_and_its_text_is_whole(
   corpus = write(tmp_path / "c", vocabulary, titles=TITLES, block_length=14)
   assert corpus.block_length == 14
   assert corpus.lengths.max() == 14
-  assert corpus.body(0).encode() == RECORDS[0]
+  assert corpus.block(0).body.encode() == RECORDS[0]
   # Title, [CLS] and two [SEP] leave ten; the second sentence loses its end.
-  assert corpus.body_token_ids(0).tolist() == ids(
+  assert corpus.block(0).body_token_ids.tolist() == ids(
     "ada was born in velt . the bridge of ada"
   )
-  assert corpus.sentences(0).tolist() == [[0, 6], [6, 10]]
+  assert corpus.block(0).sentences.tolist() == [[0, 6], [6, 10]]
   assert corpus.summary["skipped"] == {
     "ends of blocks longer than the block length": 3
   }
@@ -103,10 +110,10 @@ def test_salient_spans_are_in_tokens(tmp_path, vocabulary, monkeypatch):
 
   monkeypatch.setattr(released_corpus, "tag", tag)
   corpus = write(tmp_path / "c", vocabulary)
-  assert corpus.salient_spans(0).tolist() == [[4, 5]]
-  assert corpus.salient_spans(1).tolist() == []
+  assert corpus.block(0).salient_spans.tolist() == [[4, 5]]
+  assert corpus.block(1).salient_spans.tolist() == []
   cut = write(tmp_path / "cut", vocabulary, block_length=8)
-  assert cut.salient_spans(0).tolist() == [[4, 5]]
+  assert cut.block(0).salient_spans.tolist() == [[4, 5]]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,9 @@ def test_what_was_released_is_found_here(tmp_path, vocabulary, params, index):
   released = release(tmp_path, texts, mapped, index=index)
   run(released, tmp_path, vocabulary, params)
   corpus = Corpus.open(tmp_path / "corpus")
-  assert [corpus.body(r).encode() for r in range(_NUM_BLOCKS)] == records()
+  assert [
+    corpus.block(r).body.encode() for r in range(_NUM_BLOCKS)
+  ] == records()
   generation = load_newest(tmp_path / "model" / "generations", corpus=corpus)
   assert generation.step == 0
   manifest = generation.manifest

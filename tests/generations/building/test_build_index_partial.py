@@ -118,7 +118,9 @@ def test_another_version_of_the_corpus_embeds_what_is_new_in_it(
   build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=0)
   # The same blocks, and ten more.
   longer = make_corpus(tmp_path / "longer", num_blocks=160)
-  np.testing.assert_array_equal(longer.token_ids(149), corpus.token_ids(149))
+  np.testing.assert_array_equal(
+    longer.block(149).token_ids, corpus.block(149).token_ids
+  )
   build(tmp_path, longer, partial=_PARTIAL)
   generation = load_newest(tmp_path / "generations", corpus=longer)
   assert generation.manifest.partial.new_blocks == 10

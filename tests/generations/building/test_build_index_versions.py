@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.corpus.building.block_identity import block_id
-from realm_jax.corpus.building.corpus import build_corpus
-from realm_jax.corpus.building.update import update_corpus
+from realm_jax.corpus.block_builder import block_id
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.update import update_corpus
 from realm_jax.generations.building.current_builder import CurrentBuilder
 from realm_jax.generations.building.generation_builder import GenerationBuilder
 from realm_jax.generations.building.sidecar import Sidecar, SidecarConfig

@@ -60,9 +60,9 @@ def test_queries_are_sentences_of_the_corpus(corpus):
   queries = held_out_queries(corpus, count=40, query_length=6)
   assert queries.shape == (40, 6) and queries.dtype == np.int32
   sentences = {
-    tuple(corpus.body_token_ids(row)[start:limit].tolist())
+    tuple(corpus.block(row).body_token_ids[start:limit].tolist())
     for row in range(corpus.num_blocks)
-    for start, limit in corpus.sentences(row)
+    for start, limit in corpus.block(row).sentences
   }
   for query in queries.tolist():
     end = query.index(3)

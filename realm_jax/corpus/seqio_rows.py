@@ -21,22 +21,16 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import seqio
 
-from realm_jax.corpus.building.sources.documents import (
-  Document,
-  Removal,
-  default_document_id,
-)
-from realm_jax.corpus.building.sources.input_file import Row
+from realm_jax.corpus.documents import Document, Removal, default_document_id
 from realm_jax.corpus.errors import InputError
 from realm_jax.files import prepared_tfds
 
-PREFIXES = ("tfds:", "seqio:")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 @dataclasses.dataclass(frozen=True)
 class SeqioShard:
-  """One of the shards of a source; see `input_file.InputFile`.
+  """One of the shards of a source; see `sources.InputFile`.
 
   `source` is the input that names it, and `index` the shard's number, of
   `num_shards`.
@@ -46,20 +40,22 @@ class SeqioShard:
   index: int
   num_shards: int
   name: str
-  size: int = 0
+  seekable_bytes: int = 0
   numbers_repeats: bool = True
 
-  def rows(self) -> Iterator[tuple[Row, int]]:
-    """Yields records in the order of the shard."""
+  def rows(
+    self, start: int = 0, limit: int = 0
+  ) -> Iterator[Mapping[str, object]]:
+    """Yields all records, in the order of the shard."""
+    del start, limit
     source, split = _open(self.source)
     shard = seqio.ShardInfo(index=self.index, num_shards=self.num_shards)
     with _explained(self.source):
       dataset = source.get_dataset(split, shuffle=False, shard_info=shard)
-    for record in dataset.as_numpy_iterator():
-      yield record, 0
+    yield from dataset.as_numpy_iterator()
 
   def parse(
-    self, row: Row, *, place: str, of_update: bool
+    self, row: object, *, place: str, of_update: bool
   ) -> Document | Removal:
     """Reads a record; raises `InputError` if it has no title or text."""
     assert isinstance(row, Mapping)

@@ -82,6 +82,17 @@ class Removal(NamedTuple):
   place: str
 
 
+def hash63(text: str) -> int:
+  """Returns a stable non-negative 63-bit hash."""
+  digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
+  return int.from_bytes(digest, "little") >> 1
+
+
+def document_hash(document: Document) -> int:
+  """Returns a hash of what an update compares: title, URL and text."""
+  return hash63(f"{document.title}\0{document.url}\0{document.text}")
+
+
 def default_document_id(title: str, text: str) -> str:
   """Returns the id of a document that has none: a hash of its contents."""
   content = f"{title}\0{text}".encode()

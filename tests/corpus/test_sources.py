@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from realm_jax.corpus.building.sources.document_source import DocumentSource
-from realm_jax.corpus.building.sources.documents import default_document_id
-from realm_jax.corpus.building.summary import BuildSummary
+from realm_jax.corpus.documents import default_document_id
 from realm_jax.corpus.errors import InputError
+from realm_jax.corpus.sources import DocumentSource
+from realm_jax.corpus.summary import BuildSummary
 
 
 def read(path, **arguments):
   source = DocumentSource([str(path)], **arguments)
-  return list(source.documents(BuildSummary()))
+  return list(source.all_entries(BuildSummary()))
 
 
 def test_a_document_and_its_place(tmp_path):
@@ -69,7 +69,7 @@ def test_a_malformed_line_is_named(tmp_path, line, message):
 
   summary = BuildSummary()
   source = DocumentSource([str(path)], skip_bad_lines=True)
-  assert len(list(source.documents(summary))) == 2
+  assert len(list(source.all_entries(summary))) == 2
   assert summary.skipped == {"malformed lines": 1}
   assert f"{path}:2" in summary.first_errors[0]
 
@@ -81,7 +81,7 @@ def test_patterns(tmp_path):
 
   def titles(*patterns):
     source = DocumentSource([str(tmp_path / pattern) for pattern in patterns])
-    return [document.title for document in source.documents(BuildSummary())]
+    return [document.title for document in source.all_entries(BuildSummary())]
 
   assert titles("*.jsonl") == ["a.jsonl", "b.jsonl"]
   assert titles("**/*.jsonl") == ["a.jsonl", "b.jsonl", "deep/d.jsonl"]
