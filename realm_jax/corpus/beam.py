@@ -1,7 +1,7 @@
-"""A build as Apache Beam pipelines: `pip install realm_jax[beam]`.
+"""A build as an Apache Beam pipeline: `pip install realm_jax[beam]`.
 
-One pipeline reads ids, and one makes shards. What a task gives is a small file
-of JSON, which this process reads when its pipeline has ended.
+The record of each shard is a small file of JSON, which this process reads when
+the pipeline has ended.
 
 DirectRunner uses this machine. For Dataflow, Flink and Spark, give the options
 that Beam's documentation names, such as
@@ -9,17 +9,16 @@ that Beam's documentation names, such as
 directory on an object store.
 """
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from etils import epath
 
-from realm_jax.corpus.build import PieceBuilder
+from realm_jax.corpus.build import Built, Piece, PieceBuilder
 from realm_jax.files.whole.whole_file import whole_file
 
 
@@ -31,60 +30,38 @@ class BeamRunner:
   options: Sequence[str] = ()
   uses_other_machines: bool = True
 
-  @contextlib.contextmanager
-  def start(self, builder: PieceBuilder) -> "Iterator[_Run]":
-    """Returns what runs the pipelines."""
+  def build(
+    self, builder: PieceBuilder, groups: Sequence[Sequence[Piece]]
+  ) -> Generator[Built, None, None]:
+    """Runs the pipeline; yields what it built, in order."""
+    records = epath.Path(builder.directory) / "records"
+    records.rmtree(missing_ok=True)
     options = PipelineOptions([f"--runner={self.runner}", *self.options])
-    yield _Run(builder, options)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-  builder: PieceBuilder
-  options: PipelineOptions
-
-  def map(
-    self,
-    deal: Callable[[PieceBuilder, Any], Iterable[Any]],
-    function: Callable[[PieceBuilder, Any], Any],
-    groups: Sequence[Any],
-  ) -> Iterator[Any]:
-    """Runs a pipeline; yields what tasks gave, in the order of their names."""
-    builder = self.builder
-    results = epath.Path(builder.directory) / "results"
-    results.rmtree(missing_ok=True)
-    call = _Call(builder, function, str(results))
-    with beam.Pipeline(options=self.options) as pipeline:
+    with beam.Pipeline(options=options) as pipeline:
       _ = (
         pipeline
-        | "Files" >> beam.Create(list(groups))
-        | "Spread files" >> beam.Reshuffle()
-        | "Deal" >> beam.FlatMap(lambda group: deal(builder, group))
-        | "Spread tasks" >> beam.Reshuffle()
-        | "Run tasks" >> beam.ParDo(call)
+        | "Groups" >> beam.Create(list(groups))
+        | "Spread groups" >> beam.Reshuffle()
+        | "Deal" >> beam.FlatMap(builder.deal)
+        | "Spread pieces" >> beam.Reshuffle()
+        | "Build" >> beam.ParDo(_Build(builder, str(records)))
       )
-    for path in sorted(results.glob("*.json")):
+    for path in sorted(records.glob("*.json")):
       yield json.loads(path.read_text())
-    results.rmtree(missing_ok=True)
+    records.rmtree(missing_ok=True)
 
 
-class _Call(beam.DoFn):
-  """Calls a function, and writes what it gives to a file."""
+class _Build(beam.DoFn):
+  """Builds a piece, and writes its record to a file."""
 
-  def __init__(
-    self,
-    builder: PieceBuilder,
-    function: Callable[[PieceBuilder, Any], Any],
-    results: str,
-  ):
+  def __init__(self, builder: PieceBuilder, records: str):
     self._builder = builder
-    self._function = function
-    self._results = results
+    self._records = records
 
   # Beam would compare more precise types with what it infers.
   def process(self, element: Any) -> None:
-    text = json.dumps(self._function(self._builder, element))
-    path = epath.Path(self._results) / f"{element.name}.json"
-    # A task that is run twice, perhaps at the same time, gives the same.
+    text = json.dumps(self._builder.build(element))
+    path = epath.Path(self._records) / f"{element.number:08d}.json"
+    # A piece that is built twice, perhaps at the same time, gives the same.
     with whole_file(path, several_writers=True) as partial:
       partial.write_text(text)

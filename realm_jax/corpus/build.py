@@ -4,9 +4,8 @@ A shard of the corpus is a piece of the input: some slices of its rows, whose
 blocks one process makes and writes. Pieces follow from the input alone, so that
 any number of processes, here or on other machines, write the same bytes.
 
-Three things need the whole input, and two passes. The first pass reads ids, and
-finds those that occur again; the second makes the shards. Then blocks that
-equal an earlier one are found by their hashes.
+Before that, a pass over the input finds ids that occur again. After that,
+blocks that equal an earlier one are found by their hashes.
 """
 
 import bisect
@@ -18,10 +17,10 @@ import io
 import itertools
 import multiprocessing
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypedDict, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from absl import logging
@@ -37,7 +36,7 @@ from realm_jax.corpus.directory_writer import (
 )
 from realm_jax.corpus.documents import Document
 from realm_jax.corpus.errors import CorpusError, InputError
-from realm_jax.corpus.manifest import RemovedRecord, ShardRecord
+from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import (
   MIN_BLOCK_LENGTH,
   SHARD_BYTES,
@@ -47,7 +46,7 @@ from realm_jax.corpus.shard import (
   write_removed,
   write_shard,
 )
-from realm_jax.corpus.sources import DocumentSource, Scan, Scanned, Slice
+from realm_jax.corpus.sources import SLICE_BYTES, DocumentSource, Slice
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.files.json_file import JsonValue
 from realm_jax.files.local_disk.scratch import ScratchDirectory
@@ -65,49 +64,36 @@ from realm_jax.text.wordpieces import (
 )
 
 _TRAIN_PREFIX = "train:"
-# Bytes of a slice. A shard has at least one, and so many that a corpus has
-# about `_NUM_SHARDS`, unless a process had to hold more than `SHARD_BYTES`.
-_SLICE_BYTES = 8 << 20
+# A shard has at least one slice, and so many that a corpus has about as many
+# shards, unless a process had to hold more than `SHARD_BYTES`.
 _NUM_SHARDS = 256
 # Blocks that a build removed since they equal an earlier one.
 _DUPLICATES = "duplicates"
-# Tasks that wait for each process, so that none waits for the reader.
-_TASKS_PER_WORKER = 2
-
-_Group = TypeVar("_Group")
-_Task = TypeVar("_Task")
-_Result = TypeVar("_Result")
+# Pieces that wait for each process, so that none waits for the reader.
+_PIECES_PER_WORKER = 2
 
 
 class Piece(NamedTuple):
   """What becomes a shard: slices of the input, and which rows repeat an id."""
 
   number: int
-  slices: Sequence[Slice]
+  slices: list[Slice]
   repeats: dict[int, int]
 
-  @property
-  def name(self) -> str:
-    """Names pieces in their order."""
-    return f"{self.number:08d}"
 
-
-class BuiltShard(TypedDict):
-  """The record of a shard, which is None if it has no block, and counts."""
-
-  record: ShardRecord | None
-  summary: dict[str, JsonValue]
+# A shard's record, None if it has no block, and counts of a `BuildSummary`. It
+# can be written as JSON.
+Built: TypeAlias = tuple[ShardRecord | None, dict[str, JsonValue]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PieceBuilder:
-  """Does each part of a build; it can be sent to other processes.
+  """Makes shards of pieces; it can be sent to other processes.
 
   Attributes:
     source: The input.
     pieces: The vocabulary.
     directory: Folder of the shards, which all processes can access.
-    slice_bytes: Number of bytes of a slice.
   """
 
   source: DocumentSource
@@ -116,7 +102,6 @@ class PieceBuilder:
   block_length: int
   tagger: Tagger | None
   directory: str
-  slice_bytes: int
 
   @functools.cached_property
   def _block_builder(self) -> BlockBuilder:
@@ -127,41 +112,37 @@ class PieceBuilder:
       tagger=self.tagger,
     )
 
-  def slices(self, file: int) -> Iterator[Slice]:
-    """Cuts a file."""
-    return self.source.slices(file, self.slice_bytes)
-
-  def scan(self, piece: Slice) -> Scanned:
-    """Reads the ids of a slice."""
-    return self.source.scan(piece)
-
   def deal(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
     """Yields pieces, with their rows if these can only be read in order.
 
     Such pieces are all those of one file.
     """
     last = pieces[-1].slices[-1]
-    if last.index == 0 or not self.source.is_dealt(last.file):
+    file = self.source.files[last.file]
+    if last.first == 1 or file.is_seekable:
       yield from pieces
       return
-    read = self.slices(last.file)
+    rows = file.rows()
     for piece in pieces:
       slices = [
-        known._replace(rows=dealt.rows)
-        for known, dealt in zip(piece.slices, read, strict=False)
+        part._replace(rows=list(itertools.islice(rows, part.num_rows)))
+        for part in piece.slices
       ]
       yield piece._replace(slices=slices)
 
-  def build(self, piece: Piece) -> BuiltShard:
+  def build(self, piece: Piece) -> Built:
     """Writes a shard.
 
     Raises:
       OSError: It cannot be written.
     """
     summary = BuildSummary()
-    documents = itertools.chain.from_iterable(
-      self.source.documents(rows, piece.repeats, summary)
-      for rows in piece.slices
+    documents = (
+      entry
+      for part in piece.slices
+      for entry in self.source.entries(part, piece.repeats)
+      if isinstance(entry, Document)
+      and not self.source.is_dropped(entry, summary)
     )
     parts: list[Blocks] = []
     for chunk in chunks(documents):
@@ -170,7 +151,7 @@ class PieceBuilder:
       if built.documents.size:
         parts.append(as_stored(built.blocks, vocab_size=len(self.pieces)))
     record = self._write(shard_name(piece.number), parts) if parts else None
-    return BuiltShard(record=record, summary=summary.to_json())
+    return record, summary.to_json()
 
   def _write(self, name: str, parts: Sequence[Blocks]) -> ShardRecord:
     target = epath.Path(self.directory)
@@ -185,32 +166,18 @@ class PieceBuilder:
 
 
 @runtime_checkable
-class Run(Protocol):
-  """The processes of one build."""
-
-  def map(
-    self,
-    deal: Callable[[PieceBuilder, _Group], Iterable[_Task]],
-    function: Callable[[PieceBuilder, _Task], _Result],
-    groups: Sequence[_Group],
-  ) -> Iterator[_Result]:
-    """Deals out the tasks of groups; yields what each gives, in order."""
-    ...
-
-
-@runtime_checkable
 class Runner(Protocol):
-  """Starts the processes of a build."""
+  """Runs a build in some processes."""
 
   @property
   def uses_other_machines(self) -> bool:
     """Whether the processes may have no access to this machine's files."""
     ...
 
-  def start(
-    self, builder: PieceBuilder
-  ) -> contextlib.AbstractContextManager[Run]:
-    """Returns a context of running processes."""
+  def build(
+    self, builder: PieceBuilder, groups: Sequence[Sequence[Piece]]
+  ) -> Generator[Built, None, None]:
+    """Builds what `builder.deal` yields of each group; in order."""
     ...
 
 
@@ -225,11 +192,13 @@ class InProcess:
     if self.workers < 1:
       raise CorpusError(f"--workers={self.workers}; give 1 or more")
 
-  @contextlib.contextmanager
-  def start(self, builder: PieceBuilder) -> "Iterator[_LocalRun]":
-    """Starts the workers. They share nothing with this process."""
+  def build(
+    self, builder: PieceBuilder, groups: Sequence[Sequence[Piece]]
+  ) -> Generator[Built, None, None]:
+    """Builds in processes that share nothing with this one."""
+    pieces = itertools.chain.from_iterable(map(builder.deal, groups))
     if self.workers == 1:
-      yield _LocalRun(builder, None, 1)
+      yield from map(builder.build, pieces)
       return
     pool = futures.ProcessPoolExecutor(
       self.workers,
@@ -237,34 +206,16 @@ class InProcess:
       initializer=_set_builder,
       initargs=(builder,),
     )
+    waiting = collections.deque[futures.Future[Built]]()
     try:
-      yield _LocalRun(builder, pool, self.workers)
+      for piece in pieces:
+        waiting.append(pool.submit(_build, piece))
+        if len(waiting) > _PIECES_PER_WORKER * self.workers:
+          yield waiting.popleft().result()
+      while waiting:
+        yield waiting.popleft().result()
     finally:
       pool.shutdown(cancel_futures=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class _LocalRun:
-  builder: PieceBuilder
-  pool: futures.Executor | None
-  workers: int
-
-  def map(
-    self,
-    deal: Callable[[PieceBuilder, _Group], Iterable[_Task]],
-    function: Callable[[PieceBuilder, _Task], _Result],
-    groups: Sequence[_Group],
-  ) -> Iterator[_Result]:
-    waiting = collections.deque[futures.Future[_Result]]()
-    for task in (t for group in groups for t in deal(self.builder, group)):
-      if self.pool is None:
-        yield function(self.builder, task)
-        continue
-      waiting.append(self.pool.submit(_call, function, task))
-      if len(waiting) > _TASKS_PER_WORKER * self.workers:
-        yield waiting.popleft().result()
-    while waiting:
-      yield waiting.popleft().result()
 
 
 # Set in each worker when it starts: the vocabulary need not follow each piece.
@@ -276,11 +227,9 @@ def _set_builder(builder: PieceBuilder) -> None:
   _builder = builder
 
 
-def _call(
-  function: Callable[[PieceBuilder, _Task], _Result], task: _Task
-) -> _Result:
+def _build(piece: Piece) -> Built:
   assert _builder is not None
-  return function(_builder, task)
+  return _builder.build(piece)
 
 
 _IN_THIS_PROCESS = InProcess()
@@ -340,7 +289,8 @@ def build_corpus(
       f"block_length={block_length} is too short for a title and a body; give "
       f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)"
     )
-  require_shard_bytes(shard_bytes)
+  if shard_bytes is not None and shard_bytes < 1:
+    raise CorpusError(f"shard_bytes={shard_bytes}; give 1 or more")
   require_readable(*inputs, vocab, output_dir)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
@@ -349,6 +299,7 @@ def build_corpus(
     drop_titles=drop_titles,
     unescape_html=unescape_html,
     skip_bad_lines=skip_bad_lines,
+    slice_bytes=min(SLICE_BYTES, shard_bytes or SLICE_BYTES),
   )
   vocabulary = _vocabulary(vocab, source)
   with CorpusDirectoryWriter.open(
@@ -366,12 +317,18 @@ def build_corpus(
       block_length=block_length,
       tagger=tagger,
       directory=str(directory),
-      slice_bytes=min(_SLICE_BYTES, shard_bytes or _SLICE_BYTES),
     )
     summary = BuildSummary()
-    with runner.start(builder) as run:
-      scan = source.check(_scanned(run, source), summary)
-      shards = _built(run, scan, summary, _pieces(source, scan, shard_bytes))
+    shards: list[ShardRecord] = []
+    groups = _pieces(source, *source.scan(summary), shard_bytes)
+    with (
+      contextlib.closing(runner.build(builder, groups)) as built,
+      Progress("shards", total=sum(map(len, groups))) as progress,
+    ):
+      for record, counts in built:
+        shards += [record] if record else []
+        summary.merge(counts)
+        progress.advance()
     if not shards:
       skipped = dict(summary.skipped) or "nothing, there are no lines"
       raise InputError(
@@ -384,7 +341,14 @@ def build_corpus(
       summary.remove_duplicates()
       for shard, found in zip(shards, is_duplicate, strict=True):
         if found.any():
-          shard["removed"] = _remove(directory, writer.staging, shard, found)
+          shard["removed"] = write_removed(
+            writer.staging,
+            shard["name"],
+            found,
+            update=_DUPLICATES,
+            lengths=np.diff(_load(directory, shard, "token_ids_offsets")),
+            document_starts=_load(directory, shard, "document_starts"),
+          )
     writer.finish(
       version=version,
       block_length=block_length,
@@ -395,38 +359,11 @@ def build_corpus(
   return summary
 
 
-def require_shard_bytes(shard_bytes: int | None) -> None:
-  """Raises `CorpusError` for shards that could hold no block."""
-  if shard_bytes is not None and shard_bytes < 1:
-    raise CorpusError(f"shard_bytes={shard_bytes}; give 1 or more")
-
-
-def _scanned(run: Run, source: DocumentSource) -> Iterator[Scanned]:
-  files = range(len(source.files))
-  return run.map(PieceBuilder.slices, PieceBuilder.scan, files)
-
-
-def _built(
-  run: Run, scan: Scan, summary: BuildSummary, groups: list[list[Piece]]
-) -> list[ShardRecord]:
-  """Builds all shards; returns the records of those that have blocks."""
-  shards: list[ShardRecord] = []
-  built = run.map(PieceBuilder.deal, PieceBuilder.build, groups)
-  sizes = iter(scan.num_bytes)
-  bytes_done = 0
-  with Progress("documents", total_bytes=sum(scan.num_bytes)) as progress:
-    for piece, shard in zip(itertools.chain(*groups), built, strict=True):
-      before = summary.documents
-      summary.merge(shard["summary"])
-      if shard["record"] is not None:
-        shards.append(shard["record"])
-      bytes_done += sum(itertools.islice(sizes, len(piece.slices)))
-      progress.advance(summary.documents - before, bytes_read=bytes_done)
-  return shards
-
-
 def _pieces(
-  source: DocumentSource, scan: Scan, shard_bytes: int | None
+  source: DocumentSource,
+  slices: Sequence[Slice],
+  repeats: Mapping[int, int],
+  shard_bytes: int | None,
 ) -> list[list[Piece]]:
   """Joins slices to pieces of the input.
 
@@ -434,30 +371,28 @@ def _pieces(
   of that file alone, and stand in one list.
   """
   if shard_bytes is None:
-    share = sum(scan.num_bytes) // _NUM_SHARDS
-    shard_bytes = min(max(share, _SLICE_BYTES), SHARD_BYTES)
-  num_slices = collections.Counter(piece.file for piece in scan.slices)
-  pieces: list[tuple[int | None, list[Slice]]] = []
-  size = shard_bytes
-  for piece, num_bytes in zip(scan.slices, scan.num_bytes, strict=True):
-    in_order = source.is_dealt(piece.file) and num_slices[piece.file] > 1
-    file = piece.file if in_order else None
-    if size >= shard_bytes or file != pieces[-1][0]:
-      pieces.append((file, []))
-      size = 0
-    pieces[-1][1].append(piece)
-    size += num_bytes
-  starts = [slices[0].position for _, slices in pieces]
-  repeats: list[dict[int, int]] = [{} for _ in pieces]
-  for position, number in scan.repeats.items():
-    repeats[bisect.bisect(starts, position) - 1][position] = number
+    share = sum(part.limit - part.start for part in slices) // _NUM_SHARDS
+    shard_bytes = min(max(share, SLICE_BYTES), SHARD_BYTES)
+  num_slices = collections.Counter(part.file for part in slices)
   groups: list[list[Piece]] = []
-  before = None
-  for number, (file, slices) in enumerate(pieces):
-    if file is None or file != before:
-      groups.append([])
-    groups[-1].append(Piece(number, slices, repeats[number]))
-    before = file
+  pieces: list[Piece] = []
+  size, file = shard_bytes, None
+  for part in slices:
+    is_dealt = (
+      num_slices[part.file] > 1 and not source.files[part.file].is_seekable
+    )
+    before, file = file, part.file if is_dealt else None
+    if size >= shard_bytes or file != before:
+      pieces.append(Piece(len(pieces), [], {}))
+      size = 0
+      if file is None or file != before:
+        groups.append([])
+      groups[-1].append(pieces[-1])
+    pieces[-1].slices.append(part)
+    size += part.limit - part.start
+  starts = [piece.slices[0].position for piece in pieces]
+  for position, number in repeats.items():
+    pieces[bisect.bisect(starts, position) - 1].repeats[position] = number
   return groups
 
 
@@ -472,26 +407,6 @@ def _duplicates(
   repeated = np.zeros(len(flat), bool)
   repeated[order[1:]] = ordered[1:] == ordered[:-1]
   return np.split(repeated, np.cumsum([len(array) for array in hashes])[:-1])
-
-
-def _remove(
-  directory: epath.Path,
-  staging: Path,
-  shard: ShardRecord,
-  is_removed: Bool[np.ndarray, " n"],
-) -> RemovedRecord:
-  """Lists the blocks of a shard that are removed."""
-  lengths = np.diff(_load(directory, shard, "token_ids_offsets"))
-  starts = _load(directory, shard, "document_starts")
-  left = np.diff(np.append(0, np.cumsum(~is_removed))[starts])
-  return write_removed(
-    staging,
-    shard["name"],
-    np.flatnonzero(is_removed),
-    update=_DUPLICATES,
-    num_documents=int((left == 0).sum()),
-    num_tokens=int(lengths[is_removed].sum()),
-  )
 
 
 def _load(directory: epath.Path, shard: ShardRecord, name: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from realm_jax.corpus.manifest import (
   RemovedRecord,
@@ -194,27 +194,33 @@ def write_shard(folder: Path, parts: Sequence[Blocks]) -> ShardRecord:
 def write_removed(
   directory: Path,
   shard: str,
-  positions: Int[np.ndarray, " r"],
+  is_removed: Bool[np.ndarray, " n"],
   *,
   update: str,
-  num_documents: int,
-  num_tokens: int,
+  lengths: Int[np.ndarray, " n"],
+  document_starts: Int[np.ndarray, " bounds"],
 ) -> RemovedRecord:
-  """Lists the blocks of a shard that are removed, by their sorted positions.
-
-  `num_documents` counts documents of which no block is left.
-  """
-  name = removed_path(shard, update=update)
-  path = directory / name
+  """Lists the blocks of a shard that are removed, by their sorted positions."""
+  path = directory / removed_path(shard, update=update)
   path.parent.mkdir(exist_ok=True)
+  positions = np.flatnonzero(is_removed)
   np.save(path, positions.astype("<i8"))
   return RemovedRecord(
-    path=name,
+    path=removed_path(shard, update=update),
     num_blocks=len(positions),
-    num_documents=num_documents,
-    num_tokens=num_tokens,
+    num_documents=int((~is_left(is_removed, document_starts)).sum()),
+    num_tokens=int(lengths[positions].sum()),
     **file_record(path),
   )
+
+
+def is_left(
+  is_removed: Bool[np.ndarray, " n"],
+  document_starts: Int[np.ndarray, " bounds"],
+) -> Bool[np.ndarray, " d"]:
+  """Returns which documents have blocks that are not removed."""
+  before = np.append(0, np.cumsum(~is_removed))
+  return np.diff(before[document_starts]) > 0
 
 
 def _joined_offsets(parts: Sequence[np.ndarray]) -> list[np.ndarray]:

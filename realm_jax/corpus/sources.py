@@ -1,14 +1,14 @@
 """Documents read from files of rows, each id once, in order.
 
-Files are cut into slices of some megabytes of consecutive, uncompressed rows,
-which any process can read: those of plain files by seeking. A file that cannot
-be seeked, such as a compressed one, is read once, in order, and its slices are
-dealt out with their rows.
-
-Before documents are numbered and split, one pass looks at every row. It finds
-malformed rows, and ids that occur again.
+Before documents are numbered and split, one process reads every row, at about
+300 MB a second. It finds malformed rows and ids that occur again, and cuts
+files into slices of some megabytes of consecutive, uncompressed rows. Of plain
+files, any process can read any slice. A file that cannot be seeked, such as a
+compressed one, is read in order, and the rows of its slices are dealt out.
 """
 
+import abc
+import array
 import codecs
 import contextlib
 import dataclasses
@@ -19,15 +19,7 @@ import itertools
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import (
-  IO,
-  NamedTuple,
-  Protocol,
-  TypeAlias,
-  TypedDict,
-  cast,
-  runtime_checkable,
-)
+from typing import IO, ClassVar, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import zstandard
@@ -47,6 +39,7 @@ Row: TypeAlias = bytes | Mapping[str, object]
 # `drop_titles` calls them "wikipedia".
 WIKIPEDIA_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
 
+SLICE_BYTES = 8 << 20
 _MALFORMED = "malformed lines"
 _REPEATED = "repeated ids"
 _SKIP = "(--skip_bad_lines continues without such lines)"
@@ -56,32 +49,28 @@ _NO_KEY = -1
 _ROW_BITS = 40
 
 
-@runtime_checkable
-class InputFile(Protocol):
-  """One file of rows; its order and numbers never change."""
+@dataclasses.dataclass(frozen=True)
+class InputFile(abc.ABC):
+  """One file of rows, whose order never changes.
+
+  `name` is for messages. If not `numbers_repeats`, an id that occurs again is
+  an error; else rows with the same contents get a number.
+  """
+
+  name: str
+
+  numbers_repeats: ClassVar[bool] = False
 
   @property
-  def name(self) -> str:
-    """Name for messages."""
-    ...
+  def is_seekable(self) -> bool:
+    """Whether rows are read from any byte on."""
+    return False
 
-  @property
-  def seekable_bytes(self) -> int:
-    """Size of a file that can be read from any row on; 0 for others."""
-    ...
+  @abc.abstractmethod
+  def rows(self, start: int = 0) -> Iterator[Row]:
+    """Yields rows, from a byte on if the file can be seeked."""
 
-  @property
-  def numbers_repeats(self) -> bool:
-    """Whether rows with the same contents are documents of their own.
-
-    They get a number then. If not, an id that occurs again is an error.
-    """
-    ...
-
-  def rows(self, start: int = 0, limit: int = 0) -> Iterator[Row]:
-    """Yields rows: all of them, or those that begin in a range of bytes."""
-    ...
-
+  @abc.abstractmethod
   def parse(
     self, row: Row, *, place: str, of_update: bool
   ) -> Document | Removal:
@@ -90,26 +79,21 @@ class InputFile(Protocol):
     Raises:
       InputError: It is malformed; the message says how, and not where.
     """
-    ...
 
+  @abc.abstractmethod
   def place(self, number: int) -> str:
     """Names a row, numbered from 1, for messages."""
-    ...
 
 
 @dataclasses.dataclass(frozen=True)
-class JsonLinesFile:
+class JsonLinesFile(InputFile):
   """A file of JSON Lines: plain, or compressed by gzip (.gz) or zstd (.zst)."""
 
-  name: str
-  size: int
-  numbers_repeats: bool = False
-
   @property
-  def seekable_bytes(self) -> int:
-    return 0 if self.name.endswith((".gz", ".zst")) else self.size
+  def is_seekable(self) -> bool:
+    return not self.name.endswith((".gz", ".zst"))
 
-  def rows(self, start: int = 0, limit: int = 0) -> Iterator[bytes]:
+  def rows(self, start: int = 0) -> Iterator[bytes]:
     """Yields lines, of which one is in memory.
 
     Raises:
@@ -120,16 +104,10 @@ class JsonLinesFile:
       lines = stack.enter_context(self._decompressed(raw))
       if start:
         lines.seek(start)
-      left = limit - start if limit else None
       try:
-        for line in lines:
-          size = len(line)
-          yield line if start else line.removeprefix(codecs.BOM_UTF8)
-          start += size
-          if left is not None and (left := left - size) <= 0:
-            return
+        yield from lines
       except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
-        if self.seekable_bytes:
+        if self.is_seekable:
           raise
         raise InputError(
           f"{self.name} cannot be decompressed ({error}); fetch or compress it "
@@ -151,7 +129,8 @@ class JsonLinesFile:
   ) -> Document | Removal:
     """Reads a line; raises `InputError` if it is malformed."""
     assert isinstance(row, bytes)
-    return parse(row, place=place, of_update=of_update)
+    line = row.removeprefix(codecs.BOM_UTF8)
+    return parse(line, place=place, of_update=of_update)
 
   def place(self, number: int) -> str:
     """Returns `file:line`."""
@@ -159,28 +138,23 @@ class JsonLinesFile:
 
 
 class Slice(NamedTuple):
-  """Consecutive rows of a file.
+  """Consecutive rows of a file, by default all of them.
 
   Attributes:
     file: Number of the file.
-    index: Number of the slice in the file.
-    start: First byte of the rows, in a file that can be seeked.
-    limit: End of these bytes; 0 for all rows of the file.
-    rows: The rows, if the file cannot be seeked and has several slices.
     first: Number of the first row in the file, from 1.
+    start: Byte with which they begin.
+    num_rows: Number of rows.
+    limit: Byte with which they end, in the uncompressed file.
+    rows: The rows, if they have been dealt out.
   """
 
   file: int
-  index: int = 0
+  first: int = 1
   start: int = 0
+  num_rows: int | None = None
   limit: int = 0
   rows: Sequence[Row] | None = None
-  first: int = 1
-
-  @property
-  def name(self) -> str:
-    """Names slices in their order."""
-    return f"{self.file:06d}-{self.index:08d}"
 
   @property
   def position(self) -> int:
@@ -188,42 +162,13 @@ class Slice(NamedTuple):
     return (self.file << _ROW_BITS) + self.first
 
 
-class Scanned(TypedDict):
-  """What the pass over ids finds in a slice.
-
-  `slice` has the slice's file, index, start and limit, `num_bytes` counts
-  uncompressed text, and `keys` has the hash of each row's id. `malformed` has
-  the numbers of rows that cannot be read, from 0, and how they are malformed.
-  """
-
-  slice: Sequence[int]
-  num_bytes: int
-  keys: Sequence[int]
-  malformed: Sequence[tuple[int, str]]
-
-
-class Scan(NamedTuple):
-  """What the pass over ids found in all slices, in their order.
-
-  Attributes:
-    slices: The slices, without their rows.
-    num_bytes: Uncompressed bytes of each of them.
-    repeats: By position, the rows whose ids occur earlier. Those that are left
-      out have the number 0; others are documents of their own, and are
-      numbered from 1 for each id.
-  """
-
-  slices: list[Slice]
-  num_bytes: list[int]
-  repeats: dict[int, int]
-
-
 class DocumentSource:
   """The documents of files.
 
   The arguments are those of `build_corpus`. `files` are in order, and in
   `drop_titles` "wikipedia" is expanded to `WIKIPEDIA_TITLES`. With `of_update`,
-  rows are changes: they have ids, and may remove documents.
+  rows are changes: they have ids, and may remove documents. `slice_bytes` is
+  about the size of a slice.
 
   Raises:
     InputError: A pattern matches no file.
@@ -237,6 +182,7 @@ class DocumentSource:
     unescape_html: bool = True,
     skip_bad_lines: bool = False,
     of_update: bool = False,
+    slice_bytes: int = SLICE_BYTES,
   ):
     self.inputs = tuple(inputs)
     self.files = _input_files(inputs)
@@ -251,115 +197,61 @@ class DocumentSource:
     self._unescape_html = unescape_html
     self._skip_bad_lines = skip_bad_lines
     self._of_update = of_update
-
-  # --- Slices -----------------------------------------------------------
-
-  def slices(self, number: int, slice_bytes: int) -> Iterator[Slice]:
-    """Cuts a file into slices of about `slice_bytes` of whole rows."""
-    file, index = self.files[number], 0
-    if size := file.seekable_bytes:
-      start = 0
-      with epath.Path(file.name).open("rb") as opened:
-        while start < size:
-          opened.seek(min(start + slice_bytes, size) - 1)
-          opened.readline()
-          yield Slice(number, index, start, opened.tell())
-          start, index = opened.tell(), index + 1
-      return
-    rows: list[Row] = []
-    left = slice_bytes
-    for row in file.rows():
-      rows.append(row)
-      left -= _row_size(row)
-      if left <= 0:
-        yield Slice(number, index, rows=rows)
-        rows, left, index = [], slice_bytes, index + 1
-    if rows:
-      yield Slice(number, index, rows=rows)
-
-  def is_dealt(self, number: int) -> bool:
-    """Whether a file's slices can only be read in order."""
-    return not self.files[number].seekable_bytes
-
-  def _positioned(self, piece: Slice) -> Iterator[tuple[int, Row]]:
-    """Yields the rows of a slice with their positions."""
-    rows = piece.rows
-    if rows is None:
-      rows = self.files[piece.file].rows(piece.start, piece.limit)
-    return enumerate(rows, piece.position)
+    self._slice_bytes = slice_bytes
 
   # --- The pass over ids ------------------------------------------------
 
-  def scan(self, piece: Slice) -> Scanned:
-    """Reads the ids of a slice's rows."""
-    num_bytes, keys, malformed = 0, [], []
-    for number, (position, row) in enumerate(self._positioned(piece)):
-      num_bytes += _row_size(row)
-      try:
-        keys.append(hash63(self._parse(position, row).id))
-      except InputError as error:
-        keys.append(_NO_KEY)
-        malformed.append((number, str(error)))
-    return Scanned(
-      slice=piece[:4], num_bytes=num_bytes, keys=keys, malformed=malformed
-    )
+  def scan(self, summary: BuildSummary) -> tuple[list[Slice], dict[int, int]]:
+    """Reads the ids of all rows, in 32 bytes of memory for each.
 
-  def check(self, scans: Iterable[Scanned], summary: BuildSummary) -> Scan:
-    """Finds repeated ids, in 24 bytes of memory for each row.
-
-    `scans` are those of all slices, in order. Rows that are left out are
-    counted in `summary`.
+    Returns:
+      The slices of all files, in order; and by position the rows whose ids
+      occur earlier. Those that are left out have the number 0, and are counted
+      in `summary` as malformed rows are. Others are documents of their own, and
+      are numbered from 1 for each id.
 
     Raises:
       InputError: A row is malformed or repeats an id, and bad lines are not
         skipped.
     """
-    found = Scan([], [], {})
-    keys: list[Int[np.ndarray, " r"]] = [np.zeros(0, np.int64)]
+    keys, positions = array.array("q"), array.array("q")
     errors: list[tuple[int, str]] = []
-    first, starts, offsets = 1, [], [0]
+    slices: list[Slice] = []
     with Progress("rows read for their ids") as progress:
-      for scanned in scans:
-        file, index, start, limit = scanned["slice"]
-        first = first if index else 1
-        piece = Slice(file, index, start, limit, first=first)
-        for number, error in scanned["malformed"]:
-          message = f"{self._place(piece.position + number)}: {error}"
-          self._refuse(message, _MALFORMED, summary)
-          if len(errors) < FIRST_ERRORS:
-            errors.append((piece.position + number, message))
-        found.slices.append(piece)
-        found.num_bytes.append(scanned["num_bytes"])
-        keys.append(np.array(scanned["keys"], np.int64))
-        num_rows = len(keys[-1])
-        starts.append(piece.position)
-        offsets.append(offsets[-1] + num_rows)
-        first += num_rows
-        progress.advance(num_rows)
-
-    def positions(rows: Int[np.ndarray, " r"]) -> list[int]:
-      owners = np.searchsorted(offsets, rows, side="right") - 1
-      shifts = np.array(starts or [0]) - np.array(offsets[: len(starts) or 1])
-      return (rows + shifts[owners]).tolist()
-
-    rows, earlier, numbers = _repeated_keys(np.concatenate(keys))
-    for position, before, number in zip(
-      positions(rows), positions(earlier), numbers.tolist(), strict=True
-    ):
-      file = self.files[position >> _ROW_BITS]
-      if file.numbers_repeats and not self._of_update:
-        found.repeats[position] = number
+      for number, file in enumerate(self.files):
+        first, start, end, count = 1, 0, 0, 0
+        for count, row in enumerate(file.rows(), start=1):
+          positions.append((number << _ROW_BITS) + count)
+          try:
+            keys.append(hash63(self._parse(positions[-1], row).id))
+          except InputError as error:
+            keys.append(_NO_KEY)
+            message = f"{self._place(positions[-1])}: {error}"
+            self._refuse(message, _MALFORMED, summary)
+            errors.append((positions[-1], message))
+          end += _row_size(row)
+          if end - start >= self._slice_bytes:
+            slices.append(Slice(number, first, start, count + 1 - first, end))
+            first, start = count + 1, end
+          progress.advance()
+        if count >= first:
+          slices.append(Slice(number, first, start, count + 1 - first, end))
+    repeats: dict[int, int] = {}
+    for row, before, number in _repeated(np.array(keys, np.int64)):
+      position = positions[row]
+      if self._file(position).numbers_repeats and not self._of_update:
+        repeats[position] = number
         continue
       message = ""
-      if len(found.repeats) < FIRST_ERRORS:
-        message = self._repeated(position, before)
+      if len(repeats) < FIRST_ERRORS:
+        message = self._of_repeat(position, positions[before])
         errors.append((position, message))
       self._refuse(message, _REPEATED, summary)
-      found.repeats[position] = 0
+      repeats[position] = 0
     summary.first_errors += [m for _, m in sorted(errors)[:FIRST_ERRORS]]
-    return found
+    return slices, repeats
 
-  def _repeated(self, position: int, earlier: int) -> str:
+  def _of_repeat(self, position: int, earlier: int) -> str:
     """Says which document repeats an id, which takes reading its file."""
     number = position & ((1 << _ROW_BITS) - 1)
     rows = self.files[position >> _ROW_BITS].rows()
@@ -378,43 +270,29 @@ class DocumentSource:
   def entries(
     self, piece: Slice, repeats: Mapping[int, int]
   ) -> Iterator[Document | Removal]:
-    """Yields what a slice's rows say, without bad ones.
-
-    Raises:
-      InputError: A row is malformed, and bad lines are not skipped.
-    """
-    for position, row in self._positioned(piece):
+    """Yields what a slice's rows say, without bad ones: see `scan`."""
+    rows = piece.rows
+    if rows is None:
+      opened = self.files[piece.file].rows(piece.start)
+      rows = itertools.islice(opened, piece.num_rows)
+    for position, row in enumerate(rows, piece.position):
       number = repeats.get(position)
       if number == 0:
         continue
       try:
         entry = self._parse(position, row)
-      except InputError as error:
+      except InputError:
         # The pass over ids has counted it.
-        if self._skip_bad_lines:
-          continue
-        message = f"{self._place(position)}: {error} {_SKIP}"
-        raise InputError(message) from error
+        if not self._skip_bad_lines:
+          raise
+        continue
       yield entry._replace(id=f"{entry.id}-{number}") if number else entry
 
   def all_entries(self, summary: BuildSummary) -> Iterator[Document | Removal]:
-    """Yields what the rows of all files say, after a pass over their ids.
-
-    Bad rows are counted in `summary`; raises as `check` does.
-    """
-    files = [Slice(number) for number in range(len(self.files))]
-    scan = self.check(map(self.scan, files), summary)
-    for piece in files:
-      yield from self.entries(piece, scan.repeats)
-
-  def documents(
-    self, piece: Slice, repeats: Mapping[int, int], summary: BuildSummary
-  ) -> Iterator[Document]:
-    """Yields a slice's documents, without those whose titles are dropped."""
-    for entry in self.entries(piece, repeats):
-      # Removals are rows of updates alone.
-      if isinstance(entry, Document) and not self.is_dropped(entry, summary):
-        yield entry
+    """Yields what the rows of all files say, without bad ones: see `scan`."""
+    _, repeats = self.scan(summary)
+    for file in range(len(self.files)):
+      yield from self.entries(Slice(file), repeats)
 
   def is_dropped(self, document: Document, summary: BuildSummary) -> bool:
     """Returns whether a document's title is dropped, and counts it."""
@@ -436,7 +314,7 @@ class DocumentSource:
 
   def _parse(self, position: int, row: Row) -> Document | Removal:
     """Reads a row; raises `InputError`, which says how it is malformed."""
-    entry = self.files[position >> _ROW_BITS].parse(
+    entry = self._file(position).parse(
       row, place=self._place(position), of_update=self._of_update
     )
     # Offsets that came with a text are of the text as it is.
@@ -448,13 +326,13 @@ class DocumentSource:
 
   def _place(self, position: int) -> str:
     """Names a row for messages, as `file:line`."""
-    number = position & ((1 << _ROW_BITS) - 1)
-    return self.files[position >> _ROW_BITS].place(number)
+    return self._file(position).place(position & ((1 << _ROW_BITS) - 1))
+
+  def _file(self, position: int) -> InputFile:
+    return self.files[position >> _ROW_BITS]
 
 
-def _repeated_keys(
-  keys: Int[np.ndarray, " r"],
-) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+def _repeated(keys: Int[np.ndarray, " r"]) -> list[tuple[int, int, int]]:
   """Returns rows whose keys occur earlier, where first, and how often."""
   # A stable order keeps equal keys in the order of the input.
   order = np.argsort(keys, kind="stable")
@@ -462,10 +340,8 @@ def _repeated_keys(
   is_again = (ordered[1:] == ordered[:-1]) & (ordered[1:] != _NO_KEY)
   again = np.flatnonzero(is_again) + 1
   firsts = np.searchsorted(ordered, ordered[again])
-  in_order = np.argsort(order[again])
-  found = order[again], order[firsts], again - firsts
-  rows, earlier, numbers = (array[in_order] for array in found)
-  return rows, earlier, numbers
+  found = np.stack([order[again], order[firsts], again - firsts], axis=1)
+  return sorted(map(tuple, found.tolist()))
 
 
 def _row_size(row: Row) -> int:
@@ -503,9 +379,7 @@ def _json_lines_files(patterns: Sequence[str]) -> list[JsonLinesFile]:
     elif glob.has_magic(path.name):
       found = path.parent.glob(path.name)
     matched = {
-      str(file): JsonLinesFile(str(file), file.stat().length)
-      for file in found
-      if file.is_file()
+      str(file): JsonLinesFile(str(file)) for file in found if file.is_file()
     }
     if not matched and path.is_dir():
       raise InputError(

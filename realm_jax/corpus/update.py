@@ -24,13 +24,13 @@ from etils import epath
 
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, block_id, chunks
-from realm_jax.corpus.build import require_shard_bytes
 from realm_jax.corpus.documents import Document, Removal, document_hash
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import Manifest, ShardRecord, paths_of
 from realm_jax.corpus.shard import (
   SHARD_BYTES,
   Blocks,
+  is_left,
   write_removed,
   write_shards,
 )
@@ -94,7 +94,8 @@ def update_corpus(
     TargetError, DiskFullError, StoreAccessError: The directory cannot be
       written, or a bucket not read.
   """
-  require_shard_bytes(shard_bytes)
+  if shard_bytes < 1:
+    raise CorpusError(f"shard_bytes={shard_bytes}; give 1 or more")
   if keep_versions is not None and keep_versions < 1:
     raise CorpusError(
       f"keep_versions={keep_versions}; give 1, to keep the newest, or more"
@@ -200,8 +201,7 @@ class _ExistingDocuments:
     for index, shard in enumerate(corpus.shards):
       self._removed[index][shard.removed] = True
       starts = shard.array("document_starts")
-      left = np.diff(np.append(0, np.cumsum(~self._removed[index]))[starts])
-      documents = np.flatnonzero(left)
+      documents = np.flatnonzero(is_left(self._removed[index], starts))
       keys.append(shard.array("block_ids")[starts[documents]])
       hashes.append(shard.array("document_hashes")[documents])
       shards.append(np.full(len(documents), index))
@@ -247,18 +247,16 @@ class _ExistingDocuments:
       shard, is_removed = self.corpus.shards[index], self._removed[index]
       for document in documents.tolist():
         is_removed[slice(*shard.document_range(document))] = True
-      positions = np.flatnonzero(is_removed)
-      summary.blocks_removed += len(positions) - len(shard.removed)
-      if len(positions) == len(is_removed):
+      summary.blocks_removed += int(is_removed.sum()) - len(shard.removed)
+      if is_removed.all():
         continue  # No block is left.
-      gone = record.get("removed", {}).get("num_documents", 0)
       removed = write_removed(
         staging,
         record["name"],
-        positions,
+        is_removed,
         update=prefix,
-        num_documents=gone + len(documents),
-        num_tokens=int(shard.lengths[positions].sum()),
+        lengths=shard.lengths,
+        document_starts=shard.array("document_starts"),
       )
       records.append({**record, "removed": removed})
     return records
