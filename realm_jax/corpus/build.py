@@ -92,12 +92,12 @@ class PieceBuilder:
 
   Attributes:
     source: The input.
-    pieces: The vocabulary.
+    wordpieces: The vocabulary.
     directory: Folder of the shards, which all processes can access.
   """
 
   source: DocumentSource
-  pieces: tuple[str, ...]
+  wordpieces: tuple[str, ...]
   corpus_name: str
   block_length: int
   tagger: Tagger | None
@@ -106,7 +106,7 @@ class PieceBuilder:
   @functools.cached_property
   def _block_builder(self) -> BlockBuilder:
     return BlockBuilder(
-      vocabulary=vocabulary_of(self.pieces),
+      vocabulary=vocabulary_of(self.wordpieces),
       corpus_name=self.corpus_name,
       block_length=self.block_length,
       tagger=self.tagger,
@@ -149,7 +149,7 @@ class PieceBuilder:
       built = self._block_builder.build(chunk)
       summary.add(built, len(chunk))
       if built.documents.size:
-        parts.append(as_stored(built.blocks, vocab_size=len(self.pieces)))
+        parts.append(as_stored(built.blocks, vocab_size=len(self.wordpieces)))
     record = self._write(shard_name(piece.number), parts) if parts else None
     return record, summary.to_json()
 
@@ -312,7 +312,7 @@ def build_corpus(
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     builder = PieceBuilder(
       source=source,
-      pieces=vocabulary.pieces,
+      wordpieces=vocabulary.pieces,
       corpus_name=writer.name,
       block_length=block_length,
       tagger=tagger,
