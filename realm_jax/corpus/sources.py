@@ -228,7 +228,8 @@ class DocumentSource:
             keys.append(_NO_KEY)
             message = f"{self._place(positions[-1])}: {error}"
             self._refuse(message, _MALFORMED, summary)
-            errors.append((positions[-1], message))
+            if len(errors) < FIRST_ERRORS:
+              errors.append((positions[-1], message))
           end += _row_size(row)
           if end - start >= self._slice_bytes:
             slices.append(Slice(number, first, start, count + 1 - first, end))
@@ -244,20 +245,18 @@ class DocumentSource:
         continue
       message = ""
       if len(repeats) < FIRST_ERRORS:
-        message = self._of_repeat(position, positions[before])
+        message = self._describe_repeat(position, positions[before])
         errors.append((position, message))
       self._refuse(message, _REPEATED, summary)
       repeats[position] = 0
     summary.first_errors += [m for _, m in sorted(errors)[:FIRST_ERRORS]]
     return slices, repeats
 
-  def _of_repeat(self, position: int, earlier: int) -> str:
+  def _describe_repeat(self, position: int, earlier: int) -> str:
     """Says which document repeats an id, which takes reading its file."""
     number = position & ((1 << _ROW_BITS) - 1)
-    rows = self.files[position >> _ROW_BITS].rows()
-    entry = self._parse(
-      position, next(itertools.islice(rows, number - 1, None))
-    )
+    rows = itertools.islice(self._file(position).rows(), number - 1, None)
+    entry = self._parse(position, next(rows))
     titled = f" (title {entry.title!r})" if isinstance(entry, Document) else ""
     return (
       f"{self._place(position)} has the same id {entry.id!r}{titled} as "
@@ -268,14 +267,14 @@ class DocumentSource:
   # --- Documents --------------------------------------------------------
 
   def entries(
-    self, piece: Slice, repeats: Mapping[int, int]
+    self, part: Slice, repeats: Mapping[int, int]
   ) -> Iterator[Document | Removal]:
     """Yields what a slice's rows say, without bad ones: see `scan`."""
-    rows = piece.rows
+    rows: Iterable[Row] | None = part.rows
     if rows is None:
-      opened = self.files[piece.file].rows(piece.start)
-      rows = itertools.islice(opened, piece.num_rows)
-    for position, row in enumerate(rows, piece.position):
+      opened = self.files[part.file].rows(part.start)
+      rows = itertools.islice(opened, part.num_rows)
+    for position, row in enumerate(rows, part.position):
       number = repeats.get(position)
       if number == 0:
         continue

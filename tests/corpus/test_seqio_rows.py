@@ -101,12 +101,17 @@ def _build(tmp_path, vocab_file, source, **arguments) -> Corpus:
   return Corpus.open(tmp_path / "corpus")
 
 
+@pytest.mark.parametrize("shard_bytes", [1, None])
 def test_documents_of_salient_span_wikipedia_are_blocks(
-  prepare, tmp_path, vocab_file
+  prepare, tmp_path, vocab_file, shard_bytes
 ):
   prepare(_SPANS, [RECORDS[:2], RECORDS[2:]])
   corpus = _build(
-    tmp_path, vocab_file, f"tfds:{_SPANS}", drop_titles=["wikipedia"]
+    tmp_path,
+    vocab_file,
+    f"tfds:{_SPANS}",
+    drop_titles=["wikipedia"],
+    shard_bytes=shard_bytes,
   )
   bodies = [corpus.block(row).body for row in range(corpus.num_blocks)]
   assert bodies == [FIRST, "Ada.", "Ada.", "Ada."]

@@ -1,5 +1,6 @@
 """Reading JSON Lines, and what is said of lines that are not."""
 
+import codecs
 import json
 
 import pytest
@@ -25,6 +26,24 @@ def test_a_document_and_its_place(tmp_path):
   assert velt[:5] == ("v", "Velt", "A café.", "u:v", f"{path}:1")
   assert ada[:5] == ("7", "Ada", "Stone & river", "", f"{path}:2")
   assert read(path, unescape_html=False)[1].text == "Stone &amp; river"
+
+
+def test_slices_are_the_rows_in_order(tmp_path):
+  path = tmp_path / "a.jsonl"
+  rows = [json.dumps({"title": f"é{i}", "text": "x" * i}) for i in range(9)]
+  # A byte order mark, ends of lines as on Windows, and none at the end.
+  path.write_bytes(codecs.BOM_UTF8 + "\r\n".join(rows).encode())
+  whole = read(path)
+  assert [document.title for document in whole] == [f"é{i}" for i in range(9)]
+  for slice_bytes in (1, 70, 1 << 20):
+    source = DocumentSource([str(path)], slice_bytes=slice_bytes)
+    slices, repeats = source.scan(BuildSummary())
+    assert slices[-1].limit == path.stat().st_size
+    found = [
+      entry for part in slices for entry in source.entries(part, repeats)
+    ]
+    assert found == whole
+  assert len(slices) == 1
 
 
 def test_an_id_comes_from_the_contents(tmp_path):

@@ -120,21 +120,6 @@ def test_rows_of_ids(corpus):
   assert corpus.rows_of(np.zeros((0,), np.int64)).shape == (0,)
 
 
-def test_gather_joins_and_pads(corpus):
-  tokens = corpus.gather(np.array([[2, -1], [0, 3]]), 14)
-  assert tokens.dtype == np.int32
-  assert tokens.shape == (2, 2, 14)
-  river = [STONE, WAS, THE, RIVER, PERIOD]
-  assert tokens[0, 0].tolist() == [
-    CLS, ADA, STONE, SEP, *river, SEP, PAD, PAD, PAD, PAD
-  ]  # fmt: skip
-  assert tokens[0, 1].tolist() == [CLS, SEP, SEP] + [PAD] * 11
-  assert tokens[1, 0].tolist() == [
-    CLS, VELT, SEP, *corpus.block(0).body_token_ids, SEP, PAD
-  ]  # fmt: skip
-  assert tokens[1, 1, :3].tolist() == [CLS, SEP, THE]
-
-
 def test_gather_cuts_bodies_then_titles(corpus):
   def gathered(length):
     return corpus.gather(np.array([2]), length)[0].tolist()

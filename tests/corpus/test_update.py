@@ -201,34 +201,6 @@ def test_an_update_of_a_corpus_without_duplicates(build, update):
   require_consistent(Corpus.open(corpus.source))
 
 
-@pytest.mark.slow
-def test_the_command(corpus, tmp_path, command_environment):
-  write_lines(tmp_path / "changes.jsonl", [{"id": "d3", "remove": True}])
-
-  def run(*flags):
-    return subprocess.run(
-      [
-        *(sys.executable, "-m", "realm_jax.build_corpus", "--update"),
-        f"--input={tmp_path}/changes.jsonl",
-        f"--output_dir={tmp_path}/corpus",
-        *flags,
-      ],
-      capture_output=True,
-      text=True,
-      env=command_environment,
-      timeout=120,
-    )
-
-  refused = run("--overwrite")
-  assert refused.returncode == 2
-  assert "--overwrite is for a whole build" in refused.stderr
-  done = run("--keep_versions=3")
-  assert done.returncode == 0, done.stderr
-  assert "documents removed" in done.stdout
-  assert f"corpus: {tmp_path}/corpus, version 2" in done.stdout
-  assert Corpus.open(corpus.source).version == 2
-
-
 # --- Versions ------------------------------------------------------------
 
 
