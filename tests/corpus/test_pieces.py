@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from etils import epath
 
 from realm_jax.corpus import block_builder, directory_writer, shard
 from realm_jax.corpus.build import InProcess, build_corpus
@@ -117,6 +118,28 @@ def test_any_number_of_workers_and_beam_give_the_same_bytes(build_with):
     assert files(beam) == expected
   workers = build_with("workers", runner=InProcess(2), **settings)
   assert files(workers) == expected
+
+
+@pytest.mark.slow
+def test_beam_builds_where_other_machines_see_it(
+  build_with, object_store, tmp_path, monkeypatch
+):
+  pytest.importorskip("apache_beam", reason="Beam is an extra")
+  from realm_jax.corpus.beam import BeamRunner
+
+  monkeypatch.setenv("REALM_JAX_CACHE_DIR", str(tmp_path / "cache"))
+  # The emulator of a store drops a carriage return that ends a file.
+  settings = {"remove_duplicates": True, "name": "beam"}
+  expected = Corpus.open(build_with("here", **settings))
+  target = epath.Path(object_store.path(f"beam/{tmp_path.name}"))
+  runner = BeamRunner("DirectRunner")
+  build_with(target, **settings, runner=runner)
+  found = Corpus.open(target)
+  assert found.fingerprint == expected.fingerprint
+  require_consistent(found)
+  assert {p.name for p in target.iterdir()} == {
+    p.name for p in expected.source.iterdir()
+  }
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 10_000, None])
