@@ -87,7 +87,8 @@ def texts_and_answers(
     answers = real_texts.answers(texts_dir)
   else:
     demo = Corpus.open(demo_corpus.make_corpus(directory / "demo"))
-    texts = [(demo.title(r), demo.body(r)) for r in range(demo.num_blocks)]
+    blocks = map(demo.block, range(demo.num_blocks))
+    texts = [(block.title, block.body) for block in blocks]
     answers = []
   source = generated_blocks.source_corpus(directory, texts, _VOCABULARY)
   distinct = dict.fromkeys(answers) | dict.fromkeys(_salient(source))
@@ -100,8 +101,9 @@ def texts_and_answers(
 
 def _salient(corpus: Corpus) -> Iterator[str]:
   for row in range(corpus.num_blocks):
-    for start, limit in corpus.salient_spans(row).tolist():
-      yield corpus.answer_text(row, start, limit)
+    block = corpus.block(row)
+    for start, limit in block.salient_spans.tolist():
+      yield block.answer_text(start, limit)
 
 
 def search(

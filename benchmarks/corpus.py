@@ -23,12 +23,12 @@ from typing import Any
 
 from benchmarks.data.generated_text import write_documents
 from benchmarks.runs.jobs import printed_json
-from realm_jax.corpus import versions
-from realm_jax.corpus.building.corpus import build_corpus
-from realm_jax.corpus.building.parallel.in_process import InProcess
-from realm_jax.corpus.building.sources.document_source import DocumentSource
-from realm_jax.corpus.building.summary import BuildSummary
+from realm_jax.corpus import manifest
+from realm_jax.corpus.build import InProcess, build_corpus
+from realm_jax.corpus.documents import Document
+from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.summary import BuildSummary
 from realm_jax.files.json_file import write_json
 from realm_jax.text.wordpieces import (
   train_vocabulary,
@@ -40,7 +40,6 @@ _WIKIPEDIA_BLOCKS = 13_353_718
 _VOCABULARY_SIZE = 20_000
 # Words of the generated text in a block, found by trying.
 _WORDS_PER_BLOCK = 196
-_BLOCKS_PER_SHARD = 50_000
 # What a training step and the order of the data read.
 _READ_BY_TRAINING = (
   *("token_ids", "token_ids_offsets", "title_lengths", "sentences"),
@@ -54,7 +53,7 @@ def _build(given: argparse.Namespace) -> dict[str, Any]:
   runner: Any = None
   if given.run == "beam":
     # Imported late: Beam is an extra.
-    from realm_jax.corpus.building.parallel.beam import BeamRunner
+    from realm_jax.corpus.beam import BeamRunner
 
     runner = BeamRunner("DirectRunner")
   else:
@@ -66,7 +65,6 @@ def _build(given: argparse.Namespace) -> dict[str, Any]:
     output_dir,
     vocab=str(given.directory / "vocab.txt"),
     block_length=BLOCK_LENGTH,
-    blocks_per_shard=_BLOCKS_PER_SHARD,
     name="corpus",
     runner=runner,
   )
@@ -127,7 +125,7 @@ def _disk(output_dir: str) -> dict[str, Any]:
   """Returns bytes per block of a corpus, by array and for training."""
   corpus = Corpus.open(output_dir)
   sizes: dict[str, int] = {}
-  for shard in versions.read(corpus.source)["shards"]:
+  for shard in manifest.read(corpus.source)["shards"]:
     for name, record in shard["files"].items():
       array = name.removesuffix(".npy")
       sizes[array] = sizes.get(array, 0) + record["bytes"]
@@ -152,7 +150,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     words = int(given.blocks * share * _WORDS_PER_BLOCK)
     write_documents(inputs[name], num_words=words)
   source = DocumentSource([str(inputs["quarter"])])
-  texts = (d.text for d in source.documents(BuildSummary()))
+  entries = source.all_entries(BuildSummary())
+  texts = (entry.text for entry in entries if isinstance(entry, Document))
   sample = (text for text, _ in zip(texts, range(2_000), strict=False))
   pieces = train_vocabulary(sample, _VOCABULARY_SIZE)
   write_pieces(given.directory / "vocab.txt", pieces)

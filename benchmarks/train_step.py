@@ -135,10 +135,10 @@ def real_batches(
     rows[:, 0] = -1
     query = np.zeros((given.batch, given.query), np.int32)
     for text in query:
-      row = int(rng.integers(corpus.num_blocks))
-      sentences = corpus.sentences(row)
+      block = corpus.block(int(rng.integers(corpus.num_blocks)))
+      sentences = block.sentences
       start, limit = sentences[rng.integers(len(sentences))]
-      tokens = corpus.body_token_ids(row)[start:limit][: given.query - 2]
+      tokens = block.body_token_ids[start:limit][: given.query - 2]
       text[: len(tokens) + 2] = [_CLS, *tokens, _SEP]
     candidates = corpus.gather(rows, given.block)
     yield _masked(given, rng, query, candidates)

@@ -87,16 +87,16 @@ def _evidence(
   answer: "Answer",
   marks: tuple[str, str],
 ) -> str:
-  corpus, ranking, row = answerer.corpus, answered.ranking, answer.row
-  index = ranking.rows.tolist().index(row)
-  text = highlighted(corpus.body(row), answer.start_byte, answer.limit_byte)
+  block, ranking = answerer.corpus.block(answer.row), answered.ranking
+  index = ranking.rows.tolist().index(answer.row)
+  text = highlighted(block.body, answer.start_byte, answer.limit_byte)
   indent = "   "
   lines = textwrap.fill(
     text, _WIDTH, initial_indent=indent, subsequent_indent=indent
   )
   lines = lines.replace(_OPEN, marks[0]).replace(_CLOSE, marks[1])
   return (
-    f"{indent}{corpus.title(row)}  [block {corpus.block_name(row)}, "
+    f"{indent}{block.title}  [block {block.name}, "
     f"rank {index + 1}, p(z|x) {ranking.probabilities[index]:.3f}]\n{lines}"
   )
 

@@ -25,8 +25,8 @@ corpus has replaces that document, one with a new id adds a document, and
 readers of the version before continue to read it. Give the flags of the build;
 vocabulary, block length and dropped titles are those of the corpus.
 
-A gin file may bind the arguments of `corpus.build_corpus` and
-`update.update_corpus` of `realm_jax.corpus.building`; flags take precedence.
+A gin file may bind the arguments of `build.build_corpus` and
+`update.update_corpus` of `realm_jax.corpus`; flags take precedence.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,8 +39,8 @@ from realm_jax.corpus.errors import CorpusError
 from realm_jax.text import salient_spans
 
 if TYPE_CHECKING:
-  from realm_jax.corpus.building.parallel.runner import Runner
-  from realm_jax.corpus.building.summary import BuildSummary
+  from realm_jax.corpus.build import Runner
+  from realm_jax.corpus.summary import BuildSummary
 
 _INPUT = flags.DEFINE_multi_string(
   "input",
@@ -94,9 +94,6 @@ _SKIP_BAD_LINES = flags.DEFINE_bool(
 _OVERWRITE = flags.DEFINE_bool(
   "overwrite", False, "Replace the corpus that is at --output_dir."
 )
-_BLOCKS_PER_SHARD = flags.DEFINE_integer(
-  "blocks_per_shard", 200_000, "Approximate number of blocks in a shard."
-)
 _NAME = flags.DEFINE_string(
   "name",
   None,
@@ -142,8 +139,7 @@ _KEEP_VERSIONS = flags.DEFINE_integer(
 _FLAGS: Sequence[flags.FlagHolder[Any]] = (
   *(_INPUT, _OUTPUT_DIR, _VOCAB, _BLOCK_LENGTH, _TAGGER),
   *(_DROP_TITLES, _UNESCAPE_HTML, _SKIP_BAD_LINES, _OVERWRITE),
-  *(_BLOCKS_PER_SHARD, _NAME, _REMOVE_DUPLICATES, _CORPUS_VERSION),
-  *(_KEEP_VERSIONS,),
+  *(_NAME, _REMOVE_DUPLICATES, _CORPUS_VERSION, _KEEP_VERSIONS),
 )
 # Flags of a whole build alone.
 _OF_BUILDS: Sequence[flags.FlagHolder[Any]] = (
@@ -177,7 +173,7 @@ def _given_arguments() -> dict[str, Any]:
   elif _PIPELINE_OPTIONS.value:
     raise CorpusError("--pipeline_options are for Beam; give --runner, too")
   elif _WORKERS.present:
-    from realm_jax.corpus.building.parallel.in_process import InProcess
+    from realm_jax.corpus.build import InProcess
 
     given["runner"] = InProcess(_WORKERS.value)
   return given
@@ -191,7 +187,7 @@ def _beam_runner(name: str) -> "Runner":
     )
   try:
     # Imported late: Beam is an extra.
-    from realm_jax.corpus.building.parallel.beam import BeamRunner
+    from realm_jax.corpus.beam import BeamRunner
   except ModuleNotFoundError as error:
     if not (error.name or "").startswith("apache_beam"):
       raise
@@ -206,9 +202,8 @@ def main(argv: Sequence[str]) -> None:
   """Builds or updates the corpus and prints a summary."""
   del argv
   given = _given_arguments()
-  from realm_jax.corpus.building import corpus as build
-  from realm_jax.corpus.building import update
-  from realm_jax.corpus.building.summary import UpdateSummary
+  from realm_jax.corpus import build, update
+  from realm_jax.corpus.summary import UpdateSummary
 
   function: Callable[..., BuildSummary | UpdateSummary]
   function = update.update_corpus if _UPDATE.value else build.build_corpus

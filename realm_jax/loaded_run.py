@@ -259,16 +259,17 @@ class LoadedRun:
     corpus = self.generation.corpus
     return [
       RetrievedBlock(
-        id=corpus.block_name(row),
-        title=corpus.title(row),
-        text=corpus.body(row),
-        url=corpus.url(row),
+        id=block.name,
+        title=block.title,
+        text=block.body,
+        url=block.url,
         score=score,
         probability=probability,
       )
       for row, score, probability in zip(
         *(array.tolist() for array in ranking), strict=True
       )
+      for block in [corpus.block(row)]
     ]
 
   def _shown(

@@ -19,7 +19,7 @@ from absl import flags
 from etils import epath
 
 from realm_jax.configuration import command_line
-from realm_jax.corpus import versions
+from realm_jax.corpus import manifest
 from realm_jax.files.object_store.store_access import require_readable
 
 _TASK = flags.DEFINE_string(
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
   del argv
   questions = _QUESTIONS.value
   require_readable(_CORPUS_DIR.value, questions)
-  versions.read(epath.Path(_CORPUS_DIR.value))
+  manifest.read(epath.Path(_CORPUS_DIR.value))
   from realm_jax.inputs.config import DataConfig
   from realm_jax.inputs.display import describe
   from realm_jax.inputs.examples import ExampleStream

@@ -16,8 +16,8 @@ from typing import Any
 
 # What the commands import; none of it defines flags.
 _IMPORTED = (
-  "realm_jax.corpus.building.corpus",
-  "realm_jax.corpus.building.sources.seqio_rows",
+  "realm_jax.corpus.build",
+  "realm_jax.corpus.seqio_rows",
   "realm_jax.evaluation.open_qa",
   "realm_jax.generations.sidecar",
   "realm_jax.training.trainer",

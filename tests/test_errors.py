@@ -39,6 +39,7 @@ _REFUSED = [
   (f"{_BUILD} --input=seqio:tasks:open_qa", ["open_qa", "run"]),
   (f"{_BUILD} --input=seqio:tasks:inverse_cloze", ["inverse_cloze", "run"]),
   ("build_corpus {d}/text/a.jsonl", ["--input", "--output_dir"]),
+  (f"{_BUILD} --input=a.jsonl --update --overwrite", ["--overwrite", "whole"]),
   (f"{_BUILD} --input={{d}}/text/a.jsonl b.jsonl", ["'b.jsonl'", "no flag"]),
   # Places.
   (
@@ -127,7 +128,10 @@ def outcomes(tmp_path_factory):
     "build_corpus --input={d}/text/*.jsonl --output_dir={d}/corpus "
     "--vocab=train:200 --block_length=64"
   )
-  lines = [built, *(typed for typed, _ in _REFUSED)]
+  updated = (
+    "build_corpus --update --input={d}/text/*.jsonl --output_dir={d}/corpus"
+  )
+  lines = [built, updated, *(typed for typed, _ in _REFUSED)]
   commands = [
     shlex.split(f"realm_jax.{line.replace('{d}', str(directory))}")
     for line in lines
@@ -140,9 +144,9 @@ def outcomes(tmp_path_factory):
     text=True,
     check=True,
   )
-  first, *others = json.loads(run.stdout)
-  assert first[0] == 0, first[1]
-  return directory, dict(zip(lines[1:], others, strict=True))
+  first, second, *others = json.loads(run.stdout)
+  assert (first[0], second[0]) == (0, 0), first[1] + second[1]
+  return directory, dict(zip(lines[2:], others, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import numpy as np
 from flax import linen as nn
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.build import GenerationConfig
 from realm_jax.generations.choice import SidecarConfig

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from realm_jax import configuration
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.demo_world import names, world
 
 # Same value as in gin/experiments/demo/model.gin.

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from realm_jax.corpus.building.block_identity import block_id, content_hash
-from realm_jax.corpus.building.corpus import build_corpus
-from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
-from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
+from benchmarks.data.hand_made import HandMade, write_corpus
+from realm_jax.corpus.block_builder import content_hash
+from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import Corpus
 
 BLOCK_LENGTH = 288
@@ -70,29 +70,32 @@ def source_corpus(
 def _write(target: Path, source: Corpus, num_blocks: int) -> None:
   sentences = list(_sentences(source))
   rng = np.random.default_rng(0)
-  with CorpusDirectoryWriter.open(
-    target, pieces=source.vocabulary.pieces, blocks_per_shard=100_000
-  ) as writer:
-    for first in range(0, num_blocks, _BLOCKS_PER_DOCUMENT):
-      count = min(_BLOCKS_PER_DOCUMENT, num_blocks - first)
-      shard, name = writer.shard, f"d{first}"
-      shard.add_document(document_id=name, title="", url="", num_blocks=count)
-      for ordinal in range(count):
-        arrays = _block(sentences, rng)
-        shard.add_block(
-          block_id=block_id(writer.name, name, ordinal),
-          content_hash=content_hash("", arrays["body"]),
-          salient_span_kinds=[],
-          **arrays,
-        )
-    writer.finish(version=1, block_length=BLOCK_LENGTH, summary={})
+  firsts = range(0, num_blocks, _BLOCKS_PER_DOCUMENT)
+  documents = (
+    HandMade(
+      f"d{first}",
+      "",
+      [
+        _block(sentences, rng)
+        for _ in range(min(_BLOCKS_PER_DOCUMENT, num_blocks - first))
+      ],
+    )
+    for first in firsts
+  )
+  write_corpus(
+    target,
+    documents,
+    pieces=source.vocabulary.pieces,
+    block_length=BLOCK_LENGTH,
+  )
 
 
 def _sentences(corpus: Corpus) -> Iterator[_Sentence]:
   for row in range(corpus.num_blocks):
-    body = corpus.body(row).encode()
-    ids, ranges = corpus.body_token_ids(row), corpus.body_byte_ranges(row)
-    for start, limit in corpus.sentences(row).tolist():
+    block = corpus.block(row)
+    body = block.body.encode()
+    ids, ranges = block.body_token_ids, block.byte_ranges
+    for start, limit in block.sentences.tolist():
       first, last = int(ranges[start, 0]), int(ranges[limit - 1, 1])
       yield _Sentence(
         ids[start:limit], ranges[start:limit] - first, body[first:last] + b" "
@@ -114,13 +117,16 @@ def _block(
   lengths = [len(s.token_ids) for s in chosen]
   bounds = itertools.accumulate(lengths, initial=0)
   starts = itertools.accumulate((len(s.text) for s in chosen), initial=0)
+  body = b"".join(s.text for s in chosen)
   return {
     "title_length": 0,
+    "content_hash": content_hash("", body),
     "token_ids": np.concatenate([s.token_ids for s in chosen]),
     "byte_ranges": np.concatenate(
       [s.byte_ranges + start for s, start in zip(chosen, starts, strict=False)]
     ),
     "sentences": np.array(list(itertools.pairwise(bounds)), np.int32),
     "salient_spans": np.zeros((0, 2), np.int32),
-    "body": b"".join(s.text for s in chosen),
+    "salient_span_kinds": [],
+    "body": body,
   }

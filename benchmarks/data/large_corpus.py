@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import demo_corpus
-from realm_jax.corpus.building.block_identity import block_id
-from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
+from benchmarks.data.hand_made import HandMade, write_corpus
 from realm_jax.corpus.store import Corpus
 
 # A document: its title, and the arrays of its blocks.
@@ -32,42 +31,41 @@ def make_corpus(directory: Path, num_blocks: int, *, scale: float) -> Corpus:
 
 def _write(target: Path, source: Corpus, num_blocks: int) -> None:
   documents = list(_documents(source))
-  with CorpusDirectoryWriter.open(
-    target, pieces=source.vocabulary.pieces, blocks_per_shard=200_000
-  ) as writer:
+
+  def repeated() -> Iterator[HandMade]:
     left, number = num_blocks, 0
     while left:
       title, blocks = documents[number % len(documents)]
-      blocks = blocks[:left]
-      name = f"d{number}"
-      shard = writer.shard
-      shard.add_document(
-        document_id=name, title=title, url="", num_blocks=len(blocks)
-      )
-      for ordinal, arrays in enumerate(blocks):
-        shard.add_block(block_id=block_id(writer.name, name, ordinal), **arrays)
-      left, number = left - len(blocks), number + 1
-    writer.finish(version=1, block_length=source.block_length, summary={})
+      yield HandMade(f"d{number}", title, blocks[:left])
+      left, number = left - len(blocks[:left]), number + 1
+
+  write_corpus(
+    target,
+    repeated(),
+    pieces=source.vocabulary.pieces,
+    block_length=source.block_length,
+  )
 
 
 def _documents(corpus: Corpus) -> Iterator[_Document]:
   blocks: list[dict[str, Any]] = []
   for row in range(corpus.num_blocks):
+    block = corpus.block(row)
     blocks.append(
       {
-        "title_length": corpus.title_length(row),
-        "token_ids": corpus.token_ids(row),
-        "byte_ranges": corpus.body_byte_ranges(row),
-        "sentences": corpus.sentences(row),
+        "title_length": block.title_length,
+        "token_ids": block.token_ids,
+        "byte_ranges": block.byte_ranges,
+        "sentences": block.sentences,
         "content_hash": int(corpus.content_hashes[row]),
-        "salient_spans": corpus.salient_spans(row),
+        "salient_spans": block.salient_spans,
         "salient_span_kinds": [
-          corpus.span_kinds[kind] for kind in corpus.salient_span_kinds(row)
+          corpus.span_kinds[kind] for kind in block.salient_span_kinds
         ],
-        "body": corpus.body(row).encode(),
+        "body": block.body.encode(),
       }
     )
     last = row + 1 == corpus.num_blocks
-    if last or corpus.ordinal(row + 1) == 0:
-      yield corpus.title(row), blocks
+    if last or corpus.block(row + 1).ordinal == 0:
+      yield block.title, blocks
       blocks = []

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 from etils import epath
 
-from realm_jax.corpus.building.corpus import build_corpus
-from realm_jax.corpus.shards.format import MANIFEST_NAME
+from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
 from realm_jax.demo_world import names, vocabulary
 from realm_jax.demo_world import world as world_lib

@@ -135,8 +135,9 @@ class AnswersInBlocks:
     body = self.corpus.bodies_utf8(np.array([row]))[0]
     if not body:
       return []
-    ranges = self.corpus.body_byte_ranges(row)
-    continuation = self._continuation[self.corpus.body_token_ids(row)]
+    block = self.corpus.block(row)
+    ranges = block.byte_ranges
+    continuation = self._continuation[block.body_token_ids]
     spans = set[tuple[int, int]]()
     for pattern in wanted:
       try:

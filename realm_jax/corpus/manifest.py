@@ -1,14 +1,37 @@
-"""The contents of `corpus.json`, which describes one version of a corpus."""
+"""The manifests of a corpus directory, one for each version.
 
+    corpus.json          manifest of the newest version, written last
+    vocab.txt
+    shard-00000/*.npy    arrays of documents and blocks: see `shard.py`
+
+An update adds files and changes none but `corpus.json`:
+
+    shard-v00000002-00000/*.npy     documents that came with version 2
+    removed/v00000002-shard-00000.npy
+                         sorted positions of the blocks of a shard that were
+                         removed in version 2 or before, int64
+    versions/00000001.json          manifest of an earlier version
+"""
+
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Literal, NotRequired, TypedDict, cast
 
 from etils import epath
 
-from realm_jax.corpus.shards import format as shard_format
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import JsonValue, write_json
+from realm_jax.files.object_store.remote import read_text
+
+FORMAT_VERSION = 4
+MANIFEST_NAME = "corpus.json"
+VOCABULARY_NAME = "vocab.txt"
+REMOVED = "removed"
+VERSIONS = "versions"
 
 _Count = Literal["num_blocks", "num_documents", "num_tokens"]
 
@@ -73,6 +96,28 @@ class Manifest(Counts):
   fingerprint: str
 
 
+class RemovedVersionError(CorpusError):
+  """A version that was removed after it had been listed."""
+
+
+def file_record(path: Path) -> FileRecord:
+  """Returns the size and checksum of a local file."""
+  return FileRecord(bytes=path.stat().st_size, sha256=sha256_of(path))
+
+
+def removed_path(shard: str, *, update: str) -> str:
+  """Returns the file in which an update lists a shard's removed blocks."""
+  return str(PurePath(REMOVED, f"{update}-{shard}.npy"))
+
+
+def manifest_path(version: int) -> str:
+  """Returns the file of a version's manifest once there is a newer one."""
+  return str(PurePath(VERSIONS, f"{version:08d}.json"))
+
+
+# --- Writing ------------------------------------------------------------
+
+
 def make_manifest(
   *,
   name: str,
@@ -93,7 +138,7 @@ def make_manifest(
     return sum(s[count] for s in shards) - sum(r[count] for r in removed)
 
   manifest = Manifest(
-    format_version=shard_format.FORMAT_VERSION,
+    format_version=FORMAT_VERSION,
     corpus_version=version,
     name=name,
     block_length=block_length,
@@ -136,6 +181,70 @@ def _fingerprint(manifest: Manifest) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
+# --- Reading ------------------------------------------------------------
+
+
+def read(
+  directory: epath.Path,
+  *,
+  version: int | None = None,
+  fingerprint: str | None = None,
+) -> Manifest:
+  """Reads the manifest of a version; without arguments, of the newest.
+
+  Raises:
+    CorpusError: There is no corpus, it has no such version, or the manifest
+      is damaged or has another format.
+  """
+  path = directory / MANIFEST_NAME
+  if not path.is_file():
+    raise CorpusError(
+      f"no corpus in {directory}: it has no {path.name}; build one with "
+      f"python -m realm_jax.build_corpus --output_dir={directory}"
+    )
+
+  def is_wanted(found: Manifest) -> bool:
+    return version in (None, found["corpus_version"]) and (
+      fingerprint in (None, found["fingerprint"])
+    )
+
+  newest = _parse(path)
+  if is_wanted(newest):
+    return newest
+  # Listed only now: an update may just have added the newest of them.
+  earlier = earlier_versions(directory)
+  for number in reversed(earlier):
+    if version in (None, number):
+      with contextlib.suppress(RemovedVersionError):
+        found = _parse(directory / manifest_path(number))
+        if is_wanted(found):
+          return found
+  known = sorted({*earlier, newest["corpus_version"]})
+  wanted = "" if version is None else f" version {version}"
+  named = f" (fingerprint {fingerprint[:12]})" if fingerprint else ""
+  raise CorpusError(
+    f"{directory} has no corpus{wanted}{named}: it was pruned, or the corpus "
+    f"was built again; it has versions {known}"
+  )
+
+
+def every_version(directory: epath.Path) -> dict[int, Manifest]:
+  """Reads the manifests of all versions, by number."""
+  manifests = [read(directory)]
+  for version in earlier_versions(directory):
+    manifests.append(_parse(directory / manifest_path(version)))
+  return {manifest["corpus_version"]: manifest for manifest in manifests}
+
+
+def earlier_versions(directory: epath.Path) -> list[int]:
+  """Returns the versions before the newest, in order."""
+  folder = directory / VERSIONS
+  if not folder.exists():
+    return []
+  stems = (path.stem for path in folder.glob("*.json"))
+  return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
 def files_of(manifest: Manifest) -> dict[str, FileRecord]:
   """Returns the record of every file of arrays, by its path."""
   files: dict[str, FileRecord] = {}
@@ -152,3 +261,42 @@ def paths_of(manifest: Manifest) -> set[str]:
   shards = manifest["shards"]
   removed = {s["removed"]["path"] for s in shards if "removed" in s}
   return {shard["name"] for shard in shards} | removed
+
+
+def _parse(path: epath.Path) -> Manifest:
+  """Reads a manifest.
+
+  Raises:
+    CorpusError: It is damaged, or has a format that this program cannot read.
+    RemovedVersionError: The file has been removed.
+  """
+  try:
+    manifest: Manifest = json.loads(read_text(path))
+    format_version = manifest["format_version"]
+  except FileNotFoundError as error:
+    raise RemovedVersionError(f"{path} has been removed") from error
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    advice = "build the corpus again"
+    if path.parent.name == VERSIONS:
+      advice = f"remove it: only version {path.stem} is lost with it"
+    raise CorpusError(f"{path} is damaged ({error!r}); {advice}") from error
+  if format_version != FORMAT_VERSION:
+    raise CorpusError(_another_format(path, manifest))
+  return manifest
+
+
+def _another_format(path: epath.Path, manifest: Manifest) -> str:
+  """Says that a manifest cannot be read, and how to build the corpus again."""
+  found = (
+    f"{path} has format version {manifest['format_version']}, and this program "
+    f"reads {FORMAT_VERSION}"
+  )
+  if path.parent.name == VERSIONS:
+    return f"{found}; remove it: only version {path.stem} is lost with it"
+  directory = path.parent
+  length = manifest.get("block_length", 288)
+  return (
+    f"{found}; build the corpus again from its text: python -m "
+    f"realm_jax.build_corpus --input=… --output_dir={directory} "
+    f"--vocab={directory / VOCABULARY_NAME} --block_length={length} --overwrite"
+  )

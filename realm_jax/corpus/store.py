@@ -2,17 +2,17 @@
 
 import functools
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from etils import epath
+from jaxtyping import Int
 
-from realm_jax.corpus import versions
-from realm_jax.corpus.block_reader import NULL_ROW as NULL_ROW
-from realm_jax.corpus.block_reader import BlockReader
+from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import Manifest, files_of
-from realm_jax.corpus.shards import format as shard_format
-from realm_jax.corpus.shards.shard import Shard
+from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard, ragged_indices
 from realm_jax.corpus.staging import CorpusFiles
 from realm_jax.files.checksum import sha256_of
 
@@ -20,14 +20,116 @@ if TYPE_CHECKING:
   from realm_jax.text.wordpieces import WordpieceVocabulary
 
 
-class Corpus(BlockReader):
+NULL_ROW = -1
+
+
+class Block(NamedTuple):
+  """One block of a corpus, whose arrays and texts are read when asked for.
+
+  Token ranges are of the body. The arrays of numbers are views of mapped files.
+  """
+
+  row: int
+  shard: Shard
+  position: int
+  kinds: Int[np.ndarray, " k"]
+
+  @property
+  def id(self) -> int:
+    """The stable id: see `block_builder.block_id`."""
+    return int(self.shard.array("block_ids")[self.position])
+
+  @property
+  def document_id(self) -> str:
+    """The id of the block's document."""
+    return self._document_text("document_ids")
+
+  @property
+  def ordinal(self) -> int:
+    """The block's number among those of its document, from 0."""
+    document = self.shard.document(self.position)
+    return self.position - self.shard.document_range(document)[0]
+
+  @property
+  def name(self) -> str:
+    """`document id:ordinal`, the block's id for people."""
+    return f"{self.document_id}:{self.ordinal}"
+
+  @property
+  def title(self) -> str:
+    """The title of the block's document."""
+    return self._document_text("titles")
+
+  @property
+  def url(self) -> str:
+    """The document's URL; empty if the input did not give one."""
+    return self._document_text("urls")
+
+  def _document_text(self, name: str) -> str:
+    return self.shard.text(name, self.shard.document(self.position))
+
+  @property
+  def body(self) -> str:
+    """The block's text as it was written."""
+    return self.shard.text("bodies", self.position)
+
+  @property
+  def token_ids(self) -> Int[np.ndarray, " l"]:
+    """The tokens of title and body, int32, without specials."""
+    return self.shard.item("token_ids", self.position).astype(np.int32)
+
+  @property
+  def title_length(self) -> int:
+    """How many of `token_ids` belong to the title."""
+    return int(self.shard.array("title_lengths")[self.position])
+
+  @property
+  def body_token_ids(self) -> Int[np.ndarray, " b"]:
+    """The tokens of the body, int32."""
+    return self.token_ids[self.title_length :]
+
+  @property
+  def byte_ranges(self) -> Int[np.ndarray, "b 2"]:
+    """Each body token's (start, limit) in the UTF-8 of `body`."""
+    return self.shard.item("byte_ranges", self.position)
+
+  @property
+  def sentences(self) -> Int[np.ndarray, "s 2"]:
+    """The token ranges of the sentences."""
+    return self.shard.item("sentences", self.position)
+
+  @property
+  def salient_spans(self) -> Int[np.ndarray, "p 2"]:
+    """Token ranges of salient spans, each inside one sentence."""
+    return self.shard.item("salient_spans", self.position)
+
+  @property
+  def salient_span_kinds(self) -> Int[np.ndarray, " p"]:
+    """The kind of each salient span, an index of the corpus's `span_kinds`."""
+    return self.kinds[self.shard.salient_span_kinds(self.position)]
+
+  def answer_text(self, start: int, limit: int) -> str:
+    """Returns body tokens `[start, limit)` as they were written."""
+    ranges = self.byte_ranges
+    if not 0 <= start < limit <= len(ranges):
+      raise IndexError(
+        f"tokens [{start}, {limit}) are not in the {len(ranges)} of row "
+        f"{self.row}"
+      )
+    text = self.shard.item("bodies", self.position)
+    return text[ranges[start, 0] : ranges[limit - 1, 1]].tobytes().decode()
+
+
+class Corpus:
   """All blocks of one corpus version; open one with `Corpus.open`.
 
-  Rows index blocks in one version and are what arrays hold; ids are stable
-  across versions and outlive a run.
+  Rows, 0…N−1, index blocks in one version and are what arrays hold; ids are
+  stable across versions and outlive a run. The null block is row −1: it is not
+  stored and reads as `[CLS] [SEP] [SEP]`. Other rows raise `IndexError`.
 
   `name` is part of the block ids, so that those of two corpora differ.
-  `source` is the directory that was opened, maybe on an object store.
+  `source` is the directory that was opened, maybe on an object store, and
+  `span_kinds` has the names of the kinds of salient spans.
   """
 
   def __init__(self, source: epath.Path, manifest: Manifest):
@@ -44,10 +146,11 @@ class Corpus(BlockReader):
     self.drop_titles = tuple(manifest["drop_titles"])
     self._records = files_of(manifest)
     self._files = CorpusFiles(source, manifest)
-    shards, sizes = [], []
+    self.shards: list[Shard] = []
+    sizes = []
     for record in manifest["shards"]:
       removed = record.get("removed")
-      shards.append(
+      self.shards.append(
         Shard(
           record["name"],
           self._files.local,
@@ -57,8 +160,20 @@ class Corpus(BlockReader):
       )
       num_removed = removed["num_blocks"] if removed else 0
       sizes.append(record["num_blocks"] - num_removed)
+    self.num_blocks = sum(sizes)
+    self._first_rows = np.concatenate([[0], np.cumsum(sizes)])
     ids = manifest["vocabulary"]["special_ids"]
-    super().__init__(shards, sizes, cls_id=ids["cls"], sep_id=ids["sep"])
+    self._cls_id, self._sep_id = ids["cls"], ids["sep"]
+    # Kinds of salient spans by name, and each shard's numbers of them as
+    # numbers of all.
+    kinds = dict.fromkeys(kind for s in self.shards for kind in s.span_kinds)
+    self.span_kinds = tuple(kinds)
+    self._kinds_of_shard = {
+      shard: np.array([*map(self.span_kinds.index, shard.span_kinds)], np.int32)
+      for shard in self.shards
+    }
+
+  # --- Versions and files -----------------------------------------------
 
   @classmethod
   def open(
@@ -78,7 +193,7 @@ class Corpus(BlockReader):
         format, or a file is missing or has another size.
     """
     source = epath.Path(directory)
-    manifest = versions.read(source, version=version, fingerprint=fingerprint)
+    manifest = manifests.read(source, version=version, fingerprint=fingerprint)
     corpus = cls(source, manifest)
     corpus._files.require_sizes()
     corpus._opened[corpus.fingerprint] = corpus
@@ -86,7 +201,7 @@ class Corpus(BlockReader):
 
   def newest(self) -> "Corpus":
     """Returns the newest version of this corpus; raises as `at` does."""
-    manifest = versions.read(self.source)
+    manifest = manifests.read(self.source)
     return self.at(manifest["corpus_version"], manifest["fingerprint"])
 
   def at(self, version: int, fingerprint: str) -> "Corpus":
@@ -113,7 +228,7 @@ class Corpus(BlockReader):
   def has_version(self, version: int, fingerprint: str) -> bool:
     """Returns whether the directory still has this version."""
     try:
-      versions.read(self.source, version=version, fingerprint=fingerprint)
+      manifests.read(self.source, version=version, fingerprint=fingerprint)
     except CorpusError:
       return False
     return True
@@ -141,7 +256,7 @@ class Corpus(BlockReader):
     # Imported late: it imports TensorFlow, which takes six seconds.
     from realm_jax.text.wordpieces import WordpieceVocabulary
 
-    path = self.source / shard_format.VOCABULARY_NAME
+    path = self.source / manifests.VOCABULARY_NAME
     vocabulary = WordpieceVocabulary(path)
     if vocabulary.sha256 != self.vocab_sha256:
       raise CorpusError(
@@ -149,6 +264,141 @@ class Corpus(BlockReader):
         "that one back, or build the corpus again"
       )
     return vocabulary
+
+  # --- All blocks -------------------------------------------------------
+
+  def _by_block(self, name: str) -> np.ndarray:
+    arrays = [s.without_removed(s.array(name)) for s in self.shards]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+  @functools.cached_property
+  def block_ids(self) -> Int[np.ndarray, " N"]:
+    """The stable id of each block: see `block_builder.block_id`."""
+    return self._by_block("block_ids")
+
+  @functools.cached_property
+  def content_hashes(self) -> Int[np.ndarray, " N"]:
+    """A hash of each block's title and body: see `block_builder`."""
+    return self._by_block("content_hashes")
+
+  @functools.cached_property
+  def lengths(self) -> Int[np.ndarray, " N"]:
+    """Tokens of `[CLS] title [SEP] body [SEP]`, int32."""
+    lengths = [s.without_removed(s.lengths) for s in self.shards]
+    return (np.concatenate(lengths) + NUM_SPECIAL_TOKENS).astype(np.int32)
+
+  @functools.cached_property
+  def _id_order(self) -> Int[np.ndarray, " N"]:
+    return np.argsort(self.block_ids, kind="stable").astype(np.int32)
+
+  def rows_of(
+    self, ids: Int[np.ndarray, "*s"] | np.int64
+  ) -> Int[np.ndarray, "*s"]:
+    """Returns the rows of block ids, int32; −1 for an id that is not there."""
+    ids = np.asarray(ids, np.int64)
+    index = np.searchsorted(self.block_ids, ids, sorter=self._id_order)
+    rows = self._id_order[np.minimum(index, self.num_blocks - 1)]
+    return np.where(self.block_ids[rows] == ids, rows, np.int32(NULL_ROW))
+
+  # --- One block --------------------------------------------------------
+
+  def locate(self, row: int) -> tuple[Shard, int]:
+    """Returns a block's shard, and its position in that shard."""
+    if not 0 <= row < self.num_blocks:
+      raise IndexError(
+        f"row {row} is not in this corpus of {self.num_blocks} blocks"
+      )
+    number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
+    shard_row = np.asarray(row - self._first_rows[number])
+    return self.shards[number], int(self.shards[number].positions(shard_row))
+
+  def block(self, row: int) -> Block:
+    """Returns a block; raises `IndexError` for rows that are not there."""
+    shard, position = self.locate(row)
+    return Block(row, shard, position, self._kinds_of_shard[shard])
+
+  # --- Many blocks ------------------------------------------------------
+
+  def _by_shard(
+    self, rows: Int[np.ndarray, " n"]
+  ) -> Iterator[tuple[Shard, Int[np.ndarray, " m"], Int[np.ndarray, " m"]]]:
+    """Yields each shard, the indices of its rows in `rows`, and positions."""
+    if rows.size and not NULL_ROW <= rows.min() <= rows.max() < self.num_blocks:
+      raise IndexError(
+        f"rows {rows.min()}…{rows.max()} are not in this corpus of "
+        f"{self.num_blocks} blocks (and {NULL_ROW}, the null block)"
+      )
+    owners = np.searchsorted(self._first_rows, rows, side="right") - 1
+    for number in np.unique(owners[rows >= 0]).tolist():
+      indices = np.flatnonzero(owners == number)
+      shard, first = self.shards[number], self._first_rows[number]
+      yield shard, indices, shard.positions(rows[indices] - first)
+
+  def gather(
+    self, rows: Int[np.ndarray, "*s"], length: int
+  ) -> Int[np.ndarray, "*s {length}"]:
+    """Returns `[CLS] title [SEP] body [SEP]` of many blocks, padded with 0.
+
+    Training reads these tokens, int32, at every step. A block that is too long
+    loses the end of its body and keeps its last [SEP].
+    """
+    if length < NUM_SPECIAL_TOKENS:
+      raise ValueError(f"length={length} cannot hold [CLS] [SEP] [SEP]")
+    rows = np.asarray(rows)
+    flat_rows = rows.reshape(-1)
+    ids = {"cls_id": self._cls_id, "sep_id": self._sep_id}
+    tokens = np.zeros((flat_rows.size, length), np.int32)
+    tokens[:, 0] = self._cls_id
+    tokens[:, 1:NUM_SPECIAL_TOKENS] = self._sep_id
+    for shard, indices, positions in self._by_shard(flat_rows):
+      tokens[indices] = shard.gather(positions, length, **ids)
+    return tokens.reshape(*rows.shape, length)
+
+  def random_sentences(
+    self,
+    rows: Int[np.ndarray, " n"],
+    length: int,
+    rng: np.random.Generator,
+  ) -> Int[np.ndarray, "n {length}"]:
+    """Returns `[CLS] sentence [SEP]`, padded with 0, from each of the blocks.
+
+    A block without sentences gives `[CLS] [SEP]`.
+    """
+    queries = np.zeros((len(rows), length), np.int32)
+    for query, row in zip(queries, rows.tolist(), strict=True):
+      block = self.block(row)
+      sentences = block.sentences
+      start, limit = rng.choice(sentences) if len(sentences) else (0, 0)
+      words = block.body_token_ids[start:limit][: length - 2]
+      query[: len(words) + 2] = [self._cls_id, *words, self._sep_id]
+    return queries
+
+  def bodies_utf8(self, rows: Int[np.ndarray, " n"]) -> list[bytes]:
+    """Returns the texts of many bodies as they were written, in UTF-8."""
+    rows = np.asarray(rows)
+    bodies = [b""] * rows.size
+    for shard, indices, positions in self._by_shard(rows):
+      for i, position in zip(indices.tolist(), positions.tolist(), strict=True):
+        bodies[i] = shard.item("bodies", position).tobytes()
+    return bodies
+
+  def body_tokens_flat(
+    self, rows: Int[np.ndarray, " n"]
+  ) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n+1"]]:
+    """Returns body tokens of many blocks end to end, and their offsets."""
+    rows = np.asarray(rows)
+    lengths = np.zeros(rows.size, np.int64)
+    located = []
+    for shard, indices, positions in self._by_shard(rows):
+      starts, lengths[indices] = shard.body_locations(positions)
+      located.append((shard, indices, starts))
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = np.zeros(offsets[-1], np.int32)
+    for shard, indices, starts in located:
+      source = ragged_indices(starts, lengths[indices])
+      target = ragged_indices(offsets[indices], lengths[indices])
+      tokens[target] = shard.array("token_ids")[source]
+    return tokens, offsets
 
 
 def require_block_length(block_length: int, *corpora: Corpus) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from realm_jax import configuration
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.demo_world import world
 from realm_jax.evaluation import run as evaluation
 from realm_jax.generations import sidecar

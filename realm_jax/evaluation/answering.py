@@ -289,13 +289,14 @@ def locate_answer(
   probability: float,
 ) -> Answer:
   """Returns the answer of a span of body tokens, widened to whole words."""
-  pieces = corpus.body_token_ids(row)
+  block = corpus.block(row)
+  pieces = block.body_token_ids
   start, limit = widen_to_words(
     start, start + width, corpus.vocabulary.is_continuation[pieces]
   )
-  ranges = corpus.body_byte_ranges(row)
+  ranges = block.byte_ranges
   return Answer(
-    text=corpus.answer_text(row, start, limit),
+    text=block.answer_text(start, limit),
     row=row,
     start_byte=int(ranges[start, 0]),
     limit_byte=int(ranges[limit - 1, 1]),

@@ -126,7 +126,7 @@ def _prediction(
   if answered.answers:
     best = answered.answers[0]
     place = {
-      "block": answerer.corpus.block_name(best.row),
+      "block": answerer.corpus.block(best.row).name,
       "start_byte": best.start_byte,
       "limit_byte": best.limit_byte,
       "score": round(best.score, 6),

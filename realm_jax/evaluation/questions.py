@@ -111,7 +111,8 @@ def evidence_of(
   for row, score, probability in zip(
     *(part.tolist() for part in ranking), strict=True
   ):
-    body, references = corpus.body(row), question.references
+    block, references = corpus.block(row), question.references
+    body = block.body
     has_words = has_characters = answers.contains_answer(
       body, references, kind=question.answer_kind
     )
@@ -119,8 +120,8 @@ def evidence_of(
       has_characters = answers.contains_characters(body.encode(), references)
     evidence.append(
       {
-        "block": corpus.block_name(row),
-        "title": corpus.title(row),
+        "block": block.name,
+        "title": block.title,
         "probability": round(probability, 6),
         "score": round(score, 6),
         "contains_answer": has_words,

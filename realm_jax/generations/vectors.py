@@ -272,7 +272,7 @@ def index_blocks(corpus: Corpus, embeddings: Embeddings) -> Blocks:
   return Blocks(
     num_blocks=corpus.num_blocks,
     vectors=embeddings,
-    token_ids=corpus.token_ids,
+    token_ids=lambda row: corpus.block(row).token_ids,
     vocab_size=corpus.vocab_size,
   )
 

@@ -41,17 +41,17 @@ class BlockRecords:
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
     """Reads blocks by their numbers in the split."""
     corpus, indices = self.corpus, self._rows.start + indices
-    rows = indices.tolist()
-    titled = [(corpus.token_ids(r), corpus.title_length(r)) for r in rows]
+    blocks = [corpus.block(row) for row in indices.tolist()]
+    titled = [(block.token_ids, block.title_length) for block in blocks]
     return {
       "block_id": corpus.block_ids[indices],
       "content_hash": corpus.content_hashes[indices],
       "title_ids": [ids[:limit] for ids, limit in titled],
       "body_ids": [ids[limit:] for ids, limit in titled],
-      "sentences": [corpus.sentences(row) for row in rows],
-      "salient_spans": [corpus.salient_spans(row) for row in rows],
+      "sentences": [block.sentences for block in blocks],
+      "salient_spans": [block.salient_spans for block in blocks],
       "salient_span_kinds": [
-        self._kind_names[corpus.salient_span_kinds(row)] for row in rows
+        self._kind_names[block.salient_span_kinds] for block in blocks
       ],
     }
 

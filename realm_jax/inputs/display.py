@@ -58,7 +58,8 @@ def _lines(
     if name == "source_id":
       row = int(corpus.rows_of(value))
       if row >= 0:
-        yield "source", f"{corpus.title(row)} ({corpus.block_name(row)})"
+        block = corpus.block(row)
+        yield "source", f"{block.title} ({block.name})"
     elif feature and isinstance(feature.vocabulary, CorpusVocabulary):
       yield name, _words(value, pieces, hidden if name == "query" else {})
     elif name == "answer_tokens":

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from realm_jax.corpus.building.block_builder import BlockBuilder
-from realm_jax.corpus.building.sources.documents import Document
-from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
-from realm_jax.corpus.shards.shard import Shard
+from realm_jax.corpus.block_builder import BlockBuilder
+from realm_jax.corpus.documents import Document
+from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
 from realm_jax.corpus.store import Corpus
 from realm_jax.serving.errors import EditError
 
@@ -38,21 +37,24 @@ class EditedBlock(Shard):
       block_length=corpus.block_length,
       tagger=None,
     )
+    block = corpus.block(row)
     document = Document(
-      corpus.document_id(row),
-      corpus.title(row),
+      block.document_id,
+      block.title,
       text.strip(),
-      corpus.url(row),
+      block.url,
       place="an edit",
       is_block=True,
     )
     built = builder.build([document])
     self._arrays.update(built.blocks.arrays)
+    # Its document began as many blocks before.
+    self._arrays["document_starts"] = np.array([-block.ordinal, 1])
     if built.cut_ends.any():
       used = NUM_SPECIAL_TOKENS + int(self.array("title_lengths")[0])
       raise EditError(
         f"the text has {len(corpus.vocabulary.encode(text))} wordpieces, and "
-        f"the block {corpus.block_name(row)} has room for "
+        f"the block {block.name} has room for "
         f"{corpus.block_length - used}; shorten it"
       )
     if not len(self.body_tokens(0)):
@@ -95,9 +97,6 @@ class EditedCorpus(Corpus):
     for row, block in self._edited.items():
       hashes[row] = block.array("content_hashes")[0]
     return hashes
-
-  def ordinal(self, row: int) -> int:
-    return self._corpus.ordinal(row)
 
   def locate(self, row: int) -> tuple[Shard, int]:
     block = self._edited.get(row)

@@ -49,11 +49,15 @@ def _masked(
   corpus: Corpus, row: int, query_length: int, rng: np.random.Generator
 ) -> Iterator[str]:
   """Yields sentences of a block with one of their salient spans masked."""
-  body, ranges = corpus.body(row).encode(), corpus.body_byte_ranges(row)
-  spans = corpus.salient_spans(row)
+  block = corpus.block(row)
+  body, ranges, spans = (
+    block.body.encode(),
+    block.byte_ranges,
+    block.salient_spans,
+  )
   for number in rng.permutation(len(spans)).tolist():
     start, limit = spans[number].tolist()
-    for first, last in corpus.sentences(row).tolist():
+    for first, last in block.sentences.tolist():
       is_inside = first <= start and limit <= last
       fits = _MIN_WORDS <= last - first <= query_length - 2
       if is_inside and fits and limit - start <= _MAX_PIECES:

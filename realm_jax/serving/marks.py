@@ -57,9 +57,9 @@ def marked_body(
     answers: Words whose occurrences are marked as the answer.
     said: Bytes of the body, in UTF-8, that the reader would say.
   """
-  words, body = corpus.vocabulary, corpus.body(row).encode()
-  token_ids = corpus.body_token_ids(row)
-  ranges = corpus.body_byte_ranges(row)
+  words, block = corpus.vocabulary, corpus.block(row)
+  body, token_ids = block.body.encode(), block.body_token_ids
+  ranges = block.byte_ranges
   paint = np.zeros(len(body), np.int8)
 
   def mark(start: int, limit: int, name: Mark) -> None:

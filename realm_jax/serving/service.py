@@ -215,7 +215,7 @@ def _texts_by_row(explainer: Explainer, question: Question) -> dict[int, str]:
         f"no block has the id {edit.block_id}; the corpus may have changed: "
         "restore the block, or load the page again"
       )
-    if edit.text.strip() != corpus.body(row).strip():
+    if edit.text.strip() != corpus.block(row).body.strip():
       texts[row] = edit.text
   return texts
 

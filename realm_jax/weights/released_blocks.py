@@ -18,12 +18,18 @@ from absl import logging
 from etils import epath
 
 from realm_jax.console.progress import Progress
-from realm_jax.corpus.building import directory_writer
-from realm_jax.corpus.building.block_builder import BlockBuilder, chunks
-from realm_jax.corpus.building.sources.documents import Document
-from realm_jax.corpus.building.summary import BuildSummary
-from realm_jax.corpus.shards import format as shard_format
+from realm_jax.corpus import directory_writer
+from realm_jax.corpus.block_builder import BlockBuilder, chunks
+from realm_jax.corpus.documents import Document
+from realm_jax.corpus.manifest import MANIFEST_NAME
+from realm_jax.corpus.shard import (
+  MIN_BLOCK_LENGTH,
+  NUM_SPECIAL_TOKENS,
+  Blocks,
+  write_shards,
+)
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.summary import BuildSummary
 from realm_jax.files.object_store.remote import is_remote
 from realm_jax.files.whole.whole_directory import real_path
 from realm_jax.generations.build import (
@@ -90,7 +96,7 @@ def check_corpus_dir(
       "directory, or one is in the other; each appears whole, so name two side "
       "by side"
     )
-  if epath.Path(corpus_dir, shard_format.MANIFEST_NAME).exists():
+  if epath.Path(corpus_dir, MANIFEST_NAME).exists():
     raise WeightsError(
       f"--corpus_dir={corpus_dir} holds a corpus already; name a new "
       "directory, or remove it first"
@@ -192,16 +198,13 @@ def import_blocks(
     if not is_remote(corpus_dir):
       corpus_dir = epath.Path(real_path(corpus_dir))
     # The manifest first: without it, what remains is no corpus.
-    (corpus_dir / shard_format.MANIFEST_NAME).unlink(missing_ok=True)
+    (corpus_dir / MANIFEST_NAME).unlink(missing_ok=True)
     corpus_dir.rmtree(missing_ok=True)
     raise
 
 
 def write_corpus(
-  released: ReleasedBlocks,
-  vocabulary: WordpieceVocabulary,
-  *,
-  blocks_per_shard: int = 200_000,
+  released: ReleasedBlocks, vocabulary: WordpieceVocabulary
 ) -> None:
   """Writes a corpus directory with the records as its blocks, in order.
 
@@ -216,10 +219,7 @@ def write_corpus(
   num_blocks, length = released.vectors.shape[0], released.block_length
   with (
     directory_writer.CorpusDirectoryWriter.open(
-      released.corpus_dir,
-      pieces=vocabulary.pieces,
-      blocks_per_shard=blocks_per_shard,
-      name=_NAME,
+      released.corpus_dir, pieces=vocabulary.pieces, name=_NAME
     ) as writer,
     Progress("blocks written", total=num_blocks) as progress,
   ):
@@ -229,17 +229,26 @@ def write_corpus(
       block_length=length or _UNLIMITED,
       tagger=tag,
     )
-    summary, longest = BuildSummary(), shard_format.MIN_BLOCK_LENGTH
-    for chunk in chunks(_documents(released)):
-      built = builder.build(chunk)
-      writer.shards.append(built.blocks)
-      summary.add(built)
-      sizes = np.diff(built.blocks.arrays["token_ids_offsets"])
-      size = shard_format.NUM_SPECIAL_TOKENS + int(sizes.max())
-      longest = max(longest, size)
-      progress.advance(len(chunk))
+    summary, longest = BuildSummary(), MIN_BLOCK_LENGTH
+
+    def built_blocks() -> Iterator[Blocks]:
+      nonlocal longest
+      for chunk in chunks(_documents(released)):
+        built = builder.build(chunk)
+        summary.add(built, len(chunk))
+        sizes = np.diff(built.blocks.arrays["token_ids_offsets"])
+        longest = max(longest, NUM_SPECIAL_TOKENS + int(sizes.max()))
+        progress.advance(len(chunk))
+        yield built.blocks
+
+    shards = write_shards(
+      writer.staging, built_blocks(), vocab_size=len(vocabulary.pieces)
+    )
     writer.finish(
-      version=1, block_length=length or longest, summary=summary.to_json()
+      version=1,
+      block_length=length or longest,
+      summary=summary.to_json(),
+      shards=shards,
     )
 
 

@@ -91,7 +91,8 @@ def export_vectors(
       Progress("ids", total=corpus.num_blocks) as progress,
     ):
       for row in range(corpus.num_blocks):
-        write({"id": corpus.block_name(row), "title": corpus.title(row)})
+        block = corpus.block(row)
+        write({"id": block.name, "title": block.title})
         progress.advance()
     write_json(
       output / _DESCRIPTION,

@@ -183,8 +183,8 @@ def test_patterns_of_a_task_and_a_warning_of_a_bad_one(world, tmp_path, caplog):
   contained = in_blocks.contained(question, rows)
   assert "'(' never matches: missing )" in caplog.text
   assert contained.tolist() == [
-    "Tarn" in world.corpus.body(row) for row in rows.tolist()
+    "Tarn" in world.corpus.block(row).body for row in rows.tolist()
   ]
   row = int(np.argmax(contained))
   (start, limit), *_ = in_blocks.pattern_spans(["(", "tarn"], row)
-  assert world.corpus.answer_text(row, start, limit) == "Tarn"
+  assert world.corpus.block(row).answer_text(start, limit) == "Tarn"

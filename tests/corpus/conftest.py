@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from realm_jax.corpus.building.corpus import build_corpus
-from realm_jax.corpus.building.update import update_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.update import update_corpus
 from realm_jax.text.wordpieces import SPECIAL_PIECES
 from tests.corpus import updated
 
@@ -66,7 +66,7 @@ def built(tmp_path_factory, vocab_file) -> Path:
     folder / "corpus",
     vocab=vocab_file,
     block_length=16,
-    blocks_per_shard=5,
+    shard_bytes=500,
   )
   return folder / "corpus"
 

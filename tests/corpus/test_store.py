@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.text.salient_spans import tag
@@ -41,47 +41,47 @@ def corpus(tmp_path_factory, vocab_file) -> Corpus:
     vocab=vocab_file,
     block_length=13,
     tagger=tag,
-    blocks_per_shard=2,
+    shard_bytes=150,
     version=3,
   )
   return Corpus.open(folder / "corpus")
 
 
 def test_the_first_block_by_hand(corpus):
-  assert corpus.title(0) == "Velt"
-  assert corpus.url(0) == "u:velt"
-  assert corpus.body(0) == "The Café of Velt was built in 1987."
+  assert corpus.block(0).title == "Velt"
+  assert corpus.block(0).url == "u:velt"
+  assert corpus.block(0).body == "The Café of Velt was built in 1987."
   body = [THE, CAFE, OF, VELT, WAS, BUILT, IN, YEAR, PERIOD]
-  assert corpus.token_ids(0).tolist() == [VELT, *body]
-  assert corpus.token_ids(0).dtype == np.int32
-  assert corpus.title_length(0) == 1
-  assert corpus.body_token_ids(0).tolist() == body
+  assert corpus.block(0).token_ids.tolist() == [VELT, *body]
+  assert corpus.block(0).token_ids.dtype == np.int32
+  assert corpus.block(0).title_length == 1
+  assert corpus.block(0).body_token_ids.tolist() == body
   # é takes two bytes: "The " 0-3, "Café" 4-8, "of" 10-11, "Velt" 13-16 …
-  assert corpus.body_byte_ranges(0).tolist() == [
+  assert corpus.block(0).byte_ranges.tolist() == [
     [0, 3], [4, 9], [10, 12], [13, 17], [18, 21], [22, 27], [28, 30],
     [31, 35], [35, 36],
   ]  # fmt: skip
-  assert corpus.sentences(0).tolist() == [[0, 9]]
+  assert corpus.block(0).sentences.tolist() == [[0, 9]]
   # Café of Velt (The is a function word), and 1987.
-  assert corpus.salient_spans(0).tolist() == [[1, 4], [7, 8]]
+  assert corpus.block(0).salient_spans.tolist() == [[1, 4], [7, 8]]
   assert corpus.lengths[0] == 13
 
 
 def test_answers_are_shown_as_written(corpus):
-  assert corpus.answer_text(0, 1, 4) == "Café of Velt"
-  assert corpus.answer_text(0, 1, 2) == "Café"
+  assert corpus.block(0).answer_text(1, 4) == "Café of Velt"
+  assert corpus.block(0).answer_text(1, 2) == "Café"
   for start, limit in [(-1, 2), (2, 2), (0, 10)]:
     with pytest.raises(IndexError, match="are not in the 9 of row 0"):
-      corpus.answer_text(0, start, limit)
+      corpus.block(0).answer_text(start, limit)
 
 
 def test_identity(corpus):
   assert corpus.num_blocks == 4
   assert corpus.version == 3
   names = ["velt:0", "velt:1", "ada:0", "é:0"]
-  assert [corpus.block_name(row) for row in range(4)] == names
-  assert [corpus.document_id(row) for row in range(4)][3] == "é"
-  assert [corpus.ordinal(row) for row in range(4)] == [0, 1, 0, 0]
+  assert [corpus.block(row).name for row in range(4)] == names
+  assert [corpus.block(row).document_id for row in range(4)][3] == "é"
+  assert [corpus.block(row).ordinal for row in range(4)] == [0, 1, 0, 0]
   assert corpus.block_ids.dtype == np.int64
   assert (corpus.block_ids > 0).all()
   assert len(set(corpus.block_ids.tolist())) == 4
@@ -100,7 +100,7 @@ def test_contents_are_hashed_as_released(corpus):
 def test_ids_carry_the_name_of_their_corpus(corpus, tmp_path, vocab_file):
   assert corpus.name == "corpus"
   lines = write_lines(tmp_path / "rows.jsonl", ROWS)
-  arguments = {"vocab": vocab_file, "block_length": 13, "blocks_per_shard": 2}
+  arguments = {"vocab": vocab_file, "block_length": 13, "shard_bytes": 150}
   for directory, name in (("news", None), ("other", "corpus")):
     build_corpus([str(lines)], tmp_path / directory, name=name, **arguments)
   news = Corpus.open(tmp_path / "news")
@@ -118,21 +118,6 @@ def test_rows_of_ids(corpus):
   assert rows.dtype == np.int32
   assert rows.tolist() == [[2, 0], [NULL_ROW, 3]]
   assert corpus.rows_of(np.zeros((0,), np.int64)).shape == (0,)
-
-
-def test_gather_joins_and_pads(corpus):
-  tokens = corpus.gather(np.array([[2, -1], [0, 3]]), 14)
-  assert tokens.dtype == np.int32
-  assert tokens.shape == (2, 2, 14)
-  river = [STONE, WAS, THE, RIVER, PERIOD]
-  assert tokens[0, 0].tolist() == [
-    CLS, ADA, STONE, SEP, *river, SEP, PAD, PAD, PAD, PAD
-  ]  # fmt: skip
-  assert tokens[0, 1].tolist() == [CLS, SEP, SEP] + [PAD] * 11
-  assert tokens[1, 0].tolist() == [
-    CLS, VELT, SEP, *corpus.body_token_ids(0), SEP, PAD
-  ]  # fmt: skip
-  assert tokens[1, 1, :3].tolist() == [CLS, SEP, THE]
 
 
 def test_gather_cuts_bodies_then_titles(corpus):
@@ -154,9 +139,11 @@ def test_gather_is_each_block_joined(corpus):
   def joined(row, length):
     title, body = [], []
     if row != NULL_ROW:
-      split = corpus.title_length(row)
-      title = corpus.token_ids(row)[:split].tolist()[: length - 3]
-      body = corpus.body_token_ids(row).tolist()[: length - 3 - len(title)]
+      split = corpus.block(row).title_length
+      title = corpus.block(row).token_ids[:split].tolist()[: length - 3]
+      body = corpus.block(row).body_token_ids.tolist()[
+        : length - 3 - len(title)
+      ]
     tokens = [CLS, *title, SEP, *body, SEP]
     return tokens + [PAD] * (length - len(tokens))
 
@@ -169,9 +156,9 @@ def test_gather_is_each_block_joined(corpus):
 
 def test_rows_that_are_not_there(corpus):
   with pytest.raises(IndexError, match="row 4 is not in this corpus of 4"):
-    corpus.title(4)
+    corpus.block(4)
   with pytest.raises(IndexError, match="row -1 is not"):
-    corpus.body(-1)
+    corpus.block(-1)
   with pytest.raises(IndexError, match="rows -2…1 are not"):
     corpus.gather(np.array([1, -2]), 8)
   with pytest.raises(IndexError, match="rows 0…4 are not"):
@@ -179,7 +166,7 @@ def test_rows_that_are_not_there(corpus):
 
 
 def test_the_corpus_carries_its_vocabulary(corpus, vocab_file):
-  assert corpus.vocabulary.decode(corpus.token_ids(2)) == (
+  assert corpus.vocabulary.decode(corpus.block(2).token_ids) == (
     "ada stone stone was the river ."
   )
   assert corpus.vocabulary.sha256 == corpus.vocab_sha256
@@ -222,7 +209,7 @@ def test_a_damaged_manifest(corpus, tmp_path):
 def test_another_format_names_the_command_that_builds_again(corpus, tmp_path):
   path = copy_of(corpus, tmp_path) / "corpus.json"
   manifest = json.loads(path.read_text())
-  for version in (2, 99):
+  for version in (3, 99):
     path.write_text(json.dumps(manifest | {"format_version": version}))
     with pytest.raises(CorpusError, match=f"version {version}, and") as raised:
       Corpus.open(path.parent)

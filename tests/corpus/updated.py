@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from realm_jax.corpus.building.block_identity import block_id
+from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.store import NULL_ROW, Corpus
 
 WORDS = "the cafe of velt was built in 1987 by ada stone river".split()
@@ -27,19 +27,16 @@ def contents(corpus: Corpus) -> dict[int, tuple]:
   """All that is known of each block, by its id."""
   found = {}
   for row, name in enumerate(corpus.block_ids.tolist()):
-    parts = (
-      *(corpus.block_name(row), corpus.title(row), corpus.url(row)),
-      corpus.body(row),
-      corpus.token_ids(row).tolist(),
-      corpus.title_length(row),
-      corpus.body_byte_ranges(row).tolist(),
-      corpus.sentences(row).tolist(),
-      corpus.salient_spans(row).tolist(),
-      [corpus.span_kinds[kind] for kind in corpus.salient_span_kinds(row)],
+    block = corpus.block(row)
+    found[name] = (
+      *(block.name, block.title, block.url, block.body),
+      *(block.token_ids.tolist(), block.title_length),
+      *(block.byte_ranges.tolist(), block.sentences.tolist()),
+      block.salient_spans.tolist(),
+      [corpus.span_kinds[kind] for kind in block.salient_span_kinds],
       int(corpus.content_hashes[row]),
       int(corpus.lengths[row]),
     )
-    found[name] = parts
   return found
 
 
@@ -56,13 +53,14 @@ def require_consistent(corpus: Corpus) -> None:
   flat, offsets = corpus.body_tokens_flat(rows)
   bodies = corpus.bodies_utf8(rows)
   for i, row in enumerate(rows.tolist()):
-    tokens = corpus.token_ids(row)
+    block = corpus.block(row)
+    tokens = block.token_ids
     assert np.count_nonzero(gathered[i]) == corpus.lengths[row]
     assert set(tokens.tolist()) <= set(gathered[i].tolist())
     body = flat[offsets[i] : offsets[i + 1]]
-    assert body.tolist() == corpus.body_token_ids(row).tolist()
-    assert bodies[i].decode() == corpus.body(row)
-    name, ordinal = corpus.block_name(row).split(":")
-    assert ids[row] == block_id(corpus.name, name, int(ordinal))
+    assert body.tolist() == block.body_token_ids.tolist()
+    assert bodies[i].decode() == block.body
+    assert ids[row] == block.id
+    assert block.id == block_id(corpus.name, block.document_id, block.ordinal)
   with pytest.raises(IndexError):
-    corpus.token_ids(corpus.num_blocks)
+    corpus.block(corpus.num_blocks)

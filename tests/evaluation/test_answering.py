@@ -20,7 +20,9 @@ pytestmark = pytest.mark.slow
 def test_a_span_inside_a_word_answers_with_the_word(world):
   corpus = world.corpus
   row = next(
-    r for r in range(corpus.num_blocks) if corpus.body(r).startswith("Chloë")
+    r
+    for r in range(corpus.num_blocks)
+    if corpus.block(r).body.startswith("Chloë")
   )
   # c ##h ##l ##o ##e: the span is ##l alone. "ë" has two bytes.
   answer = locate_answer(
@@ -62,7 +64,7 @@ def test_asking_agrees_with_evaluating(answerer, evaluated):
       line["answer"]["score"], abs=1e-4
     )
     names = [
-      answerer.corpus.block_name(row) for row in answered.ranking.rows.tolist()
+      answerer.corpus.block(row).name for row in answered.ranking.rows.tolist()
     ]
     assert names[:5] == [e["block"] for e in line["evidence"]][:5]
 

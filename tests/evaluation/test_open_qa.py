@@ -39,10 +39,10 @@ def test_the_answer_place_is_the_prediction_in_a_block_that_was_read(
   world, evaluated
 ):
   corpus = world.corpus
-  rows = {corpus.block_name(r): r for r in range(corpus.num_blocks)}
+  rows = {corpus.block(r).name: r for r in range(corpus.num_blocks)}
   for line in evaluated[1]:
     place = line["answer"]
-    body = corpus.body(rows[place["block"]]).encode()
+    body = corpus.block(rows[place["block"]]).body.encode()
     found = body[place["start_byte"] : place["limit_byte"]].decode()
     assert found == line["prediction"]
     read = [e["block"] for e in line["evidence"] if e["read"]]
@@ -68,7 +68,7 @@ def test_the_evidence_is_what_a_search_of_every_block_finds(
     scores[best], abs=1e-4
   )
   for row in best.tolist():
-    name = corpus.block_name(row)
+    name = corpus.block(row).name
     if name in found:  # The last ones may be ties.
       assert found[name] == pytest.approx(scores[row], abs=1e-4)
   weights = np.exp(scores[best] - scores[best].max())
@@ -83,7 +83,7 @@ def test_the_prediction_is_the_best_span_of_all_blocks_read(
 ):
   line = evaluated[1][number]
   corpus, reader = world.corpus, world.models().reader
-  rows = {corpus.block_name(r): r for r in range(corpus.num_blocks)}
+  rows = {corpus.block(r).name: r for r in range(corpus.num_blocks)}
   read = jax.jit(reader.apply)
   query = _query(world, line["question"])
   best = (-np.inf, "", -1, -1)
@@ -94,7 +94,7 @@ def test_the_prediction_is_the_best_span_of_all_blocks_read(
     _, spans = read({"params": params["reader"]}, query, block, masks)
     logits = np.asarray(spans.logits)[0, 0]
     # Here the body's own length says which spans there are.
-    length = len(corpus.body_token_ids(row))
+    length = len(corpus.block(row).body_token_ids)
     for start in range(length):
       for width in range(1, min(10, length - start) + 1):
         score = evidence["score"] + logits[start, width - 1]
@@ -102,7 +102,7 @@ def test_the_prediction_is_the_best_span_of_all_blocks_read(
   score, block, start, width = best
   assert line["answer"]["block"] == block
   assert line["answer"]["score"] == pytest.approx(score, abs=1e-4)
-  text = corpus.answer_text(rows[block], start, start + width)
+  text = corpus.block(rows[block]).answer_text(start, start + width)
   assert text in line["prediction"]
 
 
@@ -110,7 +110,7 @@ def test_recall_counts_the_blocks_whose_body_has_the_answer(world, evaluated):
   metrics, lines = evaluated
   corpus = world.corpus
   bodies = {
-    corpus.block_name(r): corpus.body(r) for r in range(corpus.num_blocks)
+    corpus.block(r).name: corpus.block(r).body for r in range(corpus.num_blocks)
   }
   ranks = []
   for line in lines:
@@ -224,7 +224,7 @@ def test_the_control_reads_random_blocks_and_prefers_none(
     drawn = RandomIndex(corpus.num_blocks).search(
       QueryBatch(_query(world, line["question"])), 20
     )
-    names = [corpus.block_name(row) for row in drawn.rows[0].tolist()]
+    names = [corpus.block(row).name for row in drawn.rows[0].tolist()]
     assert [e["block"] for e in line["evidence"]] == names
     assert [e["probability"] for e in line["evidence"]] == pytest.approx(
       [1 / 20] * 20, abs=1e-4
@@ -253,7 +253,7 @@ def test_an_index_without_vectors_scores_by_the_learnt_scale(
   index = Bm25Config().build(
     Blocks(
       num_blocks=corpus.num_blocks,
-      token_ids=corpus.token_ids,
+      token_ids=lambda row: corpus.block(row).token_ids,
       vocab_size=corpus.vocabulary.vocab_size,
     )
   )

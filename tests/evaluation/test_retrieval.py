@@ -63,7 +63,7 @@ def test_bm25_ranks_the_same_blocks_by_its_own_scores(
   )
   assert metrics["index"] == "bm25"
   corpus = world.corpus
-  tokens = [corpus.token_ids(row) for row in range(corpus.num_blocks)]
+  tokens = [corpus.block(row).token_ids for row in range(corpus.num_blocks)]
   index = Bm25Config().build(
     Blocks(
       num_blocks=corpus.num_blocks,
@@ -78,5 +78,5 @@ def test_bm25_ranks_the_same_blocks_by_its_own_scores(
       found.scores[0].tolist(), abs=1e-4
     )
     assert [e["block"] for e in line["evidence"]] == [
-      corpus.block_name(row) for row in found.rows[0].tolist()
+      corpus.block(row).name for row in found.rows[0].tolist()
     ]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from etils import epath
 
-from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.shard import Blocks, ragged, write_shards
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.manifest import Manifest
 from realm_jax.generations.store import GenerationStore
@@ -32,28 +33,44 @@ PIECES = (
 def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
   """Blocks of 4 to 40 random words in sentences of 4, one a document."""
   rng = np.random.default_rng(seed)
-  with CorpusDirectoryWriter.open(
-    directory, pieces=PIECES, blocks_per_shard=100
-  ) as writer:
-    for i in range(num_blocks):
-      words = rng.integers(5, len(PIECES), rng.integers(4, 41))
-      starts = np.arange(0, len(words), 4)
-      limits = np.minimum(starts + 4, len(words))
-      shard = writer.shard
-      shard.add_document(document_id=f"d{i}", title="t", url="", num_blocks=1)
-      shard.add_block(
-        block_id=i,
-        content_hash=-i,
-        title_length=2,
-        token_ids=np.concatenate([[5, 6], words]),
-        byte_ranges=np.zeros((len(words), 2), np.int32),
-        sentences=np.stack([starts, limits], axis=1),
-        salient_spans=np.zeros((0, 2), np.int32),
-        salient_span_kinds=[],
-        body=b"words",
-      )
-    writer.finish(version=1, block_length=64, summary={})
+  words = [
+    rng.integers(5, len(PIECES), rng.integers(4, 41)) for _ in range(num_blocks)
+  ]
+  rows = range(num_blocks)
+  shards = [_blocks(rows[i : i + 100], words) for i in rows[::100]]
+  with CorpusDirectoryWriter.open(directory, pieces=PIECES) as writer:
+    written = write_shards(
+      writer.staging, shards, vocab_size=len(PIECES), shard_bytes=1
+    )
+    writer.finish(version=1, block_length=64, summary={}, shards=written)
   return Corpus.open(directory)
+
+
+def _blocks(rows: range, words: list[np.ndarray]) -> Blocks:
+  lengths = [len(words[row]) for row in rows]
+  starts = [np.arange(0, length, 4) for length in lengths]
+  sentences = [
+    np.stack([start, np.minimum(start + 4, length)], axis=1)
+    for start, length in zip(starts, lengths, strict=True)
+  ]
+  return Blocks(
+    {
+      "block_ids": np.array(rows),
+      "content_hashes": -np.array(rows),
+      "title_lengths": np.full(len(rows), 2),
+      "salient_span_kinds": np.zeros(0, int),
+      "document_starts": np.arange(len(rows) + 1),
+      "document_hashes": np.array(rows),
+      **ragged("token_ids", [np.append([5, 6], words[row]) for row in rows]),
+      **ragged("byte_ranges", [np.zeros((size, 2), int) for size in lengths]),
+      **ragged("sentences", sentences),
+      **ragged("salient_spans", [np.zeros((0, 2), int)] * len(rows)),
+      **ragged("bodies", [b"words"] * len(rows)),
+      **ragged("titles", [b"t"] * len(rows)),
+      **ragged("document_ids", [f"d{row}".encode() for row in rows]),
+      **ragged("urls", [b""] * len(rows)),
+    }
+  )
 
 
 def random_vectors(num_blocks: int, step: int) -> np.ndarray:

@@ -292,9 +292,9 @@ def test_queries_are_sentences_of_the_corpus(corpus):
   queries = np.concatenate([half.token_ids for half in halves])
   assert queries.shape == (40, 6)
   sentences = {
-    tuple(corpus.body_token_ids(row)[start:limit].tolist())
+    tuple(corpus.block(row).body_token_ids[start:limit].tolist())
     for row in range(corpus.num_blocks)
-    for start, limit in corpus.sentences(row)
+    for start, limit in corpus.block(row).sentences
   }
   for query in queries.tolist():
     end = query.index(3)

@@ -39,7 +39,7 @@ def test_each_vector_lands_in_its_row(corpus, devices):
   vectors = embedder.embed({"table": table}, rows)
   for row, vector in zip(rows.tolist(), vectors, strict=True):
     # The two [SEP] and the [CLS] are embedded too.
-    expected = table[corpus.token_ids(row)].sum(axis=0)
+    expected = table[corpus.block(row).token_ids].sum(axis=0)
     expected = expected + table[2] + 2 * table[3]
     np.testing.assert_array_equal(vector, expected)
 
@@ -65,7 +65,7 @@ def test_other_rows_and_another_generation_compile_nothing(corpus):
 
 def test_a_vector_that_is_not_finite_is_refused(corpus):
   table = np.ones((64, 5), np.float32)
-  table[corpus.token_ids(40)[-1]] = np.nan
+  table[corpus.block(40).token_ids[-1]] = np.nan
   embedder = CorpusEmbedder(corpus, _bag_of_words, dim=5, mesh=make_mesh())
   with pytest.raises(GenerationError, match="vector of block 40 is not finite"):
     embedder.embed({"table": table}, np.array([40]))

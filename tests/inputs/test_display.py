@@ -35,5 +35,5 @@ def test_masks_show_what_they_hide(tiny):
     ["mask_targets", "passesses"],
     ["removed", "yes"],
     ["answers", "São | b"],
-    ["source", f"rhine ({corpus.block_name(1)})"],
+    ["source", f"rhine ({corpus.block(1).name})"],
   ]

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.inputs.config import DataConfig, TaskContext
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.wordpieces import SPECIAL_PIECES

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.runs.jobs import Macro, gin_command
 from realm_jax import configuration
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.demo_world import vocabulary, world
 from realm_jax.evaluation import run as evaluation
 from realm_jax.generations import sidecar

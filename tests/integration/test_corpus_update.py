@@ -13,9 +13,9 @@ import pytest
 from benchmarks.faults import verdict
 from benchmarks.runs.jobs import wait_until
 from benchmarks.runs.pretraining import Run
-from realm_jax.corpus.building.block_identity import block_id
-from realm_jax.corpus.building.update import update_corpus
+from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.update import update_corpus
 from realm_jax.evaluation import answering
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.runs.jobs import Job, gin_command, wait_until
 from benchmarks.runs.object_store import StoreFault
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.evaluation import run as evaluation_run
 from realm_jax.files.metric_rows import read_rows
 from tests import tiny_world

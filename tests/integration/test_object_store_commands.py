@@ -62,8 +62,9 @@ def questions(bucket, run) -> DataConfig:
 def test_a_question_is_answered(commands, run):
   answerer = commands.call(load_answerer, "ask", **run, NUM_SPANS=20)
   answered = answerer.ask("where was Ada born?")
-  assert answered.answers[0].text in answerer.corpus.body(
-    answered.answers[0].row
+  assert (
+    answered.answers[0].text
+    in answerer.corpus.block(answered.answers[0].row).body
   )
 
 

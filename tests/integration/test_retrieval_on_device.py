@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.runs.jobs import wait_until
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.corpus.building.update import update_corpus
+from realm_jax.corpus.update import update_corpus
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.training import trainer
 from realm_jax.training.compilation import CompiledSteps

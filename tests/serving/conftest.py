@@ -50,8 +50,8 @@ def edited(world, tmp_path_factory) -> Edited:
   }
   bodies: dict[str, list[str]] = {}
   for row in range(world.corpus.num_blocks):
-    text = texts.get(row, world.corpus.body(row))
-    bodies.setdefault(world.corpus.document_id(row), []).append(text)
+    text = texts.get(row, world.corpus.block(row).body)
+    bodies.setdefault(world.corpus.block(row).document_id, []).append(text)
   corpus_dir = tiny_world.write_corpus(
     tmp_path_factory.mktemp("edited"),
     [

@@ -8,8 +8,8 @@ from realm_jax.serving.errors import EditError
 from tests import tiny_world
 
 _ONE_OF_A_BLOCK = (
-  *("document_id", "title", "url", "ordinal", "block_name", "body"),
-  *("token_ids", "title_length", "body_token_ids", "body_byte_ranges"),
+  *("document_id", "title", "url", "ordinal", "name", "body"),
+  *("token_ids", "title_length", "body_token_ids", "byte_ranges"),
   "sentences",
 )
 
@@ -26,14 +26,15 @@ def test_it_reads_as_a_corpus_of_the_edited_text(world, edited):
   num_blocks = world.corpus.num_blocks
   assert view.num_blocks == built.num_blocks == num_blocks
   for row in range(num_blocks):
+    block, other = view.block(row), built.block(row)
     for name in _ONE_OF_A_BLOCK:
-      own, wanted = getattr(view, name)(row), getattr(built, name)(row)
+      own, wanted = getattr(block, name), getattr(other, name)
       np.testing.assert_array_equal(own, wanted, err_msg=f"{name} of {row}")
-    limit = len(view.body_token_ids(row))
-    assert view.answer_text(row, 1, limit) == built.answer_text(row, 1, limit)
+    limit = len(block.body_token_ids)
+    assert block.answer_text(1, limit) == other.answer_text(1, limit)
     if row in texts:
-      assert not len(view.salient_spans(row))
-      assert not len(view.salient_span_kinds(row))
+      assert not len(block.salient_spans)
+      assert not len(block.salient_span_kinds)
   for name in ("block_ids", "lengths", "content_hashes"):
     own, wanted = getattr(view, name), getattr(built, name)
     np.testing.assert_array_equal(own, wanted, err_msg=name)
@@ -57,10 +58,10 @@ def test_it_reads_as_a_corpus_of_the_edited_text(world, edited):
 def test_the_corpus_itself_stays_as_it_is(world):
   corpus = world.corpus
   view = _edited(corpus, {0: "Ada built."})
-  assert view.body(0) == "Ada built." and "Velt" in corpus.body(0)
+  assert view.block(0).body == "Ada built." and "Velt" in corpus.block(0).body
   assert view.lengths[0] < corpus.lengths[0]
   # The same text makes the same block.
-  same = _edited(corpus, {0: corpus.body(0)})
+  same = _edited(corpus, {0: corpus.block(0).body})
   np.testing.assert_array_equal(same.lengths, corpus.lengths)
   np.testing.assert_array_equal(same.content_hashes, corpus.content_hashes)
 

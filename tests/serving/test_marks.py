@@ -7,7 +7,7 @@ _BODY = "Béla was born in Tarn in 1901. Later Béla built the bridge of Pola."
 
 def _marked(world, query, answers, said=None):
   # Row 1 is Béla's.
-  assert world.corpus.body(1) == _BODY
+  assert world.corpus.block(1).body == _BODY
   segments = marked_body(
     world.corpus, 1, query=query, answers=answers, said=said
   )

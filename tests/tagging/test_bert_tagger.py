@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.models.sequences import padded
 from realm_jax.tagging import bert_tagger
 from realm_jax.text import salient_spans

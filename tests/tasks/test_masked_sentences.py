@@ -71,12 +71,14 @@ def test_filling_in_the_targets_gives_a_sentence_of_the_source(tiny, task):
   corpus = tiny.corpus
   for example in _examples(tiny, num=100, task=task):
     row = corpus.rows_of(example["source_id"]).item()
-    body = corpus.body_token_ids(row).tolist()
+    body = corpus.block(row).body_token_ids.tolist()
     query = example["query"].copy()
     assert np.all(query[example["mask_positions"]] == corpus.vocabulary.mask_id)
     assert np.all(example["mask_weights"] == 1.0)
     query[example["mask_positions"]] = example["mask_targets"]
-    sentences = [body[start:limit] for start, limit in corpus.sentences(row)]
+    sentences = [
+      body[start:limit] for start, limit in corpus.block(row).sentences
+    ]
     assert query[1:-1].tolist() in sentences
 
 

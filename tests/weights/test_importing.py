@@ -13,7 +13,7 @@ import pytest
 from benchmarks.runs.jobs import Macro
 from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.evaluation import run
 from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.files.whole.whole_directory import TargetError

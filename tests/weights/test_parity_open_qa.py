@@ -74,9 +74,9 @@ def test_answers_are_the_same(answerer, expected):
     row = int(expected["predicted_row"][i])
     assert answer.row == row
     _, first, width = expected["span"][i]
-    ranges = answerer.corpus.body_byte_ranges(row)[first : first + width + 1]
+    ranges = answerer.corpus.block(row).byte_ranges[first : first + width + 1]
     start, limit = ranges[0, 0], ranges[-1, 1]
-    body = answerer.corpus.body(row).encode()
+    body = answerer.corpus.block(row).body.encode()
     pieces = str(expected["prediction"][i]).replace("##", "").replace(" ", "")
     assert pieces
     assert body[start:limit].decode().lower().replace(" ", "") == pieces

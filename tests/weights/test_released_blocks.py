@@ -1,9 +1,12 @@
 """Released blocks become a corpus, one record a row, and a generation."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.corpus import block_builder
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import load_newest
@@ -44,35 +47,37 @@ def write(path, records=RECORDS, *, num_blocks=6, titles=TITLES, **settings):
   released_blocks.write_corpus(
     ReleasedBlocks(path, vectors, iter(records), texts, **settings),
     vocabulary_of(tuple(_PIECES)),
-    # Two blocks a shard: rows go on through all of them.
-    blocks_per_shard=2,
   )
   return Corpus.open(path)
 
 
-def test_a_row_is_a_record_whatever_is_in_it(tmp_path):
+def test_a_row_is_a_record_whatever_is_in_it(tmp_path, monkeypatch):
+  # Two blocks a shard: rows go on through all of them.
+  monkeypatch.setattr(block_builder, "DOCUMENTS_PER_CHUNK", 2)
+  small = functools.partial(released_blocks.write_shards, shard_bytes=1)
+  monkeypatch.setattr(released_blocks, "write_shards", small)
   corpus = write(tmp_path / "c")
   assert corpus.num_blocks == len(RECORDS)
   for row, (record, title) in enumerate(zip(RECORDS, TITLES, strict=True)):
-    assert corpus.body(row).encode() == record
-    assert corpus.title(row).encode() == title
-    assert corpus.document_id(row) == str(row)
+    assert corpus.block(row).body.encode() == record
+    assert corpus.block(row).title.encode() == title
+    assert corpus.block(row).document_id == str(row)
   corpus.verify()
-  assert corpus.token_ids(1).tolist() == ids("ada , ada")
-  assert corpus.body_byte_ranges(1).tolist() == [[1, 4], [5, 6], [7, 10]]
+  assert corpus.block(1).token_ids.tolist() == ids("ada , ada")
+  assert corpus.block(1).byte_ranges.tolist() == [[1, 4], [5, 6], [7, 10]]
   # "À" is two bytes of the record, and the answer is as it was written.
-  assert corpus.answer_text(2, 0, 1) == "ÀDA"
-  assert corpus.sentences(0).tolist() == [[0, 6], [6, 13]]
-  assert [len(corpus.body_token_ids(r)) for r in range(6)] == BODY_LENGTHS
+  assert corpus.block(2).answer_text(0, 1) == "ÀDA"
+  assert corpus.block(0).sentences.tolist() == [[0, 6], [6, 13]]
+  assert [len(corpus.block(r).body_token_ids) for r in range(6)] == BODY_LENGTHS
 
 
 def test_what_a_block_length_cuts_is_counted_and_its_text_is_whole(tmp_path):
   corpus = write(tmp_path / "c", block_length=14)
   assert corpus.block_length == 14
   assert corpus.lengths.max() == 14
-  assert corpus.body(0).encode() == RECORDS[0]
+  assert corpus.block(0).body.encode() == RECORDS[0]
   # Title, [CLS] and two [SEP] leave ten; the second sentence loses its end.
-  assert corpus.body_token_ids(0).tolist() == ids(
+  assert corpus.block(0).body_token_ids.tolist() == ids(
     "ada was born in velt . the bridge of ada"
   )
   assert corpus.summary["skipped"] == {
@@ -131,8 +136,8 @@ def test_blocks_and_vectors_become_a_corpus_and_generation_0(tmp_path, index):
   report = _import(tmp_path, **given)
   assert "block vectors [30, 8]: published as generation 0" in report
   corpus = Corpus.open(tmp_path / "corpus")
-  assert [corpus.body(row).encode() for row in range(30)] == texts
-  assert corpus.title(29) == "Velt"
+  assert [corpus.block(row).body.encode() for row in range(30)] == texts
+  assert corpus.block(29).title == "Velt"
   generation = load_newest(tmp_path / "run" / "generations", corpus=corpus)
   assert generation.manifest.index_kind == index
   np.testing.assert_array_equal(generation.vectors(np.arange(30)), vectors)

@@ -258,16 +258,16 @@ class _Counts:
       "most_retrieved": self._described(by_times[:num_shown].tolist()),
       "min_times": min_times,
       "most_useful": self._described(by_utility[:num_shown].tolist()),
-      "never_retrieved": [self._corpus.block_name(row) for row in never],
+      "never_retrieved": [self._corpus.block(row).name for row in never],
     }
 
   def _described(self, rows: Iterable[int]) -> list[UsedBlock]:
     corpus = self._corpus
     return [
       UsedBlock(
-        corpus.block_name(row),
+        corpus.block(row).name,
         int(corpus.block_ids[row]),
-        corpus.title(row),
+        corpus.block(row).title,
         int(self._times[row]),
         float(self._probability[row] / self._times[row]),
         float(self._utility[row] / self._times[row]),

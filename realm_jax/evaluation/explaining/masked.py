@@ -208,7 +208,7 @@ class MaskedExplainer:
             float(np.exp(sure)),
           ),
           contains_sentence=row != NULL_ROW
-          and verbatim.is_in(corpus.body_token_ids(row)),
+          and verbatim.is_in(corpus.block(row).body_token_ids),
         )
       )
     return made

@@ -256,7 +256,7 @@ class QuestionExplainer:
       utility=None,
       reward=marginal.reward(k),
       best=best,
-      contains_sentence=verbatim.is_in(self._corpus.body_token_ids(row)),
+      contains_sentence=verbatim.is_in(self._corpus.block(row).body_token_ids),
     )
 
 

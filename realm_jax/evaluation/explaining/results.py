@@ -35,13 +35,8 @@ class Block:
     """Returns the block of a row; −1 is the null block."""
     if row == NULL_ROW:
       return cls(row, "", None, "", "")
-    return cls(
-      row,
-      corpus.block_name(row),
-      int(corpus.block_ids[row]),
-      corpus.title(row),
-      corpus.body(row),
-    )
+    block = corpus.block(row)
+    return cls(row, block.name, block.id, block.title, block.body)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,10 +28,11 @@ class SpanTexts:
   """The texts of a block's spans, of which many give the same answer."""
 
   def __init__(self, corpus: Corpus, row: int):
-    self._body = corpus.body(row).encode()
-    self._byte_ranges = corpus.body_byte_ranges(row)
-    pieces = corpus.body_token_ids(row)
-    self._continuation = corpus.vocabulary.is_continuation[pieces]
+    block = corpus.block(row)
+    self._body = block.body.encode()
+    self._byte_ranges = block.byte_ranges
+    is_continuation = corpus.vocabulary.is_continuation
+    self._continuation = is_continuation[block.body_token_ids]
 
   def of(self, start: int, width: int) -> SpanText:
     """Returns the text of `width` tokens from `start` on."""

@@ -53,10 +53,12 @@ def renaming_of(corpus: Corpus) -> Renaming:
   total = np.zeros(size, np.int64)
   in_spans = np.zeros((len(corpus.span_kinds), size), np.int64)
   for row in range(min(corpus.num_blocks, _MAX_BLOCKS)):
-    body = corpus.body_token_ids(row)
+    block = corpus.block(row)
+    body = block.body_token_ids
     np.add.at(total, body, 1)
-    spans, kinds = corpus.salient_spans(row), corpus.salient_span_kinds(row)
-    for (start, limit), kind in zip(spans, kinds, strict=True):
+    for (start, limit), kind in zip(
+      block.salient_spans, block.salient_span_kinds, strict=True
+    ):
       np.add.at(in_spans[kind], body[start:limit], 1)
   is_name = (total > 0) & (in_spans.sum(axis=0) >= _MIN_SHARE * total)
   if not is_name.any():

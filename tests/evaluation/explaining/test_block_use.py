@@ -73,7 +73,7 @@ def test_each_block_is_counted_with_its_means(
   by_block = {block.block_id: block for block in use.most_retrieved}
   for row, values in found.items():
     block = by_block[int(corpus.block_ids[row])]
-    assert (block.title, block.times) == (corpus.title(row), len(values))
+    assert (block.title, block.times) == (corpus.block(row).title, len(values))
     np.testing.assert_allclose(
       (block.mean_probability, block.mean_utility, block.mean_reward),
       np.mean(values, axis=0),
@@ -84,7 +84,7 @@ def test_each_block_is_counted_with_its_means(
   assert sum(times[: use.half_of_retrievals]) >= sum(times) / 2
   utilities = [block.mean_utility for block in use.most_useful]
   assert utilities == sorted(utilities, reverse=True)
-  never = {corpus.block_name(r) for r in range(corpus.num_blocks)}
+  never = {corpus.block(r).name for r in range(corpus.num_blocks)}
   assert set(use.never_retrieved) == never - {
     b.block for b in by_block.values()
   }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from realm_jax.answers.in_blocks import AnswersInBlocks
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult

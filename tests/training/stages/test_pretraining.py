@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
@@ -56,7 +56,7 @@ def _batch(read, row):
     "source_id": read.block_ids[[row]],
     "source_hash": read.content_hashes[[row]],
     "mask_positions": np.array([[1]], np.int32),
-    "mask_targets": read.body_token_ids(row)[None, :1],
+    "mask_targets": read.block(row).body_token_ids[None, :1],
     "mask_weights": np.ones((1, 1), np.float32),
   }
   return Batch(arrays, {}, np.arange(1), np.arange(1) + 1)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.training.stages.renaming import renaming_of
 

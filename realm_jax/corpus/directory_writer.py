@@ -12,15 +12,9 @@ from pathlib import Path
 
 from etils import epath
 
+from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.errors import CorpusError
-from realm_jax.corpus.manifest import (
-  ShardRecord,
-  VocabularyRecord,
-  make_manifest,
-  write_manifest,
-)
-from realm_jax.corpus.shards import format as shard_format
-from realm_jax.corpus.shards.writer import ShardSeries, ShardWriter
+from realm_jax.corpus.manifest import ShardRecord, VocabularyRecord
 from realm_jax.files.json_file import JsonValue
 from realm_jax.files.local_disk.disk_full import explain_full_disk
 from realm_jax.files.object_store.remote import is_remote
@@ -39,7 +33,7 @@ def check_target(output_dir: epath.PathLike, *, overwrite: bool) -> None:
   whole_directory.check_target(path)
   if not path.exists() or not any(path.iterdir()):
     return
-  if not (path / shard_format.MANIFEST_NAME).exists():
+  if not (path / manifests.MANIFEST_NAME).exists():
     raise CorpusError(
       f"{path} has files in it and is no corpus; name a new directory"
     )
@@ -50,17 +44,15 @@ def check_target(output_dir: epath.PathLike, *, overwrite: bool) -> None:
     )
 
 
-def _directory_name(path: epath.Path) -> str:
-  # A relative path such as ".." has no name of its own.
-  return path.name if is_remote(path) else Path(path).resolve().name
-
-
 @dataclasses.dataclass(frozen=True)
 class CorpusDirectoryWriter:
-  """Writes the shards of a new corpus, as `CorpusDirectoryWriter.open` begins.
+  """A corpus that is being written, as `CorpusDirectoryWriter.open` begins.
 
-  They are prepared in `staging`, a local directory. `name` is the corpus's, and
-  `pieces` is the vocabulary.
+  Attributes:
+    target: Directory of the corpus.
+    name: Name of the corpus.
+    staging: Local directory for its shards.
+    pieces: Vocabulary.
   """
 
   target: epath.Path
@@ -68,7 +60,6 @@ class CorpusDirectoryWriter:
   staging: Path
   pieces: tuple[str, ...]
   overwrite: bool
-  shards: ShardSeries
 
   @classmethod
   @contextlib.contextmanager
@@ -77,7 +68,6 @@ class CorpusDirectoryWriter:
     output_dir: epath.PathLike,
     *,
     pieces: tuple[str, ...],
-    blocks_per_shard: int,
     name: str | None = None,
     overwrite: bool = False,
   ) -> "Iterator[CorpusDirectoryWriter]":
@@ -87,26 +77,16 @@ class CorpusDirectoryWriter:
     """
     check_target(output_dir, overwrite=overwrite)
     target = epath.Path(output_dir)
+    if not name:
+      # A relative path such as ".." has no name of its own.
+      path = target if is_remote(target) else Path(target).resolve()
+      name = path.name
     advice = "free some space, or name another --output_dir"
     with (
       explain_full_disk(target, advice=advice),
       whole_directory.staging_directory(target) as staging,
-      contextlib.closing(
-        ShardSeries(
-          staging,
-          shard_format.shard_name,
-          vocab_size=len(pieces),
-          blocks_per_shard=blocks_per_shard,
-        )
-      ) as shards,
     ):
-      name = name or _directory_name(target)
-      yield cls(target, name, staging, pieces, overwrite, shards)
-
-  @property
-  def shard(self) -> ShardWriter:
-    """The shard to which the next document is added."""
-    return self.shards.shard
+      yield cls(target, name, staging, pieces, overwrite)
 
   def finish(
     self,
@@ -114,18 +94,17 @@ class CorpusDirectoryWriter:
     version: int,
     block_length: int,
     summary: Mapping[str, JsonValue],
+    shards: list[ShardRecord],
     drop_titles: Sequence[str] = (),
-    shards: list[ShardRecord] | None = None,
   ) -> None:
-    """Completes the shards and makes them the corpus: see `make_manifest`.
+    """Makes shards a corpus: see `make_manifest`.
 
-    `shards` are the records of those that others have put into `staging`, or
-    into the directory on an object store.
+    `shards` are the records of those in `staging`, or in the directory on an
+    object store.
     """
-    shards = self.shards.finish() if shards is None else shards
-    write_pieces(self.staging / shard_format.VOCABULARY_NAME, self.pieces)
+    write_pieces(self.staging / manifests.VOCABULARY_NAME, self.pieces)
     special = ("pad", "unk", "cls", "sep", "mask")
-    manifest = make_manifest(
+    manifest = manifests.make_manifest(
       name=self.name,
       version=version,
       block_length=block_length,
@@ -140,7 +119,7 @@ class CorpusDirectoryWriter:
       summary=summary,
       drop_titles=drop_titles,
     )
-    write_manifest(self.staging / shard_format.MANIFEST_NAME, manifest)
+    manifests.write_manifest(self.staging / manifests.MANIFEST_NAME, manifest)
     if is_remote(self.target):
       self._upload()
     else:
@@ -149,10 +128,10 @@ class CorpusDirectoryWriter:
       )
 
   def _upload(self) -> None:
-    (self.target / shard_format.MANIFEST_NAME).unlink(missing_ok=True)
+    (self.target / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     # Folders of an earlier corpus, in which an update would find versions.
-    for folder in (shard_format.VERSIONS, shard_format.REMOVED):
+    for folder in (manifests.VERSIONS, manifests.REMOVED):
       (self.target / folder).rmtree(missing_ok=True)
     whole_directory.upload_directory(
-      self.staging, self.target, last=shard_format.MANIFEST_NAME
+      self.staging, self.target, last=manifests.MANIFEST_NAME
     )

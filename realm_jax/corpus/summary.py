@@ -2,16 +2,15 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-from jaxtyping import Int
-
-from realm_jax.corpus.building.block_builder import COUNTS, BuiltBlocks
+from realm_jax.corpus.block_builder import COUNTS, BuiltBlocks
 from realm_jax.files.json_file import JsonValue
 
 # Messages of skipped lines that a summary keeps; all lines are counted.
-_ERRORS_KEPT = 10
-NO_WORDS = "no words in the text"
+FIRST_ERRORS = 10
+_NO_WORDS = "no words in the text"
 _DUPLICATES = "blocks that equal an earlier one"
 _CUT_ENDS = "ends of blocks longer than the block length"
 
@@ -33,29 +32,29 @@ class BuildSummary:
   skipped: Counter[str] = dataclasses.field(default_factory=Counter)
   first_errors: list[str] = dataclasses.field(default_factory=list)
 
-  def add(
-    self, built: BuiltBlocks, kept: Int[np.ndarray, " n"] | None = None
-  ) -> None:
-    """Counts the documents of `built`, or those whose indices are `kept`."""
-    kept = np.arange(len(built.documents)) if kept is None else kept
-    self.documents += len(kept)
-    self.blocks += int(built.blocks.blocks_per_document[kept].sum())
-    totals = built.counts[kept].sum(0).tolist()
+  def add(self, built: BuiltBlocks, num_documents: int) -> None:
+    """Counts `num_documents`, of which those in `built` have words."""
+    self.documents += len(built.documents)
+    self.blocks += len(built.blocks.arrays["block_ids"])
+    totals = built.counts.sum(0).tolist()
     for name, total in zip(COUNTS, totals, strict=True):
       setattr(self, name, getattr(self, name) + total)
-    of_kinds = built.spans[kept].sum(0).tolist()
+    of_kinds = built.spans.sum(0).tolist()
     for kind, total in zip(built.blocks.span_kinds, of_kinds, strict=True):
-      if total:
-        self.salient_spans[kind] += total
-    self.unaligned_spans += int(built.unaligned[kept].sum())
-    if cut_ends := int(built.cut_ends[kept].sum()):
+      self.salient_spans[kind] += total
+    self.unaligned_spans += int(built.unaligned.sum())
+    if cut_ends := int(built.cut_ends.sum()):
       self.skipped[_CUT_ENDS] += cut_ends
-
-  def add_all(self, built: BuiltBlocks, num_documents: int) -> None:
-    """Counts `num_documents`, of which those in `built` have words."""
-    self.add(built)
     if wordless := num_documents - len(built.documents):
-      self.skipped[NO_WORDS] += wordless
+      self.skipped[_NO_WORDS] += wordless
+
+  def merge(self, other: Mapping[str, Any]) -> None:
+    """Adds the counts of a part of the build, as `to_json` gives them."""
+    for name, value in vars(self).items():
+      if isinstance(value, Counter):
+        value.update(other[name])
+      else:
+        setattr(self, name, value + other[name])
 
   def remove_duplicates(self) -> None:
     """Counts duplicate blocks as left out."""
@@ -63,12 +62,6 @@ class BuildSummary:
       self.skipped[_DUPLICATES] += self.duplicate_blocks
       self.blocks -= self.duplicate_blocks
       self.duplicate_blocks = 0
-
-  def skip_bad_line(self, reason: str, error: str) -> None:
-    """Counts a line that cannot be used, and keeps the first messages."""
-    self.skipped[reason] += 1
-    if len(self.first_errors) < _ERRORS_KEPT:
-      self.first_errors.append(error)
 
   def to_json(self) -> dict[str, JsonValue]:
     """Returns the counts as the manifest records them."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.whole.whole_directory import TargetError
@@ -18,7 +18,7 @@ from tests.corpus.conftest import write_lines
 
 
 def bodies(corpus: Corpus) -> list[str]:
-  return [corpus.body(row) for row in range(corpus.num_blocks)]
+  return [corpus.block(row).body for row in range(corpus.num_blocks)]
 
 
 def test_an_overlong_sentence_is_cut_and_counted(build):
@@ -29,7 +29,7 @@ def test_an_overlong_sentence_is_cut_and_counted(build):
     "the café of Velt by the",
     "river. Ada.",
   ]
-  assert corpus.sentences(2).tolist() == [[0, 2], [2, 4]]
+  assert corpus.block(2).sentences.tolist() == [[0, 2], [2, 4]]
   assert corpus.summary["cut_sentences"] == 1
 
 
@@ -73,7 +73,7 @@ def test_spans_are_inside_one_sentence_and_counted(build):
 
   text = "Ada was in. Velt was by."
   corpus = build([{"title": "Velt", "text": text}], tagger=tagger)
-  assert corpus.salient_spans(0).tolist() == [[0, 1]]
+  assert corpus.block(0).salient_spans.tolist() == [[0, 1]]
   assert corpus.summary["salient_spans"] == {"word": 1, "across": 1, "half": 1}
   assert corpus.summary["unaligned_spans"] == 2
 
@@ -119,15 +119,15 @@ def test_block_ids_survive_a_rebuild_in_another_order(build):
   ]
   before = build(rows, block_length=12)
   rows[1]["text"] = "The river was in Velt."
-  after = build(rows[::-1], folder="after", block_length=12, blocks_per_shard=1)
+  after = build(rows[::-1], folder="after", block_length=12, shard_bytes=1)
   rows_before = after.rows_of(before.block_ids)
   for row in range(before.num_blocks):
     found = rows_before[row]
-    expected = before.block_name(row)
+    expected = before.block(row).name
     if found == -1:
       assert expected.startswith("b:")
     else:
-      assert after.block_name(int(found)) == expected
+      assert after.block(int(found)).name == expected
   # A block's id is the first 8 bytes of BLAKE2b of "name\0document\0ordinal".
   digest = hashlib.blake2b(b"corpus\0a\x000", digest_size=8).digest()
   assert before.block_ids[0] == int.from_bytes(digest, "little") // 2
@@ -156,8 +156,8 @@ def test_a_vocabulary_trained_on_the_input(build):
     )
   ]
   corpus = build(rows, vocab="train:200")
-  assert corpus.token_ids(0).size == 1 + 5
-  assert corpus.vocabulary.decode(corpus.body_token_ids(0)) == (
+  assert corpus.block(0).token_ids.size == 1 + 5
+  assert corpus.vocabulary.decode(corpus.block(0).body_token_ids) == (
     "quorlan lives near vimbeth ."
   )
 
@@ -193,13 +193,13 @@ def test_blocks_are_the_text_cut(vocab_file, tmp_path_factory, texts, length):
     vocab=vocab_file,
     block_length=length,
     tagger=tag,
-    blocks_per_shard=7,
+    shard_bytes=300,
   )
   corpus = Corpus.open(folder / "corpus")
   assert corpus.lengths.max() <= length
   found: dict[str, str] = {}
   for row in range(corpus.num_blocks):
-    body, ranges = corpus.body(row), corpus.body_byte_ranges(row)
+    body, ranges = corpus.block(row).body, corpus.block(row).byte_ranges
     assert body == body.strip()
     encoded = body.encode()
     assert ranges.min() >= 0
@@ -207,14 +207,14 @@ def test_blocks_are_the_text_cut(vocab_file, tmp_path_factory, texts, length):
     # Every token's bytes are whole characters of the body.
     for start, limit in ranges.tolist():
       assert encoded[start:limit].decode()
-    sentences = corpus.sentences(row)
+    sentences = corpus.block(row).sentences
     assert sentences[0, 0] == 0
     assert sentences[-1, 1] == len(ranges)
     np.testing.assert_array_equal(sentences[1:, 0], sentences[:-1, 1])
-    for start, limit in corpus.salient_spans(row):
+    for start, limit in corpus.block(row).salient_spans:
       assert any(s <= start < limit <= t for s, t in sentences)
-    name = corpus.document_id(row)
-    assert corpus.ordinal(row) == 0 or name in found
+    name = corpus.block(row).document_id
+    assert corpus.block(row).ordinal == 0 or name in found
     found[name] = found.get(name, "") + body
   for i, text in enumerate(texts):
     # Cutting loses white space and nothing else.
@@ -256,9 +256,9 @@ def test_the_command(tmp_path, vocab_file, command_environment):
   recipe = tmp_path / "corpus.gin"
   recipe.write_text(
     "from __gin__ import dynamic_registration\n"
-    "from realm_jax.corpus.building import corpus\n"
-    "corpus.build_corpus.block_length = 24\n"
-    "corpus.build_corpus.version = 5\n"
+    "from realm_jax.corpus import build\n"
+    "build.build_corpus.block_length = 24\n"
+    "build.build_corpus.version = 5\n"
   )
   done = subprocess.run(
     [
@@ -288,4 +288,4 @@ def test_the_command(tmp_path, vocab_file, command_environment):
   assert corpus.block_length == 32
   assert corpus.version == 5
   # Ada Stone, Velt and 1987.
-  assert len(corpus.salient_spans(0)) == 3
+  assert len(corpus.block(0).salient_spans) == 3

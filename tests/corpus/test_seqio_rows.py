@@ -6,12 +6,12 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from realm_jax.corpus.building.corpus import build_corpus
-from realm_jax.corpus.building.sources import seqio_rows
-from realm_jax.corpus.building.sources.document_source import DocumentSource
-from realm_jax.corpus.building.summary import BuildSummary
+from realm_jax.corpus import seqio_rows
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.errors import InputError
+from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.summary import BuildSummary
 
 # TFDS asks protobuf what this version of it would rather be asked elsewhere.
 pytestmark = pytest.mark.filterwarnings(
@@ -101,35 +101,45 @@ def _build(tmp_path, vocab_file, source, **arguments) -> Corpus:
   return Corpus.open(tmp_path / "corpus")
 
 
+@pytest.mark.parametrize("shard_bytes", [1, None])
 def test_documents_of_salient_span_wikipedia_are_blocks(
-  prepare, tmp_path, vocab_file
+  prepare, tmp_path, vocab_file, shard_bytes
 ):
   prepare(_SPANS, [RECORDS[:2], RECORDS[2:]])
   corpus = _build(
-    tmp_path, vocab_file, f"tfds:{_SPANS}", drop_titles=["wikipedia"]
+    tmp_path,
+    vocab_file,
+    f"tfds:{_SPANS}",
+    drop_titles=["wikipedia"],
+    shard_bytes=shard_bytes,
   )
-  bodies = [corpus.body(row) for row in range(corpus.num_blocks)]
+  bodies = [corpus.block(row).body for row in range(corpus.num_blocks)]
   assert bodies == [FIRST, "Ada.", "Ada.", "Ada."]
-  kinds = [corpus.span_kinds[k] for k in corpus.salient_span_kinds(0)]
+  kinds = [corpus.span_kinds[k] for k in corpus.block(0).salient_span_kinds]
   spans = [
-    corpus.answer_text(0, start, limit)
-    for start, limit in corpus.salient_spans(0).tolist()
+    corpus.block(0).answer_text(start, limit)
+    for start, limit in corpus.block(0).salient_spans.tolist()
   ]
   assert (kinds, spans) == (
     ["ORG", "PER", "DATE"],
     ["Café", "Ada Stone", "1987"],
   )
   sentences = [
-    corpus.answer_text(0, start, limit)
-    for start, limit in corpus.sentences(0).tolist()
+    corpus.block(0).answer_text(start, limit)
+    for start, limit in corpus.block(0).sentences.tolist()
   ]
   assert sentences == ["The Café &amp; Ada Stone.", "was in 1987 by. Velt."]
   # Rows with the same contents have ids of their own.
-  names = [corpus.document_id(row) for row in range(4)]
+  names = [corpus.block(row).document_id for row in range(4)]
   assert names[2:] == [f"{names[1]}-1", f"{names[1]}-2"]
   assert len(set(corpus.block_ids.tolist())) == 4
   # No rule adds spans to those that were published.
-  assert [len(corpus.salient_spans(row)) for row in range(4)] == [3, 0, 1, 0]
+  assert [len(corpus.block(row).salient_spans) for row in range(4)] == [
+    3,
+    0,
+    1,
+    0,
+  ]
   assert corpus.summary["duplicate_blocks"] == 2
   assert corpus.summary["skipped"] == {"title with 'List of'": 1}
 
@@ -139,11 +149,11 @@ def test_a_published_block_that_is_too_long_keeps_its_text(
 ):
   prepare(_SPANS, [RECORDS])
   corpus = _build(tmp_path, vocab_file, f"tfds:{_SPANS}:train", block_length=12)
-  assert corpus.body(0) == FIRST
+  assert corpus.block(0).body == FIRST
   assert corpus.lengths.max() == 12
   reason = "ends of blocks longer than the block length"
   assert corpus.summary["skipped"][reason] == 1
-  assert corpus.sentences(0).tolist()[-1][1] == 8
+  assert corpus.block(0).sentences.tolist()[-1][1] == 8
 
 
 def test_a_seqio_source(tmp_path, vocab_file):
@@ -169,19 +179,19 @@ def test_a_seqio_source(tmp_path, vocab_file):
       DocumentSource([f"seqio:{__name__}:none"])
   finally:
     seqio.TaskRegistry.remove("texts_of_a_test")
-  assert [corpus.body(row) for row in range(2)] == ["ada.", "Stone."]
-  assert [corpus.document_id(row) for row in range(2)] == ["7", "8"]
+  assert [corpus.block(row).body for row in range(2)] == ["ada.", "Stone."]
+  assert [corpus.block(row).document_id for row in range(2)] == ["7", "8"]
 
 
 def test_a_record_without_text_is_named(prepare):
   name = "wikipedia/20230601.en"
   prepare(name, [[{"title": "Velt", "text": "Ada."}]])
   (shard,) = DocumentSource([f"tfds:{name}"]).files
-  with pytest.raises(InputError, match="no 'text' among 'title'; wanted title"):
+  with pytest.raises(InputError, match="no 'text' among 'title'; want"):
     shard.parse({"title": b"Velt"}, place="", of_update=False)
   with pytest.raises(InputError, match=r"'title' is not UTF-8 \(byte 2\)"):
     row = {"title": b"V\xff", "text": np.bytes_(b"")}
     shard.parse(row, place="", of_update=False)
   assert shard.place(3) == f"tfds:{name} shard 0, record 3"
   source = DocumentSource([f"tfds:{name}"])
-  assert [d.text for d in source.documents(BuildSummary())] == ["Ada."]
+  assert [d.text for d in source.all_entries(BuildSummary())] == ["Ada."]

@@ -1,18 +1,19 @@
 """Reading JSON Lines, and what is said of lines that are not."""
 
+import codecs
 import json
 
 import pytest
 
-from realm_jax.corpus.building.sources.document_source import DocumentSource
-from realm_jax.corpus.building.sources.documents import default_document_id
-from realm_jax.corpus.building.summary import BuildSummary
+from realm_jax.corpus.documents import default_document_id
 from realm_jax.corpus.errors import InputError
+from realm_jax.corpus.sources import DocumentSource
+from realm_jax.corpus.summary import BuildSummary
 
 
 def read(path, **arguments):
   source = DocumentSource([str(path)], **arguments)
-  return list(source.documents(BuildSummary()))
+  return list(source.all_entries(BuildSummary()))
 
 
 def test_a_document_and_its_place(tmp_path):
@@ -25,6 +26,24 @@ def test_a_document_and_its_place(tmp_path):
   assert velt[:5] == ("v", "Velt", "A café.", "u:v", f"{path}:1")
   assert ada[:5] == ("7", "Ada", "Stone & river", "", f"{path}:2")
   assert read(path, unescape_html=False)[1].text == "Stone &amp; river"
+
+
+def test_slices_are_the_rows_in_order(tmp_path):
+  path = tmp_path / "a.jsonl"
+  rows = [json.dumps({"title": f"é{i}", "text": "x" * i}) for i in range(9)]
+  # A byte order mark, ends of lines as on Windows, and none at the end.
+  path.write_bytes(codecs.BOM_UTF8 + "\r\n".join(rows).encode())
+  whole = read(path)
+  assert [document.title for document in whole] == [f"é{i}" for i in range(9)]
+  for slice_bytes in (1, 70, 1 << 20):
+    source = DocumentSource([str(path)], slice_bytes=slice_bytes)
+    slices, repeats = source.scan(BuildSummary())
+    assert slices[-1].limit == path.stat().st_size
+    found = [
+      entry for part in slices for entry in source.entries(part, repeats)
+    ]
+    assert found == whole
+  assert len(slices) == 1
 
 
 def test_an_id_comes_from_the_contents(tmp_path):
@@ -69,7 +88,7 @@ def test_a_malformed_line_is_named(tmp_path, line, message):
 
   summary = BuildSummary()
   source = DocumentSource([str(path)], skip_bad_lines=True)
-  assert len(list(source.documents(summary))) == 2
+  assert len(list(source.all_entries(summary))) == 2
   assert summary.skipped == {"malformed lines": 1}
   assert f"{path}:2" in summary.first_errors[0]
 
@@ -81,7 +100,7 @@ def test_patterns(tmp_path):
 
   def titles(*patterns):
     source = DocumentSource([str(tmp_path / pattern) for pattern in patterns])
-    return [document.title for document in source.documents(BuildSummary())]
+    return [document.title for document in source.all_entries(BuildSummary())]
 
   assert titles("*.jsonl") == ["a.jsonl", "b.jsonl"]
   assert titles("**/*.jsonl") == ["a.jsonl", "b.jsonl", "deep/d.jsonl"]

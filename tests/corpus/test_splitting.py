@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from realm_jax.corpus.building.splitting import (
+from realm_jax.corpus.splitting import (
   Sentences,
   align_sentences,
   cut_overlong_sentences,

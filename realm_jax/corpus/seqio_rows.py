@@ -17,78 +17,60 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import numpy as np
 import seqio
 
-from realm_jax.corpus.building.sources.documents import (
-  Document,
-  Removal,
-  default_document_id,
-)
-from realm_jax.corpus.building.sources.input_file import Row
+from realm_jax.corpus.documents import Document, document_of
 from realm_jax.corpus.errors import InputError
+from realm_jax.corpus.sources import InputFile, Row
 from realm_jax.files import prepared_tfds
 
-PREFIXES = ("tfds:", "seqio:")
+_FIELDS = ("id", "title", "text", "url")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 @dataclasses.dataclass(frozen=True)
-class SeqioShard:
-  """One of the shards of a source; see `input_file.InputFile`.
+class SeqioShard(InputFile):
+  """One of the shards of a source, the `index`-th of `num_shards`.
 
-  `source` is the input that names it, and `index` the shard's number, of
-  `num_shards`.
+  `source` is the input that names it. Rows with the same contents are documents
+  of their own.
   """
 
-  source: str
-  index: int
-  num_shards: int
-  name: str
-  size: int = 0
-  numbers_repeats: bool = True
+  source: str = ""
+  index: int = 0
+  num_shards: int = 1
+  numbers_repeats: ClassVar[bool] = True
 
-  def rows(self) -> Iterator[tuple[Row, int]]:
-    """Yields records in the order of the shard."""
+  def rows(self, start: int = 0) -> Iterator[Mapping[str, object]]:
+    """Yields all records, in the order of the shard; they cannot be seeked."""
+    del start
     source, split = _open(self.source)
     shard = seqio.ShardInfo(index=self.index, num_shards=self.num_shards)
     with _explained(self.source):
       dataset = source.get_dataset(split, shuffle=False, shard_info=shard)
-    for record in dataset.as_numpy_iterator():
-      yield record, 0
+    yield from dataset.as_numpy_iterator()
 
-  def parse(
-    self, row: Row, *, place: str, of_update: bool
-  ) -> Document | Removal:
+  def parse(self, row: Row, *, place: str, of_update: bool) -> Document:
     """Reads a record; raises `InputError` if it has no title or text."""
     assert isinstance(row, Mapping)
-    title, text = _string(row, "title"), _string(row, "text")
-    given_id = _string(row, "id", default="")
-    if of_update and not given_id:
-      raise InputError(
-        "no 'id' in a record; an update needs documents with ids of their own"
-      )
-    document = Document(
-      given_id or default_document_id(title, text),
-      title,
-      text,
-      _string(row, "url", default=""),
-      place,
-    )
+    fields = {key: _field(row, key) for key in _FIELDS if key in row}
+    document = document_of(fields, place=place, of_update=of_update)
+    assert isinstance(document, Document)  # A record has no field "remove".
     if "sentences" not in row or "spans" not in row:
       return document
     spans, sentences = row["spans"], row["sentences"]
     assert isinstance(spans, Mapping)
     assert isinstance(sentences, Mapping)
+    kinds = np.asarray(spans["type"]).tolist()
     return document._replace(
       is_block=True,
       sentences=_ranges(sentences),
       spans=[
         (start, limit, kind.decode())
-        for (start, limit), kind in zip(
-          _ranges(spans), np.asarray(spans["type"]).tolist(), strict=True
-        )
+        for (start, limit), kind in zip(_ranges(spans), kinds, strict=True)
       ],
     )
 
@@ -117,7 +99,7 @@ def seqio_shards(source: str) -> list[SeqioShard]:
       )
     )
   return [
-    SeqioShard(source, index, len(names), f"{source} shard {index}")
+    SeqioShard(f"{source} shard {index}", source, index, len(names))
     for index in range(len(names))
   ]
 
@@ -180,17 +162,13 @@ def _open_tfds(source: str, parts: list[str]) -> tuple[seqio.DataSource, str]:
   return opened, parts[0] if parts else "train"
 
 
-def _string(
-  row: Mapping[str, object], key: str, *, default: str | None = None
-) -> str:
-  value = row.get(key, default)
-  if isinstance(value, (int, np.integer)) and key == "id":
-    return str(value)
-  if value is None:
-    keys = ", ".join(map(repr, row)) or "no features"
-    raise InputError(f"no {key!r} among {keys}; wanted title and text")
+def _field(row: Mapping[str, object], key: str) -> object:
+  """Returns a field as JSON would give it."""
+  value = row[key]
+  if isinstance(value, np.generic):
+    value = value.item()
   try:
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+    return value.decode("utf-8") if isinstance(value, bytes) else value
   except UnicodeDecodeError as error:
     raise InputError(f"{key!r} is not UTF-8 (byte {error.start + 1})") from None
 

@@ -7,6 +7,7 @@ spans, and for each block to hash it.
 """
 
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -14,23 +15,45 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from realm_jax.corpus.building import splitting
-from realm_jax.corpus.building.block_identity import block_id, content_hash
-from realm_jax.corpus.building.sources.documents import Document
-from realm_jax.corpus.building.sources.input_file import (
-  BYTES_PER_CHUNK,
-  ROWS_PER_CHUNK,
+from realm_jax.corpus import splitting
+from realm_jax.corpus.documents import Document, document_hash, hash63
+from realm_jax.corpus.shard import (
+  NUM_SPECIAL_TOKENS,
+  Blocks,
+  ragged,
+  ragged_indices,
 )
-from realm_jax.corpus.building.splitting import Sentences
-from realm_jax.corpus.shards.blocks import Blocks
-from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
-from realm_jax.corpus.shards.shard import ragged_indices
+from realm_jax.corpus.splitting import Sentences
 from realm_jax.text.salient_spans import FoundSpan, Tagger, tag_many
 from realm_jax.text.sentences import sentence_characters, sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # What is counted of each document, besides its blocks.
 COUNTS = ("tokens", "sentences", "cut_sentences", "cut_titles", "long_words")
+# Documents of one call of the tokenizer, and characters of their texts. A call
+# costs 20 ms, and what it gives stays in memory until it is written.
+DOCUMENTS_PER_CHUNK = 2048
+_CHARACTERS_PER_CHUNK = 4 << 20
+
+
+def block_id(corpus_name: str, document_id: str, ordinal: int) -> int:
+  """Returns the stable id of a document's block: 63 bits, never negative.
+
+  The name of the corpus is part of it, so that documents of two corpora may
+  have the same ids.
+  """
+  return hash63(f"{corpus_name}\0{document_id}\0{ordinal}")
+
+
+def content_hash(title: str, body: bytes) -> int:
+  """Returns the first 64 bits of a SHA-1 of title and body, signed.
+
+  Two blocks with the same title and body have the same hash, in whichever
+  corpus they are. Released REALM hashes the same text to find the blocks that
+  a sentence was taken from.
+  """
+  digest = hashlib.sha1(b"%b <sep> %b" % (title.encode(), body)).digest()
+  return int.from_bytes(digest[:8], "big", signed=True)
 
 
 class BuiltBlocks(NamedTuple):
@@ -267,17 +290,13 @@ class BlockBuilder:
       "salient_spans_offsets": span_offsets,
       "salient_span_kinds": spans.kinds,
       "document_starts": np.append(document_starts, len(firsts)),
+      "document_hashes": _array(map(document_hash, documents)),
+      **ragged("bodies", bodies),
+      **ragged("titles", [title.encode() for title in titles]),
+      **ragged("document_ids", [name.encode() for name in names]),
+      **ragged("urls", [document.url.encode() for document in documents]),
     }
-    for name, items in (
-      ("bodies", bodies),
-      ("titles", [title.encode() for title in titles]),
-      ("document_ids", [name.encode() for name in names]),
-      ("urls", [document.url.encode() for document in documents]),
-    ):
-      arrays[name] = np.frombuffer(b"".join(items), np.uint8)
-      sizes = np.array([len(item) for item in items], np.int64)
-      arrays[f"{name}_offsets"] = np.append(0, np.cumsum(sizes))
-    return Blocks(arrays, span_kinds=spans.kind_names)
+    return Blocks(arrays, spans.kind_names)
 
 
 def _titles_and_bodies(
@@ -365,7 +384,7 @@ def chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
   for document in documents:
     chunk.append(document)
     characters += len(document.text)
-    if len(chunk) >= ROWS_PER_CHUNK or characters >= BYTES_PER_CHUNK:
+    if len(chunk) >= DOCUMENTS_PER_CHUNK or characters >= _CHARACTERS_PER_CHUNK:
       yield chunk
       chunk, characters = [], 0
   if chunk:

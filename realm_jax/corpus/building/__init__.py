@@ -1,1 +1,0 @@
-"""Building and updating: from documents to a corpus directory."""

@@ -1,1 +1,0 @@
-"""What corpora are built from: rows of files, read as documents."""

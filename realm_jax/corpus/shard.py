@@ -1,0 +1,380 @@
+"""Shards: arrays of documents and their blocks, written once and mapped.
+
+Ragged data are a flat array and its offsets: item i of `x.npy` is
+`x[x_offsets[i]:x_offsets[i + 1]]`. Documents are never split between shards.
+Kinds of salient spans are numbers, which index the names that the manifest
+lists for the shard.
+
+A block's position in the arrays never changes. An update removes blocks by
+listing their positions, so that a version's rows skip them: `Shard.positions`
+maps rows, counted from the shard's first, to positions.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from realm_jax.corpus.manifest import (
+  RemovedRecord,
+  ShardRecord,
+  file_record,
+  removed_path,
+)
+
+# [CLS], and [SEP] after the title and after the body of a block.
+NUM_SPECIAL_TOKENS = 3
+# These, and at least one piece of the title and of the body.
+MIN_BLOCK_LENGTH = 8
+# Bytes of text in a shard that is written by one process.
+SHARD_BYTES = 64 << 20
+
+# Name: (dtype, trailing dimensions). `token_ids` is uint16 where the
+# vocabulary allows, which halves the largest array that training reads.
+ARRAYS: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
+  # One row for each block.
+  "block_ids": (np.dtype("<i8"), ()),
+  "content_hashes": (np.dtype("<i8"), ()),
+  "title_lengths": (np.dtype("<i4"), ()),
+  "token_ids_offsets": (np.dtype("<i8"), ()),
+  "byte_ranges_offsets": (np.dtype("<i8"), ()),
+  "sentences_offsets": (np.dtype("<i8"), ()),
+  "salient_spans_offsets": (np.dtype("<i8"), ()),
+  "bodies_offsets": (np.dtype("<i8"), ()),
+  # One row for each token of title and body.
+  "token_ids": (np.dtype("<i4"), ()),
+  # One row for each token of the body: its bytes in `bodies`.
+  "byte_ranges": (np.dtype("<i4"), (2,)),
+  # Ranges of the body's tokens.
+  "sentences": (np.dtype("<i4"), (2,)),
+  "salient_spans": (np.dtype("<i4"), (2,)),
+  # One row for each salient span: its kind.
+  "salient_span_kinds": (np.dtype("u1"), ()),
+  # Original text, UTF-8.
+  "bodies": (np.dtype("u1"), ()),
+  # One row for each document: the position of its first block in the shard
+  # (and at last the number of blocks), a hash of what it was made from, by
+  # which an update finds what has changed, and its texts.
+  "document_starts": (np.dtype("<i8"), ()),
+  "document_hashes": (np.dtype("<i8"), ()),
+  "titles": (np.dtype("u1"), ()),
+  "titles_offsets": (np.dtype("<i8"), ()),
+  "document_ids": (np.dtype("u1"), ()),
+  "document_ids_offsets": (np.dtype("<i8"), ()),
+  "urls": (np.dtype("u1"), ()),
+  "urls_offsets": (np.dtype("<i8"), ()),
+}
+
+
+class Blocks(NamedTuple):
+  """Whole documents with their blocks, in order, in memory.
+
+  Attributes:
+    arrays: Those of `ARRAYS`, with offsets from 0, of any integer dtype.
+    span_kinds: Names of the kinds of salient spans.
+  """
+
+  arrays: Mapping[str, np.ndarray]
+  span_kinds: Sequence[str] = ()
+
+  @property
+  def blocks_per_document(self) -> Int[np.ndarray, " d"]:
+    """Number of blocks of each document."""
+    return np.diff(self.arrays["document_starts"])
+
+
+def ragged(
+  name: str, items: Sequence[np.ndarray | bytes]
+) -> dict[str, np.ndarray]:
+  """Returns the flat array of some items and its offsets, by their names.
+
+  Byte strings, or no items, become an array of uint8.
+  """
+  if not items or isinstance(items[0], bytes):
+    flat = np.frombuffer(b"".join(map(bytes, items)), np.uint8)
+  else:
+    flat = np.concatenate(items)
+  offsets = np.cumsum([0, *map(len, items)])
+  return {name: flat, f"{name}_offsets": offsets}
+
+
+def ragged_indices(
+  starts: Int[np.ndarray, " n"], lengths: Int[np.ndarray, " n"]
+) -> Int[np.ndarray, " t"]:
+  """Returns `[starts[0], …, starts[0] + lengths[0] - 1, starts[1], …]`."""
+  limits = np.cumsum(lengths)
+  total = int(limits[-1]) if len(limits) else 0
+  return np.arange(total) + np.repeat(starts - (limits - lengths), lengths)
+
+
+# --- Writing ------------------------------------------------------------
+
+
+def shard_name(index: int, *, update: str = "") -> str:
+  """Returns the folder of a shard, of a whole build or of an update."""
+  return f"shard-{update}-{index:05d}" if update else f"shard-{index:05d}"
+
+
+def write_shards(
+  directory: Path,
+  blocks: Iterable[Blocks],
+  *,
+  vocab_size: int,
+  update: str = "",
+  shard_bytes: int = SHARD_BYTES,
+) -> list[ShardRecord]:
+  """Writes documents to shards in folders of a local directory.
+
+  A shard ends with the blocks that bring it to `shard_bytes` of text, and is
+  in memory until then. Returns the shards' records for the manifest.
+  """
+  records: list[ShardRecord] = []
+  parts: list[Blocks] = []
+
+  def write() -> None:
+    folder = directory / shard_name(len(records), update=update)
+    records.append(write_shard(folder, parts))
+    parts.clear()
+
+  size = 0
+  for given in blocks:
+    if not given.blocks_per_document.size:
+      continue
+    parts.append(as_stored(given, vocab_size=vocab_size))
+    size += len(given.arrays["bodies"])
+    if size >= shard_bytes:
+      write()
+      size = 0
+  if parts:
+    write()
+  return records
+
+
+def as_stored(blocks: Blocks, *, vocab_size: int) -> Blocks:
+  """Returns blocks in the dtypes of their files, which take less memory."""
+  arrays = {
+    name: np.ascontiguousarray(blocks.arrays[name], dtype)
+    for name, (dtype, _) in ARRAYS.items()
+  }
+  if vocab_size <= 1 << 16:
+    arrays["token_ids"] = arrays["token_ids"].astype("<u2")
+  return Blocks(arrays, blocks.span_kinds)
+
+
+def write_shard(folder: Path, parts: Sequence[Blocks]) -> ShardRecord:
+  """Writes blocks, as `as_stored` returns them, to a new folder."""
+  folder.mkdir(parents=True)
+  kinds: dict[str, int] = {}
+  files, num_tokens = {}, 0
+  for name in ARRAYS:
+    values = [part.arrays[name] for part in parts]
+    if name == "salient_span_kinds":
+      values = [_kind_numbers(part, kinds) for part in parts]
+    elif name == "document_starts" or name.endswith("_offsets"):
+      values = _joined_offsets(values)
+    elif name == "token_ids":
+      num_tokens = sum(map(len, values))
+    path = folder / f"{name}.npy"
+    np.save(path, np.concatenate(values))
+    files[path.name] = file_record(path)
+  starts = [part.arrays["document_starts"] for part in parts]
+  return ShardRecord(
+    name=folder.name,
+    num_blocks=sum(int(s[-1]) for s in starts),
+    num_documents=sum(len(s) - 1 for s in starts),
+    num_tokens=num_tokens,
+    span_kinds=list(kinds),
+    files=files,
+  )
+
+
+def write_removed(
+  directory: Path,
+  shard: str,
+  is_removed: Bool[np.ndarray, " n"],
+  *,
+  update: str,
+  lengths: Int[np.ndarray, " n"],
+  document_starts: Int[np.ndarray, " bounds"],
+) -> RemovedRecord:
+  """Lists the blocks of a shard that are removed, by their sorted positions."""
+  path = directory / removed_path(shard, update=update)
+  path.parent.mkdir(exist_ok=True)
+  positions = np.flatnonzero(is_removed)
+  np.save(path, positions.astype("<i8"))
+  return RemovedRecord(
+    path=removed_path(shard, update=update),
+    num_blocks=len(positions),
+    num_documents=int((~is_left(is_removed, document_starts)).sum()),
+    num_tokens=int(lengths[positions].sum()),
+    **file_record(path),
+  )
+
+
+def is_left(
+  is_removed: Bool[np.ndarray, " n"],
+  document_starts: Int[np.ndarray, " bounds"],
+) -> Bool[np.ndarray, " d"]:
+  """Returns which documents have blocks that are not removed."""
+  before = np.append(0, np.cumsum(~is_removed))
+  return np.diff(before[document_starts]) > 0
+
+
+def _joined_offsets(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+  """Shifts the offsets of each part behind those of the parts before it."""
+  joined, total = [parts[0][:1]], 0
+  for offsets in parts:
+    joined.append(offsets[1:] + total)
+    total += int(offsets[-1])
+  return joined
+
+
+def _kind_numbers(blocks: Blocks, kinds: dict[str, int]) -> np.ndarray:
+  """Returns the kinds of spans, numbered as the shard first has them."""
+  given = blocks.arrays["salient_span_kinds"]
+  used, first = np.unique(given, return_index=True)
+  table = np.zeros(len(blocks.span_kinds), given.dtype)
+  for number in used[np.argsort(first)].tolist():
+    table[number] = kinds.setdefault(blocks.span_kinds[number], len(kinds))
+  return table[given]
+
+
+# --- Reading ------------------------------------------------------------
+
+
+class Shard:
+  """The arrays of a shard, mapped into memory when first used.
+
+  Args:
+    name: Folder of the shard in the corpus's directory.
+    local: Function from the path of a file in that directory to a local one.
+    removed: Path of the removed blocks' positions there, if there are any.
+    span_kinds: Names of the shard's kinds of salient spans.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    local: Callable[[str], Path],
+    *,
+    removed: str | None,
+    span_kinds: Sequence[str],
+  ):
+    self.span_kinds = tuple(span_kinds)
+    self._name = name
+    self._local = local
+    self._removed_path = removed
+    self._arrays: dict[str, np.ndarray] = {}
+
+  @functools.cached_property
+  def removed(self) -> Int[np.ndarray, " r"]:
+    """The positions of the removed blocks, in order."""
+    if self._removed_path is None:
+      return np.zeros(0, np.int64)
+    return np.load(self._local(self._removed_path), allow_pickle=False)
+
+  @functools.cached_property
+  def _rows_before_removed(self) -> Int[np.ndarray, " r"]:
+    return self.removed - np.arange(len(self.removed))
+
+  def positions(
+    self, rows: Int[np.ndarray, "*s"] | np.integer
+  ) -> Int[np.ndarray, "*s"] | np.integer:
+    """Returns the positions of rows, which skip removed blocks."""
+    if self._removed_path is None:
+      return rows
+    before = self._rows_before_removed
+    return np.asarray(rows + np.searchsorted(before, rows, side="right"))
+
+  def without_removed(self, array: np.ndarray) -> np.ndarray:
+    """Returns an array of one row a block without the removed blocks."""
+    if self._removed_path is None:
+      return array
+    return np.delete(array, self.removed, axis=0)
+
+  def array(self, name: str) -> np.ndarray:
+    """Returns an array of `ARRAYS`, mapped when it is first used."""
+    if name not in self._arrays:
+      path = self._local(f"{self._name}/{name}.npy")
+      mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+      # A plain view: indexing a memmap object costs Python calls each time.
+      self._arrays[name] = mapped.view(np.ndarray)
+    return self._arrays[name]
+
+  def item(self, name: str, index: int) -> np.ndarray:
+    """Returns item `index` of a flat array with offsets, without a copy."""
+    offsets = self.array(f"{name}_offsets")
+    return self.array(name)[offsets[index] : offsets[index + 1]]
+
+  def salient_span_kinds(self, index: int) -> np.ndarray:
+    """Returns the kinds of a block's salient spans, as in `span_kinds`."""
+    offsets = self.array("salient_spans_offsets")
+    kinds = self.array("salient_span_kinds")
+    return kinds[offsets[index] : offsets[index + 1]]
+
+  def text(self, name: str, index: int) -> str:
+    """Returns item `index` of an array of UTF-8."""
+    return self.item(name, index).tobytes().decode("utf-8")
+
+  def document(self, position: int) -> int:
+    """Returns the number, in the shard, of a block's document."""
+    starts = self.array("document_starts")
+    return int(np.searchsorted(starts, position, side="right")) - 1
+
+  def document_range(self, document: int) -> tuple[int, int]:
+    """Returns the positions of a document's blocks as a half-open range."""
+    first, limit = self.array("document_starts")[document : document + 2]
+    return int(first), int(limit)
+
+  def body_tokens(self, position: int) -> np.ndarray:
+    """Returns the token ids of a block's body."""
+    title_length = int(self.array("title_lengths")[position])
+    return self.item("token_ids", position)[title_length:]
+
+  @functools.cached_property
+  def lengths(self) -> Int[np.ndarray, " n"]:
+    """Tokens of title and body, without specials."""
+    return np.diff(self.array("token_ids_offsets"))
+
+  def body_locations(
+    self, positions: Int[np.ndarray, " m"]
+  ) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
+    """Returns where bodies start in `token_ids`, and their lengths."""
+    offsets = self.array("token_ids_offsets")
+    starts = offsets[positions] + self.array("title_lengths")[positions]
+    return starts, offsets[positions + 1] - starts
+
+  def gather(
+    self,
+    positions: Int[np.ndarray, " m"],
+    length: int,
+    *,
+    cls_id: int,
+    sep_id: int,
+  ) -> Int[np.ndarray, "m {length}"]:
+    """Returns `[CLS] title [SEP] body [SEP]`, cut or padded with 0."""
+    token_ids = self.array("token_ids")
+    starts = self.array("token_ids_offsets")[positions]
+    full_titles = self.array("title_lengths")[positions].astype(np.int64)
+    titles = np.minimum(full_titles, length - NUM_SPECIAL_TOKENS)
+    bodies = self.body_locations(positions)[1]
+    bodies = np.minimum(bodies, length - NUM_SPECIAL_TOKENS - titles)
+
+    column = np.arange(length)
+    title_limits = titles[:, None] + 1
+    body_limits = title_limits + 1 + bodies[:, None]
+    in_body = column > title_limits
+    # Column 1 is the title's first token. The body's first token comes after
+    # one [SEP] more, and in the array after the title's cut end.
+    skipped = np.where(in_body, (full_titles - titles - 1)[:, None], 0)
+    source = (starts - 1)[:, None] + column + skipped
+    tokens = token_ids.take(source, mode="clip").astype(np.int32)
+    tokens[column >= body_limits] = 0
+    tokens[:, 0] = cls_id
+    block = np.arange(len(positions))
+    tokens[block, title_limits[:, 0]] = sep_id
+    tokens[block, body_limits[:, 0]] = sep_id
+    return tokens

@@ -1,0 +1,334 @@
+"""A shard is a piece of the input, whoever builds it; and builds that fail."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zstandard
+from etils import epath
+
+from realm_jax.corpus import block_builder, directory_writer, shard
+from realm_jax.corpus.build import InProcess, build_corpus
+from realm_jax.corpus.errors import CorpusError, InputError
+from realm_jax.corpus.manifest import earlier_versions, read
+from realm_jax.corpus.store import Corpus
+from realm_jax.files.local_disk.disk_full import DiskFullError
+from realm_jax.files.whole.whole_directory import TargetError
+from tests.corpus.conftest import write_lines
+from tests.corpus.updated import article, contents, require_consistent
+
+# Some with the contents of others, some with dropped titles, one wordless.
+ROWS = [
+  *(
+    {**article(f"d{i}", seed=i % 30, sentences=1 + i % 9), "title": "Velt"}
+    for i in range(40)
+  ),
+  {"id": "list", "title": "List of Velt", "text": "Ada."},
+  {"id": "empty", "title": "Velt", "text": " \n"},
+  {**article("copy", seed=2), "title": "Velt"},
+]
+BAD = ["", '{"id": "d3", "title": "Again", "text": "Ada."}', "[]"]
+
+
+@pytest.fixture
+def inputs(tmp_path) -> list[str]:
+  """Three files, the last two compressed, with bad lines in each."""
+  paths = []
+  for number, rows in enumerate((ROWS[:15], ROWS[15:30], ROWS[30:])):
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    lines.insert(9, BAD[number])
+    text = ("\n".join(lines) + "\n").encode()
+    path = tmp_path / f"{number}.jsonl"
+    if number == 1:
+      path, text = path.with_suffix(".jsonl.gz"), gzip.compress(text)
+    if number == 2:
+      # Two frames, as `cat a.zst b.zst` gives.
+      half = text.index(b"\n") + 1
+      parts = (text[:half], text[half:])
+      path = path.with_suffix(".jsonl.zst")
+      text = b"".join(map(zstandard.compress, parts))
+    path.write_bytes(text)
+    paths.append(str(path))
+  return paths
+
+
+def files(directory: Path) -> dict[str, bytes]:
+  return {
+    str(path.relative_to(directory)): path.read_bytes()
+    for path in directory.rglob("*")
+    if path.is_file()
+  }
+
+
+@pytest.fixture
+def build_with(inputs, tmp_path, vocab_file):
+  """Builds `inputs`, by default in shards of 700 bytes."""
+
+  def run(directory: str, **arguments) -> Path:
+    build_corpus(
+      inputs,
+      tmp_path / directory,
+      **{
+        "vocab": vocab_file,
+        "name": "corpus",
+        "block_length": 24,
+        "shard_bytes": 700,
+        "drop_titles": ["wikipedia"],
+        "skip_bad_lines": True,
+        **arguments,
+      },
+    )
+    return tmp_path / directory
+
+  return run
+
+
+def test_a_build_by_hand(build_with, inputs):
+  corpus = Corpus.open(build_with("here"))
+  require_consistent(corpus)
+  assert corpus.summary["skipped"] == {
+    "malformed lines": 2,
+    "repeated ids": 1,
+    "title with 'List of'": 1,
+    "no words in the text": 1,
+  }
+  first, second, third = corpus.summary["first_errors"]
+  assert first.startswith(f"{inputs[0]}:10: an")
+  assert f"{inputs[1]}:10 has the same id 'd3'" in second
+  assert third.startswith(f"{inputs[2]}:10: list")
+  names = [corpus.block(row).document_id for row in range(corpus.num_blocks)]
+  assert list(dict.fromkeys(names)) == [*(f"d{i}" for i in range(40)), "copy"]
+  manifest = read(corpus.source)
+  assert len(manifest["shards"]) > 5
+  assert sum(s["num_blocks"] for s in manifest["shards"]) == corpus.num_blocks
+
+
+@pytest.mark.slow
+def test_any_number_of_workers_and_beam_give_the_same_bytes(build_with):
+  pytest.importorskip("apache_beam", reason="Beam is an extra")
+  from realm_jax.corpus.beam import BeamRunner
+
+  for settings in ({}, {"remove_duplicates": True}):
+    expected = files(build_with("here", overwrite=True, **settings))
+    runner = BeamRunner("DirectRunner")
+    beam = build_with("beam", runner=runner, overwrite=True, **settings)
+    assert files(beam) == expected
+  workers = build_with("workers", runner=InProcess(2), **settings)
+  assert files(workers) == expected
+
+
+@pytest.mark.slow
+def test_beam_builds_where_other_machines_see_it(
+  build_with, object_store, tmp_path, monkeypatch
+):
+  pytest.importorskip("apache_beam", reason="Beam is an extra")
+  from realm_jax.corpus.beam import BeamRunner
+
+  monkeypatch.setenv("REALM_JAX_CACHE_DIR", str(tmp_path / "cache"))
+  # The emulator of a store drops a carriage return that ends a file.
+  settings = {"remove_duplicates": True, "name": "beam"}
+  expected = Corpus.open(build_with("here", **settings))
+  target = epath.Path(object_store.path(f"beam/{tmp_path.name}"))
+  runner = BeamRunner("DirectRunner")
+  build_with(target, **settings, runner=runner)
+  found = Corpus.open(target)
+  assert found.fingerprint == expected.fingerprint
+  require_consistent(found)
+  assert {p.name for p in target.iterdir()} == {
+    p.name for p in expected.source.iterdir()
+  }
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 10_000, None])
+def test_shards_and_chunks_do_not_show(build_with, monkeypatch, shard_bytes):
+  expected = Corpus.open(build_with("here"))
+  monkeypatch.setattr(block_builder, "DOCUMENTS_PER_CHUNK", 3)
+  other = Corpus.open(build_with("other", shard_bytes=shard_bytes))
+  assert other.block_ids.tolist() == expected.block_ids.tolist()
+  assert contents(other) == contents(expected)
+  assert other.summary == expected.summary
+
+
+def test_the_first_bad_line_is_named_and_nothing_is_left(
+  build_with, inputs, tmp_path
+):
+  before = sorted(tmp_path.iterdir())
+  for order in (inputs, inputs[::-1]):  # Files are sorted by name.
+    inputs[:] = order
+    with pytest.raises(InputError, match=r"0\.jsonl:10: an empty line"):
+      build_with("out", skip_bad_lines=False)
+  assert sorted(tmp_path.iterdir()) == before
+  with pytest.raises(CorpusError, match="--workers=0; give 1"):
+    InProcess(0)
+  with pytest.raises(CorpusError, match="shard_bytes=0"):
+    build_with("out", shard_bytes=0)
+
+
+def test_a_damaged_compressed_file_is_named(inputs, build_with, tmp_path):
+  for path in map(Path, inputs[1:]):
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    if path.suffix == ".gz":
+      with pytest.raises(InputError, match=f"{path.name} cannot be decompr"):
+        build_with("out")
+    path.write_bytes(whole)
+  assert not (tmp_path / "out").exists()
+
+
+def test_duplicates_are_counted_and_removed(build_with):
+  whole = Corpus.open(build_with("whole"))
+  seen = set[tuple[str, str]]()
+  first_rows = []
+  for row in range(whole.num_blocks):
+    block = whole.block(row)
+    if (block.title, block.body) not in seen:
+      first_rows.append(row)
+    seen.add((block.title, block.body))
+  num_duplicates = whole.num_blocks - len(first_rows)
+  assert whole.summary["duplicate_blocks"] == num_duplicates > 5
+  less = Corpus.open(build_with("less", remove_duplicates=True))
+  require_consistent(less)
+  assert less.block_ids.tolist() == whole.block_ids[first_rows].tolist()
+  assert less.summary["blocks"] == less.num_blocks == len(first_rows)
+  assert less.summary["skipped"]["blocks that equal an earlier one"] == (
+    num_duplicates
+  )
+  expected = contents(whole)
+  for name, found in contents(less).items():
+    assert found == expected[name]
+
+
+def test_a_tagger_may_take_many_texts(build):
+  calls = []
+
+  class Many:
+    def __call__(self, text, title):
+      raise AssertionError("one at a time")
+
+    def tag_many(self, texts, titles):
+      calls.append((list(texts), list(titles)))
+      return [[(0, 3, "person")] for _ in texts]
+
+  rows = [{"title": f"Velt {i}", "text": "Ada was in."} for i in range(3)]
+  corpus = build(rows, tagger=Many())
+  assert calls == [(["Ada was in."] * 3, ["Velt 0", "Velt 1", "Velt 2"])]
+  assert [corpus.block(row).salient_spans.tolist() for row in range(3)] == (
+    [[[0, 1]]] * 3
+  )
+
+
+# --- Directories that appear whole, or not at all -----------------------
+
+
+@pytest.fixture
+def build_some(tmp_path, vocab_file):
+  """`build_some(3)` builds a corpus of three blocks, each in its shard."""
+
+  def run(count: int, **arguments) -> Corpus:
+    rows = [{"title": f"{i}", "text": "Ada."} for i in range(count)]
+    lines = write_lines(tmp_path / "rows.jsonl", rows)
+    arguments = {"vocab": vocab_file, "shard_bytes": 1} | arguments
+    build_corpus([str(lines)], tmp_path / "corpus", **arguments)
+    return Corpus.open(tmp_path / "corpus")
+
+  return run
+
+
+def names(directory: Path) -> list[str]:
+  found = {path.name for path in directory.iterdir()}
+  return sorted(found - {"rows.jsonl"})
+
+
+def test_nothing_is_left_of_a_build_that_fails(
+  build_some, tmp_path, monkeypatch
+):
+  def interrupted(*arguments, **keywords):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(directory_writer, "write_pieces", interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    build_some(5)
+  assert names(tmp_path) == []
+
+
+def test_a_full_disk_is_explained(build_some, tmp_path, monkeypatch):
+  """As a shard is written to a disk that takes no more."""
+  saved = []
+
+  def save(path, array):
+    saved.append(path)
+    with open("/dev/full" if len(saved) > 30 else path, "wb") as file:
+      np_save(file, array)
+
+  np_save = shard.np.save
+  monkeypatch.setattr(shard.np, "save", save)
+  with pytest.raises(DiskFullError, match=r"is full .* free some space"):
+    build_some(5)
+  assert names(tmp_path) == []
+
+
+_BUILD_AND_HANG = """
+import sys, time
+from realm_jax.corpus import build
+finish = build.CorpusDirectoryWriter.finish
+
+def hang(self, **keywords):
+  print("written", flush=True)
+  time.sleep(600)
+
+build.CorpusDirectoryWriter.finish = hang
+build.build_corpus([sys.argv[1]], sys.argv[2], vocab=sys.argv[3], shard_bytes=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_build_leaves_no_half_corpus(
+  build_some, tmp_path, vocab_file, command_environment
+):
+  directory = tmp_path / "corpus"
+  rows = [{"title": f"{i}", "text": "Ada."} for i in range(6)]
+  lines = write_lines(tmp_path / "rows.jsonl", rows)
+  arguments = [_BUILD_AND_HANG, str(lines), str(directory), vocab_file]
+  with subprocess.Popen(
+    [sys.executable, "-c", *arguments],
+    env=command_environment,
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as process:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "written\n"
+    # Meanwhile nobody else builds the same corpus, and nobody reads it.
+    with pytest.raises(TargetError, match="another process is building"):
+      build_some(3)
+    with pytest.raises(CorpusError, match="no corpus in"):
+      Corpus.open(directory)
+    process.kill()
+  assert names(tmp_path) == [".corpus.building"]
+  assert build_some(3).num_blocks == 3
+  assert names(tmp_path) == ["corpus"]
+
+
+def test_replacing_keeps_readers_of_the_old_one(build_some, tmp_path):
+  old = build_some(5)
+  ids = old.shards[4].array("block_ids")  # Mapped, not read.
+  new = build_some(2, overwrite=True)
+  assert len(ids) == 1
+  assert ids[0] not in new.block_ids
+  assert names(tmp_path) == ["corpus"]
+
+
+def test_on_an_object_store_earlier_versions_go_with_their_corpus(
+  build_some, monkeypatch
+):
+  target = build_some(9).source
+  for folder in ("versions", "removed"):
+    (target / folder).mkdir()
+    (target / folder / "00000001.json").write_text("of another corpus")
+  monkeypatch.setattr(directory_writer, "is_remote", lambda path: True)
+  build_some(3, overwrite=True)
+  assert earlier_versions(target) == []
+  assert not (target / "removed").exists()
+  Corpus.open(target).verify()
