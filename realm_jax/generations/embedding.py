@@ -60,7 +60,7 @@ def abstract_retriever(retriever: Retriever, mesh: Mesh) -> Params:
 class CorpusEmbedder:
   """Embeds rows of one corpus, and compiles once for any number of calls.
 
-  The result depends on the rows of a call alone: all workers that embed the
+  The result depends on the rows of a call alone: all processes that embed the
   same rows on the same number and kind of devices get the same bytes.
 
   The function `embed_blocks` maps parameters and token ids [b, l] to vectors
