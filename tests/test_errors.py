@@ -128,9 +128,8 @@ def outcomes(tmp_path_factory):
     "build_corpus --input={d}/text/*.jsonl --output_dir={d}/corpus "
     "--vocab=train:200 --block_length=64"
   )
-  updated = (
-    "build_corpus --update --input={d}/text/*.jsonl --output_dir={d}/corpus"
-  )
+  (directory / "changes").write_text(f'{{"id": "velt", {line[1:]}\n')
+  updated = "build_corpus --update --input={d}/changes --output_dir={d}/corpus"
   lines = [built, updated, *(typed for typed, _ in _REFUSED)]
   commands = [
     shlex.split(f"realm_jax.{line.replace('{d}', str(directory))}")

@@ -70,9 +70,10 @@ class Document(NamedTuple):
     title, in_title = _LONG_WORD.subn("", self.title)
     text, in_text = _LONG_WORD.subn("", self.text)
     if in_text and not text.strip():
+      longest = max(map(len, self.text.split()))
       raise InputError(
-        f"the text has only words of over {_LONGEST_WORD:,} characters, which "
-        "are left out; is it text?"
+        f"the text has no words but of up to {longest:,} characters, and those "
+        f"of over {_LONGEST_WORD:,} are left out; is it text?"
       )
     return self._replace(title=title, text=text, long_words=in_title + in_text)
 
