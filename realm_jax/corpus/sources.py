@@ -19,7 +19,7 @@ import itertools
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, ClassVar, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import zstandard
@@ -114,9 +114,9 @@ class JsonLinesFile(InputFile):
           "again"
         ) from error
 
-  def _decompressed(self, raw: IO[bytes]) -> IO[bytes]:
+  def _decompressed(self, raw: Any) -> Any:
     if self.name.endswith(".gz"):
-      return cast(IO[bytes], gzip.open(raw, "rb"))
+      return gzip.open(raw, "rb")
     if self.name.endswith(".zst"):
       reader = zstandard.ZstdDecompressor().stream_reader(
         raw, read_across_frames=True

@@ -67,11 +67,6 @@ class SidecarConfig:
 
   def __post_init__(self) -> None:
     require_valid(self)
-    if self.checkpoint_step is not None and not self.once:
-      raise ValueError(
-        f"checkpoint_step={self.checkpoint_step} is for one generation; pass "
-        "--once"
-      )
 
   @property
   def skips_none(self) -> bool:

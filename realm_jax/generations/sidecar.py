@@ -92,6 +92,7 @@ def build_index(
     The steps that were published.
 
   Raises:
+    ValueError: There is a `checkpoint_step` without `once`.
     DiskFullError: The disk is full, with `once`; otherwise the sidecar waits.
     CheckpointError: A checkpoint does not fit the model, the newest one cannot
       be read, or that of `checkpoint_step` is gone. Other unreadable ones are
@@ -104,6 +105,11 @@ def build_index(
   """
   if once:
     sidecar = dataclasses.replace(sidecar, once=True)
+  if sidecar.checkpoint_step is not None and not sidecar.once:
+    raise ValueError(
+      f"checkpoint_step={sidecar.checkpoint_step} is for one generation; pass "
+      "--once"
+    )
   agreement = Agreement("builder")
   agreement.require_same(
     {"GenerationConfig": generation, "SidecarConfig": sidecar}

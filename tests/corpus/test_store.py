@@ -184,7 +184,7 @@ def test_damage_is_found_before_it_is_read(corpus, tmp_path):
 
   tokens.write_bytes(content[:-1])
   with pytest.raises(
-    CorpusError, match=r"token_ids\.npy has \d+ bytes and its"
+    CorpusError, match=r"token_ids\.npy has \d+ bytes and not"
   ):
     Corpus.open(directory)
 

@@ -5,14 +5,13 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # Compiles one program, and prints how many the cache had, and its result.
 _PROGRAM = """
 from realm_jax.files import compilation_cache
-
 compilation_cache.enable()
 import jax
-
-pytestmark = pytest.mark.slow
 
 hits = []
 jax.monitoring.register_event_listener(

@@ -22,8 +22,8 @@ _BYTES = 1000
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-  """The cache of this host."""
+def cache(tmp_path, monkeypatch, object_store):
+  """The cache of this host, in place of the one that the store brings."""
   monkeypatch.setenv(staging.DIRECTORY_VARIABLE, str(tmp_path / "cache"))
   return tmp_path / "cache"
 
