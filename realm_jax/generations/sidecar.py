@@ -105,11 +105,6 @@ def build_index(
   """
   if once:
     sidecar = dataclasses.replace(sidecar, once=True)
-  if sidecar.checkpoint_step is not None and not sidecar.once:
-    raise ValueError(
-      f"checkpoint_step={sidecar.checkpoint_step} is for one generation; pass "
-      "--once"
-    )
   agreement = Agreement("builder")
   agreement.require_same(
     {"GenerationConfig": generation, "SidecarConfig": sidecar}
@@ -176,6 +171,11 @@ def follow(
   Raises:
     As `build_index`.
   """
+  if config.checkpoint_step is not None and not config.once:
+    raise ValueError(
+      f"checkpoint_step={config.checkpoint_step} is for one generation; pass "
+      "--once"
+    )
   chooser = Chooser(config, generation, corpus, checkpoints, store)
   builder: Builder | None = None
   published: list[int] = []
