@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax.configuration import command_line
-from realm_jax.weights import WeightsError, vectors
-from realm_jax.weights.formats import TARGETS
+from realm_jax.weights import WeightsError
+from realm_jax.weights.formats import TARGETS, VECTOR_DTYPES
 from realm_jax.weights.tables import PARTS, TOWERS
 
 command_line.define_run_flags()
@@ -46,7 +46,7 @@ _TOWER = flags.DEFINE_enum(
   "tower", None, TOWERS, "Tower to write, if the retriever has two."
 )
 _DTYPE = flags.DEFINE_enum(
-  "dtype", None, tuple(vectors.DTYPES), "Type of vectors; by default float32."
+  "dtype", None, VECTOR_DTYPES, "Type of vectors; by default float32."
 )
 
 
@@ -56,6 +56,8 @@ def main(argv: Sequence[str]) -> None:
   if _TO.value == _VECTORS:
     _refuse(_PART, _TOWER)
     command_line.require_run("")
+    from realm_jax.weights import vectors
+
     report = command_line.call(
       vectors.export_vectors,
       recipe="",

@@ -29,7 +29,8 @@ COMMANDS = [
   f"{path.parent.name}.{path.stem}"
   for folder in ("realm_jax", "launch")
   for path in sorted((PROJECT_DIR / folder).glob("*.py"))
-  if '__name__ == "__main__"' in path.read_text()
+  # A container's command takes the arguments of another one, and no flags.
+  if '__name__ == "__main__"' in path.read_text() and path.stem != "pod"
 ] + ["realm_jax.generations"]
 # Commands that read a run, with arguments that are otherwise right. Index
 # builders wait for theirs.

@@ -14,6 +14,9 @@ from realm_jax.models.retriever import POOLINGS
 from realm_jax.settings import PositiveFloat, PositiveInt, require_valid
 from realm_jax.weights import WeightsError
 
+# What the vectors of an export can be of.
+VECTOR_DTYPES = ("float32", "float16")
+
 
 class Format(NamedTuple):
   """A format of weights.

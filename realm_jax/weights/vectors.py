@@ -26,7 +26,6 @@ from realm_jax.settings import Unnamed
 from realm_jax.weights import WeightsError
 from realm_jax.weights.importing import check_new, new_directory
 
-DTYPES = {"float32": np.float32, "float16": np.float16}
 _VECTORS, _BLOCKS, _DESCRIPTION = "vectors.npy", "blocks.jsonl", "vectors.json"
 _FORMAT_VERSION = 1
 # Vectors that are converted at a time.
@@ -52,8 +51,8 @@ def export_vectors(
     output_dir: Directory to make; it appears complete or not at all.
     generations_dir: Directory of the generations, if not in `model_dir`.
     checkpoint_step: Step of the generation; None takes the newest.
-    dtype: One of `DTYPES`; None takes float32, which holds stored vectors of
-      either type without rounding.
+    dtype: One of `formats.VECTOR_DTYPES`; None takes float32, which holds stored
+      vectors of either type without rounding.
 
   Returns:
     Lines that say what was written.
@@ -136,14 +135,14 @@ def _step(store: GenerationStore, step: int | None) -> int:
 
 def _write_vectors(path: Path, embeddings: Embeddings, dtype: str) -> None:
   num_blocks, dim = embeddings.shape
-  array = npy.create_mapped(path, DTYPES[dtype], (num_blocks, dim))
+  array = npy.create_mapped(path, np.dtype(dtype), (num_blocks, dim))
   size = max(1, _CHUNK_BYTES // (4 * dim))
   with Progress("vectors", total=num_blocks) as progress:
     for start in range(0, num_blocks, size):
       part = np.asarray(embeddings[start : start + size], np.float32)
       check_finite(part, np.arange(start, start + len(part)))
       largest = float(np.abs(part).max())
-      if largest > float(np.finfo(DTYPES[dtype]).max):
+      if largest > float(np.finfo(dtype).max):
         raise WeightsError(
           f"a vector has the element {largest:g}, which is more than {dtype} "
           "holds; use --dtype=float32"
