@@ -51,8 +51,8 @@ def export_vectors(
     output_dir: Directory to make; it appears complete or not at all.
     generations_dir: Directory of the generations, if not in `model_dir`.
     checkpoint_step: Step of the generation; None takes the newest.
-    dtype: One of `formats.VECTOR_DTYPES`; None takes float32, which holds stored
-      vectors of either type without rounding.
+    dtype: One of `formats.VECTOR_DTYPES`; None takes float32, which holds
+      stored vectors of either type without rounding.
 
   Returns:
     Lines that say what was written.
