@@ -1,11 +1,11 @@
 """Vectors of a trained run: of blocks and, by its query tower, of questions.
 
     python -m benchmarks.data.trained_vectors --model_dir=out/demo/realm \\
-      --world_scale=410 --output_dir=out/vectors/demo
+      --world_scale=100 --output_dir=out/vectors/demo
     python -m benchmarks.data.trained_vectors --model_dir=runs/minilm \\
       --texts_dir=../shared/data --block_length=32 --output_dir=out/minilm
 
-The first command generates the demo's world at 410 times its size, about a
+The first command generates the demo's world at 100 times its size, about a
 million blocks; the second cuts the texts at hand into blocks. The folder
 `vectors` of what is written is an argument of `benchmarks.index`.
 """
