@@ -13,7 +13,7 @@ from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import MANIFEST_NAME
-from realm_jax.demo_world import edits, vocabulary
+from realm_jax.demo_world import edits
 from realm_jax.demo_world import world as world_lib
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.store import GenerationStore
@@ -162,7 +162,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   world = demo.make_world()
   if not Path(demo.path("vocab.txt")).exists():
     world_lib.write_world(demo.path("world"), world=world)
-    vocabulary.write_vocabulary(demo.path("vocab.txt"), world)
+    world_lib.write_vocabulary(demo.path("vocab.txt"), world)
   demo.build_corpus("world", "corpus")
   _announce("Inverse cloze: the retriever learns to find a sentence's block")
   demo.train(ICT, "inverse_cloze", {})
