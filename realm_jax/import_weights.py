@@ -12,8 +12,8 @@ not fit are errors, unless --ignore names them.
 
 build_index and evaluate take the MODEL_DIR as it is, and train as
 INITIAL_CHECKPOINT or INITIAL_READER. --from lists the formats. --input may be a
-model's name on Hugging Face's hub, such as intfloat/e5-base-v2, where the
-package huggingface_hub is installed.
+model's name on Hugging Face's hub, such as intfloat/e5-base-v2, with the
+extra `hub`.
 
 Where a directory has the modules.json of sentence-transformers, vectors are
 made as it says; otherwise flags choose:

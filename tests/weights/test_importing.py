@@ -229,7 +229,7 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(
   monkeypatch.chdir(tmp_path)
   # A module of None cannot be imported.
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-  with pytest.raises(WeightsError, match="pip install huggingface_hub"):
+  with pytest.raises(WeightsError, match=r"pip install 'realm_jax\[hub\]'"):
     import_weights("hf_bert", "lovelace/bert", "run", parts=["retriever"])
   hub = _Hub(model_dir.parent / "bert")
   monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
