@@ -53,8 +53,13 @@ def main(argv: Sequence[str] | None = None) -> None:
   with (made / "text.jsonl").open("w") as file:
     for title, text in articles:
       file.write(json.dumps({"title": title, "text": text}) + "\n")
-  pieces = realm_jax.load(run).corpus.vocabulary.pieces
-  (made / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+  # An import has its vocabulary in MODEL_DIR, and no corpus.
+  if (imported := given.model_dir / "vocab.txt").exists():
+    text = imported.read_text()
+  else:
+    pieces = realm_jax.load(run).corpus.vocabulary.pieces
+    text = "".join(f"{piece}\n" for piece in pieces)
+  (made / "vocab.txt").write_text(text)
   generations = f"--gin.GENERATIONS_DIR={made / 'generations'}"
   corpus, model_dir = f"--corpus_dir={made / 'corpus'}", f"--model_dir={run}"
   _command(
@@ -77,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run,
     corpus_dir=made / "corpus",
     generation=made / "generations",
+    bindings=[f"BLOCK_LENGTH = {given.block_length}"],
   )
   rng = np.random.default_rng(0)
   np.save(
