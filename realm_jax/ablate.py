@@ -24,10 +24,10 @@ from absl import flags
 
 from realm_jax.ablation.rows import select
 from realm_jax.configuration import command_line
-from realm_jax.files.json_file import write_json
-from realm_jax.files.sole_process import sole_process
 from realm_jax.partitioning.agreement import commit
 from realm_jax.stage_commands import StoppedError
+from realm_jax.storage.json_files import write_json
+from realm_jax.storage.sole_process import sole_process
 
 if TYPE_CHECKING:
   from realm_jax.ablation.runs import Plan

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.console import stop_on_sigterm
 
 _POLL_SECONDS = 0.2
 _TAIL_LINES = 12

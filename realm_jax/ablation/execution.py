@@ -8,7 +8,7 @@ from realm_jax.ablation.config import AblationError
 from realm_jax.ablation.data import Data
 from realm_jax.ablation.runs import Plan, Run
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.console import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS
 from realm_jax.stage_commands import (
   StoppedError,

@@ -6,7 +6,7 @@ from typing import Any
 
 from realm_jax.ablation.figures import EXACT_MATCH, SHOWN, Metric, metric_of
 from realm_jax.ablation.rows import REALM
-from realm_jax.console.plots import plot
+from realm_jax.console import plot
 
 _TITLES = {
   "table2": "The rows of the paper's Table 2",

@@ -8,8 +8,8 @@ from realm_jax.ablation.figures import SHOWN, Metric, metric_of
 from realm_jax.ablation.plots import write_plots
 from realm_jax.ablation.rows import REALM
 from realm_jax.ablation.runs import Plan
-from realm_jax.console.table import columns
-from realm_jax.files.json_file import whole_text_file
+from realm_jax.console import columns
+from realm_jax.storage.atomic import atomic_text_file
 
 REPORT = "ablation.md"
 
@@ -25,7 +25,7 @@ def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
   metrics = [m for m in SHOWN if m.name in rows[0]["metrics"]]
   plots = write_plots(output_dir, rows)
   tables = [_cells(rows, metric) for metric in metrics]
-  with whole_text_file(output_dir / REPORT) as file:
+  with atomic_text_file(output_dir / REPORT) as file:
     file.write(
       f"# Ablation\n\n{len(seeds)} seeds, commit {figures['commit']}. Each "
       "figure is the mean over the seeds, with their standard deviation. "

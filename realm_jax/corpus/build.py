@@ -27,7 +27,7 @@ from absl import logging
 from etils import epath
 from jaxtyping import Bool
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, chunks
 from realm_jax.corpus.directory_writer import (
@@ -48,14 +48,10 @@ from realm_jax.corpus.shard import (
 )
 from realm_jax.corpus.sources import SLICE_BYTES, DocumentSource, Slice
 from realm_jax.corpus.summary import BuildSummary
-from realm_jax.files.json_file import JsonValue
-from realm_jax.files.local_disk.scratch import ScratchDirectory
-from realm_jax.files.object_store.remote import is_remote
-from realm_jax.files.object_store.store_access import (
-  require_readable,
-  require_writable,
-)
-from realm_jax.files.whole import whole_directory
+from realm_jax.storage.access import require_readable, require_writable
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.local_disk import ScratchDirectory
+from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import (
   WordpieceVocabulary,
@@ -161,7 +157,7 @@ class PieceBuilder:
       return write_shard(Path(target) / name, parts)
     with ScratchDirectory() as scratch:
       record = write_shard(scratch.path / name, parts)
-      whole_directory.upload_directory(scratch.path, target)
+      upload_directory(scratch.path, target)
     return record
 
 

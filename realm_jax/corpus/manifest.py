@@ -23,9 +23,9 @@ from typing import Literal, NotRequired, TypedDict, cast
 from etils import epath
 
 from realm_jax.corpus.errors import CorpusError
-from realm_jax.files.checksum import sha256_of
-from realm_jax.files.json_file import JsonValue, write_json
-from realm_jax.files.object_store.remote import read_text
+from realm_jax.storage.json_files import JsonValue, write_json
+from realm_jax.storage.paths import read_text
+from realm_jax.storage.staging import sha256_of
 
 FORMAT_VERSION = 4
 MANIFEST_NAME = "corpus.json"

@@ -11,7 +11,7 @@ from etils import epath
 
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import Manifest, files_of
-from realm_jax.files.staging import FileRecord, StagedFiles
+from realm_jax.storage.staging import FileRecord, StagedFiles
 
 
 class CorpusFiles:

@@ -14,7 +14,7 @@ from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard, ragged_indices
 from realm_jax.corpus.staging import CorpusFiles
-from realm_jax.files.checksum import sha256_of
+from realm_jax.storage.staging import sha256_of
 
 if TYPE_CHECKING:
   from realm_jax.text.wordpieces import WordpieceVocabulary

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from realm_jax.corpus.block_builder import COUNTS, BuiltBlocks
-from realm_jax.files.json_file import JsonValue
+from realm_jax.storage.json_files import JsonValue
 
 # Messages of skipped lines that a summary keeps; all lines are counted.
 FIRST_ERRORS = 10

@@ -37,14 +37,10 @@ from realm_jax.corpus.shard import (
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import UpdateSummary
-from realm_jax.files.local_disk.disk_full import explain_full_disk
-from realm_jax.files.object_store.remote import is_remote
-from realm_jax.files.object_store.store_access import (
-  require_readable,
-  require_writable,
-)
-from realm_jax.files.whole import whole_directory
-from realm_jax.files.whole.durable import sync, sync_tree
+from realm_jax.storage.access import require_readable, require_writable
+from realm_jax.storage.atomic import check_target, staging_directory
+from realm_jax.storage.local_disk import explain_full_disk, sync, sync_tree
+from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
@@ -105,11 +101,11 @@ def update_corpus(
   directory = epath.Path(output_dir)
   manifests.read(directory)  # Raises an error if there is none.
   if not is_remote(directory):
-    whole_directory.check_same_disk(directory)
+    check_target(directory)
   with (
     explain_full_disk(directory, advice="free some space"),
     # Locally, this also keeps other updates out.
-    whole_directory.staging_directory(directory) as staging,
+    staging_directory(directory) as staging,
   ):
     before = manifests.read(directory)
     corpus = Corpus.open(directory)
@@ -317,7 +313,7 @@ def _changed(
 def _move_files(staging: Path, target: epath.Path) -> None:
   """Puts new files where the manifest will name them."""
   if is_remote(target):
-    whole_directory.upload_directory(staging, target)
+    upload_directory(staging, target)
     return
   sync_tree(staging)
   directory = Path(target)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from realm_jax.console.plots import plot
+from realm_jax.console import plot
 from realm_jax.demo_run import recall, side_by_side
-from realm_jax.files.metric_rows import read_rows
+from realm_jax.training.metric_rows import read_rows
 
 # Each plot's file: its title, and its curves as RUN/METRIC.
 _PLOTS = {

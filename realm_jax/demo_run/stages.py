@@ -9,8 +9,8 @@ from realm_jax.demo_run import recall
 from realm_jax.demo_run.commands import DemoCommands, Figures
 from realm_jax.demo_world import edits, vocabulary
 from realm_jax.demo_world import world as world_lib
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.stage_commands import Value
+from realm_jax.training.metric_rows import read_rows
 
 _NUM_EDITS = 20
 # Checkpoints of the continued inverse cloze, for its curve.

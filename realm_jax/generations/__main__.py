@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from absl import app, flags
 
 from realm_jax.configuration import command_line
-from realm_jax.files.json_file import write_json
 from realm_jax.generations.inspection import (
   GenerationStatus,
   RunGenerations,
   bytes_text,
   table,
 )
+from realm_jax.storage.json_files import write_json
 
 _MODEL_DIR = flags.DEFINE_string(
   "model_dir", None, "Directory of the run, which has a generations folder."

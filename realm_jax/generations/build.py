@@ -21,9 +21,6 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.files.json_value import JsonValue
-from realm_jax.files.local_disk.disk_full import DiskFullError
-from realm_jax.files.staging import DamagedFileError, StagedFiles
 from realm_jax.generations.embedding import CorpusEmbedder, abstract_retriever
 from realm_jax.generations.manifest import (
   GenerationError,
@@ -59,6 +56,9 @@ from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import PositiveInt, Range, require_valid
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.local_disk import DiskFullError
+from realm_jax.storage.staging import DamagedFileError, StagedFiles
 
 # Pause before damaged shards are embedded again. Another host may see files of
 # a network file system a little later.

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from etils import epath
 
 from realm_jax.checkpoints.store import FOLDER, CheckpointStore
-from realm_jax.console.table import columns
-from realm_jax.files.json_value import JsonValue
-from realm_jax.files.object_store.remote import is_remote, objects_below
-from realm_jax.files.object_store.store_access import require_readable
+from realm_jax.console import columns
 from realm_jax.generations.choice import RetainedGenerations
 from realm_jax.generations.manifest import GenerationError, Manifest
 from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.storage.access import require_readable
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.paths import is_remote, objects_below
 
 _COLUMNS = (
   *("step", "blocks", "corpus", "index", "recall", "size"),

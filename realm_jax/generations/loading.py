@@ -12,7 +12,6 @@ from jaxtyping import Float32, Int
 
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.staging import StagedFiles
 from realm_jax.generations.manifest import GenerationError, Manifest
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import (
@@ -34,6 +33,7 @@ from realm_jax.indexes.protocol import (
 from realm_jax.indexes.registry import IndexKindError, config_from
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
+from realm_jax.storage.staging import StagedFiles
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax.files.json_value import JsonValue
-from realm_jax.files.staging import FileRecord
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.staging import FileRecord
 
 FORMAT_VERSION = 2
 _CHECKSUM_KEY = "manifest_sha256"

@@ -13,10 +13,6 @@ from flax import traverse_util
 from jaxtyping import Float, Float32, Int, Int32
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.files import npy
-from realm_jax.files.checksum import sha256_of
-from realm_jax.files.staging import FileRecord, StagedFiles
-from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.generations.manifest import (
   DamagedGenerationError,
   EmbeddingsShard,
@@ -25,6 +21,9 @@ from realm_jax.generations.manifest import (
 )
 from realm_jax.indexes.protocol import Blocks
 from realm_jax.models.parameters import Params
+from realm_jax.storage.arrays import save_array
+from realm_jax.storage.atomic import atomic_file
+from realm_jax.storage.staging import FileRecord, StagedFiles, sha256_of
 
 # File of the parameters that embed queries for the vectors.
 QUERY_TOWER = "query_tower/parameters.safetensors"
@@ -122,8 +121,8 @@ def write_shard(
     arrays[steps_path] = steps.astype(np.int32)
   files = []
   for name, array in arrays.items():
-    with whole_file(epath.Path(directory) / name) as path:
-      npy.save(path, array)
+    with atomic_file(epath.Path(directory) / name) as path:
+      save_array(path, array)
       size = path.stat().st_size
       files.append(FileRecord(name, size, sha256_of(path)))
   record = EmbeddingsShard(

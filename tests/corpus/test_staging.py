@@ -9,7 +9,7 @@ from etils import epath
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.update import update_corpus
-from realm_jax.files.whole.whole_directory import upload_directory
+from realm_jax.storage.paths import upload_directory
 from tests.corpus.updated import contents, require_consistent
 
 

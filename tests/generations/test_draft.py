@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.files.staging import DamagedFileError
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import ShardLayout
+from realm_jax.storage.staging import DamagedFileError
 from tests.generations.conftest import flip
 
 _LAYOUT = ShardLayout.of(40, 4, dtype="float32", max_rows=8)

@@ -8,13 +8,13 @@ import pytest
 from etils import epath
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.files.object_store.store_access import StoreAccessError
 from realm_jax.generations.draft import Draft
 from realm_jax.generations.loading import load_generation, load_newest
 from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.random import RandomConfig
+from realm_jax.storage.access import StoreAccessError
 from tests.generations.builds import build, save
 from tests.generations.conftest import publish_one, random_vectors
 

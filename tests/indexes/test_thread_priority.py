@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from realm_jax.files.thread_priority import lower_thread_priority
+from realm_jax.storage.staging import lower_thread_priority
 
 pytestmark = pytest.mark.skipif(
   sys.platform != "linux", reason="threads have no priorities of their own"

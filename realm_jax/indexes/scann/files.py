@@ -15,12 +15,12 @@ import numpy as np
 from jaxtyping import Float, Float32, Int, UInt8
 from numpy.typing import DTypeLike
 
-from realm_jax.files import npy
 from realm_jax.indexes.protocol import IndexLoadError
 from realm_jax.indexes.scann import library as scann
 from realm_jax.indexes.scann.product_codes import NUM_CODES
 from realm_jax.indexes.scann.settings import Structure
 from realm_jax.settings import PositiveInt, require_valid
+from realm_jax.storage.arrays import create_mapped_array
 
 _PARTITIONER_PROTO = "partitioning.partitioner_pb2"
 _CENTERS_PROTO = "proto.centers_pb2"
@@ -86,7 +86,7 @@ def write(
   directory.mkdir(parents=True, exist_ok=True)
 
   def create(name: str, dtype: DTypeLike, *shape: int) -> np.memmap:
-    return npy.create_mapped(directory / name, dtype, shape)
+    return create_mapped_array(directory / name, dtype, shape)
 
   dim = trained.centroids.shape[1]
   leaves = create(_LEAVES, np.int32, num_blocks)

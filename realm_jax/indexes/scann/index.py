@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Integer
 
-from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
   Blocks,
   IndexLoadError,
@@ -20,6 +19,7 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.indexes.scann import files
 from realm_jax.indexes.scann.files import Tree
+from realm_jax.storage.json_files import JsonValue
 
 _Found = tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]
 

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32
 
-from realm_jax.files.local_disk import mapped_pages
 from realm_jax.indexes.protocol import Rows
 from realm_jax.indexes.scann import files, partitions, product_codes
 from realm_jax.indexes.scann.files import Part, Trained
 from realm_jax.indexes.scann.product_codes import NUM_CODES
 from realm_jax.indexes.scann.settings import Structure
+from realm_jax.storage.arrays import drop_pages
 
 _ROWS_PER_PART = 1 << 14
 # Parts that the devices compute while the host writes an earlier one.
@@ -113,7 +113,7 @@ def _placed(
       lambda array: array[: len(part)], jax.device_get(placed)
     )
     yield np.asarray(part, np.float32), leaves, codes
-    mapped_pages.drop_pages(part)
+    drop_pages(part)
 
   # Every part is padded to one size, for which alone the program is compiled.
   num_blocks, _ = vectors.shape

@@ -13,7 +13,6 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float32
 
-from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.protocol import (
   Blocks,
@@ -28,6 +27,7 @@ from realm_jax.indexes.scann.files import Trained, Tree
 from realm_jax.indexes.scann.index import ScannIndex
 from realm_jax.indexes.scann.settings import ScannSettings, Structure
 from realm_jax.indexes.scann.tuning import Point
+from realm_jax.storage.json_files import JsonValue
 
 # Vectors of blocks that replace queries where there are none.
 _NUM_STAND_INS = 256
