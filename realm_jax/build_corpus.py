@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from realm_jax.configuration import command_line
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError
 from realm_jax.text import salient_spans
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from etils import epath
 from jaxtyping import Bool
 
 from realm_jax.console import Progress
+from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, chunks
 from realm_jax.corpus.directory_writer import (
@@ -35,7 +36,6 @@ from realm_jax.corpus.directory_writer import (
   check_target,
 )
 from realm_jax.corpus.documents import Document
-from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import (
   MIN_BLOCK_LENGTH,
@@ -314,37 +314,12 @@ def build_corpus(
       tagger=tagger,
       directory=str(directory),
     )
-    summary = BuildSummary()
-    shards: list[ShardRecord] = []
-    groups = _pieces(source, *source.scan(summary), shard_bytes)
-    with (
-      contextlib.closing(runner.build(builder, groups)) as built,
-      Progress("shards", total=sum(map(len, groups))) as progress,
-    ):
-      for record, counts in built:
-        shards += [record] if record else []
-        summary.merge(counts)
-        progress.advance()
-    if not shards:
-      skipped = dict(summary.skipped) or "nothing, there are no lines"
-      raise InputError(
-        f"no document in {', '.join(source.inputs)} gave a block (skipped: "
-        f"{skipped}); a corpus needs at least one"
-      )
+    shards, summary = _build_shards(builder, runner, shard_bytes)
     is_duplicate = _duplicates(directory, shards)
     summary.duplicate_blocks = sum(int(found.sum()) for found in is_duplicate)
     if remove_duplicates:
       summary.remove_duplicates()
-      for shard, found in zip(shards, is_duplicate, strict=True):
-        if found.any():
-          shard["removed"] = write_removed(
-            writer.staging,
-            shard["name"],
-            found,
-            update=_DUPLICATES,
-            lengths=np.diff(_load(directory, shard, "token_ids_offsets")),
-            document_starts=_load(directory, shard, "document_starts"),
-          )
+      _list_removed(writer.staging, directory, shards, is_duplicate)
     writer.finish(
       version=version,
       block_length=block_length,
@@ -353,6 +328,34 @@ def build_corpus(
       shards=shards,
     )
   return summary
+
+
+def _build_shards(
+  builder: PieceBuilder, runner: Runner, shard_bytes: int | None
+) -> tuple[list[ShardRecord], BuildSummary]:
+  """Writes all shards; returns their records, in order, and the counts.
+
+  Raises:
+    InputError: The input gives no block.
+  """
+  source, summary = builder.source, BuildSummary()
+  shards: list[ShardRecord] = []
+  groups = _pieces(source, *source.scan(summary), shard_bytes)
+  with (
+    contextlib.closing(runner.build(builder, groups)) as built,
+    Progress("shards", total=sum(map(len, groups))) as progress,
+  ):
+    for record, counts in built:
+      shards += [record] if record else []
+      summary.merge(counts)
+      progress.advance()
+  if not shards:
+    skipped = dict(summary.skipped) or "nothing, there are no lines"
+    raise InputError(
+      f"no document in {', '.join(source.inputs)} gave a block (skipped: "
+      f"{skipped}); a corpus needs at least one"
+    )
+  return shards, summary
 
 
 def _pieces(
@@ -403,6 +406,25 @@ def _duplicates(
   repeated = np.zeros(len(flat), bool)
   repeated[order[1:]] = ordered[1:] == ordered[:-1]
   return np.split(repeated, np.cumsum([len(array) for array in hashes])[:-1])
+
+
+def _list_removed(
+  staging: Path,
+  directory: epath.Path,
+  shards: Sequence[ShardRecord],
+  is_duplicate: Sequence[Bool[np.ndarray, " n"]],
+) -> None:
+  """Lists duplicate blocks as removed, in files and in the shards' records."""
+  for shard, found in zip(shards, is_duplicate, strict=True):
+    if found.any():
+      shard["removed"] = write_removed(
+        staging,
+        shard["name"],
+        found,
+        update=_DUPLICATES,
+        lengths=np.diff(_load(directory, shard, "token_ids_offsets")),
+        document_starts=_load(directory, shard, "document_starts"),
+      )
 
 
 def _load(directory: epath.Path, shard: ShardRecord, name: str) -> np.ndarray:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from etils import epath
 
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
-from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import ShardRecord, VocabularyRecord
 from realm_jax.storage import atomic
 from realm_jax.storage.atomic import (

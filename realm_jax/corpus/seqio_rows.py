@@ -24,8 +24,8 @@ import seqio
 import tensorflow_datasets as tfds
 from etils import epath
 
+from realm_jax.corpus import InputError
 from realm_jax.corpus.documents import Document, document_of
-from realm_jax.corpus.errors import InputError
 from realm_jax.corpus.sources import InputFile, Row
 
 _FIELDS = ("id", "title", "text", "url")

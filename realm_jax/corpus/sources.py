@@ -27,8 +27,8 @@ from etils import epath
 from jaxtyping import Int
 
 from realm_jax.console import Progress
+from realm_jax.corpus import InputError
 from realm_jax.corpus.documents import Document, Removal, hash63, parse
-from realm_jax.corpus.errors import InputError
 from realm_jax.corpus.summary import FIRST_ERRORS, BuildSummary
 from realm_jax.storage.paths import is_remote
 

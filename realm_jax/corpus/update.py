@@ -22,10 +22,10 @@ import numpy as np
 from absl import logging
 from etils import epath
 
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, block_id, chunks
 from realm_jax.corpus.documents import Document, Removal, document_hash
-from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import Manifest, ShardRecord, paths_of
 from realm_jax.corpus.shard import (
   SHARD_BYTES,

@@ -10,7 +10,7 @@ from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.manifest import GenerationError, Manifest
 from realm_jax.generations.store import GenerationStore
@@ -173,7 +173,7 @@ def _load_index(
       files.get(needed)
     if not (beside_training and config.may_crash):
       return config.load(saved, blocks, mesh=mesh)
-    files.require_sizes(needed)
+    files.verify(needed, checksums=False)
     with contextlib.ExitStack() as stack:
       index = IsolatedIndex(config, saved, blocks)
       stack.callback(index.close)

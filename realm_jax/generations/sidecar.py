@@ -22,7 +22,7 @@ from realm_jax.checkpoints.store import (
   UnreadableCheckpointError,
 )
 from realm_jax.console import stop_on_sigterm
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.build import (
   SHARED_ERRORS,

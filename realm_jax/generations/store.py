@@ -12,11 +12,9 @@ the same on a disk and on an object store, which cannot rename. For a reader, a
 directory without a valid manifest is no generation.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
-import os
 import re
 import threading
 import time
@@ -39,12 +37,11 @@ from realm_jax.storage.local_disk import explain_full_disk, sync_tree
 from realm_jax.storage.paths import (
   is_remote,
   list_names,
-  objects_below,
   read_text,
   storage_time,
   version_of,
 )
-from realm_jax.storage.staging import FileRecord, StagedFiles, sha256_of
+from realm_jax.storage.staging import StagedFiles
 
 FOLDER = "generations"
 MANIFEST = "manifest.json"
@@ -132,26 +129,8 @@ class GenerationStore:
       DamagedGenerationError: A file is missing, cut or changed.
     """
     manifest = self.manifest(step)
-    root = self._files_folder(manifest)
-    sizes: dict[str, int] = {}
-    if is_remote(root):
-      sizes = {path: info.bytes for path, info in objects_below(root).items()}
-
-    def check(file: FileRecord) -> None:
-      path, problem = root / file.path, ""
-      try:
-        size = sizes[file.path] if is_remote(root) else path.stat().length
-        if size != file.size:
-          problem = f"has {size} bytes and not {file.size}"
-        elif checksums and sha256_of(path, drop_pages=True) != file.sha256:
-          problem = "does not match its checksum"
-      except (KeyError, *_MISSING):
-        problem = "is missing"
-      if problem:
-        raise DamagedGenerationError(f"{path} {problem}{REMEDY}")
-
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      list(pool.map(check, manifest.files))
+    paths = [file.path for file in manifest.files]
+    self.files(manifest).verify(paths, checksums=checksums)
     return manifest
 
   def draft(
@@ -319,9 +298,7 @@ class GenerationStore:
     (self.path(step) / MANIFEST).unlink(missing_ok=True)
 
   def _remove_folders(self, step: int, *, keep: Collection[str]) -> None:
-    """Removes what lies beside a manifest: folders, or files of older ones."""
-    if "." in keep:
-      return  # The manifest's own files stand beside it.
+    """Removes the folders and files that lie beside a manifest."""
     for name in list_names(self.path(step)):
       if name not in keep and not name.lstrip(".").startswith("manifest."):
         logging.info("removing %s", self.path(step) / name)

@@ -95,16 +95,28 @@ class FileRecord:
   size: int
   sha256: str
 
-  def problem_of(self, file: Path) -> str:
-    """Returns how a local file differs from this record, or ""."""
+  def problem_of(
+    self, path: epath.PathLike, size: int | None, *, checksums: bool = True
+  ) -> str:
+    """Returns how a file of that size differs from this record, or ""."""
     try:
-      if (size := file.stat().st_size) != self.size:
-        return f"has {size} bytes and not {self.size}"
-      if sha256_of(file, drop_pages=True) != self.sha256:
-        return "does not match its checksum"
+      if size is not None:
+        if size != self.size:
+          return f"has {size} bytes and not {self.size}"
+        if checksums and sha256_of(path, drop_pages=True) != self.sha256:
+          return "does not match its checksum"
+        return ""
     except _MISSING:
-      return "is missing"
-    return ""
+      pass  # Removed meanwhile.
+    return "is missing"
+
+
+def _size(path: epath.PathLike) -> int | None:
+  """Returns the size of a local file; None if there is none."""
+  try:
+    return Path(path).stat().st_size
+  except _MISSING:
+    return None
 
 
 def record_files(
@@ -221,23 +233,29 @@ class StagedFiles:
       self._verified.update(path for path in paths if path not in problems)
     return problems
 
-  def require_sizes(self, paths: Collection[str]) -> None:
-    """Compares the sizes of files where they are, which takes no time.
+  def verify(self, paths: Collection[str], *, checksums: bool = True) -> None:
+    """Compares files with their records where they are, without a copy.
+
+    With `checksums`, all bytes are read. To compare sizes takes no time.
 
     Raises:
-      DamagedFileError, or the type given: A file is missing or has another
-        size.
+      DamagedFileError, or the type given: A file is missing, cut or changed.
     """
     objects = objects_below(self._folder) if self.is_copied else {}
-    sizes = {path: info.bytes for path, info in objects.items()}
-    for file in map(self._record, paths):
-      path = Path(self._folder) / file.path
-      if not self.is_copied and path.is_file():
-        sizes[file.path] = path.stat().st_size
-      if (size := sizes.get(file.path)) is None:
-        raise self._damaged(file.path, "is missing")
-      if size != file.size:
-        raise self._damaged(file.path, f"has {size} bytes and not {file.size}")
+
+    def problem_of(file: FileRecord) -> str:
+      path = self._folder / file.path
+      if not self.is_copied:
+        return file.problem_of(path, _size(path), checksums=checksums)
+      found = objects.get(file.path)
+      size = None if found is None else found.bytes
+      return file.problem_of(path, size, checksums=checksums)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      files = [self._record(path) for path in paths]
+      for file, problem in zip(files, pool.map(problem_of, files), strict=True):
+        if problem:
+          raise self._damaged(file.path, problem)
 
   def _record(self, path: str) -> FileRecord:
     if path not in self._records:
@@ -246,7 +264,10 @@ class StagedFiles:
 
   def _check(self, file: FileRecord) -> str:
     path = self.root / file.path
-    return file.problem_of(path) and file.problem_of(path)
+    # What has changed while it was read, or was misread, is read once more.
+    return file.problem_of(path, _size(path)) and file.problem_of(
+      path, _size(path)
+    )
 
   def _link(self, file: FileRecord) -> bool:
     """Takes a copy that is in the cache; returns whether there is one."""
@@ -272,7 +293,7 @@ class StagedFiles:
         download(self._folder / file.path, path)
       except FileNotFoundError:
         return "is missing"
-      if not (problem := file.problem_of(path)):
+      if not (problem := file.problem_of(path, _size(path))):
         # Another process may have copied it meanwhile.
         with contextlib.suppress(FileExistsError):
           os.link(path, _copies() / file.sha256)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.store import Corpus
 from realm_jax.storage.atomic import TargetError
 from realm_jax.text.salient_spans import tag

@@ -10,9 +10,14 @@ import pytest
 import zstandard
 from etils import epath
 
-from realm_jax.corpus import block_builder, directory_writer, shard
+from realm_jax.corpus import (
+  CorpusError,
+  InputError,
+  block_builder,
+  directory_writer,
+  shard,
+)
 from realm_jax.corpus.build import InProcess, build_corpus
-from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.manifest import earlier_versions, read
 from realm_jax.corpus.store import Corpus
 from realm_jax.storage.atomic import TargetError

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from etils import epath
 
-from realm_jax.corpus import manifest
+from realm_jax.corpus import CorpusError, InputError, manifest
 from realm_jax.corpus import update as update_module
 from realm_jax.corpus.block_builder import block_id
-from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.manifest import files_of
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.corpus.update import update_corpus
