@@ -105,7 +105,7 @@ def read_rows(model_dir: epath.PathLike) -> list[Row]:
   return list(_rows(epath.Path(model_dir)))
 
 
-class RowsOnDisk:
+class RowsOnDisk(AppendedFile):
   """Rows in a file on a disk."""
 
   def __init__(self, directory: epath.Path, start_step: int):
@@ -117,16 +117,15 @@ class RowsOnDisk:
       file.writelines(json.dumps(row) + "\n" for row in kept)
     for part in _parts(directory).values():
       part.unlink()
-    self._file = AppendedFile(path)
+    super().__init__(path)
 
-  def write(self, row: Mapping[str, Any]) -> None:
-    self._file.write(f"{json.dumps(row)}\n".encode())
+  def write_row(self, row: Mapping[str, Any]) -> None:
+    """Adds a row, which readers see after the next `flush`.
 
-  def flush(self) -> None:
-    self._file.flush()
-
-  def close(self) -> None:
-    self._file.close()
+    Raises:
+      OSError: The rows up to this one could not be written yet.
+    """
+    self.write(f"{json.dumps(row)}\n".encode())
 
 
 class RowsInBucket:
@@ -143,10 +142,12 @@ class RowsInBucket:
     if (directory / _FILE).exists():
       _shorten(directory / _FILE, start_step)
 
-  def write(self, row: Mapping[str, Any]) -> None:
+  def write_row(self, row: Mapping[str, Any]) -> None:
+    """Adds a row, which readers see after the next `flush`."""
     self._rows.append(dict(row))
 
   def flush(self) -> None:
+    """Makes all rows visible to readers; none is lost if that fails."""
     if not self._rows:
       return
     name = f"{self._rows[0]['step']:09d}{_SUFFIX}"
@@ -156,6 +157,7 @@ class RowsInBucket:
     self._rows.clear()
 
   def close(self) -> None:
+    """Flushes."""
     self.flush()
 
 

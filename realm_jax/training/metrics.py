@@ -192,7 +192,7 @@ class _Files:
     if self._rows is None:
       self._early.append(row)
     else:
-      self._try(self._rows.write, row)
+      self._try(self._rows.write_row, row)
     self._try(self._write_event, step, metrics)
 
   def flush(self) -> None:
@@ -209,7 +209,7 @@ class _Files:
     if self._rows is None:
       self._rows = open_rows(self._model_dir, start_step=self._start_step)
     while self._early:
-      self._rows.write(self._early.pop(0))
+      self._rows.write_row(self._early.pop(0))
     self._rows.flush()
 
   def _write_event(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,6 +17,7 @@ from realm_jax.storage.staging import (
   DamagedFileError,
   FileRecord,
   StagedFiles,
+  lower_thread_priority,
   record_files,
 )
 
@@ -168,3 +171,26 @@ def test_what_does_not_fit_is_refused_before_it_is_copied(far, monkeypatch):
 
 class _Usage:
   free = 10
+
+
+def _priority() -> int:
+  return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@pytest.mark.skipif(
+  sys.platform != "linux", reason="threads have no priorities of their own"
+)
+def test_work_and_its_threads_get_a_lower_priority_and_nothing_else():
+  before = _priority()
+
+  def work():
+    found = [_priority()]
+    thread = threading.Thread(target=lambda: found.append(_priority()))
+    thread.start()
+    thread.join()
+    return found
+
+  lower = max(before, 10)
+  with ThreadPoolExecutor(1, initializer=lower_thread_priority) as background:
+    assert background.submit(work).result() == [lower, lower]
+  assert _priority() == before

@@ -27,10 +27,10 @@ def run(model_dir, start, *flushed, lost=()) -> None:
   for last in flushed:
     while step < last:
       step += 1
-      rows.write({"step": step, "from": start, "loss": 1.0 / step})
+      rows.write_row({"step": step, "from": start, "loss": 1.0 / step})
     rows.flush()
   for step in lost:
-    rows.write({"step": step, "from": start, "loss": 0.0})
+    rows.write_row({"step": step, "from": start, "loss": 0.0})
   if not lost:
     rows.close()
 
