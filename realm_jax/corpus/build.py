@@ -243,7 +243,6 @@ def build_corpus(
   skip_bad_lines: bool = False,
   overwrite: bool = False,
   shard_bytes: int | None = None,
-  version: int = 1,
   name: str | None = None,
   remove_duplicates: bool = False,
   runner: Runner = _IN_THIS_PROCESS,
@@ -321,7 +320,6 @@ def build_corpus(
       summary.remove_duplicates()
       _list_removed(writer.staging, directory, shards, is_duplicate)
     writer.finish(
-      version=version,
       block_length=block_length,
       summary=summary.to_json(),
       drop_titles=source.drop_titles,

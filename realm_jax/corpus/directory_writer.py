@@ -95,7 +95,6 @@ class CorpusDirectoryWriter:
   def finish(
     self,
     *,
-    version: int,
     block_length: int,
     summary: Mapping[str, JsonValue],
     shards: list[ShardRecord],
@@ -110,7 +109,6 @@ class CorpusDirectoryWriter:
     special = ("pad", "unk", "cls", "sep", "mask")
     manifest = manifests.make_manifest(
       name=self.name,
-      version=version,
       block_length=block_length,
       vocabulary=VocabularyRecord(
         sha256=vocabulary_sha256(self.pieces),

@@ -121,12 +121,12 @@ def manifest_path(version: int) -> str:
 def make_manifest(
   *,
   name: str,
-  version: int,
   block_length: int,
   vocabulary: VocabularyRecord,
   shards: list[ShardRecord],
   summary: Mapping[str, JsonValue],
   drop_titles: Sequence[str],
+  version: int = 1,
 ) -> Manifest:
   """Makes the manifest of a version, with its totals and fingerprint.
 

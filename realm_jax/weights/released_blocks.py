@@ -245,7 +245,6 @@ def write_corpus(
       writer.staging, built_blocks(), vocab_size=len(vocabulary.pieces)
     )
     writer.finish(
-      version=1,
       block_length=length or longest,
       summary=summary.to_json(),
       shards=shards,

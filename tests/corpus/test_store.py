@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,7 +46,6 @@ def corpus(tmp_path_factory, vocab_file) -> Corpus:
     block_length=13,
     tagger=tag,
     shard_bytes=150,
-    version=3,
   )
   return Corpus.open(folder / "corpus")
 
@@ -82,7 +80,7 @@ def test_answers_are_shown_as_written(corpus):
 
 def test_identity(corpus):
   assert corpus.num_blocks == 4
-  assert corpus.version == 3
+  assert corpus.version == 1
   names = ["velt:0", "velt:1", "ada:0", "é:0"]
   assert [corpus.block(row).name for row in range(4)] == names
   assert [corpus.block(row).document_id for row in range(4)][3] == "é"
@@ -232,11 +230,11 @@ def test_another_vocabulary_in_its_place(corpus, tmp_path):
 
 
 @pytest.fixture
-def far(object_store, corpus, tmp_path, monkeypatch) -> epath.Path:
-  """The corpus in a folder of the store."""
+def far(object_store, built, tmp_path, monkeypatch) -> epath.Path:
+  """The corpus `built` in a folder of the store."""
   monkeypatch.setenv("REALM_JAX_CACHE_DIR", str(tmp_path / "cache_of_host"))
   folder = epath.Path(object_store.path(f"staging/{tmp_path.name}"))
-  upload_directory(Path(corpus.source), folder, last="corpus.json")
+  upload_directory(built, folder, last="corpus.json")
   return folder
 
 
@@ -246,14 +244,14 @@ def copied(requests: list[str]) -> set[str]:
   return {part.removesuffix(".npy") for part in parts if part.endswith(".npy")}
 
 
-def test_all_that_is_read_is_the_same(far, corpus):
-  staged = Corpus.open(far)
+def test_all_that_is_read_is_the_same(far, built):
+  staged, corpus = Corpus.open(far), Corpus.open(built)
   assert contents(staged) == contents(corpus)
   assert staged.vocabulary.pieces == corpus.vocabulary.pieces
   staged.verify()
 
 
-def test_what_is_not_read_is_not_copied(far, corpus, object_store):
+def test_what_is_not_read_is_not_copied(far, object_store):
   with object_store.counted() as requests:
     staged = Corpus.open(far)
   assert copied(requests) == set()
@@ -282,7 +280,7 @@ def test_versions_share_their_copies(far, tmp_path, object_store):
   require_consistent(new)
 
 
-def test_a_file_that_is_missing_or_damaged_is_named(far, corpus):
+def test_a_file_that_is_missing_or_damaged_is_named(far):
   array = next(far.glob("shard-*/token_ids.npy"))
   whole = array.read_bytes()
   array.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

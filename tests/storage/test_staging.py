@@ -151,6 +151,10 @@ def test_a_bad_copy_is_made_again_and_two_are_damage(far, cache, object_store):
   object_store.write(f"{name}/b", b"x" * _BYTES)
   with pytest.raises(DamagedFileError, match="when it was copied again"):
     _staged(far).get("b")
+  # Where it is, it is read without a copy.
+  _staged(far).verify("a")
+  with pytest.raises(DamagedFileError, match="/b does not match its checksum"):
+    _staged(far).verify("ab")
   object_store.remove(f"{name}/c")
   with pytest.raises(DamagedFileError, match="/c is missing"):
     _staged(far).verify("abc", checksums=False)
