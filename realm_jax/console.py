@@ -1,6 +1,7 @@
-"""What commands show: progress, tables, plots, and which log messages.
+"""Output of commands, and what reaches them from a terminal.
 
-Here is also what they hear: lines that are typed, and SIGTERM.
+Progress, tables, plots and the choice of log messages; lines that a user types,
+and a flag that SIGTERM sets.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Whether a place can be read and written, asked before the work.
 
-gcsfs says of a bucket that is missing, or that the account may not use, what a
-request was answered. Here it is said what to do.
+Where a bucket is missing, or the account may not use it, gcsfs reports what the
+server answered. The errors here say what to do.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from realm_jax.exit_codes import ExitCode
 from realm_jax.storage.paths import is_remote
 
 _GOOGLE = ("gs://", "gcs://")
-# Libraries by whose errors gcsfs reports what is wrong with a request.
+# Libraries whose errors gcsfs raises for a request that failed.
 _LIBRARIES = ("aiohttp", "gcsfs", "google", "requests")
-# What tensorstore's errors, which have no type of their own, begin with.
+# Beginnings of tensorstore's errors, which have no type of their own.
 _TENSORSTORE_OUTAGES = ("UNAVAILABLE:", "DEADLINE_EXCEEDED:")
 _LOG_IN = (
   "log in (gcloud auth application-default login), or give the account the "

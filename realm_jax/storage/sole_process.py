@@ -174,7 +174,7 @@ class _Lease(SoleProcess):
     self._thread.join()
     try:
       if not self._taken_by and self._read().get("token") == self._token:
-        # A lease that is gone could have been anybody's.
+        # A holder that was cut off must find that another one has had the role.
         self._write(released=True)
     except Exception as error:
       logging.warning("%s was not released: %s", self._path, error)
@@ -224,7 +224,7 @@ class _Lease(SoleProcess):
 
 
 def _is_free(lease: Mapping[str, Any]) -> bool:
-  """Whether nobody has a lease, or a process of this machine that is gone."""
+  """Returns whether a lease has no holder, or one of this machine that ended."""
   if not lease or lease.get("released") is True:
     return True
   process, started = lease.get("process"), lease.get("started")
@@ -238,12 +238,12 @@ def _is_free(lease: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _machine() -> str:
-  """Returns what processes have in common that see each other's numbers."""
+  """Returns a name that processes share if they see each other's ids."""
   with contextlib.suppress(OSError):
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = os.stat("/proc/self/ns/pid").st_ino
     return f"{socket.gethostname()}/{boot}/{namespace}"
-  # None of another process's leases is the same.
+  # No other process has this name.
   return f"{socket.gethostname()}/{secrets.token_hex(8)}"
 
 
@@ -254,5 +254,5 @@ def _started(process: int) -> str | None:
   except OSError:
     return None
   state, *fields = text.rpartition(")")[2].split()
-  # A process that was killed is there until its parent has asked for it.
+  # A killed process is a zombie until its parent reaps it.
   return None if state in "ZX" else fields[18]
