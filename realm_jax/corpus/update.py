@@ -150,15 +150,7 @@ def update_corpus(
       raise CorpusError(
         f"{directory} would have no block left; a corpus needs at least one"
       )
-    _move_files(staging, directory)
-    if manifests.read(directory) != before:
-      # Possible on an object store, which has no locks.
-      raise CorpusError(
-        f"another process has updated {directory} meanwhile; update it again"
-      )
-    kept = directory / manifests.manifest_path(corpus.version)
-    manifests.write_manifest(kept, before)
-    manifests.write_manifest(directory / manifests.MANIFEST_NAME, manifest)
+    _publish(staging, directory, before, manifest)
     if keep_versions is not None:
       _prune(directory, newest=version, keep=keep_versions)
   return summary
@@ -308,6 +300,25 @@ def _changed(
 
 
 # --- Files --------------------------------------------------------------
+
+
+def _publish(
+  staging: Path, directory: epath.Path, before: Manifest, manifest: Manifest
+) -> None:
+  """Adds the files of a version, and makes it the newest.
+
+  Raises:
+    CorpusError: Another process has done so since `before` was read.
+  """
+  _move_files(staging, directory)
+  if manifests.read(directory) != before:
+    # Possible on an object store, which has no locks.
+    raise CorpusError(
+      f"another process has updated {directory} meanwhile; update it again"
+    )
+  kept = directory / manifests.manifest_path(before["corpus_version"])
+  manifests.write_manifest(kept, before)
+  manifests.write_manifest(directory / manifests.MANIFEST_NAME, manifest)
 
 
 def _move_files(staging: Path, target: epath.Path) -> None:

@@ -212,7 +212,7 @@ class GenerationStore:
           logging.error("%s. It was imported: import it again", error)
           continue
         logging.warning("%s: it is removed", error)
-        self._unpublish(step)
+        (self.path(step) / MANIFEST).unlink(missing_ok=True)
         _rmtree(self.path(step))
         removed.append(step)
       except GenerationError as error:
@@ -236,7 +236,7 @@ class GenerationStore:
       # On a full disk, the files are taken for a draft's, and go sooner.
       with contextlib.suppress(OSError):
         (self.path(step) / _REMOVED).write_text("")
-      self._unpublish(step)
+      (self.path(step) / MANIFEST).unlink(missing_ok=True)
     self.remove_old_files()
 
   def remove_old_files(self, *, max_removed: int = _MAX_REMOVED) -> None:
@@ -293,9 +293,6 @@ class GenerationStore:
         f"{path.parent} holds the generation of step {manifest.step}; remove it"
       )
     return manifest
-
-  def _unpublish(self, step: int) -> None:
-    (self.path(step) / MANIFEST).unlink(missing_ok=True)
 
   def _remove_folders(self, step: int, *, keep: Collection[str]) -> None:
     """Removes the folders and files that lie beside a manifest."""

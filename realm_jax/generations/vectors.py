@@ -79,10 +79,6 @@ class ShardLayout:
     """Returns the name of a file of vectors."""
     return f"embeddings-{shard:05d}-of-{len(self):05d}.npy"
 
-  def steps_name(self, shard: int) -> str:
-    """Returns the name of the file with the steps of its vectors."""
-    return f"steps-{shard:05d}-of-{len(self):05d}.npy"
-
 
 def check_finite(
   vectors: Float[np.ndarray, "n d"], rows: Int[np.ndarray, " n"]
@@ -117,7 +113,7 @@ def write_shard(
   oldest, newest = int(steps.min()), int(steps.max())
   steps_path = ""
   if oldest != newest:
-    steps_path = layout.steps_name(shard)
+    steps_path = layout.name(shard).replace("embeddings", "steps")
     arrays[steps_path] = steps.astype(np.int32)
   files = []
   for name, array in arrays.items():

@@ -224,7 +224,7 @@ class _Lease(SoleProcess):
 
 
 def _is_free(lease: Mapping[str, Any]) -> bool:
-  """Returns whether a lease has no holder, or one of this machine that ended."""
+  """Returns whether a lease has no holder, or one of here that has ended."""
   if not lease or lease.get("released") is True:
     return True
   process, started = lease.get("process"), lease.get("started")
