@@ -410,7 +410,7 @@ def _list_removed(
   staging: Path,
   directory: epath.Path,
   shards: Sequence[ShardRecord],
-  is_duplicate: Sequence[Bool[np.ndarray, " n"]],
+  is_duplicate: Sequence[np.ndarray],
 ) -> None:
   """Lists duplicate blocks as removed, in files and in the shards' records."""
   for shard, found in zip(shards, is_duplicate, strict=True):
