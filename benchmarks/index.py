@@ -30,11 +30,11 @@ from benchmarks import peer_processes
 from benchmarks.data import index_vectors
 from benchmarks.data.index_vectors import IndexVectors
 from benchmarks.runs.jobs import printed_json
-from realm_jax.files.json_file import write_json
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import Blocks, BuildOptions, SearchResult
 from realm_jax.indexes.registry import config_from
+from realm_jax.storage.json_files import write_json
 
 Row = dict[str, Any]
 

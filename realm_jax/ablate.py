@@ -23,9 +23,9 @@ from absl import flags
 
 from realm_jax.ablation.rows import select
 from realm_jax.configuration import command_line
-from realm_jax.files.json_file import write_json
-from realm_jax.files.sole_process import sole_process
 from realm_jax.partitioning.agreement import commit
+from realm_jax.storage.json_files import write_json
+from realm_jax.storage.sole_process import sole_process
 
 _ROWS = flags.DEFINE_list(
   "rows", ["table2"], "Rows by name; or a part of them, or `all`."

@@ -35,8 +35,8 @@ def main(argv: Sequence[str]) -> None:
       "--gin_file"
     )
   from realm_jax.demo_run import report, stages
-  from realm_jax.files.sole_process import sole_process
   from realm_jax.partitioning import cpu_tuning
+  from realm_jax.storage.sole_process import sole_process
 
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()

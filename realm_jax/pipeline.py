@@ -22,7 +22,7 @@ from typing import Any
 
 from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.console import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS
 
 _TAIL_LINES = 12

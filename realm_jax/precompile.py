@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.configuration import command_line
-from realm_jax.files import compilation_cache
-from realm_jax.files.json_file import write_json
+from realm_jax.configuration import command_line, compilation_cache
+from realm_jax.storage.json_files import write_json
 
 # Blocks of English Wikipedia of 2018-12-20, of which REALM's corpus consists.
 _PAPER_BLOCKS = 13_353_718

@@ -20,7 +20,7 @@ from etils import epath
 
 from realm_jax.configuration import command_line
 from realm_jax.corpus import manifest
-from realm_jax.files.object_store.store_access import require_readable
+from realm_jax.storage.access import require_readable
 
 _TASK = flags.DEFINE_string(
   "task", None, "Name of a seqio task.", required=True

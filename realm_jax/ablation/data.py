@@ -13,7 +13,7 @@ from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
 from realm_jax.demo_world import names
 from realm_jax.demo_world import world as world_lib
-from realm_jax.files.json_file import write_json
+from realm_jax.storage.json_files import write_json
 
 
 class DataError(ValueError):

@@ -9,11 +9,10 @@ from jaxtyping import Float
 
 from realm_jax.ablation.plan import Plan, RowResult
 from realm_jax.ablation.rows import REALM, Row
-from realm_jax.console.plots import plot
-from realm_jax.console.table import columns
+from realm_jax.console import columns, plot
 from realm_jax.evaluation.scoring import resampling
 from realm_jax.evaluation.scoring.comparison import paired_scores
-from realm_jax.files.json_file import whole_text_file
+from realm_jax.storage.atomic import atomic_text_file
 
 
 class Metric(NamedTuple):
@@ -169,7 +168,7 @@ def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
   metrics = [m for m in SHOWN if m.name in rows[0]["metrics"]]
   plots = _write_plots(output_dir, rows)
   tables = [_cells(rows, metric) for metric in metrics]
-  with whole_text_file(output_dir / REPORT) as file:
+  with atomic_text_file(output_dir / REPORT) as file:
     file.write(
       f"# Ablation\n\n{len(seeds)} seeds, commit {figures['commit']}. Each "
       "figure is the mean over the seeds, with their standard deviation. "

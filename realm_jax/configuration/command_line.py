@@ -25,6 +25,7 @@ from absl import app, flags
 from etils import epath
 
 import gin
+from realm_jax.configuration import compilation_cache
 from realm_jax.configuration.parsing import (
   ConfigurationError,
   configured,
@@ -37,10 +38,9 @@ from realm_jax.configuration.runs import (
   parsed_for_run,
   require_directory,
 )
-from realm_jax.console.library_messages import hide_library_messages
+from realm_jax.console import hide_library_messages
 from realm_jax.exit_codes import ExitCode
-from realm_jax.files import compilation_cache
-from realm_jax.files.object_store import store_access
+from realm_jax.storage import access
 
 _Result = TypeVar("_Result")
 _Main = Callable[[Sequence[str]], int | None]
@@ -210,7 +210,7 @@ def exit_code(main: _Main, argv: Sequence[str]) -> int:
   try:
     return main(argv) or 0
   except Exception as error:
-    explained = store_access.explained(error) or error
+    explained = access.explained(error) or error
     if _DEBUG_ERRORS.value or not isinstance(explained, _EXPLAINED):
       raise
     _print_error(argv[0], message_of(explained))
@@ -221,7 +221,7 @@ def _code_of(error: BaseException) -> int:
   """Returns the exit code of an error, or of what has caused it."""
   cause: BaseException | None = error
   while cause is not None:
-    explained = store_access.explained(cause) or cause
+    explained = access.explained(cause) or cause
     if (code := getattr(explained, "exit_code", None)) is not None:
       return code
     cause = cause.__cause__

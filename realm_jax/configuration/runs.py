@@ -34,10 +34,9 @@ from realm_jax.configuration.parsing import (
   own_configuration,
   parsed,
 )
-from realm_jax.files import kept_configuration
-from realm_jax.files.kept_configuration import run_directory
-from realm_jax.files.object_store import listing
-from realm_jax.files.object_store.remote import is_remote
+from realm_jax.storage.paths import is_remote, list_names
+from realm_jax.training import kept_configuration
+from realm_jax.training.kept_configuration import run_directory
 
 # A file of gin/runs, "" for none, or one for each class of stages. A file that
 # is given to the command takes the place of the latter if it binds all that the
@@ -305,5 +304,5 @@ def _has_begun(folder: epath.Path) -> bool:
   """
   files = (kept_configuration.MODEL, kept_configuration.WHOLE)
   return any((run_directory(folder) / name).exists() for name in files) or any(
-    name.isdigit() for name in listing.names_in(folder / "checkpoints")
+    name.isdigit() for name in list_names(folder / "checkpoints")
   )

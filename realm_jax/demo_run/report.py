@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from realm_jax.console.plots import plot
+from realm_jax.console import plot
 from realm_jax.demo_run.stages import STATEMENTS, retrieval_folder
-from realm_jax.files.metric_rows import read_rows
+from realm_jax.training.metric_rows import read_rows
 
 # Each plot's file: its title, and its curves as RUN/METRIC.
 _PLOTS = {

@@ -15,10 +15,10 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.demo_world import edits
 from realm_jax.demo_world import world as world_lib
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.store import GenerationStore
 from realm_jax.pipeline import Command, Step, Value, call, run
 from realm_jax.text.salient_spans import find_tagger
+from realm_jax.training.metric_rows import read_rows
 
 _RECIPES = "gin/experiments/demo"
 # BLOCK_LENGTH of its model.gin.

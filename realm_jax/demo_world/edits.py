@@ -12,7 +12,7 @@ from realm_jax.demo_world import relations
 from realm_jax.demo_world import world as world_lib
 from realm_jax.demo_world.facts import Fact, Split
 from realm_jax.demo_world.questions import Question
-from realm_jax.files.json_file import json_lines
+from realm_jax.storage.json_files import json_lines
 
 
 def edit_facts(

@@ -13,8 +13,8 @@ from realm_jax.demo_world import facts as facts_lib
 from realm_jax.demo_world import names
 from realm_jax.demo_world import questions as questions_lib
 from realm_jax.demo_world.relations import EntityKind
-from realm_jax.files.json_file import JsonValue, json_lines
 from realm_jax.settings import Fraction, NonNegativeInt, require_valid
+from realm_jax.storage.json_files import JsonValue, json_lines
 from realm_jax.text.wordpieces import train_vocabulary, write_pieces
 
 _VOCABULARY_SIZE = 8000

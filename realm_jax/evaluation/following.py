@@ -19,17 +19,14 @@ from etils import epath
 
 from realm_jax.checkpoints.best import BestCheckpoint, read_best, write_best
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
-from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.console import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS, Figures
 from realm_jax.evaluation.run import default_output_dir
 from realm_jax.evaluation.trained_model import ModelSource
-from realm_jax.files.object_store.store_access import (
-  require_readable,
-  require_writable,
-)
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.settings import NonNegativeInt, PositiveFloat
+from realm_jax.storage.access import require_readable, require_writable
 
 _LOWER_IS_BETTER = frozenset({"loss", "perplexity", "perplexity_null"})
 _REMINDER_SECONDS = 30.0

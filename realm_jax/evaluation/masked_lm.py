@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int64
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.evaluation import outputs
 from realm_jax.evaluation.generation import open_generation
@@ -24,7 +24,6 @@ from realm_jax.evaluation.trained_model import (
   TrainedModel,
   load_model,
 )
-from realm_jax.files.object_store.store_access import require_writable
 from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
@@ -33,6 +32,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
+from realm_jax.storage.access import require_writable
 from realm_jax.training.row_layout import RowLayout
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import StageContext

@@ -9,9 +9,9 @@ from etils import epath
 
 from realm_jax.evaluation.shares import Share
 from realm_jax.evaluation.trained_model import TrainedModel
-from realm_jax.files.json_file import JsonValue, json_lines, write_json
-from realm_jax.files.object_store.store_access import require_writable
 from realm_jax.generations.loading import Generation
+from realm_jax.storage.access import require_writable
+from realm_jax.storage.json_files import JsonValue, json_lines, write_json
 
 METRICS = "metrics.json"
 

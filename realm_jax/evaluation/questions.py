@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.outputs import Figures, Line
 from realm_jax.evaluation.ranking import Ranking

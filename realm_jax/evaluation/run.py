@@ -5,7 +5,7 @@ from collections.abc import Callable
 from etils import epath
 
 from realm_jax.evaluation.outputs import Figures
-from realm_jax.files.kept_configuration import run_directory
+from realm_jax.training.kept_configuration import run_directory
 
 
 def evaluate(

@@ -17,7 +17,6 @@ from realm_jax.checkpoints.store import (
   recorded_generation,
 )
 from realm_jax.corpus.store import Corpus, require_block_length
-from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.inputs.config import BlockLength, QueryLength
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
@@ -25,6 +24,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.settings import NonNegativeInt, require_valid
+from realm_jax.storage.access import require_readable
 from realm_jax.training.stages.stage import Models, Stage
 
 

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from absl import logging
 from jax.sharding import NamedSharding
 
-from realm_jax.console import table
-from realm_jax.files.json_value import JsonValue
+from realm_jax import console
 from realm_jax.generations.build import GenerationConfig
 from realm_jax.generations.embedding import (
   abstract_retriever,
@@ -27,6 +26,7 @@ from realm_jax.models.retriever import embed_blocks, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.precompilation.topology import Topology
+from realm_jax.storage.json_files import JsonValue
 from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.own_index import (
@@ -142,7 +142,7 @@ class Report:
       f"{slice_.memory_bandwidth / 1e9:.0f} GB/s"
     )
     lines = [verdict, *(f"  {setting}" for setting in self.advice)]
-    return f"{header}\n\n{table.columns(rows)}\n\n" + "\n".join(lines)
+    return f"{header}\n\n{console.columns(rows)}\n\n" + "\n".join(lines)
 
 
 def compile_recipe(

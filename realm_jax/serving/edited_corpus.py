@@ -57,7 +57,7 @@ class EditedBlock(Shard):
         f"the block {block.name} has room for "
         f"{corpus.block_length - used}; shorten it"
       )
-    if not len(self.body_tokens(0)):
+    if self.lengths[0] == self.array("title_lengths")[0]:
       raise EditError("the text has no words; write some, or restore the block")
 
 

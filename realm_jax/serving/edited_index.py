@@ -5,7 +5,6 @@ from collections.abc import Mapping, Set
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
   Index,
   QueryBatch,
@@ -15,6 +14,7 @@ from realm_jax.indexes.protocol import (
   in_order,
 )
 from realm_jax.serving.errors import EditError
+from realm_jax.storage.json_files import JsonValue
 
 # An exact search compiles a program for each k, so that a few blocks more are
 # asked for than are hidden.

@@ -19,11 +19,11 @@ from realm_jax.evaluation.explaining.trained_heads import (
   SPAN,
   trained_heads,
 )
-from realm_jax.files.json_value import JsonValue
 from realm_jax.serving.edited_generation import BlockEditor
 from realm_jax.serving.errors import EditError, RequestError, ServerError
 from realm_jax.serving.marks import marked_body
 from realm_jax.serving.requests import Edit, Question
+from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.answers import normalize_answer
 
 SENTENCE: Kind = "masked sentence"

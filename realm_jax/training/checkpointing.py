@@ -28,7 +28,7 @@ from realm_jax.checkpoints.store import (
   loop_record,
   recorded_generation,
 )
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.models.parameters import Params

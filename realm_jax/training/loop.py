@@ -22,8 +22,8 @@ from collections.abc import Iterator
 
 from absl import logging
 
-from realm_jax.files.sole_process import SoleProcess
 from realm_jax.indexes.protocol import RetrievalUnavailableError
+from realm_jax.storage.sole_process import SoleProcess
 from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compilation import CompiledSteps

@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 from jaxtyping import Array, Int
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
 from realm_jax.indexes.exact import ExactConfig, capacity_for
 from realm_jax.indexes.exact_search import Plan
 from realm_jax.models.parameters import Params

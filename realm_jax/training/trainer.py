@@ -8,25 +8,22 @@ from collections.abc import Iterator, Mapping
 from absl import logging
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.console.sigterm import stop_on_sigterm
-from realm_jax.files.kept_configuration import keep_configuration
-from realm_jax.files.object_store.store_access import (
-  require_readable,
-  require_writable,
-)
-from realm_jax.files.sole_process import (
+from realm_jax.console import stop_on_sigterm
+from realm_jax.inputs.batches import BatchStream
+from realm_jax.partitioning.agreement import Agreement
+from realm_jax.storage.access import require_readable, require_writable
+from realm_jax.storage.sole_process import (
   SoleProcess,
   SoleProcessError,
   sole_process,
 )
-from realm_jax.inputs.batches import BatchStream
-from realm_jax.partitioning.agreement import Agreement
 from realm_jax.training.candidates import open_candidates
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import Goodput
+from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.loop import Run, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.own_index import OwnIndex
@@ -42,7 +39,7 @@ def train(
   Args:
     config: Configuration of the run.
     configuration: Texts of the files in which MODEL_DIR keeps the
-      configuration, if any (`realm_jax/files/kept_configuration.py`).
+      configuration, if any (`realm_jax/training/kept_configuration.py`).
 
   Raises:
     SoleProcessError: MODEL_DIR has a trainer already, or, on an object store,

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 from etils import epath
 
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
-from realm_jax.files.object_store.remote import is_remote
 from realm_jax.models.retriever import POOLINGS
 from realm_jax.settings import PositiveFloat, PositiveInt, require_valid
+from realm_jax.storage.paths import is_remote
 from realm_jax.weights import WeightsError
 
 # What the vectors of an export can be of.

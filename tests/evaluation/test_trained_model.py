@@ -8,8 +8,8 @@ from etils import epath
 
 from realm_jax.checkpoints.best import BestCheckpoint, write_best
 from realm_jax.checkpoints.store import CheckpointError
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.errors import CorpusError
 from realm_jax.evaluation.generation import open_generation
 from realm_jax.evaluation.trained_model import (
   TrainedModel,

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations import store as stores
 from realm_jax.generations.loading import load_generation
 from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.generations.store import GenerationStore
+from realm_jax.storage.local_disk import DiskFullError
 from tests.generations.conftest import (
   files_of,
   flip,

@@ -17,9 +17,9 @@ import pytest
 from benchmarks.runs.jobs import wait_until
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.update import update_corpus
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.training import trainer
 from realm_jax.training.compilation import CompiledSteps
+from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.integration.commands import Commands
 

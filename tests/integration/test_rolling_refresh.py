@@ -12,12 +12,12 @@ import pytest
 
 from benchmarks.runs.jobs import wait_until
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.generations.loading import load_generation
 from realm_jax.models.retriever import embed_blocks
 from realm_jax.training import trainer
 from realm_jax.training.compilation import CompiledSteps
+from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.integration.commands import Commands
 

@@ -11,12 +11,12 @@ import pytest
 
 import realm_jax
 from benchmarks.runs.jobs import Job, free_port, wait_until
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations import build
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import row_counts
 from realm_jax.training import setup as training_setup
 from realm_jax.training.loop import TrainResult
+from realm_jax.training.metric_rows import read_rows
 from tests.evaluation.lines import read_lines
 from tests.integration import stages
 

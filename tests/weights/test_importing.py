@@ -15,12 +15,12 @@ from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.corpus.build import build_corpus
 from realm_jax.evaluation import run
-from realm_jax.files.local_disk.disk_full import DiskFullError
-from realm_jax.files.whole.whole_directory import TargetError
 from realm_jax.generations import sidecar
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.storage.atomic import TargetError
+from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.stages.open_qa import OpenQa

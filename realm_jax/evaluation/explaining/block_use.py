@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import softmax
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.evaluation.explaining import programs
 from realm_jax.evaluation.explaining.errors import ExplanationError

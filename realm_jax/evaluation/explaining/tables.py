@@ -4,7 +4,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from realm_jax.console.table import columns, figures_table
+from realm_jax.console import columns, figures_table
 from realm_jax.evaluation.explaining.block_use import BlockUse, UsedBlock
 from realm_jax.evaluation.explaining.results import (
   Candidate,

@@ -18,10 +18,10 @@ from realm_jax.evaluation.explaining import programs
 from realm_jax.evaluation.explaining.masked_text import MaskLimits, masked_query
 from realm_jax.evaluation.explaining.results import Filling, Unaided
 from realm_jax.evaluation.trained_model import whole_batch
-from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.partitioning import sharding
+from realm_jax.storage.access import require_readable
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 _VOCABULARY = "vocab.txt"

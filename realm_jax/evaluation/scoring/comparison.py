@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from realm_jax.console.table import columns
+from realm_jax.console import columns
 from realm_jax.evaluation.scoring import resampling
 from realm_jax.evaluation.scoring.question_scores import (
   Line,
@@ -15,8 +15,8 @@ from realm_jax.evaluation.scoring.question_scores import (
   means,
   question_scores,
 )
-from realm_jax.files.object_store.remote import read_text
-from realm_jax.files.object_store.store_access import require_readable
+from realm_jax.storage.access import require_readable
+from realm_jax.storage.paths import read_text
 
 
 class ComparisonError(ValueError):

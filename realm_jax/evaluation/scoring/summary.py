@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from realm_jax.console.table import columns, figures_table
+from realm_jax.console import columns, figures_table
 from realm_jax.evaluation.scoring import breakdowns, resampling
 from realm_jax.evaluation.scoring.question_scores import (
   Line,

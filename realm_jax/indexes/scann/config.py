@@ -16,7 +16,6 @@ from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Float32
 
-from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
@@ -44,6 +43,7 @@ from realm_jax.settings import (
   PositiveInt,
   require_valid,
 )
+from realm_jax.storage.json_files import JsonValue
 
 # Vectors of blocks that replace queries where there are none.
 _NUM_STAND_INS = 256

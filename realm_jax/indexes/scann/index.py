@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Integer
 
-from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
   Blocks,
   IndexLoadError,

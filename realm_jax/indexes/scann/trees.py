@@ -18,12 +18,11 @@ import numpy as np
 from jaxtyping import Array, Float, Float32
 from numpy.typing import DTypeLike
 
-from realm_jax.files import npy
-from realm_jax.files.local_disk import mapped_pages
 from realm_jax.indexes.protocol import IndexLoadError, Rows
 from realm_jax.indexes.scann import partitions, product_codes
 from realm_jax.indexes.scann.index import library
 from realm_jax.indexes.scann.product_codes import NUM_CODES
+from realm_jax.storage.arrays import create_mapped_array, drop_pages
 
 # The version whose formats are written.
 FORMATS_VERSION = "1.4.2"
@@ -112,7 +111,7 @@ def write(
   directory.mkdir(parents=True, exist_ok=True)
 
   def create(name: str, dtype: DTypeLike, *shape: int) -> np.memmap:
-    return npy.create_mapped(directory / name, dtype, shape)
+    return create_mapped_array(directory / name, dtype, shape)
 
   num_blocks, dim = vectors.shape
   leaves = create(_LEAVES, np.int32, num_blocks)
@@ -127,7 +126,7 @@ def write(
       stored[rows] = part.astype(ml_dtypes.bfloat16).view(np.int16)
     else:
       stored[rows] = part
-    mapped_pages.drop_pages(part)
+    drop_pages(part)
     start = rows.stop
   for array in (leaves, codes, stored):
     array.flush()

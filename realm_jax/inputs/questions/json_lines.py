@@ -6,7 +6,6 @@ from typing import TypeAlias
 
 from etils import epath
 
-from realm_jax.files.json_file import JsonValue
 from realm_jax.inputs.config import current_context
 from realm_jax.inputs.questions.question import (
   Question,
@@ -15,6 +14,7 @@ from realm_jax.inputs.questions.question import (
   QuestionSource,
   listed,
 )
+from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.answers import AnswerKind
 
 _WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'

@@ -21,8 +21,7 @@ from absl import logging
 from etils import epath
 from jaxtyping import Bool
 
-from realm_jax.files import prepared_tfds
-from realm_jax.files.json_file import JsonValue
+from realm_jax.corpus import seqio_rows
 from realm_jax.inputs.config import current_context
 from realm_jax.inputs.questions.json_lines import (
   read_json_lines,
@@ -34,6 +33,7 @@ from realm_jax.inputs.questions.question import (
   QuestionRecords,
   QuestionSource,
 )
+from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.answers import AnswerKind
 
 # All training questions, where published files do not set a tenth aside.
@@ -235,7 +235,7 @@ class PublishedSource(QuestionSource):
     if self._tfds:
       text += (
         f"; or 'tfds:', TFDS's {self._tfds.builder}, prepared with "
-        f"{prepared_tfds.command(self._tfds.builder)}"
+        f"{seqio_rows.preparation(self._tfds.builder)}"
       )
     return text
 
@@ -259,10 +259,10 @@ class PublishedSource(QuestionSource):
     questions = []
     for part in _parts_of(form, split):
       name = form.names[part]
-      records = prepared_tfds.read(form.builder, name, directory or None)
+      records = seqio_rows.read_prepared(form.builder, name, directory or None)
       try:
         questions += _with_ids(map(form.read, records), name)
-      except prepared_tfds.NotPreparedError as error:
+      except seqio_rows.NotPreparedError as error:
         raise QuestionFileError(str(error)) from error
     return form, questions
 
