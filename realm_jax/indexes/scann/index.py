@@ -26,6 +26,7 @@ from realm_jax.indexes.protocol import (
   check_vectors,
   in_order,
 )
+from realm_jax.storage.json_files import JsonValue
 
 _TREE = "tree.json"
 _Found = tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]
