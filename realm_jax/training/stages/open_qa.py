@@ -17,6 +17,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
+from realm_jax.models.packing import TokenRows
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.open_qa import open_qa_loss
@@ -188,9 +189,8 @@ class OpenQa(stages.Stage):
     )
     if self.index_scores:
       return joint
-    query = batch.query
-    queries = encoder_rows.query_rows(models.retriever, query, numbers)
-    return joint._replace(queries=queries)
+    query = models.retriever.query_input(batch.query)
+    return joint._replace(queries=TokenRows(query, numbers))
 
   def loss(
     self,
