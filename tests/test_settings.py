@@ -21,7 +21,6 @@ from realm_jax.training.config import (
   CheckpointConfig,
   MeshConfig,
   RefreshConfig,
-  RollingRefreshConfig,
 )
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.stages.open_qa import OpenQa
@@ -112,10 +111,7 @@ def test_the_parameters_of_functions_and_classes():
     (OptimizerConfig, {"learning_rate": math.nan, "warmup_steps": -1}),
     (CheckpointConfig, {"save_every_steps": 0, "keep_checkpoints": 0}),
     (RefreshConfig, {"lag_steps": 0, "on_crash": "never"}),
-    (
-      RollingRefreshConfig,
-      {"blocks_per_step": -1, "rolling_refresh_dtype": "bf16"},
-    ),
+    (RefreshConfig, {"blocks_per_step": -1, "rolling_refresh_dtype": "bf16"}),
     (MeshConfig, {"fsdp": 0, "model_parallelism": 0}),
     (OpenQa, {"num_read": 0, "renamed_share": 2.0}),
     (Pretraining, {"num_candidates": 0, "span_weight": -1.0}),

@@ -186,7 +186,7 @@ def _of_training(
   if config.stage.needs_index:
     searched = _searched(setup, num_blocks)
   if config.keeps_own_index:
-    at_once = config.rolling_refresh.blocks_per_step
+    at_once = config.refresh.blocks_per_step
     refresh = refresh_of(setup, num_blocks, at_once=at_once)
     state = state._replace(index=abstract_vectors(setup, num_blocks))
   in_step = searched if config.retrieve_on_device else None

@@ -201,7 +201,7 @@ class OwnIndex:
     self._checkpoints = checkpoints
     self._searched: SearchedBlocks | None = None
     total = setup.corpus.num_blocks
-    at_once = setup.config.rolling_refresh.blocks_per_step
+    at_once = setup.config.refresh.blocks_per_step
     self.refresh = refresh_of(setup, total, at_once=at_once)
     devices = setup.mesh.size
     share = min(total, capacity_for(total, devices=devices) // devices)
@@ -304,7 +304,7 @@ def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
   """Returns abstract vectors: a run's own, or those of an exact index."""
   config, dtype = setup.config, ExactConfig().dtype
   if config.keeps_own_index:
-    dtype = config.rolling_refresh.rolling_refresh_dtype
+    dtype = config.refresh.rolling_refresh_dtype
   size = setup.models.retriever.vector_size
   return DatedVectors.abstract(num_blocks, size, dtype=dtype, mesh=setup.mesh)
 

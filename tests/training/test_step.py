@@ -12,7 +12,6 @@ from flax import linen as nn
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.stages.open_qa import IndexScores
 from realm_jax.training.step import train_step
 from tests.training import tiny
 
@@ -251,7 +250,7 @@ def test_a_scale_makes_scores_of_an_index_without_vectors():
   def value(scale, scores):
     return loss(
       {**params, "retriever": {"scale": np.float32(scale)}},
-      batch._replace(retrieved=IndexScores(scores.astype(np.float32))),
+      batch._replace(retrieved=scores.astype(np.float32)),
     ).means()
 
   np.testing.assert_allclose(

@@ -83,10 +83,6 @@ class Pretraining(stages.Stage):
     require_valid(self)
 
   @property
-  def has_null_block(self) -> bool:
-    return self.null_block
-
-  @property
   def retrieves_on_device(self) -> bool:
     # The compiled program has no switches for the ablations of candidates, and
     # does not look for masked words in them.

@@ -124,7 +124,7 @@ class Stage(abc.ABC):
       current parameters, instead of the tower that the generation was
       published with.
     retrieves_on_device: Whether a step can retrieve its own candidates.
-    has_null_block: Whether the first candidate of each query is the null block.
+    null_block: Whether the first candidate of each query is the null block.
     is_divisible: Whether the loss of a batch is the sum of its parts'.
     needs_answers: Whether it asks which blocks contain answers.
     num_candidates: Number of blocks that its step reads for each query.
@@ -146,7 +146,7 @@ class Stage(abc.ABC):
     return False
 
   @property
-  def has_null_block(self) -> bool:
+  def null_block(self) -> bool:
     return False
 
   @property
