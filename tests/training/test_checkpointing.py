@@ -133,8 +133,7 @@ def test_everything_comes_back_and_lies_where_it_should(store):
   np.testing.assert_array_equal(loop.retrieved.scores, retrieved.scores)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-def test_own_vectors_come_back_on_other_devices(store, devices):
+def test_own_vectors_come_back_on_other_devices(store):
   rng = np.random.default_rng(0)
   dated = jax.device_put(
     DatedVectors(
@@ -146,7 +145,7 @@ def test_own_vectors_come_back_on_other_devices(store, devices):
   state = _state()._replace(index=dated)
   _save(store, state, LoopState(_ROWS, indexed_corpus="cd" * 32))
   checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig(), Goodput())
-  mesh = make_mesh(devices=jax.devices()[:devices])
+  mesh = make_mesh(devices=jax.devices()[:4])
   there = NamedSharding(mesh, PartitionSpec(MESH_AXES))
   like, padded_otherwise = (
     {
