@@ -210,19 +210,17 @@ def parsed_from_flags(
   recipe: Recipe | None = None,
   waits: bool = False,
   given: Sequence[str] = (),
-  last_files: Sequence[str] = (),
 ) -> contextlib.AbstractContextManager[Any]:
   """Sets gin's configuration, by the command line, during a `with` block.
 
   Without a recipe and gin files it is the one that the run of `--model_dir` has
-  recorded. The `last_files` are read after those of the command line. Raises
-  what `parsed` and `parsed_for_run` do. With --gin_help it shows the names that
-  may be set instead, and ends.
+  recorded. Raises what `parsed` and `parsed_for_run` do. With --gin_help it
+  shows the names that may be set instead, and ends.
   """
   model_dir, files = _run_flag("model_dir"), _GIN_FILES.value
   if _run_flag("gin_help"):
     first, _ = files_of_run(function, model_dir, recipe, files)
-    print(table_of_names(function, [*first, *files, *last_files]))
+    print(table_of_names(function, [*first, *files]))
     sys.exit(0)
   return parsed_for_run(
     function,
@@ -230,7 +228,6 @@ def parsed_from_flags(
     recipe=recipe,
     corpus_dir=_run_flag("corpus_dir"),
     gin_files=files,
-    last_files=last_files,
     bindings=_GIN_BINDINGS.value,
     given=given,
     waits=waits,

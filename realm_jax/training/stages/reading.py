@@ -88,6 +88,7 @@ class Reading(stages.Stage):
       has_null=False,
       span_weight=self.span_weight,
     )
-    # The others are of candidates, of which there is one.
-    names = {"masked_accuracy", "span_accuracy"} & {*found.metrics}
-    return found._replace(metrics={name: found.metrics[name] for name in names})
+    # The others are of several candidates.
+    names = ("masked_accuracy", "span_accuracy")
+    metrics = {n: found.metrics[n] for n in names if n in found.metrics}
+    return found._replace(metrics=metrics)

@@ -167,11 +167,6 @@ class Stage(abc.ABC):
       made["reader"] = reader.init(reader_key, query, block, query[:, :1])
     return {name: variables["params"] for name, variables in made.items()}
 
-  def check(self, models: Models) -> None:
-    """Raises a ValueError where the models do not fit the stage."""
-    if "reader" in self.components:
-      models.require_reader()
-
   def num_searched(self, num_blocks: int) -> int:
     """Returns how many blocks to search for in a corpus of `num_blocks`.
 
@@ -222,7 +217,8 @@ class Stage(abc.ABC):
     Raises:
       ValueError: The models do not fit the stage.
     """
-    self.check(models)
+    if "reader" in self.components:
+      models.require_reader()
     of_class = type(self)
     return (
       shared_partial(of_class.rows, self, models),
