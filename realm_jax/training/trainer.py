@@ -150,7 +150,8 @@ def open_run(
       setup, examples, decisions, loop_state, stack, goodput, own_index
     )
     with goodput.measure("compiling"):
-      layout = setup.layout(setup.corpus)
+      # By a corpus that stays the same when the run is resumed.
+      layout = setup.layout(setup.examples)
       refresh = None if own_index is None else own_index.refresh
       step_function = CompiledSteps(setup, layout, refresh)
       # A step that searches is compiled when its vectors are there.
