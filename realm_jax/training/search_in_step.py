@@ -137,7 +137,14 @@ def find_candidates(
     source_hashes: UInt32[Array, "b 2"],
     blocks: BlockArrays,
   ) -> Candidates:
-    marks = _fetch_marks(blocks, rows)
+    # The two words of the hashes of rows, and their numbers.
+    marks = _fetch(
+      lambda local: jnp.stack(
+        [mark[local] for mark in (*blocks.hashes, blocks.numbers)], axis=-1
+      ),
+      rows,
+      rows_of_device=len(blocks.numbers),
+    )
     is_source = (marks[..., :2] == source_hashes[:, None]).all(axis=-1)
     place = jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape)
     place = without_source(place, is_source, num_kept=num_kept)
@@ -166,18 +173,6 @@ def find_candidates(
     out_specs=by_group,
     check_vma=False,
   )(rows, jnp.asarray(source_hashes), blocks)
-
-
-def _fetch_marks(
-  own: BlockArrays, rows: Int[Array, "b n"]
-) -> UInt32[Array, "b n 3"]:
-  """Returns the two words of the hashes of rows, and their numbers."""
-  marks = *own.hashes, own.numbers
-  return _fetch(
-    lambda local: jnp.stack([mark[local] for mark in marks], axis=-1),
-    rows,
-    rows_of_device=len(own.numbers),
-  )
 
 
 def fetch_tokens(
