@@ -50,7 +50,7 @@ def _prepare(
   optimizer=PLAIN,
   seed=0,
   freeze=False,
-  pack=True,
+  pack=False,
 ):
   """A state, the compiled step of a stage as the loop makes it, the mesh."""
   state, shardings, update, mesh = _state(stage, layout, optimizer)
@@ -75,10 +75,8 @@ def _batch(stage, mesh, *, seed=0):
   return sharding.to_devices(tiny.batch(stage, seed), mesh)
 
 
-def _first_step(stage, layout=ONE, *, optimizer=PLAIN, pack=True, **settings):
-  state, step, mesh = _prepare(
-    stage, layout, optimizer=optimizer, pack=pack, **settings
-  )
+def _first_step(stage, layout=ONE, *, optimizer=PLAIN, **settings):
+  state, step, mesh = _prepare(stage, layout, optimizer=optimizer, **settings)
   return step(state, _batch(stage, mesh))
 
 
@@ -145,12 +143,13 @@ def _assert_trees_close(one, two, **tolerance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["pretraining", "open_qa"])
-def test_a_frozen_retriever_does_not_change_and_the_reader_learns_alike(stage):
+def test_a_frozen_retriever_does_not_change_and_the_reader_learns_alike():
   frozen = dataclasses.replace(PLAIN, freeze_retriever_steps=1)
-  start, *_ = _state(stage, ONE, PLAIN)
-  moved, moved_metrics = _first_step(stage)
-  still, still_metrics = _first_step(stage, optimizer=frozen, freeze=True)
+  start, *_ = _state("pretraining", ONE, PLAIN)
+  moved, moved_metrics = _first_step("pretraining")
+  still, still_metrics = _first_step(
+    "pretraining", optimizer=frozen, freeze=True
+  )
   _assert_trees_close(
     still.params["retriever"], start.params["retriever"], rtol=0
   )
