@@ -91,11 +91,8 @@ def _explain(words: Sequence[str]) -> None:
       write_json(_JSON.value, use.to_json())
     print(tables.block_use_text(use))
   else:
-    _explain_texts([" ".join(words)] if words else _texts())
-
-
-def _texts() -> Iterator[str]:
-  return prompted_lines("sentence with [MASK], or question")
+    asked = prompted_lines("sentence with [MASK], or question")
+    _explain_texts([" ".join(words)] if words else asked)
 
 
 def _explain_texts(texts: Iterator[str] | Sequence[str]) -> None:

@@ -33,7 +33,7 @@ _NUM_BLOCKS = flags.DEFINE_integer(
   "Blocks of the corpus; the default is the number in the published one.",
   lower_bound=1,
 )
-# Names of data, which a recipe leaves to the command line.
+# Names of data, which a recipe leaves to the command line. A run keeps them.
 _NO_DATA = "gin/runs/precompile.gin"
 _JSON = flags.DEFINE_string(
   "json", None, "File to which the figures are written as JSON, too."
@@ -50,9 +50,7 @@ def main(argv: Sequence[str]) -> None:
   compilation_cache.disable()
   # Before what is slow to import: a slice that is none is answered at once.
   topology = open_topology(_TOPOLOGY.value)
-  from realm_jax.generations.build import (
-    GenerationConfig,
-  )
+  from realm_jax.generations.build import GenerationConfig
   from realm_jax.precompilation.programs import compile_recipe
   from realm_jax.training.config import TrainConfig
 
@@ -60,7 +58,9 @@ def main(argv: Sequence[str]) -> None:
   function = TrainConfig
   if files and "STAGE" not in configuration.names_in(files):
     function = GenerationConfig
-  with command_line.parsed_from_flags(function, last_files=[_NO_DATA]):
+  if files:
+    flags.FLAGS.gin_file = [*files, _NO_DATA]
+  with command_line.parsed_from_flags(function):
     recipe = configuration.configured(function)()
   report = compile_recipe(recipe, topology, num_blocks=_NUM_BLOCKS.value)
   if _JSON.value:

@@ -92,15 +92,12 @@ def _serve() -> None:
     service = _load()
     page = server.PageServer(service, listening, limits)
     page.worker.submit(service.warm_up)
-    has_ended = page.run(lambda: _announce(server.url_of(listening)))
+    said = f"The page is at {server.url_of(listening)}  (Ctrl-C ends it)"
+    has_ended = page.run(lambda: print(said, flush=True))
   if not has_ended:
     # The interpreter would wait for a compilation, or end in its midst.
     sys.stdout.flush()
     os._exit(0)
-
-
-def _announce(url: str) -> None:
-  print(f"The page is at {url}  (Ctrl-C ends it)", flush=True)
 
 
 def _load() -> "Service":

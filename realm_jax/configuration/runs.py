@@ -171,7 +171,6 @@ def parsed_for_run(
   recipe: Recipe | None = "",
   corpus_dir: epath.PathLike | None = None,
   gin_files: Sequence[str] = (),
-  last_files: Sequence[str] = (),
   bindings: Sequence[str] = (),
   given: Sequence[str] = (),
   waits: bool = False,
@@ -186,7 +185,6 @@ def parsed_for_run(
       makes the run, or continues it by the whole configuration.
     corpus_dir: Corpus; None takes the one that the run has recorded.
     gin_files: Gin files. With a model, they need no run that keeps one.
-    last_files: Further gin files, which do not stand for those of the run.
     bindings: `NAME = VALUE`.
     given: Parameters of the function that its caller gives.
     waits: Whether to wait for a trainer to start.
@@ -202,7 +200,7 @@ def parsed_for_run(
   if waits and model_dir is not None and MODEL[0] not in names_in(gin_files):
     _wait_for_trainer(model_dir)
   first, model = files_of_run(function, model_dir, recipe, gin_files)
-  files = [*first, *gin_files, *last_files]
+  files = [*first, *gin_files]
   bindings = _with_directories(bindings, model_dir, corpus_dir)
   with contextlib.ExitStack() as stack:
     try:

@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.inputs.questions.json_lines import read_json_lines
+from realm_jax.inputs.questions import read_json_lines
 from realm_jax.text.wordpieces import MASK
 
 _MAX_PIECES = 3

@@ -26,7 +26,7 @@ from realm_jax.training.goodput import Goodput
 from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.loop import Run, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
-from realm_jax.training.own_index import OwnIndex
+from realm_jax.training.rolling_index import OwnIndex
 from realm_jax.training.setup import set_up
 from realm_jax.training.state import TrainState, abstract_state, create_state
 
@@ -147,9 +147,10 @@ def open_run(
       setup, examples, decisions, loop_state, stack, goodput, own_index
     )
     with goodput.measure("compiling"):
-      layout = setup.layout(setup.corpus)
-      refreshed = None if own_index is None else own_index.part
-      step_function = CompiledSteps(setup, layout, refreshed)
+      # By a corpus that stays the same when the run is resumed.
+      layout = setup.layout(setup.examples)
+      refresh = None if own_index is None else own_index.refresh
+      step_function = CompiledSteps(setup, layout, refresh)
       # A step that searches is compiled when its vectors are there.
       if not config.retrieve_on_device:
         step_function.compile(state, setup.abstract_batch())

@@ -10,7 +10,7 @@ from realm_jax.evaluation.answering import Answerer, AnsweringConfig
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch
 from realm_jax.indexes.random import RandomIndex
-from realm_jax.inputs.questions.question import QuestionFileError
+from realm_jax.inputs.questions import QuestionFileError
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
 from tests.evaluation.lines import read_lines

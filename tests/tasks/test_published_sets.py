@@ -7,8 +7,8 @@ from etils import epath
 
 from realm_jax.corpus import seqio_rows
 from realm_jax.inputs.examples import ExampleStream, find_task
-from realm_jax.inputs.questions.published import json_lines, squad
-from realm_jax.inputs.questions.question import Question, QuestionFileError
+from realm_jax.inputs.published import json_lines, squad
+from realm_jax.inputs.questions import Question, QuestionFileError
 from tasks import (
   natural_questions_open,
   squad_open,

@@ -1,16 +1,21 @@
-"""The tokens of all blocks of a corpus, divided over the devices."""
+"""All blocks on the devices: the tokens of a corpus, beside its vectors.
 
-from collections.abc import Iterator
+A step that searches reads both. Each device has its share of the rows.
+"""
+
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, Shaped, UInt32
+from jaxtyping import Array, Int, PyTree, Shaped, UInt32
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.exact import capacity_for
+from realm_jax.indexes.exact_search import Plan
 from realm_jax.models.packing import content_numbers
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import MESH_AXES
@@ -49,6 +54,33 @@ class BlockArrays(NamedTuple):
     return cls(divided, divided, divided, whole, whole)
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["query_params", "vectors", "count", "blocks"],
+  meta_fields=["plan"],
+)
+@dataclasses.dataclass(frozen=True)
+class SearchedBlocks:
+  """What a step searches: a generation, or the run's own index.
+
+  Attributes:
+    query_params: Parameters of the query tower that embeds the queries; none
+      if the current parameters do.
+    vectors: Vectors [n, d] of all blocks; None of a run that keeps its own
+      index, for they are part of its state.
+    count: Number of blocks, without padding.
+    blocks: Tokens of all blocks, as `BlockArrays`.
+    plan: Settings of the search, which are part of the program.
+  """
+
+  # jax also makes trees of such objects that have no arrays.
+  query_params: PyTree
+  vectors: Any
+  count: Any
+  blocks: Any
+  plan: Plan
+
+
 def load_blocks(
   corpus: Corpus, *, block_length: int, mesh: Mesh
 ) -> BlockArrays:
@@ -61,28 +93,40 @@ def load_blocks(
     block_length: Padded length of a block.
     mesh: Devices that divide the blocks.
   """
-  capacity = capacity_for(corpus.num_blocks, devices=mesh.size)
+  shapes = abstract_blocks(
+    corpus.num_blocks, block_length, vocab_size=corpus.vocab_size, mesh=mesh
+  )
+  capacity, columns = shapes.tokens.shape
   by_blocks = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-  columns = stored_columns(block_length, mesh.devices.flat[0].platform)
+  of_devices = by_blocks.addressable_devices_indices_map((capacity,))
   shares = []
-  for device, index in by_blocks.addressable_devices_indices_map(
-    (capacity,)
-  ).items():
+  for device, index in of_devices.items():
     assert index is not None
     start, stop, _ = index[0].indices(capacity)
-    share = _share(corpus, start, stop, block_length, columns)
-    shares.append(jax.device_put(share, device))
+    # Zeros stand for rows past the last block.
+    tokens = np.zeros((stop - start, columns), shapes.tokens.dtype)
+    hashes = np.zeros((stop - start, 2), np.uint32)
+    numbers = np.zeros(stop - start, np.uint32)
+    last = min(stop, corpus.num_blocks)
+    for first in range(start, last, _ROWS_PER_COPY):
+      rows = np.arange(first, min(first + _ROWS_PER_COPY, last))
+      part = corpus.gather(rows, block_length)
+      tokens[rows - start, :block_length] = part
+      hashes[rows - start] = hash_words(corpus.content_hashes[rows])
+      numbers[rows - start] = content_numbers(part)
+    words = hashes[:, 0].copy(), hashes[:, 1].copy()
+    shares.append(jax.device_put((tokens, words, numbers), device))
 
   def joined(*parts: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(
       (capacity, *parts[0].shape[1:]), by_blocks, parts
     )
 
-  tokens, hashes, numbers = jax.tree.map(joined, *shares)
   null_tokens = corpus.gather(np.array([NULL_ROW]), block_length)[0]
-  null_number = content_numbers(null_tokens)
-  null: Any = sharding.replicate((null_tokens, null_number), mesh)
-  return BlockArrays(tokens, hashes, numbers, *null)
+  null: Any = null_tokens, content_numbers(null_tokens)
+  return BlockArrays(
+    *jax.tree.map(joined, *shares), *sharding.replicate(null, mesh)
+  )
 
 
 def abstract_blocks(
@@ -97,16 +141,22 @@ def abstract_blocks(
     mesh: Devices that divide the blocks.
   """
   capacity = capacity_for(num_blocks, devices=mesh.size)
-  columns = stored_columns(block_length, mesh.devices.flat[0].platform)
+  columns = block_length
+  if mesh.devices.flat[0].platform == "tpu":
+    # TPUs gather rows that are padded to whole tiles. They would copy an array
+    # of other rows into such rows, at each step.
+    columns = -(-block_length // _TPU_LANES) * _TPU_LANES
+  is_small = vocab_size <= _MAX_VOCABULARY_OF_16_BITS
 
   def abstract(partition: PartitionSpec, dtype: Any, *shape: int) -> Any:
-    sharding = NamedSharding(mesh, partition)
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    placed = NamedSharding(mesh, partition)
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=placed)
 
   divided, whole = PartitionSpec(MESH_AXES), PartitionSpec()
   numbers = abstract(divided, jnp.uint32, capacity)
+  token_type = jnp.uint16 if is_small else jnp.uint32
   return BlockArrays(
-    tokens=abstract(divided, token_dtype(vocab_size), capacity, columns),
+    tokens=abstract(divided, token_type, capacity, columns),
     hashes=(numbers, numbers),
     numbers=numbers,
     null_tokens=abstract(whole, jnp.int32, block_length),
@@ -114,58 +164,8 @@ def abstract_blocks(
   )
 
 
-def token_dtype(vocab_size: int) -> np.dtype:
-  """Returns the type that holds a vocabulary's tokens in the least memory."""
-  fits = vocab_size <= _MAX_VOCABULARY_OF_16_BITS
-  return jnp.dtype(jnp.uint16 if fits else jnp.uint32)
-
-
 def hash_words(
   hashes: Int[np.ndarray, " n"],
 ) -> UInt32[np.ndarray, "n 2"]:
   """Splits hashes in two, for devices, which have no 64-bit integers."""
   return np.ascontiguousarray(hashes, np.int64).view(np.uint32).reshape(-1, 2)
-
-
-def stored_columns(block_length: int, platform: str) -> int:
-  """Returns the tokens of a row as it is stored.
-
-  TPUs gather rows that are padded to whole tiles. They would copy an array of
-  other rows into such rows, at each step.
-  """
-  if platform != "tpu":
-    return block_length
-  return -(-block_length // _TPU_LANES) * _TPU_LANES
-
-
-_Share = tuple[
-  Shaped[np.ndarray, "n c"],
-  tuple[UInt32[np.ndarray, " n"], UInt32[np.ndarray, " n"]],
-  UInt32[np.ndarray, " n"],
-]
-
-
-def _share(
-  corpus: Corpus,
-  start: int,
-  stop: int,
-  length: int,
-  columns: int,
-) -> _Share:
-  """Returns tokens, hashes and numbers; zeros stand for rows past N."""
-  count = stop - start
-  tokens = np.zeros((count, columns), token_dtype(corpus.vocab_size))
-  hashes = np.zeros((count, 2), np.uint32)
-  numbers = np.zeros(count, np.uint32)
-  for rows in _parts(start, min(stop, corpus.num_blocks)):
-    part = corpus.gather(np.arange(rows.start, rows.stop), length)
-    place = slice(rows.start - start, rows.stop - start)
-    tokens[place, :length] = part
-    hashes[place] = hash_words(corpus.content_hashes[rows])
-    numbers[place] = content_numbers(part)
-  return tokens, (hashes[:, 0].copy(), hashes[:, 1].copy()), numbers
-
-
-def _parts(start: int, stop: int) -> Iterator[slice]:
-  for first in range(start, stop, _ROWS_PER_COPY):
-    yield slice(first, min(first + _ROWS_PER_COPY, stop))

@@ -1,36 +1,30 @@
 """A rolling refresh makes the oldest vectors again, and only those."""
 
-import dataclasses
 import functools
 
 import jax
 import numpy as np
 import pytest
 
-from realm_jax.indexes.exact import capacity_for
 from realm_jax.models.retriever import embed_blocks
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.rolling_refresh import (
+from realm_jax.training.device_blocks import load_blocks
+from realm_jax.training.rolling_index import (
   NEVER,
   NO_BLOCK,
   DatedVectors,
-  Slice,
   refresh_oldest,
 )
-from realm_jax.training.token_store import load_blocks
 from tests import tiny_world
 
-# Two blocks share a row.
-_LENGTH = 2 * tiny_world.BLOCK_LENGTH
-_ROWS, _STEPS = 8, 5
+_LENGTH = tiny_world.BLOCK_LENGTH
+_AT_ONCE, _STEPS = 8, 5
 
 
 @pytest.fixture(scope="module")
 def retriever(world):
-  found = world.models().retriever
-  bert = dataclasses.replace(found.bert, max_positions=_LENGTH)
-  return found.clone(bert=bert)
+  return world.models().retriever
 
 
 @pytest.fixture(scope="module")
@@ -53,30 +47,32 @@ def vectors_of(world, retriever, params_of):
 @pytest.mark.parametrize(
   "axes", [{}, {"fsdp": 2, "model_parallelism": 2}], ids=["data", "all axes"]
 )
-@pytest.mark.parametrize(
-  "num_blocks", [_ROWS, 3 * _ROWS], ids=["rows", "packs"]
-)
 def test_each_step_embeds_a_run_of_the_oldest_blocks(
-  world, retriever, params_of, vectors_of, axes, num_blocks
+  world, retriever, params_of, vectors_of, axes
 ):
   corpus, mesh = world.corpus, make_mesh(**axes)
   blocks = load_blocks(corpus, block_length=_LENGTH, mesh=mesh)
-  capacity = capacity_for(corpus.num_blocks, devices=mesh.size)
   shapes = DatedVectors.abstract(
-    capacity, retriever.vector_size, dtype="float32", mesh=mesh
+    corpus.num_blocks, retriever.vector_size, dtype="float32", mesh=mesh
   )
-  part = Slice(_ROWS, num_blocks)
+  (capacity,), placed = shapes.steps.shape, shapes.steps.sharding
 
-  @functools.partial(jax.jit, out_shardings=shapes.sharding)
+  @functools.partial(jax.jit, out_shardings=placed)
   def refresh(params, dated, blocks, step):
     return refresh_oldest(
-      params, dated, blocks, step, retriever=retriever, part=part, mesh=mesh
+      params,
+      dated,
+      blocks,
+      step,
+      retriever=retriever,
+      num_blocks=_AT_ONCE,
+      mesh=mesh,
     )
 
   is_block = np.arange(capacity) < corpus.num_blocks
   steps = np.where(is_block, NEVER, NO_BLOCK).astype(np.int32)
   vectors = np.zeros(shapes.vectors.shape, np.float32)
-  dated = jax.device_put(DatedVectors(vectors, steps), shapes.sharding)
+  dated = jax.device_put(DatedVectors(vectors, steps), placed)
   blocks_of_device = capacity // mesh.size
   for step, params in enumerate(params_of):
     number = sharding.replicate(np.asarray(step, np.int32), mesh)
@@ -93,10 +89,7 @@ def test_each_step_embeds_a_run_of_the_oldest_blocks(
       rows = np.flatnonzero(own)
       assert rows[0] == before[share].argmin()
       assert (np.diff(rows) == 1).all()
-      least = min(_ROWS, left)
-      assert least <= len(rows) <= num_blocks
-      if part.packs and left > num_blocks:
-        assert len(rows) > _ROWS
+      assert min(_AT_ONCE, left) <= len(rows) <= _AT_ONCE
   assert (steps[is_block] > NEVER).all()
   assert (steps[~is_block] == NO_BLOCK).all()
   expected = vectors_of[steps[is_block], np.arange(corpus.num_blocks)]

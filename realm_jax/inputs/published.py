@@ -23,15 +23,13 @@ from jaxtyping import Bool
 
 from realm_jax.corpus import seqio_rows
 from realm_jax.inputs.config import current_context
-from realm_jax.inputs.questions.json_lines import (
-  read_json_lines,
-  read_question,
-)
-from realm_jax.inputs.questions.question import (
+from realm_jax.inputs.questions import (
   Question,
   QuestionFileError,
   QuestionRecords,
   QuestionSource,
+  read_json_lines,
+  read_question,
 )
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.answers import AnswerKind
