@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from realm_jax.generations import store as stores
 from realm_jax.generations.loading import load_generation
 from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.generations.store import GenerationStore
+from realm_jax.storage import staging
 from realm_jax.storage.local_disk import DiskFullError
 from tests.generations.conftest import (
   files_of,
@@ -97,13 +97,13 @@ def test_what_goes_while_it_is_verified_is_called_damaged(
   generations_dir, corpus, monkeypatch
 ):
   publish_one(generations_dir, corpus, 500)
-  store, checksum = GenerationStore(generations_dir), stores.sha256_of
+  store, checksum = GenerationStore(generations_dir), staging.sha256_of
 
   def remove_and_read(file, **settings):
     shutil.rmtree(store.path(500), ignore_errors=True)
     return checksum(file, **settings)
 
-  monkeypatch.setattr(stores, "sha256_of", remove_and_read)
+  monkeypatch.setattr(staging, "sha256_of", remove_and_read)
   # A builder that finds nothing left to remove goes on.
   assert store.remove_damaged() == [500]
 
