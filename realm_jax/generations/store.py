@@ -38,7 +38,6 @@ from realm_jax.storage.paths import (
   is_remote,
   list_names,
   read_text,
-  storage_time,
   version_of,
 )
 from realm_jax.storage.staging import StagedFiles
@@ -235,7 +234,7 @@ class GenerationStore:
     for step in steps:
       # On a full disk, the files are taken for a draft's, and go sooner.
       with contextlib.suppress(OSError):
-        (self.path(step) / _REMOVED).write_text("")
+        (self.path(step) / _REMOVED).write_text(str(time.time()))
       (self.path(step) / MANIFEST).unlink(missing_ok=True)
     self.remove_old_files()
 
@@ -246,8 +245,13 @@ class GenerationStore:
     """
     removed = {}
     for step in self._all_steps():
-      since = storage_time(self.path(step) / _REMOVED)
-      if since is not None and self.version(step) is None:
+      try:
+        since = float(read_text(self.path(step) / _REMOVED))
+      except _MISSING:
+        continue
+      except ValueError:
+        since = 0.0  # The disk was full.
+      if self.version(step) is None:
         removed[step] = since
     now = time.time()
     order = sorted(removed, key=lambda step: removed[step])

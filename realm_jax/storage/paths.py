@@ -113,21 +113,6 @@ def version_of(path: epath.PathLike) -> str | None:
   return None if listed is None else str(listed.get("generation"))
 
 
-def storage_time(path: epath.PathLike) -> float | None:
-  """Returns when a file was written by its storage's own clock, in seconds.
-
-  The clocks of hosts may be minutes apart. Times of one storage can be compared
-  with each other, and with nothing else.
-  """
-  try:
-    if not is_remote(path):
-      return Path(path).stat().st_mtime
-    client, name = fsspec.url_to_fs(str(path))
-    return client.modified(name).timestamp()
-  except FileNotFoundError:
-    return None
-
-
 def upload(source: Path, target: epath.PathLike) -> None:
   """Writes a local file to an object store, where it appears whole or not.
 

@@ -11,7 +11,6 @@ from realm_jax.storage.paths import (
   list_names,
   objects_below,
   read_bytes,
-  storage_time,
   upload,
   upload_directory,
   version_of,
@@ -47,15 +46,6 @@ def test_a_version_changes_whenever_a_file_is_written(folder):
   path.unlink()
   path.write_text("two")
   assert version_of(path) not in (None, first)
-
-
-def test_times_of_one_storage_can_be_compared(folder):
-  assert storage_time(folder / "file") is None
-  folder.mkdir(parents=True)
-  for name in ("first", "second"):
-    (folder / name).write_text(name)
-  first, second = (storage_time(folder / name) for name in ("first", "second"))
-  assert 0 <= second - first < 60
 
 
 def test_the_store_is_asked_once_for_an_object_or_all_below_a_folder(
