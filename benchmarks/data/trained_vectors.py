@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   with (made / "text.jsonl").open("w") as file:
     for title, text in articles:
       file.write(json.dumps({"title": title, "text": text}) + "\n")
-  pieces = realm_jax.load(run).corpus.vocabulary.pieces
+  pieces = realm_jax.load(run).vocabulary.pieces
   (made / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
   generations = f"--gin.GENERATIONS_DIR={made / 'generations'}"
   corpus, model_dir = f"--corpus_dir={made / 'corpus'}", f"--model_dir={run}"

@@ -14,7 +14,7 @@ from benchmarks.runs.jobs import Macro
 from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.corpus.build import build_corpus
-from realm_jax.evaluation import run
+from realm_jax.evaluation import evaluate as run
 from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.files.whole.whole_directory import TargetError
 from realm_jax.generations import sidecar
