@@ -166,13 +166,17 @@ def run_config(world, model_dir) -> "RunConfig":
 def run(run_config) -> "Run":
   """The run of `model_dir` on one device; both of its heads are random."""
   from realm_jax.evaluation import run
-  from realm_jax.partitioning.mesh import make_mesh
 
   config = dataclasses.replace(run_config, num_candidates=6)
-  first = functools.partial(make_mesh, devices=jax.devices()[:1])
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(run, "make_mesh", first)
+    patch.setattr(run, "make_mesh", _mesh_of_one_device)
     return run.Run.load(config)
+
+
+def _mesh_of_one_device(**settings) -> jax.sharding.Mesh:
+  from realm_jax.partitioning.mesh import make_mesh
+
+  return make_mesh(**{**settings, "devices": jax.devices()[:1]})
 
 
 @pytest.fixture
@@ -251,13 +255,11 @@ def one_device() -> Iterator[None]:
   """
   from realm_jax.evaluation import run
   from realm_jax.generations import build
-  from realm_jax.partitioning.mesh import make_mesh
   from realm_jax.training import setup
 
-  first = functools.partial(make_mesh, devices=jax.devices()[:1])
   with pytest.MonkeyPatch.context() as patch:
     for module in (run, build, setup):
-      patch.setattr(module, "make_mesh", first)
+      patch.setattr(module, "make_mesh", _mesh_of_one_device)
     yield
 
 

@@ -7,6 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -331,7 +332,7 @@ def test_a_head_that_the_run_has_not_trained(
   store = CheckpointStore(tmp_path)
   store.save(7, {"optimizer": optimizer})
   store.close()
-  other = dataclasses.replace(run, model_dir=tmp_path, step=7)
+  other = dataclasses.replace(run, model_dir=epath.Path(tmp_path), step=7)
   with pytest.raises(ExplanationError, match=said):
     explain(other, refused)
 
