@@ -9,8 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +21,7 @@ from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS, Figures
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.files.kept_configuration import run_directory
+from realm_jax.files.object_store import listing
 from realm_jax.files.object_store.store_access import (
   require_readable,
   require_writable,
@@ -87,144 +86,131 @@ def follow(
   Raises:
     ValueError: The evaluation has no such metric, or fails.
   """
-  output_dir = output_dir or default_output_dir(config.model_dir)
+  model_dir = epath.Path(config.model_dir)
+  folder = epath.Path(output_dir or default_output_dir(model_dir))
   with (
     stop_on_sigterm() as own_stop,
-    contextlib.closing(CheckpointStore(config.model_dir)) as checkpoints,
+    contextlib.closing(CheckpointStore(model_dir)) as checkpoints,
   ):
-    require_readable(config.model_dir)
-    require_writable(config.model_dir, output_dir)
+    require_readable(model_dir)
+    require_writable(model_dir, folder)
     stop = Agreement("end of following").stop_event(own_stop)
-    follower = _Follower(
-      checkpoints,
-      epath.Path(config.model_dir),
-      epath.Path(output_dir),
-      best_metric=best_metric,
-      until_step=follow_until_step,
-      poll_seconds=poll_seconds,
-      stop=stop,
-    )
+    evaluations = _Evaluations(checkpoints, model_dir, folder, best_metric)
     agreement = Agreement("followed run", while_waiting=stop.is_set)
-    while (
-      step := agreement.on_process_0("next", follower.next_step)
-    ) is not None:
+
+    def next_step() -> int | None:
+      """Waits for a checkpoint to evaluate; returns None at the end."""
+      while not stop.is_set():
+        for step in evaluations.missing(follow_until_step):
+          evaluations.record(step)
+          # The trainer may have removed it before it knew.
+          if step in checkpoints.steps():
+            return step
+        if follow_until_step in evaluations.done():
+          break
+        stop.wait(poll_seconds)
+      evaluations.record(None)
+      return None
+
+    agreement.on_process_0("best so far", lambda: evaluations.record(None))
+    while (step := agreement.on_process_0("next", next_step)) is not None:
       try:
         evaluation(
           config=dataclasses.replace(config, checkpoint_step=step),
-          output_dir=follower.folder(step),
+          output_dir=folder / str(step),
         )
       except (CheckpointError, GenerationError) as error:
         # Several processes may not all have failed; then all end.
-        if agreement.count > 1 or not follower.may_try_later(step, error):
+        if agreement.count > 1:
+          raise
+        if step not in checkpoints.steps():
+          logging.warning("checkpoint %d is left out: it was removed", step)
+        elif isinstance(error, GenerationError):
+          # It may not be published yet.
+          logging.log_every_n_seconds(
+            logging.WARNING,
+            "checkpoint %d waits for its generation: %s",
+            _REMINDER_SECONDS,
+            *(step, error),
+          )
+          stop.wait(poll_seconds)
+        else:
           raise
         continue
-      agreement.on_process_0("best", functools.partial(follower.record, step))
-    return agreement.on_process_0("result", follower.best_figures)
+      agreement.on_process_0("best", functools.partial(evaluations.log, step))
+    return agreement.on_process_0("result", evaluations.best_figures)
 
 
-class _Follower:
-  """Chooses checkpoints, and records which is the best; for process 0."""
+class _Evaluations:
+  """The checkpoints that were evaluated, and the best of them; for process 0.
+
+  Args:
+    checkpoints: Checkpoints of the run.
+    model_dir: Directory of the run, where the best one is recorded.
+    folder: Directory with a folder for each checkpoint's evaluation.
+    metric: Metric of the best checkpoint.
+  """
 
   def __init__(
     self,
     checkpoints: CheckpointStore,
     model_dir: epath.Path,
-    output_dir: epath.Path,
-    *,
-    best_metric: str,
-    until_step: int | None,
-    poll_seconds: float,
-    stop: threading.Event,
+    folder: epath.Path,
+    metric: str,
   ):
-    self._checkpoints = checkpoints
-    self._model_dir, self._output_dir = model_dir, output_dir
-    self._metric, self._until_step = best_metric, until_step
-    self._poll_seconds, self._stop = poll_seconds, stop
+    self._checkpoints, self._folder = checkpoints, folder
+    self._model_dir, self._metric = model_dir, metric
     self._best = read_best(model_dir)
 
-  def folder(self, step: int) -> epath.Path:
-    """Returns the directory of a checkpoint's evaluation."""
-    return self._output_dir / str(step)
+  def done(self) -> list[int]:
+    """Returns the evaluated steps, of checkpoints that may be gone."""
+    found = listing.names_in(self._folder)
+    steps = sorted(int(name) for name in found if name.isdigit())
+    return [s for s in steps if (self._folder / str(s) / METRICS).exists()]
 
-  def next_step(self) -> int | None:
-    """Waits for a checkpoint to evaluate; returns None at the end."""
-    self._write(self._recorded())
-    while not self._stop.is_set():
-      for step in self._steps_to_evaluate():
-        self._claim(step)
-        # The trainer may have removed it before it knew.
-        if step in self._checkpoints.steps():
-          return step
-      if self._until_step is not None and self._is_done(self._until_step):
-        break
-      self._stop.wait(self._poll_seconds)
-    self._claim(None)
-    return None
+  def missing(self, last: int | None) -> list[int]:
+    """Returns the checkpoints that are to be evaluated, up to the last."""
+    done, steps = self.done(), self._checkpoints.steps()
+    return [s for s in steps if s not in done and (last is None or s <= last)]
 
-  def record(self, step: int) -> None:
-    """Compares a checkpoint that was evaluated with the best one so far."""
-    best = self._recorded()
-    self._write(dataclasses.replace(best, evaluating=None))
+  def record(self, evaluating: int | None) -> None:
+    """Records the best checkpoint, which the trainer keeps, by now.
+
+    The trainer also keeps the one that is named as being evaluated.
+    """
+    best = self._best
+    if best is None or best.metric != self._metric:
+      best = BestCheckpoint(self._metric)
+    sign = -1 if self._metric in _LOWER_IS_BETTER else 1
+    present = self._checkpoints.steps()
+    for step in (step for step in self.done() if step in present):
+      value = self._value_of(step)
+      if best.value is None or sign * value > sign * best.value:
+        best = dataclasses.replace(best, step=step, value=value)
+    best = dataclasses.replace(best, evaluating=evaluating)
+    # Without a checkpoint there is nothing to record.
+    if best != self._best and (best.kept or self._best is not None):
+      write_best(self._model_dir, best)
+    self._best = best
+
+  def log(self, step: int) -> None:
+    """Records an evaluation that has ended, and says what it has found."""
+    self.record(None)
+    assert self._best is not None
     logging.info(
       "checkpoint %d: %s %.4f; the best is %s, %s",
-      *(step, self._metric, self._value_of(step), best.step, best.value),
+      *(step, self._metric, self._value_of(step)),
+      *(self._best.step, self._best.value),
     )
 
   def best_figures(self) -> Figures | None:
     """Returns what was measured of the best checkpoint, if there is one."""
     if self._best is None or self._best.step is None:
       return None
-    return self._read_figures(self._best.step)
-
-  def may_try_later(self, step: int, error: ValueError) -> bool:
-    """Returns whether another try may succeed; waits for it, and says why.
-
-    The checkpoint may be removed by now, or its generation not yet published.
-    """
-    if step not in self._checkpoints.steps():
-      logging.warning("checkpoint %d is left out: it was removed", step)
-      return True
-    if isinstance(error, GenerationError):
-      logging.log_every_n_seconds(
-        logging.WARNING,
-        "checkpoint %d waits for its generation: %s",
-        _REMINDER_SECONDS,
-        *(step, error),
-      )
-      self._stop.wait(self._poll_seconds)
-      return True
-    return False
-
-  def _steps_to_evaluate(self) -> list[int]:
-    last = math.inf if self._until_step is None else self._until_step
-    return [
-      step
-      for step in self._checkpoints.steps()
-      if step <= last and not self._is_done(step)
-    ]
-
-  def _is_done(self, step: int) -> bool:
-    return (self.folder(step) / METRICS).exists()
-
-  def _recorded(self) -> BestCheckpoint:
-    """Returns the best of the checkpoints that were evaluated by now."""
-    best = self._best
-    if best is None or best.metric != self._metric:
-      best = BestCheckpoint(self._metric)
-    for step in filter(self._is_done, self._checkpoints.steps()):
-      best = self._better(best, step, self._value_of(step))
-    return best
-
-  def _better(
-    self, best: BestCheckpoint, step: int, value: float
-  ) -> BestCheckpoint:
-    sign = -1 if self._metric in _LOWER_IS_BETTER else 1
-    if best.value is not None and not sign * value > sign * best.value:
-      return best
-    return dataclasses.replace(best, step=step, value=value)
+    return self._figures(self._best.step)
 
   def _value_of(self, step: int) -> float:
-    figures = self._read_figures(step)
+    figures = self._figures(step)
     value = figures.get(self._metric)
     if not isinstance(value, float):
       known = (n for n, v in figures.items() if isinstance(v, float))
@@ -234,16 +220,5 @@ class _Follower:
       )
     return value
 
-  def _read_figures(self, step: int) -> dict[str, Any]:
-    return json.loads((self.folder(step) / METRICS).read_text())
-
-  def _claim(self, step: int | None) -> None:
-    """Lets the trainer keep a checkpoint for as long as it is evaluated."""
-    assert self._best is not None
-    self._write(dataclasses.replace(self._best, evaluating=step))
-
-  def _write(self, best: BestCheckpoint) -> None:
-    """Replaces what the trainer reads; without a checkpoint there is none."""
-    if best != self._best and (best.kept or self._best is not None):
-      write_best(self._model_dir, best)
-    self._best = best
+  def _figures(self, step: int) -> dict[str, Any]:
+    return json.loads((self._folder / str(step) / METRICS).read_text())

@@ -42,7 +42,6 @@ from realm_jax.evaluation.explanation import (
   Filling,
   Span,
   Unaided,
-  finite,
 )
 from realm_jax.evaluation.masked_text import (
   MaskedQuery,
@@ -182,9 +181,9 @@ class Marginal(NamedTuple):
 
   Attributes:
     log_prior: log p(z|x).
-    log_likelihood: log p(y|x); −∞ if every candidate excludes y.
-    shares: Each candidate's share of p(y|x), with sum 1; NaN if p(y|x) is 0.
-    rewards: r(z), with sum 0; NaN if p(y|x) is 0.
+    log_likelihood: log p(y|x).
+    shares: Each candidate's share of p(y|x), with sum 1.
+    rewards: r(z), with sum 0.
   """
 
   log_prior: Float[np.ndarray, " k"]
@@ -200,7 +199,7 @@ def marginalize(
   log_prior = log_softmax(np.asarray(scores, np.float64))
   joint = log_prior + np.asarray(log_likelihoods, np.float64)
   total = float(logsumexp(joint))
-  shares = np.exp(joint - total) if np.isfinite(total) else joint * np.nan
+  shares = np.exp(joint - total)
   return Marginal(log_prior, total, shares, shares - np.exp(log_prior))
 
 
@@ -323,7 +322,7 @@ def fill(
     answer=filled if answer is None else answer,
     answer_is_given=answer is not None,
     wordpieces=[words.pieces[i] for i in targets.tolist()],
-    log_likelihood=finite(marginal.log_likelihood),
+    log_likelihood=marginal.log_likelihood,
     log_likelihood_null=float(totals[0]),
     utility=marginal.log_likelihood - float(totals[0]),
     candidates=candidates,

@@ -6,8 +6,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from realm_jax.console.table import columns, figures_table
 from realm_jax.evaluation.run import Block
 
@@ -173,11 +171,6 @@ def _plain(value: Any) -> Any:
   if isinstance(value, (list, tuple)):
     return [_plain(item) for item in value]
   return value
-
-
-def finite(value: float | np.floating) -> float | None:
-  """Returns a number, or None for −∞, which JSON cannot hold."""
-  return float(value) if math.isfinite(value) else None
 
 
 def probability(log_probability: float | None) -> float:

@@ -192,8 +192,11 @@ class _Evaluation:
   def _search(self, run: Run, batch: Batch) -> SearchResult:
     """Searches as training does, which takes the order of the index."""
     number = self._stage.num_searched(run.generation.num_blocks)
-    current = self._stage.current_queries
-    return run.search_index(batch.arrays["query"], number, current=current)
+    token_ids, vectors = batch.arrays["query"], None
+    if run.generation.index.needs_vectors:
+      current = self._stage.current_queries
+      vectors = run.embed_tokens(token_ids, current=current)
+    return run.search_index(token_ids, vectors, number)
 
   def _changes(
     self, batch: Batch, retrieved: SearchResult, previous: Run

@@ -439,7 +439,7 @@ class Run:
     vectors = None
     if index.needs_vectors or not keeps_scores:
       vectors = self.embed_tokens(token_ids, current=current)
-    found = self._search_index(token_ids, vectors, number)
+    found = self.search_index(token_ids, vectors, number)
     rows, scores = found.rows, found.scores
     scale = self.models.retriever.score_scale
     if self.config.index_scores:
@@ -459,20 +459,13 @@ class Run:
     return Retrieved(found.rows[:, :k], found.scores[:, :k])
 
   def search_index(
-    self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool = True
-  ) -> SearchResult:
-    """Returns what the index itself finds, with its own order and scores."""
-    vectors = None
-    if self.generation.index.needs_vectors:
-      vectors = self.embed_tokens(token_ids, current=current)
-    return self._search_index(token_ids, vectors, k)
-
-  def _search_index(
     self,
     token_ids: Int32[np.ndarray, "n q"],
     vectors: Float32[np.ndarray, "n d"] | None,
     k: int,
   ) -> SearchResult:
+    """Returns what the index itself finds, with its own order and scores."""
+
     def find(batch: Mapping[str, np.ndarray]) -> Any:
       queries = QueryBatch(batch["token_ids"], batch.get("vectors"))
       found = self.generation.index.search(queries, k)

@@ -9,6 +9,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from realm_jax import evaluate
+from realm_jax.configuration import command_line
 from realm_jax.partitioning import cpu_tuning
 
 pytestmark = pytest.mark.slow
@@ -28,6 +29,7 @@ def run_evaluate(tmp_path, monkeypatch, request):
   Its figures are in figures.json, in the folder of the test.
   """
   request.getfixturevalue("one_device")
+  command_line.define_run_flags()
 
   def run(model_dir, *, follow=False, **bindings):
     given = {"OUTPUT_DIR": str(tmp_path), "BATCH_SIZE": 8, **bindings}
