@@ -80,7 +80,7 @@ def block_use(
         run, query, positions, num_masks=num_masks, source_hash=source
       )
       given = read.log_probs[:, np.arange(num_masks), targets].sum(axis=1)
-      marginal = marginalize(read.scores, given)
+      _, shares, rewards = marginalize(read.scores, given)
       best = 1 + int(given[1:].argmax())
       block = run.corpus.block(int(read.rows[best]))
       found.append(
@@ -89,9 +89,9 @@ def block_use(
           words.decode(targets.tolist()),
           block.name,
           block.title,
-          float(np.exp(marginal.log_prior[best])),
+          float(shares[best] - rewards[best]),
           float(given[best] - given[0]),
-          float(marginal.rewards[best]),
+          float(rewards[best]),
         )
       )
       progress.advance()

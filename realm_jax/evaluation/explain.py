@@ -17,7 +17,7 @@ Any other text is a question, whose answers are those of `answers.ask`.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -176,31 +176,23 @@ def _log(probability: float) -> float | None:
 # --- Sentences --------------------------------------------------------------
 
 
-class Marginal(NamedTuple):
-  """The candidates' parts in p(y|x).
-
-  Attributes:
-    log_prior: log p(z|x).
-    log_likelihood: log p(y|x).
-    shares: Each candidate's share of p(y|x), with sum 1.
-    rewards: r(z), with sum 0.
-  """
-
-  log_prior: Float[np.ndarray, " k"]
-  log_likelihood: float
-  shares: Float[np.ndarray, " k"]
-  rewards: Float[np.ndarray, " k"]
-
-
 def marginalize(
   scores: Float[np.ndarray, " k"], log_likelihoods: Float[np.ndarray, " k"]
-) -> Marginal:
-  """Sums p(z|x) p(y|z,x) over candidates with scores f(x,z), in log space."""
-  log_prior = log_softmax(np.asarray(scores, np.float64))
-  joint = log_prior + np.asarray(log_likelihoods, np.float64)
+) -> tuple[float, Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+  """Sums p(z|x) p(y|z,x) over candidates, in log space.
+
+  Args:
+    scores: f(x,z).
+    log_likelihoods: log p(y|z,x).
+
+  Returns:
+    log p(y|x); each candidate's share of it, with sum 1; and r(z), with sum 0.
+  """
+  log_prior = log_softmax(scores)
+  joint = log_prior + log_likelihoods
   total = float(logsumexp(joint))
   shares = np.exp(joint - total)
-  return Marginal(log_prior, total, shares, shares - np.exp(log_prior))
+  return total, shares, shares - np.exp(log_prior)
 
 
 class Reading(NamedTuple):
@@ -250,11 +242,19 @@ def read_masks(
   batch = {"query": query[None], "candidates": run.gather(rows)[None]}
   score = run.program(_scores, run.models.retriever)
   scores = score(run.params["retriever"], **batch)[0].astype(np.float64)
-  read = run.program(_mask_logits, run.models.require_reader())
-  logits = read(run.params["reader"], **batch, positions=positions[None])[0]
+  batch["positions"] = positions[None]
+  log_probs = _log_probs(run, batch)[:, :num_masks]
   order = np.array([0, *(1 + np.argsort(-scores[1:], kind="stable"))])
-  log_probs = log_softmax(np.float64(logits[:, :num_masks]), axis=-1)
   return Reading(rows[order], scores[order], log_probs[order])
+
+
+def _log_probs(
+  run: Run, batch: Mapping[str, np.ndarray]
+) -> Float[np.ndarray, "k m v"]:
+  """Returns log p(·|z,x) at each mask of the one query of a batch."""
+  read = run.program(_mask_logits, run.models.require_reader())
+  logits = read(run.params["reader"], **batch)[0]
+  return log_softmax(logits.astype(np.float64), axis=-1)
 
 
 def fill(
@@ -289,7 +289,7 @@ def fill(
     targets = np.array(masked.target_ids)
   by_token = _log_likelihoods(found.log_probs, targets[None])[0]
   totals = by_token.sum(axis=-1)
-  marginal = marginalize(found.scores, totals)
+  log_likelihood, shares, rewards = marginalize(found.scores, totals)
   sentence = masked.filled_ids
   candidates = []
   for k, row in enumerate(found.rows.tolist()):
@@ -302,9 +302,9 @@ def fill(
         probability=prior,
         log_likelihood=float(totals[k]),
         token_log_likelihoods=by_token[k].tolist(),
-        share=float(marginal.shares[k]),
+        share=float(shares[k]),
         utility=float(totals[k] - totals[0]),
-        reward=float(marginal.rewards[k]),
+        reward=float(rewards[k]),
         best=Span(
           masked.filling_text(words, alone[0].tolist()), float(np.exp(sure))
         ),
@@ -322,9 +322,9 @@ def fill(
     answer=filled if answer is None else answer,
     answer_is_given=answer is not None,
     wordpieces=[words.pieces[i] for i in targets.tolist()],
-    log_likelihood=marginal.log_likelihood,
+    log_likelihood=log_likelihood,
     log_likelihood_null=float(totals[0]),
-    utility=marginal.log_likelihood - float(totals[0]),
+    utility=log_likelihood - float(totals[0]),
     candidates=candidates,
     fillings=_fillings(masked, words, best, has_null=True),
     unaided=unaided,
@@ -385,22 +385,17 @@ def _mask_logits(
   reader: Reader,
   params: Params,
   query: Int[Array, "b q"],
-  candidates: Int[Array, "b k l"],
   positions: Int[Array, "b m"],
+  candidates: Int[Array, "b k l"] | None = None,
 ) -> Float[Array, "b k m v"]:
-  """Returns the logits of the vocabulary at each mask, by candidate."""
-  inputs = sequences.padded(reader.join(query, candidates).token_ids)
-  return reader.apply({"params": params}, inputs, positions, method="masked_lm")
+  """Returns the logits of the vocabulary at each mask, by candidate.
 
-
-def _logits_alone(
-  reader: Reader,
-  params: Params,
-  query: Int[Array, "b q"],
-  positions: Int[Array, "b m"],
-) -> Float[Array, "b k m v"]:
-  """Returns those of `[CLS] x [SEP]` alone, as of a single candidate."""
-  inputs = sequences.padded(query)
+  Without candidates, they are those of `[CLS] x [SEP]` alone, as of one.
+  """
+  token_ids = query
+  if candidates is not None:
+    token_ids = reader.join(query, candidates).token_ids
+  inputs = sequences.padded(token_ids)
   return reader.apply({"params": params}, inputs, positions, method="masked_lm")
 
 
@@ -544,13 +539,11 @@ def _fill_alone(run: Run, text: str, answer: str | None) -> Unaided:
   """Fills in a sentence by BERT alone, which reads `[CLS] x [SEP]`."""
   config, words = run.config, run.vocabulary
   masked = _masked_query(run, text, answer)
-  read = run.program(_logits_alone, run.models.require_reader())
-  logits = read(
-    run.params["reader"],
-    query=masked.query(words, config.query_length)[None],
-    positions=masked.mask_positions(config.max_masks)[None],
-  )[0]
-  log_probs = log_softmax(np.float64(logits[:, : masked.num_masks]), axis=-1)
+  batch = {
+    "query": masked.query(words, config.query_length)[None],
+    "positions": masked.mask_positions(config.max_masks)[None],
+  }
+  log_probs = _log_probs(run, batch)[:, : masked.num_masks]
   log_likelihood = None
   if masked.target_ids is not None:
     by_token = _log_likelihoods(log_probs, np.array([masked.target_ids]))

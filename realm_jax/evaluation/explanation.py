@@ -4,7 +4,7 @@ import dataclasses
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from realm_jax.console.table import columns, figures_table
 from realm_jax.evaluation.run import Block
@@ -32,7 +32,8 @@ class ExplanationError(ValueError):
   """A text that this run cannot explain, or an answer that does not fit it."""
 
 
-class Span(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Span:
   """What the reader finds most likely in one candidate.
 
   Attributes:
@@ -78,7 +79,8 @@ class Candidate:
   contains_text: bool
 
 
-class Filling(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Filling:
   """A filling of the masks, or an answer to a question.
 
   Attributes:
@@ -156,21 +158,7 @@ class Explanation:
 
   def to_json(self) -> dict[str, Any]:
     """Returns the same as values that JSON can hold."""
-    return _plain(self)
-
-
-def _plain(value: Any) -> Any:
-  """Returns dataclasses and named tuples as dictionaries."""
-  if dataclasses.is_dataclass(value):
-    names = [field.name for field in dataclasses.fields(value)]
-    return {name: _plain(getattr(value, name)) for name in names}
-  if isinstance(value, tuple) and hasattr(value, "_asdict"):
-    return _plain(value._asdict())
-  if isinstance(value, dict):
-    return {name: _plain(item) for name, item in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [_plain(item) for item in value]
-  return value
+    return dataclasses.asdict(self)
 
 
 def probability(log_probability: float | None) -> float:

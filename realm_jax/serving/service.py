@@ -1,5 +1,6 @@
 """Answers of the page's requests, as plain data."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -119,7 +120,7 @@ class Service:
       "text": explained.text,
       "answer": explained.answer,
       "probability": explained.probability,
-      "answers": [one._asdict() for one in explained.fillings],
+      "answers": [dataclasses.asdict(one) for one in explained.fillings],
       "blocks": [
         _block(edited, explained, one) for one in explained.candidates
       ],
