@@ -85,8 +85,16 @@ def _serve() -> None:
       f"the page needs the library {error.name}, which `make env` and the "
       "extra `serve` install; install it"
     ) from error
-  # Before minutes of loading: the port may be in use.
-  with server.listen(_HOST.value, _PORT.value) as listening:
+  try:
+    # Before minutes of loading: the port may be in use.
+    listening = server.listen(_HOST.value, _PORT.value)
+  except OSError as error:
+    raise ValueError(
+      f"--port={_PORT.value} of --host={_HOST.value} cannot be used "
+      f"({error.strerror}); end what uses it, or give another: --port=0 takes "
+      "a free one"
+    ) from error
+  with listening:
     limits = server.Limits(waiting=_MAX_WAITING.value)
     page = server.PageServer(_load(), listening, limits)
     url = server.url_of(listening)

@@ -214,69 +214,46 @@ def parse(body: bytes, limits: Limits) -> tuple[str, dict[int, str]]:
   """
   try:
     fields = json.loads(body.decode("utf-8"))
-  except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-    raise RequestError(f"the request is not JSON: {error}") from None
-  fields = _object(fields, "the request", {"text", "edits"})
-  text = _text(fields.get("text"), '"text"', limits.text_characters).strip()
-  if not text:
+    text, edits = fields["text"], fields.get("edits", [])
+    # Ids are strings, since JavaScript's numbers have 53 bits.
+    texts = {int(edit["id"]): edit["text"] for edit in edits}
+    if not all(isinstance(one, str) for one in (text, *texts.values())):
+      raise TypeError("a text is no string")
+    if any(abs(block_id) > _MAX_BLOCK_ID for block_id in texts):
+      raise ValueError("an id has more than 63 bits")
+  except (
+    *(AttributeError, KeyError, TypeError, ValueError),
+    RecursionError,
+  ) as error:
+    raise RequestError(
+      'the request is not {"text": "…", "edits": [{"id": "…", "text": "…"}]}, '
+      f"whose ids are those of an answer: {type(error).__name__}: {error}"
+    ) from None
+  if not text.strip():
     raise RequestError(
       "there is nothing to ask; write a question or a sentence"
     )
-  edits = fields.get("edits", [])
-  if not isinstance(edits, list):
-    raise RequestError('"edits" is no list; want [{"id": "…", "text": "…"}]')
   if len(edits) > limits.edits:
     raise RequestError(
       f"{len(edits)} blocks are edited, and at most {limits.edits} may be at "
       "once; restore some"
     )
-  texts: dict[int, str] = {}
-  for edit in edits:
-    own = _object(edit, "an edit", {"id", "text"})
-    block_id = _block_id(own.get("id"))
-    if block_id in texts:
-      raise RequestError(f"block {block_id} is edited twice; give one text")
-    name = "the text of an edit"
-    texts[block_id] = _text(own.get("text"), name, limits.edit_characters)
-  return text, texts
-
-
-def _object(value: Any, name: str, known: set[str]) -> dict[str, Any]:
-  if not isinstance(value, dict):
-    raise RequestError(f"{name} is no JSON object; see docs/serving.md")
-  if unknown := sorted(set(value) - known):
-    raise RequestError(
-      f"{name} has the field {unknown[0]!r}; want {', '.join(sorted(known))}"
-    )
-  return value
-
-
-def _text(value: Any, name: str, max_characters: int) -> str:
-  if not isinstance(value, str):
-    raise RequestError(f"{name} is {type(value).__name__}; want a string")
-  if len(value) > max_characters:
-    raise RequestError(
-      f"{name} has {len(value):,} characters; at most {max_characters:,} are "
-      "read: shorten it"
-    )
-  # JSON can write what is no character, and what would end a C string.
-  if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in value):
-    raise RequestError(
-      f"{name} has a character that no text has (U+0000, or half of a "
-      "surrogate pair); remove it"
-    )
-  return value
-
-
-def _block_id(value: Any) -> int:
-  """Reads an id, which is a string, since JavaScript's numbers have 53 bits."""
-  is_number = isinstance(value, str) and value.removeprefix("-").isdecimal()
-  if not is_number or len(value) > 20 or abs(int(value)) > _MAX_BLOCK_ID:
-    raise RequestError(
-      f"the id of a block is {str(value)[:40]!r}; want the string that an "
-      "answer names it by"
-    )
-  return int(value)
+  for one, most in (
+    (text, limits.text_characters),
+    *((edit, limits.edit_characters) for edit in texts.values()),
+  ):
+    if len(one) > most:
+      raise RequestError(
+        f"a text has {len(one):,} characters; at most {most:,} are read: "
+        "shorten it"
+      )
+    # JSON can write what is no character, and what would end a C string.
+    if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in one):
+      raise RequestError(
+        "a text has a character that no text has (U+0000, or half of a "
+        "surrogate pair); remove it"
+      )
+  return text.strip(), texts
 
 
 def _file(

@@ -10,7 +10,7 @@ import uvicorn
 from absl import logging
 
 from realm_jax.serving.app import Limits, PageApp, is_loopback
-from realm_jax.serving.service import ServerError, Service
+from realm_jax.serving.service import Service
 
 _BACKLOG = 256
 
@@ -19,25 +19,13 @@ def listen(host: str, port: int) -> socket.socket:
   """Returns a socket that listens; port 0 takes a free one.
 
   Raises:
-    ServerError: The address is in use, is not this machine's, or may not be
-      used.
+    OSError: The address is in use, is not this machine's, or may not be used.
   """
-  try:
-    family, *_, address = socket.getaddrinfo(
-      host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listening = socket.create_server(
-      address[:2],
-      family=family,
-      backlog=_BACKLOG,
-    )
-  except OSError as error:
-    raise ServerError(
-      f"port {port} of --host={host} cannot be used ({error.strerror}); end "
-      "what uses it, give another (--port=0 takes a free one), or another "
-      "address of this machine"
-    ) from error
-  if not is_loopback(str(address[0])):
+  family = socket.AF_INET6 if ":" in host else socket.AF_INET
+  listening = socket.create_server(
+    (host, port), family=family, backlog=_BACKLOG
+  )
+  if not is_loopback(listening.getsockname()[0]):
     logging.warning(
       "The page listens on %s: whoever reaches this machine can ask the model, "
       "without a password; --host=127.0.0.1 is for this machine alone",
