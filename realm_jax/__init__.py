@@ -22,11 +22,11 @@ if _gpath := sys.modules.get("etils.epath.gpath"):
 
 # The names of `realm_jax/loaded_run.py` that a program needs.
 _OF_LOADED_RUN = (
-  "AnsweredQuestion",
+  "Answer",
+  "Answered",
+  "Block",
   "Explanation",
-  "FoundAnswer",
   "LoadedRun",
-  "RetrievedBlock",
   "load",
 )
 

@@ -20,7 +20,7 @@ from realm_jax.configuration import command_line
 from realm_jax.console import prompted_lines
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.answering import Answer, Answered, Answerer
+  from realm_jax.evaluation.answers import Answer, Answered
 
 _NUM_ANSWERS = flags.DEFINE_integer(
   "num_answers", 3, "Number of answers to print.", lower_bound=1
@@ -36,7 +36,7 @@ _RECIPE = "gin/runs/ask.gin"
 
 
 def main(argv: Sequence[str]) -> None:
-  """Calls `evaluation.answering.load_answerer` and answers questions."""
+  """Loads the run and answers questions."""
   command_line.require_run(_RECIPE)
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
@@ -48,24 +48,21 @@ def main(argv: Sequence[str]) -> None:
 
 def _answer(words: Sequence[str]) -> None:
   """Answers the question of the command line, or those of the input."""
-  from realm_jax.evaluation.answering import load_answerer
+  from realm_jax.evaluation.answers import ask, num_searched
+  from realm_jax.evaluation.run import Run, RunConfig
 
-  answerer = command_line.call(load_answerer, recipe=_RECIPE)
+  run = Run.load(command_line.call(RunConfig, recipe=_RECIPE))
+  # What is missing is known before a question is asked for.
+  num_searched(run)
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
   questions = [" ".join(words)] if words else prompted_lines("question")
   for question in questions:
-    answered = answerer.ask(question)
-    print(
-      shown(answerer, answered, num_answers=_NUM_ANSWERS.value, marks=marks)
-    )
+    (answered,) = ask(run, [question])
+    print(shown(answered, num_answers=_NUM_ANSWERS.value, marks=marks))
 
 
 def shown(
-  answerer: "Answerer",
-  answered: "Answered",
-  *,
-  num_answers: int,
-  marks: tuple[str, str],
+  answered: "Answered", *, num_answers: int, marks: tuple[str, str]
 ) -> str:
   """Returns the best answers of a question with their evidence, as text.
 
@@ -75,38 +72,29 @@ def shown(
     return "no answer: the blocks that were read have no words"
   parts = [
     f"{rank}. {answer.text}  (probability {answer.probability:.3f})\n"
-    + _evidence(answerer, answered, answer, marks)
+    + _evidence(answered, answer, marks)
     for rank, answer in enumerate(answered.answers[:num_answers], start=1)
   ]
   return "\n\n".join(parts) + "\n"
 
 
 def _evidence(
-  answerer: "Answerer",
-  answered: "Answered",
-  answer: "Answer",
-  marks: tuple[str, str],
+  answered: "Answered", answer: "Answer", marks: tuple[str, str]
 ) -> str:
-  block, ranking = answerer.corpus.block(answer.row), answered.ranking
-  index = ranking.rows.tolist().index(answer.row)
-  text = highlighted(block.body, answer.start_byte, answer.limit_byte)
-  indent = "   "
+  block, indent = answer.block, "   "
+  rank = 1 + answered.blocks.index(block)
+  before, after = block.text[: answer.start], block.text[answer.limit :]
   lines = textwrap.fill(
-    text, _WIDTH, initial_indent=indent, subsequent_indent=indent
+    f"{before}{_OPEN}{answer.text}{_CLOSE}{after}",
+    _WIDTH,
+    initial_indent=indent,
+    subsequent_indent=indent,
   )
   lines = lines.replace(_OPEN, marks[0]).replace(_CLOSE, marks[1])
   return (
-    f"{indent}{block.title}  [block {block.name}, "
-    f"rank {index + 1}, p(z|x) {ranking.probabilities[index]:.3f}]\n{lines}"
+    f"{indent}{block.title}  [block {block.id}, "
+    f"rank {rank}, p(z|x) {block.probability:.3f}]\n{lines}"
   )
-
-
-def highlighted(body: str, start_byte: int, limit_byte: int) -> str:
-  """Returns a text with marks around bytes `[start_byte, limit_byte)`."""
-  text = body.encode()
-  parts = text[:start_byte], text[start_byte:limit_byte], text[limit_byte:]
-  before, answer, after = (part.decode() for part in parts)
-  return f"{before}{_OPEN}{answer}{_CLOSE}{after}"
 
 
 if __name__ == "__main__":

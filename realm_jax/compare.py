@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax.configuration import command_line
-from realm_jax.evaluation.scoring.comparison import compare, comparison_table
+from realm_jax.evaluation.compare import compare, comparison_table
 from realm_jax.storage.json_files import write_json
 
 _PREDICTIONS = flags.DEFINE_multi_string(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from realm_jax.configuration import command_line
-from realm_jax.evaluation.scoring.summary import summary_table
+from realm_jax.evaluation.scores import summary_table
 from realm_jax.storage.json_files import write_json
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ _RECIPES = {
 
 
 def main(argv: Sequence[str]) -> None:
-  """Calls `evaluation.run.evaluate`, or `follow`, as gin configures it."""
+  """Calls `evaluation.evaluate`, or `follow`, as gin configures it."""
   del argv
   command_line.require_run(_RECIPES, waits=_FOLLOW.value)
-  from realm_jax.evaluation import following, run
+  from realm_jax.evaluation import evaluate
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
   cpu_tuning.keep_freed_memory()
-  function = following.follow if _FOLLOW.value else run.evaluate
+  function = evaluate.follow if _FOLLOW.value else evaluate.evaluate
   figures: Figures | None = command_line.call(
     function,
     recipe=_RECIPES,

@@ -5,17 +5,17 @@
     python -m realm_jax.explain --model_dir=… --baseline=runs/reading "…"
     python -m realm_jax.explain --model_dir=… --block_use
 
-Table 3 of the paper for any sentence, or for the questions of an open-QA run:
-the candidates, their shares of p(y|x) and r(z), by which a gradient would
-reward them, beside p(y|null,x) and the best fillings. Without a text it reads
-texts from the terminal or from the standard input. docs/explaining.md explains
-the figures.
+Table 3 of the paper for any sentence: the candidates, their shares of p(y|x)
+and r(z), by which a gradient would reward them, beside p(y|null,x) and the best
+fillings. Of a question, the blocks that its answer comes from. Without a text
+it reads texts from the terminal or from the standard input. docs/explaining.md
+explains the figures.
 
 The configuration is the one that the run keeps, over gin/runs/explain.gin, or
 that of gin files. Of several processes, process 0 does this on its own devices.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
@@ -26,8 +26,7 @@ from realm_jax.console import prompted_lines
 from realm_jax.storage.json_files import write_json
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.explaining.explainer import Explainer
-  from realm_jax.evaluation.explaining.unaided import UnaidedModel
+  from realm_jax.evaluation.run import Run
 
 _ANSWER = flags.DEFINE_string(
   "answer", None, "Answer to explain; it replaces the one [MASK]."
@@ -45,7 +44,9 @@ _BASELINE_GIN_FILE = flags.DEFINE_multi_string(
   "that has no model.gin.",
 )
 _BLOCK_USE = flags.DEFINE_bool(
-  "block_use", False, "List the most and the least used blocks of a run."
+  "block_use",
+  False,
+  "Show the block that helps most with each of some training sentences.",
 )
 _NUM_TEXTS = flags.DEFINE_integer(
   "num_texts", 3, "Number of candidates whose text is printed.", lower_bound=0
@@ -82,38 +83,32 @@ def _require_one_mode(argv: Sequence[str]) -> None:
 
 
 def _explain(words: Sequence[str]) -> None:
-  from realm_jax.evaluation.explaining import tables
-  from realm_jax.evaluation.explaining.block_use import count_block_use
+  from realm_jax.evaluation import explain
+  from realm_jax.evaluation.block_use import block_use, block_use_text
+  from realm_jax.evaluation.explanation import explanation_text
+  from realm_jax.evaluation.run import Run, RunConfig
 
   if _BLOCK_USE.value:
-    use = command_line.call(count_block_use, recipe=_RECIPE)
+    use = command_line.call(block_use, recipe=_RECIPE)
     if _JSON.value:
-      write_json(_JSON.value, use.to_json())
-    print(tables.block_use_text(use))
-  else:
-    asked = prompted_lines("sentence with [MASK], or question")
-    _explain_texts([" ".join(words)] if words else asked)
-
-
-def _explain_texts(texts: Iterator[str] | Sequence[str]) -> None:
-  from realm_jax.evaluation.explaining import tables
-  from realm_jax.evaluation.explaining.explainer import load_explainer
-
-  explainer = command_line.call(load_explainer, recipe=_RECIPE)
+      write_json(_JSON.value, {"sentences": [one._asdict() for one in use]})
+    print(block_use_text(use))
+    return
+  run = Run.load(command_line.call(RunConfig, recipe=_RECIPE))
   baseline = None
   if _BASELINE.value is not None:
-    baseline = _load_baseline(_BASELINE.value, explainer)
+    baseline = _load_baseline(_BASELINE.value, run)
+  texts: Iterable[str] = prompted_lines("sentence with [MASK], or question")
   explained = []
-  for text in texts:
-    explained.append(explainer.explain(text, _ANSWER.value, baseline=baseline))
-    print(tables.explanation_text(explained[-1], num_texts=_NUM_TEXTS.value))
+  for text in [" ".join(words)] if words else texts:
+    one = explain.explain(run, text, _ANSWER.value, baseline=baseline)
+    print(explanation_text(one, num_texts=_NUM_TEXTS.value))
+    explained.append(one.to_json())
   if _JSON.value:
-    write_json(
-      _JSON.value, {"explanations": [one.to_json() for one in explained]}
-    )
+    write_json(_JSON.value, {"explanations": explained})
 
 
-def _load_baseline(model_dir: str, explainer: "Explainer") -> "UnaidedModel":
+def _load_baseline(model_dir: str, run: "Run") -> "Run":
   """Loads a model by the configuration that its own directory has recorded."""
   files = _BASELINE_GIN_FILE.value
   if not files and configuration.KeptModel.find(model_dir) is None:
@@ -121,17 +116,12 @@ def _load_baseline(model_dir: str, explainer: "Explainer") -> "UnaidedModel":
       f"the baseline {model_dir} has no model.gin; name its model with "
       "--baseline_gin_file"
     )
-  from realm_jax.evaluation.explaining.unaided import load_unaided
+  from realm_jax.evaluation.explain import load_baseline
 
-  loaded = {
-    "corpus": explainer.corpus,
-    "limits": explainer.limits,
-    "mesh": explainer.model.mesh,
-  }
   with configuration.parsed_for_run(
-    load_unaided, model_dir, gin_files=files, given=[*loaded]
+    load_baseline, model_dir, gin_files=files, given=["run"]
   ):
-    return configuration.configured(load_unaided)(**loaded)
+    return configuration.configured(load_baseline)(run=run)
 
 
 if __name__ == "__main__":

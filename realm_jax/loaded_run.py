@@ -10,73 +10,33 @@ leaves gin as it was. docs/python_interface.md shows all of it.
 """
 
 import dataclasses
-import functools
 import threading
-from collections.abc import Sequence
-from typing import Literal, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, overload
 
 # Before all that imports TensorFlow, whose messages it hides.
 from realm_jax import configuration  # isort: split
 
 import numpy as np
 from etils import epath
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32
 
 from realm_jax.checkpoints.store import CheckpointError
-from realm_jax.corpus.store import Corpus
-from realm_jax.evaluation.answered_question import (
-  AnsweredQuestion,
-  FoundAnswer,
-  RetrievedBlock,
-)
-from realm_jax.evaluation.answering import (
-  Answered,
-  Answerer,
-  AnsweringConfig,
-  load_answerer,
-)
-from realm_jax.evaluation.explaining.explainer import (
-  Explainer,
-  ExplainingConfig,
-  load_explainer,
-)
-from realm_jax.evaluation.explaining.results import Explanation
-from realm_jax.evaluation.generation import open_generation
-from realm_jax.evaluation.queries import (
-  QueryEmbedder,
-  batches_of,
-  encode_queries,
-)
-from realm_jax.evaluation.ranking import BlockRanker, Ranking
-from realm_jax.evaluation.trained_model import (
-  ModelSource,
-  TrainedModel,
-  load_model,
-)
-from realm_jax.generations.loading import Generation
-from realm_jax.training.stages.inverse_cloze import InverseCloze
+from realm_jax.evaluation import answers
+from realm_jax.evaluation.answers import Answer, Answered
+from realm_jax.evaluation.explain import explain
+from realm_jax.evaluation.explanation import Explanation
+from realm_jax.evaluation.run import Block, Run, RunConfig
 from realm_jax.training.stages.open_qa import OpenQa
+
+__all__ = ["Answer", "Answered", "Block", "Explanation", "LoadedRun", "load"]
 
 # gin's configuration is that of the whole process while a run is configured.
 _configuring = threading.Lock()
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadedRunConfig:
-  """How a run is opened; gin binds it.
-
-  Attributes:
-    source: Checkpoint, corpus and generation.
-    answering: Which blocks are retrieved and read for a question.
-    explaining: What an explanation shows.
-  """
-
-  source: ModelSource
-  answering: AnsweringConfig
-  explaining: ExplainingConfig
-
-
-class LoadedRun:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class LoadedRun(Run):
   """A checkpoint, its corpus and its index, in this process.
 
   Texts may be a list of any length, or one text, for which the result is one,
@@ -84,48 +44,20 @@ class LoadedRun:
   program is compiled once.
 
   Attributes:
-    model: Parameters, on this process's devices, and modules.
-    corpus: Corpus that the model was loaded with.
+    stage: Stage of the run; None if it keeps none, as an import.
   """
 
-  def __init__(
-    self,
-    model: TrainedModel,
-    config: LoadedRunConfig,
-    answerer: Answerer | CheckpointError,
-  ):
-    self.model = model
-    self._config = config
-    self._answerer = answerer
-
-  def __repr__(self) -> str:
-    return (
-      f"<LoadedRun {str(self.model.model_dir)!r}, checkpoint "
-      f"{self.model.step}, {self.corpus.num_blocks} blocks>"
-    )
-
-  @property
-  def corpus(self) -> Corpus:
-    return self.model.corpus
-
-  @functools.cached_property
-  def generation(self) -> Generation:
-    """Generation that is searched; it is loaded when it is first needed."""
-    if isinstance(self._answerer, Answerer):
-      return self._answerer.generation
-    return open_generation(self.model, prefer_own=True)
+  stage: str | None = None
 
   @overload
-  def ask(
-    self, questions: str, *, num_answers: int = 3
-  ) -> AnsweredQuestion: ...
+  def ask(self, questions: str, *, num_answers: int = 3) -> Answered: ...
   @overload
   def ask(
     self, questions: Sequence[str], *, num_answers: int = 3
-  ) -> list[AnsweredQuestion]: ...
+  ) -> list[Answered]: ...
   def ask(
     self, questions: str | Sequence[str], *, num_answers: int = 3
-  ) -> AnsweredQuestion | list[AnsweredQuestion]:
+  ) -> Answered | list[Answered]:
     """Answers questions from the blocks that are retrieved for them.
 
     Args:
@@ -138,28 +70,29 @@ class LoadedRun:
     """
     if num_answers < 1:
       raise ValueError(f"num_answers={num_answers}; want at least 1")
-    answerer = self._answerer
-    if isinstance(answerer, CheckpointError):
-      raise answerer
-    texts = _listed(questions)
-    answered: list[Answered] = []
-    for batch, count in batches_of(self._encoded(texts)):
-      answered += answerer.answer(batch, num_questions=count)
-    results = [
-      self._shown(text, one, num_answers)
-      for text, one in zip(texts, answered, strict=True)
-    ]
-    return results[0] if isinstance(questions, str) else results
+    if self.stage not in (None, OpenQa.__name__):
+      raise CheckpointError(
+        f"{self.model_dir} is a run of the stage {self.stage}, whose reader "
+        "has not learnt to answer questions; load one of gin/runs/open_qa.gin"
+      )
+    self._require_reader()
+    return _of_each(
+      questions,
+      lambda texts: [
+        dataclasses.replace(one, answers=one.answers[:num_answers])
+        for one in answers.ask(self, texts)
+      ],
+    )
 
   @overload
-  def retrieve(self, queries: str, k: int = 5) -> list[RetrievedBlock]: ...
+  def retrieve(self, queries: str, k: int = 5) -> list[Block]: ...
   @overload
   def retrieve(
     self, queries: Sequence[str], k: int = 5
-  ) -> list[list[RetrievedBlock]]: ...
+  ) -> list[list[Block]]: ...
   def retrieve(
     self, queries: str | Sequence[str], k: int = 5
-  ) -> list[RetrievedBlock] | list[list[RetrievedBlock]]:
+  ) -> list[Block] | list[list[Block]]:
     """Retrieves the k best blocks for queries, best first.
 
     Raises:
@@ -167,16 +100,20 @@ class LoadedRun:
       ValueError: A query has no words, or the corpus has fewer than k blocks,
         or k is below 1.
     """
-    blocks = self.generation.corpus.num_blocks
-    if not 1 <= k <= blocks:
-      raise ValueError(
-        f"k={k}; want at least 1 and at most {blocks}, all blocks of the corpus"
-      )
-    results: list[list[RetrievedBlock]] = []
-    for batch, count in batches_of(self._encoded(_listed(queries))):
-      ranking = self._ranker.rank(batch, num_searched=k)
-      results += [self._blocks(ranking.of_query(i)) for i in range(count)]
-    return results[0] if isinstance(queries, str) else results
+
+    def found(texts: Sequence[str]) -> list[list[Block]]:
+      blocks = self.corpus.num_blocks
+      if not 1 <= k <= blocks:
+        raise ValueError(
+          f"k={k}; want at least 1 and at most {blocks}, all blocks of the "
+          "corpus"
+        )
+      if not texts:
+        return []
+      retrieved = self.search(self.encode(texts), k, rescore=False)
+      return [self.blocks(retrieved, i) for i in range(len(texts))]
+
+    return _of_each(queries, found)
 
   def embed(
     self, texts: str | Sequence[str]
@@ -190,18 +127,12 @@ class LoadedRun:
       ValueError: A text has no words, or the run has no towers, because it was
         trained on the scores of its index (INDEX_SCORES).
     """
-    if self._config.answering.index_scores:
+    if self.config.index_scores:
       raise ValueError(
         "the run was trained on the scores of its index (INDEX_SCORES), and "
         "has no towers that embed"
       )
-    vectors = [
-      self._embedder(batch)[:count]
-      for batch, count in batches_of(self._encoded(_listed(texts)))
-    ]
-    size = self.model.models.retriever.vector_size
-    rows = np.concatenate([np.zeros((0, size), np.float32), *vectors])
-    return rows[0] if isinstance(texts, str) else rows
+    return _of_each(texts, lambda own: self.embed_tokens(self.encode(own)))
 
   @overload
   def explain(self, texts: str, answer: str | None = None) -> Explanation: ...
@@ -217,83 +148,23 @@ class LoadedRun:
     Args:
       texts: Sentences with [MASK], for a run of pre-training, or questions, for
         one of open QA; or one of them.
-      answer: Answer whose probability is explained. None takes the most likely
-        one.
+      answer: Answer whose probability is explained. None takes the best one.
 
     Raises:
       CheckpointError: The checkpoint has no reader.
       ExplanationError: A text, or the answer, does not fit this run.
     """
-    results = [self._explainer.explain(one, answer) for one in _listed(texts)]
-    return results[0] if isinstance(texts, str) else results
-
-  @functools.cached_property
-  def _explainer(self) -> Explainer:
-    """Its model is loaded when it is needed, unless it is the one that asks."""
-    config = self._config
-    if isinstance(self._answerer, Answerer):
-      return Explainer(self.model, self.generation, config.explaining)
-    return load_explainer(source=config.source, config=config.explaining)
-
-  @functools.cached_property
-  def _embedder(self) -> QueryEmbedder:
-    return QueryEmbedder(self.model)
-
-  @functools.cached_property
-  def _ranker(self) -> BlockRanker:
-    answering = self._config.answering
-    return BlockRanker(
-      self.model,
-      self.generation,
-      num_searched=answering.num_searched,
-      index_scores=answering.index_scores,
-      by_index_order=not self.generation.index.needs_vectors,
+    self._require_reader()
+    return _of_each(
+      texts, lambda own: [explain(self, one, answer) for one in own]
     )
 
-  def _encoded(self, texts: Sequence[str]) -> Int32[np.ndarray, "n q"]:
-    length = self.model.source.query_length
-    return encode_queries(texts, self.corpus.vocabulary, length)
-
-  def _blocks(self, ranking: Ranking) -> list[RetrievedBlock]:
-    """Returns the blocks of one query."""
-    corpus = self.generation.corpus
-    return [
-      RetrievedBlock(
-        id=block.name,
-        title=block.title,
-        text=block.body,
-        url=block.url,
-        score=score,
-        probability=probability,
+  def _require_reader(self) -> None:
+    if self.models.reader is None:
+      raise CheckpointError(
+        f"checkpoint {self.step} of {self.model_dir} has no reader; it can "
+        "retrieve and embed"
       )
-      for row, score, probability in zip(
-        *(array.tolist() for array in ranking), strict=True
-      )
-      for block in [corpus.block(row)]
-    ]
-
-  def _shown(
-    self, question: str, answered: Answered, num_answers: int
-  ) -> AnsweredQuestion:
-    blocks = self._blocks(answered.ranking)
-    of_row = dict(zip(answered.ranking.rows.tolist(), blocks, strict=True))
-    answers = []
-    for answer in answered.answers[:num_answers]:
-      block = of_row[answer.row]
-      text = block.text.encode()
-      start = len(text[: answer.start_byte].decode())
-      limit = len(text[: answer.limit_byte].decode())
-      answers.append(
-        FoundAnswer(
-          text=answer.text,
-          probability=answer.probability,
-          score=answer.score,
-          block=block,
-          start=start,
-          limit=limit,
-        )
-      )
-    return AnsweredQuestion(question, answers, blocks)
 
 
 def load(
@@ -331,7 +202,7 @@ def load(
   with (
     _configuring,
     configuration.parsed_for_run(
-      LoadedRunConfig,
+      RunConfig,
       model_dir,
       recipe="gin/runs/ask.gin",
       corpus_dir=corpus_dir,
@@ -339,34 +210,24 @@ def load(
       bindings=bindings,
     ) as kept,
   ):
-    config = configuration.configured(LoadedRunConfig)()
-  source = config.source
+    config = configuration.configured(RunConfig)()
   if generation is not None:
-    source = dataclasses.replace(source, generation=generation)
+    config = dataclasses.replace(config, generation=generation)
   if checkpoint_step is not None:
-    source = dataclasses.replace(source, checkpoint_step=checkpoint_step)
-  config = dataclasses.replace(config, source=source)
+    config = dataclasses.replace(config, checkpoint_step=checkpoint_step)
   stage = None if kept is None else kept.stage
-  if stage in (None, OpenQa.__name__):
-    try:
-      answerer = load_answerer(source, config.answering)
-      return LoadedRun(answerer.model, config, answerer)
-    except CheckpointError as error:
-      # An import, or a run that keeps nothing, may have no reader of questions.
-      if stage is not None:
-        raise
-      problem = error
-  else:
-    problem = CheckpointError(
-      f"{source.model_dir} is a run of the stage {stage}, whose reader has not "
-      "learnt to answer questions; load one of gin/runs/open_qa.gin"
-    )
-  model = load_model(dataclasses.replace(source, reader=None), InverseCloze())
-  return LoadedRun(model, config, problem)
+  run = LoadedRun.load(config, needs_reader=stage == OpenQa.__name__)
+  run = dataclasses.replace(run, stage=stage)
+  if run.stage in (None, OpenQa.__name__) and run.models.reader is not None:
+    # What is missing is known now, and not at the first question.
+    answers.num_searched(run)
+  return run
 
 
-def _listed(texts: str | Sequence[str]) -> Sequence[str]:
-  """Returns texts as a list.
+def _of_each(
+  texts: str | Sequence[str], function: Callable[[Sequence[str]], Any]
+) -> Any:
+  """Applies a function to a list of texts; of one text it returns the one.
 
   Raises:
     TypeError: There is something else than texts.
@@ -378,4 +239,5 @@ def _listed(texts: str | Sequence[str]) -> Sequence[str]:
     raise TypeError(
       f"{texts!r} is no text; give a string, or a list of strings"
     )
-  return listed
+  found = function(listed)
+  return found[0] if isinstance(texts, str) else found

@@ -33,8 +33,8 @@ Value = str | int | float | bool | None
 # What the entry points configure. They import it late.
 _FUNCTIONS = {
   "train": "realm_jax.training.config:TrainConfig",
-  "evaluate": "realm_jax.evaluation.run:evaluate",
-  "evaluate --follow": "realm_jax.evaluation.following:follow",
+  "evaluate": "realm_jax.evaluation.evaluate:evaluate",
+  "evaluate --follow": "realm_jax.evaluation.evaluate:follow",
   "build_index": "realm_jax.generations.sidecar:build_index",
 }
 

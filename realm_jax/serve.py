@@ -10,20 +10,20 @@ machine alone unless --host says otherwise, and ends with SIGTERM or Ctrl-C. Of
 several processes, process 0 serves on its own devices.
 """
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from absl import flags, logging
+from etils import epath
 
 from realm_jax import configuration
 from realm_jax.configuration import command_line
-from realm_jax.serving.errors import ServerError
-from realm_jax.serving.requests import Limits
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.explaining.explainer import Explainer
+  from realm_jax.evaluation.run import Run
   from realm_jax.serving.service import Service
 
 _HOST = flags.DEFINE_string(
@@ -52,7 +52,7 @@ _EXAMPLE_QUESTIONS = flags.DEFINE_string(
 )
 _MAX_WAITING = flags.DEFINE_integer(
   "max_waiting",
-  Limits.waiting,
+  64,
   "Number of requests that may wait; others are told to try again.",
   lower_bound=1,
 )
@@ -81,58 +81,60 @@ def _serve() -> None:
     # The one part of the project that needs the extra.
     from realm_jax.serving import server
   except ModuleNotFoundError as error:
-    raise ServerError(
+    raise ValueError(
       f"the page needs the library {error.name}, which `make env` and the "
       "extra `serve` install; install it"
     ) from error
-  # Before minutes of loading: the port may be in use.
-  listening = server.listen(_HOST.value, _PORT.value)
+  try:
+    # Before minutes of loading: the port may be in use.
+    listening = server.listen(_HOST.value, _PORT.value)
+  except OSError as error:
+    raise ValueError(
+      f"--port={_PORT.value} of --host={_HOST.value} cannot be used "
+      f"({error.strerror}); end what uses it, or give another: --port=0 takes "
+      "a free one"
+    ) from error
   with listening:
-    limits = Limits(waiting=_MAX_WAITING.value)
-    service = _load()
-    page = server.PageServer(service, listening, limits)
-    page.worker.submit(service.warm_up)
-    said = f"The page is at {server.url_of(listening)}  (Ctrl-C ends it)"
-    has_ended = page.run(lambda: print(said, flush=True))
-  if not has_ended:
+    limits = server.Limits(waiting=_MAX_WAITING.value)
+    page = server.PageServer(_load(), listening, limits)
+    url = server.url_of(listening)
+    is_idle = page.serve_until_stopped(
+      lambda: print(f"The page is at {url}  (Ctrl-C ends it)", flush=True)
+    )
+  if not is_idle:
     # The interpreter would wait for a compilation, or end in its midst.
     sys.stdout.flush()
     os._exit(0)
 
 
 def _load() -> "Service":
-  from realm_jax.evaluation.explaining.explainer import load_explainer
-  from realm_jax.serving.examples import example_questions, example_sentences
-  from realm_jax.serving.service import QUESTION, SENTENCE, Service
+  from realm_jax.evaluation.run import Run, RunConfig
+  from realm_jax.inputs.questions import read_json_lines
+  from realm_jax.serving.service import QUESTION, Service
 
-  run = command_line.call(load_explainer, recipe="")
+  examples = {}
+  if _EXAMPLE_QUESTIONS.value is not None:
+    questions = read_json_lines(epath.Path(_EXAMPLE_QUESTIONS.value))
+    first = itertools.islice(questions, _NUM_EXAMPLES)
+    examples[QUESTION] = [question.question for question in first]
+  run = Run.load(command_line.call(RunConfig, recipe=""))
   masked_run = None
   if _MASKED_MODEL_DIR.value is not None:
     masked_run = _load_masked(_MASKED_MODEL_DIR.value, run)
-  sentences = example_sentences(
-    run.corpus,
-    _NUM_EXAMPLES,
-    query_length=(masked_run or run).limits.query_length,
-  )
-  examples = {SENTENCE: sentences}
-  if _EXAMPLE_QUESTIONS.value is not None:
-    examples[QUESTION] = example_questions(
-      _EXAMPLE_QUESTIONS.value, _NUM_EXAMPLES
-    )
   return Service(run, masked_run, examples=examples)
 
 
-def _load_masked(model_dir: str, run: "Explainer") -> "Explainer":
+def _load_masked(model_dir: str, run: "Run") -> "Run":
   """Loads the run that fills in sentences, over the same corpus."""
-  from realm_jax.evaluation.explaining.explainer import load_explainer
+  from realm_jax.evaluation.run import Run, RunConfig
 
   with configuration.parsed_for_run(
-    load_explainer,
+    RunConfig,
     model_dir,
-    corpus_dir=run.corpus.source,
+    corpus_dir=run.config.corpus_dir,
     gin_files=_MASKED_GIN_FILE.value,
   ):
-    return configuration.configured(load_explainer)()
+    return Run.load(configuration.configured(RunConfig)())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What every test stands on; read before anything imports jax or TensorFlow."""
 
 import asyncio
+import dataclasses
 import functools
 import importlib.util
 import mmap
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
   from benchmarks.runs.object_store import ObjectStore
-  from realm_jax.evaluation.trained_model import ModelSource
+  from realm_jax.evaluation.run import Run, RunConfig
   from tests import tiny_world
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
@@ -146,12 +147,12 @@ def model_dir(world, params) -> Path:
 
 
 @pytest.fixture(scope="session")
-def source(world, model_dir) -> "ModelSource":
+def run_config(world, model_dir) -> "RunConfig":
   """The retriever and the reader of `model_dir`."""
-  from realm_jax.evaluation.trained_model import ModelSource
+  from realm_jax.evaluation.run import RunConfig
   from tests import tiny_world
 
-  return ModelSource(
+  return RunConfig(
     model_dir=model_dir,
     corpus_dir=world.corpus_dir,
     retriever=tiny_world.RETRIEVER,
@@ -159,6 +160,23 @@ def source(world, model_dir) -> "ModelSource":
     query_length=tiny_world.QUERY_LENGTH,
     block_length=tiny_world.BLOCK_LENGTH,
   )
+
+
+@pytest.fixture(scope="session")
+def run(run_config) -> "Run":
+  """The run of `model_dir` on one device; both of its heads are random."""
+  from realm_jax.evaluation import run
+
+  config = dataclasses.replace(run_config, num_candidates=6)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(run, "make_mesh", _mesh_of_one_device)
+    return run.Run.load(config)
+
+
+def _mesh_of_one_device(**settings) -> jax.sharding.Mesh:
+  from realm_jax.partitioning.mesh import make_mesh
+
+  return make_mesh(**{**settings, "devices": jax.devices()[:1]})
 
 
 @pytest.fixture
@@ -235,15 +253,13 @@ def one_device() -> Iterator[None]:
 
   For tests that are about something else: eight take a quarter more time.
   """
-  from realm_jax.evaluation import trained_model
+  from realm_jax.evaluation import run
   from realm_jax.generations import build
-  from realm_jax.partitioning.mesh import make_mesh
   from realm_jax.training import setup
 
-  first = functools.partial(make_mesh, devices=jax.devices()[:1])
   with pytest.MonkeyPatch.context() as patch:
-    for module in (trained_model, build, setup):
-      patch.setattr(module, "make_mesh", first)
+    for module in (run, build, setup):
+      patch.setattr(module, "make_mesh", _mesh_of_one_device)
     yield
 
 

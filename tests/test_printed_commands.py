@@ -166,7 +166,7 @@ def test_the_flags_of_a_command_exist(command, help_of):
 _CONFIGURES = {
   "realm_jax.ablate": ("realm_jax.ablation.plan:AblationConfig", ""),
   "realm_jax.ask": (
-    "realm_jax.evaluation.answering:load_answerer",
+    "realm_jax.evaluation.run:RunConfig",
     "gin/runs/ask.gin",
   ),
   "realm_jax.build_index": (
@@ -174,11 +174,11 @@ _CONFIGURES = {
     "gin/runs/build_index.gin",
   ),
   "realm_jax.evaluate": (
-    "realm_jax.evaluation.run:evaluate",
+    "realm_jax.evaluation.evaluate:evaluate",
     "gin/runs/eval_masked.gin",
   ),
   "realm_jax.explain": (
-    "realm_jax.evaluation.explaining.explainer:load_explainer",
+    "realm_jax.evaluation.run:RunConfig",
     "gin/runs/explain.gin",
   ),
   "realm_jax.export_weights": (
@@ -212,7 +212,7 @@ def test_a_run_and_its_recipe_complete_a_command(command, tmp_path):
   if "QUESTIONS" in "".join(command.bindings):
     recipe = "gin/runs/eval.gin"
   if "--follow" in command.arguments:
-    function = "realm_jax.evaluation.following:follow"
+    function = "realm_jax.evaluation.evaluate:follow"
   kept = tmp_path / "model.gin"
   kept.write_text('include "gin/models/bert_base.gin"\nCORPUS_DIR = "corpus"\n')
   with configuration.parsed(

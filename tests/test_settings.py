@@ -11,8 +11,6 @@ from etils import epath
 
 from realm_jax import settings
 from realm_jax.demo_world.world import WorldConfig
-from realm_jax.evaluation.answering import AnsweringConfig
-from realm_jax.evaluation.explaining.explainer import ExplainingConfig
 from realm_jax.generations.choice import SidecarConfig
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.scann.config import ScannConfig
@@ -123,8 +121,6 @@ def test_the_parameters_of_functions_and_classes():
     (SidecarConfig, {"mode": "all", "keep_generations": 0}),
     (ScannConfig, {"recall_target": 1.2, "builder": "ours", "threads": 0}),
     (ExactConfig, {"recall_target": 0.0, "rows_per_step": 0}),
-    (AnsweringConfig, {"num_spans": 0, "num_read": 0}),
-    (ExplainingConfig, {"num_fillings": 0}),
     (WorldConfig, {"held_out_test": 2.0}),
   ],
 )

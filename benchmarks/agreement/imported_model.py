@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from realm_jax.evaluation.answering import best_spans
+from realm_jax.evaluation.answers import span_logits
 from realm_jax.models.packing import content_numbers
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
@@ -98,15 +98,13 @@ class ImportedModel:
     relevance: Float[np.ndarray, "b k"],
   ) -> Int[np.ndarray, "b 3"]:
     """Returns block, first token and width less one of the best span."""
-    read = jax.jit(functools.partial(best_spans, self.reader, 1))
-    places, _, _ = read(
-      self.params["reader"],
-      _as_int32(query),
-      _as_int32(candidates),
-      np.float32(relevance),
+    read = jax.jit(functools.partial(span_logits, self.reader))
+    logits = np.asarray(
+      read(self.params["reader"], _as_int32(query), _as_int32(candidates))
     )
-    shape = (*candidates.shape[1:], self.reader.max_answer_width)
-    return np.stack(np.unravel_index(np.asarray(places)[:, 0], shape), axis=-1)
+    totals = logits + relevance.astype(np.float32)[:, :, None, None]
+    best = totals.reshape(len(query), -1).argmax(axis=1)
+    return np.stack(np.unravel_index(best, logits.shape[1:]), axis=-1)
 
   def pretraining(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
     """Computes REALM's loss and its gradient for padded arrays."""

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   if (imported := given.model_dir / "vocab.txt").exists():
     text = imported.read_text()
   else:
-    pieces = realm_jax.load(run).corpus.vocabulary.pieces
+    pieces = realm_jax.load(run).vocabulary.pieces
     text = "".join(f"{piece}\n" for piece in pieces)
   (made / "vocab.txt").write_text(text)
   generations = f"--gin.GENERATIONS_DIR={made / 'generations'}"

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from realm_jax.ablation.plan import Plan, RowResult
 from realm_jax.ablation.rows import REALM, Row
 from realm_jax.console import columns, plot
-from realm_jax.evaluation.scoring import resampling
-from realm_jax.evaluation.scoring.comparison import paired_scores
+from realm_jax.evaluation import resampling
+from realm_jax.evaluation.compare import paired_scores
 from realm_jax.storage.atomic import atomic_text_file
 
 
@@ -137,14 +137,12 @@ def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
     "by_seed": by_seed,
     "mean": float(np.mean(by_seed)),
     "standard_deviation": deviation,
-    "interval": resampling.bootstrap_intervals_of_strata(
-      [{"": of_seed} for of_seed in scores]
+    "interval": resampling.bootstrap_intervals(
+      *({"": of_seed} for of_seed in scores)
     )[""],
     "difference": float(np.mean(means)),
-    "difference_interval": resampling.bootstrap_intervals_of_strata(
-      differences
-    )[""],
-    "p_value": resampling.permutation_p_values_of_strata(differences)[""],
+    "difference_interval": resampling.bootstrap_intervals(*differences)[""],
+    "p_value": resampling.permutation_p_values(*differences)[""],
     "seeds_better": sum(mean > 0 for mean in means),
   }
 

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,17 +13,9 @@ from etils import epath
 from jaxtyping import Int64
 
 from realm_jax.console import Progress
-from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.evaluation import outputs
-from realm_jax.evaluation.generation import open_generation
-from realm_jax.evaluation.ranking import BlockRanker
-from realm_jax.evaluation.shares import Share
-from realm_jax.evaluation.trained_model import (
-  ModelSource,
-  TrainedModel,
-  load_model,
-)
-from realm_jax.generations.loading import Generation
+from realm_jax.corpus.store import NULL_ROW
+from realm_jax.evaluation.outputs import EvaluationShard, Figures
+from realm_jax.evaluation.run import Run, RunConfig
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
@@ -41,13 +32,13 @@ from realm_jax.training.step import Loss, RowsOf
 
 def evaluate_masked_lm(
   *,
-  source: ModelSource,
+  config: RunConfig,
   data: DataConfig,
   stage: Pretraining,
   num_batches: PositiveInt = 32,
   previous_generation: epath.PathLike | None = None,
   output_dir: epath.PathLike | None = None,
-) -> outputs.Figures:
+) -> Figures:
   """Fills in masked words from retrieved blocks, and from the null block.
 
   The candidates are those of training: the null block and what the index
@@ -57,7 +48,7 @@ def evaluate_masked_lm(
   text to look at.
 
   Args:
-    source: Checkpoint of a run of pre-training, with its reader.
+    config: Checkpoint of a run of pre-training, with its reader.
     data: Task of masked sentences. Its seed should not be the training's, so
       that other words are masked. The batch size is rounded up to a multiple
       of the devices.
@@ -82,33 +73,32 @@ def evaluate_masked_lm(
   """
   if num_batches < 1:
     raise ValueError(f"num_batches={num_batches}; want at least 1")
-  start = time.monotonic()
-  share = Share(
-    source=source,
+  shard = EvaluationShard(
+    output_dir,
+    config=config,
     data=data,
     stage=stage,
     num_batches=num_batches,
     previous_generation=previous_generation,
   )
   require_writable(output_dir)
-  model = load_model(source, stage)
-  generation = open_generation(model)
-  share.require_same(model, generation)
+  run = Run.load(config, max_batch=data.batch_size)
+  shard.require_same_run(run)
   previous = None
   if previous_generation is not None:
-    before = dataclasses.replace(source, generation=previous_generation)
-    previous = open_generation(dataclasses.replace(model, source=before))
-    share.require_same(model, previous)
-  with share.batches(data) as stream:
+    before = dataclasses.replace(config, generation=previous_generation)
+    previous = Run.load(before, max_batch=data.batch_size)
+    shard.require_same_run(previous)
+  with shard.batches(data) as stream:
     batches = itertools.islice(stream, num_batches)
-    own = _Evaluation(model, generation, stage, previous).of(batches)
-  parts = share.gathered("sums", jax.tree.map(float, own._asdict()))
+    own = _Evaluation(run, stage, previous).of(batches)
+  parts = shard.gather_to_leader("sums", jax.tree.map(float, own._asdict()))
 
-  def metrics() -> outputs.Figures:
+  def metrics() -> Figures:
     sums = _added(parts)
     means = {name: float(mean) for name, mean in sums.means().items()}
     if previous is not None:
-      means["previous_generation"] = previous.step
+      means["previous_generation"] = previous.generation.step
     perplexities = {
       name.replace("log_likelihood", "perplexity"): math.exp(-mean)
       for name, mean in means.items()
@@ -125,14 +115,7 @@ def evaluate_masked_lm(
       "seed": data.seed,
     }
 
-  return outputs.report(
-    metrics,
-    model,
-    generation,
-    start=start,
-    output_dir=output_dir,
-    share=share,
-  )
+  return shard.report(metrics, run)
 
 
 def _added(parts: Sequence[Mapping[str, Any]]) -> WeightedLoss:
@@ -167,42 +150,19 @@ def weighted_loss(
 class _Evaluation:
   """Measures batches with one checkpoint and the generation in use.
 
-  With a `previous` generation, candidates are compared with its candidates.
+  With a `previous` run, of another generation, candidates are compared.
   """
 
-  def __init__(
-    self,
-    model: TrainedModel,
-    generation: Generation,
-    stage: Pretraining,
-    previous: Generation | None,
-  ):
-    self._model, self._stage = model, stage
-    self._generation, self._previous = generation, previous
-    self._ranker = self._ranker_of(generation)
-    if previous is not None:
-      self._previous_ranker = self._ranker_of(previous)
-    rows_of, loss = stage.functions(model.models)
+  def __init__(self, run: Run, stage: Pretraining, previous: Run | None):
+    self._run, self._stage, self._previous = run, stage, previous
+    rows_of, loss = stage.functions(run.models)
     self._measure = sharding.jit_on_mesh(
       weighted_loss,
       rows_of,
       loss,
-      RowLayout(model.mesh),
-      mesh=model.mesh,
-      out_shardings=sharding.replicated(model.mesh),
-    )
-    self._context = StageContext(
-      generation.corpus,
-      generation,
-      model.source.block_length,
-    )
-
-  def _ranker_of(self, generation: Generation) -> BlockRanker:
-    return BlockRanker(
-      self._model,
-      generation,
-      num_searched=self._stage.num_searched(generation.num_blocks),
-      current_queries=self._stage.current_queries,
+      RowLayout(run.mesh),
+      mesh=run.mesh,
+      out_shardings=sharding.replicated(run.mesh),
     )
 
   def of(self, batches: Iterable[Batch]) -> WeightedLoss:
@@ -215,10 +175,12 @@ class _Evaluation:
     return jax.tree.map(lambda *parts: sum(parts), *sums)
 
   def _of_batch(self, batch: Batch) -> WeightedLoss:
-    retrieved = self._ranker.search(batch.arrays["query"])
-    made, host_metrics = self._stage.assemble(batch, retrieved, self._context)
-    placed = sharding.to_devices(made, self._model.mesh)
-    weighted = jax.device_get(self._measure(self._model.params, placed))
+    run = self._run
+    retrieved = self._search(run, batch)
+    context = StageContext(run.corpus, run.generation, run.config.block_length)
+    made, host_metrics = self._stage.assemble(batch, retrieved, context)
+    placed = sharding.to_devices(made, run.mesh)
+    weighted = jax.device_get(self._measure(run.params, placed))
     if self._previous is not None:
       host_metrics |= self._changes(batch, retrieved, self._previous)
     num_queries = len(batch.arrays["query"])
@@ -227,19 +189,27 @@ class _Evaluation:
       weighted.metrics[name] = jax.device_get(mean)
     return weighted
 
+  def _search(self, run: Run, batch: Batch) -> SearchResult:
+    """Searches as training does, which takes the order of the index."""
+    number = self._stage.num_searched(run.generation.num_blocks)
+    token_ids, vectors = batch.arrays["query"], None
+    if run.generation.index.needs_vectors:
+      current = self._stage.current_queries
+      vectors = run.embed_tokens(token_ids, current=current)
+    return run.search_index(token_ids, vectors, number)
+
   def _changes(
-    self, batch: Batch, retrieved: SearchResult, previous: Generation
+    self, batch: Batch, retrieved: SearchResult, previous: Run
   ) -> dict[str, float]:
     """Compares the candidates of queries with those of another generation."""
-    before = self._previous_ranker.search(batch.arrays["query"])
 
-    def ids(found: SearchResult, corpus: Corpus) -> Int64[np.ndarray, "b k"]:
+    def ids(run: Run, found: SearchResult) -> Int64[np.ndarray, "b k"]:
       """Returns the ids of candidates; versions of a corpus differ in rows."""
-      rows = self._stage.candidate_rows(batch, found, corpus)
-      return np.where(rows == NULL_ROW, NULL_ROW, corpus.block_ids[rows])
+      rows = self._stage.candidate_rows(batch, found, run.corpus)
+      return np.where(rows == NULL_ROW, NULL_ROW, run.corpus.block_ids[rows])
 
-    now_ids = ids(retrieved, self._generation.corpus)
-    before_ids = ids(before, previous.corpus)
+    now_ids = ids(self._run, retrieved)
+    before_ids = ids(previous, self._search(previous, batch))
     is_known = (now_ids[:, :, None] == before_ids[:, None, :]).any(axis=2)
     return {
       "top_block_changed": float((now_ids[:, 0] != before_ids[:, 0]).mean()),

@@ -1,40 +1,65 @@
-"""Evaluation of open QA: exact match, F1, recall and reciprocal rank."""
+"""Evaluation on questions: exact match, F1, recall and reciprocal rank."""
 
-import time
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
-from jaxtyping import Int
+from jaxtyping import Int, Int32
 
-from realm_jax.evaluation import outputs
-from realm_jax.evaluation.answering import (
+from realm_jax.console import Progress
+from realm_jax.evaluation.answers import (
   Answered,
-  Answerer,
-  AnsweringConfig,
-  load_answerer,
+  best_places,
+  num_searched,
+  read,
 )
-from realm_jax.evaluation.questions import (
-  Question,
-  evidence_of,
-  open_questions,
-)
-from realm_jax.evaluation.scoring.summary import summarize
-from realm_jax.evaluation.shares import Share
-from realm_jax.evaluation.trained_model import ModelSource
+from realm_jax.evaluation.outputs import EvaluationShard, Figures, Line
+from realm_jax.evaluation.run import Block, Retrieved, Run, RunConfig
+from realm_jax.evaluation.scores import summarize
+from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
 from realm_jax.text import answers
 
 
+class Question(NamedTuple):
+  """A question, its accepted answers, and its position in the file.
+
+  The references are strings or patterns, as the task says.
+  """
+
+  id: str
+  text: str
+  references: list[str]
+  answer_kind: answers.AnswerKind
+  position: int
+
+  def line(self) -> Line:
+    """Returns the fields with which a question's line of a file begins."""
+    return {
+      "id": self.id,
+      "question": self.text,
+      "references": self.references,
+      "answer_kind": self.answer_kind,
+    }
+
+
+# Token ids, whose rows past the last question are padding, and the questions.
+QuestionBatch = tuple[Int32[np.ndarray, "b q"], list[Question]]
+
+
 def evaluate_open_qa(
   *,
-  source: ModelSource,
+  config: RunConfig,
   data: DataConfig,
-  answering: AnsweringConfig,
   max_examples: PositiveInt | None = None,
   output_dir: epath.PathLike | None = None,
-) -> outputs.Figures:
+) -> Figures:
   """Answers the questions of a file and scores the answers.
 
   The checkpoint's own query tower searches the generation, the reader reads
@@ -42,9 +67,8 @@ def evaluate_open_qa(
   the contents of `metrics.json`.
 
   Args:
-    source: Checkpoint to evaluate, with a reader.
+    config: Checkpoint to evaluate, with a reader, and how it is asked.
     data: Open-QA task with its question file.
-    answering: Number of blocks to search and read.
     max_examples: Number of questions at the front of the file; None takes all.
       Those that the task drops count.
     output_dir: Directory of `metrics.json` and `predictions.jsonl`, if any.
@@ -52,88 +76,195 @@ def evaluate_open_qa(
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
-  start = time.monotonic()
-  share = Share(
-    source=source,
-    data=data,
-    answering=answering,
-    max_examples=max_examples,
+  shard = EvaluationShard(
+    output_dir, config=config, data=data, max_examples=max_examples
   )
   with (
-    open_questions(data, share=share, max_examples=max_examples) as batches,
-    outputs.lines(output_dir, "predictions.jsonl", share) as lines,
+    open_questions(data, shard=shard, max_examples=max_examples) as batches,
+    shard.lines("predictions.jsonl") as lines,
   ):
-    answerer = load_answerer(source, answering)
-    share.require_same(answerer.model, answerer.generation)
+    run = Run.load(config, max_batch=data.batch_size)
+    shard.require_same_run(run)
+    number = num_searched(run)
     for token_ids, questions in batches:
-      ranking = answerer.rank(token_ids)
-      evidence = [
-        evidence_of(answerer.corpus, ranking.of_query(i), question)
-        for i, question in enumerate(questions)
-      ]
-      places = _places_to_read(evidence, answering, len(token_ids))
-      answered = answerer.read(
-        token_ids, ranking, places=places, num_questions=len(questions)
-      )
-      for i, question in enumerate(questions):
-        for place, block in enumerate(evidence[i]):
-          block["read"] = place in places[i]
-        line = _prediction(answerer, question, answered[i])
-        lines[question.position] = line | {"evidence": evidence[i]}
-  return outputs.report(
+      found = run.search(token_ids, number)
+      texts = [question.text for question in questions]
+      places = _places(run, found, questions)
+      for question, answered in zip(
+        questions, read(run, texts, token_ids, found, places), strict=True
+      ):
+        lines[question.position] = _prediction(question, answered)
+  return shard.report(
     lambda: {
       **summarize(list(lines.values())),
       "split": data.split,
       "task": data.task,
-      "candidates": answering.candidates,
-      "num_searched": answerer.num_searched,
-      "num_read": answering.num_read,
-      "rank_answers_by": answering.rank_answers_by,
+      "candidates": config.candidates,
+      "num_searched": number,
+      "num_read": config.num_read,
+      "rank_answers_by": config.rank_answers_by,
     },
-    answerer.model,
-    answerer.generation,
-    start=start,
-    output_dir=output_dir,
-    share=share,
+    run,
   )
 
 
-def _places_to_read(
-  evidence: Sequence[Sequence[outputs.Figures]],
-  config: AnsweringConfig,
-  num_rows: int,
+def evaluate_retrieval(
+  *,
+  config: RunConfig,
+  data: DataConfig,
+  max_examples: PositiveInt | None = None,
+  index: IndexConfig | None = None,
+  output_dir: epath.PathLike | None = None,
+) -> Figures:
+  """Retrieves blocks for questions with a retriever of any stage.
+
+  After pre-training this gives the zero-shot recall@5 of the paper's Table 2.
+  The reciprocal rank counts a block beyond NUM_SEARCHED as missing. Arguments
+  that are not listed are those of `evaluate_open_qa`.
+
+  Args:
+    config: Checkpoint to evaluate. If it names no generation, the one built
+      from this checkpoint is preferred to the one it was trained with.
+    index: Index to build over the generation's blocks instead of its own. One
+      that needs no vectors, such as BM25, ranks by its own scores.
+    output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
+  """
+  shard = EvaluationShard(
+    output_dir, config=config, data=data, max_examples=max_examples, index=index
+  )
+  with (
+    open_questions(data, shard=shard, max_examples=max_examples) as batches,
+    shard.lines("retrieved.jsonl") as lines,
+  ):
+    config = dataclasses.replace(config, reader=None)
+    run = Run.load(config, index=index, max_batch=data.batch_size)
+    shard.require_same_run(run)
+    for token_ids, questions in batches:
+      found = run.search(token_ids, config.num_searched, rescore=False)
+      for i, question in enumerate(questions):
+        evidence = _evidence(run.blocks(found, i), question)
+        lines[question.position] = question.line() | {"evidence": evidence}
+  return shard.report(
+    lambda: {
+      **summarize(list(lines.values())),
+      "split": data.split,
+      "task": data.task,
+      "num_searched": min(config.num_searched, run.generation.num_blocks),
+    },
+    run,
+  )
+
+
+@contextlib.contextmanager
+def open_questions(
+  data: DataConfig, *, shard: EvaluationShard, max_examples: int | None = None
+) -> Iterator[Iterator[QuestionBatch]]:
+  """Yields batches of this process's questions, in the order of their file.
+
+  Of all questions it takes those at the first `max_examples` positions. If the
+  task drops questions, those after them move up in their rows, and some batches
+  have a question before an earlier one; its position tells.
+
+  A malformed file is reported when the block is entered, so open it before
+  anything large is loaded. The batch size of the open-QA task is rounded up to
+  a multiple of the devices.
+
+  Raises:
+    ValueError: The file cannot be read, or max_examples is not positive.
+  """
+  if max_examples is not None and max_examples < 1:
+    raise ValueError(f"max_examples={max_examples}; want at least 1")
+  with shard.batches(data, shuffle=False, repeat=False) as batches:
+    yield _question_batches(batches, max_examples or sys.maxsize)
+
+
+def _question_batches(
+  batches: Iterator[Batch], max_examples: int
+) -> Iterator[QuestionBatch]:
+  with Progress("questions") as progress:
+    for batch in batches:
+      is_taken = batch.is_real & (batch.positions < max_examples)
+      size = int(is_taken.sum())
+      # The positions of a row rise, so no later batch has a question, either.
+      if not size:
+        return
+      # Rows without a question follow those that have one.
+      order = np.argsort(~is_taken, stable=True)
+      ids, texts = batch.texts("question_id"), batch.texts("question")
+      kinds = batch.answer_kinds
+      questions = [
+        Question(
+          ids[i], texts[i], batch.answers[i], kinds[i], int(batch.positions[i])
+        )
+        for i in order[:size]
+      ]
+      yield batch.arrays["query"][order], questions
+      progress.advance(size)
+
+
+def _places(
+  run: Run, found: Retrieved, questions: Sequence[Question]
 ) -> Int[np.ndarray, "b r"]:
   """Returns which blocks of each ranking are read; padding reads the best."""
-  places = np.tile(np.arange(config.num_read), (num_rows, 1))
-  if config.candidates == "gold":
-    for i, blocks in enumerate(evidence):
-      has_none = [not block["contains_answer"] for block in blocks]
+  places = best_places(run, found)
+  if run.config.candidates == "gold":
+    for i, question in enumerate(questions):
+      evidence = _evidence(run.blocks(found, i), question)
+      has_none = [not block["contains_answer"] for block in evidence]
       gold_first = np.argsort(has_none, kind="stable")
-      places[i] = gold_first[: config.num_read]
+      places[i] = gold_first[: places.shape[1]]
   return places
 
 
-def _prediction(
-  answerer: Answerer, question: Question, answered: Answered
-) -> outputs.Line:
-  """Returns a line of `predictions.jsonl`, but for the evidence.
+def _evidence(blocks: Sequence[Block], question: Question) -> list[Figures]:
+  """Describes the blocks retrieved for a question, best first, as JSON.
+
+  `contains_answer` is by words, and `contains_characters` as in Google's
+  released ORQA. A pattern is searched for both in the same way.
+  """
+  evidence: list[Figures] = []
+  references, kind = question.references, question.answer_kind
+  for block in blocks:
+    has_words = answers.contains_answer(block.text, references, kind=kind)
+    has_characters = has_words
+    if kind == "string":
+      body = block.text.encode()
+      has_characters = answers.contains_characters(body, references)
+    evidence.append(
+      {
+        "block": block.id,
+        "title": block.title,
+        "probability": round(block.probability, 6),
+        "score": round(block.score, 6),
+        "contains_answer": has_words,
+        "contains_characters": has_characters,
+      }
+    )
+  return evidence
+
+
+def _prediction(question: Question, answered: Answered) -> Line:
+  """Returns a line of `predictions.jsonl`.
 
   Google's released `evaluate_predictions` reads its `question` and
   `prediction`. Without an answer, the `prediction` is empty and the `answer`
   None. Regular expressions have no `f1`.
   """
-  place: outputs.Figures | None = None
+  place: Figures | None = None
   if answered.answers:
     best = answered.answers[0]
     place = {
-      "block": answerer.corpus.block(best.row).name,
-      "start_byte": best.start_byte,
-      "limit_byte": best.limit_byte,
+      "block": best.block.id,
+      "start_byte": len(best.block.text[: best.start].encode()),
+      "limit_byte": len(best.block.text[: best.limit].encode()),
       "score": round(best.score, 6),
       "probability": round(best.probability, 6),
     }
-  text, references = answered.prediction, question.references
+  text, references = answered.text, question.references
   kind = question.answer_kind
+  evidence = _evidence(answered.blocks, question)
+  for number, block in enumerate(evidence):
+    block["read"] = number in answered.read
   return question.line() | {
     "prediction": text,
     "correct": answers.is_correct(text, references, kind=kind),
@@ -147,4 +278,5 @@ def _prediction(
       }
       for answer in answered.answers
     ],
+    "evidence": evidence,
   }

@@ -1,107 +1,181 @@
-"""The files that an evaluation writes."""
+"""The processes of an evaluation, and the files that they write together.
+
+A process evaluates its own rows of each batch, with the whole model and the
+whole index on its own devices, and waits for no other until its rows are done.
+An index that lives on devices must therefore fit on those of one host: the
+vectors of 13 million blocks, 128 bfloat16 numbers each, take 3.4 GB. Process 0
+gathers what all have found, and writes it.
+"""
 
 import contextlib
+import dataclasses
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 from etils import epath
 
-from realm_jax.evaluation.shares import Share
-from realm_jax.evaluation.trained_model import TrainedModel
-from realm_jax.generations.loading import Generation
+from realm_jax.evaluation.run import Run, whole_batch
+from realm_jax.inputs.batch import Batch
+from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.config import DataConfig
+from realm_jax.partitioning import processes
+from realm_jax.partitioning.agreement import Agreement
+from realm_jax.partitioning.sharding import RowGroups
 from realm_jax.storage.access import require_writable
 from realm_jax.storage.json_files import JsonValue, json_lines, write_json
 
 METRICS = "metrics.json"
+# The key-value store of the processes refuses values of several megabytes.
+_CHARACTERS_PER_PIECE = 1 << 19
 
 # Metrics and a description of what was measured, by name.
 Figures = dict[str, JsonValue]
 # What was found for an example, as JSON.
 Line = dict[str, Any]
+T = TypeVar("T")
 
 
-@contextlib.contextmanager
-def lines(
-  output_dir: epath.PathLike | None, name: str, share: Share
-) -> Iterator[dict[int, Line]]:
-  """Opens a file of `output_dir` for lines of JSON, which all processes add.
+class EvaluationShard:
+  """This process's part of an evaluation; all of it, if it is alone.
 
-  Yields a dictionary for this process's lines, by their positions among the
-  examples. When the `with` block ends well, that of process 0 has the lines of
-  all, in their order, and the others are empty; the file then appears. Without
-  a directory nothing is written.
+  All processes must call the same methods in the same order.
 
-  Raises:
-    ValueError: There are no lines.
-    OSError: The disk is full, or the directory cannot be written to.
-    StoreAccessError: Likewise, where it is on an object store.
-    ProcessesError: A process has failed.
-  """
-  by_position: dict[int, Line] = {}
-  with contextlib.ExitStack() as stack:
-    write = None
-    if output_dir is not None and share.writes:
-      require_writable(output_dir)
-      path = epath.Path(output_dir) / name
-      write = stack.enter_context(json_lines(path))
-    yield by_position
-    parts = share.gathered(name, list(by_position.items()))
-    by_position.clear()
-    # JSON makes lists of the pairs.
-    pairs = sorted((pair for part in parts for pair in part), key=_position)
-    by_position.update(pairs)
-    if share.writes and not by_position:
-      raise ValueError("the task gives no questions")
-    if write is not None:
-      for line in by_position.values():
-        write(line)
-
-
-def _position(pair: Sequence[Any]) -> int:
-  return pair[0]
-
-
-def report(
-  metrics: Callable[[], Figures],
-  model: TrainedModel,
-  generation: Generation,
-  *,
-  start: float,
-  output_dir: epath.PathLike | None,
-  share: Share,
-) -> Figures:
-  """Adds what was measured to metrics, and writes both to `metrics.json`.
-
-  Process 0 computes the metrics and writes, and all return the same. The
-  evaluation started when `time.monotonic()` was `start`. Without a directory
-  nothing is written.
+  Args:
+    output_dir: Directory of what is written; None writes nothing.
+    configs: Arguments of the evaluation, which all processes must have alike.
 
   Raises:
-    OSError: The disk is full, or the directory cannot be written to.
-    ProcessesError: Another process has failed.
+    ProcessesError: An argument differs, or a process has failed.
   """
 
-  def write() -> Figures:
-    figures = metrics() | _measured(model, generation, start)
-    if output_dir is not None:
-      write_json(epath.Path(output_dir) / METRICS, figures)
-    return figures
+  def __init__(self, output_dir: epath.PathLike | None = None, **configs: Any):
+    self._start = time.monotonic()
+    self._output_dir = None if output_dir is None else epath.Path(output_dir)
+    self.agreement = Agreement("evaluation")
+    devices = {"the number of devices of a process": jax.local_device_count()}
+    self.agreement.require_same(configs | devices)
 
-  return share.agreement.on_process_0("figures", write)
+  @contextlib.contextmanager
+  def batches(
+    self, data: DataConfig, *, shuffle: bool = True, repeat: bool = True
+  ) -> Iterator[Iterator[Batch]]:
+    """Opens this process's rows of all batches, a `BatchStream`.
 
+    The size of global batches is rounded up to a multiple of all devices.
+    Without `repeat`, some processes have a batch more than others. The batches
+    raise `ProcessesError` once another process has failed.
+    """
+    count, index = self.agreement.count, self.agreement.index
+    size = count * whole_batch(
+      -(-data.batch_size // count), jax.local_device_count()
+    )
+    rows = RowGroups(count, (index,)).own_rows(size)
+    data = dataclasses.replace(data, batch_size=size)
+    stream = BatchStream(data, rows=rows, shuffle=shuffle, repeat=repeat)
 
-def _measured(
-  model: TrainedModel, generation: Generation, start: float
-) -> Figures:
-  return {
-    "checkpoint": model.step,
-    "generation": generation.step,
-    "index": generation.index.kind,
-    "num_blocks": generation.num_blocks,
-    "model_dir": str(model.model_dir),
-    "corpus_dir": str(model.corpus.source),
-    "corpus_fingerprint": generation.corpus.fingerprint,
-    "corpus_version": generation.corpus.version,
-    "seconds": round(time.monotonic() - start, 3),
-  }
+    def watched() -> Iterator[Batch]:
+      for batch in stream:
+        processes.require_no_failure()
+        yield batch
+
+    with contextlib.closing(stream):
+      yield watched()
+
+  def require_same_run(self, run: Run) -> None:
+    """Checks that all processes have loaded the same.
+
+    Raises:
+      ProcessesError: They have not, or one has failed.
+    """
+    self.agreement.require_same(
+      {
+        "the checkpoint": run.step,
+        "the generation": run.generation.step,
+        "the corpus": run.corpus.fingerprint,
+      }
+    )
+
+  def gather_to_leader(self, what: str, found: T) -> list[T]:
+    """Returns what all processes have found to process 0; to others, nothing.
+
+    A value, which JSON can hold, may be large: it is exchanged in pieces.
+
+    Raises:
+      ProcessesError: A process has failed.
+    """
+    if self.agreement.count == 1:
+      return [found]
+    text = json.dumps(found)
+    starts = range(0, len(text), _CHARACTERS_PER_PIECE)
+    pieces = [text[start : start + _CHARACTERS_PER_PIECE] for start in starts]
+    most = self.agreement.exchange(f"pieces of {what}", len(pieces), max)
+    # Process 0 alone applies the rule, to what all give.
+    by_piece: list[Sequence[str]] = []
+    for number in range(most):
+      piece = pieces[number] if number < len(pieces) else ""
+      self.agreement.exchange(f"{what}, {number}", piece, by_piece.append)
+    return [json.loads("".join(own)) for own in zip(*by_piece, strict=True)]
+
+  @contextlib.contextmanager
+  def lines(self, name: str) -> Iterator[dict[int, Line]]:
+    """Opens a file for lines of JSON, which all processes add.
+
+    Yields a dictionary for this process's lines, by their positions among the
+    examples. When the `with` block ends well, that of process 0 has the lines
+    of all, in their order, and the others are empty; the file then appears.
+
+    Raises:
+      ValueError: There are no lines.
+      OSError: The disk is full, or the directory cannot be written to.
+      StoreAccessError: Likewise, where it is on an object store.
+      ProcessesError: A process has failed.
+    """
+    by_position: dict[int, Line] = {}
+    with contextlib.ExitStack() as stack:
+      write = None
+      if self._output_dir is not None and self.agreement.is_leader:
+        require_writable(self._output_dir)
+        write = stack.enter_context(json_lines(self._output_dir / name))
+      yield by_position
+      parts = self.gather_to_leader(name, list(by_position.items()))
+      by_position.clear()
+      # JSON makes lists of the pairs.
+      pairs = [(pair[0], pair[1]) for part in parts for pair in part]
+      by_position.update(sorted(pairs, key=lambda pair: pair[0]))
+      if self.agreement.is_leader and not by_position:
+        raise ValueError("the task gives no questions")
+      if write is not None:
+        for line in by_position.values():
+          write(line)
+
+  def report(self, metrics: Callable[[], Figures], run: Run) -> Figures:
+    """Adds what was measured to metrics, and writes both to `metrics.json`.
+
+    Process 0 computes the metrics and writes, and all return the same.
+
+    Raises:
+      OSError: The disk is full, or the directory cannot be written to.
+      ProcessesError: Another process has failed.
+    """
+
+    def write() -> Figures:
+      generation = run.generation
+      figures = metrics() | {
+        "checkpoint": run.step,
+        "generation": generation.step,
+        "index": generation.index.kind,
+        "num_blocks": generation.num_blocks,
+        "model_dir": str(run.model_dir),
+        "corpus_dir": str(run.corpus.source),
+        "corpus_fingerprint": run.corpus.fingerprint,
+        "corpus_version": run.corpus.version,
+        "seconds": round(time.monotonic() - self._start, 3),
+      }
+      if self._output_dir is not None:
+        write_json(self._output_dir / METRICS, figures)
+      return figures
+
+    return self.agreement.on_process_0("figures", write)

@@ -1,29 +1,640 @@
-"""Runs the evaluation that a configuration chooses."""
+"""A trained run: one checkpoint, its corpus, and the generation it searches.
 
-from collections.abc import Callable
+All that looks at a trained model goes through `Run`: evaluations, questions,
+explanations, the page and notebooks. `search` finds blocks and scores them as
+in training, and `gather` returns their tokens. `edited` is the same run with
+other texts in some blocks, in memory.
+"""
 
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from absl import logging
 from etils import epath
+from flax.core import meta
+from jax.sharding import Mesh
+from jaxtyping import Float32, Int, Int32
+from scipy.special import softmax
 
-from realm_jax.evaluation.outputs import Figures
-from realm_jax.training.kept_configuration import run_directory
+from realm_jax.checkpoints.store import (
+  FOLDER,
+  CheckpointError,
+  locate,
+  recorded_generation,
+)
+from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
+from realm_jax.corpus.store import NULL_ROW, Corpus, require_block_length
+from realm_jax.generations.loading import (
+  Generation,
+  load_generation,
+  load_newest,
+)
+from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.store import FOLDER as GENERATIONS
+from realm_jax.generations.store import GenerationStore, step_of
+from realm_jax.indexes.protocol import (
+  IndexConfig,
+  QueryBatch,
+  SearchError,
+  SearchResult,
+  in_order,
+)
+from realm_jax.indexes.random import RandomConfig
+from realm_jax.inputs.config import BlockLength, QueryLength
+from realm_jax.models.parameters import Params
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import (
+  Retriever,
+  embed_blocks,
+  embed_queries,
+  query_tower_parameters,
+)
+from realm_jax.partitioning import sharding
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
+from realm_jax.storage.access import require_readable
+from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.training.stages.inverse_cloze import InverseCloze
+from realm_jax.training.stages.open_qa import OpenQa
+from realm_jax.training.stages.stage import Models
+
+AnyRun = TypeVar("AnyRun", bound="Run")
+MAX_BATCH = 16
+# An exact search compiles a program for each k, so that a few blocks more are
+# asked for than are edited or hidden.
+_MORE_BLOCKS = 8
 
 
-def evaluate(
-  *,
-  evaluation: Callable[..., Figures],
-  model_dir: epath.PathLike,
-  output_dir: epath.PathLike | None = None,
-) -> Figures:
-  """Runs one of this package's evaluations, whose arguments gin has bound.
+class EditError(ValueError):
+  """A block that cannot be edited, or not into this text."""
 
-  Args:
-    evaluation: Evaluation that takes an `output_dir`.
-    model_dir: MODEL_DIR of the run, or one of its checkpoints.
-    output_dir: Directory of what it writes; None is MODEL_DIR/eval.
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """What is loaded of a run, and how it is asked.
+
+  Attributes:
+    model_dir: MODEL_DIR of a run, or one of its checkpoints.
+    corpus_dir: Corpus directory, as `build_corpus` wrote it.
+    retriever: Retriever of the run.
+    reader: Reader of the run; None to load the retriever alone.
+    generation: Generation to search, or a folder of generations, of which the
+      newest is taken. None takes the one that the checkpoint was trained with.
+    checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
+      the one that `realm_jax.evaluate --follow` has named.
+    query_length: Maximum tokens of a query, [CLS] and [SEP] included.
+    block_length: Maximum tokens of a block.
+    index_scores: Whether the run was trained on the index's own scores (BM25).
+    candidates: "index"; "random" for the control that reads random blocks; or
+      "gold" for a bound that reads first, of the retrieved blocks, those that
+      contain an answer. It takes questions whose answers are known.
+    num_searched: Number of blocks retrieved for a question, over which the
+      retriever's probabilities are normalized. A smaller corpus is searched
+      whole.
+    num_read: Number of the best blocks that the reader reads.
+    num_spans: Number of the best spans that are grouped into answers.
+    rank_answers_by: "probability", which sums over all blocks and spans that
+      give an answer, as the paper does (equation 1), or "best_span", as in
+      Google's released code.
+    num_candidates: Candidates of a masked sentence, the null block included.
+    max_masks: Number of masks that the run was trained to score together.
+    num_fillings: Number of the best fillings or answers that are explained.
   """
-  return evaluation(output_dir=output_dir or default_output_dir(model_dir))
+
+  model_dir: epath.PathLike
+  corpus_dir: epath.PathLike
+  retriever: Retriever
+  reader: Reader | None = None
+  generation: epath.PathLike | None = None
+  checkpoint_step: NonNegativeInt | Literal["best"] | None = None
+  query_length: QueryLength = 64
+  block_length: BlockLength = 288
+  index_scores: bool = False
+  candidates: Literal["index", "random", "gold"] = "index"
+  num_searched: PositiveInt = 20
+  num_read: PositiveInt = 5
+  num_spans: PositiveInt = 50
+  rank_answers_by: Literal["best_span", "probability"] = "probability"
+  num_candidates: PositiveInt = 8
+  max_masks: PositiveInt = 10
+  num_fillings: PositiveInt = 5
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
 
-def default_output_dir(model_dir: epath.PathLike) -> epath.Path:
-  """Returns where the evaluation of a run, or of a checkpoint, writes to."""
-  return run_directory(model_dir) / "eval"
+class Retrieved(NamedTuple):
+  """Blocks for each query, best first: their rows, and scores f(x,z)."""
+
+  rows: Int32[np.ndarray, "b k"]
+  scores: Float32[np.ndarray, "b k"]
+
+  def take(self, places: Int[np.ndarray, "b r"]) -> "Retrieved":
+    """Returns the blocks at some places of each ranking."""
+    return Retrieved(*(np.take_along_axis(a, places, axis=1) for a in self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """A block that was retrieved for a query.
+
+  Attributes:
+    row: Row in the corpus; −1 of the null block, whose texts are empty.
+    id: `document id:ordinal`, which stays the same when the corpus is updated.
+    title: Title of its document.
+    text: Text of the block.
+    url: URL of the document; empty if the corpus has none.
+    score: f(x, z), times the retriever's scale.
+    probability: The retriever's p(z|x), over the blocks that were retrieved.
+  """
+
+  row: int
+  id: str
+  title: str
+  text: str
+  url: str
+  score: float
+  probability: float
+
+
+class Body(NamedTuple):
+  """A block's text, its wordpieces, and the bytes [start, limit) of each."""
+
+  text: str
+  token_ids: Int[np.ndarray, " b"]
+  byte_ranges: Int[np.ndarray, "b 2"]
+
+
+class EditedBlock(NamedTuple):
+  """A block in memory: its body, padded tokens with the title, and vector."""
+
+  body: Body
+  tokens: Int32[np.ndarray, " l"]
+  vector: Float32[np.ndarray, " d"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+  """A checkpoint's parameters on this process's devices, and what it searches.
+
+  Attributes:
+    config: Configuration that the run was loaded by.
+    model_dir: Directory of the run.
+    step: Step of the checkpoint.
+    models: Modules, with the corpus's vocabulary.
+    params: Parameters by component, replicated over `mesh`.
+    mesh: Mesh of this process's devices.
+    vocabulary: Vocabulary of the run.
+    open_generation: Function that returns the generation, loaded once.
+    max_batch: Rows of the largest batch of `program`.
+    edits: Blocks with other texts, by row.
+    hidden: Rows that no search finds.
+  """
+
+  config: RunConfig
+  model_dir: epath.Path
+  step: int
+  models: Models
+  params: Params
+  mesh: Mesh
+  vocabulary: WordpieceVocabulary
+  open_generation: Callable[[], Generation]
+  max_batch: int = MAX_BATCH
+  edits: Mapping[int, EditedBlock] = dataclasses.field(default_factory=dict)
+  hidden: frozenset[int] = frozenset()
+
+  @classmethod
+  def load(
+    cls: type[AnyRun],
+    config: RunConfig,
+    *,
+    index: IndexConfig | None = None,
+    needs_reader: bool = True,
+    max_batch: int = MAX_BATCH,
+  ) -> AnyRun:
+    """Restores the parameters of a checkpoint.
+
+    Its generation is verified and loaded when it is first used: the one that
+    is configured, or else the one that the checkpoint was trained with. Of a
+    retriever without a reader, the one that was built from this very checkpoint
+    comes first.
+
+    Args:
+      config: What to load.
+      index: Index to build over the generation's blocks instead of its own.
+      needs_reader: Whether the reader is needed, if one is configured; else a
+        checkpoint without one gives its retriever alone.
+      max_batch: Rows of the largest batch of `program`.
+
+    Raises:
+      CheckpointError: The checkpoint is missing, lacks a component, or belongs
+        to another model or vocabulary.
+      CorpusError: There is no corpus, or block_length is not that of its
+        blocks.
+      StoreAccessError: A bucket cannot be read.
+    """
+    require_readable(config.model_dir, config.corpus_dir, config.generation)
+    path = epath.Path(config.model_dir)
+    if config.checkpoint_step is not None:
+      path = path / FOLDER / str(config.checkpoint_step)
+    store, step = locate(path)
+    with contextlib.closing(store):
+      present = store.items(step)
+      reader = config.reader
+      if "reader" not in present and not needs_reader:
+        reader = None
+      if reader is not None and "reader" not in present:
+        raise CheckpointError(
+          f"checkpoint {step} of {store.directory} has no reader, only "
+          f"{sorted(present)}: its stage trains none; evaluate its retriever "
+          "with gin/runs/eval_retrieval.gin, or give a run of open QA"
+        )
+      corpus = Corpus.open(config.corpus_dir)
+      require_block_length(config.block_length, corpus)
+      store.require_vocabulary(step, corpus.vocab_sha256)
+      models = Models(config.retriever, reader).for_corpus(corpus)
+      mesh = make_mesh(devices=jax.local_devices())
+      like = sharding.abstract_replicated(_abstract(models, config), mesh)
+      try:
+        params = store.restore(step, items=tuple(like), like=like)
+      except CheckpointError as error:
+        raise CheckpointError(
+          f"{error}\n  (the vocabulary is that of {corpus.source}, "
+          f"{corpus.vocab_size} wordpieces: was the checkpoint trained on this "
+          "corpus, or on one with the same vocabulary?)"
+        ) from error
+      used = recorded_generation(store.loop_item(step))
+    if index is None and config.candidates == "random":
+      index = RandomConfig()
+    model_dir = store.directory.parent
+    wanted = [step] if used is None else [used]
+    if reader is None and used is not None:
+      wanted = [step, used]
+    return cls(
+      config,
+      model_dir,
+      step,
+      models,
+      params,
+      mesh,
+      corpus.vocabulary,
+      functools.cache(
+        lambda: _load_generation(
+          config, model_dir, step, wanted, corpus, mesh=mesh, index=index
+        )
+      ),
+      max_batch,
+    )
+
+  def __repr__(self) -> str:
+    return (
+      f"<{type(self).__name__} {str(self.model_dir)!r}, checkpoint {self.step}>"
+    )
+
+  @property
+  def generation(self) -> Generation:
+    """Generation that is searched.
+
+    Raises:
+      GenerationError: It is missing, damaged, or of another corpus.
+      SearchError: The run wants the scores of an index without vectors, and
+        this one searches vectors.
+    """
+    return self.open_generation()
+
+  @property
+  def corpus(self) -> Corpus:
+    """Corpus, in the version that the generation was built on."""
+    return self.generation.corpus
+
+  # --- Computing ----------------------------------------------------------
+
+  def program(
+    self, function: Callable[..., Any], *leading: Any
+  ) -> Callable[..., Any]:
+    """Returns a function of parameters and rows, compiled for few shapes.
+
+    It takes host arrays [n …] by name, and returns host arrays [n …]. Rows are
+    computed in batches of at most `max_batch`, padded to powers of two.
+
+    Args:
+      function: Function of the leading arguments, of parameters, and arrays.
+      leading: First, hashable arguments.
+    """
+    compiled = sharding.jit_on_mesh(
+      function,
+      *leading,
+      mesh=self.mesh,
+      out_shardings=sharding.batch_sharding(self.mesh),
+    )
+
+    def call(params: Params, **arrays: np.ndarray) -> Any:
+      return self._in_batches(
+        lambda rows: compiled(params, **sharding.to_devices(rows, self.mesh)),
+        arrays,
+      )
+
+    return call
+
+  def _in_batches(
+    self, function: Callable[..., Any], arrays: Mapping[str, np.ndarray]
+  ) -> Any:
+    """Applies a function to batches of rows, of which padding is cut off."""
+    (number,) = {len(array) for array in arrays.values()}
+    parts = []
+    for start in range(0, number, self.max_batch):
+      count = min(self.max_batch, number - start)
+      size = min(1 << (count - 1).bit_length(), self.max_batch)
+      size = whole_batch(size, self.mesh.size)
+      rows = {
+        name: np.pad(
+          array[start : start + count],
+          [(0, size - count)] + [(0, 0)] * (array.ndim - 1),
+          mode="edge",
+        )
+        for name, array in arrays.items()
+      }
+      found = function(rows)
+      parts.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:n], found))
+    return jax.tree.map(lambda *own: np.concatenate(own), *parts)
+
+  def encode(self, texts: Sequence[str]) -> Int32[np.ndarray, "n q"]:
+    """Returns `[CLS] x [SEP]` of each text, padded; long texts are cut.
+
+    Raises:
+      ValueError: A text has no words.
+    """
+    words, length = self.vocabulary, self.config.query_length
+    queries = np.zeros((len(texts), length), np.int32)
+    for row, text in zip(queries, texts, strict=True):
+      token_ids = words.encode(text)[: length - 2]
+      if not token_ids:
+        raise ValueError(f"the question {text!r} has no words")
+      row[: len(token_ids) + 2] = [words.cls_id, *token_ids, words.sep_id]
+    return queries
+
+  def embed_tokens(
+    self, token_ids: Int32[np.ndarray, "n q"], *, current: bool = True
+  ) -> Float32[np.ndarray, "n d"]:
+    """Returns the vectors of queries.
+
+    Args:
+      token_ids: `[CLS] x [SEP]`, padded.
+      current: Whether the checkpoint's own query tower embeds them; otherwise
+        the tower that the generation was published with.
+    """
+    retriever = self.models.retriever
+    if not len(token_ids):
+      return np.zeros((0, retriever.vector_size), np.float32)
+    if current:
+      params = query_tower_parameters(retriever, self.params["retriever"])
+    else:
+      params = self.generation.query_params
+    embed = self.program(embed_queries, retriever)
+    return embed(params, token_ids=token_ids)
+
+  # --- Retrieval ----------------------------------------------------------
+
+  def search(
+    self,
+    token_ids: Int32[np.ndarray, "n q"],
+    k: int,
+    *,
+    current: bool = True,
+    rescore: bool = True,
+  ) -> Retrieved:
+    """Returns the k best blocks of each query, or all, if there are fewer.
+
+    An index only chooses the blocks: f(x, z) is computed from the generation's
+    stored vectors, as in training. A run on the index's own scores takes these
+    times the scale that it learned. Random blocks have equal scores, so that
+    none of them is preferred.
+
+    Args:
+      token_ids: `[CLS] x [SEP]`, padded.
+      k: Number of blocks.
+      current: As in `embed_tokens`.
+      rescore: Whether f(x, z) replaces the scores of an index without vectors.
+
+    Raises:
+      SearchError: k is not positive.
+    """
+    if k < 1:
+      raise SearchError(f"num_searched={k}; want at least 1")
+    index = self.generation.index
+    changed = sorted({*self.edits, *self.hidden})
+    k = min(k, index.num_blocks - len(self.hidden))
+    more = -(-len(changed) // _MORE_BLOCKS) * _MORE_BLOCKS
+    number = min(k + more, index.num_blocks)
+    keeps_scores = (
+      self.config.index_scores
+      or index.kind == "random"
+      or not (rescore or index.needs_vectors)
+    )
+    vectors = None
+    if index.needs_vectors or not keeps_scores:
+      vectors = self.embed_tokens(token_ids, current=current)
+    found = self.search_index(token_ids, vectors, number)
+    rows, scores = found.rows, found.scores
+    scale = self.models.retriever.score_scale
+    if self.config.index_scores:
+      scores = float(self.params["retriever"]["scale"]) * scores
+    elif not keeps_scores:
+      assert vectors is not None
+      stored = self.generation.vectors(rows)
+      scores = scale * np.einsum("bd,bkd->bk", vectors, stored)
+    scores = np.where(np.isin(rows, changed), -np.inf, scores)
+    for row, block in self.edits.items():
+      if row not in self.hidden:
+        own = np.full((len(rows), 1), row, rows.dtype)
+        rows = np.concatenate([rows, own], axis=1)
+        own = scale * (vectors @ block.vector)[:, None]
+        scores = np.concatenate([scores, own], axis=1)
+    found = in_order(rows, scores.astype(np.float32))
+    return Retrieved(found.rows[:, :k], found.scores[:, :k])
+
+  def search_index(
+    self,
+    token_ids: Int32[np.ndarray, "n q"],
+    vectors: Float32[np.ndarray, "n d"] | None,
+    k: int,
+  ) -> SearchResult:
+    """Returns what the index itself finds, with its own order and scores."""
+
+    def find(batch: Mapping[str, np.ndarray]) -> Any:
+      queries = QueryBatch(batch["token_ids"], batch.get("vectors"))
+      found = self.generation.index.search(queries, k)
+      return found.rows, found.scores
+
+    arrays = {"token_ids": token_ids}
+    if vectors is not None:
+      arrays["vectors"] = vectors
+    return SearchResult(*self._in_batches(find, arrays))
+
+  def blocks(self, found: Retrieved, query: int) -> list[Block]:
+    """Returns the blocks of one query, with their texts."""
+    scores = found.scores[query]
+    parts = found.rows[query], scores, softmax(np.float64(scores))
+    return [
+      self.block(*one)
+      for one in zip(*(part.tolist() for part in parts), strict=True)
+    ]
+
+  def block(self, row: int, score: float, probability: float) -> Block:
+    """Returns a block with its texts, and what it has scored."""
+    if row == NULL_ROW:
+      return Block(row, "", "", "", "", score, probability)
+    block = self.corpus.block(row)
+    text = self.edits[row].body.text if row in self.edits else block.body
+    return Block(
+      row, block.name, block.title, text, block.url, score, probability
+    )
+
+  def body(self, row: int) -> Body:
+    """Returns the body of a block."""
+    if row in self.edits:
+      return self.edits[row].body
+    block = self.corpus.block(row)
+    return Body(block.body, block.body_token_ids, block.byte_ranges)
+
+  def gather(self, rows: Int[np.ndarray, "*b"]) -> Int32[np.ndarray, "*b l"]:
+    """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""
+    tokens = self.corpus.gather(rows, self.config.block_length)
+    for row, block in self.edits.items():
+      tokens[rows == row] = block.tokens
+    return tokens
+
+  # --- Edits --------------------------------------------------------------
+
+  @property
+  def can_edit(self) -> bool:
+    """Whether the index has vectors, so that blocks can be edited."""
+    return self.generation.index.needs_vectors
+
+  def edited(
+    self: AnyRun, texts: Mapping[int, str], *, hidden: Iterable[int] = ()
+  ) -> AnyRun:
+    """Returns this run with other texts in some blocks, in memory alone.
+
+    It reads and finds what it would after the corpus and the index had been
+    built from these texts, as far as the index is exact. The block tower of
+    the checkpoint embeds them. Titles stay.
+
+    Args:
+      texts: Text of the body by row.
+      hidden: Rows that no search finds.
+
+    Raises:
+      EditError: A text has no words, or more than its block has room for, or
+        the index has no vectors.
+    """
+    if texts and not self.can_edit:
+      raise EditError(
+        f"the index is {self.generation.index.kind!r}, which counts words over "
+        "the whole corpus; only blocks of an index of vectors can be edited "
+        "here"
+      )
+    made = {row: self._edited_block(row, text) for row, text in texts.items()}
+    return dataclasses.replace(self, edits=made, hidden=frozenset(hidden))
+
+  def _edited_block(self, row: int, text: str) -> EditedBlock:
+    block, words = self.corpus.block(row), self.vocabulary
+    text = text.strip()
+    made = words.tokenize_with_offsets([text])
+    title = block.token_ids[: block.title_length]
+    room = self.corpus.block_length - NUM_SPECIAL_TOKENS - len(title)
+    if not len(made.token_ids):
+      raise EditError("the text has no words; write some, or restore the block")
+    if len(made.token_ids) > room:
+      raise EditError(
+        f"the text has {len(made.token_ids)} wordpieces, and the block "
+        f"{block.name} has room for {room}; shorten it"
+      )
+    own = [words.cls_id, *title, words.sep_id, *made.token_ids, words.sep_id]
+    tokens = np.zeros(self.config.block_length, np.int32)
+    tokens[: len(own)] = own
+    embed = self.program(embed_blocks, self.models.retriever)
+    vector = embed(self.params["retriever"], token_ids=tokens[None])[0]
+    # As a generation stores it.
+    vector = vector.astype(self.generation.embeddings.dtype)
+    return EditedBlock(
+      Body(text, made.token_ids, made.byte_ranges),
+      tokens,
+      vector.astype(np.float32),
+    )
+
+
+def whole_batch(batch_size: int, devices: int) -> int:
+  """Rounds a batch size up to a multiple of the number of devices."""
+  return max(1, -(-batch_size // devices)) * devices
+
+
+def _abstract(models: Models, config: RunConfig) -> Params:
+  """Returns the shapes of the components that are restored."""
+  if models.reader is None and config.index_scores:
+    return {"retriever": {"scale": jax.ShapeDtypeStruct((), np.float32)}}
+  stage = OpenQa(index_scores=config.index_scores)
+  if models.reader is None:
+    stage = InverseCloze()
+  lengths = {"query": config.query_length, "block": config.block_length}
+  init = functools.partial(stage.init, models, lengths)
+  return meta.unbox(jax.eval_shape(init, jax.random.key(0)))
+
+
+def _load_generation(
+  config: RunConfig,
+  model_dir: epath.Path,
+  step: int,
+  wanted: Sequence[int],
+  corpus: Corpus,
+  *,
+  mesh: Mesh,
+  index: IndexConfig | None,
+) -> Generation:
+  """Loads the generation that is named, or the first of the wanted ones."""
+  settings: Any = {"corpus": corpus, "mesh": mesh, "index": index}
+  if config.generation is None:
+    folder = model_dir / GENERATIONS
+    published = GenerationStore(folder).steps()
+    present = [number for number in wanted if number in published]
+    if not present:
+      raise GenerationError(
+        f"checkpoint {step} wants generation {wanted[-1]}, and {folder} has "
+        f"{published or 'none'}; build the newest checkpoint's with `python -m "
+        "realm_jax.build_index --once`, or name one with GENERATION"
+      )
+    generation = load_generation(folder, present[0], **settings)
+  else:
+    path = epath.Path(config.generation)
+    if (number := step_of(path)) is not None:
+      generation = load_generation(path.parent, number, **settings)
+    elif path.exists():
+      generation = load_newest(path, **settings)
+    else:
+      raise GenerationError(
+        f"{path} does not exist; want a generation, or a folder of them such "
+        f"as MODEL_DIR/{GENERATIONS}"
+      )
+  logging.info(
+    "Checkpoint %d searches generation %d (%s over %d blocks)",
+    *(step, generation.step, generation.index.kind, generation.num_blocks),
+  )
+  if generation.corpus.version < corpus.version:
+    logging.warning(
+      "Generation %d is of version %d of the corpus, which has version %d by "
+      "now; `python -m realm_jax.build_index --once` builds one of that "
+      "version",
+      *(generation.step, generation.corpus.version, corpus.version),
+    )
+  if config.index_scores and generation.index.needs_vectors:
+    raise SearchError(
+      "INDEX_SCORES is for an index without vectors, and generation "
+      f"{generation.step} is searched by {generation.index.kind!r}; give the "
+      "generation of the index that the run was trained with"
+    )
+  return generation

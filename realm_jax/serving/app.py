@@ -10,15 +10,15 @@
 The answer to `ask` is an object:
 
     kind, text       the request as it was understood
-    answer           the most likely answer y; its `probability` is p(y|x)
+    answer           the best answer y; its `probability` is p(y|x)
     answers          the best ones: text, probability, without_retrieval
-                     (p(y|null,x), sentences), by_released_reader (questions)
+                     (p(y|null,x), of sentences)
     blocks           the candidates z: id (a string; null of the null block),
                      name, title, body, segments (the body in pieces, each with
-                     a mark: "", "match", "said" or "answer"), is_edited, score
-                     f(x,z), retriever p(z|x), reader p(y|z,x), share of p(y|x),
-                     utility, says (what the reader says of it alone),
-                     contains_sentence (word for word)
+                     a mark: "", "said" or "answer"), is_edited, score f(x,z),
+                     retriever (the softmax of the scores), probability p(z|x),
+                     reader p(y|z,x), share of p(y|x), utility, says (what the
+                     reader says of it alone), contains_sentence (word for word)
     without          what it says without retrieval, see `docs/serving.md`
     notes, run       what one should know, and the run as `about` describes it
 
@@ -29,26 +29,26 @@ JSON), 503 (too many wait; with Retry-After) or 500 (a bug, which is logged).
 """
 
 import asyncio
+import contextlib
+import dataclasses
+import functools
 import importlib.resources
 import ipaddress
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
+import anyio
+import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from realm_jax.serving import requests
-from realm_jax.serving.errors import (
-  BusyError,
-  RequestTooLongError,
-)
-from realm_jax.serving.requests import Limits
-from realm_jax.serving.service import Service
-from realm_jax.serving.worker import ModelWorker
+from realm_jax.serving.service import RequestError, Service
 
 _FILES = {
   "/": ("index.html", "text/html"),
@@ -68,63 +68,192 @@ _HEADERS = {
   "cache-control": "no-store",
 }
 _RETRY_SECONDS = 2
+_MAX_BLOCK_ID = (1 << 63) - 1
 
 
-def page_app(
-  service: Service,
-  worker: ModelWorker,
-  *,
-  limits: Limits,
-  only_loopback: bool,
-) -> ASGIApp:
-  """Returns the application.
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Bounds of what is accepted.
+
+  Attributes:
+    request_bytes: Bytes of the body of a request.
+    text_characters: Characters of a question or a sentence.
+    edits: Number of edited blocks.
+    edit_characters: Characters of an edited block.
+    waiting: Requests that wait, besides the one that is computed.
+  """
+
+  request_bytes: int = 256 * 1024
+  text_characters: int = 2000
+  edits: int = 16
+  edit_characters: int = 10_000
+  waiting: int = 64
+
+
+class PageApp:
+  """The application.
 
   Args:
-    service: What answers; the worker's thread alone calls it.
-    worker: Thread of the model.
+    service: What answers, to one request after the other.
     limits: Bounds of requests.
     only_loopback: Whether to refuse requests that name another host, as those
       do of a page whose name was made to lead here (DNS rebinding).
+
+  Attributes:
+    is_computing: Whether a thread computes an answer.
   """
 
-  async def about(request: Request) -> Response:
-    del request
-    described = service.about()
-    described["limits"] = {
-      "text_characters": limits.text_characters,
-      "edits": limits.edits,
-      "edit_characters": limits.edit_characters,
-    }
-    return JSONResponse(described)
+  def __init__(self, service: Service, limits: Limits, *, only_loopback: bool):
+    self._service, self._limits = service, limits
+    self._only_loopback = only_loopback
+    self.is_computing = False
+    self._in_line = 0
+    self._one = anyio.CapacityLimiter(1)
+    self._app = Starlette(
+      routes=[
+        *(Route(path, _file(*file)) for path, file in _FILES.items()),
+        Route("/api/about", self._about),
+        Route("/api/ask", self._ask, methods=["POST"]),
+      ],
+      exception_handlers={
+        ValueError: _value_error,
+        HTTPException: _http_error,
+        Exception: _bug,
+      },
+      lifespan=self._warmed_up,
+    )
 
-  async def ask(request: Request) -> Response:
+  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuses requests of other hosts, and adds headers to all answers."""
+
+    async def send_guarded(message: Message) -> None:
+      if message["type"] == "http.response.start":
+        MutableHeaders(scope=message).update(_HEADERS)
+      await send(message)
+
+    if scope["type"] != "http":
+      return await self._app(scope, receive, send)
+    host = Headers(scope=scope).get("host", "")
+    if self._only_loopback and not is_loopback(_without_port(host)):
+      text = (
+        f"this page is for this machine alone, and was asked for as {host!r}; "
+        "open http://127.0.0.1 with its port, or start it with --host"
+      )
+      refusal = JSONResponse({"error": text}, 403)
+      return await refusal(scope, receive, send_guarded)
+    return await self._app(scope, receive, send_guarded)
+
+  @contextlib.asynccontextmanager
+  async def _warmed_up(self, app: Starlette) -> AsyncIterator[None]:
+    """Compiles the programs while it serves; questions wait for that."""
+    del app
+    warming_up = asyncio.create_task(self._compute(self._service.warm_up))
+    yield
+    warming_up.cancel()
+
+  async def _compute(self, function: Callable[[], Any]) -> Any:
+    """Returns what a function returns, in a thread, one after the other."""
+    if self._in_line > self._limits.waiting:
+      raise HTTPException(
+        503,
+        f"{self._limits.waiting} requests wait already; try again in a moment",
+        {"retry-after": str(_RETRY_SECONDS)},
+      )
+
+    def computed() -> Any:
+      self.is_computing = True
+      try:
+        return function()
+      finally:
+        self.is_computing = False
+
+    self._in_line += 1
+    try:
+      # The end of the server does not wait for what is computed.
+      return await anyio.to_thread.run_sync(
+        computed, limiter=self._one, abandon_on_cancel=True
+      )
+    finally:
+      self._in_line -= 1
+
+  async def _about(self, request: Request) -> Response:
+    del request
+    limits = dataclasses.asdict(self._limits)
+    shown = ("text_characters", "edits", "edit_characters")
+    limits = {name: limits[name] for name in shown}
+    return JSONResponse({**self._service.about(), "limits": limits})
+
+  async def _ask(self, request: Request) -> Response:
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind.lower() != "application/json":
       # Another site's page can send a form here, and no JSON.
       raise HTTPException(415, "send JSON, with Content-Type: application/json")
-    body = await _read_body(request, limits.request_bytes)
-    question = requests.parse(body, limits)
-    future = worker.submit(lambda: service.ask(question))
-    return JSONResponse(await asyncio.wrap_future(future))
+    body = bytearray()
+    async for chunk in request.stream():
+      body += chunk
+      # Whatever the header says.
+      if len(body) > self._limits.request_bytes:
+        raise HTTPException(
+          413,
+          f"the request has more than {self._limits.request_bytes:,} bytes; "
+          "shorten the text, or restore some blocks",
+        )
+    text, edits = parse(bytes(body), self._limits)
+    ask = functools.partial(self._service.ask, text, edits)
+    return JSONResponse(await self._compute(ask))
 
-  return _Guard(
-    Starlette(
-      routes=[
-        *(Route(path, _file(*file)) for path, file in _FILES.items()),
-        Route("/api/about", about),
-        Route("/api/ask", ask, methods=["POST"]),
-      ],
-      exception_handlers={
-        # Its subclass comes with another status.
-        RequestTooLongError: _refuses(413),
-        ValueError: _refuses(400),
-        BusyError: _refuses(503, {"retry-after": str(_RETRY_SECONDS)}),
-        HTTPException: _http_error,
-        Exception: _failed,
-      },
-    ),
-    only_loopback=only_loopback,
-  )
+
+def parse(body: bytes, limits: Limits) -> tuple[str, dict[int, str]]:
+  """Reads `{"text": …, "edits": [{"id": …, "text": …}]}`.
+
+  Returns:
+    The text, and the texts of edited blocks by the blocks' stable ids.
+
+  Raises:
+    RequestError: It is not that, or beyond a limit.
+  """
+  try:
+    fields = json.loads(body.decode("utf-8"))
+    text, edits = fields["text"], fields.get("edits", [])
+    # Ids are strings, since JavaScript's numbers have 53 bits.
+    texts = {int(edit["id"]): edit["text"] for edit in edits}
+    if not all(isinstance(one, str) for one in (text, *texts.values())):
+      raise TypeError("a text is no string")
+    if any(abs(block_id) > _MAX_BLOCK_ID for block_id in texts):
+      raise ValueError("an id has more than 63 bits")
+  except (
+    *(AttributeError, KeyError, TypeError, ValueError),
+    RecursionError,
+  ) as error:
+    raise RequestError(
+      'the request is not {"text": "…", "edits": [{"id": "…", "text": "…"}]}, '
+      f"whose ids are those of an answer: {type(error).__name__}: {error}"
+    ) from None
+  if not text.strip():
+    raise RequestError(
+      "there is nothing to ask; write a question or a sentence"
+    )
+  if len(edits) > limits.edits:
+    raise RequestError(
+      f"{len(edits)} blocks are edited, and at most {limits.edits} may be at "
+      "once; restore some"
+    )
+  for one, most in (
+    (text, limits.text_characters),
+    *((edit, limits.edit_characters) for edit in texts.values()),
+  ):
+    if len(one) > most:
+      raise RequestError(
+        f"a text has {len(one):,} characters; at most {most:,} are read: "
+        "shorten it"
+      )
+    # JSON can write what is no character, and what would end a C string.
+    if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in one):
+      raise RequestError(
+        "a text has a character that no text has (U+0000, or half of a "
+        "surrogate pair); remove it"
+      )
+  return text.strip(), texts
 
 
 def _file(
@@ -141,31 +270,9 @@ def _file(
   return answer
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-  """Reads a body, and no more than it may have, whatever its header says."""
-  too_long = RequestTooLongError(
-    f"the request has more than {max_bytes:,} bytes; shorten the text, or "
-    "restore some blocks"
-  )
-  announced = request.headers.get("content-length", "")
-  if announced.isdecimal() and int(announced) > max_bytes:
-    raise too_long
-  body = bytearray()
-  async for chunk in request.stream():
-    body += chunk
-    if len(body) > max_bytes:
-      raise too_long
-  return bytes(body)
-
-
-def _refuses(
-  status: int, headers: dict[str, str] | None = None
-) -> Callable[[Request, Exception], Awaitable[Response]]:
-  async def answer(request: Request, error: Exception) -> Response:
-    del request
-    return JSONResponse({"error": str(error)}, status, headers)
-
-  return answer
+async def _value_error(request: Request, error: Exception) -> Response:
+  del request
+  return JSONResponse({"error": str(error)}, 400)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -176,37 +283,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
   return JSONResponse({"error": text}, error.status_code, error.headers)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _bug(request: Request, error: Exception) -> Response:
   # Starlette raises the error again, and uvicorn logs it.
   del request, error
   text = "the server failed; what it has printed says why"
   return JSONResponse({"error": text}, 500)
-
-
-class _Guard:
-  """Refuses requests of other hosts, and adds headers to all answers."""
-
-  def __init__(self, app: ASGIApp, *, only_loopback: bool):
-    self._app, self._only_loopback = app, only_loopback
-
-  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] != "http":
-      return await self._app(scope, receive, send)
-
-    async def send_guarded(message: Message) -> None:
-      if message["type"] == "http.response.start":
-        MutableHeaders(scope=message).update(_HEADERS)
-      await send(message)
-
-    host = Headers(scope=scope).get("host", "")
-    if self._only_loopback and not is_loopback(_without_port(host)):
-      text = (
-        f"this page is for this machine alone, and was asked for as {host!r}; "
-        "open http://127.0.0.1 with its port, or start it with --host"
-      )
-      refusal = JSONResponse({"error": text}, 403)
-      return await refusal(scope, receive, send_guarded)
-    return await self._app(scope, receive, send_guarded)
 
 
 def _without_port(host: str) -> str:

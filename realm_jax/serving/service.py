@@ -1,94 +1,52 @@
 """Answers of the page's requests, as plain data."""
 
-import functools
-import math
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from realm_jax.evaluation.explaining.explainer import Explainer
-from realm_jax.evaluation.explaining.masked_text import is_masked
-from realm_jax.evaluation.explaining.results import (
+from realm_jax.evaluation.explain import (
+  MASKED_LM,
+  SPAN,
+  explain,
+  trained_heads,
+)
+from realm_jax.evaluation.explanation import (
   Candidate,
   Explanation,
   Kind,
+  probability,
 )
-from realm_jax.evaluation.explaining.trained_heads import (
-  MASKED_LM,
-  SPAN,
-  trained_heads,
-)
-from realm_jax.serving.edited_generation import BlockEditor
-from realm_jax.serving.errors import EditError, RequestError, ServerError
+from realm_jax.evaluation.masked_text import is_masked
+from realm_jax.evaluation.run import EditError, Run
 from realm_jax.serving.marks import marked_body
-from realm_jax.serving.requests import Edit, Question
-from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.answers import normalize_answer
 
 SENTENCE: Kind = "masked sentence"
 QUESTION: Kind = "question"
-_MAX_REMEMBERED = 128
+_OF_HEAD: dict[str, Kind] = {MASKED_LM: SENTENCE, SPAN: QUESTION}
 _WANTED = {
   SENTENCE: "fill in [MASK]; a run of pre-training does: --masked_model_dir",
   QUESTION: "answer questions; a run of open QA does: --model_dir",
 }
+_WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
 
 
-class EditableRun:
-  """A run whose blocks can be edited, for each question anew.
+class ServerError(ValueError):
+  """A page that cannot be served."""
 
-  Args:
-    explainer: Explainer of the run.
-  """
 
-  def __init__(self, explainer: Explainer):
-    self.explainer = explainer
-    self.editor = BlockEditor(explainer.model, explainer.generation)
-
-  @property
-  def kinds(self) -> set[Kind]:
-    """What the run can do; an import, which no steps trained, may do both."""
-    model = self.explainer.model
-    if self.explainer.config.index_scores:
-      return {QUESTION}
-    heads = trained_heads(model.model_dir, model.step)
-    of_head = {MASKED_LM: SENTENCE, SPAN: QUESTION}
-    return {of_head[head] for head in heads} or set(of_head.values())
-
-  def about(self) -> dict[str, JsonValue]:
-    """Describes the run."""
-    explainer = self.explainer
-    return {
-      "model_dir": str(explainer.model.model_dir),
-      "checkpoint": explainer.model.step,
-      "generation": explainer.generation.step,
-      "index": explainer.generation.index.kind,
-      "num_blocks": explainer.generation.num_blocks,
-      "can_edit": self.editor.can_edit,
-    }
-
-  def with_texts(
-    self, texts: Mapping[int, str], *, hidden: frozenset[int] = frozenset()
-  ) -> Explainer:
-    """Returns an explainer over edited blocks, by row.
-
-    Raises:
-      EditError: A text does not fit, or the index has no vectors.
-    """
-    if not texts and not hidden:
-      return self.explainer
-    generation = self.editor.generation(texts, hidden=hidden)
-    return Explainer(self.explainer.model, generation, self.explainer.config)
+class RequestError(ValueError):
+  """A request that is malformed, beyond a limit, or for no run of the page."""
 
 
 class Service:
-  """Explains questions and sentences; one thread calls it.
+  """Explains questions and sentences.
 
   Args:
-    run: Explainer of a run.
-    masked_run: Explainer of a run of pre-training, for sentences; None leaves
-      them to `run`.
+    run: Run of open QA, or of pre-training.
+    masked_run: Run of pre-training, for sentences; None leaves them to `run`.
     examples: Texts to offer, by kind.
 
   Raises:
@@ -97,28 +55,25 @@ class Service:
 
   def __init__(
     self,
-    run: Explainer,
-    masked_run: Explainer | None = None,
+    run: Run,
+    masked_run: Run | None = None,
     *,
     examples: Mapping[Kind, Sequence[str]],
   ):
-    own = EditableRun(run)
-    self.runs: dict[Kind, EditableRun] = dict.fromkeys(own.kinds, own)
+    self.runs: dict[Kind, Run] = dict.fromkeys(_kinds(run), run)
     if masked_run is not None:
-      other = EditableRun(masked_run)
-      self.runs |= dict.fromkeys(other.kinds & {SENTENCE}, other)
-      if SENTENCE not in other.kinds:
+      if SENTENCE not in _kinds(masked_run):
         raise ServerError(
-          f"{masked_run.model.model_dir} was trained to answer questions "
-          "alone; give a run of pre-training as --masked_model_dir"
+          f"{masked_run.model_dir} was trained to answer questions alone; give "
+          "a run of pre-training as --masked_model_dir"
         )
+      self.runs[SENTENCE] = masked_run
     self._examples = {kind: list(examples.get(kind, ())) for kind in self.runs}
-    self._remembered = functools.lru_cache(_MAX_REMEMBERED)(self._ask)
 
   def about(self) -> dict[str, Any]:
     """Describes what the page can do."""
     return {
-      "runs": {kind: run.about() for kind, run in self.runs.items()},
+      "runs": {kind: _about(run) for kind, run in self.runs.items()},
       "examples": self._examples,
       "missing": {
         kind: f"This page cannot {wanted}."
@@ -129,158 +84,153 @@ class Service:
 
   def warm_up(self) -> None:
     """Compiles the programs, so that the first question does not wait."""
-    texts = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
     for kind, run in self.runs.items():
-      edits: tuple[Edit, ...] = ()
-      if run.editor.can_edit:
-        block_id = int(run.explainer.corpus.block_ids[0])
-        edits = (Edit(block_id, "A text of a few words."),)
-      self.ask(Question(texts[kind]))
-      self.ask(Question(texts[kind], edits))
+      self.ask(_WARM_UP[kind])
+      if run.can_edit:
+        first = int(run.corpus.block_ids[0])
+        self.ask(_WARM_UP[kind], {first: "A text of a few words."})
 
-  def ask(self, question: Question) -> dict[str, Any]:
+  def ask(
+    self, text: str, edits: Mapping[int, str] | None = None
+  ) -> dict[str, Any]:
     """Explains a question or a sentence; the module `app` says what returns.
+
+    Args:
+      text: Question, or sentence with [MASK].
+      edits: Texts of edited blocks, by the blocks' stable ids.
 
     Raises:
       ExplanationError: The text has no words, or does not fit the run.
-      EditError: An edited text does not fit.
-      RequestError: No run of the page can do this, or a block is unknown.
+      EditError: An edited text does not fit, or its block is unknown.
+      RequestError: No run of the page can do this.
     """
-    return self._remembered(question)
-
-  def _ask(self, question: Question) -> dict[str, Any]:
-    kind = SENTENCE if is_masked(question.text) else QUESTION
+    kind = SENTENCE if is_masked(text) else QUESTION
     if kind not in self.runs:
       raise RequestError(f"this page cannot {_WANTED[kind]}")
     run = self.runs[kind]
-    texts = _texts_by_row(run.explainer, question)
-    explainer = run.with_texts(texts)
-    explained = explainer.explain(question.text)
-    answers = explained.answer.split(" | ")
+    texts = _texts_by_row(run, edits or {})
+    edited = run.edited(texts) if texts else run
+    explained = explain(edited, text)
+    if kind == SENTENCE:
+      without = _without_null(explained)
+    else:
+      without = _without_best(run, explained, texts)
     return {
       "kind": explained.kind,
       "text": explained.text,
       "answer": explained.answer,
-      "probability": _probability(explained.log_likelihood),
-      "answers": [
-        {
-          "text": one.text,
-          "probability": one.probability,
-          "without_retrieval": one.without_retrieval,
-          "by_released_reader": one.by_released_reader,
-        }
-        for one in explained.fillings
-      ],
+      "probability": explained.probability,
+      "answers": [dataclasses.asdict(one) for one in explained.fillings],
       "blocks": [
-        _block(explainer, explained, one, answers, texts)
-        for one in explained.candidates
+        _block(edited, explained, one) for one in explained.candidates
       ],
-      "without": _without_null(explained)
-      if kind == SENTENCE
-      else self._without_best(run, explained, texts),
-      "notes": [*explained.notes],
-      "run": run.about(),
-    }
-
-  def _without_best(
-    self, run: EditableRun, explained: Explanation, texts: Mapping[int, str]
-  ) -> dict[str, Any] | None:
-    """Answers from all blocks but the one that gives most of the answer."""
-    candidates = [one for one in explained.candidates if one.share]
-    if not candidates or len(explained.candidates) == 1:
-      return None
-    best = max(candidates, key=lambda one: one.share or 0.0)
-    explainer = run.with_texts(texts, hidden=frozenset({best.source.row}))
-    other = explainer.explain(explained.text)
-    return {
-      "kind": "without the best block",
-      "left_out": best.source.title or best.source.block,
-      "answer": other.answer,
-      "probability": _probability(other.log_likelihood),
-      "same": normalize_answer(other.answer)
-      == normalize_answer(explained.answer),
+      "without": without,
+      "notes": list(explained.notes),
+      "run": _about(run),
     }
 
 
-def _texts_by_row(explainer: Explainer, question: Question) -> dict[int, str]:
+def _kinds(run: Run) -> set[Kind]:
+  """What a run can do; an import, which no steps trained, may do both."""
+  if run.config.index_scores:
+    return {QUESTION}
+  heads = trained_heads(run.model_dir, run.step)
+  return {_OF_HEAD[head] for head in heads} or set(_OF_HEAD.values())
+
+
+def _about(run: Run) -> dict[str, Any]:
+  generation = run.generation
+  return {
+    "model_dir": str(run.model_dir),
+    "checkpoint": run.step,
+    "generation": generation.step,
+    "index": generation.index.kind,
+    "num_blocks": generation.num_blocks,
+    "can_edit": run.can_edit,
+  }
+
+
+def _texts_by_row(run: Run, edits: Mapping[int, str]) -> dict[int, str]:
   """Returns the edited texts by row, but those that are as they were."""
-  corpus = explainer.corpus
-  ids = np.array([edit.block_id for edit in question.edits], np.int64)
+  rows = run.corpus.rows_of(np.array([*edits], np.int64)).tolist()
   texts = {}
-  for row, edit in zip(
-    corpus.rows_of(ids).tolist(), question.edits, strict=True
-  ):
+  for row, (block_id, text) in zip(rows, edits.items(), strict=True):
     if row < 0:
       raise EditError(
-        f"no block has the id {edit.block_id}; the corpus may have changed: "
-        "restore the block, or load the page again"
+        f"no block has the id {block_id}; the corpus may have changed: restore "
+        "the block, or load the page again"
       )
-    if edit.text.strip() != corpus.block(row).body.strip():
-      texts[row] = edit.text
+    if text.strip() != run.corpus.block(row).body.strip():
+      texts[row] = text
   return texts
+
+
+def _without_best(
+  run: Run, explained: Explanation, texts: Mapping[int, str]
+) -> dict[str, Any] | None:
+  """Answers from all blocks but the one that gives most of the answer."""
+  candidates = [one for one in explained.candidates if one.share]
+  if not candidates or len(explained.candidates) == 1:
+    return None
+  best = max(candidates, key=lambda one: one.share or 0.0).block
+  other = explain(run.edited(texts, hidden=[best.row]), explained.text)
+  return {
+    "kind": "without the best block",
+    "left_out": best.title or best.id,
+    "answer": other.answer,
+    "probability": other.probability,
+    "same": _same(other.answer, explained.answer),
+  }
 
 
 def _without_null(explained: Explanation) -> dict[str, Any]:
   """Returns the filling by the null block, which is what it reads then."""
   null = explained.candidates[0].best
-  answer = "" if null is None else null.text
+  assert null is not None
   return {
     "kind": "null block",
     "left_out": "",
-    "answer": answer,
-    "probability": None if null is None else null.probability,
-    "same": answer == explained.answer,
-    "probability_of_answer": _probability(explained.log_likelihood_null),
+    "answer": null.text,
+    "probability": null.probability,
+    "same": null.text == explained.answer,
+    "probability_of_answer": probability(explained.log_likelihood_null),
     "utility": explained.utility,
   }
 
 
 def _block(
-  explainer: Explainer,
-  explained: Explanation,
-  candidate: Candidate,
-  answers: Sequence[str],
-  texts: Mapping[int, str],
+  run: Run, explained: Explanation, candidate: Candidate
 ) -> dict[str, Any]:
-  source, best = candidate.source, candidate.best
-  is_null = source.block_id is None
-  said, marked = None, list(answers)
-  if best is not None and best.start_byte is not None:
-    assert best.limit_byte is not None
-    said = (best.start_byte, best.limit_byte)
-    if normalize_answer(best.text) in map(normalize_answer, answers):
-      # As the block spells it, which may have another article.
-      marked.append(best.text)
+  block, best = candidate.block, candidate.best
+  segments, said = [], None
+  if block.id:
+    answers = explained.answer.split(" | ")
+    if best is not None and best.start is not None and best.limit is not None:
+      said = (best.start, best.limit)
+      if any(_same(best.text, answer) for answer in answers):
+        # As the block spells it, which may have another article.
+        answers.append(best.text)
+    segments = marked_body(
+      run.body(block.row), run.vocabulary, answers=answers, said=said
+    )
   return {
     # As a string, since JavaScript's numbers have 53 bits.
-    "id": None if is_null else str(source.block_id),
-    "name": source.block,
-    "title": source.title,
-    "body": source.body,
-    "segments": []
-    if is_null
-    else [
-      segment._asdict()
-      for segment in marked_body(
-        explainer.corpus,
-        source.row,
-        query=explained.text,
-        answers=marked,
-        said=said,
-      )
-    ],
-    "is_edited": source.row in texts,
-    "score": candidate.score,
-    "retriever": candidate.probability,
-    "reader": _probability(candidate.log_likelihood),
+    "id": str(run.corpus.block_ids[block.row]) if block.id else None,
+    "name": block.id,
+    "title": block.title,
+    "body": block.text,
+    "segments": [segment._asdict() for segment in segments],
+    "is_edited": block.row in run.edits,
+    "score": block.score,
+    "retriever": block.probability,
+    "probability": candidate.probability,
+    "reader": probability(candidate.log_likelihood),
     "share": candidate.share,
     "utility": candidate.utility,
-    "says": None
-    if best is None
-    else {"text": best.text, "probability": best.probability},
-    "contains_sentence": candidate.contains_sentence,
+    "says": best and {"text": best.text, "probability": best.probability},
+    "contains_sentence": candidate.contains_text,
   }
 
 
-def _probability(log_probability: float | None) -> float:
-  return 0.0 if log_probability is None else math.exp(log_probability)
+def _same(one: str, other: str) -> bool:
+  return normalize_answer(one) == normalize_answer(other)

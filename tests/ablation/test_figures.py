@@ -9,8 +9,8 @@ import pytest
 from realm_jax.ablation import rows
 from realm_jax.ablation.plan import Plan, RowResult
 from realm_jax.ablation.report import figures_of, row_figures, write_report
-from realm_jax.evaluation.scoring.comparison import ComparisonError
-from tests.evaluation.scoring.lines import line
+from realm_jax.evaluation.compare import ComparisonError
+from tests.evaluation.lines import line
 
 
 def test_the_figures_of_three_seeds_by_hand():

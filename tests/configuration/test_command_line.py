@@ -5,7 +5,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from realm_jax.configuration import ConfigurationError, command_line
-from realm_jax.evaluation.trained_model import ModelSource
+from realm_jax.evaluation.run import RunConfig
 
 
 def test_gin_flags_are_expanded():
@@ -37,7 +37,7 @@ def test_a_run_without_gin_files_is_configured_as_it_was(tmp_path):
   with flagsaver.flagsaver(
     model_dir=str(tmp_path), gin_file=[], gin_bindings=["QUERY_LENGTH = 8"]
   ):
-    source = command_line.call(ModelSource, block_length=9)
+    source = command_line.call(RunConfig, block_length=9)
   assert (source.model_dir, source.corpus_dir) == (str(tmp_path), "corpus")
   assert (source.query_length, source.block_length) == (8, 9)
 

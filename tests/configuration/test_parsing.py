@@ -5,8 +5,8 @@ import pytest
 import gin
 from realm_jax import configuration
 from realm_jax.configuration import ConfigurationError
-from realm_jax.evaluation.run import evaluate
-from realm_jax.evaluation.trained_model import ModelSource
+from realm_jax.evaluation.evaluate import evaluate
+from realm_jax.evaluation.run import RunConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
 
@@ -122,7 +122,7 @@ def test_a_text_needs_no_quotes(name, typed, read):
     with configuration.parsed(
       evaluate, ["gin/models/tiny.gin", "gin/runs/eval.gin"], bindings
     ):
-      source = configuration.configured(ModelSource)()
+      source = configuration.configured(RunConfig)()
       data = configuration.configured(DataConfig)()
     assert read(source, data) == typed
 
@@ -135,7 +135,7 @@ def test_a_literal_or_a_reference_is_no_text():
       ["gin/models/tiny.gin", "gin/runs/eval.gin"],
       [*bindings, f"CHECKPOINT_STEP = {value}"],
     ):
-      source = configuration.configured(ModelSource)()
+      source = configuration.configured(RunConfig)()
     assert source.checkpoint_step == step
 
 

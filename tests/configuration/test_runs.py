@@ -8,8 +8,9 @@ import pytest
 import gin
 from realm_jax import configuration, evaluate
 from realm_jax.configuration import ConfigurationError, KeptModel, runs
-from realm_jax.evaluation import following, open_qa, run, trained_model
-from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
+from realm_jax.evaluation import evaluate as evaluation
+from realm_jax.evaluation import open_qa
+from realm_jax.evaluation.run import RunConfig
 from realm_jax.generations.build import GenerationConfig
 from realm_jax.generations.choice import SidecarConfig
 from realm_jax.generations.sidecar import build_index as build
@@ -65,10 +66,10 @@ def _parsed(function, model_dir, recipe, *bindings, **settings):
 
 def test_a_run_is_asked_with_its_model_and_data_alone(trained, tmp_path):
   model_dir = trained("open_qa", "NUM_READ = 3", "NUM_SEARCHED = 200")
-  with _parsed(load_answerer, model_dir, "gin/runs/ask.gin"):
-    source = configuration.configured(trained_model.ModelSource)()
-    config = configuration.configured(AnsweringConfig)()
-  assert source == trained_model.ModelSource(
+  with _parsed(RunConfig, model_dir, "gin/runs/ask.gin"):
+    config = configuration.configured(RunConfig)()
+  # How many blocks training searched is no matter of the model.
+  assert config == RunConfig(
     # Where the run is now.
     model_dir=str(model_dir),
     corpus_dir=str(tmp_path / "corpus"),
@@ -76,9 +77,6 @@ def test_a_run_is_asked_with_its_model_and_data_alone(trained, tmp_path):
     reader=tiny_world.READER,
     query_length=tiny_world.QUERY_LENGTH,
     block_length=tiny_world.BLOCK_LENGTH,
-  )
-  # How many blocks training searched is no matter of the model.
-  assert config == AnsweringConfig(
     num_read=3,
     num_searched=20,
     num_spans=50,
@@ -92,17 +90,16 @@ def test_what_is_given_overrides_what_the_run_recorded(trained, tmp_path):
   own.write_text("NUM_SPANS = 9\nNUM_READ = 4\n")
   for bindings, num_read in ((), 4), (("NUM_READ = 2",), 2):
     with _parsed(
-      load_answerer,
+      RunConfig,
       model_dir,
       "gin/runs/ask.gin",
       *bindings,
       corpus_dir="another",
       gin_files=[str(own)],
     ):
-      config = configuration.configured(AnsweringConfig)()
-      source = configuration.configured(trained_model.ModelSource)()
+      config = configuration.configured(RunConfig)()
     assert (config.num_read, config.num_spans) == (num_read, 9)
-    assert source.corpus_dir == "another"
+    assert config.corpus_dir == "another"
 
 
 def test_the_stage_chooses_the_evaluation(trained):
@@ -116,7 +113,7 @@ def test_the_stage_chooses_the_evaluation(trained):
     "DROP_SOURCE = False",
     *given,
   )
-  with _parsed(run.evaluate, model_dir, evaluate._RECIPES):
+  with _parsed(evaluation.evaluate, model_dir, evaluate._RECIPES):
     data = configuration.configured(DataConfig)()
     stage = configuration.configured(Pretraining)()
   assert stage == Pretraining(
@@ -131,7 +128,7 @@ def test_an_evaluation_asks_for_its_questions(trained):
   model_dir = trained("open_qa", "TASK = 'open_qa_regex'")
   with (
     pytest.raises(ConfigurationError) as error,
-    _parsed(run.evaluate, model_dir, evaluate._RECIPES),
+    _parsed(evaluation.evaluate, model_dir, evaluate._RECIPES),
   ):
     pass
   assert "no value for QUESTIONS; pass --gin.QUESTIONS=VALUE" in str(
@@ -140,7 +137,7 @@ def test_an_evaluation_asks_for_its_questions(trained):
   assert "gin/runs/eval.gin" in str(error.value)
   # Evaluated by the recipe of another stage, which is named.
   with _parsed(
-    run.evaluate,
+    evaluation.evaluate,
     model_dir,
     evaluate._RECIPES,
     "QUESTIONS = 'q'",
@@ -158,11 +155,11 @@ def test_a_stage_that_nothing_evaluates_is_told(trained, stage):
   model_dir = trained(stage)
   with (
     pytest.raises(ConfigurationError, match=r"--gin_file=gin/runs/eval\.gin"),
-    _parsed(run.evaluate, model_dir, evaluate._RECIPES),
+    _parsed(evaluation.evaluate, model_dir, evaluate._RECIPES),
   ):
     pass
   # A file that chooses an evaluation needs no recipe of the stage.
-  for function in (run.evaluate, following.follow):
+  for function in (evaluation.evaluate, evaluation.follow):
     with _parsed(
       function,
       model_dir,
@@ -236,8 +233,8 @@ def test_a_run_keeps_what_others_take_and_nothing_else(trained, tmp_path):
   for name in ("TrainConfig", "BATCH_SIZE", "SEED", "realm_jax.training"):
     assert name not in kept.text
   assert "NUM_SPARE = 3" in kept.text
-  with _parsed(load_answerer, model_dir, ""):
-    source = configuration.configured(trained_model.ModelSource)()
+  with _parsed(RunConfig, model_dir, ""):
+    source = configuration.configured(RunConfig)()
   assert source.reader.bert.hidden_size == 12
   assert source.retriever == tiny_world.RETRIEVER
 
@@ -252,9 +249,7 @@ def test_a_corpus_that_is_not_there_any_more_is_told(trained, tmp_path):
   model_dir = trained("open_qa")
   (tmp_path / "corpus").rmdir()
   assert "pass --corpus_dir" in _refused(model_dir)
-  with _parsed(
-    load_answerer, model_dir, "gin/runs/ask.gin", corpus_dir="another"
-  ):
+  with _parsed(RunConfig, model_dir, "gin/runs/ask.gin", corpus_dir="another"):
     pass
 
 
@@ -273,7 +268,7 @@ def test_the_model_of_a_run_serves_the_next_stage(trained):
 def _refused(model_dir, recipe="gin/runs/ask.gin", **settings):
   with (
     pytest.raises(ConfigurationError) as error,
-    _parsed(load_answerer, model_dir, recipe, **settings),
+    _parsed(RunConfig, model_dir, recipe, **settings),
   ):
     pass
   return str(error.value)
@@ -284,13 +279,13 @@ def test_a_directory_that_keeps_nothing_is_refused(tmp_path):
   assert "no model.gin" in _refused(tmp_path)
   # Whole files need none.
   with _parsed(
-    load_answerer,
+    RunConfig,
     tmp_path,
     "gin/runs/ask.gin",
     corpus_dir="corpus",
     gin_files=["gin/models/tiny.gin", "gin/runs/ask.gin"],
   ) as kept:
-    source = configuration.configured(trained_model.ModelSource)()
+    source = configuration.configured(RunConfig)()
   assert kept is None
   assert (source.model_dir, source.corpus_dir) == (str(tmp_path), "corpus")
 

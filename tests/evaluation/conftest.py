@@ -6,21 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from realm_jax.evaluation.answering import (
-  Answerer,
-  AnsweringConfig,
-  load_answerer,
-)
 from realm_jax.evaluation.open_qa import evaluate_open_qa
 from realm_jax.inputs.config import DataConfig
 from tests import tiny_world
 from tests.evaluation.lines import read_lines
-
-
-@pytest.fixture(scope="session")
-def answerer(source) -> Answerer:
-  """An answerer that groups all spans of the blocks read."""
-  return load_answerer(source, AnsweringConfig(num_spans=10_000))
 
 
 @pytest.fixture(scope="session")
@@ -38,23 +27,23 @@ def questions(world) -> DataConfig:
 
 
 @pytest.fixture(scope="session")
-def evaluate(source, questions) -> Callable[..., dict]:
+def evaluate(run_config, questions) -> Callable[..., dict]:
   """`evaluate(**changes)` evaluates open QA on the world's questions.
 
-  Each change is one of a field of the configurations, or an argument.
+  Each change is one of a field of the configurations, or an argument. Answers
+  are those of the best span, unless a change says otherwise.
   """
 
   def call(**changes) -> dict:
+    changes = {"num_spans": 1, "rank_answers_by": "best_span", **changes}
+
     def changed(config):
       names = {field.name for field in dataclasses.fields(config)}
       own = {n: changes.pop(n) for n in names & changes.keys()}
       return dataclasses.replace(config, **own)
 
     return evaluate_open_qa(
-      source=changed(source),
-      data=changed(questions),
-      answering=changed(AnsweringConfig()),
-      **changes,
+      config=changed(run_config), data=changed(questions), **changes
     )
 
   return call

@@ -1,9 +1,38 @@
-"""Reads JSON Lines."""
+"""Lines of predictions: read from a file, or written by hand."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 
 def read_lines(path: Path) -> list[dict]:
   """The objects of a file, one a line."""
   return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def line(
+  number: int, *, question: str = "who ?", references=("x",), **fields: Any
+) -> dict[str, Any]:
+  """A line of `retrieved.jsonl`, or of predictions, if they are among fields.
+
+  Of six blocks, those at the places `words` and `characters` have an answer.
+  """
+  words = fields.pop("words", ())
+  characters = fields.pop("characters", words)
+  read = fields.pop("read", ())
+  evidence: list[dict[str, Any]] = [
+    {"contains_answer": i in words, "contains_characters": i in characters}
+    for i in range(6)
+  ]
+  if "prediction" in fields:
+    for i, block in enumerate(evidence):
+      block["read"] = i in read
+    fields = {"answers": [], "f1": 0.0, "correct": False, **fields}
+  return {
+    "id": f"q{number}",
+    "question": question,
+    "references": list(references),
+    "answer_kind": "string",
+    **fields,
+    "evidence": evidence,
+  }

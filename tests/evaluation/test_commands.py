@@ -9,6 +9,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from realm_jax import evaluate
+from realm_jax.configuration import command_line
 from realm_jax.partitioning import cpu_tuning
 
 pytestmark = pytest.mark.slow
@@ -28,6 +29,7 @@ def run_evaluate(tmp_path, monkeypatch, request):
   Its figures are in figures.json, in the folder of the test.
   """
   request.getfixturevalue("one_device")
+  command_line.define_run_flags()
 
   def run(model_dir, *, follow=False, **bindings):
     given = {"OUTPUT_DIR": str(tmp_path), "BATCH_SIZE": 8, **bindings}
@@ -66,6 +68,8 @@ def test_a_stage_chooses_what_is_measured_printed_and_written(
   given: dict = {name: str(world.question_file) for name in bindings}
   if recipe == "eval_masked":
     given["NUM_BATCHES"] = 1
+  if recipe == "eval":
+    given["RANK_ANSWERS_BY"] = "best_span"
   run_evaluate(recorded_run(_STAGES[recipe]), **given)
   figures = json.loads((tmp_path / "figures.json").read_text())
   assert figures == json.loads((tmp_path / "metrics.json").read_text())

@@ -10,7 +10,6 @@ import pytest
 import gin
 import realm_jax
 from realm_jax.checkpoints.store import CheckpointError
-from realm_jax.evaluation import queries as queries_lib
 from tests import tiny_world
 from tests.evaluation.lines import read_lines
 
@@ -37,8 +36,6 @@ def test_to_import_the_package_imports_no_library(
 def test_the_page_runs(
   recorded_run, evaluate, tmp_path, project_dir, monkeypatch, one_device
 ):
-  # One shape is compiled for, where sixteen rows would be another.
-  monkeypatch.setattr(queries_lib, "_MAX_BATCH", 8)
   folder = recorded_run("open_qa")
   folder.rename(folder.parent / "qa")
   recorded_run("pretrain").rename(folder.parent / "realm")
@@ -75,13 +72,13 @@ def test_the_page_runs(
 
   # A question's blocks are those that are read; a sentence has the null block.
   of_question = run.explain(line["question"], best.text)
-  read = [one.source.block for one in of_question.candidates]
+  read = [one.block.id for one in of_question.candidates]
   assert read == [block["block"] for block in line["evidence"][: len(read)]]
   found = [one.log_likelihood is not None for one in of_question.candidates]
   assert found[read.index(best.block.id)]
   of_sentence = names["explained"]
   assert (of_sentence.answer, of_sentence.answer_is_given) == ("Velt", True)
-  assert of_sentence.candidates[0].source.row == -1
+  assert of_sentence.candidates[0].block.row == -1
 
   # More questions than a batch has, answered as an evaluation does.
   texts = [question["question"] for question in tiny_world.questions()]

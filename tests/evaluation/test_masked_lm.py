@@ -31,10 +31,10 @@ def sentences(questions) -> DataConfig:
 
 
 @pytest.fixture(scope="module")
-def metrics(source, sentences, tmp_path_factory) -> dict:
+def metrics(run_config, sentences, tmp_path_factory) -> dict:
   output_dir = tmp_path_factory.mktemp("masked")
   metrics = evaluate_masked_lm(
-    source=source,
+    config=run_config,
     data=sentences,
     stage=Pretraining(num_candidates=4),
     num_batches=3,
@@ -61,11 +61,11 @@ def test_the_figures_are_in_their_bounds(metrics):
 
 
 def test_what_changes_between_generations(
-  world, source, sentences, model_dir, metrics, tmp_path
+  world, run_config, sentences, model_dir, metrics, tmp_path
 ):
   def compared(generation, num_batches=3):
     return evaluate_masked_lm(
-      source=source,
+      config=run_config,
       data=sentences,
       stage=Pretraining(num_candidates=4),
       num_batches=num_batches,
@@ -85,9 +85,11 @@ def test_what_changes_between_generations(
   assert 0.75 < other["candidates_changed"] < 1
 
 
-def test_batches_of_any_size_measure_the_same_words(source, sentences, metrics):
+def test_batches_of_any_size_measure_the_same_words(
+  run_config, sentences, metrics
+):
   in_one_batch = evaluate_masked_lm(
-    source=source,
+    config=run_config,
     data=dataclasses.replace(sentences, batch_size=24),
     stage=Pretraining(num_candidates=4),
     num_batches=1,

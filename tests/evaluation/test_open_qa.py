@@ -1,19 +1,29 @@
 """Evaluation of open QA, against second implementations of its parts."""
 
+import dataclasses
 import json
 
 import jax
 import numpy as np
 import pytest
+import seqio
+import tensorflow as tf
 
-from realm_jax.evaluation.answering import Answerer, AnsweringConfig
+from realm_jax.evaluation.open_qa import evaluate_retrieval, open_questions
+from realm_jax.evaluation.outputs import EvaluationShard
+from realm_jax.evaluation.run import Run
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch
 from realm_jax.indexes.random import RandomIndex
+from realm_jax.inputs.config import TaskContext
+from realm_jax.inputs.examples import find_task
+from realm_jax.inputs.features import token_feature
 from realm_jax.inputs.questions import QuestionFileError
+from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
 from tests.evaluation.lines import read_lines
+from tests.inputs import tiny_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -264,19 +274,6 @@ def test_an_index_without_vectors_scores_by_the_learnt_scale(
     )
 
 
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    ({"num_read": 29, "num_searched": 40}, "num_read=29.*NUM_READ.*28 blocks"),
-    ({"num_read": 5, "num_searched": 4}, "num_searched=4.*raise NUM_SEARCHED"),
-    ({"index_scores": True}, "without vectors.*'exact'"),
-  ],
-)
-def test_what_cannot_be_asked(answerer, arguments, message):
-  with pytest.raises(ValueError, match=message):
-    Answerer(answerer.model, answerer.generation, AnsweringConfig(**arguments))
-
-
 def test_that_there_are_no_questions_is_known_before_anything_is_loaded(
   evaluate, tmp_path
 ):
@@ -291,16 +288,148 @@ def test_that_there_are_no_questions_is_known_before_anything_is_loaded(
 
 
 def test_what_fails_leaves_no_half_file(evaluate, monkeypatch, tmp_path):
-  rank = Answerer.rank
+  search = Run.search
   calls = []
 
-  def fail_at_the_second(self, token_ids):
+  def fail_at_the_second(self, *given, **named):
     calls.append(1)
     if len(calls) == 2:
       raise OSError("no space left")
-    return rank(self, token_ids)
+    return search(self, *given, **named)
 
-  monkeypatch.setattr(Answerer, "rank", fail_at_the_second)
+  monkeypatch.setattr(Run, "search", fail_at_the_second)
   with pytest.raises(OSError, match="no space left"):
     evaluate(output_dir=tmp_path)
   assert not list(tmp_path.iterdir())
+
+
+# --- Retrieval alone ----------------------------------------------------------
+
+
+def test_it_finds_what_open_qa_finds(
+  run_config, questions, evaluated, tmp_path
+):
+  metrics = evaluate_retrieval(
+    config=run_config, data=questions, output_dir=tmp_path
+  )
+  of_open_qa, lines = evaluated
+  for name in ("recall_at_1", "recall_at_5", "recall_at_20", "mrr"):
+    assert metrics[name] == pytest.approx(of_open_qa[name])
+  for line, same in zip(
+    lines, read_lines(tmp_path / "retrieved.jsonl"), strict=True
+  ):
+    assert same["id"] == line["id"]
+    assert [e["score"] for e in same["evidence"]] == pytest.approx(
+      [e["score"] for e in line["evidence"]], abs=1e-4
+    )
+
+
+def test_a_run_without_reader_searches_its_own_vectors(
+  world, run_config, questions, tmp_path
+):
+  world.save_checkpoint(tmp_path, step=7, seed=1, stage=InverseCloze())
+  arguments = {
+    "config": dataclasses.replace(
+      run_config, model_dir=tmp_path, num_searched=3
+    ),
+    "data": questions,
+  }
+  with pytest.raises(ValueError, match=r"wants generation 7.*has none.*--once"):
+    evaluate_retrieval(**arguments)
+  world.build_generation(tmp_path)
+  metrics = evaluate_retrieval(**arguments)
+  assert (metrics["checkpoint"], metrics["generation"]) == (7, 7)
+  # Three are found, so recall at 5 is not known.
+  assert {n for n in metrics if n.startswith("recall")} == {
+    "recall_at_1",
+    "recall_characters_at_1",
+  }
+
+
+def test_bm25_ranks_the_same_blocks_by_its_own_scores(
+  world, run_config, questions, tmp_path
+):
+  metrics = evaluate_retrieval(
+    config=run_config,
+    data=questions,
+    index=Bm25Config(),
+    output_dir=tmp_path,
+  )
+  assert metrics["index"] == "bm25"
+  corpus = world.corpus
+  tokens = [corpus.block(row).token_ids for row in range(corpus.num_blocks)]
+  index = Bm25Config().build(
+    Blocks(
+      num_blocks=corpus.num_blocks,
+      token_ids=tokens.__getitem__,
+      vocab_size=corpus.vocab_size,
+    )
+  )
+  for line in read_lines(tmp_path / "retrieved.jsonl"):
+    words = corpus.vocabulary.encode(line["question"])
+    found = index.search(QueryBatch(np.array([words], np.int32)), 20)
+    assert [e["score"] for e in line["evidence"]] == pytest.approx(
+      found.scores[0].tolist(), abs=1e-4
+    )
+    assert [e["block"] for e in line["evidence"]] == [
+      corpus.block(row).name for row in found.rows[0].tolist()
+    ]
+
+
+# --- Questions that a task drops ----------------------------------------------
+
+_DROPPED = (0, 3, 8, 9)
+
+
+@pytest.fixture
+def dropping(tmp_path):
+  """Twenty questions in batches of eight, of which the task drops four."""
+  corpus_dir = tiny_corpus.build(tmp_path).corpus_dir
+  path = tmp_path / "twenty.jsonl"
+  lines = [
+    {"id": str(n), "question": "when ?" if n in _DROPPED else "who ?"}
+    for n in range(20)
+  ]
+  text = "".join(json.dumps(q | {"answer": ["1900"]}) + "\n" for q in lines)
+  path.write_text(text)
+  whole = find_task("open_qa")
+  seqio.TaskRegistry.add(
+    "who_alone",
+    source=whole.source,
+    preprocessors=[
+      *whole.preprocessors,
+      lambda examples: examples.filter(
+        lambda e: tf.equal(e["question"], "who ?")
+      ),
+    ],
+    output_features={"query": token_feature()},
+  )
+  context = TaskContext(corpus_dir, {"train": path})
+  yield tiny_corpus.config("who_alone", context, batch_size=8)
+  seqio.TaskRegistry.remove("who_alone")
+
+
+def test_questions_come_first_and_lines_in_the_order_of_the_file(
+  dropping, tmp_path
+):
+  shard = EvaluationShard(tmp_path)
+  sizes, found = [], []
+  with (
+    open_questions(dropping, shard=shard) as batches,
+    shard.lines("made.jsonl") as made,
+  ):
+    for token_ids, questions in batches:
+      assert token_ids.shape == (8, dropping.query_length)
+      # Each has the tokens of its row: "who" and not "when".
+      assert len(np.unique(token_ids[: len(questions)], axis=0)) == 1
+      sizes.append(len(questions))
+      for question in questions:
+        found.append(int(question.id))
+        assert question.position == found[-1]
+        made[question.position] = {"id": found[-1]}
+  kept = [n for n in range(20) if n not in _DROPPED]
+  # Row 0 has 16 alone, and row 2 alone has three: 2, 10 and 18.
+  assert sizes == [8, 7, 1]
+  assert found != sorted(found) == kept
+  lines = read_lines(tmp_path / "made.jsonl")
+  assert [line["id"] for line in lines] == kept

@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.runs.jobs import as_gin
 from realm_jax import configuration
-from realm_jax.evaluation.explaining.block_use import count_block_use
-from realm_jax.evaluation.following import follow
+from realm_jax.evaluation.block_use import block_use
+from realm_jax.evaluation.evaluate import follow
+from realm_jax.evaluation.run import RunConfig
 from realm_jax.generations.sidecar import build_index
-from realm_jax.loaded_run import LoadedRunConfig
 from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop import TrainResult
@@ -29,8 +29,8 @@ FUNCTIONS = {
   ),
   **dict.fromkeys(("eval", "eval_retrieval", "eval_masked"), follow),
   "build_index": build_index,
-  "ask": LoadedRunConfig,
-  "explain": count_block_use,
+  "ask": RunConfig,
+  "explain": block_use,
 }
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from realm_jax.evaluation import shares
+from realm_jax.evaluation import outputs
 from realm_jax.partitioning import cpu_tuning, processes
 from realm_jax.training import trainer
 from tests import tiny_world
@@ -46,7 +46,7 @@ def main() -> None:
       NUM_STEPS=int(num_steps),
     )
   # What each process finds takes several pieces.
-  shares._CHARACTERS_PER_PIECE = 200
+  outputs._CHARACTERS_PER_PIECE = 200
   for recipe in stages.EVALUATIONS:
     figures = stages.evaluate(
       commands, recipe, Path(before), Path(folder) / recipe / index

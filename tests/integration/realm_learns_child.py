@@ -21,7 +21,7 @@ from benchmarks.runs.jobs import Macro, gin_command
 from realm_jax import configuration
 from realm_jax.corpus.build import build_corpus
 from realm_jax.demo_world import world
-from realm_jax.evaluation import run as evaluation
+from realm_jax.evaluation import evaluate as evaluation
 from realm_jax.generations import sidecar
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.text.salient_spans import find_tagger

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from realm_jax.evaluation import run as evaluation_run
+from realm_jax.evaluation import evaluate as evaluation_run
 from realm_jax.evaluation.outputs import Figures
 from realm_jax.training.loop import TrainResult
 from tests.integration.commands import Commands

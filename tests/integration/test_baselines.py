@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from realm_jax.evaluation import run as evaluation_run
+from realm_jax.evaluation import evaluate as evaluation_run
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.training import trainer

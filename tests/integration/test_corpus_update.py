@@ -16,7 +16,9 @@ from benchmarks.runs.pretraining import Run
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.update import update_corpus
-from realm_jax.evaluation import answering
+from realm_jax.evaluation.answers import ask
+from realm_jax.evaluation.run import Run as LoadedRun
+from realm_jax.evaluation.run import RunConfig
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.training.stages.pretraining import Pretraining
@@ -220,8 +222,8 @@ def test_who_asks_reads_the_version_of_the_generation(
   generations = watched.run.model_dir / "generations"
 
   def corpus_of(step):
-    answerer = commands.call(
-      answering.load_answerer,
+    config = commands.call(
+      RunConfig,
       "ask",
       MODEL_DIR=watched.run.model_dir,
       CORPUS_DIR=watched.run.corpus_dir,
@@ -229,9 +231,10 @@ def test_who_asks_reads_the_version_of_the_generation(
       NUM_READ=3,
       NUM_SEARCHED=20,
     )
-    answered = answerer.ask("where was Ada born?")
-    assert len(answered.ranking.rows) == 20
-    return answerer.corpus
+    run = LoadedRun.load(config)
+    (answered,) = ask(run, ["where was Ada born?"])
+    assert len(answered.blocks) == 20
+    return run.corpus
 
   published = sorted(path.name for path in generations.glob("0*"))
   newest = corpus_of(int(published[-1]))

@@ -9,9 +9,10 @@ import safetensors.numpy
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.best import BestCheckpoint, read_best
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.evaluation.answering import load_answerer
-from realm_jax.evaluation.following import follow
-from realm_jax.evaluation.scoring.comparison import compare
+from realm_jax.evaluation.answers import ask
+from realm_jax.evaluation.compare import compare
+from realm_jax.evaluation.evaluate import follow
+from realm_jax.evaluation.run import Run, RunConfig
 from realm_jax.generations.inspection import RunGenerations
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
@@ -60,12 +61,9 @@ def questions(bucket, run) -> DataConfig:
 
 
 def test_a_question_is_answered(commands, run):
-  answerer = commands.call(load_answerer, "ask", **run, NUM_SPANS=20)
-  answered = answerer.ask("where was Ada born?")
-  assert (
-    answered.answers[0].text
-    in answerer.corpus.block(answered.answers[0].row).body
-  )
+  loaded = Run.load(commands.call(RunConfig, "ask", **run, NUM_SPANS=20))
+  (answered,) = ask(loaded, ["where was Ada born?"])
+  assert answered.text in answered.answers[0].block.text
 
 
 def test_a_followed_run_names_its_best_and_its_evaluations_are_compared(

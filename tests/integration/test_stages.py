@@ -229,9 +229,7 @@ def test_what_was_trained_answers(on_eight, evaluated):
   # drawn at random would hold.
   assert figures["recall_at_1"] > 1 / 26
   # As the run itself has kept it: the reader, the corpus, and 3 blocks read.
-  run = realm_jax.load(
-    on_eight / "open_qa", bindings=["RANK_ANSWERS_BY = 'best_span'"]
-  )
+  run = realm_jax.load(on_eight / "open_qa")
   answered = run.ask("where was Ada born?")
   best = answered.answers[0]
   assert best.block.text[best.start : best.limit] == best.text

@@ -1,11 +1,7 @@
-"""The page with a model behind it: what it is told, the command, a browser.
-
-One file, so that the programs are compiled once.
-"""
+"""The page with a model behind it: what it is told, the command, a browser."""
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -18,19 +14,22 @@ from absl.testing import flagsaver
 
 from realm_jax import serve
 from realm_jax.configuration import command_line
-from realm_jax.evaluation.explaining.errors import ExplanationError
-from realm_jax.evaluation.explaining.explainer import Explainer
-from realm_jax.generations.loading import load_newest
+from realm_jax.evaluation.explain import explain
+from realm_jax.evaluation.explanation import ExplanationError
+from realm_jax.evaluation.run import EditError
 from realm_jax.partitioning import cpu_tuning
-from realm_jax.serving.edited_generation import BlockEditor
-from realm_jax.serving.errors import EditError, RequestError, ServerError
-from realm_jax.serving.requests import Edit, Limits, Question
+from realm_jax.serving.app import Limits
 from realm_jax.serving.server import PageServer, listen
-from realm_jax.serving.service import QUESTION, SENTENCE, Service
+from realm_jax.serving.service import (
+  QUESTION,
+  SENTENCE,
+  RequestError,
+  ServerError,
+  Service,
+)
 from tests.serving import browser, client
-from tests.serving.conftest import NUM_CANDIDATES
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
+pytestmark = pytest.mark.slow
 
 _ASKED = "where was Ada born?"
 _SENTENCE = "Ada was born in [MASK]."
@@ -39,107 +38,50 @@ _EDITED = "Oda was born in <b>Velt."
 
 
 @pytest.fixture(scope="module")
-def edits(explainer, edited):
-  ids = explainer.corpus.block_ids
-  return tuple(Edit(int(ids[row]), text) for row, text in edited.texts.items())
+def service(run) -> Service:
+  return Service(run, examples={SENTENCE: [_SENTENCE]})
 
 
-@pytest.fixture(scope="module")
-def built(world, explainer, edited):
-  """An explainer of the same checkpoint over a corpus of the edited text."""
-  generations = edited.corpus.source.parent / "generations"
-  world.build_generation(
-    explainer.model.model_dir,
-    corpus_dir=edited.corpus.source,
-    generations_dir=generations,
-  )
-  model = dataclasses.replace(explainer.model, corpus=edited.corpus)
-  generation = load_newest(generations, corpus=edited.corpus, mesh=model.mesh)
-  return Explainer(model, generation, explainer.config)
-
-
-def test_edits_in_memory_do_what_a_new_corpus_and_index_do(
-  explainer, built, service, edited, edits
-):
-  texts = edited.texts
-  generation = BlockEditor(explainer.model, explainer.generation).generation(
-    texts
-  )
-  rows = np.arange(generation.num_blocks).reshape(2, -1)
-  close = {"rtol": 1e-4, "atol": 1e-5}
-  np.testing.assert_allclose(
-    generation.vectors(rows), built.generation.vectors(rows), **close
-  )
-  changed = explainer.generation.vectors(rows) != generation.vectors(rows)
-  assert set(rows[changed.any(axis=-1)].tolist()) == set(texts)
-  for text in (_ASKED, _SENTENCE):
-    told = service.ask(Question(text, edits))
-    wanted = built.explain(text)
-    assert told["answer"] == wanted.answer
-    assert told["probability"] == pytest.approx(
-      np.exp(wanted.log_likelihood), rel=1e-3
-    )
-    for block, candidate in zip(told["blocks"], wanted.candidates, strict=True):
-      source = candidate.source
-      assert (block["name"], block["body"]) == (source.block, source.body)
-      assert block["retriever"] == pytest.approx(
-        candidate.probability, rel=1e-3
-      )
-      assert block["share"] == pytest.approx(candidate.share, rel=1e-2)
-      assert block["is_edited"] == (source.row in texts)
-    # One of these blocks is retrieved, so that the above has tried it.
-    assert any(block["is_edited"] for block in told["blocks"])
-  # Another page's question is answered from the text as it was.
-  assert not any(
-    b["is_edited"] for b in service.ask(Question(_ASKED))["blocks"]
-  )
-
-
-def test_a_question_is_answered_with_its_evidence(explainer, service):
-  told = service.ask(Question(_ASKED))
-  explained = explainer.explain(_ASKED)
-  assert (told["kind"], told["answer"]) == (QUESTION, explained.answer)
+@pytest.mark.parametrize("text", [_ASKED, _SENTENCE])
+def test_what_is_told_is_what_is_explained(run, service, text):
+  told, explained = service.ask(text), explain(run, text)
+  assert (told["kind"], told["answer"]) == (explained.kind, explained.answer)
   # JSON can hold all of it.
   assert json.loads(json.dumps(told, allow_nan=False)) == told
-  assert sum(b["retriever"] for b in told["blocks"]) == pytest.approx(1)
+  assert sum(b["probability"] for b in told["blocks"]) == pytest.approx(1)
   assert sum(b["share"] for b in told["blocks"]) == pytest.approx(1)
-  total = sum(b["retriever"] * b["reader"] for b in told["blocks"])
+  total = sum(b["probability"] * b["reader"] for b in told["blocks"])
   assert total == pytest.approx(told["probability"], rel=1e-6)
-  ids = {str(i) for i in explainer.corpus.block_ids.tolist()}
+  ids = {None, *map(str, run.corpus.block_ids.tolist())}
   for block, candidate in zip(
     told["blocks"], explained.candidates, strict=True
   ):
     assert block["id"] in ids
     whole = "".join(segment["text"] for segment in block["segments"])
-    assert whole == block["body"] == candidate.source.body
-    marked = {s["text"] for s in block["segments"] if s["mark"] == "answer"}
-    assert bool(marked) == (block["reader"] > 0)
+    assert whole == block["body"] == candidate.block.text
+    if text == _ASKED:
+      marked = {s["text"] for s in block["segments"] if s["mark"] == "answer"}
+      assert bool(marked) == (block["reader"] > 0)
 
 
-def test_without_its_best_block_another_is_read(explainer, service):
-  told = service.ask(Question(_ASKED))
+def test_without_its_best_block_another_is_read(run, service):
+  told = service.ask(_ASKED)
   best = max(told["blocks"], key=lambda block: block["share"])
   without = told["without"]
   assert without["kind"] == "without the best block"
   assert without["left_out"] == best["title"]
-  # That block is hidden, and nothing else: another question's explanation
-  # of the same words without it.
-  row = int(explainer.corpus.rows_of(np.int64(best["id"])))
-  run = service.runs[QUESTION]
-  other = run.with_texts({}, hidden=frozenset({row})).explain(_ASKED)
-  assert row not in [c.source.row for c in other.candidates]
+  row = int(run.corpus.rows_of(np.int64(best["id"])))
+  other = explain(run.edited({}, hidden=[row]), _ASKED)
+  assert row not in [c.block.row for c in other.candidates]
   assert len(other.candidates) == len(told["blocks"])
   assert without["answer"] == other.answer
   assert without["same"] == (other.answer == told["answer"])
 
 
-def test_a_sentence_is_filled_in_with_and_without_blocks(explainer, service):
-  told = service.ask(Question(_SENTENCE))
-  explained = explainer.explain(_SENTENCE)
-  assert (told["kind"], told["answer"]) == (SENTENCE, explained.answer)
-  null = told["blocks"][0]
+def test_a_sentence_is_filled_in_with_and_without_blocks(service):
+  told = service.ask(_SENTENCE)
+  null, without = told["blocks"][0], told["without"]
   assert (null["id"], null["segments"]) == (None, [])
-  without = told["without"]
   assert without["kind"] == "null block"
   assert without["answer"] == null["says"]["text"]
   assert without["probability_of_answer"] == pytest.approx(null["reader"])
@@ -148,19 +90,34 @@ def test_a_sentence_is_filled_in_with_and_without_blocks(explainer, service):
   )
 
 
-def test_what_cannot_be_edited_is_said(service, edits):
-  unknown = Question(_ASKED, (Edit(12345, "Ada."),))
+@pytest.mark.parametrize("text", [_ASKED, _SENTENCE])
+def test_edits_are_those_of_one_request(run, service, text):
+  first = next(b for b in service.ask(text)["blocks"] if b["id"])
+  row = int(run.corpus.rows_of(np.int64(first["id"])))
+  edited = explain(run.edited({row: first["body"] + " Ada."}), text)
+  told = service.ask(text, {int(first["id"]): first["body"] + " Ada."})
+  assert told["answer"] == edited.answer
+  assert told["probability"] == pytest.approx(edited.probability)
+  assert [b["is_edited"] for b in told["blocks"]] == [
+    c.block.row == row for c in edited.candidates
+  ]
+  # A text as it was is no edit, and another page sees none.
+  same = service.ask(text, {int(first["id"]): f" {first['body']} "})
+  assert same == service.ask(text)
+  assert not any(block["is_edited"] for block in same["blocks"])
+
+
+def test_what_cannot_be_done_is_said(run, service):
   with pytest.raises(EditError, match="no block has the id 12345"):
-    service.ask(unknown)
-  too_long = Question(_ASKED, (Edit(edits[0].block_id, "Velt " * 36),))
+    service.ask(_ASKED, {12345: "Ada."})
   with pytest.raises(EditError, match="36 wordpieces"):
-    service.ask(too_long)
+    service.ask(_ASKED, {int(run.corpus.block_ids[0]): "Velt " * 36})
   with pytest.raises(ExplanationError, match="has no words"):
-    service.ask(Question("\u200b"))
+    service.ask("\u200b")
 
 
 def test_a_page_does_what_its_runs_have_been_trained_for(
-  explainer, service, monkeypatch
+  run, service, monkeypatch
 ):
   both = {QUESTION, SENTENCE}
   assert service.about()["runs"].keys() == both
@@ -171,7 +128,7 @@ def test_a_page_does_what_its_runs_have_been_trained_for(
     monkeypatch.setattr(
       "realm_jax.serving.service.trained_heads", lambda *_, head=head: {head}
     )
-    services[head] = Service(explainer, examples={SENTENCE: [_SENTENCE]})
+    services[head] = Service(run, examples={SENTENCE: [_SENTENCE]})
     about = services[head].about()
     assert about["runs"].keys() == kinds
     assert about["missing"].keys() == both - kinds
@@ -181,15 +138,15 @@ def test_a_page_does_what_its_runs_have_been_trained_for(
   with pytest.raises(
     RequestError, match=r"this page cannot fill in.*--masked_model"
   ):
-    services["span_head"].ask(Question(_SENTENCE))
+    services["span_head"].ask(_SENTENCE)
   with pytest.raises(RequestError, match=r"cannot answer questions.*open QA"):
-    services["masked_lm_head"].ask(Question(_ASKED))
+    services["masked_lm_head"].ask(_ASKED)
   # Here both are runs of open QA.
   monkeypatch.setattr(
     "realm_jax.serving.service.trained_heads", lambda *_: {"span_head"}
   )
   with pytest.raises(ServerError, match="answer questions alone"):
-    Service(explainer, explainer, examples={})
+    Service(run, run, examples={})
 
 
 @contextlib.contextmanager
@@ -207,11 +164,11 @@ def _ended_by_sigterm():
 
 
 def test_the_command_serves_two_runs_to_a_crowd(
-  world, recorded_run, service, tmp_path, monkeypatch, capsys
+  world, recorded_run, service, tmp_path, monkeypatch, capsys, one_device
 ):
   monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
   run, masked_run = recorded_run("open_qa"), recorded_run("pretrain")
-  candidates = f"NUM_CANDIDATES = {NUM_CANDIDATES}"
+  candidates = "NUM_CANDIDATES = 6"
   masked_gin = tmp_path / "masked.gin"
   masked_gin.write_text(candidates)
   port, seen = client.free_port(), {}
@@ -256,11 +213,11 @@ def test_the_command_serves_two_runs_to_a_crowd(
   }
   examples = seen["about"]["examples"]
   assert examples["question"][0] == _ASKED and len(examples["question"]) == 4
-  assert len(examples["masked sentence"]) == 4
+  assert examples["masked sentence"] == []
   # All fifty are answered, and each its own question.
   assert {answer.status for answer in seen["answers"]} == {200}
   for text, answer in zip(texts, seen["answers"], strict=True):
-    told = service.ask(Question(text))
+    told = service.ask(text)
     assert answer.fields["text"] == text
     assert answer.fields["answer"] == told["answer"]
     assert answer.fields["probability"] == pytest.approx(
@@ -275,20 +232,20 @@ def test_the_command_serves_two_runs_to_a_crowd(
 def test_in_a_browser_an_edit_changes_the_answer(service, tmp_path):
   with listen("127.0.0.1", 0) as listening:
     server = PageServer(service, listening, Limits())
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
       with browser.opened(tmp_path / "profile") as page:
         page.open(f"http://127.0.0.1:{listening.getsockname()[1]}")
         _use(page, service, tmp_path)
     finally:
-      server.stop()
+      server.should_exit = True
       thread.join(30)
 
 
 def _use(page, service, folder):
   page.wait(lambda: page.text("#runs"), "the run is named")
-  told = service.ask(Question(_ASKED))
+  told = service.ask(_ASKED)
   # A question is typed, and its evidence seen.
   page.type("#text", _ASKED + browser.ENTER)
   page.wait(lambda: page.text("#answer") == told["answer"], "it is answered")
@@ -324,7 +281,7 @@ def _use(page, service, folder):
   page.wait(lambda: page.text("#edits") == "", "nothing is edited")
 
   # A sentence, with the null block last.
-  told = service.ask(Question(_SENTENCE))
+  told = service.ask(_SENTENCE)
   page.type("#text", _SENTENCE + browser.ENTER)
   page.wait(lambda: page.text("#answer-title") == "FILLING", "it is filled in")
   assert page.text("#answer") == told["answer"]

@@ -11,11 +11,15 @@ import threading
 from pathlib import Path
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
+from realm_jax import serve
+from realm_jax.evaluation.run import EditError
 from realm_jax.serving import page as page_folder
-from realm_jax.serving.errors import EditError, ServerError
-from realm_jax.serving.requests import Limits
+from realm_jax.serving.app import Limits, parse
 from realm_jax.serving.server import PageServer, listen, url_of
+from realm_jax.serving.service import RequestError
 from tests.serving import client
 
 _FILES = Path(page_folder.__path__[0])
@@ -29,18 +33,27 @@ class _Echo:
     self.gate = threading.Event()
     self.gate.set()
     self.begun = threading.Event()
+    self.lock, self.number, self.most = threading.Lock(), 0, 0
 
   def about(self):
     return {"runs": {}}
 
-  def ask(self, question):
+  def warm_up(self):
+    """Nothing has to be compiled."""
+
+  def ask(self, text, edits):
+    del edits
+    with self.lock:
+      self.number += 1
+      self.most = max(self.most, self.number)
     self.begun.set()
     assert self.gate.wait(30)
-    if question.text == "edit":
+    self.number -= 1
+    if text == "edit":
       raise EditError("it does not fit")
-    if question.text == "bug":
+    if text == "bug":
       raise RuntimeError("secret")
-    return {"answer": question.text}
+    return {"answer": text}
 
 
 @contextlib.contextmanager
@@ -58,14 +71,17 @@ def _served(limits=None, host="127.0.0.1"):
 
 @contextlib.contextmanager
 def _running(server):
-  """Runs a server in a thread, and yields the list of what `run` returns."""
-  returned = []
-  thread = threading.Thread(target=lambda: returned.append(server.run()))
+  """Runs a server in a thread; yields the list of what it returns."""
+  returned, started = [], threading.Event()
+  thread = threading.Thread(
+    target=lambda: returned.append(server.serve_until_stopped(started.set))
+  )
   thread.start()
+  assert started.wait(10)
   try:
     yield returned
   finally:
-    server.stop()
+    server.should_exit = True
     thread.join(10)
     assert not thread.is_alive()
 
@@ -130,7 +146,7 @@ def test_every_answer_has_a_strict_policy(port):
       415,
       "send JSON",
     ),
-    ("POST", "/api/ask", _JSON, b"{", 400, "the request is not JSON"),
+    ("POST", "/api/ask", _JSON, b"{", 400, "the request is not {"),
     ("POST", "/api/ask", _JSON, b'{"text": ""}', 400, "nothing to ask"),
     (
       "POST",
@@ -185,6 +201,8 @@ def test_beyond_its_queue_it_says_when_to_try_again():
           break
       service.gate.set()
       answers = [future.result(30) for future in [first, *others]]
+  # One after the other is computed.
+  assert service.most == 1
   counts = {s: sum(a.status == s for a in answers) for s in (200, 503)}
   assert counts == {200: 4, 503: 16}
   refused = next(answer for answer in answers if answer.status == 503)
@@ -198,30 +216,34 @@ def test_it_ends_while_a_request_is_computed():
   with listen("127.0.0.1", 0) as listening:
     server = PageServer(service, listening, Limits(), farewell_seconds=0)
     with (
-      _running(server) as has_ended,
+      _running(server) as is_idle,
       concurrent.futures.ThreadPoolExecutor(1) as pool,
     ):
       pool.submit(client.ask, listening.getsockname()[1], "who?")
       assert service.begun.wait(10)
-      server.stop()
+      server.should_exit = True
   # The gate is still shut: the model's thread is not waited for.
-  assert has_ended == [False]
+  assert is_idle == [False]
   service.gate.set()
-  assert server.worker.close(10)
 
 
 def test_a_port_in_use_is_named():
-  with listen("127.0.0.1", 0) as listening:
+  flags.FLAGS.mark_as_parsed()
+  with (
+    listen("127.0.0.1", 0) as listening,
+    flagsaver.flagsaver(port=listening.getsockname()[1]),
+  ):
     port = listening.getsockname()[1]
     assert url_of(listening) == f"http://127.0.0.1:{port}"
-    with pytest.raises(ServerError, match=rf"port {port} of .*--port=0 takes"):
-      listen("127.0.0.1", port)
+    with pytest.raises(ValueError, match=rf"port={port} of .*--port=0 takes"):
+      serve._serve()
   # It is free again at once.
   listen("127.0.0.1", port).close()
-  with pytest.raises(
-    ServerError, match=r"--host=no\.such\.host\.invalid is no"
+  with (
+    flagsaver.flagsaver(host="no.such.host.invalid"),
+    pytest.raises(ValueError, match=r"--host=no\.such\.host\.invalid"),
   ):
-    listen("no.such.host.invalid", 0)
+    serve._serve()
 
 
 def test_other_machines_are_warned_of_and_may_use_any_name(caplog):
@@ -229,3 +251,50 @@ def test_other_machines_are_warned_of_and_may_use_any_name(caplog):
     assert "whoever reaches this machine can ask" in caplog.text
     named = {"Host": "gpu7.example.org:8000"}
     assert client.request(port, "GET", "/", headers=named).status == 200
+
+
+# --- What is asked for ------------------------------------------------------
+
+
+def test_a_request_is_read():
+  body = b'{"text": " who? ", "edits": [{"id": "7", "text": "b"}]}'
+  assert parse(body, Limits()) == ("who?", {7: "b"})
+  assert parse(b'{"text": "who?"}', Limits()) == ("who?", {})
+
+
+@pytest.mark.parametrize(
+  ("body", "message"),
+  [
+    (b"who?", "the request is not {"),
+    (b'{"text": "\xff"}', "the request is not {"),
+    (b"[" * 100_000, "the request is not {"),
+    (b'["who?"]', "the request is not {"),
+    (b"{}", "KeyError: 'text'"),
+    (b'{"text": 5}', "a text is no string"),
+    (b'{"text": "a", "edits": [1]}', "the request is not {"),
+    (b'{"text": "a", "edits": [{"id": "b", "text": ""}]}', "'b'"),
+    (b'{"text": "a", "edits": [{"id": "1"}]}', "KeyError: 'text'"),
+    (
+      b'{"text": "a", "edits": [{"id": "99999999999999999999", "text": ""}]}',
+      "more than 63 bits",
+    ),
+    (b'{"text": " "}', "nothing to ask"),
+    (b'{"text": "%s"}' % (b"a" * 21), "21 characters; at most 20"),
+    (b'{"text": "\\ud800"}', "a character that no text has"),
+    (b'{"text": "a\\u0000"}', "a character that no text has"),
+    (
+      b'{"text": "a", "edits": [%s]}'
+      % b", ".join([b'{"id": "1", "text": ""}'] * 3),
+      "3 blocks are edited, and at most 2",
+    ),
+    (
+      b'{"text": "a", "edits": [{"id": "1", "text": "%s"}]}' % (b"a" * 31),
+      "31 characters; at most 30",
+    ),
+  ],
+)
+def test_a_request_that_is_none_is_refused(body, message):
+  limits = Limits(text_characters=20, edits=2, edit_characters=30)
+  with pytest.raises(RequestError) as caught:
+    parse(body, limits)
+  assert message in str(caught.value)

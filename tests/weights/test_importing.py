@@ -14,7 +14,7 @@ from benchmarks.runs.jobs import Macro
 from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.corpus.build import build_corpus
-from realm_jax.evaluation import run
+from realm_jax.evaluation import evaluate as run
 from realm_jax.generations import sidecar
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader

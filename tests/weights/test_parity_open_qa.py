@@ -10,8 +10,8 @@ import pytest
 
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
-from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
-from realm_jax.evaluation.trained_model import ModelSource
+from realm_jax.evaluation.answers import ask
+from realm_jax.evaluation.run import Run, RunConfig
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages.open_qa import OpenQa
@@ -36,7 +36,7 @@ def expected(golden):
 
 
 @pytest.fixture(scope="module")
-def answerer(golden, expected, tmp_path_factory):
+def run(golden, expected, tmp_path_factory):
   folder = tmp_path_factory.mktemp("open_qa")
   import_weights(
     "hf_realm",
@@ -46,37 +46,39 @@ def answerer(golden, expected, tmp_path_factory):
     index="exact",
   )
   imported = load(folder / "run")
-  return load_answerer(
-    ModelSource(
+  return Run.load(
+    RunConfig(
       model_dir=folder / "run",
       corpus_dir=folder / "corpus",
       retriever=imported.retriever,
       reader=imported.reader,
       query_length=expected["query"].shape[1],
       block_length=Corpus.open(folder / "corpus").block_length,
-    ),
-    AnsweringConfig(num_searched=expected["rows"].shape[1], num_read=_NUM_READ),
+      num_searched=expected["rows"].shape[1],
+      num_read=_NUM_READ,
+      rank_answers_by="best_span",
+    )
   )
 
 
-def test_blocks_are_found_in_the_same_order(answerer, expected):
-  for i, question in enumerate(expected["question"]):
-    ranking = answerer.ask(str(question)).ranking
-    assert ranking.rows.tolist() == expected["rows"][i].tolist()
-    np.testing.assert_allclose(
-      ranking.scores, expected["relevance"][i], atol=1e-4
-    )
+def test_blocks_are_found_in_the_same_order(run, expected):
+  found = run.search(
+    run.encode([str(question) for question in expected["question"]]),
+    expected["rows"].shape[1],
+  )
+  assert found.rows.tolist() == expected["rows"].tolist()
+  np.testing.assert_allclose(found.scores, expected["relevance"], atol=1e-4)
 
 
-def test_answers_are_the_same(answerer, expected):
+def test_answers_are_the_same(run, expected):
   for i, question in enumerate(expected["question"]):
-    answer = answerer.ask(str(question)).answers[0]
+    answer = ask(run, [str(question)])[0].answers[0]
     row = int(expected["predicted_row"][i])
-    assert answer.row == row
+    assert answer.block.row == row
     _, first, width = expected["span"][i]
-    ranges = answerer.corpus.block(row).byte_ranges[first : first + width + 1]
+    ranges = run.corpus.block(row).byte_ranges[first : first + width + 1]
     start, limit = ranges[0, 0], ranges[-1, 1]
-    body = answerer.corpus.block(row).body.encode()
+    body = run.corpus.block(row).body.encode()
     pieces = str(expected["prediction"][i]).replace("##", "").replace(" ", "")
     assert pieces
     assert body[start:limit].decode().lower().replace(" ", "") == pieces
@@ -86,8 +88,8 @@ def test_answers_are_the_same(answerer, expected):
     assert answer.text == body[start:limit].decode()
 
 
-def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
-  words = answerer.corpus.vocabulary
+def test_blocks_and_spans_that_hold_the_answer_are_the_same(run, expected):
+  words = run.corpus.vocabulary
   answers = [words.encode(str(answer)) for answer in expected["answer"]]
   width = max(map(len, answers))
   padded = [[[*row, *[0] * (width - len(row))]] for row in answers]
@@ -106,10 +108,10 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
     batch,
     SearchResult(expected["rows"].astype(np.int32), expected["relevance"]),
     StageContext(
-      answerer.corpus,
-      answerer.generation,
+      run.corpus,
+      run.generation,
       expected["span_logits"].shape[2],
-      answers=AnswersInBlocks(answerer.corpus, ()),
+      answers=AnswersInBlocks(run.corpus, ()),
     ),
   )
   np.testing.assert_array_equal(made.has_answer, expected["has_answer"])

@@ -252,7 +252,8 @@ function blockCard(block, rank, canEdit) {
 
 function blockBars(block) {
   return bars([
-    ["retriever p(z|x)", block.retriever, "retriever"],
+    ["retriever", block.retriever, "retriever"],
+    ["block p(z|x)", block.probability, "block"],
     ["reader p(y|z,x)", block.reader, "reader"],
     ["share of the answer", block.share, "share"],
   ]);

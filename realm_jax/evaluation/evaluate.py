@@ -1,0 +1,224 @@
+"""Evaluates a run, or each of its checkpoints as they appear.
+
+Following a run shares files with the trainer and nothing else, as the index
+builder does. Either may be killed and restarted; evaluations that are complete
+are not repeated.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+from etils import epath
+
+from realm_jax.checkpoints.best import BestCheckpoint, read_best, write_best
+from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
+from realm_jax.console import stop_on_sigterm
+from realm_jax.evaluation.outputs import METRICS, Figures
+from realm_jax.evaluation.run import RunConfig
+from realm_jax.generations.manifest import GenerationError
+from realm_jax.partitioning.agreement import Agreement
+from realm_jax.settings import NonNegativeInt, PositiveFloat
+from realm_jax.storage.access import (
+  require_readable,
+  require_writable,
+)
+from realm_jax.storage.paths import list_names
+from realm_jax.training.kept_configuration import run_directory
+
+_LOWER_IS_BETTER = frozenset({"loss", "perplexity", "perplexity_null"})
+_REMINDER_SECONDS = 30.0
+
+
+def evaluate(
+  *,
+  evaluation: Callable[..., Figures],
+  model_dir: epath.PathLike,
+  output_dir: epath.PathLike | None = None,
+) -> Figures:
+  """Runs one of this package's evaluations, whose arguments gin has bound.
+
+  Args:
+    evaluation: Evaluation that takes an `output_dir`.
+    model_dir: MODEL_DIR of the run, or one of its checkpoints.
+    output_dir: Directory of what it writes; None is MODEL_DIR/eval.
+  """
+  return evaluation(output_dir=output_dir or default_output_dir(model_dir))
+
+
+def default_output_dir(model_dir: epath.PathLike) -> epath.Path:
+  """Returns where the evaluation of a run, or of a checkpoint, writes to."""
+  return run_directory(model_dir) / "eval"
+
+
+def follow(
+  *,
+  evaluation: Callable[..., Figures],
+  config: RunConfig,
+  best_metric: str,
+  output_dir: epath.PathLike | None = None,
+  follow_until_step: NonNegativeInt | None = None,
+  poll_seconds: PositiveFloat = 5.0,
+) -> Figures | None:
+  """Evaluates each new checkpoint of a run, until SIGTERM.
+
+  A checkpoint that the trainer has removed before its turn is left out. The
+  trainer keeps the one that is being evaluated and the best one so far.
+
+  Args:
+    evaluation: Evaluation that takes a `config` and an `output_dir`.
+    config: Run to follow; its `checkpoint_step` is replaced.
+    best_metric: Metric of the best checkpoint. The highest value is the best,
+      but for losses and perplexities.
+    output_dir: Directory in which each checkpoint's evaluation gets a folder,
+      named by its step; None is MODEL_DIR/eval.
+    follow_until_step: Step of the last checkpoint to evaluate, after which it
+      returns.
+    poll_seconds: Time between two looks for checkpoints.
+
+  Returns:
+    The figures of the best checkpoint, if there is one.
+
+  Raises:
+    ValueError: The evaluation has no such metric, or fails.
+  """
+  model_dir = epath.Path(config.model_dir)
+  folder = epath.Path(output_dir or default_output_dir(model_dir))
+  with (
+    stop_on_sigterm() as own_stop,
+    contextlib.closing(CheckpointStore(model_dir)) as checkpoints,
+  ):
+    require_readable(model_dir)
+    require_writable(model_dir, folder)
+    stop = Agreement("end of following").stop_event(own_stop)
+    evaluations = _Evaluations(checkpoints, model_dir, folder, best_metric)
+    agreement = Agreement("followed run", while_waiting=stop.is_set)
+
+    def next_step() -> int | None:
+      """Waits for a checkpoint to evaluate; returns None at the end."""
+      while not stop.is_set():
+        for step in evaluations.missing(follow_until_step):
+          evaluations.record(step)
+          # The trainer may have removed it before it knew.
+          if step in checkpoints.steps():
+            return step
+        if follow_until_step in evaluations.done():
+          break
+        stop.wait(poll_seconds)
+      evaluations.record(None)
+      return None
+
+    agreement.on_process_0("best so far", lambda: evaluations.record(None))
+    while (step := agreement.on_process_0("next", next_step)) is not None:
+      try:
+        evaluation(
+          config=dataclasses.replace(config, checkpoint_step=step),
+          output_dir=folder / str(step),
+        )
+      except (CheckpointError, GenerationError) as error:
+        # Several processes may not all have failed; then all end.
+        if agreement.count > 1:
+          raise
+        if step not in checkpoints.steps():
+          logging.warning("checkpoint %d is left out: it was removed", step)
+        elif isinstance(error, GenerationError):
+          # It may not be published yet.
+          logging.log_every_n_seconds(
+            logging.WARNING,
+            "checkpoint %d waits for its generation: %s",
+            _REMINDER_SECONDS,
+            *(step, error),
+          )
+          stop.wait(poll_seconds)
+        else:
+          raise
+        continue
+      agreement.on_process_0("best", functools.partial(evaluations.log, step))
+    return agreement.on_process_0("result", evaluations.best_figures)
+
+
+class _Evaluations:
+  """The checkpoints that were evaluated, and the best of them; for process 0.
+
+  Args:
+    checkpoints: Checkpoints of the run.
+    model_dir: Directory of the run, where the best one is recorded.
+    folder: Directory with a folder for each checkpoint's evaluation.
+    metric: Metric of the best checkpoint.
+  """
+
+  def __init__(
+    self,
+    checkpoints: CheckpointStore,
+    model_dir: epath.Path,
+    folder: epath.Path,
+    metric: str,
+  ):
+    self._checkpoints, self._folder = checkpoints, folder
+    self._model_dir, self._metric = model_dir, metric
+    self._best = read_best(model_dir)
+
+  def done(self) -> list[int]:
+    """Returns the evaluated steps, of checkpoints that may be gone."""
+    found = list_names(self._folder)
+    steps = sorted(int(name) for name in found if name.isdigit())
+    return [s for s in steps if (self._folder / str(s) / METRICS).exists()]
+
+  def missing(self, last: int | None) -> list[int]:
+    """Returns the checkpoints that are to be evaluated, up to the last."""
+    done, steps = self.done(), self._checkpoints.steps()
+    return [s for s in steps if s not in done and (last is None or s <= last)]
+
+  def record(self, evaluating: int | None) -> None:
+    """Records the best checkpoint, which the trainer keeps, by now.
+
+    The trainer also keeps the one that is named as being evaluated.
+    """
+    best = self._best
+    if best is None or best.metric != self._metric:
+      best = BestCheckpoint(self._metric)
+    sign = -1 if self._metric in _LOWER_IS_BETTER else 1
+    present = self._checkpoints.steps()
+    for step in (step for step in self.done() if step in present):
+      value = self._value_of(step)
+      if best.value is None or sign * value > sign * best.value:
+        best = dataclasses.replace(best, step=step, value=value)
+    best = dataclasses.replace(best, evaluating=evaluating)
+    # Without a checkpoint there is nothing to record.
+    if best != self._best and (best.kept or self._best is not None):
+      write_best(self._model_dir, best)
+    self._best = best
+
+  def log(self, step: int) -> None:
+    """Records an evaluation that has ended, and says what it has found."""
+    self.record(None)
+    assert self._best is not None
+    logging.info(
+      "checkpoint %d: %s %.4f; the best is %s, %s",
+      *(step, self._metric, self._value_of(step)),
+      *(self._best.step, self._best.value),
+    )
+
+  def best_figures(self) -> Figures | None:
+    """Returns what was measured of the best checkpoint, if there is one."""
+    if self._best is None or self._best.step is None:
+      return None
+    return self._figures(self._best.step)
+
+  def _value_of(self, step: int) -> float:
+    figures = self._figures(step)
+    value = figures.get(self._metric)
+    if not isinstance(value, float):
+      known = (n for n, v in figures.items() if isinstance(v, float))
+      raise ValueError(
+        f"BEST_METRIC={self._metric!r} is no metric of this evaluation; it has "
+        f"{', '.join(known)}"
+      )
+    return value
+
+  def _figures(self, step: int) -> dict[str, Any]:
+    return json.loads((self._folder / str(step) / METRICS).read_text())

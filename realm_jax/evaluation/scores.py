@@ -1,0 +1,207 @@
+"""The scores of each question, and the figures that are computed from them.
+
+Published exact match on test sets stands in docs/results.md.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+
+from realm_jax.console import columns, figures_table
+from realm_jax.evaluation.resampling import Scores, bootstrap_intervals
+from realm_jax.text import answers
+
+RECALL_DEPTHS = (1, 5, 20, 100)
+INTERVALS = "intervals"
+_QUESTION_WORDS = re.compile(
+  r"\b(?:(how many|how much|when|where|what|which|why|how)|who(?:m|se|s)?)\b"
+)
+_LONGEST = 5
+# Scores that a breakdown shows, of those that there are.
+_SHOWN = ("exact_match", "f1", "recall_at_5", "recall_at_20", "mrr")
+
+# A line of `predictions.jsonl` or `retrieved.jsonl`.
+Line = Mapping[str, Any]
+
+
+def question_scores(lines: Sequence[Line]) -> Scores:
+  """Scores each question of an evaluation.
+
+  Returns:
+    Of predictions, `exact_match`; `f1` (SQuAD's, over words; NaN where the
+    answers are patterns, absent where all are); `exact_match_oracle`, whether
+    any of the reader's best answers is correct; and `recall_read`, whether a
+    block that the reader has read contains an answer. Of all lines, the
+    retrieval scores of `retrieval_scores`: by the words of the answers
+    `recall_at_1` and so on and `mrr`, and by their characters
+    `recall_characters_at_1` and so on and `mrr_characters`.
+  """
+  by_words, by_characters = (
+    np.array([[block[name] for block in line["evidence"]] for line in lines])
+    for name in ("contains_answer", "contains_characters")
+  )
+  scores = {}
+  if "prediction" in lines[0]:
+    f1 = [np.nan if line["f1"] is None else line["f1"] for line in lines]
+    any_right = [any(a["correct"] for a in line["answers"]) for line in lines]
+    read = np.array([[b["read"] for b in line["evidence"]] for line in lines])
+    scores = {
+      "exact_match": np.array([line["correct"] for line in lines], float),
+      "f1": np.array(f1, float),
+      "exact_match_oracle": np.array(any_right, float),
+      "recall_read": (by_words & read).any(axis=1).astype(float),
+    }
+    if np.isnan(f1).all():
+      del scores["f1"]
+  return {
+    **scores,
+    **retrieval_scores(by_words),
+    **retrieval_scores(by_characters, by="_characters"),
+  }
+
+
+def retrieval_scores(
+  contains: Bool[np.ndarray, "n k"], *, by: str = ""
+) -> Scores:
+  """Scores the k blocks retrieved for each of n questions.
+
+  The reciprocal rank of a question is 1 / rank of the first block that
+  contains an answer, and 0 if none does, as in TREC's evaluation (Voorhees
+  1999). So its mean is MRR@k, which grows with k.
+
+  Args:
+    contains: Whether each retrieved block, best first, contains an answer.
+    by: Suffix of the names, for the way in which answers are found.
+
+  Returns:
+    `recall_at_1`, `_5`, `_20` and `_100`, but for those above k: whether an
+    answer is in so many blocks; and `mrr`, the reciprocal rank.
+  """
+  scores = {
+    f"recall{by}_at_{depth}": contains[:, :depth].any(axis=1).astype(float)
+    for depth in RECALL_DEPTHS
+    if depth <= contains.shape[1]
+  }
+  ranks = 1.0 + contains.argmax(axis=1)
+  return scores | {f"mrr{by}": np.where(contains.any(axis=1), 1.0 / ranks, 0.0)}
+
+
+def means(scores: Scores) -> dict[str, float]:
+  """Returns the mean of each score over the questions that have it."""
+  return {name: float(np.nanmean(values)) for name, values in scores.items()}
+
+
+def num_bad_patterns(lines: Sequence[Line]) -> int | None:
+  """Returns how many patterns cannot be compiled, and so match nothing.
+
+  None where no question has patterns.
+  """
+  patterns = [
+    pattern
+    for line in lines
+    if line["answer_kind"] == "regex"
+    for pattern in line["references"]
+  ]
+  return len(answers.bad_patterns(patterns)) if patterns else None
+
+
+def question_word(line: Line) -> str:
+  """Returns the first question word: "who", "how many" and so on, or "other".
+
+  "whom", "whose" and "whos" count as "who". The word may stand anywhere, as
+  in "in what year".
+  """
+  found = _QUESTION_WORDS.search(line["question"].lower())
+  return "other" if found is None else found[1] or "who"
+
+
+def answer_length(line: Line) -> str:
+  """Returns the number of normalized words of the shortest answer.
+
+  Patterns have no length.
+  """
+  if line["answer_kind"] == "regex":
+    return "pattern"
+  lengths = (
+    len(answers.normalize_answer(a).split()) for a in line["references"]
+  )
+  length = min(lengths, default=0)
+  if length >= _LONGEST:
+    return f"{_LONGEST} or more words"
+  return f"{length} word{'' if length == 1 else 's'}"
+
+
+_BREAKDOWNS = {
+  "by_question_word": question_word,
+  "by_answer_length": answer_length,
+}
+
+
+def summarize(lines: Sequence[Line]) -> dict[str, Any]:
+  """Returns the mean of each score, and how it spreads over the questions.
+
+  Returns:
+    The means of `question_scores`; `bad_patterns`, if answers are patterns;
+    `intervals`, the 95 % bootstrap interval of each mean; `by_question_word`
+    and `by_answer_length`, the figures of each group of questions.
+  """
+  scores = question_scores(lines)
+  figures: dict[str, Any] = means(scores)
+  if (bad_patterns := num_bad_patterns(lines)) is not None:
+    figures["bad_patterns"] = bad_patterns
+  figures["num_questions"] = len(lines)
+  figures[INTERVALS] = bootstrap_intervals(scores)
+  for name, group_of in _BREAKDOWNS.items():
+    figures[name] = _breakdown(lines, scores, group_of)
+  return figures
+
+
+def _breakdown(
+  lines: Sequence[Line], scores: Scores, group_of: Callable[[Line], str]
+) -> dict[str, dict[str, float]]:
+  """Returns the number of questions and the main scores of each group.
+
+  Groups of question words are in the order of their size, those of lengths in
+  the order of the lengths.
+  """
+  groups = np.array([group_of(line) for line in lines])
+  names, sizes = np.unique(groups, return_counts=True)
+  order = range(len(names))
+  if group_of is question_word:
+    order = np.argsort(-sizes, kind="stable").tolist()
+  found = {}
+  for i in order:
+    chosen = groups == names[i]
+    parts = {n: scores[n][chosen] for n in _SHOWN if n in scores}
+    # A group of patterns has no F1.
+    parts = {n: v for n, v in parts.items() if not np.isnan(v).all()}
+    found[str(names[i])] = {"num_questions": int(sizes[i]), **means(parts)}
+  return found
+
+
+def summary_table(figures: Mapping[str, Any]) -> str:
+  """Returns the figures of an evaluation as tables for a terminal.
+
+  A figure's interval stands beside it, and breakdowns follow the others.
+  """
+  shown = {
+    name: value
+    for name, value in figures.items()
+    if name != INTERVALS and not isinstance(value, Mapping)
+  }
+  for name, (low, high) in figures.get(INTERVALS, {}).items():
+    shown[name] = f"{shown[name]:.4f}  [{low:.4f}, {high:.4f}]"
+  tables = [figures_table(shown)]
+  for name in _BREAKDOWNS:
+    if name in figures:
+      groups = figures[name]
+      names = list(dict.fromkeys(n for own in groups.values() for n in own))
+      rows = [
+        [label, *(own.get(n, "") for n in names)]
+        for label, own in groups.items()
+      ]
+      tables.append(columns([[name, *names], *rows]))
+  return "\n\n".join(tables)

@@ -1,1 +1,0 @@
-"""From lines of predictions to figures: means, intervals and comparisons."""

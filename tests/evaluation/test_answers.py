@@ -1,0 +1,172 @@
+"""Answers to questions, where they stand, and how likely they are."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax import ask as ask_command
+from realm_jax.evaluation.answers import SpanTexts, ask, span_logits
+from realm_jax.evaluation.explain import explain
+from realm_jax.evaluation.run import Run
+from realm_jax.loaded_run import LoadedRun
+from realm_jax.serving.service import Service
+from tests.evaluation.lines import read_lines
+
+pytestmark = pytest.mark.slow
+
+_QUESTION = "where was Ada born?"
+
+
+@pytest.fixture(scope="module")
+def with_all_spans(run) -> Run:
+  """The same run, which groups all spans of the blocks read."""
+  config = dataclasses.replace(run.config, num_spans=10_000)
+  return dataclasses.replace(run, config=config)
+
+
+def test_everything_names_the_same_answer_with_the_same_probability(
+  run, evaluate, tmp_path
+):
+  evaluate(num_spans=50, rank_answers_by="probability", output_dir=tmp_path)
+  lines = read_lines(tmp_path / "predictions.jsonl")
+  texts = [line["question"] for line in lines]
+  loaded = LoadedRun(**vars(run))
+  service = Service(run, examples={})
+  for line, answered, of_python in zip(
+    lines, ask(run, texts), loaded.ask(texts), strict=True
+  ):
+    explained = explain(run, line["question"])
+    given = explain(run, line["question"], answered.text)
+    told = service.ask(line["question"])
+    assert line["prediction"] == answered.text == of_python.text
+    assert answered.text == explained.answer == told["answer"]
+    assert line["answer"]["probability"] == pytest.approx(
+      answered.probability, abs=1e-5
+    )
+    for other in (
+      of_python.probability,
+      explained.probability,
+      given.probability,
+      told["probability"],
+    ):
+      assert other == pytest.approx(answered.probability, rel=1e-4)
+    # What is told of the blocks multiplies to the answer's parts.
+    for block in told["blocks"]:
+      part = block["share"] * told["probability"]
+      assert block["probability"] * block["reader"] == pytest.approx(part)
+    shown = ask_command.shown(answered, num_answers=1, marks=("«", "»"))
+    assert shown.startswith(f"1. {answered.text}  (probability ")
+    assert f"{answered.probability:.3f}" in shown
+
+
+def test_all_probabilities_are_parts_of_one_softmax(with_all_spans):
+  run = with_all_spans
+  (answered,) = ask(run, [_QUESTION])
+  found = run.search(run.encode([_QUESTION]), 5)
+  query, blocks = run.encode([_QUESTION]), run.gather(found.rows)
+  logits = jax.jit(run.models.require_reader().apply)(
+    {"params": run.params["reader"]}, query, blocks, np.zeros((1, 1), np.int32)
+  )[1]
+  totals = np.asarray(logits.logits)[0] + found.scores[0][:, None, None]
+  odds = np.where(logits.is_span[0], np.exp(np.float64(totals)), 0)
+  joint = odds / odds.sum()
+  np.testing.assert_allclose(
+    answered.posterior, joint.sum(axis=(1, 2)), rtol=1e-4
+  )
+  texts = [answer.text.lower() for answer in answered.answers]
+  assert len(texts) == len(set(texts)) > 100
+  assert sum(a.probability for a in answered.answers) == pytest.approx(1)
+  parts = np.sum(
+    [np.multiply(a.shares, a.probability) for a in answered.answers], axis=0
+  )
+  np.testing.assert_allclose(parts, answered.posterior, rtol=1e-4)
+  for k, alone in enumerate(answered.alone):
+    own = joint[k] / joint[k].sum()
+    assert alone.probability == pytest.approx(own.max(), rel=1e-4)
+    assert alone.block.text[alone.start : alone.limit] == alone.text
+  values = [answer.probability for answer in answered.answers]
+  assert values == sorted(values, reverse=True)
+
+
+def test_answers_may_be_ranked_by_their_best_span(with_all_spans):
+  run = with_all_spans
+  config = dataclasses.replace(run.config, rank_answers_by="best_span")
+  (by_span,) = ask(dataclasses.replace(run, config=config), [_QUESTION])
+  (by_probability,) = ask(run, [_QUESTION])
+  # The same answers, of which another is the best one.
+  one, other = (
+    {(a.text, a.probability) for a in found.answers}
+    for found in (by_span, by_probability)
+  )
+  assert one == other
+  assert by_span.text != by_probability.text
+  scores = [answer.score for answer in by_span.answers]
+  assert scores == sorted(scores, reverse=True)
+
+
+def test_an_answer_that_is_asked_about_is_looked_for_in_all_spans(run):
+  few = dataclasses.replace(
+    run, config=dataclasses.replace(run.config, num_spans=1)
+  )
+  (answered,) = ask(few, [_QUESTION], answer="the TARN")
+  assert len(answered.answers) == 1
+  assert answered.given.text == "Tarn"
+  assert 0 < answered.given.probability < answered.probability
+  assert sum(answered.given.shares) == pytest.approx(1)
+  assert ask(few, [_QUESTION], answer="nowhere")[0].given is None
+
+
+def test_a_span_inside_a_word_answers_with_the_word(run):
+  corpus = run.corpus
+  row = next(
+    r
+    for r in range(corpus.num_blocks)
+    if corpus.block(r).body.startswith("Chloë")
+  )
+  # c ##h ##l ##o ##e: the span is ##l alone. "ë" has two bytes.
+  assert SpanTexts(run, row).span(2, 1) == ("Chloë", 0, 5)
+
+
+def test_the_best_span_is_that_of_googles_two_choices(run, evaluated):
+  # ORQA, and Hugging Face after it, choose the block of the best span and the
+  # place of the best span apart. Both are of one span, unless two are equal.
+  for line in evaluated[1][:3]:
+    query = run.encode([line["question"]])
+    found = run.search(query, 5)
+    logits = run.program(span_logits, run.models.require_reader())(
+      run.params["reader"], query=query, blocks=run.gather(found.rows)
+    )
+    totals = logits[0] + found.scores[0][:, None, None]
+    block = totals.max(axis=(1, 2)).argmax()
+    # Theirs are in the order of widths, then starts.
+    by_width = totals.max(axis=0).T
+    width, start = np.unravel_index(by_width.argmax(), by_width.shape)
+    assert totals.argmax() == np.ravel_multi_index(
+      (block, start, width), totals.shape
+    )
+    row = int(found.rows[0, block])
+    text = SpanTexts(run, row).span(int(start), int(width) + 1)[0]
+    assert text == line["prediction"]
+
+
+def test_a_question_that_is_too_long_loses_its_end(run):
+  assert ask(run, [f"{_QUESTION} " * 20])[0].text
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"num_read": 29, "num_searched": 40}, "num_read=29.*NUM_READ.*28 blocks"),
+    ({"num_read": 5, "num_searched": 4}, "num_searched=4.*raise NUM_SEARCHED"),
+    ({"candidates": "gold"}, "for `realm_jax.evaluate`"),
+  ],
+)
+def test_what_cannot_be_asked(run, arguments, message):
+  config = dataclasses.replace(run.config, **arguments)
+  with pytest.raises(ValueError, match=message):
+    ask(dataclasses.replace(run, config=config), [_QUESTION])
+  with pytest.raises(ValueError, match="'  ' has no words"):
+    ask(run, ["  "])
+  assert ask(run, []) == []

@@ -1,0 +1,100 @@
+"""Two evaluations of the same questions."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from realm_jax.evaluation.compare import ComparisonError, compare
+from tests.evaluation.lines import line
+
+
+@pytest.fixture
+def write(tmp_path):
+  """`write(name, lines)` writes a file of an evaluation."""
+
+  def call(name, lines):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return str(path)
+
+  return call
+
+
+def _predictions(correct):
+  return [
+    line(i, prediction="p", correct=bool(c), f1=float(c), words=[i % 6])
+    for i, c in enumerate(correct)
+  ]
+
+
+def test_questions_are_paired_by_their_ids(
+  write, tmp_path, project_dir, command_environment
+):
+  first = write("first.jsonl", _predictions([1] * 8 + [0] * 32))
+  right = _predictions([0] * 2 + [1] * 6 + [1] * 20 + [0] * 12)
+  second = write("second.jsonl", reversed(right))
+  found = compare(first, second)
+  metric = found["metrics"]["exact_match"]
+  assert found["num_questions"] == 40
+  assert (metric["first"], metric["second"]) == (0.2, 0.65)
+  assert metric["difference"] == pytest.approx(0.45)
+  assert (metric["first_better"], metric["second_better"]) == (2, 20)
+  # The signs of 22 differences: a sum of 18 or more has probability 1e-4.
+  assert metric["p_value"] < 0.001
+  low, high = metric["interval"]
+  assert 0.2 < low < 0.45 < high < 0.7
+  same = found["metrics"]["mrr"]
+  assert (same["difference"], same["p_value"]) == (0.0, 1.0)
+
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "realm_jax.compare"),
+      *(f"--predictions={path}" for path in (first, second)),
+      f"--json={tmp_path / 'found.json'}",
+    ],
+    cwd=project_dir,
+    env=command_environment,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert json.loads((tmp_path / "found.json").read_text()) == found
+  rows = [row.split() for row in done.stdout.splitlines()]
+  shown = next(row for row in rows if row[:1] == ["exact_match"])
+  assert shown[1:4] == ["0.2000", "0.6500", "+0.4500"]
+  assert shown[-2:] == ["2", "20"]
+
+
+def test_retrieval_is_compared_too(write):
+  one = write("one.jsonl", [line(i, words=[0]) for i in range(4)])
+  other = [line(i, words=[1]) for i in range(4)]
+  assert "mrr" in compare(one, write("same.jsonl", other))["metrics"]
+  for row in other:
+    del row["evidence"][5]
+  metrics = compare(one, write("other.jsonl", other))["metrics"]
+  assert metrics["recall_at_1"]["difference"] == -1
+  # Of five blocks and of six, the reciprocal ranks are not the same measure.
+  assert "mrr" not in metrics
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda rows: rows.pop(), "1 of the 3 questions are in .*first"),
+    (lambda rows: rows.append(line(7)), "1 of the 4 .*second.*'q7'"),
+    (lambda rows: rows.append(rows[0]), "line 4: a second .* id 'q0'"),
+    (lambda rows: rows[1].update(references=["z"]), "references of 'q1'"),
+    (lambda rows: rows[1].pop("evidence"), "line 2: has no .*evidence"),
+    (lambda rows: rows.clear(), "has no line"),
+  ],
+)
+def test_what_cannot_be_compared(write, change, message):
+  rows = [line(i) for i in range(3)]
+  first = write("first.jsonl", rows)
+  change(rows)
+  with pytest.raises(ComparisonError, match=message):
+    compare(first, write("second.jsonl", rows))
+  with pytest.raises(ComparisonError, match="there is no file"):
+    compare(first, "nowhere.jsonl")

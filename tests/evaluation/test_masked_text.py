@@ -1,0 +1,95 @@
+"""Sentences with [MASK], as they are written and as they are read."""
+
+import numpy as np
+import pytest
+
+from realm_jax.evaluation.explanation import ExplanationError
+from realm_jax.evaluation.masked_text import contains_text, masked_query
+
+
+@pytest.fixture(scope="module")
+def words(world):
+  return world.corpus.vocabulary
+
+
+@pytest.fixture(scope="module")
+def read(words):
+  """`read(text, answer)` returns the masked query, and what is read of it."""
+
+  def call(text, answer=None):
+    masked = masked_query(text, answer, words, query_length=16, max_masks=4)
+    return masked, [words.pieces[i] for i in masked.read_ids]
+
+  return call
+
+
+def test_one_place_takes_an_answer_of_several_wordpieces(read, words):
+  masked, pieces = read("Later [MASK] built the bridge.", "Gül Stone")
+  assert pieces == "later [MASK] [MASK] built the bridge .".split()
+  assert masked.filling_text(words, masked.target_ids) == "gul stone"
+  query = masked.query(words, 16)
+  assert [words.pieces[i] for i in query[:9]] == ["[CLS]", *pieces, "[SEP]"]
+  assert not query[9:].any()
+  assert masked.mask_positions(4).tolist() == [2, 3, 0, 0]
+  # Masks beside each other are one place, whose number the answer sets.
+  again, _ = read("Later [MASK] [MASK][MASK] built the bridge.", "Gül Stone")
+  assert again == masked
+
+
+def test_without_an_answer_all_masks_are_kept(read, words):
+  masked, pieces = read("[MASK] was born in [MASK][MASK]")
+  assert pieces == "[MASK] was born in [MASK] [MASK]".split()
+  assert masked.places == ((0, 1), (4, 6))
+  assert masked.target_ids is None
+  ids = words.encode("Ada Velt in")
+  assert masked.filling_text(words, ids) == "ada | velt in"
+
+
+@pytest.mark.parametrize(
+  ("before", "after", "read_before", "read_after"),
+  [(20, 20, 6, 7), (2, 40, 2, 11), (40, 2, 11, 2), (5, 8, 5, 8)],
+)
+def test_a_long_sentence_is_cut_around_its_mask(
+  read, before, after, read_before, read_after
+):
+  masked, pieces = read(f"{'born ' * before}[MASK]{' bridge' * after}")
+  assert pieces == ["born"] * read_before + ["[MASK]"] + (
+    ["bridge"] * read_after
+  )
+  assert masked.is_cut == (before + after > 13)
+  assert masked.mask_positions(4)[0] == read_before + 1
+
+
+@pytest.mark.parametrize(
+  ("text", "answer", "said"),
+  [
+    ("[MASK] " * 5 + "was born", None, r"has 5 \[MASK\]s; at most 4"),
+    ("[MASK] was born in [MASK]", "Velt", "2 separate places"),
+    ("[MASK] was born", " ", "has no words"),
+    ("[MASK] was born", "in the bridge in Velt", "5 wordpieces; at most 4"),
+    ("[MASK]" + " born" * 20 + "[MASK]", None, "22 wordpieces apart"),
+  ],
+)
+def test_what_does_not_fit_is_refused(read, text, answer, said):
+  with pytest.raises(ExplanationError, match=said):
+    read(text, answer)
+
+
+@pytest.mark.parametrize(
+  ("text", "answer", "is_there"),
+  [
+    ("Ada was born in [MASK] in 1900.", "Velt", True),
+    ("Ada was born in [MASK] in 1900.", "Tarn", False),
+    ("Ada was born in [MASK] in 1900.", None, True),
+    ("was born in [MASK] in [MASK].", None, True),
+    ("was born in [MASK] 1900 in [MASK].", None, False),
+    ("born [MASK]", None, False),  # Too short to say where it is from.
+    ("Later Ada built the bridge of [MASK]", None, True),
+  ],
+)
+def test_a_block_that_has_the_sentence(read, words, text, answer, is_there):
+  body = "Ada was born in Velt in 1900. Later Ada built the bridge of Tarn."
+  masked, _ = read(text, answer)
+  token_ids = np.array(words.encode(body))
+  found = contains_text(token_ids, masked.filled_ids, words.mask_id, 4)
+  assert found == is_there

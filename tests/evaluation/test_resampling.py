@@ -1,0 +1,76 @@
+"""Intervals and p-values, against their exact distributions."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from realm_jax.evaluation import resampling
+
+
+def test_an_interval_is_that_of_the_binomial_distribution():
+  values = np.repeat([0.0, 1.0], [140, 60])
+  intervals = resampling.bootstrap_intervals(
+    {"em": values, "half": values / 2}, num_resamples=4000
+  )
+  # A resample's sum has Binomial(200, 0.3).
+  exact = stats.binom(200, 0.3).ppf([0.025, 0.975]) / 200
+  assert intervals["em"] == pytest.approx(exact.tolist(), abs=0.006)
+  # The same resamples are taken for all scores.
+  assert intervals["half"] == pytest.approx(np.divide(intervals["em"], 2))
+
+
+def test_questions_without_a_score_do_not_count(monkeypatch):
+  values = np.array([0.25] * 50 + [np.nan] * 50)
+  low, high = resampling.bootstrap_intervals({"f1": values})["f1"]
+  assert low == high == 0.25
+  # Neither does the number of resamples that are drawn at once.
+  scores = {"em": np.arange(100) % 3 / 2.0}
+  whole = resampling.bootstrap_intervals(scores)
+  monkeypatch.setattr(resampling, "_CHUNK", 100 * 7)
+  assert resampling.bootstrap_intervals(scores) == whole
+
+
+def test_a_p_value_is_the_share_of_all_signs():
+  differences = np.array([1.0, 1, 1, 0, 1, -1, 0.5, 0, 1])
+  sums = [
+    abs(np.dot(signs, differences))
+    for signs in itertools.product([-1, 1], repeat=len(differences))
+  ]
+  exact = np.mean(np.array(sums) >= abs(differences.sum()))
+  found = resampling.permutation_p_values(
+    {"em": differences, "f1": -differences}
+  )
+  assert found["em"] == pytest.approx(exact, abs=0.015)
+  assert found["f1"] == found["em"]
+
+
+def test_equal_systems_are_not_told_apart():
+  same = np.zeros(30)
+  assert resampling.permutation_p_values({"em": same}) == {"em": 1.0}
+
+
+def test_sets_of_questions_have_the_same_weight_and_their_own_signs():
+  strata = [{"em": np.array([1.0, 1, 0, -1])}, {"em": np.array([1.0, 0])}]
+  # The mean of two means; a question of the second set weighs twice as much.
+  weights = np.array([1, 1, -1, 2]) / 4
+  sums = [
+    abs(np.dot(signs, weights))
+    for signs in itertools.product([-1, 1], repeat=len(weights))
+  ]
+  exact = np.mean(np.array(sums) >= abs(weights.sum()) - 1e-9)
+  found = resampling.permutation_p_values(*strata)
+  assert found["em"] == pytest.approx(exact, abs=0.015)
+
+
+def test_an_interval_of_several_sets_is_narrower_by_their_number():
+  one = {"em": np.repeat([0.0, 1.0], [140, 60])}
+  many = [{"em": one["em"]}] * 4 + [{"em": np.zeros(10)}] * 4
+  settings = {"num_resamples": 4000}
+  low, high = resampling.bootstrap_intervals(one, **settings)["em"]
+  found = resampling.bootstrap_intervals(*many, **settings)["em"]
+  # Four sets that vary alike and four that do not: half the mean, and the
+  # deviation of a mean of four, halved.
+  assert np.mean(found) == pytest.approx(0.15, abs=0.004)
+  assert np.ptp(found) == pytest.approx((high - low) / 4, rel=0.1)

@@ -1,0 +1,234 @@
+"""The checkpoint and the generation of a run, its edits, and its refusals."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+
+from realm_jax.checkpoints.best import BestCheckpoint, write_best
+from realm_jax.checkpoints.store import CheckpointError
+from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.evaluation.run import EditError, Run, whole_batch
+from realm_jax.generations.manifest import GenerationError
+from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.protocol import SearchError
+from realm_jax.indexes.random import RandomConfig
+from realm_jax.indexes.scann.config import ScannConfig
+from realm_jax.training.stages.inverse_cloze import InverseCloze
+from realm_jax.training.stages.open_qa import OpenQa
+from tests import tiny_world
+
+pytestmark = pytest.mark.slow
+
+_QUESTIONS = [question["question"] for question in tiny_world.questions()]
+# Texts of other lengths, and two of blocks that many queries find.
+_TEXTS = {
+  0: "Ada was born in Tarn.",
+  # The second block of an article, and characters that take two bytes.
+  3: "Later Chloë built the bridge of Ösker in 1901.",
+  4: "Later Dóra built the bridge of Velt in 1909. Dóra was born in Ösker.",
+  11: "Jörg was born in Pola in 1909. Later Jörg built the stone of Mirá.",
+  16: "Oda was born in Pola in 1901. Later Oda built the stone of Mirá.",
+  27: "  Zoë was born. Zoë was born in 1901. Zoë built. ",
+}
+
+
+@pytest.fixture(scope="module")
+def load(run_config):
+  """`load(**changes)` loads the run for open QA."""
+  return lambda **changes: Run.load(dataclasses.replace(run_config, **changes))
+
+
+@pytest.fixture(scope="module")
+def two_steps(world, tmp_path_factory, load) -> Run:
+  """Checkpoint 20, trained with generation 10; both generations stand."""
+  model_dir = tmp_path_factory.mktemp("two_steps")
+  world.save_checkpoint(model_dir, step=10, seed=1, generation=10)
+  world.build_generation(model_dir)
+  world.save_checkpoint(model_dir, step=20, seed=2, generation=10)
+  world.build_generation(model_dir)
+  return load(model_dir=model_dir)
+
+
+def test_which_checkpoint_and_generation_it_takes(two_steps, load):
+  assert (two_steps.step, two_steps.generation.step) == (20, 10)
+  model_dir = two_steps.model_dir
+  assert load(model_dir=model_dir, checkpoint_step=10).step == 10
+  by_path = load(model_dir=model_dir / "checkpoints" / "10")
+  assert (by_path.step, by_path.model_dir) == (10, model_dir)
+  with pytest.raises(CheckpointError, match=r"no .* step 15.*10, 20"):
+    load(model_dir=model_dir, checkpoint_step=15)
+  # A retriever alone prefers the generation that it has built itself.
+  assert load(model_dir=model_dir, reader=None).generation.step == 20
+  newest = load(model_dir=model_dir, generation=model_dir / "generations")
+  assert newest.generation.step == 20
+  write_best(model_dir, BestCheckpoint("exact_match", 10, 0.5))
+  assert load(model_dir=model_dir, checkpoint_step="best").step == 10
+  assert load(model_dir=model_dir).step == 20
+
+
+def test_generations_that_do_not_fit(world, two_steps, load, tmp_path):
+  model_dir = two_steps.model_dir
+  for name in ("checkpoints/20", "generations/00000020"):
+    shutil.copytree(model_dir / name, tmp_path / name)
+  # The one that was used is gone.
+  with pytest.raises(GenerationError, match=r"wants generation 10.*\[20\]"):
+    _ = load(model_dir=tmp_path).generation
+  with pytest.raises(GenerationError, match="does not exist; want a generat"):
+    _ = load(generation=tmp_path / "none").generation
+  with pytest.raises(SearchError, match=r"without vectors.*'exact'"):
+    world.save_checkpoint(
+      tmp_path / "bm25", generation=0, stage=OpenQa(index_scores=True)
+    )
+    generation = model_dir / "generations"
+    _ = load(
+      model_dir=tmp_path / "bm25", index_scores=True, generation=generation
+    ).generation
+  length = tiny_world.BLOCK_LENGTH // 2
+  build_corpus(
+    [str(world.directory / "text.jsonl")],
+    tmp_path / "other",
+    vocab=str(world.directory / "vocab.txt"),
+    block_length=length,
+  )
+  with pytest.raises(GenerationError, match="is of another corpus"):
+    _ = load(corpus_dir=tmp_path / "other", block_length=length).generation
+
+
+def test_a_run_that_has_no_reader(world, load, run_config, tmp_path):
+  world.save_checkpoint(tmp_path, stage=InverseCloze())
+  with pytest.raises(CheckpointError, match=r"has no reader.*eval_retrieval"):
+    load(model_dir=tmp_path)
+  config = dataclasses.replace(run_config, model_dir=tmp_path)
+  assert Run.load(config, needs_reader=False).models.reader is None
+
+
+def test_a_corpus_that_does_not_fit(world, load, tmp_path):
+  vocabulary = tmp_path / "vocab.txt"
+  vocabulary.write_text("\n".join([*tiny_world.pieces(), "more"]))
+  build_corpus(
+    [str(world.directory / "text.jsonl")],
+    tmp_path / "corpus",
+    vocab=str(vocabulary),
+    block_length=tiny_world.BLOCK_LENGTH,
+  )
+  size = len(tiny_world.pieces()) + 1
+  with pytest.raises(
+    CheckpointError, match=rf"(?s)does not fit.*vocabulary.*{size} wordpieces"
+  ):
+    load(corpus_dir=tmp_path / "corpus")
+  for length in (39, 41):
+    with pytest.raises(CorpusError, match=r"BLOCK_LENGTH=40"):
+      load(block_length=length)
+
+
+def test_batches_are_shared_by_the_devices_and_change_nothing(run):
+  assert [whole_batch(n, 8) for n in (1, 8, 9, 16)] == [8, 8, 16, 16]
+  token_ids = run.encode(_QUESTIONS * 2)
+  vectors = run.embed_tokens(token_ids)
+  assert vectors.shape == (22, tiny_world.RETRIEVER.vector_size)
+  np.testing.assert_allclose(vectors[:11], vectors[11:], rtol=1e-5)
+  np.testing.assert_allclose(
+    vectors[3:4], run.embed_tokens(token_ids[3:4]), rtol=1e-5
+  )
+
+
+# --- Edits ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(world, load, model_dir, tmp_path_factory) -> Run:
+  """The same checkpoint over a corpus that was built from the edited texts."""
+  bodies: dict[str, list[str]] = {}
+  for row in range(world.corpus.num_blocks):
+    text = _TEXTS.get(row, world.corpus.block(row).body)
+    bodies.setdefault(world.corpus.block(row).document_id, []).append(text)
+  corpus_dir = tiny_world.write_corpus(
+    tmp_path_factory.mktemp("edited"),
+    [
+      {**article, "text": " ".join(bodies[article["id"]])}
+      for article in tiny_world.documents()
+    ],
+    vocab=world.directory / "vocab.txt",
+  )
+  generations = corpus_dir.parent / "generations"
+  world.build_generation(
+    model_dir, corpus_dir=corpus_dir, generations_dir=generations
+  )
+  return load(corpus_dir=corpus_dir, generation=generations)
+
+
+def test_edits_read_and_find_what_a_new_corpus_and_index_would(run, built):
+  edited = run.edited(_TEXTS)
+  num_blocks = run.corpus.num_blocks
+  rows = np.arange(num_blocks).reshape(2, -1)
+  np.testing.assert_array_equal(edited.gather(rows), built.gather(rows))
+  for row in range(num_blocks):
+    one, other = edited.body(row), built.body(row)
+    assert one.text == other.text == built.block(row, 0.0, 0.0).text
+    np.testing.assert_array_equal(one.token_ids, other.token_ids)
+    np.testing.assert_array_equal(one.byte_ranges, other.byte_ranges)
+  token_ids = run.encode(_QUESTIONS)
+  for k in (3, num_blocks):
+    found, wanted = (one.search(token_ids, k) for one in (edited, built))
+    np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-4)
+    np.testing.assert_array_equal(found.rows, wanted.rows)
+  # The run itself, its corpus and its index stay as they are.
+  assert run.body(0).text == run.corpus.block(0).body != edited.body(0).text
+  same = run.edited({0: run.body(0).text})
+  np.testing.assert_allclose(
+    same.search(token_ids, 5).scores, run.search(token_ids, 5).scores, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize("edits", [{}, {0: "Ada was born in Tarn."}])
+def test_hidden_blocks_are_not_found(run, edits):
+  token_ids = run.encode(_QUESTIONS)
+  hidden = run.edited(edits, hidden=[0, 11, 16])
+  num_blocks = run.corpus.num_blocks
+  found = hidden.search(token_ids, num_blocks)
+  for rows in found.rows.tolist():
+    assert sorted(rows) == sorted({*range(num_blocks)} - {0, 11, 16})
+
+
+@pytest.mark.parametrize(
+  "index",
+  [
+    ExactConfig(),
+    ScannConfig(),
+    Bm25Config(),
+    RandomConfig(),
+  ],
+  ids=lambda index: index.kind,
+)
+def test_which_indexes_can_be_edited(world, load, model_dir, tmp_path, index):
+  world.build_generation(model_dir, index=index, generations_dir=tmp_path)
+  run = load(generation=tmp_path)
+  token_ids = run.encode(["where was Ada born?"])
+  (first,) = run.search(token_ids, 3).rows
+  hidden = run.edited({}, hidden=first[:1].tolist())
+  assert first[0] not in hidden.search(token_ids, 3).rows[0]
+  if index.kind in ("bm25", "random"):
+    with pytest.raises(EditError, match="counts words over the whole corpus"):
+      run.edited({0: "Ada."})
+    return
+  row = int(first[0])
+  edited = run.edited({row: "Later Vera built the stone of Mirá in 1901."})
+  found = edited.search(token_ids, run.corpus.num_blocks)
+  place = found.rows[0].tolist().index(row)
+  own = edited.embed_tokens(token_ids)[0] @ edited.edits[row].vector
+  assert found.scores[0, place] == pytest.approx(float(own), abs=1e-4)
+
+
+def test_a_text_that_does_not_fit_is_refused(run):
+  # 40, less three special tokens and the two of the title.
+  run.edited({0: "Velt " * 35})
+  with pytest.raises(
+    EditError, match=r"36 wordpieces, and .* p0:0 has room for 35"
+  ):
+    run.edited({0: "Velt " * 36})
+  with pytest.raises(EditError, match="no words"):
+    run.edited({0: " \n "})
