@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from realm_jax import configuration
-from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.console import stop_on_sigterm
-from realm_jax.evaluation.outputs import METRICS
 
 _TAIL_LINES = 12
 
@@ -117,7 +115,9 @@ class Step:
   def is_finished(self) -> bool:
     """Returns whether its figures, or the last checkpoint, are there."""
     if self.command.module == "evaluate":
-      return (self.folder / METRICS).exists()
+      return self._figures.exists()
+    from realm_jax.checkpoints.store import CheckpointStore
+
     with contextlib.closing(CheckpointStore(self.folder)) as store:
       steps = store.steps()
     if not steps:
@@ -127,7 +127,13 @@ class Step:
 
   def figures(self) -> dict[str, Any]:
     """Returns the figures of an evaluation that is finished."""
-    return json.loads((self.folder / METRICS).read_text())
+    return json.loads(self._figures.read_text())
+
+  @property
+  def _figures(self) -> Path:
+    from realm_jax.evaluation.outputs import METRICS
+
+    return self.folder / METRICS
 
 
 def run(step: Step) -> None:
