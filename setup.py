@@ -56,6 +56,8 @@ setup(
     "gcs": ["aiohttp", "gcsfs"],
     "beam": ["apache-beam"],
     "demo": ["matplotlib"],
+    # Weights by their names on Hugging Face's hub.
+    "hub": ["huggingface_hub"],
     # TFDS needs it to download and prepare a data set, and does not ask for it.
     "tfds": ["importlib-resources"],
     # A build for GPUs goes by another name, and serves as well.

@@ -30,11 +30,11 @@ from benchmarks.data import demo_corpus, generated_blocks, real_texts
 from benchmarks.refresh import machine
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.answers.store import AnswerStore, build_store, store_key
-from realm_jax.console.table import figures_table
+from realm_jax.console import figures_table
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.json_file import write_json
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
+from realm_jax.storage.json_files import write_json
 from realm_jax.text.answers import contains_characters
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.stage import StageContext

@@ -29,7 +29,7 @@ from realm_jax.corpus.documents import Document
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary
-from realm_jax.files.json_file import write_json
+from realm_jax.storage.json_files import write_json
 from realm_jax.text.wordpieces import (
   train_vocabulary,
   write_pieces,

@@ -41,12 +41,12 @@ from benchmarks.data.real_texts import (
   titled_paragraphs,
 )
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.json_file import write_json
 from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.storage.json_files import write_json
 from realm_jax.weights.config import write_bert_config
 from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.plan import make_plan

@@ -1,10 +1,8 @@
 """Settings of ScaNN's trees that are given and not chosen by measuring."""
 
-import dataclasses
 from typing import Any
 
 from realm_jax.indexes.scann.config import ScannConfig
-from realm_jax.indexes.scann.settings import Structure
 
 
 def fixed_tree(num_leaves: int, **settings: Any) -> ScannConfig:
@@ -12,8 +10,11 @@ def fixed_tree(num_leaves: int, **settings: Any) -> ScannConfig:
 
   With `num_leaves_searched` and `num_reordered` among the settings, no times
   are measured and the previous generation is not used, so the same vectors
-  give the same files.
+  give the same index.
   """
-  values: dict[str, Any] = dataclasses.asdict(Structure(num_leaves))
-  values |= {"brute_force_below": 0, "below_target": True, "reuse": False}
-  return ScannConfig(**(values | settings))
+  values: dict[str, Any] = {
+    "brute_force_below": 0,
+    "below_target": True,
+    **settings,
+  }
+  return ScannConfig(num_leaves=num_leaves, **(values | settings))

@@ -30,11 +30,11 @@ from benchmarks import peer_processes
 from benchmarks.data import index_vectors
 from benchmarks.data.index_vectors import IndexVectors
 from benchmarks.runs.jobs import printed_json
-from realm_jax.files.json_file import write_json
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import Blocks, BuildOptions, SearchResult
 from realm_jax.indexes.registry import config_from
+from realm_jax.storage.json_files import write_json
 
 Row = dict[str, Any]
 
@@ -43,7 +43,7 @@ _THREADS = 2
 _REPEATS = 5
 _TARGETS = (0.95, 0.99)
 # Numbers of leaves and of lists, as multiples of the root of the blocks.
-_FACTORS = (1, 4, 8)
+_FACTORS = (1, 2, 4, 8)
 _FAISS_SEARCHES = tuple(
   {"nprobe": nprobe, "num_reordered": num_reordered}
   for nprobe in (2, 4, 8, 16, 32, 64, 128)
@@ -162,7 +162,7 @@ def build(job: Job) -> Row:
     "build_seconds": seconds - trials,
     "trials_seconds": trials,
     "build_memory_gb": _peak_memory_gb(),
-    "structure": index.report.get("structure"),
+    "num_leaves": index.report.get("num_leaves"),
   }
 
 
@@ -273,14 +273,14 @@ def table(result: dict[str, Any]) -> str:
       if row is None:
         lines.append(f"{system:<19}  does not reach it")
         continue
-      settings = {**row["parameters"], **(row.get("structure") or {})}
+      settings = {**row["parameters"], "num_leaves": row.get("num_leaves")}
       shown = ("factory", "nprobe", "num_reordered", "num_leaves", "window")
       lines.append(
         f"{system:<19}{row['recall_at_8']:>9.3f}"
         f"{row['queries_per_second']:>11,.0f}{row['build_seconds']:>9.1f}"
         f"{row.get('load_seconds', 0):>8.1f}"
         f"{row.get('build_memory_gb', 0):>10.2f}  "
-        + " ".join(str(settings[name]) for name in shown if name in settings)
+        + " ".join(str(settings[name]) for name in shown if settings.get(name))
       )
   lines += [f"{name}: {value:.2f}" for name, value in ratios(rows).items()]
   return "\n".join(lines)
@@ -342,13 +342,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = directory / f"{given.vectors}-{given.num_blocks}"
     index_vectors.generated(given.vectors, folder, given.num_blocks)
   measured: list[Row] = []
-  for system in given.system or _SYSTEMS:
-    if system != "svs":
-      for job in jobs_of(system, folder, directory):
-        measured += rows(job)
-    elif peer_processes.installed():
-      measured += svs_rows(folder)
-    print(f"{system} has been measured", file=sys.stderr, flush=True)
   num_blocks, dim = IndexVectors(folder).vectors().shape
   result = {
     "vectors": folder.name,
@@ -356,9 +349,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     "dim": dim,
     "rows": measured,
   }
+  for system in given.system or _SYSTEMS:
+    if system != "svs":
+      for job in jobs_of(system, folder, directory):
+        measured += rows(job)
+    elif peer_processes.installed():
+      measured += svs_rows(folder)
+    print(f"{system} has been measured", file=sys.stderr, flush=True)
+    # What is measured is kept if a later system does not end.
+    if given.json:
+      write_json(given.json, result)
   print(table(result))
-  if given.json:
-    write_json(given.json, result)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from benchmarks.agreement import comparison, exports, realm, rules
 from benchmarks.agreement import texts as text_agreement
 from benchmarks.agreement.comparison import Row
 from benchmarks.data.real_texts import TEXTS_DIR, NoTextsError, read_texts
-from realm_jax.files.json_file import write_json
+from realm_jax.storage.json_files import write_json
 
 _NUM_SENTENCES = 300
 PARTS = ("rules", "tokens", "sentences", "exports", "realm")

@@ -46,8 +46,6 @@ from benchmarks.runs.jobs import as_gin, gin_command
 from benchmarks.runs.object_store import ObjectStore
 from realm_jax import configuration
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.json_file import write_json
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.loading import load_generation
 from realm_jax.generations.manifest import Manifest
 from realm_jax.generations.store import FOLDER, MANIFEST, GenerationStore
@@ -57,8 +55,10 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.reader import Reader
 from realm_jax.partitioning import cpu_tuning
+from realm_jax.storage.json_files import write_json
 from realm_jax.training import trainer
 from realm_jax.training.config import CheckpointConfig, TrainConfig
+from realm_jax.training.metric_rows import read_rows
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.stage import Assembled, StageContext

@@ -44,7 +44,7 @@ from benchmarks.faults.injection import (
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.object_store import ObjectStore
 from benchmarks.runs.pretraining import BucketRun, MultiProcessRun, Run
-from realm_jax.files.json_file import write_json
+from realm_jax.storage.json_files import write_json
 
 _SAVE_EVERY_STEPS = 5
 _FAULTS_PER_CHECKPOINT = 3

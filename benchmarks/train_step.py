@@ -28,13 +28,13 @@ from jax.sharding import Mesh
 
 from benchmarks import peer_processes
 from benchmarks.runs.jobs import printed_json
-from realm_jax.files.json_file import write_json
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.packing import content_numbers
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.storage.json_files import write_json
 from realm_jax.training import optimizer, step
 from realm_jax.training.encoder_rows import Candidates
 from realm_jax.training.row_layout import RowLayout, needed_rows

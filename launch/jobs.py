@@ -347,7 +347,7 @@ def require_readable_gin(jobs: Sequence[Job]) -> None:
 def gin_error(job: Job) -> str | None:
   """Returns what is wrong with a job's gin files or bindings, if anything."""
   from realm_jax import configuration
-  from realm_jax.stage_commands import function_of
+  from realm_jax.pipeline import function_of
 
   bindings = [binding.replace("=", " = ", 1) for binding in job.gin_bindings]
   try:

@@ -18,19 +18,14 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from absl import flags
 
 from realm_jax.ablation.rows import select
 from realm_jax.configuration import command_line
-from realm_jax.files.json_file import write_json
-from realm_jax.files.sole_process import sole_process
 from realm_jax.partitioning.agreement import commit
-from realm_jax.stage_commands import StoppedError
-
-if TYPE_CHECKING:
-  from realm_jax.ablation.runs import Plan
+from realm_jax.storage.json_files import write_json
+from realm_jax.storage.sole_process import sole_process
 
 _ROWS = flags.DEFINE_list(
   "rows", ["table2"], "Rows by name; or a part of them, or `all`."
@@ -47,61 +42,43 @@ _JSON = flags.DEFINE_string(
 _DRY_RUN = flags.DEFINE_bool(
   "dry_run", False, "List the runs and the rows that share them; run nothing."
 )
-_STOPPED = 128 + signal.SIGTERM
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> None:
   """Makes the runs of the chosen rows, and reports."""
   del argv
   rows = select(_ROWS.value)
-  from realm_jax.ablation import execution, report
-  from realm_jax.ablation.config import AblationConfig
-  from realm_jax.ablation.figures import figures_of
-  from realm_jax.ablation.plan import make_plan
-  from realm_jax.ablation.recipes import Recipes
+  from realm_jax import pipeline
+  from realm_jax.ablation import report
+  from realm_jax.ablation.plan import AblationConfig, make_plan
 
   config = command_line.call(AblationConfig)
   output_dir = Path(_OUTPUT_DIR.value)
   seeds = list(range(_SEEDS.value or config.num_seeds))
-  recipes = Recipes()
-  plan = make_plan(
-    config, rows, seeds=seeds, output_dir=output_dir, recipes=recipes
-  )
+  plan = make_plan(config, rows, seeds=seeds, output_dir=output_dir)
   if _DRY_RUN.value:
-    print(report.plan_table(plan, _states(plan)))
-    return 0
-  # Processes of runs do not see Ctrl-C; they are stopped as by SIGTERM.
+    print(report.plan_table(plan))
+    return
+  # Ctrl-C stops what SIGTERM stops.
   signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
   advice = "stop it, or choose another --output_dir"
-  try:
-    with sole_process(output_dir, "ablation", advice=advice):
-      execution.execute(plan, data=config.data, output_dir=output_dir)
-  except StoppedError as error:
-    print(f"\n{error}\nThe same command continues.", flush=True)
-    return _STOPPED
+  with sole_process(output_dir, "ablation", advice=advice):
+    for seed in seeds:
+      config.data.prepare(output_dir / f"seed-{seed}", seed)
+    pipeline.run_all(
+      {
+        f"{number} of {len(plan.runs)}: seed {run.seed}, {run.name}, for "
+        + ", ".join(run.rows): run.step
+        for number, run in enumerate(plan.runs, 1)
+      }
+    )
   figures = {
     "seeds": seeds,
     "commit": commit(),
-    **figures_of(plan, rows),
+    **report.figures_of(plan, rows),
   }
   write_json(_JSON.value or output_dir / "ablation.json", figures)
   print(f"\n{report.write_report(output_dir, figures)}")
-  return 0
-
-
-def _states(plan: "Plan") -> list[str]:
-  """Returns whether each run is finished, to be continued, or to be made."""
-  from realm_jax.ablation import execution
-
-  states = []
-  for run in plan.runs:
-    if execution.is_finished(run):
-      states.append("finished")
-    elif run.folder.exists():
-      states.append("begun")
-    else:
-      states.append("to do")
-  return states
 
 
 if __name__ == "__main__":

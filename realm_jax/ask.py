@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from absl import flags, logging
 
 from realm_jax.configuration import command_line
-from realm_jax.console.prompt import prompted_lines
+from realm_jax.console import prompted_lines
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.answers import Answer, Answered

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from realm_jax.configuration import command_line
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError
 from realm_jax.text import salient_spans
 
 if TYPE_CHECKING:
@@ -122,12 +122,6 @@ _PIPELINE_OPTIONS = flags.DEFINE_multi_string(
   [],
   "Option of the Beam runner, such as --project=…; repeatable.",
 )
-_CORPUS_VERSION = flags.DEFINE_integer(
-  "corpus_version",
-  1,
-  "Version to write; an update writes the next.",
-  lower_bound=0,
-)
 _KEEP_VERSIONS = flags.DEFINE_integer(
   "keep_versions",
   None,
@@ -139,15 +133,13 @@ _KEEP_VERSIONS = flags.DEFINE_integer(
 _FLAGS: Sequence[flags.FlagHolder[Any]] = (
   *(_INPUT, _OUTPUT_DIR, _VOCAB, _BLOCK_LENGTH, _TAGGER),
   *(_DROP_TITLES, _UNESCAPE_HTML, _SKIP_BAD_LINES, _OVERWRITE),
-  *(_NAME, _REMOVE_DUPLICATES, _CORPUS_VERSION, _KEEP_VERSIONS),
+  *(_NAME, _REMOVE_DUPLICATES, _KEEP_VERSIONS),
 )
 # Flags of a whole build alone.
 _OF_BUILDS: Sequence[flags.FlagHolder[Any]] = (
-  *(_OVERWRITE, _CORPUS_VERSION, _NAME, _REMOVE_DUPLICATES),
+  *(_OVERWRITE, _NAME, _REMOVE_DUPLICATES),
   *(_WORKERS, _RUNNER, _PIPELINE_OPTIONS),
 )
-# Arguments that do not have the names of their flags.
-_ARGUMENTS = {"input": "inputs", "corpus_version": "version"}
 
 
 def _given_arguments() -> dict[str, Any]:
@@ -161,11 +153,8 @@ def _given_arguments() -> dict[str, Any]:
     raise CorpusError(
       f"--{_KEEP_VERSIONS.name} is for an update; give --update, too"
     )
-  given = {
-    _ARGUMENTS.get(flag.name, flag.name): flag.value
-    for flag in _FLAGS
-    if flag.present
-  }
+  given = {flag.name: flag.value for flag in _FLAGS if flag.present}
+  given["inputs"] = given.pop(_INPUT.name)
   if "tagger" in given:
     given["tagger"] = salient_spans.find_tagger(given["tagger"])
   if _RUNNER.value:

@@ -15,7 +15,7 @@ from absl import flags
 
 from realm_jax.configuration import command_line
 from realm_jax.evaluation.compare import compare, comparison_table
-from realm_jax.files.json_file import write_json
+from realm_jax.storage.json_files import write_json
 
 _PREDICTIONS = flags.DEFINE_multi_string(
   "predictions",

@@ -2,7 +2,8 @@
 
 Each stage runs as its command would, with that stage's recipe under
 gin/experiments/demo/, and prints the command. The index builder is a second
-process. Everything is kept under --output_dir.
+process. Everything is kept under --output_dir. After SIGTERM, the same command
+continues.
 """
 
 from collections.abc import Sequence
@@ -21,9 +22,10 @@ def main(argv: Sequence[str]) -> None:
   """Runs the demo and writes its report."""
   del argv
   output_dir = Path(_OUTPUT_DIR.value)
-  if output_dir.exists() and any(output_dir.iterdir()):
+  if (output_dir / "report.json").exists():
     raise ValueError(
-      f"{output_dir} is not empty; remove it, or choose another --output_dir"
+      f"{output_dir} holds a demo that is finished; remove it, or choose "
+      "another --output_dir"
     )
   gin_files, bindings = command_line.given()
   if bindings:
@@ -32,14 +34,16 @@ def main(argv: Sequence[str]) -> None:
       "bindings into a file, as in gin/experiments/demo/quick.gin, and give "
       "--gin_file"
     )
-  from realm_jax.demo_run import report
-  from realm_jax.demo_run.commands import DemoCommands
-  from realm_jax.demo_run.stages import run_demo
+  from realm_jax.demo_run import report, stages
   from realm_jax.partitioning import cpu_tuning
+  from realm_jax.storage.sole_process import sole_process
 
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
-  print(report.write(output_dir, run_demo(DemoCommands(output_dir, gin_files))))
+  advice = "stop it, or choose another --output_dir"
+  with sole_process(output_dir, "demo", advice=advice):
+    figures = stages.run_demo(stages.Demo(output_dir, gin_files))
+  print(report.write(output_dir, figures))
 
 
 if __name__ == "__main__":

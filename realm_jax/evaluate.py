@@ -19,7 +19,7 @@ from absl import flags
 
 from realm_jax.configuration import command_line
 from realm_jax.evaluation.scores import summary_table
-from realm_jax.files.json_file import write_json
+from realm_jax.storage.json_files import write_json
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.outputs import Figures

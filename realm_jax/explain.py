@@ -22,8 +22,8 @@ from absl import app, flags, logging
 
 from realm_jax import configuration
 from realm_jax.configuration import command_line
-from realm_jax.console.prompt import prompted_lines
-from realm_jax.files.json_file import write_json
+from realm_jax.console import prompted_lines
+from realm_jax.storage.json_files import write_json
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.run import Run

@@ -12,8 +12,8 @@ not fit are errors, unless --ignore names them.
 
 build_index and evaluate take the MODEL_DIR as it is, and train as
 INITIAL_CHECKPOINT or INITIAL_READER. --from lists the formats. --input may be a
-model's name on Hugging Face's hub, such as intfloat/e5-base-v2, where the
-package huggingface_hub is installed.
+model's name on Hugging Face's hub, such as intfloat/e5-base-v2, with the
+extra `hub`.
 
 Where a directory has the modules.json of sentence-transformers, vectors are
 made as it says; otherwise flags choose:
@@ -47,12 +47,11 @@ optional flags of the same names. Flags override it.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from absl import flags
 
-from realm_jax import configuration, settings
-from realm_jax.configuration import command_line, names
+from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.weights.formats import FORMATS, ImportConfig
 
 _FROM = flags.DEFINE_enum(
@@ -66,46 +65,18 @@ _FROM = flags.DEFINE_enum(
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", None, "MODEL_DIR to make.", required=True
 )
-# Each other field of this class has a flag of its name.
-_FIELDS = {
-  field.name: field
+_FIELDS = tuple(
+  field.name
   for field in dataclasses.fields(ImportConfig)
   if field.name != "format"
-}
-
-
-def _define(field: dataclasses.Field[Any]) -> None:
-  """Defines the flag of a field by its type; the docstring is its help."""
-  text = f"{names.meaning(ImportConfig, field.name)}."
-  kind = settings.parameter_types(ImportConfig)[field.name]
-  if field.default == ():
-    flags.DEFINE_multi_string(field.name, [], text)
-  elif settings.accepts(kind, True):
-    flags.DEFINE_bool(field.name, None, text)
-  elif settings.accepts(kind, 1.5):
-    flags.DEFINE_float(field.name, None, text)
-  elif settings.accepts(kind, 1):
-    flags.DEFINE_integer(field.name, None, text)
-  elif settings.accepts(kind, [""]):
-    flags.DEFINE_list(field.name, None, text)
-  else:
-    is_required = field.default is dataclasses.MISSING
-    flags.DEFINE_string(field.name, None, text, required=is_required)
-
-
-for _field in _FIELDS.values():
-  _define(_field)
+)
+command_line.define_flags_of(ImportConfig, *_FIELDS)
 
 
 def main(argv: Sequence[str]) -> None:
   """Imports weights, and prints what happened."""
   del argv
-  given: dict[str, Any] = {
-    name: flags.FLAGS[name].value
-    for name in _FIELDS
-    if flags.FLAGS[name].present
-  }
-  given["format"] = _FROM.value
+  given = {"format": _FROM.value, **command_line.given_flags(*_FIELDS)}
   with configuration.parsed(ImportConfig, *command_line.given(), given=given):
     config = configuration.configured(ImportConfig)(**given)
     config.require_inputs()

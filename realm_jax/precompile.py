@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.configuration import command_line
-from realm_jax.files import compilation_cache
-from realm_jax.files.json_file import write_json
+from realm_jax.configuration import command_line, compilation_cache
+from realm_jax.storage.json_files import write_json
 
 # Blocks of English Wikipedia of 2018-12-20, of which REALM's corpus consists.
 _PAPER_BLOCKS = 13_353_718
@@ -34,7 +33,7 @@ _NUM_BLOCKS = flags.DEFINE_integer(
   "Blocks of the corpus; the default is the number in the published one.",
   lower_bound=1,
 )
-# Names of data, which a recipe leaves to the command line.
+# Names of data, which a recipe leaves to the command line. A run keeps them.
 _NO_DATA = "gin/runs/precompile.gin"
 _JSON = flags.DEFINE_string(
   "json", None, "File to which the figures are written as JSON, too."
@@ -51,9 +50,7 @@ def main(argv: Sequence[str]) -> None:
   compilation_cache.disable()
   # Before what is slow to import: a slice that is none is answered at once.
   topology = open_topology(_TOPOLOGY.value)
-  from realm_jax.generations.build import (
-    GenerationConfig,
-  )
+  from realm_jax.generations.build import GenerationConfig
   from realm_jax.precompilation.programs import compile_recipe
   from realm_jax.training.config import TrainConfig
 
@@ -61,7 +58,9 @@ def main(argv: Sequence[str]) -> None:
   function = TrainConfig
   if files and "STAGE" not in configuration.names_in(files):
     function = GenerationConfig
-  with command_line.parsed_from_flags(function, last_files=[_NO_DATA]):
+  if files:
+    flags.FLAGS.gin_file = [*files, _NO_DATA]
+  with command_line.parsed_from_flags(function):
     recipe = configuration.configured(function)()
   report = compile_recipe(recipe, topology, num_blocks=_NUM_BLOCKS.value)
   if _JSON.value:

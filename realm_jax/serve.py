@@ -109,7 +109,7 @@ def _serve() -> None:
 
 def _load() -> "Service":
   from realm_jax.evaluation.run import Run, RunConfig
-  from realm_jax.inputs.questions.json_lines import read_json_lines
+  from realm_jax.inputs.questions import read_json_lines
   from realm_jax.serving.service import QUESTION, Service
 
   examples = {}

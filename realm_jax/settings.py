@@ -103,7 +103,6 @@ _NAMES = {
   os.PathLike: "a path",
   types.NoneType: "None",
 }
-_PLURALS: dict[Any, str] = {str: "strings", int: "integers", float: "numbers"}
 
 
 # Stands for a value that is known only when the command runs.
@@ -221,11 +220,7 @@ def describe(annotation: Any) -> str:
   if expected is tuple and arguments and arguments[-1] is not Ellipsis:
     return f"({', '.join(map(describe, arguments))})"
   if expected in (list, tuple, collections.abc.Sequence):
-    item = arguments[0] if arguments else None
-    if typing.get_origin(item) is Annotated:
-      plain, *limits = typing.get_args(item)
-      return " ".join([f"a list of {_PLURALS[plain]}", *map(str, limits)])
-    return f"a list of {_PLURALS.get(item, 'values')}"
+    return ", each ".join(["a list", *map(describe, arguments[:1])])
   if expected in (dict, collections.abc.Mapping):
     return "a dictionary"
   return _NAMES.get(expected, getattr(expected, "__name__", str(expected)))

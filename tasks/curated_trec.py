@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from realm_jax.inputs.questions.published import (
+from realm_jax.inputs.published import (
   Files,
   PublishedSource,
   json_lines,
 )
-from realm_jax.inputs.questions.question import Question, QuestionFileError
+from realm_jax.inputs.questions import Question, QuestionFileError
 from tasks import open_qa
 
 _NUM_COLUMNS = 4

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from realm_jax.inputs.questions.published import (
+from realm_jax.inputs.published import (
   Files,
   PublishedSource,
   json_file,
 )
-from realm_jax.inputs.questions.question import Question
+from realm_jax.inputs.questions import Question
 from tasks import open_qa
 
 

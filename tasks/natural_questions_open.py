@@ -8,13 +8,13 @@ set is the field's test set.
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax.inputs.questions.published import (
+from realm_jax.inputs.published import (
   Files,
   PublishedSource,
   Tfds,
   json_lines,
 )
-from realm_jax.inputs.questions.question import Question
+from realm_jax.inputs.questions import Question
 from tasks import open_qa
 
 _URL = (

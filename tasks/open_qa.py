@@ -22,8 +22,7 @@ from realm_jax.inputs.features import (
   token_feature,
   wordpieces,
 )
-from realm_jax.inputs.questions.json_lines import JsonLinesSource
-from realm_jax.inputs.questions.question import QuestionSource
+from realm_jax.inputs.questions import JsonLinesSource, QuestionSource
 from realm_jax.text.answers import AnswerKind
 
 

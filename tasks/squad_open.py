@@ -9,14 +9,14 @@ English part is a sample of that. Lee et al. 2019 have 78,713 questions in
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax.inputs.questions.published import (
+from realm_jax.inputs.published import (
   Files,
   PublishedSource,
   Tfds,
   distinct,
   squad,
 )
-from realm_jax.inputs.questions.question import Question
+from realm_jax.inputs.questions import Question
 from tasks import open_qa
 
 _URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset"

@@ -13,13 +13,13 @@ from typing import Any
 
 from etils import epath
 
-from realm_jax.inputs.questions.published import (
+from realm_jax.inputs.published import (
   Files,
   PublishedSource,
   Tfds,
   distinct,
 )
-from realm_jax.inputs.questions.question import Question, QuestionFileError
+from realm_jax.inputs.questions import Question, QuestionFileError
 from tasks import open_qa
 
 _DATA = re.compile(r'"Data"\s*:\s*\[')

@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from realm_jax.inputs.questions.published import (
+from realm_jax.inputs.published import (
   Files,
   PublishedSource,
   Tfds,
@@ -19,7 +19,7 @@ from realm_jax.inputs.questions.published import (
   json_file,
   json_lines,
 )
-from realm_jax.inputs.questions.question import Question
+from realm_jax.inputs.questions import Question
 from tasks import open_qa
 
 # An item of `(list (description Lawyer) (description "New York City"))`.

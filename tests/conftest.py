@@ -81,7 +81,7 @@ jaxtyping.install_import_hook(
   f"{runtime_types.__name__}.checked",
 )
 
-from realm_jax.files import compilation_cache  # noqa: E402
+from realm_jax.configuration import compilation_cache  # noqa: E402
 
 compilation_cache.enable()
 
@@ -183,8 +183,8 @@ def _mesh_of_one_device(**settings) -> jax.sharding.Mesh:
 def keep_record(world) -> Callable[[str, Path], None]:
   """`keep_record(recipe, model_dir)` keeps what `realm_jax.train` would."""
   from realm_jax import configuration
-  from realm_jax.files.kept_configuration import keep_configuration
   from realm_jax.training.config import TrainConfig
+  from realm_jax.training.kept_configuration import keep_configuration
 
   def keep(recipe: str, model_dir: Path) -> None:
     given = {"MODEL_DIR": "elsewhere", "CORPUS_DIR": str(world.corpus_dir)}

@@ -19,7 +19,6 @@ from realm_jax.training.config import (
   CheckpointConfig,
   MeshConfig,
   RefreshConfig,
-  RollingRefreshConfig,
 )
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.stages.open_qa import OpenQa
@@ -44,8 +43,13 @@ class _Opaque(Protocol):
     (str, ["a"], [1, None, ["a"]], "a string"),
     (int | None, [3, None], ["3"], "an integer or None"),
     (Literal["a", "b"], ["a"], ["c", None], "'a' or 'b'"),
-    (Sequence[str], [["a"], ("a",), []], ["a", ["a", 1]], "a list of strings"),
-    (tuple[int, ...], [(1, 2), [1]], [1, ("a",)], "a list of integers"),
+    (
+      Sequence[str],
+      [["a"], ("a",), []],
+      ["a", ["a", 1]],
+      "a list, each a string",
+    ),
+    (tuple[int, ...], [(1, 2), [1]], [1, ("a",)], "a list, each an integer"),
     (
       tuple[str, int | None],
       [("a", 1), ["a", None]],
@@ -74,7 +78,7 @@ class _Opaque(Protocol):
       Sequence[settings.PositiveInt],
       [[1, 2], []],
       [[1, 0]],
-      "a list of integers of at least 1",
+      "a list, each an integer of at least 1",
     ),
     (Any, ["a", None], [], "Any"),
     (_Opaque, ["a"], [], "_Opaque"),
@@ -110,10 +114,7 @@ def test_the_parameters_of_functions_and_classes():
     (OptimizerConfig, {"learning_rate": math.nan, "warmup_steps": -1}),
     (CheckpointConfig, {"save_every_steps": 0, "keep_checkpoints": 0}),
     (RefreshConfig, {"lag_steps": 0, "on_crash": "never"}),
-    (
-      RollingRefreshConfig,
-      {"blocks_per_step": -1, "rolling_refresh_dtype": "bf16"},
-    ),
+    (RefreshConfig, {"blocks_per_step": -1, "rolling_refresh_dtype": "bf16"}),
     (MeshConfig, {"fsdp": 0, "model_parallelism": 0}),
     (OpenQa, {"num_read": 0, "renamed_share": 2.0}),
     (Pretraining, {"num_candidates": 0, "span_weight": -1.0}),

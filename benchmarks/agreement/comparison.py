@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from realm_jax.files.json_file import JsonValue
+from realm_jax.storage.json_files import JsonValue
 
 # Limits for values, losses and gradients in float32.
 MAX_DIFFERENCE = 1e-4

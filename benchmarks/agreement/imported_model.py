@@ -24,10 +24,8 @@ from realm_jax.training.encoder_rows import Candidates, EncoderRows
 from realm_jax.training.row_layout import RowLayout, needed_rows
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import (
-  IndexScores,
   OpenQa,
   OpenQaBatch,
-  StoredVectors,
 )
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models, Stage, StepBatch
@@ -127,13 +125,10 @@ class ImportedModel:
     """
     if "vectors" in arrays:
       params, stage = self.params, OpenQa()
-      retrieved: Any = StoredVectors(arrays["vectors"])
+      retrieved = arrays["vectors"]
     else:
       params = {**self.params, "retriever": {"scale": np.float32(1.0)}}
-      stage, retrieved = (
-        OpenQa(index_scores=True),
-        IndexScores(arrays["scores"]),
-      )
+      stage, retrieved = OpenQa(index_scores=True), arrays["scores"]
     query = _as_int32(arrays["query"])
     blocks = _as_int32(arrays["candidates"])
     answers = arrays["has_answer"], arrays["is_answer"]

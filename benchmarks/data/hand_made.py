@@ -33,9 +33,7 @@ def write_corpus(
     shards = write_shards(
       writer.staging, _chunks(writer.name, documents), vocab_size=len(pieces)
     )
-    writer.finish(
-      version=1, block_length=block_length, summary={}, shards=shards
-    )
+    writer.finish(block_length=block_length, summary={}, shards=shards)
 
 
 def _chunks(name: str, documents: Iterable[HandMade]) -> Iterator[Blocks]:

@@ -2,18 +2,20 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from benchmarks.runs.jobs import PROJECT_DIR
-from realm_jax.text.questions import normalize_question
 
 # A line of a question file: the question and the list of its answers.
 Question: TypeAlias = dict[str, Any]
 
 _TRAIN_SHARE = 0.8
 _WORD = re.compile(r"\w+")
+_APOSTROPHES = re.compile("['’]")
+_NO_WORD = re.compile(r"[\W_]+")
 
 # Default of --texts_dir, next to the clone.
 TEXTS_DIR = PROJECT_DIR.parent / "shared" / "data"
@@ -85,7 +87,7 @@ def training_questions(
   """
   _require(folder)
   held_out = {
-    normalize_question(row["question"]) for row in held_out_questions(folder)
+    _normalize_question(row["question"]) for row in held_out_questions(folder)
   }
   questions = _qed_questions(folder)
   questions = questions[: int(_TRAIN_SHARE * len(questions))]
@@ -95,7 +97,7 @@ def training_questions(
   return [
     row
     for row in questions
-    if normalize_question(row["question"]) not in held_out
+    if _normalize_question(row["question"]) not in held_out
   ]
 
 
@@ -219,3 +221,16 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
   with path.open(encoding="utf-8") as lines:
     for line in lines:
       yield json.loads(line)
+
+
+def _normalize_question(text: str) -> str:
+  """Returns a form that two editions of one question share.
+
+  Case, accents, punctuation and white space do not count, so that "Who wrote
+  'Emma'?" equals "who wrote emma". Compare questions by it before one set is
+  held out from another.
+  """
+  text = unicodedata.normalize("NFKD", text).casefold()
+  text = "".join(c for c in text if not unicodedata.combining(c))
+  text = _APOSTROPHES.sub("", text)
+  return " ".join(_NO_WORD.sub(" ", text).split())

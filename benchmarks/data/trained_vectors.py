@@ -1,11 +1,11 @@
 """Vectors of a trained run: of blocks and, by its query tower, of questions.
 
     python -m benchmarks.data.trained_vectors --model_dir=out/demo/realm \\
-      --world_scale=410 --output_dir=out/vectors/demo
+      --world_scale=100 --output_dir=out/vectors/demo
     python -m benchmarks.data.trained_vectors --model_dir=runs/minilm \\
       --texts_dir=../shared/data --block_length=32 --output_dir=out/minilm
 
-The first command generates the demo's world at 410 times its size, about a
+The first command generates the demo's world at 100 times its size, about a
 million blocks; the second cuts the texts at hand into blocks. The folder
 `vectors` of what is written is an argument of `benchmarks.index`.
 """
@@ -53,8 +53,13 @@ def main(argv: Sequence[str] | None = None) -> None:
   with (made / "text.jsonl").open("w") as file:
     for title, text in articles:
       file.write(json.dumps({"title": title, "text": text}) + "\n")
-  pieces = realm_jax.load(run).vocabulary.pieces
-  (made / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+  # An import has its vocabulary in MODEL_DIR, and no corpus.
+  if (imported := given.model_dir / "vocab.txt").exists():
+    text = imported.read_text()
+  else:
+    pieces = realm_jax.load(run).vocabulary.pieces
+    text = "".join(f"{piece}\n" for piece in pieces)
+  (made / "vocab.txt").write_text(text)
   generations = f"--gin.GENERATIONS_DIR={made / 'generations'}"
   corpus, model_dir = f"--corpus_dir={made / 'corpus'}", f"--model_dir={run}"
   _command(
@@ -77,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run,
     corpus_dir=made / "corpus",
     generation=made / "generations",
+    bindings=[f"BLOCK_LENGTH = {given.block_length}"],
   )
   rng = np.random.default_rng(0)
   np.save(

@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.runs.jobs import searching
 from benchmarks.runs.pretraining import Run
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.inspection import RunGenerations
+from realm_jax.training.metric_rows import read_rows
 
 # Metrics that depend on the clock.
 _TIMINGS = re.compile(r".*_(seconds|second|ms)|goodput")

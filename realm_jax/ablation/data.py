@@ -11,9 +11,9 @@ from etils import epath
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
-from realm_jax.demo_world import names, vocabulary
+from realm_jax.demo_world import names
 from realm_jax.demo_world import world as world_lib
-from realm_jax.files.json_file import write_json
+from realm_jax.storage.json_files import write_json
 
 
 class DataError(ValueError):
@@ -131,7 +131,7 @@ class GeneratedWorlds:
     write_json(path, made_from)
     world = world_lib.generate(config)
     world_lib.write_world(folder / "world", world=world)
-    vocabulary.write_vocabulary(folder / "vocab.txt", world)
+    world_lib.write_vocabulary(folder / "vocab.txt", world)
     summary = build_corpus(
       [str(folder / "world" / "articles.jsonl")],
       folder / "corpus",

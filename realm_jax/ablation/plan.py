@@ -14,25 +14,134 @@ ROW is the first row of `ROWS` that has the run, whichever rows are chosen, so
 that a later command with other rows finds it again.
 """
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from realm_jax.ablation.commands import Commands
-from realm_jax.ablation.config import READING_RETRIEVED, AblationConfig
-from realm_jax.ablation.naming import (
-  BASELINE_READER,
-  INVERSE_CLOZE,
-  READING,
-  Names,
-  pretraining_command,
-)
-from realm_jax.ablation.recipes import Recipes, StepCounts
-from realm_jax.ablation.rows import REALM, Row
-from realm_jax.ablation.runs import Plan, RowResult, Run
-from realm_jax.stage_commands import StageCommand, Value
+from etils import epath
 
-_ANSWERS, _ZERO_SHOT = "answers", "zero_shot"
-_SENTENCES = "zero_shot_sentences"
+from realm_jax.ablation.data import Data
+from realm_jax.ablation.rows import REALM, ROWS, SHARED_BINDINGS, Row, Times
+from realm_jax.pipeline import Command, Step, Value
+from realm_jax.settings import PositiveInt, require_valid
+from realm_jax.training.config import TrainConfig
+
+_NEEDED_STAGES = ("inverse_cloze", "reading", "pretraining", "open_qa")
+# Reading goes on with retrieved blocks, if it has a recipe.
+READING_RETRIEVED = "reading_retrieved"
+_TRAINED_STAGES = (*_NEEDED_STAGES, READING_RETRIEVED)
+RECIPES = (*_NEEDED_STAGES, "build_index", "eval", "eval_retrieval")
+_INVERSE_CLOZE, _READING = "inverse_cloze", "reading"
+_BASELINE_READER = "baseline_reader"
+_REFRESH, _SAVE, _NUM = "REFRESH_EVERY_STEPS", "SAVE_EVERY_STEPS", "NUM_STEPS"
+
+
+class AblationError(ValueError):
+  """An ablation that cannot run as it is configured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AblationConfig:
+  """One ablation: stages, data, seeds and budget.
+
+  Attributes:
+    recipes: Gin files by stage, for each name of `RECIPES`, and for
+      `reading_retrieved`, if pre-training should start from such a reader.
+    data: Corpus and questions of each seed.
+    num_seeds: Number of seeds; the first is 0.
+    num_steps: Steps by stage, where they are not the recipe's.
+    extra_gin_files: Gin files that are applied after each stage's recipe.
+    initial_checkpoint: Checkpoint that inverse cloze and reading start from,
+      such as an import of BERT; None starts from random weights.
+  """
+
+  recipes: Mapping[str, Sequence[str]]
+  data: Data
+  num_seeds: PositiveInt = 3
+  num_steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  extra_gin_files: Sequence[str] = ()
+  initial_checkpoint: epath.PathLike | None = None
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+    if {*self.recipes} - {READING_RETRIEVED} != {*RECIPES}:
+      raise AblationError(
+        f"recipes={sorted(self.recipes)}; want gin files for each of "
+        f"{', '.join(RECIPES)}: change RECIPES"
+      )
+    if unknown := [n for n in self.num_steps if n not in _TRAINED_STAGES]:
+      raise AblationError(
+        f"num_steps of {unknown[0]!r}; the stages are "
+        f"{', '.join(_TRAINED_STAGES)}: change NUM_STEPS"
+      )
+
+  def command(
+    self,
+    module: str,
+    recipe: str,
+    bindings: Mapping[str, Value],
+    flags: Sequence[str] = (),
+  ) -> Command:
+    """Returns a command with the gin files of a recipe, and its budget."""
+    if recipe in self.num_steps:
+      bindings = {_NUM: self.num_steps[recipe], **bindings}
+    gin_files = [*self.recipes[recipe], *self.extra_gin_files]
+    return Command(module, gin_files, bindings, flags)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A step of one seed, and the names of the rows that use it."""
+
+  seed: int
+  name: str
+  step: Step
+  rows: list[str] = dataclasses.field(default_factory=list)
+
+
+class RowResult(NamedTuple):
+  """Where the results of a row with one seed are: folders of evaluations."""
+
+  answers: Path
+  zero_shot: Path
+  sentences: Path | None
+
+
+class Plan(NamedTuple):
+  """The runs of all seeds, in an order in which they can be made.
+
+  Attributes:
+    runs: Runs; those of one seed stand together.
+    results: Results by row, one for each seed.
+    never_refreshed: Names of rows whose index is never refreshed.
+  """
+
+  runs: Sequence[Run]
+  results: Mapping[str, Sequence[RowResult]]
+  never_refreshed: frozenset[str]
+
+
+class Pretraining(NamedTuple):
+  """A row's pre-training.
+
+  Attributes:
+    bindings: Bindings over the recipe, as values.
+    config: Configuration that they make.
+    never_refreshed: Whether the run ends before a second generation is due.
+  """
+
+  bindings: Mapping[str, Value]
+  config: TrainConfig
+  never_refreshed: bool
+
+  @property
+  def key(self) -> str:
+    """Text that is equal where two rows train the same."""
+    config = self.config
+    every = config.refresh_every_steps
+    refresh = dataclasses.replace(config.refresh, refresh_every_steps=every)
+    return repr(dataclasses.replace(config, refresh=refresh))
 
 
 def make_plan(
@@ -41,185 +150,266 @@ def make_plan(
   *,
   seeds: Iterable[int],
   output_dir: Path,
-  recipes: Recipes,
 ) -> Plan:
   """Returns the runs of rows and seeds.
 
   Raises:
     ValueError: A recipe or binding is wrong.
   """
-  runs: list[Run] = []
+  # Seeds differ in paths alone.
+  first = _SeedPlan(config, {}, output_dir / "seed", 0)
+  pretrainings = {
+    row.name: first.pretraining(row) for row in ROWS if row.pretrains
+  }
   results: dict[str, list[RowResult]] = {row.name: [] for row in rows}
-  names = None
+  runs: list[Run] = []
   for seed in seeds:
     folder = output_dir / f"seed-{seed}"
-    commands = Commands(config, folder, seed)
-    if names is None:
-      # Seeds differ in paths alone.
-      names = Names(commands, recipes)
-    planned = _SeedPlan(commands, names, recipes)
+    planned = _SeedPlan(config, pretrainings, folder, seed)
     for row in rows:
       results[row.name].append(planned.add(row))
-    runs += planned.runs.values()
-  assert names is not None, "want a seed"
-  steps = StepCounts(recipes)
-  for run in runs:
-    run.num_steps = steps.of(run.command)
-    if run.sidecar is not None:
+    if not runs:
       # An error shows before hours of work.
-      steps.of(run.sidecar)
-  never_refreshed = frozenset(
-    row.name
-    for row in rows
-    if row.pretrains and names.pretrainings[row.name].is_never_refreshed
-  )
-  return Plan(runs, results, never_refreshed)
+      for run in planned.runs.values():
+        for command in filter(None, (run.step.command, run.step.sidecar)):
+          with command.configured():
+            pass
+    runs += planned.runs.values()
+  never = {
+    name for name, found in pretrainings.items() if found.never_refreshed
+  }
+  return Plan(runs, results, frozenset(never & results.keys()))
 
 
 class _SeedPlan:
-  """The runs of one seed."""
+  """The runs of one seed, by name."""
 
-  def __init__(self, commands: Commands, names: Names, recipes: Recipes):
-    self._commands, self._names, self._recipes = commands, names, recipes
+  def __init__(
+    self,
+    config: AblationConfig,
+    pretrainings: Mapping[str, Pretraining],
+    folder: Path,
+    seed: int,
+  ):
     self.runs: dict[str, Run] = {}
+    self._config, self._pretrainings = config, pretrainings
+    self._folder, self._seed = folder, seed
+    self._data = config.data.files(folder, seed)
+    self._names: dict[str, str] = {}
+    for name, found in pretrainings.items():
+      self._names.setdefault(found.key, f"pretraining/{name}")
+    self._open_qa: dict[tuple[str, str], str] = {}
+    for row in ROWS if pretrainings else ():
+      self._open_qa.setdefault(self._parts(row), row.name)
 
   def add(self, row: Row) -> RowResult:
     """Adds the runs of a row, unless they are there already."""
-    commands, sources = self._commands, self._names.parts(row)
-    for name in dict.fromkeys(sources):
-      if name == BASELINE_READER:
+    parts = self._parts(row)
+    for part in dict.fromkeys(parts):
+      if part == _INVERSE_CLOZE:
+        self._add_first_stage(part, row)
+      elif part == _BASELINE_READER:
         self._add_baseline_reader(row)
-      elif name == INVERSE_CLOZE:
-        self._add_first_stage(INVERSE_CLOZE, row)
       else:
-        self._add_pretraining(name, row)
-    name = f"open_qa/{self._names.open_qa[row.name]}"
+        self._add_pretraining(part, row)
+    own = self._open_qa[parts]
+    name = f"open_qa/{own}"
     self._add(
+      row,
       name,
-      commands.train(
+      self._train(
         "open_qa",
         name,
-        INITIAL_CHECKPOINT=commands.path(sources[0]),
-        INITIAL_READER=commands.path(sources[1]),
-        TRAIN_QUESTIONS=commands.data.train_questions,
+        INITIAL_CHECKPOINT=self._path(parts[0]),
+        INITIAL_READER=self._path(parts[1]),
+        TRAIN_QUESTIONS=self._data.train_questions,
       ),
-      row,
-      starts_from=tuple(dict.fromkeys(sources)),
-      # Generation 0, whichever checkpoint the run continues from.
-      sidecar=commands.sidecar(name, flags=("--once",), CHECKPOINT_STEP=0),
+      self._first_generation(name),
     )
-    questions, sentences = commands.data.questions, commands.data.sentences
+
+    def evaluation(
+      kind: str, recipe: str, questions: str, **bindings: Value
+    ) -> Path:
+      command = self._config.command(
+        "evaluate",
+        recipe,
+        {
+          **self._directories(name),
+          "OUTPUT_DIR": self._path(f"evaluations/{own}/{kind}"),
+          "QUESTIONS": questions,
+          **bindings,
+        },
+      )
+      self._add(row, f"evaluations/{own}/{kind}", command)
+      return self._folder / "evaluations" / own / kind
+
+    def zero_shot(kind: str, questions: str) -> Path:
+      """Adds the evaluation of the retriever before fine-tuning."""
+      return evaluation(kind, "eval_retrieval", questions, CHECKPOINT_STEP=0)
+
+    questions, sentences = self._data.questions, self._data.sentences
     return RowResult(
-      self._add_evaluation(row, _ANSWERS, "eval", questions),
-      self._add_zero_shot(row, _ZERO_SHOT, questions),
-      self._add_zero_shot(row, _SENTENCES, sentences) if sentences else None,
+      evaluation("answers", "eval", questions),
+      zero_shot("zero_shot", questions),
+      zero_shot("zero_shot_sentences", sentences) if sentences else None,
+    )
+
+  def pretraining(self, row: Row) -> Pretraining:
+    """Returns a row's bindings, with the recipe's values for multiples.
+
+    Rows that are never refreshed are made equal: their checkpoints are as far
+    apart as the recipe's, and the second generation is due after the last step.
+
+    Raises:
+      ValueError: The recipe or a binding is wrong.
+    """
+    bindings = {**SHARED_BINDINGS, **row.bindings}
+    values, config = self._pretrained(row, bindings)
+    every = config.refresh_every_steps
+    never = every + config.refresh.lag_steps >= config.num_steps
+    if never and _REFRESH in row.bindings:
+      bindings.pop(_SAVE, None)
+      bindings[_REFRESH] = Times(1, _NUM)
+      values, config = self._pretrained(row, bindings)
+    return Pretraining(values, config, never)
+
+  def _pretrained(
+    self, row: Row, bindings: Mapping[str, Value | Times]
+  ) -> tuple[Mapping[str, Value], TrainConfig]:
+    values: dict[str, Value] = {
+      name: value
+      for name, value in bindings.items()
+      if not isinstance(value, Times)
+    }
+    # Those that wait need a lag, which is a multiple.
+    recipe = _config_of(
+      self._pretraining_command(
+        row, "pretraining", {**values, "WAIT_FOR_GENERATIONS": False}
+      )
+    )
+    save = recipe.checkpoints.save_every_steps
+    sizes = {_SAVE: save, _NUM: recipe.num_steps}
+    for name, value in bindings.items():
+      if isinstance(value, Times):
+        product = value.factor * sizes[value.name]
+        # Generations are built from checkpoints, so their distance is rounded
+        # up.
+        rounded = -(-product // save) * save
+        values[name] = rounded if name == _REFRESH else product
+    command = self._pretraining_command(row, "pretraining", values)
+    return values, _config_of(command)
+
+  def _pretraining_command(
+    self, row: Row, name: str, bindings: Mapping[str, Value]
+  ) -> Command:
+    retriever = self._config.initial_checkpoint
+    if row.from_inverse_cloze:
+      retriever = self._path(_INVERSE_CLOZE)
+    reader = READING_RETRIEVED if self._reads_retrieved else _READING
+    return self._train(
+      "pretraining",
+      name,
+      INITIAL_CHECKPOINT=None if retriever is None else str(retriever),
+      INITIAL_READER=self._path(reader),
+      **bindings,
+    )
+
+  def _parts(self, row: Row) -> tuple[str, str]:
+    """Returns the names of the runs of a row's retriever and reader."""
+    pretrained = ""
+    if row.pretrains:
+      pretrained = self._names[self._pretrainings[row.name].key]
+    retrievers = {"pretraining": pretrained, "inverse_cloze": _INVERSE_CLOZE}
+    readers = {"pretraining": pretrained, "reading": _BASELINE_READER}
+    return retrievers[row.retriever], readers[row.reader]
+
+  @property
+  def _reads_retrieved(self) -> bool:
+    return READING_RETRIEVED in self._config.recipes
+
+  def _path(self, name: str) -> str:
+    return str(self._folder / name)
+
+  def _directories(self, name: str) -> dict[str, Value]:
+    corpus_dir = self._data.corpus_dir
+    return {"MODEL_DIR": self._path(name), "CORPUS_DIR": corpus_dir}
+
+  def _train(self, stage: str, name: str, **bindings: Value) -> Command:
+    own = {**self._directories(name), "SEED": self._seed}
+    return self._config.command("train", stage, {**own, **bindings})
+
+  def _first_generation(self, name: str) -> Command:
+    """Returns the builder of generation 0, even if the run goes on later."""
+    bindings = {**self._directories(name), "CHECKPOINT_STEP": 0}
+    return self._config.command(
+      "build_index", "build_index", bindings, ("--once",)
     )
 
   def _add_first_stage(self, name: str, row: Row) -> None:
-    start = self._commands.initial_checkpoint
-    bindings = {} if start is None else {"INITIAL_CHECKPOINT": start}
-    command = self._commands.train(name, name, **bindings)
-    self._add(name, command, row, starts_from=())
+    start = self._config.initial_checkpoint
+    given = {} if start is None else {"INITIAL_CHECKPOINT": str(start)}
+    self._add(row, name, self._train(name, name, **given))
 
   def _add_baseline_reader(self, row: Row) -> None:
     """Adds a reader that has read as many masked examples as REALM's."""
-    self._add_first_stage(READING, row)
-    realm = self._names.pretrainings[REALM.name].config
-    batch_size = realm.data.batch_size
-    num_steps = realm.num_steps
-    if self._commands.reads_retrieved:
-      before = self._recipes.train_config(self._reading_retrieved())
+    self._add_first_stage(_READING, row)
+    realm = self._pretrainings[REALM.name].config
+    batch_size, num_steps = realm.data.batch_size, realm.num_steps
+    if self._reads_retrieved:
+      before = _config_of(self._reading_retrieved())
       num_examples = before.num_steps * before.data.batch_size
       num_steps += -(-num_examples // batch_size)
-    command = self._commands.train(
-      READING,
-      BASELINE_READER,
-      INITIAL_READER=self._commands.path(READING),
-      NUM_STEPS=num_steps,
+    command = self._train(
+      _READING,
+      _BASELINE_READER,
+      INITIAL_READER=self._path(_READING),
       BATCH_SIZE=batch_size,
       LEARNING_RATE=realm.optimizer.learning_rate,
       WARMUP_STEPS=realm.optimizer.warmup_steps,
+      **{_NUM: num_steps},
     )
-    self._add(BASELINE_READER, command, row, starts_from=(READING,))
+    self._add(row, _BASELINE_READER, command)
 
   def _add_pretraining(self, name: str, row: Row) -> None:
-    resolved = self._names.pretrainings[row.name]
-    first = (INVERSE_CLOZE,) if row.from_inverse_cloze else ()
-    starts_from = (*first, READING)
-    for stage in starts_from:
-      self._add_first_stage(stage, row)
-    if self._commands.reads_retrieved:
-      self._add_reading_retrieved(row)
-      starts_from = (*starts_from, READING_RETRIEVED)
+    if row.from_inverse_cloze:
+      self._add_first_stage(_INVERSE_CLOZE, row)
+    self._add_first_stage(_READING, row)
+    if self._reads_retrieved:
+      # It reads the blocks that the inverse-cloze retriever finds.
+      self._add_first_stage(_INVERSE_CLOZE, row)
+      builder = self._first_generation(READING_RETRIEVED)
+      self._add(row, READING_RETRIEVED, self._reading_retrieved(), builder)
+    found = self._pretrainings[row.name]
+    sidecar = {
+      **self._directories(name),
+      "MODE": "every",
+      _REFRESH: found.config.refresh.refresh_every_steps,
+    }
     self._add(
+      row,
       name,
-      pretraining_command(self._commands, row, name, resolved.bindings),
-      row,
-      starts_from=starts_from,
-      sidecar=self._commands.sidecar(
-        name,
-        MODE="every",
-        REFRESH_EVERY_STEPS=resolved.config.refresh.refresh_every_steps,
-      ),
+      self._pretraining_command(row, name, found.bindings),
+      self._config.command("build_index", "build_index", sidecar),
     )
 
-  def _add_reading_retrieved(self, row: Row) -> None:
-    """Adds the reader of blocks that the inverse-cloze retriever finds."""
-    self._add_first_stage(INVERSE_CLOZE, row)
-    self._add(
-      READING_RETRIEVED,
-      self._reading_retrieved(),
-      row,
-      starts_from=(INVERSE_CLOZE, READING),
-      sidecar=self._commands.sidecar(
-        READING_RETRIEVED, flags=("--once",), CHECKPOINT_STEP=0
-      ),
-    )
-
-  def _reading_retrieved(self) -> StageCommand:
-    return self._commands.train(
+  def _reading_retrieved(self) -> Command:
+    return self._train(
       READING_RETRIEVED,
       READING_RETRIEVED,
-      INITIAL_CHECKPOINT=self._commands.path(INVERSE_CLOZE),
-      INITIAL_READER=self._commands.path(READING),
+      INITIAL_CHECKPOINT=self._path(_INVERSE_CLOZE),
+      INITIAL_READER=self._path(_READING),
     )
-
-  def _add_zero_shot(self, row: Row, kind: str, questions: str) -> Path:
-    """Adds the evaluation of the retriever as it was before fine-tuning."""
-    return self._add_evaluation(
-      row, kind, "eval_retrieval", questions, CHECKPOINT_STEP=0
-    )
-
-  def _add_evaluation(
-    self, row: Row, kind: str, recipe: str, questions: str, **bindings: Value
-  ) -> Path:
-    own = self._names.open_qa[row.name]
-    name, model = f"evaluations/{own}/{kind}", f"open_qa/{own}"
-    command = self._commands.evaluate(
-      recipe, name, model=model, QUESTIONS=questions, **bindings
-    )
-    self._add(name, command, row, starts_from=(model,))
-    return self.runs[name].folder
 
   def _add(
-    self,
-    name: str,
-    command: StageCommand,
-    row: Row,
-    *,
-    starts_from: tuple[str, ...],
-    sidecar: StageCommand | None = None,
+    self, row: Row, name: str, command: Command, sidecar: Command | None = None
   ) -> None:
-    run = self.runs.setdefault(
-      name,
-      Run(
-        self._commands.seed,
-        name,
-        self._commands.folder / name,
-        command,
-        starts_from,
-        sidecar,
-      ),
-    )
+    step = Step(command, self._folder / name, sidecar)
+    run = self.runs.setdefault(name, Run(self._seed, name, step))
     if row.name not in run.rows:
       run.rows.append(row.name)
+
+
+def _config_of(command: Command) -> TrainConfig:
+  """Returns what a `train` command would train."""
+  with command.configured() as configured:
+    return configured()

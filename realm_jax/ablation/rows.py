@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from realm_jax.stage_commands import Value
+from realm_jax.pipeline import Value
 
 
 @dataclasses.dataclass(frozen=True)

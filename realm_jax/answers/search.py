@@ -20,7 +20,7 @@ import numpy as np
 
 from realm_jax.answers.matcher import BlockMatcher
 from realm_jax.corpus.store import Corpus
-from realm_jax.files import npy
+from realm_jax.storage.arrays import save_array
 
 # Rows whose occurrences are sorted and written together.
 _ROWS_PER_PART = 16_384
@@ -41,7 +41,7 @@ def search_part(
     The number of rows, once the file is there.
   """
   keys = matcher.search(corpus, np.arange(rows.start, rows.stop))
-  npy.save(folder / f"{rows.start:012}.npy", keys)
+  save_array(folder / f"{rows.start:012}.npy", keys)
   return len(rows)
 
 

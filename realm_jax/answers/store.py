@@ -20,19 +20,17 @@ from jaxtyping import Int
 
 from realm_jax.answers import search
 from realm_jax.answers.matcher import BlockMatcher, Matches
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
-from realm_jax.files import npy
-from realm_jax.files.json_file import write_json
-from realm_jax.files.json_value import JsonValue
-from realm_jax.files.object_store.remote import is_remote
-from realm_jax.files.staging import FileRecord, StagedFiles, record_files
-from realm_jax.files.whole.whole_directory import (
+from realm_jax.storage.arrays import create_mapped_array, save_array
+from realm_jax.storage.atomic import (
   TargetError,
   rename_into_place,
   staging_directory,
-  upload_directory,
 )
+from realm_jax.storage.json_files import JsonValue, write_json
+from realm_jax.storage.paths import is_remote, upload_directory
+from realm_jax.storage.staging import FileRecord, StagedFiles, record_files
 
 _MANIFEST = "answers.json"
 _FORMAT_VERSION = 2
@@ -201,8 +199,8 @@ def _merge(folder: Path, num_answers: int, directory: Path) -> None:
     found = Matches.of(np.load(path, allow_pickle=False))
     counts += np.bincount(found.answer, minlength=num_answers)
   offsets = np.concatenate([[0], np.cumsum(counts)])
-  npy.save(directory / "offsets.npy", offsets)
-  rows = npy.create_mapped(
+  save_array(directory / "offsets.npy", offsets)
+  rows = create_mapped_array(
     directory / "rows.npy", np.int32, (int(offsets[-1]),)
   )
   ends = offsets[:-1].copy()

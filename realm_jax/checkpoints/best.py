@@ -10,8 +10,8 @@ import json
 
 from etils import epath
 
-from realm_jax.files.json_file import write_json
-from realm_jax.files.object_store.remote import read_text
+from realm_jax.storage.json_files import write_json
+from realm_jax.storage.paths import read_text
 
 FILE = "best.json"
 NAME = "best"

@@ -32,7 +32,7 @@ from jaxtyping import PyTree, UInt8
 from orbax.checkpoint import checkpoint_managers
 
 from realm_jax.checkpoints import best
-from realm_jax.files.object_store.remote import is_remote
+from realm_jax.storage.paths import is_remote
 
 ITEMS = ("retriever", "reader", "optimizer", "loop", "vectors")
 FOLDER = "checkpoints"

@@ -14,6 +14,7 @@ Elsewhere flags say where the processes meet:
 
 import contextlib
 import functools
+import inspect
 import re
 import sys
 import traceback
@@ -25,6 +26,8 @@ from absl import app, flags
 from etils import epath
 
 import gin
+from realm_jax import settings
+from realm_jax.configuration import compilation_cache, names
 from realm_jax.configuration.parsing import (
   ConfigurationError,
   configured,
@@ -37,10 +40,9 @@ from realm_jax.configuration.runs import (
   parsed_for_run,
   require_directory,
 )
-from realm_jax.console.library_messages import hide_library_messages
+from realm_jax.console import hide_library_messages
 from realm_jax.exit_codes import ExitCode
-from realm_jax.files import compilation_cache
-from realm_jax.files.object_store import store_access
+from realm_jax.storage import access
 
 _Result = TypeVar("_Result")
 _Main = Callable[[Sequence[str]], int | None]
@@ -62,6 +64,9 @@ _COMPILATION_CACHE = flags.DEFINE_bool(
   True,
   "Keep compiled programs in ~/.cache/realm_jax, for the next start.",
 )
+# What functions below define belongs to the command that calls them, whose
+# --help shows it.
+flags.disclaim_key_flags()
 
 _GIN_PREFIX = "--gin."
 # Errors that explain themselves. All error types of this project derive from
@@ -98,6 +103,37 @@ def define_run_flags() -> None:
     ),
   ):
     _run_flags[flag.name] = flag
+
+
+def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
+  """Defines a flag for each named parameter of a function or dataclass.
+
+  Its type is that of the parameter, and its help what the docstring says.
+  """
+  signature = inspect.signature(function).parameters
+  for name in parameters:
+    text, default = f"{names.meaning(function, name)}.", signature[name].default
+    kind = settings.parameter_types(function)[name]
+    if default == ():
+      # Its items may have commas.
+      flags.DEFINE_multi_string(name, [], text)
+    elif settings.accepts(kind, [""]):
+      flags.DEFINE_list(name, None, text)
+    elif settings.accepts(kind, True):
+      flags.DEFINE_bool(name, None, text)
+    elif settings.accepts(kind, 1.5):
+      flags.DEFINE_float(name, None, text)
+    elif settings.accepts(kind, 1):
+      flags.DEFINE_integer(name, None, text)
+    else:
+      is_required = default is inspect.Parameter.empty
+      flags.DEFINE_string(name, None, text, required=is_required)
+
+
+def given_flags(*parameters: str) -> dict[str, Any]:
+  """Returns the values of those of these flags that the command line gives."""
+  found = {name: flags.FLAGS[name] for name in parameters}
+  return {name: flag.value for name, flag in found.items() if flag.present}
 
 
 def _run_flag(name: str) -> Any:
@@ -173,19 +209,17 @@ def parsed_from_flags(
   recipe: Recipe | None = None,
   waits: bool = False,
   given: Sequence[str] = (),
-  last_files: Sequence[str] = (),
 ) -> contextlib.AbstractContextManager[Any]:
   """Sets gin's configuration, by the command line, during a `with` block.
 
   Without a recipe and gin files it is the one that the run of `--model_dir` has
-  recorded. The `last_files` are read after those of the command line. Raises
-  what `parsed` and `parsed_for_run` do. With --gin_help it shows the names that
-  may be set instead, and ends.
+  recorded. Raises what `parsed` and `parsed_for_run` do. With --gin_help it
+  shows the names that may be set instead, and ends.
   """
   model_dir, files = _run_flag("model_dir"), _GIN_FILES.value
   if _run_flag("gin_help"):
     first, _ = files_of_run(function, model_dir, recipe, files)
-    print(table_of_names(function, [*first, *files, *last_files]))
+    print(table_of_names(function, [*first, *files]))
     sys.exit(0)
   return parsed_for_run(
     function,
@@ -193,7 +227,6 @@ def parsed_from_flags(
     recipe=recipe,
     corpus_dir=_run_flag("corpus_dir"),
     gin_files=files,
-    last_files=last_files,
     bindings=_GIN_BINDINGS.value,
     given=given,
     waits=waits,
@@ -210,7 +243,7 @@ def exit_code(main: _Main, argv: Sequence[str]) -> int:
   try:
     return main(argv) or 0
   except Exception as error:
-    explained = store_access.explained(error) or error
+    explained = access.explained(error) or error
     if _DEBUG_ERRORS.value or not isinstance(explained, _EXPLAINED):
       raise
     _print_error(argv[0], message_of(explained))
@@ -221,7 +254,7 @@ def _code_of(error: BaseException) -> int:
   """Returns the exit code of an error, or of what has caused it."""
   cause: BaseException | None = error
   while cause is not None:
-    explained = store_access.explained(cause) or cause
+    explained = access.explained(cause) or cause
     if (code := getattr(explained, "exit_code", None)) is not None:
       return code
     cause = cause.__cause__

@@ -34,10 +34,9 @@ from realm_jax.configuration.parsing import (
   own_configuration,
   parsed,
 )
-from realm_jax.files import kept_configuration
-from realm_jax.files.kept_configuration import run_directory
-from realm_jax.files.object_store import listing
-from realm_jax.files.object_store.remote import is_remote
+from realm_jax.storage.paths import is_remote, list_names
+from realm_jax.training import kept_configuration
+from realm_jax.training.kept_configuration import run_directory
 
 # A file of gin/runs, "" for none, or one for each class of stages. A file that
 # is given to the command takes the place of the latter if it binds all that the
@@ -172,7 +171,6 @@ def parsed_for_run(
   recipe: Recipe | None = "",
   corpus_dir: epath.PathLike | None = None,
   gin_files: Sequence[str] = (),
-  last_files: Sequence[str] = (),
   bindings: Sequence[str] = (),
   given: Sequence[str] = (),
   waits: bool = False,
@@ -187,7 +185,6 @@ def parsed_for_run(
       makes the run, or continues it by the whole configuration.
     corpus_dir: Corpus; None takes the one that the run has recorded.
     gin_files: Gin files. With a model, they need no run that keeps one.
-    last_files: Further gin files, which do not stand for those of the run.
     bindings: `NAME = VALUE`.
     given: Parameters of the function that its caller gives.
     waits: Whether to wait for a trainer to start.
@@ -203,7 +200,7 @@ def parsed_for_run(
   if waits and model_dir is not None and MODEL[0] not in names_in(gin_files):
     _wait_for_trainer(model_dir)
   first, model = files_of_run(function, model_dir, recipe, gin_files)
-  files = [*first, *gin_files, *last_files]
+  files = [*first, *gin_files]
   bindings = _with_directories(bindings, model_dir, corpus_dir)
   with contextlib.ExitStack() as stack:
     try:
@@ -305,5 +302,5 @@ def _has_begun(folder: epath.Path) -> bool:
   """
   files = (kept_configuration.MODEL, kept_configuration.WHOLE)
   return any((run_directory(folder) / name).exists() for name in files) or any(
-    name.isdigit() for name in listing.names_in(folder / "checkpoints")
+    name.isdigit() for name in list_names(folder / "checkpoints")
   )

@@ -19,7 +19,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from etils import epath
 
 from realm_jax.corpus.build import Built, Piece, PieceBuilder
-from realm_jax.files.whole.whole_file import whole_file
+from realm_jax.storage.atomic import atomic_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,5 +63,5 @@ class _Build(beam.DoFn):
     text = json.dumps(self._builder.build(element))
     path = epath.Path(self._records) / f"{element.number:08d}.json"
     # A piece that is built twice, perhaps at the same time, gives the same.
-    with whole_file(path, several_writers=True) as partial:
+    with atomic_file(path, several_writers=True) as partial:
       partial.write_text(text)

@@ -27,7 +27,8 @@ from absl import logging
 from etils import epath
 from jaxtyping import Bool
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
+from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, chunks
 from realm_jax.corpus.directory_writer import (
@@ -35,7 +36,6 @@ from realm_jax.corpus.directory_writer import (
   check_target,
 )
 from realm_jax.corpus.documents import Document
-from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import (
   MIN_BLOCK_LENGTH,
@@ -48,14 +48,10 @@ from realm_jax.corpus.shard import (
 )
 from realm_jax.corpus.sources import SLICE_BYTES, DocumentSource, Slice
 from realm_jax.corpus.summary import BuildSummary
-from realm_jax.files.json_file import JsonValue
-from realm_jax.files.local_disk.scratch import ScratchDirectory
-from realm_jax.files.object_store.remote import is_remote
-from realm_jax.files.object_store.store_access import (
-  require_readable,
-  require_writable,
-)
-from realm_jax.files.whole import whole_directory
+from realm_jax.storage.access import require_readable, require_writable
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.local_disk import ScratchDirectory
+from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import (
   WordpieceVocabulary,
@@ -161,7 +157,7 @@ class PieceBuilder:
       return write_shard(Path(target) / name, parts)
     with ScratchDirectory() as scratch:
       record = write_shard(scratch.path / name, parts)
-      whole_directory.upload_directory(scratch.path, target)
+      upload_directory(scratch.path, target)
     return record
 
 
@@ -247,7 +243,6 @@ def build_corpus(
   skip_bad_lines: bool = False,
   overwrite: bool = False,
   shard_bytes: int | None = None,
-  version: int = 1,
   name: str | None = None,
   remove_duplicates: bool = False,
   runner: Runner = _IN_THIS_PROCESS,
@@ -318,45 +313,47 @@ def build_corpus(
       tagger=tagger,
       directory=str(directory),
     )
-    summary = BuildSummary()
-    shards: list[ShardRecord] = []
-    groups = _pieces(source, *source.scan(summary), shard_bytes)
-    with (
-      contextlib.closing(runner.build(builder, groups)) as built,
-      Progress("shards", total=sum(map(len, groups))) as progress,
-    ):
-      for record, counts in built:
-        shards += [record] if record else []
-        summary.merge(counts)
-        progress.advance()
-    if not shards:
-      skipped = dict(summary.skipped) or "nothing, there are no lines"
-      raise InputError(
-        f"no document in {', '.join(source.inputs)} gave a block (skipped: "
-        f"{skipped}); a corpus needs at least one"
-      )
+    shards, summary = _build_shards(builder, runner, shard_bytes)
     is_duplicate = _duplicates(directory, shards)
     summary.duplicate_blocks = sum(int(found.sum()) for found in is_duplicate)
     if remove_duplicates:
       summary.remove_duplicates()
-      for shard, found in zip(shards, is_duplicate, strict=True):
-        if found.any():
-          shard["removed"] = write_removed(
-            writer.staging,
-            shard["name"],
-            found,
-            update=_DUPLICATES,
-            lengths=np.diff(_load(directory, shard, "token_ids_offsets")),
-            document_starts=_load(directory, shard, "document_starts"),
-          )
+      _list_removed(writer.staging, directory, shards, is_duplicate)
     writer.finish(
-      version=version,
       block_length=block_length,
       summary=summary.to_json(),
       drop_titles=source.drop_titles,
       shards=shards,
     )
   return summary
+
+
+def _build_shards(
+  builder: PieceBuilder, runner: Runner, shard_bytes: int | None
+) -> tuple[list[ShardRecord], BuildSummary]:
+  """Writes all shards; returns their records, in order, and the counts.
+
+  Raises:
+    InputError: The input gives no block.
+  """
+  source, summary = builder.source, BuildSummary()
+  shards: list[ShardRecord] = []
+  groups = _pieces(source, *source.scan(summary), shard_bytes)
+  with (
+    contextlib.closing(runner.build(builder, groups)) as built,
+    Progress("shards", total=sum(map(len, groups))) as progress,
+  ):
+    for record, counts in built:
+      shards += [record] if record else []
+      summary.merge(counts)
+      progress.advance()
+  if not shards:
+    skipped = dict(summary.skipped) or "nothing, there are no lines"
+    raise InputError(
+      f"no document in {', '.join(source.inputs)} gave a block (skipped: "
+      f"{skipped}); a corpus needs at least one"
+    )
+  return shards, summary
 
 
 def _pieces(
@@ -407,6 +404,25 @@ def _duplicates(
   repeated = np.zeros(len(flat), bool)
   repeated[order[1:]] = ordered[1:] == ordered[:-1]
   return np.split(repeated, np.cumsum([len(array) for array in hashes])[:-1])
+
+
+def _list_removed(
+  staging: Path,
+  directory: epath.Path,
+  shards: Sequence[ShardRecord],
+  is_duplicate: Sequence[np.ndarray],
+) -> None:
+  """Lists duplicate blocks as removed, in files and in the shards' records."""
+  for shard, found in zip(shards, is_duplicate, strict=True):
+    if found.any():
+      shard["removed"] = write_removed(
+        staging,
+        shard["name"],
+        found,
+        update=_DUPLICATES,
+        lengths=np.diff(_load(directory, shard, "token_ids_offsets")),
+        document_starts=_load(directory, shard, "document_starts"),
+      )
 
 
 def _load(directory: epath.Path, shard: ShardRecord, name: str) -> np.ndarray:

@@ -12,13 +12,17 @@ from pathlib import Path
 
 from etils import epath
 
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
-from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import ShardRecord, VocabularyRecord
-from realm_jax.files.json_file import JsonValue
-from realm_jax.files.local_disk.disk_full import explain_full_disk
-from realm_jax.files.object_store.remote import is_remote
-from realm_jax.files.whole import whole_directory
+from realm_jax.storage import atomic
+from realm_jax.storage.atomic import (
+  rename_into_place,
+  staging_directory,
+)
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.local_disk import explain_full_disk
+from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.wordpieces import vocabulary_sha256, write_pieces
 
 
@@ -30,7 +34,7 @@ def check_target(output_dir: epath.PathLike, *, overwrite: bool) -> None:
     TargetError: The path is a file, or a disk is mounted there.
   """
   path = epath.Path(output_dir)
-  whole_directory.check_target(path)
+  atomic.check_target(path)
   if not path.exists() or not any(path.iterdir()):
     return
   if not (path / manifests.MANIFEST_NAME).exists():
@@ -84,14 +88,13 @@ class CorpusDirectoryWriter:
     advice = "free some space, or name another --output_dir"
     with (
       explain_full_disk(target, advice=advice),
-      whole_directory.staging_directory(target) as staging,
+      staging_directory(target) as staging,
     ):
       yield cls(target, name, staging, pieces, overwrite)
 
   def finish(
     self,
     *,
-    version: int,
     block_length: int,
     summary: Mapping[str, JsonValue],
     shards: list[ShardRecord],
@@ -106,7 +109,6 @@ class CorpusDirectoryWriter:
     special = ("pad", "unk", "cls", "sep", "mask")
     manifest = manifests.make_manifest(
       name=self.name,
-      version=version,
       block_length=block_length,
       vocabulary=VocabularyRecord(
         sha256=vocabulary_sha256(self.pieces),
@@ -123,15 +125,11 @@ class CorpusDirectoryWriter:
     if is_remote(self.target):
       self._upload()
     else:
-      whole_directory.rename_into_place(
-        self.staging, self.target, overwrite=self.overwrite
-      )
+      rename_into_place(self.staging, self.target, overwrite=self.overwrite)
 
   def _upload(self) -> None:
     (self.target / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     # Folders of an earlier corpus, in which an update would find versions.
     for folder in (manifests.VERSIONS, manifests.REMOVED):
       (self.target / folder).rmtree(missing_ok=True)
-    whole_directory.upload_directory(
-      self.staging, self.target, last=manifests.MANIFEST_NAME
-    )
+    upload_directory(self.staging, self.target, last=manifests.MANIFEST_NAME)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from realm_jax.corpus.errors import InputError
-from realm_jax.files.json_file import JsonValue
+from realm_jax.corpus import InputError
+from realm_jax.storage.json_files import JsonValue
 
 _WANTED = '{"title": …, "text": …} with optional "id" and "url"'
 _WANTED_OF_UPDATE = (

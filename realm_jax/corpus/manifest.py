@@ -22,10 +22,10 @@ from typing import Literal, NotRequired, TypedDict, cast
 
 from etils import epath
 
-from realm_jax.corpus.errors import CorpusError
-from realm_jax.files.checksum import sha256_of
-from realm_jax.files.json_file import JsonValue, write_json
-from realm_jax.files.object_store.remote import read_text
+from realm_jax.corpus import CorpusError
+from realm_jax.storage.json_files import JsonValue, write_json
+from realm_jax.storage.paths import read_text
+from realm_jax.storage.staging import sha256_of
 
 FORMAT_VERSION = 4
 MANIFEST_NAME = "corpus.json"
@@ -121,12 +121,12 @@ def manifest_path(version: int) -> str:
 def make_manifest(
   *,
   name: str,
-  version: int,
   block_length: int,
   vocabulary: VocabularyRecord,
   shards: list[ShardRecord],
   summary: Mapping[str, JsonValue],
   drop_titles: Sequence[str],
+  version: int = 1,
 ) -> Manifest:
   """Makes the manifest of a version, with its totals and fingerprint.
 
@@ -270,33 +270,19 @@ def _parse(path: epath.Path) -> Manifest:
     CorpusError: It is damaged, or has a format that this program cannot read.
     RemovedVersionError: The file has been removed.
   """
+  advice = "build the corpus again"
+  if path.parent.name == VERSIONS:
+    advice = f"remove it: only version {path.stem} is lost with it"
   try:
     manifest: Manifest = json.loads(read_text(path))
     format_version = manifest["format_version"]
   except FileNotFoundError as error:
     raise RemovedVersionError(f"{path} has been removed") from error
   except (OSError, ValueError, KeyError, TypeError) as error:
-    advice = "build the corpus again"
-    if path.parent.name == VERSIONS:
-      advice = f"remove it: only version {path.stem} is lost with it"
     raise CorpusError(f"{path} is damaged ({error!r}); {advice}") from error
   if format_version != FORMAT_VERSION:
-    raise CorpusError(_another_format(path, manifest))
+    raise CorpusError(
+      f"{path} has format version {format_version}, and this program reads "
+      f"{FORMAT_VERSION}; {advice}"
+    )
   return manifest
-
-
-def _another_format(path: epath.Path, manifest: Manifest) -> str:
-  """Says that a manifest cannot be read, and how to build the corpus again."""
-  found = (
-    f"{path} has format version {manifest['format_version']}, and this program "
-    f"reads {FORMAT_VERSION}"
-  )
-  if path.parent.name == VERSIONS:
-    return f"{found}; remove it: only version {path.stem} is lost with it"
-  directory = path.parent
-  length = manifest.get("block_length", 288)
-  return (
-    f"{found}; build the corpus again from its text: python -m "
-    f"realm_jax.build_corpus --input=… --output_dir={directory} "
-    f"--vocab={directory / VOCABULARY_NAME} --block_length={length} --overwrite"
-  )

@@ -17,15 +17,16 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import seqio
+import tensorflow_datasets as tfds
+from etils import epath
 
+from realm_jax.corpus import InputError
 from realm_jax.corpus.documents import Document, document_of
-from realm_jax.corpus.errors import InputError
 from realm_jax.corpus.sources import InputFile, Row
-from realm_jax.files import prepared_tfds
 
 _FIELDS = ("id", "title", "text", "url")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -150,10 +151,8 @@ def _open_tfds(source: str, parts: list[str]) -> tuple[seqio.DataSource, str]:
   if len(parts) > 1:
     raise InputError(f"--input={source}; wanted tfds:NAME[/CONFIG][:SPLIT]")
   try:
-    builder = prepared_tfds.open_builder(
-      f"{name}:{version}" if version else name
-    )
-  except prepared_tfds.NotPreparedError as error:
+    builder = open_prepared(f"{name}:{version}" if version else name)
+  except NotPreparedError as error:
     raise InputError(f"--input={source}: {error}") from error
   # NAME/CONFIG/VERSION, which is also where the data stand in TFDS_DATA_DIR.
   name, _, version = builder.info.full_name.rpartition("/")
@@ -177,3 +176,57 @@ def _ranges(record: Mapping[str, object]) -> list[tuple[int, int]]:
   """Returns the `start` and `limit` of a sequence's items."""
   starts = np.asarray(record["start"]).tolist()
   return list(zip(starts, np.asarray(record["limit"]).tolist(), strict=True))
+
+
+# --- Data sets that TFDS has prepared -----------------------------------
+# Preparing them needs the extra `tfds`. Reading them does not, and downloads
+# nothing.
+
+
+class NotPreparedError(ValueError):
+  """A data set that TFDS does not know, or has not prepared."""
+
+
+def preparation(name: str, directory: epath.PathLike | None = None) -> str:
+  """Returns the command that downloads and prepares a data set."""
+  where = f", data_dir={str(directory)!r}" if directory else ""
+  return (
+    'python -c "import tensorflow_datasets as tfds; '
+    f'tfds.builder({name!r}{where}).download_and_prepare()"'
+  )
+
+
+def open_prepared(
+  name: str, directory: epath.PathLike | None = None
+) -> tfds.core.DatasetBuilder:
+  """Opens a data set.
+
+  Args:
+    name: Name of TFDS's builder, with its configuration and version, if any.
+    directory: TFDS's folder; None is where TFDS keeps its data.
+
+  Raises:
+    NotPreparedError: There is no such data set, or it is not prepared there.
+  """
+  try:
+    found = tfds.builder(name, data_dir=directory)
+  except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
+    raise NotPreparedError(f"TFDS cannot open {name}: {error}") from error
+  if not found.is_prepared():
+    raise NotPreparedError(
+      f"TFDS has not prepared {name} in {found.data_dir}; run "
+      f"{preparation(name, directory)}, or set TFDS_DATA_DIR to where it is"
+    )
+  return found
+
+
+def read_prepared(
+  name: str, split: str, directory: epath.PathLike | None = None
+) -> Iterator[Mapping[str, Any]]:
+  """Yields the records of a split as trees of numpy values; texts are bytes.
+
+  Raises:
+    NotPreparedError: As `open_prepared`.
+  """
+  found = open_prepared(name, directory)
+  yield from tfds.as_numpy(found.as_dataset(split=split, shuffle_files=False))

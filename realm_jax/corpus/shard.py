@@ -80,11 +80,6 @@ class Blocks(NamedTuple):
   arrays: Mapping[str, np.ndarray]
   span_kinds: Sequence[str] = ()
 
-  @property
-  def blocks_per_document(self) -> Int[np.ndarray, " d"]:
-    """Number of blocks of each document."""
-    return np.diff(self.arrays["document_starts"])
-
 
 def ragged(
   name: str, items: Sequence[np.ndarray | bytes]
@@ -141,8 +136,8 @@ def write_shards(
 
   size = 0
   for given in blocks:
-    if not given.blocks_per_document.size:
-      continue
+    if len(given.arrays["document_starts"]) == 1:
+      continue  # There is no document.
     parts.append(as_stored(given, vocab_size=vocab_size))
     size += len(given.arrays["bodies"])
     if size >= shard_bytes:
@@ -328,11 +323,6 @@ class Shard:
     """Returns the positions of a document's blocks as a half-open range."""
     first, limit = self.array("document_starts")[document : document + 2]
     return int(first), int(limit)
-
-  def body_tokens(self, position: int) -> np.ndarray:
-    """Returns the token ids of a block's body."""
-    title_length = int(self.array("title_lengths")[position])
-    return self.item("token_ids", position)[title_length:]
 
   @functools.cached_property
   def lengths(self) -> Int[np.ndarray, " n"]:

@@ -26,11 +26,11 @@ import zstandard
 from etils import epath
 from jaxtyping import Int
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
+from realm_jax.corpus import InputError
 from realm_jax.corpus.documents import Document, Removal, hash63, parse
-from realm_jax.corpus.errors import InputError
 from realm_jax.corpus.summary import FIRST_ERRORS, BuildSummary
-from realm_jax.files.object_store.remote import is_remote
+from realm_jax.storage.paths import is_remote
 
 # A line of a file, or the fields of a record.
 Row: TypeAlias = bytes | Mapping[str, object]

@@ -3,18 +3,19 @@
 import functools
 import weakref
 from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from absl import logging
 from etils import epath
 from jaxtyping import Int
 
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
-from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard, ragged_indices
-from realm_jax.corpus.staging import CorpusFiles
-from realm_jax.files.checksum import sha256_of
+from realm_jax.storage.staging import FileRecord, StagedFiles
 
 if TYPE_CHECKING:
   from realm_jax.text.wordpieces import WordpieceVocabulary
@@ -144,8 +145,7 @@ class Corpus:
     self.vocab_size = manifest["vocabulary"]["size"]
     self.summary = manifest["summary"]
     self.drop_titles = tuple(manifest["drop_titles"])
-    self._records = files_of(manifest)
-    self._files = CorpusFiles(source, manifest)
+    self._files = _Files(source, manifest)
     self.shards: list[Shard] = []
     sizes = []
     for record in manifest["shards"]:
@@ -195,7 +195,7 @@ class Corpus:
     source = epath.Path(directory)
     manifest = manifests.read(source, version=version, fingerprint=fingerprint)
     corpus = cls(source, manifest)
-    corpus._files.require_sizes()
+    corpus._files.verify(checksums=False)
     corpus._opened[corpus.fingerprint] = corpus
     return corpus
 
@@ -235,12 +235,7 @@ class Corpus:
 
   def verify(self) -> None:
     """Reads every file and compares checksums; raises `CorpusError`."""
-    for name, record in self._records.items():
-      if sha256_of(self.source / name) != record["sha256"]:
-        raise CorpusError(
-          f"{self.source / name} does not have the checksum of the "
-          "manifest; copy or build the corpus again"
-        )
+    self._files.verify(checksums=True)
 
   def require_vocabulary_of(self, other: "Corpus") -> None:
     """Raises `CorpusError` if another corpus has another vocabulary."""
@@ -399,6 +394,58 @@ class Corpus:
       target = ragged_indices(offsets[indices], lengths[indices])
       tokens[target] = shard.array("token_ids")[source]
     return tokens, offsets
+
+
+class _Files:
+  """The files of arrays of a corpus version, as local ones to map.
+
+  Those on an object store are copied to a cache when they are first used: an
+  array in all shards at once, and none that a run does not read.
+
+  Args:
+    directory: Directory of the corpus, local or on an object store.
+    manifest: Manifest of the version.
+  """
+
+  def __init__(self, directory: epath.Path, manifest: Manifest):
+    self._directory = directory
+    self._names = list(files_of(manifest))
+    self._staged = StagedFiles(
+      directory,
+      [
+        FileRecord(name, record["bytes"], record["sha256"])
+        for name, record in files_of(manifest).items()
+      ],
+      error=CorpusError,
+      advice="; copy or build the corpus again",
+      verify_local=False,
+    )
+    self._copied: set[str] = set()
+
+  def local(self, name: str) -> Path:
+    """Returns a local file, by its path in the directory.
+
+    Raises:
+      CorpusError: It is missing from an object store, or does not match the
+        manifest.
+      DiskFullError: The disk of the cache is full.
+    """
+    kind = _kind(name)
+    if self._staged.is_copied and kind not in self._copied:
+      logging.info("Copying %s of %s to the cache", kind, self._directory)
+      self._staged.get([other for other in self._names if _kind(other) == kind])
+      self._copied.add(kind)
+    return self._staged.root / name
+
+  def verify(self, *, checksums: bool) -> None:
+    """Raises `CorpusError` if a file is missing, or was cut or changed."""
+    self._staged.verify(self._names, checksums=checksums)
+
+
+def _kind(name: str) -> str:
+  """Returns what the files of an array have in common in all shards."""
+  path = PurePosixPath(name)
+  return path.name if path.parts[0].startswith("shard-") else path.parts[0]
 
 
 def require_block_length(block_length: int, *corpora: Corpus) -> None:

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from realm_jax.console import columns
 from realm_jax.corpus.block_builder import COUNTS, BuiltBlocks
-from realm_jax.files.json_file import JsonValue
+from realm_jax.storage.json_files import JsonValue
 
 # Messages of skipped lines that a summary keeps; all lines are counted.
 FIRST_ERRORS = 10
@@ -86,7 +87,7 @@ class BuildSummary:
       (_DUPLICATES, self.duplicate_blocks),
       *_labelled("skipped", self.skipped),
     ]
-    return "\n".join(_aligned(rows) + self.first_errors)
+    return "\n".join([_aligned(rows), *self.first_errors])
 
 
 @dataclasses.dataclass
@@ -127,13 +128,12 @@ class UpdateSummary:
       ("blocks removed", self.blocks_removed),
     ]
     new = ["added and replacing documents:", self.new.table()]
-    return "\n".join(_aligned(rows) + new)
+    return "\n".join([_aligned(rows), *new])
 
 
 def _labelled(label: str, counts: Counter[str]) -> list[tuple[str, int]]:
   return [(f"{label}: {name}", count) for name, count in sorted(counts.items())]
 
 
-def _aligned(rows: list[tuple[str, int]]) -> list[str]:
-  width = max(len(label) for label, _ in rows)
-  return [f"{label:<{width}}  {count:>13,}" for label, count in rows]
+def _aligned(rows: list[tuple[str, int]]) -> str:
+  return columns([(label, f"{count:,}") for label, count in rows])

@@ -22,10 +22,10 @@ import numpy as np
 from absl import logging
 from etils import epath
 
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, block_id, chunks
 from realm_jax.corpus.documents import Document, Removal, document_hash
-from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import Manifest, ShardRecord, paths_of
 from realm_jax.corpus.shard import (
   SHARD_BYTES,
@@ -37,14 +37,10 @@ from realm_jax.corpus.shard import (
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import UpdateSummary
-from realm_jax.files.local_disk.disk_full import explain_full_disk
-from realm_jax.files.object_store.remote import is_remote
-from realm_jax.files.object_store.store_access import (
-  require_readable,
-  require_writable,
-)
-from realm_jax.files.whole import whole_directory
-from realm_jax.files.whole.durable import sync, sync_tree
+from realm_jax.storage.access import require_readable, require_writable
+from realm_jax.storage.atomic import check_target, staging_directory
+from realm_jax.storage.local_disk import explain_full_disk, sync, sync_tree
+from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
@@ -105,11 +101,11 @@ def update_corpus(
   directory = epath.Path(output_dir)
   manifests.read(directory)  # Raises an error if there is none.
   if not is_remote(directory):
-    whole_directory.check_same_disk(directory)
+    check_target(directory)
   with (
     explain_full_disk(directory, advice="free some space"),
     # Locally, this also keeps other updates out.
-    whole_directory.staging_directory(directory) as staging,
+    staging_directory(directory) as staging,
   ):
     before = manifests.read(directory)
     corpus = Corpus.open(directory)
@@ -154,15 +150,7 @@ def update_corpus(
       raise CorpusError(
         f"{directory} would have no block left; a corpus needs at least one"
       )
-    _move_files(staging, directory)
-    if manifests.read(directory) != before:
-      # Possible on an object store, which has no locks.
-      raise CorpusError(
-        f"another process has updated {directory} meanwhile; update it again"
-      )
-    kept = directory / manifests.manifest_path(corpus.version)
-    manifests.write_manifest(kept, before)
-    manifests.write_manifest(directory / manifests.MANIFEST_NAME, manifest)
+    _publish(staging, directory, before, manifest)
     if keep_versions is not None:
       _prune(directory, newest=version, keep=keep_versions)
   return summary
@@ -314,10 +302,29 @@ def _changed(
 # --- Files --------------------------------------------------------------
 
 
+def _publish(
+  staging: Path, directory: epath.Path, before: Manifest, manifest: Manifest
+) -> None:
+  """Adds the files of a version, and makes it the newest.
+
+  Raises:
+    CorpusError: Another process has done so since `before` was read.
+  """
+  _move_files(staging, directory)
+  if manifests.read(directory) != before:
+    # Possible on an object store, which has no locks.
+    raise CorpusError(
+      f"another process has updated {directory} meanwhile; update it again"
+    )
+  kept = directory / manifests.manifest_path(before["corpus_version"])
+  manifests.write_manifest(kept, before)
+  manifests.write_manifest(directory / manifests.MANIFEST_NAME, manifest)
+
+
 def _move_files(staging: Path, target: epath.Path) -> None:
   """Puts new files where the manifest will name them."""
   if is_remote(target):
-    whole_directory.upload_directory(staging, target)
+    upload_directory(staging, target)
     return
   sync_tree(staging)
   directory = Path(target)

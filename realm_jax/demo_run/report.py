@@ -2,13 +2,13 @@
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from realm_jax.console.plots import plot
-from realm_jax.demo_run import recall, side_by_side
-from realm_jax.files.metric_rows import read_rows
+from realm_jax.console import plot
+from realm_jax.demo_run.stages import STATEMENTS, retrieval_folder
+from realm_jax.training.metric_rows import read_rows
 
 # Each plot's file: its title, and its curves as RUN/METRIC.
 _PLOTS = {
@@ -37,7 +37,8 @@ _PLOTS = {
 _RECALL_OVER_TRAINING = "recall_over_training.png"
 _RECALL_TITLE = "Retrieval for masked statements in wordings no note has"
 _SMOOTHING = 0.1
-_STATEMENTS = "statements-test"
+_NUM_SENTENCES = 5
+_NUM_BLOCKS = 3
 _SIDE_BY_SIDE = "What is retrieved before and after REALM pre-training"
 _LABELS = {
   "realm": "REALM pre-training",
@@ -168,17 +169,80 @@ def _found_before_and_after(
     "inverse cloze, where REALM starts": steps[0],
     "after REALM pre-training": steps[-1],
   }
-  return side_by_side.tables(
+  return _side_by_side(
     output_dir / "world",
     {
       title: output_dir
       / "evaluations"
-      / recall.folder("realm", int(step), _STATEMENTS)
+      / retrieval_folder("realm", int(step), STATEMENTS)
       / "retrieved.jsonl"
       for title, step in columns.items()
     },
-    questions=_STATEMENTS,
+    questions=STATEMENTS,
   )
+
+
+def _side_by_side(
+  world_dir: Path, retrieved: Mapping[str, Path], *, questions: str
+) -> str:
+  """Returns a table for each of the first few sentences.
+
+  A table has a column for each retriever, and the best blocks in its rows. A
+  check mark stands before those that state the fact.
+
+  Args:
+    world_dir: Folder of the world's files.
+    retrieved: The `retrieved.jsonl` of each retriever, by the column's title.
+    questions: Name of the world's file of questions, without its ending.
+  """
+  sentences = list(_records(world_dir / f"{questions}.jsonl"))[:_NUM_SENTENCES]
+  texts = {
+    row["id"]: row["text"] for row in _records(world_dir / "articles.jsonl")
+  }
+  evidence = {
+    title: {row["id"]: row["evidence"] for row in _records(path)}
+    for title, path in retrieved.items()
+  }
+  return "\n\n".join(
+    _table(
+      sentence,
+      texts,
+      {title: of[sentence["id"]] for title, of in evidence.items()},
+    )
+    for sentence in sentences
+  )
+
+
+def _table(
+  sentence: Mapping[str, Any],
+  texts: Mapping[str, str],
+  evidence: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> str:
+  """Returns the table of one sentence."""
+  gold = set(sentence["gold_ids"])
+
+  def cell(block: Mapping[str, Any]) -> str:
+    document = block["block"].rpartition(":")[0]
+    mark = "✓ " if document in gold else ""
+    return f"{mark}{texts[document]} ({block['probability']:.2f})"
+
+  rows = [
+    ["", *evidence],
+    ["---"] * (len(evidence) + 1),
+    *(
+      [str(rank + 1), *(cell(blocks[rank]) for blocks in evidence.values())]
+      for rank in range(min(_NUM_BLOCKS, *map(len, evidence.values())))
+    ),
+  ]
+  body = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+  answer = sentence["answer"][0]
+  return f"**{sentence['question']}** ({answer})\n\n{body}"
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+  with path.open() as lines:
+    for line in lines:
+      yield json.loads(line)
 
 
 def _smooth(values: Sequence[float]) -> list[float]:

@@ -10,10 +10,9 @@ from etils import epath
 
 from realm_jax.demo_world import relations
 from realm_jax.demo_world import world as world_lib
-from realm_jax.demo_world.facts import Fact
+from realm_jax.demo_world.facts import Fact, Split
 from realm_jax.demo_world.questions import Question
-from realm_jax.demo_world.splits import Split
-from realm_jax.files.json_file import json_lines
+from realm_jax.storage.json_files import json_lines
 
 
 def edit_facts(

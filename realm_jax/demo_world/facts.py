@@ -1,4 +1,4 @@
-"""Entities and the facts that connect them.
+"""Entities, their splits, and the facts that connect them.
 
 Each relation matches its subjects and values almost one to one. So a question
 about a subject has one answer, a sentence whose subject is masked can be
@@ -7,12 +7,15 @@ completed from its value, and no value is common enough to be guessed.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
 
 from realm_jax.demo_world import relations
 
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 # All counts and years come from one pool, so that each number is a word that
 # occurs often, and none gives away what it measures.
 NUMBERS = tuple(range(1600, 1900))
@@ -130,3 +133,42 @@ def _spread(
   num_rounds = -(-count // len(values))
   rounds = [generator.permutation(values) for _ in range(num_rounds)]
   return np.concatenate(rounds)[:count].tolist()
+
+
+def split_entities(
+  generator: np.random.Generator,
+  entities: list[Entity],
+  *,
+  held_out: dict[Split, float],
+) -> dict[Split, list[Entity]]:
+  """Draws the entities of each split, with the same share of every kind.
+
+  Facts connect entities of one split only. So no training question has a
+  held-out entity even as its answer. The names beside a held-out answer in its
+  block are as new as the answer; a reader could otherwise memorize which names
+  are answers.
+
+  A name and the one similar to it ("Tavora", "New Tavora") stay together.
+
+  There is at least one entity of every kind for each split. `held_out` has the
+  shares of all splits but that for training, which has the rest.
+  """
+  of_split: dict[Split, list[Entity]] = {s: [] for s in SPLITS}
+  for kind in relations.ENTITY_KINDS:
+    families: dict[str, list[Entity]] = {}
+    of_kind = [entity for entity in entities if entity.kind == kind]
+    for entity in of_kind:
+      families.setdefault(entity.name.split()[-1], []).append(entity)
+    wanted = {
+      split: max(1, round(share * len(of_kind)))
+      for split, share in held_out.items()
+    }
+    for family in generator.permutation(list(families)):
+      members = families[str(family)]
+      split: Split = next(
+        (s for s, number in wanted.items() if number >= len(members)), "train"
+      )
+      if split in wanted:
+        wanted[split] -= len(members)
+      of_split[split] += members
+  return of_split

@@ -7,7 +7,7 @@ import numpy as np
 
 from realm_jax.demo_world import facts as facts_lib
 from realm_jax.demo_world import relations
-from realm_jax.demo_world.splits import Split
+from realm_jax.demo_world.facts import Split
 from realm_jax.text.wordpieces import MASK
 
 

@@ -10,14 +10,16 @@ from etils import epath
 
 from realm_jax.demo_world import documents as documents_lib
 from realm_jax.demo_world import facts as facts_lib
-from realm_jax.demo_world import names, splits
+from realm_jax.demo_world import names
 from realm_jax.demo_world import questions as questions_lib
 from realm_jax.demo_world.relations import EntityKind
-from realm_jax.files.json_file import JsonValue, json_lines
 from realm_jax.settings import Fraction, NonNegativeInt, require_valid
+from realm_jax.storage.json_files import JsonValue, json_lines
+from realm_jax.text.wordpieces import train_vocabulary, write_pieces
 
-_MIN_OF_KIND = len(splits.SPLITS)
-_HELD_OUT: tuple[splits.Split, ...] = ("validation", "test")
+_VOCABULARY_SIZE = 8000
+_MIN_OF_KIND = len(facts_lib.SPLITS)
+_HELD_OUT: tuple[facts_lib.Split, ...] = ("validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +78,8 @@ class World:
   entities: Sequence[facts_lib.Entity]
   facts: Sequence[facts_lib.Fact]
   documents: Sequence[documents_lib.Document]
-  questions: Mapping[splits.Split, Sequence[questions_lib.Question]]
-  statements: Mapping[splits.Split, Sequence[questions_lib.Question]]
+  questions: Mapping[facts_lib.Split, Sequence[questions_lib.Question]]
+  statements: Mapping[facts_lib.Split, Sequence[questions_lib.Question]]
 
   @functools.cached_property
   def gold_ids(self) -> Mapping[int, Sequence[str]]:
@@ -96,7 +98,7 @@ def generate(config: WorldConfig = _DEFAULTS) -> World:
   """Generates a world, which is always the same for the same configuration."""
   generator = np.random.default_rng(config.seed)
   entities = names.make_entities(generator, config.num_entities)
-  split = splits.split_entities(
+  split = facts_lib.split_entities(
     generator,
     entities,
     held_out={
@@ -159,3 +161,11 @@ def question_record(
     "relation": world.facts[question.fact].relation,
     "gold_ids": world.gold_ids[question.fact],
   }
+
+
+def write_vocabulary(path: epath.PathLike, world: World) -> None:
+  """Writes the wordpieces of the articles and the training questions."""
+  texts = [question.text for question in world.questions["train"]]
+  for document in world.documents:
+    texts += [document.title, document.text(world.facts)]
+  write_pieces(path, train_vocabulary(texts, _VOCABULARY_SIZE))

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from realm_jax.console.progress import Progress
-from realm_jax.console.table import columns
+from realm_jax.console import Progress, columns
 from realm_jax.evaluation.explain import (
   marginalize,
   read_masks,

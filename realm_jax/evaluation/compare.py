@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from realm_jax.console.table import columns
+from realm_jax.console import columns
 from realm_jax.evaluation import resampling
 from realm_jax.evaluation.resampling import Scores
 from realm_jax.evaluation.scores import Line, means, question_scores
-from realm_jax.files.object_store.remote import read_text
-from realm_jax.files.object_store.store_access import require_readable
+from realm_jax.storage.access import require_readable
+from realm_jax.storage.paths import read_text
 
 
 class ComparisonError(ValueError):

@@ -17,18 +17,18 @@ from etils import epath
 
 from realm_jax.checkpoints.best import BestCheckpoint, read_best, write_best
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
-from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.console import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS, Figures
 from realm_jax.evaluation.run import RunConfig
-from realm_jax.files.kept_configuration import run_directory
-from realm_jax.files.object_store import listing
-from realm_jax.files.object_store.store_access import (
-  require_readable,
-  require_writable,
-)
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.settings import NonNegativeInt, PositiveFloat
+from realm_jax.storage.access import (
+  require_readable,
+  require_writable,
+)
+from realm_jax.storage.paths import list_names
+from realm_jax.training.kept_configuration import run_directory
 
 _LOWER_IS_BETTER = frozenset({"loss", "perplexity", "perplexity_null"})
 _REMINDER_SECONDS = 30.0
@@ -164,7 +164,7 @@ class _Evaluations:
 
   def done(self) -> list[int]:
     """Returns the evaluated steps, of checkpoints that may be gone."""
-    found = listing.names_in(self._folder)
+    found = list_names(self._folder)
     steps = sorted(int(name) for name in found if name.isdigit())
     return [s for s in steps if (self._folder / str(s) / METRICS).exists()]
 

@@ -50,12 +50,12 @@ from realm_jax.evaluation.masked_text import (
   masked_query,
 )
 from realm_jax.evaluation.run import Run
-from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.partitioning import sharding
+from realm_jax.storage.access import require_readable
 from realm_jax.text.answers import normalize_answer
 from realm_jax.text.wordpieces import WordpieceVocabulary
 

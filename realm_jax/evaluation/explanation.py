@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from realm_jax.console.table import columns, figures_table
+from realm_jax.console import columns, figures_table
 from realm_jax.evaluation.run import Block
 
 Kind = Literal["masked sentence", "question"]

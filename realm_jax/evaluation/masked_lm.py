@@ -12,11 +12,10 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int64
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
 from realm_jax.evaluation.run import Run, RunConfig
-from realm_jax.files.object_store.store_access import require_writable
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
@@ -24,6 +23,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
+from realm_jax.storage.access import require_writable
 from realm_jax.training.row_layout import RowLayout
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import StageContext

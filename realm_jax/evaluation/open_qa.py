@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int, Int32
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
 from realm_jax.evaluation.answers import (
   Answered,
   best_places,

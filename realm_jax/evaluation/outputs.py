@@ -18,14 +18,14 @@ import jax
 from etils import epath
 
 from realm_jax.evaluation.run import Run, whole_batch
-from realm_jax.files.json_file import JsonValue, json_lines, write_json
-from realm_jax.files.object_store.store_access import require_writable
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import processes
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.sharding import RowGroups
+from realm_jax.storage.access import require_writable
+from realm_jax.storage.json_files import JsonValue, json_lines, write_json
 
 METRICS = "metrics.json"
 # The key-value store of the processes refuses values of several megabytes.

@@ -29,7 +29,6 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import NULL_ROW, Corpus, require_block_length
-from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.generations.loading import (
   Generation,
   load_generation,
@@ -58,6 +57,7 @@ from realm_jax.models.retriever import (
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
+from realm_jax.storage.access import require_readable
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from realm_jax.console.table import columns, figures_table
+from realm_jax.console import columns, figures_table
 from realm_jax.evaluation.resampling import Scores, bootstrap_intervals
 from realm_jax.text import answers
 

@@ -13,15 +13,15 @@ stay for a day, as processes may have them loaded.
 from collections.abc import Callable, Mapping, Sequence
 
 from absl import app, flags
+from tqdm import tqdm
 
 from realm_jax.configuration import command_line
-from realm_jax.files.json_file import write_json
 from realm_jax.generations.inspection import (
   GenerationStatus,
   RunGenerations,
-  bytes_text,
   table,
 )
+from realm_jax.storage.json_files import write_json
 
 _MODEL_DIR = flags.DEFINE_string(
   "model_dir", None, "Directory of the run, which has a generations folder."
@@ -59,7 +59,8 @@ def _list(run: RunGenerations) -> int:
 def _verify(run: RunGenerations) -> int:
   statuses = _inspect(run, checksums=True)
   for one in statuses:
-    print(f"{one.step}: {one.problem or f'valid, {bytes_text(one.bytes)}'}")
+    size = tqdm.format_sizeof(one.bytes, "B")
+    print(f"{one.step}: {one.problem or f'valid, {size}'}")
   damaged = [one.step for one in statuses if one.problem]
   if damaged:
     print(f"{len(damaged)} of {len(statuses)} cannot be used: {damaged}")

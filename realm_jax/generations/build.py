@@ -19,11 +19,9 @@ from realm_jax.checkpoints.store import (
   CheckpointError,
   UnreadableCheckpointError,
 )
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.files.json_value import JsonValue
-from realm_jax.files.local_disk.disk_full import DiskFullError
-from realm_jax.files.staging import DamagedFileError, StagedFiles
+from realm_jax.generations.draft import Draft
 from realm_jax.generations.embedding import CorpusEmbedder, abstract_retriever
 from realm_jax.generations.manifest import (
   GenerationError,
@@ -59,6 +57,9 @@ from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import PositiveInt, Range, require_valid
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.local_disk import DiskFullError
+from realm_jax.storage.staging import DamagedFileError, StagedFiles
 
 # Pause before damaged shards are embedded again. Another host may see files of
 # a network file system a little later.
@@ -296,38 +297,84 @@ def build_generation(
     RecallError: The recall of the index is below what its settings want.
     ProcessesError: Another process has failed.
   """
-  config, layout, corpus = builder.config, builder.layout, builder.corpus
   embed, partial = builder.rows_to_embed(known, step)
   identity = identity or builder.identity(params, known)
-  draft = store.draft(step, identity, layout, builder=builder_name)
+  build = _Build(
+    builder=builder,
+    step=step,
+    params=params,
+    store=store,
+    draft=store.draft(step, identity, builder.layout, builder=builder_name),
+    known=known,
+    embed=embed,
+    partial=partial,
+    check=check,
+  )
+  embed_own_shards = functools.partial(
+    build.embed_shards, first=agreement.index, distance=agreement.count
+  )
+  agreement.on_process_0("earlier shards", build.draft.adopt)
+  while True:
+    agreement.on_all_processes("shards", embed_own_shards, SHARED_ERRORS)
+    try:
+      return agreement.on_process_0("publication", build.publish, SHARED_ERRORS)
+    except DamagedFileError as error:
+      logging.warning("%s", error)
+      time.sleep(_PAUSE_SECONDS)
 
-  def embed_own_shards() -> None:
-    with store.disk_full_explained(step):
-      for shard in draft.missing():
-        if shard % agreement.count != agreement.index:
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Build:
+  """One generation that is being built: see `build_generation`.
+
+  Attributes:
+    embed: Whether each row is embedded; the others are copied from `known`.
+    partial: Record of a partial refresh.
+  """
+
+  builder: Builder
+  step: int
+  params: Params
+  store: GenerationStore
+  draft: Draft
+  known: KnownVectors | None
+  embed: Bool[np.ndarray, " N"]
+  partial: PartialRecord | None
+  check: Callable[[], None]
+
+  def embed_shards(self, *, first: int, distance: int) -> None:
+    """Writes the missing ones of shards first, first + distance, and so on."""
+    with self.store.disk_full_explained(self.step):
+      for shard in self.draft.missing():
+        if shard % distance != first:
           continue
-        check()
-        start, rows = time.monotonic(), layout.rows(shard)
-        vectors, steps = builder.vectors(
-          params,
+        self.check()
+        start, rows = time.monotonic(), self.draft.layout.rows(shard)
+        vectors, steps = self.builder.vectors(
+          self.params,
           rows,
-          embed=embed[rows],
-          known=known,
-          step=step,
-          check=check,
+          embed=self.embed[rows],
+          known=self.known,
+          step=self.step,
+          check=self.check,
         )
-        draft.add(shard, vectors, steps, seconds=time.monotonic() - start)
+        seconds = time.monotonic() - start
+        self.draft.add(shard, vectors, steps, seconds=seconds)
 
-  def publish() -> None:
+  def publish(self) -> None:
+    """Builds the index, measures its recall, and commits the generation."""
+    builder, params, draft = self.builder, self.params, self.draft
+    config, layout, corpus = builder.config, builder.layout, builder.corpus
     # The files of the earlier index stay as long as this variable.
     kind = config.index.kind
-    earlier = _earlier_index(store, step, kind=kind)
-    with store.disk_full_explained(step), draft.local() as directory:
-      save_query_tower(
-        directory,
-        jax.device_get(query_tower_parameters(builder.retriever, params)),
-      )
-      check()
+    earlier = _earlier_index(self.store, self.step, kind=kind)
+    with (
+      self.store.disk_full_explained(self.step),
+      draft.local() as directory,
+    ):
+      query_tower = query_tower_parameters(builder.retriever, params)
+      save_query_tower(directory, jax.device_get(query_tower))
+      self.check()
       shards = draft.shards()
       vectors = Embeddings(
         directory, shards, dim=layout.dim, dtype=layout.dtype
@@ -340,16 +387,16 @@ def build_generation(
           directory=directory / kind,
           queries=for_tuning,
           previous=None if earlier is None else earlier.root / kind,
-          check=check,
+          check=self.check,
         ),
       )
       build_seconds = time.monotonic() - start
-      check()
+      self.check()
       recall = {}
       if index.needs_vectors:
         recall = measure_recall(index, vectors, held_out, config.recall_at)
       manifest = Manifest(
-        step=step,
+        step=self.step,
         corpus_fingerprint=corpus.fingerprint,
         corpus_version=corpus.version,
         num_blocks=corpus.num_blocks,
@@ -363,24 +410,25 @@ def build_generation(
         build_seconds=round(build_seconds, 3),
         embeddings=shards,
         model=builder.model,
-        partial=partial,
+        partial=self.partial,
         index_report=index.report,
         files=draft.files(directory),
         folder=draft.folder.name,
       )
-    with store.disk_full_explained(step):
-      check()
-      store.commit(manifest)
-    _log_published(manifest, int(embed.sum()))
-
-  agreement.on_process_0("earlier shards", draft.adopt)
-  while True:
-    agreement.on_all_processes("shards", embed_own_shards, SHARED_ERRORS)
-    try:
-      return agreement.on_process_0("publication", publish, SHARED_ERRORS)
-    except DamagedFileError as error:
-      logging.warning("%s", error)
-      time.sleep(_PAUSE_SECONDS)
+    with self.store.disk_full_explained(self.step):
+      self.check()
+      self.store.commit(manifest)
+    logging.info(
+      "published generation %d: %d blocks, %d embedded in %.1f s, %s built in "
+      "%.1f s, recall %s",
+      self.step,
+      manifest.num_blocks,
+      int(self.embed.sum()),
+      manifest.embed_seconds,
+      kind,
+      build_seconds,
+      ", ".join(f"@{k} {r:.3f}" for k, r in recall.items()) or "–",
+    )
 
 
 def publish_vectors(
@@ -450,17 +498,3 @@ def _earlier_index(
       logging.warning("the index is built without an earlier one: %s", error)
       return None
   return None
-
-
-def _log_published(manifest: Manifest, num_embedded: int) -> None:
-  logging.info(
-    "published generation %d: %d blocks, %d embedded in %.1f s, %s built in "
-    "%.1f s, recall %s",
-    manifest.step,
-    manifest.num_blocks,
-    num_embedded,
-    manifest.embed_seconds,
-    manifest.index_kind,
-    manifest.build_seconds,
-    ", ".join(f"@{k} {r:.3f}" for k, r in manifest.recall.items()) or "–",
-  )

@@ -14,7 +14,7 @@ from realm_jax.checkpoints.store import (
   CheckpointStore,
   recorded_generation,
 )
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.build import GenerationConfig
 from realm_jax.generations.manifest import GenerationError, Manifest

@@ -22,25 +22,25 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
-from realm_jax.files.json_file import whole_text_file
-from realm_jax.files.object_store import listing
-from realm_jax.files.object_store.remote import (
-  copy_object,
-  read_text,
-  upload_files,
-)
-from realm_jax.files.staging import (
-  DamagedFileError,
-  FileRecord,
-  StagedFiles,
-  record_files,
-)
 from realm_jax.generations.manifest import (
   EmbeddingsShard,
   from_checked_json,
   to_checked_json,
 )
 from realm_jax.generations.vectors import ShardLayout, write_shard
+from realm_jax.storage.atomic import atomic_text_file
+from realm_jax.storage.paths import (
+  copy_object,
+  list_names,
+  read_text,
+  upload_files,
+)
+from realm_jax.storage.staging import (
+  DamagedFileError,
+  FileRecord,
+  StagedFiles,
+  record_files,
+)
 
 
 class _Record(NamedTuple):
@@ -61,7 +61,7 @@ class Draft:
 
   def missing(self) -> list[int]:
     """Returns the shards that have not been written, by one listing."""
-    names = set(listing.names_in(self.folder))
+    names = set(list_names(self.folder))
     shards = range(len(self.layout))
     return [shard for shard in shards if self._record(shard, names) is None]
 
@@ -87,13 +87,13 @@ class Draft:
       "files": [dataclasses.asdict(file) for file in files],
       "seconds": round(seconds, 3),
     }
-    with whole_text_file(self.folder / self._record_name(shard)) as file:
+    with atomic_text_file(self.folder / self._record_name(shard)) as file:
       file.write(to_checked_json(record))
 
   def adopt(self) -> None:
     """Copies shards of earlier builders, which have folders of their own."""
     identity, separator, _ = self.folder.name.partition("-")
-    for name in listing.names_in(self.folder.parent) if separator else ():
+    for name in list_names(self.folder.parent) if separator else ():
       if not name.startswith(f"{identity}-") or name == self.folder.name:
         continue
       earlier = Draft(self.folder.parent / name, self.layout)
@@ -169,7 +169,7 @@ class Draft:
   def _remove_unfinished(self) -> None:
     """Removes what an interrupted build has added to a local folder."""
     own = self._own_names()
-    for name in listing.names_in(self.folder):
+    for name in list_names(self.folder):
       path = Path(self.folder) / name
       if path.is_dir():
         shutil.rmtree(path)

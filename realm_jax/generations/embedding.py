@@ -20,7 +20,7 @@ from flax.core import meta
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.vectors import check_finite
 from realm_jax.models.parameters import Params

@@ -2,18 +2,20 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 
 from etils import epath
+from tqdm import tqdm
 
 from realm_jax.checkpoints.store import FOLDER, CheckpointStore
-from realm_jax.console.table import columns
-from realm_jax.files.json_value import JsonValue
-from realm_jax.files.object_store.remote import is_remote, objects_below
-from realm_jax.files.object_store.store_access import require_readable
+from realm_jax.console import columns
 from realm_jax.generations.choice import RetainedGenerations
 from realm_jax.generations.manifest import GenerationError, Manifest
 from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.storage.access import require_readable
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.paths import is_remote, objects_below
 
 _COLUMNS = (
   *("step", "blocks", "corpus", "index", "recall", "size"),
@@ -151,19 +153,10 @@ def _cells(status: GenerationStatus) -> tuple[str, ...]:
   return (
     f"{status.step}{' !' if status.problem else ''}",
     *described,
-    bytes_text(status.bytes),
+    tqdm.format_sizeof(status.bytes, "B"),
     created,
     ", ".join(map(str, status.checkpoints)) or "–",
   )
-
-
-def bytes_text(count: int) -> str:
-  """Returns a number of bytes with a unit."""
-  value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-  while value >= 1000 and len(units) > 1:
-    value /= 1000
-    units.pop(0)
-  return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def _size(path: epath.Path) -> int:
@@ -171,9 +164,9 @@ def _size(path: epath.Path) -> int:
   if is_remote(path):
     return sum(info.bytes for info in objects_below(path).values())
   total = 0
-  try:
-    for child in path.iterdir():
-      total += _size(child) if child.is_dir() else child.stat().length
-  except FileNotFoundError:
-    pass  # Removed meanwhile.
+  for folder, _, names in os.walk(path):
+    for name in names:
+      # It may be removed meanwhile.
+      with contextlib.suppress(FileNotFoundError):
+        total += os.stat(os.path.join(folder, name)).st_size
   return total

@@ -10,9 +10,8 @@ from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.staging import StagedFiles
 from realm_jax.generations.manifest import GenerationError, Manifest
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import (
@@ -34,6 +33,7 @@ from realm_jax.indexes.protocol import (
 from realm_jax.indexes.registry import IndexKindError, config_from
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
+from realm_jax.storage.staging import StagedFiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _load_index(
       files.get(needed)
     if not (beside_training and config.may_crash):
       return config.load(saved, blocks, mesh=mesh)
-    files.require_sizes(needed)
+    files.verify(needed, checksums=False)
     with contextlib.ExitStack() as stack:
       index = IsolatedIndex(config, saved, blocks)
       stack.callback(index.close)

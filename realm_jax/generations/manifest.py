@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax.files.json_value import JsonValue
-from realm_jax.files.staging import FileRecord
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.staging import FileRecord
 
 FORMAT_VERSION = 2
 _CHECKSUM_KEY = "manifest_sha256"
@@ -68,12 +68,12 @@ class Manifest:
     recall: Recall@k against exact search on held-out queries, by k; empty for
       an index that does not search vectors.
     embeddings: Files of the vectors, in row order.
+    files: All files but the manifest, relative to `folder`.
+    folder: Directory of the files, relative to the generation's directory.
     model: Checksum of the model's settings and the names and shapes of its
       parameters.
     partial: Record of the partial refresh; None where all were embedded.
     index_report: Choices and measurements of the index's build.
-    files: All files but the manifest, relative to `folder`.
-    folder: Directory of the files, relative to the generation's directory.
     created: Time of publication, in UTC.
   """
 
@@ -90,13 +90,13 @@ class Manifest:
   embed_seconds: float
   build_seconds: float
   embeddings: tuple[EmbeddingsShard, ...]
+  files: tuple[FileRecord, ...]
+  folder: str
   model: str = ""
   partial: PartialRecord | None = None
   index_report: Mapping[str, JsonValue] = dataclasses.field(
     default_factory=dict
   )
-  files: tuple[FileRecord, ...] = ()
-  folder: str = "."
   created: str = ""
   format_version: int = FORMAT_VERSION
 
@@ -120,13 +120,8 @@ class Manifest:
       DamagedGenerationError: It is not valid.
     """
     try:
-      values = json.loads(text)
-      version = values["format_version"]
-      # The version, too, is believed only if the checksum matches. Manifests of
-      # the first format have none.
-      if version == FORMAT_VERSION or _CHECKSUM_KEY in values:
-        values = from_checked_json(text)
-      if version == FORMAT_VERSION:
+      values = from_checked_json(text)
+      if (version := values["format_version"]) == FORMAT_VERSION:
         return _from_values(values)
     except (ValueError, KeyError, TypeError) as error:
       raise DamagedGenerationError(
@@ -163,16 +158,11 @@ def json_checksum(values: Mapping[str, JsonValue]) -> str:
 
 
 def _from_values(values: dict[str, Any]) -> Manifest:
-  # What an earlier program wrote for partial refreshes.
-  values.pop("block_keys", None)
   partial = values.pop("partial")
-  if partial is not None:
-    names = [field.name for field in dataclasses.fields(PartialRecord)]
-    partial = PartialRecord(**{name: partial[name] for name in names})
   manifest = Manifest(
     embeddings=tuple(EmbeddingsShard(**s) for s in values.pop("embeddings")),
     files=tuple(FileRecord(**f) for f in values.pop("files")),
-    partial=partial,
+    partial=None if partial is None else PartialRecord(**partial),
     **values,
   )
   rows = sum(shard.rows for shard in manifest.embeddings)

@@ -8,7 +8,7 @@ from absl import logging
 from jaxtyping import Bool, Float, Int
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.manifest import GenerationError, Manifest
 from realm_jax.generations.store import GenerationStore

@@ -21,16 +21,9 @@ from realm_jax.checkpoints.store import (
   CheckpointStore,
   UnreadableCheckpointError,
 )
-from realm_jax.console.sigterm import stop_on_sigterm
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.console import stop_on_sigterm
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.local_disk.disk_full import DiskFullError
-from realm_jax.files.object_store.remote import is_remote
-from realm_jax.files.object_store.store_access import (
-  require_readable,
-  require_writable,
-)
-from realm_jax.files.sole_process import SoleProcessError, sole_process
 from realm_jax.generations.build import (
   SHARED_ERRORS,
   Builder,
@@ -60,6 +53,10 @@ from realm_jax.indexes.random import RandomConfig
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning.agreement import Agreement
+from realm_jax.storage.access import require_readable, require_writable
+from realm_jax.storage.local_disk import DiskFullError
+from realm_jax.storage.paths import is_remote
+from realm_jax.storage.sole_process import SoleProcessError, sole_process
 
 
 class _RemovedCheckpointError(CheckpointError):

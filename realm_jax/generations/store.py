@@ -12,11 +12,9 @@ the same on a disk and on an object store, which cannot rename. For a reader, a
 directory without a valid manifest is no generation.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
-import os
 import re
 import threading
 import time
@@ -26,17 +24,6 @@ from pathlib import Path
 from absl import logging
 from etils import epath
 
-from realm_jax.files.checksum import sha256_of
-from realm_jax.files.json_file import whole_text_file
-from realm_jax.files.local_disk.disk_full import explain_full_disk
-from realm_jax.files.object_store import listing
-from realm_jax.files.object_store.remote import (
-  is_remote,
-  objects_below,
-  read_text,
-)
-from realm_jax.files.staging import FileRecord, StagedFiles
-from realm_jax.files.whole.durable import sync_tree
 from realm_jax.generations.draft import Draft
 from realm_jax.generations.manifest import (
   REMEDY,
@@ -45,6 +32,15 @@ from realm_jax.generations.manifest import (
   Manifest,
 )
 from realm_jax.generations.vectors import ShardLayout
+from realm_jax.storage.atomic import atomic_text_file
+from realm_jax.storage.local_disk import explain_full_disk, sync_tree
+from realm_jax.storage.paths import (
+  is_remote,
+  list_names,
+  read_text,
+  version_of,
+)
+from realm_jax.storage.staging import StagedFiles
 
 FOLDER = "generations"
 MANIFEST = "manifest.json"
@@ -91,7 +87,7 @@ class GenerationStore:
 
   def version(self, step: int) -> str | None:
     """Returns the same text for one step; None where it is not published."""
-    return listing.version_of(self.path(step) / MANIFEST)
+    return version_of(self.path(step) / MANIFEST)
 
   def manifest(self, step: int) -> Manifest:
     """Returns the manifest of a step.
@@ -132,26 +128,8 @@ class GenerationStore:
       DamagedGenerationError: A file is missing, cut or changed.
     """
     manifest = self.manifest(step)
-    root = self._files_folder(manifest)
-    sizes: dict[str, int] = {}
-    if is_remote(root):
-      sizes = {path: info.bytes for path, info in objects_below(root).items()}
-
-    def check(file: FileRecord) -> None:
-      path, problem = root / file.path, ""
-      try:
-        size = sizes[file.path] if is_remote(root) else path.stat().length
-        if size != file.size:
-          problem = f"has {size} bytes and not {file.size}"
-        elif checksums and sha256_of(path, drop_pages=True) != file.sha256:
-          problem = "does not match its checksum"
-      except (KeyError, *_MISSING):
-        problem = "is missing"
-      if problem:
-        raise DamagedGenerationError(f"{path} {problem}{REMEDY}")
-
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      list(pool.map(check, manifest.files))
+    paths = [file.path for file in manifest.files]
+    self.files(manifest).verify(paths, checksums=checksums)
     return manifest
 
   def draft(
@@ -189,7 +167,7 @@ class GenerationStore:
     if not is_remote(folder):
       sync_tree(Path(folder))
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    with whole_text_file(published / MANIFEST) as file:
+    with atomic_text_file(published / MANIFEST) as file:
       file.write(dataclasses.replace(manifest, created=created).to_json())
     for name in (_DAMAGED, _REMOVED):
       (published / name).unlink(missing_ok=True)
@@ -209,7 +187,7 @@ class GenerationStore:
     marked = [
       step
       for step in self._all_steps()
-      if _DAMAGED in listing.names_in(self.path(step))
+      if _DAMAGED in list_names(self.path(step))
     ]
     removed = self.remove_damaged(marked)
     for step in marked:
@@ -229,11 +207,11 @@ class GenerationStore:
       try:
         self.verify(step)
       except DamagedGenerationError as error:
-        if IMPORTED in listing.names_in(self.path(step)):
+        if IMPORTED in list_names(self.path(step)):
           logging.error("%s. It was imported: import it again", error)
           continue
         logging.warning("%s: it is removed", error)
-        self._unpublish(step)
+        (self.path(step) / MANIFEST).unlink(missing_ok=True)
         _rmtree(self.path(step))
         removed.append(step)
       except GenerationError as error:
@@ -256,8 +234,8 @@ class GenerationStore:
     for step in steps:
       # On a full disk, the files are taken for a draft's, and go sooner.
       with contextlib.suppress(OSError):
-        (self.path(step) / _REMOVED).write_text("")
-      self._unpublish(step)
+        (self.path(step) / _REMOVED).write_text(str(time.time()))
+      (self.path(step) / MANIFEST).unlink(missing_ok=True)
     self.remove_old_files()
 
   def remove_old_files(self, *, max_removed: int = _MAX_REMOVED) -> None:
@@ -267,8 +245,13 @@ class GenerationStore:
     """
     removed = {}
     for step in self._all_steps():
-      since = listing.storage_time(self.path(step) / _REMOVED)
-      if since is not None and self.version(step) is None:
+      try:
+        since = float(read_text(self.path(step) / _REMOVED))
+      except _MISSING:
+        continue
+      except ValueError:
+        since = 0.0  # The disk was full.
+      if self.version(step) is None:
         removed[step] = since
     now = time.time()
     order = sorted(removed, key=lambda step: removed[step])
@@ -284,7 +267,7 @@ class GenerationStore:
       if step == but:
         continue
       if self.version(step) is None:
-        if _REMOVED not in listing.names_in(self.path(step)):
+        if _REMOVED not in list_names(self.path(step)):
           _rmtree(self.path(step))
         continue
       # A newer program's manifest may not be readable here.
@@ -293,7 +276,7 @@ class GenerationStore:
 
   def _all_steps(self) -> list[int]:
     """Returns the steps that have a directory, published or not, in order."""
-    names = listing.names_in(self.directory)
+    names = list_names(self.directory)
     return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
   def _files_folder(self, manifest: Manifest) -> epath.Path:
@@ -315,14 +298,9 @@ class GenerationStore:
       )
     return manifest
 
-  def _unpublish(self, step: int) -> None:
-    (self.path(step) / MANIFEST).unlink(missing_ok=True)
-
   def _remove_folders(self, step: int, *, keep: Collection[str]) -> None:
-    """Removes what lies beside a manifest: folders, or files of older ones."""
-    if "." in keep:
-      return  # The manifest's own files stand beside it.
-    for name in listing.names_in(self.path(step)):
+    """Removes the folders and files that lie beside a manifest."""
+    for name in list_names(self.path(step)):
       if name not in keep and not name.lstrip(".").startswith("manifest."):
         logging.info("removing %s", self.path(step) / name)
         _rmtree(self.path(step) / name)

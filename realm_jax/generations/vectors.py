@@ -13,10 +13,6 @@ from flax import traverse_util
 from jaxtyping import Float, Float32, Int, Int32
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.files import npy
-from realm_jax.files.checksum import sha256_of
-from realm_jax.files.staging import FileRecord, StagedFiles
-from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.generations.manifest import (
   DamagedGenerationError,
   EmbeddingsShard,
@@ -25,6 +21,9 @@ from realm_jax.generations.manifest import (
 )
 from realm_jax.indexes.protocol import Blocks
 from realm_jax.models.parameters import Params
+from realm_jax.storage.arrays import save_array
+from realm_jax.storage.atomic import atomic_file
+from realm_jax.storage.staging import FileRecord, StagedFiles, sha256_of
 
 # File of the parameters that embed queries for the vectors.
 QUERY_TOWER = "query_tower/parameters.safetensors"
@@ -80,10 +79,6 @@ class ShardLayout:
     """Returns the name of a file of vectors."""
     return f"embeddings-{shard:05d}-of-{len(self):05d}.npy"
 
-  def steps_name(self, shard: int) -> str:
-    """Returns the name of the file with the steps of its vectors."""
-    return f"steps-{shard:05d}-of-{len(self):05d}.npy"
-
 
 def check_finite(
   vectors: Float[np.ndarray, "n d"], rows: Int[np.ndarray, " n"]
@@ -118,12 +113,12 @@ def write_shard(
   oldest, newest = int(steps.min()), int(steps.max())
   steps_path = ""
   if oldest != newest:
-    steps_path = layout.steps_name(shard)
+    steps_path = layout.name(shard).replace("embeddings", "steps")
     arrays[steps_path] = steps.astype(np.int32)
   files = []
   for name, array in arrays.items():
-    with whole_file(epath.Path(directory) / name) as path:
-      npy.save(path, array)
+    with atomic_file(epath.Path(directory) / name) as path:
+      save_array(path, array)
       size = path.stat().st_size
       files.append(FileRecord(name, size, sha256_of(path)))
   record = EmbeddingsShard(

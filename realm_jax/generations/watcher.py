@@ -8,16 +8,13 @@ from typing import NamedTuple
 from absl import logging
 from etils import epath
 
-from realm_jax.files.local_disk.disk_full import (
-  DiskFullError,
-  explain_full_disk,
-)
 from realm_jax.generations.loading import Generation
 from realm_jax.generations.manifest import (
   DamagedGenerationError,
   GenerationError,
 )
 from realm_jax.generations.store import GenerationStore
+from realm_jax.storage.local_disk import DiskFullError, explain_full_disk
 
 FOLLOW = ("newest", "next", "none")
 # Time after which an awaited generation that was rejected is read again: the

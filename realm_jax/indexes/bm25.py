@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
-from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   Blocks,
@@ -23,6 +22,7 @@ from realm_jax.indexes.protocol import (
   check_k,
 )
 from realm_jax.settings import Fraction, NonNegativeFloat, require_valid
+from realm_jax.storage.json_files import JsonValue
 
 
 @dataclasses.dataclass(frozen=True)

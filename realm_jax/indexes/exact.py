@@ -13,8 +13,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from realm_jax.files.json_value import JsonValue
-from realm_jax.files.local_disk import mapped_pages
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
@@ -35,6 +33,8 @@ from realm_jax.settings import (
   Unnamed,
   require_valid,
 )
+from realm_jax.storage.arrays import drop_pages
+from realm_jax.storage.json_files import JsonValue
 
 _ROWS_PER_COPY = 1 << 16
 # An array at a multiple of this address, in bytes, is used by jax on CPUs
@@ -252,6 +252,6 @@ def _padded(
     rows = slice(start + i, start + min(i + _ROWS_PER_COPY, real))
     part = vectors[rows]
     padded[i : i + len(part)] = part
-    mapped_pages.drop_pages(part)
+    drop_pages(part)
   padded[real:] = 0
   return padded

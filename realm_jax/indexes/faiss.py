@@ -11,8 +11,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
-from realm_jax.files.json_value import JsonValue
-from realm_jax.files.local_disk import mapped_pages
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   HOST_SETTING,
@@ -29,6 +27,8 @@ from realm_jax.indexes.protocol import (
   in_order,
 )
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
+from realm_jax.storage.arrays import drop_pages
+from realm_jax.storage.json_files import JsonValue
 
 _FILE = "index.faiss"
 _ROWS_PER_COPY = 1 << 16
@@ -87,7 +87,7 @@ class FaissConfig:
         options.check()
         part = vectors[start : min(start + _ROWS_PER_COPY, num_blocks)]
         index.add(np.ascontiguousarray(part, np.float32))
-        mapped_pages.drop_pages(part)
+        drop_pages(part)
     except RuntimeError as error:
       raise ValueError(
         f"FAISS cannot build {described!r} over {num_blocks} vectors of {dim} "

@@ -24,8 +24,6 @@ from multiprocessing.connection import Connection
 import numpy as np
 from jaxtyping import Shaped
 
-from realm_jax.files.json_value import JsonValue
-from realm_jax.files.thread_priority import lower_thread_priority
 from realm_jax.indexes.protocol import (
   Blocks,
   IndexConfig,
@@ -38,6 +36,8 @@ from realm_jax.indexes.protocol import (
   check_k,
   check_vectors,
 )
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.staging import lower_thread_priority
 
 # Socket buffer, large enough that most batches of queries are sent at once.
 _BUFFER_BYTES = 1 << 22

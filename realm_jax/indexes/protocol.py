@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Float32, Int, Int32, Integer
 
-from realm_jax.files.json_value import JsonValue
+from realm_jax.storage.json_files import JsonValue
 
 PathLike: TypeAlias = str | os.PathLike[str]
 

@@ -8,7 +8,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int, Int32
 
-from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   Blocks,
@@ -19,6 +18,7 @@ from realm_jax.indexes.protocol import (
   check_k,
 )
 from realm_jax.settings import NonNegativeInt, require_valid
+from realm_jax.storage.json_files import JsonValue
 
 
 @dataclasses.dataclass(frozen=True)

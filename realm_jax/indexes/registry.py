@@ -4,8 +4,8 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 
-from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import HOST_SETTING, IndexConfig
+from realm_jax.storage.json_files import JsonValue
 
 # Modules and classes. A module needs a library of its own, so it is imported
 # only when used.

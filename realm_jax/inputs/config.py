@@ -51,7 +51,7 @@ class TaskContext:
       must have the same vocabulary. None takes `corpus_dir`.
     question_files: Where the questions of each split are: a file of JSON Lines,
       or for a published data set the folder of its files, one of these, or
-      TFDS's folder after `tfds:` (realm_jax/inputs/questions/published.py).
+      TFDS's folder after `tfds:` (realm_jax/inputs/published.py).
     corpus_version: Version of the corpus that examples come from; None opens
       the newest.
     held_out_blocks: Number of blocks at the end of that corpus that are not in

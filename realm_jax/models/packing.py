@@ -1,7 +1,7 @@
 """Packing of sequences into rows, inside a compiled program.
 
 The number of rows is fixed, so a plan may need more rows than there are; then
-the caller takes more rows, or leaves out the sequences that have no place.
+the caller takes more rows.
 """
 
 import functools
@@ -94,39 +94,22 @@ def lengths_of(rows: TokenRows, *, groups: int) -> Int[Array, "{groups} m"]:
 
 
 def plan_rows(
-  lengths: Int[Array, "s m"],
-  *,
-  row_length: int,
-  num_rows: int,
-  longest_first: bool = True,
+  lengths: Int[Array, "s m"], *, row_length: int, num_rows: int
 ) -> Plan:
-  """Packs each group by best fit into at most `num_rows`.
-
-  Without `longest_first` the sequences are placed in their order, and those
-  that start within the rows are placed even where others need more rows.
-  """
+  """Packs each group by best fit, the longest sequences first."""
   best_fit = functools.partial(
-    _best_fit,
-    row_length=row_length,
-    num_rows=num_rows,
-    longest_first=longest_first,
+    _best_fit, row_length=row_length, num_rows=num_rows
   )
   starts, needed_rows = jax.vmap(best_fit)(lengths)
   return Plan(lengths, starts, needed_rows)
 
 
 def _best_fit(
-  lengths: Int[Array, " m"],
-  *,
-  row_length: int,
-  num_rows: int,
-  longest_first: bool,
+  lengths: Int[Array, " m"], *, row_length: int, num_rows: int
 ) -> tuple[Int[Array, " m"], Int[Array, ""]]:
   """Returns the start of each sequence, and the number of rows."""
   size = len(lengths)
-  order = jnp.arange(size)
-  if longest_first:
-    order = jnp.argsort(-lengths, stable=True)
+  order = jnp.argsort(-lengths, stable=True)
   rows = jnp.arange(num_rows)
 
   def place(turn: Int[Array, ""], state: _Filling) -> _Filling:

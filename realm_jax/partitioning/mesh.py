@@ -37,7 +37,8 @@ def make_mesh(
       a slice.
   """
   devices = jax.devices() if devices is None else devices
-  slices = _num_slices(devices)
+  # Other devices than TPUs have no slices.
+  slices = len({getattr(device, "slice_index", 0) for device in devices})
   parts = fsdp * model_parallelism
   if min(fsdp, model_parallelism) < 1 or len(devices) // slices % parts:
     within = f" in each of {slices} slices" if slices > 1 else ""
@@ -52,11 +53,6 @@ def make_mesh(
     MESH_AXES,
     axis_types=(AxisType.Auto,) * len(MESH_AXES),
   )
-
-
-def _num_slices(devices: Sequence[jax.Device]) -> int:
-  """Returns the number of TPU slices; one for other devices."""
-  return len({getattr(device, "slice_index", 0) for device in devices})
 
 
 def _arranged(

@@ -233,23 +233,19 @@ class RowGroups(NamedTuple):
   count: int
   own: tuple[int, ...]
 
-  def divided(self, parts: int) -> "RowGroups":
-    """Returns groups of which each is a part of one of these, in order."""
-    own = tuple(
-      group * parts + part for group in self.own for part in range(parts)
-    )
-    return RowGroups(self.count * parts, own)
-
-  def own_rows(self, num_rows: int) -> Int[np.ndarray, " local"]:
+  def own_rows(
+    self, num_rows: int, *, parts: int = 1
+  ) -> Int[np.ndarray, " local"]:
     """Returns the numbers of this process's rows, in rising order.
 
     Raises:
-      ValueError: The groups cannot share the rows evenly.
+      ValueError: The groups, each in so many `parts`, cannot share the rows
+        evenly.
     """
-    if num_rows % self.count:
+    if num_rows % (self.count * parts):
       raise ValueError(
-        f"batch_size={num_rows} is not a multiple of the {self.count} groups "
-        "that share it (data × fsdp × microbatches); change BATCH_SIZE"
+        f"batch_size={num_rows} is not a multiple of the {self.count * parts} "
+        "groups that share it (data × fsdp × microbatches); change BATCH_SIZE"
       )
     return np.arange(num_rows).reshape(self.count, -1)[list(self.own)].ravel()
 

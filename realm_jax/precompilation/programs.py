@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from absl import logging
 from jax.sharding import NamedSharding
 
-from realm_jax.console import table
-from realm_jax.files.json_value import JsonValue
+from realm_jax import console
 from realm_jax.generations.build import GenerationConfig
 from realm_jax.generations.embedding import (
   abstract_retriever,
@@ -27,19 +26,19 @@ from realm_jax.models.retriever import embed_blocks, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.precompilation.topology import Topology
+from realm_jax.storage.json_files import JsonValue
 from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.own_index import (
+from realm_jax.training.device_blocks import SearchedBlocks, abstract_blocks
+from realm_jax.training.rolling_index import (
   abstract_vectors,
   plan_of,
-  slice_of_step,
+  refresh_of,
 )
 from realm_jax.training.row_counts import input_shapes
-from realm_jax.training.search_in_step import SearchedBlocks
 from realm_jax.training.setup import StepSetup, set_up_step
 from realm_jax.training.stages.stage import Models
 from realm_jax.training.state import abstract_state
-from realm_jax.training.token_store import abstract_blocks
 
 STEP, EMBEDDING, SEARCH = "training step", "embedding", "search"
 # BERT's vocabulary, where the recipe says no other.
@@ -142,7 +141,7 @@ class Report:
       f"{slice_.memory_bandwidth / 1e9:.0f} GB/s"
     )
     lines = [verdict, *(f"  {setting}" for setting in self.advice)]
-    return f"{header}\n\n{table.columns(rows)}\n\n" + "\n".join(lines)
+    return f"{header}\n\n{console.columns(rows)}\n\n" + "\n".join(lines)
 
 
 def compile_recipe(
@@ -183,11 +182,12 @@ def _of_training(
     mesh=mesh,
     axis_rules=config.mesh.all_axis_rules,
   )
-  searched, refreshed = None, None
+  searched, refresh = None, None
   if config.stage.needs_index:
     searched = _searched(setup, num_blocks)
   if config.keeps_own_index:
-    refreshed = slice_of_step(setup, num_blocks, mean_length=None)
+    at_once = config.refresh.blocks_per_step
+    refresh = refresh_of(setup, num_blocks, at_once=at_once)
     state = state._replace(index=abstract_vectors(setup, num_blocks))
   in_step = searched if config.retrieve_on_device else None
   arguments = state, setup.abstract_batch(), in_step
@@ -195,7 +195,7 @@ def _of_training(
     config.stage, models, config.stage.example(setup.empty_arrays())
   )
   name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
-  steps = CompiledSteps(setup, setup.layout(None), refreshed)
+  steps = CompiledSteps(setup, setup.layout(None), refresh)
   for frozen, step in steps.lower(*arguments, first_step=0):
     mode = ", retriever frozen" if frozen else ""
     yield _cost(STEP, name + mode, step, arguments, topology)

@@ -12,8 +12,7 @@ from absl import app
 
 import gin
 from realm_jax.configuration import kept_files, names
-from realm_jax.files import kept_configuration
-from realm_jax.training import loop
+from realm_jax.training import kept_configuration, loop
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Metrics

@@ -6,10 +6,12 @@ stops when it is told to. RE2, whose time is linear, has neither: its `\s`,
 `\d`, `\w` and `\b` know only ASCII.
 """
 
+import contextlib
 import functools
 import re
 import time
 import warnings
+from collections.abc import Iterator
 
 import regex
 from absl import logging
@@ -61,7 +63,7 @@ class Pattern:
     Raises:
       PatternError: It is too slow.
     """
-    with _Limit(self) as timeout:
+    with self._limited() as timeout:
       return self._compiled.match(text, timeout=timeout) is not None
 
   def occurs(self, text: str) -> bool:
@@ -70,7 +72,7 @@ class Pattern:
     Raises:
       PatternError: It is too slow.
     """
-    with _Limit(self) as timeout:
+    with self._limited() as timeout:
       return self._compiled.search(text, timeout=timeout) is not None
 
   def spans(self, text: str, *, at_most: int | None = None) -> list[range]:
@@ -82,7 +84,7 @@ class Pattern:
       PatternError: It is too slow.
     """
     found: list[range] = []
-    with _Limit(self) as timeout:
+    with self._limited() as timeout:
       for match in self._compiled.finditer(text, timeout=timeout):
         matched = match.group()
         if stripped := matched.strip():
@@ -92,31 +94,23 @@ class Pattern:
             break
     return found
 
-
-class _Limit:
-  """Measures one search, which may take as long as the pattern has left."""
-
-  def __init__(self, pattern: Pattern):
-    self._of = pattern
-
-  def __enter__(self) -> float:
-    if self._of.too_slow:
-      raise PatternError(self._of.too_slow)
+  @contextlib.contextmanager
+  def _limited(self) -> Iterator[float]:
+    """Measures one search, which may take as long as the pattern has left."""
+    if self.too_slow:
+      raise PatternError(self.too_slow)
     # A process that does not run for a while must not condemn a pattern.
-    self._start = time.thread_time()
-    return self._of._seconds_left
-
-  def __exit__(
-    self, kind: object, error: BaseException | None, traceback: object
-  ) -> None:
-    seconds = time.thread_time() - self._start
-    left = self._of._seconds_left + _SECONDS_PER_TEXT - seconds
-    self._of._seconds_left = min(left, _SECONDS_AT_ONCE)
-    if isinstance(error, TimeoutError) or left <= 0:
-      reason = "it takes too long on texts of this length"
-      logging.warning("answer pattern %r: %s", self._of._pattern, reason)
-      self._of.too_slow = reason
-      raise PatternError(reason) from error
+    start, error = time.thread_time(), None
+    try:
+      yield self._seconds_left
+    except TimeoutError as timeout:
+      error = timeout
+    left = self._seconds_left + _SECONDS_PER_TEXT - (time.thread_time() - start)
+    self._seconds_left = min(left, _SECONDS_AT_ONCE)
+    if error is not None or left <= 0:
+      self.too_slow = "it takes too long on texts of this length"
+      logging.warning("answer pattern %r: %s", self._pattern, self.too_slow)
+      raise PatternError(self.too_slow) from error
 
 
 @functools.lru_cache(maxsize=65536)

@@ -58,7 +58,7 @@ def tag_many(
 
 
 # The functions that make a tagger of a directory, by the name before a colon.
-_LOADERS = {"bert": "realm_jax.tagging.bert_tagger.load"}
+_LOADERS = {"bert": "realm_jax.tagging.load"}
 
 _MONTHS = (
   "January February March April May June July August September October "

@@ -30,15 +30,15 @@ from realm_jax.models.retriever import embed_queries, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
-from realm_jax.training.decisions import Decisions, StepFacts
-from realm_jax.training.device_generations import (
+from realm_jax.training.decisions import Decisions
+from realm_jax.training.device_blocks import SearchedBlocks
+from realm_jax.training.generations import (
   DeviceGeneration,
   DeviceGenerationLoader,
+  GenerationSchedule,
 )
-from realm_jax.training.generations import GenerationSchedule
 from realm_jax.training.goodput import Goodput
-from realm_jax.training.own_index import OwnIndex
-from realm_jax.training.search_in_step import SearchedBlocks
+from realm_jax.training.rolling_index import OwnIndex
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.stage import StageContext, StepBatch
@@ -250,9 +250,12 @@ class Candidates:
     except IndexCrashedError as error:
       crash = error
     loaded = None if self._schedule is None else self._schedule.loaded()
-    crashed = None if crash is None else str(crash)
-    facts = StepFacts(loaded, crashed, metrics)
-    decision = self._decisions.of_step(entry.step, facts)
+    decision = self._decisions.of_step(
+      entry.step,
+      generation=loaded,
+      crashed=None if crash is None else str(crash),
+      metrics=metrics,
+    )
     if decision.crashed is not None:
       raise IndexCrashedError(decision.crashed) from crash
     placed = sharding.to_devices(batch, self._setup.mesh)

@@ -28,7 +28,7 @@ from realm_jax.checkpoints.store import (
   loop_record,
   recorded_generation,
 )
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.models.parameters import Params
@@ -36,7 +36,6 @@ from realm_jax.partitioning import sharding
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.goodput import Goodput
 from realm_jax.training.metrics import NonFiniteLossError
-from realm_jax.training.rolling_refresh import DatedVectors
 from realm_jax.training.state import TrainState
 
 T = TypeVar("T")
@@ -301,9 +300,9 @@ class Checkpointer:
       self._store.wait()
 
   def own_vectors(
-    self, step: int, fingerprint: str, like: DatedVectors
-  ) -> DatedVectors | None:
-    """Restores the vectors of all blocks, like abstract arrays.
+    self, step: int, fingerprint: str, like: dict[str, jax.ShapeDtypeStruct]
+  ) -> dict[str, jax.Array] | None:
+    """Restores the vectors of all blocks, like abstract arrays by their names.
 
     Returns:
       The vectors; None where the checkpoint has none, those of another corpus
@@ -315,12 +314,11 @@ class Checkpointer:
     store.wait()
     if not store.has_vectors_of(step, fingerprint):
       return None
-    if store.shapes(step, "vectors")["vectors"] != like.vectors.shape:
+    if store.shapes(step, "vectors")["vectors"] != like["vectors"].shape:
       logging.info("other devices share the blocks: embedding all of them")
       return None
-    wanted = {"vectors": like._asdict()}
-    item = store.restore(step, items=("vectors",), like=wanted)["vectors"]
-    return DatedVectors(**item)
+    wanted = {"vectors": like}
+    return store.restore(step, items=("vectors",), like=wanted)["vectors"]
 
   def with_last_good(self, error: NonFiniteLossError) -> NonFiniteLossError:
     """Returns the error with the checkpoint to continue from."""

@@ -1,13 +1,12 @@
 """The steps of a run, compiled ahead of time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from absl import logging
 
 from realm_jax.partitioning import cpu_tuning, sharding
-from realm_jax.training.rolling_refresh import Slice
 from realm_jax.training.row_layout import RowLayout
 from realm_jax.training.search_in_step import SearchInStep
 from realm_jax.training.setup import StepSetup
@@ -26,7 +25,8 @@ class CompiledSteps:
   Args:
     setup: Parts of the step.
     layout: How sequences are laid out in rows.
-    refreshed: What each device embeds again, in a run that keeps its own index.
+    refresh: Function that embeds a slice again, in a run that keeps its own
+      index (`rolling_index.refresh_of`).
 
   Attributes:
     programs: Compiled steps, by whether the retriever is frozen and by the
@@ -37,7 +37,7 @@ class CompiledSteps:
     self,
     setup: StepSetup,
     layout: RowLayout,
-    refreshed: Slice | None = None,
+    refresh: Callable[..., Any] | None = None,
   ):
     self._setup = setup
     self._layout = layout
@@ -49,7 +49,7 @@ class CompiledSteps:
         num_candidates=config.stage.num_candidates,
         current_queries=config.stage.current_queries or config.keeps_own_index,
         mesh=setup.mesh,
-        refreshed=refreshed,
+        refresh=refresh,
       )
     self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
 

@@ -51,7 +51,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RefreshConfig:
-  """How a run follows the index builder.
+  """How a run follows the index builder, or keeps its own index.
 
   Attributes:
     swap_generations: Whether later generations are swapped in at all; open QA
@@ -72,6 +72,11 @@ class RefreshConfig:
       same generation by `exact` search, the `last` generation before, or
       nothing (`fail`).
     timeout_seconds: Seconds to wait for a generation before giving up.
+    blocks_per_step: Number of blocks that each step embeds again, on all
+      devices together, in an index that the run keeps itself. With 0 the run
+      follows an index builder.
+    rolling_refresh_dtype: Type of that index's vectors, `float32` or
+      `bfloat16`.
   """
 
   swap_generations: bool = True
@@ -82,6 +87,8 @@ class RefreshConfig:
   on_stale: Literal["warn", "fail"] = "warn"
   on_crash: Literal["exact", "last", "fail"] = "exact"
   timeout_seconds: PositiveFloat = 24 * 3600.0
+  blocks_per_step: NonNegativeInt = 0
+  rolling_refresh_dtype: Literal["float32", "bfloat16"] = "float32"
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -92,23 +99,6 @@ class RefreshConfig:
     if not self.swap_generations:
       return "none"
     return "next" if self.wait_for_generations else "newest"
-
-
-@dataclasses.dataclass(frozen=True)
-class RollingRefreshConfig:
-  """How a run keeps its own index, a slice of which each step embeds again.
-
-  Attributes:
-    blocks_per_step: Number of blocks that each step embeds again, on all
-      devices together. With 0 the run follows an index builder.
-    rolling_refresh_dtype: Type of the vectors, `float32` or `bfloat16`.
-  """
-
-  blocks_per_step: NonNegativeInt = 0
-  rolling_refresh_dtype: Literal["float32", "bfloat16"] = "float32"
-
-  def __post_init__(self) -> None:
-    require_valid(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +157,6 @@ class TrainConfig:
       computes on less padding, and takes longer to compile.
     retrieve_on_device: Whether the step itself searches an exact index and
       gathers the candidates, in one compiled program.
-    rolling_refresh: Whether and how it keeps that index itself.
   """
 
   model_dir: epath.PathLike
@@ -184,7 +173,6 @@ class TrainConfig:
   pack: bool = True
   max_shape_buckets: PositiveInt = 3
   retrieve_on_device: Annotated[bool, OfRun()] = False
-  rolling_refresh: RollingRefreshConfig = RollingRefreshConfig()
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -202,7 +190,7 @@ class TrainConfig:
       )
     if self.keeps_own_index and not self.retrieve_on_device:
       raise ValueError(
-        f"BLOCKS_PER_STEP={self.rolling_refresh.blocks_per_step} has each step "
+        f"BLOCKS_PER_STEP={self.refresh.blocks_per_step} has each step "
         "embed blocks where it searches them; set RETRIEVE_ON_DEVICE = True, "
         "too"
       )
@@ -246,7 +234,7 @@ class TrainConfig:
   @property
   def keeps_own_index(self) -> bool:
     """Whether the run itself embeds the blocks that it searches."""
-    return self.rolling_refresh.blocks_per_step > 0
+    return self.refresh.blocks_per_step > 0
 
   @property
   def waits(self) -> bool:

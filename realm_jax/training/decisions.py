@@ -12,21 +12,6 @@ from typing import Any, NamedTuple
 from realm_jax.partitioning.agreement import Agreement
 
 
-class StepFacts(NamedTuple):
-  """What a process knows once it has prepared its rows of a step.
-
-  Attributes:
-    generation: Newest generation that process 0 has loaded; in the others, the
-      one of `StepDecision.load` once they have loaded it.
-    crashed: Why the index has crashed, if it has.
-    metrics: Metrics of the host.
-  """
-
-  generation: int | None
-  crashed: str | None
-  metrics: dict[str, float]
-
-
 class StepDecision(NamedTuple):
   """What holds for a step in all processes.
 
@@ -43,13 +28,6 @@ class StepDecision(NamedTuple):
   crashed: str | None
   stop: bool
   metrics: dict[str, float]
-
-
-class AfterStep(NamedTuple):
-  """Whether to save a checkpoint, and to end the run, which was preempted."""
-
-  save: bool
-  stop: bool
 
 
 class Decisions:
@@ -88,13 +66,32 @@ class Decisions:
     """The generation that process 0 would like all to load."""
     return None if self._last is None else self._last.load
 
-  def of_step(self, step: int, facts: StepFacts) -> StepDecision:
+  def of_step(
+    self,
+    step: int,
+    *,
+    generation: int | None,
+    crashed: str | None,
+    metrics: Mapping[str, float],
+  ) -> StepDecision:
     """Decides what concerns a step, from the retrieval's thread.
+
+    Args:
+      step: The step, whose rows this process has prepared.
+      generation: Newest generation that process 0 has loaded; in the others,
+        the one of `generation_to_load` once they have loaded it.
+      crashed: Why the index has crashed, if it has.
+      metrics: Metrics of the host.
 
     Raises:
       ProcessesError: A process has failed.
     """
-    known = {**facts._asdict(), "preempted": self._preempted.is_set()}
+    known = {
+      "generation": generation,
+      "crashed": crashed,
+      "metrics": metrics,
+      "preempted": self._preempted.is_set(),
+    }
     decided = self._steps.exchange(f"step {step}", known, _decide_step)
     self._last = decision = StepDecision(**decided)
     if decision.stop and self._last_step is None:
@@ -110,13 +107,13 @@ class Decisions:
       return newest
     return None if self._last is None else self._last.generation
 
-  def after_step(self, step: int) -> AfterStep:
-    """Returns what to do once `step` steps are done."""
+  def after_step(self, step: int) -> tuple[bool, bool]:
+    """Returns whether to save once `step` steps are done, and to end then."""
     stop = self._last_step is not None and step > self._last_step
     if self._steps.count == 1:
       stop = self._preempted.is_set()
     is_due = step % self._save_every_steps == 0 or step == self._num_steps
-    return AfterStep(save=is_due or stop, stop=stop)
+    return is_due or stop, stop
 
   def stop_requested(self) -> bool:
     """Whether a run that waits, between two steps, should give up waiting.
@@ -129,7 +126,7 @@ class Decisions:
 
 
 def _decide_step(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Returns the fields of a `StepDecision`, from those of all `StepFacts`."""
+  """Returns the fields of a `StepDecision`, from what all processes know."""
   wanted = facts[0]["generation"]
   have_it = all(fact["generation"] == wanted for fact in facts)
   crashes = [

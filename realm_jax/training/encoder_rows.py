@@ -80,24 +80,6 @@ class EncoderRows(NamedTuple):
   body_length: Int[AnyArray, "b k"] | None = None
 
 
-def query_rows(
-  retriever: Retriever,
-  query: Int[AnyArray, "b q"],
-  numbers: UInt32[Array, " b"],
-) -> TokenRows:
-  """Returns what the query tower reads of numbered examples."""
-  return TokenRows(retriever.query_input(query), numbers)
-
-
-def block_rows(
-  retriever: Retriever,
-  block: Int[AnyArray, "b l"],
-  numbers: UInt32[Array, " b"],
-) -> TokenRows:
-  """Returns what the block tower reads of numbered examples."""
-  return TokenRows(retriever.block_input(block), numbers)
-
-
 def joint_rows(
   reader: Reader,
   query: Int[AnyArray, "b q"],

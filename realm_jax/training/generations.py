@@ -4,6 +4,7 @@ All processes search the same one in a step. They decide so on the hosts while
 the devices compute the step before (`realm_jax/training/decisions.py`).
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -18,14 +19,21 @@ from realm_jax.generations.manifest import (
 )
 from realm_jax.generations.store import FOLDER, GenerationStore
 from realm_jax.generations.watcher import GenerationWatcher
-from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.protocol import (
+  IndexConfig,
   IndexCrashedError,
   RetrievalUnavailableError,
 )
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
+from realm_jax.training.device_blocks import (
+  BlockArrays,
+  SearchedBlocks,
+  load_blocks,
+)
 from realm_jax.training.goodput import Goodput
+from realm_jax.training.setup import StepSetup
 
 _REMINDER_SECONDS = 30.0
 _POLL_SECONDS = 1.0
@@ -394,3 +402,71 @@ class GenerationSchedule:
     if self._warned_at is None or step - self._warned_at >= limit:
       self._warned_at = step
       logging.warning("%s", message)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceGeneration(Generation):
+  """A generation with an exact index, and the tokens of its blocks."""
+
+  blocks: BlockArrays
+
+  def searched(self, setup: StepSetup) -> SearchedBlocks:
+    """Returns what a step of a run searches."""
+    index, config = self.index, setup.config
+    assert isinstance(index, ExactIndex)
+    current = config.stage.current_queries
+    return SearchedBlocks(
+      query_params={} if current else self.query_params,
+      vectors=index.vectors,
+      count=index.count,
+      blocks=self.blocks,
+      plan=index.plan(setup.num_searched, num_queries=config.data.batch_size),
+    )
+
+
+class DeviceGenerationLoader:
+  """Loads generations and the tokens of the corpus version of each.
+
+  Generations in a row that are of one corpus version share its tokens.
+
+  Args:
+    directory: Directory of the generations.
+    load: Loader of generations.
+    setup: Lengths and devices of the run.
+  """
+
+  def __init__(
+    self,
+    directory: epath.Path,
+    load: Callable[..., Generation],
+    setup: StepSetup,
+  ):
+    self._store = GenerationStore(directory)
+    self._load = load
+    self._setup = setup
+    self._last: DeviceGeneration | None = None
+
+  def __call__(
+    self, step: int, *, index: IndexConfig | None = None
+  ) -> Generation:
+    """Loads the generation of a step; see `load_generation`.
+
+    Raises:
+      GenerationError: It cannot be used, or has another index.
+    """
+    kind = self._store.manifest(step).index_kind
+    if kind != ExactIndex.kind:
+      raise GenerationError(
+        f"{self._store.path(step)} has an index of the kind {kind!r}, and "
+        "RETRIEVE_ON_DEVICE = True searches an exact one alone: publish "
+        "generations with INDEX = %EXACT, or set RETRIEVE_ON_DEVICE = False"
+      )
+    generation = self._load(step, index=index)
+    last, corpus = self._last, generation.corpus
+    if last is not None and last.corpus.fingerprint == corpus.fingerprint:
+      blocks = last.blocks
+    else:
+      length = self._setup.config.data.block_length
+      blocks = load_blocks(corpus, block_length=length, mesh=self._setup.mesh)
+    self._last = DeviceGeneration(**vars(generation), blocks=blocks)
+    return self._last

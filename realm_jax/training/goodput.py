@@ -15,7 +15,7 @@ from typing import Literal
 
 from etils import epath
 
-from realm_jax.files.metric_rows import read_rows
+from realm_jax.training.metric_rows import read_rows
 
 # Whatever is none of these is time for steps.
 Spent = Literal["start_up", "compiling", "waiting", "saving", "repeated"]

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 
 from absl import logging
 
-from realm_jax.files.sole_process import SoleProcess
 from realm_jax.indexes.protocol import RetrievalUnavailableError
+from realm_jax.storage.sole_process import SoleProcess
 from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compilation import CompiledSteps
@@ -105,18 +105,18 @@ def iterate(
       )
       step += 1
       metrics.push(step, on_devices, {**prepared.metrics, **run.goodput.row()})
-      decision = run.decisions.after_step(step)
+      is_due, is_last = run.decisions.after_step(step)
       run.sole.check()
       run.checkpoints.check()
-      if decision.stop:
+      if is_last:
         run.checkpoints.hurry()
-      if decision.save:
+      if is_due:
         save()
         saved = step
-      if decision.stop or step == num_steps:
+      if is_last or step == num_steps:
         run.checkpoints.wait()
       yield state, on_devices
-      if decision.stop:
+      if is_last:
         return
   except NonFiniteLossError as error:
     raise run.checkpoints.with_last_good(error) from None

@@ -23,11 +23,15 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm import tqdm
 
-from realm_jax.files.metric_rows import RowWriter, open_rows
-from realm_jax.files.object_store import store_access
-from realm_jax.files.object_store.remote import is_remote
-from realm_jax.files.whole.appended_file import AppendedFile
-from realm_jax.files.whole.whole_file import whole_file
+from realm_jax.storage.access import explained
+from realm_jax.storage.atomic import atomic_file
+from realm_jax.storage.paths import is_remote
+from realm_jax.training.metric_rows import (
+  AppendedFile,
+  RowsInBucket,
+  RowsOnDisk,
+  open_rows,
+)
 
 _STEPS_LATE = 2
 _LOG_LINE_SECONDS = 30.0
@@ -175,7 +179,7 @@ class _Files:
   def __init__(self, model_dir: epath.PathLike, start_step: int):
     self._model_dir = epath.Path(model_dir)
     self._start_step = start_step
-    self._rows: RowWriter | None = None
+    self._rows: RowsOnDisk | RowsInBucket | None = None
     # Rows that came before their file could be opened.
     self._early: list[Mapping[str, float]] = []
     self._events: AppendedFile | io.BytesIO | None = None
@@ -188,7 +192,7 @@ class _Files:
     if self._rows is None:
       self._early.append(row)
     else:
-      self._try(self._rows.write, row)
+      self._try(self._rows.write_row, row)
     self._try(self._write_event, step, metrics)
 
   def flush(self) -> None:
@@ -205,7 +209,7 @@ class _Files:
     if self._rows is None:
       self._rows = open_rows(self._model_dir, start_step=self._start_step)
     while self._early:
-      self._rows.write(self._early.pop(0))
+      self._rows.write_row(self._early.pop(0))
     self._rows.flush()
 
   def _write_event(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -235,7 +239,7 @@ class _Files:
 
   def _flush_events(self) -> None:
     if isinstance(self._events, io.BytesIO):
-      with whole_file(self._model_dir / self._events_name) as partial:
+      with atomic_file(self._model_dir / self._events_name) as partial:
         partial.write_bytes(self._events.getvalue())
       self._events = None
     elif self._events is not None:
@@ -245,7 +249,7 @@ class _Files:
     try:
       write(*arguments)
     except Exception as error:
-      message = store_access.explained(error)
+      message = explained(error)
       if message is None and not isinstance(error, OSError):
         raise
       if not self._has_warned:

@@ -117,7 +117,7 @@ def random_batches(
     rows = rng.integers(corpus.num_blocks, size=num_queries)
     query = corpus.random_sentences(rows, query_length, rng)
     rows = rng.integers(corpus.num_blocks, size=shape)
-    if stage.has_null_block:
+    if stage.null_block:
       rows[:, 0] = NULL_ROW
     candidates = corpus.gather(rows, block_length)
     yield stage.example(shapes._replace(query=query, candidates=candidates))

@@ -7,7 +7,6 @@ candidates. Nothing waits for the host.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,51 +24,19 @@ from realm_jax.models.retriever import (
   query_tower_parameters,
 )
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
+from realm_jax.training.device_blocks import BlockArrays, SearchedBlocks
 from realm_jax.training.encoder_rows import (
   NULL_ROW,
   Candidates,
   with_null,
   without_source,
 )
-from realm_jax.training.rolling_refresh import (
-  DatedVectors,
-  Slice,
-  refresh_oldest,
-)
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Metrics
-from realm_jax.training.token_store import BlockArrays
 
 # Two tokens of 16 bits are exchanged as one word: collectives that add support
 # 32 bits everywhere.
 _TOKENS_PER_WORD = 2
-
-
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["query_params", "vectors", "count", "blocks"],
-  meta_fields=["plan"],
-)
-@dataclasses.dataclass(frozen=True)
-class SearchedBlocks:
-  """What a step searches: a generation, or the run's own index.
-
-  Attributes:
-    query_params: Parameters of the query tower that embeds the queries; none
-      if the current parameters do.
-    vectors: Vectors [n, d] of all blocks; None of a run that keeps its own
-      index, for they are part of its state.
-    count: Number of blocks, without padding.
-    blocks: Tokens of all blocks, as `BlockArrays`.
-    plan: Settings of the search, which are part of the program.
-  """
-
-  # jax also makes trees of such objects that have no arrays.
-  query_params: Any
-  vectors: Any
-  count: Any
-  blocks: Any
-  plan: exact_search.Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,15 +53,16 @@ class SearchInStep:
     num_candidates: Number of candidates, the null block included.
     current_queries: Whether queries are embedded with the current parameters.
     mesh: Mesh of all devices.
-    refreshed: What each device embeds again; None of a run that searches
-      generations.
+    refresh: Function that embeds a slice of a run's own index again, given
+      the retriever's parameters, the dated vectors, the blocks and the step;
+      None of a run that searches generations.
   """
 
   retriever: Retriever
   num_candidates: int
   current_queries: bool
   mesh: Mesh
-  refreshed: Slice | None = None
+  refresh: Callable[..., Any] | None = None
 
   def __call__(
     self,
@@ -110,20 +78,12 @@ class SearchInStep:
     """
     metrics: Metrics = {}
     current, vectors = state.params["retriever"], searched.vectors
-    if self.refreshed is not None:
-      dated: DatedVectors = state.index
+    if self.refresh is not None:
+      dated: Any = state.index
       if freeze_retriever:
         dated = dated.as_of(state.step)
       else:
-        dated = refresh_oldest(
-          current,
-          dated,
-          searched.blocks,
-          state.step,
-          retriever=self.retriever,
-          part=self.refreshed,
-          mesh=self.mesh,
-        )
+        dated = self.refresh(current, dated, searched.blocks, state.step)
       state, vectors = state._replace(index=dated), dated.vectors
       staleness = state.step - dated.steps.min()
       metrics["staleness_steps"] = staleness.astype(jnp.float32)
@@ -177,7 +137,14 @@ def find_candidates(
     source_hashes: UInt32[Array, "b 2"],
     blocks: BlockArrays,
   ) -> Candidates:
-    marks = _fetch_marks(blocks, rows)
+    # The two words of the hashes of rows, and their numbers.
+    marks = _fetch(
+      lambda local: jnp.stack(
+        [mark[local] for mark in (*blocks.hashes, blocks.numbers)], axis=-1
+      ),
+      rows,
+      rows_of_device=len(blocks.numbers),
+    )
     is_source = (marks[..., :2] == source_hashes[:, None]).all(axis=-1)
     place = jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape)
     place = without_source(place, is_source, num_kept=num_kept)
@@ -206,18 +173,6 @@ def find_candidates(
     out_specs=by_group,
     check_vma=False,
   )(rows, jnp.asarray(source_hashes), blocks)
-
-
-def _fetch_marks(
-  own: BlockArrays, rows: Int[Array, "b n"]
-) -> UInt32[Array, "b n 3"]:
-  """Returns the two words of the hashes of rows, and their numbers."""
-  marks = *own.hashes, own.numbers
-  return _fetch(
-    lambda local: jnp.stack([mark[local] for mark in marks], axis=-1),
-    rows,
-    rows_of_device=len(own.numbers),
-  )
 
 
 def fetch_tokens(

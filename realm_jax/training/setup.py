@@ -181,12 +181,13 @@ def set_up_step(
       too few blocks.
   """
   _require_divisible_heads(config, mesh)
-  parts = sharding.row_groups(mesh).divided(config.num_microbatches)
   rows_of, loss = config.stage.functions(models)
   return StepSetup(
     config=config,
     mesh=mesh,
-    own_rows=parts.own_rows(config.data.batch_size),
+    own_rows=sharding.row_groups(mesh).own_rows(
+      config.data.batch_size, parts=config.num_microbatches
+    ),
     models=models,
     rows_of=rows_of,
     loss=loss,

@@ -8,28 +8,25 @@ from collections.abc import Iterator, Mapping
 from absl import logging
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.console.sigterm import stop_on_sigterm
-from realm_jax.files.kept_configuration import keep_configuration
-from realm_jax.files.object_store.store_access import (
-  require_readable,
-  require_writable,
-)
-from realm_jax.files.sole_process import (
+from realm_jax.console import stop_on_sigterm
+from realm_jax.inputs.batches import BatchStream
+from realm_jax.partitioning.agreement import Agreement
+from realm_jax.storage.access import require_readable, require_writable
+from realm_jax.storage.sole_process import (
   SoleProcess,
   SoleProcessError,
   sole_process,
 )
-from realm_jax.inputs.batches import BatchStream
-from realm_jax.partitioning.agreement import Agreement
 from realm_jax.training.candidates import open_candidates
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import Goodput
+from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.loop import Run, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
-from realm_jax.training.own_index import OwnIndex
+from realm_jax.training.rolling_index import OwnIndex
 from realm_jax.training.setup import set_up
 from realm_jax.training.state import TrainState, abstract_state, create_state
 
@@ -42,7 +39,7 @@ def train(
   Args:
     config: Configuration of the run.
     configuration: Texts of the files in which MODEL_DIR keeps the
-      configuration, if any (`realm_jax/files/kept_configuration.py`).
+      configuration, if any (`realm_jax/training/kept_configuration.py`).
 
   Raises:
     SoleProcessError: MODEL_DIR has a trainer already, or, on an object store,
@@ -150,9 +147,10 @@ def open_run(
       setup, examples, decisions, loop_state, stack, goodput, own_index
     )
     with goodput.measure("compiling"):
-      layout = setup.layout(setup.corpus)
-      refreshed = None if own_index is None else own_index.part
-      step_function = CompiledSteps(setup, layout, refreshed)
+      # By a corpus that stays the same when the run is resumed.
+      layout = setup.layout(setup.examples)
+      refresh = None if own_index is None else own_index.refresh
+      step_function = CompiledSteps(setup, layout, refresh)
       # A step that searches is compiled when its vectors are there.
       if not config.retrieve_on_device:
         step_function.compile(state, setup.abstract_batch())

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from realm_jax.files.json_file import JsonValue
 from realm_jax.models.bert import Activation, BertConfig
+from realm_jax.storage.json_files import JsonValue
 from realm_jax.text import wordpieces
 from realm_jax.weights import WeightsError
 from realm_jax.weights.model import VOCABULARY_FILE

@@ -11,9 +11,9 @@ import numpy as np
 import safetensors.numpy
 from etils import epath
 
-from realm_jax.files.json_file import JsonValue, whole_text_file, write_json
-from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.models.bert import BertConfig
+from realm_jax.storage.atomic import atomic_file, atomic_text_file
+from realm_jax.storage.json_files import JsonValue, write_json
 from realm_jax.text.wordpieces import write_pieces
 from realm_jax.weights import WeightsError, config, reading
 from realm_jax.weights.model import VOCABULARY_FILE
@@ -132,7 +132,7 @@ class Export:
       else:
         write_json(directory / name, content)
     if self.readme:
-      with whole_text_file(directory / README) as file:
+      with atomic_text_file(directory / README) as file:
         file.write(self.readme)
     by_folder: dict[str, dict[str, np.ndarray]] = {}
     left, lines = dict(parameters), []
@@ -148,7 +148,7 @@ class Export:
     # reads no file that does not name its framework.
     for folder, tensors in by_folder.items():
       content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
-      with whole_file(directory / folder / WEIGHTS) as path:
+      with atomic_file(directory / folder / WEIGHTS) as path:
         path.write_bytes(content)
     lines.append(f"parameters that are not written: {len(left) or 'none'}")
     lines += [f"  {reading.show(p, array.shape)}" for p, array in left.items()]

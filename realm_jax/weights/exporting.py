@@ -9,9 +9,9 @@ from etils import epath
 
 from realm_jax.checkpoints.best import NAME
 from realm_jax.checkpoints.store import CheckpointStore, best_step
-from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.storage.access import require_readable
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, sentence_transformers, tables
 from realm_jax.weights.config import HF_ATTENTION_MASK_VALUE

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 from etils import epath
 
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
-from realm_jax.files.object_store.remote import is_remote
 from realm_jax.models.retriever import POOLINGS
 from realm_jax.settings import PositiveFloat, PositiveInt, require_valid
+from realm_jax.storage.paths import is_remote
 from realm_jax.weights import WeightsError
 
 # What the vectors of an export can be of.
@@ -200,7 +200,7 @@ def locate(path: epath.PathLike) -> Path:
 
   Where nothing is at the path and it looks like a model's name on Hugging
   Face's hub, such as `intfloat/e5-base-v2`, this downloads the model or takes
-  it from the hub's cache, if the package huggingface_hub is installed.
+  it from the hub's cache, if the extra `hub` is installed.
 
   Raises:
     WeightsError: The weights are in a bucket, or not there.
@@ -221,7 +221,7 @@ def locate(path: epath.PathLike) -> Path:
   except ImportError as error:
     raise WeightsError(
       f"{path} is not there; to take the model of this name from Hugging "
-      "Face's hub, pip install huggingface_hub, or download it and name its "
+      "Face's hub, pip install 'realm_jax[hub]', or download it and name its "
       "directory"
     ) from error
   fetch = huggingface_hub.snapshot_download

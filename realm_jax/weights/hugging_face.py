@@ -250,7 +250,7 @@ def read_token_classifier(directory: Path) -> LabelledModel:
     num_labels=len(labels),
   )
   tokens = functools.partial(jnp.ones, (1, 3), jnp.int32)
-  # Traced without arguments, it uses no device: see `tagging.bert_tagger`.
+  # Traced without arguments, it uses no device: see `realm_jax.tagging`.
   variables = jax.eval_shape(
     lambda: module.init(jax.random.key(0), padded(tokens()))
   )

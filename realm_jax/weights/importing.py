@@ -14,13 +14,17 @@ from absl import logging
 from etils import epath
 
 from realm_jax.checkpoints.store import CheckpointStore, loop_record
-from realm_jax.files import kept_configuration
-from realm_jax.files.json_file import whole_text_file
-from realm_jax.files.local_disk.disk_full import explain_full_disk
-from realm_jax.files.object_store.remote import is_remote
-from realm_jax.files.object_store.store_access import require_writable
-from realm_jax.files.whole import whole_directory
+from realm_jax.storage.access import require_writable
+from realm_jax.storage.atomic import (
+  atomic_text_file,
+  check_target,
+  rename_into_place,
+  staging_directory,
+)
+from realm_jax.storage.local_disk import explain_full_disk
+from realm_jax.storage.paths import is_remote
 from realm_jax.text.wordpieces import write_pieces
+from realm_jax.training import kept_configuration
 from realm_jax.weights import WeightsError
 from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.model import VOCABULARY_FILE, gin_model, nested
@@ -63,7 +67,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
   words = plan.model.vocabulary
   with contextlib.ExitStack() as stack, new_directory(output_dir) as directory:
     write_pieces(directory / VOCABULARY_FILE, words.pieces)
-    with whole_text_file(directory / kept_configuration.MODEL) as file:
+    with atomic_text_file(directory / kept_configuration.MODEL) as file:
       retriever, reader, _ = plan.model
       file.write(gin_model(retriever, reader, source=plan.name))
     if released is not None:
@@ -96,7 +100,7 @@ def check_new(output_dir: epath.PathLike) -> None:
   """
   require_writable(output_dir)
   path = epath.Path(output_dir)
-  whole_directory.check_target(path)
+  check_target(path)
   names = sorted(p.name for p in path.iterdir()) if path.exists() else []
   if names:
     held = f"has files in it ({', '.join(names[:3])}, …)"
@@ -124,8 +128,8 @@ def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
   advice = "free some space, or name another --output_dir"
   with (
     explain_full_disk(output_dir, advice=advice),
-    whole_directory.staging_directory(output_dir) as staging,
+    staging_directory(output_dir) as staging,
   ):
     yield epath.Path(staging)
     check_new(output_dir)
-    whole_directory.rename_into_place(staging, output_dir)
+    rename_into_place(staging, output_dir)

@@ -17,7 +17,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
 from realm_jax.corpus import directory_writer
 from realm_jax.corpus.block_builder import BlockBuilder, chunks
 from realm_jax.corpus.documents import Document
@@ -30,8 +30,6 @@ from realm_jax.corpus.shard import (
 )
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary
-from realm_jax.files.object_store.remote import is_remote
-from realm_jax.files.whole.whole_directory import real_path
 from realm_jax.generations.build import (
   Builder,
   GenerationConfig,
@@ -43,6 +41,8 @@ from realm_jax.indexes.registry import config_from
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.storage.atomic import real_path
+from realm_jax.storage.paths import is_remote
 from realm_jax.text.salient_spans import tag
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError
@@ -245,7 +245,6 @@ def write_corpus(
       writer.staging, built_blocks(), vocab_size=len(vocabulary.pieces)
     )
     writer.finish(
-      version=1,
       block_length=length or longest,
       summary=summary.to_json(),
       shards=shards,

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm_jax.files.json_file import JsonValue
 from realm_jax.models.retriever import POOLINGS, Retriever
+from realm_jax.storage.json_files import JsonValue
 from realm_jax.weights import WeightsError, config, tables
 from realm_jax.weights.config import ConfigFile
 from realm_jax.weights.directory import CONFIG, README, Export, class_files

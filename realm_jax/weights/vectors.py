@@ -11,18 +11,18 @@ from typing import Annotated
 import numpy as np
 from etils import epath
 
-from realm_jax.console.progress import Progress
+from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
-from realm_jax.files import npy
-from realm_jax.files.json_file import json_lines, write_json
-from realm_jax.files.object_store.store_access import require_readable
-from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.generations.loading import corpus_of
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.generations.vectors import Embeddings, check_finite
 from realm_jax.models.retriever import Retriever
 from realm_jax.settings import Unnamed
+from realm_jax.storage.access import require_readable
+from realm_jax.storage.arrays import create_mapped_array
+from realm_jax.storage.atomic import atomic_file
+from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.weights import WeightsError
 from realm_jax.weights.importing import check_new, new_directory
 
@@ -83,7 +83,7 @@ def export_vectors(
   embeddings.map_all()
   dtype = dtype or "float32"
   with new_directory(output_dir) as output:
-    with whole_file(output / _VECTORS) as path:
+    with atomic_file(output / _VECTORS) as path:
       _write_vectors(path, embeddings, dtype)
     with (
       json_lines(output / _BLOCKS) as write,
@@ -135,7 +135,7 @@ def _step(store: GenerationStore, step: int | None) -> int:
 
 def _write_vectors(path: Path, embeddings: Embeddings, dtype: str) -> None:
   num_blocks, dim = embeddings.shape
-  array = npy.create_mapped(path, np.dtype(dtype), (num_blocks, dim))
+  array = create_mapped_array(path, np.dtype(dtype), (num_blocks, dim))
   size = max(1, _CHUNK_BYTES // (4 * dim))
   with Progress("vectors", total=num_blocks) as progress:
     for start in range(0, num_blocks, size):

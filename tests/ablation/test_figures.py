@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from realm_jax.ablation import rows
-from realm_jax.ablation.figures import figures_of, row_figures
-from realm_jax.ablation.report import write_report
-from realm_jax.ablation.runs import Plan, RowResult
+from realm_jax.ablation.plan import Plan, RowResult
+from realm_jax.ablation.report import figures_of, row_figures, write_report
 from realm_jax.evaluation.compare import ComparisonError
 from tests.evaluation.lines import line
 

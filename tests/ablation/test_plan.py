@@ -4,32 +4,43 @@ from pathlib import Path
 
 import pytest
 
-from realm_jax.ablation.plan import make_plan
+from realm_jax.ablation.data import GivenData
+from realm_jax.ablation.plan import (
+  READING_RETRIEVED,
+  RECIPES,
+  AblationConfig,
+  make_plan,
+)
 from realm_jax.ablation.rows import ROWS, RowError, select
 
 _OUT = Path("out")
+_FOLDER = "gin/experiments/demo"
+
+
+def _plan(*names, seeds=1, **budget):
+  """Plans some rows by their names, over the demo's recipes."""
+  files = {
+    name: [f"{_FOLDER}/{name}.gin"] for name in (*RECIPES, READING_RETRIEVED)
+  }
+  files["pretraining"] = [f"{_FOLDER}/pretrain.gin"]
+  config = AblationConfig(
+    files,
+    GivenData("corpus", "train.jsonl", "test.jsonl", "sentences.jsonl"),
+    num_steps=budget,
+  )
+  return make_plan(config, select(names), seeds=range(seeds), output_dir=_OUT)
+
+
+def _configured(run):
+  """Returns what the run would train."""
+  with run.step.command.configured() as configured:
+    return configured()
 
 
 @pytest.fixture(scope="module")
-def plan_of(make_config, recipes):
-  """`plan_of(rows, seeds=1, **budget)` plans some rows by their names."""
-
-  def plan(*names, seeds=1, **budget):
-    return make_plan(
-      make_config(**budget),
-      select(names),
-      seeds=range(seeds),
-      output_dir=_OUT,
-      recipes=recipes,
-    )
-
-  return plan
-
-
-@pytest.fixture(scope="module")
-def whole(plan_of):
+def whole():
   """All rows with two seeds, long enough for every refresh."""
-  return plan_of("all", seeds=2, pretraining=40_000)
+  return _plan("all", seeds=2, pretraining=40_000)
 
 
 def _run(plan, name, seed=0):
@@ -38,7 +49,7 @@ def _run(plan, name, seed=0):
 
 
 def _trained(plan):
-  return [run.name for run in plan.runs if run.num_steps is not None]
+  return [run.name for run in plan.runs if run.step.command.module == "train"]
 
 
 def test_rows_are_chosen_by_name_or_part_and_realm_is_always_among_them():
@@ -75,26 +86,32 @@ def test_the_rows_share_what_is_the_same(whole):
   assert _run(whole, "reading").rows == [row.name for row in ROWS]
   # What is fine-tuned is evaluated by its answers, and its retriever was before
   # by questions and by sentences.
-  evaluations = [run.name for run in whole.runs if run.num_steps is None]
-  tuned = [name for name in _trained(whole) if name.startswith("open_qa/")]
-  assert len(evaluations) == 3 * len(tuned)
+  trained = _trained(whole)
+  tuned = [name for name in trained if name.startswith("open_qa/")]
+  assert len(whole.runs) - len(trained) == 3 * len(tuned)
   assert whole.results["baseline"][1].answers == (
     _OUT / "seed-1/evaluations/baseline/answers"
   )
 
 
 def test_what_a_run_starts_from_comes_before_it(whole):
-  done = set()
+  made = set()
   for run in whole.runs:
-    assert {(run.seed, name) for name in run.starts_from} <= done, run.name
-    done.add((run.seed, run.name))
+    bindings = run.step.command.bindings
+    evaluated = [bindings["MODEL_DIR"]] if "OUTPUT_DIR" in bindings else []
+    sources = [
+      *evaluated,
+      *(bindings.get(f"INITIAL_{what}") for what in ("CHECKPOINT", "READER")),
+    ]
+    assert made >= {source for source in sources if source}, run.name
+    made.add(str(run.step.folder))
 
 
 def test_a_row_starts_from_the_parts_that_it_names(whole):
   parts = {}
   for run in whole.runs:
     if run.name.startswith("open_qa/") and run.seed == 1:
-      bindings = run.command.bindings
+      bindings = run.step.command.bindings
       parts[run.name.removeprefix("open_qa/")] = tuple(
         Path(bindings[name]).relative_to(_OUT / "seed-1").as_posix()
         for name in ("INITIAL_CHECKPOINT", "INITIAL_READER")
@@ -105,15 +122,17 @@ def test_a_row_starts_from_the_parts_that_it_names(whole):
   assert parts["realm_retriever"] == (realm, reader)
   assert parts["realm_encoder"] == (ict, realm)
   assert parts["baseline"] == (ict, reader)
-  unpretrained = _run(whole, "pretraining/no_inverse_cloze").command.bindings
+  unpretrained = _run(
+    whole, "pretraining/no_inverse_cloze"
+  ).step.command.bindings
   assert unpretrained["INITIAL_CHECKPOINT"] is None
   assert unpretrained["INITIAL_READER"].endswith("/reading_retrieved")
 
 
-def test_the_baseline_reader_has_read_as_many_masked_examples(whole, recipes):
-  realm = recipes.train_config(_run(whole, "pretraining/realm").command)
-  baseline = recipes.train_config(_run(whole, "baseline_reader").command)
-  before = recipes.train_config(_run(whole, "reading_retrieved").command)
+def test_the_baseline_reader_has_read_as_many_masked_examples(whole):
+  realm = _configured(_run(whole, "pretraining/realm"))
+  baseline = _configured(_run(whole, "baseline_reader"))
+  before = _configured(_run(whole, "reading_retrieved"))
   num_examples = [
     config.num_steps * config.data.batch_size
     for config in (baseline, realm, before)
@@ -129,9 +148,9 @@ def test_the_baseline_reader_has_read_as_many_masked_examples(whole, recipes):
   assert source == str(_OUT / "seed-0/reading")
 
 
-def test_each_row_changes_what_its_title_says(whole, recipes):
+def test_each_row_changes_what_its_title_says(whole):
   configs = {
-    run.name.removeprefix("pretraining/"): recipes.train_config(run.command)
+    run.name.removeprefix("pretraining/"): _configured(run)
     for run in whole.runs
     if run.name.startswith("pretraining/") and run.seed == 0
   }
@@ -156,8 +175,28 @@ def test_each_row_changes_what_its_title_says(whole, recipes):
   assert sum(name.startswith("candidates") for name in configs) == 3
   for name, config in configs.items():
     assert config.waits, name
-    sidecar = _run(whole, f"pretraining/{name}").sidecar
+    sidecar = _run(whole, f"pretraining/{name}").step.sidecar
     assert sidecar is not None
     assert sidecar.bindings["MODE"] == "every"
     every = sidecar.bindings["REFRESH_EVERY_STEPS"]
     assert every == config.refresh.refresh_every_steps
+
+
+@pytest.mark.parametrize("num_steps, never", [(1550, True), (1551, False)])
+def test_a_run_without_a_second_generation_is_never_refreshed(num_steps, never):
+  # That of checkpoint 1500 is due at step 1550, the last being num_steps - 1.
+  plan = _plan("stale_index", pretraining=num_steps)
+  assert ("stale_index" in plan.never_refreshed) == never
+
+
+def test_all_that_is_never_refreshed_is_trained_once():
+  names = ("stale_index", "refresh_200", "refresh_400", "refresh_never")
+  plan = _plan(*names, "refresh_50", pretraining=110)
+  assert plan.never_refreshed == {*names}
+  (run,) = {run.name for run in plan.runs if "stale_index" in run.rows} & {
+    f"pretraining/{name}" for name in names
+  }
+  found = _run(plan, run)
+  assert {*names} <= {*found.rows}
+  # The first distance of checkpoints, in the recipe, that is beyond the end.
+  assert found.step.command.bindings["REFRESH_EVERY_STEPS"] == 150

@@ -11,7 +11,6 @@ from realm_jax.configuration import ConfigurationError, KeptModel, runs
 from realm_jax.evaluation import evaluate as evaluation
 from realm_jax.evaluation import open_qa
 from realm_jax.evaluation.run import RunConfig
-from realm_jax.files.kept_configuration import keep_configuration
 from realm_jax.generations.build import GenerationConfig
 from realm_jax.generations.choice import SidecarConfig
 from realm_jax.generations.sidecar import build_index as build
@@ -20,6 +19,7 @@ from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.training.config import TrainConfig
+from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.weights import exporting
 from realm_jax.weights.model import gin_model
@@ -324,3 +324,10 @@ def test_a_run_of_checkpoints_alone_is_not_waited_for(tmp_path):
     _parsed(build, tmp_path, "gin/runs/build_index.gin", waits=True),
   ):
     pass
+
+
+def test_a_bucket_keeps_the_configuration_too(object_store):
+  model_dir = object_store.path("kept/run")
+  keep_configuration(model_dir, {"model.gin": "A = 1\n"})
+  keep_configuration(model_dir, {"model.gin": "A = 2\n"})
+  assert KeptModel.find(model_dir).text == "A = 2\n"

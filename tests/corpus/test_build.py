@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.whole.whole_directory import TargetError
+from realm_jax.storage.atomic import TargetError
 from realm_jax.text.salient_spans import tag
 from tests.corpus.conftest import write_lines
 
@@ -136,7 +136,7 @@ def test_block_ids_survive_a_rebuild_in_another_order(build):
 def test_the_fingerprint_is_of_the_contents(build):
   rows = [{"title": "Velt", "text": "Ada was in. Velt was by."}]
   first = build(rows, block_length=16)
-  assert build(rows, folder="b", block_length=16, version=2).fingerprint == (
+  assert build(rows, folder="b", block_length=16).fingerprint == (
     first.fingerprint
   )
   assert (
@@ -258,7 +258,7 @@ def test_the_command(tmp_path, vocab_file, command_environment):
     "from __gin__ import dynamic_registration\n"
     "from realm_jax.corpus import build\n"
     "build.build_corpus.block_length = 24\n"
-    "build.build_corpus.version = 5\n"
+    "build.build_corpus.name = 'velt'\n"
   )
   done = subprocess.run(
     [
@@ -286,6 +286,6 @@ def test_the_command(tmp_path, vocab_file, command_environment):
   corpus = Corpus.open(tmp_path / "corpus")
   # The command line goes before the gin file.
   assert corpus.block_length == 32
-  assert corpus.version == 5
+  assert corpus.name == "velt"
   # Ada Stone, Velt and 1987.
   assert len(corpus.block(0).salient_spans) == 3

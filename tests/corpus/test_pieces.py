@@ -10,13 +10,18 @@ import pytest
 import zstandard
 from etils import epath
 
-from realm_jax.corpus import block_builder, directory_writer, shard
+from realm_jax.corpus import (
+  CorpusError,
+  InputError,
+  block_builder,
+  directory_writer,
+  shard,
+)
 from realm_jax.corpus.build import InProcess, build_corpus
-from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.manifest import earlier_versions, read
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.local_disk.disk_full import DiskFullError
-from realm_jax.files.whole.whole_directory import TargetError
+from realm_jax.storage.atomic import TargetError
+from realm_jax.storage.local_disk import DiskFullError
 from tests.corpus.conftest import write_lines
 from tests.corpus.updated import article, contents, require_consistent
 

@@ -6,9 +6,8 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from realm_jax.corpus import seqio_rows
+from realm_jax.corpus import InputError, seqio_rows
 from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.errors import InputError
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary

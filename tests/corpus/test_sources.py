@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from realm_jax.corpus import InputError
 from realm_jax.corpus.documents import default_document_id
-from realm_jax.corpus.errors import InputError
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.summary import BuildSummary
 

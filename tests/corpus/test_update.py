@@ -13,19 +13,15 @@ import numpy as np
 import pytest
 from etils import epath
 
-from realm_jax.corpus import manifest
+from realm_jax.corpus import CorpusError, InputError, manifest
 from realm_jax.corpus import update as update_module
 from realm_jax.corpus.block_builder import block_id
-from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.manifest import files_of
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.corpus.update import update_corpus
-from realm_jax.files.local_disk.disk_full import DiskFullError
-from realm_jax.files.whole.whole_directory import (
-  TargetError,
-  staging_directory,
-  upload_directory,
-)
+from realm_jax.storage.atomic import TargetError, staging_directory
+from realm_jax.storage.local_disk import DiskFullError
+from realm_jax.storage.paths import upload_directory
 from tests.corpus.conftest import write_lines
 from tests.corpus.updated import ROWS, article, contents, require_consistent
 

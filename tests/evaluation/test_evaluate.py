@@ -14,8 +14,8 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.evaluation.evaluate import follow
 from realm_jax.evaluation.run import RunConfig
-from realm_jax.files.json_file import write_json
 from realm_jax.generations.manifest import GenerationError
+from realm_jax.storage.json_files import write_json
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow

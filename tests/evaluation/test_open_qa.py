@@ -18,7 +18,7 @@ from realm_jax.indexes.random import RandomIndex
 from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.examples import find_task
 from realm_jax.inputs.features import token_feature
-from realm_jax.inputs.questions.question import QuestionFileError
+from realm_jax.inputs.questions import QuestionFileError
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world

@@ -8,8 +8,8 @@ import pytest
 
 from realm_jax.checkpoints.best import BestCheckpoint, write_best
 from realm_jax.checkpoints.store import CheckpointError
+from realm_jax.corpus import CorpusError
 from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.errors import CorpusError
 from realm_jax.evaluation.run import EditError, Run, whole_batch
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.indexes.bm25 import Bm25Config

@@ -42,7 +42,7 @@ def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
     written = write_shards(
       writer.staging, shards, vocab_size=len(PIECES), shard_bytes=1
     )
-    writer.finish(version=1, block_length=64, summary={}, shards=written)
+    writer.finish(block_length=64, summary={}, shards=written)
   return Corpus.open(directory)
 
 

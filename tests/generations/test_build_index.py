@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fixed_tree import fixed_tree
-from realm_jax.files import npy
-from realm_jax.files.local_disk.disk_full import DiskFullError
-from realm_jax.files.sole_process import SoleProcessError, sole_process
-from realm_jax.generations import choice, sidecar
+from realm_jax.generations import choice, sidecar, vectors
 from realm_jax.generations.build import Builder, build_generation
 from realm_jax.generations.draft import Draft
 from realm_jax.generations.loading import load_generation, load_newest
@@ -24,6 +21,8 @@ from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.partitioning.agreement import Agreement
+from realm_jax.storage.local_disk import DiskFullError
+from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.generations.builds import (
   build,
   embed,
@@ -118,7 +117,7 @@ def test_a_full_disk_is_said_while_shards_are_written(tmp_path, corpus):
   save(tmp_path, corpus, 500)
   full = OSError(errno.ENOSPC, "No space left on device")
   with (
-    mock.patch.object(npy, "save", side_effect=full),
+    mock.patch.object(vectors, "save_array", side_effect=full),
     pytest.raises(DiskFullError, match="00000500 was not written: free some"),
   ):
     build(tmp_path, corpus)

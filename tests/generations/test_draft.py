@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.files.staging import DamagedFileError
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import ShardLayout
+from realm_jax.storage.staging import DamagedFileError
 from tests.generations.conftest import flip
 
 _LAYOUT = ShardLayout.of(40, 4, dtype="float32", max_rows=8)
@@ -61,7 +61,11 @@ def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, what):
   wanted = _contents(tmp_path)
   draft, other = _draft(tmp_path), _draft(tmp_path)
   assert other.missing() == []
-  name = _LAYOUT.steps_name(3) if what == "steps" else _LAYOUT.name(3)
+  name = (
+    _LAYOUT.name(3).replace("embeddings", "steps")
+    if what == "steps"
+    else _LAYOUT.name(3)
+  )
   path = Path(draft.folder / name)
   if what == "gone":
     path.unlink()

@@ -8,13 +8,12 @@ import pytest
 from etils import epath
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.files.object_store.store_access import StoreAccessError
 from realm_jax.generations.draft import Draft
 from realm_jax.generations.loading import load_generation, load_newest
-from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.random import RandomConfig
+from realm_jax.storage.access import StoreAccessError
 from tests.generations.builds import build, save
 from tests.generations.conftest import publish_one, random_vectors
 
@@ -104,23 +103,6 @@ def test_only_what_is_needed_is_copied_and_the_rest_when_it_is_read(
   assert {re.findall(r"embeddings-(\d+)", line)[0] for line in read} == {
     "00001"
   }
-
-
-def test_a_bad_copy_is_made_again_and_two_are_damage(
-  object_store, generations_dir, folder, corpus, change_host
-):
-  publish_one(generations_dir, corpus, 500)
-  change_host()
-  names = object_store.names(f"{folder}/")
-  (name,) = [name for name in names if name.endswith("1-of-00003.npy")]
-  content = object_store.read(name)
-  load = lambda: load_generation(generations_dir, 500, corpus=corpus)  # noqa: E731
-  object_store.inject(StoreFault("cut", "^GET .*embeddings-00001"))
-  assert load().step == 500
-  object_store.write(name, content[:-1] + bytes([content[-1] ^ 1]))
-  change_host()
-  with pytest.raises(DamagedGenerationError, match=r"embeddings-00001.*again"):
-    load()
 
 
 def test_a_store_that_is_away_for_a_while_delays_and_harms_nothing(

@@ -6,11 +6,11 @@ from realm_jax.checkpoints.store import (
   CheckpointError,
   UnreadableCheckpointError,
 )
-from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations import sidecar
 from realm_jax.generations.choice import next_step
 from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.protocol import RecallError
+from realm_jax.storage.local_disk import DiskFullError
 from tests.generations.builds import StopAfterWaits, follow_until_idle, save
 from tests.generations.conftest import files_of, flip, publish_one
 

@@ -1,6 +1,5 @@
 """Publication and removal: whole or not at all, whoever dies meanwhile."""
 
-import os
 import resource
 import shutil
 import subprocess
@@ -9,11 +8,11 @@ import time
 
 import pytest
 
-from realm_jax.files.local_disk.disk_full import DiskFullError
-from realm_jax.generations import store as stores
 from realm_jax.generations.loading import load_generation
 from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.generations.store import GenerationStore
+from realm_jax.storage import staging
+from realm_jax.storage.local_disk import DiskFullError
 from tests.generations.conftest import (
   files_of,
   flip,
@@ -97,13 +96,13 @@ def test_what_goes_while_it_is_verified_is_called_damaged(
   generations_dir, corpus, monkeypatch
 ):
   publish_one(generations_dir, corpus, 500)
-  store, checksum = GenerationStore(generations_dir), stores.sha256_of
+  store, checksum = GenerationStore(generations_dir), staging.sha256_of
 
   def remove_and_read(file, **settings):
     shutil.rmtree(store.path(500), ignore_errors=True)
     return checksum(file, **settings)
 
-  monkeypatch.setattr(stores, "sha256_of", remove_and_read)
+  monkeypatch.setattr(staging, "sha256_of", remove_and_read)
   # A builder that finds nothing left to remove goes on.
   assert store.remove_damaged() == [500]
 
@@ -172,7 +171,7 @@ def test_the_files_of_a_removed_generation_stay_for_a_while(
   left = [step for step in range(7) if store.path(step).exists()]
   assert left == [1, 2, 3, 4, 5, 6]
   yesterday = time.time() - 90_000
-  os.utime(store.path(2) / "manifest.removed", (yesterday, yesterday))
+  (store.path(2) / "manifest.removed").write_text(str(yesterday))
   store.remove_old_files()
   assert not store.path(2).exists()
   # One that is published again is not removed.

@@ -9,10 +9,10 @@ import time
 import numpy as np
 import pytest
 
-from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.loading import load_generation
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.watcher import GenerationWatcher
+from realm_jax.storage.local_disk import DiskFullError
 from tests.generations.conftest import files_of, flip, publish_one
 
 

@@ -52,7 +52,6 @@ _INDEXES = {
     "scann",
     {**_TREE, "num_leaves_searched": 1, "num_reordered": 1},
   ),
-  "scann stock": ("scann", {"builder": "stock"}),
   "scann stock tree": ("scann", {**_TREE, "builder": "stock"}),
   "faiss lists": ("faiss", {"brute_force_below": 0, "threads": 1}),
   "faiss narrow lists": (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import seqio
 
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError
 from realm_jax.inputs.blocks import CorpusSource
 from realm_jax.inputs.config import TaskContext, TaskError, task_context
 from realm_jax.inputs.examples import ExampleStream, find_task

@@ -8,7 +8,7 @@ from absl import logging
 
 from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.questions.question import (
+from realm_jax.inputs.questions import (
   Question,
   QuestionFileError,
   QuestionRecords,

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.runs.jobs import Macro, gin_command
 from realm_jax import configuration
 from realm_jax.corpus.build import build_corpus
-from realm_jax.demo_world import vocabulary, world
+from realm_jax.demo_world import world
 from realm_jax.evaluation import evaluate as evaluation
 from realm_jax.generations import sidecar
 from realm_jax.partitioning import cpu_tuning
@@ -49,7 +49,7 @@ class _World:
       )
     )
     world.write_world(folder / "world", world=made)
-    vocabulary.write_vocabulary(folder / "vocab.txt", made)
+    world.write_vocabulary(folder / "vocab.txt", made)
     build_corpus(
       [str(folder / "world" / "articles.jsonl")],
       folder / "corpus",

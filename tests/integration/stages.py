@@ -8,10 +8,8 @@ from realm_jax.evaluation.outputs import Figures
 from realm_jax.training.loop import TrainResult
 from tests.integration.commands import Commands
 
-STAGES = ("inverse_cloze", "reading", "pretrain", "open_qa")
-WITHOUT_INDEX = ("inverse_cloze", "reading")
-# Inverse cloze is trained by several processes where it is preempted, and
-# reading has nothing else that they could divide.
+STAGES = ("inverse_cloze", "pretrain", "open_qa")
+# Inverse cloze is trained by several processes where it is preempted.
 OF_SEVERAL_PROCESSES = ("pretrain", "open_qa")
 # Each evaluation, and the stage whose model it is for.
 EVALUATIONS = {
@@ -33,7 +31,6 @@ def train(
   if stage in _BEFORE:
     settings["INITIAL_CHECKPOINT"] = before / _BEFORE[stage]
   if stage == "pretrain":
-    settings["INITIAL_READER"] = before / "reading"
     # A mask follows from its sequence, in whichever row and on whatever device.
     settings["bert.BertConfig.dropout_rate"] = 0.1
     # Only the first generation is made.

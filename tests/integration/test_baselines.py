@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from realm_jax.evaluation import evaluate as evaluation_run
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
+from realm_jax.training.metric_rows import read_rows
 from tests.integration.commands import MODEL_FILE, call
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.files.metric_rows import read_rows
+from realm_jax.training.metric_rows import read_rows
 from tests.full_disk import full_disk
 
 pytestmark = [

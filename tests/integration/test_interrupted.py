@@ -16,8 +16,8 @@ from benchmarks.faults.injection import Fault, InjectedFault, inject
 from benchmarks.runs.jobs import wait_until
 from benchmarks.runs.pretraining import Run
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.files.metric_rows import read_rows
-from realm_jax.files.sole_process import SoleProcessError, sole_process
+from realm_jax.storage.sole_process import SoleProcessError, sole_process
+from realm_jax.training.metric_rows import read_rows
 from tests.integration.commands import MODEL_FILE
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from benchmarks.runs.object_store import StoreFault
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.build import build_corpus
 from realm_jax.evaluation import evaluate as evaluation_run
-from realm_jax.files.metric_rows import read_rows
+from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.integration.commands import MODEL_FILE
 

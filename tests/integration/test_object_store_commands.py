@@ -13,10 +13,10 @@ from realm_jax.evaluation.answers import ask
 from realm_jax.evaluation.compare import compare
 from realm_jax.evaluation.evaluate import follow
 from realm_jax.evaluation.run import Run, RunConfig
-from realm_jax.files.whole.whole_directory import upload_directory
 from realm_jax.generations.inspection import RunGenerations
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
+from realm_jax.storage.paths import upload_directory
 from tests import tiny_world
 from tests.generations.conftest import publish_one
 from tests.weights import exported, hf_files

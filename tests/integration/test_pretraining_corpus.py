@@ -7,7 +7,7 @@ import pytest
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.metric_rows import read_rows
+from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

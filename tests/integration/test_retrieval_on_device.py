@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import math
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +15,9 @@ import pytest
 from benchmarks.runs.jobs import wait_until
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.update import update_corpus
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.training import trainer
 from realm_jax.training.compilation import CompiledSteps
+from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.integration.commands import Commands
 
@@ -38,14 +36,6 @@ _SETTINGS = {
   "bert.BertConfig.max_positions": _POSITIONS,
   "bert.BertConfig.dropout_rate": 0.1,
 }
-# Searched for each query, and kept beside the null block, of 4 candidates.
-_SEARCHED, _KEPT = 6, 3
-# A collective of a compiled module, with the arrays that it gives a device.
-_COLLECTIVE = re.compile(
-  r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute"
-  r"|reduce-scatter)(?:-start)?\("
-)
-_ARRAY = re.compile(r"[a-z]+(\d+)\[([\d,]*)\]")
 # Of sums that are added in another order, over a few updates.
 _TOLERANCE = 1e-5
 
@@ -188,37 +178,3 @@ def test_a_resumed_run_repeats_its_steps(runs, on_devices, monkeypatch):
   resumed, _ = runs.on_devices("resumed", model_dir, checkpoint=4)
   losses = [row["loss"] for row in read_rows(resumed)]
   assert losses == [row["loss"] for row in read_rows(model_dir)][4:]
-
-
-def _bytes_by_collective(module: str) -> dict[str, list[int]]:
-  """The bytes that each collective gives a device, in rising order."""
-  found: dict[str, list[int]] = {}
-  for arrays, operation in _COLLECTIVE.findall(module):
-    size = sum(
-      math.prod(map(int, filter(None, shape.split(",")))) * int(bits) // 8
-      for bits, shape in _ARRAY.findall(arrays)
-    )
-    found.setdefault(operation, []).append(size)
-  return {name: sorted(sizes) for name, sizes in found.items()}
-
-
-def test_devices_exchange_what_is_of_the_size_of_a_batch(on_devices):
-  model_dir, steps = on_devices
-  (program,) = steps.programs.values()
-  found = _bytes_by_collective(program.as_text())
-  reduced = found.pop("all-reduce")
-  assert found == {
-    # Row numbers of the candidates and of all that is found, query vectors.
-    "all-gather": [4 * _BATCH * _KEPT, 4 * _BATCH * _SEARCHED, 4 * _BATCH * 8],
-    # Scores and rows that each device has found for each query.
-    "all-to-all": 2 * [4 * _BATCH * _SEARCHED],
-    # To the device of a query: tokens of 16 bits, hashes and numbers.
-    "reduce-scatter": [
-      12 * _BATCH * _SEARCHED // 8,
-      2 * _BATCH * _KEPT * _BLOCK_LENGTH // 8,
-    ],
-  }
-  # Two branches, packed and padded, add up gradients, of which the tower that
-  # queries and blocks share has two; and metrics.
-  leaves = jax.tree.leaves(_last_parameters(model_dir))
-  assert sum(reduced) < 4 * sum(leaf.nbytes for leaf in leaves)

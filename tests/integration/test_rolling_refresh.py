@@ -2,7 +2,6 @@
 
 import functools
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,14 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.runs.jobs import wait_until
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.generations.loading import load_generation
 from realm_jax.models.retriever import embed_blocks
 from realm_jax.training import trainer
 from realm_jax.training.compilation import CompiledSteps
+from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.integration.commands import Commands
 
@@ -88,20 +86,6 @@ def test_each_vector_is_that_of_its_step(rolling, world):
     expected = embed(params, tokens)[rows]
     np.testing.assert_allclose(found["vectors"][rows], expected, atol=1e-5)
   store.close()
-
-
-def test_its_first_step_is_that_of_a_built_index(rolling, world, tmp_path):
-  def build() -> None:
-    wait_until((tmp_path / "checkpoints/0").exists, what="checkpoint")
-    world.build_generation(tmp_path)
-
-  with ThreadPoolExecutor(1) as thread:
-    building = thread.submit(build)
-    Commands(world).train("pretrain", tmp_path, **_SETTINGS | {"NUM_STEPS": 1})
-    building.result()
-  (expected,), found = read_rows(tmp_path), read_rows(rolling)[0]
-  for name in ("recall", "loss", "gradient_norm"):
-    assert found[name] == pytest.approx(expected[name], rel=1e-5), name
 
 
 def test_it_resumes_exactly(rolling, world, tmp_path):

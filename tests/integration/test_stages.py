@@ -11,12 +11,12 @@ import pytest
 
 import realm_jax
 from benchmarks.runs.jobs import Job, free_port, wait_until
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations import build
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import row_counts
 from realm_jax.training import setup as training_setup
 from realm_jax.training.loop import TrainResult
+from realm_jax.training.metric_rows import read_rows
 from tests.evaluation.lines import read_lines
 from tests.integration import stages
 
@@ -54,7 +54,7 @@ def train(commands):
     stage: str, folder: Path, before: Path, **bindings: Any
   ) -> TrainResult:
     settings = {"NUM_STEPS": _STEPS, **bindings}
-    if stage in stages.WITHOUT_INDEX:
+    if stage == "inverse_cloze":
       return stages.train(commands, stage, folder, before, **settings)
     with commands.index_builder(folder / stage):
       return stages.train(commands, stage, folder, before, **settings)
@@ -68,15 +68,7 @@ def on_eight(train, tmp_path_factory):
   assert jax.device_count() == 8
   folder = tmp_path_factory.mktemp("eight")
   for stage in stages.STAGES:
-    result = train(
-      stage,
-      folder,
-      folder,
-      **_ALL_AXES,
-      # One stage has several shapes; to compile them takes the time.
-      MAX_SHAPE_BUCKETS=2 if stage == "pretrain" else 1,
-    )
-    assert result.step == _STEPS
+    assert train(stage, folder, folder, **_ALL_AXES).step == _STEPS
   return folder
 
 
@@ -105,10 +97,9 @@ def on_two_processes(commands, on_eight, command_environment, tmp_path_factory):
     for process in group:
       process.start()
     for stage in stages.OF_SEVERAL_PROCESSES:
-      if stage not in stages.WITHOUT_INDEX:
-        first = folder / stage / "checkpoints" / "0"
-        wait_until(first.exists, what="checkpoint", jobs=tuple(group))
-        commands.world.build_generation(folder / stage)
+      first = folder / stage / "checkpoints" / "0"
+      wait_until(first.exists, what="checkpoint", jobs=tuple(group))
+      commands.world.build_generation(folder / stage)
     for process in group:
       wait_until(process.ended, what="end of the group", jobs=tuple(group))
   finally:
@@ -126,11 +117,11 @@ def _assert_same(model_dir: Path, expected: Path) -> None:
     ), name
 
 
-# The reference packs, searches on the host and takes each batch as a whole.
+# The reference pads, searches on the host and takes each batch as a whole.
 @pytest.mark.parametrize(
   ("devices", "layout"),
   [
-    pytest.param(1, {"PACK": False}, id="padded"),
+    pytest.param(1, {}, id="one device"),
     pytest.param(
       4,
       {
@@ -158,7 +149,7 @@ def test_every_layout_has_the_same_losses(
   monkeypatch.setattr(build, "make_mesh", first)
   monkeypatch.setattr(training_setup, "choose_row_counts", choose)
   train("pretrain", tmp_path, on_eight, **layout)
-  assert bool(chosen) == ("PACK" not in layout)
+  assert bool(chosen) == ("MAX_SHAPE_BUCKETS" in layout)
   _assert_same(tmp_path / "pretrain", on_eight / "pretrain")
   rows = _rows(tmp_path / "pretrain")
   assert ("search_ms" in rows[0]) == ("RETRIEVE_ON_DEVICE" not in layout)

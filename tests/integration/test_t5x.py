@@ -15,8 +15,8 @@ from tensorflow.core.util import event_pb2
 
 from benchmarks.runs.jobs import as_gin
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.files.metric_rows import read_rows
 from realm_jax.training.config import TrainConfig
+from realm_jax.training.metric_rows import read_rows
 from realm_jax.training.setup import set_up
 from tests.integration.commands import MODEL_FILE
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.runs.object_store import ObjectStore
-from realm_jax.files.metric_rows import read_rows
+from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow

@@ -35,23 +35,6 @@ def _by_hand(query, block, joint_length):
   return joint + [PAD] * (joint_length - len(joint)), len(query), length
 
 
-def test_one_pair_by_hand():
-  joined = _join([[CLS, 9, 8, SEP]], [[[CLS, 5, 6, SEP, 11, 12, 13, SEP]]], 10)
-  np.testing.assert_array_equal(
-    joined.token_ids[0, 0], [CLS, 9, 8, SEP, 11, 12, 13, SEP, PAD, PAD]
-  )
-  assert joined.body_start[0, 0] == 4
-  assert joined.body_length[0, 0] == 3
-
-
-def test_the_null_block_adds_a_separator_and_no_body():
-  joined = _join([[CLS, 9, SEP]], [[NULL]], 6)
-  np.testing.assert_array_equal(
-    joined.token_ids[0, 0], [CLS, 9, SEP, SEP, PAD, PAD]
-  )
-  assert joined.body_length[0, 0] == 0
-
-
 @pytest.mark.parametrize(
   ("joint_length", "kept", "body_length"),
   [

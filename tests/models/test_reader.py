@@ -109,32 +109,6 @@ def test_spans_are_scored_from_their_ends(params, inputs):
       np.testing.assert_array_equal(spans.is_span[b, k], inside)
 
 
-def test_the_title_is_not_read(params, inputs):
-  queries, blocks = inputs
-  other = blocks.copy()
-  assert other[0, 1, 1] == 20
-  other[0, 1, 1] = 25
-  np.testing.assert_array_equal(
-    _apply(params, queries, blocks)[0], _apply(params, queries, other)[0]
-  )
-
-
-@pytest.mark.slow
-def test_padding_changes_nothing(params, inputs):
-  queries, blocks = inputs
-  wider = np.pad(queries, ((0, 0), (0, 3)))
-  longer = np.pad(blocks, ((0, 0), (0, 0), (0, 2)))
-  _, few = _apply(params, queries, blocks)
-  _, many = _apply(params, wider, longer)
-  assert not many.is_span[:, :, 14:].any()
-  np.testing.assert_array_equal(few.is_span, many.is_span[:, :, :14])
-  np.testing.assert_allclose(
-    np.where(few.is_span, few.logits, 0),
-    np.where(few.is_span, many.logits[:, :, :14], 0),
-    atol=1e-6,
-  )
-
-
 def test_scores_are_float32_in_mixed_precision(params, inputs):
   # The losses are sums of their exponentials and logarithms.
   half = READER.clone(bert=dataclasses.replace(CONFIG, dtype=jnp.bfloat16))

@@ -170,30 +170,3 @@ def test_blocks_without_any_span_are_not_a_nan(rows):
   assert np.isfinite(value)
   assert np.isfinite(to_scores).all() and np.isfinite(to_logits).all()
   assert not np.any(to_logits[rows])
-
-
-def test_spans_outside_the_bodies_do_not_matter():
-  scores, has_answer, logits, is_span, is_answer = _example(2)
-  one = _loss(scores, has_answer, logits, is_span, is_answer)
-  two = _loss(
-    scores,
-    has_answer,
-    np.where(is_span, logits, 40.0),
-    is_span,
-    is_answer | ~is_span,
-  )
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y), one, two)
-
-
-def test_gradient_of_the_retriever_by_hand():
-  # p(z|x) − p(z|x, correct), for the retriever's part alone.
-  scores, has_answer, *_ = _example(0)
-  correct = jnp.asarray(has_answer[:1])
-  gradient = jax.grad(
-    lambda s: -marginal_log_likelihood(s, correct, jnp.ones((1, N), bool))[0][0]
-  )(jnp.asarray(scores[:1]))
-  weights = np.exp(scores[0].astype(np.float64))
-  among = weights * has_answer[0]
-  np.testing.assert_allclose(
-    gradient[0], weights / weights.sum() - among / among.sum(), atol=1e-6
-  )

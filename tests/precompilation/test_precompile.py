@@ -23,7 +23,7 @@ from realm_jax.precompilation.programs import (
   needed_temporaries,
 )
 from realm_jax.precompilation.topology import Topology
-from realm_jax.training.config import RollingRefreshConfig, TrainConfig
+from realm_jax.training.config import RefreshConfig, TrainConfig
 from realm_jax.training.optimizer import OptimizerConfig
 from tests.training import tiny
 
@@ -125,12 +125,11 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
 
 @pytest.mark.slow
 @_needs_libtpu
-@pytest.mark.parametrize("blocks_per_step", [0, 8])
-def test_a_step_that_retrieves_is_one_program(blocks_per_step):
+def test_a_step_that_retrieves_is_one_program():
   recipe = _recipe(
     8,
     retrieve_on_device=True,
-    rolling_refresh=RollingRefreshConfig(blocks_per_step=blocks_per_step),
+    refresh=RefreshConfig(blocks_per_step=8),
   )
   slice_ = topology.open_topology("v5e:2x2")
   report = compile_recipe(recipe, slice_, num_blocks=1000)

@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 
 from realm_jax.inputs.config import TaskContext, task_context
 from realm_jax.inputs.examples import find_task
-from realm_jax.inputs.questions.question import Question
+from realm_jax.inputs.questions import Question
 
 # What is read, as it was written.
 QUESTIONS = (

@@ -6,8 +6,7 @@ import pytest
 
 from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.questions.json_lines import JsonLinesSource
-from realm_jax.inputs.questions.question import Question
+from realm_jax.inputs.questions import JsonLinesSource, Question
 from tasks import open_qa
 from tests.inputs import tiny_corpus
 

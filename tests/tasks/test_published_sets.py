@@ -5,10 +5,10 @@ import json
 import pytest
 from etils import epath
 
-from realm_jax.files import prepared_tfds
+from realm_jax.corpus import seqio_rows
 from realm_jax.inputs.examples import ExampleStream, find_task
-from realm_jax.inputs.questions.published import json_lines, squad
-from realm_jax.inputs.questions.question import Question, QuestionFileError
+from realm_jax.inputs.published import json_lines, squad
+from realm_jax.inputs.questions import Question, QuestionFileError
 from tasks import (
   natural_questions_open,
   squad_open,
@@ -146,7 +146,7 @@ def test_the_builders_of_tfds_give_what_the_files_have(
   assert without_ids(from_file) == without_ids(QUESTIONS)
   splits = {"train": generates(path), "validation": generates(path)}
   published.prepare(builder, tmp_path, splits, monkeypatch)
-  records = prepared_tfds.read(builder, "train", tmp_path)
+  records = seqio_rows.read_prepared(builder, "train", tmp_path)
   from_tfds = [module.read_tfds(record) for record in records]
   # TFDS shuffles records once, when it writes them.
   assert sorted(without_ids(from_tfds)) == sorted(without_ids(from_file))

@@ -5,11 +5,13 @@ import re
 import string
 import unicodedata
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.text import answers
+from tests.golden import make_orqa_scores, scored_rows
 
 # Words from which random strings collide often enough to be interesting.
 PHRASES = st.lists(
@@ -191,3 +193,31 @@ def test_contains_answer_is_a_search_for_a_run_of_words(text, answer):
     words[start : start + len(wanted)] == wanted for start in range(len(words))
   )
   assert answers.contains_answer(text, [answer]) == found
+
+
+@pytest.fixture(scope="module")
+def released():
+  """What it says: `tests/golden/make_orqa_scores.py`."""
+  with np.load(make_orqa_scores.OUTPUT) as arrays:
+    yield arrays
+
+
+@pytest.mark.parametrize("name", scored_rows.FILES)
+def test_our_scoring_agrees_on_every_row(name, released, shared_data):
+  rows = scored_rows.read(shared_data, name)
+  digests = [
+    make_orqa_scores.digest(list(map(answers.normalize_answer, row.answers)))
+    for row in rows
+  ]
+  np.testing.assert_array_equal(digests, released[f"{name} digests"])
+  correct = [
+    [
+      answers.is_correct(
+        text, row.answers, kind="regex" if row.is_regex else "string"
+      )
+      for text in texts
+    ]
+    for row, texts in zip(rows, scored_rows.predictions(rows), strict=True)
+  ]
+  expected = np.unpackbits(released[f"{name} correct"], axis=1)
+  np.testing.assert_array_equal(correct, expected[:, : len(correct[0])])

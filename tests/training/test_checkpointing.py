@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
-from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.partitioning.mesh import MESH_AXES, make_mesh
 from realm_jax.training.checkpointing import (
   Checkpointer,
   LoopState,
@@ -19,7 +20,7 @@ from realm_jax.training.checkpointing import (
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.goodput import Goodput
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.rolling_refresh import NO_BLOCK, DatedVectors
+from realm_jax.training.rolling_index import NO_BLOCK, DatedVectors
 from tests.training import tiny
 
 pytestmark = pytest.mark.slow
@@ -132,28 +133,30 @@ def test_everything_comes_back_and_lies_where_it_should(store):
   np.testing.assert_array_equal(loop.retrieved.scores, retrieved.scores)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-def test_own_vectors_come_back_on_other_devices(store, devices):
-  shapes = DatedVectors.abstract(32, 4, dtype="bfloat16", mesh=make_mesh())
+def test_own_vectors_come_back_on_other_devices(store):
   rng = np.random.default_rng(0)
   dated = jax.device_put(
     DatedVectors(
       rng.normal(size=(32, 4)).astype(jnp.bfloat16),
       np.array([*range(20), *12 * [NO_BLOCK]], np.int32),
     ),
-    shapes.sharding,
+    NamedSharding(make_mesh(), PartitionSpec(MESH_AXES)),
   )
   state = _state()._replace(index=dated)
   _save(store, state, LoopState(_ROWS, indexed_corpus="cd" * 32))
   checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig(), Goodput())
-  mesh = make_mesh(devices=jax.devices()[:devices])
+  mesh = make_mesh(devices=jax.devices()[:4])
+  there = NamedSharding(mesh, PartitionSpec(MESH_AXES))
   like, padded_otherwise = (
-    DatedVectors.abstract(count, 4, dtype="bfloat16", mesh=mesh)
-    for count in (32, 24)
+    {
+      "vectors": jax.ShapeDtypeStruct((n, 4), jnp.bfloat16, sharding=there),
+      "steps": jax.ShapeDtypeStruct((n,), np.int32, sharding=there),
+    }
+    for n in (32, 24)
   )
   found = checkpoints.own_vectors(0, "cd" * 32, like)
-  assert found.vectors.sharding == like.sharding
-  _assert_same(found, dated)
+  assert found["vectors"].sharding == there
+  _assert_same(found, dated._asdict())
   # They are embedded again.
   assert checkpoints.own_vectors(0, "cd" * 32, padded_otherwise) is None
   assert checkpoints.own_vectors(0, "ef" * 32, like) is None

@@ -10,7 +10,6 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.training.config import (
   CheckpointConfig,
   RefreshConfig,
-  RollingRefreshConfig,
   TrainConfig,
 )
 from realm_jax.training.optimizer import OptimizerConfig
@@ -47,16 +46,15 @@ def test_only_pre_training_retrieves_inside_its_step():
 
 
 def test_a_rolling_refresh_needs_retrieval_on_the_devices():
-  refresh = RollingRefreshConfig(blocks_per_step=8)
+  refresh = RefreshConfig(blocks_per_step=8)
   with pytest.raises(
     ValueError, match=r"BLOCKS_PER_STEP=8.*RETRIEVE_ON_DEVICE = True"
   ):
-    _config(rolling_refresh=refresh)
+    _config(refresh=refresh)
   with pytest.raises(ValueError, match="set WAIT_FOR_GENERATIONS = False"):
     _config(
-      rolling_refresh=refresh,
       retrieve_on_device=True,
-      refresh=RefreshConfig(wait_for_generations=True),
+      refresh=dataclasses.replace(refresh, wait_for_generations=True),
     )
 
 

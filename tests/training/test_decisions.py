@@ -4,12 +4,7 @@ import threading
 
 import pytest
 
-from realm_jax.training.decisions import (
-  AfterStep,
-  Decisions,
-  StepFacts,
-  _decide_step,
-)
+from realm_jax.training.decisions import Decisions, _decide_step
 
 
 def _decisions(num_steps=10, every=4):
@@ -19,22 +14,26 @@ def _decisions(num_steps=10, every=4):
 
 
 def _facts(generation=None, crashed=None, preempted=False, **metrics):
-  facts = StepFacts(generation, crashed, metrics)
-  return {**facts._asdict(), "preempted": preempted}
+  return {
+    "generation": generation,
+    "crashed": crashed,
+    "metrics": metrics,
+    "preempted": preempted,
+  }
 
 
 def test_a_checkpoint_is_due_every_so_many_steps_and_at_the_end():
   decisions, _ = _decisions()
-  saves = [step for step in range(1, 11) if decisions.after_step(step).save]
+  saves = [step for step in range(1, 11) if decisions.after_step(step)[0]]
   assert saves == [4, 8, 10]
 
 
 def test_a_preempted_run_saves_and_stops_after_any_step():
   decisions, preempted = _decisions()
-  assert decisions.after_step(3) == AfterStep(save=False, stop=False)
+  assert decisions.after_step(3) == (False, False)
   assert not decisions.stop_requested()
   preempted.set()
-  assert decisions.after_step(3) == AfterStep(save=True, stop=True)
+  assert decisions.after_step(3) == (True, True)
   assert decisions.stop_requested()
 
 
@@ -42,7 +41,9 @@ def test_one_process_decides_by_what_it_knows():
   decisions, _ = _decisions()
   assert decisions.generation(3) == 3
   assert decisions.generation(None) is None
-  decision = decisions.of_step(5, StepFacts(3, "it died", {"recall": 0.5}))
+  decision = decisions.of_step(
+    5, generation=3, crashed="it died", metrics={"recall": 0.5}
+  )
   assert decision.generation == 3
   assert decision.crashed == "it died"
   assert decision.metrics == {"recall": 0.5}

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.files.sole_process import SoleProcess, SoleProcessError
 from realm_jax.indexes.protocol import (
   IndexCrashedError,
   RetrievalUnavailableError,
 )
+from realm_jax.storage.sole_process import SoleProcess, SoleProcessError
 from realm_jax.training.candidates import Prepared
 from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions

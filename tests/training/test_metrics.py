@@ -13,7 +13,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import (
   PyRecordReader_New,
 )
 
-from realm_jax.files.metric_rows import read_rows
+from realm_jax.training.metric_rows import read_rows
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from tests.full_disk import full_disk
 

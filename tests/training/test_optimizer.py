@@ -63,9 +63,8 @@ def _run(config, num_steps, *, total_steps=1000):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weight_decay", [0.01, 0.5])
-def test_equals_the_published_rule_over_fifty_steps(weight_decay):
-  row = compare_adam(weight_decay=weight_decay)
+def test_equals_the_published_rule_over_fifty_steps():
+  row = compare_adam(weight_decay=0.5)
   assert row.passed, row
 
 

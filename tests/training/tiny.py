@@ -21,11 +21,7 @@ from realm_jax.training.stages.inverse_cloze import (
   InverseClozeBatch,
 )
 from realm_jax.training.stages.masked_words import MaskTargets
-from realm_jax.training.stages.open_qa import (
-  OpenQa,
-  OpenQaBatch,
-  StoredVectors,
-)
+from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models
 from realm_jax.training.state import TrainState
@@ -204,7 +200,7 @@ def batch(stage, seed=0):
     return PretrainingBatch(given["query"], candidates, given["masks"])
   return OpenQaBatch(
     query=given["query"],
-    retrieved=StoredVectors(given["vectors"]),
+    retrieved=given["vectors"],
     joint_query=given["query"],
     blocks=tokens,
     has_answer=given["has_answer"],

@@ -15,12 +15,12 @@ from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.corpus.build import build_corpus
 from realm_jax.evaluation import evaluate as run
-from realm_jax.files.local_disk.disk_full import DiskFullError
-from realm_jax.files.whole.whole_directory import TargetError
 from realm_jax.generations import sidecar
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.storage.atomic import TargetError
+from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.stages.open_qa import OpenQa
@@ -229,7 +229,7 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(
   monkeypatch.chdir(tmp_path)
   # A module of None cannot be imported.
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-  with pytest.raises(WeightsError, match="pip install huggingface_hub"):
+  with pytest.raises(WeightsError, match=r"pip install 'realm_jax\[hub\]'"):
     import_weights("hf_bert", "lovelace/bert", "run", parts=["retriever"])
   hub = _Hub(model_dir.parent / "bert")
   monkeypatch.setitem(sys.modules, "huggingface_hub", hub)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.corpus import block_builder
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus import CorpusError, block_builder
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import load_newest
 from realm_jax.generations.manifest import GenerationError

@@ -1,32 +1,129 @@
-"""Approximate search with ScaNN (Guo et al. 2020, arXiv 1908.10396)."""
+"""The settings of a ScaNN index, and how it is built by them."""
 
+import contextlib
 import dataclasses
+import importlib.metadata
+import math
+import shutil
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 from absl import logging
 from jax.sharding import Mesh
+from jaxtyping import Float32
 
+from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
+  HOST_SETTING,
   Blocks,
   BuildOptions,
+  IndexLoadError,
   PathLike,
+  QueryBatch,
+  RecallError,
+  Rows,
 )
-from realm_jax.indexes.scann import files, stock
-from realm_jax.indexes.scann import library as scann
-from realm_jax.indexes.scann.index import ScannIndex
-from realm_jax.indexes.scann.settings import ScannSettings
-from realm_jax.indexes.scann.tree_builder import TreeBuilder
+from realm_jax.indexes.scann import trees, tuning
+from realm_jax.indexes.scann.index import (
+  ScannIndex,
+  Tree,
+  library,
+  write_searcher,
+)
+from realm_jax.indexes.scann.trees import Trained
+from realm_jax.indexes.scann.tuning import Point
+from realm_jax.settings import (
+  NonNegativeInt,
+  PositiveFraction,
+  PositiveInt,
+  require_valid,
+)
+from realm_jax.storage.json_files import JsonValue
+
+# Vectors of blocks that replace queries where there are none.
+_NUM_STAND_INS = 256
+# Smallest training sample, in all and per leaf.
+_TRAINING_SAMPLE = 1 << 17
+_SAMPLED_PER_LEAF = 32
+# Numbers of leaves that are tried, relative to the default. All are tried,
+# because the best may lie beyond a worse one.
+_LEAF_FACTORS = (1, 2, 4, 8)
+_MAX_LEAVES_PER_BLOCK = 1 / 16
+# A number must be this much faster than another, since times scatter.
+_GAIN = 1.05
+# Consecutive rows that a sample takes together, because they read faster.
+_ROWS_PER_RUN = 16
+# ScaNN's documentation recommends this threshold.
+_ANISOTROPIC_THRESHOLD = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class ScannConfig(ScannSettings):
-  """Builds and loads ScaNN indexes by `ScannSettings`."""
+class ScannConfig:
+  """Builds and loads trees of leaves, with quantized scores and reordering.
+
+  A setting that is None is chosen by measuring. The number of leaves is chosen
+  once, on a sample of the corpus, for the first generation; later ones reuse
+  it, and the leaves themselves, while they meet the recall target. How much of
+  the tree is searched is chosen for each generation. The choices depend on
+  measured times, so a run that must repeat bit for bit from its checkpoints
+  alone sets all of them, and turns `reuse` off.
+
+  Attributes:
+    recall_target: Share of the `recall_k` best blocks to find. Choices aim a
+      tenth of the rest higher, for queries other than the measured ones; what
+      is published has to meet the target itself.
+    recall_k: k of that recall.
+    below_target: Whether an index below the target is accepted.
+    builder: Builder of the tree, `own` or `stock`, which is ScaNN's public one.
+      That needs all vectors in memory, in float32; it is taken, too, where
+      another version of ScaNN is installed than the one whose formats are known
+      here.
+    brute_force_below: Number of blocks below which all are searched, which is
+      faster for so few.
+    num_leaves: Number of partitions of the vectors.
+    num_leaves_searched: Number of leaves that a query searches.
+    num_reordered: Number of the best by code that are scored again, at least
+      k.
+    reordering: Type of the vectors that are scored again, `float32` or
+      `bfloat16`.
+    dims_per_code: Dimensions that share one 4-bit code.
+    training_sample: Number of vectors that a tree is trained on; None is 32
+      per leaf, at least 131,072, or the default of ScaNN's builder.
+    tuning_sample: Number of vectors on which numbers of leaves are tried.
+    reuse: Whether leaves and codebooks of the previous generation are reused
+      while they meet the target.
+    seed: Seed of samples and of the first centroids.
+    threads: Threads for searching, a setting of the host that no manifest
+      stores; None uses every core.
+  """
 
   kind: ClassVar[str] = "scann"
   may_crash: ClassVar[bool] = True
+  recall_target: PositiveFraction = 0.95
+  recall_k: PositiveInt = 8
+  below_target: bool = False
+  builder: Literal["own", "stock"] = "own"
+  brute_force_below: NonNegativeInt = 10_000
+  num_leaves: PositiveInt | None = None
+  num_leaves_searched: PositiveInt | None = None
+  num_reordered: PositiveInt | None = None
+  reordering: Literal["float32", "bfloat16"] = "bfloat16"
+  dims_per_code: PositiveInt = 2
+  training_sample: PositiveInt | None = None
+  tuning_sample: PositiveInt = 1 << 17
+  reuse: bool = True
+  seed: NonNegativeInt = 0
+  threads: PositiveInt | None = dataclasses.field(
+    default=None, metadata=HOST_SETTING
+  )
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
@@ -39,7 +136,9 @@ class ScannConfig(ScannSettings):
 
     Raises:
       RecallError: The target is not met, and `below_target` is off.
+      ValueError: ScaNN cannot build such a tree over these vectors.
       LibraryError: ScaNN is not installed.
+      OSError: The disk is full.
     """
     if options.directory is None:
       with tempfile.TemporaryDirectory(prefix="realm_scann_") as scratch:
@@ -47,23 +146,307 @@ class ScannConfig(ScannSettings):
         kept = dataclasses.replace(options, directory=directory)
         return self.build(blocks, kept)
     if blocks.num_blocks < self.brute_force_below:
-      stock.write(options.directory, blocks.embedded(), None)
+      vectors = _in_memory(blocks.embedded())
+      builder = library().builder(vectors, 10, "dot_product")
+      write_searcher(builder.score_brute_force(), options.directory)
       return self.load(options.directory, blocks)
-    settings = self
-    if self.builder == "own" and not scann.reads_our_formats():
-      logging.warning(
-        "scann %s is installed, and our builder writes the formats of %s: "
-        "ScaNN's own builds the index, which needs all vectors in memory",
-        scann.installed_version(),
-        scann.FORMATS_VERSION,
-      )
-      settings = dataclasses.replace(self, builder="stock")
-    return TreeBuilder(settings, blocks, options, options.directory).build()
+    return _Build(self, blocks, options, options.directory).run()
 
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> ScannIndex:
     """Loads what `build` wrote."""
     del mesh
-    tree = files.read_tree(Path(directory))
+    tree = Tree.read(Path(directory))
     return ScannIndex(Path(directory), blocks, tree=tree, threads=self.threads)
+
+
+class _Build:
+  """The build of one tree, in a new directory."""
+
+  def __init__(
+    self,
+    config: ScannConfig,
+    blocks: Blocks,
+    options: BuildOptions,
+    directory: Path,
+  ):
+    self._config, self._blocks = config, blocks
+    self._options, self._directory = options, directory
+    vectors = blocks.embedded()
+    queries = options.queries
+    if queries is None or queries.vectors is None:
+      sample = _draw(vectors, _NUM_STAND_INS, seed=config.seed + 1)
+      queries = QueryBatch.of_vectors(sample)
+    self._queries = queries
+    self._k = min(config.recall_k, blocks.num_blocks)
+    # Recall is a little lower for queries that the tree is not tuned on.
+    self._aim = config.recall_target + (1 - config.recall_target) / 10
+    self._report: dict[str, JsonValue] = {
+      "recall_target": config.recall_target,
+      "recall_k": self._k,
+    }
+    installed = importlib.metadata.version("scann")
+    self._is_own = config.builder == "own"
+    if self._is_own and installed != trees.FORMATS_VERSION:
+      self._is_own = False
+      logging.warning(
+        "scann %s is installed, and our builder writes the formats of %s: "
+        "ScaNN's own builds the index, which needs all vectors in memory",
+        *(installed, trees.FORMATS_VERSION),
+      )
+    with self._timed("truth_seconds"):
+      self._truth = GroundTruth(vectors, queries, self._k)
+
+  def run(self) -> ScannIndex:
+    """Writes, loads and measures the tree."""
+    config, report = self._config, self._report
+    previous = self._previous() if config.reuse else None
+    num_leaves = config.num_leaves
+    if previous is not None:
+      num_leaves, trained = previous
+      report["trained_for"] = "the generation before"
+      index, point = self._write(num_leaves, trained)
+      if trained is not None and point.recall < config.recall_target:
+        del index
+        self._discard(f"the leaves of before, {num_leaves}", point)
+        index, point = self._train_and_write(num_leaves)
+      is_good = config.below_target or point.recall >= config.recall_target
+      if is_good or config.num_leaves is not None:
+        return self._accepted(index, point)
+      del index
+      self._discard(f"{num_leaves} leaves", point)
+      num_leaves = None
+    if num_leaves is None:
+      with self._timed("trials_seconds"):
+        num_leaves = self._choose_leaves()
+    return self._accepted(*self._train_and_write(num_leaves))
+
+  def _discard(self, what: str, point: Point) -> None:
+    logging.info(
+      "With %s, recall@%d is %.3f of %.3f: choosing others",
+      *(what, self._k, point.recall, self._config.recall_target),
+    )
+    shutil.rmtree(self._directory)
+
+  def _accepted(self, index: ScannIndex, point: Point) -> ScannIndex:
+    config = self._config
+    if point.recall < config.recall_target and not config.below_target:
+      raise RecallError(
+        f"the index reaches recall@{self._k} {point.recall:.3f} of "
+        f"{config.recall_target}; search more (num_leaves_searched, "
+        "num_reordered), lower recall_target, or bind "
+        "ScannConfig.below_target=True to publish it all the same"
+      )
+    return index
+
+  def _previous(self) -> tuple[int, Trained | None] | None:
+    """Returns the number of leaves of the previous generation, and the leaves.
+
+    Without the leaves where ScaNN's own builder builds, which cannot take them.
+    """
+    directory, config = self._options.previous, self._config
+    if directory is None:
+      return None
+    try:
+      tree = Tree.read(directory)
+      if tree is None or config.num_leaves not in (None, tree.num_leaves):
+        return None
+      if not self._is_own:
+        return tree.num_leaves, None
+      dim = self._blocks.embedded().shape[1]
+      width = config.dims_per_code
+      trained = trees.read_trained(directory, tree.num_leaves, width, dim)
+      return tree.num_leaves, trained
+    except IndexLoadError as error:
+      logging.warning("%s; choosing another tree", error)
+      return None
+
+  def _choose_leaves(self) -> int:
+    """Builds trees over a sample of the corpus; returns the fastest one's."""
+    config, vectors = self._config, self._blocks.embedded()
+    default = default_leaves(self._blocks.num_blocks)
+    sample = _draw(vectors, config.tuning_sample, seed=config.seed)
+    truth = GroundTruth(sample, self._queries, self._k)
+    # Trials lie beside the index, where leftovers of a kill are removed.
+    self._directory.parent.mkdir(parents=True, exist_ok=True)
+    best: tuple[int, Point, float] | None = None
+    trials: list[JsonValue] = []
+    for factor in _LEAF_FACTORS:
+      num_leaves = default * factor
+      if factor > 1 and num_leaves > len(sample) * _MAX_LEAVES_PER_BLOCK:
+        break
+      point, predicted = self._try(sample, truth, num_leaves)
+      trials.append(
+        {
+          "num_leaves": num_leaves,
+          **dataclasses.asdict(point),
+          "predicted_queries_per_second": predicted,
+        }
+      )
+      # Below the target, the higher recall is better.
+      if (
+        best is None
+        or predicted > _GAIN * best[2]
+        or (best[2] == 0 and point.recall > best[1].recall)
+      ):
+        best = num_leaves, point, predicted
+    assert best is not None
+    self._report["trials"] = trials
+    return best[0]
+
+  def _try(
+    self,
+    sample: Float32[np.ndarray, "n d"],
+    truth: GroundTruth,
+    num_leaves: int,
+  ) -> tuple[Point, float]:
+    """Builds a tree over the sample; returns its best point.
+
+    Also returns its predicted queries per second on the whole corpus, measured
+    at a point that scores as many vectors there; 0 below the target.
+    """
+    self._options.check()
+    with tempfile.TemporaryDirectory(
+      prefix="trial_", dir=self._directory.parent
+    ) as scratch:
+      trained = self._train(sample, num_leaves)
+      blocks = Blocks(len(sample), sample)
+      index = self._tree(Path(scratch), blocks, num_leaves, trained)
+    point, _ = self._fastest_point(index, truth)
+    if point.recall < self._aim:
+      return point, 0.0
+    growth = self._blocks.num_blocks / len(sample)
+    if growth == 1:
+      return point, point.queries_per_second
+    wanted = growth * point.leaves_searched
+    leaves = min(num_leaves, round(wanted))
+    equal_work = tuning.measure(index, truth, leaves, point.num_reordered)
+    # Where the sample has too few leaves, time is taken to grow with them.
+    return point, equal_work.queries_per_second * min(1.0, leaves / wanted)
+
+  def _fastest_point(
+    self, index: ScannIndex, truth: GroundTruth
+  ) -> tuple[Point, list[Point]]:
+    config = self._config
+    return tuning.fastest_point(
+      index,
+      truth,
+      target=self._aim,
+      leaves_searched=config.num_leaves_searched,
+      num_reordered=config.num_reordered,
+    )
+
+  def _train_and_write(self, num_leaves: int) -> tuple[ScannIndex, Point]:
+    with self._timed("train_seconds"):
+      trained = self._train(self._blocks.embedded(), num_leaves)
+    self._report["trained_for"] = "this generation"
+    return self._write(num_leaves, trained)
+
+  def _train(self, vectors: Rows, num_leaves: int) -> Trained | None:
+    """Trains leaves and codes on a sample, where our own builder builds."""
+    config = self._config
+    if not self._is_own:
+      return None
+    size = config.training_sample or max(
+      _TRAINING_SAMPLE, _SAMPLED_PER_LEAF * num_leaves
+    )
+    sample = _draw(vectors, size, seed=config.seed)
+    return trees.train(
+      sample, num_leaves, config.dims_per_code, seed=config.seed
+    )
+
+  def _write(
+    self, num_leaves: int, trained: Trained | None
+  ) -> tuple[ScannIndex, Point]:
+    """Writes and loads the tree, and chooses how much of it is searched."""
+    self._options.check()
+    with self._timed("write_seconds"):
+      index = self._tree(self._directory, self._blocks, num_leaves, trained)
+    with self._timed("search_seconds"):
+      point, points = self._fastest_point(index, self._truth)
+    self._report |= {
+      "num_leaves": num_leaves,
+      **dataclasses.asdict(point),
+      "curve": [dataclasses.asdict(p) for p in points],
+    }
+    index.report = self._report
+    index.tree = Tree(num_leaves, point.leaves_searched, point.num_reordered)
+    index.tree.write(self._directory)
+    return index, point
+
+  def _tree(
+    self,
+    directory: Path,
+    blocks: Blocks,
+    num_leaves: int,
+    trained: Trained | None,
+  ) -> ScannIndex:
+    """Writes a tree and loads it; each search sets how much it searches.
+
+    Where there are no trained leaves, ScaNN's builder trains them.
+    """
+    config, scann, vectors = self._config, library(), blocks.embedded()
+    sample: dict[str, Any] = {}
+    codes: dict[str, Any] = {}
+    if trained is None:
+      vectors = _in_memory(vectors)
+      codes["anisotropic_quantization_threshold"] = _ANISOTROPIC_THRESHOLD
+      if config.training_sample is not None:
+        sample["training_sample_size"] = config.training_sample
+    # Our builder takes nothing but the configuration from ScaNN's.
+    some = vectors if trained is None else np.zeros((1, vectors.shape[1]))
+    builder = scann.builder(np.asarray(some, np.float32), 10, "dot_product")
+    # k-means++ from ScaNN's fixed seed repeats a build, and a random start
+    # does not.
+    builder.tree(
+      num_leaves, num_leaves_to_search=1, random_init=False, **sample
+    )
+    builder.score_ah(config.dims_per_code, **codes, **sample)
+    kinds = scann.scann_builder.ReorderType
+    builder.reorder(1, quantize=kinds[config.reordering.upper()])
+    if trained is None:
+      write_searcher(builder, directory)
+    else:
+      trees.write(
+        directory,
+        vectors,
+        trained,
+        builder.create_config(),
+        reordering=config.reordering,
+        check=self._options.check,
+      )
+    tree = Tree(num_leaves, 1, self._k)
+    return ScannIndex(directory, blocks, tree=tree, threads=config.threads)
+
+  @contextlib.contextmanager
+  def _timed(self, name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    self._report[name] = time.perf_counter() - start
+
+
+def default_leaves(num_blocks: int) -> int:
+  """Returns the power of two nearest to the square root of the blocks."""
+  return 2 ** round(math.log2(max(1, num_blocks)) / 2)
+
+
+def _in_memory(vectors: Rows) -> Float32[np.ndarray, "n d"]:
+  return np.ascontiguousarray(vectors[0 : vectors.shape[0]], np.float32)
+
+
+def _draw(
+  vectors: Rows, count: int, *, seed: int = 0
+) -> Float32[np.ndarray, "n d"]:
+  """Returns about `count` random vectors in random order, at most all."""
+  rng = np.random.default_rng(seed)
+  num_blocks = vectors.shape[0]
+  if num_blocks <= count:
+    sample = np.asarray(vectors[0:num_blocks], np.float32)
+  else:
+    size, num_runs = _ROWS_PER_RUN, num_blocks // _ROWS_PER_RUN
+    runs = rng.choice(num_runs, min(-(-count // size), num_runs), False)
+    sample = np.concatenate(
+      [vectors[run * size : (run + 1) * size] for run in np.sort(runs).tolist()]
+    ).astype(np.float32)
+  return sample[rng.permutation(len(sample))]

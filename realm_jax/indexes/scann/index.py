@@ -1,27 +1,69 @@
-"""A ScaNN searcher behind the `Index` protocol."""
+"""A ScaNN searcher behind the `Index` protocol, and the library itself."""
 
+import errno
 import functools
+import importlib.abc
+import importlib.metadata
+import json
 import os
+import sys
+import threading
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Integer
 
-from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
   Blocks,
   IndexLoadError,
+  LibraryError,
   QueryBatch,
   SearchResult,
   check_k,
   check_vectors,
   in_order,
 )
-from realm_jax.indexes.scann import files
-from realm_jax.indexes.scann.files import Tree
+from realm_jax.storage.json_files import JsonValue
 
+_TREE = "tree.json"
 _Found = tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]
+
+
+class Tree(NamedTuple):
+  """The leaves of a tree, and how much of it a search uses.
+
+  A query searches `leaves_searched` leaves, and the `num_reordered` best by
+  code are scored again.
+  """
+
+  num_leaves: int
+  leaves_searched: int
+  num_reordered: int
+
+  def write(self, directory: Path) -> None:
+    """Writes what ScaNN's own files do not store."""
+    (directory / _TREE).write_text(json.dumps(self._asdict()) + "\n")
+
+  @classmethod
+  def read(cls, directory: Path) -> "Tree | None":
+    """Reads what `write` wrote; returns None if there is no tree.
+
+    Raises:
+      IndexLoadError: The file cannot be read.
+    """
+    path = directory / _TREE
+    if not path.exists():
+      return None
+    try:
+      values = json.loads(path.read_text())
+      return cls(*(int(values[name]) for name in cls._fields))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+      raise IndexLoadError(
+        f"{path} cannot be read ({error!r}); build the index again"
+      ) from error
 
 
 class ScannIndex:
@@ -45,7 +87,7 @@ class ScannIndex:
     threads: int | None = None,
   ):
     self.num_blocks, self.dim = blocks.embedded().shape
-    self._loaded = files.load_searcher(directory)
+    self._loaded = _load_searcher(directory)
     if self._loaded.size() != self.num_blocks:
       raise IndexLoadError(
         f"the ScaNN index holds {self._loaded.size()} blocks and the "
@@ -70,27 +112,21 @@ class ScannIndex:
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """Returns k blocks for each query, approximately the best."""
     check_k(k, self.num_blocks)
-    if self.tree is None:
-      vectors = check_vectors(queries, self.dim)
-      return in_order(*self._search_batched(vectors, k))
-    return self.search_at(
-      queries, k, self.tree.leaves_searched, self.tree.num_reordered
-    )
-
-  def search_at(
-    self, queries: QueryBatch, k: int, leaves_searched: int, num_reordered: int
-  ) -> SearchResult:
-    """Searches `leaves_searched` leaves and reorders `num_reordered` blocks."""
-    assert self.tree is not None
     vectors = check_vectors(queries, self.dim)
-    leaves = self.tree.structure.num_leaves
+    if self.tree is None:
+      return in_order(*self._search_batched(vectors, k))
+    leaves = self.tree.num_leaves
     # Twice as many leaves as hold k blocks on average: they may be uneven.
-    searched = max(leaves_searched, -(-2 * k * leaves // self.num_blocks))
+    searched = max(
+      self.tree.leaves_searched, -(-2 * k * leaves // self.num_blocks)
+    )
     rows, scores = self._search_batched(
       vectors,
       k,
       leaves_to_search=min(searched, leaves),
-      pre_reorder_num_neighbors=min(max(num_reordered, k), self.num_blocks),
+      pre_reorder_num_neighbors=min(
+        max(self.tree.num_reordered, k), self.num_blocks
+      ),
     )
     # Where the leaves hold fewer than k blocks, ScaNN returns NaN.
     short = np.isnan(scores).any(axis=1)
@@ -115,3 +151,84 @@ class ScannIndex:
     return self._searcher.search_batched_parallel(
       vectors, k, batch_size=size, **settings
     )
+
+
+def _load_searcher(directory: Path) -> Any:
+  """Loads ScaNN's searcher over the files of a directory.
+
+  Raises:
+    IndexLoadError: ScaNN cannot read it, or would unpickle something.
+  """
+  if (directory / "scann_docids.pkl").exists():
+    raise IndexLoadError(f"{directory} holds a pickle, which is never read")
+  scann = library()
+  try:
+    return scann.load_searcher(str(directory), assets_backcompat_shim=False)
+  except (RuntimeError, ValueError, OSError) as error:
+    version = importlib.metadata.version("scann")
+    raise IndexLoadError(
+      f"scann {version} cannot read {directory}: {error}; build it again, with "
+      "the version that is installed here"
+    ) from error
+
+
+def write_searcher(builder: Any, directory: Path) -> None:
+  """Builds a searcher, and writes its files to an empty or new directory.
+
+  Raises:
+    ValueError: ScaNN cannot build it.
+    OSError: The disk is full.
+  """
+  try:
+    searcher = builder.build()
+  except RuntimeError as error:
+    raise ValueError(f"ScaNN cannot build the index: {error}") from error
+  directory.mkdir(parents=True, exist_ok=True)
+  try:
+    searcher.serialize(str(directory), relative_path=True)
+  except RuntimeError as error:
+    # ScaNN's error does not say that the disk is full.
+    raise OSError(
+      errno.ENOSPC, f"cannot write ScaNN's files: {error}", str(directory)
+    ) from error
+
+
+def library() -> ModuleType:
+  """Returns ScaNN's Python module.
+
+  Raises:
+    LibraryError: It is not installed.
+  """
+  try:
+    with _WithoutTensorFlow():
+      from scann.scann_ops.py import scann_ops_pybind
+  except ImportError as error:
+    raise LibraryError(
+      f"the index `scann` needs the library scann, which cannot be imported "
+      f"here ({error}); `pip install scann`, or choose the index `exact`"
+    ) from error
+  return scann_ops_pybind
+
+
+class _WithoutTensorFlow(importlib.abc.MetaPathFinder):
+  """Makes imports of TensorFlow fail in this thread, as if it were missing.
+
+  ScaNN's operations for TensorFlow are not used, and without them it is
+  imported in a twentieth of the time. Modules imported earlier stay.
+  """
+
+  def __enter__(self) -> None:
+    self._thread = threading.get_ident()
+    sys.meta_path.insert(0, self)
+
+  def __exit__(self, *error: object) -> None:
+    sys.meta_path.remove(self)
+
+  def find_spec(
+    self,
+    fullname: str,
+    path: Iterable[str] | None,
+    target: ModuleType | None = None,
+  ) -> None:
+    if fullname == "tensorflow" and threading.get_ident() == self._thread:
+      raise ModuleNotFoundError(f"{fullname} is left out", name=fullname)

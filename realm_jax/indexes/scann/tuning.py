@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.scann.index import ScannIndex
-from realm_jax.indexes.scann.settings import ScannSettings
 
 _REPEATS = 5
 # If a point is this much slower than the best, no more leaves are tried.
@@ -22,7 +21,7 @@ _REORDERED = (16, 32, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600)
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """How much of a tree a search uses, as in `files.Tree`, and how well.
+  """How much of a tree a search uses, as in `Tree`, and how well.
 
   The recall is at the k of the ground truth. The rate is that of all queries in
   one batch, the best of a few repetitions.
@@ -37,21 +36,22 @@ class Point:
 def fastest_point(
   index: ScannIndex,
   truth: GroundTruth,
-  settings: ScannSettings,
   *,
   target: float,
+  leaves_searched: int | None = None,
+  num_reordered: int | None = None,
 ) -> tuple[Point, list[Point]]:
   """Returns the fastest point that meets the target, and all measured ones.
 
   If none meets it, the point of the best recall is returned. For each number
   of leaves, a bisection finds the fewest reordered vectors that meet it. More
-  leaves are tried until they cost more than fewer reordered vectors save. What
-  the settings fix is kept.
+  leaves are tried until they cost more than fewer reordered vectors save. A
+  number that is given is kept.
   """
   assert index.tree is not None
-  num_blocks, num_leaves = index.num_blocks, index.tree.structure.num_leaves
-  leaves = _grid(_LEAVES, 1, num_leaves, settings.num_leaves_searched)
-  reordered = _grid(_REORDERED, truth.k, num_blocks, settings.num_reordered)
+  num_blocks, num_leaves = index.num_blocks, index.tree.num_leaves
+  leaves = _grid(_LEAVES, 1, num_leaves, leaves_searched)
+  reordered = _grid(_REORDERED, truth.k, num_blocks, num_reordered)
   measured: dict[tuple[int, int], Point] = {}
 
   def at(searched: int, again: int) -> Point:
@@ -95,14 +95,16 @@ def measure(
   target: float = 0.0,
 ) -> Point:
   """Measures a point; only once if its recall is below the target."""
+  assert index.tree is not None
+  index.tree = index.tree._replace(
+    leaves_searched=leaves_searched, num_reordered=num_reordered
+  )
   seconds: list[float] = []
   recall = 0.0
   # The speed of a point below the target does not matter.
   while not seconds or (recall >= target and len(seconds) < _REPEATS):
     start = time.perf_counter()
-    found = index.search_at(
-      truth.queries, truth.k, leaves_searched, num_reordered
-    )
+    found = index.search(truth.queries, truth.k)
     seconds.append(time.perf_counter() - start)
     recall = truth.recall(found)
   return Point(

@@ -10,10 +10,10 @@ from jaxtyping import Array, Bool, Int, UInt32
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
+from realm_jax.models.packing import TokenRows
 from realm_jax.models.parameters import Params
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import EncoderRows
 from realm_jax.training.stages import stage as stages
 
@@ -57,8 +57,8 @@ class InverseCloze(stages.Stage):
     numbers: UInt32[Array, " b"],
   ) -> EncoderRows:
     return EncoderRows(
-      queries=encoder_rows.query_rows(models.retriever, batch.query, numbers),
-      blocks=encoder_rows.block_rows(models.retriever, batch.block, numbers),
+      queries=TokenRows(models.retriever.query_input(batch.query), numbers),
+      blocks=TokenRows(models.retriever.block_input(batch.block), numbers),
     )
 
   def loss(

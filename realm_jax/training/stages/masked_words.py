@@ -5,17 +5,20 @@ questions later, because BERT's pre-training does not train the span head. It
 costs little: the encoder runs once for both.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
+from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.encoder_rows import EncoderRows
@@ -104,56 +107,60 @@ def masked_spans(
   return jnp.asarray(starts)[..., None] & of_width[:, None, None]
 
 
-def read_masks(
+def masked_lm_loss(
   reader: Reader,
   params: Params,
   masks: MaskTargets,
+  candidates: Int[AnyArray, "b k l"],
   rows: EncoderRows,
   dropout_key: jax.Array | None,
   *,
-  num_starts: int | None = None,
-) -> tuple[Float[Array, "b k m v"], Spans | None]:
-  """Returns the reader's logits of the masked tokens, for each candidate.
-
-  With `num_starts`, the number of tokens of a body at which a span may start,
-  they come with the scores of spans.
-  """
-  inputs = rows.joint, masks.positions
-  if num_starts is None:
-    method = "masked_lm"
-    logits = stages.apply(reader, params, dropout_key, *inputs, method=method)
-    return logits, None
-  return stages.apply(
-    reader,
-    params,
-    dropout_key,
-    *inputs,
-    rows.body_start,
-    rows.body_length,
-    num_starts=num_starts,
-    method="masked_lm_and_spans",
-  )
-
-
-def with_span_loss(
-  masked_lm: WeightedLoss,
-  spans: Spans,
-  is_answer: Bool[Array, "b k l w"],
-  *,
-  weight: float,
-  block_scores: Float[Array, "b k"] | None = None,
+  block_scores: Float[Array, "b k"],
+  has_null: bool,
+  span_weight: float,
+  form: str = "per_token",
 ) -> WeightedLoss:
-  """Adds the loss of pointing at what is masked, `weight` for each example.
+  """Returns the loss of filling in the masked words (section 3.1).
 
-  As in open QA, a span's score includes that of its block, if there are any.
-  It trains the reader alone: the retriever learns from p(y|x), as in the paper,
-  and not from where the masked words are.
+  With a `span_weight`, the loss of pointing at them is added, so much for each
+  example. As in open QA, a span's score includes that of its block. It trains
+  the reader alone: the retriever learns from p(y|x), as in the paper, and not
+  from where the masked words are.
   """
-  scores = spans.logits
-  if block_scores is not None:
-    scores += jax.lax.stop_gradient(block_scores)[:, :, None, None]
+  read: Any = functools.partial(
+    stages.apply, reader, params, dropout_key, rows.joint, masks.positions
+  )
+  spans = None
+  if span_weight:
+    logits, spans = read(
+      rows.body_start,
+      rows.body_length,
+      num_starts=candidates.shape[-1],
+      method="masked_lm_and_spans",
+    )
+  else:
+    logits = read(method="masked_lm")
+  masked_lm = marginal_masked_lm_loss(
+    block_scores,
+    logits,
+    masks.token_ids,
+    masks.weights,
+    form=form,
+    has_null=has_null,
+  )
+  if spans is None:
+    return masked_lm
+  assert rows.body_length is not None
+  is_answer = masked_spans(
+    masks,
+    candidates,
+    rows.body_length,
+    separator_id=reader.bert.separator,
+    max_width=reader.max_answer_width,
+  )
+  scores = spans.logits + lax.stop_gradient(block_scores)[:, :, None, None]
   pointing = span_loss(scores, spans.is_span, is_answer)
-  total = masked_lm.loss.total + weight * pointing.loss.total
+  total = masked_lm.loss.total + span_weight * pointing.loss.total
   return WeightedLoss(
     masked_lm.loss._replace(total=total),
     {**masked_lm.metrics, "span_accuracy": pointing.metrics["span_accuracy"]},

@@ -17,6 +17,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
+from realm_jax.models.packing import TokenRows
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.open_qa import open_qa_loss
@@ -30,24 +31,14 @@ from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.renaming import renaming_of
 
 
-class StoredVectors(NamedTuple):
-  """Retrieved blocks' vectors as the generation has them."""
-
-  vectors: Float[AnyArray, "b n d"]
-
-
-class IndexScores(NamedTuple):
-  """Retrieved blocks' scores by an index without vectors, such as BM25."""
-
-  scores: Float[AnyArray, "b n"]
-
-
 class OpenQaBatch(NamedTuple):
   """Questions, the retrieved blocks, and where the answers are in them.
 
   Attributes:
     query: Questions as the retriever reads them.
-    retrieved: What the retriever's scores of the n blocks are computed from.
+    retrieved: What the retriever's scores of the n blocks are computed from:
+      their vectors as the generation has them, or the scores of an index
+      without vectors, such as BM25.
     joint_query: Questions as the reader reads them: names may be exchanged.
     blocks: The best k blocks, as the reader reads them.
     has_answer: Whether each of the n blocks contains an answer.
@@ -55,7 +46,7 @@ class OpenQaBatch(NamedTuple):
   """
 
   query: Int[AnyArray, "b q"]
-  retrieved: StoredVectors | IndexScores
+  retrieved: Float[AnyArray, "b n d"] | Float[AnyArray, "b n"]
   joint_query: Int[AnyArray, "b q"]
   blocks: Int[AnyArray, "b k l"]
   has_answer: Bool[AnyArray, "b n"]
@@ -133,11 +124,10 @@ class OpenQa(stages.Stage):
       retrieved = _gold_first(retrieved, has_answer)
       has_answer, is_answer = self._answers(batch, retrieved, context)
     query, rows = batch.arrays["query"], retrieved.rows
-    if self.index_scores:
-      scored = IndexScores(retrieved.scores)
-    else:
+    scored = retrieved.scores
+    if not self.index_scores:
       assert context.generation is not None
-      scored = StoredVectors(context.generation.vectors(rows))
+      scored = context.generation.vectors(rows)
     joint_query, blocks = query, context.gather(rows[:, : self.num_read])
     if self.renamed_share:
       joint_query, blocks = self._renamed(batch, blocks, context.corpus)
@@ -162,15 +152,11 @@ class OpenQa(stages.Stage):
 
   def example(self, shapes: stages.ExampleArrays) -> OpenQaBatch:
     searched = (len(shapes.query), shapes.num_searched)
-    if self.index_scores:
-      scored = IndexScores(np.zeros(searched, np.float32))
-    else:
-      shape = (*searched, shapes.vector_size)
-      scored = StoredVectors(np.zeros(shape, np.float32))
+    size = () if self.index_scores else (shapes.vector_size,)
     spans = (*shapes.candidates.shape, shapes.max_answer_width)
     return OpenQaBatch(
       query=shapes.query,
-      retrieved=scored,
+      retrieved=np.zeros((*searched, *size), np.float32),
       joint_query=shapes.query,
       blocks=shapes.candidates,
       has_answer=np.zeros(searched, bool),
@@ -188,9 +174,8 @@ class OpenQa(stages.Stage):
     )
     if self.index_scores:
       return joint
-    query = batch.query
-    queries = encoder_rows.query_rows(models.retriever, query, numbers)
-    return joint._replace(queries=queries)
+    query = models.retriever.query_input(batch.query)
+    return joint._replace(queries=TokenRows(query, numbers))
 
   def loss(
     self,
@@ -202,14 +187,14 @@ class OpenQa(stages.Stage):
   ) -> WeightedLoss:
     """Returns ORQA's loss, over stored vectors or over scores of an index.
 
-    With `StoredVectors` the query tower is trained against vectors that stay
-    fixed. With `IndexScores` (BM25 has no vectors) a block's score is `scale`
-    times the index's, and `scale` is the only parameter of the retriever.
+    The query tower is trained against vectors that stay fixed. With
+    `index_scores` a block's score is `scale` times the index's, and `scale` is
+    the only parameter of the retriever.
     """
     retriever_key, reader_key = stages.dropout_keys(dropout_key)
-    tower, found = params["retriever"], batch.retrieved
-    if isinstance(found, IndexScores):
-      scores = tower["scale"] * found.scores
+    tower, found = params["retriever"], jnp.asarray(batch.retrieved)
+    if self.index_scores:
+      scores = tower["scale"] * found
     else:
       queries = stages.apply(
         models.retriever,
@@ -219,7 +204,7 @@ class OpenQa(stages.Stage):
         method="embed_queries",
       )
       scores = relevance(
-        queries, found.vectors, score_scale=models.retriever.score_scale
+        queries, found, score_scale=models.retriever.score_scale
       )
     spans = masked_words.read_spans(
       models.require_reader(),

@@ -6,16 +6,15 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Int, UInt32
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.packing import content_numbers
+from realm_jax.models.packing import TokenRows, content_numbers
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
-from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import (
   NonNegativeFloat,
@@ -25,11 +24,11 @@ from realm_jax.settings import (
   require_valid,
 )
 from realm_jax.training import encoder_rows
+from realm_jax.training.device_blocks import hash_words
 from realm_jax.training.encoder_rows import Candidates, EncoderRows
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.masked_words import MaskTargets
-from realm_jax.training.token_store import hash_words
 
 
 class PretrainingBatch(NamedTuple):
@@ -82,10 +81,6 @@ class Pretraining(stages.Stage):
 
   def __post_init__(self) -> None:
     require_valid(self)
-
-  @property
-  def has_null_block(self) -> bool:
-    return self.null_block
 
   @property
   def retrieves_on_device(self) -> bool:
@@ -173,7 +168,7 @@ class Pretraining(stages.Stage):
     joint = encoder_rows.joint_rows(
       reader, batch.query, candidates.tokens, numbers
     )
-    queries = encoder_rows.query_rows(retriever, batch.query, numbers)
+    queries = TokenRows(retriever.query_input(batch.query), numbers)
     return joint._replace(queries=queries, blocks=blocks, block_index=index)
 
   def loss(
@@ -189,77 +184,37 @@ class Pretraining(stages.Stage):
     Queries and candidates are embedded with the current parameters. The metric
     `recall` is the share of queries whose masked words a retrieved block has.
     """
-    retriever, reader = models.retriever, models.require_reader()
     retriever_key, reader_key = stages.dropout_keys(dropout_key)
     assert batch.candidates is not None
     tokens = batch.candidates.tokens
-    queries, candidates = embed_candidates(
-      models, params, rows, retriever_key, num_candidates=tokens.shape[1]
+    queries, blocks = stages.apply(
+      models.retriever,
+      params["retriever"],
+      retriever_key,
+      rows.queries,
+      rows.blocks,
     )
-    block_scores = relevance(
-      queries, candidates, score_scale=retriever.score_scale
+    # A device's candidates are among its own blocks.
+    index, dim = jnp.asarray(rows.block_index), blocks.shape[-1]
+    candidates = jnp.take_along_axis(
+      blocks.reshape(len(index), -1, dim), index[..., None], axis=1
     )
-    logits, spans = masked_words.read_masks(
-      reader,
+    candidates = candidates.reshape(len(queries), -1, dim)
+    found = masked_words.masked_lm_loss(
+      models.require_reader(),
       params["reader"],
       batch.masks,
+      tokens,
       rows,
       reader_key,
-      num_starts=tokens.shape[-1] if self.span_weight else None,
-    )
-    masked_lm = marginal_masked_lm_loss(
-      block_scores,
-      logits,
-      batch.masks.token_ids,
-      batch.masks.weights,
-      form=self.loss_form,
+      block_scores=relevance(
+        queries, candidates, score_scale=models.retriever.score_scale
+      ),
       has_null=self.null_block,
+      span_weight=self.span_weight,
+      form=self.loss_form,
     )
     retrieved = tokens[:, int(self.null_block) :]
     has_words = masked_words.occurrences(batch.masks, retrieved)
     recall = Average.of(jnp.asarray(has_words).any(axis=(1, 2)))
-    masked_lm = masked_lm._replace(
-      metrics={**masked_lm.metrics, "recall": recall}
-    )
-    if spans is None:
-      return masked_lm
-    assert rows.body_length is not None
-    is_answer = masked_words.masked_spans(
-      batch.masks,
-      tokens,
-      rows.body_length,
-      separator_id=reader.bert.separator,
-      max_width=reader.max_answer_width,
-    )
-    return masked_words.with_span_loss(
-      masked_lm,
-      spans,
-      is_answer,
-      weight=self.span_weight,
-      block_scores=block_scores,
-    )
-
-
-def embed_candidates(
-  models: stages.Models,
-  params: Params,
-  rows: EncoderRows,
-  dropout_key: jax.Array | None,
-  *,
-  num_candidates: int,
-) -> tuple[Float[Array, "b d"], Float[Array, "b {num_candidates} d"]]:
-  """Embeds the queries of a batch and their candidates."""
-  queries, blocks = stages.apply(
-    models.retriever,
-    params["retriever"],
-    dropout_key,
-    rows.queries,
-    rows.blocks,
-  )
-  # A device's candidates are among its own blocks.
-  index = jnp.asarray(rows.block_index)
-  dim = blocks.shape[-1]
-  candidates = jnp.take_along_axis(
-    blocks.reshape(len(index), -1, dim), index[..., None], axis=1
-  )
-  return queries, candidates.reshape(-1, num_candidates, dim)
+    return found._replace(metrics={**found.metrics, "recall": recall})

@@ -11,7 +11,6 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.parameters import Params
-from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import NonNegativeFloat, require_valid
 from realm_jax.training.encoder_rows import EncoderRows, joint_rows
@@ -78,34 +77,18 @@ class Reading(stages.Stage):
     dropout_key: jax.Array | None,
   ) -> WeightedLoss:
     """Returns the masked-LM loss given one block; nothing is retrieved."""
-    reader, masks = models.require_reader(), batch.masks
-    logits, spans = masked_words.read_masks(
-      reader,
+    found = masked_words.masked_lm_loss(
+      models.require_reader(),
       params["reader"],
-      masks,
+      batch.masks,
+      batch.blocks,
       rows,
       dropout_key,
-      num_starts=batch.blocks.shape[-1] if self.span_weight else None,
-    )
-    masked_lm = marginal_masked_lm_loss(
-      jnp.zeros(logits.shape[:2]),
-      logits,
-      masks.token_ids,
-      masks.weights,
+      block_scores=jnp.zeros(batch.blocks.shape[:2]),
       has_null=False,
+      span_weight=self.span_weight,
     )
-    metrics = {"masked_accuracy": masked_lm.metrics["masked_accuracy"]}
-    masked_lm = masked_lm._replace(metrics=metrics)
-    if spans is None:
-      return masked_lm
-    assert rows.body_length is not None
-    is_answer = masked_words.masked_spans(
-      masks,
-      batch.blocks,
-      rows.body_length,
-      separator_id=reader.bert.separator,
-      max_width=reader.max_answer_width,
-    )
-    return masked_words.with_span_loss(
-      masked_lm, spans, is_answer, weight=self.span_weight
-    )
+    # The others are of several candidates.
+    names = ("masked_accuracy", "span_accuracy")
+    metrics = {n: found.metrics[n] for n in names if n in found.metrics}
+    return found._replace(metrics=metrics)

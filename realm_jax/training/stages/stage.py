@@ -124,7 +124,7 @@ class Stage(abc.ABC):
       current parameters, instead of the tower that the generation was
       published with.
     retrieves_on_device: Whether a step can retrieve its own candidates.
-    has_null_block: Whether the first candidate of each query is the null block.
+    null_block: Whether the first candidate of each query is the null block.
     is_divisible: Whether the loss of a batch is the sum of its parts'.
     needs_answers: Whether it asks which blocks contain answers.
     num_candidates: Number of blocks that its step reads for each query.
@@ -146,7 +146,7 @@ class Stage(abc.ABC):
     return False
 
   @property
-  def has_null_block(self) -> bool:
+  def null_block(self) -> bool:
     return False
 
   @property
@@ -166,11 +166,6 @@ class Stage(abc.ABC):
       reader = models.require_reader()
       made["reader"] = reader.init(reader_key, query, block, query[:, :1])
     return {name: variables["params"] for name, variables in made.items()}
-
-  def check(self, models: Models) -> None:
-    """Raises a ValueError where the models do not fit the stage."""
-    if "reader" in self.components:
-      models.require_reader()
 
   def num_searched(self, num_blocks: int) -> int:
     """Returns how many blocks to search for in a corpus of `num_blocks`.
@@ -222,7 +217,8 @@ class Stage(abc.ABC):
     Raises:
       ValueError: The models do not fit the stage.
     """
-    self.check(models)
+    if "reader" in self.components:
+      models.require_reader()
     of_class = type(self)
     return (
       shared_partial(of_class.rows, self, models),

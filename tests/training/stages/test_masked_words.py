@@ -83,10 +83,9 @@ def test_the_loss_of_pointing_is_added_for_each_example():
   @jax.jit
   def run(params):
     def compute(rows):
-      _, spans = masked_words.read_masks(
+      spans = masked_words.read_spans(
         models.require_reader(),
         params["reader"],
-        batch.masks,
         rows,
         None,
         num_starts=tiny.BLOCK,

@@ -107,7 +107,7 @@ def test_without_the_null_block_or_with_the_source(corpora, settings, bodies):
   # The masked word is `rhine`.
   found = masked_words.occurrences(made.masks, made.candidates.tokens).any()
   assert found == ("rhine ships" in bodies)
-  assert stage.has_null_block == settings.get("null_block", True)
+  assert stage.null_block == settings.get("null_block", True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,223 @@
+"""Output of commands, and what reaches them from a terminal.
+
+Progress, tables, plots and the choice of log messages; lines that a user types,
+and a flag that SIGTERM sets.
+"""
+
+import contextlib
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from absl import logging as absl_logging
+from etils import epath
+from tqdm import tqdm
+
+_PACKAGE_DIR = str(Path(__file__).resolve().parent)
+_SECONDS_BETWEEN_LINES = 15.0
+_SECONDS_BETWEEN_REDRAWS = 0.2
+
+
+class Progress:
+  """Reports how many items a `with` block has processed.
+
+  On a terminal this is a bar. Elsewhere a line is logged every 15 seconds.
+  A block that took longer than that ends with a line in both cases.
+
+  Args:
+    label: Name of what is counted, such as "questions".
+    total: Number of items, where it is known.
+    clock: Source of the time in seconds.
+  """
+
+  def __init__(
+    self,
+    label: str,
+    *,
+    total: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self._label, self._total, self._clock = label, total, clock
+    self._bar: tqdm[NoReturn] = tqdm(
+      total=total,
+      desc=label,
+      unit_scale=True,
+      leave=False,
+      mininterval=0,  # `advance` limits how often the bar is drawn.
+      disable=not sys.stderr.isatty(),
+    )
+    self._interval = (
+      _SECONDS_BETWEEN_LINES if self._bar.disable else _SECONDS_BETWEEN_REDRAWS
+    )
+    self._count = 0
+    self._start = clock()
+    self._show_at = self._start + self._interval
+
+  def __enter__(self) -> "Progress":
+    return self
+
+  def __exit__(
+    self, exception_type: type[BaseException] | None, *_: object
+  ) -> None:
+    self._bar.close()
+    seconds = self._clock() - self._start
+    if exception_type is None and seconds >= _SECONDS_BETWEEN_LINES:
+      done = f"{self._count} in {seconds:.1f} s ({self._rate(seconds)})"
+      absl_logging.info("%s: %s", self._label, done)
+
+  def advance(self, count: int = 1) -> None:
+    """Counts items that were processed, and shows it if it is time to."""
+    self._count += count
+    now = self._clock()
+    if now < self._show_at:
+      return
+    self._show_at = now + self._interval
+    if not self._bar.disable:
+      self._bar.update(self._count - self._bar.n)
+      return
+    percentage = f", {100 * self._count // self._total}%" if self._total else ""
+    rate = self._rate(now - self._start)
+    absl_logging.info(
+      "%s: %d%s, %s", self._label, self._count, percentage, rate
+    )
+
+  def _rate(self, seconds: float) -> str:
+    return f"{self._count / max(seconds, 1e-9):,.1f}/s"
+
+
+def figures_table(figures: Mapping[str, object]) -> str:
+  """Returns a line for each figure, in two aligned columns."""
+  width = max(map(len, figures))
+  return "\n".join(
+    f"{name:<{width}}  {_text(value)}" for name, value in figures.items()
+  )
+
+
+def columns(rows: Sequence[Sequence[object]]) -> str:
+  """Returns rows of equal length as aligned columns, the first to the left."""
+  texts = [[_text(value) for value in row] for row in rows]
+  widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+  return "\n".join(
+    "  ".join(
+      cell.rjust(width) if place else cell.ljust(width)
+      for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ).rstrip()
+    for row in texts
+  )
+
+
+def _text(value: object) -> str:
+  return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+@contextlib.contextmanager
+def plot(
+  path: epath.PathLike, *, title: str, num_panels: int = 1, height: float = 4.5
+) -> Iterator[list[Any]]:
+  """Yields the axes of panels side by side, and writes them after the block.
+
+  Args:
+    path: File to write.
+    title: Title above all panels.
+    num_panels: Number of axes.
+    height: Height in inches; the width is 8 inches, or 6 a panel.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+  """
+  import matplotlib  # Takes a second, which other commands need not spend.
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot as plt
+
+  width = 8 if num_panels == 1 else 6 * num_panels
+  figure, axes = plt.subplots(
+    1, num_panels, figsize=(width, height), squeeze=False
+  )
+  try:
+    yield list(axes[0])
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+  finally:
+    plt.close(figure)
+
+
+def prompted_lines(wanted: str) -> Iterator[str]:
+  """Yields lines of the terminal, or of the standard input.
+
+  On a terminal an empty line ends them. Elsewhere empty lines are left out,
+  and each line is printed, so that what follows can be told apart.
+
+  Args:
+    wanted: Name of what a line is, for the prompt.
+  """
+  is_terminal = sys.stdin.isatty()
+  while True:
+    try:
+      line = input(f"{wanted} (empty to leave): " if is_terminal else "")
+    except EOFError:
+      return
+    if line.strip():
+      if not is_terminal:
+        print(f"# {line}")
+      yield line
+    elif is_terminal:
+      return
+
+
+@contextlib.contextmanager
+def stop_on_sigterm() -> Iterator[threading.Event]:
+  """Yields an event that SIGTERM sets during the `with` block.
+
+  Only the main thread can handle signals. In any other the event stays unset.
+  """
+  stop = threading.Event()
+  if threading.current_thread() is not threading.main_thread():
+    yield stop
+    return
+  before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+  try:
+    yield stop
+  finally:
+    signal.signal(signal.SIGTERM, before)
+
+
+def hide_library_messages() -> None:
+  """Logs this project's messages from INFO on, and other libraries' warnings.
+
+  Orbax's messages are hidden: some twenty lines for a checkpoint, and the
+  tracebacks of its threads, whose errors it also raises to the caller. So are
+  those of asyncio, which orbax alone uses, about the writes that it abandons
+  when one of them has failed. The warnings of others are shown without their
+  tracebacks: gcsfs logs one for each request that an outage of the store fails.
+  """
+  absl_logging.set_verbosity(absl_logging.INFO)
+  absl_logging.get_absl_handler().addFilter(_is_shown)
+  sys.unraisablehook = _report_unraisable
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+  if record.pathname.startswith(_PACKAGE_DIR):
+    return True
+  record.exc_info = None
+  is_orbax = "orbax" in record.pathname or record.name == "asyncio"
+  return record.levelno >= logging.WARNING and not is_orbax
+
+
+def _report_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+  """Prints an error that could not be raised, except of abandoned writes.
+
+  When a part of a checkpoint cannot be written, orbax raises and closes the
+  event loop that the other parts use. As each of these ends, TensorStore
+  reports that the loop is closed.
+  """
+  error = unraisable.exc_value
+  if isinstance(error, RuntimeError) and str(error) == "Event loop is closed":
+    return
+  sys.__unraisablehook__(unraisable)

@@ -1,1 +1,0 @@
-"""Progress of running commands, and how SIGTERM stops them."""

@@ -1,1 +1,0 @@
-"""File handling: whole files and directories, checksums and disk errors."""

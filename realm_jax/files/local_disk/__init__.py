@@ -1,1 +1,0 @@
-"""Local disks: full ones, temporary directories and the page cache."""

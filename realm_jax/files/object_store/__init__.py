@@ -1,1 +1,0 @@
-"""Object stores such as gs://: what is different there from a local disk."""

@@ -1,1 +1,0 @@
-"""Files and directories that appear complete, or not at all."""

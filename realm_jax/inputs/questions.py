@@ -1,0 +1,239 @@
+"""Questions with their answers: their sources, and your own in JSON Lines."""
+
+import abc
+import json
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+from etils import epath
+from jaxtyping import Int
+
+from realm_jax.inputs.config import TaskError, current_context
+from realm_jax.inputs.features import wordpieces
+from realm_jax.inputs.sources import RandomAccessSource
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.text.answers import AnswerKind, bad_patterns
+
+_MAX_LISTED = 5
+_WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
+
+
+class QuestionFileError(TaskError):
+  """Questions that cannot be read; the message says where and why."""
+
+
+class Question(NamedTuple):
+  """A question, its alternative answers, and its id if it has one."""
+
+  question: str
+  answers: Sequence[str]
+  question_id: str = ""
+
+
+# Makes a question of a line's object; raises ValueError or KeyError if it is
+# none.
+ToQuestion: TypeAlias = Callable[[Mapping[str, JsonValue]], Question]
+
+
+def listed(items: Sequence[str]) -> str:
+  """Joins the first few items, and says how many there are besides."""
+  text = "; ".join(items[:_MAX_LISTED])
+  rest = len(items) - _MAX_LISTED
+  return f"{text}; and {rest:,} more" if rest > 0 else text
+
+
+class QuestionRecords:
+  """The questions of one split, in memory.
+
+  Args:
+    questions: Questions, each with an id.
+    answer_kind: Whether the answers are strings or regular expressions.
+  """
+
+  spec: Mapping[str, tf.TensorSpec] = {
+    "question": tf.TensorSpec((), tf.string),
+    "answers": tf.TensorSpec((None,), tf.string),
+    "question_id": tf.TensorSpec((), tf.string),
+  }
+
+  def __init__(self, questions: Sequence[Question], answer_kind: AnswerKind):
+    self.questions, self._answer_kind = questions, answer_kind
+
+  def __len__(self) -> int:
+    return len(self.questions)
+
+  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
+    """Returns questions by their number."""
+    questions = [self.questions[index] for index in indices.tolist()]
+    return {
+      "question": [q.question.encode() for q in questions],
+      "answers": [
+        np.array([answer.encode() for answer in q.answers], object)
+        for q in questions
+      ],
+      "question_id": [q.question_id.encode() for q in questions],
+    }
+
+  def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
+    """Describes questions that will not be trained on or scored as they stand.
+
+    Each kind of problem is counted, and the first questions that have it are
+    named.
+    """
+    found, num_words = [], lengths["query"] - 2
+    if cut := self._longer_than(num_words):
+      named = [f"{name} ({size})" for name, size in cut.items()]
+      found.append(
+        f"{len(cut):,} of {len(self):,} questions have more than {num_words} "
+        "wordpieces and are cut; raise QUERY_LENGTH to "
+        f"{max(cut.values()) + 2} for all: {listed(named)}"
+      )
+    if unusable := list(self._unusable_answers()):
+      found.append(
+        f"{len(unusable):,} questions have no answer, or one that is no valid "
+        "pattern and matches nothing; without any other, a question teaches "
+        f"nothing and is scored as wrong: {listed(unusable)}"
+      )
+    return found
+
+  def _longer_than(self, num_words: int) -> dict[str, int]:
+    """Returns the number of wordpieces of each question that has more."""
+    # The tokenizer may take more characters apart, never put them together.
+    questions = [
+      (name, text)
+      for text, _, name in self.questions
+      if len(unicodedata.normalize("NFKD", text)) > num_words
+    ]
+    if not questions:
+      return {}
+    names, texts = zip(*questions, strict=True)
+    sizes = wordpieces().encode_tf(tf.constant(texts)).row_lengths().numpy()
+    counted = zip(names, sizes.tolist(), strict=True)
+    return {name: size for name, size in counted if size > num_words}
+
+  def _unusable_answers(self) -> Iterator[str]:
+    for _, answers, name in self.questions:
+      bad = bad_patterns(answers) if self._answer_kind == "regex" else {}
+      if bad:
+        why = ", ".join(f"{text!r}: {reason}" for text, reason in bad.items())
+        yield f"{name} ({why})"
+      elif not any(answer.strip() for answer in answers):
+        yield name
+
+
+class QuestionSource(RandomAccessSource):
+  """A source of questions.
+
+  Attributes:
+    answer_kind: Whether the answers are strings or regular expressions.
+  """
+
+  def __init__(
+    self, *, splits: Sequence[str] = (), answer_kind: AnswerKind = "string"
+  ):
+    super().__init__(splits=splits, caching_permitted=False)
+    self.answer_kind: AnswerKind = answer_kind
+
+  @abc.abstractmethod
+  def open(self, split: str) -> QuestionRecords:
+    """Opens the questions of a split; called inside the task context."""
+
+
+def read_question(fields: Mapping[str, JsonValue]) -> Question:
+  """Reads `{"question": …, "answer": […]}`, or "answers", and "id" if given.
+
+  Raises:
+    ValueError: A field is missing or is not text.
+  """
+  question = _text(fields.get("question"), "the question")
+  answers = fields.get("answer", fields.get("answers"))
+  answers = [answers] if isinstance(answers, str) else answers
+  if not isinstance(answers, list) or not answers:
+    raise ValueError(f"the answer is {answers!r}")
+  question_id = fields.get("id")
+  question_id = "" if question_id is None else str(question_id)
+  texts = [_text(answer, "one answer") for answer in answers]
+  return Question(question, texts, question_id)
+
+
+def _text(value: JsonValue, name: str) -> str:
+  if not isinstance(value, str) or not value.strip():
+    raise ValueError(f"{name} is {value!r}")
+  return value
+
+
+def read_json_lines(
+  path: epath.Path, to_question: ToQuestion = read_question
+) -> Iterator[Question]:
+  """Yields each line's question, which has an id.
+
+  Raises:
+    QuestionFileError: Lines that are no questions, or have the id of an earlier
+      one; all are counted, and the first of them named.
+  """
+  complaints: list[str] = []
+  lines: dict[str, int] = {}
+  with path.open("rb") as file:
+    for number, line in enumerate(file, start=1):
+      if not line.strip():
+        complaints.append(f"line {number}, is empty")
+        continue
+      try:
+        fields = json.loads(line)
+        if not isinstance(fields, dict):
+          raise ValueError(f"it is a {type(fields).__name__}, not an object")
+        question = to_question(fields)
+      except (ValueError, KeyError) as error:
+        complaints.append(f"line {number}: {error}")
+        continue
+      name = question.question_id or f"{path.stem}:{number}"
+      first = lines.setdefault(name, number) if question.question_id else number
+      if first != number:
+        complaints.append(f"line {number}: line {first} has its id {name!r}")
+      if not complaints:
+        yield question._replace(question_id=name)
+  if complaints:
+    raise QuestionFileError(f"{path}, {listed(complaints)}; {_WANTED}")
+
+
+class JsonLinesSource(QuestionSource):
+  """The questions of the run's files, of which each is a split.
+
+  Args:
+    to_question: Function that makes a question of a line's object, for files
+      with other field names.
+    answer_kind: Whether the answers are strings or regular expressions.
+  """
+
+  def __init__(
+    self,
+    to_question: ToQuestion = read_question,
+    *,
+    answer_kind: AnswerKind = "string",
+  ):
+    super().__init__(answer_kind=answer_kind)
+    self._to_question = to_question
+
+  def __str__(self) -> str:
+    return f"the questions {dict(current_context().question_files)}"
+
+  @property
+  def splits(self) -> Sequence[str]:
+    return tuple(current_context().question_files)
+
+  def open(self, split: str) -> QuestionRecords:
+    """Reads the whole file, so that a bad line is reported before a run starts.
+
+    Raises:
+      QuestionFileError: The file is missing, or a line is not a question.
+    """
+    path = epath.Path(current_context().question_files[split])
+    if not path.is_file():
+      raise QuestionFileError(f"there is no file of questions at {path}")
+    questions = list(read_json_lines(path, self._to_question))
+    if not questions:
+      raise QuestionFileError(f"{path} has no line; {_WANTED}")
+    return QuestionRecords(questions, self.answer_kind)

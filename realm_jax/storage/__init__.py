@@ -1,0 +1,1 @@
+"""Files on disks and on object stores: whole, verified, and of one process."""

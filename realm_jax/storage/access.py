@@ -1,0 +1,155 @@
+"""Whether a place can be read and written, asked before the work.
+
+Where a bucket is missing, or the account may not use it, gcsfs reports what the
+server answered. The errors here say what to do.
+"""
+
+import contextlib
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+import fsspec
+from etils import epath
+
+from realm_jax.exit_codes import ExitCode
+from realm_jax.storage.paths import is_remote
+
+_GOOGLE = ("gs://", "gcs://")
+# Libraries whose errors gcsfs raises for a request that failed.
+_LIBRARIES = ("aiohttp", "gcsfs", "google", "requests")
+# Beginnings of tensorstore's errors, which have no type of their own.
+_TENSORSTORE_OUTAGES = ("UNAVAILABLE:", "DEADLINE_EXCEEDED:")
+_LOG_IN = (
+  "log in (gcloud auth application-default login), or give the account the "
+  "role roles/storage.objectUser of the bucket"
+)
+
+
+class StoreAccessError(ValueError):
+  """An object store, a bucket or a directory that cannot be used."""
+
+
+class StoreOutageError(StoreAccessError):
+  """An object store that does not answer as it should."""
+
+  exit_code = ExitCode.STORE_OUTAGE
+
+
+def require_readable(*paths: epath.PathLike | None) -> None:
+  """Checks the buckets of those paths that are on an object store.
+
+  Raises:
+    StoreAccessError: A bucket is not there, may not be read, or the store
+      cannot be reached.
+  """
+  remote = [str(path) for path in paths if path is not None and is_remote(path)]
+  for path in {_bucket(path): path for path in remote}.values():
+    _require_readable(path)
+
+
+def require_writable(*directories: epath.PathLike | None) -> None:
+  """Checks directories by writing to each, and removing what was written.
+
+  A local one that does not exist yet is not made.
+
+  Raises:
+    StoreAccessError: As `require_readable`, or nothing may be written or
+      removed, or a file has the name of a directory.
+  """
+  for directory in directories:
+    if directory is None:
+      continue
+    if is_remote(directory):
+      _require_readable(str(directory))
+      _require_writable(str(directory))
+    else:
+      _require_writable_locally(directory)
+
+
+def explained(error: BaseException) -> StoreAccessError | None:
+  """Returns an error of an object store's client in words; None for others."""
+  text, module = str(error), type(error).__module__.partition(".")[0]
+  code = getattr(error, "code", None)
+  if code in (401, 403) or text.startswith("Forbidden:"):
+    return StoreAccessError(
+      f"the object store refuses access ({_short(text)}): {_LOG_IN}"
+    )
+  if (
+    module in _LIBRARIES
+    or (type(error) is ValueError and text.startswith(_TENSORSTORE_OUTAGES))
+    or type(error) in (ConnectionRefusedError, ConnectionResetError)
+  ):
+    return StoreOutageError(
+      f"the object store does not answer as it should ({_short(text)}, "
+      f"{type(error).__name__}); what was written is whole: run the command "
+      "again, once the store can be reached"
+    )
+  return None
+
+
+def _bucket(path: str) -> str:
+  protocol, _, name = path.partition("://")
+  return f"{protocol}://{name.partition('/')[0]}"
+
+
+def _require_readable(path: str) -> None:
+  bucket = _bucket(path)
+  try:
+    client, name = fsspec.url_to_fs(bucket)
+    # One name is enough, and only Google's store is asked for no more.
+    client.ls(name, **({"max_results": 1} if path.startswith(_GOOGLE) else {}))
+  except FileNotFoundError as error:
+    raise StoreAccessError(
+      f"{path}: there is no bucket {bucket}, or this account may not see it; "
+      f"correct the name, or make it (gcloud storage buckets create {bucket})"
+    ) from error
+  except ImportError as error:
+    raise StoreAccessError(f"{path}: {error}") from error
+  except Exception as error:
+    if (what := explained(error)) is None:
+      raise
+    raise type(what)(f"{path} cannot be read: {what}") from error
+
+
+def _require_writable(directory: str) -> None:
+  probe = f"{directory.rstrip('/')}/.probe-{secrets.token_hex(8)}"
+  done = "written"
+  try:
+    client, name = fsspec.url_to_fs(probe)
+    client.pipe_file(name, b"This object may be removed.")
+    done = "removed"
+    # A removal whose answer was lost is repeated.
+    with contextlib.suppress(FileNotFoundError):
+      client.rm_file(name)
+  except Exception as error:
+    if (what := explained(error)) is None:
+      raise
+    raise type(what)(
+      f"{directory}: objects there cannot be {done}: {what}"
+    ) from error
+
+
+def _require_writable_locally(directory: epath.PathLike) -> None:
+  path = Path(directory).absolute()
+  # The first that exists: the others are made when they are needed.
+  nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
+  if not nearest.is_dir():
+    raise StoreAccessError(
+      f"{directory} cannot be a directory: {nearest} is a file; name another "
+      "directory"
+    )
+  try:
+    tempfile.TemporaryDirectory(prefix=".probe-", dir=nearest).cleanup()
+  except OSError as error:
+    raise StoreAccessError(
+      f"{directory} cannot be written: {nearest} takes no new files "
+      f"({error.strerror}); name another directory"
+    ) from error
+
+
+def _short(text: str) -> str:
+  """Returns the first words of a server's answer, on one line."""
+  line = " ".join(text.split())
+  return line if len(line) <= 200 else f"{line[:200]}…"

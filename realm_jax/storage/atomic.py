@@ -1,0 +1,163 @@
+"""Files and directories that appear complete, or not at all.
+
+Locally they are prepared under a hidden name beside their target, synced and
+renamed. What a killed process leaves there, the next one that prepares the same
+target removes. An object store has neither renames nor appends: for it they are
+prepared in a temporary directory and uploaded, a directory's last file being
+the one that makes it valid.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from absl import logging
+from etils import epath
+
+from realm_jax.storage.local_disk import ScratchDirectory, sync, sync_tree
+from realm_jax.storage.paths import is_remote, upload
+
+
+class TargetError(ValueError):
+  """A path at which no directory can be written, or not now."""
+
+
+@contextlib.contextmanager
+def atomic_file(
+  path: epath.PathLike, *, several_writers: bool = False
+) -> Iterator[Path]:
+  """Yields a local path to write to, which becomes `path` at the end.
+
+  The directory of `path` is created. If the block raises, `path` stays as it
+  was. The file is on the disk, or in the object store, when the block has
+  ended.
+
+  Args:
+    path: File to replace, local or on an object store.
+    several_writers: Whether processes may write `path` at the same time; the
+      last of them wins. Then the hidden file of one that is killed stays.
+
+  Raises:
+    OSError: The disk is full, the directory cannot be written to, or the
+      object store refuses the file.
+  """
+  target = epath.Path(path)
+  if is_remote(target):
+    with ScratchDirectory() as scratch:
+      written = scratch.path / target.name
+      yield written
+      upload(written, target)
+    return
+  target.parent.mkdir(parents=True, exist_ok=True)
+  suffix = f"{os.urandom(4).hex()}.partial" if several_writers else "partial"
+  partial = Path(target).with_name(f".{target.name}.{suffix}")
+  try:
+    yield partial
+    sync(partial)
+    partial.replace(target)
+  except BaseException:
+    partial.unlink(missing_ok=True)
+    raise
+  sync(Path(target.parent))
+
+
+@contextlib.contextmanager
+def atomic_text_file(path: epath.PathLike) -> Iterator[IO[str]]:
+  """Opens a UTF-8 file that replaces `path` at the end: see `atomic_file`."""
+  with (
+    atomic_file(path) as partial,
+    partial.open("w", encoding="utf-8") as file,
+  ):
+    yield file
+
+
+def real_path(path: epath.PathLike) -> Path:
+  """Resolves symbolic links, so that a rename replaces what they point to."""
+  return Path(os.path.realpath(path))
+
+
+def check_target(path: epath.PathLike) -> None:
+  """Raises `TargetError` if no directory can be renamed to a path, or into it.
+
+  New files are prepared beside the directory, from where they cannot be renamed
+  to another disk.
+  """
+  target = epath.Path(path)
+  if target.exists() and not target.is_dir():
+    raise TargetError(f"{target} is a file; name a directory")
+  if not is_remote(target) and os.path.ismount(real_path(target)):
+    raise TargetError(
+      f"{target} is the mount point of a disk, and new files are prepared "
+      "beside it, on another disk, from which they cannot be renamed; name a "
+      f"directory in it, such as {target / 'new'}"
+    )
+
+
+@contextlib.contextmanager
+def staging_directory(target: epath.PathLike) -> Iterator[Path]:
+  """Makes an empty directory in which to prepare the contents of `target`.
+
+  Locally it is a hidden sibling of the target, which one process at a time
+  holds. It is removed when the block ends, unless it was renamed.
+
+  Raises:
+    TargetError: Another process prepares the same target.
+  """
+  if is_remote(target):
+    with ScratchDirectory() as scratch:
+      yield scratch.path
+    return
+  path = real_path(target)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  staging = path.parent / f".{path.name}.building"
+  staging.mkdir(exist_ok=True)
+  lock = os.open(staging, os.O_RDONLY)
+  try:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise TargetError(
+        f"another process is building {path} right now; wait for it, or name "
+        "another directory"
+      ) from None
+    try:
+      leftovers = list(staging.iterdir())
+      if leftovers:
+        logging.info("Removing what a killed process left in %s", staging)
+      for leftover in leftovers:
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+      yield staging
+    finally:
+      # After a rename, another process may have made the next one.
+      if staging.exists() and os.path.samestat(
+        os.fstat(lock), os.stat(staging)
+      ):
+        shutil.rmtree(staging, ignore_errors=True)
+  finally:
+    os.close(lock)
+
+
+def rename_into_place(
+  staging: Path, target: epath.PathLike, *, overwrite: bool = False
+) -> None:
+  """Makes a prepared local directory durable and renames it to `target`.
+
+  An empty directory there is replaced, and one with files by `overwrite`: then
+  there is none for a moment, between two renames.
+
+  Raises:
+    OSError: The target has files, and `overwrite` is False.
+  """
+  path = real_path(target)
+  sync_tree(staging)
+  replaced = path.parent / f".{path.name}.replaced"
+  shutil.rmtree(replaced, ignore_errors=True)
+  if overwrite and path.exists():
+    path.rename(replaced)
+  staging.rename(path)
+  sync(path.parent)
+  shutil.rmtree(replaced, ignore_errors=True)

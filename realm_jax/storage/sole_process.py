@@ -1,0 +1,258 @@
+"""A role that one process at a time has in a directory, such as its trainer.
+
+In a local directory the kernel locks a file, and releases it however the
+process ends. An object store has no locks, and not every server of the protocol
+honours conditions on a write. There the process writes a lease, waits for a
+moment and reads it back: of several that write at the same time, the last wins.
+It renews the lease while it runs. The clocks of hosts may differ by minutes, so
+whoever finds a lease observes, by a clock of its own, whether it changes within
+a lifetime.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+from etils import epath
+
+from realm_jax.exit_codes import ExitCode
+from realm_jax.storage.json_files import write_json
+from realm_jax.storage.paths import is_remote, read_bytes
+
+
+class SoleProcessError(ValueError):
+  """Another process has the role, or has taken it."""
+
+  exit_code = ExitCode.LOST_ROLE
+
+
+@dataclasses.dataclass(frozen=True)
+class LeaseTimes:
+  """How long the holder of a lease and those who want it wait.
+
+  Attributes:
+    lifetime_seconds: Seconds without a change after which a lease may be taken.
+    renewal_seconds: Seconds between two renewals.
+    settling_seconds: Seconds between writing a lease and reading it back:
+      longer than reading and writing it takes.
+  """
+
+  lifetime_seconds: float = 60.0
+  renewal_seconds: float = 15.0
+  settling_seconds: float = 2.0
+
+
+class SoleProcess:
+  """The role of this process, which a lock of the kernel protects, if any."""
+
+  def check(self) -> None:
+    """Raises `SoleProcessError` if another process has taken the role."""
+
+
+@contextlib.contextmanager
+def sole_process(
+  directory: epath.PathLike,
+  role: str = "trainer",
+  *,
+  advice: str = "stop it, or give this one another MODEL_DIR",
+  times: LeaseTimes | None = None,
+) -> Iterator[SoleProcess]:
+  """Gives this process a role in a directory for the time of the block.
+
+  On an object store another process may take the role from one that was cut off
+  from the store, or stopped, for more than a lifetime. So `check` must be
+  called from time to time, and before anything is written that the other would
+  write, too.
+
+  Args:
+    directory: Directory, which is created; local or on an object store.
+    role: Name of the role, of which the lock's name is made.
+    advice: Part of the error's message that says what to do.
+    times: How long to wait for what, on an object store.
+
+  Raises:
+    SoleProcessError: Another process has the role.
+    OSError: The directory cannot be read or written.
+  """
+  path = epath.Path(directory)
+  if is_remote(path):
+    lease = _Lease(path / f"{role}.lease", role, times or LeaseTimes())
+    if holder := lease.take():
+      raise SoleProcessError(
+        f"{path} already has a {role} ({holder}); {advice}"
+      )
+    try:
+      yield lease
+    finally:
+      lease.release()
+    return
+  path.mkdir(parents=True, exist_ok=True)
+  lock = Path(path) / f"{role}.lock"
+  own = f"process {os.getpid()} on {socket.gethostname()}"
+  with lock.open("a") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      holder = lock.read_bytes()[:200].decode(errors="replace").strip()
+      raise SoleProcessError(
+        f"{path} already has a {role} ({holder or 'starting'}); {advice}"
+      ) from None
+    file.truncate(0)
+    file.write(own)
+    file.flush()
+    yield SoleProcess()
+
+
+class _Lease(SoleProcess):
+  """The lease of a role in a directory of an object store."""
+
+  def __init__(self, path: epath.Path, role: str, times: LeaseTimes):
+    self._path, self._role, self._times = path, role, times
+    self._token = secrets.token_hex(8)
+    self._renewals = 0
+    # When the store was asked for the last time, whether it answered or not.
+    self._asked = 0.0
+    self._taken_by = ""
+    # One thread at a time reads the lease and writes it.
+    self._lock = threading.Lock()
+    self._ended = threading.Event()
+    self._thread = threading.Thread(
+      target=self._renew_until_the_end, daemon=True
+    )
+
+  def take(self) -> str:
+    """Takes the role once it is free; returns who has it otherwise, or ""."""
+    found, times = self._read(), self._times
+    until = time.monotonic() + times.lifetime_seconds
+    if not _is_free(found):
+      logging.info(
+        "%s is held (%s); waiting for up to %g seconds to see whether its "
+        "holder runs",
+        *(self._path, found.get("holder"), times.lifetime_seconds),
+      )
+    while not _is_free(found) and (left := until - time.monotonic()) > 0:
+      time.sleep(min(times.renewal_seconds / 5, left))
+      before, found = found, self._read()
+      if found != before and not _is_free(found):
+        return str(found.get("holder", "unknown"))
+    self._write()
+    time.sleep(times.settling_seconds)
+    found = self._read()
+    if found.get("token") != self._token:
+      return str(found.get("holder", "unknown"))
+    self._asked = time.monotonic()
+    self._thread.start()
+    return ""
+
+  def check(self) -> None:
+    # A process that was stopped for long must not go on as if it had not been.
+    age = time.monotonic() - self._asked
+    if age > self._times.lifetime_seconds and not self._lock.locked():
+      self._renew()
+    if self._taken_by:
+      raise SoleProcessError(
+        f"{self._path.parent} has another {self._role} now ({self._taken_by}), "
+        f"since this process did not renew {self._path} for "
+        f"{self._times.lifetime_seconds:g} seconds or more; this one ends, and "
+        "the other goes on"
+      )
+
+  def release(self) -> None:
+    """Gives the role up, unless another process has taken it."""
+    self._ended.set()
+    self._thread.join()
+    try:
+      if not self._taken_by and self._read().get("token") == self._token:
+        # A holder that was cut off must find that another one has had the role.
+        self._write(released=True)
+    except Exception as error:
+      logging.warning("%s was not released: %s", self._path, error)
+
+  def _renew_until_the_end(self) -> None:
+    while not self._taken_by and not self._ended.wait(
+      self._times.renewal_seconds
+    ):
+      self._renew()
+
+  def _renew(self) -> None:
+    """Writes the lease again, unless it is another's by now."""
+    with self._lock:
+      try:
+        found = self._read()
+        if found and found.get("token") != self._token:
+          self._taken_by = str(found.get("holder", "unknown"))
+        else:
+          self._renewals += 1
+          self._write()
+      # While the store cannot be reached, nothing can be written to it either.
+      except Exception as error:
+        logging.warning("%s was not renewed: %s", self._path, error)
+      self._asked = time.monotonic()
+
+  def _read(self) -> Mapping[str, Any]:
+    """Returns what the lease says; nothing if there is none."""
+    try:
+      read = json.loads(read_bytes(self._path))
+    except FileNotFoundError:
+      return {}
+    except ValueError:
+      read = None
+    return read if isinstance(read, dict) else {"unreadable": True}
+
+  def _write(self, *, released: bool = False) -> None:
+    lease = {
+      "holder": f"process {os.getpid()} on {socket.gethostname()}",
+      "machine": _machine(),
+      "process": os.getpid(),
+      "started": _started(os.getpid()),
+      "token": self._token,
+      "renewals": self._renewals,
+      "released": released,
+    }
+    write_json(self._path, lease)
+
+
+def _is_free(lease: Mapping[str, Any]) -> bool:
+  """Returns whether a lease has no holder, or one of here that has ended."""
+  if not lease or lease.get("released") is True:
+    return True
+  process, started = lease.get("process"), lease.get("started")
+  return (
+    lease.get("machine") == _machine()
+    and isinstance(process, int)
+    and started is not None
+    and _started(process) != started
+  )
+
+
+@functools.cache
+def _machine() -> str:
+  """Returns a name that processes share if they see each other's ids."""
+  with contextlib.suppress(OSError):
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    return f"{socket.gethostname()}/{boot}/{namespace}"
+  # No other process has this name.
+  return f"{socket.gethostname()}/{secrets.token_hex(8)}"
+
+
+def _started(process: int) -> str | None:
+  """Returns when a process started, in ticks; None if it has ended."""
+  try:
+    text = Path(f"/proc/{process}/stat").read_text()
+  except OSError:
+    return None
+  state, *fields = text.rpartition(")")[2].split()
+  # A killed process is a zombie until its parent reaps it.
+  return None if state in "ZX" else fields[18]

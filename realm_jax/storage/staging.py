@@ -1,0 +1,354 @@
+"""Files of a manifest, on this host and verified.
+
+A manifest records the size and SHA-256 of each of its files. Files on a disk
+are read where they are. Those on an object store are copied to the cache of
+this host:
+
+    copies/<sha256>    a copy, verified when it was made
+    views/…/<path>     links to the copies that one `StagedFiles` uses
+
+A copy that several processes, runs or versions name is there once. It is in use
+as long as it has more than one link: a view goes with its object or, if the
+process is killed, with the next view that is made on the host.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import mmap
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from absl import logging
+from etils import epath
+
+from realm_jax.storage.local_disk import (
+  DiskFullError,
+  ScratchDirectory,
+  explain_full_disk,
+)
+from realm_jax.storage.paths import (
+  COPIED_AT_ONCE,
+  download,
+  is_remote,
+  objects_below,
+)
+
+# Environment variables: another cache than the one at home, and how many
+# gigabytes (2^30 bytes) it may have.
+DIRECTORY_VARIABLE = "REALM_JAX_CACHE_DIR"
+LIMIT_VARIABLE = "REALM_JAX_CACHE_GB"
+# The boot disk of a TPU host has 100.
+_LIMIT_GB = 50.0
+_ADVICE = (
+  f"free some space, or set {DIRECTORY_VARIABLE} to a folder on another disk"
+)
+_MISSING = (FileNotFoundError, NotADirectoryError)
+# Python's lock is taken once for each piece. Large pieces keep a thread of low
+# priority from waiting for it often.
+_PIECE_BYTES = 1 << 23
+# At this niceness a thread gets about a tenth of a normal thread's share: steps
+# hardly slow down, and the work still ends where they use every core.
+_NICENESS = 10
+
+
+class DamagedFileError(ValueError):
+  """A file that is missing, cut or changed since it was recorded."""
+
+
+def sha256_of(path: epath.PathLike, *, drop_pages: bool = False) -> str:
+  """Returns the SHA-256 checksum of a file, in hexadecimal.
+
+  With `drop_pages`, the system's page cache gives up a local file as it is
+  read, as where gigabytes are verified beside a running trainer.
+  """
+  digest = hashlib.sha256()
+  if is_remote(path):
+    with epath.Path(path).open("rb") as file:
+      while piece := file.read(_PIECE_BYTES):
+        digest.update(piece)
+    return digest.hexdigest()
+  # The buffer has its own pages, so that the allocator's heap, which the
+  # training step uses, does not grow.
+  with (
+    open(path, "rb", buffering=0) as file,
+    mmap.mmap(-1, _PIECE_BYTES) as buffer,
+  ):
+    while count := file.readinto(buffer):
+      with memoryview(buffer)[:count] as view:
+        digest.update(view)
+      if drop_pages and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, file.tell(), os.POSIX_FADV_DONTNEED)
+  return digest.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRecord:
+  """Path of a file in its folder, its size in bytes and its SHA-256."""
+
+  path: str
+  size: int
+  sha256: str
+
+  def problem_of(
+    self, path: epath.PathLike, size: int | None, *, checksums: bool = True
+  ) -> str:
+    """Returns how a file of that size differs from this record, or ""."""
+    try:
+      if size is not None:
+        if size != self.size:
+          return f"has {size} bytes and not {self.size}"
+        if checksums and sha256_of(path, drop_pages=True) != self.sha256:
+          return "does not match its checksum"
+        return ""
+    except _MISSING:
+      pass  # Removed meanwhile.
+    return "is missing"
+
+
+def _size(path: epath.PathLike) -> int | None:
+  """Returns the size of a local file; None if there is none."""
+  try:
+    return Path(path).stat().st_size
+  except _MISSING:
+    return None
+
+
+def record_files(
+  root: Path, paths: Iterable[str], *, drop_pages: bool = False
+) -> tuple[FileRecord, ...]:
+  """Returns the records of local files below `root`, which are read at once.
+
+  With `drop_pages` the system's page cache gives up what was read. A missing
+  file is a FileNotFoundError.
+  """
+
+  def record(path: str) -> FileRecord:
+    checksum = sha256_of(root / path, drop_pages=drop_pages)
+    return FileRecord(path, (root / path).stat().st_size, checksum)
+
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    return tuple(pool.map(record, paths))
+
+
+class StagedFiles:
+  """Files of one manifest, each verified or copied when it is asked for.
+
+  A file that does not match its record is read once more: the fault may have
+  been this host's.
+
+  Args:
+    folder: Folder of the files, local or on an object store.
+    records: Records of the manifest.
+    error: Type of the error for a damaged file.
+    advice: Part of its message: what follows from the damage, and what to do.
+    verify_local: Whether local files are verified, and not copies alone.
+    low_priority: Whether one thread of low priority reads local files, as
+      beside training, instead of one for each core.
+  """
+
+  def __init__(
+    self,
+    folder: epath.PathLike,
+    records: Iterable[FileRecord],
+    *,
+    error: type[Exception] = DamagedFileError,
+    advice: str = "",
+    verify_local: bool = True,
+    low_priority: bool = False,
+  ):
+    self._folder = epath.Path(folder)
+    self._records = {file.path: file for file in records}
+    self._error, self._advice = error, advice
+    self._verify_local, self._low_priority = verify_local, low_priority
+    self._lock = threading.Lock()
+    self._verified: set[str] = set()
+    self._view: ScratchDirectory | None = None
+    if is_remote(folder):
+      with explain_full_disk(cache_directory()):
+        self._view = ScratchDirectory(cache_directory() / "views")
+
+  @property
+  def is_copied(self) -> bool:
+    """Whether files are copied from an object store."""
+    return self._view is not None
+
+  @property
+  def root(self) -> Path:
+    """The local directory in which files are once they have been asked for."""
+    return self._view.path if self._view else Path(self._folder)
+
+  def below(self, prefix: str) -> list[str]:
+    """Returns the paths of the files of a subfolder."""
+    return [path for path in self._records if path.startswith(f"{prefix}/")]
+
+  def get(self, paths: Collection[str], *, again: bool = False) -> Path:
+    """Returns the directory with these files, once they have been verified.
+
+    With `again`, local files are verified even if they have been before.
+
+    Raises:
+      DamagedFileError, or the type given: A file is missing, cut or changed.
+      DiskFullError: There is no space for copies.
+    """
+    if again and not self.is_copied:
+      with self._lock:
+        self._verified.clear()
+    for path, problem in self.problems(paths).items():
+      raise self._damaged(path, problem)
+    return self.root
+
+  def problems(self, paths: Collection[str]) -> dict[str, str]:
+    """Verifies files, or copies them; returns what is wrong with which.
+
+    Raises:
+      DamagedFileError, or the type given: A file is not in the manifest.
+      DiskFullError: There is no space for copies.
+    """
+    with self._lock:
+      wanted = [self._record(p) for p in paths if p not in self._verified]
+      check: Callable[[FileRecord], str] = self._check
+      workers, initializer = os.cpu_count(), None
+      if self.is_copied:
+        check, workers = self._copy, COPIED_AT_ONCE
+        wanted = [file for file in wanted if not self._link(file)]
+        _make_room(sum(file.size for file in wanted))
+      elif not self._verify_local:
+        wanted = []
+      elif self._low_priority:
+        workers, initializer = 1, lower_thread_priority
+      with (
+        explain_full_disk(self.root, advice=_ADVICE),
+        concurrent.futures.ThreadPoolExecutor(
+          workers, initializer=initializer
+        ) as pool,
+      ):
+        found = zip(wanted, pool.map(check, wanted), strict=True)
+        problems = {file.path: problem for file, problem in found if problem}
+      self._verified.update(path for path in paths if path not in problems)
+    return problems
+
+  def verify(self, paths: Collection[str], *, checksums: bool = True) -> None:
+    """Compares files with their records where they are, without a copy.
+
+    With `checksums`, all bytes are read. To compare sizes takes no time.
+
+    Raises:
+      DamagedFileError, or the type given: A file is missing, cut or changed.
+    """
+    objects = objects_below(self._folder) if self.is_copied else {}
+
+    def problem_of(file: FileRecord) -> str:
+      path = self._folder / file.path
+      if not self.is_copied:
+        return file.problem_of(path, _size(path), checksums=checksums)
+      found = objects.get(file.path)
+      size = None if found is None else found.bytes
+      return file.problem_of(path, size, checksums=checksums)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      files = [self._record(path) for path in paths]
+      for file, problem in zip(files, pool.map(problem_of, files), strict=True):
+        if problem:
+          raise self._damaged(file.path, problem)
+
+  def _record(self, path: str) -> FileRecord:
+    if path not in self._records:
+      raise self._damaged(path, "is not in its manifest")
+    return self._records[path]
+
+  def _check(self, file: FileRecord) -> str:
+    path = self.root / file.path
+    # What has changed while it was read, or was misread, is read once more.
+    return file.problem_of(path, _size(path)) and file.problem_of(
+      path, _size(path)
+    )
+
+  def _link(self, file: FileRecord) -> bool:
+    """Takes a copy that is in the cache; returns whether there is one."""
+    copy, path = _copies() / file.sha256, self.root / file.path
+    try:
+      if copy.stat().st_size != file.size:
+        copy.unlink()
+        return False
+      os.utime(copy)
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.unlink(missing_ok=True)
+      os.link(copy, path)
+    except FileNotFoundError:
+      return False  # There is none, or another process has just removed it.
+    return True
+
+  def _copy(self, file: FileRecord) -> str:
+    path, problem = self.root / file.path, ""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(2):
+      path.unlink(missing_ok=True)
+      try:
+        download(self._folder / file.path, path)
+      except FileNotFoundError:
+        return "is missing"
+      if not (problem := file.problem_of(path, _size(path))):
+        # Another process may have copied it meanwhile.
+        with contextlib.suppress(FileExistsError):
+          os.link(path, _copies() / file.sha256)
+        return ""
+    return f"{problem}, also when it was copied again"
+
+  def _damaged(self, path: str, problem: str) -> Exception:
+    return self._error(f"{self._folder / path} {problem}{self._advice}")
+
+
+def lower_thread_priority() -> None:
+  """Lowers the priority of the calling thread and of threads it will start.
+
+  It cannot be raised again, so only a thread made for the work should call
+  this. It has an effect on Linux alone: elsewhere priorities are per process.
+  """
+  if sys.platform == "linux":
+    thread = threading.get_native_id()
+    niceness = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, max(niceness, _NICENESS))
+
+
+def cache_directory() -> Path:
+  """Returns the folder of this host's cache, as the environment says."""
+  if folder := os.environ.get(DIRECTORY_VARIABLE):
+    return Path(folder).absolute()
+  caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+  return Path(caches).absolute() / "realm_jax"
+
+
+def _copies() -> Path:
+  return cache_directory() / "copies"
+
+
+def _make_room(size: int) -> None:
+  """Removes copies that are not in use, the least recently used first."""
+  folder = _copies()
+  folder.mkdir(parents=True, exist_ok=True)
+  limit = float(os.environ.get(LIMIT_VARIABLE) or _LIMIT_GB) * (1 << 30)
+  copies = {}
+  for path in folder.iterdir():
+    with contextlib.suppress(FileNotFoundError):
+      copies[path] = path.stat()
+  total = size + sum(status.st_size for status in copies.values())
+  for path in sorted(copies, key=lambda path: copies[path].st_mtime_ns):
+    if total > limit and copies[path].st_nlink == 1:
+      path.unlink(missing_ok=True)
+      total -= copies[path].st_size
+  if (free := shutil.disk_usage(folder).free) < size:
+    raise DiskFullError(
+      f"{folder} would need {size:,} bytes, and its disk has {free:,} free: "
+      f"{_ADVICE}"
+    )
+  if total > limit:
+    logging.warning(
+      "%s has %.1f GB, all in use, and may have %.1f; set %s",
+      *(folder, total / (1 << 30), limit / (1 << 30), LIMIT_VARIABLE),
+    )

@@ -1,0 +1,377 @@
+"""The paper's kind of tagger: BERT finds named entities, a rule finds dates.
+
+REALM masks "named entities and dates": entities by a BERT that was fine-tuned
+on CoNLL-2003, dates by a regular expression (section 3.4). Here the model is
+any `BertForTokenClassification` in Hugging Face's format, cased or uncased, and
+the dates are those of `realm_jax.text.salient_spans`.
+
+The model reads sentences, as rows of a few fixed lengths so that little is
+compiled: a row holds a sentence, or a window of one that is longer than the
+model's input. Its length follows from the sentence alone, and a batch of rows
+of one length always has the same shape: what a sentence is computed with, and
+so its labels, do not depend on the other texts of a batch.
+"""
+
+import bisect
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int
+
+from realm_jax.generations.embedding import rows_per_batch
+from realm_jax.models.bert import TokenClassifier
+from realm_jax.models.parameters import Params
+from realm_jax.models.sequences import padded
+from realm_jax.storage.local_disk import ScratchDirectory
+from realm_jax.storage.paths import download, is_remote
+from realm_jax.text import salient_spans
+from realm_jax.text.salient_spans import Span
+from realm_jax.text.sentences import sentence_ranges
+from realm_jax.text.wordpieces import Tokens
+from realm_jax.weights.hugging_face import (
+  LabelledModel,
+  read_token_classifier,
+)
+
+# Tokens of a batch, its padding included: enough to keep the devices busy, and
+# few enough for the unfilled last batch of each length to be little of what
+# texts of some hundred thousand tokens take. CPUs are busy sooner.
+_TOKENS_PER_BATCH = 16_384
+_TOKENS_PER_BATCH_ON_CPU = 2048
+_ROWS = "rows"
+_FILES = ("*.json", "*.txt", "*.safetensors", "pytorch_model.bin")
+# [CLS] and [SEP].
+_NUM_SPECIAL_TOKENS = 2
+# Three quarters of the rows that these give of Wikipedia's sentences are text.
+_LENGTHS = (24, 32, 48, 64, 96, 128, 256, 512)
+_OUTSIDE = "O"
+# Whether a word with the prefix begins an entity wherever it stands.
+_BEGINS = {"B": True, "S": True, "U": True, "I": False, "E": False, "L": False}
+_KINDS = {
+  "PER": "person",
+  "PERSON": "person",
+  "ORG": "organization",
+  "ORGANIZATION": "organization",
+  "LOC": "location",
+  "LOCATION": "location",
+  "MISC": "miscellaneous",
+}
+
+
+class LabelError(ValueError):
+  """Labels that are not those of a tagger of entities."""
+
+
+class Label(NamedTuple):
+  """What one label says of a word: the kind of its entity, if it is in one."""
+
+  kind: str | None
+  begins: bool
+
+
+class Window(NamedTuple):
+  """Tokens `start:limit`, of which `first:last` take their labels from it."""
+
+  start: int
+  limit: int
+  first: int
+  last: int
+
+
+@functools.cache
+def load(directory: str) -> "BertTagger":
+  """Returns the tagger of a directory, which may be on an object store.
+
+  Raises:
+    WeightsError: The directory holds no token classifier of BERT.
+    LabelError: Its labels are not those of entities.
+    VocabularyError: Its vocabulary cannot be used.
+  """
+  if not is_remote(directory):
+    return BertTagger(directory, read_token_classifier(Path(directory)))
+  with ScratchDirectory() as scratch:
+    for pattern in _FILES:
+      for path in epath.Path(directory).glob(pattern):
+        download(path, scratch.path / path.name)
+    return BertTagger(directory, read_token_classifier(scratch.path))
+
+
+class BertTagger:
+  """A tagger that runs a token classifier on all devices of this process.
+
+  Calls with many texts are much quicker than many calls. On one kind and
+  number of devices, the spans of a text do not depend on the other texts of a
+  call. A tagger is pickled as the name of its directory, so each process that
+  gets one reads the model, once; and it takes the devices with the first text,
+  so that a process which only hands it on leaves them to others.
+
+  Args:
+    directory: Directory of the model, for pickling.
+    model: Model as it was read from there.
+  """
+
+  def __init__(self, directory: epath.PathLike, model: LabelledModel):
+    self._directory = str(directory)
+    self._model = model
+    self._vocabulary = model.vocabulary
+    self._labels = parse_labels(model.labels)
+    self._outside_id = model.labels.index(_OUTSIDE)
+    self._lengths = _row_lengths(model.module.bert.max_positions)
+
+  @functools.cached_property
+  def _program(self) -> "_Program":
+    return _Program(self._model.module, self._model.params)
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return load, (self._directory,)
+
+  def __call__(self, text: str, title: str) -> list[Span]:
+    """Returns the entities and dates of a text, ordered."""
+    return self.tag_many([text], [title])[0]
+
+  def tag_many(
+    self, texts: Sequence[str], titles: Sequence[str]
+  ) -> list[list[Span]]:
+    """Returns the entities and dates of each text, ordered.
+
+    A date inside an entity or across its ends is a part of it: the 2004 Summer
+    Olympics.
+    """
+    found = self.entities(texts)
+    for spans, text, title in zip(found, texts, titles, strict=True):
+      is_taken = bytearray(len(text.encode()))
+      for start, limit, _ in spans:
+        is_taken[start:limit] = b"\1" * (limit - start)
+      spans += (
+        date
+        for date in salient_spans.dates(text, title)
+        if not any(is_taken[date.start : date.limit])
+      )
+      spans.sort()
+    return found
+
+  def entities(self, texts: Sequence[str]) -> list[list[Span]]:
+    """Returns the entities that the model finds in each text, ordered.
+
+    A word is what the wordpieces make of text without their continuations; its
+    label is that of its first piece.
+    """
+    tokens = self._vocabulary.tokenize_with_offsets(texts)
+    sentences = _token_sentences(texts, tokens)
+    label_ids = self._label_ids(tokens.token_ids, sentences)
+    is_word = ~self._vocabulary.is_continuation[tokens.token_ids]
+    is_word[sentences[:, 0]] = True
+    words = np.flatnonzero(is_word)
+    limits = np.append(words[1:], len(is_word)) - 1
+    found = entities(
+      label_ids[words],
+      np.searchsorted(sentences[:, 0], words, side="right"),
+      self._labels,
+    )
+    spans: list[list[Span]] = [[] for _ in texts]
+    for first, last, kind in found:
+      row = np.searchsorted(tokens.row_offsets, words[first], side="right") - 1
+      start = int(tokens.byte_ranges[words[first], 0])
+      limit = int(tokens.byte_ranges[limits[last], 1])
+      spans[row].append(Span(start, limit, kind))
+    return spans
+
+  def _label_ids(
+    self, token_ids: Int[np.ndarray, " t"], sentences: Int[np.ndarray, "s 2"]
+  ) -> Int[np.ndarray, " t"]:
+    """Returns the most probable label of each token."""
+    computed: list[tuple[list[Window], Array]] = []
+    for length, waiting in _by_row_length(sentences, self._lengths).items():
+      num_rows = self._program.num_rows(length)
+      for begin in range(0, len(waiting), num_rows):
+        batch = waiting[begin : begin + num_rows]
+        rows = fill(
+          batch,
+          token_ids,
+          shape=(num_rows, length),
+          cls_id=self._vocabulary.cls_id,
+          sep_id=self._vocabulary.sep_id,
+        )
+        # Batches are only dispatched here: the devices do not wait for us.
+        computed.append((batch, self._program(rows)))
+    label_ids = np.full(len(token_ids), self._outside_id, np.int32)
+    for batch, on_device in computed:
+      rows = np.asarray(on_device)
+      for row, (start, _, first, last) in zip(rows, batch, strict=False):
+        # A row begins with [CLS].
+        label_ids[first:last] = row[first - start + 1 : last - start + 1]
+    return label_ids
+
+
+class _Program:
+  """A token classifier, compiled for batches of rows on all local devices."""
+
+  def __init__(self, module: TokenClassifier, params: Params):
+    devices = jax.local_devices()
+    mesh = jax.make_mesh(
+      (len(devices),), (_ROWS,), (AxisType.Auto,), devices=devices
+    )
+    self._params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    self._by_rows = NamedSharding(mesh, PartitionSpec(_ROWS, None))
+    self._label = jax.jit(functools.partial(_label, module))
+    on_cpus = devices[0].platform == "cpu"
+    self._tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
+    self._num_devices = len(devices)
+
+  def num_rows(self, length: int) -> int:
+    """Returns the number of rows of every batch of a length."""
+    return rows_per_batch(length, self._tokens, multiple=self._num_devices)
+
+  def __call__(self, rows: Int[np.ndarray, "r l"]) -> Int[Array, "r l"]:
+    """Returns the most probable labels, which may still be computed."""
+    return self._label(self._params, jax.device_put(rows, self._by_rows))
+
+
+def _label(
+  module: TokenClassifier, params: Params, token_ids: Int[Array, "r l"]
+) -> Int[Array, "r l"]:
+  logits = module.apply({"params": params}, padded(token_ids))
+  return logits.argmax(axis=-1).astype(np.int32)
+
+
+# --- Rows ---------------------------------------------------------------
+
+
+def _token_sentences(
+  texts: Sequence[str], tokens: Tokens
+) -> Int[np.ndarray, "s 2"]:
+  """Returns the token ranges of all sentences that have tokens, in order."""
+  ranges = [np.zeros((0, 2), np.int64)]
+  for row, text in enumerate(texts):
+    first, last = tokens.row_offsets[row : row + 2].tolist()
+    byte_starts = tokens.byte_ranges[first:last, 0]
+    starts = np.searchsorted(byte_starts, sentence_ranges(text)[:, 0])
+    bounds = first + np.append(starts, last - first)
+    ranges.append(np.stack([bounds[:-1], bounds[1:]], axis=1))
+  found = np.concatenate(ranges)
+  return found[found[:, 0] < found[:, 1]]
+
+
+def _row_lengths(max_positions: int) -> tuple[int, ...]:
+  """Returns the lengths of rows for a model, the longest last."""
+  shorter = [length for length in _LENGTHS if length < max_positions]
+  return (*shorter, min(max_positions, _LENGTHS[-1]))
+
+
+def windows(start: int, limit: int, *, capacity: int) -> Iterator[Window]:
+  """Yields windows of at most `capacity` tokens over a sentence.
+
+  Consecutive ones share at least a quarter of the capacity, and each gives the
+  labels up to the middle of what they share: so these tokens have context on
+  both sides.
+  """
+  first = start
+  while limit - start > capacity:
+    following = min(start + capacity - capacity // 4, limit - capacity)
+    middle = (following + start + capacity) // 2
+    yield Window(start, start + capacity, first, middle)
+    start, first = following, middle
+  yield Window(start, limit, first, limit)
+
+
+def _by_row_length(
+  sentences: Int[np.ndarray, "s 2"], lengths: Sequence[int]
+) -> dict[int, list[Window]]:
+  """Returns the windows of sentences, given as token ranges, by row length."""
+  rows: dict[int, list[Window]] = {length: [] for length in lengths}
+  capacity = lengths[-1] - _NUM_SPECIAL_TOKENS
+  for start, limit in sentences.tolist():
+    for window in windows(start, limit, capacity=capacity):
+      size = window.limit - window.start + _NUM_SPECIAL_TOKENS
+      rows[lengths[bisect.bisect_left(lengths, size)]].append(window)
+  return rows
+
+
+def fill(
+  batch: Sequence[Window],
+  token_ids: Int[np.ndarray, " t"],
+  *,
+  shape: tuple[int, int],
+  cls_id: int,
+  sep_id: int,
+) -> Int[np.ndarray, "r l"]:
+  """Returns `[CLS] tokens [SEP]` of each window; rows without one are empty."""
+  rows = np.zeros(shape, np.int32)
+  rows[:, 0], rows[:, 1] = cls_id, sep_id
+  for row, (start, limit, *_) in zip(rows, batch, strict=False):
+    size = limit - start
+    row[1 : size + 1] = token_ids[start:limit]
+    row[size + 1] = sep_id
+  return rows
+
+
+# --- Labels -------------------------------------------------------------
+
+
+def parse_labels(names: Sequence[str]) -> tuple[Label, ...]:
+  """Reads the labels of a model: `O`, and others such as `B-PER`.
+
+  They are of any of the schemes IOB1, IOB2, BIOES and BILOU. The four kinds of
+  CoNLL-2003 become person, organization, location and miscellaneous; any other
+  is taken in lower case. A label without a prefix is read as if it had `I-`.
+
+  Raises:
+    LabelError: There is no `O`, or nothing besides it.
+  """
+  if _OUTSIDE not in names or len(names) < 2:
+    raise LabelError(
+      f"the labels are {', '.join(names)}; want {_OUTSIDE} and those of "
+      "entities, such as B-PER and I-PER"
+    )
+  return tuple(map(_parse, names))
+
+
+def _parse(name: str) -> Label:
+  if name == _OUTSIDE:
+    return Label(None, begins=False)
+  prefix, hyphen, kind = name.partition("-")
+  if not hyphen or prefix not in _BEGINS:
+    prefix, kind = "I", name
+  return Label(_KINDS.get(kind.upper(), kind.lower()), _BEGINS[prefix])
+
+
+def entities(
+  label_ids: Int[np.ndarray, " w"],
+  sentences: Int[np.ndarray, " w"],
+  labels: Sequence[Label],
+) -> Iterator[tuple[int, int, str]]:
+  """Yields the first word, the last word and the kind of each entity.
+
+  As in transformers' pipelines, a word continues the entity of the word before
+  if it has the same kind and does not begin one; so no sequence of labels is
+  invalid.
+
+  Args:
+    label_ids: Label of each word.
+    sentences: Number of each word's sentence, which no entity leaves.
+    labels: Labels by id.
+  """
+  is_inside = np.array([label.kind is not None for label in labels])
+  first = last = -1
+  kind: str | None = None
+  for word in np.flatnonzero(is_inside[label_ids]).tolist():
+    label = labels[label_ids[word]]
+    continues = (
+      word == last + 1
+      and label.kind == kind
+      and not label.begins
+      and sentences[word] == sentences[last]
+    )
+    if not continues:
+      if kind is not None:
+        yield first, last, kind
+      first, kind = word, label.kind
+    last = word
+  if kind is not None:
+    yield first, last, kind

@@ -1,1 +1,0 @@
-"""Taggers of salient spans that run a model."""

@@ -1,0 +1,58 @@
+"""The configuration that a MODEL_DIR keeps, as text, in two gin files."""
+
+import difflib
+from collections.abc import Mapping
+
+from absl import logging
+from etils import epath
+
+from realm_jax.storage.atomic import atomic_text_file
+
+# All of it, and what other commands need (`realm_jax/configuration/runs.py`).
+WHOLE = "config.gin"
+MODEL = "model.gin"
+_FOLDER_OF_CHECKPOINTS = "checkpoints"
+
+
+def run_directory(model_dir: epath.PathLike) -> epath.Path:
+  """Returns the directory of a run, which may be named by a checkpoint."""
+  folder = epath.Path(model_dir)
+  is_checkpoint = folder.parent.name == _FOLDER_OF_CHECKPOINTS
+  return folder.parent.parent if is_checkpoint else folder
+
+
+def keep_configuration(
+  model_dir: epath.PathLike, files: Mapping[str, str]
+) -> None:
+  """Replaces the configuration of a run, and logs what differs from before.
+
+  Args:
+    model_dir: Directory of the run.
+    files: Texts by the names of the files, which are written in this order.
+
+  Raises:
+    OSError: The disk is full, or the directory cannot be written to.
+  """
+  for name, text in files.items():
+    path = epath.Path(model_dir) / name
+    before = path.read_text() if path.exists() else text
+    # The other file has no line that this one lacks.
+    if name == WHOLE and (changes := _changes(before, text)):
+      logging.warning(
+        "The configuration differs from the one in %s, which it replaces:\n%s",
+        path,
+        "\n".join(changes),
+      )
+    with atomic_text_file(path) as file:
+      file.write(text)
+
+
+def _changes(before: str, after: str) -> list[str]:
+  """Returns the lines that were removed, with "-", and added, with "+"."""
+  lines = difflib.ndiff(_bindings(before), _bindings(after))
+  return [f"  {line[0]} {line[2:]}" for line in lines if line[0] in "+-"]
+
+
+def _bindings(text: str) -> list[str]:
+  lines = text.splitlines()
+  return [line for line in lines if line and not line.startswith("#")]

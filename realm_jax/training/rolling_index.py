@@ -1,0 +1,327 @@
+"""The index that a run keeps itself, a slice of which each step embeds again.
+
+Each device has its share of the blocks, vectors and tokens, and embeds those of
+its own blocks that were embedded longest ago. In the order of rows this takes
+it round its share again and again, so the age of a vector is bounded by the
+steps of a round. Devices that divide the batch exchange nothing for it.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from realm_jax.console import Progress
+from realm_jax.indexes.exact import ExactConfig, capacity_for
+from realm_jax.indexes.exact_search import Plan
+from realm_jax.models import sequences
+from realm_jax.models.parameters import Params
+from realm_jax.models.retriever import Retriever
+from realm_jax.models.sequences import Sequences
+from realm_jax.partitioning import sharding
+from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES
+from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.config import RefreshConfig
+from realm_jax.training.decisions import Decisions
+from realm_jax.training.device_blocks import (
+  BlockArrays,
+  SearchedBlocks,
+  load_blocks,
+)
+from realm_jax.training.generations import WaitPreemptedError
+from realm_jax.training.setup import RunSetup, StepSetup
+from realm_jax.training.state import TrainState
+
+# What stands for the step of a row past the last block, and of a block that
+# has no vector yet.
+NO_BLOCK = np.iinfo(np.int32).max
+NEVER = -1
+# Tokens that each device embeds at once while a new run embeds all blocks.
+_TOKENS_PER_BATCH = 16_384
+_BATCHES_PER_LOOK = 16
+
+
+class DatedVectors(NamedTuple):
+  """The vectors of all blocks, and when each was made.
+
+  The rows are divided over all devices, and padded.
+
+  Attributes:
+    vectors: Vector of each block.
+    steps: Step with whose parameters it was embedded: `NEVER` if it was not,
+      and `NO_BLOCK` for rows past the last block.
+  """
+
+  vectors: Float[Array, "n d"]
+  steps: Int[Array, " n"]
+
+  @classmethod
+  def abstract(
+    cls, num_blocks: int, dim: int, *, dtype: str, mesh: Mesh
+  ) -> "DatedVectors":
+    """Returns abstract arrays, with their shardings."""
+    capacity = capacity_for(num_blocks, devices=mesh.size)
+    abstract: Any = functools.partial(
+      jax.ShapeDtypeStruct,
+      sharding=NamedSharding(mesh, PartitionSpec(MESH_AXES)),
+    )
+    return cls(
+      abstract((capacity, dim), jnp.dtype(dtype)),
+      abstract((capacity,), jnp.int32),
+    )
+
+  def as_of(self, step: Int[Array, ""]) -> "DatedVectors":
+    """Returns the same, for a step whose parameters give the same vectors."""
+    is_block = self.steps != NO_BLOCK
+    return self._replace(steps=jnp.where(is_block, step, NO_BLOCK))
+
+
+class _Taken(NamedTuple):
+  """The blocks of a slice: their rows on the device, and which there are."""
+
+  rows: Int[Array, " w"]
+  is_block: Bool[Array, " w"]
+
+
+def refresh_oldest(
+  params: Params,
+  dated: DatedVectors,
+  blocks: BlockArrays,
+  step: Int[Array, ""],
+  *,
+  retriever: Retriever,
+  num_blocks: int,
+  mesh: Mesh,
+) -> DatedVectors:
+  """Embeds each device's oldest blocks again.
+
+  They are one run of rows: that which begins with the first of the oldest.
+
+  Args:
+    params: Current parameters of the retriever.
+    dated: Vectors of all blocks, which are replaced.
+    blocks: Tokens of all blocks.
+    step: Step of the parameters.
+    retriever: Retriever whose block tower embeds them.
+    num_blocks: Number of blocks that each device embeds.
+    mesh: Mesh of all devices.
+  """
+
+  def take(
+    steps: Int[Array, " n"], blocks: BlockArrays
+  ) -> tuple[Sequences, _Taken]:
+    rows = jnp.argmin(steps) + jnp.arange(num_blocks)
+    kept = jnp.minimum(rows, len(steps) - 1)
+    is_block = (rows < len(steps)) & (steps[kept] != NO_BLOCK)
+    tokens = blocks.tokens[kept][:, : len(blocks.null_tokens)]
+    inputs = retriever.block_input(tokens.astype(jnp.int32))
+    # A block prefix must not turn padding into a sequence.
+    inputs = jnp.asarray(inputs) * is_block[:, None]
+    padded = sequences.padded(inputs, blocks.numbers[kept])
+    return padded, _Taken(rows, is_block)
+
+  def put(
+    dated: DatedVectors, taken: _Taken, vectors: Float[Array, "w d"]
+  ) -> DatedVectors:
+    # Rows past the last are dropped.
+    rows = jnp.where(taken.is_block, taken.rows, len(dated.steps))
+    return DatedVectors(
+      dated.vectors.at[rows].set(
+        vectors.astype(dated.vectors.dtype), mode="drop"
+      ),
+      dated.steps.at[rows].set(step, mode="drop"),
+    )
+
+  divided: Any = PartitionSpec(MESH_AXES)
+  inputs, taken = jax.shard_map(
+    take,
+    mesh=mesh,
+    in_specs=(divided, BlockArrays.partitions()),
+    out_specs=divided,
+    check_vma=False,
+  )(dated.steps, blocks)
+  # Devices that divide the model compute on the same rows, though each has
+  # blocks of its own.
+  inputs = lax.with_sharding_constraint(
+    inputs, NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+  )
+  vectors = retriever.apply({"params": params}, inputs, method="embed_blocks")
+  return jax.shard_map(
+    put,
+    mesh=mesh,
+    in_specs=divided,
+    out_specs=divided,
+    check_vma=False,
+  )(dated, taken, vectors)
+
+
+def refresh_of(
+  setup: StepSetup, num_blocks: int, *, at_once: int
+) -> Callable[..., DatedVectors]:
+  """Returns `refresh_oldest` for a corpus of `num_blocks`, `at_once` of them.
+
+  The number is that of all devices together.
+  """
+  return sharding.shared_partial(
+    refresh_oldest,
+    retriever=setup.models.retriever,
+    num_blocks=_of_device(setup, num_blocks, at_once),
+    mesh=setup.mesh,
+  )
+
+
+def _of_device(setup: StepSetup, num_blocks: int, at_once: int) -> int:
+  devices = setup.mesh.size
+  share = capacity_for(num_blocks, devices=devices) // devices
+  return max(1, min(-(-at_once // devices), share))
+
+
+class OwnIndex:
+  """The vectors and tokens of all blocks, of a run without an index builder.
+
+  Attributes:
+    refresh: Function of a step that embeds a slice again.
+
+  Raises:
+    ValueError: The vectors would be older than the run allows.
+  """
+
+  def __init__(
+    self, setup: RunSetup, decisions: Decisions, checkpoints: Checkpointer
+  ):
+    self._setup = setup
+    self._decisions = decisions
+    self._checkpoints = checkpoints
+    self._searched: SearchedBlocks | None = None
+    total = setup.corpus.num_blocks
+    at_once = setup.config.refresh.blocks_per_step
+    self.refresh = refresh_of(setup, total, at_once=at_once)
+    devices = setup.mesh.size
+    share = min(total, capacity_for(total, devices=devices) // devices)
+    steps = -(-share // _of_device(setup, total, at_once))
+    logging.info("every block is embedded again within %d steps", steps)
+    _check_age(steps, setup.config.refresh)
+
+  @property
+  def searched(self) -> SearchedBlocks:
+    """What a step searches, beside the vectors, which are in its state."""
+    assert self._searched is not None, "open the index first"
+    return self._searched
+
+  def open(self, state: TrainState) -> TrainState:
+    """Restores the vectors of a state's checkpoint, or embeds all blocks.
+
+    Raises:
+      WaitPreemptedError: The run was preempted meanwhile.
+    """
+    setup, corpus, step = self._setup, self._setup.corpus, int(state.step)
+    block_length = setup.config.data.block_length
+    blocks = load_blocks(corpus, block_length=block_length, mesh=setup.mesh)
+    shapes = abstract_vectors(setup, corpus.num_blocks)
+    found = self._checkpoints.own_vectors(
+      step, corpus.fingerprint, shapes._asdict()
+    )
+    if found is not None:
+      dated = DatedVectors(**found)
+    else:
+      dated = self._embedded(state.params["retriever"], shapes, blocks, step)
+    count = np.asarray(corpus.num_blocks, np.int32)
+    self._searched = SearchedBlocks(
+      query_params={},
+      vectors=None,
+      count=sharding.replicate(count, setup.mesh),
+      blocks=blocks,
+      plan=plan_of(setup, corpus.num_blocks),
+    )
+    return state._replace(index=dated)
+
+  def _embedded(
+    self, params: Params, shapes: DatedVectors, blocks: BlockArrays, step: int
+  ) -> DatedVectors:
+    """Embeds all blocks, with the devices of the run."""
+    setup, mesh, loop = self._setup, self._setup.mesh, self._decisions.loop
+    total, done = setup.corpus.num_blocks, 0
+    of_device = _TOKENS_PER_BATCH // setup.config.data.block_length
+    of_device = _of_device(setup, total, of_device * mesh.size)
+    at_once = of_device * mesh.size
+    placed = jax.tree.map(lambda leaf: leaf.sharding, shapes)
+    refresh = jax.jit(
+      sharding.under(
+        setup.config.mesh.all_axis_rules,
+        refresh_of(setup, total, at_once=at_once),
+      ),
+      donate_argnums=1,
+      out_shardings=placed,
+    )
+
+    @functools.partial(jax.jit, out_shardings=placed)
+    def without_vectors() -> DatedVectors:
+      is_block = jnp.arange(len(shapes.steps)) < total
+      return DatedVectors(
+        jnp.zeros(shapes.vectors.shape, shapes.vectors.dtype),
+        jnp.where(is_block, NEVER, NO_BLOCK).astype(jnp.int32),
+      )
+
+    dated = without_vectors()
+    number: Any = sharding.replicate(np.asarray(step, np.int32), mesh)
+    with Progress("blocks embedded", total=total) as progress:
+      while done < total:
+        preempted = self._decisions.stop_requested()
+        if loop.exchange("preempted", preempted, any):
+          raise WaitPreemptedError
+        batches = min(_BATCHES_PER_LOOK, -(-(total - done) // at_once))
+        with jax.set_mesh(mesh):
+          for _ in range(batches):
+            dated = refresh(params, dated, blocks, number)
+        before, done = done, int(_count(dated.steps, number))
+        progress.advance(done - before)
+    return dated
+
+
+def _check_age(steps: int, config: RefreshConfig) -> None:
+  """Checks the greatest age of a vector against what the run allows."""
+  limit = config.max_staleness_steps
+  if not limit or steps <= limit:
+    return
+  message = (
+    f"every block is embedded again within {steps} steps alone, above "
+    f"MAX_STALENESS_STEPS={limit}; raise BLOCKS_PER_STEP by a factor of "
+    f"{steps / limit:.1f}, or the limit"
+  )
+  if config.on_stale == "fail":
+    raise ValueError(message)
+  logging.warning("%s", message)
+
+
+def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
+  """Returns abstract vectors: a run's own, or those of an exact index."""
+  config, dtype = setup.config, ExactConfig().dtype
+  if config.keeps_own_index:
+    dtype = config.refresh.rolling_refresh_dtype
+  size = setup.models.retriever.vector_size
+  return DatedVectors.abstract(num_blocks, size, dtype=dtype, mesh=setup.mesh)
+
+
+def plan_of(setup: StepSetup, num_blocks: int) -> Plan:
+  """Returns the settings of an exact search of a step's queries."""
+  mesh = setup.mesh
+  return ExactConfig().plan(
+    setup.num_searched,
+    num_queries=setup.config.data.batch_size,
+    capacity=capacity_for(num_blocks, devices=mesh.size),
+    devices=mesh.size,
+    platform=mesh.devices.flat[0].platform,
+  )
+
+
+@jax.jit
+def _count(steps: Int[Array, " n"], step: Int[Array, ""]) -> Int[Array, ""]:
+  """Returns how many blocks were embedded with a step's parameters."""
+  return jnp.sum(steps == step)

@@ -1,0 +1,106 @@
+"""Files and names on a disk and in a bucket, asked for at little cost."""
+
+import secrets
+
+import pytest
+from etils import epath
+
+from benchmarks.runs.object_store import StoreFault
+from realm_jax.storage.paths import (
+  download,
+  list_names,
+  objects_below,
+  read_bytes,
+  upload,
+  upload_directory,
+  version_of,
+)
+
+
+@pytest.fixture(params=["disk", "store"])
+def folder(request, tmp_path):
+  """A directory that is not there yet."""
+  if request.param == "disk":
+    return epath.Path(tmp_path / "folder")
+  store = request.getfixturevalue("object_store")
+  return epath.Path(store.path(secrets.token_hex(4)))
+
+
+def test_names_are_those_of_files_and_folders(folder):
+  assert list_names(folder) == []
+  (folder / "b" / "c").mkdir(parents=True)
+  (folder / "b" / "c" / "file").write_text("1")
+  (folder / "a").write_text("2")
+  assert list_names(folder) == ["a", "b"]
+  assert list_names(folder / "a") == []
+
+
+def test_a_version_changes_whenever_a_file_is_written(folder):
+  path = folder / "file"
+  assert version_of(path) is None
+  folder.mkdir(parents=True)
+  path.write_text("one")
+  first = version_of(path)
+  assert path.read_text() == "one"
+  assert first is not None and version_of(path) == first
+  path.unlink()
+  path.write_text("two")
+  assert version_of(path) not in (None, first)
+
+
+def test_the_store_is_asked_once_for_an_object_or_all_below_a_folder(
+  object_store,
+):
+  for name in ("a", "sub/b", "sub/deeper/c"):
+    object_store.write(f"tree/{name}", name.encode())
+  object_store.write("tree-not", b"x")
+  with object_store.counted() as requests:
+    found = objects_below(object_store.path("tree"))
+  assert len(requests) == 1
+  assert {name: info.bytes for name, info in found.items()} == {
+    "a": 1,
+    "sub/b": 5,
+    "sub/deeper/c": 12,
+  }
+  object_store.write("tree/a", b"b")
+  again = objects_below(object_store.path("tree/"))
+  assert {name for name in found if found[name] != again[name]} == {"a"}
+  assert objects_below(object_store.path("nothing")) == {}
+  with object_store.counted() as requests:
+    assert read_bytes(object_store.path("tree/sub/b")) == b"sub/b"
+  assert len(requests) == 1
+  with pytest.raises(FileNotFoundError):
+    read_bytes(object_store.path("tree/sub"))
+
+
+def test_files_are_copied_to_the_store_and_back(object_store, tmp_path):
+  (tmp_path / "a").write_bytes(b"x" * (6 << 20))
+  upload(tmp_path / "a", object_store.path("copied/a"))
+  download(object_store.path("copied/a"), tmp_path / "b")
+  assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+  with pytest.raises(FileNotFoundError):
+    download(object_store.path("copied/c"), tmp_path / "c")
+  assert not (tmp_path / "c").exists()
+
+
+def test_a_request_that_is_not_answered_is_repeated(object_store):
+  object_store.write("hung", b"text")
+  object_store.inject(StoreFault("hang", "^GET .*hung"))
+  assert read_bytes(object_store.path("hung")) == b"text"
+  assert object_store.happened() == [1]
+
+
+def test_the_file_that_makes_a_target_valid_is_uploaded_last(
+  object_store, tmp_path
+):
+  (tmp_path / "sub").mkdir()
+  for name in ("a.json", "b", "sub/c"):
+    (tmp_path / name).write_text(name)
+  target = object_store.path("uploaded_last")
+  object_store.inject(StoreFault("refuse", "^POST /upload", status=403))
+  with pytest.raises(OSError, match="Forbidden"):
+    upload_directory(tmp_path, target, last="a.json")
+  assert "uploaded_last/a.json" not in object_store.names("uploaded_last")
+  upload_directory(tmp_path, target, last="a.json")
+  for name in ("a.json", "b", "sub/c"):
+    assert object_store.read(f"uploaded_last/{name}") == name.encode()

@@ -1,0 +1,206 @@
+"""One process has a role in a directory, whatever happened before."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from benchmarks.runs.object_store import StoreFault
+from realm_jax.storage.sole_process import (
+  LeaseTimes,
+  SoleProcessError,
+  sole_process,
+)
+
+_HOLD = """
+import sys, time
+from realm_jax.storage.sole_process import LeaseTimes, sole_process
+times = LeaseTimes(renewal_seconds=0.1, settling_seconds=0.05)
+with sole_process(sys.argv[1], times=times):
+  print("held", flush=True)
+  time.sleep(600)
+"""
+# A lifetime after which nobody takes a lease in these tests.
+_PATIENT = LeaseTimes(
+  lifetime_seconds=300, renewal_seconds=0.1, settling_seconds=0.05
+)
+_HASTY = LeaseTimes(
+  lifetime_seconds=0.5, renewal_seconds=0.1, settling_seconds=0.05
+)
+
+
+@pytest.fixture(params=["disk", "store"])
+def directory(request, tmp_path) -> str:
+  if request.param == "disk":
+    return str(tmp_path)
+  store = request.getfixturevalue("object_store")
+  return store.path(f"sole/{tmp_path.name}")
+
+
+@pytest.fixture
+def holder(directory, command_environment):
+  """Another process that holds `directory`."""
+  with subprocess.Popen(
+    [sys.executable, "-c", _HOLD, directory],
+    stdout=subprocess.PIPE,
+    text=True,
+    env={**command_environment, **os.environ},
+  ) as process:
+    try:
+      assert process.stdout.readline() == "held\n"
+      yield process
+    finally:
+      process.kill()
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(
+  holder, directory
+):
+  with (
+    pytest.raises(SoleProcessError, match=f"process {holder.pid} on") as error,
+    sole_process(directory, times=_PATIENT),
+  ):
+    pass
+  assert "already has a trainer" in str(error.value)
+  assert "another MODEL_DIR" in str(error.value)
+  # The refused one did not disturb the first.
+  with (
+    pytest.raises(SoleProcessError),
+    sole_process(directory, times=_PATIENT),
+  ):
+    pass
+  os.kill(holder.pid, signal.SIGKILL)
+  holder.wait()
+  # A process of this host that is gone is not waited for.
+  started = time.monotonic()
+  with sole_process(directory, times=_PATIENT) as sole:
+    sole.check()
+  assert time.monotonic() - started < 60
+
+
+class Elsewhere:
+  """A lease in the store that a process of another host has written."""
+
+  def __init__(self, store, name: str):
+    self._store = store
+    self.name = f"{name}/trainer.lease"
+    self.directory = store.path(name)
+
+  def write(self, renewals: int) -> None:
+    lease = {
+      "holder": "process 7 on far",
+      "machine": "far",
+      "process": os.getpid(),
+      "started": "1",
+      "token": "abc",
+      "renewals": renewals,
+      # Clocks of hosts differ: nobody looks at a time.
+      "time": time.time() + 3600,
+    }
+    self._store.write(self.name, json.dumps(lease).encode())
+
+  @property
+  def token(self) -> str:
+    return json.loads(self._store.read(self.name))["token"]
+
+
+@pytest.fixture
+def elsewhere(object_store, tmp_path) -> Elsewhere:
+  return Elsewhere(object_store, f"elsewhere/{tmp_path.name}")
+
+
+def test_a_lease_that_does_not_change_for_a_lifetime_is_taken(elsewhere):
+  elsewhere.write(renewals=3)
+  started = time.monotonic()
+  with sole_process(elsewhere.directory, times=_HASTY) as sole:
+    assert time.monotonic() - started >= _HASTY.lifetime_seconds
+    assert elsewhere.token != "abc"
+    sole.check()
+
+
+def test_a_lease_that_is_renewed_is_another_hosts(elsewhere):
+  elsewhere.write(renewals=3)
+  renewal = threading.Timer(0.3, elsewhere.write, [4])
+  renewal.start()
+  with (
+    pytest.raises(SoleProcessError, match="process 7 on far"),
+    sole_process(elsewhere.directory, times=_PATIENT),
+  ):
+    pass
+  renewal.join()
+  assert elsewhere.token == "abc"
+
+
+def test_a_lease_that_another_host_has_taken_is_lost(elsewhere):
+  with (
+    pytest.raises(SoleProcessError, match=r"another trainer now .*7 on far"),
+    sole_process(elsewhere.directory, times=_PATIENT) as sole,
+  ):
+    sole.check()
+    elsewhere.write(renewals=0)
+    while True:
+      sole.check()
+      time.sleep(0.05)
+  # What the other holds is not released.
+  assert elsewhere.token == "abc"
+
+
+def test_a_process_that_was_stopped_for_long_asks_before_it_goes_on(elsewhere):
+  never = LeaseTimes(
+    lifetime_seconds=0.0, renewal_seconds=600, settling_seconds=0
+  )
+  with (
+    pytest.raises(SoleProcessError, match="another trainer now"),
+    sole_process(elsewhere.directory, times=never) as sole,
+  ):
+    sole.check()
+    elsewhere.write(renewals=0)
+    sole.check()
+
+
+def test_a_lease_that_the_store_has_lost_is_written_again(
+  elsewhere, object_store
+):
+  with sole_process(elsewhere.directory, times=_PATIENT) as sole:
+    object_store.remove(elsewhere.name)
+    while not object_store.names(elsewhere.name):
+      time.sleep(0.05)
+    sole.check()
+
+
+def test_a_store_that_refuses_for_a_while_ends_nothing(elsewhere, object_store):
+  with sole_process(elsewhere.directory, times=_HASTY) as sole:
+    object_store.inject(
+      StoreFault("refuse", "trainer.lease|upload", times=5, status=403)
+    )
+    while object_store.happened() != [5]:
+      sole.check()
+      time.sleep(0.05)
+    sole.check()
+
+
+def test_of_several_that_start_at_once_one_wins(elsewhere):
+  times = LeaseTimes(
+    lifetime_seconds=300, renewal_seconds=60, settling_seconds=0.5
+  )
+  start, end = threading.Barrier(4), threading.Barrier(4)
+
+  def contend() -> bool:
+    start.wait()
+    try:
+      with sole_process(elsewhere.directory, times=times):
+        end.wait()
+        return True
+    except SoleProcessError:
+      end.wait()
+      return False
+
+  with ThreadPoolExecutor(4) as pool:
+    won = [pool.submit(contend) for _ in range(4)]
+    assert sorted(future.result() for future in won) == [0, 0, 0, 1]

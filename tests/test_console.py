@@ -1,0 +1,185 @@
+"""Progress, tables, SIGTERM, and what commands print of other libraries."""
+
+import contextlib
+import io
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from absl import logging as absl_logging
+from gcsfs.retry import HttpError
+
+from benchmarks.runs.object_store import StoreFault
+from realm_jax import configuration
+from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.console import (
+  Progress,
+  figures_table,
+  hide_library_messages,
+  stop_on_sigterm,
+)
+from realm_jax.storage.paths import read_bytes
+
+
+class _Clock:
+  """A clock that a test sets forward by hand."""
+
+  def __init__(self):
+    self.seconds = 100.0
+
+  def __call__(self) -> float:
+    return self.seconds
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+  """The lines logged so far."""
+  logged: list[str] = []
+  monkeypatch.setattr(
+    absl_logging, "info", lambda line, *values: logged.append(line % values)
+  )
+  return logged
+
+
+@pytest.fixture
+def clock() -> _Clock:
+  return _Clock()
+
+
+def test_a_line_every_fifteen_seconds_and_one_at_the_end(lines, clock):
+  with Progress("questions", total=40, clock=clock) as progress:
+    for _ in range(8):
+      clock.seconds += 5.0
+      progress.advance(5)
+    assert lines == [
+      "questions: 15, 37%, 1.0/s",
+      "questions: 30, 75%, 1.0/s",
+    ]
+  assert lines[2:] == ["questions: 40 in 40.0 s (1.0/s)"]
+
+
+class _Terminal(io.StringIO):
+  def isatty(self) -> bool:
+    return True
+
+
+def test_a_terminal_gets_a_bar_instead_of_lines(monkeypatch, lines, clock):
+  terminal = _Terminal()
+  monkeypatch.setattr(sys, "stderr", terminal)
+  with Progress("questions", total=8, clock=clock) as progress:
+    clock.seconds += 10.0
+    progress.advance(4)
+    assert "4.00/8.00" in terminal.getvalue()
+    assert lines == []
+
+
+def test_the_table_is_aligned():
+  assert figures_table({"exact_match": 0.5, "n": 3, "mrr": 1 / 3}) == (
+    "exact_match  0.5000\nn            3\nmrr          0.3333"
+  )
+
+
+def test_sigterm_sets_the_flag_and_the_old_handler_returns():
+  before = signal.getsignal(signal.SIGTERM)
+  with stop_on_sigterm() as stop:
+    assert not stop.is_set()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.wait(5.0)
+  assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_other_threads_get_a_flag_and_leave_the_handler_alone():
+  before = signal.getsignal(signal.SIGTERM)
+  seen = []
+
+  def enter() -> None:
+    with stop_on_sigterm() as stop:
+      seen.append((stop.is_set(), signal.getsignal(signal.SIGTERM)))
+
+  thread = threading.Thread(target=enter)
+  thread.start()
+  thread.join()
+  assert seen == [(False, before)]
+
+
+# A command that writes a checkpoint and nothing else.
+_SAVE = """
+import numpy as np
+from realm_jax.configuration import command_line
+from realm_jax.checkpoints.store import CheckpointStore
+
+def main(argv):
+  store = CheckpointStore(argv[1])
+  store.hurry()
+  weights = {f"layer_{i}": np.random.normal(size=(64, 64)) for i in range(16)}
+  store.save(0, {"retriever": weights, "optimizer": weights})
+  store.wait()
+
+command_line.run(main, takes_texts=True)
+"""
+_MAX_FILE_KIB = 4
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_cannot_be_written_is_reported_in_a_line(
+  tmp_path, project_dir, command_environment
+):
+  done = subprocess.run(
+    [
+      *("bash", "-c", f'ulimit -f {_MAX_FILE_KIB}; exec "$@"', "bash"),
+      *(sys.executable, "-c", _SAVE, str(tmp_path)),
+    ],
+    cwd=project_dir,
+    # Of modules that it compiles, only the beginning would be written.
+    env=command_environment | {"PYTHONDONTWRITEBYTECODE": "1"},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 2, done.stderr
+  # Each try is said, and then that there will be no other.
+  lines = done.stderr.splitlines()
+  assert all("could not be written" in line for line in lines), done.stderr
+  assert lines[-1].startswith("-c: ")
+  assert "File too large" in lines[-1]
+  assert len(lines) == 3
+  with contextlib.closing(CheckpointStore(tmp_path)) as store:
+    assert store.steps() == []
+
+
+def test_to_read_a_checkpoint_and_a_recipe_warns_of_nothing(
+  tmp_path, monkeypatch, caplog
+):
+  with contextlib.closing(CheckpointStore(tmp_path)) as store:
+    store.save(0, {"loop": {"step": np.int64(0)}})
+    store.wait()
+  # Outside the clone, whose gin files are found nevertheless.
+  monkeypatch.chdir(tmp_path)
+  caplog.clear()
+  with contextlib.closing(CheckpointStore(tmp_path)) as store:
+    assert store.restore(0, items=("loop",))["loop"]["step"] == 0
+  with configuration.parsed(None, ["gin/models/bert_base.gin"]):
+    pass
+  warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
+  assert not warnings
+
+
+def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):
+  handler, shown = absl_logging.get_absl_handler(), io.StringIO()
+  monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+  # absl writes to one of the two, whether flags have been parsed or not.
+  monkeypatch.setattr(sys, "stderr", shown)
+  monkeypatch.setattr(handler.python_handler, "stream", shown)
+  hide_library_messages()
+  object_store.inject(StoreFault("refuse", ".", times=99))
+  with pytest.raises(HttpError):
+    read_bytes(object_store.path("a"))
+  # absl has another line where no flags were parsed.
+  lines = shown.getvalue().splitlines()
+  assert len([line for line in lines if line.startswith("E")]) == 1
+  assert len(lines) <= 2, lines

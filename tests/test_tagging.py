@@ -1,0 +1,274 @@
+"""The tagger finds what transformers' pipeline finds, in any company."""
+
+import json
+import pickle
+import shutil
+import string
+from collections import Counter
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from realm_jax import tagging
+from realm_jax.corpus.build import build_corpus
+from realm_jax.models.sequences import padded
+from realm_jax.tagging import Window, entities, fill, parse_labels, windows
+from realm_jax.text import salient_spans
+from realm_jax.text.salient_spans import find_tagger
+from realm_jax.weights import WeightsError
+from realm_jax.weights.hugging_face import read_token_classifier
+from tests.weights import hf_files
+
+pytestmark = pytest.mark.slow
+
+_KINDS = {
+  "PER": "person",
+  "ORG": "organization",
+  "LOC": "location",
+  "MISC": "miscellaneous",
+}
+
+
+@pytest.fixture(scope="module", params=["uncased", "cased"])
+def golden(request, project_dir):
+  """A tiny random model: see `tests/golden/make_hf_tagger.py`."""
+  return project_dir / "tests" / "golden" / "hf_tagger" / request.param
+
+
+@pytest.fixture(scope="module")
+def sentences(golden):
+  text = (golden / "expected.json").read_text(encoding="utf-8")
+  return {row["sentence"]: row["entities"] for row in json.loads(text)}
+
+
+@pytest.fixture(scope="module")
+def tagger(golden):
+  return find_tagger(f"bert:{golden}")
+
+
+def _entities(sentence, found):
+  """What transformers found, in bytes of the sentence."""
+  return [
+    (len(sentence[:s].encode()), len(sentence[:t].encode()), _KINDS[kind])
+    for s, t, kind in found
+  ]
+
+
+def test_wordpieces_and_logits_are_those_of_transformers(golden, sentences):
+  model = read_token_classifier(golden)
+  expected = np.load(golden / "expected.npz")
+  tokens = expected["tokens"]
+  ours = model.vocabulary.tokenize_with_offsets(list(sentences))
+  # Without [CLS] and [SEP].
+  theirs = [row[row != 0][1:-1] for row in tokens]
+  np.testing.assert_array_equal(ours.token_ids, np.concatenate(theirs))
+  apply = jax.jit(model.module.apply)
+  logits = apply({"params": model.params}, padded(tokens))
+  is_token = tokens != 0
+  np.testing.assert_allclose(
+    logits[is_token], expected["logits"][is_token], atol=1e-5
+  )
+
+
+def test_entities_are_those_of_transformers_pipeline(tagger, sentences):
+  wanted = [_entities(*row) for row in sentences.items()]
+  assert len({kind for row in wanted for *_, kind in row}) == 4
+  assert tagger.entities(list(sentences)) == wanted
+
+
+def test_a_text_is_tagged_alike_in_any_company(tagger, sentences):
+  """Among others, alone, and as a part of a longer text."""
+  texts = list(sentences)
+  alone = [tagger(text, "") for text in texts]
+  among = tagger.tag_many(texts[::-1] * 40, [""] * len(texts) * 40)
+  assert list(among) == alone[::-1] * 40
+  first, second = texts[0], texts[2]
+  both = tagger(f"{first}.\n\n{second}", "")
+  shift = len(first.encode()) + 3
+  tail = [(s + shift, t + shift, k) for s, t, k in tagger(second, "")]
+  assert [span for span in both if span.start >= shift] == tail
+
+
+def test_long_sentences_are_read_in_windows(tagger):
+  """Rows of this model have 64 tokens, and a letter is a token."""
+  letters = [*(string.ascii_lowercase * 6)]
+  rows = [" ".join(letters), " ".join(letters[:62])]
+  # The second window begins 15 letters before the first one's end, of which the
+  # first one labels 7.
+  limit = 2 * (62 - 8) - 1
+  whole, first = (
+    [span for span in spans if span.limit < limit]
+    for spans in tagger.entities(rows)
+  )
+  assert len(first) > 5
+  assert whole == first
+  assert tagger.entities(rows)[0][-1].start > len(rows[1])
+
+
+def test_dates_are_those_of_the_rules_outside_of_entities(tagger):
+  text = "the ship sailed on 3 May 1901 and in the winter of 1902"
+  entities = tagger.entities([text])[0]
+  found = tagger(text, "")
+  assert found == sorted(found)
+  assert [span for span in found if span.kind != "date"] == entities
+  dates = salient_spans.dates(text, "")
+  assert [text[s:t] for s, t, _ in dates] == ["3 May 1901", "1902"]
+  free = [
+    date
+    for date in dates
+    if all(date.limit <= s or t <= date.start for s, t, _ in entities)
+  ]
+  assert [span for span in found if span.kind == "date"] == free
+
+
+def test_other_processes_read_the_model_from_its_directory(tagger, golden):
+  assert str(golden).encode() in pickle.dumps(tagger)
+  assert len(pickle.dumps(tagger)) < 1000
+  assert pickle.loads(pickle.dumps(tagger)) is tagger
+
+
+def test_a_model_on_an_object_store_is_copied(golden, monkeypatch):
+  local = tagging.load(str(golden))
+  tagging.load.cache_clear()
+  monkeypatch.setattr(tagging, "is_remote", lambda path: True)
+  remote = tagging.load(str(golden))
+  assert remote is not local
+  assert remote("Army", "") == local("Army", "")
+
+
+def _copy(golden, directory, **changes):
+  """Copies a model, with changes of config.json."""
+  shutil.copytree(golden, directory)
+  config = json.loads((golden / "config.json").read_text(encoding="utf-8"))
+  hf_files.write_json(directory / "config.json", config | changes)
+  return directory
+
+
+@pytest.mark.parametrize(
+  ("changes", "said"),
+  [
+    ({"architectures": ["BertForMaskedLM"]}, "BertForTokenClassification"),
+    ({"architectures": None}, "architectures=None"),
+    ({"id2label": None}, "id2label=None; want a label"),
+    ({"id2label": {"0": "O", "2": "B-PER"}}, "want a label for each id"),
+    ({"id2label": {"0": "O", "1": "I-PER"}}, r"classifier\.weight \[9, 24\]"),
+    ({"hidden_size": 12}, "have another shape"),
+  ],
+  ids=str,
+)
+def test_a_directory_of_no_tagger_is_refused(golden, tmp_path, changes, said):
+  directory = _copy(golden, tmp_path / "model", **changes)
+  with pytest.raises(WeightsError, match=said):
+    find_tagger(f"bert:{directory}")
+
+
+def test_a_corpus_stores_what_the_tagger_found(golden, tagger, tmp_path):
+  text = "Ada Lovelace wrote stories. She saw the opera in Paris on 3 May 1901."
+  row = json.dumps({"title": "Ada Lovelace", "text": text})
+  (tmp_path / "text.jsonl").write_text(row + "\n", encoding="utf-8")
+  summary = build_corpus(
+    [str(tmp_path / "text.jsonl")],
+    tmp_path / "corpus",
+    vocab=str(golden.parent / "uncased" / "vocab.txt"),
+    tagger=tagger,
+  )
+  found = tagger(text, "Ada Lovelace")
+  assert len(found) > 1
+  assert summary.salient_spans == Counter(kind for *_, kind in found)
+
+
+def test_accents_are_stripped_where_capitals_are(golden, tmp_path):
+  directory = _copy(golden, tmp_path / "model")
+  config = {"do_lower_case": golden.name == "uncased"}
+  for strips in (False, True):
+    hf_files.write_json(
+      directory / "tokenizer_config.json", config | {"strip_accents": strips}
+    )
+    if strips == config["do_lower_case"]:
+      read_token_classifier(directory)
+      continue
+    with pytest.raises(WeightsError, match="strip_accents"):
+      read_token_classifier(directory)
+
+
+def test_capitals_in_the_vocabulary_tell_a_cased_model(golden, tmp_path):
+  directory = _copy(golden, tmp_path / "model")
+  for name in ("tokenizer.json", "tokenizer_config.json"):
+    (directory / name).unlink()
+  vocabulary = read_token_classifier(directory).vocabulary
+  assert vocabulary.cased == (golden.name == "cased")
+
+
+_LABELS = "O B-PER I-PER B-ORG I-ORG S-LOC E-PER DATE".split()
+
+
+def found_in(words: str, sentences: str = ""):
+  """The entities of words, given by label; `sentences` has a digit a word."""
+  labels = [_LABELS.index(name) for name in words.split()]
+  numbers = [int(digit) for digit in sentences] or [0] * len(labels)
+  return list(
+    entities(np.array(labels), np.array(numbers), parse_labels(_LABELS))
+  )
+
+
+@pytest.mark.parametrize(
+  ("words", "wanted"),
+  [
+    ("O O", []),
+    ("B-PER I-PER O", [(0, 1, "person")]),
+    # Two entities side by side.
+    ("B-PER B-PER I-PER", [(0, 0, "person"), (1, 2, "person")]),
+    ("B-PER I-ORG", [(0, 0, "person"), (1, 1, "organization")]),
+    # IOB1 begins with B- only after another of the kind.
+    ("O I-PER I-PER O I-PER", [(1, 2, "person"), (4, 4, "person")]),
+    ("I-PER B-PER", [(0, 0, "person"), (1, 1, "person")]),
+    # BIOES, and a label without a prefix.
+    ("B-PER I-PER E-PER S-LOC S-LOC", [
+      (0, 2, "person"), (3, 3, "location"), (4, 4, "location")
+    ]),
+    ("DATE DATE", [(0, 1, "date")]),
+  ],
+)  # fmt: skip
+def test_words_of_one_kind_are_one_entity(words, wanted):
+  assert found_in(words) == wanted
+
+
+def test_no_entity_leaves_its_sentence():
+  wanted = [(0, 0, "person"), (1, 2, "person")]
+  assert found_in("B-PER I-PER I-PER", "122") == wanted
+
+
+def test_a_long_sentence_is_cut_in_the_middle_of_what_windows_share():
+  # Each window but the last begins 6 = 8 - 8 // 4 tokens after the one before;
+  # the last ends with the sentence.
+  assert list(windows(100, 117, capacity=8)) == [
+    Window(100, 108, 100, 107),
+    Window(106, 114, 107, 111),
+    Window(109, 117, 111, 117),
+  ]
+
+
+@hypothesis.given(st.integers(1, 300), st.integers(4, 60))
+def test_every_token_has_one_label_and_context(size, capacity):
+  found = list(windows(0, size, capacity=capacity))
+  assert [window.first for window in found[1:]] == [w.last for w in found[:-1]]
+  assert (found[0].first, found[-1].last) == (0, size)
+  for start, limit, first, last in found:
+    assert limit - start == min(size, capacity)
+    assert start <= first < last <= limit
+    context = capacity // 8
+    assert first - start >= context or start == 0
+    assert limit - last >= context or limit == size
+
+
+def test_rows_are_padded_and_batches_filled_up():
+  batch = [Window(1, 3, 1, 3), Window(0, 3, 0, 3)]
+  rows = fill(batch, np.array([7, 8, 9]), shape=(3, 6), cls_id=2, sep_id=3)
+  assert rows.tolist() == [
+    [2, 8, 9, 3, 0, 0],
+    [2, 7, 8, 9, 3, 0],
+    [2, 3, 0, 0, 0, 0],
+  ]

@@ -1,0 +1,98 @@
+"""The metrics of a run are the same, on a disk and on an object store."""
+
+import json
+import shutil
+
+import pytest
+from etils import epath
+
+from realm_jax.training.metric_rows import open_rows, read_rows
+
+
+@pytest.fixture(params=["disk", "store"])
+def model_dir(request, tmp_path) -> epath.Path:
+  if request.param == "disk":
+    return epath.Path(tmp_path / "run")
+  store = request.getfixturevalue("object_store")
+  return epath.Path(store.path(f"metric_rows/{tmp_path.name}"))
+
+
+def run(model_dir, start, *flushed, lost=()) -> None:
+  """Writes rows from a step on, and flushes after some of them.
+
+  The run is killed after it has written those that are lost, if any.
+  """
+  rows = open_rows(model_dir, start_step=start)
+  step = start
+  for last in flushed:
+    while step < last:
+      step += 1
+      rows.write_row({"step": step, "from": start, "loss": 1.0 / step})
+    rows.flush()
+  for step in lost:
+    rows.write_row({"step": step, "from": start, "loss": 0.0})
+  if not lost:
+    rows.close()
+
+
+def origins(model_dir) -> dict[int, int]:
+  """Returns the first step of the run that has written each row."""
+  rows = read_rows(model_dir)
+  assert [row["loss"] for row in rows] == [1.0 / row["step"] for row in rows]
+  assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+  return {row["step"]: row["from"] for row in rows}
+
+
+def test_rows_are_read_after_each_flush(model_dir):
+  run(model_dir, 0, 2)
+  assert list(origins(model_dir)) == [1, 2]
+  run(model_dir, 2, 3, 6)
+  assert origins(model_dir) == {1: 0, 2: 0, 3: 2, 4: 2, 5: 2, 6: 2}
+
+
+def test_rows_after_the_checkpoint_that_is_resumed_are_dropped(model_dir):
+  run(model_dir, 0, 4, 8, 12)
+  # In the midst of what was flushed together, and at its end.
+  run(model_dir, 6)
+  assert list(origins(model_dir)) == [1, 2, 3, 4, 5, 6]
+  run(model_dir, 6, 7, 10)
+  run(model_dir, 7, 9)
+  expected = dict.fromkeys(range(1, 7), 0) | {7: 6, 8: 7, 9: 7}
+  assert origins(model_dir) == expected
+  run(model_dir, 0, 1)
+  assert origins(model_dir) == {1: 0}
+
+
+def test_a_part_is_written_once_and_appears_whole(object_store):
+  path = object_store.path("metric_rows/whole")
+  with object_store.counted() as requests:
+    run(path, 0, 2, 4, lost=[5])
+  assert len([r for r in requests if r.startswith("POST")]) == 2
+  names = object_store.names("metric_rows/whole")
+  assert [name.rpartition("/")[2] for name in names] == [
+    "000000001.jsonl",
+    "000000003.jsonl",
+  ]
+  assert list(origins(path)) == [1, 2, 3, 4]
+
+
+def test_a_run_goes_on_on_a_disk_and_back(object_store, tmp_path):
+  remote = epath.Path(object_store.path("metric_rows/moved"))
+  run(remote, 0, 2, 4)
+  (tmp_path / "metrics").mkdir()
+  for path in (remote / "metrics").iterdir():
+    path.copy(tmp_path / "metrics" / path.name)
+  run(tmp_path, 3, 6)
+  assert origins(tmp_path) == {1: 0, 2: 0, 3: 0, 4: 3, 5: 3, 6: 3}
+  assert list((tmp_path / "metrics").iterdir()) == []
+  remote.rmtree()
+  epath.Path(tmp_path / "metrics.jsonl").copy(remote / "metrics.jsonl")
+  run(remote, 5, 7)
+  assert origins(remote) == {1: 0, 2: 0, 3: 0, 4: 3, 5: 3, 6: 5, 7: 5}
+  shutil.rmtree(tmp_path)
+
+
+def test_a_row_that_was_cut_ends_the_rows(tmp_path):
+  whole = json.dumps({"step": 1, "from": 0, "loss": 1.0})
+  (tmp_path / "metrics.jsonl").write_text(f'{whole}\n{{"step": 2, "lo')
+  assert list(origins(tmp_path)) == [1]
