@@ -91,7 +91,7 @@ def _explain(words: Sequence[str]) -> None:
   if _BLOCK_USE.value:
     use = command_line.call(block_use, recipe=_RECIPE)
     if _JSON.value:
-      write_json(_JSON.value, {"sentences": [one._asdict() for one in use]})
+      write_json(_JSON.value, {"sentences": use})
     print(block_use_text(use))
     return
   run = Run.load(command_line.call(RunConfig, recipe=_RECIPE))

@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,38 +13,16 @@ from realm_jax.evaluation.explain import (
   read_masks,
   require_masked_lm_head,
 )
-from realm_jax.evaluation.explanation import shortened, signed
+from realm_jax.evaluation.explanation import shortened
 from realm_jax.evaluation.run import Run, RunConfig
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
 
 
-class UsedBlock(NamedTuple):
-  """The block that helps most with a sentence.
-
-  Attributes:
-    sentence: Sentence with its [MASK]s.
-    answer: Words behind them.
-    block: `document id:ordinal` of the block.
-    title: Title of its document.
-    probability: p(z|x).
-    utility: log p(y|z,x) − log p(y|null,x).
-    reward: r(z), by which a gradient would raise f(x,z).
-  """
-
-  sentence: str
-  answer: str
-  block: str
-  title: str
-  probability: float
-  utility: float
-  reward: float
-
-
 def block_use(
   *, config: RunConfig, data: DataConfig, num_sampled: PositiveInt = 100
-) -> list[UsedBlock]:
+) -> list[dict[str, Any]]:
   """Returns the most useful block of each of some training sentences.
 
   The candidates are those of training: the null block and the blocks that the
@@ -54,26 +33,28 @@ def block_use(
     data: Task of the masked sentences.
     num_sampled: Number of sentences.
 
+  Returns:
+    For each the `sentence`; the `answer`, which is masked; the `block`, by
+    name, and its `title`; its `probability` p(z|x), its `utility`, log p(y|z,x)
+    − log p(y|null,x), and its `reward` r(z).
+
   Raises:
     ExplanationError: The run has no masked-LM head, or too few candidates.
     TaskError: The task gives no masked sentences.
   """
   run = Run.load(config)
   require_masked_lm_head(run)
-  words, found = run.vocabulary, []
-  data = dataclasses.replace(data, batch_size=1)
-  with (
-    contextlib.closing(BatchStream(data)) as stream,
-    Progress("sentences", total=num_sampled) as progress,
-  ):
+  decode, found = run.vocabulary.decode, []
+  stream = BatchStream(dataclasses.replace(data, batch_size=1))
+  with contextlib.closing(stream), Progress("sentences") as progress:
     for _ in range(num_sampled):
       batch = next(stream)
-      query, positions = (
-        batch.array("query")[0],
-        batch.array("mask_positions")[0],
+      query, positions, weights, targets = (
+        batch.array(name)[0]
+        for name in ("query", "mask_positions", "mask_weights", "mask_targets")
       )
-      num_masks = int((batch.array("mask_weights")[0] > 0).sum())
-      targets = batch.array("mask_targets")[0][:num_masks]
+      num_masks = int((weights > 0).sum())
+      targets = targets[:num_masks]
       source = int(batch.array("source_hash")[0])
       read = read_masks(
         run, query, positions, num_masks=num_masks, source_hash=source
@@ -83,32 +64,25 @@ def block_use(
       best = 1 + int(given[1:].argmax())
       block = run.corpus.block(int(read.rows[best]))
       found.append(
-        UsedBlock(
-          words.decode(query[query != 0][1:-1].tolist()),
-          words.decode(targets.tolist()),
-          block.name,
-          block.title,
-          float(shares[best] - rewards[best]),
-          float(given[best] - given[0]),
-          float(rewards[best]),
-        )
+        {
+          "sentence": decode(query[query != 0][1:-1].tolist()),
+          "answer": decode(targets.tolist()),
+          "block": block.name,
+          "title": block.title,
+          "probability": float(shares[best] - rewards[best]),
+          "utility": float(given[best] - given[0]),
+          "reward": float(rewards[best]),
+        }
       )
       progress.advance()
   return found
 
 
-def block_use_text(found: list[UsedBlock]) -> str:
+def block_use_text(found: Sequence[Mapping[str, Any]]) -> str:
   """Returns a table for a terminal."""
-  rows = [["sentence", "y", "block", "p(z|x)", "utility", "r(z)"]]
+  rows: list[list[object]] = [[*found[0]]]
   for one in found:
     rows.append(
-      [
-        shortened(one.sentence, 40),
-        shortened(one.answer, 16),
-        f"{shortened(one.title, 20)} [{one.block}]",
-        f"{one.probability:.4f}",
-        signed(one.utility),
-        signed(one.reward),
-      ]
+      [v if isinstance(v, float) else shortened(v, 40) for v in one.values()]
     )
   return columns(rows)

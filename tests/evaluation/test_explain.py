@@ -231,12 +231,14 @@ def test_training_sentences_and_the_blocks_that_help_them(
   corpus, words = run.corpus, run.vocabulary
   names = [corpus.block(row).name for row in range(corpus.num_blocks)]
   for one in found:
-    pieces = one.sentence.split()
+    pieces = one["sentence"].split()
     if any(piece not in words.pieces for piece in pieces):
       continue
-    answer = [words.pieces.index(piece) for piece in one.answer.split()]
+    answer = [words.pieces.index(piece) for piece in one["answer"].split()]
     # No block that has the sentence itself is a candidate.
-    text = one.sentence.replace("[MASK]", "{}").format(*one.answer.split())
+    text = (
+      one["sentence"].replace("[MASK]", "{}").format(*one["answer"].split())
+    )
     scores = by_hand.scores(pieces, range(corpus.num_blocks))
     order = [
       row
@@ -250,10 +252,10 @@ def test_training_sentences_and_the_blocks_that_help_them(
     masks = np.arange(len(answer))
     likelihood = by_token[:, masks, answer].prod(axis=1)
     best = 1 + int(likelihood[1:].argmax())
-    assert one.block == names[rows[best]]
+    assert one["block"] == names[rows[best]]
     share = prior[best] * likelihood[best] / (prior @ likelihood)
     np.testing.assert_allclose(
-      (one.probability, one.utility, one.reward),
+      (one["probability"], one["utility"], one["reward"]),
       (
         prior[best],
         np.log(likelihood[best] / likelihood[0]),
@@ -261,7 +263,7 @@ def test_training_sentences_and_the_blocks_that_help_them(
       ),
       atol=1e-4,
     )
-    assert f"[{one.block}]" in block_use_text(found)
+    assert one["block"] in block_use_text(found)
 
 
 # --- Questions --------------------------------------------------------------
