@@ -175,7 +175,12 @@ def test_edits_read_and_find_what_a_new_corpus_and_index_would(run, built):
   for k in (3, num_blocks):
     found, wanted = (one.search(token_ids, k) for one in (edited, built))
     np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-4)
-    np.testing.assert_array_equal(found.rows, wanted.rows)
+  # Of all blocks, whose order may differ where scores nearly tie.
+  by_row = [
+    np.take_along_axis(one.scores, np.argsort(one.rows, axis=1), axis=1)
+    for one in (found, wanted)
+  ]
+  np.testing.assert_allclose(*by_row, atol=1e-4)
   # The run itself, its corpus and its index stay as they are.
   assert run.body(0).text == run.corpus.block(0).body != edited.body(0).text
   same = run.edited({0: run.body(0).text})
