@@ -14,10 +14,18 @@ setup(
     " search index rebuilt while the model trains."
   ),
   license="Apache-2.0",
-  packages=find_packages(
-    include=["realm_jax", "realm_jax.*", "tasks", "tasks.*", "launch"]
-  ),
-  package_data={"realm_jax.serving.page": ["*.html", "*.css", "*.js"]},
+  packages=[
+    *find_packages(
+      include=["realm_jax", "realm_jax.*", "tasks", "tasks.*", "launch"]
+    ),
+    "realm_jax.recipes",
+  ],
+  # `gin` at the top is gin-config's, once this is installed.
+  package_dir={"realm_jax.recipes": "gin"},
+  package_data={
+    "realm_jax.recipes": ["**/*.gin"],
+    "realm_jax.serving.page": ["*.html", "*.css", "*.js"],
+  },
   python_requires=">=3.11,<3.14",
   install_requires=[
     "absl-py",

@@ -40,8 +40,10 @@ _GIN_ERRORS = (
   AttributeError,
   NameError,
 )
-# The clone's root, so that `gin/runs/…` is found from any working directory.
-_PROJECT_DIR = str(Path(__file__).resolve().parent.parent.parent)
+# The clone's root, so that `gin/runs/…` is found from any working directory, and
+# the recipes where the package is installed without a clone.
+_PROJECT_DIR = Path(__file__).resolve().parent.parent.parent
+_INSTALLED_RECIPES = _PROJECT_DIR / "realm_jax" / "recipes"
 # What gin keeps of the files and bindings that it has read. It has no public
 # way to set this aside. A new configuration begins without the first four.
 _STATE = (
@@ -158,7 +160,7 @@ def _read(
   given: Iterable[str] = (),
 ) -> None:
   """Reads gin files, local ones and those of object stores."""
-  gin.add_config_file_search_path(_PROJECT_DIR)
+  gin.add_config_file_search_path(str(_PROJECT_DIR))
   # The only reader: gin's own look for each file in Python packages, too, and
   # log an error for each folder in which there is none.
   readers: list[Any] = gin.config._FILE_READERS
@@ -176,8 +178,12 @@ def _read(
 
 def _located(path: str) -> epath.Path:
   """Returns a path to which gin has prefixed a folder that it searches."""
-  start = path.find("gs://")
-  return epath.Path(path[max(start, 0) :])
+  if (start := path.find("gs://")) >= 0:
+    return epath.Path(path[start:])
+  recipes = f"{_PROJECT_DIR}/gin/"
+  if path.startswith(recipes) and _INSTALLED_RECIPES.is_dir():
+    return epath.Path(_INSTALLED_RECIPES / path.removeprefix(recipes))
+  return epath.Path(path)
 
 
 def _used_names() -> dict[str, bool]:

@@ -1,0 +1,47 @@
+"""A built wheel finds its recipes, in a folder without a clone."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_an_installed_package_brings_its_recipes(
+  tmp_path, project_dir, command_environment
+):
+  # A copy, because a build leaves its files in the sources.
+  sources = tmp_path / "sources"
+  for name in ("realm_jax", "tasks", "launch", "gin"):
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(project_dir / name, sources / name, ignore=ignored)
+  shutil.copy(project_dir / "setup.py", sources)
+  pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel"]
+  subprocess.run(
+    [*pip, "--quiet", "--no-deps", "--no-build-isolation", "-w", "..", "."],
+    cwd=sources,
+    check=True,
+  )
+  shutil.rmtree(sources)
+  (wheel,) = tmp_path.glob("*.whl")
+  installed, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
+  zipfile.ZipFile(wheel).extractall(installed)
+  elsewhere.mkdir()
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "realm_jax.train", "--corpus_dir=none"),
+      "--gin_file=gin/experiments/small_text/inverse_cloze.gin",
+      "--model_dir=run",
+    ],
+    cwd=elsewhere,
+    env={**command_environment, "PYTHONPATH": os.fspath(installed)},
+    capture_output=True,
+    text=True,
+  )
+  # The recipe and what it includes are read; the corpus is what is missing.
+  assert "train: no corpus in none" in done.stderr
+  assert not (elsewhere / "run").exists()
