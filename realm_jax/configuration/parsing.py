@@ -40,8 +40,8 @@ _GIN_ERRORS = (
   AttributeError,
   NameError,
 )
-# The clone's root, so that `gin/runs/…` is found from any working directory, and
-# the recipes where the package is installed without a clone.
+# The clone's root, so that `gin/runs/…` is found from any working directory,
+# and where the recipes are once the package is installed without a clone.
 _PROJECT_DIR = Path(__file__).resolve().parent.parent.parent
 _INSTALLED_RECIPES = _PROJECT_DIR / "realm_jax" / "recipes"
 # What gin keeps of the files and bindings that it has read. It has no public
