@@ -56,6 +56,11 @@ _MAX_WAITING = flags.DEFINE_integer(
   "Number of requests that may wait; others are told to try again.",
   lower_bound=1,
 )
+_ALLOW_UPDATES = flags.DEFINE_bool(
+  "allow_updates",
+  False,
+  "Let clients change blocks, by /update, for all who ask.",
+)
 
 _NUM_EXAMPLES = 4
 
@@ -96,7 +101,9 @@ def _serve() -> None:
     ) from error
   with listening:
     limits = server.Limits(waiting=_MAX_WAITING.value)
-    page = server.PageServer(_load(), listening, limits)
+    page = server.PageServer(
+      _load(), listening, limits, allow_updates=_ALLOW_UPDATES.value
+    )
     url = server.url_of(listening)
     is_idle = page.serve_until_stopped(
       lambda: print(f"The page is at {url}  (Ctrl-C ends it)", flush=True)

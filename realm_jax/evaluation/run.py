@@ -519,7 +519,7 @@ class Run:
   def edited(
     self: AnyRun, texts: Mapping[int, str], *, hidden: Iterable[int] = ()
   ) -> AnyRun:
-    """Returns this run with other texts in some blocks, in memory alone.
+    """Returns this run with other texts in some more blocks, in memory alone.
 
     It reads and finds what it would after the corpus and the index had been
     built from these texts, as far as the index is exact. The block tower of
@@ -540,7 +540,8 @@ class Run:
         "here"
       )
     made = {row: self._edited_block(row, text) for row, text in texts.items()}
-    return dataclasses.replace(self, edits=made, hidden=frozenset(hidden))
+    edits = {**self.edits, **made}
+    return dataclasses.replace(self, edits=edits, hidden=frozenset(hidden))
 
   def _edited_block(self, row: int, text: str) -> EditedBlock:
     block, words = self.corpus.block(row), self.vocabulary

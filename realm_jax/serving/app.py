@@ -23,8 +23,23 @@ The answer to `ask` is an object:
     notes, run       what one should know, and the run as `about` describes it
 
 Edits come with each request, and the server keeps none: what one page edits,
-no other page sees. An error is {"error": TEXT} with status 400 (the request, or
-a text that does not fit), 403 (another host's page), 413 (too long), 415 (not
+no other page sees.
+
+Programs ask many texts at once; docs/serving.md has examples:
+
+    POST /retrieve   {"queries": [TEXT], "k": K}: for each query its blocks:
+                     id, name, title, text, url, score f(x,z), probability
+    POST /ask        {"questions": [TEXT]}: for each question its answer, its
+                     probability, the best answers with their places, and the
+                     blocks that were read
+    POST /update     {"blocks": [{"id": ID, "text": TEXT}]}: other texts in
+                     blocks, for all clients; only with --allow_updates
+
+They return {"results": […]}, whose entries name `checkpoint` and `generation`.
+Requests that wait together are computed together.
+
+An error is {"error": TEXT} with status 400 (the request, or a text that does
+not fit), 403 (another host's page, or no updates), 413 (too long), 415 (not
 JSON), 503 (too many wait; with Retry-After) or 500 (a bug, which is logged).
 """
 
@@ -35,8 +50,14 @@ import functools
 import importlib.resources
 import ipaddress
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import (
+  AsyncIterator,
+  Awaitable,
+  Callable,
+  Iterator,
+  Sequence,
+)
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -69,6 +90,21 @@ _HEADERS = {
 }
 _RETRY_SECONDS = 2
 _MAX_BLOCK_ID = (1 << 63) - 1
+_BLOCKS = '[{"id": "…", "text": "…"}]'
+_ASK = f'{{"text": "…", "edits": {_BLOCKS}}}'
+_RETRIEVE = '{"queries": ["…"], "k": 5}'
+_QUESTIONS = '{"questions": ["…"]}'
+_UPDATE = f'{{"blocks": {_BLOCKS}}}'
+
+# From all texts to a result for each.
+_OfTexts = Callable[[Sequence[str]], list[Any]]
+
+
+class _Waiting(NamedTuple):
+  """Texts of a request, and the results that it waits for."""
+
+  texts: Sequence[str]
+  results: asyncio.Future[list[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +114,8 @@ class Limits:
   Attributes:
     request_bytes: Bytes of the body of a request.
     text_characters: Characters of a question or a sentence.
+    texts: Texts of a request of a program.
+    blocks: Blocks that such a request may retrieve for each.
     edits: Number of edited blocks.
     edit_characters: Characters of an edited block.
     waiting: Requests that wait, besides the one that is computed.
@@ -85,6 +123,8 @@ class Limits:
 
   request_bytes: int = 256 * 1024
   text_characters: int = 2000
+  texts: int = 256
+  blocks: int = 1000
   edits: int = 16
   edit_characters: int = 10_000
   waiting: int = 64
@@ -96,6 +136,7 @@ class PageApp:
   Args:
     service: What answers, to one request after the other.
     limits: Bounds of requests.
+    allow_updates: Whether clients may change blocks for all.
     only_loopback: Whether to refuse requests that name another host, as those
       do of a page whose name was made to lead here (DNS rebinding).
 
@@ -103,17 +144,31 @@ class PageApp:
     is_computing: Whether a thread computes an answer.
   """
 
-  def __init__(self, service: Service, limits: Limits, *, only_loopback: bool):
+  def __init__(
+    self,
+    service: Service,
+    limits: Limits,
+    *,
+    only_loopback: bool,
+    allow_updates: bool = False,
+  ):
     self._service, self._limits = service, limits
+    self._allow_updates = allow_updates
     self._only_loopback = only_loopback
     self.is_computing = False
     self._in_line = 0
     self._one = anyio.CapacityLimiter(1)
+    # Requests that wait for the same function, with their texts.
+    self._together: dict[str, list[_Waiting]] = {}
+    self._batches: set[asyncio.Task[None]] = set()
     self._app = Starlette(
       routes=[
         *(Route(path, _file(*file)) for path, file in _FILES.items()),
         Route("/api/about", self._about),
         Route("/api/ask", self._ask, methods=["POST"]),
+        Route("/retrieve", self._retrieve, methods=["POST"]),
+        Route("/ask", self._answer, methods=["POST"]),
+        Route("/update", self._update, methods=["POST"]),
       ],
       exception_handlers={
         ValueError: _value_error,
@@ -151,15 +206,28 @@ class PageApp:
     yield
     warming_up.cancel()
 
-  async def _compute(self, function: Callable[[], Any]) -> Any:
-    """Returns what a function returns, in a thread, one after the other."""
+  @contextlib.contextmanager
+  def _line(self) -> Iterator[None]:
+    """Counts a request among those that wait, unless too many do."""
     if self._in_line > self._limits.waiting:
       raise HTTPException(
         503,
         f"{self._limits.waiting} requests wait already; try again in a moment",
         {"retry-after": str(_RETRY_SECONDS)},
       )
+    self._in_line += 1
+    try:
+      yield
+    finally:
+      self._in_line -= 1
 
+  async def _compute(self, function: Callable[[], Any]) -> Any:
+    """Returns what a function returns, in a thread, one after the other."""
+    with self._line():
+      async with self._one:
+        return await self._in_thread(function)
+
+  async def _in_thread(self, function: Callable[[], Any]) -> Any:
     def computed() -> Any:
       self.is_computing = True
       try:
@@ -167,14 +235,42 @@ class PageApp:
       finally:
         self.is_computing = False
 
-    self._in_line += 1
-    try:
-      # The end of the server does not wait for what is computed.
-      return await anyio.to_thread.run_sync(
-        computed, limiter=self._one, abandon_on_cancel=True
-      )
-    finally:
-      self._in_line -= 1
+    # The end of the server does not wait for what is computed.
+    return await anyio.to_thread.run_sync(computed, abandon_on_cancel=True)
+
+  async def _compute_together(
+    self, key: str, function: _OfTexts, texts: Sequence[str]
+  ) -> list[Any]:
+    """Returns what a function returns of each text.
+
+    All requests of one key that wait when its turn comes are computed at once.
+    """
+    with self._line():
+      own: asyncio.Future[list[Any]] = asyncio.Future()
+      waiting = self._together.setdefault(key, [])
+      waiting.append(_Waiting(texts, own))
+      if len(waiting) == 1:
+        batch = asyncio.create_task(self._batch(key, function))
+        self._batches.add(batch)
+        batch.add_done_callback(self._batches.discard)
+      return await own
+
+  async def _batch(self, key: str, function: _OfTexts) -> None:
+    async with self._one:
+      waiting = self._together.pop(key)
+      texts = [text for one in waiting for text in one.texts]
+      try:
+        results = await self._in_thread(lambda: function(texts))
+      except Exception as error:
+        for one in waiting:
+          if not one.results.done():
+            one.results.set_exception(error)
+        return
+    rest = iter(results)
+    for one in waiting:
+      part = [next(rest) for _ in one.texts]
+      if not one.results.done():
+        one.results.set_result(part)
 
   async def _about(self, request: Request) -> Response:
     del request
@@ -184,6 +280,48 @@ class PageApp:
     return JSONResponse({**self._service.about(), "limits": limits})
 
   async def _ask(self, request: Request) -> Response:
+    text, edits = parse(await self._body(request), self._limits)
+    ask = functools.partial(self._service.ask, text, edits)
+    return JSONResponse(await self._compute(ask))
+
+  async def _retrieve(self, request: Request) -> Response:
+    fields = _fields(await self._body(request), _RETRIEVE, "queries")
+    texts, k = self._texts(fields["queries"]), fields.get("k", 5)
+    if not isinstance(k, int) or not 1 <= k <= self._limits.blocks:
+      raise RequestError(f"k={k!r}; want 1 to {self._limits.blocks}")
+    retrieve = functools.partial(self._service.retrieve, k=k)
+    found = await self._compute_together(f"retrieve {k}", retrieve, texts)
+    return JSONResponse({"results": found})
+
+  async def _answer(self, request: Request) -> Response:
+    fields = _fields(await self._body(request), _QUESTIONS, "questions")
+    texts = self._texts(fields["questions"])
+    found = await self._compute_together("ask", self._service.answer, texts)
+    return JSONResponse({"results": found})
+
+  async def _update(self, request: Request) -> Response:
+    body = await self._body(request)
+    if not self._allow_updates:
+      raise HTTPException(
+        403, "this service changes no blocks; start it with --allow_updates"
+      )
+    fields = _fields(body, _UPDATE, "blocks")
+    texts = _texts_by_id(fields["blocks"], _UPDATE)
+    for text in texts.values():
+      _require_text(text, self._limits.edit_characters)
+    update = functools.partial(self._service.update, texts)
+    return JSONResponse(await self._compute(update))
+
+  def _texts(self, texts: Any) -> list[str]:
+    """Returns the texts of a request, of which each must have words."""
+    if not isinstance(texts, list) or not 1 <= len(texts) <= self._limits.texts:
+      raise RequestError(f"want a list of 1 to {self._limits.texts} texts")
+    for text in texts:
+      _require_text(text, self._limits.text_characters)
+    self._service.require_words(texts)
+    return texts
+
+  async def _body(self, request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind.lower() != "application/json":
       # Another site's page can send a form here, and no JSON.
@@ -198,9 +336,7 @@ class PageApp:
           f"the request has more than {self._limits.request_bytes:,} bytes; "
           "shorten the text, or restore some blocks",
         )
-    text, edits = parse(bytes(body), self._limits)
-    ask = functools.partial(self._service.ask, text, edits)
-    return JSONResponse(await self._compute(ask))
+    return bytes(body)
 
 
 def parse(body: bytes, limits: Limits) -> tuple[str, dict[int, str]]:
@@ -212,23 +348,11 @@ def parse(body: bytes, limits: Limits) -> tuple[str, dict[int, str]]:
   Raises:
     RequestError: It is not that, or beyond a limit.
   """
-  try:
-    fields = json.loads(body.decode("utf-8"))
-    text, edits = fields["text"], fields.get("edits", [])
-    # Ids are strings, since JavaScript's numbers have 53 bits.
-    texts = {int(edit["id"]): edit["text"] for edit in edits}
-    if not all(isinstance(one, str) for one in (text, *texts.values())):
-      raise TypeError("a text is no string")
-    if any(abs(block_id) > _MAX_BLOCK_ID for block_id in texts):
-      raise ValueError("an id has more than 63 bits")
-  except (
-    *(AttributeError, KeyError, TypeError, ValueError),
-    RecursionError,
-  ) as error:
-    raise RequestError(
-      'the request is not {"text": "…", "edits": [{"id": "…", "text": "…"}]}, '
-      f"whose ids are those of an answer: {type(error).__name__}: {error}"
-    ) from None
+  fields = _fields(body, _ASK, "text")
+  text, edits = fields["text"], fields.get("edits", [])
+  texts = _texts_by_id(edits, _ASK)
+  if not isinstance(text, str):
+    raise RequestError(f"the request is not {_ASK}: a text is no string")
   if not text.strip():
     raise RequestError(
       "there is nothing to ask; write a question or a sentence"
@@ -238,22 +362,56 @@ def parse(body: bytes, limits: Limits) -> tuple[str, dict[int, str]]:
       f"{len(edits)} blocks are edited, and at most {limits.edits} may be at "
       "once; restore some"
     )
-  for one, most in (
-    (text, limits.text_characters),
-    *((edit, limits.edit_characters) for edit in texts.values()),
-  ):
-    if len(one) > most:
-      raise RequestError(
-        f"a text has {len(one):,} characters; at most {most:,} are read: "
-        "shorten it"
-      )
-    # JSON can write what is no character, and what would end a C string.
-    if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in one):
-      raise RequestError(
-        "a text has a character that no text has (U+0000, or half of a "
-        "surrogate pair); remove it"
-      )
+  _require_text(text, limits.text_characters)
+  for edit in texts.values():
+    _require_text(edit, limits.edit_characters)
   return text.strip(), texts
+
+
+def _fields(body: bytes, wanted: str, name: str) -> dict[str, Any]:
+  """Returns the fields of a request, of which one must be there."""
+  try:
+    fields = json.loads(body.decode("utf-8"))
+    if not isinstance(fields, dict) or name not in fields:
+      raise KeyError(name)
+    return fields
+  except (KeyError, ValueError, RecursionError) as error:
+    raise RequestError(
+      f"the request is not {wanted}: {type(error).__name__}: {error}"
+    ) from None
+
+
+def _texts_by_id(blocks: Any, wanted: str) -> dict[int, str]:
+  """Returns the texts of blocks by their stable ids."""
+  try:
+    # Ids are strings, since JavaScript's numbers have 53 bits.
+    texts = {int(block["id"]): block["text"] for block in blocks}
+    if any(abs(block_id) > _MAX_BLOCK_ID for block_id in texts):
+      raise ValueError("an id has more than 63 bits")
+    if not all(isinstance(text, str) for text in texts.values()):
+      raise TypeError("a text is no string")
+    return texts
+  except (KeyError, TypeError, ValueError) as error:
+    raise RequestError(
+      f"the request is not {wanted}, whose ids are those of an answer: "
+      f"{type(error).__name__}: {error}"
+    ) from None
+
+
+def _require_text(text: Any, most: int) -> None:
+  if not isinstance(text, str):
+    raise RequestError(f"{text!r} is no string")
+  if len(text) > most:
+    raise RequestError(
+      f"a text has {len(text):,} characters; at most {most:,} are read: "
+      "shorten it"
+    )
+  # JSON can write what is no character, and what would end a C string.
+  if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in text):
+    raise RequestError(
+      "a text has a character that no text has (U+0000, or half of a "
+      "surrogate pair); remove it"
+    )
 
 
 def _file(

@@ -49,6 +49,7 @@ class PageServer(uvicorn.Server):
     service: What answers.
     listening: Socket, which is closed in the end.
     limits: Bounds of requests.
+    allow_updates: Whether clients may change blocks for all.
     farewell_seconds: Time for which the end waits for what is computed.
   """
 
@@ -58,10 +59,16 @@ class PageServer(uvicorn.Server):
     listening: socket.socket,
     limits: Limits,
     *,
+    allow_updates: bool = False,
     farewell_seconds: int = 1,
   ):
     host = listening.getsockname()[0]
-    self._app = PageApp(service, limits, only_loopback=is_loopback(host))
+    self._app = PageApp(
+      service,
+      limits,
+      only_loopback=is_loopback(host),
+      allow_updates=allow_updates,
+    )
     self._socket = listening
     self._started: Callable[[], None] = lambda: None
     super().__init__(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from realm_jax.evaluation import answers
 from realm_jax.evaluation.explain import (
   MASKED_LM,
   SPAN,
@@ -19,7 +20,7 @@ from realm_jax.evaluation.explanation import (
   probability,
 )
 from realm_jax.evaluation.masked_text import is_masked
-from realm_jax.evaluation.run import EditError, Run
+from realm_jax.evaluation.run import Block, EditError, Run
 from realm_jax.serving.marks import marked_body
 from realm_jax.text.answers import normalize_answer
 
@@ -89,6 +90,78 @@ class Service:
       if run.can_edit:
         first = int(run.corpus.block_ids[0])
         self.ask(_WARM_UP[kind], {first: "A text of a few words."})
+
+  def require_words(self, texts: Sequence[str]) -> None:
+    """Checks that each text can be a query.
+
+    Raises:
+      RequestError: The service answers no questions.
+      ValueError: A text has no words.
+    """
+    self._questions().encode(texts)
+
+  def retrieve(self, texts: Sequence[str], k: int) -> list[dict[str, Any]]:
+    """Returns the k best blocks for each text; `app` has the fields.
+
+    Raises:
+      SearchError: k is not positive, or above the number of blocks.
+    """
+    run = self._questions()
+    found = run.search(run.encode(texts), k)
+    return [
+      {
+        "query": text,
+        "blocks": [_plain(run, one) for one in run.blocks(found, i)],
+        **_source(run),
+      }
+      for i, text in enumerate(texts)
+    ]
+
+  def answer(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Answers questions; `app` has the fields."""
+    run = self._questions()
+    return [
+      {
+        "question": one.question,
+        "answer": one.text,
+        "probability": one.probability,
+        "answers": [
+          {
+            "text": answer.text,
+            "probability": answer.probability,
+            "block": answer.block.id,
+            "start": answer.start,
+            "limit": answer.limit,
+          }
+          for answer in one.answers
+        ],
+        "blocks": [_plain(run, one.blocks[place]) for place in one.read],
+        **_source(run),
+      }
+      for one in answers.ask(run, texts)
+    ]
+
+  def update(self, texts: Mapping[int, str]) -> dict[str, Any]:
+    """Changes blocks for all clients, until the service ends.
+
+    Args:
+      texts: Texts by the blocks' stable ids.
+
+    Raises:
+      EditError: A text does not fit, or its block is unknown.
+    """
+    runs = {
+      kind: run.edited(_texts_by_row(run, texts))
+      for kind, run in self.runs.items()
+    }
+    # Requests that are computed keep the run that they have begun with.
+    self.runs = runs
+    return {"updated": len(texts)}
+
+  def _questions(self) -> Run:
+    if QUESTION not in self.runs:
+      raise RequestError(f"this service cannot {_WANTED[QUESTION]}")
+    return self.runs[QUESTION]
 
   def ask(
     self, text: str, edits: Mapping[int, str] | None = None
@@ -160,7 +233,7 @@ def _texts_by_row(run: Run, edits: Mapping[int, str]) -> dict[int, str]:
         f"no block has the id {block_id}; the corpus may have changed: restore "
         "the block, or load the page again"
       )
-    if text.strip() != run.corpus.block(row).body.strip():
+    if text.strip() != run.body(row).text.strip():
       texts[row] = text
   return texts
 
@@ -195,6 +268,24 @@ def _without_null(explained: Explanation) -> dict[str, Any]:
     "same": null.text == explained.answer,
     "probability_of_answer": probability(explained.log_likelihood_null),
     "utility": explained.utility,
+  }
+
+
+def _source(run: Run) -> dict[str, int]:
+  return {"checkpoint": run.step, "generation": run.generation.step}
+
+
+def _plain(run: Run, block: Block) -> dict[str, Any]:
+  """Returns a block that was retrieved, as JSON."""
+  return {
+    # As a string, since JavaScript's numbers have 53 bits.
+    "id": str(run.corpus.block_ids[block.row]),
+    "name": block.id,
+    "title": block.title,
+    "text": block.text,
+    "url": block.url,
+    "score": block.score,
+    "probability": block.probability,
   }
 
 

@@ -46,6 +46,13 @@ def ask(port: int, text: str, *edits: dict[str, str]) -> Answer:
   return request(port, "POST", "/api/ask", body, headers=json_type)
 
 
+def post(port: int, path: str, **fields: Any) -> Answer:
+  """Sends fields as JSON."""
+  json_type = {"Content-Type": "application/json"}
+  body = json.dumps(fields).encode()
+  return request(port, "POST", path, body, headers=json_type)
+
+
 def await_listener(port: int) -> None:
   """Waits until something listens on a port."""
   limit = time.monotonic() + _PATIENCE_SECONDS

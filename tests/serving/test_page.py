@@ -14,6 +14,7 @@ from absl.testing import flagsaver
 
 from realm_jax import serve
 from realm_jax.configuration import command_line
+from realm_jax.evaluation import answers
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.explanation import ExplanationError
 from realm_jax.evaluation.run import EditError
@@ -105,6 +106,59 @@ def test_edits_are_those_of_one_request(run, service, text):
   same = service.ask(text, {int(first["id"]): f" {first['body']} "})
   assert same == service.ask(text)
   assert not any(block["is_edited"] for block in same["blocks"])
+
+
+def test_programs_get_what_python_gets(run, service):
+  texts = [
+    _ASKED,
+    "who built the bridge?",
+    *(f"who is {i}?" for i in range(48)),
+  ]
+  with listen("127.0.0.1", 0) as listening:
+    server = PageServer(service, listening, Limits())
+    thread = threading.Thread(
+      target=server.serve_until_stopped, args=(lambda: None,)
+    )
+    thread.start()
+    port = listening.getsockname()[1]
+    try:
+      with concurrent.futures.ThreadPoolExecutor(50) as pool:
+        together = [
+          *pool.map(
+            lambda text: client.post(port, "/ask", questions=[text]), texts
+          )
+        ]
+      found = client.post(port, "/retrieve", queries=texts[:2], k=3).fields
+    finally:
+      server.should_exit = True
+      thread.join()
+  for one, wanted in zip(together, answers.ask(run, texts), strict=True):
+    (result,) = one.fields["results"]
+    assert result["answer"] == wanted.text
+    assert result["probability"] == pytest.approx(wanted.probability, rel=1e-4)
+    assert result["generation"] == run.generation.step
+  retrieved = run.search(run.encode(texts[:2]), 3)
+  for i, result in enumerate(found["results"]):
+    ids = [block["id"] for block in result["blocks"]]
+    assert ids == [*map(str, run.corpus.block_ids[retrieved.rows[i]].tolist())]
+
+
+def test_an_update_is_for_all_who_ask(run):
+  service = Service(run, examples={})
+  before = service.answer([_ASKED])[0]
+  block = before["blocks"][0]
+  assert service.update({int(block["id"]): _EDITED}) == {"updated": 1}
+  (found,) = service.retrieve([_ASKED], run.generation.num_blocks)
+  texts = {one["id"]: one["text"] for one in found["blocks"]}
+  assert texts[block["id"]] == _EDITED
+  told = service.ask(_ASKED, {int(block["id"]): block["text"]})
+  # The edits of a page come over it, and its old text is one.
+  assert told["probability"] == pytest.approx(before["probability"], rel=1e-4)
+  service.update({int(block["id"]): block["text"]})
+  again = service.answer([_ASKED])[0]
+  assert again["answer"] == before["answer"]
+  with pytest.raises(EditError, match="no block has the id 1;"):
+    service.update({1: "a"})
 
 
 def test_what_cannot_be_done_is_said(run, service):

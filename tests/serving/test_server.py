@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import re
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ class _Echo:
     self.gate.set()
     self.begun = threading.Event()
     self.lock, self.number, self.most = threading.Lock(), 0, 0
+    self.batches = []
 
   def about(self):
     return {"runs": {}}
@@ -55,13 +57,27 @@ class _Echo:
       raise RuntimeError("secret")
     return {"answer": text}
 
+  def require_words(self, texts):
+    if "no words" in texts:
+      raise ValueError("the question has no words")
+
+  def answer(self, texts):
+    self.batches.append(len(texts))
+    return [self.ask(text, {}) for text in texts]
+
+  def retrieve(self, texts, k):
+    return [{"query": text, "k": k} for text in texts]
+
+  def update(self, texts):
+    return {"updated": len(texts)}
+
 
 @contextlib.contextmanager
-def _served(limits=None, host="127.0.0.1"):
+def _served(limits=None, host="127.0.0.1", **settings):
   """Yields a service and the port of the page that serves it."""
   service = _Echo()
   with listen(host, 0) as listening:
-    server = PageServer(service, listening, limits or Limits())
+    server = PageServer(service, listening, limits or Limits(), **settings)
     with _running(server):
       try:
         yield service, listening.getsockname()[1]
@@ -208,6 +224,63 @@ def test_beyond_its_queue_it_says_when_to_try_again():
   refused = next(answer for answer in answers if answer.status == 503)
   assert "3 requests wait already" in refused.fields["error"]
   assert refused.headers["retry-after"] == "2"
+
+
+def test_requests_that_wait_together_are_computed_together():
+  with _served(Limits(waiting=60)) as (service, port):
+    service.gate.clear()
+    with concurrent.futures.ThreadPoolExecutor(51) as pool:
+      first = pool.submit(client.ask, port, "first")
+      assert service.begun.wait(10)
+      asked = [
+        pool.submit(client.post, port, "/ask", questions=[f"{i}", f"{i}?"])
+        for i in range(49)
+      ]
+      # A request that is wrong is refused by itself, and at once.
+      wrong = client.post(port, "/ask", questions=["a", "no words"])
+      assert wrong.status == 400 and "no words" in wrong.fields["error"]
+      bugs = pool.submit(client.post, port, "/retrieve", queries=["a"], k=2)
+      time.sleep(0.5)
+      service.gate.set()
+      answers = [future.result(30) for future in asked]
+      assert first.result(30).status == 200
+  # Most of them waited when the first one was done.
+  assert sum(service.batches) == 98
+  assert max(service.batches) > 20
+  for i, answer in enumerate(answers):
+    results = answer.fields["results"]
+    assert results == [{"answer": f"{i}"}, {"answer": f"{i}?"}]
+  assert bugs.result().fields == {"results": [{"query": "a", "k": 2}]}
+
+
+@pytest.mark.parametrize(
+  ("path", "fields", "status", "message"),
+  [
+    ("/ask", {}, 400, 'is not {"questions"'),
+    ("/ask", {"questions": "who?"}, 400, "a list of 1 to 256 texts"),
+    ("/ask", {"questions": []}, 400, "a list of 1 to 256 texts"),
+    ("/ask", {"questions": [5]}, 400, "5 is no string"),
+    ("/ask", {"questions": ["a" * 51]}, 400, "51 characters; at most 50"),
+    ("/retrieve", {"queries": ["a"], "k": 0}, 400, "k=0; want 1 to 1000"),
+    ("/retrieve", {"queries": ["a"], "k": "5"}, 400, "k='5'"),
+    ("/update", {"blocks": [{"id": "1", "text": "a"}]}, 403, "allow_updates"),
+  ],
+)
+def test_a_wrong_request_of_a_program_is_refused(
+  port, path, fields, status, message
+):
+  answer = client.post(port, path, **fields)
+  assert answer.status == status
+  assert message in answer.fields["error"]
+
+
+def test_updates_have_to_be_allowed():
+  with _served(allow_updates=True) as (_, port):
+    blocks = [{"id": "1", "text": "a"}]
+    answer = client.post(port, "/update", blocks=blocks)
+    assert answer.fields == {"updated": 1}
+    wrong = client.post(port, "/update", blocks=[{"id": "x", "text": "a"}])
+    assert wrong.status == 400 and "'x'" in wrong.fields["error"]
 
 
 def test_it_ends_while_a_request_is_computed():
