@@ -10,9 +10,11 @@ machine alone unless --host says otherwise, and ends with SIGTERM or Ctrl-C. Of
 several processes, process 0 serves on its own devices.
 """
 
+import contextlib
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -56,6 +58,11 @@ _MAX_WAITING = flags.DEFINE_integer(
   "Number of requests that may wait; others are told to try again.",
   lower_bound=1,
 )
+_FOLLOW = flags.DEFINE_bool(
+  "follow",
+  False,
+  "Load each newer checkpoint or generation of the run, and answer with it.",
+)
 _ALLOW_UPDATES = flags.DEFINE_bool(
   "allow_updates",
   False,
@@ -63,6 +70,7 @@ _ALLOW_UPDATES = flags.DEFINE_bool(
 )
 
 _NUM_EXAMPLES = 4
+_POLL_SECONDS = 5.0
 
 
 def main(argv: Sequence[str]) -> None:
@@ -101,10 +109,16 @@ def _serve() -> None:
     ) from error
   with listening:
     limits = server.Limits(waiting=_MAX_WAITING.value)
+    service, run = _load()
     page = server.PageServer(
-      _load(), listening, limits, allow_updates=_ALLOW_UPDATES.value
+      service, listening, limits, allow_updates=_ALLOW_UPDATES.value
     )
     url = server.url_of(listening)
+    if _FOLLOW.value:
+      stop = threading.Event()
+      threading.Thread(
+        target=follow, args=(service, run, stop), daemon=True
+      ).start()
     is_idle = page.serve_until_stopped(
       lambda: print(f"The page is at {url}  (Ctrl-C ends it)", flush=True)
     )
@@ -114,7 +128,43 @@ def _serve() -> None:
     os._exit(0)
 
 
-def _load() -> "Service":
+def follow(
+  service: "Service",
+  run: "Run",
+  stop: threading.Event,
+  *,
+  poll_seconds: float = _POLL_SECONDS,
+) -> None:
+  """Answers with newer checkpoints and generations of a run, until a stop.
+
+  What cannot be loaded is tried again, and the service goes on as it is.
+  """
+  from realm_jax.checkpoints.store import CheckpointStore
+  from realm_jax.generations.store import GenerationStore
+
+  config = run.config
+  published = config.generation or run.model_dir / "generations"
+
+  def state() -> tuple[object, ...]:
+    with contextlib.closing(CheckpointStore(run.model_dir)) as store:
+      return store.steps(), GenerationStore(published).versions()
+
+  known = None
+  while not stop.wait(poll_seconds):
+    try:
+      if (now := state()) != known:
+        newer = type(run).load(config)
+        before = run.step, run.generation.manifest
+        if (newer.step, newer.generation.manifest) != before:
+          service.replace(newer)
+          run = newer
+        known = now
+    # A checkpoint may be removed while it is read, and a bucket be away.
+    except (ValueError, OSError) as error:
+      logging.warning("going on with checkpoint %d: %s", run.step, error)
+
+
+def _load() -> "tuple[Service, Run]":
   from realm_jax.evaluation.run import Run, RunConfig
   from realm_jax.inputs.questions import read_json_lines
   from realm_jax.serving.service import QUESTION, Service
@@ -128,7 +178,7 @@ def _load() -> "Service":
   masked_run = None
   if _MASKED_MODEL_DIR.value is not None:
     masked_run = _load_masked(_MASKED_MODEL_DIR.value, run)
-  return Service(run, masked_run, examples=examples)
+  return Service(run, masked_run, examples=examples), run
 
 
 def _load_masked(model_dir: str, run: "Run") -> "Run":

@@ -69,6 +69,7 @@ class Service:
           "a run of pre-training as --masked_model_dir"
         )
       self.runs[SENTENCE] = masked_run
+    self._updates: dict[int, str] = {}
     self._examples = {kind: list(examples.get(kind, ())) for kind in self.runs}
 
   def about(self) -> dict[str, Any]:
@@ -150,13 +151,25 @@ class Service:
     Raises:
       EditError: A text does not fit, or its block is unknown.
     """
-    runs = {
+    # Requests that are computed keep the run that they have begun with.
+    self.runs = {
       kind: run.edited(_texts_by_row(run, texts))
       for kind, run in self.runs.items()
     }
-    # Requests that are computed keep the run that they have begun with.
-    self.runs = runs
+    self._updates |= texts
     return {"updated": len(texts)}
+
+  def replace(self, run: Run) -> None:
+    """Answers with another run from now on, with the same updates of blocks.
+
+    Those of blocks that its corpus has no more are left out.
+    """
+    rows = run.corpus.rows_of(np.array([*self._updates], np.int64)).tolist()
+    there = zip(self._updates.items(), rows, strict=True)
+    texts = dict(update for update, row in there if row >= 0)
+    if texts:
+      run = run.edited(_texts_by_row(run, texts))
+    self.runs = {**self.runs, **dict.fromkeys(_kinds(run), run)}
 
   def _questions(self) -> Run:
     if QUESTION not in self.runs:

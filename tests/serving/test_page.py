@@ -2,8 +2,10 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import threading
 
@@ -17,7 +19,7 @@ from realm_jax.configuration import command_line
 from realm_jax.evaluation import answers
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.explanation import ExplanationError
-from realm_jax.evaluation.run import EditError
+from realm_jax.evaluation.run import EditError, Run
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import Limits
 from realm_jax.serving.server import PageServer, listen
@@ -159,6 +161,38 @@ def test_an_update_is_for_all_who_ask(run):
   assert again["answer"] == before["answer"]
   with pytest.raises(EditError, match="no block has the id 1;"):
     service.update({1: "a"})
+
+
+def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
+  shutil.copytree(run_config.model_dir, tmp_path / "run")
+  config = dataclasses.replace(run_config, model_dir=tmp_path / "run")
+  run, stop = Run.load(config), threading.Event()
+  service = Service(run, examples={})
+  block_id = int(run.corpus.block_ids[0])
+  service.update({block_id: _EDITED})
+  following = threading.Thread(
+    target=serve.follow,
+    args=(service, run, stop),
+    kwargs={"poll_seconds": 0.01},
+  )
+  following.start()
+  seen = set()
+  try:
+    for step in range(1, 21):
+      world.save_checkpoint(
+        tmp_path / "run", step=step, seed=step, generation=0
+      )
+      while step not in seen:
+        (told,) = service.answer([_ASKED])
+        assert told["answer"]
+        seen.add(told["checkpoint"])
+  finally:
+    stop.set()
+    following.join()
+  assert max(seen) == 20
+  (found,) = service.retrieve([_ASKED], run.generation.num_blocks)
+  texts = {block["id"]: block["text"] for block in found["blocks"]}
+  assert texts[str(block_id)] == _EDITED
 
 
 def test_what_cannot_be_done_is_said(run, service):
