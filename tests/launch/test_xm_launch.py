@@ -153,21 +153,6 @@ def command(tmp_path, project_dir, environment):
   return command
 
 
-def test_the_command_starts_the_trainer_with_its_flags(command, tmp_path):
-  done = command(
-    f"--model_dir={tmp_path}/run", "--corpus_dir=c", "--gin_file=no/such.gin"
-  )
-  # The trainer's own error, and the code that it ends with.
-  assert done.returncode == 2, done.stderr
-  assert "no/such.gin" in done.stdout.split("\n", 1)[1]
-
-
-def test_the_command_explains_what_is_missing(command):
-  done = command("--model_dir=runs/a", "--corpus_dir=corpus")
-  assert done.returncode == 2
-  assert done.stderr.strip().startswith("xm_launch: nothing says what to train")
-
-
 def _gke(tmp_path, *flags: str) -> list[str]:
   return [
     "--executor=gke",
