@@ -172,10 +172,12 @@ def test_the_first_bad_line_is_named_and_nothing_is_left(
     build_with("out", shard_bytes=0)
 
 
-def test_a_damaged_compressed_file_is_named(inputs, build_with, tmp_path):
-  path = Path(inputs[1])
-  whole = path.read_bytes()
-  path.write_bytes(whole[: len(whole) // 2])
+@pytest.mark.parametrize("number", [1, 2], ids=["gz", "zst"])
+def test_a_compressed_file_that_is_cut_is_named(
+  inputs, build_with, tmp_path, number
+):
+  path = Path(inputs[number])
+  path.write_bytes(path.read_bytes()[:-20])
   with pytest.raises(InputError, match=f"{path.name} cannot be decompr"):
     build_with("out")
   assert not (tmp_path / "out").exists()
