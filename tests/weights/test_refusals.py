@@ -278,6 +278,12 @@ _CASES = [
     {},
     "is not read",
   ),
+  (
+    "tf_bert",
+    _both(_tf_bert(), _damaged("bert_model.ckpt.index")),
+    {},
+    "is not read",
+  ),
   ("tf_bert", _of_objects, {}, "TensorFlow 2 checkpoint"),
   ("tf_bert", _both(_tf_bert(), _save("a.ckpt")), {}, "a.ckpt, bert_model"),
   ("tf_bert", _save("a.ckpt"), {}, "bert_config.json"),
