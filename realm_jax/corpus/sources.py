@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import glob
 import gzip
-import io
 import itertools
 import re
 import zlib
@@ -118,10 +117,7 @@ class JsonLinesFile(InputFile):
     if self.name.endswith(".gz"):
       return gzip.open(raw, "rb")
     if self.name.endswith(".zst"):
-      reader = zstandard.ZstdDecompressor().stream_reader(
-        raw, read_across_frames=True
-      )
-      return io.BufferedReader(reader, 1 << 20)
+      return contextlib.nullcontext(_lines_of(_zstd_contents(raw)))
     return raw
 
   def parse(
@@ -135,6 +131,35 @@ class JsonLinesFile(InputFile):
   def place(self, number: int) -> str:
     """Returns `file:line`."""
     return f"{self.name}:{number}"
+
+
+def _zstd_contents(raw: Any) -> Iterator[bytes]:
+  """Yields what zstd has compressed, in one frame or in several.
+
+  The library's own reader takes a frame that is cut for the end of the file.
+
+  Raises:
+    EOFError: The last frame is cut.
+  """
+  frame, compressed = None, b""
+  while compressed or (compressed := raw.read(1 << 17)):
+    frame = frame or zstandard.ZstdDecompressor().decompressobj()
+    yield frame.decompress(compressed)
+    compressed = frame.unused_data
+    if frame.eof:
+      frame = None
+  if frame is not None:
+    raise EOFError("the file ends within a frame")
+
+
+def _lines_of(contents: Iterable[bytes]) -> Iterator[bytes]:
+  """Yields lines with their ends, as files do."""
+  rest = b""
+  for content in contents:
+    *lines, rest = (rest + content).split(b"\n")
+    yield from (line + b"\n" for line in lines)
+  if rest:
+    yield rest
 
 
 class Slice(NamedTuple):

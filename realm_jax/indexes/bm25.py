@@ -62,10 +62,12 @@ class Bm25Config:
     if options.directory is not None:
       try:
         library.save(options.directory, show_progress=False)
-      except OSError as error:
+        # numpy overlooks that there was no room for the end of an array.
+        self.load(options.directory, blocks)
+      except (OSError, IndexLoadError) as error:
         # numpy's error does not say that the disk is full.
         raise OSError(
-          error.errno or errno.ENOSPC,
+          getattr(error, "errno", None) or errno.ENOSPC,
           f"cannot write BM25's scores: {error}",
           str(options.directory),
         ) from error

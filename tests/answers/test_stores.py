@@ -6,7 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from realm_jax.answers import matcher
 from realm_jax.answers.in_blocks import AnswersInBlocks, QuestionAnswers
 from realm_jax.answers.run_answers import RunAnswers, answers_of_task
 from realm_jax.answers.store import (
@@ -15,6 +18,7 @@ from realm_jax.answers.store import (
   build_store,
   store_key,
 )
+from realm_jax.corpus.store import Corpus
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.text import patterns
@@ -24,6 +28,42 @@ from tests import tiny_world
 
 STRINGS = ("1900", "Mirá", "Nowhere", "Stone", "bridge of", "r")
 PATTERNS = ("(", r"\b19\d5\b", "nowhere", "tarn|pola")
+
+
+TEXTS = st.lists(st.text("#ab1 é", max_size=8), max_size=5)
+ANSWERS = st.sets(
+  st.text("ab1é", min_size=1, max_size=3), min_size=1, max_size=6
+)
+
+
+class _Texts(Corpus):
+  """Blocks that have a text and nothing else."""
+
+  def __init__(self, texts):
+    self._texts = texts
+    self.num_blocks = len(texts)
+
+  def bodies_utf8(self, rows):
+    return [self._texts[row].encode() for row in rows]
+
+
+def _found(corpus, answers):
+  made = matcher.BlockMatcher(answers)
+  keys = made.search(corpus, np.arange(corpus.num_blocks))
+  matches = matcher.Matches.of(keys)
+  return list(zip(*map(np.ndarray.tolist, matches), strict=True))
+
+
+@given(TEXTS, ANSWERS)
+def test_all_answers_in_all_blocks_are_each_in_each(texts, strings):
+  answers = sorted(strings)
+  expected = [
+    (number, block)
+    for number, string in enumerate(answers)
+    for block, text in enumerate(texts)
+    if contains_characters(text.encode(), [string])
+  ]
+  assert _found(_Texts(texts), answers) == expected
 
 
 @pytest.fixture(scope="module")

@@ -134,18 +134,16 @@ def test_block_ids_survive_a_rebuild_in_another_order(build):
 
 
 def test_the_fingerprint_is_of_the_contents(build):
-  rows = [{"title": "Velt", "text": "Ada was in. Velt was by."}]
-  first = build(rows, block_length=16)
-  assert build(rows, folder="b", block_length=16).fingerprint == (
-    first.fingerprint
-  )
-  assert (
-    build(rows, folder="c", block_length=20).fingerprint != first.fingerprint
-  )
-  rows[0]["text"] = "Ada was in. Velt was of."
-  assert (
-    build(rows, folder="d", block_length=16).fingerprint != first.fingerprint
-  )
+  text = "Ada was in. Velt was by."
+
+  def fingerprint(folder, text=text, block_length=16):
+    rows = [{"title": "Velt", "text": text}]
+    return build(rows, folder=folder, block_length=block_length).fingerprint
+
+  first = fingerprint("a")
+  assert fingerprint("b") == first
+  assert fingerprint("c", block_length=20) != first
+  assert fingerprint("d", text=text.replace("by", "of")) != first
 
 
 def test_a_vocabulary_trained_on_the_input(build):

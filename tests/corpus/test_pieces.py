@@ -116,13 +116,13 @@ def test_any_number_of_workers_and_beam_give_the_same_bytes(build_with):
   pytest.importorskip("apache_beam", reason="Beam is an extra")
   from realm_jax.corpus.beam import BeamRunner
 
-  for settings in ({}, {"remove_duplicates": True}):
-    expected = files(build_with("here", overwrite=True, **settings))
-    runner = BeamRunner("DirectRunner")
-    beam = build_with("beam", runner=runner, overwrite=True, **settings)
-    assert files(beam) == expected
-  workers = build_with("workers", runner=InProcess(2), **settings)
-  assert files(workers) == expected
+  settings = {"remove_duplicates": True}
+  expected = files(build_with("here", **settings))
+  for name, runner in (
+    ("workers", InProcess(2)),
+    ("beam", BeamRunner("DirectRunner")),
+  ):
+    assert files(build_with(name, runner=runner, **settings)) == expected
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_beam_builds_where_other_machines_see_it(
   }
 
 
-@pytest.mark.parametrize("shard_bytes", [1, 10_000, None])
+@pytest.mark.parametrize("shard_bytes", [1, None])
 def test_shards_and_chunks_do_not_show(build_with, monkeypatch, shard_bytes):
   expected = Corpus.open(build_with("here"))
   monkeypatch.setattr(block_builder, "DOCUMENTS_PER_CHUNK", 3)
@@ -172,14 +172,14 @@ def test_the_first_bad_line_is_named_and_nothing_is_left(
     build_with("out", shard_bytes=0)
 
 
-def test_a_damaged_compressed_file_is_named(inputs, build_with, tmp_path):
-  for path in map(Path, inputs[1:]):
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    if path.suffix == ".gz":
-      with pytest.raises(InputError, match=f"{path.name} cannot be decompr"):
-        build_with("out")
-    path.write_bytes(whole)
+@pytest.mark.parametrize("number", [1, 2], ids=["gz", "zst"])
+def test_a_compressed_file_that_is_cut_is_named(
+  inputs, build_with, tmp_path, number
+):
+  path = Path(inputs[number])
+  path.write_bytes(path.read_bytes()[:-20])
+  with pytest.raises(InputError, match=f"{path.name} cannot be decompr"):
+    build_with("out")
   assert not (tmp_path / "out").exists()
 
 

@@ -209,12 +209,11 @@ def test_a_damaged_manifest(corpus, tmp_path):
     Corpus.open(path.parent)
 
 
-@pytest.mark.parametrize("version", [3, 99])
-def test_another_format_is_refused(corpus, tmp_path, version):
+def test_another_format_is_refused(corpus, tmp_path):
   path = copy_of(corpus, tmp_path) / "corpus.json"
   manifest = json.loads(path.read_text())
-  path.write_text(json.dumps(manifest | {"format_version": version}))
-  with pytest.raises(CorpusError, match=f"version {version}, .* again"):
+  path.write_text(json.dumps(manifest | {"format_version": 99}))
+  with pytest.raises(CorpusError, match=r"version 99, .* again"):
     Corpus.open(path.parent)
 
 

@@ -55,7 +55,7 @@ def test_many_updates_one_after_the_other(corpus, build, update):
   rng = np.random.default_rng(1)
   documents = {row["id"]: row for row in ROWS}
   seen = [contents(corpus)]
-  for number in range(4):
+  for number in range(3):
     names = list(documents)
     gone = rng.choice(names, 3, replace=False).tolist()
     given = [
@@ -89,14 +89,12 @@ def test_what_did_not_change_makes_no_version(corpus, update):
   assert sorted(Path(corpus.source).rglob("*")) == files
 
 
-@pytest.mark.parametrize(
-  "change", [{"title": "velt d2"}, {"url": "u:2"}, {"text": "Ada was by."}]
-)
-def test_a_change_of_title_url_or_text_is_one(update, corpus, change):
-  assert update([ROWS[2]]).unchanged == 1
-  assert update([{**ROWS[2], **change}]).replaced == 1
-  assert update([{**ROWS[2], **change}]).unchanged == 1
-  assert update([ROWS[2]]).replaced == 1
+def test_a_change_of_title_url_or_text_is_one(update, corpus):
+  document = ROWS[2]
+  for change in ({"title": "velt d2"}, {"url": "u:2"}, {"text": "Ada."}):
+    document = {**document, **change}
+    assert update([document]).replaced == 1
+    assert update([document]).unchanged == 1
 
 
 LISTED = {**ROWS[3], "title": "List of Velt"}
@@ -343,7 +341,7 @@ def test_a_kill_leaves_the_version_before_or_the_new_one(
   nothing = str(write_lines(tmp_path / "none.jsonl", []))
   copies = [
     Path(shutil.copytree(corpus.source, tmp_path / f"copy{number}"))
-    for number in range(8)
+    for number in range(6)
   ]
   done = subprocess.run(
     [sys.executable, "-c", _UPDATE_AND_DIE, lines, *copies],
@@ -372,6 +370,6 @@ def test_a_kill_leaves_the_version_before_or_the_new_one(
     assert not (tmp_path / f".{copy.name}.building").exists()
   total, *codes = [int(code) for code in done.stdout.split()]
   assert total > len(copies)
-  assert codes == [-signal.SIGKILL] * 7
+  assert codes == [-signal.SIGKILL] * 5
   assert seen[1:] == sorted(seen[1:])
   assert set(seen[1:]) == {1, 2}

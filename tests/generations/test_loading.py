@@ -10,6 +10,7 @@ import pytest
 from realm_jax.generations.loading import load_generation, load_newest
 from realm_jax.generations.manifest import GenerationError, to_checked_json
 from realm_jax.generations.store import MANIFEST
+from realm_jax.generations.vectors import Embeddings, ShardLayout, write_shard
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomConfig
 from tests.generations.conftest import (
@@ -109,3 +110,41 @@ def test_bfloat16_vectors_come_back_as_they_were_rounded(
     generation.vectors(np.arange(150)), rounded.astype(np.float32)
   )
   np.testing.assert_array_equal(generation.embeddings[45:120], rounded[45:120])
+
+
+# --- Files of vectors -----------------------------------------------------
+
+_LAYOUT = ShardLayout.of(150, DIM, dtype="float32", max_rows=50)
+
+
+def _write(directory, steps, vectors=None):
+  if vectors is None:
+    vectors = np.ones((150, DIM), np.float32)
+  return [
+    write_shard(
+      directory,
+      _LAYOUT,
+      shard,
+      vectors[_LAYOUT.rows(shard)],
+      steps[_LAYOUT.rows(shard)],
+    )[0]
+    for shard in range(len(_LAYOUT))
+  ]
+
+
+def test_a_vector_that_is_not_finite_is_refused(tmp_path):
+  vectors = np.ones((150, DIM), np.float32)
+  vectors[102, 1] = np.nan
+  with pytest.raises(GenerationError, match="vector of block 102"):
+    _write(tmp_path, np.zeros(150, int), vectors)
+
+
+def test_each_row_tells_its_step_and_each_shard_its_oldest(tmp_path):
+  steps = np.full(150, 30)
+  steps[60:70], steps[120:] = 10, 20
+  shards = _write(tmp_path, steps)
+  assert [shard.oldest_step for shard in shards] == [30, 10, 20]
+  assert [bool(shard.steps_path) for shard in shards] == [False, True, True]
+  rows = np.array([149, 0, 65, 59, 60])
+  stored = Embeddings(tmp_path, shards, dim=DIM, dtype="float32")
+  np.testing.assert_array_equal(stored.steps(rows), steps[rows])

@@ -1,13 +1,23 @@
 """Which blocks a partial refresh embeds, and that no vector grows too old."""
 
+import dataclasses
+import logging
 import types
+from unittest import mock
 
+import jax
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.store import NULL_ROW
+from realm_jax.generations.loading import load_generation
 from realm_jax.generations.refresh import KnownVectors, rows_to_embed
+from realm_jax.generations.store import GenerationStore
+from tests.generations.builds import RETRIEVER, build, embed, params_of
+from tests.generations.conftest import files_of, flip
 
 _STEP = 30
 
@@ -99,3 +109,93 @@ def test_over_many_generations_no_vector_grows_too_old_for_the_same_cost(
     # generations before, one in each.
     rounding = bound // interval * costs.max()
     assert costs[rows].sum() <= fraction * costs.sum() + rounding
+
+
+# --- Builds ---------------------------------------------------------------
+
+_PARTIAL = {"refresh_fraction": 0.4}
+
+
+def _nearby(model_dir, corpus, *steps):
+  """Checkpoints between which vectors move little."""
+  # Of values that tell blocks apart, as a trained model's do.
+  initial = params_of(corpus, 7)
+  params = {}
+  store = CheckpointStore(model_dir, keep=100)
+  for step in steps:
+    rng = np.random.default_rng(step)
+    params[step] = jax.tree.map(
+      lambda x, rng=rng: (
+        x + 0.0003 * rng.standard_normal(x.shape).astype(x.dtype)
+      ),
+      initial,
+    )
+    loop = {"generation": np.int64(-1), "seed": np.int64(0)}
+    store.save(step, {"retriever": params[step], "loop": loop})
+  store.close()
+  return params
+
+
+def _embedded_with(corpus, params):
+  rows = np.arange(corpus.num_blocks)
+  return embed(corpus, params, corpus.gather(rows, 64), "embed_blocks")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_partial_refresh_embeds_a_part_and_takes_the_rest(tmp_path, corpus):
+  params = _nearby(tmp_path, corpus, 0, 500, 1000)
+  generations_dir = tmp_path / "generations"
+  by_step = {s: _embedded_with(corpus, p) for s, p in params.items()}
+  for step in (0, 500, 1000):
+    build(tmp_path, corpus, **_PARTIAL, checkpoint_step=step)
+    generation = load_generation(generations_dir, step, corpus=corpus)
+    manifest = generation.manifest
+    rows = np.arange(150)
+    steps = generation.embeddings.steps(rows)
+    for old in np.unique(steps).tolist():
+      np.testing.assert_allclose(
+        generation.vectors(rows[steps == old]),
+        by_step[old][steps == old],
+        atol=1e-5,
+      )
+    assert manifest.oldest_step == generation.oldest_step == steps.min()
+    if step == 0:
+      assert manifest.partial is None and set(steps) == {step}
+      continue
+    assert manifest.partial.base == step - 500
+    fresh = steps == step
+    assert manifest.partial.embedded_blocks == fresh.sum()
+    tokens = corpus.lengths
+    assert 0.3 < tokens[fresh].sum() / tokens.sum() < 0.5
+    # At 1000 the oldest are embedded first, and half of those of step 0 fit.
+    assert set(steps) == ({0, 500} if step == 500 else {0, 500, 1000})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("case", ["damaged", "another model"])
+def test_without_a_sound_earlier_generation_all_are_embedded(
+  tmp_path, corpus, caplog, case
+):
+  _nearby(tmp_path, corpus, 0, 500)
+  generations_dir = tmp_path / "generations"
+  build(tmp_path, corpus, **_PARTIAL, checkpoint_step=0)
+  path = files_of(generations_dir, 0) / "embeddings-00000-of-00001.npy"
+  other = {}
+  if case == "damaged":
+    flip(path)
+  if case == "another model":
+    other = {"retriever": dataclasses.replace(RETRIEVER, normalize=True)}
+  with caplog.at_level(logging.INFO, logger="absl"):
+    _build_without_mending(tmp_path, corpus, **_PARTIAL, **other)
+  generation = load_generation(generations_dir, 500, corpus=corpus)
+  assert generation.manifest.partial is None
+  assert generation.oldest_step == 500
+  assert "generation 500 embeds every block" in caplog.text
+
+
+def _build_without_mending(*args, **settings):
+  """As where the damage comes while the builder runs."""
+  with mock.patch.object(GenerationStore, "remove_damaged"):
+    return build(*args, **settings)

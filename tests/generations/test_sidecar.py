@@ -6,7 +6,7 @@ from realm_jax.checkpoints.store import (
   CheckpointError,
   UnreadableCheckpointError,
 )
-from realm_jax.generations import sidecar
+from realm_jax.generations import choice, sidecar
 from realm_jax.generations.choice import next_step
 from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.protocol import RecallError
@@ -144,6 +144,43 @@ def test_old_generations_go_and_needed_ones_stay(run, saved, tmp_path, corpus):
   assert run(keep_generations=2)[1] == [500]
   store = GenerationStore(tmp_path / "generations")
   assert store.steps() == [200, 400, 500]
+
+
+def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
+  run, saved, tmp_path, corpus, monkeypatch
+):
+  monkeypatch.setattr(choice, "_REMOVAL_SECONDS", 0.0)
+  publish_one(tmp_path / "generations", corpus, 0)
+  saved(0, 500)
+  loop = tmp_path / "checkpoints" / "0" / "loop"
+  away = loop.rename(tmp_path / "away")
+  loop.mkdir()
+  assert run(keep_generations=1)[1] == [500]
+  store = GenerationStore(tmp_path / "generations")
+  assert store.steps() == [0, 500]
+  loop.rmdir()
+  away.rename(loop)
+  saved(1000)
+  assert run(keep_generations=1)[1] == [1000]
+  assert store.steps() == [1000]
+
+
+def test_it_waits_for_checkpoints_and_keeps_what_the_newest_one_uses(
+  run, saved, tmp_path
+):
+  stop = StopAfterWaits(
+    4,
+    actions=[
+      lambda: saved(0, 500, keep=1),
+      # 500's checkpoint goes, but 1000's names its generation.
+      lambda: saved(1000, generation=500, keep=1),
+      lambda: saved(1500, generation=1000, keep=1),
+    ],
+  )
+  published = run(mode="every", keep_generations=1, stop=stop)[1]
+  assert published == [0, 500, 1000, 1500]
+  store = GenerationStore(tmp_path / "generations")
+  assert store.steps() == [0, 1000, 1500]
 
 
 def test_reported_damage_is_repaired(run, saved, tmp_path):

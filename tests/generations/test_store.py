@@ -1,18 +1,23 @@
-"""Publication and removal: whole or not at all, whoever dies meanwhile."""
+"""Publication, removal and drafts, whoever dies meanwhile."""
 
+import os
 import resource
 import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from realm_jax.generations.loading import load_generation
 from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.generations.store import GenerationStore
+from realm_jax.generations.vectors import ShardLayout
 from realm_jax.storage import staging
 from realm_jax.storage.local_disk import DiskFullError
+from realm_jax.storage.staging import DamagedFileError
 from tests.generations.conftest import (
   files_of,
   flip,
@@ -22,26 +27,37 @@ from tests.generations.conftest import (
 
 # Publishes step 500 beside a sound step 0, once as the first and once in place
 # of another, and is killed at its first call into the file system, at its
-# second, … until one survives.
+# fifth, … until one survives; and at each of its last calls, which publish.
+# Then it does no more than embed shards, each of which takes some twenty calls.
 _KILLED_AT_EVERY_CALL = """
 import sys
 from pathlib import Path
 from realm_jax.corpus.store import Corpus
 from tests.generations.conftest import publish_one
+from tests.generations.test_store import embed_missing
 from tests.killed_at_each_call import survives
 
 root, corpus = Path(sys.argv[1]), Corpus.open(sys.argv[2])
+def attempt(kind, calls):
+  directory = root / kind / f"{calls:03d}"
+  publish_one(directory, corpus, 0)
+  if kind == "replacing":
+    publish_one(directory, corpus, 500, embed_seconds=7.0)
+  return survives(lambda: publish_one(directory, corpus, 500), calls=calls)
+
 for kind in ("first", "replacing"):
-  calls, is_killed = 0, True
-  while is_killed:
-    directory = root / kind / f"{calls:03d}"
-    publish_one(directory, corpus, 0)
-    if kind == "replacing":
-      publish_one(directory, corpus, 500, embed_seconds=7.0)
-    is_killed = not survives(
-      lambda: publish_one(directory, corpus, 500), calls=calls
-    )
-    calls += 1
+  calls = 0
+  while not attempt(kind, calls):
+    calls += 4
+  for last in range(max(calls - 11, 1), calls):
+    if last % 4:
+      attempt(kind, last)
+
+calls = 0
+while not survives(
+  lambda: embed_missing(root / "draft" / f"{calls:03d}"), calls=calls
+):
+  calls += 5
 """
 
 
@@ -55,7 +71,7 @@ def _sound(generations_dir):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory, corpus, project_dir):
-  """The directories of all attempts, below `first` and `replacing`."""
+  """The directories of all attempts: `first`, `replacing` and `draft`."""
   root = tmp_path_factory.mktemp("killed")
   subprocess.run(
     [sys.executable, "-c", _KILLED_AT_EVERY_CALL, root, corpus.source],
@@ -201,3 +217,107 @@ def test_imported_vectors_are_never_removed(generations_dir, corpus):
   assert store.repair_marked() == store.remove_damaged() == []
   with pytest.raises(DamagedGenerationError):
     store.verify(0)
+
+
+# --- Drafts ---------------------------------------------------------------
+
+_LAYOUT = ShardLayout.of(40, 4, dtype="float32", max_rows=8)
+
+
+def _draft(parent):
+  return GenerationStore(parent).draft(500, "abc", _LAYOUT)
+
+
+def _put(draft, shard):
+  rows = draft.layout.rows(shard)
+  vectors = np.repeat(rows[:, None], 4, axis=1).astype(np.float32)
+  # Of two ages, so that a shard has a file of steps, too.
+  draft.add(shard, vectors, 500 - rows % 2, seconds=1.0)
+
+
+def embed_missing(parent):
+  """Embeds what is missing."""
+  draft = _draft(parent)
+  for shard in draft.missing():
+    _put(draft, shard)
+
+
+def _contents(parent):
+  """The bytes of the vectors, by file."""
+  draft = _draft(parent)
+  assert [shard.rows for shard in draft.shards()] == [8] * 5
+  assert draft.seconds() == 5.0
+  with draft.local() as directory:
+    return {
+      file.path: (directory / file.path).read_bytes()
+      for file in draft.files(directory)
+    }
+
+
+def test_what_one_process_writes_the_others_see(tmp_path):
+  one, two = _draft(tmp_path), _draft(tmp_path)
+  assert one.missing() == two.missing() == [0, 1, 2, 3, 4]
+  _put(one, 3)
+  assert one.missing() == two.missing() == [0, 1, 2, 4]
+  with pytest.raises(DamagedFileError, match="00000-of-00005"):
+    two.shards()
+
+
+@pytest.mark.parametrize("what", ["vectors", "steps", "cut", "gone"])
+def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, what):
+  embed_missing(tmp_path)
+  wanted = _contents(tmp_path)
+  draft, other = _draft(tmp_path), _draft(tmp_path)
+  assert other.missing() == []
+  name = (
+    _LAYOUT.name(3).replace("embeddings", "steps")
+    if what == "steps"
+    else _LAYOUT.name(3)
+  )
+  path = Path(draft.folder / name)
+  if what == "gone":
+    path.unlink()
+  elif what == "cut":
+    path.write_bytes(path.read_bytes()[:-1])
+  else:
+    flip(path)
+  if what != "gone":
+    assert draft.missing() == []
+    with pytest.raises(DamagedFileError, match=name), draft.local():
+      pass
+  # The process that embeds it, which has seen the record before, learns of it.
+  assert draft.missing() == other.missing() == [3]
+  _put(other, 3)
+  assert _contents(tmp_path) == wanted
+
+
+def test_only_what_is_published_is_listed_and_half_an_index_goes(tmp_path):
+  embed_missing(tmp_path)
+  draft = _draft(tmp_path)
+  (draft.folder / "scann").mkdir()
+  (draft.folder / "scann" / "half").write_text("half")
+  (draft.folder / "other.npy").write_text("half")
+  with draft.local() as directory:
+    assert not (directory / "scann").exists()
+    assert not (directory / "other.npy").exists()
+    (directory / "scann").mkdir()
+    (directory / "scann" / "tree").write_text("whole")
+    files = draft.files(directory)
+  assert [file.path for file in files[10:]] == ["scann/tree"]
+
+
+@pytest.mark.slow
+def test_killed_at_any_call_it_goes_on_with_what_is_there(killed, tmp_path):
+  embed_missing(tmp_path)
+  wanted = _contents(tmp_path)
+  attempts = sorted((killed / "draft").iterdir())
+  assert len(attempts) > 12
+  kept = []
+  for path in attempts:
+    kept.append(5 - len(_draft(path).missing()))
+    embed_missing(path)
+    assert _contents(path) == wanted
+    assert not [n for n in os.listdir(_draft(path).folder) if n[0] == "."]
+  # What was done is kept, up to the shard at which it died.
+  assert kept == sorted(kept)
+  assert kept[0] == 0 and kept[-1] == 5 and len(set(kept)) == 6

@@ -1,10 +1,6 @@
 """BM25 against the formula, word by word."""
 
-import errno
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,35 +60,6 @@ def test_special_wordpieces_and_padding_score_nothing():
   found = _index().search(QueryBatch(empty), 3)
   np.testing.assert_array_equal(found.scores, np.zeros((2, 3)))
   np.testing.assert_array_equal(found.rows, [[0, 1, 2], [0, 1, 2]])
-
-
-_WRITES_TO_A_FULL_DISK = """
-import resource, sys
-from pathlib import Path
-import numpy as np
-from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.indexes.protocol import Blocks, BuildOptions
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-words = np.arange(500)
-blocks = Blocks(num_blocks=2, token_ids=lambda row: words, vocab_size=500)
-try:
-  Bm25Config().build(blocks, BuildOptions(directory=Path(sys.argv[1])))
-except OSError as error:
-  print(error.errno)
-"""
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_an_error_of_the_system(tmp_path):
-  done = subprocess.run(
-    [sys.executable, "-c", _WRITES_TO_A_FULL_DISK, tmp_path / "bm25"],
-    cwd=Path(__file__).parents[2],
-    capture_output=True,
-    text=True,
-    check=True,
-    timeout=120,
-  )
-  assert int(done.stdout) in (errno.ENOSPC, errno.EFBIG)
 
 
 def test_an_index_of_other_blocks_is_refused(tmp_path):

@@ -1,10 +1,5 @@
 """FAISS: near exact search, any description that finds k, safe to load."""
 
-import errno
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -66,40 +61,6 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
     vectors = clustered(401, 1)
   with pytest.raises(IndexLoadError, match="build it again"):
     config.load(tmp_path / "faiss", blocks_of(vectors))
-
-
-_WRITES_TO_A_FULL_DISK = """
-import resource, sys
-from pathlib import Path
-import numpy as np
-from realm_jax.indexes.faiss import FaissConfig
-from realm_jax.indexes.protocol import Blocks, BuildOptions
-directory, size = Path(sys.argv[1]), int(sys.argv[2])
-resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-blocks = Blocks(num_blocks=500, vectors=np.ones((500, 32), np.float32))
-try:
-  FaissConfig(threads=1).build(blocks, BuildOptions(directory=directory))
-except OSError as error:
-  print(error.errno)
-"""
-
-
-@needs_library
-@pytest.mark.slow
-@pytest.mark.parametrize("missing", [1, 50_000])
-def test_a_full_disk_is_an_error_of_the_system(tmp_path, missing):
-  blocks = blocks_of(np.ones((500, 32), np.float32))
-  FaissConfig(threads=1).build(blocks, BuildOptions(directory=tmp_path / "a"))
-  size = (tmp_path / "a" / "index.faiss").stat().st_size - missing
-  done = subprocess.run(
-    [sys.executable, "-c", _WRITES_TO_A_FULL_DISK, tmp_path / "b", str(size)],
-    cwd=Path(__file__).parents[2],
-    capture_output=True,
-    text=True,
-    check=True,
-    timeout=120,
-  )
-  assert done.stdout.split() == [str(errno.EFBIG)]
 
 
 @needs_library

@@ -1,7 +1,10 @@
 """From flags to jobs with processes and devices, and what is refused."""
 
 import pytest
+import yaml
+from absl import flags, logging
 
+from launch import xm_launch
 from launch.jobs import (
   Job,
   Schedule,
@@ -117,7 +120,6 @@ def test_a_job_on_a_slice_has_a_process_for_each_host(planned, executor):
     ("local", ("--gin.NUM_STEPS",), _TRAINER, "--gin.NUM_STEPS=VALUE"),
     ("local", ("--reader.gin.A=3",), _TRAINER, "trainer, builder, evaluator"),
     ("local", ("--env=A",), _TRAINER, "JOB.NAME=VALUE"),
-    ("local", ("--env==1",), _TRAINER, "JOB.NAME=VALUE"),
     ("local", ("--env=reader.A=1",), _TRAINER, "JOB.NAME=VALUE"),
     ("local", ("--builder.gin.A=1",), _TRAINER, "--builder_gin_file"),
     ("local", ("--builder_processes=2",), _TRAINER, "--builder_gin_file"),
@@ -148,11 +150,19 @@ def test_flags_that_do_not_fit_are_explained(
   ("executor", "missing"),
   [("gke", "tpu"), ("gke", "image"), ("cloud", "container_registry")],
 )
-def test_what_a_cluster_needs_is_named(given, planned, executor, missing):
+def test_what_a_cluster_needs_is_named(given, executor, missing):
   values = given(executor)
   values[missing].value = None
   with pytest.raises(LaunchError, match=f"needs --{missing}, as in"):
     plan(values, {"trainer": [], "builder": [], "evaluator": []})
+
+
+@pytest.mark.parametrize(
+  "flag", ["--name=2nd", f"--name={'a' * 41}", "--model_dir=gs://bucket/___"]
+)
+def test_a_name_that_kubernetes_does_not_admit_is_refused(given, flag):
+  with pytest.raises(LaunchError, match="--name"):
+    name_of(given("gke", flag))
 
 
 def test_bindings_that_hosts_can_read_are_not_refused(planned):
@@ -178,14 +188,6 @@ def test_bindings_that_hosts_can_read_are_not_refused(planned):
 )
 def test_a_run_is_named_after_its_directory(given, executor, flag, name):
   assert name_of(given(executor, flag)) == name
-
-
-@pytest.mark.parametrize(
-  "flag", ["--name=2nd", f"--name={'a' * 41}", "--model_dir=gs://bucket/___"]
-)
-def test_a_name_that_kubernetes_does_not_admit_is_refused(given, flag):
-  with pytest.raises(LaunchError, match="--name"):
-    name_of(given("gke", flag))
 
 
 def test_a_dry_run_shows_the_processes_of_this_machine(planned):
@@ -254,3 +256,48 @@ def test_each_jobs_error_has_the_launchers_flags():
   assert evaluator.startswith("evaluator: ")
   assert "--evaluator.gin.MODEL_DIR=VALUE" in evaluator
   assert builder.startswith("builder: --builder.gin.A ")
+
+
+_RECIPE = """
+include "gin/models/tiny.gin"
+include "gin/runs/reading.gin"
+NUM_STEPS = %gin.REQUIRED
+"""
+
+
+@pytest.fixture
+def launched(given, tmp_path, monkeypatch):
+  """`launched(*flags)` runs the launcher for GKE."""
+  (tmp_path / "recipe.gin").write_text(_RECIPE)
+  jobs = (
+    f"--gin_file={tmp_path}/recipe.gin",
+    "--builder_gin_file=gin/models/tiny.gin",
+    "--builder_gin_file=gin/runs/build_index.gin",
+    "--builder_tpu=v5litepod-16",
+  )
+  verbosity = logging.get_verbosity()
+
+  def launched(*arguments):
+    others, bindings = split_bindings(arguments)
+    monkeypatch.setattr(flags, "FLAGS", given("gke", *others, jobs=jobs))
+    return xm_launch.main(["xm_launch"], bindings=bindings)
+
+  yield launched
+  logging.set_verbosity(verbosity)
+
+
+def test_the_launcher_prints_a_manifest(launched, capsys):
+  assert launched("--gin.NUM_STEPS=1", "--builder.gin.KEEP_GENERATIONS=2") == 0
+  document = yaml.safe_load(capsys.readouterr().out)
+  assert document["kind"] == "JobSet"
+  hosts = {
+    job["name"]: job["template"]["spec"]["completions"]
+    for job in document["spec"]["replicatedJobs"]
+  }
+  assert hosts == {"trainer": 16, "builder": 4}
+
+
+def test_a_dry_run_says_what_would_run_and_what_is_missing(launched, capsys):
+  with pytest.raises(LaunchError, match=r"trainer: .*pass --gin\.NUM_STEPS="):
+    launched("--dry_run")
+  assert "TPU v5e 4x4: 16 chips on 4 hosts" in capsys.readouterr().out

@@ -6,18 +6,12 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from kubeflow_trainer_api.models.io_k8s_api_batch_v1_pod_failure_policy_rule import (  # noqa: E501
-  IoK8sApiBatchV1PodFailurePolicyRule,
-)
-from kubeflow_trainer_api.models.jobset_v1alpha2_failure_policy_rule import (
-  JobsetV1alpha2FailurePolicyRule,
-)
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
   JobsetV1alpha2JobSet,
 )
 
 from launch import jobset
-from launch.slices import GENERATIONS, parse_slice
+from launch.slices import parse_slice
 from realm_jax.exit_codes import ExitCode
 
 _FOLLOWS = ("--evaluator_follow",)
@@ -73,59 +67,8 @@ def test_every_field_is_one_of_the_schema(manifest, flags):
   assert _read_by_schema(document) == document
 
 
-@pytest.mark.parametrize(
-  ("path", "name", "value"),
-  [
-    ((), "specs", {}),
-    (("metadata",), "label", {}),
-    (("spec",), "maxRestarts", 3),
-    (("spec", "network"), "enableDnsHostnames", True),
-    (("spec", "failurePolicy"), "maxRestart", 3),
-    (("spec", "successPolicy"), "operators", "All"),
-    (("spec", "replicatedJobs", 0), "replica", 1),
-    (("spec", "replicatedJobs", 2, "dependsOn", 0), "state", "Complete"),
-    (("spec", "replicatedJobs", 0, "template"), "parallelism", 16),
-    (("spec", "replicatedJobs", 0, "template", "spec"), "completion", 16),
-  ],
-)
-def test_a_misspelt_or_misplaced_field_would_be_found(
-  manifest, path, name, value
-):
-  document = manifest()
-  place = document
-  for part in path:
-    place = place[part]
-  place[name] = value
-  assert _read_by_schema(document) != document
-
-
-@pytest.mark.parametrize(
-  ("change", "value"),
-  [
-    (lambda d: _job_spec(d), ("completions", "16")),
-    (lambda d: _pod(d), ("terminationGracePeriodSeconds", "300")),
-    (
-      lambda d: _pod(d)["nodeSelector"],
-      ("cloud.google.com/gke-tpu-topology", 4),
-    ),
-    (lambda d: _pod(d)["containers"][0], ("command", "python -m x")),
-    (lambda d: _pod(d)["containers"][0]["env"][0], ("value", 1)),
-    (lambda d: d["spec"]["failurePolicy"], ("maxRestarts", "7")),
-  ],
-)
-def test_a_value_of_a_wrong_type_would_be_found(manifest, change, value):
-  document = manifest("--env=A=1")
-  name, wrong = value
-  change(document)[name] = wrong
-  with pytest.raises(ValueError, match="validation error"):
-    _read_by_schema(document)
-
-
-_SLICES = [name for generation in GENERATIONS for name in generation.sizes]
-
-
-@pytest.mark.parametrize("name", _SLICES)
-def test_completions_are_the_hosts_of_each_topology(manifest, name):
+@pytest.mark.parametrize("name", ["v5litepod-1", "v4-16", "v6e-256"])
+def test_completions_are_the_hosts_of_a_slice(manifest, name):
   tpu = parse_slice(name)
   document = manifest(f"--tpu={name}")
   assert _read_by_schema(document) == document
@@ -277,14 +220,10 @@ _KILLED = _FailedPod(137, ("DisruptionTarget",))
     ({"trainer": _PREEMPTED, "builder": _FailedPod(2)}, None, 0),
     # All else may succeed the next time.
     ({"trainer": _FailedPod(1)}, _ALL, 1),
-    ({"trainer": _FailedPod(25)}, _ALL, 1),
     ({"trainer": _FailedPod(137)}, _ALL, 1),
     ({"trainer": _FailedPod(ExitCode.STORE_OUTAGE)}, _ALL, 1),
-    ({"trainer": _FailedPod(ExitCode.LOST_ROLE)}, _ALL, 1),
-    ({"trainer": _FailedPod(ExitCode.LOST_PROCESS)}, _ALL, 1),
     # The trainer goes on without the others.
     ({"builder": _FailedPod(1)}, ["builder"], 1),
-    ({"builder": _FailedPod(ExitCode.STORE_OUTAGE)}, ["builder"], 1),
     ({"evaluator": _FailedPod(139)}, ["evaluator"], 1),
   ],
 )
@@ -318,20 +257,12 @@ def test_a_trainer_alone_needs_no_restart_of_single_jobs(planned):
   }
 
 
-def test_every_action_is_one_that_the_schemas_list(manifest):
-  """The generated models take any text; their descriptions have the lists."""
+def test_rules_are_as_kubernetes_admits_them(manifest):
   document = manifest()
-  described = JobsetV1alpha2FailurePolicyRule.model_fields["action"].description
-  assert described is not None
-  listed = described.partition("Valid values are ")[2].strip(".").split(", ")
-  rules = document["spec"]["failurePolicy"]["rules"]
-  assert {rule["action"] for rule in rules} <= set(listed)
-  names = [rule["name"] for rule in rules]
+  names = [r["name"] for r in document["spec"]["failurePolicy"]["rules"]]
   assert len(set(names)) == len(names)
   assert all(re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*\w)?", n) for n in names)
-  of_pods = IoK8sApiBatchV1PodFailurePolicyRule.model_fields["action"]
-  assert "- FailJob:" in str(of_pods.description)
-  # Kubernetes admits a podFailurePolicy for such pods alone.
+  # A podFailurePolicy is for pods that are not restarted in place.
   assert _pod(document)["restartPolicy"] == "Never"
 
 

@@ -190,22 +190,18 @@ def _run_and_cancel(scripts, times, **settings):
   return time.monotonic() - begin
 
 
-def test_what_does_not_end_in_time_is_killed(scripts):
-  _run_and_cancel(scripts, 1, grace_seconds=0.3)
-  assert scripts.codes == {"trainer-0": -9, "trainer-1": -9}
-
-
 def test_a_second_signal_kills_at_once(scripts):
   assert _run_and_cancel(scripts, 2, grace_seconds=60) < 20
   assert scripts.codes == {"trainer-0": -9, "trainer-1": -9}
 
 
-def test_a_process_that_is_starting_is_stopped_with_the_others(scripts):
+@pytest.mark.parametrize("starting_seconds", [0.0, 0.2])
+def test_what_does_not_end_in_time_is_killed(scripts, starting_seconds):
   start = scripts.start
 
   async def start_slowly(*arguments):
     process = await start(*arguments)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(starting_seconds)
     return process
 
   scripts.start = start_slowly

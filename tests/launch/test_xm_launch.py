@@ -8,7 +8,6 @@ import sys
 import time
 
 import pytest
-import yaml
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +40,6 @@ import pathlib, sys, time
 while not pathlib.Path("follows").exists():
   time.sleep(0.02)
 print("trained it's all", *sys.argv[2:])
-"""
-_RECIPE = """
-include "gin/models/tiny.gin"
-include "gin/runs/reading.gin"
-NUM_STEPS = %gin.REQUIRED
 """
 
 
@@ -134,73 +128,15 @@ def test_a_signal_to_the_launcher_stops_every_job(
   assert (tmp_path / "stopped").exists()
 
 
-@pytest.fixture
-def command(tmp_path, project_dir, environment):
-  """`command(*flags)`: runs the launcher."""
-  recipe = tmp_path / "recipe.gin"
-  recipe.write_text(_RECIPE)
-
-  def command(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-      [sys.executable, "-m", "launch.xm_launch", *flags],
-      cwd=project_dir,
-      env=environment,
-      capture_output=True,
-      text=True,
-      timeout=120,
-    )
-
-  return command
-
-
-def test_the_command_starts_the_trainer_with_its_flags(command, tmp_path):
-  done = command(
-    f"--model_dir={tmp_path}/run", "--corpus_dir=c", "--gin_file=no/such.gin"
+def test_the_command_explains_what_is_missing(project_dir, environment):
+  given = ("--model_dir=runs/a", "--corpus_dir=corpus")
+  done = subprocess.run(
+    [sys.executable, "-m", "launch.xm_launch", *given],
+    cwd=project_dir,
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=120,
   )
-  # The trainer's own error, and the code that it ends with.
-  assert done.returncode == 2, done.stderr
-  assert "no/such.gin" in done.stdout.split("\n", 1)[1]
-
-
-def test_the_command_explains_what_is_missing(command):
-  done = command("--model_dir=runs/a", "--corpus_dir=corpus")
   assert done.returncode == 2
   assert done.stderr.strip().startswith("xm_launch: nothing says what to train")
-
-
-def _gke(tmp_path, *flags: str) -> list[str]:
-  return [
-    "--executor=gke",
-    "--model_dir=gs://bucket/realm",
-    "--corpus_dir=gs://bucket/corpus",
-    "--image=registry/realm:1",
-    "--tpu=v5litepod-64",
-    "--builder_tpu=v5litepod-16",
-    f"--gin_file={tmp_path}/recipe.gin",
-    "--builder_gin_file=gin/models/tiny.gin",
-    "--builder_gin_file=gin/runs/build_index.gin",
-    "--builder.gin.KEEP_GENERATIONS=2",
-    *flags,
-  ]
-
-
-def test_the_command_prints_a_manifest(command, tmp_path):
-  done = command(*_gke(tmp_path, "--gin.NUM_STEPS=1"))
-  assert done.returncode == 0, done.stderr
-  document = yaml.safe_load(done.stdout)
-  assert document["kind"] == "JobSet"
-  hosts = {
-    job["name"]: job["template"]["spec"]["completions"]
-    for job in document["spec"]["replicatedJobs"]
-  }
-  assert hosts == {"trainer": 16, "builder": 4}
-
-
-def test_a_dry_run_says_what_would_run_and_what_is_missing(command, tmp_path):
-  done = command(*_gke(tmp_path, "--dry_run"))
-  assert done.returncode == 2
-  assert "TPU v5e 4x4: 16 chips on 4 hosts" in done.stdout
-  assert done.stderr.splitlines() == [
-    "xm_launch: trainer: no value for NUM_STEPS; pass --gin.NUM_STEPS=VALUE or "
-    "a --gin_file that binds it"
-  ]

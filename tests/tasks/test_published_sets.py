@@ -1,11 +1,15 @@
 """Published sets: their formats, their counts, and what is wrong with data."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+import tensorflow_datasets as tfds
 from etils import epath
 
 from realm_jax.corpus import seqio_rows
+from realm_jax.inputs.config import TaskContext, task_context
 from realm_jax.inputs.examples import ExampleStream, find_task
 from realm_jax.inputs.published import json_lines, squad
 from realm_jax.inputs.questions import Question, QuestionFileError
@@ -16,12 +20,17 @@ from tasks import (
   web_questions,
 )
 from tests.inputs import tiny_corpus
-from tests.tasks import published
-from tests.tasks.published import QUESTIONS, read, without_ids
 
 # TFDS reads its metadata by a method that protobuf will drop.
 pytestmark = pytest.mark.filterwarnings(
   r"ignore:.*label\(\) is deprecated:DeprecationWarning"
+)
+
+# What is read, as it was written.
+QUESTIONS = (
+  Question("who wrote Emma?", ["Jane Austen", "Austen"], "q1"),
+  Question("where is São Paulo ?", ["Brazil"], "q2"),
+  Question("when did it end", ["1945 (May)", "1945"], "q3"),
 )
 
 SETS = (
@@ -34,6 +43,110 @@ SETS = (
 )
 
 
+def read(task: str, split: str, place: str | Path) -> list[Question]:
+  """The questions of a split of a task, from a place."""
+  source = find_task(task).source
+  with task_context(TaskContext("no corpus", {split: place})):
+    return list(source.open(split).questions)
+
+
+def without_ids(questions: list[Question]) -> list[tuple[str, tuple[str, ...]]]:
+  return [(q.question, tuple(q.answers)) for q in questions]
+
+
+def write_lines(path: Path, questions: list[Question]) -> None:
+  """NQ-open's and DrQA's format."""
+  lines = [{"question": q.question, "answer": q.answers} for q in questions]
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_release(path: Path, questions: list[Question]) -> None:
+  """WebQuestions' own format; bare descriptions have no space."""
+
+  def description(text: str) -> str:
+    quoted = f'"{text}"' if not text.isalnum() else text
+    return f"(description {quoted})"
+
+  entries = [
+    {
+      "url": "http://www.freebase.com/view/en/it",
+      "targetValue": f"(list {' '.join(map(description, q.answers))})",
+      "utterance": q.question,
+    }
+    for q in questions
+  ]
+  path.write_text(json.dumps(entries))
+
+
+def write_squad(path: Path, questions: list[Question]) -> None:
+  """A paragraph for each question, and its first answer given twice."""
+  paragraphs = [
+    {
+      "context": " ".join(q.answers),
+      "qas": [
+        {
+          "id": q.question_id,
+          "question": q.question,
+          "answers": [
+            {"text": text, "answer_start": 0}
+            for text in (q.answers[0], *q.answers)
+          ],
+        }
+      ],
+    }
+    for q in questions
+  ]
+  data = [{"title": "It", "paragraphs": [p]} for p in paragraphs]
+  path.write_text(json.dumps({"data": data, "version": "1.1"}))
+
+
+def write_trivia(path: Path, questions: list[Question]) -> None:
+  """TriviaQA's format, in the lines that TFDS expects."""
+  entries = [
+    {
+      "Answer": {
+        "Aliases": [*q.answers, q.answers[0]],
+        "NormalizedAliases": [answer.lower() for answer in q.answers],
+        "NormalizedValue": q.answers[0].lower(),
+        "Type": "FreeForm",
+        "Value": q.answers[0],
+      },
+      "EntityPages": [],
+      "Question": q.question,
+      "QuestionId": q.question_id,
+      "QuestionSource": "http://www.example.org/",
+      "SearchResults": [],
+    }
+    for q in questions
+  ]
+  text = json.dumps({"Data": entries, "Domain": "unfiltered"}, indent=4)
+  path.write_text(text)
+
+
+def prepare(
+  builder: str,
+  directory: Path,
+  splits: dict[str, dict[str, Any]],
+  patch: pytest.MonkeyPatch,
+) -> str:
+  """Lets a builder of TFDS write its splits from files of ours.
+
+  Each split has the arguments of the builder's own `_generate_examples`, which
+  are usually files that it has downloaded. Returns the place for a task.
+  """
+  found = tfds.builder(builder, data_dir=directory)
+  patch.setattr(
+    type(found),
+    "_split_generators",
+    lambda self, dl_manager: {
+      split: self._generate_examples(**arguments)
+      for split, arguments in splits.items()
+    },
+  )
+  found.download_and_prepare()
+  return f"tfds:{directory}"
+
+
 def _many(num: int) -> list[Question]:
   return [
     Question(f"what is {n} ?", [f"number {n}", str(n)]) for n in range(num)
@@ -41,7 +154,7 @@ def _many(num: int) -> list[Question]:
 
 
 def test_a_partial_set_is_named_with_both_counts(tmp_path):
-  published.write_lines(tmp_path / "NQ-open.dev.jsonl", _many(3609))
+  write_lines(tmp_path / "NQ-open.dev.jsonl", _many(3609))
   with pytest.raises(
     QuestionFileError,
     match=r"has 3,609 questions .* 3,610 are published.*wget.*task open_qa$",
@@ -61,28 +174,44 @@ def test_a_partial_set_is_named_with_both_counts(tmp_path):
     read("web_questions", "test", tmp_path)
 
 
-def test_published_files_with_a_set_of_their_own_for_development(tmp_path):
-  """As ORQA divided them, and as EntityQuestions is divided."""
+@pytest.fixture
+def published_number(monkeypatch):
+  """`published_number(task, split, n)`: that so many were published."""
+
+  def change(task: str, split: str, number: int) -> None:
+    monkeypatch.setitem(find_task(task).source.sizes, split, number)
+
+  return change
+
+
+def test_published_files_with_a_set_of_their_own_for_development(
+  tmp_path, published_number
+):
+  """As ORQA divided them."""
+  published_number("natural_questions_open", "dev", 20)
   name = "NaturalQuestions.resplit.dev.jsonl"
-  published.write_lines(tmp_path / name, _many(8757))
+  write_lines(tmp_path / name, _many(20))
   found = read("natural_questions_open", "dev", tmp_path)
-  assert without_ids(found) == without_ids(_many(8757))
+  assert without_ids(found) == without_ids(_many(20))
   assert found[4].question_id == "NaturalQuestions.resplit.dev:5"
   with pytest.raises(QuestionFileError, match=r"resplit.train.jsonl .*missing"):
     read("natural_questions_open", "train+dev", tmp_path)
 
 
-def test_entity_questions_have_a_file_for_each_relation(tmp_path):
+def test_entity_questions_have_a_file_for_each_relation(
+  tmp_path, published_number
+):
+  published_number("entity_questions", "test", 25)
   (tmp_path / "test").mkdir()
-  whole = _many(22_075)
-  for number in range(23):
-    part = whole[1000 * number : 1000 * (number + 1)]
+  whole = _many(25)
+  for number in range(3):
+    part = whole[10 * number : 10 * (number + 1)]
     entries = [{"question": q.question, "answers": q.answers} for q in part]
     path = tmp_path / "test" / f"P{number:03}.test.json"
     path.write_text(json.dumps(entries))
   found = read("entity_questions", "test", tmp_path)
   assert without_ids(found) == without_ids(whole)
-  assert found[1001].question_id == "P001.test:2"
+  assert found[11].question_id == "P001.test:2"
   with pytest.raises(QuestionFileError, match="TFDS has no EntityQuestions"):
     read("entity_questions", "test", "tfds:")
 
@@ -91,7 +220,7 @@ def test_curated_trec_of_drqa_has_patterns(tmp_path):
   patterns = [
     Question(q.question, [r"20,?237\s*f(oo|ee)?t"]) for q in _many(694)
   ]
-  published.write_lines(tmp_path / "CuratedTrec-test.txt", patterns)
+  write_lines(tmp_path / "CuratedTrec-test.txt", patterns)
   assert without_ids(read("curated_trec", "test", tmp_path)) == without_ids(
     patterns
   )
@@ -109,28 +238,28 @@ def test_curated_trec_of_drqa_has_patterns(tmp_path):
     (
       natural_questions_open,
       "natural_questions_open",
-      published.write_lines,
+      write_lines,
       json_lines,
       lambda path: {"file_path": path},
     ),
     (
       web_questions,
       "web_questions",
-      published.write_release,
+      write_release,
       web_questions.read_release,
       lambda path: {"file_path": path},
     ),
     (
       squad_open,
       "squad/v1.1",
-      published.write_squad,
+      write_squad,
       squad,
       lambda path: {"filepath": path},
     ),
     (
       trivia_qa_open,
       "trivia_qa/unfiltered.nocontext",
-      published.write_trivia,
+      write_trivia,
       trivia_qa_open.read_file,
       lambda path: {"files": [str(path)], "web_dir": None, "wiki_dir": None},
     ),
@@ -145,7 +274,7 @@ def test_the_builders_of_tfds_give_what_the_files_have(
   from_file = list(read_file(epath.Path(path)))
   assert without_ids(from_file) == without_ids(QUESTIONS)
   splits = {"train": generates(path), "validation": generates(path)}
-  published.prepare(builder, tmp_path, splits, monkeypatch)
+  prepare(builder, tmp_path, splits, monkeypatch)
   records = seqio_rows.read_prepared(builder, "train", tmp_path)
   from_tfds = [module.read_tfds(record) for record in records]
   # TFDS shuffles records once, when it writes them.

