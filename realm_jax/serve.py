@@ -62,6 +62,8 @@ _FOLLOW = flags.DEFINE_bool(
   "follow",
   False,
   "Load each newer checkpoint or generation of the run, and answer with it.",
+  # `realm_jax.evaluate` has one of this name, too.
+  allow_override=True,
 )
 _ALLOW_UPDATES = flags.DEFINE_bool(
   "allow_updates",

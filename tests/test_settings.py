@@ -119,7 +119,7 @@ def test_the_parameters_of_functions_and_classes():
     (OpenQa, {"num_read": 0, "renamed_share": 2.0}),
     (Pretraining, {"num_candidates": 0, "span_weight": -1.0}),
     (SidecarConfig, {"mode": "all", "keep_generations": 0}),
-    (ScannConfig, {"recall_target": 1.2, "builder": "ours", "threads": 0}),
+    (ScannConfig, {"recall_target": 1.2, "threads": 0}),
     (ExactConfig, {"recall_target": 0.0, "rows_per_step": 0}),
     (WorldConfig, {"held_out_test": 2.0}),
   ],
