@@ -171,20 +171,31 @@ def prompted_lines(wanted: str) -> Iterator[str]:
       return
 
 
+# The event of the outermost block that SIGTERM stops.
+_stop: threading.Event | None = None
+
+
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[threading.Event]:
   """Yields an event that SIGTERM sets during the `with` block.
 
-  Only the main thread can handle signals. In any other the event stays unset.
+  A block within another has its event, so that a signal that comes before the
+  inner one begins is not lost, and stops the outer one, too. Only the main
+  thread can handle signals. In any other the event stays unset.
   """
-  stop = threading.Event()
+  global _stop
   if threading.current_thread() is not threading.main_thread():
-    yield stop
+    yield threading.Event()
     return
+  if _stop is not None:
+    yield _stop
+    return
+  _stop = stop = threading.Event()
   before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
   try:
     yield stop
   finally:
+    _stop = None
     signal.signal(signal.SIGTERM, before)
 
 

@@ -93,6 +93,16 @@ def test_sigterm_sets_the_flag_and_the_old_handler_returns():
   assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_signal_before_an_inner_block_is_not_lost():
+  with stop_on_sigterm() as outer:
+    os.kill(os.getpid(), signal.SIGTERM)
+    with stop_on_sigterm() as inner:
+      assert inner.wait(5.0)
+    assert outer.is_set()
+  with stop_on_sigterm() as later:
+    assert not later.is_set()
+
+
 def test_other_threads_get_a_flag_and_leave_the_handler_alone():
   before = signal.getsignal(signal.SIGTERM)
   seen = []
