@@ -174,22 +174,25 @@ def call(command: Command) -> None:
   """Prints a command and does in this process what it would do.
 
   Raises:
-    StoppedError: SIGTERM has stopped a training run.
+    StoppedError: SIGTERM came. A trainer has saved a checkpoint, a builder has
+      published nothing, and an evaluation has come to its end.
     ValueError: A file or a binding is wrong, or the command fails.
   """
   print(f"\n$ {command}", flush=True)
-  with command.configured() as configured:
-    if command.module != "train":
-      configured(**({"once": True} if "--once" in command.flags else {}))
-      return
-    config = configured()
-    kept = configuration.kept_files(config.stage)
-  from realm_jax.training import trainer
+  with stop_on_sigterm() as stop:
+    with command.configured() as configured:
+      once = {"once": True} if "--once" in command.flags else {}
+      made = configured(**once)
+      trains = command.module == "train"
+      kept = configuration.kept_files(made.stage) if trains else {}
+    if trains:
+      from realm_jax.training import trainer
 
-  if trainer.train(config, configuration=kept).preempted:
-    raise StoppedError(
-      f"stopped while training {config.model_dir}; the same command continues"
-    )
+      trainer.train(made, configuration=kept)
+    if stop.is_set():
+      raise StoppedError(
+        f"stopped by SIGTERM in {command.module}; the same command continues"
+      )
 
 
 @contextlib.contextmanager

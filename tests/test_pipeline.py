@@ -1,5 +1,6 @@
 """Steps in this process, a builder beside them, SIGTERM, and what stands."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from realm_jax.pipeline import (
   Command,
   Step,
   StoppedError,
+  call,
   run,
   run_all,
   running_beside,
@@ -74,6 +76,18 @@ def test_sigterm_ends_the_builder_and_the_pipeline(tmp_path, builder):
     os.kill(os.getpid(), signal.SIGTERM)
   assert stop.value.exit_code == 143
   assert stopped.exists()
+
+
+def test_sigterm_in_a_command_that_ends_well_stops_the_pipeline(monkeypatch):
+  # An index builder, for one, returns when it is told to stop.
+  @contextlib.contextmanager
+  def configured(command):
+    del command
+    yield lambda: os.kill(os.getpid(), signal.SIGTERM)
+
+  monkeypatch.setattr(Command, "configured", configured)
+  with pytest.raises(StoppedError, match="stopped by SIGTERM in evaluate"):
+    call(Command("evaluate", [], {}))
 
 
 def test_what_has_its_figures_is_not_evaluated_again(tmp_path):

@@ -1,6 +1,7 @@
 """Answers of the page's requests, as plain data."""
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,8 @@ class Service:
           "a run of pre-training as --masked_model_dir"
         )
       self.runs[SENTENCE] = masked_run
+    # For what changes the runs: updates, and newer runs from another thread.
+    self._changing = threading.Lock()
     self._updates: dict[int, str] = {}
     self._examples = {kind: list(examples.get(kind, ())) for kind in self.runs}
 
@@ -102,10 +105,10 @@ class Service:
     self._questions().encode(texts)
 
   def retrieve(self, texts: Sequence[str], k: int) -> list[dict[str, Any]]:
-    """Returns the k best blocks for each text; `app` has the fields.
+    """Returns the k best blocks, or all, for each text; `app` has the fields.
 
     Raises:
-      SearchError: k is not positive, or above the number of blocks.
+      SearchError: k is not positive.
     """
     run = self._questions()
     found = run.search(run.encode(texts), k)
@@ -151,12 +154,13 @@ class Service:
     Raises:
       EditError: A text does not fit, or its block is unknown.
     """
-    # Requests that are computed keep the run that they have begun with.
-    self.runs = {
-      kind: run.edited(_texts_by_row(run, texts))
-      for kind, run in self.runs.items()
-    }
-    self._updates |= texts
+    with self._changing:
+      # Requests that are computed keep the run that they have begun with.
+      self.runs = {
+        kind: run.edited(_texts_by_row(run, texts))
+        for kind, run in self.runs.items()
+      }
+      self._updates |= texts
     return {"updated": len(texts)}
 
   def replace(self, run: Run) -> None:
@@ -164,12 +168,13 @@ class Service:
 
     Those of blocks that its corpus has no more are left out.
     """
-    rows = run.corpus.rows_of(np.array([*self._updates], np.int64)).tolist()
-    there = zip(self._updates.items(), rows, strict=True)
-    texts = dict(update for update, row in there if row >= 0)
-    if texts:
-      run = run.edited(_texts_by_row(run, texts))
-    self.runs = {**self.runs, **dict.fromkeys(_kinds(run), run)}
+    with self._changing:
+      rows = run.corpus.rows_of(np.array([*self._updates], np.int64)).tolist()
+      there = zip(self._updates.items(), rows, strict=True)
+      texts = dict(update for update, row in there if row >= 0)
+      if texts:
+        run = run.edited(_texts_by_row(run, texts))
+      self.runs = {**self.runs, **dict.fromkeys(_kinds(run), run)}
 
   def _questions(self) -> Run:
     if QUESTION not in self.runs:

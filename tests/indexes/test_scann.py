@@ -1,8 +1,10 @@
 """ScaNN: near exact search, tuned for a recall, safe to load."""
 
 import dataclasses
+import importlib.metadata
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from benchmarks.fixed_tree import fixed_tree
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexLoadError,
+  LibraryError,
   RecallError,
 )
 from realm_jax.indexes.scann import trees
@@ -201,6 +204,17 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, stored, damage):
     vectors = clustered(_NUM_BLOCKS + 1, 1)
   with pytest.raises(IndexLoadError):
     _FIXED.load(tmp_path / "scann", blocks_of(vectors))
+
+
+def test_a_missing_library_is_named(monkeypatch):
+  monkeypatch.setitem(sys.modules, "scann.scann_ops.py", None)
+
+  def version(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+  monkeypatch.setattr(importlib.metadata, "version", version)
+  with pytest.raises(LibraryError, match="pip install scann"):
+    _FIXED.build(blocks_of(_vectors()))
 
 
 def test_an_exception_of_check_ends_the_build():

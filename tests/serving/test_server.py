@@ -8,7 +8,6 @@ import concurrent.futures
 import contextlib
 import re
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -227,30 +226,31 @@ def test_beyond_its_queue_it_says_when_to_try_again():
 
 
 def test_requests_that_wait_together_are_computed_together():
-  with _served(Limits(waiting=60)) as (service, port):
+  with _served(Limits(waiting=20)) as (service, port):
     service.gate.clear()
-    with concurrent.futures.ThreadPoolExecutor(51) as pool:
+    with concurrent.futures.ThreadPoolExecutor(31) as pool:
       first = pool.submit(client.ask, port, "first")
       assert service.begun.wait(10)
-      asked = [
-        pool.submit(client.post, port, "/ask", questions=[f"{i}", f"{i}?"])
-        for i in range(49)
-      ]
-      # A request that is wrong is refused by itself, and at once.
+      # One that is wrong is refused by itself, and at once.
       wrong = client.post(port, "/ask", questions=["a", "no words"])
       assert wrong.status == 400 and "no words" in wrong.fields["error"]
-      bugs = pool.submit(client.post, port, "/retrieve", queries=["a"], k=2)
-      time.sleep(0.5)
+      asked = {
+        pool.submit(client.post, port, "/ask", questions=[f"{i}", f"{i}?"]): i
+        for i in range(30)
+      }
+      # When all that do not fit are refused, the others are in line.
+      ended = concurrent.futures.as_completed(asked, timeout=30)
+      refused = {next(ended) for _ in range(10)}
+      assert {future.result().status for future in refused} == {503}
       service.gate.set()
-      answers = [future.result(30) for future in asked]
       assert first.result(30).status == 200
-  # Most of them waited when the first one was done.
-  assert sum(service.batches) == 98
-  assert max(service.batches) > 20
-  for i, answer in enumerate(answers):
-    results = answer.fields["results"]
-    assert results == [{"answer": f"{i}"}, {"answer": f"{i}?"}]
-  assert bugs.result().fields == {"results": [{"query": "a", "k": 2}]}
+      for future in asked.keys() - refused:
+        i = asked[future]
+        results = future.result(30).fields["results"]
+        assert results == [{"answer": f"{i}"}, {"answer": f"{i}?"}]
+    assert service.batches == [40]
+    found = client.post(port, "/retrieve", queries=["a"], k=2)
+    assert found.fields == {"results": [{"query": "a", "k": 2}]}
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,7 @@ class _Build:
       "recall_target": config.recall_target,
       "recall_k": self._k,
     }
+    library()  # It may be missing.
     installed = importlib.metadata.version("scann")
     self._is_own = config.builder == "own"
     if self._is_own and installed != trees.FORMATS_VERSION:
