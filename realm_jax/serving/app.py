@@ -6,6 +6,8 @@
                      "examples": {KIND: [TEXT]}, "missing": {KIND: TEXT},
                      "limits": {…}}, KIND being "question" or "masked sentence"
     POST /api/ask    {"text": TEXT, "edits": [{"id": ID, "text": TEXT}]}
+    GET  /api/around?id=ID  the texts of the same document `before` and `after`
+                     a block, each null where the document ends
 
 The answer to `ask` is an object:
 
@@ -166,6 +168,7 @@ class PageApp:
         *(Route(path, _file(*file)) for path, file in _FILES.items()),
         Route("/api/about", self._about),
         Route("/api/ask", self._ask, methods=["POST"]),
+        Route("/api/around", self._around),
         Route("/retrieve", self._retrieve, methods=["POST"]),
         Route("/ask", self._answer, methods=["POST"]),
         Route("/update", self._update, methods=["POST"]),
@@ -283,6 +286,11 @@ class PageApp:
     text, edits = parse(await self._body(request), self._limits)
     ask = functools.partial(self._service.ask, text, edits)
     return JSONResponse(await self._compute(ask))
+
+  async def _around(self, request: Request) -> Response:
+    block_id = request.query_params.get("id", "")
+    (given,) = _texts_by_id([{"id": block_id, "text": ""}], "?id=ID")
+    return JSONResponse(self._service.around(given))
 
   async def _retrieve(self, request: Request) -> Response:
     fields = _fields(await self._body(request), _RETRIEVE, "queries")

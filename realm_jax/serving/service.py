@@ -29,8 +29,8 @@ SENTENCE: Kind = "masked sentence"
 QUESTION: Kind = "question"
 _OF_HEAD: dict[str, Kind] = {MASKED_LM: SENTENCE, SPAN: QUESTION}
 _WANTED = {
-  SENTENCE: "fill in [MASK]; a run of pre-training does: --masked_model_dir",
-  QUESTION: "answer questions; a run of open QA does: --model_dir",
+  SENTENCE: "fill in [MASK], as a run of pre-training can",
+  QUESTION: "answer questions, as a run of open QA can",
 }
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
 
@@ -81,7 +81,7 @@ class Service:
       "runs": {kind: _about(run) for kind, run in self.runs.items()},
       "examples": self._examples,
       "missing": {
-        kind: f"This page cannot {wanted}."
+        kind: f"It cannot {wanted}."
         for kind, wanted in _WANTED.items()
         if kind not in self.runs
       },
@@ -144,6 +144,24 @@ class Service:
       }
       for one in answers.ask(run, texts)
     ]
+
+  def around(self, block_id: int) -> dict[str, str | None]:
+    """Returns the texts before and after a block in its document.
+
+    Raises:
+      EditError: No block has this id.
+    """
+    run = next(iter(self.runs.values()))
+    ((row, _),) = _rows(run, {block_id: ""})
+    document = run.corpus.block(row).document_id
+
+    def text(row: int) -> str | None:
+      is_inside = 0 <= row < run.corpus.num_blocks
+      if is_inside and run.corpus.block(row).document_id == document:
+        return run.body(row).text
+      return None
+
+    return {"before": text(row - 1), "after": text(row + 1)}
 
   def update(self, texts: Mapping[int, str]) -> dict[str, Any]:
     """Changes blocks for all clients, until the service ends.
@@ -243,17 +261,22 @@ def _about(run: Run) -> dict[str, Any]:
 
 def _texts_by_row(run: Run, edits: Mapping[int, str]) -> dict[int, str]:
   """Returns the edited texts by row, but those that are as they were."""
+  return {
+    row: text
+    for row, text in _rows(run, edits)
+    if text.strip() != run.body(row).text.strip()
+  }
+
+
+def _rows(run: Run, edits: Mapping[int, str]) -> list[tuple[int, str]]:
   rows = run.corpus.rows_of(np.array([*edits], np.int64)).tolist()
-  texts = {}
-  for row, (block_id, text) in zip(rows, edits.items(), strict=True):
+  for row, block_id in zip(rows, edits, strict=True):
     if row < 0:
       raise EditError(
         f"no block has the id {block_id}; the corpus may have changed: restore "
         "the block, or load the page again"
       )
-    if text.strip() != run.body(row).text.strip():
-      texts[row] = text
-  return texts
+  return [*zip(rows, edits.values(), strict=True)]
 
 
 def _without_best(
