@@ -21,13 +21,13 @@ The answer to `ask` is an object:
                      retriever (the softmax of the scores), probability p(z|x),
                      reader p(y|z,x), share of p(y|x), utility, says (what the
                      reader says of it alone), contains_sentence (word for word)
-    without          what it says without retrieval, see `docs/serving.md`
+    without          what it says without retrieval, see `docs/evaluation.md`
     notes, run       what one should know, and the run as `about` describes it
 
 Edits come with each request, and the server keeps none: what one page edits,
 no other page sees.
 
-Programs ask many texts at once; docs/serving.md has examples:
+Programs ask many texts at once; docs/evaluation.md has examples:
 
     POST /retrieve   {"queries": [TEXT], "k": K}: for each query its blocks:
                      id, name, title, text, url, score f(x,z), probability

@@ -1,4 +1,4 @@
-"""A run in Python, as docs/python_interface.md shows it."""
+"""A run in Python, as docs/evaluation.md shows it."""
 
 import re
 import subprocess
@@ -40,7 +40,7 @@ def test_the_page_runs(
   folder.rename(folder.parent / "qa")
   recorded_run("pretrain").rename(folder.parent / "realm")
   monkeypatch.chdir(folder.parent.parent)
-  page = (project_dir / "docs/python_interface.md").read_text()
+  page = (project_dir / "docs/evaluation.md").read_text()
   before = gin.config_str()
   names: dict = {}
   for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
