@@ -1,8 +1,8 @@
 """Takes the picture of the page that README shows.
 
     python -m realm_jax.serve --model_dir=out/demo/open_qa &
-    python -m tests.serving.picture --question="where is the grave of Brero?" \
-      --title="Sunday Herald" --replace=Celdmouth --with=Temwick \
+    python -m tests.serving.picture --question="who is the employer of Jizeth?" \
+      --title="Sunday Herald" --replace=Houldbank --with=Wouzcraft \
       --output=docs/images/page.png
 
 A question is asked, a word of the passage with a title is replaced, and the

@@ -145,6 +145,12 @@ def test_programs_get_what_python_gets(run, service):
     assert ids == [*map(str, run.corpus.block_ids[retrieved.rows[i]].tolist())]
 
 
+def test_words_that_the_run_does_not_know_are_said(service):
+  told = service.ask("where is \u5317\u4eac?")
+  assert "the run does not know: \u5317\u4eac?" in told["notes"]
+  assert service.ask(_ASKED)["notes"] == []
+
+
 def test_an_update_is_for_all_who_ask(run):
   service = Service(run, examples={})
   before = service.answer([_ASKED])[0]

@@ -95,7 +95,8 @@ function showAnswer(told) {
   put(
     "best",
     ...others.map((one) => {
-      const from = blocks.find((block) => block.body.includes(one.text));
+      const words = one.text.toLowerCase();
+      const from = blocks.find(({ body }) => body.toLowerCase().includes(words));
       const href = from && `#block-${from.id}`;
       const name = href ? el("a", { href }, one.text) : one.text;
       return el("li", {}, name, ` ${percent(one.probability)}`);
@@ -148,11 +149,13 @@ function sourceOf(blocks) {
 function showBefore(told) {
   const before = state.unedited.get(told.text);
   if (state.edits.size === 0 || before === undefined) return put("before");
+  put("answer-title", "After the edits");
   put(
     "before",
     el("h2", {}, "Before the edits"),
     el("p", { className: "answer" }, before.answer || "no answer"),
     el("p", { className: "quiet" }, sureness(before.probability)),
+    el("blockquote", {}, ...sourceOf(before.blocks)),
   );
 }
 
@@ -303,6 +306,7 @@ function showEdits(read) {
     ),
   );
   $("edits").hidden = state.edits.size === 0;
+  $("restore-all").hidden = state.edits.size < 2;
 }
 
 // --- The form ---------------------------------------------------------------
@@ -315,9 +319,9 @@ function write(text) {
 function start(about) {
   state.limits = about.limits;
   const kinds = Object.keys(about.runs);
-  const hints = { question: "Ask a question" };
-  hints["masked sentence"] = "Write a sentence with [MASK]";
-  put("hint", kinds.map((kind) => hints[kind]).join(" — or: "));
+  const hints = { question: "ask a question" };
+  hints["masked sentence"] = "write a sentence with [MASK]";
+  put("hint", sentence(kinds.map((kind) => hints[kind]).join(", or ")));
   const counts = kinds.map((kind) => about.runs[kind].num_blocks);
   put(
     "runs",
