@@ -1,9 +1,9 @@
 """Takes the picture of the page that README shows.
 
     python -m realm_jax.serve --model_dir=out/demo/open_qa &
-    python -m tests.serving.picture --question="who is the employer of Jizeth?" \
-      --title="Sunday Herald" --replace=Houldbank --with=Wouzcraft \
-      --output=docs/images/page.png
+    python -m tests.serving.picture --output=docs/images/page.png \
+      --question="who is the employer of Jizeth?" \
+      --title="Sunday Herald" --replace=Houldbank --with=Wouzcraft
 
 A question is asked, a word of the passage with a title is replaced, and the
 page is shown with both answers.

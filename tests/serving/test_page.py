@@ -36,7 +36,6 @@ pytestmark = pytest.mark.slow
 
 _ASKED = "where was Ada born?"
 _SENTENCE = "Ada was born in [MASK]."
-# With these parameters the reader says Velt of it, and of no other block.
 _EDITED = "Oda was born in <b>Velt."
 
 
@@ -351,21 +350,22 @@ def _use(page, service, folder):
   assert told["answer"] in marked
   assert page.text("#edits") == ""
 
-  # A block is edited, and the answer follows.
+  # A block is edited, and the answer is that of the edited text.
   edited = next(b for b in told["blocks"] if b["title"] == "Oda Stone")
   card = f'.block[data-id="{edited["id"]}"]'
   page.click(f"{card} .edit")
   page.type(f"{card} textarea", _EDITED)
   page.click(f"{card} .editor .primary")
   page.wait(lambda: page.text("#edits"), "the page says that it is edited")
-  assert told["answer"] != page.text("#answer") == "Velt"
+  after = service.ask(_ASKED, {int(edited["id"]): _EDITED})
+  assert page.text("#answer") == after["answer"]
+  assert page.texts(".block .title") == [b["title"] for b in after["blocks"]]
   assert told["answer"] in page.text("#before")
   assert "in memory alone" in page.text("#edits")
   assert "Oda Stone" in page.text("#edit-list")
   # What looks like HTML is text.
   assert page.text(f"{card} .block-text") == _EDITED
-  assert page.text(f"{card} .answer-mark") == "Velt"
-  assert page.run("return document.querySelectorAll('b').length") == 0
+  assert page.run("document.querySelectorAll('.block-text b').length") == 0
   assert page.texts(".badge") == page.texts(f"{card} .badge") == ["edited"]
 
   # For people: pytest keeps the folder.
