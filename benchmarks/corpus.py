@@ -24,11 +24,10 @@ from typing import Any
 from benchmarks.data.generated_text import write_documents
 from benchmarks.runs.jobs import printed_json
 from realm_jax.corpus import manifest
-from realm_jax.corpus.build import InProcess, build_corpus
-from realm_jax.corpus.documents import Document
+from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.documents import RowReader
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
-from realm_jax.corpus.summary import BuildSummary
 from realm_jax.storage.json_files import write_json
 from realm_jax.text.wordpieces import (
   train_vocabulary,
@@ -50,14 +49,6 @@ _READ_BY_TRAINING = (
 
 def _build(given: argparse.Namespace) -> dict[str, Any]:
   """Builds one corpus in this process; returns what it took."""
-  runner: Any = None
-  if given.run == "beam":
-    # Imported late: Beam is an extra.
-    from realm_jax.corpus.beam import BeamRunner
-
-    runner = BeamRunner("DirectRunner")
-  else:
-    runner = InProcess(int(given.run))
   output_dir = given.directory / f"corpus-{given.run}-{given.input.stem}"
   start, cpu_before = time.perf_counter(), _cpu_seconds()
   summary = build_corpus(
@@ -66,7 +57,8 @@ def _build(given: argparse.Namespace) -> dict[str, Any]:
     vocab=str(given.directory / "vocab.txt"),
     block_length=BLOCK_LENGTH,
     name="corpus",
-    runner=runner,
+    workers=1 if given.run == "beam" else int(given.run),
+    beam_options=["--runner=DirectRunner"] if given.run == "beam" else None,
   )
   seconds = time.perf_counter() - start
   cpu_seconds = [
@@ -149,9 +141,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     inputs[name] = given.directory / f"{name}.jsonl"
     words = int(given.blocks * share * _WORDS_PER_BLOCK)
     write_documents(inputs[name], num_words=words)
-  source = DocumentSource([str(inputs["quarter"])])
-  entries = source.all_entries(BuildSummary())
-  texts = (entry.text for entry in entries if isinstance(entry, Document))
+  source = DocumentSource([str(inputs["quarter"])], RowReader())
+  texts = (document.text for document in source.documents())
   sample = (text for text, _ in zip(texts, range(2_000), strict=False))
   pieces = train_vocabulary(sample, _VOCABULARY_SIZE)
   write_pieces(given.directory / "vocab.txt", pieces)

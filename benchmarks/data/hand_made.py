@@ -7,8 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from realm_jax.corpus.block_builder import block_id
-from realm_jax.corpus.directory_writer import CorpusDirectoryWriter
-from realm_jax.corpus.shard import Blocks, ragged, write_shards
+from realm_jax.corpus.writing import (
+  Blocks,
+  finish,
+  new_corpus,
+  ragged,
+  write_shards,
+)
 
 _DOCUMENTS_AT_ONCE = 1_000
 
@@ -29,11 +34,18 @@ def write_corpus(
   block_length: int,
 ) -> None:
   """Writes documents, of which a thousand are in memory at once."""
-  with CorpusDirectoryWriter.open(directory, pieces=pieces) as writer:
+  with new_corpus(directory) as staging:
     shards = write_shards(
-      writer.staging, _chunks(writer.name, documents), vocab_size=len(pieces)
+      staging, _chunks(directory.name, documents), vocab_size=len(pieces)
     )
-    writer.finish(block_length=block_length, summary={}, shards=shards)
+    finish(
+      staging,
+      name=directory.name,
+      pieces=pieces,
+      block_length=block_length,
+      summary={},
+      shards=shards,
+    )
 
 
 def _chunks(name: str, documents: Iterable[HandMade]) -> Iterator[Blocks]:

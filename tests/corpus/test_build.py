@@ -85,7 +85,7 @@ def test_repeated_ids_are_named_with_both_lines(build, tmp_path):
     {"id": "a", "title": "Ada", "text": "Velt."},
   ]
   with pytest.raises(
-    InputError, match=r"jsonl:3 has the same id 'a'.*jsonl:1;"
+    InputError, match=r"jsonl:3 has the same id as .*jsonl:1;"
   ):
     build(rows)
   corpus = build(rows, skip_bad_lines=True)
