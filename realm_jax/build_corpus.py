@@ -22,8 +22,8 @@ Beam. The corpus is the same, byte for byte.
 makes a new version of the corpus in its directory: a line with an id that the
 corpus has replaces that document, one with a new id adds a document, and
 `{"id": …, "remove": true}` removes one. Unchanged documents cost nothing, and
-readers of the version before continue to read it. Give the flags of the build;
-vocabulary, block length and dropped titles are those of the corpus.
+readers of the version before continue to read it. Vocabulary, block length and
+dropped titles are those of the corpus; give the other flags of the build.
 
 A gin file may bind the arguments of `build.build_corpus` and
 `update.update_corpus` of `realm_jax.corpus`; flags take precedence.
@@ -62,7 +62,7 @@ _VOCAB = flags.DEFINE_string(
   "vocab",
   None,
   "BERT vocabulary file, or train:SIZE to learn at most SIZE pieces from the "
-  "input; an update needs none.",
+  "input; an update keeps the corpus's.",
 )
 _BLOCK_LENGTH = flags.DEFINE_integer(
   "block_length",
@@ -137,7 +137,7 @@ _FLAGS: Sequence[flags.FlagHolder[Any]] = (
 )
 # Flags of a whole build alone.
 _OF_BUILDS: Sequence[flags.FlagHolder[Any]] = (
-  *(_OVERWRITE, _NAME, _REMOVE_DUPLICATES),
+  *(_VOCAB, _BLOCK_LENGTH, _OVERWRITE, _NAME, _REMOVE_DUPLICATES),
   *(_WORKERS, _RUNNER, _PIPELINE_OPTIONS),
 )
 

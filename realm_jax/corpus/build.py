@@ -102,11 +102,11 @@ class PieceBuilder:
       folder = Path(self.directory) / name
       # Of an attempt that failed.
       shutil.rmtree(folder, ignore_errors=True)
-      return write_shard(folder, blocks, vocab_size=size), summary.to_json()
+      return write_shard(folder, blocks, vocab_size=size), vars(summary)
     with ScratchDirectory() as scratch:
       record = write_shard(scratch.path / name, blocks, vocab_size=size)
       upload_directory(scratch.path, self.directory)
-    return record, summary.to_json()
+    return record, vars(summary)
 
   def _documents(
     self, piece: Piece, summary: BuildSummary
@@ -276,7 +276,7 @@ def build_corpus(
       pieces=pieces,
       block_length=block_length,
       shards=shards,
-      summary=summary.to_json(),
+      summary=vars(summary),
       drop_titles=reader.dropped_titles,
     )
   return summary

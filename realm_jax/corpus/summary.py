@@ -15,7 +15,7 @@ _DUPLICATES = "blocks that equal an earlier one"
 
 @dataclasses.dataclass
 class BuildSummary:
-  """Counts of one build.
+  """Counts of one build; `vars` gives what a manifest records.
 
   Attributes:
     documents, blocks, tokens, sentences: What the corpus has.
@@ -50,7 +50,7 @@ class BuildSummary:
       self.first_errors.append(message)
 
   def merge(self, other: Mapping[str, Any]) -> None:
-    """Adds the counts of a part of the build, as `to_json` gives them."""
+    """Adds the counts of a part of the build, as `vars` gives them."""
     for name, value in vars(self).items():
       if isinstance(value, Counter):
         value.update(other[name])
@@ -63,14 +63,6 @@ class BuildSummary:
       self.skipped[_DUPLICATES] += self.duplicate_blocks
       self.blocks -= self.duplicate_blocks
       self.duplicate_blocks = 0
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns the counts as the manifest records them."""
-    # Not `asdict`, which would make a Counter of a Counter's pairs.
-    return {
-      name: dict(value) if isinstance(value, Counter) else value
-      for name, value in vars(self).items()
-    }
 
   def table(self) -> str:
     """Returns one line for each count, aligned."""
@@ -104,7 +96,7 @@ class UpdateSummary:
 
   def to_json(self) -> dict[str, JsonValue]:
     """Returns the counts as the manifest records them."""
-    return {**vars(self), "new": self.new.to_json()}
+    return {**vars(self), "new": vars(self.new)}
 
   def table(self) -> str:
     """Returns one line for each count, aligned."""

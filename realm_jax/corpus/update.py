@@ -41,7 +41,6 @@ from realm_jax.storage.atomic import check_target, staging_directory
 from realm_jax.storage.local_disk import explain_full_disk, sync, sync_tree
 from realm_jax.storage.paths import is_remote, list_names, upload_directory
 from realm_jax.text.salient_spans import Tagger, tag
-from realm_jax.text.wordpieces import read_pieces, vocabulary_sha256
 
 # Key of a document of which no block is left.
 _GONE = -1
@@ -51,8 +50,6 @@ def update_corpus(
   inputs: Sequence[str],
   output_dir: epath.PathLike,
   *,
-  vocab: str | None = None,
-  block_length: int | None = None,
   tagger: Tagger | None = tag,
   drop_titles: Sequence[str] | None = None,
   unescape_html: bool = True,
@@ -66,12 +63,10 @@ def update_corpus(
   id adds a document, and `{"id": …, "remove": true}` removes one. Readers of
   the version before continue to read it, as long as it is kept.
 
-  Other arguments are those of `build_corpus`; give the tagger and the reading
-  of HTML that the build had.
+  Vocabulary and block length stay. Other arguments are those of
+  `build_corpus`; give the tagger and the reading of HTML that the build had.
 
   Args:
-    vocab: Vocabulary file, which must be that of the corpus; None takes it.
-    block_length: Block length, which must be that of the corpus; None takes it.
     drop_titles: Texts in titles of documents that are left out, and removed if
       the corpus has them. None takes those of the build.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
@@ -87,8 +82,8 @@ def update_corpus(
 
   Raises:
     InputError: The input cannot be read, or removes an unknown document.
-    CorpusError: There is no corpus, an argument does not fit it, or no block
-      would be left.
+    CorpusError: There is no corpus, an argument is wrong, or no block would be
+      left.
     TargetError, DiskFullError, StoreAccessError: The directory cannot be
       written, or a bucket not read.
   """
@@ -110,7 +105,6 @@ def update_corpus(
     staging_directory(directory) as staging,
   ):
     before, corpus = manifests.read(directory), Corpus.open(directory)
-    _require_settings(corpus, vocab, block_length)
     summary = UpdateSummary(version=corpus.version)
     version = corpus.version + 1
     prefix = f"v{version:08d}"
@@ -161,26 +155,6 @@ def update_corpus(
     if keep_versions is not None:
       _prune(directory, newest=version, keep=keep_versions)
   return summary
-
-
-def _require_settings(
-  corpus: Corpus, vocab: str | None, block_length: int | None
-) -> None:
-  """Raises an error for arguments that would make other blocks."""
-  if block_length not in (None, corpus.block_length):
-    raise CorpusError(
-      f"--block_length={block_length}, and {corpus.source} has "
-      f"{corpus.block_length}, which an update keeps; leave it out, or build "
-      "the corpus again"
-    )
-  if vocab is not None and (
-    vocab.startswith("train:")
-    or vocabulary_sha256(read_pieces(vocab)) != corpus.vocab_sha256
-  ):
-    raise CorpusError(
-      f"--vocab={vocab} is not the vocabulary of {corpus.source}, which an "
-      "update keeps; leave it out, or build the corpus again"
-    )
 
 
 class _ExistingDocuments:

@@ -241,7 +241,7 @@ def write_corpus(
       name=_NAME,
       pieces=vocabulary.pieces,
       block_length=length or longest,
-      summary=summary.to_json(),
+      summary=vars(summary),
       shards=shards,
     )
 

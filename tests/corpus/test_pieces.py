@@ -94,15 +94,15 @@ def test_a_build_by_hand(build_with, inputs):
     "title with 'List of'": 1,
     "no words in the text": 1,
   }
-  first, second, third = corpus.summary["first_errors"]
-  assert first.startswith(f"{inputs[0]}:10: an")
-  assert second.startswith(f"{inputs[2]}:10: list")
-  assert third.startswith(f"{inputs[1]}:10 has the same id as {inputs[0]}:4;")
+  errors = corpus.summary["first_errors"]
+  assert errors[0].startswith(f"{inputs[0]}:10: an empty line")
+  assert errors[1].startswith(f"{inputs[2]}:10: list")
+  assert f"{inputs[1]}:10 has the same id as {inputs[0]}:4;" in errors[2]
   names = [corpus.block(row).document_id for row in range(corpus.num_blocks)]
   assert list(dict.fromkeys(names)) == [*(f"d{i}" for i in range(40)), "copy"]
-  manifest = read(corpus.source)
-  assert len(manifest["shards"]) > 5
-  assert sum(s["num_blocks"] for s in manifest["shards"]) == corpus.num_blocks
+  shards = read(corpus.source)["shards"]
+  assert len(shards) > 5
+  assert sum(shard["num_blocks"] for shard in shards) == corpus.num_blocks
 
 
 @pytest.mark.slow
@@ -148,14 +148,13 @@ def test_the_first_bad_line_is_named_and_nothing_is_left(
   build_with, inputs, tmp_path
 ):
   before = sorted(tmp_path.iterdir())
-  for order in (inputs, inputs[::-1]):  # Files are sorted by name.
-    inputs[:] = order
-    with pytest.raises(InputError, match=r"0\.jsonl:10: an empty line"):
-      build_with("out", skip_bad_lines=False)
-  assert sorted(tmp_path.iterdir()) == before
+  inputs.reverse()  # Files are sorted by name.
+  with pytest.raises(InputError, match=r"0\.jsonl:10: an empty line"):
+    build_with("out", skip_bad_lines=False)
   for name in ("workers", "shard_bytes"):
     with pytest.raises(CorpusError, match=f"{name}=0; give 1"):
       build_with("out", **{name: 0})
+  assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["gz", "zst"])
@@ -171,25 +170,20 @@ def test_a_compressed_file_that_is_cut_is_named(
 
 def test_duplicates_are_counted_and_removed(build_with):
   whole = Corpus.open(build_with("whole"))
-  seen = set[tuple[str, str]]()
-  first_rows = []
-  for row in range(whole.num_blocks):
-    block = whole.block(row)
-    if (block.title, block.body) not in seen:
-      first_rows.append(row)
-    seen.add((block.title, block.body))
+  first_rows: dict[int, int] = {}
+  for row, name in enumerate(whole.content_hashes.tolist()):
+    first_rows.setdefault(name, row)
   num_duplicates = whole.num_blocks - len(first_rows)
   assert whole.summary["duplicate_blocks"] == num_duplicates > 5
   less = Corpus.open(build_with("less", remove_duplicates=True))
   require_consistent(less)
-  assert less.block_ids.tolist() == whole.block_ids[first_rows].tolist()
-  assert less.summary["blocks"] == less.num_blocks == len(first_rows)
+  kept = [*first_rows.values()]
+  assert less.block_ids.tolist() == whole.block_ids[kept].tolist()
+  assert less.summary["blocks"] == less.num_blocks == len(kept)
   assert less.summary["skipped"]["blocks that equal an earlier one"] == (
     num_duplicates
   )
-  expected = contents(whole)
-  for name, found in contents(less).items():
-    assert found == expected[name]
+  assert contents(less).items() <= contents(whole).items()
 
 
 def test_a_tagger_may_take_many_texts(build):
@@ -231,18 +225,6 @@ def build_some(tmp_path, vocab_file):
 def names(directory: Path) -> list[str]:
   found = {path.name for path in directory.iterdir()}
   return sorted(found - {"rows.jsonl"})
-
-
-def test_nothing_is_left_of_a_build_that_fails(
-  build_some, tmp_path, monkeypatch
-):
-  def interrupted(*arguments, **keywords):
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(writing, "write_pieces", interrupted)
-  with pytest.raises(KeyboardInterrupt):
-    build_some(5)
-  assert names(tmp_path) == []
 
 
 def test_a_full_disk_is_explained(build_some, tmp_path, monkeypatch):

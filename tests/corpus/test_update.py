@@ -156,22 +156,10 @@ def test_a_line_that_cannot_be_done_changes_nothing(
   assert (summary.added, summary.removed) == (1, 1)
 
 
-def test_settings_that_are_not_the_corpuss_are_refused(
-  corpus, update, tmp_path, vocab_file
-):
-  rows = [article("new", seed=1)]
-  other = tmp_path / "other.txt"
-  other.write_text(Path(vocab_file).read_text() + "more\n")
-  for settings, message in (
-    ({"block_length": 24}, "--block_length=24, and .* has 16"),
-    ({"vocab": str(other)}, "is not the vocabulary of"),
-    ({"vocab": "train:100"}, "is not the vocabulary of"),
-    ({"shard_bytes": 0}, "shard_bytes=0"),
-    ({"keep_versions": 0}, "keep_versions=0"),
-  ):
-    with pytest.raises(CorpusError, match=message):
-      update(rows, **settings)
-  assert update(rows, vocab=vocab_file, block_length=16).version == 2
+@pytest.mark.parametrize("name", ["shard_bytes", "keep_versions"])
+def test_a_number_below_one_is_refused(corpus, update, name):
+  with pytest.raises(CorpusError, match=f"{name}=0; give 1"):
+    update([article("new", seed=1)], **{name: 0})
 
 
 def test_an_update_of_a_corpus_without_duplicates(build, update):
