@@ -56,7 +56,8 @@ class _Texts(NamedTuple):
 
   `text` joins the texts, with a byte between any two, and text i begins at
   `byte_starts[i]`; `token_bytes` are positions in it. Document i has the title
-  `title_ids[title_starts[i] : title_starts[i + 1]]`, and so on.
+  `title_ids[title_starts[i] : title_starts[i + 1]]`, cut to at most half of a
+  block, and so on; `capacities` are the tokens that it leaves to a body.
   """
 
   documents: Sequence[Document]
@@ -64,6 +65,7 @@ class _Texts(NamedTuple):
   byte_starts: Int[np.ndarray, " d+1"]
   title_ids: Int[np.ndarray, " t"]
   title_starts: Int[np.ndarray, " d+1"]
+  capacities: Int[np.ndarray, " d"]
   token_ids: Int[np.ndarray, " b"]
   token_bytes: Int[np.ndarray, "b 2"]
   token_starts: Int[np.ndarray, " d+1"]
@@ -99,48 +101,53 @@ class BlockBuilder:
     Documents without words have no block.
     """
     for chunk in _chunks(documents):
-      texts = self._tokenized(chunk)
-      if wordless := len(chunk) - len(texts.documents):
-        summary.skipped["no words in the text"] += wordless
+      texts = self._tokenized(chunk, summary)
       if texts.documents:
         yield self._build(texts, summary)
 
-  def _tokenized(self, documents: Sequence[Document]) -> _Texts:
+  def _tokenized(
+    self, documents: Sequence[Document], summary: BuildSummary
+  ) -> _Texts:
     """Tokenizes documents, in one call; returns those with words."""
     both = [text for doc in documents for text in (doc.title, doc.text)]
     tokens = self.vocabulary.tokenize_with_offsets(both)
-    lengths = np.diff(tokens.row_offsets).reshape(-1, 2)
-    # A block that stands as it is may be empty.
     is_block = np.array([document.is_block for document in documents], bool)
-    has_blocks = is_block | (lengths[:, 1] > 0)
-    # Masks, since indices would take eight bytes a token.
-    rows = np.stack([has_blocks, np.zeros_like(has_blocks)], 1)
-    titles = np.repeat(rows.reshape(-1), lengths.reshape(-1))
-    bodies = np.repeat(rows[:, ::-1].reshape(-1), lengths.reshape(-1))
-    lengths = lengths[has_blocks]
+    # A block that stands as it is may be empty.
+    has_blocks = is_block | (np.diff(tokens.row_offsets)[1::2] > 0)
+    if num_wordless := int((~has_blocks).sum()):
+      summary.skipped["no words in the text"] += num_wordless
     kept = list(itertools.compress(documents, has_blocks))
+    starts = tokens.row_offsets[:-1].reshape(-1, 2)[has_blocks]
+    lengths = np.diff(tokens.row_offsets).reshape(-1, 2)[has_blocks]
+    # A title takes at most half of a block, so that a body always fits.
+    most = self.block_length - NUM_SPECIAL_TOKENS
+    title_lengths = np.minimum(lengths[:, 0], most // 2)
+    summary.cut_titles += int((title_lengths < lengths[:, 0]).sum())
+    capacities = most - title_lengths
+    is_cut = is_block[has_blocks] & (lengths[:, 1] > capacities)
+    if num_cut := int(is_cut.sum()):
+      reason = "ends of blocks longer than the block length"
+      summary.skipped[reason] += num_cut
+    body_lengths = np.where(is_cut, capacities, lengths[:, 1])
+    bodies = ragged_indices(starts[:, 1], body_lengths)
+    titles = ragged_indices(starts[:, 0], title_lengths)
     encoded = [document.text.encode() for document in kept]
     # The byte between two texts keeps their tokens and sentences apart.
     byte_starts = _offsets([len(text) + 1 for text in encoded])
-    shift = np.repeat(byte_starts[:-1], lengths[:, 1])
+    shift = np.repeat(byte_starts[:-1], body_lengths)
     return _Texts(
       documents=kept,
       text=b"\n".join(encoded),
       byte_starts=byte_starts,
       title_ids=tokens.token_ids[titles],
-      title_starts=_offsets(lengths[:, 0]),
+      title_starts=_offsets(title_lengths),
+      capacities=capacities,
       token_ids=tokens.token_ids[bodies],
       token_bytes=tokens.byte_ranges[bodies] + shift[:, np.newaxis],
-      token_starts=_offsets(lengths[:, 1]),
+      token_starts=_offsets(body_lengths),
     )
 
   def _build(self, texts: _Texts, summary: BuildSummary) -> Blocks:
-    # A title takes at most half of a block, so that a body always fits.
-    capacity = self.block_length - NUM_SPECIAL_TOKENS
-    full_titles = np.diff(texts.title_starts)
-    title_lengths = np.minimum(full_titles, capacity // 2)
-    capacities = capacity - title_lengths
-    texts = _without_ends(texts, capacities, summary)
     byte_ranges, sentence_starts = _sentences(texts)
     aligned = splitting.align_sentences(
       byte_ranges,
@@ -148,24 +155,21 @@ class BlockBuilder:
       sentence_starts=sentence_starts,
       token_starts=texts.token_starts[:-1],
     )
-    num_aligned = len(aligned.token_ranges)
+    num_aligned = np.diff(aligned.starts, append=len(aligned.token_ranges))
     sentences, num_pieces = splitting.cut_overlong_sentences(
       aligned,
       texts.token_bytes,
       text=texts.text,
-      capacity=np.repeat(
-        capacities, np.diff(aligned.starts, append=num_aligned)
-      ),
+      capacity=np.repeat(texts.capacities, num_aligned),
       is_continuation=self.vocabulary.is_continuation[texts.token_ids],
     )
     spans = self._spans(texts, sentences, summary)
-    blocks = self._blocks(texts, title_lengths, capacities, sentences, spans)
+    blocks = self._blocks(texts, sentences, spans)
     summary.documents += len(texts.documents)
     summary.blocks += len(blocks.arrays["block_ids"])
     summary.tokens += len(texts.token_ids)
     summary.sentences += len(sentences.token_ranges)
     summary.cut_sentences += int((num_pieces > 1).sum())
-    summary.cut_titles += int((title_lengths < full_titles).sum())
     summary.long_words += sum(doc.long_words for doc in texts.documents)
     return blocks
 
@@ -205,15 +209,13 @@ class BlockBuilder:
   def _blocks(
     self,
     texts: _Texts,
-    title_lengths: Int[np.ndarray, " d"],
-    capacities: Int[np.ndarray, " d"],
     sentences: Sentences,
     spans: _Spans,
   ) -> Blocks:
     documents, ranges = texts.documents, sentences.token_ranges
     bounds = splitting.pack_sentences(
       np.diff(ranges, axis=1)[:, 0],
-      capacity=capacities,
+      capacity=texts.capacities,
       sentence_starts=sentences.starts,
     )
     firsts, lasts = bounds[:-1], bounds[1:] - 1
@@ -224,7 +226,7 @@ class BlockBuilder:
       np.searchsorted(bounds, sentences.starts), len(firsts)
     )
     owners = np.repeat(np.arange(len(documents)), np.diff(document_starts))
-    of_titles = title_lengths[owners]
+    title_lengths = np.diff(texts.title_starts)[owners]
     byte_ranges = np.stack(
       [sentences.byte_ranges[firsts, 0], sentences.byte_ranges[lasts, 1]], 1
     )
@@ -252,9 +254,9 @@ class BlockBuilder:
         content_hash(titles[i], body)
         for (i, _), body in zip(where, bodies, strict=True)
       ),
-      "title_lengths": of_titles,
-      "token_ids": _titles_and_bodies(texts, owners, of_titles, lengths),
-      "token_ids_offsets": _offsets(lengths + of_titles),
+      "title_lengths": title_lengths,
+      "token_ids": _titles_and_bodies(texts, owners, title_lengths, lengths),
+      "token_ids_offsets": _offsets(lengths + title_lengths),
       "byte_ranges": shifted(texts.token_bytes, byte_ranges[:, 0], lengths),
       "byte_ranges_offsets": token_bounds,
       "sentences": shifted(ranges, starts, np.diff(bounds)),
@@ -290,26 +292,6 @@ def _titles_and_bodies(
   tokens[is_title] = texts.title_ids[titles]
   tokens[~is_title] = texts.token_ids
   return tokens
-
-
-def _without_ends(
-  texts: _Texts, capacities: Int[np.ndarray, " d"], summary: BuildSummary
-) -> _Texts:
-  """Cuts the tokens of blocks that stand as they are and are too long."""
-  lengths = np.diff(texts.token_starts)
-  is_block = np.array([d.is_block for d in texts.documents], bool)
-  is_cut = is_block & (lengths > capacities)
-  if not is_cut.any():
-    return texts
-  reason = "ends of blocks longer than the block length"
-  summary.skipped[reason] += int(is_cut.sum())
-  lengths = np.where(is_cut, capacities, lengths)
-  kept = ragged_indices(texts.token_starts[:-1], lengths)
-  return texts._replace(
-    token_ids=texts.token_ids[kept],
-    token_bytes=texts.token_bytes[kept],
-    token_starts=_offsets(lengths),
-  )
 
 
 def _sentences(

@@ -160,15 +160,12 @@ class DocumentSource:
 
   def rows(self) -> Iterator[SourceRow]:
     """Yields all rows but those that are left out."""
-    return (row for _, row in self._numbered_rows())
-
-  def _numbered_rows(self) -> Iterator[tuple[int, SourceRow]]:
-    for start, file in zip(self._starts, self._files, strict=True):
+    index = itertools.count()
+    for file in self._files:
       for number, row in enumerate(file.rows(), start=1):
-        index = start + number - 1
-        repeats = self._repeats.get(index, 0)
+        repeats = self._repeats.get(next(index), 0)
         if repeats is not None:
-          yield index, SourceRow(file.name, number, row, repeats)
+          yield SourceRow(file.name, number, row, repeats)
 
   def documents(self) -> Iterator[Document]:
     """Yields all documents but those whose titles are dropped."""
@@ -193,9 +190,9 @@ class DocumentSource:
     """Yields all rows in pieces, of about that many bytes each."""
     before = np.cumsum(self._sizes) - self._sizes
     _, numbers = np.unique(before // piece_bytes, return_inverse=True)
-    for number, rows in itertools.groupby(
-      self._numbered_rows(), key=lambda indexed: numbers[indexed[0]]
-    ):
+    left_out = [i for i, number in self._repeats.items() if number is None]
+    numbered = zip(np.delete(numbers, left_out), self.rows(), strict=True)
+    for number, rows in itertools.groupby(numbered, key=lambda pair: pair[0]):
       yield Piece(int(number), [row for _, row in rows])
 
 
