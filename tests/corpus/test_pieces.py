@@ -186,25 +186,6 @@ def test_duplicates_are_counted_and_removed(build_with):
   assert contents(less).items() <= contents(whole).items()
 
 
-def test_a_tagger_may_take_many_texts(build):
-  calls = []
-
-  class Many:
-    def __call__(self, text, title):
-      raise AssertionError("one at a time")
-
-    def tag_many(self, texts, titles):
-      calls.append((list(texts), list(titles)))
-      return [[(0, 3, "person")] for _ in texts]
-
-  rows = [{"title": f"Velt {i}", "text": "Ada was in."} for i in range(3)]
-  corpus = build(rows, tagger=Many())
-  assert calls == [(["Ada was in."] * 3, ["Velt 0", "Velt 1", "Velt 2"])]
-  assert [corpus.block(row).salient_spans.tolist() for row in range(3)] == (
-    [[[0, 1]]] * 3
-  )
-
-
 # --- Directories that appear whole, or not at all -----------------------
 
 

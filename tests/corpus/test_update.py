@@ -186,21 +186,17 @@ def test_an_update_of_a_corpus_without_duplicates(build, update):
 # --- Versions ------------------------------------------------------------
 
 
-def test_the_version_before_goes_on_where_it_is_open(corpus, update):
+def test_a_version_goes_on_beside_the_one_after_it(corpus, update):
   before = contents(Corpus.open(corpus.source))
+  assert corpus.newest() is corpus
   update([{"id": "d1", "remove": True}, article("d2", seed=99)])
   # Not a file was read of it yet.
   assert contents(corpus) == before
   again = Corpus.open(corpus.source, fingerprint=corpus.fingerprint)
   assert (again.version, again.fingerprint) == (1, corpus.fingerprint)
-  assert contents(again) == before
-
-
-def test_one_version_finds_another_and_opens_it_once(corpus, update):
-  assert corpus.newest() is corpus
-  update([article("d2", seed=99)])
   newest = corpus.newest()
   assert newest.version == 2
+  # Each is opened once.
   assert corpus.newest() is newest
   assert newest.at(1, corpus.fingerprint) is corpus
   assert newest.has_version(1, corpus.fingerprint)
