@@ -71,14 +71,6 @@ class _Texts(NamedTuple):
   token_starts: Int[np.ndarray, " d+1"]
 
 
-class _Spans(NamedTuple):
-  """Salient spans that are whole tokens of one sentence."""
-
-  token_ranges: Int[np.ndarray, "p 2"]
-  kinds: Int[np.ndarray, " p"]
-  kind_names: Sequence[str]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockBuilder:
   """Splits documents into blocks.
@@ -163,20 +155,24 @@ class BlockBuilder:
       capacity=np.repeat(texts.capacities, num_aligned),
       is_continuation=self.vocabulary.is_continuation[texts.token_ids],
     )
-    spans = self._spans(texts, sentences, summary)
-    blocks = self._blocks(texts, sentences, spans)
+    spans, kinds, kind_names = self._spans(texts, sentences, summary)
+    arrays = self._arrays(texts, sentences, spans)
     summary.documents += len(texts.documents)
-    summary.blocks += len(blocks.arrays["block_ids"])
+    summary.blocks += len(arrays["block_ids"])
     summary.tokens += len(texts.token_ids)
     summary.sentences += len(sentences.token_ranges)
     summary.cut_sentences += int((num_pieces > 1).sum())
     summary.long_words += sum(doc.long_words for doc in texts.documents)
-    return blocks
+    return Blocks({**arrays, "salient_span_kinds": kinds}, kind_names)
 
   def _spans(
     self, texts: _Texts, sentences: Sentences, summary: BuildSummary
-  ) -> _Spans:
-    """Finds the salient spans of documents that did not come with them."""
+  ) -> tuple[Int[np.ndarray, "p 2"], Int[np.ndarray, " p"], Sequence[str]]:
+    """Returns salient spans that are whole tokens of one sentence.
+
+    They are token ranges, their kinds, and the kinds' names. The tagger is
+    asked for those of documents that did not come with them.
+    """
     found: list[Sequence[FoundSpan]] = [d.spans or () for d in texts.documents]
     untagged = [i for i, d in enumerate(texts.documents) if d.spans is None]
     if self.tagger is not None:
@@ -204,14 +200,12 @@ class BlockBuilder:
     totals = np.bincount(table[:, 2]).tolist()
     summary.salient_spans.update(dict(zip(numbers, totals, strict=True)))
     summary.unaligned_spans += len(table) - len(kept)
-    return _Spans(ranges, table[kept, 2], tuple(numbers))
+    return ranges, table[kept, 2], tuple(numbers)
 
-  def _blocks(
-    self,
-    texts: _Texts,
-    sentences: Sentences,
-    spans: _Spans,
-  ) -> Blocks:
+  def _arrays(
+    self, texts: _Texts, sentences: Sentences, spans: Int[np.ndarray, "p 2"]
+  ) -> dict[str, np.ndarray]:
+    """Packs sentences into blocks, and returns all but the kinds of spans."""
     documents, ranges = texts.documents, sentences.token_ranges
     bounds = splitting.pack_sentences(
       np.diff(ranges, axis=1)[:, 0],
@@ -239,14 +233,14 @@ class BlockBuilder:
     names = [document.id for document in documents]
     ordinals = np.arange(len(firsts)) - document_starts[owners]
     where = list(zip(owners.tolist(), ordinals.tolist(), strict=True))
-    span_offsets = np.searchsorted(spans.token_ranges[:, 0], token_bounds)
+    span_offsets = np.searchsorted(spans[:, 0], token_bounds)
 
     def shifted(
       ranges: np.ndarray, by: np.ndarray, counts: np.ndarray
     ) -> np.ndarray:
       return ranges - np.repeat(by, counts)[:, np.newaxis]
 
-    arrays = {
+    return {
       "block_ids": _array(
         block_id(self.corpus_name, names[i], ordinal) for i, ordinal in where
       ),
@@ -261,11 +255,8 @@ class BlockBuilder:
       "byte_ranges_offsets": token_bounds,
       "sentences": shifted(ranges, starts, np.diff(bounds)),
       "sentences_offsets": bounds,
-      "salient_spans": shifted(
-        spans.token_ranges, starts, np.diff(span_offsets)
-      ),
+      "salient_spans": shifted(spans, starts, np.diff(span_offsets)),
       "salient_spans_offsets": span_offsets,
-      "salient_span_kinds": spans.kinds,
       "document_starts": document_starts,
       "document_hashes": _array(document.hash for document in documents),
       **ragged("bodies", bodies),
@@ -273,7 +264,6 @@ class BlockBuilder:
       **ragged("document_ids", [name.encode() for name in names]),
       **ragged("urls", [document.url.encode() for document in documents]),
     }
-    return Blocks(arrays, spans.kind_names)
 
 
 def _titles_and_bodies(

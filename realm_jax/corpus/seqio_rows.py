@@ -11,8 +11,6 @@ block as it stands.
 """
 
 import functools
-import importlib
-import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,6 +20,8 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from realm_jax.corpus import InputError
+from realm_jax.inputs.config import TaskError
+from realm_jax.inputs.examples import find_task
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
@@ -73,22 +73,12 @@ def _open(source: str) -> tuple[seqio.DataSource, str]:
     raise InputError(f"--input={source}; wanted seqio:MODULE:TASK[:SPLIT]")
   module, name, split = [*parts, "train"][:3]
   try:
-    package = importlib.import_module(module)
-    # A package such as `tasks` registers a task in each of its modules.
-    for found in pkgutil.iter_modules(getattr(package, "__path__", ())):
-      importlib.import_module(f"{module}.{found.name}")
-  except ModuleNotFoundError as error:
-    raise InputError(
-      f"--input={source}: no module {module!r} ({error}); give the one that "
-      "registers the task"
-    ) from error
-  if name not in seqio.TaskRegistry.names():
-    known = ", ".join(sorted(seqio.TaskRegistry.names()))
-    raise InputError(
-      f"--input={source}: {module} registers no task {name!r}; there are "
-      f"{known or 'none at all'}"
-    )
-  return seqio.TaskRegistry.get(name).source, split
+    task = find_task(name, [module])
+  except TaskError as error:
+    raise InputError(f"--input={source}: {error}") from error
+  if not isinstance(task, seqio.Task):
+    raise InputError(f"--input={source} is a mixture; give one of its tasks")
+  return task.source, split
 
 
 def _open_tfds(source: str, parts: list[str]) -> tuple[seqio.DataSource, str]:
