@@ -34,6 +34,15 @@ def test_an_overlong_sentence_is_cut_and_counted(build):
   assert corpus.summary["cut_sentences"] == 1
 
 
+def test_a_title_takes_at_most_half_of_a_block(build):
+  title = "Velt of the river by Ada Stone"
+  corpus = build([{"title": title, "text": "Ada was in."}], block_length=11)
+  block = corpus.block(0)
+  assert (block.title, block.body) == (title, "Ada was in.")
+  assert (block.title_length, len(block.token_ids)) == (4, 8)
+  assert corpus.summary["cut_titles"] == 1
+
+
 def test_nothing_is_dropped_silently(build):
   rows = [
     {"title": "List of rivers", "text": "Velt."},
@@ -150,6 +159,7 @@ def test_blocks_are_the_text_cut(vocab_file, tmp_path_factory, texts, length):
   corpus = Corpus.open(folder / "corpus")
   assert corpus.lengths.max() <= length
   found: dict[str, str] = {}
+  found_ids: dict[str, list[int]] = {}
   for row in range(corpus.num_blocks):
     body, ranges = corpus.block(row).body, corpus.block(row).byte_ranges
     assert body == body.strip()
@@ -168,9 +178,13 @@ def test_blocks_are_the_text_cut(vocab_file, tmp_path_factory, texts, length):
     name = corpus.block(row).document_id
     assert corpus.block(row).ordinal == 0 or name in found
     found[name] = found.get(name, "") + body
-  for i, text in enumerate(texts):
+    found_ids.setdefault(name, []).extend(corpus.block(row).body_token_ids)
+  tokens = corpus.vocabulary.tokenize_with_offsets(texts)
+  token_ids = np.split(tokens.token_ids, tokens.row_offsets[1:-1])
+  for i, (text, ids) in enumerate(zip(texts, token_ids, strict=True)):
     # Cutting loses white space and nothing else.
     assert "".join(found.get(str(i), "").split()) == "".join(text.split())
+    assert found_ids.get(str(i), []) == ids.tolist()
 
 
 def test_an_existing_directory_is_not_lost(build, tmp_path, vocab_file):

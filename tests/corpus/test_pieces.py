@@ -136,9 +136,16 @@ def test_beam_builds_where_other_machines_see_it(
 
 @pytest.mark.parametrize("shard_bytes", [1, None])
 def test_shards_and_chunks_do_not_show(build_with, monkeypatch, shard_bytes):
-  expected = Corpus.open(build_with("here"))
+  def first_word(text, title):
+    """Finds one span, of a kind that few documents have."""
+    return [(0, len(word), word) for word in text.split(maxsplit=1)[:1]]
+
+  expected = Corpus.open(build_with("here", tagger=first_word))
+  assert len(expected.span_kinds) > 5
   monkeypatch.setattr(block_builder, "DOCUMENTS_PER_CHUNK", 3)
-  other = Corpus.open(build_with("other", shard_bytes=shard_bytes))
+  other = Corpus.open(
+    build_with("other", shard_bytes=shard_bytes, tagger=first_word)
+  )
   assert other.block_ids.tolist() == expected.block_ids.tolist()
   assert contents(other) == contents(expected)
   assert other.summary == expected.summary
