@@ -18,18 +18,14 @@ from absl import logging
 from etils import epath
 
 from realm_jax.console import Progress
-from realm_jax.corpus import directory_writer
-from realm_jax.corpus.block_builder import BlockBuilder, chunks
+from realm_jax.corpus import writing
+from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.documents import Document
 from realm_jax.corpus.manifest import MANIFEST_NAME
-from realm_jax.corpus.shard import (
-  MIN_BLOCK_LENGTH,
-  NUM_SPECIAL_TOKENS,
-  Blocks,
-  write_shards,
-)
+from realm_jax.corpus.shard import MIN_BLOCK_LENGTH, NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary
+from realm_jax.corpus.writing import Blocks, write_shards
 from realm_jax.generations.build import (
   Builder,
   GenerationConfig,
@@ -101,7 +97,7 @@ def check_corpus_dir(
       f"--corpus_dir={corpus_dir} holds a corpus already; name a new "
       "directory, or remove it first"
     )
-  directory_writer.check_target(corpus_dir, overwrite=False)
+  writing.check_target(corpus_dir, overwrite=False)
 
 
 def open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
@@ -218,9 +214,7 @@ def write_corpus(
   """
   num_blocks, length = released.vectors.shape[0], released.block_length
   with (
-    directory_writer.CorpusDirectoryWriter.open(
-      released.corpus_dir, pieces=vocabulary.pieces, name=_NAME
-    ) as writer,
+    writing.new_corpus(released.corpus_dir) as staging,
     Progress("blocks written", total=num_blocks) as progress,
   ):
     builder = BlockBuilder(
@@ -233,20 +227,21 @@ def write_corpus(
 
     def built_blocks() -> Iterator[Blocks]:
       nonlocal longest
-      for chunk in chunks(_documents(released)):
-        built = builder.build(chunk)
-        summary.add(built, len(chunk))
-        sizes = np.diff(built.blocks.arrays["token_ids_offsets"])
+      for blocks in builder.blocks(_documents(released), summary):
+        sizes = np.diff(blocks.arrays["token_ids_offsets"])
         longest = max(longest, NUM_SPECIAL_TOKENS + int(sizes.max()))
-        progress.advance(len(chunk))
-        yield built.blocks
+        progress.advance(len(sizes))
+        yield blocks
 
     shards = write_shards(
-      writer.staging, built_blocks(), vocab_size=len(vocabulary.pieces)
+      staging, built_blocks(), vocab_size=len(vocabulary.pieces)
     )
-    writer.finish(
+    writing.finish(
+      staging,
+      name=_NAME,
+      pieces=vocabulary.pieces,
       block_length=length or longest,
-      summary=summary.to_json(),
+      summary=vars(summary),
       shards=shards,
     )
 
@@ -269,8 +264,7 @@ def _documents(released: ReleasedBlocks) -> Iterator[Document]:
         "all of one release?"
       )
     text, name = _decoded(body, number), _decoded(title, number)
-    place = f"record {number}"
-    yield Document(str(number), name, text, "", place, is_block=True)
+    yield Document(str(number), name, text, is_block=True)
 
 
 def _decoded(text: bytes, number: int) -> str:
