@@ -152,7 +152,7 @@ def _copy(golden, directory, **changes):
   [
     ({"architectures": ["BertForMaskedLM"]}, "BertForTokenClassification"),
     ({"architectures": None}, "architectures=None"),
-    ({"id2label": None}, "id2label=None; want a label"),
+    ({"id2label": None}, "id2label=None"),
     ({"id2label": {"0": "O", "2": "B-PER"}}, "want a label for each id"),
     ({"id2label": {"0": "O", "1": "I-PER"}}, r"classifier\.weight \[9, 24\]"),
     ({"hidden_size": 12}, "have another shape"),

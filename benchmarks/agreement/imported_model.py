@@ -210,7 +210,7 @@ def named_as_ours(
   named = {}
   for place in tables.places(plan.table, plan.system):
     for name in place.names:
-      if name in tensors:
+      if name in tensors and place.path.startswith(tuple(plan.parts)):
         tensor = tensors[name]
         named[place.path] = tensor.T if place.is_transposed else tensor
   return named

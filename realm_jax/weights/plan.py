@@ -5,19 +5,24 @@ A plan is complete before anything is written.
 
 import dataclasses
 import pkgutil
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from realm_jax.indexes.protocol import Rows
+from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
 from realm_jax.weights import WeightsError, reading, tables
-from realm_jax.weights.config import read_uncased_pieces
-from realm_jax.weights.formats import FORMATS, OF_TOWERS, ImportConfig, locate
+from realm_jax.weights.config import Vocabulary, read_vocabulary
+from realm_jax.weights.formats import (
+  FORMATS,
+  OF_RETRIEVER,
+  ImportConfig,
+  locate,
+)
 from realm_jax.weights.model import (
   BoundModel,
   default_reader,
@@ -25,10 +30,10 @@ from realm_jax.weights.model import (
   parameter_shapes,
 )
 from realm_jax.weights.reading import Tensors
-from realm_jax.weights.tables import READER, RETRIEVER, Encoder, System
+from realm_jax.weights.tables import READER, RETRIEVER, System, Table, below
 
 # Tensors that are of no use here, whatever the input is.
-_UNUSED = {
+UNUSED = {
   r"(.*[./])?embeddings\.(position|token_type)_ids": "computed, not stored",
   r"(.*[./])?cls[./]seq_relationship[./].*": "a next-sentence head",
   r".*/adam_[mv](_\d+)?": "a moment of Adam",
@@ -36,19 +41,40 @@ _UNUSED = {
   r"(.*/)?global_step": "a step counter",
   "block_emb": "vectors of blocks, which are no weights",
 }
+_PREFIXES = ("query_prefix", "block_prefix")
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
+class Encoder(NamedTuple):
+  """A BERT in another system, and what it can become.
+
+  Attributes:
+    prefix: Prefix of its embeddings in the names of the tensors.
+    bert: Configuration without a vocabulary.
+    roles: What it can be: a `query` tower, a `block` tower, the `reader`.
+    tower: Its modules and those around it, by our names in a tower.
+    reader: The same, by our names in a reader.
+    retriever_fields: Fields of `Retriever` that the input says; prefixes are
+      texts.
+    reader_fields: Fields of `Reader` that the input says.
+  """
+
+  prefix: str
+  bert: BertConfig
+  roles: Sequence[str]
+  tower: Table
+  reader: Table
+  retriever_fields: Mapping[str, Any] = {}
+  reader_fields: Mapping[str, Any] = {}
+
+
+class Source(NamedTuple):
   """What an input holds.
 
   Attributes:
     tensors: Tensors by name.
     system: System whose spelling the names have.
     encoders: Encoders among the tensors.
-    vocabularies: Vocabularies by file; there is none in some releases.
-    towers: Fields of `ImportConfig` that the input says of its towers.
-    reader: Fields of `Reader` that the input says.
+    vocabularies: Vocabularies; there is none in some releases.
     notes: Lines for the report.
     block_vectors: Vectors [N, d] of blocks that were released with it.
     block_records: File of their texts.
@@ -57,16 +83,10 @@ class Source:
   tensors: Tensors
   system: System
   encoders: Sequence[Encoder]
-  vocabularies: Mapping[Path, tuple[str, ...]]
-  towers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  reader: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  vocabularies: Sequence[Vocabulary]
   notes: Sequence[str] = ()
   block_vectors: Rows | None = None
   block_records: Path | None = None
-
-  def of(self, part: str) -> list[Encoder]:
-    """Returns the encoders that can become a part of a model."""
-    return [encoder for encoder in self.encoders if part in encoder.parts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +107,7 @@ class Plan:
   model: BoundModel
   parts: Sequence[str]
   tensors: Tensors
-  table: tables.Table
+  table: Table
   system: System
   allowed: Mapping[str, str]
   notes: Sequence[str]
@@ -121,221 +141,214 @@ def make_plan(config: ImportConfig) -> Plan:
     VocabularyError: A vocabulary cannot be used.
   """
   open_source = pkgutil.resolve_name(FORMATS[config.format].opener)
-  own: Source = open_source(config, locate(config.input), "")
-  of_blocks = own
+  sources = [own := open_source(locate(config.input))]
   if config.block_input is not None:
-    scope = "block." if own.system == "torch" else "block/"
-    of_blocks = open_source(config, locate(config.block_input), scope)
-  tensors = {**own.tensors, **of_blocks.tensors}
-  parts = _choose_parts(config, own)
-  words = vocabulary_of(_vocabulary(config, own, of_blocks))
-  said = _tower_options(config, own, of_blocks)
-  notes = [*own.notes]
-
-  towers, readers = {}, own.of(READER) if READER in parts else []
-  if RETRIEVER in parts:
-    separate = config.separate_towers
-    towers = _choose_towers(own, of_blocks, separate=separate)
-  if len(readers) > 1:
-    found = ", ".join(encoder.prefix for encoder in readers)
-    raise WeightsError(f"several readers: {found}; give one of them as --input")
-  used = [*towers.values(), *readers]
-  for encoder in used:
-    require_vocabulary_size(tensors, encoder, own.system, words.vocab_size)
-    if encoder.config != used[0].config:
-      raise WeightsError(
-        f"the encoders {used[0].prefix!r} and {encoder.prefix!r} are of "
-        "different configuration, but a model has only one:"
-        f"\n  {used[0].config}\n  {encoder.config}"
-      )
-
-  pooling = said["pooling"]
-  if pooling is None:
-    has_pooler = tables.has(tensors, used[0].pooler, own.system)
-    pooling = "pooler" if has_pooler else "cls"
-    notes.append(
-      f"pooling: {pooling} (the weights have {'a' if has_pooler else 'no'} "
-      "pooler); --pooling chooses"
-    )
-  allowed = dict.fromkeys(config.ignore, "allowed by --ignore") | _UNUSED
-  size, eps = said["projection_size"], Retriever.projection_norm_eps
-  if towers and (projection := used[0].projection):
-    if config.projection_size is not None:
-      raise WeightsError(
-        f"--projection_size={size}: the input has a projection, to "
-        f"{projection.size} dimensions; leave the flag out"
-      )
-    size, eps = projection.size, projection.norm_eps
-  elif size is not None:
-    allowed["retriever/[^/]*/projection(_norm)?/.*"] = "--projection_size"
-  scale = said["score_scale"] or 1.0
-  if said["normalize"] and scale == 1.0:
-    notes.append(
-      "score_scale: 1, which ranks blocks as the original model does; to train "
-      "from vectors of length 1, raise SCORE_SCALE (20 is usual)"
-    )
-  retriever = Retriever(
-    bert=used[0].config,
-    shared_towers=len(towers) < 2,
-    pooling=pooling,
-    projection_size=size,
-    projection_norm_eps=eps,
-    normalize=bool(said["normalize"]),
-    score_scale=scale,
-    query_prefix=_ids(said["query_prefix"], words, "--query_prefix"),
-    block_prefix=_ids(said["block_prefix"], words, "--block_prefix"),
-    title_separator=said["title_separator"] is not False,
-    token_types=said["token_types"] is not False,
+    sources.append(_below("block/", open_source(locate(config.block_input))))
+  tensors = {name: t for one in sources for name, t in one.tensors.items()}
+  towers, readers = _choose_encoders(config, own, sources[-1])
+  first, *others = [*towers.values(), *readers]
+  words = vocabulary_of(_pieces(config, sources))
+  for encoder in (first, *others):
+    size = words.vocab_size
+    require_vocabulary_size(tensors, encoder.tower, own.system, size)
+    _require_equal(first, encoder, {"bert": first.bert}, {"bert": encoder.bert})
+  retriever = _retriever(config, towers, first, words)
+  reader = default_reader(first.bert).clone(
+    **[first, *others][-1].reader_fields
   )
-  table: list[tables.Module] = []
-  for name, encoder in towers.items():
-    table += tables.tower(name, encoder, pooling)
-  for encoder in readers:
-    table += tables.reader(encoder)
-    if encoder.span_head is None:
-      allowed["reader/span_head/.*"] = "the input has no span head"
-    if not encoder.head:
-      allowed["reader/masked_lm_head/.*"] = "the input has no masked-LM head"
-  encoders = [*own.encoders, *of_blocks.encoders]
   return Plan(
     name=f"{Path(config.input).resolve().name} ({config.format})",
-    model=BoundModel.of(
-      retriever, default_reader(used[0].config).clone(**own.reader), words
-    ),
-    parts=parts,
+    model=BoundModel.of(retriever, reader, words),
+    parts=[*([RETRIEVER] if towers else []), *([READER] if readers else [])],
     tensors=tensors,
-    table=table,
+    table=[
+      *(
+        module
+        for name, encoder in towers.items()
+        for module in below(encoder.tower, ours=f"{RETRIEVER}/{name}/")
+      ),
+      *(m for e in readers for m in below(e.reader, ours=f"{READER}/")),
+      # What is left of these is not imported.
+      *(
+        module
+        for source in sources
+        for encoder in source.encoders
+        for module in below([*encoder.tower, *encoder.reader], ours="unused/")
+      ),
+    ],
     system=own.system,
-    allowed=allowed | _not_imported(table, encoders, used, own.system),
-    notes=notes,
+    allowed=dict.fromkeys(config.ignore, "allowed by --ignore") | UNUSED,
+    notes=[*own.notes, *_notes(retriever)],
     # The tower that embeds blocks made their vectors, too.
-    block_vectors=of_blocks.block_vectors if towers else None,
-    block_records=of_blocks.block_records,
+    block_vectors=sources[-1].block_vectors if towers else None,
+    block_records=sources[-1].block_records,
   )
 
 
-def _choose_parts(config: ImportConfig, own: Source) -> Sequence[str]:
-  present = [part for part in tables.PARTS if own.of(part)]
-  parts = list(config.parts or present)
-  if not set(parts) <= set(present):
-    raise WeightsError(
-      f"--parts={','.join(parts)}: this input gives {', '.join(present)}"
-    )
-  if config.block_input is not None and RETRIEVER not in parts:
-    raise WeightsError(
-      f"--block_input={config.block_input} is for a retriever, and the parts "
-      f"to import are {', '.join(parts)}; leave it out, or import the "
-      "retriever too"
-    )
-  return parts
+def _below(scope: str, source: Source) -> Source:
+  """Returns a source whose tensors have a prefix before their names."""
+  start = scope.replace("/", ".") if source.system == "torch" else scope
+  return source._replace(
+    tensors={start + name: t for name, t in source.tensors.items()},
+    encoders=[
+      encoder._replace(
+        tower=below(encoder.tower, theirs=scope),
+        reader=below(encoder.reader, theirs=scope),
+      )
+      for encoder in source.encoders
+    ],
+  )
 
 
-def _vocabulary(
+def _choose_encoders(
   config: ImportConfig, own: Source, of_blocks: Source
-) -> tuple[str, ...]:
+) -> tuple[dict[str, Encoder], list[Encoder]]:
+  """Returns the encoder of each tower by its name, and that of the reader."""
+
+  def the_only(source: Source, role: str) -> Encoder:
+    found = [
+      encoder
+      for encoder in source.encoders
+      if role in encoder.roles
+      and config.tensor_prefix in (None, encoder.prefix)
+    ]
+    if len(found) != 1:
+      prefixes = ", ".join(repr(encoder.prefix) for encoder in found) or "none"
+      raise WeightsError(
+        f"{len(found)} encoders could be the {role} tower or the reader: "
+        f"{prefixes}; choose one with --tensor_prefix, or name another input"
+      )
+    return found[0]
+
+  roles = {role for encoder in own.encoders for role in encoder.roles}
+  offered = [
+    part
+    for part, role in ((RETRIEVER, "query"), (READER, READER))
+    if role in roles
+  ]
+  parts = config.parts or offered
+  if not {*parts} <= {*offered}:
+    raise WeightsError(
+      f"--parts={','.join(parts)}: this input gives {', '.join(offered)}"
+    )
+  readers = [the_only(own, READER)] if READER in parts else []
+  if RETRIEVER not in parts:
+    if config.block_input is not None:
+      raise WeightsError(
+        f"--block_input={config.block_input} is for a retriever, and the parts "
+        f"to import are {', '.join(parts)}; leave it out"
+      )
+    return {}, readers
+  query, block = the_only(own, "query"), the_only(of_blocks, "block")
+  if query is block and not config.separate_towers:
+    return {tables.SHARED_TOWER: query}, readers
+  _require_equal(query, block, *map(_without_prefixes, (query, block)))
+  return {"query_tower": query, "block_tower": block}, readers
+
+
+def _without_prefixes(encoder: Encoder) -> dict[str, Any]:
+  fields = encoder.retriever_fields.items()
+  return {name: value for name, value in fields if name not in _PREFIXES}
+
+
+def _require_equal(
+  one: Encoder, other: Encoder, of_one: object, of_other: object
+) -> None:
+  if of_one != of_other:
+    raise WeightsError(
+      f"the encoders {one.prefix!r} and {other.prefix!r} differ where a model "
+      f"has one value for both:\n  {of_one}\n  {of_other}"
+    )
+
+
+def _pieces(config: ImportConfig, sources: Sequence[Source]) -> tuple[str, ...]:
   """Returns the vocabulary, which all inputs must share."""
+  found = [one for source in sources for one in source.vocabularies]
   if config.vocab is not None:
-    return read_uncased_pieces(Path(config.vocab))
-  found = {**own.vocabularies, **of_blocks.vocabularies}
+    found = [read_vocabulary(Path(config.vocab))]
   if not found:
     raise WeightsError(
       f"{config.input} has no vocabulary: pass --vocab; in Google's release it "
       "is assets/vocab.txt of every module, such as "
       "cc_news_pretrained/embedder/assets/vocab.txt"
     )
-  if len(set(found.values())) > 1:
-    raise WeightsError(
-      f"{' and '.join(map(str, found))} are different vocabularies; queries "
-      "and blocks must share one"
-    )
-  return next(iter(found.values()))
-
-
-def _tower_options(
-  config: ImportConfig, own: Source, of_blocks: Source
-) -> dict[str, Any]:
-  """Returns how vectors are made: what the user says, or else the inputs."""
-  names = (*OF_TOWERS, "score_scale")
-  said = {**own.towers, "block_prefix": of_blocks.towers.get("block_prefix")}
-  theirs = {**of_blocks.towers, "query_prefix": said.get("query_prefix")}
-  if any(said.get(name) != theirs.get(name) for name in names):
-    raise WeightsError(
-      f"{config.input} and {config.block_input} make vectors in different "
-      "ways; a retriever has one for both"
-    )
-  options = {name: getattr(config, name) for name in names}
-  return {n: said.get(n) if v is None else v for n, v in options.items()}
-
-
-def _choose_towers(
-  own: Source, of_blocks: Source, *, separate: bool
-) -> dict[str, Encoder]:
-  """Chooses the encoder of each tower, by the tower's name."""
-  queries, blocks = own.of(RETRIEVER), of_blocks.of(RETRIEVER)
-  queries = [e for e in queries if e.only_queries] or queries
-  blocks = [e for e in blocks if not e.only_queries] or blocks
-  for name, found in (("queries", queries), ("blocks", blocks)):
-    if len(found) != 1:
-      prefixes = ", ".join(encoder.prefix for encoder in found) or "none"
+  for one in found:
+    if one.cased:
       raise WeightsError(
-        f"{len(found)} encoders could embed {name}: {prefixes}; want one in "
-        "--input, or in --block_input for blocks"
+        f"{one.path} is a cased model's (do_lower_case in its tokenizer's "
+        "files, or pieces with capitals), and wordpieces here are uncased "
+        "BERT's. Use the uncased model"
       )
-  chosen = [*queries, *blocks]
-  if queries == blocks and not separate:
-    return dict.fromkeys(tables.SHARED_TOWER, chosen[0])
-  kinds = [
-    e.projection and (e.projection.size, e.projection.norm_eps) for e in chosen
-  ]
-  if kinds[0] != kinds[1]:
+    if one.pieces != found[0].pieces:
+      raise WeightsError(
+        f"{found[0].path} and {one.path} are different vocabularies; queries "
+        "and blocks must share one"
+      )
+  return found[0].pieces
+
+
+def _retriever(
+  config: ImportConfig,
+  towers: Mapping[str, Encoder],
+  first: Encoder,
+  words: WordpieceVocabulary,
+) -> Retriever:
+  """Returns the retriever as the user, or else the input, says."""
+  said = {**first.retriever_fields}
+  for encoder in [*towers.values()][1:]:
+    said["block_prefix"] = encoder.retriever_fields.get("block_prefix")
+  chosen = {
+    name: value
+    for name in OF_RETRIEVER
+    if (value := getattr(config, name)) is not None
+  }
+  if towers and "projection_size" in chosen and "projection_size" in said:
     raise WeightsError(
-      f"the two towers project differently (size, epsilon): {kinds}; a "
-      "retriever has one projection for both"
+      f"--projection_size={config.projection_size}: the input has a "
+      f"projection, to {said['projection_size']} dimensions; leave the flag out"
     )
-  return dict(zip(tables.SEPARATE_TOWERS, chosen, strict=True))
+  fields = {"projection_size": None, **said, **chosen}
+  for name in _PREFIXES:
+    text = fields.get(name)
+    ids = tuple(words.encode(text)) if text else ()
+    fields[name] = ids
+    if words.unk_id in ids:
+      raise WeightsError(
+        f"--{name}={text!r} has words that the vocabulary cannot spell"
+      )
+  return Retriever(bert=first.bert, shared_towers=len(towers) < 2, **fields)
+
+
+def _notes(retriever: Retriever) -> list[str]:
+  """Returns lines that say how vectors are made."""
+  said = ", ".join(
+    f"{name}={getattr(retriever, name)}" for name in OF_RETRIEVER
+  )
+  notes = [f"vectors: {said}; flags of these names change it"]
+  if retriever.normalize and retriever.score_scale == 1.0:
+    notes.append(
+      "score_scale: 1, which ranks blocks as the original model does; to train "
+      "from vectors of length 1, raise SCORE_SCALE (20 is usual)"
+    )
+  return notes
 
 
 def require_vocabulary_size(
-  tensors: Tensors, encoder: Encoder, system: System, num_pieces: int
+  tensors: Tensors, table: Table, system: System, num_pieces: int
 ) -> None:
-  """Checks that the vocabulary has a piece for each word embedding."""
-  words = next(tables.places(tables.encoder("", encoder), system))
-  name = words.names[0]
-  rows = tensors[name].shape[0]
-  if rows != num_pieces:
-    raise WeightsError(
-      f"{name} has {rows} word embeddings, and the vocabulary {num_pieces} "
-      "pieces: is it another model's vocabulary? Where the last rows are "
-      "padding, name them in a copy of vocab.txt by as many lines at its end "
-      f"([unused_row_{num_pieces}] and so on)"
-    )
+  """Checks that the vocabulary has a piece for each word embedding.
 
-
-def _not_imported(
-  table: tables.Table,
-  encoders: Sequence[Encoder],
-  used: Sequence[Encoder],
-  system: System,
-) -> dict[str, str]:
-  """Returns patterns for the tensors of modules that the table leaves out."""
-  unused = {}
-  for encoder in encoders:
-    modules = encoder.around
-    if encoder not in used:
-      modules += (encoder.prefix + part for part in ("embeddings", "encoder"))
-    for module in modules:
-      if not any(f"{m.theirs}/".startswith(f"{module}/") for m in table):
-        pattern = f"{re.escape(tables.start_of(module, system))}.*"
-        unused[pattern] = "of no use to the parts that are imported"
-  return unused
-
-
-def _ids(
-  text: str | None, words: WordpieceVocabulary, flag: str
-) -> tuple[int, ...]:
-  ids = tuple(words.encode(text)) if text else ()
-  if words.unk_id in ids:
-    raise WeightsError(
-      f"{flag}={text!r} has words that the vocabulary cannot spell"
-    )
-  return ids
+  Raises:
+    WeightsError: It has more or fewer.
+  """
+  for place in tables.places(table, system):
+    for name in place.names:
+      if place.path.endswith("word_embeddings") and name in tensors:
+        rows = tensors[name].shape[0]
+        if rows != num_pieces:
+          raise WeightsError(
+            f"{name} has {rows} word embeddings, and the vocabulary "
+            f"{num_pieces} pieces: is it another model's vocabulary? Where the "
+            "last rows are padding, name them in a copy of vocab.txt by as "
+            f"many lines at its end ([unused_row_{num_pieces}] and so on)"
+          )

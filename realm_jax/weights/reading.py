@@ -5,7 +5,7 @@ completely before any tensor is read.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -28,6 +28,8 @@ _MISSHAPEN = (
   "tensors have another shape; is config.json that of these weights? "
   "--ignore=REGEX, for the tensor and the parameter, leaves both out"
 )
+_NOT_IMPORTED = "of no use to the parts that are imported"
+_NOT_IN_INPUT = "the input has no such module"
 
 
 class Tensor(Protocol):
@@ -55,15 +57,14 @@ class Report(NamedTuple):
 
   def lines(self, tensors: Tensors, shapes: Mapping[str, Shape]) -> list[str]:
     """Returns a line for each tensor and each parameter."""
-    lines = [f"mapped ({len(self.mapped)} parameters):"]
-    lines += [f"  {show(p, shapes[p])} <- {n}" for p, n in self.mapped.items()]
-    lines.append(f"unused tensors of the input: {len(self.unused) or 'none'}")
-    for name, reason in self.unused.items():
-      lines.append(f"  {show(name, tensors[name].shape)}: {reason}")
-    lines.append(f"parameters of random values: {len(self.fresh) or 'none'}")
-    for path, reason in self.fresh.items():
-      lines.append(f"  {show(path, shapes[path])}: {reason}")
-    return lines
+    return [
+      f"mapped ({len(self.mapped)} parameters):",
+      *(f"  {show(p, shapes[p])} <- {n}" for p, n in self.mapped.items()),
+      f"unused tensors of the input: {len(self.unused) or 'none'}",
+      *(f"  {show(n, tensors[n].shape)}: {r}" for n, r in self.unused.items()),
+      f"parameters of random values: {len(self.fresh) or 'none'}",
+      *(f"  {show(p, shapes[p])}: {r}" for p, r in self.fresh.items()),
+    ]
 
 
 def show(name: str, shape: Shape) -> str:
@@ -81,61 +82,78 @@ def read(
 ) -> tuple[dict[str, np.ndarray], Report]:
   """Reads all parameters that have a tensor, in float32 and by path.
 
+  Parameters of modules that the table does not name have none.
+
   Args:
     tensors: Tensors of the input by name.
-    table: Modules of the model, and their names in the input.
+    table: Modules of the model and of the input.
     shapes: Shapes of all parameters of the model, by path.
     system: System whose spelling the names have.
     allowed: Reasons why tensors without a place in the table are not used, and
-      why parameters without a tensor start from random values, by regular
+      why other parameters without a tensor start from random values, by regular
       expressions for the whole name or path. Any other is an error.
 
   Raises:
     WeightsError: A tensor is left over, missing, of another shape, not of
       floats, not finite, or differs from its copy.
   """
+
+  def reason(name: str) -> str:
+    fitting = (why for p, why in allowed.items() if re.fullmatch(p, name))
+    return next(fitting, "")
+
   found: dict[str, list[tuple[str, Place]]] = {}
-  used, misshapen = set(), {}
+  named, used, misshapen = set(), set(), {}
   for place in places(table, system):
-    shape = shapes[place.path]
-    wanted = shape[::-1] if place.is_transposed else shape
+    named.add(place.path)
     for name in (name for name in place.names if name in tensors):
+      if (shape := shapes.get(place.path)) is None:
+        continue
+      wanted = shape[::-1] if place.is_transposed else shape
       if tensors[name].shape == wanted:
         used.add(name)
         found.setdefault(place.path, []).append((name, place))
-      elif not _reason(allowed, name):
+      elif not reason(name):
         used.add(name)
         misshapen[place.path] = (
           f"{show(name, tensors[name].shape)}, where {place.path} wants "
           f"{list(wanted)}"
         )
-  left = {n: _reason(allowed, n) for n in tensors if n not in used}
-  missing = {p: _reason(allowed, p) for p in shapes if p not in found}
-  _raise_problems(
-    {
-      _NO_PLACE: [show(n, tensors[n].shape) for n in left if not left[n]],
-      _NO_TENSOR: [
-        show(path, shapes[path])
-        for path, reason in missing.items()
-        if not reason and path not in misshapen
-      ],
-      _MISSHAPEN: misshapen.values(),
-    }
-  )
+  known = {n for place in places(table, system) for n in place.names}
+  unused = {
+    name: reason(name) or (_NOT_IMPORTED if name in known else "")
+    for name in tensors
+    if name not in used
+  }
+  fresh = {
+    path: reason(path) or ("" if path in named else _NOT_IN_INPUT)
+    for path in shapes
+    if path not in found
+  }
+  problems = {
+    _NO_PLACE: [show(n, tensors[n].shape) for n in unused if not unused[n]],
+    _NO_TENSOR: [
+      show(p, shapes[p]) for p in fresh if not fresh[p] and p not in misshapen
+    ],
+    _MISSHAPEN: [*misshapen.values()],
+  }
+  if any(problems.values()):
+    raise WeightsError("the weights do not fit. " + _listed(problems))
   parameters, mapped = {}, {}
   for path, (first, *copies) in found.items():
-    mapped[path], place = first
+    mapped[path], _ = first
     parameters[path] = _parameter(tensors, *first)
     for name, place in copies:
-      left[name] = f"the same as {mapped[path]}"
-      if not np.array_equal(_parameter(tensors, name, place), parameters[path]):
-        left[name] = _reason(allowed, name)
-      if not left[name]:
+      unused[name] = f"the same as {mapped[path]}"
+      if np.array_equal(_parameter(tensors, name, place), parameters[path]):
+        continue
+      unused[name] = reason(name)
+      if not unused[name]:
         raise WeightsError(
           f"{name} and {mapped[path]} are one parameter here, and differ; pass "
           f"--ignore='{re.escape(name)}' to leave the former out"
         )
-  return parameters, Report(mapped, left, missing)
+  return parameters, Report(mapped, unused, fresh)
 
 
 def write(
@@ -143,11 +161,10 @@ def write(
 ) -> dict[str, tuple[str, np.ndarray]]:
   """Returns path and tensor of all parameters in a table, by their names."""
   tensors: dict[str, tuple[str, np.ndarray]] = {}
-  written = set()
+  left = dict(parameters)
   for place in places(table, system):
-    if place.path not in written:
-      written.add(place.path)
-      array = parameters[place.path]
+    if place.path in left:
+      array = left.pop(place.path)
       array = array.T if place.is_transposed else array
       array = np.ascontiguousarray(array * np.float32(place.factor))
       tensors[place.names[0]] = place.path, array
@@ -172,20 +189,12 @@ def _parameter(tensors: Tensors, name: str, place: Place) -> np.ndarray:
   return np.ascontiguousarray(array / np.float32(place.factor))
 
 
-def _reason(reasons: Mapping[str, str], name: str) -> str:
-  """Returns the reason of the first pattern that fits; empty without one."""
-  fitting = (r for p, r in reasons.items() if re.fullmatch(p, name))
-  return next(fitting, "")
-
-
-def _raise_problems(problems: Mapping[str, Iterable[str]]) -> None:
-  """Raises one `WeightsError` that names all problems by what they are."""
-  parts = []
+def _listed(problems: Mapping[str, list[str]]) -> str:
+  lines = []
   for title, found in problems.items():
-    if lines := list(found):
-      parts.append(f"{len(lines)} {title}:")
-      parts += [f"  {line}" for line in lines[:_LINES_IN_AN_ERROR]]
-      if len(lines) > _LINES_IN_AN_ERROR:
-        parts.append(f"  and {len(lines) - _LINES_IN_AN_ERROR} more")
-  if parts:
-    raise WeightsError("the weights do not fit. " + "\n".join(parts))
+    if found:
+      lines.append(f"{len(found)} {title}:")
+      lines += [f"  {line}" for line in found[:_LINES_IN_AN_ERROR]]
+      if len(found) > _LINES_IN_AN_ERROR:
+        lines.append(f"  and {len(found) - _LINES_IN_AN_ERROR} more")
+  return "\n".join(lines)

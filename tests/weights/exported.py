@@ -69,9 +69,7 @@ def export(
 ):
   """Exports with choices that have the names of the command's flags."""
   return exporting.export_weights(
-    exporting.TrainedModel(model_dir, retriever, reader, vocab=vocab),
-    output_dir,
-    **choices,
+    model_dir, retriever, reader, output_dir, vocab=vocab, **choices
   )
 
 

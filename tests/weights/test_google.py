@@ -89,9 +89,7 @@ def test_records_in_order_at_each_pass(tmp_path, name, compression):
   with tf.io.TFRecordWriter(str(tmp_path / name), compression) as writer:
     for text in texts:
       writer.write(text)
-  records = google.TfRecords(tmp_path / name)
-  assert list(records) == texts
-  assert list(records) == texts
+  assert list(google.read_records(tmp_path / name)) == texts
 
 
 # --- BERT -----------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_the_vocabulary_may_come_from_tokenizer_json(tmp_path):
       "model": {"type": "WordPiece", "vocab": vocab},
     },
   )
-  assert [*read_vocabulary(tmp_path).values()] == [tuple(pieces)]
+  assert read_vocabulary(tmp_path).pieces == tuple(pieces)
 
 
 # --- REALM ----------------------------------------------------------------

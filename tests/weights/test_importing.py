@@ -269,8 +269,6 @@ def test_a_directory_with_anything_in_it_is_refused(model_dir, tmp_path):
     ({"block_records": "a", "index": "exact"}, "--block_records, --index with"),
     ({"block_input": ".", "parts": ["reader"]}, "is for a retriever"),
     ({"parts": ["writer"]}, "writer"),
-    ({"pooling": "max"}, "--pooling=max"),
-    ({"vocab": "vocab.txt"}, "--vocab"),
   ],
 )
 def test_choices_that_do_not_go_together_leave_nothing(
