@@ -20,7 +20,7 @@ from realm_jax.text import salient_spans
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.weights import WeightsError
 from realm_jax.weights.hugging_face import read_token_classifier
-from tests.weights import hf_files
+from tests.weights import models
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def _copy(golden, directory, **changes):
   """Copies a model, with changes of config.json."""
   shutil.copytree(golden, directory)
   config = json.loads((golden / "config.json").read_text(encoding="utf-8"))
-  hf_files.write_json(directory / "config.json", config | changes)
+  models.write_json(directory / "config.json", config | changes)
   return directory
 
 
@@ -155,7 +155,7 @@ def _copy(golden, directory, **changes):
     ({"id2label": None}, "id2label=None"),
     ({"id2label": {"0": "O", "2": "B-PER"}}, "want a label for each id"),
     ({"id2label": {"0": "O", "1": "I-PER"}}, r"classifier\.weight \[9, 24\]"),
-    ({"hidden_size": 12}, "have another shape"),
+    ({"hidden_size": 12}, "where encoder/word_embeddings wants"),
   ],
   ids=str,
 )
@@ -184,7 +184,7 @@ def test_accents_are_stripped_where_capitals_are(golden, tmp_path):
   directory = _copy(golden, tmp_path / "model")
   config = {"do_lower_case": golden.name == "uncased"}
   for strips in (False, True):
-    hf_files.write_json(
+    models.write_json(
       directory / "tokenizer_config.json", config | {"strip_accents": strips}
     )
     if strips == config["do_lower_case"]:

@@ -18,7 +18,7 @@ reader of pre-training.
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,6 +218,9 @@ def open_realm(path: Path) -> Source:
       elif "query_embedder" in prefixes and READER not in encoder.roles:
         encoder = encoder._replace(roles=["block"])
       encoders.append(encoder)
+  encoded = [p for f in folders.values() for p in _prefixes(f / "encoded")]
+  # The vectors of all blocks, by the embedder.
+  vectors = open_checkpoint(encoded[0]).get(BLOCK_VECTORS) if encoded else None
   within = path if path.is_dir() else path.parent
   assets = [within / name / "assets" for name in folders]
   files = [folder / VOCABULARY_FILE for folder in (within, *assets)]
@@ -226,21 +229,8 @@ def open_realm(path: Path) -> Source:
     "tensorflow",
     encoders,
     [read_vocabulary(file) for file in files if file.is_file()],
-    block_vectors=_block_vectors(folders.values()),
+    block_vectors=vectors.rows() if vectors else None,
   )
-
-
-def _block_vectors(folders: Iterable[Path]) -> Rows | None:
-  """Returns the block vectors of a retriever's module, if it has any."""
-  for folder in folders:
-    for prefix in _prefixes(folder / "encoded"):
-      variables = open_checkpoint(prefix)
-      if BLOCK_VECTORS not in variables:
-        raise WeightsError(
-          f"{prefix} has no {BLOCK_VECTORS}; it has {', '.join(variables)}"
-        )
-      return variables[BLOCK_VECTORS].rows()
-  return None
 
 
 def _roots(variables: Variables, prefix: Path) -> list[str]:
@@ -268,7 +258,7 @@ def _encoder(
   projection: tuple[str, str] | None = None,
   span_head: tuple[str, str, str] | None = None,
 ) -> Encoder:
-  """Returns an encoder with its head, and the given layers."""
+  """Returns an encoder that can be anything, and the layers around it."""
   prefix, head = f"{root}bert/", root + tables.HEAD
   has_head = f"{head}/transform/dense/kernel" in variables
   has_pooler = f"{prefix}pooler/dense/kernel" in variables
@@ -295,15 +285,12 @@ def _with_layers(
   Raises:
     WeightsError: There is a linear layer without a LayerNorm of known epsilon.
   """
-  retriever = {
-    "pooling": "pooler",
-    "projection_size": Retriever.projection_size,
-  }
+  fields = {"pooling": "pooler", "projection_size": Retriever.projection_size}
   scopes = ["", *itertools.accumulate(re.findall(r"[^/]*/", root))]
   scopes = [name for name in scopes if f"{name}dense/kernel" in variables]
   if not scopes:
     encoder = _encoder(variables, root, bert)
-    return encoder._replace(roles=[READER], retriever_fields=retriever)
+    return encoder._replace(roles=[READER], retriever_fields=fields)
   dense, score = f"{scopes[-1]}dense", f"{scopes[-1]}dense_1"
   norms = {
     name.removesuffix("/gamma"): eps
@@ -318,22 +305,21 @@ def _with_layers(
   ((norm, eps),) = norms.items()
   size = variables[f"{dense}/kernel"].shape[-1]
   if f"{score}/kernel" not in variables:
-    retriever |= {"projection_size": size, "projection_norm_eps": eps}
+    fields |= {"projection_size": size, "projection_norm_eps": eps}
     encoder = _encoder(variables, root, bert, projection=(dense, norm))
-    return encoder._replace(
-      roles=["query", "block"], retriever_fields=retriever
-    )
+    return encoder._replace(roles=["query", "block"], retriever_fields=fields)
   length = params.get("reader_seq_len", PositiveInt, OPEN_QA_JOINT_LENGTH)
-  width = params.get("max_span_width", PositiveInt, Reader.max_answer_width)
   encoder = _encoder(variables, root, bert, span_head=(dense, norm, score))
   return encoder._replace(
     roles=[READER],
-    retriever_fields=retriever,
+    retriever_fields=fields,
     reader_fields={
       "joint_length": min(length, bert.max_positions),
       "span_size": size // 2,
       "span_norm_eps": eps,
-      "max_answer_width": width,
+      "max_answer_width": params.get(
+        "max_span_width", PositiveInt, Reader.max_answer_width
+      ),
     },
   )
 

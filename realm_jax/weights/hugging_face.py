@@ -83,13 +83,9 @@ def open_bert(directory: Path) -> Source:
       Encoder(
         prefix,
         bert,
-        ("query", "block", "reader"),
+        (*_TOWERS, READER),
         tables.tower(
-          theirs,
-          bert.num_layers,
-          pooler=sentence.pooler if sentence else None,
-          projection=sentence.projection if sentence else None,
-          factor=sentence.factor if sentence else 1.0,
+          theirs, bert.num_layers, **(sentence.layers if sentence else {})
         ),
         tables.reader(theirs, bert.num_layers, head=head if has_head else None),
         sentence.fields if sentence else fields,
@@ -236,7 +232,8 @@ def read_token_classifier(directory: Path) -> LabelledModel:
     *tables.tower("bert/", bert.num_layers),
     tables.Module("classifier", "classifier", "dense"),
   ]
-  require_vocabulary_size(tensors, table, "torch", len(pieces))
+  source = Source(tensors, "torch", (), ())
+  require_vocabulary_size(source, table, len(pieces))
   module = TokenClassifier(
     bert.for_vocabulary(
       vocab_size=vocabulary.vocab_size, separator_id=vocabulary.sep_id

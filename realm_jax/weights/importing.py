@@ -82,12 +82,12 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
       logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
       store.save(_STEP, {**params, "loop": loop})
       store.wait()
-  lines += plan.notes
-  if plan.block_vectors is not None:
+  vectors = plan.source.block_vectors
+  if vectors is not None:
     done = "published as generation 0"
     if released is None:
       done = "left out; --corpus_dir imports them with their blocks"
-    lines.append(f"block vectors {list(plan.block_vectors.shape)}: {done}")
+    lines.append(f"block vectors {list(vectors.shape)}: {done}")
   return "\n".join(lines)
 
 

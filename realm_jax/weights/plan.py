@@ -3,7 +3,6 @@
 A plan is complete before anything is written.
 """
 
-import dataclasses
 import pkgutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,30 +88,24 @@ class Source(NamedTuple):
   block_records: Path | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
   """A model, and where its parameters come from.
 
   Attributes:
     name: Name of what is imported, for people.
     model: Model to write.
     parts: Parts that are imported.
-    tensors, table, system, allowed: See `reading.read`.
-    notes: Lines for the report that say what was chosen and why.
-    block_vectors: Vectors [N, d] of blocks that were released with it.
-    block_records: File of their texts.
+    source: What all inputs hold; its blocks are those of the block tower.
+    table: Where the parameters of the model are among its tensors.
+    ignore: Regular expressions of the user: see `ImportConfig`.
   """
 
   name: str
   model: BoundModel
   parts: Sequence[str]
-  tensors: Tensors
+  source: Source
   table: Table
-  system: System
-  allowed: Mapping[str, str]
-  notes: Sequence[str]
-  block_vectors: Rows | None
-  block_records: Path | None
+  ignore: Sequence[str]
 
   def load(self, *, seed: int = 0) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns all parameters of the parts by path, and lines for the report.
@@ -122,15 +115,23 @@ class Plan:
     """
     retriever, reader, _ = self.model
     shapes = parameter_shapes(retriever, reader, self.parts)
-    parameters, report = reading.read(
-      self.tensors,
+    parameters, lines = reading.read(
+      self.source.tensors,
       self.table,
       shapes,
-      system=self.system,
-      allowed=self.allowed,
+      system=self.source.system,
+      allowed=dict.fromkeys(self.ignore, "allowed by --ignore") | UNUSED,
     )
-    parameters |= fresh_parameters(retriever, reader, report.fresh, seed=seed)
-    return parameters, report.lines(self.tensors, shapes)
+    fresh = shapes.keys() - parameters.keys()
+    parameters |= fresh_parameters(retriever, reader, fresh, seed=seed)
+    said = ", ".join(f"{n}={getattr(retriever, n)}" for n in OF_RETRIEVER)
+    lines += [*self.source.notes, f"vectors: {said}; such flags change it"]
+    if retriever.normalize and retriever.score_scale == 1.0:
+      lines.append(
+        "score_scale: 1, which ranks blocks as the original model does; to "
+        "train from vectors of length 1, raise SCORE_SCALE (20 is usual)"
+      )
+    return parameters, lines
 
 
 def make_plan(config: ImportConfig) -> Plan:
@@ -141,47 +142,45 @@ def make_plan(config: ImportConfig) -> Plan:
     VocabularyError: A vocabulary cannot be used.
   """
   open_source = pkgutil.resolve_name(FORMATS[config.format].opener)
-  sources = [own := open_source(locate(config.input))]
+  own = of_blocks = open_source(locate(config.input))
   if config.block_input is not None:
-    sources.append(_below("block/", open_source(locate(config.block_input))))
-  tensors = {name: t for one in sources for name, t in one.tensors.items()}
-  towers, readers = _choose_encoders(config, own, sources[-1])
+    of_blocks = _below("block/", open_source(locate(config.block_input)))
+  towers, readers = _choose_encoders(config, own, of_blocks)
+  if of_blocks is not own:
+    own = of_blocks._replace(
+      tensors={**own.tensors, **of_blocks.tensors},
+      encoders=[*own.encoders, *of_blocks.encoders],
+      vocabularies=[*own.vocabularies, *of_blocks.vocabularies],
+      notes=own.notes,
+    )
+  if not towers:
+    own = own._replace(block_vectors=None)
+  words = vocabulary_of(_pieces(config, own.vocabularies))
   first, *others = [*towers.values(), *readers]
-  words = vocabulary_of(_pieces(config, sources))
-  for encoder in (first, *others):
-    size = words.vocab_size
-    require_vocabulary_size(tensors, encoder.tower, own.system, size)
-    _require_equal(first, encoder, {"bert": first.bert}, {"bert": encoder.bert})
+  for one in (first, *others):
+    require_vocabulary_size(own, one.tower, words.vocab_size)
+    _require_equal(first, one, {"bert": first.bert}, {"bert": one.bert})
   retriever = _retriever(config, towers, first, words)
   reader = default_reader(first.bert).clone(
     **[first, *others][-1].reader_fields
   )
+  table = [
+    module
+    for name, one in towers.items()
+    for module in below(one.tower, ours=f"{RETRIEVER}/{name}/")
+  ]
+  for one in readers:
+    table += below(one.reader, ours=f"{READER}/")
+  # What is left of them is not imported.
+  for one in own.encoders:
+    table += below([*one.tower, *one.reader], ours="unused/")
   return Plan(
-    name=f"{Path(config.input).resolve().name} ({config.format})",
-    model=BoundModel.of(retriever, reader, words),
-    parts=[*([RETRIEVER] if towers else []), *([READER] if readers else [])],
-    tensors=tensors,
-    table=[
-      *(
-        module
-        for name, encoder in towers.items()
-        for module in below(encoder.tower, ours=f"{RETRIEVER}/{name}/")
-      ),
-      *(m for e in readers for m in below(e.reader, ours=f"{READER}/")),
-      # What is left of these is not imported.
-      *(
-        module
-        for source in sources
-        for encoder in source.encoders
-        for module in below([*encoder.tower, *encoder.reader], ours="unused/")
-      ),
-    ],
-    system=own.system,
-    allowed=dict.fromkeys(config.ignore, "allowed by --ignore") | UNUSED,
-    notes=[*own.notes, *_notes(retriever)],
-    # The tower that embeds blocks made their vectors, too.
-    block_vectors=sources[-1].block_vectors if towers else None,
-    block_records=sources[-1].block_records,
+    f"{Path(config.input).resolve().name} ({config.format})",
+    BoundModel.of(retriever, reader, words),
+    [*([RETRIEVER] if towers else []), *([READER] if readers else [])],
+    own,
+    table,
+    config.ignore,
   )
 
 
@@ -191,11 +190,11 @@ def _below(scope: str, source: Source) -> Source:
   return source._replace(
     tensors={start + name: t for name, t in source.tensors.items()},
     encoders=[
-      encoder._replace(
-        tower=below(encoder.tower, theirs=scope),
-        reader=below(encoder.reader, theirs=scope),
+      one._replace(
+        tower=below(one.tower, theirs=scope),
+        reader=below(one.reader, theirs=scope),
       )
-      for encoder in source.encoders
+      for one in source.encoders
     ],
   )
 
@@ -207,46 +206,45 @@ def _choose_encoders(
 
   def the_only(source: Source, role: str) -> Encoder:
     found = [
-      encoder
-      for encoder in source.encoders
-      if role in encoder.roles
-      and config.tensor_prefix in (None, encoder.prefix)
+      one
+      for one in source.encoders
+      if role in one.roles and config.tensor_prefix in (None, one.prefix)
     ]
     if len(found) != 1:
-      prefixes = ", ".join(repr(encoder.prefix) for encoder in found) or "none"
+      prefixes = ", ".join(repr(one.prefix) for one in found) or "none"
       raise WeightsError(
         f"{len(found)} encoders could be the {role} tower or the reader: "
         f"{prefixes}; choose one with --tensor_prefix, or name another input"
       )
     return found[0]
 
-  roles = {role for encoder in own.encoders for role in encoder.roles}
-  offered = [
-    part
-    for part, role in ((RETRIEVER, "query"), (READER, READER))
-    if role in roles
-  ]
+  roles = {role for one in own.encoders for role in one.roles}
+  offered = [RETRIEVER] if "query" in roles else []
+  offered += [READER] if READER in roles else []
   parts = config.parts or offered
   if not {*parts} <= {*offered}:
     raise WeightsError(
       f"--parts={','.join(parts)}: this input gives {', '.join(offered)}"
     )
-  readers = [the_only(own, READER)] if READER in parts else []
-  if RETRIEVER not in parts:
-    if config.block_input is not None:
-      raise WeightsError(
-        f"--block_input={config.block_input} is for a retriever, and the parts "
-        f"to import are {', '.join(parts)}; leave it out"
+  if of_blocks is not own and RETRIEVER not in parts:
+    raise WeightsError(
+      f"--block_input={config.block_input} is for a retriever, and the parts "
+      f"to import are {', '.join(parts)}; leave it out"
+    )
+  towers, readers = {}, [the_only(own, READER)] if READER in parts else []
+  if RETRIEVER in parts:
+    query, block = the_only(own, "query"), the_only(of_blocks, "block")
+    towers = {tables.SHARED_TOWER: query}
+    if query is not block or config.separate_towers:
+      _require_equal(query, block, *map(_shared_fields, (query, block)))
+      towers = dict(
+        zip(tables.SEPARATE_TOWERS.values(), (query, block), strict=True)
       )
-    return {}, readers
-  query, block = the_only(own, "query"), the_only(of_blocks, "block")
-  if query is block and not config.separate_towers:
-    return {tables.SHARED_TOWER: query}, readers
-  _require_equal(query, block, *map(_without_prefixes, (query, block)))
-  return {"query_tower": query, "block_tower": block}, readers
+  return towers, readers
 
 
-def _without_prefixes(encoder: Encoder) -> dict[str, Any]:
+def _shared_fields(encoder: Encoder) -> dict[str, Any]:
+  """Returns the fields of a retriever that its towers share."""
   fields = encoder.retriever_fields.items()
   return {name: value for name, value in fields if name not in _PREFIXES}
 
@@ -261,9 +259,10 @@ def _require_equal(
     )
 
 
-def _pieces(config: ImportConfig, sources: Sequence[Source]) -> tuple[str, ...]:
+def _pieces(
+  config: ImportConfig, found: Sequence[Vocabulary]
+) -> tuple[str, ...]:
   """Returns the vocabulary, which all inputs must share."""
-  found = [one for source in sources for one in source.vocabularies]
   if config.vocab is not None:
     found = [read_vocabulary(Path(config.vocab))]
   if not found:
@@ -294,24 +293,20 @@ def _retriever(
   words: WordpieceVocabulary,
 ) -> Retriever:
   """Returns the retriever as the user, or else the input, says."""
-  said = {**first.retriever_fields}
-  for encoder in [*towers.values()][1:]:
-    said["block_prefix"] = encoder.retriever_fields.get("block_prefix")
-  chosen = {
-    name: value
-    for name in OF_RETRIEVER
-    if (value := getattr(config, name)) is not None
-  }
-  if towers and "projection_size" in chosen and "projection_size" in said:
+  said = dict(first.retriever_fields)
+  for one in [*towers.values()][1:]:
+    said["block_prefix"] = one.retriever_fields.get("block_prefix")
+  if towers and said.get("projection_size") and config.projection_size:
     raise WeightsError(
       f"--projection_size={config.projection_size}: the input has a "
       f"projection, to {said['projection_size']} dimensions; leave the flag out"
     )
-  fields = {"projection_size": None, **said, **chosen}
+  chosen = {name: getattr(config, name) for name in OF_RETRIEVER}
+  fields = {"projection_size": None, **said}
+  fields |= {n: value for n, value in chosen.items() if value is not None}
   for name in _PREFIXES:
     text = fields.get(name)
-    ids = tuple(words.encode(text)) if text else ()
-    fields[name] = ids
+    fields[name] = ids = tuple(words.encode(text)) if text else ()
     if words.unk_id in ids:
       raise WeightsError(
         f"--{name}={text!r} has words that the vocabulary cannot spell"
@@ -319,36 +314,22 @@ def _retriever(
   return Retriever(bert=first.bert, shared_towers=len(towers) < 2, **fields)
 
 
-def _notes(retriever: Retriever) -> list[str]:
-  """Returns lines that say how vectors are made."""
-  said = ", ".join(
-    f"{name}={getattr(retriever, name)}" for name in OF_RETRIEVER
-  )
-  notes = [f"vectors: {said}; flags of these names change it"]
-  if retriever.normalize and retriever.score_scale == 1.0:
-    notes.append(
-      "score_scale: 1, which ranks blocks as the original model does; to train "
-      "from vectors of length 1, raise SCORE_SCALE (20 is usual)"
-    )
-  return notes
-
-
 def require_vocabulary_size(
-  tensors: Tensors, table: Table, system: System, num_pieces: int
+  source: Source, table: Table, num_pieces: int
 ) -> None:
   """Checks that the vocabulary has a piece for each word embedding.
 
   Raises:
     WeightsError: It has more or fewer.
   """
-  for place in tables.places(table, system):
-    for name in place.names:
-      if place.path.endswith("word_embeddings") and name in tensors:
-        rows = tensors[name].shape[0]
-        if rows != num_pieces:
-          raise WeightsError(
-            f"{name} has {rows} word embeddings, and the vocabulary "
-            f"{num_pieces} pieces: is it another model's vocabulary? Where the "
-            "last rows are padding, name them in a copy of vocab.txt by as "
-            f"many lines at its end ([unused_row_{num_pieces}] and so on)"
-          )
+  for place in tables.places(table, source.system):
+    tensor = source.tensors.get(place.names[0])
+    if place.path != "encoder/word_embeddings" or tensor is None:
+      continue
+    if tensor.shape[0] != num_pieces:
+      raise WeightsError(
+        f"{place.names[0]} has {tensor.shape[0]} word embeddings, and the "
+        f"vocabulary {num_pieces} pieces: is it another model's vocabulary? "
+        "Where the last rows are padding, name them in a copy of vocab.txt by "
+        f"as many lines at its end ([unused_row_{num_pieces}] and so on)"
+      )

@@ -6,7 +6,7 @@ completely before any tensor is read.
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -16,20 +16,6 @@ from realm_jax.weights.tables import Place, System, Table, places
 Shape = tuple[int, ...]
 
 _LINES_IN_AN_ERROR = 20
-_NO_PLACE = (
-  "tensors of the input have no place here; --ignore=REGEX, for whole names, "
-  "leaves them out"
-)
-_NO_TENSOR = (
-  "parameters have no tensor in the input; --ignore=REGEX, for whole paths, "
-  "starts them from random values"
-)
-_MISSHAPEN = (
-  "tensors have another shape; is config.json that of these weights? "
-  "--ignore=REGEX, for the tensor and the parameter, leaves both out"
-)
-_NOT_IMPORTED = "of no use to the parts that are imported"
-_NOT_IN_INPUT = "the input has no such module"
 
 
 class Tensor(Protocol):
@@ -40,31 +26,6 @@ class Tensor(Protocol):
 
 
 Tensors = Mapping[str, Tensor]
-
-
-class Report(NamedTuple):
-  """What became of every tensor and of every parameter.
-
-  Attributes:
-    mapped: Names of the tensors by the path of the parameter.
-    unused: Reasons by the name of a tensor that is not used.
-    fresh: Reasons by the path of a parameter that has no tensor.
-  """
-
-  mapped: Mapping[str, str]
-  unused: Mapping[str, str]
-  fresh: Mapping[str, str]
-
-  def lines(self, tensors: Tensors, shapes: Mapping[str, Shape]) -> list[str]:
-    """Returns a line for each tensor and each parameter."""
-    return [
-      f"mapped ({len(self.mapped)} parameters):",
-      *(f"  {show(p, shapes[p])} <- {n}" for p, n in self.mapped.items()),
-      f"unused tensors of the input: {len(self.unused) or 'none'}",
-      *(f"  {show(n, tensors[n].shape)}: {r}" for n, r in self.unused.items()),
-      f"parameters of random values: {len(self.fresh) or 'none'}",
-      *(f"  {show(p, shapes[p])}: {r}" for p, r in self.fresh.items()),
-    ]
 
 
 def show(name: str, shape: Shape) -> str:
@@ -79,7 +40,7 @@ def read(
   *,
   system: System,
   allowed: Mapping[str, str],
-) -> tuple[dict[str, np.ndarray], Report]:
+) -> tuple[dict[str, np.ndarray], list[str]]:
   """Reads all parameters that have a tensor, in float32 and by path.
 
   Parameters of modules that the table does not name have none.
@@ -93,6 +54,10 @@ def read(
       why other parameters without a tensor start from random values, by regular
       expressions for the whole name or path. Any other is an error.
 
+  Returns:
+    The parameters, and a line for each tensor and parameter that says what
+    became of it.
+
   Raises:
     WeightsError: A tensor is left over, missing, of another shape, not of
       floats, not finite, or differs from its copy.
@@ -103,14 +68,15 @@ def read(
     return next(fitting, "")
 
   found: dict[str, list[tuple[str, Place]]] = {}
-  named, used, misshapen = set(), set(), {}
+  used, named, misshapen, unused = set(), set(), {}, {}
   for place in places(table, system):
     named.add(place.path)
-    for name in (name for name in place.names if name in tensors):
-      if (shape := shapes.get(place.path)) is None:
-        continue
-      wanted = shape[::-1] if place.is_transposed else shape
-      if tensors[name].shape == wanted:
+    shape = shapes.get(place.path, ())
+    wanted = shape[::-1] if place.is_transposed else shape
+    for name in filter(tensors.__contains__, place.names):
+      if place.path not in shapes:
+        unused[name] = "of no use to the parts that are imported"
+      elif tensors[name].shape == wanted:
         used.add(name)
         found.setdefault(place.path, []).append((name, place))
       elif not reason(name):
@@ -119,41 +85,56 @@ def read(
           f"{show(name, tensors[name].shape)}, where {place.path} wants "
           f"{list(wanted)}"
         )
-  known = {n for place in places(table, system) for n in place.names}
   unused = {
-    name: reason(name) or (_NOT_IMPORTED if name in known else "")
+    name: reason(name) or unused.get(name, "")
     for name in tensors
     if name not in used
   }
   fresh = {
-    path: reason(path) or ("" if path in named else _NOT_IN_INPUT)
+    path: reason(path) or ("" if path in named else "not in the input")
     for path in shapes
-    if path not in found
+    if path not in found and path not in misshapen
   }
-  problems = {
-    _NO_PLACE: [show(n, tensors[n].shape) for n in unused if not unused[n]],
-    _NO_TENSOR: [
-      show(p, shapes[p]) for p in fresh if not fresh[p] and p not in misshapen
-    ],
-    _MISSHAPEN: [*misshapen.values()],
-  }
-  if any(problems.values()):
-    raise WeightsError("the weights do not fit. " + _listed(problems))
-  parameters, mapped = {}, {}
+  problems = [
+    *(f"{show(n, tensors[n].shape)} has no place here" for n in _blank(unused)),
+    *(
+      f"{show(p, shapes[p])} has no tensor in the input" for p in _blank(fresh)
+    ),
+    *misshapen.values(),
+  ]
+  if problems:
+    more = len(problems) - _LINES_IN_AN_ERROR
+    raise WeightsError(
+      f"{len(problems)} tensors and parameters do not fit; is config.json that "
+      "of these weights? --ignore=REGEX, for whole names of tensors, leaves "
+      "them out, and for whole paths of parameters starts them from random "
+      "values:\n  "
+      + "\n  ".join(problems[:_LINES_IN_AN_ERROR])
+      + (f"\n  and {more} more" if more > 0 else "")
+    )
+  parameters, lines = {}, [f"mapped ({len(found)} parameters):"]
   for path, (first, *copies) in found.items():
-    mapped[path], _ = first
+    lines.append(f"  {show(path, shapes[path])} <- {first[0]}")
     parameters[path] = _parameter(tensors, *first)
     for name, place in copies:
-      unused[name] = f"the same as {mapped[path]}"
-      if np.array_equal(_parameter(tensors, name, place), parameters[path]):
-        continue
-      unused[name] = reason(name)
+      same = np.array_equal(_parameter(tensors, name, place), parameters[path])
+      unused[name] = f"the same as {first[0]}" if same else reason(name)
       if not unused[name]:
         raise WeightsError(
-          f"{name} and {mapped[path]} are one parameter here, and differ; pass "
+          f"{name} and {first[0]} are one parameter here, and differ; pass "
           f"--ignore='{re.escape(name)}' to leave the former out"
         )
-  return parameters, Report(mapped, unused, fresh)
+  lines.append(f"unused tensors of the input: {len(unused) or 'none'}")
+  lines += [
+    f"  {show(n, tensors[n].shape)}: {why}" for n, why in unused.items()
+  ]
+  lines.append(f"parameters of random values: {len(fresh) or 'none'}")
+  lines += [f"  {show(p, shapes[p])}: {why}" for p, why in fresh.items()]
+  return parameters, lines
+
+
+def _blank(reasons: Mapping[str, str]) -> list[str]:
+  return [name for name, why in reasons.items() if not why]
 
 
 def write(
@@ -187,14 +168,3 @@ def _parameter(tensors: Tensors, name: str, place: Place) -> np.ndarray:
     )
   array = array.T if place.is_transposed else array
   return np.ascontiguousarray(array / np.float32(place.factor))
-
-
-def _listed(problems: Mapping[str, list[str]]) -> str:
-  lines = []
-  for title, found in problems.items():
-    if found:
-      lines.append(f"{len(found)} {title}:")
-      lines += [f"  {line}" for line in found[:_LINES_IN_AN_ERROR]]
-      if len(found) > _LINES_IN_AN_ERROR:
-        lines.append(f"  and {len(found) - _LINES_IN_AN_ERROR} more")
-  return "\n".join(lines)

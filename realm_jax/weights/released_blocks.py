@@ -119,8 +119,8 @@ def open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
   """
   if config.corpus_dir is None:
     return None
-  vectors = plan.block_vectors
-  records = config.block_records or plan.block_records
+  vectors = plan.source.block_vectors
+  records = config.block_records or plan.source.block_records
   if vectors is None or records is None:
     raise WeightsError(
       "--corpus_dir is for released blocks with their vectors, and "

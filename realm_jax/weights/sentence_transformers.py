@@ -87,17 +87,13 @@ class SentenceModel(NamedTuple):
 
   Attributes:
     folders: Folder of each module.
-    pooler: Module of the pooler, if it has one beside BERT's own.
-    projection: Modules of the projection, if it has one.
-    factor: Factor of the projection there.
+    layers: Arguments of `tables.tower` for the modules after BERT.
     fields: Fields of `Retriever`.
     notes: Lines for the report.
   """
 
   folders: Sequence[str]
-  pooler: str | None
-  projection: tuple[str, str] | None
-  factor: float
+  layers: Mapping[str, Any]
   fields: Mapping[str, Any]
   notes: Sequence[str]
 
@@ -115,10 +111,7 @@ def read_model(directory: Path) -> SentenceModel | None:
   kinds = [str(m.get("type")).rpartition(".")[2] for m in modules]
   folders = [str(m.get("path", "")) for m in modules]
   files = [JsonFile(directory / f / CONFIG, optional=True) for f in folders]
-  found = ", ".join(
-    _described(kind, file.entries)
-    for kind, file in zip(kinds, files, strict=True)
-  )
+  found = ", ".join(map(_described, kinds, [file.entries for file in files]))
   chain = _CHAIN.fullmatch(found)
   if chain is None:
     raise WeightsError(
@@ -126,10 +119,11 @@ def read_model(directory: Path) -> SentenceModel | None:
       "or mean, and then perhaps a Dense with tanh (after cls), a Dense "
       "without activation and a LayerNorm, and Normalize"
     )
-  prompts = _read_prompts(directory / _PROMPTS)
+  prompts = _read_prompts(JsonFile(directory / _PROMPTS, optional=True))
   if chain["pooling"] == "mean" and any(prompts.values()):
     files[1].get("include_prompt", (True,), True)
   settings = JsonFile(directory / _SETTINGS, optional=True)
+  layers: dict[str, Any] = {}
   fields = {
     "pooling": "pooler" if chain["pooler"] else chain["pooling"],
     "normalize": chain["normalize"] is not None,
@@ -139,11 +133,15 @@ def read_model(directory: Path) -> SentenceModel | None:
     "token_types": settings.get("token_types", bool, False),
     "score_scale": settings.get("score_scale", PositiveFloat, 1.0),
   }
-  linear = [f"{folders[i]}/linear" for i, k in enumerate(kinds) if k == "Dense"]
-  projection = None
+  if chain["pooler"]:
+    layers["pooler"] = f"{folders[2]}/linear"
   if chain["projection"]:
     norm = kinds.index("LayerNorm")
-    projection = linear[-1], f"{folders[norm]}/norm"
+    layers["projection"] = (
+      f"{folders[norm - 1]}/linear",
+      f"{folders[norm]}/norm",
+    )
+    layers["factor"] = settings.get("projection_scale", PositiveFloat, 1.0)
     fields["projection_size"] = files[norm - 1].get("out_features", PositiveInt)
     fields["projection_norm_eps"] = settings.get(
       "projection_norm_eps", PositiveFloat, _NORM_EPS
@@ -155,19 +153,11 @@ def read_model(directory: Path) -> SentenceModel | None:
       f"sentence-transformers reads the first {length} tokens of a text; "
       "longer blocks are more than it was trained on"
     )
-  return SentenceModel(
-    folders,
-    linear[0] if chain["pooler"] else None,
-    projection,
-    settings.get("projection_scale", PositiveFloat, 1.0),
-    fields,
-    notes,
-  )
+  return SentenceModel(folders, layers, fields, notes)
 
 
-def _read_prompts(path: Path) -> dict[str, str]:
+def _read_prompts(file: JsonFile) -> dict[str, str]:
   """Reads the prompts of queries and of blocks."""
-  file = JsonFile(path, optional=True)
   prompts = file.get("prompts", dict[str, str] | None) or {}
   usual = prompts.get(file.get("default_prompt_name", str | None), "")
   return {
