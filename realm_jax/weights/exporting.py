@@ -13,7 +13,6 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.storage.access import require_readable
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, sentence_transformers, tables
-from realm_jax.weights.config import HF_ATTENTION_MASK_VALUE
 from realm_jax.weights.directory import Export, class_files
 from realm_jax.weights.importing import check_new, new_directory
 from realm_jax.weights.model import (
@@ -142,14 +141,6 @@ def plan_export(
     raise WeightsError(
       f"--to={to} wants --part=one of {', '.join(tables.PARTS)}, not {part}"
     )
-  bert = retriever.bert if export.part == RETRIEVER else reader.bert
-  value = bert.attention_mask_value
-  if value != HF_ATTENTION_MASK_VALUE:
-    note = (
-      f"attention_mask_value={value} is not written; transformers adds the "
-      "lowest float to the scores of padding"
-    )
-    export = export._replace(notes=[*export.notes, note])
   return export
 
 

@@ -326,8 +326,8 @@ pipeline_tag: sentence-similarity
 ---
 # Retriever of a retrieval-augmented language model
 
-Written by realm_jax. The relevance of document z to query x is {scale:g} · \
-⟨v(x), v(z)⟩, and `model.similarity` computes the inner product. {towers}
+Written by realm_jax{tower}. The relevance of document z to query x is \
+{scale:g} · ⟨v(x), v(z)⟩, and `model.similarity` computes the inner product.
 
 ```python
 from sentence_transformers import SentenceTransformer
@@ -338,13 +338,11 @@ z = model.encode([{document}])
 print(model.similarity(x, z))
 ```
 
-- A query is read as `[CLS] {query}query [SEP]`, and a document as \
-`[CLS] {block}title{separator} body [SEP]`, {types}. Give title and body as \
-in the example, and a document without a title with `""` for it.
-- Words before queries and titles are the prompts `query` and `document`, \
-which `encode_query` and `encode_document` of later versions add.
-- A text is cut after {positions} tokens. Models of this kind are trained on \
-passages of at most 288 wordpieces; give the title with each passage.
+A query is read as `[CLS] {query}query [SEP]`, and a document as \
+`[CLS] {block}title{separator} body [SEP]`, {types}. Give title and body as in \
+the example, and `""` for no title. The words before them are the prompts \
+`query` and `document`, which `encode_query` and `encode_document` of later \
+versions add. A text is cut after {positions} tokens.
 """
 
 
@@ -353,20 +351,18 @@ def _readme(
 ) -> str:
   """Returns the text of README.md: how others give the model their texts."""
   block, body = prompts["document"], "The bridge was built by the railway."
-  document, separator = f'"{block}Bridge {body}"', ""
-  if retriever.title_separator:
-    document, separator = f'("{block}Bridge", "{body}")', " [SEP]"
-  types = "of type 0, and 1 after the first `[SEP]`"
-  towers = "The model embeds queries and documents."
-  if tower is not None:
-    towers = f"This is the {tower} tower; the other has a directory of its own."
+  is_pair = retriever.title_separator
   return _README_TEXT.format(
+    tower=f", the {tower} tower of two" if tower else "",
     scale=retriever.score_scale,
-    towers=towers,
     query=prompts["query"],
     block=block,
-    document=document,
-    separator=separator,
-    types=types if retriever.token_types else "all of type 0",
+    document=f'("{block}Bridge", "{body}")'
+    if is_pair
+    else f'"{block}Bridge {body}"',
+    separator=" [SEP]" if is_pair else "",
+    types="of type 0, and 1 after the first `[SEP]`"
+    if retriever.token_types
+    else "all of type 0",
     positions=retriever.bert.max_positions,
   )

@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks.runs.jobs import Macro
 from realm_jax import configuration
-from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
-from realm_jax.corpus.build import build_corpus
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.evaluation import evaluate as run
 from realm_jax.generations import sidecar
 from realm_jax.models.bert import BertConfig
@@ -116,26 +115,6 @@ def test_training_starts_from_it(model_dir, world, tmp_path):
   stores = [CheckpointStore(path) for path in (model_dir, tmp_path / "ict")]
   first = [s.restore(0, items=("retriever",))["retriever"] for s in stores]
   jax.tree.map(np.testing.assert_array_equal, *first)
-
-
-def test_a_corpus_of_another_vocabulary_is_refused(model_dir, world, tmp_path):
-  pieces = tiny_world.pieces()
-  pieces[10], pieces[11] = pieces[11], pieces[10]
-  (tmp_path / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
-  build_corpus(
-    [str(world.directory / "text.jsonl")],
-    tmp_path / "corpus",
-    vocab=str(tmp_path / "vocab.txt"),
-    block_length=tiny_world.BLOCK_LENGTH,
-  )
-  with pytest.raises(CheckpointError, match="another vocabulary"):
-    call(
-      sidecar.build_index,
-      _files(model_dir, "build_index"),
-      MODEL_DIR=model_dir,
-      CORPUS_DIR=tmp_path / "corpus",
-      **{"choice.SidecarConfig.once": True},
-    )
 
 
 # --- model.gin ------------------------------------------------------------
