@@ -6,15 +6,15 @@ any `BertForTokenClassification` in Hugging Face's format, cased or uncased, and
 the dates are those of `realm_jax.text.salient_spans`.
 
 The model reads sentences, as rows of a few fixed lengths so that little is
-compiled; one that is longer than the model's input is cut into several rows.
-A row's length follows from the sentence alone, and a batch of rows of one
-length always has the same shape: what a sentence is computed with, and so its
-labels, do not depend on the other texts of a batch.
+compiled: a row holds a sentence, or a window of one that is longer than the
+model's input. Its length follows from the sentence alone, and a batch of rows
+of one length always has the same shape: what a sentence is computed with, and
+so its labels, do not depend on the other texts of a batch.
 """
 
 import bisect
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +73,15 @@ class Label(NamedTuple):
 
   kind: str
   begins: bool
+
+
+class Window(NamedTuple):
+  """Tokens `start:limit`, of which `first:last` take their labels from it."""
+
+  start: int
+  limit: int
+  first: int
+  last: int
 
 
 @functools.cache
@@ -174,32 +183,32 @@ class BertTagger:
     self, token_ids: Int[np.ndarray, " t"], sentences: Int[np.ndarray, "s 2"]
   ) -> Int[np.ndarray, " t"]:
     """Returns the most probable label of each token."""
-    waiting: dict[int, list[range]] = {length: [] for length in self._lengths}
+    waiting: dict[int, list[Window]] = {length: [] for length in self._lengths}
     capacity = self._lengths[-1] - _NUM_SPECIAL_TOKENS
     for first, limit in sentences.tolist():
-      for start in range(first, limit, capacity):
-        row = range(start, min(start + capacity, limit))
-        size = len(row) + _NUM_SPECIAL_TOKENS
+      for window in windows(first, limit, capacity=capacity):
+        size = window.limit - window.start + _NUM_SPECIAL_TOKENS
         at = bisect.bisect_left(self._lengths, size)
-        waiting[self._lengths[at]].append(row)
-    computed: list[tuple[list[range], Array]] = []
-    for length, rows in waiting.items():
-      count = self._program.num_rows(length)
-      for begin in range(0, len(rows), count):
-        batch = rows[begin : begin + count]
-        filled = np.zeros((count, length), np.int32)
-        # Those without a sentence are empty.
-        filled[:, :2] = self._vocabulary.cls_id, self._vocabulary.sep_id
-        for row, tokens in zip(filled, batch, strict=False):
-          row[1 : len(tokens) + 1] = token_ids[tokens.start : tokens.stop]
-          row[len(tokens) + 1] = self._vocabulary.sep_id
+        waiting[self._lengths[at]].append(window)
+    computed: list[tuple[list[Window], Array]] = []
+    for length, found in waiting.items():
+      num_rows = self._program.num_rows(length)
+      for begin in range(0, len(found), num_rows):
+        batch = found[begin : begin + num_rows]
+        rows = np.zeros((num_rows, length), np.int32)
+        # Rows without a window are empty.
+        rows[:, :2] = self._vocabulary.cls_id, self._vocabulary.sep_id
+        for row, (start, limit, *_) in zip(rows, batch, strict=False):
+          row[1 : limit - start + 1] = token_ids[start:limit]
+          row[limit - start + 1] = self._vocabulary.sep_id
         # Batches are only dispatched here: the devices do not wait for us.
-        computed.append((batch, self._program(filled)))
+        computed.append((batch, self._program(rows)))
     label_ids = np.empty(len(token_ids), np.int32)
     for batch, on_device in computed:
-      for row, tokens in zip(np.asarray(on_device), batch, strict=False):
+      rows = np.asarray(on_device)
+      for row, (start, _, first, last) in zip(rows, batch, strict=False):
         # A row begins with [CLS].
-        label_ids[tokens.start : tokens.stop] = row[1 : len(tokens) + 1]
+        label_ids[first:last] = row[first - start + 1 : last - start + 1]
     return label_ids
 
   @functools.cached_property
@@ -251,6 +260,22 @@ def _token_sentences(
     ranges.append(np.stack([bounds[:-1], bounds[1:]], axis=1))
   found = np.concatenate(ranges)
   return found[found[:, 0] < found[:, 1]]
+
+
+def windows(start: int, limit: int, *, capacity: int) -> Iterator[Window]:
+  """Yields windows of at most `capacity` tokens over a sentence.
+
+  Consecutive ones share at least a quarter of the capacity, and each gives the
+  labels up to the middle of what they share: so these tokens have context on
+  both sides.
+  """
+  first = start
+  while limit - start > capacity:
+    following = min(start + capacity - capacity // 4, limit - capacity)
+    middle = (following + start + capacity) // 2
+    yield Window(start, start + capacity, first, middle)
+    start, first = following, middle
+  yield Window(start, limit, first, limit)
 
 
 # --- Labels -------------------------------------------------------------------

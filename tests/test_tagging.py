@@ -6,14 +6,16 @@ import shutil
 import string
 from collections import Counter
 
+import hypothesis
 import jax
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from realm_jax import tagging
 from realm_jax.corpus.build import build_corpus
 from realm_jax.models.sequences import padded
-from realm_jax.tagging import entities, parse_labels
+from realm_jax.tagging import entities, parse_labels, windows
 from realm_jax.text import salient_spans
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.weights import WeightsError
@@ -90,20 +92,20 @@ def test_a_text_is_tagged_alike_in_any_company(tagger, sentences):
   assert [span for span in both if span.start >= shift] == tail
 
 
-def test_long_sentences_are_read_in_several_rows(tagger):
+def test_long_sentences_are_read_in_windows(tagger):
   """Rows of this model have 64 tokens, and a letter is a token."""
   letters = [*(string.ascii_lowercase * 6)]
-  rows = [" ".join(letters[start : start + 62]) for start in (0, 62, 124)]
-  whole, *parts = tagger.entities([" ".join(letters), *rows])
-  shifted = [
-    (start + shift, limit + shift)
-    for spans, shift in zip(parts, (0, 124, 248), strict=True)
-    for start, limit, _ in spans
-  ]
-  assert len(parts[1]) > 5
-  # One that goes on in the next row is one entity.
-  ends = {limit for _, limit in shifted} - {123, 247}
-  assert {limit for _, limit, _ in whole} >= ends
+  rows = [" ".join(letters), " ".join(letters[:62])]
+  # The second window begins 15 letters before the first one's end, of which the
+  # first one labels 7.
+  limit = 2 * (62 - 8) - 1
+  whole, first = (
+    [span for span in spans if span.limit < limit]
+    for spans in tagger.entities(rows)
+  )
+  assert len(first) > 5
+  assert whole == first
+  assert tagger.entities(rows)[0][-1].start > len(rows[1])
 
 
 def test_dates_are_those_of_the_rules_outside_of_entities(tagger):
@@ -237,3 +239,16 @@ def test_words_of_one_kind_are_one_entity(words, wanted):
 def test_no_entity_leaves_its_sentence():
   wanted = [(0, 0, "person"), (1, 2, "person")]
   assert found_in("B-PER I-PER I-PER", "122") == wanted
+
+
+@hypothesis.given(st.integers(1, 300), st.integers(4, 60))
+def test_every_token_has_one_label_and_context(size, capacity):
+  found = list(windows(0, size, capacity=capacity))
+  assert [window.first for window in found[1:]] == [w.last for w in found[:-1]]
+  assert (found[0].first, found[-1].last) == (0, size)
+  for start, limit, first, last in found:
+    assert limit - start == min(size, capacity)
+    assert start <= first < last <= limit
+    context = capacity // 8
+    assert first - start >= context or start == 0
+    assert limit - last >= context or limit == size
