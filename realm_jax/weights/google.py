@@ -39,7 +39,7 @@ from realm_jax.weights.config import (
 )
 from realm_jax.weights.hugging_face import BLOCK_VECTORS, OPEN_QA_JOINT_LENGTH
 from realm_jax.weights.model import VOCABULARY_FILE
-from realm_jax.weights.plan import Encoder, Source
+from realm_jax.weights.plan import Encoder, Source, encoder
 from realm_jax.weights.reading import Shape
 from realm_jax.weights.tables import READER
 
@@ -182,7 +182,18 @@ def open_bert(path: Path) -> Source:
   variables = open_checkpoint(prefix)
   roots = _roots(variables, prefix)
   bert = _read_config(prefix.with_name(_CONFIG))
-  encoders = [_encoder(variables, root, bert) for root in roots]
+  encoders = []
+  for root in roots:
+    has_pooler = f"{root}bert/pooler/dense/kernel" in variables
+    encoders.append(
+      encoder(
+        f"{root}bert/",
+        bert,
+        ["query", "block", READER],
+        heads=_heads(variables, root),
+        retriever_fields={"pooling": "pooler" if has_pooler else "cls"},
+      )
+    )
   vocabulary = read_vocabulary(prefix.with_name(VOCABULARY_FILE))
   return Source(variables, "tensorflow", encoders, [vocabulary])
 
@@ -212,12 +223,12 @@ def open_realm(path: Path) -> Source:
     variables |= found
     for root in _roots(found, prefix):
       bert = _config(found, root, prefix, path)
-      encoder = _with_layers(found, root, bert, params)
+      one = _with_layers(found, root, bert, params)
       if module == "query_embedder":
-        encoder = encoder._replace(roles=["query"])
-      elif "query_embedder" in prefixes and READER not in encoder.roles:
-        encoder = encoder._replace(roles=["block"])
-      encoders.append(encoder)
+        one = one._replace(roles=["query"])
+      elif "query_embedder" in prefixes and READER not in one.roles:
+        one = one._replace(roles=["block"])
+      encoders.append(one)
   encoded = [p for f in folders.values() for p in _prefixes(f / "encoded")]
   # The vectors of all blocks, by the embedder.
   vectors = open_checkpoint(encoded[0]).get(BLOCK_VECTORS) if encoded else None
@@ -250,31 +261,10 @@ def _roots(variables: Variables, prefix: Path) -> list[str]:
   return roots
 
 
-def _encoder(
-  variables: Variables,
-  root: str,
-  bert: BertConfig,
-  *,
-  projection: tuple[str, str] | None = None,
-  span_head: tuple[str, str, str] | None = None,
-) -> Encoder:
-  """Returns an encoder that can be anything, and the layers around it."""
-  prefix, head = f"{root}bert/", root + tables.HEAD
-  has_head = f"{head}/transform/dense/kernel" in variables
-  has_pooler = f"{prefix}pooler/dense/kernel" in variables
-  return Encoder(
-    prefix,
-    bert,
-    ["query", "block", READER],
-    tables.tower(prefix, bert.num_layers, projection=projection),
-    tables.reader(
-      prefix,
-      bert.num_layers,
-      head=head if has_head else None,
-      span_head=span_head,
-    ),
-    {"pooling": "pooler" if has_pooler else "cls"},
-  )
+def _heads(variables: Variables, root: str) -> dict[str, Any]:
+  """Returns the masked-LM head beside an encoder, if there is one."""
+  head = root + tables.HEAD
+  return {"head": head} if f"{head}/transform/dense/kernel" in variables else {}
 
 
 def _with_layers(
@@ -285,42 +275,47 @@ def _with_layers(
   Raises:
     WeightsError: There is a linear layer without a LayerNorm of known epsilon.
   """
+  roles, layers, heads = [READER], {}, _heads(variables, root)
   fields = {"pooling": "pooler", "projection_size": Retriever.projection_size}
+  reader_fields = {}
   scopes = ["", *itertools.accumulate(re.findall(r"[^/]*/", root))]
   scopes = [name for name in scopes if f"{name}dense/kernel" in variables]
-  if not scopes:
-    encoder = _encoder(variables, root, bert)
-    return encoder._replace(roles=[READER], retriever_fields=fields)
-  dense, score = f"{scopes[-1]}dense", f"{scopes[-1]}dense_1"
-  norms = {
-    name.removesuffix("/gamma"): eps
-    for name in variables
-    for pattern, eps in _EPSILONS.items()
-    if re.fullmatch(f"{re.escape(scopes[-1])}{pattern}/gamma", name)
-  }
-  if len(norms) != 1:
-    raise WeightsError(
-      f"want one LayerNorm beside {dense}; there are {[*norms] or 'none'}"
-    )
-  ((norm, eps),) = norms.items()
-  size = variables[f"{dense}/kernel"].shape[-1]
-  if f"{score}/kernel" not in variables:
-    fields |= {"projection_size": size, "projection_norm_eps": eps}
-    encoder = _encoder(variables, root, bert, projection=(dense, norm))
-    return encoder._replace(roles=["query", "block"], retriever_fields=fields)
-  length = params.get("reader_seq_len", PositiveInt, OPEN_QA_JOINT_LENGTH)
-  encoder = _encoder(variables, root, bert, span_head=(dense, norm, score))
-  return encoder._replace(
-    roles=[READER],
+  if scopes:
+    dense, score = f"{scopes[-1]}dense", f"{scopes[-1]}dense_1"
+    norms = {
+      name.removesuffix("/gamma"): eps
+      for name in variables
+      for pattern, eps in _EPSILONS.items()
+      if re.fullmatch(f"{re.escape(scopes[-1])}{pattern}/gamma", name)
+    }
+    if len(norms) != 1:
+      raise WeightsError(
+        f"want one LayerNorm beside {dense}; there are {[*norms] or 'none'}"
+      )
+    ((norm, eps),) = norms.items()
+    size = variables[f"{dense}/kernel"].shape[-1]
+    if f"{score}/kernel" in variables:
+      heads["span_head"] = dense, norm, score
+      length = params.get("reader_seq_len", PositiveInt, OPEN_QA_JOINT_LENGTH)
+      reader_fields = {
+        "joint_length": min(length, bert.max_positions),
+        "span_size": size // 2,
+        "span_norm_eps": eps,
+        "max_answer_width": params.get(
+          "max_span_width", PositiveInt, Reader.max_answer_width
+        ),
+      }
+    else:
+      roles, layers = ["query", "block"], {"projection": (dense, norm)}
+      fields |= {"projection_size": size, "projection_norm_eps": eps}
+  return encoder(
+    f"{root}bert/",
+    bert,
+    roles,
+    layers=layers,
+    heads=heads,
     retriever_fields=fields,
-    reader_fields={
-      "joint_length": min(length, bert.max_positions),
-      "span_size": size // 2,
-      "span_norm_eps": eps,
-      "max_answer_width": params.get(
-        "max_span_width", PositiveInt, Reader.max_answer_width
-      ),
-    },
+    reader_fields=reader_fields,
   )
 
 

@@ -36,8 +36,8 @@ from realm_jax.weights.directory import CONFIG, open_tensors
 from realm_jax.weights.model import flattened, nested
 from realm_jax.weights.plan import (
   UNUSED,
-  Encoder,
   Source,
+  encoder,
   require_vocabulary_size,
 )
 from realm_jax.weights.tables import READER
@@ -70,27 +70,23 @@ def open_bert(directory: Path) -> Source:
   tensors = open_tensors(directory / folders[0])
   encoders = []
   for name in tensors:
-    if not f".{name}".endswith(f".{_WORDS}"):
-      continue
-    prefix = name.removesuffix(_WORDS)
-    theirs = prefix.replace(".", "/")
-    # The head is beside `bert.`, not in it.
-    head = theirs.removesuffix("bert/") + tables.HEAD
-    has_head = f"{head}/transform/dense/weight".replace("/", ".") in tensors
-    has_pooler = f"{prefix}pooler.dense.weight" in tensors
-    fields = {"pooling": "pooler" if has_pooler else "cls"}
-    encoders.append(
-      Encoder(
-        prefix,
-        bert,
-        (*_TOWERS, READER),
-        tables.tower(
-          theirs, bert.num_layers, **(sentence.layers if sentence else {})
-        ),
-        tables.reader(theirs, bert.num_layers, head=head if has_head else None),
-        sentence.fields if sentence else fields,
+    if f".{name}".endswith(f".{_WORDS}"):
+      prefix = name.removesuffix(_WORDS)
+      # The head is beside `bert.`, not in it.
+      head = f"{prefix.removesuffix('bert.')}cls.predictions"
+      has_head = f"{head}.transform.dense.weight" in tensors
+      has_pooler = f"{prefix}pooler.dense.weight" in tensors
+      fields = {"pooling": "pooler" if has_pooler else "cls"}
+      encoders.append(
+        encoder(
+          prefix,
+          bert,
+          (*_TOWERS, READER),
+          layers=sentence.layers if sentence else {},
+          heads={"head": head.replace(".", "/")} if has_head else {},
+          retriever_fields=sentence.fields if sentence else fields,
+        )
       )
-    )
   if not encoders:
     raise WeightsError(
       f"{directory} has no {_WORDS}, so it is no BERT; it has "
@@ -138,25 +134,19 @@ def open_realm(directory: Path) -> Source:
       f"{outputs}/dense_output",
     )
     encoders.append(
-      Encoder(
+      encoder(
         f"{prefix}realm/".replace("/", "."),
         bert,
         roles,
-        tables.tower(
-          f"{prefix}realm/",
-          bert.num_layers,
-          projection=(f"{prefix}cls/dense", f"{prefix}cls/LayerNorm"),
-        ),
-        tables.reader(
-          f"{prefix}realm/",
-          bert.num_layers,
-          head=prefix + tables.HEAD,
+        layers={"projection": (f"{prefix}cls/dense", f"{prefix}cls/LayerNorm")},
+        heads={
+          "head": prefix + tables.HEAD,
           # A reader that scores spans has a decoder of its own, untrained.
-          has_tied_decoder=not reads_spans,
-          span_head=span_head if reads_spans else None,
-        ),
-        retriever_fields,
-        reader_fields,
+          "has_tied_decoder": not reads_spans,
+          "span_head": span_head if reads_spans else None,
+        },
+        retriever_fields=retriever_fields,
+        reader_fields=reader_fields,
       )
     )
   tensors = open_tensors(directory)

@@ -66,6 +66,22 @@ class Encoder(NamedTuple):
   reader_fields: Mapping[str, Any] = {}
 
 
+def encoder(
+  prefix: str,
+  bert: BertConfig,
+  roles: Sequence[str],
+  *,
+  layers: Mapping[str, Any] | None = None,
+  heads: Mapping[str, Any] | None = None,
+  **fields: Mapping[str, Any],
+) -> Encoder:
+  """Returns an encoder with the arguments of `tables.tower` and `reader`."""
+  theirs, num_layers = prefix.replace(".", "/"), bert.num_layers
+  tower = tables.tower(theirs, num_layers, **layers or {})
+  reader = tables.reader(theirs, num_layers, **heads or {})
+  return Encoder(prefix, bert, roles, tower, reader, **fields)
+
+
 class Source(NamedTuple):
   """What an input holds.
 
