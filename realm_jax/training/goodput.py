@@ -4,7 +4,7 @@ Goodput is that share. A run that was killed and started again adds up over its
 lives: each row of its metrics has the sums until then, from which the next life
 goes on. What a life has spent after its last checkpoint is lost, since its
 steps are done twice; it is known as far as rows were written before the kill,
-on a disk all but the last dozen, in a bucket those before the last checkpoint.
+on a disk all of them, in a bucket those before the last checkpoint.
 The time between two lives is in no sum.
 """
 
