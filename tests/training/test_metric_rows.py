@@ -86,8 +86,8 @@ def test_a_run_goes_on_on_a_disk_and_back(object_store, tmp_path):
   run(tmp_path, 3, 6)
   assert origins(tmp_path) == {1: 0, 2: 0, 3: 0, 4: 3, 5: 3, 6: 3}
   remote.rmtree()
-  for path in epath.Path(tmp_path).rglob("*.jsonl"):
-    path.copy(remote / path.relative_to(tmp_path))
+  for path in tmp_path.rglob("*.jsonl"):
+    epath.Path(path).copy(remote / path.relative_to(tmp_path))
   run(remote, 5, 7)
   assert origins(remote) == {1: 0, 2: 0, 3: 0, 4: 3, 5: 3, 6: 5, 7: 5}
   shutil.rmtree(tmp_path)
