@@ -72,6 +72,7 @@ class CompiledSteps:
     buffers of the state are donated.
     """
     setup, config = self._setup, self._setup.config
+    rows_of, loss = config.stage.functions(setup.models)
     shardings = jax.tree.map(lambda array: array.sharding, state)
     freeze_steps = config.optimizer.freeze_retriever_steps
     modes = {step < freeze_steps for step in (first_step, config.num_steps - 1)}
@@ -80,8 +81,8 @@ class CompiledSteps:
         sharding.under(
           config.mesh.all_axis_rules,
           train_step,
-          rows_of=setup.rows_of,
-          loss=setup.loss,
+          rows_of=rows_of,
+          loss=loss,
           layout=self._layout,
           optimizer=setup.optimizer,
           seed=config.data.seed,

@@ -144,7 +144,7 @@ def weighted(stage, params, batch, dropout_key=None, *, of=None, **settings):
   return on_rows(
     functools.partial(of.rows, made),
     batch,
-    lambda rows: of.loss(made, params, batch, rows, dropout_key),
+    lambda rows: of.functions(made)[1](params, batch, rows, dropout_key),
   )
 
 

@@ -12,7 +12,7 @@ from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading, ReadingBatch
-from realm_jax.training.stages.stage import Models
+from realm_jax.training.stages.stage import Encoders, Models
 from tests.training import tiny
 
 CLS, SEP, MASK = tiny.CLS, tiny.SEP, tiny.MASK
@@ -83,13 +83,8 @@ def test_the_loss_of_pointing_is_added_for_each_example():
   @jax.jit
   def run(params):
     def compute(rows):
-      spans = masked_words.read_spans(
-        models.require_reader(),
-        params["reader"],
-        rows,
-        None,
-        num_starts=tiny.BLOCK,
-      )
+      encoders = Encoders(models, params, {})
+      spans = masked_words.read_spans(encoders, blocks, rows)
       is_answer = masked_words.masked_spans(
         batch.masks,
         jnp.asarray(blocks),
@@ -98,8 +93,8 @@ def test_the_loss_of_pointing_is_added_for_each_example():
         max_width=tiny.WIDTH,
       )
       return (
-        Reading().loss(models, params, batch, rows, None),
-        stage.loss(models, params, batch, rows, None),
+        Reading().loss(encoders, batch, rows),
+        stage.loss(encoders, batch, rows),
         span_loss(spans.logits, spans.is_span, is_answer),
       )
 
