@@ -97,35 +97,38 @@ def load_blocks(
     corpus.num_blocks, block_length, vocab_size=corpus.vocab_size, mesh=mesh
   )
   capacity, columns = shapes.tokens.shape
-  by_blocks = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-  of_devices = by_blocks.addressable_devices_indices_map((capacity,))
-  shares = []
-  for device, index in of_devices.items():
-    assert index is not None
+  # Zeros stand for rows past the last block.
+  numbers = np.zeros(capacity, np.uint32)
+  hashes = np.zeros((capacity, 2), np.uint32)
+  hashes[: corpus.num_blocks] = hash_words(corpus.content_hashes)
+
+  def tokens_of_device(index: Any) -> np.ndarray:
     start, stop, _ = index[0].indices(capacity)
-    # Zeros stand for rows past the last block.
     tokens = np.zeros((stop - start, columns), shapes.tokens.dtype)
-    hashes = np.zeros((stop - start, 2), np.uint32)
-    numbers = np.zeros(stop - start, np.uint32)
     last = min(stop, corpus.num_blocks)
     for first in range(start, last, _ROWS_PER_COPY):
       rows = np.arange(first, min(first + _ROWS_PER_COPY, last))
       part = corpus.gather(rows, block_length)
       tokens[rows - start, :block_length] = part
-      hashes[rows - start] = hash_words(corpus.content_hashes[rows])
-      numbers[rows - start] = content_numbers(part)
-    words = hashes[:, 0].copy(), hashes[:, 1].copy()
-    shares.append(jax.device_put((tokens, words, numbers), device))
+      numbers[rows] = content_numbers(part)
+    return tokens
 
-  def joined(*parts: jax.Array) -> jax.Array:
-    return jax.make_array_from_single_device_arrays(
-      (capacity, *parts[0].shape[1:]), by_blocks, parts
+  def divided(values: np.ndarray) -> jax.Array:
+    placed = shapes.numbers.sharding
+    return jax.make_array_from_callback(
+      values.shape, placed, lambda index: values[index].copy()
     )
 
+  tokens = jax.make_array_from_callback(
+    shapes.tokens.shape, shapes.tokens.sharding, tokens_of_device
+  )
   null_tokens = corpus.gather(np.array([NULL_ROW]), block_length)[0]
   null: Any = null_tokens, content_numbers(null_tokens)
   return BlockArrays(
-    *jax.tree.map(joined, *shares), *sharding.replicate(null, mesh)
+    tokens,
+    (divided(hashes[:, 0]), divided(hashes[:, 1])),
+    divided(numbers),
+    *sharding.replicate(null, mesh),
   )
 
 

@@ -6,7 +6,6 @@ size of a batch: query vectors, scores, row numbers, and the tokens of the
 candidates. Nothing waits for the host.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -39,8 +38,18 @@ from realm_jax.training.step import Metrics
 _TOKENS_PER_WORD = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchInStep:
+def search_in_step(
+  state: TrainState,
+  batch: Any,
+  searched: SearchedBlocks,
+  freeze_retriever: bool,
+  *,
+  retriever: Retriever,
+  num_candidates: int,
+  current_queries: bool,
+  mesh: Mesh,
+  refresh: Callable[..., Any] | None = None,
+) -> tuple[TrainState, Any, Metrics]:
   """Finds the candidates of a batch in its own step.
 
   The candidates are those of the step's own queries. In a run that keeps its
@@ -48,7 +57,11 @@ class SearchInStep:
   it is found by the very parameters that queries are embedded with; not while
   the retriever is frozen, when all vectors are those of its parameters.
 
-  Attributes:
+  Args:
+    state: State before the step.
+    batch: Batch without candidates.
+    searched: Blocks.
+    freeze_retriever: Whether the retriever is frozen in this step.
     retriever: The towers.
     num_candidates: Number of candidates, the null block included.
     current_queries: Whether queries are embedded with the current parameters.
@@ -56,52 +69,36 @@ class SearchInStep:
     refresh: Function that embeds a slice of a run's own index again, given
       the retriever's parameters, the dated vectors, the blocks and the step;
       None of a run that searches generations.
+
+  Returns:
+    State and batch for the rest of the step, and metrics. `staleness_steps` of
+    a run's own index is the age of the oldest vector in this search.
   """
-
-  retriever: Retriever
-  num_candidates: int
-  current_queries: bool
-  mesh: Mesh
-  refresh: Callable[..., Any] | None = None
-
-  def __call__(
-    self,
-    state: TrainState,
-    batch: Any,
-    searched: SearchedBlocks,
-    freeze_retriever: bool,
-  ) -> tuple[TrainState, Any, Metrics]:
-    """Returns state and batch for the rest of the step, and metrics.
-
-    The metric `staleness_steps` of a run's own index is the age of the oldest
-    vector in this search.
-    """
-    metrics: Metrics = {}
-    current, vectors = state.params["retriever"], searched.vectors
-    if self.refresh is not None:
-      dated: Any = state.index
-      if freeze_retriever:
-        dated = dated.as_of(state.step)
-      else:
-        dated = self.refresh(current, dated, searched.blocks, state.step)
-      state, vectors = state._replace(index=dated), dated.vectors
-      staleness = state.step - dated.steps.min()
-      metrics["staleness_steps"] = staleness.astype(jnp.float32)
-    query_params = searched.query_params
-    if self.current_queries:
-      query_params = query_tower_parameters(self.retriever, current)
-    assert vectors is not None
-    candidates = find_candidates(
-      embed_queries(self.retriever, query_params, batch.query),
-      batch.source_hash,
-      vectors,
-      searched.count,
-      searched.blocks,
-      plan=searched.plan,
-      num_kept=self.num_candidates - 1,
-      mesh=self.mesh,
-    )
-    return state, batch._replace(candidates=candidates), metrics
+  metrics: Metrics = {}
+  current, vectors = state.params["retriever"], searched.vectors
+  if refresh is not None:
+    dated: Any = state.index
+    if freeze_retriever:
+      dated = dated.as_of(state.step)
+    else:
+      dated = refresh(current, dated, searched.blocks, state.step)
+    state, vectors = state._replace(index=dated), dated.vectors
+    staleness = state.step - dated.steps.min()
+    metrics["staleness_steps"] = staleness.astype(jnp.float32)
+  query_params = searched.query_params
+  if current_queries:
+    query_params = query_tower_parameters(retriever, current)
+  candidates = find_candidates(
+    embed_queries(retriever, query_params, batch.query),
+    batch.source_hash,
+    vectors,
+    searched.count,
+    searched.blocks,
+    plan=searched.plan,
+    num_kept=num_candidates - 1,
+    mesh=mesh,
+  )
+  return state, batch._replace(candidates=candidates), metrics
 
 
 def find_candidates(

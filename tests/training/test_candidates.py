@@ -90,7 +90,7 @@ class Schedule(GenerationSchedule):
 
   def __init__(self, generations, fallback=None):
     self._generations, self._after = generations, fallback
-    self._current, self.swaps = None, 0
+    self.swaps = 0
     self.recorded = []
 
   def start(self, step, recorded):
@@ -101,7 +101,7 @@ class Schedule(GenerationSchedule):
     chosen = self._generations(step)
     if isinstance(chosen, Exception):
       raise chosen
-    self._current = chosen
+    self.current = chosen
     return chosen
 
   def loaded(self):
@@ -110,8 +110,8 @@ class Schedule(GenerationSchedule):
   def after_crash(self, error):
     if self._after is None:
       raise error
-    self._current = self._after
-    return self._current
+    self.current = self._after
+    return self.current
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +119,7 @@ class RowsStage:
   """A stage whose batch holds the retrieved rows as masked tokens."""
 
   needs_index: bool = True
+  needs_answers: bool = False
   current_queries: bool = False
   num_candidates: int = 1
 
