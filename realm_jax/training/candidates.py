@@ -25,9 +25,9 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.device_blocks import SearchedBlocks
 from realm_jax.training.generations import DeviceGeneration, GenerationSchedule
 from realm_jax.training.rolling_index import OwnIndex
+from realm_jax.training.search_in_step import SearchedBlocks
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.stage import Assembled, StageContext, StepBatch

@@ -27,12 +27,12 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.device_blocks import (
+from realm_jax.training.goodput import Goodput
+from realm_jax.training.search_in_step import (
   BlockArrays,
   SearchedBlocks,
   load_blocks,
 )
-from realm_jax.training.goodput import Goodput
 from realm_jax.training.setup import RunSetup
 
 _REMINDER_SECONDS = 30.0

@@ -29,12 +29,12 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.device_blocks import (
+from realm_jax.training.generations import WaitPreemptedError
+from realm_jax.training.search_in_step import (
   BlockArrays,
   SearchedBlocks,
   load_blocks,
 )
-from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.setup import RunSetup, StepSetup
 from realm_jax.training.state import TrainState
 

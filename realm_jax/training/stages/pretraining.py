@@ -22,8 +22,7 @@ from realm_jax.settings import (
   require_valid,
 )
 from realm_jax.training import encoder_rows
-from realm_jax.training.device_blocks import hash_words
-from realm_jax.training.encoder_rows import Candidates, EncoderRows
+from realm_jax.training.encoder_rows import Candidates, EncoderRows, hash_words
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.masked_words import MaskTargets
