@@ -1,9 +1,9 @@
 """The stream of batches: what it reads, searches, replaces and remembers."""
 
 import contextlib
-import dataclasses
 import functools
 import threading
+import types
 from pathlib import Path
 
 import jax
@@ -53,11 +53,10 @@ class Words(Corpus):
 class HostIndex:
   """Returns the rows after the first word of a query, or crashes."""
 
-  kind, num_blocks = "host", 20
+  kind, num_blocks, needs_vectors = "host", 20, True
 
-  def __init__(self, crashes=False, needs_vectors=True):
-    self.crashes, self.report = crashes, {}
-    self.needs_vectors = needs_vectors
+  def __init__(self, crashes=False):
+    self.crashes = crashes
     self.vectors = []
 
   def search(self, queries, k):
@@ -68,29 +67,31 @@ class HostIndex:
     return SearchResult(rows.astype(np.int32), np.ones(rows.shape, np.float32))
 
 
+def _faked(kind, **fields):
+  """An object of a class that has these fields alone."""
+  made = object.__new__(kind)
+  vars(made).update(fields)
+  return made
+
+
 def _generation(step, index, scale=1.0, query_params=None):
-  generation = object.__new__(_Generation)
-  fields = {
-    "step": step,
-    "corpus": Words(),
-    "index": index,
-    "query_params": query_params or {"scale": np.float32(scale)},
-  }
-  for name, value in fields.items():
-    object.__setattr__(generation, name, value)
-  return generation
-
-
-class _Generation(Generation):
-  oldest_step = 0
+  return _faked(
+    Generation,
+    step=step,
+    manifest=types.SimpleNamespace(oldest_step=0),
+    corpus=Words(),
+    index=index,
+    query_params=query_params or {"scale": np.float32(scale)},
+  )
 
 
 class Schedule(GenerationSchedule):
   """Generations by step, and one to fall back to."""
 
+  swaps = 0
+
   def __init__(self, generations, fallback=None):
     self._generations, self._after = generations, fallback
-    self.swaps = 0
     self.recorded = []
 
   def start(self, step, recorded):
@@ -98,11 +99,10 @@ class Schedule(GenerationSchedule):
     return self.at(step)
 
   def at(self, step):
-    chosen = self._generations(step)
-    if isinstance(chosen, Exception):
-      raise chosen
-    self.current = chosen
-    return chosen
+    self.current = self._generations(step)
+    if isinstance(self.current, Exception):
+      raise self.current
+    return self.current
 
   def loaded(self):
     return None
@@ -114,42 +114,14 @@ class Schedule(GenerationSchedule):
     return self.current
 
 
-@dataclasses.dataclass(frozen=True)
-class RowsStage:
-  """A stage whose batch holds the retrieved rows as masked tokens."""
-
-  needs_index: bool = True
-  needs_answers: bool = False
-  current_queries: bool = False
-  num_candidates: int = 1
-
-  def assemble(self, batch, retrieved, context):
-    query = batch.arrays["query"]
-    blocks = np.zeros((len(query), 1, 1), np.int32)
-    masks = MaskTargets.none(ExampleArrays(query, blocks, 0, 0, K))
-    rows = retrieved.rows if retrieved.rows.size else masks.token_ids
-    made = ReadingBatch(query, blocks, masks._replace(token_ids=rows))
-    return made, {"of_stage": 1.0}
-
-  def init(self, models, lengths, key):
-    raise AssertionError
-
-  loss = num_searched = example = init
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-  block_length: int = tiny.BLOCK
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """The part of a run's configuration that the stream reads."""
-
-  stage: RowsStage
-  data: Data
-  retrieve_on_device: bool = False
-  mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+def _assemble(batch, retrieved, context):
+  """A batch that holds the retrieved rows as masked tokens."""
+  query = batch.arrays["query"]
+  blocks = np.zeros((len(query), 1, 1), np.int32)
+  masks = MaskTargets.none(ExampleArrays(query, blocks, 0, 0, K))
+  rows = retrieved.rows if retrieved.rows.size else masks.token_ids
+  made = ReadingBatch(query, blocks, masks._replace(token_ids=rows))
+  return made, {"of_stage": 1.0}
 
 
 def _positions(number):
@@ -172,30 +144,41 @@ def _embed(params, token_ids):
   return params["scale"] * token_ids[:, :4].astype(np.float32)
 
 
-def _stream(schedule, *, mesh, resumed=None, **stage):
+def _stream(schedule, *, mesh, resumed=None, current_queries=False):
   resumed = resumed or LoopState(_positions(0))
-  setup = object.__new__(RunSetup)
-  fields = {
-    "config": Config(RowsStage(**stage), Data()),
-    "examples": Words(),
-    "corpus": Words(),
-    "mesh": mesh,
-    "models": Models(*tiny.models()),
-    "num_searched": K,
-  }
-  for name, value in fields.items():
-    object.__setattr__(setup, name, value)
-  return contextlib.closing(
-    Candidates(
-      setup,
-      _examples(resumed.positions[0] // BATCH),
-      schedule=schedule,
-      decisions=Decisions(
-        threading.Event(), num_steps=100, save_every_steps=10
-      ),
-      resumed=resumed,
-    )
+  stage = types.SimpleNamespace(
+    needs_index=True,
+    needs_answers=False,
+    current_queries=current_queries,
+    assemble=_assemble,
   )
+  setup = _faked(
+    RunSetup,
+    config=types.SimpleNamespace(
+      stage=stage,
+      data=types.SimpleNamespace(block_length=tiny.BLOCK),
+      mesh=MeshConfig(),
+      retrieve_on_device=False,
+    ),
+    examples=Words(),
+    corpus=Words(),
+    mesh=mesh,
+    models=Models(*tiny.models()),
+    num_searched=K,
+  )
+  stream = Candidates(
+    setup,
+    _examples(resumed.positions[0] // BATCH),
+    schedule=schedule,
+    decisions=Decisions(threading.Event(), num_steps=100, save_every_steps=10),
+    resumed=resumed,
+  )
+  return contextlib.closing(stream)
+
+
+def _assert_state(state, number, *, generation):
+  np.testing.assert_array_equal(state.positions, _positions(number))
+  assert state.generation == generation
 
 
 @pytest.fixture
@@ -219,11 +202,6 @@ def open_stream(monkeypatch):
 
 def _params(scale):
   return {"retriever": {"scale": np.float32(scale)}}
-
-
-def _assert_state(state, number, *, generation):
-  np.testing.assert_array_equal(state.positions, _positions(number))
-  assert state.generation == generation
 
 
 def _rows(prepared):
@@ -257,14 +235,6 @@ def test_exact_search_finds_the_best_blocks(open_stream):
   # The step's arrays lie over the devices, a row on each.
   assert len(prepared.batch.query.sharding.device_set) == 8
   assert {"search_ms", "gather_ms"} < prepared.metrics.keys()
-
-
-def test_an_index_of_words_needs_no_model(open_stream):
-  index = HostIndex(needs_vectors=False)
-  stream = open_stream(Schedule(lambda step: _generation(0, index)))
-  stream.prefetch(0, _params(1.0))
-  assert _rows(stream.take(0)) == [1, 2]
-  assert index.vectors == [None]
 
 
 def test_an_error_in_the_background_reaches_the_loop(open_stream):
