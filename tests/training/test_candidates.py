@@ -1,27 +1,21 @@
 """The stream of batches: what it reads, searches, replaces and remembers."""
 
 import contextlib
-import functools
 import threading
 import types
 from pathlib import Path
 
-import jax
 import numpy as np
-import optax
 import pytest
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import Generation
-from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
   IndexCrashedError,
   RetrievalUnavailableError,
   SearchResult,
 )
 from realm_jax.inputs.batch import Batch
-from realm_jax.models.retriever import embed_queries, query_tower_parameters
-from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
@@ -223,20 +217,6 @@ def test_batches_come_in_order_with_what_their_generation_returned(open_stream):
   assert [vectors[0, 0] for vectors in index.vectors] == [1.0, 2.0, 3.0]
 
 
-def test_exact_search_finds_the_best_blocks(open_stream):
-  vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-  index = ExactIndex(vectors, mesh=make_mesh())
-  stream = open_stream(Schedule(lambda step: _generation(0, index)))
-  stream.prefetch(0, _params(1.0))
-  prepared = stream.take(0)
-  best = np.argsort(-vectors.sum(axis=1))[:K].tolist()
-  assert prepared.retrieved.rows.tolist() == [best] * BATCH
-  assert _rows(prepared) == best
-  # The step's arrays lie over the devices, a row on each.
-  assert len(prepared.batch.query.sharding.device_set) == 8
-  assert {"search_ms", "gather_ms"} < prepared.metrics.keys()
-
-
 def test_an_error_in_the_background_reaches_the_loop(open_stream):
   index = HostIndex()
   index.search = lambda queries, k: Path("/nonexistent").stat()
@@ -244,30 +224,6 @@ def test_an_error_in_the_background_reaches_the_loop(open_stream):
   stream.prefetch(0, _params(1.0))
   with pytest.raises(FileNotFoundError):
     stream.take(0)
-
-
-def test_query_towers_may_be_divided_over_the_devices():
-  mesh = make_mesh(fsdp=2, model_parallelism=2)
-  retriever, _ = tiny.models()
-  update = optax.sgd(1.0)
-  params = tiny.state("inverse_cloze", update, mesh)[0].params
-  tower = query_tower_parameters(retriever, params["retriever"])
-  assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(tower))
-  # That of a generation is replicated.
-  whole = sharding.replicate(jax.device_get(tower), mesh)
-  queries = next(_examples()).arrays["query"]
-  alone = jax.jit(functools.partial(embed_queries, retriever))(
-    jax.device_get(tower), queries
-  )
-  for current_queries in (True, False):
-    index = HostIndex()
-    generation = _generation(0, index, query_params=whole)
-    schedule = Schedule(lambda step, g=generation: g)
-    opened = _stream(schedule, mesh=mesh, current_queries=current_queries)
-    with opened as stream:
-      stream.prefetch(0, params)
-      stream.take(0)
-    np.testing.assert_allclose(index.vectors[0], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_the_state_is_that_of_the_next_step(open_stream):

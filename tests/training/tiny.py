@@ -116,18 +116,6 @@ def functions(stage, *, dropout_rate=0.0, **retriever_settings):
   return {"rows_of": rows_of, "loss": loss}
 
 
-def layout(stage, mesh=None, *, pack=False):
-  """Rows of their own for all sequences, or fewer if these hold them."""
-  mesh = mesh or make_mesh(devices=jax.devices()[:1])
-  queries = BATCH // RowLayout(mesh).num_devices
-  blocks = 1 if stage == "inverse_cloze" else CANDIDATES
-  inputs = [queries, queries * blocks]
-  if stage == "pretraining":
-    inputs.append(queries * blocks)
-  counts = tuple(max(1, round(0.7 * count)) for count in inputs)
-  return RowLayout(mesh, (counts,) if pack else ())
-
-
 def on_rows(rows_of, batch, compute):
   """What a function computes of a batch's rows, one for each sequence."""
   numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
