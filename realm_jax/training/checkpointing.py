@@ -18,9 +18,11 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Float32, Int32, Int64
 
-from realm_jax.checkpoints.store import (
+from realm_jax.checkpoints.saving import (
   CheckpointError,
   CheckpointNotWrittenError,
+)
+from realm_jax.checkpoints.store import (
   CheckpointStore,
   LoopItem,
   digest_bytes,
@@ -298,19 +300,20 @@ class Checkpointer:
 
     Returns:
       The vectors; None where the checkpoint has none, those of another corpus
-      version than that with the `fingerprint`, or has them with other padding,
-      which follows from the number of devices.
+      version than that with the `fingerprint`, cannot be read, or has them with
+      other padding, which follows from the number of devices.
     """
     store = self._store
     # That of a new run is still being written.
     store.wait()
     if not store.has_vectors_of(step, fingerprint):
       return None
-    if store.shapes(step, "vectors")["vectors"] != like["vectors"].shape:
-      logging.info("other devices share the blocks: embedding all of them")
-      return None
     wanted = {"vectors": like}
-    return store.restore(step, items=("vectors",), like=wanted)["vectors"]
+    try:
+      return store.restore(step, items=("vectors",), like=wanted)["vectors"]
+    except CheckpointError as error:
+      logging.info("all blocks are embedded again: %s", error)
+      return None
 
   def with_last_good(self, error: NonFiniteLossError) -> NonFiniteLossError:
     """Returns the error with the checkpoint to continue from."""

@@ -131,7 +131,12 @@ class MetricRows(Records):
     """Adds a row; raises as `write`."""
     if not self._pending:
       self._first_step = row["step"]
-    self.write(f"{json.dumps(row)}\n".encode())
+    record = f"{json.dumps(row)}\n".encode()
+    if self._start_step is None:
+      self.write(record)
+    else:
+      # The rows before could not be removed. The next flush tries again.
+      self._pending += record
 
   def flush(self) -> None:
     if self._start_step is not None:
