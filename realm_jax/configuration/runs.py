@@ -198,17 +198,20 @@ def parsed_for_run(
     _wait_for_trainer(epath.Path(model_dir))
   first, model = files_of_run(function, model_dir, recipe, gin_files)
   files = [*first, *gin_files]
-  directories = {"MODEL_DIR": model_dir, "CORPUS_DIR": corpus_dir}
-  own = [
-    f"{name} = {str(path)!r}"
-    for name, path in directories.items()
-    if path is not None
-  ]
+  bound = {binding.partition("=")[0].strip() for binding in bindings}
+  directories = {"model_dir": model_dir, "corpus_dir": corpus_dir}
+  bindings = list(bindings)
+  for name, path in directories.items():
+    if path is not None and name.upper() in bound:
+      raise ConfigurationError(
+        f"--{name}={path} and --gin.{name.upper()} say the same twice; give "
+        "one of them"
+      )
+    if path is not None:
+      bindings.append(f"{name.upper()} = {str(path)!r}")
   with contextlib.ExitStack() as stack:
     try:
-      stack.enter_context(
-        parsed(function, files, [*own, *bindings], given=given)
-      )
+      stack.enter_context(parsed(function, files, bindings, given=given))
     except ConfigurationError as error:
       advice = f" (with {' and '.join(first)})" if first else ""
       raise ConfigurationError(f"{error}{advice}") from error
