@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
 from absl import logging
@@ -17,7 +17,7 @@ from realm_jax.checkpoints.store import (
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.build import GenerationConfig
-from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.registry import parameters_of
 from realm_jax.settings import (
@@ -27,7 +27,7 @@ from realm_jax.settings import (
   require_valid,
 )
 
-_REMINDER_SECONDS = 30.0
+_REMINDER_SECONDS = 60.0
 # Longer than it takes to delete the files of a checkpoint.
 _REMOVAL_SECONDS = 5.0
 
@@ -50,7 +50,7 @@ class SidecarConfig:
       `RefreshConfig.refresh_every_steps`. None builds from all.
     once: Whether to return after one generation: the newest checkpoint's, or
       first the one that this checkpoint uses, if it is gone.
-    checkpoint_step: Checkpoint to take with `once` instead of the newest.
+    checkpoint_step: The only checkpoint to build from, which implies `once`.
     keep_generations: Number of the newest generations that stay. Those that
       checkpoints need stay as well.
     poll_seconds: Time between two looks for checkpoints.
@@ -75,17 +75,17 @@ class SidecarConfig:
 
 
 class Choice(NamedTuple):
-  """What all processes do next: by default they end, and at step −1 they wait.
+  """What all processes do next: build a generation, wait for a step, or end.
 
   `is_newest` is whether the step is that of the newest checkpoint to build
   from.
   """
 
-  step: int = -1
+  step: int | None = None
   corpus_version: int = 0
   corpus_fingerprint: str = ""
   is_newest: bool = False
-  ends: bool = True
+  ends: bool = False
 
 
 class Chooser:
@@ -103,16 +103,10 @@ class Chooser:
     checkpoints: CheckpointStore,
     store: GenerationStore,
   ):
-    self._config = config
-    self._generation = generation
-    self._corpus = corpus
-    self._checkpoints = checkpoints
-    self._store = store
-    self._distance = 1 if config.once else config.refresh_every_steps or 1
-    self._retained = RetainedGenerations(checkpoints)
+    self._config, self._generation = config, generation
+    self._corpus, self._checkpoints, self._store = corpus, checkpoints, store
+    self._uses = GenerationUses(checkpoints)
     self.skipped: set[int] = set()
-    self._last_message = ""
-    self._say_at = 0.0
 
   def choose(self) -> Choice:
     """Returns the choice.
@@ -120,43 +114,51 @@ class Chooser:
     Raises:
       CheckpointError: The checkpoint that is wanted will not come any more.
     """
+    config = self._config
     self._follow_corpus()
-    self._store.repair_marked()
+    self._store.remove_damaged(marked=True)
     steps = self._candidate_steps()
-    newest = due(steps, distance=self._distance)[-1:]
+    distance = 1 if config.once else config.refresh_every_steps or 1
+    wanted = [step for step in steps if step % distance == 0]
+    newest = wanted[-1:]
     step = next_step(
       steps,
+      wanted=wanted if config.skips_none else newest,
+      needed={use.generation for use in self._uses.of(steps[-1:]).values()},
       up_to_date=self._up_to_date(newest) | self.skipped,
-      needed=self._retained.used_by(steps[-1:]),
-      every=self._config.skips_none,
-      distance=self._distance,
     )
     if step is None:
-      if self._config.once and steps:
+      if config.once and steps:
         logging.info("generation %d is up to date", steps[-1])
-        return Choice()
-      self._log_waiting(for_first=not steps)
-      return Choice(ends=False)
+      elif steps:
+        logging.log_every_n_seconds(
+          logging.INFO,
+          "waiting for the next checkpoint",
+          10 * _REMINDER_SECONDS,
+        )
+      else:
+        # A run without checkpoints may be one in another MODEL_DIR.
+        logging.log_every_n_seconds(
+          logging.INFO,
+          "no checkpoint yet in %s; waiting for the first, which `python -m "
+          "realm_jax.train` writes to this MODEL_DIR",
+          _REMINDER_SECONDS,
+          self._checkpoints.directory,
+        )
+      return Choice(ends=config.once and bool(steps))
+    version, fingerprint = self._corpus.version, self._corpus.fingerprint
     logging.info(
-      "building generation %d on version %d of the corpus",
-      step,
-      self._corpus.version,
+      "building generation %d on version %d of the corpus", step, version
     )
     self._store.remove_drafts(but=step)
-    return Choice(
-      step,
-      self._corpus.version,
-      self._corpus.fingerprint,
-      is_newest=step in newest,
-      ends=False,
-    )
+    return Choice(step, version, fingerprint, is_newest=step in newest)
 
   def prune(self) -> None:
     """Removes generations that nobody needs."""
     try:
       steps = self._store.prunable(
         keep=self._config.keep_generations,
-        pinned=self._retained.pinned(every=self._config.mode == "every"),
+        pinned=self._uses.pinned(every=self._config.mode == "every"),
       )
     except UnknownNeedsError as error:
       logging.warning("no generation is removed this time: %s", error)
@@ -168,7 +170,7 @@ class Chooser:
   def _follow_corpus(self) -> None:
     """Goes on to the newest version, or logs why the corpus has none."""
     try:
-      newest = self._corpus.newest()
+      self._corpus = self._corpus.newest()
     except CorpusError as error:
       logging.log_every_n_seconds(
         logging.WARNING,
@@ -177,14 +179,6 @@ class Chooser:
         self._corpus.version,
         error,
       )
-      return
-    if newest is not self._corpus:
-      logging.info(
-        "the corpus has version %d now, with %d blocks",
-        newest.version,
-        newest.num_blocks,
-      )
-      self._corpus = newest
 
   def _candidate_steps(self) -> list[int]:
     """Returns the checkpoints, or only `checkpoint_step` if it is given."""
@@ -206,101 +200,80 @@ class Chooser:
     That of the `newest` checkpoint must be of the newest version of the corpus,
     unless none is skipped. Others may be of any version that still exists.
     """
-    steps = set()
-    for step in self._store.steps():
-      is_newest = step in newest and not self._config.skips_none
-      with contextlib.suppress(GenerationError):
-        if self._is_current(
-          self._store.manifest(step), any_version=not is_newest
-        ):
-          steps.add(step)
-    return steps
-
-  def _is_current(self, manifest: Manifest, *, any_version: bool) -> bool:
-    """Returns whether a generation has these settings and blocks."""
-    index, dtype = self._generation.index, self._generation.stored_dtype
+    index, corpus = self._generation.index, self._corpus
     # As a manifest holds them, without tuples.
     parameters = json.loads(json.dumps(parameters_of(index)))
-    found = manifest.index_kind, manifest.index_parameters, manifest.dtype
-    if found != (index.kind, parameters, dtype):
-      return False
-    if manifest.corpus_fingerprint == self._corpus.fingerprint:
-      return True
-    return any_version and self._corpus.has_version(
-      manifest.corpus_version, manifest.corpus_fingerprint
-    )
-
-  def _log_waiting(self, *, for_first: bool) -> None:
-    """Logs what the sidecar waits for: at first, and if that is a run, again.
-
-    A run that has no checkpoint may be one in another MODEL_DIR.
-    """
-    message = "waiting for the next checkpoint"
-    if for_first:
-      message = (
-        f"no checkpoint yet in {self._checkpoints.directory}; waiting for the "
-        "first, which `python -m realm_jax.train` writes to this MODEL_DIR"
-      )
-    now = time.monotonic()
-    if message != self._last_message or (for_first and now >= self._say_at):
-      self._say_at = now + _REMINDER_SECONDS
-      logging.info("%s", message)
-    self._last_message = message
+    steps = set()
+    for step in self._store.steps():
+      try:
+        manifest = self._store.manifest(step)
+      except GenerationError:
+        continue
+      if (
+        manifest.index_kind == index.kind
+        and manifest.index_parameters == parameters
+        and manifest.dtype == self._generation.stored_dtype
+        and (
+          manifest.corpus_fingerprint == corpus.fingerprint
+          if step in newest and not self._config.skips_none
+          else corpus.has_version(
+            manifest.corpus_version, manifest.corpus_fingerprint
+          )
+        )
+      ):
+        steps.add(step)
+    return steps
 
 
 def next_step(
   checkpoints: Sequence[int],
   *,
-  up_to_date: set[int],
-  needed: set[int],
-  every: bool,
-  distance: int = 1,
+  wanted: Sequence[int],
+  needed: Collection[int | None],
+  up_to_date: Collection[int],
 ) -> int | None:
-  """Returns the checkpoint to build from next; None where none is wanted.
+  """Returns the checkpoint to build from next; None where there is none.
 
-  A run that resumes from the newest checkpoint uses the generations `needed`.
-  With `every` no checkpoint is skipped but those between multiples of
-  `distance`, which are of no interest otherwise, either.
+  Args:
+    checkpoints: Steps of the checkpoints, in order.
+    wanted: Those to build from.
+    needed: Generations that a run uses which resumes from the newest one. They
+      come first.
+    up_to_date: Steps whose generation need not be built.
   """
   lost = [step for step in checkpoints if step in needed]
-  wanted = due(checkpoints, distance=distance)
-  candidates = [*lost, *(wanted if every else wanted[-1:])]
-  return next((step for step in candidates if step not in up_to_date), None)
-
-
-def due(checkpoints: Sequence[int], *, distance: int) -> list[int]:
-  """Returns the checkpoints whose steps are multiples of `distance`."""
-  return [step for step in checkpoints if step % distance == 0]
+  candidates = [step for step in (*lost, *wanted) if step not in up_to_date]
+  return candidates[0] if candidates else None
 
 
 class UnknownNeedsError(ValueError):
   """A run whose checkpoints do not say which generations they need."""
 
 
-class _Use(NamedTuple):
+class Use(NamedTuple):
+  """The generation that a run uses at a checkpoint, and whether it waits."""
+
   generation: int | None
   run_waits: bool
 
 
-class RetainedGenerations:
-  """The generations that the checkpoints of a run need."""
+class GenerationUses:
+  """What the checkpoints of a run say of the generations that they use."""
 
   def __init__(self, checkpoints: CheckpointStore):
     self._checkpoints = checkpoints
-    self._uses: dict[int, _Use] = {}
+    self._uses: dict[int, Use] = {}
 
-  def used_by(self, steps: Sequence[int]) -> set[int]:
-    """Returns the generations in use at checkpoints that can be read."""
-    used = {use.generation for use in self._read(steps).values()}
-    return {step for step in used if step is not None}
-
-  def users(self) -> dict[int, list[int]]:
-    """Returns the checkpoints that use each generation."""
-    users: dict[int, list[int]] = {}
-    for step, use in self._read(self._checkpoints.steps()).items():
-      if use.generation is not None:
-        users.setdefault(use.generation, []).append(step)
-    return users
+  def of(self, steps: Sequence[int]) -> dict[int, Use]:
+    """Returns the uses at those checkpoints that can be read, by step."""
+    for step in set(steps) - set(self._uses):
+      # It may be removed meanwhile, without loop state, or unreadable.
+      with contextlib.suppress(ValueError, OSError):
+        loop = self._checkpoints.restore(step, items=("loop",))["loop"]
+        self._uses[step] = Use(
+          recorded_generation(loop), bool(loop.get("lag_steps", 0))
+        )
+    return {step: self._uses[step] for step in steps if step in self._uses}
 
   def pinned(self, *, every: bool = False) -> set[int]:
     """Returns the generations that a run resumed from any checkpoint needs.
@@ -317,40 +290,26 @@ class RetainedGenerations:
         f"{self._checkpoints.directory} has no checkpoint that says which "
         "generations are needed; give the MODEL_DIR of the run"
       )
-    uses = self._read(steps)
-    for step in steps:
-      if step not in uses:
-        self._check_needs_none(step)
-    waiting = {step for step, use in uses.items() if use.run_waits}
-    if every:
-      waiting.update(steps)
-    return self.used_by(steps) | waiting
-
-  def _check_needs_none(self, step: int) -> None:
-    """Checks that an unread checkpoint has no loop state, or is removed."""
-    try:
-      if "loop" not in self._checkpoints.items(step):
-        return
-    except (ValueError, OSError):
-      pass
-    if not is_removed(self._checkpoints, step):
-      raise UnknownNeedsError(
-        f"checkpoint {step} of {self._checkpoints.directory} does not say "
-        "which generation it needs, for it cannot be read; remove it, or try "
-        "again"
-      )
-
-  def _read(self, steps: Sequence[int]) -> dict[int, _Use]:
-    for step in steps:
-      if step not in self._uses:
-        try:
-          loop = self._checkpoints.restore(step, items=("loop",))["loop"]
-        except (ValueError, OSError):
-          continue  # Removed meanwhile, without loop state, or unreadable.
-        self._uses[step] = _Use(
-          recorded_generation(loop), bool(loop.get("lag_steps", 0))
+    uses = self.of(steps)
+    for step in set(steps) - set(uses):
+      if self._has_loop(step) and not is_removed(self._checkpoints, step):
+        raise UnknownNeedsError(
+          f"checkpoint {step} of {self._checkpoints.directory} does not say "
+          "which generation it needs, for it cannot be read; remove it, or try "
+          "again"
         )
-    return {step: self._uses[step] for step in steps if step in self._uses}
+    waiting = {
+      step for step in steps if every or (step in uses and uses[step].run_waits)
+    }
+    used = {use.generation for use in uses.values()}
+    return waiting.union(step for step in used if step is not None)
+
+  def _has_loop(self, step: int) -> bool:
+    """Returns whether a checkpoint has loop state, as far as can be seen."""
+    try:
+      return "loop" in self._checkpoints.items(step)
+    except (ValueError, OSError):
+      return True
 
 
 def is_removed(checkpoints: CheckpointStore, step: int) -> bool:

@@ -63,28 +63,25 @@ def checkpoint_vectors(
 def find_base(
   store: GenerationStore, step: int, *, corpus: Corpus, model: str, dtype: str
 ) -> int | None:
-  """Returns the newest generation from which vectors can be copied, or None.
+  """Returns the newest generation, if vectors can be copied from it.
 
   It is of an earlier step, or of the same step on another version of the
   corpus: then only blocks that have changed are embedded. The `step`, `corpus`,
   `model` and `dtype` are those of the new generation.
   """
   for other in reversed([s for s in store.steps() if s <= step]):
-    problem = "it is of another model or dtype"
     try:
       manifest = store.verify(other, checksums=False)
-      is_same = manifest.corpus_fingerprint == corpus.fingerprint
-      if other == step and is_same:
+      if other == step and manifest.corpus_fingerprint == corpus.fingerprint:
         continue  # The new generation replaces it.
+      corpus.at(manifest.corpus_version, manifest.corpus_fingerprint)
       if (manifest.model, manifest.dtype) == (model, dtype):
-        corpus.at(manifest.corpus_version, manifest.corpus_fingerprint)
         return other
+      problem = "it is of another model or dtype"
     except (GenerationError, CorpusError) as error:
       problem = str(error)
     logging.warning("generation %d copies none of %d: %s", step, other, problem)
-    if other == step:
-      break  # An earlier base would replace most vectors by older ones.
-  logging.info("generation %d embeds every block", step)
+    break
   return None
 
 
@@ -111,8 +108,6 @@ def open_base(
   place = np.searchsorted(hashes, corpus.content_hashes, sorter=order)
   found = order[np.minimum(place, len(hashes) - 1)]
   is_same = hashes[found] == corpus.content_hashes
-  if version is corpus:
-    found, is_same = np.arange(corpus.num_blocks), True
   rows = np.where(is_same, found, NULL_ROW).astype(np.int32)
   return KnownVectors(rows, vectors.gather, vectors.steps, base)
 

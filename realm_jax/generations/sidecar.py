@@ -22,7 +22,6 @@ from realm_jax.checkpoints.store import (
   UnreadableCheckpointError,
 )
 from realm_jax.console import stop_on_sigterm
-from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.build import (
   SHARED_ERRORS,
@@ -37,12 +36,9 @@ from realm_jax.generations.choice import (
   SidecarConfig,
   is_removed,
 )
-from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.refresh import (
   KnownVectors,
   checkpoint_vectors,
-  find_base,
-  open_base,
 )
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.indexes.bm25 import Bm25Config
@@ -56,7 +52,12 @@ from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.paths import is_remote
-from realm_jax.storage.sole_process import SoleProcessError, sole_process
+from realm_jax.storage.sole_process import (
+  SoleProcess,
+  SoleProcessError,
+  sole_process,
+)
+from realm_jax.storage.staging import DamagedFileError
 
 
 class _RemovedCheckpointError(CheckpointError):
@@ -74,8 +75,9 @@ def build_index(
   sidecar: SidecarConfig = _SIDECAR,
   generations_dir: epath.PathLike | None = None,
   once: bool = False,
+  stop: threading.Event | None = None,
 ) -> list[int]:
-  """Runs a sidecar until SIGTERM, or for one generation.
+  """Builds generations of the checkpoints of a run, until SIGTERM or for one.
 
   Args:
     model_dir: Directory of the run, which need not have checkpoints yet.
@@ -84,12 +86,12 @@ def build_index(
     sidecar: Settings of the sidecar.
     generations_dir: Directory for them; None is MODEL_DIR/generations.
     once: Whether to turn on `sidecar.once`.
+    stop: Event that ends it; None is one that SIGTERM sets.
 
   Returns:
     The steps that were published.
 
   Raises:
-    ValueError: There is a `checkpoint_step` without `once`.
     DiskFullError: The disk is full, with `once`; otherwise the sidecar waits.
     CheckpointError: A checkpoint does not fit the model, the newest one cannot
       be read, or that of `checkpoint_step` is gone. Other unreadable ones are
@@ -100,126 +102,106 @@ def build_index(
     RecallError: With `once` or in the mode `every`, the recall of an index is
       below what its settings want; otherwise the checkpoint is skipped.
   """
-  if once:
-    sidecar = dataclasses.replace(sidecar, once=True)
+  once = once or sidecar.once or sidecar.checkpoint_step is not None
+  config = dataclasses.replace(sidecar, once=once)
   agreement = Agreement("builder")
   agreement.require_same(
-    {"GenerationConfig": generation, "SidecarConfig": sidecar}
+    {"GenerationConfig": generation, "SidecarConfig": config}
   )
   directory = directory_of(model_dir, generations_dir)
   require_readable(model_dir, corpus_dir)
   require_writable(directory)
-  with (
-    stop_on_sigterm() as stop,
-    contextlib.closing(CheckpointStore(model_dir)) as checkpoints,
-    contextlib.ExitStack() as roles,
-  ):
-    checks: list[Callable[[], None]] = []
+  with contextlib.ExitStack() as stack:
+    stop = agreement.stop_event(stop or stack.enter_context(stop_on_sigterm()))
+    checkpoints = CheckpointStore(model_dir)
+    stack.callback(checkpoints.close)
+    roles: list[SoleProcess] = []
 
-    def take_role() -> None:
-      role = roles.enter_context(
-        sole_process(directory, "builder", advice="stop it first")
+    def take_role() -> str:
+      role = sole_process(directory, "builder", advice="stop it first")
+      roles.append(stack.enter_context(role))
+      return secrets.token_hex(4) if is_remote(directory) else ""
+
+    def check() -> None:
+      for role in roles:
+        role.check()
+      if stop.is_set():
+        raise PreemptedError
+
+    name = agreement.on_process_0("role", take_role, (SoleProcessError,))
+    published: list[int] = []
+    with contextlib.suppress(PreemptedError):
+      _follow(
+        config,
+        generation,
+        Corpus.open(corpus_dir),
+        checkpoints,
+        GenerationStore(directory, builder=name),
+        published,
+        agreement=Agreement("generations", while_waiting=stop.is_set),
+        stop=stop,
+        check=check,
       )
-      checks.append(role.check)
-
-    agreement.on_process_0("only builder", take_role, (SoleProcessError,))
-    stop_of_all = agreement.stop_event(stop)
-    return follow(
-      sidecar,
-      generation,
-      Corpus.open(corpus_dir),
-      checkpoints,
-      GenerationStore(directory),
-      agreement=Agreement("generations", while_waiting=stop_of_all.is_set),
-      stop=stop_of_all,
-      check=checks[0] if checks else lambda: None,
-    )
+    return published
 
 
-def follow(
+def _follow(
   config: SidecarConfig,
   generation: GenerationConfig,
   corpus: Corpus,
   checkpoints: CheckpointStore,
   store: GenerationStore,
+  published: list[int],
   *,
   agreement: Agreement,
   stop: threading.Event,
-  check: Callable[[], None] = lambda: None,
-) -> list[int]:
-  """Builds generations of the checkpoints of a run, as each process does.
+  check: Callable[[], None],
+) -> None:
+  """Builds generations until `check` raises PreemptedError, or for `once`.
 
   Process 0 chooses the checkpoint and the version of the corpus, and removes
-  old generations.
-
-  Args:
-    config: Settings of the sidecar.
-    generation: Settings of the generations.
-    corpus: Corpus, in any version.
-    checkpoints: Checkpoints of the run.
-    store: Store of the generations.
-    agreement: Agreement of all processes, each of which calls this.
-    stop: Event that ends it.
-    check: Function that is called regularly; an exception stops it.
-
-  Returns:
-    The steps that were published.
-
-  Raises:
-    As `build_index`.
+  old generations. The steps are added to those `published`.
   """
-  if config.checkpoint_step is not None and not config.once:
-    raise ValueError(
-      f"checkpoint_step={config.checkpoint_step} is for one generation; pass "
-      "--once"
-    )
   chooser = Chooser(config, generation, corpus, checkpoints, store)
-  builder: Builder | None = None
-  published: list[int] = []
-
-  def check_stop() -> None:
-    check()
-    if stop.is_set():
-      raise PreemptedError
 
   def choose() -> Choice:
     check()
-    return Choice() if stop.is_set() else chooser.choose()
+    return chooser.choose()
 
-  def prepared() -> tuple[Builder, Params, KnownVectors | None]:
-    version = corpus.at(choice.corpus_version, choice.corpus_fingerprint)
-    made = builder
-    if made is None or made.corpus is not version:
-      made = Builder(generation, version)
-    return made, *_restored(made, checkpoints, choice.step)
+  @functools.lru_cache(maxsize=1)
+  def builder_of(version: int, fingerprint: str) -> Builder:
+    return Builder(generation, corpus.at(version, fingerprint))
 
-  name = secrets.token_hex(4) if is_remote(store.directory) else ""
-  name = agreement.on_process_0("name", lambda: name)
+  def restore(
+    choice: Choice, step: int
+  ) -> tuple[Builder, Params, KnownVectors | None]:
+    builder = builder_of(choice.corpus_version, choice.corpus_fingerprint)
+    return builder, *_restored(builder, checkpoints, step)
+
   agreement.on_process_0("damage", store.remove_damaged)
-  while True:
+  while not (config.once and published):
     choice = Choice(*agreement.on_process_0("choice", choose, SHARED_ERRORS))
     if choice.ends:
-      return published
-    if choice.step < 0:
+      return
+    if (step := choice.step) is None:
       stop.wait(config.poll_seconds)
       continue
     try:
       builder, params, known = agreement.on_all_processes(
-        "checkpoint", prepared, (_RemovedCheckpointError, *SHARED_ERRORS)
+        "checkpoint",
+        functools.partial(restore, choice, step),
+        (_RemovedCheckpointError, *SHARED_ERRORS),
       )
-      if known is None:
-        known = _base_vectors(builder, choice.step, store, agreement)
       build_generation(
         builder,
-        choice.step,
+        step,
         params,
         store,
         agreement=agreement,
-        known=known,
-        builder_name=name,
-        check=check_stop,
+        known=known or builder.known_vectors(store, step, agreement),
+        check=check,
       )
-      published.append(choice.step)
+      published.append(step)
     except (RecallError, UnreadableCheckpointError) as error:
       # A trainer that was killed may have left an old one half removed.
       must_be = choice.is_newest
@@ -227,23 +209,20 @@ def follow(
         must_be = config.skips_none
       if config.once or must_be:
         raise
-      chooser.skipped.add(choice.step)
-      logging.error("generation %d is not built: %s", choice.step, error)
+      chooser.skipped.add(step)
+      logging.error("generation %d is not built: %s", step, error)
     except DiskFullError as error:
       if config.once:
         raise
       logging.error("%s; trying again later", error)
-      agreement.on_process_0(
-        "room", lambda: store.remove_old_files(max_removed=0)
-      )
+      make_room = functools.partial(store.remove_old_files, max_removed=0)
+      agreement.on_process_0("room", make_room)
       stop.wait(config.retry_seconds)
-    except _RemovedCheckpointError as error:
+    except (DamagedFileError, _RemovedCheckpointError) as error:
       logging.warning("%s", error)
-    except PreemptedError:
-      continue
+      # Another host may see a network file system's files a little later.
+      stop.wait(config.poll_seconds)
     agreement.on_process_0("removal", chooser.prune)
-    if config.once and published:
-      return published
 
 
 def _restored(
@@ -269,35 +248,6 @@ def _restored(
     ) from error
 
 
-def _base_vectors(
-  builder: Builder, step: int, store: GenerationStore, agreement: Agreement
-) -> KnownVectors | None:
-  """Returns the vectors that a partial refresh may copy, if it is one.
-
-  They are those of an earlier generation, the same in all processes.
-  """
-  corpus, config = builder.corpus, builder.config
-  if config.refresh_fraction is None:
-    return None
-  base = agreement.on_process_0(
-    "base",
-    lambda: find_base(
-      store, step, corpus=corpus, model=builder.model, dtype=config.stored_dtype
-    ),
-  )
-  if base is None:
-    return None
-  try:
-    return agreement.on_all_processes(
-      "vectors of the base",
-      functools.partial(open_base, store, base, corpus),
-      (GenerationError, CorpusError),
-    )
-  except (GenerationError, CorpusError) as error:
-    logging.warning("generation %d embeds every block: %s", step, error)
-    return None
-
-
 def index_of_run(
   *,
   model_dir: epath.PathLike,
@@ -316,16 +266,11 @@ def index_of_run(
   one that the run needs: BM25 for a run that learns on the `index_scores`, the
   exact index for one that can `retrieve_on_device`, ScaNN's for all others.
   """
-  indexes = {
-    "scann": scann,
-    "exact": exact,
-    "faiss": faiss,
-    "bm25": bm25,
-    "random": random,
-  }
+  indexes = (scann, exact, faiss, bm25, random)
   store = GenerationStore(directory_of(model_dir, generations_dir))
   if steps := store.steps():
-    return indexes[store.manifest(steps[-1]).index_kind]
+    kind = store.manifest(steps[-1]).index_kind
+    return next(index for index in indexes if index.kind == kind)
   if index_scores:
     return bm25
   return exact if retrieve_on_device else scann

@@ -155,11 +155,8 @@ def test_a_watcher_goes_on_with_the_one_before(published, corpus, name):
   with _watch(published, corpus) as watcher:
     _until(lambda: watcher.newest() is not None)
     assert watcher.newest().step == 0
-    assert list(watcher.rejected) == [500]
-  # The builder learns of it, and looks at nothing twice.
-  store = GenerationStore(published)
-  assert store.repair_marked() == [500]
-  assert store.repair_marked() == []
+  # The builder learns of it.
+  assert GenerationStore(published).remove_damaged(marked=True) == [500]
 
 
 def test_a_wrong_refusal_is_looked_at_again(published, corpus, monkeypatch):

@@ -42,14 +42,8 @@ def test_each_generation_is_described(model_dir, corpus):
   found = {one.step: one for one in RunGenerations(model_dir, None).inspect()}
   # What is being built is not a generation yet.
   assert list(found) == [0, 4, 8, 12, 16]
-  files = (model_dir / "generations" / "00000004").rglob("*")
-  sizes = [path.stat().st_size for path in files if path.is_file()]
-  one = found[4].to_json()
-  assert one["bytes"] == sum(sizes)
-  assert (one["num_blocks"], one["corpus_version"]) == (150, 1)
-  assert (one["index"], one["recall"]) == ("exact", {"8": 1.0})
-  assert one["checkpoints"] == [8]
-  assert one["problem"] is None
+  assert found[4].manifest.num_blocks == 150
+  assert (found[4].checkpoints, found[4].problem) == ([8], "")
   assert "is not a manifest" in found[16].problem
   lines = table(list(found.values())).splitlines()
   assert lines[0].split()[:4] == ["step", "blocks", "corpus", "index"]
@@ -135,7 +129,7 @@ def test_the_command(model_dir, tmp_path, project_dir, command_environment):
   verified = run("verify", folder, f"--json={tmp_path}/found.json")
   assert verified.returncode == 1, verified.stderr
   assert "1 of 5 cannot be used: [12]" in verified.stdout
-  found = json.loads((tmp_path / "found.json").read_text())["generations"]
+  found = json.loads((tmp_path / "found.json").read_text())
   assert [one["step"] for one in found if one["problem"]] == [12]
   pruned = run("prune", folder, "--keep=1")
   assert pruned.returncode == 0, pruned.stderr

@@ -7,7 +7,6 @@ from realm_jax.checkpoints.store import (
   UnreadableCheckpointError,
 )
 from realm_jax.generations import choice, sidecar
-from realm_jax.generations.choice import next_step
 from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.protocol import RecallError
 from realm_jax.storage.local_disk import DiskFullError
@@ -66,7 +65,7 @@ def saved(tmp_path, corpus):
   "settings, published",
   [
     ({"once": True}, [1000]),
-    ({"once": True, "checkpoint_step": 500}, [500]),
+    ({"checkpoint_step": 500}, [500]),
     ({"mode": "newest"}, [1000]),
     ({"mode": "every"}, [0, 500, 1000]),
     ({"mode": "every", "refresh_every_steps": 1000}, [0, 1000]),
@@ -198,7 +197,7 @@ def test_reported_damage_is_repaired(run, saved, tmp_path):
 def test_a_checkpoint_that_will_not_come_is_an_error(run, saved):
   saved(500, 1000)
   with pytest.raises(CheckpointError, match=r"step 700.*\[500, 1000\]"):
-    run(once=True, checkpoint_step=700)
+    run(checkpoint_step=700)
 
 
 @pytest.mark.parametrize(
@@ -206,34 +205,8 @@ def test_a_checkpoint_that_will_not_come_is_an_error(run, saved):
   [
     ({"mode": "all"}, "mode='all'"),
     ({"keep_generations": 0}, "keep_generations=0"),
-    ({"checkpoint_step": 5}, "checkpoint_step=5 is for one generation"),
   ],
 )
 def test_impossible_settings_are_errors(run, settings, message):
   with pytest.raises(ValueError, match=message):
     run(**settings)
-
-
-@pytest.mark.parametrize(
-  "checkpoints, up_to_date, needed, every, expected",
-  [
-    ([], set(), set(), False, None),
-    ([0], set(), set(), False, 0),
-    ([0, 500, 1000], {0}, set(), False, 1000),
-    ([0, 500, 1000], {0}, set(), True, 500),
-    ([0, 500, 1000], {0, 500, 1000}, set(), True, None),
-    ([0, 500, 1000], {1000}, set(), False, None),
-    # A run that resumes from 1000 searches generation 500 first.
-    ([0, 500, 1000], {1000}, {500}, False, 500),
-    ([0, 500, 1000], set(), {500}, False, 500),
-    # Its checkpoint is gone, so it cannot be built.
-    ([0, 1000], {1000}, {500}, False, None),
-  ],
-)
-def test_which_checkpoint_comes_next(
-  checkpoints, up_to_date, needed, every, expected
-):
-  step = next_step(
-    checkpoints, up_to_date=up_to_date, needed=needed, every=every
-  )
-  assert step == expected
