@@ -13,7 +13,6 @@ from absl import logging
 from etils import epath
 from flax import traverse_util
 from jax.sharding import Mesh
-from jaxtyping import Bool, Float, Int
 
 from realm_jax.checkpoints.store import (
   CheckpointError,
@@ -26,7 +25,6 @@ from realm_jax.generations.embedding import CorpusEmbedder, abstract_retriever
 from realm_jax.generations.manifest import (
   GenerationError,
   Manifest,
-  PartialRecord,
   json_checksum,
 )
 from realm_jax.generations.refresh import (
@@ -131,6 +129,12 @@ class Builder:
   """What builds generations of one corpus version, and compiles once for all.
 
   The devices of the mesh are those of this process.
+
+  Attributes:
+    config, corpus: As given.
+    retriever: Towers, for the vocabulary of the corpus.
+    layout: Files of the vectors.
+    embedder: What embeds rows of the corpus.
   """
 
   def __init__(
@@ -149,7 +153,7 @@ class Builder:
       dtype=config.stored_dtype,
       max_rows=config.shard_blocks,
     )
-    self._embedder = CorpusEmbedder(
+    self.embedder = CorpusEmbedder(
       corpus,
       shared_partial(embed_blocks, self.retriever),
       dim=self.retriever.vector_size,
@@ -192,7 +196,7 @@ class Builder:
       "model": self.model,
       "parameters": digest.hexdigest(),
       "corpus": self.corpus.fingerprint,
-      "batches": [config.tokens_per_batch, *self._embedder.lengths],
+      "batches": [config.tokens_per_batch, *self.embedder.lengths],
       "index": {index.kind: dict(parameters_of(index))},
       "shards": dataclasses.asdict(self.layout),
     }
@@ -227,52 +231,6 @@ class Builder:
         logging.warning("generation %d is not copied: %s", base, error)
     logging.info("generation %d embeds every block", step)
     return None
-
-  def rows_to_embed(
-    self, known: KnownVectors | None, step: int
-  ) -> tuple[Bool[np.ndarray, " N"], PartialRecord | None]:
-    """Returns which rows are embedded, and the record of a partial refresh."""
-    costs = self._embedder.costs()
-    embed = rows_to_embed(
-      known,
-      step=step,
-      costs=costs,
-      fraction=self.config.refresh_fraction,
-      max_age_steps=self.config.max_age_steps,
-    )
-    if known is None or known.base is None or embed.all():
-      return embed, None
-    return embed, PartialRecord(
-      base=known.base.step,
-      embedded_blocks=int(embed.sum()),
-      embedded_share=round(float(costs[embed].sum() / costs.sum()), 4),
-      new_blocks=int((known.rows == NULL_ROW).sum()),
-    )
-
-  def vectors(
-    self,
-    params: Params,
-    rows: Int[np.ndarray, " n"],
-    *,
-    embed: Bool[np.ndarray, " n"],
-    known: KnownVectors | None,
-    step: int,
-    check: Callable[[], None],
-  ) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, " n"]]:
-    """Embeds some rows and copies the others.
-
-    Returns:
-      The vectors, and the steps of the checkpoints that they are of.
-    """
-    vectors = np.empty((len(rows), self.retriever.vector_size), np.float32)
-    steps = np.full(len(rows), step)
-    if embed.any():
-      vectors[embed] = self._embedder.embed(params, rows[embed], check=check)
-    if not embed.all():
-      assert known is not None
-      copied = known.rows[rows[~embed]]
-      vectors[~embed], steps[~embed] = known.gather(copied), known.steps(copied)
-    return vectors, steps
 
   def queries(self, params: Params) -> tuple[QueryBatch, QueryBatch]:
     """Returns held-out sentences: those to tune an index on, and the others."""
@@ -325,7 +283,13 @@ def build_generation(
   """
   config, corpus, layout = builder.config, builder.corpus, builder.layout
   kind = config.index.kind
-  embed, partial = builder.rows_to_embed(known, step)
+  embed, partial = rows_to_embed(
+    known,
+    step=step,
+    costs=builder.embedder.costs(),
+    fraction=config.refresh_fraction,
+    max_age_steps=config.max_age_steps,
+  )
   identity = identity or builder.identity(params, known)
   draft = store.draft(step, identity, layout)
 
@@ -336,9 +300,15 @@ def build_generation(
           continue
         check()
         start, rows = time.monotonic(), layout.rows(shard)
-        vectors, steps = builder.vectors(
-          params, rows, embed=embed[rows], known=known, step=step, check=check
+        vectors = np.empty((len(rows), layout.dim), np.float32)
+        steps, is_new = np.full(len(rows), step), embed[rows]
+        vectors[is_new] = builder.embedder.embed(
+          params, rows[is_new], check=check
         )
+        if known is not None and not is_new.all():
+          copied = known.rows[rows[~is_new]]
+          vectors[~is_new] = known.gather(copied)
+          steps[~is_new] = known.steps(copied)
         draft.add(shard, vectors, steps, seconds=time.monotonic() - start)
 
   def publish() -> None:
@@ -384,7 +354,7 @@ def build_generation(
         embeddings=shards,
         model=builder.model,
         partial=partial,
-        index_report=index.report,
+        index_report=dict(index.report),
         files=(*(file for r in records for file in r.files), *others),
         folder=draft.folder.name,
       )

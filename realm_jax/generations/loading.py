@@ -29,7 +29,7 @@ from realm_jax.indexes.protocol import (
   IndexCrashedError,
   IndexLoadError,
 )
-from realm_jax.indexes.registry import IndexKindError, config_from
+from realm_jax.indexes.registry import config_from
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.storage.staging import StagedFiles
@@ -133,7 +133,7 @@ def load_generation(
         mesh=mesh,
         beside_training=beside_training,
       )
-    except (IndexKindError, IndexLoadError, IndexCrashedError) as error:
+    except (IndexLoadError, IndexCrashedError) as error:
       # If files were removed or changed meanwhile, that is what to report.
       files.get(needed, again=True)
       if isinstance(error, IndexCrashedError):

@@ -10,7 +10,11 @@ from jaxtyping import Bool, Float, Int
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.manifest import (
+  GenerationError,
+  Manifest,
+  PartialRecord,
+)
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import Embeddings
 
@@ -119,7 +123,7 @@ def rows_to_embed(
   costs: Int[np.ndarray, " N"],
   fraction: float | None = None,
   max_age_steps: int | None = None,
-) -> Bool[np.ndarray, " N"]:
+) -> tuple[Bool[np.ndarray, " N"], PartialRecord | None]:
   """Chooses the rows to embed: new and overdue ones, then the oldest.
 
   They cost the `fraction` of all tokens, or more where new and overdue rows
@@ -133,14 +137,18 @@ def rows_to_embed(
     max_age_steps: Age that no vector exceeds at the step of its generation.
       None allows the age that a vector reaches when the whole corpus is
       embedded once before its turn comes again.
+
+  Returns:
+    Whether each row is embedded, and the record of a partial refresh, if any.
   """
   if known is None:
-    return np.ones(len(costs), bool)
+    return np.ones(len(costs), bool), None
   chosen = known.rows == NULL_ROW
   if known.base is None or fraction is None:
-    return chosen
-  if costs[chosen].sum() > fraction * costs.sum():
-    return np.ones(len(costs), bool)
+    return chosen, None
+  num_new, budget = int(chosen.sum()), fraction * costs.sum()
+  if costs[chosen].sum() > budget:
+    return np.ones(len(costs), bool), None
   interval = step - known.base.step
   if max_age_steps is None and interval:
     max_age_steps = round(interval / fraction)
@@ -148,11 +156,13 @@ def rows_to_embed(
   ages[~chosen] = step - known.steps(known.rows[~chosen])
   if max_age_steps is not None:
     chosen |= ages > max_age_steps
-  if not interval:
-    return chosen  # The corpus alone has changed.
-  # Without the shuffle, the first blocks of the corpus would always be younger.
-  rest = np.random.default_rng(step).permutation(np.flatnonzero(~chosen))
-  rest = rest[np.argsort(-ages[rest], kind="stable")]
-  budget = fraction * costs.sum() - costs[chosen].sum()
-  chosen[rest[np.cumsum(costs[rest]) <= budget]] = True
-  return chosen
+  if interval:  # Otherwise the corpus alone has changed.
+    # Without the shuffle, the first blocks would always be younger.
+    rest = np.random.default_rng(step).permutation(np.flatnonzero(~chosen))
+    rest = rest[np.argsort(-ages[rest], kind="stable")]
+    fits = np.cumsum(costs[rest]) <= budget - costs[chosen].sum()
+    chosen[rest[fits]] = True
+  share = round(float(costs[chosen].sum() / costs.sum()), 4)
+  return chosen, PartialRecord(
+    known.base.step, int(chosen.sum()), share, num_new
+  )

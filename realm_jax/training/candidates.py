@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, Int64
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.generations.loading import Generation, load_generation
 from realm_jax.generations.store import FOLDER
+from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
-  DeviceIndex,
   Index,
   IndexCrashedError,
   QueryBatch,
@@ -214,7 +214,7 @@ class Candidates:
     vectors, num_blocks = entry.vectors, self._setup.num_searched
     if retrieved is not None:
       return lambda: retrieved
-    if vectors is not None and isinstance(index, DeviceIndex):
+    if vectors is not None and isinstance(index, ExactIndex):
       scores, rows = index.search_on_device(vectors, num_blocks)
       return lambda: SearchResult(
         rows=sharding.local_rows(rows), scores=sharding.local_rows(scores)

@@ -62,15 +62,6 @@ def test_other_rows_and_another_generation_compile_nothing(corpus):
   assert len(traced) == len(embedder.lengths) == 3
 
 
-def test_what_the_check_raises_ends_the_work(corpus):
-  def check():
-    raise KeyboardInterrupt
-
-  embedder = CorpusEmbedder(corpus, _bag_of_words, dim=5, mesh=make_mesh())
-  with pytest.raises(KeyboardInterrupt):
-    embedder.embed({"table": np.ones((64, 5))}, np.arange(150), check=check)
-
-
 @given(
   lengths=st.lists(st.integers(3, 64), min_size=1, max_size=300),
   tokens_per_batch=st.integers(1, 700),

@@ -32,10 +32,6 @@ def _save(model_dir, step, *, generation, lag_steps=0):
   store.close()
 
 
-def _damage(model_dir, step):
-  flip(next(files_of(model_dir / "generations", step).glob("emb*.npy")))
-
-
 def test_each_generation_is_described(model_dir, corpus):
   (model_dir / "generations" / "00000020").mkdir()
   (model_dir / "generations" / "00000016" / "manifest.json").write_text("{")
@@ -51,15 +47,6 @@ def test_each_generation_is_described(model_dir, corpus):
   assert lines[-1].startswith("16: ")
 
 
-def test_damage_is_found_by_reading_every_byte(model_dir):
-  _damage(model_dir, 12)
-  generations = RunGenerations(None, model_dir / "generations")
-  assert [one.step for one in generations.inspect() if one.problem] == []
-  damaged = [one for one in generations.inspect(checksums=True) if one.problem]
-  assert [one.step for one in damaged] == [12]
-  assert "does not match its checksum" in damaged[0].problem
-
-
 def test_what_is_needed_is_not_pruned(model_dir, tmp_path):
   generations = RunGenerations(model_dir, None)
   assert generations.prunable(keep=2) == [0, 8]
@@ -68,15 +55,6 @@ def test_what_is_needed_is_not_pruned(model_dir, tmp_path):
   # A run that waits may go on from any of its checkpoints.
   _save(model_dir, 12, generation=8, lag_steps=4)
   assert generations.prunable(keep=1) == [0]
-
-
-def test_nothing_is_pruned_where_no_checkpoint_says_what_is_needed(
-  tmp_path, corpus
-):
-  for step in (0, 4, 8):
-    publish_one(tmp_path / "generations", corpus, step)
-  with pytest.raises(UnknownNeedsError, match="has no checkpoint"):
-    RunGenerations(tmp_path, None).prunable(keep=1)
 
 
 def test_nothing_is_pruned_while_a_checkpoint_cannot_be_read(
@@ -99,22 +77,22 @@ def test_nothing_is_pruned_while_a_checkpoint_cannot_be_read(
   assert generations.prunable(keep=1) == [0, 12]
 
 
-def test_a_generations_must_be_known(tmp_path, corpus):
+def test_a_run_must_be_known_and_have_checkpoints(tmp_path, corpus):
   with pytest.raises(GenerationError, match="give --model_dir"):
     RunGenerations(None, None)
   with pytest.raises(GenerationError, match="there is no folder"):
     RunGenerations(tmp_path, None)
-  publish_one(tmp_path / "apart", corpus, 0)
-  generations = RunGenerations(None, tmp_path / "apart")
+  publish_one(tmp_path / "generations", corpus, 0)
+  generations = RunGenerations(None, tmp_path / "generations")
   assert [one.step for one in generations.inspect()] == [0]
   with pytest.raises(GenerationError, match="Give --model_dir, too"):
     generations.prunable(keep=1)
+  with pytest.raises(UnknownNeedsError, match="has no checkpoint"):
+    RunGenerations(tmp_path, None).prunable(keep=1)
 
 
 @pytest.mark.slow
 def test_the_command(model_dir, tmp_path, project_dir, command_environment):
-  folder = f"--model_dir={model_dir}"
-
   def run(*arguments):
     return subprocess.run(
       [sys.executable, "-m", "realm_jax.generations", *arguments],
@@ -125,7 +103,8 @@ def test_the_command(model_dir, tmp_path, project_dir, command_environment):
       timeout=120,
     )
 
-  _damage(model_dir, 12)
+  folder = f"--model_dir={model_dir}"
+  flip(next(files_of(model_dir / "generations", 12).glob("emb*.npy")))
   verified = run("verify", folder, f"--json={tmp_path}/found.json")
   assert verified.returncode == 1, verified.stderr
   assert "1 of 5 cannot be used: [12]" in verified.stdout
