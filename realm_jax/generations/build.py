@@ -29,8 +29,7 @@ from realm_jax.generations.manifest import (
 )
 from realm_jax.generations.refresh import (
   KnownVectors,
-  find_base,
-  open_base,
+  known_vectors,
   rows_to_embed,
 )
 from realm_jax.generations.store import IMPORTED, GenerationStore
@@ -206,32 +205,6 @@ class Builder:
       identity["refresh"] = [config.refresh_fraction, config.max_age_steps]
     return json_checksum(identity)[:16]
 
-  def known_vectors(
-    self, store: GenerationStore, step: int, agreement: Agreement
-  ) -> KnownVectors | None:
-    """Returns the vectors that a partial refresh may copy, if it is one.
-
-    They are those of an earlier generation, the same in all processes.
-    """
-    if self.config.refresh_fraction is None:
-      return None
-    find = functools.partial(
-      find_base,
-      *(store, step),
-      corpus=self.corpus,
-      model=self.model,
-      dtype=self.config.stored_dtype,
-    )
-    errors = GenerationError, CorpusError
-    if (base := agreement.on_process_0("base", find)) is not None:
-      try:
-        opened = functools.partial(open_base, store, base, self.corpus)
-        return agreement.on_all_processes("base", opened, errors)
-      except errors as error:
-        logging.warning("generation %d is not copied: %s", base, error)
-    logging.info("generation %d embeds every block", step)
-    return None
-
   def queries(self, params: Params) -> tuple[QueryBatch, QueryBatch]:
     """Returns held-out sentences: those to tune an index on, and the others."""
     config, corpus, rng = self.config, self.corpus, np.random.default_rng(0)
@@ -269,7 +242,8 @@ def build_generation(
     params: Parameters of the retriever, on the devices.
     store: Store of the generations.
     agreement: Agreement of all processes, each of which calls this.
-    known: Vectors that may be copied.
+    known: Vectors that may be copied; None takes those of an earlier
+      generation, if the settings ask for a partial refresh.
     identity: Name of the draft; None is the builder's checksum.
     check: Function that is called regularly; an exception stops the work.
 
@@ -283,6 +257,15 @@ def build_generation(
   """
   config, corpus, layout = builder.config, builder.corpus, builder.layout
   kind = config.index.kind
+  if known is None and config.refresh_fraction is not None:
+    known = known_vectors(
+      store,
+      step,
+      corpus=corpus,
+      model=builder.model,
+      dtype=layout.dtype,
+      agreement=agreement,
+    )
   embed, partial = rows_to_embed(
     known,
     step=step,

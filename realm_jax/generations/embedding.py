@@ -82,10 +82,13 @@ class CorpusEmbedder:
     tokens = int(corpus.lengths.mean() * rows) // _MIN_BATCHES
     self._tokens_per_batch = min(tokens_per_batch * self._groups, tokens)
     self._embed = jitted_embedder(embed_blocks, mesh)
+    # On TPUs the attention kernel wants multiples of the height of a tile of
+    # bfloat16; elsewhere 8 is the width of vector units.
+    platform = mesh.devices.flat[0].platform
     self.lengths = choose_lengths(
       corpus.lengths,
       longest=corpus.block_length,
-      multiple=length_multiple(mesh.devices.flat[0].platform),
+      multiple=16 if platform == "tpu" else 8,
       max_lengths=num_lengths,
     )
 
@@ -139,15 +142,6 @@ class CorpusEmbedder:
     return vectors
 
 
-def length_multiple(platform: str) -> int:
-  """Returns what lengths of batches are multiples of.
-
-  On TPUs it is the height of a tile of bfloat16, which the attention kernel
-  wants; elsewhere the width of vector units.
-  """
-  return 16 if platform == "tpu" else 8
-
-
 def choose_lengths(
   lengths: Int[np.ndarray, " n"],
   *,
@@ -156,40 +150,27 @@ def choose_lengths(
   max_lengths: int = 16,
   max_padding: float = 1.05,
 ) -> tuple[int, ...]:
-  """Chooses the batch lengths, in rising order, that leave the least padding.
+  """Chooses the batch lengths, in rising order, that leave little padding.
 
   Each is compiled, so there are no more than are needed for at most
-  `max_padding` computed tokens per token of the rows. They are multiples of
-  `multiple`, or `longest`. Rows with more tokens than that are cut.
+  `max_padding` computed tokens per token of the rows; the next one is always
+  that which saves most. They are multiples of `multiple`, or `longest`. Rows
+  with more tokens than that are cut.
   """
-  if max_lengths < 1:
-    raise ValueError(
-      f"num_lengths={max_lengths}; want at least one length of batches"
-    )
   useful = int(np.minimum(lengths, longest).sum())
-  rounded = -(-lengths // multiple) * multiple
-  rounded = np.minimum(rounded, longest)
+  rounded = np.minimum(-(-lengths // multiple) * multiple, longest)
   values, counts = np.unique(rounded, return_counts=True)
-  below = np.concatenate([[0], np.cumsum(counts)])
-  # Dynamic programming over the number of lengths. tokens[i] is the lowest
-  # number of tokens for the rows of the first i values.
-  tokens = np.where(np.arange(len(values) + 1) == 0, 0.0, np.inf)
-  begins = []
-  for _ in range(min(max_lengths, len(values))):
-    # Column j: the longest batches have length values[j]. Row i: they hold the
-    # rows from values[i] on.
-    rows = np.maximum(below[None, 1:] - below[:-1, None], 0)
-    total = tokens[:-1, None] + rows * values[None, :]
-    total[np.tril_indices(len(values), -1)] = np.inf
-    begins.append(np.argmin(total, axis=0))
-    tokens = np.concatenate([[np.inf], total.min(axis=0)])
-    if tokens[-1] <= max_padding * useful:
+
+  def tokens(chosen: Sequence[int]) -> int:
+    return int((round_up(values, sorted(chosen)) * counts).sum())
+
+  chosen = [int(values[-1])]
+  while len(chosen) < max_lengths and tokens(chosen) > max_padding * useful:
+    rest = set(values.tolist()).difference(chosen)
+    if not rest:
       break
-  chosen, end = [], len(values)
-  for begin in reversed(begins):
-    chosen.append(int(values[end - 1]))
-    end = int(begin[end - 1])
-  return tuple(reversed(chosen))
+    chosen.append(min(sorted(rest), key=lambda one: tokens([*chosen, one])))
+  return tuple(sorted(chosen))
 
 
 def round_up(

@@ -17,6 +17,7 @@ from realm_jax.generations.manifest import (
 )
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import Embeddings
+from realm_jax.partitioning.agreement import Agreement
 
 
 class KnownVectors(NamedTuple):
@@ -64,56 +65,62 @@ def checkpoint_vectors(
   )
 
 
-def find_base(
-  store: GenerationStore, step: int, *, corpus: Corpus, model: str, dtype: str
-) -> int | None:
-  """Returns the newest generation, if vectors can be copied from it.
+def known_vectors(
+  store: GenerationStore,
+  step: int,
+  *,
+  corpus: Corpus,
+  model: str,
+  dtype: str,
+  agreement: Agreement,
+) -> KnownVectors | None:
+  """Returns the vectors of the newest generation, if they can be copied.
 
   It is of an earlier step, or of the same step on another version of the
   corpus: then only blocks that have changed are embedded. The `step`, `corpus`,
-  `model` and `dtype` are those of the new generation.
+  `model` and `dtype` are those of the new generation. All processes of the
+  agreement call this, and copy from the same one.
   """
-  for other in reversed([s for s in store.steps() if s <= step]):
-    try:
-      manifest = store.verify(other, checksums=False)
-      if other == step and manifest.corpus_fingerprint == corpus.fingerprint:
-        continue  # The new generation replaces it.
-      corpus.at(manifest.corpus_version, manifest.corpus_fingerprint)
-      if (manifest.model, manifest.dtype) == (model, dtype):
-        return other
-      problem = "it is of another model or dtype"
-    except (GenerationError, CorpusError) as error:
-      problem = str(error)
-    logging.warning("generation %d copies none of %d: %s", step, other, problem)
-    break
+
+  def newest() -> int | None:
+    steps = store.steps()
+    if step in steps and (
+      store.manifest(step).corpus_fingerprint != corpus.fingerprint
+    ):
+      return step
+    return max((other for other in steps if other < step), default=None)
+
+  def opened(step: int) -> KnownVectors:
+    base = store.manifest(step)
+    if (base.model, base.dtype) != (model, dtype):
+      raise GenerationError(f"generation {step} is of another model or dtype")
+    version = corpus.at(base.corpus_version, base.corpus_fingerprint)
+    files = store.files(base)
+    vectors = Embeddings.of(files, base)
+    if files.is_copied:  # Then each is verified when it is copied.
+      files.verify(vectors.paths(), checksums=False)
+    else:
+      files.get(vectors.paths())
+    # Vectors follow from the text: a block with another one is another block.
+    hashes = version.content_hashes
+    order = np.argsort(hashes, kind="stable")
+    place = np.searchsorted(hashes, corpus.content_hashes, sorter=order)
+    found = order[np.minimum(place, len(hashes) - 1)]
+    is_same = hashes[found] == corpus.content_hashes
+    rows = np.where(is_same, found, NULL_ROW).astype(np.int32)
+    return KnownVectors(rows, vectors.gather, vectors.steps, base)
+
+  errors = GenerationError, CorpusError
+  try:
+    base = agreement.on_process_0("base", newest, errors)
+    if base is not None:
+      return agreement.on_all_processes(
+        "vectors of the base", lambda: opened(base), errors
+      )
+  except errors as error:
+    logging.warning("generation %d copies no vector: %s", step, error)
+  logging.info("generation %d embeds every block", step)
   return None
-
-
-def open_base(
-  store: GenerationStore, step: int, corpus: Corpus
-) -> KnownVectors:
-  """Opens the vectors of a base, and finds the blocks of a corpus there.
-
-  Local files are verified here, and copies as they are made.
-
-  Raises:
-    GenerationError: A file is missing or damaged.
-    CorpusError: The corpus has no longer the version of the base.
-  """
-  base = store.manifest(step)
-  files = store.files(base)
-  vectors = Embeddings.of(files, base)
-  if not files.is_copied:
-    files.get(vectors.paths())
-  # Vectors follow from the text: a block with another one is another block.
-  version = corpus.at(base.corpus_version, base.corpus_fingerprint)
-  hashes = version.content_hashes
-  order = np.argsort(hashes, kind="stable")
-  place = np.searchsorted(hashes, corpus.content_hashes, sorter=order)
-  found = order[np.minimum(place, len(hashes) - 1)]
-  is_same = hashes[found] == corpus.content_hashes
-  rows = np.where(is_same, found, NULL_ROW).astype(np.int32)
-  return KnownVectors(rows, vectors.gather, vectors.steps, base)
 
 
 def rows_to_embed(

@@ -198,7 +198,7 @@ def _follow(
         params,
         store,
         agreement=agreement,
-        known=known or builder.known_vectors(store, step, agreement),
+        known=known,
         check=check,
       )
       published.append(step)
