@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from absl import logging
@@ -121,21 +121,18 @@ class Chooser:
     distance = 1 if config.once else config.refresh_every_steps or 1
     wanted = [step for step in steps if step % distance == 0]
     newest = wanted[-1:]
-    step = next_step(
-      steps,
-      wanted=wanted if config.skips_none else newest,
-      needed={use.generation for use in self._uses.of(steps[-1:]).values()},
-      up_to_date=self._up_to_date(newest) | self.skipped,
-    )
+    # Those that a run uses which resumes from the newest checkpoint come first.
+    needed = {use.generation for use in self._uses.of(steps[-1:]).values()}
+    lost = [step for step in steps if step in needed]
+    done = self._up_to_date(newest) | self.skipped
+    order = [*lost, *(wanted if config.skips_none else newest)]
+    step = next((step for step in order if step not in done), None)
     if step is None:
       if config.once and steps:
         logging.info("generation %d is up to date", steps[-1])
       elif steps:
-        logging.log_every_n_seconds(
-          logging.INFO,
-          "waiting for the next checkpoint",
-          10 * _REMINDER_SECONDS,
-        )
+        message = "waiting for the next checkpoint"
+        logging.log_every_n_seconds(logging.INFO, message, 600.0)
       else:
         # A run without checkpoints may be one in another MODEL_DIR.
         logging.log_every_n_seconds(
@@ -205,45 +202,20 @@ class Chooser:
     parameters = json.loads(json.dumps(parameters_of(index)))
     steps = set()
     for step in self._store.steps():
-      try:
-        manifest = self._store.manifest(step)
-      except GenerationError:
-        continue
-      if (
-        manifest.index_kind == index.kind
-        and manifest.index_parameters == parameters
-        and manifest.dtype == self._generation.stored_dtype
-        and (
-          manifest.corpus_fingerprint == corpus.fingerprint
-          if step in newest and not self._config.skips_none
-          else corpus.has_version(
-            manifest.corpus_version, manifest.corpus_fingerprint
+      with contextlib.suppress(GenerationError):
+        found = self._store.manifest(step)
+        version = found.corpus_version, found.corpus_fingerprint
+        may_be_old = step not in newest or self._config.skips_none
+        if (
+          (found.index_kind, found.index_parameters) == (index.kind, parameters)
+          and found.dtype == self._generation.stored_dtype
+          and (
+            version[1] == corpus.fingerprint
+            or (may_be_old and corpus.has_version(*version))
           )
-        )
-      ):
-        steps.add(step)
+        ):
+          steps.add(step)
     return steps
-
-
-def next_step(
-  checkpoints: Sequence[int],
-  *,
-  wanted: Sequence[int],
-  needed: Collection[int | None],
-  up_to_date: Collection[int],
-) -> int | None:
-  """Returns the checkpoint to build from next; None where there is none.
-
-  Args:
-    checkpoints: Steps of the checkpoints, in order.
-    wanted: Those to build from.
-    needed: Generations that a run uses which resumes from the newest one. They
-      come first.
-    up_to_date: Steps whose generation need not be built.
-  """
-  lost = [step for step in checkpoints if step in needed]
-  candidates = [step for step in (*lost, *wanted) if step not in up_to_date]
-  return candidates[0] if candidates else None
 
 
 class UnknownNeedsError(ValueError):
@@ -298,11 +270,10 @@ class GenerationUses:
           "which generation it needs, for it cannot be read; remove it, or try "
           "again"
         )
-    waiting = {
-      step for step in steps if every or (step in uses and uses[step].run_waits)
-    }
+    waiting = {step for step, use in uses.items() if use.run_waits}
     used = {use.generation for use in uses.values()}
-    return waiting.union(step for step in used if step is not None)
+    pinned = used.union(steps if every else waiting)
+    return {step for step in pinned if step is not None}
 
   def _has_loop(self, step: int) -> bool:
     """Returns whether a checkpoint has loop state, as far as can be seen."""
