@@ -85,7 +85,7 @@ def generation_config(**settings):
 _OF_GENERATION = {field.name for field in dataclasses.fields(GenerationConfig)}
 
 
-def build(model_dir, corpus, *, generations_dir=None, **settings):
+def build(model_dir, corpus, *, generations_dir=None, stop=None, **settings):
   """What `realm_jax.build_index --once` does, unless told otherwise."""
   own = {k: v for k, v in settings.items() if k in _OF_GENERATION}
   others = {k: v for k, v in settings.items() if k not in _OF_GENERATION}
@@ -95,6 +95,7 @@ def build(model_dir, corpus, *, generations_dir=None, **settings):
     generation=generation_config(**own),
     generations_dir=generations_dir,
     sidecar=SidecarConfig(**{"once": True, "poll_seconds": 0.02} | others),
+    stop=stop,
   )
 
 
