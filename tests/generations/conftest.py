@@ -1,6 +1,8 @@
 """A small corpus, and generations of it, for the tests of this folder."""
 
 import secrets
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,14 @@ def flip(path: Path, place: int = -1) -> None:
   data = bytearray(path.read_bytes())
   data[place] ^= 1
   path.write_bytes(data)
+
+
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
+  """Waits for a condition."""
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline, "waited in vain"
+    time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

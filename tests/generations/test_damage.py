@@ -4,7 +4,6 @@ import functools
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -25,7 +24,7 @@ from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.generations.vectors import QUERY_TOWER
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.scann.config import ScannConfig
-from tests.generations.conftest import files_of, flip, publish_one
+from tests.generations.conftest import files_of, flip, publish_one, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -58,13 +57,6 @@ def _files(generations_dir):
   folder = files_of(generations_dir, 500)
   files = GenerationStore(generations_dir).manifest(500).files
   return [folder.parent / MANIFEST, *(folder / file.path for file in files)]
-
-
-def _until(condition, seconds=20):
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < deadline, "waited in vain"
-    time.sleep(0.005)
 
 
 def test_cut_at_any_byte_it_is_refused(published, corpus):
@@ -132,7 +124,7 @@ def test_a_watcher_goes_on_with_the_one_before(published, corpus, name):
   content = path.read_bytes()
   path.write_bytes(content[: len(content) // 2])
   with _watch(published, corpus) as watcher:
-    _until(lambda: watcher.newest() is not None)
+    until(lambda: watcher.newest() is not None)
     assert watcher.newest().step == 0
   # The builder learns of it.
   assert GenerationStore(published).remove_damaged(marked=True) == [500]
@@ -151,7 +143,7 @@ def test_a_wrong_refusal_is_looked_at_again(published, corpus, monkeypatch):
   with GenerationWatcher(published, load, poll_seconds=0.01) as watcher:
     with pytest.raises(DamagedGenerationError, match="read wrongly"):
       watcher.wait_for(500, timeout=20.0)
-    _until(lambda: watcher.request(500))
+    until(lambda: watcher.request(500))
   assert attempts == [500, 500]
 
 
@@ -197,7 +189,7 @@ def test_a_directory_may_be_removed_at_any_moment(
     with _watch(published, corpus) as watcher:
       watcher.newest()
       removing.start()
-      _until(lambda watcher=watcher: watcher.newest() is not None)
+      until(lambda watcher=watcher: watcher.newest() is not None)
       removing.join()
       newest = watcher.newest()
       # What was loaded is whole, whatever became of its files.

@@ -4,7 +4,6 @@ import functools
 import logging
 import resource
 import threading
-import time
 
 import pytest
 
@@ -14,18 +13,11 @@ from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.watcher import GenerationWatcher
 from tests.full_disk import full_disk
 from tests.generations.builds import build, save
-from tests.generations.conftest import flip
+from tests.generations.conftest import flip, until
 
 _INDEX = fixed_tree(
   8, num_leaves_searched=8, num_reordered=100, reordering="float32"
 )
-
-
-def _until(condition, seconds=120):
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < deadline, "waited in vain"
-    time.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -46,7 +38,7 @@ def test_a_disk_fills_up_at_any_file_and_has_room_again(
   )
   sidecar.start()
   try:
-    _until(lambda: store.steps() == [0])
+    until(lambda: store.steps() == [0])
     before = store.manifest(0).files
     sizes = sorted({file.size for file in before})
     save(tmp_path / "elsewhere", corpus, 500)
@@ -57,17 +49,17 @@ def test_a_disk_fills_up_at_any_file_and_has_room_again(
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
         caplog.clear()
-        _until(lambda: "00000500 was not written" in caplog.text)
+        until(lambda: "00000500 was not written" in caplog.text)
     assert store.manifest(0).files == before
     load_generation(generations_dir, 0, corpus=corpus)
-    _until(lambda: store.steps() == [0, 500])
+    until(lambda: store.steps() == [0, 500])
     # What a reader finds damaged, of the size that it had, is made again.
     (dataset,) = generations_dir.glob("00000500/*/scann/dataset.npy")
     flip(dataset)
     load = functools.partial(load_generation, generations_dir, corpus=corpus)
     with GenerationWatcher(generations_dir, load) as watcher:
-      _until(lambda: watcher.newest() is not None)
-      _until(lambda: watcher.newest().step == 500)
+      until(lambda: watcher.newest() is not None)
+      until(lambda: watcher.newest().step == 500)
   finally:
     stop.set()
     sidecar.join()

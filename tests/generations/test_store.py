@@ -1,7 +1,6 @@
 """Publication, removal and drafts, whoever dies meanwhile."""
 
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import DamagedFileError
+from tests.full_disk import full_disk
 from tests.generations.conftest import (
   files_of,
   flip,
@@ -107,14 +107,9 @@ def test_a_builder_killed_while_it_replaces_leaves_the_old_or_the_new(killed):
 
 def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
   publish_one(generations_dir, corpus, 0)
-  # The kernel refuses files above a size, as it refuses blocks on a full disk.
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-  try:
-    with pytest.raises(DiskFullError, match="500 was not written: free some"):
-      publish_one(generations_dir, corpus, 500)
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  said = "500 was not written: free some"
+  with full_disk(1000), pytest.raises(DiskFullError, match=said):
+    publish_one(generations_dir, corpus, 500)
   assert _sound(generations_dir) == [0]
 
 
