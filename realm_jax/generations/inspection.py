@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 from realm_jax.checkpoints.store import FOLDER, CheckpointStore
 from realm_jax.console import columns
-from realm_jax.generations.choice import GenerationUses
 from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.retention import GenerationUses
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.storage.access import require_readable
 

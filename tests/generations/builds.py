@@ -11,8 +11,7 @@ import numpy as np
 
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.generations.build import GenerationConfig
-from realm_jax.generations.choice import SidecarConfig
-from realm_jax.generations.sidecar import build_index
+from realm_jax.generations.sidecar import SidecarConfig, build_index
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fixed_tree import fixed_tree
-from realm_jax.generations import choice, sidecar
+from realm_jax.generations import retention, sidecar
 from realm_jax.generations.build import Builder, build_generation
 from realm_jax.generations.draft import Draft
 from realm_jax.generations.loading import load_generation, load_newest
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
   def is_removed(checkpoints, step):
     asked.append(step)
     shutil.rmtree(newest)
-    return choice.is_removed(checkpoints, step)
+    return retention.is_removed(checkpoints, step)
 
   monkeypatch.setattr(sidecar, "is_removed", is_removed)
   assert build(tmp_path, corpus) == [500]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.generations import choice
-from realm_jax.generations.choice import UnknownNeedsError
+from realm_jax.generations import retention
 from realm_jax.generations.inspection import RunGenerations, table
 from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.retention import UnknownNeedsError
 from realm_jax.generations.store import GenerationStore
 from tests.generations.conftest import files_of, flip, publish_one
 
@@ -60,7 +60,7 @@ def test_what_is_needed_is_not_pruned(model_dir, tmp_path):
 def test_nothing_is_pruned_while_a_checkpoint_cannot_be_read(
   model_dir, monkeypatch
 ):
-  monkeypatch.setattr(choice, "_REMOVAL_SECONDS", 0.0)
+  monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
   _save(model_dir, 12, generation=8)
   loop = model_dir / "checkpoints" / "12" / "loop"
   away = loop.rename(model_dir / "away")

@@ -6,7 +6,7 @@ from realm_jax.checkpoints.store import (
   CheckpointError,
   UnreadableCheckpointError,
 )
-from realm_jax.generations import choice, sidecar
+from realm_jax.generations import retention, sidecar
 from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.protocol import RecallError
 from realm_jax.storage.local_disk import DiskFullError
@@ -130,7 +130,7 @@ def test_old_generations_go_and_needed_ones_stay(run, saved, tmp_path, corpus):
 def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
   run, saved, tmp_path, corpus, monkeypatch
 ):
-  monkeypatch.setattr(choice, "_REMOVAL_SECONDS", 0.0)
+  monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
   publish_one(tmp_path / "generations", corpus, 0)
   saved(0, 500)
   loop = tmp_path / "checkpoints" / "0" / "loop"

@@ -64,7 +64,7 @@ def indexed(model_dir, world):
     CORPUS_DIR=world.corpus_dir,
     QUERY_LENGTH=tiny_world.QUERY_LENGTH,
     INDEX=Macro("EXACT"),
-    **{"choice.SidecarConfig.once": True},
+    **{"sidecar.SidecarConfig.once": True},
   )
   assert published == [0]
   return model_dir
@@ -129,7 +129,7 @@ def test_a_corpus_of_another_vocabulary_is_refused(model_dir, world, tmp_path):
       _files(model_dir, "build_index"),
       MODEL_DIR=model_dir,
       CORPUS_DIR=tmp_path / "corpus",
-      **{"choice.SidecarConfig.once": True},
+      **{"sidecar.SidecarConfig.once": True},
     )
 
 
