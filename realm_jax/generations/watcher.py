@@ -144,12 +144,6 @@ class GenerationWatcher:
     self._wake()
     self._thread.join()
 
-  def __enter__(self) -> "GenerationWatcher":
-    return self
-
-  def __exit__(self, *exception: object) -> None:
-    self.close()
-
   def _raise_error(self) -> None:
     if self._error is not None:
       raise self._error

@@ -1,5 +1,6 @@
 """A generation with every kind of file, cut, flipped and removed anywhere."""
 
+import contextlib
 import functools
 import os
 import shutil
@@ -111,7 +112,8 @@ def test_a_builder_removes_what_has_a_damaged_manifest(published, content):
 
 def _watch(generations_dir, corpus):
   load = functools.partial(load_generation, generations_dir, corpus=corpus)
-  return GenerationWatcher(generations_dir, load, poll_seconds=0.01)
+  watcher = GenerationWatcher(generations_dir, load, poll_seconds=0.01)
+  return contextlib.closing(watcher)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,9 @@ def test_a_wrong_refusal_is_looked_at_again(published, corpus, monkeypatch):
       raise DamagedGenerationError("read wrongly")
     return load_generation(published, step, corpus=corpus)
 
-  with GenerationWatcher(published, load, poll_seconds=0.01) as watcher:
+  with contextlib.closing(
+    GenerationWatcher(published, load, poll_seconds=0.01)
+  ) as watcher:
     with pytest.raises(DamagedGenerationError, match="read wrongly"):
       watcher.wait_for(500, timeout=20.0)
     until(lambda: watcher.request(500))

@@ -1,5 +1,6 @@
 """A sidecar beside a full disk, and beside a trainer that finds damage."""
 
+import contextlib
 import functools
 import logging
 import resource
@@ -57,7 +58,8 @@ def test_a_disk_fills_up_at_any_file_and_has_room_again(
     (dataset,) = generations_dir.glob("00000500/*/scann/dataset.npy")
     flip(dataset)
     load = functools.partial(load_generation, generations_dir, corpus=corpus)
-    with GenerationWatcher(generations_dir, load) as watcher:
+    watcher = GenerationWatcher(generations_dir, load)
+    with contextlib.closing(watcher):
       until(lambda: watcher.newest() is not None)
       until(lambda: watcher.newest().step == 500)
   finally:
