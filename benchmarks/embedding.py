@@ -33,13 +33,14 @@ from jaxtyping import Float, Int
 
 from benchmarks import peer_processes
 from benchmarks.agreement import imported_model
-from benchmarks.data import demo_corpus, generated_blocks
+from benchmarks.data import demo_corpus
 from benchmarks.data.large_generations import random_towers
 from benchmarks.data.real_texts import (
   TEXTS_DIR,
   NoTextsError,
   titled_paragraphs,
 )
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.models.bert import BertConfig
@@ -51,6 +52,7 @@ from realm_jax.weights.config import write_bert_config
 from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.plan import make_plan
 
+_BLOCK_LENGTH = 288
 _TARGETS = {"padded": 1.5, "hf": 2.0}
 _MINILM = Retriever(
   BertConfig(
@@ -220,6 +222,21 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
   return "\n".join(lines)
 
 
+def _corpus_of(
+  directory: Path, texts: Sequence[tuple[str, str]], vocab: str
+) -> Corpus:
+  lines = [json.dumps({"title": title, "text": text}) for title, text in texts]
+  (directory / "text.jsonl").write_text("\n".join(lines))
+  made = directory / "corpus"
+  build_corpus(
+    [str(directory / "text.jsonl")],
+    made,
+    vocab=vocab,
+    block_length=_BLOCK_LENGTH,
+  )
+  return Corpus.open(made)
+
+
 def model_and_corpus(
   given: argparse.Namespace, directory: Path
 ) -> tuple[Model, Corpus]:
@@ -229,13 +246,13 @@ def model_and_corpus(
       weights = peer_processes.minilm_dir().absolute()
       paragraphs = titled_paragraphs(given.texts_dir)
       vocab = str(weights / "vocab.txt")
-      corpus = generated_blocks.source_corpus(directory, paragraphs, vocab)
+      corpus = _corpus_of(directory, paragraphs, vocab)
       return minilm(weights), corpus
     except (peer_processes.PeerError, NoTextsError) as error:
       print(f"using a random model and generated texts, because: {error}")
   corpus = Corpus.open(
     demo_corpus.make_corpus(
-      directory, scale=given.scale, block_length=generated_blocks.BLOCK_LENGTH
+      directory, scale=given.scale, block_length=_BLOCK_LENGTH
     )
   )
   return Model(*random_towers(_MINILM, corpus), None), corpus

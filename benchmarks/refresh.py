@@ -35,7 +35,7 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.data import demo_corpus, large_corpus
+from benchmarks.data import demo_corpus
 from benchmarks.data.large_generations import (
   QUERY_LENGTH,
   RETRIEVER,
@@ -393,16 +393,14 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   for name, default, what in (
     ("pairs", 6, "pairs of runs with and without retrieval"),
-    ("num_blocks", 1_000_000, "number of blocks that are swapped and loaded"),
     ("swaps", 3, "number of swaps"),
   ):
     parser.add_argument(f"--{name}", type=int, default=default, help=what)
-  parser.add_argument(
-    "--scale",
-    type=float,
-    default=1.0,
-    help="size of the world; 1 is the demo's",
-  )
+  for name, scale, what in (
+    ("scale", 1.0, "size of the world that is searched; 1 is the demo's"),
+    ("large_scale", 100.0, "that of the blocks that are swapped and loaded"),
+  ):
+    parser.add_argument(f"--{name}", type=float, default=scale, help=what)
   parser.add_argument("--json", type=Path, help="file to write the figures to")
   given = parser.parse_args(argv)
   cpu_tuning.disable_async_dispatch()
@@ -410,18 +408,19 @@ def main(argv: Sequence[str] | None = None) -> None:
   retrieval = measure_retrieval(pairs=given.pairs, scale=given.scale)
   directory = given.directory.absolute()
   directory.mkdir(parents=True, exist_ok=True)
-  corpus = large_corpus.make_corpus(
-    directory, given.num_blocks, scale=given.scale
-  )
+  texts = directory / f"world-{given.large_scale}"
+  if not (texts / "corpus").exists():
+    demo_corpus.make_corpus(texts, scale=given.large_scale)
+  corpus = Corpus.open(texts / "corpus")
   # The power of two next to the square root: 1,024 for a million blocks.
-  num_leaves = 1 << round(np.log2(given.num_blocks) / 2)
+  num_leaves = 1 << round(np.log2(corpus.num_blocks) / 2)
   index = fixed_tree(num_leaves, num_leaves_searched=8, num_reordered=200)
   # They are published alternately.
   made = make_generations(directory, corpus, index, count=2)
   swaps = measure_swaps(directory / "model", corpus, made, swaps=given.swaps)
   result = {
     "retrieval": retrieval,
-    "num_blocks": given.num_blocks,
+    "num_blocks": corpus.num_blocks,
     "dim": RETRIEVER.vector_size,
     **swaps,
     "loads": measure_loads(made[0], corpus),

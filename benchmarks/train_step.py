@@ -84,6 +84,8 @@ def make_models(given: argparse.Namespace) -> Models:
     num_heads=given.heads,
     intermediate_size=given.inner,
     dropout_rate=given.dropout,
+    dtype=jnp.dtype(given.dtype),
+    attention=given.attention,
   )
   retriever = Retriever(bert, projection_dropout_rate=given.dropout)
   return Models(retriever, Reader(bert, joint_length=given.joint))
@@ -244,7 +246,10 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
     loss = float(metrics["loss"])
     of_tokens, of_flops = useful(given, models, on_host)
     tokens, flops = tokens + int(of_tokens), flops + float(of_flops)
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  memory = jax.devices()[0].memory_stats()  # None on CPUs.
+  peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  if memory:
+    peak = memory["peak_bytes_in_use"]
   timed, total = seconds[1:], sum(seconds[1:])
   per_step = flops / len(batches)
   median = statistics.median(timed)
@@ -255,7 +260,7 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
     "useful_tokens_per_second": tokens / len(batches) / (total / len(timed)),
     "useful_gflop_per_step": per_step / 1e9,
     "useful_gflops_per_second": per_step / median / 1e9,
-    "peak_memory_gb": 1024 * peak / 1e9,
+    "peak_memory_gb": peak / 1e9,
     "temporaries_gb": analysis and analysis.temp_size_in_bytes / 1e9,
     "compile_seconds": compile_seconds,
     "loss": loss,
@@ -264,15 +269,15 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   }
 
 
-def matmul_gflops_per_second() -> float:
+def matmul_gflops_per_second(dtype: Any = jnp.float32) -> float:
   """Measures jax's best rate of matrix products, of large and step shapes."""
   best = 0.0
   product = jax.jit(jnp.dot)
   large = 8192 if jax.default_backend() != "cpu" else 2048
   for size in ((large,) * 3, (12288, 256, 1024), (12288, 1024, 256)):
     rows, inner, columns = size
-    left = jnp.ones((rows, inner))
-    right = jnp.ones((inner, columns))
+    left = jax.random.normal(jax.random.key(0), (rows, inner), dtype)
+    right = jax.random.normal(jax.random.key(1), (inner, columns), dtype)
     product(left, right).block_until_ready()
     for _ in range(6):
       start = time.perf_counter()
@@ -360,6 +365,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   for name, (size, what) in _SIZES.items():
     parser.add_argument(f"--{name}", type=int, default=size, help=what)
   parser.add_argument("--dropout", type=float, default=0.1, help="dropout rate")
+  parser.set_defaults(dtype="float32", attention="xla")
   parser.add_argument(
     "--steps", type=int, default=7, help="measured steps of ours"
   )

@@ -160,23 +160,6 @@ def _answerable_web_questions(folder: Path) -> Iterator[Question]:
       yield {"question": row["qText"], "answer": known}
 
 
-def answers(folder: Path) -> list[str]:
-  """Reads the distinct answers of NQ-open and WebQuestions.
-
-  Raises:
-    NoTextsError: There is no such folder.
-  """
-  _require(folder)
-  rows = [
-    row["answer"]
-    for row in _json_lines(folder / "nq_open" / "NQ-open.dev.jsonl")
-  ]
-  for path in sorted((folder / "webquestions").glob("*.json")):
-    questions = json.loads(path.read_text(encoding="utf-8"))
-    rows += [question["answers"] for question in questions]
-  return sorted({answer for group in rows for answer in group})
-
-
 def _require(folder: Path) -> None:
   if not folder.is_dir():
     raise NoTextsError(

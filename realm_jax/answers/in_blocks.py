@@ -79,12 +79,14 @@ class AnswersInBlocks:
   ) -> Bool[np.ndarray, " n"]:
     """Returns which blocks contain an answer of a question."""
     contained = np.zeros(len(rows), bool)
-    numbers = self._numbers
-    unknown = question.strings - numbers.keys()
-    for string in question.strings & numbers.keys():
-      contained |= self._stored(numbers[string], rows)
+    unknown = []
+    for string in question.strings:
+      if string in self._numbers:
+        contained |= self._stored(self._numbers[string], rows)
+      else:
+        unknown.append(string)
     if unknown:
-      matcher = BlockMatcher([*unknown])
+      matcher = BlockMatcher(unknown)
       for first in range(0, len(rows), MAX_BLOCKS):
         part = rows[first : first + MAX_BLOCKS]
         found = Matches.of(matcher.search(self.corpus, part))

@@ -24,11 +24,12 @@ GROUP = 32
 # On CPUs, the queries that a step improves are processed in batches of this
 # size. It is small because after the first steps a step improves few.
 _QUERIES_PER_BATCH = 64
-# Scores of a step. On CPUs they stay in the cache until their maxima are
-# taken; on other platforms a step should be long compared to its launch.
-_SCORES_ON_CPUS = 1 << 21
-_SCORES_ELSEWHERE = 1 << 25
-_MIN_ROWS, _MAX_ROWS = 2048, 1 << 16
+# Scores and rows of a step, at most. On CPUs the scores stay in the cache until
+# their maxima are taken; on other platforms a step should be long compared to
+# its launches, which on GPUs are many.
+_MAX_SCORES = {"cpu": 1 << 21, "gpu": 1 << 28, "tpu": 1 << 25}
+_MAX_ROWS = {"cpu": 1 << 16, "gpu": 1 << 20, "tpu": 1 << 16}
+_MIN_ROWS = 2048
 # Every step merges k candidates per query, so a larger k wants fewer steps.
 _ROWS_PER_K = 8
 
@@ -62,10 +63,10 @@ class Plan:
 
 def rows_per_step(k: int, *, num_queries: int, platform: str) -> int:
   """Returns how many rows of a device a step should score."""
-  scores = _SCORES_ON_CPUS if platform == "cpu" else _SCORES_ELSEWHERE
-  fits = 1 << (max(1, scores // max(1, num_queries)).bit_length() - 1)
+  scores = _MAX_SCORES[platform] // max(1, num_queries)
+  fits = 1 << (max(1, scores).bit_length() - 1)
   wanted = 1 << (_ROWS_PER_K * k - 1).bit_length()
-  return max(min(max(fits, _MIN_ROWS), _MAX_ROWS), wanted)
+  return max(min(max(fits, _MIN_ROWS), _MAX_ROWS[platform]), wanted)
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "mesh"))

@@ -1,0 +1,224 @@
+"""Measures what training at the paper's size takes on one accelerator.
+
+    python -m benchmarks.accelerator --json=accelerator.json
+
+Inputs and weights are random, so that neither TensorFlow nor a corpus is
+needed. Three things are measured, in bfloat16:
+
+- a pre-training step of BERT-base towers and reader: blocks of 288 wordpieces,
+  joint inputs of 352, 8 candidates (Guu et al. 2020, section 4.1), whose
+  attention is XLA's or cuDNN's;
+- the embedding of blocks, as the index builder does it;
+- exact search of 13,353,718 vectors, which are the paper's blocks.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.core import meta
+
+from benchmarks import train_step
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.embedding import CorpusEmbedder
+from realm_jax.indexes.exact import ExactConfig, ExactIndex
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.storage.json_files import write_json
+
+_PAPER = {
+  "layers": 12,
+  "hidden": 768,
+  "heads": 12,
+  "inner": 3072,
+  "vocab": 30522,
+  "candidates": 8,
+  "query": 64,
+  "block": 288,
+  "joint": 352,
+  "masks": 3,
+}
+_NUM_BLOCKS = 13_353_718
+_DIM = 128
+_WARM_UP, _SEARCHES = 2, 10
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomCorpus:
+  """What the embedder reads of a corpus: blocks of random wordpieces.
+
+  Attributes:
+    lengths: Wordpieces of each block, with the special ones.
+    block_length: The longest.
+  """
+
+  lengths: np.ndarray
+  block_length: int = _PAPER["block"]
+
+  @property
+  def num_blocks(self) -> int:
+    """Number of blocks."""
+    return len(self.lengths)
+
+  def gather(self, rows: np.ndarray, length: int) -> np.ndarray:
+    """Returns the token ids of rows, [n, length], padded with 0."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(999, _PAPER["vocab"], (len(rows), length), np.int32)
+    tokens[:, :2] = 101, 102  # [CLS] and [SEP], between them an empty title.
+    return np.where(
+      np.arange(length) < self.lengths[rows, None], tokens, np.int32(0)
+    )
+
+
+def step(batch: int, *, attention: str, dropout: float) -> dict[str, Any]:
+  """Measures a pre-training step."""
+  given = argparse.Namespace(
+    **_PAPER,
+    batch=batch,
+    dropout=dropout,
+    dtype="bfloat16",
+    attention=attention,
+    corpus_dir=None,
+    pack=True,
+    steps=12,
+  )
+  found = train_step.measure_step(given)
+  return {"batch": batch, "attention": attention, "dropout": dropout, **found}
+
+
+def embedding(num_blocks: int) -> dict[str, Any]:
+  """Measures the embedding of blocks whose lengths are spread evenly."""
+  given = argparse.Namespace(
+    **_PAPER, dropout=0.0, dtype="bfloat16", attention="xla"
+  )
+  retriever = train_step.make_models(given).retriever
+  tokens = jnp.zeros((1, 3), jnp.int32)
+  mesh = make_mesh(devices=jax.devices()[:1])
+  params = meta.unbox(
+    jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)["params"]
+  )
+  lengths = np.random.default_rng(1).integers(
+    64, _PAPER["block"] + 1, num_blocks
+  )
+
+  def embed(params: Any, token_ids: jax.Array) -> jax.Array:
+    return cast(
+      jax.Array,
+      retriever.apply({"params": params}, token_ids, method="embed_blocks"),
+    )
+
+  embedder = CorpusEmbedder(
+    cast(Corpus, RandomCorpus(lengths)),
+    embed,
+    dim=_DIM,
+    mesh=mesh,
+    tokens_per_batch=1 << 17,
+  )
+  rows = np.arange(num_blocks)
+  embedder.embed(params, rows)  # Compiles.
+  waited = embedder.host_wait_seconds
+  start = time.perf_counter()
+  embedder.embed(params, rows)
+  seconds = time.perf_counter() - start
+  flops = train_step.sequence_flops(given, lengths).sum()
+  return {
+    "blocks": num_blocks,
+    "blocks_per_second": num_blocks / seconds,
+    "tokens_per_second": int(lengths.sum()) / seconds,
+    "teraflops_per_second": flops / seconds / 1e12,
+    "host_wait_share": (embedder.host_wait_seconds - waited) / seconds,
+    "minutes_for_wikipedia": _NUM_BLOCKS / num_blocks * seconds / 60,
+  }
+
+
+def searches(num_blocks: int) -> list[dict[str, Any]]:
+  """Measures exact search for batches of several sizes."""
+  rng = np.random.default_rng(2)
+  part = rng.standard_normal((1 << 20, _DIM), np.float32)
+  vectors = np.concatenate([part] * -(-num_blocks // len(part)))[:num_blocks]
+  start = time.perf_counter()
+  index = ExactIndex(vectors, ExactConfig("bfloat16"))
+  jax.block_until_ready(index.vectors)
+  loading = time.perf_counter() - start
+  found = []
+  for num_queries in (8, 64, 512):
+    queries = jax.random.normal(jax.random.key(3), (num_queries, _DIM))
+    search = functools.partial(index.search_on_device, queries, 8)
+    for _ in range(_WARM_UP):
+      jax.block_until_ready(search())
+    start = time.perf_counter()
+    jax.block_until_ready([search() for _ in range(_SEARCHES)])
+    seconds = (time.perf_counter() - start) / _SEARCHES
+    found.append(
+      {
+        "queries": num_queries,
+        "milliseconds": 1e3 * seconds,
+        "gigabytes_per_second": index.vectors.nbytes / seconds / 1e9,
+        "teraflops_per_second": 2e-12
+        * num_blocks
+        * _DIM
+        * num_queries
+        / seconds,
+        "loading_seconds": loading,
+      }
+    )
+  return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Runs the benchmark."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0],
+    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+  )
+  parser.add_argument(
+    "--batches",
+    type=int,
+    nargs="*",
+    default=[16],
+    help="examples of the steps",
+  )
+  parser.add_argument(
+    "--blocks", type=int, default=100_000, help="blocks to embed"
+  )
+  parser.add_argument(
+    "--search_blocks", type=int, default=_NUM_BLOCKS, help="blocks to search"
+  )
+  parser.add_argument("--json", type=Path, help="file to write the figures to")
+  given = parser.parse_args(argv)
+  found: dict[str, Any] = {
+    "device": jax.devices()[0].device_kind,
+    "jax": jax.__version__,
+    "matmul_teraflops_per_second": 1e-3
+    * train_step.matmul_gflops_per_second(jnp.bfloat16),
+  }
+  print(json.dumps(found), flush=True)
+  on_gpu = jax.default_backend() == "gpu"
+  kinds = [("xla", 0.1), ("xla", 0.0), *([("cudnn", 0.0)] if on_gpu else [])]
+  parts = {
+    "search": functools.partial(searches, given.search_blocks),
+    "embedding": functools.partial(embedding, given.blocks),
+    **{
+      f"step of {batch}, {attention}, dropout {dropout}": functools.partial(
+        step, batch, attention=attention, dropout=dropout
+      )
+      for batch in given.batches
+      for attention, dropout in kinds
+    },
+  }
+  for name, measure in parts.items():
+    found[name] = measure()
+    print(name, json.dumps(found[name]), flush=True)
+    if given.json:
+      write_json(given.json, found)
+
+
+if __name__ == "__main__":
+  main()
