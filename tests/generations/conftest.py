@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from etils import epath
 
-from benchmarks.data.hand_made import HandMade, write_corpus
+from realm_jax.corpus.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.shard import Blocks, ragged, write_shards
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.draft import ShardLayout
 from realm_jax.generations.manifest import Manifest
@@ -34,25 +35,44 @@ PIECES = (
 def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
   """Blocks of 4 to 40 random words in sentences of 4, one a document."""
   rng = np.random.default_rng(seed)
-
-  def document(row: int) -> HandMade:
-    words = rng.integers(5, len(PIECES), rng.integers(4, 41))
-    starts = np.arange(0, len(words), 4)
-    block = {
-      "token_ids": np.append([5, 6], words),
-      "title_length": 2,
-      "content_hash": -row,
-      "byte_ranges": np.zeros((len(words), 2), int),
-      "sentences": np.stack([starts, np.minimum(starts + 4, len(words))], 1),
-      "salient_spans": np.zeros((0, 2), int),
-      "salient_span_kinds": [],
-      "body": b"words",
-    }
-    return HandMade(f"d{row}", "t", [block])
-
-  documents = map(document, range(num_blocks))
-  write_corpus(directory, documents, pieces=PIECES, block_length=64)
+  words = [
+    rng.integers(5, len(PIECES), rng.integers(4, 41)) for _ in range(num_blocks)
+  ]
+  rows = range(num_blocks)
+  shards = [_blocks(rows[i : i + 100], words) for i in rows[::100]]
+  with CorpusDirectoryWriter.open(directory, pieces=PIECES) as writer:
+    written = write_shards(
+      writer.staging, shards, vocab_size=len(PIECES), shard_bytes=1
+    )
+    writer.finish(block_length=64, summary={}, shards=written)
   return Corpus.open(directory)
+
+
+def _blocks(rows: range, words: list[np.ndarray]) -> Blocks:
+  lengths = [len(words[row]) for row in rows]
+  starts = [np.arange(0, length, 4) for length in lengths]
+  sentences = [
+    np.stack([start, np.minimum(start + 4, length)], axis=1)
+    for start, length in zip(starts, lengths, strict=True)
+  ]
+  return Blocks(
+    {
+      "block_ids": np.array(rows),
+      "content_hashes": -np.array(rows),
+      "title_lengths": np.full(len(rows), 2),
+      "salient_span_kinds": np.zeros(0, int),
+      "document_starts": np.arange(len(rows) + 1),
+      "document_hashes": np.array(rows),
+      **ragged("token_ids", [np.append([5, 6], words[row]) for row in rows]),
+      **ragged("byte_ranges", [np.zeros((size, 2), int) for size in lengths]),
+      **ragged("sentences", sentences),
+      **ragged("salient_spans", [np.zeros((0, 2), int)] * len(rows)),
+      **ragged("bodies", [b"words"] * len(rows)),
+      **ragged("titles", [b"t"] * len(rows)),
+      **ragged("document_ids", [f"d{row}".encode() for row in rows]),
+      **ragged("urls", [b""] * len(rows)),
+    }
+  )
 
 
 def random_vectors(num_blocks: int, step: int) -> np.ndarray:
