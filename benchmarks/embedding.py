@@ -167,7 +167,6 @@ def measure(
   vectors = {n: e.embed(params, rows) for n, e in embedders.items()}
   systems = [*embedders, *(["hf"] if peer_processes.installed() else [])]
   seconds: dict[str, list[float]] = {name: [] for name in systems}
-  waited_before = embedders["ours"].host_wait_seconds
   for _, name in itertools.product(range(rounds), systems):
     if name == "hf":
       took, vectors[name] = embed_with_hf(model, blocks, output)
@@ -194,8 +193,6 @@ def measure(
   for name, embedder in embedders.items():
     computed = int(embedder.costs()[rows].sum())
     found[name]["computed_over_useful"] = computed / tokens
-  waited = embedders["ours"].host_wait_seconds - waited_before
-  found["ours"]["host_wait_share"] = waited / sum(seconds["ours"])
   if "hf" in vectors and model.weights is not None:
     found["hf"]["least_cosine"] = _least_cosine(vectors["ours"], vectors["hf"])
   return list(found.values())
@@ -211,20 +208,16 @@ def _least_cosine(
 def table(rows: Sequence[dict[str, Any]]) -> str:
   """Formats the rows as a table."""
   lines = [
-    f"{'system':<8}{'blocks/s':>10}{'tokens/s':>10}"
-    f"{'ours is faster':>16}{'wait for the host':>20}"
+    f"{'system':<8}{'blocks/s':>10}{'tokens/s':>10}{'ours is faster':>16}"
   ]
   for row in rows:
     ratio = ""
     if "ours_is_faster" in row:
       target = _TARGETS[row["system"]]
       ratio = f"{row['ours_is_faster']:.2f} × (≥ {target})"
-    wait = ""
-    if "host_wait_share" in row:
-      wait = f"{row['host_wait_share']:.1%}"
     lines.append(
       f"{row['system']:<8}{row['blocks_per_second']:>10.1f}"
-      f"{row['tokens_per_second']:>10,.0f}{ratio:>16}{wait:>20}"
+      f"{row['tokens_per_second']:>10,.0f}{ratio:>16}"
     )
   return "\n".join(lines)
 

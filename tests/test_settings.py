@@ -11,7 +11,7 @@ from etils import epath
 
 from realm_jax import settings
 from realm_jax.demo_world.world import WorldConfig
-from realm_jax.generations.choice import SidecarConfig
+from realm_jax.generations.sidecar import SidecarConfig
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.models.bert import BertConfig

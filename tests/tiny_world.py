@@ -22,8 +22,7 @@ from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.build import GenerationConfig
-from realm_jax.generations.choice import SidecarConfig
-from realm_jax.generations.sidecar import build_index
+from realm_jax.generations.sidecar import SidecarConfig, build_index
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig

@@ -78,8 +78,8 @@ class Run:
       INDEX=Macro(self.index),
       MODE="every",
       **{
-        "choice.SidecarConfig.poll_seconds": 0.2,
-        "choice.SidecarConfig.retry_seconds": 1.0,
+        "sidecar.SidecarConfig.poll_seconds": 0.2,
+        "sidecar.SidecarConfig.retry_seconds": 1.0,
         **self.index_settings,
       },
     )

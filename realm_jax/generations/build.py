@@ -13,7 +13,6 @@ from absl import logging
 from etils import epath
 from flax import traverse_util
 from jax.sharding import Mesh
-from jaxtyping import Bool, Float, Int
 
 from realm_jax.checkpoints.store import (
   CheckpointError,
@@ -21,19 +20,21 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations.draft import Draft
+from realm_jax.generations.draft import ShardLayout
 from realm_jax.generations.embedding import CorpusEmbedder, abstract_retriever
 from realm_jax.generations.manifest import (
   GenerationError,
   Manifest,
-  PartialRecord,
   json_checksum,
 )
-from realm_jax.generations.refresh import KnownVectors, rows_to_embed
+from realm_jax.generations.refresh import (
+  KnownVectors,
+  known_vectors,
+  rows_to_embed,
+)
 from realm_jax.generations.store import IMPORTED, GenerationStore
 from realm_jax.generations.vectors import (
   Embeddings,
-  ShardLayout,
   index_blocks,
   save_query_tower,
 )
@@ -60,10 +61,6 @@ from realm_jax.settings import PositiveInt, Range, require_valid
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import DamagedFileError, StagedFiles
-
-# Pause before damaged shards are embedded again. Another host may see files of
-# a network file system a little later.
-_PAUSE_SECONDS = 1.0
 
 
 class PreemptedError(Exception):
@@ -131,6 +128,12 @@ class Builder:
   """What builds generations of one corpus version, and compiles once for all.
 
   The devices of the mesh are those of this process.
+
+  Attributes:
+    config, corpus: As given.
+    retriever: Towers, for the vocabulary of the corpus.
+    layout: Files of the vectors.
+    embedder: What embeds rows of the corpus.
   """
 
   def __init__(
@@ -149,7 +152,7 @@ class Builder:
       dtype=config.stored_dtype,
       max_rows=config.shard_blocks,
     )
-    self._embedder = CorpusEmbedder(
+    self.embedder = CorpusEmbedder(
       corpus,
       shared_partial(embed_blocks, self.retriever),
       dim=self.retriever.vector_size,
@@ -192,7 +195,7 @@ class Builder:
       "model": self.model,
       "parameters": digest.hexdigest(),
       "corpus": self.corpus.fingerprint,
-      "batches": [config.tokens_per_batch, *self._embedder.lengths],
+      "batches": [config.tokens_per_batch, *self.embedder.lengths],
       "index": {index.kind: dict(parameters_of(index))},
       "shards": dataclasses.asdict(self.layout),
     }
@@ -201,52 +204,6 @@ class Builder:
       identity["known"] = "" if known.base is None else known.base.to_json()
       identity["refresh"] = [config.refresh_fraction, config.max_age_steps]
     return json_checksum(identity)[:16]
-
-  def rows_to_embed(
-    self, known: KnownVectors | None, step: int
-  ) -> tuple[Bool[np.ndarray, " N"], PartialRecord | None]:
-    """Returns which rows are embedded, and the record of a partial refresh."""
-    costs = self._embedder.costs()
-    embed = rows_to_embed(
-      known,
-      step=step,
-      costs=costs,
-      fraction=self.config.refresh_fraction,
-      max_age_steps=self.config.max_age_steps,
-    )
-    if known is None or known.base is None or embed.all():
-      return embed, None
-    return embed, PartialRecord(
-      base=known.base.step,
-      embedded_blocks=int(embed.sum()),
-      embedded_share=round(float(costs[embed].sum() / costs.sum()), 4),
-      new_blocks=int((known.rows == NULL_ROW).sum()),
-    )
-
-  def vectors(
-    self,
-    params: Params,
-    rows: Int[np.ndarray, " n"],
-    *,
-    embed: Bool[np.ndarray, " n"],
-    known: KnownVectors | None,
-    step: int,
-    check: Callable[[], None],
-  ) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, " n"]]:
-    """Embeds some rows and copies the others.
-
-    Returns:
-      The vectors, and the steps of the checkpoints that they are of.
-    """
-    vectors = np.empty((len(rows), self.retriever.vector_size), np.float32)
-    steps = np.full(len(rows), step)
-    if embed.any():
-      vectors[embed] = self._embedder.embed(params, rows[embed], check=check)
-    if not embed.all():
-      assert known is not None
-      copied = known.rows[rows[~embed]]
-      vectors[~embed], steps[~embed] = known.gather(copied), known.steps(copied)
-    return vectors, steps
 
   def queries(self, params: Params) -> tuple[QueryBatch, QueryBatch]:
     """Returns held-out sentences: those to tune an index on, and the others."""
@@ -270,7 +227,6 @@ def build_generation(
   agreement: Agreement,
   known: KnownVectors | None = None,
   identity: str | None = None,
-  builder_name: str = "",
   check: Callable[[], None] = lambda: None,
 ) -> None:
   """Builds and publishes the generation of a checkpoint.
@@ -286,117 +242,87 @@ def build_generation(
     params: Parameters of the retriever, on the devices.
     store: Store of the generations.
     agreement: Agreement of all processes, each of which calls this.
-    known: Vectors that may be copied.
+    known: Vectors that may be copied; None takes those of an earlier
+      generation, if the settings ask for a partial refresh.
     identity: Name of the draft; None is the builder's checksum.
-    builder_name: Name of the builder, the same in all processes.
     check: Function that is called regularly; an exception stops the work.
 
   Raises:
     DiskFullError: The disk is full; nothing published has changed.
+    DamagedFileError: A shard has changed since it was written. The next call
+      embeds it again.
     GenerationError: A vector is not finite.
     RecallError: The recall of the index is below what its settings want.
     ProcessesError: Another process has failed.
   """
-  embed, partial = builder.rows_to_embed(known, step)
-  identity = identity or builder.identity(params, known)
-  build = _Build(
-    builder=builder,
+  config, corpus, layout = builder.config, builder.corpus, builder.layout
+  kind = config.index.kind
+  if known is None and config.refresh_fraction is not None:
+    known = known_vectors(
+      store,
+      step,
+      corpus=corpus,
+      model=builder.model,
+      dtype=layout.dtype,
+      agreement=agreement,
+    )
+  embed, partial = rows_to_embed(
+    known,
     step=step,
-    params=params,
-    store=store,
-    draft=store.draft(step, identity, builder.layout, builder=builder_name),
-    known=known,
-    embed=embed,
-    partial=partial,
-    check=check,
+    costs=builder.embedder.costs(),
+    fraction=config.refresh_fraction,
+    max_age_steps=config.max_age_steps,
   )
-  embed_own_shards = functools.partial(
-    build.embed_shards, first=agreement.index, distance=agreement.count
-  )
-  agreement.on_process_0("earlier shards", build.draft.adopt)
-  while True:
-    agreement.on_all_processes("shards", embed_own_shards, SHARED_ERRORS)
-    try:
-      return agreement.on_process_0("publication", build.publish, SHARED_ERRORS)
-    except DamagedFileError as error:
-      logging.warning("%s", error)
-      time.sleep(_PAUSE_SECONDS)
+  identity = identity or builder.identity(params, known)
+  draft = store.draft(step, identity, layout)
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Build:
-  """One generation that is being built: see `build_generation`.
-
-  Attributes:
-    embed: Whether each row is embedded; the others are copied from `known`.
-    partial: Record of a partial refresh.
-  """
-
-  builder: Builder
-  step: int
-  params: Params
-  store: GenerationStore
-  draft: Draft
-  known: KnownVectors | None
-  embed: Bool[np.ndarray, " N"]
-  partial: PartialRecord | None
-  check: Callable[[], None]
-
-  def embed_shards(self, *, first: int, distance: int) -> None:
-    """Writes the missing ones of shards first, first + distance, and so on."""
-    with self.store.disk_full_explained(self.step):
-      for shard in self.draft.missing():
-        if shard % distance != first:
+  def embed_shards() -> None:
+    with store.disk_full_explained(step):
+      for shard in draft.missing():
+        if shard % agreement.count != agreement.index:
           continue
-        self.check()
-        start, rows = time.monotonic(), self.draft.layout.rows(shard)
-        vectors, steps = self.builder.vectors(
-          self.params,
-          rows,
-          embed=self.embed[rows],
-          known=self.known,
-          step=self.step,
-          check=self.check,
+        check()
+        start, rows = time.monotonic(), layout.rows(shard)
+        vectors = np.empty((len(rows), layout.dim), np.float32)
+        steps, is_new = np.full(len(rows), step), embed[rows]
+        vectors[is_new] = builder.embedder.embed(
+          params, rows[is_new], check=check
         )
-        seconds = time.monotonic() - start
-        self.draft.add(shard, vectors, steps, seconds=seconds)
+        if known is not None and not is_new.all():
+          copied = known.rows[rows[~is_new]]
+          vectors[~is_new] = known.gather(copied)
+          steps[~is_new] = known.steps(copied)
+        draft.add(shard, vectors, steps, seconds=time.monotonic() - start)
 
-  def publish(self) -> None:
-    """Builds the index, measures its recall, and commits the generation."""
-    builder, params, draft = self.builder, self.params, self.draft
-    config, layout, corpus = builder.config, builder.layout, builder.corpus
-    # The files of the earlier index stay as long as this variable.
-    kind = config.index.kind
-    earlier = _earlier_index(self.store, self.step, kind=kind)
-    with (
-      self.store.disk_full_explained(self.step),
-      draft.local() as directory,
-    ):
+  def publish() -> None:
+    with store.disk_full_explained(step):
+      files, records = draft.verified()
       query_tower = query_tower_parameters(builder.retriever, params)
-      save_query_tower(directory, jax.device_get(query_tower))
-      self.check()
-      shards = draft.shards()
-      vectors = Embeddings(
-        directory, shards, dim=layout.dim, dtype=layout.dtype
-      )
+      save_query_tower(files.root, jax.device_get(query_tower))
+      shards = tuple(record.shard for record in records)
+      vectors = Embeddings(files, shards, dim=layout.dim, dtype=layout.dtype)
       for_tuning, held_out = builder.queries(params)
+      # Its files stay as long as this variable.
+      earlier = _earlier_index(store, step, kind=kind)
+      check()
       start = time.monotonic()
       index = config.index.build(
         index_blocks(corpus, vectors),
         BuildOptions(
-          directory=directory / kind,
+          directory=files.root / kind,
           queries=for_tuning,
-          previous=None if earlier is None else earlier.root / kind,
-          check=self.check,
+          previous=earlier.root / kind if earlier else None,
+          check=check,
         ),
       )
       build_seconds = time.monotonic() - start
-      self.check()
+      check()
       recall = {}
       if index.needs_vectors:
         recall = measure_recall(index, vectors, held_out, config.recall_at)
+      others = draft.record_others(files.root)
       manifest = Manifest(
-        step=self.step,
+        step=step,
         corpus_fingerprint=corpus.fingerprint,
         corpus_version=corpus.version,
         num_blocks=corpus.num_blocks,
@@ -406,29 +332,28 @@ class _Build:
         index_parameters=parameters_of(config.index),
         recall=recall,
         recall_queries=len(held_out.token_ids),
-        embed_seconds=round(draft.seconds(), 3),
+        embed_seconds=round(sum(record.seconds for record in records), 3),
         build_seconds=round(build_seconds, 3),
         embeddings=shards,
         model=builder.model,
-        partial=self.partial,
-        index_report=index.report,
-        files=draft.files(directory),
+        partial=partial,
+        index_report=dict(index.report),
+        files=(*(file for r in records for file in r.files), *others),
         folder=draft.folder.name,
       )
-    with self.store.disk_full_explained(self.step):
-      self.check()
-      self.store.commit(manifest)
+      check()
+      store.commit(manifest)
     logging.info(
       "published generation %d: %d blocks, %d embedded in %.1f s, %s built in "
       "%.1f s, recall %s",
-      self.step,
-      manifest.num_blocks,
-      int(self.embed.sum()),
-      manifest.embed_seconds,
-      kind,
-      build_seconds,
+      *(step, corpus.num_blocks, embed.sum(), manifest.embed_seconds),
+      *(kind, build_seconds),
       ", ".join(f"@{k} {r:.3f}" for k, r in recall.items()) or "–",
     )
+
+  agreement.on_process_0("earlier shards", draft.adopt)
+  agreement.on_all_processes("shards", embed_shards, SHARED_ERRORS)
+  agreement.on_process_0("publication", publish, SHARED_ERRORS)
 
 
 def publish_vectors(
@@ -483,18 +408,14 @@ def _earlier_index(
   The new index may start from it, so all of its bytes are verified. What is
   copied from an object store stays as long as the returned files do.
   """
-  for other in reversed([s for s in store.steps() if s < step]):
-    try:
-      manifest = store.manifest(other)
-    except GenerationError:
-      continue
-    if manifest.index_kind != kind:
-      return None
-    files = store.files(manifest)
-    try:
-      files.get(files.below(kind))
-      return files
-    except (GenerationError, DiskFullError) as error:
-      logging.warning("the index is built without an earlier one: %s", error)
-      return None
-  return None
+  earlier = [other for other in store.steps() if other < step]
+  if not earlier:
+    return None
+  try:
+    files = store.files(store.manifest(earlier[-1]))
+    paths = files.below(kind)
+    files.get(paths)
+    return files if paths else None
+  except (GenerationError, DiskFullError) as error:
+    logging.warning("the index is built without an earlier one: %s", error)
+    return None

@@ -14,7 +14,6 @@ and each file has one writer: nothing is locked, renamed or linked.
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +26,9 @@ from realm_jax.generations.manifest import (
   from_checked_json,
   to_checked_json,
 )
-from realm_jax.generations.vectors import ShardLayout, write_shard
-from realm_jax.storage.atomic import atomic_text_file
+from realm_jax.generations.vectors import check_finite
+from realm_jax.storage.arrays import save_array
+from realm_jax.storage.atomic import atomic_file, atomic_text_file
 from realm_jax.storage.paths import (
   copy_object,
   list_names,
@@ -40,11 +40,51 @@ from realm_jax.storage.staging import (
   FileRecord,
   StagedFiles,
   record_files,
+  sha256_of,
 )
 
+# A file's vectors are in memory while they are embedded.
+_MAX_SHARD_BYTES = 1 << 28
 
-class _Record(NamedTuple):
-  """A shard that is complete: its files, and the time that it took."""
+
+@dataclasses.dataclass(frozen=True)
+class ShardLayout:
+  """The division of vectors into files of consecutive rows.
+
+  Each file but the last has `rows_per_shard` rows. The `dtype` is that of the
+  stored vectors, `float32` or `bfloat16`.
+  """
+
+  num_blocks: int
+  dim: int
+  dtype: str
+  rows_per_shard: int
+
+  @classmethod
+  def of(
+    cls, num_blocks: int, dim: int, *, dtype: str, max_rows: int
+  ) -> "ShardLayout":
+    """Divides into files of about the same size, of at most `max_rows`."""
+    row_bytes = dim * np.dtype(dtype).itemsize
+    max_rows = max(1, min(max_rows, _MAX_SHARD_BYTES // row_bytes))
+    count = max(1, -(-num_blocks // max_rows))
+    return cls(num_blocks, dim, dtype, max(1, -(-num_blocks // count)))
+
+  def __len__(self) -> int:
+    return max(1, -(-self.num_blocks // self.rows_per_shard))
+
+  def rows(self, shard: int) -> Int[np.ndarray, " n"]:
+    """Returns the rows of a file."""
+    start = shard * self.rows_per_shard
+    return np.arange(start, min(start + self.rows_per_shard, self.num_blocks))
+
+  def name(self, shard: int) -> str:
+    """Returns the name of a file of vectors."""
+    return f"embeddings-{shard:05d}-of-{len(self):05d}.npy"
+
+
+class ShardRecord(NamedTuple):
+  """A complete shard: its files, and the seconds that were spent on it."""
 
   shard: EmbeddingsShard
   files: tuple[FileRecord, ...]
@@ -57,13 +97,24 @@ class Draft:
   def __init__(self, folder: epath.Path, layout: ShardLayout):
     self.folder = folder
     self.layout = layout
-    self._records: dict[int, _Record] = {}
+    self._records: dict[int, ShardRecord] = {}
 
   def missing(self) -> list[int]:
-    """Returns the shards that have not been written, by one listing."""
+    """Returns the shards that are not complete, by one listing."""
     names = set(list_names(self.folder))
-    shards = range(len(self.layout))
-    return [shard for shard in shards if self._record(shard, names) is None]
+    for shard in range(len(self.layout)):
+      record = self._record_name(shard)
+      if not {record, self.layout.name(shard)} <= names:
+        self._records.pop(shard, None)
+      elif shard not in self._records:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+          values = from_checked_json(read_text(self.folder / record))
+          self._records[shard] = ShardRecord(
+            EmbeddingsShard(**values["shard"]),
+            tuple(FileRecord(**file) for file in values["files"]),
+            values["seconds"],
+          )
+    return [i for i in range(len(self.layout)) if i not in self._records]
 
   def add(
     self,
@@ -73,22 +124,39 @@ class Draft:
     *,
     seconds: float,
   ) -> None:
-    """Writes a shard, and then its record; `seconds` is the time spent on it.
+    """Writes the vectors of a shard, and then its record.
+
+    Args:
+      shard: Number of the shard.
+      vectors: Vectors of its rows.
+      steps: Checkpoint steps that the rows were embedded with.
+      seconds: Time that was spent on the vectors.
 
     Raises:
       GenerationError: A vector is not finite.
       OSError: The disk is full.
     """
-    written, files = write_shard(
-      self.folder, self.layout, shard, vectors, steps
-    )
+    check_finite(vectors, self.layout.rows(shard))
+    name, steps_name = self.layout.name(shard), ""
+    arrays = {name: vectors.astype(self.layout.dtype)}
+    oldest, newest = int(steps.min()), int(steps.max())
+    if oldest != newest:
+      steps_name = name.replace("embeddings", "steps")
+      arrays[steps_name] = steps.astype(np.int32)
+    files = []
+    for file_name, array in arrays.items():
+      with atomic_file(self.folder / file_name) as path:
+        save_array(path, array)
+        size = path.stat().st_size
+        files.append(FileRecord(file_name, size, sha256_of(path)))
+    written = EmbeddingsShard(name, len(vectors), oldest, newest, steps_name)
     record = {
       "shard": dataclasses.asdict(written),
       "files": [dataclasses.asdict(file) for file in files],
       "seconds": round(seconds, 3),
     }
-    with atomic_text_file(self.folder / self._record_name(shard)) as file:
-      file.write(to_checked_json(record))
+    with atomic_text_file(self.folder / self._record_name(shard)) as text:
+      text.write(to_checked_json(record))
 
   def adopt(self) -> None:
     """Copies shards of earlier builders, which have folders of their own."""
@@ -102,97 +170,47 @@ class Draft:
         for path in (*paths, self._record_name(shard)):
           copy_object(earlier.folder / path, self.folder / path)
 
-  def records(self) -> list[_Record]:
-    """Returns the records of all shards.
+  def verified(self) -> tuple[StagedFiles, list[ShardRecord]]:
+    """Returns the files of all shards, local or copied, and their records.
+
+    Other folders there, which an interrupted build has left, are removed.
 
     Raises:
-      DamagedFileError: One is missing.
+      DamagedFileError: A shard is missing, or differs from its record. It is
+        dropped, so that it is embedded again.
     """
-    if missing := self.missing():
-      name = self.layout.name(missing[0])
-      raise DamagedFileError(f"{self.folder / name} is missing")
-    return [self._records[shard] for shard in range(len(self.layout))]
-
-  def shards(self) -> tuple[EmbeddingsShard, ...]:
-    """Returns the descriptions of all shards; raises as `records` does."""
-    return tuple(record.shard for record in self.records())
-
-  def seconds(self) -> float:
-    """Returns the time that all processes together spent on the shards."""
-    return sum(record.seconds for record in self.records())
-
-  @contextlib.contextmanager
-  def local(self) -> Iterator[Path]:
-    """Yields a local directory with the shards, to which to add other files.
-
-    It is the folder itself, or a copy if the folder is on an object store; then
-    the other files are copied there when the block ends.
-
-    Raises:
-      DamagedFileError: Shards differ from their records. They are dropped, so
-        that they are embedded again.
-    """
-    records = self.records()
-    by_path = {f.path: i for i, r in enumerate(records) for f in r.files}
-    files = StagedFiles(
-      self.folder, [file for record in records for file in record.files]
-    )
-    if problems := files.problems(by_path):
-      for shard in {by_path[path] for path in problems}:
-        self._records.pop(shard)
-        (self.folder / self._record_name(shard)).unlink(missing_ok=True)
+    missing = [self.layout.name(shard) for shard in self.missing()]
+    by_path = {f.path: i for i, r in self._records.items() for f in r.files}
+    records = [self._records[shard] for shard in sorted(self._records)]
+    staged = StagedFiles(self.folder, [f for r in records for f in r.files])
+    damaged = sorted(staged.problems(by_path))
+    for shard in {by_path[path] for path in damaged}:
+      del self._records[shard]
+      (self.folder / self._record_name(shard)).unlink(missing_ok=True)
+    if missing or damaged:
       raise DamagedFileError(
-        f"{', '.join(sorted(problems))} in {self.folder} changed after they "
+        f"{', '.join(missing + damaged)} in {self.folder} changed after they "
         "were written: embedding their rows again"
       )
-    if not files.is_copied:
-      self._remove_unfinished()
-    yield files.root
-    if files.is_copied:
-      upload_files(files.root, self._added(files.root), self.folder)
-
-  def files(self, directory: Path) -> tuple[FileRecord, ...]:
-    """Returns the records of all files in a `local` directory."""
-    shards = [file for record in self.records() for file in record.files]
-    return (*shards, *record_files(directory, self._added(directory)))
-
-  def _added(self, directory: Path) -> list[str]:
-    """Returns the files that are published beside the shards."""
-    paths = (path for path in directory.rglob("*") if path.is_file())
-    names = {str(path.relative_to(directory)) for path in paths}
-    return sorted(names - self._own_names())
-
-  def _own_names(self) -> set[str]:
-    shards = {file.path for r in self._records.values() for file in r.files}
-    return shards | {self._record_name(i) for i in range(len(self.layout))}
-
-  def _remove_unfinished(self) -> None:
-    """Removes what an interrupted build has added to a local folder."""
-    own = self._own_names()
-    for name in list_names(self.folder):
-      path = Path(self.folder) / name
+    for path in staged.root.iterdir():
       if path.is_dir():
         shutil.rmtree(path)
-      elif name not in own:
-        path.unlink()
+    return staged, records
+
+  def record_others(self, root: Path) -> tuple[FileRecord, ...]:
+    """Returns the records of all files in folders below a local directory.
+
+    They are copied to the draft, if that is on an object store.
+    """
+    paths = sorted(
+      str(path.relative_to(root))
+      for path in root.glob("*/**/*")
+      if path.is_file()
+    )
+    records = record_files(root, paths)
+    if root != Path(self.folder):
+      upload_files(root, paths, self.folder)
+    return records
 
   def _record_name(self, shard: int) -> str:
     return str(Path(self.layout.name(shard)).with_suffix(".json"))
-
-  def _record(self, shard: int, names: Collection[str]) -> _Record | None:
-    """Returns a shard's record; None where the shard is not complete."""
-    name = self._record_name(shard)
-    if name not in names or self.layout.name(shard) not in names:
-      self._records.pop(shard, None)
-      return None
-    if shard not in self._records:
-      try:
-        values = from_checked_json(read_text(self.folder / name))
-        self._records[shard] = _Record(
-          EmbeddingsShard(**values["shard"]),
-          tuple(FileRecord(**file) for file in values["files"]),
-          values["seconds"],
-        )
-      except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-    return self._records[shard]

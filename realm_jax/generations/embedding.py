@@ -1,17 +1,13 @@
 """Embedding of blocks, in batches of similar length.
 
 Batches have one of a few lengths, chosen so that they hold little padding; the
-embedding function compiles once for each. The host reads and copies batches
-ahead of the devices, and stores vectors behind them, in threads of their own.
+embedding function compiles once for each. The host reads a few batches ahead of
+those that the devices compute.
 """
 
 import collections
 import functools
-import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +18,12 @@ from jaxtyping import Float, Int
 
 from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations.vectors import check_finite
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
 
-# Batches on the devices before they are computed, and computed ones that the
-# host has not stored yet.
+# Batches that the devices may have besides the one that the host reads.
 _BATCHES_AHEAD = 3
-_BATCHES_BEHIND = 2
 # A call has at least about so many batches. With fewer, the last one, which is
 # padded to its full size, would be a large part of the work.
 _MIN_BATCHES = 64
@@ -68,10 +61,6 @@ class CorpusEmbedder:
   devices they have at most `tokens_per_batch` rows times length, one of at most
   `num_lengths` lengths, and are smaller where a call has few rows: about
   `rows_per_call`, or all.
-
-  Attributes:
-    host_wait_seconds: Time for which the devices had nothing to compute, since
-      the host had not read the next batch yet; over all calls.
   """
 
   def __init__(
@@ -93,13 +82,15 @@ class CorpusEmbedder:
     tokens = int(corpus.lengths.mean() * rows) // _MIN_BATCHES
     self._tokens_per_batch = min(tokens_per_batch * self._groups, tokens)
     self._embed = jitted_embedder(embed_blocks, mesh)
+    # On TPUs the attention kernel wants multiples of the height of a tile of
+    # bfloat16; elsewhere 8 is the width of vector units.
+    platform = mesh.devices.flat[0].platform
     self.lengths = choose_lengths(
       corpus.lengths,
       longest=corpus.block_length,
-      multiple=length_multiple(mesh.devices.flat[0].platform),
+      multiple=16 if platform == "tpu" else 8,
       max_lengths=num_lengths,
     )
-    self.host_wait_seconds = 0.0
 
   def costs(self) -> Int[np.ndarray, " N"]:
     """Returns the number of tokens that each block takes, with padding."""
@@ -115,9 +106,19 @@ class CorpusEmbedder:
     """Returns the vectors of rows, given in rising order, in float32.
 
     The function `check` is called at every batch; an exception stops the work.
-    A vector that is not finite is a GenerationError.
     """
     vectors = np.empty((len(rows), self._dim), np.float32)
+    computed: collections.deque[tuple[np.ndarray, jax.Array]] = (
+      collections.deque()
+    )
+
+    def store() -> None:
+      batch, embedded = computed.popleft()
+      is_row = batch != NULL_ROW
+      places = np.searchsorted(rows, batch[is_row])
+      vectors[places] = np.asarray(embedded)[is_row]
+      progress.advance(int(is_row.sum()))
+
     batches = length_batches(
       rows,
       self._corpus.lengths[rows],
@@ -127,68 +128,18 @@ class CorpusEmbedder:
     )
     with (
       Progress("blocks embedded", total=len(rows)) as progress,
-      ThreadPoolExecutor(1, "block reader") as reader,
-      ThreadPoolExecutor(1, "vector writer") as writer,
+      jax.set_mesh(self._mesh),
     ):
-
-      def store(batch: np.ndarray, embedded: jax.Array) -> None:
-        is_row = batch != NULL_ROW
-        places = np.searchsorted(rows, batch[is_row])
-        vectors[places] = np.asarray(embedded)[is_row]
-        progress.advance(int(is_row.sum()))
-
-      ahead = collections.deque(
-        reader.submit(self._read, *batch)
-        for batch in itertools.islice(batches, _BATCHES_AHEAD)
-      )
-      behind: collections.deque[Future[None]] = collections.deque()
-      while ahead:
+      for length, batch in batches:
         check()
-        batch, blocks = self._result(ahead.popleft(), behind)
-        if following := next(batches, None):
-          ahead.append(reader.submit(self._read, *following))
-        with jax.set_mesh(self._mesh):
-          embedded = self._embed(params, blocks)
-        behind.append(writer.submit(store, batch, embedded))
-        if len(behind) > _BATCHES_BEHIND:
-          behind.popleft().result()
-      while behind:
-        behind.popleft().result()
-    check_finite(vectors, rows)
+        tokens = {"block": self._corpus.gather(batch, length)}
+        on_devices = sharding.to_devices(tokens, self._mesh)
+        computed.append((batch, self._embed(params, on_devices["block"])))
+        if len(computed) > _BATCHES_AHEAD:
+          store()
+      while computed:
+        store()
     return vectors
-
-  def _read(
-    self, length: int, batch: Int[np.ndarray, " b"]
-  ) -> tuple[Int[np.ndarray, " b"], jax.Array]:
-    """Reads a batch and copies it to the devices, in the reader's thread."""
-    tokens = {"block": self._corpus.gather(batch, length)}
-    on_devices: dict[str, Any] = sharding.to_devices(tokens, self._mesh)
-    return batch, on_devices["block"]
-
-  def _result(
-    self,
-    reading: Future[tuple[np.ndarray, jax.Array]],
-    behind: collections.deque[Future[None]],
-  ) -> tuple[np.ndarray, jax.Array]:
-    """Returns a batch that is being read, and counts the devices' idle time."""
-    if not reading.done():
-      # The devices compute until the last batch has been stored.
-      for storing in behind:
-        if not storing.done():
-          storing.result()
-      began = time.monotonic()
-      reading.result()
-      self.host_wait_seconds += time.monotonic() - began
-    return reading.result()
-
-
-def length_multiple(platform: str) -> int:
-  """Returns what lengths of batches are multiples of.
-
-  On TPUs it is the height of a tile of bfloat16, which the attention kernel
-  wants; elsewhere the width of vector units.
-  """
-  return 16 if platform == "tpu" else 8
 
 
 def choose_lengths(
@@ -199,40 +150,27 @@ def choose_lengths(
   max_lengths: int = 16,
   max_padding: float = 1.05,
 ) -> tuple[int, ...]:
-  """Chooses the batch lengths, in rising order, that leave the least padding.
+  """Chooses the batch lengths, in rising order, that leave little padding.
 
   Each is compiled, so there are no more than are needed for at most
-  `max_padding` computed tokens per token of the rows. They are multiples of
-  `multiple`, or `longest`. Rows with more tokens than that are cut.
+  `max_padding` computed tokens per token of the rows; the next one is always
+  that which saves most. They are multiples of `multiple`, or `longest`. Rows
+  with more tokens than that are cut.
   """
-  if max_lengths < 1:
-    raise ValueError(
-      f"num_lengths={max_lengths}; want at least one length of batches"
-    )
   useful = int(np.minimum(lengths, longest).sum())
-  rounded = -(-lengths // multiple) * multiple
-  rounded = np.minimum(rounded, longest)
+  rounded = np.minimum(-(-lengths // multiple) * multiple, longest)
   values, counts = np.unique(rounded, return_counts=True)
-  below = np.concatenate([[0], np.cumsum(counts)])
-  # Dynamic programming over the number of lengths. tokens[i] is the lowest
-  # number of tokens for the rows of the first i values.
-  tokens = np.where(np.arange(len(values) + 1) == 0, 0.0, np.inf)
-  begins = []
-  for _ in range(min(max_lengths, len(values))):
-    # Column j: the longest batches have length values[j]. Row i: they hold the
-    # rows from values[i] on.
-    rows = np.maximum(below[None, 1:] - below[:-1, None], 0)
-    total = tokens[:-1, None] + rows * values[None, :]
-    total[np.tril_indices(len(values), -1)] = np.inf
-    begins.append(np.argmin(total, axis=0))
-    tokens = np.concatenate([[np.inf], total.min(axis=0)])
-    if tokens[-1] <= max_padding * useful:
+
+  def tokens(chosen: Sequence[int]) -> int:
+    return int((round_up(values, sorted(chosen)) * counts).sum())
+
+  chosen = [int(values[-1])]
+  while len(chosen) < max_lengths and tokens(chosen) > max_padding * useful:
+    rest = set(values.tolist()).difference(chosen)
+    if not rest:
       break
-  chosen, end = [], len(values)
-  for begin in reversed(begins):
-    chosen.append(int(values[end - 1]))
-    end = int(begin[end - 1])
-  return tuple(reversed(chosen))
+    chosen.append(min(sorted(rest), key=lambda one: tokens([*chosen, one])))
+  return tuple(sorted(chosen))
 
 
 def round_up(

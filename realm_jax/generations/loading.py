@@ -1,6 +1,5 @@
 """Loading of generations: files are verified, and the index is ready."""
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -30,7 +29,7 @@ from realm_jax.indexes.protocol import (
   IndexCrashedError,
   IndexLoadError,
 )
-from realm_jax.indexes.registry import IndexKindError, config_from
+from realm_jax.indexes.registry import config_from
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.storage.staging import StagedFiles
@@ -115,44 +114,38 @@ def load_generation(
     IndexCrashedError: The index's process crashed while it loaded.
   """
   store = GenerationStore(generations_dir)
-  manifest, directory = store.manifest(step), store.path(step)
-  corpus = corpus_of(manifest, corpus, directory)
+  manifest = store.manifest(step)
+  corpus = corpus_of(manifest, corpus, store.path(step))
   files = store.files(manifest, low_priority=beside_training)
   embeddings = Embeddings.of(files, manifest)
   blocks = index_blocks(corpus, embeddings)
   needed = [QUERY_TOWER]
-  if index is None:
-    needed += files.below(manifest.index_kind)
   if reads_vectors:
     needed += embeddings.paths()
   if index is not None:
     files.get(needed)
     loaded = index.build(blocks, BuildOptions(mesh=mesh))
   else:
+    needed += files.below(manifest.index_kind)
     try:
       loaded = _load_index(
-        manifest,
-        files,
-        needed,
-        blocks,
+        *(manifest, files, needed, blocks),
         mesh=mesh,
         beside_training=beside_training,
       )
-    except (IndexKindError, IndexLoadError) as error:
-      raise GenerationError(f"{directory}: {error}") from error
+    except (IndexLoadError, IndexCrashedError) as error:
+      # If files were removed or changed meanwhile, that is what to report.
+      files.get(needed, again=True)
+      if isinstance(error, IndexCrashedError):
+        raise
+      raise GenerationError(f"{store.path(step)}: {error}") from error
   if reads_vectors:
     embeddings.map_all()
   query_params = load_query_tower(files.root)
   if mesh is not None:
     query_params = sharding.replicate(query_params, mesh)
   return Generation(
-    step=step,
-    manifest=manifest,
-    corpus=corpus,
-    index=loaded,
-    query_params=query_params,
-    embeddings=embeddings,
-    mesh=mesh,
+    *(step, manifest, corpus, loaded, query_params, embeddings), mesh=mesh
   )
 
 
@@ -167,24 +160,22 @@ def _load_index(
 ) -> Index:
   """Loads the published index, and verifies files before or meanwhile."""
   saved = files.root / manifest.index_kind
-  try:
-    config = config_from(manifest.index_kind, manifest.index_parameters)
-    if files.is_copied or not (beside_training and config.may_crash):
-      files.get(needed)
-    if not (beside_training and config.may_crash):
-      return config.load(saved, blocks, mesh=mesh)
+  config = config_from(manifest.index_kind, manifest.index_parameters)
+  if not (beside_training and config.may_crash):
+    files.get(needed)
+    return config.load(saved, blocks, mesh=mesh)
+  if files.is_copied:
+    files.get(needed)
+  else:
     files.verify(needed, checksums=False)
-    with contextlib.ExitStack() as stack:
-      index = IsolatedIndex(config, saved, blocks)
-      stack.callback(index.close)
-      files.get(needed)
-      index.wait_until_loaded()
-      stack.pop_all()
-      return index
-  except (IndexKindError, IndexLoadError, IndexCrashedError):
-    # If files were removed or changed meanwhile, that is the error to report.
-    files.get(needed, again=True)
+  index = IsolatedIndex(config, saved, blocks)
+  try:
+    files.get(needed)
+    index.wait_until_loaded()
+  except BaseException:
+    index.close()
     raise
+  return index
 
 
 def load_newest(
@@ -199,21 +190,21 @@ def load_newest(
   Raises:
     GenerationError: There is no valid generation of the corpus.
   """
-  errors = []
-  for step in reversed(GenerationStore(generations_dir).steps()):
+  newest_error = GenerationError(
+    f"{generations_dir} has no generation; make one with "
+    "`python -m realm_jax.build_index --once`"
+  )
+  steps = GenerationStore(generations_dir).steps()
+  for step in reversed(steps):
     try:
       return load_generation(
         generations_dir, step, corpus=corpus, mesh=mesh, index=index
       )
     except GenerationError as error:
       logging.warning("generation %d is not used: %s", step, error)
-      errors.append(error)
-  if errors:
-    raise errors[0]
-  raise GenerationError(
-    f"{generations_dir} has no generation; make one with "
-    "`python -m realm_jax.build_index --once`"
-  )
+      if step == steps[-1]:
+        newest_error = error
+  raise newest_error
 
 
 def corpus_of(

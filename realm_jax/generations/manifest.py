@@ -110,7 +110,7 @@ class Manifest:
     return to_checked_json(dataclasses.asdict(self))
 
   @classmethod
-  def from_json(cls, text: str) -> "Manifest":
+  def from_json(cls, text: str | bytes) -> "Manifest":
     """Reads the text of a manifest file.
 
     Messages of errors go on after the file's path.
@@ -139,7 +139,7 @@ def to_checked_json(values: Mapping[str, JsonValue]) -> str:
   return json.dumps(values, indent=2) + "\n"
 
 
-def from_checked_json(text: str) -> dict[str, Any]:
+def from_checked_json(text: str | bytes) -> dict[str, Any]:
   """Reads what `to_checked_json` wrote.
 
   Raises:
@@ -152,25 +152,25 @@ def from_checked_json(text: str) -> dict[str, Any]:
 
 
 def json_checksum(values: Mapping[str, JsonValue]) -> str:
-  """Returns the SHA-256 of plain values, but for their own checksum."""
-  rest = {name: values[name] for name in values if name != _CHECKSUM_KEY}
-  return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+  """Returns the SHA-256 of plain values."""
+  return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _from_values(values: dict[str, Any]) -> Manifest:
+  shards = tuple(EmbeddingsShard(**s) for s in values.pop("embeddings"))
+  files = tuple(FileRecord(**file) for file in values.pop("files"))
   partial = values.pop("partial")
   manifest = Manifest(
-    embeddings=tuple(EmbeddingsShard(**s) for s in values.pop("embeddings")),
-    files=tuple(FileRecord(**f) for f in values.pop("files")),
-    partial=None if partial is None else PartialRecord(**partial),
+    embeddings=shards,
+    files=files,
+    partial=partial and PartialRecord(**partial),
     **values,
   )
-  rows = sum(shard.rows for shard in manifest.embeddings)
-  if rows != manifest.num_blocks:
+  if (rows := sum(shard.rows for shard in shards)) != manifest.num_blocks:
     raise ValueError(
       f"its embeddings have {rows} rows for {manifest.num_blocks} blocks"
     )
-  for path in [file.path for file in manifest.files] + [manifest.folder]:
+  for path in (*(file.path for file in files), manifest.folder):
     # A path that leads outside would let a manifest name any file to read.
     if path.startswith("/") or ".." in path.split("/"):
       raise ValueError(f"path {path!r} leads outside the generation")

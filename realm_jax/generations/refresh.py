@@ -10,9 +10,14 @@ from jaxtyping import Bool, Float, Int
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.manifest import (
+  GenerationError,
+  Manifest,
+  PartialRecord,
+)
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import Embeddings
+from realm_jax.partitioning.agreement import Agreement
 
 
 class KnownVectors(NamedTuple):
@@ -60,61 +65,62 @@ def checkpoint_vectors(
   )
 
 
-def find_base(
-  store: GenerationStore, step: int, *, corpus: Corpus, model: str, dtype: str
-) -> int | None:
-  """Returns the newest generation from which vectors can be copied, or None.
+def known_vectors(
+  store: GenerationStore,
+  step: int,
+  *,
+  corpus: Corpus,
+  model: str,
+  dtype: str,
+  agreement: Agreement,
+) -> KnownVectors | None:
+  """Returns the vectors of the newest generation, if they can be copied.
 
   It is of an earlier step, or of the same step on another version of the
   corpus: then only blocks that have changed are embedded. The `step`, `corpus`,
-  `model` and `dtype` are those of the new generation.
+  `model` and `dtype` are those of the new generation. All processes of the
+  agreement call this, and copy from the same one.
   """
-  for other in reversed([s for s in store.steps() if s <= step]):
-    problem = "it is of another model or dtype"
-    try:
-      manifest = store.verify(other, checksums=False)
-      is_same = manifest.corpus_fingerprint == corpus.fingerprint
-      if other == step and is_same:
-        continue  # The new generation replaces it.
-      if (manifest.model, manifest.dtype) == (model, dtype):
-        corpus.at(manifest.corpus_version, manifest.corpus_fingerprint)
-        return other
-    except (GenerationError, CorpusError) as error:
-      problem = str(error)
-    logging.warning("generation %d copies none of %d: %s", step, other, problem)
-    if other == step:
-      break  # An earlier base would replace most vectors by older ones.
+
+  def newest() -> int | None:
+    steps = store.steps()
+    if step in steps and (
+      store.manifest(step).corpus_fingerprint != corpus.fingerprint
+    ):
+      return step
+    return max((other for other in steps if other < step), default=None)
+
+  def opened(step: int) -> KnownVectors:
+    base = store.manifest(step)
+    if (base.model, base.dtype) != (model, dtype):
+      raise GenerationError(f"generation {step} is of another model or dtype")
+    version = corpus.at(base.corpus_version, base.corpus_fingerprint)
+    files = store.files(base)
+    vectors = Embeddings.of(files, base)
+    if files.is_copied:  # Then each is verified when it is copied.
+      files.verify(vectors.paths(), checksums=False)
+    else:
+      files.get(vectors.paths())
+    # Vectors follow from the text: a block with another one is another block.
+    hashes = version.content_hashes
+    order = np.argsort(hashes, kind="stable")
+    place = np.searchsorted(hashes, corpus.content_hashes, sorter=order)
+    found = order[np.minimum(place, len(hashes) - 1)]
+    is_same = hashes[found] == corpus.content_hashes
+    rows = np.where(is_same, found, NULL_ROW).astype(np.int32)
+    return KnownVectors(rows, vectors.gather, vectors.steps, base)
+
+  errors = GenerationError, CorpusError
+  try:
+    base = agreement.on_process_0("base", newest, errors)
+    if base is not None:
+      return agreement.on_all_processes(
+        "vectors of the base", lambda: opened(base), errors
+      )
+  except errors as error:
+    logging.warning("generation %d copies no vector: %s", step, error)
   logging.info("generation %d embeds every block", step)
   return None
-
-
-def open_base(
-  store: GenerationStore, step: int, corpus: Corpus
-) -> KnownVectors:
-  """Opens the vectors of a base, and finds the blocks of a corpus there.
-
-  Local files are verified here, and copies as they are made.
-
-  Raises:
-    GenerationError: A file is missing or damaged.
-    CorpusError: The corpus has no longer the version of the base.
-  """
-  base = store.manifest(step)
-  files = store.files(base)
-  vectors = Embeddings.of(files, base)
-  if not files.is_copied:
-    files.get(vectors.paths())
-  # Vectors follow from the text: a block with another one is another block.
-  version = corpus.at(base.corpus_version, base.corpus_fingerprint)
-  hashes = version.content_hashes
-  order = np.argsort(hashes, kind="stable")
-  place = np.searchsorted(hashes, corpus.content_hashes, sorter=order)
-  found = order[np.minimum(place, len(hashes) - 1)]
-  is_same = hashes[found] == corpus.content_hashes
-  if version is corpus:
-    found, is_same = np.arange(corpus.num_blocks), True
-  rows = np.where(is_same, found, NULL_ROW).astype(np.int32)
-  return KnownVectors(rows, vectors.gather, vectors.steps, base)
 
 
 def rows_to_embed(
@@ -124,7 +130,7 @@ def rows_to_embed(
   costs: Int[np.ndarray, " N"],
   fraction: float | None = None,
   max_age_steps: int | None = None,
-) -> Bool[np.ndarray, " N"]:
+) -> tuple[Bool[np.ndarray, " N"], PartialRecord | None]:
   """Chooses the rows to embed: new and overdue ones, then the oldest.
 
   They cost the `fraction` of all tokens, or more where new and overdue rows
@@ -138,14 +144,18 @@ def rows_to_embed(
     max_age_steps: Age that no vector exceeds at the step of its generation.
       None allows the age that a vector reaches when the whole corpus is
       embedded once before its turn comes again.
+
+  Returns:
+    Whether each row is embedded, and the record of a partial refresh, if any.
   """
   if known is None:
-    return np.ones(len(costs), bool)
+    return np.ones(len(costs), bool), None
   chosen = known.rows == NULL_ROW
   if known.base is None or fraction is None:
-    return chosen
-  if costs[chosen].sum() > fraction * costs.sum():
-    return np.ones(len(costs), bool)
+    return chosen, None
+  num_new, budget = int(chosen.sum()), fraction * costs.sum()
+  if costs[chosen].sum() > budget:
+    return np.ones(len(costs), bool), None
   interval = step - known.base.step
   if max_age_steps is None and interval:
     max_age_steps = round(interval / fraction)
@@ -153,11 +163,13 @@ def rows_to_embed(
   ages[~chosen] = step - known.steps(known.rows[~chosen])
   if max_age_steps is not None:
     chosen |= ages > max_age_steps
-  if not interval:
-    return chosen  # The corpus alone has changed.
-  # Without the shuffle, the first blocks of the corpus would always be younger.
-  rest = np.random.default_rng(step).permutation(np.flatnonzero(~chosen))
-  rest = rest[np.argsort(-ages[rest], kind="stable")]
-  budget = fraction * costs.sum() - costs[chosen].sum()
-  chosen[rest[np.cumsum(costs[rest]) <= budget]] = True
-  return chosen
+  if interval:  # Otherwise the corpus alone has changed.
+    # Without the shuffle, the first blocks would always be younger.
+    rest = np.random.default_rng(step).permutation(np.flatnonzero(~chosen))
+    rest = rest[np.argsort(-ages[rest], kind="stable")]
+    fits = np.cumsum(costs[rest]) <= budget - costs[chosen].sum()
+    chosen[rest[fits]] = True
+  share = round(float(costs[chosen].sum() / costs.sum()), 4)
+  return chosen, PartialRecord(
+    known.base.step, int(chosen.sum()), share, num_new
+  )

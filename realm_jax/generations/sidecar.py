@@ -9,9 +9,11 @@ and stop together.
 import contextlib
 import dataclasses
 import functools
+import json
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 from absl import logging
 from etils import epath
@@ -31,18 +33,15 @@ from realm_jax.generations.build import (
   PreemptedError,
   build_generation,
 )
-from realm_jax.generations.choice import (
-  Choice,
-  Chooser,
-  SidecarConfig,
-  is_removed,
-)
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.refresh import (
   KnownVectors,
   checkpoint_vectors,
-  find_base,
-  open_base,
+)
+from realm_jax.generations.retention import (
+  GenerationUses,
+  UnknownNeedsError,
+  is_removed,
 )
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.indexes.bm25 import Bm25Config
@@ -50,17 +49,69 @@ from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.protocol import IndexConfig, RecallError
 from realm_jax.indexes.random import RandomConfig
+from realm_jax.indexes.registry import parameters_of
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning.agreement import Agreement
+from realm_jax.settings import (
+  NonNegativeInt,
+  PositiveFloat,
+  PositiveInt,
+  require_valid,
+)
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.paths import is_remote
-from realm_jax.storage.sole_process import SoleProcessError, sole_process
+from realm_jax.storage.sole_process import (
+  SoleProcess,
+  SoleProcessError,
+  sole_process,
+)
+from realm_jax.storage.staging import DamagedFileError
+
+_REMINDER_SECONDS = 60.0
 
 
-class _RemovedCheckpointError(CheckpointError):
-  """A checkpoint that was removed while it was read."""
+@dataclasses.dataclass(frozen=True)
+class SidecarConfig:
+  """Settings of the sidecar.
+
+  A generation is built on the newest version of the corpus. In the mode
+  `newest`, and with `once`, the newest checkpoint's generation is built again
+  when the corpus gets a newer version. In the mode `every` a published
+  generation keeps its version, because a run that resumes must find the same
+  generation again.
+
+  Attributes:
+    mode: Checkpoints to build from: `newest` always takes the newest one;
+      `every` skips none, for a trainer that waits for its generations.
+    refresh_every_steps: Distance of the checkpoints to build from, in steps;
+      others are skipped, but not with `once`. It is the trainer's
+      `RefreshConfig.refresh_every_steps`. None builds from all.
+    once: Whether to return after one generation: the newest checkpoint's, or
+      first the one that this checkpoint uses, if it is gone.
+    checkpoint_step: The only checkpoint to build from, which implies `once`.
+    keep_generations: Number of the newest generations that stay. Those that
+      checkpoints need stay as well.
+    poll_seconds: Time between two looks for checkpoints.
+    retry_seconds: Time to wait when the disk is full.
+  """
+
+  mode: Literal["newest", "every"] = "newest"
+  refresh_every_steps: PositiveInt | None = None
+  once: bool = False
+  checkpoint_step: NonNegativeInt | None = None
+  keep_generations: PositiveInt = 3
+  poll_seconds: PositiveFloat = 1.0
+  retry_seconds: PositiveFloat = 30.0
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+
+  @property
+  def skips_none(self) -> bool:
+    """Whether a generation is built from each checkpoint."""
+    return self.mode == "every" and not self.once
 
 
 _SIDECAR = SidecarConfig()
@@ -74,8 +125,9 @@ def build_index(
   sidecar: SidecarConfig = _SIDECAR,
   generations_dir: epath.PathLike | None = None,
   once: bool = False,
+  stop: threading.Event | None = None,
 ) -> list[int]:
-  """Runs a sidecar until SIGTERM, or for one generation.
+  """Builds generations of the checkpoints of a run, until SIGTERM or for one.
 
   Args:
     model_dir: Directory of the run, which need not have checkpoints yet.
@@ -84,12 +136,12 @@ def build_index(
     sidecar: Settings of the sidecar.
     generations_dir: Directory for them; None is MODEL_DIR/generations.
     once: Whether to turn on `sidecar.once`.
+    stop: Event that ends it; None is one that SIGTERM sets.
 
   Returns:
     The steps that were published.
 
   Raises:
-    ValueError: There is a `checkpoint_step` without `once`.
     DiskFullError: The disk is full, with `once`; otherwise the sidecar waits.
     CheckpointError: A checkpoint does not fit the model, the newest one cannot
       be read, or that of `checkpoint_step` is gone. Other unreadable ones are
@@ -100,150 +152,267 @@ def build_index(
     RecallError: With `once` or in the mode `every`, the recall of an index is
       below what its settings want; otherwise the checkpoint is skipped.
   """
-  if once:
-    sidecar = dataclasses.replace(sidecar, once=True)
+  once = once or sidecar.once or sidecar.checkpoint_step is not None
+  config = dataclasses.replace(sidecar, once=once)
   agreement = Agreement("builder")
   agreement.require_same(
-    {"GenerationConfig": generation, "SidecarConfig": sidecar}
+    {"GenerationConfig": generation, "SidecarConfig": config}
   )
   directory = directory_of(model_dir, generations_dir)
   require_readable(model_dir, corpus_dir)
   require_writable(directory)
-  with (
-    stop_on_sigterm() as stop,
-    contextlib.closing(CheckpointStore(model_dir)) as checkpoints,
-    contextlib.ExitStack() as roles,
-  ):
-    checks: list[Callable[[], None]] = []
+  with contextlib.ExitStack() as stack:
+    stop = agreement.stop_event(stop or stack.enter_context(stop_on_sigterm()))
+    checkpoints = CheckpointStore(model_dir)
+    stack.callback(checkpoints.close)
+    roles: list[SoleProcess] = []
 
-    def take_role() -> None:
-      role = roles.enter_context(
-        sole_process(directory, "builder", advice="stop it first")
-      )
-      checks.append(role.check)
+    def take_role() -> str:
+      role = sole_process(directory, "builder", advice="stop it first")
+      roles.append(stack.enter_context(role))
+      return secrets.token_hex(4) if is_remote(directory) else ""
 
-    agreement.on_process_0("only builder", take_role, (SoleProcessError,))
-    stop_of_all = agreement.stop_event(stop)
-    return follow(
-      sidecar,
-      generation,
-      Corpus.open(corpus_dir),
-      checkpoints,
-      GenerationStore(directory),
-      agreement=Agreement("generations", while_waiting=stop_of_all.is_set),
-      stop=stop_of_all,
-      check=checks[0] if checks else lambda: None,
+    def check() -> None:
+      for role in roles:
+        role.check()
+      if stop.is_set():
+        raise PreemptedError
+
+    name = agreement.on_process_0("role", take_role, (SoleProcessError,))
+    running = _Sidecar(
+      config=config,
+      generation=generation,
+      corpus=Corpus.open(corpus_dir),
+      checkpoints=checkpoints,
+      store=GenerationStore(directory, builder=name),
+      agreement=Agreement("generations", while_waiting=stop.is_set),
+      stop=stop,
+      check=check,
     )
+    with contextlib.suppress(PreemptedError):
+      running.run()
+    return running.published
 
 
-def follow(
-  config: SidecarConfig,
-  generation: GenerationConfig,
-  corpus: Corpus,
-  checkpoints: CheckpointStore,
-  store: GenerationStore,
-  *,
-  agreement: Agreement,
-  stop: threading.Event,
-  check: Callable[[], None] = lambda: None,
-) -> list[int]:
-  """Builds generations of the checkpoints of a run, as each process does.
+class _RemovedCheckpointError(CheckpointError):
+  """A checkpoint that was removed while it was read."""
 
-  Process 0 chooses the checkpoint and the version of the corpus, and removes
-  old generations.
 
-  Args:
-    config: Settings of the sidecar.
-    generation: Settings of the generations.
-    corpus: Corpus, in any version.
-    checkpoints: Checkpoints of the run.
-    store: Store of the generations.
-    agreement: Agreement of all processes, each of which calls this.
-    stop: Event that ends it.
-    check: Function that is called regularly; an exception stops it.
+class _Choice(NamedTuple):
+  """What all processes do next: build a generation, wait for a step, or end.
 
-  Returns:
-    The steps that were published.
-
-  Raises:
-    As `build_index`.
+  `is_newest` is whether the step is that of the newest checkpoint to build
+  from.
   """
-  if config.checkpoint_step is not None and not config.once:
-    raise ValueError(
-      f"checkpoint_step={config.checkpoint_step} is for one generation; pass "
-      "--once"
-    )
-  chooser = Chooser(config, generation, corpus, checkpoints, store)
+
+  step: int | None = None
+  corpus_version: int = 0
+  corpus_fingerprint: str = ""
+  is_newest: bool = False
+  ends: bool = False
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Sidecar:
+  """One process of a sidecar, as `build_index` has opened it.
+
+  Attributes:
+    corpus: Corpus, in process 0 in the newest version that it has seen.
+    stop: Event that ends waits.
+    check: Function that raises PreemptedError once the sidecar must end.
+    published: Steps that were published.
+    skipped: Checkpoints from which no generation can be built.
+  """
+
+  config: SidecarConfig
+  generation: GenerationConfig
+  corpus: Corpus
+  checkpoints: CheckpointStore
+  store: GenerationStore
+  agreement: Agreement
+  stop: threading.Event
+  check: Callable[[], None]
   builder: Builder | None = None
-  published: list[int] = []
+  published: list[int] = dataclasses.field(default_factory=list)
+  skipped: set[int] = dataclasses.field(default_factory=set)
 
-  def check_stop() -> None:
-    check()
-    if stop.is_set():
-      raise PreemptedError
+  def __post_init__(self) -> None:
+    self._uses = GenerationUses(self.checkpoints)
 
-  def choose() -> Choice:
-    check()
-    return Choice() if stop.is_set() else chooser.choose()
+  def run(self) -> None:
+    """Builds generations until `check` raises, or one with `once`.
 
-  def prepared() -> tuple[Builder, Params, KnownVectors | None]:
-    version = corpus.at(choice.corpus_version, choice.corpus_fingerprint)
-    made = builder
-    if made is None or made.corpus is not version:
-      made = Builder(generation, version)
-    return made, *_restored(made, checkpoints, choice.step)
+    Process 0 chooses the checkpoint and the version of the corpus, and removes
+    old generations.
+    """
+    config, agreement, stop = self.config, self.agreement, self.stop
+    agreement.on_process_0("damage", self.store.remove_damaged)
+    while not (config.once and self.published):
+      choice = _Choice(
+        *agreement.on_process_0("choice", self._choose, SHARED_ERRORS)
+      )
+      if choice.ends:
+        return
+      if (step := choice.step) is None:
+        stop.wait(config.poll_seconds)
+        continue
+      try:
+        builder, params, known = agreement.on_all_processes(
+          "checkpoint",
+          functools.partial(self._restore, choice),
+          (_RemovedCheckpointError, *SHARED_ERRORS),
+        )
+        build_generation(
+          *(builder, step, params, self.store),
+          agreement=agreement,
+          known=known,
+          check=self.check,
+        )
+        self.published.append(step)
+      except (RecallError, UnreadableCheckpointError) as error:
+        # A trainer that was killed may have left an old one half removed.
+        must_be = choice.is_newest
+        if isinstance(error, RecallError):
+          must_be = config.skips_none
+        if config.once or must_be:
+          raise
+        self.skipped.add(step)
+        logging.error("generation %d is not built: %s", step, error)
+      except DiskFullError as error:
+        if config.once:
+          raise
+        logging.error("%s; trying again later", error)
+        make_room = functools.partial(
+          self.store.remove_old_files, max_removed=0
+        )
+        agreement.on_process_0("room", make_room)
+        stop.wait(config.retry_seconds)
+      except (DamagedFileError, _RemovedCheckpointError) as error:
+        logging.warning("%s", error)
+        # Another host may see a network file system's files a little later.
+        stop.wait(config.poll_seconds)
+      agreement.on_process_0("removal", self._prune)
 
-  name = secrets.token_hex(4) if is_remote(store.directory) else ""
-  name = agreement.on_process_0("name", lambda: name)
-  agreement.on_process_0("damage", store.remove_damaged)
-  while True:
-    choice = Choice(*agreement.on_process_0("choice", choose, SHARED_ERRORS))
-    if choice.ends:
-      return published
-    if choice.step < 0:
-      stop.wait(config.poll_seconds)
-      continue
+  def _restore(
+    self, choice: _Choice
+  ) -> tuple[Builder, Params, KnownVectors | None]:
+    """Returns what builds, and the towers and the vectors of a checkpoint."""
+    corpus = self.corpus.at(choice.corpus_version, choice.corpus_fingerprint)
+    if self.builder is None or self.builder.corpus is not corpus:
+      self.builder = Builder(self.generation, corpus)
+    assert choice.step is not None
+    restored = _restored(self.builder, self.checkpoints, choice.step)
+    return self.builder, *restored
+
+  def _choose(self) -> _Choice:
+    """Returns the choice.
+
+    Raises:
+      CheckpointError: The checkpoint that is wanted will not come any more.
+    """
+    self.check()
+    config = self.config
+    self._follow_corpus()
+    self.store.remove_damaged(marked=True)
+    steps = self._candidate_steps()
+    distance = 1 if config.once else config.refresh_every_steps or 1
+    wanted = [step for step in steps if step % distance == 0]
+    newest = wanted[-1:]
+    # Those that a run uses which resumes from the newest checkpoint come first.
+    needed = {use.generation for use in self._uses.of(steps[-1:]).values()}
+    lost = [step for step in steps if step in needed]
+    done = self._up_to_date(newest) | self.skipped
+    order = [*lost, *(wanted if config.skips_none else newest)]
+    step = next((step for step in order if step not in done), None)
+    if step is None:
+      if config.once and steps:
+        logging.info("generation %d is up to date", steps[-1])
+      elif steps:
+        message = "waiting for the next checkpoint"
+        logging.log_every_n_seconds(logging.INFO, message, 600.0)
+      else:
+        # A run without checkpoints may be one in another MODEL_DIR.
+        logging.log_every_n_seconds(
+          logging.INFO,
+          "no checkpoint yet in %s; waiting for the first, which `python -m "
+          "realm_jax.train` writes to this MODEL_DIR",
+          _REMINDER_SECONDS,
+          self.checkpoints.directory,
+        )
+      return _Choice(ends=config.once and bool(steps))
+    version, fingerprint = self.corpus.version, self.corpus.fingerprint
+    logging.info(
+      "building generation %d on version %d of the corpus", step, version
+    )
+    self.store.remove_drafts(but=step)
+    return _Choice(step, version, fingerprint, is_newest=step in newest)
+
+  def _prune(self) -> None:
+    """Removes generations that nobody needs."""
     try:
-      builder, params, known = agreement.on_all_processes(
-        "checkpoint", prepared, (_RemovedCheckpointError, *SHARED_ERRORS)
+      steps = self.store.prunable(
+        keep=self.config.keep_generations,
+        pinned=self._uses.pinned(every=self.config.mode == "every"),
       )
-      if known is None:
-        known = _base_vectors(builder, choice.step, store, agreement)
-      build_generation(
-        builder,
-        choice.step,
-        params,
-        store,
-        agreement=agreement,
-        known=known,
-        builder_name=name,
-        check=check_stop,
+    except UnknownNeedsError as error:
+      logging.warning("no generation is removed this time: %s", error)
+      return
+    self.store.remove(steps)
+    if steps:
+      logging.info("removed generations %s", steps)
+
+  def _follow_corpus(self) -> None:
+    """Goes on to the newest version, or logs why the corpus has none."""
+    try:
+      self.corpus = self.corpus.newest()
+    except CorpusError as error:
+      logging.log_every_n_seconds(
+        logging.WARNING,
+        "staying with version %d of the corpus: %s",
+        _REMINDER_SECONDS,
+        self.corpus.version,
+        error,
       )
-      published.append(choice.step)
-    except (RecallError, UnreadableCheckpointError) as error:
-      # A trainer that was killed may have left an old one half removed.
-      must_be = choice.is_newest
-      if isinstance(error, RecallError):
-        must_be = config.skips_none
-      if config.once or must_be:
-        raise
-      chooser.skipped.add(choice.step)
-      logging.error("generation %d is not built: %s", choice.step, error)
-    except DiskFullError as error:
-      if config.once:
-        raise
-      logging.error("%s; trying again later", error)
-      agreement.on_process_0(
-        "room", lambda: store.remove_old_files(max_removed=0)
+
+  def _candidate_steps(self) -> list[int]:
+    """Returns the checkpoints, or only `checkpoint_step` if it is given."""
+    steps = self.checkpoints.steps()
+    wanted = self.config.checkpoint_step
+    if wanted is None:
+      return steps
+    if wanted not in steps and steps and steps[-1] > wanted:
+      raise CheckpointError(
+        f"{self.checkpoints.directory} has no checkpoint of step {wanted}, "
+        f"and its newest is later; it has {list(steps)}: choose one of them as "
+        "CHECKPOINT_STEP"
       )
-      stop.wait(config.retry_seconds)
-    except _RemovedCheckpointError as error:
-      logging.warning("%s", error)
-    except PreemptedError:
-      continue
-    agreement.on_process_0("removal", chooser.prune)
-    if config.once and published:
-      return published
+    return [wanted] if wanted in steps else []
+
+  def _up_to_date(self, newest: Sequence[int]) -> set[int]:
+    """Returns the steps of valid generations with these settings.
+
+    That of the `newest` checkpoint must be of the newest version of the corpus,
+    unless none is skipped. Others may be of any version that still exists.
+    """
+    index, corpus = self.generation.index, self.corpus
+    # As a manifest holds them, without tuples.
+    parameters = json.loads(json.dumps(parameters_of(index)))
+    steps = set()
+    for step in self.store.steps():
+      with contextlib.suppress(GenerationError):
+        found = self.store.manifest(step)
+        version = found.corpus_version, found.corpus_fingerprint
+        may_be_old = step not in newest or self.config.skips_none
+        if (
+          (found.index_kind, found.index_parameters) == (index.kind, parameters)
+          and found.dtype == self.generation.stored_dtype
+          and (
+            version[1] == corpus.fingerprint
+            or (may_be_old and corpus.has_version(*version))
+          )
+        ):
+          steps.add(step)
+    return steps
 
 
 def _restored(
@@ -269,35 +438,6 @@ def _restored(
     ) from error
 
 
-def _base_vectors(
-  builder: Builder, step: int, store: GenerationStore, agreement: Agreement
-) -> KnownVectors | None:
-  """Returns the vectors that a partial refresh may copy, if it is one.
-
-  They are those of an earlier generation, the same in all processes.
-  """
-  corpus, config = builder.corpus, builder.config
-  if config.refresh_fraction is None:
-    return None
-  base = agreement.on_process_0(
-    "base",
-    lambda: find_base(
-      store, step, corpus=corpus, model=builder.model, dtype=config.stored_dtype
-    ),
-  )
-  if base is None:
-    return None
-  try:
-    return agreement.on_all_processes(
-      "vectors of the base",
-      functools.partial(open_base, store, base, corpus),
-      (GenerationError, CorpusError),
-    )
-  except (GenerationError, CorpusError) as error:
-    logging.warning("generation %d embeds every block: %s", step, error)
-    return None
-
-
 def index_of_run(
   *,
   model_dir: epath.PathLike,
@@ -316,16 +456,11 @@ def index_of_run(
   one that the run needs: BM25 for a run that learns on the `index_scores`, the
   exact index for one that can `retrieve_on_device`, ScaNN's for all others.
   """
-  indexes = {
-    "scann": scann,
-    "exact": exact,
-    "faiss": faiss,
-    "bm25": bm25,
-    "random": random,
-  }
+  indexes = (scann, exact, faiss, bm25, random)
   store = GenerationStore(directory_of(model_dir, generations_dir))
   if steps := store.steps():
-    return indexes[store.manifest(steps[-1]).index_kind]
+    kind = store.manifest(steps[-1]).index_kind
+    return next(index for index in indexes if index.kind == kind)
   if index_scores:
     return bm25
   return exact if retrieve_on_device else scann

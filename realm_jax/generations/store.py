@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import datetime
 import re
-import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -24,19 +23,19 @@ from pathlib import Path
 from absl import logging
 from etils import epath
 
-from realm_jax.generations.draft import Draft
+from realm_jax.generations.draft import Draft, ShardLayout
 from realm_jax.generations.manifest import (
   REMEDY,
   DamagedGenerationError,
   GenerationError,
   Manifest,
 )
-from realm_jax.generations.vectors import ShardLayout
 from realm_jax.storage.atomic import atomic_text_file
 from realm_jax.storage.local_disk import explain_full_disk, sync_tree
 from realm_jax.storage.paths import (
   is_remote,
   list_names,
+  read_bytes,
   read_text,
   version_of,
 )
@@ -53,21 +52,22 @@ _STEP = re.compile(r"[0-9]{8,}")
 # removed, and how many of such generations may take space.
 _REMOVAL_SECONDS = 86_400.0
 _MAX_REMOVED = 3
-_MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 class GenerationStore:
   """The generations in one directory, local or on an object store.
 
-  What is read of a manifest is kept until it changes. Several threads may look
-  at the same time. Only the one process that builds may publish or remove.
+  Only the one process that builds may publish or remove.
+
+  Args:
+    directory: Directory of the generations, which need not exist yet.
+    builder: Name of the builder, which then has folders of its own. On an
+      object store one that was cut off for long may go on to write.
   """
 
-  def __init__(self, directory: epath.PathLike):
+  def __init__(self, directory: epath.PathLike, *, builder: str = ""):
     self.directory = epath.Path(directory)
-    self._lock = threading.Lock()
-    # The version of a manifest, and the manifest or why it cannot be read.
-    self._read: dict[int, tuple[str, Manifest | GenerationError]] = {}
+    self._builder = builder
 
   def path(self, step: int) -> epath.Path:
     """Returns the directory of a checkpoint step's generation."""
@@ -96,24 +96,27 @@ class GenerationStore:
       GenerationError: There is none, or of another format or step.
       DamagedGenerationError: It is not valid.
     """
-    version = self.version(step)
-    if version is None:
+    path = self.path(step) / MANIFEST
+    try:
+      manifest = Manifest.from_json(read_bytes(path))
+    except (FileNotFoundError, NotADirectoryError):
       raise GenerationError(
-        f"{self.path(step)} has no {MANIFEST}, so it is not a generation"
+        f"{path.parent} has no {MANIFEST}, so it is not a generation"
+      ) from None
+    except GenerationError as error:
+      raise type(error)(f"{path} {error}") from error
+    if manifest.step != step:
+      raise GenerationError(
+        f"{path.parent} holds the generation of step {manifest.step}; remove it"
       )
-    with self._lock:
-      if (kept := self._read.get(step)) is None or kept[0] != version:
-        kept = self._read[step] = version, self._read_manifest(step)
-    if isinstance(kept[1], GenerationError):
-      raise type(kept[1])(str(kept[1])) from kept[1]
-    return kept[1]
+    return manifest
 
   def files(
     self, manifest: Manifest, *, low_priority: bool = False
   ) -> StagedFiles:
     """Returns the files of a generation, which are verified when asked for."""
     return StagedFiles(
-      self._files_folder(manifest),
+      self.path(manifest.step) / manifest.folder,
       manifest.files,
       error=DamagedGenerationError,
       advice=REMEDY,
@@ -132,19 +135,15 @@ class GenerationStore:
     self.files(manifest).verify(paths, checksums=checksums)
     return manifest
 
-  def draft(
-    self, step: int, identity: str, layout: ShardLayout, *, builder: str = ""
-  ) -> Draft:
+  def draft(self, step: int, identity: str, layout: ShardLayout) -> Draft:
     """Returns the folder in which a builder makes a generation.
 
     Args:
       step: Checkpoint step of the generation.
       identity: Checksum of everything that determines its vectors.
       layout: Files of the vectors.
-      builder: Name of the builder, which then has a folder of its own. On an
-        object store one that was cut off for long may go on to write.
     """
-    name = f"{identity}-{builder}" if builder else identity
+    name = f"{identity}-{self._builder}" if self._builder else identity
     return Draft(self.path(step) / name, layout)
 
   def disk_full_explained(
@@ -163,7 +162,7 @@ class GenerationStore:
     The folders of the same step that it replaces are removed.
     """
     published = self.path(manifest.step)
-    folder = self._files_folder(manifest)
+    folder = published / manifest.folder
     if not is_remote(folder):
       sync_tree(Path(folder))
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -171,7 +170,7 @@ class GenerationStore:
       file.write(dataclasses.replace(manifest, created=created).to_json())
     for name in (_DAMAGED, _REMOVED):
       (published / name).unlink(missing_ok=True)
-    self._remove_folders(manifest.step, keep={manifest.folder})
+    self._remove_folders(manifest.step, but=manifest.folder)
 
   def mark_damaged(self, step: int) -> None:
     """Reports damage to the process that builds; a failure is logged."""
@@ -182,47 +181,37 @@ class GenerationStore:
         "the damage of generation %d could not be reported: %s", step, error
       )
 
-  def repair_marked(self) -> list[int]:
-    """Looks at reported damage as `remove_damaged` does, and forgets it."""
-    marked = [
-      step
-      for step in self._all_steps()
-      if _DAMAGED in list_names(self.path(step))
-    ]
-    removed = self.remove_damaged(marked)
-    for step in marked:
-      (self.path(step) / _DAMAGED).unlink(missing_ok=True)
-    return removed
-
-  def remove_damaged(self, steps: Collection[int] | None = None) -> list[int]:
+  def remove_damaged(self, *, marked: bool = False) -> list[int]:
     """Removes generations whose files differ from their manifest.
 
-    It reads all bytes of the given steps, or of all, and returns the steps that
-    were removed. Imported generations, which cannot be built again, stay.
+    It reads all bytes of all generations or, with `marked`, of those reported
+    as damaged, whose mark is then removed. Imported ones, which cannot be built
+    again, stay. Returns the steps that were removed.
     """
     removed = []
-    for step in self.steps():
-      if steps is not None and step not in steps:
+    for step in self._all_steps():
+      names = list_names(self.path(step))
+      if marked and _DAMAGED not in names:
         continue
       try:
-        self.verify(step)
+        if MANIFEST in names:
+          self.verify(step)
       except DamagedGenerationError as error:
-        if IMPORTED in list_names(self.path(step)):
+        if IMPORTED in names:
           logging.error("%s. It was imported: import it again", error)
-          continue
-        logging.warning("%s: it is removed", error)
-        (self.path(step) / MANIFEST).unlink(missing_ok=True)
-        _rmtree(self.path(step))
-        removed.append(step)
+        else:
+          logging.warning("%s: it is removed", error)
+          (self.path(step) / MANIFEST).unlink(missing_ok=True)
+          _rmtree(self.path(step))
+          removed.append(step)
       except GenerationError as error:
         # A newer program may have written it.
         logging.warning("%s", error)
+      (self.path(step) / _DAMAGED).unlink(missing_ok=True)
     return removed
 
   def prunable(self, *, keep: int, pinned: Collection[int] = ()) -> list[int]:
     """Returns the steps that are not pinned or among the newest `keep`."""
-    if keep < 1:
-      raise ValueError(f"keep={keep}; want at least the newest generation, 1")
     return [step for step in self.steps()[:-keep] if step not in pinned]
 
   def remove(self, steps: Collection[int]) -> None:
@@ -243,65 +232,42 @@ class GenerationStore:
 
     Those of the last `max_removed` stay for a day.
     """
-    removed = {}
+    removed = []
     for step in self._all_steps():
-      try:
-        since = float(read_text(self.path(step) / _REMOVED))
-      except _MISSING:
-        continue
-      except ValueError:
-        since = 0.0  # The disk was full.
-      if self.version(step) is None:
-        removed[step] = since
-    now = time.time()
-    order = sorted(removed, key=lambda step: removed[step])
-    for place, step in enumerate(order):
-      is_old = now - removed[step] > _REMOVAL_SECONDS
-      if is_old or place < len(order) - max_removed:
+      names = list_names(self.path(step))
+      if _REMOVED in names and MANIFEST not in names:
+        with contextlib.suppress(FileNotFoundError):
+          # Where the disk was full, it is empty.
+          since = read_text(self.path(step) / _REMOVED) or "0"
+          removed.append((float(since), step))
+    last = sorted(removed)[-max_removed:] if max_removed else []
+    for since, step in removed:
+      if (since, step) not in last or time.time() - since > _REMOVAL_SECONDS:
         logging.info("removing the files of generation %d", step)
         _rmtree(self.path(step))
 
   def remove_drafts(self, *, but: int | None = None) -> None:
     """Removes the unfinished builds of all steps but one."""
     for step in self._all_steps():
+      names = list_names(self.path(step))
       if step == but:
         continue
-      if self.version(step) is None:
-        if _REMOVED not in list_names(self.path(step)):
-          _rmtree(self.path(step))
-        continue
-      # A newer program's manifest may not be readable here.
-      with contextlib.suppress(GenerationError):
-        self._remove_folders(step, keep={self.manifest(step).folder})
+      if MANIFEST in names:
+        # A newer program's manifest may not be readable here.
+        with contextlib.suppress(GenerationError):
+          self._remove_folders(step, but=self.manifest(step).folder)
+      elif _REMOVED not in names:
+        _rmtree(self.path(step))
 
   def _all_steps(self) -> list[int]:
     """Returns the steps that have a directory, published or not, in order."""
     names = list_names(self.directory)
     return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
-  def _files_folder(self, manifest: Manifest) -> epath.Path:
-    return self.path(manifest.step) / manifest.folder
-
-  def _read_manifest(self, step: int) -> Manifest | GenerationError:
-    path = self.path(step) / MANIFEST
-    try:
-      manifest = Manifest.from_json(read_text(path))
-    except _MISSING:
-      return GenerationError(f"{path} was removed meanwhile")
-    except UnicodeDecodeError as error:
-      return DamagedGenerationError(f"{path} is not a manifest ({error})")
-    except GenerationError as error:
-      return type(error)(f"{path} {error}")
-    if manifest.step != step:
-      return GenerationError(
-        f"{path.parent} holds the generation of step {manifest.step}; remove it"
-      )
-    return manifest
-
-  def _remove_folders(self, step: int, *, keep: Collection[str]) -> None:
-    """Removes the folders and files that lie beside a manifest."""
+  def _remove_folders(self, step: int, *, but: str) -> None:
+    """Removes what lies beside a manifest and the folder of its files."""
     for name in list_names(self.path(step)):
-      if name not in keep and not name.lstrip(".").startswith("manifest."):
+      if name != but and not name.lstrip(".").startswith("manifest."):
         logging.info("removing %s", self.path(step) / name)
         _rmtree(self.path(step) / name)
 

@@ -14,15 +14,14 @@ from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   Blocks,
   BuildOptions,
+  Index,
   IndexLoadError,
   LibraryError,
-  PathLike,
   QueryBatch,
   SearchResult,
   check_k,
 )
 from realm_jax.settings import Fraction, NonNegativeFloat, require_valid
-from realm_jax.storage.json_files import JsonValue
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +73,13 @@ class Bm25Config:
     return Bm25Index(library)
 
   def load(
-    self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
+    self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "Bm25Index":
     """Loads what `build` wrote, memory-mapped."""
     del mesh
     try:
       library = _library().BM25.load(
-        Path(directory), mmap=True, show_progress=False, load_vocab=False
+        directory, mmap=True, show_progress=False, load_vocab=False
       )
     except (ValueError, KeyError, TypeError, OSError) as error:
       raise IndexLoadError(
@@ -95,7 +94,7 @@ class Bm25Config:
     return index
 
 
-class Bm25Index:
+class Bm25Index(Index):
   """Scores blocks by the words that they share with the query.
 
   Special wordpieces occur in no block, so those of a query score nothing.
@@ -106,7 +105,6 @@ class Bm25Index:
 
   def __init__(self, library: Any):
     self.num_blocks = int(library.scores["num_docs"])
-    self.report: dict[str, JsonValue] = {}
     self._library = library
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:

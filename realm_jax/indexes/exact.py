@@ -5,6 +5,7 @@ new generation of the same capacity is searched without compiling anything.
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -18,7 +19,7 @@ from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   Blocks,
   BuildOptions,
-  PathLike,
+  Index,
   QueryBatch,
   Rows,
   SearchResult,
@@ -34,7 +35,6 @@ from realm_jax.settings import (
   require_valid,
 )
 from realm_jax.storage.arrays import drop_pages
-from realm_jax.storage.json_files import JsonValue
 
 _ROWS_PER_COPY = 1 << 16
 # An array at a multiple of this address, in bytes, is used by jax on CPUs
@@ -115,7 +115,7 @@ class ExactConfig:
     return ExactIndex(blocks.embedded(), self, mesh=options.mesh)
 
   def load(
-    self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
+    self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "ExactIndex":
     """Returns the same index as `build`, which stores nothing of its own."""
     del directory
@@ -125,11 +125,15 @@ class ExactConfig:
 _DEFAULTS = ExactConfig()
 
 
-class ExactIndex:
+class ExactIndex(Index):
   """Searches the inner products with every block.
 
   The vectors, [N, d], are read once, a device's share at a time. With a mesh
   they are spread over all of its devices; without, one device has them all.
+
+  Attributes:
+    vectors: All vectors on the devices, padded to the capacity.
+    count: Number of blocks, on the devices.
   """
 
   kind = "exact"
@@ -143,7 +147,6 @@ class ExactIndex:
     mesh: Mesh | None = None,
   ):
     self.num_blocks, self.dim = vectors.shape
-    self.report: dict[str, JsonValue] = {}
     devices = 1 if mesh is None else mesh.size
     capacity = config.capacity or capacity_for(self.num_blocks, devices=devices)
     if capacity < self.num_blocks or capacity % devices:
@@ -151,10 +154,8 @@ class ExactIndex:
         f"capacity={capacity} for {self.num_blocks} blocks on {devices} "
         "devices; want a multiple of the devices that holds every block"
       )
-    self.capacity = capacity
-    self._mesh = mesh
-    self._config = config
-    self._devices = devices
+    self.capacity, self._devices = capacity, devices
+    self._mesh, self._config = mesh, config
     if mesh is None:
       device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
       self._sharding = replicated = device
@@ -167,21 +168,11 @@ class ExactIndex:
       start, stop, _ = index[0].indices(capacity)
       return _padded(vectors, start, stop, jnp.dtype(config.dtype))
 
-    self._vectors = jax.make_array_from_callback(
+    self.vectors = jax.make_array_from_callback(
       (capacity, self.dim), self._sharding, part
     )
     count = np.asarray(self.num_blocks, np.int32)
-    self._count = jax.make_array_from_callback((), replicated, lambda _: count)
-
-  @property
-  def vectors(self) -> Float[Array, "n d"]:
-    """All vectors on the devices, padded to the capacity."""
-    return self._vectors
-
-  @property
-  def count(self) -> Int[Array, ""]:
-    """Number of blocks, on the devices."""
-    return self._count
+    self.count = jax.make_array_from_callback((), replicated, lambda _: count)
 
   def plan(self, k: int, *, num_queries: int) -> exact_search.Plan:
     """Returns the settings of the program that finds the k best blocks.
@@ -210,7 +201,7 @@ class ExactIndex:
     """
     plan = self.plan(k, num_queries=len(vectors))
     return exact_search.search(
-      vectors, self._vectors, self._count, plan=plan, mesh=self._mesh
+      vectors, self.vectors, self.count, plan=plan, mesh=self._mesh
     )
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:

@@ -16,9 +16,9 @@ from realm_jax.indexes.protocol import (
   HOST_SETTING,
   Blocks,
   BuildOptions,
+  Index,
   IndexLoadError,
   LibraryError,
-  PathLike,
   QueryBatch,
   Rows,
   SearchResult,
@@ -28,7 +28,6 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
 from realm_jax.storage.arrays import drop_pages
-from realm_jax.storage.json_files import JsonValue
 
 _FILE = "index.faiss"
 _ROWS_PER_COPY = 1 << 16
@@ -73,7 +72,8 @@ class FaissConfig:
     vectors = blocks.embedded()
     num_blocks, dim = vectors.shape
     library = _library()
-    _set_threads(library, self.threads)
+    # OpenMP's number of threads is that of calls from the current thread.
+    library.omp_set_num_threads(self.threads or os.cpu_count() or 1)
     lists = max(1, round(math.sqrt(num_blocks)))
     described = self.factory or f"IVF{lists},PQ{max(1, dim // 2)}x4fs,RFlat"
     if num_blocks < self.brute_force_below:
@@ -101,12 +101,12 @@ class FaissConfig:
     return FaissIndex(index, blocks, config=self)
 
   def load(
-    self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
+    self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "FaissIndex":
     """Loads what `build` wrote, memory-mapped where FAISS can do so."""
     del mesh
     library = _library()
-    path = Path(directory) / _FILE
+    path = directory / _FILE
     try:
       index = library.read_index(str(path), library.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
@@ -116,7 +116,7 @@ class FaissConfig:
     return FaissIndex(index, blocks, config=self)
 
 
-class FaissIndex:
+class FaissIndex(Index):
   """An index of FAISS; `FaissConfig` builds and loads it."""
 
   kind = "faiss"
@@ -129,7 +129,6 @@ class FaissIndex:
         f"the FAISS index holds {index.ntotal} blocks of {index.d} dimensions "
         f"and the generation {self.num_blocks} of {self.dim}; build it again"
       )
-    self.report: dict[str, JsonValue] = {}
     self._library = library = _library()
     self._config = config
     # What it is downcast to does not keep the index alive.
@@ -148,7 +147,9 @@ class FaissIndex:
     """Returns k blocks for each query, approximately the best."""
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
-    _set_threads(self._library, self._config.threads)
+    self._library.omp_set_num_threads(
+      self._config.threads or os.cpu_count() or 1
+    )
     lists = 1 if self._lists is None else self._lists.nlist
     # Twice as many lists as hold k blocks on average: they may be uneven.
     nprobe = max(self._config.nprobe, -(-2 * k * lists // self.num_blocks))
@@ -182,18 +183,11 @@ def _sample(vectors: Rows, count: int) -> Float32[np.ndarray, "n d"]:
   """Returns about `count` vectors, in runs from all over the corpus."""
   num_blocks = vectors.shape[0]
   if count >= num_blocks:
-    sample = vectors[0:num_blocks]
-  else:
-    runs = max(1, count // _ROWS_PER_RUN)
-    starts = np.linspace(0, num_blocks - _ROWS_PER_RUN, runs).astype(int)
-    parts = [vectors[i : i + _ROWS_PER_RUN] for i in starts.tolist()]
-    sample = np.concatenate(parts)
-  return np.ascontiguousarray(sample, np.float32)
-
-
-def _set_threads(library: ModuleType, threads: int | None) -> None:
-  """Sets OpenMP's number of threads for calls from the current thread."""
-  library.omp_set_num_threads(threads or os.cpu_count() or 1)
+    return np.ascontiguousarray(vectors[0:num_blocks], np.float32)
+  runs = max(1, count // _ROWS_PER_RUN)
+  starts = np.linspace(0, num_blocks - _ROWS_PER_RUN, runs).astype(int)
+  parts = [vectors[i : i + _ROWS_PER_RUN] for i in starts.tolist()]
+  return np.concatenate(parts).astype(np.float32)
 
 
 def _library() -> ModuleType:

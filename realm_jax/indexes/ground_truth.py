@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int
 
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.protocol import (
@@ -23,15 +22,6 @@ _ROWS_PER_PART = 1 << 18
 _TIE = 1e-5
 
 
-@runtime_checkable
-class _GatherableRows(Rows, Protocol):
-  """Rows that are no array and can still be read in any order."""
-
-  def gather(
-    self, rows: Int[np.ndarray, "*b"]
-  ) -> Float32[np.ndarray, "*b d"]: ...
-
-
 class GroundTruth:
   """What exact search finds for a sample of queries: the k best blocks.
 
@@ -40,9 +30,9 @@ class GroundTruth:
   """
 
   def __init__(self, vectors: Rows, queries: QueryBatch, k: int):
-    assert isinstance(vectors, np.ndarray | _GatherableRows)
     self.queries, self.k = queries, k
-    self._vectors = vectors
+    # Rows that are no array gather them in any order by a method.
+    self._gather: Any = getattr(vectors, "gather", vectors.__getitem__)
     self._query_vectors = check_vectors(queries, vectors.shape[1])
     best = np.zeros((len(self._query_vectors), 0), np.float32)
     for part in _parts(vectors):
@@ -56,10 +46,7 @@ class GroundTruth:
 
     That k is the number of blocks found, at most the one of the constructor.
     """
-    if isinstance(self._vectors, np.ndarray):
-      vectors = self._vectors[found.rows].astype(np.float32)
-    else:
-      vectors = self._vectors.gather(found.rows)
+    vectors = self._gather(found.rows).astype(np.float32)
     scores = np.einsum("bd,bkd->bk", self._query_vectors, vectors)
     k = found.rows.shape[1]
     worst = self._best[:, k - 1 : k]

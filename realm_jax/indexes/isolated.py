@@ -20,23 +20,23 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Shaped
 
 from realm_jax.indexes.protocol import (
   Blocks,
+  Index,
   IndexConfig,
   IndexCrashedError,
   IndexLoadError,
   LibraryError,
-  PathLike,
   QueryBatch,
   SearchResult,
   check_k,
   check_vectors,
 )
-from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.staging import lower_thread_priority
 
 # Socket buffer, large enough that most batches of queries are sent at once.
@@ -46,7 +46,7 @@ _SEARCH_SECONDS = 300.0
 _LOAD_SECONDS = 3600.0
 
 
-class IsolatedIndex:
+class IsolatedIndex(Index):
   """An index that is loaded and searched in a process of its own.
 
   The process starts to load at once, so that the caller can verify checksums
@@ -56,10 +56,9 @@ class IsolatedIndex:
 
   needs_vectors = True
 
-  def __init__(self, config: IndexConfig, directory: PathLike, blocks: Blocks):
+  def __init__(self, config: IndexConfig, directory: Path, blocks: Blocks):
     self.kind = config.kind
     shape = self.num_blocks, self.dim = blocks.embedded().shape
-    self.report: dict[str, JsonValue] = {}
     self._directory = directory
     self._lock = threading.Lock()
     ours, theirs = socket.socketpair()
@@ -80,7 +79,7 @@ class IsolatedIndex:
     # If this fails, `wait_until_loaded` says why.
     with contextlib.suppress(OSError):
       self._connection.send(sys.path)
-      self._connection.send((config, str(directory), shape))
+      self._connection.send((config, directory, shape))
 
   def wait_until_loaded(self) -> None:
     """Waits until the index can be searched.

@@ -1,18 +1,16 @@
 """The protocols of indexes, and the types that flow through them."""
 
 import dataclasses
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+from types import MappingProxyType
+from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Float, Float32, Int, Int32, Integer
+from jaxtyping import Float32, Int, Int32, Integer
 
 from realm_jax.storage.json_files import JsonValue
-
-PathLike: TypeAlias = str | os.PathLike[str]
 
 
 class SearchError(ValueError):
@@ -20,7 +18,7 @@ class SearchError(ValueError):
 
 
 class IndexLoadError(ValueError):
-  """A saved index that cannot be read, or was built over other blocks."""
+  """A saved index of no known kind, of other blocks, or that is damaged."""
 
 
 class RetrievalUnavailableError(ValueError):
@@ -148,7 +146,7 @@ class Index(Protocol):
   kind: str
   num_blocks: int
   needs_vectors: bool
-  report: dict[str, JsonValue]
+  report: Mapping[str, JsonValue] = MappingProxyType({})
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """Returns the k best blocks of each query.
@@ -156,21 +154,6 @@ class Index(Protocol):
     Raises:
       SearchError: k is not in 1 … num_blocks, or the index needs vectors that
         are missing or have another dimension.
-    """
-    ...
-
-
-@runtime_checkable
-class DeviceIndex(Index, Protocol):
-  """An index whose search is a program on the devices."""
-
-  def search_on_device(
-    self, vectors: Float[jax.Array, "b d"], k: int
-  ) -> tuple[Float[jax.Array, "b k"], Int[jax.Array, "b k"]]:
-    """Dispatches a search and returns scores and rows without waiting.
-
-    Raises:
-      SearchError: k is not in 1 … num_blocks.
     """
     ...
 
@@ -204,7 +187,7 @@ class IndexConfig(Protocol):
 
   def load(
     self,
-    directory: PathLike,
+    directory: Path,
     blocks: Blocks,
     *,
     mesh: jax.sharding.Mesh | None = None,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -12,13 +13,12 @@ from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   Blocks,
   BuildOptions,
-  PathLike,
+  Index,
   QueryBatch,
   SearchResult,
   check_k,
 )
 from realm_jax.settings import NonNegativeInt, require_valid
-from realm_jax.storage.json_files import JsonValue
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +40,14 @@ class RandomConfig:
     return RandomIndex(blocks.num_blocks, seed=self.seed)
 
   def load(
-    self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
+    self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "RandomIndex":
     """Returns the same index as `build`; nothing is stored."""
     del directory, mesh
     return self.build(blocks)
 
 
-class RandomIndex:
+class RandomIndex(Index):
   """Draws distinct rows by a hash of the query's wordpieces.
 
   Scores fall by a millionth from one block to the next. This fixes their order
@@ -59,7 +59,6 @@ class RandomIndex:
 
   def __init__(self, num_blocks: int, *, seed: int = 0):
     self.num_blocks = num_blocks
-    self.report: dict[str, JsonValue] = {}
     self._seed = seed
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:

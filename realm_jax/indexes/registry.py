@@ -4,7 +4,11 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 
-from realm_jax.indexes.protocol import HOST_SETTING, IndexConfig
+from realm_jax.indexes.protocol import (
+  HOST_SETTING,
+  IndexConfig,
+  IndexLoadError,
+)
 from realm_jax.storage.json_files import JsonValue
 
 # Modules and classes. A module needs a library of its own, so it is imported
@@ -18,25 +22,21 @@ CONFIGS = {
 }
 
 
-class IndexKindError(ValueError):
-  """A kind of index, or a parameter of one, that does not exist."""
-
-
 def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   """Returns the settings that a manifest stores.
 
   Raises:
-    IndexKindError: There is no such kind, or it has no such parameter.
+    IndexLoadError: There is no such kind, or it has no such parameter.
   """
   if kind not in CONFIGS:
-    raise IndexKindError(
+    raise IndexLoadError(
       f"no index is called {kind!r}; want one of {', '.join(CONFIGS)}"
     )
   module, name = CONFIGS[kind]
   config = getattr(importlib.import_module(module), name)
   known = {field.name for field in dataclasses.fields(config)}
   if unknown := sorted(set(parameters) - known):
-    raise IndexKindError(
+    raise IndexLoadError(
       f"index {kind!r} has no parameter {', '.join(unknown)}; it has "
       f"{', '.join(sorted(known))}"
     )

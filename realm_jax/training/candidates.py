@@ -12,8 +12,8 @@ from jaxtyping import Int64
 
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.generations.loading import Generation
+from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
-  DeviceIndex,
   IndexCrashedError,
   QueryBatch,
   SearchResult,
@@ -212,7 +212,7 @@ class Candidates:
     """Dispatches the devices' part of a search, and returns the host's."""
     index, vectors = generation.index, entry.vectors
     num_blocks = self._setup.num_searched
-    if vectors is not None and isinstance(index, DeviceIndex):
+    if vectors is not None and isinstance(index, ExactIndex):
       scores, rows = index.search_on_device(vectors, num_blocks)
       return lambda: SearchResult(
         rows=sharding.local_rows(rows), scores=sharding.local_rows(scores)

@@ -94,7 +94,7 @@ class RefreshConfig:
     require_valid(self)
 
   @property
-  def follow(self) -> str:
+  def follow(self) -> Literal["newest", "next", "none"]:
     """What the watcher loads before it is asked for."""
     if not self.swap_generations:
       return "none"

@@ -12,7 +12,7 @@ from realm_jax.evaluation import evaluate as evaluation
 from realm_jax.evaluation import open_qa
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.generations.build import GenerationConfig
-from realm_jax.generations.choice import SidecarConfig
+from realm_jax.generations.sidecar import SidecarConfig
 from realm_jax.generations.sidecar import build_index as build
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig

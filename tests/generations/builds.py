@@ -1,6 +1,5 @@
 """Checkpoints of a tiny retriever, and generations that are built of them."""
 
-import contextlib
 import dataclasses
 import functools
 import threading
@@ -12,13 +11,10 @@ import numpy as np
 
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.generations.build import GenerationConfig
-from realm_jax.generations.choice import SidecarConfig
-from realm_jax.generations.sidecar import build_index, follow
-from realm_jax.generations.store import FOLDER, GenerationStore
+from realm_jax.generations.sidecar import SidecarConfig, build_index
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning.agreement import Agreement
 
 _BERT = BertConfig(
   hidden_size=16,
@@ -88,7 +84,7 @@ def generation_config(**settings):
 _OF_GENERATION = {field.name for field in dataclasses.fields(GenerationConfig)}
 
 
-def build(model_dir, corpus, *, generations_dir=None, **settings):
+def build(model_dir, corpus, *, generations_dir=None, stop=None, **settings):
   """What `realm_jax.build_index --once` does, unless told otherwise."""
   own = {k: v for k, v in settings.items() if k in _OF_GENERATION}
   others = {k: v for k, v in settings.items() if k not in _OF_GENERATION}
@@ -98,6 +94,7 @@ def build(model_dir, corpus, *, generations_dir=None, **settings):
     generation=generation_config(**own),
     generations_dir=generations_dir,
     sidecar=SidecarConfig(**{"once": True, "poll_seconds": 0.02} | others),
+    stop=stop,
   )
 
 
@@ -126,13 +123,10 @@ class StopAfterWaits(threading.Event):
 
 def follow_until_idle(model_dir, corpus, *, stop=None, **settings):
   """A sidecar, which is stopped once it has nothing to do."""
-  with contextlib.closing(CheckpointStore(model_dir)) as checkpoints:
-    return follow(
-      SidecarConfig(**settings),
-      generation_config(),
-      corpus,
-      checkpoints,
-      GenerationStore(model_dir / FOLDER),
-      agreement=Agreement("test"),
-      stop=stop or StopAfterWaits(),
-    )
+  return build_index(
+    model_dir=model_dir,
+    corpus_dir=corpus.source,
+    generation=generation_config(),
+    sidecar=SidecarConfig(**settings),
+    stop=stop or StopAfterWaits(),
+  )

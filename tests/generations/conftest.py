@@ -1,6 +1,8 @@
 """A small corpus, and generations of it, for the tests of this folder."""
 
 import secrets
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,11 @@ from realm_jax.corpus.writing import (
   ragged,
   write_shards,
 )
+from realm_jax.generations.draft import ShardLayout
 from realm_jax.generations.manifest import Manifest
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import (
   Embeddings,
-  ShardLayout,
   index_blocks,
   save_query_tower,
 )
@@ -114,33 +116,35 @@ def publish_one(
     for shard in range(len(layout)):
       rows = layout.rows(shard)
       draft.add(shard, vectors[rows], steps[rows], seconds=1.0)
-    with draft.local() as directory:
-      save_query_tower(
-        directory, {"tower": {"kernel": np.full((2, 3), step, np.float32)}}
+    staged, records = draft.verified()
+    save_query_tower(
+      staged.root, {"tower": {"kernel": np.full((2, 3), step, np.float32)}}
+    )
+    shards = tuple(record.shard for record in records)
+    if index is not None:
+      embeddings = Embeddings(staged, shards, dim=DIM, dtype=dtype)
+      index.build(
+        index_blocks(corpus, embeddings),
+        BuildOptions(directory=staged.root / index.kind),
       )
-      if index is not None:
-        shards = Embeddings(directory, draft.shards(), dim=DIM, dtype=dtype)
-        index.build(
-          index_blocks(corpus, shards),
-          BuildOptions(directory=directory / index.kind),
-        )
-      settings = {
-        "step": step,
-        "corpus_fingerprint": corpus.fingerprint,
-        "corpus_version": corpus.version,
-        "num_blocks": count,
-        "dim": DIM,
-        "dtype": dtype,
-        "index_kind": index.kind if index else "exact",
-        "index_parameters": parameters_of(index or ExactConfig()),
-        "recall": {"8": 1.0},
-        "recall_queries": 16,
-        "embed_seconds": 1.0,
-        "build_seconds": 0.5,
-        "embeddings": draft.shards(),
-        "files": draft.files(directory),
-        "folder": draft.folder.name,
-      }
+    others = draft.record_others(staged.root)
+    settings = {
+      "step": step,
+      "corpus_fingerprint": corpus.fingerprint,
+      "corpus_version": corpus.version,
+      "num_blocks": count,
+      "dim": DIM,
+      "dtype": dtype,
+      "index_kind": index.kind if index else "exact",
+      "index_parameters": parameters_of(index or ExactConfig()),
+      "recall": {"8": 1.0},
+      "recall_queries": 16,
+      "embed_seconds": 1.0,
+      "build_seconds": 0.5,
+      "embeddings": shards,
+      "files": (*(file for r in records for file in r.files), *others),
+      "folder": draft.folder.name,
+    }
     manifest = Manifest(**(settings | changes))
     store.commit(manifest)
   return manifest
@@ -157,6 +161,14 @@ def flip(path: Path, place: int = -1) -> None:
   data = bytearray(path.read_bytes())
   data[place] ^= 1
   path.write_bytes(data)
+
+
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
+  """Waits for a condition."""
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline, "waited in vain"
+    time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -94,10 +94,11 @@ def test_a_generation_of_an_earlier_version_stays_where_none_is_skipped(
 def test_a_corpus_that_is_gone_for_a_while_stops_nobody(tmp_path):
   corpus = _small_corpus(tmp_path)
   manifest = Path(corpus.source) / "corpus.json"
-  away = manifest.rename(manifest.with_name("away"))
+  away = manifest.with_name("away")
   stop = StopAfterWaits(
-    4,
+    5,
     actions=[
+      lambda: manifest.rename(away),
       lambda: save(tmp_path, corpus, 0),
       lambda: away.rename(manifest),
       lambda: _update(corpus, [{"id": "d7", "remove": True}]),

@@ -1,10 +1,10 @@
 """A generation with every kind of file, cut, flipped and removed anywhere."""
 
+import contextlib
 import functools
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -25,7 +25,7 @@ from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.generations.vectors import QUERY_TOWER
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.scann.config import ScannConfig
-from tests.generations.conftest import files_of, flip, publish_one
+from tests.generations.conftest import files_of, flip, publish_one, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -56,44 +56,19 @@ def published(whole, tmp_path) -> Path:
 def _files(generations_dir):
   """All files that a trainer reads."""
   folder = files_of(generations_dir, 500)
-  names = (
-    file.path for file in GenerationStore(generations_dir).manifest(500).files
-  )
-  return [folder.parent / MANIFEST, *(folder / name for name in names)]
-
-
-def _until(condition, seconds=20):
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < deadline, "waited in vain"
-    time.sleep(0.005)
-
-
-def test_every_kind_of_file_is_there(published, corpus):
-  folder = files_of(published, 500)
-  names = {
-    str(path.relative_to(folder))
-    for path in _files(published)
-    if path.name != MANIFEST
-  }
-  assert names >= {
-    "embeddings-00000-of-00003.npy",
-    "scann/bfloat16_dataset.npy",
-    "scann/serialized_partitioner.pb",
-    "steps-00002-of-00003.npy",
-    QUERY_TOWER,
-  }
-  generation = load_generation(published, 500, corpus=corpus)
-  assert (generation.index.kind, generation.oldest_step) == ("scann", 0)
+  files = GenerationStore(generations_dir).manifest(500).files
+  return [folder.parent / MANIFEST, *(folder / file.path for file in files)]
 
 
 def test_cut_at_any_byte_it_is_refused(published, corpus):
   rng = np.random.default_rng(0)
+  generation = load_generation(published, 500, corpus=corpus)
+  assert (generation.index.kind, generation.oldest_step) == ("scann", 0)
   for path in _files(published):
     content = path.read_bytes()
     # A manifest without its last newline is whole.
     last = len(content) - (path.name == MANIFEST)
-    for place in {0, 1, last - 1, *rng.integers(last, size=2).tolist()}:
+    for place in {0, last - 1, int(rng.integers(last))}:
       path.write_bytes(content[:place])
       with pytest.raises(DamagedGenerationError):
         load_generation(published, 500, corpus=corpus)
@@ -105,12 +80,9 @@ def test_a_bit_flipped_in_any_file_is_found(published, corpus):
   rng = np.random.default_rng(0)
   for path in _files(published):
     content = path.read_bytes()
-    for place in rng.integers(len(content), size=2):
-      data = bytearray(content)
-      data[place] ^= 1 << rng.integers(8)
-      path.write_bytes(data)
-      with pytest.raises(DamagedGenerationError):
-        load_generation(published, 500, corpus=corpus)
+    flip(path, rng.integers(len(content)))
+    with pytest.raises(DamagedGenerationError):
+      load_generation(published, 500, corpus=corpus)
     path.write_bytes(content)
 
 
@@ -140,7 +112,8 @@ def test_a_builder_removes_what_has_a_damaged_manifest(published, content):
 
 def _watch(generations_dir, corpus):
   load = functools.partial(load_generation, generations_dir, corpus=corpus)
-  return GenerationWatcher(generations_dir, load, poll_seconds=0.01)
+  watcher = GenerationWatcher(generations_dir, load, poll_seconds=0.01)
+  return contextlib.closing(watcher)
 
 
 @pytest.mark.parametrize(
@@ -153,13 +126,10 @@ def test_a_watcher_goes_on_with_the_one_before(published, corpus, name):
   content = path.read_bytes()
   path.write_bytes(content[: len(content) // 2])
   with _watch(published, corpus) as watcher:
-    _until(lambda: watcher.newest() is not None)
+    until(lambda: watcher.newest() is not None)
     assert watcher.newest().step == 0
-    assert list(watcher.rejected) == [500]
-  # The builder learns of it, and looks at nothing twice.
-  store = GenerationStore(published)
-  assert store.repair_marked() == [500]
-  assert store.repair_marked() == []
+  # The builder learns of it.
+  assert GenerationStore(published).remove_damaged(marked=True) == [500]
 
 
 def test_a_wrong_refusal_is_looked_at_again(published, corpus, monkeypatch):
@@ -172,19 +142,13 @@ def test_a_wrong_refusal_is_looked_at_again(published, corpus, monkeypatch):
       raise DamagedGenerationError("read wrongly")
     return load_generation(published, step, corpus=corpus)
 
-  with GenerationWatcher(published, load, poll_seconds=0.01) as watcher:
+  with contextlib.closing(
+    GenerationWatcher(published, load, poll_seconds=0.01)
+  ) as watcher:
     with pytest.raises(DamagedGenerationError, match="read wrongly"):
       watcher.wait_for(500, timeout=20.0)
-    time.sleep(0.3)
-    _until(lambda: _waited(watcher) == 500)
+    until(lambda: watcher.request(500))
   assert attempts == [500, 500]
-
-
-def _waited(watcher):
-  try:
-    return watcher.wait_for(500, timeout=0.1).step
-  except (DamagedGenerationError, TimeoutError):
-    return None
 
 
 def test_what_another_process_loads_is_verified_meanwhile(published, corpus):
@@ -194,22 +158,20 @@ def test_what_another_process_loads_is_verified_meanwhile(published, corpus):
   assert not searching(os.getpid())
 
 
-def _remove(generation):
-  shutil.rmtree(generation)
-
-
-def _spoil(generation):
-  flip(files_of(generation.parent, 500) / "scann" / "scann_config.pb", 39)
-
-
-@pytest.mark.parametrize("harm", [_remove, _spoil])
+@pytest.mark.parametrize(
+  "harm",
+  [
+    lambda files: shutil.rmtree(files),
+    lambda files: flip(files / "scann" / "scann_config.pb", 39),
+  ],
+)
 def test_what_goes_while_its_index_is_loaded_is_called_damaged(
   published, corpus, harm
 ):
   load = ScannConfig.load
 
   def harm_and_load(config, directory, *arguments, **settings):
-    harm(published / "00000500")
+    harm(files_of(published, 500))
     return load(config, directory, *arguments, **settings)
 
   with (
@@ -231,7 +193,7 @@ def test_a_directory_may_be_removed_at_any_moment(
     with _watch(published, corpus) as watcher:
       watcher.newest()
       removing.start()
-      _until(lambda watcher=watcher: watcher.newest() is not None)
+      until(lambda watcher=watcher: watcher.newest() is not None)
       removing.join()
       newest = watcher.newest()
       # What was loaded is whole, whatever became of its files.

@@ -13,7 +13,6 @@ from realm_jax.generations.embedding import (
   choose_lengths,
   length_batches,
 )
-from realm_jax.generations.manifest import GenerationError
 from realm_jax.partitioning.mesh import make_mesh
 
 
@@ -61,23 +60,6 @@ def test_other_rows_and_another_generation_compile_nothing(corpus):
       embedder.embed({"table": table}, rows)
   assert sorted({length for _, length in traced}) == list(embedder.lengths)
   assert len(traced) == len(embedder.lengths) == 3
-
-
-def test_a_vector_that_is_not_finite_is_refused(corpus):
-  table = np.ones((64, 5), np.float32)
-  table[corpus.block(40).token_ids[-1]] = np.nan
-  embedder = CorpusEmbedder(corpus, _bag_of_words, dim=5, mesh=make_mesh())
-  with pytest.raises(GenerationError, match="vector of block 40 is not finite"):
-    embedder.embed({"table": table}, np.array([40]))
-
-
-def test_what_the_check_raises_ends_the_work(corpus):
-  def check():
-    raise KeyboardInterrupt
-
-  embedder = CorpusEmbedder(corpus, _bag_of_words, dim=5, mesh=make_mesh())
-  with pytest.raises(KeyboardInterrupt):
-    embedder.embed({"table": np.ones((64, 5))}, np.arange(150), check=check)
 
 
 @given(

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.generations import choice
-from realm_jax.generations.choice import UnknownNeedsError
+from realm_jax.generations import retention
 from realm_jax.generations.inspection import RunGenerations, table
 from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.retention import UnknownNeedsError
 from realm_jax.generations.store import GenerationStore
 from tests.generations.conftest import files_of, flip, publish_one
 
@@ -32,38 +32,19 @@ def _save(model_dir, step, *, generation, lag_steps=0):
   store.close()
 
 
-def _damage(model_dir, step):
-  flip(next(files_of(model_dir / "generations", step).glob("emb*.npy")))
-
-
 def test_each_generation_is_described(model_dir, corpus):
   (model_dir / "generations" / "00000020").mkdir()
   (model_dir / "generations" / "00000016" / "manifest.json").write_text("{")
   found = {one.step: one for one in RunGenerations(model_dir, None).inspect()}
   # What is being built is not a generation yet.
   assert list(found) == [0, 4, 8, 12, 16]
-  files = (model_dir / "generations" / "00000004").rglob("*")
-  sizes = [path.stat().st_size for path in files if path.is_file()]
-  one = found[4].to_json()
-  assert one["bytes"] == sum(sizes)
-  assert (one["num_blocks"], one["corpus_version"]) == (150, 1)
-  assert (one["index"], one["recall"]) == ("exact", {"8": 1.0})
-  assert one["checkpoints"] == [8]
-  assert one["problem"] is None
+  assert found[4].manifest.num_blocks == 150
+  assert (found[4].checkpoints, found[4].problem) == ([8], "")
   assert "is not a manifest" in found[16].problem
   lines = table(list(found.values())).splitlines()
   assert lines[0].split()[:4] == ["step", "blocks", "corpus", "index"]
   assert lines[2].split()[:3] == ["4", "150", "v1"]
   assert lines[-1].startswith("16: ")
-
-
-def test_damage_is_found_by_reading_every_byte(model_dir):
-  _damage(model_dir, 12)
-  generations = RunGenerations(None, model_dir / "generations")
-  assert [one.step for one in generations.inspect() if one.problem] == []
-  damaged = [one for one in generations.inspect(checksums=True) if one.problem]
-  assert [one.step for one in damaged] == [12]
-  assert "does not match its checksum" in damaged[0].problem
 
 
 def test_what_is_needed_is_not_pruned(model_dir, tmp_path):
@@ -76,19 +57,10 @@ def test_what_is_needed_is_not_pruned(model_dir, tmp_path):
   assert generations.prunable(keep=1) == [0]
 
 
-def test_nothing_is_pruned_where_no_checkpoint_says_what_is_needed(
-  tmp_path, corpus
-):
-  for step in (0, 4, 8):
-    publish_one(tmp_path / "generations", corpus, step)
-  with pytest.raises(UnknownNeedsError, match="has no checkpoint"):
-    RunGenerations(tmp_path, None).prunable(keep=1)
-
-
 def test_nothing_is_pruned_while_a_checkpoint_cannot_be_read(
   model_dir, monkeypatch
 ):
-  monkeypatch.setattr(choice, "_REMOVAL_SECONDS", 0.0)
+  monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
   _save(model_dir, 12, generation=8)
   loop = model_dir / "checkpoints" / "12" / "loop"
   away = loop.rename(model_dir / "away")
@@ -105,22 +77,22 @@ def test_nothing_is_pruned_while_a_checkpoint_cannot_be_read(
   assert generations.prunable(keep=1) == [0, 12]
 
 
-def test_a_generations_must_be_known(tmp_path, corpus):
+def test_a_run_must_be_known_and_have_checkpoints(tmp_path, corpus):
   with pytest.raises(GenerationError, match="give --model_dir"):
     RunGenerations(None, None)
   with pytest.raises(GenerationError, match="there is no folder"):
     RunGenerations(tmp_path, None)
-  publish_one(tmp_path / "apart", corpus, 0)
-  generations = RunGenerations(None, tmp_path / "apart")
+  publish_one(tmp_path / "generations", corpus, 0)
+  generations = RunGenerations(None, tmp_path / "generations")
   assert [one.step for one in generations.inspect()] == [0]
   with pytest.raises(GenerationError, match="Give --model_dir, too"):
     generations.prunable(keep=1)
+  with pytest.raises(UnknownNeedsError, match="has no checkpoint"):
+    RunGenerations(tmp_path, None).prunable(keep=1)
 
 
 @pytest.mark.slow
 def test_the_command(model_dir, tmp_path, project_dir, command_environment):
-  folder = f"--model_dir={model_dir}"
-
   def run(*arguments):
     return subprocess.run(
       [sys.executable, "-m", "realm_jax.generations", *arguments],
@@ -131,11 +103,12 @@ def test_the_command(model_dir, tmp_path, project_dir, command_environment):
       timeout=120,
     )
 
-  _damage(model_dir, 12)
+  folder = f"--model_dir={model_dir}"
+  flip(next(files_of(model_dir / "generations", 12).glob("emb*.npy")))
   verified = run("verify", folder, f"--json={tmp_path}/found.json")
   assert verified.returncode == 1, verified.stderr
   assert "1 of 5 cannot be used: [12]" in verified.stdout
-  found = json.loads((tmp_path / "found.json").read_text())["generations"]
+  found = json.loads((tmp_path / "found.json").read_text())
   assert [one["step"] for one in found if one["problem"]] == [12]
   pruned = run("prune", folder, "--keep=1")
   assert pruned.returncode == 0, pruned.stderr

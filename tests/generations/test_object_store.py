@@ -11,9 +11,7 @@ from benchmarks.runs.object_store import StoreFault
 from realm_jax.generations.draft import Draft
 from realm_jax.generations.loading import load_generation, load_newest
 from realm_jax.generations.store import MANIFEST, GenerationStore
-from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.random import RandomConfig
-from realm_jax.storage.access import StoreAccessError
 from tests.generations.builds import build, save
 from tests.generations.conftest import publish_one, random_vectors
 
@@ -57,30 +55,6 @@ def test_what_is_published_comes_back_and_goes(
   names = object_store.names(f"{folder}/generations/")
   folders = {name.split("/")[3] for name in names}
   assert len(folders) == 2 and MANIFEST in folders
-
-
-def test_a_look_asks_five_times_at_most(object_store, generations_dir, corpus):
-  for step in (0, 500, 1000):
-    publish_one(generations_dir, corpus, step)
-  watcher = GenerationWatcher(
-    generations_dir,
-    lambda step: load_generation(generations_dir, step, corpus=corpus),
-    poll_seconds=3600.0,
-  )
-  with watcher:
-    assert watcher.wait_for(1000, timeout=60.0).step == 1000
-    watcher.in_use(1000)
-    watcher.newest()
-    _poll(watcher)
-    with object_store.counted() as requests:
-      _poll(watcher)
-  assert len(requests) <= 5, requests
-
-
-def _poll(watcher):
-  with pytest.raises(TimeoutError):
-    # It looks at once for what it is asked for, and then not for an hour.
-    watcher.wait_for(7, timeout=2.0)
 
 
 def test_only_what_is_needed_is_copied_and_the_rest_when_it_is_read(
@@ -151,11 +125,3 @@ def test_a_builder_goes_on_with_shards_of_one_that_was_killed(
   single = GenerationStore(tmp_path / "alone").manifest(500)
   assert single.files == store.manifest(500).files
   assert load_newest(generations_dir, corpus=corpus).step == 500
-
-
-def test_a_bucket_that_is_not_there_is_said_before_the_work(
-  object_store, corpus, tmp_path
-):
-  del object_store
-  with pytest.raises(StoreAccessError, match="gs://another-bucket"):
-    build(tmp_path, corpus, generations_dir="gs://another-bucket/generations")

@@ -6,8 +6,7 @@ from realm_jax.checkpoints.store import (
   CheckpointError,
   UnreadableCheckpointError,
 )
-from realm_jax.generations import choice, sidecar
-from realm_jax.generations.choice import next_step
+from realm_jax.generations import retention, sidecar
 from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.protocol import RecallError
 from realm_jax.storage.local_disk import DiskFullError
@@ -15,44 +14,32 @@ from tests.generations.builds import StopAfterWaits, follow_until_idle, save
 from tests.generations.conftest import files_of, flip, publish_one
 
 
-class FakeBuilds:
-  """Publishes generations of random vectors.
-
-  Attributes:
-    built: Steps that were asked for.
-    errors: Errors that restoring or building a step raises, once each.
-  """
-
-  def __init__(self, corpus, errors, on_build):
-    self.built = []
-    self.errors = dict(errors)
-    self._corpus = corpus
-    self._on_build = on_build
-
-  def restore(self, builder, checkpoints, step):
-    if isinstance(self.errors.get(step), CheckpointError):
-      raise self.errors.pop(step)
-    return {}, None
-
-  def build(self, builder, step, params, store, *, check, **settings):
-    self.built.append(step)
-    if self._on_build:
-      self._on_build()
-    check()
-    if step in self.errors:
-      raise self.errors.pop(step)
-    publish_one(store.directory, self._corpus, step)
-
-
 @pytest.fixture
 def run(tmp_path, corpus, monkeypatch):
-  """Runs a sidecar until it waits; returns its builds and its generations."""
+  """Runs a sidecar until it waits; returns what it built and published.
 
-  def run(*, errors=(), on_build=None, **settings):
-    builds = FakeBuilds(corpus, errors, on_build)
-    monkeypatch.setattr(sidecar, "_restored", builds.restore)
-    monkeypatch.setattr(sidecar, "build_generation", builds.build)
-    return builds, follow_until_idle(tmp_path, corpus, **settings)
+  Each of the `errors` is raised once, by restoring or building its step.
+  """
+
+  def run(*, errors=(), on_build=lambda: None, **settings):
+    errors, built = dict(errors), []
+
+    def restore(builder, checkpoints, step):
+      if isinstance(errors.get(step), CheckpointError):
+        raise errors.pop(step)
+      return {}, None
+
+    def build(builder, step, params, store, *, check, **others):
+      built.append(step)
+      on_build()
+      check()
+      if step in errors:
+        raise errors.pop(step)
+      publish_one(store.directory, corpus, step)
+
+    monkeypatch.setattr(sidecar, "_restored", restore)
+    monkeypatch.setattr(sidecar, "build_generation", build)
+    return built, follow_until_idle(tmp_path, corpus, **settings)
 
   return run
 
@@ -66,7 +53,7 @@ def saved(tmp_path, corpus):
   "settings, published",
   [
     ({"once": True}, [1000]),
-    ({"once": True, "checkpoint_step": 500}, [500]),
+    ({"checkpoint_step": 500}, [500]),
     ({"mode": "newest"}, [1000]),
     ({"mode": "every"}, [0, 500, 1000]),
     ({"mode": "every", "refresh_every_steps": 1000}, [0, 1000]),
@@ -84,19 +71,13 @@ def test_a_mode_says_which_checkpoints_are_built_from(
   assert run(**settings)[1] == []
 
 
-def test_the_generation_that_the_newest_checkpoint_uses_comes_first(run, saved):
-  saved(0)
-  saved(500, generation=0)
-  assert run(mode="newest")[1] == [0, 500]
-
-
 def test_a_full_disk_is_waited_for_but_not_with_once(run, saved):
   saved(0)
   stop = StopAfterWaits(2)
-  builds, published = run(
+  built, published = run(
     stop=stop, errors={0: DiskFullError("full")}, retry_seconds=7.0
   )
-  assert (builds.built, published) == ([0, 0], [0])
+  assert (built, published) == ([0, 0], [0])
   assert stop.timeouts[0] == 7.0
   saved(500)
   with pytest.raises(DiskFullError):
@@ -109,8 +90,8 @@ def test_a_poor_recall_skips_a_checkpoint_unless_a_trainer_waits_for_it(
   saved(0)
   errors = {0: RecallError("too low")}
   stop = StopAfterWaits(2, actions=[lambda: saved(500)])
-  builds, published = run(stop=stop, errors=errors)
-  assert (builds.built, published) == ([0, 500], [500])
+  built, published = run(stop=stop, errors=errors)
+  assert (built, published) == ([0, 500], [500])
   saved(1000)
   for settings in ({"mode": "every"}, {"once": True}):
     errors = {step: RecallError("too low") for step in (0, 1000)}
@@ -133,8 +114,8 @@ def test_an_unreadable_checkpoint_is_skipped_unless_it_is_the_newest(
 def test_a_signal_ends_it_in_the_midst_of_a_build(run, saved):
   saved(0, 500)
   stop = StopAfterWaits()
-  builds, published = run(mode="every", stop=stop, on_build=stop.set)
-  assert (builds.built, published) == ([0], [])
+  built, published = run(mode="every", stop=stop, on_build=stop.set)
+  assert (built, published) == ([0], [])
 
 
 def test_old_generations_go_and_needed_ones_stay(run, saved, tmp_path, corpus):
@@ -149,7 +130,7 @@ def test_old_generations_go_and_needed_ones_stay(run, saved, tmp_path, corpus):
 def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
   run, saved, tmp_path, corpus, monkeypatch
 ):
-  monkeypatch.setattr(choice, "_REMOVAL_SECONDS", 0.0)
+  monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
   publish_one(tmp_path / "generations", corpus, 0)
   saved(0, 500)
   loop = tmp_path / "checkpoints" / "0" / "loop"
@@ -191,49 +172,20 @@ def test_reported_damage_is_repaired(run, saved, tmp_path):
     flip(files_of(generations_dir, 0) / "embeddings-00000-of-00003.npy")
     GenerationStore(generations_dir).mark_damaged(0)
 
-  builds, _ = run(stop=StopAfterWaits(2, actions=[damage]))
-  assert builds.built == [0, 0]
+  built, _ = run(stop=StopAfterWaits(2, actions=[damage]))
+  assert built == [0, 0]
 
 
 def test_a_checkpoint_that_will_not_come_is_an_error(run, saved):
   saved(500, 1000)
   with pytest.raises(CheckpointError, match=r"step 700.*\[500, 1000\]"):
-    run(once=True, checkpoint_step=700)
+    run(checkpoint_step=700)
 
 
-@pytest.mark.parametrize(
-  "settings, message",
-  [
-    ({"mode": "all"}, "mode='all'"),
-    ({"keep_generations": 0}, "keep_generations=0"),
-    ({"checkpoint_step": 5}, "checkpoint_step=5 is for one generation"),
-  ],
-)
-def test_impossible_settings_are_errors(run, settings, message):
-  with pytest.raises(ValueError, match=message):
-    run(**settings)
-
-
-@pytest.mark.parametrize(
-  "checkpoints, up_to_date, needed, every, expected",
-  [
-    ([], set(), set(), False, None),
-    ([0], set(), set(), False, 0),
-    ([0, 500, 1000], {0}, set(), False, 1000),
-    ([0, 500, 1000], {0}, set(), True, 500),
-    ([0, 500, 1000], {0, 500, 1000}, set(), True, None),
-    ([0, 500, 1000], {1000}, set(), False, None),
-    # A run that resumes from 1000 searches generation 500 first.
-    ([0, 500, 1000], {1000}, {500}, False, 500),
-    ([0, 500, 1000], set(), {500}, False, 500),
-    # Its checkpoint is gone, so it cannot be built.
-    ([0, 1000], {1000}, {500}, False, None),
-  ],
-)
-def test_which_checkpoint_comes_next(
-  checkpoints, up_to_date, needed, every, expected
-):
-  step = next_step(
-    checkpoints, up_to_date=up_to_date, needed=needed, every=every
-  )
-  assert step == expected
+def test_the_generation_that_the_newest_checkpoint_uses_comes_first(run, saved):
+  saved(0)
+  # Its checkpoint is gone, so that nothing can build it.
+  saved(500, generation=200)
+  assert run()[1] == [500]
+  saved(1000, generation=0)
+  assert run()[1] == [0, 1000]

@@ -1,8 +1,6 @@
 """Publication, removal and drafts, whoever dies meanwhile."""
 
 import os
-import resource
-import shutil
 import subprocess
 import sys
 import time
@@ -11,17 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from realm_jax.generations.draft import ShardLayout
 from realm_jax.generations.loading import load_generation
 from realm_jax.generations.manifest import DamagedGenerationError
-from realm_jax.generations.store import GenerationStore
-from realm_jax.generations.vectors import ShardLayout
-from realm_jax.storage import staging
+from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import DamagedFileError
+from tests.full_disk import full_disk
 from tests.generations.conftest import (
   files_of,
   flip,
-  make_corpus,
   publish_one,
 )
 
@@ -108,43 +105,12 @@ def test_a_builder_killed_while_it_replaces_leaves_the_old_or_the_new(killed):
   assert sorted(found, reverse=True) == found and set(found) == {7.0, 1.0}
 
 
-def test_what_goes_while_it_is_verified_is_called_damaged(
-  generations_dir, corpus, monkeypatch
-):
-  publish_one(generations_dir, corpus, 500)
-  store, checksum = GenerationStore(generations_dir), staging.sha256_of
-
-  def remove_and_read(file, **settings):
-    shutil.rmtree(store.path(500), ignore_errors=True)
-    return checksum(file, **settings)
-
-  monkeypatch.setattr(staging, "sha256_of", remove_and_read)
-  # A builder that finds nothing left to remove goes on.
-  assert store.remove_damaged() == [500]
-
-
 def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
   publish_one(generations_dir, corpus, 0)
-  # The kernel refuses files above a size, as it refuses blocks on a full disk.
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-  try:
-    with pytest.raises(DiskFullError, match="500 was not written: free some"):
-      publish_one(generations_dir, corpus, 500)
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  said = "500 was not written: free some"
+  with full_disk(1000), pytest.raises(DiskFullError, match=said):
+    publish_one(generations_dir, corpus, 500)
   assert _sound(generations_dir) == [0]
-
-
-def test_another_of_the_same_step_takes_its_place(
-  generations_dir, corpus, tmp_path
-):
-  other = make_corpus(tmp_path / "other", num_blocks=20, seed=1)
-  publish_one(generations_dir, other, 500)
-  assert load_generation(generations_dir, 500, corpus=other).num_blocks == 20
-  publish_one(generations_dir, corpus, 500)
-  assert load_generation(generations_dir, 500, corpus=corpus).num_blocks == 150
-  assert len(list((generations_dir / "00000500").iterdir())) == 2
 
 
 def test_drafts_go_unless_they_are_needed(generations_dir, corpus):
@@ -158,15 +124,6 @@ def test_drafts_go_unless_they_are_needed(generations_dir, corpus):
     "00000800",
   ]
   assert not (generations_dir / "00000500" / "bbbb").exists()
-
-
-def test_the_last_few_and_the_pinned_are_kept(generations_dir, corpus):
-  for step in (0, 500, 1000, 1500, 2000):
-    publish_one(generations_dir, corpus, step)
-  store = GenerationStore(generations_dir)
-  assert store.prunable(keep=2, pinned={500, 77}) == [0, 1000]
-  with pytest.raises(ValueError, match="keep=0"):
-    store.prunable(keep=0)
 
 
 def test_the_files_of_a_removed_generation_stay_for_a_while(
@@ -197,24 +154,31 @@ def test_the_files_of_a_removed_generation_stay_for_a_while(
   assert not store.path(3).exists()
 
 
+def test_the_last_few_and_the_pinned_are_kept(generations_dir, corpus):
+  for step in (0, 500, 1000, 1500, 2000):
+    publish_one(generations_dir, corpus, step)
+  store = GenerationStore(generations_dir)
+  assert store.prunable(keep=2, pinned={500, 77}) == [0, 1000]
+
+
 def test_reported_damage_is_looked_at_once(generations_dir, corpus):
   for step in (0, 500):
     publish_one(generations_dir, corpus, step)
   store = GenerationStore(generations_dir)
   flip(files_of(generations_dir, 500) / "embeddings-00000-of-00003.npy")
+  assert store.remove_damaged(marked=True) == []
   for step in (0, 500):
     store.mark_damaged(step)
-  assert store.repair_marked() == [500]
+  assert store.remove_damaged(marked=True) == [500]
   assert _sound(generations_dir) == [0]
-  assert store.repair_marked() == []
+  assert [p.name for p in store.path(0).glob("manifest.*")] == [MANIFEST]
 
 
 def test_imported_vectors_are_never_removed(generations_dir, corpus):
   publish_one(generations_dir, corpus, 0, identity="imported")
   flip(files_of(generations_dir, 0) / "embeddings-00000-of-00003.npy")
   store = GenerationStore(generations_dir)
-  store.mark_damaged(0)
-  assert store.repair_marked() == store.remove_damaged() == []
+  assert store.remove_damaged() == []
   with pytest.raises(DamagedGenerationError):
     store.verify(0)
 
@@ -244,23 +208,10 @@ def embed_missing(parent):
 
 def _contents(parent):
   """The bytes of the vectors, by file."""
-  draft = _draft(parent)
-  assert [shard.rows for shard in draft.shards()] == [8] * 5
-  assert draft.seconds() == 5.0
-  with draft.local() as directory:
-    return {
-      file.path: (directory / file.path).read_bytes()
-      for file in draft.files(directory)
-    }
-
-
-def test_what_one_process_writes_the_others_see(tmp_path):
-  one, two = _draft(tmp_path), _draft(tmp_path)
-  assert one.missing() == two.missing() == [0, 1, 2, 3, 4]
-  _put(one, 3)
-  assert one.missing() == two.missing() == [0, 1, 2, 4]
-  with pytest.raises(DamagedFileError, match="00000-of-00005"):
-    two.shards()
+  staged, records = _draft(parent).verified()
+  assert [record.shard.rows for record in records] == [8] * 5
+  paths = [file.path for record in records for file in record.files]
+  return {path: (staged.root / path).read_bytes() for path in paths}
 
 
 @pytest.mark.parametrize("what", ["vectors", "steps", "cut", "gone"])
@@ -268,12 +219,10 @@ def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, what):
   embed_missing(tmp_path)
   wanted = _contents(tmp_path)
   draft, other = _draft(tmp_path), _draft(tmp_path)
-  assert other.missing() == []
-  name = (
-    _LAYOUT.name(3).replace("embeddings", "steps")
-    if what == "steps"
-    else _LAYOUT.name(3)
-  )
+  assert draft.missing() == other.missing() == []
+  name = _LAYOUT.name(3)
+  if what == "steps":
+    name = name.replace("embeddings", "steps")
   path = Path(draft.folder / name)
   if what == "gone":
     path.unlink()
@@ -281,29 +230,25 @@ def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, what):
     path.write_bytes(path.read_bytes()[:-1])
   else:
     flip(path)
-  if what != "gone":
-    assert draft.missing() == []
-    with pytest.raises(DamagedFileError, match=name), draft.local():
-      pass
+  with pytest.raises(DamagedFileError, match=name):
+    draft.verified()
   # The process that embeds it, which has seen the record before, learns of it.
   assert draft.missing() == other.missing() == [3]
   _put(other, 3)
   assert _contents(tmp_path) == wanted
 
 
-def test_only_what_is_published_is_listed_and_half_an_index_goes(tmp_path):
+def test_half_an_index_goes_and_a_whole_one_is_recorded(tmp_path):
   embed_missing(tmp_path)
   draft = _draft(tmp_path)
   (draft.folder / "scann").mkdir()
   (draft.folder / "scann" / "half").write_text("half")
-  (draft.folder / "other.npy").write_text("half")
-  with draft.local() as directory:
-    assert not (directory / "scann").exists()
-    assert not (directory / "other.npy").exists()
-    (directory / "scann").mkdir()
-    (directory / "scann" / "tree").write_text("whole")
-    files = draft.files(directory)
-  assert [file.path for file in files[10:]] == ["scann/tree"]
+  root = draft.verified()[0].root
+  (root / "scann" / "below").mkdir(parents=True)
+  for path in ("scann/tree", "scann/below/leaves"):
+    (root / path).write_text("whole")
+  recorded = [file.path for file in draft.record_others(root)]
+  assert recorded == ["scann/below/leaves", "scann/tree"]
 
 
 @pytest.mark.slow

@@ -121,15 +121,6 @@ def test_a_k_that_cannot_be_is_refused(index, k):
     index.search(_queries(2), k)
 
 
-def test_k_above_the_corpus_says_what_to_lower(config):
-  index = config_from(config.kind, {}).build(_blocks(4))
-  with pytest.raises(
-    SearchError,
-    match="k=9 exceeds the corpus's 4 blocks; lower NUM_CANDIDATES",
-  ):
-    index.search(_queries(1), 9)
-
-
 @pytest.mark.parametrize("num_blocks", [1, 17])
 def test_a_tiny_corpus_is_searched_in_full(config, num_blocks):
   index = config_from(config.kind, {}).build(_blocks(num_blocks))

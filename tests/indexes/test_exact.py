@@ -70,14 +70,6 @@ def test_eight_devices_find_what_one_finds(num_blocks, fsdp, model_parallelism):
     np.testing.assert_array_equal(found.scores, scores)
 
 
-def test_rows_that_pad_are_never_found_even_when_all_scores_are_negative():
-  vectors = -np.ones((10, 4), np.float32)
-  index = exact.ExactIndex(vectors, ExactConfig(capacity=96))
-  found = index.search(_queries(np.ones((2, 4), np.float32)), 10)
-  np.testing.assert_array_equal(found.rows, [range(10)] * 2)
-  np.testing.assert_array_equal(found.scores, np.full((2, 10), -4))
-
-
 @pytest.mark.parametrize("devices", [1, 8])
 def test_a_new_generation_of_the_same_capacity_compiles_nothing(devices):
   mesh = None if devices == 1 else make_mesh()

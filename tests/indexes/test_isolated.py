@@ -92,13 +92,14 @@ def test_a_crash_is_reported_and_later_searches_fail(built):
 
 _SEARCHES_UNTIL_KILLED = """
 import sys, time
+from pathlib import Path
 import numpy as np
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import Blocks
 from realm_jax.indexes.faiss import FaissConfig
 shape = [int(n) for n in sys.argv[2:]]
 blocks = Blocks(num_blocks=shape[0], vectors=np.zeros(shape, np.float32))
-index = IsolatedIndex(FaissConfig(), sys.argv[1], blocks)
+index = IsolatedIndex(FaissConfig(), Path(sys.argv[1]), blocks)
 index.wait_until_loaded()
 print(index.pid, flush=True)
 time.sleep(600)

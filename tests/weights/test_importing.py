@@ -68,7 +68,7 @@ def indexed(model_dir, world):
     CORPUS_DIR=world.corpus_dir,
     QUERY_LENGTH=tiny_world.QUERY_LENGTH,
     INDEX=Macro("EXACT"),
-    **{"choice.SidecarConfig.once": True},
+    **{"sidecar.SidecarConfig.once": True},
   )
   assert published == [0]
   return model_dir

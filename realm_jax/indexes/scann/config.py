@@ -1,6 +1,5 @@
 """The settings of a ScaNN index, and how it is built by them."""
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import math
@@ -23,7 +22,6 @@ from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
   IndexLoadError,
-  PathLike,
   QueryBatch,
   RecallError,
   Rows,
@@ -58,6 +56,7 @@ _MAX_LEAVES_PER_BLOCK = 1 / 16
 _GAIN = 1.05
 # Consecutive rows that a sample takes together, because they read faster.
 _ROWS_PER_RUN = 16
+_BEFORE = "the generation before"
 # ScaNN's documentation recommends this threshold.
 _ANISOTROPIC_THRESHOLD = 0.2
 
@@ -153,12 +152,12 @@ class ScannConfig:
     return _Build(self, blocks, options, options.directory).run()
 
   def load(
-    self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
+    self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> ScannIndex:
     """Loads what `build` wrote."""
     del mesh
-    tree = Tree.read(Path(directory))
-    return ScannIndex(Path(directory), blocks, tree=tree, threads=self.threads)
+    tree = Tree.read(directory)
+    return ScannIndex(directory, blocks, tree=tree, threads=self.threads)
 
 
 class _Build:
@@ -178,14 +177,9 @@ class _Build:
     if queries is None or queries.vectors is None:
       sample = _draw(vectors, _NUM_STAND_INS, seed=config.seed + 1)
       queries = QueryBatch.of_vectors(sample)
-    self._queries = queries
     self._k = min(config.recall_k, blocks.num_blocks)
     # Recall is a little lower for queries that the tree is not tuned on.
     self._aim = config.recall_target + (1 - config.recall_target) / 10
-    self._report: dict[str, JsonValue] = {
-      "recall_target": config.recall_target,
-      "recall_k": self._k,
-    }
     library()  # It may be missing.
     installed = importlib.metadata.version("scann")
     self._is_own = config.builder == "own"
@@ -196,50 +190,69 @@ class _Build:
         "ScaNN's own builds the index, which needs all vectors in memory",
         *(installed, trees.FORMATS_VERSION),
       )
-    with self._timed("truth_seconds"):
-      self._truth = GroundTruth(vectors, queries, self._k)
+    self._truth = GroundTruth(vectors, queries, self._k)
+    self._report: dict[str, JsonValue] = {
+      "recall_target": config.recall_target,
+      "recall_k": self._k,
+    }
 
   def run(self) -> ScannIndex:
-    """Writes, loads and measures the tree."""
-    config, report = self._config, self._report
-    previous = self._previous() if config.reuse else None
-    num_leaves = config.num_leaves
-    if previous is not None:
-      num_leaves, trained = previous
-      report["trained_for"] = "the generation before"
-      index, point = self._write(num_leaves, trained)
-      if trained is not None and point.recall < config.recall_target:
-        del index
-        self._discard(f"the leaves of before, {num_leaves}", point)
-        index, point = self._train_and_write(num_leaves)
-      is_good = config.below_target or point.recall >= config.recall_target
-      if is_good or config.num_leaves is not None:
-        return self._accepted(index, point)
-      del index
-      self._discard(f"{num_leaves} leaves", point)
-      num_leaves = None
-    if num_leaves is None:
-      with self._timed("trials_seconds"):
-        num_leaves = self._choose_leaves()
-    return self._accepted(*self._train_and_write(num_leaves))
-
-  def _discard(self, what: str, point: Point) -> None:
-    logging.info(
-      "With %s, recall@%d is %.3f of %.3f: choosing others",
-      *(what, self._k, point.recall, self._config.recall_target),
-    )
-    shutil.rmtree(self._directory)
-
-  def _accepted(self, index: ScannIndex, point: Point) -> ScannIndex:
+    """Writes, loads and measures trees until one meets the target."""
     config = self._config
-    if point.recall < config.recall_target and not config.below_target:
-      raise RecallError(
-        f"the index reaches recall@{self._k} {point.recall:.3f} of "
-        f"{config.recall_target}; search more (num_leaves_searched, "
-        "num_reordered), lower recall_target, or bind "
-        "ScannConfig.below_target=True to publish it all the same"
+    recall = 0.0
+    for num_leaves, trained in self._attempts():
+      self._options.check()
+      # Of an attempt before.
+      shutil.rmtree(self._directory, ignore_errors=True)
+      index = self._tree(self._directory, self._blocks, num_leaves, trained)
+      point, points = self._fastest_point(index, self._truth)
+      recall = point.recall
+      is_new = self._report["trained_for"] != _BEFORE
+      if recall >= config.recall_target or (config.below_target and is_new):
+        self._report |= {
+          "num_leaves": num_leaves,
+          **dataclasses.asdict(point),
+          "curve": [dataclasses.asdict(p) for p in points],
+        }
+        index.report = self._report
+        index.tree = Tree(
+          num_leaves, point.leaves_searched, point.num_reordered
+        )
+        index.tree.write(self._directory)
+        return index
+      del index
+      logging.info(
+        "With %d leaves, trained for %s, recall@%d is %.3f of %.3f",
+        *(num_leaves, self._report["trained_for"], self._k, recall),
+        config.recall_target,
       )
-    return index
+    raise RecallError(
+      f"the index reaches recall@{self._k} {recall:.3f} of "
+      f"{config.recall_target}; search more (num_leaves_searched, "
+      "num_reordered), lower recall_target, or bind "
+      "ScannConfig.below_target=True to publish it all the same"
+    )
+
+  def _attempts(self) -> Iterator[tuple[int, Trained | None]]:
+    """Yields numbers of leaves, and the leaves: what takes least time first.
+
+    Without leaves, ScaNN's own builder trains them.
+    """
+    config, vectors = self._config, self._blocks.embedded()
+    num_leaves = config.num_leaves
+    if previous := self._previous():
+      num_leaves, trained = previous
+      if trained is not None:
+        self._report["trained_for"] = _BEFORE
+        yield num_leaves, trained
+    self._report["trained_for"] = "this generation"
+    if num_leaves is not None:
+      yield num_leaves, self._train(vectors, num_leaves)
+    if config.num_leaves is None:
+      start = time.perf_counter()
+      num_leaves = self._choose_leaves()
+      self._report["trials_seconds"] = time.perf_counter() - start
+      yield num_leaves, self._train(vectors, num_leaves)
 
   def _previous(self) -> tuple[int, Trained | None] | None:
     """Returns the number of leaves of the previous generation, and the leaves.
@@ -247,7 +260,7 @@ class _Build:
     Without the leaves where ScaNN's own builder builds, which cannot take them.
     """
     directory, config = self._options.previous, self._config
-    if directory is None:
+    if directory is None or not config.reuse:
       return None
     try:
       tree = Tree.read(directory)
@@ -264,67 +277,53 @@ class _Build:
       return None
 
   def _choose_leaves(self) -> int:
-    """Builds trees over a sample of the corpus; returns the fastest one's."""
-    config, vectors = self._config, self._blocks.embedded()
-    default = default_leaves(self._blocks.num_blocks)
-    sample = _draw(vectors, config.tuning_sample, seed=config.seed)
-    truth = GroundTruth(sample, self._queries, self._k)
+    """Builds trees over a sample of the corpus; returns the fastest one's.
+
+    Its rate on the whole corpus is predicted from a point that scores as many
+    vectors there.
+    """
+    config, num_blocks = self._config, self._blocks.num_blocks
+    default = default_leaves(num_blocks)
+    sample = _draw(
+      self._blocks.embedded(), config.tuning_sample, seed=config.seed
+    )
+    truth = GroundTruth(sample, self._truth.queries, self._k)
     # Trials lie beside the index, where leftovers of a kill are removed.
     self._directory.parent.mkdir(parents=True, exist_ok=True)
-    best: tuple[int, Point, float] | None = None
+    best, best_rate, best_recall = default, 0.0, -1.0
     trials: list[JsonValue] = []
     for factor in _LEAF_FACTORS:
       num_leaves = default * factor
       if factor > 1 and num_leaves > len(sample) * _MAX_LEAVES_PER_BLOCK:
         break
-      point, predicted = self._try(sample, truth, num_leaves)
+      self._options.check()
+      with tempfile.TemporaryDirectory(
+        prefix="trial_", dir=self._directory.parent
+      ) as scratch:
+        trained = self._train(sample, num_leaves)
+        blocks = Blocks(len(sample), sample)
+        index = self._tree(Path(scratch), blocks, num_leaves, trained)
+      point, _ = self._fastest_point(index, truth)
+      rate = 0.0
+      if point.recall >= self._aim:
+        wanted = point.leaves_searched * num_blocks / len(sample)
+        leaves = min(num_leaves, round(wanted))
+        alike = tuning.measure(index, truth, leaves, point.num_reordered)
+        # Where the sample has too few leaves, time is taken to grow with them.
+        rate = alike.queries_per_second * min(1.0, leaves / wanted)
       trials.append(
         {
           "num_leaves": num_leaves,
           **dataclasses.asdict(point),
-          "predicted_queries_per_second": predicted,
+          "predicted_queries_per_second": rate,
         }
       )
       # Below the target, the higher recall is better.
-      if (
-        best is None
-        or predicted > _GAIN * best[2]
-        or (best[2] == 0 and point.recall > best[1].recall)
-      ):
-        best = num_leaves, point, predicted
-    assert best is not None
+      is_nearer = best_rate == 0 and point.recall > best_recall
+      if rate > _GAIN * best_rate or is_nearer:
+        best, best_rate, best_recall = num_leaves, rate, point.recall
     self._report["trials"] = trials
-    return best[0]
-
-  def _try(
-    self,
-    sample: Float32[np.ndarray, "n d"],
-    truth: GroundTruth,
-    num_leaves: int,
-  ) -> tuple[Point, float]:
-    """Builds a tree over the sample; returns its best point.
-
-    Also returns its predicted queries per second on the whole corpus, measured
-    at a point that scores as many vectors there; 0 below the target.
-    """
-    self._options.check()
-    with tempfile.TemporaryDirectory(
-      prefix="trial_", dir=self._directory.parent
-    ) as scratch:
-      trained = self._train(sample, num_leaves)
-      blocks = Blocks(len(sample), sample)
-      index = self._tree(Path(scratch), blocks, num_leaves, trained)
-    point, _ = self._fastest_point(index, truth)
-    if point.recall < self._aim:
-      return point, 0.0
-    growth = self._blocks.num_blocks / len(sample)
-    if growth == 1:
-      return point, point.queries_per_second
-    wanted = growth * point.leaves_searched
-    leaves = min(num_leaves, round(wanted))
-    equal_work = tuning.measure(index, truth, leaves, point.num_reordered)
-    # Where the sample has too few leaves, time is taken to grow with them.
-    return point, equal_work.queries_per_second * min(1.0, leaves / wanted)
+    return best
 
   def _fastest_point(
     self, index: ScannIndex, truth: GroundTruth
@@ -338,12 +337,6 @@ class _Build:
       num_reordered=config.num_reordered,
     )
 
-  def _train_and_write(self, num_leaves: int) -> tuple[ScannIndex, Point]:
-    with self._timed("train_seconds"):
-      trained = self._train(self._blocks.embedded(), num_leaves)
-    self._report["trained_for"] = "this generation"
-    return self._write(num_leaves, trained)
-
   def _train(self, vectors: Rows, num_leaves: int) -> Trained | None:
     """Trains leaves and codes on a sample, where our own builder builds."""
     config = self._config
@@ -356,25 +349,6 @@ class _Build:
     return trees.train(
       sample, num_leaves, config.dims_per_code, seed=config.seed
     )
-
-  def _write(
-    self, num_leaves: int, trained: Trained | None
-  ) -> tuple[ScannIndex, Point]:
-    """Writes and loads the tree, and chooses how much of it is searched."""
-    self._options.check()
-    with self._timed("write_seconds"):
-      index = self._tree(self._directory, self._blocks, num_leaves, trained)
-    with self._timed("search_seconds"):
-      point, points = self._fastest_point(index, self._truth)
-    self._report |= {
-      "num_leaves": num_leaves,
-      **dataclasses.asdict(point),
-      "curve": [dataclasses.asdict(p) for p in points],
-    }
-    index.report = self._report
-    index.tree = Tree(num_leaves, point.leaves_searched, point.num_reordered)
-    index.tree.write(self._directory)
-    return index, point
 
   def _tree(
     self,
@@ -419,12 +393,6 @@ class _Build:
       )
     tree = Tree(num_leaves, 1, self._k)
     return ScannIndex(directory, blocks, tree=tree, threads=config.threads)
-
-  @contextlib.contextmanager
-  def _timed(self, name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    self._report[name] = time.perf_counter() - start
 
 
 def default_leaves(num_blocks: int) -> int:

@@ -18,6 +18,7 @@ from jaxtyping import Float32, Integer
 
 from realm_jax.indexes.protocol import (
   Blocks,
+  Index,
   IndexLoadError,
   LibraryError,
   QueryBatch,
@@ -26,7 +27,6 @@ from realm_jax.indexes.protocol import (
   check_vectors,
   in_order,
 )
-from realm_jax.storage.json_files import JsonValue
 
 _TREE = "tree.json"
 _Found = tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]
@@ -66,7 +66,7 @@ class Tree(NamedTuple):
       ) from error
 
 
-class ScannIndex:
+class ScannIndex(Index):
   """A ScaNN searcher over files; `ScannConfig` builds and loads it.
 
   Without a tree, every block is scored; `threads` of None uses every core.
@@ -93,7 +93,6 @@ class ScannIndex:
         f"the ScaNN index holds {self._loaded.size()} blocks and the "
         f"generation {self.num_blocks}; build it again"
       )
-    self.report: dict[str, JsonValue] = {}
     self.tree = tree
     self._threads = threads or os.cpu_count() or 1
 
