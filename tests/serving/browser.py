@@ -1,6 +1,5 @@
 """Chromium without a window, driven by the W3C's WebDriver protocol."""
 
-import base64
 import contextlib
 import json
 import re
@@ -79,10 +78,6 @@ class Browser:
     while not condition():
       assert time.monotonic() < limit, f"waited in vain until {what}"
       time.sleep(0.05)
-
-  def screenshot(self, path: Path) -> None:
-    """Writes what is seen of the page as a PNG."""
-    path.write_bytes(base64.b64decode(self._send("GET", "screenshot")))
 
   def console(self) -> list[str]:
     """Returns the errors and warnings that the page has caused."""
