@@ -1,6 +1,5 @@
 """Answers of the page's requests, as plain data."""
 
-import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from realm_jax.evaluation.explanation import (
   Kind,
   probability,
 )
-from realm_jax.evaluation.masked_text import is_masked
+from realm_jax.evaluation.masked_sentences import is_masked
 from realm_jax.evaluation.run import Block, EditError, Run
 from realm_jax.serving.marks import marked_body
 from realm_jax.text.answers import normalize_answer
@@ -33,10 +32,6 @@ _WANTED = {
   QUESTION: "answer questions, as a run of open QA can",
 }
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
-
-
-class ServerError(ValueError):
-  """A page that cannot be served."""
 
 
 class RequestError(ValueError):
@@ -52,7 +47,7 @@ class Service:
     examples: Texts to offer, by kind.
 
   Raises:
-    ServerError: The second run does not fill in sentences.
+    ValueError: The second run does not fill in sentences.
   """
 
   def __init__(
@@ -65,7 +60,7 @@ class Service:
     self.runs: dict[Kind, Run] = dict.fromkeys(_kinds(run), run)
     if masked_run is not None:
       if SENTENCE not in _kinds(masked_run):
-        raise ServerError(
+        raise ValueError(
           f"{masked_run.model_dir} was trained to answer questions alone; give "
           "a run of pre-training as --masked_model_dir"
         )
@@ -158,7 +153,7 @@ class Service:
     def text(row: int) -> str | None:
       is_inside = 0 <= row < run.corpus.num_blocks
       if is_inside and run.corpus.block(row).document_id == document:
-        return run.body(row).text
+        return run.content(row).body
       return None
 
     return {"before": text(row - 1), "after": text(row + 1)}
@@ -229,7 +224,14 @@ class Service:
       "text": explained.text,
       "answer": explained.answer,
       "probability": explained.probability,
-      "answers": [dataclasses.asdict(one) for one in explained.fillings],
+      "answers": [
+        {
+          "text": one.text,
+          "probability": one.probability,
+          "without_retrieval": one.without_retrieval,
+        }
+        for one in explained.fillings
+      ],
       "blocks": [
         _block(edited, explained, one) for one in explained.candidates
       ],
@@ -271,7 +273,7 @@ def _texts_by_row(run: Run, edits: Mapping[int, str]) -> dict[int, str]:
   return {
     row: text
     for row, text in _rows(run, edits)
-    if text.strip() != run.body(row).text.strip()
+    if text.strip() != run.content(row).body.strip()
   }
 
 
@@ -350,7 +352,7 @@ def _block(
         # As the block spells it, which may have another article.
         answers.append(best.text)
     segments = marked_body(
-      run.body(block.row), run.vocabulary, answers=answers, said=said
+      run.content(block.row), run.vocabulary, answers=answers, said=said
     )
   return {
     # As a string, since JavaScript's numbers have 53 bits.
