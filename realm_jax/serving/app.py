@@ -284,7 +284,7 @@ class PageApp:
 
   async def _around(self, request: Request) -> Response:
     block_id = request.query_params.get("id", "")
-    (given,) = _texts_by_id([{"id": block_id, "text": ""}], "?id=ID")
+    (given,) = _texts_by_id([{"id": block_id, "text": ""}], "?id=ID", 0)
     return JSONResponse(self._service.around(given))
 
   async def _retrieve(self, request: Request) -> Response:
