@@ -11,6 +11,7 @@ from realm_jax.demo_world.world import WorldConfig
 _WORLD = WorldConfig(num_people=24, num_cities=24, num_companies=16)
 
 
+@pytest.mark.slow
 def test_each_seed_has_a_world_of_its_own_which_is_made_once(tmp_path):
   worlds = GeneratedWorlds(
     _WORLD, block_length=40, sentences="statements-test.jsonl"

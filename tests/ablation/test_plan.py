@@ -62,6 +62,7 @@ def test_rows_are_chosen_by_name_or_part_and_realm_is_always_among_them():
     select(["baselin"])
 
 
+@pytest.mark.slow
 def test_the_rows_share_what_is_the_same(whole):
   assert _trained(whole)[:15] == [
     "inverse_cloze",
@@ -182,6 +183,7 @@ def test_each_row_changes_what_its_title_says(whole):
     assert every == config.refresh.refresh_every_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps, never", [(1550, True), (1551, False)])
 def test_a_run_without_a_second_generation_is_never_refreshed(num_steps, never):
   # That of checkpoint 1500 is due at step 1550, the last being num_steps - 1.
@@ -189,6 +191,7 @@ def test_a_run_without_a_second_generation_is_never_refreshed(num_steps, never):
   assert ("stale_index" in plan.never_refreshed) == never
 
 
+@pytest.mark.slow
 def test_all_that_is_never_refreshed_is_trained_once():
   names = ("stale_index", "refresh_200", "refresh_400", "refresh_never")
   plan = _plan(*names, "refresh_50", pretraining=110)

@@ -174,6 +174,7 @@ def _store_of(model_dir) -> Path:
   return store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["none", "cut", "changed", "no manifest"])
 def test_a_run_makes_a_damaged_store_again_and_no_other(
   world, tmp_path, damage

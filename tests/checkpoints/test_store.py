@@ -305,6 +305,7 @@ raise ValueError("the first error")
 """
 
 
+@pytest.mark.slow
 def test_a_store_that_is_still_open_does_not_bury_the_error_of_a_program(
   tmp_path, project_dir
 ):

@@ -134,6 +134,7 @@ DOCUMENT_TEXT = st.lists(
 ).map(" ".join)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=8)  # Of many documents each.
 @hypothesis.given(
   st.lists(DOCUMENT_TEXT, min_size=1, max_size=15), st.integers(8, 40)

@@ -134,6 +134,7 @@ def test_beam_builds_where_other_machines_see_it(
   }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_bytes", [1, None])
 def test_shards_and_chunks_do_not_show(build_with, monkeypatch, shard_bytes):
   def first_word(text, title):
@@ -175,6 +176,7 @@ def test_a_compressed_file_that_is_cut_is_named(
   assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_duplicates_are_counted_and_removed(build_with):
   whole = Corpus.open(build_with("whole"))
   first_rows: dict[int, int] = {}

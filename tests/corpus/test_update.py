@@ -224,6 +224,7 @@ def test_a_second_update_at_once_is_refused(corpus, update):
   assert update([article("new", seed=1)]).version == 2
 
 
+@pytest.mark.slow
 def test_on_an_object_store_the_faster_update_stands(
   built, object_store, tmp_path, monkeypatch
 ):

@@ -49,6 +49,7 @@ def saved(tmp_path, corpus):
   return lambda *steps, **settings: save(tmp_path, corpus, *steps, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "settings, published",
   [

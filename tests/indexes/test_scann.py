@@ -58,6 +58,7 @@ def stored(tmp_path_factory):
   return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "change", [{}, {"reordering": "bfloat16"}, {"dims_per_code": 4}]
 )

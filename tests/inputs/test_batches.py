@@ -46,6 +46,7 @@ def _shares(count, batch_size=B):
   return np.arange(batch_size).reshape(count, -1)
 
 
+@pytest.mark.slow
 def test_shapes_and_types(tiny):
   fields = {"block_length": 24, "max_masks": 3, "batch_size": 4}
   (cloze,) = _some(_config(tiny, "inverse_cloze", **fields), 1)
@@ -91,6 +92,7 @@ def test_questions_come_with_their_answers(tiny):
   assert batch.answer_kinds == ["string"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_random_access", [True, False])
 def test_processes_join_to_one_stream_in_any_layout(
   has_random_access, tiny, new_tasks, tmp_path, monkeypatch
@@ -142,6 +144,7 @@ def test_rows_that_run_out_give_filler(tiny, new_tasks):
   assert [len(part) for part in parts] == [2, 1]
 
 
+@pytest.mark.slow
 def test_a_process_reads_its_own_rows_and_few_more_than_it_uses(
   tiny, new_tasks
 ):
@@ -162,6 +165,7 @@ def test_a_process_reads_its_own_rows_and_few_more_than_it_uses(
     assert num_used <= len(read) <= num_used + 512
 
 
+@pytest.mark.slow
 def test_rows_or_tasks_without_examples_are_errors(
   tiny, new_tasks, monkeypatch
 ):

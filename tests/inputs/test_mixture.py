@@ -106,6 +106,7 @@ def test_tasks_of_the_project_mix(tiny):
     assert kinds["regex"] / 48 == pytest.approx(2 / 3, abs=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("new_tasks")
 def test_what_cannot_be_mixed_is_refused(tiny):
   task = seqio.TaskRegistry.get("open_qa")

@@ -244,6 +244,7 @@ def test_gin_files_are_read_as_the_job_reads_them(job, error):
   assert found is None if error is None else error in str(found)
 
 
+@pytest.mark.slow
 def test_each_jobs_error_has_the_launchers_flags():
   jobs = [
     _job("trainer", *_DIRECTORIES),
@@ -297,6 +298,7 @@ def test_the_launcher_prints_a_manifest(launched, capsys):
   assert hosts == {"trainer": 16, "builder": 4}
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_would_run_and_what_is_missing(launched, capsys):
   with pytest.raises(LaunchError, match=r"trainer: .*pass --gin\.NUM_STEPS="):
     launched("--dry_run")

@@ -52,6 +52,7 @@ print(int(compiled(x).is_ready()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
   sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"),
   reason="needs the GNU C library",

@@ -137,6 +137,7 @@ def test_a_step_that_retrieves_is_one_program():
   assert report.fits
 
 
+@pytest.mark.slow
 @_needs_libtpu
 def test_a_builder_s_recipe_is_its_embedding():
   retriever, _ = tiny.models()

@@ -185,6 +185,7 @@ def test_a_store_that_refuses_for_a_while_ends_nothing(elsewhere, object_store):
     sole.check()
 
 
+@pytest.mark.slow
 def test_of_several_that_start_at_once_one_wins(elsewhere):
   times = LeaseTimes(
     lifetime_seconds=300, renewal_seconds=60, settling_seconds=0.5

@@ -24,6 +24,7 @@ def _block(page: str, language: str) -> str:
   return block
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("new_tasks")
 def test_ten_lines_make_a_task(page, tiny, tmp_path, monkeypatch):
   code = _block(page, "python")

@@ -95,6 +95,7 @@ def _largest_move(tree, before):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("stage", "learns"),
   [

@@ -67,6 +67,7 @@ def test_masked_words_are_found_in_bodies():
     assert not _spans(_masks(answer, [9]), _blocks(), lengths).any()
 
 
+@pytest.mark.slow
 def test_the_loss_of_pointing_is_added_for_each_example():
   query = np.array([[CLS, MASK, 9, SEP, 0, 0]] * 2, np.int32)
   blocks = _blocks()[[0, 1], [0, 1]][:, None]
