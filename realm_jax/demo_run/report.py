@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,14 @@ def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
   """
   (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
   rows = _rows(figures)
-  body = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+  head = [("what", "figure", ""), ("---", "---", "---")]
+  steps = list(figures["recall_over_training"]["realm"])
   titles = {_RECALL_OVER_TRAINING: _RECALL_TITLE}
   titles |= {name: title for name, (title, _) in _PLOTS.items()}
   plots = "\n\n".join(f"![{title}]({name})" for name, title in titles.items())
   (output_dir / "report.md").write_text(
-    "# The demo's report\n\n| what | figure | |\n| --- | --- | --- |\n"
-    f"{body}\n\n{plots}\n\n## {_SIDE_BY_SIDE}\n\n"
-    f"{_found_before_and_after(output_dir, figures)}\n"
+    f"# The demo's report\n\n{_markdown([*head, *rows])}\n\n{plots}\n\n"
+    f"## {_SIDE_BY_SIDE}\n\n{_side_by_side(output_dir, steps)}\n"
   )
   _plot_recall(output_dir, figures["recall_over_training"])
   for name, (title, curves) in _PLOTS.items():
@@ -160,83 +160,41 @@ def _plot_recall(
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
 
 
-def _found_before_and_after(
-  output_dir: Path, figures: Mapping[str, Any]
-) -> str:
-  """Returns the best blocks of REALM's first and last checkpoint."""
-  steps = list(figures["recall_over_training"]["realm"])
-  columns = {
-    "inverse cloze, where REALM starts": steps[0],
-    "after REALM pre-training": steps[-1],
-  }
-  return _side_by_side(
-    output_dir / "world",
-    {
-      title: output_dir
-      / "evaluations"
-      / retrieval_folder("realm", int(step), STATEMENTS)
-      / "retrieved.jsonl"
-      for title, step in columns.items()
-    },
-    questions=STATEMENTS,
-  )
+def _side_by_side(output_dir: Path, steps: Sequence[str]) -> str:
+  """Returns a table for each of the first few masked statements.
 
-
-def _side_by_side(
-  world_dir: Path, retrieved: Mapping[str, Path], *, questions: str
-) -> str:
-  """Returns a table for each of the first few sentences.
-
-  A table has a column for each retriever, and the best blocks in its rows. A
-  check mark stands before those that state the fact.
-
-  Args:
-    world_dir: Folder of the world's files.
-    retrieved: The `retrieved.jsonl` of each retriever, by the column's title.
-    questions: Name of the world's file of questions, without its ending.
+  A column has the best blocks of a checkpoint of REALM, the first and the last
+  one; a check mark stands before those that state the fact.
   """
-  sentences = list(_records(world_dir / f"{questions}.jsonl"))[:_NUM_SENTENCES]
-  texts = {
-    row["id"]: row["text"] for row in _records(world_dir / "articles.jsonl")
-  }
-  evidence = {
-    title: {row["id"]: row["evidence"] for row in _records(path)}
-    for title, path in retrieved.items()
-  }
-  return "\n\n".join(
-    _table(
-      sentence,
-      texts,
-      {title: of[sentence["id"]] for title, of in evidence.items()},
-    )
-    for sentence in sentences
-  )
+  world, evaluations = output_dir / "world", output_dir / "evaluations"
+  texts = {row["id"]: row["text"] for row in _records(world / "articles.jsonl")}
+  evidence = {}
+  for title, step in (
+    ("inverse cloze, where REALM starts", steps[0]),
+    ("after REALM pre-training", steps[-1]),
+  ):
+    folder = evaluations / retrieval_folder("realm", int(step), STATEMENTS)
+    lines = _records(folder / "retrieved.jsonl")
+    evidence[title] = {line["id"]: line["evidence"] for line in lines}
+  tables = []
+  sentences = _records(world / f"{STATEMENTS}.jsonl")
+  for sentence in itertools.islice(sentences, _NUM_SENTENCES):
+    rows = [["", *evidence], ["---"] * (len(evidence) + 1)]
+    for rank in range(_NUM_BLOCKS):
+      cells = [str(rank + 1)]
+      for found in evidence.values():
+        block = found[sentence["id"]][rank]
+        document = block["block"].rpartition(":")[0]
+        mark = "✓ " if document in sentence["gold_ids"] else ""
+        cells.append(f"{mark}{texts[document]} ({block['probability']:.2f})")
+      rows.append(cells)
+    title = f"**{sentence['question']}** ({sentence['answer'][0]})"
+    tables.append(f"{title}\n\n{_markdown(rows)}")
+  return "\n\n".join(tables)
 
 
-def _table(
-  sentence: Mapping[str, Any],
-  texts: Mapping[str, str],
-  evidence: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> str:
-  """Returns the table of one sentence."""
-  gold = set(sentence["gold_ids"])
-
-  def cell(block: Mapping[str, Any]) -> str:
-    document = block["block"].rpartition(":")[0]
-    mark = "✓ " if document in gold else ""
-    return f"{mark}{texts[document]} ({block['probability']:.2f})"
-
-  rows = [
-    ["", *evidence],
-    ["---"] * (len(evidence) + 1),
-    *(
-      [str(rank + 1), *(cell(blocks[rank]) for blocks in evidence.values())]
-      for rank in range(min(_NUM_BLOCKS, *map(len, evidence.values())))
-    ),
-  ]
-  body = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-  answer = sentence["answer"][0]
-  return f"**{sentence['question']}** ({answer})\n\n{body}"
+def _markdown(rows: Iterable[Sequence[str]]) -> str:
+  return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

@@ -70,7 +70,9 @@ class Demo:
     sidecar: Command | None = None,
   ) -> None:
     """Trains a stage in a folder of its own, with its index builder if any."""
-    command = self.command("train", recipe, {**self._of(name), **bindings})
+    command = self.command(
+      "train", recipe, {**self.directories(name), **bindings}
+    )
     run(Step(command, self.output_dir / name, sidecar))
 
   def evaluate(
@@ -78,7 +80,7 @@ class Demo:
   ) -> Figures:
     """Evaluates the stage `of`; the outputs go to a folder of `evaluations`."""
     folder = self.output_dir / "evaluations" / name
-    own = {**self._of(of), "OUTPUT_DIR": str(folder)}
+    own = {**self.directories(of), "OUTPUT_DIR": str(folder)}
     step = Step(self.command("evaluate", recipe, {**own, **bindings}), folder)
     run(step)
     return step.figures()
@@ -95,7 +97,7 @@ class Demo:
     self, name: str, bindings: Mapping[str, Value] | None = None
   ) -> Command:
     """Returns the command that builds one generation of a stage."""
-    bindings = {**self._of(name), **(bindings or {})}
+    bindings = {**self.directories(name), **(bindings or {})}
     return self.command("build_index", "build_index", bindings, ("--once",))
 
   def build_corpus(self, folder: str, corpus: str) -> None:
@@ -141,7 +143,8 @@ class Demo:
     gin_files = [f"{_RECIPES}/{recipe}.gin", *self._extra_gin_files]
     return Command(module, gin_files, bindings, flags)
 
-  def _of(self, name: str) -> dict[str, Value]:
+  def directories(self, name: str) -> dict[str, Value]:
+    """Returns the bindings that name a stage's run and the corpus."""
     return {"MODEL_DIR": self.path(name), "CORPUS_DIR": self.path("corpus")}
 
 
@@ -244,10 +247,6 @@ def run_demo(demo: Demo) -> dict[str, Any]:
 def _pretrain(demo: Demo) -> None:
   """Pre-trains REALM, and builds the generation of its last checkpoint."""
   keep_all: dict[str, Value] = {"KEEP_GENERATIONS": _ALL}
-  directories: dict[str, Value] = {
-    "MODEL_DIR": demo.path(REALM),
-    "CORPUS_DIR": demo.path("corpus"),
-  }
   demo.train(
     REALM,
     "pretrain",
@@ -257,7 +256,7 @@ def _pretrain(demo: Demo) -> None:
       "KEEP_CHECKPOINTS": _ALL,
     },
     sidecar=demo.command(
-      "build_index", "build_index", {**directories, **keep_all}
+      "build_index", "build_index", {**demo.directories(REALM), **keep_all}
     ),
   )
   demo.build_index(REALM, demo.steps(REALM)[-1], keep_all)
@@ -360,8 +359,7 @@ def _train_on_bm25(demo: Demo) -> Figures:
       "build_index",
       "build_index_bm25",
       {
-        "MODEL_DIR": demo.path(REALM),
-        "CORPUS_DIR": demo.path("corpus"),
+        **demo.directories(REALM),
         "GENERATIONS_DIR": demo.path("bm25/generations"),
         "CHECKPOINT_STEP": 0,
       },

@@ -80,7 +80,7 @@ class Candidate:
   reward: float | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
   """Why a run fills in, or answers, what it does.
 
@@ -124,6 +124,9 @@ class Explanation:
   def probability(self) -> float:
     """p(y|x)."""
     return probability(self.log_likelihood)
+
+  def __repr__(self) -> str:
+    return f"<{self.text!r}: {self.answer!r} ({self.probability:.3g})>"
 
   def to_json(self) -> dict[str, Any]:
     """Returns the same as values that JSON can hold."""

@@ -83,22 +83,18 @@ def evaluate_open_qa(
     number = num_searched(run)
     for token_ids, questions in batches:
       found = run.search(token_ids, number)
-      evidence = [
-        _evidence(run.blocks(found, i), question)
-        for i, question in enumerate(questions)
-      ]
       order = None
       if config.candidates == "gold":
         # Rows past the last question are padding.
         lacks = np.zeros(found.rows.shape, bool)
-        lacks[: len(questions)] = [
-          [not block["contains_answer"] for block in own] for own in evidence
-        ]
+        for i, question in enumerate(questions):
+          evidence = _evidence(run.blocks(found, i), question)
+          lacks[i] = [not block["contains_answer"] for block in evidence]
         order = np.argsort(lacks, axis=1, kind="stable")
       texts = [question.text for question in questions]
       answered = read(run, texts, token_ids, found, order)
-      for made in zip(questions, answered, evidence, strict=True):
-        lines[made[0].position] = _prediction(*made)
+      for question, one in zip(questions, answered, strict=True):
+        lines[question.position] = _prediction(question, one)
   return shard.report(
     lambda: {
       **summarize(list(lines.values())),
@@ -239,9 +235,7 @@ def _evidence(
   return evidence
 
 
-def _prediction(
-  question: Question, answered: Answered, evidence: list[dict[str, Any]]
-) -> Line:
+def _prediction(question: Question, answered: Answered) -> Line:
   """Returns a line of `predictions.jsonl`.
 
   Google's released `evaluate_predictions` reads its `question` and
@@ -260,6 +254,7 @@ def _prediction(
     }
   text, references = answered.text, question.references
   kind = question.answer_kind
+  evidence = _evidence(answered.blocks, question)
   for number, block in enumerate(evidence):
     block["read"] = number in answered.read
   return question.line() | {

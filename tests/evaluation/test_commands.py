@@ -1,19 +1,20 @@
 """The commands evaluate and ask."""
 
+import io
 import json
-import subprocess
 import sys
 
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from realm_jax import evaluate
+from realm_jax import ask, evaluate
 from realm_jax.configuration import command_line
 from realm_jax.partitioning import cpu_tuning
 
 pytestmark = pytest.mark.slow
 
+command_line.define_run_flags()
 # The stage whose run each recipe evaluates.
 _STAGES = {
   "eval": "open_qa",
@@ -29,7 +30,6 @@ def run_evaluate(tmp_path, monkeypatch, request):
   Its figures are in figures.json, in the folder of the test.
   """
   request.getfixturevalue("one_device")
-  command_line.define_run_flags()
 
   def run(model_dir, *, follow=False, **bindings):
     given = {"OUTPUT_DIR": str(tmp_path), "BATCH_SIZE": 8, **bindings}
@@ -113,24 +113,20 @@ def test_a_recipe_follows_a_run(
 
 
 def test_ask_answers_each_line_of_its_input(
-  recorded_run, evaluated, project_dir, command_environment
+  recorded_run, evaluated, monkeypatch, capsys, one_device
 ):
   lines = evaluated[1][:2]
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "realm_jax.ask"),
-      f"--model_dir={recorded_run('open_qa')}",
-      "--gin.RANK_ANSWERS_BY='best_span'",
-    ],
-    cwd=project_dir,
-    env=command_environment,
-    input="".join(line["question"] + "\n" for line in lines),
-    capture_output=True,
-    text=True,
-    check=True,
-  )
+  questions = "".join(line["question"] + "\n" for line in lines)
+  monkeypatch.setattr(sys, "stdin", io.StringIO(questions))
+  monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
+  flags.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(
+    model_dir=str(recorded_run("open_qa")),
+    gin_bindings=["RANK_ANSWERS_BY = 'best_span'"],
+  ):
+    ask.main(["ask"])
+  output = capsys.readouterr().out
   for line in lines:
-    assert f"1. {line['prediction']}" in done.stdout
-    assert f"«{line['prediction']}»" in " ".join(done.stdout.split())
-    assert f"[block {line['answer']['block']}, rank " in done.stdout
-  assert done.stderr == ""
+    assert f"1. {line['prediction']}" in output
+    assert f"«{line['prediction']}»" in " ".join(output.split())
+    assert f"[block {line['answer']['block']}, rank " in output

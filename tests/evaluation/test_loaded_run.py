@@ -58,6 +58,7 @@ def test_the_page_runs(recorded_run, project_dir, monkeypatch, one_device):
     )
   of_sentence = names["explained"]
   assert (of_sentence.answer, of_sentence.answer_is_given) == ("Velt", True)
+  assert repr(of_sentence).startswith("<'Ada was born in [MASK].': 'Velt' (")
   assert of_sentence.candidates[0].block.row == -1
 
   # More questions than a batch has; one text is one row, and none is none.
