@@ -1,8 +1,8 @@
 """TPU slices: names, topologies and hosts on Google Kubernetes Engine (GKE)."""
 
-import dataclasses
 import math
 import re
+from typing import NamedTuple
 
 from launch.launch_flags import LaunchError
 
@@ -14,8 +14,7 @@ _CUBES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Generation:
+class Generation(NamedTuple):
   """A generation of TPUs.
 
   Attributes:
@@ -37,35 +36,21 @@ class Generation:
   cores_per_chip: int = 1
   single_host: tuple[int, ...] = (1, 4, 8)
 
-  @property
-  def sizes(self) -> dict[str, str]:
-    """Topology of each slice that has a size, by its name."""
-    return {
-      f"{self.size_name}-{chips_of(topology) * self.cores_per_chip}": topology
-      for topology in self.topologies
-    }
 
-
+_V5P_CUBES = (*_CUBES, "16x16x16", "16x16x24")
 GENERATIONS = (
   Generation("v4", "v4", "tpu-v4-podslice", "ct4p-hightpu-", _CUBES, 2, (4,)),
   Generation(
     "v5e", "v5litepod", "tpu-v5-lite-podslice", "ct5lp-hightpu-", _SQUARES
   ),
   Generation(
-    "v5p",
-    "v5p",
-    "tpu-v5p-slice",
-    "ct5p-hightpu-",
-    (*_CUBES, "16x16x16", "16x16x24"),
-    2,
-    (4,),
+    "v5p", "v5p", "tpu-v5p-slice", "ct5p-hightpu-", _V5P_CUBES, 2, (4,)
   ),
   Generation("v6e", "v6e", "tpu-v6e-slice", "ct6e-standard-", _SQUARES),
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
   """A TPU slice, whose chips are connected with each other.
 
   Attributes:
@@ -79,7 +64,7 @@ class Slice:
   @property
   def chips(self) -> int:
     """Number of chips."""
-    return chips_of(self.topology)
+    return math.prod(map(int, self.topology.split("x")))
 
   @property
   def hosts(self) -> int:
@@ -89,9 +74,8 @@ class Slice:
   @property
   def one_host(self) -> "Slice":
     """Slice of one host, with as many chips as each host of this one."""
-    topologies = self.generation.topologies
-    [topology] = (t for t in topologies if chips_of(t) == self.chips_per_host)
-    return Slice(self.generation, topology)
+    slices = [Slice(self.generation, t) for t in self.generation.topologies]
+    return next(one for one in slices if one.chips == self.chips_per_host)
 
   @property
   def chips_per_host(self) -> int:
@@ -110,11 +94,6 @@ class Slice:
     return f"{self.generation.name} {self.topology}: {chips} on {hosts}"
 
 
-def chips_of(topology: str) -> int:
-  """Returns the number of chips of a topology."""
-  return math.prod(map(int, topology.split("x")))
-
-
 def parse_slice(text: str) -> Slice:
   """Returns the slice that has a name.
 
@@ -125,32 +104,28 @@ def parse_slice(text: str) -> Slice:
   Raises:
     LaunchError: There is no such slice.
   """
-  found = re.fullmatch(r"(\w+)(?:-(\d+)|:([1-9]\d*(?:x[1-9]\d*)+))", text)
-  if found is None:
-    raise LaunchError(
-      f"{text!r} is no TPU slice; write GENERATION-SIZE, as in v5litepod-64, "
-      "or GENERATION:TOPOLOGY, as in v5p:4x4x8"
-    )
-  name, size, topology = found.groups()
+  separator = ":" if ":" in text else "-"
+  name, _, of_slice = text.partition(separator)
   for generation in GENERATIONS:
     if name in (generation.name, generation.size_name):
       break
   else:
     names = ", ".join(generation.name for generation in GENERATIONS)
-    raise LaunchError(f"{text!r}: {name} is none of the TPUs {names}")
-  known = generation.topologies
-  if size is not None:
-    topology = generation.sizes.get(f"{generation.size_name}-{size}")
-  elif topology not in known and (
-    topology.count("x") != known[0].count("x")
-    or chips_of(topology) % _CHIPS_PER_HOST
-  ):
-    topology = None
-  if topology is None:
+    raise LaunchError(
+      f"{text!r} is none of the TPU slices of {names}; write GENERATION-SIZE, "
+      "as in v5litepod-64, or GENERATION:TOPOLOGY, as in v5p:4x4x8"
+    )
+  slices = [Slice(generation, t) for t in generation.topologies]
+  by_size = {str(one.chips * generation.cores_per_chip): one for one in slices}
+  dimensions = "x".join([r"[1-9]\d*"] * (slices[0].topology.count("x") + 1))
+  found = by_size.get(of_slice) if separator == "-" else None
+  if separator == ":" and re.fullmatch(dimensions, of_slice):
+    found = Slice(generation, of_slice)
+  if found is None or found.chips != found.hosts * found.chips_per_host:
     unit = {1: "chips", 2: "TensorCores, two a chip"}[generation.cores_per_chip]
     raise LaunchError(
       f"{text!r}: {generation.name} has no such slice; its sizes are numbers "
-      f"of {unit}: {', '.join(generation.sizes)}; topologies are written as "
-      f"in {', '.join(known)}"
+      f"of {unit}: {', '.join(by_size)}; topologies are written as in "
+      f"{', '.join(generation.topologies)}"
     )
-  return Slice(generation, topology)
+  return found

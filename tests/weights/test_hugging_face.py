@@ -199,6 +199,20 @@ def test_modules_are_followed_but_flags_go_before_them(tmp_path, normalize):
   assert {name: getattr(retriever, name) for name in choice} == choice
 
 
+def test_each_tower_has_the_prompt_of_its_own_input(tmp_path):
+  for name, word in (("query", "york"), ("block", "moon")):
+    models.copy("hf_bert/with_pooler", tmp_path / name)
+    models.write_sentence_modules(tmp_path / name)
+    prompts = {"query": f"{word} in ", "document": f"{word} of "}
+    path = tmp_path / name / "config_sentence_transformers.json"
+    models.write_json(path, {"prompts": prompts})
+  block_input = tmp_path / "block"
+  plan = read("hf_bert", tmp_path / "query", block_input=block_input).plan
+  retriever, _, words = plan.model
+  assert retriever.query_prefix == tuple(words.encode("york in"))
+  assert retriever.block_prefix == tuple(words.encode("moon of"))
+
+
 @pytest.mark.parametrize("name", sentence_models.RETRIEVERS)
 def test_the_library_has_read_what_is_exported(tmp_path, name):
   sentence_models.export(name, tmp_path / name)
