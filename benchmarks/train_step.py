@@ -214,8 +214,7 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
 
   @jax.jit
   def init(key: jax.Array) -> TrainState:
-    lengths = {"query": 16, "block": 16}
-    params = meta.unbox(_STAGE.init(models, lengths, key))
+    params = meta.unbox(_STAGE.init(models, 16, 16, key))
     return TrainState(jnp.int32(0), params, update.init(params))
 
   state = init(jax.random.key(0))

@@ -24,7 +24,7 @@ host or of several: `--tpu=v5litepod-64 --builder_tpu=v5litepod-16`.
 Kubernetes Engine that has JobSet but no XManager.
 
 On a cluster, all paths must be gs://. `--dry_run` prints what any executor
-would start, and reads the gin files. docs/tpu_pods.md leads from an empty
+would start, and reads the gin files. docs/accelerators.md leads from an empty
 project to a running pair of slices.
 """
 

@@ -1,6 +1,6 @@
 """Retrieval-augmented language models that are trained with their index.
 
-`realm_jax.load(MODEL_DIR)` opens a trained run (docs/python_interface.md). To
+`realm_jax.load(MODEL_DIR)` opens a trained run (docs/evaluation.md). To
 import this package imports none of the libraries that this needs.
 
 epath reads `gs://` through gcsfs here. TensorFlow's client, which epath prefers

@@ -4,7 +4,7 @@
       --output_dir=out/ablation
 
 The default rows are those of the paper's Table 2, and `--rows=all` adds further
-ones (docs/ablation.md). Each is pre-trained with a sidecar, fine-tuned on open
+ones (docs/results.md). Each is pre-trained with a sidecar, fine-tuned on open
 QA and evaluated. The command prints means, standard deviations and paired tests
 against REALM, and writes them with plots to --output_dir. `--dry_run` lists the
 runs, and which rows share them.

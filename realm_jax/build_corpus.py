@@ -22,13 +22,14 @@ Beam. The corpus is the same, byte for byte.
 makes a new version of the corpus in its directory: a line with an id that the
 corpus has replaces that document, one with a new id adds a document, and
 `{"id": …, "remove": true}` removes one. Unchanged documents cost nothing, and
-readers of the version before continue to read it. Give the flags of the build;
-vocabulary, block length and dropped titles are those of the corpus.
+readers of the version before continue to read it. Vocabulary, block length and
+dropped titles are those of the corpus; give the other flags of the build.
 
 A gin file may bind the arguments of `build.build_corpus` and
 `update.update_corpus` of `realm_jax.corpus`; flags take precedence.
 """
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,6 @@ from realm_jax.corpus import CorpusError
 from realm_jax.text import salient_spans
 
 if TYPE_CHECKING:
-  from realm_jax.corpus.build import Runner
   from realm_jax.corpus.summary import BuildSummary
 
 _INPUT = flags.DEFINE_multi_string(
@@ -62,7 +62,7 @@ _VOCAB = flags.DEFINE_string(
   "vocab",
   None,
   "BERT vocabulary file, or train:SIZE to learn at most SIZE pieces from the "
-  "input; an update needs none.",
+  "input; an update keeps the corpus's.",
 )
 _BLOCK_LENGTH = flags.DEFINE_integer(
   "block_length",
@@ -133,11 +133,11 @@ _KEEP_VERSIONS = flags.DEFINE_integer(
 _FLAGS: Sequence[flags.FlagHolder[Any]] = (
   *(_INPUT, _OUTPUT_DIR, _VOCAB, _BLOCK_LENGTH, _TAGGER),
   *(_DROP_TITLES, _UNESCAPE_HTML, _SKIP_BAD_LINES, _OVERWRITE),
-  *(_NAME, _REMOVE_DUPLICATES, _KEEP_VERSIONS),
+  *(_NAME, _REMOVE_DUPLICATES, _WORKERS, _KEEP_VERSIONS),
 )
 # Flags of a whole build alone.
 _OF_BUILDS: Sequence[flags.FlagHolder[Any]] = (
-  *(_OVERWRITE, _NAME, _REMOVE_DUPLICATES),
+  *(_VOCAB, _BLOCK_LENGTH, _OVERWRITE, _NAME, _REMOVE_DUPLICATES),
   *(_WORKERS, _RUNNER, _PIPELINE_OPTIONS),
 )
 
@@ -158,33 +158,24 @@ def _given_arguments() -> dict[str, Any]:
   if "tagger" in given:
     given["tagger"] = salient_spans.find_tagger(given["tagger"])
   if _RUNNER.value:
-    given["runner"] = _beam_runner(_RUNNER.value)
+    given["beam_options"] = _beam_options(_RUNNER.value)
   elif _PIPELINE_OPTIONS.value:
     raise CorpusError("--pipeline_options are for Beam; give --runner, too")
-  elif _WORKERS.present:
-    from realm_jax.corpus.build import InProcess
-
-    given["runner"] = InProcess(_WORKERS.value)
   return given
 
 
-def _beam_runner(name: str) -> "Runner":
+def _beam_options(runner: str) -> list[str]:
   if _WORKERS.present:
     raise CorpusError(
       "--workers is for processes on this machine, and --runner for Beam, "
       "which takes their number from --pipeline_options; give one of them"
     )
-  try:
-    # Imported late: Beam is an extra.
-    from realm_jax.corpus.beam import BeamRunner
-  except ModuleNotFoundError as error:
-    if not (error.name or "").startswith("apache_beam"):
-      raise
+  if importlib.util.find_spec("apache_beam") is None:
     raise CorpusError(
       "--runner needs Apache Beam, which `make env` and the extra `beam` "
       "install; install it, or give --workers"
-    ) from error
-  return BeamRunner(name, _PIPELINE_OPTIONS.value)
+    )
+  return [f"--runner={runner}", *_PIPELINE_OPTIONS.value]
 
 
 def main(argv: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 The stage of the run, or a gin file, chooses the evaluation: gin/runs/eval.gin
 answers questions, gin/runs/eval_retrieval.gin retrieves blocks for them, and
 gin/runs/eval_masked.gin fills in masked words. The figures are printed and
-written to OUTPUT_DIR, by default MODEL_DIR/eval (docs/results.md). Several
+written to OUTPUT_DIR, by default MODEL_DIR/eval (docs/evaluation.md). Several
 processes share the questions, and process 0 prints and writes.
 
 With `--follow`, each new checkpoint of MODEL_DIR is evaluated into a folder of

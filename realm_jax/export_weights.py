@@ -26,7 +26,7 @@ from absl import flags
 from realm_jax.configuration import command_line
 from realm_jax.weights import WeightsError
 from realm_jax.weights.formats import TARGETS, VECTOR_DTYPES
-from realm_jax.weights.tables import PARTS, TOWERS
+from realm_jax.weights.tables import PARTS, SEPARATE_TOWERS
 
 command_line.define_run_flags()
 _VECTORS = "vectors"
@@ -43,7 +43,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
 )
 _PART = flags.DEFINE_enum("part", None, PARTS, "Part to write for hf_bert.")
 _TOWER = flags.DEFINE_enum(
-  "tower", None, TOWERS, "Tower to write, if the retriever has two."
+  "tower", None, [*SEPARATE_TOWERS], "Tower to write, if the retriever has two."
 )
 _DTYPE = flags.DEFINE_enum(
   "dtype", None, VECTOR_DTYPES, "Type of vectors; by default float32."

@@ -6,7 +6,7 @@
     run.ask("who wrote Northern Lights?").text
 
 `load` reads the configuration that the run keeps. It parses no flags, and
-leaves gin as it was. docs/python_interface.md shows all of it.
+leaves gin as it was. docs/evaluation.md shows all of it.
 """
 
 import dataclasses
@@ -198,7 +198,11 @@ def load(
     CheckpointError: The checkpoint is missing or does not fit.
     CorpusError, GenerationError: The corpus or the index is missing or damaged.
     StoreAccessError: A bucket cannot be read.
+    TypeError: The gin files or the bindings are no list.
   """
+  for name, given in (("gin_files", gin_files), ("bindings", bindings)):
+    if isinstance(given, str):
+      raise TypeError(f"{name}={given!r}; want a list of strings")
   with (
     _configuring,
     configuration.parsed_for_run(

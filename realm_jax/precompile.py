@@ -6,7 +6,7 @@
 It compiles the training step of a recipe and the exact search, or the embedding
 of an index builder's recipe, with all sequences padded to their full length.
 It prints whether they fit the chips' memory, and a lower bound of the time they
-take. No data are needed. docs/performance.md explains the figures.
+take. No data are needed. docs/accelerators.md explains the figures.
 """
 
 from collections.abc import Sequence

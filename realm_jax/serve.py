@@ -5,9 +5,9 @@
     python -m realm_jax.serve --model_dir=runs/qa --port=0
 
 It answers questions and fills in sentences with [MASK], shows the evidence, and
-lets one edit it (docs/serving.md). It needs the extra `serve`, listens on this
-machine alone unless --host says otherwise, and ends with SIGTERM or Ctrl-C. Of
-several processes, process 0 serves on its own devices.
+lets one edit it (docs/evaluation.md). It needs the extra `serve`, listens on
+this machine alone unless --host says otherwise, and ends with SIGTERM or
+Ctrl-C. Of several processes, process 0 serves on its own devices.
 """
 
 import contextlib

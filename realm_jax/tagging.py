@@ -69,9 +69,9 @@ class LabelError(ValueError):
 
 
 class Label(NamedTuple):
-  """What one label says of a word: the kind of its entity, if it is in one."""
+  """What one label says of a word: its entity's kind, "" for none."""
 
-  kind: str | None
+  kind: str
   begins: bool
 
 
@@ -121,12 +121,9 @@ class BertTagger:
     self._model = model
     self._vocabulary = model.vocabulary
     self._labels = parse_labels(model.labels)
-    self._outside_id = model.labels.index(_OUTSIDE)
-    self._lengths = _row_lengths(model.module.bert.max_positions)
-
-  @functools.cached_property
-  def _program(self) -> "_Program":
-    return _Program(self._model.module, self._model.params)
+    longest = min(model.module.bert.max_positions, _LENGTHS[-1])
+    shorter = [length for length in _LENGTHS if length < longest]
+    self._lengths = [*shorter, longest]
 
   def __reduce__(self) -> tuple[Any, ...]:
     return load, (self._directory,)
@@ -186,27 +183,37 @@ class BertTagger:
     self, token_ids: Int[np.ndarray, " t"], sentences: Int[np.ndarray, "s 2"]
   ) -> Int[np.ndarray, " t"]:
     """Returns the most probable label of each token."""
+    waiting: dict[int, list[Window]] = {length: [] for length in self._lengths}
+    capacity = self._lengths[-1] - _NUM_SPECIAL_TOKENS
+    for first, limit in sentences.tolist():
+      for window in windows(first, limit, capacity=capacity):
+        size = window.limit - window.start + _NUM_SPECIAL_TOKENS
+        at = bisect.bisect_left(self._lengths, size)
+        waiting[self._lengths[at]].append(window)
     computed: list[tuple[list[Window], Array]] = []
-    for length, waiting in _by_row_length(sentences, self._lengths).items():
+    for length, found in waiting.items():
       num_rows = self._program.num_rows(length)
-      for begin in range(0, len(waiting), num_rows):
-        batch = waiting[begin : begin + num_rows]
-        rows = fill(
-          batch,
-          token_ids,
-          shape=(num_rows, length),
-          cls_id=self._vocabulary.cls_id,
-          sep_id=self._vocabulary.sep_id,
-        )
+      for begin in range(0, len(found), num_rows):
+        batch = found[begin : begin + num_rows]
+        rows = np.zeros((num_rows, length), np.int32)
+        # Rows without a window are empty.
+        rows[:, :2] = self._vocabulary.cls_id, self._vocabulary.sep_id
+        for row, (start, limit, *_) in zip(rows, batch, strict=False):
+          row[1 : limit - start + 1] = token_ids[start:limit]
+          row[limit - start + 1] = self._vocabulary.sep_id
         # Batches are only dispatched here: the devices do not wait for us.
         computed.append((batch, self._program(rows)))
-    label_ids = np.full(len(token_ids), self._outside_id, np.int32)
+    label_ids = np.empty(len(token_ids), np.int32)
     for batch, on_device in computed:
       rows = np.asarray(on_device)
       for row, (start, _, first, last) in zip(rows, batch, strict=False):
         # A row begins with [CLS].
         label_ids[first:last] = row[first - start + 1 : last - start + 1]
     return label_ids
+
+  @functools.cached_property
+  def _program(self) -> "_Program":
+    return _Program(self._model.module, self._model.params)
 
 
 class _Program:
@@ -240,9 +247,6 @@ def _label(
   return logits.argmax(axis=-1).astype(np.int32)
 
 
-# --- Rows ---------------------------------------------------------------
-
-
 def _token_sentences(
   texts: Sequence[str], tokens: Tokens
 ) -> Int[np.ndarray, "s 2"]:
@@ -256,12 +260,6 @@ def _token_sentences(
     ranges.append(np.stack([bounds[:-1], bounds[1:]], axis=1))
   found = np.concatenate(ranges)
   return found[found[:, 0] < found[:, 1]]
-
-
-def _row_lengths(max_positions: int) -> tuple[int, ...]:
-  """Returns the lengths of rows for a model, the longest last."""
-  shorter = [length for length in _LENGTHS if length < max_positions]
-  return (*shorter, min(max_positions, _LENGTHS[-1]))
 
 
 def windows(start: int, limit: int, *, capacity: int) -> Iterator[Window]:
@@ -280,41 +278,10 @@ def windows(start: int, limit: int, *, capacity: int) -> Iterator[Window]:
   yield Window(start, limit, first, limit)
 
 
-def _by_row_length(
-  sentences: Int[np.ndarray, "s 2"], lengths: Sequence[int]
-) -> dict[int, list[Window]]:
-  """Returns the windows of sentences, given as token ranges, by row length."""
-  rows: dict[int, list[Window]] = {length: [] for length in lengths}
-  capacity = lengths[-1] - _NUM_SPECIAL_TOKENS
-  for start, limit in sentences.tolist():
-    for window in windows(start, limit, capacity=capacity):
-      size = window.limit - window.start + _NUM_SPECIAL_TOKENS
-      rows[lengths[bisect.bisect_left(lengths, size)]].append(window)
-  return rows
+# --- Labels -------------------------------------------------------------------
 
 
-def fill(
-  batch: Sequence[Window],
-  token_ids: Int[np.ndarray, " t"],
-  *,
-  shape: tuple[int, int],
-  cls_id: int,
-  sep_id: int,
-) -> Int[np.ndarray, "r l"]:
-  """Returns `[CLS] tokens [SEP]` of each window; rows without one are empty."""
-  rows = np.zeros(shape, np.int32)
-  rows[:, 0], rows[:, 1] = cls_id, sep_id
-  for row, (start, limit, *_) in zip(rows, batch, strict=False):
-    size = limit - start
-    row[1 : size + 1] = token_ids[start:limit]
-    row[size + 1] = sep_id
-  return rows
-
-
-# --- Labels -------------------------------------------------------------
-
-
-def parse_labels(names: Sequence[str]) -> tuple[Label, ...]:
+def parse_labels(names: Sequence[str]) -> list[Label]:
   """Reads the labels of a model: `O`, and others such as `B-PER`.
 
   They are of any of the schemes IOB1, IOB2, BIOES and BILOU. The four kinds of
@@ -329,24 +296,22 @@ def parse_labels(names: Sequence[str]) -> tuple[Label, ...]:
       f"the labels are {', '.join(names)}; want {_OUTSIDE} and those of "
       "entities, such as B-PER and I-PER"
     )
-  return tuple(map(_parse, names))
-
-
-def _parse(name: str) -> Label:
-  if name == _OUTSIDE:
-    return Label(None, begins=False)
-  prefix, hyphen, kind = name.partition("-")
-  if not hyphen or prefix not in _BEGINS:
-    prefix, kind = "I", name
-  return Label(_KINDS.get(kind.upper(), kind.lower()), _BEGINS[prefix])
+  labels = []
+  for name in names:
+    prefix, hyphen, kind = name.partition("-")
+    if not hyphen or prefix not in _BEGINS:
+      prefix, kind = "I", "" if name == _OUTSIDE else name
+    kind = _KINDS.get(kind.upper(), kind.lower())
+    labels.append(Label(kind, _BEGINS[prefix]))
+  return labels
 
 
 def entities(
   label_ids: Int[np.ndarray, " w"],
   sentences: Int[np.ndarray, " w"],
   labels: Sequence[Label],
-) -> Iterator[tuple[int, int, str]]:
-  """Yields the first word, the last word and the kind of each entity.
+) -> list[tuple[int, int, str]]:
+  """Returns the first word, the last word and the kind of each entity.
 
   As in transformers' pipelines, a word continues the entity of the word before
   if it has the same kind and does not begin one; so no sequence of labels is
@@ -357,21 +322,12 @@ def entities(
     sentences: Number of each word's sentence, which no entity leaves.
     labels: Labels by id.
   """
-  is_inside = np.array([label.kind is not None for label in labels])
-  first = last = -1
-  kind: str | None = None
-  for word in np.flatnonzero(is_inside[label_ids]).tolist():
-    label = labels[label_ids[word]]
-    continues = (
-      word == last + 1
-      and label.kind == kind
-      and not label.begins
-      and sentences[word] == sentences[last]
-    )
-    if not continues:
-      if kind is not None:
-        yield first, last, kind
-      first, kind = word, label.kind
-    last = word
-  if kind is not None:
-    yield first, last, kind
+  kinds = np.array([label.kind for label in labels])[label_ids]
+  begins = np.array([label.begins for label in labels])[label_ids]
+  same = (kinds[1:] == kinds[:-1]) & (sentences[1:] == sentences[:-1])
+  continues = np.append(False, same & ~begins[1:])[: len(kinds)]
+  is_inside = kinds != ""
+  firsts = np.flatnonzero(is_inside & ~continues)
+  lasts = np.flatnonzero(is_inside & ~np.append(continues[1:], False))
+  of_first = kinds[firsts].tolist()
+  return list(zip(firsts.tolist(), lasts.tolist(), of_first, strict=True))

@@ -15,7 +15,7 @@ seqio, and resumes exactly on any number of processes if
   of every record; seqio's own `seed` arguments depend on where a run started.
 
 Questions in another format need only a function that reads them
-(docs/adding_a_task.md):
+(docs/training.md):
 
     def read(fields):
       return Question(fields["qText"], fields["answers"], fields["qId"])

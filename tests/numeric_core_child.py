@@ -101,10 +101,10 @@ def train() -> list[float]:
   )
   stage, models = Pretraining(num_candidates=2), Models(towers, reads)
   rows_of, loss = stage.functions(models)
-  lengths = {"query": query.shape[1], "block": blocks.shape[1]}
+  lengths = query.shape[1], blocks.shape[1]
 
   def init(key):
-    return stage.init(models, lengths, key)
+    return stage.init(models, *lengths, key)
 
   optimizer = optax.sgd(0.3)
   mesh = make_mesh(devices=jax.devices()[:1])

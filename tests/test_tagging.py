@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from realm_jax import tagging
 from realm_jax.corpus.build import build_corpus
 from realm_jax.models.sequences import padded
-from realm_jax.tagging import Window, entities, fill, parse_labels, windows
+from realm_jax.tagging import entities, parse_labels, windows
 from realm_jax.text import salient_spans
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.weights import WeightsError
 from realm_jax.weights.hugging_face import read_token_classifier
-from tests.weights import hf_files
+from tests.weights import models
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def _copy(golden, directory, **changes):
   """Copies a model, with changes of config.json."""
   shutil.copytree(golden, directory)
   config = json.loads((golden / "config.json").read_text(encoding="utf-8"))
-  hf_files.write_json(directory / "config.json", config | changes)
+  models.write_json(directory / "config.json", config | changes)
   return directory
 
 
@@ -152,10 +152,10 @@ def _copy(golden, directory, **changes):
   [
     ({"architectures": ["BertForMaskedLM"]}, "BertForTokenClassification"),
     ({"architectures": None}, "architectures=None"),
-    ({"id2label": None}, "id2label=None; want a label"),
+    ({"id2label": None}, "id2label=None"),
     ({"id2label": {"0": "O", "2": "B-PER"}}, "want a label for each id"),
     ({"id2label": {"0": "O", "1": "I-PER"}}, r"classifier\.weight \[9, 24\]"),
-    ({"hidden_size": 12}, "have another shape"),
+    ({"hidden_size": 12}, "where encoder/word_embeddings wants"),
   ],
   ids=str,
 )
@@ -184,7 +184,7 @@ def test_accents_are_stripped_where_capitals_are(golden, tmp_path):
   directory = _copy(golden, tmp_path / "model")
   config = {"do_lower_case": golden.name == "uncased"}
   for strips in (False, True):
-    hf_files.write_json(
+    models.write_json(
       directory / "tokenizer_config.json", config | {"strip_accents": strips}
     )
     if strips == config["do_lower_case"]:
@@ -241,16 +241,6 @@ def test_no_entity_leaves_its_sentence():
   assert found_in("B-PER I-PER I-PER", "122") == wanted
 
 
-def test_a_long_sentence_is_cut_in_the_middle_of_what_windows_share():
-  # Each window but the last begins 6 = 8 - 8 // 4 tokens after the one before;
-  # the last ends with the sentence.
-  assert list(windows(100, 117, capacity=8)) == [
-    Window(100, 108, 100, 107),
-    Window(106, 114, 107, 111),
-    Window(109, 117, 111, 117),
-  ]
-
-
 @hypothesis.given(st.integers(1, 300), st.integers(4, 60))
 def test_every_token_has_one_label_and_context(size, capacity):
   found = list(windows(0, size, capacity=capacity))
@@ -262,13 +252,3 @@ def test_every_token_has_one_label_and_context(size, capacity):
     context = capacity // 8
     assert first - start >= context or start == 0
     assert limit - last >= context or limit == size
-
-
-def test_rows_are_padded_and_batches_filled_up():
-  batch = [Window(1, 3, 1, 3), Window(0, 3, 0, 3)]
-  rows = fill(batch, np.array([7, 8, 9]), shape=(3, 6), cls_id=2, sep_id=3)
-  assert rows.tolist() == [
-    [2, 8, 9, 3, 0, 0],
-    [2, 7, 8, 9, 3, 0],
-    [2, 3, 0, 0, 0, 0],
-  ]

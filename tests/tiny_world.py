@@ -119,8 +119,10 @@ def tag(text: str, title: str) -> list[Span]:
 @functools.cache
 def _compiled_init(stage: Stage, models: Models) -> Callable[[int], Any]:
   """Random parameters; operation by operation they would take 15 seconds."""
-  lengths = {"query": QUERY_LENGTH, "block": BLOCK_LENGTH}
-  return jax.jit(lambda seed: stage.init(models, lengths, jax.random.key(seed)))
+  lengths = QUERY_LENGTH, BLOCK_LENGTH
+  return jax.jit(
+    lambda seed: stage.init(models, *lengths, jax.random.key(seed))
+  )
 
 
 @dataclasses.dataclass(frozen=True)

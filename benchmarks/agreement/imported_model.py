@@ -208,9 +208,9 @@ def named_as_ours(
     tensors: Tensors of the other system, such as gradients.
   """
   named = {}
-  for place in tables.places(plan.table, plan.system):
+  for place in tables.places(plan.table, plan.source.system):
     for name in place.names:
-      if name in tensors:
+      if name in tensors and place.path.startswith(tuple(plan.parts)):
         tensor = tensors[name]
         named[place.path] = tensor.T if place.is_transposed else tensor
   return named

@@ -101,7 +101,7 @@ def compare_open_qa(folder: Path) -> list[Row]:
   """Compares relevance of stored vectors, span scores, and ORQA's loss."""
   plan, expected = _read(folder / "open_qa")
   model = imported_model.load(plan)
-  stored = np.asarray(plan.tensors[BLOCK_VECTORS])
+  stored = np.asarray(plan.source.tensors[BLOCK_VECTORS])
   rows = expected["rows"]
   query = expected["query"]
   relevance = np.einsum("bd,nd->bn", model.query_vectors(query), stored)

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from etils import epath
 
@@ -37,21 +36,6 @@ class SeedFiles:
   sentences: str | None
 
 
-@runtime_checkable
-class Data(Protocol):
-  """Corpus and questions of each seed, which may be the same for all."""
-
-  def files(self, folder: Path, seed: int) -> SeedFiles:
-    """Returns where they are, or will be in the folder of a seed."""
-
-  def prepare(self, folder: Path, seed: int) -> None:
-    """Makes them, unless they are there.
-
-    Raises:
-      ValueError: Some are missing or wrong.
-    """
-
-
 @dataclasses.dataclass(frozen=True)
 class GivenData:
   """One corpus and its questions, for all seeds.
@@ -68,7 +52,6 @@ class GivenData:
 
   def files(self, folder: Path, seed: int) -> SeedFiles:
     """Returns what was given."""
-    del folder, seed
     return SeedFiles(
       os.fspath(self.corpus_dir),
       os.fspath(self.train_questions),
@@ -77,7 +60,11 @@ class GivenData:
     )
 
   def prepare(self, folder: Path, seed: int) -> None:
-    """Raises an error where something is missing; makes nothing."""
+    """Checks that all is there, and makes nothing.
+
+    Raises:
+      CorpusError, DataError: Something is missing.
+    """
     Corpus.open(self.corpus_dir)
     files = self.files(folder, seed)
     for path in (files.train_questions, files.questions, files.sentences):
@@ -118,7 +105,11 @@ class GeneratedWorlds:
     )
 
   def prepare(self, folder: Path, seed: int) -> None:
-    """Generates the world of a seed, its vocabulary and its corpus."""
+    """Generates the world of a seed and its corpus, unless they are there.
+
+    Raises:
+      DataError: The folder has a world of other settings.
+    """
     config = dataclasses.replace(self.world, seed=seed)
     made_from, path = repr((config, self.block_length)), folder / "world.json"
     if (folder / "corpus" / MANIFEST_NAME).exists():
@@ -140,3 +131,7 @@ class GeneratedWorlds:
       tagger=names.tag,
     )
     print(summary.table(), flush=True)
+
+
+# Corpus and questions of each seed, which may be the same for all.
+Data = GivenData | GeneratedWorlds

@@ -204,28 +204,9 @@ class _SeedPlan:
 
   def add(self, row: Row) -> RowResult:
     """Adds the runs of a row, unless they are there already."""
-    parts = self._parts(row)
-    for part in dict.fromkeys(parts):
-      if part == _INVERSE_CLOZE:
-        self._add_first_stage(part, row)
-      elif part == _BASELINE_READER:
-        self._add_baseline_reader(row)
-      else:
-        self._add_pretraining(part, row)
-    own = self._open_qa[parts]
+    own = self._open_qa[self._parts(row)]
     name = f"open_qa/{own}"
-    self._add(
-      row,
-      name,
-      self._train(
-        "open_qa",
-        name,
-        INITIAL_CHECKPOINT=self._path(parts[0]),
-        INITIAL_READER=self._path(parts[1]),
-        TRAIN_QUESTIONS=self._data.train_questions,
-      ),
-      self._first_generation(name),
-    )
+    self._add_training(row, name)
 
     def evaluation(
       kind: str, recipe: str, questions: str, **bindings: Value
@@ -345,21 +326,53 @@ class _SeedPlan:
       "build_index", "build_index", bindings, ("--once",)
     )
 
-  def _add_first_stage(self, name: str, row: Row) -> None:
+  def _add_training(self, row: Row, name: str) -> None:
+    """Adds a run that trains, after those that it starts from."""
+    command, sidecar = self._training(row, name)
+    for binding in ("INITIAL_CHECKPOINT", "INITIAL_READER"):
+      source = Path(str(command.bindings.get(binding)))
+      if source.is_relative_to(self._folder):
+        own = source.relative_to(self._folder)
+        self._add_training(row, own.as_posix())
+    self._add(row, name, command, sidecar)
+
+  def _training(self, row: Row, name: str) -> tuple[Command, Command | None]:
+    """Returns what trains a run, and what builds its index, if any."""
+    if name.startswith("open_qa/"):
+      retriever, reader = self._parts(row)
+      command = self._train(
+        "open_qa",
+        name,
+        INITIAL_CHECKPOINT=self._path(retriever),
+        INITIAL_READER=self._path(reader),
+        TRAIN_QUESTIONS=self._data.train_questions,
+      )
+      return command, self._first_generation(name)
+    if name.startswith("pretraining/"):
+      found = self._pretrainings[row.name]
+      every = found.config.refresh.refresh_every_steps
+      own = {**self._directories(name), "MODE": "every", _REFRESH: every}
+      command = self._pretraining_command(row, name, found.bindings)
+      builder = self._config.command("build_index", "build_index", own)
+      return command, builder
+    if name == READING_RETRIEVED:
+      # It reads the blocks that the inverse-cloze retriever finds.
+      return self._reading_retrieved(), self._first_generation(name)
+    if name == _BASELINE_READER:
+      return self._baseline_reader(), None
     start = self._config.initial_checkpoint
     given = {} if start is None else {"INITIAL_CHECKPOINT": str(start)}
-    self._add(row, name, self._train(name, name, **given))
+    return self._train(name, name, **given), None
 
-  def _add_baseline_reader(self, row: Row) -> None:
-    """Adds a reader that has read as many masked examples as REALM's."""
-    self._add_first_stage(_READING, row)
+  def _baseline_reader(self) -> Command:
+    """Returns what trains a reader on as many masked examples as REALM's."""
     realm = self._pretrainings[REALM.name].config
     batch_size, num_steps = realm.data.batch_size, realm.num_steps
     if self._reads_retrieved:
       before = _config_of(self._reading_retrieved())
       num_examples = before.num_steps * before.data.batch_size
       num_steps += -(-num_examples // batch_size)
-    command = self._train(
+    return self._train(
       _READING,
       _BASELINE_READER,
       INITIAL_READER=self._path(_READING),
@@ -367,29 +380,6 @@ class _SeedPlan:
       LEARNING_RATE=realm.optimizer.learning_rate,
       WARMUP_STEPS=realm.optimizer.warmup_steps,
       **{_NUM: num_steps},
-    )
-    self._add(row, _BASELINE_READER, command)
-
-  def _add_pretraining(self, name: str, row: Row) -> None:
-    if row.from_inverse_cloze:
-      self._add_first_stage(_INVERSE_CLOZE, row)
-    self._add_first_stage(_READING, row)
-    if self._reads_retrieved:
-      # It reads the blocks that the inverse-cloze retriever finds.
-      self._add_first_stage(_INVERSE_CLOZE, row)
-      builder = self._first_generation(READING_RETRIEVED)
-      self._add(row, READING_RETRIEVED, self._reading_retrieved(), builder)
-    found = self._pretrainings[row.name]
-    sidecar = {
-      **self._directories(name),
-      "MODE": "every",
-      _REFRESH: found.config.refresh.refresh_every_steps,
-    }
-    self._add(
-      row,
-      name,
-      self._pretraining_command(row, name, found.bindings),
-      self._config.command("build_index", "build_index", sidecar),
     )
 
   def _reading_retrieved(self) -> Command:

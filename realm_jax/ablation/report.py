@@ -34,7 +34,7 @@ class Metric(NamedTuple):
 
 
 EXACT_MATCH = Metric(
-  "exact_match", "EM", "answers", "predictions.jsonl", "exact_match"
+  "exact_match", "exact match", "answers", "predictions.jsonl", "exact_match"
 )
 RECALL = Metric(
   "recall_at_5",
@@ -64,7 +64,6 @@ _TITLES = {
   "candidates": "Number of candidates, the null document included",
   "refresh": "Steps between refreshes of the index",
 }
-_SWEEPS = ("candidates", "refresh")
 
 _Row = Mapping[str, Any]
 # The scores of a row and of REALM, one array for each seed.
@@ -75,8 +74,8 @@ def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
   """Returns the figures of all rows, as JSON.
 
   Returns:
-    `rows`, and for each row its `name`, `title`, `part`, `setting`, what is
-    `published`, and `metrics` as `row_figures` makes them.
+    `rows`, REALM's first, and for each row its `name`, `title`, `part`, what
+    is `published`, and `metrics` as `row_figures` makes them.
 
   Raises:
     ComparisonError: A file of an evaluation is missing, or has other questions
@@ -104,7 +103,6 @@ def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
         "name": row.name,
         "title": title,
         "part": row.part,
-        "setting": row.setting,
         "published": row.published and vars(row.published),
         "metrics": metrics,
       }
@@ -152,11 +150,6 @@ def _files(results: Sequence[RowResult], metric: Metric) -> list[Path]:
   return [folder / metric.file for folder in folders if folder is not None]
 
 
-def metric_of(row: Mapping[str, Any], metric: Metric) -> dict[str, Any] | None:
-  """Returns a metric of a row of `figures_of`, if it has it."""
-  return row["metrics"].get(metric.name)
-
-
 def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
   """Writes ablation.md and the plots, and returns tables for a terminal.
 
@@ -185,39 +178,28 @@ def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
 def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
   """Returns the cells of a metric's table, its header first."""
   header = [metric.title, "mean", "sd", "difference", "interval", "p", "better"]
-  published = [_published(row, metric) for row in rows]
-  if any(published):
-    header.append("paper")
-  cells = [header]
-  for row, text in zip(rows, published, strict=True):
-    figures = metric_of(row, metric)
-    if figures is not None:
-      tail = [text] if any(published) else []
-      cells.append([row["title"], *_row_cells(row, figures), *tail])
+  cells = [[*header, "paper"]]
+  for row in rows:
+    figures = row["metrics"][metric.name]
+    deviation = figures["standard_deviation"]
+    low, high = figures["difference_interval"]
+    compared = [
+      f"{figures['difference']:+.3f}",
+      f"[{low:+.3f}, {high:+.3f}]",
+      f"{figures['p_value']:.4f}",
+      f"{figures['seeds_better']} of {len(figures['by_seed'])}",
+    ]
+    paper = (row["published"] or {}).get(metric.name)
+    cells.append(
+      [
+        row["title"],
+        f"{figures['mean']:.3f}",
+        "" if deviation is None else f"{deviation:.3f}",
+        *([""] * len(compared) if row["name"] == REALM.name else compared),
+        "" if paper is None else f"{paper / 100:.3f}",
+      ]
+    )
   return cells
-
-
-def _row_cells(row: _Row, figures: Mapping[str, Any]) -> list[str]:
-  deviation = figures["standard_deviation"]
-  shown = [
-    f"{figures['mean']:.3f}",
-    "" if deviation is None else f"{deviation:.3f}",
-  ]
-  if row["name"] == REALM.name:
-    return [*shown, "", "", "", ""]
-  low, high = figures["difference_interval"]
-  return [
-    *shown,
-    f"{figures['difference']:+.3f}",
-    f"[{low:+.3f}, {high:+.3f}]",
-    f"{figures['p_value']:.4f}",
-    f"{figures['seeds_better']} of {len(figures['by_seed'])}",
-  ]
-
-
-def _published(row: _Row, metric: Metric) -> str:
-  value = (row["published"] or {}).get(metric.name)
-  return "" if value is None else f"{value / 100:.3f}"
 
 
 def _markdown(cells: Sequence[Sequence[str]]) -> str:
@@ -233,78 +215,36 @@ def _write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
     The title of each file's plot.
   """
   written = {}
+  metrics = [m for m in SHOWN if m.name in rows[0]["metrics"]]
   for part, title in _TITLES.items():
-    own = [row for row in rows if row["part"] == part]
-    if part not in _SWEEPS and REALM.name not in [r["name"] for r in own]:
-      own = [row for row in rows if row["name"] == REALM.name] + own
-    if all(row["name"] == REALM.name for row in own):
+    own = [row for row in rows if row["part"] == part or row is rows[0]]
+    if len(own) == 1:
       continue
-    metrics = [m for m in SHOWN if m.name in own[0]["metrics"]]
-    name = f"{part}.png"
-    height = 4.5 if part in _SWEEPS else 1.5 + 0.5 * len(own)
-    draw = _draw_sweep if part in _SWEEPS else _draw_bars
     with plot(
-      output_dir / name,
+      output_dir / f"{part}.png",
       title=f"{title} (orange: 95 % intervals; dots: seeds)",
       num_panels=len(metrics),
-      height=height,
+      height=1.5 + 0.5 * len(own),
     ) as panels:
       for axes, metric in zip(panels, metrics, strict=True):
-        draw(axes, own, metric)
-      if draw is _draw_bars:
-        for axes in panels[1:]:
-          axes.tick_params(labelleft=False)
-    written[name] = title
+        _draw(axes, own, metric)
+        axes.tick_params(labelleft=axes is panels[0])
+    written[f"{part}.png"] = title
   return written
 
 
-def _draw_bars(axes: Any, rows: Sequence[_Row], metric: Metric) -> None:
+def _draw(axes: Any, rows: Sequence[_Row], metric: Metric) -> None:
   """Draws a bar for each row, the first at the top, and a dot for each seed."""
-  found = [metric_of(row, metric) for row in rows]
-  for place, figures in enumerate(found):
-    if figures is None:
-      continue
+  for place, row in enumerate(rows):
+    figures = row["metrics"][metric.name]
+    seeds = figures["by_seed"]
     axes.barh(place, figures["mean"], color="tab:blue", alpha=0.6)
-    _draw_interval(axes, figures, place, across=True)
-    by_seed = figures["by_seed"]
-    axes.plot(by_seed, [place] * len(by_seed), ".", color="black", zorder=3)
+    axes.plot(figures["interval"], [place] * 2, color="tab:orange", lw=3)
+    axes.plot(seeds, [place] * len(seeds), ".", color="black", zorder=3)
   axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
   axes.invert_yaxis()
-  _finish(axes, metric, across=True)
-
-
-def _draw_sweep(axes: Any, rows: Sequence[_Row], metric: Metric) -> None:
-  """Draws the means of a sweep's rows, from left to right."""
-  found = [metric_of(row, metric) for row in rows]
-  means = [None if f is None else f["mean"] for f in found]
-  axes.plot(range(len(rows)), means, "o-", color="tab:blue")
-  for place, figures in enumerate(found):
-    if figures is not None:
-      _draw_interval(axes, figures, place, across=False)
-      by_seed = figures["by_seed"]
-      axes.plot([place] * len(by_seed), by_seed, ".", color="black", zorder=3)
-  axes.set_xticks(range(len(rows)), [row["setting"] for row in rows])
-  _finish(axes, metric, across=False)
-
-
-def _draw_interval(
-  axes: Any, figures: Mapping[str, Any], place: int, *, across: bool
-) -> None:
-  """Draws the interval of the mean over questions, across or upright."""
-  low, high = figures["interval"]
-  places = [place, place]
-  line = ([low, high], places) if across else (places, [low, high])
-  axes.plot(*line, "-", color="tab:orange", linewidth=3, zorder=2)
-
-
-def _finish(axes: Any, metric: Metric, *, across: bool) -> None:
-  title = "exact match" if metric is EXACT_MATCH else metric.title
-  if across:
-    axes.set_xlabel(title)
-    axes.set_xlim(left=0)
-  else:
-    axes.set_ylabel(title)
-    axes.set_ylim(bottom=0)
+  axes.set_xlabel(metric.title)
+  axes.set_xlim(left=0)
   axes.grid(alpha=0.3)
 
 

@@ -49,7 +49,6 @@ class Row:
     reader: Stage whose reader it starts from; `reading` is the baseline's,
       which has seen as many masked examples as REALM's.
     from_inverse_cloze: Whether pre-training starts from inverse cloze.
-    setting: Place of the row on the axis of a sweep, if it is part of one.
     published: The paper's figures, if it has the row.
   """
 
@@ -60,7 +59,6 @@ class Row:
   retriever: Literal["pretraining", "inverse_cloze"] = "pretraining"
   reader: Literal["pretraining", "reading"] = "pretraining"
   from_inverse_cloze: bool = True
-  setting: str | None = None
   published: Published | None = None
 
   @property
@@ -140,7 +138,6 @@ ROWS: Sequence[Row] = (
       f"{count} candidates",
       "candidates",
       {"NUM_CANDIDATES": count},
-      setting=str(count),
     )
     for count in (2, 4, 8, 16)
   ),
@@ -150,7 +147,6 @@ ROWS: Sequence[Row] = (
       f"Refresh every {steps} steps",
       "refresh",
       {"REFRESH_EVERY_STEPS": steps, **_SWEPT_REFRESH},
-      setting=str(steps),
     )
     for steps in (50, 100, 200, 400, 800)
   ),
@@ -159,7 +155,6 @@ ROWS: Sequence[Row] = (
     "No refresh",
     "refresh",
     {"REFRESH_EVERY_STEPS": Times(1, "NUM_STEPS"), **_SWEPT_REFRESH},
-    setting="never",
   ),
 )
 

@@ -14,7 +14,6 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.text import patterns
 from realm_jax.text.answer_spans import find_pattern_spans
 from realm_jax.text.answers import AnswerKind
-from realm_jax.text.patterns import PatternError
 
 
 class QuestionAnswers(NamedTuple):
@@ -114,12 +113,11 @@ class AnswersInBlocks:
       pattern, (np.zeros(0, np.int64), np.zeros(0, bool))
     )
     missing = np.setdiff1d(rows, known)
-    try:
-      compiled = patterns.compiled(pattern)
-      bodies = self.corpus.bodies_utf8(missing)
-      found = [bool(compiled.spans(b.decode(), at_most=1)) for b in bodies]
-    except PatternError:
-      return np.zeros(len(rows), bool)  # Reported when it was found.
+    compiled = patterns.compiled(pattern)
+    bodies = [] if compiled.problem else self.corpus.bodies_utf8(missing)
+    found = [bool(compiled.spans(b.decode(), at_most=1)) for b in bodies]
+    if compiled.problem:
+      return np.zeros(len(rows), bool)
     known = np.concatenate([known, missing])
     order = np.argsort(known)
     known = known[order]
@@ -142,9 +140,6 @@ class AnswersInBlocks:
     continuation = self._continuation[block.body_token_ids]
     spans = set[tuple[int, int]]()
     for pattern in wanted:
-      try:
-        compiled = patterns.compiled(pattern)
-        spans |= set(find_pattern_spans(body, ranges, continuation, compiled))
-      except PatternError:
-        continue  # Reported when it was found.
+      compiled = patterns.compiled(pattern)
+      spans |= set(find_pattern_spans(body, ranges, continuation, compiled))
     return sorted(spans)

@@ -15,7 +15,6 @@ Elsewhere flags say where the processes meet:
 import contextlib
 import functools
 import inspect
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -72,8 +71,6 @@ _GIN_PREFIX = "--gin."
 # Errors that explain themselves. All error types of this project derive from
 # the first two; with the last, commands refuse arguments.
 _EXPLAINED = (ValueError, OSError, app.UsageError)
-# The flags of `define_run_flags`, by name, for the commands that call it.
-_run_flags: dict[str, flags.FlagHolder[Any]] = {}
 
 
 def define_run_flags() -> None:
@@ -82,27 +79,24 @@ def define_run_flags() -> None:
   Commands of devices have them. Others call this before flags are parsed; in
   a process that imports several commands they are defined once.
   """
-  if _run_flags:
+  if "gin_help" in flags.FLAGS:
     return
-  for flag in (
-    flags.DEFINE_string(
-      "model_dir",
-      None,
-      "MODEL_DIR of a run, which configures what the gin files and bindings of "
-      "the command leave open.",
-    ),
-    flags.DEFINE_string(
-      "corpus_dir",
-      None,
-      "CORPUS_DIR; by default the one that the run has recorded.",
-    ),
-    flags.DEFINE_bool(
-      "gin_help",
-      False,
-      "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
-    ),
-  ):
-    _run_flags[flag.name] = flag
+  flags.DEFINE_string(
+    "model_dir",
+    None,
+    "MODEL_DIR of a run, which configures what the gin files and bindings of "
+    "the command leave open.",
+  )
+  flags.DEFINE_string(
+    "corpus_dir",
+    None,
+    "CORPUS_DIR; by default the one that the run has recorded.",
+  )
+  flags.DEFINE_bool(
+    "gin_help",
+    False,
+    "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
+  )
 
 
 def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
@@ -137,7 +131,8 @@ def given_flags(*parameters: str) -> dict[str, Any]:
 
 
 def _run_flag(name: str) -> Any:
-  return _run_flags[name].value if name in _run_flags else None
+  # Another command may have a flag of that name.
+  return flags.FLAGS[name].value if "gin_help" in flags.FLAGS else None
 
 
 def expand_gin_flags(argv: Sequence[str]) -> list[str]:
@@ -343,21 +338,8 @@ def _parse_flags(argv: Sequence[str], *, takes_texts: bool) -> list[str]:
       gin.add_config_file_search_path(path)
     return texts
   except (flags.Error, ConfigurationError) as error:
-    _print_error(argv[0], _without_none(str(error)))
+    _print_error(argv[0], " ".join(str(error).split()))
     sys.exit(ExitCode.USER_ERROR)
-
-
-def _without_none(error: str) -> str:
-  """Returns absl's message; a required flag that is missing is described."""
-  missing = re.findall(r"^flag --(\w+)=None: Flag --\w+ must", error, re.M)
-  if not missing:
-    return " ".join(error.split())
-  # absl adds how a flag is repeated.
-  helps = [flags.FLAGS[name].help.partition(";\n")[0] for name in missing]
-  return "no value for " + ", ".join(
-    f"--{name} ({text.rstrip('.')})"
-    for name, text in zip(missing, helps, strict=True)
-  )
 
 
 def _print_error(program: str, message: str) -> None:

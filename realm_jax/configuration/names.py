@@ -32,7 +32,9 @@ class Parameter(NamedTuple):
     annotation: Its type.
     default: Its default; `UNBOUND` where it has none.
     bound: What it is bound to; `UNBOUND` where it is not.
-    is_setting: Whether its name in capitals may set it, if no file binds it.
+    reference: What it is bound to, or would be: `%NAME`, or `@Class()` of
+      settings.
+    has_name: Whether the macro of its name sets it, if there is one.
   """
 
   selector: str
@@ -41,7 +43,8 @@ class Parameter(NamedTuple):
   annotation: Any
   default: Any
   bound: Any
-  is_setting: bool
+  reference: Any
+  has_name: bool
 
   @property
   def macro(self) -> str:
@@ -52,30 +55,6 @@ class Parameter(NamedTuple):
   def where(self) -> str:
     """Name for people."""
     return f"{self.configurable.__name__}.{self.name}"
-
-  @property
-  def reference(self) -> Any:
-    """What it is bound to, or would be: `%NAME`, or `@Class()` of settings."""
-    if self.bound is not UNBOUND:
-      return self.bound
-    if (made := self._made) is None:
-      return _Reference(f"{self.macro}/{MACRO}", True)
-    return _Reference(selector_of(made), True)
-
-  @property
-  def has_name(self) -> bool:
-    """Whether the macro of its name sets it, if there is one."""
-    if self.bound is UNBOUND:
-      return self.is_setting and self._made is None
-    is_name = is_macro(self.bound) and self.bound.scopes[-1] == self.macro
-    return self.is_setting and is_name
-
-  @property
-  def _made(self) -> type | None:
-    """The dataclass of settings that it takes, if it takes one."""
-    kind = self.annotation
-    is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
-    return kind if is_dataclass and _has_settings(kind) else None
 
   def macros_of(self, macros: Mapping[str, Any]) -> list[str]:
     """Returns the macro that it is bound to, and those that this refers to."""
@@ -131,11 +110,25 @@ def _parameters_of(selector: str, scope: str = "") -> Iterator[Parameter]:
   is_ours = not scope and _has_settings(found)
   signature = inspect.signature(found).parameters if is_ours else {}
   for name, kind in settings.parameter_types(found).items():
-    bound = bindings.get(name, UNBOUND)
+    bound = reference = bindings.get(name, UNBOUND)
     is_setting = name in signature and not settings.is_unnamed(kind)
-    if is_setting or bound is not UNBOUND:
-      default = signature[name].default if name in signature else UNBOUND
-      yield Parameter(selector, found, name, kind, default, bound, is_setting)
+    if not is_setting and bound is UNBOUND:
+      continue
+    if bound is UNBOUND and _is_dataclass_of_settings(kind):
+      reference = _Reference(selector_of(kind), True)
+    elif bound is UNBOUND:
+      reference = _Reference(f"{name.upper()}/{MACRO}", True)
+    is_named = is_macro(reference) and reference.scopes[-1] == name.upper()
+    default = signature[name].default if name in signature else UNBOUND
+    yield Parameter(
+      *(selector, found, name, kind, default, bound, reference),
+      has_name=is_setting and is_named,
+    )
+
+
+def _is_dataclass_of_settings(kind: Any) -> bool:
+  is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+  return is_dataclass and _has_settings(kind)
 
 
 def required(function: Callable[..., Any]) -> set[str]:

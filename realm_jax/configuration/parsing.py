@@ -211,27 +211,24 @@ def _require_names(bindings: Sequence[str], before: Iterable[str]) -> None:
     for name, value in macros.items()
     if getattr(value, "scoped_selector", None) == _REQUIRED
   }
-  lacks_model = missing & {*MODEL}
   known = {*used, *before}
-  for binding in bindings:
-    name = binding.partition("=")[0].strip()
-    if "." in name or name in known:
-      continue
+  bound = (binding.partition("=")[0].strip() for binding in bindings)
+  unknown = [name for name in bound if "." not in name and name not in known]
+  if unknown:
+    problem = f"--gin.{unknown[0]} binds a name that no gin file uses"
     advice = "--gin_help shows the names"
-    if near := difflib.get_close_matches(name, known):
+    if near := difflib.get_close_matches(unknown[0], known):
       advice = f"did you mean {', '.join(near)}?"
-    raise ConfigurationError(
-      f"--gin.{name} binds a name that no gin file uses; "
-      + (_NO_MODEL if lacks_model else advice)
-    )
-  if missing:
+  elif missing:
     listed = sorted(missing)
+    problem = f"no value for {', '.join(listed)}"
     advice = " ".join(f"--gin.{name}=VALUE" for name in listed)
     advice = f"pass {advice} or a --gin_file that binds it"
-    raise ConfigurationError(
-      f"no value for {', '.join(listed)}; "
-      + (_NO_MODEL if lacks_model else advice)
-    )
+  else:
+    return
+  if missing & {*MODEL}:
+    advice = _NO_MODEL
+  raise ConfigurationError(f"{problem}; {advice}")
 
 
 def _readable(bindings: Sequence[str]) -> list[str]:

@@ -105,13 +105,6 @@ class KeptModel(NamedTuple):
     path = run_directory(model_dir) / kept_configuration.MODEL
     return cls(path, path.read_text()) if path.exists() else None
 
-  @classmethod
-  def of(cls, model_dir: epath.PathLike) -> "KeptModel":
-    """Returns that of a MODEL_DIR; raises ConfigurationError without one."""
-    if (found := cls.find(model_dir)) is None:
-      raise _without(run_directory(model_dir) / kept_configuration.MODEL)
-    return found
-
   @property
   def stage(self) -> str | None:
     """Class of the stage, such as `OpenQa`; None for an import."""
@@ -147,18 +140,22 @@ def files_of_run(
     return [], None
   if model_dir is None:
     return [recipe] if recipe and isinstance(recipe, str) else [], None
+  folder, model = run_directory(model_dir), KeptModel.find(model_dir)
   if recipe is None:
-    whole = run_directory(model_dir) / kept_configuration.WHOLE
-    if not whole.exists() or KeptModel.find(model_dir) is None:
-      raise _without(whole)
+    whole = folder / kept_configuration.WHOLE
+    if model is None or not whole.exists():
+      raise _keeps_too_little(folder)
     return [str(whole)], None
-  model = KeptModel.find(model_dir) if gin_files else KeptModel.of(model_dir)
   if isinstance(recipe, Mapping):
     is_whole = function is not None and names.required(function) <= {
       "MODEL_DIR",
       *names_in(gin_files),
     }
-    recipe = "" if is_whole else KeptModel.of(model_dir).recipe(recipe)
+    if model is None and not is_whole:
+      raise _keeps_too_little(folder)
+    recipe = "" if is_whole or model is None else model.recipe(recipe)
+  if model is None and not gin_files:
+    raise _keeps_too_little(folder)
   kept = "" if model is None else str(model.path)
   return [file for file in (recipe, kept) if file], model
 
@@ -198,10 +195,20 @@ def parsed_for_run(
       `parsed`.
   """
   if waits and model_dir is not None and MODEL[0] not in names_in(gin_files):
-    _wait_for_trainer(model_dir)
+    _wait_for_trainer(epath.Path(model_dir))
   first, model = files_of_run(function, model_dir, recipe, gin_files)
   files = [*first, *gin_files]
-  bindings = _with_directories(bindings, model_dir, corpus_dir)
+  bound = {binding.partition("=")[0].strip() for binding in bindings}
+  directories = {"model_dir": model_dir, "corpus_dir": corpus_dir}
+  bindings = list(bindings)
+  for name, path in directories.items():
+    if path is not None and name.upper() in bound:
+      raise ConfigurationError(
+        f"--{name}={path} and --gin.{name.upper()} say the same twice; give "
+        "one of them"
+      )
+    if path is not None:
+      bindings.append(f"{name.upper()} = {str(path)!r}")
   with contextlib.ExitStack() as stack:
     try:
       stack.enter_context(parsed(function, files, bindings, given=given))
@@ -211,30 +218,6 @@ def parsed_for_run(
     if model is not None:
       _require_corpus(model)
     yield model
-
-
-def _with_directories(
-  bindings: Sequence[str],
-  model_dir: epath.PathLike | None,
-  corpus_dir: epath.PathLike | None,
-) -> list[str]:
-  """Returns bindings with those of the directories that are given.
-
-  Raises:
-    ConfigurationError: A binding names such a directory, too.
-  """
-  bound = {binding.partition("=")[0].strip() for binding in bindings}
-  own = []
-  for name, path in (("model_dir", model_dir), ("corpus_dir", corpus_dir)):
-    if path is None:
-      continue
-    if name.upper() in bound:
-      raise ConfigurationError(
-        f"--{name}={path} and --gin.{name.upper()} say the same twice; give "
-        "one of them"
-      )
-    own.append(f"{name.upper()} = {str(path)!r}")
-  return [*own, *bindings]
 
 
 def require_directory(model_dir: epath.Path) -> None:
@@ -249,18 +232,18 @@ def require_directory(model_dir: epath.Path) -> None:
     )
 
 
-def _without(file: epath.Path) -> ConfigurationError:
+def _keeps_too_little(folder: epath.Path) -> ConfigurationError:
   """Returns the error of a directory that lacks a file of its configuration."""
-  require_directory(file.parent)
-  if (file.parent / kept_configuration.WHOLE).exists():
+  require_directory(folder)
+  if (folder / kept_configuration.WHOLE).exists():
     return ConfigurationError(
-      f"{file.parent} was made by an older version: it has no "
+      f"{folder} was made by an older version: it has no "
       f"{kept_configuration.MODEL}; start a new run with it as "
       "INITIAL_CHECKPOINT, or give all of the configuration as --gin_file"
     )
   return ConfigurationError(
-    f"{file.parent} has no {file.name}; give the directory of a run, or wait "
-    "until its trainer has started"
+    f"{folder} has no {kept_configuration.MODEL}; give the directory of a run, "
+    "or wait until its trainer has started"
   )
 
 
@@ -276,20 +259,16 @@ def _require_corpus(model: KeptModel) -> None:
     )
 
 
-def _wait_for_trainer(model_dir: epath.PathLike) -> None:
+def _wait_for_trainer(folder: epath.Path) -> None:
   """Waits until a run has begun, and says so from time to time."""
-  folder = epath.Path(model_dir)
   say_at = 0.0
   while not _has_begun(folder):
     if time.monotonic() >= say_at:
       say_at = time.monotonic() + _REMINDER_SECONDS
       logging.info(
-        "waiting for a run to begin in MODEL_DIR %s, %s; `python -m "
+        "waiting for a run to begin in MODEL_DIR %s; `python -m "
         "realm_jax.train` with the same --model_dir begins one",
         folder if is_remote(folder) else folder.absolute(),
-        f"which has no {kept_configuration.MODEL} yet"
-        if folder.exists()
-        else "which is not there yet",
       )
     time.sleep(_POLL_SECONDS)
 

@@ -1,15 +1,15 @@
 """A build as an Apache Beam pipeline: `pip install realm_jax[beam]`.
 
-The record of each shard is a small file of JSON, which this process reads when
-the pipeline has ended.
+One worker reads the input and deals its pieces to the others. The record of
+each shard is a small file of JSON, which this process reads when the pipeline
+has ended.
 
-DirectRunner uses this machine. For Dataflow, Flink and Spark, give the options
-that Beam's documentation names, such as
+DirectRunner uses this machine, and holds the input in memory. For Dataflow,
+Flink and Spark, give the options that Beam's documentation names, such as
 `--runner=DataflowRunner --pipeline_options=--project=…`, and an output
 directory on an object store.
 """
 
-import dataclasses
 import json
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -18,37 +18,31 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from etils import epath
 
-from realm_jax.corpus.build import Built, Piece, PieceBuilder
+from realm_jax.corpus.build import Built, PieceBuilder
+from realm_jax.corpus.sources import DocumentSource
 from realm_jax.storage.atomic import atomic_file
 
 
-@dataclasses.dataclass(frozen=True)
-class BeamRunner:
-  """Runs a build on a Beam runner, with options as on a command line."""
-
-  runner: str
-  options: Sequence[str] = ()
-  uses_other_machines: bool = True
-
-  def build(
-    self, builder: PieceBuilder, groups: Sequence[Sequence[Piece]]
-  ) -> Generator[Built, None, None]:
-    """Runs the pipeline; yields what it built, in order."""
-    records = epath.Path(builder.directory) / "records"
-    records.rmtree(missing_ok=True)
-    options = PipelineOptions([f"--runner={self.runner}", *self.options])
-    with beam.Pipeline(options=options) as pipeline:
-      _ = (
-        pipeline
-        | "Groups" >> beam.Create(list(groups))
-        | "Spread groups" >> beam.Reshuffle()
-        | "Deal" >> beam.FlatMap(builder.deal)
-        | "Spread pieces" >> beam.Reshuffle()
-        | "Build" >> beam.ParDo(_Build(builder, str(records)))
-      )
-    for path in sorted(records.glob("*.json")):
-      yield json.loads(path.read_text())
-    records.rmtree(missing_ok=True)
+def build(
+  builder: PieceBuilder,
+  source: DocumentSource,
+  piece_bytes: int,
+  options: Sequence[str],
+) -> Generator[Built, None, None]:
+  """Runs the pipeline; yields what it built, in order."""
+  records = epath.Path(builder.directory) / "records"
+  records.rmtree(missing_ok=True)
+  with beam.Pipeline(options=PipelineOptions([*options])) as pipeline:
+    _ = (
+      pipeline
+      | "Source" >> beam.Create([source])
+      | "Deal" >> beam.FlatMap(DocumentSource.pieces, piece_bytes)
+      | "Spread" >> beam.Reshuffle()
+      | "Build" >> beam.ParDo(_Build(builder, str(records)))
+    )
+  for path in sorted(records.glob("*.json")):
+    yield json.loads(path.read_text())
+  records.rmtree(missing_ok=True)
 
 
 class _Build(beam.DoFn):

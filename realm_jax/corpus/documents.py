@@ -1,26 +1,35 @@
-"""Documents as lines of JSON: `{"title": …, "text": …}`.
+"""Documents, and the rows that they are read from.
 
-A line of an update also has an id, and `{"id": …, "remove": true}` removes the
-document with that id.
+A row is a line of JSON, `{"title": …, "text": …}`, or a record with the same
+fields. In an update it also has an id, and `{"id": …, "remove": true}` removes
+the document with that id.
 """
 
+import dataclasses
+import functools
 import hashlib
 import html
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from realm_jax.corpus import InputError
-from realm_jax.storage.json_files import JsonValue
+
+# A line of a file, or the fields of a record, whose texts are UTF-8.
+Row: TypeAlias = bytes | Mapping[str, Any]
 
 _WANTED = '{"title": …, "text": …} with optional "id" and "url"'
 _WANTED_OF_UPDATE = (
   '{"id": …, "title": …, "text": …} with optional "url", or '
   '{"id": …, "remove": true}'
 )
-
-
+# Titles of pages that only list other pages, which released REALM left out.
+# `drop_titles` calls them "wikipedia".
+_WIKIPEDIA_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
 # Characters of the longest word that is kept. BERT's tokenizer makes [UNK] of a
 # word from 100 bytes on, so that a longer one only makes a block's text long.
 _LONGEST_WORD = 1_000
@@ -32,57 +41,36 @@ _LONG_WORD = re.compile(
 
 
 class Document(NamedTuple):
-  """A text with a title; `place` is its file and line, for messages.
+  """A text with a title.
 
-  `is_block` marks one that is not split. `sentences` are its byte ranges and
-  `spans` its salient spans, where these came with it. `long_words` is the
-  number of words that were removed from it.
+  Attributes:
+    id: Id of the document; in another version of the corpus it is the same.
+    title, text, url: Its contents; the URL may be empty.
+    is_block: Whether the text is one block, and not split.
+    sentences: Byte ranges of its sentences, if these came with it.
+    spans: Byte ranges and kinds of its salient spans, if these came with it.
+    long_words: Number of words that were removed from it.
   """
 
   id: str
   title: str
   text: str
-  url: str
-  place: str
+  url: str = ""
   is_block: bool = False
   sentences: Sequence[tuple[int, int]] | None = None
   spans: Sequence[tuple[int, int, str]] | None = None
   long_words: int = 0
 
-  def unescaped(self) -> "Document":
-    """Returns the document with `&amp;` read as `&` in title and text."""
-    return self._replace(
-      title=html.unescape(self.title), text=html.unescape(self.text)
-    )
-
-  def without_long_words(self) -> "Document":
-    """Returns the document without words of over 1,000 characters.
-
-    Raises:
-      InputError: The text has no other words.
-    """
-    # A longer word fills one of these windows, which few texts have. To look
-    # at all words would take most of the time of a pass over ids.
-    both, size = f"{self.title} {self.text}", _LONGEST_WORD // 2
-    windows = (both[i : i + size] for i in range(0, len(both) - size, size))
-    if not any(len(window.split(None, 1)) == 1 for window in windows):
-      return self
-    title, in_title = _LONG_WORD.subn("", self.title)
-    text, in_text = _LONG_WORD.subn("", self.text)
-    if in_text and not text.strip():
-      longest = max(map(len, self.text.split()))
-      raise InputError(
-        f"the text has no words but of up to {longest:,} characters, and those "
-        f"of over {_LONGEST_WORD:,} are left out; is it text?"
-      )
-    return self._replace(title=title, text=text, long_words=in_title + in_text)
+  @property
+  def hash(self) -> int:
+    """A hash of what an update compares: title, URL and text."""
+    return hash63(f"{self.title}\0{self.url}\0{self.text}")
 
 
 class Removal(NamedTuple):
-  """The id of a document to remove; `place` is the line that says so."""
+  """The id of a document to remove."""
 
   id: str
-  place: str
 
 
 def hash63(text: str) -> int:
@@ -91,57 +79,93 @@ def hash63(text: str) -> int:
   return int.from_bytes(digest, "little") >> 1
 
 
-def document_hash(document: Document) -> int:
-  """Returns a hash of what an update compares: title, URL and text."""
-  return hash63(f"{document.title}\0{document.url}\0{document.text}")
-
-
 def default_document_id(title: str, text: str) -> str:
   """Returns the id of a document that has none: a hash of its contents."""
   content = f"{title}\0{text}".encode()
   return hashlib.blake2b(content, digest_size=12).hexdigest()
 
 
-def parse(line: bytes, *, place: str, of_update: bool) -> Document | Removal:
-  """Reads one line of a build or of an update.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowReader:
+  """Makes documents of rows; the arguments are those of `build_corpus`.
 
-  Raises:
-    InputError: The line is malformed; the message says how, and not where.
+  With `of_update`, rows are changes: they have ids, and may remove documents.
   """
-  row = _object(line, wanted=_WANTED_OF_UPDATE if of_update else _WANTED)
-  return document_of(row, place=place, of_update=of_update)
+
+  drop_titles: Sequence[str] = ()
+  unescape_html: bool = True
+  of_update: bool = False
+
+  @functools.cached_property
+  def dropped_titles(self) -> tuple[str, ...]:
+    """The texts of `drop_titles`, with "wikipedia" expanded."""
+    expanded: list[str] = []
+    for text in self.drop_titles:
+      expanded += _WIKIPEDIA_TITLES if text == "wikipedia" else [text]
+    return tuple(text for text in expanded if text)
+
+  @functools.cached_property
+  def _dropped(self) -> re.Pattern[str]:
+    # If no titles are dropped, a pattern that matches nothing.
+    return re.compile("|".join(map(re.escape, self.dropped_titles)) or r"(?!)")
+
+  def is_dropped(self, document: Document, skipped: Counter[str]) -> bool:
+    """Returns whether a document's title is dropped, and counts it."""
+    dropped = self._dropped.search(document.title)
+    if dropped:
+      skipped[f"title with {dropped[0]!r}"] += 1
+    return dropped is not None
+
+  def read(self, row: Row) -> Document | Removal:
+    """Reads a row.
+
+    Raises:
+      InputError: It is malformed; the message says how, and not where.
+    """
+    wanted = _WANTED_OF_UPDATE if self.of_update else _WANTED
+    if isinstance(row, bytes):
+      fields = _json_object(row, wanted)
+    else:
+      fields = {key: _decoded(row, key) for key in row if key in _FIELDS}
+    document_id, keys = _id(fields), ", ".join(map(repr, fields)) or "no keys"
+    if self.of_update and not document_id:
+      raise InputError(f"no 'id'; wanted {wanted}")
+    if self.of_update and fields.get("remove", False) is not False:
+      if fields["remove"] is not True or fields.keys() - {"id", "remove"}:
+        raise InputError(
+          f"'remove' is {fields['remove']!r} among {keys}; wanted {wanted}"
+        )
+      return Removal(document_id)
+    for key in ("title", "text"):
+      if key not in fields:
+        raise InputError(f"no {key!r} among {keys}; wanted {wanted}")
+    title, text = _string(fields, "title"), _string(fields, "text")
+    document_id = document_id or default_document_id(title, text)
+    url = _string(fields, "url")
+    if not isinstance(row, bytes) and {"sentences", "spans"} <= row.keys():
+      # Offsets that came with a text are of the text as it is.
+      spans = [
+        (*span, kind.decode())
+        for span, kind in zip(
+          _ranges(row["spans"]),
+          np.asarray(row["spans"]["type"]).tolist(),
+          strict=True,
+        )
+      ]
+      sentences = _ranges(row["sentences"])
+      return Document(document_id, title, text, url, True, sentences, spans)
+    if self.unescape_html:
+      title, text = html.unescape(title), html.unescape(text)
+    return _without_long_words(Document(document_id, title, text, url))
 
 
-def document_of(
-  row: Mapping[str, object], *, place: str, of_update: bool
-) -> Document | Removal:
-  """Makes a document of its fields; raises `InputError` as `parse` does."""
-  wanted = _WANTED_OF_UPDATE if of_update else _WANTED
-  given_id = row.get("id")
-  if isinstance(given_id, int) and not isinstance(given_id, bool):
-    document_id = str(given_id)  # Wikipedia's page ids are numbers.
-  else:
-    document_id = _string(row, "id")
-  keys = ", ".join(map(repr, row)) or "no keys"
-  if of_update and not document_id:
-    raise InputError(f"no 'id'; wanted {wanted}")
-  if of_update and row.get("remove", False) is not False:
-    if row["remove"] is not True or row.keys() - {"id", "remove"}:
-      raise InputError(
-        f"'remove' is {row['remove']!r} among {keys}; wanted {wanted}"
-      )
-    return Removal(document_id, place)
-  for key in ("title", "text"):
-    if key not in row:
-      raise InputError(f"no {key!r} among {keys}; wanted {wanted}")
-  title, text, url = (_string(row, key) for key in ("title", "text", "url"))
-  document_id = document_id or default_document_id(title, text)
-  return Document(document_id, title, text, url, place)
+_FIELDS = ("id", "title", "text", "url")
 
 
-def _object(line: bytes, *, wanted: str) -> dict[str, JsonValue]:
+def _json_object(line: bytes, wanted: str) -> Mapping[str, Any]:
   try:
-    row = json.loads(line.decode("utf-8"))
+    # A byte order mark may begin a file, or one that was joined to another.
+    row = json.loads(line.decode("utf-8-sig"))
   except UnicodeDecodeError as error:
     raise InputError(
       f"byte {error.start + 1} of the line is not UTF-8 "
@@ -157,8 +181,30 @@ def _object(line: bytes, *, wanted: str) -> dict[str, JsonValue]:
   return row
 
 
-def _string(row: Mapping[str, object], key: str) -> str:
-  value = row.get(key)
+def _decoded(row: Mapping[str, Any], key: str) -> object:
+  """Returns a field of a record as JSON would give it."""
+  value = row[key].item() if isinstance(row[key], np.generic) else row[key]
+  try:
+    return value.decode("utf-8") if isinstance(value, bytes) else value
+  except UnicodeDecodeError as error:
+    raise InputError(f"{key!r} is not UTF-8 (byte {error.start + 1})") from None
+
+
+def _ranges(items: Mapping[str, Any]) -> list[tuple[int, int]]:
+  """Returns the `start` and `limit` of a sequence's items."""
+  pairs = np.stack([items["start"], items["limit"]], axis=-1)
+  return [(start, limit) for start, limit in pairs.tolist()]
+
+
+def _id(fields: Mapping[str, Any]) -> str:
+  value = fields.get("id")
+  if isinstance(value, int) and not isinstance(value, bool):
+    return str(value)  # Wikipedia's page ids are numbers.
+  return _string(fields, "id")
+
+
+def _string(fields: Mapping[str, Any], key: str) -> str:
+  value = fields.get(key)
   if value is None and key in ("id", "url"):
     return ""
   if not isinstance(value, str):
@@ -171,3 +217,28 @@ def _string(row: Mapping[str, object], key: str) -> str:
       f"{error.start + 1}; write the whole character"
     ) from None
   return value
+
+
+def _without_long_words(document: Document) -> Document:
+  """Returns the document without words of over 1,000 characters.
+
+  Raises:
+    InputError: The text has no other words.
+  """
+  # A longer word fills one of these windows, which few texts have. To look at
+  # all words would take most of the time of a pass over ids.
+  both, size = f"{document.title} {document.text}", _LONGEST_WORD // 2
+  windows = (both[i : i + size] for i in range(0, len(both) - size, size))
+  if not any(len(window.split(None, 1)) == 1 for window in windows):
+    return document
+  title, in_title = _LONG_WORD.subn("", document.title)
+  text, in_text = _LONG_WORD.subn("", document.text)
+  if in_text and not text.strip():
+    longest = max(map(len, document.text.split()))
+    raise InputError(
+      f"the text has no words but of up to {longest:,} characters, and those "
+      f"of over {_LONGEST_WORD:,} are left out; is it text?"
+    )
+  return document._replace(
+    title=title, text=text, long_words=in_title + in_text
+  )

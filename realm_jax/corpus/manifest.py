@@ -13,27 +13,22 @@ An update adds files and changes none but `corpus.json`:
     versions/00000001.json          manifest of an earlier version
 """
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
 from typing import Literal, NotRequired, TypedDict, cast
 
 from etils import epath
 
 from realm_jax.corpus import CorpusError
 from realm_jax.storage.json_files import JsonValue, write_json
-from realm_jax.storage.paths import read_text
-from realm_jax.storage.staging import sha256_of
+from realm_jax.storage.paths import list_names, read_text
 
 FORMAT_VERSION = 4
 MANIFEST_NAME = "corpus.json"
 VOCABULARY_NAME = "vocab.txt"
 REMOVED = "removed"
 VERSIONS = "versions"
-
-_Count = Literal["num_blocks", "num_documents", "num_tokens"]
 
 
 class FileRecord(TypedDict):
@@ -96,28 +91,6 @@ class Manifest(Counts):
   fingerprint: str
 
 
-class RemovedVersionError(CorpusError):
-  """A version that was removed after it had been listed."""
-
-
-def file_record(path: Path) -> FileRecord:
-  """Returns the size and checksum of a local file."""
-  return FileRecord(bytes=path.stat().st_size, sha256=sha256_of(path))
-
-
-def removed_path(shard: str, *, update: str) -> str:
-  """Returns the file in which an update lists a shard's removed blocks."""
-  return str(PurePath(REMOVED, f"{update}-{shard}.npy"))
-
-
-def manifest_path(version: int) -> str:
-  """Returns the file of a version's manifest once there is a newer one."""
-  return str(PurePath(VERSIONS, f"{version:08d}.json"))
-
-
-# --- Writing ------------------------------------------------------------
-
-
 def make_manifest(
   *,
   name: str,
@@ -125,7 +98,7 @@ def make_manifest(
   vocabulary: VocabularyRecord,
   shards: list[ShardRecord],
   summary: Mapping[str, JsonValue],
-  drop_titles: Sequence[str],
+  drop_titles: Sequence[str] = (),
   version: int = 1,
 ) -> Manifest:
   """Makes the manifest of a version, with its totals and fingerprint.
@@ -134,10 +107,29 @@ def make_manifest(
   """
   removed = [shard["removed"] for shard in shards if "removed" in shard]
 
-  def total(count: _Count) -> int:
+  def total(
+    count: Literal["num_blocks", "num_documents", "num_tokens"],
+  ) -> int:
     return sum(s[count] for s in shards) - sum(r[count] for r in removed)
 
-  manifest = Manifest(
+  # All that a reader sees, texts and arrays alike, and not the version: the
+  # same documents, built with the same settings, have the same fingerprint.
+  files = [
+    {
+      **shard["files"],
+      "span_kinds": shard["span_kinds"],
+      **({"removed": shard["removed"]["sha256"]} if "removed" in shard else {}),
+    }
+    for shard in shards
+  ]
+  identity = {
+    "format_version": FORMAT_VERSION,
+    "block_length": block_length,
+    "vocabulary": vocabulary["sha256"],
+    "files": files,
+  }
+  text = json.dumps(identity, sort_keys=True)
+  return Manifest(
     format_version=FORMAT_VERSION,
     corpus_version=version,
     name=name,
@@ -149,39 +141,13 @@ def make_manifest(
     summary=summary,
     drop_titles=list(drop_titles),
     shards=shards,
-    fingerprint="",
+    fingerprint=hashlib.sha256(text.encode()).hexdigest(),
   )
-  manifest["fingerprint"] = _fingerprint(manifest)
-  return manifest
 
 
-def write_manifest(path: epath.PathLike, manifest: Manifest) -> None:
+def write(path: epath.PathLike, manifest: Manifest) -> None:
   """Replaces a manifest's file, which appears complete or not at all."""
   write_json(path, cast(Mapping[str, JsonValue], manifest))
-
-
-def _fingerprint(manifest: Manifest) -> str:
-  """Hashes all that a reader of the corpus sees, texts and arrays alike.
-
-  The version is left out: the same documents, built with the same settings,
-  have the same fingerprint whatever the number.
-  """
-  files: list[dict[str, FileRecord | list[str] | str]] = []
-  for shard in manifest["shards"]:
-    files.append({**shard["files"], "span_kinds": shard["span_kinds"]})
-    if "removed" in shard:
-      files[-1]["removed"] = shard["removed"]["sha256"]
-  identity = {
-    "format_version": manifest["format_version"],
-    "block_length": manifest["block_length"],
-    "vocabulary": manifest["vocabulary"]["sha256"],
-    "files": files,
-  }
-  text = json.dumps(identity, sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()
-
-
-# --- Reading ------------------------------------------------------------
 
 
 def read(
@@ -196,10 +162,10 @@ def read(
     CorpusError: There is no corpus, it has no such version, or the manifest
       is damaged or has another format.
   """
-  path = directory / MANIFEST_NAME
-  if not path.is_file():
+  newest = _parse(directory / MANIFEST_NAME)
+  if newest is None:
     raise CorpusError(
-      f"no corpus in {directory}: it has no {path.name}; build one with "
+      f"no corpus in {directory}: it has no {MANIFEST_NAME}; build one with "
       f"python -m realm_jax.build_corpus --output_dir={directory}"
     )
 
@@ -208,17 +174,15 @@ def read(
       fingerprint in (None, found["fingerprint"])
     )
 
-  newest = _parse(path)
   if is_wanted(newest):
     return newest
   # Listed only now: an update may just have added the newest of them.
   earlier = earlier_versions(directory)
   for number in reversed(earlier):
     if version in (None, number):
-      with contextlib.suppress(RemovedVersionError):
-        found = _parse(directory / manifest_path(number))
-        if is_wanted(found):
-          return found
+      found = _parse(directory / manifest_path(number))
+      if found is not None and is_wanted(found):
+        return found
   known = sorted({*earlier, newest["corpus_version"]})
   wanted = "" if version is None else f" version {version}"
   named = f" (fingerprint {fingerprint[:12]})" if fingerprint else ""
@@ -228,20 +192,15 @@ def read(
   )
 
 
-def every_version(directory: epath.Path) -> dict[int, Manifest]:
-  """Reads the manifests of all versions, by number."""
-  manifests = [read(directory)]
-  for version in earlier_versions(directory):
-    manifests.append(_parse(directory / manifest_path(version)))
-  return {manifest["corpus_version"]: manifest for manifest in manifests}
+def manifest_path(version: int) -> str:
+  """Returns the file of a version's manifest once there is a newer one."""
+  return f"{VERSIONS}/{version:08d}.json"
 
 
 def earlier_versions(directory: epath.Path) -> list[int]:
   """Returns the versions before the newest, in order."""
-  folder = directory / VERSIONS
-  if not folder.exists():
-    return []
-  stems = (path.stem for path in folder.glob("*.json"))
+  names = list_names(directory / VERSIONS)
+  stems = (name.removesuffix(".json") for name in names)
   return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
@@ -256,19 +215,11 @@ def files_of(manifest: Manifest) -> dict[str, FileRecord]:
   return files
 
 
-def paths_of(manifest: Manifest) -> set[str]:
-  """Returns the shards' folders and the files that list removed blocks."""
-  shards = manifest["shards"]
-  removed = {s["removed"]["path"] for s in shards if "removed" in s}
-  return {shard["name"] for shard in shards} | removed
-
-
-def _parse(path: epath.Path) -> Manifest:
-  """Reads a manifest.
+def _parse(path: epath.Path) -> Manifest | None:
+  """Reads a manifest; returns None if there is no such file.
 
   Raises:
     CorpusError: It is damaged, or has a format that this program cannot read.
-    RemovedVersionError: The file has been removed.
   """
   advice = "build the corpus again"
   if path.parent.name == VERSIONS:
@@ -276,8 +227,8 @@ def _parse(path: epath.Path) -> Manifest:
   try:
     manifest: Manifest = json.loads(read_text(path))
     format_version = manifest["format_version"]
-  except FileNotFoundError as error:
-    raise RemovedVersionError(f"{path} has been removed") from error
+  except (FileNotFoundError, NotADirectoryError):
+    return None
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise CorpusError(f"{path} is damaged ({error!r}); {advice}") from error
   if format_version != FORMAT_VERSION:

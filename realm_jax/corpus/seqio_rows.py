@@ -10,111 +10,57 @@ has `sentences` and `spans`, as in `salient_span_wikipedia/documents`, is a
 block as it stands.
 """
 
-import contextlib
-import dataclasses
 import functools
-import importlib
-import pkgutil
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-import numpy as np
 import seqio
 import tensorflow_datasets as tfds
 from etils import epath
 
 from realm_jax.corpus import InputError
-from realm_jax.corpus.documents import Document, document_of
-from realm_jax.corpus.sources import InputFile, Row
+from realm_jax.inputs.config import TaskError
+from realm_jax.inputs.examples import find_task
 
-_FIELDS = ("id", "title", "text", "url")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
-
-@dataclasses.dataclass(frozen=True)
-class SeqioShard(InputFile):
-  """One of the shards of a source, the `index`-th of `num_shards`.
-
-  `source` is the input that names it. Rows with the same contents are documents
-  of their own.
-  """
-
-  source: str = ""
-  index: int = 0
-  num_shards: int = 1
-  numbers_repeats: ClassVar[bool] = True
-
-  def rows(self, start: int = 0) -> Iterator[Mapping[str, object]]:
-    """Yields all records, in the order of the shard; they cannot be seeked."""
-    del start
-    source, split = _open(self.source)
-    shard = seqio.ShardInfo(index=self.index, num_shards=self.num_shards)
-    with _explained(self.source):
-      dataset = source.get_dataset(split, shuffle=False, shard_info=shard)
-    yield from dataset.as_numpy_iterator()
-
-  def parse(self, row: Row, *, place: str, of_update: bool) -> Document:
-    """Reads a record; raises `InputError` if it has no title or text."""
-    assert isinstance(row, Mapping)
-    fields = {key: _field(row, key) for key in _FIELDS if key in row}
-    document = document_of(fields, place=place, of_update=of_update)
-    assert isinstance(document, Document)  # A record has no field "remove".
-    if "sentences" not in row or "spans" not in row:
-      return document
-    spans, sentences = row["spans"], row["sentences"]
-    assert isinstance(spans, Mapping)
-    assert isinstance(sentences, Mapping)
-    kinds = np.asarray(spans["type"]).tolist()
-    return document._replace(
-      is_block=True,
-      sentences=_ranges(sentences),
-      spans=[
-        (start, limit, kind.decode())
-        for (start, limit), kind in zip(_ranges(spans), kinds, strict=True)
-      ],
-    )
-
-  def place(self, number: int) -> str:
-    """Returns the shard's name and the number of the record in it."""
-    return f"{self.name}, record {number}"
+Records = Iterator[Mapping[str, Any]]
 
 
-def seqio_shards(source: str) -> list[SeqioShard]:
-  """Returns the shards of an input that begins with `tfds:` or `seqio:`.
+def shards(source: str) -> list[Callable[[], Records]]:
+  """Returns what reads each shard of an input, `tfds:…` or `seqio:…`.
 
   Raises:
     InputError: There is no such data set, task or split.
   """
   opened, split = _open(source)
-  with _explained(source):
-    splits = sorted(opened.splits)
-    names = opened.list_shards(split) if split in splits else []
-  if split not in splits:
-    raise InputError(
-      f"--input={source} has no split {split!r}; "
-      + (
-        f"write one that it has behind the task: {', '.join(splits)}"
-        if splits
-        else "it has none at all, and so no documents"
-      )
-    )
-  return [
-    SeqioShard(f"{source} shard {index}", source, index, len(names))
-    for index in range(len(names))
-  ]
-
-
-@contextlib.contextmanager
-def _explained(source: str) -> Iterator[None]:
-  """Explains the errors of tasks, such as ours, that only a run can read."""
   try:
-    yield
+    splits = sorted(opened.splits)
+    num_shards = len(opened.list_shards(split)) if split in splits else 0
   except ValueError as error:
+    # Of tasks such as ours.
     raise InputError(
       f"--input={source}: the task reads the corpus or the questions of a run, "
       "and has no documents of its own; give one that has"
     ) from error
+  if split not in splits:
+    raise InputError(
+      f"--input={source} has no split {split!r}; write one that it has behind "
+      f"the task: {', '.join(splits) or 'it has none, and so no documents'}"
+    )
+  return [
+    functools.partial(_records, source, index, num_shards)
+    for index in range(num_shards)
+  ]
+
+
+def _records(source: str, index: int, num_shards: int) -> Records:
+  """Yields the records of a shard, in its order."""
+  opened, split = _open(source)
+  shard = seqio.ShardInfo(index=index, num_shards=num_shards)
+  dataset = opened.get_dataset(split, shuffle=False, shard_info=shard)
+  yield from dataset.as_numpy_iterator()
 
 
 @functools.cache
@@ -127,22 +73,12 @@ def _open(source: str) -> tuple[seqio.DataSource, str]:
     raise InputError(f"--input={source}; wanted seqio:MODULE:TASK[:SPLIT]")
   module, name, split = [*parts, "train"][:3]
   try:
-    package = importlib.import_module(module)
-    # A package such as `tasks` registers a task in each of its modules.
-    for found in pkgutil.iter_modules(getattr(package, "__path__", ())):
-      importlib.import_module(f"{module}.{found.name}")
-  except ModuleNotFoundError as error:
-    raise InputError(
-      f"--input={source}: no module {module!r} ({error}); give the one that "
-      "registers the task"
-    ) from error
-  if name not in seqio.TaskRegistry.names():
-    known = ", ".join(sorted(seqio.TaskRegistry.names()))
-    raise InputError(
-      f"--input={source}: {module} registers no task {name!r}; "
-      + (f"there are {known}" if known else "it registers none at all")
-    )
-  return seqio.TaskRegistry.get(name).source, split
+    task = find_task(name, [module])
+  except TaskError as error:
+    raise InputError(f"--input={source}: {error}") from error
+  if not isinstance(task, seqio.Task):
+    raise InputError(f"--input={source} is a mixture; give one of its tasks")
+  return task.source, split
 
 
 def _open_tfds(source: str, parts: list[str]) -> tuple[seqio.DataSource, str]:
@@ -159,23 +95,6 @@ def _open_tfds(source: str, parts: list[str]) -> tuple[seqio.DataSource, str]:
   root = str(builder.data_dir).removesuffix(builder.info.full_name)
   opened = seqio.TfdsDataSource(f"{name}:{version}", tfds_data_dir=root)
   return opened, parts[0] if parts else "train"
-
-
-def _field(row: Mapping[str, object], key: str) -> object:
-  """Returns a field as JSON would give it."""
-  value = row[key]
-  if isinstance(value, np.generic):
-    value = value.item()
-  try:
-    return value.decode("utf-8") if isinstance(value, bytes) else value
-  except UnicodeDecodeError as error:
-    raise InputError(f"{key!r} is not UTF-8 (byte {error.start + 1})") from None
-
-
-def _ranges(record: Mapping[str, object]) -> list[tuple[int, int]]:
-  """Returns the `start` and `limit` of a sequence's items."""
-  starts = np.asarray(record["start"]).tolist()
-  return list(zip(starts, np.asarray(record["limit"]).tolist(), strict=True))
 
 
 # --- Data sets that TFDS has prepared -----------------------------------

@@ -11,89 +11,52 @@ maps rows, counted from the shard's first, to positions.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
-
-from realm_jax.corpus.manifest import (
-  RemovedRecord,
-  ShardRecord,
-  file_record,
-  removed_path,
-)
+from jaxtyping import Int
 
 # [CLS], and [SEP] after the title and after the body of a block.
 NUM_SPECIAL_TOKENS = 3
 # These, and at least one piece of the title and of the body.
 MIN_BLOCK_LENGTH = 8
-# Bytes of text in a shard that is written by one process.
-SHARD_BYTES = 64 << 20
 
-# Name: (dtype, trailing dimensions). `token_ids` is uint16 where the
-# vocabulary allows, which halves the largest array that training reads.
-ARRAYS: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
+# Names and dtypes. `token_ids` is uint16 where the vocabulary allows, which
+# halves the largest array that training reads.
+ARRAYS: dict[str, np.dtype] = {
   # One row for each block.
-  "block_ids": (np.dtype("<i8"), ()),
-  "content_hashes": (np.dtype("<i8"), ()),
-  "title_lengths": (np.dtype("<i4"), ()),
-  "token_ids_offsets": (np.dtype("<i8"), ()),
-  "byte_ranges_offsets": (np.dtype("<i8"), ()),
-  "sentences_offsets": (np.dtype("<i8"), ()),
-  "salient_spans_offsets": (np.dtype("<i8"), ()),
-  "bodies_offsets": (np.dtype("<i8"), ()),
+  "block_ids": np.dtype("<i8"),
+  "content_hashes": np.dtype("<i8"),
+  "title_lengths": np.dtype("<i4"),
+  "token_ids_offsets": np.dtype("<i8"),
+  "byte_ranges_offsets": np.dtype("<i8"),
+  "sentences_offsets": np.dtype("<i8"),
+  "salient_spans_offsets": np.dtype("<i8"),
+  "bodies_offsets": np.dtype("<i8"),
   # One row for each token of title and body.
-  "token_ids": (np.dtype("<i4"), ()),
-  # One row for each token of the body: its bytes in `bodies`.
-  "byte_ranges": (np.dtype("<i4"), (2,)),
-  # Ranges of the body's tokens.
-  "sentences": (np.dtype("<i4"), (2,)),
-  "salient_spans": (np.dtype("<i4"), (2,)),
+  "token_ids": np.dtype("<i4"),
+  # One row for each token of the body: its bytes [start, limit) in `bodies`.
+  "byte_ranges": np.dtype("<i4"),
+  # Ranges [start, limit) of the body's tokens.
+  "sentences": np.dtype("<i4"),
+  "salient_spans": np.dtype("<i4"),
   # One row for each salient span: its kind.
-  "salient_span_kinds": (np.dtype("u1"), ()),
+  "salient_span_kinds": np.dtype("u1"),
   # Original text, UTF-8.
-  "bodies": (np.dtype("u1"), ()),
+  "bodies": np.dtype("u1"),
   # One row for each document: the position of its first block in the shard
   # (and at last the number of blocks), a hash of what it was made from, by
   # which an update finds what has changed, and its texts.
-  "document_starts": (np.dtype("<i8"), ()),
-  "document_hashes": (np.dtype("<i8"), ()),
-  "titles": (np.dtype("u1"), ()),
-  "titles_offsets": (np.dtype("<i8"), ()),
-  "document_ids": (np.dtype("u1"), ()),
-  "document_ids_offsets": (np.dtype("<i8"), ()),
-  "urls": (np.dtype("u1"), ()),
-  "urls_offsets": (np.dtype("<i8"), ()),
+  "document_starts": np.dtype("<i8"),
+  "document_hashes": np.dtype("<i8"),
+  "titles": np.dtype("u1"),
+  "titles_offsets": np.dtype("<i8"),
+  "document_ids": np.dtype("u1"),
+  "document_ids_offsets": np.dtype("<i8"),
+  "urls": np.dtype("u1"),
+  "urls_offsets": np.dtype("<i8"),
 }
-
-
-class Blocks(NamedTuple):
-  """Whole documents with their blocks, in order, in memory.
-
-  Attributes:
-    arrays: Those of `ARRAYS`, with offsets from 0, of any integer dtype.
-    span_kinds: Names of the kinds of salient spans.
-  """
-
-  arrays: Mapping[str, np.ndarray]
-  span_kinds: Sequence[str] = ()
-
-
-def ragged(
-  name: str, items: Sequence[np.ndarray | bytes]
-) -> dict[str, np.ndarray]:
-  """Returns the flat array of some items and its offsets, by their names.
-
-  Byte strings, or no items, become an array of uint8.
-  """
-  if not items or isinstance(items[0], bytes):
-    flat = np.frombuffer(b"".join(map(bytes, items)), np.uint8)
-  else:
-    flat = np.concatenate(items)
-  offsets = np.cumsum([0, *map(len, items)])
-  return {name: flat, f"{name}_offsets": offsets}
 
 
 def ragged_indices(
@@ -103,141 +66,6 @@ def ragged_indices(
   limits = np.cumsum(lengths)
   total = int(limits[-1]) if len(limits) else 0
   return np.arange(total) + np.repeat(starts - (limits - lengths), lengths)
-
-
-# --- Writing ------------------------------------------------------------
-
-
-def shard_name(index: int, *, update: str = "") -> str:
-  """Returns the folder of a shard, of a whole build or of an update."""
-  return f"shard-{update}-{index:05d}" if update else f"shard-{index:05d}"
-
-
-def write_shards(
-  directory: Path,
-  blocks: Iterable[Blocks],
-  *,
-  vocab_size: int,
-  update: str = "",
-  shard_bytes: int = SHARD_BYTES,
-) -> list[ShardRecord]:
-  """Writes documents to shards in folders of a local directory.
-
-  A shard ends with the blocks that bring it to `shard_bytes` of text, and is
-  in memory until then. Returns the shards' records for the manifest.
-  """
-  records: list[ShardRecord] = []
-  parts: list[Blocks] = []
-
-  def write() -> None:
-    folder = directory / shard_name(len(records), update=update)
-    records.append(write_shard(folder, parts))
-    parts.clear()
-
-  size = 0
-  for given in blocks:
-    if len(given.arrays["document_starts"]) == 1:
-      continue  # There is no document.
-    parts.append(as_stored(given, vocab_size=vocab_size))
-    size += len(given.arrays["bodies"])
-    if size >= shard_bytes:
-      write()
-      size = 0
-  if parts:
-    write()
-  return records
-
-
-def as_stored(blocks: Blocks, *, vocab_size: int) -> Blocks:
-  """Returns blocks in the dtypes of their files, which take less memory."""
-  arrays = {
-    name: np.ascontiguousarray(blocks.arrays[name], dtype)
-    for name, (dtype, _) in ARRAYS.items()
-  }
-  if vocab_size <= 1 << 16:
-    arrays["token_ids"] = arrays["token_ids"].astype("<u2")
-  return Blocks(arrays, blocks.span_kinds)
-
-
-def write_shard(folder: Path, parts: Sequence[Blocks]) -> ShardRecord:
-  """Writes blocks, as `as_stored` returns them, to a new folder."""
-  folder.mkdir(parents=True)
-  kinds: dict[str, int] = {}
-  files, num_tokens = {}, 0
-  for name in ARRAYS:
-    values = [part.arrays[name] for part in parts]
-    if name == "salient_span_kinds":
-      values = [_kind_numbers(part, kinds) for part in parts]
-    elif name == "document_starts" or name.endswith("_offsets"):
-      values = _joined_offsets(values)
-    elif name == "token_ids":
-      num_tokens = sum(map(len, values))
-    path = folder / f"{name}.npy"
-    np.save(path, np.concatenate(values))
-    files[path.name] = file_record(path)
-  starts = [part.arrays["document_starts"] for part in parts]
-  return ShardRecord(
-    name=folder.name,
-    num_blocks=sum(int(s[-1]) for s in starts),
-    num_documents=sum(len(s) - 1 for s in starts),
-    num_tokens=num_tokens,
-    span_kinds=list(kinds),
-    files=files,
-  )
-
-
-def write_removed(
-  directory: Path,
-  shard: str,
-  is_removed: Bool[np.ndarray, " n"],
-  *,
-  update: str,
-  lengths: Int[np.ndarray, " n"],
-  document_starts: Int[np.ndarray, " bounds"],
-) -> RemovedRecord:
-  """Lists the blocks of a shard that are removed, by their sorted positions."""
-  path = directory / removed_path(shard, update=update)
-  path.parent.mkdir(exist_ok=True)
-  positions = np.flatnonzero(is_removed)
-  np.save(path, positions.astype("<i8"))
-  return RemovedRecord(
-    path=removed_path(shard, update=update),
-    num_blocks=len(positions),
-    num_documents=int((~is_left(is_removed, document_starts)).sum()),
-    num_tokens=int(lengths[positions].sum()),
-    **file_record(path),
-  )
-
-
-def is_left(
-  is_removed: Bool[np.ndarray, " n"],
-  document_starts: Int[np.ndarray, " bounds"],
-) -> Bool[np.ndarray, " d"]:
-  """Returns which documents have blocks that are not removed."""
-  before = np.append(0, np.cumsum(~is_removed))
-  return np.diff(before[document_starts]) > 0
-
-
-def _joined_offsets(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-  """Shifts the offsets of each part behind those of the parts before it."""
-  joined, total = [parts[0][:1]], 0
-  for offsets in parts:
-    joined.append(offsets[1:] + total)
-    total += int(offsets[-1])
-  return joined
-
-
-def _kind_numbers(blocks: Blocks, kinds: dict[str, int]) -> np.ndarray:
-  """Returns the kinds of spans, numbered as the shard first has them."""
-  given = blocks.arrays["salient_span_kinds"]
-  used, first = np.unique(given, return_index=True)
-  table = np.zeros(len(blocks.span_kinds), given.dtype)
-  for number in used[np.argsort(first)].tolist():
-    table[number] = kinds.setdefault(blocks.span_kinds[number], len(kinds))
-  return table[given]
-
-
-# --- Reading ------------------------------------------------------------
 
 
 class Shard:

@@ -3,7 +3,7 @@
 import functools
 import weakref
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -145,7 +145,19 @@ class Corpus:
     self.vocab_size = manifest["vocabulary"]["size"]
     self.summary = manifest["summary"]
     self.drop_titles = tuple(manifest["drop_titles"])
-    self._files = _Files(source, manifest)
+    self._staged = StagedFiles(
+      source,
+      [
+        FileRecord(name, record["bytes"], record["sha256"])
+        for name, record in files_of(manifest).items()
+      ],
+      error=CorpusError,
+      advice="; copy or build the corpus again",
+      verify_local=False,
+    )
+    self._paths = list(files_of(manifest))
+    # Kinds of files that have been copied from an object store.
+    self._copied: set[str] = set()
     self.shards: list[Shard] = []
     sizes = []
     for record in manifest["shards"]:
@@ -153,7 +165,7 @@ class Corpus:
       self.shards.append(
         Shard(
           record["name"],
-          self._files.local,
+          self._local,
           removed=removed["path"] if removed else None,
           span_kinds=record["span_kinds"],
         )
@@ -195,7 +207,7 @@ class Corpus:
     source = epath.Path(directory)
     manifest = manifests.read(source, version=version, fingerprint=fingerprint)
     corpus = cls(source, manifest)
-    corpus._files.verify(checksums=False)
+    corpus._staged.verify(corpus._paths, checksums=False)
     corpus._opened[corpus.fingerprint] = corpus
     return corpus
 
@@ -235,7 +247,20 @@ class Corpus:
 
   def verify(self) -> None:
     """Reads every file and compares checksums; raises `CorpusError`."""
-    self._files.verify(checksums=True)
+    self._staged.verify(self._paths)
+
+  def _local(self, path: str) -> Path:
+    """Returns a local file, by its path in the directory.
+
+    Those on an object store are copied to the cache when they are first used:
+    an array in all shards at once, and none that a run does not read.
+    """
+    kind = _kind(path)
+    if self._staged.is_copied and kind not in self._copied:
+      logging.info("Copying %s of %s to the cache", kind, self.source)
+      self._staged.get([other for other in self._paths if _kind(other) == kind])
+      self._copied.add(kind)
+    return self._staged.root / path
 
   def require_vocabulary_of(self, other: "Corpus") -> None:
     """Raises `CorpusError` if another corpus has another vocabulary."""
@@ -396,56 +421,10 @@ class Corpus:
     return tokens, offsets
 
 
-class _Files:
-  """The files of arrays of a corpus version, as local ones to map.
-
-  Those on an object store are copied to a cache when they are first used: an
-  array in all shards at once, and none that a run does not read.
-
-  Args:
-    directory: Directory of the corpus, local or on an object store.
-    manifest: Manifest of the version.
-  """
-
-  def __init__(self, directory: epath.Path, manifest: Manifest):
-    self._directory = directory
-    self._names = list(files_of(manifest))
-    self._staged = StagedFiles(
-      directory,
-      [
-        FileRecord(name, record["bytes"], record["sha256"])
-        for name, record in files_of(manifest).items()
-      ],
-      error=CorpusError,
-      advice="; copy or build the corpus again",
-      verify_local=False,
-    )
-    self._copied: set[str] = set()
-
-  def local(self, name: str) -> Path:
-    """Returns a local file, by its path in the directory.
-
-    Raises:
-      CorpusError: It is missing from an object store, or does not match the
-        manifest.
-      DiskFullError: The disk of the cache is full.
-    """
-    kind = _kind(name)
-    if self._staged.is_copied and kind not in self._copied:
-      logging.info("Copying %s of %s to the cache", kind, self._directory)
-      self._staged.get([other for other in self._names if _kind(other) == kind])
-      self._copied.add(kind)
-    return self._staged.root / name
-
-  def verify(self, *, checksums: bool) -> None:
-    """Raises `CorpusError` if a file is missing, or was cut or changed."""
-    self._staged.verify(self._names, checksums=checksums)
-
-
-def _kind(name: str) -> str:
+def _kind(path: str) -> str:
   """Returns what the files of an array have in common in all shards."""
-  path = PurePosixPath(name)
-  return path.name if path.parts[0].startswith("shard-") else path.parts[0]
+  folder, _, name = path.rpartition("/")
+  return folder if folder == manifests.REMOVED else name
 
 
 def require_block_length(block_length: int, *corpora: Corpus) -> None:

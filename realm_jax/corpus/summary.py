@@ -2,23 +2,33 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from realm_jax.console import columns
-from realm_jax.corpus.block_builder import COUNTS, BuiltBlocks
 from realm_jax.storage.json_files import JsonValue
 
 # Messages of skipped lines that a summary keeps; all lines are counted.
-FIRST_ERRORS = 10
-_NO_WORDS = "no words in the text"
+_FIRST_ERRORS = 10
 _DUPLICATES = "blocks that equal an earlier one"
-_CUT_ENDS = "ends of blocks longer than the block length"
 
 
 @dataclasses.dataclass
 class BuildSummary:
-  """Counts of one build; `skipped` has what was left out, by reason."""
+  """Counts of one build; `vars` gives what a manifest records.
+
+  Attributes:
+    documents, blocks, tokens, sentences: What the corpus has.
+    cut_sentences: Sentences that are longer than a block.
+    cut_titles: Titles that are longer than half a block.
+    long_words: Words of over 1,000 characters, which are left out.
+    salient_spans: Spans that were found, by kind.
+    unaligned_spans: Of these, spans that begin or end inside a token or cross
+      the end of a sentence, which are left out.
+    duplicate_blocks: Blocks that equal an earlier one.
+    skipped: What was left out, by reason.
+    first_errors: Messages of the first bad lines.
+  """
 
   documents: int = 0
   blocks: int = 0
@@ -33,24 +43,14 @@ class BuildSummary:
   skipped: Counter[str] = dataclasses.field(default_factory=Counter)
   first_errors: list[str] = dataclasses.field(default_factory=list)
 
-  def add(self, built: BuiltBlocks, num_documents: int) -> None:
-    """Counts `num_documents`, of which those in `built` have words."""
-    self.documents += len(built.documents)
-    self.blocks += len(built.blocks.arrays["block_ids"])
-    totals = built.counts.sum(0).tolist()
-    for name, total in zip(COUNTS, totals, strict=True):
-      setattr(self, name, getattr(self, name) + total)
-    of_kinds = built.spans.sum(0).tolist()
-    for kind, total in zip(built.blocks.span_kinds, of_kinds, strict=True):
-      self.salient_spans[kind] += total
-    self.unaligned_spans += int(built.unaligned.sum())
-    if cut_ends := int(built.cut_ends.sum()):
-      self.skipped[_CUT_ENDS] += cut_ends
-    if wordless := num_documents - len(built.documents):
-      self.skipped[_NO_WORDS] += wordless
+  def skip(self, reason: str, message: str) -> None:
+    """Counts a bad line, and keeps the message if it is one of the first."""
+    self.skipped[reason] += 1
+    if len(self.first_errors) < _FIRST_ERRORS:
+      self.first_errors.append(message)
 
   def merge(self, other: Mapping[str, Any]) -> None:
-    """Adds the counts of a part of the build, as `to_json` gives them."""
+    """Adds the counts of a part of the build, as `vars` gives them."""
     for name, value in vars(self).items():
       if isinstance(value, Counter):
         value.update(other[name])
@@ -64,30 +64,9 @@ class BuildSummary:
       self.blocks -= self.duplicate_blocks
       self.duplicate_blocks = 0
 
-  def to_json(self) -> dict[str, JsonValue]:
-    """Returns the counts as the manifest records them."""
-    # Not `asdict`, which would make a Counter of a Counter's pairs.
-    return {
-      name: dict(value) if isinstance(value, Counter) else value
-      for name, value in vars(self).items()
-    }
-
   def table(self) -> str:
     """Returns one line for each count, aligned."""
-    rows = [
-      ("documents", self.documents),
-      ("blocks", self.blocks),
-      ("tokens", self.tokens),
-      ("sentences", self.sentences),
-      ("sentences cut (longer than a block)", self.cut_sentences),
-      ("titles cut (longer than half a block)", self.cut_titles),
-      ("words left out (over 1,000 characters)", self.long_words),
-      *_labelled("salient spans", self.salient_spans),
-      ("spans across sentences, left out", self.unaligned_spans),
-      (_DUPLICATES, self.duplicate_blocks),
-      *_labelled("skipped", self.skipped),
-    ]
-    return "\n".join([_aligned(rows), *self.first_errors])
+    return "\n".join([columns([*_rows(vars(self))]), *self.first_errors])
 
 
 @dataclasses.dataclass
@@ -96,6 +75,7 @@ class UpdateSummary:
 
   Attributes:
     version: Number of the newest version after the update.
+    added, replaced, unchanged: Documents that were given.
     removed: Documents that were removed, by a line or for their title.
     blocks_removed: Blocks of documents that were replaced or removed.
     new: Counts of the documents that were added or replaced others.
@@ -116,24 +96,19 @@ class UpdateSummary:
 
   def to_json(self) -> dict[str, JsonValue]:
     """Returns the counts as the manifest records them."""
-    return {**vars(self), "new": self.new.to_json()}
+    return {**vars(self), "new": vars(self.new)}
 
   def table(self) -> str:
     """Returns one line for each count, aligned."""
-    rows = [
-      ("documents added", self.added),
-      ("documents replaced", self.replaced),
-      ("documents removed", self.removed),
-      ("documents unchanged", self.unchanged),
-      ("blocks removed", self.blocks_removed),
-    ]
-    new = ["added and replacing documents:", self.new.table()]
-    return "\n".join([_aligned(rows), *new])
+    counts = columns([*_rows(vars(self))])
+    return f"{counts}\nadded and replacing documents:\n{self.new.table()}"
 
 
-def _labelled(label: str, counts: Counter[str]) -> list[tuple[str, int]]:
-  return [(f"{label}: {name}", count) for name, count in sorted(counts.items())]
-
-
-def _aligned(rows: list[tuple[str, int]]) -> str:
-  return columns([(label, f"{count:,}") for label, count in rows])
+def _rows(counts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  for name, value in counts.items():
+    label = name.replace("_", " ")
+    if isinstance(value, int):
+      yield label, f"{value:,}"
+    elif isinstance(value, Counter):
+      for kind, count in sorted(value.items()):
+        yield f"{label}: {kind}", f"{count:,}"

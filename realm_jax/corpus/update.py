@@ -24,33 +24,32 @@ from etils import epath
 
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
-from realm_jax.corpus.block_builder import BlockBuilder, block_id, chunks
-from realm_jax.corpus.documents import Document, Removal, document_hash
-from realm_jax.corpus.manifest import Manifest, ShardRecord, paths_of
-from realm_jax.corpus.shard import (
+from realm_jax.corpus.block_builder import BlockBuilder, block_id
+from realm_jax.corpus.documents import Document, Removal, RowReader
+from realm_jax.corpus.manifest import Manifest, ShardRecord
+from realm_jax.corpus.sources import DocumentSource
+from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.summary import UpdateSummary
+from realm_jax.corpus.writing import (
   SHARD_BYTES,
-  Blocks,
   is_left,
   write_removed,
   write_shards,
 )
-from realm_jax.corpus.sources import DocumentSource
-from realm_jax.corpus.store import Corpus
-from realm_jax.corpus.summary import UpdateSummary
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.atomic import check_target, staging_directory
 from realm_jax.storage.local_disk import explain_full_disk, sync, sync_tree
-from realm_jax.storage.paths import is_remote, upload_directory
+from realm_jax.storage.paths import is_remote, list_names, upload_directory
 from realm_jax.text.salient_spans import Tagger, tag
-from realm_jax.text.wordpieces import WordpieceVocabulary
+
+# Key of a document of which no block is left.
+_GONE = -1
 
 
 def update_corpus(
   inputs: Sequence[str],
   output_dir: epath.PathLike,
   *,
-  vocab: str | None = None,
-  block_length: int | None = None,
   tagger: Tagger | None = tag,
   drop_titles: Sequence[str] | None = None,
   unescape_html: bool = True,
@@ -64,12 +63,10 @@ def update_corpus(
   id adds a document, and `{"id": …, "remove": true}` removes one. Readers of
   the version before continue to read it, as long as it is kept.
 
-  Other arguments are those of `build_corpus`; give the tagger and the reading
-  of HTML that the build had.
+  Vocabulary and block length stay. Other arguments are those of
+  `build_corpus`; give the tagger and the reading of HTML that the build had.
 
   Args:
-    vocab: Vocabulary file, which must be that of the corpus; None takes it.
-    block_length: Block length, which must be that of the corpus; None takes it.
     drop_titles: Texts in titles of documents that are left out, and removed if
       the corpus has them. None takes those of the build.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
@@ -85,17 +82,17 @@ def update_corpus(
 
   Raises:
     InputError: The input cannot be read, or removes an unknown document.
-    CorpusError: There is no corpus, an argument does not fit it, or no block
-      would be left.
+    CorpusError: There is no corpus, an argument is wrong, or no block would be
+      left.
     TargetError, DiskFullError, StoreAccessError: The directory cannot be
       written, or a bucket not read.
   """
-  if shard_bytes < 1:
-    raise CorpusError(f"shard_bytes={shard_bytes}; give 1 or more")
-  if keep_versions is not None and keep_versions < 1:
-    raise CorpusError(
-      f"keep_versions={keep_versions}; give 1, to keep the newest, or more"
-    )
+  for name, value in (
+    ("shard_bytes", shard_bytes),
+    ("keep_versions", keep_versions),
+  ):
+    if value is not None and value < 1:
+      raise CorpusError(f"{name}={value}; give 1 or more")
   require_readable(*inputs)
   require_writable(output_dir)
   directory = epath.Path(output_dir)
@@ -107,9 +104,8 @@ def update_corpus(
     # Locally, this also keeps other updates out.
     staging_directory(directory) as staging,
   ):
-    before = manifests.read(directory)
-    corpus = Corpus.open(directory)
-    _require_settings(corpus, vocab, block_length)
+    before, corpus = manifests.read(directory), Corpus.open(directory)
+    summary = UpdateSummary(version=corpus.version)
     version = corpus.version + 1
     prefix = f"v{version:08d}"
     if is_remote(directory):
@@ -117,20 +113,25 @@ def update_corpus(
       prefix += f"-{secrets.token_hex(4)}"
     else:
       _remove_unnamed(directory)
-    source = DocumentSource(
-      inputs,
+    reader = RowReader(
       drop_titles=corpus.drop_titles if drop_titles is None else drop_titles,
       unescape_html=unescape_html,
-      skip_bad_lines=skip_bad_lines,
       of_update=True,
     )
+    source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
+    summary.new = source.summary
+    builder = BlockBuilder(
+      vocabulary=corpus.vocabulary,
+      corpus_name=corpus.name,
+      block_length=corpus.block_length,
+      tagger=tagger,
+    )
     existing = _ExistingDocuments(corpus)
-    summary = UpdateSummary(version=corpus.version)
     new_shards = write_shards(
       staging,
-      _new_blocks(source, existing, summary, tagger),
+      builder.blocks(_changed(source, existing, summary), summary.new),
       vocab_size=corpus.vocab_size,
-      update=prefix,
+      prefix=f"shard-{prefix}",
       shard_bytes=shard_bytes,
     )
     old_shards = existing.without_removed(before, staging, prefix, summary)
@@ -144,7 +145,7 @@ def update_corpus(
       vocabulary=before["vocabulary"],
       shards=[*old_shards, *new_shards],
       summary=summary.to_json(),
-      drop_titles=source.drop_titles,
+      drop_titles=reader.dropped_titles,
     )
     if not manifest["num_blocks"]:
       raise CorpusError(
@@ -156,26 +157,6 @@ def update_corpus(
   return summary
 
 
-def _require_settings(
-  corpus: Corpus, vocab: str | None, block_length: int | None
-) -> None:
-  """Raises an error for arguments that would make other blocks."""
-  if block_length not in (None, corpus.block_length):
-    raise CorpusError(
-      f"--block_length={block_length}, and {corpus.source} has "
-      f"{corpus.block_length}, which an update keeps; leave it out, or build "
-      "the corpus again"
-    )
-  if vocab is not None and (
-    vocab.startswith("train:")
-    or WordpieceVocabulary(vocab).sha256 != corpus.vocab_sha256
-  ):
-    raise CorpusError(
-      f"--vocab={vocab} is not the vocabulary of {corpus.source}, which an "
-      "update keeps; leave it out, or build the corpus again"
-    )
-
-
 class _ExistingDocuments:
   """The documents of one version, by the ids of their first blocks.
 
@@ -184,24 +165,21 @@ class _ExistingDocuments:
 
   def __init__(self, corpus: Corpus):
     self.corpus = corpus
-    keys, hashes, shards, numbers = [], [], [], []
-    self._removed = [np.zeros(len(s.lengths), bool) for s in corpus.shards]
-    for index, shard in enumerate(corpus.shards):
-      self._removed[index][shard.removed] = True
+    keys, hashes = [], []
+    # Of each shard, which blocks are removed.
+    self._is_removed: list[np.ndarray] = []
+    for shard in corpus.shards:
+      is_removed = np.zeros(len(shard.lengths), bool)
+      is_removed[shard.removed] = True
+      self._is_removed.append(is_removed)
       starts = shard.array("document_starts")
-      documents = np.flatnonzero(is_left(self._removed[index], starts))
-      keys.append(shard.array("block_ids")[starts[documents]])
-      hashes.append(shard.array("document_hashes")[documents])
-      shards.append(np.full(len(documents), index))
-      numbers.append(documents)
-    self._keys = np.concatenate(keys)
+      first_ids = shard.array("block_ids")[starts[:-1]]
+      keys.append(np.where(is_left(is_removed, starts), first_ids, _GONE))
+      hashes.append(shard.array("document_hashes"))
+    # The number of the first document of each shard.
+    self._starts = np.cumsum([0, *map(len, keys)])
+    self._keys, self._hashes = np.concatenate(keys), np.concatenate(hashes)
     self._order = np.argsort(self._keys, kind="stable")
-    self._hashes = np.concatenate(hashes)
-    self._shards, self._numbers = (
-      np.concatenate(shards),
-      np.concatenate(numbers),
-    )
-    self._is_removed = np.zeros(len(self._keys), bool)
 
   def find(self, document_id: str) -> int | None:
     """Returns the number of a document among those of the version."""
@@ -212,11 +190,14 @@ class _ExistingDocuments:
 
   def is_same(self, number: int, document: Document) -> bool:
     """Returns whether a document was made from the same title, URL and text."""
-    return int(self._hashes[number]) == document_hash(document)
+    return int(self._hashes[number]) == document.hash
 
   def remove(self, number: int) -> None:
-    """Marks a document as removed."""
-    self._is_removed[number] = True
+    """Removes a document's blocks."""
+    index = int(np.searchsorted(self._starts, number, side="right")) - 1
+    shard = self.corpus.shards[index]
+    blocks = shard.document_range(number - int(self._starts[index]))
+    self._is_removed[index][slice(*blocks)] = True
 
   def without_removed(
     self,
@@ -226,48 +207,25 @@ class _ExistingDocuments:
     summary: UpdateSummary,
   ) -> list[ShardRecord]:
     """Lists what was removed in files; returns the records of the shards."""
-    records = []
-    for index, record in enumerate(manifest["shards"]):
-      documents = self._numbers[self._is_removed & (self._shards == index)]
-      if not documents.size:
-        records.append(record)
-        continue
-      shard, is_removed = self.corpus.shards[index], self._removed[index]
-      for document in documents.tolist():
-        is_removed[slice(*shard.document_range(document))] = True
-      summary.blocks_removed += int(is_removed.sum()) - len(shard.removed)
+    records: list[ShardRecord] = []
+    for record, shard, is_removed in zip(
+      manifest["shards"], self.corpus.shards, self._is_removed, strict=True
+    ):
+      num_removed = int(is_removed.sum()) - len(shard.removed)
+      summary.blocks_removed += num_removed
       if is_removed.all():
-        continue  # No block is left.
-      removed = write_removed(
-        staging,
-        record["name"],
-        is_removed,
-        update=prefix,
-        lengths=shard.lengths,
-        document_starts=shard.array("document_starts"),
-      )
-      records.append({**record, "removed": removed})
+        continue
+      records.append(record.copy())
+      if num_removed:
+        records[-1]["removed"] = write_removed(
+          staging,
+          record["name"],
+          is_removed,
+          prefix=prefix,
+          lengths=shard.lengths,
+          document_starts=shard.array("document_starts"),
+        )
     return records
-
-
-def _new_blocks(
-  source: DocumentSource,
-  existing: _ExistingDocuments,
-  summary: UpdateSummary,
-  tagger: Tagger | None,
-) -> Iterator[Blocks]:
-  """Yields the blocks of new and changed documents."""
-  corpus = existing.corpus
-  builder = BlockBuilder(
-    vocabulary=corpus.vocabulary,
-    corpus_name=corpus.name,
-    block_length=corpus.block_length,
-    tagger=tagger,
-  )
-  for documents in chunks(_changed(source, existing, summary)):
-    built = builder.build(documents)
-    summary.new.add(built, len(documents))
-    yield built.blocks
 
 
 def _changed(
@@ -275,16 +233,18 @@ def _changed(
 ) -> Iterator[Document]:
   """Yields new and changed documents; removes what they replace."""
   corpus = existing.corpus
-  for change in source.all_entries(summary.new):
+  for row in source.rows():
+    change = row.read(source.reader)
     found = existing.find(change.id)
     if isinstance(change, Removal) and found is None:
       source.refuse(
-        f"{change.place}: nothing to remove, no document has the id "
+        f"{row.place}: nothing to remove, no document has the id "
         f"{change.id!r} in version {corpus.version} of {corpus.source}",
         "unknown ids to remove",
-        summary.new,
       )
-    elif isinstance(change, Removal) or source.is_dropped(change, summary.new):
+    elif isinstance(change, Removal) or (
+      source.reader.is_dropped(change, summary.new.skipped)
+    ):
       if found is not None:
         summary.removed += 1
         existing.remove(found)
@@ -317,8 +277,8 @@ def _publish(
       f"another process has updated {directory} meanwhile; update it again"
     )
   kept = directory / manifests.manifest_path(before["corpus_version"])
-  manifests.write_manifest(kept, before)
-  manifests.write_manifest(directory / manifests.MANIFEST_NAME, manifest)
+  manifests.write(kept, before)
+  manifests.write(directory / manifests.MANIFEST_NAME, manifest)
 
 
 def _move_files(staging: Path, target: epath.Path) -> None:
@@ -341,23 +301,23 @@ def _move_files(staging: Path, target: epath.Path) -> None:
 
 def _prune(directory: epath.Path, *, newest: int, keep: int) -> None:
   """Removes versions, their manifests first, and what only they name."""
-  found = manifests.every_version(directory)
-  pruned = sorted(version for version in found if version <= newest - keep)
-  unused: set[str] = set()
-  for version in pruned:
+  kept, unused = set[str](), set[str]()
+  for version, manifest in _versions(directory).items():
+    if version > newest - keep:
+      kept |= _paths(manifest)
+      continue
     (directory / manifests.manifest_path(version)).unlink()
-    unused |= paths_of(found.pop(version))
-  if pruned:
-    logging.info("Removed versions %s of %s", pruned, directory)
-  _remove(directory, unused.difference(*map(paths_of, found.values())))
+    logging.info("Removed version %d of %s", version, directory)
+    unused |= _paths(manifest)
+  _remove(directory, unused - kept)
 
 
 def _remove_unnamed(directory: epath.Path) -> None:
   """Removes what a killed update left."""
-  found = {path.name for path in directory.glob("shard-*")}
-  removed = directory / manifests.REMOVED
-  found |= {f"{removed.name}/{path.name}" for path in removed.glob("*")}
-  named = map(paths_of, manifests.every_version(directory).values())
+  shards = {n for n in list_names(directory) if n.startswith("shard-")}
+  removed = list_names(directory / manifests.REMOVED)
+  found = shards | {f"{manifests.REMOVED}/{name}" for name in removed}
+  named = map(_paths, _versions(directory).values())
   _remove(directory, found.difference(*named))
 
 
@@ -368,3 +328,20 @@ def _remove(directory: epath.Path, paths: set[str]) -> None:
       path.rmtree()
     else:
       path.unlink(missing_ok=True)
+
+
+def _versions(directory: epath.Path) -> dict[int, Manifest]:
+  """Returns the manifests of all versions, by number."""
+  newest = manifests.read(directory)
+  earlier = {
+    version: manifests.read(directory, version=version)
+    for version in manifests.earlier_versions(directory)
+  }
+  return {**earlier, newest["corpus_version"]: newest}
+
+
+def _paths(manifest: Manifest) -> set[str]:
+  """Returns the folders of shards, and the files that list removed blocks."""
+  shards = manifest["shards"]
+  removed = {s["removed"]["path"] for s in shards if "removed" in s}
+  return {shard["name"] for shard in shards} | removed

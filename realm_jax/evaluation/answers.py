@@ -9,7 +9,8 @@ the spans of a block; and a block's share of y, the part of p(y|x) in the block.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import html
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ class Answer(NamedTuple):
   shares: Sequence[float]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Answered:
   """The answers of a question, and the blocks that were retrieved for it.
 
@@ -83,6 +84,22 @@ class Answered:
     """Probability of the best answer; 0 if there is none."""
     return self.answers[0].probability if self.answers else 0.0
 
+  def __repr__(self) -> str:
+    return f"<{self.question!r}: {self.text!r} ({self.probability:.3f})>"
+
+  def _repr_html_(self) -> str:
+    """Returns the answers in their blocks as a table, for a notebook."""
+    rows = ["<tr><th>answer<th>p(y|x)<th>document<th>text"]
+    for text, probability, _, block, start, limit, _ in self.answers:
+      parts = block.title, block.text[:start], text, block.text[limit:]
+      title, before, marked, after = map(html.escape, parts)
+      rows.append(
+        f"<tr><td>{marked}<td>{probability:.3f}<td>{title}"
+        f"<td>{before}<mark>{marked}</mark>{after}"
+      )
+    caption = f"<caption>{html.escape(self.question)}</caption>"
+    return f"<table>{caption}{''.join(rows)}</table>"
+
 
 def ask(
   run: Run, questions: Sequence[str], *, answer: str | None = None
@@ -109,10 +126,7 @@ def ask(
   for start in range(0, len(questions), run.max_batch):
     own = slice(start, start + run.max_batch)
     found = run.search(token_ids[own], num_searched(run))
-    places = best_places(run, found)
-    answered += read(
-      run, questions[own], token_ids[own], found, places, answer=answer
-    )
+    answered += read(run, questions[own], token_ids[own], found, answer=answer)
   return answered
 
 
@@ -133,27 +147,31 @@ def num_searched(run: Run) -> int:
   return number
 
 
-def best_places(run: Run, found: Retrieved) -> Int[np.ndarray, "b r"]:
-  """Returns the places of the best blocks, which are read."""
-  # Where blocks are hidden, fewer may be left.
-  num_read = min(run.config.num_read, found.rows.shape[1])
-  return np.tile(np.arange(num_read), (len(found.rows), 1))
-
-
 def read(
   run: Run,
   questions: Sequence[str],
   token_ids: Int32[np.ndarray, "b q"],
   found: Retrieved,
-  places: Int[np.ndarray, "b r"],
+  order: Int[np.ndarray, "b k"] | None = None,
   *,
   answer: str | None = None,
 ) -> list[Answered]:
-  """Answers questions from the blocks at some places of their rankings.
+  """Answers questions from the first blocks that were retrieved for them.
 
   There may be fewer questions than rows; the others are padding.
+
+  Args:
+    run: Run of open QA.
+    questions: Questions.
+    token_ids: `[CLS] x [SEP]` of each, padded.
+    found: Blocks that were retrieved.
+    order: Places of these blocks, those to read first; None reads the best.
+    answer: As in `ask`.
   """
-  chosen = found.take(places)
+  if order is None:
+    order = np.tile(np.arange(found.rows.shape[1]), (len(found.rows), 1))
+  places = order[:, : run.config.num_read]
+  chosen = Retrieved(*(np.take_along_axis(a, places, axis=1) for a in found))
   score_spans = run.program(span_logits, run.models.require_reader())
   logits = score_spans(
     run.params["reader"], query=token_ids, blocks=run.gather(chosen.rows)
@@ -195,21 +213,26 @@ def span_logits(
   return jnp.where(spans.is_span, spans.logits, -jnp.inf)
 
 
-class SpanTexts:
-  """What the spans of a block say, widened to whole words."""
+def span_texts(
+  run: Run, row: int
+) -> Callable[[int, int], tuple[str, int, int]]:
+  """Returns a function that says what the spans of a block say.
 
-  def __init__(self, run: Run, row: int):
-    body = run.body(row)
-    self._bytes, self._ranges = body.text.encode(), body.byte_ranges
-    self._continuation = run.vocabulary.is_continuation[body.token_ids]
+  Of a span's first wordpiece and its width, it returns the text, widened to
+  whole words, and its characters `[start, limit)` in the block's text.
+  """
+  block = run.content(row)
+  body, ranges = block.body.encode(), block.byte_ranges
+  is_continuation = run.vocabulary.is_continuation[block.body_token_ids]
 
-  def span(self, start: int, width: int) -> tuple[str, int, int]:
-    """Returns the text of a span, and its characters `[start, limit)`."""
-    start, limit = widen_to_words(start, start + width, self._continuation)
-    first, last = int(self._ranges[start, 0]), int(self._ranges[limit - 1, 1])
-    text = self._bytes[first:last].decode()
-    begin = len(self._bytes[:first].decode())
+  def span(start: int, width: int) -> tuple[str, int, int]:
+    start, limit = widen_to_words(start, start + width, is_continuation)
+    first, last = int(ranges[start, 0]), int(ranges[limit - 1, 1])
+    text = body[first:last].decode()
+    begin = len(body[:first].decode())
     return text, begin, begin + len(text)
+
+  return span
 
 
 _normalized = functools.lru_cache(maxsize=1 << 16)(normalize_answer)
@@ -228,13 +251,13 @@ def _answered(
   if np.isfinite(log_p).any():
     log_p -= logsumexp(log_p)
   chosen = [blocks[place] for place in places]
-  texts = [SpanTexts(run, block.row) for block in chosen]
+  texts = [span_texts(run, block.row) for block in chosen]
 
   def made(spans: Sequence[int]) -> Answer:
     """Returns the answer that spans give, the best one first."""
     by_block, start, extra = np.unravel_index(spans, log_p.shape)
     k = int(by_block[0])
-    text, first, limit = texts[k].span(int(start[0]), int(extra[0]) + 1)
+    text, first, limit = texts[k](int(start[0]), int(extra[0]) + 1)
     p = np.exp(log_p.reshape(-1)[spans])
     shares = np.bincount(by_block, p, len(chosen)) / p.sum()
     score = float(totals.reshape(-1)[spans[0]])
@@ -246,7 +269,7 @@ def _answered(
     groups: dict[str, list[int]] = {}
     for span in spans:
       k, start, extra = map(int, np.unravel_index(span, log_p.shape))
-      text = texts[k].span(start, extra + 1)[0]
+      text = texts[k](start, extra + 1)[0]
       groups.setdefault(_normalized(text), []).append(span)
     return groups
 
@@ -265,13 +288,12 @@ def _answered(
   posterior = np.exp(logsumexp(log_p, axis=(1, 2)))
   alone: list[Answer | None] = []
   for k, own in enumerate(log_p.reshape(len(chosen), -1)):
-    best = int(own.argmax())
-    if not np.isfinite(own[best]):
-      alone.append(None)
-      continue
-    answer = made([k * own.size + best])
-    given_block = answer.probability / float(posterior[k])
-    alone.append(answer._replace(probability=given_block))
+    best = None
+    if posterior[k]:
+      best = made([k * own.size + int(own.argmax())])
+      given_block = best.probability / float(posterior[k])
+      best = best._replace(probability=given_block)
+    alone.append(best)
   return Answered(
     question, answers, blocks, places, posterior.tolist(), alone, about
   )

@@ -8,12 +8,8 @@ from typing import Any
 import numpy as np
 
 from realm_jax.console import Progress, columns
-from realm_jax.evaluation.explain import (
-  marginalize,
-  read_masks,
-  require_masked_lm_head,
-)
-from realm_jax.evaluation.explanation import shortened
+from realm_jax.evaluation.explain import require_masked_lm_head
+from realm_jax.evaluation.masked_sentences import marginalize, read_masks
 from realm_jax.evaluation.run import Run, RunConfig
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
@@ -53,13 +49,11 @@ def block_use(
         batch.array(name)[0]
         for name in ("query", "mask_positions", "mask_weights", "mask_targets")
       )
-      num_masks = int((weights > 0).sum())
-      targets = targets[:num_masks]
+      is_mask = weights > 0
+      targets, positions = targets[is_mask], positions * is_mask
       source = int(batch.array("source_hash")[0])
-      read = read_masks(
-        run, query, positions, num_masks=num_masks, source_hash=source
-      )
-      given = read.log_probs[:, np.arange(num_masks), targets].sum(axis=1)
+      read = read_masks(run, query, positions, source_hash=source)
+      given = read.log_probs[:, np.arange(len(targets)), targets].sum(axis=1)
       _, shares, rewards = marginalize(read.scores, given)
       best = 1 + int(given[1:].argmax())
       block = run.corpus.block(int(read.rows[best]))
@@ -80,9 +74,8 @@ def block_use(
 
 def block_use_text(found: Sequence[Mapping[str, Any]]) -> str:
   """Returns a table for a terminal."""
-  rows: list[list[object]] = [[*found[0]]]
-  for one in found:
-    rows.append(
-      [v if isinstance(v, float) else shortened(v, 40) for v in one.values()]
-    )
-  return columns(rows)
+  rows = [
+    [v if isinstance(v, float) else f"{v:.40}" for v in one.values()]
+    for one in found
+  ]
+  return columns([[*found[0]], *rows])

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from realm_jax.console import columns, figures_table
@@ -33,18 +33,19 @@ class ExplanationError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
-  """What the reader finds most likely in one candidate.
+class Filling:
+  """A filling of the masks, or an answer to a question.
 
   Attributes:
-    text: Filling, or answer.
-    probability: Its probability given this candidate.
-    start, limit: Characters of the block's text of an answer; None of a
-      filling, which need not be in the block.
+    text: Words.
+    probability: p(y|x), or that given one candidate.
+    without_retrieval: p(y|null,x) of a filling.
+    start, limit: Characters of the block's text of an answer in it.
   """
 
   text: str
   probability: float
+  without_retrieval: float | None = None
   start: int | None = None
   limit: int | None = None
 
@@ -57,60 +58,26 @@ class Candidate:
     block: The block, with its score and the retriever's probability.
     probability: p(z|x); of a question, by retriever and reader together.
     log_likelihood: log p(y|z,x); None where the block does not contain y.
-    token_log_likelihoods: log p(y_j|z,x) of each wordpiece of a filling.
     share: p(z|x) p(y|z,x) / p(y|x); None if p(y|x) is 0.
+    best: What the reader finds most likely here; None in a block without text.
+    contains_text: Whether the block contains the text word for word, so that
+      its retrieval is trivial.
+    token_log_likelihoods: log p(y_j|z,x) of each wordpiece of a filling.
     utility: log p(y|z,x) − log p(y|null,x); None of a question, for which
       there is no null block.
     reward: r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x), the derivative of log p(y|x)
       by f(x,z); None of a question.
-    best: What the reader finds most likely here; None in a block without text.
-    contains_text: Whether the block contains the text word for word, so that
-      its retrieval is trivial.
   """
 
   block: Block
   probability: float
   log_likelihood: float | None
-  token_log_likelihoods: Sequence[float]
   share: float | None
-  utility: float | None
-  reward: float | None
-  best: Span | None
+  best: Filling | None
   contains_text: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Filling:
-  """A filling of the masks, or an answer to a question.
-
-  Attributes:
-    text: Words.
-    probability: p(y|x).
-    without_retrieval: p(y|null,x); None of an answer to a question.
-  """
-
-  text: str
-  probability: float
-  without_retrieval: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Unaided:
-  """The same sentence filled in by a masked language model alone.
-
-  Attributes:
-    model_dir: Directory of its run.
-    checkpoint: Step of its checkpoint.
-    wordpieces: Wordpieces of a given answer in its own vocabulary.
-    log_likelihood: log p(y|x) of a given answer; None if none was given.
-    fillings: Its best fillings.
-  """
-
-  model_dir: str
-  checkpoint: int
-  wordpieces: Sequence[str]
-  log_likelihood: float | None
-  fillings: Sequence[Filling]
+  token_log_likelihoods: Sequence[float] = ()
+  utility: float | None = None
+  reward: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,36 +87,38 @@ class Explanation:
   Attributes:
     text: Sentence or question, as it was given.
     kind: Which of the two it is.
+    model_dir: Directory of the run.
+    checkpoint: Step of the checkpoint.
+    generation: Step of the generation that was searched; None of a baseline.
     read: The query in wordpieces, as the model read it.
     answer: y, the answer that the figures are of; empty if there is none.
     answer_is_given: Whether the answer was given, or is the best one.
     wordpieces: Wordpieces of the answer.
     log_likelihood: log p(y|x); None if no candidate contains the answer.
-    log_likelihood_null: log p(y|null,x); None of a question.
-    utility: log p(y|x) − log p(y|null,x); None of a question.
     candidates: The null block of a masked sentence, then blocks by score.
     fillings: The best fillings or answers.
-    unaided: What another model makes of the sentence without any text.
     notes: What a reader of the figures should know.
-    checkpoint: Step of the checkpoint.
-    generation: Step of the generation that was searched.
+    log_likelihood_null: log p(y|null,x); None of a question.
+    utility: log p(y|x) − log p(y|null,x); None of a question.
+    unaided: What a baseline makes of the sentence without any text.
   """
 
   text: str
   kind: Kind
+  model_dir: str
+  checkpoint: int
+  generation: int | None
   read: str
   answer: str
   answer_is_given: bool
   wordpieces: Sequence[str]
   log_likelihood: float | None
-  log_likelihood_null: float | None
-  utility: float | None
   candidates: Sequence[Candidate]
   fillings: Sequence[Filling]
-  unaided: Unaided | None
   notes: Sequence[str]
-  checkpoint: int
-  generation: int
+  log_likelihood_null: float | None = None
+  utility: float | None = None
+  unaided: "Explanation | None" = None
 
   @property
   def probability(self) -> float:
@@ -168,27 +137,22 @@ def probability(log_probability: float | None) -> float:
 
 def explanation_text(explained: Explanation, *, num_texts: int) -> str:
   """Returns tables for a terminal, and the texts of the first blocks."""
-  is_question = explained.kind == "question"
-  parts = [_head(explained)]
-  if explained.candidates:
-    parts.append(_candidates_table(explained.candidates, is_question))
-  legend = _LEGENDS[explained.kind]
-  parts.append(textwrap.fill(legend, _WIDTH, break_on_hyphens=False))
-  if explained.fillings:
-    title = "best answers" if is_question else "best fillings"
-    parts.append(_fillings_table(title, explained.fillings))
-  if (unaided := explained.unaided) is not None:
-    parts.append(
-      _fillings_table(f"{unaided.model_dir}, unaided", unaided.fillings)
-    )
-  blocks = [one.block for one in explained.candidates if one.block.id]
-  parts += [
-    f"{block.title}  [{block.id}]\n"
-    + textwrap.fill(
-      block.text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT
-    )
-    for block in blocks[:num_texts]
+  title = "best answers"
+  if explained.kind == "masked sentence":
+    title = "best fillings"
+  parts = [
+    _head(explained),
+    _candidates_table(explained),
+    textwrap.fill(_LEGENDS[explained.kind], _WIDTH, break_on_hyphens=False),
+    _fillings_table(title, explained.fillings),
   ]
+  if (unaided := explained.unaided) is not None:
+    title = f"{unaided.model_dir}, unaided"
+    parts.append(_fillings_table(title, unaided.fillings))
+  blocks = [one.block for one in explained.candidates if one.block.id]
+  for block in blocks[:num_texts]:
+    text = textwrap.indent(textwrap.fill(block.text, _WIDTH - 3), _INDENT)
+    parts.append(f"{block.title}  [{block.id}]\n{text}")
   return "\n\n".join(parts) + "\n"
 
 
@@ -198,48 +162,46 @@ def _head(explained: Explanation) -> str:
     how = "given" if explained.answer_is_given else "the best"
     pieces = " ".join(explained.wordpieces)
     lines.append(f"y = {explained.answer!r} ({how}; wordpieces: {pieces})")
-  figures = {"p(y|x)": _short_number(explained.log_likelihood)}
-  if explained.kind == "masked sentence":
-    figures["p(y|x) by the null block"] = _short_number(
-      explained.log_likelihood_null
-    )
-    figures["utility of retrieval"] = signed(explained.utility)
+  figures = {"p(y|x)": f"{explained.probability:.4g}"}
+  if explained.utility is not None:
+    null = probability(explained.log_likelihood_null)
+    figures["p(y|x) by the null block"] = f"{null:.4g}"
+    figures["utility of retrieval"] = f"{explained.utility:+.4f}"
   unaided = explained.unaided
-  if unaided is not None and unaided.log_likelihood is not None:
-    pieces = len(unaided.wordpieces)
+  if unaided is not None and unaided.answer_is_given:
     figures[f"p(y|x) by {unaided.model_dir}"] = (
-      f"{_short_number(unaided.log_likelihood)}  ({pieces} wordpieces)"
+      f"{unaided.probability:.4g}  ({len(unaided.wordpieces)} wordpieces)"
     )
-  figures["checkpoint, generation"] = (
-    f"{explained.checkpoint}, {explained.generation}"
-  )
+  made_by = f"{explained.checkpoint}, {explained.generation}"
+  figures["checkpoint, generation"] = made_by
   lines.append(figures_table(figures))
   lines += [textwrap.fill(f"Note: {n}.", _WIDTH) for n in explained.notes]
   return "\n".join(lines)
 
 
-def _candidates_table(
-  candidates: Sequence[Candidate], is_question: bool
-) -> str:
-  # Columns by their heads; those of the other kind are left out.
-  cells: dict[str, Callable[[Candidate], str]] = {
-    "p(z|x)": lambda one: f"{one.probability:.4f}",
-    "p(y|z,x)": lambda one: _short_number(one.log_likelihood),
-    "share": lambda one: "–" if one.share is None else f"{one.share:.4f}",
-    "utility": lambda one: signed(one.utility),
-    "r(z)": lambda one: signed(one.reward),
-    "retriever": lambda one: f"{one.block.probability:.4f}",
-    "alone it says": lambda one: one.best.text[:18] if one.best else "",
-    "with p": lambda one: f"{one.best.probability:.3g}" if one.best else "",
-  }
-  for name in ("utility", "r(z)") if is_question else ("retriever",):
-    del cells[name]
-  rows: list[list[str]] = [["candidate", *cells]]
-  for rank, one in enumerate(candidates, start=int(is_question)):
+def _candidates_table(explained: Explanation) -> str:
+  is_question = explained.kind == "question"
+  own = ["retriever"] if is_question else ["utility", "r(z)"]
+  heads = ["candidate", "p(z|x)", "p(y|z,x)", "share", *own]
+  rows: list[list[object]] = [[*heads, "alone it says", "with p"]]
+  for rank, one in enumerate(explained.candidates, start=int(is_question)):
+    block, best = one.block, one.best
     mark = " *" if one.contains_text else ""
-    name = f"{rank}. {shortened(one.block.title, 20)} [{one.block.id}]{mark}"
-    name = name if one.block.id else "(null block)"
-    rows.append([name, *(cell(one) for cell in cells.values())])
+    figures: list[object] = [block.probability]
+    if not is_question:
+      figures = [f"{one.utility:+.4f}", f"{one.reward:+.4f}"]
+    rows.append(
+      [
+        f"{rank}. {block.title:.20} [{block.id}]{mark}"
+        if block.id
+        else "(null block)",
+        one.probability,
+        f"{probability(one.log_likelihood):.4g}",
+        "–" if one.share is None else one.share,
+        *figures,
+        *([f"{best.text:.18}", f"{best.probability:.3g}"] if best else "  "),
+      ]
+    )
   return columns(rows)
 
 
@@ -248,19 +210,5 @@ def _fillings_table(title: str, fillings: Sequence[Filling]) -> str:
   rows = [[title, "p(y|x)", *(["by the null block"] if has_null else [])]]
   for one in fillings:
     numbers = [one.probability, one.without_retrieval][: 1 + has_null]
-    rows.append([shortened(one.text, 40), *(f"{n:.4g}" for n in numbers)])
+    rows.append([f"{one.text:.40}", *(f"{n:.4g}" for n in numbers)])
   return columns(rows)
-
-
-def shortened(text: str, limit: int) -> str:
-  """Returns a text of at most `limit` characters."""
-  return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def signed(value: float | None) -> str:
-  """Returns a number with its sign, or a dash for None."""
-  return "–" if value is None else f"{value:+.4f}"
-
-
-def _short_number(log_probability: float | None) -> str:
-  return f"{probability(log_probability):.4g}"

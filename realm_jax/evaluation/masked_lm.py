@@ -3,14 +3,13 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from jaxtyping import Int64
+from jaxtyping import Float64
 
 from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW
@@ -20,7 +19,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.parameters import Params
-from realm_jax.objectives.weighted import Average, WeightedLoss
+from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_writable
@@ -71,8 +70,6 @@ def evaluate_masked_lm(
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
-  if num_batches < 1:
-    raise ValueError(f"num_batches={num_batches}; want at least 1")
   shard = EvaluationShard(
     output_dir,
     config=config,
@@ -82,23 +79,51 @@ def evaluate_masked_lm(
     previous_generation=previous_generation,
   )
   require_writable(output_dir)
-  run = Run.load(config, max_batch=data.batch_size)
-  shard.require_same_run(run)
-  previous = None
+  generations = [config.generation]
   if previous_generation is not None:
-    before = dataclasses.replace(config, generation=previous_generation)
-    previous = Run.load(before, max_batch=data.batch_size)
-    shard.require_same_run(previous)
-  with shard.batches(data) as stream:
-    batches = itertools.islice(stream, num_batches)
-    own = _Evaluation(run, stage, previous).of(batches)
-  parts = shard.gather_to_leader("sums", jax.tree.map(float, own._asdict()))
+    generations.append(previous_generation)
+  runs = [
+    Run.load(
+      dataclasses.replace(config, generation=generation),
+      max_batch=data.batch_size,
+    )
+    for generation in generations
+  ]
+  for run in runs:
+    shard.require_same_run(run)
+  run, *previous = runs
+  measure = sharding.jit_on_mesh(
+    weighted_loss,
+    *stage.functions(run.models),
+    RowLayout(run.mesh),
+    mesh=run.mesh,
+    out_shardings=sharding.replicated(run.mesh),
+  )
+  context = StageContext(run.corpus, run.generation, config.block_length)
+  sums: dict[str, Float64[np.ndarray, "2"]] = {}
+  with shard.batches(data) as stream, Progress("sentences") as progress:
+    for batch in itertools.islice(stream, num_batches):
+      found = [_search(stage, one, batch) for one in runs]
+      made, host_metrics = stage.assemble(batch, found[0], context)
+      placed = sharding.to_devices(made, run.mesh)
+      loss, metrics = jax.device_get(measure(run.params, placed))
+      if previous:
+        host_metrics |= _changes(stage, batch, runs, found)
+      count = len(batch.array("query"))
+      added = {"loss": loss, **metrics}
+      added |= {n: (count * v, count) for n, v in host_metrics.items()}
+      for name, average in added.items():
+        sums[name] = sums.get(name, 0) + np.array(average, float)
+      progress.advance(count)
+  own = {name: average.tolist() for name, average in sums.items()}
+  parts = shard.gather_to_leader("sums", own)
 
-  def metrics() -> Figures:
-    sums = _added(parts)
-    means = {name: float(mean) for name, mean in sums.means().items()}
-    if previous is not None:
-      means["previous_generation"] = previous.generation.step
+  def figures() -> Figures:
+    names = parts[0]
+    totals = {n: np.sum([part[n] for part in parts], axis=0) for n in names}
+    means = {n: float(total / max(w, 1)) for n, (total, w) in totals.items()}
+    if previous:
+      means["previous_generation"] = previous[0].generation.step
     perplexities = {
       name.replace("log_likelihood", "perplexity"): math.exp(-mean)
       for name, mean in means.items()
@@ -107,28 +132,15 @@ def evaluate_masked_lm(
     return {
       **means,
       **perplexities,
-      "num_queries": int(sums.metrics["recall"].weight),
-      "num_masks": int(sums.metrics["masked_accuracy"].weight),
+      "num_queries": int(totals["recall"][1]),
+      "num_masks": int(totals["masked_accuracy"][1]),
       "num_candidates": stage.num_candidates,
       "split": data.split,
       "task": data.task,
       "seed": data.seed,
     }
 
-  return shard.report(metrics, run)
-
-
-def _added(parts: Sequence[Mapping[str, Any]]) -> WeightedLoss:
-  """Adds the fields of all processes' sums, of which JSON has made lists."""
-
-  def added(averages: Sequence[Sequence[float]]) -> Average:
-    return Average(*jnp.asarray(np.sum(averages, axis=0), jnp.float32))
-
-  names = parts[0]["metrics"]
-  return WeightedLoss(
-    added([part["loss"] for part in parts]),
-    {name: added([part["metrics"][name] for part in parts]) for name in names},
-  )
+  return shard.report(figures, run)
 
 
 def weighted_loss(
@@ -147,71 +159,30 @@ def weighted_loss(
   )
 
 
-class _Evaluation:
-  """Measures batches with one checkpoint and the generation in use.
+def _search(stage: Pretraining, run: Run, batch: Batch) -> SearchResult:
+  """Searches as training does, which takes the order of the index."""
+  number = stage.num_searched(run.generation.num_blocks)
+  token_ids, vectors = batch.array("query"), None
+  if run.generation.index.needs_vectors:
+    vectors = run.embed_tokens(token_ids, current=stage.current_queries)
+  return run.search_index(token_ids, vectors, number)
 
-  With a `previous` run, of another generation, candidates are compared.
-  """
 
-  def __init__(self, run: Run, stage: Pretraining, previous: Run | None):
-    self._run, self._stage, self._previous = run, stage, previous
-    rows_of, loss = stage.functions(run.models)
-    self._measure = sharding.jit_on_mesh(
-      weighted_loss,
-      rows_of,
-      loss,
-      RowLayout(run.mesh),
-      mesh=run.mesh,
-      out_shardings=sharding.replicated(run.mesh),
-    )
-
-  def of(self, batches: Iterable[Batch]) -> WeightedLoss:
-    """Returns the weighted sums over all batches."""
-    sums: list[WeightedLoss] = []
-    with Progress("sentences") as progress:
-      for batch in batches:
-        sums.append(self._of_batch(batch))
-        progress.advance(len(batch.arrays["query"]))
-    return jax.tree.map(lambda *parts: sum(parts), *sums)
-
-  def _of_batch(self, batch: Batch) -> WeightedLoss:
-    run = self._run
-    retrieved = self._search(run, batch)
-    context = StageContext(run.corpus, run.generation, run.config.block_length)
-    made, host_metrics = self._stage.assemble(batch, retrieved, context)
-    placed = sharding.to_devices(made, run.mesh)
-    weighted = jax.device_get(self._measure(run.params, placed))
-    if self._previous is not None:
-      host_metrics |= self._changes(batch, retrieved, self._previous)
-    num_queries = len(batch.arrays["query"])
-    for name, value in host_metrics.items():
-      mean = Average.of(jnp.full(num_queries, value))
-      weighted.metrics[name] = jax.device_get(mean)
-    return weighted
-
-  def _search(self, run: Run, batch: Batch) -> SearchResult:
-    """Searches as training does, which takes the order of the index."""
-    number = self._stage.num_searched(run.generation.num_blocks)
-    token_ids, vectors = batch.arrays["query"], None
-    if run.generation.index.needs_vectors:
-      current = self._stage.current_queries
-      vectors = run.embed_tokens(token_ids, current=current)
-    return run.search_index(token_ids, vectors, number)
-
-  def _changes(
-    self, batch: Batch, retrieved: SearchResult, previous: Run
-  ) -> dict[str, float]:
-    """Compares the candidates of queries with those of another generation."""
-
-    def ids(run: Run, found: SearchResult) -> Int64[np.ndarray, "b k"]:
-      """Returns the ids of candidates; versions of a corpus differ in rows."""
-      rows = self._stage.candidate_rows(batch, found, run.corpus)
-      return np.where(rows == NULL_ROW, NULL_ROW, run.corpus.block_ids[rows])
-
-    now_ids = ids(self._run, retrieved)
-    before_ids = ids(previous, self._search(previous, batch))
-    is_known = (now_ids[:, :, None] == before_ids[:, None, :]).any(axis=2)
-    return {
-      "top_block_changed": float((now_ids[:, 0] != before_ids[:, 0]).mean()),
-      "candidates_changed": float(1.0 - is_known.mean()),
-    }
+def _changes(
+  stage: Pretraining,
+  batch: Batch,
+  runs: Sequence[Run],
+  found: Sequence[SearchResult],
+) -> dict[str, float]:
+  """Compares the candidates of queries with those of another generation."""
+  ids = []
+  for run, own in zip(runs, found, strict=True):
+    rows = stage.candidate_rows(batch, own, run.corpus)
+    # Versions of a corpus differ in rows.
+    ids.append(np.where(rows == NULL_ROW, NULL_ROW, run.corpus.block_ids[rows]))
+  now, before = ids
+  is_known = (now[:, :, None] == before[:, None, :]).any(axis=2)
+  return {
+    "top_block_changed": float((now[:, 0] != before[:, 0]).mean()),
+    "candidates_changed": float(1.0 - is_known.mean()),
+  }

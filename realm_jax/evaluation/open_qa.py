@@ -4,21 +4,16 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
-from jaxtyping import Int, Int32
+from jaxtyping import Int32
 
 from realm_jax.console import Progress
-from realm_jax.evaluation.answers import (
-  Answered,
-  best_places,
-  num_searched,
-  read,
-)
+from realm_jax.evaluation.answers import Answered, num_searched, read
 from realm_jax.evaluation.outputs import EvaluationShard, Figures, Line
-from realm_jax.evaluation.run import Block, Retrieved, Run, RunConfig
+from realm_jax.evaluation.run import Block, Run, RunConfig
 from realm_jax.evaluation.scores import summarize
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batch import Batch
@@ -88,12 +83,22 @@ def evaluate_open_qa(
     number = num_searched(run)
     for token_ids, questions in batches:
       found = run.search(token_ids, number)
+      evidence = [
+        _evidence(run.blocks(found, i), question)
+        for i, question in enumerate(questions)
+      ]
+      order = None
+      if config.candidates == "gold":
+        # Rows past the last question are padding.
+        lacks = np.zeros(found.rows.shape, bool)
+        lacks[: len(questions)] = [
+          [not block["contains_answer"] for block in own] for own in evidence
+        ]
+        order = np.argsort(lacks, axis=1, kind="stable")
       texts = [question.text for question in questions]
-      places = _places(run, found, questions)
-      for question, answered in zip(
-        questions, read(run, texts, token_ids, found, places), strict=True
-      ):
-        lines[question.position] = _prediction(question, answered)
+      answered = read(run, texts, token_ids, found, order)
+      for made in zip(questions, answered, evidence, strict=True):
+        lines[made[0].position] = _prediction(*made)
   return shard.report(
     lambda: {
       **summarize(list(lines.values())),
@@ -190,39 +195,30 @@ def _question_batches(
         return
       # Rows without a question follow those that have one.
       order = np.argsort(~is_taken, stable=True)
-      ids, texts = batch.texts("question_id"), batch.texts("question")
-      kinds = batch.answer_kinds
-      questions = [
-        Question(
-          ids[i], texts[i], batch.answers[i], kinds[i], int(batch.positions[i])
-        )
-        for i in order[:size]
-      ]
-      yield batch.arrays["query"][order], questions
+      fields = (
+        batch.texts("question_id"),
+        batch.texts("question"),
+        batch.answers,
+        batch.answer_kinds,
+        batch.positions.tolist(),
+      )
+      rows = [*zip(*fields, strict=True)]
+      yield (
+        batch.arrays["query"][order],
+        [Question(*rows[i]) for i in order[:size]],
+      )
       progress.advance(size)
 
 
-def _places(
-  run: Run, found: Retrieved, questions: Sequence[Question]
-) -> Int[np.ndarray, "b r"]:
-  """Returns which blocks of each ranking are read; padding reads the best."""
-  places = best_places(run, found)
-  if run.config.candidates == "gold":
-    for i, question in enumerate(questions):
-      evidence = _evidence(run.blocks(found, i), question)
-      has_none = [not block["contains_answer"] for block in evidence]
-      gold_first = np.argsort(has_none, kind="stable")
-      places[i] = gold_first[: places.shape[1]]
-  return places
-
-
-def _evidence(blocks: Sequence[Block], question: Question) -> list[Figures]:
+def _evidence(
+  blocks: Sequence[Block], question: Question
+) -> list[dict[str, Any]]:
   """Describes the blocks retrieved for a question, best first, as JSON.
 
   `contains_answer` is by words, and `contains_characters` as in Google's
   released ORQA. A pattern is searched for both in the same way.
   """
-  evidence: list[Figures] = []
+  evidence = []
   references, kind = question.references, question.answer_kind
   for block in blocks:
     has_words = answers.contains_answer(block.text, references, kind=kind)
@@ -243,7 +239,9 @@ def _evidence(blocks: Sequence[Block], question: Question) -> list[Figures]:
   return evidence
 
 
-def _prediction(question: Question, answered: Answered) -> Line:
+def _prediction(
+  question: Question, answered: Answered, evidence: list[dict[str, Any]]
+) -> Line:
   """Returns a line of `predictions.jsonl`.
 
   Google's released `evaluate_predictions` reads its `question` and
@@ -262,7 +260,6 @@ def _prediction(question: Question, answered: Answered) -> Line:
     }
   text, references = answered.text, question.references
   kind = question.answer_kind
-  evidence = _evidence(answered.blocks, question)
   for number, block in enumerate(evidence):
     block["read"] = number in answered.read
   return question.line() | {

@@ -29,6 +29,7 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import NULL_ROW, Corpus, require_block_length
+from realm_jax.corpus.store import Block as CorpusBlock
 from realm_jax.generations.loading import (
   Generation,
   load_generation,
@@ -134,10 +135,6 @@ class Retrieved(NamedTuple):
   rows: Int32[np.ndarray, "b k"]
   scores: Float32[np.ndarray, "b k"]
 
-  def take(self, places: Int[np.ndarray, "b r"]) -> "Retrieved":
-    """Returns the blocks at some places of each ranking."""
-    return Retrieved(*(np.take_along_axis(a, places, axis=1) for a in self))
-
 
 @dataclasses.dataclass(frozen=True)
 class Block:
@@ -162,18 +159,20 @@ class Block:
   probability: float
 
 
-class Body(NamedTuple):
-  """A block's text, its wordpieces, and the bytes [start, limit) of each."""
-
-  text: str
-  token_ids: Int[np.ndarray, " b"]
-  byte_ranges: Int[np.ndarray, "b 2"]
-
-
 class EditedBlock(NamedTuple):
-  """A block in memory: its body, padded tokens with the title, and vector."""
+  """A block in memory, with the names of a block of the corpus.
 
-  body: Body
+  Attributes:
+    body: Text.
+    body_token_ids: Its wordpieces.
+    byte_ranges: Bytes [start, limit) of each of them.
+    tokens: `[CLS] title [SEP] body [SEP]`, padded with 0.
+    vector: Its vector, as the generation would store it.
+  """
+
+  body: str
+  body_token_ids: Int[np.ndarray, " b"]
+  byte_ranges: Int[np.ndarray, "b 2"]
   tokens: Int32[np.ndarray, " l"]
   vector: Float32[np.ndarray, " d"]
 
@@ -490,17 +489,14 @@ class Run:
     if row == NULL_ROW:
       return Block(row, "", "", "", "", score, probability)
     block = self.corpus.block(row)
-    text = self.edits[row].body.text if row in self.edits else block.body
+    text = self.content(row).body
     return Block(
       row, block.name, block.title, text, block.url, score, probability
     )
 
-  def body(self, row: int) -> Body:
-    """Returns the body of a block."""
-    if row in self.edits:
-      return self.edits[row].body
-    block = self.corpus.block(row)
-    return Body(block.body, block.body_token_ids, block.byte_ranges)
+  def content(self, row: int) -> CorpusBlock | EditedBlock:
+    """Returns a block with its `body`, `body_token_ids` and `byte_ranges`."""
+    return self.edits.get(row) or self.corpus.block(row)
 
   def gather(self, rows: Int[np.ndarray, "*b"]) -> Int32[np.ndarray, "*b l"]:
     """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""
@@ -564,7 +560,9 @@ class Run:
     # As a generation stores it.
     vector = vector.astype(self.generation.embeddings.dtype)
     return EditedBlock(
-      Body(text, made.token_ids, made.byte_ranges),
+      text,
+      made.token_ids,
+      made.byte_ranges,
       tokens,
       vector.astype(np.float32),
     )

@@ -4,7 +4,7 @@ Published exact match on test sets stands in docs/results.md.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,8 +145,9 @@ def summarize(lines: Sequence[Line]) -> dict[str, Any]:
 
   Returns:
     The means of `question_scores`; `bad_patterns`, if answers are patterns;
-    `intervals`, the 95 % bootstrap interval of each mean; `by_question_word`
-    and `by_answer_length`, the figures of each group of questions.
+    `intervals`, the 95 % bootstrap interval of each mean; `by_question_word`,
+    by the size of the groups, and `by_answer_length`: for each group of
+    questions their number and the main scores.
   """
   scores = question_scores(lines)
   figures: dict[str, Any] = means(scores)
@@ -155,31 +156,19 @@ def summarize(lines: Sequence[Line]) -> dict[str, Any]:
   figures["num_questions"] = len(lines)
   figures[INTERVALS] = bootstrap_intervals(scores)
   for name, group_of in _BREAKDOWNS.items():
-    figures[name] = _breakdown(lines, scores, group_of)
+    groups = np.array([group_of(line) for line in lines])
+    names, sizes = np.unique(groups, return_counts=True)
+    found: dict[str, dict[str, float]] = {}
+    for group, size in zip(names.tolist(), sizes.tolist(), strict=True):
+      parts = {n: scores[n][groups == group] for n in _SHOWN if n in scores}
+      # A group of patterns has no F1.
+      parts = {n: v for n, v in parts.items() if not np.isnan(v).all()}
+      found[group] = {"num_questions": size, **means(parts)}
+    if group_of is question_word:
+      by_size = sorted(found, key=lambda group: -found[group]["num_questions"])
+      found = {group: found[group] for group in by_size}
+    figures[name] = found
   return figures
-
-
-def _breakdown(
-  lines: Sequence[Line], scores: Scores, group_of: Callable[[Line], str]
-) -> dict[str, dict[str, float]]:
-  """Returns the number of questions and the main scores of each group.
-
-  Groups of question words are in the order of their size, those of lengths in
-  the order of the lengths.
-  """
-  groups = np.array([group_of(line) for line in lines])
-  names, sizes = np.unique(groups, return_counts=True)
-  order = range(len(names))
-  if group_of is question_word:
-    order = np.argsort(-sizes, kind="stable").tolist()
-  found = {}
-  for i in order:
-    chosen = groups == names[i]
-    parts = {n: scores[n][chosen] for n in _SHOWN if n in scores}
-    # A group of patterns has no F1.
-    parts = {n: v for n, v in parts.items() if not np.isnan(v).all()}
-    found[str(names[i])] = {"num_questions": int(sizes[i]), **means(parts)}
-  return found
 
 
 def summary_table(figures: Mapping[str, Any]) -> str:

@@ -93,33 +93,31 @@ def mesh_axes_of(part: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def require_divisible(
   what: str,
-  size: int,
-  *,
-  axis: str,
-  part: str | Sequence[str] | None,
-  mesh: Mesh,
+  shape: Sequence[int],
+  axes: Sequence[str | None],
+  placed: NamedSharding,
 ) -> None:
-  """Checks that devices can share a dimension evenly.
+  """Checks that devices can share the dimensions of an array evenly.
 
   Args:
-    what: Name of the dimension, for the error.
-    size: Size of the dimension.
-    axis: Logical axis of the dimension.
-    part: Axes of the mesh that divide it, from a rule or a spec.
-    mesh: Devices.
+    what: Name of the array, for the error.
+    shape: Shape of the array.
+    axes: Logical axis of each dimension.
+    placed: Division of the array.
 
   Raises:
     ValueError: They cannot. The message names the settings to change.
   """
-  mesh_axes = mesh_axes_of(part)
-  parts = math.prod(mesh.shape[name] for name in mesh_axes)
-  if size % parts:
-    settings = " and ".join(_SETTINGS.get(name, name) for name in mesh_axes)
-    raise ValueError(
-      f"{what} cannot be divided over the {parts} devices of "
-      f"{' × '.join(mesh_axes)}; change {settings}, or do not divide {axis!r}: "
-      f"--gin.AXIS_RULES='[(\"{axis}\", None)]'"
-    )
+  for size, axis, part in zip(shape, axes, placed.spec, strict=False):
+    mesh_axes = mesh_axes_of(part)
+    parts = math.prod(placed.mesh.shape[name] for name in mesh_axes)
+    if size % parts:
+      settings = " and ".join(_SETTINGS.get(name, name) for name in mesh_axes)
+      raise ValueError(
+        f"{what} has {size} along {axis!r}, which the {parts} devices of "
+        f"{' × '.join(mesh_axes)} cannot share evenly; change {settings}, or "
+        f"do not divide it: --gin.AXIS_RULES='[(\"{axis}\", None)]'"
+      )
 
 
 # `functools.partial`, but equal arguments, which must be hashable, give the

@@ -29,13 +29,13 @@ from realm_jax.precompilation.topology import Topology
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.device_blocks import SearchedBlocks, abstract_blocks
 from realm_jax.training.rolling_index import (
   abstract_vectors,
   plan_of,
   refresh_of,
 )
 from realm_jax.training.row_counts import input_shapes
+from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
 from realm_jax.training.setup import StepSetup, set_up_step
 from realm_jax.training.stages.stage import Models
 from realm_jax.training.state import abstract_state

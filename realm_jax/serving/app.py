@@ -6,6 +6,8 @@
                      "examples": {KIND: [TEXT]}, "missing": {KIND: TEXT},
                      "limits": {…}}, KIND being "question" or "masked sentence"
     POST /api/ask    {"text": TEXT, "edits": [{"id": ID, "text": TEXT}]}
+    GET  /api/around?id=ID  the texts of the same document `before` and `after`
+                     a block, each null where the document ends
 
 The answer to `ask` is an object:
 
@@ -19,13 +21,13 @@ The answer to `ask` is an object:
                      retriever (the softmax of the scores), probability p(z|x),
                      reader p(y|z,x), share of p(y|x), utility, says (what the
                      reader says of it alone), contains_sentence (word for word)
-    without          what it says without retrieval, see `docs/serving.md`
+    without          what it says without retrieval, see `docs/evaluation.md`
     notes, run       what one should know, and the run as `about` describes it
 
 Edits come with each request, and the server keeps none: what one page edits,
 no other page sees.
 
-Programs ask many texts at once; docs/serving.md has examples:
+Programs ask many texts at once; docs/evaluation.md has examples:
 
     POST /retrieve   {"queries": [TEXT], "k": K}: for each query its blocks:
                      id, name, title, text, url, score f(x,z), probability
@@ -49,17 +51,17 @@ import dataclasses
 import functools
 import importlib.resources
 import ipaddress
+import itertools
 import json
 from collections.abc import (
   AsyncIterator,
   Awaitable,
   Callable,
-  Iterator,
+  Hashable,
   Sequence,
 )
 from typing import Any, NamedTuple
 
-import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -100,9 +102,14 @@ _UPDATE = f'{{"blocks": {_BLOCKS}}}'
 _OfTexts = Callable[[Sequence[str]], list[Any]]
 
 
-class _Waiting(NamedTuple):
-  """Texts of a request, and the results that it waits for."""
+class _Job(NamedTuple):
+  """Texts of a request, and the results that it waits for.
 
+  Jobs of equal keys have the same function, and are computed together.
+  """
+
+  key: Hashable
+  function: _OfTexts
   texts: Sequence[str]
   results: asyncio.Future[list[Any]]
 
@@ -156,16 +163,14 @@ class PageApp:
     self._allow_updates = allow_updates
     self._only_loopback = only_loopback
     self.is_computing = False
-    self._in_line = 0
-    self._one = anyio.CapacityLimiter(1)
-    # Requests that wait for the same function, with their texts.
-    self._together: dict[str, list[_Waiting]] = {}
-    self._batches: set[asyncio.Task[None]] = set()
+    self._jobs: list[_Job] = []
+    self._has_jobs = asyncio.Event()
     self._app = Starlette(
       routes=[
         *(Route(path, _file(*file)) for path, file in _FILES.items()),
         Route("/api/about", self._about),
         Route("/api/ask", self._ask, methods=["POST"]),
+        Route("/api/around", self._around),
         Route("/retrieve", self._retrieve, methods=["POST"]),
         Route("/ask", self._answer, methods=["POST"]),
         Route("/update", self._update, methods=["POST"]),
@@ -175,7 +180,7 @@ class PageApp:
         HTTPException: _http_error,
         Exception: _bug,
       },
-      lifespan=self._warmed_up,
+      lifespan=self._working,
     )
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,78 +204,71 @@ class PageApp:
     return await self._app(scope, receive, send_guarded)
 
   @contextlib.asynccontextmanager
-  async def _warmed_up(self, app: Starlette) -> AsyncIterator[None]:
-    """Compiles the programs while it serves; questions wait for that."""
+  async def _working(self, app: Starlette) -> AsyncIterator[None]:
+    """Computes jobs while it serves; first of all, programs are compiled."""
     del app
-    warming_up = asyncio.create_task(self._compute(self._service.warm_up))
+    warm_up = self._compute(lambda _: [self._service.warm_up()])
+    tasks = [asyncio.create_task(one) for one in (warm_up, self._work())]
     yield
-    warming_up.cancel()
+    for task in tasks:
+      task.cancel()
 
-  @contextlib.contextmanager
-  def _line(self) -> Iterator[None]:
-    """Counts a request among those that wait, unless too many do."""
-    if self._in_line > self._limits.waiting:
-      raise HTTPException(
-        503,
-        f"{self._limits.waiting} requests wait already; try again in a moment",
-        {"retry-after": str(_RETRY_SECONDS)},
-      )
-    self._in_line += 1
-    try:
-      yield
-    finally:
-      self._in_line -= 1
+  async def _work(self) -> None:
+    """Computes one job after the other, those of equal keys at once."""
+    while True:
+      await self._has_jobs.wait()
+      first = self._jobs[0]
+      jobs = [job for job in self._jobs if job.key == first.key]
+      self._jobs = [job for job in self._jobs if job.key != first.key]
+      if not self._jobs:
+        self._has_jobs.clear()
+      texts = [text for job in jobs for text in job.texts]
+      try:
+        results = await self._in_thread(first.function, texts)
+      except Exception as error:
+        for job in jobs:
+          # Whoever has gone does not wait any more.
+          if not job.results.done():
+            job.results.set_exception(error)
+        continue
+      rest = iter(results)
+      for job in jobs:
+        own = list(itertools.islice(rest, len(job.texts)))
+        if not job.results.done():
+          job.results.set_result(own)
 
-  async def _compute(self, function: Callable[[], Any]) -> Any:
-    """Returns what a function returns, in a thread, one after the other."""
-    with self._line():
-      async with self._one:
-        return await self._in_thread(function)
-
-  async def _in_thread(self, function: Callable[[], Any]) -> Any:
+  async def _in_thread(self, function: Callable[..., Any], *given: Any) -> Any:
     def computed() -> Any:
       self.is_computing = True
       try:
-        return function()
+        return function(*given)
       finally:
         self.is_computing = False
 
     # The end of the server does not wait for what is computed.
     return await anyio.to_thread.run_sync(computed, abandon_on_cancel=True)
 
-  async def _compute_together(
-    self, key: str, function: _OfTexts, texts: Sequence[str]
+  async def _compute(
+    self,
+    function: _OfTexts,
+    texts: Sequence[str] = ("",),
+    key: Hashable | None = None,
   ) -> list[Any]:
-    """Returns what a function returns of each text.
+    """Returns what a function returns of texts, when its turn has come.
 
-    All requests of one key that wait when its turn comes are computed at once.
+    All requests of one key that wait then are computed at once; without a key,
+    a request is computed by itself.
     """
-    with self._line():
-      own: asyncio.Future[list[Any]] = asyncio.Future()
-      waiting = self._together.setdefault(key, [])
-      waiting.append(_Waiting(texts, own))
-      if len(waiting) == 1:
-        batch = asyncio.create_task(self._batch(key, function))
-        self._batches.add(batch)
-        batch.add_done_callback(self._batches.discard)
-      return await own
-
-  async def _batch(self, key: str, function: _OfTexts) -> None:
-    async with self._one:
-      waiting = self._together.pop(key)
-      texts = [text for one in waiting for text in one.texts]
-      try:
-        results = await self._in_thread(lambda: function(texts))
-      except Exception as error:
-        for one in waiting:
-          if not one.results.done():
-            one.results.set_exception(error)
-        return
-    rest = iter(results)
-    for one in waiting:
-      part = [next(rest) for _ in one.texts]
-      if not one.results.done():
-        one.results.set_result(part)
+    if len(self._jobs) >= self._limits.waiting:
+      raise HTTPException(
+        503,
+        f"{self._limits.waiting} requests wait already; try again in a moment",
+        {"retry-after": str(_RETRY_SECONDS)},
+      )
+    job = _Job(key or object(), function, texts, asyncio.Future())
+    self._jobs.append(job)
+    self._has_jobs.set()
+    return await job.results
 
   async def _about(self, request: Request) -> Response:
     del request
@@ -280,9 +278,14 @@ class PageApp:
     return JSONResponse({**self._service.about(), "limits": limits})
 
   async def _ask(self, request: Request) -> Response:
-    text, edits = parse(await self._body(request), self._limits)
-    ask = functools.partial(self._service.ask, text, edits)
-    return JSONResponse(await self._compute(ask))
+    text, edits = _parsed(await self._body(request), self._limits)
+    (told,) = await self._compute(lambda _: [self._service.ask(text, edits)])
+    return JSONResponse(told)
+
+  async def _around(self, request: Request) -> Response:
+    block_id = request.query_params.get("id", "")
+    (given,) = _texts_by_id([{"id": block_id, "text": ""}], "?id=ID", 0)
+    return JSONResponse(self._service.around(given))
 
   async def _retrieve(self, request: Request) -> Response:
     fields = _fields(await self._body(request), _RETRIEVE, "queries")
@@ -290,13 +293,13 @@ class PageApp:
     if not isinstance(k, int) or not 1 <= k <= self._limits.blocks:
       raise RequestError(f"k={k!r}; want 1 to {self._limits.blocks}")
     retrieve = functools.partial(self._service.retrieve, k=k)
-    found = await self._compute_together(f"retrieve {k}", retrieve, texts)
+    found = await self._compute(retrieve, texts, ("retrieve", k))
     return JSONResponse({"results": found})
 
   async def _answer(self, request: Request) -> Response:
     fields = _fields(await self._body(request), _QUESTIONS, "questions")
     texts = self._texts(fields["questions"])
-    found = await self._compute_together("ask", self._service.answer, texts)
+    found = await self._compute(self._service.answer, texts, "ask")
     return JSONResponse({"results": found})
 
   async def _update(self, request: Request) -> Response:
@@ -305,12 +308,10 @@ class PageApp:
       raise HTTPException(
         403, "this service changes no blocks; start it with --allow_updates"
       )
-    fields = _fields(body, _UPDATE, "blocks")
-    texts = _texts_by_id(fields["blocks"], _UPDATE)
-    for text in texts.values():
-      _require_text(text, self._limits.edit_characters)
-    update = functools.partial(self._service.update, texts)
-    return JSONResponse(await self._compute(update))
+    blocks = _fields(body, _UPDATE, "blocks")["blocks"]
+    texts = _texts_by_id(blocks, _UPDATE, self._limits.edit_characters)
+    (told,) = await self._compute(lambda _: [self._service.update(texts)])
+    return JSONResponse(told)
 
   def _texts(self, texts: Any) -> list[str]:
     """Returns the texts of a request, of which each must have words."""
@@ -339,32 +340,25 @@ class PageApp:
     return bytes(body)
 
 
-def parse(body: bytes, limits: Limits) -> tuple[str, dict[int, str]]:
-  """Reads `{"text": …, "edits": [{"id": …, "text": …}]}`.
-
-  Returns:
-    The text, and the texts of edited blocks by the blocks' stable ids.
+def _parsed(body: bytes, limits: Limits) -> tuple[str, dict[int, str]]:
+  """Reads a text, and the texts of edited blocks by the blocks' stable ids.
 
   Raises:
-    RequestError: It is not that, or beyond a limit.
+    RequestError: The request is not `_ASK`, or beyond a limit.
   """
   fields = _fields(body, _ASK, "text")
   text, edits = fields["text"], fields.get("edits", [])
-  texts = _texts_by_id(edits, _ASK)
-  if not isinstance(text, str):
-    raise RequestError(f"the request is not {_ASK}: a text is no string")
+  _require_text(text, limits.text_characters)
   if not text.strip():
     raise RequestError(
       "there is nothing to ask; write a question or a sentence"
     )
+  texts = _texts_by_id(edits, _ASK, limits.edit_characters)
   if len(edits) > limits.edits:
     raise RequestError(
       f"{len(edits)} blocks are edited, and at most {limits.edits} may be at "
       "once; restore some"
     )
-  _require_text(text, limits.text_characters)
-  for edit in texts.values():
-    _require_text(edit, limits.edit_characters)
   return text.strip(), texts
 
 
@@ -381,21 +375,21 @@ def _fields(body: bytes, wanted: str, name: str) -> dict[str, Any]:
     ) from None
 
 
-def _texts_by_id(blocks: Any, wanted: str) -> dict[int, str]:
+def _texts_by_id(blocks: Any, wanted: str, most: int) -> dict[int, str]:
   """Returns the texts of blocks by their stable ids."""
   try:
     # Ids are strings, since JavaScript's numbers have 53 bits.
     texts = {int(block["id"]): block["text"] for block in blocks}
     if any(abs(block_id) > _MAX_BLOCK_ID for block_id in texts):
       raise ValueError("an id has more than 63 bits")
-    if not all(isinstance(text, str) for text in texts.values()):
-      raise TypeError("a text is no string")
-    return texts
   except (KeyError, TypeError, ValueError) as error:
     raise RequestError(
       f"the request is not {wanted}, whose ids are those of an answer: "
       f"{type(error).__name__}: {error}"
     ) from None
+  for text in texts.values():
+    _require_text(text, most)
+  return texts
 
 
 def _require_text(text: Any, most: int) -> None:

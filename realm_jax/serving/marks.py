@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from realm_jax.evaluation.run import Body
+from realm_jax.corpus.store import Block as CorpusBlock
+from realm_jax.evaluation.run import EditedBlock
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
@@ -28,7 +29,7 @@ class Segment(NamedTuple):
 
 
 def marked_body(
-  body: Body,
+  block: CorpusBlock | EditedBlock,
   words: WordpieceVocabulary,
   *,
   answers: Sequence[str],
@@ -39,12 +40,13 @@ def marked_body(
   Words are compared by their wordpieces, so capitals and accents do not matter.
 
   Args:
-    body: Body of a block.
+    block: Block of a corpus, or an edited one.
     words: Vocabulary of its wordpieces.
     answers: Words whose occurrences are marked as the answer.
     said: Characters [start, limit) of the text that the reader would say.
   """
-  text, token_ids, ranges = body.text, body.token_ids, body.byte_ranges
+  text, ranges = block.body, block.byte_ranges
+  token_ids = block.body_token_ids
   paint = np.zeros(len(text.encode()), np.int8)
   if said is not None:
     start, limit = (len(text[:place].encode()) for place in said)

@@ -1,6 +1,5 @@
 """Answers of the page's requests, as plain data."""
 
-import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from realm_jax.evaluation.explanation import (
   Kind,
   probability,
 )
-from realm_jax.evaluation.masked_text import is_masked
+from realm_jax.evaluation.masked_sentences import is_masked
 from realm_jax.evaluation.run import Block, EditError, Run
 from realm_jax.serving.marks import marked_body
 from realm_jax.text.answers import normalize_answer
@@ -29,14 +28,10 @@ SENTENCE: Kind = "masked sentence"
 QUESTION: Kind = "question"
 _OF_HEAD: dict[str, Kind] = {MASKED_LM: SENTENCE, SPAN: QUESTION}
 _WANTED = {
-  SENTENCE: "fill in [MASK]; a run of pre-training does: --masked_model_dir",
-  QUESTION: "answer questions; a run of open QA does: --model_dir",
+  SENTENCE: "fill in [MASK], as a run of pre-training can",
+  QUESTION: "answer questions, as a run of open QA can",
 }
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
-
-
-class ServerError(ValueError):
-  """A page that cannot be served."""
 
 
 class RequestError(ValueError):
@@ -52,7 +47,7 @@ class Service:
     examples: Texts to offer, by kind.
 
   Raises:
-    ServerError: The second run does not fill in sentences.
+    ValueError: The second run does not fill in sentences.
   """
 
   def __init__(
@@ -65,7 +60,7 @@ class Service:
     self.runs: dict[Kind, Run] = dict.fromkeys(_kinds(run), run)
     if masked_run is not None:
       if SENTENCE not in _kinds(masked_run):
-        raise ServerError(
+        raise ValueError(
           f"{masked_run.model_dir} was trained to answer questions alone; give "
           "a run of pre-training as --masked_model_dir"
         )
@@ -81,7 +76,7 @@ class Service:
       "runs": {kind: _about(run) for kind, run in self.runs.items()},
       "examples": self._examples,
       "missing": {
-        kind: f"This page cannot {wanted}."
+        kind: f"It cannot {wanted}."
         for kind, wanted in _WANTED.items()
         if kind not in self.runs
       },
@@ -144,6 +139,24 @@ class Service:
       }
       for one in answers.ask(run, texts)
     ]
+
+  def around(self, block_id: int) -> dict[str, str | None]:
+    """Returns the texts before and after a block in its document.
+
+    Raises:
+      EditError: No block has this id.
+    """
+    run = next(iter(self.runs.values()))
+    ((row, _),) = _rows(run, {block_id: ""})
+    document = run.corpus.block(row).document_id
+
+    def text(row: int) -> str | None:
+      is_inside = 0 <= row < run.corpus.num_blocks
+      if is_inside and run.corpus.block(row).document_id == document:
+        return run.content(row).body
+      return None
+
+    return {"before": text(row - 1), "after": text(row + 1)}
 
   def update(self, texts: Mapping[int, str]) -> dict[str, Any]:
     """Changes blocks for all clients, until the service ends.
@@ -211,12 +224,19 @@ class Service:
       "text": explained.text,
       "answer": explained.answer,
       "probability": explained.probability,
-      "answers": [dataclasses.asdict(one) for one in explained.fillings],
+      "answers": [
+        {
+          "text": one.text,
+          "probability": one.probability,
+          "without_retrieval": one.without_retrieval,
+        }
+        for one in explained.fillings
+      ],
       "blocks": [
         _block(edited, explained, one) for one in explained.candidates
       ],
       "without": without,
-      "notes": list(explained.notes),
+      "notes": [*explained.notes, *_unknown_words(run, text)],
       "run": _about(run),
     }
 
@@ -227,6 +247,13 @@ def _kinds(run: Run) -> set[Kind]:
     return {QUESTION}
   heads = trained_heads(run.model_dir, run.step)
   return {_OF_HEAD[head] for head in heads} or set(_OF_HEAD.values())
+
+
+def _unknown_words(run: Run, text: str) -> list[str]:
+  """Says which words of a text are [UNK] to the run."""
+  words = run.vocabulary
+  unknown = [w for w in text.split() if words.unk_id in words.encode(w)]
+  return [f"the run does not know: {', '.join(unknown)}"] if unknown else []
 
 
 def _about(run: Run) -> dict[str, Any]:
@@ -243,17 +270,22 @@ def _about(run: Run) -> dict[str, Any]:
 
 def _texts_by_row(run: Run, edits: Mapping[int, str]) -> dict[int, str]:
   """Returns the edited texts by row, but those that are as they were."""
+  return {
+    row: text
+    for row, text in _rows(run, edits)
+    if text.strip() != run.content(row).body.strip()
+  }
+
+
+def _rows(run: Run, edits: Mapping[int, str]) -> list[tuple[int, str]]:
   rows = run.corpus.rows_of(np.array([*edits], np.int64)).tolist()
-  texts = {}
-  for row, (block_id, text) in zip(rows, edits.items(), strict=True):
+  for row, block_id in zip(rows, edits, strict=True):
     if row < 0:
       raise EditError(
         f"no block has the id {block_id}; the corpus may have changed: restore "
         "the block, or load the page again"
       )
-    if text.strip() != run.body(row).text.strip():
-      texts[row] = text
-  return texts
+  return [*zip(rows, edits.values(), strict=True)]
 
 
 def _without_best(
@@ -320,7 +352,7 @@ def _block(
         # As the block spells it, which may have another article.
         answers.append(best.text)
     segments = marked_body(
-      run.body(block.row), run.vocabulary, answers=answers, said=said
+      run.content(block.row), run.vocabulary, answers=answers, said=said
     )
   return {
     # As a string, since JavaScript's numbers have 53 bits.

@@ -83,9 +83,6 @@ def find_pattern_spans(
     byte_ranges: Bytes of each of its tokens.
     continuation: Whether each token continues a word.
     pattern: Pattern of an answer.
-
-  Raises:
-    PatternError: The pattern is too slow.
   """
   text = body.decode()
   spans = []

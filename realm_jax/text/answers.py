@@ -23,8 +23,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from realm_jax.text import patterns
-from realm_jax.text.patterns import PatternError
+from realm_jax.text.patterns import compiled
 
 AnswerKind = Literal["string", "regex"]
 
@@ -70,8 +69,8 @@ def bad_patterns(references: Iterable[str]) -> dict[str, str]:
 
   They are no valid patterns, or were too slow where they were searched for.
   """
-  reasons = {p: patterns.why_unusable(p) for p in references}
-  return {pattern: reason for pattern, reason in reasons.items() if reason}
+  problems = {pattern: compiled(pattern).problem for pattern in references}
+  return {pattern: problem for pattern, problem in problems.items() if problem}
 
 
 def regex_match(prediction: str, pattern: str) -> bool:
@@ -80,17 +79,7 @@ def regex_match(prediction: str, pattern: str) -> bool:
   The prediction may be longer, as in Google's evaluation of CuratedTREC. A bad
   pattern matches nothing.
   """
-  try:
-    return patterns.compiled(pattern).begins(prediction)
-  except PatternError:
-    return False
-
-
-def _occurs(pattern: str, text: str) -> bool:
-  try:
-    return patterns.compiled(pattern).occurs(text)
-  except PatternError:
-    return False
+  return compiled(pattern).begins(prediction)
 
 
 def is_correct(
@@ -149,7 +138,7 @@ def contains_answer(
   if kind == "regex":
     text = unicodedata.normalize("NFD", text)
     decomposed = (unicodedata.normalize("NFD", r) for r in references)
-    return any(_occurs(pattern, text) for pattern in decomposed)
+    return any(compiled(pattern).occurs(text) for pattern in decomposed)
   words = _word_sequence(text)
   wanted = map(_word_sequence, references)
   return any(sequence.strip() and sequence in words for sequence in wanted)

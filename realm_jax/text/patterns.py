@@ -6,12 +6,12 @@ stops when it is told to. RE2, whose time is linear, has neither: its `\s`,
 `\d`, `\w` and `\b` know only ASCII.
 """
 
-import contextlib
 import functools
 import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import TypeVar
 
 import regex
 from absl import logging
@@ -22,27 +22,23 @@ FLAGS = re.IGNORECASE | re.UNICODE | re.MULTILINE
 _SECONDS_AT_ONCE = 1.0
 _SECONDS_PER_TEXT = 1e-3
 
-
-class PatternError(ValueError):
-  """A pattern that is not valid, or too slow."""
+_Found = TypeVar("_Found")
 
 
 class Pattern:
-  """A valid pattern, which may spend a limited time on texts.
+  """A pattern, which may spend a limited time on texts.
 
-  It may search for a second, and for a millisecond more with each text. Once
-  it has taken longer, it counts as too slow and is not searched again.
+  It may search for a second, and for a millisecond more with each text. One
+  that is not valid, or has taken longer, matches nothing any more.
 
   Attributes:
-    too_slow: Why it is not searched any more; empty while it is.
+    problem: Why it matches nothing; empty while it is searched.
   """
 
   def __init__(self, pattern: str):
-    """Compiles a pattern.
-
-    Raises:
-      PatternError: It is not valid.
-    """
+    self.problem = ""
+    self._pattern = pattern
+    self._seconds_left = _SECONDS_AT_ONCE
     # The user can do nothing about a pattern of the data that a later Python
     # may read differently.
     with warnings.catch_warnings(action="ignore"):
@@ -52,39 +48,30 @@ class Pattern:
           pattern, regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
         )
       except (re.error, regex.error, OverflowError, RecursionError) as error:
-        raise PatternError(str(error) or type(error).__name__) from error
-    self._pattern = pattern
-    self._seconds_left = _SECONDS_AT_ONCE
-    self.too_slow = ""
+        self._give_up(str(error) or type(error).__name__)
 
   def begins(self, text: str) -> bool:
-    """Returns whether it matches at the start of a text, maybe emptily.
-
-    Raises:
-      PatternError: It is too slow.
-    """
-    with self._limited() as timeout:
-      return self._compiled.match(text, timeout=timeout) is not None
+    """Returns whether it matches at the start of a text, maybe emptily."""
+    return self._limited(
+      lambda timeout: self._compiled.match(text, timeout=timeout) is not None,
+      False,
+    )
 
   def occurs(self, text: str) -> bool:
-    """Returns whether it matches anywhere in a text, maybe emptily.
-
-    Raises:
-      PatternError: It is too slow.
-    """
-    with self._limited() as timeout:
-      return self._compiled.search(text, timeout=timeout) is not None
+    """Returns whether it matches anywhere in a text, maybe emptily."""
+    return self._limited(
+      lambda timeout: self._compiled.search(text, timeout=timeout) is not None,
+      False,
+    )
 
   def spans(self, text: str, *, at_most: int | None = None) -> list[range]:
     """Returns where it matches, in characters, without outer white space.
 
     Matches do not overlap, and those of nothing but white space are left out.
-
-    Raises:
-      PatternError: It is too slow.
     """
-    found: list[range] = []
-    with self._limited() as timeout:
+
+    def search(timeout: float) -> list[range]:
+      found: list[range] = []
       for match in self._compiled.finditer(text, timeout=timeout):
         matched = match.group()
         if stripped := matched.strip():
@@ -92,49 +79,37 @@ class Pattern:
           found.append(range(start, start + len(stripped)))
           if len(found) == at_most:
             break
-    return found
+      return found
 
-  @contextlib.contextmanager
-  def _limited(self) -> Iterator[float]:
-    """Measures one search, which may take as long as the pattern has left."""
-    if self.too_slow:
-      raise PatternError(self.too_slow)
+    return self._limited(search, [])
+
+  def _limited(
+    self, search: Callable[[float], _Found], nothing: _Found
+  ) -> _Found:
+    """Runs a search, which may take as long as the pattern has left."""
+    if self.problem:
+      return nothing
     # A process that does not run for a while must not condemn a pattern.
-    start, error = time.thread_time(), None
+    start, found = time.thread_time(), nothing
     try:
-      yield self._seconds_left
-    except TimeoutError as timeout:
-      error = timeout
+      found = search(self._seconds_left)
+    except TimeoutError:
+      self._seconds_left = -_SECONDS_AT_ONCE
     left = self._seconds_left + _SECONDS_PER_TEXT - (time.thread_time() - start)
     self._seconds_left = min(left, _SECONDS_AT_ONCE)
-    if error is not None or left <= 0:
-      self.too_slow = "it takes too long on texts of this length"
-      logging.warning("answer pattern %r: %s", self._pattern, self.too_slow)
-      raise PatternError(self.too_slow) from error
+    if left > 0:
+      return found
+    self._give_up("it takes too long on texts of this length")
+    return nothing
+
+  def _give_up(self, problem: str) -> None:
+    self.problem = problem
+    logging.warning(
+      "answer pattern %r matches nothing: %s", self._pattern, problem
+    )
 
 
 @functools.lru_cache(maxsize=65536)
-def _compiled(pattern: str) -> Pattern | PatternError:
-  try:
-    return Pattern(pattern)
-  except PatternError as error:
-    logging.warning("answer pattern %r never matches: %s", pattern, error)
-    return error
-
-
 def compiled(pattern: str) -> Pattern:
-  """Returns a pattern, which is compiled once in a process.
-
-  Raises:
-    PatternError: It is not valid.
-  """
-  found = _compiled(pattern)
-  if isinstance(found, PatternError):
-    raise found
-  return found
-
-
-def why_unusable(pattern: str) -> str:
-  """Returns why a pattern is invalid or was too slow; empty if it is usable."""
-  found = _compiled(pattern)
-  return str(found) if isinstance(found, PatternError) else found.too_slow
+  """Returns a pattern, which is compiled once in a process."""
+  return Pattern(pattern)

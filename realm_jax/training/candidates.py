@@ -1,8 +1,6 @@
 """The stream of a run's batches with their candidates, one step ahead."""
 
-import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,38 +8,29 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import jax
 import numpy as np
 from absl import logging
-from etils import epath
-from jaxtyping import Array, Float, Int64
+from jaxtyping import Int64
 
 from realm_jax.answers.run_answers import RunAnswers
-from realm_jax.generations.loading import Generation, load_generation
-from realm_jax.generations.store import FOLDER
+from realm_jax.generations.loading import Generation
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
-  Index,
   IndexCrashedError,
   QueryBatch,
   SearchResult,
 )
 from realm_jax.inputs.batch import Batch
-from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import embed_queries, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.device_blocks import SearchedBlocks
-from realm_jax.training.generations import (
-  DeviceGeneration,
-  DeviceGenerationLoader,
-  GenerationSchedule,
-)
-from realm_jax.training.goodput import Goodput
+from realm_jax.training.generations import DeviceGeneration, GenerationSchedule
 from realm_jax.training.rolling_index import OwnIndex
+from realm_jax.training.search_in_step import SearchedBlocks
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.pretraining import Pretraining
-from realm_jax.training.stages.stage import StageContext, StepBatch
+from realm_jax.training.stages.stage import Assembled, StageContext, StepBatch
 from realm_jax.training.state import TrainState
 
 NOTHING_RETRIEVED = SearchResult(
@@ -101,7 +90,6 @@ class Candidates:
       keeps its own.
     decisions: Decisions of all processes.
     resumed: State of the stream before the run's next step.
-    answers: Answers in blocks, for a stage that asks for them.
     own_index: Index that the run keeps itself, if it does.
   """
 
@@ -113,24 +101,33 @@ class Candidates:
     schedule: GenerationSchedule | None,
     decisions: Decisions,
     resumed: LoopState,
-    answers: RunAnswers | None = None,
     own_index: OwnIndex | None = None,
   ):
+    config = setup.config
     self._setup = setup
-    self._stage = setup.config.stage
-    self._searches_in_step = setup.config.retrieve_on_device
+    self._stage = config.stage
+    self._searches_in_step = config.retrieve_on_device
     self._examples = examples
     self._schedule = schedule
     self._decisions = decisions
-    self._answers = answers
     self._own_index = own_index
+    self._answers: RunAnswers | None = None
+    if self._stage.needs_answers:
+      data = dataclasses.replace(
+        config.data, corpus_version=setup.corpus.version
+      )
+      self._answers = RunAnswers(
+        config.model_dir, data, agreement=Agreement("answers")
+      )
+      # This runs while the first generation is built.
+      self._answers.of(setup.corpus)
     self._resumed: LoopState | None = resumed
     self._positions = resumed.positions
     # The step that was taken last and the one that was prefetched.
     self._in_flight: dict[int, _InFlight] = {}
     self._embed_queries = jax.jit(
       sharding.under(
-        setup.config.mesh.all_axis_rules, embed_queries, setup.models.retriever
+        config.mesh.all_axis_rules, embed_queries, setup.models.retriever
       ),
       out_shardings=sharding.batch_sharding(setup.mesh),
     )
@@ -174,58 +171,59 @@ class Candidates:
     entry = _InFlight(step, examples, self._positions, generation)
     self._positions = examples.next_positions
     retrieved = _still_valid(resumed, generation)
-    if retrieved is None and not self._searches_in_step:
-      entry.vectors = self._embed(entry, params)
+    if retrieved is None:
+      self._embed(entry, params)
     self._start(entry, retrieved)
     self._in_flight[step] = entry
 
-  def _embed(
-    self, entry: _InFlight, params: Params | None
-  ) -> Float[Array, "n d"] | None:
+  def _embed(self, entry: _InFlight, params: Params | None) -> None:
     """Dispatches the embedding of the queries, for an index that needs it.
 
-    Without parameters, the generation's own query tower embeds them. Returns
-    the vectors of the queries of all processes.
+    Without parameters, the generation's own query tower embeds them.
     """
     generation, mesh = entry.generation, self._setup.mesh
-    if generation is None or not generation.index.needs_vectors:
-      return None
+    if generation is None or self._searches_in_step:
+      return
+    if not generation.index.needs_vectors:
+      entry.vectors = None
+      return
     query_params = generation.query_params
     if self._stage.current_queries and params is not None:
       retriever = self._setup.models.retriever
       query_params = query_tower_parameters(retriever, params["retriever"])
     queries = sharding.to_devices(entry.examples.arrays["query"], mesh)
     with jax.set_mesh(mesh):
-      return self._embed_queries(query_params, queries)
+      entry.vectors = self._embed_queries(query_params, queries)
 
   def _start(
     self, entry: _InFlight, retrieved: SearchResult | None = None
   ) -> None:
     """Searches, unless that was done, and makes the batch in the background."""
     search = None
-    if entry.generation is not None and not self._searches_in_step:
-      search = self._search(entry, entry.generation.index, retrieved)
+    if retrieved is not None:
+      search = lambda: retrieved  # noqa: E731
+    elif entry.generation is not None and not self._searches_in_step:
+      search = self._search(entry, entry.generation)
     entry.pending = self._thread.submit(self._prepare, entry, search)
 
   def _search(
-    self, entry: _InFlight, index: Index, retrieved: SearchResult | None
+    self, entry: _InFlight, generation: Generation
   ) -> Callable[[], SearchResult]:
     """Dispatches the devices' part of a search, and returns the host's."""
-    vectors, num_blocks = entry.vectors, self._setup.num_searched
-    if retrieved is not None:
-      return lambda: retrieved
+    index, vectors = generation.index, entry.vectors
+    num_blocks = self._setup.num_searched
     if vectors is not None and isinstance(index, ExactIndex):
       scores, rows = index.search_on_device(vectors, num_blocks)
       return lambda: SearchResult(
         rows=sharding.local_rows(rows), scores=sharding.local_rows(scores)
       )
-    queries = entry.examples.arrays["query"]
-    return lambda: index.search(
-      QueryBatch(
-        queries, None if vectors is None else sharding.local_rows(vectors)
-      ),
-      num_blocks,
-    )
+
+    def search() -> SearchResult:
+      own = None if vectors is None else sharding.local_rows(vectors)
+      queries = QueryBatch(entry.examples.arrays["query"], own)
+      return index.search(queries, num_blocks)
+
+    return search
 
   def _prepare(
     self, entry: _InFlight, search: Callable[[], SearchResult] | None
@@ -235,9 +233,18 @@ class Candidates:
     Raises:
       IndexCrashedError: The index of some process has crashed.
     """
-    # All processes agree on the answers of another corpus version, and so even
-    # one whose index has crashed.
-    context = self._context(entry)
+    generation, setup = entry.generation, self._setup
+    corpus = setup.corpus if generation is None else generation.corpus
+    context = StageContext(
+      corpus,
+      generation,
+      setup.config.data.block_length,
+      examples=setup.examples,
+      # All processes agree on the answers of another corpus version, and so
+      # even one whose index has crashed.
+      answers=None if self._answers is None else self._answers.of(corpus),
+      max_answer_width=setup.models.max_answer_width,
+    )
     retrieved, batch = NOTHING_RETRIEVED, None
     metrics: dict[str, float] = {}
     crash = None
@@ -246,49 +253,34 @@ class Candidates:
       if search is not None:
         retrieved = search()
         searched = time.perf_counter()
-      batch, metrics = self._batch(entry, retrieved, context)
+      batch, metrics = self._assemble(entry, retrieved, context)
     except IndexCrashedError as error:
       crash = error
-    loaded = None if self._schedule is None else self._schedule.loaded()
     decision = self._decisions.of_step(
       entry.step,
-      generation=loaded,
+      generation=None if self._schedule is None else self._schedule.loaded(),
       crashed=None if crash is None else str(crash),
       metrics=metrics,
     )
     if decision.crashed is not None:
       raise IndexCrashedError(decision.crashed) from crash
-    placed = sharding.to_devices(batch, self._setup.mesh)
+    placed = sharding.to_devices(batch, setup.mesh)
     metrics = decision.metrics
     if search is not None:
       metrics["search_ms"] = 1e3 * (searched - start)
       metrics["gather_ms"] = 1e3 * (time.perf_counter() - searched)
     return Prepared(placed, metrics, retrieved)
 
-  def _context(self, entry: _InFlight) -> StageContext:
-    """Returns the parts from which the stage makes a step's batch."""
-    generation = entry.generation
-    corpus = self._setup.corpus if generation is None else generation.corpus
-    return StageContext(
-      corpus,
-      generation,
-      self._setup.config.data.block_length,
-      examples=self._setup.examples,
-      answers=None if self._answers is None else self._answers.of(corpus),
-      max_answer_width=self._setup.models.max_answer_width,
-    )
-
-  def _batch(
+  def _assemble(
     self, entry: _InFlight, retrieved: SearchResult, context: StageContext
-  ) -> tuple[StepBatch, dict[str, float]]:
+  ) -> Assembled:
     """Makes a step's batch of what was retrieved."""
-    stage = self._stage
+    stage, generation = self._stage, entry.generation
     if self._searches_in_step:
       assert isinstance(stage, Pretraining)
       batch, metrics = stage.unretrieved(entry.examples), {}
     else:
       batch, metrics = stage.assemble(entry.examples, retrieved, context)
-    generation = entry.generation
     if generation is not None:
       metrics["staleness_steps"] = entry.step - generation.oldest_step
       metrics["generation"] = generation.step
@@ -305,12 +297,10 @@ class Candidates:
     self._in_flight.pop(step - 1, None)
     entry = self._in_flight[step]
     prepared = self._await(entry)
-    if not self._searches_in_step:
-      return prepared
+    searched = None
     if isinstance(entry.generation, DeviceGeneration):
       searched = entry.generation.searched(self._setup)
-    else:
-      assert self._own_index is not None
+    elif self._own_index is not None:
       searched = self._own_index.searched
     return dataclasses.replace(prepared, searched=searched)
 
@@ -322,7 +312,7 @@ class Candidates:
         return entry.pending.result()
       entry.generation = self._schedule.after_crash(error)
       if not (self._stage.current_queries and entry.vectors is not None):
-        entry.vectors = self._embed(entry, None)
+        self._embed(entry, None)
       self._start(entry)
 
   def state(self, step: int) -> LoopState:
@@ -338,18 +328,18 @@ class Candidates:
       return LoopState(positions, indexed_corpus=indexed)
     if entry is None:
       return LoopState(positions, self._schedule.current.step)
-    assert entry.generation is not None
-    retrieved = None
+    found = None
     # A step that searches itself retrieves the same again when it is resumed,
     # with the same parameters.
     if not self._searches_in_step:
       try:
-        prepared = self._await(entry)
-        corpus = entry.generation.corpus
-        retrieved = RetrievedIds.of(prepared.retrieved, corpus)
+        found = self._await(entry).retrieved
       except IndexCrashedError as error:
         logging.warning("a resumed run will search step %d: %s", step, error)
-    return LoopState(positions, entry.generation.step, retrieved)
+    generation = entry.generation
+    assert generation is not None
+    ids = None if found is None else RetrievedIds.of(found, generation.corpus)
+    return LoopState(positions, generation.step, ids)
 
 
 def _still_valid(
@@ -367,82 +357,3 @@ def _still_valid(
       generation.step,
     )
   return retrieved
-
-
-def open_candidates(
-  setup: RunSetup,
-  examples: BatchStream,
-  decisions: Decisions,
-  resumed: LoopState,
-  stack: contextlib.ExitStack,
-  goodput: Goodput,
-  own_index: OwnIndex | None = None,
-) -> Candidates:
-  """Opens the candidate stream, with what it searches.
-
-  That is the index that the run itself keeps, or else generations.
-  """
-  config, schedule = setup.config, None
-  answers = _answers(setup)
-  if config.stage.needs_index and own_index is None:
-    schedule = _open_schedule(setup, decisions, stack, goodput)
-  candidates = Candidates(
-    setup,
-    examples,
-    schedule=schedule,
-    decisions=decisions,
-    resumed=resumed,
-    answers=answers,
-    own_index=own_index,
-  )
-  stack.callback(candidates.close)
-  return candidates
-
-
-def _open_schedule(
-  setup: RunSetup,
-  decisions: Decisions,
-  stack: contextlib.ExitStack,
-  goodput: Goodput,
-) -> GenerationSchedule:
-  """Opens what follows the generations of a run, and loads them."""
-  config = setup.config
-  directory = epath.Path(config.model_dir) / FOLDER
-  load: Callable[..., Generation] = functools.partial(
-    load_generation,
-    directory,
-    corpus=setup.corpus,
-    mesh=setup.mesh,
-    beside_training=True,
-    reads_vectors=config.stage.reads_vectors,
-  )
-  if config.retrieve_on_device:
-    load = DeviceGenerationLoader(directory, load, setup)
-  schedule = GenerationSchedule(
-    load,
-    config.refresh,
-    model_dir=config.model_dir,
-    num_searched=setup.num_searched,
-    every_steps=config.refresh_every_steps,
-    decisions=decisions,
-    goodput=goodput,
-  )
-  stack.callback(schedule.close)
-  return schedule
-
-
-def _answers(setup: RunSetup) -> RunAnswers | None:
-  """Opens the answers in the run's blocks, for a stage that asks for them.
-
-  They are found meanwhile the first generation is built.
-  """
-  config = setup.config
-  if not config.stage.needs_answers:
-    return None
-  answers = RunAnswers(
-    config.model_dir,
-    dataclasses.replace(config.data, corpus_version=setup.corpus.version),
-    agreement=Agreement("answers"),
-  )
-  answers.of(setup.corpus)
-  return answers

@@ -18,9 +18,11 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Float32, Int32, Int64
 
-from realm_jax.checkpoints.store import (
+from realm_jax.checkpoints.saving import (
   CheckpointError,
   CheckpointNotWrittenError,
+)
+from realm_jax.checkpoints.store import (
   CheckpointStore,
   LoopItem,
   digest_bytes,
@@ -59,12 +61,18 @@ _SETTINGS = {
 }
 
 
-def read_loop_item(store: CheckpointStore, step: int) -> LoopItem:
+def read_loop_item(
+  store: CheckpointStore, step: int, vocabulary: str
+) -> LoopItem:
   """Returns what a checkpoint records for a run that continues from it.
 
+  The `vocabulary` is that of the run, a SHA-256.
+
   Raises:
-    CheckpointError: It cannot be read, or has no such record in this format.
+    CheckpointError: It cannot be read, is of another vocabulary, or has no such
+      record in this format.
   """
+  store.require_vocabulary(step, vocabulary)
   item = store.loop_item(step)
   if item.get("format") != _FORMAT:
     raise CheckpointError(
@@ -90,8 +98,7 @@ def examples_of_run(
     if not store.steps():
       return newest
     step = store.latest()
-    store.require_vocabulary(step, newest.vocab_sha256)
-    item = read_loop_item(store, step)
+    item = read_loop_item(store, step, newest.vocab_sha256)
   version = int(item["corpus_version"])
   try:
     return newest.at(version, bytes(item["corpus_fingerprint"]).hex())
@@ -142,7 +149,6 @@ class LoopState(NamedTuple):
 
   def to_item(self, mesh: Mesh) -> LoopItem:
     """Returns the state as arrays, those of the global batch on the devices."""
-    # Each process has its own rows.
     rows: LoopItem = {"positions": _to_words(self.positions)}
     if self.retrieved is not None and self.retrieved.ids.size:
       rows["ids"] = _to_words(self.retrieved.ids)
@@ -180,7 +186,7 @@ class Checkpointer:
   ):
     self._store = store
     self._vocabulary = str(identity["vocabulary"])
-    self._identity: LoopItem = {
+    self._own: LoopItem = {
       name: digest_bytes(x) if isinstance(x, str) else np.asarray(x, np.int64)
       for name, x in {"format": _FORMAT, **identity}.items()
     }
@@ -197,45 +203,33 @@ class Checkpointer:
     is a checkpoint, abstract arrays with their shardings will do.
 
     Raises:
-      CheckpointError: A checkpoint does not fit, or the run has only its
-        first and was started from other sources.
+      CheckpointError: A checkpoint does not fit, was saved by a run with other
+        settings, or the run has only its first and was started from other
+        sources.
     """
-    if not self._store.steps():
-      groups = sharding.row_groups(_mesh_of(state))
-      rows = groups.own_rows(int(self._identity["batch_size"]))
+    store, mesh = self._store, _mesh_of(state)
+    if not store.steps():
+      rows = sharding.row_groups(mesh).own_rows(int(self._own["batch_size"]))
       params = self._load_initial(state.params)
       return state._replace(params=params), LoopState(rows.astype(np.int64))
-    loop_state = self.loop_state(_mesh_of(state))
-    step = self._store.latest()
+    step = store.latest()
+    item = read_loop_item(store, step, self._vocabulary)
+    for name, setting in _SETTINGS.items():
+      if item[name] != self._own[name]:
+        raise CheckpointError(
+          f"{store.directory}/{step} was trained with {name}={item[name]}, not "
+          f"{self._own[name]}, and cannot be continued exactly: give {setting} "
+          "as before, or another MODEL_DIR"
+        )
     like = _abstract({**state.params, "optimizer": state.optimizer})
-    params = self._store.restore(step, items=tuple(like), like=like)
+    params = store.restore(step, items=tuple(like), like=like)
     optimizer = params.pop("optimizer")
-    logging.info(
-      "continuing from checkpoint %d of %s", step, self._store.directory
-    )
+    logging.info("continuing from checkpoint %d of %s", step, store.directory)
     if step == 0:
       self._require_started_from_sources(params)
     done = jax.device_put(np.int32(step), state.step.sharding)
+    loop_state = LoopState.from_item(item, mesh)
     return TrainState(done, params, optimizer), loop_state
-
-  def loop_state(self, mesh: Mesh) -> LoopState:
-    """Returns the state of the loop in the last checkpoint.
-
-    Raises:
-      CheckpointError: It was saved by a run with other settings.
-    """
-    store, step = self._store, self._store.latest()
-    store.require_vocabulary(step, self._vocabulary)
-    item = read_loop_item(store, step)
-    wanted = self._identity
-    for name, setting in _SETTINGS.items():
-      if item[name] != wanted[name]:
-        raise CheckpointError(
-          f"{store.directory}/{step} was trained with {name}={item[name]}, not "
-          f"{wanted[name]}, and cannot be continued exactly: give {setting} as "
-          "before, or another MODEL_DIR"
-        )
-    return LoopState.from_item(item, mesh)
 
   def _load_initial(self, params: Params) -> Params:
     """Replaces components by those of the checkpoints to start from."""
@@ -283,7 +277,7 @@ class Checkpointer:
     Raises:
       CheckpointNotWrittenError: The one before could not be written.
     """
-    item = self._identity | loop_state.to_item(_mesh_of(state))
+    item = self._own | loop_state.to_item(_mesh_of(state))
     items = {**state.params, "optimizer": state.optimizer, "loop": item}
     if state.index is not None:
       items["vectors"] = state.index._asdict()
@@ -306,19 +300,20 @@ class Checkpointer:
 
     Returns:
       The vectors; None where the checkpoint has none, those of another corpus
-      version than that with the `fingerprint`, or has them with other padding,
-      which follows from the number of devices.
+      version than that with the `fingerprint`, cannot be read, or has them with
+      other padding, which follows from the number of devices.
     """
     store = self._store
     # That of a new run is still being written.
     store.wait()
     if not store.has_vectors_of(step, fingerprint):
       return None
-    if store.shapes(step, "vectors")["vectors"] != like["vectors"].shape:
-      logging.info("other devices share the blocks: embedding all of them")
-      return None
     wanted = {"vectors": like}
-    return store.restore(step, items=("vectors",), like=wanted)["vectors"]
+    try:
+      return store.restore(step, items=("vectors",), like=wanted)["vectors"]
+    except CheckpointError as error:
+      logging.info("all blocks are embedded again: %s", error)
+      return None
 
   def with_last_good(self, error: NonFiniteLossError) -> NonFiniteLossError:
     """Returns the error with the checkpoint to continue from."""

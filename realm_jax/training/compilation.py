@@ -8,7 +8,7 @@ from absl import logging
 
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.training.row_layout import RowLayout
-from realm_jax.training.search_in_step import SearchInStep
+from realm_jax.training.search_in_step import search_in_step
 from realm_jax.training.setup import StepSetup
 from realm_jax.training.stages.stage import StepBatch
 from realm_jax.training.state import TrainState
@@ -44,7 +44,8 @@ class CompiledSteps:
     self._search = None
     config = setup.config
     if config.retrieve_on_device:
-      self._search = SearchInStep(
+      self._search = sharding.shared_partial(
+        search_in_step,
         retriever=setup.models.retriever,
         num_candidates=config.stage.num_candidates,
         current_queries=config.stage.current_queries or config.keeps_own_index,
@@ -72,6 +73,7 @@ class CompiledSteps:
     buffers of the state are donated.
     """
     setup, config = self._setup, self._setup.config
+    rows_of, loss = config.stage.functions(setup.models)
     shardings = jax.tree.map(lambda array: array.sharding, state)
     freeze_steps = config.optimizer.freeze_retriever_steps
     modes = {step < freeze_steps for step in (first_step, config.num_steps - 1)}
@@ -80,8 +82,8 @@ class CompiledSteps:
         sharding.under(
           config.mesh.all_axis_rules,
           train_step,
-          rows_of=setup.rows_of,
-          loss=setup.loss,
+          rows_of=rows_of,
+          loss=loss,
           layout=self._layout,
           optimizer=setup.optimizer,
           seed=config.data.seed,

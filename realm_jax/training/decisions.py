@@ -33,8 +33,16 @@ class StepDecision(NamedTuple):
 class Decisions:
   """Decides for all processes of a run, each of which says what it knows.
 
+  Args:
+    preempted: Event that SIGTERM sets, in any process.
+    num_steps: Steps of the run.
+    save_every_steps: Distance of its checkpoints.
+    check: Function that is called about once a second while the loop waits; an
+      exception ends the run.
+
   Attributes:
     loop: Decisions that the loop's own thread waits for; there are few.
+    last: What was decided last about a step.
   """
 
   def __init__(
@@ -45,26 +53,16 @@ class Decisions:
     save_every_steps: int,
     check: Callable[[], None] = lambda: None,
   ):
-    """SIGTERM sets `preempted`, in any process.
-
-    The function `check` is called about once a second while the loop waits; an
-    exception ends the run.
-    """
     self._preempted = preempted
     self._check = check
     self._num_steps = num_steps
     self._save_every_steps = save_every_steps
     self.loop = Agreement("loop", while_waiting=self.stop_requested)
+    self.last: StepDecision | None = None
     self._steps = Agreement("steps")
     self._preempted_anywhere = self.loop.stop_event(preempted)
-    self._last: StepDecision | None = None
     # The step after which the run ends, if it was preempted.
     self._last_step: int | None = None
-
-  @property
-  def generation_to_load(self) -> int | None:
-    """The generation that process 0 would like all to load."""
-    return None if self._last is None else self._last.load
 
   def of_step(
     self,
@@ -79,7 +77,7 @@ class Decisions:
     Args:
       step: The step, whose rows this process has prepared.
       generation: Newest generation that process 0 has loaded; in the others,
-        the one of `generation_to_load` once they have loaded it.
+        the one that process 0 would `load` once they have loaded it.
       crashed: Why the index has crashed, if it has.
       metrics: Metrics of the host.
 
@@ -93,19 +91,10 @@ class Decisions:
       "preempted": self._preempted.is_set(),
     }
     decided = self._steps.exchange(f"step {step}", known, _decide_step)
-    self._last = decision = StepDecision(**decided)
-    if decision.stop and self._last_step is None:
+    self.last = StepDecision(**decided)
+    if self.last.stop and self._last_step is None:
       self._last_step = step
-    return decision
-
-  def generation(self, newest: int | None) -> int | None:
-    """Returns the newest generation that all processes have loaded.
-
-    `newest` is the newest that this process has loaded.
-    """
-    if self._steps.count == 1:
-      return newest
-    return None if self._last is None else self._last.generation
+    return self.last
 
   def after_step(self, step: int) -> tuple[bool, bool]:
     """Returns whether to save once `step` steps are done, and to end then."""
@@ -128,20 +117,20 @@ class Decisions:
 def _decide_step(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Returns the fields of a `StepDecision`, from what all processes know."""
   wanted = facts[0]["generation"]
-  have_it = all(fact["generation"] == wanted for fact in facts)
   crashes = [
     fact["crashed"] if len(facts) == 1 else f"process {i}: {fact['crashed']}"
     for i, fact in enumerate(facts)
     if fact["crashed"] is not None
   ]
-  names = facts[0]["metrics"]
   return {
     "load": wanted,
-    "generation": wanted if have_it else None,
+    "generation": wanted
+    if all(fact["generation"] == wanted for fact in facts)
+    else None,
     "crashed": crashes[0] if crashes else None,
     "stop": any(fact["preempted"] for fact in facts),
     "metrics": {
       name: sum(fact["metrics"].get(name, 0.0) for fact in facts) / len(facts)
-      for name in names
+      for name in facts[0]["metrics"]
     },
   }

@@ -8,6 +8,7 @@ jax's alike: on the host, and inside a compiled program.
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int, UInt32
 
 from realm_jax.models import AnyArray, packing
@@ -128,3 +129,10 @@ def distinct_blocks(
   inputs = jnp.asarray(retriever.block_input(blocks)) * is_block
   rows = TokenRows(inputs, jnp.zeros_like(numbers).at[place].set(numbers))
   return rows, place[None]
+
+
+def hash_words(
+  hashes: Int[np.ndarray, " n"],
+) -> UInt32[np.ndarray, "n 2"]:
+  """Splits hashes in two, for devices, which have no 64-bit integers."""
+  return np.ascontiguousarray(hashes, np.int64).view(np.uint32).reshape(-1, 2)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from absl import logging
 from etils import epath
 
-from realm_jax.generations.loading import Generation
+from realm_jax.generations.loading import Generation, load_generation
 from realm_jax.generations.manifest import (
   DamagedGenerationError,
   GenerationError,
@@ -27,13 +27,13 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.device_blocks import (
+from realm_jax.training.goodput import Goodput
+from realm_jax.training.search_in_step import (
   BlockArrays,
   SearchedBlocks,
   load_blocks,
 )
-from realm_jax.training.goodput import Goodput
-from realm_jax.training.setup import StepSetup
+from realm_jax.training.setup import RunSetup
 
 _REMINDER_SECONDS = 30.0
 _POLL_SECONDS = 1.0
@@ -72,7 +72,13 @@ class GenerationSchedule:
     num_searched: Number of blocks that each query searches for.
     every_steps: Distance of the generations that are used.
     watch: Type of the watcher.
+
+  Attributes:
+    current: Generation in use, once the schedule was started.
+    swaps: Number of generations that were swapped in.
   """
+
+  current: Generation
 
   def __init__(
     self,
@@ -93,9 +99,7 @@ class GenerationSchedule:
     )
     self._load = load
     self._config = config
-    self._takes_newest = (
-      config.swap_generations and not config.wait_for_generations
-    )
+    self._takes_newest = config.follow == "newest"
     self._num_searched = num_searched
     self._every = every_steps
     limit = config.max_staleness_steps
@@ -106,7 +110,7 @@ class GenerationSchedule:
     self._decisions = decisions
     self._loop = decisions.loop
     self._goodput = goodput
-    self._current: Generation | None = None
+    self._is_started = False
     # Generations up to this step are not used again: one of them has crashed.
     self._crashed = -1
     self._warned_at: int | None = None
@@ -124,12 +128,6 @@ class GenerationSchedule:
     """Ends the watcher, after a load in progress."""
     self._watcher.close()
 
-  @property
-  def current(self) -> Generation:
-    """The generation in use, once the schedule was started."""
-    assert self._current is not None, "start the schedule first"
-    return self._current
-
   def start(self, step: int, recorded: int | None) -> Generation:
     """Returns the generation that a new or resumed run begins with.
 
@@ -142,8 +140,7 @@ class GenerationSchedule:
       GenerationError: It is damaged, of another corpus, or too small.
     """
     if recorded is None:
-      waits = self._config.wait_for_generations
-      recorded = self._due(step) if waits else 0
+      recorded = self._due(step) if self._config.wait_for_generations else 0
     self._use(self._on_all(functools.partial(self._wait_for, recorded)))
     may_fail = self._takes_newest and self._config.on_stale == "fail"
     if may_fail and self._is_stale(step, self.current):
@@ -161,12 +158,24 @@ class GenerationSchedule:
         fail.
       And what `start` raises.
     """
+    if not self._config.swap_generations:
+      return self.current
     after = max(self.current.step, self._crashed)
-    if self._takes_newest:
-      self._swap_to_newest(step, after)
-    elif self._config.swap_generations and (due := self._due(step)) > after:
-      self._swap(self._on_all(functools.partial(self._wait_for, due)), step)
-    if self._config.swap_generations and self._is_stale(step, self.current):
+    if not self._takes_newest:
+      if (due := self._due(step)) > after:
+        self._swap(self._on_all(functools.partial(self._wait_for, due)), step)
+    elif self._loop.count == 1:
+      newest = self._newest()
+      if newest is not None and newest.step > after:
+        self._swap(newest, step)
+    else:
+      # A process may have loaded a later one since all of them agreed.
+      last, offered = self._decisions.last, self._offered
+      if last and last.generation is not None and last.generation > after:
+        assert offered is not None
+        assert offered.step == last.generation
+        self._swap(offered, step)
+    if self._is_stale(step, self.current):
       self._report_stale(step)
     return self.current
 
@@ -181,7 +190,8 @@ class GenerationSchedule:
     if self._loop.is_leader:
       self._offered = self._newest()
     else:
-      wanted = self._decisions.generation_to_load
+      last = self._decisions.last
+      wanted = None if last is None else last.load
       self._offered = None if wanted is None else self._watcher.request(wanted)
     return None if self._offered is None else self._offered.step
 
@@ -201,12 +211,12 @@ class GenerationSchedule:
     if self._config.on_crash == "last":
       order = [*earlier, crashed]
     for step in order:
-      cause = error if step == crashed else None
+      load = functools.partial(
+        self._load_or_exact, step, error if step == crashed else None
+      )
       try:
         replacement = self._loop.on_all_processes(
-          f"fallback {step}",
-          functools.partial(self._load_or_exact, step, cause),
-          (GenerationError,),
+          f"fallback {step}", load, (GenerationError,)
         )
       except GenerationError as reason:
         logging.warning("generation %d is not used: %s", step, reason)
@@ -230,27 +240,25 @@ class GenerationSchedule:
     One of several processes does not load an index over all devices alone:
     for it, such a generation cannot be used.
     """
-    generation = None
-    if crash is None:
-      try:
-        generation = self._load(step)
-      except IndexCrashedError as error:
-        if self._loop.count > 1:
-          raise GenerationError(str(error)) from error
-        crash = error
-    if generation is None:
+    try:
+      if crash is not None:
+        raise crash
+      generation = self._load(step)
+    except IndexCrashedError as error:
+      if crash is None and self._loop.count > 1:
+        raise GenerationError(str(error)) from error
       if self._config.on_crash == "fail":
         raise IndexCrashedError(
-          f"{crash}: generation {step} cannot be searched. Start the run "
+          f"{error}: generation {step} cannot be searched. Start the run "
           "again, or set ON_CRASH to 'exact' or 'last'"
-        ) from crash
-      if self._current is not None and self._current.step == step:
-        generation = self._current.with_exact_search()
+        ) from error
+      if self._is_started and self.current.step == step:
+        generation = self.current.with_exact_search()
       else:
         dtype = self._store.manifest(step).dtype
         generation = self._load(step, index=ExactConfig(dtype=dtype))
       logging.error(
-        "%s: falling back to exact search of generation %d", crash, step
+        "%s: falling back to exact search of generation %d", error, step
       )
     if generation.num_blocks < self._num_searched:
       raise GenerationError(
@@ -276,7 +284,8 @@ class GenerationSchedule:
       )
 
   def _use(self, generation: Generation) -> None:
-    self._current = generation
+    self.current = generation
+    self._is_started = True
     self._watcher.in_use(generation.step)
 
   def _swap(self, generation: Generation, step: int) -> None:
@@ -287,26 +296,12 @@ class GenerationSchedule:
     self._use(generation)
     self.swaps += 1
 
-  def _swap_to_newest(self, step: int, after: int) -> None:
-    """Swaps in the newest generation that all processes have, if it is later.
-
-    `after` is the step of the one that it has to be later than.
-    """
-    # A process may have loaded a later one since all of them agreed.
-    newest = self._newest() if self._loop.count == 1 else self._offered
-    agreed = self._decisions.generation(None if newest is None else newest.step)
-    if agreed is not None and agreed > after:
-      assert newest is not None
-      assert newest.step == agreed
-      self._swap(newest, step)
-
   def _newest(self) -> Generation | None:
     """Returns the newest loaded generation, if its step is one to be used."""
     newest = self._watcher.newest()
     every = self._config.refresh_every_steps
-    if newest is None or (every is not None and newest.step % every):
-      return None
-    return newest
+    is_between = newest is not None and every and newest.step % every
+    return None if is_between else newest
 
   def _due(self, step: int) -> int:
     """Returns the generation that a waiting run searches at a step."""
@@ -341,7 +336,7 @@ class GenerationSchedule:
     With `exactly` it may not. The checkpoint of a generation that is gone or
     damaged may be gone, too, so that nothing would rebuild it.
     """
-    is_first = self._current is None
+    is_first = not self._is_started
     may_be_later = is_first and self._takes_newest and not exactly
 
     def look() -> Generation | None:
@@ -410,17 +405,16 @@ class DeviceGeneration(Generation):
 
   blocks: BlockArrays
 
-  def searched(self, setup: StepSetup) -> SearchedBlocks:
+  def searched(self, setup: RunSetup) -> SearchedBlocks:
     """Returns what a step of a run searches."""
     index, config = self.index, setup.config
     assert isinstance(index, ExactIndex)
-    current = config.stage.current_queries
     return SearchedBlocks(
-      query_params={} if current else self.query_params,
-      vectors=index.vectors,
-      count=index.count,
-      blocks=self.blocks,
-      plan=index.plan(setup.num_searched, num_queries=config.data.batch_size),
+      {} if config.stage.current_queries else self.query_params,
+      index.vectors,
+      index.count,
+      self.blocks,
+      index.plan(setup.num_searched, num_queries=config.data.batch_size),
     )
 
 
@@ -430,30 +424,25 @@ class DeviceGenerationLoader:
   Generations in a row that are of one corpus version share its tokens.
 
   Args:
-    directory: Directory of the generations.
-    load: Loader of generations.
     setup: Lengths and devices of the run.
+    load: Loader of generations.
   """
 
-  def __init__(
-    self,
-    directory: epath.Path,
-    load: Callable[..., Generation],
-    setup: StepSetup,
-  ):
-    self._store = GenerationStore(directory)
-    self._load = load
+  def __init__(self, setup: RunSetup, load: Callable[..., Generation]):
     self._setup = setup
+    self._load = load
+    self._store = GenerationStore(epath.Path(setup.config.model_dir) / FOLDER)
     self._last: DeviceGeneration | None = None
 
   def __call__(
     self, step: int, *, index: IndexConfig | None = None
-  ) -> Generation:
+  ) -> DeviceGeneration:
     """Loads the generation of a step; see `load_generation`.
 
     Raises:
       GenerationError: It cannot be used, or has another index.
     """
+    config, mesh = self._setup.config, self._setup.mesh
     kind = self._store.manifest(step).index_kind
     if kind != ExactIndex.kind:
       raise GenerationError(
@@ -466,7 +455,34 @@ class DeviceGenerationLoader:
     if last is not None and last.corpus.fingerprint == corpus.fingerprint:
       blocks = last.blocks
     else:
-      length = self._setup.config.data.block_length
-      blocks = load_blocks(corpus, block_length=length, mesh=self._setup.mesh)
+      blocks = load_blocks(
+        corpus, block_length=config.data.block_length, mesh=mesh
+      )
     self._last = DeviceGeneration(**vars(generation), blocks=blocks)
     return self._last
+
+
+def open_schedule(
+  setup: RunSetup, decisions: Decisions, goodput: Goodput
+) -> GenerationSchedule:
+  """Opens what follows the generations of a run, and loads them."""
+  config = setup.config
+  load: Callable[..., Generation] = functools.partial(
+    load_generation,
+    epath.Path(config.model_dir) / FOLDER,
+    corpus=setup.corpus,
+    mesh=setup.mesh,
+    beside_training=True,
+    reads_vectors=config.stage.reads_vectors,
+  )
+  if config.retrieve_on_device:
+    load = DeviceGenerationLoader(setup, load)
+  return GenerationSchedule(
+    load,
+    config.refresh,
+    model_dir=config.model_dir,
+    num_searched=setup.num_searched,
+    every_steps=config.refresh_every_steps,
+    decisions=decisions,
+    goodput=goodput,
+  )

@@ -4,14 +4,14 @@ Goodput is that share. A run that was killed and started again adds up over its
 lives: each row of its metrics has the sums until then, from which the next life
 goes on. What a life has spent after its last checkpoint is lost, since its
 steps are done twice; it is known as far as rows were written before the kill,
-on a disk all but the last dozen, in a bucket those before the last checkpoint.
+on a disk all of them, in a bucket those before the last checkpoint.
 The time between two lives is in no sum.
 """
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Literal, get_args
 
 from etils import epath
 
@@ -19,14 +19,6 @@ from realm_jax.training.metric_rows import read_rows
 
 # Whatever is none of these is time for steps.
 Spent = Literal["start_up", "compiling", "waiting", "saving", "repeated"]
-_WORDS: Mapping[Spent, str] = {
-  "start_up": "to start up",
-  "compiling": "to compile",
-  "waiting": "to wait for generations",
-  "saving": "to save checkpoints",
-  "repeated": "for steps that were done again after a restart",
-}
-_SUFFIX = "_seconds"
 
 
 class Goodput:
@@ -43,7 +35,7 @@ class Goodput:
     self._began = self._since = clock()
     # Wall time of earlier lives.
     self._earlier = 0.0
-    self._spent: dict[Spent, float] = dict.fromkeys(_WORDS, 0.0)
+    self._spent: dict[Spent, float] = dict.fromkeys(get_args(Spent), 0.0)
     # What is measured at the moment, the innermost last.
     self._measured: list[Spent] = ["start_up"]
 
@@ -57,8 +49,8 @@ class Goodput:
       return
     kept = [row for row in rows if row["step"] <= step]
     sums = kept[-1] if kept else {}
-    for name in _WORDS:
-      self._spent[name] += sums.get(f"{name}{_SUFFIX}", 0.0)
+    for name in self._spent:
+      self._spent[name] += sums.get(f"{name}_seconds", 0.0)
     self._earlier = rows[-1].get("wall_seconds", 0.0)
     self._spent["repeated"] += self._earlier - sums.get("wall_seconds", 0.0)
 
@@ -93,15 +85,15 @@ class Goodput:
     return {
       "goodput": steps / wall if wall > 0 else 0.0,
       "wall_seconds": wall,
-      **{f"{name}{_SUFFIX}": spent for name, spent in self._spent.items()},
+      **{f"{name}_seconds": spent for name, spent in self._spent.items()},
     }
 
   def __str__(self) -> str:
     row = self.row()
-    rest = ", ".join(
-      f"{row[f'{name}{_SUFFIX}']:.0f} s {words}"
-      for name, words in _WORDS.items()
-      if row[f"{name}{_SUFFIX}"] >= 0.5
-    )
+    rest = [
+      f"{seconds:.0f} s {name.replace('_', ' ')}"
+      for name, seconds in self._spent.items()
+      if seconds >= 0.5
+    ]
     steps = f"{row['goodput']:.0%} of {row['wall_seconds']:.0f} s for steps"
-    return f"{steps}; {rest}" if rest else steps
+    return ", ".join([steps, *rest])

@@ -50,7 +50,7 @@ def keep_configuration(
 def _changes(before: str, after: str) -> list[str]:
   """Returns the lines that were removed, with "-", and added, with "+"."""
   lines = difflib.ndiff(_bindings(before), _bindings(after))
-  return [f"  {line[0]} {line[2:]}" for line in lines if line[0] in "+-"]
+  return [f"  {line}" for line in lines if line[0] in "+-"]
 
 
 def _bindings(text: str) -> list[str]:

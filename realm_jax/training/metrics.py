@@ -12,7 +12,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
@@ -24,14 +23,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm import tqdm
 
 from realm_jax.storage.access import explained
-from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.paths import is_remote
-from realm_jax.training.metric_rows import (
-  AppendedFile,
-  RowsInBucket,
-  RowsOnDisk,
-  open_rows,
-)
+from realm_jax.training.metric_rows import MetricRows, Records
 
 _STEPS_LATE = 2
 _LOG_LINE_SECONDS = 30.0
@@ -173,77 +166,43 @@ class _Files:
   """The rows and the TensorBoard events of a run.
 
   What cannot be written, such as on a full disk, is said once and tried again
-  with the next flush: metrics do not end a run.
+  with the next rows: metrics do not end a run.
   """
 
   def __init__(self, model_dir: epath.PathLike, start_step: int):
     self._model_dir = epath.Path(model_dir)
-    self._start_step = start_step
-    self._rows: RowsOnDisk | RowsInBucket | None = None
-    # Rows that came before their file could be opened.
-    self._early: list[Mapping[str, float]] = []
-    self._events: AppendedFile | io.BytesIO | None = None
-    self._events_name = ""
+    self._rows = MetricRows(model_dir, start_step=start_step)
+    header = _event(file_version="brain.Event:2")
+    # To a file on an object store nothing can be appended: there, each flush
+    # uploads another one.
+    self._events = Records(
+      not is_remote(model_dir), self._new_events, header=header
+    )
     self._has_warned = False
-    self._try(self._flush_rows)
+    self._try(self._rows.flush)
+
+  def _new_events(self) -> epath.Path:
+    return self._model_dir / (
+      f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
+      f"{os.getpid()}.{next(_event_files):06d}"
+    )
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
-    row = {"step": step, **metrics}
-    if self._rows is None:
-      self._early.append(row)
-    else:
-      self._try(self._rows.write_row, row)
-    self._try(self._write_event, step, metrics)
-
-  def flush(self) -> None:
-    self._try(self._flush_rows)
-    self._try(self._flush_events)
-
-  def close(self) -> None:
-    self.flush()
-    for file in (self._rows, self._events):
-      if file is not None:
-        self._try(file.close)
-
-  def _flush_rows(self) -> None:
-    if self._rows is None:
-      self._rows = open_rows(self._model_dir, start_step=self._start_step)
-    while self._early:
-      self._rows.write_row(self._early.pop(0))
-    self._rows.flush()
-
-  def _write_event(self, step: int, metrics: Mapping[str, float]) -> None:
-    if self._events is None:
-      self._events_name = (
-        f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
-        f"{os.getpid()}.{next(_event_files):06d}"
-      )
-      # To a file on an object store, nothing can be appended: there, each
-      # flush uploads a file that is gathered here.
-      self._events = (
-        io.BytesIO()
-        if is_remote(self._model_dir)
-        else AppendedFile(Path(self._model_dir / self._events_name))
-      )
-      self._add_event(file_version="brain.Event:2")
+    self._try(self._rows.write_row, {"step": step, **metrics})
     values = [
       Summary.Value(tag=name, simple_value=value)
       for name, value in metrics.items()
     ]
-    self._add_event(step=step, summary=Summary(value=values))
+    event = _event(step=step, summary=Summary(value=values))
+    self._try(self._events.write, event)
 
-  def _add_event(self, **fields: Any) -> None:
-    """Adds an event, a protocol buffer, which has no type of Python's."""
-    event = Event(wall_time=time.time(), **fields)
-    RecordWriter(self._events).write(event.SerializeToString())
+  def flush(self) -> None:
+    self._try(self._rows.flush)
+    self._try(self._events.flush)
 
-  def _flush_events(self) -> None:
-    if isinstance(self._events, io.BytesIO):
-      with atomic_file(self._model_dir / self._events_name) as partial:
-        partial.write_bytes(self._events.getvalue())
-      self._events = None
-    elif self._events is not None:
-      self._events.flush()
+  def close(self) -> None:
+    self._try(self._rows.close)
+    self._try(self._events.close)
 
   def _try(self, write: Callable[..., None], *arguments: Any) -> None:
     try:
@@ -256,10 +215,18 @@ class _Files:
         self._has_warned = True
         logging.warning(
           "metrics cannot be written to %s (%s); the run goes on, and tries "
-          "again with each checkpoint",
+          "again with each step",
           self._model_dir,
           message or error,
         )
+
+
+def _event(**fields: Any) -> bytes:
+  """Returns the record of an event, a protocol buffer without Python types."""
+  record = io.BytesIO()
+  event = Event(wall_time=time.time(), **fields)
+  RecordWriter(record).write(event.SerializeToString())
+  return record.getvalue()
 
 
 class _CollapseMonitor:
@@ -273,7 +240,7 @@ class _CollapseMonitor:
 
   def __init__(self, freeze_retriever_steps: int):
     self._ignored = freeze_retriever_steps
-    # Exponential means of the metrics, and the best values of these.
+    # Exponential means of the metrics, and their best values.
     self._means: dict[str, float] = {}
     self._best: dict[str, float] = {}
     self._seen = 0
@@ -286,10 +253,10 @@ class _CollapseMonitor:
       return None
     self._seen += 1
     for name in names:
-      mean = self._means.get(name, metrics[name])
-      mean += _SMOOTHING * (metrics[name] - mean)
-      self._means[name] = mean
+      mean = self._means.setdefault(name, metrics[name])
+      self._means[name] = mean + _SMOOTHING * (metrics[name] - mean)
       if self._seen >= _PATIENCE_STEPS // 2:
+        mean = self._means[name]
         self._best[name] = max(self._best.get(name, mean), mean)
     utility = self._means[_UTILITY]
     if utility >= _USEFUL or self._seen < self._quiet_until:

@@ -16,7 +16,7 @@ import numpy as np
 from absl import logging
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from realm_jax.console import Progress
 from realm_jax.indexes.exact import ExactConfig, capacity_for
@@ -28,14 +28,13 @@ from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES
 from realm_jax.training.checkpointing import Checkpointer
-from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.device_blocks import (
+from realm_jax.training.generations import WaitPreemptedError
+from realm_jax.training.search_in_step import (
   BlockArrays,
   SearchedBlocks,
   load_blocks,
 )
-from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.setup import RunSetup, StepSetup
 from realm_jax.training.state import TrainState
 
@@ -68,10 +67,8 @@ class DatedVectors(NamedTuple):
   ) -> "DatedVectors":
     """Returns abstract arrays, with their shardings."""
     capacity = capacity_for(num_blocks, devices=mesh.size)
-    abstract: Any = functools.partial(
-      jax.ShapeDtypeStruct,
-      sharding=NamedSharding(mesh, PartitionSpec(MESH_AXES)),
-    )
+    placed = NamedSharding(mesh, PartitionSpec(MESH_AXES))
+    abstract: Any = functools.partial(jax.ShapeDtypeStruct, sharding=placed)
     return cls(
       abstract((capacity, dim), jnp.dtype(dtype)),
       abstract((capacity,), jnp.int32),
@@ -81,13 +78,6 @@ class DatedVectors(NamedTuple):
     """Returns the same, for a step whose parameters give the same vectors."""
     is_block = self.steps != NO_BLOCK
     return self._replace(steps=jnp.where(is_block, step, NO_BLOCK))
-
-
-class _Taken(NamedTuple):
-  """The blocks of a slice: their rows on the device, and which there are."""
-
-  rows: Int[Array, " w"]
-  is_block: Bool[Array, " w"]
 
 
 def refresh_oldest(
@@ -113,10 +103,14 @@ def refresh_oldest(
     num_blocks: Number of blocks that each device embeds.
     mesh: Mesh of all devices.
   """
+  divided: Any = PartitionSpec(MESH_AXES)
+  on_each_device = functools.partial(
+    jax.shard_map, mesh=mesh, out_specs=divided, check_vma=False
+  )
 
   def take(
     steps: Int[Array, " n"], blocks: BlockArrays
-  ) -> tuple[Sequences, _Taken]:
+  ) -> tuple[Sequences, Int[Array, " w"]]:
     rows = jnp.argmin(steps) + jnp.arange(num_blocks)
     kept = jnp.minimum(rows, len(steps) - 1)
     is_block = (rows < len(steps)) & (steps[kept] != NO_BLOCK)
@@ -124,28 +118,21 @@ def refresh_oldest(
     inputs = retriever.block_input(tokens.astype(jnp.int32))
     # A block prefix must not turn padding into a sequence.
     inputs = jnp.asarray(inputs) * is_block[:, None]
-    padded = sequences.padded(inputs, blocks.numbers[kept])
-    return padded, _Taken(rows, is_block)
+    # Rows past the last are dropped.
+    taken = jnp.where(is_block, rows, len(steps))
+    return sequences.padded(inputs, blocks.numbers[kept]), taken
 
   def put(
-    dated: DatedVectors, taken: _Taken, vectors: Float[Array, "w d"]
+    dated: DatedVectors, rows: Int[Array, " w"], vectors: Float[Array, "w d"]
   ) -> DatedVectors:
-    # Rows past the last are dropped.
-    rows = jnp.where(taken.is_block, taken.rows, len(dated.steps))
+    vectors = vectors.astype(dated.vectors.dtype)
     return DatedVectors(
-      dated.vectors.at[rows].set(
-        vectors.astype(dated.vectors.dtype), mode="drop"
-      ),
+      dated.vectors.at[rows].set(vectors, mode="drop"),
       dated.steps.at[rows].set(step, mode="drop"),
     )
 
-  divided: Any = PartitionSpec(MESH_AXES)
-  inputs, taken = jax.shard_map(
-    take,
-    mesh=mesh,
-    in_specs=(divided, BlockArrays.partitions()),
-    out_specs=divided,
-    check_vma=False,
+  inputs, taken = on_each_device(
+    take, in_specs=(divided, BlockArrays.partitions())
   )(dated.steps, blocks)
   # Devices that divide the model compute on the same rows, though each has
   # blocks of its own.
@@ -153,34 +140,7 @@ def refresh_oldest(
     inputs, NamedSharding(mesh, PartitionSpec(BATCH_AXES))
   )
   vectors = retriever.apply({"params": params}, inputs, method="embed_blocks")
-  return jax.shard_map(
-    put,
-    mesh=mesh,
-    in_specs=divided,
-    out_specs=divided,
-    check_vma=False,
-  )(dated, taken, vectors)
-
-
-def refresh_of(
-  setup: StepSetup, num_blocks: int, *, at_once: int
-) -> Callable[..., DatedVectors]:
-  """Returns `refresh_oldest` for a corpus of `num_blocks`, `at_once` of them.
-
-  The number is that of all devices together.
-  """
-  return sharding.shared_partial(
-    refresh_oldest,
-    retriever=setup.models.retriever,
-    num_blocks=_of_device(setup, num_blocks, at_once),
-    mesh=setup.mesh,
-  )
-
-
-def _of_device(setup: StepSetup, num_blocks: int, at_once: int) -> int:
-  devices = setup.mesh.size
-  share = capacity_for(num_blocks, devices=devices) // devices
-  return max(1, min(-(-at_once // devices), share))
+  return on_each_device(put, in_specs=divided)(dated, taken, vectors)
 
 
 class OwnIndex:
@@ -200,14 +160,22 @@ class OwnIndex:
     self._decisions = decisions
     self._checkpoints = checkpoints
     self._searched: SearchedBlocks | None = None
-    total = setup.corpus.num_blocks
-    at_once = setup.config.refresh.blocks_per_step
-    self.refresh = refresh_of(setup, total, at_once=at_once)
-    devices = setup.mesh.size
-    share = min(total, capacity_for(total, devices=devices) // devices)
-    steps = -(-share // _of_device(setup, total, at_once))
+    config, total = setup.config.refresh, setup.corpus.num_blocks
+    self.refresh = refresh_of(setup, total, at_once=config.blocks_per_step)
+    # The first device has all blocks of a corpus that is small.
+    share = min(total, _of_device(setup, total, total * setup.mesh.size))
+    steps = -(-share // _of_device(setup, total, config.blocks_per_step))
     logging.info("every block is embedded again within %d steps", steps)
-    _check_age(steps, setup.config.refresh)
+    limit = config.max_staleness_steps
+    if limit and steps > limit:
+      message = (
+        f"every block is embedded again within {steps} steps alone, above "
+        f"MAX_STALENESS_STEPS={limit}; raise BLOCKS_PER_STEP by a factor of "
+        f"{steps / limit:.1f}, or the limit"
+      )
+      if config.on_stale == "fail":
+        raise ValueError(message)
+      logging.warning("%s", message)
 
   @property
   def searched(self) -> SearchedBlocks:
@@ -221,17 +189,18 @@ class OwnIndex:
     Raises:
       WaitPreemptedError: The run was preempted meanwhile.
     """
-    setup, corpus, step = self._setup, self._setup.corpus, int(state.step)
+    setup, corpus = self._setup, self._setup.corpus
     block_length = setup.config.data.block_length
     blocks = load_blocks(corpus, block_length=block_length, mesh=setup.mesh)
     shapes = abstract_vectors(setup, corpus.num_blocks)
     found = self._checkpoints.own_vectors(
-      step, corpus.fingerprint, shapes._asdict()
+      int(state.step), corpus.fingerprint, shapes._asdict()
     )
     if found is not None:
       dated = DatedVectors(**found)
     else:
-      dated = self._embedded(state.params["retriever"], shapes, blocks, step)
+      params = state.params["retriever"]
+      dated = self._embedded(params, shapes, blocks, state.step)
     count = np.asarray(corpus.num_blocks, np.int32)
     self._searched = SearchedBlocks(
       query_params={},
@@ -243,19 +212,22 @@ class OwnIndex:
     return state._replace(index=dated)
 
   def _embedded(
-    self, params: Params, shapes: DatedVectors, blocks: BlockArrays, step: int
+    self,
+    params: Params,
+    shapes: DatedVectors,
+    blocks: BlockArrays,
+    step: Int[Array, ""],
   ) -> DatedVectors:
     """Embeds all blocks, with the devices of the run."""
-    setup, mesh, loop = self._setup, self._setup.mesh, self._decisions.loop
-    total, done = setup.corpus.num_blocks, 0
+    setup, mesh = self._setup, self._setup.mesh
+    num_blocks, capacity = setup.corpus.num_blocks, len(shapes.steps)
     of_device = _TOKENS_PER_BATCH // setup.config.data.block_length
-    of_device = _of_device(setup, total, of_device * mesh.size)
-    at_once = of_device * mesh.size
+    at_once = mesh.size * _of_device(setup, num_blocks, of_device * mesh.size)
     placed = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     refresh = jax.jit(
       sharding.under(
         setup.config.mesh.all_axis_rules,
-        refresh_of(setup, total, at_once=at_once),
+        refresh_of(setup, num_blocks, at_once=at_once),
       ),
       donate_argnums=1,
       out_shardings=placed,
@@ -263,41 +235,48 @@ class OwnIndex:
 
     @functools.partial(jax.jit, out_shardings=placed)
     def without_vectors() -> DatedVectors:
-      is_block = jnp.arange(len(shapes.steps)) < total
+      is_block = jnp.arange(capacity) < num_blocks
       return DatedVectors(
         jnp.zeros(shapes.vectors.shape, shapes.vectors.dtype),
         jnp.where(is_block, NEVER, NO_BLOCK).astype(jnp.int32),
       )
 
-    dated = without_vectors()
-    number: Any = sharding.replicate(np.asarray(step, np.int32), mesh)
-    with Progress("blocks embedded", total=total) as progress:
-      while done < total:
+    dated, loop = without_vectors(), self._decisions.loop
+    batches = -(-capacity // at_once)
+    with Progress("blocks embedded", total=batches * at_once) as progress:
+      for first in range(0, batches, _BATCHES_PER_LOOK):
         preempted = self._decisions.stop_requested()
         if loop.exchange("preempted", preempted, any):
           raise WaitPreemptedError
-        batches = min(_BATCHES_PER_LOOK, -(-(total - done) // at_once))
+        count = min(_BATCHES_PER_LOOK, batches - first)
         with jax.set_mesh(mesh):
-          for _ in range(batches):
-            dated = refresh(params, dated, blocks, number)
-        before, done = done, int(_count(dated.steps, number))
-        progress.advance(done - before)
+          for _ in range(count):
+            dated = refresh(params, dated, blocks, step)
+        jax.block_until_ready(dated)
+        progress.advance(count * at_once)
     return dated
 
 
-def _check_age(steps: int, config: RefreshConfig) -> None:
-  """Checks the greatest age of a vector against what the run allows."""
-  limit = config.max_staleness_steps
-  if not limit or steps <= limit:
-    return
-  message = (
-    f"every block is embedded again within {steps} steps alone, above "
-    f"MAX_STALENESS_STEPS={limit}; raise BLOCKS_PER_STEP by a factor of "
-    f"{steps / limit:.1f}, or the limit"
+def _of_device(setup: StepSetup, num_blocks: int, at_once: int) -> int:
+  """Returns how many blocks each device embeds, of so many on all devices."""
+  devices = setup.mesh.size
+  share = capacity_for(num_blocks, devices=devices) // devices
+  return max(1, min(-(-at_once // devices), share))
+
+
+def refresh_of(
+  setup: StepSetup, num_blocks: int, *, at_once: int
+) -> Callable[..., DatedVectors]:
+  """Returns `refresh_oldest` for a corpus of `num_blocks`, `at_once` of them.
+
+  The number is that of all devices together.
+  """
+  return sharding.shared_partial(
+    refresh_oldest,
+    retriever=setup.models.retriever,
+    num_blocks=_of_device(setup, num_blocks, at_once),
+    mesh=setup.mesh,
   )
-  if config.on_stale == "fail":
-    raise ValueError(message)
-  logging.warning("%s", message)
 
 
 def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
@@ -319,9 +298,3 @@ def plan_of(setup: StepSetup, num_blocks: int) -> Plan:
     devices=mesh.size,
     platform=mesh.devices.flat[0].platform,
   )
-
-
-@jax.jit
-def _count(steps: Int[Array, " n"], step: Int[Array, ""]) -> Int[Array, ""]:
-  """Returns how many blocks were embedded with a step's parameters."""
-  return jnp.sum(steps == step)

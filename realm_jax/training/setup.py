@@ -1,13 +1,12 @@
-"""The parts of a run that exist before anything is opened for writing."""
+"""What follows from a run's configuration, its corpora and the devices."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus, require_block_length
@@ -19,13 +18,7 @@ from realm_jax.training.config import TrainConfig
 from realm_jax.training.optimizer import make_optimizer
 from realm_jax.training.row_counts import choose_row_counts
 from realm_jax.training.row_layout import RowLayout
-from realm_jax.training.stages.stage import (
-  ExampleArrays,
-  Models,
-  Stage,
-  StepBatch,
-)
-from realm_jax.training.step import Loss, RowsOf
+from realm_jax.training.stages.stage import ExampleArrays, Models, StepBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,29 +26,37 @@ class StepSetup:
   """The parts from which a step's programs follow; none of them is a file.
 
   Attributes:
-    own_rows: Numbers of the rows of every global batch that are this
-      process's.
-    rows_of: Function that makes what the encoders read.
+    models: Models for the vocabulary of the corpus.
     num_searched: Number of blocks that are searched for each query.
   """
 
   config: TrainConfig
   mesh: Mesh
-  own_rows: Int[np.ndarray, " b"]
   models: Models
-  rows_of: RowsOf[Any]
-  loss: Loss[Any]
-  optimizer: optax.GradientTransformation
   num_searched: int
+
+  @property
+  def own_rows(self) -> Int[np.ndarray, " b"]:
+    """Numbers of the rows of every global batch that are this process's."""
+    config = self.config
+    return sharding.row_groups(self.mesh).own_rows(
+      config.data.batch_size, parts=config.num_microbatches
+    )
 
   @property
   def init(self) -> Callable[[jax.Array], Params]:
     """Function that initializes the parameters, in flax's boxes, from a key."""
-    data = self.config.data
+    stage, data = self.config.stage, self.config.data
     lengths = data.query_length, data.block_length
     return sharding.shared_partial(
-      _initial, self.config.stage, self.models, *lengths
+      type(stage).init, stage, self.models, *lengths
     )
+
+  @property
+  def optimizer(self) -> optax.GradientTransformation:
+    """Optimizer of the run."""
+    config = self.config
+    return make_optimizer(config.optimizer, num_steps=config.num_steps)
 
   def empty_arrays(self) -> ExampleArrays:
     """Returns padding, from which a stage makes a global batch."""
@@ -81,10 +82,8 @@ class StepSetup:
       words = np.zeros((self.config.data.batch_size, 2), np.uint32)
       batch = batch._replace(candidates=None, source_hash=words)
     return jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(
-        leaf.shape,
-        jax.dtypes.canonicalize_dtype(leaf.dtype),
-        sharding=placed,
+      lambda x: jax.ShapeDtypeStruct(
+        x.shape, jax.dtypes.canonicalize_dtype(x.dtype), sharding=placed
       ),
       batch,
     )
@@ -110,7 +109,7 @@ class StepSetup:
 
 @dataclasses.dataclass(frozen=True)
 class RunSetup(StepSetup):
-  """The parts that follow from configuration, corpus and devices alone.
+  """The parts of a run that exist before anything is opened for writing.
 
   Attributes:
     examples: Corpus that examples come from.
@@ -119,54 +118,26 @@ class RunSetup(StepSetup):
 
   examples: Corpus
   corpus: Corpus
-  identity: RunIdentity
 
-
-def _initial(
-  stage: Stage,
-  models: Models,
-  query_length: int,
-  block_length: int,
-  key: jax.Array,
-) -> Params:
-  lengths = {"query": query_length, "block": block_length}
-  return stage.init(models, lengths, key)
-
-
-def _require_divisible_heads(config: TrainConfig, mesh: Mesh) -> None:
-  """Refuses heads that devices cannot share, though their columns may be."""
-  # Of several rules for an axis, the first counts.
-  rules = dict(reversed(config.mesh.all_axis_rules))
-  readers = [] if config.reader is None else [config.reader]
-  for bert in (model.bert for model in (config.retriever, *readers)):
-    sharding.require_divisible(
-      f"num_heads={bert.num_heads}",
-      bert.num_heads,
-      axis="activation_heads",
-      part=rules["activation_heads"],
-      mesh=mesh,
+  @property
+  def identity(self) -> RunIdentity:
+    """What a run shares with the checkpoint that it continues from."""
+    config = self.config
+    return RunIdentity(
+      seed=config.data.seed,
+      batch_size=config.data.batch_size,
+      num_searched=self.num_searched,
+      save_every_steps=config.refresh_every_steps if config.waits else 0,
+      lag_steps=config.refresh.lag_steps if config.waits else 0,
+      held_out_blocks=config.data.held_out_blocks,
+      vocabulary=self.corpus.vocab_sha256,
+      corpus_version=self.examples.version,
+      corpus_fingerprint=self.examples.fingerprint,
     )
 
 
-def _open_corpora(config: TrainConfig) -> tuple[Corpus, Corpus]:
-  """Opens the corpus of the examples, and the one that is searched."""
-  data = config.data
-  examples = corpus = examples_of_run(
-    config.model_dir, data.pretraining_corpus_dir or data.corpus_dir
-  )
-  if data.pretraining_corpus_dir is not None:
-    corpus = Corpus.open(data.corpus_dir)
-    examples.require_vocabulary_of(corpus)
-  require_block_length(data.block_length, corpus, examples)
-  return examples, corpus
-
-
 def set_up_step(
-  config: TrainConfig,
-  models: Models,
-  *,
-  mesh: Mesh,
-  num_blocks: int,
+  config: TrainConfig, models: Models, *, mesh: Mesh, num_blocks: int
 ) -> StepSetup:
   """Checks the configuration against the devices and the size of the corpus.
 
@@ -180,24 +151,24 @@ def set_up_step(
     ValueError: The configuration does not fit the devices, or the corpus has
       too few blocks.
   """
-  _require_divisible_heads(config, mesh)
-  rows_of, loss = config.stage.functions(models)
-  return StepSetup(
-    config=config,
-    mesh=mesh,
-    own_rows=sharding.row_groups(mesh).own_rows(
-      config.data.batch_size, parts=config.num_microbatches
-    ),
-    models=models,
-    rows_of=rows_of,
-    loss=loss,
-    optimizer=make_optimizer(config.optimizer, num_steps=config.num_steps),
-    num_searched=config.stage.num_searched(num_blocks),
-  )
+  # Devices may be able to share the columns of heads, and not the heads. Of
+  # several rules for an axis, the first counts.
+  rule = dict(reversed(config.mesh.all_axis_rules))["activation_heads"]
+  for model in filter(None, models):
+    sharding.require_divisible(
+      "num_heads",
+      (model.bert.num_heads,),
+      ("activation_heads",),
+      NamedSharding(mesh, PartitionSpec(rule)),
+    )
+  num_searched = config.stage.num_searched(num_blocks)
+  setup = StepSetup(config, mesh, models, num_searched)
+  _ = setup.own_rows
+  return setup
 
 
 def set_up(config: TrainConfig) -> RunSetup:
-  """Opens the corpus, and checks the configuration against it.
+  """Opens the corpora, and checks the configuration against them.
 
   Raises:
     CorpusError: There is no corpus, or its blocks are longer than
@@ -205,27 +176,17 @@ def set_up(config: TrainConfig) -> RunSetup:
     CheckpointError: The run's last checkpoint is of another vocabulary.
     ValueError: The configuration does not fit the corpus or the devices.
   """
-  examples, corpus = _open_corpora(config)
+  data = config.data
+  examples = corpus = examples_of_run(
+    config.model_dir, data.pretraining_corpus_dir or data.corpus_dir
+  )
+  if data.pretraining_corpus_dir is not None:
+    corpus = Corpus.open(data.corpus_dir)
+    examples.require_vocabulary_of(corpus)
+  require_block_length(data.block_length, corpus, examples)
   mesh = make_mesh(
     fsdp=config.mesh.fsdp, model_parallelism=config.mesh.model_parallelism
   )
-  step = set_up_step(
-    config,
-    Models(config.retriever, config.reader).for_corpus(corpus),
-    mesh=mesh,
-    num_blocks=corpus.num_blocks,
-  )
-  identity = RunIdentity(
-    seed=config.data.seed,
-    batch_size=config.data.batch_size,
-    num_searched=step.num_searched,
-    save_every_steps=config.refresh_every_steps if config.waits else 0,
-    lag_steps=config.refresh.lag_steps if config.waits else 0,
-    held_out_blocks=config.data.held_out_blocks,
-    vocabulary=corpus.vocab_sha256,
-    corpus_version=examples.version,
-    corpus_fingerprint=examples.fingerprint,
-  )
-  return RunSetup(
-    **vars(step), examples=examples, corpus=corpus, identity=identity
-  )
+  models = Models(config.retriever, config.reader).for_corpus(corpus)
+  step = set_up_step(config, models, mesh=mesh, num_blocks=corpus.num_blocks)
+  return RunSetup(**vars(step), examples=examples, corpus=corpus)

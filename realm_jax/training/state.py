@@ -46,12 +46,14 @@ def create_state(
   Raises:
     ValueError: The mesh does not divide a parameter.
   """
-  boxed = sharding.shared_partial(_boxed_state, init, optimizer)
-  shardings = _state_shardings(boxed, mesh, axis_rules)[1]
+  like = abstract_state(init, optimizer, mesh=mesh, axis_rules=axis_rules)
   # The same function again: it is traced once for both. A sharding is a pytree
   # prefix of the box that stands in its place.
-  make = jax.jit(boxed, out_shardings=shardings)
-  return meta.unbox(make(jax.random.key(seed)))
+  boxed = sharding.shared_partial(_boxed_state, init, optimizer)
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+  return meta.unbox(
+    jax.jit(boxed, out_shardings=shardings)(jax.random.key(seed))
+  )
 
 
 def abstract_state(
@@ -67,24 +69,25 @@ def abstract_state(
     ValueError: The mesh does not divide a parameter.
   """
   boxed = sharding.shared_partial(_boxed_state, init, optimizer)
-  shapes, shardings = _state_shardings(boxed, mesh, axis_rules)
+  shapes = jax.eval_shape(boxed, jax.random.key(0))
+  shardings = parameter_shardings(shapes, mesh, axis_rules)
+  boxes = jax.tree_util.tree_leaves_with_path(
+    shapes.params, is_leaf=meta.is_axis_metadata
+  )
+  for (path, box), placed in zip(
+    boxes, jax.tree.leaves(shardings.params), strict=True
+  ):
+    sharding.require_divisible(
+      f"the parameter {jax.tree_util.keystr(path)}",
+      meta.unbox(box).shape,
+      getattr(box, "names", ()),
+      placed,
+    )
   return jax.tree.map(
     lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
     meta.unbox(shapes),
     shardings,
   )
-
-
-def _state_shardings(
-  boxed: Callable[[jax.Array], TrainState],
-  mesh: Mesh,
-  axis_rules: sharding.AxisRules,
-) -> tuple[TrainState, TrainState]:
-  """Returns a state's shapes, in flax's boxes, and its shardings."""
-  shapes = jax.eval_shape(boxed, jax.random.key(0))
-  shardings = parameter_shardings(shapes, mesh, axis_rules)
-  _require_divisible(shapes.params, shardings.params)
-  return shapes, shardings
 
 
 def _boxed_state(
@@ -94,28 +97,3 @@ def _boxed_state(
 ) -> TrainState:
   params = init(key)
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-
-
-def _require_divisible(params: Params, shardings: Params) -> None:
-  """Refuses, for example, an odd number of wordpieces over two devices.
-
-  The parameters are in flax's boxes, which have the names of their axes.
-  """
-  leaves = jax.tree_util.tree_leaves_with_path(
-    params, is_leaf=meta.is_axis_metadata
-  )
-  for (path, leaf), placed in zip(
-    leaves, jax.tree.leaves(shardings), strict=True
-  ):
-    shape = meta.unbox(leaf).shape
-    for axis, size, part in zip(
-      getattr(leaf, "names", ()), shape, placed.spec, strict=False
-    ):
-      sharding.require_divisible(
-        f"the parameter {jax.tree_util.keystr(path)} of shape {shape}, with "
-        f"{size} along {axis!r},",
-        size,
-        axis=axis,
-        part=part,
-        mesh=placed.mesh,
-      )

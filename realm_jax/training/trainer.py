@@ -10,18 +10,18 @@ from absl import logging
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.console import stop_on_sigterm
 from realm_jax.inputs.batches import BatchStream
-from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.sole_process import (
   SoleProcess,
   SoleProcessError,
   sole_process,
 )
-from realm_jax.training.candidates import open_candidates
+from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
+from realm_jax.training.generations import open_schedule
 from realm_jax.training.goodput import Goodput
 from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.loop import Run, TrainResult, run_steps
@@ -48,6 +48,7 @@ def train(
       written.
     CorpusError: There is no corpus, or its blocks are longer than
       `block_length`.
+    StoreAccessError: A bucket cannot be read, or written to.
     ValueError: The configuration does not fit the corpus or the devices.
     NonFiniteLossError: The loss is not finite; the last good checkpoint stays.
   """
@@ -74,34 +75,46 @@ def open_run(
   all steps are done. Raises what `train` does.
   """
   goodput = Goodput()
+  data, sources = config.data, config.checkpoints
   with contextlib.ExitStack() as stack:
-    store = CheckpointStore(
-      config.model_dir, keep=config.checkpoints.keep_checkpoints
-    )
+    store = CheckpointStore(config.model_dir, keep=sources.keep_checkpoints)
     decisions = Decisions(
       stack.enter_context(stop_on_sigterm()),
       num_steps=config.num_steps,
-      save_every_steps=config.checkpoints.save_every_steps,
+      save_every_steps=sources.save_every_steps,
       check=store.check,
     )
-    _require_access(config)
+    loop = decisions.loop
+    # The buckets are checked before all else.
+    require_readable(
+      data.corpus_dir,
+      data.pretraining_corpus_dir,
+      *data.question_files.values(),
+      sources.initial_checkpoint,
+      sources.initial_reader,
+    )
+    require_writable(config.model_dir)
     setup = set_up(config)
-    decisions.loop.require_same(
+    loop.require_same(
       {
         "TrainConfig": config,
         "the corpus": setup.corpus.fingerprint,
         "the corpus of the examples": setup.examples.fingerprint,
       }
     )
-    sole = _sole_trainer(config, decisions.loop, stack)
+    # On process 0, the right to write to MODEL_DIR.
+    held = [SoleProcess()]
+
+    def take_model_dir() -> None:
+      held.append(stack.enter_context(sole_process(config.model_dir)))
+
+    loop.on_process_0("sole trainer", take_model_dir, (SoleProcessError,))
     stack.callback(store.close)
-    checkpoints = Checkpointer(
-      store, setup.identity, config.checkpoints, goodput
-    )
+    checkpoints = Checkpointer(store, setup.identity, sources, goodput)
     # What is restored needs no initial values, and no memory for them.
     make_state = abstract_state
     if not store.steps():
-      make_state = functools.partial(create_state, seed=config.data.seed)
+      make_state = functools.partial(create_state, seed=data.seed)
     state, loop_state = checkpoints.initialize_or_restore(
       make_state(
         setup.init,
@@ -111,7 +124,7 @@ def open_run(
       )
     )
     examples = BatchStream(
-      dataclasses.replace(config.data, corpus_version=setup.examples.version),
+      dataclasses.replace(data, corpus_version=setup.examples.version),
       rows=setup.own_rows,
       positions=loop_state.positions,
     )
@@ -124,7 +137,7 @@ def open_run(
       keep = functools.partial(
         keep_configuration, config.model_dir, configuration
       )
-      decisions.loop.on_process_0("configuration", keep)
+      loop.on_process_0("configuration", keep)
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():
@@ -132,64 +145,42 @@ def open_run(
     if step >= config.num_steps:
       yield state, None
       return
-    if decisions.loop.index == 0:
+    if loop.is_leader:
       goodput.resume(config.model_dir, step)
     metrics = MetricsLog(
       config.model_dir,
       start_step=step,
       num_steps=config.num_steps,
-      examples_per_step=config.data.batch_size,
+      examples_per_step=data.batch_size,
       freeze_retriever_steps=config.optimizer.freeze_retriever_steps,
-      writes=decisions.loop.is_leader,
+      writes=loop.is_leader,
     )
     stack.callback(metrics.close)
-    candidates = open_candidates(
-      setup, examples, decisions, loop_state, stack, goodput, own_index
+    schedule = None
+    if config.stage.needs_index and own_index is None:
+      schedule = open_schedule(setup, decisions, goodput)
+      stack.callback(schedule.close)
+    candidates = Candidates(
+      setup,
+      examples,
+      schedule=schedule,
+      decisions=decisions,
+      resumed=loop_state,
+      own_index=own_index,
     )
+    stack.callback(candidates.close)
     with goodput.measure("compiling"):
       # By a corpus that stays the same when the run is resumed.
       layout = setup.layout(setup.examples)
       refresh = None if own_index is None else own_index.refresh
-      step_function = CompiledSteps(setup, layout, refresh)
+      steps = CompiledSteps(setup, layout, refresh)
       # A step that searches is compiled when its vectors are there.
       if not config.retrieve_on_device:
-        step_function.compile(state, setup.abstract_batch())
+        steps.compile(state, setup.abstract_batch())
     goodput.started()
-    run = Run(
-      step_function, candidates, checkpoints, decisions, metrics, goodput, sole
+    yield (
+      state,
+      Run(
+        steps, candidates, checkpoints, decisions, metrics, goodput, held[-1]
+      ),
     )
-    yield state, run
-
-
-def _require_access(config: TrainConfig) -> None:
-  """Checks the buckets that a run reads and writes, before all else.
-
-  Raises:
-    StoreAccessError: One of them cannot be used.
-  """
-  data, checkpoints = config.data, config.checkpoints
-  require_readable(
-    data.corpus_dir,
-    data.pretraining_corpus_dir,
-    *data.question_files.values(),
-    checkpoints.initial_checkpoint,
-    checkpoints.initial_reader,
-  )
-  require_writable(config.model_dir)
-
-
-def _sole_trainer(
-  config: TrainConfig, agreement: Agreement, stack: contextlib.ExitStack
-) -> SoleProcess:
-  """Makes process 0 the only one that trains into MODEL_DIR.
-
-  Raises:
-    SoleProcessError: MODEL_DIR has a trainer already.
-  """
-  held = [SoleProcess()]
-
-  def take() -> None:
-    held.append(stack.enter_context(sole_process(config.model_dir)))
-
-  agreement.on_process_0("sole trainer", take, (SoleProcessError,))
-  return held[-1]

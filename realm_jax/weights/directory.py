@@ -1,12 +1,9 @@
 """A model's directory as Hugging Face's `save_pretrained` writes it."""
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import safetensors.numpy
 from etils import epath
@@ -20,96 +17,75 @@ from realm_jax.weights.model import VOCABULARY_FILE
 from realm_jax.weights.tables import Table
 from realm_jax.weights.unpickling import read_torch_file
 
-CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _TORCH_WEIGHTS = "pytorch_model.bin"
-_DTYPES: Mapping[str, Any] = {
-  "F64": np.float64,
-  "F32": np.float32,
-  "F16": np.float16,
-  "BF16": ml_dtypes.bfloat16,
-  "I64": np.int64,
-  "I32": np.int32,
-  "I16": np.int16,
-  "I8": np.int8,
-  "U8": np.uint8,
-  "BOOL": np.bool_,
-}
 
 
-def has_tensors(directory: Path) -> bool:
-  """Returns whether a directory has a file of weights."""
-  return any((directory / name).exists() for name in (WEIGHTS, _TORCH_WEIGHTS))
+class StoredTensor:
+  """A tensor of a safetensors file, read as a whole or in slices of rows."""
+
+  def __init__(self, file: safetensors.safe_open, name: str) -> None:
+    self._file, self._name = file, name
+    self.shape = tuple(file.get_slice(name).get_shape())
+
+  def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+    """Returns the tensor in its stored dtype."""
+    del dtype, copy
+    return self._file.get_tensor(self._name)
+
+  def __getitem__(self, rows: slice) -> np.ndarray:
+    first, limit, _ = rows.indices(self.shape[0])
+    return self._file.get_slice(self._name)[first:limit]
+
+  @property
+  def dtype(self) -> np.dtype:
+    return self[:0].dtype
 
 
-def open_tensors(directory: Path) -> dict[str, np.ndarray]:
-  """Opens the weights of a directory, mapped where the format allows it.
+def open_tensors(directory: Path, *, optional: bool = False) -> dict[str, Any]:
+  """Opens the weights of a directory by name, in their own dtypes.
 
   Raises:
-    WeightsError: There are none, they are damaged, or in shards.
+    WeightsError: They are damaged or in shards, or there are none and they are
+      not optional.
   """
-  if (directory / WEIGHTS).exists():
-    return open_safetensors(directory / WEIGHTS)
+  if (path := directory / WEIGHTS).exists():
+    try:
+      file = safetensors.safe_open(path, framework="numpy")
+      names = file.keys()
+      return {name: StoredTensor(file, name) for name in names}
+    except (OSError, safetensors.SafetensorError) as error:
+      raise WeightsError(
+        f"{path} is not read ({error}); copy it again"
+      ) from error
   if (directory / _TORCH_WEIGHTS).exists():
     return read_torch_file(directory / _TORCH_WEIGHTS)
-  if any(directory.glob("*.index.json")):
-    raise WeightsError(
-      f"{directory} holds weights in shards; load the model with transformers "
-      "and save it again, with safe_serialization=True and "
-      'max_shard_size="20GB"'
-    )
+  if optional:
+    return {}
   names = ", ".join(sorted(p.name for p in directory.iterdir())) or "no files"
-  raise WeightsError(f"{directory} holds no {WEIGHTS}; it has {names}")
+  raise WeightsError(
+    f"{directory} holds no {WEIGHTS}; it has {names}. Weights in shards must "
+    "be loaded with transformers and saved again as one file, with "
+    'max_shard_size="20GB"'
+  )
 
 
-def open_safetensors(path: Path) -> dict[str, np.ndarray]:
-  """Maps the tensors of a file, by name and in their own dtypes.
-
-  Raises:
-    WeightsError: The file is damaged, or holds a type that numpy lacks.
-  """
-  try:
-    # The library checks the header, but gives no place of a tensor.
-    with safetensors.safe_open(path, framework="numpy"):
-      data = np.memmap(path, np.uint8, mode="r")
-  except (OSError, safetensors.SafetensorError) as error:
-    raise WeightsError(
-      f"{path} is not read ({error}); copy it again"
-    ) from error
-  start = 8 + int(data[:8].view("<u8")[0])
-  header = json.loads(data[8:start].tobytes())
-  header.pop("__metadata__", None)
-  tensors = {}
-  for name, stored in header.items():
-    if (kind := stored["dtype"]) not in _DTYPES:
-      raise WeightsError(
-        f"{name} of {path} holds {kind}, which numpy does not have; want F32, "
-        "F16 or BF16"
-      )
-    first, limit = stored["data_offsets"]
-    values = data[start + first : start + limit].view(_DTYPES[kind])
-    tensors[name] = values.reshape(stored["shape"])
-  return tensors
-
-
-@dataclasses.dataclass(frozen=True)
-class Export:
+class Export(NamedTuple):
   """A directory to write.
 
   Attributes:
     part: Part of the model whose parameters are written, completely or not.
-    table: Names of its modules there.
-    files: JSON files by path, of which None makes a directory.
+    table: Names of its modules there, without the part in ours.
+    files: Contents of other files by path: texts, or JSON values.
     notes: Lines for the report: what the directory cannot say.
-    readme: Text of README.md; empty without one.
-    folders: Folders whose weights have files of their own; the names of their
-      tensors begin with the folder and a dot.
+    folders: Folders to make. Tensors whose names begin with one and a dot have
+      a file of weights in it.
   """
 
   part: str
   table: Table
   files: Mapping[str, JsonValue]
   notes: Sequence[str] = ()
-  readme: str = ""
   folders: Sequence[str] = ()
 
   def write(
@@ -125,15 +101,15 @@ class Export:
       parameters: Parameters of the part by path, in float32.
       pieces: Vocabulary.
     """
+    for folder in self.folders:
+      (directory / folder).mkdir(parents=True)
     write_pieces(directory / VOCABULARY_FILE, pieces)
     for name, content in self.files.items():
-      if content is None:
-        (directory / name).mkdir(parents=True)
+      if isinstance(content, str):
+        with atomic_text_file(directory / name) as file:
+          file.write(content)
       else:
         write_json(directory / name, content)
-    if self.readme:
-      with atomic_text_file(directory / README) as file:
-        file.write(self.readme)
     by_folder: dict[str, dict[str, np.ndarray]] = {}
     left, lines = dict(parameters), []
     named = reading.write(parameters, self.table, "torch")

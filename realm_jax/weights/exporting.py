@@ -1,7 +1,6 @@
 """Exports a checkpoint to the files of another system."""
 
 import contextlib
-import dataclasses
 from typing import Literal
 
 import numpy as np
@@ -14,7 +13,6 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.storage.access import require_readable
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, sentence_transformers, tables
-from realm_jax.weights.config import HF_ATTENTION_MASK_VALUE
 from realm_jax.weights.directory import Export, class_files
 from realm_jax.weights.importing import check_new, new_directory
 from realm_jax.weights.model import (
@@ -24,101 +22,75 @@ from realm_jax.weights.model import (
   nested,
   parameter_shapes,
 )
-from realm_jax.weights.tables import READER, RETRIEVER, Encoder
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedModel:
-  """A checkpoint of a run, and its modules, which have no vocabulary yet.
-
-  A `checkpoint_step` of None takes the last checkpoint, and "best" the one that
-  `realm_jax.evaluate --follow` has named. A `vocab` of None takes the file in
-  `model_dir`, where an import leaves it, or else that of the corpus in
-  `corpus_dir`, which the model was trained on.
-  """
-
-  model_dir: epath.PathLike
-  retriever: Retriever
-  reader: Reader
-  checkpoint_step: int | Literal["best"] | None = None
-  vocab: epath.PathLike | None = None
-  corpus_dir: epath.PathLike | None = None
-
-  def bind_vocabulary(self) -> BoundModel:
-    """Returns the modules with their vocabulary.
-
-    Raises:
-      WeightsError: There is no vocabulary file.
-    """
-    path = epath.Path(self.vocab or epath.Path(self.model_dir, VOCABULARY_FILE))
-    if self.vocab is None and not path.exists():
-      if self.corpus_dir is None:
-        raise WeightsError(
-          f"{path} is not there: give --corpus_dir, the corpus that the model "
-          "was trained on, or its vocab.txt as VOCAB"
-        )
-      path = epath.Path(self.corpus_dir, VOCABULARY_FILE)
-    return BoundModel.of(self.retriever, self.reader, WordpieceVocabulary(path))
-
-  def restore(
-    self, bound: BoundModel, part: str
-  ) -> tuple[dict[str, np.ndarray], int]:
-    """Returns the parameters of a part by path, and their step.
-
-    Raises:
-      CheckpointError: There is no such checkpoint, or it is of another model or
-        vocabulary.
-    """
-    shapes = parameter_shapes(bound.retriever, bound.reader, [part])
-    like = nested({p: np.empty(s, np.float32) for p, s in shapes.items()})
-    with contextlib.closing(CheckpointStore(self.model_dir)) as store:
-      step = self.checkpoint_step
-      if step is None:
-        step = store.latest()
-      elif step == NAME:
-        step = best_step(self.model_dir)
-      store.require_vocabulary(step, bound.vocabulary.sha256)
-      flat = flattened(store.restore(step, items=[part], like=like))
-    return {path: np.asarray(flat[path], np.float32) for path in shapes}, step
+from realm_jax.weights.tables import READER, RETRIEVER
 
 
 def export_weights(
-  model: TrainedModel,
+  model_dir: epath.PathLike,
+  retriever: Retriever,
+  reader: Reader,
   output_dir: epath.PathLike,
   *,
   to: str,
   part: str | None = None,
   tower: str | None = None,
+  checkpoint_step: int | Literal["best"] | None = None,
+  vocab: epath.PathLike | None = None,
+  corpus_dir: epath.PathLike | None = None,
 ) -> str:
   """Writes a checkpoint as a directory that another system reads.
 
   Args:
-    model: Checkpoint to export.
+    model_dir: Directory of the run.
+    retriever: Retriever of the run, which has no vocabulary yet.
+    reader: Reader of the run, likewise.
     output_dir: Directory to make; it appears complete or not at all.
     to: Other system: `hf_bert` or `sentence_transformers`.
     part: Part for hf_bert: `retriever` or `reader`.
     tower: `query` or `block`, if the retriever has two and one is wanted.
+    checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
+      the one that `realm_jax.evaluate --follow` has named.
+    vocab: Vocabulary file; None takes the one in `model_dir`, where an import
+      leaves it, or else that of the corpus.
+    corpus_dir: Corpus that the model was trained on.
 
   Returns:
     Lines that say what was written, and which parameters were not.
 
   Raises:
     WeightsError: The other system cannot express the model, the choices do not
-      fit the system, or `output_dir` is not empty.
+      fit the system, there is no vocabulary, or `output_dir` is not empty.
     CheckpointError: There is no such checkpoint, or it is of another model or
       vocabulary.
     TargetError, DiskFullError: `output_dir` cannot be written.
     StoreAccessError: A bucket cannot be read or written.
   """
-  require_readable(model.model_dir, model.vocab, model.corpus_dir)
+  require_readable(model_dir, vocab, corpus_dir)
   check_new(output_dir)
-  bound = model.bind_vocabulary()
-  export = plan_export(bound, to=to, part=part, tower=tower)
-  parameters, step = model.restore(bound, export.part)
+  path = epath.Path(vocab or epath.Path(model_dir, VOCABULARY_FILE))
+  if vocab is None and not path.exists():
+    if corpus_dir is None:
+      raise WeightsError(
+        f"{path} is not there: give --corpus_dir, the corpus that the model "
+        "was trained on, or its vocab.txt as VOCAB"
+      )
+    path = epath.Path(corpus_dir, VOCABULARY_FILE)
+  model = BoundModel.of(retriever, reader, WordpieceVocabulary(path))
+  export = plan_export(model, to=to, part=part, tower=tower)
+  shapes = parameter_shapes(model.retriever, model.reader, [export.part])
+  like = nested({p: np.empty(s, np.float32) for p, s in shapes.items()})
+  with contextlib.closing(CheckpointStore(model_dir)) as store:
+    step = checkpoint_step
+    if step is None:
+      step = store.latest()
+    elif step == NAME:
+      step = best_step(model_dir)
+    store.require_vocabulary(step, model.vocabulary.sha256)
+    flat = flattened(store.restore(step, items=[export.part], like=like))
+  parameters = {path: np.asarray(flat[path], np.float32) for path in shapes}
   with new_directory(output_dir) as directory:
-    lines = export.write(directory, parameters, bound.vocabulary.pieces)
-  where = f"checkpoint {step} of {model.model_dir}"
-  return "\n".join([f"written of {where}:", *lines])
+    lines = export.write(directory, parameters, model.vocabulary.pieces)
+  return "\n".join([f"written of checkpoint {step} of {model_dir}:", *lines])
 
 
 def plan_export(
@@ -140,9 +112,12 @@ def plan_export(
   elif part == READER:
     if tower is not None:
       raise WeightsError(f"--tower={tower}: a reader has none")
-    encoder = Encoder(reader.bert, "bert.", head=tables.HEAD)
-    files = class_files(reader.bert, "BertForMaskedLM")
-    export = Export(READER, [*tables.reader(encoder)], files)
+    table = tables.reader("bert/", reader.bert.num_layers, head=tables.HEAD)
+    export = Export(
+      READER,
+      tables.below(table, ours=f"{READER}/"),
+      class_files(reader.bert, "BertForMaskedLM"),
+    )
   elif part == RETRIEVER:
     if retriever.projection_size is not None:
       raise WeightsError(
@@ -151,10 +126,10 @@ def plan_export(
         "reader with --part=reader"
       )
     ours = _choose_tower(retriever, tower)
-    encoder = Encoder(retriever.bert, "")
+    table = tables.tower("", retriever.bert.num_layers)
     export = Export(
       RETRIEVER,
-      [*tables.tower(ours, encoder, retriever.pooling)],
+      tables.below(table, ours=f"{RETRIEVER}/{ours}/"),
       class_files(retriever.bert, "BertModel"),
       [
         f"pooling {retriever.pooling!r} and score_scale="
@@ -166,28 +141,18 @@ def plan_export(
     raise WeightsError(
       f"--to={to} wants --part=one of {', '.join(tables.PARTS)}, not {part}"
     )
-  bert = retriever.bert if export.part == RETRIEVER else reader.bert
-  value = bert.attention_mask_value
-  if value != HF_ATTENTION_MASK_VALUE:
-    note = (
-      f"attention_mask_value={value} is not written; transformers adds the "
-      "lowest float to the scores of padding"
-    )
-    export = dataclasses.replace(export, notes=[*export.notes, note])
   return export
 
 
 def _choose_tower(retriever: Retriever, tower: str | None) -> str:
   """Returns the name of the tower that the user means."""
-  if retriever.shared_towers:
-    if tower is not None:
-      raise WeightsError(
-        f"--tower={tower}: the towers of this model are one; leave it out"
-      )
-    return tables.SHARED_TOWER[0]
-  if tower is None:
+  if retriever.shared_towers and tower is not None:
+    raise WeightsError(
+      f"--tower={tower}: the towers of this model are one; leave it out"
+    )
+  if not retriever.shared_towers and tower is None:
     raise WeightsError(
       "this model has two towers; choose one with --tower=query or "
       "--tower=block"
     )
-  return tables.SEPARATE_TOWERS[tables.TOWERS.index(tower)]
+  return tables.SEPARATE_TOWERS[tower] if tower else tables.SHARED_TOWER

@@ -8,9 +8,11 @@ from typing import Literal, NamedTuple
 
 from etils import epath
 
-from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
-from realm_jax.models.retriever import POOLINGS
-from realm_jax.settings import PositiveFloat, PositiveInt, require_valid
+from realm_jax.settings import (
+  PositiveFloat,
+  PositiveInt,
+  require_valid,
+)
 from realm_jax.storage.paths import is_remote
 from realm_jax.weights import WeightsError
 
@@ -23,49 +25,42 @@ class Format(NamedTuple):
 
   Attributes:
     meaning: What an input of this format is, for people.
-    opener: Module and name of the function that opens an input, given an
-      `ImportConfig`, its path, and a prefix for the names of its tensors; it
-      returns a `plan.Source`.
-    refused: Fields of `ImportConfig` about which its inputs leave no choice.
+    opener: Module and name of the function that opens an input, given its path;
+      it returns a `plan.Source`.
   """
 
   meaning: str
   opener: str
-  refused: Sequence[str]
 
 
-OF_TOWERS = (
-  *("pooling", "projection_size", "normalize", "query_prefix"),
-  *("block_prefix", "title_separator", "token_types"),
-)
 FORMATS: Mapping[str, Format] = {
   "hf_bert": Format(
     "a directory with config.json, model.safetensors or pytorch_model.bin, and "
     "vocab.txt or tokenizer.json: BERT, MiniLM, Contriever, E5, BGE, DPR and "
     "the like, with or without the modules.json of sentence-transformers",
     "realm_jax.weights.hugging_face:open_bert",
-    ("vocab",),
   ),
   "hf_realm": Format(
     "a directory of transformers' REALM: RealmEmbedder, RealmScorer, "
     "RealmKnowledgeAugEncoder, RealmReader or RealmForOpenQA",
     "realm_jax.weights.hugging_face:open_realm",
-    ("vocab", "block_input", "tensor_prefix", *OF_TOWERS),
   ),
   "tf_bert": Format(
     "a directory with Google's bert_config.json, bert_model.ckpt.* and "
     "vocab.txt, or a checkpoint's prefix in one",
     "realm_jax.weights.google:open_bert",
-    ("vocab", "tensor_prefix"),
   ),
   "tf_realm": Format(
     "what Google released of REALM and ORQA: a TF-Hub module (embedder, bert, "
     "ict), a directory of modules, or a fine-tuned model",
     "realm_jax.weights.google:open_realm",
-    ("tensor_prefix", *OF_TOWERS),
   ),
 }
-
+# Fields of `ImportConfig` that a retriever has, too.
+OF_RETRIEVER = (
+  *("pooling", "projection_size", "normalize", "score_scale", "query_prefix"),
+  *("block_prefix", "title_separator", "token_types"),
+)
 # Names of models on Hugging Face's hub, and the files that are read of them.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_FILES = ("*.json", "vocab.txt", "model.safetensors", "*/model.safetensors")
@@ -100,9 +95,9 @@ class ImportConfig:
       of a model on Hugging Face's hub.
     block_input: Second input, for a separate block tower.
     parts: Parts to import, retriever and reader; None takes what the input has.
-    tensor_prefix: Prefix of `embeddings.word_embeddings.weight`, if an hf_bert
-      input holds several encoders; None finds it.
-    vocab: Vocabulary file, if a tf_realm input has none.
+    tensor_prefix: Prefix of the names of an encoder's embeddings, if an input
+      holds several encoders.
+    vocab: Vocabulary file; None takes the input's, which some of tf_realm lack.
     pooling: How hidden states become a vector, `pooler`, `cls` or `mean`;
       without modules.json, the pooler if the weights have one, or else cls.
     projection_size: Size of REALM's projection, which is added with random
@@ -138,7 +133,7 @@ class ImportConfig:
   parts: Sequence[str] | None = None
   tensor_prefix: str | None = None
   vocab: epath.PathLike | None = None
-  pooling: str | None = None
+  pooling: Literal["pooler", "cls", "mean"] | None = None
   projection_size: PositiveInt | None = None
   normalize: bool | None = None
   score_scale: PositiveFloat | None = None
@@ -150,44 +145,25 @@ class ImportConfig:
   corpus_dir: epath.PathLike | None = None
   block_records: epath.PathLike | None = None
   block_titles: epath.PathLike | None = None
-  block_length: int | None = None
+  block_length: PositiveInt | None = None
   index: Literal["exact", "scann"] | None = None
   ignore: Sequence[str] = ()
   seed: int = 0
 
   def __post_init__(self) -> None:
     require_valid(self)
-    if self.pooling not in (None, *POOLINGS):
-      raise WeightsError(
-        f"--pooling={self.pooling}; want one of {', '.join(POOLINGS)}"
-      )
     for pattern in self.ignore:
       try:
         re.compile(pattern)
       except re.error as error:
-        raise WeightsError(
-          f"{pattern} is no regular expression: {error}"
-        ) from error
-    if refused := self._given(*FORMATS[self.format].refused):
+        raise WeightsError(f"--ignore={pattern}: {error}") from error
+    names = ("block_records", "block_titles", "block_length", "index")
+    given = [f"--{n}" for n in names if getattr(self, n) is not None]
+    if self.corpus_dir is None and given:
       raise WeightsError(
-        f"--from={self.format} takes no {refused}; its input leaves no choice"
+        f"{', '.join(given)} without --corpus_dir, which names the corpus to "
+        "make of the released blocks; give it, or leave these out"
       )
-    of_blocks = ("block_records", "block_titles", "block_length", "index")
-    if self.corpus_dir is None and (given := self._given(*of_blocks)):
-      raise WeightsError(
-        f"{given} without --corpus_dir, which names the corpus to make of the "
-        "released blocks; give it, or leave these out"
-      )
-    if self.block_length is not None and self.block_length < MIN_BLOCK_LENGTH:
-      raise WeightsError(
-        f"--block_length={self.block_length} is too short for a title and a "
-        f"body; give {MIN_BLOCK_LENGTH} or more (released REALM has 288)"
-      )
-
-  def _given(self, *names: str) -> str:
-    """Returns the flags of the fields that are given."""
-    given = [name for name in names if getattr(self, name) is not None]
-    return ", ".join(f"--{name}" for name in given)
 
   def require_inputs(self) -> None:
     """Checks that the inputs are there, as `locate` finds them."""

@@ -16,10 +16,9 @@ has a span head (`dense`, `dense_1` and a LayerNorm), and any other is the
 reader of pre-training.
 """
 
-import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,18 +30,18 @@ from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import Activation, BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.settings import PositiveInt
 from realm_jax.weights import WeightsError, tables
 from realm_jax.weights.config import (
-  ConfigFile,
+  JsonFile,
   read_bert_config,
-  read_uncased_pieces,
+  read_vocabulary,
 )
-from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.hugging_face import BLOCK_VECTORS, OPEN_QA_JOINT_LENGTH
 from realm_jax.weights.model import VOCABULARY_FILE
-from realm_jax.weights.plan import Source
+from realm_jax.weights.plan import Encoder, Source, encoder
 from realm_jax.weights.reading import Shape
-from realm_jax.weights.tables import READER, RETRIEVER, Encoder
+from realm_jax.weights.tables import READER
 
 # TensorFlow must leave the GPUs to jax.
 tf.config.set_visible_devices([], "GPU")
@@ -111,21 +110,13 @@ def open_checkpoint(prefix: Path, scope: str = "") -> dict[str, Variable]:
   `bert_model.ckpt` for `bert_model.ckpt.index`.
 
   Raises:
-    WeightsError: It is not there, damaged, or of TensorFlow 2.
+    WeightsError: It is not there, or damaged.
   """
-  if not prefix.with_name(prefix.name + _INDEX).is_file():
-    raise WeightsError(f"no TensorFlow checkpoint at {prefix}{_INDEX}")
   try:
     reader = tf.train.load_checkpoint(str(prefix))
     shapes = reader.get_variable_to_shape_map()
   except _UNREADABLE as error:
     raise _damaged(prefix, error) from error
-  if "_CHECKPOINTABLE_OBJECT_GRAPH" in shapes:
-    raise WeightsError(
-      f"{prefix} is a TensorFlow 2 checkpoint, whose variables are named by a "
-      "program's objects; want one of TensorFlow 1, whose variables have names "
-      f"such as {_WORDS}"
-    )
   return {
     scope + name: Variable(prefix, reader, name, tuple(shapes[name]))
     for name in sorted(shapes)
@@ -142,10 +133,7 @@ def _damaged(prefix: Path, error: Exception) -> WeightsError:
 
 def _prefixes(directory: Path) -> list[Path]:
   """Returns the prefixes of the checkpoints in a directory."""
-  return [
-    path.with_name(path.name.removesuffix(_INDEX))
-    for path in sorted(directory.glob(f"*{_INDEX}"))
-  ]
+  return [path.with_suffix("") for path in sorted(directory.glob(f"*{_INDEX}"))]
 
 
 def _locate(path: Path) -> Path:
@@ -163,62 +151,59 @@ def _locate(path: Path) -> Path:
   return prefixes[0]
 
 
-class TfRecords:
-  """The raw records of a file, read from it at each pass in flat memory.
+def read_records(path: epath.PathLike) -> Iterator[bytes]:
+  """Yields the raw records of a file of TFRecords in order, in flat memory.
 
   The file is compressed if its name ends in `.gz`.
+
+  Raises:
+    WeightsError: The file is damaged.
   """
-
-  def __init__(self, path: epath.PathLike):
-    self._path = epath.Path(path)
-
-  def __iter__(self) -> Iterator[bytes]:
-    """Yields the records in order."""
-    dataset = tf.data.TFRecordDataset(
-      str(self._path),
-      compression_type="GZIP" if self._path.suffix == ".gz" else "",
-      buffer_size=_RECORD_BUFFER_BYTES,
-    ).batch(_RECORDS_PER_STEP)
-    count = 0
-    try:
-      for batch in dataset.as_numpy_iterator():
-        count += len(batch)
-        yield from batch.tolist()
-    except tf.errors.OpError as error:
-      raise WeightsError(
-        f"{self._path} is not read after {count} records "
-        f"({error.message.splitlines()[0]}); want a whole file of TFRecords"
-      ) from error
-
-
-def open_bert(choices: ImportConfig, path: Path, scope: str) -> Source:
-  """Opens a BERT as Google released it."""
-  del choices
-  prefix = _locate(path)
-  variables = open_checkpoint(prefix, scope)
-  bert = _read_config(ConfigFile.read(prefix.with_name(_CONFIG)))
-  roots = _roots(variables)
-  if len(roots) != 1:
+  path, count = epath.Path(path), 0
+  dataset = tf.data.TFRecordDataset(
+    str(path),
+    compression_type="GZIP" if path.suffix == ".gz" else "",
+    buffer_size=_RECORD_BUFFER_BYTES,
+  ).batch(_RECORDS_PER_STEP)
+  try:
+    for batch in dataset.as_numpy_iterator():
+      count += len(batch)
+      yield from batch.tolist()
+  except tf.errors.OpError as error:
     raise WeightsError(
-      f"{prefix} holds {len(roots)} encoders ({', '.join(roots) or 'none'}); "
-      "--from=tf_bert wants one, --from=tf_realm is for ORQA's and REALM's"
+      f"{path} is not read after {count} records "
+      f"({error.message.splitlines()[0]}); want a whole file of TFRecords"
+    ) from error
+
+
+def open_bert(path: Path) -> Source:
+  """Opens a BERT as Google released it."""
+  prefix = _locate(path)
+  variables = open_checkpoint(prefix)
+  roots = _roots(variables, prefix)
+  bert = _read_config(prefix.with_name(_CONFIG))
+  encoders = []
+  for root in roots:
+    has_pooler = f"{root}bert/pooler/dense/kernel" in variables
+    encoders.append(
+      encoder(
+        f"{root}bert/",
+        bert,
+        ["query", "block", READER],
+        heads=_heads(variables, root),
+        retriever_fields={"pooling": "pooler" if has_pooler else "cls"},
+      )
     )
-  file = prefix.with_name(VOCABULARY_FILE)
-  return Source(
-    variables,
-    "tensorflow",
-    [_encoder(variables, roots[0], bert)],
-    {file: read_uncased_pieces(file)},
-  )
+  vocabulary = read_vocabulary(prefix.with_name(VOCABULARY_FILE))
+  return Source(variables, "tensorflow", encoders, [vocabulary])
 
 
-def open_realm(choices: ImportConfig, path: Path, scope: str) -> Source:
+def open_realm(path: Path) -> Source:
   """Opens a retriever, a reader, or both, as Google released them.
 
   The input is a module, a directory of modules, the directory of a fine-tuned
   model, or the prefix of a checkpoint.
   """
-  del choices
   folders = {name: path / name for name in ("", *_MODULES)}
   prefixes = {
     name: folder / _VARIABLES
@@ -232,114 +217,106 @@ def open_realm(choices: ImportConfig, path: Path, scope: str) -> Source:
     prefixes = {"": prefixes[""]}
   variables: dict[str, Variable] = {}
   encoders: list[Encoder] = []
+  params = JsonFile(path / _PARAMS, optional=True)
   for module, prefix in prefixes.items():
-    found = open_checkpoint(prefix, f"{scope}{module}/" if module else scope)
+    found = open_checkpoint(prefix, f"{module}/" if module else "")
     variables |= found
-    for root in _roots(found):
+    for root in _roots(found, prefix):
       bert = _config(found, root, prefix, path)
-      encoder = _with_layers_beside(found, _encoder(found, root, bert), root)
-      is_query = module == "query_embedder"
-      encoders.append(dataclasses.replace(encoder, only_queries=is_query))
-  if not encoders:
-    raise WeightsError(
-      f"{path} holds no variable {_WORDS} at any depth; want a TF-Hub module "
-      "of REALM or ORQA, or a model fine-tuned from one"
-    )
-  fields: dict[str, float] = {}
-  for encoder in encoders:
-    if head := encoder.span_head:
-      params = ConfigFile.read(path / _PARAMS, optional=True)
-      length = params.size("reader_seq_len", OPEN_QA_JOINT_LENGTH)
-      width = params.size("max_span_width", Reader.max_answer_width)
-      fields = {
-        "joint_length": min(length, encoder.config.max_positions),
-        "span_size": variables[f"{head.projection}/kernel"].shape[-1] // 2,
-        "span_norm_eps": _norm_eps(head.norm),
-        "max_answer_width": width,
-      }
+      one = _with_layers(found, root, bert, params)
+      if module == "query_embedder":
+        one = one._replace(roles=["query"])
+      elif "query_embedder" in prefixes and READER not in one.roles:
+        one = one._replace(roles=["block"])
+      encoders.append(one)
+  encoded = [p for f in folders.values() for p in _prefixes(f / "encoded")]
+  # The vectors of all blocks, by the embedder.
+  vectors = open_checkpoint(encoded[0]).get(BLOCK_VECTORS) if encoded else None
   within = path if path.is_dir() else path.parent
   assets = [within / name / "assets" for name in folders]
   files = [folder / VOCABULARY_FILE for folder in (within, *assets)]
-  size = Retriever.projection_size
   return Source(
     variables,
     "tensorflow",
     encoders,
-    {file: read_uncased_pieces(file) for file in files if file.is_file()},
-    towers={"pooling": "pooler", "projection_size": size},
-    reader=fields,
-    notes=[
-      f"{it.norm}: epsilon {_norm_eps(it.norm):g}, the default of the library "
-      "that names a LayerNorm so"
-      for encoder in encoders
-      for it in (encoder.projection, encoder.span_head)
-      if it
-    ],
-    block_vectors=_block_vectors(folders.values()),
+    [read_vocabulary(file) for file in files if file.is_file()],
+    block_vectors=vectors.rows() if vectors else None,
   )
 
 
-def _block_vectors(folders: Iterable[Path]) -> Rows | None:
-  """Returns the block vectors of a retriever's module, if it has any."""
-  for folder in folders:
-    for prefix in _prefixes(folder / "encoded"):
-      variables = open_checkpoint(prefix)
-      if BLOCK_VECTORS not in variables:
-        raise WeightsError(
-          f"{prefix} has no {BLOCK_VECTORS}; it has {', '.join(variables)}"
-        )
-      return variables[BLOCK_VECTORS].rows()
-  return None
-
-
-def _roots(variables: Variables) -> list[str]:
+def _roots(variables: Variables, prefix: Path) -> list[str]:
   """Returns the prefix of `bert/embeddings/…` for every encoder."""
-  return [
+  roots = [
     name.removesuffix(_WORDS)
     for name in variables
     if f"/{name}".endswith(f"/{_WORDS}")
   ]
-
-
-def _encoder(variables: Variables, root: str, bert: BertConfig) -> Encoder:
-  head = root + tables.HEAD
-  has_head = tables.has(variables, head, "tensorflow")
-  return Encoder(bert, f"{root}bert/", head=head if has_head else "")
-
-
-def _with_layers_beside(
-  variables: Variables, encoder: Encoder, root: str
-) -> Encoder:
-  """Adds the layers of ORQA or REALM beside an encoder."""
-  scopes = ["", *itertools.accumulate(re.findall(r"[^/]*/", root))]
-  for scope in reversed(scopes):
-    dense = f"{scope}dense"
-    if f"{dense}/kernel" not in variables:
-      continue
-    norms = [
-      name.removesuffix("/gamma")
-      for name in variables
-      if re.fullmatch(rf"{re.escape(scope)}[^/]*/gamma", name)
-    ]
-    if len(norms) != 1 or not _norm_eps(norms[0]):
-      raise WeightsError(
-        f"want one LayerNorm beside {dense}; there are {norms or 'none'}"
-      )
-    if f"{dense}_1/kernel" in variables:
-      head = tables.SpanHead(dense, norms[0], f"{dense}_1")
-      return dataclasses.replace(encoder, span_head=head, parts=[READER])
-    size = variables[f"{dense}/kernel"].shape[-1]
-    projection = tables.Projection(dense, norms[0], size, _norm_eps(norms[0]))
-    return dataclasses.replace(
-      encoder, projection=projection, parts=[RETRIEVER]
+  if not roots:
+    raise WeightsError(
+      f"{prefix} holds no variable {_WORDS} at any depth, but "
+      f"{', '.join([*variables][:5])}, …; want a TensorFlow 1 checkpoint of "
+      "Google's BERT, of a TF-Hub module of REALM or ORQA, or of a model "
+      "fine-tuned from one"
     )
-  return dataclasses.replace(encoder, parts=[READER])
+  return roots
 
 
-def _norm_eps(name: str) -> float:
-  """Returns the epsilon of a LayerNorm; 0 for another module's name."""
-  name = name.rpartition("/")[2]
-  return next((e for p, e in _EPSILONS.items() if re.fullmatch(p, name)), 0.0)
+def _heads(variables: Variables, root: str) -> dict[str, Any]:
+  """Returns the masked-LM head beside an encoder, if there is one."""
+  head = root + tables.HEAD
+  return {"head": head} if f"{head}/transform/dense/kernel" in variables else {}
+
+
+def _with_layers(
+  variables: Variables, root: str, bert: BertConfig, params: JsonFile
+) -> Encoder:
+  """Returns an encoder of ORQA or REALM with the layers beside it.
+
+  Raises:
+    WeightsError: There is a linear layer without a LayerNorm of known epsilon.
+  """
+  roles, layers, heads = [READER], {}, _heads(variables, root)
+  fields = {"pooling": "pooler", "projection_size": Retriever.projection_size}
+  reader_fields = {}
+  scopes = ["", *itertools.accumulate(re.findall(r"[^/]*/", root))]
+  scopes = [name for name in scopes if f"{name}dense/kernel" in variables]
+  if scopes:
+    dense, score = f"{scopes[-1]}dense", f"{scopes[-1]}dense_1"
+    norms = {
+      name.removesuffix("/gamma"): eps
+      for name in variables
+      for pattern, eps in _EPSILONS.items()
+      if re.fullmatch(f"{re.escape(scopes[-1])}{pattern}/gamma", name)
+    }
+    if len(norms) != 1:
+      raise WeightsError(
+        f"want one LayerNorm beside {dense}; there are {[*norms] or 'none'}"
+      )
+    ((norm, eps),) = norms.items()
+    size = variables[f"{dense}/kernel"].shape[-1]
+    if f"{score}/kernel" in variables:
+      heads["span_head"] = dense, norm, score
+      length = params.get("reader_seq_len", PositiveInt, OPEN_QA_JOINT_LENGTH)
+      reader_fields = {
+        "joint_length": min(length, bert.max_positions),
+        "span_size": size // 2,
+        "span_norm_eps": eps,
+        "max_answer_width": params.get(
+          "max_span_width", PositiveInt, Reader.max_answer_width
+        ),
+      }
+    else:
+      roles, layers = ["query", "block"], {"projection": (dense, norm)}
+      fields |= {"projection_size": size, "projection_norm_eps": eps}
+  return encoder(
+    f"{root}bert/",
+    bert,
+    roles,
+    layers=layers,
+    heads=heads,
+    retriever_fields=fields,
+    reader_fields=reader_fields,
+  )
 
 
 def _config(
@@ -353,7 +330,7 @@ def _config(
   # In a module, the file is beside the folder `variables`.
   for folder in (*prefix.parents[:2], path):
     if (folder / _CONFIG).is_file():
-      return _read_config(ConfigFile.read(folder / _CONFIG))
+      return _read_config(folder / _CONFIG)
   inner = f"{root}bert/encoder/layer_0/intermediate/dense/kernel"
   positions = f"{root}bert/embeddings/position_embeddings"
   hidden_size = variables[root + _WORDS].shape[-1]
@@ -376,8 +353,10 @@ def _config(
   )
 
 
-def _read_config(file: ConfigFile) -> BertConfig:
+def _read_config(path: Path) -> BertConfig:
   """Reads a `bert_config.json`, with the numerics of Google's code."""
   return read_bert_config(
-    file, activations=_ACTIVATIONS, attention_mask_value=_ATTENTION_MASK_VALUE
+    JsonFile(path),
+    activations=_ACTIVATIONS,
+    attention_mask_value=_ATTENTION_MASK_VALUE,
   )

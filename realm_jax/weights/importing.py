@@ -55,38 +55,39 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
     CorpusError, TargetError, DiskFullError: An output cannot be written.
     StoreAccessError: An output is in a bucket that cannot be written.
   """
-  config.require_inputs()
   check_new(output_dir)
-  check_corpus_dir(config.corpus_dir, output_dir)
+  check_corpus_dir(config, output_dir)
   require_writable(config.corpus_dir)
   plan = make_plan(config)
   released = open_released(config, plan)
   logging.info("Reading %s", plan.name)
   parameters, lines = plan.load(seed=config.seed)
   params = nested(parameters)
-  words = plan.model.vocabulary
-  with contextlib.ExitStack() as stack, new_directory(output_dir) as directory:
+  retriever, reader, words = plan.model
+  with new_directory(output_dir) as directory:
     write_pieces(directory / VOCABULARY_FILE, words.pieces)
     with atomic_text_file(directory / kept_configuration.MODEL) as file:
-      retriever, reader, _ = plan.model
       file.write(gin_model(retriever, reader, source=plan.name))
+    blocks = contextlib.nullcontext()
     if released is not None:
-      stack.enter_context(
-        import_blocks(released, directory, plan.model, params[RETRIEVER])
+      index = config.index or "scann"
+      towers = params[RETRIEVER]
+      blocks = import_blocks(
+        released, directory, plan.model, towers, index=index
       )
-    # The checkpoint is last: it makes the directory a MODEL_DIR.
-    logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
     # There is no position in the data, for no trainer wrote this checkpoint.
     loop = loop_record(None, vocabulary=words.sha256)
-    with contextlib.closing(CheckpointStore(directory)) as store:
+    # The checkpoint is last: it makes the directory a MODEL_DIR.
+    with blocks, contextlib.closing(CheckpointStore(directory)) as store:
+      logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
       store.save(_STEP, {**params, "loop": loop})
       store.wait()
-  lines += plan.notes
-  if plan.block_vectors is not None:
+  vectors = plan.source.block_vectors
+  if vectors is not None:
     done = "published as generation 0"
     if released is None:
       done = "left out; --corpus_dir imports them with their blocks"
-    lines.append(f"block vectors {list(plan.block_vectors.shape)}: {done}")
+    lines.append(f"block vectors {list(vectors.shape)}: {done}")
   return "\n".join(lines)
 
 

@@ -84,27 +84,22 @@ def fresh_parameters(
   so that an untrained retriever compares like with like.
   """
   wanted = sorted(paths)
-  if not wanted:
-    return {}
-  init = _initializer(
-    retriever, reader, {path.partition("/")[0] for path in wanted}
-  )
-
-  def init_wanted(key: jax.Array) -> dict[str, AnyArray]:
-    everything = init(key)
-    return {path: everything[path] for path in wanted}
+  parts = {path.partition("/")[0] for path in wanted}
+  init = _initializer(retriever, reader, parts)
+  query, block = (f"/{tower}/" for tower in SEPARATE_TOWERS.values())
 
   # The compiler drops the parameters that are not wanted.
-  values = jax.jit(init_wanted)(jax.random.key(seed))
-  fresh: dict[str, np.ndarray] = {
-    path: np.asarray(value) for path, value in values.items()
-  }
-  query, block = (f"retriever/{tower}/" for tower in SEPARATE_TOWERS)
-  for path in wanted:
-    twin = path.replace(block, query)
-    if twin in fresh:
-      fresh[path] = fresh[twin]
-  return fresh
+  @jax.jit
+  def init_wanted(key: jax.Array) -> dict[str, AnyArray]:
+    everything = init(key)
+    twins = {path: path.replace(block, query) for path in wanted}
+    return {
+      path: everything[twin if twin in wanted else path]
+      for path, twin in twins.items()
+    }
+
+  values = init_wanted(jax.random.key(seed)) if wanted else {}
+  return {path: np.asarray(value) for path, value in values.items()}
 
 
 def nested(flat: Mapping[str, AnyArray]) -> Params:
@@ -128,16 +123,12 @@ def _initializer(
     "reader": (reader, tokens, block, jnp.ones((1, 1), jnp.int32)),
   }
   used = {part: arguments[part] for part in sorted(set(parts))}
-
-  def init(key: jax.Array) -> dict[str, AnyArray]:
-    return flattened(
-      {
-        part: module.init(key, *inputs)["params"]
-        for part, (module, *inputs) in used.items()
-      }
-    )
-
-  return init
+  return lambda key: flattened(
+    {
+      part: module.init(key, *inputs)["params"]
+      for part, (module, *inputs) in used.items()
+    }
+  )
 
 
 def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
@@ -147,15 +138,26 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
   vocabulary's, which the corpus gives. Values that a run may change are macros.
   Both modules have one encoder. The header names the `source` of the weights.
   """
-  modules = {
-    "bert.BertConfig": retriever.bert,
-    "retriever.Retriever": retriever,
-    "reader.Reader": reader,
-  }
-  bindings, macros = [], {}
-  for name, module in modules.items():
+  lines = [
+    f"# The model of the weights imported from {source}.",
+    "# It replaces gin/models/bert_base.gin with every file of gin/runs.",
+    "# Sizes must stay; the macros may change.",
+    "from __gin__ import dynamic_registration",
+    "",
+    *(
+      f"from realm_jax.models import {n}"
+      for n in ("bert", "retriever", "reader")
+    ),
+    "",
+  ]
+  macros = {}
+  for name, module in (
+    ("bert.BertConfig", retriever.bert),
+    ("retriever.Retriever", retriever),
+    ("reader.Reader", reader),
+  ):
     if module is not retriever.bert:
-      bindings.append(f"{name}.bert = @bert.BertConfig()")
+      lines.append(f"{name}.bert = @bert.BertConfig()")
     for field in dataclasses.fields(module):
       if field.name in _OMITTED:
         continue
@@ -165,19 +167,8 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
         macros.setdefault(macro, value)
       # gin reads both kinds of quotes.
       shown = f"%{macro}" if macro else repr(value)
-      bindings.append(f"{name}.{field.name} = {shown}")
-    bindings.append("")
-  lines = [
-    f"# The model of the weights imported from {source}.",
-    "# It replaces gin/models/bert_base.gin with every file of gin/runs.",
-    "# Sizes must stay; the macros may change.",
-    "from __gin__ import dynamic_registration",
-    "",
-    *(f"from realm_jax.models import {n.partition('.')[0]}" for n in modules),
-    "",
-    *bindings,
-    *(f"{macro} = {value!r}" for macro, value in macros.items()),
-    "RETRIEVER = @retriever.Retriever()",
-    "READER = @reader.Reader()",
-  ]
+      lines.append(f"{name}.{field.name} = {shown}")
+    lines.append("")
+  lines += [f"{macro} = {value!r}" for macro, value in macros.items()]
+  lines += ["RETRIEVER = @retriever.Retriever()", "READER = @reader.Reader()"]
   return "\n".join(lines) + "\n"

@@ -3,21 +3,25 @@
 A plan is complete before anything is written.
 """
 
-import dataclasses
 import pkgutil
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from realm_jax.indexes.protocol import Rows
+from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
 from realm_jax.weights import WeightsError, reading, tables
-from realm_jax.weights.config import read_uncased_pieces
-from realm_jax.weights.formats import FORMATS, OF_TOWERS, ImportConfig, locate
+from realm_jax.weights.config import Vocabulary, read_vocabulary
+from realm_jax.weights.formats import (
+  FORMATS,
+  OF_RETRIEVER,
+  ImportConfig,
+  locate,
+)
 from realm_jax.weights.model import (
   BoundModel,
   default_reader,
@@ -25,10 +29,10 @@ from realm_jax.weights.model import (
   parameter_shapes,
 )
 from realm_jax.weights.reading import Tensors
-from realm_jax.weights.tables import READER, RETRIEVER, Encoder, System
+from realm_jax.weights.tables import READER, RETRIEVER, System, Table, below
 
 # Tensors that are of no use here, whatever the input is.
-_UNUSED = {
+UNUSED = {
   r"(.*[./])?embeddings\.(position|token_type)_ids": "computed, not stored",
   r"(.*[./])?cls[./]seq_relationship[./].*": "a next-sentence head",
   r".*/adam_[mv](_\d+)?": "a moment of Adam",
@@ -36,19 +40,56 @@ _UNUSED = {
   r"(.*/)?global_step": "a step counter",
   "block_emb": "vectors of blocks, which are no weights",
 }
+_PREFIXES = ("query_prefix", "block_prefix")
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
+class Encoder(NamedTuple):
+  """A BERT in another system, and what it can become.
+
+  Attributes:
+    prefix: Prefix of its embeddings in the names of the tensors.
+    bert: Configuration without a vocabulary.
+    roles: What it can be: a `query` tower, a `block` tower, the `reader`.
+    tower: Its modules and those around it, by our names in a tower.
+    reader: The same, by our names in a reader.
+    retriever_fields: Fields of `Retriever` that the input says; prefixes are
+      texts.
+    reader_fields: Fields of `Reader` that the input says.
+  """
+
+  prefix: str
+  bert: BertConfig
+  roles: Sequence[str]
+  tower: Table
+  reader: Table
+  retriever_fields: Mapping[str, Any] = {}
+  reader_fields: Mapping[str, Any] = {}
+
+
+def encoder(
+  prefix: str,
+  bert: BertConfig,
+  roles: Sequence[str],
+  *,
+  layers: Mapping[str, Any] | None = None,
+  heads: Mapping[str, Any] | None = None,
+  **fields: Mapping[str, Any],
+) -> Encoder:
+  """Returns an encoder with the arguments of `tables.tower` and `reader`."""
+  theirs, num_layers = prefix.replace(".", "/"), bert.num_layers
+  tower = tables.tower(theirs, num_layers, **layers or {})
+  reader = tables.reader(theirs, num_layers, **heads or {})
+  return Encoder(prefix, bert, roles, tower, reader, **fields)
+
+
+class Source(NamedTuple):
   """What an input holds.
 
   Attributes:
     tensors: Tensors by name.
     system: System whose spelling the names have.
     encoders: Encoders among the tensors.
-    vocabularies: Vocabularies by file; there is none in some releases.
-    towers: Fields of `ImportConfig` that the input says of its towers.
-    reader: Fields of `Reader` that the input says.
+    vocabularies: Vocabularies; there is none in some releases.
     notes: Lines for the report.
     block_vectors: Vectors [N, d] of blocks that were released with it.
     block_records: File of their texts.
@@ -57,42 +98,30 @@ class Source:
   tensors: Tensors
   system: System
   encoders: Sequence[Encoder]
-  vocabularies: Mapping[Path, tuple[str, ...]]
-  towers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  reader: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  vocabularies: Sequence[Vocabulary]
   notes: Sequence[str] = ()
   block_vectors: Rows | None = None
   block_records: Path | None = None
 
-  def of(self, part: str) -> list[Encoder]:
-    """Returns the encoders that can become a part of a model."""
-    return [encoder for encoder in self.encoders if part in encoder.parts]
 
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
   """A model, and where its parameters come from.
 
   Attributes:
     name: Name of what is imported, for people.
     model: Model to write.
     parts: Parts that are imported.
-    tensors, table, system, allowed: See `reading.read`.
-    notes: Lines for the report that say what was chosen and why.
-    block_vectors: Vectors [N, d] of blocks that were released with it.
-    block_records: File of their texts.
+    source: What all inputs hold; its blocks are those of the block tower.
+    table: Where the parameters of the model are among its tensors.
+    ignore: Regular expressions of the user: see `ImportConfig`.
   """
 
   name: str
   model: BoundModel
   parts: Sequence[str]
-  tensors: Tensors
-  table: tables.Table
-  system: System
-  allowed: Mapping[str, str]
-  notes: Sequence[str]
-  block_vectors: Rows | None
-  block_records: Path | None
+  source: Source
+  table: Table
+  ignore: Sequence[str]
 
   def load(self, *, seed: int = 0) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns all parameters of the parts by path, and lines for the report.
@@ -102,15 +131,23 @@ class Plan:
     """
     retriever, reader, _ = self.model
     shapes = parameter_shapes(retriever, reader, self.parts)
-    parameters, report = reading.read(
-      self.tensors,
+    parameters, lines = reading.read(
+      self.source.tensors,
       self.table,
       shapes,
-      system=self.system,
-      allowed=self.allowed,
+      system=self.source.system,
+      allowed=dict.fromkeys(self.ignore, "allowed by --ignore") | UNUSED,
     )
-    parameters |= fresh_parameters(retriever, reader, report.fresh, seed=seed)
-    return parameters, report.lines(self.tensors, shapes)
+    fresh = shapes.keys() - parameters.keys()
+    parameters |= fresh_parameters(retriever, reader, fresh, seed=seed)
+    said = ", ".join(f"{n}={getattr(retriever, n)}" for n in OF_RETRIEVER)
+    lines += [*self.source.notes, f"vectors: {said}; such flags change it"]
+    if retriever.normalize and retriever.score_scale == 1.0:
+      lines.append(
+        "score_scale: 1, which ranks blocks as the original model does; to "
+        "train from vectors of length 1, raise SCORE_SCALE (20 is usual)"
+      )
+    return parameters, lines
 
 
 def make_plan(config: ImportConfig) -> Plan:
@@ -121,221 +158,194 @@ def make_plan(config: ImportConfig) -> Plan:
     VocabularyError: A vocabulary cannot be used.
   """
   open_source = pkgutil.resolve_name(FORMATS[config.format].opener)
-  own: Source = open_source(config, locate(config.input), "")
-  of_blocks = own
+  own = of_blocks = open_source(locate(config.input))
   if config.block_input is not None:
-    scope = "block." if own.system == "torch" else "block/"
-    of_blocks = open_source(config, locate(config.block_input), scope)
-  tensors = {**own.tensors, **of_blocks.tensors}
-  parts = _choose_parts(config, own)
-  words = vocabulary_of(_vocabulary(config, own, of_blocks))
-  said = _tower_options(config, own, of_blocks)
-  notes = [*own.notes]
-
-  towers, readers = {}, own.of(READER) if READER in parts else []
-  if RETRIEVER in parts:
-    separate = config.separate_towers
-    towers = _choose_towers(own, of_blocks, separate=separate)
-  if len(readers) > 1:
-    found = ", ".join(encoder.prefix for encoder in readers)
-    raise WeightsError(f"several readers: {found}; give one of them as --input")
-  used = [*towers.values(), *readers]
-  for encoder in used:
-    require_vocabulary_size(tensors, encoder, own.system, words.vocab_size)
-    if encoder.config != used[0].config:
-      raise WeightsError(
-        f"the encoders {used[0].prefix!r} and {encoder.prefix!r} are of "
-        "different configuration, but a model has only one:"
-        f"\n  {used[0].config}\n  {encoder.config}"
-      )
-
-  pooling = said["pooling"]
-  if pooling is None:
-    has_pooler = tables.has(tensors, used[0].pooler, own.system)
-    pooling = "pooler" if has_pooler else "cls"
-    notes.append(
-      f"pooling: {pooling} (the weights have {'a' if has_pooler else 'no'} "
-      "pooler); --pooling chooses"
+    of_blocks = _below("block/", open_source(locate(config.block_input)))
+  towers, readers = _choose_encoders(config, own, of_blocks)
+  if of_blocks is not own:
+    own = of_blocks._replace(
+      tensors={**own.tensors, **of_blocks.tensors},
+      encoders=[*own.encoders, *of_blocks.encoders],
+      vocabularies=[*own.vocabularies, *of_blocks.vocabularies],
+      notes=own.notes,
     )
-  allowed = dict.fromkeys(config.ignore, "allowed by --ignore") | _UNUSED
-  size, eps = said["projection_size"], Retriever.projection_norm_eps
-  if towers and (projection := used[0].projection):
-    if config.projection_size is not None:
-      raise WeightsError(
-        f"--projection_size={size}: the input has a projection, to "
-        f"{projection.size} dimensions; leave the flag out"
-      )
-    size, eps = projection.size, projection.norm_eps
-  elif size is not None:
-    allowed["retriever/[^/]*/projection(_norm)?/.*"] = "--projection_size"
-  scale = said["score_scale"] or 1.0
-  if said["normalize"] and scale == 1.0:
-    notes.append(
-      "score_scale: 1, which ranks blocks as the original model does; to train "
-      "from vectors of length 1, raise SCORE_SCALE (20 is usual)"
-    )
-  retriever = Retriever(
-    bert=used[0].config,
-    shared_towers=len(towers) < 2,
-    pooling=pooling,
-    projection_size=size,
-    projection_norm_eps=eps,
-    normalize=bool(said["normalize"]),
-    score_scale=scale,
-    query_prefix=_ids(said["query_prefix"], words, "--query_prefix"),
-    block_prefix=_ids(said["block_prefix"], words, "--block_prefix"),
-    title_separator=said["title_separator"] is not False,
-    token_types=said["token_types"] is not False,
+  if not towers:
+    own = own._replace(block_vectors=None)
+  words = vocabulary_of(_pieces(config, own.vocabularies))
+  first, *others = [*towers.values(), *readers]
+  for one in (first, *others):
+    require_vocabulary_size(own, one.tower, words.vocab_size)
+    _require_equal(first, one, {"bert": first.bert}, {"bert": one.bert})
+  retriever = _retriever(config, towers, first, words)
+  reader = default_reader(first.bert).clone(
+    **[first, *others][-1].reader_fields
   )
-  table: list[tables.Module] = []
-  for name, encoder in towers.items():
-    table += tables.tower(name, encoder, pooling)
-  for encoder in readers:
-    table += tables.reader(encoder)
-    if encoder.span_head is None:
-      allowed["reader/span_head/.*"] = "the input has no span head"
-    if not encoder.head:
-      allowed["reader/masked_lm_head/.*"] = "the input has no masked-LM head"
-  encoders = [*own.encoders, *of_blocks.encoders]
+  table = [
+    module
+    for name, one in towers.items()
+    for module in below(one.tower, ours=f"{RETRIEVER}/{name}/")
+  ]
+  for one in readers:
+    table += below(one.reader, ours=f"{READER}/")
+  # What is left of them is not imported.
+  for one in own.encoders:
+    table += below([*one.tower, *one.reader], ours="unused/")
   return Plan(
-    name=f"{Path(config.input).resolve().name} ({config.format})",
-    model=BoundModel.of(
-      retriever, default_reader(used[0].config).clone(**own.reader), words
-    ),
-    parts=parts,
-    tensors=tensors,
-    table=table,
-    system=own.system,
-    allowed=allowed | _not_imported(table, encoders, used, own.system),
-    notes=notes,
-    # The tower that embeds blocks made their vectors, too.
-    block_vectors=of_blocks.block_vectors if towers else None,
-    block_records=of_blocks.block_records,
+    f"{Path(config.input).resolve().name} ({config.format})",
+    BoundModel.of(retriever, reader, words),
+    [*([RETRIEVER] if towers else []), *([READER] if readers else [])],
+    own,
+    table,
+    config.ignore,
   )
 
 
-def _choose_parts(config: ImportConfig, own: Source) -> Sequence[str]:
-  present = [part for part in tables.PARTS if own.of(part)]
-  parts = list(config.parts or present)
-  if not set(parts) <= set(present):
+def _below(scope: str, source: Source) -> Source:
+  """Returns a source whose tensors have a prefix before their names."""
+  start = scope.replace("/", ".") if source.system == "torch" else scope
+  return source._replace(
+    tensors={start + name: t for name, t in source.tensors.items()},
+    encoders=[
+      one._replace(
+        tower=below(one.tower, theirs=scope),
+        reader=below(one.reader, theirs=scope),
+      )
+      for one in source.encoders
+    ],
+  )
+
+
+def _choose_encoders(
+  config: ImportConfig, own: Source, of_blocks: Source
+) -> tuple[dict[str, Encoder], list[Encoder]]:
+  """Returns the encoder of each tower by its name, and that of the reader."""
+
+  def the_only(source: Source, role: str) -> Encoder:
+    found = [
+      one
+      for one in source.encoders
+      if role in one.roles and config.tensor_prefix in (None, one.prefix)
+    ]
+    if len(found) != 1:
+      prefixes = ", ".join(repr(one.prefix) for one in found) or "none"
+      raise WeightsError(
+        f"{len(found)} encoders could be the {role} tower or the reader: "
+        f"{prefixes}; choose one with --tensor_prefix, or name another input"
+      )
+    return found[0]
+
+  roles = {role for one in own.encoders for role in one.roles}
+  offered = [RETRIEVER] if "query" in roles else []
+  offered += [READER] if READER in roles else []
+  parts = config.parts or offered
+  if not {*parts} <= {*offered}:
     raise WeightsError(
-      f"--parts={','.join(parts)}: this input gives {', '.join(present)}"
+      f"--parts={','.join(parts)}: this input gives {', '.join(offered)}"
     )
-  if config.block_input is not None and RETRIEVER not in parts:
+  if of_blocks is not own and RETRIEVER not in parts:
     raise WeightsError(
       f"--block_input={config.block_input} is for a retriever, and the parts "
-      f"to import are {', '.join(parts)}; leave it out, or import the "
-      "retriever too"
+      f"to import are {', '.join(parts)}; leave it out"
     )
-  return parts
+  towers, readers = {}, [the_only(own, READER)] if READER in parts else []
+  if RETRIEVER in parts:
+    query, block = the_only(own, "query"), the_only(of_blocks, "block")
+    towers = {tables.SHARED_TOWER: query}
+    if query is not block or config.separate_towers:
+      _require_equal(query, block, *map(_shared_fields, (query, block)))
+      towers = dict(
+        zip(tables.SEPARATE_TOWERS.values(), (query, block), strict=True)
+      )
+  return towers, readers
 
 
-def _vocabulary(
-  config: ImportConfig, own: Source, of_blocks: Source
+def _shared_fields(encoder: Encoder) -> dict[str, Any]:
+  """Returns the fields of a retriever that its towers share."""
+  fields = encoder.retriever_fields.items()
+  return {name: value for name, value in fields if name not in _PREFIXES}
+
+
+def _require_equal(
+  one: Encoder, other: Encoder, of_one: object, of_other: object
+) -> None:
+  if of_one != of_other:
+    raise WeightsError(
+      f"the encoders {one.prefix!r} and {other.prefix!r} differ where a model "
+      f"has one value for both:\n  {of_one}\n  {of_other}"
+    )
+
+
+def _pieces(
+  config: ImportConfig, found: Sequence[Vocabulary]
 ) -> tuple[str, ...]:
   """Returns the vocabulary, which all inputs must share."""
   if config.vocab is not None:
-    return read_uncased_pieces(Path(config.vocab))
-  found = {**own.vocabularies, **of_blocks.vocabularies}
+    found = [read_vocabulary(Path(config.vocab))]
   if not found:
     raise WeightsError(
       f"{config.input} has no vocabulary: pass --vocab; in Google's release it "
       "is assets/vocab.txt of every module, such as "
       "cc_news_pretrained/embedder/assets/vocab.txt"
     )
-  if len(set(found.values())) > 1:
-    raise WeightsError(
-      f"{' and '.join(map(str, found))} are different vocabularies; queries "
-      "and blocks must share one"
-    )
-  return next(iter(found.values()))
-
-
-def _tower_options(
-  config: ImportConfig, own: Source, of_blocks: Source
-) -> dict[str, Any]:
-  """Returns how vectors are made: what the user says, or else the inputs."""
-  names = (*OF_TOWERS, "score_scale")
-  said = {**own.towers, "block_prefix": of_blocks.towers.get("block_prefix")}
-  theirs = {**of_blocks.towers, "query_prefix": said.get("query_prefix")}
-  if any(said.get(name) != theirs.get(name) for name in names):
-    raise WeightsError(
-      f"{config.input} and {config.block_input} make vectors in different "
-      "ways; a retriever has one for both"
-    )
-  options = {name: getattr(config, name) for name in names}
-  return {n: said.get(n) if v is None else v for n, v in options.items()}
-
-
-def _choose_towers(
-  own: Source, of_blocks: Source, *, separate: bool
-) -> dict[str, Encoder]:
-  """Chooses the encoder of each tower, by the tower's name."""
-  queries, blocks = own.of(RETRIEVER), of_blocks.of(RETRIEVER)
-  queries = [e for e in queries if e.only_queries] or queries
-  blocks = [e for e in blocks if not e.only_queries] or blocks
-  for name, found in (("queries", queries), ("blocks", blocks)):
-    if len(found) != 1:
-      prefixes = ", ".join(encoder.prefix for encoder in found) or "none"
+  for one in found:
+    if one.cased:
       raise WeightsError(
-        f"{len(found)} encoders could embed {name}: {prefixes}; want one in "
-        "--input, or in --block_input for blocks"
+        f"{one.path} is a cased model's (do_lower_case in its tokenizer's "
+        "files, or pieces with capitals), and wordpieces here are uncased "
+        "BERT's. Use the uncased model"
       )
-  chosen = [*queries, *blocks]
-  if queries == blocks and not separate:
-    return dict.fromkeys(tables.SHARED_TOWER, chosen[0])
-  kinds = [
-    e.projection and (e.projection.size, e.projection.norm_eps) for e in chosen
-  ]
-  if kinds[0] != kinds[1]:
+    if one.pieces != found[0].pieces:
+      raise WeightsError(
+        f"{found[0].path} and {one.path} are different vocabularies; queries "
+        "and blocks must share one"
+      )
+  return found[0].pieces
+
+
+def _retriever(
+  config: ImportConfig,
+  towers: Mapping[str, Encoder],
+  first: Encoder,
+  words: WordpieceVocabulary,
+) -> Retriever:
+  """Returns the retriever as the user, or else the input, says."""
+  said = dict(first.retriever_fields)
+  for one in [*towers.values()][1:]:
+    said["block_prefix"] = one.retriever_fields.get("block_prefix")
+  if towers and said.get("projection_size") and config.projection_size:
     raise WeightsError(
-      f"the two towers project differently (size, epsilon): {kinds}; a "
-      "retriever has one projection for both"
+      f"--projection_size={config.projection_size}: the input has a "
+      f"projection, to {said['projection_size']} dimensions; leave the flag out"
     )
-  return dict(zip(tables.SEPARATE_TOWERS, chosen, strict=True))
+  chosen = {name: getattr(config, name) for name in OF_RETRIEVER}
+  fields = {"projection_size": None, **said}
+  fields |= {n: value for n, value in chosen.items() if value is not None}
+  for name in _PREFIXES:
+    text = fields.get(name)
+    fields[name] = ids = tuple(words.encode(text)) if text else ()
+    if words.unk_id in ids:
+      raise WeightsError(
+        f"--{name}={text!r} has words that the vocabulary cannot spell"
+      )
+  return Retriever(bert=first.bert, shared_towers=len(towers) < 2, **fields)
 
 
 def require_vocabulary_size(
-  tensors: Tensors, encoder: Encoder, system: System, num_pieces: int
+  source: Source, table: Table, num_pieces: int
 ) -> None:
-  """Checks that the vocabulary has a piece for each word embedding."""
-  words = next(tables.places(tables.encoder("", encoder), system))
-  name = words.names[0]
-  rows = tensors[name].shape[0]
-  if rows != num_pieces:
-    raise WeightsError(
-      f"{name} has {rows} word embeddings, and the vocabulary {num_pieces} "
-      "pieces: is it another model's vocabulary? Where the last rows are "
-      "padding, name them in a copy of vocab.txt by as many lines at its end "
-      f"([unused_row_{num_pieces}] and so on)"
-    )
+  """Checks that the vocabulary has a piece for each word embedding.
 
-
-def _not_imported(
-  table: tables.Table,
-  encoders: Sequence[Encoder],
-  used: Sequence[Encoder],
-  system: System,
-) -> dict[str, str]:
-  """Returns patterns for the tensors of modules that the table leaves out."""
-  unused = {}
-  for encoder in encoders:
-    modules = encoder.around
-    if encoder not in used:
-      modules += (encoder.prefix + part for part in ("embeddings", "encoder"))
-    for module in modules:
-      if not any(f"{m.theirs}/".startswith(f"{module}/") for m in table):
-        pattern = f"{re.escape(tables.start_of(module, system))}.*"
-        unused[pattern] = "of no use to the parts that are imported"
-  return unused
-
-
-def _ids(
-  text: str | None, words: WordpieceVocabulary, flag: str
-) -> tuple[int, ...]:
-  ids = tuple(words.encode(text)) if text else ()
-  if words.unk_id in ids:
-    raise WeightsError(
-      f"{flag}={text!r} has words that the vocabulary cannot spell"
-    )
-  return ids
+  Raises:
+    WeightsError: It has more or fewer.
+  """
+  for place in tables.places(table, source.system):
+    tensor = source.tensors.get(place.names[0])
+    if place.path != "encoder/word_embeddings" or tensor is None:
+      continue
+    if tensor.shape[0] != num_pieces:
+      raise WeightsError(
+        f"{place.names[0]} has {tensor.shape[0]} word embeddings, and the "
+        f"vocabulary {num_pieces} pieces: is it another model's vocabulary? "
+        "Where the last rows are padding, name them in a copy of vocab.txt by "
+        f"as many lines at its end ([unused_row_{num_pieces}] and so on)"
+      )

@@ -5,8 +5,8 @@ completely before any tensor is read.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -16,18 +16,6 @@ from realm_jax.weights.tables import Place, System, Table, places
 Shape = tuple[int, ...]
 
 _LINES_IN_AN_ERROR = 20
-_NO_PLACE = (
-  "tensors of the input have no place here; --ignore=REGEX, for whole names, "
-  "leaves them out"
-)
-_NO_TENSOR = (
-  "parameters have no tensor in the input; --ignore=REGEX, for whole paths, "
-  "starts them from random values"
-)
-_MISSHAPEN = (
-  "tensors have another shape; is config.json that of these weights? "
-  "--ignore=REGEX, for the tensor and the parameter, leaves both out"
-)
 
 
 class Tensor(Protocol):
@@ -38,32 +26,6 @@ class Tensor(Protocol):
 
 
 Tensors = Mapping[str, Tensor]
-
-
-class Report(NamedTuple):
-  """What became of every tensor and of every parameter.
-
-  Attributes:
-    mapped: Names of the tensors by the path of the parameter.
-    unused: Reasons by the name of a tensor that is not used.
-    fresh: Reasons by the path of a parameter that has no tensor.
-  """
-
-  mapped: Mapping[str, str]
-  unused: Mapping[str, str]
-  fresh: Mapping[str, str]
-
-  def lines(self, tensors: Tensors, shapes: Mapping[str, Shape]) -> list[str]:
-    """Returns a line for each tensor and each parameter."""
-    lines = [f"mapped ({len(self.mapped)} parameters):"]
-    lines += [f"  {show(p, shapes[p])} <- {n}" for p, n in self.mapped.items()]
-    lines.append(f"unused tensors of the input: {len(self.unused) or 'none'}")
-    for name, reason in self.unused.items():
-      lines.append(f"  {show(name, tensors[name].shape)}: {reason}")
-    lines.append(f"parameters of random values: {len(self.fresh) or 'none'}")
-    for path, reason in self.fresh.items():
-      lines.append(f"  {show(path, shapes[path])}: {reason}")
-    return lines
 
 
 def show(name: str, shape: Shape) -> str:
@@ -78,64 +40,101 @@ def read(
   *,
   system: System,
   allowed: Mapping[str, str],
-) -> tuple[dict[str, np.ndarray], Report]:
+) -> tuple[dict[str, np.ndarray], list[str]]:
   """Reads all parameters that have a tensor, in float32 and by path.
+
+  Parameters of modules that the table does not name have none.
 
   Args:
     tensors: Tensors of the input by name.
-    table: Modules of the model, and their names in the input.
+    table: Modules of the model and of the input.
     shapes: Shapes of all parameters of the model, by path.
     system: System whose spelling the names have.
     allowed: Reasons why tensors without a place in the table are not used, and
-      why parameters without a tensor start from random values, by regular
+      why other parameters without a tensor start from random values, by regular
       expressions for the whole name or path. Any other is an error.
+
+  Returns:
+    The parameters, and a line for each tensor and parameter that says what
+    became of it.
 
   Raises:
     WeightsError: A tensor is left over, missing, of another shape, not of
       floats, not finite, or differs from its copy.
   """
+
+  def reason(name: str) -> str:
+    fitting = (why for p, why in allowed.items() if re.fullmatch(p, name))
+    return next(fitting, "")
+
   found: dict[str, list[tuple[str, Place]]] = {}
-  used, misshapen = set(), {}
+  used, named, misshapen, unused = set(), set(), {}, {}
   for place in places(table, system):
-    shape = shapes[place.path]
+    named.add(place.path)
+    shape = shapes.get(place.path, ())
     wanted = shape[::-1] if place.is_transposed else shape
-    for name in (name for name in place.names if name in tensors):
-      if tensors[name].shape == wanted:
+    for name in filter(tensors.__contains__, place.names):
+      if place.path not in shapes:
+        unused[name] = "of no use to the parts that are imported"
+      elif tensors[name].shape == wanted:
         used.add(name)
         found.setdefault(place.path, []).append((name, place))
-      elif not _reason(allowed, name):
+      elif not reason(name):
         used.add(name)
         misshapen[place.path] = (
           f"{show(name, tensors[name].shape)}, where {place.path} wants "
           f"{list(wanted)}"
         )
-  left = {n: _reason(allowed, n) for n in tensors if n not in used}
-  missing = {p: _reason(allowed, p) for p in shapes if p not in found}
-  _raise_problems(
-    {
-      _NO_PLACE: [show(n, tensors[n].shape) for n in left if not left[n]],
-      _NO_TENSOR: [
-        show(path, shapes[path])
-        for path, reason in missing.items()
-        if not reason and path not in misshapen
-      ],
-      _MISSHAPEN: misshapen.values(),
-    }
-  )
-  parameters, mapped = {}, {}
+  unused = {
+    name: reason(name) or unused.get(name, "")
+    for name in tensors
+    if name not in used
+  }
+  fresh = {
+    path: reason(path) or ("" if path in named else "not in the input")
+    for path in shapes
+    if path not in found and path not in misshapen
+  }
+  problems = [
+    *(f"{show(n, tensors[n].shape)} has no place here" for n in _blank(unused)),
+    *(
+      f"{show(p, shapes[p])} has no tensor in the input" for p in _blank(fresh)
+    ),
+    *misshapen.values(),
+  ]
+  if problems:
+    more = len(problems) - _LINES_IN_AN_ERROR
+    raise WeightsError(
+      f"{len(problems)} tensors and parameters do not fit; is config.json that "
+      "of these weights? --ignore=REGEX, for whole names of tensors, leaves "
+      "them out, and for whole paths of parameters starts them from random "
+      "values:\n  "
+      + "\n  ".join(problems[:_LINES_IN_AN_ERROR])
+      + (f"\n  and {more} more" if more > 0 else "")
+    )
+  parameters, lines = {}, [f"mapped ({len(found)} parameters):"]
   for path, (first, *copies) in found.items():
-    mapped[path], place = first
+    lines.append(f"  {show(path, shapes[path])} <- {first[0]}")
     parameters[path] = _parameter(tensors, *first)
     for name, place in copies:
-      left[name] = f"the same as {mapped[path]}"
-      if not np.array_equal(_parameter(tensors, name, place), parameters[path]):
-        left[name] = _reason(allowed, name)
-      if not left[name]:
+      same = np.array_equal(_parameter(tensors, name, place), parameters[path])
+      unused[name] = f"the same as {first[0]}" if same else reason(name)
+      if not unused[name]:
         raise WeightsError(
-          f"{name} and {mapped[path]} are one parameter here, and differ; pass "
+          f"{name} and {first[0]} are one parameter here, and differ; pass "
           f"--ignore='{re.escape(name)}' to leave the former out"
         )
-  return parameters, Report(mapped, left, missing)
+  lines.append(f"unused tensors of the input: {len(unused) or 'none'}")
+  lines += [
+    f"  {show(n, tensors[n].shape)}: {why}" for n, why in unused.items()
+  ]
+  lines.append(f"parameters of random values: {len(fresh) or 'none'}")
+  lines += [f"  {show(p, shapes[p])}: {why}" for p, why in fresh.items()]
+  return parameters, lines
+
+
+def _blank(reasons: Mapping[str, str]) -> list[str]:
+  return [name for name, why in reasons.items() if not why]
 
 
 def write(
@@ -143,11 +142,10 @@ def write(
 ) -> dict[str, tuple[str, np.ndarray]]:
   """Returns path and tensor of all parameters in a table, by their names."""
   tensors: dict[str, tuple[str, np.ndarray]] = {}
-  written = set()
+  left = dict(parameters)
   for place in places(table, system):
-    if place.path not in written:
-      written.add(place.path)
-      array = parameters[place.path]
+    if place.path in left:
+      array = left.pop(place.path)
       array = array.T if place.is_transposed else array
       array = np.ascontiguousarray(array * np.float32(place.factor))
       tensors[place.names[0]] = place.path, array
@@ -170,22 +168,3 @@ def _parameter(tensors: Tensors, name: str, place: Place) -> np.ndarray:
     )
   array = array.T if place.is_transposed else array
   return np.ascontiguousarray(array / np.float32(place.factor))
-
-
-def _reason(reasons: Mapping[str, str], name: str) -> str:
-  """Returns the reason of the first pattern that fits; empty without one."""
-  fitting = (r for p, r in reasons.items() if re.fullmatch(p, name))
-  return next(fitting, "")
-
-
-def _raise_problems(problems: Mapping[str, Iterable[str]]) -> None:
-  """Raises one `WeightsError` that names all problems by what they are."""
-  parts = []
-  for title, found in problems.items():
-    if lines := list(found):
-      parts.append(f"{len(lines)} {title}:")
-      parts += [f"  {line}" for line in lines[:_LINES_IN_AN_ERROR]]
-      if len(lines) > _LINES_IN_AN_ERROR:
-        parts.append(f"  and {len(lines) - _LINES_IN_AN_ERROR} more")
-  if parts:
-    raise WeightsError("the weights do not fit. " + "\n".join(parts))

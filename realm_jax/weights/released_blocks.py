@@ -8,9 +8,9 @@ MODEL_DIR/generations/00000000, so that nothing is embedded again.
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,18 +18,14 @@ from absl import logging
 from etils import epath
 
 from realm_jax.console import Progress
-from realm_jax.corpus import directory_writer
-from realm_jax.corpus.block_builder import BlockBuilder, chunks
+from realm_jax.corpus import writing
+from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.documents import Document
 from realm_jax.corpus.manifest import MANIFEST_NAME
-from realm_jax.corpus.shard import (
-  MIN_BLOCK_LENGTH,
-  NUM_SPECIAL_TOKENS,
-  Blocks,
-  write_shards,
-)
+from realm_jax.corpus.shard import MIN_BLOCK_LENGTH, NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary
+from realm_jax.corpus.writing import Blocks, write_shards
 from realm_jax.generations.build import (
   Builder,
   GenerationConfig,
@@ -58,17 +54,16 @@ _UNLIMITED = 1 << 30
 
 
 class ReleasedBlocks(NamedTuple):
-  """Blocks and their vectors, in the same order, and what they become.
+  """Blocks and their vectors, in the same order, and the corpus to make.
 
   Attributes:
-    corpus_dir: Corpus to make.
+    corpus_dir: Directory of the corpus.
     vectors: Vectors, [N, d], which are read a slice at a time.
     records: Texts in UTF-8.
     titles: Titles in UTF-8; None leaves them empty.
     block_length: Maximum wordpieces of `[CLS] title [SEP] body [SEP]`. Longer
       blocks lose their last tokens, but no text, and are counted. None fits
       all.
-    index: Kind of index for the vectors.
   """
 
   corpus_dir: epath.PathLike
@@ -76,13 +71,16 @@ class ReleasedBlocks(NamedTuple):
   records: Iterable[bytes]
   titles: Iterable[bytes] | None = None
   block_length: int | None = None
-  index: str = "scann"
 
 
-def check_corpus_dir(
-  corpus_dir: epath.PathLike | None, output_dir: epath.PathLike
-) -> None:
-  """Checks that a new corpus, if any, can be written beside the MODEL_DIR."""
+def check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
+  """Checks that the corpus, if any, can be written beside the MODEL_DIR.
+
+  Raises:
+    WeightsError: It cannot, or its blocks would be too short.
+    CorpusError, TargetError: It has other files, or is no directory.
+  """
+  corpus_dir, length = config.corpus_dir, config.block_length
   if corpus_dir is None:
     return
   # Only local paths have symbolic links.
@@ -90,7 +88,7 @@ def check_corpus_dir(
     PurePath(str(path)) if is_remote(path) else real_path(path)
     for path in (corpus_dir, output_dir)
   )
-  if one == other or one in other.parents or other in one.parents:
+  if one.is_relative_to(other) or other.is_relative_to(one):
     raise WeightsError(
       f"--corpus_dir={corpus_dir} and --output_dir={output_dir} are one "
       "directory, or one is in the other; each appears whole, so name two side "
@@ -101,19 +99,24 @@ def check_corpus_dir(
       f"--corpus_dir={corpus_dir} holds a corpus already; name a new "
       "directory, or remove it first"
     )
-  directory_writer.check_target(corpus_dir, overwrite=False)
+  writing.check_target(corpus_dir, overwrite=False)
+  if length is not None and length < MIN_BLOCK_LENGTH:
+    raise WeightsError(
+      f"--block_length={length} is too short for a title and a body; give "
+      f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)"
+    )
 
 
 def open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
   """Opens the blocks of a plan; returns None if they are not wanted.
 
   Raises:
-    WeightsError: There are none, or texts and vectors do not agree.
+    WeightsError: There are none, or they are not of the plan's model.
   """
   if config.corpus_dir is None:
     return None
-  vectors = plan.block_vectors
-  records = config.block_records or plan.block_records
+  vectors = plan.source.block_vectors
+  records = config.block_records or plan.source.block_records
   if vectors is None or records is None:
     raise WeightsError(
       "--corpus_dir is for released blocks with their vectors, and "
@@ -130,32 +133,26 @@ def open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
       f"dimensions; want [blocks, {dim}]: are they of this model?"
     )
   titles = config.block_titles
-  released = ReleasedBlocks(
+  return ReleasedBlocks(
     config.corpus_dir,
     vectors,
     _open(records),
     None if titles is None else _open(titles),
     config.block_length,
-    config.index or "scann",
   )
-  for texts in (released.records, released.titles):
-    if isinstance(texts, Sized) and len(texts) != vectors.shape[0]:
-      raise WeightsError(
-        f"{vectors.shape[0]} block vectors, and {len(texts)} texts; want one "
-        "for each, in the same order: are both of one release?"
-      )
-  return released
 
 
 def _open(path: epath.PathLike) -> Iterable[bytes]:
   """Opens the texts of a numpy array of bytes (`.npy`) or of TFRecords."""
   # It imports TensorFlow.
-  from realm_jax.weights.google import TfRecords
+  from realm_jax.weights.google import read_records
 
   path = epath.Path(path)
   if not path.is_file():
     raise WeightsError(f"no file of blocks at {path}")
-  return read_byte_strings(path) if path.suffix == ".npy" else TfRecords(path)
+  return (
+    read_byte_strings(path) if path.suffix == ".npy" else read_records(path)
+  )
 
 
 @contextlib.contextmanager
@@ -164,11 +161,20 @@ def import_blocks(
   model_dir: epath.PathLike,
   model: BoundModel,
   params: Params,
+  *,
+  index: str,
 ) -> Iterator[None]:
   """Writes the corpus, and publishes the generation of checkpoint 0.
 
   If that fails, or the block of the context raises, the corpus is removed, so
-  that the same import can be run again. `params` are those of the towers.
+  that the same import can be run again.
+
+  Args:
+    released: Blocks and their vectors.
+    model_dir: Directory of the generation.
+    model: Model whose retriever made the vectors.
+    params: Parameters of its towers.
+    index: Kind of index for the vectors.
 
   Raises:
     WeightsError: Records, titles and vectors do not agree; nothing has been
@@ -182,7 +188,7 @@ def import_blocks(
     mesh = make_mesh()
     config = GenerationConfig(
       retriever,
-      config_from(released.index, {}),
+      config_from(index, {}),
       query_length=min(
         GenerationConfig.query_length, retriever.bert.max_positions
       ),
@@ -218,9 +224,7 @@ def write_corpus(
   """
   num_blocks, length = released.vectors.shape[0], released.block_length
   with (
-    directory_writer.CorpusDirectoryWriter.open(
-      released.corpus_dir, pieces=vocabulary.pieces, name=_NAME
-    ) as writer,
+    writing.new_corpus(released.corpus_dir) as staging,
     Progress("blocks written", total=num_blocks) as progress,
   ):
     builder = BlockBuilder(
@@ -233,20 +237,21 @@ def write_corpus(
 
     def built_blocks() -> Iterator[Blocks]:
       nonlocal longest
-      for chunk in chunks(_documents(released)):
-        built = builder.build(chunk)
-        summary.add(built, len(chunk))
-        sizes = np.diff(built.blocks.arrays["token_ids_offsets"])
+      for blocks in builder.blocks(_documents(released), summary):
+        sizes = np.diff(blocks.arrays["token_ids_offsets"])
         longest = max(longest, NUM_SPECIAL_TOKENS + int(sizes.max()))
-        progress.advance(len(chunk))
-        yield built.blocks
+        progress.advance(len(sizes))
+        yield blocks
 
     shards = write_shards(
-      writer.staging, built_blocks(), vocab_size=len(vocabulary.pieces)
+      staging, built_blocks(), vocab_size=len(vocabulary.pieces)
     )
-    writer.finish(
+    writing.finish(
+      staging,
+      name=_NAME,
+      pieces=vocabulary.pieces,
       block_length=length or longest,
-      summary=summary.to_json(),
+      summary=vars(summary),
       shards=shards,
     )
 
@@ -254,30 +259,20 @@ def write_corpus(
 def _documents(released: ReleasedBlocks) -> Iterator[Document]:
   """Yields a document for each record, and checks how many there are."""
   num_blocks = released.vectors.shape[0]
-  columns: dict[str, Iterable[Any]] = {
-    "vectors": range(num_blocks),
-    "records": released.records,
-    "titles": released.titles or itertools.repeat(b"", num_blocks),
-  }
-  for row in itertools.zip_longest(*columns.values()):
-    number, body, title = row
-    if number is None or body is None or title is None:
-      short = [n for n, v in zip(columns, row, strict=True) if v is None]
+  titles = released.titles or itertools.repeat(b"", num_blocks)
+  rows = itertools.zip_longest(range(num_blocks), released.records, titles)
+  for number, (row, body, title) in enumerate(rows):
+    if row is None or body is None or title is None:
       raise WeightsError(
-        f"there are fewer {' and '.join(short)} than others, of {num_blocks} "
-        "vectors; want one record and title for each, in the same order: are "
+        f"{num_blocks} vectors, and more or fewer records or titles: row "
+        f"{number} does not have all; want one of each in the same order: are "
         "all of one release?"
       )
-    text, name = _decoded(body, number), _decoded(title, number)
-    place = f"record {number}"
-    yield Document(str(number), name, text, "", place, is_block=True)
-
-
-def _decoded(text: bytes, number: int) -> str:
-  try:
-    return text.decode("utf-8")
-  except UnicodeDecodeError as error:
-    raise WeightsError(
-      f"record or title {number} is not UTF-8 (byte {error.start} of "
-      f"{len(text)}); want texts"
-    ) from None
+    try:
+      text, name = body.decode(), title.decode()
+    except UnicodeDecodeError as error:
+      raise WeightsError(
+        f"record or title {number} is not UTF-8 (byte {error.start} of "
+        f"{len(error.object)}); want texts"
+      ) from None
+    yield Document(str(number), name, text, is_block=True)

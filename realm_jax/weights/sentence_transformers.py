@@ -11,46 +11,44 @@ A tower is this chain, of which every module but the first two is optional:
 | Normalize | vectors of length 1 |
 """
 
-import dataclasses
-import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm_jax.models.retriever import POOLINGS, Retriever
+from realm_jax.models.retriever import Retriever
+from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.weights import WeightsError, config, tables
-from realm_jax.weights.config import ConfigFile
-from realm_jax.weights.directory import CONFIG, README, Export, class_files
+from realm_jax.weights.config import JsonFile
+from realm_jax.weights.directory import CONFIG, Export, class_files
 from realm_jax.weights.model import BoundModel
-from realm_jax.weights.tables import RETRIEVER, Encoder, Projection
+from realm_jax.weights.tables import RETRIEVER
 
 _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
 _LENGTHS = "sentence_bert_config.json"
+_README = "README.md"
 _PACKAGE = "sentence_transformers.models."
 _TANH = "torch.nn.modules.activation.Tanh"
 _IDENTITY = "torch.nn.modules.linear.Identity"
-_POOLING_KEYS = {
-  "pooling_mode_cls_token": "cls",
-  "pooling_mode_mean_tokens": "mean",
-}
+# What a directory may chain, as `_described` spells its modules.
+_CHAIN = re.compile(
+  "Transformer, Pooling "
+  rf"(?:(?P<pooler>cls, Dense {_TANH})|(?P<pooling>cls|mean))"
+  rf"(?P<projection>, Dense {_IDENTITY}, LayerNorm)?"
+  "(?P<normalize>, Normalize)?"
+)
 # The names that models have given to the prompts of queries and of blocks.
 _PROMPT_NAMES = {
   "query_prefix": ("query",),
   "block_prefix": ("document", "passage", "corpus"),
 }
 # Settings of a retriever that the library has no place for. It does not read
-# their file; an import does. The values are what a directory without it means.
+# their file; an import does.
 _SETTINGS = "realm_jax.json"
-_DEFAULTS: Mapping[str, Any] = {
-  "title_separator": False,
-  "token_types": False,
-  "score_scale": None,
-  # The epsilon of torch's LayerNorm, which this LayerNorm has no setting for.
-  "projection_norm_eps": 1e-5,
-  "projection_scale": 1.0,
-}
+# The epsilon of torch's LayerNorm, which theirs has no setting for.
+_NORM_EPS = 1e-5
 _MAX_EPS_DIFFERENCE = 2e-10
 # What a Dense must say, if it says it: it has a bias and nothing else.
 _USUAL_DENSE = {
@@ -61,100 +59,42 @@ _USUAL_DENSE = {
 }
 
 
-class Chain(NamedTuple):
-  """What the modules of a directory may differ in."""
-
-  pooling: str
-  projects: bool
-  normalizes: bool
-
-  def modules(
-    self, hidden: int = 0, size: int | None = 0
-  ) -> list[tuple[str, dict[str, JsonValue]]]:
-    """Returns kind and config.json of each module, empty if it has none.
-
-    `hidden` is BERT's size, and `size` the projection's.
-    """
-    mode = "mean" if self.pooling == "mean" else "cls"
-    pooling: dict[str, JsonValue] = {
-      "word_embedding_dimension": hidden,
-      # As all versions read it.
-      **{key: ours == mode for key, ours in _POOLING_KEYS.items()},
-      "pooling_mode_max_tokens": False,
-      "pooling_mode_mean_sqrt_len_tokens": False,
-    }
-    dense: dict[str, JsonValue] = {
-      "in_features": hidden,
-      "out_features": hidden,
-      "bias": True,
-      "activation_function": _TANH,
-    }
-    modules = [("Transformer", {}), ("Pooling", pooling)]
-    if self.pooling == "pooler":
-      modules.append(("Dense", dense))
-    if self.projects:
-      linear = {"out_features": size, "activation_function": _IDENTITY}
-      modules += [("Dense", dense | linear), ("LayerNorm", {"dimension": size})]
-    if self.normalizes:
-      modules.append(("Normalize", {}))
-    return modules
-
-  def complete(
-    self, encoder: Encoder, folders: Sequence[str], projection: Projection
-  ) -> Encoder:
-    """Names the modules after the encoder; `projection` has only sizes."""
-    kinds = [kind for kind, _ in self.modules()]
-    dense = [folders[i] for i, kind in enumerate(kinds) if kind == "Dense"]
-    if self.pooling == "pooler":
-      encoder = dataclasses.replace(encoder, pooler=f"{dense[0]}.linear")
-    if self.projects:
-      norm = folders[kinds.index("LayerNorm")]
-      projection = projection._replace(
-        dense=f"{dense[-1]}.linear", norm=f"{norm}.norm"
-      )
-      encoder = dataclasses.replace(encoder, projection=projection)
-    return encoder
-
-
-def _described(kind: str, module: Mapping[str, JsonValue]) -> str:
+def _described(kind: str, module: Mapping[str, Any]) -> str:
   """Returns a module's kind with what decides whether a tower can have it."""
-  said = [
-    _POOLING_KEYS.get(key, key)
-    for key, value in module.items()
-    if key.startswith("pooling_mode_") and value
-  ]
-  # Later versions write one name instead.
-  for key in ("pooling_mode", "activation_function"):
-    said += [str(module[key])] if key in module else []
-  for key, value in _USUAL_DENSE.items():
-    if kind == "Dense" and module.get(key) not in (None, value):
-      said.append(f"{key}={module[key]}")
-  return " ".join([kind, *dict.fromkeys(said)])
-
-
-_CHAINS = {
-  tuple(itertools.starmap(_described, chain.modules())): chain
-  for chain in itertools.starmap(
-    Chain, itertools.product(POOLINGS, (False, True), (False, True))
-  )
-}
+  said = []
+  if kind == "Pooling":
+    modes = [
+      re.sub("pooling_mode_|_tokens?$", "", key)
+      for key, value in module.items()
+      if key.startswith("pooling_mode_") and value
+    ]
+    # Later versions write one name instead.
+    said = dict.fromkeys([*modes, str(module.get("pooling_mode", ""))])
+  elif kind == "Dense":
+    said = [
+      str(module.get("activation_function", "")),
+      *(
+        f"{key}={module[key]}"
+        for key, value in _USUAL_DENSE.items()
+        if module.get(key) not in (None, value)
+      ),
+    ]
+  return " ".join([kind, *said]).rstrip()
 
 
 class SentenceModel(NamedTuple):
   """What the files of a directory say.
 
   Attributes:
-    chain: Modules that make vectors.
     folders: Folder of each module.
-    projection: Sizes of the projection.
-    towers: Fields of `ImportConfig`.
+    layers: Arguments of `tables.tower` for the modules after BERT.
+    fields: Fields of `Retriever`.
     notes: Lines for the report.
   """
 
-  chain: Chain
   folders: Sequence[str]
-  projection: Projection
-  towers: Mapping[str, Any]
+  layers: Mapping[str, Any]
+  fields: Mapping[str, Any]
   notes: Sequence[str]
 
 
@@ -167,81 +107,59 @@ def read_model(directory: Path) -> SentenceModel | None:
   path = directory / _MODULES
   if not path.exists():
     return None
-  modules = config.read_json(path)
-  try:
-    kinds = [module["type"].rpartition(".")[2] for module in modules]
-    folders = [str(module["path"]) for module in modules]
-  except (TypeError, KeyError, AttributeError) as error:
+  modules = config.read_json(path, list[dict[str, Any]])
+  kinds = [str(m.get("type")).rpartition(".")[2] for m in modules]
+  folders = [str(m.get("path", "")) for m in modules]
+  files = [JsonFile(directory / f / CONFIG, optional=True) for f in folders]
+  found = ", ".join(map(_described, kinds, [file.entries for file in files]))
+  chain = _CHAIN.fullmatch(found)
+  if chain is None:
     raise WeightsError(
-      f"{path} is no list of modules with type and path"
-    ) from error
-  # BERT's own configuration is read with its weights.
-  files = [
-    ConfigFile.read(directory / folder / CONFIG, optional=True)
-    for folder in folders
-  ]
-  entries = [{}, *(file.entries for file in files[1:])]
-  found = tuple(map(_described, kinds, entries))
-  if found not in _CHAINS:
-    known = "; ".join(", ".join(chain) for chain in _CHAINS)
-    raise WeightsError(
-      f"{path} chains {', '.join(found)}; a tower here is one of {known}"
+      f"{path} chains {found}; a tower here is a Transformer, Pooling by cls "
+      "or mean, and then perhaps a Dense with tanh (after cls), a Dense "
+      "without activation and a LayerNorm, and Normalize"
     )
-  chain = _CHAINS[found]
-  prompts = _read_prompts(directory / _PROMPTS)
-  is_mean = chain.pooling == "mean" and any(prompts.values())
-  if is_mean and files[1].get("include_prompt") is False:
-    raise files[1].error("include_prompt", "true, the mean of all tokens")
-  settings = _read_settings(directory / _SETTINGS)
-  towers = {
-    "pooling": chain.pooling,
-    "normalize": chain.normalizes,
+  prompts = _read_prompts(JsonFile(directory / _PROMPTS, optional=True))
+  if chain["pooling"] == "mean" and any(prompts.values()):
+    files[1].get("include_prompt", (True,), True)
+  settings = JsonFile(directory / _SETTINGS, optional=True)
+  layers: dict[str, Any] = {}
+  fields = {
+    "pooling": "pooler" if chain["pooler"] else chain["pooling"],
+    "normalize": chain["normalize"] is not None,
     **prompts,
     # By default it reads `[CLS] text [SEP]`, all of it of type 0.
-    **{name: settings[name] for name in [*_DEFAULTS][:3]},
+    "title_separator": settings.get("title_separator", bool, False),
+    "token_types": settings.get("token_types", bool, False),
+    "score_scale": settings.get("score_scale", PositiveFloat, 1.0),
   }
-  said = ", ".join(f"{n}={v!r}" for n, v in towers.items() if v is not None)
-  notes = [f"sentence-transformers' files say {said}"]
-  lengths = ConfigFile.read(directory / _LENGTHS, optional=True)
-  if (length := lengths.get("max_seq_length")) is not None:
+  if chain["pooler"]:
+    layers["pooler"] = f"{folders[2]}/linear"
+  if chain["projection"]:
+    norm = kinds.index("LayerNorm")
+    layers["projection"] = (
+      f"{folders[norm - 1]}/linear",
+      f"{folders[norm]}/norm",
+    )
+    layers["factor"] = settings.get("projection_scale", PositiveFloat, 1.0)
+    fields["projection_size"] = files[norm - 1].get("out_features", PositiveInt)
+    fields["projection_norm_eps"] = settings.get(
+      "projection_norm_eps", PositiveFloat, _NORM_EPS
+    )
+  notes = []
+  lengths = JsonFile(directory / _LENGTHS, optional=True)
+  if length := lengths.entries.get("max_seq_length"):
     notes.append(
       f"sentence-transformers reads the first {length} tokens of a text; "
       "longer blocks are more than it was trained on"
     )
-  norm = kinds.index("LayerNorm") if chain.projects else 0
-  projection = Projection(
-    dense="",
-    norm="",
-    size=files[norm - 1].size("out_features") if chain.projects else 0,
-    norm_eps=settings["projection_norm_eps"],
-    factor=settings["projection_scale"],
-  )
-  return SentenceModel(chain, folders, projection, towers, notes)
+  return SentenceModel(folders, layers, fields, notes)
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-  file = ConfigFile.read(path, optional=True)
-  for name, value in file.entries.items():
-    if name not in _DEFAULTS:
-      raise file.error(name, f"{', '.join(_DEFAULTS)} alone")
-    is_switch = isinstance(_DEFAULTS[name], bool)
-    if is_switch != isinstance(value, bool):
-      raise file.error(name, "true or false" if is_switch else "a number")
-    if not is_switch and file.number(name) <= 0:
-      raise file.error(name, "a number above 0")
-  return {**_DEFAULTS, **file.entries}
-
-
-def _read_prompts(path: Path) -> dict[str, str]:
+def _read_prompts(file: JsonFile) -> dict[str, str]:
   """Reads the prompts of queries and of blocks."""
-  config = ConfigFile.read(path, optional=True)
-  prompts: Any = config.get("prompts") or {}
-  if not isinstance(prompts, dict) or {*map(type, prompts.values())} - {str}:
-    raise config.error(
-      "prompts", 'texts by name, such as {"query": "query: "}, or no prompts'
-    )
-  default = config.get("default_prompt_name")
-  usual = prompts.get(default, "") if isinstance(default, str) else ""
+  prompts = file.get("prompts", dict[str, str] | None) or {}
+  usual = prompts.get(file.get("default_prompt_name", str | None), "")
   return {
     field: next((prompts[n] for n in names if n in prompts), usual)
     for field, names in _PROMPT_NAMES.items()
@@ -266,14 +184,19 @@ def plan_export(model: BoundModel, ours: str, tower: str | None) -> Export:
   """
   retriever = model.retriever
   bert, size = retriever.bert, retriever.projection_size
-  chain = Chain(retriever.pooling, size is not None, retriever.normalize)
-  modules = chain.modules(bert.hidden_size, size)
-  kinds = [kind for kind, _ in modules]
-  folders = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
-  eps = retriever.projection_norm_eps
-  if size is None:
-    eps = _DEFAULTS["projection_norm_eps"]
-  projection = Projection("", "", size or 0, eps, _projection_scale(eps))
+  eps = _NORM_EPS if size is None else retriever.projection_norm_eps
+  factor = _projection_factor(eps)
+  modules = _modules(retriever)
+  folders = ["", *(f"{i}_{kind}" for i, (kind, _) in enumerate(modules) if i)]
+  linear = [f"{name}/linear" for name in folders if name.endswith("_Dense")]
+  norm = [f"{name}/norm" for name in folders if name.endswith("_LayerNorm")]
+  table = tables.tower(
+    "",
+    bert.num_layers,
+    pooler=linear[0] if retriever.pooling == "pooler" else None,
+    projection=(linear[-1], norm[0]) if norm else None,
+    factor=factor,
+  )
   prompts = _prompts(model)
   # Where types are among these names, the body of a pair has the type 1.
   types = ["token_type_ids"] if retriever.token_types else []
@@ -286,7 +209,9 @@ def plan_export(model: BoundModel, ours: str, tower: str | None) -> Export:
     },
     _MODULES: [
       {"idx": i, "name": str(i), "path": folder, "type": _PACKAGE + kind}
-      for i, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
+      for i, ((kind, _), folder) in enumerate(
+        zip(modules, folders, strict=True)
+      )
     ],
     _PROMPTS: {
       "prompts": prompts,
@@ -305,33 +230,59 @@ def plan_export(model: BoundModel, ours: str, tower: str | None) -> Export:
       "token_types": retriever.token_types,
       "score_scale": retriever.score_scale,
       "projection_norm_eps": eps,
-      "projection_scale": projection.factor,
+      "projection_scale": factor,
     },
+    _README: _readme(retriever, prompts, tower),
   }
-  for (_, content), folder in zip(modules[1:], folders[1:], strict=True):
-    files[f"{folder}/{CONFIG if content else ''}"] = content or None
+  for folder, (_, content) in zip(folders, modules, strict=True):
+    if content:
+      files[f"{folder}/{CONFIG}"] = content
   return Export(
     RETRIEVER,
-    [
-      *tables.tower(
-        ours,
-        chain.complete(Encoder(bert, ""), folders, projection),
-        retriever.pooling,
-      )
-    ],
+    tables.below(table, ours=f"{RETRIEVER}/{ours}/"),
     files,
     [
-      f"how texts are given to the model: {README}",
+      f"how texts are given to the model: {_README}",
       f"score_scale={retriever.score_scale:g}, which sentence-transformers "
       f"does not read, is in {_SETTINGS}; the projection is written times "
-      f"{projection.factor:g}, as its LayerNorm has the epsilon 1e-5",
+      f"{factor:g}, as its LayerNorm has the epsilon {_NORM_EPS:g}",
     ],
-    _readme(retriever, prompts, tower),
-    folders[2:],
+    folders[1:],
   )
 
 
-def _projection_scale(norm_eps: float) -> float:
+def _modules(retriever: Retriever) -> list[tuple[str, dict[str, JsonValue]]]:
+  """Returns kind and config.json of each module, empty if it has none."""
+  hidden, size = retriever.bert.hidden_size, retriever.projection_size
+  is_mean = retriever.pooling == "mean"
+  pooling: dict[str, JsonValue] = {
+    "word_embedding_dimension": hidden,
+    # As all versions read it.
+    "pooling_mode_cls_token": not is_mean,
+    "pooling_mode_mean_tokens": is_mean,
+    "pooling_mode_max_tokens": False,
+    "pooling_mode_mean_sqrt_len_tokens": False,
+  }
+
+  def dense(width: int, activation: str) -> tuple[str, dict[str, JsonValue]]:
+    return "Dense", {
+      "in_features": hidden,
+      "out_features": width,
+      "bias": True,
+      "activation_function": activation,
+    }
+
+  modules = [("Transformer", {}), ("Pooling", pooling)]
+  if retriever.pooling == "pooler":
+    modules.append(dense(hidden, _TANH))
+  if size is not None:
+    modules += [dense(size, _IDENTITY), ("LayerNorm", {"dimension": size})]
+  if retriever.normalize:
+    modules.append(("Normalize", {}))
+  return modules
+
+
+def _projection_factor(norm_eps: float) -> float:
   """Returns the factor by which the projection before a LayerNorm is written.
 
   LayerNorm (v − mean) / √(var + ε) is the same of c · v with c² · ε. Its ε is
@@ -343,14 +294,13 @@ def _projection_scale(norm_eps: float) -> float:
   Raises:
     WeightsError: No such factor exists.
   """
-  theirs = _DEFAULTS["projection_norm_eps"]
-  for scale in (2.0**exponent for exponent in range(9)):
-    if abs(theirs / scale**2 - norm_eps) <= _MAX_EPS_DIFFERENCE:
-      return scale
+  for factor in (2.0**exponent for exponent in range(9)):
+    if abs(_NORM_EPS / factor**2 - norm_eps) <= _MAX_EPS_DIFFERENCE:
+      return factor
   raise WeightsError(
     f"the retriever has projection_norm_eps={norm_eps}; a LayerNorm of "
-    f"sentence-transformers can stand for {theirs}, its own, and for less than "
-    f"{_MAX_EPS_DIFFERENCE}"
+    f"sentence-transformers can stand for {_NORM_EPS}, its own, and for less "
+    f"than {_MAX_EPS_DIFFERENCE}"
   )
 
 
@@ -370,14 +320,14 @@ def _prompts(model: BoundModel) -> dict[str, JsonValue]:
   return texts
 
 
-_README = """---
+_README_TEXT = """---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
 ---
 # Retriever of a retrieval-augmented language model
 
-Written by realm_jax. The relevance of document z to query x is {scale:g} · \
-⟨v(x), v(z)⟩, and `model.similarity` computes the inner product. {towers}
+Written by realm_jax{tower}. The relevance of document z to query x is \
+{scale:g} · ⟨v(x), v(z)⟩, and `model.similarity` computes the inner product.
 
 ```python
 from sentence_transformers import SentenceTransformer
@@ -388,13 +338,11 @@ z = model.encode([{document}])
 print(model.similarity(x, z))
 ```
 
-- A query is read as `[CLS] {query}query [SEP]`, and a document as \
-`[CLS] {block}title{separator} body [SEP]`, {types}. Give title and body as \
-in the example, and a document without a title with `""` for it.
-- Words before queries and titles are the prompts `query` and `document`, \
-which `encode_query` and `encode_document` of later versions add.
-- A text is cut after {positions} tokens. Models of this kind are trained on \
-passages of at most 288 wordpieces; give the title with each passage.
+A query is read as `[CLS] {query}query [SEP]`, and a document as \
+`[CLS] {block}title{separator} body [SEP]`, {types}. Give title and body as in \
+the example, and `""` for no title. The words before them are the prompts \
+`query` and `document`, which `encode_query` and `encode_document` of later \
+versions add. A text is cut after {positions} tokens.
 """
 
 
@@ -403,20 +351,18 @@ def _readme(
 ) -> str:
   """Returns the text of README.md: how others give the model their texts."""
   block, body = prompts["document"], "The bridge was built by the railway."
-  document, separator = f'"{block}Bridge {body}"', ""
-  if retriever.title_separator:
-    document, separator = f'("{block}Bridge", "{body}")', " [SEP]"
-  types = "of type 0, and 1 after the first `[SEP]`"
-  towers = "The model embeds queries and documents."
-  if tower is not None:
-    towers = f"This is the {tower} tower; the other has a directory of its own."
-  return _README.format(
+  is_pair = retriever.title_separator
+  return _README_TEXT.format(
+    tower=f", the {tower} tower of two" if tower else "",
     scale=retriever.score_scale,
-    towers=towers,
     query=prompts["query"],
     block=block,
-    document=document,
-    separator=separator,
-    types=types if retriever.token_types else "all of type 0",
+    document=f'("{block}Bridge", "{body}")'
+    if is_pair
+    else f'"{block}Bridge {body}"',
+    separator=" [SEP]" if is_pair else "",
+    types="of type 0, and 1 after the first `[SEP]`"
+    if retriever.token_types
+    else "all of type 0",
     positions=retriever.bert.max_positions,
   )

@@ -69,7 +69,13 @@ def export_vectors(
   require_readable(model_dir, corpus_dir)
   check_new(output_dir)
   store = GenerationStore(directory_of(model_dir, generations_dir))
-  step = _step(store, checkpoint_step)
+  steps = store.steps() if checkpoint_step is None else [checkpoint_step]
+  if not steps:
+    raise GenerationError(
+      f"{store.directory} has no generation; make one with "
+      "`python -m realm_jax.build_index --once`"
+    )
+  step = steps[-1]
   directory, manifest = store.path(step), store.manifest(step)
   if manifest.dim != retriever.vector_size:
     raise WeightsError(
@@ -118,19 +124,6 @@ def export_vectors(
     f"of generation {manifest.step} of {model_dir}: {_VECTORS}, {_BLOCKS} (id "
     f"and title of each row) and {_DESCRIPTION}"
   )
-
-
-def _step(store: GenerationStore, step: int | None) -> int:
-  """Returns the step of a generation, by default of the newest."""
-  steps = store.steps()
-  wanted = steps[-1] if step is None and steps else step
-  if wanted is None or wanted not in steps:
-    found = ", ".join(map(str, steps)) or "none"
-    raise GenerationError(
-      f"{store.directory} has no generation of step {step} (published: "
-      f"{found}); make one with `python -m realm_jax.build_index --once`"
-    )
-  return wanted
 
 
 def _write_vectors(path: Path, embeddings: Embeddings, dtype: str) -> None:

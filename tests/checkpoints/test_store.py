@@ -12,12 +12,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.checkpoints.store import (
+from realm_jax.checkpoints.saving import (
   CheckpointError,
   CheckpointNotWrittenError,
-  CheckpointStore,
-  locate,
 )
+from realm_jax.checkpoints.store import CheckpointStore, locate
 from realm_jax.partitioning.mesh import make_mesh
 from tests.full_disk import full_disk
 

@@ -18,6 +18,7 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.inputs.config import DataConfig
+from realm_jax.models.retriever import Retriever
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.stages.pretraining import Pretraining
@@ -206,11 +207,10 @@ def test_an_import_is_known_by_the_model_file_that_it_writes(tmp_path):
   with _parsed(
     exporting.export_weights, tmp_path, "", given=("output_dir", "to")
   ) as kept:
-    model = configuration.configured(exporting.TrainedModel)()
+    retriever = configuration.configured(Retriever)()
   assert kept.stage is None
   # An import has one dropout rate, that of BERT.
-  retriever = tiny_world.RETRIEVER.clone(projection_dropout_rate=0.0)
-  assert model.retriever == retriever
+  assert retriever == tiny_world.RETRIEVER.clone(projection_dropout_rate=0.0)
   # So is a checkpoint of it.
   assert KeptModel.find(tmp_path / "checkpoints" / "0") == kept
 

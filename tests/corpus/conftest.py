@@ -66,7 +66,7 @@ def built(tmp_path_factory, vocab_file) -> Path:
     folder / "corpus",
     vocab=vocab_file,
     block_length=16,
-    shard_bytes=500,
+    shard_bytes=450,
   )
   return folder / "corpus"
 

@@ -8,9 +8,9 @@ import tensorflow_datasets as tfds
 
 from realm_jax.corpus import InputError, seqio_rows
 from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.documents import RowReader
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
-from realm_jax.corpus.summary import BuildSummary
 
 # TFDS asks protobuf what this version of it would rather be asked elsewhere.
 pytestmark = pytest.mark.filterwarnings(
@@ -172,9 +172,9 @@ def test_a_seqio_source(tmp_path, vocab_file):
     source = f"seqio:{__name__}:texts_of_a_test:ada"
     corpus = _build(tmp_path, vocab_file, source)
     with pytest.raises(InputError, match=r"no split 'no'.*ada, train"):
-      DocumentSource([f"seqio:{__name__}:texts_of_a_test:no"])
-    with pytest.raises(InputError, match="registers no task 'none'; there"):
-      DocumentSource([f"seqio:{__name__}:none"])
+      DocumentSource([f"seqio:{__name__}:texts_of_a_test:no"], RowReader())
+    with pytest.raises(InputError, match="no task named 'none' in"):
+      DocumentSource([f"seqio:{__name__}:none"], RowReader())
   finally:
     seqio.TaskRegistry.remove("texts_of_a_test")
   assert [corpus.block(row).body for row in range(2)] == ["ada.", "Stone."]
@@ -182,14 +182,13 @@ def test_a_seqio_source(tmp_path, vocab_file):
 
 
 def test_a_record_without_text_is_named(prepare):
-  name = "wikipedia/20230601.en"
-  prepare(name, [[{"title": "Velt", "text": "Ada."}]])
-  (shard,) = DocumentSource([f"tfds:{name}"]).files
+  name = "tfds:wikipedia/20230601.en"
   with pytest.raises(InputError, match="no 'text' among 'title'; want"):
-    shard.parse({"title": b"Velt"}, place="", of_update=False)
+    RowReader().read({"title": b"Velt"})
   with pytest.raises(InputError, match=r"'title' is not UTF-8 \(byte 2\)"):
-    row = {"title": b"V\xff", "text": np.bytes_(b"")}
-    shard.parse(row, place="", of_update=False)
-  assert shard.place(3) == f"tfds:{name} shard 0, record 3"
-  source = DocumentSource([f"tfds:{name}"])
-  assert [d.text for d in source.all_entries(BuildSummary())] == ["Ada."]
+    RowReader().read({"title": b"V\xff", "text": np.bytes_(b"")})
+  prepare(name.removeprefix("tfds:"), [[{"title": "Velt", "text": "Ada."}]])
+  source = DocumentSource([name], RowReader())
+  (row,) = source.rows()
+  assert row.place == f"{name} shard 0:1"
+  assert [document.text for document in source.documents()] == ["Ada."]

@@ -6,44 +6,40 @@ import json
 import pytest
 
 from realm_jax.corpus import InputError
-from realm_jax.corpus.documents import default_document_id
+from realm_jax.corpus.documents import Document, RowReader, default_document_id
 from realm_jax.corpus.sources import DocumentSource
-from realm_jax.corpus.summary import BuildSummary
 
 
-def read(path, **arguments):
-  source = DocumentSource([str(path)], **arguments)
-  return list(source.all_entries(BuildSummary()))
+def read(*paths, **arguments) -> list[Document]:
+  source = DocumentSource([*map(str, paths)], RowReader(**arguments))
+  return list(source.documents())
 
 
-def test_a_document_and_its_place(tmp_path):
+def test_a_document_by_hand(tmp_path):
   path = tmp_path / "a.jsonl"
   path.write_text(
     '{"title": "Velt", "text": "A caf\\u00e9.", "id": "v", "url": "u:v"}\n'
     '{"title": "Ada", "text": "Stone &amp; river", "id": 7}\n'
   )
   velt, ada = read(path)
-  assert velt[:5] == ("v", "Velt", "A café.", "u:v", f"{path}:1")
-  assert ada[:5] == ("7", "Ada", "Stone & river", "", f"{path}:2")
+  assert velt[:4] == ("v", "Velt", "A café.", "u:v")
+  assert ada[:4] == ("7", "Ada", "Stone & river", "")
   assert read(path, unescape_html=False)[1].text == "Stone &amp; river"
 
 
-def test_slices_are_the_rows_in_order(tmp_path):
+def test_pieces_are_the_rows_in_order(tmp_path):
   path = tmp_path / "a.jsonl"
   rows = [json.dumps({"title": f"é{i}", "text": "x" * i}) for i in range(9)]
   # A byte order mark, ends of lines as on Windows, and none at the end.
   path.write_bytes(codecs.BOM_UTF8 + "\r\n".join(rows).encode())
-  whole = read(path)
-  assert [document.title for document in whole] == [f"é{i}" for i in range(9)]
-  for slice_bytes in (1, 70, 1 << 20):
-    source = DocumentSource([str(path)], slice_bytes=slice_bytes)
-    slices, repeats = source.scan(BuildSummary())
-    assert slices[-1].limit == path.stat().st_size
-    found = [
-      entry for part in slices for entry in source.entries(part, repeats)
-    ]
-    assert found == whole
-  assert len(slices) == 1
+  source = DocumentSource([str(path)], RowReader())
+  assert [d.title for d in source.documents()] == [f"é{i}" for i in range(9)]
+  assert source.num_bytes == path.stat().st_size
+  for piece_bytes, most in ((1, 1), (70, 2), (1 << 20, 9)):
+    pieces = list(source.pieces(piece_bytes))
+    assert [piece.number for piece in pieces] == [*range(len(pieces))]
+    assert max(len(piece.rows) for piece in pieces) == most
+    assert [row for piece in pieces for row in piece.rows] == [*source.rows()]
 
 
 def test_an_id_comes_from_the_contents(tmp_path):
@@ -82,11 +78,10 @@ def test_a_malformed_line_is_named(tmp_path, line, message):
     read(path)
   assert "--skip_bad_lines" in str(caught.value)
 
-  summary = BuildSummary()
-  source = DocumentSource([str(path)], skip_bad_lines=True)
-  assert len(list(source.all_entries(summary))) == 2
-  assert summary.skipped == {"malformed lines": 1}
-  assert f"{path}:2" in summary.first_errors[0]
+  source = DocumentSource([str(path)], RowReader(), skip_bad_lines=True)
+  assert len(list(source.documents())) == 2
+  assert source.summary.skipped == {"malformed lines": 1}
+  assert f"{path}:2" in source.summary.first_errors[0]
 
 
 def test_patterns(tmp_path):
@@ -95,8 +90,8 @@ def test_patterns(tmp_path):
     (tmp_path / name).write_text(f'{{"title": "{name}", "text": "x"}}\n')
 
   def titles(*patterns):
-    source = DocumentSource([str(tmp_path / pattern) for pattern in patterns])
-    return [document.title for document in source.all_entries(BuildSummary())]
+    found = read(*(tmp_path / pattern for pattern in patterns))
+    return [document.title for document in found]
 
   assert titles("*.jsonl") == ["a.jsonl", "b.jsonl"]
   assert titles("**/*.jsonl") == ["a.jsonl", "b.jsonl", "deep/d.jsonl"]

@@ -43,33 +43,36 @@ def test_packing_fills_and_never_overflows(sizes, capacity):
     assert sum(block) + following[0] > capacity
 
 
-def test_sentences_in_tokens():
-  # "Aa bb. Cc." with tokens Aa, bb, ., Cc, .
-  aligned = align_sentences(
-    np.array([[0, 6], [7, 10]]),
-    np.array([[0, 2], [3, 5], [5, 6], [7, 9], [9, 10]]),
-  )
-  assert aligned.token_ranges.tolist() == [[0, 3], [3, 5]]
-  assert aligned.byte_ranges.tolist() == [[0, 6], [7, 10]]
-
-
-def test_a_sentence_without_tokens_joins_its_neighbour():
-  # Bytes 3…5 have no token; nor has the end, 9…10.
-  aligned = align_sentences(
-    np.array([[0, 2], [3, 5], [6, 8], [9, 10]]),
-    np.array([[0, 2], [6, 8]]),
-  )
-  assert aligned.token_ranges.tolist() == [[0, 1], [1, 2]]
-  assert aligned.byte_ranges.tolist() == [[0, 2], [3, 10]]
-
-
-def test_sentences_that_share_a_token_are_one():
-  aligned = align_sentences(
-    np.array([[0, 4], [5, 9], [10, 12]]),
-    np.array([[0, 2], [3, 6], [7, 9], [10, 12]]),
-  )
-  assert aligned.token_ranges.tolist() == [[0, 3], [3, 4]]
-  assert aligned.byte_ranges.tolist() == [[0, 9], [10, 12]]
+@pytest.mark.parametrize(
+  ("sentences", "tokens", "token_ranges", "byte_ranges"),
+  [
+    # "Aa bb. Cc." with tokens Aa, bb, ., Cc, .
+    (
+      [[0, 6], [7, 10]],
+      [[0, 2], [3, 5], [5, 6], [7, 9], [9, 10]],
+      [[0, 3], [3, 5]],
+      [[0, 6], [7, 10]],
+    ),
+    # Bytes 3…5 have no token; nor has the end, 9…10.
+    (
+      [[0, 2], [3, 5], [6, 8], [9, 10]],
+      [[0, 2], [6, 8]],
+      [[0, 1], [1, 2]],
+      [[0, 2], [3, 10]],
+    ),
+    # The first two share a token.
+    (
+      [[0, 4], [5, 9], [10, 12]],
+      [[0, 2], [3, 6], [7, 9], [10, 12]],
+      [[0, 3], [3, 4]],
+      [[0, 9], [10, 12]],
+    ),
+  ],
+)
+def test_sentences_in_tokens(sentences, tokens, token_ranges, byte_ranges):
+  aligned = align_sentences(np.array(sentences), np.array(tokens))
+  assert aligned.token_ranges.tolist() == token_ranges
+  assert aligned.byte_ranges.tolist() == byte_ranges
 
 
 def cut(text: str, pieces: list[str], capacity: int):

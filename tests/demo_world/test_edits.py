@@ -90,13 +90,8 @@ def test_the_files_hold_old_and_new_answers(small_world, tmp_path):
       assert mentions(text_of[gold], question["answer"][0])
 
 
-@pytest.mark.parametrize(
-  ("count", "message"),
-  [
-    (3, "count=3 is odd"),
-    (100_000, "count=100000 facts to change, but the test questions allow"),
-  ],
-)
-def test_counts_that_cannot_be_are_refused(small_world, count, message):
-  with pytest.raises(ValueError, match=message):
-    edits.edit_facts(small_world, count=count, seed=0)
+def test_counts_that_cannot_be_are_refused(small_world):
+  with pytest.raises(ValueError, match="count=3 is odd"):
+    edits.edit_facts(small_world, count=3, seed=0)
+  with pytest.raises(ValueError, match="count=100000 facts to change, but"):
+    edits.edit_facts(small_world, count=100_000, seed=0)

@@ -89,15 +89,6 @@ def test_each_fact_is_stated_three_times_in_two_phrasings(demo_world):
     assert len(templates[fact]) == 3
 
 
-def test_a_document_says_what_its_facts_say(small_world):
-  for document in small_world.documents:
-    sentences = document.text(small_world.facts).split(". ")
-    for text, sentence in zip(sentences, document.sentences, strict=True):
-      fact = small_world.facts[sentence.fact]
-      assert mentions(text, fact.subject)
-      assert mentions(text, fact.value)
-
-
 def test_a_subject_has_one_value_of_a_relation_and_values_are_spread(
   demo_world,
 ):
@@ -157,12 +148,6 @@ def test_the_files_hold_the_world(small_world, tmp_path):
         assert mentions(text_of[gold], answer)
 
 
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    ({"num_companies": 2}, "2 of kind company; every kind needs at least 3"),
-  ],
-)
-def test_sizes_that_make_no_world_are_refused(small_sizes, arguments, message):
-  with pytest.raises(ValueError, match=re.escape(message)):
-    world_lib.generate(world_lib.WorldConfig(**(small_sizes | arguments)))
+def test_sizes_that_make_no_world_are_refused(small_sizes):
+  with pytest.raises(ValueError, match="2 of kind company; every kind needs"):
+    world_lib.WorldConfig(**(small_sizes | {"num_companies": 2}))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from realm_jax import ask as ask_command
-from realm_jax.evaluation.answers import SpanTexts, ask, span_logits
+from realm_jax.evaluation.answers import ask, span_texts
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.run import Run
 from realm_jax.loaded_run import LoadedRun
@@ -58,7 +58,8 @@ def test_everything_names_the_same_answer_with_the_same_probability(
       assert block["probability"] * block["reader"] == pytest.approx(part)
     shown = ask_command.shown(answered, num_answers=1, marks=("«", "»"))
     assert shown.startswith(f"1. {answered.text}  (probability ")
-    assert f"{answered.probability:.3f}" in shown
+    for text in (shown, repr(answered), answered._repr_html_()):
+      assert f"{answered.probability:.3f}" in text
 
 
 def test_all_probabilities_are_parts_of_one_softmax(with_all_spans):
@@ -126,29 +127,7 @@ def test_a_span_inside_a_word_answers_with_the_word(run):
     if corpus.block(r).body.startswith("Chloë")
   )
   # c ##h ##l ##o ##e: the span is ##l alone. "ë" has two bytes.
-  assert SpanTexts(run, row).span(2, 1) == ("Chloë", 0, 5)
-
-
-def test_the_best_span_is_that_of_googles_two_choices(run, evaluated):
-  # ORQA, and Hugging Face after it, choose the block of the best span and the
-  # place of the best span apart. Both are of one span, unless two are equal.
-  for line in evaluated[1][:3]:
-    query = run.encode([line["question"]])
-    found = run.search(query, 5)
-    logits = run.program(span_logits, run.models.require_reader())(
-      run.params["reader"], query=query, blocks=run.gather(found.rows)
-    )
-    totals = logits[0] + found.scores[0][:, None, None]
-    block = totals.max(axis=(1, 2)).argmax()
-    # Theirs are in the order of widths, then starts.
-    by_width = totals.max(axis=0).T
-    width, start = np.unravel_index(by_width.argmax(), by_width.shape)
-    assert totals.argmax() == np.ravel_multi_index(
-      (block, start, width), totals.shape
-    )
-    row = int(found.rows[0, block])
-    text = SpanTexts(run, row).span(int(start), int(width) + 1)[0]
-    assert text == line["prediction"]
+  assert span_texts(run, row)(2, 1) == ("Chloë", 0, 5)
 
 
 def test_a_question_that_is_too_long_loses_its_end(run):

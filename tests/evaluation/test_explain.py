@@ -1,84 +1,22 @@
 """What an explanation says, against sums written out by hand."""
 
 import dataclasses
-import itertools
-import math
 
 import jax
 import numpy as np
 import pytest
 from etils import epath
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.evaluation.block_use import block_use, block_use_text
-from realm_jax.evaluation.explain import (
-  best_fillings,
-  explain,
-  load_baseline,
-  marginalize,
-)
+from realm_jax.evaluation.explain import explain, load_baseline
 from realm_jax.evaluation.explanation import ExplanationError
 from realm_jax.models import sequences
 from tests import tiny_world
 
+pytestmark = pytest.mark.slow
+
 _SENTENCE = "Later Ada built the [MASK] of Tarn."
-_CANDIDATES = st.lists(
-  st.tuples(st.floats(-20, 20), st.floats(-60, 0)), min_size=1, max_size=8
-)
-
-
-# --- The sum over candidates ------------------------------------------------
-
-
-def _log_likelihood(scores, log_likelihoods) -> float:
-  """log Σ_z p(z|x) p(y|z,x), as the paper writes it."""
-  weights = [math.exp(score) for score in scores]
-  terms = (
-    w / sum(weights) * math.exp(own)
-    for w, own in zip(weights, log_likelihoods, strict=True)
-  )
-  return math.log(sum(terms))
-
-
-@settings(max_examples=15)
-@given(_CANDIDATES)
-def test_shares_sum_to_one_and_rewards_are_the_gradient(candidates):
-  scores, log_likelihoods = np.array(candidates).T
-  total, shares, rewards = marginalize(scores, log_likelihoods)
-  assert total == pytest.approx(_log_likelihood(scores, log_likelihoods))
-  assert shares.sum() == pytest.approx(1)
-  assert rewards.sum() == pytest.approx(0, abs=1e-9)
-  step = 1e-5
-  for k, reward in enumerate(rewards):
-    ends = []
-    for sign in (1, -1):
-      moved = scores.copy()
-      moved[k] += sign * step
-      ends.append(_log_likelihood(moved, log_likelihoods))
-    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(reward, abs=1e-5)
-
-
-def test_the_best_fillings_are_those_of_all_pairs():
-  # Three candidates, two masks, nine wordpieces.
-  logits = np.random.default_rng(3).normal(size=(3, 2, 9)) * 2
-  log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-  prior = np.array([0.5, 0.2, 0.3])
-
-  def probability(pair) -> float:
-    own = [np.exp(p[0, pair[0]] + p[1, pair[1]]) for p in log_probs]
-    return float(prior @ own)
-
-  pairs = itertools.product(range(9), repeat=2)
-  best = sorted(pairs, key=lambda pair: -probability(pair))[:5]
-  found = best_fillings(np.log(prior), log_probs, 5)
-  assert found.token_ids.tolist() == [list(pair) for pair in best]
-  np.testing.assert_allclose(
-    np.exp(found.log_probabilities), [probability(pair) for pair in best]
-  )
-  for pair, own in zip(best, found.by_candidate, strict=True):
-    np.testing.assert_allclose(own, log_probs[:, [0, 1], pair].sum(axis=1))
 
 
 # --- Sentences --------------------------------------------------------------
@@ -143,7 +81,6 @@ def by_hand(world, params) -> ByHand:
   return ByHand(world, params)
 
 
-@pytest.mark.slow
 def test_the_likelihood_is_the_sum_over_the_candidates(run, by_hand, world):
   explained = explain(run, "Ada was born in [MASK].", "Velt Ada")
   rows = [one.block.row for one in explained.candidates]
@@ -190,7 +127,6 @@ def test_the_likelihood_is_the_sum_over_the_candidates(run, by_hand, world):
   )
 
 
-@pytest.mark.slow
 def test_without_an_answer_the_best_filling_is_explained(run):
   explained = explain(run, _SENTENCE)
   best = explained.fillings[0]
@@ -203,7 +139,6 @@ def test_without_an_answer_the_best_filling_is_explained(run):
   )
 
 
-@pytest.mark.slow
 def test_a_block_that_contains_the_sentence_is_named(run):
   seen = set()
   for document in tiny_world.documents():
@@ -219,7 +154,6 @@ def test_a_block_that_contains_the_sentence_is_named(run):
   assert seen == {True, False}
 
 
-@pytest.mark.slow
 def test_training_sentences_and_the_blocks_that_help_them(
   run, run_config, by_hand, questions
 ):
@@ -269,7 +203,6 @@ def test_training_sentences_and_the_blocks_that_help_them(
 # --- Questions --------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_question_that_no_block_answers(run):
   explained = explain(run, "where was Ada born?", "nowhere")
   assert (explained.answer, explained.log_likelihood) == ("nowhere", None)
@@ -279,7 +212,6 @@ def test_a_question_that_no_block_answers(run):
   assert len(explained.fillings) == run.config.num_fillings
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ("text", "answer", "said"),
   [
@@ -294,7 +226,6 @@ def test_what_cannot_be_explained(run, text, answer, said):
     explain(run, text, answer)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ("changes", "said"),
   [
@@ -308,7 +239,6 @@ def test_a_run_that_cannot_fill_in(run, changes, said):
     explain(dataclasses.replace(run, config=config), _SENTENCE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ("trained", "refused", "said"),
   [
@@ -340,7 +270,6 @@ def test_a_head_that_the_run_has_not_trained(
 # --- A masked language model alone ------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_baseline_reads_the_sentence_and_nothing_else(
   run, world, model_dir, params
 ):
@@ -372,7 +301,6 @@ def test_a_baseline_reads_the_sentence_and_nothing_else(
     explain(run, "where?", baseline=baseline)
 
 
-@pytest.mark.slow
 def test_a_baseline_has_a_vocabulary_of_its_own(run, model_dir, tmp_path):
   (tmp_path / "checkpoints").symlink_to(model_dir / "checkpoints")
   own = tmp_path / "vocab.txt"

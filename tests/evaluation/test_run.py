@@ -167,9 +167,9 @@ def test_edits_read_and_find_what_a_new_corpus_and_index_would(run, built):
   rows = np.arange(num_blocks).reshape(2, -1)
   np.testing.assert_array_equal(edited.gather(rows), built.gather(rows))
   for row in range(num_blocks):
-    one, other = edited.body(row), built.body(row)
-    assert one.text == other.text == built.block(row, 0.0, 0.0).text
-    np.testing.assert_array_equal(one.token_ids, other.token_ids)
+    one, other = edited.content(row), built.content(row)
+    assert one.body == other.body == built.block(row, 0.0, 0.0).text
+    np.testing.assert_array_equal(one.body_token_ids, other.body_token_ids)
     np.testing.assert_array_equal(one.byte_ranges, other.byte_ranges)
   token_ids = run.encode(_QUESTIONS)
   for k in (3, num_blocks):
@@ -183,8 +183,8 @@ def test_edits_read_and_find_what_a_new_corpus_and_index_would(run, built):
           float(score), abs=1e-4
         )
   # The run itself, its corpus and its index stay as they are.
-  assert run.body(0).text == run.corpus.block(0).body != edited.body(0).text
-  same = run.edited({0: run.body(0).text})
+  assert run.content(0).body == run.corpus.block(0).body
+  same = run.edited({0: run.content(0).body})
   np.testing.assert_allclose(
     same.search(token_ids, 5).scores, run.search(token_ids, 5).scores, atol=1e-5
   )

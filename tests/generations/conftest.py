@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 from etils import epath
 
-from realm_jax.corpus.directory_writer import CorpusDirectoryWriter
-from realm_jax.corpus.shard import Blocks, ragged, write_shards
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.writing import (
+  Blocks,
+  finish,
+  new_corpus,
+  ragged,
+  write_shards,
+)
 from realm_jax.generations.draft import ShardLayout
 from realm_jax.generations.manifest import Manifest
 from realm_jax.generations.store import GenerationStore
@@ -40,11 +45,18 @@ def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
   ]
   rows = range(num_blocks)
   shards = [_blocks(rows[i : i + 100], words) for i in rows[::100]]
-  with CorpusDirectoryWriter.open(directory, pieces=PIECES) as writer:
+  with new_corpus(directory) as staging:
     written = write_shards(
-      writer.staging, shards, vocab_size=len(PIECES), shard_bytes=1
+      staging, shards, vocab_size=len(PIECES), shard_bytes=1
     )
-    writer.finish(block_length=64, summary={}, shards=written)
+    finish(
+      staging,
+      name=directory.name,
+      pieces=PIECES,
+      block_length=64,
+      summary={},
+      shards=written,
+    )
   return Corpus.open(directory)
 
 

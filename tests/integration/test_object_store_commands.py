@@ -19,8 +19,7 @@ from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.paths import upload_directory
 from tests import tiny_world
 from tests.generations.conftest import publish_one
-from tests.weights import exported, hf_files
-from tests.weights.imported import import_weights, load
+from tests.weights import models
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -129,18 +128,19 @@ def test_generations_are_listed_verified_and_pruned(object_store, world):
 
 
 def test_weights_go_in_and_out(object_store, tmp_path):
-  home = hf_files.write(tmp_path / "home", hf_files.tensors())
+  home = models.GOLDEN / "hf_bert" / "with_pooler"
   model_dir = object_store.path("commands/imported")
-  import_weights("hf_bert", home, model_dir, parts=["retriever"])
+  models.import_weights("hf_bert", home, model_dir, parts=["retriever"])
   # What an import leaves on a disk may be copied to a bucket, too.
-  import_weights("hf_bert", home, tmp_path / "run", parts=["retriever"])
-  upload_directory(tmp_path / "run", object_store.path("commands/copied"))
+  run = tmp_path / "run"
+  models.import_weights("hf_bert", home, run, parts=["retriever"])
+  upload_directory(run, object_store.path("commands/copied"))
   files = []
   for number, source in enumerate(("imported", "copied")):
-    exported.export(
+    models.export(
       object_store.path(f"commands/{source}"),
       object_store.path(f"commands/exported/{number}"),
-      load(tmp_path / "run").retriever,
+      models.load(run).retriever,
       to="hf_bert",
       part="retriever",
     )
@@ -150,5 +150,4 @@ def test_weights_go_in_and_out(object_store, tmp_path):
   assert files[0] == files[1]
   assert files[0]["vocab.txt"] == (home / "vocab.txt").read_bytes()
   written = safetensors.numpy.load(files[0]["model.safetensors"])
-  for name, tensor in hf_files.tensors(pooler=False).items():
-    np.testing.assert_array_equal(written[name], tensor)
+  models.assert_same_bits(written, models.tensors(home))

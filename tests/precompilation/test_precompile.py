@@ -149,13 +149,6 @@ def test_a_builder_s_recipe_is_its_embedding():
   assert cost.flops
 
 
-@_needs_libtpu
-def test_a_batch_that_the_mesh_does_not_divide():
-  slice_ = topology.open_topology("v5e:2x2")
-  with pytest.raises(ValueError, match="BATCH_SIZE"):
-    compile_recipe(_recipe(6), slice_, num_blocks=1000)
-
-
 @pytest.mark.parametrize(
   ("vectors", "fits"), [(2, True), (4, False)], ids=["fits", "does not"]
 )

@@ -1,4 +1,4 @@
-"""Chromium without a window, driven by the W3C's WebDriver protocol."""
+"""Chromium without a window, driven by its own protocol (DevTools)."""
 
 import base64
 import contextlib
@@ -7,45 +7,63 @@ import re
 import shutil
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+from websockets.sync import client
+
 _PATIENCE_SECONDS = 60.0
-# Loopback is asked without the proxies that the environment may name.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-ENTER = "\ue007"
+ENTER = "\r"
 
 
-def chromium() -> tuple[str, str] | None:
-  """Returns the browser and its driver; None if they are not installed."""
-  browser = shutil.which("chromium") or shutil.which("google-chrome")
-  driver = shutil.which("chromedriver")
-  return None if browser is None or driver is None else (browser, driver)
+def chromium() -> str | None:
+  """Returns the browser; None if it is not installed."""
+  return shutil.which("chromium") or shutil.which("google-chrome")
 
 
 class Browser:
   """One page of a browser.
 
   Args:
-    session: URL of the driver's session.
+    connection: Connection to the browser.
   """
 
-  def __init__(self, session: str):
-    self._session = session
+  def __init__(self, connection: client.ClientConnection):
+    self._connection = connection
+    self._session: dict[str, str] = {}
+    self._sent = 0
+    # Errors and warnings that the page has caused.
+    self.console: list[str] = []
+    target = self.send("Target.createTarget", url="about:blank")
+    attached = self.send("Target.attachToTarget", **target, flatten=True)
+    self._session = attached
+    for domain in ("Page", "Log", "Runtime"):
+      self.send(f"{domain}.enable")
 
-  def _send(self, method: str, path: str, /, **fields: Any) -> Any:
-    return send(method, f"{self._session}/{path}", **fields)
+  def send(self, method: str, **parameters: Any) -> Any:
+    """Sends a command, and returns its result."""
+    self._sent += 1
+    command = {"id": self._sent, "method": method, "params": parameters}
+    self._connection.send(json.dumps(command | self._session))
+    while True:
+      message = json.loads(self._connection.recv(_PATIENCE_SECONDS))
+      if message.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
+        self.console.append(json.dumps(message["params"]))
+      if message.get("id") == self._sent:
+        assert "error" not in message, (method, message["error"])
+        return message["result"]
 
   def open(self, url: str) -> None:
-    self._send("POST", "url", url=url)
+    self.send("Page.navigate", url=url)
 
-  def run(self, script: str, *arguments: Any) -> Any:
-    """Returns what a script in the page returns."""
-    return self._send("POST", "execute/sync", script=script, args=arguments)
+  def run(self, expression: str) -> Any:
+    """Returns the value of an expression in the page."""
+    found = self.send(
+      "Runtime.evaluate", expression=expression, returnByValue=True
+    )
+    assert "exceptionDetails" not in found, found
+    return found["result"].get("value")
 
   def text(self, selector: str) -> str:
     """Returns the text of the first element, if it is visible."""
@@ -54,24 +72,22 @@ class Browser:
   def texts(self, selector: str) -> list[str]:
     """Returns the texts of all elements that are visible."""
     return self.run(
-      "return [...document.querySelectorAll(arguments[0])]"
+      f"[...document.querySelectorAll({json.dumps(selector)})]"
       ".filter((node) => node.checkVisibility())"
-      ".map((node) => node.innerText)",
-      selector,
+      ".map((node) => node.innerText)"
     )
 
-  def _element(self, selector: str) -> str:
-    found = self._send("POST", "element", using="css selector", value=selector)
-    return found[_ELEMENT]
-
   def click(self, selector: str) -> None:
-    self._send("POST", f"element/{self._element(selector)}/click")
+    self.run(f"document.querySelector({json.dumps(selector)}).click()")
 
   def type(self, selector: str, text: str) -> None:
     """Replaces what a field has, by the keyboard."""
-    element = self._element(selector)
-    self._send("POST", f"element/{element}/clear")
-    self._send("POST", f"element/{element}/value", text=text)
+    self.run(f"document.querySelector({json.dumps(selector)}).select()")
+    self.send("Input.insertText", text=text.removesuffix(ENTER))
+    if text.endswith(ENTER):
+      key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
+      self.send("Input.dispatchKeyEvent", type="keyDown", text=ENTER, **key)
+      self.send("Input.dispatchKeyEvent", type="keyUp", **key)
 
   def wait(self, condition: Callable[[], Any], what: str) -> None:
     """Waits until a condition holds."""
@@ -82,24 +98,8 @@ class Browser:
 
   def screenshot(self, path: Path) -> None:
     """Writes what is seen of the page as a PNG."""
-    path.write_bytes(base64.b64decode(self._send("GET", "screenshot")))
-
-  def console(self) -> list[str]:
-    """Returns the errors and warnings that the page has caused."""
-    entries = self._send("POST", "se/log", type="browser")
-    return [entry["message"] for entry in entries]
-
-
-def send(method: str, address: str, /, **fields: Any) -> Any:
-  """Sends a command to a driver, and returns its value."""
-  data = None if method == "GET" else json.dumps(fields).encode()
-  headers = {"Content-Type": "application/json"}
-  request = urllib.request.Request(address, data, headers, method=method)
-  try:
-    with _OPENER.open(request, timeout=_PATIENCE_SECONDS) as response:
-      return json.load(response)["value"]
-  except urllib.error.HTTPError as error:
-    raise AssertionError(error.read().decode()) from error
+    data = self.send("Page.captureScreenshot")["data"]
+    path.write_bytes(base64.b64decode(data))
 
 
 @contextlib.contextmanager
@@ -110,41 +110,30 @@ def opened(profile: Path, *options: str) -> Iterator[Browser]:
     profile: New folder for what the browser keeps.
     options: Further options of its command line.
   """
-  found = chromium()
-  assert found is not None
-  binary, driver_binary = found
+  binary = chromium()
+  assert binary is not None
+  arguments = [
+    "--headless=new",
+    "--remote-debugging-port=0",
+    # A container's root has no sandbox, and few have /dev/shm.
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--proxy-server=127.0.0.1:9",
+    f"--user-data-dir={profile}",
+    *options,
+  ]
   with subprocess.Popen(
-    [driver_binary, "--port=0"], stdout=subprocess.PIPE, text=True
-  ) as driver:
+    [binary, *arguments], stderr=subprocess.PIPE, text=True
+  ) as process:
     try:
-      assert driver.stdout is not None
-      port = next(
-        match[1]
-        for line in driver.stdout
-        if (match := re.search(r"successfully on port (\d+)", line))
-      )
-      arguments = [
-        "--headless=new",
-        # A container's root has no sandbox, and few have /dev/shm.
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--no-first-run",
-        "--proxy-server=127.0.0.1:9",
-        f"--user-data-dir={profile}",
-        *options,
-      ]
-      wanted = {
-        "goog:chromeOptions": {"binary": binary, "args": arguments},
-        "goog:loggingPrefs": {"browser": "ALL"},
-      }
-      base = f"http://127.0.0.1:{port}/session"
-      session = send("POST", base, capabilities={"alwaysMatch": wanted})
-      url = f"{base}/{session['sessionId']}"
-      try:
-        yield Browser(url)
-      finally:
-        send("DELETE", url)
+      assert process.stderr is not None
+      found = (re.search(r"ws://\S+", line) for line in process.stderr)
+      address = next(match[0] for match in found if match)
+      with client.connect(address, max_size=None, proxy=None) as connection:
+        yield Browser(connection)
     finally:
-      driver.terminate()
+      process.kill()

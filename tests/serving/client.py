@@ -6,6 +6,7 @@ import socket
 import time
 from typing import Any, NamedTuple
 
+JSON = {"Content-Type": "application/json"}
 _PATIENCE_SECONDS = 300
 
 
@@ -39,18 +40,15 @@ def request(
     connection.close()
 
 
-def ask(port: int, text: str, *edits: dict[str, str]) -> Answer:
-  """Asks for a question or a sentence, with edits."""
-  body = json.dumps({"text": text, "edits": edits}).encode()
-  json_type = {"Content-Type": "application/json"}
-  return request(port, "POST", "/api/ask", body, headers=json_type)
-
-
 def post(port: int, path: str, **fields: Any) -> Answer:
   """Sends fields as JSON."""
-  json_type = {"Content-Type": "application/json"}
   body = json.dumps(fields).encode()
-  return request(port, "POST", path, body, headers=json_type)
+  return request(port, "POST", path, body, headers=JSON)
+
+
+def ask(port: int, text: str) -> Answer:
+  """Asks as the page does."""
+  return post(port, "/api/ask", text=text)
 
 
 def await_listener(port: int) -> None:
@@ -62,10 +60,3 @@ def await_listener(port: int) -> None:
     except ConnectionRefusedError:
       assert time.monotonic() < limit, f"nothing listens on port {port}"
       time.sleep(0.02)
-
-
-def free_port() -> int:
-  """Returns a port that nothing uses."""
-  with socket.socket() as one:
-    one.bind(("127.0.0.1", 0))
-    return one.getsockname()[1]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from realm_jax.evaluation.run import Body
 from realm_jax.serving.marks import marked_body
 
 _BODY = "Béla was born in Tarn in 1901. Later Béla built the bridge of Pola."
@@ -14,8 +13,7 @@ def marked(world):
 
   def call(row, answers, said=None):
     block, words = world.corpus.block(row), world.corpus.vocabulary
-    body = Body(block.body, block.body_token_ids, block.byte_ranges)
-    segments = marked_body(body, words, answers=answers, said=said)
+    segments = marked_body(block, words, answers=answers, said=said)
     assert "".join(segment.text for segment in segments) == block.body
     return [(s.text, s.mark) for s in segments if s.mark]
 

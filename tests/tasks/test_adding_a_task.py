@@ -15,7 +15,7 @@ from tests.tasks import test_published_sets
 
 @pytest.fixture
 def page(project_dir) -> str:
-  return (project_dir / "docs" / "adding_a_task.md").read_text()
+  return (project_dir / "docs" / "training.md").read_text()
 
 
 def _block(page: str, language: str) -> str:

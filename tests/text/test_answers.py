@@ -1,8 +1,5 @@
 """Answer normalisation, scores and containment."""
 
-import collections
-import re
-import string
 import unicodedata
 
 import numpy as np
@@ -60,41 +57,6 @@ def test_normalize_answer_by_hand(text, normalized):
 def test_token_f1_by_hand(prediction, reference, score):
   assert answers.token_f1(prediction, reference) == pytest.approx(score)
   assert answers.token_f1(reference, prediction) == pytest.approx(score)
-
-
-def squad_normalize(text):
-  """The arithmetic of SQuAD v1.1's evaluation, written a second time."""
-  kept = [c for c in text.lower() if c not in set(string.punctuation)]
-  without_articles = re.sub(r"\b(?:the|an|a)\b", " ", "".join(kept))
-  return without_articles.split()
-
-
-def squad_f1(prediction, reference):
-  predicted, wanted = squad_normalize(prediction), squad_normalize(reference)
-  remaining = collections.Counter(wanted)
-  shared = 0
-  for word in predicted:
-    if remaining[word]:
-      remaining[word] -= 1
-      shared += 1
-  if not shared:
-    return 0.0
-  precision, recall = shared / len(predicted), shared / len(wanted)
-  return 2 * precision * recall / (precision + recall)
-
-
-@given(PHRASES, PHRASES)
-def test_scores_are_those_of_the_squad_evaluation(prediction, reference):
-  # SQuAD's script does not take accents apart: do so before it.
-  decomposed = [
-    unicodedata.normalize("NFD", t) for t in (prediction, reference)
-  ]
-  words = [squad_normalize(text) for text in decomposed]
-  assert answers.exact_match(prediction, reference) == (words[0] == words[1])
-  if any(words):  # Version 1.1 gives no credit to two empty answers.
-    assert answers.token_f1(prediction, reference) == pytest.approx(
-      squad_f1(*decomposed)
-    )
 
 
 def test_the_best_reference_counts():

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from realm_jax.text.answers import regex_match
-from realm_jax.text.patterns import FLAGS, Pattern, PatternError
+from realm_jax.text.patterns import FLAGS, Pattern
 
 SLOW = "(a|aa)+$"
 
@@ -52,10 +52,9 @@ def test_real_patterns_match_as_in_python(real_patterns, real_texts):
 def test_a_slow_pattern_is_stopped_and_not_searched_again():
   slow = Pattern(SLOW)
   assert slow.spans("aaa")
-  for _ in range(2):
-    with pytest.raises(PatternError, match="takes too long"):
-      slow.occurs("a" * 60 + "b")
-  assert slow.too_slow
+  assert not slow.occurs("a" * 60 + "b")
+  assert "takes too long" in slow.problem
+  assert not slow.spans("aaa")
 
 
 def test_spans_leave_out_white_space_and_nothing():

@@ -1,27 +1,21 @@
 """The stream of batches: what it reads, searches, replaces and remembers."""
 
 import contextlib
-import dataclasses
-import functools
 import threading
+import types
 from pathlib import Path
 
-import jax
 import numpy as np
-import optax
 import pytest
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import Generation
-from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
   IndexCrashedError,
   RetrievalUnavailableError,
   SearchResult,
 )
 from realm_jax.inputs.batch import Batch
-from realm_jax.models.retriever import embed_queries, query_tower_parameters
-from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
@@ -53,11 +47,10 @@ class Words(Corpus):
 class HostIndex:
   """Returns the rows after the first word of a query, or crashes."""
 
-  kind, num_blocks = "host", 20
+  kind, num_blocks, needs_vectors = "host", 20, True
 
-  def __init__(self, crashes=False, needs_vectors=True):
-    self.crashes, self.report = crashes, {}
-    self.needs_vectors = needs_vectors
+  def __init__(self, crashes=False):
+    self.crashes = crashes
     self.vectors = []
 
   def search(self, queries, k):
@@ -68,29 +61,31 @@ class HostIndex:
     return SearchResult(rows.astype(np.int32), np.ones(rows.shape, np.float32))
 
 
+def _faked(kind, **fields):
+  """An object of a class that has these fields alone."""
+  made = object.__new__(kind)
+  vars(made).update(fields)
+  return made
+
+
 def _generation(step, index, scale=1.0, query_params=None):
-  generation = object.__new__(_Generation)
-  fields = {
-    "step": step,
-    "corpus": Words(),
-    "index": index,
-    "query_params": query_params or {"scale": np.float32(scale)},
-  }
-  for name, value in fields.items():
-    object.__setattr__(generation, name, value)
-  return generation
-
-
-class _Generation(Generation):
-  oldest_step = 0
+  return _faked(
+    Generation,
+    step=step,
+    manifest=types.SimpleNamespace(oldest_step=0),
+    corpus=Words(),
+    index=index,
+    query_params=query_params or {"scale": np.float32(scale)},
+  )
 
 
 class Schedule(GenerationSchedule):
   """Generations by step, and one to fall back to."""
 
+  swaps = 0
+
   def __init__(self, generations, fallback=None):
     self._generations, self._after = generations, fallback
-    self._current, self.swaps = None, 0
     self.recorded = []
 
   def start(self, step, recorded):
@@ -98,11 +93,10 @@ class Schedule(GenerationSchedule):
     return self.at(step)
 
   def at(self, step):
-    chosen = self._generations(step)
-    if isinstance(chosen, Exception):
-      raise chosen
-    self._current = chosen
-    return chosen
+    self.current = self._generations(step)
+    if isinstance(self.current, Exception):
+      raise self.current
+    return self.current
 
   def loaded(self):
     return None
@@ -110,45 +104,18 @@ class Schedule(GenerationSchedule):
   def after_crash(self, error):
     if self._after is None:
       raise error
-    self._current = self._after
-    return self._current
+    self.current = self._after
+    return self.current
 
 
-@dataclasses.dataclass(frozen=True)
-class RowsStage:
-  """A stage whose batch holds the retrieved rows as masked tokens."""
-
-  needs_index: bool = True
-  current_queries: bool = False
-  num_candidates: int = 1
-
-  def assemble(self, batch, retrieved, context):
-    query = batch.arrays["query"]
-    blocks = np.zeros((len(query), 1, 1), np.int32)
-    masks = MaskTargets.none(ExampleArrays(query, blocks, 0, 0, K))
-    rows = retrieved.rows if retrieved.rows.size else masks.token_ids
-    made = ReadingBatch(query, blocks, masks._replace(token_ids=rows))
-    return made, {"of_stage": 1.0}
-
-  def init(self, models, lengths, key):
-    raise AssertionError
-
-  loss = num_searched = example = init
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-  block_length: int = tiny.BLOCK
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """The part of a run's configuration that the stream reads."""
-
-  stage: RowsStage
-  data: Data
-  retrieve_on_device: bool = False
-  mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+def _assemble(batch, retrieved, context):
+  """A batch that holds the retrieved rows as masked tokens."""
+  query = batch.arrays["query"]
+  blocks = np.zeros((len(query), 1, 1), np.int32)
+  masks = MaskTargets.none(ExampleArrays(query, blocks, 0, 0, K))
+  rows = retrieved.rows if retrieved.rows.size else masks.token_ids
+  made = ReadingBatch(query, blocks, masks._replace(token_ids=rows))
+  return made, {"of_stage": 1.0}
 
 
 def _positions(number):
@@ -171,30 +138,41 @@ def _embed(params, token_ids):
   return params["scale"] * token_ids[:, :4].astype(np.float32)
 
 
-def _stream(schedule, *, mesh, resumed=None, **stage):
+def _stream(schedule, *, mesh, resumed=None, current_queries=False):
   resumed = resumed or LoopState(_positions(0))
-  setup = object.__new__(RunSetup)
-  fields = {
-    "config": Config(RowsStage(**stage), Data()),
-    "examples": Words(),
-    "corpus": Words(),
-    "mesh": mesh,
-    "models": Models(*tiny.models()),
-    "num_searched": K,
-  }
-  for name, value in fields.items():
-    object.__setattr__(setup, name, value)
-  return contextlib.closing(
-    Candidates(
-      setup,
-      _examples(resumed.positions[0] // BATCH),
-      schedule=schedule,
-      decisions=Decisions(
-        threading.Event(), num_steps=100, save_every_steps=10
-      ),
-      resumed=resumed,
-    )
+  stage = types.SimpleNamespace(
+    needs_index=True,
+    needs_answers=False,
+    current_queries=current_queries,
+    assemble=_assemble,
   )
+  setup = _faked(
+    RunSetup,
+    config=types.SimpleNamespace(
+      stage=stage,
+      data=types.SimpleNamespace(block_length=tiny.BLOCK),
+      mesh=MeshConfig(),
+      retrieve_on_device=False,
+    ),
+    examples=Words(),
+    corpus=Words(),
+    mesh=mesh,
+    models=Models(*tiny.models()),
+    num_searched=K,
+  )
+  stream = Candidates(
+    setup,
+    _examples(resumed.positions[0] // BATCH),
+    schedule=schedule,
+    decisions=Decisions(threading.Event(), num_steps=100, save_every_steps=10),
+    resumed=resumed,
+  )
+  return contextlib.closing(stream)
+
+
+def _assert_state(state, number, *, generation):
+  np.testing.assert_array_equal(state.positions, _positions(number))
+  assert state.generation == generation
 
 
 @pytest.fixture
@@ -220,11 +198,6 @@ def _params(scale):
   return {"retriever": {"scale": np.float32(scale)}}
 
 
-def _assert_state(state, number, *, generation):
-  np.testing.assert_array_equal(state.positions, _positions(number))
-  assert state.generation == generation
-
-
 def _rows(prepared):
   return np.asarray(prepared.batch.masks.token_ids)[0].tolist()
 
@@ -244,28 +217,6 @@ def test_batches_come_in_order_with_what_their_generation_returned(open_stream):
   assert [vectors[0, 0] for vectors in index.vectors] == [1.0, 2.0, 3.0]
 
 
-def test_exact_search_finds_the_best_blocks(open_stream):
-  vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-  index = ExactIndex(vectors, mesh=make_mesh())
-  stream = open_stream(Schedule(lambda step: _generation(0, index)))
-  stream.prefetch(0, _params(1.0))
-  prepared = stream.take(0)
-  best = np.argsort(-vectors.sum(axis=1))[:K].tolist()
-  assert prepared.retrieved.rows.tolist() == [best] * BATCH
-  assert _rows(prepared) == best
-  # The step's arrays lie over the devices, a row on each.
-  assert len(prepared.batch.query.sharding.device_set) == 8
-  assert {"search_ms", "gather_ms"} < prepared.metrics.keys()
-
-
-def test_an_index_of_words_needs_no_model(open_stream):
-  index = HostIndex(needs_vectors=False)
-  stream = open_stream(Schedule(lambda step: _generation(0, index)))
-  stream.prefetch(0, _params(1.0))
-  assert _rows(stream.take(0)) == [1, 2]
-  assert index.vectors == [None]
-
-
 def test_an_error_in_the_background_reaches_the_loop(open_stream):
   index = HostIndex()
   index.search = lambda queries, k: Path("/nonexistent").stat()
@@ -273,30 +224,6 @@ def test_an_error_in_the_background_reaches_the_loop(open_stream):
   stream.prefetch(0, _params(1.0))
   with pytest.raises(FileNotFoundError):
     stream.take(0)
-
-
-def test_query_towers_may_be_divided_over_the_devices():
-  mesh = make_mesh(fsdp=2, model_parallelism=2)
-  retriever, _ = tiny.models()
-  update = optax.sgd(1.0)
-  params = tiny.state("inverse_cloze", update, mesh)[0].params
-  tower = query_tower_parameters(retriever, params["retriever"])
-  assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(tower))
-  # That of a generation is replicated.
-  whole = sharding.replicate(jax.device_get(tower), mesh)
-  queries = next(_examples()).arrays["query"]
-  alone = jax.jit(functools.partial(embed_queries, retriever))(
-    jax.device_get(tower), queries
-  )
-  for current_queries in (True, False):
-    index = HostIndex()
-    generation = _generation(0, index, query_params=whole)
-    schedule = Schedule(lambda step, g=generation: g)
-    opened = _stream(schedule, mesh=mesh, current_queries=current_queries)
-    with opened as stream:
-      stream.prefetch(0, params)
-      stream.take(0)
-    np.testing.assert_allclose(index.vectors[0], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_the_state_is_that_of_the_next_step(open_stream):

@@ -176,10 +176,6 @@ def test_a_run_with_other_settings_is_refused(store):
   ):
     with pytest.raises(CheckpointError, match=named):
       _restore(store, fresh, **other)
-
-
-def test_a_checkpoint_of_another_stage_is_refused(store):
-  _save(store, _state(), LoopState(_ROWS))
   with pytest.raises(CheckpointError, match="reader"):
     _restore(store, _state("pretraining"))
 
@@ -212,11 +208,12 @@ def test_a_stage_starts_from_the_one_before(store, tmp_path, start):
   _assert_same(mixed["retriever"], fresh.params["retriever"])
 
 
-def test_a_component_that_the_stage_before_lacks_starts_afresh(
-  store, tmp_path, start
-):
+def test_another_vocabulary_of_the_same_size_is_refused(store, tmp_path, start):
   earlier = _state(shift=3.0)
   _save(store, earlier, LoopState(_ROWS))
+  with pytest.raises(CheckpointError, match="another vocabulary"):
+    start(_state(), initial_checkpoint=tmp_path, vocabulary="cd" * 32)
+  # A component that the stage before lacks starts afresh.
   fresh = _state("pretraining")
   loaded = start(fresh, initial_checkpoint=tmp_path)
   _assert_same(loaded["retriever"], earlier.params["retriever"])
@@ -224,12 +221,6 @@ def test_a_component_that_the_stage_before_lacks_starts_afresh(
   # Unless it was asked for.
   with pytest.raises(CheckpointError, match="INITIAL_READER"):
     start(fresh, initial_reader=tmp_path)
-
-
-def test_another_vocabulary_of_the_same_size_is_refused(store, tmp_path, start):
-  _save(store, _state(), LoopState(_ROWS))
-  with pytest.raises(CheckpointError, match="another vocabulary"):
-    start(_state(), initial_checkpoint=tmp_path, vocabulary="cd" * 32)
 
 
 def test_a_run_that_has_only_begun_is_held_to_its_start(

@@ -35,56 +35,63 @@ def _config(**changes):
   return dataclasses.replace(config, **changes)
 
 
-def test_only_pre_training_retrieves_inside_its_step():
+ROLLING = RefreshConfig(blocks_per_step=8)
+WAITS = RefreshConfig(wait_for_generations=True, lag_steps=30)
+KEPT = CheckpointConfig(save_every_steps=10, keep_checkpoints=2)
+
+
+@pytest.mark.parametrize(
+  ("changes", "named"),
+  [
+    (
+      {"stage": InverseCloze(), "retrieve_on_device": True},
+      "InverseCloze.*RETRIEVE_ON_DEVICE",
+    ),
+    (
+      {"stage": Pretraining(null_block=False), "retrieve_on_device": True},
+      "RETRIEVE_ON_DEVICE",
+    ),
+    (
+      {"stage": Pretraining(drop_source=False), "retrieve_on_device": True},
+      "RETRIEVE_ON_DEVICE",
+    ),
+    ({"stage": InverseCloze(), "num_microbatches": 2}, "NUM_MICROBATCHES"),
+    ({"refresh": ROLLING}, "BLOCKS_PER_STEP=8.*RETRIEVE_ON_DEVICE = True"),
+    (
+      {
+        "refresh": dataclasses.replace(ROLLING, wait_for_generations=True),
+        "retrieve_on_device": True,
+      },
+      "WAIT_FOR_GENERATIONS = False",
+    ),
+    ({"refresh": WAITS, "checkpoints": KEPT}, "lag_steps=30.*LAG_STEPS"),
+    (
+      {
+        "refresh": RefreshConfig(refresh_every_steps=15),
+        "checkpoints": KEPT,
+      },
+      "EVERY_STEPS=15 .*=10",
+    ),
+  ],
+)
+def test_what_no_run_can_be_is_refused_with_the_setting(changes, named):
+  with pytest.raises(ValueError, match=named):
+    _config(**changes)
+
+
+def test_what_a_run_can_be():
   assert _config(retrieve_on_device=True).retrieve_on_device
-  with pytest.raises(ValueError, match=r"InverseCloze.*RETRIEVE_ON_DEVICE"):
-    _config(stage=InverseCloze(), retrieve_on_device=True)
-  for name in ("null_block", "drop_source"):
-    ablated = Pretraining(**{name: False})
-    with pytest.raises(ValueError, match=r"with the null block and without"):
-      _config(stage=ablated, retrieve_on_device=True)
-
-
-def test_a_rolling_refresh_needs_retrieval_on_the_devices():
-  refresh = RefreshConfig(blocks_per_step=8)
-  with pytest.raises(
-    ValueError, match=r"BLOCKS_PER_STEP=8.*RETRIEVE_ON_DEVICE = True"
-  ):
-    _config(refresh=refresh)
-  with pytest.raises(ValueError, match="set WAIT_FOR_GENERATIONS = False"):
-    _config(
-      retrieve_on_device=True,
-      refresh=dataclasses.replace(refresh, wait_for_generations=True),
-    )
-
-
-def test_the_lag_of_a_waiting_run_fits_its_checkpoints():
-  waits = RefreshConfig(wait_for_generations=True, lag_steps=30)
-  kept = CheckpointConfig(save_every_steps=10, keep_checkpoints=2)
-  with pytest.raises(ValueError, match="lag_steps=30 exceeds the 2 checkpoin"):
-    _config(refresh=waits, checkpoints=kept)
   # A run that does not wait, or has no index, has no lag to fit.
-  _config(
-    refresh=dataclasses.replace(waits, wait_for_generations=False),
-    checkpoints=kept,
-  )
-  _config(refresh=waits, checkpoints=kept, stage=InverseCloze())
-
-
-def test_generations_are_used_at_the_distance_of_some_checkpoints():
-  kept = CheckpointConfig(save_every_steps=10)
-  assert _config(checkpoints=kept).refresh_every_steps == 10
+  no_wait = dataclasses.replace(WAITS, wait_for_generations=False)
+  assert _config(refresh=no_wait, checkpoints=KEPT).refresh_every_steps == 10
+  _config(refresh=WAITS, checkpoints=KEPT, stage=InverseCloze())
   rare = RefreshConfig(refresh_every_steps=300)
-  assert _config(refresh=rare, checkpoints=kept).refresh_every_steps == 300
-  with pytest.raises(ValueError, match=r"EVERY_STEPS=15 is no multiple .*=10"):
-    _config(refresh=RefreshConfig(refresh_every_steps=15), checkpoints=kept)
+  assert _config(refresh=rare, checkpoints=KEPT).refresh_every_steps == 300
 
 
 def test_the_reader_may_start_from_another_checkpoint():
   shared = CheckpointConfig(initial_checkpoint="runs/ict")
   assert shared.source_of("retriever") == shared.source_of("reader")
-  other = CheckpointConfig(
-    initial_checkpoint="runs/ict", initial_reader="runs/reading"
-  )
+  other = dataclasses.replace(shared, initial_reader="runs/reading")
   assert other.source_of("retriever") == "runs/ict"
   assert other.source_of("reader") == "runs/reading"

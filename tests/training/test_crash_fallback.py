@@ -114,15 +114,6 @@ def test_what_was_damaged_meanwhile_is_not_searched(
     schedule.after_crash(_ERROR)
 
 
-def test_a_run_may_be_told_to_fail(follow, model_dir):
-  schedule = follow("fail", model_dir)
-  schedule.start(10, 10)
-  with pytest.raises(
-    IndexCrashedError, match="generation 10 cannot be searched"
-  ):
-    schedule.after_crash(_ERROR)
-
-
 def test_what_crashes_as_it_is_loaded_is_searched_exactly(
   world, follow, tmp_path, monkeypatch, caplog
 ):

@@ -7,12 +7,6 @@ import pytest
 from realm_jax.training.decisions import Decisions, _decide_step
 
 
-def _decisions(num_steps=10, every=4):
-  preempted = threading.Event()
-  decisions = Decisions(preempted, num_steps=num_steps, save_every_steps=every)
-  return decisions, preempted
-
-
 def _facts(generation=None, crashed=None, preempted=False, **metrics):
   return {
     "generation": generation,
@@ -22,31 +16,16 @@ def _facts(generation=None, crashed=None, preempted=False, **metrics):
   }
 
 
-def test_a_checkpoint_is_due_every_so_many_steps_and_at_the_end():
-  decisions, _ = _decisions()
+def test_checkpoints_are_due_and_a_preempted_run_saves_and_stops():
+  preempted = threading.Event()
+  decisions = Decisions(preempted, num_steps=10, save_every_steps=4)
   saves = [step for step in range(1, 11) if decisions.after_step(step)[0]]
   assert saves == [4, 8, 10]
-
-
-def test_a_preempted_run_saves_and_stops_after_any_step():
-  decisions, preempted = _decisions()
   assert decisions.after_step(3) == (False, False)
   assert not decisions.stop_requested()
   preempted.set()
   assert decisions.after_step(3) == (True, True)
   assert decisions.stop_requested()
-
-
-def test_one_process_decides_by_what_it_knows():
-  decisions, _ = _decisions()
-  assert decisions.generation(3) == 3
-  assert decisions.generation(None) is None
-  decision = decisions.of_step(
-    5, generation=3, crashed="it died", metrics={"recall": 0.5}
-  )
-  assert decision.generation == 3
-  assert decision.crashed == "it died"
-  assert decision.metrics == {"recall": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -66,16 +45,11 @@ def test_a_generation_is_used_once_all_have_loaded_it(loaded, used):
   assert decided["generation"] == used
 
 
-def test_one_preempted_process_stops_all():
-  assert not _decide_step([_facts(), _facts()])["stop"]
-  assert _decide_step([_facts(), _facts(preempted=True)])["stop"]
-
-
-def test_one_crashed_index_makes_all_fall_back_and_is_named():
-  crashed = _decide_step([_facts(), _facts(crashed="it died")])["crashed"]
-  assert crashed == "process 1: it died"
-
-
-def test_metrics_of_the_hosts_are_averaged():
-  facts = [_facts(recall=0.25), _facts(recall=0.75)]
-  assert _decide_step(facts)["metrics"] == {"recall": 0.5}
+def test_one_process_that_is_preempted_or_has_crashed_speaks_for_all():
+  decided = _decide_step([_facts(recall=0.25), _facts(recall=0.75)])
+  assert not decided["stop"]
+  assert decided["crashed"] is None
+  assert decided["metrics"] == {"recall": 0.5}
+  decided = _decide_step([_facts(), _facts(crashed="it died", preempted=True)])
+  assert decided["stop"]
+  assert decided["crashed"] == "process 1: it died"

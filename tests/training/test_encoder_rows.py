@@ -7,18 +7,6 @@ from hypothesis import strategies as st
 from realm_jax.training.encoder_rows import with_null, without_source
 
 
-def test_the_source_is_dropped_by_hand():
-  rows = np.array([[4, 7, 2]] * 5)
-  is_source = np.isin(rows, [4]) & np.array([[1], [0], [0], [0], [1]], bool)
-  is_source[1, 2] = is_source[4, 1] = True
-  kept = without_source(rows, is_source, num_kept=2)
-  np.testing.assert_array_equal(
-    # At last a source with a copy, which leave one block.
-    kept,
-    [[7, 2], [4, 7], [4, 7], [4, 7], [2, -1]],
-  )
-
-
 @st.composite
 def _found(draw):
   n = draw(st.integers(2, 6))

@@ -40,8 +40,8 @@ def test_what_is_measured_inside_counts_once():
     "repeated_seconds": 0,
   }
   assert str(goodput) == (
-    "40% of 25 s for steps; 4 s to start up, 5 s to compile, 2 s to wait for "
-    "generations, 4 s to save checkpoints"
+    "40% of 25 s for steps, 4 s start up, 5 s compiling, 2 s waiting, "
+    "4 s saving"
   )
 
 

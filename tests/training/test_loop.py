@@ -24,10 +24,6 @@ from realm_jax.training.metrics import (
 from realm_jax.training.state import TrainState
 
 
-class Events(list):
-  """What the parts were asked for, in order."""
-
-
 class Candidates:
   """A stream that has a batch for each step, and may run out of them."""
 
@@ -119,7 +115,7 @@ def _run(
   bad_step=None,
   taken_at=None,
 ):
-  events = Events()
+  events = []  # What the parts were asked for, in order.
   preempted = threading.Event()
   candidates = Candidates(events, unavailable)
 

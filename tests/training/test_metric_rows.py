@@ -6,7 +6,7 @@ import shutil
 import pytest
 from etils import epath
 
-from realm_jax.training.metric_rows import open_rows, read_rows
+from realm_jax.training.metric_rows import MetricRows, read_rows
 
 
 @pytest.fixture(params=["disk", "store"])
@@ -22,13 +22,14 @@ def run(model_dir, start, *flushed, lost=()) -> None:
 
   The run is killed after it has written those that are lost, if any.
   """
-  rows = open_rows(model_dir, start_step=start)
+  rows = MetricRows(model_dir, start_step=start)
   step = start
   for last in flushed:
     while step < last:
       step += 1
       rows.write_row({"step": step, "from": start, "loss": 1.0 / step})
     rows.flush()
+  rows.flush()
   for step in lost:
     rows.write_row({"step": step, "from": start, "loss": 0.0})
   if not lost:
@@ -84,9 +85,9 @@ def test_a_run_goes_on_on_a_disk_and_back(object_store, tmp_path):
     path.copy(tmp_path / "metrics" / path.name)
   run(tmp_path, 3, 6)
   assert origins(tmp_path) == {1: 0, 2: 0, 3: 0, 4: 3, 5: 3, 6: 3}
-  assert list((tmp_path / "metrics").iterdir()) == []
   remote.rmtree()
-  epath.Path(tmp_path / "metrics.jsonl").copy(remote / "metrics.jsonl")
+  for path in tmp_path.rglob("*.jsonl"):
+    epath.Path(path).copy(remote / path.relative_to(tmp_path))
   run(remote, 5, 7)
   assert origins(remote) == {1: 0, 2: 0, 3: 0, 4: 3, 5: 3, 6: 5, 7: 5}
   shutil.rmtree(tmp_path)

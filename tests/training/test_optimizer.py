@@ -98,16 +98,6 @@ def _moved(before, after, component):
   return max(float(np.abs(a - b).max()) for a, b in leaves)
 
 
-def test_the_retriever_is_frozen_for_so_many_steps():
-  config = OptimizerConfig(
-    learning_rate=1e-3, warmup_steps=0, freeze_retriever_steps=3
-  )
-  history = _run(config, 5)
-  for step, (before, after) in enumerate(itertools.pairwise(history)):
-    assert (_moved(before, after, "retriever") > 0) == (step >= 3)
-    assert _moved(before, after, "reader") > 0
-
-
 def test_a_retriever_that_was_frozen_has_a_warm_up_of_its_own():
   config = OptimizerConfig(
     learning_rate=1e-3, warmup_steps=4, freeze_retriever_steps=6
@@ -118,6 +108,7 @@ def test_a_retriever_that_was_frozen_has_a_warm_up_of_its_own():
     for before, after in itertools.pairwise(history)
   ]
   # As at the start of a run, the first step is of length zero.
+  assert _moved(*history[:2], "reader") == 0 < _moved(*history[1:3], "reader")
   assert moves[:7] == [0] * 7
   assert 0 < moves[7] < moves[8] < moves[9]
 

@@ -9,13 +9,13 @@ import pytest
 from realm_jax.models.retriever import embed_blocks
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.device_blocks import load_blocks
 from realm_jax.training.rolling_index import (
   NEVER,
   NO_BLOCK,
   DatedVectors,
   refresh_oldest,
 )
+from realm_jax.training.search_in_step import load_blocks
 from tests import tiny_world
 
 _LENGTH = tiny_world.BLOCK_LENGTH

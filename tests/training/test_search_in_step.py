@@ -12,12 +12,12 @@ from realm_jax.models.packing import content_numbers
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import search_in_step
-from realm_jax.training.device_blocks import (
-  BlockArrays,
+from realm_jax.training.encoder_rows import (
   hash_words,
-  load_blocks,
+  with_null,
+  without_source,
 )
-from realm_jax.training.encoder_rows import with_null, without_source
+from realm_jax.training.search_in_step import BlockArrays, load_blocks
 from tests import tiny_world
 
 _LENGTH = tiny_world.BLOCK_LENGTH

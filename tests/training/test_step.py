@@ -1,4 +1,4 @@
-"""The jitted step: layouts, dropout, compilation, and who is updated."""
+"""The jitted step: who is updated, and what each device holds."""
 
 import dataclasses
 import functools
@@ -12,6 +12,7 @@ from flax import linen as nn
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from realm_jax.training.row_layout import RowLayout
 from realm_jax.training.step import train_step
 from tests.training import tiny
 
@@ -19,13 +20,8 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
 # The clip is over both components' gradients, and decay moves all that there
 # is; without them a parameter moves by its own gradient alone.
 PLAIN = dataclasses.replace(OPTIMIZER, clip_norm=1e6, weight_decay=0.0)
-# Adam divides a gradient by its own size, also one that consists of rounding
-# errors, which differ between processors. This epsilon is far above such
-# gradients and far below the others.
-STEADY = dataclasses.replace(OPTIMIZER, epsilon=1e-4)
 # Sizes of the axes `data`, `fsdp` and `model`.
 ONE = (1, 1, 1)
-ALL_AXES = (2, 2, 2)
 
 
 @functools.cache
@@ -42,85 +38,23 @@ def _state(stage, layout, optimizer):
 
 
 @functools.cache
-def _prepare(
-  stage,
-  layout=ONE,
-  *,
-  dropout_rate=0.1,
-  optimizer=PLAIN,
-  seed=0,
-  freeze=False,
-  pack=False,
-):
-  """A state, the compiled step of a stage as the loop makes it, the mesh."""
-  state, shardings, update, mesh = _state(stage, layout, optimizer)
+def _first_step(stage, *, optimizer=PLAIN, freeze=False):
+  """The state after a step on one device, and its metrics."""
+  state, shardings, update, mesh = _state(stage, ONE, optimizer)
   step = jax.jit(
     functools.partial(
       train_step,
-      **tiny.functions(stage, dropout_rate=dropout_rate),
-      layout=tiny.layout(stage, mesh, pack=pack),
+      **tiny.functions(stage, dropout_rate=0.1),
+      layout=RowLayout(mesh),
       optimizer=update,
-      seed=seed,
+      seed=0,
       freeze_retriever=freeze,
     ),
     out_shardings=(shardings, sharding.replicated(mesh)),
   )
-  batch = _batch(stage, mesh)
+  batch = sharding.to_devices(tiny.batch(stage), mesh)
   with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
-    compiled = step.lower(state, batch).compile()
-  return state, compiled, mesh
-
-
-def _batch(stage, mesh, *, seed=0):
-  return sharding.to_devices(tiny.batch(stage, seed), mesh)
-
-
-def _first_step(stage, layout=ONE, *, optimizer=PLAIN, **settings):
-  state, step, mesh = _prepare(stage, layout, optimizer=optimizer, **settings)
-  return step(state, _batch(stage, mesh))
-
-
-def _curve(layout, *, pack=True, num_steps=10):
-  """The losses of inverse cloze, and how far they moved the parameters."""
-  stage = "inverse_cloze"
-  start, step, mesh = _prepare(stage, layout, optimizer=STEADY, pack=pack)
-  state, losses = start, []
-  for number in range(num_steps):
-    batch = _batch(stage, mesh, seed=number)
-    state, metrics = step(state, batch)
-    losses.append(float(metrics["loss"]))
-  moves = jax.tree.map(
-    lambda after, before: np.asarray(after) - np.asarray(before),
-    state.params,
-    start.params,
-  )
-  return np.array(losses), moves
-
-
-# A softmax cancels these, so that their gradients are rounding errors.
-_CANCELLED = (
-  "key/bias",
-  "span_head/norm/bias",
-  "score/bias",
-  "block_tower/projection_norm/bias",
-)
-
-
-# tests/integration/test_stages.py compares the losses of all stages. One device
-# packs, and its masks are those of padded rows.
-@pytest.mark.slow
-def test_the_same_curve_on_one_device_and_on_eight():
-  one, one_moves = _curve(ONE)
-  many, many_moves = _curve(ALL_AXES, pack=False)
-  assert np.ptp(one) > 0.01
-  np.testing.assert_allclose(many, one, rtol=1e-5)
-
-  def assert_close(path, many, one):
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    allowed = 1e-6 if name.endswith(_CANCELLED) else 1e-4 * np.linalg.norm(one)
-    assert np.linalg.norm(many - one) <= allowed, name
-
-  jax.tree_util.tree_map_with_path(assert_close, many_moves, one_moves)
+    return step(state, batch)
 
 
 @pytest.mark.slow
@@ -136,12 +70,6 @@ def test_fsdp_leaves_each_device_an_eighth_of_parameters_and_moments():
       }
 
 
-def _assert_trees_close(one, two, **tolerance):
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, **tolerance), one, two
-  )
-
-
 @pytest.mark.slow
 def test_a_frozen_retriever_does_not_change_and_the_reader_learns_alike():
   frozen = dataclasses.replace(PLAIN, freeze_retriever_steps=1)
@@ -150,10 +78,10 @@ def test_a_frozen_retriever_does_not_change_and_the_reader_learns_alike():
   still, still_metrics = _first_step(
     "pretraining", optimizer=frozen, freeze=True
   )
-  _assert_trees_close(
-    still.params["retriever"], start.params["retriever"], rtol=0
+  assert (
+    _largest_move(still.params["retriever"], start.params["retriever"]) == 0
   )
-  _assert_trees_close(still.params["reader"], moved.params["reader"], atol=1e-5)
+  assert _largest_move(still.params["reader"], moved.params["reader"]) < 1e-5
   assert float(still_metrics["loss"]) == pytest.approx(
     float(moved_metrics["loss"]), rel=1e-6
   )

@@ -29,7 +29,6 @@ from realm_jax.training.state import TrainState
 SEP, CLS, MASK, VOCABULARY = 3, 2, 4, 40
 QUERY, BLOCK, JOINT, WIDTH = 6, 10, 14, 2
 BATCH, CANDIDATES, SEARCHED, MASKS = 8, 3, 5, 2
-STAGES = ("inverse_cloze", "pretraining", "open_qa")
 OF_STAGE = {
   "inverse_cloze": InverseCloze(),
   "pretraining": Pretraining(num_candidates=CANDIDATES),
@@ -116,18 +115,6 @@ def functions(stage, *, dropout_rate=0.0, **retriever_settings):
   return {"rows_of": rows_of, "loss": loss}
 
 
-def layout(stage, mesh=None, *, pack=False):
-  """Rows of their own for all sequences, or fewer if these hold them."""
-  mesh = mesh or make_mesh(devices=jax.devices()[:1])
-  queries = BATCH // RowLayout(mesh).num_devices
-  blocks = 1 if stage == "inverse_cloze" else CANDIDATES
-  inputs = [queries, queries * blocks]
-  if stage == "pretraining":
-    inputs.append(queries * blocks)
-  counts = tuple(max(1, round(0.7 * count)) for count in inputs)
-  return RowLayout(mesh, (counts,) if pack else ())
-
-
 def on_rows(rows_of, batch, compute):
   """What a function computes of a batch's rows, one for each sequence."""
   numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
@@ -137,72 +124,44 @@ def on_rows(rows_of, batch, compute):
   )
 
 
-def weighted(stage, params, batch, dropout_key=None, *, of=None, **settings):
+def weighted(stage, params, batch, *, of=None):
   """The loss and the metrics of a batch, by a stage or one like it."""
-  made = Models(*models(**settings))
-  of = of or OF_STAGE[stage]
-  return on_rows(
-    functools.partial(of.rows, made),
-    batch,
-    lambda rows: of.loss(made, params, batch, rows, dropout_key),
-  )
+  rows_of, loss = (of or OF_STAGE[stage]).functions(Models(*models()))
+  return on_rows(rows_of, batch, lambda rows: loss(params, batch, rows, None))
 
 
-def arrays(stage, seed=0):
-  """Padded arrays of a global batch; examples have different lengths."""
-  rng = np.random.default_rng(seed)
+def batch(stage):
+  """A global batch of numpy's arrays; examples have different lengths."""
+  rng = np.random.default_rng(0)
 
-  def texts(shape, length, segments):
-    flat = np.zeros((int(np.prod(shape)), length), np.int32)
-    for row in flat:
-      used = rng.integers(segments + 2, length + 1)
+  def texts(*shape, segments):
+    rows = np.zeros(shape, np.int32).reshape(-1, shape[-1])
+    for row in rows:
+      used = rng.integers(segments + 2, len(row) + 1)
       row[:used] = rng.integers(5, VOCABULARY, used)
       row[0], row[used - 1] = CLS, SEP
       if segments == 2:
         row[rng.integers(1, used - 2)] = SEP
-    return flat.reshape(*shape, length)
+    return rows.reshape(shape)
 
-  query = texts((BATCH,), QUERY, 1)
-  candidates = functools.partial(texts, (BATCH, CANDIDATES), BLOCK, 2)
+  query = texts(BATCH, QUERY, segments=1)
   if stage == "inverse_cloze":
-    return {
-      "query": query,
-      "block": texts((BATCH,), BLOCK, 2),
-      "removed": rng.random(BATCH) < 0.7,
-    }
+    block = texts(BATCH, BLOCK, segments=2)
+    return InverseClozeBatch(query, block, rng.random(BATCH) < 0.7)
+  tokens = texts(BATCH, CANDIDATES, BLOCK, segments=2)
   if stage == "pretraining":
-    return {
-      "query": query,
-      "candidates": candidates(),
-      "masks": MaskTargets(
-        np.full((BATCH, MASKS), [1, 0], np.int32),
-        rng.integers(5, VOCABULARY, (BATCH, MASKS)).astype(np.int32),
-        np.full((BATCH, MASKS), [1.0, 0.0], np.float32),
-      ),
-    }
-  return {
-    "query": query,
-    "candidates": candidates(),
-    "vectors": rng.normal(size=(BATCH, SEARCHED, 4)).astype(np.float32),
-    "has_answer": rng.random((BATCH, SEARCHED)) < 0.4,
-    "is_answer": rng.random((BATCH, CANDIDATES, BLOCK, WIDTH)) < 0.2,
-  }
-
-
-def batch(stage, seed=0):
-  """A global batch of numpy's arrays."""
-  given = arrays(stage, seed)
-  if stage == "inverse_cloze":
-    return InverseClozeBatch(**given)
-  tokens = given["candidates"]
-  if stage == "pretraining":
+    masks = MaskTargets(
+      np.full((BATCH, MASKS), [1, 0], np.int32),
+      rng.integers(5, VOCABULARY, (BATCH, MASKS)).astype(np.int32),
+      np.full((BATCH, MASKS), [1.0, 0.0], np.float32),
+    )
     candidates = Candidates(tokens, content_numbers(tokens))
-    return PretrainingBatch(given["query"], candidates, given["masks"])
+    return PretrainingBatch(query, candidates, masks)
   return OpenQaBatch(
-    query=given["query"],
-    retrieved=given["vectors"],
-    joint_query=given["query"],
+    query=query,
+    retrieved=rng.normal(size=(BATCH, SEARCHED, 4)).astype(np.float32),
+    joint_query=query,
     blocks=tokens,
-    has_answer=given["has_answer"],
-    is_answer=given["is_answer"],
+    has_answer=rng.random((BATCH, SEARCHED)) < 0.4,
+    is_answer=rng.random((BATCH, CANDIDATES, BLOCK, WIDTH)) < 0.2,
   )

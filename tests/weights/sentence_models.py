@@ -5,19 +5,19 @@ what it makes of the texts.
 """
 
 import dataclasses
-import functools
 
 import numpy as np
 from etils import epath
 
 from realm_jax.models.retriever import Retriever
 from realm_jax.weights.exporting import plan_export
-from realm_jax.weights.model import nested, parameter_shapes
-from tests.weights import exported
+from realm_jax.weights.model import nested
+from realm_jax.weights.tables import RETRIEVER
+from tests.weights import models
 
-WORDS = exported.vocabulary()
+WORDS = models.vocabulary()
 # One layer, which compiles faster.
-_BERT = dataclasses.replace(exported.BERT, num_layers=1)
+_BERT = dataclasses.replace(models.BERT, num_layers=1)
 # What the library gets before a query and a title.
 PREFIX = "where was "
 RETRIEVERS = {
@@ -92,28 +92,17 @@ def token_ids(side: str) -> np.ndarray:
 
 def params(name: str):
   """Returns the parameters of a retriever, as a tree."""
-  return nested(_parameters(RETRIEVERS[name]))["retriever"]
+  return nested(_parameters(name))[RETRIEVER]
 
 
-@functools.cache
-def _parameters(retriever: Retriever) -> dict[str, np.ndarray]:
-  """Returns random parameters by path, none of them zero or one."""
-  bound = exported.model(retriever)
-  shapes = parameter_shapes(bound.retriever, bound.reader, ["retriever"])
-  rng = np.random.default_rng(3)
-  return {
-    path: rng.normal(0, 0.5, shape).astype(np.float32)
-    for path, shape in shapes.items()
-  }
+def _parameters(name: str) -> dict[str, np.ndarray]:
+  return models.parameters(RETRIEVERS[name], parts=(RETRIEVER,))
 
 
 def export(name: str, directory) -> None:
   """Writes the directory of a retriever."""
-  model = exported.model(RETRIEVERS[name])
+  model = models.bound(RETRIEVERS[name])
   export = plan_export(model, to="sentence_transformers", tower=tower_of(name))
   directory.mkdir(parents=True)
-  export.write(
-    epath.Path(directory),
-    _parameters(RETRIEVERS[name]),
-    model.vocabulary.pieces,
-  )
+  pieces = model.vocabulary.pieces
+  export.write(epath.Path(directory), _parameters(name), pieces)

@@ -1,15 +1,12 @@
 """Google's checkpoints: which variable becomes which parameter."""
 
-import json
-
 import ml_dtypes
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from realm_jax.weights import google
 from tests.weights import tf_files as files
-from tests.weights.imported import read
+from tests.weights.models import read
 from tests.weights.tf_files import ICT, REALM
 
 pytestmark = pytest.mark.slow
@@ -32,10 +29,10 @@ def _bert(path, scope):
   }
 
 
-def _tower(scope, norm, inner="module/", tower="tower"):
+def _tower(scope, norm, tower="tower"):
   path = f"retriever/{tower}"
-  return _bert(f"{path}/encoder", scope + inner) | {
-    f"{path}/pooler/kernel": f"{scope}{inner}bert/pooler/dense/kernel",
+  return _bert(f"{path}/encoder", f"{scope}module/") | {
+    f"{path}/pooler/kernel": f"{scope}module/bert/pooler/dense/kernel",
     f"{path}/projection/kernel": f"{scope}dense/kernel",
     f"{path}/projection_norm/bias": f"{scope}{norm}/beta",
   }
@@ -50,17 +47,13 @@ def _reader(scope=""):
   }
 
 
-# --- Files ----------------------------------------------------------------
-
-
 def test_variables_by_name_in_their_own_type(tmp_path):
   variables = {
     "bert/a": np.arange(6, dtype=np.float32).reshape(2, 3),
     "bert/half": np.array([1.5, -2], ml_dtypes.bfloat16),
     "global_step": np.int64(7),
   }
-  prefix = files.save(tmp_path / "model.ckpt-7", variables)
-  found = google.open_checkpoint(prefix)
+  found = google.open_checkpoint(files.save(tmp_path / "m.ckpt-7", variables))
   for name, value in variables.items():
     assert found[name].shape == value.shape
     read_value = np.asarray(found[name])
@@ -83,18 +76,11 @@ def test_a_variable_alone_stays_on_the_disk(tmp_path):
 @pytest.mark.parametrize(
   ("name", "compression"), [("blocks.tfr", ""), ("blocks.tfr.gz", "GZIP")]
 )
-def test_records_in_order_at_each_pass(tmp_path, name, compression):
+def test_records_are_read_in_order(tmp_path, name, compression):
   # More than are read at a time.
   texts = [b"", b"\xff\x00", *(f"block {i} ë".encode() for i in range(3000))]
-  with tf.io.TFRecordWriter(str(tmp_path / name), compression) as writer:
-    for text in texts:
-      writer.write(text)
-  records = google.TfRecords(tmp_path / name)
-  assert list(records) == texts
-  assert list(records) == texts
-
-
-# --- BERT -----------------------------------------------------------------
+  path = files.write_records(tmp_path / name, texts, compression)
+  assert list(google.read_records(path)) == texts
 
 
 def test_bert_has_the_variables_and_the_numerics_of_googles_code(tmp_path):
@@ -116,27 +102,29 @@ def test_bert_has_the_variables_and_the_numerics_of_googles_code(tmp_path):
   assert (config.layer_norm_eps, config.dropout_rate) == (1e-12, 0.2)
 
 
-# --- REALM and ORQA -------------------------------------------------------
-
-
 @pytest.mark.parametrize(
   ("names", "eps"), [(REALM, 1e-12), (ICT, 1e-3)], ids=["realm", "ict"]
 )
 def test_a_retriever_module_has_the_epsilon_of_its_library(
   tmp_path, names, eps
 ):
-  variables = files.write_retriever(tmp_path, **names)
+  variables = files.write_module(tmp_path, files.embedder(**names))
+  # Beside a module, a configuration says the number of heads.
+  path = tmp_path / "bert_config.json"
+  path.write_text(files.config(num_attention_heads=4))
   found = read("tf_realm", tmp_path)
   _assert_same(found.params, variables, _tower(**names))
   assert "cls/predictions/output_bias" in found.part_of_report("unused")
   assert found.plan.parts == ["retriever"]
-  assert found.plan.model.retriever.projection_norm_eps == eps
+  retriever = found.plan.model.retriever
+  assert retriever.projection_norm_eps == eps
+  assert retriever.bert.num_heads == 4
 
 
 def test_a_pre_trained_release_gives_retriever_and_reader(tmp_path):
-  retriever = files.write_retriever(tmp_path / "embedder", **REALM)
-  reader = files.bert(seed=5)
-  files.write_module(tmp_path / "bert", reader)
+  embedder, bert = tmp_path / "embedder", tmp_path / "bert"
+  retriever = files.write_module(embedder, files.embedder(**REALM))
+  reader = files.write_module(bert, files.bert(seed=5))
   found = read("tf_realm", tmp_path)
   _assert_same(found.params, retriever, _tower(**REALM))
   _assert_same(found.params, reader, _reader())
@@ -156,7 +144,7 @@ def test_a_pre_trained_release_gives_retriever_and_reader(tmp_path):
   ids=["realm", "orqa"],
 )
 def test_a_fine_tuned_model_reads_and_retrieves(tmp_path, scope, norm, eps):
-  variables = files.write_fine_tuned(tmp_path, embedder_scope=scope, norm=norm)
+  variables = files.write_fine_tuned(tmp_path, scope, norm)
   found = read("tf_realm", tmp_path)
   span_head = {
     "reader/span_head/projection/kernel": "reader/dense/kernel",
@@ -170,41 +158,28 @@ def test_a_fine_tuned_model_reads_and_retrieves(tmp_path, scope, norm, eps):
   assert retriever.projection_norm_eps == eps
   assert (reader.span_size, reader.span_norm_eps) == (files.SPAN, 1e-3)
   assert (reader.joint_length, reader.max_answer_width) == (40, 4)
-  # One part leaves the other.
+  # One part leaves the other. Without params.json, positions are the limit.
+  (tmp_path / "params.json").unlink()
   half = read("tf_realm", tmp_path, parts=["retriever"])
   assert "reader/dense_1/kernel [6, 1]" in half.part_of_report("unused")
   half = read("tf_realm", tmp_path, parts=["reader"])
   assert f"{scope}dense/kernel [128, 8]" in half.part_of_report("unused")
+  assert half.plan.model.reader.joint_length == 64
 
 
 def test_blocks_keep_the_tower_that_embedded_them(tmp_path):
   vectors, _ = files.write_release(tmp_path / "release")
-  of_blocks = files.embedder(**REALM)
-  nq = tmp_path / "nq"
-  tuned = files.write_fine_tuned(nq, embedder_scope="module/module/module/")
+  nq, scope = tmp_path / "nq", "module/module/module/"
+  tuned = files.write_fine_tuned(nq, scope)
   (nq / "vocab.txt").unlink()  # The module's will do.
   found = read("tf_realm", nq, block_input=tmp_path / "release")
-  names = _tower("module/module/module/", "LayerNorm", tower="query_tower")
+  names = _tower(scope, "LayerNorm", "query_tower")
   _assert_same(found.params, tuned, names)
   names = _tower(**REALM, tower="block_tower")
-  _assert_same(found.params, of_blocks, names)
-  np.testing.assert_array_equal(found.plan.block_vectors[:], vectors)
+  _assert_same(found.params, files.embedder(**REALM), names)
+  np.testing.assert_array_equal(found.plan.source.block_vectors[:], vectors)
   # Those of the query tower's home were embedded by another one.
   other = tmp_path / "other"
-  files.write_retriever(other, **REALM, seed=3)
+  files.write_module(other, files.embedder(**REALM, seed=3))
   reverse = read("tf_realm", tmp_path / "release", block_input=other)
-  assert reverse.plan.block_vectors is None
-
-
-def test_a_configuration_beside_a_module_says_the_heads(tmp_path):
-  files.write_retriever(tmp_path, **REALM)
-  config = files.config(num_attention_heads=4)
-  (tmp_path / "bert_config.json").write_text(json.dumps(config))
-  assert read("tf_realm", tmp_path).plan.model.retriever.bert.num_heads == 4
-
-
-def test_an_open_qa_reader_has_room_for_block_and_question(tmp_path):
-  files.write_fine_tuned(tmp_path, embedder_scope="module/")
-  (tmp_path / "params.json").unlink()
-  # As long as its positions allow.
-  assert read("tf_realm", tmp_path).plan.model.reader.joint_length == 64
+  assert reverse.plan.source.block_vectors is None

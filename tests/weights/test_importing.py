@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks.runs.jobs import Macro
 from realm_jax import configuration
-from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
-from realm_jax.corpus.build import build_corpus
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.evaluation import evaluate as run
 from realm_jax.generations import sidecar
 from realm_jax.models.bert import BertConfig
@@ -23,13 +22,11 @@ from realm_jax.storage.atomic import TargetError
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.weights import WeightsError
 from realm_jax.weights.model import gin_model
 from tests import tiny_world
 from tests.integration.commands import FUNCTIONS, call
-from tests.weights import hf_files as files
-from tests.weights.imported import import_weights
+from tests.weights import models
 
 _LENGTHS = {
   "QUERY_LENGTH": tiny_world.QUERY_LENGTH,
@@ -46,12 +43,19 @@ _TRAINING = {
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-  """Weights over the tiny world's vocabulary, with all parts."""
+def bert(tmp_path_factory):
+  """BERT over the tiny world's vocabulary, with its head."""
   folder = tmp_path_factory.mktemp("imported")
-  files.write(folder / "bert", files.tensors(prefix="bert.", head=True))
-  import_weights("hf_bert", folder / "bert", folder / "run", pooling="mean")
-  return folder / "run"
+  models.save(folder / "saved")
+  models.export(folder / "saved", folder / "bert", to="hf_bert", part="reader")
+  return folder / "bert"
+
+
+@pytest.fixture(scope="module")
+def model_dir(bert):
+  """A MODEL_DIR with all parts."""
+  models.import_weights("hf_bert", bert, bert.parent / "run", pooling="mean")
+  return bert.parent / "run"
 
 
 @pytest.fixture
@@ -113,26 +117,6 @@ def test_training_starts_from_it(model_dir, world, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, *first)
 
 
-def test_a_corpus_of_another_vocabulary_is_refused(model_dir, world, tmp_path):
-  pieces = tiny_world.pieces()
-  pieces[10], pieces[11] = pieces[11], pieces[10]
-  (tmp_path / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
-  build_corpus(
-    [str(world.directory / "text.jsonl")],
-    tmp_path / "corpus",
-    vocab=str(tmp_path / "vocab.txt"),
-    block_length=tiny_world.BLOCK_LENGTH,
-  )
-  with pytest.raises(CheckpointError, match="another vocabulary"):
-    call(
-      sidecar.build_index,
-      _files(model_dir, "build_index"),
-      MODEL_DIR=model_dir,
-      CORPUS_DIR=tmp_path / "corpus",
-      **{"sidecar.SidecarConfig.once": True},
-    )
-
-
 # --- model.gin ------------------------------------------------------------
 
 
@@ -175,35 +159,31 @@ def model(tmp_path):
   return retriever, reader, str(tmp_path / "model.gin")
 
 
-def test_its_gin_file_binds_the_very_same_modules(model):
-  retriever, reader, file = model
-  with configuration.parsed(OpenQa, [file]):
-    assert configuration.configured(Retriever)() == retriever
-    assert configuration.configured(Reader)() == reader
-
-
 @pytest.mark.parametrize(
   ("recipe", "required"),
   [
-    ("inverse_cloze", ()),
     ("pretrain", ()),
     ("open_qa", ("TRAIN_QUESTIONS",)),
     ("build_index", ()),
     ("eval", ("OUTPUT_DIR", "QUESTIONS")),
-    ("ask", ()),
   ],
 )
-def test_its_gin_file_goes_with_recipes_and_its_macros_may_change(
+def test_its_gin_file_binds_the_same_modules_with_recipes_and_macros(
   model, recipe, required
 ):
+  retriever, reader, file = model
   names = ("MODEL_DIR", "CORPUS_DIR", *required)
   bindings = [f"{name} = ''" for name in names]
-  bindings += ["DROPOUT_RATE = 0.0", "SCORE_SCALE = 3.0", "JOINT_LENGTH = 33"]
-  recipes = [model[-1], f"gin/runs/{recipe}.gin"]
+  recipes = [file, f"gin/runs/{recipe}.gin"]
   with configuration.parsed(FUNCTIONS[recipe], recipes, bindings):
-    retriever = configuration.configured(Retriever)()
-    assert retriever.score_scale == 3.0
-    assert retriever.bert.dropout_rate == 0.0
+    assert configuration.configured(Retriever)() == retriever
+    # Recipes may have a joint length of their own.
+    found = configuration.configured(Reader)()
+    assert found.clone(joint_length=reader.joint_length) == reader
+  bindings += ["DROPOUT_RATE = 0.0", "SCORE_SCALE = 3.0", "JOINT_LENGTH = 33"]
+  with configuration.parsed(FUNCTIONS[recipe], recipes, bindings):
+    changed = configuration.configured(Retriever)()
+    assert (changed.score_scale, changed.bert.dropout_rate) == (3.0, 0.0)
     assert configuration.configured(Reader)().joint_length == 33
 
 
@@ -221,89 +201,67 @@ class _Hub(types.ModuleType):
     return str(self.folder)
 
 
-def test_a_model_on_the_hub_is_fetched_by_its_name(
-  model_dir, tmp_path, monkeypatch
-):
+def test_a_model_on_the_hub_is_fetched_by_its_name(bert, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   # A module of None cannot be imported.
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   with pytest.raises(WeightsError, match=r"pip install 'realm_jax\[hub\]'"):
-    import_weights("hf_bert", "lovelace/bert", "run", parts=["retriever"])
-  hub = _Hub(model_dir.parent / "bert")
+    models.read("hf_bert", "lovelace/bert")
+  hub = _Hub(bert)
   monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
   with pytest.raises(WeightsError, match="network is away"):
-    import_weights("hf_bert", "lovelace/bort", "run", parts=["retriever"])
-  import_weights("hf_bert", "lovelace/bert", "run", parts=["retriever"])
+    models.read("hf_bert", "lovelace/bort")
+  found = models.read("hf_bert", "lovelace/bert", parts=["retriever"])
   assert "pytorch_model.bin" not in hub.fetched
-  assert (
-    "imported from bert (hf_bert)"
-    in (tmp_path / "run" / "model.gin").read_text()
-  )
+  assert found.plan.name == "bert (hf_bert)"
 
 
 # --- What goes wrong ------------------------------------------------------
-
-
-def test_a_directory_with_anything_in_it_is_refused(model_dir, tmp_path):
-  bert = model_dir.parent / "bert"
-  with pytest.raises(WeightsError, match="checkpoints already"):
-    import_weights("hf_bert", bert, model_dir)
-  (tmp_path / "notes.txt").write_text("mine")
-  with pytest.raises(WeightsError, match=r"notes\.txt"):
-    import_weights("hf_bert", bert, tmp_path)
-  assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
   ("options", "word"),
   [
     ({"output_dir": "/"}, "mount point"),
+    ({"output_dir": "old"}, "has files in it"),
+    ({"output_dir": "old/run"}, "checkpoints already"),
     ({"corpus_dir": "run"}, "one directory, or one is in the other"),
-    ({"corpus_dir": "run/corpus"}, "one directory, or one is in the other"),
     (
       {"output_dir": "corpus/run", "corpus_dir": "corpus"},
       "one directory, or one is in the other",
     ),
     ({"corpus_dir": "old"}, "holds a corpus already"),
     ({"corpus_dir": "new", "block_length": 4}, "too short"),
-    ({"block_records": "a", "index": "exact"}, "--block_records, --index with"),
-    ({"block_input": ".", "parts": ["reader"]}, "is for a retriever"),
-    ({"parts": ["writer"]}, "writer"),
-    ({"pooling": "max"}, "--pooling=max"),
-    ({"vocab": "vocab.txt"}, "--vocab"),
   ],
 )
-def test_choices_that_do_not_go_together_leave_nothing(
-  model_dir, tmp_path, options, word
+def test_an_output_that_is_in_the_way_leaves_nothing(
+  bert, tmp_path, options, word
 ):
-  (tmp_path / "old").mkdir()
+  (tmp_path / "old" / "run" / "checkpoints").mkdir(parents=True)
   (tmp_path / "old" / "corpus.json").write_text("{}")
   options = {"output_dir": "run"} | options
   for name in ("output_dir", "corpus_dir"):
     if name in options:
       options[name] = tmp_path / options[name]
-  if "block_input" in options:
-    options["block_input"] = model_dir.parent / "bert"
   with pytest.raises((WeightsError, TargetError), match=word):
-    import_weights("hf_bert", model_dir.parent / "bert", **options)
+    models.import_weights("hf_bert", bert, **options)
   assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_a_write_that_fails_leaves_nothing(model_dir, tmp_path, monkeypatch):
+def test_a_write_that_fails_leaves_nothing(bert, tmp_path, monkeypatch):
   def fail(*_):
     raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(CheckpointStore, "save", fail)
-  bert = model_dir.parent / "bert"
   with pytest.raises(DiskFullError, match=r"disk of .* is full"):
-    import_weights("hf_bert", bert, tmp_path / "run", parts=["retriever"])
+    models.import_weights("hf_bert", bert, tmp_path / "run")
   assert not list(tmp_path.iterdir())
 
 
 _STUCK = """
 import sys, time
 from realm_jax.checkpoints.store import CheckpointStore
-from tests.weights.imported import import_weights
+from tests.weights.models import import_weights
 
 def stick(self, step, items):
   print("writing", flush=True)
@@ -315,30 +273,30 @@ import_weights("hf_bert", sys.argv[1], sys.argv[2], parts=["retriever"])
 
 @pytest.mark.slow
 def test_a_killed_import_leaves_no_model_and_is_cleared_away(
-  model_dir, tmp_path, command_environment
+  bert, tmp_path, command_environment
 ):
-  bert, target = str(model_dir.parent / "bert"), tmp_path / "run"
+  target = tmp_path / "run"
   child = subprocess.Popen(
-    [sys.executable, "-c", _STUCK, bert, str(target)],
+    [sys.executable, "-c", _STUCK, bert, target],
     env=command_environment,
     stdout=subprocess.PIPE,
   )
   try:
     assert child.stdout.readline() == b"writing\n"
     with pytest.raises(TargetError, match="another process"):
-      import_weights("hf_bert", bert, target, parts=["retriever"])
+      models.import_weights("hf_bert", bert, target)
   finally:
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     child.stdout.close()
   assert not target.exists()
-  import_weights("hf_bert", bert, target, parts=["retriever"])
+  models.import_weights("hf_bert", bert, target, parts=["retriever"])
   assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.slow
 def test_the_command_takes_flags_and_gin_and_prints_what_it_did(
-  model_dir, tmp_path, project_dir, command_environment
+  bert, tmp_path, project_dir, command_environment
 ):
   recipe = tmp_path / "towers.gin"
   recipe.write_text(
@@ -349,8 +307,7 @@ def test_the_command_takes_flags_and_gin_and_prints_what_it_did(
   done = subprocess.run(
     [
       *(sys.executable, "-m", "realm_jax.import_weights", "--from=hf_bert"),
-      f"--input={model_dir.parent / 'bert'}",
-      f"--output_dir={tmp_path / 'run'}",
+      *(f"--input={bert}", f"--output_dir={tmp_path / 'run'}"),
       *(f"--gin_file={recipe}", "--parts=retriever"),
     ],
     cwd=project_dir,

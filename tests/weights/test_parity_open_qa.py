@@ -16,7 +16,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.stage import StageContext
-from tests.weights.imported import import_weights, load
+from tests.weights.models import import_weights, load
 
 pytestmark = pytest.mark.slow
 

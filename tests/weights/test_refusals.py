@@ -1,33 +1,30 @@
 """Inputs that cannot be read, or do not fit, are refused in words.
 
-A case is the format, what writes the input, options of the import, in which
-`other` is a second input, and a word that must occur in the error.
+A case is the format, what writes the input, and a word that must occur in the
+error. Where a folder `other` is written, it is the --block_input.
 """
-
-import json
 
 import numpy as np
 import pytest
 
 from realm_jax.text.wordpieces import VocabularyError
 from realm_jax.weights import WeightsError, google
-from tests.weights import hf_files as hf
+from tests import tiny_world
+from tests.weights import models
 from tests.weights import tf_files as tf
-from tests.weights.imported import import_weights, read
 
 pytestmark = pytest.mark.slow
 
-_W = {"w": np.ones(3, np.float32)}
-_UNTIED = hf.tensors(prefix="bert.", head=True)
-_UNTIED["cls.predictions.decoder.weight"] = np.zeros(
-  _UNTIED["bert.embeddings.word_embeddings.weight"].shape, np.float32
-)
+_NAME = "hf_bert/with_pooler"
+_TENSORS = models.tensors(models.GOLDEN / _NAME)
+_PIECES = (models.GOLDEN / _NAME / "vocab.txt").read_text().splitlines()
+_UNTIED = models.tensors(models.GOLDEN / "hf_bert" / "masked_lm")
+_UNTIED["cls.predictions.decoder.weight"] = np.zeros((174, 24), np.float32)
 
 
-def _swapped(first=9):
-  pieces = hf.pieces()
-  pieces[first], pieces[first + 1] = pieces[first + 1], pieces[first]
-  return pieces
+def _swapped(pieces, first=9):
+  first_piece, second = pieces[first : first + 2]
+  return [*pieces[:first], second, first_piece, *pieces[first + 2 :]]
 
 
 def _both(*writers):
@@ -38,29 +35,27 @@ def _both(*writers):
   return write
 
 
-def _bert(name="in", weights=None, **changes):
-  weights = hf.tensors() if weights is None else weights
-  return lambda folder: hf.write(folder / name, weights, **changes)
+def _bert(name="in", weights=None, pieces=None, **changes):
+  return lambda folder: models.copy(
+    _NAME, folder / name, weights, pieces, **changes
+  )
 
 
 def _realm(**changes):
-  def write(folder):
-    hf.write_realm(folder / "in", hf.embedder(), "RealmEmbedder")
-    path = folder / "in" / "config.json"
-    hf.write_json(path, json.loads(path.read_text()) | changes)
-
-  return write
+  copy = models.copy
+  return lambda folder: copy("hf_realm/embedder", folder / "in", **changes)
 
 
 def _json(name, content):
   """A BERT with another JSON file."""
   return _both(
-    _bert(), lambda folder: hf.write_json(folder / "in" / name, content)
+    _bert(), lambda folder: models.write_json(folder / "in" / name, content)
   )
 
 
 def _modules(name="in", **settings):
-  return lambda folder: hf.write_sentence_modules(folder / name, **settings)
+  write = models.write_sentence_modules
+  return lambda folder: write(folder / name, **settings)
 
 
 def _of_modules(name, content):
@@ -69,23 +64,20 @@ def _of_modules(name, content):
 
 def _dense(**settings):
   """A chain with one module more."""
-  chain = [
-    ("Transformer", ""),
-    ("Pooling", "1_Pooling"),
-    ("Dense", "2_Dense"),
+  chain = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
+  content = [
+    {"type": f"a.{kind}", "path": path} for path, kind in chain.items()
   ]
-  content = [{"type": f"models.{kind}", "path": path} for kind, path in chain]
   return _both(
-    _bert(),
     _modules(mode="cls_token"),
     _json("2_Dense/config.json", settings),
-    lambda folder: hf.write_json(folder / "in" / "modules.json", content),
+    _json("modules.json", content),
   )
 
 
 def _fast(**changes):
   """A directory whose vocabulary is in tokenizer.json."""
-  vocab = {piece: i for i, piece in enumerate(hf.pieces())}
+  vocab = {piece: i for i, piece in enumerate(_PIECES)}
   content = {"model": {"type": "WordPiece", "vocab": vocab}, **changes}
   return _both(_json("tokenizer.json", content), _without("vocab.txt"))
 
@@ -110,16 +102,12 @@ def _damaged(name, at=None):
 
 
 def _tf_bert(variables=None, **changes):
-  variables = tf.bert() if variables is None else variables
+  variables = variables or tf.bert()
   return lambda folder: tf.write_bert(folder / "in", variables, **changes)
 
 
-def _retriever(name="in", names=tf.REALM):
-  return lambda folder: tf.write_retriever(folder / name, **names)
-
-
-def _module(name, **settings):
-  return lambda folder: tf.write_module(folder / name, tf.bert(**settings))
+def _module(name, variables):
+  return lambda folder: tf.write_module(folder / name, variables)
 
 
 def _tf_pieces(name, pieces):
@@ -127,7 +115,7 @@ def _tf_pieces(name, pieces):
 
 
 def _fine_tuned(folder):
-  tf.write_fine_tuned(folder / "in", embedder_scope="module/")
+  tf.write_fine_tuned(folder / "in", "module/")
 
 
 def _bad_length(folder):
@@ -137,230 +125,166 @@ def _bad_length(folder):
 
 def _of_objects(folder):
   variable = google.tf.Variable(1.0)
-  checkpoint = google.tf.train.Checkpoint(x=variable)
   (folder / "in").mkdir()
-  checkpoint.write(str(folder / "in" / "two"))
+  google.tf.train.Checkpoint(x=variable).write(str(folder / "in" / "two"))
 
 
 def _save(name):
-  return lambda folder: tf.save(folder / "in" / name, _W)
+  variables = {"w": np.ones(3, np.float32)}
+  return lambda folder: tf.save(folder / "in" / name, variables)
 
 
-_TWO = {"block_input": "other"}
+_REALM_MODULE, _ICT_MODULE = (tf.embedder(**n) for n in (tf.REALM, tf.ICT))
 _PROMPTS = "config_sentence_transformers.json"
-_SHARDS = "model.safetensors.index.json"
-_LEFT = tf.bert() | {"cls/squad/weights": np.zeros((2, 4), np.float32)}
-_CASED = [*hf.pieces()[:-1], "Velt"]
-_CASES = [
-  # config.json and the weights.
-  *(
-    ("hf_bert", _bert(**changes), {}, word)
-    for changes, word in (
-      ({"model_type": "roberta"}, "roberta"),
-      ({"model_type": "dpr", "projection_dim": 4}, "projection_dim=4"),
-      ({"hidden_act": "relu"}, "relu"),
-      ({"hidden_act": []}, r"hidden_act=\[\]"),
-      ({"position_embedding_type": "relative_key"}, "relative_key"),
-      ({"type_vocab_size": 1}, "type_vocab_size=1"),
-      ({"num_attention_heads": 3}, "num_heads=3"),
-      ({"hidden_size": "wide"}, "'wide'"),
-      ({"hidden_size": None}, "hidden_size=None"),
-      ({"layer_norm_eps": float("nan")}, "nan"),
-      ({"intermediate_size": 16}, r"\[12, 8\], where .* wants \[16, 8\]"),
-      ({"num_hidden_layers": 1}, r"encoder\.layer\.1\.[^\n]* \["),
-      ({"num_hidden_layers": 3}, "encoder/layer_2/"),
-      ({"vocabulary": hf.pieces()[:-1]}, "unused_row"),
-      ({"vocabulary": [*hf.pieces(), "more"]}, "another model's vocabulary"),
-      ({"vocabulary": _CASED}, "Velt"),
-      ({"vocabulary": _swapped(0)}, r"\[PAD\]"),
-      ({"weights": _W}, "no BERT"),
-      ({"weights": _UNTIED}, r"decoder\.weight .* differ"),
-    )
-  ),
-  (
-    "hf_bert",
-    _both(_bert(), _damaged("model.safetensors")),
-    {},
-    "copy it again",
-  ),
-  (
-    "hf_bert",
-    _both(_json(_SHARDS, {}), _without("model.safetensors")),
-    {},
-    "in shards",
-  ),
-  (
-    "hf_bert",
-    _both(_bert(), _without("model.safetensors")),
-    {},
-    "no model.safetensors; it has config.json",
-  ),
-  (
-    "hf_bert",
-    _bert(weights=hf.tensors(prefix="a.") | hf.tensors(prefix="b.")),
-    {},
-    "'a.', 'b.'",
-  ),
-  ("hf_bert", _bert(), {"query_prefix": "日本"}, "--query_prefix='日本'"),
-  ("hf_bert", _bert(), {"ignore": ["("]}, "regular"),
-  *(
-    ("hf_bert", _both(_bert(), other), _TWO, word)
-    for other, word in (
-      (_bert("other", vocabulary=_swapped()), "vocabularies"),
-      (_bert("other", layer_norm_eps=1e-5), "configuration"),
-      (_both(_bert("other"), _modules("other")), "different ways"),
-    )
-  ),
-  # Files of sentence-transformers.
-  ("hf_bert", _dense(activation_function="ReLU"), {}, "ReLU"),
-  ("hf_bert", _dense(use_residual=True), {}, "use_residual=True"),
-  (
-    "hf_bert",
-    _both(_bert(), _modules(mode="max_tokens")),
-    {},
-    "pooling_mode_max_tokens",
-  ),
-  ("hf_bert", _json("modules.json", [{"path": ""}]), {}, "modules with type"),
-  *(
-    ("hf_bert", _of_modules(_PROMPTS, {"prompts": prompts}), {}, "prompts")
-    for prompts in (["query: "], {"query": 1})
-  ),
-  *(
-    ("hf_bert", _of_modules("realm_jax.json", {name: value}), {}, name)
-    for name, value in (
-      ("token_types", "yes"),
-      ("projection_scale", 0),
-      ("colour", 1),
-    )
-  ),
-  # Tokenizers.
-  *(
-    ("hf_bert", _json("tokenizer_config.json", {name: False}), {}, name)
-    for name in ("do_lower_case", "strip_accents")
-  ),
-  (
-    "hf_bert",
-    _json("tokenizer.json", {"normalizer": {"lowercase": False}}),
-    {},
-    "cased",
-  ),
-  *(
-    ("hf_bert", _fast(**changes), {}, "want")
-    for changes in (
-      {"model": None},
-      {"model": {"type": "WordPiece", "vocab": {"a": "1"}}},
-      {"added_tokens": ["[PAD]"]},
-      {"added_tokens": [{"id": 999, "content": "[X]"}]},
-    )
-  ),
-  # transformers' REALM.
-  ("hf_realm", _realm(), {"projection_size": 3}, "--projection_size"),
-  ("hf_realm", _realm(), {"block_input": "in"}, "--block_input"),
-  ("hf_realm", _realm(), {"parts": ["reader"]}, "gives retriever"),
-  *(
-    ("hf_realm", _realm(**changes), {}, word)
-    for changes, word in (
-      ({"architectures": ["RealmBert"]}, "RealmBert"),
-      ({"architectures": None}, "architectures=None"),
-      ({"model_type": "bert"}, "model_type='bert'"),
-      ({"retriever_proj_size": 5}, r"cls\.dense\.weight \[4, 8\]"),
-    )
-  ),
-  # Google's BERT.
-  ("tf_bert", _tf_bert(hidden_act="relu"), {}, "hidden_act='relu'"),
-  ("tf_bert", _tf_bert(type_vocab_size=16), {}, "type_vocab_size=16"),
-  ("tf_bert", _tf_bert(num_hidden_layers=3), {}, "encoder/layer_2"),
-  ("tf_bert", _tf_bert(_LEFT), {}, r"cls/squad/weights \[2, 4\]"),
-  ("tf_bert", _bert(), {}, "is it the right --input"),
-  (
-    "tf_bert",
-    _both(_tf_bert(), _damaged("bert_model.ckpt.data-00000-of-00001", at=5)),
-    {},
-    "is not read",
-  ),
-  (
-    "tf_bert",
-    _both(_tf_bert(), _damaged("bert_model.ckpt.index")),
-    {},
-    "is not read",
-  ),
-  ("tf_bert", _of_objects, {}, "TensorFlow 2 checkpoint"),
-  ("tf_bert", _both(_tf_bert(), _save("a.ckpt")), {}, "a.ckpt, bert_model"),
-  ("tf_bert", _save("a.ckpt"), {}, "bert_config.json"),
-  # Google's REALM and ORQA.
-  (
-    "tf_realm",
-    _both(_retriever(), _tf_pieces("in/assets/vocab.txt", _CASED)),
-    {},
-    "Velt",
-  ),
-  ("tf_realm", _both(_fine_tuned, _without("vocab.txt")), {}, "pass --vocab"),
-  (
-    "tf_realm",
-    _both(_fine_tuned, _tf_pieces("other", tf.pieces()[:-1])),
-    {"vocab": "other"},
-    "word embeddings",
-  ),
-  (
-    "tf_realm",
-    _both(
-      _retriever("in/embedder"),
-      _module("in/bert"),
-      _tf_pieces("in/bert/assets/vocab.txt", _swapped()),
+_SQUAD = {"cls/squad/weights": np.zeros((2, 4), np.float32)}
+_CASES = {
+  "hf_bert": [
+    # config.json and the weights.
+    (_bert(model_type="roberta"), "roberta"),
+    (_bert(model_type="dpr", projection_dim=4), "projection_dim=4"),
+    (_bert(hidden_act="relu"), "relu"),
+    (_bert(hidden_act=[]), r"hidden_act=\[\]"),
+    (_bert(position_embedding_type="relative_key"), "relative_key"),
+    (_bert(type_vocab_size=1), "type_vocab_size=1"),
+    (_bert(num_attention_heads=5), "num_heads=5"),
+    (_bert(hidden_size=None), "hidden_size=None"),
+    (_bert(layer_norm_eps=float("nan")), "nan"),
+    (_bert(intermediate_size=16), r"\[48, 24\], where .* wants \[16, 24\]"),
+    (_bert(num_hidden_layers=1), r"encoder\.layer\.1\.[^\n]* \["),
+    (_bert(num_hidden_layers=3), "encoder/layer_2/"),
+    (_bert(weights={"w": np.ones(3)}), "no BERT"),
+    (_bert(weights=_UNTIED), r"decoder\.weight .* differ"),
+    (_both(_bert(), _damaged("model.safetensors")), "copy it again"),
+    (_both(_bert(), _without("model.safetensors")), "shards"),
+    (_both(_bert(), _without("config.json")), "cannot be read"),
+    (
+      _bert(
+        weights={p + n: t for n, t in _TENSORS.items() for p in ("a.", "b.")}
+      ),
+      "'a.', 'b.'",
     ),
-    {},
-    "different vocabularies",
-  ),
-  (
-    "tf_realm",
-    _both(_retriever("in/embedder"), _module("in/bert", layers=1)),
-    {},
-    "different configuration",
-  ),
-  (
-    "tf_realm",
-    _both(_retriever(), _retriever("other", tf.ICT)),
-    _TWO,
-    "project differently",
-  ),
-  (
-    "tf_realm",
-    _both(_retriever("other"), _module("in/bert")),
-    _TWO,
-    "is for a retriever",
-  ),
-  (
-    "tf_realm",
-    _both(_retriever(), _module("other")),
-    _TWO,
-    "could embed blocks",
-  ),
-  ("tf_realm", _bad_length, {}, "reader_seq_len='288'"),
-  ("tf_realm", _retriever(), {"pooling": "mean"}, "--pooling"),
-  ("tf_realm", _retriever(), {"parts": ["reader"]}, "gives retriever"),
-  ("tf_realm", _save("a.ckpt"), {}, "TF-Hub module of REALM"),
-]
+    # Vocabularies and tokenizers.
+    (_bert(pieces=_PIECES[:-1]), "unused_row"),
+    (_bert(pieces=[*_PIECES, "more"]), "another model's vocabulary"),
+    (_bert(pieces=[*_PIECES[:-1], "Velt"]), "capitals"),
+    (_bert(pieces=_swapped(_PIECES, 0)), r"\[PAD\]"),
+    (_json("tokenizer_config.json", {"do_lower_case": False}), "cased"),
+    (_json("tokenizer_config.json", {"strip_accents": False}), "strip_accents"),
+    (_json("tokenizer.json", {"normalizer": {"lowercase": False}}), "cased"),
+    (_fast(model=None), "model=None"),
+    (_fast(model={"type": "BPE"}), "BPE"),
+    (_fast(model={"type": "WordPiece", "vocab": {"a": "1"}}), "without an id"),
+    (_fast(added_tokens=["[PAD]"]), "added_tokens"),
+    (_fast(added_tokens=[{"id": 999, "content": "[X]"}]), "is empty"),
+    # A second input.
+    (_both(_bert(), _bert("other", pieces=_swapped(_PIECES))), "vocabularies"),
+    (_both(_bert(), _bert("other", layer_norm_eps=1e-5)), "differ where"),
+    (_both(_bert(), _bert("other"), _modules("other")), "differ where"),
+    # Files of sentence-transformers.
+    (_dense(activation_function="ReLU"), "ReLU"),
+    (_dense(use_residual=True), "use_residual=True"),
+    (_both(_bert(), _modules(mode="max_tokens")), "Pooling max"),
+    (_json("modules.json", [{"path": ""}]), "chains"),
+    (_json("modules.json", {}), "modules.json"),
+    (_of_modules(_PROMPTS, {"prompts": ["query: "]}), "prompts"),
+    (_of_modules(_PROMPTS, {"prompts": {"query": 1}}), "prompts"),
+    (_of_modules("realm_jax.json", {"token_types": "yes"}), "token_types"),
+    (_of_modules("realm_jax.json", {"score_scale": 0}), "score_scale"),
+  ],
+  "hf_realm": [
+    (_realm(architectures=["RealmBert"]), "RealmBert"),
+    (_realm(architectures=None), "architectures=None"),
+    (_realm(model_type="bert"), "model_type='bert'"),
+    (_realm(retriever_proj_size=5), r"cls\.dense\.weight \[16, 24\]"),
+  ],
+  "tf_bert": [
+    (_tf_bert(hidden_act="relu"), "hidden_act='relu'"),
+    (_tf_bert(num_hidden_layers=3), "encoder/layer_2"),
+    (_tf_bert(tf.bert() | _SQUAD), r"cls/squad/weights \[2, 4\]"),
+    (_bert(), "is it the right --input"),
+    (
+      _both(_tf_bert(), _damaged("bert_model.ckpt.data-00000-of-00001", at=5)),
+      "is not read",
+    ),
+    (_both(_tf_bert(), _damaged("bert_model.ckpt.index")), "is not read"),
+    (_of_objects, "TensorFlow 1"),
+    (_both(_tf_bert(), _save("a.ckpt")), "a.ckpt, bert_model"),
+  ],
+  "tf_realm": [
+    (_both(_fine_tuned, _without("vocab.txt")), "pass --vocab"),
+    (
+      _both(
+        _module("in/embedder", _REALM_MODULE),
+        _module("in/bert", tf.bert()),
+        _tf_pieces("in/bert/assets/vocab.txt", _swapped(tiny_world.pieces())),
+      ),
+      "different vocabularies",
+    ),
+    (
+      _both(
+        _module("in/embedder", _REALM_MODULE),
+        _module("in/bert", tf.bert(layers=1)),
+      ),
+      "differ where",
+    ),
+    (
+      _both(_module("in", _REALM_MODULE), _module("other", _ICT_MODULE)),
+      "differ where",
+    ),
+    (
+      _both(_module("in/bert", tf.bert()), _module("other", _REALM_MODULE)),
+      "is for a retriever",
+    ),
+    (
+      _both(_module("in", _REALM_MODULE), _module("other", tf.bert())),
+      "could be the block",
+    ),
+    (_bad_length, "reader_seq_len='288'"),
+    (_save("a.ckpt"), "TF-Hub module of REALM"),
+  ],
+}
 
 
-@pytest.mark.parametrize(("kind", "write", "options", "word"), _CASES)
-def test_it_is_refused(tmp_path, kind, write, options, word):
+@pytest.mark.parametrize(
+  ("kind", "write", "word"),
+  [(kind, *case) for kind, cases in _CASES.items() for case in cases],
+)
+def test_an_input_is_refused(tmp_path, kind, write, word):
   write(tmp_path)
-  for name in ("block_input", "vocab"):
-    if name in options:
-      options = {**options, name: tmp_path / options[name]}
+  other = tmp_path / "other"
   with pytest.raises((WeightsError, VocabularyError), match=word):
-    read(kind, tmp_path / "in", **options)
+    models.read(
+      kind, tmp_path / "in", block_input=other if other.exists() else None
+    )
 
 
-def test_nothing_is_written(tmp_path):
-  hf.write(tmp_path / "in", hf.tensors(), num_hidden_layers=3)
-  with pytest.raises(WeightsError):
-    import_weights("hf_bert", tmp_path / "in", tmp_path / "out")
-  with pytest.raises(WeightsError, match="is not there"):
-    import_weights("hf_bert", tmp_path / "none", tmp_path / "out")
-  with pytest.raises(WeightsError, match="in a bucket"):
-    import_weights("hf_bert", "gs://bucket/bert", tmp_path / "out")
-  assert [path.name for path in tmp_path.iterdir()] == ["in"]
+@pytest.mark.parametrize(
+  ("options", "word"),
+  [
+    ({"input": "none"}, "is not there"),
+    ({"input": "gs://bucket/bert"}, "in a bucket"),
+    ({"query_prefix": "日本"}, "--query_prefix='日本'"),
+    ({"ignore": ["("]}, "--ignore"),
+    ({"block_input": ".", "parts": ["reader"]}, "is for a retriever"),
+    ({"parts": ["writer"]}, "writer"),
+    ({"block_records": "a", "index": "exact"}, "--block_records, --index with"),
+    ({"vocab": "none.txt"}, "no vocabulary at"),
+  ],
+)
+def test_a_choice_that_does_not_fit_leaves_nothing(tmp_path, options, word):
+  home = models.GOLDEN / _NAME
+  if "block_input" in options:
+    options = {**options, "block_input": home}
+  given = {"path": options.pop("input", home), **options}
+  with pytest.raises((WeightsError, VocabularyError), match=word):
+    models.import_weights("hf_bert", output_dir=tmp_path / "out", **given)
+  assert not [*tmp_path.iterdir()]
+
+
+def test_a_second_projection_is_refused():
+  golden = models.GOLDEN / "hf_realm" / "embedder"
+  with pytest.raises(WeightsError, match="--projection_size"):
+    models.read("hf_realm", golden, projection_size=3)
 
 
 @pytest.mark.parametrize("at", [None, 40])
@@ -368,4 +292,4 @@ def test_damaged_records_are_refused(tmp_path, at):
   path = tf.write_records(tmp_path / "in" / "blocks.tfr", [b"a block"] * 2000)
   _damaged("blocks.tfr", at)(tmp_path)
   with pytest.raises(WeightsError, match="whole file of TFRecords"):
-    list(google.TfRecords(path))
+    list(google.read_records(path))

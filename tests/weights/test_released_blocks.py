@@ -15,7 +15,7 @@ from realm_jax.text.wordpieces import vocabulary_of
 from realm_jax.weights import WeightsError, released_blocks
 from realm_jax.weights.released_blocks import ReleasedBlocks
 from tests.weights import tf_files as files
-from tests.weights.imported import import_weights, load
+from tests.weights.models import import_weights, load
 
 pytestmark = pytest.mark.slow
 
@@ -70,35 +70,29 @@ def test_a_row_is_a_record_whatever_is_in_it(tmp_path, monkeypatch):
   assert [len(corpus.block(r).body_token_ids) for r in range(6)] == BODY_LENGTHS
 
 
-def test_what_a_block_length_cuts_is_counted_and_its_text_is_whole(tmp_path):
-  corpus = write(tmp_path / "c", block_length=14)
+def test_a_block_length_cuts_tokens_but_no_text_and_no_id(tmp_path):
+  corpus = write(tmp_path / "c", titles=None, block_length=14)
   assert corpus.block_length == 14
   assert corpus.lengths.max() == 14
   assert corpus.block(0).body.encode() == RECORDS[0]
-  # Title, [CLS] and two [SEP] leave ten; the second sentence loses its end.
+  # [CLS] and two [SEP] leave eleven; the second sentence loses its end.
   assert corpus.block(0).body_token_ids.tolist() == ids(
-    "ada was born in velt . the bridge of ada"
+    "ada was born in velt . the bridge of ada was"
   )
-  assert corpus.summary["skipped"] == {
-    "ends of blocks longer than the block length": 3
-  }
-
-
-def test_block_ids_hold_wherever_the_records_are_imported(tmp_path):
-  one = write(tmp_path / "a")
-  other = write(tmp_path / "b", titles=None, block_length=20)
-  assert one.block_ids.tolist() == other.block_ids.tolist()
+  cut = "ends of blocks longer than the block length"
+  assert corpus.summary["skipped"] == {cut: 3}
+  whole = write(tmp_path / "whole")
+  assert whole.block_ids.tolist() == corpus.block_ids.tolist()
   # Equal texts are blocks of their own.
-  assert len(set(one.block_ids.tolist())) == len(RECORDS)
+  assert len(set(whole.block_ids.tolist())) == len(RECORDS)
 
 
 @pytest.mark.parametrize(
   ("settings", "word"),
   [
-    ({"num_blocks": 7}, "fewer records"),
-    ({"num_blocks": 5}, "fewer vectors"),
-    ({"titles": TITLES[:-1]}, "fewer titles"),
-    ({"titles": [*TITLES, b""]}, "fewer vectors and records"),
+    ({"num_blocks": 7}, "fewer records or titles"),
+    ({"num_blocks": 5}, "fewer records or titles"),
+    ({"titles": TITLES[:-1]}, "fewer records or titles"),
     ({"titles": [b"\xff", *TITLES[1:]]}, "0 is not UTF-8"),
     ({"records": [*RECORDS[:5], b"ok \xff"]}, r"5 is not .* 3 of 4"),
   ],
@@ -194,7 +188,7 @@ def test_a_vector_that_is_not_finite_is_not_published(tmp_path):
   [
     ({"block_records": None}, WeightsError, "pass --block_records"),
     ({"block_records": "in/none.tfr"}, WeightsError, "no file of blocks at"),
-    ({"block_records": "in/few.npy"}, WeightsError, "30 block vectors, and 2"),
+    ({"block_records": "in/few.npy"}, WeightsError, "30 vectors"),
     ({"parts": ["reader"]}, WeightsError, "has none"),
     ({"corpus_dir": "in"}, CorpusError, "is no corpus"),
   ],

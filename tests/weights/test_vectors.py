@@ -95,7 +95,7 @@ def test_bfloat16_becomes_float32_without_rounding(tmp_path, corpus):
 @pytest.mark.parametrize(
   ("changes", "error", "word"),
   [
-    ({"checkpoint_step": 5}, GenerationError, "no generation of step 5"),
+    ({"checkpoint_step": 5}, GenerationError, "not a generation"),
     ({"generations_dir": "none"}, GenerationError, "build_index --once"),
     (
       {"retriever": _RETRIEVER.clone(projection_size=DIM + 1)},

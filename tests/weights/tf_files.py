@@ -15,71 +15,44 @@ from tests import tiny_world
 # Heads of 64 dimensions, as in every released BERT.
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 128, 2, 2, 12, 64
 PROJECTION, SPAN = 8, 6
-
-_LAYER = {
-  "attention/self/query": (HIDDEN, HIDDEN),
-  "attention/self/key": (HIDDEN, HIDDEN),
-  "attention/self/value": (HIDDEN, HIDDEN),
-  "attention/output/dense": (HIDDEN, HIDDEN),
-  "intermediate/dense": (HIDDEN, INNER),
-  "output/dense": (INNER, HIDDEN),
-}
+# The names that the released modules have, by how often each was wrapped.
+REALM = {"scope": "module/module/", "norm": "LayerNorm"}
+ICT = {"scope": "", "norm": "layer_normalization"}
 
 Variables = dict[str, np.ndarray]
 
 
-def pieces() -> list[str]:
-  return tiny_world.pieces()
-
-
-def bert(
-  scope: str = "", *, head: bool = True, layers: int = LAYERS, seed: int = 0
-) -> Variables:
+def bert(scope: str = "", *, layers: int = LAYERS, seed: int = 0) -> Variables:
   """Returns `bert/…` and `cls/predictions/…` below a scope."""
+  words = len(tiny_world.pieces())
   shapes: dict[str, tuple[int, ...]] = {
-    "bert/embeddings/word_embeddings": (len(pieces()), HIDDEN),
+    "bert/embeddings/word_embeddings": (words, HIDDEN),
     "bert/embeddings/position_embeddings": (POSITIONS, HIDDEN),
     "bert/embeddings/token_type_embeddings": (2, HIDDEN),
     **_norm("bert/embeddings/LayerNorm", HIDDEN),
     **_dense("bert/pooler/dense", HIDDEN, HIDDEN),
+    **_dense("cls/predictions/transform/dense", HIDDEN, HIDDEN),
+    **_norm("cls/predictions/transform/LayerNorm", HIDDEN),
+    "cls/predictions/output_bias": (words,),
   }
   for i in range(layers):
     layer = f"bert/encoder/layer_{i}"
-    for name, (size, width) in _LAYER.items():
-      shapes |= _dense(f"{layer}/{name}", size, width)
+    for name in ("self/query", "self/key", "self/value", "output/dense"):
+      shapes |= _dense(f"{layer}/attention/{name}", HIDDEN, HIDDEN)
+    shapes |= _dense(f"{layer}/intermediate/dense", HIDDEN, INNER)
+    shapes |= _dense(f"{layer}/output/dense", INNER, HIDDEN)
     shapes |= _norm(f"{layer}/attention/output/LayerNorm", HIDDEN)
     shapes |= _norm(f"{layer}/output/LayerNorm", HIDDEN)
-  if head:
-    shapes |= _dense("cls/predictions/transform/dense", HIDDEN, HIDDEN)
-    shapes |= _norm("cls/predictions/transform/LayerNorm", HIDDEN)
-    shapes["cls/predictions/output_bias"] = (len(pieces()),)
   return _random({scope + n: shape for n, shape in shapes.items()}, seed)
 
 
-def embedder(
-  scope: str = "", *, inner: str = "module/", norm: str = "LayerNorm", seed=0
-) -> Variables:
+def embedder(scope: str, norm: str = "LayerNorm", seed: int = 0) -> Variables:
   """BERT in a module of its own, and the projection around it."""
   around = {
     **_dense(f"{scope}dense", HIDDEN, PROJECTION),
     **_norm(f"{scope}{norm}", PROJECTION),
   }
-  return bert(scope + inner, seed=seed) | _random(around, seed + 100)
-
-
-def fine_tuned(embedder_scope: str, **settings) -> Variables:
-  """Both towers' embedder and the open-QA reader, in one checkpoint."""
-  span_head = {
-    **_dense("reader/dense", HIDDEN, 2 * SPAN),
-    **_dense("reader/dense_1", SPAN, 1),
-    **_norm("reader/layer_normalization", SPAN),
-  }
-  return {
-    **embedder(embedder_scope, **settings),
-    **bert("reader/module/", seed=1),
-    **_random(span_head, 200),
-    "global_step": np.int64(1000),
-  }
+  return bert(f"{scope}module/", seed=seed) | _random(around, seed + 100)
 
 
 def with_adam(variables: Variables) -> Variables:
@@ -108,7 +81,7 @@ def _random(shapes: dict[str, tuple[int, ...]], seed: int) -> Variables:
   }
 
 
-# --- Files ----------------------------------------------------------------
+# --- Files --------------------------------------------------------------------
 
 
 def save(prefix: Path, variables: Variables) -> Path:
@@ -129,79 +102,74 @@ def save(prefix: Path, variables: Variables) -> Path:
 
 def write_pieces(path: Path, vocabulary: list[str] | None = None) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
-  lines = "\n".join(vocabulary or pieces()) + "\n"
+  lines = "\n".join(vocabulary or tiny_world.pieces()) + "\n"
   path.write_text(lines, encoding="utf-8")
 
 
-def config(**changes) -> dict:
-  return {
-    "attention_probs_dropout_prob": 0.1,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "hidden_size": HIDDEN,
-    "initializer_range": 0.02,
-    "intermediate_size": INNER,
-    "max_position_embeddings": POSITIONS,
-    "num_attention_heads": HEADS,
-    "num_hidden_layers": LAYERS,
-    "type_vocab_size": 2,
-    "vocab_size": len(pieces()),
-    **changes,
-  }
+def config(**changes) -> str:
+  return json.dumps(
+    {
+      "hidden_act": "gelu",
+      "hidden_dropout_prob": 0.1,
+      "hidden_size": HIDDEN,
+      "initializer_range": 0.02,
+      "intermediate_size": INNER,
+      "max_position_embeddings": POSITIONS,
+      "num_attention_heads": HEADS,
+      "num_hidden_layers": LAYERS,
+      "type_vocab_size": 2,
+      **changes,
+    }
+  )
 
 
-def write_bert(directory: Path, variables: Variables, **changes) -> Path:
+def write_bert(directory: Path, variables: Variables, **changes) -> None:
   """A directory as Google released BERT; `changes` are of bert_config.json."""
   save(directory / "bert_model.ckpt", variables)
   write_pieces(directory / "vocab.txt")
-  (directory / "bert_config.json").write_text(json.dumps(config(**changes)))
-  return directory
+  (directory / "bert_config.json").write_text(config(**changes))
 
 
-def write_module(directory: Path, variables: Variables) -> Path:
+def write_module(directory: Path, variables: Variables) -> Variables:
   """A TF-Hub module: its variables and its vocabulary."""
   save(directory / "variables" / "variables", variables)
   write_pieces(directory / "assets" / "vocab.txt")
-  return directory
+  return variables
 
 
-def write_records(path: Path, records: list[bytes]) -> Path:
+def write_records(path: Path, records: list[bytes], compression="") -> Path:
   path.parent.mkdir(parents=True, exist_ok=True)
-  with tf.io.TFRecordWriter(str(path)) as writer:
+  with tf.io.TFRecordWriter(str(path), compression) as writer:
     for record in records:
       writer.write(record)
   return path
 
 
-# The names that the released modules have, by how often each was wrapped.
-REALM = {"scope": "module/module/", "norm": "LayerNorm"}
-ICT = {"scope": "", "norm": "layer_normalization"}
-
-
-def write_retriever(
-  directory: Path, *, scope: str, norm: str, seed: int = 0
+def write_fine_tuned(
+  directory: Path, scope: str, norm="LayerNorm"
 ) -> Variables:
-  """A retriever's module; returns its variables."""
-  variables = embedder(scope, norm=norm, seed=seed)
-  write_module(directory, variables)
-  return variables
-
-
-def write_fine_tuned(directory: Path, **settings) -> Variables:
   """As open QA leaves a model; its vocabulary is with its modules."""
-  variables = fine_tuned(**settings)
+  span_head = {
+    **_dense("reader/dense", HIDDEN, 2 * SPAN),
+    **_dense("reader/dense_1", SPAN, 1),
+    **_norm("reader/layer_normalization", SPAN),
+  }
+  variables = {
+    **embedder(scope, norm),
+    **bert("reader/module/", seed=1),
+    **_random(span_head, 200),
+  }
   folder = directory / "export" / "best_default" / "checkpoint"
   save(folder / "model.ckpt-1000", with_adam(variables))
-  (directory / "params.json").write_text(
-    json.dumps({"reader_seq_len": 40, "max_span_width": 4})
-  )
+  params = {"reader_seq_len": 40, "max_span_width": 4}
+  (directory / "params.json").write_text(json.dumps(params))
   write_pieces(directory / "vocab.txt")
   return variables
 
 
 def write_release(directory: Path) -> tuple[np.ndarray, list[bytes]]:
   """A retriever with the vectors of 30 blocks, their texts and titles."""
-  write_retriever(directory / "embedder", **REALM)
+  write_module(directory / "embedder", embedder(**REALM))
   rng = np.random.default_rng(4)
   vectors = rng.standard_normal((30, PROJECTION), np.float32)
   encoded = directory / "embedder" / "encoded" / "encoded.ckpt"

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Array, Bool, Int, UInt32
 
@@ -11,7 +10,6 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenRows
-from realm_jax.models.parameters import Params
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.encoder_rows import EncoderRows
@@ -40,15 +38,12 @@ class InverseCloze(stages.Stage):
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
   ) -> stages.Assembled:
-    names = ("query", "block", "removed")
+    names = InverseClozeBatch._fields
     return InverseClozeBatch(*(batch.arrays[name] for name in names)), {}
 
   def example(self, shapes: stages.ExampleArrays) -> InverseClozeBatch:
-    return InverseClozeBatch(
-      query=shapes.query,
-      block=shapes.candidates[:, 0],
-      removed=np.zeros(len(shapes.query), bool),
-    )
+    removed = np.zeros(len(shapes.query), bool)
+    return InverseClozeBatch(shapes.query, shapes.candidates[:, 0], removed)
 
   def rows(
     self,
@@ -56,29 +51,18 @@ class InverseCloze(stages.Stage):
     batch: InverseClozeBatch,
     numbers: UInt32[Array, " b"],
   ) -> EncoderRows:
+    retriever = models.retriever
     return EncoderRows(
-      queries=TokenRows(models.retriever.query_input(batch.query), numbers),
-      blocks=TokenRows(models.retriever.block_input(batch.block), numbers),
+      queries=TokenRows(retriever.query_input(batch.query), numbers),
+      blocks=TokenRows(retriever.block_input(batch.block), numbers),
     )
 
   def loss(
     self,
-    models: stages.Models,
-    params: Params,
+    encoders: stages.Encoders,
     batch: InverseClozeBatch,
     rows: EncoderRows,
-    dropout_key: jax.Array | None,
   ) -> WeightedLoss:
-    queries, blocks = stages.apply(
-      models.retriever,
-      params["retriever"],
-      dropout_key,
-      rows.queries,
-      rows.blocks,
-    )
-    return inverse_cloze_loss(
-      queries,
-      blocks,
-      batch.removed,
-      score_scale=models.retriever.score_scale,
-    )
+    queries, blocks = encoders.retriever(rows.queries, rows.blocks)
+    scale = encoders.models.retriever.score_scale
+    return inverse_cloze_loss(queries, blocks, batch.removed, score_scale=scale)

@@ -5,8 +5,7 @@ questions later, because BERT's pre-training does not train the span head. It
 costs little: the encoder runs once for both.
 """
 
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.parameters import Params
-from realm_jax.models.reader import Reader, Spans
+from realm_jax.models.reader import Spans
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import WeightedLoss
@@ -44,12 +42,8 @@ class MaskTargets(NamedTuple):
   @classmethod
   def none(cls, shapes: stages.ExampleArrays) -> "MaskTargets":
     """Returns targets of the same shapes and types, all padding."""
-    shape = (len(shapes.query), shapes.max_masks)
-    return cls(
-      np.zeros(shape, np.int32),
-      np.zeros(shape, np.int32),
-      np.zeros(shape, np.float32),
-    )
+    none = np.zeros((len(shapes.query), shapes.max_masks), np.int32)
+    return cls(none, none, none.astype(np.float32))
 
 
 def occurrences(
@@ -108,12 +102,10 @@ def masked_spans(
 
 
 def masked_lm_loss(
-  reader: Reader,
-  params: Params,
+  encoders: stages.Encoders,
   masks: MaskTargets,
   candidates: Int[AnyArray, "b k l"],
   rows: EncoderRows,
-  dropout_key: jax.Array | None,
   *,
   block_scores: Float[Array, "b k"],
   has_null: bool,
@@ -127,19 +119,18 @@ def masked_lm_loss(
   the reader alone: the retriever learns from p(y|x), as in the paper, and not
   from where the masked words are.
   """
-  read: Any = functools.partial(
-    stages.apply, reader, params, dropout_key, rows.joint, masks.positions
-  )
   spans = None
   if span_weight:
-    logits, spans = read(
+    logits, spans = encoders.reader(
+      rows.joint,
+      masks.positions,
       rows.body_start,
       rows.body_length,
       num_starts=candidates.shape[-1],
       method="masked_lm_and_spans",
     )
   else:
-    logits = read(method="masked_lm")
+    logits = encoders.reader(rows.joint, masks.positions, method="masked_lm")
   masked_lm = marginal_masked_lm_loss(
     block_scores,
     logits,
@@ -151,6 +142,7 @@ def masked_lm_loss(
   if spans is None:
     return masked_lm
   assert rows.body_length is not None
+  reader = encoders.models.require_reader()
   is_answer = masked_spans(
     masks,
     candidates,
@@ -168,21 +160,15 @@ def masked_lm_loss(
 
 
 def read_spans(
-  reader: Reader,
-  params: Params,
+  encoders: stages.Encoders,
+  blocks: Int[AnyArray, "b k l"],
   rows: EncoderRows,
-  dropout_key: jax.Array | None,
-  *,
-  num_starts: int,
 ) -> Spans:
   """Returns the reader's scores of all spans of the blocks that it reads."""
-  return stages.apply(
-    reader,
-    params,
-    dropout_key,
+  return encoders.reader(
     rows.joint,
     rows.body_start,
     rows.body_length,
-    num_starts=num_starts,
+    num_starts=blocks.shape[-1],
     method="spans",
   )

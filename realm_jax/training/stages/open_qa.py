@@ -100,9 +100,13 @@ class OpenQa(stages.Stage):
     return self.num_read
 
   def init(
-    self, models: stages.Models, lengths: stages.Lengths, key: jax.Array
+    self,
+    models: stages.Models,
+    query_length: int,
+    block_length: int,
+    key: jax.Array,
   ) -> Params:
-    params = super().init(models, lengths, key)
+    params = super().init(models, query_length, block_length, key)
     if self.index_scores:
       params["retriever"] = {"scale": jnp.float32(self.initial_scale)}
     return params
@@ -179,11 +183,9 @@ class OpenQa(stages.Stage):
 
   def loss(
     self,
-    models: stages.Models,
-    params: Params,
+    encoders: stages.Encoders,
     batch: OpenQaBatch,
     rows: EncoderRows,
-    dropout_key: jax.Array | None,
   ) -> WeightedLoss:
     """Returns ORQA's loss, over stored vectors or over scores of an index.
 
@@ -191,28 +193,14 @@ class OpenQa(stages.Stage):
     `index_scores` a block's score is `scale` times the index's, and `scale` is
     the only parameter of the retriever.
     """
-    retriever_key, reader_key = stages.dropout_keys(dropout_key)
-    tower, found = params["retriever"], jnp.asarray(batch.retrieved)
+    found = jnp.asarray(batch.retrieved)
     if self.index_scores:
-      scores = tower["scale"] * found
+      scores = encoders.params["retriever"]["scale"] * found
     else:
-      queries = stages.apply(
-        models.retriever,
-        tower,
-        retriever_key,
-        rows.queries,
-        method="embed_queries",
-      )
-      scores = relevance(
-        queries, found, score_scale=models.retriever.score_scale
-      )
-    spans = masked_words.read_spans(
-      models.require_reader(),
-      params["reader"],
-      rows,
-      reader_key,
-      num_starts=batch.blocks.shape[-1],
-    )
+      queries = encoders.retriever(rows.queries, method="embed_queries")
+      scale = encoders.models.retriever.score_scale
+      scores = relevance(queries, found, score_scale=scale)
+    spans = masked_words.read_spans(encoders, batch.blocks, rows)
     return open_qa_loss(
       scores,
       batch.has_answer,

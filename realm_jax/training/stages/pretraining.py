@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Annotated, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt32
@@ -13,7 +12,6 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenRows, content_numbers
-from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import (
@@ -24,8 +22,7 @@ from realm_jax.settings import (
   require_valid,
 )
 from realm_jax.training import encoder_rows
-from realm_jax.training.device_blocks import hash_words
-from realm_jax.training.encoder_rows import Candidates, EncoderRows
+from realm_jax.training.encoder_rows import Candidates, EncoderRows, hash_words
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.masked_words import MaskTargets
@@ -173,43 +170,31 @@ class Pretraining(stages.Stage):
 
   def loss(
     self,
-    models: stages.Models,
-    params: Params,
+    encoders: stages.Encoders,
     batch: PretrainingBatch,
     rows: EncoderRows,
-    dropout_key: jax.Array | None,
   ) -> WeightedLoss:
     """Returns REALM's loss (section 3.1).
 
     Queries and candidates are embedded with the current parameters. The metric
     `recall` is the share of queries whose masked words a retrieved block has.
     """
-    retriever_key, reader_key = stages.dropout_keys(dropout_key)
     assert batch.candidates is not None
     tokens = batch.candidates.tokens
-    queries, blocks = stages.apply(
-      models.retriever,
-      params["retriever"],
-      retriever_key,
-      rows.queries,
-      rows.blocks,
-    )
+    queries, blocks = encoders.retriever(rows.queries, rows.blocks)
     # A device's candidates are among its own blocks.
     index, dim = jnp.asarray(rows.block_index), blocks.shape[-1]
     candidates = jnp.take_along_axis(
       blocks.reshape(len(index), -1, dim), index[..., None], axis=1
     )
     candidates = candidates.reshape(len(queries), -1, dim)
+    scale = encoders.models.retriever.score_scale
     found = masked_words.masked_lm_loss(
-      models.require_reader(),
-      params["reader"],
+      encoders,
       batch.masks,
       tokens,
       rows,
-      reader_key,
-      block_scores=relevance(
-        queries, candidates, score_scale=models.retriever.score_scale
-      ),
+      block_scores=relevance(queries, candidates, score_scale=scale),
       has_null=self.null_block,
       span_weight=self.span_weight,
       form=self.loss_form,

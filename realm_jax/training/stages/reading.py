@@ -3,17 +3,15 @@
 import dataclasses
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Int
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.parameters import Params
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import NonNegativeFloat, require_valid
-from realm_jax.training.encoder_rows import EncoderRows, joint_rows
+from realm_jax.training.encoder_rows import EncoderRows
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.masked_words import MaskTargets
@@ -59,31 +57,18 @@ class Reading(stages.Stage):
     masks = MaskTargets.none(shapes)
     return ReadingBatch(shapes.query, shapes.candidates, masks)
 
-  def rows(
-    self,
-    models: stages.Models,
-    batch: ReadingBatch,
-    numbers: UInt32[Array, " b"],
-  ) -> EncoderRows:
-    reader = models.require_reader()
-    return joint_rows(reader, batch.query, batch.blocks, numbers)
-
   def loss(
     self,
-    models: stages.Models,
-    params: Params,
+    encoders: stages.Encoders,
     batch: ReadingBatch,
     rows: EncoderRows,
-    dropout_key: jax.Array | None,
   ) -> WeightedLoss:
     """Returns the masked-LM loss given one block; nothing is retrieved."""
     found = masked_words.masked_lm_loss(
-      models.require_reader(),
-      params["reader"],
+      encoders,
       batch.masks,
       batch.blocks,
       rows,
-      dropout_key,
       block_scores=jnp.zeros(batch.blocks.shape[:2]),
       has_null=False,
       span_weight=self.span_weight,

@@ -3,18 +3,16 @@
 import dataclasses
 from typing import NamedTuple
 
-import jax
 import numpy as np
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Bool, Int
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.parameters import Params
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.text.answer_spans import find_token_spans
-from realm_jax.training.encoder_rows import EncoderRows, joint_rows
+from realm_jax.training.encoder_rows import EncoderRows
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages import stage as stages
 
@@ -68,31 +66,14 @@ class SpanSelection(stages.Stage):
     is_answer = _no_answers(batch, length, shapes.max_answer_width)
     return SpanSelectionBatch(shapes.query, shapes.candidates, is_answer)
 
-  def rows(
-    self,
-    models: stages.Models,
-    batch: SpanSelectionBatch,
-    numbers: UInt32[Array, " b"],
-  ) -> EncoderRows:
-    reader = models.require_reader()
-    return joint_rows(reader, batch.query, batch.blocks, numbers)
-
   def loss(
     self,
-    models: stages.Models,
-    params: Params,
+    encoders: stages.Encoders,
     batch: SpanSelectionBatch,
     rows: EncoderRows,
-    dropout_key: jax.Array | None,
   ) -> WeightedLoss:
     """Returns the reader's loss of open QA given one block."""
-    spans = masked_words.read_spans(
-      models.require_reader(),
-      params["reader"],
-      rows,
-      dropout_key,
-      num_starts=batch.blocks.shape[-1],
-    )
+    spans = masked_words.read_spans(encoders, batch.blocks, rows)
     return span_loss(spans.logits, spans.is_span, batch.is_answer)
 
 

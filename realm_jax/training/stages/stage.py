@@ -20,11 +20,8 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning.sharding import shared_partial
-from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.encoder_rows import EncoderRows, joint_rows
 from realm_jax.training.step import Loss, RowsOf
-
-# Padded lengths of `query` and `block`, in tokens.
-Lengths = Mapping[str, int]
 
 # A batch of a stage: numpy's arrays, with a row for each example.
 StepBatch = Any
@@ -65,6 +62,35 @@ class Models(NamedTuple):
     if self.reader is None:
       raise ValueError("this stage trains a reader; bind TrainConfig.reader")
     return self.reader
+
+
+class Encoders(NamedTuple):
+  """The models as a loss applies them: with parameters and dropout masks.
+
+  Attributes:
+    models: The modules.
+    params: Parameters by component.
+    dropout_keys: Keys of the dropout masks by component; none without dropout.
+  """
+
+  models: Models
+  params: Params
+  dropout_keys: Mapping[str, jax.Array]
+
+  def retriever(self, *arguments: Any, **settings: Any) -> Any:
+    """Applies the retriever."""
+    return self._apply("retriever", *arguments, **settings)
+
+  def reader(self, *arguments: Any, **settings: Any) -> Any:
+    """Applies the reader."""
+    return self._apply("reader", *arguments, **settings)
+
+  def _apply(self, component: str, *arguments: Any, **settings: Any) -> Any:
+    module: Any = getattr(self.models, component)
+    variables = {"params": self.params[component]}
+    key = self.dropout_keys.get(component)
+    rngs = None if key is None else {"dropout": key}
+    return module.apply(variables, *arguments, rngs=rngs, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,18 +179,19 @@ class Stage(abc.ABC):
   def num_candidates(self) -> int:
     return 1
 
-  def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
+  def init(
+    self, models: Models, query_length: int, block_length: int, key: jax.Array
+  ) -> Params:
     """Initializes the parameters by component, in flax's boxes."""
-    both = len(self.components) == 2
-    retriever_key, reader_key = jax.random.split(key) if both else (key, key)
-    query = jnp.ones((1, lengths["query"]), jnp.int32)
-    block = jnp.ones((1, 1, lengths["block"]), jnp.int32)
+    keys = _keys_of(self.components, key)
+    query = jnp.ones((1, query_length), jnp.int32)
+    block = jnp.ones((1, 1, block_length), jnp.int32)
     made = {}
-    if "retriever" in self.components:
-      made["retriever"] = models.retriever.init(retriever_key, query, block)
-    if "reader" in self.components:
+    if "retriever" in keys:
+      made["retriever"] = models.retriever.init(keys["retriever"], query, block)
+    if "reader" in keys:
       reader = models.require_reader()
-      made["reader"] = reader.init(reader_key, query, block, query[:, :1])
+      made["reader"] = reader.init(keys["reader"], query, block, query[:, :1])
     return {name: variables["params"] for name, variables in made.items()}
 
   def num_searched(self, num_blocks: int) -> int:
@@ -186,29 +213,23 @@ class Stage(abc.ABC):
   def example(self, shapes: ExampleArrays) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets."""
 
-  @abc.abstractmethod
   def rows(
     self, models: Models, batch: StepBatch, numbers: UInt32[Array, " b"]
   ) -> EncoderRows:
-    """Makes what the encoders read, in the step, of numbered examples."""
+    """Makes what the encoders read, in the step, of numbered examples.
+
+    By default that is each `query` beside each of its `blocks`.
+    """
+    reader = models.require_reader()
+    return joint_rows(reader, batch.query, batch.blocks, numbers)
 
   @abc.abstractmethod
   def loss(
-    self,
-    models: Models,
-    params: Params,
-    batch: StepBatch,
-    rows: EncoderRows,
-    dropout_key: jax.Array | None,
+    self, encoders: Encoders, batch: StepBatch, rows: EncoderRows
   ) -> WeightedLoss:
-    """Returns the loss of a batch, and its metrics.
+    """Returns the loss of a batch on the devices, and its metrics.
 
-    Args:
-      models: Models of the run.
-      params: Parameters by component.
-      batch: Batch, on the devices.
-      rows: What the encoders read of it, laid out.
-      dropout_key: Key of the dropout masks; None is without dropout.
+    The `rows` are what the encoders read of it, laid out.
     """
 
   def functions(self, models: Models) -> tuple[RowsOf[Any], Loss[Any]]:
@@ -219,30 +240,29 @@ class Stage(abc.ABC):
     """
     if "reader" in self.components:
       models.require_reader()
-    of_class = type(self)
     return (
-      shared_partial(of_class.rows, self, models),
-      shared_partial(of_class.loss, self, models),
+      shared_partial(type(self).rows, self, models),
+      shared_partial(_loss_of, self, models),
     )
 
 
-def dropout_keys(
-  dropout_key: jax.Array | None,
-) -> tuple[jax.Array | None, jax.Array | None]:
-  """Returns keys for the retriever and for the reader."""
-  if dropout_key is None:
-    return None, None
-  retriever_key, reader_key = jax.random.split(dropout_key)
-  return retriever_key, reader_key
-
-
-def apply(
-  module: Any,
+def _loss_of(
+  stage: Stage,
+  models: Models,
   params: Params,
+  batch: StepBatch,
+  rows: EncoderRows,
   dropout_key: jax.Array | None,
-  *arguments: Any,
-  **settings: Any,
-) -> Any:
-  """Applies a module, with dropout if there is a key."""
-  rngs = None if dropout_key is None else {"dropout": dropout_key}
-  return module.apply({"params": params}, *arguments, rngs=rngs, **settings)
+) -> WeightedLoss:
+  keys = {}
+  if dropout_key is not None:
+    keys = _keys_of(stage.components, dropout_key)
+  return stage.loss(Encoders(models, params, keys), batch, rows)
+
+
+def _keys_of(
+  components: tuple[str, ...], key: jax.Array
+) -> dict[str, jax.Array]:
+  """Returns a key for each component."""
+  keys = [key] if len(components) == 1 else jax.random.split(key)
+  return dict(zip(components, keys, strict=True))

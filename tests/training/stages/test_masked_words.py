@@ -12,7 +12,7 @@ from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading, ReadingBatch
-from realm_jax.training.stages.stage import Models
+from realm_jax.training.stages.stage import Encoders, Models
 from tests.training import tiny
 
 CLS, SEP, MASK = tiny.CLS, tiny.SEP, tiny.MASK
@@ -59,18 +59,12 @@ def test_masked_words_are_found_in_bodies():
   # What the reader does not read of a body is no answer.
   cut = _spans(_masks([20, 21], [7]), _blocks(), [[4, 2], [0, 2]])
   assert np.argwhere(cut).tolist() == [[0, 0, 0, 1], [1, 1, 0, 0]]
+  # On the host, a title counts, too.
+  on_host = masked_words.occurrences(_masks([20, 21], [7]), _blocks())
+  assert np.argwhere(on_host)[0].tolist() == [0, 0, 1]
   # A span may be too wide.
   for answer in ([21, 21], [20, 21, 7]):
     assert not _spans(_masks(answer, [9]), _blocks(), lengths).any()
-
-
-def test_occurrences_are_the_same_on_host_and_devices():
-  masks, blocks = _masks([20, 21], [7]), _blocks()
-  on_host = masked_words.occurrences(masks, blocks)
-  # A title counts, too.
-  assert np.argwhere(on_host)[0].tolist() == [0, 0, 1]
-  on_devices = jax.jit(masked_words.occurrences)(masks, blocks)
-  np.testing.assert_array_equal(on_host, on_devices)
 
 
 def test_the_loss_of_pointing_is_added_for_each_example():
@@ -83,13 +77,8 @@ def test_the_loss_of_pointing_is_added_for_each_example():
   @jax.jit
   def run(params):
     def compute(rows):
-      spans = masked_words.read_spans(
-        models.require_reader(),
-        params["reader"],
-        rows,
-        None,
-        num_starts=tiny.BLOCK,
-      )
+      encoders = Encoders(models, params, {})
+      spans = masked_words.read_spans(encoders, blocks, rows)
       is_answer = masked_words.masked_spans(
         batch.masks,
         jnp.asarray(blocks),
@@ -98,8 +87,8 @@ def test_the_loss_of_pointing_is_added_for_each_example():
         max_width=tiny.WIDTH,
       )
       return (
-        Reading().loss(models, params, batch, rows, None),
-        stage.loss(models, params, batch, rows, None),
+        Reading().loss(encoders, batch, rows),
+        stage.loss(encoders, batch, rows),
         span_loss(spans.logits, spans.is_span, is_answer),
       )
 

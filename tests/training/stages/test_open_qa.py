@@ -99,17 +99,11 @@ def test_blocks_that_hold_an_answer(corpus, answer, has_answer):
 def test_spans_are_found_by_their_tokens_in_either_case(corpus):
   batch = _assemble(OpenQa(num_read=4), corpus, "Ali")
   # The reader masks the last one, which it is not given.
-  assert np.argwhere(batch.is_answer[0]).tolist() == [
-    [0, 4, 0],
-    [1, 0, 0],
-    [3, 7, 0],
-  ]
-
-
-def test_the_bound_reads_the_blocks_with_an_answer_first(corpus):
+  spans = [[0, 4, 0], [1, 0, 0], [3, 7, 0]]
+  assert np.argwhere(batch.is_answer[0]).tolist() == spans
+  # First those blocks that contain an answer.
   batch = _assemble(OpenQa(num_read=2, read_gold=True), corpus, "Ali")
   assert batch.has_answer.tolist() == [[True, True, False, False]]
-  # The first and the last text, in whose order the retriever had them.
   assert np.argwhere(batch.is_answer[0]).tolist() == [[0, 4, 0], [1, 7, 0]]
 
 

@@ -9,7 +9,6 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
-from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
 from realm_jax.training.stages.stage import StageContext
@@ -43,10 +42,6 @@ def corpora(tmp_path_factory):
   return opened
 
 
-def _context(searched, read):
-  return StageContext(searched, None, LENGTH, read)
-
-
 def _batch(read, row):
   """A masked sentence of one block."""
   words = read.vocabulary
@@ -67,65 +62,55 @@ def _bodies(words, blocks):
   return [words.decode([i for i in row.tolist() if i > 4]) for row in blocks]
 
 
-def test_copies_of_the_source_are_no_candidates(corpora):
+def _candidates(stage, corpora, rows):
+  """The bodies of the candidates of the second sentence, `rhine ships`."""
   searched, read = corpora
-  stage = Pretraining(num_candidates=3, num_spare=1)
-  assert stage.num_searched(4) == 4
-  rows = np.array([[1, 2, 3, 0]], np.int32)
+  rows = np.array([rows], np.int32)
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  made, _ = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
-  found = _bodies(searched.vocabulary, made.candidates.tokens[0])
-  assert found == ["", "nile flow", "alps snow"]
-
-
-def test_the_null_block_takes_the_place_of_copies_that_are_not_spare(corpora):
-  searched, read = corpora
-  stage = Pretraining(num_candidates=3, num_spare=0)
-  rows = np.array([[1, 2, 3]], np.int32)
-  retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  made, _ = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
-  found = _bodies(searched.vocabulary, made.candidates.tokens[0])
-  assert found == ["", "nile flow", ""]
+  context = StageContext(searched, None, LENGTH, read)
+  made, _ = stage.assemble(_batch(read, 1), retrieved, context)
+  return _bodies(searched.vocabulary, made.candidates.tokens[0])
 
 
 @pytest.mark.parametrize(
-  "settings, bodies",
+  ("settings", "rows", "bodies"),
   [
     # The source and its copy stand in rows 1 and 3.
-    ({"null_block": False}, ["nile flow", "alps snow"]),
-    ({"drop_source": False}, ["", "rhine ships"]),
-    ({"null_block": False, "drop_source": False}, ["rhine ships", "nile flow"]),
+    ({}, [1, 2, 3, 0], ["", "nile flow", "alps snow"]),
+    # The null block takes the place of copies that are not spare.
+    ({}, [1, 2, 3], ["", "nile flow", ""]),
+    (
+      {"null_block": False},
+      [1, 2, 3, 0, 2],
+      ["nile flow", "alps snow", "nile flow"],
+    ),
+    ({"drop_source": False}, [1, 2, 3], ["", "rhine ships", "nile flow"]),
+    (
+      {"null_block": False, "drop_source": False},
+      [1, 2, 3],
+      ["rhine ships", "nile flow", "rhine ships"],
+    ),
+    # Those with the masked word, `rhine`, are read first.
+    (
+      {"drop_source": False, "read_gold": True},
+      [2, 0, 3, 1],
+      ["", "rhine ships", "rhine ships"],
+    ),
+    (
+      {"drop_source": False, "read_gold": True},
+      [2, 0, 3],
+      ["", "rhine ships", "nile flow"],
+    ),
+    (
+      {"drop_source": False, "read_gold": True},
+      [0, 2],
+      ["", "alps snow", "nile flow"],
+    ),
   ],
 )
-def test_without_the_null_block_or_with_the_source(corpora, settings, bodies):
-  searched, read = corpora
-  stage = Pretraining(num_candidates=2, num_spare=1, **settings)
-  rows = np.array([[1, 2, 3, 0]], np.int32)
-  retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  made, _ = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
-  assert _bodies(searched.vocabulary, made.candidates.tokens[0]) == bodies
-  # The masked word is `rhine`.
-  found = masked_words.occurrences(made.masks, made.candidates.tokens).any()
-  assert found == ("rhine ships" in bodies)
-  assert stage.null_block == settings.get("null_block", True)
-
-
-@pytest.mark.parametrize(
-  "rows, bodies",
-  [
-    ([2, 0, 3, 1], ["", "rhine ships", "rhine ships"]),
-    ([2, 0, 3], ["", "rhine ships", "nile flow"]),
-    ([0, 2], ["", "alps snow", "nile flow"]),
-  ],
-)
-def test_blocks_with_the_masked_words_are_read_first(corpora, rows, bodies):
-  searched, read = corpora
-  stage = Pretraining(num_candidates=3, drop_source=False, read_gold=True)
-  retrieved = SearchResult(
-    np.array([rows], np.int32), np.zeros((1, len(rows)), np.float32)
-  )
-  made, _ = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
-  assert _bodies(searched.vocabulary, made.candidates.tokens[0]) == bodies
+def test_which_blocks_are_candidates(corpora, settings, rows, bodies):
+  stage = Pretraining(num_candidates=3, **settings)
+  assert _candidates(stage, corpora, rows) == bodies
 
 
 def test_what_is_searched_for_is_what_is_kept_or_dropped():
@@ -146,9 +131,10 @@ def test_what_is_searched_for_is_what_is_kept_or_dropped():
 def test_a_sentence_is_read_beside_its_own_block(corpora):
   searched, read = corpora
   none = np.zeros((1, 0), np.int32)
+  context = StageContext(searched, None, LENGTH, read)
   nothing = SearchResult(none, none.astype(np.float32))
   for row, text in enumerate(READ):
-    made, _ = Reading().assemble(_batch(read, row), nothing, _context(*corpora))
+    made, _ = Reading().assemble(_batch(read, row), nothing, context)
     assert _bodies(searched.vocabulary, made.blocks[:, 0]) == [text]
   # Equal document ids of two corpora are different blocks.
   assert not set(searched.block_ids) & set(read.block_ids)

@@ -11,7 +11,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.span_selection import SpanSelection
-from realm_jax.training.stages.stage import Models, StageContext
+from realm_jax.training.stages.stage import Encoders, Models, StageContext
 from tests.training import tiny
 
 STAGE = SpanSelection()
@@ -69,14 +69,9 @@ def test_the_loss_is_of_examples_with_an_answer():
   models, made = Models(*tiny.models()), _assembled()
 
   def both(params, rows):
-    spans = masked_words.read_spans(
-      models.require_reader(),
-      params["reader"],
-      rows,
-      None,
-      num_starts=tiny.BLOCK,
-    )
-    return STAGE.loss(models, params, made, rows, None), spans
+    encoders = Encoders(models, params, {})
+    spans = masked_words.read_spans(encoders, made.blocks, rows)
+    return STAGE.loss(encoders, made, rows), spans
 
   @jax.jit
   def run(params):

@@ -1,0 +1,286 @@
+"""Writes corpora: shards, and a directory that appears complete or not at all.
+
+Shards are written to a staging directory, which replaces the target when it
+is complete. On an object store, which cannot rename, `corpus.json` is written
+last: without it a directory is no corpus.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+from jaxtyping import Bool, Int
+
+from realm_jax.corpus import CorpusError
+from realm_jax.corpus import manifest as manifests
+from realm_jax.corpus.manifest import (
+  FileRecord,
+  RemovedRecord,
+  ShardRecord,
+  VocabularyRecord,
+)
+from realm_jax.corpus.shard import ARRAYS
+from realm_jax.storage import atomic
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.local_disk import explain_full_disk
+from realm_jax.storage.paths import is_remote, upload_directory
+from realm_jax.storage.staging import sha256_of
+from realm_jax.text.wordpieces import (
+  SPECIAL_PIECES,
+  vocabulary_sha256,
+  write_pieces,
+)
+
+# Bytes of text in a shard that is written by one process.
+SHARD_BYTES = 64 << 20
+
+
+class Blocks(NamedTuple):
+  """Whole documents with their blocks, in order, in memory.
+
+  Attributes:
+    arrays: Those of `ARRAYS`, with offsets from 0, of any integer dtype.
+    span_kinds: Names of the kinds of salient spans.
+  """
+
+  arrays: Mapping[str, np.ndarray]
+  span_kinds: Sequence[str] = ()
+
+
+def ragged(
+  name: str, items: Sequence[np.ndarray | bytes]
+) -> dict[str, np.ndarray]:
+  """Returns the flat array of some items and its offsets, by their names.
+
+  Byte strings, or no items, become an array of uint8.
+  """
+  if not items or isinstance(items[0], bytes):
+    flat = np.frombuffer(b"".join(map(bytes, items)), np.uint8)
+  else:
+    flat = np.concatenate(items)
+  offsets = np.cumsum([0, *map(len, items)])
+  return {name: flat, f"{name}_offsets": offsets}
+
+
+# --- Shards -------------------------------------------------------------
+
+
+def write_shards(
+  directory: Path,
+  blocks: Iterable[Blocks],
+  *,
+  vocab_size: int,
+  prefix: str = "shard",
+  shard_bytes: int = SHARD_BYTES,
+) -> list[ShardRecord]:
+  """Writes documents to shards in folders of a local directory.
+
+  A shard ends with the blocks that bring it to `shard_bytes` of text, and is
+  in memory until then. Returns the shards' records for the manifest.
+  """
+  blocks = iter(blocks)
+
+  def blocks_of_shard() -> Iterator[Blocks]:
+    size = 0
+    while size < shard_bytes and (part := next(blocks, None)):
+      size += len(part.arrays["bodies"])
+      yield part
+
+  records: list[ShardRecord] = []
+  for number in itertools.count():
+    folder = directory / f"{prefix}-{number:05d}"
+    record = write_shard(folder, blocks_of_shard(), vocab_size=vocab_size)
+    if record is None:
+      return records
+    records.append(record)
+  raise AssertionError
+
+
+def write_shard(
+  folder: Path, blocks: Iterable[Blocks], *, vocab_size: int
+) -> ShardRecord | None:
+  """Writes documents to a new folder; returns None if there is no block."""
+  parts: list[dict[str, np.ndarray]] = []
+  kinds: dict[str, int] = {}
+  for part in blocks:
+    if len(part.arrays["block_ids"]):
+      parts.append(_stored(part, kinds, vocab_size))
+  if not parts:
+    return None
+  folder.mkdir(parents=True)
+  files = {}
+  for name in ARRAYS:
+    values = [part[name] for part in parts]
+    if name == "document_starts" or name.endswith("_offsets"):
+      values = _joined_offsets(values)
+    path = folder / f"{name}.npy"
+    np.save(path, np.concatenate(values))
+    files[path.name] = _file_record(path)
+  return ShardRecord(
+    name=folder.name,
+    num_blocks=sum(len(part["block_ids"]) for part in parts),
+    num_documents=sum(len(part["document_hashes"]) for part in parts),
+    num_tokens=sum(len(part["token_ids"]) for part in parts),
+    span_kinds=list(kinds),
+    files=files,
+  )
+
+
+def _stored(
+  blocks: Blocks, kinds: dict[str, int], vocab_size: int
+) -> dict[str, np.ndarray]:
+  """Returns arrays in the dtypes of their files, which take less memory.
+
+  Kinds of spans are numbered as the shard first has them.
+  """
+  arrays = {
+    name: np.ascontiguousarray(blocks.arrays[name], dtype)
+    for name, dtype in ARRAYS.items()
+  }
+  if vocab_size <= 1 << 16:
+    arrays["token_ids"] = arrays["token_ids"].astype("<u2")
+  given = arrays["salient_span_kinds"]
+  used, first = np.unique(given, return_index=True)
+  numbers = np.zeros(len(blocks.span_kinds), given.dtype)
+  for number in used[np.argsort(first)].tolist():
+    numbers[number] = kinds.setdefault(blocks.span_kinds[number], len(kinds))
+  return {**arrays, "salient_span_kinds": numbers[given]}
+
+
+def _joined_offsets(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+  """Shifts the offsets of each part behind those of the parts before it."""
+  joined, total = [parts[0][:1]], 0
+  for offsets in parts:
+    joined.append(offsets[1:] + total)
+    total += int(offsets[-1])
+  return joined
+
+
+def write_removed(
+  directory: Path,
+  shard: str,
+  is_removed: Bool[np.ndarray, " n"],
+  *,
+  prefix: str,
+  lengths: Int[np.ndarray, " n"],
+  document_starts: Int[np.ndarray, " bounds"],
+) -> RemovedRecord:
+  """Lists the blocks of a shard that are removed, by their sorted positions."""
+  name = f"{manifests.REMOVED}/{prefix}-{shard}.npy"
+  (directory / name).parent.mkdir(exist_ok=True)
+  positions = np.flatnonzero(is_removed)
+  np.save(directory / name, positions.astype("<i8"))
+  return RemovedRecord(
+    path=name,
+    num_blocks=len(positions),
+    num_documents=int((~is_left(is_removed, document_starts)).sum()),
+    num_tokens=int(lengths[positions].sum()),
+    **_file_record(directory / name),
+  )
+
+
+def is_left(
+  is_removed: Bool[np.ndarray, " n"],
+  document_starts: Int[np.ndarray, " bounds"],
+) -> Bool[np.ndarray, " d"]:
+  """Returns which documents have blocks that are not removed."""
+  before = np.append(0, np.cumsum(~is_removed))
+  return np.diff(before[document_starts]) > 0
+
+
+def _file_record(path: Path) -> FileRecord:
+  return FileRecord(bytes=path.stat().st_size, sha256=sha256_of(path))
+
+
+# --- Directories --------------------------------------------------------
+
+
+def check_target(output_dir: epath.PathLike, *, overwrite: bool) -> None:
+  """Checks that a corpus may be written.
+
+  Raises:
+    CorpusError: The directory has a corpus or other files.
+    TargetError: The path is a file, or a disk is mounted there.
+  """
+  path = epath.Path(output_dir)
+  atomic.check_target(path)
+  if not path.exists() or not any(path.iterdir()):
+    return
+  if not (path / manifests.MANIFEST_NAME).exists():
+    raise CorpusError(
+      f"{path} has files in it and is no corpus; name a new directory"
+    )
+  if not overwrite:
+    raise CorpusError(
+      f"{path} holds a corpus; name another directory, or replace it with "
+      "--overwrite"
+    )
+
+
+@contextlib.contextmanager
+def new_corpus(
+  output_dir: epath.PathLike, *, overwrite: bool = False
+) -> Iterator[Path]:
+  """Yields a local directory, which becomes the corpus when the block ends.
+
+  The block writes shards to it, and at last calls `finish`. If it raises an
+  error, what it wrote is removed. Shards may also be written to `output_dir`
+  on an object store.
+  """
+  check_target(output_dir, overwrite=overwrite)
+  target = epath.Path(output_dir)
+  advice = "free some space, or name another --output_dir"
+  with (
+    explain_full_disk(target, advice=advice),
+    atomic.staging_directory(target) as staging,
+  ):
+    yield staging
+    if not is_remote(target):
+      atomic.rename_into_place(staging, target, overwrite=overwrite)
+      return
+    (target / manifests.MANIFEST_NAME).unlink(missing_ok=True)
+    # Folders of an earlier corpus, in which an update would find versions.
+    for folder in (manifests.VERSIONS, manifests.REMOVED):
+      (target / folder).rmtree(missing_ok=True)
+    upload_directory(staging, target, last=manifests.MANIFEST_NAME)
+
+
+def default_name(output_dir: epath.PathLike) -> str:
+  """Returns the name of a corpus that is given none: its directory's."""
+  # A relative path such as ".." has no name of its own.
+  path = epath.Path(output_dir)
+  return path.name if is_remote(path) else Path(path).resolve().name
+
+
+def finish(
+  staging: Path,
+  *,
+  name: str,
+  pieces: Sequence[str],
+  block_length: int,
+  shards: list[ShardRecord],
+  summary: Mapping[str, JsonValue],
+  drop_titles: Sequence[str] = (),
+) -> None:
+  """Writes the vocabulary and the manifest: see `manifest.make_manifest`."""
+  write_pieces(staging / manifests.VOCABULARY_NAME, pieces)
+  vocabulary = VocabularyRecord(
+    sha256=vocabulary_sha256(pieces),
+    size=len(pieces),
+    special_ids={
+      piece.strip("[]").lower(): pieces.index(piece) for piece in SPECIAL_PIECES
+    },
+  )
+  manifest = manifests.make_manifest(
+    name=name,
+    block_length=block_length,
+    vocabulary=vocabulary,
+    shards=shards,
+    summary=summary,
+    drop_titles=drop_titles,
+  )
+  manifests.write(staging / manifests.MANIFEST_NAME, manifest)

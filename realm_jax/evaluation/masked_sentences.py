@@ -1,0 +1,338 @@
+"""Sentences with [MASK]: the query that is read, and what fills it in.
+
+[MASK] is told apart in the raw text, since the tokenizer would take it for
+three words. As in training, the query is `[CLS] x [SEP]`.
+"""
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Array, Float, Int, Int32
+from scipy.special import log_softmax, logsumexp
+
+from realm_jax.corpus.store import NULL_ROW
+from realm_jax.evaluation.explanation import ExplanationError
+from realm_jax.evaluation.run import Run
+from realm_jax.models import sequences
+from realm_jax.models.parameters import Params
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever, relevance
+from realm_jax.text.wordpieces import MASK, WordpieceVocabulary
+
+_MASK_IN_ANY_CASE = re.compile(re.escape(MASK), re.IGNORECASE)
+# One place to fill in: [MASK]s with nothing but white space between them.
+_MASKED_PLACE = re.compile(rf"{re.escape(MASK)}(?:\s*{re.escape(MASK)})*")
+_MIN_WORDS = 3
+# Fillings of each candidate that compete for the best under the sum.
+_NUM_PROPOSED = 64
+
+
+class MaskedQuery(NamedTuple):
+  """A masked sentence in wordpieces.
+
+  Attributes:
+    token_ids: Wordpieces of the whole sentence without specials; an answer
+      that is given stands in its place.
+    sizes: Number of [MASK]s of each place to fill in.
+    target_ids: Wordpieces behind the [MASK]s; None if no answer is given.
+    num_read: Number of wordpieces that are read, around the masks.
+    query: `[CLS] x [SEP]`, padded with 0.
+    positions: Positions of the [MASK]s in the query, padded with 0.
+  """
+
+  token_ids: list[int]
+  sizes: list[int]
+  target_ids: list[int] | None
+  num_read: int
+  query: Int32[np.ndarray, " q"]
+  positions: Int32[np.ndarray, " m"]
+
+  def filling_text(
+    self, words: WordpieceVocabulary, token_ids: Sequence[int]
+  ) -> str:
+    """Returns a filling as text, with " | " between separate places."""
+    rest = iter(token_ids)
+    parts = (list(itertools.islice(rest, size)) for size in self.sizes)
+    return " | ".join(map(words.decode, parts))
+
+
+def is_masked(text: str) -> bool:
+  """Returns whether a text has something to fill in.
+
+  Raises:
+    ExplanationError: It has [MASK] in another spelling.
+  """
+  found = _MASK_IN_ANY_CASE.search(text)
+  if found and MASK not in text:
+    raise ExplanationError(
+      f"{text!r} has {found[0]!r}; write {MASK}, in capitals, for what is to "
+      "be filled in"
+    )
+  return found is not None
+
+
+def masked_query(
+  text: str,
+  answer: str | None,
+  words: WordpieceVocabulary,
+  *,
+  query_length: int,
+  max_masks: int,
+) -> MaskedQuery:
+  """Reads a sentence with [MASK]s.
+
+  With an answer, the one place to fill in becomes as many [MASK]s as the
+  answer has wordpieces. A sentence that is too long is cut on both sides, and
+  never between its masks.
+
+  Args:
+    text: Sentence with [MASK]s.
+    answer: Words behind its one place to fill in; None leaves them open.
+    words: Vocabulary that reads both.
+    query_length: Maximum tokens of a query, [CLS] and [SEP] included.
+    max_masks: Number of masks that the run was trained to score together.
+
+  Raises:
+    ExplanationError: There are too many masks, or they are too far apart; or
+      the answer has no words, too many, or several places to go.
+  """
+  sizes = [found.count(MASK) for found in _MASKED_PLACE.findall(text)]
+  target_ids, source = None, repr(text)
+  if answer is not None:
+    if len(sizes) > 1:
+      raise ExplanationError(
+        f"{text!r} has {len(sizes)} separate places with {MASK}, and the "
+        f"answer {answer!r} fills one; put the other words in their places"
+      )
+    target_ids, source = [*words.encode(answer)], f"the answer {answer!r}"
+    sizes = [len(target_ids)]
+    if not target_ids:
+      raise ExplanationError(f"{source} has no words")
+  if sum(sizes) > max_masks:
+    raise ExplanationError(
+      f"{source} has {sum(sizes)} wordpieces to fill in; at most {max_masks} "
+      f"are scored, as in training: leave more of the words around {MASK}"
+    )
+  first, *others = _MASKED_PLACE.split(text)
+  masked = [*words.encode(first)]
+  for size, part in zip(sizes, others, strict=True):
+    masked += [*[words.mask_id] * size, *words.encode(part)]
+  inside = np.flatnonzero(np.equal(masked, words.mask_id))
+  token_ids = list(masked)
+  if target_ids is not None:
+    token_ids[inside[0] : inside[-1] + 1] = target_ids
+  room = min(query_length - 2, len(masked))
+  spare = room - int(inside[-1] + 1 - inside[0])
+  if spare < 0:
+    raise ExplanationError(
+      f"the {MASK}s of {text!r} are {room - spare} wordpieces apart, and the "
+      f"model reads {room}; shorten the sentence between them"
+    )
+  start = min(max(int(inside[0]) - spare // 2, 0), len(masked) - room)
+  query = np.zeros(query_length, np.int32)
+  read_ids = masked[start : start + room]
+  query[: room + 2] = [words.cls_id, *read_ids, words.sep_id]
+  positions = np.zeros(max_masks, np.int32)
+  positions[: len(inside)] = inside - start + 1
+  return MaskedQuery(token_ids, sizes, target_ids, room, query, positions)
+
+
+def contains_text(
+  body_token_ids: Int[np.ndarray, " b"],
+  token_ids: Sequence[int],
+  mask_id: int,
+  max_masks: int,
+) -> bool:
+  """Returns whether a block contains a text word for word.
+
+  Words behind a place with [MASK] may be any, at most `max_masks` of them. A
+  phrase of one or two words says nothing about where a text is from.
+  """
+  if sum(one != mask_id for one in token_ids) < _MIN_WORDS:
+    return False
+  pattern = "".join("_" if one == mask_id else f"{one} " for one in token_ids)
+  pattern = re.sub("_+", rf"(?:\\d+ ){{1,{max_masks}}}", pattern)
+  body = "".join(f"{one} " for one in body_token_ids.tolist())
+  return re.search(r"(?<!\d)" + pattern, body) is not None
+
+
+def marginalize(
+  scores: Float[np.ndarray, " k"], log_likelihoods: Float[np.ndarray, " k"]
+) -> tuple[float, Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+  """Sums p(z|x) p(y|z,x) over candidates, in log space.
+
+  Args:
+    scores: f(x,z).
+    log_likelihoods: log p(y|z,x).
+
+  Returns:
+    log p(y|x); each candidate's share of it, with sum 1; and r(z), with sum 0.
+  """
+  log_prior = log_softmax(scores)
+  joint = log_prior + log_likelihoods
+  total = float(logsumexp(joint))
+  shares = np.exp(joint - total)
+  return total, shares, shares - np.exp(log_prior)
+
+
+class Reading(NamedTuple):
+  """What a run makes of a masked sentence, beside each of k candidates.
+
+  Attributes:
+    rows: Rows of the candidates, the null block first, then by score.
+    scores: f(x,z), with the checkpoint's own towers.
+    log_probs: log p(·|z,x) at each of m masks.
+  """
+
+  rows: Int[np.ndarray, " k"]
+  scores: Float[np.ndarray, " k"]
+  log_probs: Float[np.ndarray, "k m v"]
+
+
+def read_masks(
+  run: Run,
+  query: Int32[np.ndarray, " q"],
+  positions: Int32[np.ndarray, " m"],
+  *,
+  source_hash: int | None = None,
+) -> Reading:
+  """Reads a sentence beside the null block and what is retrieved for it.
+
+  Args:
+    run: Run of pre-training.
+    query: `[CLS] x [SEP]`, padded.
+    positions: Positions of the masks in the query, padded with 0.
+    source_hash: Content hash of the block that the sentence is from, which is
+      no candidate; None of a free sentence.
+
+  Raises:
+    ExplanationError: The run has no query tower, or only the null block would
+      be a candidate.
+  """
+  config = run.config
+  if config.index_scores:
+    raise ExplanationError(
+      "a run on the index's own scores (INDEX_SCORES) has no query tower, and "
+      "answers questions alone; ask one without [MASK]"
+    )
+  num_kept = config.num_candidates - 1
+  if num_kept < 1:
+    raise ExplanationError(
+      f"num_candidates={num_kept + 1}; want 2 or more, the null block and a "
+      "block: change NUM_CANDIDATES"
+    )
+  # As in training, for copies of the source.
+  spare = 0 if source_hash is None else 3
+  found = run.search(query[None], num_kept + spare, current=False).rows[0]
+  if source_hash is not None:
+    found = found[run.corpus.content_hashes[found] != source_hash][:num_kept]
+  rows = np.array([NULL_ROW, *found.tolist()])
+  candidates = run.gather(rows)
+  score = run.program(_scores, run.models.retriever)
+  scores = score(
+    run.params["retriever"], query=query[None], candidates=candidates[None]
+  )[0].astype(np.float64)
+  log_probs = _log_probs(run, query, positions, candidates)
+  order = np.array([0, *(1 + np.argsort(-scores[1:], kind="stable"))])
+  return Reading(rows[order], scores[order], log_probs[order])
+
+
+def read_alone(
+  run: Run, query: Int32[np.ndarray, " q"], positions: Int32[np.ndarray, " m"]
+) -> Reading:
+  """Reads `[CLS] x [SEP]` alone, which stands as its one candidate."""
+  log_probs = _log_probs(run, query, positions)
+  return Reading(np.array([NULL_ROW]), np.zeros(1), log_probs)
+
+
+def _log_probs(
+  run: Run,
+  query: Int32[np.ndarray, " q"],
+  positions: Int32[np.ndarray, " m"],
+  candidates: Int32[np.ndarray, "k l"] | None = None,
+) -> Float[np.ndarray, "_ n v"]:
+  """Returns log p(·|z,x) at each of n masks; without candidates, log p(·|x)."""
+  read = run.program(_mask_logits, run.models.require_reader())
+  batch = {"query": query[None], "positions": positions[None]}
+  if candidates is not None:
+    batch["candidates"] = candidates[None]
+  logits = read(run.params["reader"], **batch)
+  logits = logits[0, :, : np.count_nonzero(positions)]
+  return log_softmax(logits.astype(np.float64), axis=-1)
+
+
+def _scores(
+  retriever: Retriever,
+  params: Params,
+  query: Int[Array, "b q"],
+  candidates: Int[Array, "b k l"],
+) -> Float[Array, "b k"]:
+  """Returns f(x,z), both embedded with the current parameters."""
+  vectors = retriever.apply({"params": params}, query, candidates)
+  return relevance(*vectors, score_scale=retriever.score_scale)
+
+
+def _mask_logits(
+  reader: Reader,
+  params: Params,
+  query: Int[Array, "b q"],
+  positions: Int[Array, "b m"],
+  candidates: Int[Array, "b k l"] | None = None,
+) -> Float[Array, "b k m v"]:
+  """Returns the logits of the vocabulary at each mask, by candidate.
+
+  Without candidates, they are those of `[CLS] x [SEP]` alone, as of one.
+  """
+  token_ids = query
+  if candidates is not None:
+    token_ids = reader.join(query, candidates).token_ids
+  inputs = sequences.padded(token_ids)
+  return reader.apply({"params": params}, inputs, positions, method="masked_lm")
+
+
+def best_fillings(
+  log_prior: Float[np.ndarray, " k"],
+  log_probs: Float[np.ndarray, "k m v"],
+  num: int,
+) -> tuple[Int[np.ndarray, "n m"], Float[np.ndarray, "n k"]]:
+  """Finds the `num` best fillings under Σ_z p(z|x) Π_j p(y_j|z,x).
+
+  Those compared are the 64 best of each candidate, and the 64 that have the
+  most likely wordpieces mask by mask. With a single mask the result is exact.
+
+  Returns:
+    The wordpieces of the fillings, the most likely one first, and
+    log Π_j p(y_j|z,x) for each candidate.
+  """
+  mixture = logsumexp(log_prior[:, None, None] + log_probs, axis=0)
+  proposed = [_most_likely(one, _NUM_PROPOSED) for one in (*log_probs, mixture)]
+  token_ids = np.unique(np.concatenate(proposed), axis=0)
+  masks = np.arange(log_probs.shape[1])
+  by_candidate = log_probs[:, masks, token_ids].sum(axis=-1).T
+  totals = logsumexp(log_prior + by_candidate, axis=1)
+  order = np.argsort(-totals, kind="stable")[:num]
+  return token_ids[order], by_candidate[order]
+
+
+def _most_likely(
+  log_probs: Float[np.ndarray, "m v"], num: int
+) -> Int[np.ndarray, "n m"]:
+  """Returns the `num` most likely fillings of masks that are independent.
+
+  The best of the first j masks are among the best of the first j − 1, each
+  with one of the best wordpieces of mask j; so the result is exact.
+  """
+  num = min(num, log_probs.shape[1])
+  token_ids = np.zeros((1, 0), np.int64)
+  totals = np.zeros(1)
+  for row in log_probs:
+    best = np.argpartition(-row, num - 1)[:num]
+    sums = totals[:, None] + row[best][None, :]
+    order = np.argsort(-sums, axis=None, kind="stable")[:num]
+    before, added = np.unravel_index(order, sums.shape)
+    token_ids = np.column_stack([token_ids[before], best[added]])
+    totals = sums[before, added]
+  return token_ids

@@ -1,0 +1,164 @@
+"""Sentences with [MASK]: how they are read, and what fills them in."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from realm_jax.evaluation.explanation import ExplanationError
+from realm_jax.evaluation.masked_sentences import (
+  best_fillings,
+  contains_text,
+  marginalize,
+  masked_query,
+)
+
+_CANDIDATES = st.lists(
+  st.tuples(st.floats(-20, 20), st.floats(-60, 0)), min_size=1, max_size=8
+)
+
+
+@pytest.fixture(scope="module")
+def words(world):
+  return world.corpus.vocabulary
+
+
+@pytest.fixture(scope="module")
+def read(words):
+  """`read(text, answer)` returns the masked query, and what is read of it."""
+
+  def call(text, answer=None):
+    masked = masked_query(text, answer, words, query_length=16, max_masks=4)
+    own = masked.query[1 : masked.num_read + 1]
+    return masked, [words.pieces[i] for i in own]
+
+  return call
+
+
+def test_one_place_takes_an_answer_of_several_wordpieces(read, words):
+  masked, pieces = read("Later [MASK] built the bridge.", "Gül Stone")
+  assert pieces == "later [MASK] [MASK] built the bridge .".split()
+  assert masked.filling_text(words, masked.target_ids) == "gul stone"
+  query = [words.pieces[i] for i in masked.query[:9]]
+  assert query == ["[CLS]", *pieces, "[SEP]"]
+  assert not masked.query[9:].any()
+  assert masked.positions.tolist() == [2, 3, 0, 0]
+  # Masks beside each other are one place, whose number the answer sets.
+  again, _ = read("Later [MASK] [MASK][MASK] built the bridge.", "Gül Stone")
+  np.testing.assert_array_equal(again.query, masked.query)
+
+
+def test_without_an_answer_all_masks_are_kept(read, words):
+  masked, pieces = read("[MASK] was born in [MASK][MASK]")
+  assert pieces == "[MASK] was born in [MASK] [MASK]".split()
+  assert masked.positions.tolist() == [1, 5, 6, 0]
+  assert masked.target_ids is None
+  ids = words.encode("Ada Velt in")
+  assert masked.filling_text(words, ids) == "ada | velt in"
+
+
+@pytest.mark.parametrize(
+  ("before", "after", "read_before", "read_after"),
+  [(20, 20, 6, 7), (2, 40, 2, 11), (40, 2, 11, 2), (5, 8, 5, 8)],
+)
+def test_a_long_sentence_is_cut_around_its_mask(
+  read, before, after, read_before, read_after
+):
+  masked, pieces = read(f"{'born ' * before}[MASK]{' bridge' * after}")
+  assert pieces == ["born"] * read_before + ["[MASK]"] + (
+    ["bridge"] * read_after
+  )
+  assert len(masked.token_ids) == before + 1 + after
+  assert masked.positions[0] == read_before + 1
+
+
+@pytest.mark.parametrize(
+  ("text", "answer", "said"),
+  [
+    (
+      "[MASK] " * 5 + "was born",
+      None,
+      "5 wordpieces to fill in; at",
+    ),
+    ("[MASK] was born in [MASK]", "Velt", "2 separate places"),
+    ("[MASK] was born", " ", "has no words"),
+    (
+      "[MASK] was born",
+      "in the bridge in Velt",
+      "5 wordpieces to fill in; at",
+    ),
+    ("[MASK]" + " born" * 20 + "[MASK]", None, "22 wordpieces apart"),
+  ],
+)
+def test_what_does_not_fit_is_refused(read, text, answer, said):
+  with pytest.raises(ExplanationError, match=said):
+    read(text, answer)
+
+
+@pytest.mark.parametrize(
+  ("text", "answer", "is_there"),
+  [
+    ("Ada was born in [MASK] in 1900.", "Velt", True),
+    ("Ada was born in [MASK] in 1900.", "Tarn", False),
+    ("Ada was born in [MASK] in 1900.", None, True),
+    ("was born in [MASK] in [MASK].", None, True),
+    ("was born in [MASK] 1900 in [MASK].", None, False),
+    ("born [MASK]", None, False),  # Too short to say where it is from.
+    ("Later Ada built the bridge of [MASK]", None, True),
+  ],
+)
+def test_a_block_that_has_the_sentence(read, words, text, answer, is_there):
+  body = "Ada was born in Velt in 1900. Later Ada built the bridge of Tarn."
+  masked, _ = read(text, answer)
+  token_ids = np.array(words.encode(body))
+  found = contains_text(token_ids, masked.token_ids, words.mask_id, 4)
+  assert found == is_there
+
+
+def _log_likelihood(scores, log_likelihoods) -> float:
+  """log Σ_z p(z|x) p(y|z,x), as the paper writes it."""
+  weights = [math.exp(score) for score in scores]
+  terms = (
+    w / sum(weights) * math.exp(own)
+    for w, own in zip(weights, log_likelihoods, strict=True)
+  )
+  return math.log(sum(terms))
+
+
+@settings(max_examples=15)
+@given(_CANDIDATES)
+def test_shares_sum_to_one_and_rewards_are_the_gradient(candidates):
+  scores, log_likelihoods = np.array(candidates).T
+  total, shares, rewards = marginalize(scores, log_likelihoods)
+  assert total == pytest.approx(_log_likelihood(scores, log_likelihoods))
+  assert shares.sum() == pytest.approx(1)
+  assert rewards.sum() == pytest.approx(0, abs=1e-9)
+  step = 1e-5
+  for k, reward in enumerate(rewards):
+    ends = []
+    for sign in (1, -1):
+      moved = scores.copy()
+      moved[k] += sign * step
+      ends.append(_log_likelihood(moved, log_likelihoods))
+    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(reward, abs=1e-5)
+
+
+def test_the_best_fillings_are_those_of_all_pairs():
+  # Three candidates, two masks, nine wordpieces.
+  logits = np.random.default_rng(3).normal(size=(3, 2, 9)) * 2
+  log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+  prior = np.array([0.5, 0.2, 0.3])
+
+  def probability(pair) -> float:
+    own = [np.exp(p[0, pair[0]] + p[1, pair[1]]) for p in log_probs]
+    return float(prior @ own)
+
+  pairs = itertools.product(range(9), repeat=2)
+  best = sorted(pairs, key=lambda pair: -probability(pair))[:5]
+  token_ids, by_candidate = best_fillings(np.log(prior), log_probs, 5)
+  assert token_ids.tolist() == [list(pair) for pair in best]
+  for pair, own in zip(best, by_candidate, strict=True):
+    np.testing.assert_allclose(own, log_probs[:, [0, 1], pair].sum(axis=1))

@@ -1,0 +1,192 @@
+"""Tiny models: transformers' own in `tests/golden`, and one of this project."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from realm_jax import configuration
+from realm_jax.checkpoints.store import CheckpointStore, loop_record
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
+from realm_jax.weights import exporting, importing
+from realm_jax.weights.formats import ImportConfig
+from realm_jax.weights.model import BoundModel, nested, parameter_shapes
+from realm_jax.weights.plan import Plan, make_plan
+from realm_jax.weights.tables import PARTS
+from tests import tiny_world
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+# --- Directories of Hugging Face ----------------------------------------------
+
+
+def tensors(directory: Path) -> dict[str, np.ndarray]:
+  """Returns the tensors of a directory by name."""
+  return safetensors.numpy.load_file(directory / "model.safetensors")
+
+
+def write_json(path: Path, content: Any) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def copy(
+  name: str,
+  directory: Path,
+  weights: dict[str, np.ndarray] | None = None,
+  pieces: list[str] | None = None,
+  **changes: Any,
+) -> Path:
+  """Copies a golden model, with other weights, pieces or config.json."""
+  golden = GOLDEN / name
+  config = json.loads((golden / "config.json").read_text(encoding="utf-8"))
+  write_json(directory / "config.json", config | changes)
+  weights = tensors(golden) if weights is None else weights
+  safetensors.numpy.save_file(weights, directory / "model.safetensors")
+  words = (golden / "vocab.txt").read_text(encoding="utf-8")
+  words = "\n".join(pieces) if pieces else words
+  (directory / "vocab.txt").write_text(words, encoding="utf-8")
+  return directory
+
+
+def write_sentence_modules(
+  directory: Path, *, mode: str = "mean_tokens", normalize: bool = True
+) -> None:
+  """Writes what sentence-transformers adds."""
+  chain = {"": "Transformer", "1_Pooling": "Pooling"}
+  chain |= {"2_Normalize": "Normalize"} if normalize else {}
+  write_json(
+    directory / "modules.json",
+    [{"path": path, "type": f"models.{kind}"} for path, kind in chain.items()],
+  )
+  modes = ("cls_token", "mean_tokens", "max_tokens")
+  write_json(
+    directory / "1_Pooling" / "config.json",
+    {f"pooling_mode_{name}": name == mode for name in modes},
+  )
+
+
+# --- Imports ------------------------------------------------------------------
+
+
+class Read(NamedTuple):
+  """A plan, the parameters by path, and the report."""
+
+  plan: Plan
+  params: dict[str, np.ndarray]
+  report: str
+
+  def part_of_report(self, title: str) -> str:
+    """Returns the lines below the title that begins so."""
+    return self.report.partition(f"\n{title}")[2].partition("\n  ")[2]
+
+
+def read(kind: str, path: str | Path, **options: Any) -> Read:
+  """Reads weights into memory."""
+  plan = make_plan(ImportConfig(kind, path, **options))
+  params, lines = plan.load()
+  return Read(plan, params, "\n".join(lines))
+
+
+def import_weights(
+  kind: str, path: str | Path, output_dir: str | Path, **options: Any
+) -> str:
+  """Writes a MODEL_DIR; the options have the names of the command's flags."""
+  config = ImportConfig(kind, path, **options)
+  return importing.import_weights(config, output_dir)
+
+
+class Imported(NamedTuple):
+  """The modules that model.gin binds, and the parameters of checkpoint 0."""
+
+  retriever: Retriever
+  reader: Reader
+  params: dict[str, Any]
+
+
+def load(model_dir: Path) -> Imported:
+  """Reads a MODEL_DIR with nothing but its own files."""
+  with configuration.parsed(None, [str(model_dir / "model.gin")]):
+    retriever = configuration.configured(Retriever)()
+    reader = configuration.configured(Reader)()
+  store = CheckpointStore(model_dir)
+  params = store.restore(0, items=sorted(store.items(0) - {"loop"}))
+  store.close()
+  words = WordpieceVocabulary(model_dir / "vocab.txt")
+  return Imported(*BoundModel.of(retriever, reader, words)[:2], params)
+
+
+# --- A model of this project, over the words of the tiny world ----------------
+
+BERT = BertConfig(
+  hidden_size=8,
+  num_layers=2,
+  num_heads=2,
+  intermediate_size=12,
+  max_positions=64,
+)
+RETRIEVER = Retriever(bert=BERT, projection_size=4)
+READER = Reader(bert=BERT, joint_length=40, span_size=6, max_answer_width=4)
+
+
+@functools.cache
+def vocabulary() -> WordpieceVocabulary:
+  return vocabulary_of(tuple(tiny_world.pieces()))
+
+
+def bound(retriever: Retriever, reader: Reader = READER) -> BoundModel:
+  return BoundModel.of(retriever, reader, vocabulary())
+
+
+@functools.cache
+def parameters(
+  retriever: Retriever, reader: Reader = READER, parts: tuple[str, ...] = PARTS
+) -> dict[str, np.ndarray]:
+  """Returns random parameters by path, none of them zero or one."""
+  model = bound(retriever, reader)
+  shapes = parameter_shapes(model.retriever, model.reader, parts)
+  rng = np.random.default_rng(3)
+  return {
+    path: rng.normal(0, 0.5, shape).astype(np.float32)
+    for path, shape in shapes.items()
+  }
+
+
+def save(model_dir: Path, retriever: Retriever = RETRIEVER) -> dict[str, Any]:
+  """Writes a run of this project, with its vocabulary."""
+  params = nested(parameters(retriever))
+  store = CheckpointStore(model_dir)
+  loop = loop_record(None, vocabulary=vocabulary().sha256)
+  store.save(7, {**params, "loop": loop})
+  store.close()
+  lines = "\n".join(tiny_world.pieces()) + "\n"
+  (model_dir / "vocab.txt").write_text(lines, encoding="utf-8")
+  return params
+
+
+def export(
+  model_dir: str | Path,
+  output_dir: str | Path,
+  retriever: Retriever = RETRIEVER,
+  reader: Reader = READER,
+  **choices: Any,
+) -> str:
+  """Exports with choices that have the names of the command's flags."""
+  return exporting.export_weights(
+    model_dir, retriever, reader, output_dir, **choices
+  )
+
+
+def assert_same_bits(one: Any, two: Any) -> None:
+  """Checks that two trees have the same leaves, dtypes included."""
+  assert jax.tree.structure(one) == jax.tree.structure(two)
+  for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+    assert a.dtype == b.dtype
+    np.testing.assert_array_equal(a, b)
