@@ -137,7 +137,7 @@ def test_what_crashes_as_it_is_loaded_is_searched_exactly(
   first = schedule.start(0, None)
   assert (first.step, first.index.kind) == (0, "exact")
   # Held as it is stored: twice the memory might be too much.
-  assert first.manifest.dtype == first.index._vectors.dtype == "bfloat16"
+  assert first.manifest.dtype == first.index.vectors.dtype == "bfloat16"
   assert "SIGKILL while it loaded" in caplog.text
   assert "falling back to exact search of generation 0" in caplog.text
   build(10)
