@@ -218,6 +218,7 @@ def build_corpus(
   for argument, value in (("shard_bytes", shard_bytes), ("workers", workers)):
     if value is not None and value < 1:
       raise CorpusError(f"{argument}={value}; give 1 or more")
+  output_dir = epath.Path(output_dir)
   require_readable(*inputs, vocab, output_dir)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
@@ -239,7 +240,7 @@ def build_corpus(
     directory = epath.Path(staging)
     if beam_options is not None and is_remote(output_dir):
       # Other machines write to it. Without corpus.json it is no corpus.
-      directory = epath.Path(output_dir)
+      directory = output_dir
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     builder = PieceBuilder(
       reader=reader,

@@ -6,7 +6,6 @@ last: without it a directory is no corpus.
 """
 
 import contextlib
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -91,13 +90,13 @@ def write_shards(
       yield part
 
   records: list[ShardRecord] = []
-  for number in itertools.count():
-    folder = directory / f"{prefix}-{number:05d}"
-    record = write_shard(folder, blocks_of_shard(), vocab_size=vocab_size)
-    if record is None:
-      return records
+  while record := write_shard(
+    directory / f"{prefix}-{len(records):05d}",
+    blocks_of_shard(),
+    vocab_size=vocab_size,
+  ):
     records.append(record)
-  raise AssertionError
+  return records
 
 
 def write_shard(

@@ -78,9 +78,17 @@ def test_spans_are_inside_one_sentence_and_counted(build):
   assert corpus.summary["unaligned_spans"] == 2
 
 
-def test_equal_documents_without_ids_are_refused(build):
-  with pytest.raises(InputError, match=r"jsonl:2 has the same id as .*:1;"):
-    build([{"title": "Velt", "text": "Ada."}] * 2)
+def test_what_makes_no_corpus_is_refused(build):
+  velt = {"title": "Velt", "text": "Ada."}
+  for rows, settings, error, message in (
+    ([velt, velt], {}, InputError, r"jsonl:2 has the same id as .*:1;"),
+    ([{**velt, "text": " "}], {}, InputError, "gave a block .*no words"),
+    ([], {}, InputError, "there are no lines"),
+    ([velt], {"vocab": "train:big"}, CorpusError, "'big' is not a number"),
+    ([velt], {"block_length": 7}, CorpusError, "block_length=7 is too short"),
+  ):
+    with pytest.raises(error, match=message):
+      build(rows, **settings)
 
 
 def test_block_ids_survive_a_rebuild_in_another_order(build):

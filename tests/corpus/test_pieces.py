@@ -67,7 +67,7 @@ def build_with(inputs, tmp_path, vocab_file):
   """Builds `inputs`, by default in shards of 700 bytes."""
 
   def run(directory: str, **arguments) -> Path:
-    build_corpus(
+    summary = build_corpus(
       inputs,
       tmp_path / directory,
       **{
@@ -80,6 +80,8 @@ def build_with(inputs, tmp_path, vocab_file):
         **arguments,
       },
     )
+    # Every count is shown.
+    assert all(str(n) in summary.table() for n in summary.skipped.values())
     return tmp_path / directory
 
   return run

@@ -41,6 +41,7 @@ def test_an_update_is_what_a_build_of_the_changed_text_is(
   assert (summary.removed, summary.unchanged) == (3, 1)
   updated = Corpus.open(corpus.source)
   assert updated.version == summary.version == 2
+  assert "replaced" in summary.table()
   assert updated.summary == json.loads(json.dumps(summary.to_json()))
   require_consistent(updated)
   rebuilt = build(changed.values(), folder="rebuilt", block_length=16)
