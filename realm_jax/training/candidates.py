@@ -14,6 +14,7 @@ from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.generations.loading import Generation
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
+  Index,
   IndexCrashedError,
   QueryBatch,
   SearchResult,
@@ -200,18 +201,17 @@ class Candidates:
   ) -> None:
     """Searches, unless that was done, and makes the batch in the background."""
     search = None
-    if retrieved is not None:
-      search = lambda: retrieved  # noqa: E731
-    elif entry.generation is not None and not self._searches_in_step:
-      search = self._search(entry, entry.generation)
+    if entry.generation is not None and not self._searches_in_step:
+      search = self._search(entry, entry.generation.index, retrieved)
     entry.pending = self._thread.submit(self._prepare, entry, search)
 
   def _search(
-    self, entry: _InFlight, generation: Generation
+    self, entry: _InFlight, index: Index, retrieved: SearchResult | None
   ) -> Callable[[], SearchResult]:
     """Dispatches the devices' part of a search, and returns the host's."""
-    index, vectors = generation.index, entry.vectors
-    num_blocks = self._setup.num_searched
+    vectors, num_blocks = entry.vectors, self._setup.num_searched
+    if retrieved is not None:
+      return lambda: retrieved
     if vectors is not None and isinstance(index, ExactIndex):
       scores, rows = index.search_on_device(vectors, num_blocks)
       return lambda: SearchResult(

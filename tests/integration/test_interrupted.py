@@ -118,7 +118,7 @@ def test_goodput_adds_up_over_the_lives_of_a_run(unbroken, broken):
     assert sums == sorted(sums)
   assert row["start_up_seconds"] > rows[0]["start_up_seconds"]
   assert undisturbed["repeated_seconds"] == 0.0
-  assert "for steps; " in broken.run.trainer().log.read_text()
+  assert "for steps, " in broken.run.trainer().log.read_text()
 
 
 def test_each_step_has_its_own_generation(unbroken):

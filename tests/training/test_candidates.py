@@ -50,7 +50,7 @@ class HostIndex:
   kind, num_blocks, needs_vectors = "host", 20, True
 
   def __init__(self, crashes=False):
-    self.crashes = crashes
+    self.crashes, self.report = crashes, {}
     self.vectors = []
 
   def search(self, queries, k):
