@@ -67,7 +67,7 @@ class GenerationWatcher:
     # What the thread sets, and callers read.
     self._loaded: dict[int, Generation] = {}
     self._rejected: dict[int, _Rejection] = {}
-    self._num_polls = 0
+    self._polls_begun = self._polls_ended = 0
     # What has ended the thread.
     self._error: BaseException | None = None
     self._changed = threading.Condition()
@@ -103,15 +103,15 @@ class GenerationWatcher:
       GenerationError: It was published and cannot be used.
       DamagedGenerationError: It is damaged; the sidecar may build it again.
     """
-    polls = self._num_polls
+    self._awaited = step
+    polls = self._polls_begun
 
     def is_decided() -> bool:
       self._raise_error()
-      # An earlier rejection may be of files that were replaced since.
-      is_rejected = step in self._rejected and self._num_polls > polls
+      # What an earlier look rejected may have been replaced since.
+      is_rejected = step in self._rejected and self._polls_ended > polls
       return is_rejected or step in self._loaded
 
-    self._awaited = step
     self._wake()
     try:
       with self._changed:
@@ -155,6 +155,7 @@ class GenerationWatcher:
 
   def _run(self) -> None:
     while self._error is None:
+      self._polls_begun += 1
       try:
         with explain_full_disk(self._store.directory):
           self._poll()
@@ -170,7 +171,7 @@ class GenerationWatcher:
         # A full disk is among them: nothing that the run does would end it.
         self._error = error
       with self._changed:
-        self._num_polls += 1
+        self._polls_ended = self._polls_begun
         self._changed.notify_all()
         self._changed.wait_for(
           lambda: self._woken or self._error is not None, self._poll_seconds
