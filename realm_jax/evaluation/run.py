@@ -580,8 +580,8 @@ def _abstract(models: Models, config: RunConfig) -> Params:
   stage = OpenQa(index_scores=config.index_scores)
   if models.reader is None:
     stage = InverseCloze()
-  lengths = {"query": config.query_length, "block": config.block_length}
-  init = functools.partial(stage.init, models, lengths)
+  lengths = config.query_length, config.block_length
+  init = functools.partial(stage.init, models, *lengths)
   return meta.unbox(jax.eval_shape(init, jax.random.key(0)))
 
 
