@@ -39,7 +39,10 @@ _REFUSED = [
   (f"{_BUILD} --input=seqio:tasks:open_qa", ["open_qa", "run"]),
   (f"{_BUILD} --input=seqio:tasks:inverse_cloze", ["inverse_cloze", "run"]),
   ("build_corpus {d}/text/a.jsonl", ["--input", "--output_dir"]),
-  (f"{_BUILD} --input=a.jsonl --update --overwrite", ["--overwrite", "whole"]),
+  (
+    "build_corpus --output_dir={d}/new --input=a.jsonl --update --overwrite",
+    ["--overwrite", "whole"],
+  ),
   (f"{_BUILD} --input={{d}}/text/a.jsonl b.jsonl", ["'b.jsonl'", "no flag"]),
   # Places.
   (

@@ -10,6 +10,7 @@ has `sentences` and `spans`, as in `salient_span_wikipedia/documents`, is a
 block as it stands.
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -35,15 +36,9 @@ def shards(source: str) -> list[Callable[[], Records]]:
     InputError: There is no such data set, task or split.
   """
   opened, split = _open(source)
-  try:
+  with _explained(source):
     splits = sorted(opened.splits)
     num_shards = len(opened.list_shards(split)) if split in splits else 0
-  except ValueError as error:
-    # Of tasks such as ours.
-    raise InputError(
-      f"--input={source}: the task reads the corpus or the questions of a run, "
-      "and has no documents of its own; give one that has"
-    ) from error
   if split not in splits:
     raise InputError(
       f"--input={source} has no split {split!r}; write one that it has behind "
@@ -59,8 +54,21 @@ def _records(source: str, index: int, num_shards: int) -> Records:
   """Yields the records of a shard, in its order."""
   opened, split = _open(source)
   shard = seqio.ShardInfo(index=index, num_shards=num_shards)
-  dataset = opened.get_dataset(split, shuffle=False, shard_info=shard)
+  with _explained(source):
+    dataset = opened.get_dataset(split, shuffle=False, shard_info=shard)
   yield from dataset.as_numpy_iterator()
+
+
+@contextlib.contextmanager
+def _explained(source: str) -> Iterator[None]:
+  """Explains the errors of tasks, such as ours, that only a run can read."""
+  try:
+    yield
+  except ValueError as error:
+    raise InputError(
+      f"--input={source}: the task reads the corpus or the questions of a run, "
+      "and has no documents of its own; give one that has"
+    ) from error
 
 
 @functools.cache

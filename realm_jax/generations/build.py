@@ -285,9 +285,10 @@ def build_generation(
         start, rows = time.monotonic(), layout.rows(shard)
         vectors = np.empty((len(rows), layout.dim), np.float32)
         steps, is_new = np.full(len(rows), step), embed[rows]
-        vectors[is_new] = builder.embedder.embed(
-          params, rows[is_new], check=check
-        )
+        if is_new.any():
+          vectors[is_new] = builder.embedder.embed(
+            params, rows[is_new], check=check
+          )
         if known is not None and not is_new.all():
           copied = known.rows[rows[~is_new]]
           vectors[~is_new] = known.gather(copied)
