@@ -1,1 +1,0 @@
-"""Whether the present tree computes what a base commit does: the record."""
