@@ -97,7 +97,8 @@ class Disturbed:
       # A file that it had mapped was truncated.
       line = "ended by SIGBUS"
       is_explained = CUT in self.kinds
-    elif code == 2 and self.kinds and _TRACEBACK not in output:
+    # 2 is an error of a user, 4 that another process has the role.
+    elif code in (2, 4) and self.kinds and _TRACEBACK not in output:
       words = _LAST_WORDS.findall(output) or output.strip().splitlines()
       line = words[-1]
       is_explained = name != "trainer" or self._may_stop(output, line)
