@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from benchmarks.runs.job_group import JobGroup
 from benchmarks.runs.jobs import Job, JobError, wait_until
 from benchmarks.runs.pretraining import Run
+from realm_jax.exit_codes import ExitCode
 
 # Kinds of faults that may end a process.
 CRASH = "crash search"
@@ -19,6 +20,8 @@ _DAMAGE = frozenset(
 )
 # Time between two looks at the processes and at what they have written.
 _LOOK_SECONDS = 0.1
+# What a process exits with whose last line says why.
+_SAID = (ExitCode.USER_ERROR, ExitCode.LOST_ROLE)
 _TRACEBACK = "Traceback (most recent call last)"
 # Line in which a command says why it stops. Its children may log more later.
 _LAST_WORDS = re.compile(r"^(?:train|build_index): .*", re.MULTILINE)
@@ -97,8 +100,7 @@ class Disturbed:
       # A file that it had mapped was truncated.
       line = "ended by SIGBUS"
       is_explained = CUT in self.kinds
-    # 2 is an error of a user, 4 that another process has the role.
-    elif code in (2, 4) and self.kinds and _TRACEBACK not in output:
+    elif code in _SAID and self.kinds and _TRACEBACK not in output:
       words = _LAST_WORDS.findall(output) or output.strip().splitlines()
       line = words[-1]
       is_explained = name != "trainer" or self._may_stop(output, line)
