@@ -13,6 +13,7 @@ from jaxtyping import Bool
 from realm_jax.console import columns, figures_table
 from realm_jax.evaluation.resampling import Scores, bootstrap_intervals
 from realm_jax.text import answers
+from realm_jax.text.normalization import normalize_answer
 
 RECALL_DEPTHS = (1, 5, 20, 100)
 INTERVALS = "intervals"
@@ -126,7 +127,8 @@ def answer_length(line: Line) -> str:
   if line["answer_kind"] == "regex":
     return "pattern"
   lengths = (
-    len(answers.normalize_answer(a).split()) for a in line["references"]
+    len(normalize_answer(answer, line["language"]).split())
+    for answer in line["references"]
   )
   length = min(lengths, default=0)
   if length >= _LONGEST:
