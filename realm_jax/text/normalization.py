@@ -8,12 +8,10 @@ articles where `_RULES` has them, and each character of a script without spaces
 between words is a word.
 """
 
-import dataclasses
 import re
 import string
 import unicodedata
-from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 ENGLISH = "en"
 _NOTHING = re.compile(r"(?!)")
@@ -41,12 +39,11 @@ class _WithoutPunctuation(dict[int, str]):
     return character
 
 
-_ASCII_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ASCII_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation), "")
 _PUNCTUATION = _WithoutPunctuation()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rules:
+class _Rules(NamedTuple):
   """What happens to an answer of a language once it is in lower case.
 
   Attributes:
@@ -60,9 +57,7 @@ class _Rules:
 
   form: Literal["NFD", "NFKC"] | None = "NFKC"
   elision: re.Pattern[str] = _NOTHING
-  punctuation: Mapping[int, str | None] = dataclasses.field(
-    default_factory=lambda: _PUNCTUATION
-  )
+  punctuation: dict[int, str] = _PUNCTUATION
   articles: re.Pattern[str] = _NOTHING
   characters: re.Pattern[str] = UNSPACED
   f1_of_nothing: float = 1.0
