@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from realm_jax.console import columns, figures_table
 from realm_jax.evaluation.resampling import Scores, bootstrap_intervals
@@ -16,12 +16,16 @@ from realm_jax.text import answers
 from realm_jax.text.normalization import normalize_answer
 
 RECALL_DEPTHS = (1, 5, 20, 100)
+# Documents that a judged query is given.
+NUM_DOCUMENTS = 100
+_TOP = 10
 INTERVALS = "intervals"
 _QUESTION_WORDS = re.compile(
   r"\b(?:(how many|how much|when|where|what|which|why|how)|who(?:m|se|s)?)\b"
 )
 _LONGEST = 5
 # Scores that a breakdown shows, of those that there are.
+_OF_DOCUMENTS = ("ndcg_at_10", "recall_at_100", "mrr_at_10")
 _SHOWN = ("exact_match", "f1", "recall_at_5", "recall_at_20", "mrr")
 
 # A line of `predictions.jsonl` or `retrieved.jsonl`.
@@ -38,8 +42,11 @@ def question_scores(lines: Sequence[Line]) -> Scores:
     block that the reader has read contains an answer. Of all lines, the
     retrieval scores of `retrieval_scores`: by the words of the answers
     `recall_at_1` and so on and `mrr`, and by their characters
-    `recall_characters_at_1` and so on and `mrr_characters`.
+    `recall_characters_at_1` and so on and `mrr_characters`. Of queries with
+    graded documents, the scores of `document_scores`.
   """
+  if isinstance(lines[0]["references"], Mapping):
+    return document_scores(lines)
   by_words, by_characters = (
     np.array([[block[name] for block in line["evidence"]] for line in lines])
     for name in ("contains_answer", "contains_characters")
@@ -88,6 +95,39 @@ def retrieval_scores(
   }
   ranks = 1.0 + contains.argmax(axis=1)
   return scores | {f"mrr{by}": np.where(contains.any(axis=1), 1.0 / ranks, 0.0)}
+
+
+def document_scores(lines: Sequence[Line]) -> Scores:
+  """Scores the documents retrieved for judged queries, as trec_eval does.
+
+  A document without a grade, or with one of 0 or less, is not relevant. A query
+  without relevant documents scores 0.
+
+  Returns:
+    `ndcg_at_10`: Σ grade / log₂(1 + rank) of the first 10 documents, divided by
+    what the best order of all judged ones has (Järvelin & Kekäläinen 2002,
+    with the grades as gains); `recall_at_100`: the share of the relevant
+    documents that is among the first 100; and `mrr_at_10`: 1 / rank of the
+    first relevant document, 0 if it is not among the first 10.
+  """
+  scores = {name: np.zeros(len(lines)) for name in _OF_DOCUMENTS}
+  for i, line in enumerate(lines):
+    wanted = np.array([g for g in line["references"].values() if g > 0])
+    found = np.array([document["grade"] for document in line["evidence"]])
+    ranks = 1 + np.flatnonzero(found > 0)
+    ranks = ranks[ranks <= NUM_DOCUMENTS]
+    if len(ranks):
+      best = _gain(-np.sort(-wanted))
+      scores["ndcg_at_10"][i] = _gain(np.maximum(found, 0)) / best
+      scores["recall_at_100"][i] = len(ranks) / len(wanted)
+      scores["mrr_at_10"][i] = 1.0 / ranks[0] if ranks[0] <= _TOP else 0.0
+  return scores
+
+
+def _gain(grades: Int[np.ndarray, " n"]) -> float:
+  """Returns the discounted gain of the first documents."""
+  top = grades[:_TOP]
+  return float(np.sum(top / np.log2(2.0 + np.arange(len(top)))))
 
 
 def means(scores: Scores) -> dict[str, float]:

@@ -1,0 +1,323 @@
+"""Retrieval of judged documents, from a folder in the format of BEIR.
+
+    corpus.jsonl       {"_id": …, "title": …, "text": …}
+    queries.jsonl      {"_id": …, "text": …}
+    qrels/SPLIT.tsv    query-id, corpus-id and score (a grade), with this header
+
+The corpus of the run is what `build_corpus --input=DIR/corpus.jsonl` makes, so
+that the documents of its blocks have BEIR's ids. A document of several blocks
+has the score of its best one (MaxP; Dai & Callan 2019). The figures are those
+of trec_eval, and as in BEIR's own evaluation a document with the query's own id
+is left out.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import (
+  Callable,
+  Container,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from realm_jax.console import Progress
+from realm_jax.corpus.block_builder import block_id
+from realm_jax.corpus.store import Corpus
+from realm_jax.evaluation.outputs import EvaluationShard, Figures, Line
+from realm_jax.evaluation.resampling import bootstrap_intervals
+from realm_jax.evaluation.run import Retrieved, Run, RunConfig
+from realm_jax.evaluation.scores import (
+  INTERVALS,
+  NUM_DOCUMENTS,
+  document_scores,
+  means,
+)
+from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.settings import PositiveInt
+from realm_jax.storage.access import require_readable
+from realm_jax.storage.paths import list_names
+
+_HEADER = ["query-id", "corpus-id", "score"]
+_NUM_EXAMPLES = 3
+# More blocks are searched by this factor until they have enough documents.
+_MORE_BLOCKS = 4
+
+# Finds the blocks of texts, or all, if there are fewer than so many.
+Search = Callable[[Sequence[str], int], Retrieved]
+
+
+class BeirError(ValueError):
+  """A folder that is not BEIR's, or of another corpus."""
+
+
+class JudgedQuery(NamedTuple):
+  """A query, and the grades of the documents that were judged for it."""
+
+  id: str
+  text: str
+  grades: Mapping[str, int]
+
+
+class JudgedQueries(NamedTuple):
+  """The queries of a split that have judgements.
+
+  Attributes:
+    directory: Folder that they are from.
+    queries: Queries, in the order of their file.
+    documents: Ids of the judged documents that have any text.
+  """
+
+  directory: epath.Path
+  queries: Sequence[JudgedQuery]
+  documents: Sequence[str]
+
+  @classmethod
+  def read(cls, directory: epath.PathLike, split: str) -> "JudgedQueries":
+    """Reads a folder.
+
+    Raises:
+      BeirError: A file is missing, empty or malformed, or the judgements name
+        queries or documents that the folder does not have.
+      StoreAccessError: A bucket cannot be read.
+    """
+    require_readable(directory)
+    directory = epath.Path(directory)
+    path = directory / "qrels" / f"{split}.tsv"
+    if not path.exists():
+      splits = [name.removesuffix(".tsv") for name in list_names(path.parent)]
+      raise BeirError(
+        f"there is no {path}; want a folder in BEIR's format with the SPLIT "
+        f"{split!r}, and its qrels have {', '.join(sorted(splits)) or 'none'}"
+      )
+    grades = _grades(path)
+    texts = _texts(directory / "queries.jsonl", grades, "text")
+    _require_known(grades, texts, path, "queries.jsonl")
+    judged = {document for own in grades.values() for document in own}
+    documents = _texts(directory / "corpus.jsonl", judged, "title", "text")
+    _require_known(sorted(judged), documents, path, "corpus.jsonl")
+    return cls(
+      directory,
+      [JudgedQuery(key, text, grades[key]) for key, text in texts.items()],
+      [key for key, text in documents.items() if text.strip()],
+    )
+
+  def require_corpus(self, corpus: Corpus) -> None:
+    """Checks that a corpus has all judged documents.
+
+    Raises:
+      BeirError: It lacks some.
+    """
+    ids = [block_id(corpus.name, document, 0) for document in self.documents]
+    is_missing = corpus.rows_of(np.array(ids, np.int64)) < 0
+    missing = [*itertools.compress(self.documents, is_missing)]
+    if missing:
+      raise BeirError(
+        f"{len(missing)} of the {len(self.documents)} judged documents of "
+        f"{self.directory} are not in the corpus {corpus.source}, such as "
+        f"{_examples(missing)}; build it with --input="
+        f"{self.directory / 'corpus.jsonl'}, and drop neither titles nor "
+        "duplicates"
+      )
+
+
+def _texts(
+  path: epath.Path, ids: Container[str], *fields: str
+) -> dict[str, str]:
+  """Returns the texts in some fields of a file's rows with some ids.
+
+  Raises:
+    BeirError: The file is missing or empty, or a line is malformed.
+  """
+  number, texts = 0, dict[str, str]()
+  if path.exists():
+    with path.open("rb") as lines:
+      for number, line in enumerate(lines, start=1):
+        try:
+          row = json.loads(line)
+          if (key := str(row["_id"])) in ids:
+            texts[key] = " ".join(row.get(field) or "" for field in fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+          raise BeirError(
+            f'{path}:{number}: {error!r}; want {{"_id": …, "text": …}}'
+          ) from None
+  if not number:
+    raise BeirError(f"{path} is missing or empty; want a line a text")
+  return texts
+
+
+def _grades(path: epath.Path) -> dict[str, dict[str, int]]:
+  """Returns the grades of documents by query.
+
+  Raises:
+    BeirError: The file has no judgement, or a malformed line.
+  """
+  header, *lines = path.read_text().split("\n")
+  if header.strip().split("\t") != _HEADER:
+    raise BeirError(
+      f"{path} begins with {header[:80]!r}; want the header query-id, "
+      "corpus-id and score, with tabs between"
+    )
+  grades: dict[str, dict[str, int]] = {}
+  for number, line in enumerate(lines, start=2):
+    if not line.strip():
+      continue
+    try:
+      query, document, grade = line.rstrip("\r").split("\t")
+      grades.setdefault(query, {})[document] = int(grade)
+    except ValueError:
+      raise BeirError(
+        f"{path}:{number}: {line!r}; want a query, a document and a whole "
+        "number, with tabs between"
+      ) from None
+  if not grades:
+    raise BeirError(f"{path} has no judgement after its header")
+  return grades
+
+
+def _require_known(
+  ids: Iterable[str], known: Mapping[str, Any], path: epath.Path, file: str
+) -> None:
+  unknown = [one for one in ids if one not in known]
+  if unknown:
+    raise BeirError(
+      f"{path} names {len(unknown)} ids that {file} does not have, "
+      f"such as {_examples(unknown)}"
+    )
+
+
+def _examples(names: Sequence[str]) -> str:
+  return ", ".join(map(repr, names[:_NUM_EXAMPLES]))
+
+
+def retrieved_lines(
+  queries: Sequence[JudgedQuery],
+  corpus: Corpus,
+  search: Search,
+  *,
+  num_searched: int = NUM_DOCUMENTS,
+  batch_size: int = 64,
+) -> Iterator[Line]:
+  """Yields for each query the 100 best documents, as lines of JSON.
+
+  Documents of equal scores come by falling id, as in trec_eval. A line has the
+  `id` of the query, the `question`, the grades of judged documents as
+  `references`, and the documents as `evidence`.
+
+  Args:
+    queries: Queries.
+    corpus: Corpus that is searched.
+    search: Function that finds blocks.
+    num_searched: Number of blocks that are searched at first; more are where
+      these have fewer than 100 documents.
+    batch_size: Number of queries of one search.
+  """
+  with Progress("queries", total=len(queries)) as progress:
+    for start in range(0, len(queries), batch_size):
+      batch = queries[start : start + batch_size]
+      texts = [query.text for query in batch]
+      while True:
+        found = search(texts, num_searched)
+        lines = [
+          _line(query, corpus, *(part[i] for part in found))
+          for i, query in enumerate(batch)
+        ]
+        fewest = min(len(line["evidence"]) for line in lines)
+        if fewest == NUM_DOCUMENTS or num_searched >= corpus.num_blocks:
+          break
+        num_searched *= _MORE_BLOCKS
+      yield from lines
+      progress.advance(len(batch))
+
+
+def _line(
+  query: JudgedQuery, corpus: Corpus, rows: np.ndarray, scores: np.ndarray
+) -> Line:
+  best: dict[str, float] = {}
+  # The first block of a document is its best.
+  for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
+    best.setdefault(corpus.block(row).document_id, score)
+  best.pop(query.id, None)
+  order = sorted(best, key=lambda name: (best[name], name), reverse=True)
+  return {
+    "id": query.id,
+    "question": query.text,
+    "references": query.grades,
+    "evidence": [
+      {
+        "document": document,
+        "score": round(best[document], 6),
+        "grade": query.grades.get(document, 0),
+      }
+      for document in order[:NUM_DOCUMENTS]
+    ],
+  }
+
+
+def evaluate_beir(
+  *,
+  config: RunConfig,
+  beir_dir: epath.PathLike,
+  split: str = "test",
+  batch_size: PositiveInt = 64,
+  index: IndexConfig | None = None,
+  output_dir: epath.PathLike | None = None,
+) -> Figures:
+  """Retrieves documents for judged queries with a retriever of any stage.
+
+  Several processes share the queries. Returns the contents of `metrics.json`.
+
+  Args:
+    config: Checkpoint to evaluate; `num_searched` blocks are searched at first.
+      If it names no generation, the one built from this checkpoint is preferred
+      to the one it was trained with.
+    beir_dir: Folder in BEIR's format, of whose corpus.jsonl the corpus is made.
+    split: Name of a file in its folder qrels, without the ending.
+    batch_size: Number of queries of one search.
+    index: Index to build over the generation's blocks instead of its own. One
+      that needs no vectors, such as BM25, ranks by its own scores.
+    output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
+
+  Raises:
+    ValueError: A file is missing or does not fit; the message says which.
+  """
+  shard = EvaluationShard(
+    output_dir, config=config, beir_dir=str(beir_dir), split=split, index=index
+  )
+  judged = JudgedQueries.read(beir_dir, split)
+  own = slice(shard.agreement.index, None, shard.agreement.count)
+  with shard.lines("retrieved.jsonl") as lines:
+    config = dataclasses.replace(config, reader=None)
+    run = Run.load(config, index=index, max_batch=batch_size)
+    shard.require_same_run(run)
+    judged.require_corpus(run.corpus)
+    found = retrieved_lines(
+      judged.queries[own],
+      run.corpus,
+      lambda texts, k: run.search(run.encode(texts), k, rescore=False),
+      num_searched=config.num_searched,
+      batch_size=batch_size,
+    )
+    positions = range(len(judged.queries))[own]
+    lines.update(zip(positions, found, strict=True))
+  return shard.report(
+    lambda: {
+      **summarize_documents(list(lines.values())),
+      "beir_dir": str(beir_dir),
+      "split": split,
+    },
+    run,
+  )
+
+
+def summarize_documents(lines: Sequence[Line]) -> Figures:
+  """Returns the means of `document_scores`, and their intervals."""
+  scores = document_scores(lines)
+  intervals: Figures = {**bootstrap_intervals(scores)}
+  return {**means(scores), "num_questions": len(lines), INTERVALS: intervals}
