@@ -236,6 +236,11 @@ def retrieved_lines(
       progress.advance(len(batch))
 
 
+def search_of(run: Run) -> Search:
+  """Returns the search of a run, in the order of its index."""
+  return lambda texts, k: run.search(run.encode(texts), k, rescore=False)
+
+
 def _line(
   query: JudgedQuery, corpus: Corpus, rows: np.ndarray, scores: np.ndarray
 ) -> Line:
@@ -300,7 +305,7 @@ def evaluate_beir(
     found = retrieved_lines(
       judged.queries[own],
       run.corpus,
-      lambda texts, k: run.search(run.encode(texts), k, rescore=False),
+      search_of(run),
       num_searched=config.num_searched,
       batch_size=batch_size,
     )
