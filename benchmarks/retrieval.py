@@ -28,6 +28,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import beir
 from realm_jax.evaluation.run import Retrieved
+from realm_jax.evaluation.scores import summarize
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch
 from realm_jax.storage.json_files import write_json
@@ -120,10 +121,9 @@ def measure_model(folder: Path, model_dir: Path) -> dict[str, Any]:
 def _figures(
   folder: Path, corpus: Corpus, search: beir.Search
 ) -> dict[str, Any]:
-  judged = beir.JudgedQueries.read(folder, "test")
-  lines = [*beir.retrieved_lines(judged.queries, corpus, search)]
-  blocks = {"num_blocks": corpus.num_blocks}
-  return beir.summarize_documents(lines) | blocks
+  queries = beir.read_queries(folder)
+  lines = [*beir.retrieved_lines(queries, corpus, search)]
+  return summarize(lines) | {"num_blocks": corpus.num_blocks}
 
 
 def table(result: dict[str, dict[str, dict[str, Any]]]) -> str:

@@ -14,15 +14,8 @@ is left out.
 import dataclasses
 import itertools
 import json
-from collections.abc import (
-  Callable,
-  Container,
-  Iterable,
-  Iterator,
-  Mapping,
-  Sequence,
-)
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -31,21 +24,14 @@ from realm_jax.console import Progress
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.outputs import EvaluationShard, Figures, Line
-from realm_jax.evaluation.resampling import bootstrap_intervals
 from realm_jax.evaluation.run import Retrieved, Run, RunConfig
-from realm_jax.evaluation.scores import (
-  INTERVALS,
-  NUM_DOCUMENTS,
-  document_scores,
-  means,
-)
+from realm_jax.evaluation.scores import NUM_DOCUMENTS, summarize
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.paths import list_names
 
 _HEADER = ["query-id", "corpus-id", "score"]
-_NUM_EXAMPLES = 3
 # More blocks are searched by this factor until they have enough documents.
 _MORE_BLOCKS = 4
 
@@ -54,7 +40,7 @@ Search = Callable[[Sequence[str], int], Retrieved]
 
 
 class BeirError(ValueError):
-  """A folder that is not BEIR's, or of another corpus."""
+  """A folder that is not in BEIR's format, or not of the corpus."""
 
 
 class JudgedQuery(NamedTuple):
@@ -65,111 +51,63 @@ class JudgedQuery(NamedTuple):
   grades: Mapping[str, int]
 
 
-class JudgedQueries(NamedTuple):
-  """The queries of a split that have judgements.
+def read_queries(
+  directory: epath.PathLike, split: str = "test"
+) -> list[JudgedQuery]:
+  """Reads the judged queries of a folder, in the order of their file.
 
-  Attributes:
-    directory: Folder that they are from.
-    queries: Queries, in the order of their file.
-    documents: Ids of the judged documents that have any text.
+  Raises:
+    BeirError: A file is missing, empty or malformed, or the judgements name
+      queries that the folder does not have.
+    StoreAccessError: A bucket cannot be read.
   """
-
-  directory: epath.Path
-  queries: Sequence[JudgedQuery]
-  documents: Sequence[str]
-
-  @classmethod
-  def read(cls, directory: epath.PathLike, split: str) -> "JudgedQueries":
-    """Reads a folder.
-
-    Raises:
-      BeirError: A file is missing, empty or malformed, or the judgements name
-        queries or documents that the folder does not have.
-      StoreAccessError: A bucket cannot be read.
-    """
-    require_readable(directory)
-    directory = epath.Path(directory)
-    path = directory / "qrels" / f"{split}.tsv"
-    if not path.exists():
-      splits = [name.removesuffix(".tsv") for name in list_names(path.parent)]
+  require_readable(directory)
+  directory = epath.Path(directory)
+  qrels, path = directory / "qrels", directory / "queries.jsonl"
+  grades = _grades(qrels, split)
+  lines = path.read_bytes().rstrip().splitlines() if path.exists() else []
+  if not lines:
+    raise BeirError(f"{path} is missing or empty; want a query a line")
+  queries = []
+  for number, line in enumerate(lines, start=1):
+    try:
+      row = json.loads(line)
+      key, text = str(row["_id"]), row["text"]
+      if key in grades and not text.strip():
+        raise ValueError("no text")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise BeirError(
-        f"there is no {path}; want a folder in BEIR's format with the SPLIT "
-        f"{split!r}, and its qrels have {', '.join(sorted(splits)) or 'none'}"
-      )
-    grades = _grades(path)
-    texts = _texts(directory / "queries.jsonl", grades, "text")
-    _require_known(grades, texts, path, "queries.jsonl")
-    judged = {document for own in grades.values() for document in own}
-    documents = _texts(directory / "corpus.jsonl", judged, "title", "text")
-    _require_known(sorted(judged), documents, path, "corpus.jsonl")
-    return cls(
-      directory,
-      [JudgedQuery(key, text, grades[key]) for key, text in texts.items()],
-      [key for key, text in documents.items() if text.strip()],
+        f'{path}:{number}: {error!r}; want {{"_id": …, "text": …}}'
+      ) from None
+    if key in grades:
+      queries.append(JudgedQuery(key, text, grades[key]))
+  if unknown := sorted({*grades} - {query.id for query in queries}):
+    raise BeirError(
+      f"{qrels} names {len(unknown)} queries that {path} does not have, such "
+      f"as {_examples(unknown)}"
     )
-
-  def require_corpus(self, corpus: Corpus) -> None:
-    """Checks that a corpus has all judged documents.
-
-    Raises:
-      BeirError: It lacks some.
-    """
-    ids = [block_id(corpus.name, document, 0) for document in self.documents]
-    is_missing = corpus.rows_of(np.array(ids, np.int64)) < 0
-    missing = [*itertools.compress(self.documents, is_missing)]
-    if missing:
-      raise BeirError(
-        f"{len(missing)} of the {len(self.documents)} judged documents of "
-        f"{self.directory} are not in the corpus {corpus.source}, such as "
-        f"{_examples(missing)}; build it with --input="
-        f"{self.directory / 'corpus.jsonl'}, and drop neither titles nor "
-        "duplicates"
-      )
+  return queries
 
 
-def _texts(
-  path: epath.Path, ids: Container[str], *fields: str
-) -> dict[str, str]:
-  """Returns the texts in some fields of a file's rows with some ids.
-
-  Raises:
-    BeirError: The file is missing or empty, or a line is malformed.
-  """
-  number, texts = 0, dict[str, str]()
-  if path.exists():
-    with path.open("rb") as lines:
-      for number, line in enumerate(lines, start=1):
-        try:
-          row = json.loads(line)
-          if (key := str(row["_id"])) in ids:
-            texts[key] = " ".join(row.get(field) or "" for field in fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-          raise BeirError(
-            f'{path}:{number}: {error!r}; want {{"_id": …, "text": …}}'
-          ) from None
-  if not number:
-    raise BeirError(f"{path} is missing or empty; want a line a text")
-  return texts
-
-
-def _grades(path: epath.Path) -> dict[str, dict[str, int]]:
-  """Returns the grades of documents by query.
-
-  Raises:
-    BeirError: The file has no judgement, or a malformed line.
-  """
-  header, *lines = path.read_text().split("\n")
-  if header.strip().split("\t") != _HEADER:
+def _grades(folder: epath.Path, split: str) -> dict[str, dict[str, int]]:
+  """Returns the grades of documents by query, of the file of a split."""
+  path = folder / f"{split}.tsv"
+  if not path.exists():
+    splits = [name.removesuffix(".tsv") for name in list_names(folder)]
+    raise BeirError(
+      f"there is no {path}; want a folder in BEIR's format with the SPLIT "
+      f"{split!r}, and this has {', '.join(sorted(splits)) or 'none'}"
+    )
+  header, *lines = path.read_text().rstrip().splitlines() or [""]
+  if header.split("\t") != _HEADER:
     raise BeirError(
       f"{path} begins with {header[:80]!r}; want the header query-id, "
       "corpus-id and score, with tabs between"
     )
   grades: dict[str, dict[str, int]] = {}
   for number, line in enumerate(lines, start=2):
-    if not line.strip():
-      continue
     try:
-      query, document, grade = line.rstrip("\r").split("\t")
+      query, document, grade = line.split("\t")
       grades.setdefault(query, {})[document] = int(grade)
     except ValueError:
       raise BeirError(
@@ -181,19 +119,26 @@ def _grades(path: epath.Path) -> dict[str, dict[str, int]]:
   return grades
 
 
-def _require_known(
-  ids: Iterable[str], known: Mapping[str, Any], path: epath.Path, file: str
-) -> None:
-  unknown = [one for one in ids if one not in known]
-  if unknown:
-    raise BeirError(
-      f"{path} names {len(unknown)} ids that {file} does not have, "
-      f"such as {_examples(unknown)}"
-    )
-
-
 def _examples(names: Sequence[str]) -> str:
-  return ", ".join(map(repr, names[:_NUM_EXAMPLES]))
+  return ", ".join(map(repr, names[:3]))
+
+
+def require_judged(queries: Sequence[JudgedQuery], corpus: Corpus) -> None:
+  """Checks that a corpus has all judged documents.
+
+  Raises:
+    BeirError: It lacks some.
+  """
+  judged = sorted({document for query in queries for document in query.grades})
+  ids = [block_id(corpus.name, document, 0) for document in judged]
+  is_missing = corpus.rows_of(np.array(ids, np.int64)) < 0
+  if missing := [*itertools.compress(judged, is_missing)]:
+    raise BeirError(
+      f"{len(missing)} of {len(judged)} judged documents are not in the corpus "
+      f"{corpus.source}, such as {_examples(missing)}; build it with the "
+      "folder's corpus.jsonl as --input, without dropping titles or "
+      "duplicates, and take documents without words out of the qrels"
+    )
 
 
 def retrieved_lines(
@@ -295,34 +240,27 @@ def evaluate_beir(
   shard = EvaluationShard(
     output_dir, config=config, beir_dir=str(beir_dir), split=split, index=index
   )
-  judged = JudgedQueries.read(beir_dir, split)
+  queries = read_queries(beir_dir, split)
   own = slice(shard.agreement.index, None, shard.agreement.count)
   with shard.lines("retrieved.jsonl") as lines:
     config = dataclasses.replace(config, reader=None)
     run = Run.load(config, index=index, max_batch=batch_size)
     shard.require_same_run(run)
-    judged.require_corpus(run.corpus)
+    require_judged(queries, run.corpus)
     found = retrieved_lines(
-      judged.queries[own],
+      queries[own],
       run.corpus,
       search_of(run),
       num_searched=config.num_searched,
       batch_size=batch_size,
     )
-    positions = range(len(judged.queries))[own]
+    positions = range(len(queries))[own]
     lines.update(zip(positions, found, strict=True))
   return shard.report(
     lambda: {
-      **summarize_documents(list(lines.values())),
+      **summarize(list(lines.values())),
       "beir_dir": str(beir_dir),
       "split": split,
     },
     run,
   )
-
-
-def summarize_documents(lines: Sequence[Line]) -> Figures:
-  """Returns the means of `document_scores`, and their intervals."""
-  scores = document_scores(lines)
-  intervals: Figures = {**bootstrap_intervals(scores)}
-  return {**means(scores), "num_questions": len(lines), INTERVALS: intervals}

@@ -45,7 +45,7 @@ def question_scores(lines: Sequence[Line]) -> Scores:
     `recall_characters_at_1` and so on and `mrr_characters`. Of queries with
     graded documents, the scores of `document_scores`.
   """
-  if isinstance(lines[0]["references"], Mapping):
+  if is_judged(lines):
     return document_scores(lines)
   by_words, by_characters = (
     np.array([[block[name] for block in line["evidence"]] for line in lines])
@@ -97,6 +97,11 @@ def retrieval_scores(
   return scores | {f"mrr{by}": np.where(contains.any(axis=1), 1.0 / ranks, 0.0)}
 
 
+def is_judged(lines: Sequence[Line]) -> bool:
+  """Returns whether the lines are of queries with graded documents."""
+  return isinstance(lines[0]["references"], Mapping)
+
+
 def document_scores(lines: Sequence[Line]) -> Scores:
   """Scores the documents retrieved for judged queries, as trec_eval does.
 
@@ -143,7 +148,7 @@ def num_bad_patterns(lines: Sequence[Line]) -> int | None:
   patterns = [
     pattern
     for line in lines
-    if line["answer_kind"] == "regex"
+    if line.get("answer_kind") == "regex"
     for pattern in line["references"]
   ]
   return len(answers.bad_patterns(patterns)) if patterns else None
@@ -189,7 +194,7 @@ def summarize(lines: Sequence[Line]) -> dict[str, Any]:
     The means of `question_scores`; `bad_patterns`, if answers are patterns;
     `intervals`, the 95 % bootstrap interval of each mean; `by_question_word`,
     by the size of the groups, and `by_answer_length`: for each group of
-    questions their number and the main scores.
+    questions their number and the main scores. Judged queries have no groups.
   """
   scores = question_scores(lines)
   figures: dict[str, Any] = means(scores)
@@ -197,6 +202,8 @@ def summarize(lines: Sequence[Line]) -> dict[str, Any]:
     figures["bad_patterns"] = bad_patterns
   figures["num_questions"] = len(lines)
   figures[INTERVALS] = bootstrap_intervals(scores)
+  if is_judged(lines):
+    return figures
   for name, group_of in _BREAKDOWNS.items():
     groups = np.array([group_of(line) for line in lines])
     names, sizes = np.unique(groups, return_counts=True)
