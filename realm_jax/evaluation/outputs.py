@@ -172,6 +172,7 @@ class EvaluationShard:
         "corpus_dir": str(run.corpus.source),
         "corpus_fingerprint": run.corpus.fingerprint,
         "corpus_version": run.corpus.version,
+        "language": run.language,
         "seconds": round(time.monotonic() - self._start, 3),
       }
       if self._output_dir is not None:
