@@ -154,13 +154,6 @@ def test_the_files_of_a_removed_generation_stay_for_a_while(
   assert not store.path(3).exists()
 
 
-def test_the_last_few_and_the_pinned_are_kept(generations_dir, corpus):
-  for step in (0, 500, 1000, 1500, 2000):
-    publish_one(generations_dir, corpus, step)
-  store = GenerationStore(generations_dir)
-  assert store.prunable(keep=2, pinned={500, 77}) == [0, 1000]
-
-
 def test_reported_damage_is_looked_at_once(generations_dir, corpus):
   for step in (0, 500):
     publish_one(generations_dir, corpus, step)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.training.encoder_rows import with_null, without_source
+from realm_jax.training.encoder_rows import without_source
 
 
 @st.composite
@@ -27,9 +27,3 @@ def test_it_never_stays_and_the_order_does(example):
   for b in range(len(rows)):
     others = [row for row in rows[b] if row not in sources] + num_kept * [-1]
     np.testing.assert_array_equal(kept[b], others[:num_kept])
-
-
-def test_the_null_block_is_candidate_0():
-  np.testing.assert_array_equal(
-    with_null(np.array([[5, 6], [0, 1]])), [[-1, 5, 6], [-1, 0, 1]]
-  )
