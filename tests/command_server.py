@@ -25,7 +25,7 @@ from typing import IO, Any, NoReturn
 
 _PROJECT_DIR = Path(__file__).resolve().parent.parent
 # What commands import; none of it defines flags, or starts a thread.
-_IMPORTED = (
+MODULES = (
   "realm_jax.corpus.build",
   "realm_jax.corpus.seqio_rows",
   "realm_jax.evaluation.open_qa",
@@ -77,9 +77,12 @@ class CommandServer:
 
   Args:
     environment: Environment in which the libraries are imported.
+    modules: What is imported, jax or what imports it among them.
   """
 
-  def __init__(self, environment: Mapping[str, str]):
+  def __init__(
+    self, environment: Mapping[str, str], modules: Sequence[str] = MODULES
+  ):
     self._environment = dict(environment)
     self._lock = threading.Lock()
     kind = socket.SOCK_SEQPACKET
@@ -87,7 +90,10 @@ class CommandServer:
     with theirs:
       number = theirs.fileno()
       self._server = subprocess.Popen(
-        [sys.executable, "-m", "tests.command_server", str(number)],
+        [
+          *(sys.executable, "-m", "tests.command_server"),
+          *(str(number), *modules),
+        ],
         cwd=_PROJECT_DIR,
         env=self._environment,
         pass_fds=[number],
@@ -195,9 +201,10 @@ def _serve(channel: socket.socket) -> None:
 
 
 def main() -> None:
-  for module in _IMPORTED:
+  number, *modules = sys.argv[1:]
+  for module in modules:
     importlib.import_module(module)
-  with socket.socket(fileno=int(sys.argv[1])) as channel:
+  with socket.socket(fileno=int(number)) as channel:
     _serve(channel)
 
 

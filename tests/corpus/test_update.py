@@ -157,12 +157,6 @@ def test_a_line_that_cannot_be_done_changes_nothing(
   assert (summary.added, summary.removed) == (1, 1)
 
 
-@pytest.mark.parametrize("name", ["shard_bytes", "keep_versions"])
-def test_a_number_below_one_is_refused(corpus, update, name):
-  with pytest.raises(CorpusError, match=f"{name}=0; give 1"):
-    update([article("new", seed=1)], **{name: 0})
-
-
 def test_an_update_of_a_corpus_without_duplicates(build, update):
   twice = "Ada was in Velt."
   rows = [

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.objectives.open_qa import open_qa_loss
+from realm_jax.objectives.open_qa import marginal_log_likelihood, open_qa_loss
 
 B, N, K, L, W = 4, 6, 2, 5, 3
 # Operation by operation it would compile for longer.
@@ -52,6 +52,22 @@ def _by_hand(scores, has_answer, span_logits, is_span, is_answer):
         correct += value * is_answer[b, k, i, w]
     reader -= np.log(correct / all_spans) if correct else 0.0
   return retriever / B, reader / B
+
+
+def test_log_likelihood_by_hand():
+  # exp of the scores are 1, 2, 3, 4; the last is not allowed.
+  scores = jnp.log(jnp.array([[1.0, 2.0, 3.0, 4.0]]))
+  allowed = jnp.array([[True, True, True, False]])
+  for correct, expected, found in [
+    ([True, False, False, False], np.log(1 / 6), 1.0),
+    ([False, True, True, True], np.log(5 / 6), 1.0),
+    ([False, False, False, True], 0.0, 0.0),
+  ]:
+    value, is_found = marginal_log_likelihood(
+      scores, jnp.array([correct]), allowed
+    )
+    assert value[0] == pytest.approx(expected, abs=1e-6)
+    assert is_found[0] == found
 
 
 @pytest.mark.parametrize("seed", range(3))

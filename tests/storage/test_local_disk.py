@@ -28,6 +28,8 @@ def test_a_full_disk_and_a_full_quota_are_explained(code):
     explain_full_disk("/disk/run", advice="keep fewer"),
   ):
     raise OSError(code, os.strerror(code))
+  with pytest.raises(PermissionError), explain_full_disk("/disk/run"):
+    raise PermissionError(errno.EACCES, "denied")
 
 
 _KILLED = """
