@@ -1,7 +1,6 @@
 """Checkpoints: item by item, bit for bit, into any layout."""
 
 import contextlib
-import subprocess
 import sys
 import time
 
@@ -297,10 +296,8 @@ raise ValueError("the first error")
 
 @pytest.mark.slow
 def test_a_store_that_is_still_open_does_not_bury_the_error_of_a_program(
-  tmp_path, project_dir
+  tmp_path, command_server
 ):
   program = [sys.executable, "-c", _FAILING_PROGRAM, str(tmp_path)]
-  ended = subprocess.run(
-    program, cwd=project_dir, stderr=subprocess.PIPE, text=True
-  )
+  ended = command_server.run(program)
   assert ended.stderr.endswith("ValueError: the first error\n")

@@ -5,7 +5,6 @@ import json
 import secrets
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -313,7 +312,7 @@ for number, copy in enumerate(copies):
 
 @pytest.mark.slow
 def test_a_kill_leaves_the_version_before_or_the_new_one(
-  corpus, tmp_path, command_environment
+  corpus, tmp_path, command_server
 ):
   """At moments between the first file that is moved and the end."""
   rows = [article("new", seed=1), {"id": "d3", "remove": True}]
@@ -323,14 +322,10 @@ def test_a_kill_leaves_the_version_before_or_the_new_one(
     Path(shutil.copytree(corpus.source, tmp_path / f"copy{number}"))
     for number in range(6)
   ]
-  done = subprocess.run(
-    [sys.executable, "-c", _UPDATE_AND_DIE, lines, *copies],
-    env=command_environment,
-    check=True,
-    timeout=120,
-    capture_output=True,
-    text=True,
+  done = command_server.run(
+    [sys.executable, "-c", _UPDATE_AND_DIE, lines, *copies]
   )
+  assert done.returncode == 0, done.stderr
   before, seen = contents(corpus), []
   for copy in copies:
     left = Corpus.open(copy)

@@ -1,7 +1,6 @@
 """Publication, removal and drafts, whoever dies meanwhile."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -67,15 +66,13 @@ def _sound(generations_dir):
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory, corpus, project_dir):
+def killed(tmp_path_factory, corpus, command_server):
   """The directories of all attempts: `first`, `replacing` and `draft`."""
   root = tmp_path_factory.mktemp("killed")
-  subprocess.run(
-    [sys.executable, "-c", _KILLED_AT_EVERY_CALL, root, corpus.source],
-    check=True,
-    cwd=project_dir,
-    timeout=240,
+  done = command_server.run(
+    [sys.executable, "-c", _KILLED_AT_EVERY_CALL, root, corpus.source]
   )
+  assert done.returncode == 0, done.stderr
   return root
 
 
