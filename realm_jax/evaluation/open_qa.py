@@ -12,7 +12,12 @@ from jaxtyping import Int32
 
 from realm_jax.console import Progress
 from realm_jax.evaluation.answers import Answered, num_searched, read
-from realm_jax.evaluation.outputs import EvaluationShard, Figures, Line
+from realm_jax.evaluation.outputs import (
+  PREDICTIONS,
+  EvaluationShard,
+  Figures,
+  Line,
+)
 from realm_jax.evaluation.run import Block, Run, RunConfig
 from realm_jax.evaluation.scores import summarize
 from realm_jax.indexes.protocol import IndexConfig
@@ -76,7 +81,7 @@ def evaluate_open_qa(
   )
   with (
     open_questions(data, shard=shard, max_examples=max_examples) as batches,
-    shard.lines("predictions.jsonl") as lines,
+    shard.lines(PREDICTIONS) as lines,
   ):
     run = Run.load(config, max_batch=data.batch_size)
     shard.require_same_run(run)

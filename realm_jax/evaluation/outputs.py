@@ -27,7 +27,7 @@ from realm_jax.partitioning.sharding import RowGroups
 from realm_jax.storage.access import require_writable
 from realm_jax.storage.json_files import JsonValue, json_lines, write_json
 
-METRICS = "metrics.json"
+METRICS, PREDICTIONS = "metrics.json", "predictions.jsonl"
 # The key-value store of the processes refuses values of several megabytes.
 _CHARACTERS_PER_PIECE = 1 << 19
 
