@@ -3,9 +3,10 @@
 To start Python, jax, TensorFlow and orbax takes each command four seconds of a
 core. A server imports them once and forks for each command, which then runs as
 `python -m MODULE` or `python -c PROGRAM` would: in a process of its own, with
-its own environment, streams and end.
+its own environment, streams and exit code.
 """
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -96,6 +97,7 @@ class CommandServer:
         ],
         cwd=_PROJECT_DIR,
         env=self._environment,
+        stdin=subprocess.DEVNULL,
         pass_fds=[number],
       )
 
@@ -163,13 +165,26 @@ def _become(message: dict[str, Any], files: list[int]) -> NoReturn:
   random.seed()
   kind, what, *arguments = message["command"]
   sys.path[0] = message["cwd"]
-  if kind == "-m":
-    sys.argv = [what, *arguments]
-    runpy.run_module(what, run_name="__main__", alter_sys=True)
-  else:
-    sys.argv = ["-c", *arguments]
-    exec(what, {"__name__": "__main__"})
-  raise SystemExit(0)
+  sys.argv = [what if kind == "-m" else kind, *arguments]
+  try:
+    if kind == "-m":
+      runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+      exec(what, {"__name__": "__main__"})
+    code: Any = 0
+  except SystemExit as ended:
+    code = ended.code or 0
+    if isinstance(code, str):
+      print(code, file=sys.stderr)
+  except BaseException:
+    sys.excepthook(*sys.exc_info())
+    code = 1
+  # What else Python does at its end takes a second, and has no effect.
+  threading._shutdown()  # type: ignore[attr-defined]
+  atexit._run_exitfuncs()
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code if isinstance(code, int) else 1)
 
 
 def _serve(channel: socket.socket) -> None:
