@@ -1,7 +1,6 @@
 """`python -m realm_jax.demo` with a few steps of everything."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -27,20 +26,15 @@ NUM_LENGTHS = 1
 _CONTENDERS = ("realm", "random_blocks", "bm25", "ict_only")
 
 
-def test_the_whole_demo_in_small(tmp_path, project_dir, command_environment):
+def test_the_whole_demo_in_small(tmp_path, command_server):
   (tmp_path / "small.gin").write_text(_SMALL)
   output_dir = tmp_path / "demo"
-  done = subprocess.run(
+  done = command_server.run(
     [
       *(sys.executable, "-m", "realm_jax.demo"),
       f"--gin_file={tmp_path / 'small.gin'}",
       f"--output_dir={output_dir}",
-    ],
-    cwd=project_dir,
-    env=command_environment,
-    capture_output=True,
-    text=True,
-    check=False,
+    ]
   )
   assert done.returncode == 0, done.stderr[-3000:]
   report = json.loads((output_dir / "report.json").read_text())
