@@ -1,6 +1,7 @@
 """What every test stands on; read before anything imports jax or TensorFlow."""
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
   from benchmarks.runs.object_store import ObjectStore
   from realm_jax.evaluation.run import Run, RunConfig
   from tests import tiny_world
+  from tests.command_server import CommandServer
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 # Public data beside the clone; tests that use it skip where it is absent.
@@ -272,3 +274,22 @@ def command_environment() -> dict[str, str]:
   return dict(
     os.environ, PYTHONPATH=str(PROJECT_DIR), XLA_FLAGS=_ONE_DEVICE_XLA_FLAGS
   )
+
+
+@pytest.fixture(scope="session")
+def command_server(command_environment) -> Iterator["CommandServer"]:
+  """Starts commands without importing their libraries for each."""
+  from tests.command_server import CommandServer
+
+  with contextlib.closing(CommandServer(command_environment)) as server:
+    yield server
+
+
+@pytest.fixture(scope="module")
+def quick_jobs(command_server) -> Iterator[None]:
+  """Jobs of `benchmarks.runs.jobs` are started by the server."""
+  from benchmarks.runs import jobs
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jobs, "start_process", command_server.start)
+    yield

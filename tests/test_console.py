@@ -19,7 +19,6 @@ from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.console import (
   Progress,
-  figures_table,
   hide_library_messages,
   stop_on_sigterm,
 )
@@ -76,12 +75,6 @@ def test_a_terminal_gets_a_bar_instead_of_lines(monkeypatch, lines, clock):
     progress.advance(4)
     assert "4.00/8.00" in terminal.getvalue()
     assert lines == []
-
-
-def test_the_table_is_aligned():
-  assert figures_table({"exact_match": 0.5, "n": 3, "mrr": 1 / 3}) == (
-    "exact_match  0.5000\nn            3\nmrr          0.3333"
-  )
 
 
 def test_sigterm_sets_the_flag_and_the_old_handler_returns():

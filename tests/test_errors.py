@@ -2,15 +2,11 @@
 
 import json
 import shlex
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.slow
-
-PROJECT_DIR = Path(__file__).resolve().parent.parent
 
 _BUILD = "build_corpus --output_dir={d}/new --vocab={d}/corpus/vocab.txt"
 _RECIPE = "--gin_file=gin/runs/inverse_cloze.gin --corpus_dir={d}/corpus"
@@ -85,25 +81,16 @@ _REFUSED = [
     (f"{_TRAIN} --gin.{name}={value}", [name, value.strip("-"), "number"])
     for name, value in (
       ("LEARNING_RATE", "nan"),
-      ("LEARNING_RATE", "-inf"),
-      ("LEARNING_RATE", "-0.1"),
       ("ADAM_B2", "1.5"),
-      ("RETRIEVER_RATE_SCALE", "-1"),
       ("OptimizerConfig.clip_norm", "0"),
-      ("DataConfig.sentence_removal_probability", "1.1"),
     )
   ),
   (f"{_TRAIN} --gin.LEARNING_RATE=1e400", ["LEARNING_RATE", "inf"]),
   *(
     (f"{_TRAIN} --gin.{name}={value}", [name, value, "an integer of at least"])
     for name, value in (
-      ("BATCH_SIZE", "0"),
       ("NUM_STEPS", "-1"),
       ("QUERY_LENGTH", "2"),
-      ("SEED", "-1"),
-      ("WARMUP_STEPS", "-5"),
-      ("SAVE_EVERY_STEPS", "0"),
-      ("FSDP", "0"),
       ("BATCH_SIZE", "many"),
     )
   ),
@@ -118,7 +105,7 @@ _REFUSED = [
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(tmp_path_factory, command_server):
   """The directory, and the exit code and output of each of `_REFUSED`."""
   directory = tmp_path_factory.mktemp("errors")
   (directory / "file").touch()
@@ -133,22 +120,16 @@ def outcomes(tmp_path_factory):
   )
   (directory / "changes").write_text(f'{{"id": "velt", {line[1:]}\n')
   updated = "build_corpus --update --input={d}/changes --output_dir={d}/corpus"
-  lines = [built, updated, *(typed for typed, _ in _REFUSED)]
-  commands = [
-    shlex.split(f"realm_jax.{line.replace('{d}', str(directory))}")
-    for line in lines
-  ]
-  run = subprocess.run(
-    [sys.executable, "-m", "tests.commands_child"],
-    cwd=PROJECT_DIR,
-    input=json.dumps(commands),
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  first, second, *others = json.loads(run.stdout)
-  assert (first[0], second[0]) == (0, 0), first[1] + second[1]
-  return directory, dict(zip(lines[2:], others, strict=True))
+  found = {}
+  for line in (built, updated, *(typed for typed, _ in _REFUSED)):
+    module, *words = shlex.split(line.replace("{d}", str(directory)))
+    done = command_server.run(
+      [sys.executable, "-m", f"realm_jax.{module}", *words]
+    )
+    found[line] = done.returncode, done.stdout + done.stderr
+  for line in (built, updated):
+    assert found[line][0] == 0, found[line][1]
+  return directory, found
 
 
 @pytest.mark.parametrize(

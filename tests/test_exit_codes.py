@@ -1,8 +1,5 @@
 """The codes of commands, by which a cluster tells failures apart."""
 
-import subprocess
-import sys
-
 import pytest
 from absl import app, flags
 
@@ -82,19 +79,3 @@ def test_an_error_that_explains_itself_is_a_line_and_a_code(
 def test_a_bug_keeps_its_traceback():
   with pytest.raises(ZeroDivisionError):
     _code(lambda: 1 / 0)
-
-
-@pytest.mark.parametrize("flag", ["--no_such=1", "--gin.SEED"])
-def test_a_wrong_flag_is_an_error_of_the_user(flag, project_dir):
-  command = (
-    "from realm_jax.configuration import command_line as c; c.run(lambda _: 0)"
-  )
-  done = subprocess.run(
-    [sys.executable, "-c", command, flag],
-    cwd=project_dir,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == ExitCode.USER_ERROR
-  assert done.stderr.count("\n") == 1
-  assert flag.partition("=")[0].lstrip("-") in done.stderr

@@ -10,7 +10,6 @@ import importlib.util
 import pkgutil
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from launch.launch_flags import define, split_bindings
 from realm_jax import configuration
 from realm_jax.configuration import command_line, names
 from realm_jax.training.config import TrainConfig
+from tests.command_server import CommandServer
 
 _PROJECT_DIR = Path(__file__).resolve().parent.parent
 _DOCUMENTS = ("README.md", *sorted(_PROJECT_DIR.glob("docs/*.md")))
@@ -32,28 +32,6 @@ _LAUNCHER = "launch.xm_launch"
 _T5X = "t5x.train"
 # Flags of t5x that gin and its files need.
 _GIN_FLAGS = {"gin_file", "gin_bindings", "gin_search_paths"}
-# Writes the help of modules without importing the libraries for each.
-_HELP = """
-import importlib, os, runpy, sys
-for library in ("clu.metric_writers", "flax.linen", "orbax.checkpoint", "seqio",
-                "tensorflow_text"):
-  importlib.import_module(library)
-folder, *modules = sys.argv[1:]
-for module in modules:
-  if os.fork() == 0:
-    with open(f"{folder}/{module}", "w") as file:
-      os.dup2(file.fileno(), 1)
-      os.dup2(file.fileno(), 2)
-    benchmark = module.startswith("benchmarks.")
-    sys.argv = [module, "--help" if benchmark else "--helpfull"]
-    try:
-      runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit:
-      pass
-    sys.stdout.flush()
-    os._exit(0)
-  os.wait()
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,15 +110,10 @@ _OURS = [c for c in _COMMANDS if c.module != _T5X]
 _OF_T5X = [c for c in _COMMANDS if c.module == _T5X]
 
 
-def _help(modules: list[str], folder: Path) -> dict[str, str]:
-  subprocess.run(
-    [sys.executable, "-c", _HELP, folder, *modules],
-    cwd=_PROJECT_DIR,
-    check=True,
-    capture_output=True,
-    timeout=600,
-  )
-  return {module: (folder / module).read_text() for module in modules}
+def _help(server: CommandServer, module: str) -> str:
+  flag = "--help" if module.startswith("benchmarks.") else "--helpfull"
+  done = server.run([sys.executable, "-m", module, flag])
+  return done.stdout + done.stderr
 
 
 def _flags_of(text: str) -> set[str]:
@@ -148,10 +121,10 @@ def _flags_of(text: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def help_of(tmp_path_factory) -> dict[str, str]:
+def help_of(command_server) -> dict[str, str]:
   """What each command answers to --helpfull, or to --help."""
-  modules = sorted({command.module for command in _OURS})
-  return _help(modules, tmp_path_factory.mktemp("help"))
+  modules = {command.module for command in _OURS}
+  return {module: _help(command_server, module) for module in modules}
 
 
 @pytest.mark.slow
@@ -328,8 +301,8 @@ def test_a_command_of_t5x_gives_what_our_recipe_for_it_needs(command):
   importlib.util.find_spec("t5x") is None,
   reason="t5x is absent; `make t5x` adds it",
 )
-def test_the_flags_of_t5x_are_its_own(tmp_path):
-  known = _flags_of(_help([_T5X], tmp_path)[_T5X])
+def test_the_flags_of_t5x_are_its_own(command_server):
+  known = _flags_of(_help(command_server, _T5X))
   assert _OF_T5X
   for command in _OF_T5X:
     assert command.flags <= known

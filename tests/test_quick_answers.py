@@ -1,15 +1,28 @@
 """Commands answer help and plain errors without the libraries of their work."""
 
+import contextlib
 import json
-import subprocess
 import sys
 
 import pytest
 
+from tests.command_server import CommandServer
 from tests.conftest import PROJECT_DIR
 
 pytestmark = pytest.mark.slow
 
+# Libraries that an answer may take its time for.
+MAY_BE_IMPORTED = ("jax", "orbax.checkpoint", "flax.linen")
+# Runs a command, and writes which modules it has imported.
+_REPORTED = """
+import json, runpy, sys
+report, *sys.argv = sys.argv[1:]
+try:
+  runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+finally:
+  with open(report, "w") as file:
+    json.dump(sorted(sys.modules), file)
+"""
 # Each takes half a second to several, at every start of a command.
 SLOW_TO_IMPORT = {
   "apache_beam",
@@ -80,18 +93,22 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def answers(command_environment) -> dict[tuple[str, ...], dict]:
+def answers(
+  command_environment, tmp_path_factory
+) -> dict[tuple[str, ...], dict]:
   """What each command line of `CASES` answers."""
-  done = subprocess.run(
-    [sys.executable, "-m", "tests.quick_answers_child"],
-    cwd=PROJECT_DIR,
-    env=command_environment,
-    input=json.dumps(CASES),
-    stdout=subprocess.PIPE,
-    text=True,
-    check=True,
-  )
-  return dict(zip(CASES, json.loads(done.stdout), strict=True))
+  report = tmp_path_factory.mktemp("answers") / "modules.json"
+  found = {}
+  server = CommandServer(command_environment, MAY_BE_IMPORTED)
+  with contextlib.closing(server):
+    for case in CASES:
+      done = server.run([sys.executable, "-c", _REPORTED, report, *case])
+      found[case] = {
+        "code": done.returncode,
+        "output": done.stdout + done.stderr,
+        "modules": json.loads(report.read_text()),
+      }
+  return found
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)

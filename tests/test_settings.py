@@ -96,17 +96,6 @@ def test_a_value_that_is_not_known_yet_fits():
   assert settings.accepts(Sequence[int], [1, settings.UNKNOWN])
 
 
-def test_the_parameters_of_functions_and_classes():
-  def function(number: int, name: "str | None" = None, anything=1) -> bool:
-    return name is None and anything == number
-
-  types = settings.parameter_types(function)
-  assert (types["number"], types["name"]) == (int, str | None)
-  assert "anything" not in types
-  hidden_size = settings.parameter_types(BertConfig)["hidden_size"]
-  assert hidden_size == settings.PositiveInt
-
-
 @pytest.mark.parametrize(
   ("config", "fields"),
   [

@@ -144,6 +144,9 @@ class RowReader:
       if key not in fields:
         raise InputError(f"no {key!r} among {keys}; wanted {wanted}")
     title, text = _string(fields, "title"), _string(fields, "text")
+    if "_id" in fields and not text.strip():
+      # In BEIR's format a document may be its title alone.
+      text = title
     document_id = document_id or default_document_id(title, text)
     url = _string(fields, "url")
     if not isinstance(row, bytes) and {"sentences", "spans"} <= row.keys():
@@ -208,15 +211,17 @@ def _ranges(items: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def _id(fields: Mapping[str, Any]) -> str:
-  value = fields.get("id")
+  # BEIR writes "_id".
+  key = "id" if "id" in fields else "_id"
+  value = fields.get(key)
   if isinstance(value, int) and not isinstance(value, bool):
     return str(value)  # Wikipedia's page ids are numbers.
-  return _string(fields, "id")
+  return _string(fields, key)
 
 
 def _string(fields: Mapping[str, Any], key: str) -> str:
   value = fields.get(key)
-  if value is None and key in ("id", "url", "language"):
+  if value is None and key in ("id", "_id", "url", "language"):
     return ""
   if not isinstance(value, str):
     raise InputError(f"{key!r} is {type(value).__name__}, wanted a string")

@@ -90,7 +90,7 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
   masked, edited = figures["masked_accuracy"], figures["edited_facts"]
   with_retrieval = f"accuracy {masked['with_retrieval']:.3f}"
   null_only = f"accuracy {masked['null_only']:.3f}"
-  followed = f"{edited['followed']} of {edited['total']} answers follow"
+  followed = f"{edited['followed']} of {edited['known']} answers follow"
   swapped = str(figures["generations_swapped"])
   return [
     ("REALM", open_qa("realm"), "test questions"),
@@ -101,7 +101,7 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ("… inverse cloze", recalls(statements["ict_only"]), f"control ({better})"),
     ("masked names, with retrieval", with_retrieval, "pre-training"),
     ("masked names, null block alone", null_only, "control"),
-    ("facts edited in the corpus", followed, "nothing trained"),
+    ("known facts edited in the corpus", followed, "nothing trained"),
     ("generations swapped in", swapped, "pre-training"),
     ("wall time", f"{figures['wall_seconds']:.0f} s", ""),
   ]

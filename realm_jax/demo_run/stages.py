@@ -1,6 +1,7 @@
 """The stages and controls of the demo, in their order."""
 
 import contextlib
+import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.demo_world import edits
 from realm_jax.demo_world import world as world_lib
+from realm_jax.evaluation.outputs import PREDICTIONS
 from realm_jax.generations.store import GenerationStore
 from realm_jax.pipeline import Command, Step, Value, call, run
 from realm_jax.text.salient_spans import find_tagger
@@ -25,7 +27,7 @@ _RECIPES = "gin/experiments/demo"
 _BLOCK_LENGTH = 36
 # Finds the kinds of names, too, as the paper's tagger does.
 _TAGGER = "realm_jax.demo_world.names.tag"
-_NUM_EDITS = 20
+_NUM_EDITS = 100
 # Checkpoints of the continued inverse cloze, for its curve.
 _NUM_SAVES = 4
 _ALL = 1000
@@ -123,6 +125,12 @@ class Demo:
     )
     print(summary.table())
 
+  def correct(self, name: str) -> dict[str, bool]:
+    """Returns which questions an evaluation has answered rightly, by id."""
+    path = self.output_dir / "evaluations" / name / PREDICTIONS
+    predictions = map(json.loads, path.read_text().splitlines())
+    return {one["id"]: one["correct"] for one in predictions}
+
   def steps(self, name: str) -> list[int]:
     """Returns the steps of a stage's checkpoints, in order."""
     with contextlib.closing(CheckpointStore(self.path(name))) as store:
@@ -206,7 +214,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   _announce("Control: BM25, with a reader trained on its blocks")
   bm25 = _train_on_bm25(demo)
   _announce(f"{_NUM_EDITS} facts change in the corpus; nothing is trained")
-  edited = _evaluate_edited_world(demo, world)
+  followed = _follow_edits(demo, world)
   open_qa = {
     "realm": realm,
     "random_blocks": random_blocks,
@@ -235,8 +243,9 @@ def run_demo(demo: Demo) -> dict[str, Any]:
       "null_only": masked["masked_accuracy_null"],
     },
     "edited_facts": {
-      "followed": round(edited["exact_match"] * edited["num_questions"]),
-      "total": edited["num_questions"],
+      "edited": len(followed),
+      "known": sum(known for known, _ in followed),
+      "followed": sum(known and follows for known, follows in followed),
     },
     "generations_swapped": len({row["generation"] for row in demo.rows(REALM)})
     - 1,
@@ -376,15 +385,22 @@ def _evaluate_open_qa(
   return demo.evaluate(name, "eval", of, {"QUESTIONS": questions, **bindings})
 
 
-def _evaluate_edited_world(demo: Demo, world: world_lib.World) -> Figures:
-  """Edits facts, rebuilds corpus and index, and asks about the facts."""
+def _follow_edits(
+  demo: Demo, world: world_lib.World
+) -> list[tuple[bool, bool]]:
+  """Edits facts, rebuilds corpus and index, and asks about the facts.
+
+  Returns:
+    For each fact, whether its question was answered rightly before, and whether
+    it is now.
+  """
   edited = edits.edit_facts(world, count=_NUM_EDITS, seed=0)
   edits.write_edited(demo.path("edited_world"), before=world, after=edited)
   demo.build_corpus("edited_world", "edited_corpus")
   corpus: dict[str, Value] = {"CORPUS_DIR": demo.path("edited_corpus")}
   generations = demo.path("edited_generations")
   demo.build_index("open_qa", 0, {"GENERATIONS_DIR": generations, **corpus})
-  return _evaluate_open_qa(
+  _evaluate_open_qa(
     demo,
     "edited",
     "open_qa",
@@ -394,6 +410,8 @@ def _evaluate_edited_world(demo: Demo, world: world_lib.World) -> Figures:
       **corpus,
     },
   )
+  known = demo.correct("open_qa")
+  return [(known[id_], now) for id_, now in demo.correct("edited").items()]
 
 
 def _announce(title: str) -> None:

@@ -24,7 +24,7 @@ from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.text.answer_spans import widen_to_words
-from realm_jax.text.answers import normalize_answer
+from realm_jax.text.normalization import normalize_answer
 
 
 class Answer(NamedTuple):
@@ -270,7 +270,7 @@ def _answered(
     for span in spans:
       k, start, extra = map(int, np.unravel_index(span, log_p.shape))
       text = texts[k](start, extra + 1)[0]
-      groups.setdefault(_normalized(text), []).append(span)
+      groups.setdefault(_normalized(text, run.language), []).append(span)
     return groups
 
   order = np.argsort(-log_p, axis=None, kind="stable").tolist()
@@ -281,7 +281,7 @@ def _answered(
     answers.sort(key=lambda answer: -answer.probability)
   about = None
   if given is not None:
-    key = normalize_answer(given)
+    key = normalize_answer(given, run.language)
     # Beyond the best spans, of which the answers are made.
     spans = groups.get(key) or grouped(order).get(key)
     about = made(spans) if spans else None

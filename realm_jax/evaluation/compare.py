@@ -104,7 +104,8 @@ def paired_scores(
   shared = [
     name
     for name in one
-    if name in two and (len(depths) == 1 or not name.startswith("mrr"))
+    if name in two
+    and (len(depths) == 1 or name not in ("mrr", "mrr_characters"))
   ]
   return {n: one[n] for n in shared}, {n: two[n] for n in shared}
 

@@ -52,7 +52,7 @@ from realm_jax.evaluation.run import Run
 from realm_jax.models.reader import Reader
 from realm_jax.partitioning import sharding
 from realm_jax.storage.access import require_readable
-from realm_jax.text.answers import normalize_answer
+from realm_jax.text.normalization import normalize_answer
 from realm_jax.text.wordpieces import MASK, WordpieceVocabulary
 
 MASKED_LM, SPAN = "masked_lm_head", "span_head"
@@ -111,7 +111,7 @@ def _explain_question(run: Run, text: str, answer: str | None) -> Explanation:
   token_ids = words.encode(text)
   if not token_ids:
     raise ExplanationError(f"the question {text!r} has no words")
-  if answer is not None and not normalize_answer(answer):
+  if answer is not None and not normalize_answer(answer, run.language):
     raise ExplanationError(f"the answer {answer!r} has no words")
   (answered,) = answers.ask(run, [text], answer=answer)
   explained = answered.given

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,12 @@ from jaxtyping import Int32
 
 from realm_jax.console import Progress
 from realm_jax.evaluation.answers import Answered, num_searched, read
-from realm_jax.evaluation.outputs import EvaluationShard, Figures, Line
+from realm_jax.evaluation.outputs import (
+  PREDICTIONS,
+  EvaluationShard,
+  Figures,
+  Line,
+)
 from realm_jax.evaluation.run import Block, Run, RunConfig
 from realm_jax.evaluation.scores import summarize
 from realm_jax.indexes.protocol import IndexConfig
@@ -34,13 +40,14 @@ class Question(NamedTuple):
   answer_kind: answers.AnswerKind
   position: int
 
-  def line(self) -> Line:
+  def line(self, run: Run) -> Line:
     """Returns the fields with which a question's line of a file begins."""
     return {
       "id": self.id,
       "question": self.text,
       "references": self.references,
       "answer_kind": self.answer_kind,
+      "language": run.language,
     }
 
 
@@ -76,7 +83,7 @@ def evaluate_open_qa(
   )
   with (
     open_questions(data, shard=shard, max_examples=max_examples) as batches,
-    shard.lines("predictions.jsonl") as lines,
+    shard.lines(PREDICTIONS) as lines,
   ):
     run = Run.load(config, max_batch=data.batch_size)
     shard.require_same_run(run)
@@ -88,13 +95,13 @@ def evaluate_open_qa(
         # Rows past the last question are padding.
         lacks = np.zeros(found.rows.shape, bool)
         for i, question in enumerate(questions):
-          evidence = _evidence(run.blocks(found, i), question)
+          evidence = _evidence(run, run.blocks(found, i), question)
           lacks[i] = [not block["contains_answer"] for block in evidence]
         order = np.argsort(lacks, axis=1, kind="stable")
       texts = [question.text for question in questions]
       answered = read(run, texts, token_ids, found, order)
       for question, one in zip(questions, answered, strict=True):
-        lines[question.position] = _prediction(question, one)
+        lines[question.position] = _prediction(run, question, one)
   return shard.report(
     lambda: {
       **summarize(list(lines.values())),
@@ -143,8 +150,8 @@ def evaluate_retrieval(
     for token_ids, questions in batches:
       found = run.search(token_ids, config.num_searched, rescore=False)
       for i, question in enumerate(questions):
-        evidence = _evidence(run.blocks(found, i), question)
-        lines[question.position] = question.line() | {"evidence": evidence}
+        evidence = _evidence(run, run.blocks(found, i), question)
+        lines[question.position] = question.line(run) | {"evidence": evidence}
   return shard.report(
     lambda: {
       **summarize(list(lines.values())),
@@ -207,7 +214,7 @@ def _question_batches(
 
 
 def _evidence(
-  blocks: Sequence[Block], question: Question
+  run: Run, blocks: Sequence[Block], question: Question
 ) -> list[dict[str, Any]]:
   """Describes the blocks retrieved for a question, best first, as JSON.
 
@@ -217,7 +224,9 @@ def _evidence(
   evidence = []
   references, kind = question.references, question.answer_kind
   for block in blocks:
-    has_words = answers.contains_answer(block.text, references, kind=kind)
+    has_words = answers.contains_answer(
+      block.text, references, kind=kind, language=run.language
+    )
     has_characters = has_words
     if kind == "string":
       body = block.text.encode()
@@ -235,7 +244,7 @@ def _evidence(
   return evidence
 
 
-def _prediction(question: Question, answered: Answered) -> Line:
+def _prediction(run: Run, question: Question, answered: Answered) -> Line:
   """Returns a line of `predictions.jsonl`.
 
   Google's released `evaluate_predictions` reads its `question` and
@@ -253,20 +262,26 @@ def _prediction(question: Question, answered: Answered) -> Line:
       "probability": round(best.probability, 6),
     }
   text, references = answered.text, question.references
-  kind = question.answer_kind
-  evidence = _evidence(answered.blocks, question)
+  kind, language = question.answer_kind, run.language
+  evidence = _evidence(run, answered.blocks, question)
   for number, block in enumerate(evidence):
     block["read"] = number in answered.read
-  return question.line() | {
+  f1 = None
+  if kind == "string":
+    f1 = answers.best_token_f1(text, references, language)
+  is_correct = functools.partial(
+    answers.is_correct, references=references, kind=kind, language=language
+  )
+  return question.line(run) | {
     "prediction": text,
-    "correct": answers.is_correct(text, references, kind=kind),
-    "f1": answers.best_token_f1(text, references) if kind == "string" else None,
+    "correct": is_correct(text),
+    "f1": f1,
     "answer": place,
     "answers": [
       {
         "text": answer.text,
         "probability": round(answer.probability, 6),
-        "correct": answers.is_correct(answer.text, references, kind=kind),
+        "correct": is_correct(answer.text),
       }
       for answer in answered.answers
     ],

@@ -27,7 +27,7 @@ from realm_jax.partitioning.sharding import RowGroups
 from realm_jax.storage.access import require_writable
 from realm_jax.storage.json_files import JsonValue, json_lines, write_json
 
-METRICS = "metrics.json"
+METRICS, PREDICTIONS = "metrics.json", "predictions.jsonl"
 # The key-value store of the processes refuses values of several megabytes.
 _CHARACTERS_PER_PIECE = 1 << 19
 
@@ -172,6 +172,7 @@ class EvaluationShard:
         "corpus_dir": str(run.corpus.source),
         "corpus_fingerprint": run.corpus.fingerprint,
         "corpus_version": run.corpus.version,
+        "language": run.language,
         "seconds": round(time.monotonic() - self._start, 3),
       }
       if self._output_dir is not None:

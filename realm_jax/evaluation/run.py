@@ -311,6 +311,11 @@ class Run:
     """Corpus, in the version that the generation was built on."""
     return self.generation.corpus
 
+  @property
+  def language(self) -> str:
+    """ISO code of the corpus's language, by whose rules answers are judged."""
+    return "en"
+
   # --- Computing ----------------------------------------------------------
 
   def program(

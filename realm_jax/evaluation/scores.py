@@ -8,19 +8,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from realm_jax.console import columns, figures_table
 from realm_jax.evaluation.resampling import Scores, bootstrap_intervals
 from realm_jax.text import answers
+from realm_jax.text.normalization import normalize_answer
 
 RECALL_DEPTHS = (1, 5, 20, 100)
+# Documents that a judged query is given.
+NUM_DOCUMENTS = 100
+_TOP = 10
 INTERVALS = "intervals"
 _QUESTION_WORDS = re.compile(
   r"\b(?:(how many|how much|when|where|what|which|why|how)|who(?:m|se|s)?)\b"
 )
 _LONGEST = 5
 # Scores that a breakdown shows, of those that there are.
+_OF_DOCUMENTS = ("ndcg_at_10", "recall_at_100", "mrr_at_10")
 _SHOWN = ("exact_match", "f1", "recall_at_5", "recall_at_20", "mrr")
 
 # A line of `predictions.jsonl` or `retrieved.jsonl`.
@@ -37,8 +42,11 @@ def question_scores(lines: Sequence[Line]) -> Scores:
     block that the reader has read contains an answer. Of all lines, the
     retrieval scores of `retrieval_scores`: by the words of the answers
     `recall_at_1` and so on and `mrr`, and by their characters
-    `recall_characters_at_1` and so on and `mrr_characters`.
+    `recall_characters_at_1` and so on and `mrr_characters`. Of queries with
+    graded documents, the scores of `document_scores`.
   """
+  if is_judged(lines):
+    return document_scores(lines)
   by_words, by_characters = (
     np.array([[block[name] for block in line["evidence"]] for line in lines])
     for name in ("contains_answer", "contains_characters")
@@ -89,6 +97,44 @@ def retrieval_scores(
   return scores | {f"mrr{by}": np.where(contains.any(axis=1), 1.0 / ranks, 0.0)}
 
 
+def is_judged(lines: Sequence[Line]) -> bool:
+  """Returns whether the lines are of queries with graded documents."""
+  return isinstance(lines[0]["references"], Mapping)
+
+
+def document_scores(lines: Sequence[Line]) -> Scores:
+  """Scores the documents retrieved for judged queries, as trec_eval does.
+
+  A document without a grade, or with one of 0 or less, is not relevant. A query
+  without relevant documents scores 0.
+
+  Returns:
+    `ndcg_at_10`: Σ grade / log₂(1 + rank) of the first 10 documents, divided by
+    what the best order of all judged ones has (Järvelin & Kekäläinen 2002,
+    with the grades as gains); `recall_at_100`: the share of the relevant
+    documents that is among the first 100; and `mrr_at_10`: 1 / rank of the
+    first relevant document, 0 if it is not among the first 10.
+  """
+  scores = {name: np.zeros(len(lines)) for name in _OF_DOCUMENTS}
+  for i, line in enumerate(lines):
+    wanted = np.array([g for g in line["references"].values() if g > 0])
+    found = np.array([document["grade"] for document in line["evidence"]])
+    ranks = 1 + np.flatnonzero(found > 0)
+    ranks = ranks[ranks <= NUM_DOCUMENTS]
+    if len(ranks):
+      best = _gain(-np.sort(-wanted))
+      scores["ndcg_at_10"][i] = _gain(np.maximum(found, 0)) / best
+      scores["recall_at_100"][i] = len(ranks) / len(wanted)
+      scores["mrr_at_10"][i] = 1.0 / ranks[0] if ranks[0] <= _TOP else 0.0
+  return scores
+
+
+def _gain(grades: Int[np.ndarray, " n"]) -> float:
+  """Returns the discounted gain of the first documents."""
+  top = grades[:_TOP]
+  return float(np.sum(top / np.log2(2.0 + np.arange(len(top)))))
+
+
 def means(scores: Scores) -> dict[str, float]:
   """Returns the mean of each score over the questions that have it."""
   return {name: float(np.nanmean(values)) for name, values in scores.items()}
@@ -102,7 +148,7 @@ def num_bad_patterns(lines: Sequence[Line]) -> int | None:
   patterns = [
     pattern
     for line in lines
-    if line["answer_kind"] == "regex"
+    if line.get("answer_kind") == "regex"
     for pattern in line["references"]
   ]
   return len(answers.bad_patterns(patterns)) if patterns else None
@@ -126,7 +172,8 @@ def answer_length(line: Line) -> str:
   if line["answer_kind"] == "regex":
     return "pattern"
   lengths = (
-    len(answers.normalize_answer(a).split()) for a in line["references"]
+    len(normalize_answer(answer, line["language"]).split())
+    for answer in line["references"]
   )
   length = min(lengths, default=0)
   if length >= _LONGEST:
@@ -147,7 +194,7 @@ def summarize(lines: Sequence[Line]) -> dict[str, Any]:
     The means of `question_scores`; `bad_patterns`, if answers are patterns;
     `intervals`, the 95 % bootstrap interval of each mean; `by_question_word`,
     by the size of the groups, and `by_answer_length`: for each group of
-    questions their number and the main scores.
+    questions their number and the main scores. Judged queries have no groups.
   """
   scores = question_scores(lines)
   figures: dict[str, Any] = means(scores)
@@ -155,6 +202,8 @@ def summarize(lines: Sequence[Line]) -> dict[str, Any]:
     figures["bad_patterns"] = bad_patterns
   figures["num_questions"] = len(lines)
   figures[INTERVALS] = bootstrap_intervals(scores)
+  if is_judged(lines):
+    return figures
   for name, group_of in _BREAKDOWNS.items():
     groups = np.array([group_of(line) for line in lines])
     names, sizes = np.unique(groups, return_counts=True)

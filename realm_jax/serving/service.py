@@ -22,7 +22,7 @@ from realm_jax.evaluation.explanation import (
 from realm_jax.evaluation.masked_sentences import is_masked
 from realm_jax.evaluation.run import Block, EditError, Run
 from realm_jax.serving.marks import marked_body
-from realm_jax.text.answers import normalize_answer
+from realm_jax.text.answers import exact_match
 
 SENTENCE: Kind = "masked sentence"
 QUESTION: Kind = "question"
@@ -295,7 +295,7 @@ def _without_best(
     "left_out": best.title or best.id,
     "answer": other.answer,
     "probability": other.probability,
-    "same": _same(other.answer, explained.answer),
+    "same": exact_match(other.answer, explained.answer, run.language),
   }
 
 
@@ -341,7 +341,7 @@ def _block(
     answers = explained.answer.split(" | ")
     if best is not None and best.start is not None and best.limit is not None:
       said = (best.start, best.limit)
-      if any(_same(best.text, answer) for answer in answers):
+      if any(exact_match(best.text, a, run.language) for a in answers):
         # As the block spells it, which may have another article.
         answers.append(best.text)
     segments = marked_body(
@@ -364,7 +364,3 @@ def _block(
     "says": best and {"text": best.text, "probability": best.probability},
     "contains_sentence": candidate.contains_text,
   }
-
-
-def _same(one: str, other: str) -> bool:
-  return normalize_answer(one) == normalize_answer(other)

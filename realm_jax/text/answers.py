@@ -3,7 +3,8 @@
 The field uses three definitions of "the same answer":
 
 * a **prediction** is judged after normalization (`is_correct`, `token_f1`),
-  as in the SQuAD script and Google's released ORQA evaluation;
+  as in the SQuAD script and Google's released ORQA evaluation, or by the rules
+  of another language (`normalization`);
 * a **retrieved text** contains an answer if the answer's words occur in it
   in sequence (`contains_answer`), as in DrQA and DPR;
 * **training** marks the token spans that equal an answer's wordpieces (see
@@ -17,48 +18,40 @@ A reference of kind "regex" is a pattern (CuratedTREC) instead of a string; see
 
 import collections
 import functools
-import re
-import string
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from realm_jax.text.normalization import (
+  ENGLISH,
+  UNSPACED,
+  f1_of_nothing,
+  normalize_answer,
+)
 from realm_jax.text.patterns import compiled
 
 AnswerKind = Literal["string", "regex"]
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-
-def normalize_answer(text: str) -> str:
-  """Normalizes a prediction or a reference, to compare them.
-
-  Unicode NFD, lower case, ASCII punctuation dropped, the articles a, an and
-  the dropped, runs of white space collapsed: in this order, as in Google's
-  `language/orqa/utils/eval_utils.py`. Accents remain, as combining marks.
-  """
-  text = unicodedata.normalize("NFD", text).lower()
-  text = text.translate(_DROP_PUNCTUATION)
-  return " ".join(_ARTICLES.sub(" ", text).split())
-
-
-def exact_match(prediction: str, reference: str) -> bool:
+def exact_match(
+  prediction: str, reference: str, language: str = ENGLISH
+) -> bool:
   """Returns whether the two are equal after normalization."""
-  return normalize_answer(prediction) == normalize_answer(reference)
+  wanted = normalize_answer(reference, language)
+  return normalize_answer(prediction, language) == wanted
 
 
-def token_f1(prediction: str, reference: str) -> float:
+def token_f1(prediction: str, reference: str, language: str = ENGLISH) -> float:
   """Returns the F1 score of normalized words, in [0, 1].
 
   Words are counted with their multiplicity, as in the SQuAD script. If one
-  side has no words, the score is 1 if both have none, else 0 (the rule of
-  SQuAD 2.0; 1.1 gives 0 in both cases, below its own exact match).
+  side has no words, the score is 0, but if both have none, it is what
+  `f1_of_nothing` says.
   """
-  predicted = normalize_answer(prediction).split()
-  wanted = normalize_answer(reference).split()
-  if not predicted or not wanted:
-    return float(predicted == wanted)
+  predicted = normalize_answer(prediction, language).split()
+  wanted = normalize_answer(reference, language).split()
+  if not predicted and not wanted:
+    return f1_of_nothing(language)
   shared = collections.Counter(predicted) & collections.Counter(wanted)
   num_shared = sum(shared.values())
   return 2.0 * num_shared / (len(predicted) + len(wanted))
@@ -83,16 +76,24 @@ def regex_match(prediction: str, pattern: str) -> bool:
 
 
 def is_correct(
-  prediction: str, references: Iterable[str], *, kind: AnswerKind = "string"
+  prediction: str,
+  references: Iterable[str],
+  *,
+  kind: AnswerKind = "string",
+  language: str = ENGLISH,
 ) -> bool:
   """Returns whether the prediction equals or matches any reference."""
-  match = regex_match if kind == "regex" else exact_match
-  return any(match(prediction, reference) for reference in references)
+  if kind == "regex":
+    return any(regex_match(prediction, pattern) for pattern in references)
+  return any(exact_match(prediction, r, language) for r in references)
 
 
-def best_token_f1(prediction: str, references: Iterable[str]) -> float:
+def best_token_f1(
+  prediction: str, references: Iterable[str], language: str = ENGLISH
+) -> float:
   """Returns the highest `token_f1` over the references; 0 without any."""
-  return max((token_f1(prediction, r) for r in references), default=0.0)
+  scores = (token_f1(prediction, r, language) for r in references)
+  return max(scores, default=0.0)
 
 
 class _WordBoundaries(dict[int, str]):
@@ -118,19 +119,26 @@ _WORD_BOUNDARIES = _WordBoundaries()
 
 
 @functools.lru_cache(maxsize=16384)
-def _word_sequence(text: str) -> str:
+def _word_sequence(text: str, language: str) -> str:
   """Returns the text's words between single spaces, for substring search."""
-  text = unicodedata.normalize("NFD", text).translate(_WORD_BOUNDARIES)
-  return f" {' '.join(text.lower().split())} "
+  text = unicodedata.normalize("NFD", text)
+  if language != ENGLISH:
+    text = UNSPACED.sub(r" \g<0> ", text)
+  return f" {' '.join(text.translate(_WORD_BOUNDARIES).lower().split())} "
 
 
 def contains_answer(
-  text: str, references: Sequence[str], *, kind: AnswerKind = "string"
+  text: str,
+  references: Sequence[str],
+  *,
+  kind: AnswerKind = "string",
+  language: str = ENGLISH,
 ) -> bool:
   """Returns whether a retrieved text contains an answer, for recall@k.
 
   Strings match as sequences of whole lower-cased words (punctuation marks
-  are words); patterns are searched anywhere, after NFD on both sides. This is
+  are words, and so are the characters of scripts without spaces, but in
+  English); patterns are searched anywhere, after NFD on both sides. This is
   DPR's `has_answer` (Karpukhin et al. 2020, arXiv 2004.04906), except that
   an answer without any word is never contained. Google's ORQA looks for the
   answer's exact characters instead: `contains_characters`.
@@ -139,8 +147,8 @@ def contains_answer(
     text = unicodedata.normalize("NFD", text)
     decomposed = (unicodedata.normalize("NFD", r) for r in references)
     return any(compiled(pattern).occurs(text) for pattern in decomposed)
-  words = _word_sequence(text)
-  wanted = map(_word_sequence, references)
+  words = _word_sequence(text, language)
+  wanted = (_word_sequence(reference, language) for reference in references)
   return any(sequence.strip() and sequence in words for sequence in wanted)
 
 

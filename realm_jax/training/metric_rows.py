@@ -32,10 +32,9 @@ Row = dict[str, Any]
 class Records:
   """Adds records to a file, none of them in part.
 
-  On a disk a record is written at once. On an object store each flush writes
-  those since the last one to a file of their own. A record that cannot be
-  written, such as on a full disk, is kept in memory and written with later
-  ones.
+  Each flush writes those since the last one, on an object store to a file of
+  their own. What cannot be written, such as on a full disk, is kept in memory
+  and written by a later flush.
 
   Args:
     is_local: Whether the file is on a disk.
@@ -56,15 +55,9 @@ class Records:
     self._file: BinaryIO | None = None
     self._size = 0
 
-  def write(self, record: bytes) -> None:
-    """Adds a record, which readers see after the next `flush` at the latest.
-
-    Raises:
-      OSError: It could not be written yet.
-    """
+  def add(self, record: bytes) -> None:
+    """Adds a record, which readers see after the next `flush`."""
     self._pending += record
-    if self._is_local:
-      self.flush()
 
   def flush(self) -> None:
     """Makes all records visible to readers.
@@ -127,16 +120,11 @@ class MetricRows(Records):
       return self._directory / _FILE
     return self._directory / _PARTS / f"{self._first_step:09d}{_SUFFIX}"
 
-  def write_row(self, row: Mapping[str, Any]) -> None:
-    """Adds a row; raises as `write`."""
+  def add_row(self, row: Mapping[str, Any]) -> None:
+    """Adds a row, as `add` does."""
     if not self._pending:
       self._first_step = row["step"]
-    record = f"{json.dumps(row)}\n".encode()
-    if self._start_step is None:
-      self.write(record)
-    else:
-      # The rows before could not be removed. The next flush tries again.
-      self._pending += record
+    self.add(f"{json.dumps(row)}\n".encode())
 
   def flush(self) -> None:
     if self._start_step is not None:

@@ -5,21 +5,21 @@ that the devices compute.
 """
 
 import collections
-import io
 import itertools
 import math
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+import google_crc32c
 import jax
 from absl import logging
 from etils import epath
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm import tqdm
 
 from realm_jax.storage.access import explained
@@ -28,6 +28,8 @@ from realm_jax.training.metric_rows import MetricRows, Records
 
 _STEPS_LATE = 2
 _LOG_LINE_SECONDS = 30.0
+# Steps may take milliseconds, and each write to a file a good part of one.
+_FLUSH_SECONDS = 1.0
 # The loss of a step says nothing about the parameters after it. A checkpoint
 # of parameters that are not finite would be useless.
 _FINITE = ("loss", "gradient_norm", "parameter_norm")
@@ -171,6 +173,7 @@ class _Files:
 
   def __init__(self, model_dir: epath.PathLike, start_step: int):
     self._model_dir = epath.Path(model_dir)
+    self._flush_at = time.monotonic() + _FLUSH_SECONDS
     self._rows = MetricRows(model_dir, start_step=start_step)
     header = _event(file_version="brain.Event:2")
     # To a file on an object store nothing can be appended: there, each flush
@@ -188,25 +191,28 @@ class _Files:
     )
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
-    self._try(self._rows.write_row, {"step": step, **metrics})
+    self._rows.add_row({"step": step, **metrics})
     values = [
       Summary.Value(tag=name, simple_value=value)
       for name, value in metrics.items()
     ]
-    event = _event(step=step, summary=Summary(value=values))
-    self._try(self._events.write, event)
+    self._events.add(_event(step=step, summary=Summary(value=values)))
+    # An object store gets them with each checkpoint.
+    if not is_remote(self._model_dir) and time.monotonic() >= self._flush_at:
+      self.flush()
 
   def flush(self) -> None:
     self._try(self._rows.flush)
     self._try(self._events.flush)
+    self._flush_at = time.monotonic() + _FLUSH_SECONDS
 
   def close(self) -> None:
     self._try(self._rows.close)
     self._try(self._events.close)
 
-  def _try(self, write: Callable[..., None], *arguments: Any) -> None:
+  def _try(self, write: Callable[[], None]) -> None:
     try:
-      write(*arguments)
+      write()
     except Exception as error:
       message = explained(error)
       if message is None and not isinstance(error, OSError):
@@ -215,18 +221,29 @@ class _Files:
         self._has_warned = True
         logging.warning(
           "metrics cannot be written to %s (%s); the run goes on, and tries "
-          "again with each step",
+          "again",
           self._model_dir,
           message or error,
         )
 
 
 def _event(**fields: Any) -> bytes:
-  """Returns the record of an event, a protocol buffer without Python types."""
-  record = io.BytesIO()
-  event = Event(wall_time=time.time(), **fields)
-  RecordWriter(record).write(event.SerializeToString())
-  return record.getvalue()
+  """Returns the record of an event, a protocol buffer without Python types.
+
+  A record is the length of its data, the data, and a checksum of each.
+  tensorboard's own writer computes these in Python, which takes longer than all
+  else that is done for a step's metrics.
+  """
+  data = Event(wall_time=time.time(), **fields).SerializeToString()
+  length = struct.pack("<Q", len(data))
+  return length + _checksum(length) + data + _checksum(data)
+
+
+def _checksum(data: bytes) -> bytes:
+  """Returns the masked CRC-32C of TFRecords."""
+  crc = google_crc32c.value(data)
+  rotated = crc >> 15 | crc << 17
+  return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 class _CollapseMonitor:

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import zstandard
 from etils import epath
 
+from benchmarks.runs.jobs import wait_until
 from realm_jax.corpus import CorpusError, InputError, block_builder, writing
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import earlier_versions, read
@@ -250,26 +250,28 @@ build.build_corpus([sys.argv[1]], sys.argv[2], vocab=sys.argv[3], shard_bytes=1)
 
 @pytest.mark.slow
 def test_a_killed_build_leaves_no_half_corpus(
-  build_some, tmp_path, vocab_file, command_environment
+  build_some, tmp_path, vocab_file, command_server
 ):
   directory = tmp_path / "corpus"
   rows = [{"title": f"{i}", "text": "Ada."} for i in range(6)]
   lines = write_lines(tmp_path / "rows.jsonl", rows)
   arguments = [_BUILD_AND_HANG, str(lines), str(directory), vocab_file]
-  with subprocess.Popen(
-    [sys.executable, "-c", *arguments],
-    env=command_environment,
-    stdout=subprocess.PIPE,
-    text=True,
-  ) as process:
-    assert process.stdout is not None
-    assert process.stdout.readline() == "written\n"
+  log = tmp_path / "log"
+  with log.open("w") as file:
+    process = command_server.start(
+      [sys.executable, "-c", *arguments], stdout=file
+    )
+  try:
+    wait_until(lambda: "written\n" in log.read_text(), what="write")
     # Meanwhile nobody else builds the same corpus, and nobody reads it.
     with pytest.raises(TargetError, match="another process is building"):
       build_some(3)
     with pytest.raises(CorpusError, match="no corpus in"):
       Corpus.open(directory)
+  finally:
     process.kill()
+    process.wait()
+  log.unlink()
   assert names(tmp_path) == [".corpus.building"]
   assert build_some(3).num_blocks == 3
   assert names(tmp_path) == ["corpus"]

@@ -15,22 +15,6 @@ from realm_jax.corpus.splitting import (
 )
 
 
-@pytest.mark.parametrize(
-  ("sizes", "capacity", "bounds"),
-  [
-    ([3, 4, 3, 5, 1], 7, [0, 2, 3, 5]),
-    ([7, 7], 7, [0, 1, 2]),
-    ([1], 7, [0, 1]),
-    ([2, 2, 2, 2], 8, [0, 4]),
-    # Greedy: the last sentence would fit the first block, and stays in place.
-    ([5, 6, 1], 7, [0, 1, 3]),
-  ],
-)
-def test_packing_is_greedy(sizes, capacity, bounds):
-  packed = pack_sentences(np.array(sizes), capacity=capacity)
-  assert packed.tolist() == bounds
-
-
 @hypothesis.given(
   st.lists(st.integers(1, 10), min_size=1, max_size=30), st.integers(10, 30)
 )

@@ -67,17 +67,3 @@ def test_an_unseen_wording_has_only_words_that_the_corpus_has():
     assert len(phrasing.wordings) >= 2
     assert phrasing.unseen not in phrasing.wordings
     assert words([phrasing.unseen]) <= seen
-
-
-@pytest.mark.parametrize("relation", relations.RELATIONS, ids=lambda r: r.name)
-def test_a_statement_names_everything_and_a_question_only_its_subject(relation):
-  for template in set(relation.templates) - set(relation.questions):
-    assert template.count("{s}") == template.count("{o}") == 1
-    assert template.count("{") == 2
-    assert template.endswith(".")
-    assert template.count(".") == 1
-    assert not template[0].islower()
-  for template in relation.questions:
-    assert template.count("{s}") == 1
-    assert template.count("{") == 1
-    assert template.endswith("?")

@@ -59,20 +59,6 @@ def test_every_word_occurs_often_enough_to_be_one_wordpiece(demo_world):
   assert len(counts) <= 3000
 
 
-def test_a_note_has_three_sentences_of_which_two_name_one_entity(demo_world):
-  facts = demo_world.facts
-  shared = 0
-  for document in demo_world.documents:
-    text = document.text(facts)
-    # Every sentence ends in one of the text's only full stops.
-    assert text.count(".") == len(document.sentences) <= 3
-    named = collections.Counter(
-      name for s in document.sentences for name in facts[s.fact].entities
-    )
-    shared += max(named.values()) == 2
-  assert shared / len(demo_world.documents) > 0.95
-
-
 def test_each_fact_is_stated_three_times_in_two_phrasings(demo_world):
   phrasings = collections.defaultdict(list)
   templates = collections.defaultdict(set)

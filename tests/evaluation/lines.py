@@ -33,6 +33,7 @@ def line(
     "question": question,
     "references": list(references),
     "answer_kind": "string",
+    "language": "en",
     **fields,
     "evidence": evidence,
   }

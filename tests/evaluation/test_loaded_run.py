@@ -91,7 +91,7 @@ def test_the_page_runs(recorded_run, project_dir, monkeypatch, one_device):
 
 @pytest.mark.slow
 def test_the_notebook_runs(
-  recorded_run, project_dir, command_environment, monkeypatch, one_device
+  recorded_run, project_dir, command_server, monkeypatch, one_device
 ):
   folder = recorded_run("open_qa")
   folder.rename(folder.parent / "qa")
@@ -103,11 +103,9 @@ def test_the_notebook_runs(
     if cell["cell_type"] == "markdown":
       continue
     if source.startswith("!python "):
-      subprocess.run(
-        [sys.executable, *shlex.split(source)[1:]],
-        env=command_environment,
-        check=True,
-      )
+      command = [sys.executable, *shlex.split(source)[1:]]
+      done = command_server.run(command, cwd=folder.parent.parent)
+      assert done.returncode == 0, done.stderr
     else:
       exec(source, names)
   result, block = names["result"], names["block"]

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from unittest import mock
 
 import jax
 import numpy as np
@@ -94,26 +93,6 @@ def test_other_settings_or_another_corpus_replace_it(tmp_path, corpus):
   assert build(tmp_path, edited, index=ScannConfig()) == [500]
   generations_dir = tmp_path / "generations"
   assert load_generation(generations_dir, 500, corpus=edited).num_blocks == 151
-
-
-def test_a_restart_embeds_shards_again_that_were_damaged_before(
-  tmp_path, corpus, monkeypatch
-):
-  save(tmp_path, corpus, 500)
-  killed = mock.Mock(side_effect=KeyboardInterrupt)
-  monkeypatch.setattr(ExactConfig, "build", killed)
-  with pytest.raises(KeyboardInterrupt):
-    build(tmp_path, corpus, shard_blocks=50)
-  monkeypatch.undo()
-  (path,) = (tmp_path / "generations").glob("*/*/embeddings-00001*.npy")
-  flip(path)
-  assert build(tmp_path, corpus, shard_blocks=50) == [500]
-  generation = load_newest(tmp_path / "generations", corpus=corpus)
-  np.testing.assert_allclose(
-    generation.vectors(np.arange(150)),
-    _embedded(corpus, params_of(corpus, 500), np.arange(150)),
-    atol=1e-5,
-  )
 
 
 def test_damage_is_mended_by_starting_again(tmp_path, corpus):

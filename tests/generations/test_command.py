@@ -1,6 +1,5 @@
 """`python -m realm_jax.build_index`, as a user types it."""
 
-import subprocess
 import sys
 
 import flax
@@ -59,17 +58,12 @@ def _save_checkpoint(model_dir, corpus):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, corpus, project_dir, command_environment):
+def alone(tmp_path_factory, corpus, command_server):
   """A MODEL_DIR that one process has built a generation in, with ScaNN."""
   model_dir = tmp_path_factory.mktemp("alone")
   _save_checkpoint(model_dir, corpus)
-  done = subprocess.run(
-    _command(*(model_dir, corpus, "--once"), **_SETTINGS, REFRESH_FRACTION=0.3),
-    cwd=project_dir,
-    env=command_environment,
-    capture_output=True,
-    text=True,
-    timeout=180,
+  done = command_server.run(
+    _command(*(model_dir, corpus, "--once"), **_SETTINGS, REFRESH_FRACTION=0.3)
   )
   assert done.returncode == 0, done.stderr
   assert "generation 0 embeds every block" in done.stderr
@@ -84,7 +78,7 @@ def test_once_publishes_a_generation_and_exits(alone, corpus):
 
 
 def test_processes_share_a_generation_are_killed_and_stop_together(
-  alone, tmp_path, corpus, command_environment
+  alone, tmp_path, corpus, command_environment, quick_jobs
 ):
   _save_checkpoint(tmp_path, corpus)
   store = GenerationStore(tmp_path / "generations")

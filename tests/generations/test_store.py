@@ -1,7 +1,6 @@
 """Publication, removal and drafts, whoever dies meanwhile."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -67,15 +66,13 @@ def _sound(generations_dir):
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory, corpus, project_dir):
+def killed(tmp_path_factory, corpus, command_server):
   """The directories of all attempts: `first`, `replacing` and `draft`."""
   root = tmp_path_factory.mktemp("killed")
-  subprocess.run(
-    [sys.executable, "-c", _KILLED_AT_EVERY_CALL, root, corpus.source],
-    check=True,
-    cwd=project_dir,
-    timeout=240,
+  done = command_server.run(
+    [sys.executable, "-c", _KILLED_AT_EVERY_CALL, root, corpus.source]
   )
+  assert done.returncode == 0, done.stderr
   return root
 
 
@@ -152,13 +149,6 @@ def test_the_files_of_a_removed_generation_stay_for_a_while(
   store.remove_old_files(max_removed=0)
   assert _sound(generations_dir) == [1, 4, 5, 6]
   assert not store.path(3).exists()
-
-
-def test_the_last_few_and_the_pinned_are_kept(generations_dir, corpus):
-  for step in (0, 500, 1000, 1500, 2000):
-    publish_one(generations_dir, corpus, step)
-  store = GenerationStore(generations_dir)
-  assert store.prunable(keep=2, pinned={500, 77}) == [0, 1000]
 
 
 def test_reported_damage_is_looked_at_once(generations_dir, corpus):

@@ -82,10 +82,6 @@ def test_newest_never_waits_for_a_load(watch, generations_dir, corpus):
   until(lambda: _newest_is(watcher, 0))
 
 
-def _harm(generations_dir, step):
-  flip(files_of(generations_dir, step) / "embeddings-00000-of-00003.npy")
-
-
 def test_a_damaged_generation_is_refused_once_and_used_when_made_again(
   watch, generations_dir, corpus, caplog
 ):

@@ -46,23 +46,6 @@ def _shares(count, batch_size=B):
   return np.arange(batch_size).reshape(count, -1)
 
 
-@pytest.mark.slow
-def test_shapes_and_types(tiny):
-  fields = {"block_length": 24, "max_masks": 3, "batch_size": 4}
-  (cloze,) = _some(_config(tiny, "inverse_cloze", **fields), 1)
-  assert cloze.arrays["block"].shape == (4, 24)
-  assert cloze.arrays["removed"].dtype == bool
-  (masked,) = _some(_config(tiny, "masked_random_tokens", **fields), 1)
-  assert {n: (a.shape, a.dtype.name) for n, a in masked.arrays.items()} == {
-    "query": ((4, 16), "int32"),
-    "mask_positions": ((4, 3), "int32"),
-    "mask_targets": ((4, 3), "int32"),
-    "mask_weights": ((4, 3), "float32"),
-    "source_id": ((4,), "int64"),
-    "source_hash": ((4,), "int64"),
-  }
-
-
 def test_a_feature_of_any_name_is_padded_and_no_longer_than_its_limit(
   tiny, new_tasks
 ):

@@ -61,7 +61,13 @@ class _World:
   def train(self, name: str, recipe: str, **bindings: Any) -> Path:
     """Trains a stage, and returns its folder."""
     model_dir = self._folder / name
-    given = self._given(MODEL_DIR=model_dir, SEED=self._seed, **bindings)
+    given = self._given(
+      MODEL_DIR=model_dir,
+      SEED=self._seed,
+      # Each shape is compiled.
+      MAX_SHAPE_BUCKETS=1,
+      **bindings,
+    )
     with parsed(TrainConfig, _recipe(recipe), given):
       config = configuration.configured(TrainConfig)()
       kept = configuration.kept_files(config.stage)
@@ -158,8 +164,9 @@ def main(argv: list[str]) -> None:
       INITIAL_READER=reading,
       KEEP_CHECKPOINTS=_KEPT,
       **{
-        "NUM_STEPS": 150,
+        "NUM_STEPS": 125,
         "BATCH_SIZE": 32,
+        "NUM_CANDIDATES": 6,
         "LEARNING_RATE": 1e-3,
         "WARMUP_STEPS": 20,
         "SAVE_EVERY_STEPS": 25,

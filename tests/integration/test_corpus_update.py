@@ -176,7 +176,7 @@ def test_the_examples_stay_those_of_the_version_it_began_with(watched):
 
 
 def test_kills_across_an_update_change_nothing(
-  watched, world, tmp_path_factory, command_environment
+  watched, world, tmp_path_factory, command_environment, quick_jobs
 ):
   folder = _folder(world, tmp_path_factory, "killed")
   run = _run(folder, command_environment)

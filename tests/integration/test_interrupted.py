@@ -20,7 +20,7 @@ from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from realm_jax.training.metric_rows import read_rows
 from tests.integration.commands import MODEL_FILE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_jobs")]
 
 _STEPS, _SAVE_EVERY = 24, 4
 # The builder's line when it has built what there is.
@@ -28,7 +28,7 @@ _WAITING = "waiting for the next checkpoint"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, world, command_environment):
+def run(tmp_path_factory, world, command_environment, quick_jobs):
   """`run(name, **environment)`: the same run in another folder."""
   directory = tmp_path_factory.mktemp("interrupted")
 

@@ -43,7 +43,13 @@ def corpus_dir(object_store, world) -> str:
 
 
 def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
-  object_store, corpus_dir, commands, command_environment, tmp_path, monkeypatch
+  object_store,
+  corpus_dir,
+  commands,
+  command_environment,
+  quick_jobs,
+  tmp_path,
+  monkeypatch,
 ):
   monkeypatch.setenv("REALM_JAX_CACHE_DIR", str(tmp_path / "cache"))
   model_dir = object_store.path("runs/ict")

@@ -2,7 +2,7 @@
 
 The commands are read out of README.md and run in a folder that has nothing but
 the texts, with small sizes. The sidecar of a block is started first, as it
-stands there, while the machine has other work.
+stands there.
 """
 
 import contextlib
@@ -11,26 +11,19 @@ import json
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.command_server import CommandServer, Started
 
 pytestmark = pytest.mark.slow
 
 _SECTION = "## Your own text"
 _PATIENCE_SECONDS = 500.0
-# Takes a core while trainer and sidecar start.
-_BUSY = """
-import time
-
-until = time.monotonic() + 5
-while time.monotonic() < until:
-  pass
-"""
 # Flags by the recipe or the module that a command names.
 _SIZES = {
   "train": "--gin.NUM_STEPS=2 --gin.BATCH_SIZE=4 --gin.SAVE_EVERY_STEPS=1 "
@@ -102,10 +95,10 @@ def folder(tmp_path, project_dir) -> Path:
 class _Shell:
   """Runs the commands of README in a folder, one background job at a time."""
 
-  def __init__(self, folder: Path, environment: Mapping[str, str]):
+  def __init__(self, folder: Path, server: CommandServer):
     self._folder = folder
-    self._environment = environment
-    self._background: subprocess.Popen | None = None
+    self._server = server
+    self._background: Started | None = None
     self._log = folder / "background.log"
 
   def run(self, commands: list[_Command]) -> str:
@@ -124,9 +117,6 @@ class _Shell:
           with self._log.open("w") as log:
             self._background = self._start(command, stdout=log, stderr=log)
           killed.callback(self._background.kill)
-          busy = subprocess.Popen([sys.executable, "-c", _BUSY])
-          killed.callback(busy.wait)
-          killed.callback(busy.kill)
         else:
           printed = self._finished(command)
       if self._background is not None:
@@ -135,7 +125,7 @@ class _Shell:
         self._background = None
     return printed
 
-  def _start(self, command: _Command, **streams) -> subprocess.Popen:
+  def _start(self, command: _Command, **streams) -> Started:
     first, *words = command.words
     assert first == "python", command
     module = words[1].rpartition(".")[2]
@@ -145,10 +135,9 @@ class _Shell:
       if name == module or any(word.endswith(name) for word in words)
       for flag in flags.split()
     ]
-    return subprocess.Popen(
+    return self._server.start(
       [sys.executable, *words[:2], *sizes, *words[2:]],
       cwd=self._folder,
-      env=dict(self._environment),
       **streams,
     )
 
@@ -174,7 +163,7 @@ class _Shell:
 
 
 def test_readme_leads_from_own_text_to_an_answer(
-  folder, project_dir, command_environment
+  folder, project_dir, command_server
 ):
   blocks = list(_blocks((project_dir / "README.md").read_text()))
   modules = [
@@ -191,7 +180,7 @@ def test_readme_leads_from_own_text_to_an_answer(
     *("build_index", "train"),
     *("evaluate", "ask"),
   ]
-  shell = _Shell(folder, command_environment)
+  shell = _Shell(folder, command_server)
   printed = [shell.run(block) for block in blocks][-1]
   # The answer stands with the title of its block.
   assert "Notes" in printed

@@ -48,7 +48,3 @@ def test_span_selection(commands, read_corpus, tmp_path):
       NUM_STEPS=4,
       **settings | {"HELD_OUT_BLOCKS": 0},
     )
-  assert (
-    commands.train("span_selection", tmp_path, NUM_STEPS=4, **settings).step
-    == 4
-  )

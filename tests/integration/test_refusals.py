@@ -55,13 +55,6 @@ def _latest(model_dir):
     return store.latest()
 
 
-def test_more_candidates_than_blocks(refusal, model_dir, world):
-  blocks = world.corpus.num_blocks
-  text = refusal("pretrain", model_dir, NUM_CANDIDATES=blocks + 1)
-  assert f"num_candidates={blocks + 1} needs {blocks + 1} blocks" in text
-  assert f"the corpus has {blocks}; lower NUM_CANDIDATES" in text
-
-
 def test_another_seed_than_the_run_began_with(refusal, model_dir):
   text = refusal("pretrain", model_dir, SEED=1)
   assert "was trained with seed=0, not 1" in text
@@ -94,49 +87,6 @@ def test_a_nan_stops_the_run_and_leaves_a_good_checkpoint(commands, model_dir):
   with contextlib.closing(CheckpointStore(model_dir)) as store:
     good = store.restore(last, items=("retriever", "reader", "optimizer"))
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(good))
-
-
-def _truncate(generation):
-  path = next(generation.glob("*/embeddings-*"))
-  path.write_bytes(path.read_bytes()[:-8])
-
-
-def _flip_a_byte(generation):
-  path = next(generation.glob("*/embeddings-*"))
-  content = bytearray(path.read_bytes())
-  content[-1] ^= 1
-  path.write_bytes(content)
-
-
-def _change_a_checksum(generation):
-  path = generation / "manifest.json"
-  manifest = json.loads(path.read_text())
-  manifest["files"][0]["sha256"] = "0" * 64
-  path.write_text(json.dumps(manifest))
-
-
-@pytest.mark.parametrize(
-  ("spoil", "said"),
-  [
-    (_flip_a_byte, "does not match its checksum"),
-    (_change_a_checksum, "does not match its own checksum"),
-  ],
-)
-def test_a_damaged_generation_is_refused(refusal, model_dir, spoil, said):
-  generation = model_dir / "generations" / "00000000"
-  spoil(generation)
-  text = refusal("pretrain", model_dir)
-  assert str(generation) in text
-  assert said in text
-  assert "build_index" in text
-  assert _latest(model_dir) == 1
-
-
-def test_a_builder_that_starts_again_mends_the_run(commands, world, model_dir):
-  _truncate(model_dir / "generations" / "00000000")
-  assert world.build_generation(model_dir, checkpoint_step=0) == [0]
-  done = commands.train("pretrain", model_dir, NUM_STEPS=2, **_ONE_SHAPE)
-  assert done.step == 2
 
 
 def test_a_generation_of_another_corpus(refusal, model_dir, tmp_path, world):

@@ -21,7 +21,7 @@ from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.integration.commands import Commands
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 _STEPS, _SAVE_EVERY, _BATCH = 6, 2, 16
 _POSITIONS, _BLOCK_LENGTH = 112, 80

@@ -73,7 +73,9 @@ def on_eight(train, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def on_two_processes(commands, on_eight, command_environment, tmp_path_factory):
+def on_two_processes(
+  commands, on_eight, command_environment, quick_jobs, tmp_path_factory
+):
   """The folder of the stages, by two processes with four devices each."""
   folder = tmp_path_factory.mktemp("processes")
   address = f"localhost:{free_port()}"

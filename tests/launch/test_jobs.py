@@ -190,26 +190,6 @@ def test_a_run_is_named_after_its_directory(given, executor, flag, name):
   assert name_of(given(executor, flag)) == name
 
 
-def test_a_dry_run_shows_the_processes_of_this_machine(planned):
-  job = planned("local", "--processes=2", "--env=A=b c")["trainer"]
-  shown = str(job).splitlines()
-  assert "  2 processes on this machine" in shown
-  assert "  environment: A='b c'" in shown
-  commands = [line for line in shown if "realm_jax.train" in line]
-  for index, command in enumerate(commands):
-    assert command.endswith(
-      f"=localhost:PORT --num_processes=2 --process_id={index}"
-    )
-  assert len(commands) == 2
-
-
-def test_a_dry_run_shows_slices(planned):
-  shown = str(planned("cloud", "--builder_tpu=v5e-16")["builder"])
-  assert "TPU v5e 4x4: 16 chips on 4 hosts" in shown
-  assert "4 × ct5lp-hightpu-4t of tpu-v5-lite-podslice" in shown
-  assert "python -m launch.pod -m realm_jax.build_index" in shown
-
-
 _RECIPES = {
   "trainer": ("gin/runs/reading.gin", ("-m", "realm_jax.train")),
   "builder": ("gin/runs/build_index.gin", ("-m", "realm_jax.build_index")),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from realm_jax.models.bert import BertConfig, BertEncoder, token_types
+from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.models.sequences import padded as one_a_row
 from tests.models import numpy_bert
 from tests.models.numpy_bert import CLS, SEP, padded
@@ -62,12 +62,6 @@ def test_equals_a_bert_in_numpy(params):
       numpy_bert.encode(tokens, params, CONFIG),
       atol=1e-5,
     )
-
-
-def test_segments_by_hand():
-  ids = jnp.array([[CLS, 9, SEP, 9, SEP, 0], [CLS, SEP, SEP, 0, 0, 0]])
-  expected = [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]]
-  np.testing.assert_array_equal(token_types(one_a_row(ids), SEP), expected)
 
 
 @pytest.mark.parametrize(
@@ -155,12 +149,6 @@ def test_mimetic_values_are_sinusoids_and_near_identities():
     diagonal = np.diag(products, distance)
     assert diagonal == pytest.approx(diagonal[0], abs=1e-5)
   assert products[0].argsort()[-2:].tolist() == [1, 0]
-
-
-def test_for_vocabulary_fills_in_what_is_unset():
-  config = BertConfig().for_vocabulary(vocab_size=50, separator_id=7)
-  assert (config.vocab_size, config.separator_id) == (50, 7)
-  assert config.for_vocabulary(vocab_size=50, separator_id=7) == config
 
 
 def test_cudnn_leaves_what_is_dropped_out_to_xla(params):

@@ -29,15 +29,6 @@ def _by_hand(queries, blocks, scale=1.0):
   return loss / len(queries), np.array(hits)
 
 
-def test_two_pairs_by_hand():
-  # Scores [[1, 0], [0, 2]]: -log σ(1) = 0.313262, -log σ(2) = 0.126928.
-  queries = jnp.array([[1.0, 0.0], [0.0, 2.0]])
-  loss, metrics = _loss(queries, jnp.eye(2), jnp.array([True, False]))
-  assert loss == pytest.approx((0.313262 + 0.126928) / 2, abs=1e-6)
-  assert metrics["loss"] == loss
-  assert metrics["accuracy"] == 1.0
-
-
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_equals_a_loop_in_numpy(scale):
   queries, blocks = _vectors(9, 5)

@@ -8,6 +8,8 @@ import pytest
 from realm_jax.objectives.open_qa import marginal_log_likelihood, open_qa_loss
 
 B, N, K, L, W = 4, 6, 2, 5, 3
+# Operation by operation it would compile for longer.
+_compiled = jax.jit(open_qa_loss, static_argnames="hard_em")
 
 
 def _example(seed):
@@ -31,7 +33,7 @@ def _example(seed):
 
 
 def _loss(*example):
-  weighted = open_qa_loss(*map(jnp.asarray, example))
+  weighted = _compiled(*map(jnp.asarray, example))
   return weighted.loss.mean, weighted.means()
 
 
@@ -87,7 +89,7 @@ def test_hard_em_takes_the_best_correct_span_alone():
 
   def loss(logits):
     scores = jnp.array([[5.0, 1.0]])
-    weighted = open_qa_loss(
+    weighted = _compiled(
       scores, found, logits, is_span, is_answer, hard_em=True
     )
     return weighted.means()["reader_loss"]
@@ -103,14 +105,12 @@ def test_hard_em_takes_the_best_correct_span_alone():
 @pytest.mark.parametrize("seed", range(2))
 def test_hard_em_differs_in_the_readers_term_alone(seed):
   example = tuple(map(jnp.asarray, _example(seed)))
-  one, other = (
-    open_qa_loss(*example, hard_em=h).means() for h in (False, True)
-  )
+  one, other = (_compiled(*example, hard_em=h).means() for h in (False, True))
   assert other["retriever_loss"] == one["retriever_loss"]
   assert other["reader_loss"] > one["reader_loss"]
   # Where nothing is correct, neither has a term.
   last = tuple(part[-1:] for part in example)
-  assert open_qa_loss(*last, hard_em=True).means()["loss"] == 0
+  assert _compiled(*last, hard_em=True).means()["loss"] == 0
 
 
 def test_metrics_by_hand():

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 import threading
 
@@ -19,7 +18,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
-def start(project_dir, command_environment):
+def start(command_server, tmp_path):
   """`start(scenario, count)`: exit codes, and what each process saw."""
   started = []
 
@@ -27,23 +26,20 @@ def start(project_dir, command_environment):
     address = f"localhost:{free_port()}"
     module = "tests.partitioning.processes_child"
     for index in range(count):
-      started.append(
-        subprocess.Popen(
-          [sys.executable, "-m", module, address, str(index), scenario],
-          cwd=project_dir,
-          env=command_environment,
-          stdout=subprocess.PIPE,
-          stderr=subprocess.PIPE if scenario == "alone" else None,
-          text=True,
-        )
-      )
-    outputs = [
-      child.communicate(timeout=_PATIENCE_SECONDS) for child in started
-    ]
-    codes = [child.returncode for child in started]
+      command = [sys.executable, "-m", module, address, str(index), scenario]
+      with (
+        (tmp_path / f"{index}.out").open("w") as out,
+        (tmp_path / f"{index}.err").open("w") as errors,
+      ):
+        child = command_server.start(command, stdout=out, stderr=errors)
+      started.append(child)
+    codes = [child.wait(_PATIENCE_SECONDS) for child in started]
     if scenario == "alone":
-      return codes, [error for _, error in outputs]
-    return codes, [json.loads(seen.splitlines()[-1]) for seen, _ in outputs]
+      return codes, [path.read_text() for path in tmp_path.glob("*.err")]
+    outputs = [
+      (tmp_path / f"{index}.out").read_text() for index in range(count)
+    ]
+    return codes, [json.loads(seen.splitlines()[-1]) for seen in outputs]
 
   yield run
   for child in started:

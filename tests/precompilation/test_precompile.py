@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 import sys
 from typing import Any
 
@@ -81,7 +80,7 @@ def _cost(kind: str, arguments: int, temporaries: int) -> Cost:
 @pytest.mark.slow
 @_needs_libtpu
 def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
-  tmp_path, project_dir, command_environment
+  tmp_path, command_server
 ):
   command = [
     *(sys.executable, "-m", "realm_jax.precompile"),
@@ -101,14 +100,7 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
     "--num_blocks=1000",
     f"--json={tmp_path / 'one.json'}",
   ]
-  done = subprocess.run(
-    command,
-    cwd=project_dir,
-    env=command_environment,
-    capture_output=True,
-    text=True,
-    timeout=400,
-  )
+  done = command_server.run(command)
   assert done.returncode == 0, done.stderr
   assert "It fits." in done.stdout
   figures = json.loads((tmp_path / "one.json").read_text())

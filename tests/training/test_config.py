@@ -87,11 +87,3 @@ def test_what_a_run_can_be():
   _config(refresh=WAITS, checkpoints=KEPT, stage=InverseCloze())
   rare = RefreshConfig(refresh_every_steps=300)
   assert _config(refresh=rare, checkpoints=KEPT).refresh_every_steps == 300
-
-
-def test_the_reader_may_start_from_another_checkpoint():
-  shared = CheckpointConfig(initial_checkpoint="runs/ict")
-  assert shared.source_of("retriever") == shared.source_of("reader")
-  other = dataclasses.replace(shared, initial_reader="runs/reading")
-  assert other.source_of("retriever") == "runs/ict"
-  assert other.source_of("reader") == "runs/reading"

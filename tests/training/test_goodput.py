@@ -39,10 +39,6 @@ def test_what_is_measured_inside_counts_once():
     "saving_seconds": 4,
     "repeated_seconds": 0,
   }
-  assert str(goodput) == (
-    "40% of 25 s for steps, 4 s start up, 5 s compiling, 2 s waiting, "
-    "4 s saving"
-  )
 
 
 @pytest.mark.parametrize(("checkpoint", "repeated"), [(1, 20), (0, 30)])

@@ -27,11 +27,11 @@ def run(model_dir, start, *flushed, lost=()) -> None:
   for last in flushed:
     while step < last:
       step += 1
-      rows.write_row({"step": step, "from": start, "loss": 1.0 / step})
+      rows.add_row({"step": step, "from": start, "loss": 1.0 / step})
     rows.flush()
   rows.flush()
   for step in lost:
-    rows.write_row({"step": step, "from": start, "loss": 0.0})
+    rows.add_row({"step": step, "from": start, "loss": 0.0})
   if not lost:
     rows.close()
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -18,14 +17,22 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("pooling", ["pooler", "mean"])
-def test_a_tower_comes_back_bit_for_bit(tmp_path, pooling):
-  retriever = Retriever(bert=models.BERT, projection_size=None, pooling=pooling)
+def test_two_towers_come_back_from_two_directories(tmp_path, pooling):
+  retriever = Retriever(
+    bert=models.BERT, projection_size=None, shared_towers=False, pooling=pooling
+  )
   params = models.save(tmp_path / "run", retriever)
   settings = {"to": "hf_bert", "part": "retriever"}
-  models.export(tmp_path / "run", tmp_path / "out", retriever, **settings)
-  choices = {"pooling": pooling, "parts": ["retriever"]}
+  for tower in ("query", "block"):
+    places = tmp_path / "run", tmp_path / tower
+    models.export(*places, retriever, tower=tower, **settings)
   models.import_weights(
-    "hf_bert", tmp_path / "out", tmp_path / "back", **choices
+    "hf_bert",
+    tmp_path / "query",
+    tmp_path / "back",
+    block_input=tmp_path / "block",
+    parts=["retriever"],
+    pooling=pooling,
   )
   back = models.load(tmp_path / "back")
   models.assert_same_bits(back.params["retriever"], params["retriever"])
@@ -34,27 +41,6 @@ def test_a_tower_comes_back_bit_for_bit(tmp_path, pooling):
   ) == dataclasses.replace(
     models.BERT, attention_mask_value=float(np.finfo(np.float32).min)
   )
-
-
-@pytest.mark.parametrize("to", ["hf_bert", "sentence_transformers"])
-def test_two_towers_come_back_from_two_directories(tmp_path, to):
-  size, part = (None, "retriever") if to == "hf_bert" else (4, None)
-  retriever = Retriever(
-    bert=models.BERT, projection_size=size, shared_towers=False
-  )
-  params = models.save(tmp_path / "run", retriever)
-  for tower in ("query", "block"):
-    places = tmp_path / "run", tmp_path / tower
-    models.export(*places, retriever, to=to, part=part, tower=tower)
-  models.import_weights(
-    "hf_bert",
-    tmp_path / "query",
-    tmp_path / "back",
-    block_input=tmp_path / "block",
-    parts=["retriever"],
-  )
-  back = models.load(tmp_path / "back").params["retriever"]
-  models.assert_same_bits(back, params["retriever"])
 
 
 def test_a_reader_comes_back_but_for_its_span_head(tmp_path):
@@ -72,22 +58,32 @@ def test_a_reader_comes_back_but_for_its_span_head(tmp_path):
       np.testing.assert_array_equal(back[path], ours[path], err_msg=path)
 
 
-def test_the_command_exports_an_import_as_it_was(
-  tmp_path, project_dir, command_environment
-):
+def test_the_commands_export_an_import_as_it_was(tmp_path, command_server):
   home = models.GOLDEN / "hf_bert" / "masked_lm"
-  run, out = tmp_path / "run", tmp_path / "out"
-  models.import_weights("hf_bert", home, run, parts=["reader"])
-  done = subprocess.run(
+  run, out, recipe = (tmp_path / name for name in ("run", "out", "towers.gin"))
+  recipe.write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from realm_jax.weights import formats\n"
+    'formats.ImportConfig.pooling = "mean"\n'
+  )
+  python = (sys.executable, "-m")
+  done = command_server.run(
     [
-      *(sys.executable, "-m", "realm_jax.export_weights", "--to=hf_bert"),
+      *(*python, "realm_jax.import_weights", "--from=hf_bert"),
+      *(f"--input={home}", f"--output_dir={run}", f"--gin_file={recipe}"),
+    ]
+  )
+  assert done.returncode == 0, done.stderr
+  assert (
+    "reader/encoder/layer_0/down/kernel [48, 24] <- "
+    "bert.encoder.layer.0.output.dense.weight"
+  ) in done.stdout
+  assert "pooling = 'mean'" in (run / "model.gin").read_text()
+  done = command_server.run(
+    [
+      *(*python, "realm_jax.export_weights", "--to=hf_bert"),
       *("--part=reader", f"--model_dir={run}", f"--output_dir={out}"),
-    ],
-    cwd=project_dir,
-    env=command_environment,
-    capture_output=True,
-    text=True,
-    timeout=180,
+    ]
   )
   assert done.returncode == 0, done.stderr
   assert (

@@ -1,6 +1,5 @@
 """Google's checkpoints: which variable becomes which parameter."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -45,20 +44,6 @@ def _reader(scope=""):
     "reader/masked_lm_head/norm/bias": f"{head}/transform/LayerNorm/beta",
     "reader/masked_lm_head/bias": f"{head}/output_bias",
   }
-
-
-def test_variables_by_name_in_their_own_type(tmp_path):
-  variables = {
-    "bert/a": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "bert/half": np.array([1.5, -2], ml_dtypes.bfloat16),
-    "global_step": np.int64(7),
-  }
-  found = google.open_checkpoint(files.save(tmp_path / "m.ckpt-7", variables))
-  for name, value in variables.items():
-    assert found[name].shape == value.shape
-    read_value = np.asarray(found[name])
-    assert read_value.dtype == value.dtype
-    np.testing.assert_array_equal(read_value, value)
 
 
 def test_a_variable_alone_stays_on_the_disk(tmp_path):

@@ -11,6 +11,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import load_newest
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.text.wordpieces import vocabulary_of
 from realm_jax.weights import WeightsError, released_blocks
 from realm_jax.weights.released_blocks import ReleasedBlocks
@@ -157,10 +158,10 @@ def test_a_checkpoint_that_cannot_be_written_takes_all_back(
 
   def fail(store, *_):
     found.extend(store.directory.parent.glob("generations/*/manifest.json"))
-    raise KeyboardInterrupt
+    raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(CheckpointStore, "save", fail)
-  with pytest.raises(KeyboardInterrupt):
+  with pytest.raises(DiskFullError, match=r"disk of .* is full"):
     _import(tmp_path)
   # The generation is there first: the checkpoint makes a MODEL_DIR.
   assert len(found) == 1

@@ -3,7 +3,10 @@
 A reader that is fine-tuned on few questions soon knows which names are
 answers, and no longer looks at the text. In a renamed example, the wordpieces
 of names are permuted, in the question and in its blocks alike: the text says
-the same about other names, and only reading it tells the answer.
+the same about other names, and only reading it tells the answer. A wordpiece is
+exchanged with those that have the same place in names, so that "New" before
+"York" becomes another word that begins names, if there is one, and the reader
+still sees where a name begins and ends.
 """
 
 import dataclasses
@@ -18,18 +21,21 @@ from realm_jax.corpus.store import Corpus
 _MAX_BLOCKS = 200_000
 # A piece is one of names if this share of its occurrences is.
 _MIN_SHARE = 0.5
+# Places in a name: within, at the end, at the start, alone.
+_NUM_PLACES = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Renaming:
-  """Permutes the wordpieces that occur in salient spans of one kind.
+  """Permutes the wordpieces of one kind of name and one place in it.
 
   Attributes:
-    groups: Ids of the wordpieces of each kind of span.
+    groups: Ids of the wordpieces of each kind of span, and of each place there:
+      alone, at the start, within or at the end.
     vocab_size: Size of the vocabulary.
   """
 
-  groups: tuple[Int[np.ndarray, " n"], ...]
+  groups: tuple[Int[np.ndarray, " _"], ...]
   vocab_size: int
 
   def permutation(
@@ -46,12 +52,12 @@ class Renaming:
 def renaming_of(corpus: Corpus) -> Renaming:
   """Returns the renaming of the names that are tagged in a corpus.
 
-  A wordpiece belongs to the kind of span in which it occurs most often, unless
-  it is frequent outside of spans.
+  A wordpiece belongs to the kind of span, and to the place there, in which it
+  occurs most often, unless it is frequent outside of spans.
   """
   size = corpus.vocab_size
   total = np.zeros(size, np.int64)
-  in_spans = np.zeros((len(corpus.span_kinds), size), np.int64)
+  in_spans = np.zeros((len(corpus.span_kinds), _NUM_PLACES, size), np.int64)
   for row in range(min(corpus.num_blocks, _MAX_BLOCKS)):
     block = corpus.block(row)
     body = block.body_token_ids
@@ -59,13 +65,18 @@ def renaming_of(corpus: Corpus) -> Renaming:
     for (start, limit), kind in zip(
       block.salient_spans, block.salient_span_kinds, strict=True
     ):
-      np.add.at(in_spans[kind], body[start:limit], 1)
+      is_first = np.arange(start, limit) == start
+      is_last = np.arange(start, limit) == limit - 1
+      np.add.at(in_spans[kind], (2 * is_first + is_last, body[start:limit]), 1)
+  in_spans = in_spans.reshape(-1, size)
   is_name = (total > 0) & (in_spans.sum(axis=0) >= _MIN_SHARE * total)
   if not is_name.any():
     raise ValueError(
       "no word of the corpus is a name: it has no salient spans, or none of "
       "words that are names alone; set RENAMED_SHARE = 0"
     )
-  kind = in_spans.argmax(axis=0)
-  groups = [np.flatnonzero(is_name & (kind == k)) for k in range(len(in_spans))]
+  place = in_spans.argmax(axis=0)
+  groups = [
+    np.flatnonzero(is_name & (place == p)) for p in range(len(in_spans))
+  ]
   return Renaming(tuple(group for group in groups if group.size), size)

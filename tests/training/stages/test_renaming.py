@@ -10,11 +10,13 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.training.stages.renaming import renaming_of
 
 PIECES = (
-  "[PAD] [UNK] [CLS] [SEP] [MASK] . we met alice bob carol and in 1815 1842 the"
+  "[PAD] [UNK] [CLS] [SEP] [MASK] . we met the new alice bob carol and in "
+  "1815 1842"
 )
 TEXTS = (
   "We met Alice in 1815. We met Bob in 1842.",
   "In 1815 we met Carol and Bob.",
+  "In 1842 we met New Bob.",
   # Mostly a word, and in one text a name.
   "We met in the carol.",
   "The carol we met.",
@@ -43,10 +45,17 @@ def _words(corpus, token_ids):
   return {corpus.vocabulary.pieces[token_id] for token_id in token_ids}
 
 
-def test_names_are_exchanged_with_names_of_their_kind(corpus):
+def test_words_of_names_are_exchanged_with_those_of_their_kind_and_place(
+  corpus,
+):
   renaming = renaming_of(corpus)
   groups = [_words(corpus, group) for group in renaming.groups]
-  assert sorted(map(sorted, groups)) == [["1815", "1842"], ["alice", "bob"]]
+  assert sorted(map(sorted, groups)) == [
+    ["1815", "1842"],
+    ["alice", "bob"],
+    # Only this word begins a name of two.
+    ["new"],
+  ]
   seen = set()
   for seed in range(20):
     new_ids = renaming.permutation(np.random.default_rng(seed))

@@ -1,0 +1,133 @@
+"""Normalization of answers, by the language that they are in.
+
+English follows SQuAD's script as Google's released ORQA has it. Spanish,
+German, Arabic, Hindi, Vietnamese and Chinese follow MLQA's
+(`mlqa_evaluation_v1.py`), with all its peculiarities. No script that is widely
+used covers other languages. They lose the punctuation of Unicode, and their
+articles where `_RULES` has them, and each character of a script without spaces
+between words is a word.
+"""
+
+import re
+import string
+import unicodedata
+from typing import Literal, NamedTuple
+
+ENGLISH = "en"
+_NOTHING = re.compile(r"(?!)")
+# Thai, Lao, Burmese, Khmer, kana and ideographs.
+UNSPACED = re.compile(
+  r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff"
+  r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+# What l'Aquila, dell'Aquila and d’Artagnan have before the name's own letters.
+_ELISION = re.compile(r"(?:\bl)?['’](?=\w)")
+
+
+class _WithoutPunctuation(dict[int, str]):
+  """A translation table that drops punctuation of ASCII and of Unicode.
+
+  Entries are added as characters occur.
+  """
+
+  def __missing__(self, code: int) -> str:
+    character = chr(code)
+    is_punctuation = unicodedata.category(character).startswith("P")
+    if is_punctuation or character in string.punctuation:
+      character = ""
+    self[code] = character
+    return character
+
+
+_ASCII_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation), "")
+_PUNCTUATION = _WithoutPunctuation()
+
+
+class _Rules(NamedTuple):
+  """What happens to an answer of a language once it is in lower case.
+
+  Attributes:
+    form: Normal form of Unicode that the text gets first.
+    elision: What becomes white space before punctuation is dropped.
+    punctuation: Translation table that drops punctuation.
+    articles: What becomes white space after that.
+    characters: Characters that are words by themselves.
+    f1_of_nothing: F1 of two answers that both have no words.
+  """
+
+  form: Literal["NFD", "NFKC"] | None = "NFKC"
+  elision: re.Pattern[str] = _NOTHING
+  punctuation: dict[int, str] = _PUNCTUATION
+  articles: re.Pattern[str] = _NOTHING
+  characters: re.Pattern[str] = UNSPACED
+  f1_of_nothing: float = 1.0
+
+
+def _mlqa(articles: str = "(?!)", characters: str = "(?!)") -> _Rules:
+  return _Rules(
+    form=None,
+    articles=re.compile(articles),
+    characters=re.compile(characters),
+    f1_of_nothing=0.0,
+  )
+
+
+def _own(articles: str, elision: re.Pattern[str] = _NOTHING) -> _Rules:
+  # An article has a word after it, as the last I of Umberto I has not.
+  one_of = articles.replace(" ", "|")
+  pattern = re.compile(rf"\b(?:{one_of})\s+(?=\S)")
+  return _Rules(articles=pattern, elision=elision)
+
+
+_OTHER = _Rules()
+_RULES = {
+  ENGLISH: _Rules(
+    form="NFD",
+    punctuation=_ASCII_PUNCTUATION,
+    articles=re.compile(r"\b(a|an|the)\b"),
+    characters=_NOTHING,
+  ),
+  "ar": _mlqa("ال"),
+  "de": _mlqa(
+    r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b"
+  ),
+  "es": _mlqa(r"\b(un|una|unos|unas|el|la|los|las)\b"),
+  "hi": _mlqa(),
+  "vi": _mlqa(r"\b(của|là|cái|chiếc|những)\b"),
+  "zh": _mlqa(characters="[\u4e00-\u9fa5]"),
+  "ca": _own("el la els les un una uns unes", _ELISION),
+  "fr": _own("le la les un une des", _ELISION),
+  "it": _own("il lo la i gli le un uno una", _ELISION),
+  "nl": _own("de het een"),
+  "pt": _own("o a os as um uma uns umas"),
+}
+
+
+def normalize_answer(text: str, language: str = ENGLISH) -> str:
+  """Normalizes a prediction or a reference, to compare them.
+
+  In English: Unicode NFD, lower case, ASCII punctuation dropped, the articles
+  a, an and the dropped, runs of white space collapsed, in this order, as in
+  Google's `language/orqa/utils/eval_utils.py`. Accents remain, as combining
+  marks. Other languages have rules of their own in the same order.
+
+  Args:
+    text: Text of an answer.
+    language: ISO code of its language; one without rules of its own loses
+      punctuation alone.
+  """
+  rules = _RULES.get(language, _OTHER)
+  if rules.form is not None:
+    text = unicodedata.normalize(rules.form, text)
+  text = rules.elision.sub(" ", text.lower())
+  text = rules.articles.sub(" ", text.translate(rules.punctuation))
+  return " ".join(rules.characters.sub(r" \g<0> ", text).split())
+
+
+def f1_of_nothing(language: str) -> float:
+  """Returns the F1 of two answers in a language that both have no words.
+
+  It is 1 by the rule of SQuAD 2.0, and 0 in MLQA's script, as in SQuAD 1.1's,
+  below its own exact match.
+  """
+  return _RULES.get(language, _OTHER).f1_of_nothing
