@@ -74,6 +74,8 @@ setup(
     "launch": ["pyyaml", "xmanager"],
     # The page of realm_jax.serve.
     "serve": ["starlette", "uvicorn"],
+    # Where Thai sentences end.
+    "thai": ["pythainlp", "python-crfsuite"],
     # What t5x, airio and jestimator need beyond the core. The three
     # themselves are in no registry, and ask for the heads of flax, optax,
     # clu and seqio and for another TFDS, which nothing here could run with:

@@ -58,6 +58,8 @@ def _answer(words: Sequence[str]) -> None:
   questions = [" ".join(words)] if words else prompted_lines("question")
   for question in questions:
     (answered,) = ask(run, [question])
+    for note in run.vocabulary.notes(question):
+      print(note)
     print(shown(answered, num_answers=_NUM_ANSWERS.value, marks=marks))
 
 

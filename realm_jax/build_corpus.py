@@ -3,10 +3,10 @@
     python -m realm_jax.build_corpus --input='text/*.jsonl' \\
       --output_dir=corpus --vocab=vocab.txt
 
-Each line is `{"title": …, "text": …}`, with optional `id` and `url`; files may
-be compressed (.gz, .zst). The corpus appears complete or not at all, and a
-summary counts what was cut or skipped. Other inputs are data sets of TFDS and
-the sources of seqio tasks:
+Each line is `{"title": …, "text": …}`, with optional `id`, `url` and
+`language`; files may be compressed (.gz, .zst). The corpus appears complete or
+not at all, and a summary counts what was cut or skipped. Other inputs are data
+sets of TFDS and the sources of seqio tasks:
 
     --input=tfds:salient_span_wikipedia/documents     each row is a block
     --input=tfds:wikipedia/20230601.en:train          articles
@@ -22,8 +22,9 @@ Beam. The corpus is the same, byte for byte.
 makes a new version of the corpus in its directory: a line with an id that the
 corpus has replaces that document, one with a new id adds a document, and
 `{"id": …, "remove": true}` removes one. Unchanged documents cost nothing, and
-readers of the version before continue to read it. Vocabulary, block length and
-dropped titles are those of the corpus; give the other flags of the build.
+readers of the version before continue to read it. Vocabulary, block length,
+language and dropped titles are those of the corpus; give the other flags of the
+build.
 
 A gin file may bind the arguments of `build.build_corpus` and
 `update.update_corpus` of `realm_jax.corpus`; flags take precedence.
@@ -68,6 +69,18 @@ _BLOCK_LENGTH = flags.DEFINE_integer(
   "block_length",
   288,
   "Largest number of wordpieces of [CLS] title [SEP] body [SEP].",
+)
+_LANGUAGE = flags.DEFINE_string(
+  "language",
+  "en",
+  "ISO 639-1 code of the text's language, which decides where sentences end. A "
+  "line of JSON may have its own in a field `language`. An update keeps it.",
+)
+_CASED = flags.DEFINE_bool(
+  "cased",
+  None,
+  "Whether a vocabulary that is trained keeps capitals and accents; by default "
+  "unless the language is English.",
 )
 _TAGGER = flags.DEFINE_string(
   "tagger",
@@ -131,14 +144,14 @@ _KEEP_VERSIONS = flags.DEFINE_integer(
 )
 
 _FLAGS: Sequence[flags.FlagHolder[Any]] = (
-  *(_INPUT, _OUTPUT_DIR, _VOCAB, _BLOCK_LENGTH, _TAGGER),
+  *(_INPUT, _OUTPUT_DIR, _VOCAB, _BLOCK_LENGTH, _LANGUAGE, _CASED, _TAGGER),
   *(_DROP_TITLES, _UNESCAPE_HTML, _SKIP_BAD_LINES, _OVERWRITE),
   *(_NAME, _REMOVE_DUPLICATES, _WORKERS, _KEEP_VERSIONS),
 )
 # Flags of a whole build alone.
 _OF_BUILDS: Sequence[flags.FlagHolder[Any]] = (
-  *(_VOCAB, _BLOCK_LENGTH, _OVERWRITE, _NAME, _REMOVE_DUPLICATES),
-  *(_WORKERS, _RUNNER, _PIPELINE_OPTIONS),
+  *(_VOCAB, _BLOCK_LENGTH, _LANGUAGE, _CASED, _OVERWRITE, _NAME),
+  *(_REMOVE_DUPLICATES, _WORKERS, _RUNNER, _PIPELINE_OPTIONS),
 )
 
 
@@ -196,6 +209,9 @@ def main(argv: Sequence[str]) -> None:
       "--vocab is missing; give a BERT vocabulary file, or --vocab=train:SIZE"
     )
   print(summary.table())
+  if not isinstance(summary, UpdateSummary):
+    for warning in summary.warnings():
+      print(f"warning: {warning}")
   version = ""
   if isinstance(summary, UpdateSummary):
     still = "" if summary.changes_something else "unchanged: still "

@@ -21,6 +21,7 @@ from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, ragged_indices
 from realm_jax.corpus.splitting import Sentences
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.corpus.writing import Blocks, ragged
+from realm_jax.text.languages import ENGLISH, script
 from realm_jax.text.salient_spans import FoundSpan, Tagger, tag_many
 from realm_jax.text.sentences import sentence_characters, sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
@@ -76,14 +77,16 @@ class BlockBuilder:
   """Splits documents into blocks.
 
   `corpus_name` is part of the blocks' ids, and `block_length` is the largest
-  number of wordpieces in a block. Without a `tagger`, only those documents have
-  salient spans that came with them.
+  number of wordpieces in a block. `language` is that of documents that do not
+  say another one. Without a `tagger`, only those documents have salient spans
+  that came with them.
   """
 
   vocabulary: WordpieceVocabulary
   corpus_name: str
   block_length: int
   tagger: Tagger | None
+  language: str = ENGLISH
 
   def blocks(
     self, documents: Iterable[Document], summary: BuildSummary
@@ -140,7 +143,7 @@ class BlockBuilder:
     )
 
   def _build(self, texts: _Texts, summary: BuildSummary) -> Blocks:
-    byte_ranges, sentence_starts = _sentences(texts)
+    byte_ranges, sentence_starts = _sentences(texts, self.language)
     aligned = splitting.align_sentences(
       byte_ranges,
       texts.token_bytes,
@@ -160,9 +163,16 @@ class BlockBuilder:
     summary.documents += len(texts.documents)
     summary.blocks += len(arrays["block_ids"])
     summary.tokens += len(texts.token_ids)
+    unknown = texts.token_ids == self.vocabulary.unk_id
+    summary.unknown_tokens += int(unknown.sum())
     summary.sentences += len(sentences.token_ranges)
+    summary.uncut_sentences += len(num_pieces)
     summary.cut_sentences += int((num_pieces > 1).sum())
     summary.long_words += sum(doc.long_words for doc in texts.documents)
+    for document in texts.documents:
+      summary.languages[document.language or self.language] += 1
+      if not document.language:
+        summary.scripts[script(document.text) or "none"] += 1
     return Blocks({**arrays, "salient_span_kinds": kinds}, kind_names)
 
   def _spans(
@@ -200,6 +210,8 @@ class BlockBuilder:
     totals = np.bincount(table[:, 2]).tolist()
     summary.salient_spans.update(dict(zip(numbers, totals, strict=True)))
     summary.unaligned_spans += len(table) - len(kept)
+    is_number = table[kept, 2] == numbers.get("number", -1)
+    summary.spans_to_mask += int((~is_number).sum())
     return ranges, table[kept, 2], tuple(numbers)
 
   def _arrays(
@@ -285,7 +297,7 @@ def _titles_and_bodies(
 
 
 def _sentences(
-  texts: _Texts,
+  texts: _Texts, language: str
 ) -> tuple[Int[np.ndarray, "s 2"], Int[np.ndarray, " d"]]:
   """Returns the bytes of all sentences, and each document's first sentence."""
   found: list[Sequence[tuple[int, int]]] = []
@@ -295,9 +307,11 @@ def _sentences(
     if document.sentences is not None:
       ranges = sorted(document.sentences)
     elif document.text.isascii():
-      ranges = sentence_characters(document.text)
+      ranges = sentence_characters(document.text, document.language or language)
     else:
-      ranges = sentence_ranges(document.text).tolist()
+      ranges = sentence_ranges(
+        document.text, document.language or language
+      ).tolist()
     found.append(ranges or [(0, size)])
   starts = _offsets([len(ranges) for ranges in found])
   flat = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)

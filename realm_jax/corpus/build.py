@@ -45,6 +45,11 @@ from realm_jax.corpus.writing import (
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import is_remote, upload_directory
+from realm_jax.text.languages import (
+  ENGLISH,
+  LanguageError,
+  require_language,
+)
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import (
   read_pieces,
@@ -75,6 +80,7 @@ class PieceBuilder:
   wordpieces: tuple[str, ...]
   corpus_name: str
   block_length: int
+  language: str
   tagger: Tagger | None
   directory: str
 
@@ -84,6 +90,7 @@ class PieceBuilder:
       vocabulary=vocabulary_of(self.wordpieces),
       corpus_name=self.corpus_name,
       block_length=self.block_length,
+      language=self.language,
       tagger=self.tagger,
     )
 
@@ -164,6 +171,8 @@ def build_corpus(
   *,
   vocab: str,
   block_length: int = 288,
+  language: str = ENGLISH,
+  cased: bool | None = None,
   tagger: Tagger | None = tag,
   drop_titles: Sequence[str] = (),
   unescape_html: bool = True,
@@ -185,6 +194,10 @@ def build_corpus(
     output_dir: Corpus directory.
     vocab: Vocabulary file, or `train:SIZE` to learn one from the input.
     block_length: Largest number of tokens of `[CLS] title [SEP] body [SEP]`.
+    language: ISO 639-1 code of the text's language; a line's own `language`
+      takes precedence.
+    cased: Whether a vocabulary that is learned keeps capitals and accents. None
+      keeps them unless the language is English.
     tagger: Function that finds salient spans; None finds none.
     drop_titles: Texts, or "wikipedia" for lists and disambiguation pages;
       documents whose titles contain one are left out.
@@ -218,6 +231,10 @@ def build_corpus(
   for argument, value in (("shard_bytes", shard_bytes), ("workers", workers)):
     if value is not None and value < 1:
       raise CorpusError(f"{argument}={value}; give 1 or more")
+  try:
+    require_language(language)
+  except LanguageError as error:
+    raise CorpusError(f"--language={language}: {error}") from None
   output_dir = epath.Path(output_dir)
   require_readable(*inputs, vocab, output_dir)
   check_target(output_dir, overwrite=overwrite)
@@ -228,11 +245,18 @@ def build_corpus(
       f"--vocab={vocab}: {size!r} is not a number of pieces; write for "
       "example --vocab=train:8192"
     )
+  if cased is None:
+    cased = language != ENGLISH
+  elif size is None:
+    raise CorpusError(
+      "--cased is for a vocabulary that is trained; that of a file is cased if "
+      "its pieces have capitals"
+    )
   pieces = () if size else read_pieces(vocab)
   reader = RowReader(drop_titles=drop_titles, unescape_html=unescape_html)
   source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
   if size:
-    pieces = _learned_pieces(source, int(size))
+    pieces = _learned_pieces(source, int(size), cased)
   name = name or default_name(output_dir)
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
@@ -247,6 +271,7 @@ def build_corpus(
       wordpieces=pieces,
       corpus_name=name,
       block_length=block_length,
+      language=language,
       tagger=tagger,
       directory=str(directory),
     )
@@ -279,6 +304,7 @@ def build_corpus(
       shards=shards,
       summary=vars(summary),
       drop_titles=reader.dropped_titles,
+      language=language,
     )
   return summary
 
@@ -324,7 +350,9 @@ def _find_duplicates(
       )
 
 
-def _learned_pieces(source: DocumentSource, size: int) -> tuple[str, ...]:
+def _learned_pieces(
+  source: DocumentSource, size: int, cased: bool
+) -> tuple[str, ...]:
   """Trains a vocabulary on all titles and texts."""
   logging.info("Training a vocabulary of at most %s pieces", size)
   progress = Progress("documents (vocabulary)", total=source.num_rows)
@@ -335,4 +363,4 @@ def _learned_pieces(source: DocumentSource, size: int) -> tuple[str, ...]:
       yield from (document.title, document.text)
 
   with progress:
-    return tuple(train_vocabulary(texts(), size))
+    return tuple(train_vocabulary(texts(), size, cased=cased))

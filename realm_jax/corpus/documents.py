@@ -18,20 +18,21 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from realm_jax.corpus import InputError
+from realm_jax.text.languages import LanguageError, require_language
 
 # A line of a file, or the fields of a record, whose texts are UTF-8.
 Row: TypeAlias = bytes | Mapping[str, Any]
 
-_WANTED = '{"title": …, "text": …} with optional "id" and "url"'
+_WANTED = '{"title": …, "text": …} with optional "id", "url" and "language"'
 _WANTED_OF_UPDATE = (
-  '{"id": …, "title": …, "text": …} with optional "url", or '
+  '{"id": …, "title": …, "text": …} with optional "url" and "language", or '
   '{"id": …, "remove": true}'
 )
 # Titles of pages that only list other pages, which released REALM left out.
 # `drop_titles` calls them "wikipedia".
 _WIKIPEDIA_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
 # Characters of the longest word that is kept. BERT's tokenizer makes [UNK] of a
-# word from 100 bytes on, so that a longer one only makes a block's text long.
+# word of over 100, so that a longer one only makes a block's text long.
 _LONGEST_WORD = 1_000
 # What that tokenizer takes for one word: no white space, punctuation or CJK.
 _LONG_WORD = re.compile(
@@ -50,6 +51,7 @@ class Document(NamedTuple):
     sentences: Byte ranges of its sentences, if these came with it.
     spans: Byte ranges and kinds of its salient spans, if these came with it.
     long_words: Number of words that were removed from it.
+    language: Code of its language; empty if it is the corpus's.
   """
 
   id: str
@@ -60,11 +62,13 @@ class Document(NamedTuple):
   sentences: Sequence[tuple[int, int]] | None = None
   spans: Sequence[tuple[int, int, str]] | None = None
   long_words: int = 0
+  language: str = ""
 
   @property
   def hash(self) -> int:
-    """A hash of what an update compares: title, URL and text."""
-    return hash63(f"{self.title}\0{self.url}\0{self.text}")
+    """A hash of what an update compares: title, URL, text and language."""
+    language = f"\0{self.language}" if self.language else ""
+    return hash63(f"{self.title}\0{self.url}\0{self.text}{language}")
 
 
 class Removal(NamedTuple):
@@ -159,9 +163,16 @@ class RowReader:
       return Document(document_id, title, text, url, True, sentences, spans)
     if self.unescape_html:
       title, text = html.unescape(title), html.unescape(text)
-    return _without_long_words(Document(document_id, title, text, url))
+    language = _string(fields, "language")
+    try:
+      language = language and require_language(language)
+    except LanguageError as error:
+      raise InputError(f"'language': {error}") from None
+    document = Document(document_id, title, text, url, language=language)
+    return _without_long_words(document)
 
 
+# A data set's own "language" may be anything.
 _FIELDS = ("id", "title", "text", "url")
 
 
@@ -210,7 +221,7 @@ def _id(fields: Mapping[str, Any]) -> str:
 
 def _string(fields: Mapping[str, Any], key: str) -> str:
   value = fields.get(key)
-  if value is None and key in ("id", "_id", "url"):
+  if value is None and key in ("id", "_id", "url", "language"):
     return ""
   if not isinstance(value, str):
     raise InputError(f"{key!r} is {type(value).__name__}, wanted a string")

@@ -23,6 +23,7 @@ from etils import epath
 from realm_jax.corpus import CorpusError
 from realm_jax.storage.json_files import JsonValue, write_json
 from realm_jax.storage.paths import list_names, read_text
+from realm_jax.text.languages import ENGLISH
 
 FORMAT_VERSION = 4
 MANIFEST_NAME = "corpus.json"
@@ -77,7 +78,7 @@ class Manifest(Counts):
   """One version of a corpus.
 
   `name` is part of each block's id, and `drop_titles` has the patterns of
-  titles that were left out.
+  titles that were left out. `language` is there unless it is English.
   """
 
   format_version: int
@@ -87,6 +88,7 @@ class Manifest(Counts):
   vocabulary: VocabularyRecord
   summary: Mapping[str, JsonValue]
   drop_titles: list[str]
+  language: NotRequired[str]
   shards: list[ShardRecord]
   fingerprint: str
 
@@ -99,6 +101,7 @@ def make_manifest(
   shards: list[ShardRecord],
   summary: Mapping[str, JsonValue],
   drop_titles: Sequence[str] = (),
+  language: str = ENGLISH,
   version: int = 1,
 ) -> Manifest:
   """Makes the manifest of a version, with its totals and fingerprint.
@@ -129,7 +132,7 @@ def make_manifest(
     "files": files,
   }
   text = json.dumps(identity, sort_keys=True)
-  return Manifest(
+  manifest = Manifest(
     format_version=FORMAT_VERSION,
     corpus_version=version,
     name=name,
@@ -143,6 +146,9 @@ def make_manifest(
     shards=shards,
     fingerprint=hashlib.sha256(text.encode()).hexdigest(),
   )
+  if language != ENGLISH:
+    manifest["language"] = language
+  return manifest
 
 
 def write(path: epath.PathLike, manifest: Manifest) -> None:

@@ -16,6 +16,7 @@ from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard, ragged_indices
 from realm_jax.storage.staging import FileRecord, StagedFiles
+from realm_jax.text.languages import ENGLISH
 
 if TYPE_CHECKING:
   from realm_jax.text.wordpieces import WordpieceVocabulary
@@ -129,7 +130,8 @@ class Corpus:
   stored and reads as `[CLS] [SEP] [SEP]`. Other rows raise `IndexError`.
 
   `name` is part of the block ids, so that those of two corpora differ.
-  `source` is the directory that was opened, maybe on an object store, and
+  `source` is the directory that was opened, maybe on an object store,
+  `language` the ISO 639-1 code of documents that do not say another one, and
   `span_kinds` has the names of the kinds of salient spans.
   """
 
@@ -145,6 +147,7 @@ class Corpus:
     self.vocab_size = manifest["vocabulary"]["size"]
     self.summary = manifest["summary"]
     self.drop_titles = tuple(manifest["drop_titles"])
+    self.language = manifest.get("language", ENGLISH)
     self._staged = StagedFiles(
       source,
       [

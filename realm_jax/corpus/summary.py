@@ -7,9 +7,17 @@ from typing import Any
 
 from realm_jax.console import columns
 from realm_jax.storage.json_files import JsonValue
+from realm_jax.text.sentences import THAI, splits_thai
 
 # Messages of skipped lines that a summary keeps; all lines are counted.
 _FIRST_ERRORS = 10
+# Below two sentences, few are left once one has become the query. The other
+# bounds are of what a stage can train on.
+_MIN_SENTENCES = 2
+_MIN_SPANS = 0.5
+_MAX_UNKNOWN = 0.01
+_MIN_SHARE_OF_SCRIPT = 0.01
+_NO_SCRIPT = "none"
 _DUPLICATES = "blocks that equal an earlier one"
 
 
@@ -19,13 +27,20 @@ class BuildSummary:
 
   Attributes:
     documents, blocks, tokens, sentences: What the corpus has.
+    unknown_tokens: Tokens that are [UNK].
+    uncut_sentences: Sentences before those that are longer than a block were
+      cut to several.
     cut_sentences: Sentences that are longer than a block.
     cut_titles: Titles that are longer than half a block.
     long_words: Words of over 1,000 characters, which are left out.
     salient_spans: Spans that were found, by kind.
     unaligned_spans: Of these, spans that begin or end inside a token or cross
       the end of a sentence, which are left out.
+    spans_to_mask: Spans that the corpus has, other than bare numbers.
     duplicate_blocks: Blocks that equal an earlier one.
+    languages: Documents by the code of their language.
+    scripts: Documents whose line has no language, by the script of most of
+      their letters.
     skipped: What was left out, by reason.
     first_errors: Messages of the first bad lines.
   """
@@ -33,13 +48,18 @@ class BuildSummary:
   documents: int = 0
   blocks: int = 0
   tokens: int = 0
+  unknown_tokens: int = 0
   sentences: int = 0
+  uncut_sentences: int = 0
   cut_sentences: int = 0
   cut_titles: int = 0
   long_words: int = 0
   salient_spans: Counter[str] = dataclasses.field(default_factory=Counter)
   unaligned_spans: int = 0
+  spans_to_mask: int = 0
   duplicate_blocks: int = 0
+  languages: Counter[str] = dataclasses.field(default_factory=Counter)
+  scripts: Counter[str] = dataclasses.field(default_factory=Counter)
   skipped: Counter[str] = dataclasses.field(default_factory=Counter)
   first_errors: list[str] = dataclasses.field(default_factory=list)
 
@@ -65,8 +85,66 @@ class BuildSummary:
       self.duplicate_blocks = 0
 
   def table(self) -> str:
-    """Returns one line for each count, aligned."""
-    return "\n".join([columns([*_rows(vars(self))]), *self.first_errors])
+    """Returns one line for each count and ratio, aligned."""
+    ratios = [
+      ("sentences per document", f"{self._sentences_per_document:.1f}"),
+      ("spans to mask per block", f"{self._spans_per_block:.1f}"),
+      ("share of [UNK]", f"{self._unknown_share:.2%}"),
+    ]
+    table = columns([*_rows(vars(self)), *ratios])
+    return "\n".join([table, *self.first_errors])
+
+  @property
+  def _sentences_per_document(self) -> float:
+    return self.uncut_sentences / max(self.documents, 1)
+
+  @property
+  def _spans_per_block(self) -> float:
+    return self.spans_to_mask / max(self.blocks, 1)
+
+  @property
+  def _unknown_share(self) -> float:
+    return self.unknown_tokens / max(self.tokens, 1)
+
+  def warnings(self) -> list[str]:
+    """Returns what makes a stage useless, and what to do, a sentence each."""
+    found = []
+    if self._sentences_per_document < _MIN_SENTENCES:
+      found.append(
+        f"documents have {self._sentences_per_document:.1f} sentences, and "
+        "inverse cloze needs two: give the --language of the text, or longer "
+        "documents"
+      )
+    if self._spans_per_block < _MIN_SPANS:
+      found.append(
+        f"blocks have {self._spans_per_block:.1f} salient spans other than "
+        "numbers, too few to mask: give a --tagger for the language, or train "
+        "on the task masked_random_spans"
+      )
+    if self._unknown_share > _MAX_UNKNOWN:
+      found.append(
+        f"{self._unknown_share:.1%} of the tokens are [UNK], which nothing can "
+        "be learned from: give a --vocab of the language, or train one "
+        "(--vocab=train:SIZE), a larger one if it was trained"
+      )
+    if self.languages[THAI] and not splits_thai():
+      found.append(
+        "Thai sentences end at the first white space after 80 characters: "
+        "`pip install realm_jax[thai]` splits them by PyThaiNLP"
+      )
+    num_documents = self.scripts.total()
+    many = [
+      f"{count:,} in {name}"
+      for name, count in self.scripts.most_common()
+      if name != _NO_SCRIPT and count >= _MIN_SHARE_OF_SCRIPT * num_documents
+    ]
+    if len(many) > 1:
+      found.append(
+        f"the documents are in several scripts ({', '.join(many)}), and so "
+        "perhaps in several languages: give each line that is not in the "
+        '--language a field "language"'
+      )
+    return found
 
 
 @dataclasses.dataclass

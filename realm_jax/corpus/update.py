@@ -63,7 +63,7 @@ def update_corpus(
   id adds a document, and `{"id": …, "remove": true}` removes one. Readers of
   the version before continue to read it, as long as it is kept.
 
-  Vocabulary and block length stay. Other arguments are those of
+  Vocabulary, block length and language stay. Other arguments are those of
   `build_corpus`; give the tagger and the reading of HTML that the build had.
 
   Args:
@@ -124,6 +124,7 @@ def update_corpus(
       vocabulary=corpus.vocabulary,
       corpus_name=corpus.name,
       block_length=corpus.block_length,
+      language=corpus.language,
       tagger=tagger,
     )
     existing = _ExistingDocuments(corpus)
@@ -146,6 +147,7 @@ def update_corpus(
       shards=[*old_shards, *new_shards],
       summary=summary.to_json(),
       drop_titles=reader.dropped_titles,
+      language=corpus.language,
     )
     if not manifest["num_blocks"]:
       raise CorpusError(

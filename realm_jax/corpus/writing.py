@@ -28,6 +28,7 @@ from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.storage.staging import sha256_of
+from realm_jax.text.languages import ENGLISH
 from realm_jax.text.wordpieces import (
   SPECIAL_PIECES,
   vocabulary_sha256,
@@ -264,6 +265,7 @@ def finish(
   shards: list[ShardRecord],
   summary: Mapping[str, JsonValue],
   drop_titles: Sequence[str] = (),
+  language: str = ENGLISH,
 ) -> None:
   """Writes the vocabulary and the manifest: see `manifest.make_manifest`."""
   write_pieces(staging / manifests.VOCABULARY_NAME, pieces)
@@ -281,5 +283,6 @@ def finish(
     shards=shards,
     summary=summary,
     drop_titles=drop_titles,
+    language=language,
   )
   manifests.write(staging / manifests.MANIFEST_NAME, manifest)

@@ -53,7 +53,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.partitioning import sharding
 from realm_jax.storage.access import require_readable
 from realm_jax.text.normalization import normalize_answer
-from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.text.wordpieces import MASK, WordpieceVocabulary
 
 MASKED_LM, SPAN = "masked_lm_head", "span_head"
 
@@ -139,7 +139,7 @@ def _explain_question(run: Run, text: str, answer: str | None) -> Explanation:
         contains_text=contains_text(body, token_ids, words.mask_id, 1),
       )
     )
-  notes = _verbatim_notes(candidates)
+  notes = [*_verbatim_notes(candidates), *words.notes(text)]
   if len(token_ids) > room:
     notes.append(
       f"the question has {len(token_ids)} wordpieces, of which the model reads "
@@ -230,7 +230,7 @@ def _explain_sentence(
         reward=float(rewards[k]),
       )
     )
-  notes = []
+  notes = words.notes(text.replace(MASK, " "))
   if masked.num_read < len(masked.token_ids):
     notes.append(
       f"the sentence has {len(masked.token_ids)} wordpieces, of which the "

@@ -98,7 +98,9 @@ def masked_query(
   Raises:
     ExplanationError: There are too many masks, or they are too far apart; or
       the answer has no words, too many, or several places to go.
+    ValueError: The vocabulary can spell no word of the sentence.
   """
+  words.require_known(text.replace(MASK, " "))
   sizes = [found.count(MASK) for found in _MASKED_PLACE.findall(text)]
   target_ids, source = None, repr(text)
   if answer is not None:

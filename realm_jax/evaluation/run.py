@@ -371,7 +371,7 @@ class Run:
     """Returns `[CLS] x [SEP]` of each text, padded; long texts are cut.
 
     Raises:
-      ValueError: A text has no words.
+      ValueError: A text has no words, or none that the vocabulary can spell.
     """
     words, length = self.vocabulary, self.config.query_length
     queries = np.zeros((len(texts), length), np.int32)
@@ -379,6 +379,8 @@ class Run:
       token_ids = words.encode(text)[: length - 2]
       if not token_ids:
         raise ValueError(f"the question {text!r} has no words")
+      if words.unk_id in token_ids:
+        words.require_known(text)
       row[: len(token_ids) + 2] = [words.cls_id, *token_ids, words.sep_id]
     return queries
 

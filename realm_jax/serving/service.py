@@ -236,7 +236,7 @@ class Service:
         _block(edited, explained, one) for one in explained.candidates
       ],
       "without": without,
-      "notes": [*explained.notes, *_unknown_words(run, text)],
+      "notes": explained.notes,
       "run": _about(run),
     }
 
@@ -247,13 +247,6 @@ def _kinds(run: Run) -> set[Kind]:
     return {QUESTION}
   heads = trained_heads(run.model_dir, run.step)
   return {_OF_HEAD[head] for head in heads} or set(_OF_HEAD.values())
-
-
-def _unknown_words(run: Run, text: str) -> list[str]:
-  """Says which words of a text are [UNK] to the run."""
-  words = run.vocabulary
-  unknown = [w for w in text.split() if words.unk_id in words.encode(w)]
-  return [f"the run does not know: {', '.join(unknown)}"] if unknown else []
 
 
 def _about(run: Run) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Wordpieces, by TensorFlow Text.
 
 `WordpieceVocabulary` is a seqio vocabulary over TensorFlow Text's
-`FastBertTokenizer`. It lower-cases text, strips accents, splits at white space
-and punctuation, and takes the longest known pieces, as BERT uncased does. (BERT
-cased, which some taggers are, reads the text with its capitals and accents.)
+`FastBertTokenizer`. It splits text at white space, punctuation and ideographs,
+and takes the longest known pieces, as BERT does. An uncased vocabulary is read
+after letters are lower-cased and accents stripped; one with capitals is cased,
+and the text keeps both. Words of over 100 characters are `[UNK]`.
 
 Normalization changes lengths ('é' loses a byte, 'ﬁ' becomes two letters), so
 every token has its byte range in the *original* text, and an answer can be
@@ -14,20 +15,26 @@ import collections
 import functools
 import hashlib
 import itertools
+import re
 import string
 import tempfile
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
+import regex
 import seqio
 import tensorflow as tf
 import tensorflow_text as tf_text
+from absl import logging
 from etils import epath
 from jaxtyping import Bool, Int
 from tensorflow_text.tools.wordpiece_vocab import (
   wordpiece_tokenizer_learner_lib as learner,
 )
+
+from realm_jax.text.languages import script
+from realm_jax.text.sentences import byte_positions
 
 # As in realm_jax.inputs, jax uses the devices, also if a corpus is built beside
 # a trainer.
@@ -36,17 +43,25 @@ tf.config.set_visible_devices([], "GPU")
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = "##"
-# What every trained vocabulary holds, as BERT's does, so that questions and
-# other texts than those that it was trained on can be written in pieces.
-_ASCII_PIECES = (
-  *string.punctuation,
-  *(start + c for start in ("", "##") for c in string.digits),
-  *(start + c for start in ("", "##") for c in string.ascii_lowercase),
+
+_LONGEST_WORD = 100
+# Control characters, which BERT ignores, and a cased tokenizer here would split
+# at. The syntax is both RE2's and Python's.
+_IGNORED = "[\ufffd" + r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\p{Cf}\p{Co}]"
+_IGNORED_CHARACTER = regex.compile(_IGNORED)
+# What BERT splits to words of their own.
+_IDEOGRAPH = re.compile(
+  "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf"
+  "\U0002f800-\U0002fa1f]"
 )
 
 # Texts in one call of the tokenizer while counting words: enough to hide its
 # fixed 20 ms, and few enough to need little memory.
 _TEXTS_PER_CALL = 512
+# Characters of a word that is cut before pieces are learned from it, unless it
+# is of ASCII, and the number of such words.
+_LONG_TO_LEARN = 24
+_MOST_LONG_WORDS = 20_000
 
 
 class VocabularyError(ValueError):
@@ -121,8 +136,14 @@ def vocabulary_sha256(pieces: Iterable[str]) -> str:
   return hashlib.sha256("\n".join(pieces).encode()).hexdigest()
 
 
+def has_capitals(pieces: Iterable[str]) -> bool:
+  """Returns whether pieces are those of a cased vocabulary."""
+  # Special and unused pieces are in brackets.
+  return any(re.search(r"[A-Z]", p) and p[0] != "[" for p in pieces)
+
+
 def vocabulary_of(
-  pieces: Iterable[str], *, cased: bool = False
+  pieces: Iterable[str], *, cased: bool | None = None
 ) -> "WordpieceVocabulary":
   """Makes a vocabulary that has no file."""
   with tempfile.NamedTemporaryFile() as file:
@@ -133,15 +154,15 @@ def vocabulary_of(
 class WordpieceVocabulary(seqio.Vocabulary):
   """BERT's wordpieces, with offsets into the original text.
 
-  They are uncased unless `cased` keeps capitals and accents; corpora have
-  uncased ones.
+  `cased` tells whether text keeps its capitals and accents; by default, it does
+  if pieces have capitals.
   """
 
-  def __init__(self, vocab_file: epath.PathLike, *, cased: bool = False):
+  def __init__(self, vocab_file: epath.PathLike, *, cased: bool | None = None):
     """Reads a vocabulary; raises `VocabularyError` if it is unusable."""
     super().__init__()
-    self.cased = cased
     self.pieces = read_pieces(vocab_file)
+    self.cased = has_capitals(self.pieces) if cased is None else cased
     ids = {piece: index for index, piece in enumerate(self.pieces)}
     self._unk_id = ids[UNK]
     self.cls_id, self.sep_id, self.mask_id = ids[CLS], ids[SEP], ids[MASK]
@@ -149,7 +170,9 @@ class WordpieceVocabulary(seqio.Vocabulary):
       vocab=self.pieces,
       token_out_type=tf.int32,
       unknown_token=UNK,
-      lower_case_nfd_strip_accents=not cased,
+      lower_case_nfd_strip_accents=not self.cased,
+      # In UTF-8.
+      max_bytes_per_word=4 * _LONGEST_WORD,
     )
 
   @functools.cached_property
@@ -161,6 +184,11 @@ class WordpieceVocabulary(seqio.Vocabulary):
   def is_continuation(self) -> Bool[np.ndarray, " v"]:
     """Whether each piece continues a word."""
     return np.array([p.startswith(CONTINUATION) for p in self.pieces])
+
+  @functools.cached_property
+  def _num_characters(self) -> Int[np.ndarray, " v"]:
+    sizes = [len(piece.removeprefix(CONTINUATION)) for piece in self.pieces]
+    return np.array(sizes, np.int32)
 
   def __eq__(self, other: object) -> bool:
     return isinstance(other, type(self)) and (self.pieces, self.cased) == (
@@ -188,12 +216,31 @@ class WordpieceVocabulary(seqio.Vocabulary):
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
     if s.shape.rank == 0:  # TensorFlow Text fails on a scalar.
-      return self._tokenizer.tokenize(s[tf.newaxis])[0]
-    return cast(tf.RaggedTensor, self._tokenizer.tokenize(s))
+      return self._encode_tf(s[tf.newaxis])[0]
+    if self.cased:
+      s = tf.strings.regex_replace(s, _IGNORED, "")
+    found = self._tokenizer.tokenize(s)
+    token_ids, is_kept = self._without_long_words(found.flat_values)
+    return tf.ragged.boolean_mask(
+      found.with_flat_values(token_ids), found.with_flat_values(is_kept)
+    )
+
+  def _without_long_words(
+    self, token_ids: Int[tf.Tensor, " t"]
+  ) -> tuple[Int[tf.Tensor, " t"], Bool[tf.Tensor, " t"]]:
+    """Replaces words of over 100 characters by [UNK].
+
+    Also returns which tokens are kept: of such a word, the first one.
+    """
+    is_first = ~tf.gather(tf.constant(self.is_continuation), token_ids)
+    word = tf.cumsum(tf.cast(is_first, tf.int32)) - 1
+    sizes = tf.gather(tf.constant(self._num_characters), token_ids)
+    is_long = tf.gather(tf.math.segment_sum(sizes, word), word) > _LONGEST_WORD
+    return tf.where(is_long, self._unk_id, token_ids), is_first | ~is_long
 
   def encode_masked_tf(self, text: tf.Tensor) -> tf.Tensor:
     """Encodes a text in which `[MASK]` is the special piece, not a word."""
-    parts = self._tokenizer.tokenize(tf.strings.split([text], MASK)[0])
+    parts = self._encode_tf(tf.strings.split([text], MASK)[0])
     masks = tf.fill([parts.nrows(), 1], self.mask_id)
     return tf.concat([parts, masks], axis=1).flat_values[:-1]
 
@@ -213,7 +260,12 @@ class WordpieceVocabulary(seqio.Vocabulary):
 
     The texts must have no lone surrogates.
     """
-    encoded = [text.encode("utf-8") for text in texts]
+    read, read_bytes = list(texts), dict[int, np.ndarray]()
+    for row, text in enumerate(texts) if self.cased else ():
+      if _IGNORED_CHARACTER.search(text):
+        read[row] = _IGNORED_CHARACTER.sub("", text)
+        read_bytes[row] = _read_bytes(text)
+    encoded = [text.encode("utf-8") for text in read]
     ids, *bounds = self._tokenizer.tokenize_with_offsets(
       tf.constant(encoded, tf.string)
     )
@@ -226,21 +278,70 @@ class WordpieceVocabulary(seqio.Vocabulary):
       start = int(byte_ranges[token, 0])
       character = encoded[row][start : start + 4].decode(errors="ignore")[0]
       byte_ranges[token, 1] = start + len(character.encode())
-    return Tokens(np.asarray(ids.flat_values), row_offsets, byte_ranges)
+    for row, positions in read_bytes.items():
+      own = byte_ranges[slice(*row_offsets[row : row + 2])]
+      own[:] = positions[own - [0, 1]] + [0, 1]
+    token_ids, is_kept = self._without_long_words(ids.flat_values)
+    kept = np.flatnonzero(is_kept)
+    # A word that becomes one token ends where its last piece did.
+    last = np.append(kept, len(byte_ranges))[1:] - 1
+    return Tokens(
+      np.asarray(token_ids)[kept],
+      np.searchsorted(kept, row_offsets),
+      np.stack([byte_ranges[kept, 0], byte_ranges[last, 1]], axis=1),
+    )
+
+  def notes(self, text: str) -> list[str]:
+    """Returns a sentence on the words of a text that are `[UNK]`, if any."""
+    unknown = self._words(text)[1]
+    return [f"the run does not know: {', '.join(unknown)}"] if unknown else []
+
+  def require_known(self, text: str) -> None:
+    """Raises `ValueError` if the words of a text are unknown, all of them."""
+    known, unknown = self._words(text)
+    letters = "".join(unknown)
+    if letters and script(letters) and not script("".join(known)):
+      raise ValueError(
+        f"{text!r} has no word that the vocabulary can spell, which has other "
+        f"letters (script: {script(letters)}); write in the language of the "
+        "corpus"
+      )
+
+  def _words(self, text: str) -> tuple[list[str], list[str]]:
+    """Returns what is known of a text, in pieces, and its unknown words."""
+    tokens, encoded = self.tokenize_with_offsets([text]), text.encode()
+    known, unknown = list[str](), list[str]()
+    for token, (start, limit) in zip(
+      tokens.token_ids, tokens.byte_ranges, strict=True
+    ):
+      words = unknown if token == self._unk_id else known
+      words.append(encoded[start:limit].decode())
+    return known, unknown
 
 
-def _count_words(texts: Iterable[str]) -> collections.Counter[str]:
+def _read_bytes(text: str) -> Int[np.ndarray, " b"]:
+  """Returns the positions of the bytes of characters that are not ignored."""
+  is_read = [not _IGNORED_CHARACTER.match(character) for character in text]
+  return np.flatnonzero(np.repeat(is_read, np.diff(byte_positions(text))))
+
+
+def _count_words(
+  texts: Iterable[str], *, cased: bool
+) -> collections.Counter[str]:
   """Counts normalized words, split as the tokenizer splits them."""
   normalizer = tf_text.FastBertNormalizer(lower_case_nfd_strip_accents=True)
-  # A vocabulary may not be empty, and no normalized text has this capital. So
-  # no word has pieces, and each becomes one [UNK].
+  # A vocabulary may not be empty. So each word becomes one piece, "A" or [UNK].
   splitter = tf_text.FastWordpieceTokenizer(
     vocab=[UNK, "A"], unknown_token=UNK, token_out_type=tf.int32
   )
   counts: collections.Counter[bytes] = collections.Counter()
   remaining = iter(texts)
   while batch := list(itertools.islice(remaining, _TEXTS_PER_CALL)):
-    folded = normalizer.normalize(tf.constant(batch))
+    folded = tf.constant(batch)
+    if cased:
+      folded = tf.strings.regex_replace(folded, _IGNORED, "")
+    else:
+      folded = normalizer.normalize(folded)
     _, starts, limits = splitter.tokenize_with_offsets(folded)
     for text, text_starts, text_limits in zip(
       folded.numpy(), starts.to_list(), limits.to_list(), strict=True
@@ -251,49 +352,81 @@ def _count_words(texts: Iterable[str]) -> collections.Counter[str]:
   )
 
 
-def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
+def train_vocabulary(
+  texts: Iterable[str], size: int, *, cased: bool = False
+) -> list[str]:
   """Learns wordpieces from texts with TensorFlow Text's learner.
 
-  The learner keeps every piece that occurs at least `threshold` times beyond
-  its occurrences in longer pieces that were kept, so every *word* that occurs
-  `threshold` times is one piece. This takes the lowest threshold whose
-  vocabulary fits in `size`, special pieces and those of ASCII included; if all
-  words fit, each is one piece. The texts are read once, and only word counts
-  are in memory.
+  ASCII's characters are always pieces, and so are the commonest of the others,
+  in up to half of the slots that are left. The learner keeps every piece that
+  occurs at least `threshold` times beyond its occurrences in longer pieces that
+  were kept, so every *word* that occurs `threshold` times is one piece, and so
+  is every ideograph. This takes the lowest threshold whose vocabulary fits in
+  `size`, and fills it with the characters that are left and then with pieces of
+  the next lower one; if all words fit, each is one piece. The texts are read
+  once, and only word counts are in memory.
+
+  Args:
+    texts: Texts of the corpus.
+    size: Largest number of pieces, special ones included.
+    cased: Whether the pieces keep capitals and accents.
 
   Raises:
-    VocabularyError: The texts have no words, or their letters do not fit in
-      `size`.
+    VocabularyError: The texts have no words, or `size` is too small.
   """
-  counts = _count_words(texts)
+  counts = _count_words(texts, cased=cased)
   for piece in SPECIAL_PIECES:
     counts.pop(piece, None)
   if not counts:
     raise VocabularyError("the texts hold no words to learn wordpieces from")
-  reserved = [*SPECIAL_PIECES, *_ASCII_PIECES]
+  # With ASCII's, as BERT's have them, questions and other texts than those that
+  # a vocabulary was trained on can be written in pieces.
+  letters = string.ascii_letters if cased else string.ascii_lowercase
+  reserved = [
+    *(*SPECIAL_PIECES, *string.punctuation),
+    *(start + c for start in ("", CONTINUATION) for c in string.digits),
+    *(start + c for start in ("", CONTINUATION) for c in letters),
+  ]
+  characters = collections.Counter[str]()
+  for word, count in counts.items():
+    for character in word:
+      characters[character] += count
+  commonest = sorted(characters, key=lambda c: (-characters[c], c))
+  kept = _kept_characters(commonest, reserved, size)
+  highest = max(counts.values())
+  ideographs = [
+    (word, counts.pop(word)) for word in [*counts] if _IDEOGRAPH.match(word)
+  ]
+  ideographs.sort(key=lambda item: (-item[1], item[0]))
+  counts = _learnable(counts, kept)
 
   @functools.cache
   def learned(threshold: int) -> list[str]:
-    if counts.keys() <= set(reserved):
-      return reserved  # The learner fails where it has nothing to learn.
-    return learner.learn(
-      counts,
-      size,
-      reserved,
-      upper_thresh=threshold,
-      lower_thresh=threshold,
-    )
+    pieces = reserved
+    # The learner fails where it has nothing to learn.
+    if not counts.keys() <= set(reserved):
+      pieces = learner.learn(
+        counts,
+        size,
+        reserved,
+        upper_thresh=threshold,
+        lower_thresh=threshold,
+        max_unique_chars=size,
+      )
+    more = [c for c, n in ideographs if c in kept or n >= threshold]
+    for character in sorted(kept.difference(more)):
+      more += _forms(character)
+    return [*dict.fromkeys([*pieces, *more])]
 
   # Thresholds are doubled, because low ones are quick to learn. The learner
   # takes none above the count of the commonest word.
-  highest = max(counts.values())
   too_low, fits = 0, 1
   while len(learned(fits)) > size:
     if fits == highest:
       raise VocabularyError(
-        f"a vocabulary of {size} pieces is too small: ASCII's characters, the "
-        f"texts' letters and their commonest word take {len(learned(fits))}; "
-        "give at least that many"
+        f"a vocabulary of {size} pieces is too small: ASCII's characters and "
+        f"the texts' commonest word take {len(learned(fits))}; give at least "
+        "that many"
       )
     too_low, fits = fits, min(2 * fits, highest)
   while fits - too_low > 1:
@@ -302,4 +435,62 @@ def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
       fits = threshold
     else:
       too_low = threshold
-  return learned(fits)
+  rest = [form for character in commonest for form in _forms(character)]
+  rest += learned(too_low) if too_low else []
+  pieces = [*dict.fromkeys([*learned(fits), *rest])][:size]
+  covered = sum(characters[piece] for piece in pieces)
+  logging.info(
+    "The vocabulary has %d pieces, and %.3f %% of the text's characters",
+    len(pieces),
+    100 * covered / characters.total(),
+  )
+  return pieces
+
+
+def _forms(character: str) -> list[str]:
+  """Returns the pieces of a character; an ideograph continues no word."""
+  continued = [] if _IDEOGRAPH.match(character) else [CONTINUATION + character]
+  return [character, *continued]
+
+
+def _kept_characters(
+  commonest: Sequence[str], reserved: Sequence[str], size: int
+) -> set[str]:
+  """Returns the commonest characters, which become pieces of their own.
+
+  They take at most half of the slots that are not reserved.
+  """
+  free = (size - len(reserved)) // 2
+  kept = set(reserved).intersection(commonest)
+  for character in commonest:
+    if character not in kept:
+      free -= len(_forms(character))
+      if free < 0:
+        break
+      kept.add(character)
+  return kept
+
+
+def _learnable(
+  counts: collections.Counter[str], kept: set[str]
+) -> collections.Counter[str]:
+  """Returns the words that pieces are learned from.
+
+  Their characters are all kept. Texts without spaces have few words twice, and
+  the learner takes minutes and gigabytes for long ones: these are cut, and
+  sampled if they are many.
+  """
+  learnable = collections.Counter[str]()
+  long_words = []
+  for word, count in counts.items():
+    if kept.issuperset(word):
+      if word.isascii() or len(word) <= _LONG_TO_LEARN:
+        learnable[word] = count
+      elif len(word) <= _LONGEST_WORD:
+        long_words.append(word)
+  stride = len(long_words) // _MOST_LONG_WORDS + 1
+  for word in long_words[::stride]:
+    for start in range(0, len(word), _LONG_TO_LEARN):
+      part = word[start : start + _LONG_TO_LEARN]
+      learnable[part] += stride * counts[word]
+  return learnable

@@ -1,8 +1,7 @@
 """Configuration and vocabulary of a BERT in other systems, in and out."""
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,7 +172,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
   """
   if not path.is_dir():
     pieces = wordpieces.read_pieces(path)
-    return Vocabulary(path, pieces, _has_capitals(pieces))
+    return Vocabulary(path, pieces, wordpieces.has_capitals(pieces))
   config = JsonFile(path / TOKENIZER, optional=True)
   fast = JsonFile(path / _FAST_TOKENIZER, optional=True)
   file = path / VOCABULARY_FILE
@@ -189,7 +188,9 @@ def read_vocabulary(path: Path) -> Vocabulary:
     for name, in_fast in _NORMALIZATION.items()
   }
   is_lower = said.pop("do_lower_case")
-  cased = _has_capitals(pieces) if is_lower is None else is_lower is False
+  cased = is_lower is False
+  if is_lower is None:
+    cased = wordpieces.has_capitals(pieces)
   # By default, accents are stripped where letters are lower-cased.
   wanted = {"strip_accents": not cased, "tokenize_chinese_chars": True}
   for name, value in said.items():
@@ -200,11 +201,6 @@ def read_vocabulary(path: Path) -> Vocabulary:
         "here. Use a model of the usual kind"
       )
   return Vocabulary(file, pieces, cased)
-
-
-def _has_capitals(pieces: Sequence[str]) -> bool:
-  # Special and unused pieces are in brackets.
-  return any(re.search(r"[A-Z]", p) and p[0] != "[" for p in pieces)
 
 
 def _fast_pieces(file: JsonFile) -> tuple[str, ...]:
@@ -227,11 +223,11 @@ def _fast_pieces(file: JsonFile) -> tuple[str, ...]:
   return pieces
 
 
-def tokenizer_config(max_length: int) -> dict[str, JsonValue]:
+def tokenizer_config(max_length: int, *, cased: bool) -> dict[str, JsonValue]:
   """Returns the `tokenizer_config.json` of our wordpieces."""
   return {
     "tokenizer_class": "BertTokenizer",
-    "do_lower_case": True,
+    "do_lower_case": not cased,
     "strip_accents": None,
     "tokenize_chinese_chars": True,
     "model_max_length": max_length,

@@ -131,7 +131,9 @@ class Export(NamedTuple):
     return [*lines, *self.notes]
 
 
-def class_files(bert: BertConfig, architecture: str) -> dict[str, JsonValue]:
+def class_files(
+  bert: BertConfig, architecture: str, *, cased: bool
+) -> dict[str, JsonValue]:
   """Returns the JSON files of a class of BERT."""
   return {
     CONFIG: {
@@ -140,5 +142,5 @@ def class_files(bert: BertConfig, architecture: str) -> dict[str, JsonValue]:
       "torch_dtype": "float32",
       **config.write_bert_config(bert),
     },
-    config.TOKENIZER: config.tokenizer_config(bert.max_positions),
+    config.TOKENIZER: config.tokenizer_config(bert.max_positions, cased=cased),
   }

@@ -116,7 +116,7 @@ def plan_export(
     export = Export(
       READER,
       tables.below(table, ours=f"{READER}/"),
-      class_files(reader.bert, "BertForMaskedLM"),
+      class_files(reader.bert, "BertForMaskedLM", cased=model.vocabulary.cased),
     )
   elif part == RETRIEVER:
     if retriever.projection_size is not None:
@@ -130,7 +130,7 @@ def plan_export(
     export = Export(
       RETRIEVER,
       tables.below(table, ours=f"{RETRIEVER}/{ours}/"),
-      class_files(retriever.bert, "BertModel"),
+      class_files(retriever.bert, "BertModel", cased=model.vocabulary.cased),
       [
         f"pooling {retriever.pooling!r} and score_scale="
         f"{retriever.score_scale:g} are not written; "

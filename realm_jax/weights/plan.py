@@ -13,7 +13,11 @@ import numpy as np
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
-from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
+from realm_jax.text.wordpieces import (
+  WordpieceVocabulary,
+  has_capitals,
+  vocabulary_of,
+)
 from realm_jax.weights import WeightsError, reading, tables
 from realm_jax.weights.config import Vocabulary, read_vocabulary
 from realm_jax.weights.formats import (
@@ -288,11 +292,12 @@ def _pieces(
       "cc_news_pretrained/embedder/assets/vocab.txt"
     )
   for one in found:
-    if one.cased:
+    if one.cased != has_capitals(one.pieces):
       raise WeightsError(
-        f"{one.path} is a cased model's (do_lower_case in its tokenizer's "
-        "files, or pieces with capitals), and wordpieces here are uncased "
-        "BERT's. Use the uncased model"
+        f"the tokenizer of {one.path} says that it is "
+        f"{'cased' if one.cased else 'uncased'}, and its pieces have "
+        f"{'no ' if one.cased else ''}capitals, by which a vocabulary here is "
+        "cased or not. Use a model of the usual kind"
       )
     if one.pieces != found[0].pieces:
       raise WeightsError(

@@ -184,6 +184,7 @@ def plan_export(model: BoundModel, ours: str, tower: str | None) -> Export:
   """
   retriever = model.retriever
   bert, size = retriever.bert, retriever.projection_size
+  cased = model.vocabulary.cased
   eps = _NORM_EPS if size is None else retriever.projection_norm_eps
   factor = _projection_factor(eps)
   modules = _modules(retriever)
@@ -202,9 +203,9 @@ def plan_export(model: BoundModel, ours: str, tower: str | None) -> Export:
   types = ["token_type_ids"] if retriever.token_types else []
   names: JsonValue = ["input_ids", *types, "attention_mask"]
   files: dict[str, JsonValue] = {
-    **class_files(bert, "BertModel"),
+    **class_files(bert, "BertModel", cased=cased),
     config.TOKENIZER: {
-      **config.tokenizer_config(bert.max_positions),
+      **config.tokenizer_config(bert.max_positions, cased=cased),
       "model_input_names": names,
     },
     _MODULES: [

@@ -86,6 +86,9 @@ def test_what_makes_no_corpus_is_refused(build):
     ([], {}, InputError, "there are no lines"),
     ([velt], {"vocab": "train:big"}, CorpusError, "'big' is not a number"),
     ([velt], {"block_length": 7}, CorpusError, "block_length=7 is too short"),
+    ([velt], {"language": "german"}, CorpusError, r"de \(German\)"),
+    ([{**velt, "language": "deu"}], {}, InputError, r":1: 'language': .* de "),
+    ([velt], {"cased": True}, CorpusError, "pieces have capitals"),
   ):
     with pytest.raises(error, match=message):
       build(rows, **settings)
@@ -129,6 +132,51 @@ def test_a_vocabulary_trained_on_the_input(build):
   assert corpus.vocabulary.decode(corpus.block(0).body_token_ids) == (
     "quorlan lives near vimbeth ."
   )
+
+
+def test_documents_are_split_in_their_language(build, update):
+  rows = [
+    {"title": "一", "text": "北京很大。你好吗？"},
+    {
+      "id": "b",
+      "title": "Éa",
+      "text": "Los EE. UU. son. Sí.",
+      "language": "es",
+    },
+  ]
+  corpus = build(rows, vocab="train:300", language="zh")
+  assert [len(corpus.block(row).sentences) for row in (0, 1)] == [2, 2]
+  assert corpus.language == "zh"
+  assert corpus.vocabulary.cased
+  assert corpus.summary["languages"] == {"zh": 1, "es": 1}
+  assert corpus.summary["unknown_tokens"] == 0
+  update([{"id": "b", "title": "二", "text": "大。小。"}])
+  changed = Corpus.open(corpus.source)
+  assert changed.language == "zh"
+  assert len(changed.block(1).sentences) == 2
+
+
+def test_what_makes_a_stage_useless_is_said(tmp_path, vocab_file):
+  def warnings(rows, **arguments):
+    lines = write_lines(tmp_path / "rows.jsonl", rows)
+    summary = build_corpus(
+      [str(lines)],
+      tmp_path / "c",
+      vocab=vocab_file,
+      overwrite=True,
+      **arguments,
+    )
+    return "\n".join(summary.warnings())
+
+  good = {"title": "Velt", "text": "Ada Stone was in Velt. Velt was in 1987."}
+  assert warnings([good]) == ""
+  thai = {"title": "Velt", "text": "ภาษาไทย เขียนติดกัน"}
+  told = warnings([good, thai])
+  for part in ("1 in Thai", "[UNK]", "1.5 sentences"):
+    assert part in told
+  told = warnings([{**thai, "language": "th"}] * 1)
+  assert "several scripts" not in told
+  assert "salient spans" in told
 
 
 DOCUMENT_TEXT = st.lists(

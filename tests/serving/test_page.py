@@ -138,8 +138,10 @@ def test_programs_get_what_python_gets(run, service):
 
 def test_words_that_the_run_does_not_know_are_said(service):
   told = service.ask("where is \u5317\u4eac?")
-  assert "the run does not know: \u5317\u4eac?" in told["notes"]
+  assert "the run does not know: \u5317, \u4eac" in told["notes"]
   assert service.ask(_ASKED)["notes"] == []
+  with pytest.raises(ValueError, match="Chinese"):
+    service.ask("\u5317\u4eac 1987?")
 
 
 def test_an_update_is_for_all_who_ask(run):

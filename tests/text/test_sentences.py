@@ -38,6 +38,35 @@ def test_sentences(text, expected):
   assert sentences(text) == expected
 
 
+@pytest.mark.parametrize(
+  ("language", "text", "expected"),
+  [
+    ("es", "Los EE. UU. ganan. Él no.", ["Los EE. UU. ganan.", "Él no."]),
+    ("zh", "北京很大。你好吗？", ["北京很大。", "你好吗？"]),
+    ("hi", "यह एक है। यह दो है।", ["यह एक है।", "यह दो है।"]),
+    ("ar", "هل هي هنا؟ نعم.", ["هل هي هنا؟", "نعم."]),
+    # Without PyThaiNLP: the first space after 80 characters, and a blank line.
+    (
+      "th",
+      f"{'ก' * 50} {'ข' * 40} {'ค' * 9}\n\nง จ",
+      [f"{'ก' * 50} {'ข' * 40}", "ค" * 9, "ง จ"],
+    ),
+  ],
+)
+def test_sentences_of_a_language(language, text, expected, monkeypatch):
+  monkeypatch.setattr("realm_jax.text.sentences.splits_thai", lambda: False)
+  encoded = text.encode()
+  ranges = sentence_ranges(text, language)
+  assert [encoded[s:t].decode() for s, t in ranges] == expected
+
+
+def test_thai_sentences_are_those_of_pythainlp():
+  pytest.importorskip("pycrfsuite")
+  pytest.importorskip("pythainlp")
+  text = "ฉันไปประชุมเมื่อวันที่ 11 มีนาคม แต่เขาไม่ไป"
+  assert len(sentence_ranges(text, "th")) > 1
+
+
 @hypothesis.given(
   st.text(
     st.sampled_from("aB é\u0301北😀.!?\"'\n\r\t\u2028\u00a0)( 1"), max_size=40

@@ -1,6 +1,8 @@
 """Wordpieces: ids, offsets into the original bytes, training, refusals."""
 
 import hashlib
+import json
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -107,6 +109,50 @@ def test_offsets_are_into_the_text_as_written(vocabulary, text, expected):
   assert shown(vocabulary, text) == expected
 
 
+@pytest.fixture(scope="module")
+def cased() -> WordpieceVocabulary:
+  pieces = "A a ##a é ##é e ##e ก ##ก the The 北".split()
+  return vocabulary_of([*SPECIAL_PIECES, *pieces])
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    (
+      "The the É é",
+      [("The", "The"), ("the", "the"), ("[UNK]", "É"), *[("é",) * 2]],
+    ),
+    # Control characters are ignored, and ideographs are words.
+    ("\ufeffa\u200ca北A", [("a", "a"), ("##a", "a"), ("北", "北"), ("A", "A")]),
+    # A word has at most 100 characters, in whichever script.
+    ("ก" * 100, [("ก", "ก")] + [("##ก", "ก")] * 99),
+    (
+      "the " + "ก" * 101 + "北",
+      [("the",) * 2, ("[UNK]", "ก" * 101), ("北",) * 2],
+    ),
+    ("\u200b" + "a" * 101, [("[UNK]", "a" * 101)]),
+  ],
+)
+def test_a_cased_vocabulary(cased, text, expected):
+  assert shown(cased, text) == expected
+  pieces = [cased.pieces[i] for i in cased.encode(text)]
+  assert pieces == [piece for piece, _ in expected]
+
+
+def test_tokens_of_many_languages_are_those_of_transformers():
+  folder = Path(__file__).parents[1] / "golden" / "multilingual"
+  words = WordpieceVocabulary(folder / "vocab.txt")
+  expected = json.loads((folder / "expected.json").read_text("utf-8"))
+  texts = [text for text, _ in expected]
+  tokens = words.tokenize_with_offsets(texts)
+  rows = np.split(tokens.token_ids, tokens.row_offsets[1:-1])
+  for row, (text, pieces) in zip(rows, expected, strict=True):
+    assert [words.pieces[i] for i in row] == pieces.split(), text
+  assert words.encode_tf(tf.constant(texts)).to_list() == [
+    row.tolist() for row in rows
+  ]
+
+
 UTF8_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
@@ -127,9 +173,39 @@ def test_every_range_is_whole_characters_in_order(vocabulary, texts):
 def test_training_refuses_what_cannot_be():
   with pytest.raises(VocabularyError, match="no words"):
     train_vocabulary(["", " \t"], 100)
-  with pytest.raises(VocabularyError, match=r"8 pieces is too small.*take 112"):
-    # 5 specials, 32 of punctuation, twice 36 letters and digits, δ, ##δ, ab.
+  with pytest.raises(VocabularyError, match=r"8 pieces is too small.*take 110"):
+    # 5 specials, 32 of punctuation, twice 36 letters and digits, ab.
     train_vocabulary(["ab ab cd aδ"] * 3, 8)
+
+
+def test_a_trained_vocabulary_keeps_characters_and_uses_its_slots():
+  ideographs = [chr(0x4E00 + i) for i in range(1200)]
+  texts = ["".join(ideographs), "É été ภาษาไทยเขียนติดกัน " * 3, "한국어 かな"]
+  vocabulary = vocabulary_of(train_vocabulary(texts, 1500, cased=True))
+  assert vocabulary.cased
+  for text in texts:
+    assert vocabulary.unk_id not in vocabulary.encode(text)
+  assert {"É", "##é", "ไ"} <= {*vocabulary.pieces}
+  assert not [p for p in vocabulary.pieces if p == "##" + ideographs[0]]
+  # Too few slots: the commonest characters have them all.
+  texts += ["".join(ideographs[:300])]
+  small = vocabulary_of(train_vocabulary(texts, 600, cased=True))
+  assert small.vocab_size == 600
+  assert {*ideographs[:300]} <= {*small.pieces}
+
+
+@pytest.mark.parametrize(
+  ("text", "message"), [("北京 1987?", "Chinese"), ("ДОМ the", None)]
+)
+def test_a_text_in_another_script_is_refused(text, message):
+  words = vocabulary_of(train_vocabulary(["the house"], 200))
+  assert words.notes("the house!") == []
+  assert "the run does not know: " in words.notes(text)[0]
+  if message:
+    with pytest.raises(ValueError, match=message):
+      words.require_known(text)
+  else:
+    words.require_known(text)
 
 
 @pytest.mark.parametrize("texts", [["ab ab cd ad"], ["a"]])
