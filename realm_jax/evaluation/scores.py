@@ -24,8 +24,8 @@ _QUESTION_WORDS = re.compile(
   r"\b(?:(how many|how much|when|where|what|which|why|how)|who(?:m|se|s)?)\b"
 )
 _LONGEST = 5
-# Scores that a breakdown shows, of those that there are.
 _OF_DOCUMENTS = ("ndcg_at_10", "recall_at_100", "mrr_at_10")
+# Scores that a breakdown shows, of those that there are.
 _SHOWN = ("exact_match", "f1", "recall_at_5", "recall_at_20", "mrr")
 
 # A line of `predictions.jsonl` or `retrieved.jsonl`.
@@ -108,6 +108,8 @@ def document_scores(lines: Sequence[Line]) -> Scores:
   A document without a grade, or with one of 0 or less, is not relevant. A query
   without relevant documents scores 0.
 
+  Each line has the first `NUM_DOCUMENTS` of a query, best first.
+
   Returns:
     `ndcg_at_10`: Σ grade / log₂(1 + rank) of the first 10 documents, divided by
     what the best order of all judged ones has (Järvelin & Kekäläinen 2002,
@@ -120,7 +122,6 @@ def document_scores(lines: Sequence[Line]) -> Scores:
     wanted = np.array([g for g in line["references"].values() if g > 0])
     found = np.array([document["grade"] for document in line["evidence"]])
     ranks = 1 + np.flatnonzero(found > 0)
-    ranks = ranks[ranks <= NUM_DOCUMENTS]
     if len(ranks):
       best = _gain(-np.sort(-wanted))
       scores["ndcg_at_10"][i] = _gain(np.maximum(found, 0)) / best
