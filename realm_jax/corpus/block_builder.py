@@ -171,8 +171,8 @@ class BlockBuilder:
     summary.long_words += sum(doc.long_words for doc in texts.documents)
     for document in texts.documents:
       summary.languages[document.language or self.language] += 1
-      if not document.language:
-        summary.scripts[script(document.text) or "none"] += 1
+      if not document.language and (name := script(document.text)):
+        summary.scripts[name] += 1
     return Blocks({**arrays, "salient_span_kinds": kinds}, kind_names)
 
   def _spans(
@@ -309,9 +309,8 @@ def _sentences(
     elif document.text.isascii():
       ranges = sentence_characters(document.text, document.language or language)
     else:
-      ranges = sentence_ranges(
-        document.text, document.language or language
-      ).tolist()
+      own = document.language or language
+      ranges = sentence_ranges(document.text, own).tolist()
     found.append(ranges or [(0, size)])
   starts = _offsets([len(ranges) for ranges in found])
   flat = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)

@@ -7,6 +7,7 @@ from typing import Any
 
 from realm_jax.console import columns
 from realm_jax.storage.json_files import JsonValue
+from realm_jax.text.languages import ENGLISH
 from realm_jax.text.sentences import THAI, splits_thai
 
 # Messages of skipped lines that a summary keeps; all lines are counted.
@@ -17,7 +18,6 @@ _MIN_SENTENCES = 2
 _MIN_SPANS = 0.5
 _MAX_UNKNOWN = 0.01
 _MIN_SHARE_OF_SCRIPT = 0.01
-_NO_SCRIPT = "none"
 _DUPLICATES = "blocks that equal an earlier one"
 
 
@@ -132,17 +132,17 @@ class BuildSummary:
         "Thai sentences end at the first white space after 80 characters: "
         "`pip install realm_jax[thai]` splits them by PyThaiNLP"
       )
-    num_documents = self.scripts.total()
-    many = [
-      f"{count:,} in {name}"
+    scripts = {
+      name: f"{count:,} in {name}"
       for name, count in self.scripts.most_common()
-      if name != _NO_SCRIPT and count >= _MIN_SHARE_OF_SCRIPT * num_documents
-    ]
-    if len(many) > 1:
+      if count >= _MIN_SHARE_OF_SCRIPT * self.scripts.total()
+    }
+    is_other = self.languages[ENGLISH] and scripts and "Latin" not in scripts
+    if len(scripts) > 1 or is_other:
       found.append(
-        f"the documents are in several scripts ({', '.join(many)}), and so "
-        "perhaps in several languages: give each line that is not in the "
-        '--language a field "language"'
+        "the documents are in several languages, or not in English "
+        f"({', '.join(scripts.values())}): give the --language, and each line "
+        'in another one a field "language"'
       )
     return found
 
