@@ -314,7 +314,7 @@ class Run:
   @property
   def language(self) -> str:
     """ISO code of the corpus's language, by whose rules answers are judged."""
-    return "en"
+    return self.corpus.language
 
   # --- Computing ----------------------------------------------------------
 
