@@ -65,6 +65,7 @@ def _corpus(folder: Path, name: str, vocab: str) -> Corpus:
     [str(folder / "corpus.jsonl")],
     folder / name,
     vocab=vocab,
+    language=folder.name,
     block_length=_BLOCK_LENGTH,
     tagger=None,
     overwrite=True,

@@ -22,8 +22,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from realm_jax.text.languages import ENGLISH
 from realm_jax.text.normalization import (
-  ENGLISH,
   UNSPACED,
   f1_of_nothing,
   normalize_answer,

@@ -13,7 +13,8 @@ import string
 import unicodedata
 from typing import Literal, NamedTuple
 
-ENGLISH = "en"
+from realm_jax.text.languages import ENGLISH
+
 _NOTHING = re.compile(r"(?!)")
 # Thai, Lao, Burmese, Khmer, kana and ideographs.
 UNSPACED = re.compile(
