@@ -24,7 +24,7 @@ _PATIENCE_SECONDS, _POLL_SECONDS = 300.0, 0.1
 # What commands configure by each recipe of gin/runs.
 FUNCTIONS = {
   **dict.fromkeys(
-    ("inverse_cloze", "reading", "pretrain", "span_selection", "open_qa"),
+    ("inverse_cloze", "reading", "pretrain", "open_qa"),
     TrainConfig,
   ),
   **dict.fromkeys(("eval", "eval_retrieval", "eval_masked"), follow),
@@ -79,7 +79,7 @@ class Commands:
       settings["NUM_READ"] = 3
     if recipe == "pretrain":
       settings["NUM_CANDIDATES"] = 4
-    if recipe not in ("inverse_cloze", "reading", "span_selection"):
+    if recipe not in ("inverse_cloze", "reading"):
       # A builder that failed must not be waited for all day.
       settings["TIMEOUT_SECONDS"] = _PATIENCE_SECONDS
     settings |= bindings

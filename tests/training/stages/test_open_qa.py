@@ -14,14 +14,17 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.stage import StageContext
 
-PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce the young poet who ?"
+PIECES = (
+  "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce bob the young poet who ?"
+)
 BLOCK_LENGTH = 12
 TEXTS = (
   # ali ##ce: the characters of "Ali", and its token.
   "The young poet met Alice.",
   # Its token alone: the answer is written otherwise.
   "ALI met the poet.",
-  "The poet met the young.",
+  # A name whose pieces have the same places as Alice's.
+  "The young met Bobce.",
   # Its characters; the token does not fit in the joint input.
   "The young poet met the young poet Ali.",
 )
@@ -109,7 +112,7 @@ def test_spans_are_found_by_their_tokens_in_either_case(corpus):
 
 def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
   plain = _assemble(OpenQa(num_read=2), corpus, "Ali")
-  ali, ce = corpus.vocabulary.encode("alice")
+  ali, bob = corpus.vocabulary.encode("ali bob")
   renamed = [
     _assemble(OpenQa(num_read=2, renamed_share=1.0), corpus, "Ali", position)
     for position in range(4)
@@ -125,5 +128,5 @@ def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
       (plain.joint_query, made.joint_query),
       (plain.blocks, made.blocks),
     ):
-      exchanged = np.select([before == ali, before == ce], [ce, ali], before)
+      exchanged = np.select([before == ali, before == bob], [bob, ali], before)
       np.testing.assert_array_equal(after, exchanged)
