@@ -41,6 +41,7 @@ class BuildSummary:
     languages: Documents by the code of their language.
     scripts: Documents whose line has no language, by the script of most of
       their letters.
+    tagger: Tagger of salient spans that the language chose, if none was given.
     skipped: What was left out, by reason.
     first_errors: Messages of the first bad lines.
   """
@@ -60,6 +61,7 @@ class BuildSummary:
   duplicate_blocks: int = 0
   languages: Counter[str] = dataclasses.field(default_factory=Counter)
   scripts: Counter[str] = dataclasses.field(default_factory=Counter)
+  tagger: str = ""
   skipped: Counter[str] = dataclasses.field(default_factory=Counter)
   first_errors: list[str] = dataclasses.field(default_factory=list)
 
@@ -187,6 +189,8 @@ def _rows(counts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     label = name.replace("_", " ")
     if isinstance(value, int):
       yield label, f"{value:,}"
+    elif isinstance(value, str) and value:
+      yield label, value
     elif isinstance(value, Counter):
       for kind, count in sorted(value.items()):
         yield f"{label}: {kind}", f"{count:,}"
