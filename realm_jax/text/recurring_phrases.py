@@ -3,8 +3,9 @@
 A phrase is salient if a corpus has it in several places, in few paragraphs and
 between various other words; recurring spans are the answers of Spider's
 pseudo-queries (Ram et al. 2022, arXiv 2112.07708). No list of words is needed.
-In a text, the best phrases are taken, each once, at most 12 in 100 words. A
-word counts as two characters of Chinese and Japanese, and as five of Thai.
+In a text, the best phrases are taken, each once: at most 12 in 100 words, and
+one of a text with fewer than 17. Two characters of Chinese or Japanese count as
+a word, and so do five of Thai.
 
 Words of Chinese and Thai are those of jieba and PyThaiNLP where these are
 installed; without them, characters are counted instead, and the ends of phrases
@@ -186,7 +187,7 @@ class RecurringPhrases:
       (self.scores[phrase] + np.log(counts[phrase]), start, limit, "phrase")
       for phrase, start, limit in phrases
     ]
-    return _best(found, text, round(_SPANS_PER_WORD * _num_words(text)))
+    return _best(found, text, max(1, int(_SPANS_PER_WORD * _num_words(text))))
 
 
 def _num_words(text: str) -> float:
