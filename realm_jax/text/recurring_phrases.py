@@ -31,7 +31,7 @@ from realm_jax.text.salient_spans import Span
 from realm_jax.text.sentences import byte_positions
 
 # Bytes of text that phrases are counted in; of more text, a sample.
-SAMPLE_BYTES = 16 << 20
+SAMPLE_BYTES = 8 << 20
 _SPANS_PER_WORD = 0.12
 # In Chinese and Japanese, and in Thai and the like.
 _CHARACTERS_PER_IDEOGRAPHIC_WORD, _CHARACTERS_PER_WORD = 2, 5
@@ -309,7 +309,7 @@ def _counted(
   number = numbers.get(_NUMBER, _END - 1)
   # By length of a phrase: in how many paragraphs, and how often, is that which
   # begins here?
-  found_in, occurs = [np.ones(size)], [np.ones(size)]
+  found_in, occurs = [np.ones(size, np.int32)], [np.ones(size, np.int32)]
   phrases = ids.copy()
   for length in range(1, _LONGEST_PHRASE + 1):
     places = np.flatnonzero(phrases != _END)
@@ -329,7 +329,7 @@ def _counted(
 
     in_paragraphs = distinct(paragraphs[places])
     for counts, here in ((found_in, in_paragraphs), (occurs, times)):
-      counts.append(np.ones(size))
+      counts.append(np.ones(size, np.int32))
       counts[-1][places] = here[group]
     is_unit = (ids[first] == number) & (in_paragraphs > 1) & (length > 1)
     # Without the number, it is as long as what was counted before.
@@ -341,7 +341,7 @@ def _counted(
       units.add(" ".join(words[j] for j in ids[start + 1 : start + length]))
     together = np.full(len(first), np.inf)
     for cut in range(1, length):
-      parts = found_in[cut][first] * found_in[length - cut][first + cut]
+      parts = 1.0 * found_in[cut][first] * found_in[length - cut][first + cut]
       together = np.minimum(
         together, np.log(in_paragraphs * num_paragraphs / parts)
       )
