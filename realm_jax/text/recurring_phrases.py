@@ -277,7 +277,8 @@ def count_phrases(texts: Iterable[str]) -> RecurringPhrases:
 
   where it occurs f times, in d of N paragraphs, after l and before r different
   words, and c is the pointwise mutual information of its two parts, where they
-  are cut so that it is least. Memory is about 500 bytes for each word.
+  are cut so that it is least. 8 MB of Chinese take 20 seconds and 0.5 GB, if
+  characters are counted.
   """
   numbers: dict[str, int] = {}
   ids, paragraphs, num_paragraphs = list[int](), list[int](), 0
