@@ -9,6 +9,7 @@ other texts in some blocks, in memory.
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -375,9 +376,11 @@ class Run:
     """
     words, length = self.vocabulary, self.config.query_length
     queries = np.zeros((len(texts), length), np.int32)
-    for row, text in zip(queries, texts, strict=True):
-      token_ids = words.encode(text)[: length - 2]
-      if not token_ids:
+    tokens = words.tokenize_with_offsets(texts)
+    bounds = itertools.pairwise(tokens.row_offsets)
+    for row, text, bound in zip(queries, texts, bounds, strict=True):
+      token_ids = tokens.token_ids[slice(*bound)][: length - 2]
+      if not len(token_ids):
         raise ValueError(f"the question {text!r} has no words")
       if words.unk_id in token_ids:
         words.require_known(text)

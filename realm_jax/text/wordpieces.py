@@ -212,7 +212,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
     return len(self.pieces)
 
   def _encode(self, s: str) -> list[int]:
-    return self._tokenizer.tokenize([s]).flat_values.numpy().tolist()
+    return self.tokenize_with_offsets([s]).token_ids.tolist()
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
     if s.shape.rank == 0:  # TensorFlow Text fails on a scalar.
