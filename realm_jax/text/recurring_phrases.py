@@ -95,7 +95,7 @@ class _Token(NamedTuple):
 
 
 def _runs(text: str) -> Iterator[list[_Token]]:
-  """Yields the tokens of a paragraph between punctuation marks."""
+  """Yields the tokens between punctuation marks and line ends."""
   run: list[_Token] = []
   limit = 0
   for match in itertools.chain(_TOKEN.finditer(text), [None]):
@@ -168,7 +168,7 @@ class RecurringPhrases:
   def __call__(self, text: str, title: str) -> list[Span]:
     """Finds numbers, Latin words in other scripts, and the best phrases."""
     del title
-    runs = [run for line in _lines(text) for run in _line_runs(text, line)]
+    runs = list(_runs(text))
     latin = sum(token.is_latin for run in runs for token in run)
     has_latin = 2 * latin < sum(map(len, runs))
     found = list[tuple[float, int, int, str]]()
@@ -199,18 +199,6 @@ def _num_words(text: str) -> float:
     + ideographs / _CHARACTERS_PER_IDEOGRAPHIC_WORD
     + others / _CHARACTERS_PER_WORD
   )
-
-
-def _lines(text: str) -> Iterator[tuple[int, int]]:
-  return (match.span() for match in re.finditer(r"[^\n]+", text))
-
-
-def _line_runs(text: str, line: tuple[int, int]) -> Iterator[list[_Token]]:
-  start = line[0]
-  for run in _runs(text[slice(*line)]):
-    yield [
-      t._replace(start=t.start + start, limit=t.limit + start) for t in run
-    ]
 
 
 def _numbers(
@@ -283,8 +271,8 @@ def count_phrases(texts: Iterable[str]) -> RecurringPhrases:
   numbers: dict[str, int] = {}
   ids, paragraphs, num_paragraphs = list[int](), list[int](), 0
   for text in texts:
-    for start, limit in _lines(text):
-      for run in _runs(text[start:limit]):
+    for paragraph in filter(None, text.split("\n")):
+      for run in _runs(paragraph):
         ids += [numbers.setdefault(t.key, len(numbers)) for t in run] + [_END]
         paragraphs += [num_paragraphs] * (len(run) + 1)
       num_paragraphs += 1
