@@ -76,6 +76,8 @@ setup(
     "serve": ["starlette", "uvicorn"],
     # Where Thai sentences end.
     "thai": ["pythainlp", "python-crfsuite"],
+    # Where Chinese words end.
+    "chinese": ["jieba"],
     # What t5x, airio and jestimator need beyond the core. The three
     # themselves are in no registry, and ask for the heads of flax, optax,
     # clu and seqio and for another TFDS, which nothing here could run with:

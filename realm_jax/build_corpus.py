@@ -84,10 +84,11 @@ _CASED = flags.DEFINE_bool(
 )
 _TAGGER = flags.DEFINE_string(
   "tagger",
-  "rules",
-  "Tagger of salient spans: rules, none, bert:DIRECTORY of a "
+  None,
+  "Tagger of salient spans: rules, recurring, none, bert:DIRECTORY of a "
   "BertForTokenClassification in Hugging Face's format, or module.name of a "
   "callable (text, title) -> [(start byte, limit byte, kind)]. "
+  "By default recurring for languages without capitals, and else rules. "
   "Documents that come with spans keep theirs.",
 )
 _DROP_TITLES = flags.DEFINE_multi_string(

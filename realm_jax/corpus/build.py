@@ -4,8 +4,9 @@ A shard of the corpus is a piece of the input, whose blocks one process makes
 and writes. Pieces follow from the input alone, so that any number of processes,
 here or on other machines, write the same bytes.
 
-Before that, a pass over the input finds ids that occur again. After that,
-blocks that equal an earlier one are found by their hashes.
+Before that, a pass over the input finds ids that occur again; others learn a
+vocabulary and count phrases, if these are wanted. After that, blocks that equal
+an earlier one are found by their hashes.
 """
 
 import collections
@@ -15,10 +16,10 @@ import functools
 import io
 import multiprocessing
 import shutil
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from absl import logging
@@ -50,7 +51,12 @@ from realm_jax.text.languages import (
   LanguageError,
   require_language,
 )
-from realm_jax.text.salient_spans import Tagger, tag
+from realm_jax.text.recurring_phrases import (
+  SAMPLE_BYTES,
+  RecurringPhrases,
+  count_phrases,
+)
+from realm_jax.text.salient_spans import Tagger, default_tagger, find_tagger
 from realm_jax.text.wordpieces import (
   read_pieces,
   train_vocabulary,
@@ -173,7 +179,7 @@ def build_corpus(
   block_length: int = 288,
   language: str = ENGLISH,
   cased: bool | None = None,
-  tagger: Tagger | None = tag,
+  tagger: Tagger | Literal["default"] | None = "default",
   drop_titles: Sequence[str] = (),
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
@@ -198,7 +204,8 @@ def build_corpus(
       takes precedence.
     cased: Whether a vocabulary that is learned keeps capitals and accents. None
       keeps them unless the language is English.
-    tagger: Function that finds salient spans; None finds none.
+    tagger: Function that finds salient spans; None finds none, and "default"
+      takes what `salient_spans.default_tagger` names for the language.
     drop_titles: Texts, or "wikipedia" for lists and disambiguation pages;
       documents whose titles contain one are left out.
     unescape_html: Whether `&amp;` is read as `&` in titles and texts.
@@ -257,6 +264,9 @@ def build_corpus(
   source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
   if size:
     pieces = _learned_pieces(source, int(size), cased)
+  tagger = tagger_of(
+    tagger, language, functools.partial(_sampled_texts, source), source.summary
+  )
   name = name or default_name(output_dir)
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
@@ -307,6 +317,30 @@ def build_corpus(
       language=language,
     )
   return summary
+
+
+def tagger_of(
+  tagger: Tagger | Literal["default"] | None,
+  language: str,
+  sample: Callable[[], Iterable[str]],
+  summary: BuildSummary,
+) -> Tagger | None:
+  """Returns the tagger to use; the summary says which is the default.
+
+  Recurring phrases are counted in a sample of the corpus's texts.
+  """
+  if tagger == "default":
+    summary.tagger = default_tagger(language)
+    tagger = find_tagger(summary.tagger)
+  if isinstance(tagger, RecurringPhrases):
+    logging.info("Counting the phrases that recur")
+    tagger = count_phrases(sample())
+  return tagger
+
+
+def _sampled_texts(source: DocumentSource) -> Iterator[str]:
+  stride = source.num_bytes // SAMPLE_BYTES + 1
+  return (document.text for document in source.documents(stride))
 
 
 def _find_duplicates(

@@ -167,9 +167,9 @@ class DocumentSource:
         if repeats is not None:
           yield SourceRow(file.name, number, row, repeats)
 
-  def documents(self) -> Iterator[Document]:
-    """Yields all documents but those whose titles are dropped."""
-    for row in self.rows():
+  def documents(self, stride: int = 1) -> Iterator[Document]:
+    """Yields those of every `stride`-th row whose titles are not dropped."""
+    for row in itertools.islice(self.rows(), 0, None, stride):
       document = row.read(self.reader)
       if isinstance(document, Document) and not self.reader.is_dropped(
         document, Counter()

@@ -1,13 +1,14 @@
 """Counts of what a build or an update did; nothing is left out silently."""
 
 import dataclasses
+import importlib.util
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from realm_jax.console import columns
 from realm_jax.storage.json_files import JsonValue
-from realm_jax.text.languages import ENGLISH
+from realm_jax.text.languages import ENGLISH, LANGUAGES
 from realm_jax.text.sentences import THAI, splits_thai
 
 # Messages of skipped lines that a summary keeps; all lines are counted.
@@ -18,6 +19,8 @@ _MIN_SENTENCES = 2
 _MIN_SPANS = 0.5
 _MAX_UNKNOWN = 0.01
 _MIN_SHARE_OF_SCRIPT = 0.01
+# Languages, extras, and the packages that find words in them.
+_SEGMENTERS = (("zh", "chinese", "jieba"), (THAI, "thai", "pythainlp"))
 _DUPLICATES = "blocks that equal an earlier one"
 
 
@@ -41,6 +44,7 @@ class BuildSummary:
     languages: Documents by the code of their language.
     scripts: Documents whose line has no language, by the script of most of
       their letters.
+    tagger: Tagger of salient spans that the language chose, if none was given.
     skipped: What was left out, by reason.
     first_errors: Messages of the first bad lines.
   """
@@ -60,6 +64,7 @@ class BuildSummary:
   duplicate_blocks: int = 0
   languages: Counter[str] = dataclasses.field(default_factory=Counter)
   scripts: Counter[str] = dataclasses.field(default_factory=Counter)
+  tagger: str = ""
   skipped: Counter[str] = dataclasses.field(default_factory=Counter)
   first_errors: list[str] = dataclasses.field(default_factory=list)
 
@@ -132,6 +137,16 @@ class BuildSummary:
         "Thai sentences end at the first white space after 80 characters: "
         "`pip install realm_jax[thai]` splits them by PyThaiNLP"
       )
+    for language, extra, package in _SEGMENTERS:
+      if (
+        self.tagger == "recurring"
+        and self.languages[language]
+        and importlib.util.find_spec(package) is None
+      ):
+        found.append(
+          f"salient spans in {LANGUAGES[language]} may begin or end inside "
+          f"words: `pip install realm_jax[{extra}]` finds words by {package}"
+        )
     scripts = {
       name: f"{count:,} in {name}"
       for name, count in self.scripts.most_common()
@@ -187,6 +202,8 @@ def _rows(counts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     label = name.replace("_", " ")
     if isinstance(value, int):
       yield label, f"{value:,}"
+    elif isinstance(value, str) and value:
+      yield label, value
     elif isinstance(value, Counter):
       for kind, count in sorted(value.items()):
         yield f"{label}: {kind}", f"{count:,}"

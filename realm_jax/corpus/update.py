@@ -17,6 +17,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from absl import logging
@@ -25,6 +26,7 @@ from etils import epath
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, block_id
+from realm_jax.corpus.build import tagger_of
 from realm_jax.corpus.documents import Document, Removal, RowReader
 from realm_jax.corpus.manifest import Manifest, ShardRecord
 from realm_jax.corpus.sources import DocumentSource
@@ -40,8 +42,10 @@ from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.atomic import check_target, staging_directory
 from realm_jax.storage.local_disk import explain_full_disk, sync, sync_tree
 from realm_jax.storage.paths import is_remote, list_names, upload_directory
-from realm_jax.text.salient_spans import Tagger, tag
+from realm_jax.text.salient_spans import Tagger
 
+# Blocks of the version before in which phrases are counted.
+_SAMPLE = 10_000
 # Key of a document of which no block is left.
 _GONE = -1
 
@@ -50,7 +54,7 @@ def update_corpus(
   inputs: Sequence[str],
   output_dir: epath.PathLike,
   *,
-  tagger: Tagger | None = tag,
+  tagger: Tagger | Literal["default"] | None = "default",
   drop_titles: Sequence[str] | None = None,
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
@@ -65,6 +69,7 @@ def update_corpus(
 
   Vocabulary, block length and language stay. Other arguments are those of
   `build_corpus`; give the tagger and the reading of HTML that the build had.
+  Recurring phrases are those of the version before.
 
   Args:
     drop_titles: Texts in titles of documents that are left out, and removed if
@@ -120,12 +125,17 @@ def update_corpus(
     )
     source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
     summary.new = source.summary
+
+    def sample() -> Iterator[str]:
+      for row in range(0, corpus.num_blocks, 1 + corpus.num_blocks // _SAMPLE):
+        yield corpus.block(row).body
+
     builder = BlockBuilder(
       vocabulary=corpus.vocabulary,
       corpus_name=corpus.name,
       block_length=corpus.block_length,
       language=corpus.language,
-      tagger=tagger,
+      tagger=tagger_of(tagger, corpus.language, sample, summary.new),
     )
     existing = _ExistingDocuments(corpus)
     new_shards = write_shards(

@@ -57,6 +57,11 @@ def tag_many(
   return [tagger(*pair) for pair in zip(texts, titles, strict=True)]
 
 
+# Languages whose scripts have no capitals.
+_WITHOUT_CAPITALS = frozenset(
+  "am ar as bn bo dv dz fa gu he hi ii ja ka km kn ko ks lo ml mr my ne or pa "
+  "pi ps sa sd si ta te th ti ug ur yi zh".split()
+)
 # The functions that make a tagger of a directory, by the name before a colon.
 _LOADERS = {"bert": "realm_jax.tagging.load"}
 
@@ -244,12 +249,18 @@ def dates(text: str, title: str) -> list[Span]:
   return [span for span in tag(text, title) if span.kind == "date"]
 
 
+def default_tagger(language: str) -> str:
+  """Returns the name of the tagger of a language that is given none."""
+  return "recurring" if language in _WITHOUT_CAPITALS else "rules"
+
+
 def find_tagger(name: str) -> Tagger | None:
   """Returns a tagger by name.
 
   Args:
-    name: `rules`, `none`, `bert:DIRECTORY` of a BertForTokenClassification
-      that finds named entities, or `module.name` of a callable.
+    name: `rules`, `recurring`, `none`, `bert:DIRECTORY` of a
+      BertForTokenClassification that finds named entities, or `module.name` of
+      a callable.
 
   Raises:
     ValueError: There is no such name, it cannot be called, or the directory
@@ -257,6 +268,8 @@ def find_tagger(name: str) -> Tagger | None:
   """
   if name in ("none", "rules"):
     return tag if name == "rules" else None
+  if name == "recurring":
+    return _imported("realm_jax.text.recurring_phrases.RecurringPhrases")()
   kind, colon, directory = name.partition(":")
   if colon and kind in _LOADERS:
     return _imported(_LOADERS[kind])(directory)
@@ -264,8 +277,9 @@ def find_tagger(name: str) -> Tagger | None:
     tagger = _imported(name)
   except (ImportError, AttributeError, ValueError) as error:
     raise ValueError(
-      f"no tagger {name!r} ({error}); wanted rules, none, bert:DIRECTORY, or "
-      "module.name of something that can be imported from here"
+      f"no tagger {name!r} ({error}); wanted rules, recurring, none, "
+      "bert:DIRECTORY, or module.name of something that can be imported from "
+      "here"
     ) from error
   if not callable(tagger):
     raise ValueError(f"the tagger {name!r} is not callable")

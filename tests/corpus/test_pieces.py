@@ -298,3 +298,31 @@ def test_on_an_object_store_earlier_versions_go_with_their_corpus(
   assert earlier_versions(target) == []
   assert not (target / "removed").exists()
   Corpus.open(target).verify()
+
+
+def test_recurring_phrases_are_those_of_the_whole_corpus(
+  build_with, inputs, tmp_path
+):
+  # Each document, and so each shard, has the name once.
+  texts = [
+    "诗人沈青禾生于江边的小城。",
+    "许多读者喜欢沈青禾写的故事。",
+    "后来沈青禾搬到山里居住。",
+  ]
+  inputs.clear()
+  inputs.append(str(tmp_path / "zh.jsonl"))
+  write_lines(Path(inputs[0]), [{"title": "", "text": t} for t in texts])
+  settings = {"language": "zh", "vocab": "train:300", "shard_bytes": 1}
+  expected = build_with("one", **settings)
+  again = build_with("two", workers=2, **settings)
+  assert files(again) == files(expected)
+  corpus = Corpus.open(expected)
+  assert corpus.summary["tagger"] == "recurring"
+  assert len(corpus.shards) == corpus.num_blocks == 3
+  for block in map(corpus.block, range(3)):
+    found = [block.answer_text(*span) for span in block.salient_spans.tolist()]
+    assert "沈青禾" in found
+  # A tagger that is given wins.
+  corpus = Corpus.open(build_with("none", tagger=None, **settings))
+  assert not corpus.summary["tagger"]
+  assert not corpus.summary["spans_to_mask"]
