@@ -18,6 +18,7 @@ import itertools
 import re
 import string
 import tempfile
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -448,9 +449,13 @@ def train_vocabulary(
 
 
 def _forms(character: str) -> list[str]:
-  """Returns the pieces of a character; an ideograph continues no word."""
-  continued = [] if _IDEOGRAPH.match(character) else [CONTINUATION + character]
-  return [character, *continued]
+  """Returns the pieces of a character; ideographs and punctuation are words."""
+  is_word = (
+    _IDEOGRAPH.match(character)
+    or character in string.punctuation
+    or unicodedata.category(character).startswith("P")
+  )
+  return [character] if is_word else [character, CONTINUATION + character]
 
 
 def _kept_characters(

@@ -164,7 +164,7 @@ def main(argv: list[str]) -> None:
       INITIAL_READER=reading,
       KEEP_CHECKPOINTS=_KEPT,
       **{
-        "NUM_STEPS": 125,
+        "NUM_STEPS": 150,
         "BATCH_SIZE": 32,
         "NUM_CANDIDATES": 6,
         "LEARNING_RATE": 1e-3,

@@ -35,7 +35,7 @@ def _pretrain(commands, model_dir):
 
   def kill():
     wait_until(
-      lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3,
+      lambda: metrics.exists() and metrics.stat().st_size,
       what="step",
       jobs=(),
     )
