@@ -304,12 +304,12 @@ def _sentences(
   for document, size in zip(
     texts.documents, (np.diff(texts.byte_starts) - 1).tolist(), strict=True
   ):
+    own = document.language or language
     if document.sentences is not None:
       ranges = sorted(document.sentences)
     elif document.text.isascii():
-      ranges = sentence_characters(document.text, document.language or language)
+      ranges = sentence_characters(document.text, own)
     else:
-      own = document.language or language
       ranges = sentence_ranges(document.text, own).tolist()
     found.append(ranges or [(0, size)])
   starts = _offsets([len(ranges) for ranges in found])
