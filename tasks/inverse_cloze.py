@@ -16,6 +16,7 @@ from realm_jax.inputs.features import (
 from realm_jax.text.masking import random_sentence
 
 
+@tf.autograph.experimental.do_not_convert
 def inverse_cloze(
   blocks: tf.data.Dataset,
   *,

@@ -27,6 +27,7 @@ from realm_jax.inputs.features import (
 from realm_jax.text import masking
 
 
+@tf.autograph.experimental.do_not_convert
 def mask_sentence(
   blocks: tf.data.Dataset,
   *,

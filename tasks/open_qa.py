@@ -26,6 +26,7 @@ from realm_jax.inputs.questions import JsonLinesSource, QuestionSource
 from realm_jax.text.answers import AnswerKind
 
 
+@tf.autograph.experimental.do_not_convert
 def ask(
   questions: tf.data.Dataset,
   *,

@@ -109,6 +109,7 @@ class RowPositions:
     self._has_example = False
     self.error: TaskError | None = None
 
+  @tf.autograph.experimental.do_not_convert
   def dataset(self) -> tf.data.Dataset:
     """Returns the positions in the order in which they are read."""
     requests = tf.data.Dataset.counter().map(

@@ -238,6 +238,9 @@ class RecordReader:
     problems = getattr(self._records, "problems", None)
     return problems(lengths) if problems else ()
 
+  # The conversion of Python's control flow, of which there is none, takes a
+  # second.
+  @tf.autograph.experimental.do_not_convert
   def records_at(self, positions: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the records at positions, a data set of int64, in that order."""
     types = [spec.dtype for spec in self._leaves]
