@@ -12,8 +12,6 @@ the input tokens and the outputs.
 | `masked_lm` | encoder, prefixed `bert.`, and masked-LM head |
 """
 
-import shutil
-import tempfile
 from pathlib import Path
 
 import torch
@@ -31,7 +29,7 @@ from benchmarks.peers.random_models import (
   randomize,
   save_arrays,
 )
-from tests.golden.vocabulary import write_vocabulary
+from tests.golden.vocabulary import replaced, write_vocabulary
 
 OUTPUT_DIR = Path(__file__).resolve().parent / "hf_bert"
 _MODEL = {
@@ -86,10 +84,8 @@ def make_all(output_dir: Path, vocab: Path) -> None:
 
 def main() -> None:
   """Replaces the folder."""
-  shutil.rmtree(OUTPUT_DIR, ignore_errors=True)
-  with tempfile.TemporaryDirectory() as folder:
-    vocab = write_vocabulary(Path(folder))
-    make_all(OUTPUT_DIR, vocab)
+  with replaced(OUTPUT_DIR) as folder:
+    make_all(OUTPUT_DIR, write_vocabulary(folder))
 
 
 if __name__ == "__main__":

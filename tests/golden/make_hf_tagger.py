@@ -8,9 +8,7 @@ sentences and the entities that transformers' pipeline finds in them.
 """
 
 import json
-import shutil
 import string
-import tempfile
 from pathlib import Path
 
 import torch
@@ -85,8 +83,8 @@ def make_tagger(output_dir: Path, vocab: Path, *, cased: bool) -> None:
     }
     for sentence in _SENTENCES
   ]
-  text = json.dumps(rows, ensure_ascii=False, indent=1)
-  (output_dir / "expected.json").write_text(text + "\n", encoding="utf-8")
+  text = json.dumps(rows, ensure_ascii=False)
+  (output_dir / "expected.json").write_text(text, encoding="utf-8")
 
 
 def _cased_pieces() -> list[str]:
@@ -97,13 +95,12 @@ def _cased_pieces() -> list[str]:
 
 def main() -> None:
   """Replaces the folder."""
-  shutil.rmtree(OUTPUT_DIR, ignore_errors=True)
-  with tempfile.TemporaryDirectory() as folder:
+  with vocabulary.replaced(OUTPUT_DIR) as folder:
     for name, pieces in (
       ("uncased", vocabulary.pieces()),
       ("cased", _cased_pieces()),
     ):
-      path = vocabulary.write_vocabulary(Path(folder), pieces)
+      path = vocabulary.write_vocabulary(folder, pieces)
       make_tagger(OUTPUT_DIR / name, path, cased=name == "cased")
 
 

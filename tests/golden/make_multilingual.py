@@ -8,9 +8,10 @@ the second writes `expected.json`: the sentences, each with its tokens, between
 spaces.
 """
 
-import json
 import sys
 from pathlib import Path
+
+from tests.golden.vocabulary import in_few_lines
 
 OUTPUT_DIR = Path(__file__).resolve().parent / "multilingual"
 _SIZE = 600
@@ -50,8 +51,8 @@ def main() -> None:
 
   tokenizer = BertTokenizerFast(vocab_file=str(path), do_lower_case=False)
   rows = [[text, " ".join(tokenizer.tokenize(text))] for text in _SENTENCES]
-  text = json.dumps(rows, ensure_ascii=False, indent=0)
-  (OUTPUT_DIR / "expected.json").write_text(text + "\n", encoding="utf-8")
+  path = OUTPUT_DIR / "expected.json"
+  path.write_text(in_few_lines(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

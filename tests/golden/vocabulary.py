@@ -1,7 +1,13 @@
-"""The wordpieces of the golden models: whole words, letters, and marks."""
+"""The wordpieces of the golden models, and the folders that these lie in."""
 
+import contextlib
+import json
+import shutil
 import string
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MARKS = ("!", "'", "(", ")", ",", "-", ".", "?")
@@ -30,3 +36,33 @@ def write_vocabulary(folder: Path, lines: list[str] | None = None) -> Path:
   path = folder / "vocab.txt"
   path.write_text("\n".join(lines or pieces()) + "\n", encoding="utf-8")
   return path
+
+
+@contextlib.contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+  """Empties a folder of models, and yields another one for vocabularies.
+
+  At the end, JSON files of the models are written anew, each item of their
+  outermost list or dictionary on a line. Most would have hundreds of lines.
+  """
+  shutil.rmtree(folder, ignore_errors=True)
+  with tempfile.TemporaryDirectory() as scratch:
+    yield Path(scratch)
+  for path in sorted(folder.rglob("*.json")):
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(in_few_lines(content), encoding="utf-8")
+
+
+def in_few_lines(content: list[Any] | dict[str, Any]) -> str:
+  """Returns JSON with each item on a line."""
+  if isinstance(content, dict):
+    pairs = content.items()
+    items = [f"{json.dumps(name)}: {_dumped(item)}" for name, item in pairs]
+    first, last = "{}"
+  else:
+    items, (first, last) = [*map(_dumped, content)], "[]"
+  return f"{first}\n" + ",\n".join(items) + f"\n{last}\n"
+
+
+def _dumped(item: Any) -> str:
+  return json.dumps(item, ensure_ascii=False)
