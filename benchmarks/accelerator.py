@@ -15,6 +15,7 @@ needed. Three things are measured, in bfloat16:
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -79,18 +80,16 @@ class RandomCorpus:
 
 def step(batch: int, *, attention: str, dropout: float) -> dict[str, Any]:
   """Measures a pre-training step."""
+  settings = {"batch": batch, "attention": attention, "dropout": dropout}
   given = argparse.Namespace(
     **_PAPER,
-    batch=batch,
-    dropout=dropout,
+    **settings,
     dtype="bfloat16",
-    attention=attention,
     corpus_dir=None,
     pack=True,
     steps=12,
   )
-  found = train_step.measure_step(given)
-  return {"batch": batch, "attention": attention, "dropout": dropout, **found}
+  return {**settings, **train_step.measure_step(given)}
 
 
 def embedding(num_blocks: int) -> dict[str, Any]:
@@ -154,16 +153,13 @@ def searches(num_blocks: int) -> list[dict[str, Any]]:
     start = time.perf_counter()
     jax.block_until_ready([search() for _ in range(_SEARCHES)])
     seconds = (time.perf_counter() - start) / _SEARCHES
+    flops = 2 * num_blocks * _DIM * num_queries
     found.append(
       {
         "queries": num_queries,
         "milliseconds": 1e3 * seconds,
         "gigabytes_per_second": index.vectors.nbytes / seconds / 1e9,
-        "teraflops_per_second": 2e-12
-        * num_blocks
-        * _DIM
-        * num_queries
-        / seconds,
+        "teraflops_per_second": flops / seconds / 1e12,
         "loading_seconds": loading,
       }
     )
@@ -177,18 +173,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     formatter_class=argparse.ArgumentDefaultsHelpFormatter,
   )
   parser.add_argument(
-    "--batches",
-    type=int,
-    nargs="*",
-    default=[16],
-    help="examples of the steps",
+    "--batches", type=int, nargs="*", default=[16], help="examples of the steps"
   )
-  parser.add_argument(
-    "--blocks", type=int, default=100_000, help="blocks to embed"
-  )
-  parser.add_argument(
-    "--search_blocks", type=int, default=_NUM_BLOCKS, help="blocks to search"
-  )
+  for name, default, what in (
+    ("blocks", 100_000, "blocks to embed"),
+    ("search_blocks", _NUM_BLOCKS, "blocks to search"),
+  ):
+    parser.add_argument(f"--{name}", type=int, default=default, help=what)
   parser.add_argument("--json", type=Path, help="file to write the figures to")
   given = parser.parse_args(argv)
   found: dict[str, Any] = {
@@ -203,14 +194,11 @@ def main(argv: Sequence[str] | None = None) -> None:
   parts = {
     "search": functools.partial(searches, given.search_blocks),
     "embedding": functools.partial(embedding, given.blocks),
-    **{
-      f"step of {batch}, {attention}, dropout {dropout}": functools.partial(
-        step, batch, attention=attention, dropout=dropout
-      )
-      for batch in given.batches
-      for attention, dropout in kinds
-    },
   }
+  for batch, (attention, dropout) in itertools.product(given.batches, kinds):
+    parts[f"step of {batch}, {attention}, dropout {dropout}"] = (
+      functools.partial(step, batch, attention=attention, dropout=dropout)
+    )
   for name, measure in parts.items():
     found[name] = measure()
     print(name, json.dumps(found[name]), flush=True)

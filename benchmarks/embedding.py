@@ -17,7 +17,6 @@ medians are reported:
 
 import argparse
 import functools
-import itertools
 import json
 import statistics
 import tempfile
@@ -28,18 +27,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from benchmarks import peer_processes
 from benchmarks.agreement import imported_model
-from benchmarks.data import demo_corpus
+from benchmarks.data import demo_corpus, real_texts
 from benchmarks.data.large_generations import random_towers
-from benchmarks.data.real_texts import (
-  TEXTS_DIR,
-  NoTextsError,
-  titled_paragraphs,
-)
+from realm_jax.console import columns
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.embedding import CorpusEmbedder
@@ -47,7 +41,7 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.storage.json_files import write_json
+from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.weights.config import write_bert_config
 from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.plan import make_plan
@@ -80,61 +74,6 @@ class Model(NamedTuple):
   weights: Path | None
 
 
-def minilm(weights: Path) -> Model:
-  """Loads MiniLM from a folder."""
-  config = ImportConfig("hf_bert", weights, parts=("retriever",))
-  loaded = imported_model.load(make_plan(config))
-  return Model(loaded.retriever, loaded.params["retriever"], weights)
-
-
-def embedder_of(
-  model: Model,
-  corpus: Corpus,
-  rows: Int[np.ndarray, " n"],
-  *,
-  mesh: Mesh,
-  **settings: Any,
-) -> CorpusEmbedder:
-  """Returns our embedder, which embeds the rows in one call."""
-  return CorpusEmbedder(
-    corpus,
-    functools.partial(_embed_blocks, model.retriever),
-    dim=model.retriever.vector_size,
-    mesh=mesh,
-    rows_per_call=len(rows),
-    **settings,
-  )
-
-
-def _embed_blocks(
-  retriever: Retriever, params: Any, token_ids: jax.Array
-) -> jax.Array:
-  return retriever.apply({"params": params}, token_ids, method="embed_blocks")
-
-
-def embed_with_hf(
-  model: Model, blocks: Path, output: Path
-) -> tuple[float, Float[np.ndarray, "n d"]]:
-  """Embeds blocks with Hugging Face's model in a new process.
-
-  Args:
-    model: Towers, whose weights or sizes the other model has.
-    blocks: File of the blocks' `token_ids` [n, l].
-    output: File that the process writes.
-
-  Returns:
-    The seconds without loading, and the vectors.
-  """
-  sizes = json.dumps(write_bert_config(model.retriever.bert))
-  printed = peer_processes.run(
-    *("sentence", "blocks", "--input", blocks, "--output", output),
-    f"--model={model.weights or sizes}",
-    f"--pooling={model.retriever.pooling}",
-  )
-  with np.load(output, allow_pickle=False) as arrays:
-    return json.loads(printed.splitlines()[-1])["seconds"], arrays["vectors"]
-
-
 def measure(
   model: Model,
   corpus: Corpus,
@@ -152,29 +91,43 @@ def measure(
     directory: Folder for the files of the other system.
     rounds: Number of times that each system embeds all rows.
   """
+  retriever = model.retriever
   padded_ids = corpus.gather(rows, corpus.block_length)
-  token_ids = np.asarray(model.retriever.block_input(padded_ids))
+  token_ids = np.asarray(retriever.block_input(padded_ids))
   tokens = int(np.count_nonzero(token_ids))
   blocks, output = directory / "blocks.npz", directory / "vectors.npz"
   np.savez(blocks, token_ids=token_ids)
   mesh = make_mesh()
   params = jax.device_put(model.params, sharding.replicated(mesh))
-  embedders = {
-    "ours": embedder_of(model, corpus, rows, mesh=mesh),
-    "padded": embedder_of(model, corpus, rows, mesh=mesh, num_lengths=1),
-  }
+
+  def embed(params: Any, token_ids: jax.Array) -> Any:
+    return retriever.apply({"params": params}, token_ids, method="embed_blocks")
+
+  make = functools.partial(
+    CorpusEmbedder,
+    *(corpus, embed),
+    dim=retriever.vector_size,
+    mesh=mesh,
+    rows_per_call=len(rows),
+  )
+  embedders = {"ours": make(), "padded": make(num_lengths=1)}
   # The first passes compile.
   vectors = {n: e.embed(params, rows) for n, e in embedders.items()}
-  systems = [*embedders, *(["hf"] if peer_processes.installed() else [])]
-  seconds: dict[str, list[float]] = {name: [] for name in systems}
-  for _, name in itertools.product(range(rounds), systems):
-    if name == "hf":
-      took, vectors[name] = embed_with_hf(model, blocks, output)
-    else:
+  seconds: dict[str, list[float]] = {name: [] for name in embedders}
+  for _ in range(rounds):
+    for name, embedder in embedders.items():
       start = time.perf_counter()
-      embedders[name].embed(params, rows)
-      took = time.perf_counter() - start
-    seconds[name].append(took)
+      embedder.embed(params, rows)
+      seconds[name].append(time.perf_counter() - start)
+    if peer_processes.installed():
+      sizes = json.dumps(write_bert_config(retriever.bert))
+      printed = peer_processes.run(
+        *("sentence", "blocks", "--input", blocks, "--output", output),
+        f"--model={model.weights or sizes}",
+        f"--pooling={retriever.pooling}",
+      )
+      took = json.loads(printed.splitlines()[-1])["seconds"]
+      seconds.setdefault("hf", []).append(took)
   found: dict[str, dict[str, Any]] = {}
   for name, of_rounds in seconds.items():
     median = statistics.median(of_rounds)
@@ -193,48 +146,28 @@ def measure(
   for name, embedder in embedders.items():
     computed = int(embedder.costs()[rows].sum())
     found[name]["computed_over_useful"] = computed / tokens
-  if "hf" in vectors and model.weights is not None:
-    found["hf"]["least_cosine"] = _least_cosine(vectors["ours"], vectors["hf"])
+  if "hf" in found and model.weights is not None:
+    ours = np.float64(vectors["ours"])
+    with np.load(output, allow_pickle=False) as arrays:
+      theirs = np.float64(arrays["vectors"])
+    norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    cosines = np.einsum("nd,nd->n", ours, theirs) / norms
+    found["hf"]["least_cosine"] = float(np.min(cosines))
   return list(found.values())
-
-
-def _least_cosine(
-  one: Float[np.ndarray, "n d"], other: Float[np.ndarray, "n d"]
-) -> float:
-  norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-  return float(np.min(np.einsum("nd,nd->n", one, other) / norms))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
   """Formats the rows as a table."""
-  lines = [
-    f"{'system':<8}{'blocks/s':>10}{'tokens/s':>10}{'ours is faster':>16}"
-  ]
+  lines = [("system", "blocks/s", "tokens/s", "ours is faster")]
   for row in rows:
-    ratio = ""
-    if "ours_is_faster" in row:
-      target = _TARGETS[row["system"]]
-      ratio = f"{row['ours_is_faster']:.2f} × (≥ {target})"
-    lines.append(
-      f"{row['system']:<8}{row['blocks_per_second']:>10.1f}"
-      f"{row['tokens_per_second']:>10,.0f}{ratio:>16}"
+    system, ratio = row["system"], row.get("ours_is_faster")
+    rates = (
+      f"{row['blocks_per_second']:.1f}",
+      f"{row['tokens_per_second']:,.0f}",
     )
-  return "\n".join(lines)
-
-
-def _corpus_of(
-  directory: Path, texts: Sequence[tuple[str, str]], vocab: str
-) -> Corpus:
-  lines = [json.dumps({"title": title, "text": text}) for title, text in texts]
-  (directory / "text.jsonl").write_text("\n".join(lines))
-  made = directory / "corpus"
-  build_corpus(
-    [str(directory / "text.jsonl")],
-    made,
-    vocab=vocab,
-    block_length=_BLOCK_LENGTH,
-  )
-  return Corpus.open(made)
+    shown = f"{ratio:.2f} × (≥ {_TARGETS[system]})" if ratio else ""
+    lines.append((system, *rates, shown))
+  return columns(lines)
 
 
 def model_and_corpus(
@@ -244,12 +177,23 @@ def model_and_corpus(
   if not given.random:
     try:
       weights = peer_processes.minilm_dir().absolute()
-      paragraphs = titled_paragraphs(given.texts_dir)
-      vocab = str(weights / "vocab.txt")
-      corpus = _corpus_of(directory, paragraphs, vocab)
-      return minilm(weights), corpus
-    except (peer_processes.PeerError, NoTextsError) as error:
+      paragraphs = real_texts.titled_paragraphs(given.texts_dir)
+    except OSError as error:
       print(f"using a random model and generated texts, because: {error}")
+    else:
+      with json_lines(directory / "text.jsonl") as write:
+        for title, text in paragraphs:
+          write({"title": title, "text": text})
+      build_corpus(
+        [str(directory / "text.jsonl")],
+        directory / "corpus",
+        vocab=str(weights / "vocab.txt"),
+        block_length=_BLOCK_LENGTH,
+      )
+      config = ImportConfig("hf_bert", weights, parts=("retriever",))
+      loaded = imported_model.load(make_plan(config))
+      model = Model(loaded.retriever, loaded.params["retriever"], weights)
+      return model, Corpus.open(directory / "corpus")
   corpus = Corpus.open(
     demo_corpus.make_corpus(
       directory, scale=given.scale, block_length=_BLOCK_LENGTH
@@ -261,27 +205,22 @@ def model_and_corpus(
 def main(arguments: Sequence[str] | None = None) -> None:
   """Measures and prints."""
   parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0]
+    description=(__doc__ or "").partition("\n")[0],
+    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
   )
-  parser.add_argument(
-    "--blocks", type=int, default=1024, help="number of blocks in the sample"
-  )
-  parser.add_argument(
-    "--rounds", type=int, default=3, help="passes of each system"
-  )
+  for name, default, what in (
+    ("blocks", 1024, "number of blocks in the sample"),
+    ("rounds", 3, "passes of each system"),
+    ("scale", 1.0, "size of the generated text; 1 is the demo's"),
+    ("texts_dir", real_texts.TEXTS_DIR, "folder of real texts"),
+  ):
+    parser.add_argument(
+      f"--{name}", type=type(default), default=default, help=what
+    )
   parser.add_argument(
     "--random",
     action="store_true",
     help="use a random model and generated texts",
-  )
-  parser.add_argument(
-    "--scale",
-    type=float,
-    default=1.0,
-    help="size of the generated text; 1 is the demo's",
-  )
-  parser.add_argument(
-    "--texts_dir", type=Path, default=TEXTS_DIR, help="folder of real texts"
   )
   parser.add_argument("--json", type=Path, help="file to write the rows to")
   given = parser.parse_args(arguments)

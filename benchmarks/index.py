@@ -28,8 +28,8 @@ import numpy as np
 
 from benchmarks import peer_processes
 from benchmarks.data import index_vectors
-from benchmarks.data.index_vectors import IndexVectors
-from benchmarks.runs.jobs import printed_json
+from benchmarks.runs.jobs import in_new_process
+from realm_jax.console import columns
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import Blocks, BuildOptions, SearchResult
@@ -41,7 +41,7 @@ Row = dict[str, Any]
 _K = 8
 _THREADS = 2
 _REPEATS = 5
-_TARGETS = (0.95, 0.99)
+_RECALLS = (0.95, 0.99)
 # Numbers of leaves and of lists, as multiples of the root of the blocks.
 _FACTORS = (1, 2, 4, 8)
 _FAISS_SEARCHES = tuple(
@@ -49,99 +49,86 @@ _FAISS_SEARCHES = tuple(
   for nprobe in (2, 4, 8, 16, 32, 64, 128)
   for num_reordered in (50, 100, 200, 400, 800)
 )
-_SYSTEMS = (
-  "scann",
-  "scann_own_builder",
-  "exact",
-  "faiss_pq",
-  "faiss_rabitq",
-  "faiss_flat",
-  "svs",
+# The fastest of each list's systems is what the first one is compared with.
+_COMPARED = (
+  ("scann", ("faiss_pq", "faiss_rabitq", "svs")),
+  ("scann", ("scann_own_builder",)),
+  ("exact", ("faiss_flat",)),
 )
-# What is compared with what.
-_PEERS = ("faiss_pq", "faiss_rabitq", "svs")
+_SYSTEMS = (
+  *("scann", "scann_own_builder", "exact"),
+  *("faiss_pq", "faiss_rabitq", "faiss_flat", "svs"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """Measurement of one index, as its processes receive it.
+  """Measurement of one index.
 
   Attributes:
-    system: One of `_SYSTEMS`.
-    kind: Kind of the index, as a generation has it.
-    folder: Folder of `IndexVectors`.
+    folder: Folder of vectors and queries.
     saved: Folder of the built index.
+    kind: Kind of the index, as a generation has it.
     parameters: Configuration that the index is built with.
     searches: Changes of it, with each of which the index is searched.
   """
 
-  system: str
+  folder: Path
+  saved: Path
   kind: str
-  folder: str
-  saved: str
-  parameters: dict[str, Any]
-  searches: Sequence[dict[str, Any]] = ({},)
-
-  @property
-  def data(self) -> IndexVectors:
-    """Vectors and queries."""
-    return IndexVectors(Path(self.folder))
+  parameters: Row
+  searches: Sequence[Row] = ({},)
 
   def blocks(self) -> Blocks:
     """Returns the vectors as the argument of an index."""
-    vectors = self.data.vectors()
+    vectors = index_vectors.vectors(self.folder)
     return Blocks(num_blocks=len(vectors), vectors=vectors)
 
 
 def jobs_of(system: str, folder: Path, directory: Path) -> Iterator[Job]:
-  """Yields the indexes of a system, each with its settings."""
-  num_blocks, dim = IndexVectors(folder).vectors().shape
-  saved = str(directory / "index")
+  """Yields the indexes of one of `_SYSTEMS` but SVS, each with its settings.
 
-  def job(kind: str, searches: Sequence[Row] = ({},), **parameters: Any) -> Job:
-    return Job(system, kind, str(folder), saved, parameters, searches)
-
+  Args:
+    system: Name of the system.
+    folder: Folder of vectors and queries.
+    directory: Folder for the built index.
+  """
+  num_blocks, dim = index_vectors.vectors(folder).shape
+  paths = folder, directory / "index"
+  common: Row = {"threads": _THREADS, "brute_force_below": 0}
   if system == "exact":
-    yield job("exact")
+    yield Job(*paths, "exact", {})
   elif system == "faiss_flat":
-    settings = {"threads": _THREADS, "brute_force_below": 0}
-    yield job("faiss", factory="Flat", **settings)
+    yield Job(*paths, "faiss", {"factory": "Flat", **common})
   elif system.startswith("faiss"):
     codes = f"PQ{dim // 2}x4fs" if system == "faiss_pq" else "RaBitQfs"
     for factor in _FACTORS:
-      lists = round(factor * num_blocks**0.5)
-      factory = f"IVF{lists},{codes},RFlat"
-      settings = {"threads": _THREADS, "brute_force_below": 0}
-      yield job("faiss", _FAISS_SEARCHES, factory=factory, **settings)
+      factory = f"IVF{round(factor * num_blocks**0.5)},{codes},RFlat"
+      parameters = {"factory": factory, **common}
+      yield Job(*paths, "faiss", parameters, _FAISS_SEARCHES)
   else:
-    scann: dict[str, Any] = {
-      "threads": _THREADS,
-      "below_target": True,
-      "brute_force_below": 0,
-    }
-    leaves: Sequence[dict[str, Any]] = ({},)
+    settings: Sequence[Row] = ({},)
     if system == "scann_own_builder":
-      scann["builder"] = "stock"
       root = 2 ** round(np.log2(num_blocks) / 2)
-      leaves = [{"num_leaves": factor * root} for factor in _FACTORS]
-    for setting in leaves:
-      for target in _TARGETS:
-        yield job("scann", recall_target=target, **scann, **setting)
+      settings = [
+        {"builder": "stock", "num_leaves": f * root} for f in _FACTORS
+      ]
+    for setting in settings:
+      for recall in _RECALLS:
+        target = {"recall_target": recall, "below_target": True}
+        yield Job(*paths, "scann", {**common, **target, **setting})
 
 
 def rows(job: Job) -> list[Row]:
   """Builds the index in one process, then loads and searches it in another."""
   shutil.rmtree(job.saved, ignore_errors=True)
-  given = json.dumps(dataclasses.asdict(job))
   try:
-    built, found = (
-      printed_json("benchmarks.index", f"--run={what}", f"--job={given}")
-      for what in ("build", "search")
-    )
+    built = in_new_process(build, job)
+    found = in_new_process(search, job)
   finally:
     shutil.rmtree(job.saved, ignore_errors=True)
   searches = found.pop("searches")
-  return [{"system": job.system, **built, **found, **row} for row in searches]
+  return [{**built, **found, **row} for row in searches]
 
 
 def build(job: Job) -> Row:
@@ -150,12 +137,10 @@ def build(job: Job) -> Row:
   `build_seconds` excludes the choice of a structure, which is made only for the
   first generation; `trials_seconds` is the time of that choice.
   """
-  config = config_from(job.kind, job.parameters)
-  options = BuildOptions(
-    directory=Path(job.saved), queries=job.data.tuning_queries()
-  )
+  tuning, _ = index_vectors.queries(job.folder)
+  options = BuildOptions(directory=job.saved, queries=tuning)
   start = time.perf_counter()
-  index = config.build(job.blocks(), options)
+  index = config_from(job.kind, job.parameters).build(job.blocks(), options)
   seconds = time.perf_counter() - start
   trials = float(str(index.report.get("trials_seconds", 0.0)))
   return {
@@ -172,7 +157,7 @@ def search(job: Job) -> Row:
   As in a trainer, ScaNN searches in a process of its own. `load_seconds` ends
   with the first search, which reads the mapped files and compiles.
   """
-  blocks, queries = job.blocks(), job.data.queries()
+  blocks, (_, queries) = job.blocks(), index_vectors.queries(job.folder)
   truth = GroundTruth(blocks.embedded(), queries, _K)
   searches, load_seconds, memory_gb = [], 0.0, 0.0
   for setting in job.searches:
@@ -180,10 +165,10 @@ def search(job: Job) -> Row:
     config = config_from(job.kind, parameters)
     start = time.perf_counter()
     if job.kind == "scann":
-      index = IsolatedIndex(config, Path(job.saved), blocks)
+      index = IsolatedIndex(config, job.saved, blocks)
       index.wait_until_loaded()
     else:
-      index = config.load(Path(job.saved), blocks)
+      index = config.load(job.saved, blocks)
     found = index.search(queries, _K)
     load_seconds = load_seconds or time.perf_counter() - start
     seconds = []
@@ -193,7 +178,8 @@ def search(job: Job) -> Row:
       seconds.append(time.perf_counter() - start)
     process = index.pid if isinstance(index, IsolatedIndex) else None
     memory_gb = max(memory_gb, _peak_memory_gb(process))
-    searches.append(_searched(truth, found, seconds, parameters))
+    median = statistics.median(seconds)
+    searches.append(_searched(truth, found, median, parameters))
   return {
     "load_seconds": load_seconds,
     "searching_memory_gb": memory_gb,
@@ -202,37 +188,34 @@ def search(job: Job) -> Row:
 
 
 def _searched(
-  truth: GroundTruth,
-  found: SearchResult,
-  seconds: Sequence[float],
-  parameters: Row,
+  truth: GroundTruth, found: SearchResult, seconds: float, parameters: Row
 ) -> Row:
   return {
     "recall_at_8": truth.recall(found),
-    "queries_per_second": len(found.rows) / statistics.median(seconds),
+    "queries_per_second": len(found.rows) / seconds,
     "parameters": parameters,
   }
 
 
 def svs_rows(folder: Path) -> list[Row]:
   """Measures Intel's SVS in the environment of `make peers`."""
-  data = IndexVectors(folder)
-  queries = data.queries()
-  assert queries.vectors is not None
-  truth = GroundTruth(data.vectors(), queries, _K)
+  folder = folder.resolve()  # The other environment runs in another folder.
+  _, queries = index_vectors.queries(folder)
+  truth = GroundTruth(index_vectors.vectors(folder), queries, _K)
   with tempfile.TemporaryDirectory(dir=folder) as scratch:
-    (Path(scratch) / "vectors.npy").symlink_to(data.path.resolve())
-    np.save(Path(scratch) / "measured.npy", queries.vectors)
-    printed = peer_processes.run("svs_index", scratch, str(_THREADS), "5")
+    (Path(scratch) / "vectors.npy").symlink_to(folder / "vectors.npy")
+    np.save(Path(scratch) / "measured.npy", np.asarray(queries.vectors))
+    printed = peer_processes.run(
+      "svs_index", scratch, str(_THREADS), str(_REPEATS)
+    )
     measured = json.loads(printed.splitlines()[-1])
     made = []
     for row in measured["searches"]:
       found = np.load(Path(scratch) / f"found-{row['window']}.npy")
       result = SearchResult(found, np.zeros(found.shape, np.float32))
       parameters = {"window": row["window"]}
-      made.append(_searched(truth, result, [row["seconds"]], parameters))
-  built = {"system": "svs", "build_seconds": measured["build_seconds"]}
-  return [{**built, **row} for row in made]
+      made.append(_searched(truth, result, row["seconds"], parameters))
+  return [{"build_seconds": measured["build_seconds"], **row} for row in made]
 
 
 def _peak_memory_gb(process: int | None = None) -> float:
@@ -247,61 +230,48 @@ def _peak_memory_gb(process: int | None = None) -> float:
   raise OSError(f"{path} has no VmHWM; measure on Linux")
 
 
-def best(rows: Sequence[Row], system: str, target: float) -> Row | None:
-  """Returns the fastest row of a system that reaches the recall, if any."""
-  good = [
+def best(
+  rows: Sequence[Row], systems: Sequence[str], recall: float
+) -> Row | None:
+  """Returns the fastest row of some systems that reaches a recall, if any."""
+  good = (
     row
     for row in rows
-    if row["system"] == system and row["recall_at_8"] >= target
-  ]
+    if row["system"] in systems and row["recall_at_8"] >= recall
+  )
   return max(good, key=lambda row: row["queries_per_second"], default=None)
 
 
-def table(result: dict[str, Any]) -> str:
+def report(rows: Sequence[Row]) -> str:
   """Formats the best row of each system at each recall, and the ratios."""
-  rows = result["rows"]
-  lines = [
-    f"{result['vectors']}: {result['num_blocks']:,} blocks of {result['dim']} "
-    "dimensions",
-    f"{'system':<19}{'recall@8':>9}{'queries/s':>11}{'build s':>9}"
-    f"{'load s':>8}{'build GB':>10}  settings",
-  ]
-  for target in _TARGETS:
-    lines.append(f"recall@8 ≥ {target}")
+  heads = ("recall@8", "queries/s", "build s", "load s", "build GB", "settings")
+  lines: list[Sequence[object]] = [("system", *heads)]
+  ratios = []
+  for recall in _RECALLS:
+    lines.append((f"recall@8 ≥ {recall}", *("" for _ in heads)))
     for system in dict.fromkeys(row["system"] for row in rows):
-      row = best(rows, system, target)
+      row = best(rows, [system], recall)
       if row is None:
-        lines.append(f"{system:<19}  does not reach it")
+        lines.append((system, "not reached", *("" for _ in heads[1:])))
         continue
       settings = {**row["parameters"], "num_leaves": row.get("num_leaves")}
       shown = ("factory", "nprobe", "num_reordered", "num_leaves", "window")
-      lines.append(
-        f"{system:<19}{row['recall_at_8']:>9.3f}"
-        f"{row['queries_per_second']:>11,.0f}{row['build_seconds']:>9.1f}"
-        f"{row.get('load_seconds', 0):>8.1f}"
-        f"{row.get('build_memory_gb', 0):>10.2f}  "
-        + " ".join(str(settings[name]) for name in shown if settings.get(name))
+      figures = (
+        f"{row['recall_at_8']:.3f}",
+        f"{row['queries_per_second']:,.0f}",
+        f"{row['build_seconds']:.1f}",
+        f"{row.get('load_seconds', 0):.1f}",
+        f"{row.get('build_memory_gb', 0):.2f}",
+        " ".join(str(settings[n]) for n in shown if settings.get(n)),
       )
-  lines += [f"{name}: {value:.2f}" for name, value in ratios(rows).items()]
-  return "\n".join(lines)
-
-
-def ratios(rows: Sequence[Row]) -> dict[str, float]:
-  """Returns the ratios of our rates to those of the fastest peers."""
-  found = {}
-  for target in _TARGETS:
-    for ours, others in (
-      ("scann", _PEERS),
-      ("scann", ("scann_own_builder",)),
-      ("exact", ("faiss_flat",)),
-    ):
-      a = best(rows, ours, target)
-      peers = [row for b in others if (row := best(rows, b, target))]
-      if a and peers:
-        b = max(peers, key=lambda row: row["queries_per_second"])
-        name = f"{ours} against {b['system']}, recall@8 ≥ {target}"
-        found[name] = a["queries_per_second"] / b["queries_per_second"]
-  return found
+      lines.append((system, *figures))
+    for ours, others in _COMPARED:
+      a, b = best(rows, [ours], recall), best(rows, others, recall)
+      if a and b:
+        ratio = a["queries_per_second"] / b["queries_per_second"]
+        against = f"{ours} against {b['system']}, recall@8 ≥ {recall}"
+        ratios.append(f"{against}: {ratio:.2f}")
+  return "\n".join([columns(lines), *ratios])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -310,7 +280,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     description=(__doc__ or "").partition("\n")[0],
     formatter_class=argparse.ArgumentDefaultsHelpFormatter,
   )
-  parser.add_argument("--directory", help="folder for vectors and indexes")
+  parser.add_argument(
+    "--directory",
+    type=Path,
+    required=True,
+    help="folder for vectors and indexes",
+  )
   parser.add_argument(
     "--vectors", default="clustered", help="clustered, spectrum, or a folder"
   )
@@ -324,42 +299,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     help="index to measure, repeatable; by default all",
   )
   parser.add_argument("--json", type=Path, help="file to write the figures to")
-  parser.add_argument(
-    "--run", choices=["build", "search"], help="internal flag"
-  )
-  parser.add_argument("--job", help="internal flag, with --run")
   given = parser.parse_args(arguments)
-  if given.run:
-    job = Job(**json.loads(given.job))
-    print(json.dumps({"build": build, "search": search}[given.run](job)))
-    return
-  if not given.directory:
-    parser.error("--directory is required; name a folder for the vectors")
-  # The processes run in another folder, so paths must be absolute.
-  directory = Path(given.directory).resolve()
-  folder = Path(given.vectors).resolve()
+  folder = Path(given.vectors)
   if given.vectors in index_vectors.GENERATED:
-    folder = directory / f"{given.vectors}-{given.num_blocks}"
-    index_vectors.generated(given.vectors, folder, given.num_blocks)
+    folder = given.directory / f"{given.vectors}-{given.num_blocks}"
+    index_vectors.generate(given.vectors, folder, given.num_blocks)
   measured: list[Row] = []
-  num_blocks, dim = IndexVectors(folder).vectors().shape
-  result = {
-    "vectors": folder.name,
-    "num_blocks": num_blocks,
-    "dim": dim,
-    "rows": measured,
-  }
+  num_blocks, dim = index_vectors.vectors(folder).shape
+  result = {"vectors": folder.name, "num_blocks": num_blocks, "dim": dim}
   for system in given.system or _SYSTEMS:
+    found: list[Row] = []
     if system != "svs":
-      for job in jobs_of(system, folder, directory):
-        measured += rows(job)
+      for job in jobs_of(system, folder, given.directory):
+        found += rows(job)
     elif peer_processes.installed():
-      measured += svs_rows(folder)
+      found = svs_rows(folder)
+    measured += [{"system": system, **row} for row in found]
     print(f"{system} has been measured", file=sys.stderr, flush=True)
     # What is measured is kept if a later system does not end.
     if given.json:
-      write_json(given.json, result)
-  print(table(result))
+      write_json(given.json, {**result, "rows": measured})
+  print(f"{folder.name}: {num_blocks:,} blocks of {dim} dimensions")
+  print(report(measured))
 
 
 if __name__ == "__main__":

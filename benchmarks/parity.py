@@ -6,13 +6,11 @@
 Random Hugging Face REALM models of BERT-base size are made in the environment
 of `make peers`, with their outputs, losses and gradients. They are imported,
 and our values are compared with theirs. The wordpieces of real texts are
-compared with both of Hugging Face's BERT tokenizers, sentence vectors with
-MiniLM's, and the loss and optimizer with the published rules. Retrievers that
-are exported to sentence-transformers are compared with what it makes of them.
-Without real texts (`benchmarks/README.md` lists them), the two parts that need
-them are skipped. The exit status is 1 if a comparison fails. Everything is
-computed in float32. It takes six minutes of one core, 6 GB of temporary disk
-space and 8 GB of memory.
+compared with both of Hugging Face's BERT tokenizers, and the loss and optimizer
+with the published rules. Without real texts (`benchmarks/README.md` lists
+them), the tokenizers are skipped. The exit status is 1 if a comparison fails.
+Everything is computed in float32. It takes six minutes of one core, 6 GB of
+temporary disk space and 8 GB of memory.
 """
 
 import argparse
@@ -24,23 +22,16 @@ from pathlib import Path
 import jax
 
 from benchmarks import peer_processes
-from benchmarks.agreement import comparison, exports, realm, rules
-from benchmarks.agreement import texts as text_agreement
+from benchmarks.agreement import comparison, realm, rules
 from benchmarks.agreement.comparison import Row
-from benchmarks.data.real_texts import TEXTS_DIR, NoTextsError, read_texts
+from benchmarks.agreement.texts import compare_tokens
+from benchmarks.data.real_texts import TEXTS_DIR, read_texts
 from realm_jax.storage.json_files import write_json
 
-_NUM_SENTENCES = 300
-PARTS = ("rules", "tokens", "sentences", "exports", "realm")
-_OF_TEXTS = ("tokens", "sentences")
+PARTS = ("rules", "tokens", "realm")
 
 
-def compare(
-  parts: Sequence[str],
-  *,
-  size: str,
-  texts_dir: Path = TEXTS_DIR,
-) -> list[Row]:
+def compare(parts: Sequence[str], *, size: str, texts_dir: Path) -> list[Row]:
   """Makes the comparisons of some parts, and prints each when it is done.
 
   Args:
@@ -50,33 +41,26 @@ def compare(
 
   Raises:
     PeerError: The other systems are not installed, or failed.
-    NoTextsError: There are no real texts, and a part needs them.
+    FileNotFoundError: A part needs a text that is not there.
   """
   rows: list[Row] = []
 
   def add(found: Sequence[Row]) -> None:
-    print(comparison.table(found), flush=True)
+    print("\n".join(map(comparison.as_line, found)), flush=True)
     rows.extend(found)
 
   if "rules" in parts:
     add(rules.compare_all())
   if set(parts) == {"rules"}:
     return rows
-  minilm = peer_processes.minilm_dir()
+  vocab = peer_processes.minilm_dir() / "vocab.txt"
   with tempfile.TemporaryDirectory(prefix="realm_parity_") as name:
     folder = Path(name)
     if "tokens" in parts:
-      texts = read_texts(texts_dir)
-      vocab = minilm / "vocab.txt"
-      add(text_agreement.compare_tokens(texts, vocab, folder))
-    if "sentences" in parts:
-      sentences = read_texts(texts_dir)["qed"][:_NUM_SENTENCES]
-      add(text_agreement.compare_sentences(sentences, minilm, folder))
-    if "exports" in parts:
-      add(exports.compare_exports(minilm, folder, size=size))
+      add(compare_tokens(read_texts(texts_dir), vocab, folder))
     if "realm" in parts:
       print(f"creating REALM models of size {size} …", file=sys.stderr)
-      arguments = ("--output_dir", folder, "--vocab", minilm / "vocab.txt")
+      arguments = ("--output_dir", folder, "--vocab", vocab)
       peer_processes.run("realm", *arguments, "--size", size)
       for of_model in realm.COMPARISONS:
         add(of_model(folder))
@@ -107,18 +91,13 @@ def main(argv: Sequence[str] | None = None) -> None:
   given = parser.parse_args(argv)
   parts = given.parts or PARTS
   if not given.parts and not given.texts_dir.is_dir():
-    skipped = " and ".join(_OF_TEXTS)
-    print(f"no texts in {given.texts_dir}: skipping {skipped}")
-    parts = [part for part in PARTS if part not in _OF_TEXTS]
+    print(f"no texts in {given.texts_dir}: skipping the tokenizers")
+    parts = [part for part in PARTS if part != "tokens"]
   try:
     # By default GPUs and TPUs round float32 products to fewer bits.
     with jax.default_matmul_precision("highest"):
-      rows = compare(
-        parts,
-        size=given.size,
-        texts_dir=given.texts_dir,
-      )
-  except (peer_processes.PeerError, NoTextsError) as error:
+      rows = compare(parts, size=given.size, texts_dir=given.texts_dir)
+  except OSError as error:
     print(f"parity: {error}", file=sys.stderr)
     sys.exit(2)
   failed = [row.what for row in rows if not row.passed]
@@ -126,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   if given.json:
     result = {
       "passed": not failed,
-      "rows": [comparison.as_json(row) for row in rows],
+      "rows": [{**vars(row), "passed": row.passed} for row in rows],
     }
     write_json(given.json, result)
   if failed:

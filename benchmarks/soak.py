@@ -20,6 +20,7 @@ changed. The undisturbed run has the same processes and a MODEL_DIR on the disk.
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -32,24 +33,26 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import demo_corpus
-from benchmarks.faults import in_bucket, on_disk
+from benchmarks.faults import in_bucket as bucket_faults
+from benchmarks.faults import on_disk as disk_faults
+from benchmarks.faults import verdict
 from benchmarks.faults.disturbed import CRASH
-from benchmarks.faults.disturbed_run import finish, run_with_faults
+from benchmarks.faults.disturbed_run import finish
 from benchmarks.faults.injection import (
   NOTHING,
   QUIET_CHECKPOINTS,
+  Fault,
   Injector,
   draw_faults,
 )
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.object_store import ObjectStore
-from benchmarks.runs.pretraining import BucketRun, MultiProcessRun, Run
+from benchmarks.runs.pretraining import Run
 from realm_jax.storage.json_files import write_json
 
 _SAVE_EVERY_STEPS = 5
 _FAULTS_PER_CHECKPOINT = 3
-_MODEL = "benchmarks/soak.gin"
-# Share of the faults for each index.
+# Share of the faults on a disk for each index.
 _SHARES = {"EXACT": 0.75, "SCANN": 0.25}
 # A given tree, because so few blocks would otherwise be searched without one.
 _TREE = fixed_tree(
@@ -63,129 +66,120 @@ _TREE = fixed_tree(
 _REQUEST_TIMEOUT_SECONDS = 5
 
 
-def _settings(directory: Path, name: str, index: str) -> dict[str, Any]:
-  """Returns what the runs of a soak have in common."""
+def _run(
+  directory: Path,
+  name: str,
+  index: str,
+  num_faults: int,
+  *,
+  num_processes: int = 1,
+  store: ObjectStore | None = None,
+) -> Run:
+  """Returns a run that is long enough for a number of faults."""
   folder = directory / f"{name}_{index.lower()}"
   tree = dataclasses.asdict(_TREE) if index == "SCANN" else {}
-  return {
-    "directory": folder,
-    "corpus_dir": directory / "corpus",
-    "model": _MODEL,
-    "save_every_steps": _SAVE_EVERY_STEPS,
-    "index": index,
-    "index_settings": {f"scann.ScannConfig.{n}": v for n, v in tree.items()},
-    "environment": {
-      # Otherwise each start of a trainer would compile for ten seconds.
-      "JAX_COMPILATION_CACHE_DIR": str(directory / "compiled"),
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-      **os.environ,
-      # With limited files, only the beginning of a module would be written.
-      "PYTHONDONTWRITEBYTECODE": "1",
-      # This variable identifies the processes of the run.
-      "REALM_SOAK": str(folder),
-    },
+  checkpoints = max(6, num_faults // _FAULTS_PER_CHECKPOINT) + QUIET_CHECKPOINTS
+  environment = {
+    # Otherwise each start of a trainer would compile for ten seconds.
+    "JAX_COMPILATION_CACHE_DIR": str(directory / "compiled"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    "REALM_JAX_CACHE_DIR": str(directory / "cache"),
+    "REALM_JAX_REQUEST_TIMEOUT_SECONDS": str(_REQUEST_TIMEOUT_SECONDS),
+    **os.environ,
+    # With limited files, only the beginning of a module would be written.
+    "PYTHONDONTWRITEBYTECODE": "1",
+    # This variable identifies the processes of the run.
+    "REALM_SOAK": str(folder),
   }
+  return Run(
+    directory=folder,
+    corpus_dir=store.path("corpus") if store else directory / "corpus",
+    model="benchmarks/soak.gin",
+    num_steps=checkpoints * _SAVE_EVERY_STEPS,
+    save_every_steps=_SAVE_EVERY_STEPS,
+    index=index,
+    index_settings={f"scann.ScannConfig.{n}": v for n, v in tree.items()},
+    environment=environment,
+    num_processes=num_processes,
+    store=store,
+  )
 
 
-def _num_steps(count: int) -> int:
-  checkpoints = max(6, count // _FAULTS_PER_CHECKPOINT) + QUIET_CHECKPOINTS
-  return checkpoints * _SAVE_EVERY_STEPS
-
-
-def soak_on_disk(
-  directory: Path, counts: Mapping[str, int], *, seed: int
+def soak(
+  directory: Path, num_faults: int, *, storage: str, seed: int
 ) -> dict[str, Any]:
-  """Does the undisturbed run, and a disturbed one for each index.
+  """Does the undisturbed run on the disk, and a disturbed one for each index.
 
   Args:
     directory: Empty folder.
-    counts: Number of faults by index, exact search first.
-    seed: Seed of the faults.
-  """
-  demo_corpus.make_corpus(directory, scale=0.25)
-  num_steps = {index: _num_steps(count) for index, count in counts.items()}
-  unbroken = Run(
-    num_steps=next(iter(num_steps.values())),
-    **_settings(directory, "unbroken", "EXACT"),
-  )
-  broken = [
-    Run(num_steps=num_steps[index], **_settings(directory, "broken", index))
-    for index in counts
-  ]
-  return _soak(
-    unbroken, broken, list(counts.values()), on_disk.KINDS, seed=seed
-  )
-
-
-def soak_in_bucket(directory: Path, count: int, *, seed: int) -> dict[str, Any]:
-  """Does the undisturbed run on the disk, and a disturbed one in a bucket.
-
-  Args:
-    directory: Empty folder.
-    count: Number of faults.
+    num_faults: Number of faults, in all runs.
+    storage: `disk` or `bucket`, where the disturbed runs have MODEL_DIR.
     seed: Seed of the faults.
   """
   corpus_dir = demo_corpus.make_corpus(directory, scale=0.25)
-  num_steps = _num_steps(count)
-  unbroken = MultiProcessRun(
-    num_steps=num_steps, **_settings(directory, "unbroken", "EXACT")
+  in_bucket = storage == "bucket"
+  processes = 2 if in_bucket else 1
+  shares = {"EXACT": 1.0} if in_bucket else _SHARES
+  counts = {index: round(num_faults * part) for index, part in shares.items()}
+  kinds = bucket_faults.KINDS if in_bucket else disk_faults.KINDS
+  unbroken = _run(
+    directory, "unbroken", "EXACT", counts["EXACT"], num_processes=processes
   )
-  with ObjectStore() as store:
-    # What the runs have left is read here.
-    os.environ.update(store.environment)
-    for path in sorted(corpus_dir.rglob("*")):
-      if path.is_file():
-        name = path.relative_to(corpus_dir).as_posix()
-        store.write(f"corpus/{name}", path.read_bytes())
-    settings = _settings(directory, "broken", "EXACT")
-    settings["corpus_dir"] = store.path("corpus")
-    settings["environment"] |= {
-      "REALM_JAX_CACHE_DIR": str(directory / "cache"),
-      "REALM_JAX_REQUEST_TIMEOUT_SECONDS": str(_REQUEST_TIMEOUT_SECONDS),
-    }
-    broken = BucketRun(num_steps=num_steps, store=store, **settings)
-    return _soak(unbroken, [broken], [count], in_bucket.KINDS, seed=seed)
-
-
-def _soak(
-  unbroken: Run,
-  broken: Sequence[Run],
-  counts: Sequence[int],
-  injectors: Mapping[str, Injector],
-  *,
-  seed: int,
-) -> dict[str, Any]:
-  """Does the undisturbed run, and each run with its number of faults."""
   print(f"{unbroken.num_steps} undisturbed steps …", flush=True)
-  began = time.monotonic()
-  undisturbed = finish(unbroken)
-  seconds = time.monotonic() - began
-  result: dict[str, Any] = {
-    "unbroken": {
-      "steps": unbroken.num_steps,
-      "seconds": round(seconds, 1),
-      "problems": undisturbed.problems,
-    },
-    "runs": [],
-  }
-  if undisturbed.problems:
+  undisturbed = _figures(unbroken)
+  result: dict[str, Any] = {"unbroken": undisturbed, "runs": []}
+  if undisturbed["problems"]:
     return result
-  print(f"… took {seconds:.0f} s", flush=True)
-  for run, count in zip(broken, counts, strict=True):
-    print(f"{run.index}: {count} faults", flush=True)
-    planned = draw_faults(
-      count,
-      kinds=[k for k in injectors if run.index == "SCANN" or k != CRASH],
-      num_steps=run.num_steps,
-      save_every_steps=run.save_every_steps,
-      cycle_seconds=seconds * _SAVE_EVERY_STEPS / unbroken.num_steps,
-      seed=seed,
-    )
-    expected = unbroken if run.index == unbroken.index else None
-    result["runs"].append(
-      run_with_faults(run, planned, injectors, expected=expected)
-    )
+  seconds = undisturbed["seconds"]
+  print(f"… took {seconds} s", flush=True)
+  with ObjectStore() if in_bucket else contextlib.nullcontext() as store:
+    if store is not None:
+      # What the runs have left is read here.
+      os.environ.update(store.environment)
+      store.write_folder("corpus", corpus_dir)
+    for index, count in counts.items():
+      print(f"{index}: {count} faults", flush=True)
+      run = _run(
+        *(directory, "broken", index, count),
+        num_processes=processes,
+        store=store,
+      )
+      planned = draw_faults(
+        count,
+        kinds=[kind for kind in kinds if index == "SCANN" or kind != CRASH],
+        num_steps=run.num_steps,
+        save_every_steps=run.save_every_steps,
+        cycle_seconds=seconds * _SAVE_EVERY_STEPS / unbroken.num_steps,
+        seed=seed,
+      )
+      found = _figures(run, planned, kinds)
+      if found["is_through"] and index == unbroken.index:
+        found["differences"] = verdict.differences(unbroken, run)
+      result["runs"].append(found)
   return result
+
+
+def _figures(
+  run: Run,
+  planned: Sequence[Fault] = (),
+  injectors: Mapping[str, Injector] | None = None,
+) -> dict[str, Any]:
+  """Does a run, and returns what happened, with the values that JSON knows."""
+  began = time.monotonic()
+  outcome = finish(run, planned, injectors)
+  seconds = time.monotonic() - began
+  found: dict[str, Any] = {
+    "index": run.index,
+    "steps": run.num_steps,
+    "seconds": round(seconds, 1),
+    "planned": len(planned),
+    **dataclasses.asdict(outcome),
+    "refused_generations": verdict.refusals(run),
+  }
+  if outcome.is_through:
+    found["left_damaged"] = verdict.damaged_generations(run)
+    found["swaps"] = len({row["generation"] for row in verdict.curve(run)}) - 1
+  return found
 
 
 def passed(result: dict[str, Any]) -> bool:
@@ -239,9 +233,6 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   parser.add_argument("--json", help="file to write the result to")
   given = parser.parse_args(argv)
-  counts = {
-    index: round(given.faults * share) for index, share in _SHARES.items()
-  }
   kept = given.output_dir
   if kept and kept.exists() and any(kept.iterdir()):
     parser.error(f"--output_dir={kept} is not empty; name another folder")
@@ -250,10 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   folder = kept or Path(tempfile.mkdtemp(prefix="realm_soak_"))
   is_passed = False
   try:
-    if given.storage == "bucket":
-      result = soak_in_bucket(folder, given.faults, seed=given.seed)
-    else:
-      result = soak_on_disk(folder, counts, seed=given.seed)
+    result = soak(folder, given.faults, storage=given.storage, seed=given.seed)
     is_passed = passed(result)
     if given.json:
       write_json(given.json, {**result, "passed": is_passed})

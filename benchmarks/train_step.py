@@ -24,10 +24,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
-from jax.sharding import Mesh
 
 from benchmarks import peer_processes
-from benchmarks.runs.jobs import printed_json
+from benchmarks.runs.jobs import in_new_process
+from realm_jax.console import columns
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.packing import content_numbers
 from realm_jax.models.reader import Reader
@@ -58,17 +58,17 @@ _SIZES = {
   "masks": (3, "masks in a query"),
 }
 _REAL_TEXT = {"query": 64, "block": 288, "joint": 352}
-_KEPT = (
+_SHOWN = (
   "examples_per_second",
   "peak_memory_gb",
   "useful_gflops_per_second",
   "seconds_per_step",
 )
 _TARGETS = {
-  "speedup": (3.0, "≥"),
-  "share_of_matmul": (0.5, "≥"),
-  "memory_ratio": (1 / 3, "≤"),
-  "real_text_speedup": (1.5, "≥"),
+  "speedup": "≥ 3",
+  "share_of_matmul": "≥ 0.5",
+  "memory_ratio": "≤ 0.33",
+  "real_text_speedup": "≥ 1.5",
 }
 
 _CLS, _SEP, _FIRST_WORD = 101, 102, 999
@@ -95,18 +95,21 @@ def random_batch(
   given: argparse.Namespace, rng: np.random.Generator
 ) -> PretrainingBatch:
   """Draws queries and blocks without padding; candidate 0 is the null block."""
-
-  def words(*shape: int) -> np.ndarray:
-    return rng.integers(_FIRST_WORD, given.vocab, shape).astype(np.int32)
-
-  query = words(given.batch, given.query)
+  query = _words(given, rng, given.batch, given.query)
   query[:, 0], query[:, -1] = _CLS, _SEP
   # The title is empty, so the reader's input is the query and the whole body.
-  candidates = words(given.batch, given.candidates, given.block)
+  shape = given.batch, given.candidates, given.block
+  candidates = _words(given, rng, *shape)
   candidates[..., 0], candidates[..., 1], candidates[..., -1] = _CLS, _SEP, _SEP
   candidates[:, 0] = 0
   candidates[:, 0, :3] = _CLS, _SEP, _SEP
   return _masked(given, rng, query, candidates)
+
+
+def _words(
+  given: argparse.Namespace, rng: np.random.Generator, *shape: int
+) -> np.ndarray:
+  return rng.integers(_FIRST_WORD, given.vocab, shape).astype(np.int32)
 
 
 def _masked(
@@ -118,7 +121,7 @@ def _masked(
   shape = (given.batch, given.masks)
   masks = MaskTargets(
     np.broadcast_to(np.arange(1, 1 + given.masks, dtype=np.int32), shape),
-    rng.integers(_FIRST_WORD, given.vocab, shape).astype(np.int32),
+    _words(given, rng, *shape),
     np.ones(shape, np.float32),
   )
   numbered = Candidates(candidates, content_numbers(candidates))
@@ -135,13 +138,8 @@ def real_batches(
   while True:
     rows = rng.integers(corpus.num_blocks, size=(given.batch, given.candidates))
     rows[:, 0] = -1
-    query = np.zeros((given.batch, given.query), np.int32)
-    for text in query:
-      block = corpus.block(int(rng.integers(corpus.num_blocks)))
-      sentences = block.sentences
-      start, limit = sentences[rng.integers(len(sentences))]
-      tokens = block.body_token_ids[start:limit][: given.query - 2]
-      text[: len(tokens) + 2] = [_CLS, *tokens, _SEP]
+    sources = rng.integers(corpus.num_blocks, size=given.batch)
+    query = corpus.random_sentences(sources, given.query, rng)
     candidates = corpus.gather(rows, given.block)
     yield _masked(given, rng, query, candidates)
 
@@ -166,8 +164,7 @@ def useful(
   """
   assert batch.candidates is not None
   query, candidates = batch.query, np.asarray(batch.candidates.tokens)
-  flat = candidates.reshape(-1, candidates.shape[-1])
-  distinct = np.unique(flat, axis=0)
+  distinct = np.unique(candidates.reshape(-1, candidates.shape[-1]), axis=0)
   joint = models.require_reader().join(query, candidates).token_ids
   lengths = [
     np.count_nonzero(text, axis=-1).reshape(-1)
@@ -181,22 +178,6 @@ def useful(
   return sum(part.sum() for part in lengths), 3 * (encoders + pooled + head)
 
 
-def layout_for(
-  models: Models, batches: list[PretrainingBatch], mesh: Mesh, *, pack: bool
-) -> RowLayout:
-  """Returns the numbers of rows that hold all batches."""
-  if not pack:
-    return RowLayout(mesh)
-
-  @jax.jit
-  def needed(batch: PretrainingBatch) -> jax.Array:
-    numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
-    return needed_rows(_STAGE.rows(models, batch, numbers))
-
-  rows = np.max([needed(batch) for batch in batches], axis=0)
-  return RowLayout(mesh, (tuple(rows.tolist()),))
-
-
 def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   """Compiles, runs and times our step."""
   rng = np.random.default_rng(0)
@@ -207,7 +188,14 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   else:
     batches = [random_batch(given, rng)] * (given.steps + 1)
   mesh = make_mesh(devices=jax.devices()[:1])
-  layout = layout_for(models, batches, mesh, pack=given.pack)
+  rows_of, loss_of = _STAGE.functions(models)
+  numbers = jnp.arange(given.batch, dtype=jnp.uint32)
+  layout = RowLayout(mesh)
+  if given.pack:
+    # The step is compiled for as many rows as hold every batch.
+    needed = jax.jit(lambda batch: needed_rows(rows_of(batch, numbers)))
+    counts = np.max([needed(batch) for batch in batches], axis=0)
+    layout = RowLayout(mesh, (tuple(counts.tolist()),))
   update = optimizer.make_optimizer(
     optimizer.OptimizerConfig(learning_rate=3e-5), num_steps=10_000
   )
@@ -218,7 +206,6 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
     return TrainState(jnp.int32(0), params, update.init(params))
 
   state = init(jax.random.key(0))
-  rows_of, loss_of = _STAGE.functions(models)
   run = jax.jit(
     functools.partial(
       step.train_step,
@@ -286,73 +273,51 @@ def matmul_gflops_per_second(dtype: Any = jnp.float32) -> float:
   return best
 
 
-def _own_step(
-  given: argparse.Namespace, *flags: str, **sizes: int
-) -> dict[str, Any]:
-  """Measures our step in a process of its own."""
-  sizes = {name: getattr(given, name) for name in _SIZES} | sizes
-  flags = ("--own", *flags, f"--steps={given.steps}")
-  flags += (f"--dropout={given.dropout}",)
-  flags += tuple(f"--{name}={size}" for name, size in sizes.items())
-  return printed_json("benchmarks.train_step", *flags)
-
-
-def _their_step(given: argparse.Namespace) -> dict[str, Any]:
-  """Measures Hugging Face's step in a process of its own."""
-  sizes = {name: getattr(given, name) for name in _SIZES}
-  printed = peer_processes.run(
-    "step",
-    f"--steps={given.hf_steps}",
-    f"--sizes={json.dumps({**sizes, 'dropout': given.dropout})}",
-  )
-  return json.loads(printed.splitlines()[-1])
+def _own_step(given: argparse.Namespace) -> dict[str, Any]:
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
+  found = measure_step(given)
+  # After the step, so that it does not raise the step's peak memory.
+  found["matmul_gflops_per_second"] = matmul_gflops_per_second()
+  return found
 
 
 def compare(given: argparse.Namespace) -> dict[str, Any]:
-  """Measures all steps and returns the figures."""
-  ours = _own_step(given)
+  """Measures each step in a process of its own; returns the figures by name."""
+  sizes = {name: getattr(given, name) for name in (*_SIZES, "dropout")}
+  synthetic = argparse.Namespace(**{**vars(given), "corpus_dir": None})
+  ours = in_new_process(_own_step, synthetic)
   ceiling = ours["matmul_gflops_per_second"]
-  result: dict[str, Any] = {"ours": {name: ours[name] for name in _KEPT}}
+  found = {f"ours_{name}": ours[name] for name in _SHOWN}
   if peer_processes.installed():
-    theirs = _their_step(given)
+    printed = peer_processes.run(
+      *("step", f"--steps={given.hf_steps}"),
+      f"--sizes={json.dumps(sizes)}",
+    )
+    theirs = json.loads(printed.splitlines()[-1])
     ceiling = max(ceiling, theirs["matmul_gflops_per_second"])
     # Their step does the same useful arithmetic.
     useful = ours["useful_gflop_per_step"] / theirs["seconds_per_step"]
     theirs["useful_gflops_per_second"] = useful
-    result["hf"] = {name: theirs[name] for name in _KEPT}
-    result["speedup"] = (
+    found |= {f"hf_{name}": theirs[name] for name in _SHOWN}
+    found["speedup"] = (
       ours["examples_per_second"] / theirs["examples_per_second"]
     )
-    result["memory_ratio"] = ours["peak_memory_gb"] / theirs["peak_memory_gb"]
-  result["matmul_gflops_per_second"] = ceiling
-  result["share_of_matmul"] = ours["useful_gflops_per_second"] / ceiling
+    found["memory_ratio"] = ours["peak_memory_gb"] / theirs["peak_memory_gb"]
+  found["matmul_gflops_per_second"] = ceiling
+  found["share_of_matmul"] = ours["useful_gflops_per_second"] / ceiling
   if given.corpus_dir:
-    flag = f"--corpus_dir={given.corpus_dir.absolute()}"
-    packed = _own_step(given, flag, **_REAL_TEXT)
-    padded = _own_step(given, flag, "--no-pack", **_REAL_TEXT)
-    name = "useful_tokens_per_second"
-    result["real_text"] = {"packed": packed[name], "padded": padded[name]}
-    result["real_text_speedup"] = packed[name] / padded[name]
-  return result
-
-
-def table(result: dict[str, Any]) -> str:
-  """Formats the figures and targets as a table."""
-  lines = []
-  for system in ("ours", "hf"):
-    for name, value in result.get(system, {}).items():
-      lines.append(f"{system + ' ' + name:<36} {value:.3f}")
-  for name in ("packed", "padded"):
-    if "real_text" in result:
-      value = result["real_text"][name]
-      lines.append(f"{'real text, ' + name + ', tokens/s':<36} {value:.0f}")
-  rate = result["matmul_gflops_per_second"]
-  lines.append(f"{'matmul_gflops_per_second':<36} {rate:.1f}")
-  for name, (target, sign) in _TARGETS.items():
-    if name in result:
-      shown = f"{result[name]:.3f}  (target {sign} {target:.2f})"
-      lines.append(f"{name:<36} {shown}")
-  return "\n".join(lines)
+    packed, padded = (
+      in_new_process(
+        _own_step,
+        argparse.Namespace(**{**vars(given), **_REAL_TEXT, "pack": pack}),
+      )["useful_tokens_per_second"]
+      for pack in (True, False)
+    )
+    found["real_text_packed_tokens_per_second"] = packed
+    found["real_text_padded_tokens_per_second"] = padded
+    found["real_text_speedup"] = packed / padded
+  return found
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -364,7 +329,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   for name, (size, what) in _SIZES.items():
     parser.add_argument(f"--{name}", type=int, default=size, help=what)
   parser.add_argument("--dropout", type=float, default=0.1, help="dropout rate")
-  parser.set_defaults(dtype="float32", attention="xla")
+  parser.set_defaults(dtype="float32", attention="xla", pack=True)
   parser.add_argument(
     "--steps", type=int, default=7, help="measured steps of ours"
   )
@@ -372,29 +337,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     "--hf_steps", type=int, default=3, help="measured steps of theirs"
   )
   parser.add_argument("--corpus_dir", type=Path, help="corpus of the real text")
-  parser.add_argument(
-    "--pack",
-    action=argparse.BooleanOptionalAction,
-    default=True,
-    help="internal flag, with --own: whether sequences share rows",
-  )
-  parser.add_argument("--own", action="store_true", help="internal flag")
   parser.add_argument("--json", type=Path, help="file to write the figures to")
   given = parser.parse_args(argv)
-  if given.own:
-    cpu_tuning.disable_async_dispatch()
-    cpu_tuning.keep_freed_memory()
-    own = measure_step(given)
-    # After the step, so that it does not raise the step's peak memory.
-    own["matmul_gflops_per_second"] = matmul_gflops_per_second()
-    print(json.dumps(own))
-    return
   if not peer_processes.installed():
     print(
       "Hugging Face is not installed (run `make peers`); measuring ours only"
     )
   result = compare(given)
-  print(table(result))
+  print(columns([(n, v, _TARGETS.get(n, "")) for n, v in result.items()]))
   if given.json:
     write_json(given.json, result)
 

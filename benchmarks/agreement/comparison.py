@@ -1,11 +1,9 @@
 """Comparisons of values that two systems compute, with limits."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
-
-from realm_jax.storage.json_files import JsonValue
 
 # Limits for values, losses and gradients in float32.
 MAX_DIFFERENCE = 1e-4
@@ -93,22 +91,26 @@ def gradient_cosines(
     has a gradient that should have none, or if the other system does not use
     it.
   """
-  others = [path for path in ours.keys() - theirs.keys() if ours[path].any()]
-  unexpected = dict.fromkeys(others, "the other system has none")
+  unexpected = {
+    path: "the other system has none"
+    for path in ours.keys() - theirs.keys()
+    if ours[path].any()
+  }
   rounding = _ROUNDING * np.sqrt(sum(_norm(g) ** 2 for g in theirs.values()))
   cosines, num_without = {}, 0
   for path, their in theirs.items():
     our = ours[path]
     _require_shape(path, our, their)
+    norm, their_norm = _norm(our), _norm(their)
     if path.endswith(without):
-      if max(_norm(our), _norm(their)) > rounding:
-        unexpected[path] = "there should be none"
       num_without += 1
+      if max(norm, their_norm) > rounding:
+        unexpected[path] = "there should be none"
       continue
     product = np.vdot(np.float64(our), np.float64(their))
-    cosines[path] = product / (_norm(our) * _norm(their))
-    if abs(_norm(our) / _norm(their) - 1) > _MAX_LENGTH_DIFFERENCE:
-      unexpected[path] = f"{_norm(our) / _norm(their):.4f} times as long"
+    cosines[path] = product / (norm * their_norm)
+    if abs(norm / their_norm - 1) > _MAX_LENGTH_DIFFERENCE:
+      unexpected[path] = f"{norm / their_norm:.4f} times as long"
   if unexpected:
     reasons = [f"{path}: {why}" for path, why in sorted(unexpected.items())]
     return Row(what, "cosine", 0.0, MIN_COSINE, True, "; ".join(reasons))
@@ -119,31 +121,13 @@ def gradient_cosines(
   return Row(what, "cosine", float(cosines[worst]), MIN_COSINE, True, note)
 
 
-def table(rows: Sequence[Row]) -> str:
-  """Formats rows as a table with aligned columns."""
-  cells = [
-    (
-      "ok" if row.passed else "FAILED",
-      row.what,
-      row.measure,
-      _shown(row),
-      f"{'≥' if row.at_least else '≤'} {row.limit:g}",
-      row.note,
-    )
-    for row in rows
-  ]
-  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-  return "\n".join(
-    "  ".join(
-      f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)
-    ).rstrip()
-    for line in cells
-  )
-
-
-def as_json(row: Row) -> dict[str, JsonValue]:
-  """Returns the row as JSON."""
-  return {**dataclasses.asdict(row), "passed": row.passed}
+def as_line(row: Row) -> str:
+  """Formats a row."""
+  value = f"{row.value:.8f}" if row.measure == "cosine" else f"{row.value:.3g}"
+  limit = f"{'≥' if row.at_least else '≤'} {row.limit:g}"
+  note = f"; {row.note}" if row.note else ""
+  verdict = "ok" if row.passed else "FAILED"
+  return f"{verdict:<7}{row.what}: {row.measure} {value} ({limit}){note}"
 
 
 def _norm(array: np.ndarray) -> float:
@@ -155,9 +139,3 @@ def _require_shape(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
     raise ValueError(
       f"{what}: shapes {np.shape(ours)} and {np.shape(theirs)} do not compare"
     )
-
-
-def _shown(row: Row) -> str:
-  if row.measure == "cosine":
-    return f"{row.value:.8f}"
-  return f"{row.value:.3g}"

@@ -152,9 +152,8 @@ class ImportedModel:
     """Computes the loss as a training step does, on packed sequences."""
     rows_of, loss = stage.functions(Models(self.retriever, self.reader))
     numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
-    counts = jax.jit(lambda *given: needed_rows(rows_of(*given)))(
-      batch, numbers
-    )
+    needed = jax.jit(lambda *given: needed_rows(rows_of(*given)))
+    counts = needed(batch, numbers)
     mesh = make_mesh(devices=jax.devices()[:1])
     layout = RowLayout(mesh, (tuple(counts.tolist()),))
 

@@ -1,7 +1,7 @@
 """Compares loss and optimizer with the published rules in float64."""
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -58,33 +58,35 @@ def compare_signal(form: str, *, seed: int = 0) -> list[Row]:
   num_scored = rng.integers(1, masks + 1, (batch, 1))
   weights = (np.arange(masks) < num_scored).astype(np.float64)
 
-  by_autodiff = _slope(
-    np.float32(relevance),
-    np.float32(logits),
-    targets,
-    np.float32(weights),
-    form=form,
+  def loss(relevance: Any, logits: Any, weights: Any) -> jax.Array:
+    return marginal_masked_lm_loss(
+      relevance, logits, targets, weights, form=form
+    ).loss.mean
+
+  by_autodiff = jax.jit(jax.grad(loss))(
+    np.float32(relevance), np.float32(logits), np.float32(weights)
   )
   with jax.enable_x64(True):
-    by_differences = _finite_differences(
-      lambda x: float(_loss(x, logits, targets, weights, form=form)), relevance
-    )
-
+    in_float64 = jax.jit(loss)
+    by_differences = np.zeros_like(relevance)
+    for place in np.ndindex(relevance.shape):
+      up, down = relevance.copy(), relevance.copy()
+      up[place] += _STEP
+      down[place] -= _STEP
+      rise = in_float64(up, logits, weights) - in_float64(down, logits, weights)
+      by_differences[place] = float(rise) / (2 * _STEP)
   expected = _loss_gradient(relevance, logits, targets, weights, form)
-  name = f"∂loss/∂f(x, z) and r(z), {form}"
   return [
     differences(
-      f"{name}: autodiff",
-      np.asarray(by_autodiff),
+      f"∂loss/∂f(x, z) and r(z), {form}: {name}",
+      np.asarray(found),
       expected,
-      limit=_MAX_SIGNAL_DIFFERENCE,
-    ),
-    differences(
-      f"{name}: finite differences",
-      by_differences,
-      expected,
-      limit=_MAX_FINITE_DIFFERENCE,
-    ),
+      limit=limit,
+    )
+    for name, found, limit in (
+      ("autodiff", by_autodiff, _MAX_SIGNAL_DIFFERENCE),
+      ("finite differences", by_differences, _MAX_FINITE_DIFFERENCE),
+    )
   ]
 
 
@@ -110,16 +112,7 @@ def compare_adam(*, weight_decay: float = 0.01) -> Row:
   params = draw(0.3)
   # Some of the gradients are clipped, and some are not.
   gradients = [draw(0.01 * (1 + step % 4)) for step in range(_NUM_UPDATES)]
-  expected = bert_adam(
-    params,
-    gradients,
-    learning_rate=config.learning_rate,
-    warmup_steps=10,
-    num_steps=num_steps,
-    weight_decay=weight_decay,
-    # Google's code leaves out LayerNorm parameters and biases.
-    is_decayed=lambda path: path.rpartition("/")[2] not in ("scale", "bias"),
-  )
+  expected = bert_adam(params, gradients, config, num_steps=num_steps)
   optimizer = make_optimizer(config, num_steps=num_steps)
   tree = nested(params)
   state = optimizer.init(tree)
@@ -140,23 +133,6 @@ def compare_adam(*, weight_decay: float = 0.01) -> Row:
     np.concatenate([np.ravel(expected[path]) for path in shapes]),
     limit=_MAX_UPDATE_DIFFERENCE,
   )
-
-
-@functools.partial(jax.jit, static_argnames="form")
-def _loss(
-  relevance: jax.Array,
-  logits: jax.Array,
-  targets: jax.Array,
-  weights: jax.Array,
-  *,
-  form: str,
-) -> jax.Array:
-  return marginal_masked_lm_loss(
-    relevance, logits, targets, weights, form=form
-  ).loss.mean
-
-
-_slope = jax.jit(jax.grad(_loss), static_argnames="form")
 
 
 def _loss_gradient(
@@ -183,18 +159,6 @@ def _loss_gradient(
   return -total / weights.sum()
 
 
-def _finite_differences(
-  function: Callable[[np.ndarray], float], x: np.ndarray
-) -> np.ndarray:
-  slopes = np.zeros_like(x)
-  for place in np.ndindex(x.shape):
-    up, down = x.copy(), x.copy()
-    up[place] += _STEP
-    down[place] -= _STEP
-    slopes[place] = (function(up) - function(down)) / (2 * _STEP)
-  return slopes
-
-
 def retriever_signal(
   relevance: Float[np.ndarray, "b k"], likelihood: Float[np.ndarray, "b k"]
 ) -> Float[np.ndarray, "b k"]:
@@ -215,31 +179,18 @@ def retriever_signal(
 
 
 def bert_adam(
-  initial: Mapping[str, np.ndarray],
-  gradients: Iterable[Mapping[str, np.ndarray]],
+  initial: Named,
+  gradients: Sequence[Named],
+  config: OptimizerConfig,
   *,
-  learning_rate: float,
-  warmup_steps: int,
   num_steps: int,
-  weight_decay: float,
-  is_decayed: Callable[[str], bool],
-  clip_norm: float = 1.0,
 ) -> Named:
   """Computes some steps of `optimization.py` in google-research/bert.
 
-  Global-norm clip; Adam with β 0.9 / 0.999 and ε 1e-6, without bias
-  correction; decoupled weight decay; a rate that decays linearly to zero from
-  step 0, with a linear warm-up on top.
-
-  Args:
-    initial: Initial parameters by name.
-    gradients: Gradients of each step, by the same names.
-    learning_rate: Peak of the learning rate.
-    warmup_steps: Steps of warm-up.
-    num_steps: Step at which the learning rate reaches zero.
-    weight_decay: Rate of weight decay.
-    is_decayed: Function that says whether a parameter decays, by name.
-    clip_norm: Limit for the global norm of the gradients.
+  Gradients are clipped to a global norm of 1. Adam has β 0.9 and 0.999, ε 1e-6
+  and no bias correction. Weight decay is decoupled, and leaves out LayerNorm
+  parameters and biases. The rate falls linearly from step 0 to zero at
+  `num_steps`, with a linear warm-up on top.
 
   Returns:
     The parameters after these steps.
@@ -247,18 +198,19 @@ def bert_adam(
   params = {name: p.astype(np.float64) for name, p in initial.items()}
   mean = {name: np.zeros_like(p) for name, p in params.items()}
   variance = {name: np.zeros_like(p) for name, p in params.items()}
+  warmup = config.warmup_steps or 0
   for step, gradient in enumerate(gradients):
     norm = np.sqrt(sum(np.sum(np.float64(g) ** 2) for g in gradient.values()))
-    factor = min(1.0, clip_norm / norm)
-    rate = learning_rate * (1 - step / num_steps)
-    if step < warmup_steps:
-      rate = learning_rate * step / warmup_steps
+    factor = min(1.0, 1.0 / norm)
+    rate = config.learning_rate * (1 - step / num_steps)
+    if step < warmup:
+      rate = config.learning_rate * step / warmup
     for name, unclipped in gradient.items():
       g = np.float64(unclipped) * factor
       mean[name] = 0.9 * mean[name] + 0.1 * g
       variance[name] = 0.999 * variance[name] + 0.001 * g**2
       update = mean[name] / (np.sqrt(variance[name]) + 1e-6)
-      if is_decayed(name):
-        update = update + weight_decay * params[name]
+      if name.rpartition("/")[2] not in ("scale", "bias"):
+        update = update + config.weight_decay * params[name]
       params[name] = params[name] - rate * update
   return params

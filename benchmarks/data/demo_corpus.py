@@ -8,23 +8,19 @@ from realm_jax.demo_world import names, world
 
 # Same value as in gin/experiments/demo/model.gin.
 BLOCK_LENGTH = 36
-
-_RECIPE = "gin/experiments/demo/world.gin"
 # With fewer, some split of the questions has no two people to relate.
 _MIN_OF_KIND = 32
-_ENTITIES = ("people", "cities", "companies")
 
 
 def generated_world(scale: float) -> world.World:
   """Returns the demo's world with so many times its entities."""
+  default = world.WorldConfig()
   sizes = {}
   if scale != 1:
-    default = world.WorldConfig()
-    sizes = {
-      name: max(_MIN_OF_KIND, round(scale * getattr(default, name)))
-      for name in (f"num_{entities}" for entities in _ENTITIES)
-    }
-  with configuration.parsed(world.WorldConfig, [_RECIPE]):
+    for name in ("num_people", "num_cities", "num_companies"):
+      sizes[name] = max(_MIN_OF_KIND, round(scale * getattr(default, name)))
+  recipe = "gin/experiments/demo/world.gin"
+  with configuration.parsed(world.WorldConfig, [recipe]):
     config = configuration.configured(world.WorldConfig)(**sizes)
   return world.generate(config)
 
@@ -39,8 +35,7 @@ def make_corpus(
     scale: Factor for the numbers of entities; 1 gives the demo's world.
     block_length: Wordpieces in a block.
   """
-  generated = generated_world(scale)
-  world.write_world(directory / "world", world=generated)
+  world.write_world(directory / "world", world=generated_world(scale))
   build_corpus(
     [str(directory / "world" / "articles.jsonl")],
     directory / "corpus",

@@ -9,7 +9,6 @@ Two kinds are generated:
 - `spectrum`: one Gaussian without groups, whose variances fall by a power law.
 """
 
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from jaxtyping import Float32
 
 from realm_jax.indexes.protocol import QueryBatch
 
-GENERATED = ("clustered", "spectrum")
 _DIM = 128
 _GROUPS = 3000
 _ROWS_PER_CHUNK = 1 << 16
@@ -31,62 +29,50 @@ _OF_GROUPS, _OF_VECTORS, _OF_QUERIES = 0, 1, 2
 _Draw = Callable[[np.random.Generator, int, float], np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
-class IndexVectors:
-  """The vectors and queries of a folder."""
-
-  folder: Path
-
-  @property
-  def path(self) -> Path:
-    """File of the vectors."""
-    return self.folder / "vectors.npy"
-
-  def vectors(self) -> Float32[np.ndarray, "n d"]:
-    """Maps the vectors from their file."""
-    return np.load(self.path, mmap_mode="r", allow_pickle=False)
-
-  def tuning_queries(self) -> QueryBatch:
-    """Returns the queries with which an index may be tuned."""
-    return QueryBatch.of_vectors(self._queries()[:_NUM_TUNING])
-
-  def queries(self) -> QueryBatch:
-    """Returns the queries with which an index is measured."""
-    queries = self._queries()[_NUM_TUNING : _NUM_TUNING + _NUM_QUERIES]
-    return QueryBatch.of_vectors(queries)
-
-  def _queries(self) -> Float32[np.ndarray, "q d"]:
-    path = self.folder / "queries.npy"
-    return np.load(path, allow_pickle=False).astype(np.float32)
+def vectors(folder: Path) -> Float32[np.ndarray, "n d"]:
+  """Maps the vectors of a folder."""
+  return np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
 
 
-def generated(
+def queries(folder: Path) -> tuple[QueryBatch, QueryBatch]:
+  """Returns the queries to tune an index with, and those to measure it with."""
+  both = np.load(folder / "queries.npy", allow_pickle=False).astype(np.float32)
+  tuning, measured = both[:_NUM_TUNING], both[_NUM_TUNING:][:_NUM_QUERIES]
+  return QueryBatch.of_vectors(tuning), QueryBatch.of_vectors(measured)
+
+
+def generate(
   kind: str, folder: Path, num_blocks: int, *, seed: int = 0
-) -> IndexVectors:
-  """Generates vectors and queries, unless the folder has them already."""
-  made = IndexVectors(folder)
-  if not made.path.exists():
-    folder.mkdir(parents=True, exist_ok=True)
-    draw = {"clustered": _clustered, "spectrum": _spectrum}[kind](seed)
-    rng = np.random.default_rng((seed, _OF_QUERIES))
-    queries = draw(rng, _NUM_TUNING + _NUM_QUERIES, 1.5)
-    np.save(folder / "queries.npy", queries)
-    # The file gets its name when it is complete.
-    unfinished = made.path.with_suffix(".unfinished")
-    vectors = np.lib.format.open_memmap(
-      unfinished, mode="w+", dtype=np.float32, shape=(num_blocks, _DIM)
-    )
-    rng = np.random.default_rng((seed, _OF_VECTORS))
-    for start in range(0, num_blocks, _ROWS_PER_CHUNK):
-      part = vectors[start : start + _ROWS_PER_CHUNK]
-      part[:] = draw(rng, len(part), 1.0)
-    vectors.flush()
-    os.replace(unfinished, made.path)
-  return made
+) -> None:
+  """Generates vectors and queries, unless the folder has them already.
+
+  Args:
+    kind: One of `GENERATED`.
+    folder: Folder of the two files.
+    num_blocks: Number of vectors.
+    seed: Seed of all random numbers.
+  """
+  made = folder / "vectors.npy"
+  if made.exists():
+    return
+  folder.mkdir(parents=True, exist_ok=True)
+  draw = GENERATED[kind](np.random.default_rng((seed, _OF_GROUPS)))
+  rng = np.random.default_rng((seed, _OF_QUERIES))
+  np.save(folder / "queries.npy", draw(rng, _NUM_TUNING + _NUM_QUERIES, 1.5))
+  # The file gets its name when it is complete.
+  unfinished = made.with_suffix(".unfinished")
+  array = np.lib.format.open_memmap(
+    unfinished, mode="w+", dtype=np.float32, shape=(num_blocks, _DIM)
+  )
+  rng = np.random.default_rng((seed, _OF_VECTORS))
+  for start in range(0, num_blocks, _ROWS_PER_CHUNK):
+    part = array[start : start + _ROWS_PER_CHUNK]
+    part[:] = draw(rng, len(part), 1.0)
+  array.flush()
+  os.replace(unfinished, made)
 
 
-def _clustered(seed: int) -> _Draw:
-  rng = np.random.default_rng((seed, _OF_GROUPS))
+def _clustered(rng: np.random.Generator) -> _Draw:
   centres = rng.standard_normal((_GROUPS, _DIM), np.float32)
   spreads = rng.uniform(0.3, 1.0, (_GROUPS, 1)).astype(np.float32)
   shares = 1 / np.arange(1, _GROUPS + 1)
@@ -100,8 +86,7 @@ def _clustered(seed: int) -> _Draw:
   return draw
 
 
-def _spectrum(seed: int) -> _Draw:
-  rng = np.random.default_rng((seed, _OF_GROUPS))
+def _spectrum(rng: np.random.Generator) -> _Draw:
   axes, _ = np.linalg.qr(rng.standard_normal((_DIM, _DIM)))
   scales = np.arange(1, _DIM + 1)[:, None] ** -0.5
   axes = (scales * axes).astype(np.float32)
@@ -111,3 +96,6 @@ def _spectrum(seed: int) -> _Draw:
     return rng.standard_normal((count, _DIM), np.float32) @ axes
 
   return draw
+
+
+GENERATED = {"clustered": _clustered, "spectrum": _spectrum}

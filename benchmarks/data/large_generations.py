@@ -1,5 +1,6 @@
 """Generations of any number of blocks, with vectors that were not embedded."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,11 @@ def make_generations(
   for step in range(count):
     if step in store.steps():
       continue
-    source = index_vectors.generated(
-      "clustered", directory / f"vectors-{step}", corpus.num_blocks, seed=step
-    )
-    publish_vectors(
-      builder, store.directory, params, source.vectors(), step=step
-    )
-    source.path.unlink()
+    folder = directory / f"vectors-{step}"
+    index_vectors.generate("clustered", folder, corpus.num_blocks, seed=step)
+    vectors = index_vectors.vectors(folder)
+    publish_vectors(builder, store.directory, params, vectors, step=step)
+    shutil.rmtree(folder)
   return [Path(store.path(step)) for step in range(count)]
 
 

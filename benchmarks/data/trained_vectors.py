@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     articles = real_texts.titled_paragraphs(given.texts_dir)
     asked = [
       *real_texts.held_out_questions(given.texts_dir),
-      *real_texts.training_questions(given.texts_dir, web_questions=False),
+      *real_texts.training_questions(given.texts_dir),
     ]
     questions = [question["question"] for question in asked]
   with (made / "text.jsonl").open("w") as file:
@@ -60,40 +60,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     pieces = realm_jax.load(run).vocabulary.pieces
     text = "".join(f"{piece}\n" for piece in pieces)
   (made / "vocab.txt").write_text(text)
-  generations = f"--gin.GENERATIONS_DIR={made / 'generations'}"
-  corpus, model_dir = f"--corpus_dir={made / 'corpus'}", f"--model_dir={run}"
-  _command(
-    "build_corpus",
-    f"--input={made / 'text.jsonl'}",
-    f"--output_dir={made / 'corpus'}",
-    f"--vocab={made / 'vocab.txt'}",
-    f"--block_length={given.block_length}",
-    "--workers=2",
-  )
-  _command(
-    *("build_index", "--once", model_dir, corpus, generations),
-    "--gin.INDEX=%EXACT",
-  )
-  _command(
-    *("export_weights", "--to=vectors", f"--output_dir={made / 'vectors'}"),
-    *(model_dir, corpus, generations),
-  )
+  in_corpus = [f"--model_dir={run}", f"--corpus_dir={made / 'corpus'}"]
+  in_corpus += [f"--gin.GENERATIONS_DIR={made / 'generations'}"]
+  for command, *flags in (
+    (
+      "build_corpus",
+      f"--input={made / 'text.jsonl'}",
+      f"--output_dir={made / 'corpus'}",
+      f"--vocab={made / 'vocab.txt'}",
+      f"--block_length={given.block_length}",
+      "--workers=2",
+    ),
+    ("build_index", "--once", "--gin.INDEX=%EXACT", *in_corpus),
+    (
+      *("export_weights", "--to=vectors", f"--output_dir={made / 'vectors'}"),
+      *in_corpus,
+    ),
+  ):
+    module = f"realm_jax.{command}"
+    subprocess.run([sys.executable, "-m", module, *flags], check=True)
   loaded = realm_jax.load(
     run,
     corpus_dir=made / "corpus",
     generation=made / "generations",
     bindings=[f"BLOCK_LENGTH = {given.block_length}"],
   )
-  rng = np.random.default_rng(0)
-  np.save(
-    made / "vectors" / "queries.npy",
-    loaded.embed([*rng.permutation(questions)]),
-  )
-
-
-def _command(name: str, *flags: str) -> None:
-  module = f"realm_jax.{name}"
-  subprocess.run([sys.executable, "-m", module, *flags], check=True)
+  shuffled = np.random.default_rng(0).permutation(questions)
+  np.save(made / "vectors" / "queries.npy", loaded.embed([*shuffled]))
 
 
 if __name__ == "__main__":

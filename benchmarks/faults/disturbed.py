@@ -14,9 +14,9 @@ from realm_jax.exit_codes import ExitCode
 # Kinds of faults that may end a process.
 CRASH = "crash search"
 CUT = "cut file"
-REMOVE, CHANGE = "remove object", "change object"
 _DAMAGE = frozenset(
-  {CUT, "flip bit", "remove generation", "remove generations", REMOVE, CHANGE}
+  {CUT, "flip bit", "remove generation", "remove generations"}
+  | {"remove object", "change object"}
 )
 # Time between two looks at the processes and at what they have written.
 _LOOK_SECONDS = 0.1
@@ -41,8 +41,7 @@ class Disturbed:
 
   Attributes:
     trainer: Process that trains, or processes.
-    builders: Processes that build the index, by name; `second builder` only
-      while there is one.
+    builders: Processes that build the index, by name.
     kinds: Kinds of the faults injected so far.
     lines: Last line of each process that ended by itself.
     problems: Ends of processes that no fault explains.
@@ -50,27 +49,16 @@ class Disturbed:
 
   def __init__(self, run: Run):
     self.run = run
-    self.trainer: Job | JobGroup = run.trainer()
-    self.builders = run.builders()
+    self.trainer = run.trainer()
+    self.builders = {"builder": run.builder()}
     self.kinds: set[str] = set()
     self.lines: list[str] = []
     self.problems: list[str] = []
-    self._second = run.builder("second builder")
 
   @property
   def jobs(self) -> dict[str, Job | JobGroup]:
     """All processes, by name."""
     return {"trainer": self.trainer, **self.builders}
-
-  def start(self) -> None:
-    """Starts the trainer and the builders."""
-    for job in self.jobs.values():
-      job.start()
-
-  def stop(self) -> None:
-    """Kills all processes."""
-    for job in self.jobs.values():
-      job.stop()
 
   def is_over(self) -> bool:
     """Restarts processes that failed; returns whether the trainer is done.
@@ -127,27 +115,10 @@ class Disturbed:
     )
     return not self.is_over()
 
-  def wait_seconds(self, seconds: float) -> bool:
-    """Waits for some time; returns False if the run ended first."""
+  def wait_seconds(self, seconds: float) -> None:
+    """Waits for some time, or until the run ends."""
     end = time.monotonic() + seconds
-    return self.wait(lambda: time.monotonic() > end, what="passing of time")
-
-  def restart(self, *names: str) -> None:
-    """Kills all named processes, then restarts them."""
-    jobs = [self.jobs[name] for name in names]
-    for job in jobs:
-      job.kill()
-    for job in jobs:
-      job.start()
-
-  def toggle_second_builder(self) -> str:
-    """Starts a second builder, or kills it if there is one."""
-    if self.builders.pop(self._second.name, None) is not None:
-      self._second.kill()
-      return "killed"
-    self._second.start()
-    self.builders[self._second.name] = self._second
-    return "joined"
+    self.wait(lambda: time.monotonic() > end, what="passing of time")
 
 
 @contextlib.contextmanager
@@ -155,7 +126,9 @@ def disturbed(run: Run) -> Iterator[Disturbed]:
   """Starts a run, and kills all of its processes when the block ends."""
   here = Disturbed(run)
   try:
-    here.start()
+    for job in here.jobs.values():
+      job.start()
     yield here
   finally:
-    here.stop()
+    for job in here.jobs.values():
+      job.stop()

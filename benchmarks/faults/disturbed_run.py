@@ -2,9 +2,7 @@
 
 import dataclasses
 import signal
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from benchmarks.faults import verdict
 from benchmarks.faults.disturbed import Disturbed, disturbed
@@ -38,14 +36,14 @@ class Outcome:
   """Result of a run.
 
   Attributes:
-    met: Injected faults, in order.
-    lines: Last line of each process that ended by itself.
+    faults: Injected faults, in order.
+    stopped_with: Last line of each process that ended by itself.
     problems: Events that should not have happened.
     is_through: Whether the run was completed.
   """
 
-  met: list[InjectedFault] = dataclasses.field(default_factory=list)
-  lines: list[str] = dataclasses.field(default_factory=list)
+  faults: list[InjectedFault] = dataclasses.field(default_factory=list)
+  stopped_with: list[str] = dataclasses.field(default_factory=list)
   problems: list[str] = dataclasses.field(default_factory=list)
   is_through: bool = False
 
@@ -69,51 +67,17 @@ def finish(
         met = inject(here, fault, injectors or {})
         if met is None:
           break
-        outcome.met.append(met)
-        print(f"{len(outcome.met):4} {fault.kind}: {met.what}", flush=True)
+        outcome.faults.append(met)
+        count = len(outcome.faults)
+        print(f"{count:4} {fault.kind}: {met.what}", flush=True)
       complete(here)
       outcome.is_through = True
     except JobError as error:
       outcome.problems.append(str(error))
-    outcome.lines = here.lines
+    outcome.stopped_with = here.lines
     outcome.problems += here.problems
   if outcome.is_through:
     outcome.problems += verdict.problems(run)
-    if len(outcome.met) < len(planned):
-      outcome.problems.append(
-        f"the run ended before {len(planned) - len(outcome.met)} faults"
-      )
+    if left := len(planned) - len(outcome.faults):
+      outcome.problems.append(f"the run ended before {left} faults")
   return outcome
-
-
-def run_with_faults(
-  run: Run,
-  planned: Sequence[Fault],
-  injectors: Mapping[str, Injector],
-  *,
-  expected: Run | None,
-) -> dict[str, Any]:
-  """Runs with faults, and compares the result with the expected run, if any.
-
-  Returns:
-    What happened, with the values that JSON knows.
-  """
-  began = time.monotonic()
-  outcome = finish(run, planned, injectors)
-  seconds = time.monotonic() - began
-  found: dict[str, Any] = {
-    "index": run.index,
-    "planned": len(planned),
-    "faults": [dataclasses.asdict(met) for met in outcome.met],
-    "stopped_with": outcome.lines,
-    "problems": outcome.problems,
-    "refused_generations": verdict.refusals(run),
-    "steps": run.num_steps,
-    "seconds": round(seconds, 1),
-  }
-  if outcome.is_through:
-    found["left_damaged"] = verdict.damaged_generations(run)
-    found["swaps"] = len({row["generation"] for row in verdict.curve(run)}) - 1
-    if expected is not None:
-      found["differences"] = verdict.differences(expected, run)
-  return found

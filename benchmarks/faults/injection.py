@@ -5,8 +5,6 @@ is restarted, and nothing else is repaired.
 """
 
 import dataclasses
-import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -58,7 +56,7 @@ class InjectedFault:
   what: str
   checkpoint: int
   generation: int
-  half_written: tuple[str, ...]
+  half_written: list[str]
 
 
 def draw_faults(
@@ -75,8 +73,7 @@ def draw_faults(
   Three in four come at a random time within two cycles after a random
   checkpoint (a cycle is save, embed, publish, load and the steps between
   checkpoints). The others come soon after the previous fault, while processes
-  are starting. The last checkpoints have no faults, so that none comes too
-  late.
+  are starting. The last checkpoints have no faults.
   """
   rng = np.random.default_rng(seed)
   limit = num_steps - QUIET_CHECKPOINTS * save_every_steps
@@ -118,18 +115,8 @@ def inject(
     what="",
     checkpoint=run.last_checkpoint(),
     generation=run.last_generation(),
-    half_written=tuple(run.half_written()),
+    half_written=run.half_written(),
   )
   here.kinds.add(fault.kind)
   met.what = injectors[fault.kind](here, np.random.default_rng(fault.seed))
   return met
-
-
-def stop_for_seconds(here: Disturbed, name: str, seconds: float) -> None:
-  """Suspends a builder by SIGSTOP; it may be restarted meanwhile."""
-  builder = here.builders[name]
-  process = builder.pid
-  os.kill(process, signal.SIGSTOP)
-  here.wait_seconds(seconds)
-  if builder.pid == process:
-    os.kill(process, signal.SIGCONT)

@@ -12,62 +12,65 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.faults.disturbed import CRASH, CUT, Disturbed
-from benchmarks.faults.injection import NOTHING, Injector, stop_for_seconds
+from benchmarks.faults.injection import NOTHING, Injector
 from benchmarks.runs.jobs import searching
-from benchmarks.runs.pretraining import Run
 from realm_jax.generations.store import FOLDER, GenerationStore
 
+_SECOND = "second builder"
 
-def _kill(*names: str) -> Injector:
-  def kill(here: Disturbed, rng: np.random.Generator) -> str:
+
+def kill(*names: str) -> Injector:
+  """Returns a fault that kills all named processes, then restarts them."""
+
+  def inject(here: Disturbed, rng: np.random.Generator) -> str:
     del rng
-    alive = time.monotonic() - here.jobs[names[0]].started_at
-    here.restart(*names)
+    jobs = [here.jobs[name] for name in names]
+    alive = time.monotonic() - jobs[0].started_at
+    for job in jobs:
+      job.kill()
+    for job in jobs:
+      job.start()
     return f"{' and '.join(names)}, {alive:.1f} s old"
 
-  return kill
+  return inject
+
+
+def stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
+  """Suspends the builder by SIGSTOP; it may be restarted meanwhile."""
+  seconds, builder = rng.uniform(1, 6), here.builders["builder"]
+  process = builder.pid
+  os.kill(process, signal.SIGSTOP)
+  here.wait_seconds(seconds)
+  if builder.pid == process:
+    os.kill(process, signal.SIGCONT)
+  return f"{seconds:.1f} s"
 
 
 def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
   trainer = here.trainer
   here.wait(lambda: bool(searching(trainer.pid)), what="process that searches")
   for process in searching(trainer.pid):
-    kind = rng.choice([signal.SIGKILL, signal.SIGSEGV])
+    number = rng.choice([signal.SIGKILL, signal.SIGSEGV])
     with contextlib.suppress(ProcessLookupError):
-      os.kill(process, kind)
-      return signal.Signals(kind).name
+      os.kill(process, number)
+      return signal.Signals(number).name
   return NOTHING
 
 
-def _generations(run: Run) -> GenerationStore:
-  return GenerationStore(Path(run.model_dir) / FOLDER)
-
-
-def _some_file(run: Run, rng: np.random.Generator) -> Path | None:
-  generations = _generations(run)
-  steps = generations.steps()
-  if not steps:
-    return None
-  directory = Path(generations.path(int(rng.choice(steps))))
-  files = sorted(path for path in directory.rglob("*") if path.is_file())
-  return files[rng.integers(len(files))] if files else None
-
-
-def _damage(
-  harm: Callable[[Path, int, np.random.Generator], None],
-) -> Injector:
+def _damage(harm: Callable[[Path, int, np.random.Generator], None]) -> Injector:
   """Returns a fault that damages a file in place, even if it is mapped."""
 
-  def damage(here: Disturbed, rng: np.random.Generator) -> str:
-    with contextlib.suppress(FileNotFoundError):
-      if (path := _some_file(here.run, rng)) is not None:
+  def inject(here: Disturbed, rng: np.random.Generator) -> str:
+    if files := sorted(here.run.published_objects()):
+      name = str(rng.choice(files))
+      path = Path(here.run.model_dir) / name
+      with contextlib.suppress(FileNotFoundError):
         place = int(rng.integers(max(1, path.stat().st_size)))
         harm(path, place, rng)
-        folder = Path(_generations(here.run).directory)
-        return f"{path.relative_to(folder)} at {place}"
+        return f"{name} at {place}"
     return NOTHING
 
-  return damage
+  return inject
 
 
 def _cut(path: Path, place: int, rng: np.random.Generator) -> None:
@@ -85,7 +88,7 @@ def _flip(path: Path, place: int, rng: np.random.Generator) -> None:
 
 
 def _remove_one(here: Disturbed, rng: np.random.Generator) -> str:
-  generations = _generations(here.run)
+  generations = GenerationStore(Path(here.run.model_dir) / FOLDER)
   steps = generations.steps()
   if not steps:
     return NOTHING
@@ -96,21 +99,21 @@ def _remove_one(here: Disturbed, rng: np.random.Generator) -> str:
 
 def _remove_all(here: Disturbed, rng: np.random.Generator) -> str:
   del rng
-  generations = _generations(here.run)
+  generations = GenerationStore(Path(here.run.model_dir) / FOLDER)
   steps = generations.steps()
   shutil.rmtree(generations.directory, ignore_errors=True)
   return str(steps)
 
 
 def _second_builder(here: Disturbed, rng: np.random.Generator) -> str:
+  """Starts a second builder, or kills it if there is one."""
   del rng
-  return here.toggle_second_builder()
-
-
-def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
-  seconds = rng.uniform(1, 6)
-  stop_for_seconds(here, "builder", seconds)
-  return f"{seconds:.1f} s"
+  if (second := here.builders.pop(_SECOND, None)) is not None:
+    second.kill()
+    return "killed"
+  here.builders[_SECOND] = here.run.builder(_SECOND)
+  here.builders[_SECOND].start()
+  return "joined"
 
 
 def _late_builder(here: Disturbed, rng: np.random.Generator) -> str:
@@ -138,16 +141,16 @@ def _full_disk(here: Disturbed, rng: np.random.Generator) -> str:
 
 
 KINDS: Mapping[str, Injector] = {
-  "kill trainer": _kill("trainer"),
-  "kill builder": _kill("builder"),
-  "kill both": _kill("trainer", "builder"),
+  "kill trainer": kill("trainer"),
+  "kill builder": kill("builder"),
+  "kill both": kill("trainer", "builder"),
   CRASH: _crash_search,
   CUT: _damage(_cut),
   "flip bit": _damage(_flip),
   "remove generation": _remove_one,
   "remove generations": _remove_all,
-  "second builder": _second_builder,
-  "stop builder": _stop_builder,
+  _SECOND: _second_builder,
+  "stop builder": stop_builder,
   "late builder": _late_builder,
   "full disk": _full_disk,
 }

@@ -28,11 +28,12 @@ class RandomInputs:
     self.sep_id = pieces.index("[SEP]")
     self.mask_id = pieces.index("[MASK]")
     self.rng = np.random.default_rng(seed)
-    self._words = [
-      i for i, piece in enumerate(pieces) if piece.isascii() and len(piece) > 2
-    ]
     # Without special tokens and continuations.
-    self._words = [i for i in self._words if pieces[i].isalpha()]
+    self._words = [
+      i
+      for i, piece in enumerate(pieces)
+      if piece.isascii() and piece.isalpha() and len(piece) > 2
+    ]
 
   def words(self, count: int) -> Tokens:
     """Draws ids of whole words."""
@@ -138,14 +139,16 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
   }
 
 
+def as_array(value: Any) -> np.ndarray:
+  """Returns a tensor, an array or a number as an array."""
+  if isinstance(value, torch.Tensor):
+    value = value.detach()
+  return np.asarray(value)
+
+
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
   """Writes tensors, arrays and numbers to an `.npz` file."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  plain: dict[str, Any] = {
-    name: value.detach().numpy()
-    if isinstance(value, torch.Tensor)
-    else np.asarray(value)
-    for name, value in arrays.items()
-  }
+  plain: dict[str, Any] = {n: as_array(value) for n, value in arrays.items()}
   # Uncompressed, because random data does not shrink and would take minutes.
   np.savez(path, **plain)

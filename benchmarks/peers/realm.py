@@ -20,9 +20,7 @@ spans that are not valid.
 """
 
 import argparse
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +40,7 @@ from benchmarks.peers.random_models import (
   EXPECTED,
   RandomInputs,
   Tokens,
+  as_array,
   as_inputs,
   gradients,
   padded,
@@ -121,12 +120,11 @@ class RandomRealm:
     output_dir: Folder for the models' folders.
     vocab: Vocabulary file, one piece per line.
     sizes: Sizes of models and inputs.
-    seed: Seed of all random numbers.
   """
 
-  def __init__(self, output_dir: Path, vocab: Path, sizes: Sizes, *, seed: int):
+  def __init__(self, output_dir: Path, vocab: Path, sizes: Sizes):
     pieces = vocab.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    self.inputs = RandomInputs(pieces, seed=seed)
+    self.inputs = RandomInputs(pieces, seed=0)
     self.tokenizer = RealmTokenizerFast(vocab_file=str(vocab))
     self.sizes = sizes
     self.config = RealmConfig(
@@ -136,19 +134,11 @@ class RandomRealm:
       pad_token_id=self.tokenizer.pad_token_id,
       **sizes.model,
     )
-    self._output_dir = output_dir
-    torch.manual_seed(seed)
-
-  def folder(self, name: str) -> Path:
-    """Returns the folder of a model."""
-    return self._output_dir / name
+    self.output_dir = output_dir
+    torch.manual_seed(0)
 
   def save(
-    self,
-    name: str,
-    model: RealmPreTrainedModel,
-    *,
-    same: tuple[str, ...] = (),
+    self, name: str, model: RealmPreTrainedModel, same: tuple[str, ...] = ()
   ) -> None:
     """Writes a model and its vocabulary.
 
@@ -159,12 +149,12 @@ class RandomRealm:
         name. Without them transformers refuses to write shared parameters.
     """
     model._tied_weights_keys = [*(model._tied_weights_keys or ()), *same]
-    model.save_pretrained(self.folder(name))
-    self.tokenizer.save_pretrained(self.folder(name))
+    model.save_pretrained(self.output_dir / name)
+    self.tokenizer.save_pretrained(self.output_dir / name)
 
   def expect(self, name: str, **arrays: Any) -> None:
     """Writes the inputs and the outputs of a model."""
-    save_arrays(self.folder(name) / EXPECTED, arrays)
+    save_arrays(self.output_dir / name / EXPECTED, arrays)
 
   def queries(self) -> list[Tokens]:
     """Draws a batch of queries."""
@@ -238,7 +228,7 @@ def make_scorer_and_encoder(realm: RandomRealm) -> None:
   """
   scorer = randomize(RealmScorer(realm.config))
   encoder = randomize(RealmKnowledgeAugEncoder(realm.config))
-  realm.save("scorer", scorer, same=(r"query_embedder\..*",))
+  realm.save("scorer", scorer, (r"query_embedder\..*",))
   realm.save("encoder", encoder)
   queries, candidates = realm.queries(), realm.candidates()
   positions, targets = _mask(realm, queries)
@@ -336,13 +326,14 @@ def make_reader(realm: RandomRealm) -> None:
   """
   config = realm.config
   model = randomize(RealmReader(config))
-  realm.save("reader", model, same=(_SAME_BIAS,))
+  realm.save("reader", model, (_SAME_BIAS,))
   queries, rng = realm.queries(), realm.inputs.rng
   candidates = [realm.blocks(config.reader_beam_size) for _ in queries]
   relevance = torch.from_numpy(
     -np.sort(rng.normal(0, 2, (len(queries), config.searcher_beam_size)))
   ).float()
   relevance.requires_grad_()
+  logits = _recorded_span_logits(model)
   results, total = [], torch.tensor(0.0)
   for i, query in enumerate(queries):
     joints = [
@@ -359,15 +350,14 @@ def make_reader(realm: RandomRealm) -> None:
     starts, ends = _random_answers(realm, len(query), body, is_right)
     has_answers = rng.random(config.searcher_beam_size) < 0.3 * is_right
     has_answers[-1] = is_right
-    with _span_logits(model) as logits:
-      output = model(
-        **inputs,
-        relevance_score=relevance[i],
-        block_mask=in_body,
-        start_positions=torch.tensor(starts),
-        end_positions=torch.tensor(ends),
-        has_answers=torch.tensor(has_answers),
-      )
+    output = model(
+      **inputs,
+      relevance_score=relevance[i],
+      block_mask=in_body,
+      start_positions=torch.tensor(starts),
+      end_positions=torch.tensor(ends),
+      has_answers=torch.tensor(has_answers),
+    )
     total = total + output.loss / len(queries)
     result = _result(realm, output, logits, body_start=len(query))
     results.append({**result, "has_answer": has_answers})
@@ -399,9 +389,10 @@ def make_open_qa(realm: RandomRealm) -> None:
   model = randomize(RealmForOpenQA(config, retriever=retriever))
   size = (config.num_block_records, config.retriever_proj_size)
   model.block_emb = torch.from_numpy(rng.normal(0, 0.5, size)).float()
-  realm.save("open_qa", model, same=(_SAME_BIAS,))
-  retriever.save_pretrained(realm.folder("open_qa"))
+  realm.save("open_qa", model, (_SAME_BIAS,))
+  retriever.save_pretrained(realm.output_dir / "open_qa")
 
+  logits = _recorded_span_logits(model.reader)
   results, total = [], torch.tensor(0.0)
   for i in range(realm.sizes.batch):
     question = f"{realm.inputs.text(4)}?"
@@ -414,8 +405,7 @@ def make_open_qa(realm: RandomRealm) -> None:
     answer = " ".join(source.split()[1:3])
     answer_ids = realm.tokenizer([answer], add_special_tokens=False).input_ids
     model.training = True  # Only for this module, so there is no dropout.
-    with _span_logits(model.reader) as logits:
-      output = model(**encoded, answer_ids=answer_ids).reader_output
+    output = model(**encoded, answer_ids=answer_ids).reader_output
     total = total + output.loss / realm.sizes.batch
     result = _result(
       realm, output, logits, body_start=encoded.input_ids.shape[1]
@@ -446,27 +436,19 @@ def make_open_qa(realm: RandomRealm) -> None:
   )
 
 
-@contextlib.contextmanager
-def _span_logits(reader: RealmReader) -> Iterator[list[Any]]:
-  """Collects the outputs of the span head: scores, starts and ends.
+def _recorded_span_logits(reader: RealmReader) -> list[Any]:
+  """Returns a list of the span head's last outputs: scores, starts and ends.
 
   They are copied, because the reader adds the relevance to the scores in place.
   """
-  kept: list[Any] = []
+  last: list[Any] = []
 
-  def keep(
-    module: torch.nn.Module,
-    arguments: tuple[torch.Tensor, ...],
-    output: tuple[torch.Tensor, ...],
-  ) -> None:
+  def record(module: torch.nn.Module, arguments: Any, output: Any) -> None:
     del module, arguments
-    kept.extend(tensor.detach().clone() for tensor in output)
+    last[:] = [tensor.detach().clone() for tensor in output]
 
-  handle = reader.qa_outputs.register_forward_hook(keep)
-  try:
-    yield kept
-  finally:
-    handle.remove()
+  reader.qa_outputs.register_forward_hook(record)
+  return last
 
 
 def _result(
@@ -510,20 +492,14 @@ def _random_answers(
 
 def _stacked(results: list[dict[str, Any]]) -> dict[str, np.ndarray]:
   return {
-    name: np.stack([np.asarray(_plain(result[name])) for result in results])
+    name: np.stack([as_array(result[name]) for result in results])
     for name in results[0]
   }
 
 
-def _plain(value: Any) -> Any:
-  return value.detach().numpy() if isinstance(value, torch.Tensor) else value
-
-
-def make_all(
-  output_dir: Path, vocab: Path, *, size: str, seed: int = 0
-) -> None:
+def make_all(output_dir: Path, vocab: Path, *, size: str) -> None:
   """Makes all models in one of `SIZES`."""
-  realm = RandomRealm(output_dir, vocab, SIZES[size], seed=seed)
+  realm = RandomRealm(output_dir, vocab, SIZES[size])
   make_embedder(realm)
   make_two_towers(realm)
   make_scorer_and_encoder(realm)
@@ -536,20 +512,11 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument(
-    "--output_dir", type=Path, required=True, help="folder of models"
-  )
-  parser.add_argument(
-    "--vocab", type=Path, required=True, help="vocabulary file"
-  )
-  parser.add_argument(
-    "--size", choices=SIZES, default="base", help="size of models"
-  )
-  parser.add_argument(
-    "--seed", type=int, default=0, help="seed of all random numbers"
-  )
+  parser.add_argument("--output_dir", type=Path, required=True)
+  parser.add_argument("--vocab", type=Path, required=True)
+  parser.add_argument("--size", choices=SIZES, default="base")
   given = parser.parse_args()
-  make_all(given.output_dir, given.vocab, size=given.size, seed=given.seed)
+  make_all(given.output_dir, given.vocab, size=given.size)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from benchmarks.peers.random_models import save_arrays
 
 _TOKENIZERS = {"fast": BertTokenizerFast, "slow": BertTokenizer}
 _BLOCKS_PER_BATCH = 32
+_THREADS = 2
 
 
 def tokens(vocab: str, texts: list[str]) -> dict[str, np.ndarray]:
@@ -51,13 +52,9 @@ def tokens(vocab: str, texts: list[str]) -> dict[str, np.ndarray]:
   return arrays
 
 
-def vectors(
-  model_dir: str | Path, texts: list[Any], *, max_length: int | None = None
-) -> dict[str, np.ndarray]:
+def vectors(model_dir: str, texts: list[Any]) -> dict[str, np.ndarray]:
   """Embeds texts that are all strings, or all pairs."""
-  model = SentenceTransformer(str(model_dir), device="cpu")
-  if max_length is not None:
-    model.max_seq_length = max_length
+  model = SentenceTransformer(model_dir, device="cpu")
   texts = [text if isinstance(text, str) else tuple(text) for text in texts]
   inputs = model.tokenize(texts)
   token_ids = inputs["input_ids"].numpy()
@@ -74,11 +71,11 @@ def blocks(
   model: str, token_ids: np.ndarray, *, pooling: str
 ) -> dict[str, np.ndarray]:
   """Embeds blocks, pooled by the mean of the tokens or by [CLS]."""
-  if Path(model).is_dir():
-    bert = BertModel.from_pretrained(model).eval()
-  else:
+  if model.startswith("{"):
     torch.manual_seed(0)
     bert = BertModel(BertConfig(**json.loads(model))).eval()
+  else:
+    bert = BertModel.from_pretrained(model).eval()
   lengths = np.count_nonzero(token_ids, axis=1)
 
   def embed(rows: slice) -> np.ndarray:
@@ -114,13 +111,11 @@ def main() -> None:
   parser.add_argument("--model", required=True, help="vocabulary or model")
   parser.add_argument("--input", type=Path, required=True, help="input file")
   parser.add_argument("--output", type=Path, required=True, help="output file")
-  parser.add_argument("--max_length", type=int, help="greatest text, in tokens")
   parser.add_argument(
     "--pooling", choices=["mean", "cls"], default="mean", help="of blocks"
   )
-  parser.add_argument("--threads", type=int, default=2, help="threads of torch")
   given = parser.parse_args()
-  torch.set_num_threads(given.threads)
+  torch.set_num_threads(_THREADS)
   if given.what == "blocks":
     with np.load(given.input, allow_pickle=False) as arrays:
       token_ids = arrays["token_ids"].astype(np.int64)
@@ -130,7 +125,7 @@ def main() -> None:
     if given.what == "tokens":
       found = tokens(given.model, texts)
     else:
-      found = vectors(given.model, texts, max_length=given.max_length)
+      found = vectors(given.model, texts)
   save_arrays(given.output, found)
 
 

@@ -1,11 +1,13 @@
 """Processes of which none goes on without the others."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.runs.jobs import Job, wait_until
+from benchmarks.runs.jobs import Job, free_port, wait_until
 
+# After this many seconds without a sign of life a process is taken for dead.
+_HEARTBEAT_TIMEOUT_SECONDS = 10
 # jax ends a process within its heartbeat timeout after another one was killed.
 _END_SECONDS = 60.0
 # What a process logs once it has met the others.
@@ -17,17 +19,15 @@ class JobGroup:
 
   Args:
     name: Name for messages.
-    make_jobs: Function that returns the processes, which may need another port
-      whenever they start.
+    jobs: The processes, whose commands take the flags of several processes.
   """
 
-  def __init__(self, name: str, make_jobs: Callable[[], list[Job]]):
+  def __init__(self, name: str, jobs: Sequence[Job]):
     self.name = name
     self.started_at = 0.0
-    self._make_jobs = make_jobs
-    self._jobs = make_jobs()
+    self._jobs = jobs
     # The process that says most of how the group has ended.
-    self._speaker = 0
+    self._speaker = jobs[0]
 
   @property
   def log(self) -> Path:
@@ -41,11 +41,16 @@ class JobGroup:
 
   def start(self) -> None:
     """Starts or restarts all processes."""
-    self._jobs = self._make_jobs()
-    self._speaker = 0
+    self._speaker = self._jobs[0]
     self.started_at = time.monotonic()
-    for job in self._jobs:
-      job.start()
+    port = free_port()
+    for number, job in enumerate(self._jobs):
+      job.start(
+        f"--coordinator_address=localhost:{port}",
+        f"--num_processes={len(self._jobs)}",
+        f"--process_id={number}",
+        f"--heartbeat_timeout_seconds={_HEARTBEAT_TIMEOUT_SECONDS}",
+      )
 
   def exit_code(self) -> int | None:
     """Returns the exit status of the group; None while one process runs.
@@ -56,12 +61,12 @@ class JobGroup:
     codes = [job.exit_code() for job in self._jobs]
     if None in codes:
       return None
-    failed = [i for i, code in enumerate(codes) if code]
-    by_themselves = [i for i in failed if codes[i] == 2]
-    self._speaker = ([*by_themselves, *failed, 0])[0]
-    return codes[self._speaker]
+    # Status 2 first, then other failures.
+    worst = max(range(len(codes)), key=lambda i: (codes[i] == 2, codes[i] != 0))
+    self._speaker = self._jobs[worst]
+    return codes[worst]
 
-  def kill_one(self, process: int) -> float:
+  def kill_one(self, number: int) -> float:
     """Kills one process; returns the seconds until the others have ended.
 
     Those that have not met it yet would wait for it, and are killed, too.
@@ -70,20 +75,24 @@ class JobGroup:
       JobError: One that has met it still runs after a minute.
     """
     began = time.monotonic()
-    others = [job for i, job in enumerate(self._jobs) if i != process]
+    others = [job for i, job in enumerate(self._jobs) if i != number]
     waiting = [job for job in others if _CONNECTED not in job.last_output()]
-    self._jobs[process].kill()
-    for job in waiting:
+    for job in (self._jobs[number], *waiting):
       job.kill()
-    ending = [job for job in others if job not in waiting]
+    self._wait([job for job in others if job not in waiting])
+    return time.monotonic() - began
+
+  def _wait(self, jobs: Sequence[Job]) -> list[int]:
+    """Waits for the end of some processes; returns their exit statuses."""
     wait_until(
-      lambda: all(job.exit_code() is not None for job in ending),
-      what=f"end of the {self.name} whose process {process} was killed",
+      lambda: all(job.exit_code() is not None for job in jobs),
+      what=f"end of the {self.name}",
       timeout_seconds=_END_SECONDS,
     )
-    for job in ending:
+    codes = [job.exit_code() or 0 for job in jobs]
+    for job in jobs:
       job.close()
-    return time.monotonic() - began
+    return codes
 
   def kill(self) -> None:
     """Kills all processes."""
@@ -103,22 +112,13 @@ class JobGroup:
     Raises:
       JobError: A process did not stop.
     """
-    codes = [self._jobs[0].terminate()]
-    others = self._jobs[1:]
-    wait_until(
-      lambda: all(job.exit_code() is not None for job in others),
-      what=f"end of the {self.name}",
-      timeout_seconds=_END_SECONDS,
-    )
-    for job in others:
-      codes.append(job.exit_code() or 0)
-      job.close()
-    return next((code for code in codes if code), 0)
+    codes = [self._jobs[0].terminate(), *self._wait(self._jobs[1:])]
+    return next(filter(None, codes), 0)
 
   def last_output(self) -> str:
     """Returns what the process that failed has logged since its start."""
-    return self._jobs[self._speaker].last_output()
+    return self._speaker.last_output()
 
   def tail(self) -> str:
     """Returns the end of the log of the process that failed."""
-    return self._jobs[self._speaker].tail()
+    return self._speaker.tail()

@@ -1,7 +1,7 @@
 """A trainer and its index builder as processes that can be killed."""
 
 import contextlib
-import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -9,15 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 120.0
 _OUTPUT_SECONDS = 10.0
-# After this many seconds without a sign of life a process is taken for dead.
-HEARTBEAT_TIMEOUT_SECONDS = 10
 _START = "--- start"
 _SEARCHES = b"realm_jax.indexes.isolated"
 # Tests put a server in its place that has imported the libraries.
@@ -78,8 +79,8 @@ class Job:
     self._process: Any = None
     self._output: subprocess.Popen[bytes] | None = None
 
-  def start(self) -> None:
-    """Starts or restarts the process."""
+  def start(self, *flags: str) -> None:
+    """Starts or restarts the process, with further flags."""
     self.log.parent.mkdir(parents=True, exist_ok=True)
     with self.log.open("a") as log:
       log.write(f"{_START} {self.starts}\n")
@@ -89,7 +90,7 @@ class Job:
         ["cat"], stdin=subprocess.PIPE, stdout=log
       )
     self._process = start_process(
-      self.command,
+      [*self.command, *flags],
       cwd=PROJECT_DIR,
       env=None if self._environment is None else dict(self._environment),
       stdout=self._output.stdin,
@@ -170,20 +171,11 @@ class Job:
         self._output.wait(_OUTPUT_SECONDS)
 
 
-def printed_json(module: str, *arguments: str) -> Any:
-  """Runs `python -m MODULE`, and reads its last printed line as JSON.
-
-  Raises:
-    subprocess.CalledProcessError: It failed.
-  """
-  done = subprocess.run(
-    [sys.executable, "-m", module, *arguments],
-    cwd=PROJECT_DIR,
-    stdout=subprocess.PIPE,
-    text=True,
-    check=True,
-  )
-  return json.loads(done.stdout.splitlines()[-1])
+def in_new_process(function: Callable[..., T], *arguments: Any) -> T:
+  """Calls a function in a process of its own, so that its memory is its own."""
+  context = multiprocessing.get_context("spawn")
+  with ProcessPoolExecutor(1, mp_context=context) as pool:
+    return pool.submit(function, *arguments).result()
 
 
 def wait_until(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
-_PROJECT_DIR = Path(__file__).resolve().parents[2]
+from benchmarks.runs.jobs import PROJECT_DIR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ObjectStore:
       [sys.executable, "-m", module, f"--bucket={self.bucket}"],
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
-      env={**os.environ, "PYTHONPATH": str(_PROJECT_DIR)},
+      env={**os.environ, "PYTHONPATH": str(PROJECT_DIR)},
     )
     assert self._process.stdout is not None
     port = self._process.stdout.readline().decode().strip()
@@ -131,6 +131,13 @@ class ObjectStore:
     query = urlencode({"uploadType": "media", "name": name})
     path = f"/upload/storage/v1/b/{self.bucket}/o?{query}"
     self._open("POST", path, content).close()
+
+  def write_folder(self, prefix: str, folder: Path) -> None:
+    """Writes the files of a folder below a prefix."""
+    for path in sorted(folder.rglob("*")):
+      if path.is_file():
+        name = path.relative_to(folder).as_posix()
+        self.write(f"{prefix}/{name}", path.read_bytes())
 
   def remove(self, name: str) -> None:
     """Loses an object."""
