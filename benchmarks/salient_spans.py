@@ -41,9 +41,9 @@ def _paragraphs(texts_dir: Path, language: str) -> Iterator[_Paragraph]:
 
 def _row(paragraphs: list[_Paragraph], language: str, name: str) -> list[str]:
   texts = [paragraph.text for paragraph in paragraphs]
-  tagger = find_tagger(name)
+  tagger = find_tagger(name, language)
   if isinstance(tagger, RecurringPhrases):
-    tagger = count_phrases(texts)
+    tagger = count_phrases(texts, language)
   assert tagger is not None
   num_spans = num_equal = num_possible = num_answers = 0
   whole = "\n".join(texts)

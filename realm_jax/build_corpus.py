@@ -38,7 +38,6 @@ from absl import flags
 
 from realm_jax.configuration import command_line
 from realm_jax.corpus import CorpusError
-from realm_jax.text import salient_spans
 
 if TYPE_CHECKING:
   from realm_jax.corpus.summary import BuildSummary
@@ -88,7 +87,7 @@ _TAGGER = flags.DEFINE_string(
   "Tagger of salient spans: rules, recurring, none, bert:DIRECTORY of a "
   "BertForTokenClassification in Hugging Face's format, or module.name of a "
   "callable (text, title) -> [(start byte, limit byte, kind)]. "
-  "By default recurring for languages without capitals, and else rules. "
+  "By default rules in English, and else recurring. "
   "Documents that come with spans keep theirs.",
 )
 _DROP_TITLES = flags.DEFINE_multi_string(
@@ -169,8 +168,6 @@ def _given_arguments() -> dict[str, Any]:
     )
   given = {flag.name: flag.value for flag in _FLAGS if flag.present}
   given["inputs"] = given.pop(_INPUT.name)
-  if "tagger" in given:
-    given["tagger"] = salient_spans.find_tagger(given["tagger"])
   if _RUNNER.value:
     given["beam_options"] = _beam_options(_RUNNER.value)
   elif _PIPELINE_OPTIONS.value:

@@ -31,6 +31,7 @@ from realm_jax.models.sequences import padded
 from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import download, is_remote
 from realm_jax.text import salient_spans
+from realm_jax.text.languages import ENGLISH
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import Tokens
@@ -85,8 +86,12 @@ class Window(NamedTuple):
 
 
 @functools.cache
-def load(directory: str) -> "BertTagger":
+def load(directory: str, language: str = ENGLISH) -> "BertTagger":
   """Returns the tagger of a directory, which may be on an object store.
+
+  Args:
+    directory: Directory of the model.
+    language: ISO code of the language in which sentences are split.
 
   Raises:
     WeightsError: The directory holds no token classifier of BERT.
@@ -94,12 +99,14 @@ def load(directory: str) -> "BertTagger":
     VocabularyError: Its vocabulary cannot be used.
   """
   if not is_remote(directory):
-    return BertTagger(directory, read_token_classifier(Path(directory)))
+    model = read_token_classifier(Path(directory))
+    return BertTagger(directory, model, language)
   with ScratchDirectory() as scratch:
     for pattern in _FILES:
       for path in epath.Path(directory).glob(pattern):
         download(path, scratch.path / path.name)
-    return BertTagger(directory, read_token_classifier(scratch.path))
+    model = read_token_classifier(scratch.path)
+  return BertTagger(directory, model, language)
 
 
 class BertTagger:
@@ -114,10 +121,16 @@ class BertTagger:
   Args:
     directory: Directory of the model, for pickling.
     model: Model as it was read from there.
+    language: ISO code of the language in which sentences are split.
   """
 
-  def __init__(self, directory: epath.PathLike, model: LabelledModel):
-    self._directory = str(directory)
+  def __init__(
+    self,
+    directory: epath.PathLike,
+    model: LabelledModel,
+    language: str = ENGLISH,
+  ):
+    self._directory, self._language = str(directory), language
     self._model = model
     self._vocabulary = model.vocabulary
     self._labels = parse_labels(model.labels)
@@ -126,7 +139,7 @@ class BertTagger:
     self._lengths = [*shorter, longest]
 
   def __reduce__(self) -> tuple[Any, ...]:
-    return load, (self._directory,)
+    return load, (self._directory, self._language)
 
   def __call__(self, text: str, title: str) -> list[Span]:
     """Returns the entities and dates of a text, ordered."""
@@ -160,7 +173,7 @@ class BertTagger:
     label is that of its first piece.
     """
     tokens = self._vocabulary.tokenize_with_offsets(texts)
-    sentences = _token_sentences(texts, tokens)
+    sentences = _token_sentences(texts, tokens, self._language)
     label_ids = self._label_ids(tokens.token_ids, sentences)
     is_word = ~self._vocabulary.is_continuation[tokens.token_ids]
     is_word[sentences[:, 0]] = True
@@ -248,14 +261,14 @@ def _label(
 
 
 def _token_sentences(
-  texts: Sequence[str], tokens: Tokens
+  texts: Sequence[str], tokens: Tokens, language: str
 ) -> Int[np.ndarray, "s 2"]:
   """Returns the token ranges of all sentences that have tokens, in order."""
   ranges = [np.zeros((0, 2), np.int64)]
   for row, text in enumerate(texts):
     first, last = tokens.row_offsets[row : row + 2].tolist()
     byte_starts = tokens.byte_ranges[first:last, 0]
-    starts = np.searchsorted(byte_starts, sentence_ranges(text)[:, 0])
+    starts = np.searchsorted(byte_starts, sentence_ranges(text, language)[:, 0])
     bounds = first + np.append(starts, last - first)
     ranges.append(np.stack([bounds[:-1], bounds[1:]], axis=1))
   found = np.concatenate(ranges)

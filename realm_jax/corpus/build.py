@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from absl import logging
@@ -179,7 +179,7 @@ def build_corpus(
   block_length: int = 288,
   language: str = ENGLISH,
   cased: bool | None = None,
-  tagger: Tagger | Literal["default"] | None = "default",
+  tagger: Tagger | str | None = "default",
   drop_titles: Sequence[str] = (),
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
@@ -204,8 +204,9 @@ def build_corpus(
       takes precedence.
     cased: Whether a vocabulary that is learned keeps capitals and accents. None
       keeps them unless the language is English.
-    tagger: Function that finds salient spans; None finds none, and "default"
-      takes what `salient_spans.default_tagger` names for the language.
+    tagger: Function that finds salient spans, or its name for
+      `salient_spans.find_tagger`; None finds none, and "default" is the
+      language's own.
     drop_titles: Texts, or "wikipedia" for lists and disambiguation pages;
       documents whose titles contain one are left out.
     unescape_html: Whether `&amp;` is read as `&` in titles and texts.
@@ -230,43 +231,21 @@ def build_corpus(
       written, or a bucket not read.
     VocabularyError: The vocabulary cannot be used.
   """
-  if block_length < MIN_BLOCK_LENGTH:
-    raise CorpusError(
-      f"block_length={block_length} is too short for a title and a body; give "
-      f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)"
-    )
-  for argument, value in (("shard_bytes", shard_bytes), ("workers", workers)):
-    if value is not None and value < 1:
-      raise CorpusError(f"{argument}={value}; give 1 or more")
-  try:
-    require_language(language)
-  except LanguageError as error:
-    raise CorpusError(f"--language={language}: {error}") from None
+  _check_arguments(block_length, shard_bytes, workers, language)
   output_dir = epath.Path(output_dir)
   require_readable(*inputs, vocab, output_dir)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
-  size = vocab.removeprefix("train:") if vocab.startswith("train:") else None
-  if size is not None and not size.isdecimal():
-    raise CorpusError(
-      f"--vocab={vocab}: {size!r} is not a number of pieces; write for "
-      "example --vocab=train:8192"
-    )
-  if cased is None:
-    cased = language != ENGLISH
-  elif size is None:
-    raise CorpusError(
-      "--cased is for a vocabulary that is trained; that of a file is cased if "
-      "its pieces have capitals"
-    )
-  pieces = () if size else read_pieces(vocab)
+  size = _trained_size(vocab, cased)
+  pieces = read_pieces(vocab) if size is None else ()
   reader = RowReader(drop_titles=drop_titles, unescape_html=unescape_html)
   source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
-  if size:
-    pieces = _learned_pieces(source, int(size), cased)
-  tagger = tagger_of(
-    tagger, language, functools.partial(_sampled_texts, source), source.summary
-  )
+  summary = source.summary
+  tagger = tagger_of(tagger, language, summary)
+  if size is not None:
+    cased = language != ENGLISH if cased is None else cased
+    pieces = _learned_pieces(source, size, cased)
+  tagger = with_phrases(tagger, functools.partial(_sampled_texts, source))
   name = name or default_name(output_dir)
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
@@ -292,13 +271,7 @@ def build_corpus(
       from realm_jax.corpus import beam
 
       built = beam.build(builder, source, piece_bytes, beam_options)
-    summary, shards = source.summary, list[ShardRecord]()
-    progress = Progress("documents", total=source.num_rows)
-    with contextlib.closing(built), progress:
-      for record, counts in built:
-        shards += [record] if record else []
-        summary.merge(counts)
-        progress.advance(counts["documents"])
+    shards = _merged(built, summary, source.num_rows)
     if not shards:
       skipped = dict(summary.skipped) or "nothing, there are no lines"
       raise InputError(
@@ -319,23 +292,81 @@ def build_corpus(
   return summary
 
 
+def _check_arguments(
+  block_length: int, shard_bytes: int | None, workers: int, language: str
+) -> None:
+  if block_length < MIN_BLOCK_LENGTH:
+    raise CorpusError(
+      f"block_length={block_length} is too short for a title and a body; give "
+      f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)"
+    )
+  for argument, value in (("shard_bytes", shard_bytes), ("workers", workers)):
+    if value is not None and value < 1:
+      raise CorpusError(f"{argument}={value}; give 1 or more")
+  try:
+    require_language(language)
+  except LanguageError as error:
+    raise CorpusError(f"--language={language}: {error}") from None
+
+
+def _trained_size(vocab: str, cased: bool | None) -> int | None:
+  """Returns the size of a vocabulary that is trained; None of a file's."""
+  if not vocab.startswith("train:"):
+    if cased is not None:
+      raise CorpusError(
+        "--cased is for a vocabulary that is trained; that of a file is cased "
+        "if its pieces have capitals"
+      )
+    return None
+  size = vocab.removeprefix("train:")
+  if not size.isdecimal():
+    raise CorpusError(
+      f"--vocab={vocab}: {size!r} is not a number of pieces; write for "
+      "example --vocab=train:8192"
+    )
+  return int(size)
+
+
+def _merged(
+  built: Generator[Built, None, None], summary: BuildSummary, num_rows: int
+) -> list[ShardRecord]:
+  """Returns the records of what is built; the summary gets the counts."""
+  shards: list[ShardRecord] = []
+  progress = Progress("documents", total=num_rows)
+  with contextlib.closing(built), progress:
+    for record, counts in built:
+      shards += [record] if record else []
+      summary.merge(counts)
+      progress.advance(counts["documents"])
+  return shards
+
+
 def tagger_of(
-  tagger: Tagger | Literal["default"] | None,
-  language: str,
-  sample: Callable[[], Iterable[str]],
-  summary: BuildSummary,
+  tagger: Tagger | str | None, language: str, summary: BuildSummary
 ) -> Tagger | None:
   """Returns the tagger to use; the summary says which is the default.
 
-  Recurring phrases are counted in a sample of the corpus's texts.
+  Raises:
+    ValueError: There is no tagger of the name.
   """
   if tagger == "default":
-    summary.tagger = default_tagger(language)
-    tagger = find_tagger(summary.tagger)
-  if isinstance(tagger, RecurringPhrases):
-    logging.info("Counting the phrases that recur")
-    tagger = count_phrases(sample())
+    tagger = summary.tagger = default_tagger(language)
+  if isinstance(tagger, str):
+    return find_tagger(tagger, language)
   return tagger
+
+
+def with_phrases(
+  tagger: Tagger | None, sample: Callable[[], Iterable[str]]
+) -> Tagger | None:
+  """Returns a tagger, which knows the phrases that recur if it asks for them.
+
+  They are counted in a sample of the corpus's texts.
+  """
+  if not isinstance(tagger, RecurringPhrases):
+    return tagger
+  logging.info("Counting the phrases that recur")
+  return count_phrases(sample(), tagger.language)
 
 
 def _sampled_texts(source: DocumentSource) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from realm_jax.console import columns
 from realm_jax.storage.json_files import JsonValue
-from realm_jax.text.languages import ENGLISH, LANGUAGES
+from realm_jax.text.languages import ENGLISH
 from realm_jax.text.sentences import THAI, splits_thai
 
 # Messages of skipped lines that a summary keeps; all lines are counted.
@@ -19,8 +19,8 @@ _MIN_SENTENCES = 2
 _MIN_SPANS = 0.5
 _MAX_UNKNOWN = 0.01
 _MIN_SHARE_OF_SCRIPT = 0.01
-# Languages, extras, and the packages that find words in them.
-_SEGMENTERS = (("zh", "chinese", "jieba"), (THAI, "thai", "pythainlp"))
+# Languages, their names, and the packages that find words in them.
+_SEGMENTERS = (("zh", "Chinese", "jieba"), (THAI, "Thai", "pythainlp"))
 _DUPLICATES = "blocks that equal an earlier one"
 
 
@@ -137,15 +137,15 @@ class BuildSummary:
         "Thai sentences end at the first white space after 80 characters: "
         "`pip install realm_jax[thai]` splits them by PyThaiNLP"
       )
-    for language, extra, package in _SEGMENTERS:
+    for language, name, package in _SEGMENTERS:
       if (
         self.tagger == "recurring"
         and self.languages[language]
         and importlib.util.find_spec(package) is None
       ):
         found.append(
-          f"salient spans in {LANGUAGES[language]} may begin or end inside "
-          f"words: `pip install realm_jax[{extra}]` finds words by {package}"
+          f"salient spans in {name} may begin or end inside words: `pip "
+          f"install realm_jax[{name.lower()}]` finds words by {package}"
         )
     scripts = {
       name: f"{count:,} in {name}"

@@ -17,7 +17,6 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from absl import logging
@@ -26,7 +25,7 @@ from etils import epath
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.block_builder import BlockBuilder, block_id
-from realm_jax.corpus.build import tagger_of
+from realm_jax.corpus.build import tagger_of, with_phrases
 from realm_jax.corpus.documents import Document, Removal, RowReader
 from realm_jax.corpus.manifest import Manifest, ShardRecord
 from realm_jax.corpus.sources import DocumentSource
@@ -54,7 +53,7 @@ def update_corpus(
   inputs: Sequence[str],
   output_dir: epath.PathLike,
   *,
-  tagger: Tagger | Literal["default"] | None = "default",
+  tagger: Tagger | str | None = "default",
   drop_titles: Sequence[str] | None = None,
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
@@ -135,7 +134,9 @@ def update_corpus(
       corpus_name=corpus.name,
       block_length=corpus.block_length,
       language=corpus.language,
-      tagger=tagger_of(tagger, corpus.language, sample, summary.new),
+      tagger=with_phrases(
+        tagger_of(tagger, corpus.language, summary.new), sample
+      ),
     )
     existing = _ExistingDocuments(corpus)
     new_shards = write_shards(

@@ -22,12 +22,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from realm_jax.text.languages import ENGLISH
-from realm_jax.text.normalization import (
-  UNSPACED,
-  f1_of_nothing,
-  normalize_answer,
-)
+from realm_jax.text.languages import ENGLISH, UNSPACED_CHARACTER
+from realm_jax.text.normalization import f1_of_nothing, normalize_answer
 from realm_jax.text.patterns import compiled
 
 AnswerKind = Literal["string", "regex"]
@@ -123,7 +119,7 @@ def _word_sequence(text: str, language: str) -> str:
   """Returns the text's words between single spaces, for substring search."""
   text = unicodedata.normalize("NFD", text)
   if language != ENGLISH:
-    text = UNSPACED.sub(r" \g<0> ", text)
+    text = UNSPACED_CHARACTER.sub(r" \g<0> ", text)
   return f" {' '.join(text.translate(_WORD_BOUNDARIES).lower().split())} "
 
 

@@ -13,14 +13,11 @@ import string
 import unicodedata
 from typing import Literal, NamedTuple
 
-from realm_jax.text.languages import ENGLISH
+import regex
+
+from realm_jax.text.languages import ENGLISH, UNSPACED_CHARACTER
 
 _NOTHING = re.compile(r"(?!)")
-# Thai, Lao, Burmese, Khmer, kana and ideographs.
-UNSPACED = re.compile(
-  r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff"
-  r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
 # What l'Aquila, dell'Aquila and d’Artagnan have before the name's own letters.
 _ELISION = re.compile(r"(?:\bl)?['’](?=\w)")
 
@@ -60,7 +57,7 @@ class _Rules(NamedTuple):
   elision: re.Pattern[str] = _NOTHING
   punctuation: dict[int, str] = _PUNCTUATION
   articles: re.Pattern[str] = _NOTHING
-  characters: re.Pattern[str] = UNSPACED
+  characters: re.Pattern[str] | regex.Pattern[str] = UNSPACED_CHARACTER
   f1_of_nothing: float = 1.0
 
 

@@ -1,11 +1,13 @@
-"""Salient spans without capitals: numbers, and phrases that recur.
+"""Salient spans of any language: numbers, names, and phrases that recur.
 
 A phrase is salient if a corpus has it in several places, in few paragraphs and
 between various other words; recurring spans are the answers of Spider's
-pseudo-queries (Ram et al. 2022, arXiv 2112.07708). No list of words is needed.
-In a text, the best phrases are taken, each once: at most 12 in 100 words, and
-one of a text with fewer than 17. Two characters of Chinese or Japanese count as
-a word, and so do five of Thai.
+pseudo-queries (Ram et al. 2022, arXiv 2112.07708). Names are those of the rules
+(`salient_spans`), where the script has capitals. No list of words is needed. In
+a text, numbers are taken first, then names, the rarest ones before others, and
+then the best phrases, each once: at most 12 in 100 words, and one of a text
+with fewer than 17. Two characters of Chinese or Japanese count as a word, and
+so do five of Thai.
 
 Words of Chinese and Thai are those of jieba and PyThaiNLP where these are
 installed; without them, characters are counted instead, and the ends of phrases
@@ -18,15 +20,21 @@ import functools
 import importlib
 import importlib.util
 import itertools
-import re
-import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Int
+import regex
+from jaxtyping import Bool, Float, Int
 
+from realm_jax.text import salient_spans
+from realm_jax.text.languages import (
+  EAST_ASIAN,
+  ENGLISH,
+  UNSPACED,
+  UNSPACED_CHARACTER,
+)
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.sentences import byte_positions
 
@@ -34,45 +42,40 @@ from realm_jax.text.sentences import byte_positions
 SAMPLE_BYTES = 8 << 20
 _SPANS_PER_WORD = 0.12
 # In Chinese and Japanese, and in Thai and the like.
-_CHARACTERS_PER_IDEOGRAPHIC_WORD, _CHARACTERS_PER_WORD = 2, 5
+_CHARACTERS_PER_EAST_ASIAN_WORD, _CHARACTERS_PER_WORD = 2, 5
 _LONGEST_PHRASE = 8
 # A phrase neither begins nor ends with a word that more paragraphs have: a
 # quarter of them, but of a few paragraphs any number.
 _COMMON, _FEW_PARAGRAPHS = 0.25, 32
-# Of the places of a unit, such as a year or a million, a number is before more.
+# A unit, such as a million or the character for a year, follows a number or
+# another unit in more of its places.
 _SHARE_OF_UNIT = 0.4
+# Added to the scores of numbers and names, which come before phrases.
+_NUMBER_FIRST, _NAME_FIRST = 1e6, 1e3
 _NUMBER, _END = "0", -1
 
-_MARKS = "".join(
-  f"\\u{code:04x}"
-  for code in range(0x10000)
-  if unicodedata.category(chr(code)).startswith("M") or code in (0x200C, 0x200D)
-)
-_THAI = "\u0e01-\u0eff"
-_HAN = "\u3400-\u9fff\uf900-\ufaff"
-_KANA = "\u3040-\u30ff"
-# Scripts without spaces: also Tibetan, Burmese and Khmer.
-_UNSPACED = f"{_THAI}\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff{_HAN}{_KANA}"
-# Vowels of Thai and Lao that are written before or after their consonant.
-_BEFORE, _AFTER = "\u0e40-\u0e44\u0ec0-\u0ec4", "ะาำๅະາຳ"
-_LETTER = rf"(?![\d_{_UNSPACED}])[\w{_MARKS}]"
 # A character of a script without spaces, with its vowels.
-_CLUSTER = re.compile(rf"[{_BEFORE}]?[{_UNSPACED}][{_MARKS}{_AFTER}]*")
-_TOKEN = re.compile(
+_CHARACTER = regex.compile(rf"[เ-ไເ-ໄ]?[{UNSPACED}]\p{{M}}*[ะาำๅະາຳ]?")
+_LETTER = rf"(?:(?![\d_{UNSPACED}])\w)"
+# Groups of scripts without spaces have the names of what can find words there.
+_TOKEN = regex.compile(
   # Also 3:08, 20–18, 27-30% and 5/7/1990.
   r"(?P<number>\d+(?:[.,٫٬:/–-]\d+)*(?: ?[%٪])?)"
-  r"|(?P<numeral>(?!一(?![〇零一二三四五六七八九十百千万億亿兆两]))"
-  r"[〇零一二三四五六七八九十百千万億亿兆两]+)"
-  rf"|(?P<unspaced>{_CLUSTER.pattern})"
-  rf"|(?P<word>(?:{_LETTER})+(?:['’‐‑-](?:{_LETTER})+)*)"
+  r"|(?P<jieba>\p{Han}+)|(?P<pythainlp>(?:(?!\d)\p{Thai})+)"
+  rf"|(?P<nothing>(?:(?!\d)[{UNSPACED}])+)"
+  rf"|(?P<word>{_LETTER}+(?:['’‐‑-]{_LETTER}+)*)"
   r"|(?P<other>\S)"
 )
-_IDEOGRAPH = re.compile(f"[{_HAN}{_KANA}]")
-_UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
-_SPACED_WORD = re.compile(rf"(?:(?![{_UNSPACED}])[\w{_MARKS}.,:'’/-])+")
+_EAST_ASIAN = regex.compile(f"[{EAST_ASIAN}]")
+_SPACED_WORD = regex.compile(rf"(?:(?![{UNSPACED}])[\w.,:'’/-])+")
 # Arabic's article, and what is written in one word with the next one.
-_ARABIC_PREFIX = re.compile("^(?:[وف]?(?:ال|بال|كال|لل)|[وفبل](?=.{4}))(?=..)")
-_YEAR = re.compile(r"(?<!\d)(?:1\d|20)\d\d(?!\d)")
+_ARABIC_PREFIX = regex.compile(
+  "^(?:[وف]?(?:ال|بال|كال|لل)|[وفبل](?=.{4}))(?=..)"
+)
+_YEAR = regex.compile(r"(?<!\d)(?:1\d|20)\d\d(?!\d)")
+
+# Score, first and limit character, and kind.
+_Candidate: TypeAlias = tuple[float, int, int, str]
 
 
 class _Token(NamedTuple):
@@ -81,38 +84,37 @@ class _Token(NamedTuple):
   Attributes:
     start, limit: Its characters.
     key: What is counted: all numbers are one word.
-    is_number: Whether it is a number in digits.
+    is_character: Whether nothing has found the words of its script.
   """
 
   start: int
   limit: int
   key: str
-  is_number: bool
-
-  @property
-  def is_latin(self) -> bool:
-    return self.key.isascii() and self.key.isalpha()
+  is_character: bool = False
 
 
 def _runs(text: str) -> Iterator[list[_Token]]:
   """Yields the tokens between punctuation marks and line ends."""
   run: list[_Token] = []
   limit = 0
-  for match in itertools.chain(_TOKEN.finditer(text), [None]):
-    kind = match.lastgroup if match else "other"
-    gap = text[limit : match.start()] if match else ""
-    if kind == "other" or gap not in ("", " "):
-      if run:
-        yield _in_words(run, text)
+  for match in _TOKEN.finditer(text):
+    kind, start = match.lastgroup, match.start()
+    if run and (kind == "other" or text[limit:start] not in ("", " ")):
+      yield run
       run = []
-    if match and kind != "other":
-      start, limit = match.span()
-      is_number = kind in ("number", "numeral")
-      key = _NUMBER if is_number else match[0].lower()
-      key = _ARABIC_PREFIX.sub("", key)
-      run.append(_Token(start, limit, key, kind == "number"))
-    elif match:
-      limit = match.end()
+    limit = match.end()
+    if kind == "number":
+      run.append(_Token(start, limit, _NUMBER))
+    elif kind == "word":
+      key = _ARABIC_PREFIX.sub("", match[0].lower())
+      run.append(_Token(start, limit, key))
+    elif kind != "other":
+      segmenter = _segmenter(kind)
+      for word in (segmenter or _CHARACTER.findall)(match[0]):
+        run.append(_Token(start, start + len(word), word, segmenter is None))
+        start += len(word)
+  if run:
+    yield run
 
 
 @functools.cache
@@ -120,37 +122,23 @@ def _segmenter(package: str) -> Callable[[str], Iterable[str]] | None:
   """Returns what finds words, if its package is installed."""
   if importlib.util.find_spec(package) is None:
     return None
-  if package == "jieba":
-    with warnings.catch_warnings(action="ignore"):
-      jieba = importlib.import_module(package)
-    jieba.setLogLevel("WARNING")
-    return jieba.cut
-  return importlib.import_module("pythainlp.tokenize").word_tokenize
+  if package == "pythainlp":
+    return importlib.import_module("pythainlp.tokenize").word_tokenize
+  with warnings.catch_warnings(action="ignore"):
+    jieba = importlib.import_module(package)
+  jieba.setLogLevel("WARNING")
+  return jieba.cut
 
 
-def _in_words(run: list[_Token], text: str) -> list[_Token]:
-  """Joins characters to words, where something can find them."""
-  words: list[_Token] = []
-  for segmenter, group in itertools.groupby(run, key=_segmenter_of):
-    tokens = list(group)
-    if segmenter is None:
-      words += tokens
-      continue
-    start, limit = tokens[0].start, tokens[-1].limit
-    for word in segmenter(text[start:limit]):
-      if not word.isspace():
-        words.append(_Token(start, start + len(word), word, False))
-      start += len(word)
-  return words
-
-
-def _segmenter_of(token: _Token) -> Callable[[str], Iterable[str]] | None:
-  if token.key != _NUMBER and not token.key.isascii():
-    if re.match(f"[{_HAN}]", token.key):
-      return _segmenter("jieba")
-    if re.match("[\u0e01-\u0e5b]", token.key):
-      return _segmenter("pythainlp")
-  return None
+def _num_words(text: str) -> float:
+  """Returns about how many words a text has."""
+  east_asian = len(_EAST_ASIAN.findall(text))
+  others = len(UNSPACED_CHARACTER.findall(text)) - east_asian
+  return (
+    len(_SPACED_WORD.findall(text))
+    + east_asian / _CHARACTERS_PER_EAST_ASIAN_WORD
+    + others / _CHARACTERS_PER_WORD
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,85 +146,63 @@ class RecurringPhrases:
   """A tagger that knows the phrases of a corpus: see `count_phrases`.
 
   Attributes:
+    language: ISO code of the language in which sentences are split.
     scores: Phrases, their words joined by spaces, and how salient they are.
-    units: Phrases that mostly follow a number.
+    units: Words that mostly follow a number, or another one of them.
   """
 
+  language: str = ENGLISH
   scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
   units: Set[str] = frozenset()
 
   def __call__(self, text: str, title: str) -> list[Span]:
-    """Finds numbers, Latin words in other scripts, and the best phrases."""
-    del title
+    """Finds numbers with their units, names, and the best phrases."""
     runs = list(_runs(text))
-    latin = sum(token.is_latin for run in runs for token in run)
-    has_latin = 2 * latin < sum(map(len, runs))
-    found = list[tuple[float, int, int, str]]()
-    phrases = list[tuple[str, int, int]]()
-    for run in runs:
-      found += _numbers(run, text, self.units)
-      if has_latin:
-        found += _latin(run)
-      for first in range(len(run)):
-        for limit in range(first + 1, len(run) + 1)[:_LONGEST_PHRASE]:
-          phrase = " ".join(token.key for token in run[first:limit])
-          if phrase in self.scores:
-            phrases.append((phrase, run[first].start, run[limit - 1].limit))
-    counts = collections.Counter(phrase for phrase, _, _ in phrases)
-    found += [
-      (self.scores[phrase] + np.log(counts[phrase]), start, limit, "phrase")
-      for phrase, start, limit in phrases
-    ]
+    numbers = [span for run in runs for span in self._numbers(run, text)]
+    found = [*numbers, *self._names(text, title), *self._phrases(runs)]
     return _best(found, text, max(1, int(_SPANS_PER_WORD * _num_words(text))))
 
+  def _numbers(self, run: list[_Token], text: str) -> Iterator[_Candidate]:
+    def is_part(token: _Token) -> bool:
+      return token.key == _NUMBER or token.key in self.units
 
-def _num_words(text: str) -> float:
-  """Returns about how many words a text has."""
-  ideographs = len(_IDEOGRAPH.findall(text))
-  others = len(_UNSPACED_CHARACTER.findall(text)) - ideographs
-  return (
-    len(_SPACED_WORD.findall(text))
-    + ideographs / _CHARACTERS_PER_IDEOGRAPHIC_WORD
-    + others / _CHARACTERS_PER_WORD
-  )
+    for is_inside, group in itertools.groupby(run, key=is_part):
+      # A unit before the first number is none.
+      tokens = [*itertools.dropwhile(lambda t: t.key != _NUMBER, group)]
+      if is_inside and tokens:
+        start, limit = tokens[0].start, tokens[-1].limit
+        kind = "number" if len(tokens) == 1 else "quantity"
+        kind = "date" if _YEAR.search(text[start:limit]) else kind
+        yield _NUMBER_FIRST, start, limit, kind
 
+  def _names(self, text: str, title: str) -> Iterator[_Candidate]:
+    # Latin names in other scripts need not have spaces around them.
+    apart = UNSPACED_CHARACTER.sub("·", text)
+    spans = list(salient_spans.names(apart, title, self.language))
+    counts = collections.Counter(text[start:limit] for start, limit in spans)
+    for start, limit in spans:
+      name = text[start:limit]
+      # One that does not recur is rarer than all others.
+      key = " ".join(token.key for run in _runs(name) for token in run)
+      score = self.scores.get(key, _NAME_FIRST) + np.log(counts[name])
+      yield _NAME_FIRST + score, start, limit, "name"
 
-def _numbers(
-  run: list[_Token], text: str, units: Set[str]
-) -> Iterator[tuple[float, int, int, str]]:
-  """Yields numbers with the units and numbers that follow; the longest."""
-  first = 0
-  while first < len(run):
-    limit = first
-    while limit < len(run):
-      if run[limit].key == _NUMBER:
-        limit += 1
-        continue
-      rest = [t.key for t in run[limit : limit + _LONGEST_PHRASE]]
-      lengths = range(len(rest) if limit > first else 0, 0, -1)
-      length = next((n for n in lengths if " ".join(rest[:n]) in units), 0)
-      if not length:
-        break
-      limit += length
-    tokens = run[first:limit]
-    if len(tokens) > 1 or any(token.is_number for token in tokens):
-      start, end = tokens[0].start, tokens[-1].limit
-      kind = "number" if len(tokens) == 1 else "quantity"
-      kind = "date" if _YEAR.search(text[start:end]) else kind
-      yield np.inf, start, end, kind
-    first = max(limit, first + 1)
-
-
-def _latin(run: list[_Token]) -> Iterator[tuple[float, int, int, str]]:
-  for is_latin, group in itertools.groupby(run, key=lambda t: t.is_latin):
-    if is_latin:
-      tokens = list(group)
-      yield 1e3, tokens[0].start, tokens[-1].limit, "phrase"
+  def _phrases(self, runs: Iterable[list[_Token]]) -> Iterator[_Candidate]:
+    phrases = [
+      (phrase, tokens[0].start, tokens[-1].limit)
+      for run in runs
+      for first in range(len(run))
+      for length in range(1, _LONGEST_PHRASE + 1)
+      if len(tokens := run[first : first + length]) == length
+      and (phrase := " ".join(t.key for t in tokens)) in self.scores
+    ]
+    counts = collections.Counter(phrase for phrase, _, _ in phrases)
+    for phrase, start, limit in phrases:
+      score = self.scores[phrase] + np.log(counts[phrase])
+      yield score, start, limit, "phrase"
 
 
-def _best(
-  found: list[tuple[float, int, int, str]], text: str, number: int
-) -> list[Span]:
+def _best(found: list[_Candidate], text: str, number: int) -> list[Span]:
   """Returns the best spans that do not overlap, each text once."""
   is_taken, seen = bytearray(len(text)), set[str]()
   spans: list[Span] = []
@@ -256,7 +222,9 @@ def _best(
 # --- Counting -----------------------------------------------------------------
 
 
-def count_phrases(texts: Iterable[str]) -> RecurringPhrases:
+def count_phrases(
+  texts: Iterable[str], language: str = ENGLISH
+) -> RecurringPhrases:
   """Counts the phrases of a corpus, and returns the tagger that knows them.
 
   The score of a phrase is
@@ -264,42 +232,61 @@ def count_phrases(texts: Iterable[str]) -> RecurringPhrases:
       log(N / d) + log(l r / f²) + 0.4 c,
 
   where it occurs f times, in d of N paragraphs, after l and before r different
-  words, and c is the pointwise mutual information of its two parts, where they
-  are cut so that it is least. 8 MB of Chinese take 20 seconds and 0.5 GB, if
-  characters are counted.
+  words. Of several words, c is the pointwise mutual information of the first
+  one and the rest, or of the last one and the rest, whichever is less. 8 MB of
+  Chinese take 20 seconds and 0.5 GB, if characters are counted.
   """
   numbers: dict[str, int] = {}
-  ids, paragraphs, num_paragraphs = list[int](), list[int](), 0
+  characters = set[str]()
+  # Before each run is an end, too.
+  ids, paragraphs, num_paragraphs = [_END], [0], 0
   for text in texts:
     for paragraph in filter(None, text.split("\n")):
       for run in _runs(paragraph):
         ids += [numbers.setdefault(t.key, len(numbers)) for t in run] + [_END]
         paragraphs += [num_paragraphs] * (len(run) + 1)
+        characters.update(t.key for t in run if t.is_character)
       num_paragraphs += 1
-  if not ids:
-    return RecurringPhrases()
-  return _counted(np.array(ids), np.array(paragraphs), num_paragraphs, numbers)
+  if not numbers:
+    return RecurringPhrases(language)
+  words, tokens = list(numbers), np.array(ids)
+  is_character = np.array([word in characters for word in words])
+  scores = _scores(tokens, np.array(paragraphs), words, is_character)
+  return RecurringPhrases(language, scores, _units(tokens, words))
 
 
-def _counted(
+def _units(ids: Int[np.ndarray, " t"], words: Sequence[str]) -> Set[str]:
+  """Returns the words that mostly follow a number or another unit."""
+  is_number = np.array([word == _NUMBER for word in words])
+  times = np.bincount(ids[ids != _END])
+  is_unit = np.zeros(len(words), bool)
+  for _ in range(2):
+    before, after = ids[:-1], ids[1:]
+    follows = (is_number | is_unit)[before] & (before != _END) & (after != _END)
+    counts = np.bincount(after[follows], minlength=len(words))
+    is_unit = (counts >= _SHARE_OF_UNIT * times) & (times > 1) & ~is_number
+  return frozenset(itertools.compress(words, is_unit))
+
+
+def _scores(
   ids: Int[np.ndarray, " t"],
   paragraphs: Int[np.ndarray, " t"],
-  num_paragraphs: int,
-  numbers: Mapping[str, int],
-) -> RecurringPhrases:
-  size, words = len(ids), list(numbers)
+  words: Sequence[str],
+  is_character: Bool[np.ndarray, " w"],
+) -> dict[str, float]:
+  """Returns the scores of the phrases that recur."""
+  size, num_paragraphs = len(ids), int(paragraphs[-1]) + 1
   # Ends of runs are neighbours of their own.
-  apart = np.where(ids == _END, len(words) + np.arange(size), ids)
-  most = (
-    num_paragraphs * _COMMON if num_paragraphs > _FEW_PARAGRAPHS else np.inf
-  )
+  neighbours = np.where(ids == _END, len(words) + np.arange(size), ids)
+  most = num_paragraphs * _COMMON
+  if num_paragraphs <= _FEW_PARAGRAPHS:
+    most = num_paragraphs
   scores: dict[str, float] = {}
-  units = set[str]()
-  number = numbers.get(_NUMBER, _END - 1)
-  # By length of a phrase: in how many paragraphs, and how often, is that which
-  # begins here?
-  found_in, occurs = [np.ones(size, np.int32)], [np.ones(size, np.int32)]
-  phrases = ids.copy()
+  # In how many paragraphs is the word at a place, and the phrase that begins
+  # there and has a word less than those that are counted?
+  of_word = of_shorter = np.ones(size)
+  # Numbers of the phrases that begin at each place, if they may recur.
+  phrases = ids
   for length in range(1, _LONGEST_PHRASE + 1):
     places = np.flatnonzero(phrases != _END)
     if not len(places):
@@ -311,46 +298,42 @@ def _counted(
       return_counts=True,
     )
     first = places[first]
-
-    def distinct(other: np.ndarray, group: np.ndarray = group) -> np.ndarray:
-      pairs = np.unique(group * (size + len(words)) + other)
-      return np.bincount(pairs // (size + len(words)))
-
-    in_paragraphs = distinct(paragraphs[places])
-    for counts, here in ((found_in, in_paragraphs), (occurs, times)):
-      counts.append(np.ones(size, np.int32))
-      counts[-1][places] = here[group]
-    is_unit = (ids[first] == number) & (in_paragraphs > 1) & (length > 1)
-    # Without the number, it is as long as what was counted before.
-    of_all = occurs[length - 1][np.minimum(first + 1, size - 1)]
-    is_unit &= times >= _SHARE_OF_UNIT * of_all
-    # A longer one, if the shorter one mostly continues so.
-    is_unit &= (times >= 0.8 * occurs[length - 1][first]) | (length == 2)
-    for start in first[is_unit].tolist():
-      units.add(" ".join(words[j] for j in ids[start + 1 : start + length]))
-    together = np.full(len(first), np.inf)
-    for cut in range(1, length):
-      parts = 1.0 * found_in[cut][first] * found_in[length - cut][first + cut]
-      together = np.minimum(
-        together, np.log(in_paragraphs * num_paragraphs / parts)
+    last = first + length - 1
+    found_in = _num_distinct(group, paragraphs[places])
+    score = np.log(num_paragraphs / found_in)
+    score += np.log(_num_distinct(group, neighbours[places - 1]) / times)
+    score += np.log(_num_distinct(group, neighbours[places + length]) / times)
+    if length > 1:
+      parts = np.maximum(
+        of_word[first] * of_shorter[first + 1],
+        of_shorter[first] * of_word[last],
       )
-    score = np.log(num_paragraphs / in_paragraphs)
-    score += np.log(distinct(apart[places - 1]) / times)
-    score += np.log(distinct(apart[places + length]) / times)
-    score += 0.4 * together if length > 1 else 0
-    edges = np.maximum(found_in[1][first], found_in[1][first + length - 1])
-    for i in np.flatnonzero((times > 1) & (edges <= most)).tolist():
-      phrase = [words[j] for j in ids[first[i] : first[i] + length]]
-      if length > 1 or not _CLUSTER.fullmatch(phrase[0]):
-        scores[" ".join(phrase)] = float(score[i])
+      score += 0.4 * np.log(found_in * num_paragraphs / parts)
+    of_shorter = np.ones(size)
+    of_shorter[places] = found_in[group]
+    if length == 1:
+      of_word = of_shorter
+    # Most words have common characters at their ends.
+    has_character = is_character[ids[first]] | is_character[ids[last]]
+    is_rare = np.maximum(of_word[first], of_word[last]) <= most
+    is_kept = has_character & (length > 1) | is_rare & ~has_character
+    for i in np.flatnonzero(is_kept & (times > 1)).tolist():
+      phrase = " ".join(words[j] for j in ids[first[i] : last[i] + 1])
+      scores[phrase] = float(score[i])
     # Longer phrases recur only if their parts do.
-    kept = places[(times > 1)[group]]
-    kept_group = group[(times > 1)[group]]
-    longer = np.full(size, _END)
-    follows = ids[kept + length] != _END
-    longer[kept[follows]] = (
-      kept_group[follows] * len(words) + ids[kept[follows] + length]
+    goes_on = (times > 1)[group] & (ids[places + length] != _END)
+    phrases = np.full(size, _END)
+    phrases[places[goes_on]] = (
+      group[goes_on] * len(words) + ids[places[goes_on] + length]
     )
-    phrases = longer
   scores.pop(_NUMBER, None)
-  return RecurringPhrases(scores, frozenset(units))
+  return scores
+
+
+def _num_distinct(
+  groups: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, " g"]:
+  """Returns the number of different values of each group."""
+  number = int(values.max()) + 1
+  pairs = np.unique(groups.astype(np.int64) * number + values)
+  return np.bincount(pairs // number).astype(float)

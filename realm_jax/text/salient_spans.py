@@ -2,8 +2,8 @@
 
 REALM masks named entities and dates (section 3.4 of the paper, which finds them
 with a tagger trained on CoNLL-2003 and a regular expression). These rules need
-no model. They rely on capitalized names, so they are for English and languages
-like it; use another `Tagger` for the rest.
+no model. Names are found by their capitals, and dates are those of English. In
+other languages `recurring_phrases` takes the names from here.
 
 Most capitalized words at the start of a sentence are no names. One counts as a
 name if the text gives evidence: the word is capitalized elsewhere inside a
@@ -11,12 +11,14 @@ sentence or in the title, or precedes another capitalized word. It never does
 if it is a function word, or if the text also has it in lower case.
 """
 
+import functools
 import importlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from realm_jax.text.languages import ENGLISH
 from realm_jax.text.sentences import byte_positions, sentence_characters
 
 
@@ -57,11 +59,6 @@ def tag_many(
   return [tagger(*pair) for pair in zip(texts, titles, strict=True)]
 
 
-# Languages whose scripts have no capitals.
-_WITHOUT_CAPITALS = frozenset(
-  "am ar as bn bo dv dz fa gu he hi ii ja ka km kn ko ks lo ml mr my ne or pa "
-  "pi ps sa sd si ta te th ti ug ur yi zh".split()
-)
 # The functions that make a tagger of a directory, by the name before a colon.
 _LOADERS = {"bert": "realm_jax.tagging.load"}
 
@@ -171,9 +168,11 @@ _NAME_OPENINGS = frozenset(
 )
 
 
-def _candidates(text: str) -> Iterator[tuple[list[tuple[int, int]], bool]]:
+def _candidates(
+  text: str, language: str
+) -> Iterator[tuple[list[tuple[int, int]], bool]]:
   """Yields runs of capitalized words, and whether each begins a sentence."""
-  for start, limit in sentence_characters(text):
+  for start, limit in sentence_characters(text, language):
     for match in _NAME.finditer(text, start, limit):
       words = [word.span() for word in _NAME_WORD.finditer(text, *match.span())]
       before = text[start : match.start()].rstrip()
@@ -187,16 +186,19 @@ def _is_function_word(word: str) -> bool:
   return stem.lower() in FUNCTION_WORDS and stem not in _CAPITAL_NAMES
 
 
-def _names(text: str, title: str) -> Iterator[tuple[int, int]]:
-  candidates = list(_candidates(text))
+def names(
+  text: str, title: str, language: str = ENGLISH
+) -> Iterator[tuple[int, int]]:
+  """Yields the characters of names, which have capitals."""
+  candidates = list(_candidates(text, language))
   # Evidence of the text: words with a capital inside a sentence, words that
   # also occur in lower case, and names found inside sentences.
   in_capitals = set(_NAME_WORD.findall(title))
-  names = {name.group() for name in _NAME.finditer(title)}
+  inside = {name.group() for name in _NAME.finditer(title)}
   for words, is_initial in candidates:
     in_capitals.update(text[s:t] for s, t in words[is_initial:])
     if not is_initial:
-      names.add(text[words[0][0] : words[-1][1]])
+      inside.add(text[words[0][0] : words[-1][1]])
   in_small = {word for word in _ANY_WORD.findall(text) if word.islower()}
 
   for words, is_initial in candidates:
@@ -205,7 +207,7 @@ def _names(text: str, title: str) -> Iterator[tuple[int, int]]:
       drop = _is_function_word(first) or (
         is_initial and (first not in in_capitals or first.lower() in in_small)
       )
-    elif text[words[0][0] : words[-1][1]] in names:
+    elif text[words[0][0] : words[-1][1]] in inside:
       drop = False
     else:
       drop = is_initial and (
@@ -219,14 +221,17 @@ def _names(text: str, title: str) -> Iterator[tuple[int, int]]:
       yield words[0][0], words[-1][1]
 
 
-def tag(text: str, title: str) -> list[Span]:
-  """Finds dates, then names, then the remaining numbers: the default."""
+def tag(text: str, title: str, language: str = ENGLISH) -> list[Span]:
+  """Finds dates, then names, then the remaining numbers.
+
+  The language decides where sentences begin.
+  """
   bare_dates = frozenset(_MONTHS + _WEEKDAYS)
   found = itertools.chain(
     (Span(*match.span(), "date") for match in _DATE.finditer(text)),
     (
       Span(start, limit, "date" if text[start:limit] in bare_dates else "name")
-      for start, limit in _names(text, title)
+      for start, limit in names(text, title, language)
     ),
     (Span(*match.span(), "number") for match in _NUMBER.finditer(text)),
   )
@@ -251,28 +256,32 @@ def dates(text: str, title: str) -> list[Span]:
 
 def default_tagger(language: str) -> str:
   """Returns the name of the tagger of a language that is given none."""
-  return "recurring" if language in _WITHOUT_CAPITALS else "rules"
+  return "rules" if language == ENGLISH else "recurring"
 
 
-def find_tagger(name: str) -> Tagger | None:
+def find_tagger(name: str, language: str = ENGLISH) -> Tagger | None:
   """Returns a tagger by name.
 
   Args:
     name: `rules`, `recurring`, `none`, `bert:DIRECTORY` of a
       BertForTokenClassification that finds named entities, or `module.name` of
       a callable.
+    language: ISO code of the language in which it splits sentences.
 
   Raises:
     ValueError: There is no such name, it cannot be called, or the directory
       holds no such model.
   """
-  if name in ("none", "rules"):
-    return tag if name == "rules" else None
+  if name == "none":
+    return None
+  if name == "rules":
+    return functools.partial(tag, language=language)
   if name == "recurring":
-    return _imported("realm_jax.text.recurring_phrases.RecurringPhrases")()
+    tagger = _imported("realm_jax.text.recurring_phrases.RecurringPhrases")
+    return tagger(language=language)
   kind, colon, directory = name.partition(":")
   if colon and kind in _LOADERS:
-    return _imported(_LOADERS[kind])(directory)
+    return _imported(_LOADERS[kind])(directory, language)
   try:
     tagger = _imported(name)
   except (ImportError, AttributeError, ValueError) as error:

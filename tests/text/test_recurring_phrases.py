@@ -62,7 +62,7 @@ def test_numbers_are_tagged_with_their_units_and_latin_words_as_they_are():
   assert found["1987年"] == "date"
   assert found["38公里"] == "quantity"
   assert found["27-30%"] == found["7"] == "number"
-  assert found["Lower Velt"] == "phrase"
+  assert found["Lower Velt"] == "name"
 
 
 @pytest.mark.parametrize("texts", [ARABIC, HINDI, CHINESE, THAI])
@@ -82,9 +82,19 @@ def test_texts_without_phrases_give_none(texts):
   assert tagger("。\n", "") == []
 
 
-def test_languages_without_capitals_have_it_by_default():
-  assert [default_tagger(c) for c in ("zh", "th", "ar", "hi")] == [
-    "recurring"
-  ] * 4
-  assert default_tagger("en") == default_tagger("es") == "rules"
-  assert isinstance(find_tagger("recurring"), RecurringPhrases)
+def test_names_come_before_phrases_in_scripts_with_capitals():
+  texts = [
+    "Weit im Norden liegt ein Hof, und nah am Hof ein Wald.",
+    "Im Norden und im Süden fällt weit und breit Schnee.",
+    "Am Hof und weit im Norden wohnt die alte Ada Stein.",
+  ]
+  found = tagged(count_phrases(texts, "de"), texts[2] + " Und so weit.")
+  # One of twelve words: the rarest name, and no phrase.
+  assert found == [("Ada Stein", "name")]
+
+
+def test_languages_but_english_have_it_by_default():
+  codes = ("zh", "th", "ar", "hi", "es", "de")
+  assert [default_tagger(c) for c in codes] == ["recurring"] * 6
+  assert default_tagger("en") == "rules"
+  assert find_tagger("recurring", "de") == RecurringPhrases("de")

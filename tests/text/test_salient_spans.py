@@ -167,7 +167,16 @@ def test_many_texts_are_tagged_in_one_call_where_there_is_one():
 
 def test_taggers_by_name():
   assert find_tagger("none") is None
-  assert find_tagger("rules") is tag
+  # With a sentence of its own, UU is no sign of a name.
+  text = "Ana vive en EE. UU. con Leo."
+  names = [
+    [
+      text.encode()[s:t].decode()
+      for s, t, _ in find_tagger("rules", code)(text, "")
+    ]
+    for code in ("en", "es")
+  ]
+  assert names == [["EE", "Leo"], ["EE", "UU", "Leo"]]
   assert find_tagger("realm_jax.text.salient_spans.tag") is tag
   with pytest.raises(ValueError, match=r"no tagger 'nowhere\.tag'"):
     find_tagger("nowhere.tag")
