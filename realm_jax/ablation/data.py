@@ -11,8 +11,12 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
 from realm_jax.demo_world import names
+from realm_jax.demo_world import second_language as second_lib
 from realm_jax.demo_world import world as world_lib
 from realm_jax.storage.json_files import write_json
+
+# Corpora of a second language: its own documents, and those of both languages.
+OWN_CORPUS, BOTH_CORPORA = "own_corpus", "corpus"
 
 
 class DataError(ValueError):
@@ -84,11 +88,14 @@ class GeneratedWorlds:
   Attributes:
     world: Settings of a world; its seed is the ablation's.
     block_length: Length of the corpus's blocks, in wordpieces.
+    second_language: Second language, whose documents join the corpus; None
+      for the first alone.
     train_questions, questions, sentences: Names of files of the world.
   """
 
   world: world_lib.WorldConfig
   block_length: int
+  second_language: second_lib.SecondLanguageConfig | None = None
   train_questions: str = "questions-train.jsonl"
   questions: str = "questions-test.jsonl"
   sentences: str | None = None
@@ -112,6 +119,8 @@ class GeneratedWorlds:
     """
     config = dataclasses.replace(self.world, seed=seed)
     made_from, path = repr((config, self.block_length)), folder / "world.json"
+    if self.second_language is not None:
+      made_from += repr(self.second_language)
     if (folder / "corpus" / MANIFEST_NAME).exists():
       if (before := json.loads(path.read_text())) != made_from:
         raise DataError(
@@ -122,15 +131,26 @@ class GeneratedWorlds:
     write_json(path, made_from)
     world = world_lib.generate(config)
     world_lib.write_world(folder / "world", world=world)
-    world_lib.write_vocabulary(folder / "vocab.txt", world)
-    summary = build_corpus(
-      [str(folder / "world" / "articles.jsonl")],
-      folder / "corpus",
-      vocab=str(folder / "vocab.txt"),
-      block_length=self.block_length,
-      tagger=names.tag,
-    )
-    print(summary.table(), flush=True)
+    # The last one shows that all are there.
+    corpora, more = {"corpus": ["articles.jsonl"]}, ()
+    if self.second_language is not None:
+      second = second_lib.write_in_second_language(
+        world, self.second_language, seed=seed
+      )
+      second_lib.write_files(folder / "world", world, second)
+      own, more = [second_lib.ARTICLES], second.documents
+      corpora = {OWN_CORPUS: own, "corpus": [*corpora["corpus"], *own]}
+    world_lib.write_vocabulary(folder / "vocab.txt", world, more)
+    for name, files in corpora.items():
+      summary = build_corpus(
+        [str(folder / "world" / file) for file in files],
+        folder / name,
+        vocab=str(folder / "vocab.txt"),
+        block_length=self.block_length,
+        tagger=names.tag,
+        overwrite=True,
+      )
+      print(summary.table(), flush=True)
 
 
 # Corpus and questions of each seed, which may be the same for all.

@@ -30,7 +30,7 @@ _CYRILLIC = str.maketrans(
 )
 
 Kind = Literal["invented", "transliterated"]
-# The languages whose documents state a fact.
+# Whether the first language's documents alone state a fact, or both do.
 StatedIn = Literal["first", "both"]
 
 

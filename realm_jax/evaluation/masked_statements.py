@@ -3,18 +3,8 @@
 from etils import epath
 
 from realm_jax.evaluation.explain import explain
-from realm_jax.evaluation.explanation import Explanation
-from realm_jax.evaluation.open_qa import (
-  Question,
-  block_evidence,
-  open_questions,
-)
-from realm_jax.evaluation.outputs import (
-  PREDICTIONS,
-  EvaluationShard,
-  Figures,
-  Line,
-)
+from realm_jax.evaluation.open_qa import block_evidence, open_questions
+from realm_jax.evaluation.outputs import PREDICTIONS, EvaluationShard, Figures
 from realm_jax.evaluation.run import Run, RunConfig
 from realm_jax.evaluation.scores import summarize
 from realm_jax.indexes.protocol import IndexConfig
@@ -33,15 +23,18 @@ def evaluate_masked_statements(
 ) -> Figures:
   """Fills in masked statements from retrieved blocks.
 
-  A statement is a question with one [MASK], which stands for its answer and is
+  A statement is a question with one [MASK] in place of its answer, which is
   given the answer's number of wordpieces. The prediction is the most likely
-  filling under Σ_z p(z|x) p(y|z, x), over the candidates of training.
+  filling under Σ_z p(z|x) p(y|z, x), over the candidates of training, of which
+  the index finds all but the null block. Retrieval is scored as by
+  `evaluate_retrieval`, whose arguments are the same.
 
   Args:
     config: Checkpoint of a run of pre-training, with its reader.
     data: Open-QA task with a file of statements.
     max_examples: Number of statements at the front of the file; None takes all.
-    index: As in `evaluate_retrieval`; its blocks are weighted by the retriever.
+    index: Index to build over the generation's blocks instead of its own. The
+      retriever weighs the blocks that it finds.
     output_dir: Directory of `metrics.json` and `predictions.jsonl`, if any.
 
   Returns:
@@ -59,36 +52,31 @@ def evaluate_masked_statements(
   ):
     run = Run.load(config, index=index, max_batch=data.batch_size)
     shard.require_same_run(run)
-    for _, statements in batches:
-      for statement in statements:
-        explained = explain(run, statement.text, statement.references[0])
-        lines[statement.position] = _prediction(run, statement, explained)
+    language = run.language
+    for token_ids, statements in batches:
+      found = run.search(token_ids, config.num_searched, rescore=False)
+      for i, statement in enumerate(statements):
+        references = statement.references
+        explained = explain(run, statement.text, references[0])
+        filled = [filling.text for filling in explained.fillings]
+        correct = [
+          answers.is_correct(text, references, language=language)
+          for text in filled
+        ]
+        read = {one.block.row for one in explained.candidates}
+        blocks = run.blocks(found, i)
+        evidence = block_evidence(run, blocks, statement)
+        lines[statement.position] = statement.line(run) | {
+          "prediction": filled[0],
+          "correct": correct[0],
+          "f1": answers.best_token_f1(filled[0], references, language),
+          "answers": [
+            {"text": text, "correct": is_correct}
+            for text, is_correct in zip(filled, correct, strict=True)
+          ],
+          "evidence": [
+            {**line, "read": block.row in read}
+            for line, block in zip(evidence, blocks, strict=True)
+          ],
+        }
   return shard.report(lambda: summarize(list(lines.values())), run)
-
-
-def _prediction(run: Run, statement: Question, explained: Explanation) -> Line:
-  """Returns a line of `predictions.jsonl`, as of open QA."""
-  references, language = statement.references, run.language
-  fillings = [
-    {
-      "text": filling.text,
-      "probability": round(filling.probability, 6),
-      "correct": answers.is_correct(
-        filling.text, references, language=language
-      ),
-    }
-    for filling in explained.fillings
-  ]
-  best = fillings[0]
-  # The null block, which comes first, has no text.
-  blocks = [candidate.block for candidate in explained.candidates[1:]]
-  return statement.line(run) | {
-    "prediction": best["text"],
-    "correct": best["correct"],
-    "f1": answers.best_token_f1(str(best["text"]), references, language),
-    "answers": fillings,
-    "evidence": [
-      {**block, "read": True}
-      for block in block_evidence(run, blocks, statement)
-    ],
-  }
