@@ -4,33 +4,58 @@ Queries are masked statements in the low-resource language, whose own corpus
 states some of the facts that they ask for. The corpus of the high-resource
 language states all of them.
 
-The runs of a seed, in a folder of their own:
-
-    own/STAGE, both/STAGE       stages on the own corpus, and on both corpora
-    both/pretraining_on_own     begins as both/pretraining does; its examples
-                                and its candidates are from the own corpus
-    generations/ROW             the blocks that a row searches, embedded by the
-                                last checkpoint of its run
-    evaluations/ROW/STATED_IN   statements by the corpora that state their facts
+A seed has a folder of its own, with the runs of `_RUNS`. The last checkpoint of
+a row's run embeds the blocks that the row searches in `generations/ROW`, and
+`evaluations/ROW` has the statements by where their facts are stated.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from realm_jax.ablation.data import BOTH_CORPORA, OWN_CORPUS
+from realm_jax.ablation.data import CORPUS, HIGH_CORPUS, OWN_CORPUS
 from realm_jax.ablation.plan import AblationConfig, Plan, Run
 from realm_jax.ablation.rows import REALM, Part, Row
 from realm_jax.pipeline import Command, Step, Value
 
-_PRETRAINING_ON_OWN = "pretraining_on_own"
-# Runs whose retriever and reader a stage starts from.
-_STARTS = {
-  "inverse_cloze": (),
-  "reading": (),
-  "reading_retrieved": ("inverse_cloze", "reading"),
-  "pretraining": ("inverse_cloze", "reading_retrieved"),
+
+class _Training(NamedTuple):
+  """A run that trains: its recipe, corpus, and the runs it starts from.
+
+  With a reader to start from, it searches the corpus while it trains.
+  """
+
+  recipe: str
+  corpus: str
+  retriever: str | None = None
+  reader: str | None = None
+
+
+_OWN, _BOTH = "own/inverse_cloze", "both/inverse_cloze"
+_RUNS: Mapping[str, _Training] = {
+  _OWN: _Training("inverse_cloze", OWN_CORPUS),
+  "own/reading": _Training("reading", OWN_CORPUS),
+  "own/reading_retrieved": _Training(
+    "reading_retrieved", OWN_CORPUS, _OWN, "own/reading"
+  ),
+  "own/pretraining": _Training(
+    "pretraining", OWN_CORPUS, _OWN, "own/reading_retrieved"
+  ),
+  # One language after the other, because the negatives of a batch would
+  # otherwise teach to prefer blocks in the query's language.
+  "both/inverse_cloze_high": _Training("inverse_cloze", HIGH_CORPUS),
+  _BOTH: _Training("inverse_cloze", OWN_CORPUS, "both/inverse_cloze_high"),
+  "both/reading": _Training("reading", CORPUS),
+  "both/reading_retrieved": _Training(
+    "reading_retrieved", CORPUS, _BOTH, "both/reading"
+  ),
+  "both/pretraining": _Training(
+    "pretraining", CORPUS, _BOTH, "both/reading_retrieved"
+  ),
+  "both/pretraining_on_own": _Training(
+    "pretraining", OWN_CORPUS, _BOTH, "both/reading_retrieved"
+  ),
 }
 
 
@@ -46,12 +71,15 @@ class CrossLingualRow(Row):
 
   part: Part = "cross_lingual"
   run: str = "both/pretraining"
-  corpus: str = BOTH_CORPORA
+  corpus: str = CORPUS
   evaluation: str = "eval_statements"
 
 
 class StatementResults(NamedTuple):
-  """Folders of a row's evaluations, by the corpora that state the facts."""
+  """Folders of a row's evaluations, by where documents state the facts.
+
+  `first` is the high-resource language alone, and `both` both languages.
+  """
 
   first: Path
   both: Path
@@ -59,14 +87,10 @@ class StatementResults(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CrossLingualConfig(AblationConfig):
-  """Rows over worlds in two languages; REALM's searches and learns from both.
-
-  Its `recipes` are those of the stages, `build_index`, `eval_statements` and
-  `eval_bm25`, and its data have a second language.
-  """
+  """Rows over worlds in two languages; REALM's learns from both."""
 
   needed_recipes: ClassVar[Sequence[str]] = (
-    *_STARTS,
+    *dict.fromkeys(training.recipe for training in _RUNS.values()),
     "build_index",
     "eval_statements",
     "eval_bm25",
@@ -76,19 +100,18 @@ class CrossLingualConfig(AblationConfig):
     CrossLingualRow(
       "realm_on_own",
       "Both corpora, REALM on the own one",
-      run=f"both/{_PRETRAINING_ON_OWN}",
+      run="both/pretraining_on_own",
     ),
     CrossLingualRow(
       "inverse_cloze",
       "Both corpora, inverse cloze alone",
       run="both/reading_retrieved",
     ),
+    CrossLingualRow("bm25", "Both corpora, BM25", evaluation="eval_bm25"),
     CrossLingualRow(
       "own", "Own corpus alone", run="own/pretraining", corpus=OWN_CORPUS
     ),
-    CrossLingualRow("bm25", "Both corpora, BM25", evaluation="eval_bm25"),
   )
-
   default_rows: ClassVar[str] = "all"
 
   def make_plan(
@@ -117,16 +140,11 @@ class _SeedPlan:
     self._add_training(row, row.run)
     searched = self._directories(row.run, row.corpus)
     generations = f"generations/{row.name}"
-    self._add(
-      row,
-      generations,
-      self._config.command(
-        "build_index",
-        "build_index",
-        {**searched, "GENERATIONS_DIR": self._path(generations)},
-        ("--once",),
-      ),
+    bindings = {**searched, "GENERATIONS_DIR": self._path(generations)}
+    builder = self._config.command(
+      "build_index", "build_index", bindings, ("--once",)
     )
+    self._add(row, generations, builder)
     folders = []
     for stated_in in StatementResults._fields:
       name = f"evaluations/{row.name}/{stated_in}"
@@ -136,33 +154,28 @@ class _SeedPlan:
         "QUESTIONS": self._path(f"world/statements-{stated_in}.jsonl"),
         "OUTPUT_DIR": self._path(name),
       }
-      command = self._config.command("evaluate", row.evaluation, bindings)
-      self._add(row, name, command)
+      evaluation = self._config.command("evaluate", row.evaluation, bindings)
+      self._add(row, name, evaluation)
       folders.append(self._folder / name)
     return StatementResults(*folders)
 
   def _add_training(self, row: Row, name: str) -> None:
     """Adds a run that trains, after those that it starts from."""
-    group, stage = name.split("/")
-    corpus = OWN_CORPUS if group == "own" else BOTH_CORPORA
-    if stage == _PRETRAINING_ON_OWN:
-      stage, corpus = "pretraining", OWN_CORPUS
-    starts = [f"{group}/{start}" for start in _STARTS[stage]]
-    for start in starts:
-      self._add_training(row, start)
+    recipe, corpus, *starts = _RUNS[name]
     directories = self._directories(name, corpus)
-    bindings = {**directories, "SEED": self._seed}
-    sidecar = None
-    if not starts and self._config.initial_checkpoint is not None:
+    bindings: dict[str, Value] = {**directories, "SEED": self._seed}
+    if self._config.initial_checkpoint is not None:
       bindings["INITIAL_CHECKPOINT"] = str(self._config.initial_checkpoint)
-    if starts:
-      retriever, reader = map(self._path, starts)
-      bindings |= {"INITIAL_CHECKPOINT": retriever, "INITIAL_READER": reader}
-      mode: dict[str, Value] = {"MODE": "every"}
+    for component, start in zip(("CHECKPOINT", "READER"), starts, strict=True):
+      if start is not None:
+        self._add_training(row, start)
+        bindings[f"INITIAL_{component}"] = self._path(start)
+    sidecar = None
+    if "INITIAL_READER" in bindings:
       sidecar = self._config.command(
-        "build_index", "build_index", {**directories, **mode}
+        "build_index", "build_index", {**directories, "MODE": "every"}
       )
-    command = self._config.command("train", stage, bindings)
+    command = self._config.command("train", recipe, bindings)
     self._add(row, name, command, sidecar)
 
   def _path(self, name: str) -> str:

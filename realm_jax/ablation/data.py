@@ -15,8 +15,10 @@ from realm_jax.demo_world import second_language as second_lib
 from realm_jax.demo_world import world as world_lib
 from realm_jax.storage.json_files import write_json
 
-# Corpora of a second language: its own documents, and those of both languages.
-OWN_CORPUS, BOTH_CORPORA = "own_corpus", "corpus"
+CORPUS = "corpus"
+# Corpora of one language, where there is a second one: the first language's
+# documents, and those of the second.
+HIGH_CORPUS, OWN_CORPUS = "high_corpus", "own_corpus"
 
 
 class DataError(ValueError):
@@ -105,7 +107,7 @@ class GeneratedWorlds:
     del seed
     world = folder / "world"
     return SeedFiles(
-      str(folder / "corpus"),
+      str(folder / CORPUS),
       str(world / self.train_questions),
       str(world / self.questions),
       None if self.sentences is None else str(world / self.sentences),
@@ -121,7 +123,7 @@ class GeneratedWorlds:
     made_from, path = repr((config, self.block_length)), folder / "world.json"
     if self.second_language is not None:
       made_from += repr(self.second_language)
-    if (folder / "corpus" / MANIFEST_NAME).exists():
+    if (folder / CORPUS / MANIFEST_NAME).exists():
       if (before := json.loads(path.read_text())) != made_from:
         raise DataError(
           f"{folder} has a world of other settings, {before}, and not of "
@@ -131,15 +133,16 @@ class GeneratedWorlds:
     write_json(path, made_from)
     world = world_lib.generate(config)
     world_lib.write_world(folder / "world", world=world)
-    # The last one shows that all are there.
-    corpora, more = {"corpus": ["articles.jsonl"]}, ()
+    first, more = ["articles.jsonl"], ()
+    corpora = {CORPUS: first}
     if self.second_language is not None:
       second = second_lib.write_in_second_language(
         world, self.second_language, seed=seed
       )
       second_lib.write_files(folder / "world", world, second)
       own, more = [second_lib.ARTICLES], second.documents
-      corpora = {OWN_CORPUS: own, "corpus": [*corpora["corpus"], *own]}
+      # The last one shows that all are there.
+      corpora = {HIGH_CORPUS: first, OWN_CORPUS: own, CORPUS: [*first, *own]}
     world_lib.write_vocabulary(folder / "vocab.txt", world, more)
     for name, files in corpora.items():
       summary = build_corpus(

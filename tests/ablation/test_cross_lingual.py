@@ -56,7 +56,7 @@ def test_rows_of_both_corpora_begin_alike(plan):
       for part in ("CHECKPOINT", "READER")
     ]
     for run in plan.runs
-    if "pretraining" in run.name and run.seed == 0
+    if "/pretraining" in run.name and run.seed == 0
   }
   assert starts["both/pretraining"] == starts["both/pretraining_on_own"]
   assert starts["own/pretraining"] == [
