@@ -28,7 +28,10 @@ from realm_jax.storage.json_files import write_json
 from realm_jax.storage.sole_process import sole_process
 
 _ROWS = flags.DEFINE_list(
-  "rows", ["table2"], "Rows by name; or a part of them, or `all`."
+  "rows",
+  [],
+  "Rows by name; or a part of them, or `all`. By default those of Table 2, or "
+  "all rows over two languages.",
 )
 _SEEDS = flags.DEFINE_integer(
   "seeds", None, "Number of seeds; by default the recipe's.", lower_bound=1
@@ -47,15 +50,15 @@ _DRY_RUN = flags.DEFINE_bool(
 def main(argv: Sequence[str]) -> None:
   """Makes the runs of the chosen rows, and reports."""
   del argv
-  rows = select(_ROWS.value)
   from realm_jax import pipeline
   from realm_jax.ablation import report
-  from realm_jax.ablation.plan import AblationConfig, make_plan
+  from realm_jax.ablation.plan import chosen_ablation
 
-  config = command_line.call(AblationConfig)
+  config = command_line.call(chosen_ablation)
+  rows = select(_ROWS.value or [config.default_rows], config.rows)
   output_dir = Path(_OUTPUT_DIR.value)
   seeds = list(range(_SEEDS.value or config.num_seeds))
-  plan = make_plan(config, rows, seeds=seeds, output_dir=output_dir)
+  plan = config.make_plan(rows, seeds=seeds, output_dir=output_dir)
   if _DRY_RUN.value:
     print(report.plan_table(plan))
     return

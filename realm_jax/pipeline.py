@@ -1,9 +1,9 @@
 """Steps of other commands, which the demo and the ablations run in order.
 
-A step trains or evaluates in this process, which saves the seconds of importing
-everything again. Its index builder is a process with a session of its own, so
-that Ctrl-C on a terminal reaches this process alone, which stops the builder as
-SIGTERM does.
+A step trains, evaluates or builds an index in this process, which saves the
+seconds of importing everything again. The index builder of a step that trains
+is a process with a session of its own, so that Ctrl-C on a terminal reaches
+this process alone, which stops the builder as SIGTERM does.
 """
 
 import contextlib
@@ -100,11 +100,11 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A command that trains or evaluates.
+  """A command that trains or evaluates, or builds one generation.
 
   Attributes:
-    command: `train` or `evaluate`.
-    folder: MODEL_DIR, or OUTPUT_DIR of an evaluation.
+    command: `train`, `evaluate`, or `build_index --once`.
+    folder: MODEL_DIR, OUTPUT_DIR of an evaluation, or GENERATIONS_DIR.
     sidecar: Command that builds the index meanwhile, if it needs one.
   """
 
@@ -113,9 +113,13 @@ class Step:
   sidecar: Command | None = None
 
   def is_finished(self) -> bool:
-    """Returns whether its figures, or the last checkpoint, are there."""
+    """Returns whether its figures, last checkpoint or generation are there."""
     if self.command.module == "evaluate":
       return self._figures.exists()
+    if self.command.module == "build_index":
+      from realm_jax.generations.store import GenerationStore
+
+      return bool(GenerationStore(self.folder).steps())
     from realm_jax.checkpoints.store import CheckpointStore
 
     with contextlib.closing(CheckpointStore(self.folder)) as store:

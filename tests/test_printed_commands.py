@@ -137,7 +137,7 @@ def test_the_flags_of_a_command_exist(command, help_of):
 
 # What commands configure, and their own recipes over which they read a run's.
 _CONFIGURES = {
-  "realm_jax.ablate": ("realm_jax.ablation.plan:AblationConfig", ""),
+  "realm_jax.ablate": ("realm_jax.ablation.plan:chosen_ablation", ""),
   "realm_jax.ask": (
     "realm_jax.evaluation.run:RunConfig",
     "gin/runs/ask.gin",

@@ -11,8 +11,14 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
 from realm_jax.demo_world import names
+from realm_jax.demo_world import second_language as second_lib
 from realm_jax.demo_world import world as world_lib
 from realm_jax.storage.json_files import write_json
+
+CORPUS = "corpus"
+# Corpora of one language, where there is a second one: the first language's
+# documents, and those of the second.
+HIGH_CORPUS, OWN_CORPUS = "high_corpus", "own_corpus"
 
 
 class DataError(ValueError):
@@ -84,11 +90,14 @@ class GeneratedWorlds:
   Attributes:
     world: Settings of a world; its seed is the ablation's.
     block_length: Length of the corpus's blocks, in wordpieces.
+    second_language: Second language, whose documents join the corpus; None
+      for the first alone.
     train_questions, questions, sentences: Names of files of the world.
   """
 
   world: world_lib.WorldConfig
   block_length: int
+  second_language: second_lib.SecondLanguageConfig | None = None
   train_questions: str = "questions-train.jsonl"
   questions: str = "questions-test.jsonl"
   sentences: str | None = None
@@ -98,7 +107,7 @@ class GeneratedWorlds:
     del seed
     world = folder / "world"
     return SeedFiles(
-      str(folder / "corpus"),
+      str(folder / CORPUS),
       str(world / self.train_questions),
       str(world / self.questions),
       None if self.sentences is None else str(world / self.sentences),
@@ -112,7 +121,9 @@ class GeneratedWorlds:
     """
     config = dataclasses.replace(self.world, seed=seed)
     made_from, path = repr((config, self.block_length)), folder / "world.json"
-    if (folder / "corpus" / MANIFEST_NAME).exists():
+    if self.second_language is not None:
+      made_from += repr(self.second_language)
+    if (folder / CORPUS / MANIFEST_NAME).exists():
       if (before := json.loads(path.read_text())) != made_from:
         raise DataError(
           f"{folder} has a world of other settings, {before}, and not of "
@@ -122,15 +133,27 @@ class GeneratedWorlds:
     write_json(path, made_from)
     world = world_lib.generate(config)
     world_lib.write_world(folder / "world", world=world)
-    world_lib.write_vocabulary(folder / "vocab.txt", world)
-    summary = build_corpus(
-      [str(folder / "world" / "articles.jsonl")],
-      folder / "corpus",
-      vocab=str(folder / "vocab.txt"),
-      block_length=self.block_length,
-      tagger=names.tag,
-    )
-    print(summary.table(), flush=True)
+    first, more = ["articles.jsonl"], ()
+    corpora = {CORPUS: first}
+    if self.second_language is not None:
+      second = second_lib.write_in_second_language(
+        world, self.second_language, seed=seed
+      )
+      second_lib.write_files(folder / "world", world, second)
+      own, more = [second_lib.ARTICLES], second.documents
+      # The last one shows that all are there.
+      corpora = {HIGH_CORPUS: first, OWN_CORPUS: own, CORPUS: [*first, *own]}
+    world_lib.write_vocabulary(folder / "vocab.txt", world, more)
+    for name, files in corpora.items():
+      summary = build_corpus(
+        [str(folder / "world" / file) for file in files],
+        folder / name,
+        vocab=str(folder / "vocab.txt"),
+        block_length=self.block_length,
+        tagger=names.tag,
+        overwrite=True,
+      )
+      print(summary.table(), flush=True)
 
 
 # Corpus and questions of each seed, which may be the same for all.

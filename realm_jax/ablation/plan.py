@@ -17,7 +17,7 @@ that a later command with other rows finds it again.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from etils import epath
 
@@ -62,13 +62,17 @@ class AblationConfig:
   num_steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
   extra_gin_files: Sequence[str] = ()
   initial_checkpoint: epath.PathLike | None = None
+  needed_recipes: ClassVar[Sequence[str]] = RECIPES
+  rows: ClassVar[Sequence[Row]] = ROWS
+  default_rows: ClassVar[str] = "table2"
 
   def __post_init__(self) -> None:
     require_valid(self)
-    if {*self.recipes} - {READING_RETRIEVED} != {*RECIPES}:
+    needed = self.needed_recipes
+    if {*self.recipes} - {READING_RETRIEVED} != {*needed} - {READING_RETRIEVED}:
       raise AblationError(
         f"recipes={sorted(self.recipes)}; want gin files for each of "
-        f"{', '.join(RECIPES)}: change RECIPES"
+        f"{', '.join(needed)}: change RECIPES"
       )
     if unknown := [n for n in self.num_steps if n not in _TRAINED_STAGES]:
       raise AblationError(
@@ -88,6 +92,43 @@ class AblationConfig:
       bindings = {_NUM: self.num_steps[recipe], **bindings}
     gin_files = [*self.recipes[recipe], *self.extra_gin_files]
     return Command(module, gin_files, bindings, flags)
+
+  def make_plan(
+    self, rows: Sequence[Row], *, seeds: Iterable[int], output_dir: Path
+  ) -> "Plan":
+    """Returns the runs of rows and seeds.
+
+    Raises:
+      ValueError: A recipe or binding is wrong.
+    """
+    # Seeds differ in paths alone.
+    first = _SeedPlan(self, {}, output_dir / "seed", 0)
+    pretrainings = {
+      row.name: first.pretraining(row) for row in ROWS if row.pretrains
+    }
+    results: dict[str, list[RowResult]] = {row.name: [] for row in rows}
+    runs: list[Run] = []
+    for seed in seeds:
+      folder = output_dir / f"seed-{seed}"
+      planned = _SeedPlan(self, pretrainings, folder, seed)
+      for row in rows:
+        results[row.name].append(planned.add(row))
+      if not runs:
+        # An error shows before hours of work.
+        for run in planned.runs.values():
+          for command in filter(None, (run.step.command, run.step.sidecar)):
+            with command.configured():
+              pass
+      runs += planned.runs.values()
+    never = {
+      name for name, found in pretrainings.items() if found.never_refreshed
+    }
+    return Plan(runs, results, frozenset(never & results.keys()))
+
+
+def chosen_ablation(*, ablation: AblationConfig) -> AblationConfig:
+  """Returns the ablation that gin binds, by default the paper's."""
+  return ablation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,12 +154,12 @@ class Plan(NamedTuple):
 
   Attributes:
     runs: Runs; those of one seed stand together.
-    results: Results by row, one for each seed.
+    results: Results by row, such as `RowResult`, one for each seed.
     never_refreshed: Names of rows whose index is never refreshed.
   """
 
   runs: Sequence[Run]
-  results: Mapping[str, Sequence[RowResult]]
+  results: Mapping[str, Sequence[Any]]
   never_refreshed: frozenset[str]
 
 
@@ -142,43 +183,6 @@ class Pretraining(NamedTuple):
     every = config.refresh_every_steps
     refresh = dataclasses.replace(config.refresh, refresh_every_steps=every)
     return repr(dataclasses.replace(config, refresh=refresh))
-
-
-def make_plan(
-  config: AblationConfig,
-  rows: Sequence[Row],
-  *,
-  seeds: Iterable[int],
-  output_dir: Path,
-) -> Plan:
-  """Returns the runs of rows and seeds.
-
-  Raises:
-    ValueError: A recipe or binding is wrong.
-  """
-  # Seeds differ in paths alone.
-  first = _SeedPlan(config, {}, output_dir / "seed", 0)
-  pretrainings = {
-    row.name: first.pretraining(row) for row in ROWS if row.pretrains
-  }
-  results: dict[str, list[RowResult]] = {row.name: [] for row in rows}
-  runs: list[Run] = []
-  for seed in seeds:
-    folder = output_dir / f"seed-{seed}"
-    planned = _SeedPlan(config, pretrainings, folder, seed)
-    for row in rows:
-      results[row.name].append(planned.add(row))
-    if not runs:
-      # An error shows before hours of work.
-      for run in planned.runs.values():
-        for command in filter(None, (run.step.command, run.step.sidecar)):
-          with command.configured():
-            pass
-    runs += planned.runs.values()
-  never = {
-    name for name, found in pretrainings.items() if found.never_refreshed
-  }
-  return Plan(runs, results, frozenset(never & results.keys()))
 
 
 class _SeedPlan:

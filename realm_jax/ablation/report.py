@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from realm_jax.ablation.plan import Plan, RowResult
+from realm_jax.ablation.plan import Plan
 from realm_jax.ablation.rows import REALM, Row
 from realm_jax.console import columns, plot
 from realm_jax.evaluation import resampling
@@ -21,7 +21,7 @@ class Metric(NamedTuple):
   Attributes:
     name: Its name in JSON.
     title: Its name in tables.
-    result: Name of the evaluation that has it, a field of `RowResult`.
+    result: Name of the evaluation that has it, a field of a plan's results.
     file: File of that evaluation.
     score: Name of the score of each question.
   """
@@ -54,8 +54,20 @@ SENTENCE_RECALL = RECALL._replace(
   title="recall@5 of sentences",
   result="sentences",
 )
-METRICS = (EXACT_MATCH, RECALL, RECALL_CHARACTERS, SENTENCE_RECALL)
-SHOWN = (EXACT_MATCH, RECALL, SENTENCE_RECALL)
+# Of masked statements in a low-resource language, by where facts are stated.
+STATEMENTS = tuple(
+  Metric(f"{name}_{stated_in}", title, stated_in, "predictions.jsonl", score)
+  for stated_in, where in (
+    ("first", "stated in the high-resource language alone"),
+    ("both", "stated in both languages"),
+  )
+  for name, title, score in (
+    ("recall", f"recall@5, {where}", "recall_at_5"),
+    ("accuracy", f"masked accuracy, {where}", "exact_match"),
+  )
+)
+SHOWN = (EXACT_MATCH, RECALL, SENTENCE_RECALL, *STATEMENTS)
+METRICS = (*SHOWN, RECALL_CHARACTERS)
 
 REPORT = "ablation.md"
 _TITLES = {
@@ -63,6 +75,7 @@ _TITLES = {
   "choices": "Choices beyond the paper's table",
   "candidates": "Number of candidates, the null document included",
   "refresh": "Steps between refreshes of the index",
+  "cross_lingual": "Statements in the low-resource language",
 }
 
 _Row = Mapping[str, Any]
@@ -145,8 +158,9 @@ def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
   }
 
 
-def _files(results: Sequence[RowResult], metric: Metric) -> list[Path]:
-  folders: list[Path | None] = [getattr(r, metric.result) for r in results]
+def _files(results: Sequence[Any], metric: Metric) -> list[Path]:
+  """Returns the files of a metric; none if the results are of other kinds."""
+  folders = [getattr(result, metric.result, None) for result in results]
   return [folder / metric.file for folder in folders if folder is not None]
 
 

@@ -6,7 +6,7 @@ recipe's. All else is the same in all rows.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from realm_jax.pipeline import Value
 
@@ -19,6 +19,7 @@ class Times:
   name: Literal["SAVE_EVERY_STEPS", "NUM_STEPS"]
 
 
+Part = Literal["table2", "choices", "candidates", "refresh", "cross_lingual"]
 Bindings = Mapping[str, Value | Times]
 
 # Of all rows: so a run does not depend on how fast its sidecar is.
@@ -54,7 +55,7 @@ class Row:
 
   name: str
   title: str
-  part: Literal["table2", "choices", "candidates", "refresh"]
+  part: Part
   bindings: Bindings = dataclasses.field(default_factory=dict)
   retriever: Literal["pretraining", "inverse_cloze"] = "pretraining"
   reader: Literal["pretraining", "reading"] = "pretraining"
@@ -67,6 +68,7 @@ class Row:
     return "pretraining" in (self.retriever, self.reader)
 
 
+AnyRow = TypeVar("AnyRow", bound=Row)
 REALM = Row("realm", "REALM", "table2", published=Published(38.2, 38.5))
 _SWEPT_REFRESH = {"SAVE_EVERY_STEPS": 50}
 
@@ -163,21 +165,21 @@ class RowError(ValueError):
   """The name of a row that does not exist."""
 
 
-def select(names: Sequence[str]) -> list[Row]:
+def select(names: Sequence[str], rows: Sequence[AnyRow] = ROWS) -> list[AnyRow]:
   """Returns rows by their names, those of their parts, or `all`.
 
   REALM, with which all are compared, is always the first; the others follow in
-  the order of `ROWS`.
+  the order of `rows`.
 
   Raises:
     RowError: A name is unknown.
   """
-  known = {row.name for row in ROWS} | {row.part for row in ROWS} | {"all"}
+  known = {row.name for row in rows} | {row.part for row in rows} | {"all"}
   if unknown := [name for name in names if name not in known]:
     raise RowError(
       f"there is no row {unknown[0]!r}; want `all`, a part "
-      f"({', '.join(dict.fromkeys(row.part for row in ROWS))}) or some of "
-      f"{', '.join(row.name for row in ROWS)}"
+      f"({', '.join(dict.fromkeys(row.part for row in rows))}) or some of "
+      f"{', '.join(row.name for row in rows)}"
     )
   wanted = {*names, REALM.name}
-  return [row for row in ROWS if wanted & {row.name, row.part, "all"}]
+  return [row for row in rows if wanted & {row.name, row.part, "all"}]

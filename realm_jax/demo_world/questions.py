@@ -1,7 +1,7 @@
 """Questions about the facts, and masked statements of them."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -74,6 +74,7 @@ def make_statements(
   facts: Sequence[facts_lib.Fact],
   questions: Sequence[Question],
   stated: Mapping[int, Collection[int]],
+  translate: Callable[[str], str] = str,
 ) -> list[Question]:
   """Makes a masked statement of each fact that the questions ask for.
 
@@ -84,13 +85,14 @@ def make_statements(
 
   Args:
     stated: Phrasings in which documents state each fact.
+    translate: Function that translates a template.
   """
   statements: dict[int, Question] = {}
   for question in questions:
     fact = facts[question.fact]
     phrasings = relations.BY_NAME[fact.relation].phrasings
     others = sorted(set(range(len(phrasings))) - set(stated[question.fact]))
-    template = phrasings[generator.choice(others)].unseen
+    template = translate(phrasings[generator.choice(others)].unseen)
     # A symmetric fact may be asked for in both directions, and is stated once.
     statements.setdefault(
       question.fact,

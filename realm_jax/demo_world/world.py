@@ -163,9 +163,16 @@ def question_record(
   }
 
 
-def write_vocabulary(path: epath.PathLike, world: World) -> None:
-  """Writes the wordpieces of the articles and the training questions."""
+def write_vocabulary(
+  path: epath.PathLike,
+  world: World,
+  more: Sequence[documents_lib.Document] = (),
+) -> None:
+  """Writes the wordpieces of documents and training questions.
+
+  `more` documents, such as those of another language, join the world's.
+  """
   texts = [question.text for question in world.questions["train"]]
-  for document in world.documents:
+  for document in (*world.documents, *more):
     texts += [document.title, document.text(world.facts)]
   write_pieces(path, train_vocabulary(texts, _VOCABULARY_SIZE))

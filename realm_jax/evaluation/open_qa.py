@@ -95,7 +95,7 @@ def evaluate_open_qa(
         # Rows past the last question are padding.
         lacks = np.zeros(found.rows.shape, bool)
         for i, question in enumerate(questions):
-          evidence = _evidence(run, run.blocks(found, i), question)
+          evidence = block_evidence(run, run.blocks(found, i), question)
           lacks[i] = [not block["contains_answer"] for block in evidence]
         order = np.argsort(lacks, axis=1, kind="stable")
       texts = [question.text for question in questions]
@@ -150,7 +150,7 @@ def evaluate_retrieval(
     for token_ids, questions in batches:
       found = run.search(token_ids, config.num_searched, rescore=False)
       for i, question in enumerate(questions):
-        evidence = _evidence(run, run.blocks(found, i), question)
+        evidence = block_evidence(run, run.blocks(found, i), question)
         lines[question.position] = question.line(run) | {"evidence": evidence}
   return shard.report(
     lambda: {
@@ -213,7 +213,7 @@ def _question_batches(
       progress.advance(size)
 
 
-def _evidence(
+def block_evidence(
   run: Run, blocks: Sequence[Block], question: Question
 ) -> list[dict[str, Any]]:
   """Describes the blocks retrieved for a question, best first, as JSON.
@@ -263,7 +263,7 @@ def _prediction(run: Run, question: Question, answered: Answered) -> Line:
     }
   text, references = answered.text, question.references
   kind, language = question.answer_kind, run.language
-  evidence = _evidence(run, answered.blocks, question)
+  evidence = block_evidence(run, answered.blocks, question)
   for number, block in enumerate(evidence):
     block["read"] = number in answered.read
   f1 = None

@@ -16,6 +16,7 @@ from realm_jax.inputs.features import wordpieces
 from realm_jax.inputs.sources import RandomAccessSource
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.answers import AnswerKind, bad_patterns
+from realm_jax.text.wordpieces import MASK
 
 _MAX_LISTED = 5
 _WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
@@ -110,6 +111,8 @@ class QuestionRecords:
     if not questions:
       return {}
     names, texts = zip(*questions, strict=True)
+    # One wordpiece, as a mark is.
+    texts = [text.replace(MASK, ".") for text in texts]
     sizes = wordpieces().encode_tf(tf.constant(texts)).row_lengths().numpy()
     counted = zip(names, sizes.tolist(), strict=True)
     return {name: size for name, size in counted if size > num_words}

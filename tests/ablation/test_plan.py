@@ -9,7 +9,6 @@ from realm_jax.ablation.plan import (
   READING_RETRIEVED,
   RECIPES,
   AblationConfig,
-  make_plan,
 )
 from realm_jax.ablation.rows import ROWS, RowError, select
 
@@ -28,7 +27,7 @@ def _plan(*names, seeds=1, **budget):
     GivenData("corpus", "train.jsonl", "test.jsonl", "sentences.jsonl"),
     num_steps=budget,
   )
-  return make_plan(config, select(names), seeds=range(seeds), output_dir=_OUT)
+  return config.make_plan(select(names), seeds=range(seeds), output_dir=_OUT)
 
 
 def _configured(run):

@@ -1,0 +1,160 @@
+"""A second language of the demo world, in which less is written.
+
+Its documents state some of the world's facts, and translate no documents of the
+first language. Names and numbers are the same; every other word is another one.
+In the invented language the words of a sentence also stand in the opposite
+order. The transliterated language is the first one in Cyrillic letters.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from etils import epath
+
+from realm_jax.demo_world import documents as documents_lib
+from realm_jax.demo_world import questions as questions_lib
+from realm_jax.demo_world.world import World, question_record
+from realm_jax.settings import Fraction, require_valid
+from realm_jax.storage.json_files import json_lines
+
+# An invented language has no code. That of Esperanto splits sentences well.
+CODE = "eo"
+ARTICLES = "articles-second.jsonl"
+_SYLLABLES = tuple("ba de fi go ku la me ni po ru sa te vi zo".split())
+# No name and no English word of a template ends so.
+_ENDINGS = tuple("ak em ul oz ib".split())
+_CYRILLIC = str.maketrans(
+  "abcdefghijklmnopqrstuvwxyz", "абцдефгхижклмнопярстувшэыз"
+)
+
+Kind = Literal["invented", "transliterated"]
+# Whether the first language's documents alone state a fact, or both do.
+StatedIn = Literal["first", "both"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondLanguageConfig:
+  """The second language, and how much is written in it.
+
+  Attributes:
+    kind: "invented", or "transliterated" from the first one.
+    stated_share: Share of the facts that its documents state; those of the
+      first language state all.
+  """
+
+  kind: Kind = "invented"
+  stated_share: Fraction = 0.5
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondLanguage:
+  """What is written in the second language.
+
+  Attributes:
+    documents: Documents that state some of the world's facts.
+    statements: Masked statements of the facts that the world's test statements
+      are about, by the languages whose documents state the fact.
+  """
+
+  documents: Sequence[documents_lib.Document]
+  statements: Mapping[StatedIn, Sequence[questions_lib.Question]]
+
+
+def write_in_second_language(
+  world: World, config: SecondLanguageConfig, *, seed: int
+) -> SecondLanguage:
+  """Writes documents and masked statements in the second language.
+
+  As in the first language, a statement has a phrasing in which no document of
+  its language states the fact.
+  """
+  generator = np.random.default_rng([seed, 1])
+  translator = Translator(config.kind, generator)
+  number = round(config.stated_share * len(world.facts))
+  chosen = generator.permutation(len(world.facts))[:number].tolist()
+  notes = documents_lib.write_notes(generator, [world.facts[i] for i in chosen])
+  stated: dict[int, set[int]] = {fact: set() for fact in chosen}
+  documents = []
+  for note in notes:
+    sentences = [
+      documents_lib.Sentence(
+        chosen[s.fact], s.phrasing, translator.translate(s.template)
+      )
+      for s in note.sentences
+    ]
+    for sentence in sentences:
+      stated[sentence.fact].add(sentence.phrasing)
+    title = translator.translate(note.title)
+    documents.append(
+      documents_lib.Document(f"{CODE}-{note.id}", title, tuple(sentences))
+    )
+  statements: dict[StatedIn, list[questions_lib.Question]] = {
+    "first": [],
+    "both": [],
+  }
+  for statement in questions_lib.make_statements(
+    generator,
+    world.facts,
+    world.statements["test"],
+    {i: stated.get(i, set()) for i in range(len(world.facts))},
+    translate=translator.translate,
+  ):
+    statements["both" if statement.fact in stated else "first"].append(
+      statement
+    )
+  return SecondLanguage(documents, statements)
+
+
+class Translator:
+  """Translates templates and titles word by word.
+
+  Args:
+    kind: Second language.
+    generator: Generator of invented words.
+  """
+
+  def __init__(self, kind: Kind, generator: np.random.Generator):
+    self._kind, self._generator = kind, generator
+    self._words: dict[str, str] = {}
+
+  def translate(self, text: str) -> str:
+    """Translates all words of a text but `{s}` and `{o}`."""
+    words = [
+      word if word.startswith("{") else self._word(word.lower())
+      for word in text.removesuffix(".").split()
+    ]
+    if self._kind == "invented":
+      words.reverse()
+    words[0] = words[0].capitalize() if words[0].isalpha() else words[0]
+    return " ".join(words) + "." * text.endswith(".")
+
+  def _word(self, word: str) -> str:
+    if self._kind == "transliterated":
+      return word.translate(_CYRILLIC)
+    while word not in self._words:
+      drawn = self._generator.choice(_SYLLABLES, 2)
+      made = "".join(drawn) + self._generator.choice(_ENDINGS)
+      if made not in self._words.values():
+        self._words[word] = made
+    return self._words[word]
+
+
+def write_files(
+  directory: epath.PathLike, world: World, second: SecondLanguage
+) -> None:
+  """Writes `articles-second.jsonl`, and a `statements-STATED_IN.jsonl` each."""
+  directory = epath.Path(directory)
+  with json_lines(directory / ARTICLES) as write:
+    for document in second.documents:
+      text = document.text(world.facts)
+      fields = {"id": document.id, "title": document.title, "text": text}
+      write({**fields, "language": CODE})
+  for stated_in, statements in second.statements.items():
+    with json_lines(directory / f"statements-{stated_in}.jsonl") as write:
+      for statement in statements:
+        write(question_record(world, statement))
