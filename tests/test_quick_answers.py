@@ -82,7 +82,8 @@ IS_NOT_THERE = (
 )
 CASES = [
   *((command, "--helpfull") for command in COMMANDS),
-  *((command, "--not_a_flag=1") for command in COMMANDS),
+  # All parse their flags alike, after the imports that help takes, too.
+  ("realm_jax.train", "--not_a_flag=1"),
   *(
     (command, *arguments, f"--model_dir={folder}")
     for command, arguments in READS_A_RUN.items()

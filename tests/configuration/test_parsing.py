@@ -53,13 +53,6 @@ def test_later_files_override_earlier_ones(sizes, tmp_path):
   assert _build([sizes, str(later)]).hidden_size == 36
 
 
-def test_nothing_is_left_after_the_block(sizes):
-  _build([sizes], _GIVEN)
-  with pytest.raises(ConfigurationError):
-    _build([sizes], [*_GIVEN, "HEDS = 1"])
-  assert _build([]).hidden_size == 768
-
-
 def _refused(files, bindings=()):
   with pytest.raises(ConfigurationError) as error:
     _build(files, bindings)

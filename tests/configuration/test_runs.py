@@ -125,6 +125,14 @@ def test_the_stage_chooses_the_evaluation(trained):
   assert (data.batch_size, data.seed, data.split) == (32, 1000003, "train")
 
 
+def test_inverse_cloze_is_evaluated_by_what_it_finds(trained):
+  model_dir = trained("inverse_cloze")
+  with _parsed(
+    evaluation.evaluate, model_dir, evaluate._RECIPES, "QUESTIONS = 'q'"
+  ):
+    assert "@open_qa.evaluate_retrieval" in gin.config_str()
+
+
 def test_an_evaluation_asks_for_its_questions(trained):
   model_dir = trained("open_qa", "TASK = 'open_qa_regex'")
   with (

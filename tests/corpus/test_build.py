@@ -120,20 +120,6 @@ def test_the_fingerprint_is_of_the_contents(build):
   assert fingerprint("d", text=text.replace("by", "of")) != first
 
 
-def test_a_vocabulary_trained_on_the_input(build):
-  rows = [
-    {"id": str(i), "title": name, "text": f"{name} lives near {other}."}
-    for i, (name, other) in enumerate(
-      [("Quorlan", "Vimbeth"), ("Vimbeth", "Quorlan")] * 3
-    )
-  ]
-  corpus = build(rows, vocab="train:200")
-  assert corpus.block(0).token_ids.size == 1 + 5
-  assert corpus.vocabulary.decode(corpus.block(0).body_token_ids) == (
-    "quorlan lives near vimbeth ."
-  )
-
-
 def test_documents_are_split_in_their_language(build, update):
   rows = [
     {"title": "一", "text": "北京很大。你好吗？"},

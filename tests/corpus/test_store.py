@@ -95,17 +95,6 @@ def test_contents_are_hashed_as_released(corpus):
   assert len(set(corpus.content_hashes.tolist())) == 4
 
 
-def test_ids_carry_the_name_of_their_corpus(corpus, build):
-  assert corpus.name == "corpus"
-  arguments = {"block_length": 13, "shard_bytes": 150}
-  news = build(ROWS, folder="news", name=None, **arguments)
-  assert news.name == "news"
-  assert not set(news.block_ids.tolist()) & set(corpus.block_ids.tolist())
-  assert news.content_hashes.tolist() == corpus.content_hashes.tolist()
-  other = build(ROWS, folder="other", **arguments)
-  assert other.block_ids.tolist() == corpus.block_ids.tolist()
-
-
 def test_rows_of_ids(corpus):
   ids = corpus.block_ids
   asked = np.array([[ids[2], ids[0]], [12345, ids[3]]])

@@ -18,7 +18,6 @@ command_line.define_run_flags()
 # The stage whose run each recipe evaluates.
 _STAGES = {
   "eval": "open_qa",
-  "eval_retrieval": "inverse_cloze",
   "eval_masked": "pretrain",
 }
 
@@ -50,7 +49,6 @@ def run_evaluate(tmp_path, monkeypatch, request):
   ("recipe", "bindings", "figure"),
   [
     ("eval", ("QUESTIONS",), "exact_match"),
-    ("eval_retrieval", ("QUESTIONS",), "recall_at_5"),
     ("eval_masked", (), "masked_accuracy_null"),
   ],
 )

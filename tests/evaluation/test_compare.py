@@ -1,7 +1,6 @@
 """Two evaluations of the same questions."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -29,9 +28,7 @@ def _predictions(correct):
   ]
 
 
-def test_questions_are_paired_by_their_ids(
-  write, tmp_path, project_dir, command_environment
-):
+def test_questions_are_paired_by_their_ids(write, tmp_path, command_server):
   first = write("first.jsonl", _predictions([1] * 8 + [0] * 32))
   right = _predictions([0] * 2 + [1] * 6 + [1] * 20 + [0] * 12)
   second = write("second.jsonl", reversed(right))
@@ -48,18 +45,14 @@ def test_questions_are_paired_by_their_ids(
   same = found["metrics"]["mrr"]
   assert (same["difference"], same["p_value"]) == (0.0, 1.0)
 
-  done = subprocess.run(
+  done = command_server.run(
     [
       *(sys.executable, "-m", "realm_jax.compare"),
       *(f"--predictions={path}" for path in (first, second)),
       f"--json={tmp_path / 'found.json'}",
-    ],
-    cwd=project_dir,
-    env=command_environment,
-    capture_output=True,
-    text=True,
-    check=True,
+    ]
   )
+  assert done.returncode == 0, done.stderr
   assert json.loads((tmp_path / "found.json").read_text()) == found
   rows = [row.split() for row in done.stdout.splitlines()]
   shown = next(row for row in rows if row[:1] == ["exact_match"])

@@ -235,16 +235,6 @@ def test_what_follows_a_failure_depends_on_its_cause(
   assert cluster.counted == counted
 
 
-def test_preemptions_do_not_use_up_the_restarts(manifest):
-  cluster = _Cluster(manifest())
-  for _ in range(7):
-    for _ in range(20):
-      assert cluster.restarted(trainer=_PREEMPTED) == _ALL
-    assert cluster.restarted(builder=_FailedPod(1)) == ["builder"]
-  assert cluster.restarted(builder=_PREEMPTED) == ["builder"]
-  assert cluster.restarted(trainer=_FailedPod(1)) is None
-
-
 def test_a_trainer_alone_needs_no_restart_of_single_jobs(planned):
   jobs = planned("gke", jobs=("--gin_file=a.gin",))
   document = jobset.manifest(

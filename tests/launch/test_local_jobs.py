@@ -63,19 +63,6 @@ def _stopped(scripts):
   return []
 
 
-def test_the_builder_is_stopped_when_the_trainer_has_ended(scripts):
-  trainer = _job("trainer", _WHEN_IT_FOLLOWS)
-  assert _run(scripts, trainer, _job("builder", _FOLLOWS)) == 0
-  assert _stopped(scripts) == ["builder"]
-
-
-def test_the_evaluator_runs_after_a_trainer_that_succeeded(scripts):
-  evaluator = _job("evaluator", "test -e trained && touch evaluated")
-  trainer = _job("trainer", "sleep 0.1; touch trained")
-  assert _run(scripts, trainer, evaluator) == 0
-  assert (scripts.directory / "evaluated").exists()
-
-
 def test_no_evaluator_runs_after_a_trainer_that_failed(scripts):
   jobs = [
     _job("trainer", _WHEN_IT_FOLLOWS + "exit 7"),
@@ -131,12 +118,6 @@ def test_one_process_that_fails_ends_the_others_of_its_job_first(
     said
   )
   assert "trainer-2 has not ended; killing it" in said
-
-
-def test_all_processes_of_the_trainer_have_to_end(scripts):
-  script = 'case "$*" in *process_id=1*) sleep 0.2; touch second;; esac'
-  assert _run(scripts, _job("trainer", script, processes=2)) == 0
-  assert (scripts.directory / "second").exists()
 
 
 def test_an_evaluator_that_follows_is_stopped_with_the_builder(scripts):

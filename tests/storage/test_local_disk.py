@@ -6,18 +6,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from realm_jax.storage.arrays import create_mapped_array, drop_pages
+from realm_jax.storage.arrays import create_mapped_array, drop_pages, save_array
 from realm_jax.storage.local_disk import (
   DiskFullError,
   ScratchDirectory,
   explain_full_disk,
 )
+from tests.full_disk import full_disk
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
@@ -72,34 +72,17 @@ def test_a_mapped_array_has_disk_space_before_it_is_written(tmp_path):
   np.testing.assert_array_equal(np.load(path), array)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   "write",
   [
-    "save_array(path, np.zeros(5000, np.float32))",
-    "create_mapped_array(path, np.float32, (5000,))",
+    lambda path: save_array(path, np.zeros(5000, np.float32)),
+    lambda path: create_mapped_array(path, np.float32, (5000,)),
   ],
 )
 def test_a_full_disk_is_an_error_of_the_system(tmp_path, write):
-  program = f"""
-    import errno, resource, sys
-    from pathlib import Path
-    import numpy as np
-    from realm_jax.storage.arrays import create_mapped_array, save_array
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-    path = Path(sys.argv[1])
-    try:
-      {write}
-    except OSError as error:
-      sys.exit(7 if error.errno == errno.EFBIG else 1)
-  """
-  done = subprocess.run(
-    [sys.executable, "-c", textwrap.dedent(program), tmp_path / "a.npy"],
-    cwd=Path(__file__).parents[2],
-    check=False,
-    timeout=60,
-  )
-  assert done.returncode == 7
+  with full_disk(4096), pytest.raises(OSError) as caught:
+    write(tmp_path / "a.npy")
+  assert caught.value.errno == errno.EFBIG
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
