@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
-from benchmarks.runs.job_group import JobGroup
 from benchmarks.runs.jobs import Job, JobError, wait_until
 from benchmarks.runs.pretraining import Run
 from realm_jax.exit_codes import ExitCode
@@ -40,8 +39,8 @@ class Disturbed:
     run: Run with an empty folder.
 
   Attributes:
-    trainer: Process that trains, or processes.
-    builders: Processes that build the index, by name.
+    trainer: Job that trains.
+    builders: Jobs that build the index, by name.
     kinds: Kinds of the faults injected so far.
     lines: Last line of each process that ended by itself.
     problems: Ends of processes that no fault explains.
@@ -56,8 +55,8 @@ class Disturbed:
     self.problems: list[str] = []
 
   @property
-  def jobs(self) -> dict[str, Job | JobGroup]:
-    """All processes, by name."""
+  def jobs(self) -> dict[str, Job]:
+    """All jobs, by name."""
     return {"trainer": self.trainer, **self.builders}
 
   def is_over(self) -> bool:

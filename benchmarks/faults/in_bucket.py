@@ -8,7 +8,6 @@ import numpy as np
 from benchmarks.faults.disturbed import Disturbed
 from benchmarks.faults.injection import NOTHING, Injector
 from benchmarks.faults.on_disk import kill, stop_builder
-from benchmarks.runs.job_group import JobGroup
 from benchmarks.runs.object_store import ObjectStore, StoreFault
 
 # What bad requests have in common, as regular expressions.
@@ -22,14 +21,13 @@ def _store(here: Disturbed) -> ObjectStore:
 
 
 def _kill_one(name: str) -> Injector:
-  """Returns a fault that kills one process; all of the group start again."""
+  """Returns a fault that kills one process; all of the job start again."""
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:
-    group = here.jobs[name]
-    assert isinstance(group, JobGroup)
+    job = here.jobs[name]
     number = int(rng.integers(here.run.num_processes))
-    seconds = group.kill_one(number)
-    group.start()
+    seconds = job.kill_one(number)
+    job.start()
     return f"process {number}; the other ended after {seconds:.1f} s"
 
   return inject

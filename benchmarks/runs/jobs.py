@@ -1,6 +1,7 @@
 """A trainer and its index builder as processes that can be killed."""
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,12 @@ PROJECT_DIR = Path(__file__).resolve().parents[2]
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 120.0
 _OUTPUT_SECONDS = 10.0
+# After this many seconds without a sign of life a process is taken for dead, …
+_HEARTBEAT_TIMEOUT_SECONDS = 10
+# … and jax ends the others, within this time.
+_END_SECONDS = 60.0
+# What a process logs once it has met the others.
+_CONNECTED = "[Gloo] Rank"
 _START = "--- start"
 _SEARCHES = b"realm_jax.indexes.isolated"
 # Tests put a server in its place that has imported the libraries.
@@ -53,13 +60,22 @@ def as_gin(value: Any) -> str:
 
 
 class Job:
-  """A command that runs as a process, can be restarted, and appends to a log.
+  """A command that runs as one or more processes and appends to a log.
+
+  It can be started again when all have ended. Of several processes, none goes
+  on without the others: jax ends them.
 
   Args:
     name: Name for messages.
-    command: Command to run.
-    log: File that its output is appended to.
-    environment: Environment of the process; None passes on this process's.
+    command: Command to run. That of several processes takes their flags.
+    log: File that the output is appended to; of several processes, that of
+      process i to `NAME-i.log`.
+    environment: Environment of the processes; None passes on this process's.
+    num_processes: Number of processes.
+
+  Attributes:
+    log: Log of the first process.
+    started_at: Time of the last start, as `time.monotonic` has it.
   """
 
   def __init__(
@@ -69,106 +85,156 @@ class Job:
     *,
     log: Path,
     environment: Mapping[str, str] | None = None,
+    num_processes: int = 1,
   ):
     self.name = name
-    self.log = log
-    self.starts = 0
     self.started_at = 0.0
-    self.command = command
+    self._command = command
+    self._logs = [log]
+    if num_processes > 1:
+      self._logs = [
+        log.with_stem(f"{log.stem}-{number}") for number in range(num_processes)
+      ]
+    self.log = self._logs[0]
     self._environment = environment
-    self._process: Any = None
-    self._output: subprocess.Popen[bytes] | None = None
+    self._processes: list[Any] = []
+    self._outputs: list[subprocess.Popen[bytes]] = []
+    # Log of the process that says most of how the job has ended.
+    self._telling = self.log
 
-  def start(self, *flags: str) -> None:
-    """Starts or restarts the process, with further flags."""
+  def start(self) -> None:
+    """Starts or restarts the processes."""
     self.log.parent.mkdir(parents=True, exist_ok=True)
-    with self.log.open("a") as log:
-      log.write(f"{_START} {self.starts}\n")
-      log.flush()
-      # A limit on the sizes of the job's files must not limit its log.
-      self._output = subprocess.Popen(
-        ["cat"], stdin=subprocess.PIPE, stdout=log
+    self.started_at, self._telling = time.monotonic(), self.log
+    port = free_port()
+    for number, path in enumerate(self._logs):
+      flags = [
+        f"--coordinator_address=localhost:{port}",
+        f"--num_processes={len(self._logs)}",
+        f"--process_id={number}",
+        f"--heartbeat_timeout_seconds={_HEARTBEAT_TIMEOUT_SECONDS}",
+      ]
+      with path.open("a") as log:
+        log.write(f"{_START}\n")
+        log.flush()
+        # A limit on the sizes of the job's files must not limit its log.
+        output = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
+      assert output.stdin is not None
+      self._processes.append(
+        start_process(
+          [*self._command, *(flags if len(self._logs) > 1 else [])],
+          cwd=PROJECT_DIR,
+          env=None if self._environment is None else dict(self._environment),
+          stdout=output.stdin,
+          stderr=subprocess.STDOUT,
+        )
       )
-    self._process = start_process(
-      [*self.command, *flags],
-      cwd=PROJECT_DIR,
-      env=None if self._environment is None else dict(self._environment),
-      stdout=self._output.stdin,
-      stderr=subprocess.STDOUT,
-    )
-    assert self._output.stdin is not None
-    self._output.stdin.close()
-    self.starts += 1
-    self.started_at = time.monotonic()
+      output.stdin.close()
+      self._outputs.append(output)
 
   @property
   def pid(self) -> int:
-    """Id of the process."""
-    return self._running().pid
+    """Id of the first process."""
+    return self._running()[0].pid
 
   def exit_code(self) -> int | None:
-    """Returns the exit status; None while the process runs."""
-    return self._running().poll()
+    """Returns the exit status; None while a process runs.
+
+    It is that of a process that has failed by itself, if any has. jax ends the
+    others with a signal.
+    """
+    codes = [process.poll() for process in self._running()]
+    if None in codes:
+      return None
+    # Status 2 first, then other failures.
+    worst = max(range(len(codes)), key=lambda i: (codes[i] == 2, codes[i] != 0))
+    self._telling = self._logs[worst]
+    return codes[worst]
 
   def ended(self) -> bool:
-    """Returns whether the process has ended successfully.
+    """Returns whether the job has ended successfully.
 
     Raises:
       JobError: It failed.
     """
-    code = self._running().poll()
+    code = self.exit_code()
     if code:
       raise JobError(f"the {self.name} ended with {code}:\n{self.tail()}")
     return code == 0
 
   def kill(self) -> None:
     """Sends SIGKILL, which no process can handle, and waits."""
-    self._running().kill()
+    for process in self._running():
+      process.kill()
     self.close()
 
-  def close(self) -> None:
-    """Waits for the process to end, and for its last output."""
-    self._running().wait()
-    self._close()
+  def kill_one(self, number: int) -> float:
+    """Kills one process; returns the seconds until the others have ended.
+
+    Those that have not met it yet would wait for it, and are killed, too.
+
+    Raises:
+      JobError: One that has met it still runs after a minute.
+    """
+    began = time.monotonic()
+    for i, process in enumerate(self._running()):
+      if i == number or _CONNECTED not in _last_output(self._logs[i]):
+        process.kill()
+    self._wait(_END_SECONDS)
+    return time.monotonic() - began
 
   def terminate(self) -> int:
-    """Sends SIGTERM, waits, and returns the exit status."""
-    self._running().send_signal(signal.SIGTERM)
+    """Sends SIGTERM to the first process, and waits; returns the exit status.
+
+    Raises:
+      JobError: A process did not stop.
+    """
+    self._running()[0].send_signal(signal.SIGTERM)
+    codes = self._wait(_STOP_SECONDS)
+    return next(filter(None, codes), 0)
+
+  def stop(self) -> None:
+    """Kills the job if it still runs."""
+    if self._processes:
+      self.kill()
+
+  def close(self) -> None:
+    """Waits for the processes to end, and for their last output."""
+    self._wait(math.inf)
+
+  def tail(self, characters: int = 2000) -> str:
+    """Returns the end of the log of the process that failed."""
+    return self._telling.read_text(errors="replace")[-characters:]
+
+  def last_output(self) -> str:
+    """Returns what the process that failed has logged since its start."""
+    return _last_output(self._telling)
+
+  def _running(self) -> list[Any]:
+    if not self._processes:
+      raise JobError(f"the {self.name} was not started")
+    return self._processes
+
+  def _wait(self, seconds: float) -> list[int]:
+    """Waits for the end of all processes; returns their exit statuses."""
     try:
-      code = self._running().wait(_STOP_SECONDS)
+      codes = [process.wait(seconds) for process in self._running()]
     except subprocess.TimeoutExpired:
       self.kill()
       raise JobError(
-        f"the {self.name} did not stop within {_STOP_SECONDS:.0f} s of "
-        f"SIGTERM:\n{self.tail()}"
+        f"the {self.name} did not stop within {seconds:.0f} s:\n{self.tail()}"
       ) from None
-    self._close()
-    return code
-
-  def stop(self) -> None:
-    """Kills the process if it still runs."""
-    if self._process is not None:
-      self.kill()
-
-  def tail(self, characters: int = 2000) -> str:
-    """Returns the end of the log."""
-    return self.log.read_text(errors="replace")[-characters:]
-
-  def last_output(self) -> str:
-    """Returns the log since the last start."""
-    return self.log.read_text(errors="replace").rpartition(_START)[2]
-
-  def _running(self) -> Any:
-    if self._process is None:
-      raise JobError(f"the {self.name} was not started")
-    return self._process
-
-  def _close(self) -> None:
-    self._process = None
-    if self._output is not None:
-      # Children of the process may hold the pipe open a moment longer.
+    self._processes = []
+    for output in self._outputs:
+      # Children of a process may hold the pipe open a moment longer.
       with contextlib.suppress(subprocess.TimeoutExpired):
-        self._output.wait(_OUTPUT_SECONDS)
+        output.wait(_OUTPUT_SECONDS)
+    self._outputs = []
+    return codes
+
+
+def _last_output(log: Path) -> str:
+  return log.read_text(errors="replace").rpartition(_START)[2]
 
 
 def in_new_process(function: Callable[..., T], *arguments: Any) -> T:

@@ -8,7 +8,6 @@ from typing import Any
 
 from etils import epath
 
-from benchmarks.runs.job_group import JobGroup
 from benchmarks.runs.jobs import Job, Macro, gin_command
 from benchmarks.runs.object_store import ObjectStore
 
@@ -58,9 +57,9 @@ class Run:
     """Name of MODEL_DIR in the bucket."""
     return f"{self.directory.name}/model"
 
-  def trainer(self) -> Job | JobGroup:
+  def trainer(self) -> Job:
     """Returns the trainer, not yet started."""
-    return self._jobs(
+    return self._job(
       *("trainer", "train", "pretrain"),
       NUM_STEPS=self.num_steps,
       SAVE_EVERY_STEPS=self.save_every_steps,
@@ -72,9 +71,9 @@ class Run:
       WAIT_FOR_GENERATIONS=True,
     )
 
-  def builder(self, name: str = "builder") -> Job | JobGroup:
+  def builder(self, name: str = "builder") -> Job:
     """Returns an index builder, not yet started."""
-    return self._jobs(
+    return self._job(
       *(name, "build_index", "build_index"),
       INDEX=Macro(self.index),
       MODE="every",
@@ -85,9 +84,7 @@ class Run:
       },
     )
 
-  def _jobs(
-    self, name: str, module: str, recipe: str, **bindings: Any
-  ) -> Job | JobGroup:
+  def _job(self, name: str, module: str, recipe: str, **bindings: Any) -> Job:
     command = gin_command(
       module,
       [f"gin/runs/{recipe}.gin", self.model],
@@ -96,14 +93,12 @@ class Run:
       **bindings,
     )
 
-    def job(name: str) -> Job:
-      log = self.directory / f"{name}.log"
-      return Job(name, command, log=log, environment=self.environment)
-
-    if self.num_processes == 1:
-      return job(name)
-    return JobGroup(
-      name, [job(f"{name} {i}") for i in range(self.num_processes)]
+    return Job(
+      name,
+      command,
+      log=self.directory / f"{name}.log",
+      environment=self.environment,
+      num_processes=self.num_processes,
     )
 
   def last_checkpoint(self) -> int:
