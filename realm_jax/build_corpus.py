@@ -79,7 +79,7 @@ _CASED = flags.DEFINE_bool(
   "cased",
   None,
   "Whether a vocabulary that is trained keeps capitals and accents; by default "
-  "unless the language is English.",
+  "if the script of the language has no capitals.",
 )
 _TAGGER = flags.DEFINE_string(
   "tagger",

@@ -48,6 +48,7 @@ from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.languages import (
   ENGLISH,
+  WITHOUT_CAPITALS,
   LanguageError,
   require_language,
 )
@@ -57,11 +58,8 @@ from realm_jax.text.recurring_phrases import (
   count_phrases,
 )
 from realm_jax.text.salient_spans import Tagger, default_tagger, find_tagger
-from realm_jax.text.wordpieces import (
-  read_pieces,
-  train_vocabulary,
-  vocabulary_of,
-)
+from realm_jax.text.vocabulary_training import train_vocabulary
+from realm_jax.text.wordpieces import read_pieces, vocabulary_of
 
 # A corpus has about as many shards, unless they had less than this or more than
 # `SHARD_BYTES`, which a process holds in memory.
@@ -203,7 +201,7 @@ def build_corpus(
     language: ISO 639-1 code of the text's language; a line's own `language`
       takes precedence.
     cased: Whether a vocabulary that is learned keeps capitals and accents. None
-      keeps them unless the language is English.
+      keeps accents where the language's script has no capitals.
     tagger: Function that finds salient spans, or its name for
       `salient_spans.find_tagger`; None finds none, and "default" is the
       language's own.
@@ -243,7 +241,7 @@ def build_corpus(
   summary = source.summary
   tagger = tagger_of(tagger, language, summary)
   if size is not None:
-    cased = language != ENGLISH if cased is None else cased
+    cased = language in WITHOUT_CAPITALS if cased is None else cased
     pieces = _learned_pieces(source, size, cased)
   tagger = with_phrases(tagger, functools.partial(_sampled_texts, source))
   name = name or default_name(output_dir)

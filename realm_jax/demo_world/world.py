@@ -15,7 +15,8 @@ from realm_jax.demo_world import questions as questions_lib
 from realm_jax.demo_world.relations import EntityKind
 from realm_jax.settings import Fraction, NonNegativeInt, require_valid
 from realm_jax.storage.json_files import JsonValue, json_lines
-from realm_jax.text.wordpieces import train_vocabulary, write_pieces
+from realm_jax.text.vocabulary_training import train_vocabulary
+from realm_jax.text.wordpieces import write_pieces
 
 _VOCABULARY_SIZE = 8000
 _MIN_OF_KIND = len(facts_lib.SPLITS)

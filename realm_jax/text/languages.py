@@ -18,6 +18,11 @@ CODES = frozenset(
   "st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo "
   "wa wo xh yi yo za zh zu".split()
 )
+# Languages whose scripts have no capitals.
+WITHOUT_CAPITALS = frozenset(
+  "am ar as bn bo dv dz fa gu he hi ii ja ka km kn ko ks lo ml mr my ne or pa "
+  "pi ps sa sd si ta te th ti ug ur yi zh".split()
+)
 
 # Characters of scripts without spaces between words, for regular expressions.
 EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}ー"

@@ -8,17 +8,13 @@ and the text keeps both. Words of over 100 characters are `[UNK]`.
 
 Normalization changes lengths ('é' loses a byte, 'ﬁ' becomes two letters), so
 every token has its byte range in the *original* text, and an answer can be
-shown as it was written.
+shown as it was written. `vocabulary_training` learns vocabularies.
 """
 
-import collections
 import functools
 import hashlib
-import itertools
 import re
-import string
 import tempfile
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -27,12 +23,8 @@ import regex
 import seqio
 import tensorflow as tf
 import tensorflow_text as tf_text
-from absl import logging
 from etils import epath
 from jaxtyping import Bool, Int
-from tensorflow_text.tools.wordpiece_vocab import (
-  wordpiece_tokenizer_learner_lib as learner,
-)
 
 from realm_jax.text.languages import script
 from realm_jax.text.sentences import byte_positions
@@ -45,24 +37,11 @@ PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = "##"
 
-_LONGEST_WORD = 100
+LONGEST_WORD = 100
 # Control characters, which BERT ignores, and a cased tokenizer here would split
 # at. The syntax is both RE2's and Python's.
-_IGNORED = "[\ufffd" + r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\p{Cf}\p{Co}]"
-_IGNORED_CHARACTER = regex.compile(_IGNORED)
-# What BERT splits to words of their own.
-_IDEOGRAPH = re.compile(
-  "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf"
-  "\U0002f800-\U0002fa1f]"
-)
-
-# Texts in one call of the tokenizer while counting words: enough to hide its
-# fixed 20 ms, and few enough to need little memory.
-_TEXTS_PER_CALL = 512
-# Characters of a word that is cut before pieces are learned from it, unless it
-# is of ASCII, and the number of such words.
-_LONG_TO_LEARN = 24
-_MOST_LONG_WORDS = 20_000
+IGNORED = "[\ufffd" + r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\p{Cf}\p{Co}]"
+_IGNORED_CHARACTER = regex.compile(IGNORED)
 
 
 class VocabularyError(ValueError):
@@ -173,7 +152,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
       unknown_token=UNK,
       lower_case_nfd_strip_accents=not self.cased,
       # In UTF-8.
-      max_bytes_per_word=4 * _LONGEST_WORD,
+      max_bytes_per_word=4 * LONGEST_WORD,
     )
 
   @functools.cached_property
@@ -219,7 +198,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
     if s.shape.rank == 0:  # TensorFlow Text fails on a scalar.
       return self._encode_tf(s[tf.newaxis])[0]
     if self.cased:
-      s = tf.strings.regex_replace(s, _IGNORED, "")
+      s = tf.strings.regex_replace(s, IGNORED, "")
     found = self._tokenizer.tokenize(s)
     token_ids, is_kept = self._without_long_words(found.flat_values)
     return tf.ragged.boolean_mask(
@@ -236,7 +215,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
     is_first = ~tf.gather(tf.constant(self.is_continuation), token_ids)
     word = tf.cumsum(tf.cast(is_first, tf.int32)) - 1
     sizes = tf.gather(tf.constant(self._num_characters), token_ids)
-    is_long = tf.gather(tf.math.segment_sum(sizes, word), word) > _LONGEST_WORD
+    is_long = tf.gather(tf.math.segment_sum(sizes, word), word) > LONGEST_WORD
     return tf.where(is_long, self._unk_id, token_ids), is_first | ~is_long
 
   def encode_masked_tf(self, text: tf.Tensor) -> tf.Tensor:
@@ -324,178 +303,3 @@ def _read_bytes(text: str) -> Int[np.ndarray, " b"]:
   """Returns the positions of the bytes of characters that are not ignored."""
   is_read = [not _IGNORED_CHARACTER.match(character) for character in text]
   return np.flatnonzero(np.repeat(is_read, np.diff(byte_positions(text))))
-
-
-def _count_words(
-  texts: Iterable[str], *, cased: bool
-) -> collections.Counter[str]:
-  """Counts normalized words, split as the tokenizer splits them."""
-  normalizer = tf_text.FastBertNormalizer(lower_case_nfd_strip_accents=True)
-  # A vocabulary may not be empty. So each word becomes one piece, "A" or [UNK].
-  splitter = tf_text.FastWordpieceTokenizer(
-    vocab=[UNK, "A"], unknown_token=UNK, token_out_type=tf.int32
-  )
-  counts: collections.Counter[bytes] = collections.Counter()
-  remaining = iter(texts)
-  while batch := list(itertools.islice(remaining, _TEXTS_PER_CALL)):
-    folded = tf.constant(batch)
-    if cased:
-      folded = tf.strings.regex_replace(folded, _IGNORED, "")
-    else:
-      folded = normalizer.normalize(folded)
-    _, starts, limits = splitter.tokenize_with_offsets(folded)
-    for text, text_starts, text_limits in zip(
-      folded.numpy(), starts.to_list(), limits.to_list(), strict=True
-    ):
-      counts.update(map(text.__getitem__, map(slice, text_starts, text_limits)))
-  return collections.Counter(
-    {word.decode("utf-8"): count for word, count in counts.items()}
-  )
-
-
-def train_vocabulary(
-  texts: Iterable[str], size: int, *, cased: bool = False
-) -> list[str]:
-  """Learns wordpieces from texts with TensorFlow Text's learner.
-
-  ASCII's characters are always pieces, and so are the commonest of the others,
-  in up to half of the slots that are left. The learner keeps every piece that
-  occurs at least `threshold` times beyond its occurrences in longer pieces that
-  were kept, so every *word* that occurs `threshold` times is one piece, and so
-  is every ideograph. This takes the lowest threshold whose vocabulary fits in
-  `size`, and fills it with the characters that are left and then with pieces of
-  the next lower one; if all words fit, each is one piece. The texts are read
-  once, and only word counts are in memory.
-
-  Args:
-    texts: Texts of the corpus.
-    size: Largest number of pieces, special ones included.
-    cased: Whether the pieces keep capitals and accents.
-
-  Raises:
-    VocabularyError: The texts have no words, or `size` is too small.
-  """
-  counts = _count_words(texts, cased=cased)
-  for piece in SPECIAL_PIECES:
-    counts.pop(piece, None)
-  if not counts:
-    raise VocabularyError("the texts hold no words to learn wordpieces from")
-  # With ASCII's, as BERT's have them, questions and other texts than those that
-  # a vocabulary was trained on can be written in pieces.
-  letters = string.ascii_letters if cased else string.ascii_lowercase
-  reserved = [
-    *(*SPECIAL_PIECES, *string.punctuation),
-    *(start + c for start in ("", CONTINUATION) for c in string.digits),
-    *(start + c for start in ("", CONTINUATION) for c in letters),
-  ]
-  characters = collections.Counter[str]()
-  for word, count in counts.items():
-    for character in word:
-      characters[character] += count
-  commonest = sorted(characters, key=lambda c: (-characters[c], c))
-  kept = _kept_characters(commonest, reserved, size)
-  highest = max(counts.values())
-  ideographs = [
-    (word, counts.pop(word)) for word in [*counts] if _IDEOGRAPH.match(word)
-  ]
-  ideographs.sort(key=lambda item: (-item[1], item[0]))
-  counts = _learnable(counts, kept)
-
-  @functools.cache
-  def learned(threshold: int) -> list[str]:
-    pieces = reserved
-    # The learner fails where it has nothing to learn.
-    if not counts.keys() <= set(reserved):
-      pieces = learner.learn(
-        counts,
-        size,
-        reserved,
-        upper_thresh=threshold,
-        lower_thresh=threshold,
-        max_unique_chars=size,
-      )
-    more = [c for c, n in ideographs if c in kept or n >= threshold]
-    for character in sorted(kept.difference(more)):
-      more += _forms(character)
-    return [*dict.fromkeys([*pieces, *more])]
-
-  # Thresholds are doubled, because low ones are quick to learn. The learner
-  # takes none above the count of the commonest word.
-  too_low, fits = 0, 1
-  while len(learned(fits)) > size:
-    if fits == highest:
-      raise VocabularyError(
-        f"a vocabulary of {size} pieces is too small: ASCII's characters and "
-        f"the texts' commonest word take {len(learned(fits))}; give at least "
-        "that many"
-      )
-    too_low, fits = fits, min(2 * fits, highest)
-  while fits - too_low > 1:
-    threshold = (too_low + fits) // 2
-    if len(learned(threshold)) <= size:
-      fits = threshold
-    else:
-      too_low = threshold
-  rest = [form for character in commonest for form in _forms(character)]
-  rest += learned(too_low) if too_low else []
-  pieces = [*dict.fromkeys([*learned(fits), *rest])][:size]
-  covered = sum(characters[piece] for piece in pieces)
-  logging.info(
-    "The vocabulary has %d pieces, and %.3f %% of the text's characters",
-    len(pieces),
-    100 * covered / characters.total(),
-  )
-  return pieces
-
-
-def _forms(character: str) -> list[str]:
-  """Returns the pieces of a character; ideographs and punctuation are words."""
-  is_word = (
-    _IDEOGRAPH.match(character)
-    or character in string.punctuation
-    or unicodedata.category(character).startswith("P")
-  )
-  return [character] if is_word else [character, CONTINUATION + character]
-
-
-def _kept_characters(
-  commonest: Sequence[str], reserved: Sequence[str], size: int
-) -> set[str]:
-  """Returns the commonest characters, which become pieces of their own.
-
-  They take at most half of the slots that are not reserved.
-  """
-  free = (size - len(reserved)) // 2
-  kept = set(reserved).intersection(commonest)
-  for character in commonest:
-    if character not in kept:
-      free -= len(_forms(character))
-      if free < 0:
-        break
-      kept.add(character)
-  return kept
-
-
-def _learnable(
-  counts: collections.Counter[str], kept: set[str]
-) -> collections.Counter[str]:
-  """Returns the words that pieces are learned from.
-
-  Their characters are all kept. Texts without spaces have few words twice, and
-  the learner takes minutes and gigabytes for long ones: these are cut, and
-  sampled if they are many.
-  """
-  learnable = collections.Counter[str]()
-  long_words = []
-  for word, count in counts.items():
-    if kept.issuperset(word):
-      if word.isascii() or len(word) <= _LONG_TO_LEARN:
-        learnable[word] = count
-      elif len(word) <= _LONGEST_WORD:
-        long_words.append(word)
-  stride = len(long_words) // _MOST_LONG_WORDS + 1
-  for word in long_words[::stride]:
-    for start in range(0, len(word), _LONG_TO_LEARN):
-      part = word[start : start + _LONG_TO_LEARN]
-      learnable[part] += stride * counts[word]
-  return learnable

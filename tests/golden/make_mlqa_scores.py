@@ -8,19 +8,14 @@ each normalized answer of `answers_in`, and for each prediction whether it is an
 exact match, and its F1. None of XQuAD's texts are in it.
 """
 
-import argparse
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
 from tests.golden import scored_rows
-from tests.golden.make_orqa_scores import digest
 
 OUTPUT = Path(__file__).resolve().parent / "mlqa_scores.npz"
-_DATA_DIR = Path(__file__).resolve().parents[3] / "shared" / "data"
 # Every fourth of XQuAD's answers, which has no Vietnamese here.
 XQUAD = ("ar", "de", "es", "hi", "zh")
 _STEP = 4
@@ -76,32 +71,18 @@ def pairs_in(language: str, data_dir: Path) -> list[tuple[str, str]]:
   ]
 
 
-def _scoring(checkout: Path) -> ModuleType:
-  spec = importlib.util.spec_from_file_location(
-    "mlqa", checkout / "mlqa_evaluation_v1.py"
-  )
-  assert spec is not None and spec.loader is not None
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
 def main() -> None:
   """Replaces the file."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0]
+  scoring, data_dir = scored_rows.released_script(
+    "--mlqa", "mlqa_evaluation_v1.py", (__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument("--mlqa", type=Path, required=True)
-  parser.add_argument("--data_dir", type=Path, default=_DATA_DIR)
-  given = parser.parse_args()
-  scoring = _scoring(given.mlqa)
   arrays = {}
   for language in HAND_WRITTEN:
-    answers = answers_in(language, given.data_dir)
-    pairs = pairs_in(language, given.data_dir)
+    answers = answers_in(language, data_dir)
+    pairs = pairs_in(language, data_dir)
     normalized = [scoring.normalize_answer(a, language) for a in answers]
     arrays[f"{language} digests"] = np.array(
-      [digest([text]) for text in normalized], np.uint32
+      [scored_rows.digest([text]) for text in normalized], np.uint32
     )
     correct = [scoring.exact_match_score(*pair, language) for pair in pairs]
     arrays[f"{language} correct"] = np.packbits(correct)

@@ -43,7 +43,8 @@ def main() -> None:
   """Writes one of the files."""
   path = OUTPUT_DIR / "vocab.txt"
   if sys.argv[1:] == ["--vocabulary"]:
-    from realm_jax.text.wordpieces import train_vocabulary, write_pieces
+    from realm_jax.text.vocabulary_training import train_vocabulary
+    from realm_jax.text.wordpieces import write_pieces
 
     write_pieces(path, train_vocabulary(_SENTENCES, _SIZE, cased=True))
     return

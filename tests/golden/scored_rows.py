@@ -1,14 +1,21 @@
 """Rows of real question files, and predictions to score on them.
 
-Google's scoring and ours are given the same: see `make_orqa_scores.py`.
+Released scoring and ours are given the same: see `make_orqa_scores.py` and
+`make_mlqa_scores.py`.
 """
 
+import argparse
+import importlib.util
 import json
 import re
 import unicodedata
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
+
+_DATA_DIR = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 # Their answers are strings, and the TSV's are regular expressions.
 NQ_OPEN = "nq_open/NQ-open.dev.jsonl"
@@ -26,6 +33,27 @@ CURATED_TREC = tuple(
   )
 )
 FILES = (NQ_OPEN, *WEB_QUESTIONS, *CURATED_TREC)
+
+
+def released_script(
+  flag: str, path: str, description: str
+) -> tuple[ModuleType, Path]:
+  """The script at a path in the checkout of a flag, and the data's folder."""
+  parser = argparse.ArgumentParser(description=description)
+  parser.add_argument(flag, dest="checkout", type=Path, required=True)
+  parser.add_argument("--data_dir", type=Path, default=_DATA_DIR)
+  given = parser.parse_args()
+  file = given.checkout / path
+  spec = importlib.util.spec_from_file_location(file.stem, file)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module, given.data_dir
+
+
+def digest(normalized: list[str]) -> int:
+  """A digest of normalized texts, of 32 bits."""
+  return zlib.crc32("\n".join(normalized).encode())
 
 
 class Row(NamedTuple):

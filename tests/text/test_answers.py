@@ -168,7 +168,7 @@ def released():
 def test_our_scoring_agrees_on_every_row(name, released, shared_data):
   rows = scored_rows.read(shared_data, name)
   digests = [
-    make_orqa_scores.digest(list(map(answers.normalize_answer, row.answers)))
+    scored_rows.digest(list(map(answers.normalize_answer, row.answers)))
     for row in rows
   ]
   np.testing.assert_array_equal(digests, released[f"{name} digests"])

@@ -6,7 +6,7 @@ import pytest
 from realm_jax.text import answers
 from realm_jax.text.normalization import normalize_answer
 from tests.golden import make_mlqa_scores
-from tests.golden.make_orqa_scores import digest
+from tests.golden.scored_rows import digest
 
 
 @pytest.mark.parametrize("language", make_mlqa_scores.HAND_WRITTEN)

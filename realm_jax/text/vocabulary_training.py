@@ -1,0 +1,173 @@
+"""Learns wordpieces from texts, with TensorFlow Text's learner."""
+
+import collections
+import functools
+import itertools
+import string
+from collections.abc import Iterable
+
+import tensorflow as tf
+import tensorflow_text as tf_text
+from absl import logging
+from tensorflow_text.tools.wordpiece_vocab import (
+  wordpiece_tokenizer_learner_lib as learner,
+)
+
+from realm_jax.text.wordpieces import (
+  CONTINUATION,
+  IGNORED,
+  LONGEST_WORD,
+  SPECIAL_PIECES,
+  UNK,
+  VocabularyError,
+)
+
+# Texts in one call of the tokenizer while counting words: enough to hide its
+# fixed 20 ms, and few enough to need little memory.
+_TEXTS_PER_CALL = 512
+# Characters of a word that is cut before pieces are learned from it, and the
+# number of such words.
+_LONG_TO_LEARN = 24
+_MOST_LONG_WORDS = 20_000
+
+
+def train_vocabulary(
+  texts: Iterable[str], size: int, *, cased: bool = False
+) -> list[str]:
+  """Learns wordpieces from texts.
+
+  ASCII's characters are always pieces, and so are the commonest of the others,
+  in up to half of the slots that are left. The learner keeps every piece that
+  occurs at least `threshold` times beyond its occurrences in longer pieces that
+  were kept, so every *word* that occurs `threshold` times is one piece, and so
+  is every ideograph. This takes the lowest threshold whose vocabulary fits in
+  `size`, and fills it with the characters that are left and then with pieces of
+  the next lower one; if all words fit, each is one piece. The texts are read
+  once, and only word counts are in memory.
+
+  Args:
+    texts: Texts of the corpus.
+    size: Largest number of pieces, special ones included.
+    cased: Whether the pieces keep capitals and accents.
+
+  Raises:
+    VocabularyError: The texts have no words, or `size` is too small.
+  """
+  words = _count_words(texts, cased=cased)
+  if not words:
+    raise VocabularyError("the texts hold no words to learn wordpieces from")
+  # With ASCII's, as BERT's have them, questions and other texts than those that
+  # a vocabulary was trained on can be written in pieces.
+  letters = string.ascii_letters if cased else string.ascii_lowercase
+  reserved = [*SPECIAL_PIECES, *string.punctuation]
+  for character in string.digits + letters:
+    reserved += [character, CONTINUATION + character]
+  if size < len(reserved):
+    raise VocabularyError(
+      f"a vocabulary of {size} pieces is too small: ASCII's characters alone "
+      f"take {len(reserved)}; give at least that many"
+    )
+  characters = collections.Counter[str]()
+  for word, count in words.items():
+    for character in word:
+      characters[character] += count
+  # The others, such as ideographs and punctuation, are always whole words.
+  in_words = {c for word in words if len(word) > 1 for c in word}
+  commonest = sorted(characters, key=lambda c: (-characters[c], c))
+  forms = [
+    [c, CONTINUATION + c] if c in in_words else [c]
+    for c in commonest
+    if c not in reserved
+  ]
+  sizes = itertools.accumulate(map(len, forms))
+  half = (size - len(reserved)) // 2
+  kept = [form for form, n in zip(forms, sizes, strict=True) if n <= half]
+  learnable = _learnable(words, {*reserved, *(form[0] for form in kept)})
+  alone = [c for c in commonest if c not in in_words]
+
+  @functools.cache
+  def learned(threshold: int) -> list[str]:
+    pieces = [*reserved, *itertools.chain(*kept)]
+    # The learner fails where it has nothing to learn.
+    if learnable:
+      pieces = learner.learn(
+        learnable,
+        size,
+        pieces,
+        upper_thresh=threshold,
+        lower_thresh=threshold,
+        max_unique_chars=size,
+      )
+    pieces += [c for c in alone if characters[c] >= threshold]
+    return [*dict.fromkeys(pieces)]
+
+  # Thresholds are doubled, because low ones are quick to learn.
+  too_low, fits = 0, 1
+  while len(learned(fits)) > size:
+    too_low, fits = fits, 2 * fits
+  while fits - too_low > 1:
+    threshold = (too_low + fits) // 2
+    if len(learned(threshold)) <= size:
+      fits = threshold
+    else:
+      too_low = threshold
+  rest = [*itertools.chain(*forms), *(learned(too_low) if too_low else [])]
+  pieces = [*dict.fromkeys([*learned(fits), *rest])][:size]
+  covered = sum(characters[piece] for piece in pieces)
+  logging.info(
+    "The vocabulary has %d pieces, and %.3f %% of the text's characters",
+    len(pieces),
+    100 * covered / characters.total(),
+  )
+  return pieces
+
+
+def _count_words(
+  texts: Iterable[str], *, cased: bool
+) -> collections.Counter[str]:
+  """Counts normalized words, split as the tokenizer splits them."""
+  normalizer = tf_text.FastBertNormalizer(lower_case_nfd_strip_accents=True)
+  # A vocabulary may not be empty. So each word becomes one piece, "A" or [UNK].
+  splitter = tf_text.FastWordpieceTokenizer(
+    vocab=[UNK, "A"], unknown_token=UNK, token_out_type=tf.int32
+  )
+  counts: collections.Counter[bytes] = collections.Counter()
+  remaining = iter(texts)
+  while batch := list(itertools.islice(remaining, _TEXTS_PER_CALL)):
+    folded = tf.constant(batch)
+    if cased:
+      folded = tf.strings.regex_replace(folded, IGNORED, "")
+    else:
+      folded = normalizer.normalize(folded)
+    _, starts, limits = splitter.tokenize_with_offsets(folded)
+    for text, text_starts, text_limits in zip(
+      folded.numpy(), starts.to_list(), limits.to_list(), strict=True
+    ):
+      counts.update(map(text.__getitem__, map(slice, text_starts, text_limits)))
+  words = {word.decode("utf-8"): count for word, count in counts.items()}
+  return collections.Counter(
+    {w: n for w, n in words.items() if w not in SPECIAL_PIECES}
+  )
+
+
+def _learnable(
+  words: collections.Counter[str], characters: set[str]
+) -> collections.Counter[str]:
+  """Returns the words of these characters that pieces are learned from.
+
+  Texts without spaces have few words twice, and the learner takes minutes and
+  gigabytes for long ones: these are cut, and sampled if they are many.
+  """
+  spelled = [w for w in words if len(w) > 1 and characters.issuperset(w)]
+  learnable = collections.Counter(
+    {word: words[word] for word in spelled if len(word) <= _LONG_TO_LEARN}
+  )
+  long_words = [
+    word for word in spelled if _LONG_TO_LEARN < len(word) <= LONGEST_WORD
+  ]
+  stride = len(long_words) // _MOST_LONG_WORDS + 1
+  for word in long_words[::stride]:
+    for start in range(0, len(word), _LONG_TO_LEARN):
+      part = word[start : start + _LONG_TO_LEARN]
+      learnable[part] += stride * words[word]
+  return learnable
