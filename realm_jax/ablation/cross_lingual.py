@@ -121,30 +121,28 @@ class CrossLingualConfig(AblationConfig):
     results: dict[str, list[StatementResults]] = {row.name: [] for row in rows}
     runs: list[Run] = []
     for seed in seeds:
-      planned = _SeedPlan(self, output_dir / f"seed-{seed}", seed)
+      planned = _SeedPlan(self, output_dir / f"seed-{seed}", seed, {})
       for row in rows:
         results[row.name].append(planned.add(row))
       runs += planned.runs.values()
     return Plan(runs, results, frozenset())
 
 
-class _SeedPlan:
+class _SeedPlan(NamedTuple):
   """The runs of one seed, by name."""
 
-  def __init__(self, config: AblationConfig, folder: Path, seed: int):
-    self.runs: dict[str, Run] = {}
-    self._config, self._folder, self._seed = config, folder, seed
+  config: AblationConfig
+  folder: Path
+  seed: int
+  runs: dict[str, Run]
 
   def add(self, row: CrossLingualRow) -> StatementResults:
     """Adds the runs of a row, unless they are there already."""
-    self._add_training(row, row.run)
+    self._train(row, row.run)
     searched = self._directories(row.run, row.corpus)
     generations = f"generations/{row.name}"
-    bindings = {**searched, "GENERATIONS_DIR": self._path(generations)}
-    builder = self._config.command(
-      "build_index", "build_index", bindings, ("--once",)
-    )
-    self._add(row, generations, builder)
+    vectors = {**searched, "GENERATIONS_DIR": self._path(generations)}
+    self._add(row, generations, self._build_index(vectors, "--once"))
     folders = []
     for stated_in in StatementResults._fields:
       name = f"evaluations/{row.name}/{stated_in}"
@@ -154,40 +152,40 @@ class _SeedPlan:
         "QUESTIONS": self._path(f"world/statements-{stated_in}.jsonl"),
         "OUTPUT_DIR": self._path(name),
       }
-      evaluation = self._config.command("evaluate", row.evaluation, bindings)
+      evaluation = self.config.command("evaluate", row.evaluation, bindings)
       self._add(row, name, evaluation)
-      folders.append(self._folder / name)
+      folders.append(self.folder / name)
     return StatementResults(*folders)
 
-  def _add_training(self, row: Row, name: str) -> None:
+  def _train(self, row: Row, name: str) -> None:
     """Adds a run that trains, after those that it starts from."""
-    recipe, corpus, *starts = _RUNS[name]
+    recipe, corpus, retriever, reader = _RUNS[name]
     directories = self._directories(name, corpus)
-    bindings: dict[str, Value] = {**directories, "SEED": self._seed}
-    if self._config.initial_checkpoint is not None:
-      bindings["INITIAL_CHECKPOINT"] = str(self._config.initial_checkpoint)
-    for component, start in zip(("CHECKPOINT", "READER"), starts, strict=True):
-      if start is not None:
-        self._add_training(row, start)
-        bindings[f"INITIAL_{component}"] = self._path(start)
+    bindings: dict[str, Value] = {**directories, "SEED": self.seed}
+    for start in filter(None, (retriever, reader)):
+      self._train(row, start)
+    if retriever is not None:
+      bindings["INITIAL_CHECKPOINT"] = self._path(retriever)
     sidecar = None
-    if "INITIAL_READER" in bindings:
-      sidecar = self._config.command(
-        "build_index", "build_index", {**directories, "MODE": "every"}
-      )
-    command = self._config.command("train", recipe, bindings)
-    self._add(row, name, command, sidecar)
+    if reader is not None:
+      bindings["INITIAL_READER"] = self._path(reader)
+      sidecar = self._build_index({**directories, "MODE": "every"})
+    train = self.config.command("train", recipe, bindings)
+    self._add(row, name, train, sidecar)
 
-  def _path(self, name: str) -> str:
-    return str(self._folder / name)
-
-  def _directories(self, run: str, corpus: str) -> dict[str, Value]:
-    return {"MODEL_DIR": self._path(run), "CORPUS_DIR": self._path(corpus)}
+  def _build_index(self, bindings: Mapping[str, Value], *flags: str) -> Command:
+    return self.config.command("build_index", "build_index", bindings, flags)
 
   def _add(
     self, row: Row, name: str, command: Command, sidecar: Command | None = None
   ) -> None:
-    step = Step(command, self._folder / name, sidecar)
-    run = self.runs.setdefault(name, Run(self._seed, name, step))
+    step = Step(command, self.folder / name, sidecar)
+    run = self.runs.setdefault(name, Run(self.seed, name, step))
     if row.name not in run.rows:
       run.rows.append(row.name)
+
+  def _path(self, name: str) -> str:
+    return str(self.folder / name)
+
+  def _directories(self, run: str, corpus: str) -> dict[str, Value]:
+    return {"MODEL_DIR": self._path(run), "CORPUS_DIR": self._path(corpus)}

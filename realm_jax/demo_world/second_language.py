@@ -74,40 +74,35 @@ def write_in_second_language(
   its language states the fact.
   """
   generator = np.random.default_rng([seed, 1])
-  translator = Translator(config.kind, generator)
+  translate = Translator(config.kind, generator).translate
   number = round(config.stated_share * len(world.facts))
   chosen = generator.permutation(len(world.facts))[:number].tolist()
-  notes = documents_lib.write_notes(generator, [world.facts[i] for i in chosen])
-  stated: dict[int, set[int]] = {fact: set() for fact in chosen}
-  documents = []
-  for note in notes:
-    sentences = [
-      documents_lib.Sentence(
-        chosen[s.fact], s.phrasing, translator.translate(s.template)
-      )
-      for s in note.sentences
-    ]
-    for sentence in sentences:
-      stated[sentence.fact].add(sentence.phrasing)
-    title = translator.translate(note.title)
-    documents.append(
-      documents_lib.Document(f"{CODE}-{note.id}", title, tuple(sentences))
-    )
-  statements: dict[StatedIn, list[questions_lib.Question]] = {
-    "first": [],
-    "both": [],
-  }
-  for statement in questions_lib.make_statements(
-    generator,
-    world.facts,
-    world.statements["test"],
-    {i: stated.get(i, set()) for i in range(len(world.facts))},
-    translate=translator.translate,
+  documents, stated = [], {fact: set[int]() for fact in range(len(world.facts))}
+  for note in documents_lib.write_notes(
+    generator, [world.facts[fact] for fact in chosen]
   ):
-    statements["both" if statement.fact in stated else "first"].append(
-      statement
+    sentences = []
+    for sentence in note.sentences:
+      fact, phrasing = chosen[sentence.fact], sentence.phrasing
+      stated[fact].add(phrasing)
+      sentences.append(
+        documents_lib.Sentence(fact, phrasing, translate(sentence.template))
+      )
+    documents.append(
+      documents_lib.Document(
+        f"{CODE}-{note.id}", translate(note.title), tuple(sentences)
+      )
     )
-  return SecondLanguage(documents, statements)
+  asked = questions_lib.make_statements(
+    generator, world.facts, world.statements["test"], stated, translate
+  )
+  return SecondLanguage(
+    documents,
+    {
+      "first": [one for one in asked if not stated[one.fact]],
+      "both": [one for one in asked if stated[one.fact]],
+    },
+  )
 
 
 class Translator:

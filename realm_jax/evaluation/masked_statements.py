@@ -1,8 +1,14 @@
 """Evaluation of pre-training on masked statements with known answers."""
 
 from etils import epath
+from scipy.special import log_softmax
 
-from realm_jax.evaluation.explain import explain
+from realm_jax.evaluation.explain import require_masked_lm_head
+from realm_jax.evaluation.masked_sentences import (
+  best_fillings,
+  masked_query,
+  read_masks,
+)
 from realm_jax.evaluation.open_qa import block_evidence, open_questions
 from realm_jax.evaluation.outputs import PREDICTIONS, EvaluationShard, Figures
 from realm_jax.evaluation.run import Run, RunConfig
@@ -52,18 +58,30 @@ def evaluate_masked_statements(
   ):
     run = Run.load(config, index=index, max_batch=data.batch_size)
     shard.require_same_run(run)
+    require_masked_lm_head(run)
     language = run.language
     for token_ids, statements in batches:
       found = run.search(token_ids, config.num_searched, rescore=False)
       for i, statement in enumerate(statements):
         references = statement.references
-        explained = explain(run, statement.text, references[0])
-        filled = [filling.text for filling in explained.fillings]
+        masked = masked_query(
+          statement.text,
+          references[0],
+          run.vocabulary,
+          query_length=config.query_length,
+          max_masks=config.max_masks,
+        )
+        reading = read_masks(run, masked.query, masked.positions)
+        best, _ = best_fillings(
+          log_softmax(reading.scores), reading.log_probs, config.num_fillings
+        )
+        filled = [
+          masked.filling_text(run.vocabulary, ids) for ids in best.tolist()
+        ]
         correct = [
           answers.is_correct(text, references, language=language)
           for text in filled
         ]
-        read = {one.block.row for one in explained.candidates}
         blocks = run.blocks(found, i)
         evidence = block_evidence(run, blocks, statement)
         lines[statement.position] = statement.line(run) | {
@@ -75,7 +93,7 @@ def evaluate_masked_statements(
             for text, is_correct in zip(filled, correct, strict=True)
           ],
           "evidence": [
-            {**line, "read": block.row in read}
+            {**line, "read": block.row in reading.rows}
             for line, block in zip(evidence, blocks, strict=True)
           ],
         }
