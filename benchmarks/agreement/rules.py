@@ -12,7 +12,9 @@ from benchmarks.agreement.comparison import Row, differences
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.objectives.masked_lm import FORMS, marginal_masked_lm_loss
+from realm_jax.objectives.evidence import FORMS
+from realm_jax.objectives.marginal import marginal
+from realm_jax.objectives.masked_lm import masked_lm_loss
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.weights.model import flattened, nested, parameter_shapes
 
@@ -151,8 +153,9 @@ def _loss(
   *,
   form: str,
 ) -> jax.Array:
-  return marginal_masked_lm_loss(
-    relevance, logits, targets, weights, form=form
+  objective = functools.partial(marginal, form=form)
+  return masked_lm_loss(
+    relevance, logits, targets, weights, objective=objective
   ).loss.mean
 
 

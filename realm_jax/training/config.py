@@ -182,6 +182,12 @@ class TrainConfig:
         "all examples of a batch, so that its parts cannot be computed one "
         "after the other; set NUM_MICROBATCHES = 1"
       )
+    if self.stage.frozen and self.optimizer.freeze_retriever_steps:
+      raise ValueError(
+        "with FREEZE_READER, nothing would be trained in the first "
+        f"{self.optimizer.freeze_retriever_steps} steps; set "
+        "FREEZE_RETRIEVER_STEPS = 0"
+      )
     if self.retrieve_on_device and not self.stage.retrieves_on_device:
       raise ValueError(
         f"retrieve_on_device=True: {type(self.stage).__name__} does not "

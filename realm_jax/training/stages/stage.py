@@ -85,6 +85,17 @@ class Encoders(NamedTuple):
     """Applies the reader."""
     return self._apply("reader", *arguments, **settings)
 
+  def drops(self, component: str) -> bool:
+    """Returns whether a component has dropout."""
+    module: Any = getattr(self.models, component)
+    return component in self.dropout_keys and module.bert.dropout_rate > 0
+
+  def frozen(self, component: str) -> "Encoders":
+    """Returns the same, but one component without dropout and gradient."""
+    keys = {n: key for n, key in self.dropout_keys.items() if n != component}
+    constant = jax.lax.stop_gradient(self.params[component])
+    return Encoders(self.models, {**self.params, component: constant}, keys)
+
   def _apply(self, component: str, *arguments: Any, **settings: Any) -> Any:
     module: Any = getattr(self.models, component)
     variables = {"params": self.params[component]}
@@ -155,6 +166,7 @@ class Stage(abc.ABC):
     needs_answers: Whether it asks which blocks contain answers.
     num_candidates: Number of blocks that its step reads for each query.
     components: Components that it trains.
+    frozen: Those of them whose parameters stay as they are.
   """
 
   needs_index: ClassVar[bool] = False
@@ -174,6 +186,10 @@ class Stage(abc.ABC):
   @property
   def null_block(self) -> bool:
     return False
+
+  @property
+  def frozen(self) -> tuple[str, ...]:
+    return ()
 
   @property
   def num_candidates(self) -> int:

@@ -1,8 +1,11 @@
 """Pre-training's candidates, and the corpora that they and sentences are of."""
 
+import functools
 import json
 
+import jax
 import numpy as np
+import optax
 import pytest
 
 from realm_jax.corpus.build import build_corpus
@@ -11,7 +14,8 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
-from realm_jax.training.stages.stage import StageContext
+from realm_jax.training.stages.stage import Encoders, Models, StageContext
+from tests.training import tiny
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . alps rhine nile snow ships flow"
 LENGTH = 8
@@ -126,6 +130,57 @@ def test_what_is_searched_for_is_what_is_kept_or_dropped():
     assert stage.num_searched(needed) == needed
     with pytest.raises(ValueError, match=f"needs {needed} blocks.*NUM_CANDID"):
       stage.num_searched(needed - 1)
+
+
+@pytest.mark.parametrize(
+  ("settings", "named"),
+  [
+    ({"objective": "adist"}, "'adist'.*'leave_one_out' or 'perplexity'"),
+    ({"target_temperature": 2.0}, "'marginal'.*TARGET_TEMPERATURE.*OBJECTIVE"),
+    ({"objective": "replug", "target_temperature": 0.0}, "above 0"),
+    ({"objective": "leave_one_out", "num_candidates": 1}, "NUM_CANDIDATES=1"),
+    ({"freeze_reader": True, "span_weight": 1.0}, "SPAN_WEIGHT.*FREEZE_READER"),
+  ],
+)
+def test_objectives_that_cannot_be_are_refused(settings, named):
+  with pytest.raises(ValueError, match=named):
+    Pretraining(**settings)
+
+
+@pytest.mark.slow
+def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
+  batch = tiny.batch("pretraining")
+  models = Models(*tiny.models(dropout_rate=0.5))
+
+  @functools.partial(jax.jit, static_argnames="freeze")
+  def run(params, key, freeze):
+    """The loss of a retriever that does not drop, and the reader's gradient."""
+    stage = Pretraining(
+      tiny.CANDIDATES, objective="perplexity", freeze_reader=freeze
+    )
+
+    def loss(params):
+      def of_rows(rows):
+        encoders = Encoders(models, params, {"reader": key})
+        return stage.loss(encoders, batch, rows)
+
+      rows_of = functools.partial(stage.rows, models)
+      found = tiny.on_rows(rows_of, batch, of_rows)
+      return found.loss.mean, found.means()
+
+    gradient, means = jax.grad(loss, has_aux=True)(params)
+    return optax.tree.norm(gradient["reader"]), means
+
+  params = tiny.parameters("pretraining")
+  (slope, one), (_, other) = (
+    run(params, jax.random.key(seed), False) for seed in range(2)
+  )
+  assert one["retriever_loss"] == other["retriever_loss"] > 0
+  assert one["reader_loss"] != other["reader_loss"]
+  assert slope > 0
+  slope, frozen = run(params, jax.random.key(0), True)
+  assert slope == 0
+  assert frozen["retriever_loss"] == pytest.approx(one["retriever_loss"])
 
 
 def test_a_sentence_is_read_beside_its_own_block(corpora):
