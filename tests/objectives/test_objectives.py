@@ -4,6 +4,7 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -175,7 +176,9 @@ def test_the_example_of_the_documents_runs(project_dir):
   names = {}
   exec(re.search(r"```python\n(.*?)```", page, re.S)[1], names)
   example = _example()
-  found = masked_lm_loss(*example, objective=names["best_block"])
+  found = masked_lm_loss(
+    *map(jnp.asarray, example), objective=names["best_block"]
+  )
   expected = [
     np.log(_softmax(relevance)[np.argmax(likelihood)])
     for relevance, likelihood in zip(

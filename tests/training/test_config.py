@@ -55,7 +55,6 @@ KEPT = CheckpointConfig(save_every_steps=10, keep_checkpoints=2)
       {"stage": Pretraining(drop_source=False), "retrieve_on_device": True},
       "RETRIEVE_ON_DEVICE",
     ),
-    ({"stage": InverseCloze(), "num_microbatches": 2}, "NUM_MICROBATCHES"),
     (
       {
         "stage": Pretraining(freeze_reader=True),

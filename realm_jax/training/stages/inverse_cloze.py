@@ -3,17 +3,21 @@
 import dataclasses
 from typing import NamedTuple
 
+import jax
 import numpy as np
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenRows
+from realm_jax.models.parameters import Params
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.weighted import WeightedLoss
+from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.training.encoder_rows import EncoderRows
 from realm_jax.training.stages import stage as stages
+from realm_jax.training.step import ComparingLoss, RowsOf
 
 
 class InverseClozeBatch(NamedTuple):
@@ -32,8 +36,6 @@ class InverseCloze(stages.Stage):
   """A sentence finds its block among the blocks of the global batch."""
 
   components = ("retriever",)
-  # Its negatives are all blocks of the global batch.
-  is_divisible = False
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
@@ -57,12 +59,43 @@ class InverseCloze(stages.Stage):
       blocks=TokenRows(retriever.block_input(batch.block), numbers),
     )
 
+  def functions(
+    self, models: stages.Models
+  ) -> tuple[RowsOf[InverseClozeBatch], ComparingLoss]:
+    rows_of, _ = super().functions(models)
+    return rows_of, ComparingLoss(
+      shared_partial(_embed, self, models),
+      shared_partial(_compare, models.retriever.score_scale),
+    )
+
   def loss(
     self,
     encoders: stages.Encoders,
     batch: InverseClozeBatch,
     rows: EncoderRows,
   ) -> WeightedLoss:
-    queries, blocks = encoders.retriever(rows.queries, rows.blocks)
-    scale = encoders.models.retriever.score_scale
-    return inverse_cloze_loss(queries, blocks, batch.removed, score_scale=scale)
+    vectors = encoders.retriever(rows.queries, rows.blocks)
+    return _compare(encoders.models.retriever.score_scale, vectors, batch)
+
+
+# From here on: the two parts of the loss, of which the second alone looks at
+# the whole batch.
+
+
+def _embed(
+  stage: InverseCloze,
+  models: stages.Models,
+  params: Params,
+  rows: EncoderRows,
+  dropout_key: jax.Array | None,
+) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
+  encoders = stages.encoders_of(stage, models, params, dropout_key)
+  return encoders.retriever(rows.queries, rows.blocks)
+
+
+def _compare(
+  score_scale: float,
+  vectors: tuple[Float[Array, "b d"], Float[Array, "b d"]],
+  batch: InverseClozeBatch,
+) -> WeightedLoss:
+  return inverse_cloze_loss(*vectors, batch.removed, score_scale=score_scale)

@@ -162,7 +162,6 @@ class Stage(abc.ABC):
       published with.
     retrieves_on_device: Whether a step can retrieve its own candidates.
     null_block: Whether the first candidate of each query is the null block.
-    is_divisible: Whether the loss of a batch is the sum of its parts'.
     needs_answers: Whether it asks which blocks contain answers.
     num_candidates: Number of blocks that its step reads for each query.
     components: Components that it trains.
@@ -172,7 +171,6 @@ class Stage(abc.ABC):
   needs_index: ClassVar[bool] = False
   reads_vectors: ClassVar[bool] = False
   needs_answers: ClassVar[bool] = False
-  is_divisible: ClassVar[bool] = True
   components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
 
   @property
@@ -270,10 +268,18 @@ def _loss_of(
   rows: EncoderRows,
   dropout_key: jax.Array | None,
 ) -> WeightedLoss:
+  encoders = encoders_of(stage, models, params, dropout_key)
+  return stage.loss(encoders, batch, rows)
+
+
+def encoders_of(
+  stage: Stage, models: Models, params: Params, dropout_key: jax.Array | None
+) -> Encoders:
+  """Returns the models as the loss of a stage applies them in a step."""
   keys = {}
   if dropout_key is not None:
     keys = _keys_of(stage.components, dropout_key)
-  return stage.loss(Encoders(models, params, keys), batch, rows)
+  return Encoders(models, params, keys)
 
 
 def _keys_of(

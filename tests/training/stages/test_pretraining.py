@@ -135,7 +135,6 @@ def test_what_is_searched_for_is_what_is_kept_or_dropped():
 @pytest.mark.parametrize(
   ("settings", "named"),
   [
-    ({"objective": "adist"}, "'adist'.*'leave_one_out' or 'perplexity'"),
     ({"target_temperature": 2.0}, "'marginal'.*TARGET_TEMPERATURE.*OBJECTIVE"),
     ({"objective": "replug", "target_temperature": 0.0}, "above 0"),
     ({"objective": "leave_one_out", "num_candidates": 1}, "NUM_CANDIDATES=1"),
