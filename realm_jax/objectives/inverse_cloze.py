@@ -1,5 +1,7 @@
 """Inverse cloze: find the block that a sentence came from (ORQA, section 4)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -13,9 +15,12 @@ def inverse_cloze_loss(
   blocks: Float[Array, "n d"],
   removed: Bool[AnyArray, " n"],
   *,
+  negatives: Float[Array, "n h d"] | None = None,
   score_scale: float = 1.0,
 ) -> WeightedLoss:
   """Returns the cross-entropy of each sentence's block among all blocks.
+
+  Among these are its own `negatives`, if there are any.
 
   −(1/n) Σ_i log softmax_j(f(x_i, z_j))_i, over the **global** batch: under
   `jax.jit` with the batch sharded, the product below gathers all blocks.
@@ -26,14 +31,16 @@ def inverse_cloze_loss(
   was removed from its block. Accuracy is reported apart: where the sentence
   remains, matching its words is enough.
   """
-  scores = score_scale * jnp.einsum(
-    "nd,md->nm",
-    queries,
-    blocks,
+  # The scores of retrieval are not rounded to bfloat16 on TPUs.
+  product = functools.partial(
+    jnp.einsum,
     preferred_element_type=jnp.float32,
-    # The scores of retrieval are not rounded to bfloat16 on TPUs.
     precision=jax.lax.Precision.HIGHEST,
   )
+  scores = score_scale * product("nd,md->nm", queries, blocks)
+  if negatives is not None:
+    hard = score_scale * product("nd,nhd->nh", queries, negatives)
+    scores = jnp.concatenate([scores, hard], axis=1)
   log_probs = jax.nn.log_softmax(scores, axis=-1)
   correct = jnp.argmax(scores, axis=-1) == jnp.arange(scores.shape[0])
   return WeightedLoss(

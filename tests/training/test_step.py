@@ -118,10 +118,13 @@ def test_what_each_stage_teaches(stage, learns):
 
 @pytest.mark.slow
 def test_parts_that_are_compared_have_the_gradient_of_the_whole_batch():
-  # The examples of a part are dealt out to two devices, and half of the
-  # hidden states are dropped.
+  # The examples of a part are dealt out to two devices, half of the hidden
+  # states are dropped, and each sentence has a hard negative.
   state, _, _, mesh = _state("inverse_cloze", (2, 1, 1), PLAIN)
-  batch = sharding.to_devices(tiny.batch("inverse_cloze"), mesh)
+  batch = tiny.batch("inverse_cloze")
+  negatives = np.roll(batch.blocks, 1, axis=0)
+  blocks = np.concatenate([batch.blocks, negatives], axis=1)
+  batch = sharding.to_devices(batch._replace(blocks=blocks), mesh)
   whole, in_parts = (
     jax.jit(
       functools.partial(

@@ -168,10 +168,13 @@ class Stage(abc.ABC):
     frozen: Those of them whose parameters stay as they are.
   """
 
-  needs_index: ClassVar[bool] = False
   reads_vectors: ClassVar[bool] = False
   needs_answers: ClassVar[bool] = False
   components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
+
+  @property
+  def needs_index(self) -> bool:
+    return False
 
   @property
   def current_queries(self) -> bool:

@@ -12,6 +12,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
+from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
 from realm_jax.training.stages.stage import Encoders, Models, StageContext
@@ -130,6 +131,34 @@ def test_what_is_searched_for_is_what_is_kept_or_dropped():
     assert stage.num_searched(needed) == needed
     with pytest.raises(ValueError, match=f"needs {needed} blocks.*NUM_CANDID"):
       stage.num_searched(needed - 1)
+  stage = InverseCloze(num_hard_negatives=4)
+  assert (stage.num_searched(100), stage.num_searched(5)) == (7, 5)
+  with pytest.raises(ValueError, match=r"needs 5 blocks.*NUM_HARD_NEGATIVES"):
+    stage.num_searched(4)
+
+
+@pytest.mark.parametrize(
+  ("rows", "bodies"),
+  [
+    # The source and its copy stand in rows 1 and 3.
+    ([1, 2, 3, 0], ["nile flow", "alps snow"]),
+    # The null block takes the place of copies that are not spare.
+    ([1, 2, 3], ["nile flow", ""]),
+  ],
+)
+def test_hard_negatives_are_not_the_source(corpora, rows, bodies):
+  searched, read = corpora
+  rows = np.array([rows], np.int32)
+  batch = _batch(read, 1)
+  batch.arrays["removed"] = np.ones(1, bool)
+  batch.arrays["block"] = np.full((1, LENGTH), 7, np.int32)
+  made, _ = InverseCloze(num_hard_negatives=2).assemble(
+    batch,
+    SearchResult(rows, np.zeros(rows.shape, np.float32)),
+    StageContext(searched, None, LENGTH, read),
+  )
+  np.testing.assert_array_equal(made.blocks[:, 0], batch.arrays["block"])
+  assert _bodies(searched.vocabulary, made.blocks[0, 1:]) == bodies
 
 
 @pytest.mark.parametrize(
