@@ -1,5 +1,6 @@
 """Compares loss and optimizer with the published rules in float64."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ from benchmarks.agreement.comparison import Row, differences
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.objectives.masked_lm import FORMS, marginal_masked_lm_loss
+from realm_jax.objectives.evidence import FORMS
+from realm_jax.objectives.marginal import marginal
+from realm_jax.objectives.masked_lm import masked_lm_loss
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.weights.model import flattened, nested, parameter_shapes
 
@@ -59,8 +62,9 @@ def compare_signal(form: str, *, seed: int = 0) -> list[Row]:
   weights = (np.arange(masks) < num_scored).astype(np.float64)
 
   def loss(relevance: Any, logits: Any, weights: Any) -> jax.Array:
-    return marginal_masked_lm_loss(
-      relevance, logits, targets, weights, form=form
+    objective = functools.partial(marginal, form=form)
+    return masked_lm_loss(
+      relevance, logits, targets, weights, objective=objective
     ).loss.mean
 
   by_autodiff = jax.jit(jax.grad(loss))(

@@ -59,7 +59,7 @@ def evaluate_masked_lm(
     output_dir: Directory of `metrics.json`; None writes nothing.
 
   Returns:
-    Contents of `metrics.json`: the metrics of `marginal_masked_lm_loss`;
+    Contents of `metrics.json`: the metrics of `masked_lm_loss`;
     `perplexity` of the masked tokens, exp(−log p(y|x)), and
     `perplexity_null`, that with the null block alone; and `recall`, the share
     of queries whose masked words a retrieved block has. With a previous

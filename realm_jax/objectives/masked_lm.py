@@ -1,32 +1,47 @@
-"""The marginal masked-LM loss of REALM pre-training (section 3.1)."""
+"""The loss of pre-training by one of its objectives, and its metrics."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from realm_jax.models import AnyArray
+from realm_jax.objectives.emdr2 import emdr2
+from realm_jax.objectives.evidence import Evidence
+from realm_jax.objectives.leave_one_out import leave_one_out
+from realm_jax.objectives.marginal import marginal, marginal_token_likelihood
+from realm_jax.objectives.perplexity import perplexity
+from realm_jax.objectives.replug import replug
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
-FORMS = ("per_token", "joint")
+Objective = Callable[[Evidence], WeightedLoss]
+# Objectives by name. All take `form`, one of `evidence.FORMS`.
+OBJECTIVES: dict[str, Callable[..., WeightedLoss]] = {
+  "marginal": marginal,
+  "emdr2": emdr2,
+  "leave_one_out": leave_one_out,
+  "perplexity": perplexity,
+  "replug": replug,
+}
+# Those with a target for p(z|x). They take its `temperature`.
+WITH_TARGET = ("leave_one_out", "perplexity", "replug")
 
 
-def marginal_masked_lm_loss(
+def masked_lm_loss(
   relevance: Float[Array, "b k"],
   logits: Float[Array, "b k m v"],
   targets: Int[AnyArray, "b m"],
   weights: Float[AnyArray, "b m"],
   *,
-  form: str = "per_token",
+  objective: Objective = marginal,
+  target_logits: Float[Array, "b k m v"] | None = None,
   has_null: bool = True,
 ) -> WeightedLoss:
-  """Returns −log p(y|x), with p(z|x) the softmax over the candidates.
+  """Returns an objective, with p(z|x) the softmax over the candidates.
 
-  `per_token` (released code):
-    −(1/Σ w_j) Σ_j w_j log Σ_z p(z|x) p(y_j|z, x), over the batch's masks.
-  `joint` (paper, equation 1 with section 3.2's product over masks):
-    −log Σ_z p(z|x) Π_j p(y_j|z, x), the mean over the examples with masks.
-
-  The metric `retrieval_utility` is the released code's
+  Whatever the objective, the metrics are those of the marginal likelihood, and
+  so can be compared. `retrieval_utility` is the released code's
   log p(y|x) − log p(y|null, x) for a token; `best_utility` is the same for
   the best single candidate, log p(y|z, x) − log p(y|null, x).
   `log_likelihood` is log p(y|x) for a token, whatever the form, and
@@ -37,30 +52,25 @@ def marginal_masked_lm_loss(
     logits: Scores of the vocabulary at each mask.
     targets: Ids of the words behind the masks.
     weights: 1 where there is a scored mask, 0 at padding.
-    form: Form of the loss, one of the above.
+    objective: Function from the evidence to the loss, and its own metrics.
+    target_logits: The same scores without dropout, from which the target of
+      p(z|x) is made; None for `logits`. Their gradient is not used.
     has_null: Whether candidate 0 is the null block. Without it there are no
       metrics that compare with it.
-
-  Raises:
-    ValueError: There is no such form.
   """
-  if form not in FORMS:
-    raise ValueError(f"form={form!r}; want one of {FORMS}")
   log_prior = jax.nn.log_softmax(relevance, axis=-1)
   log_probs = jax.nn.log_softmax(logits, axis=-1)
-  target_log_probs = jnp.take_along_axis(
-    log_probs, targets[:, None, :, None], axis=-1
-  )[..., 0]
-  token_likelihood = jax.nn.logsumexp(
-    log_prior[:, :, None] + target_log_probs, axis=1
+  token_likelihood = _of_targets(log_probs, targets)
+  of_target = token_likelihood
+  if target_logits is not None:
+    of_target = _of_targets(jax.nn.log_softmax(target_logits, axis=-1), targets)
+  of_target = jnp.sum(of_target * weights[:, None], axis=-1)
+  evidence = Evidence(
+    log_prior, token_likelihood, weights, jax.lax.stop_gradient(of_target)
   )
-  if form == "per_token":
-    loss = Average.of(-token_likelihood, weights)
-  else:
-    masks = jnp.sum(target_log_probs * weights[:, None], axis=-1)
-    example_likelihood = jax.nn.logsumexp(log_prior + masks, axis=1)
-    loss = Average.of(-example_likelihood, jnp.sum(weights, axis=-1) > 0)
+  found = objective(evidence)
 
+  token_marginal = marginal_token_likelihood(evidence)
   prior = jax.lax.stop_gradient(jnp.exp(log_prior))
   mixture = jnp.einsum(
     "bk,bkmv->bmv", prior, jnp.exp(jax.lax.stop_gradient(log_probs))
@@ -69,18 +79,27 @@ def marginal_masked_lm_loss(
     "masked_accuracy": Average.of(
       jnp.argmax(mixture, axis=-1) == targets, weights
     ),
-    "log_likelihood": Average.of(token_likelihood, weights),
+    "log_likelihood": Average.of(token_marginal, weights),
     "candidate_entropy": Average.of(-jnp.sum(prior * log_prior, axis=-1)),
   }
   if has_null:
-    null = target_log_probs[:, 0]
-    best = jnp.max(target_log_probs, axis=1)
+    null = token_likelihood[:, 0]
+    best = jnp.max(token_likelihood, axis=1)
     null_correct = jnp.argmax(logits[:, 0], axis=-1) == targets
     metrics |= {
       "masked_accuracy_null": Average.of(null_correct, weights),
       "log_likelihood_null": Average.of(null, weights),
-      "retrieval_utility": Average.of(token_likelihood - null, weights),
+      "retrieval_utility": Average.of(token_marginal - null, weights),
       "best_utility": Average.of(best - null, weights),
       "null_probability": Average.of(prior[:, 0]),
     }
-  return WeightedLoss(loss, metrics)
+  return WeightedLoss(found.loss, {**metrics, **found.metrics})
+
+
+def _of_targets(
+  log_probs: Float[Array, "b k m v"], targets: Int[AnyArray, "b m"]
+) -> Float[Array, "b k m"]:
+  """Returns log p(y_j|z, x) of the words behind the masks."""
+  return jnp.take_along_axis(log_probs, targets[:, None, :, None], axis=-1)[
+    ..., 0
+  ]

@@ -47,6 +47,14 @@ class WeightedLoss(NamedTuple):
   loss: Average
   metrics: dict[str, Average]
 
+  @classmethod
+  def of_both(cls, retriever: Average, reader: Average) -> "WeightedLoss":
+    """Returns the sum of two losses of equal weight, and each as a metric."""
+    return cls(
+      retriever._replace(total=retriever.total + reader.total),
+      {"retriever_loss": retriever, "reader_loss": reader},
+    )
+
   def means(self) -> dict[str, Float[Array, ""]]:
     """Returns the mean of each metric, and of the loss as `loss`."""
     averages = {"loss": self.loss, **self.metrics}

@@ -355,7 +355,7 @@ def advice(config: TrainConfig, cost: Cost, topology: Topology) -> list[str]:
     if groups % fsdp == 0 and total <= memory:
       found.append((f"FSDP = {fsdp} divides the state", total))
       break
-  for factor in factors if config.stage.is_divisible else ():
+  for factor in factors:
     parts, total = config.num_microbatches * factor, fixed + temporary / factor
     if batch % (groups * parts) == 0 and total <= memory:
       setting = f"NUM_MICROBATCHES = {parts} computes one part after the other"

@@ -149,7 +149,7 @@ class TrainConfig:
     mesh: How the devices share the parameters and the work.
     num_microbatches: Number of parts of a batch whose gradients a step computes
       one after the other and adds. The result is that of the whole batch, in
-      less memory.
+      less memory. Inverse cloze embeds each part twice for it.
     pack: Whether short sequences share rows. Otherwise all are padded to the
       greatest length, and the step computes on the padding, too.
     max_shape_buckets: Number of shapes, at most, of the rows of packed
@@ -176,11 +176,11 @@ class TrainConfig:
 
   def __post_init__(self) -> None:
     require_valid(self)
-    if self.num_microbatches > 1 and not self.stage.is_divisible:
+    if self.stage.frozen and self.optimizer.freeze_retriever_steps:
       raise ValueError(
-        f"num_microbatches={self.num_microbatches}: this stage's loss compares "
-        "all examples of a batch, so that its parts cannot be computed one "
-        "after the other; set NUM_MICROBATCHES = 1"
+        "with FREEZE_READER, nothing would be trained in the first "
+        f"{self.optimizer.freeze_retriever_steps} steps; set "
+        "FREEZE_RETRIEVER_STEPS = 0"
       )
     if self.retrieve_on_device and not self.stage.retrieves_on_device:
       raise ValueError(

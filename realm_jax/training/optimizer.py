@@ -132,17 +132,20 @@ def _decay_mask(params: Params) -> Params:
 
 @functools.lru_cache(maxsize=32)
 def make_optimizer(
-  config: OptimizerConfig, *, num_steps: int
+  config: OptimizerConfig, *, num_steps: int, frozen: tuple[str, ...] = ()
 ) -> optax.GradientTransformation:
   """Returns BERT's optimizer: clip, Adam, weight decay, learning rate.
 
-  Its parameters are a dictionary by component (`retriever`, `reader`). Equal
-  settings give the same optimizer, of which `jax.jit` knows what it compiled.
+  Its parameters are a dictionary by component (`retriever`, `reader`); those of
+  `frozen` components do not change, nor decay. Equal settings give the same
+  optimizer, of which `jax.jit` knows what it compiled.
   """
   rates = {
     "retriever": _retriever_schedule(config, num_steps=num_steps),
     "reader": learning_rate_schedule(config, num_steps=num_steps),
   }
+  # The state is of the same form whether or not a component is frozen.
+  rates |= dict.fromkeys(frozen, optax.constant_schedule(0.0))
   return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),
     scale_by_bert_adam(config),

@@ -56,7 +56,11 @@ class StepSetup:
   def optimizer(self) -> optax.GradientTransformation:
     """Optimizer of the run."""
     config = self.config
-    return make_optimizer(config.optimizer, num_steps=config.num_steps)
+    return make_optimizer(
+      config.optimizer,
+      num_steps=config.num_steps,
+      frozen=config.stage.frozen,
+    )
 
   def empty_arrays(self) -> ExampleArrays:
     """Returns padding, from which a stage makes a global batch."""

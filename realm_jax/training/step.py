@@ -5,7 +5,7 @@ add (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,35 @@ from realm_jax.training.state import TrainState
 
 # A stage's batch: a tree of arrays with a row for each example.
 B = TypeVar("B")
+T = TypeVar("T")
 Metrics = dict[str, jax.Array]
 # From examples and their numbers in the global batch to what encoders read.
 RowsOf = Callable[[B, UInt32[Array, " b"]], EncoderRows]
 # A stage's loss, of the parameters by component, the batch, what the encoders
 # read of it, and the key of the dropout masks, which is None without dropout.
 Loss = Callable[[Params, B, EncoderRows, jax.Array | None], WeightedLoss]
+
+
+class ComparingLoss(NamedTuple):
+  """A `Loss` that compares all examples of a batch by their vectors.
+
+  Attributes:
+    embed: Function from the parameters, what the encoders read and the key of
+      the dropout masks to a tree of vectors, with a row for each example.
+    compare: Function from these and the batch to the loss.
+  """
+
+  embed: Callable[[Params, EncoderRows, jax.Array | None], Any]
+  compare: Callable[[Any, Any], WeightedLoss]
+
+  def __call__(
+    self,
+    params: Params,
+    batch: Any,
+    rows: EncoderRows,
+    dropout_key: jax.Array | None,
+  ) -> WeightedLoss:
+    return self.compare(self.embed(params, rows, dropout_key), batch)
 
 
 def _split(batch: B, *, parts: int, devices: int) -> B:
@@ -40,6 +63,30 @@ def _split(batch: B, *, parts: int, devices: int) -> B:
     return x.reshape(parts, -1, *x.shape[3:])
 
   return jax.tree.map(of_parts, batch)
+
+
+def _join(parts: B, *, devices: int) -> B:
+  """Returns the arrays of the batch that `_split` has split."""
+
+  def of_batch(x: jax.Array) -> jax.Array:
+    x = x.reshape(len(x), devices, -1, *x.shape[2:])
+    return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[3:])
+
+  return jax.tree.map(of_batch, parts)
+
+
+def _sum_over(function: Callable[[Any], T], parts: Any) -> T:
+  """Returns the sum of a function of parts, one after the other."""
+  first = jax.tree.map(lambda x: x[0], parts)
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, first)
+  )
+  total, _ = jax.lax.scan(
+    lambda sums, part: (jax.tree.map(jnp.add, sums, function(part)), None),
+    zeros,
+    parts,
+  )
+  return total
 
 
 def batch_gradient(
@@ -59,16 +106,31 @@ def batch_gradient(
   retriever that is frozen in this step is not computed. With micro-batches,
   whose gradients are computed one after the other and added, the masks are the
   same, and the gradient is that of the whole batch.
+
+  Of a `ComparingLoss` this is GradCache (Gao et al. 2021, arXiv 2101.06983,
+  section 3): all parts are embedded, the loss of all vectors is differentiated
+  by these, and then each part is embedded again, with the same masks, to
+  differentiate its vectors by the parameters. It takes one more forward pass.
   """
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
+
+  def trained(params: Params) -> Params:
+    if not freeze_retriever:
+      return params
+    frozen = jax.lax.stop_gradient(params["retriever"])
+    return {**params, "retriever": frozen}
+
+  def on_rows(
+    numbered: tuple[B, UInt32[Array, " b"]], compute: Callable[[EncoderRows], T]
+  ) -> T:
+    return layout.with_rows(
+      lambda numbered: rows_of(*numbered), numbered, compute
+    )
 
   def objective(
     params: Params, part: B, rows: EncoderRows
   ) -> tuple[jax.Array, WeightedLoss]:
-    if freeze_retriever:
-      frozen = jax.lax.stop_gradient(params["retriever"])
-      params = {**params, "retriever": frozen}
-    weighted = loss(params, part, rows, dropout_key)
+    weighted = loss(trained(params), part, rows, dropout_key)
     # Gradients of sums can be added; that of the mean need not be divided.
     is_whole = num_microbatches == 1
     return weighted.loss.mean if is_whole else weighted.loss.total, weighted
@@ -76,12 +138,9 @@ def batch_gradient(
   def gradient_of(
     numbered: tuple[B, UInt32[Array, " b"]],
   ) -> tuple[Params, WeightedLoss]:
-    part, _ = numbered
     gradient = jax.grad(objective, has_aux=True)
-    return layout.with_rows(
-      lambda numbered: rows_of(*numbered),
-      numbered,
-      lambda rows: gradient(state.params, part, rows),
+    return on_rows(
+      numbered, lambda rows: gradient(state.params, numbered[0], rows)
     )
 
   size = len(jax.tree.leaves(batch)[0])
@@ -89,21 +148,39 @@ def batch_gradient(
   if num_microbatches == 1:
     gradient, weighted = gradient_of(numbered)
     return gradient, weighted.means()
-  parts = _split(numbered, parts=num_microbatches, devices=layout.num_devices)
-  first = jax.tree.map(lambda x: x[0], parts)
-  zeros = jax.tree.map(
-    lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, first)
+  devices = layout.num_devices
+  parts = _split(numbered, parts=num_microbatches, devices=devices)
+  if not isinstance(loss, ComparingLoss):
+    gradient, weighted = _sum_over(gradient_of, parts)
+    weight = jnp.maximum(weighted.loss.weight, 1.0)
+    return jax.tree.map(lambda g: g / weight, gradient), weighted.means()
+
+  def embed(params: Params, rows: EncoderRows) -> Any:
+    return loss.embed(trained(params), rows, dropout_key)
+
+  def compare(vectors: Any) -> tuple[jax.Array, WeightedLoss]:
+    weighted = loss.compare(_join(vectors, devices=devices), batch)
+    return weighted.loss.mean, weighted
+
+  vectors = jax.lax.map(
+    lambda part: on_rows(part, lambda rows: embed(state.params, rows)), parts
   )
-  (gradient, weighted), _ = jax.lax.scan(
-    lambda sums, part: (
-      jax.tree.map(jnp.add, sums, gradient_of(part)),
-      None,
-    ),
-    zeros,
-    parts,
-  )
-  weight = jnp.maximum(weighted.loss.weight, 1.0)
-  return jax.tree.map(lambda g: g / weight, gradient), weighted.means()
+  slopes, weighted = jax.grad(compare, has_aux=True)(vectors)
+
+  def gradient_of_vectors(given: Any) -> Params:
+    part, slopes = given
+
+    def product(params: Params, rows: EncoderRows) -> jax.Array:
+      products = jax.tree.map(
+        lambda vector, slope: jnp.sum(vector * slope),
+        embed(params, rows),
+        slopes,
+      )
+      return sum(jax.tree.leaves(products), jnp.zeros(()))
+
+    return on_rows(part, lambda rows: jax.grad(product)(state.params, rows))
+
+  return _sum_over(gradient_of_vectors, (parts, slopes)), weighted.means()
 
 
 def update(

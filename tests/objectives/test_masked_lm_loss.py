@@ -1,5 +1,7 @@
 """The marginal masked-LM loss: by hand, in numpy, and what it teaches."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,13 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.agreement.rules import compare_signal
-from realm_jax.objectives.masked_lm import FORMS, marginal_masked_lm_loss
+from realm_jax.objectives.evidence import FORMS
+from realm_jax.objectives.marginal import marginal
+from realm_jax.objectives.masked_lm import masked_lm_loss
 
 B, K, M, V = 3, 4, 3, 6
+
+
 # Operation by operation it would compile for longer.
-_compiled = jax.jit(
-  marginal_masked_lm_loss, static_argnames=("form", "has_null")
-)
+@functools.partial(jax.jit, static_argnames=("form", "has_null"))
+def _compiled(*example, form="per_token", has_null=True):
+  objective = functools.partial(marginal, form=form)
+  return masked_lm_loss(*example, objective=objective, has_null=has_null)
 
 
 def _log(*probabilities):

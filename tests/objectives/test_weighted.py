@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
-from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
+from realm_jax.objectives.masked_lm import OBJECTIVES, masked_lm_loss
 from realm_jax.objectives.open_qa import open_qa_loss
 
 EXAMPLES = 6
@@ -74,11 +74,21 @@ def _whole_and_sum_of_parts(function, example):
 @pytest.mark.parametrize(
   ("function", "example"),
   [
-    pytest.param(marginal_masked_lm_loss, _masked_lm(), id="per_token"),
-    pytest.param(
-      functools.partial(marginal_masked_lm_loss, form="joint"),
-      _masked_lm(),
-      id="joint",
+    *(
+      pytest.param(
+        functools.partial(
+          masked_lm_loss,
+          objective=functools.partial(OBJECTIVES[name], form=form),
+        ),
+        _masked_lm(),
+        id=f"{name}-{form}",
+      )
+      for name, form in (
+        ("marginal", "per_token"),
+        ("marginal", "joint"),
+        ("emdr2", "joint"),
+        ("perplexity", "per_token"),
+      )
     ),
     pytest.param(open_qa_loss, _open_qa(), id="open_qa"),
   ],

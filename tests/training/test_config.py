@@ -55,7 +55,13 @@ KEPT = CheckpointConfig(save_every_steps=10, keep_checkpoints=2)
       {"stage": Pretraining(drop_source=False), "retrieve_on_device": True},
       "RETRIEVE_ON_DEVICE",
     ),
-    ({"stage": InverseCloze(), "num_microbatches": 2}, "NUM_MICROBATCHES"),
+    (
+      {
+        "stage": Pretraining(freeze_reader=True),
+        "optimizer": OptimizerConfig(1e-3, freeze_retriever_steps=5),
+      },
+      "FREEZE_READER.* 5 steps.*FREEZE_RETRIEVER_STEPS = 0",
+    ),
     ({"refresh": ROLLING}, "BLOCKS_PER_STEP=8.*RETRIEVE_ON_DEVICE = True"),
     (
       {

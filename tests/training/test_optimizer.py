@@ -45,9 +45,9 @@ def _gradients(params, step):
   )
 
 
-def _run(config, num_steps, *, total_steps=1000):
+def _run(config, num_steps, *, total_steps=1000, frozen=()):
   params = _parameters()
-  optimizer = make_optimizer(config, num_steps=total_steps)
+  optimizer = make_optimizer(config, num_steps=total_steps, frozen=frozen)
   state = optimizer.init(params)
 
   @jax.jit
@@ -126,3 +126,9 @@ def test_the_retriever_has_a_rate_of_its_own():
   whole = _moved(*fast, "retriever")
   assert _moved(*slow, "retriever") == pytest.approx(whole / 4, rel=1e-3)
   assert _moved(*slow, "reader") == pytest.approx(_moved(*fast, "reader"))
+
+
+def test_what_is_frozen_does_not_move_nor_decay():
+  config = OptimizerConfig(learning_rate=1e-3, warmup_steps=0, weight_decay=0.5)
+  start, end = _run(config, 1, frozen=("reader",))
+  assert _moved(start, end, "reader") == 0 < _moved(start, end, "retriever")

@@ -13,7 +13,7 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.row_layout import RowLayout
-from realm_jax.training.step import train_step
+from realm_jax.training.step import batch_gradient, train_step
 from tests.training import tiny
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
@@ -114,6 +114,41 @@ def test_what_each_stage_teaches(stage, learns):
       for state in (start, end)
     )
     assert (_largest_move(after, before) > 1e-4) == (name in learns), name
+
+
+@pytest.mark.slow
+def test_parts_that_are_compared_have_the_gradient_of_the_whole_batch():
+  # The examples of a part are dealt out to two devices, half of the hidden
+  # states are dropped, and each sentence has a hard negative.
+  state, _, _, mesh = _state("inverse_cloze", (2, 1, 1), PLAIN)
+  batch = tiny.batch("inverse_cloze")
+  negatives = np.roll(batch.blocks, 1, axis=0)
+  blocks = np.concatenate([batch.blocks, negatives], axis=1)
+  batch = sharding.to_devices(batch._replace(blocks=blocks), mesh)
+  whole, in_parts = (
+    jax.jit(
+      functools.partial(
+        batch_gradient,
+        **tiny.functions("inverse_cloze", dropout_rate=0.5),
+        layout=RowLayout(mesh),
+        seed=0,
+        num_microbatches=parts,
+      )
+    )
+    for parts in (1, 4)
+  )
+  with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
+    (gradient, metrics), (added, of_parts) = (
+      whole(state, batch),
+      in_parts(state, batch),
+    )
+  assert float(metrics["loss"]) > 0.1
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
+    (added, of_parts),
+    (gradient, metrics),
+  )
+  assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradient)) > 0.01
 
 
 def test_a_scale_makes_scores_of_an_index_without_vectors():

@@ -147,7 +147,7 @@ def batch(stage):
   query = texts(BATCH, QUERY, segments=1)
   if stage == "inverse_cloze":
     block = texts(BATCH, BLOCK, segments=2)
-    return InverseClozeBatch(query, block, rng.random(BATCH) < 0.7)
+    return InverseClozeBatch(query, block[:, None], rng.random(BATCH) < 0.7)
   tokens = texts(BATCH, CANDIDATES, BLOCK, segments=2)
   if stage == "pretraining":
     masks = MaskTargets(

@@ -3,47 +3,104 @@
 import dataclasses
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenRows
+from realm_jax.models.parameters import Params
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.weighted import WeightedLoss
+from realm_jax.partitioning.sharding import shared_partial
+from realm_jax.settings import NonNegativeInt, require_valid
+from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import EncoderRows
 from realm_jax.training.stages import stage as stages
+from realm_jax.training.step import ComparingLoss, RowsOf
+
+# Blocks that are searched for beside the negatives and the sentence's own, so
+# that its verbatim copies can be dropped, too.
+_NUM_SPARE = 2
 
 
 class InverseClozeBatch(NamedTuple):
-  """Sentences and, in the same order, the blocks that they come from.
+  """Sentences and the blocks that they come from.
 
-  `removed` tells whether the sentence was removed from its block.
+  Attributes:
+    blocks: The block of each sentence, and after it the hard negatives.
+    removed: Whether the sentence was removed from its block.
   """
 
   query: Int[AnyArray, "b q"]
-  block: Int[AnyArray, "b l"]
+  blocks: Int[AnyArray, "b k l"]
   removed: Bool[AnyArray, " b"]
 
 
 @dataclasses.dataclass(frozen=True)
 class InverseCloze(stages.Stage):
-  """A sentence finds its block among the blocks of the global batch."""
+  """A sentence finds its block among the blocks of the global batch.
 
+  Attributes:
+    num_hard_negatives: Number of blocks that the present generation retrieves
+      for each sentence by its own query tower, among which the sentence's block
+      has to be found, too (ANCE, Xiong et al. 2020, arXiv 2007.00808). This
+      block and its verbatim copies are none of them. With 0 there is no index.
+  """
+
+  num_hard_negatives: NonNegativeInt = 0
   components = ("retriever",)
-  # Its negatives are all blocks of the global batch.
-  is_divisible = False
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+
+  @property
+  def needs_index(self) -> bool:
+    return self.num_hard_negatives > 0
+
+  @property
+  def current_queries(self) -> bool:
+    return False
+
+  @property
+  def num_candidates(self) -> int:
+    return 1 + self.num_hard_negatives
+
+  def num_searched(self, num_blocks: int) -> int:
+    if not self.needs_index:
+      return 0
+    # The source is searched for, too, where it is then dropped.
+    needed = self.num_hard_negatives + 1
+    if needed > num_blocks:
+      raise ValueError(
+        f"num_hard_negatives={self.num_hard_negatives} needs {needed} blocks, "
+        f"one of them the sentence's own, but the corpus has {num_blocks}; "
+        "lower NUM_HARD_NEGATIVES"
+      )
+    return min(needed + _NUM_SPARE, num_blocks)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
   ) -> stages.Assembled:
-    names = InverseClozeBatch._fields
-    return InverseClozeBatch(*(batch.arrays[name] for name in names)), {}
+    query, removed = batch.arrays["query"], batch.arrays["removed"]
+    blocks = batch.arrays["block"][:, None]
+    if self.needs_index:
+      hashes = context.corpus.content_hashes[retrieved.rows]
+      rows = encoder_rows.without_source(
+        retrieved.rows,
+        hashes == batch.array("source_hash")[:, None],
+        num_kept=self.num_hard_negatives,
+      )
+      negatives = context.gather(np.asarray(rows))
+      blocks = np.concatenate([blocks, negatives], axis=1)
+    return InverseClozeBatch(query, blocks, removed), {}
 
   def example(self, shapes: stages.ExampleArrays) -> InverseClozeBatch:
     removed = np.zeros(len(shapes.query), bool)
-    return InverseClozeBatch(shapes.query, shapes.candidates[:, 0], removed)
+    return InverseClozeBatch(shapes.query, shapes.candidates, removed)
 
   def rows(
     self,
@@ -52,9 +109,22 @@ class InverseCloze(stages.Stage):
     numbers: UInt32[Array, " b"],
   ) -> EncoderRows:
     retriever = models.retriever
+    count, length = batch.blocks.shape[1:]
+    place = jnp.arange(count, dtype=jnp.uint32)[None, :]
+    places = numbers[:, None] * count + place
+    blocks = retriever.block_input(batch.blocks.reshape(-1, length))
     return EncoderRows(
       queries=TokenRows(retriever.query_input(batch.query), numbers),
-      blocks=TokenRows(retriever.block_input(batch.block), numbers),
+      blocks=TokenRows(blocks, places.reshape(-1)),
+    )
+
+  def functions(
+    self, models: stages.Models
+  ) -> tuple[RowsOf[InverseClozeBatch], ComparingLoss]:
+    rows_of, _ = super().functions(models)
+    return rows_of, ComparingLoss(
+      shared_partial(_embed, self, models),
+      shared_partial(_compare, models.retriever.score_scale),
     )
 
   def loss(
@@ -63,6 +133,38 @@ class InverseCloze(stages.Stage):
     batch: InverseClozeBatch,
     rows: EncoderRows,
   ) -> WeightedLoss:
-    queries, blocks = encoders.retriever(rows.queries, rows.blocks)
-    scale = encoders.models.retriever.score_scale
-    return inverse_cloze_loss(queries, blocks, batch.removed, score_scale=scale)
+    vectors = _vectors(encoders, rows)
+    return _compare(encoders.models.retriever.score_scale, vectors, batch)
+
+
+# Vectors of queries, and of what each is compared with. From here on: the two
+# parts of the loss, of which the second alone looks at the whole batch.
+_Vectors = tuple[Float[Array, "b d"], Float[Array, "b k d"]]
+
+
+def _vectors(encoders: stages.Encoders, rows: EncoderRows) -> _Vectors:
+  queries, blocks = encoders.retriever(rows.queries, rows.blocks)
+  return queries, blocks.reshape(len(queries), -1, blocks.shape[-1])
+
+
+def _embed(
+  stage: InverseCloze,
+  models: stages.Models,
+  params: Params,
+  rows: EncoderRows,
+  dropout_key: jax.Array | None,
+) -> _Vectors:
+  return _vectors(stages.encoders_of(stage, models, params, dropout_key), rows)
+
+
+def _compare(
+  score_scale: float, vectors: _Vectors, batch: InverseClozeBatch
+) -> WeightedLoss:
+  queries, blocks = vectors
+  return inverse_cloze_loss(
+    queries,
+    blocks[:, 0],
+    batch.removed,
+    negatives=blocks[:, 1:],
+    score_scale=score_scale,
+  )

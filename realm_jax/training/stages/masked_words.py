@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.reader import Spans
-from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
+from realm_jax.objectives import masked_lm
+from realm_jax.objectives.marginal import marginal
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.encoder_rows import EncoderRows
@@ -110,9 +111,14 @@ def masked_lm_loss(
   block_scores: Float[Array, "b k"],
   has_null: bool,
   span_weight: float,
-  form: str = "per_token",
+  objective: masked_lm.Objective = marginal,
+  has_target: bool = False,
 ) -> WeightedLoss:
   """Returns the loss of filling in the masked words (section 3.1).
+
+  An objective that has a target makes it of a reader without dropout. This
+  takes one more forward pass of the reader, which otherwise has a forward and a
+  backward one, unless it has no dropout anyway.
 
   With a `span_weight`, the loss of pointing at them is added, so much for each
   example. As in open QA, a span's score includes that of its block. It trains
@@ -131,16 +137,23 @@ def masked_lm_loss(
     )
   else:
     logits = encoders.reader(rows.joint, masks.positions, method="masked_lm")
-  masked_lm = marginal_masked_lm_loss(
+  target_logits = None
+  if has_target and encoders.drops("reader"):
+    frozen = encoders.frozen("reader")
+    target_logits = frozen.reader(
+      rows.joint, masks.positions, method="masked_lm"
+    )
+  filling = masked_lm.masked_lm_loss(
     block_scores,
     logits,
     masks.token_ids,
     masks.weights,
-    form=form,
+    objective=objective,
+    target_logits=target_logits,
     has_null=has_null,
   )
   if spans is None:
-    return masked_lm
+    return filling
   assert rows.body_length is not None
   reader = encoders.models.require_reader()
   is_answer = masked_spans(
@@ -152,10 +165,10 @@ def masked_lm_loss(
   )
   scores = spans.logits + lax.stop_gradient(block_scores)[:, :, None, None]
   pointing = span_loss(scores, spans.is_span, is_answer)
-  total = masked_lm.loss.total + span_weight * pointing.loss.total
+  total = filling.loss.total + span_weight * pointing.loss.total
   return WeightedLoss(
-    masked_lm.loss._replace(total=total),
-    {**masked_lm.metrics, "span_accuracy": pointing.metrics["span_accuracy"]},
+    filling.loss._replace(total=total),
+    {**filling.metrics, "span_accuracy": pointing.metrics["span_accuracy"]},
   )
 
 

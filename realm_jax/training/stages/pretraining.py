@@ -1,7 +1,8 @@
 """REALM pre-training: masked words, the null block and retrieved blocks."""
 
 import dataclasses
-from typing import Annotated, Literal, NamedTuple
+import functools
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +14,13 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenRows, content_numbers
 from realm_jax.models.retriever import relevance
+from realm_jax.objectives.masked_lm import OBJECTIVES, WITH_TARGET
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import (
   NonNegativeFloat,
   NonNegativeInt,
   OfRun,
+  PositiveFloat,
   PositiveInt,
   require_valid,
 )
@@ -52,7 +55,13 @@ class Pretraining(stages.Stage):
     num_candidates: Number of candidates, the null block included.
     num_spare: Number of blocks that are searched beside the candidates and the
       source, so that verbatim copies of the source can be dropped, too.
+    objective: What the retriever learns from: `marginal` likelihood, `emdr2`,
+      `leave_one_out`, `perplexity` or `replug`. Each is a file of its name in
+      `realm_jax/objectives`.
     loss_form: Form of the marginal loss, `per_token` or `joint`.
+    target_temperature: Temperature of the target of p(z|x), τ of
+      `leave_one_out` and `perplexity` and β of `replug`. None is the paper's.
+    freeze_reader: Whether the reader stays as it is, and has no dropout.
     null_block: Whether the first candidate is the null block (section 3.4).
     drop_source: Whether the block that a sentence is from, whose retrieval
       would be trivial, and its verbatim copies are no candidates (section 3.4).
@@ -68,7 +77,13 @@ class Pretraining(stages.Stage):
 
   num_candidates: Annotated[PositiveInt, OfRun()] = 8
   num_spare: Annotated[NonNegativeInt, OfRun()] = 2
+  objective: Annotated[
+    Literal["marginal", "emdr2", "leave_one_out", "perplexity", "replug"],
+    OfRun(),
+  ] = "marginal"
   loss_form: Annotated[Literal["per_token", "joint"], OfRun()] = "per_token"
+  target_temperature: Annotated[PositiveFloat | None, OfRun()] = None
+  freeze_reader: bool = False
   current_queries: bool = False
   null_block: Annotated[bool, OfRun()] = True
   drop_source: Annotated[bool, OfRun()] = True
@@ -78,6 +93,31 @@ class Pretraining(stages.Stage):
 
   def __post_init__(self) -> None:
     require_valid(self)
+    if self.target_temperature is not None and not self._has_target:
+      raise ValueError(
+        f"target_temperature={self.target_temperature}: the objective "
+        f"{self.objective!r} has no target; leave TARGET_TEMPERATURE out, or "
+        f"choose an OBJECTIVE of {WITH_TARGET}"
+      )
+    if self.objective == "leave_one_out" and self.num_candidates < 2:
+      raise ValueError(
+        "the objective 'leave_one_out' compares candidates; raise "
+        f"NUM_CANDIDATES={self.num_candidates} to 2 or more"
+      )
+    if self.freeze_reader and self.span_weight:
+      raise ValueError(
+        f"span_weight={self.span_weight} trains the reader alone, which "
+        "freeze_reader=True freezes; set SPAN_WEIGHT = 0 or FREEZE_READER = "
+        "False"
+      )
+
+  @property
+  def frozen(self) -> tuple[str, ...]:
+    return ("reader",) if self.freeze_reader else ()
+
+  @property
+  def _has_target(self) -> bool:
+    return self.objective in WITH_TARGET
 
   @property
   def retrieves_on_device(self) -> bool:
@@ -174,13 +214,15 @@ class Pretraining(stages.Stage):
     batch: PretrainingBatch,
     rows: EncoderRows,
   ) -> WeightedLoss:
-    """Returns REALM's loss (section 3.1).
+    """Returns the objective, by default REALM's (section 3.1).
 
     Queries and candidates are embedded with the current parameters. The metric
     `recall` is the share of queries whose masked words a retrieved block has.
     """
     assert batch.candidates is not None
     tokens = batch.candidates.tokens
+    if self.freeze_reader:
+      encoders = encoders.frozen("reader")
     queries, blocks = encoders.retriever(rows.queries, rows.blocks)
     # A device's candidates are among its own blocks.
     index, dim = jnp.asarray(rows.block_index), blocks.shape[-1]
@@ -189,6 +231,9 @@ class Pretraining(stages.Stage):
     )
     candidates = candidates.reshape(len(queries), -1, dim)
     scale = encoders.models.retriever.score_scale
+    settings: dict[str, Any] = {"form": self.loss_form}
+    if self.target_temperature is not None:
+      settings["temperature"] = self.target_temperature
     found = masked_words.masked_lm_loss(
       encoders,
       batch.masks,
@@ -197,7 +242,8 @@ class Pretraining(stages.Stage):
       block_scores=relevance(queries, candidates, score_scale=scale),
       has_null=self.null_block,
       span_weight=self.span_weight,
-      form=self.loss_form,
+      objective=functools.partial(OBJECTIVES[self.objective], **settings),
+      has_target=self._has_target,
     )
     retrieved = tokens[:, int(self.null_block) :]
     has_words = masked_words.occurrences(batch.masks, retrieved)

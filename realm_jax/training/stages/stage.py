@@ -85,6 +85,17 @@ class Encoders(NamedTuple):
     """Applies the reader."""
     return self._apply("reader", *arguments, **settings)
 
+  def drops(self, component: str) -> bool:
+    """Returns whether a component has dropout."""
+    module: Any = getattr(self.models, component)
+    return component in self.dropout_keys and module.bert.dropout_rate > 0
+
+  def frozen(self, component: str) -> "Encoders":
+    """Returns the same, but one component without dropout and gradient."""
+    keys = {n: key for n, key in self.dropout_keys.items() if n != component}
+    constant = jax.lax.stop_gradient(self.params[component])
+    return Encoders(self.models, {**self.params, component: constant}, keys)
+
   def _apply(self, component: str, *arguments: Any, **settings: Any) -> Any:
     module: Any = getattr(self.models, component)
     variables = {"params": self.params[component]}
@@ -151,17 +162,19 @@ class Stage(abc.ABC):
       published with.
     retrieves_on_device: Whether a step can retrieve its own candidates.
     null_block: Whether the first candidate of each query is the null block.
-    is_divisible: Whether the loss of a batch is the sum of its parts'.
     needs_answers: Whether it asks which blocks contain answers.
     num_candidates: Number of blocks that its step reads for each query.
     components: Components that it trains.
+    frozen: Those of them whose parameters stay as they are.
   """
 
-  needs_index: ClassVar[bool] = False
   reads_vectors: ClassVar[bool] = False
   needs_answers: ClassVar[bool] = False
-  is_divisible: ClassVar[bool] = True
   components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
+
+  @property
+  def needs_index(self) -> bool:
+    return False
 
   @property
   def current_queries(self) -> bool:
@@ -174,6 +187,10 @@ class Stage(abc.ABC):
   @property
   def null_block(self) -> bool:
     return False
+
+  @property
+  def frozen(self) -> tuple[str, ...]:
+    return ()
 
   @property
   def num_candidates(self) -> int:
@@ -254,10 +271,18 @@ def _loss_of(
   rows: EncoderRows,
   dropout_key: jax.Array | None,
 ) -> WeightedLoss:
+  encoders = encoders_of(stage, models, params, dropout_key)
+  return stage.loss(encoders, batch, rows)
+
+
+def encoders_of(
+  stage: Stage, models: Models, params: Params, dropout_key: jax.Array | None
+) -> Encoders:
+  """Returns the models as the loss of a stage applies them in a step."""
   keys = {}
   if dropout_key is not None:
     keys = _keys_of(stage.components, dropout_key)
-  return stage.loss(Encoders(models, params, keys), batch, rows)
+  return Encoders(models, params, keys)
 
 
 def _keys_of(

@@ -1,17 +1,22 @@
 """Pre-training's candidates, and the corpora that they and sentences are of."""
 
+import functools
 import json
 
+import jax
 import numpy as np
+import optax
 import pytest
 
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
+from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
-from realm_jax.training.stages.stage import StageContext
+from realm_jax.training.stages.stage import Encoders, Models, StageContext
+from tests.training import tiny
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . alps rhine nile snow ships flow"
 LENGTH = 8
@@ -126,6 +131,84 @@ def test_what_is_searched_for_is_what_is_kept_or_dropped():
     assert stage.num_searched(needed) == needed
     with pytest.raises(ValueError, match=f"needs {needed} blocks.*NUM_CANDID"):
       stage.num_searched(needed - 1)
+  stage = InverseCloze(num_hard_negatives=4)
+  assert (stage.num_searched(100), stage.num_searched(5)) == (7, 5)
+  with pytest.raises(ValueError, match=r"needs 5 blocks.*NUM_HARD_NEGATIVES"):
+    stage.num_searched(4)
+
+
+@pytest.mark.parametrize(
+  ("rows", "bodies"),
+  [
+    # The source and its copy stand in rows 1 and 3.
+    ([1, 2, 3, 0], ["nile flow", "alps snow"]),
+    # The null block takes the place of copies that are not spare.
+    ([1, 2, 3], ["nile flow", ""]),
+  ],
+)
+def test_hard_negatives_are_not_the_source(corpora, rows, bodies):
+  searched, read = corpora
+  rows = np.array([rows], np.int32)
+  batch = _batch(read, 1)
+  batch.arrays["removed"] = np.ones(1, bool)
+  batch.arrays["block"] = np.full((1, LENGTH), 7, np.int32)
+  made, _ = InverseCloze(num_hard_negatives=2).assemble(
+    batch,
+    SearchResult(rows, np.zeros(rows.shape, np.float32)),
+    StageContext(searched, None, LENGTH, read),
+  )
+  np.testing.assert_array_equal(made.blocks[:, 0], batch.arrays["block"])
+  assert _bodies(searched.vocabulary, made.blocks[0, 1:]) == bodies
+
+
+@pytest.mark.parametrize(
+  ("settings", "named"),
+  [
+    ({"target_temperature": 2.0}, "'marginal'.*TARGET_TEMPERATURE.*OBJECTIVE"),
+    ({"objective": "replug", "target_temperature": 0.0}, "above 0"),
+    ({"objective": "leave_one_out", "num_candidates": 1}, "NUM_CANDIDATES=1"),
+    ({"freeze_reader": True, "span_weight": 1.0}, "SPAN_WEIGHT.*FREEZE_READER"),
+  ],
+)
+def test_objectives_that_cannot_be_are_refused(settings, named):
+  with pytest.raises(ValueError, match=named):
+    Pretraining(**settings)
+
+
+@pytest.mark.slow
+def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
+  batch = tiny.batch("pretraining")
+  models = Models(*tiny.models(dropout_rate=0.5))
+
+  @functools.partial(jax.jit, static_argnames="freeze")
+  def run(params, key, freeze):
+    """The loss of a retriever that does not drop, and the reader's gradient."""
+    stage = Pretraining(
+      tiny.CANDIDATES, objective="perplexity", freeze_reader=freeze
+    )
+
+    def loss(params):
+      def of_rows(rows):
+        encoders = Encoders(models, params, {"reader": key})
+        return stage.loss(encoders, batch, rows)
+
+      rows_of = functools.partial(stage.rows, models)
+      found = tiny.on_rows(rows_of, batch, of_rows)
+      return found.loss.mean, found.means()
+
+    gradient, means = jax.grad(loss, has_aux=True)(params)
+    return optax.tree.norm(gradient["reader"]), means
+
+  params = tiny.parameters("pretraining")
+  (slope, one), (_, other) = (
+    run(params, jax.random.key(seed), False) for seed in range(2)
+  )
+  assert one["retriever_loss"] == other["retriever_loss"] > 0
+  assert one["reader_loss"] != other["reader_loss"]
+  assert slope > 0
+  slope, frozen = run(params, jax.random.key(0), True)
+  assert slope == 0
+  assert frozen["retriever_loss"] == pytest.approx(one["retriever_loss"])
 
 
 def test_a_sentence_is_read_beside_its_own_block(corpora):

@@ -1,0 +1,191 @@
+"""Each objective against its formula, a block at a time, in float64."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.objectives.evidence import FORMS
+from realm_jax.objectives.masked_lm import OBJECTIVES, masked_lm_loss
+
+B, K, M, V = 3, 4, 2, 5
+STEP = 1e-6
+TEMPERATURES = {
+  "leave_one_out": (1.0, 0.3),
+  "perplexity": (1.0, 0.3),
+  "replug": (0.1, 2.0),
+}
+CASES = [
+  pytest.param(name, form, temperature, id=f"{name}-{form}-{temperature}")
+  for name in OBJECTIVES
+  for form in FORMS
+  for temperature in TEMPERATURES.get(name, (None,))
+]
+
+
+def _example():
+  rng = np.random.default_rng(0)
+  # The last example has no masks, as where its words could not be found.
+  weights = np.array([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+  return (
+    rng.normal(0, 1.5, (B, K)),
+    rng.normal(0, 2.0, (B, K, M, V)),
+    rng.integers(0, V, (B, M)),
+    weights,
+  )
+
+
+def _log_likelihood(logits, targets, weights):
+  """ℓ_z of each example and block."""
+  words = np.take_along_axis(
+    np.log(_softmax(logits)), targets[:, None, :, None], axis=-1
+  )
+  return np.sum(words[..., 0] * weights[:, None], axis=-1)
+
+
+def _softmax(x):
+  x = np.exp(x)
+  return x / x.sum(axis=-1, keepdims=True)
+
+
+def _kl(p, q):
+  return sum(p[z] * np.log(p[z] / q[z]) for z in range(K))
+
+
+def _target(name, p, words, temperature):
+  """The distribution over blocks that the retriever should learn."""
+  likelihood = [np.prod(words[z]) for z in range(K)]
+  if name == "perplexity":
+    target = [likelihood[z] ** (1 / temperature) for z in range(K)]
+  elif name == "replug":
+    target = [np.exp(likelihood[z] / temperature) for z in range(K)]
+  else:
+    target = []
+    for left_out in range(K):
+      others = [z for z in range(K) if z != left_out]
+      share = sum(p[z] for z in others)
+      without = sum(p[z] / share * likelihood[z] for z in others)
+      target.append((1 / without) ** (1 / temperature))
+  return np.array(target) / sum(target)
+
+
+def _textbook(name, form, temperature, live, stopped, targets, weights):
+  """The formula; `stopped` are the same scores where they have no gradient."""
+  total = count = 0.0
+  for b in range(B):
+    masks = [m for m in range(M) if weights[b, m]]
+    if not masks:
+      continue
+    (p, words), (p0, words0) = (
+      (
+        _softmax(relevance[b]),
+        [
+          [_softmax(logits[b, z, m])[targets[b, m]] for m in masks]
+          for z in range(K)
+        ],
+      )
+      for relevance, logits in (live, stopped)
+    )
+
+    def marginal(p, words, masks=masks):
+      if form == "joint":
+        return np.log(sum(p[z] * np.prod(words[z]) for z in range(K)))
+      return sum(
+        np.log(sum(p[z] * words[z][j] for z in range(K)))
+        for j in range(len(masks))
+      )
+
+    weight = len(masks) if form == "per_token" else 1
+    if name == "marginal":
+      total -= marginal(p, words)
+    elif name == "emdr2":
+      total -= marginal(p, words0)
+      total -= sum(np.log(np.prod(words[z])) for z in range(K)) / K
+    else:
+      target = _target(name, p0, words0, temperature)
+      kl = _kl(p, target) if name == "replug" else _kl(target, p)
+      total += weight * kl - marginal(p0, words)
+    count += weight
+  return total / count
+
+
+def _slopes(function, x):
+  """The derivative of a function by finite differences."""
+  slopes = np.zeros_like(x)
+  for place in np.ndindex(x.shape):
+    up, down = x.copy(), x.copy()
+    up[place] += STEP
+    down[place] -= STEP
+    slopes[place] = (function(up) - function(down)) / (2 * STEP)
+  return slopes
+
+
+@functools.cache
+def _evaluate(name, form, temperature=None):
+  """The loss, its gradients, and the means of all metrics."""
+  relevance, logits, *rest = _example()
+  settings = {} if temperature is None else {"temperature": temperature}
+  objective = functools.partial(OBJECTIVES[name], form=form, **settings)
+
+  def loss(relevance, logits):
+    found = masked_lm_loss(relevance, logits, *rest, objective=objective)
+    return found.loss.mean, found.means()
+
+  evaluate = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+  with jax.enable_x64(True):
+    (value, means), gradients = evaluate(relevance, logits)
+  return value, gradients, means
+
+
+@pytest.mark.parametrize(("name", "form", "temperature"), CASES)
+def test_value_and_gradient_are_the_formulas(name, form, temperature):
+  relevance, logits, targets, weights = _example()
+  value, (to_relevance, to_logits), means = _evaluate(name, form, temperature)
+
+  def expected(relevance_now, logits_now):
+    live, stopped = (relevance_now, logits_now), (relevance, logits)
+    return _textbook(name, form, temperature, live, stopped, targets, weights)
+
+  assert value == pytest.approx(expected(relevance, logits), rel=1e-6)
+  np.testing.assert_allclose(
+    to_relevance, _slopes(lambda x: expected(x, logits), relevance), atol=1e-6
+  )
+  np.testing.assert_allclose(
+    to_logits, _slopes(lambda x: expected(relevance, x), logits), atol=1e-6
+  )
+  # What is told of retrieval can be compared between objectives.
+  of_marginal = _evaluate("marginal", form)[2]
+  for metric in of_marginal.keys() - {"loss"}:
+    assert means[metric] == pytest.approx(of_marginal[metric]), metric
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_emdr2_teaches_the_retriever_what_the_marginal_does(form):
+  (_, of_emdr2, _), (_, of_marginal, _) = (
+    _evaluate(name, form) for name in ("emdr2", "marginal")
+  )
+  np.testing.assert_allclose(of_emdr2[0], of_marginal[0], atol=1e-7)
+  assert np.abs(of_emdr2[1] - of_marginal[1]).max() > 1e-2
+
+
+def test_the_example_of_the_documents_runs(project_dir):
+  page = (project_dir / "docs" / "adding_an_objective.md").read_text()
+  names = {}
+  exec(re.search(r"```python\n(.*?)```", page, re.S)[1], names)
+  example = _example()
+  found = masked_lm_loss(
+    *map(jnp.asarray, example), objective=names["best_block"]
+  )
+  expected = [
+    np.log(_softmax(relevance)[np.argmax(likelihood)])
+    for relevance, likelihood in zip(
+      example[0], _log_likelihood(*example[1:]), strict=True
+    )
+  ]
+  # Examples count as often as they have masks.
+  assert found.means()["retriever_loss"] == pytest.approx(
+    -np.average(expected, weights=example[3].sum(axis=1)), rel=1e-5
+  )
