@@ -34,6 +34,7 @@ def distilled(
   evidence: Evidence, divergence: Float[Array, " b"], *, form: str
 ) -> WeightedLoss:
   """Returns the retriever's divergence plus the reader's marginal loss."""
-  reader = marginal(evidence.without_prior_gradient, form=form).loss
+  stopped = jax.lax.stop_gradient(evidence.log_prior)
+  reader = marginal(evidence._replace(log_prior=stopped), form=form).loss
   retriever = Average.of(divergence, evidence.example_weights(form))
   return WeightedLoss.of_both(retriever, reader)

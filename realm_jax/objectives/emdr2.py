@@ -4,6 +4,7 @@ Sachan et al. 2021, "End-to-End Training of Multi-Document Reader and Retriever
 for Open-Domain Question Answering" (arXiv 2106.05346).
 """
 
+import jax
 import jax.numpy as jnp
 
 from realm_jax.objectives.evidence import Evidence
@@ -25,6 +26,8 @@ def emdr2(evidence: Evidence, *, form: str = "per_token") -> WeightedLoss:
   Raises:
     ValueError: There is no such form.
   """
-  retriever = marginal(evidence.without_reader_gradient, form=form).loss
+  stopped = jax.lax.stop_gradient(evidence.token_likelihood)
+  without_reader = evidence._replace(token_likelihood=stopped)
+  retriever = marginal(without_reader, form=form).loss
   total = -jnp.sum(jnp.mean(evidence.likelihood, axis=-1))
   return WeightedLoss.of_both(retriever, Average(total, retriever.weight))

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -31,17 +30,6 @@ class Evidence(NamedTuple):
   def likelihood(self) -> Float[Array, "b k"]:
     """ℓ_z = Σ_j log p(y_j|z, x), over the masks of an example."""
     return jnp.sum(self.token_likelihood * self.weights[:, None], axis=-1)
-
-  @property
-  def without_prior_gradient(self) -> "Evidence":
-    """The same evidence, from which the retriever does not learn."""
-    return self._replace(log_prior=jax.lax.stop_gradient(self.log_prior))
-
-  @property
-  def without_reader_gradient(self) -> "Evidence":
-    """The same evidence, from which the reader does not learn."""
-    stopped = jax.lax.stop_gradient(self.token_likelihood)
-    return self._replace(token_likelihood=stopped)
 
   def example_weights(self, form: str) -> Float[Array, " b"]:
     """Returns how much an example counts in a loss of one of the `FORMS`.

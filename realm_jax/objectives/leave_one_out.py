@@ -37,11 +37,11 @@ def leave_one_out(
   Raises:
     ValueError: There is no such form.
   """
-  log_prior = jax.lax.stop_gradient(evidence.log_prior)
+  log_prior = evidence.log_prior
   joint = log_prior + evidence.target_likelihood
   without = _log_sum_of_others(joint) - _log_sum_of_others(log_prior)
   target = log_target(-without, temperature)
-  divergence = kl_divergence(target, evidence.log_prior)
+  divergence = kl_divergence(target, log_prior)
   return distilled(evidence, divergence, form=form)
 
 

@@ -106,11 +106,6 @@ def batch_gradient(
   retriever that is frozen in this step is not computed. With micro-batches,
   whose gradients are computed one after the other and added, the masks are the
   same, and the gradient is that of the whole batch.
-
-  Of a `ComparingLoss` this is GradCache (Gao et al. 2021, arXiv 2101.06983,
-  section 3): all parts are embedded, the loss of all vectors is differentiated
-  by these, and then each part is embedded again, with the same masks, to
-  differentiate its vectors by the parameters. It takes one more forward pass.
   """
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
@@ -154,33 +149,54 @@ def batch_gradient(
     gradient, weighted = _sum_over(gradient_of, parts)
     weight = jnp.maximum(weighted.loss.weight, 1.0)
     return jax.tree.map(lambda g: g / weight, gradient), weighted.means()
+  return _gradient_by_vectors(
+    state.params,
+    batch,
+    parts,
+    embed=lambda params, rows: loss.embed(trained(params), rows, dropout_key),
+    compare=loss.compare,
+    on_rows=on_rows,
+    devices=devices,
+  )
 
-  def embed(params: Params, rows: EncoderRows) -> Any:
-    return loss.embed(trained(params), rows, dropout_key)
 
-  def compare(vectors: Any) -> tuple[jax.Array, WeightedLoss]:
-    weighted = loss.compare(_join(vectors, devices=devices), batch)
+def _gradient_by_vectors(
+  params: Params,
+  batch: Any,
+  parts: Any,
+  *,
+  embed: Callable[[Params, EncoderRows], Any],
+  compare: Callable[[Any, Any], WeightedLoss],
+  on_rows: Callable[[Any, Callable[[EncoderRows], Any]], Any],
+  devices: int,
+) -> tuple[Params, Metrics]:
+  """Computes the gradient of a `ComparingLoss` over the parts of a batch.
+
+  This is GradCache (Gao et al. 2021, arXiv 2101.06983): all parts are embedded,
+  the loss of all vectors is differentiated by these, and then each part is
+  embedded again, with the same dropout masks, to differentiate its vectors by
+  the parameters. It takes one more forward pass than the batch as a whole.
+  """
+  vectors = jax.lax.map(
+    lambda part: on_rows(part, lambda rows: embed(params, rows)), parts
+  )
+
+  def loss_of(vectors: Any) -> tuple[jax.Array, WeightedLoss]:
+    weighted = compare(_join(vectors, devices=devices), batch)
     return weighted.loss.mean, weighted
 
-  vectors = jax.lax.map(
-    lambda part: on_rows(part, lambda rows: embed(state.params, rows)), parts
-  )
-  slopes, weighted = jax.grad(compare, has_aux=True)(vectors)
+  slopes, weighted = jax.grad(loss_of, has_aux=True)(vectors)
 
-  def gradient_of_vectors(given: Any) -> Params:
+  def gradient_of(given: Any) -> Params:
     part, slopes = given
 
     def product(params: Params, rows: EncoderRows) -> jax.Array:
-      products = jax.tree.map(
-        lambda vector, slope: jnp.sum(vector * slope),
-        embed(params, rows),
-        slopes,
-      )
-      return sum(jax.tree.leaves(products), jnp.zeros(()))
+      products = jax.tree.map(jnp.multiply, embed(params, rows), slopes)
+      return jnp.asarray(optax.tree.sum(products))
 
-    return on_rows(part, lambda rows: jax.grad(product)(state.params, rows))
+    return on_rows(part, lambda rows: jax.grad(product)(params, rows))
 
-  return _sum_over(gradient_of_vectors, (parts, slopes)), weighted.means()
+  return _sum_over(gradient_of, (parts, slopes)), weighted.means()
 
 
 def update(

@@ -137,8 +137,7 @@ class InverseCloze(stages.Stage):
     return _compare(encoders.models.retriever.score_scale, vectors, batch)
 
 
-# Vectors of queries, and of what each is compared with. From here on: the two
-# parts of the loss, of which the second alone looks at the whole batch.
+# Vectors of queries, and of the blocks of each.
 _Vectors = tuple[Float[Array, "b d"], Float[Array, "b k d"]]
 
 

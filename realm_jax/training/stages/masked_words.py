@@ -137,8 +137,9 @@ def masked_lm_loss(
     )
   else:
     logits = encoders.reader(rows.joint, masks.positions, method="masked_lm")
-  target_logits = None
-  if has_target and encoders.drops("reader"):
+  reader, target_logits = encoders.models.require_reader(), None
+  drops = "reader" in encoders.dropout_keys and reader.bert.dropout_rate > 0
+  if has_target and drops:
     frozen = encoders.frozen("reader")
     target_logits = frozen.reader(
       rows.joint, masks.positions, method="masked_lm"
@@ -155,7 +156,6 @@ def masked_lm_loss(
   if spans is None:
     return filling
   assert rows.body_length is not None
-  reader = encoders.models.require_reader()
   is_answer = masked_spans(
     masks,
     candidates,

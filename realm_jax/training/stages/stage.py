@@ -85,11 +85,6 @@ class Encoders(NamedTuple):
     """Applies the reader."""
     return self._apply("reader", *arguments, **settings)
 
-  def drops(self, component: str) -> bool:
-    """Returns whether a component has dropout."""
-    module: Any = getattr(self.models, component)
-    return component in self.dropout_keys and module.bert.dropout_rate > 0
-
   def frozen(self, component: str) -> "Encoders":
     """Returns the same, but one component without dropout and gradient."""
     keys = {n: key for n, key in self.dropout_keys.items() if n != component}
