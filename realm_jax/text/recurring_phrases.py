@@ -6,8 +6,8 @@ pseudo-queries (Ram et al. 2022, arXiv 2112.07708). Names are those of the rules
 (`salient_spans`), where the script has capitals. No list of words is needed. In
 a text, numbers are taken first, then names, the rarest ones before others, and
 then the best phrases, each once: at most 12 in 100 words, and one of a text
-with fewer than 17. Two characters of Chinese or Japanese count as a word, and
-so do five of Thai.
+with fewer than 17. In scripts without spaces, a word is taken to have as many
+characters as it has on average: 1.7 in Chinese and Japanese, and 4 in Thai.
 
 Words of Chinese and Thai are those of jieba and PyThaiNLP where these are
 installed; without them, characters are counted instead, and the ends of phrases
@@ -42,7 +42,7 @@ from realm_jax.text.sentences import byte_positions
 SAMPLE_BYTES = 8 << 20
 _SPANS_PER_WORD = 0.12
 # In Chinese and Japanese, and in Thai and the like.
-_CHARACTERS_PER_EAST_ASIAN_WORD, _CHARACTERS_PER_WORD = 2, 5
+_CHARACTERS_PER_EAST_ASIAN_WORD, _CHARACTERS_PER_WORD = 1.7, 4
 _LONGEST_PHRASE = 8
 # A phrase neither begins nor ends with a word that more paragraphs have: a
 # quarter of them, but of a few paragraphs any number.
