@@ -169,6 +169,7 @@ class _SeedPlan(NamedTuple):
     sidecar = None
     if reader is not None:
       bindings["INITIAL_READER"] = self._path(reader)
+      bindings["PRETRAINING_CORPUS_DIR"] = self._path(OWN_CORPUS)
       sidecar = self._build_index({**directories, "MODE": "every"})
     train = self.config.command("train", recipe, bindings)
     self._add(row, name, train, sidecar)
