@@ -23,7 +23,8 @@ from realm_jax.pipeline import Command, Step, Value
 class _Training(NamedTuple):
   """A run that trains: its recipe, corpus, and the runs it starts from.
 
-  With a reader to start from, it searches the corpus while it trains.
+  With a reader to start from, it searches that corpus for masked sentences of
+  the own one.
   """
 
   recipe: str
@@ -87,7 +88,7 @@ class StatementResults(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CrossLingualConfig(AblationConfig):
-  """Rows over worlds in two languages; REALM's learns from both."""
+  """Rows over worlds in two languages; REALM's searches both in training."""
 
   needed_recipes: ClassVar[Sequence[str]] = (
     *dict.fromkeys(training.recipe for training in _RUNS.values()),
@@ -96,10 +97,10 @@ class CrossLingualConfig(AblationConfig):
     "eval_bm25",
   )
   rows: ClassVar[Sequence[CrossLingualRow]] = (
-    CrossLingualRow(REALM.name, "Both corpora, REALM on both"),
+    CrossLingualRow(REALM.name, "Both corpora, REALM over both"),
     CrossLingualRow(
       "realm_on_own",
-      "Both corpora, REALM on the own one",
+      "Both corpora, REALM over the own one",
       run="both/pretraining_on_own",
     ),
     CrossLingualRow(
@@ -169,6 +170,7 @@ class _SeedPlan(NamedTuple):
     sidecar = None
     if reader is not None:
       bindings["INITIAL_READER"] = self._path(reader)
+      bindings["PRETRAINING_CORPUS_DIR"] = self._path(OWN_CORPUS)
       sidecar = self._build_index({**directories, "MODE": "every"})
     train = self.config.command("train", recipe, bindings)
     self._add(row, name, train, sidecar)

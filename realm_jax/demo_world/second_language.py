@@ -40,12 +40,13 @@ class SecondLanguageConfig:
 
   Attributes:
     kind: "invented", or "transliterated" from the first one.
-    stated_share: Share of the facts that its documents state; those of the
-      first language state all.
+    document_share: How many documents it has, for each of the first language.
+      As a document states a few facts, and each fact is stated three times in
+      the first language, its documents state some facts once and others never.
   """
 
   kind: Kind = "invented"
-  stated_share: Fraction = 0.5
+  document_share: Fraction = 0.3
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -75,19 +76,14 @@ def write_in_second_language(
   """
   generator = np.random.default_rng([seed, 1])
   translate = Translator(config.kind, generator).translate
-  number = round(config.stated_share * len(world.facts))
-  chosen = generator.permutation(len(world.facts))[:number].tolist()
+  notes = documents_lib.write_notes(generator, world.facts)
   documents, stated = [], {fact: set[int]() for fact in range(len(world.facts))}
-  for note in documents_lib.write_notes(
-    generator, [world.facts[fact] for fact in chosen]
-  ):
+  for note in notes[: round(config.document_share * len(notes))]:
     sentences = []
     for sentence in note.sentences:
-      fact, phrasing = chosen[sentence.fact], sentence.phrasing
-      stated[fact].add(phrasing)
-      sentences.append(
-        documents_lib.Sentence(fact, phrasing, translate(sentence.template))
-      )
+      stated[sentence.fact].add(sentence.phrasing)
+      template = translate(sentence.template)
+      sentences.append(dataclasses.replace(sentence, template=template))
     documents.append(
       documents_lib.Document(
         f"{CODE}-{note.id}", translate(note.title), tuple(sentences)

@@ -38,8 +38,10 @@ def test_rows_differ_in_what_they_learn_from_and_search(plan):
       _corpus(run.command.bindings),
       _corpus(evaluated),
     )
-    # What is learned from is also searched meanwhile.
+    # It trains on what it searches, and learns from the queries' language.
     assert _corpus(run.sidecar.bindings) == _corpus(run.command.bindings)
+    examples = run.command.bindings["PRETRAINING_CORPUS_DIR"]
+    assert Path(examples) == _OUT / "seed-1/own_corpus"
   assert found == {
     "realm": ("both/pretraining", "corpus", "corpus"),
     "realm_on_own": ("both/pretraining_on_own", "own_corpus", "corpus"),

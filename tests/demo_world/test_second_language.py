@@ -20,7 +20,7 @@ def written(small_world):
   """The documents and statements of each kind of language."""
   return {
     kind: write_in_second_language(
-      small_world, SecondLanguageConfig(kind, stated_share=0.4), seed=3
+      small_world, SecondLanguageConfig(kind, document_share=0.3), seed=3
     )
     for kind in ("invented", "transliterated")
   }
@@ -74,7 +74,7 @@ def test_a_statement_asks_for_what_is_stated_where_its_file_says(
     for sentence in document.sentences:
       stated.setdefault(sentence.fact, set()).add(sentence.phrasing)
       templates.add(sentence.template)
-  assert len(stated) == round(0.4 * len(small_world.facts))
+  assert len(second.documents) == round(0.3 * len(small_world.documents))
   asked = second.statements["first"] + second.statements["both"]
   assert {s.fact for s in asked} == {
     s.fact for s in small_world.statements["test"]

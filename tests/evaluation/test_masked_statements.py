@@ -8,7 +8,6 @@ import pytest
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.masked_statements import evaluate_masked_statements
 from realm_jax.evaluation.open_qa import evaluate_retrieval
-from realm_jax.indexes.bm25 import Bm25Config
 from tests.evaluation.lines import read_lines
 
 pytestmark = pytest.mark.slow
@@ -28,11 +27,9 @@ def test_statements_are_filled_in_and_scored(
       file.write(json.dumps({"question": text, "answer": [answer]}) + "\n")
   data = dataclasses.replace(questions, question_files={"test": path})
 
-  def evaluated(evaluation, name, **arguments):
+  def evaluated(evaluation, name):
     folder = tmp_path / name
-    metrics = evaluation(
-      config=run_config, data=data, output_dir=folder, **arguments
-    )
+    metrics = evaluation(config=run_config, data=data, output_dir=folder)
     (lines,) = (read_lines(file) for file in folder.glob("*.jsonl"))
     return metrics, lines
 
@@ -46,7 +43,3 @@ def test_statements_are_filled_in_and_scored(
     read = [block.pop("read") for block in line["evidence"]]
     assert sum(read) == run_config.num_candidates - 1
     assert line["evidence"] == other["evidence"]
-  by_words, _ = evaluated(
-    evaluate_masked_statements, "bm25", index=Bm25Config()
-  )
-  assert by_words["index"] == "bm25"
