@@ -29,7 +29,6 @@ _CYRILLIC = str.maketrans(
   "abcdefghijklmnopqrstuvwxyz", "абцдефгхижклмнопярстувшэыз"
 )
 
-Kind = Literal["invented", "transliterated"]
 # Whether the first language's documents alone state a fact, or both do.
 StatedIn = Literal["first", "both"]
 
@@ -39,13 +38,14 @@ class SecondLanguageConfig:
   """The second language, and how much is written in it.
 
   Attributes:
-    kind: "invented", or "transliterated" from the first one.
+    transliterated: Whether it is the first language in Cyrillic letters,
+      instead of an invented one.
     document_share: How many documents it has, for each of the first language.
       As a document states a few facts, and each fact is stated three times in
       the first language, its documents state some facts once and others never.
   """
 
-  kind: Kind = "invented"
+  transliterated: bool = False
   document_share: Fraction = 0.3
 
   def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ def write_in_second_language(
   its language states the fact.
   """
   generator = np.random.default_rng([seed, 1])
-  translate = Translator(config.kind, generator).translate
+  translate = Translator(config.transliterated, generator).translate
   notes = documents_lib.write_notes(generator, world.facts)
   documents, stated = [], {fact: set[int]() for fact in range(len(world.facts))}
   for note in notes[: round(config.document_share * len(notes))]:
@@ -105,12 +105,12 @@ class Translator:
   """Translates templates and titles word by word.
 
   Args:
-    kind: Second language.
+    transliterated: As in `SecondLanguageConfig`.
     generator: Generator of invented words.
   """
 
-  def __init__(self, kind: Kind, generator: np.random.Generator):
-    self._kind, self._generator = kind, generator
+  def __init__(self, transliterated: bool, generator: np.random.Generator):
+    self._transliterated, self._generator = transliterated, generator
     self._words: dict[str, str] = {}
 
   def translate(self, text: str) -> str:
@@ -119,13 +119,13 @@ class Translator:
       word if word.startswith("{") else self._word(word.lower())
       for word in text.removesuffix(".").split()
     ]
-    if self._kind == "invented":
+    if not self._transliterated:
       words.reverse()
     words[0] = words[0].capitalize() if words[0].isalpha() else words[0]
     return " ".join(words) + "." * text.endswith(".")
 
   def _word(self, word: str) -> str:
-    if self._kind == "transliterated":
+    if self._transliterated:
       return word.translate(_CYRILLIC)
     while word not in self._words:
       drawn = self._generator.choice(_SYLLABLES, 2)

@@ -12,17 +12,17 @@ from realm_jax.demo_world.second_language import (
   write_in_second_language,
 )
 
-_KINDS = pytest.mark.parametrize("kind", ["invented", "transliterated"])
+_KINDS = pytest.mark.parametrize("is_transliterated", [False, True])
 
 
 @pytest.fixture(scope="module")
 def written(small_world):
   """The documents and statements of each kind of language."""
   return {
-    kind: write_in_second_language(
-      small_world, SecondLanguageConfig(kind, document_share=0.3), seed=3
+    is_transliterated: write_in_second_language(
+      small_world, SecondLanguageConfig(is_transliterated, 0.3), seed=3
     )
-    for kind in ("invented", "transliterated")
+    for is_transliterated in (False, True)
   }
 
 
@@ -33,10 +33,10 @@ def _words(documents, world):
 
 @_KINDS
 def test_the_languages_share_names_and_numbers_alone(
-  small_world, written, kind
+  small_world, written, is_transliterated
 ):
   shared = _words(small_world.documents, small_world) & _words(
-    written[kind].documents, small_world
+    written[is_transliterated].documents, small_world
   )
   known = {
     word
@@ -50,8 +50,8 @@ def test_the_languages_share_names_and_numbers_alone(
 
 def test_words_are_replaced_one_by_one_and_the_invented_order_is_reversed():
   generator = np.random.default_rng(0)
-  for kind, step in (("invented", -1), ("transliterated", 1)):
-    translate = second_lib.Translator(kind, generator).translate
+  for is_transliterated, step in ((False, -1), (True, 1)):
+    translate = second_lib.Translator(is_transliterated, generator).translate
     first, second = (
       translate(template).removesuffix(".").split()[::step]
       for template in ("{s} lives in {o}.", "In {o} lives {s}.")
@@ -65,9 +65,9 @@ def test_words_are_replaced_one_by_one_and_the_invented_order_is_reversed():
 
 @_KINDS
 def test_a_statement_asks_for_what_is_stated_where_its_file_says(
-  small_world, written, kind
+  small_world, written, is_transliterated
 ):
-  second = written[kind]
+  second = written[is_transliterated]
   stated: dict[int, set[int]] = {}
   templates = set()
   for document in second.documents:
@@ -93,9 +93,9 @@ def test_a_statement_asks_for_what_is_stated_where_its_file_says(
 
 @_KINDS
 def test_the_tagger_finds_the_names_of_the_second_language(
-  small_world, written, kind
+  small_world, written, is_transliterated
 ):
-  for document in written[kind].documents[:100]:
+  for document in written[is_transliterated].documents[:100]:
     text = document.text(small_world.facts)
     said = text.encode()
     found = {
