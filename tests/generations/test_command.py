@@ -27,12 +27,18 @@ pytestmark = pytest.mark.slow
 
 _SETTINGS = {"TOKENS_PER_BATCH": 4096, "SHARD_BLOCKS": 3}
 _FILES = ["gin/models/tiny.gin", "gin/runs/build_index.gin"]
+_SIZES = {
+  "bert.BertConfig.hidden_size": 16,
+  "bert.BertConfig.num_layers": 1,
+  "bert.BertConfig.intermediate_size": 32,
+}
 
 
 def _command(model_dir, corpus, *flags, **bindings):
   given = {
     "MODEL_DIR": str(model_dir),
     "CORPUS_DIR": str(corpus.source),
+    **_SIZES,
     **bindings,
   }
   return [
@@ -43,7 +49,8 @@ def _command(model_dir, corpus, *flags, **bindings):
 
 
 def _save_checkpoint(model_dir, corpus):
-  bindings = [f"MODEL_DIR = {str(model_dir)!r}", "CORPUS_DIR = ''"]
+  given = {"MODEL_DIR": str(model_dir), "CORPUS_DIR": "", **_SIZES}
+  bindings = [f"{name} = {value!r}" for name, value in given.items()]
   with configuration.parsed(sidecar.build_index, _FILES, bindings):
     retriever = configuration.configured(Retriever)()
   retriever = retriever.for_vocabulary(
