@@ -110,7 +110,8 @@ def test_a_build_by_hand(build_with, inputs):
 @pytest.mark.slow
 def test_any_number_of_workers_and_beam_give_the_same_bytes(build_with):
   pytest.importorskip("apache_beam", reason="Beam is an extra")
-  settings = {"remove_duplicates": True}
+  # Workers are given the phrases that recur in the whole corpus.
+  settings = {"remove_duplicates": True, "tagger": "recurring"}
   expected = files(build_with("here", **settings))
   assert files(build_with("two", workers=2, **settings)) == expected
   beam = ["--runner=DirectRunner"]
@@ -313,10 +314,7 @@ def test_recurring_phrases_are_those_of_the_whole_corpus(
   inputs.append(str(tmp_path / "zh.jsonl"))
   write_lines(Path(inputs[0]), [{"title": "", "text": t} for t in texts])
   settings = {"language": "zh", "vocab": "train:300", "shard_bytes": 1}
-  expected = build_with("one", **settings)
-  again = build_with("two", workers=2, **settings)
-  assert files(again) == files(expected)
-  corpus = Corpus.open(expected)
+  corpus = Corpus.open(build_with("one", **settings))
   assert corpus.summary["tagger"] == "recurring"
   assert len(corpus.shards) == corpus.num_blocks == 3
   for block in map(corpus.block, range(3)):

@@ -10,19 +10,22 @@ of pre-training.
 import ast
 import contextlib
 import json
-import signal
-import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs.jobs import Macro, gin_command
+from benchmarks.runs.jobs import Macro
 from realm_jax import configuration
 from realm_jax.corpus.build import build_corpus
 from realm_jax.demo_world import world
 from realm_jax.evaluation import evaluate as evaluation
 from realm_jax.generations import sidecar
+from realm_jax.generations.build import GenerationConfig
+from realm_jax.generations.sidecar import SidecarConfig
+from realm_jax.indexes.exact import ExactConfig
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.training import trainer
@@ -58,8 +61,10 @@ class _World:
       tagger=find_tagger("realm_jax.demo_world.names.tag"),
     )
 
-  def train(self, name: str, recipe: str, **bindings: Any) -> Path:
-    """Trains a stage, and returns its folder."""
+  def train(
+    self, name: str, recipe: str, *, refreshes: bool = False, **bindings: Any
+  ) -> Path:
+    """Trains a stage, with an index builder if any; returns its folder."""
     model_dir = self._folder / name
     given = self._given(
       MODEL_DIR=model_dir,
@@ -71,27 +76,37 @@ class _World:
     with parsed(TrainConfig, _recipe(recipe), given):
       config = configuration.configured(TrainConfig)()
       kept = configuration.kept_files(config.stage)
-    trainer.train(config, configuration=kept)
+    with self._builder(config) if refreshes else contextlib.nullcontext():
+      trainer.train(config, configuration=kept)
     return model_dir
 
   @contextlib.contextmanager
-  def sidecar(self, name: str) -> Iterator[None]:
-    """Builds generations beside the block, in a process of its own."""
-    model_dir = self._folder / name
-    model_dir.mkdir()
-    # Each generation is used from a fixed step, however busy the machine is.
-    given = self._given(
-      MODEL_DIR=model_dir, KEEP_GENERATIONS=_KEPT, MODE="every"
-    )
-    command = gin_command("build_index", _recipe("build_index"), **given)
-    with (model_dir / "build_index.log").open("w") as log:
-      process = subprocess.Popen(command, stderr=log)
-    try:
-      yield
-      process.send_signal(signal.SIGTERM)
-      process.wait(600)
-    finally:
-      process.kill()
+  def _builder(self, config: TrainConfig) -> Iterator[None]:
+    """Builds every generation beside the block, in a thread."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+      building = thread.submit(
+        sidecar.build_index,
+        model_dir=config.model_dir,
+        corpus_dir=config.data.corpus_dir,
+        generation=GenerationConfig(
+          config.retriever,
+          ExactConfig(),
+          # Each length is compiled.
+          num_lengths=1,
+          query_length=config.data.query_length,
+        ),
+        # Each is used from a fixed step, however busy the machine is.
+        sidecar=SidecarConfig(
+          mode="every", keep_generations=_KEPT, poll_seconds=0.1
+        ),
+        stop=stop,
+      )
+      try:
+        yield
+      finally:
+        stop.set()
+      building.result()
 
   def recall(self, model_dir: Path) -> float:
     """Returns recall@5 of statements, over vectors of the last checkpoint."""
@@ -105,6 +120,7 @@ class _World:
 
   def _build(self, given: dict[str, Any]) -> None:
     build = sidecar.build_index
+    given = {"NUM_LENGTHS": 1, **given}
     with parsed(build, _recipe("build_index"), given):
       configuration.configured(build)(once=True)
 
@@ -156,25 +172,26 @@ def main(argv: list[str]) -> None:
     WARMUP_STEPS=40,
     SAVE_EVERY_STEPS=150,
   )
-  with small.sidecar("realm"):
-    realm = small.train(
-      "realm",
-      "pretrain",
-      INITIAL_CHECKPOINT=ict,
-      INITIAL_READER=reading,
-      KEEP_CHECKPOINTS=_KEPT,
-      **{
-        "NUM_STEPS": 150,
-        "BATCH_SIZE": 32,
-        "NUM_CANDIDATES": 6,
-        "LEARNING_RATE": 1e-3,
-        "WARMUP_STEPS": 20,
-        "SAVE_EVERY_STEPS": 25,
-        "LAG_STEPS": 25,
-        "WAIT_FOR_GENERATIONS": True,
-        **changed,
-      },
-    )
+  realm = small.train(
+    "realm",
+    "pretrain",
+    refreshes=True,
+    INITIAL_CHECKPOINT=ict,
+    INITIAL_READER=reading,
+    KEEP_CHECKPOINTS=_KEPT,
+    **{
+      "NUM_STEPS": 150,
+      "BATCH_SIZE": 32,
+      "NUM_CANDIDATES": 6,
+      "LEARNING_RATE": 1e-3,
+      "WARMUP_STEPS": 20,
+      "SAVE_EVERY_STEPS": 25,
+      "LAG_STEPS": 25,
+      "WAIT_FOR_GENERATIONS": True,
+      "TIMEOUT_SECONDS": 600.0,
+      **changed,
+    },
+  )
   figures["realm"] = small.recall(realm)
   for index in ("EXACT", "RANDOM"):
     figures[index] = small.masked_accuracy(realm, index)

@@ -26,7 +26,10 @@ def _untouched_process(tmp_path, monkeypatch):
   monkeypatch.setattr(peer_processes, "PEERS_DIR", tmp_path / "none")
 
 
-def test_train_step(tmp_path):
+def test_train_step(tmp_path, monkeypatch):
+  # A process of its own, and products of large matrices, take ten seconds more.
+  monkeypatch.setattr(train_step, "in_new_process", lambda f, *given: f(*given))
+  monkeypatch.setattr(train_step, "matmul_gflops_per_second", lambda: 1e6)
   sizes = "--layers=1 --hidden=16 --heads=2 --inner=32 --vocab=1200 --batch=2"
   texts = "--candidates=2 --query=8 --block=12 --joint=20 --masks=2 --steps=1"
   path = tmp_path / "figures.json"

@@ -1,8 +1,6 @@
 """REALM pre-training makes a better retriever of that of inverse cloze."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -11,20 +9,19 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def figures(project_dir, tmp_path_factory) -> dict[str, float]:
+def figures(
+  command_server, command_environment, tmp_path_factory
+) -> dict[str, float]:
   """What the stages reach in a small world, one after the other."""
   # The tests' flags of XLA compile fast and run slowly.
-  environment = {**os.environ, "PYTHONPATH": str(project_dir)}
+  environment = {**command_environment}
   del environment["XLA_FLAGS"]
   folder = tmp_path_factory.mktemp("learns")
   module = "tests.integration.realm_learns_child"
-  done = subprocess.run(
+  done = command_server.run(
     [sys.executable, "-m", module, str(folder), "0"],
-    cwd=project_dir,
     env=environment,
-    capture_output=True,
-    text=True,
-    check=False,
+    timeout=3000.0,
   )
   assert done.returncode == 0, done.stderr[-3000:]
   return json.loads(done.stdout.splitlines()[-1])
