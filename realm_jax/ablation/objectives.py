@@ -7,7 +7,7 @@ same reader. Three plans follow each other:
    (`costs.json`), from which the steps follow that take as long as REALM's.
 2. On a development world each row tries the same grid of temperatures of p(z|x)
    and learning rates of the retriever. That which finds most of the masked
-   statements (recall@1) is chosen (`choices.json`).
+   statements (recall@1) is chosen.
 3. On other worlds each row is trained for as many steps as REALM, and for as
    many seconds.
 
@@ -131,35 +131,33 @@ _BASES = (
 )
 
 
-def _stale_rows(base: ObjectiveRow) -> Iterator[ObjectiveRow]:
-  """Yields a row's stale rows, compared with its own first one."""
-  fresh = REALM.name
-  for steps in _REFRESH_EVERY:
-    name = f"{base.name}_refresh_{steps}"
-    if steps > _REFRESH_EVERY[0] or base.name != REALM.name:
-      yield dataclasses.replace(
-        base.binding(REFRESH_EVERY_STEPS=steps),
-        name=name,
-        title=f"{base.title}, refresh every {steps} steps",
-        part="staleness",
-        base=base.name,
-        reference=fresh,
-      )
-    if steps == _REFRESH_EVERY[0] and base.name != REALM.name:
-      fresh = name
-  rolling = base.binding(
-    RETRIEVE_ON_DEVICE=True,
-    BLOCKS_PER_STEP=_BLOCKS_PER_STEP,
-    WAIT_FOR_GENERATIONS=False,
-  )
-  yield dataclasses.replace(
-    rolling,
-    name=f"{base.name}_rolling",
-    title=f"{base.title}, rolling refresh",
-    part="staleness",
-    base=base.name,
-    reference=fresh,
-  )
+def _stale_rows(base: ObjectiveRow) -> list[ObjectiveRow]:
+  """Returns a row's stale rows, compared with the first of them."""
+  rolling: dict[str, Value | Times] = {
+    "RETRIEVE_ON_DEVICE": True,
+    "BLOCKS_PER_STEP": _BLOCKS_PER_STEP,
+    "WAIT_FOR_GENERATIONS": False,
+  }
+  names = [f"{base.name}_refresh_{steps}" for steps in _REFRESH_EVERY]
+  rows = [
+    dataclasses.replace(
+      base.binding(**bindings),
+      name=name,
+      title=f"{base.title}, {title}",
+      part="staleness",
+      base=base.name,
+      reference=names[0],
+    )
+    for name, title, bindings in (
+      *(
+        (name, f"refresh every {steps} steps", {"REFRESH_EVERY_STEPS": steps})
+        for name, steps in zip(names, _REFRESH_EVERY, strict=True)
+      ),
+      (f"{base.name}_rolling", "rolling refresh", rolling),
+    )
+  ]
+  # The first one itself is compared with REALM.
+  return [dataclasses.replace(rows[0], reference=REALM.name), *rows[1:]]
 
 
 class Setting(NamedTuple):
@@ -248,6 +246,11 @@ class ObjectivesConfig(AblationConfig):
     self, rows: Sequence[Any], *, seeds: Iterable[int], output_dir: Path
   ) -> Iterator[_Phase]:
     """Yields the plans of costs, of the development world and of the rows."""
+    if self.development_seed in (seeds := list(seeds)):
+      raise AblationError(
+        f"seed {self.development_seed} is that of the development world; "
+        "change DEVELOPMENT_SEED or FIRST_SEED"
+      )
     stale = {REALM.name, *self.stale_objectives}
     chosen = [
       row for row in rows if row.part != "staleness" or row.base in stale
@@ -288,6 +291,7 @@ class ObjectivesConfig(AblationConfig):
           "seconds per step": round(costs.get(row.tuned_as, 0.0), 4) or "",
           "SCORE_SCALE": config.retriever.score_scale,
           "rate of the retriever": config.optimizer.retriever_rate_scale,
+          "recall@1 in the grid": grids[row.tuned_as].text,
           "collapsed in the grid": grids[row.tuned_as].collapsed,
         }
     yield reported, plan._replace(training=training)
@@ -382,33 +386,13 @@ class ObjectivesConfig(AblationConfig):
       name: json.loads((result.statements / METRICS).read_text())["recall_at_1"]
       for name, (result,) in plan.results.items()
     }
-    grids = {
+    return {
       name: _Grid(
-        {
-          point: recalls[row.name]
-          for point, row in zip(points, own, strict=True)
-        },
+        dict(zip(points, (recalls[row.name] for row in own), strict=True)),
         recalls[START],
       )
       for name, own in tried.items()
     }
-    path = output_dir / "choices.json"
-    before = json.loads(path.read_text()) if path.exists() else {}
-    write_json(
-      path,
-      {
-        **before,
-        **{
-          name: {
-            "chosen": grid.best._asdict(),
-            "recall_at_1": {row.name: recalls[row.name] for row in tried[name]},
-            "collapsed": grid.collapsed,
-          }
-          for name, grid in grids.items()
-        },
-      },
-    )
-    return grids
 
   def _in_development(
     self, rows: Sequence[ObjectiveRow], output_dir: Path
@@ -452,6 +436,11 @@ class _Grid(NamedTuple):
   def best(self) -> Setting:
     """Setting with the highest recall; the first of equal ones."""
     return max(self.recalls, key=lambda point: self.recalls[point])
+
+  @property
+  def text(self) -> str:
+    """The recalls in their order, temperatures before rates."""
+    return " ".join(f"{recall:.3f}" for recall in self.recalls.values())
 
   @property
   def collapsed(self) -> str:
