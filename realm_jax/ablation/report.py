@@ -351,11 +351,15 @@ def _write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
     The title of each file's plot.
   """
   written = {}
-  metrics = [m for m in _shown(rows) if m.is_drawn]
   for part, title in _TITLES.items():
     own = [row for row in rows if row["part"] == part or row is rows[0]]
     if len(own) == 1:
       continue
+    metrics = [
+      metric
+      for metric in _shown(rows)
+      if metric.is_drawn and any(metric.name in r["metrics"] for r in own[1:])
+    ]
     with plot(
       output_dir / f"{part}.png",
       title=f"{title} (orange: 95 % intervals; dots: seeds)",
@@ -380,7 +384,7 @@ def _draw(axes: Any, rows: Sequence[_Row], metric: Metric) -> None:
     axes.plot(figures["interval"], [place] * 2, color="tab:orange", lw=3)
     axes.plot(seeds, [place] * len(seeds), ".", color="black", zorder=3)
   axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
-  axes.invert_yaxis()
+  axes.set_ylim(len(rows) - 0.5, -0.5)
   axes.set_xlabel(metric.title)
   axes.set_xlim(left=0)
   axes.grid(alpha=0.3)
