@@ -474,6 +474,10 @@ class _SeedPlan(SeedPlan):
       **self.directories(run),
       "GENERATIONS_DIR": searched["GENERATION"],
     }
+    if row.pretrains:
+      # By default the builder takes the one that the last checkpoint has used.
+      trained = self.pretrainings[row.name].config
+      vectors["CHECKPOINT_STEP"] = trained.num_steps
     build = self.config.command(
       "build_index", "build_index", vectors, ("--once",)
     )
@@ -505,8 +509,8 @@ class _SeedPlan(SeedPlan):
     if row.recipe == "pretraining":
       scale: dict[str, Value] = {}
       if row.pretrains:
-        config = self.pretrainings[row.name].config
-        scale["SCORE_SCALE"] = config.retriever.score_scale
+        trained = self.pretrainings[row.name].config
+        scale["SCORE_SCALE"] = trained.retriever.score_scale
       result = result._replace(
         masked=evaluate("masked", "eval_statements", statements, **scale)
       )
