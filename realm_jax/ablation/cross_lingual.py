@@ -10,7 +10,7 @@ a row's run embeds the blocks that the row searches in `generations/ROW`, and
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -115,10 +115,10 @@ class CrossLingualConfig(AblationConfig):
   )
   default_rows: ClassVar[str] = "all"
 
-  def make_plan(
+  def plans(
     self, rows: Sequence[Any], *, seeds: Iterable[int], output_dir: Path
-  ) -> Plan:
-    """Returns the runs of rows and seeds."""
+  ) -> Iterator[tuple[Sequence[Row], Plan]]:
+    """Yields the one plan of the runs of rows and seeds."""
     results: dict[str, list[StatementResults]] = {row.name: [] for row in rows}
     runs: list[Run] = []
     for seed in seeds:
@@ -126,7 +126,7 @@ class CrossLingualConfig(AblationConfig):
       for row in rows:
         results[row.name].append(planned.add(row))
       runs += planned.runs.values()
-    return Plan(runs, results, frozenset())
+    yield rows, Plan(runs, results, frozenset())
 
 
 class _SeedPlan(NamedTuple):

@@ -15,7 +15,7 @@ that a later command with other rows finds it again.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,7 +24,7 @@ from etils import epath
 from realm_jax.ablation.data import Data
 from realm_jax.ablation.rows import REALM, ROWS, SHARED_BINDINGS, Row, Times
 from realm_jax.pipeline import Command, Step, Value
-from realm_jax.settings import PositiveInt, require_valid
+from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
 from realm_jax.training.config import TrainConfig
 
 _NEEDED_STAGES = ("inverse_cloze", "reading", "pretraining", "open_qa")
@@ -49,7 +49,8 @@ class AblationConfig:
     recipes: Gin files by stage, for each name of `RECIPES`, and for
       `reading_retrieved`, if pre-training should start from such a reader.
     data: Corpus and questions of each seed.
-    num_seeds: Number of seeds; the first is 0.
+    num_seeds: Number of seeds.
+    first_seed: First seed; the others follow it.
     num_steps: Steps by stage, where they are not the recipe's.
     extra_gin_files: Gin files that are applied after each stage's recipe.
     initial_checkpoint: Checkpoint that inverse cloze and reading start from,
@@ -59,6 +60,7 @@ class AblationConfig:
   recipes: Mapping[str, Sequence[str]]
   data: Data
   num_seeds: PositiveInt = 3
+  first_seed: NonNegativeInt = 0
   num_steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
   extra_gin_files: Sequence[str] = ()
   initial_checkpoint: epath.PathLike | None = None
@@ -66,13 +68,18 @@ class AblationConfig:
   rows: ClassVar[Sequence[Row]] = ROWS
   default_rows: ClassVar[str] = "table2"
 
+  @property
+  def seed_plan(self) -> "type[SeedPlan]":
+    """What plans the runs of one seed."""
+    return SeedPlan
+
   def __post_init__(self) -> None:
     require_valid(self)
-    needed = self.needed_recipes
-    if {*self.recipes} - {READING_RETRIEVED} != {*needed} - {READING_RETRIEVED}:
+    needed, given = {*self.needed_recipes}, {*self.recipes}
+    if needed - given or given - needed - {READING_RETRIEVED}:
       raise AblationError(
         f"recipes={sorted(self.recipes)}; want gin files for each of "
-        f"{', '.join(needed)}: change RECIPES"
+        f"{', '.join(self.needed_recipes)}: change RECIPES"
       )
     if unknown := [n for n in self.num_steps if n not in _TRAINED_STAGES]:
       raise AblationError(
@@ -93,24 +100,49 @@ class AblationConfig:
     gin_files = [*self.recipes[recipe], *self.extra_gin_files]
     return Command(module, gin_files, bindings, flags)
 
-  def make_plan(
-    self, rows: Sequence[Row], *, seeds: Iterable[int], output_dir: Path
-  ) -> "Plan":
-    """Returns the runs of rows and seeds.
+  def plans(
+    self, rows: Sequence[Any], *, seeds: Iterable[int], output_dir: Path
+  ) -> Iterator[tuple[Sequence[Row], "Plan"]]:
+    """Yields plans with their rows; each waits for the runs of those before.
+
+    The last has what is reported. A generator that goes on while runs are
+    missing, as a dry run does, plans with the recipes' own settings.
 
     Raises:
       ValueError: A recipe or binding is wrong.
     """
+    yield rows, self.make_plan(rows, seeds=seeds, output_dir=output_dir)
+
+  def make_plan(
+    self,
+    rows: Sequence[Any],
+    *,
+    seeds: Iterable[int],
+    output_dir: Path,
+    among: Sequence[Row] | None = None,
+  ) -> "Plan":
+    """Returns the runs of rows and seeds.
+
+    Args:
+      rows: Rows to plan.
+      seeds: Seeds of the rows.
+      output_dir: Directory of all runs.
+      among: All rows, the first of which names a run; None for `self.rows`.
+
+    Raises:
+      ValueError: A recipe or binding is wrong.
+    """
+    among = self.rows if among is None else among
     # Seeds differ in paths alone.
-    first = _SeedPlan(self, {}, output_dir / "seed", 0)
+    first = self.seed_plan(self, [], {}, output_dir / "seed", 0)
     pretrainings = {
-      row.name: first.pretraining(row) for row in ROWS if row.pretrains
+      row.name: first.pretraining(row) for row in among if row.pretrains
     }
     results: dict[str, list[RowResult]] = {row.name: [] for row in rows}
     runs: list[Run] = []
     for seed in seeds:
       folder = output_dir / f"seed-{seed}"
-      planned = _SeedPlan(self, pretrainings, folder, seed)
+      planned = self.seed_plan(self, among, pretrainings, folder, seed)
       for row in rows:
         results[row.name].append(planned.add(row))
       if not runs:
@@ -156,11 +188,14 @@ class Plan(NamedTuple):
     runs: Runs; those of one seed stand together.
     results: Results by row, such as `RowResult`, one for each seed.
     never_refreshed: Names of rows whose index is never refreshed.
+    training: What the report says of the training of rows, by row and by
+      column.
   """
 
   runs: Sequence[Run]
   results: Mapping[str, Sequence[Any]]
   never_refreshed: frozenset[str]
+  training: Mapping[str, Mapping[str, Any]] = {}
 
 
 class Pretraining(NamedTuple):
@@ -185,59 +220,73 @@ class Pretraining(NamedTuple):
     return repr(dataclasses.replace(config, refresh=refresh))
 
 
-class _SeedPlan:
+class SeedPlan:
   """The runs of one seed, by name."""
 
   def __init__(
     self,
     config: AblationConfig,
+    rows: Sequence[Row],
     pretrainings: Mapping[str, Pretraining],
     folder: Path,
     seed: int,
   ):
     self.runs: dict[str, Run] = {}
-    self._config, self._pretrainings = config, pretrainings
-    self._folder, self._seed = folder, seed
-    self._data = config.data.files(folder, seed)
+    self.config, self.pretrainings = config, pretrainings
+    self.folder, self._seed = folder, seed
+    self.data = config.data.files(folder, seed)
     self._names: dict[str, str] = {}
     for name, found in pretrainings.items():
       self._names.setdefault(found.key, f"pretraining/{name}")
     self._open_qa: dict[tuple[str, str], str] = {}
-    for row in ROWS if pretrainings else ():
-      self._open_qa.setdefault(self._parts(row), row.name)
+    for row in rows:
+      self._open_qa.setdefault(self.parts(row), row.name)
 
   def add(self, row: Row) -> RowResult:
     """Adds the runs of a row, unless they are there already."""
-    own = self._open_qa[self._parts(row)]
-    name = f"open_qa/{own}"
-    self._add_training(row, name)
-
-    def evaluation(
-      kind: str, recipe: str, questions: str, **bindings: Value
-    ) -> Path:
-      command = self._config.command(
-        "evaluate",
-        recipe,
-        {
-          **self._directories(name),
-          "OUTPUT_DIR": self._path(f"evaluations/{own}/{kind}"),
-          "QUESTIONS": questions,
-          **bindings,
-        },
-      )
-      self._add(row, f"evaluations/{own}/{kind}", command)
-      return self._folder / "evaluations" / own / kind
+    run = self.add_open_qa(row)
+    own = run.removeprefix("open_qa/")
 
     def zero_shot(kind: str, questions: str) -> Path:
       """Adds the evaluation of the retriever before fine-tuning."""
-      return evaluation(kind, "eval_retrieval", questions, CHECKPOINT_STEP=0)
+      return self.add_evaluation(
+        row,
+        f"{own}/{kind}",
+        "eval_retrieval",
+        run,
+        QUESTIONS=questions,
+        CHECKPOINT_STEP=0,
+      )
 
-    questions, sentences = self._data.questions, self._data.sentences
+    questions, sentences = self.data.questions, self.data.sentences
     return RowResult(
-      evaluation("answers", "eval", questions),
+      self.add_answers(row),
       zero_shot("zero_shot", questions),
       zero_shot("zero_shot_sentences", sentences) if sentences else None,
     )
+
+  def add_open_qa(self, row: Row) -> str:
+    """Adds a row's fine-tuning, and returns the name of its run."""
+    name = f"open_qa/{self._open_qa[self.parts(row)]}"
+    self.add_training(row, name)
+    return name
+
+  def add_answers(self, row: Row) -> Path:
+    """Adds a row's fine-tuning and the evaluation of its answers."""
+    run = self.add_open_qa(row)
+    name = f"{run.removeprefix('open_qa/')}/answers"
+    questions = self.data.questions
+    return self.add_evaluation(row, name, "eval", run, QUESTIONS=questions)
+
+  def add_evaluation(
+    self, row: Row, name: str, recipe: str, run: str, **bindings: Value
+  ) -> Path:
+    """Adds an evaluation of a run, and returns its folder."""
+    name = f"evaluations/{name}"
+    own = {**self.directories(run), "OUTPUT_DIR": self.path(name)}
+    command = self.config.command("evaluate", recipe, {**own, **bindings})
+    self.add_run(row, name, command)
+    return self.folder / name
 
   def pretraining(self, row: Row) -> Pretraining:
     """Returns a row's bindings, with the recipe's values for multiples.
@@ -273,7 +322,12 @@ class _SeedPlan:
       )
     )
     save = recipe.checkpoints.save_every_steps
-    sizes = {_SAVE: save, _NUM: recipe.num_steps}
+    sizes = {
+      _SAVE: save,
+      _NUM: recipe.num_steps,
+      "SCORE_SCALE": recipe.retriever.score_scale,
+      "RETRIEVER_RATE_SCALE": recipe.optimizer.retriever_rate_scale,
+    }
     for name, value in bindings.items():
       if isinstance(value, Times):
         product = value.factor * sizes[value.name]
@@ -287,90 +341,91 @@ class _SeedPlan:
   def _pretraining_command(
     self, row: Row, name: str, bindings: Mapping[str, Value]
   ) -> Command:
-    retriever = self._config.initial_checkpoint
+    retriever = self.config.initial_checkpoint
     if row.from_inverse_cloze:
-      retriever = self._path(_INVERSE_CLOZE)
-    reader = READING_RETRIEVED if self._reads_retrieved else _READING
-    return self._train(
-      "pretraining",
-      name,
-      INITIAL_CHECKPOINT=None if retriever is None else str(retriever),
-      INITIAL_READER=self._path(reader),
-      **bindings,
-    )
+      retriever = self.path(_INVERSE_CLOZE)
+    start: dict[str, Value] = {
+      "INITIAL_CHECKPOINT": None if retriever is None else str(retriever)
+    }
+    if row.recipe == "pretraining":
+      reader = READING_RETRIEVED if self._reads_retrieved else _READING
+      start["INITIAL_READER"] = self.path(reader)
+    return self._train(row.recipe, name, **start, **bindings)
 
-  def _parts(self, row: Row) -> tuple[str, str]:
+  def parts(self, row: Row) -> tuple[str, str]:
     """Returns the names of the runs of a row's retriever and reader."""
     pretrained = ""
     if row.pretrains:
-      pretrained = self._names[self._pretrainings[row.name].key]
+      pretrained = self._names[self.pretrainings[row.name].key]
     retrievers = {"pretraining": pretrained, "inverse_cloze": _INVERSE_CLOZE}
     readers = {"pretraining": pretrained, "reading": _BASELINE_READER}
     return retrievers[row.retriever], readers[row.reader]
 
   @property
   def _reads_retrieved(self) -> bool:
-    return READING_RETRIEVED in self._config.recipes
+    return READING_RETRIEVED in self.config.recipes
 
-  def _path(self, name: str) -> str:
-    return str(self._folder / name)
+  def path(self, name: str) -> str:
+    return str(self.folder / name)
 
-  def _directories(self, name: str) -> dict[str, Value]:
-    corpus_dir = self._data.corpus_dir
-    return {"MODEL_DIR": self._path(name), "CORPUS_DIR": corpus_dir}
+  def directories(self, name: str) -> dict[str, Value]:
+    corpus_dir = self.data.corpus_dir
+    return {"MODEL_DIR": self.path(name), "CORPUS_DIR": corpus_dir}
 
   def _train(self, stage: str, name: str, **bindings: Value) -> Command:
-    own = {**self._directories(name), "SEED": self._seed}
-    return self._config.command("train", stage, {**own, **bindings})
+    own = {**self.directories(name), "SEED": self._seed}
+    return self.config.command("train", stage, {**own, **bindings})
 
   def _first_generation(self, name: str) -> Command:
     """Returns the builder of generation 0, even if the run goes on later."""
-    bindings = {**self._directories(name), "CHECKPOINT_STEP": 0}
-    return self._config.command(
+    bindings = {**self.directories(name), "CHECKPOINT_STEP": 0}
+    return self.config.command(
       "build_index", "build_index", bindings, ("--once",)
     )
 
-  def _add_training(self, row: Row, name: str) -> None:
+  def add_training(self, row: Row, name: str) -> None:
     """Adds a run that trains, after those that it starts from."""
     command, sidecar = self._training(row, name)
     for binding in ("INITIAL_CHECKPOINT", "INITIAL_READER"):
       source = Path(str(command.bindings.get(binding)))
-      if source.is_relative_to(self._folder):
-        own = source.relative_to(self._folder)
-        self._add_training(row, own.as_posix())
-    self._add(row, name, command, sidecar)
+      if source.is_relative_to(self.folder):
+        own = source.relative_to(self.folder)
+        self.add_training(row, own.as_posix())
+    self.add_run(row, name, command, sidecar)
 
   def _training(self, row: Row, name: str) -> tuple[Command, Command | None]:
     """Returns what trains a run, and what builds its index, if any."""
     if name.startswith("open_qa/"):
-      retriever, reader = self._parts(row)
+      retriever, reader = self.parts(row)
       command = self._train(
         "open_qa",
         name,
-        INITIAL_CHECKPOINT=self._path(retriever),
-        INITIAL_READER=self._path(reader),
-        TRAIN_QUESTIONS=self._data.train_questions,
+        INITIAL_CHECKPOINT=self.path(retriever),
+        INITIAL_READER=self.path(reader),
+        TRAIN_QUESTIONS=self.data.train_questions,
       )
       return command, self._first_generation(name)
     if name.startswith("pretraining/"):
-      found = self._pretrainings[row.name]
+      found = self.pretrainings[row.name]
       every = found.config.refresh.refresh_every_steps
-      own = {**self._directories(name), "MODE": "every", _REFRESH: every}
+      own = {**self.directories(name), "MODE": "every", _REFRESH: every}
       command = self._pretraining_command(row, name, found.bindings)
-      builder = self._config.command("build_index", "build_index", own)
+      if not found.config.stage.needs_index or found.config.keeps_own_index:
+        return command, None
+      builder = self.config.command("build_index", "build_index", own)
       return command, builder
     if name == READING_RETRIEVED:
       # It reads the blocks that the inverse-cloze retriever finds.
       return self._reading_retrieved(), self._first_generation(name)
     if name == _BASELINE_READER:
       return self._baseline_reader(), None
-    start = self._config.initial_checkpoint
+    start = self.config.initial_checkpoint
     given = {} if start is None else {"INITIAL_CHECKPOINT": str(start)}
     return self._train(name, name, **given), None
 
   def _baseline_reader(self) -> Command:
     """Returns what trains a reader on as many masked examples as REALM's."""
-    realm = self._pretrainings[REALM.name].config
+    realm = self.pretrainings[REALM.name].config
     batch_size, num_steps = realm.data.batch_size, realm.num_steps
     if self._reads_retrieved:
       before = _config_of(self._reading_retrieved())
@@ -379,7 +434,7 @@ class _SeedPlan:
     return self._train(
       _READING,
       _BASELINE_READER,
-      INITIAL_READER=self._path(_READING),
+      INITIAL_READER=self.path(_READING),
       BATCH_SIZE=batch_size,
       LEARNING_RATE=realm.optimizer.learning_rate,
       WARMUP_STEPS=realm.optimizer.warmup_steps,
@@ -390,14 +445,14 @@ class _SeedPlan:
     return self._train(
       READING_RETRIEVED,
       READING_RETRIEVED,
-      INITIAL_CHECKPOINT=self._path(_INVERSE_CLOZE),
-      INITIAL_READER=self._path(_READING),
+      INITIAL_CHECKPOINT=self.path(_INVERSE_CLOZE),
+      INITIAL_READER=self.path(_READING),
     )
 
-  def _add(
+  def add_run(
     self, row: Row, name: str, command: Command, sidecar: Command | None = None
   ) -> None:
-    step = Step(command, self._folder / name, sidecar)
+    step = Step(command, self.folder / name, sidecar)
     run = self.runs.setdefault(name, Run(self._seed, name, step))
     if row.name not in run.rows:
       run.rows.append(row.name)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from realm_jax.ablation.plan import Plan
+from realm_jax.ablation.plan import Plan, Run
 from realm_jax.ablation.rows import REALM, Row
 from realm_jax.console import columns, plot
 from realm_jax.evaluation import resampling
@@ -24,6 +24,7 @@ class Metric(NamedTuple):
     result: Name of the evaluation that has it, a field of a plan's results.
     file: File of that evaluation.
     score: Name of the score of each question.
+    is_drawn: Whether plots have it.
   """
 
   name: str
@@ -31,6 +32,7 @@ class Metric(NamedTuple):
   result: str
   file: str
   score: str
+  is_drawn: bool = True
 
 
 EXACT_MATCH = Metric(
@@ -66,7 +68,35 @@ STATEMENTS = tuple(
     ("accuracy", f"masked accuracy, {where}", "exact_match"),
   )
 )
-SHOWN = (EXACT_MATCH, RECALL, SENTENCE_RECALL, *STATEMENTS)
+STATEMENT_RECALL = Metric(
+  "statement_recall_at_1",
+  "recall@1 of statements",
+  "statements",
+  "retrieved.jsonl",
+  "recall_at_1",
+)
+# Of the objectives, before fine-tuning.
+OBJECTIVES = (
+  STATEMENT_RECALL,
+  *(
+    STATEMENT_RECALL._replace(
+      name=f"{of}_recall_at_{depth}",
+      title=f"recall@{depth} of {of}s",
+      result=f"{of}s",
+      score=f"recall_at_{depth}",
+      is_drawn=depth == 1,
+    )
+    for of, depth in (("statement", 5), ("question", 1), ("question", 5))
+  ),
+  Metric(
+    "masked_accuracy",
+    "masked accuracy of statements",
+    "masked",
+    "predictions.jsonl",
+    "exact_match",
+  ),
+)
+SHOWN = (EXACT_MATCH, RECALL, SENTENCE_RECALL, *STATEMENTS, *OBJECTIVES)
 METRICS = (*SHOWN, RECALL_CHARACTERS)
 
 REPORT = "ablation.md"
@@ -76,7 +106,15 @@ _TITLES = {
   "candidates": "Number of candidates, the null document included",
   "refresh": "Steps between refreshes of the index",
   "cross_lingual": "Statements in the low-resource language",
+  "objectives": "Objectives at equal steps",
+  "equal_seconds": "Objectives at equal seconds",
+  "staleness": "Staleness of the index",
 }
+# Row that has the retriever from which the others start.
+START = "inverse_cloze"
+# Share of the start's recall below which a run has collapsed.
+_FALLEN = 0.6
+_SIGNIFICANT = 0.01
 
 _Row = Mapping[str, Any]
 # The scores of a row and of REALM, one array for each seed.
@@ -88,13 +126,15 @@ def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
 
   Returns:
     `rows`, REALM's first, and for each row its `name`, `title`, `part`, what
-    is `published`, and `metrics` as `row_figures` makes them.
+    is `published`, its `training`, and `metrics` as `row_figures` makes them,
+    with `holm_p_value` over all rows, and whether the row `is_better` than its
+    reference: by a p-value below 0.01 and in each of several seeds.
 
   Raises:
     ComparisonError: A file of an evaluation is missing, or has other questions
       than REALM's.
   """
-  found = []
+  found: list[dict[str, Any]] = []
   for row in rows:
     title = row.title
     if row.name in plan.never_refreshed:
@@ -102,9 +142,9 @@ def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
     metrics = {}
     for metric in METRICS:
       here, there = (
-        _files(plan.results[name], metric) for name in (row.name, REALM.name)
+        _files(plan.results[name], metric) for name in (row.name, row.reference)
       )
-      if not here:
+      if not here or not there:
         continue
       pairs = [paired_scores(*files) for files in zip(there, here, strict=True)]
       metrics[metric.name] = row_figures(
@@ -117,10 +157,67 @@ def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
         "title": title,
         "part": row.part,
         "published": row.published and vars(row.published),
+        "training": {**plan.training.get(row.name, {})},
         "metrics": metrics,
       }
     )
+  _add_collapses(found)
+  for metric in METRICS:
+    compared = [
+      row["metrics"][metric.name]
+      for row in found
+      if row["name"] != REALM.name and metric.name in row["metrics"]
+    ]
+    corrected = holm([figures["p_value"] for figures in compared])
+    for figures, p_value in zip(compared, corrected, strict=True):
+      num_seeds = len(figures["by_seed"])
+      figures["holm_p_value"] = p_value
+      figures["is_better"] = (
+        p_value < _SIGNIFICANT and figures["seeds_better"] == num_seeds > 1
+      )
   return {"rows": found}
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+  """Returns p-values corrected for their number (Holm 1979), in their order.
+
+  The smallest of m is multiplied by m, the next by m − 1 and so on; none gets
+  smaller than one before it.
+  """
+  corrected, least = [0.0] * len(p_values), 0.0
+  for rank, place in enumerate(np.argsort(p_values, kind="stable")):
+    least = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
+    corrected[place] = least
+  return corrected
+
+
+def num_collapsed(scores: Sequence[float], start: Sequence[float]) -> str:
+  """Returns how many runs have collapsed, such as "1 of 3".
+
+  A run has collapsed if its recall@1 of statements is less than 0.6 of what it
+  started with. The trainer warns at the same share of the best candidates.
+
+  Args:
+    scores: Recall of each run.
+    start: Recall of the retriever from which it started.
+  """
+  pairs = zip(scores, start, strict=True)
+  fallen = sum(score < _FALLEN * before for score, before in pairs)
+  return f"{fallen} of {len(scores)}"
+
+
+def _add_collapses(rows: Sequence[_Row]) -> None:
+  """Adds to the training of rows how many of their runs have collapsed."""
+  recalls = {
+    row["name"]: row["metrics"][STATEMENT_RECALL.name]["by_seed"]
+    for row in rows
+    if STATEMENT_RECALL.name in row["metrics"]
+  }
+  for row in rows:
+    if row["training"] and {row["name"], START} <= recalls.keys():
+      row["training"]["collapsed"] = num_collapsed(
+        recalls[row["name"]], recalls[START]
+      )
 
 
 def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
@@ -170,17 +267,22 @@ def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
   `figures` are those of `figures_of`, with the `seeds` and the `commit`.
   """
   rows, seeds = figures["rows"], figures["seeds"]
-  metrics = [m for m in SHOWN if m.name in rows[0]["metrics"]]
+  metrics = _shown(rows)
   plots = _write_plots(output_dir, rows)
   tables = [_cells(rows, metric) for metric in metrics]
   with atomic_text_file(output_dir / REPORT) as file:
     file.write(
       f"# Ablation\n\n{len(seeds)} seeds, commit {figures['commit']}. Each "
       "figure is the mean over the seeds, with their standard deviation. "
-      "Differences are from REALM, with 95 % bootstrap intervals and the "
-      "p-value of a paired randomization test, over the questions of all "
-      "seeds.\n"
+      "Differences are from REALM, those of a stale index from the same "
+      "objective's freshest, with 95 % bootstrap intervals and the p-value of "
+      "a paired randomization test, over the questions of all seeds. A row is "
+      "called better if its p-value is "
+      f"below {_SIGNIFICANT} after Holm's correction over the rows of the "
+      "table, and if it is better in every seed.\n"
     )
+    if any(row["training"] for row in rows):
+      file.write(f"\n## Training\n\n{_markdown(_training_cells(rows))}\n")
     for metric, cells in zip(metrics, tables, strict=True):
       file.write(f"\n## {metric.title}\n\n{_markdown(cells)}\n")
     for name, title in plots.items():
@@ -189,19 +291,39 @@ def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
   return f"{shown}\n\nreport: {output_dir / REPORT}"
 
 
+def _shown(rows: Sequence[_Row]) -> list[Metric]:
+  return [m for m in SHOWN if m.name in rows[0]["metrics"]]
+
+
+def _training_cells(rows: Sequence[_Row]) -> list[list[str]]:
+  """Returns the cells of the table of training, its header first."""
+  names = list(dict.fromkeys(name for row in rows for name in row["training"]))
+  return [
+    ["", *names],
+    *(
+      [row["title"], *(str(row["training"].get(name, "")) for name in names)]
+      for row in rows
+    ),
+  ]
+
+
 def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
   """Returns the cells of a metric's table, its header first."""
-  header = [metric.title, "mean", "sd", "difference", "interval", "p", "better"]
-  cells = [[*header, "paper"]]
+  header = [metric.title, "mean", "sd", "difference", "interval", "p", "Holm"]
+  cells = [[*header, "seeds", "", "paper"]]
   for row in rows:
-    figures = row["metrics"][metric.name]
+    figures = row["metrics"].get(metric.name)
+    if figures is None:
+      continue
     deviation = figures["standard_deviation"]
     low, high = figures["difference_interval"]
     compared = [
       f"{figures['difference']:+.3f}",
       f"[{low:+.3f}, {high:+.3f}]",
       f"{figures['p_value']:.4f}",
+      f"{figures.get('holm_p_value', 1):.4f}",
       f"{figures['seeds_better']} of {len(figures['by_seed'])}",
+      "better" if figures.get("is_better") else "",
     ]
     paper = (row["published"] or {}).get(metric.name)
     cells.append(
@@ -229,11 +351,15 @@ def _write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
     The title of each file's plot.
   """
   written = {}
-  metrics = [m for m in SHOWN if m.name in rows[0]["metrics"]]
   for part, title in _TITLES.items():
     own = [row for row in rows if row["part"] == part or row is rows[0]]
     if len(own) == 1:
       continue
+    metrics = [
+      metric
+      for metric in _shown(rows)
+      if metric.is_drawn and any(metric.name in r["metrics"] for r in own[1:])
+    ]
     with plot(
       output_dir / f"{part}.png",
       title=f"{title} (orange: 95 % intervals; dots: seeds)",
@@ -250,26 +376,33 @@ def _write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
 def _draw(axes: Any, rows: Sequence[_Row], metric: Metric) -> None:
   """Draws a bar for each row, the first at the top, and a dot for each seed."""
   for place, row in enumerate(rows):
-    figures = row["metrics"][metric.name]
+    figures = row["metrics"].get(metric.name)
+    if figures is None:
+      continue
     seeds = figures["by_seed"]
     axes.barh(place, figures["mean"], color="tab:blue", alpha=0.6)
     axes.plot(figures["interval"], [place] * 2, color="tab:orange", lw=3)
     axes.plot(seeds, [place] * len(seeds), ".", color="black", zorder=3)
   axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
-  axes.invert_yaxis()
+  axes.set_ylim(len(rows) - 0.5, -0.5)
   axes.set_xlabel(metric.title)
   axes.set_xlim(left=0)
   axes.grid(alpha=0.3)
 
 
-def plan_table(plan: Plan) -> str:
-  """Returns the runs of a plan, their states, and the rows that share them."""
-  names = [f"seed-{run.seed}/{run.name}" for run in plan.runs]
-  width = max(map(len, names))
-  lines = []
-  for name, run in zip(names, plan.runs, strict=True):
+def plan_table(runs: Sequence[Run]) -> str:
+  """Returns runs, their states, the rows that share them, and their number."""
+  named: dict[str, Run] = {}
+  for run in runs:
+    # A later plan finds what an earlier one has made.
+    named.setdefault(f"seed-{run.seed}/{run.name}", run)
+  width = max(map(len, named))
+  lines, num_finished = [], 0
+  for name, run in named.items():
     state = "begun" if run.step.folder.exists() else "to do"
     if run.step.is_finished():
       state = "finished"
+      num_finished += 1
     lines.append(f"{name:<{width}}  {state:<8}  {', '.join(run.rows)}")
+  lines.append(f"{len(named)} runs, {num_finished} of them finished")
   return "\n".join(lines)

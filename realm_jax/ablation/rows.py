@@ -13,13 +13,26 @@ from realm_jax.pipeline import Value
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-  """A multiple of what the same recipe binds another name to."""
+  """A multiple of what the same recipe binds a name to."""
 
-  factor: int
-  name: Literal["SAVE_EVERY_STEPS", "NUM_STEPS"]
+  factor: float
+  name: Literal[
+    "SAVE_EVERY_STEPS", "NUM_STEPS", "SCORE_SCALE", "RETRIEVER_RATE_SCALE"
+  ]
 
 
-Part = Literal["table2", "choices", "candidates", "refresh", "cross_lingual"]
+Part = Literal[
+  "table2",
+  "choices",
+  "candidates",
+  "refresh",
+  "cross_lingual",
+  "objectives",
+  "equal_seconds",
+  "staleness",
+  "development",
+  "cost",
+]
 Bindings = Mapping[str, Value | Times]
 
 # Of all rows: so a run does not depend on how fast its sidecar is.
@@ -49,7 +62,9 @@ class Row:
     retriever: Stage whose retriever open QA starts from.
     reader: Stage whose reader it starts from; `reading` is the baseline's,
       which has seen as many masked examples as REALM's.
+    recipe: Recipe of what trains the retriever in place of pre-training.
     from_inverse_cloze: Whether pre-training starts from inverse cloze.
+    reference: Name of the row with which it is compared.
     published: The paper's figures, if it has the row.
   """
 
@@ -59,7 +74,9 @@ class Row:
   bindings: Bindings = dataclasses.field(default_factory=dict)
   retriever: Literal["pretraining", "inverse_cloze"] = "pretraining"
   reader: Literal["pretraining", "reading"] = "pretraining"
+  recipe: str = "pretraining"
   from_inverse_cloze: bool = True
+  reference: str = "realm"
   published: Published | None = None
 
   @property

@@ -17,7 +17,8 @@ def plan():
   with configuration.parsed(chosen_ablation, [_RECIPE]):
     config = configuration.configured(chosen_ablation)()
   rows = select(["all"], config.rows)
-  return config.make_plan(rows, seeds=[0, 1], output_dir=_OUT)
+  ((_, plan),) = config.plans(rows, seeds=[0, 1], output_dir=_OUT)
+  return plan
 
 
 def _corpus(bindings):

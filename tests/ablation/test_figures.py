@@ -8,7 +8,13 @@ import pytest
 
 from realm_jax.ablation import rows
 from realm_jax.ablation.plan import Plan, RowResult
-from realm_jax.ablation.report import figures_of, row_figures, write_report
+from realm_jax.ablation.report import (
+  figures_of,
+  holm,
+  num_collapsed,
+  row_figures,
+  write_report,
+)
 from realm_jax.evaluation.compare import ComparisonError
 from tests.evaluation.lines import line
 
@@ -105,3 +111,46 @@ def test_other_questions_are_not_compared(results):
   plan = Plan([], {"realm": realm, "stale_index": other}, frozenset())
   with pytest.raises(ComparisonError, match="evaluate both on the same"):
     figures_of(plan, rows.select(["stale_index"]))
+
+
+def test_holm_by_hand():
+  # 4 × 0.005, 3 × 0.01, 2 × 0.03, and 0.04, which is not below the one before.
+  found = holm([0.01, 0.04, 0.03, 0.005])
+  assert found == pytest.approx([0.03, 0.06, 0.06, 0.02])
+  assert holm([0.6, 0.9]) == [1.0, 1.0]
+
+
+def test_a_row_is_better_by_the_corrected_p_value_and_in_every_seed(results):
+  none, half, all_ = [0] * 40, [0, 1] * 20, [1] * 40
+  few = [*none[:36], *all_[:4]]
+
+  def of(name, *correct):
+    return results(name, correct, [none] * 2)
+
+  found = {
+    "realm": of("realm", none, none),
+    "baseline": of("baseline", half, all_),
+    "no_null": of("null", none, all_),
+    # p is 0.0078, and 0.016 if two rows are tested that are no better.
+    "stale_index": of("stale", few, few),
+  }
+  plan = Plan([], found, frozenset())
+  figures = figures_of(plan, rows.select([*found]))
+  exact_match = {
+    row["name"]: row["metrics"]["exact_match"] for row in figures["rows"]
+  }
+  assert 0.005 < exact_match["stale_index"]["p_value"] < 0.01
+  assert [name for name, of in exact_match.items() if of.get("is_better")] == [
+    "baseline",
+    "stale_index",
+  ]
+  # Among more rows that are no better, it is not significant any more.
+  found["joint_loss"] = found["per_token_loss"] = found["realm"]
+  plan = Plan([], found, frozenset())
+  figures = figures_of(plan, rows.select([*found]))
+  (stale,) = (r for r in figures["rows"] if r["name"] == "stale_index")
+  assert not stale["metrics"]["exact_match"]["is_better"]
+
+
+def test_a_run_has_collapsed_below_six_tenths_of_its_start():
+  assert num_collapsed([0.29, 0.31, 0.9], [0.5, 0.5, 0.5]) == "1 of 3"
