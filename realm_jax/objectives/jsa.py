@@ -106,7 +106,10 @@ def jsa(
   its own, towards the proposals.
 
   The chain begins anew in each step, as in the paper's code. Ou and Song keep
-  the last state of each example for the next epoch.
+  the last state of each example for the next epoch. The formulas are those of
+  the paper's code (github.com/Caohy23/JSA-RAG), but for ℓ, which is there the
+  mean over the tokens instead of their sum, both in the acceptance and in the
+  reader's loss.
 
   Args:
     evidence: What the reader says of the proposals, in their order. Its
