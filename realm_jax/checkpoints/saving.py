@@ -26,7 +26,7 @@ from orbax.checkpoint import checkpoint_managers
 from realm_jax.checkpoints import best
 from realm_jax.storage.paths import is_remote
 
-ITEMS = ("retriever", "reader", "optimizer", "loop", "vectors")
+ITEMS = ("retriever", "reader", "posterior", "optimizer", "loop", "vectors")
 FOLDER = "checkpoints"
 
 # Pauses between the tries to write a checkpoint, and those of a process that

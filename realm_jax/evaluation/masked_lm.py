@@ -70,6 +70,9 @@ def evaluate_masked_lm(
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
+  if stage.objective == "jsa":
+    # Its posterior reads what is to be filled in.
+    stage = dataclasses.replace(stage, objective="marginal", burn_in=0)
   shard = EvaluationShard(
     output_dir,
     config=config,

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import jax
 import numpy as np
 from absl import logging
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
 
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.generations.loading import Generation
@@ -62,14 +62,15 @@ class _InFlight:
   """A step's batch that is being prepared.
 
   `positions` are those in the data at which its rows go on, and `vectors` has
-  its queries' vectors, on the devices, if an index needs them.
+  its queries' vectors, on the devices, if an index needs them: those of each
+  tower that searches.
   """
 
   step: int
   examples: Batch
   positions: Int64[np.ndarray, " b"]
   generation: Generation | None
-  vectors: jax.Array | None = None
+  vectors: tuple[jax.Array, ...] = ()
   pending: Future[Prepared] = dataclasses.field(init=False)
 
 
@@ -180,21 +181,31 @@ class Candidates:
   def _embed(self, entry: _InFlight, params: Params | None) -> None:
     """Dispatches the embedding of the queries, for an index that needs it.
 
-    Without parameters, the generation's own query tower embeds them.
+    Without parameters, the generation's own query tower embeds them, and the
+    posterior's vectors stay as they are.
     """
     generation, mesh = entry.generation, self._setup.mesh
     if generation is None or self._searches_in_step:
       return
     if not generation.index.needs_vectors:
-      entry.vectors = None
+      entry.vectors = ()
       return
     query_params = generation.query_params
     if self._stage.current_queries and params is not None:
       retriever = self._setup.models.retriever
       query_params = query_tower_parameters(retriever, params["retriever"])
-    queries = sharding.to_devices(entry.examples.arrays["query"], mesh)
+    queries, *others = (
+      sharding.to_devices(one, mesh)
+      for one in self._stage.search_queries(entry.examples)
+    )
+    vectors = entry.vectors[1:]
     with jax.set_mesh(mesh):
-      entry.vectors = self._embed_queries(query_params, queries)
+      if params is not None:
+        vectors = tuple(
+          self._embed_queries(params["posterior"], one) for one in others
+        )
+      own = self._embed_queries(query_params, queries)
+    entry.vectors = own, *vectors
 
   def _start(
     self, entry: _InFlight, retrieved: SearchResult | None = None
@@ -208,10 +219,36 @@ class Candidates:
   def _search(
     self, entry: _InFlight, index: Index, retrieved: SearchResult | None
   ) -> Callable[[], SearchResult]:
-    """Dispatches the devices' part of a search, and returns the host's."""
-    vectors, num_blocks = entry.vectors, self._setup.num_searched
+    """Dispatches the devices' part of a search, and returns the host's.
+
+    What several towers find for a query stands side by side.
+    """
     if retrieved is not None:
       return lambda: retrieved
+    queries = self._stage.search_queries(entry.examples)
+    vectors = entry.vectors or (None,) * len(queries)
+    searches = [
+      self._search_by(index, *given)
+      for given in zip(queries, vectors, strict=True)
+    ]
+
+    def search() -> SearchResult:
+      found = [one() for one in searches]
+      return SearchResult(
+        rows=np.concatenate([one.rows for one in found], axis=1),
+        scores=np.concatenate([one.scores for one in found], axis=1),
+      )
+
+    return search
+
+  def _search_by(
+    self,
+    index: Index,
+    token_ids: Int[np.ndarray, "b q"],
+    vectors: jax.Array | None,
+  ) -> Callable[[], SearchResult]:
+    """Dispatches the devices' part of one tower's search."""
+    num_blocks = self._setup.num_searched
     if vectors is not None and isinstance(index, ExactIndex):
       scores, rows = index.search_on_device(vectors, num_blocks)
       return lambda: SearchResult(
@@ -220,8 +257,7 @@ class Candidates:
 
     def search() -> SearchResult:
       own = None if vectors is None else sharding.local_rows(vectors)
-      queries = QueryBatch(entry.examples.arrays["query"], own)
-      return index.search(queries, num_blocks)
+      return index.search(QueryBatch(token_ids, own), num_blocks)
 
     return search
 
@@ -311,7 +347,7 @@ class Candidates:
       if self._schedule is None or not isinstance(error, IndexCrashedError):
         return entry.pending.result()
       entry.generation = self._schedule.after_crash(error)
-      if not (self._stage.current_queries and entry.vectors is not None):
+      if not (self._stage.current_queries and entry.vectors):
         self._embed(entry, None)
       self._start(entry)
 

@@ -41,8 +41,8 @@ class CompiledSteps:
   ):
     self._setup = setup
     self._layout = layout
-    self._search = None
     config = setup.config
+    self._search = config.stage.proposer(setup.models, seed=config.data.seed)
     if config.retrieve_on_device:
       self._search = sharding.shared_partial(
         search_in_step,

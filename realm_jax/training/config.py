@@ -186,7 +186,8 @@ class TrainConfig:
       raise ValueError(
         f"retrieve_on_device=True: {type(self.stage).__name__} does not "
         "retrieve inside its step, as pre-training alone does, with the null "
-        "block and without the source; set RETRIEVE_ON_DEVICE = False"
+        "block, without the source, and with any OBJECTIVE but 'jsa'; set "
+        "RETRIEVE_ON_DEVICE = False"
       )
     if self.keeps_own_index and not self.retrieve_on_device:
       raise ValueError(

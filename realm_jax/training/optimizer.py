@@ -136,9 +136,10 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Returns BERT's optimizer: clip, Adam, weight decay, learning rate.
 
-  Its parameters are a dictionary by component (`retriever`, `reader`); those of
-  `frozen` components do not change, nor decay. Equal settings give the same
-  optimizer, of which `jax.jit` knows what it compiled.
+  Its parameters are a dictionary by component (`retriever`, `reader`, and
+  `posterior`, which learns at the retriever's rate); those of `frozen`
+  components do not change, nor decay. Equal settings give the same optimizer,
+  of which `jax.jit` knows what it compiled.
   """
   rates = {
     "retriever": _retriever_schedule(config, num_steps=num_steps),
@@ -154,6 +155,8 @@ def make_optimizer(
       {
         name: optax.scale_by_learning_rate(rate) for name, rate in rates.items()
       },
-      lambda params: {name: name for name in params},
+      lambda params: {
+        name: "retriever" if name == "posterior" else name for name in params
+      },
     ),
   )

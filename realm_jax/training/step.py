@@ -112,8 +112,8 @@ def batch_gradient(
   def trained(params: Params) -> Params:
     if not freeze_retriever:
       return params
-    frozen = jax.lax.stop_gradient(params["retriever"])
-    return {**params, "retriever": frozen}
+    towers = {n: params[n] for n in ("retriever", "posterior") if n in params}
+    return {**params, **jax.lax.stop_gradient(towers)}
 
   def on_rows(
     numbered: tuple[B, UInt32[Array, " b"]], compute: Callable[[EncoderRows], T]
@@ -245,9 +245,9 @@ def train_step(
     batch: Batch of the stage.
     searched: What `search` searches.
     optimizer: Optimizer.
-    search: Function that finds the batch's candidates in this step, given the
-      state, the batch, `searched` and whether the retriever is frozen. It
-      returns the first two, and metrics.
+    search: Function that finds or draws the batch's candidates in this step,
+      given the state, the batch, `searched` and whether the retriever is
+      frozen. It returns the first two, and metrics.
     freeze_retriever: Whether the retriever is frozen in this step.
     settings: Further settings of `batch_gradient`.
   """

@@ -144,6 +144,7 @@ def _stream(schedule, *, mesh, resumed=None, current_queries=False):
     needs_index=True,
     needs_answers=False,
     current_queries=current_queries,
+    search_queries=lambda batch: (batch.arrays["query"],),
     assemble=_assemble,
   )
   setup = _faked(

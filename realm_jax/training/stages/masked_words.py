@@ -47,6 +47,21 @@ class MaskTargets(NamedTuple):
     return cls(none, none, none.astype(np.float32))
 
 
+def unmasked(
+  query: Int[AnyArray, "b q"], masks: MaskTargets
+) -> Int[AnyArray, "b q"]:
+  """Returns queries with the masked tokens that are scored in their places.
+
+  The arrays are numpy's or jax's.
+  """
+  xp = query.__array_namespace__()
+  place = xp.arange(query.shape[1])[None]
+  for number in range(masks.positions.shape[1]):
+    position, token_id, weight = (one[:, number, None] for one in masks)
+    query = xp.where((place == position) & (weight > 0), token_id, query)
+  return query
+
+
 def occurrences(
   masks: MaskTargets, tokens: Int[AnyArray, "b n l"]
 ) -> Bool[AnyArray, "b n l"]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -14,8 +15,10 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenRows, content_numbers
 from realm_jax.models.retriever import relevance
+from realm_jax.objectives.jsa import Proposals
 from realm_jax.objectives.masked_lm import OBJECTIVES, WITH_TARGET
 from realm_jax.objectives.weighted import Average, WeightedLoss
+from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import (
   NonNegativeFloat,
   NonNegativeInt,
@@ -28,7 +31,14 @@ from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import Candidates, EncoderRows, hash_words
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages import stage as stages
-from realm_jax.training.stages.masked_words import MaskTargets
+from realm_jax.training.stages.masked_words import MaskTargets, unmasked
+from realm_jax.training.stages.proposals import (
+  Support,
+  of_proposals,
+  propose,
+)
+from realm_jax.training.state import TrainState
+from realm_jax.training.step import Metrics
 
 
 class PretrainingBatch(NamedTuple):
@@ -36,15 +46,19 @@ class PretrainingBatch(NamedTuple):
 
   Attributes:
     candidates: The null block and the retrieved blocks; None where the step
-      finds them.
+      finds or draws them.
     source_hash: Content hash of each sentence's block, in two words, where the
       step finds the candidates.
+    support: Blocks that the step draws them from, if it does.
+    proposals: What it has drawn.
   """
 
   query: Int[AnyArray, "b q"]
   candidates: Candidates | None
   masks: MaskTargets
   source_hash: UInt32[AnyArray, "b 2"] | None = None
+  support: Support | None = None
+  proposals: Proposals | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +70,13 @@ class Pretraining(stages.Stage):
     num_spare: Number of blocks that are searched beside the candidates and the
       source, so that verbatim copies of the source can be dropped, too.
     objective: What the retriever learns from: `marginal` likelihood, `emdr2`,
-      `leave_one_out`, `perplexity` or `replug`. Each is a file of its name in
-      `realm_jax/objectives`.
+      `leave_one_out`, `perplexity`, `replug` or `jsa`. Each is a file of its
+      name in `realm_jax/objectives`.
     loss_form: Form of the marginal loss, `per_token` or `joint`.
     target_temperature: Temperature of the target of p(z|x), τ of
       `leave_one_out` and `perplexity` and β of `replug`. None is the paper's.
+    support_size: Number of blocks that each of the two towers of `jsa` finds.
+    burn_in: Number of first states of a chain from which `jsa` does not learn.
     freeze_reader: Whether the reader stays as it is, and has no dropout.
     null_block: Whether the first candidate is the null block (section 3.4).
     drop_source: Whether the block that a sentence is from, whose retrieval
@@ -78,11 +94,15 @@ class Pretraining(stages.Stage):
   num_candidates: Annotated[PositiveInt, OfRun()] = 8
   num_spare: Annotated[NonNegativeInt, OfRun()] = 2
   objective: Annotated[
-    Literal["marginal", "emdr2", "leave_one_out", "perplexity", "replug"],
+    Literal[
+      "marginal", "emdr2", "leave_one_out", "perplexity", "replug", "jsa"
+    ],
     OfRun(),
   ] = "marginal"
   loss_form: Annotated[Literal["per_token", "joint"], OfRun()] = "per_token"
   target_temperature: Annotated[PositiveFloat | None, OfRun()] = None
+  support_size: PositiveInt = 32
+  burn_in: NonNegativeInt = 0
   freeze_reader: bool = False
   current_queries: bool = False
   null_block: Annotated[bool, OfRun()] = True
@@ -104,6 +124,23 @@ class Pretraining(stages.Stage):
         "the objective 'leave_one_out' compares candidates; raise "
         f"NUM_CANDIDATES={self.num_candidates} to 2 or more"
       )
+    if self.draws:
+      if self.num_candidates - 1 <= self.burn_in:
+        raise ValueError(
+          f"the objective 'jsa' draws {self.num_candidates - 1} blocks beside "
+          f"the null block and learns from none of the first {self.burn_in}; "
+          "raise NUM_CANDIDATES or lower BURN_IN"
+        )
+      if not (self.null_block and self.drop_source) or self.read_gold:
+        raise ValueError(
+          "the objective 'jsa' draws candidates, the null block among them and "
+          "the source not; leave NULL_BLOCK, DROP_SOURCE and READ_GOLD out"
+        )
+    elif self.burn_in:
+      raise ValueError(
+        f"burn_in={self.burn_in}: the objective {self.objective!r} has no "
+        "chain; leave BURN_IN out, or set OBJECTIVE = 'jsa'"
+      )
     if self.freeze_reader and self.span_weight:
       raise ValueError(
         f"span_weight={self.span_weight} trains the reader alone, which "
@@ -116,6 +153,19 @@ class Pretraining(stages.Stage):
     return ("reader",) if self.freeze_reader else ()
 
   @property
+  def draws(self) -> bool:
+    """Whether the step draws its candidates from a posterior that it trains."""
+    return self.objective == "jsa"
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    return (*super().components, *(("posterior",) if self.draws else ()))
+
+  @property
+  def reads_vectors(self) -> bool:
+    return self.draws
+
+  @property
   def _has_target(self) -> bool:
     return self.objective in WITH_TARGET
 
@@ -123,9 +173,12 @@ class Pretraining(stages.Stage):
   def retrieves_on_device(self) -> bool:
     # The compiled program has no switches for the ablations of candidates, and
     # does not look for masked words in them.
-    return self.null_block and self.drop_source and not self.read_gold
+    is_usual = self.null_block and self.drop_source and not self.read_gold
+    return is_usual and not self.draws
 
   def num_searched(self, num_blocks: int) -> int:
+    if self.draws:
+      return min(self.support_size, num_blocks)
     # The source is searched for, too, where it is then dropped.
     needed = self._num_retrieved + self.drop_source
     if needed > num_blocks:
@@ -166,9 +219,33 @@ class Pretraining(stages.Stage):
       )
     )
 
+  def search_queries(self, batch: Batch) -> tuple[Int[np.ndarray, "b q"], ...]:
+    query = batch.arrays["query"]
+    if not self.draws:
+      return (query,)
+    return query, np.asarray(unmasked(query, MaskTargets.of(batch)))
+
+  def proposer(
+    self, models: stages.Models, *, seed: int
+  ) -> Callable[..., tuple[TrainState, PretrainingBatch, Metrics]] | None:
+    if not self.draws:
+      return None
+    return shared_partial(
+      propose,
+      retriever=models.retriever,
+      num_proposals=self.num_candidates - 1,
+      seed=seed,
+    )
+
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
   ) -> stages.Assembled:
+    if self.draws:
+      hashes = context.corpus.content_hashes[retrieved.rows]
+      is_source = hashes == batch.array("source_hash")[:, None]
+      support = Support.of(retrieved.rows, is_source, context)
+      query, masks = batch.arrays["query"], MaskTargets.of(batch)
+      return PretrainingBatch(query, None, masks, support=support), {}
     rows = self.candidate_rows(batch, retrieved, context.corpus)
     if self.null_block:
       rows = np.asarray(encoder_rows.with_null(rows))
@@ -192,6 +269,18 @@ class Pretraining(stages.Stage):
     masks = MaskTargets.none(shapes)
     return PretrainingBatch(shapes.query, candidates, masks)
 
+  def host_example(self, shapes: stages.ExampleArrays) -> PretrainingBatch:
+    batch = self.example(shapes)
+    if not self.draws:
+      return batch
+    support = Support.empty(
+      len(shapes.query),
+      1 + 2 * shapes.num_searched,
+      block_length=shapes.candidates.shape[-1],
+      vector_size=shapes.vector_size,
+    )
+    return batch._replace(candidates=None, support=support)
+
   def rows(
     self,
     models: stages.Models,
@@ -206,7 +295,13 @@ class Pretraining(stages.Stage):
       reader, batch.query, candidates.tokens, numbers
     )
     queries = TokenRows(retriever.query_input(batch.query), numbers)
-    return joint._replace(queries=queries, blocks=blocks, block_index=index)
+    posterior = None
+    if self.draws:
+      tokens = unmasked(batch.query, batch.masks)
+      posterior = TokenRows(retriever.query_input(tokens), numbers)
+    return joint._replace(
+      queries=queries, posterior=posterior, blocks=blocks, block_index=index
+    )
 
   def loss(
     self,
@@ -234,16 +329,32 @@ class Pretraining(stages.Stage):
     settings: dict[str, Any] = {"form": self.loss_form}
     if self.target_temperature is not None:
       settings["temperature"] = self.target_temperature
+    if batch.support is not None:
+      assert batch.proposals is not None
+      posterior = encoders.posterior(rows.posterior, method="embed_queries")
+      objective, scores = of_proposals(
+        batch.support,
+        batch.proposals,
+        queries,
+        posterior,
+        candidates,
+        score_scale=scale,
+        burn_in=self.burn_in,
+        **settings,
+      )
+    else:
+      objective = functools.partial(OBJECTIVES[self.objective], **settings)
+      scores = relevance(queries, candidates, score_scale=scale)
     found = masked_words.masked_lm_loss(
       encoders,
       batch.masks,
       tokens,
       rows,
-      block_scores=relevance(queries, candidates, score_scale=scale),
+      block_scores=scores,
       has_null=self.null_block,
       span_weight=self.span_weight,
-      objective=functools.partial(OBJECTIVES[self.objective], **settings),
-      has_target=self._has_target,
+      objective=objective,
+      has_target=self._has_target or self.draws,
     )
     retrieved = tokens[:, int(self.null_block) :]
     has_words = masked_words.occurrences(batch.masks, retrieved)

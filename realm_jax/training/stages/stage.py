@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -21,7 +21,8 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.training.encoder_rows import EncoderRows, joint_rows
-from realm_jax.training.step import Loss, RowsOf
+from realm_jax.training.state import TrainState
+from realm_jax.training.step import Loss, Metrics, RowsOf
 
 # A batch of a stage: numpy's arrays, with a row for each example.
 StepBatch = Any
@@ -85,6 +86,10 @@ class Encoders(NamedTuple):
     """Applies the reader."""
     return self._apply("reader", *arguments, **settings)
 
+  def posterior(self, *arguments: Any, **settings: Any) -> Any:
+    """Applies a retriever that has the posterior's query tower alone."""
+    return self._apply("posterior", *arguments, **settings)
+
   def frozen(self, component: str) -> "Encoders":
     """Returns the same, but one component without dropout and gradient."""
     keys = {n: key for n, key in self.dropout_keys.items() if n != component}
@@ -92,7 +97,8 @@ class Encoders(NamedTuple):
     return Encoders(self.models, {**self.params, component: constant}, keys)
 
   def _apply(self, component: str, *arguments: Any, **settings: Any) -> Any:
-    module: Any = getattr(self.models, component)
+    is_reader = component == "reader"
+    module: Any = self.models.reader if is_reader else self.models.retriever
     variables = {"params": self.params[component]}
     key = self.dropout_keys.get(component)
     rngs = None if key is None else {"dropout": key}
@@ -163,9 +169,15 @@ class Stage(abc.ABC):
     frozen: Those of them whose parameters stay as they are.
   """
 
-  reads_vectors: ClassVar[bool] = False
   needs_answers: ClassVar[bool] = False
-  components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
+
+  @property
+  def components(self) -> tuple[str, ...]:
+    return ("retriever", "reader")
+
+  @property
+  def reads_vectors(self) -> bool:
+    return False
 
   @property
   def needs_index(self) -> bool:
@@ -204,6 +216,10 @@ class Stage(abc.ABC):
     if "reader" in keys:
       reader = models.require_reader()
       made["reader"] = reader.init(keys["reader"], query, block, query[:, :1])
+    if "posterior" in keys:
+      made["posterior"] = models.retriever.init(
+        keys["posterior"], query, method="embed_queries"
+      )
     return {name: variables["params"] for name, variables in made.items()}
 
   def num_searched(self, num_blocks: int) -> int:
@@ -215,6 +231,24 @@ class Stage(abc.ABC):
     del num_blocks
     return 0
 
+  def search_queries(self, batch: Batch) -> tuple[Int[np.ndarray, "b q"], ...]:
+    """Returns what each tower that searches reads of the examples.
+
+    They are the retriever's query tower and, in a stage that trains one, the
+    posterior's. `assemble` is given what one finds beside what the other does.
+    """
+    return (batch.arrays["query"],)
+
+  def proposer(
+    self, models: Models, *, seed: int
+  ) -> Callable[..., tuple[TrainState, StepBatch, Metrics]] | None:
+    """Returns what draws the candidates of a batch in its step, if anything.
+
+    It is a `search` of `train_step`.
+    """
+    del models, seed
+    return None
+
   @abc.abstractmethod
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: StageContext
@@ -224,6 +258,10 @@ class Stage(abc.ABC):
   @abc.abstractmethod
   def example(self, shapes: ExampleArrays) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets."""
+
+  def host_example(self, shapes: ExampleArrays) -> StepBatch:
+    """Makes a batch like those of `assemble`, as `example` makes the step's."""
+    return self.example(shapes)
 
   def rows(
     self, models: Models, batch: StepBatch, numbers: UInt32[Array, " b"]
@@ -284,5 +322,6 @@ def _keys_of(
   components: tuple[str, ...], key: jax.Array
 ) -> dict[str, jax.Array]:
   """Returns a key for each component."""
-  keys = [key] if len(components) == 1 else jax.random.split(key)
+  count = len(components)
+  keys = [key] if count == 1 else jax.random.split(key, count)
   return dict(zip(components, keys, strict=True))

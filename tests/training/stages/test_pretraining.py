@@ -2,14 +2,17 @@
 
 import functools
 import json
+import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
+from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages.inverse_cloze import InverseCloze
@@ -118,6 +121,43 @@ def test_which_blocks_are_candidates(corpora, settings, rows, bodies):
   assert _candidates(stage, corpora, rows) == bodies
 
 
+def test_what_a_posterior_searches_for_and_what_can_be_drawn(corpora):
+  searched, read = corpora
+  stage, batch = Pretraining(objective="jsa"), _batch(read, 1)
+  query, unmasked = stage.search_queries(batch)
+  words = searched.vocabulary
+  assert _bodies(words, query) == [""]
+  assert _bodies(words, unmasked) == ["rhine"]
+
+  # Both towers find row 2, and the source and its copy are rows 1 and 3.
+  rows = np.array([[1, 2, 0, 2, 3]], np.int32)
+  generation = object.__new__(Generation)
+  vectors = np.arange(8, dtype=np.float32).reshape(4, 2)
+  stored = types.SimpleNamespace(gather=lambda rows: vectors[rows])
+  vars(generation)["embeddings"] = stored
+  retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
+  context = StageContext(searched, generation, LENGTH, read)
+  made, _ = stage.assemble(batch, retrieved, context)
+  support = made.support
+  np.testing.assert_array_equal(support.is_block[0], [1, 0, 1, 1, 0, 0])
+  texts = _bodies(words, support.candidates.tokens[0][support.is_block[0]])
+  assert texts == ["", "nile flow", "alps snow"]
+
+  # The null block and row 0 have other vectors by now.
+  found = support.log_probs(
+    jnp.array([[1.0, -1.0]]),
+    np.array([[0, 3]]),
+    jnp.array([[[2.0, 1.0], [0.0, 3.0]]]),
+    score_scale=2.0,
+  )
+  wanted = np.exp([2.0, -2.0, -6.0])
+  np.testing.assert_allclose(
+    np.exp(found[0]),
+    [wanted[0], 0, wanted[1], wanted[2], 0, 0] / wanted.sum(),
+    rtol=1e-4,
+  )
+
+
 def test_what_is_searched_for_is_what_is_kept_or_dropped():
   # Candidates that are retrieved, the source, and spare blocks for its copies.
   for null, drop, needed in (
@@ -168,6 +208,9 @@ def test_hard_negatives_are_not_the_source(corpora, rows, bodies):
     ({"objective": "replug", "target_temperature": 0.0}, "above 0"),
     ({"objective": "leave_one_out", "num_candidates": 1}, "NUM_CANDIDATES=1"),
     ({"freeze_reader": True, "span_weight": 1.0}, "SPAN_WEIGHT.*FREEZE_READER"),
+    ({"objective": "jsa", "read_gold": True}, "draws candidates.*READ_GOLD"),
+    ({"objective": "jsa", "burn_in": 7}, "learns from none.*BURN_IN"),
+    ({"burn_in": 1}, "'marginal' has no chain.*BURN_IN"),
   ],
 )
 def test_objectives_that_cannot_be_are_refused(settings, named):

@@ -1,0 +1,159 @@
+"""Joint stochastic approximation (JSA): blocks drawn from a learnt posterior.
+
+Cao et al. 2025, "Improving End-to-End Training of Retrieval-Augmented
+Generation Models via Joint Stochastic Approximation" (JSA-RAG, arXiv
+2508.18168); the algorithm is of Xu and Ou 2016 (arXiv 1603.05490) and of Ou and
+Song 2020 (arXiv 2005.14001).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from realm_jax.models import AnyArray
+from realm_jax.objectives.evidence import Evidence
+from realm_jax.objectives.weighted import Average, WeightedLoss
+
+
+class Proposals(NamedTuple):
+  """Blocks that were drawn from q(z|x, y), in the order of a chain.
+
+  Attributes:
+    places: Place of each of m proposals in the support of q.
+    log_q: log q(z|x, y) with which it was drawn.
+    uniforms: Numbers in [0, 1) that decide whether the chain accepts it.
+  """
+
+  places: Int[AnyArray, "b m"]
+  log_q: Float[AnyArray, "b m"]
+  uniforms: Float[AnyArray, "b m"]
+
+
+def draw(
+  key: jax.Array, log_q: Float[Array, "b s"], *, num_proposals: int
+) -> Proposals:
+  """Draws proposals from q(z|x, y), independently and with replacement."""
+  shape = len(log_q), num_proposals
+  of_places, of_chain = jax.random.split(key)
+  places = jax.random.categorical(of_places, log_q[:, None], shape=shape)
+  return Proposals(
+    places,
+    jnp.take_along_axis(log_q, places, axis=1),
+    jax.random.uniform(of_chain, shape),
+  )
+
+
+def metropolis_independence(
+  log_weights: Float[Array, "b m"], uniforms: Float[AnyArray, "b m"]
+) -> tuple[Int[Array, "b m"], Bool[Array, "b m-1"]]:
+  """Runs a chain of Metropolis independence sampling for each example.
+
+  The first proposal is the first state. From the state z, the proposal z' is
+  accepted with probability min(1, w(z') / w(z)), w = p(y|z, x) p(z|x) /
+  q(z|x, y). The normalizer of p(z|x, y), which is p(y|x), cancels.
+
+  Args:
+    log_weights: log w of each proposal.
+    uniforms: Numbers in [0, 1), of which the first is not used.
+
+  Returns:
+    The proposal that is the state after each of m steps, and whether each
+    proposal but the first was accepted.
+  """
+  log_uniforms = jnp.log(uniforms)
+
+  def move(
+    state: Int[Array, " b"], proposal: Int[Array, ""]
+  ) -> tuple[Int[Array, " b"], tuple[Int[Array, " b"], Bool[Array, " b"]]]:
+    now = jnp.take_along_axis(log_weights, state[:, None], axis=1)[:, 0]
+    accepted = log_uniforms[:, proposal] < log_weights[:, proposal] - now
+    state = jnp.where(accepted, proposal, state)
+    return state, (state, accepted)
+
+  size, num_proposals = log_weights.shape
+  first = jnp.zeros(size, jnp.int32)
+  _, (states, accepted) = jax.lax.scan(
+    move, first, jnp.arange(1, num_proposals, dtype=jnp.int32)
+  )
+  return jnp.concatenate([first[None], states]).T, accepted.T
+
+
+def jsa(
+  evidence: Evidence,
+  *,
+  log_prior: Float[Array, "b s"],
+  log_posterior: Float[Array, "b s"],
+  proposals: Proposals,
+  form: str = "per_token",
+  burn_in: int = 0,
+) -> WeightedLoss:
+  """Returns −Σ_t [ℓ_z + log p(z|x) + log q(z|x, y)] / T, z the state after t.
+
+  The states are those of a chain whose stationary distribution is the posterior
+  p(z|x, y) ∝ p(z|x) e^ℓ_z on the support. Under it, the gradient of the first
+  two terms is that of −log p(y|x) (Fisher's identity), and that of the third is
+  the gradient of the inclusive divergence KL(p(z|x, y) ‖ q(z|x, y)). The reader
+  learns from ℓ, the retriever from log p, and the posterior from log q.
+
+  p and q are normalized over the support alone, as in the paper's code, whose
+  support is the union of what the two towers find. Blocks outside have
+  probability 0, so that the expected gradient is that of the joint `marginal`
+  over the support: biased with respect to all blocks, and no less than a
+  marginal over the same ones. What is gained is that the support may be much
+  larger than the number of blocks that are read. A short chain adds a bias of
+  its own, towards the proposals.
+
+  The chain begins anew in each step, as in the paper's code. Ou and Song keep
+  the last state of each example for the next epoch. The formulas are those of
+  the paper's code (github.com/Caohy23/JSA-RAG), but for ℓ, which is there the
+  mean over the tokens instead of their sum, both in the acceptance and in the
+  reader's loss.
+
+  Args:
+    evidence: What the reader says of the proposals, in their order. Its
+      `log_prior` is not used.
+    log_prior: log p(z|x) on the support.
+    log_posterior: log q(z|x, y) on it.
+    proposals: Blocks that are read.
+    form: What the sum over examples is divided by: `per_token` the number of
+      masks, `joint` that of examples with masks. The likelihood is in both that
+      of all masks of an example, which are read in one block.
+    burn_in: Number of first states that are left out; the paper has 0.
+
+  Raises:
+    ValueError: There is no such form.
+  """
+  weights = evidence.example_weights(form)
+  of_prior = jnp.take_along_axis(log_prior, proposals.places, axis=1)
+  of_posterior = jnp.take_along_axis(log_posterior, proposals.places, axis=1)
+  states, accepted = metropolis_independence(
+    jax.lax.stop_gradient(
+      evidence.target_likelihood + of_prior - proposals.log_q
+    ),
+    proposals.uniforms,
+  )
+  num_proposals = states.shape[1]
+  visits = jax.nn.one_hot(states[:, burn_in:], num_proposals).mean(axis=1)
+  has_masks = jnp.sum(evidence.weights, axis=-1) > 0
+
+  def term(log_probs: Float[Array, "b m"]) -> Average:
+    by_example = jnp.sum(visits * log_probs, axis=1)
+    total = -jnp.sum(jnp.where(has_masks, by_example, 0.0))
+    return Average(total, jnp.sum(weights))
+
+  terms = {
+    "reader_loss": term(evidence.likelihood),
+    "retriever_loss": term(of_prior),
+    "posterior_loss": term(of_posterior),
+  }
+  total = sum((one.total for one in terms.values()), jnp.zeros(()))
+  prior = jnp.exp(log_prior)
+  surprise = jnp.where(prior > 0, -log_prior, 0.0)
+  metrics = {
+    "acceptance_rate": Average.of(accepted.mean(axis=1), has_masks),
+    "candidate_entropy": Average.of(jnp.sum(prior * surprise, axis=1)),
+    "null_probability": Average.of(prior[:, 0]),
+  }
+  return WeightedLoss(Average(total, jnp.sum(weights)), {**terms, **metrics})

@@ -1,0 +1,208 @@
+"""The blocks that `jsa` draws from: their support, and the draw in the step.
+
+The retriever's query tower, which reads a masked sentence, and the posterior's,
+which reads it unmasked, each search the index. What they find is the support.
+The step draws from it the few blocks that the reader reads.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from realm_jax.models import AnyArray
+from realm_jax.models.packing import content_numbers
+from realm_jax.models.retriever import (
+  Retriever,
+  embed_blocks,
+  embed_queries,
+  relevance,
+)
+from realm_jax.objectives.evidence import Evidence
+from realm_jax.objectives.jsa import Proposals, draw, jsa
+from realm_jax.objectives.masked_lm import Objective
+from realm_jax.objectives.weighted import WeightedLoss
+from realm_jax.training.encoder_rows import Candidates, with_null
+from realm_jax.training.stages.masked_words import unmasked
+from realm_jax.training.stages.stage import StageContext
+from realm_jax.training.state import TrainState
+from realm_jax.training.step import Metrics
+
+# What the key of a step is folded with. Those of the dropout masks are folded
+# with the small numbers of the components.
+_DRAW = 0x4A5341
+# A logarithm whose exponential is 0, and which times 0 is 0.
+_NO_WEIGHT = -1e9
+
+
+class Support(NamedTuple):
+  """The blocks that can be drawn for each query, the null block first.
+
+  Attributes:
+    candidates: Their tokens; None once the proposals are drawn.
+    vectors: Vectors as the generation has them; 0 for the null block.
+    is_block: Whether a block can be drawn. The source and its copies cannot,
+      nor can one that stands there before.
+  """
+
+  candidates: Candidates | None
+  vectors: Float[AnyArray, "b s d"]
+  is_block: Bool[AnyArray, "b s"]
+
+  @classmethod
+  def of(
+    cls,
+    found: Int[np.ndarray, "b n"],
+    is_source: Bool[np.ndarray, "b n"],
+    context: StageContext,
+  ) -> "Support":
+    """Returns the support of what the towers have found, by rows."""
+    assert context.generation is not None
+    rows = np.asarray(with_null(found))
+    before = np.tri(rows.shape[1], k=-1, dtype=bool)
+    is_repeated = ((rows[:, :, None] == rows[:, None]) & before).any(axis=2)
+    is_null_or_other = np.pad(
+      ~is_source, ((0, 0), (1, 0)), constant_values=True
+    )
+    vectors = context.generation.vectors(found)
+    tokens = context.gather(rows)
+    return cls(
+      Candidates(tokens, content_numbers(tokens)),
+      np.pad(vectors, ((0, 0), (1, 0), (0, 0))),
+      ~is_repeated & is_null_or_other,
+    )
+
+  @classmethod
+  def empty(
+    cls, num_queries: int, size: int, *, block_length: int, vector_size: int
+  ) -> "Support":
+    """Returns arrays of the same shapes and types."""
+    tokens = np.zeros((num_queries, size, block_length), np.int32)
+    return cls(
+      Candidates(tokens, content_numbers(tokens)),
+      np.zeros((num_queries, size, vector_size), np.float32),
+      np.zeros((num_queries, size), bool),
+    )
+
+  def log_probs(
+    self,
+    queries: Float[Array, "b d"],
+    places: Int[AnyArray, "b r"],
+    current: Float[Array, "b r d"],
+    *,
+    score_scale: float,
+  ) -> Float[Array, "b s"]:
+    """Returns the log-probabilities of the blocks, given queries.
+
+    Args:
+      queries: Vectors of one of the towers.
+      places: Places of blocks whose `current` vectors replace the generation's.
+        Those of one place must be equal.
+      current: These vectors, through which the block tower learns.
+      score_scale: Factor of all inner products.
+    """
+    by_query = jnp.arange(len(queries))[:, None]
+    vectors = jnp.asarray(self.vectors).at[by_query, places].set(current)
+    scores = relevance(queries, vectors, score_scale=score_scale)
+    return jax.nn.log_softmax(jnp.where(self.is_block, scores, -jnp.inf))
+
+
+def propose(
+  state: TrainState,
+  batch: Any,
+  searched: None,
+  freeze_retriever: bool,
+  *,
+  retriever: Retriever,
+  num_proposals: int,
+  seed: int,
+) -> tuple[TrainState, Any, Metrics]:
+  """Draws the blocks that a step reads, with the current posterior tower.
+
+  It is the `search` of `train_step`. q is the one from which is drawn, so that
+  the chain is exact; it has no dropout.
+
+  Returns:
+    The state, the batch with the null block and the proposals as candidates,
+    and no metrics.
+  """
+  del searched, freeze_retriever
+  support, tokens = batch.support, batch.support.candidates.tokens
+  queries = embed_queries(
+    retriever, state.params["posterior"], unmasked(batch.query, batch.masks)
+  )
+  null = embed_blocks(retriever, state.params["retriever"], tokens[:1, 0])
+  first = jnp.zeros((len(queries), 1), jnp.int32)
+  log_q = support.log_probs(
+    queries,
+    first,
+    jnp.broadcast_to(null[:, None], (len(queries), 1, null.shape[1])),
+    score_scale=retriever.score_scale,
+  )
+  key = jax.random.fold_in(jax.random.key(seed), state.step)
+  key = jax.random.fold_in(key, _DRAW)
+  proposals = draw(key, log_q, num_proposals=num_proposals)
+  places = jnp.concatenate([first, proposals.places], axis=1)
+  candidates = Candidates(
+    jnp.take_along_axis(tokens, places[..., None], axis=1),
+    jnp.take_along_axis(support.candidates.numbers, places, axis=1),
+  )
+  batch = batch._replace(
+    candidates=candidates,
+    support=support._replace(candidates=None),
+    proposals=proposals,
+  )
+  return state, batch, {}
+
+
+def of_proposals(
+  support: Support,
+  proposals: Proposals,
+  queries: Float[Array, "b d"],
+  posterior: Float[Array, "b d"],
+  candidates: Float[Array, "b k d"],
+  *,
+  score_scale: float,
+  **settings: Any,
+) -> tuple[Objective, Float[Array, "b k"]]:
+  """Returns the objective of proposals, and their scores for the metrics.
+
+  A softmax of the scores weights each proposal by p(z|x) / q(z|x, y), so that
+  sums over the proposals estimate those over p(z|x). The null block, which is
+  read besides, has no weight.
+
+  Args:
+    support: Blocks from which the proposals were drawn.
+    proposals: These.
+    queries: Vectors of the retriever's query tower.
+    posterior: Those of the posterior's.
+    candidates: Vectors of the null block and the proposals.
+    score_scale: Factor of all inner products.
+    settings: Further settings of `jsa`.
+  """
+  places = jnp.pad(jnp.asarray(proposals.places), ((0, 0), (1, 0)))
+  log_prior, log_posterior = (
+    support.log_probs(one, places, candidates, score_scale=score_scale)
+    for one in (queries, posterior)
+  )
+
+  def objective(evidence: Evidence) -> WeightedLoss:
+    return jsa(
+      evidence._replace(
+        log_prior=evidence.log_prior[:, 1:],
+        token_likelihood=evidence.token_likelihood[:, 1:],
+        target_likelihood=evidence.target_likelihood[:, 1:],
+      ),
+      log_prior=log_prior,
+      log_posterior=log_posterior,
+      proposals=proposals,
+      **settings,
+    )
+
+  log_weights = (
+    jnp.take_along_axis(log_prior, proposals.places, axis=1) - proposals.log_q
+  )
+  null = jnp.full((len(queries), 1), _NO_WEIGHT)
+  return objective, jnp.concatenate([null, log_weights], axis=1)
