@@ -22,7 +22,7 @@ import math
 import statistics
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple
 
 from realm_jax.ablation.plan import (
   READING_RETRIEVED,
@@ -40,7 +40,6 @@ from realm_jax.settings import NonNegativeInt, PositiveInt
 from realm_jax.storage.json_files import write_json
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.metric_rows import read_rows
-from realm_jax.training.stages.pretraining import Pretraining
 
 # Trained for as many seconds alone, because their steps are of another kind.
 _LARGE_BATCH, _HARD_NEGATIVES = "large_batch", "hard_negatives"
@@ -101,7 +100,6 @@ def _of(objective: str, title: str) -> ObjectiveRow:
   return ObjectiveRow(objective, title, bindings={"OBJECTIVE": objective})
 
 
-_KNOWN = get_args(get_type_hints(Pretraining)["objective"])
 _BASES = (
   ObjectiveRow(REALM.name, "Marginal, per token (REALM)"),
   ObjectiveRow(
@@ -112,7 +110,7 @@ _BASES = (
   _of("emdr2", "EMDR²"),
   _frozen("replug", "RePlug, reader frozen", "replug"),
   _frozen("perplexity_frozen", "Perplexity, reader frozen", "perplexity"),
-  *([_of("jsa", "Joint stochastic approximation")] if "jsa" in _KNOWN else []),
+  _of("jsa", "Joint stochastic approximation"),
   ObjectiveRow(
     _LARGE_BATCH,
     "Inverse cloze, larger batch",
