@@ -77,7 +77,8 @@ def attend(
     inputs: Arrays of the layer.
     settings: What the program is compiled for.
     cudnn: Whether cuDNN's kernel computes it on GPUs, in bfloat16 or float16.
-      The kernel has no dropout, so that XLA computes what is dropped out.
+      The kernel has no dropout, and no gradient for odd numbers of queries or
+      keys: there XLA computes it, as for the pooled token of the last layer.
   """
   query, key, value, sequence, tokens, position = inputs
   rows, head_size = len(sequence), settings.head_size
@@ -90,7 +91,8 @@ def attend(
 
   attends = sequence[:, : tokens.shape[1], None] == sequence[:, None, :]
   mask = jnp.where(attends, 0.0, settings.mask_value)[:, None]
-  if cudnn and not settings.dropout_rate:
+  odd = tokens.shape[1] % 2 or sequence.shape[1] % 2
+  if cudnn and not settings.dropout_rate and not odd:
     context = jax.nn.dot_product_attention(
       *map(by_heads, inputs[:3]),
       bias=mask.astype(query.dtype),

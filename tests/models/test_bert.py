@@ -151,12 +151,15 @@ def test_mimetic_values_are_sinusoids_and_near_identities():
   assert products[0].argsort()[-2:].tolist() == [1, 0]
 
 
-def test_cudnn_leaves_what_is_dropped_out_to_xla(params):
+@pytest.mark.parametrize(("length", "dropout_rate"), [(12, 0.5), (13, 0.0)])
+def test_cudnn_leaves_to_xla_what_its_kernel_cannot(
+  params, length, dropout_rate
+):
   ours, theirs = (
     _encode(
       params,
-      padded(ROWS, 12),
-      dataclasses.replace(CONFIG, dropout_rate=0.5, attention=name),
+      padded(ROWS, length),
+      dataclasses.replace(CONFIG, dropout_rate=dropout_rate, attention=name),
       {"dropout": jax.random.key(1)},
     )
     for name in ("xla", "cudnn")
