@@ -1,10 +1,8 @@
 """Self-attention within sequences that share rows.
 
 XLA compiles it on every platform, and on GPUs it may be cuDNN's kernel.
-`realm_jax/models/tpu_attention.py` is a kernel for TPUs.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -27,88 +25,64 @@ _AXES_BY_HEAD = (
 )
 
 
-class AttentionInputs(NamedTuple):
-  """Arrays of one layer's attention, with n = r · l tokens in r rows.
+def attend(
+  query: Float[Array, "m d"],
+  key: Float[Array, "n d"],
+  value: Float[Array, "n d"],
+  *,
+  sequence: Int[AnyArray, "r l"],
+  position: Int[AnyArray, "r l"],
+  tokens: UInt32[Array, "r q"],
+  num_heads: int,
+  max_positions: int,
+  mask_value: float,
+  dropout_rate: float = 0.0,
+  cudnn: bool = False,
+) -> Float[Array, "m d"]:
+  """Returns, by heads, softmax(query · key / √e + mask) · value, dropped out.
 
-  Only the first q tokens of each row may attend, m = r · q of all.
+  It is the context of each query, for n = r · l tokens in r rows. Only the
+  first q tokens of each row may attend, m = r · q of all.
 
-  Attributes:
+  Args:
     query: Queries of the tokens that attend, with the heads side by side.
-    key, value: Keys and values of all tokens, laid out alike.
+    key: Keys of all tokens.
+    value: Values of all tokens.
     sequence: Number of the sequence to which a token belongs and attends.
-    tokens: Hash of each token that attends, for dropout.
     position: Position of each token in its sequence.
-  """
-
-  query: Float[Array, "m d"]
-  key: Float[Array, "n d"]
-  value: Float[Array, "n d"]
-  sequence: Int[AnyArray, "r l"]
-  tokens: UInt32[Array, "r q"]
-  position: Int[AnyArray, "r l"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """What attention is compiled for.
-
-  Attributes:
-    head_size: Size of a head.
+    tokens: Hash of each token that attends, for dropout.
+    num_heads: Number of heads.
     max_positions: Number of positions of the model; column numbers of dropout
       are `head · max_positions + position`.
     mask_value: Score added where a key belongs to another sequence.
     dropout_rate: Share of weights to drop; 0 when not training.
-  """
-
-  head_size: int
-  max_positions: int
-  mask_value: float
-  dropout_rate: float
-
-
-def attend(
-  inputs: AttentionInputs, settings: Settings, *, cudnn: bool = False
-) -> Float[Array, "m d"]:
-  """Returns, by heads, softmax(query · key / √e + mask) · value, dropped out.
-
-  It is the context of each query, in the shape of the queries.
-
-  Args:
-    inputs: Arrays of the layer.
-    settings: What the program is compiled for.
     cudnn: Whether cuDNN's kernel computes it on GPUs, in bfloat16 or float16.
       The kernel has no dropout, so that XLA computes what is dropped out.
   """
-  query, key, value, sequence, tokens, position = inputs
-  rows, head_size = len(sequence), settings.head_size
-  heads = query.shape[1] // head_size
+  rows, head_size = len(sequence), query.shape[1] // num_heads
 
   def by_heads(x: Float[Array, "m d"]) -> Float[Array, "r q h e"]:
     return nn.with_logical_constraint(
-      x.reshape(rows, -1, heads, head_size), _AXES_BY_HEAD
+      x.reshape(rows, -1, num_heads, head_size), _AXES_BY_HEAD
     )
 
   attends = sequence[:, : tokens.shape[1], None] == sequence[:, None, :]
-  mask = jnp.where(attends, 0.0, settings.mask_value)[:, None]
-  if cudnn and not settings.dropout_rate:
+  mask = jnp.where(attends, 0.0, mask_value)[:, None]
+  vectors = by_heads(query), by_heads(key), by_heads(value)
+  if cudnn and not dropout_rate:
     context = jax.nn.dot_product_attention(
-      *map(by_heads, inputs[:3]),
-      bias=mask.astype(query.dtype),
-      implementation="cudnn",
+      *vectors, bias=mask.astype(query.dtype), implementation="cudnn"
     )
   else:
-    head = jnp.arange(heads).reshape(1, heads, 1, 1) * settings.max_positions
-    context = _attend_by_heads(
-      _ByHeads(
-        by_heads(query) * jnp.asarray(head_size**-0.5, query.dtype),
-        by_heads(key),
-        by_heads(value),
-        mask,
-        tokens[:, None, :, None],
-        (head + position[:, None, None, :]).astype(jnp.uint32),
-      ),
-      settings.dropout_rate,
+    head = jnp.arange(num_heads).reshape(1, num_heads, 1, 1) * max_positions
+    inputs = _ByHeads(
+      vectors[0] * jnp.asarray(head_size**-0.5, query.dtype),
+      *vectors[1:],
+      mask,
+      tokens[:, None, :, None],
+      (head + position[:, None, None, :]).astype(jnp.uint32),
     )
+    context = _attend_by_heads(inputs, dropout_rate)
   context = nn.with_logical_constraint(context, _AXES_BY_HEAD)
   return context.reshape(query.shape)
 

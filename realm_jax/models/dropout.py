@@ -38,7 +38,7 @@ def is_kept(
   return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@functools.partial(jax.checkpoint, static_argnums=(3,))
 def drop(
   x: Float[Array, "..."],
   rows: UInt32[Array, "..."],
@@ -48,7 +48,8 @@ def drop(
   """Zeroes elements of `x` with probability `rate`, and scales the others up.
 
   `rows` are hashes of the elements' tokens, and `columns` their numbers in
-  these; both broadcast against `x`. `rate` is below 1.
+  these; both broadcast against `x`. `rate` is below 1. The backward pass hashes
+  again, and keeps no mask.
   """
   if rate == 0.0:
     return x
@@ -56,27 +57,6 @@ def drop(
   return jnp.where(
     is_kept(rows, columns, rate), x * scale, jnp.zeros((), x.dtype)
   )
-
-
-_Residuals = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
-
-
-def _forward(
-  x: Float[Array, "..."],
-  rows: UInt32[Array, "..."],
-  columns: UInt32[Array, "..."],
-  rate: float,
-) -> tuple[Float[Array, "..."], _Residuals]:
-  return drop(x, rows, columns, rate), (rows, columns)
-
-
-def _backward(
-  rate: float, residuals: _Residuals, gradient: Float[Array, "..."]
-) -> tuple[Float[Array, "..."], None, None]:
-  return drop(gradient, *residuals, rate), None, None
-
-
-drop.defvjp(_forward, _backward)
 
 
 def is_dropping(module: nn.Module, rate: float) -> bool:

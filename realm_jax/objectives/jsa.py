@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import AnyArray
-from realm_jax.objectives.evidence import Evidence
+from realm_jax.objectives.marginal import Evidence
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 
@@ -97,19 +97,10 @@ def jsa(
   the gradient of the inclusive divergence KL(p(z|x, y) ‖ q(z|x, y)). The reader
   learns from ℓ, the retriever from log p, and the posterior from log q.
 
-  p and q are normalized over the support alone, as in the paper's code, whose
-  support is the union of what the two towers find. Blocks outside have
-  probability 0, so that the expected gradient is that of the joint `marginal`
-  over the support: biased with respect to all blocks, and no less than a
-  marginal over the same ones. What is gained is that the support may be much
-  larger than the number of blocks that are read. A short chain adds a bias of
-  its own, towards the proposals.
-
-  The chain begins anew in each step, as in the paper's code. Ou and Song keep
-  the last state of each example for the next epoch. The formulas are those of
-  the paper's code (github.com/Caohy23/JSA-RAG), but for ℓ, which is there the
-  mean over the tokens instead of their sum, both in the acceptance and in the
-  reader's loss.
+  p and q are normalized over the support alone, so that the expected gradient
+  is that of the joint `marginal` over the support, which may be much larger
+  than the number of blocks that are read. docs/training.md tells the biases,
+  and how this differs from the paper's code (github.com/Caohy23/JSA-RAG).
 
   Args:
     evidence: What the reader says of the proposals, in their order. Its

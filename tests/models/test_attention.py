@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.models.attention import AttentionInputs, Settings, attend
+from realm_jax.models.attention import attend
 from realm_jax.models.bert import BertConfig
 
 LEAST = float(np.finfo(np.float32).min)
@@ -28,17 +28,15 @@ def test_padding_that_scores_highest(
 ):
   # Two tokens and padding, in one head of one dimension.
   context = attend(
-    AttentionInputs(
-      query=jnp.full((3, 1), 100.0),
-      key=jnp.array([[0.0], [0.0], [score_of_padding / 100]]),
-      value=jnp.array([[1.0], [3.0], [7.0]]),
-      sequence=jnp.array([[0, 0, -1]]),
-      tokens=jnp.zeros((1, 3), jnp.uint32),
-      position=jnp.array([[0, 1, 0]]),
-    ),
-    Settings(
-      head_size=1, max_positions=3, mask_value=mask_value, dropout_rate=0.0
-    ),
+    jnp.full((3, 1), 100.0),
+    jnp.array([[0.0], [0.0], [score_of_padding / 100]]),
+    jnp.array([[1.0], [3.0], [7.0]]),
+    sequence=jnp.array([[0, 0, -1]]),
+    position=jnp.array([[0, 1, 0]]),
+    tokens=jnp.zeros((1, 3), jnp.uint32),
+    num_heads=1,
+    max_positions=3,
+    mask_value=mask_value,
   )
   expected = 7.0 if attends_to_padding else 2.0
   np.testing.assert_allclose(context[:2, 0], expected)

@@ -6,12 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm_jax.models.joint import join
-from tests.models.numpy_bert import CLS, PAD, SEP, padded
+
+PAD, CLS, SEP = 0, 2, 3
 
 QUERY_LENGTH, BLOCK_LENGTH = 7, 12
 NULL = [CLS, SEP, SEP]
 
 words = st.integers(5, 60)
+
+
+def padded(rows, length):
+  return np.array([row + [PAD] * (length - len(row)) for row in rows], np.int32)
 
 
 def _join(queries, blocks, joint_length):

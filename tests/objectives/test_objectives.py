@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.objectives.evidence import FORMS
+from realm_jax.objectives.marginal import FORMS
 from realm_jax.objectives.masked_lm import OBJECTIVES, masked_lm_loss
 
 B, K, M, V = 3, 4, 2, 5

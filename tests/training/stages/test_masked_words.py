@@ -79,7 +79,12 @@ def test_the_loss_of_pointing_is_added_for_each_example():
   def run(params):
     def compute(rows):
       encoders = Encoders(models, params, {})
-      spans = masked_words.read_spans(encoders, blocks, rows)
+      spans = encoders.apply(
+        "reader",
+        *(rows.joint, rows.body_start, rows.body_length),
+        num_starts=blocks.shape[-1],
+        method="spans",
+      )
       is_answer = masked_words.masked_spans(
         batch.masks,
         jnp.asarray(blocks),
