@@ -1,5 +1,10 @@
 """The parts of t5x's loop, over a run of ours.
 
+t5x counts the steps, and writes summaries of them. Each step is the next one of
+a run of ours (`training.loop.iterate`), which reads, searches, computes and
+saves as in `realm_jax.train`. So sidecar, evaluation and our own loop read what
+a run of t5x has written.
+
 t5x makes its partitioner, model, infeed, initial state and trainer one by one.
 Each of ours takes the same `EngineRun`, which a gin file makes once
 (`gin.singleton`).

@@ -4,7 +4,6 @@ A stage's loss returns weighted sums over the batch, which micro-batches can
 add (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -227,28 +226,30 @@ def batch_gradient(
   # dropout masks, to differentiate its vectors by the parameters. It takes one
   # more forward pass than the batch as a whole.
   @jax.custom_vjp
-  def vectors_of(params: Params, part: Any) -> Any:
-    return on_rows(part, lambda rows: embed(trained(params), rows, dropout_key))
+  def vectors_of(params: Params, part: Any, key: jax.Array) -> Any:
+    return on_rows(part, lambda rows: embed(trained(params), rows, key))
 
-  def forward(params: Params, part: Any) -> Any:
-    return vectors_of(params, part), (params, part)
+  def forward(*given: Any) -> tuple[Any, Any]:
+    return vectors_of(*given), given
 
   def backward(given: Any, slopes: Any) -> Any:
-    params, part = given
+    params, part, key = given
 
     def pulled_back(rows: EncoderRows) -> Params:
       _, pull = jax.vjp(
-        lambda params: embed(trained(params), rows, dropout_key), params
+        lambda params: embed(trained(params), rows, key), params
       )
       (gradient,) = pull(slopes)
       return gradient
 
-    return on_rows(part, pulled_back), None
+    return on_rows(part, pulled_back), None, None
 
   vectors_of.defvjp(forward, backward)
 
   def compared(params: Params) -> tuple[jax.Array, WeightedLoss]:
-    vectors = jax.lax.map(functools.partial(vectors_of, params), parts)
+    vectors = jax.lax.map(
+      lambda part: vectors_of(params, part, dropout_key), parts
+    )
     weighted = compare(_join(vectors, devices=devices), batch)
     return weighted.loss.mean, weighted
 

@@ -1,7 +1,6 @@
 """The reader's input, against lists joined in a loop."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,25 +37,6 @@ def _by_hand(query, block, joint_length):
   length = min(len(body), max(0, joint_length - len(query) - 1))
   joint = (query + body[:length] + [SEP])[:joint_length]
   return joint + [PAD] * (joint_length - len(joint)), len(query), length
-
-
-@pytest.mark.parametrize(
-  ("joint_length", "kept", "body_length"),
-  [
-    (8, [11, 12, 13, 14, SEP], 4),
-    (7, [11, 12, 13, SEP], 3),
-    (6, [11, 12, SEP], 2),
-    (4, [SEP], 0),
-    (3, [], 0),
-  ],
-)
-def test_a_body_that_does_not_fit_loses_its_end_and_no_separator(
-  joint_length, kept, body_length
-):
-  query, block = [CLS, 9, SEP], [CLS, SEP, 11, 12, 13, 14, SEP]
-  joined = _join([query], [[block]], joint_length)
-  np.testing.assert_array_equal(joined.token_ids[0, 0], query + kept)
-  assert joined.body_length[0, 0] == body_length
 
 
 @st.composite

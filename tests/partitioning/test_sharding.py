@@ -63,30 +63,6 @@ def test_every_axis_of_every_parameter_has_a_rule():
   assert used <= named
 
 
-@pytest.mark.slow
-def test_initial_values_do_not_depend_on_the_layout():
-  alone, state = (
-    create_state(
-      functools.partial(tiny.init, "inverse_cloze"),
-      OPTIMIZER,
-      seed=0,
-      mesh=mesh,
-    )
-    for mesh in (
-      make_mesh(devices=jax.devices()[:1]),
-      make_mesh(fsdp=4, model_parallelism=2),
-    )
-  )
-  assert int(state.step) == 0
-  table = state.params["retriever"]["query_tower"]["encoder"]["word_embeddings"]
-  assert table.addressable_shards[0].data.shape == (tiny.VOCABULARY // 2, 2)
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    jax.device_get(alone.params),
-    jax.device_get(state.params),
-  )
-
-
 def test_a_batch_lies_over_data_and_fsdp():
   mesh = make_mesh(fsdp=2, model_parallelism=2)
   rows = np.arange(24, dtype=np.int32).reshape(8, 3)

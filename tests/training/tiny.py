@@ -76,15 +76,8 @@ def models(*, dropout_rate=0.0, **retriever_settings):
 
 def init(stage, key, **retriever_settings):
   """Parameters by component, in flax's boxes."""
-  retriever, reader = models(**retriever_settings)
-  first, second = jax.random.split(key)
-  query = np.ones((1, QUERY), np.int32)
-  block = np.ones((1, 1, BLOCK), np.int32)
-  params = {"retriever": retriever.init(first, query, block)["params"]}
-  if stage != "inverse_cloze":
-    positions = np.ones((1, 1), np.int32)
-    params["reader"] = reader.init(second, query, block, positions)["params"]
-  return params
+  made = Models(*models(**retriever_settings))
+  return OF_STAGE[stage].init(made, QUERY, BLOCK, key)
 
 
 def state(stage, optimizer, mesh, **retriever_settings):
