@@ -92,7 +92,7 @@ class KeepingBatches(Pretraining):
   )
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: StageContext
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
   ) -> Assembled:
     self.batches.append(super().assemble(batch, retrieved, context))
     return self.batches[-1]
@@ -105,7 +105,7 @@ class GivenBatches(KeepingBatches):
   needs_index = False
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: StageContext
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
   ) -> Assembled:
     return self.batches.pop(0)
 
@@ -204,7 +204,7 @@ class PublishingPretraining(Pretraining):
   publisher: _Publisher | None = dataclasses.field(default=None, compare=False)
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: StageContext
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
   ) -> Assembled:
     made, metrics = super().assemble(batch, retrieved, context)
     assert self.publisher is not None

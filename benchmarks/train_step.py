@@ -36,12 +36,11 @@ from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.json_files import write_json
 from realm_jax.training import optimizer, step
-from realm_jax.training.encoder_rows import Candidates
-from realm_jax.training.row_layout import RowLayout, needed_rows
+from realm_jax.training.encoder_rows import Candidates, RowLayout, needed_rows
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models
-from realm_jax.training.state import TrainState
+from realm_jax.training.step import TrainState
 
 _STAGE = Pretraining()
 _SIZES = {

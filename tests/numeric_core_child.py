@@ -62,8 +62,8 @@ def train() -> list[float]:
 
   from realm_jax.models import bert, packing, reader, retriever
   from realm_jax.partitioning.mesh import make_mesh
-  from realm_jax.training import encoder_rows, state, step
-  from realm_jax.training.row_layout import RowLayout
+  from realm_jax.training import encoder_rows, step
+  from realm_jax.training.encoder_rows import RowLayout
   from realm_jax.training.stages.masked_words import MaskTargets
   from realm_jax.training.stages.pretraining import (
     Pretraining,
@@ -108,7 +108,7 @@ def train() -> list[float]:
 
   optimizer = optax.sgd(0.3)
   mesh = make_mesh(devices=jax.devices()[:1])
-  now = state.create_state(init, optimizer, seed=0, mesh=mesh)
+  now = step.create_state(init, optimizer, seed=0, mesh=mesh)
 
   @jax.jit
   def update(now, batch):

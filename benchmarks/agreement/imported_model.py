@@ -20,8 +20,12 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_rows import Candidates, EncoderRows
-from realm_jax.training.row_layout import RowLayout, needed_rows
+from realm_jax.training.encoder_rows import (
+  Candidates,
+  EncoderRows,
+  RowLayout,
+  needed_rows,
+)
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import (
   OpenQa,

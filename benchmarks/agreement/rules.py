@@ -13,8 +13,7 @@ from benchmarks.agreement.comparison import Row, differences
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.objectives.evidence import FORMS
-from realm_jax.objectives.marginal import marginal
+from realm_jax.objectives.marginal import FORMS, marginal
 from realm_jax.objectives.masked_lm import masked_lm_loss
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.weights.model import flattened, nested, parameter_shapes

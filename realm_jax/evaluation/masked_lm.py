@@ -23,7 +23,7 @@ from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_writable
-from realm_jax.training.row_layout import RowLayout
+from realm_jax.training.encoder_rows import RowLayout
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import StageContext
 from realm_jax.training.step import Loss, RowsOf

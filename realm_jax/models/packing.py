@@ -4,9 +4,8 @@ The number of rows is fixed, so a plan may need more rows than there are; then
 the caller takes more rows.
 """
 
-import functools
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,22 +70,6 @@ class Plan(NamedTuple):
   needed_rows: Int[Array, " s"]
 
 
-class _Filling(NamedTuple):
-  """Rows of a group that are being filled.
-
-  Attributes:
-    starts: Start of each sequence that has one.
-    space: Number of tokens that are left in each row.
-    last_turn: Turn in which each row was filled last.
-    used: Number of rows that have a sequence, and of those beyond the last.
-  """
-
-  starts: Int[Array, " m"]
-  space: Int[Array, " r"]
-  last_turn: Int[Array, " r"]
-  used: Int[Array, ""]
-
-
 def lengths_of(rows: TokenRows, *, groups: int) -> Int[Array, "{groups} m"]:
   """Returns the number of tokens of each sequence, by group."""
   lengths = jnp.sum(jnp.asarray(rows.token_ids) != PAD_ID, axis=1)
@@ -97,49 +80,46 @@ def plan_rows(
   lengths: Int[Array, "s m"], *, row_length: int, num_rows: int
 ) -> Plan:
   """Packs each group by best fit, the longest sequences first."""
-  best_fit = functools.partial(
-    _best_fit, row_length=row_length, num_rows=num_rows
-  )
-  starts, needed_rows = jax.vmap(best_fit)(lengths)
-  return Plan(lengths, starts, needed_rows)
+  size, rows = lengths.shape[1], jnp.arange(num_rows)
 
+  def best_fit(
+    lengths: Int[Array, " m"],
+  ) -> tuple[Int[Array, " m"], Int[Array, ""]]:
+    """Returns the start of each sequence, and the number of rows."""
+    order = jnp.argsort(-lengths, stable=True)
 
-def _best_fit(
-  lengths: Int[Array, " m"], *, row_length: int, num_rows: int
-) -> tuple[Int[Array, " m"], Int[Array, ""]]:
-  """Returns the start of each sequence, and the number of rows."""
-  size = len(lengths)
-  order = jnp.argsort(-lengths, stable=True)
-  rows = jnp.arange(num_rows)
+    def place(turn: Int[Array, ""], filled: Any) -> Any:
+      starts, space, last_turn, used = filled
+      index = order[turn]
+      length = lengths[index]
+      # The least space that suffices and, of equal ones, the row that was
+      # filled last.
+      preference = space * (size + 1) - last_turn
+      fits = (rows < used) & (space >= length)
+      is_open = fits.any()
+      preference = jnp.where(fits, preference, (row_length + 1) * (size + 1))
+      row = jnp.where(is_open, jnp.argmin(preference), used)
+      offset = jnp.where(is_open, row_length - space[row], 0)
+      # A row beyond the last is dropped.
+      return (
+        starts.at[index].set(row * row_length + offset),
+        space.at[row].add(-length, mode="drop"),
+        last_turn.at[row].set(turn, mode="drop"),
+        used + jnp.where(is_open, 0, 1),
+      )
 
-  def place(turn: Int[Array, ""], state: _Filling) -> _Filling:
-    starts, space, last_turn, used = state
-    index = order[turn]
-    length = lengths[index]
-    # The least space that suffices and, of equal ones, the row that was
-    # filled last.
-    preference = space * (size + 1) - last_turn
-    fits = (rows < used) & (space >= length)
-    is_open = fits.any()
-    preference = jnp.where(fits, preference, (row_length + 1) * (size + 1))
-    row = jnp.where(is_open, jnp.argmin(preference), used)
-    offset = jnp.where(is_open, row_length - space[row], 0)
-    # A row beyond the last is dropped.
-    return _Filling(
-      starts.at[index].set(row * row_length + offset),
-      space.at[row].add(-length, mode="drop"),
-      last_turn.at[row].set(turn, mode="drop"),
-      used + jnp.where(is_open, 0, 1),
+    # The starts, the tokens that are left in each row, the turn in which each
+    # was filled last, and the rows that are used, with those beyond the last.
+    empty = (
+      jnp.zeros(size, jnp.int32),
+      jnp.full(num_rows, row_length, jnp.int32),
+      jnp.zeros(num_rows, jnp.int32),
+      jnp.zeros((), jnp.int32),
     )
+    starts, _, _, used = lax.fori_loop(0, size, place, empty)
+    return starts, jnp.maximum(used, 1)
 
-  state = _Filling(
-    jnp.zeros(size, jnp.int32),
-    jnp.full(num_rows, row_length, jnp.int32),
-    jnp.zeros(num_rows, jnp.int32),
-    jnp.zeros((), jnp.int32),
-  )
-  filled = lax.fori_loop(0, size, place, state)
-  return filled.starts, jnp.maximum(filled.used, 1)
+  return Plan(lengths, *jax.vmap(best_fit)(lengths))
 
 
 def lay_out(plan: Plan, rows: TokenRows, *, num_rows: int) -> Sequences:
@@ -149,41 +129,34 @@ def lay_out(plan: Plan, rows: TokenRows, *, num_rows: int) -> Sequences:
   """
   groups, size = plan.lengths.shape
   row_length = rows.token_ids.shape[-1]
+  num_places = num_rows * row_length
+  place = jnp.arange(num_places)
+
+  def of_group(
+    lengths: Int[Array, " m"],
+    starts: Int[Array, " m"],
+    token_ids: Int[Array, "m l"],
+  ) -> tuple[Int[Array, " t"], Int[Array, " t"], Int[Array, " t"]]:
+    """Returns the flattened tokens, their sequences and positions."""
+    # An empty sequence starts where another does.
+    marked = jnp.where(lengths > 0, starts, num_places)
+    owner = jnp.zeros(num_places, jnp.int32)
+    owner = owner.at[marked].set(jnp.arange(size), mode="drop")
+    is_start = jnp.zeros(num_places, bool).at[marked].set(True, mode="drop")
+    start = lax.cummax(jnp.where(is_start, place, 0))
+    owner, position = owner[start], place - start
+    is_token = position < lengths[owner]
+    position = jnp.where(is_token, position, 0)
+    return (
+      jnp.where(is_token, token_ids[owner, position], PAD_ID),
+      jnp.where(is_token, owner, NO_SEQUENCE),
+      position,
+    )
+
   tokens = jnp.asarray(rows.token_ids).reshape(groups, size, row_length)
-  lay_out_group = functools.partial(_lay_out_group, num_rows=num_rows)
-  laid_out = jax.vmap(lay_out_group)(plan.lengths, plan.starts, tokens)
-  shape = (groups * num_rows, row_length)
-  token_ids, sequence, position = (part.reshape(shape) for part in laid_out)
+  laid_out = jax.vmap(of_group)(plan.lengths, plan.starts, tokens)
   return Sequences(
-    token_ids=token_ids,
-    sequence=sequence,
-    position=position,
+    *(part.reshape(groups * num_rows, row_length) for part in laid_out),
     starts=plan.starts,
     numbers=rows.numbers.reshape(groups, size),
-  )
-
-
-def _lay_out_group(
-  lengths: Int[Array, " m"],
-  starts: Int[Array, " m"],
-  token_ids: Int[Array, "m l"],
-  *,
-  num_rows: int,
-) -> tuple[Int[Array, " t"], Int[Array, " t"], Int[Array, " t"]]:
-  """Returns a group's flattened tokens, their sequences and positions."""
-  num_places = num_rows * token_ids.shape[-1]
-  place = jnp.arange(num_places)
-  # An empty sequence starts where another does.
-  marked = jnp.where(lengths > 0, starts, num_places)
-  owner = jnp.zeros(num_places, jnp.int32)
-  owner = owner.at[marked].set(jnp.arange(len(lengths)), mode="drop")
-  is_start = jnp.zeros(num_places, bool).at[marked].set(True, mode="drop")
-  start = lax.cummax(jnp.where(is_start, place, 0))
-  owner, position = owner[start], place - start
-  is_token = position < lengths[owner]
-  position = jnp.where(is_token, position, 0)
-  return (
-    jnp.where(is_token, token_ids[owner, position], PAD_ID),
-    jnp.where(is_token, owner, NO_SEQUENCE),
-    position,
   )

@@ -15,12 +15,12 @@ def inverse_cloze_loss(
   blocks: Float[Array, "n d"],
   removed: Bool[AnyArray, " n"],
   *,
-  negatives: Float[Array, "n h d"] | None = None,
+  negatives: Float[Array, "n h d"],
   score_scale: float = 1.0,
 ) -> WeightedLoss:
   """Returns the cross-entropy of each sentence's block among all blocks.
 
-  Among these are its own `negatives`, if there are any.
+  Among these are its own h ≥ 0 `negatives`.
 
   −(1/n) Σ_i log softmax_j(f(x_i, z_j))_i, over the **global** batch: under
   `jax.jit` with the batch sharded, the product below gathers all blocks.
@@ -38,9 +38,8 @@ def inverse_cloze_loss(
     precision=jax.lax.Precision.HIGHEST,
   )
   scores = score_scale * product("nd,md->nm", queries, blocks)
-  if negatives is not None:
-    hard = score_scale * product("nd,nhd->nh", queries, negatives)
-    scores = jnp.concatenate([scores, hard], axis=1)
+  hard = score_scale * product("nd,nhd->nh", queries, negatives)
+  scores = jnp.concatenate([scores, hard], axis=1)
   log_probs = jax.nn.log_softmax(scores, axis=-1)
   correct = jnp.argmax(scores, axis=-1) == jnp.arange(scores.shape[0])
   return WeightedLoss(

@@ -6,14 +6,14 @@ Generation Models via Joint Stochastic Approximation" (JSA-RAG, arXiv
 Song 2020 (arXiv 2005.14001).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import AnyArray
-from realm_jax.objectives.evidence import Evidence
+from realm_jax.objectives.marginal import Evidence
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 
@@ -45,39 +45,33 @@ def draw(
   )
 
 
-def metropolis_independence(
+def _chain(
   log_weights: Float[Array, "b m"], uniforms: Float[AnyArray, "b m"]
-) -> tuple[Int[Array, "b m"], Bool[Array, "b m-1"]]:
+) -> tuple[Int[Array, "m b"], Bool[Array, "m b"]]:
   """Runs a chain of Metropolis independence sampling for each example.
 
   The first proposal is the first state. From the state z, the proposal z' is
   accepted with probability min(1, w(z') / w(z)), w = p(y|z, x) p(z|x) /
   q(z|x, y). The normalizer of p(z|x, y), which is p(y|x), cancels.
 
-  Args:
-    log_weights: log w of each proposal.
-    uniforms: Numbers in [0, 1), of which the first is not used.
-
   Returns:
-    The proposal that is the state after each of m steps, and whether each
-    proposal but the first was accepted.
+    The number of the proposal that is the state after each of m steps, and
+    whether each proposal was accepted, as the first one is.
   """
-  log_uniforms = jnp.log(uniforms)
 
-  def move(
-    state: Int[Array, " b"], proposal: Int[Array, ""]
-  ) -> tuple[Int[Array, " b"], tuple[Int[Array, " b"], Bool[Array, " b"]]]:
-    now = jnp.take_along_axis(log_weights, state[:, None], axis=1)[:, 0]
-    accepted = log_uniforms[:, proposal] < log_weights[:, proposal] - now
-    state = jnp.where(accepted, proposal, state)
-    return state, (state, accepted)
+  def move(state: Any, given: Any) -> tuple[Any, Any]:
+    place, weight = state
+    number, new_weight, log_uniform = given
+    accepted = log_uniform < new_weight - weight
+    place = jnp.where(accepted, number, place)
+    return (place, jnp.where(accepted, new_weight, weight)), (place, accepted)
 
   size, num_proposals = log_weights.shape
-  first = jnp.zeros(size, jnp.int32)
-  _, (states, accepted) = jax.lax.scan(
-    move, first, jnp.arange(1, num_proposals, dtype=jnp.int32)
-  )
-  return jnp.concatenate([first[None], states]).T, accepted.T
+  start = jnp.zeros(size, jnp.int32), jnp.full(size, -jnp.inf)
+  numbers = jnp.arange(num_proposals, dtype=jnp.int32)
+  return jax.lax.scan(
+    move, start, (numbers, log_weights.T, jnp.log(uniforms).T)
+  )[1]
 
 
 def jsa(
@@ -97,19 +91,10 @@ def jsa(
   the gradient of the inclusive divergence KL(p(z|x, y) ‖ q(z|x, y)). The reader
   learns from ℓ, the retriever from log p, and the posterior from log q.
 
-  p and q are normalized over the support alone, as in the paper's code, whose
-  support is the union of what the two towers find. Blocks outside have
-  probability 0, so that the expected gradient is that of the joint `marginal`
-  over the support: biased with respect to all blocks, and no less than a
-  marginal over the same ones. What is gained is that the support may be much
-  larger than the number of blocks that are read. A short chain adds a bias of
-  its own, towards the proposals.
-
-  The chain begins anew in each step, as in the paper's code. Ou and Song keep
-  the last state of each example for the next epoch. The formulas are those of
-  the paper's code (github.com/Caohy23/JSA-RAG), but for ℓ, which is there the
-  mean over the tokens instead of their sum, both in the acceptance and in the
-  reader's loss.
+  p and q are normalized over the support alone, so that the expected gradient
+  is that of the joint `marginal` over the support, which may be much larger
+  than the number of blocks that are read. docs/training.md tells the biases,
+  and how this differs from the paper's code (github.com/Caohy23/JSA-RAG).
 
   Args:
     evidence: What the reader says of the proposals, in their order. Its
@@ -128,14 +113,13 @@ def jsa(
   weights = evidence.example_weights(form)
   of_prior = jnp.take_along_axis(log_prior, proposals.places, axis=1)
   of_posterior = jnp.take_along_axis(log_posterior, proposals.places, axis=1)
-  states, accepted = metropolis_independence(
+  states, accepted = _chain(
     jax.lax.stop_gradient(
       evidence.target_likelihood + of_prior - proposals.log_q
     ),
     proposals.uniforms,
   )
-  num_proposals = states.shape[1]
-  visits = jax.nn.one_hot(states[:, burn_in:], num_proposals).mean(axis=1)
+  visits = jax.nn.one_hot(states[burn_in:], len(states)).mean(axis=0)
   has_masks = jnp.sum(evidence.weights, axis=-1) > 0
 
   def term(log_probs: Float[Array, "b m"]) -> Average:
@@ -152,7 +136,7 @@ def jsa(
   prior = jnp.exp(log_prior)
   surprise = jnp.where(prior > 0, -log_prior, 0.0)
   metrics = {
-    "acceptance_rate": Average.of(accepted.mean(axis=1), has_masks),
+    "acceptance_rate": Average.of(accepted[1:].mean(axis=0), has_masks),
     "candidate_entropy": Average.of(jnp.sum(prior * surprise, axis=1)),
     "null_probability": Average.of(prior[:, 0]),
   }

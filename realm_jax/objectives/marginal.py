@@ -1,14 +1,57 @@
-"""REALM's objective, the marginal likelihood.
+"""REALM's objective, the marginal likelihood, and what it is computed from.
 
 Guu et al. 2020, "REALM: Retrieval-Augmented Language Model Pre-Training" (arXiv
 2002.08909), section 3.1.
 """
 
+from typing import NamedTuple
+
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from realm_jax.objectives.evidence import Evidence
+from realm_jax.models import AnyArray
 from realm_jax.objectives.weighted import Average, WeightedLoss
+
+FORMS = ("per_token", "joint")
+
+
+class Evidence(NamedTuple):
+  """What retriever and reader say about a batch of masked sentences.
+
+  Attributes:
+    log_prior: log p(z|x) of the k candidates, the null block included.
+    token_likelihood: log p(y_j|z, x) of the word behind each of m masks.
+    weights: 1 where there is a scored mask, 0 at padding.
+    target_likelihood: The ℓ_z of `likelihood` from which a target is made. It
+      has no gradient, and the reader that gives it has no dropout.
+  """
+
+  log_prior: Float[Array, "b k"]
+  token_likelihood: Float[Array, "b k m"]
+  weights: Float[AnyArray, "b m"]
+  target_likelihood: Float[Array, "b k"]
+
+  @property
+  def likelihood(self) -> Float[Array, "b k"]:
+    """ℓ_z = Σ_j log p(y_j|z, x), over the masks of an example."""
+    return jnp.sum(self.token_likelihood * self.weights[:, None], axis=-1)
+
+  def example_weights(self, form: str) -> Float[Array, " b"]:
+    """Returns how much an example counts in a loss of one of the `FORMS`.
+
+    In the `per_token` form it counts as often as it has masks; in the `joint`
+    form all examples with masks count alike.
+
+    Raises:
+      ValueError: There is no such form.
+    """
+    if form not in FORMS:
+      raise ValueError(f"form={form!r}; want one of {FORMS}")
+    num_masks = jnp.sum(self.weights, axis=-1)
+    if form == "per_token":
+      return num_masks
+    return (num_masks > 0).astype(jnp.float32)
 
 
 def marginal(evidence: Evidence, *, form: str = "per_token") -> WeightedLoss:

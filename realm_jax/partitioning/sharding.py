@@ -67,20 +67,15 @@ def with_defaults(
   known = [axis for axis, _ in LOGICAL_AXIS_RULES]
   rules: list[AxisRule] = []
   for axis, wanted in overrides:
-    if axis not in known:
+    named = mesh_axes_of(wanted)
+    is_valid = len(set(named) & set(MESH_AXES)) == len(named)
+    if axis not in known or not is_valid:
       raise ValueError(
-        f"the rule {(axis, wanted)} is for no logical axis; the axes are "
-        f"{', '.join(known)}"
-      )
-    mesh_axes = mesh_axes_of(wanted)
-    if len(set(mesh_axes) & set(MESH_AXES)) < len(mesh_axes):
-      raise ValueError(
-        f"the rule {(axis, wanted)} must name axes of the mesh, each once: "
+        f"the rule {(axis, wanted)} must be of a logical axis, one of "
+        f"{', '.join(known)}, and of axes of the mesh, each once: "
         f"{', '.join(MESH_AXES)}, a list of these, or None"
       )
-    rules.append(
-      (axis, wanted if isinstance(wanted, str) else mesh_axes or None)
-    )
+    rules.append((axis, wanted if isinstance(wanted, str) else named or None))
   return (*rules, *LOGICAL_AXIS_RULES)
 
 

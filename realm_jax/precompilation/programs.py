@@ -38,7 +38,7 @@ from realm_jax.training.row_counts import input_shapes
 from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
 from realm_jax.training.setup import StepSetup, set_up_step
 from realm_jax.training.stages.stage import Models
-from realm_jax.training.state import abstract_state
+from realm_jax.training.step import create_state
 
 STEP, EMBEDDING, SEARCH = "training step", "embedding", "search"
 # BERT's vocabulary, where the recipe says no other.
@@ -176,9 +176,10 @@ def _of_training(
   )
   models = _with_vocabulary(Models(config.retriever, config.reader))
   setup = set_up_step(config, models, mesh=mesh, num_blocks=num_blocks)
-  state = abstract_state(
+  state = create_state(
     setup.init,
     setup.optimizer,
+    seed=None,
     mesh=mesh,
     axis_rules=config.mesh.all_axis_rules,
   )

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import jax
 import numpy as np
 from absl import logging
-from jaxtyping import Int, Int64
+from jaxtyping import Int64
 
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.generations.loading import Generation
@@ -30,13 +30,8 @@ from realm_jax.training.generations import DeviceGeneration, GenerationSchedule
 from realm_jax.training.rolling_index import OwnIndex
 from realm_jax.training.search_in_step import SearchedBlocks
 from realm_jax.training.setup import RunSetup
-from realm_jax.training.stages.pretraining import Pretraining
-from realm_jax.training.stages.stage import Assembled, StageContext, StepBatch
-from realm_jax.training.state import TrainState
-
-NOTHING_RETRIEVED = SearchResult(
-  rows=np.zeros((0, 0), np.int32), scores=np.zeros((0, 0), np.float32)
-)
+from realm_jax.training.stages.stage import StageContext, StepBatch
+from realm_jax.training.step import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +41,15 @@ class Prepared:
   Attributes:
     batch: Batch on the devices.
     metrics: Metrics of the host.
-    retrieved: Blocks that were retrieved. A checkpoint keeps them, so that a
-      resumed run need not search with parameters that no longer exist.
+    retrieved: Blocks that the host has retrieved, if it has. A checkpoint keeps
+      them, so that a resumed run need not search with parameters that no longer
+      exist.
     searched: What the step searches, if it retrieves its own candidates.
   """
 
   batch: StepBatch
   metrics: dict[str, float]
-  retrieved: SearchResult = NOTHING_RETRIEVED
+  retrieved: SearchResult | None = None
   searched: SearchedBlocks | None = None
 
 
@@ -62,15 +58,15 @@ class _InFlight:
   """A step's batch that is being prepared.
 
   `positions` are those in the data at which its rows go on, and `vectors` has
-  its queries' vectors, on the devices, if an index needs them: those of each
-  tower that searches.
+  its queries' vectors, on the devices, by the component that embeds them, if
+  the host searches an index that needs them.
   """
 
   step: int
   examples: Batch
   positions: Int64[np.ndarray, " b"]
   generation: Generation | None
-  vectors: tuple[jax.Array, ...] = ()
+  vectors: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
   pending: Future[Prepared] = dataclasses.field(init=False)
 
 
@@ -181,31 +177,32 @@ class Candidates:
   def _embed(self, entry: _InFlight, params: Params | None) -> None:
     """Dispatches the embedding of the queries, for an index that needs it.
 
-    Without parameters, the generation's own query tower embeds them, and the
-    posterior's vectors stay as they are.
+    Without parameters, the generation's own query tower embeds them, and what
+    other components have embedded stays as it is.
     """
     generation, mesh = entry.generation, self._setup.mesh
     if generation is None or self._searches_in_step:
       return
     if not generation.index.needs_vectors:
-      entry.vectors = ()
+      entry.vectors = {}
       return
-    query_params = generation.query_params
-    if self._stage.current_queries and params is not None:
-      retriever = self._setup.models.retriever
-      query_params = query_tower_parameters(retriever, params["retriever"])
-    queries, *others = (
-      sharding.to_devices(one, mesh)
-      for one in self._stage.search_queries(entry.examples)
-    )
-    vectors = entry.vectors[1:]
+    retriever, towers = self._setup.models.retriever, dict(params or {})
+    if not (self._stage.current_queries and params):
+      towers["retriever"] = generation.query_params
+    else:
+      towers["retriever"] = query_tower_parameters(
+        retriever, params["retriever"]
+      )
     with jax.set_mesh(mesh):
-      if params is not None:
-        vectors = tuple(
-          self._embed_queries(params["posterior"], one) for one in others
+      entry.vectors |= {
+        name: self._embed_queries(
+          towers[name], sharding.to_devices(token_ids, mesh)
         )
-      own = self._embed_queries(query_params, queries)
-    entry.vectors = own, *vectors
+        for name, token_ids in self._stage.search_queries(
+          entry.examples
+        ).items()
+        if name in towers
+      }
 
   def _start(
     self, entry: _InFlight, retrieved: SearchResult | None = None
@@ -225,39 +222,30 @@ class Candidates:
     """
     if retrieved is not None:
       return lambda: retrieved
-    queries = self._stage.search_queries(entry.examples)
-    vectors = entry.vectors or (None,) * len(queries)
-    searches = [
-      self._search_by(index, *given)
-      for given in zip(queries, vectors, strict=True)
-    ]
-
-    def search() -> SearchResult:
-      found = [one() for one in searches]
-      return SearchResult(
-        rows=np.concatenate([one.rows for one in found], axis=1),
-        scores=np.concatenate([one.scores for one in found], axis=1),
-      )
-
-    return search
-
-  def _search_by(
-    self,
-    index: Index,
-    token_ids: Int[np.ndarray, "b q"],
-    vectors: jax.Array | None,
-  ) -> Callable[[], SearchResult]:
-    """Dispatches the devices' part of one tower's search."""
     num_blocks = self._setup.num_searched
-    if vectors is not None and isinstance(index, ExactIndex):
-      scores, rows = index.search_on_device(vectors, num_blocks)
-      return lambda: SearchResult(
-        rows=sharding.local_rows(rows), scores=sharding.local_rows(scores)
-      )
+    queries = self._stage.search_queries(entry.examples)
+    on_devices = {}
+    if isinstance(index, ExactIndex):
+      on_devices = {
+        name: index.search_on_device(vectors, num_blocks)
+        for name, vectors in entry.vectors.items()
+      }
+
+    def found_by(name: str) -> tuple[np.ndarray, np.ndarray]:
+      if name in on_devices:
+        scores, rows = map(sharding.local_rows, on_devices[name])
+        return rows, scores
+      vectors = entry.vectors.get(name)
+      own = None if vectors is None else sharding.local_rows(vectors)
+      found = index.search(QueryBatch(queries[name], own), num_blocks)
+      return found.rows, found.scores
 
     def search() -> SearchResult:
-      own = None if vectors is None else sharding.local_rows(vectors)
-      return index.search(QueryBatch(token_ids, own), num_blocks)
+      rows, scores = zip(*map(found_by, queries), strict=True)
+      return SearchResult(
+        rows=np.concatenate(rows, axis=1),
+        scores=np.concatenate(scores, axis=1),
+      )
 
     return search
 
@@ -281,17 +269,21 @@ class Candidates:
       answers=None if self._answers is None else self._answers.of(corpus),
       max_answer_width=setup.models.max_answer_width,
     )
-    retrieved, batch = NOTHING_RETRIEVED, None
+    retrieved, batch, crash = None, None, None
     metrics: dict[str, float] = {}
-    crash = None
     start = searched = time.perf_counter()
     try:
       if search is not None:
         retrieved = search()
         searched = time.perf_counter()
-      batch, metrics = self._assemble(entry, retrieved, context)
+      batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
     except IndexCrashedError as error:
       crash = error
+    if generation is not None:
+      metrics["staleness_steps"] = entry.step - generation.oldest_step
+      metrics["generation"] = generation.step
+    if self._stage.needs_index:
+      metrics["corpus_version"] = corpus.version
     decision = self._decisions.of_step(
       entry.step,
       generation=None if self._schedule is None else self._schedule.loaded(),
@@ -307,23 +299,6 @@ class Candidates:
       metrics["gather_ms"] = 1e3 * (time.perf_counter() - searched)
     return Prepared(placed, metrics, retrieved)
 
-  def _assemble(
-    self, entry: _InFlight, retrieved: SearchResult, context: StageContext
-  ) -> Assembled:
-    """Makes a step's batch of what was retrieved."""
-    stage, generation = self._stage, entry.generation
-    if self._searches_in_step:
-      assert isinstance(stage, Pretraining)
-      batch, metrics = stage.unretrieved(entry.examples), {}
-    else:
-      batch, metrics = stage.assemble(entry.examples, retrieved, context)
-    if generation is not None:
-      metrics["staleness_steps"] = entry.step - generation.oldest_step
-      metrics["generation"] = generation.step
-    if stage.needs_index:
-      metrics["corpus_version"] = context.corpus.version
-    return batch, metrics
-
   def take(self, step: int) -> Prepared:
     """Waits for the batch of a step that was prefetched.
 
@@ -335,7 +310,7 @@ class Candidates:
     prepared = self._await(entry)
     searched = None
     if isinstance(entry.generation, DeviceGeneration):
-      searched = entry.generation.searched(self._setup)
+      searched = entry.generation.searched
     elif self._own_index is not None:
       searched = self._own_index.searched
     return dataclasses.replace(prepared, searched=searched)
@@ -367,11 +342,10 @@ class Candidates:
     found = None
     # A step that searches itself retrieves the same again when it is resumed,
     # with the same parameters.
-    if not self._searches_in_step:
-      try:
-        found = self._await(entry).retrieved
-      except IndexCrashedError as error:
-        logging.warning("a resumed run will search step %d: %s", step, error)
+    try:
+      found = self._await(entry).retrieved
+    except IndexCrashedError as error:
+      logging.warning("a resumed run will search step %d: %s", step, error)
     generation = entry.generation
     assert generation is not None
     ids = None if found is None else RetrievedIds.of(found, generation.corpus)

@@ -36,9 +36,8 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.training.config import CheckpointConfig
-from realm_jax.training.goodput import Goodput
 from realm_jax.training.metrics import NonFiniteLossError
-from realm_jax.training.state import TrainState
+from realm_jax.training.step import TrainState
 
 T = TypeVar("T")
 
@@ -173,8 +172,8 @@ class LoopState(NamedTuple):
 class Checkpointer:
   """Initializes or restores the state of a run, and saves it.
 
-  What a loop asks of the checkpoints that it has saved (`check`, `hurry`) is
-  the store's.
+  What a loop asks of the checkpoints that it has saved (`check`, `hurry`,
+  `wait`) is the store's.
   """
 
   def __init__(
@@ -182,7 +181,6 @@ class Checkpointer:
     store: CheckpointStore,
     identity: RunIdentity,
     config: CheckpointConfig,
-    goodput: Goodput,
   ):
     self._store = store
     self._vocabulary = str(identity["vocabulary"])
@@ -191,7 +189,7 @@ class Checkpointer:
       for name, x in {"format": _FORMAT, **identity}.items()
     }
     self._config = config
-    self._goodput = goodput
+    self.wait = store.wait
     self.check, self.hurry = store.check, store.hurry
 
   def initialize_or_restore(
@@ -293,17 +291,7 @@ class Checkpointer:
     items = {**state.params, "optimizer": state.optimizer, "loop": item}
     if state.index is not None:
       items["vectors"] = state.index._asdict()
-    with self._goodput.measure("saving"):
-      self._store.save(int(state.step), items)
-
-  def wait(self) -> None:
-    """Waits until the last checkpoint is written.
-
-    Raises:
-      CheckpointNotWrittenError: It could not be written, however often tried.
-    """
-    with self._goodput.measure("saving"):
-      self._store.wait()
+    self._store.save(int(state.step), items)
 
   def own_vectors(
     self, step: int, fingerprint: str, like: dict[str, jax.ShapeDtypeStruct]

@@ -7,12 +7,11 @@ import jax
 from absl import logging
 
 from realm_jax.partitioning import cpu_tuning, sharding
-from realm_jax.training.row_layout import RowLayout
+from realm_jax.training.encoder_rows import RowLayout
 from realm_jax.training.search_in_step import search_in_step
 from realm_jax.training.setup import StepSetup
 from realm_jax.training.stages.stage import StepBatch
-from realm_jax.training.state import TrainState
-from realm_jax.training.step import Metrics, train_step
+from realm_jax.training.step import Metrics, TrainState, train_step
 
 
 class CompiledSteps:

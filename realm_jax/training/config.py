@@ -93,13 +93,6 @@ class RefreshConfig:
   def __post_init__(self) -> None:
     require_valid(self)
 
-  @property
-  def follow(self) -> Literal["newest", "next", "none"]:
-    """What the watcher loads before it is asked for."""
-    if not self.swap_generations:
-      return "none"
-    return "next" if self.wait_for_generations else "newest"
-
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
@@ -184,10 +177,8 @@ class TrainConfig:
       )
     if self.retrieve_on_device and not self.stage.retrieves_on_device:
       raise ValueError(
-        f"retrieve_on_device=True: {type(self.stage).__name__} does not "
-        "retrieve inside its step, as pre-training alone does, with the null "
-        "block, without the source, and with any OBJECTIVE but 'jsa'; set "
-        "RETRIEVE_ON_DEVICE = False"
+        f"retrieve_on_device=True: this {type(self.stage).__name__} does not "
+        "retrieve inside its step; set RETRIEVE_ON_DEVICE = False"
       )
     if self.keeps_own_index and not self.retrieve_on_device:
       raise ValueError(

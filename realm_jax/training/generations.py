@@ -28,11 +28,7 @@ from realm_jax.indexes.protocol import (
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import Goodput
-from realm_jax.training.search_in_step import (
-  BlockArrays,
-  SearchedBlocks,
-  load_blocks,
-)
+from realm_jax.training.search_in_step import SearchedBlocks, load_blocks
 from realm_jax.training.setup import RunSetup
 
 _REMINDER_SECONDS = 30.0
@@ -99,7 +95,10 @@ class GenerationSchedule:
     )
     self._load = load
     self._config = config
-    self._takes_newest = config.follow == "newest"
+    follow = "next" if config.wait_for_generations else "newest"
+    if not config.swap_generations:
+      follow = "none"
+    self._takes_newest = follow == "newest"
     self._num_searched = num_searched
     self._every = every_steps
     limit = config.max_staleness_steps
@@ -121,7 +120,7 @@ class GenerationSchedule:
     self._watcher = watch(
       self._store.directory,
       self._load_or_exact,
-      follow="none" if is_asked else config.follow,
+      follow="none" if is_asked else follow,
     )
 
   def close(self) -> None:
@@ -401,65 +400,53 @@ class GenerationSchedule:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceGeneration(Generation):
-  """A generation with an exact index, and the tokens of its blocks."""
+  """A generation with an exact index, and what a step searches of it."""
 
-  blocks: BlockArrays
-
-  def searched(self, setup: RunSetup) -> SearchedBlocks:
-    """Returns what a step of a run searches."""
-    index, config = self.index, setup.config
-    assert isinstance(index, ExactIndex)
-    return SearchedBlocks(
-      {} if config.stage.current_queries else self.query_params,
-      index.vectors,
-      index.count,
-      self.blocks,
-      index.plan(setup.num_searched, num_queries=config.data.batch_size),
-    )
+  searched: SearchedBlocks
 
 
-class DeviceGenerationLoader:
-  """Loads generations and the tokens of the corpus version of each.
+def _on_devices(
+  setup: RunSetup, load: Callable[..., Generation]
+) -> Callable[..., DeviceGeneration]:
+  """Returns a loader of generations, and of the tokens of their blocks.
 
-  Generations in a row that are of one corpus version share its tokens.
-
-  Args:
-    setup: Lengths and devices of the run.
-    load: Loader of generations.
+  Generations in a row that are of one corpus version share its tokens. The
+  loader raises a `GenerationError` where one has another index.
   """
+  config = setup.config
+  store = GenerationStore(epath.Path(config.model_dir) / FOLDER)
+  last: DeviceGeneration | None = None
 
-  def __init__(self, setup: RunSetup, load: Callable[..., Generation]):
-    self._setup = setup
-    self._load = load
-    self._store = GenerationStore(epath.Path(setup.config.model_dir) / FOLDER)
-    self._last: DeviceGeneration | None = None
-
-  def __call__(
-    self, step: int, *, index: IndexConfig | None = None
+  def load_with_blocks(
+    step: int, *, index: IndexConfig | None = None
   ) -> DeviceGeneration:
-    """Loads the generation of a step; see `load_generation`.
-
-    Raises:
-      GenerationError: It cannot be used, or has another index.
-    """
-    config, mesh = self._setup.config, self._setup.mesh
-    kind = self._store.manifest(step).index_kind
+    nonlocal last
+    kind = store.manifest(step).index_kind
     if kind != ExactIndex.kind:
       raise GenerationError(
-        f"{self._store.path(step)} has an index of the kind {kind!r}, and "
+        f"{store.path(step)} has an index of the kind {kind!r}, and "
         "RETRIEVE_ON_DEVICE = True searches an exact one alone: publish "
         "generations with INDEX = %EXACT, or set RETRIEVE_ON_DEVICE = False"
       )
-    generation = self._load(step, index=index)
-    last, corpus = self._last, generation.corpus
-    if last is not None and last.corpus.fingerprint == corpus.fingerprint:
-      blocks = last.blocks
+    made = load(step, index=index)
+    if last is not None and last.corpus.fingerprint == made.corpus.fingerprint:
+      blocks = last.searched.blocks
     else:
-      blocks = load_blocks(
-        corpus, block_length=config.data.block_length, mesh=mesh
-      )
-    self._last = DeviceGeneration(**vars(generation), blocks=blocks)
-    return self._last
+      length = config.data.block_length
+      blocks = load_blocks(made.corpus, block_length=length, mesh=setup.mesh)
+    exact = made.index
+    assert isinstance(exact, ExactIndex)
+    searched = SearchedBlocks(
+      {} if config.stage.current_queries else made.query_params,
+      exact.vectors,
+      exact.count,
+      blocks,
+      exact.plan(setup.num_searched, num_queries=config.data.batch_size),
+    )
+    last = DeviceGeneration(**vars(made), searched=searched)
+    return last
+
+  return load_with_blocks
 
 
 def open_schedule(
@@ -476,7 +463,7 @@ def open_schedule(
     reads_vectors=config.stage.reads_vectors,
   )
   if config.retrieve_on_device:
-    load = DeviceGenerationLoader(setup, load)
+    load = _on_devices(setup, load)
   return GenerationSchedule(
     load,
     config.refresh,

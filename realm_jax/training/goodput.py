@@ -32,12 +32,10 @@ class Goodput:
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
-    self._began = self._since = clock()
-    # Wall time of earlier lives.
-    self._earlier = 0.0
+    self._began = clock()
+    # Wall time of earlier lives, and what this one has measured.
+    self._earlier = self._measured = 0.0
     self._spent: dict[Spent, float] = dict.fromkeys(get_args(Spent), 0.0)
-    # What is measured at the moment, the innermost last.
-    self._measured: list[Spent] = ["start_up"]
 
   def resume(self, model_dir: epath.PathLike, step: int) -> None:
     """Goes on from the rows of earlier lives, of which `step` steps are kept.
@@ -56,31 +54,22 @@ class Goodput:
 
   def started(self) -> None:
     """Ends the start-up."""
-    self._settle()
-    self._measured.remove("start_up")
+    self._spent["start_up"] += self._clock() - self._began - self._measured
 
   @contextlib.contextmanager
   def measure(self, what: Spent) -> Iterator[None]:
-    """Adds the time of the block, without that of blocks inside it."""
-    self._settle()
-    self._measured.append(what)
+    """Adds the time of the block."""
+    began = self._clock()
     try:
       yield
     finally:
-      self._settle()
-      self._measured.pop()
-
-  def _settle(self) -> None:
-    """Adds the time since the last call to what was measured in it."""
-    now = self._clock()
-    if self._measured:
-      self._spent[self._measured[-1]] += now - self._since
-    self._since = now
+      seconds = self._clock() - began
+      self._spent[what] += seconds
+      self._measured += seconds
 
   def row(self) -> dict[str, float]:
     """Returns the sums until now, for the metrics of a step."""
-    self._settle()
-    wall = self._earlier + self._since - self._began
+    wall = self._earlier + self._clock() - self._began
     steps = wall - sum(self._spent.values())
     return {
       "goodput": steps / wall if wall > 0 else 0.0,

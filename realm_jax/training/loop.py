@@ -31,8 +31,7 @@ from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.goodput import Goodput
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
-from realm_jax.training.state import TrainState
-from realm_jax.training.step import Metrics
+from realm_jax.training.step import Metrics, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +90,8 @@ def iterate(
 
   def save() -> None:
     metrics.flush()
-    run.checkpoints.save(state, candidates.state(step))
+    with run.goodput.measure("saving"):
+      run.checkpoints.save(state, candidates.state(step))
 
   try:
     state = candidates.open(state)
@@ -114,7 +114,8 @@ def iterate(
         save()
         saved = step
       if is_last or step == num_steps:
-        run.checkpoints.wait()
+        with run.goodput.measure("saving"):
+          run.checkpoints.wait()
       yield state, on_devices
       if is_last:
         return

@@ -7,11 +7,12 @@ was copied from one to the other.
 """
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from etils import epath
 
@@ -37,23 +38,13 @@ class Records:
   and written by a later flush.
 
   Args:
-    is_local: Whether the file is on a disk.
-    new_path: Function that names a new file.
+    path: Function that names the file, or a new one on an object store.
     header: What each file begins with.
   """
 
-  def __init__(
-    self,
-    is_local: bool,
-    new_path: Callable[[], epath.Path],
-    *,
-    header: bytes = b"",
-  ):
-    self._is_local = is_local
-    self._new_path = new_path
+  def __init__(self, path: Callable[[], epath.Path], *, header: bytes = b""):
+    self._path = path
     self._header = self._pending = header
-    self._file: BinaryIO | None = None
-    self._size = 0
 
   def add(self, record: bytes) -> None:
     """Adds a record, which readers see after the next `flush`."""
@@ -65,41 +56,25 @@ class Records:
     Raises:
       OSError: They could not be written yet.
     """
-    if self._is_local:
-      self._append()
-    elif self._pending != self._header:
-      with atomic_file(self._new_path()) as partial:
+    if self._pending in (b"", self._header):
+      return
+    path = self._path()
+    if is_remote(path):
+      with atomic_file(path) as partial:
         partial.write_bytes(self._pending)
       self._pending = self._header
-
-  def _append(self) -> None:
-    if self._file is None:
-      path = Path(self._new_path())
-      path.parent.mkdir(parents=True, exist_ok=True)
-      self._file = path.open("ab", buffering=0)
-      self._size = self._file.tell()
-    rest = memoryview(self._pending)
-    try:
-      while rest:
-        rest = rest[self._file.write(rest) :]
-    except OSError:
-      with contextlib.suppress(OSError):
-        self._file.truncate(self._size)
-      raise
-    self._size += len(self._pending)
+      return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("ab", buffering=0) as file:
+      size, rest = file.tell(), memoryview(self._pending)
+      try:
+        while rest:
+          rest = rest[file.write(rest) :]
+      except OSError:
+        with contextlib.suppress(OSError):
+          file.truncate(size)
+        raise
     self._pending = b""
-
-  def close(self) -> None:
-    """Flushes, and closes the file.
-
-    Raises:
-      OSError: Records could not be written, and are lost.
-    """
-    try:
-      self.flush()
-    finally:
-      if self._file is not None:
-        self._file.close()
 
 
 class MetricRows(Records):
@@ -110,15 +85,12 @@ class MetricRows(Records):
   """
 
   def __init__(self, model_dir: epath.PathLike, *, start_step: int):
-    self._directory = epath.Path(model_dir)
-    self._start_step: int | None = start_step
-    self._first_step = 0
-    super().__init__(not is_remote(model_dir), self._path)
-
-  def _path(self) -> epath.Path:
-    if self._is_local:
-      return self._directory / _FILE
-    return self._directory / _PARTS / f"{self._first_step:09d}{_SUFFIX}"
+    directory, self._first_step = epath.Path(model_dir), start_step + 1
+    self._remove: Callable[[], None] | None = functools.partial(
+      _remove_rows_after, start_step, directory
+    )
+    name = _PARTS + "/{:09d}" + _SUFFIX if is_remote(model_dir) else _FILE
+    super().__init__(lambda: directory / name.format(self._first_step))
 
   def add_row(self, row: Mapping[str, Any]) -> None:
     """Adds a row, as `add` does."""
@@ -127,9 +99,9 @@ class MetricRows(Records):
     self.add(f"{json.dumps(row)}\n".encode())
 
   def flush(self) -> None:
-    if self._start_step is not None:
-      _remove_rows_after(self._start_step, self._directory)
-      self._start_step = None
+    if self._remove is not None:
+      self._remove()
+      self._remove = None
     super().flush()
 
 

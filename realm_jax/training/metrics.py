@@ -1,10 +1,11 @@
-"""Metrics of a run: their files, TensorBoard, the progress bar, and NaNs.
+"""Metrics of a run: their files, TensorBoard, lines of the log, and NaNs.
 
 Metrics are fetched two steps late, so that the host never waits for the step
 that the devices compute.
 """
 
 import collections
+import functools
 import itertools
 import math
 import os
@@ -12,7 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import google_crc32c
 import jax
@@ -20,14 +21,13 @@ from absl import logging
 from etils import epath
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tqdm import tqdm
 
 from realm_jax.storage.access import explained
 from realm_jax.storage.paths import is_remote
 from realm_jax.training.metric_rows import MetricRows, Records
 
 _STEPS_LATE = 2
-_LOG_LINE_SECONDS = 30.0
+_LOG_LINE_SECONDS = 15.0
 # Steps may take milliseconds, and each write to a file a good part of one.
 _FLUSH_SECONDS = 1.0
 # The loss of a step says nothing about the parameters after it. A checkpoint
@@ -88,13 +88,6 @@ class MetricsLog:
     self._step_began = time.perf_counter()
     self._line_at = time.monotonic() + _LOG_LINE_SECONDS
     self._files = _Files(model_dir, start_step) if writes else None
-    # Disabled by None where there is no terminal.
-    self._bar: tqdm[NoReturn] = tqdm(
-      total=num_steps,
-      initial=start_step,
-      unit="step",
-      disable=None if writes else True,
-    )
     self._num_steps = num_steps
     self.last: dict[str, float] = {}
 
@@ -131,10 +124,9 @@ class MetricsLog:
       self._files.flush()
 
   def close(self) -> None:
-    """Closes the files; metrics that were not written are dropped."""
-    self._bar.close()
+    """Writes what was taken; metrics that are still pending are dropped."""
     if self._files is not None:
-      self._files.close()
+      self._files.flush()
 
   def _write_oldest(self) -> None:
     step, on_devices, on_host = self._pending.popleft()
@@ -148,20 +140,17 @@ class MetricsLog:
       logging.warning("step %d: %s", step, warning)
     if self._files is not None:
       self._files.write(step, metrics)
-      self._show(step, metrics)
+      if time.monotonic() >= self._line_at or step == self._num_steps:
+        self._log(step, metrics)
 
-  def _show(self, step: int, metrics: Mapping[str, float]) -> None:
+  def _log(self, step: int, metrics: Mapping[str, float]) -> None:
     shown = {name: f"{metrics[name]:.3f}" for name in _SHOWN if name in metrics}
     shown["examples/s"] = f"{metrics['examples_per_second']:.0f}"
     if "staleness_steps" in metrics:
       shown["staleness"] = f"{metrics['staleness_steps']:.0f}"
-    if not self._bar.disable:
-      self._bar.update(step - self._bar.n)
-      self._bar.set_postfix(shown, refresh=False)
-    elif time.monotonic() >= self._line_at or step == self._num_steps:
-      self._line_at = time.monotonic() + _LOG_LINE_SECONDS
-      text = ", ".join(f"{name} {value}" for name, value in shown.items())
-      logging.info("step %d of %d: %s", step, self._num_steps, text)
+    self._line_at = time.monotonic() + _LOG_LINE_SECONDS
+    text = ", ".join(f"{name} {value}" for name, value in shown.items())
+    logging.info("step %d of %d: %s", step, self._num_steps, text)
 
 
 class _Files:
@@ -175,11 +164,13 @@ class _Files:
     self._model_dir = epath.Path(model_dir)
     self._flush_at = time.monotonic() + _FLUSH_SECONDS
     self._rows = MetricRows(model_dir, start_step=start_step)
-    header = _event(file_version="brain.Event:2")
     # To a file on an object store nothing can be appended: there, each flush
     # uploads another one.
     self._events = Records(
-      not is_remote(model_dir), self._new_events, header=header
+      self._new_events
+      if is_remote(model_dir)
+      else functools.partial(epath.Path, self._new_events()),
+      header=_event(file_version="brain.Event:2"),
     )
     self._has_warned = False
     self._try(self._rows.flush)
@@ -205,10 +196,6 @@ class _Files:
     self._try(self._rows.flush)
     self._try(self._events.flush)
     self._flush_at = time.monotonic() + _FLUSH_SECONDS
-
-  def close(self) -> None:
-    self._try(self._rows.close)
-    self._try(self._events.close)
 
   def _try(self, write: Callable[[], None]) -> None:
     try:

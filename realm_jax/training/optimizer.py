@@ -83,40 +83,30 @@ def scale_by_bert_adam(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def learning_rate_schedule(
-  config: OptimizerConfig, *, num_steps: int
+  config: OptimizerConfig, *, num_steps: int, of_retriever: bool = False
 ) -> optax.Schedule:
-  """Returns linear decay to zero from step 0, after a linear warm-up."""
+  """Returns linear decay to zero from step 0, after a linear warm-up.
+
+  That of the retriever has its own factor. If it was frozen, it has a warm-up
+  of its own, too: its moments are zero when its training begins, and without
+  bias correction the first updates would be several times too large.
+  """
   warmup = config.num_warmup_steps(num_steps)
+  frozen_steps = config.freeze_retriever_steps
 
   def schedule(step: jax.typing.ArrayLike) -> jax.Array:
     step = jnp.asarray(step)
     decayed = config.learning_rate * jnp.maximum(0.0, 1.0 - step / num_steps)
     warming = config.learning_rate * step / max(warmup, 1)
-    return jnp.where(step < warmup, warming, decayed)
-
-  return schedule
-
-
-def _retriever_schedule(
-  config: OptimizerConfig, *, num_steps: int
-) -> optax.Schedule:
-  """Returns the learning rate of the retriever.
-
-  A retriever that was frozen has a warm-up of its own. Its moments are zero
-  when its training begins, and without bias correction the first updates
-  would be several times too large.
-  """
-  schedule = learning_rate_schedule(config, num_steps=num_steps)
-  frozen_steps = config.freeze_retriever_steps
-  warmup = config.num_warmup_steps(num_steps)
-
-  def retriever_schedule(step: jax.typing.ArrayLike) -> jax.Array:
-    since = jnp.asarray(step) - frozen_steps
+    rate = jnp.where(step < warmup, warming, decayed)
+    if not of_retriever:
+      return rate
+    since = step - frozen_steps
     warms = (frozen_steps > 0) & (since < warmup)
     scale = jnp.where(warms, since / max(warmup, 1), 1.0) * (since >= 0)
-    return jnp.asarray(schedule(step)) * config.retriever_rate_scale * scale
+    return rate * config.retriever_rate_scale * scale
 
-  return retriever_schedule
+  return schedule
 
 
 def _decay_mask(params: Params) -> Params:
@@ -136,14 +126,15 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Returns BERT's optimizer: clip, Adam, weight decay, learning rate.
 
-  Its parameters are a dictionary by component (`retriever`, `reader`, and
-  `posterior`, which learns at the retriever's rate); those of `frozen`
-  components do not change, nor decay. Equal settings give the same optimizer,
-  of which `jax.jit` knows what it compiled.
+  Its parameters are a dictionary by component. All but the reader learn at the
+  retriever's rate; those of `frozen` components do not change, nor decay. Equal
+  settings give the same optimizer, of which `jax.jit` knows what it compiled.
   """
   rates = {
-    "retriever": _retriever_schedule(config, num_steps=num_steps),
-    "reader": learning_rate_schedule(config, num_steps=num_steps),
+    name: learning_rate_schedule(
+      config, num_steps=num_steps, of_retriever=name == "retriever"
+    )
+    for name in ("retriever", "reader")
   }
   # The state is of the same form whether or not a component is frozen.
   rates |= dict.fromkeys(frozen, optax.constant_schedule(0.0))
@@ -156,7 +147,7 @@ def make_optimizer(
         name: optax.scale_by_learning_rate(rate) for name, rate in rates.items()
       },
       lambda params: {
-        name: "retriever" if name == "posterior" else name for name in params
+        name: name if name in rates else "retriever" for name in params
       },
     ),
   )

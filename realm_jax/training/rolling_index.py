@@ -36,7 +36,7 @@ from realm_jax.training.search_in_step import (
   load_blocks,
 )
 from realm_jax.training.setup import RunSetup, StepSetup
-from realm_jax.training.state import TrainState
+from realm_jax.training.step import TrainState
 
 # What stands for the step of a row past the last block, and of a block that
 # has no vector yet.
@@ -60,19 +60,6 @@ class DatedVectors(NamedTuple):
 
   vectors: Float[Array, "n d"]
   steps: Int[Array, " n"]
-
-  @classmethod
-  def abstract(
-    cls, num_blocks: int, dim: int, *, dtype: str, mesh: Mesh
-  ) -> "DatedVectors":
-    """Returns abstract arrays, with their shardings."""
-    capacity = capacity_for(num_blocks, devices=mesh.size)
-    placed = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-    abstract: Any = functools.partial(jax.ShapeDtypeStruct, sharding=placed)
-    return cls(
-      abstract((capacity, dim), jnp.dtype(dtype)),
-      abstract((capacity,), jnp.int32),
-    )
 
   def as_of(self, step: Int[Array, ""]) -> "DatedVectors":
     """Returns the same, for a step whose parameters give the same vectors."""
@@ -148,6 +135,8 @@ class OwnIndex:
 
   Attributes:
     refresh: Function of a step that embeds a slice again.
+    searched: What a step searches, beside the vectors, which are in its state;
+      None before the index is opened.
 
   Raises:
     ValueError: The vectors would be older than the run allows.
@@ -159,29 +148,24 @@ class OwnIndex:
     self._setup = setup
     self._decisions = decisions
     self._checkpoints = checkpoints
-    self._searched: SearchedBlocks | None = None
+    self.searched: SearchedBlocks | None = None
     config, total = setup.config.refresh, setup.corpus.num_blocks
     self.refresh = refresh_of(setup, total, at_once=config.blocks_per_step)
     # The first device has all blocks of a corpus that is small.
     share = min(total, _of_device(setup, total, total * setup.mesh.size))
     steps = -(-share // _of_device(setup, total, config.blocks_per_step))
-    logging.info("every block is embedded again within %d steps", steps)
+    message = f"every block is embedded again within {steps} steps"
     limit = config.max_staleness_steps
     if limit and steps > limit:
-      message = (
-        f"every block is embedded again within {steps} steps alone, above "
-        f"MAX_STALENESS_STEPS={limit}; raise BLOCKS_PER_STEP by a factor of "
-        f"{steps / limit:.1f}, or the limit"
+      message += (
+        f", above MAX_STALENESS_STEPS={limit}; raise BLOCKS_PER_STEP by a "
+        f"factor of {steps / limit:.1f}, or the limit"
       )
       if config.on_stale == "fail":
         raise ValueError(message)
       logging.warning("%s", message)
-
-  @property
-  def searched(self) -> SearchedBlocks:
-    """What a step searches, beside the vectors, which are in its state."""
-    assert self._searched is not None, "open the index first"
-    return self._searched
+    else:
+      logging.info("%s", message)
 
   def open(self, state: TrainState) -> TrainState:
     """Restores the vectors of a state's checkpoint, or embeds all blocks.
@@ -199,10 +183,9 @@ class OwnIndex:
     if found is not None:
       dated = DatedVectors(**found)
     else:
-      params = state.params["retriever"]
-      dated = self._embedded(params, shapes, blocks, state.step)
+      dated = self._embedded(state, shapes, blocks)
     count = np.asarray(corpus.num_blocks, np.int32)
-    self._searched = SearchedBlocks(
+    self.searched = SearchedBlocks(
       query_params={},
       vectors=None,
       count=sharding.replicate(count, setup.mesh),
@@ -212,11 +195,7 @@ class OwnIndex:
     return state._replace(index=dated)
 
   def _embedded(
-    self,
-    params: Params,
-    shapes: DatedVectors,
-    blocks: BlockArrays,
-    step: Int[Array, ""],
+    self, state: TrainState, shapes: DatedVectors, blocks: BlockArrays
   ) -> DatedVectors:
     """Embeds all blocks, with the devices of the run."""
     setup, mesh = self._setup, self._setup.mesh
@@ -241,19 +220,18 @@ class OwnIndex:
         jnp.where(is_block, NEVER, NO_BLOCK).astype(jnp.int32),
       )
 
-    dated, loop = without_vectors(), self._decisions.loop
+    dated, params = without_vectors(), state.params["retriever"]
     batches = -(-capacity // at_once)
     with Progress("blocks embedded", total=batches * at_once) as progress:
-      for first in range(0, batches, _BATCHES_PER_LOOK):
-        preempted = self._decisions.stop_requested()
-        if loop.exchange("preempted", preempted, any):
-          raise WaitPreemptedError
-        count = min(_BATCHES_PER_LOOK, batches - first)
+      for batch in range(batches):
+        if batch % _BATCHES_PER_LOOK == 0:
+          jax.block_until_ready(dated)
+          preempted = self._decisions.stop_requested()
+          if self._decisions.loop.exchange("preempted", preempted, any):
+            raise WaitPreemptedError
         with jax.set_mesh(mesh):
-          for _ in range(count):
-            dated = refresh(params, dated, blocks, step)
-        jax.block_until_ready(dated)
-        progress.advance(count * at_once)
+          dated = refresh(params, dated, blocks, state.step)
+        progress.advance(at_once)
     return dated
 
 
@@ -285,7 +263,13 @@ def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
   if config.keeps_own_index:
     dtype = config.refresh.rolling_refresh_dtype
   size = setup.models.retriever.vector_size
-  return DatedVectors.abstract(num_blocks, size, dtype=dtype, mesh=setup.mesh)
+  capacity = capacity_for(num_blocks, devices=setup.mesh.size)
+  placed = NamedSharding(setup.mesh, PartitionSpec(MESH_AXES))
+  abstract: Any = functools.partial(jax.ShapeDtypeStruct, sharding=placed)
+  return DatedVectors(
+    abstract((capacity, size), jnp.dtype(dtype)),
+    abstract((capacity,), jnp.int32),
+  )
 
 
 def plan_of(setup: StepSetup, num_blocks: int) -> Plan:

@@ -13,8 +13,8 @@ import numpy as np
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.models.packing import num_groups
-from realm_jax.training.encoder_rows import EncoderRows
-from realm_jax.training.row_layout import (
+from realm_jax.training.encoder_rows import (
+  EncoderRows,
   RowCounts,
   encoder_inputs,
   needed_rows,

@@ -35,12 +35,8 @@ from realm_jax.training.encoder_rows import (
   with_null,
   without_source,
 )
-from realm_jax.training.state import TrainState
-from realm_jax.training.step import Metrics
+from realm_jax.training.step import Metrics, TrainState
 
-# Two tokens of 16 bits are exchanged as one word: collectives that add support
-# 32 bits everywhere.
-_TOKENS_PER_WORD = 2
 _ROWS_PER_COPY = 1 << 14
 _MAX_VOCABULARY_OF_16_BITS = 1 << 16
 _TPU_LANES = 128
@@ -292,11 +288,13 @@ def find_candidates(
     place = jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape)
     place = without_source(place, is_source, num_kept=num_kept)
     kept = jnp.maximum(place, 0)
-    tokens = fetch_tokens(
-      blocks.tokens,
+    tokens = _fetch(
+      lambda local: blocks.tokens[local][..., : len(blocks.null_tokens)].astype(
+        jnp.uint32
+      ),
       jnp.take_along_axis(rows, kept, axis=1),
-      length=len(blocks.null_tokens),
-    )
+      rows_of_device=len(blocks.tokens),
+    ).astype(jnp.int32)
     numbers = jnp.take_along_axis(marks[..., 2], kept, axis=1)
     # Only now the null block comes in front: nobody need fetch it.
     is_null = with_null(place) == NULL_ROW
@@ -316,26 +314,6 @@ def find_candidates(
     out_specs=by_group,
     check_vma=False,
   )(rows, jnp.asarray(source_hashes), blocks)
-
-
-def fetch_tokens(
-  own: Shaped[Array, "n c"], rows: Int[Array, "b k"], *, length: int
-) -> Int[Array, "b k {length}"]:
-  """Returns the first tokens of rows that are divided over all devices."""
-
-  def look_up(local: Int[Array, "a k"]) -> UInt32[Array, "a k w"]:
-    tokens = own[local][..., :length]
-    if own.dtype != jnp.uint16:
-      return tokens
-    odd = ((0, 0), (0, 0), (0, length % _TOKENS_PER_WORD))
-    pairs = jnp.pad(tokens, odd).reshape(*local.shape, -1, _TOKENS_PER_WORD)
-    return lax.bitcast_convert_type(pairs, jnp.uint32)
-
-  words = _fetch(look_up, rows, rows_of_device=len(own))
-  if own.dtype == jnp.uint16:
-    pairs = lax.bitcast_convert_type(words, jnp.uint16)
-    words = pairs.reshape(*rows.shape, -1)[..., :length]
-  return words.astype(jnp.int32)
 
 
 def _fetch(

@@ -15,9 +15,9 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.checkpointing import RunIdentity, examples_of_run
 from realm_jax.training.config import TrainConfig
+from realm_jax.training.encoder_rows import RowLayout
 from realm_jax.training.optimizer import make_optimizer
 from realm_jax.training.row_counts import choose_row_counts
-from realm_jax.training.row_layout import RowLayout
 from realm_jax.training.stages.stage import ExampleArrays, Models, StepBatch
 
 

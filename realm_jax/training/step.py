@@ -1,4 +1,4 @@
-"""The step that all stages share: rows, gradient and update.
+"""The step that all stages share, and its state: rows, gradient and update.
 
 A stage's loss returns weighted sums over the batch, which micro-batches can
 add (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
@@ -10,13 +10,14 @@ from typing import Any, NamedTuple, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, UInt32
+from flax.core import meta
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, PyTree, UInt32
 
-from realm_jax.models.parameters import Params
+from realm_jax.models.parameters import Params, parameter_shardings
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.training.encoder_rows import EncoderRows
-from realm_jax.training.row_layout import RowLayout
-from realm_jax.training.state import TrainState
+from realm_jax.partitioning import sharding
+from realm_jax.training.encoder_rows import EncoderRows, RowLayout
 
 # A stage's batch: a tree of arrays with a row for each example.
 B = TypeVar("B")
@@ -27,6 +28,75 @@ RowsOf = Callable[[B, UInt32[Array, " b"]], EncoderRows]
 # A stage's loss, of the parameters by component, the batch, what the encoders
 # read of it, and the key of the dropout masks, which is None without dropout.
 Loss = Callable[[Params, B, EncoderRows, jax.Array | None], WeightedLoss]
+
+
+class TrainState(NamedTuple):
+  """What the steps of a run read and write.
+
+  Attributes:
+    step: Number of steps done.
+    params: Parameters by component.
+    optimizer: State of the optimizer.
+    index: Vectors of all blocks, of a run that keeps its own index
+      (`rolling_index.DatedVectors`).
+  """
+
+  step: Int[Array, ""]
+  params: Params
+  optimizer: optax.OptState
+  index: PyTree = None
+
+
+def create_state(
+  init: Callable[[jax.Array], Params],
+  optimizer: optax.GradientTransformation,
+  *,
+  seed: int | None,
+  mesh: Mesh,
+  axis_rules: sharding.AxisRules = sharding.LOGICAL_AXIS_RULES,
+) -> TrainState:
+  """Initializes a state, every array on its own devices.
+
+  `init` makes parameters by component, in flax's boxes, from a random key.
+  Without a `seed`, the arrays are abstract.
+
+  Raises:
+    ValueError: The mesh does not divide a parameter.
+  """
+  # Equal arguments make the same function, which is traced once.
+  boxed = sharding.shared_partial(_boxed_state, init, optimizer)
+  shapes = jax.eval_shape(boxed, jax.random.key(0))
+  shardings = parameter_shardings(shapes, mesh, axis_rules)
+  boxes = jax.tree_util.tree_leaves_with_path(
+    shapes.params, is_leaf=meta.is_axis_metadata
+  )
+  for (path, box), placed in zip(
+    boxes, jax.tree.leaves(shardings.params), strict=True
+  ):
+    sharding.require_divisible(
+      f"the parameter {jax.tree_util.keystr(path)}",
+      meta.unbox(box).shape,
+      getattr(box, "names", ()),
+      placed,
+    )
+  if seed is None:
+    return jax.tree.map(
+      lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
+      meta.unbox(shapes),
+      shardings,
+    )
+  # A sharding is a pytree prefix of the box that stands in its place.
+  make = jax.jit(boxed, out_shardings=shardings)
+  return meta.unbox(make(jax.random.key(seed)))
+
+
+def _boxed_state(
+  init: Callable[[jax.Array], Params],
+  optimizer: optax.GradientTransformation,
+  key: jax.Array,
+) -> TrainState:
+  params = init(key)
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
 class ComparingLoss(NamedTuple):
@@ -112,7 +182,7 @@ def batch_gradient(
   def trained(params: Params) -> Params:
     if not freeze_retriever:
       return params
-    towers = {n: params[n] for n in ("retriever", "posterior") if n in params}
+    towers = {name: x for name, x in params.items() if name != "reader"}
     return {**params, **jax.lax.stop_gradient(towers)}
 
   def on_rows(
@@ -149,54 +219,42 @@ def batch_gradient(
     gradient, weighted = _sum_over(gradient_of, parts)
     weight = jnp.maximum(weighted.loss.weight, 1.0)
     return jax.tree.map(lambda g: g / weight, gradient), weighted.means()
-  return _gradient_by_vectors(
-    state.params,
-    batch,
-    parts,
-    embed=lambda params, rows: loss.embed(trained(params), rows, dropout_key),
-    compare=loss.compare,
-    on_rows=on_rows,
-    devices=devices,
-  )
+  embed, compare = loss.embed, loss.compare
 
+  # GradCache (Gao et al. 2021, arXiv 2101.06983): the loss of all vectors is
+  # differentiated by these, and then each part is embedded again, with the same
+  # dropout masks, to differentiate its vectors by the parameters. It takes one
+  # more forward pass than the batch as a whole.
+  @jax.custom_vjp
+  def vectors_of(params: Params, part: Any, key: jax.Array) -> Any:
+    return on_rows(part, lambda rows: embed(trained(params), rows, key))
 
-def _gradient_by_vectors(
-  params: Params,
-  batch: Any,
-  parts: Any,
-  *,
-  embed: Callable[[Params, EncoderRows], Any],
-  compare: Callable[[Any, Any], WeightedLoss],
-  on_rows: Callable[[Any, Callable[[EncoderRows], Any]], Any],
-  devices: int,
-) -> tuple[Params, Metrics]:
-  """Computes the gradient of a `ComparingLoss` over the parts of a batch.
+  def forward(*given: Any) -> tuple[Any, Any]:
+    return vectors_of(*given), given
 
-  This is GradCache (Gao et al. 2021, arXiv 2101.06983): all parts are embedded,
-  the loss of all vectors is differentiated by these, and then each part is
-  embedded again, with the same dropout masks, to differentiate its vectors by
-  the parameters. It takes one more forward pass than the batch as a whole.
-  """
-  vectors = jax.lax.map(
-    lambda part: on_rows(part, lambda rows: embed(params, rows)), parts
-  )
+  def backward(given: Any, slopes: Any) -> Any:
+    params, part, key = given
 
-  def loss_of(vectors: Any) -> tuple[jax.Array, WeightedLoss]:
+    def pulled_back(rows: EncoderRows) -> Params:
+      _, pull = jax.vjp(
+        lambda params: embed(trained(params), rows, key), params
+      )
+      (gradient,) = pull(slopes)
+      return gradient
+
+    return on_rows(part, pulled_back), None, None
+
+  vectors_of.defvjp(forward, backward)
+
+  def compared(params: Params) -> tuple[jax.Array, WeightedLoss]:
+    vectors = jax.lax.map(
+      lambda part: vectors_of(params, part, dropout_key), parts
+    )
     weighted = compare(_join(vectors, devices=devices), batch)
     return weighted.loss.mean, weighted
 
-  slopes, weighted = jax.grad(loss_of, has_aux=True)(vectors)
-
-  def gradient_of(given: Any) -> Params:
-    part, slopes = given
-
-    def product(params: Params, rows: EncoderRows) -> jax.Array:
-      products = jax.tree.map(jnp.multiply, embed(params, rows), slopes)
-      return jnp.asarray(optax.tree.sum(products))
-
-    return on_rows(part, lambda rows: jax.grad(product)(params, rows))
-
-  return _sum_over(gradient_of, (parts, slopes)), weighted.means()
+  gradient, weighted = jax.grad(compared, has_aux=True)(state.params)
+  return gradient, weighted.means()
 
 
 def update(

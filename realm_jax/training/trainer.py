@@ -28,7 +28,7 @@ from realm_jax.training.loop import Run, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.rolling_index import OwnIndex
 from realm_jax.training.setup import set_up
-from realm_jax.training.state import TrainState, abstract_state, create_state
+from realm_jax.training.step import TrainState, create_state
 
 
 def train(
@@ -110,15 +110,13 @@ def open_run(
 
     loop.on_process_0("sole trainer", take_model_dir, (SoleProcessError,))
     stack.callback(store.close)
-    checkpoints = Checkpointer(store, setup.identity, sources, goodput)
-    # What is restored needs no initial values, and no memory for them.
-    make_state = abstract_state
-    if not store.steps():
-      make_state = functools.partial(create_state, seed=data.seed)
+    checkpoints = Checkpointer(store, setup.identity, sources)
     state, loop_state = checkpoints.initialize_or_restore(
-      make_state(
+      create_state(
         setup.init,
         setup.optimizer,
+        # What is restored needs no initial values, and no memory for them.
+        seed=None if store.steps() else data.seed,
         mesh=setup.mesh,
         axis_rules=config.mesh.all_axis_rules,
       )
@@ -141,7 +139,8 @@ def open_run(
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():
-      checkpoints.save(state, loop_state)
+      with goodput.measure("saving"):
+        checkpoints.save(state, loop_state)
     if step >= config.num_steps:
       yield state, None
       return

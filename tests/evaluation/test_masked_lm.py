@@ -15,8 +15,7 @@ from realm_jax.indexes.random import RandomConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.packing import content_numbers
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_rows import Candidates
-from realm_jax.training.row_layout import RowLayout
+from realm_jax.training.encoder_rows import Candidates, RowLayout
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 

@@ -53,12 +53,12 @@ def main() -> None:
     )
     (Path(folder) / recipe / f"{index}.json").write_text(json.dumps(figures))
   # Killed before its second checkpoint, a run is compared with its sources.
-  for steps in (0, 1):
+  for _ in range(2):
     commands.train(
       "inverse_cloze",
       Path(folder) / "restarted",
       INITIAL_CHECKPOINT=Path(before) / "inverse_cloze",
-      NUM_STEPS=steps,
+      NUM_STEPS=0,
       FSDP=4,
     )
   if int(index) == 1:

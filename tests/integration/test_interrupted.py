@@ -17,7 +17,6 @@ from benchmarks.runs.jobs import wait_until
 from benchmarks.runs.pretraining import Run
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
-from realm_jax.training.metric_rows import read_rows
 from tests.integration.commands import MODEL_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_jobs")]
@@ -98,27 +97,6 @@ def test_a_kill_changes_nothing(unbroken, broken):
   assert broken.kill is not None
   assert len(verdict.curve(broken.run)) == _STEPS
   assert verdict.differences(unbroken, broken.run) == []
-
-
-def test_goodput_adds_up_over_the_lives_of_a_run(unbroken, broken):
-  row, undisturbed = (
-    read_rows(run.model_dir)[-1] for run in (broken.run, unbroken)
-  )
-  spent = [
-    row[f"{name}_seconds"]
-    for name in (*("start_up", "compiling", "waiting", "saving", "repeated"),)
-  ]
-  assert row["goodput"] * row["wall_seconds"] == pytest.approx(
-    row["wall_seconds"] - sum(spent)
-  )
-  # The sums go on where the life before has left them.
-  rows = read_rows(broken.run.model_dir)
-  for name in ("wall_seconds", "start_up_seconds", "compiling_seconds"):
-    sums = [row[name] for row in rows]
-    assert sums == sorted(sums)
-  assert row["start_up_seconds"] > rows[0]["start_up_seconds"]
-  assert undisturbed["repeated_seconds"] == 0.0
-  assert "for steps, " in broken.run.trainer().log.read_text()
 
 
 def test_each_step_has_its_own_generation(unbroken):

@@ -55,12 +55,6 @@ def _latest(model_dir):
     return store.latest()
 
 
-def test_another_seed_than_the_run_began_with(refusal, model_dir):
-  text = refusal("pretrain", model_dir, SEED=1)
-  assert "was trained with seed=0, not 1" in text
-  assert "give SEED as before" in text
-
-
 def test_a_run_that_is_over_is_left_as_it_is(commands, model_dir):
   shutil.rmtree(model_dir / "generations")
   rows = (model_dir / "metrics.jsonl").read_bytes()

@@ -31,6 +31,9 @@ _SETTINGS = {
 }
 _ROLLING = {
   "RETRIEVE_ON_DEVICE": True,
+  "FSDP": 2,
+  "MODEL_PARALLELISM": 2,
+  "AXIS_RULES": [("vocab", None)],
   # Eight of each of eight devices. The first of them has all of so few blocks.
   "BLOCKS_PER_STEP": 64,
 }

@@ -1,8 +1,10 @@
-"""The encoder against a second one in numpy, and what its users rely on."""
+"""The encoder: precision, dropout and initial values.
+
+That it computes what transformers computes is shown in `tests/weights`.
+"""
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,8 @@ from flax import linen as nn
 
 from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.models.sequences import padded as one_a_row
-from tests.models import numpy_bert
-from tests.models.numpy_bert import CLS, SEP, padded
 
+CLS, SEP = 2, 3
 CONFIG = BertConfig(
   vocab_size=31,
   separator_id=SEP,
@@ -24,12 +25,14 @@ CONFIG = BertConfig(
   intermediate_size=20,
   max_positions=16,
 )
-ROWS = [
-  [CLS, 7, 9, SEP],
-  [CLS, 8, SEP, 5, 6, 7, SEP],
-  [CLS, SEP, SEP],
-  [CLS, 30, 29, 28, 27, 26, SEP, 25, 24, 23, 22, SEP],
-]
+TOKENS = np.array(
+  [
+    [CLS, 7, 9, SEP, 0, 0, 0],
+    [CLS, 8, SEP, 5, 6, 7, SEP],
+    [CLS, SEP, SEP, 0, 0, 0, 0],
+  ],
+  np.int32,
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,11 @@ def params():
       jax.random.key(0), one_a_row(jnp.ones((1, 4), jnp.int32))
     )
   )
-  return numpy_bert.random_parameters(nn.unbox(shapes["params"]))
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32),
+    nn.unbox(shapes["params"]),
+  )
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -54,56 +61,20 @@ def _encode(params, token_ids, config=CONFIG, rngs=None):
   return np.asarray(_encode_jitted(params, token_ids, rngs, config))
 
 
-def test_equals_a_bert_in_numpy(params):
-  hidden = _encode(params, padded(ROWS, 12))
-  for row, tokens in enumerate(ROWS):
-    np.testing.assert_allclose(
-      hidden[row, : len(tokens)],
-      numpy_bert.encode(tokens, params, CONFIG),
-      atol=1e-5,
-    )
-
-
-@pytest.mark.parametrize(
-  ("activation", "value"),
-  [
-    # Φ(1) = 0.8413447; the approximation gives 0.8411920.
-    ("gelu", 0.5 * (1 + math.erf(1 / math.sqrt(2)))),
-    ("gelu_tanh", float(numpy_bert.gelu(1.0))),
-  ],
-)
-def test_activation_is_the_configured_one(params, activation, value):
-  # One layer that copies 1 into `up`, and whose output is then all gelu(1).
-  config = dataclasses.replace(
-    CONFIG, num_layers=1, activation=activation, layer_norm_eps=1e6
-  )
-  tokens = padded(ROWS[:1], 4)
-  params = jax.tree.map(np.zeros_like, params)
-  layer = params["layer_0"]
-  layer["up"]["bias"] += 1.0
-  layer["down"]["kernel"][0, 0] = 1.0
-  layer["output_norm"]["scale"] += 1e3
-  hidden = _encode(params, tokens, config)
-  # LayerNorm of (g, 0, …, 0) with so large an epsilon is (g - g/12) / 1000.
-  np.testing.assert_allclose(hidden[0, 0, 0], value * 11 / 12, atol=1e-4)
-
-
 def test_bfloat16_stays_near_float32(params):
   config = dataclasses.replace(CONFIG, dtype=jnp.bfloat16)
-  tokens = padded(ROWS, 12)
-  half = _encode(params, tokens, config)
+  half = _encode(params, TOKENS, config)
   assert half.dtype == jnp.bfloat16
-  whole = _encode(params, tokens)
-  is_token = tokens != 0
+  whole = _encode(params, TOKENS)
+  is_token = TOKENS != 0
   distance = np.abs(half.astype(np.float32) - whole)[is_token]
   assert distance.mean() < 0.02
 
 
 def test_dropout_only_when_training(params):
-  tokens = padded(ROWS, 12)
-  calm = _encode(params, tokens)
-  np.testing.assert_array_equal(calm, _encode(params, tokens))
-  dropped = _encode(params, tokens, rngs={"dropout": jax.random.key(1)})
+  calm = _encode(params, TOKENS)
+  np.testing.assert_array_equal(calm, _encode(params, TOKENS))
+  dropped = _encode(params, TOKENS, rngs={"dropout": jax.random.key(1)})
   assert np.abs(calm - dropped).max() > 0.1
 
 
@@ -155,10 +126,11 @@ def test_mimetic_values_are_sinusoids_and_near_identities():
 def test_cudnn_leaves_to_xla_what_its_kernel_cannot(
   params, length, dropout_rate
 ):
+  tokens = np.full((2, length), 7, np.int32)
   ours, theirs = (
     _encode(
       params,
-      padded(ROWS, length),
+      tokens,
       dataclasses.replace(CONFIG, dropout_rate=dropout_rate, attention=name),
       {"dropout": jax.random.key(1)},
     )

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.objectives.open_qa import marginal_log_likelihood, open_qa_loss
+from realm_jax.objectives.open_qa import open_qa_loss
 
 B, N, K, L, W = 4, 6, 2, 5, 3
 # Operation by operation it would compile for longer.
@@ -54,23 +54,7 @@ def _by_hand(scores, has_answer, span_logits, is_span, is_answer):
   return retriever / B, reader / B
 
 
-def test_log_likelihood_by_hand():
-  # exp of the scores are 1, 2, 3, 4; the last is not allowed.
-  scores = jnp.log(jnp.array([[1.0, 2.0, 3.0, 4.0]]))
-  allowed = jnp.array([[True, True, True, False]])
-  for correct, expected, found in [
-    ([True, False, False, False], np.log(1 / 6), 1.0),
-    ([False, True, True, True], np.log(5 / 6), 1.0),
-    ([False, False, False, True], 0.0, 0.0),
-  ]:
-    value, is_found = marginal_log_likelihood(
-      scores, jnp.array([correct]), allowed
-    )
-    assert value[0] == pytest.approx(expected, abs=1e-6)
-    assert is_found[0] == found
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_equals_loops_in_numpy(seed):
   example = _example(seed)
   loss, metrics = _loss(*example)
@@ -78,6 +62,10 @@ def test_equals_loops_in_numpy(seed):
   assert metrics["retriever_loss"] == pytest.approx(retriever, rel=1e-5)
   assert metrics["reader_loss"] == pytest.approx(reader, rel=1e-5)
   assert loss == pytest.approx(retriever + reader, rel=1e-5)
+  _, has_answer, _, is_span, is_answer = example
+  found = has_answer.any(axis=1), (is_answer & is_span).any(axis=(1, 2, 3))
+  assert metrics["recall_searched"] == found[0].mean()
+  assert metrics["recall_read"] == found[1].mean()
 
 
 def test_hard_em_takes_the_best_correct_span_alone():
@@ -102,32 +90,14 @@ def test_hard_em_takes_the_best_correct_span_alone():
   )
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_hard_em_differs_in_the_readers_term_alone(seed):
-  example = tuple(map(jnp.asarray, _example(seed)))
+def test_hard_em_differs_in_the_readers_term_alone():
+  example = tuple(map(jnp.asarray, _example(0)))
   one, other = (_compiled(*example, hard_em=h).means() for h in (False, True))
   assert other["retriever_loss"] == one["retriever_loss"]
   assert other["reader_loss"] > one["reader_loss"]
   # Where nothing is correct, neither has a term.
   last = tuple(part[-1:] for part in example)
   assert _compiled(*last, hard_em=True).means()["loss"] == 0
-
-
-def test_metrics_by_hand():
-  # Question 0: right block found and read, best span right. Question 1: an
-  # answer among the searched blocks only, so that no span can be right.
-  scores = jnp.zeros((2, 3))
-  has_answer = jnp.array([[True, False, False], [False, False, True]])
-  logits = jnp.zeros((2, 1, 2, 1)).at[:, 0, 1, 0].set(5.0)
-  is_span = jnp.ones((2, 1, 2, 1), bool)
-  is_answer = jnp.zeros((2, 1, 2, 1), bool).at[0, 0, 1, 0].set(True)
-  _, metrics = _loss(scores, has_answer, logits, is_span, is_answer)
-  assert metrics["recall_searched"] == 1.0
-  assert metrics["recall_read"] == 0.5
-  assert metrics["span_accuracy"] == 0.5
-  assert metrics["retriever_loss"] == pytest.approx(np.log(3), rel=1e-6)
-  # The first reader term is -log σ(5), the second 0.
-  assert metrics["reader_loss"] == pytest.approx(0.0067153 / 2, rel=1e-3)
 
 
 def test_the_best_span_is_one_that_exists():

@@ -4,7 +4,6 @@ import itertools
 from unittest import mock
 
 import jax
-import numpy as np
 import pytest
 
 from realm_jax.partitioning.mesh import make_mesh
@@ -40,9 +39,7 @@ def test_sizes_that_do_not_divide_the_devices_are_refused(
     make_mesh(fsdp=fsdp, model_parallelism=model_parallelism)
 
 
-def _chips(sizes, *, slices=1):
-  """Stand-ins for the devices of TPU slices of some sizes."""
-
+def test_only_the_data_axis_crosses_slices():
   def chip(number, slice_index, *coords):
     device = mock.NonCallableMock(spec=jax.Device)
     device.configure_mock(
@@ -56,36 +53,8 @@ def _chips(sizes, *, slices=1):
     )
     return device
 
-  places = itertools.product(range(slices), *map(range, sizes))
-  return [chip(number, *place) for number, place in enumerate(places)]
-
-
-def _distance(one, other):
-  return np.abs(np.subtract(one.coords, other.coords)).sum()
-
-
-def test_the_model_axis_is_a_square_of_neighbouring_chips():
-  devices = make_mesh(
-    fsdp=4, model_parallelism=4, devices=_chips((2, 2, 4))
-  ).devices
-  assert devices.shape == (1, 4, 4)
-  for group in devices.reshape(-1, 4):
-    assert max(_distance(a, b) for a in group for b in group) == 2
-  # The other axis is a line of chips, each next to the one before.
-  for line in devices[0].T:
-    assert all(
-      _distance(a, b) == 1 for a, b in itertools.pairwise(line.tolist())
-    )
-
-
-def test_an_axis_may_be_part_of_a_physical_axis():
-  devices = make_mesh(fsdp=2, devices=_chips((4, 4, 1))).devices
-  assert devices.shape == (8, 2, 1)
-  assert all(_distance(a, b) == 1 for a, b in devices[..., 0])
-
-
-def test_only_the_data_axis_crosses_slices():
-  chips = _chips((2, 2, 1), slices=2)
+  places = itertools.product(range(2), range(2), range(2), range(1))
+  chips = [chip(number, *place) for number, place in enumerate(places)]
   devices = make_mesh(fsdp=2, model_parallelism=2, devices=chips).devices
   assert devices.shape == (2, 2, 2)
   assert [{c.slice_index for c in part.flat} for part in devices] == [{0}, {1}]

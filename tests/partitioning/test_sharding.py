@@ -12,7 +12,7 @@ from realm_jax.models.parameters import parameter_shardings
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.state import create_state
+from realm_jax.training.step import create_state
 from tests.training import tiny
 
 _traced = []
@@ -61,30 +61,6 @@ def test_every_axis_of_every_parameter_has_a_rule():
   used = {name for box in boxes for name in getattr(box, "names", ()) if name}
   assert used
   assert used <= named
-
-
-@pytest.mark.slow
-def test_initial_values_do_not_depend_on_the_layout():
-  alone, state = (
-    create_state(
-      functools.partial(tiny.init, "inverse_cloze"),
-      OPTIMIZER,
-      seed=0,
-      mesh=mesh,
-    )
-    for mesh in (
-      make_mesh(devices=jax.devices()[:1]),
-      make_mesh(fsdp=4, model_parallelism=2),
-    )
-  )
-  assert int(state.step) == 0
-  table = state.params["retriever"]["query_tower"]["encoder"]["word_embeddings"]
-  assert table.addressable_shards[0].data.shape == (tiny.VOCABULARY // 2, 2)
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    jax.device_get(alone.params),
-    jax.device_get(state.params),
-  )
 
 
 def test_a_batch_lies_over_data_and_fsdp():

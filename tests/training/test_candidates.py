@@ -113,7 +113,7 @@ def _assemble(batch, retrieved, context):
   query = batch.arrays["query"]
   blocks = np.zeros((len(query), 1, 1), np.int32)
   masks = MaskTargets.none(ExampleArrays(query, blocks, 0, 0, K))
-  rows = retrieved.rows if retrieved.rows.size else masks.token_ids
+  rows = masks.token_ids if retrieved is None else retrieved.rows
   made = ReadingBatch(query, blocks, masks._replace(token_ids=rows))
   return made, {"of_stage": 1.0}
 
@@ -144,7 +144,7 @@ def _stream(schedule, *, mesh, resumed=None, current_queries=False):
     needs_index=True,
     needs_answers=False,
     current_queries=current_queries,
-    search_queries=lambda batch: (batch.arrays["query"],),
+    search_queries=lambda batch: {"retriever": batch.arrays["query"]},
     assemble=_assemble,
   )
   setup = _faked(

@@ -18,7 +18,6 @@ from realm_jax.training.checkpointing import (
   RunIdentity,
 )
 from realm_jax.training.config import CheckpointConfig
-from realm_jax.training.goodput import Goodput
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.rolling_index import NO_BLOCK, DatedVectors
 from tests.training import tiny
@@ -70,9 +69,7 @@ def store(tmp_path):
 
 
 def _save(store, state, loop_state):
-  Checkpointer(store, IDENTITY, CheckpointConfig(), Goodput()).save(
-    state, loop_state
-  )
+  Checkpointer(store, IDENTITY, CheckpointConfig()).save(state, loop_state)
   store.wait()
 
 
@@ -80,9 +77,7 @@ def _restore(store, state, *, sources=None, **changes):
   """What a run begins with: the state and the loop's."""
   identity = RunIdentity(**{**IDENTITY, **changes})
   config = sources or CheckpointConfig()
-  return Checkpointer(store, identity, config, Goodput()).initialize_or_restore(
-    state
-  )
+  return Checkpointer(store, identity, config).initialize_or_restore(state)
 
 
 @pytest.fixture
@@ -144,7 +139,7 @@ def test_own_vectors_come_back_on_other_devices(store):
   )
   state = _state()._replace(index=dated)
   _save(store, state, LoopState(_ROWS, indexed_corpus="cd" * 32))
-  checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig(), Goodput())
+  checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig())
   mesh = make_mesh(devices=jax.devices()[:4])
   there = NamedSharding(mesh, PartitionSpec(MESH_AXES))
   like, padded_otherwise = (

@@ -93,3 +93,20 @@ def test_what_a_run_can_be():
   _config(refresh=WAITS, checkpoints=KEPT, stage=InverseCloze())
   rare = RefreshConfig(refresh_every_steps=300)
   assert _config(refresh=rare, checkpoints=KEPT).refresh_every_steps == 300
+
+
+@pytest.mark.parametrize(
+  ("settings", "named"),
+  [
+    ({"target_temperature": 2.0}, "'marginal'.*TARGET_TEMPERATURE.*OBJECTIVE"),
+    ({"objective": "replug", "target_temperature": 0.0}, "above 0"),
+    ({"objective": "leave_one_out", "num_candidates": 1}, "NUM_CANDIDATES=1"),
+    ({"freeze_reader": True, "span_weight": 1.0}, "SPAN_WEIGHT.*FREEZE_READER"),
+    ({"objective": "jsa", "read_gold": True}, "draws candidates.*READ_GOLD"),
+    ({"objective": "jsa", "burn_in": 7}, "learns from none.*BURN_IN"),
+    ({"burn_in": 1}, "'marginal' has no chain.*BURN_IN"),
+  ],
+)
+def test_objectives_that_cannot_be_are_refused(settings, named):
+  with pytest.raises(ValueError, match=named):
+    Pretraining(**settings)

@@ -7,7 +7,6 @@ import subprocess
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from realm_jax.generations.loading import load_generation
@@ -15,7 +14,6 @@ from realm_jax.generations.store import FOLDER
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.protocol import (
   IndexCrashedError,
-  QueryBatch,
   RetrievalUnavailableError,
 )
 from realm_jax.indexes.scann.config import ScannConfig
@@ -71,19 +69,6 @@ def follow(request, world):
     return schedule
 
   return follow
-
-
-def test_exact_search_finds_the_same_blocks(follow, model_dir):
-  schedule = follow("exact", model_dir)
-  crashed = schedule.start(10, 10)
-  replacement = schedule.after_crash(_ERROR)
-  assert (replacement.step, replacement.corpus) == (10, crashed.corpus)
-  vectors = crashed.vectors(np.arange(8))
-  queries = QueryBatch(np.zeros((8, 1), np.int32), vectors)
-  np.testing.assert_array_equal(
-    replacement.index.search(queries, 5).rows,
-    crashed.index.search(queries, 5).rows,
-  )
 
 
 def test_the_generation_before_takes_its_place(follow, model_dir, caplog):

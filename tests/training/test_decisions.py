@@ -1,10 +1,8 @@
 """The decisions of a run, alone and with what other processes know."""
 
-import threading
-
 import pytest
 
-from realm_jax.training.decisions import Decisions, _decide_step
+from realm_jax.training.decisions import _decide_step
 
 
 def _facts(generation=None, crashed=None, preempted=False, **metrics):
@@ -14,18 +12,6 @@ def _facts(generation=None, crashed=None, preempted=False, **metrics):
     "metrics": metrics,
     "preempted": preempted,
   }
-
-
-def test_checkpoints_are_due_and_a_preempted_run_saves_and_stops():
-  preempted = threading.Event()
-  decisions = Decisions(preempted, num_steps=10, save_every_steps=4)
-  saves = [step for step in range(1, 11) if decisions.after_step(step)[0]]
-  assert saves == [4, 8, 10]
-  assert decisions.after_step(3) == (False, False)
-  assert not decisions.stop_requested()
-  preempted.set()
-  assert decisions.after_step(3) == (True, True)
-  assert decisions.stop_requested()
 
 
 @pytest.mark.parametrize(

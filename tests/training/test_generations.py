@@ -20,7 +20,6 @@ from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import (
   GenerationSchedule,
-  WaitPreemptedError,
 )
 from realm_jax.training.goodput import Goodput
 
@@ -170,23 +169,6 @@ def test_a_crashed_generation_is_not_taken_again(tmp_path):
   assert schedule.at(7).step == 0
   watcher.steps.add(10)
   assert schedule.at(11).step == 10
-
-
-def test_a_new_run_says_at_once_which_command_it_waits_for(caplog):
-  preempted = threading.Event()
-
-  class Empty(ShelfWatcher):
-    def wait_for(self, step, *, timeout):
-      preempted.set()
-      raise TimeoutError(step)
-
-  schedule = _schedule(Empty(), preempted=preempted)
-  with (
-    caplog.at_level(logging.INFO, logger="absl"),
-    pytest.raises(WaitPreemptedError),
-  ):
-    schedule.start(0, None)
-  assert "realm_jax.build_index --model_dir=run" in caplog.text
 
 
 def test_a_generation_that_never_comes_is_given_up():

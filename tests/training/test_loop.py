@@ -21,7 +21,7 @@ from realm_jax.training.metrics import (
   MetricsLog,
   NonFiniteLossError,
 )
-from realm_jax.training.state import TrainState
+from realm_jax.training.step import TrainState
 
 
 class Candidates:

@@ -32,8 +32,6 @@ def run(model_dir, start, *flushed, lost=()) -> None:
   rows.flush()
   for step in lost:
     rows.add_row({"step": step, "from": start, "loss": 0.0})
-  if not lost:
-    rows.close()
 
 
 def origins(model_dir) -> dict[int, int]:

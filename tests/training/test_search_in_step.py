@@ -1,7 +1,5 @@
 """Candidates found inside a program are those of the host's path."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from realm_jax.training.encoder_rows import (
   with_null,
   without_source,
 )
-from realm_jax.training.search_in_step import BlockArrays, load_blocks
+from realm_jax.training.search_in_step import load_blocks
 from tests import tiny_world
 
 _LENGTH = tiny_world.BLOCK_LENGTH
@@ -77,29 +75,3 @@ def test_candidates_are_those_of_the_host(world, axes):
   expected = corpus.gather(kept, _LENGTH)
   np.testing.assert_array_equal(found.tokens, expected)
   np.testing.assert_array_equal(found.numbers, content_numbers(expected))
-
-
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-@pytest.mark.parametrize("length", [5, 6])
-def test_all_values_of_tokens_are_fetched(dtype, length):
-  """Lengths that are odd, too, and values that fill their type."""
-  rng = np.random.default_rng(0)
-  tokens = rng.integers(0, 1 << 16, (16, length)).astype(dtype)
-  tokens[3] = (1 << 16) - 1
-  rows = rng.integers(-1, 16, (_BATCH, 3)).astype(np.int32)
-  rows[0] = 3
-  mesh = make_mesh(model_parallelism=2)
-  found = jax.jit(
-    jax.shard_map(
-      functools.partial(search_in_step.fetch_tokens, length=length - 1),
-      mesh=mesh,
-      in_specs=(
-        BlockArrays.partitions().tokens,
-        sharding.batch_sharding(mesh).spec,
-      ),
-      out_specs=sharding.batch_sharding(mesh).spec,
-      check_vma=False,
-    )
-  )(tokens, rows)
-  expected = np.where(rows[..., None] < 0, 0, tokens[rows][..., :-1])
-  np.testing.assert_array_equal(found, expected)

@@ -11,8 +11,8 @@ from flax import linen as nn
 
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.encoder_rows import RowLayout
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.row_layout import RowLayout
 from realm_jax.training.step import batch_gradient, train_step
 from tests.training import tiny
 
@@ -55,19 +55,6 @@ def _first_step(stage, *, optimizer=PLAIN, freeze=False):
   batch = sharding.to_devices(tiny.batch(stage), mesh)
   with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
     return step(state, batch)
-
-
-@pytest.mark.slow
-def test_fsdp_leaves_each_device_an_eighth_of_parameters_and_moments():
-  state, *_ = _state("inverse_cloze", (1, 8, 1), PLAIN)
-  moments = state.optimizer[1]
-  for part in (state.params, moments.mu, moments.nu):
-    matrices = [leaf for leaf in jax.tree.leaves(part) if leaf.size >= 64]
-    assert len(matrices) > 10
-    for leaf in matrices:
-      assert {8 * shard.data.size for shard in leaf.addressable_shards} == {
-        leaf.size
-      }
 
 
 @pytest.mark.slow
@@ -149,29 +136,3 @@ def test_parts_that_are_compared_have_the_gradient_of_the_whole_batch():
     (gradient, metrics),
   )
   assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradient)) > 0.01
-
-
-def test_a_scale_makes_scores_of_an_index_without_vectors():
-  # With a scale of 0 all blocks score alike, and doubling scores while halving
-  # the scale changes nothing.
-  batch = tiny.batch("open_qa")
-  scores = np.random.default_rng(0).normal(size=(tiny.BATCH, tiny.SEARCHED))
-  params = _state("open_qa", ONE, PLAIN)[0].params
-  stage = dataclasses.replace(tiny.OF_STAGE["open_qa"], index_scores=True)
-  loss = jax.jit(functools.partial(tiny.weighted, "open_qa", of=stage))
-
-  def value(scale, scores):
-    return loss(
-      {**params, "retriever": {"scale": np.float32(scale)}},
-      batch._replace(retrieved=scores.astype(np.float32)),
-    ).means()
-
-  np.testing.assert_allclose(
-    value(0.5, scores)["loss"], value(0.25, 2 * scores)["loss"], rtol=1e-6
-  )
-  share = [row.mean() for row in batch.has_answer if row.any()]
-  np.testing.assert_allclose(
-    value(0.0, scores)["retriever_loss"],
-    -np.sum(np.log(share)) / tiny.BATCH,
-    rtol=1e-5,
-  )

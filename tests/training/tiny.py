@@ -1,12 +1,15 @@
 """Models and batches of each stage that compile in a second or two."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.packing import content_numbers
 from realm_jax.models.parameters import parameter_shardings
@@ -14,8 +17,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_rows import Candidates
-from realm_jax.training.row_layout import RowLayout
+from realm_jax.training.encoder_rows import Candidates, RowLayout
 from realm_jax.training.stages.inverse_cloze import (
   InverseCloze,
   InverseClozeBatch,
@@ -24,7 +26,7 @@ from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models
-from realm_jax.training.state import TrainState
+from realm_jax.training.step import TrainState
 
 SEP, CLS, MASK, VOCABULARY = 3, 2, 4, 40
 QUERY, BLOCK, JOINT, WIDTH = 6, 10, 14, 2
@@ -34,6 +36,23 @@ OF_STAGE = {
   "pretraining": Pretraining(num_candidates=CANDIDATES),
   "open_qa": OpenQa(num_read=CANDIDATES),
 }
+
+
+def corpus_of(folder, texts, *, pieces, block_length, name="corpus"):
+  """A corpus of texts, whose ids are their numbers."""
+  (folder / "vocab.txt").write_text("\n".join(pieces.split()))
+  lines = [
+    json.dumps({"id": number, "title": "", "text": text})
+    for number, text in enumerate(texts)
+  ]
+  (folder / f"{name}.jsonl").write_text("\n".join(lines))
+  build_corpus(
+    [str(folder / f"{name}.jsonl")],
+    folder / name,
+    vocab=str(folder / "vocab.txt"),
+    block_length=block_length,
+  )
+  return Corpus.open(folder / name)
 
 
 def models(*, dropout_rate=0.0, **retriever_settings):
@@ -57,15 +76,8 @@ def models(*, dropout_rate=0.0, **retriever_settings):
 
 def init(stage, key, **retriever_settings):
   """Parameters by component, in flax's boxes."""
-  retriever, reader = models(**retriever_settings)
-  first, second = jax.random.split(key)
-  query = np.ones((1, QUERY), np.int32)
-  block = np.ones((1, 1, BLOCK), np.int32)
-  params = {"retriever": retriever.init(first, query, block)["params"]}
-  if stage != "inverse_cloze":
-    positions = np.ones((1, 1), np.int32)
-    params["reader"] = reader.init(second, query, block, positions)["params"]
-  return params
+  made = Models(*models(**retriever_settings))
+  return OF_STAGE[stage].init(made, QUERY, BLOCK, key)
 
 
 def state(stage, optimizer, mesh, **retriever_settings):

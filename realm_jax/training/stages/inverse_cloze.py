@@ -83,11 +83,14 @@ class InverseCloze(stages.Stage):
     return min(needed + _NUM_SPARE, num_blocks)
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
+    self,
+    batch: Batch,
+    retrieved: SearchResult | None,
+    context: stages.StageContext,
   ) -> stages.Assembled:
     query, removed = batch.arrays["query"], batch.arrays["removed"]
     blocks = batch.arrays["block"][:, None]
-    if self.needs_index:
+    if retrieved is not None:
       hashes = context.corpus.content_hashes[retrieved.rows]
       rows = encoder_rows.without_source(
         retrieved.rows,
@@ -142,7 +145,7 @@ _Vectors = tuple[Float[Array, "b d"], Float[Array, "b k d"]]
 
 
 def _vectors(encoders: stages.Encoders, rows: EncoderRows) -> _Vectors:
-  queries, blocks = encoders.retriever(rows.queries, rows.blocks)
+  queries, blocks = encoders.apply("retriever", rows.queries, rows.blocks)
   return queries, blocks.reshape(len(queries), -1, blocks.shape[-1])
 
 

@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.reader import Spans
 from realm_jax.objectives import masked_lm
 from realm_jax.objectives.marginal import marginal
 from realm_jax.objectives.open_qa import span_loss
@@ -142,7 +141,8 @@ def masked_lm_loss(
   """
   spans = None
   if span_weight:
-    logits, spans = encoders.reader(
+    logits, spans = encoders.apply(
+      "reader",
       rows.joint,
       masks.positions,
       rows.body_start,
@@ -151,13 +151,15 @@ def masked_lm_loss(
       method="masked_lm_and_spans",
     )
   else:
-    logits = encoders.reader(rows.joint, masks.positions, method="masked_lm")
+    logits = encoders.apply(
+      "reader", rows.joint, masks.positions, method="masked_lm"
+    )
   reader, target_logits = encoders.models.require_reader(), None
   drops = "reader" in encoders.dropout_keys and reader.bert.dropout_rate > 0
   if has_target and drops:
     frozen = encoders.frozen("reader")
-    target_logits = frozen.reader(
-      rows.joint, masks.positions, method="masked_lm"
+    target_logits = frozen.apply(
+      "reader", rows.joint, masks.positions, method="masked_lm"
     )
   filling = masked_lm.masked_lm_loss(
     block_scores,
@@ -184,19 +186,4 @@ def masked_lm_loss(
   return WeightedLoss(
     filling.loss._replace(total=total),
     {**filling.metrics, "span_accuracy": pointing.metrics["span_accuracy"]},
-  )
-
-
-def read_spans(
-  encoders: stages.Encoders,
-  blocks: Int[AnyArray, "b k l"],
-  rows: EncoderRows,
-) -> Spans:
-  """Returns the reader's scores of all spans of the blocks that it reads."""
-  return encoders.reader(
-    rows.joint,
-    rows.body_start,
-    rows.body_length,
-    num_starts=blocks.shape[-1],
-    method="spans",
   )

@@ -26,9 +26,8 @@ from realm_jax.settings import Fraction, OfRun, PositiveInt, require_valid
 from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import EncoderRows
-from realm_jax.training.stages import masked_words
 from realm_jax.training.stages import stage as stages
-from realm_jax.training.stages.renaming import renaming_of
+from realm_jax.training.stages.renaming import permutation
 
 
 class OpenQaBatch(NamedTuple):
@@ -120,8 +119,12 @@ class OpenQa(stages.Stage):
     return min(max(self.num_searched_blocks, self.num_read), num_blocks)
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
+    self,
+    batch: Batch,
+    retrieved: SearchResult | None,
+    context: stages.StageContext,
   ) -> stages.Assembled:
+    assert retrieved is not None
     has_answer, is_answer = self._answers(batch, retrieved, context)
     recall = has_answer[:, :5].any(axis=1).mean()
     if self.read_gold:
@@ -144,12 +147,11 @@ class OpenQa(stages.Stage):
     self, batch: Batch, candidates: Int[np.ndarray, "b k l"], corpus: Corpus
   ) -> tuple[Int[np.ndarray, "b q"], Int[np.ndarray, "b k l"]]:
     """Exchanges the names in a share of the examples."""
-    renaming = renaming_of(corpus)
     query, candidates = batch.arrays["query"].copy(), candidates.copy()
     for row, position in enumerate(batch.positions.tolist()):
       generator = np.random.default_rng(position + 1)
       if generator.random() < self.renamed_share:
-        new_ids = renaming.permutation(generator)
+        new_ids = permutation(corpus, generator)
         query[row] = new_ids[query[row]]
         candidates[row] = new_ids[candidates[row]]
     return query, candidates
@@ -197,10 +199,19 @@ class OpenQa(stages.Stage):
     if self.index_scores:
       scores = encoders.params["retriever"]["scale"] * found
     else:
-      queries = encoders.retriever(rows.queries, method="embed_queries")
+      queries = encoders.apply(
+        "retriever", rows.queries, method="embed_queries"
+      )
       scale = encoders.models.retriever.score_scale
       scores = relevance(queries, found, score_scale=scale)
-    spans = masked_words.read_spans(encoders, batch.blocks, rows)
+    spans = encoders.apply(
+      "reader",
+      rows.joint,
+      rows.body_start,
+      rows.body_length,
+      num_starts=batch.blocks.shape[-1],
+      method="spans",
+    )
     return open_qa_loss(
       scores,
       batch.has_answer,

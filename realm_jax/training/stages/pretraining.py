@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt32
@@ -14,6 +15,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenRows, content_numbers
+from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.jsa import Proposals
 from realm_jax.objectives.masked_lm import OBJECTIVES, WITH_TARGET
@@ -31,14 +33,13 @@ from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import Candidates, EncoderRows, hash_words
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages import stage as stages
-from realm_jax.training.stages.masked_words import MaskTargets, unmasked
-from realm_jax.training.stages.proposals import (
+from realm_jax.training.stages.jsa import (
   Support,
   of_proposals,
   propose,
 )
-from realm_jax.training.state import TrainState
-from realm_jax.training.step import Metrics
+from realm_jax.training.stages.masked_words import MaskTargets, unmasked
+from realm_jax.training.step import Metrics, TrainState
 
 
 class PretrainingBatch(NamedTuple):
@@ -46,10 +47,10 @@ class PretrainingBatch(NamedTuple):
 
   Attributes:
     candidates: The null block and the retrieved blocks; None where the step
-      finds or draws them.
+      finds them. A step that draws some of them begins with all.
     source_hash: Content hash of each sentence's block, in two words, where the
       step finds the candidates.
-    support: Blocks that the step draws them from, if it does.
+    support: What the step draws candidates by, if it does.
     proposals: What it has drawn.
   """
 
@@ -70,8 +71,8 @@ class Pretraining(stages.Stage):
     num_spare: Number of blocks that are searched beside the candidates and the
       source, so that verbatim copies of the source can be dropped, too.
     objective: What the retriever learns from: `marginal` likelihood, `emdr2`,
-      `leave_one_out`, `perplexity`, `replug` or `jsa`. Each is a file of its
-      name in `realm_jax/objectives`.
+      `leave_one_out`, `perplexity`, `replug` or `jsa`. Each is a function in
+      `realm_jax/objectives`.
     loss_form: Form of the marginal loss, `per_token` or `joint`.
     target_temperature: Temperature of the target of p(z|x), τ of
       `leave_one_out` and `perplexity` and β of `replug`. None is the paper's.
@@ -161,6 +162,21 @@ class Pretraining(stages.Stage):
   def components(self) -> tuple[str, ...]:
     return (*super().components, *(("posterior",) if self.draws else ()))
 
+  def init(
+    self,
+    models: stages.Models,
+    query_length: int,
+    block_length: int,
+    key: jax.Array,
+  ) -> Params:
+    params = super().init(models, query_length, block_length, key)
+    if self.draws:
+      key = stages.keys_of(self.components, key)["posterior"]
+      query = jnp.ones((1, query_length), jnp.int32)
+      made = models.retriever.init(key, query, method="embed_queries")
+      params["posterior"] = made["params"]
+    return params
+
   @property
   def reads_vectors(self) -> bool:
     return self.draws
@@ -201,8 +217,10 @@ class Pretraining(stages.Stage):
     """Returns the candidates of each query but the null block, best first.
 
     The source and its verbatim copies are known by their hashes, in whichever
-    corpus they are.
+    corpus they are. A step that draws candidates begins with all that is found.
     """
+    if self.draws:
+      return retrieved.rows
     hashes = corpus.content_hashes[retrieved.rows]
     is_source = hashes == batch.array("source_hash")[:, None]
     rows = retrieved.rows
@@ -219,11 +237,12 @@ class Pretraining(stages.Stage):
       )
     )
 
-  def search_queries(self, batch: Batch) -> tuple[Int[np.ndarray, "b q"], ...]:
-    query = batch.arrays["query"]
-    if not self.draws:
-      return (query,)
-    return query, np.asarray(unmasked(query, MaskTargets.of(batch)))
+  def search_queries(self, batch: Batch) -> dict[str, Int[np.ndarray, "b q"]]:
+    queries = super().search_queries(batch)
+    if self.draws:
+      query = queries["retriever"]
+      queries["posterior"] = np.asarray(unmasked(query, MaskTargets.of(batch)))
+    return queries
 
   def proposer(
     self, models: stages.Models, *, seed: int
@@ -238,30 +257,25 @@ class Pretraining(stages.Stage):
     )
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
+    self,
+    batch: Batch,
+    retrieved: SearchResult | None,
+    context: stages.StageContext,
   ) -> stages.Assembled:
-    if self.draws:
-      hashes = context.corpus.content_hashes[retrieved.rows]
-      is_source = hashes == batch.array("source_hash")[:, None]
-      support = Support.of(retrieved.rows, is_source, context)
-      query, masks = batch.arrays["query"], MaskTargets.of(batch)
-      return PretrainingBatch(query, None, masks, support=support), {}
+    query, masks = batch.arrays["query"], MaskTargets.of(batch)
+    if retrieved is None:
+      words = hash_words(batch.array("source_hash"))
+      return PretrainingBatch(query, None, masks, source_hash=words), {}
     rows = self.candidate_rows(batch, retrieved, context.corpus)
     if self.null_block:
       rows = np.asarray(encoder_rows.with_null(rows))
     tokens = context.gather(rows)
     candidates = Candidates(tokens, content_numbers(tokens))
-    query = batch.arrays["query"]
-    return PretrainingBatch(query, candidates, MaskTargets.of(batch)), {}
-
-  def unretrieved(self, batch: Batch) -> PretrainingBatch:
-    """Makes the batch of a step that retrieves its own candidates."""
-    return PretrainingBatch(
-      query=batch.arrays["query"],
-      candidates=None,
-      masks=MaskTargets.of(batch),
-      source_hash=hash_words(batch.array("source_hash")),
-    )
+    made = PretrainingBatch(query, candidates, masks)
+    if self.draws:
+      support = Support.of(rows, batch.array("source_hash"), context)
+      made = made._replace(support=support)
+    return made, {}
 
   def example(self, shapes: stages.ExampleArrays) -> PretrainingBatch:
     tokens = shapes.candidates
@@ -270,16 +284,15 @@ class Pretraining(stages.Stage):
     return PretrainingBatch(shapes.query, candidates, masks)
 
   def host_example(self, shapes: stages.ExampleArrays) -> PretrainingBatch:
-    batch = self.example(shapes)
     if not self.draws:
-      return batch
-    support = Support.empty(
-      len(shapes.query),
-      1 + 2 * shapes.num_searched,
-      block_length=shapes.candidates.shape[-1],
-      vector_size=shapes.vector_size,
+      return self.example(shapes)
+    num_queries, _, length = shapes.candidates.shape
+    size = num_queries, 1 + 2 * shapes.num_searched
+    tokens = np.zeros((*size, length), np.int32)
+    vectors = np.zeros((*size, shapes.vector_size), np.float32)
+    return self.example(shapes._replace(candidates=tokens))._replace(
+      support=Support(vectors, np.zeros(size, bool))
     )
-    return batch._replace(candidates=None, support=support)
 
   def rows(
     self,
@@ -318,7 +331,7 @@ class Pretraining(stages.Stage):
     tokens = batch.candidates.tokens
     if self.freeze_reader:
       encoders = encoders.frozen("reader")
-    queries, blocks = encoders.retriever(rows.queries, rows.blocks)
+    queries, blocks = encoders.apply("retriever", rows.queries, rows.blocks)
     # A device's candidates are among its own blocks.
     index, dim = jnp.asarray(rows.block_index), blocks.shape[-1]
     candidates = jnp.take_along_axis(
@@ -331,7 +344,9 @@ class Pretraining(stages.Stage):
       settings["temperature"] = self.target_temperature
     if batch.support is not None:
       assert batch.proposals is not None
-      posterior = encoders.posterior(rows.posterior, method="embed_queries")
+      posterior = encoders.apply(
+        "posterior", rows.posterior, method="embed_queries"
+      )
       objective, scores = of_proposals(
         batch.support,
         batch.proposals,

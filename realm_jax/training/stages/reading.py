@@ -45,7 +45,10 @@ class Reading(stages.Stage):
     require_valid(self)
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
+    self,
+    batch: Batch,
+    retrieved: SearchResult | None,
+    context: stages.StageContext,
   ) -> stages.Assembled:
     examples = context.examples or context.corpus
     rows = examples.rows_of(batch.arrays["source_id"])[:, None]

@@ -9,7 +9,6 @@ exchanged with those that have the same place in names, so that "New" before
 still sees where a name begins and ends.
 """
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -25,35 +24,27 @@ _MIN_SHARE = 0.5
 _NUM_PLACES = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Renaming:
-  """Permutes the wordpieces of one kind of name and one place in it.
+def permutation(
+  corpus: Corpus, generator: np.random.Generator
+) -> Int32[np.ndarray, " v"]:
+  """Returns the new id of each wordpiece of a corpus; most keep theirs.
 
-  Attributes:
-    groups: Ids of the wordpieces of each kind of span, and of each place there:
-      alone, at the start, within or at the end.
-    vocab_size: Size of the vocabulary.
+  Raises:
+    ValueError: No word of the corpus is a name.
   """
-
-  groups: tuple[Int[np.ndarray, " _"], ...]
-  vocab_size: int
-
-  def permutation(
-    self, generator: np.random.Generator
-  ) -> Int32[np.ndarray, " v"]:
-    """Returns the new id of each wordpiece; most keep theirs."""
-    new_ids = np.arange(self.vocab_size, dtype=np.int32)
-    for group in self.groups:
-      new_ids[group] = generator.permutation(group)
-    return new_ids
+  new_ids = np.arange(corpus.vocab_size, dtype=np.int32)
+  for group in name_groups(corpus):
+    new_ids[group] = generator.permutation(group)
+  return new_ids
 
 
 @functools.lru_cache(maxsize=2)
-def renaming_of(corpus: Corpus) -> Renaming:
-  """Returns the renaming of the names that are tagged in a corpus.
+def name_groups(corpus: Corpus) -> tuple[Int[np.ndarray, " _"], ...]:
+  """Returns the ids of the wordpieces of each kind of span and place in it.
 
-  A wordpiece belongs to the kind of span, and to the place there, in which it
-  occurs most often, unless it is frequent outside of spans.
+  The places are alone, at the start, within and at the end. A wordpiece belongs
+  to the kind of span, and to the place there, in which it occurs most often,
+  unless it is frequent outside of spans.
   """
   size = corpus.vocab_size
   total = np.zeros(size, np.int64)
@@ -79,4 +70,4 @@ def renaming_of(corpus: Corpus) -> Renaming:
   groups = [
     np.flatnonzero(is_name & (place == p)) for p in range(len(in_spans))
   ]
-  return Renaming(tuple(group for group in groups if group.size), size)
+  return tuple(group for group in groups if group.size)

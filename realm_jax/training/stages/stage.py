@@ -21,8 +21,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.training.encoder_rows import EncoderRows, joint_rows
-from realm_jax.training.state import TrainState
-from realm_jax.training.step import Loss, Metrics, RowsOf
+from realm_jax.training.step import Loss, Metrics, RowsOf, TrainState
 
 # A batch of a stage: numpy's arrays, with a row for each example.
 StepBatch = Any
@@ -78,25 +77,14 @@ class Encoders(NamedTuple):
   params: Params
   dropout_keys: Mapping[str, jax.Array]
 
-  def retriever(self, *arguments: Any, **settings: Any) -> Any:
-    """Applies the retriever."""
-    return self._apply("retriever", *arguments, **settings)
-
-  def reader(self, *arguments: Any, **settings: Any) -> Any:
-    """Applies the reader."""
-    return self._apply("reader", *arguments, **settings)
-
-  def posterior(self, *arguments: Any, **settings: Any) -> Any:
-    """Applies a retriever that has the posterior's query tower alone."""
-    return self._apply("posterior", *arguments, **settings)
-
   def frozen(self, component: str) -> "Encoders":
     """Returns the same, but one component without dropout and gradient."""
     keys = {n: key for n, key in self.dropout_keys.items() if n != component}
     constant = jax.lax.stop_gradient(self.params[component])
     return Encoders(self.models, {**self.params, component: constant}, keys)
 
-  def _apply(self, component: str, *arguments: Any, **settings: Any) -> Any:
+  def apply(self, component: str, *arguments: Any, **settings: Any) -> Any:
+    """Applies the module of a component; all but the reader are retrievers."""
     is_reader = component == "reader"
     module: Any = self.models.reader if is_reader else self.models.retriever
     variables = {"params": self.params[component]}
@@ -207,7 +195,7 @@ class Stage(abc.ABC):
     self, models: Models, query_length: int, block_length: int, key: jax.Array
   ) -> Params:
     """Initializes the parameters by component, in flax's boxes."""
-    keys = _keys_of(self.components, key)
+    keys = keys_of(self.components, key)
     query = jnp.ones((1, query_length), jnp.int32)
     block = jnp.ones((1, 1, block_length), jnp.int32)
     made = {}
@@ -216,10 +204,6 @@ class Stage(abc.ABC):
     if "reader" in keys:
       reader = models.require_reader()
       made["reader"] = reader.init(keys["reader"], query, block, query[:, :1])
-    if "posterior" in keys:
-      made["posterior"] = models.retriever.init(
-        keys["posterior"], query, method="embed_queries"
-      )
     return {name: variables["params"] for name, variables in made.items()}
 
   def num_searched(self, num_blocks: int) -> int:
@@ -231,13 +215,13 @@ class Stage(abc.ABC):
     del num_blocks
     return 0
 
-  def search_queries(self, batch: Batch) -> tuple[Int[np.ndarray, "b q"], ...]:
-    """Returns what each tower that searches reads of the examples.
+  def search_queries(self, batch: Batch) -> dict[str, Int[np.ndarray, "b q"]]:
+    """Returns what each component that searches reads of the examples.
 
-    They are the retriever's query tower and, in a stage that trains one, the
-    posterior's. `assemble` is given what one finds beside what the other does.
+    The first is the retriever. `assemble` is given what one finds beside what
+    the others do.
     """
-    return (batch.arrays["query"],)
+    return {"retriever": batch.arrays["query"]}
 
   def proposer(
     self, models: Models, *, seed: int
@@ -251,9 +235,12 @@ class Stage(abc.ABC):
 
   @abc.abstractmethod
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: StageContext
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
   ) -> Assembled:
-    """Makes the batch of a step from examples and the blocks retrieved."""
+    """Makes the batch of a step from examples and the blocks retrieved.
+
+    These are None where the host retrieves none.
+    """
 
   @abc.abstractmethod
   def example(self, shapes: ExampleArrays) -> StepBatch:
@@ -314,11 +301,11 @@ def encoders_of(
   """Returns the models as the loss of a stage applies them in a step."""
   keys = {}
   if dropout_key is not None:
-    keys = _keys_of(stage.components, dropout_key)
+    keys = keys_of(stage.components, dropout_key)
   return Encoders(models, params, keys)
 
 
-def _keys_of(
+def keys_of(
   components: tuple[str, ...], key: jax.Array
 ) -> dict[str, jax.Array]:
   """Returns a key for each component."""

@@ -7,12 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.objectives.open_qa import span_loss
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.pretraining import Pretraining
-from realm_jax.training.stages.reading import Reading, ReadingBatch
-from realm_jax.training.stages.stage import Encoders, Models
 from tests.training import tiny
 
 CLS, SEP, MASK = tiny.CLS, tiny.SEP, tiny.MASK
@@ -65,45 +62,6 @@ def test_masked_words_are_found_in_bodies():
   # A span may be too wide.
   for answer in ([21, 21], [20, 21, 7]):
     assert not _spans(_masks(answer, [9]), _blocks(), lengths).any()
-
-
-@pytest.mark.slow
-def test_the_loss_of_pointing_is_added_for_each_example():
-  query = np.array([[CLS, MASK, 9, SEP, 0, 0]] * 2, np.int32)
-  blocks = _blocks()[[0, 1], [0, 1]][:, None]
-  batch = ReadingBatch(query, blocks, _masks([20, 21], [7, 8]))
-  stage = Reading(span_weight=0.5)
-  models = Models(*tiny.models())
-
-  @jax.jit
-  def run(params):
-    def compute(rows):
-      encoders = Encoders(models, params, {})
-      spans = masked_words.read_spans(encoders, blocks, rows)
-      is_answer = masked_words.masked_spans(
-        batch.masks,
-        jnp.asarray(blocks),
-        rows.body_length,
-        separator_id=SEP,
-        max_width=tiny.WIDTH,
-      )
-      return (
-        Reading().loss(encoders, batch, rows),
-        stage.loss(encoders, batch, rows),
-        span_loss(spans.logits, spans.is_span, is_answer),
-      )
-
-    rows_of = functools.partial(stage.rows, models)
-    return tiny.on_rows(rows_of, batch, compute)
-
-  without, both, alone = run(tiny.parameters("open_qa"))
-  assert float(alone.loss.total) > 1
-  assert float(both.loss.total) == pytest.approx(
-    float(without.loss.total + 0.5 * alone.loss.total), rel=1e-5
-  )
-  assert both.loss.weight == without.loss.weight
-  assert "span_accuracy" in both.metrics
-  assert "span_accuracy" not in without.metrics
 
 
 @pytest.mark.slow

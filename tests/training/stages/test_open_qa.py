@@ -1,18 +1,16 @@
 """Which blocks and spans open QA takes for right, by either system's rule."""
 
-import json
-
 import numpy as np
 import pytest
 
 from realm_jax.answers.in_blocks import AnswersInBlocks
-from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.stage import StageContext
+from tests.training import tiny
 
 PIECES = (
   "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce bob the young poet who ?"
@@ -33,16 +31,7 @@ TEXTS = (
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Corpus:
   folder = tmp_path_factory.mktemp("answers")
-  (folder / "vocab.txt").write_text("\n".join(PIECES.split()))
-  lines = [json.dumps({"title": "", "text": text}) for text in TEXTS]
-  (folder / "text.jsonl").write_text("\n".join(lines))
-  build_corpus(
-    [str(folder / "text.jsonl")],
-    folder / "corpus",
-    vocab=str(folder / "vocab.txt"),
-    block_length=BLOCK_LENGTH,
-  )
-  return Corpus.open(folder / "corpus")
+  return tiny.corpus_of(folder, TEXTS, pieces=PIECES, block_length=BLOCK_LENGTH)
 
 
 class _Vectors(Generation):

@@ -1,13 +1,10 @@
 """Names that are exchanged, of which kinds, and where."""
 
-import json
-
 import numpy as np
 import pytest
 
-from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.store import Corpus
-from realm_jax.training.stages.renaming import renaming_of
+from realm_jax.training.stages.renaming import name_groups, permutation
+from tests.training import tiny
 
 PIECES = (
   "[PAD] [UNK] [CLS] [SEP] [MASK] . we met the new alice bob carol and in "
@@ -24,16 +21,7 @@ TEXTS = (
 
 
 def _corpus(folder, texts):
-  (folder / "vocab.txt").write_text("\n".join(PIECES.split()))
-  lines = [json.dumps({"title": "", "text": text}) for text in texts]
-  (folder / "text.jsonl").write_text("\n".join(lines))
-  build_corpus(
-    [str(folder / "text.jsonl")],
-    folder / "corpus",
-    vocab=str(folder / "vocab.txt"),
-    block_length=32,
-  )
-  return Corpus.open(folder / "corpus")
+  return tiny.corpus_of(folder, texts, pieces=PIECES, block_length=32)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +36,7 @@ def _words(corpus, token_ids):
 def test_words_of_names_are_exchanged_with_those_of_their_kind_and_place(
   corpus,
 ):
-  renaming = renaming_of(corpus)
-  groups = [_words(corpus, group) for group in renaming.groups]
+  groups = [_words(corpus, group) for group in name_groups(corpus)]
   assert sorted(map(sorted, groups)) == [
     ["1815", "1842"],
     ["alice", "bob"],
@@ -58,11 +45,11 @@ def test_words_of_names_are_exchanged_with_those_of_their_kind_and_place(
   ]
   seen = set()
   for seed in range(20):
-    new_ids = renaming.permutation(np.random.default_rng(seed))
+    new_ids = permutation(corpus, np.random.default_rng(seed))
     assert sorted(new_ids) == list(range(corpus.vocab_size))
-    for group in renaming.groups:
+    for group in name_groups(corpus):
       assert sorted(new_ids[group]) == sorted(group)
-    named = np.concatenate(renaming.groups)
+    named = np.concatenate(name_groups(corpus))
     others = np.setdiff1d(np.arange(corpus.vocab_size), named)
     assert (new_ids[others] == others).all()
     seen.add(tuple(new_ids[named]))
@@ -72,4 +59,4 @@ def test_words_of_names_are_exchanged_with_those_of_their_kind_and_place(
 
 def test_a_corpus_without_names_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r"no word .* a name.*RENAMED_SHARE = 0"):
-    renaming_of(_corpus(tmp_path, ["we met.", "the carol we met."]))
+    name_groups(_corpus(tmp_path, ["we met.", "the carol we met."]))

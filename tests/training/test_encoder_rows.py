@@ -10,9 +10,12 @@ import pytest
 from realm_jax.models.sequences import PaddedSequences
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_rows import Candidates, distinct_blocks
+from realm_jax.training.encoder_rows import (
+  Candidates,
+  RowLayout,
+  distinct_blocks,
+)
 from realm_jax.training.row_counts import choose_row_counts
-from realm_jax.training.row_layout import RowLayout
 from realm_jax.training.stages.stage import ExampleArrays, Models
 from tests.generations.conftest import make_corpus
 from tests.training import tiny

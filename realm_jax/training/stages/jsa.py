@@ -2,7 +2,8 @@
 
 The retriever's query tower, which reads a masked sentence, and the posterior's,
 which reads it unmasked, each search the index. What they find is the support.
-The step draws from it the few blocks that the reader reads.
+The step draws from it the few blocks that the reader reads. The loss is that of
+`realm_jax/objectives/jsa.py`.
 """
 
 from typing import Any, NamedTuple
@@ -13,22 +14,20 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import AnyArray
-from realm_jax.models.packing import content_numbers
 from realm_jax.models.retriever import (
   Retriever,
   embed_blocks,
   embed_queries,
   relevance,
 )
-from realm_jax.objectives.evidence import Evidence
 from realm_jax.objectives.jsa import Proposals, draw, jsa
+from realm_jax.objectives.marginal import Evidence
 from realm_jax.objectives.masked_lm import Objective
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.training.encoder_rows import Candidates, with_null
+from realm_jax.training.encoder_rows import Candidates
 from realm_jax.training.stages.masked_words import unmasked
 from realm_jax.training.stages.stage import StageContext
-from realm_jax.training.state import TrainState
-from realm_jax.training.step import Metrics
+from realm_jax.training.step import Metrics, TrainState
 
 # What the key of a step is folded with. Those of the dropout masks are folded
 # with the small numbers of the components.
@@ -41,49 +40,31 @@ class Support(NamedTuple):
   """The blocks that can be drawn for each query, the null block first.
 
   Attributes:
-    candidates: Their tokens; None once the proposals are drawn.
     vectors: Vectors as the generation has them; 0 for the null block.
     is_block: Whether a block can be drawn. The source and its copies cannot,
       nor can one that stands there before.
   """
 
-  candidates: Candidates | None
   vectors: Float[AnyArray, "b s d"]
   is_block: Bool[AnyArray, "b s"]
 
   @classmethod
   def of(
     cls,
-    found: Int[np.ndarray, "b n"],
-    is_source: Bool[np.ndarray, "b n"],
+    rows: Int[np.ndarray, "b s"],
+    source_hash: Int[np.ndarray, " b"],
     context: StageContext,
   ) -> "Support":
-    """Returns the support of what the towers have found, by rows."""
+    """Returns the support of the null block and what the towers have found."""
     assert context.generation is not None
-    rows = np.asarray(with_null(found))
+    found = rows[:, 1:]
+    is_other = context.corpus.content_hashes[found] != source_hash[:, None]
     before = np.tri(rows.shape[1], k=-1, dtype=bool)
     is_repeated = ((rows[:, :, None] == rows[:, None]) & before).any(axis=2)
-    is_null_or_other = np.pad(
-      ~is_source, ((0, 0), (1, 0)), constant_values=True
-    )
     vectors = context.generation.vectors(found)
-    tokens = context.gather(rows)
     return cls(
-      Candidates(tokens, content_numbers(tokens)),
       np.pad(vectors, ((0, 0), (1, 0), (0, 0))),
-      ~is_repeated & is_null_or_other,
-    )
-
-  @classmethod
-  def empty(
-    cls, num_queries: int, size: int, *, block_length: int, vector_size: int
-  ) -> "Support":
-    """Returns arrays of the same shapes and types."""
-    tokens = np.zeros((num_queries, size, block_length), np.int32)
-    return cls(
-      Candidates(tokens, content_numbers(tokens)),
-      np.zeros((num_queries, size, vector_size), np.float32),
-      np.zeros((num_queries, size), bool),
+      np.pad(is_other, ((0, 0), (1, 0)), constant_values=True) & ~is_repeated,
     )
 
   def log_probs(
@@ -125,17 +106,17 @@ def propose(
   the chain is exact; it has no dropout.
 
   Returns:
-    The state, the batch with the null block and the proposals as candidates,
-    and no metrics.
+    The state, the batch with the null block and the proposals as candidates in
+    place of the whole support, and no metrics.
   """
   del searched, freeze_retriever
-  support, tokens = batch.support, batch.support.candidates.tokens
+  tokens, numbers = batch.candidates
   queries = embed_queries(
     retriever, state.params["posterior"], unmasked(batch.query, batch.masks)
   )
   null = embed_blocks(retriever, state.params["retriever"], tokens[:1, 0])
   first = jnp.zeros((len(queries), 1), jnp.int32)
-  log_q = support.log_probs(
+  log_q = batch.support.log_probs(
     queries,
     first,
     jnp.broadcast_to(null[:, None], (len(queries), 1, null.shape[1])),
@@ -147,14 +128,9 @@ def propose(
   places = jnp.concatenate([first, proposals.places], axis=1)
   candidates = Candidates(
     jnp.take_along_axis(tokens, places[..., None], axis=1),
-    jnp.take_along_axis(support.candidates.numbers, places, axis=1),
+    jnp.take_along_axis(numbers, places, axis=1),
   )
-  batch = batch._replace(
-    candidates=candidates,
-    support=support._replace(candidates=None),
-    proposals=proposals,
-  )
-  return state, batch, {}
+  return state, batch._replace(candidates=candidates, proposals=proposals), {}
 
 
 def of_proposals(
