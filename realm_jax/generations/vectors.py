@@ -27,13 +27,9 @@ QUERY_TOWER = "query_tower/parameters.safetensors"
 class Embeddings:
   """The vectors of a generation, memory-mapped file by file on first access.
 
-  Args:
-    files: Files of the generation, each verified or copied when it is mapped.
-    shards: Shards of the generation, in row order.
-    dim: Dimension of the vectors.
-    dtype: Type of the stored vectors, `float32` or `bfloat16`.
-
-  Every access raises a GenerationError if a file differs from the manifest.
+  The `shards` are in row order, and the `dtype` is that of the stored vectors,
+  `float32` or `bfloat16`. Every access verifies, or copies, the files that it
+  needs, and raises a GenerationError if one differs from the manifest.
   """
 
   def __init__(

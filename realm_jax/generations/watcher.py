@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from absl import logging
 from etils import epath
@@ -21,30 +21,16 @@ from realm_jax.storage.local_disk import explain_full_disk
 _RETRY_SECONDS = 30.0
 
 
-class _Rejection(NamedTuple):
-  """Why the generation of a manifest cannot be used, and since when.
-
-  The `version` changes with the manifest.
-  """
-
-  version: str
-  error: GenerationError
-  time: float
-
-
 class GenerationWatcher:
   """Keeps loaded the generation that a run will search next.
 
   It loads nothing before the first request. All that it returns is verified
-  and completely loaded. A generation that cannot be used is logged once.
+  and completely loaded, by a function `load` that raises a GenerationError for
+  a step that cannot be used; that is logged once. The directory need not exist
+  yet, and is looked at every `poll_seconds`.
 
-  Args:
-    generations_dir: Directory of the generations, which need not exist yet.
-    load: Function that verifies and loads the generation of a step, or raises
-      GenerationError.
-    follow: Generation to load without a request: the `newest`; the `next` after
-      the one in use, for a run that skips none; or `none`.
-    poll_seconds: Time between two looks at the directory.
+  What `follow` names is loaded without a request: the `newest`; the `next`
+  after the one in use, for a run that skips none; or `none`.
   """
 
   def __init__(
@@ -66,7 +52,9 @@ class GenerationWatcher:
     self._woken = False
     # What the thread sets, and callers read.
     self._loaded: dict[int, Generation] = {}
-    self._rejected: dict[int, _Rejection] = {}
+    # Of generations that cannot be used: the text that changes with the
+    # manifest, the error, and since when.
+    self._rejected: dict[int, tuple[str, GenerationError, float]] = {}
     self._polls_begun = self._polls_ended = 0
     # What has ended the thread.
     self._error: BaseException | None = None
@@ -122,7 +110,7 @@ class GenerationWatcher:
           )
         if step in self._loaded:
           return self._loaded[step]
-        error = self._rejected[step].error
+        _, error, _ = self._rejected[step]
         raise type(error)(str(error))
     finally:
       self._awaited = None
@@ -208,11 +196,10 @@ class GenerationWatcher:
   def _try_load(self, step: int, version: str) -> bool:
     """Loads a generation, unless the same files were rejected before."""
     start = time.monotonic()
-    rejection = self._rejected.get(step)
-    if rejection is not None and rejection.version == version:
-      age = start - rejection.time
-      if step != self._awaited or age <= _RETRY_SECONDS:
-        return False
+    rejected, _, since = self._rejected.get(step, ("", None, 0.0))
+    is_again = step == self._awaited and start - since > _RETRY_SECONDS
+    if rejected == version and not is_again:
+      return False
     try:
       generation = self._load(step)
     except GenerationError as error:
@@ -221,7 +208,7 @@ class GenerationWatcher:
       logging.warning("generation %d is not used: %s", step, error)
       if isinstance(error, DamagedGenerationError):
         self._store.mark_damaged(step)
-      self._rejected[step] = _Rejection(version, error, time.monotonic())
+      self._rejected[step] = version, error, time.monotonic()
       return False
     seconds = time.monotonic() - start
     logging.info("generation %d is verified and loaded (%.1f s)", step, seconds)

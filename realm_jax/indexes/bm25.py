@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,17 +14,18 @@ from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
   Index,
+  IndexConfig,
   IndexLoadError,
-  LibraryError,
   QueryBatch,
   SearchResult,
   check_k,
+  library_of,
 )
-from realm_jax.settings import Fraction, NonNegativeFloat, require_valid
+from realm_jax.settings import Fraction, NonNegativeFloat
 
 
 @dataclasses.dataclass(frozen=True)
-class Bm25Config:
+class Bm25Config(IndexConfig):
   """Lucene's BM25, with scores computed when the index is built.
 
   Attributes:
@@ -35,12 +35,8 @@ class Bm25Config:
   """
 
   kind: ClassVar[str] = "bm25"
-  may_crash: ClassVar[bool] = False
   k1: NonNegativeFloat = 0.9
   b: Fraction = 0.4
-
-  def __post_init__(self) -> None:
-    require_valid(self)
 
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
@@ -76,7 +72,7 @@ class Bm25Config:
     self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "Bm25Index":
     """Loads what `build` wrote, memory-mapped."""
-    del mesh
+    del blocks, mesh
     try:
       library = _library().BM25.load(
         directory, mmap=True, show_progress=False, load_vocab=False
@@ -85,13 +81,7 @@ class Bm25Config:
       raise IndexLoadError(
         f"bm25s cannot read {directory}: {error!r}; build it again"
       ) from error
-    index = Bm25Index(library)
-    if index.num_blocks != blocks.num_blocks:
-      raise IndexLoadError(
-        f"{directory} indexes {index.num_blocks} blocks of "
-        f"{blocks.num_blocks}; build it again"
-      )
-    return index
+    return Bm25Index(library)
 
 
 class Bm25Index(Index):
@@ -128,12 +118,5 @@ def _top_k(
   return rows, scores[rows]
 
 
-def _library() -> ModuleType:
-  try:
-    import bm25s
-  except ImportError as error:
-    raise LibraryError(
-      f"the index `bm25` needs the library bm25s, which cannot be imported "
-      f"here ({error}); `pip install bm25s`"
-    ) from error
-  return bm25s
+def _library() -> Any:
+  return library_of("bm25", "bm25s", "`pip install bm25s`")

@@ -8,6 +8,7 @@ import contextlib
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -89,46 +90,49 @@ def explained(error: BaseException) -> StoreAccessError | None:
   return None
 
 
+@contextlib.contextmanager
+def _explaining(what: str) -> Iterator[None]:
+  """Puts the errors of an object store's client in words."""
+  try:
+    yield
+  except Exception as error:
+    if isinstance(error, ImportError):
+      raise StoreAccessError(f"{what}: {error}") from error
+    if (reason := explained(error)) is None:
+      raise
+    raise type(reason)(f"{what}: {reason}") from error
+
+
 def _bucket(path: str) -> str:
-  protocol, _, name = path.partition("://")
-  return f"{protocol}://{name.partition('/')[0]}"
+  return "/".join(path.split("/")[:3])
 
 
 def _require_readable(path: str) -> None:
   bucket = _bucket(path)
-  try:
-    client, name = fsspec.url_to_fs(bucket)
-    # One name is enough, and only Google's store is asked for no more.
-    client.ls(name, **({"max_results": 1} if path.startswith(_GOOGLE) else {}))
-  except FileNotFoundError as error:
-    raise StoreAccessError(
-      f"{path}: there is no bucket {bucket}, or this account may not see it; "
-      f"correct the name, or make it (gcloud storage buckets create {bucket})"
-    ) from error
-  except ImportError as error:
-    raise StoreAccessError(f"{path}: {error}") from error
-  except Exception as error:
-    if (what := explained(error)) is None:
-      raise
-    raise type(what)(f"{path} cannot be read: {what}") from error
+  with _explaining(f"{path} cannot be read"):
+    try:
+      client, name = fsspec.url_to_fs(bucket)
+      # One name is enough, and only Google's store is asked for no more.
+      only_one = {"max_results": 1} if path.startswith(_GOOGLE) else {}
+      client.ls(name, **only_one)
+    except FileNotFoundError as error:
+      raise StoreAccessError(
+        f"{path}: there is no bucket {bucket}, or this account may not see it; "
+        f"correct the name, or make it (gcloud storage buckets create {bucket})"
+      ) from error
 
 
 def _require_writable(directory: str) -> None:
   probe = f"{directory.rstrip('/')}/.probe-{secrets.token_hex(8)}"
-  done = "written"
-  try:
+  with _explaining(f"{directory}: objects there cannot be written"):
     client, name = fsspec.url_to_fs(probe)
     client.pipe_file(name, b"This object may be removed.")
-    done = "removed"
-    # A removal whose answer was lost is repeated.
-    with contextlib.suppress(FileNotFoundError):
-      client.rm_file(name)
-  except Exception as error:
-    if (what := explained(error)) is None:
-      raise
-    raise type(what)(
-      f"{directory}: objects there cannot be {done}: {what}"
-    ) from error
+  # A removal whose answer was lost is repeated.
+  with (
+    _explaining(f"{directory}: objects there cannot be removed"),
+    contextlib.suppress(FileNotFoundError),
+  ):
+    client.rm_file(name)
 
 
 def _require_writable_locally(directory: epath.PathLike) -> None:

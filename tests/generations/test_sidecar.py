@@ -24,10 +24,10 @@ def run(tmp_path, corpus, monkeypatch):
   def run(*, errors=(), on_build=lambda: None, **settings):
     errors, built = dict(errors), []
 
-    def restore(builder, checkpoints, step):
-      if isinstance(errors.get(step), CheckpointError):
-        raise errors.pop(step)
-      return {}, None
+    def restore(self, choice):
+      if isinstance(errors.get(choice.step), CheckpointError):
+        raise errors.pop(choice.step)
+      return None, {}, None
 
     def build(builder, step, params, store, *, check, **others):
       built.append(step)
@@ -37,7 +37,8 @@ def run(tmp_path, corpus, monkeypatch):
         raise errors.pop(step)
       publish_one(store.directory, corpus, step)
 
-    monkeypatch.setattr(sidecar, "_restored", restore)
+    monkeypatch.setattr(sidecar._Sidecar, "_restore", restore)
+    monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
     monkeypatch.setattr(sidecar, "build_generation", build)
     return built, follow_until_idle(tmp_path, corpus, **settings)
 
@@ -54,7 +55,6 @@ def saved(tmp_path, corpus):
   "settings, published",
   [
     ({"once": True}, [1000]),
-    ({"checkpoint_step": 500}, [500]),
     ({"mode": "newest"}, [1000]),
     ({"mode": "every"}, [0, 500, 1000]),
     ({"mode": "every", "refresh_every_steps": 1000}, [0, 1000]),
@@ -129,9 +129,8 @@ def test_old_generations_go_and_needed_ones_stay(run, saved, tmp_path, corpus):
 
 
 def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
-  run, saved, tmp_path, corpus, monkeypatch
+  run, saved, tmp_path, corpus
 ):
-  monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
   publish_one(tmp_path / "generations", corpus, 0)
   saved(0, 500)
   loop = tmp_path / "checkpoints" / "0" / "loop"
