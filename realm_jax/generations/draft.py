@@ -33,7 +33,7 @@ from realm_jax.storage.paths import (
   copy_object,
   list_names,
   read_text,
-  upload_files,
+  upload_directory,
 )
 from realm_jax.storage.staging import (
   DamagedFileError,
@@ -209,7 +209,8 @@ class Draft:
     )
     records = record_files(root, paths)
     if root != Path(self.folder):
-      upload_files(root, paths, self.folder)
+      for folder in {path.partition("/")[0] for path in paths}:
+        upload_directory(root / folder, self.folder / folder)
     return records
 
   def _record_name(self, shard: int) -> str:

@@ -1,14 +1,10 @@
 """Which generations the checkpoints of a run need."""
 
 import contextlib
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from realm_jax.checkpoints.store import CheckpointStore, recorded_generation
-
-# Longer than it takes to delete the files of a checkpoint.
-_REMOVAL_SECONDS = 5.0
 
 
 class UnknownNeedsError(ValueError):
@@ -58,27 +54,12 @@ class GenerationUses:
       )
     uses = self.of(steps)
     for step in set(steps) - set(uses):
-      if not is_removed(self._checkpoints, step):
-        raise UnknownNeedsError(
-          f"checkpoint {step} of {self._checkpoints.directory} does not say "
-          "which generation it needs, for it cannot be read; remove it, or try "
-          "again"
-        )
+      raise UnknownNeedsError(
+        f"checkpoint {step} of {self._checkpoints.directory} does not say "
+        "which generation it needs, for it cannot be read; remove it, or try "
+        "again"
+      )
     waiting = {step for step, use in uses.items() if use.run_waits}
     used = {use.generation for use in uses.values()}
     pinned = used.union(steps if every else waiting)
     return {step for step in pinned if step is not None}
-
-
-def is_removed(checkpoints: CheckpointStore, step: int) -> bool:
-  """Returns whether a checkpoint that cannot be restored is being removed.
-
-  Its directory is removed last, so it is listed for a moment after its files
-  are gone; this waits for that.
-  """
-  end = time.monotonic() + _REMOVAL_SECONDS
-  while step in checkpoints.steps():
-    if time.monotonic() > end:
-      return False
-    time.sleep(0.2)
-  return True

@@ -40,7 +40,6 @@ from realm_jax.generations.refresh import (
 from realm_jax.generations.retention import (
   GenerationUses,
   UnknownNeedsError,
-  is_removed,
 )
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.indexes.bm25 import Bm25Config
@@ -68,6 +67,9 @@ from realm_jax.storage.sole_process import (
 from realm_jax.storage.staging import DamagedFileError
 
 _REMINDER_SECONDS = 60.0
+# A trainer that removes a checkpoint removes its files first: one that cannot
+# be read may be gone at the next attempt.
+_ATTEMPTS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +206,7 @@ class _Sidecar:
     stop: Event that ends waits.
     check: Function that raises PreemptedError once the sidecar must end.
     published: Steps that were published.
-    failed: Checkpoints from which no generation could be built, with the error.
+    failed: Errors of checkpoints from which no generation could be built.
   """
 
   config: SidecarConfig
@@ -217,7 +219,7 @@ class _Sidecar:
   check: Callable[[], None]
   builder: Builder | None = None
   published: list[int] = dataclasses.field(default_factory=list)
-  failed: dict[int, ValueError] = dataclasses.field(default_factory=dict)
+  failed: dict[int, list[ValueError]] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     self._uses = GenerationUses(self.checkpoints)
@@ -252,7 +254,8 @@ class _Sidecar:
         self.published.append(step)
       except (RecallError, CheckpointError) as error:
         logging.error("generation %d is not built: %s", step, error)
-        self.failed[step] = error
+        self.failed.setdefault(step, []).append(error)
+        stop.wait(config.poll_seconds)
       except DiskFullError as error:
         if config.once:
           raise
@@ -323,13 +326,16 @@ class _Sidecar:
     for step in (*lost, *(wanted if config.skips_none else newest)):
       if step in done:
         continue
-      if error := self.failed.get(step):
-        # A trainer that was killed may have left an old one half removed.
-        if self._may_skip(error, is_newest=step in newest):
+      if errors := self.failed.get(step):
+        is_unreadable = isinstance(errors[-1], UnreadableCheckpointError)
+        if not is_unreadable or len(errors) >= _ATTEMPTS:
+          # A trainer that was killed may have left an old one half removed.
+          may_skip = is_unreadable and step not in newest
+          if isinstance(errors[-1], RecallError):
+            may_skip = not config.skips_none
+          if config.once or not may_skip:
+            raise errors[-1]
           continue
-        if is_removed(self.checkpoints, step):
-          return _Choice()
-        raise error
       version, fingerprint = self.corpus.version, self.corpus.fingerprint
       logging.info(
         "building generation %d on version %d of the corpus", step, version
@@ -351,14 +357,6 @@ class _Sidecar:
         self.checkpoints.directory,
       )
     return _Choice(ends=config.once and bool(steps))
-
-  def _may_skip(self, error: ValueError, *, is_newest: bool) -> bool:
-    """Returns whether a checkpoint that failed is passed over."""
-    if self.config.once:
-      return False
-    if isinstance(error, RecallError):
-      return not self.config.skips_none
-    return isinstance(error, UnreadableCheckpointError) and not is_newest
 
   def _prune(self) -> None:
     """Removes generations that nobody needs."""

@@ -77,12 +77,9 @@ class Embeddings:
     """
     self._files.get(self.paths(), again=True)
 
-  def __len__(self) -> int:
-    return self.shape[0]
-
   def __getitem__(self, rows: slice) -> Float[np.ndarray, "n d"]:
     """Returns consecutive rows, without a copy if one file holds them."""
-    start, stop, stride = rows.indices(len(self))
+    start, stop, stride = rows.indices(self.shape[0])
     if stride != 1:
       raise IndexError(f"stride {stride}; want consecutive rows")
     parts = [
@@ -101,9 +98,9 @@ class Embeddings:
       IndexError: A row is not in 0 … N − 1; the null block has no vector.
     """
     rows = np.asarray(rows)
-    if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
+    if rows.size and (rows.min() < 0 or rows.max() >= self.shape[0]):
       raise IndexError(
-        f"rows {rows.min()} … {rows.max()} of a generation of {len(self)} "
+        f"rows {rows.min()} … {rows.max()} of a generation of {self.shape[0]} "
         "blocks; the null block is not stored"
       )
     gathered = np.empty((*rows.shape, self.shape[1]), np.float32)

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float32, Int
 
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
@@ -104,18 +103,12 @@ class Bm25Index(Index):
     rows = np.empty(shape, np.int32)
     scores = np.empty(shape, np.float32)
     for i, words in enumerate(queries.token_ids):
-      rows[i], scores[i] = _top_k(self._library.get_scores_from_ids(words), k)
+      all_scores = self._library.get_scores_from_ids(words)
+      # Ties, also for the last place, go to the lower row.
+      found = np.flatnonzero(all_scores >= np.partition(all_scores, -k)[-k])
+      order = np.argsort(-all_scores[found], kind="stable")[:k]
+      rows[i], scores[i] = found[order], all_scores[found[order]]
     return SearchResult(rows=rows, scores=scores)
-
-
-def _top_k(
-  scores: Float32[np.ndarray, " n"], k: int
-) -> tuple[Int[np.ndarray, " k"], Float32[np.ndarray, " k"]]:
-  """Returns the k largest; ties, also for the last place, by rising row."""
-  worst = np.partition(scores, -k)[-k]
-  rows = np.flatnonzero(scores >= worst)
-  rows = rows[np.argsort(-scores[rows], kind="stable")][:k]
-  return rows, scores[rows]
 
 
 def _library() -> Any:

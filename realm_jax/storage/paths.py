@@ -4,8 +4,6 @@ epath's own ways to read and to list ask an object store two or three times for
 what these functions ask once: a name may be an object or a folder.
 """
 
-import os
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,28 +38,19 @@ def read_bytes(path: epath.PathLike) -> bytes:
   Raises:
     FileNotFoundError: There is no such file.
   """
-  if not is_remote(path):
-    return Path(path).read_bytes()
   client, name = fsspec.url_to_fs(str(path))
   return client.cat_file(name)
 
 
 def read_text(path: epath.PathLike) -> str:
-  """Returns the text of a file; an object store is asked once.
-
-  Raises:
-    FileNotFoundError: There is no such file.
-    UnicodeDecodeError: It is not in UTF-8.
-  """
+  """Returns the text of a file in UTF-8; see `read_bytes`."""
   return read_bytes(path).decode()
 
 
 def list_names(directory: epath.PathLike) -> list[str]:
   """Returns the names in a directory, sorted; none if there is no directory."""
+  client, folder = fsspec.url_to_fs(str(directory).rstrip("/"))
   try:
-    if not is_remote(directory):
-      return sorted(os.listdir(directory))
-    client, folder = fsspec.url_to_fs(str(directory).rstrip("/"))
     found = client.ls(folder, detail=False)
   except (FileNotFoundError, NotADirectoryError):
     return []
@@ -75,14 +64,12 @@ def version_of(path: epath.PathLike) -> str | None:
 
   A file that is only read keeps it, so that what was read can be kept, too.
   """
+  client, name = fsspec.url_to_fs(str(path))
   try:
-    if not is_remote(path):
-      status = Path(path).stat()
-      return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
-    client, name = fsspec.url_to_fs(str(path))
-    return str(client.info(name).get("generation"))
+    info = client.info(name)
   except (FileNotFoundError, NotADirectoryError):
     return None
+  return " ".join(str(info.get(k)) for k in ("generation", "ino", "mtime"))
 
 
 def upload(source: Path, target: epath.PathLike) -> None:
@@ -94,34 +81,25 @@ def upload(source: Path, target: epath.PathLike) -> None:
   client.put_file(str(source), name)
 
 
-def upload_files(
-  directory: Path, paths: Iterable[str], folder: epath.PathLike
-) -> None:
-  """Writes files of a local directory to an object store, several at once.
-
-  After an error, which is raised, no other upload begins.
-  """
-
-  def copy(path: str) -> None:
-    upload(directory / path, epath.Path(folder) / path)
-
-  with ThreadPoolExecutor(COPIED_AT_ONCE) as pool:
-    list(pool.map(copy, paths))
-
-
 def upload_directory(
   source: Path, target: epath.PathLike, *, last: str | None = None
 ) -> None:
   """Copies all files below a local directory to an object store.
 
   `last`, relative to `source`, is the file that makes the target valid. It is
-  written when all others are there.
+  written when all others are there. After an error, which is raised, no other
+  upload begins.
   """
   files = (path for path in source.rglob("*") if path.is_file())
   paths = {path.relative_to(source).as_posix() for path in files}
-  upload_files(source, sorted(paths - {last}), target)
+
+  def copy(path: str) -> None:
+    upload(source / path, epath.Path(target) / path)
+
+  with ThreadPoolExecutor(COPIED_AT_ONCE) as pool:
+    list(pool.map(copy, sorted(paths - {last})))
   if last in paths:
-    upload_files(source, [last], target)
+    copy(last)
 
 
 def download(source: epath.PathLike, target: Path) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks.fixed_tree import fixed_tree
-from realm_jax.generations import retention, sidecar
 from realm_jax.generations.build import Builder, build_generation
 from realm_jax.generations.draft import Draft
 from realm_jax.generations.loading import load_newest
@@ -16,6 +15,7 @@ from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.generations.builds import (
+  StopAfterWaits,
   build,
   embed,
   generation_config,
@@ -64,22 +64,14 @@ def test_the_same_checkpoint_makes_the_same_bytes(tmp_path, corpus):
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
-  tmp_path, corpus, monkeypatch
+  tmp_path, corpus
 ):
   save(tmp_path, corpus, 500, 1000)
   newest = tmp_path / "checkpoints" / "1000"
   # A trainer removes the files first and the directory last.
   shutil.rmtree(newest / "retriever")
-  asked = []
-
-  def is_removed(checkpoints, step):
-    asked.append(step)
-    shutil.rmtree(newest)
-    return retention.is_removed(checkpoints, step)
-
-  monkeypatch.setattr(sidecar, "is_removed", is_removed)
-  assert build(tmp_path, corpus) == [500]
-  assert asked == [1000]
+  stop = StopAfterWaits(9, actions=[lambda: shutil.rmtree(newest)])
+  assert build(tmp_path, corpus, stop=stop) == [500]
 
 
 def test_another_builder_is_refused(tmp_path, corpus, generations_dir):

@@ -6,7 +6,7 @@ from realm_jax.checkpoints.store import (
   CheckpointError,
   UnreadableCheckpointError,
 )
-from realm_jax.generations import retention, sidecar
+from realm_jax.generations import sidecar
 from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.protocol import RecallError
 from realm_jax.storage.local_disk import DiskFullError
@@ -18,7 +18,7 @@ from tests.generations.conftest import files_of, flip, publish_one
 def run(tmp_path, corpus, monkeypatch):
   """Runs a sidecar until it waits; returns what it built and published.
 
-  Each of the `errors` is raised once, by restoring or building its step.
+  Each of the `errors` is raised by building its step once, or by restoring it.
   """
 
   def run(*, errors=(), on_build=lambda: None, **settings):
@@ -26,7 +26,7 @@ def run(tmp_path, corpus, monkeypatch):
 
     def restore(self, choice):
       if isinstance(errors.get(choice.step), CheckpointError):
-        raise errors.pop(choice.step)
+        raise errors[choice.step]
       return None, {}, None
 
     def build(builder, step, params, store, *, check, **others):
@@ -38,7 +38,6 @@ def run(tmp_path, corpus, monkeypatch):
       publish_one(store.directory, corpus, step)
 
     monkeypatch.setattr(sidecar._Sidecar, "_restore", restore)
-    monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
     monkeypatch.setattr(sidecar, "build_generation", build)
     return built, follow_until_idle(tmp_path, corpus, **settings)
 
@@ -90,14 +89,14 @@ def test_a_poor_recall_skips_a_checkpoint_unless_a_trainer_waits_for_it(
 ):
   saved(0)
   errors = {0: RecallError("too low")}
-  stop = StopAfterWaits(2, actions=[lambda: saved(500)])
+  stop = StopAfterWaits(3, actions=[lambda: None, lambda: saved(500)])
   built, published = run(stop=stop, errors=errors)
   assert (built, published) == ([0, 500], [500])
   saved(1000)
   for settings in ({"mode": "every"}, {"once": True}):
     errors = {step: RecallError("too low") for step in (0, 1000)}
     with pytest.raises(RecallError):
-      run(errors=errors, **settings)
+      run(errors=errors, stop=StopAfterWaits(2), **settings)
 
 
 def test_an_unreadable_checkpoint_is_skipped_unless_it_is_the_newest(
@@ -105,11 +104,12 @@ def test_an_unreadable_checkpoint_is_skipped_unless_it_is_the_newest(
 ):
   saved(0, 500)
   errors = {0: UnreadableCheckpointError("half removed")}
-  assert run(errors=errors, mode="every")[1] == [500]
+  stop = StopAfterWaits(6)
+  assert run(errors=errors, mode="every", stop=stop)[1] == [500]
   saved(1000)
   errors = {1000: UnreadableCheckpointError("damaged")}
   with pytest.raises(UnreadableCheckpointError):
-    run(errors=errors)
+    run(errors=errors, stop=StopAfterWaits(6))
 
 
 def test_a_signal_ends_it_in_the_midst_of_a_build(run, saved):

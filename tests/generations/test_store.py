@@ -23,7 +23,7 @@ from tests.generations.conftest import (
 
 # Publishes step 500 beside a sound step 0, once as the first and once in place
 # of another, and is killed at its first call into the file system, at its
-# ninth, … until one survives; and at each of its last calls, which publish.
+# 13th, … until one survives; and at each of its last calls, which publish.
 # Then it does no more than embed shards, each of which takes some twenty calls.
 _KILLED_AT_EVERY_CALL = """
 import sys
@@ -44,16 +44,16 @@ def attempt(kind, calls):
 for kind in ("first", "replacing"):
   calls = 0
   while not attempt(kind, calls):
-    calls += 8
+    calls += 12
   for last in range(max(calls - 14, 1), calls):
-    if last % 8:
+    if last % 12:
       attempt(kind, last)
 
 calls = 0
 while not survives(
   lambda: embed_missing(root / "draft" / f"{calls:03d}"), calls=calls
 ):
-  calls += 9
+  calls += 12
 """
 
 
@@ -81,7 +81,7 @@ def test_a_builder_killed_at_any_call_publishes_nothing_or_everything(
   killed, corpus
 ):
   attempts = sorted((killed / "first").iterdir())
-  assert len(attempts) > 20
+  assert len(attempts) > 15
   outcomes = {tuple(_sound(path)) for path in attempts}
   assert outcomes == {(0,), (0, 500)}
   assert _sound(attempts[0]) == [0] and _sound(attempts[-1]) == [0, 500]
@@ -245,7 +245,7 @@ def test_killed_at_any_call_it_goes_on_with_what_is_there(killed, tmp_path):
   embed_missing(tmp_path)
   wanted = _contents(tmp_path)
   attempts = sorted((killed / "draft").iterdir())
-  assert len(attempts) > 8
+  assert len(attempts) > 6
   kept = []
   for path in attempts:
     kept.append(len(_draft(path).records()))
