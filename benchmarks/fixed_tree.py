@@ -8,9 +8,8 @@ from realm_jax.indexes.scann.config import ScannConfig
 def fixed_tree(num_leaves: int, **settings: Any) -> ScannConfig:
   """Returns the settings of a tree that is not tuned, whatever its recall.
 
-  With `num_leaves_searched` and `num_reordered` among the settings, no times
-  are measured and the previous generation is not used, so the same vectors
-  give the same index.
+  With `num_leaves_searched` and `num_reordered` among the settings, the same
+  vectors give the same index.
   """
   values: dict[str, Any] = {
     "brute_force_below": 0,

@@ -15,6 +15,7 @@ so that its memory is measured alone.
 import argparse
 import dataclasses
 import json
+import os
 import shutil
 import statistics
 import sys
@@ -32,14 +33,18 @@ from benchmarks.runs.jobs import in_new_process
 from realm_jax.console import columns
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.isolated import IsolatedIndex
-from realm_jax.indexes.protocol import Blocks, BuildOptions, SearchResult
-from realm_jax.indexes.registry import config_from
+from realm_jax.indexes.protocol import (
+  Blocks,
+  BuildOptions,
+  SearchResult,
+  config_from,
+)
 from realm_jax.storage.json_files import write_json
 
 Row = dict[str, Any]
 
 _K = 8
-_THREADS = 2
+_THREADS = os.cpu_count() or 1
 _REPEATS = 5
 _RECALLS = (0.95, 0.99)
 # Numbers of leaves and of lists, as multiples of the root of the blocks.
@@ -95,7 +100,7 @@ def jobs_of(system: str, folder: Path, directory: Path) -> Iterator[Job]:
   """
   num_blocks, dim = index_vectors.vectors(folder).shape
   paths = folder, directory / "index"
-  common: Row = {"threads": _THREADS, "brute_force_below": 0}
+  common: Row = {"brute_force_below": 0}
   if system == "exact":
     yield Job(*paths, "exact", {})
   elif system == "faiss_flat":
@@ -132,20 +137,14 @@ def rows(job: Job) -> list[Row]:
 
 
 def build(job: Job) -> Row:
-  """Builds the index and writes it to files.
-
-  `build_seconds` excludes the choice of a structure, which is made only for the
-  first generation; `trials_seconds` is the time of that choice.
-  """
+  """Builds the index and writes it to files."""
   tuning, _ = index_vectors.queries(job.folder)
   options = BuildOptions(directory=job.saved, queries=tuning)
   start = time.perf_counter()
   index = config_from(job.kind, job.parameters).build(job.blocks(), options)
   seconds = time.perf_counter() - start
-  trials = float(str(index.report.get("trials_seconds", 0.0)))
   return {
-    "build_seconds": seconds - trials,
-    "trials_seconds": trials,
+    "build_seconds": seconds,
     "build_memory_gb": _peak_memory_gb(),
     "num_leaves": index.report.get("num_leaves"),
   }
@@ -166,7 +165,6 @@ def search(job: Job) -> Row:
     start = time.perf_counter()
     if job.kind == "scann":
       index = IsolatedIndex(config, job.saved, blocks)
-      index.wait_until_loaded()
     else:
       index = config.load(job.saved, blocks)
     found = index.search(queries, _K)

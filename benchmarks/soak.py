@@ -60,7 +60,6 @@ _TREE = fixed_tree(
   num_leaves_searched=8,
   num_reordered=64,
   reordering="float32",
-  reuse=True,
 )
 # A hanging request is repeated after this many seconds.
 _REQUEST_TIMEOUT_SECONDS = 5

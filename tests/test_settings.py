@@ -108,8 +108,8 @@ def test_a_value_that_is_not_known_yet_fits():
     (OpenQa, {"num_read": 0, "renamed_share": 2.0}),
     (Pretraining, {"num_candidates": 0, "span_weight": -1.0}),
     (SidecarConfig, {"mode": "all", "keep_generations": 0}),
-    (ScannConfig, {"recall_target": 1.2, "threads": 0}),
-    (ExactConfig, {"recall_target": 0.0, "rows_per_step": 0}),
+    (ScannConfig, {"recall_target": 1.2, "num_leaves": 0}),
+    (ExactConfig, {"capacity": 0, "rows_per_step": 0}),
     (WorldConfig, {"held_out_test": 2.0}),
   ],
 )

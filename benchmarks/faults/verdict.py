@@ -10,7 +10,8 @@ import numpy as np
 from benchmarks.runs.jobs import searching
 from benchmarks.runs.pretraining import Run
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.generations.inspection import RunGenerations
+from realm_jax.generations.inspection import inspect
+from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.training.metric_rows import read_rows
 
 # Metrics that depend on the clock.
@@ -61,8 +62,10 @@ def _last_parameters(run: Run) -> dict[str, np.ndarray]:
 
 def damaged_generations(run: Run) -> list[int]:
   """Lists the published generations whose checksums do not match."""
-  found = RunGenerations(run.model_dir, None).inspect(checksums=True)
-  return [one.step for one in found if one.problem]
+  store = GenerationStore(directory_of(run.model_dir))
+  return [
+    one.step for one in inspect(store, None, checksums=True) if one.problem
+  ]
 
 
 def refusals(run: Run) -> list[str]:

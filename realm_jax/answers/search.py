@@ -20,7 +20,7 @@ import numpy as np
 
 from realm_jax.answers.matcher import BlockMatcher
 from realm_jax.corpus.store import Corpus
-from realm_jax.storage.arrays import save_array
+from realm_jax.storage.local_disk import save_array
 
 # Rows whose occurrences are sorted and written together.
 _ROWS_PER_PART = 16_384

@@ -22,13 +22,13 @@ from realm_jax.answers import search
 from realm_jax.answers.matcher import BlockMatcher, Matches
 from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
-from realm_jax.storage.arrays import create_mapped_array, save_array
 from realm_jax.storage.atomic import (
   TargetError,
   rename_into_place,
   staging_directory,
 )
 from realm_jax.storage.json_files import JsonValue, write_json
+from realm_jax.storage.local_disk import create_mapped_array, save_array
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.storage.staging import FileRecord, StagedFiles, record_files
 

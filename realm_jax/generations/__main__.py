@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from realm_jax.configuration import command_line
-from realm_jax.generations.inspection import RunGenerations, table
+from realm_jax.generations.inspection import inspect, open_run, table
+from realm_jax.generations.manifest import GenerationError
 from realm_jax.storage.json_files import write_json
 
 _MODEL_DIR = flags.DEFINE_string(
@@ -41,15 +42,20 @@ def main(argv: Sequence[str]) -> int:
   commands = ("list", "verify", "prune")
   if len(argv) != 2 or (command := argv[1]) not in commands:
     raise app.UsageError(f"want one of {', '.join(commands)}")
-  run = RunGenerations(_MODEL_DIR.value, _GENERATIONS_DIR.value)
-  if command == "prune":
-    steps = run.prunable(keep=_KEEP.value)
-    if not _DRY_RUN.value:
-      run.store.remove(steps)
-    verb = "would remove" if _DRY_RUN.value else "removed"
-    print(f"{verb} {', '.join(map(str, steps)) or 'nothing'}")
-    return 0
-  statuses = run.inspect(checksums=command == "verify")
+  with open_run(_MODEL_DIR.value, _GENERATIONS_DIR.value) as (store, uses):
+    if command == "prune":
+      if uses is None:
+        raise GenerationError(
+          f"no run is known whose checkpoints need {store.directory}. Give "
+          "--model_dir, too"
+        )
+      steps = store.prunable(keep=_KEEP.value, pinned=uses.pinned())
+      if not _DRY_RUN.value:
+        store.remove(steps)
+      verb = "would remove" if _DRY_RUN.value else "removed"
+      print(f"{verb} {', '.join(map(str, steps)) or 'nothing'}")
+      return 0
+    statuses = inspect(store, uses, checksums=command == "verify")
   if _JSON.value:
     write_json(_JSON.value, list(map(dataclasses.asdict, statuses)))
   print(table(statuses))

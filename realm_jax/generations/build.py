@@ -46,7 +46,6 @@ from realm_jax.indexes.protocol import (
   RecallError,
   Rows,
 )
-from realm_jax.indexes.registry import parameters_of
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import (
   Retriever,
@@ -60,7 +59,7 @@ from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import PositiveInt, Range, require_valid
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.local_disk import DiskFullError
-from realm_jax.storage.staging import DamagedFileError, StagedFiles
+from realm_jax.storage.staging import DamagedFileError
 
 
 class PreemptedError(Exception):
@@ -127,13 +126,8 @@ class GenerationConfig:
 class Builder:
   """What builds generations of one corpus version, and compiles once for all.
 
-  The devices of the mesh are those of this process.
-
-  Attributes:
-    config, corpus: As given.
-    retriever: Towers, for the vocabulary of the corpus.
-    layout: Files of the vectors.
-    embedder: What embeds rows of the corpus.
+  The devices of the mesh are those of this process. The `retriever` is for the
+  vocabulary of the corpus, and the `layout` that of the files of vectors.
   """
 
   def __init__(
@@ -196,7 +190,7 @@ class Builder:
       "parameters": digest.hexdigest(),
       "corpus": self.corpus.fingerprint,
       "batches": [config.tokens_per_batch, *self.embedder.lengths],
-      "index": {index.kind: dict(parameters_of(index))},
+      "index": {index.kind: dict(vars(index))},
       "shards": dataclasses.asdict(self.layout),
     }
     if known is not None:
@@ -236,16 +230,10 @@ def build_generation(
   builds the index, measures its recall and commits. What an interrupted build
   has finished is used. One that is published for this step is replaced.
 
-  Args:
-    builder: Settings and compiled programs, for one version of the corpus.
-    step: Step of the checkpoint.
-    params: Parameters of the retriever, on the devices.
-    store: Store of the generations.
-    agreement: Agreement of all processes, each of which calls this.
-    known: Vectors that may be copied; None takes those of an earlier
-      generation, if the settings ask for a partial refresh.
-    identity: Name of the draft; None is the builder's checksum.
-    check: Function that is called regularly; an exception stops the work.
+  The `params` of the retriever are on the devices. Without `known` vectors,
+  those of an earlier generation are copied if the settings ask for a partial
+  refresh. The `identity` names the draft; None is the builder's checksum. The
+  function `check` is called regularly, and an exception stops the work.
 
   Raises:
     DiskFullError: The disk is full; nothing published has changed.
@@ -278,8 +266,9 @@ def build_generation(
 
   def embed_shards() -> None:
     with store.disk_full_explained(step):
-      for shard in draft.missing():
-        if shard % agreement.count != agreement.index:
+      done = draft.records()
+      for shard in range(agreement.index, len(layout), agreement.count):
+        if shard in done:
           continue
         check()
         start, rows = time.monotonic(), layout.rows(shard)
@@ -303,8 +292,6 @@ def build_generation(
       shards = tuple(record.shard for record in records)
       vectors = Embeddings(files, shards, dim=layout.dim, dtype=layout.dtype)
       for_tuning, held_out = builder.queries(params)
-      # Its files stay as long as this variable.
-      earlier = _earlier_index(store, step, kind=kind)
       check()
       start = time.monotonic()
       index = config.index.build(
@@ -312,7 +299,6 @@ def build_generation(
         BuildOptions(
           directory=files.root / kind,
           queries=for_tuning,
-          previous=earlier.root / kind if earlier else None,
           check=check,
         ),
       )
@@ -330,7 +316,7 @@ def build_generation(
         dim=layout.dim,
         dtype=layout.dtype,
         index_kind=kind,
-        index_parameters=parameters_of(config.index),
+        index_parameters=dict(vars(config.index)),
         recall=recall,
         recall_queries=len(held_out.token_ids),
         embed_seconds=round(sum(record.seconds for record in records), 3),
@@ -399,24 +385,3 @@ def publish_vectors(
   except BaseException:
     store.remove_drafts()
     raise
-
-
-def _earlier_index(
-  store: GenerationStore, step: int, *, kind: str
-) -> StagedFiles | None:
-  """Returns the files of the newest earlier index, if it is of the same kind.
-
-  The new index may start from it, so all of its bytes are verified. What is
-  copied from an object store stays as long as the returned files do.
-  """
-  earlier = [other for other in store.steps() if other < step]
-  if not earlier:
-    return None
-  try:
-    files = store.files(store.manifest(earlier[-1]))
-    paths = files.below(kind)
-    files.get(paths)
-    return files if paths else None
-  except (GenerationError, DiskFullError) as error:
-    logging.warning("the index is built without an earlier one: %s", error)
-    return None

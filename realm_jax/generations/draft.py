@@ -27,13 +27,13 @@ from realm_jax.generations.manifest import (
   to_checked_json,
 )
 from realm_jax.generations.vectors import check_finite
-from realm_jax.storage.arrays import save_array
 from realm_jax.storage.atomic import atomic_file, atomic_text_file
+from realm_jax.storage.local_disk import save_array
 from realm_jax.storage.paths import (
   copy_object,
   list_names,
   read_text,
-  upload_files,
+  upload_directory,
 )
 from realm_jax.storage.staging import (
   DamagedFileError,
@@ -97,24 +97,21 @@ class Draft:
   def __init__(self, folder: epath.Path, layout: ShardLayout):
     self.folder = folder
     self.layout = layout
-    self._records: dict[int, ShardRecord] = {}
 
-  def missing(self) -> list[int]:
-    """Returns the shards that are not complete, by one listing."""
-    names = set(list_names(self.folder))
+  def records(self) -> dict[int, ShardRecord]:
+    """Returns the records of the shards that are complete, by number."""
+    names, records = set(list_names(self.folder)), {}
     for shard in range(len(self.layout)):
       record = self._record_name(shard)
-      if not {record, self.layout.name(shard)} <= names:
-        self._records.pop(shard, None)
-      elif shard not in self._records:
+      if {record, self.layout.name(shard)} <= names:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
           values = from_checked_json(read_text(self.folder / record))
-          self._records[shard] = ShardRecord(
+          records[shard] = ShardRecord(
             EmbeddingsShard(**values["shard"]),
             tuple(FileRecord(**file) for file in values["files"]),
             values["seconds"],
           )
-    return [i for i in range(len(self.layout)) if i not in self._records]
+    return records
 
   def add(
     self,
@@ -126,11 +123,8 @@ class Draft:
   ) -> None:
     """Writes the vectors of a shard, and then its record.
 
-    Args:
-      shard: Number of the shard.
-      vectors: Vectors of its rows.
-      steps: Checkpoint steps that the rows were embedded with.
-      seconds: Time that was spent on the vectors.
+    The `steps` are those of the checkpoints that its rows were embedded with,
+    and `seconds` the time that was spent on the vectors.
 
     Raises:
       GenerationError: A vector is not finite.
@@ -161,14 +155,17 @@ class Draft:
   def adopt(self) -> None:
     """Copies shards of earlier builders, which have folders of their own."""
     identity, separator, _ = self.folder.name.partition("-")
+    done = self.records()
     for name in list_names(self.folder.parent) if separator else ():
       if not name.startswith(f"{identity}-") or name == self.folder.name:
         continue
       earlier = Draft(self.folder.parent / name, self.layout)
-      for shard in {*self.missing()} - {*earlier.missing()}:
-        paths = [file.path for file in earlier._records[shard].files]
-        for path in (*paths, self._record_name(shard)):
-          copy_object(earlier.folder / path, self.folder / path)
+      for shard, record in earlier.records().items():
+        if shard not in done:
+          done[shard] = record
+          paths = [file.path for file in record.files]
+          for path in (*paths, self._record_name(shard)):
+            copy_object(earlier.folder / path, self.folder / path)
 
   def verified(self) -> tuple[StagedFiles, list[ShardRecord]]:
     """Returns the files of all shards, local or copied, and their records.
@@ -179,23 +176,26 @@ class Draft:
       DamagedFileError: A shard is missing, or differs from its record. It is
         dropped, so that it is embedded again.
     """
-    missing = [self.layout.name(shard) for shard in self.missing()]
-    by_path = {f.path: i for i, r in self._records.items() for f in r.files}
-    records = [self._records[shard] for shard in sorted(self._records)]
-    staged = StagedFiles(self.folder, [f for r in records for f in r.files])
-    damaged = sorted(staged.problems(by_path))
-    for shard in {by_path[path] for path in damaged}:
-      del self._records[shard]
-      (self.folder / self._record_name(shard)).unlink(missing_ok=True)
-    if missing or damaged:
+    records = self.records()
+    bad = {self.layout.name(i) for i in range(len(self.layout))}
+    bad -= {record.shard.path for record in records.values()}
+    by_path = {f.path: i for i, r in records.items() for f in r.files}
+    staged = StagedFiles(
+      self.folder, [file for r in records.values() for file in r.files]
+    )
+    for path in staged.problems(by_path):
+      bad.add(path)
+      name = self._record_name(by_path[path])
+      (self.folder / name).unlink(missing_ok=True)
+    if bad:
       raise DamagedFileError(
-        f"{', '.join(missing + damaged)} in {self.folder} changed after they "
-        "were written: embedding their rows again"
+        f"{', '.join(sorted(bad))} in {self.folder} changed after they were "
+        "written: embedding their rows again"
       )
     for path in staged.root.iterdir():
       if path.is_dir():
         shutil.rmtree(path)
-    return staged, records
+    return staged, list(records.values())
 
   def record_others(self, root: Path) -> tuple[FileRecord, ...]:
     """Returns the records of all files in folders below a local directory.
@@ -209,7 +209,8 @@ class Draft:
     )
     records = record_files(root, paths)
     if root != Path(self.folder):
-      upload_files(root, paths, self.folder)
+      for folder in {path.partition("/")[0] for path in paths}:
+        upload_directory(root / folder, self.folder / folder)
     return records
 
   def _record_name(self, shard: int) -> str:

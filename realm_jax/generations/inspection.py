@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from etils import epath
 from tqdm import tqdm
@@ -29,71 +29,59 @@ class GenerationStatus:
   problem: str
 
 
-class RunGenerations:
-  """The generations of a run, found by one of its directories or both.
+@contextlib.contextmanager
+def open_run(
+  model_dir: epath.PathLike | None, generations_dir: epath.PathLike | None
+) -> Iterator[tuple[GenerationStore, GenerationUses | None]]:
+  """Opens the generations of a run by one of its directories, or both.
+
+  What its checkpoints use is None where no checkpoints are found.
 
   Raises:
     GenerationError: Neither is given, or there is no such directory.
     StoreAccessError: A bucket cannot be read.
   """
+  if model_dir is None and generations_dir is None:
+    raise GenerationError("give --model_dir, --generations_dir, or both")
+  require_readable(model_dir, generations_dir)
+  folder = directory_of(model_dir or "", generations_dir)
+  if not folder.is_dir():
+    raise GenerationError(
+      f"there is no folder {folder}; `realm_jax.build_index` makes one when "
+      "it publishes its first generation"
+    )
+  if model_dir is None and (folder.parent / FOLDER).is_dir():
+    model_dir = folder.parent
+  store = GenerationStore(folder)
+  if model_dir is None:
+    yield store, None
+    return
+  with contextlib.closing(CheckpointStore(model_dir)) as checkpoints:
+    yield store, GenerationUses(checkpoints)
 
-  def __init__(
-    self,
-    model_dir: epath.PathLike | None,
-    generations_dir: epath.PathLike | None,
-  ):
-    if model_dir is None and generations_dir is None:
-      raise GenerationError("give --model_dir, --generations_dir, or both")
-    require_readable(model_dir, generations_dir)
-    folder = directory_of(model_dir or "", generations_dir)
-    if not folder.is_dir():
-      raise GenerationError(
-        f"there is no folder {folder}; `realm_jax.build_index` makes one when "
-        "it publishes its first generation"
-      )
-    if model_dir is None and (folder.parent / FOLDER).is_dir():
-      model_dir = folder.parent
-    self.store = GenerationStore(folder)
-    self._model_dir = model_dir
 
-  def inspect(self, *, checksums: bool = False) -> list[GenerationStatus]:
-    """Returns the status of every generation, in order of steps.
+def inspect(
+  store: GenerationStore,
+  uses: GenerationUses | None,
+  *,
+  checksums: bool = False,
+) -> list[GenerationStatus]:
+  """Returns the status of every generation, in order of steps.
 
-    Sizes are always compared; with `checksums` all bytes are read.
-    """
-    used = {}
-    if self._model_dir is not None:
-      with contextlib.closing(CheckpointStore(self._model_dir)) as checkpoints:
-        used = GenerationUses(checkpoints).of(checkpoints.steps())
-    statuses = []
-    for step in self.store.steps():
-      manifest, problem = None, ""
-      try:
-        manifest = self.store.manifest(step)
-        self.store.verify(step, checksums=checksums)
-      except GenerationError as error:
-        problem = str(error)
-      users = [at for at, use in used.items() if use.generation == step]
-      statuses.append(GenerationStatus(step, manifest, users, problem))
-    return statuses
-
-  def prunable(self, *, keep: int) -> list[int]:
-    """Returns the steps that a sidecar in the mode `newest` would remove.
-
-    The generations of checkpoints whose run waits for them stay, too.
-
-    Raises:
-      GenerationError: The run of the generations is not known.
-      UnknownNeedsError: The checkpoints do not say which they need.
-    """
-    if self._model_dir is None:
-      raise GenerationError(
-        f"no run is known whose checkpoints need {self.store.directory}. Give "
-        "--model_dir, too"
-      )
-    with contextlib.closing(CheckpointStore(self._model_dir)) as checkpoints:
-      pinned = GenerationUses(checkpoints).pinned()
-    return self.store.prunable(keep=keep, pinned=pinned)
+  Sizes are always compared; with `checksums` all bytes are read.
+  """
+  used = uses.of() if uses is not None else {}
+  statuses = []
+  for step in store.steps():
+    manifest, problem = None, ""
+    try:
+      manifest = store.manifest(step)
+      store.verify(step, checksums=checksums)
+    except GenerationError as error:
+      problem = str(error)
+    users = [at for at, use in used.items() if use.generation == step]
+    statuses.append(GenerationStatus(step, manifest, users, problem))
+  return statuses
 
 
 def table(statuses: Sequence[GenerationStatus]) -> str:

@@ -1,7 +1,6 @@
 """Loading of generations: files are verified, and the index is ready."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 from absl import logging
@@ -22,17 +21,15 @@ from realm_jax.generations.vectors import (
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
-  Blocks,
   BuildOptions,
   Index,
   IndexConfig,
   IndexCrashedError,
   IndexLoadError,
+  config_from,
 )
-from realm_jax.indexes.registry import config_from
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
-from realm_jax.storage.staging import StagedFiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +93,12 @@ def load_generation(
   """Verifies and loads the generation of a checkpoint step.
 
   Args:
-    generations_dir: Directory of the generations, local or on an object store.
+    generations_dir: Directory of the generations.
     step: Checkpoint step of the generation.
     corpus: Corpus of the generation, in any version.
-    mesh: Mesh for the query tower's parameters and for an index that lives on
-      devices. None leaves the parameters on the host.
-    index: Settings of another index to search the same blocks; None loads the
-      one that was published.
+    mesh: Mesh of an index on devices and of the query tower's parameters, which
+      otherwise stay on the host.
+    index: Settings of another index to build over the same blocks.
     beside_training: Whether files are verified by a thread of low priority,
       and an index whose library may crash is loaded in a process of its own.
     reads_vectors: Whether the vectors will be read besides the index. If not,
@@ -126,16 +122,17 @@ def load_generation(
     files.get(needed)
     loaded = index.build(blocks, BuildOptions(mesh=mesh))
   else:
-    needed += files.below(manifest.index_kind)
+    kind = manifest.index_kind
+    files.get([*needed, *files.below(kind)])
     try:
-      loaded = _load_index(
-        *(manifest, files, needed, blocks),
-        mesh=mesh,
-        beside_training=beside_training,
-      )
+      config = config_from(kind, manifest.index_parameters)
+      if beside_training and config.may_crash:
+        loaded = IsolatedIndex(config, files.root / kind, blocks)
+      else:
+        loaded = config.load(files.root / kind, blocks, mesh=mesh)
     except (IndexLoadError, IndexCrashedError) as error:
       # If files were removed or changed meanwhile, that is what to report.
-      files.get(needed, again=True)
+      files.get(files.below(kind), again=True)
       if isinstance(error, IndexCrashedError):
         raise
       raise GenerationError(f"{store.path(step)}: {error}") from error
@@ -147,35 +144,6 @@ def load_generation(
   return Generation(
     *(step, manifest, corpus, loaded, query_params, embeddings), mesh=mesh
   )
-
-
-def _load_index(
-  manifest: Manifest,
-  files: StagedFiles,
-  needed: Sequence[str],
-  blocks: Blocks,
-  *,
-  mesh: Mesh | None,
-  beside_training: bool,
-) -> Index:
-  """Loads the published index, and verifies files before or meanwhile."""
-  saved = files.root / manifest.index_kind
-  config = config_from(manifest.index_kind, manifest.index_parameters)
-  if not (beside_training and config.may_crash):
-    files.get(needed)
-    return config.load(saved, blocks, mesh=mesh)
-  if files.is_copied:
-    files.get(needed)
-  else:
-    files.verify(needed, checksums=False)
-  index = IsolatedIndex(config, saved, blocks)
-  try:
-    files.get(needed)
-    index.wait_until_loaded()
-  except BaseException:
-    index.close()
-    raise
-  return index
 
 
 def load_newest(

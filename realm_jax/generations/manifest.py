@@ -41,23 +41,6 @@ class EmbeddingsShard:
 
 
 @dataclasses.dataclass(frozen=True)
-class PartialRecord:
-  """The partial refresh that made a generation from an earlier one.
-
-  Attributes:
-    base: Checkpoint step of the generation that vectors were copied from.
-    embedded_blocks: Number of blocks embedded.
-    embedded_share: Share of the tokens of a full embedding.
-    new_blocks: Number of blocks that the base lacks.
-  """
-
-  base: int
-  embedded_blocks: int
-  embedded_share: float
-  new_blocks: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Manifest:
   """The description of a generation.
 
@@ -72,7 +55,10 @@ class Manifest:
     folder: Directory of the files, relative to the generation's directory.
     model: Checksum of the model's settings and the names and shapes of its
       parameters.
-    partial: Record of the partial refresh; None where all were embedded.
+    partial: Record of a partial refresh, None where all were embedded: `base`,
+      the step of the generation that vectors were copied from, `new_blocks`,
+      the blocks that it lacks, `embedded_blocks`, and `embedded_share`, that of
+      the tokens.
     index_report: Choices and measurements of the index's build.
     created: Time of publication, in UTC.
   """
@@ -93,7 +79,7 @@ class Manifest:
   files: tuple[FileRecord, ...]
   folder: str
   model: str = ""
-  partial: PartialRecord | None = None
+  partial: Mapping[str, float] | None = None
   index_report: Mapping[str, JsonValue] = dataclasses.field(
     default_factory=dict
   )
@@ -159,13 +145,7 @@ def json_checksum(values: Mapping[str, JsonValue]) -> str:
 def _from_values(values: dict[str, Any]) -> Manifest:
   shards = tuple(EmbeddingsShard(**s) for s in values.pop("embeddings"))
   files = tuple(FileRecord(**file) for file in values.pop("files"))
-  partial = values.pop("partial")
-  manifest = Manifest(
-    embeddings=shards,
-    files=files,
-    partial=partial and PartialRecord(**partial),
-    **values,
-  )
+  manifest = Manifest(embeddings=shards, files=files, **values)
   if (rows := sum(shard.rows for shard in shards)) != manifest.num_blocks:
     raise ValueError(
       f"its embeddings have {rows} rows for {manifest.num_blocks} blocks"

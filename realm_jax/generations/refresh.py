@@ -10,11 +10,7 @@ from jaxtyping import Bool, Float, Int
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations.manifest import (
-  GenerationError,
-  Manifest,
-  PartialRecord,
-)
+from realm_jax.generations.manifest import GenerationError, Manifest
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import Embeddings
 from realm_jax.partitioning.agreement import Agreement
@@ -130,23 +126,14 @@ def rows_to_embed(
   costs: Int[np.ndarray, " N"],
   fraction: float | None = None,
   max_age_steps: int | None = None,
-) -> tuple[Bool[np.ndarray, " N"], PartialRecord | None]:
+) -> tuple[Bool[np.ndarray, " N"], dict[str, float] | None]:
   """Chooses the rows to embed: new and overdue ones, then the oldest.
 
-  They cost the `fraction` of all tokens, or more where new and overdue rows
-  alone do. All are embedded if the new ones do.
-
-  Args:
-    known: Vectors that can be copied; None embeds all rows.
-    step: Checkpoint step of the new generation.
-    costs: Number of tokens of each row.
-    fraction: Share of the tokens to embed.
-    max_age_steps: Age that no vector exceeds at the step of its generation.
-      None allows the age that a vector reaches when the whole corpus is
-      embedded once before its turn comes again.
-
-  Returns:
-    Whether each row is embedded, and the record of a partial refresh, if any.
+  They cost the `fraction` of all tokens, which `costs` has by row, or more
+  where new and overdue rows alone do. All are embedded if the new ones do, and
+  where no vectors are known. The settings are those of `GenerationConfig`.
+  Returns whether each row is embedded, and the record of a partial refresh, if
+  any.
   """
   if known is None:
     return np.ones(len(costs), bool), None
@@ -169,7 +156,9 @@ def rows_to_embed(
     rest = rest[np.argsort(-ages[rest], kind="stable")]
     fits = np.cumsum(costs[rest]) <= budget - costs[chosen].sum()
     chosen[rest[fits]] = True
-  share = round(float(costs[chosen].sum() / costs.sum()), 4)
-  return chosen, PartialRecord(
-    known.base.step, int(chosen.sum()), share, num_new
-  )
+  return chosen, {
+    "base": known.base.step,
+    "embedded_blocks": int(chosen.sum()),
+    "embedded_share": round(float(costs[chosen].sum() / costs.sum()), 4),
+    "new_blocks": num_new,
+  }

@@ -1,14 +1,10 @@
 """Which generations the checkpoints of a run need."""
 
 import contextlib
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from realm_jax.checkpoints.store import CheckpointStore, recorded_generation
-
-# Longer than it takes to delete the files of a checkpoint.
-_REMOVAL_SECONDS = 5.0
 
 
 class UnknownNeedsError(ValueError):
@@ -29,12 +25,13 @@ class GenerationUses:
     self._checkpoints = checkpoints
     self._uses: dict[int, Use] = {}
 
-  def of(self, steps: Sequence[int]) -> dict[int, Use]:
-    """Returns the uses at those checkpoints that can be read, by step."""
+  def of(self, steps: Sequence[int] | None = None) -> dict[int, Use]:
+    """Returns the uses at checkpoints, or all, that can be read, by step."""
+    steps = self._checkpoints.steps() if steps is None else steps
     for step in set(steps) - set(self._uses):
-      # It may be removed meanwhile, without loop state, or unreadable.
+      # It may be removed meanwhile, or unreadable.
       with contextlib.suppress(ValueError, OSError):
-        loop = self._checkpoints.restore(step, items=("loop",))["loop"]
+        loop = self._checkpoints.loop_item(step)
         self._uses[step] = Use(
           recorded_generation(loop), bool(loop.get("lag_steps", 0))
         )
@@ -57,34 +54,12 @@ class GenerationUses:
       )
     uses = self.of(steps)
     for step in set(steps) - set(uses):
-      if self._has_loop(step) and not is_removed(self._checkpoints, step):
-        raise UnknownNeedsError(
-          f"checkpoint {step} of {self._checkpoints.directory} does not say "
-          "which generation it needs, for it cannot be read; remove it, or try "
-          "again"
-        )
+      raise UnknownNeedsError(
+        f"checkpoint {step} of {self._checkpoints.directory} does not say "
+        "which generation it needs, for it cannot be read; remove it, or try "
+        "again"
+      )
     waiting = {step for step, use in uses.items() if use.run_waits}
     used = {use.generation for use in uses.values()}
     pinned = used.union(steps if every else waiting)
     return {step for step in pinned if step is not None}
-
-  def _has_loop(self, step: int) -> bool:
-    """Returns whether a checkpoint has loop state, as far as can be seen."""
-    try:
-      return "loop" in self._checkpoints.items(step)
-    except (ValueError, OSError):
-      return True
-
-
-def is_removed(checkpoints: CheckpointStore, step: int) -> bool:
-  """Returns whether a checkpoint that cannot be restored is being removed.
-
-  Its directory is removed last, so it is listed for a moment after its files
-  are gone; this waits for that.
-  """
-  end = time.monotonic() + _REMOVAL_SECONDS
-  while step in checkpoints.steps():
-    if time.monotonic() > end:
-      return False
-    time.sleep(0.2)
-  return True

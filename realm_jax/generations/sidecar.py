@@ -9,7 +9,6 @@ and stop together.
 import contextlib
 import dataclasses
 import functools
-import json
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -41,7 +40,6 @@ from realm_jax.generations.refresh import (
 from realm_jax.generations.retention import (
   GenerationUses,
   UnknownNeedsError,
-  is_removed,
 )
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.indexes.bm25 import Bm25Config
@@ -49,7 +47,6 @@ from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.protocol import IndexConfig, RecallError
 from realm_jax.indexes.random import RandomConfig
-from realm_jax.indexes.registry import parameters_of
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning.agreement import Agreement
@@ -70,6 +67,9 @@ from realm_jax.storage.sole_process import (
 from realm_jax.storage.staging import DamagedFileError
 
 _REMINDER_SECONDS = 60.0
+# A trainer that removes a checkpoint removes its files first: one that cannot
+# be read may be gone at the next attempt.
+_ATTEMPTS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,17 +129,11 @@ def build_index(
 ) -> list[int]:
   """Builds generations of the checkpoints of a run, until SIGTERM or for one.
 
-  Args:
-    model_dir: Directory of the run, which need not have checkpoints yet.
-    corpus_dir: Corpus, which may be updated meanwhile.
-    generation: Settings of the generations.
-    sidecar: Settings of the sidecar.
-    generations_dir: Directory for them; None is MODEL_DIR/generations.
-    once: Whether to turn on `sidecar.once`.
-    stop: Event that ends it; None is one that SIGTERM sets.
-
-  Returns:
-    The steps that were published.
+  The run in `model_dir` need not have checkpoints yet, and the corpus may be
+  updated meanwhile. Generations go to `generations_dir`, or else to
+  MODEL_DIR/generations. With `once` the setting of that name is turned on. The
+  event `stop` ends it; None is one that SIGTERM sets. Returns the steps that
+  were published.
 
   Raises:
     DiskFullError: The disk is full, with `once`; otherwise the sidecar waits.
@@ -194,21 +188,12 @@ def build_index(
     return running.published
 
 
-class _RemovedCheckpointError(CheckpointError):
-  """A checkpoint that was removed while it was read."""
-
-
 class _Choice(NamedTuple):
-  """What all processes do next: build a generation, wait for a step, or end.
-
-  `is_newest` is whether the step is that of the newest checkpoint to build
-  from.
-  """
+  """What all processes do next: build a generation, wait for a step, or end."""
 
   step: int | None = None
   corpus_version: int = 0
   corpus_fingerprint: str = ""
-  is_newest: bool = False
   ends: bool = False
 
 
@@ -221,7 +206,7 @@ class _Sidecar:
     stop: Event that ends waits.
     check: Function that raises PreemptedError once the sidecar must end.
     published: Steps that were published.
-    skipped: Checkpoints from which no generation can be built.
+    failed: Errors of checkpoints from which no generation could be built.
   """
 
   config: SidecarConfig
@@ -234,7 +219,7 @@ class _Sidecar:
   check: Callable[[], None]
   builder: Builder | None = None
   published: list[int] = dataclasses.field(default_factory=list)
-  skipped: set[int] = dataclasses.field(default_factory=set)
+  failed: dict[int, list[ValueError]] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     self._uses = GenerationUses(self.checkpoints)
@@ -258,9 +243,7 @@ class _Sidecar:
         continue
       try:
         builder, params, known = agreement.on_all_processes(
-          "checkpoint",
-          functools.partial(self._restore, choice),
-          (_RemovedCheckpointError, *SHARED_ERRORS),
+          "checkpoint", functools.partial(self._restore, choice), SHARED_ERRORS
         )
         build_generation(
           *(builder, step, params, self.store),
@@ -269,15 +252,10 @@ class _Sidecar:
           check=self.check,
         )
         self.published.append(step)
-      except (RecallError, UnreadableCheckpointError) as error:
-        # A trainer that was killed may have left an old one half removed.
-        must_be = choice.is_newest
-        if isinstance(error, RecallError):
-          must_be = config.skips_none
-        if config.once or must_be:
-          raise
-        self.skipped.add(step)
+      except (RecallError, CheckpointError) as error:
         logging.error("generation %d is not built: %s", step, error)
+        self.failed.setdefault(step, []).append(error)
+        stop.wait(config.poll_seconds)
       except DiskFullError as error:
         if config.once:
           raise
@@ -287,7 +265,7 @@ class _Sidecar:
         )
         agreement.on_process_0("room", make_room)
         stop.wait(config.retry_seconds)
-      except (DamagedFileError, _RemovedCheckpointError) as error:
+      except DamagedFileError as error:
         logging.warning("%s", error)
         # Another host may see a network file system's files a little later.
         stop.wait(config.poll_seconds)
@@ -296,23 +274,46 @@ class _Sidecar:
   def _restore(
     self, choice: _Choice
   ) -> tuple[Builder, Params, KnownVectors | None]:
-    """Returns what builds, and the towers and the vectors of a checkpoint."""
+    """Returns what builds, and the towers and the vectors of a checkpoint.
+
+    Raises:
+      CheckpointError: The checkpoint is of another model or vocabulary, cannot
+        be read, or was removed meanwhile.
+    """
     corpus = self.corpus.at(choice.corpus_version, choice.corpus_fingerprint)
     if self.builder is None or self.builder.corpus is not corpus:
       self.builder = Builder(self.generation, corpus)
-    assert choice.step is not None
-    restored = _restored(self.builder, self.checkpoints, choice.step)
-    return self.builder, *restored
+    step, checkpoints = choice.step, self.checkpoints
+    assert step is not None
+    like = {"retriever": self.builder.abstract_params()}
+    try:
+      checkpoints.require_vocabulary(step, corpus.vocab_sha256)
+      restored = checkpoints.restore(step, items=("retriever",), like=like)
+      known = checkpoint_vectors(checkpoints, step, corpus)
+    except OSError as error:
+      raise UnreadableCheckpointError(str(error)) from error
+    return self.builder, restored["retriever"], known
 
   def _choose(self) -> _Choice:
     """Returns the choice.
 
     Raises:
-      CheckpointError: The checkpoint that is wanted will not come any more.
+      CheckpointError: The checkpoint that is wanted will not come any more, or
+        cannot be used.
+      RecallError: The index of a generation that must not be skipped is below
+        its target.
     """
     self.check()
     config = self.config
-    self._follow_corpus()
+    try:
+      self.corpus = self.corpus.newest()
+    except CorpusError as error:
+      logging.log_every_n_seconds(
+        logging.WARNING,
+        "staying with version %d of the corpus: %s",
+        _REMINDER_SECONDS,
+        *(self.corpus.version, error),
+      )
     self.store.remove_damaged(marked=True)
     steps = self._candidate_steps()
     distance = 1 if config.once else config.refresh_every_steps or 1
@@ -321,31 +322,41 @@ class _Sidecar:
     # Those that a run uses which resumes from the newest checkpoint come first.
     needed = {use.generation for use in self._uses.of(steps[-1:]).values()}
     lost = [step for step in steps if step in needed]
-    done = self._up_to_date(newest) | self.skipped
-    order = [*lost, *(wanted if config.skips_none else newest)]
-    step = next((step for step in order if step not in done), None)
-    if step is None:
-      if config.once and steps:
-        logging.info("generation %d is up to date", steps[-1])
-      elif steps:
-        message = "waiting for the next checkpoint"
-        logging.log_every_n_seconds(logging.INFO, message, 600.0)
-      else:
-        # A run without checkpoints may be one in another MODEL_DIR.
-        logging.log_every_n_seconds(
-          logging.INFO,
-          "no checkpoint yet in %s; waiting for the first, which `python -m "
-          "realm_jax.train` writes to this MODEL_DIR",
-          _REMINDER_SECONDS,
-          self.checkpoints.directory,
-        )
-      return _Choice(ends=config.once and bool(steps))
-    version, fingerprint = self.corpus.version, self.corpus.fingerprint
-    logging.info(
-      "building generation %d on version %d of the corpus", step, version
-    )
-    self.store.remove_drafts(but=step)
-    return _Choice(step, version, fingerprint, is_newest=step in newest)
+    done = self._up_to_date(newest)
+    for step in (*lost, *(wanted if config.skips_none else newest)):
+      if step in done:
+        continue
+      if errors := self.failed.get(step):
+        is_unreadable = isinstance(errors[-1], UnreadableCheckpointError)
+        if not is_unreadable or len(errors) >= _ATTEMPTS:
+          # A trainer that was killed may have left an old one half removed.
+          may_skip = is_unreadable and step not in newest
+          if isinstance(errors[-1], RecallError):
+            may_skip = not config.skips_none
+          if config.once or not may_skip:
+            raise errors[-1]
+          continue
+      version, fingerprint = self.corpus.version, self.corpus.fingerprint
+      logging.info(
+        "building generation %d on version %d of the corpus", step, version
+      )
+      self.store.remove_drafts(but=step)
+      return _Choice(step, version, fingerprint)
+    if config.once and steps:
+      logging.info("generation %d is up to date", steps[-1])
+    elif steps:
+      message = "waiting for the next checkpoint"
+      logging.log_every_n_seconds(logging.INFO, message, 600.0)
+    else:
+      # A run without checkpoints may be one in another MODEL_DIR.
+      logging.log_every_n_seconds(
+        logging.INFO,
+        "no checkpoint yet in %s; waiting for the first, which `python -m "
+        "realm_jax.train` writes to this MODEL_DIR",
+        _REMINDER_SECONDS,
+        self.checkpoints.directory,
+      )
+    return _Choice(ends=config.once and bool(steps))
 
   def _prune(self) -> None:
     """Removes generations that nobody needs."""
@@ -360,19 +371,6 @@ class _Sidecar:
     self.store.remove(steps)
     if steps:
       logging.info("removed generations %s", steps)
-
-  def _follow_corpus(self) -> None:
-    """Goes on to the newest version, or logs why the corpus has none."""
-    try:
-      self.corpus = self.corpus.newest()
-    except CorpusError as error:
-      logging.log_every_n_seconds(
-        logging.WARNING,
-        "staying with version %d of the corpus: %s",
-        _REMINDER_SECONDS,
-        self.corpus.version,
-        error,
-      )
 
   def _candidate_steps(self) -> list[int]:
     """Returns the checkpoints, or only `checkpoint_step` if it is given."""
@@ -395,8 +393,6 @@ class _Sidecar:
     unless none is skipped. Others may be of any version that still exists.
     """
     index, corpus = self.generation.index, self.corpus
-    # As a manifest holds them, without tuples.
-    parameters = json.loads(json.dumps(parameters_of(index)))
     steps = set()
     for step in self.store.steps():
       with contextlib.suppress(GenerationError):
@@ -404,7 +400,9 @@ class _Sidecar:
         version = found.corpus_version, found.corpus_fingerprint
         may_be_old = step not in newest or self.config.skips_none
         if (
-          (found.index_kind, found.index_parameters) == (index.kind, parameters)
+          found.index_kind == index.kind
+          # Another version of this program may have had more settings.
+          and found.index_parameters.items() >= vars(index).items()
           and found.dtype == self.generation.stored_dtype
           and (
             version[1] == corpus.fingerprint
@@ -413,29 +411,6 @@ class _Sidecar:
         ):
           steps.add(step)
     return steps
-
-
-def _restored(
-  builder: Builder, checkpoints: CheckpointStore, step: int
-) -> tuple[Params, KnownVectors | None]:
-  """Restores the retriever of a checkpoint to the devices, and its vectors.
-
-  Raises:
-    CheckpointError: The checkpoint is of another model or vocabulary, cannot be
-      read, or was removed meanwhile.
-  """
-  like = {"retriever": builder.abstract_params()}
-  try:
-    checkpoints.require_vocabulary(step, builder.corpus.vocab_sha256)
-    restored = checkpoints.restore(step, items=("retriever",), like=like)
-    own = checkpoint_vectors(checkpoints, step, builder.corpus)
-    return restored["retriever"], own
-  except (ValueError, OSError) as error:
-    if not is_removed(checkpoints, step):
-      raise
-    raise _RemovedCheckpointError(
-      f"checkpoint {step} was removed meanwhile ({error})"
-    ) from error
 
 
 def index_of_run(

@@ -36,7 +36,6 @@ from realm_jax.storage.paths import (
   is_remote,
   list_names,
   read_bytes,
-  read_text,
   version_of,
 )
 from realm_jax.storage.staging import StagedFiles
@@ -136,12 +135,9 @@ class GenerationStore:
     return manifest
 
   def draft(self, step: int, identity: str, layout: ShardLayout) -> Draft:
-    """Returns the folder in which a builder makes a generation.
+    """Returns the folder in which a builder makes the generation of a step.
 
-    Args:
-      step: Checkpoint step of the generation.
-      identity: Checksum of everything that determines its vectors.
-      layout: Files of the vectors.
+    The `identity` is a checksum of everything that determines its vectors.
     """
     name = f"{identity}-{self._builder}" if self._builder else identity
     return Draft(self.path(step) / name, layout)
@@ -223,7 +219,7 @@ class GenerationStore:
     for step in steps:
       # On a full disk, the files are taken for a draft's, and go sooner.
       with contextlib.suppress(OSError):
-        (self.path(step) / _REMOVED).write_text(str(time.time()))
+        (self.path(step) / _REMOVED).write_text("")
       (self.path(step) / MANIFEST).unlink(missing_ok=True)
     self.remove_old_files()
 
@@ -234,15 +230,12 @@ class GenerationStore:
     """
     removed = []
     for step in self._all_steps():
-      names = list_names(self.path(step))
-      if _REMOVED in names and MANIFEST not in names:
-        with contextlib.suppress(FileNotFoundError):
-          # Where the disk was full, it is empty.
-          since = read_text(self.path(step) / _REMOVED) or "0"
-          removed.append((float(since), step))
-    last = sorted(removed)[-max_removed:] if max_removed else []
-    for since, step in removed:
-      if (since, step) not in last or time.time() - since > _REMOVAL_SECONDS:
+      if {_REMOVED, MANIFEST} & {*list_names(self.path(step))} == {_REMOVED}:
+        since = (self.path(step) / _REMOVED).stat().mtime
+        removed.append((since, step))
+    recently = time.time() - _REMOVAL_SECONDS
+    for i, (since, step) in enumerate(sorted(removed, reverse=True)):
+      if i >= max_removed or since < recently:
         logging.info("removing the files of generation %d", step)
         _rmtree(self.path(step))
 

@@ -27,13 +27,9 @@ QUERY_TOWER = "query_tower/parameters.safetensors"
 class Embeddings:
   """The vectors of a generation, memory-mapped file by file on first access.
 
-  Args:
-    files: Files of the generation, each verified or copied when it is mapped.
-    shards: Shards of the generation, in row order.
-    dim: Dimension of the vectors.
-    dtype: Type of the stored vectors, `float32` or `bfloat16`.
-
-  Every access raises a GenerationError if a file differs from the manifest.
+  The `shards` are in row order, and the `dtype` is that of the stored vectors,
+  `float32` or `bfloat16`. Every access verifies, or copies, the files that it
+  needs, and raises a GenerationError if one differs from the manifest.
   """
 
   def __init__(
@@ -81,12 +77,9 @@ class Embeddings:
     """
     self._files.get(self.paths(), again=True)
 
-  def __len__(self) -> int:
-    return self.shape[0]
-
   def __getitem__(self, rows: slice) -> Float[np.ndarray, "n d"]:
     """Returns consecutive rows, without a copy if one file holds them."""
-    start, stop, stride = rows.indices(len(self))
+    start, stop, stride = rows.indices(self.shape[0])
     if stride != 1:
       raise IndexError(f"stride {stride}; want consecutive rows")
     parts = [
@@ -105,9 +98,9 @@ class Embeddings:
       IndexError: A row is not in 0 … N − 1; the null block has no vector.
     """
     rows = np.asarray(rows)
-    if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
+    if rows.size and (rows.min() < 0 or rows.max() >= self.shape[0]):
       raise IndexError(
-        f"rows {rows.min()} … {rows.max()} of a generation of {len(self)} "
+        f"rows {rows.min()} … {rows.max()} of a generation of {self.shape[0]} "
         "blocks; the null block is not stored"
       )
     gathered = np.empty((*rows.shape, self.shape[1]), np.float32)

@@ -1,9 +1,10 @@
 """The watcher: finds, verifies and loads generations in the background."""
 
-import threading
+import math
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Literal
 
 from absl import logging
 from etils import epath
@@ -21,30 +22,17 @@ from realm_jax.storage.local_disk import explain_full_disk
 _RETRY_SECONDS = 30.0
 
 
-class _Rejection(NamedTuple):
-  """Why the generation of a manifest cannot be used, and since when.
-
-  The `version` changes with the manifest.
-  """
-
-  version: str
-  error: GenerationError
-  time: float
-
-
 class GenerationWatcher:
   """Keeps loaded the generation that a run will search next.
 
   It loads nothing before the first request. All that it returns is verified
-  and completely loaded. A generation that cannot be used is logged once.
+  and completely loaded, by a function `load` that raises a GenerationError for
+  a step that cannot be used; that is logged once. The directory need not exist
+  yet. When a method is called, a thread looks at it, at most every
+  `poll_seconds`.
 
-  Args:
-    generations_dir: Directory of the generations, which need not exist yet.
-    load: Function that verifies and loads the generation of a step, or raises
-      GenerationError.
-    follow: Generation to load without a request: the `newest`; the `next` after
-      the one in use, for a run that skips none; or `none`.
-    poll_seconds: Time between two looks at the directory.
+  What `follow` names is loaded without a request: the `newest`; the `next`
+  after the one in use, for a run that skips none; or `none`.
   """
 
   def __init__(
@@ -63,34 +51,26 @@ class GenerationWatcher:
     self._awaited: int | None = None
     self._in_use: int | None = None
     self._following = False
-    self._woken = False
     # What the thread sets, and callers read.
     self._loaded: dict[int, Generation] = {}
-    self._rejected: dict[int, _Rejection] = {}
-    self._polls_begun = self._polls_ended = 0
-    # What has ended the thread.
-    self._error: BaseException | None = None
-    self._changed = threading.Condition()
-    self._thread = threading.Thread(
-      target=self._run, name="generation watcher", daemon=True
-    )
-    self._thread.start()
+    # Of generations that cannot be used: the text that changes with the
+    # manifest, the error, and since when.
+    self._rejected: dict[int, tuple[str, GenerationError, float]] = {}
+    self._thread = ThreadPoolExecutor(1, "generation watcher")
+    self._poll: Future[None] | None = None
+    self._next_poll = 0.0
 
   def newest(self) -> Generation | None:
     """Returns the newest loaded generation without waiting, or None."""
-    self._raise_error()
-    if not self._following:
-      self._following = True
-      self._wake()
+    self._following = True
+    self.poll()
     loaded = self._loaded
     return loaded[max(loaded)] if loaded else None
 
   def request(self, step: int) -> Generation | None:
     """Has a generation loaded without waiting; returns it once it is loaded."""
-    self._raise_error()
-    if self._awaited != step:
-      self._awaited = step
-      self._wake()
+    is_new, self._awaited = self._awaited != step, step
+    self.poll(now=is_new)
     return self._loaded.get(step)
 
   def wait_for(self, step: int, *, timeout: float | None = None) -> Generation:
@@ -104,26 +84,29 @@ class GenerationWatcher:
       DamagedGenerationError: It is damaged; the sidecar may build it again.
     """
     self._awaited = step
-    polls = self._polls_begun
-
-    def is_decided() -> bool:
-      self._raise_error()
-      # What an earlier look rejected may have been replaced since.
-      is_rejected = step in self._rejected and self._polls_ended > polls
-      return is_rejected or step in self._loaded
-
-    self._wake()
+    end = time.monotonic() + (math.inf if timeout is None else timeout)
+    is_fresh = False
     try:
-      with self._changed:
-        if not self._changed.wait_for(is_decided, timeout):
+      while True:
+        left = max(0.0, end - time.monotonic())
+        if self._poll is not None:
+          wait([self._poll], None if timeout is None else left)
+        if step in self._loaded:
+          return self._loaded[step]
+        # A poll that had begun may have rejected what was replaced since.
+        is_done = self._poll is not None and self._poll.done()
+        if is_fresh and is_done and step in self._rejected:
+          _, error, _ = self._rejected[step]
+          raise type(error)(str(error))
+        if time.monotonic() >= end:
           raise TimeoutError(
             f"generation {step} did not appear in {self._store.directory} "
             f"within {timeout:.0f} s; is realm_jax.build_index running?"
           )
-        if step in self._loaded:
-          return self._loaded[step]
-        error = self._rejected[step].error
-        raise type(error)(str(error))
+        if is_fresh:
+          time.sleep(self._poll_seconds)
+        self.poll(now=True)
+        is_fresh = True
     finally:
       self._awaited = None
 
@@ -136,49 +119,27 @@ class GenerationWatcher:
     """Sets which generation the run searches; older ones are unloaded."""
     self._in_use = step
     self._following = True
-    self._wake()
+    self.poll(now=True)
+
+  def poll(self, *, now: bool = False) -> None:
+    """Has the thread look for generations, if it is time to.
+
+    Raises:
+      What has ended an earlier look: a full disk, or a bug.
+    """
+    if self._poll is not None:
+      if not self._poll.done():
+        return
+      self._poll.result()
+    if now or time.monotonic() >= self._next_poll:
+      self._next_poll = time.monotonic() + self._poll_seconds
+      self._poll = self._thread.submit(self._look)
 
   def close(self) -> None:
     """Ends the thread, after a load in progress."""
-    self._error = self._error or ValueError("this watcher is closed")
-    self._wake()
-    self._thread.join()
+    self._thread.shutdown()
 
-  def _raise_error(self) -> None:
-    if self._error is not None:
-      raise self._error
-
-  def _wake(self) -> None:
-    with self._changed:
-      self._woken = True
-      self._changed.notify_all()
-
-  def _run(self) -> None:
-    while self._error is None:
-      self._polls_begun += 1
-      try:
-        with explain_full_disk(self._store.directory):
-          self._poll()
-      except OSError as error:
-        # A file system that fails for a while must not end a long run.
-        logging.log_every_n_seconds(
-          logging.WARNING,
-          "cannot follow %s: %s",
-          _RETRY_SECONDS,
-          *(self._store.directory, error),
-        )
-      except BaseException as error:
-        # A full disk is among them: nothing that the run does would end it.
-        self._error = error
-      with self._changed:
-        self._polls_ended = self._polls_begun
-        self._changed.notify_all()
-        self._changed.wait_for(
-          lambda: self._woken or self._error is not None, self._poll_seconds
-        )
-        self._woken = False
-
-  def _poll(self) -> None:
+  def _look(self) -> None:
     """Loads at most one generation, and unloads those not needed.
 
     The storage is asked only if a generation may be wanted: of the processes of
@@ -187,32 +148,44 @@ class GenerationWatcher:
     awaited, in_use = self._awaited, self._in_use
     follow = self._follow if self._following else "none"
     if awaited is not None or follow != "none":
-      published = self._store.versions()
-      steps = sorted(published)
-      wanted = [awaited] if awaited in published else []
-      # A rejected generation that is awaited does not stop the newest.
-      if follow == "newest":
-        newest = max([-1 if in_use is None else in_use, *self._loaded])
-        wanted += [step for step in reversed(steps) if step > newest]
-      elif follow == "next" and awaited is None and in_use is not None:
-        wanted += [step for step in steps if step > in_use][:1]
-      for step in wanted:
-        if step not in self._loaded and self._try_load(step, published[step]):
-          break
+      try:
+        with explain_full_disk(self._store.directory):
+          self._load_one(awaited, follow)
+      except OSError as error:
+        # A file system that fails for a while must not end a long run.
+        logging.log_every_n_seconds(
+          logging.WARNING,
+          "cannot follow %s: %s",
+          _RETRY_SECONDS,
+          *(self._store.directory, error),
+        )
     if in_use is not None and self._loaded:
-      with self._changed:
-        stay = {in_use, self._awaited, max(self._loaded)}
-        loaded = self._loaded.items()
-        self._loaded = {step: one for step, one in loaded if step in stay}
+      stay = {in_use, self._awaited, max(self._loaded)}
+      loaded = self._loaded.items()
+      self._loaded = {step: one for step, one in loaded if step in stay}
+
+  def _load_one(self, awaited: int | None, follow: str) -> None:
+    """Loads the first generation that is wanted and can be used."""
+    in_use, published = self._in_use, self._store.versions()
+    steps = sorted(published)
+    wanted = [awaited] if awaited in published else []
+    # A rejected generation that is awaited does not stop the newest.
+    if follow == "newest":
+      newest = max([-1 if in_use is None else in_use, *self._loaded])
+      wanted += [step for step in reversed(steps) if step > newest]
+    elif follow == "next" and awaited is None and in_use is not None:
+      wanted += [step for step in steps if step > in_use][:1]
+    for step in wanted:
+      if step not in self._loaded and self._try_load(step, published[step]):
+        break
 
   def _try_load(self, step: int, version: str) -> bool:
     """Loads a generation, unless the same files were rejected before."""
     start = time.monotonic()
-    rejection = self._rejected.get(step)
-    if rejection is not None and rejection.version == version:
-      age = start - rejection.time
-      if step != self._awaited or age <= _RETRY_SECONDS:
-        return False
+    rejected, _, since = self._rejected.get(step, ("", None, 0.0))
+    is_again = step == self._awaited and start - since > _RETRY_SECONDS
+    if rejected == version and not is_again:
+      return False
     try:
       generation = self._load(step)
     except GenerationError as error:
@@ -221,7 +194,7 @@ class GenerationWatcher:
       logging.warning("generation %d is not used: %s", step, error)
       if isinstance(error, DamagedGenerationError):
         self._store.mark_damaged(step)
-      self._rejected[step] = _Rejection(version, error, time.monotonic())
+      self._rejected[step] = version, error, time.monotonic()
       return False
     seconds = time.monotonic() - start
     logging.info("generation %d is verified and loaded (%.1f s)", step, seconds)

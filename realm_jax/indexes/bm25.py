@@ -3,29 +3,28 @@
 import dataclasses
 import errno
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float32, Int
 
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   Blocks,
   BuildOptions,
   Index,
+  IndexConfig,
   IndexLoadError,
-  LibraryError,
   QueryBatch,
   SearchResult,
   check_k,
+  library_of,
 )
-from realm_jax.settings import Fraction, NonNegativeFloat, require_valid
+from realm_jax.settings import Fraction, NonNegativeFloat
 
 
 @dataclasses.dataclass(frozen=True)
-class Bm25Config:
+class Bm25Config(IndexConfig):
   """Lucene's BM25, with scores computed when the index is built.
 
   Attributes:
@@ -35,12 +34,8 @@ class Bm25Config:
   """
 
   kind: ClassVar[str] = "bm25"
-  may_crash: ClassVar[bool] = False
   k1: NonNegativeFloat = 0.9
   b: Fraction = 0.4
-
-  def __post_init__(self) -> None:
-    require_valid(self)
 
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
@@ -76,7 +71,7 @@ class Bm25Config:
     self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "Bm25Index":
     """Loads what `build` wrote, memory-mapped."""
-    del mesh
+    del blocks, mesh
     try:
       library = _library().BM25.load(
         directory, mmap=True, show_progress=False, load_vocab=False
@@ -85,13 +80,7 @@ class Bm25Config:
       raise IndexLoadError(
         f"bm25s cannot read {directory}: {error!r}; build it again"
       ) from error
-    index = Bm25Index(library)
-    if index.num_blocks != blocks.num_blocks:
-      raise IndexLoadError(
-        f"{directory} indexes {index.num_blocks} blocks of "
-        f"{blocks.num_blocks}; build it again"
-      )
-    return index
+    return Bm25Index(library)
 
 
 class Bm25Index(Index):
@@ -114,26 +103,13 @@ class Bm25Index(Index):
     rows = np.empty(shape, np.int32)
     scores = np.empty(shape, np.float32)
     for i, words in enumerate(queries.token_ids):
-      rows[i], scores[i] = _top_k(self._library.get_scores_from_ids(words), k)
+      all_scores = self._library.get_scores_from_ids(words)
+      # Ties, also for the last place, go to the lower row.
+      found = np.flatnonzero(all_scores >= np.partition(all_scores, -k)[-k])
+      order = np.argsort(-all_scores[found], kind="stable")[:k]
+      rows[i], scores[i] = found[order], all_scores[found[order]]
     return SearchResult(rows=rows, scores=scores)
 
 
-def _top_k(
-  scores: Float32[np.ndarray, " n"], k: int
-) -> tuple[Int[np.ndarray, " k"], Float32[np.ndarray, " k"]]:
-  """Returns the k largest; ties, also for the last place, by rising row."""
-  worst = np.partition(scores, -k)[-k]
-  rows = np.flatnonzero(scores >= worst)
-  rows = rows[np.argsort(-scores[rows], kind="stable")][:k]
-  return rows, scores[rows]
-
-
-def _library() -> ModuleType:
-  try:
-    import bm25s
-  except ImportError as error:
-    raise LibraryError(
-      f"the index `bm25` needs the library bm25s, which cannot be imported "
-      f"here ({error}); `pip install bm25s`"
-    ) from error
-  return bm25s
+def _library() -> Any:
+  return library_of("bm25", "bm25s", "`pip install bm25s`")

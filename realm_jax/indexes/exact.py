@@ -5,7 +5,6 @@ new generation of the same capacity is searched without compiling anything.
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -20,6 +19,7 @@ from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
   Index,
+  IndexConfig,
   QueryBatch,
   Rows,
   SearchResult,
@@ -28,13 +28,8 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import MESH_AXES
-from realm_jax.settings import (
-  PositiveFraction,
-  PositiveInt,
-  Unnamed,
-  require_valid,
-)
-from realm_jax.storage.arrays import drop_pages
+from realm_jax.settings import PositiveInt, Unnamed
+from realm_jax.storage.local_disk import drop_pages
 
 _ROWS_PER_COPY = 1 << 16
 # An array at a multiple of this address, in bytes, is used by jax on CPUs
@@ -55,7 +50,7 @@ def capacity_for(num_blocks: int, *, devices: int = 1) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactConfig:
+class ExactConfig(IndexConfig):
   """Exact search.
 
   Attributes:
@@ -64,62 +59,18 @@ class ExactConfig:
     rows_per_step: Rows that are scored at once, which bounds the temporaries.
       None chooses by k, the number of queries and the device.
     capacity: Rows to allocate over all devices; None is `capacity_for(N)`.
-    recall_target: Recall that `lax.approx_max_k` aims at, from 0 to 1, which
-      is much faster on TPUs. None finds exactly the best.
   """
 
   kind: ClassVar[str] = "exact"
-  may_crash: ClassVar[bool] = False
   dtype: Annotated[str, Unnamed] = "float32"
   rows_per_step: PositiveInt | None = None
   capacity: PositiveInt | None = None
-  recall_target: Annotated[PositiveFraction | None, Unnamed] = None
-
-  def __post_init__(self) -> None:
-    require_valid(self)
-
-  def plan(
-    self,
-    k: int,
-    *,
-    num_queries: int,
-    capacity: int,
-    devices: int,
-    platform: str,
-  ) -> exact_search.Plan:
-    """Returns the settings of the program that finds the k best blocks.
-
-    Args:
-      k: Number of blocks for each query.
-      num_queries: Number of queries of all devices.
-      capacity: Number of rows over all devices.
-      devices: Number of devices that share the rows.
-      platform: Platform of the devices, as in `jax.Device.platform`.
-    """
-    rows = self.rows_per_step or exact_search.rows_per_step(
-      k, num_queries=num_queries, platform=platform
-    )
-    return exact_search.Plan(
-      k=k,
-      num_rows=capacity,
-      rows_per_step=min(rows, capacity // devices),
-      recall_target=self.recall_target,
-      skips=platform == "cpu",
-      rows_first=platform == "tpu",
-    )
 
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
   ) -> "ExactIndex":
     """Copies the vectors to the devices."""
     return ExactIndex(blocks.embedded(), self, mesh=options.mesh)
-
-  def load(
-    self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
-  ) -> "ExactIndex":
-    """Returns the same index as `build`, which stores nothing of its own."""
-    del directory
-    return self.build(blocks, BuildOptions(mesh=mesh))
 
 
 _DEFAULTS = ExactConfig()
@@ -181,12 +132,13 @@ class ExactIndex(Index):
       SearchError: k is not in 1 … num_blocks.
     """
     check_k(k, self.num_blocks)
-    return self._config.plan(
+    return exact_search.make_plan(
       k,
       num_queries=num_queries,
-      capacity=self.capacity,
+      num_rows=self.capacity,
       devices=self._devices,
       platform=next(iter(self._sharding.device_set)).platform,
+      rows_per_step=self._config.rows_per_step,
     )
 
   def search_on_device(

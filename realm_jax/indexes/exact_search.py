@@ -42,10 +42,7 @@ class Plan:
 
   Attributes:
     k: Number of rows for each query.
-    num_rows: Number of rows over all devices, padding included.
     rows_per_step: Rows that are scored at once, at most those of a device.
-    recall_target: Recall that `lax.approx_max_k` aims at; None finds exactly
-      the best.
     skips: Whether queries that a step does not improve are skipped, which
       saves more than it costs on CPUs alone.
     rows_first: Whether scores are laid out by rows, then queries. On TPUs a
@@ -54,19 +51,35 @@ class Plan:
   """
 
   k: int
-  num_rows: int
   rows_per_step: int
-  recall_target: float | None
   skips: bool
   rows_first: bool = False
 
 
-def rows_per_step(k: int, *, num_queries: int, platform: str) -> int:
-  """Returns how many rows of a device a step should score."""
+def make_plan(
+  k: int,
+  *,
+  num_queries: int,
+  num_rows: int,
+  devices: int,
+  platform: str,
+  rows_per_step: int | None = None,
+) -> Plan:
+  """Returns the settings of the program that finds the k best blocks.
+
+  The queries are those of all devices, and the rows, too. The `platform` is as
+  in `jax.Device.platform`.
+  """
   scores = _MAX_SCORES[platform] // max(1, num_queries)
   fits = 1 << (max(1, scores).bit_length() - 1)
   wanted = 1 << (_ROWS_PER_K * k - 1).bit_length()
-  return max(min(max(fits, _MIN_ROWS), _MAX_ROWS[platform]), wanted)
+  rows = max(min(max(fits, _MIN_ROWS), _MAX_ROWS[platform]), wanted)
+  return Plan(
+    k=k,
+    rows_per_step=min(rows_per_step or rows, num_rows // devices),
+    skips=platform == "cpu",
+    rows_first=platform == "tpu",
+  )
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "mesh"))
@@ -160,8 +173,8 @@ def _local_top_k(
   queries = queries.astype(vectors.dtype)
   real = jnp.clip(num_blocks - first_row, 0, len(vectors))
   size = plan.rows_per_step
-  by_groups = plan.recall_target is None and size > 2 * plan.k * GROUP
-  groups = size // GROUP if by_groups and size % GROUP == 0 else size
+  by_groups = size > 2 * plan.k * GROUP and size % GROUP == 0
+  groups = size // GROUP if by_groups else size
 
   def step(i: Int[Array, ""], best: Best) -> Best:
     # The last step starts early enough to be whole, and leaves out the rows
@@ -241,16 +254,7 @@ def _candidates(
   """Returns rows of a step that hold the k best of the chosen queries."""
   # Gathering all queries would copy the array.
   maxima = scored.maxima if chosen is None else scored.maxima[chosen]
-  groups, group = scored.rows.shape
-  if plan.recall_target is not None:
-    # Groups have one row here, so their maxima are the scores.
-    scores, places = lax.approx_max_k(
-      maxima,
-      min(plan.k, groups),
-      recall_target=plan.recall_target,
-      reduction_input_size_override=plan.num_rows,
-    )
-    return scores, scored.rows[:, 0][places]
+  _, group = scored.rows.shape
   if group == 1:
     return maxima, jnp.broadcast_to(scored.rows.T, maxima.shape)
   # At most k − 1 groups hold a row that precedes a given member of the top k,

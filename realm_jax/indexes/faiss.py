@@ -2,9 +2,7 @@
 
 import dataclasses
 import math
-import os
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,30 +11,29 @@ from jaxtyping import Float32, Int
 
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
-  HOST_SETTING,
   Blocks,
   BuildOptions,
   Index,
+  IndexConfig,
   IndexLoadError,
-  LibraryError,
   QueryBatch,
-  Rows,
   SearchResult,
   check_k,
   check_vectors,
   in_order,
+  library_of,
+  sample_vectors,
 )
-from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
-from realm_jax.storage.arrays import drop_pages
+from realm_jax.settings import NonNegativeInt, PositiveInt
+from realm_jax.storage.local_disk import drop_pages
 
 _FILE = "index.faiss"
 _ROWS_PER_COPY = 1 << 16
-# A training sample consists of runs of consecutive rows, which read faster.
-_ROWS_PER_RUN = 16
+_TRAINING_SAMPLE = 200_000
 
 
 @dataclasses.dataclass(frozen=True)
-class FaissConfig:
+class FaissConfig(IndexConfig):
   """Inverted lists, quantized scores, and exact scores for the best.
 
   Attributes:
@@ -46,9 +43,6 @@ class FaissConfig:
     nprobe: Number of lists that a query searches.
     num_reordered: Number of blocks that are scored exactly, at least k, if the
       description ends in `RFlat`.
-    training_sample: Number of vectors that lists and codes are trained on.
-    threads: Threads for building and searching, a setting of the host that no
-      manifest stores; None uses every core.
   """
 
   kind: ClassVar[str] = "faiss"
@@ -57,13 +51,6 @@ class FaissConfig:
   factory: str | None = None
   nprobe: PositiveInt = 4
   num_reordered: PositiveInt = 400
-  training_sample: PositiveInt = 200_000
-  threads: PositiveInt | None = dataclasses.field(
-    default=None, metadata=HOST_SETTING
-  )
-
-  def __post_init__(self) -> None:
-    require_valid(self)
 
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
@@ -72,8 +59,6 @@ class FaissConfig:
     vectors = blocks.embedded()
     num_blocks, dim = vectors.shape
     library = _library()
-    # OpenMP's number of threads is that of calls from the current thread.
-    library.omp_set_num_threads(self.threads or os.cpu_count() or 1)
     lists = max(1, round(math.sqrt(num_blocks)))
     described = self.factory or f"IVF{lists},PQ{max(1, dim // 2)}x4fs,RFlat"
     if num_blocks < self.brute_force_below:
@@ -82,7 +67,7 @@ class FaissConfig:
       index = library.index_factory(
         dim, described, library.METRIC_INNER_PRODUCT
       )
-      index.train(_sample(vectors, self.training_sample))
+      index.train(sample_vectors(vectors, _TRAINING_SAMPLE))
       for start in range(0, num_blocks, _ROWS_PER_COPY):
         options.check()
         part = vectors[start : min(start + _ROWS_PER_COPY, num_blocks)]
@@ -124,11 +109,6 @@ class FaissIndex(Index):
 
   def __init__(self, index: Any, blocks: Blocks, *, config: FaissConfig):
     self.num_blocks, self.dim = blocks.embedded().shape
-    if (index.ntotal, index.d) != (self.num_blocks, self.dim):
-      raise IndexLoadError(
-        f"the FAISS index holds {index.ntotal} blocks of {index.d} dimensions "
-        f"and the generation {self.num_blocks} of {self.dim}; build it again"
-      )
     self._library = library = _library()
     self._config = config
     # What it is downcast to does not keep the index alive.
@@ -147,9 +127,6 @@ class FaissIndex(Index):
     """Returns k blocks for each query, approximately the best."""
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
-    self._library.omp_set_num_threads(
-      self._config.threads or os.cpu_count() or 1
-    )
     lists = 1 if self._lists is None else self._lists.nlist
     # Twice as many lists as hold k blocks on average: they may be uneven.
     nprobe = max(self._config.nprobe, -(-2 * k * lists // self.num_blocks))
@@ -179,24 +156,6 @@ class FaissIndex(Index):
     return rows, scores
 
 
-def _sample(vectors: Rows, count: int) -> Float32[np.ndarray, "n d"]:
-  """Returns about `count` vectors, in runs from all over the corpus."""
-  num_blocks = vectors.shape[0]
-  if count >= num_blocks:
-    return np.ascontiguousarray(vectors[0:num_blocks], np.float32)
-  runs = max(1, count // _ROWS_PER_RUN)
-  starts = np.linspace(0, num_blocks - _ROWS_PER_RUN, runs).astype(int)
-  parts = [vectors[i : i + _ROWS_PER_RUN] for i in starts.tolist()]
-  return np.concatenate(parts).astype(np.float32)
-
-
-def _library() -> ModuleType:
-  try:
-    import faiss
-  except ImportError as error:
-    raise LibraryError(
-      f"the index `faiss` needs the library faiss, which cannot be imported "
-      f"here ({error}); `pip install 'realm_jax[faiss]'`, or choose the index "
-      "`scann`"
-    ) from error
-  return faiss
+def _library() -> Any:
+  advice = "`pip install 'realm_jax[faiss]'`, or choose the index `scann`"
+  return library_of("faiss", "faiss", advice)

@@ -1,7 +1,6 @@
 """Recall against the exact nearest neighbors."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,11 @@ class GroundTruth:
     self._gather: Any = getattr(vectors, "gather", vectors.__getitem__)
     self._query_vectors = check_vectors(queries, vectors.shape[1])
     best = np.zeros((len(self._query_vectors), 0), np.float32)
-    for part in _parts(vectors):
+    num_blocks, _ = vectors.shape
+    size = min(_ROWS_PER_PART, num_blocks)
+    for start in range(0, num_blocks, size):
+      rows = vectors[start : start + size]
+      part = ExactIndex(rows, ExactConfig(capacity=size))
       found = part.search(queries, min(k, part.num_blocks))
       best = np.concatenate([best, found.scores], axis=1)
       best = -np.sort(-best, axis=1)[:, :k]
@@ -66,19 +69,3 @@ def measure_recall(
     return {}
   truth = GroundTruth(vectors, queries, max(ks))
   return {str(k): truth.recall(index.search(queries, k)) for k in ks}
-
-
-def _parts(vectors: Rows) -> Iterator[ExactIndex]:
-  """Yields all rows in parts; reads the next while one is searched."""
-  num_blocks, _ = vectors.shape
-  size = min(_ROWS_PER_PART, num_blocks)
-
-  def read(start: int) -> ExactIndex:
-    return ExactIndex(vectors[start : start + size], ExactConfig(capacity=size))
-
-  with ThreadPoolExecutor(1) as reader:
-    coming = reader.submit(read, 0)
-    for start in range(size, num_blocks, size):
-      part, coming = coming.result(), reader.submit(read, start)
-      yield part
-    yield coming.result()

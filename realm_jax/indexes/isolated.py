@@ -1,18 +1,16 @@
 """An index that searches in a process of its own.
 
 A library that crashes there fails a search instead of ending the run. The
-processes talk over a pipe of `multiprocessing.connection`: small objects as
-pickles, which is safe since both ends are ours and the pipe has no name, and
-arrays as plain bytes. The other process imports no TensorFlow, so it starts
-fast; it loads at a low priority beside the run's steps, and searches at a
-normal one.
+processes talk over a pipe of `multiprocessing`: pickles are safe there, since
+both ends are ours and the pipe has no name. The other process imports no
+TensorFlow, so it starts fast; it loads at a low priority beside the run's
+steps, and searches at a normal one.
 """
 
 import contextlib
+import multiprocessing
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -23,7 +21,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Shaped
 
 from realm_jax.indexes.protocol import (
   Blocks,
@@ -39,8 +36,6 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.storage.staging import lower_thread_priority
 
-# Socket buffer, large enough that most batches of queries are sent at once.
-_BUFFER_BYTES = 1 << 22
 # A process that takes longer counts as hanging and is killed.
 _SEARCH_SECONDS = 300.0
 _LOAD_SECONDS = 3600.0
@@ -49,9 +44,12 @@ _LOAD_SECONDS = 3600.0
 class IsolatedIndex(Index):
   """An index that is loaded and searched in a process of its own.
 
-  The process starts to load at once, so that the caller can verify checksums
-  meanwhile: it calls `config.load` and gets only the shape of the vectors. It
+  The process calls `config.load` and gets only the shape of the vectors. It
   ends when this object is closed or garbage-collected.
+
+  Raises:
+    IndexCrashedError: The process ended, or hangs, while it loaded.
+    IndexLoadError, LibraryError: As `IndexConfig.load`.
   """
 
   needs_vectors = True
@@ -59,37 +57,24 @@ class IsolatedIndex(Index):
   def __init__(self, config: IndexConfig, directory: Path, blocks: Blocks):
     self.kind = config.kind
     shape = self.num_blocks, self.dim = blocks.embedded().shape
-    self._directory = directory
     self._lock = threading.Lock()
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
-      end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-    _set_timeout(ours, _SEARCH_SECONDS)
+    self._connection, theirs = multiprocessing.Pipe()
+    # Huge pages halve the time to load.
+    tunables = [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"]
+    environment = {"GLIBC_TUNABLES": ":".join(filter(None, tunables))}
     with theirs:
       self._process = subprocess.Popen(
         [sys.executable, "-m", __name__, str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
-        env=_environment(),
+        env={**os.environ, **environment},
         # Signals to the caller's process group should not reach it.
         process_group=0,
       )
-    self._connection = Connection(ours.detach())
     self._close = weakref.finalize(self, _end, self._process, self._connection)
-    # If this fails, `wait_until_loaded` says why.
-    with contextlib.suppress(OSError):
+    with self._exchange(_LOAD_SECONDS, f" while it loaded {directory}"):
       self._connection.send(sys.path)
       self._connection.send((config, directory, shape))
-
-  def wait_until_loaded(self) -> None:
-    """Waits until the index can be searched.
-
-    Raises:
-      IndexCrashedError: The process ended, or hangs, while it loaded.
-      IndexLoadError, LibraryError: As `IndexConfig.load`.
-    """
-    with self._exchange(f" while it loaded {self._directory}"):
-      self._await_answer(_LOAD_SECONDS)
       error = self._connection.recv()
     if error is not None:
       self.close()
@@ -104,14 +89,9 @@ class IsolatedIndex(Index):
     """
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
-    shape = (len(vectors), k)
-    with self._lock, self._exchange():
-      self._connection.send(shape)
-      _send(self._connection, vectors)
-      self._await_answer(_SEARCH_SECONDS)
-      rows = _receive(self._connection, shape, np.int32)
-      scores = _receive(self._connection, shape, np.float32)
-    return SearchResult(rows=rows, scores=scores)
+    with self._lock, self._exchange(_SEARCH_SECONDS):
+      self._connection.send((vectors, k))
+      return SearchResult(*self._connection.recv())
 
   @property
   def pid(self) -> int:
@@ -123,23 +103,29 @@ class IsolatedIndex(Index):
     self._close()
     self._process.wait()
 
-  def _await_answer(self, seconds: float) -> None:
-    if not self._connection.poll(seconds):
-      raise TimeoutError
-
   @contextlib.contextmanager
-  def _exchange(self, when: str = "") -> Iterator[None]:
-    """Turns an error of the connection into an `IndexCrashedError`."""
+  def _exchange(self, seconds: float, when: str = "") -> Iterator[None]:
+    """Kills the process if the block takes longer than a number of seconds.
+
+    An error of the connection becomes an `IndexCrashedError`.
+    """
+    hangs = threading.Event()
+
+    def kill() -> None:
+      hangs.set()
+      self._process.kill()
+
+    timer = threading.Timer(seconds, kill)
+    timer.daemon = True
+    timer.start()
     try:
       yield
     except (EOFError, OSError) as error:
-      # A blocked read or write raises BlockingIOError at the socket's timeout.
-      hangs = isinstance(error, TimeoutError | BlockingIOError)
       with contextlib.suppress(subprocess.TimeoutExpired):
-        self._process.wait(timeout=0 if hangs else 5)
-      code = self._process.returncode
+        self._process.wait(timeout=5)
       self.close()
-      if code is None:
+      code = self._process.returncode
+      if hangs.is_set():
         what = "does not answer"
       elif code < 0:
         what = f"ended by {signal.Signals(-code).name}"
@@ -148,50 +134,17 @@ class IsolatedIndex(Index):
       raise IndexCrashedError(
         f"the process {self.pid} that searches {self.kind} {what}{when}"
       ) from error
-
-
-def _set_timeout(end: socket.socket, seconds: float) -> None:
-  """Limits how long a read or write may block, also within a message."""
-  timeval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-  end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-  end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-
-
-def _environment() -> dict[str, str]:
-  """Returns the process's environment; huge pages halve the time to load."""
-  others = os.environ.get("GLIBC_TUNABLES")
-  tunables = ":".join(filter(None, (others, "glibc.malloc.hugetlb=1")))
-  return {**os.environ, "GLIBC_TUNABLES": tunables}
-
-
-# Processes that were killed and are not reaped yet.
-_killed: list[subprocess.Popen[bytes]] = []
+    finally:
+      timer.cancel()
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
   """Kills without waiting: freeing gigabytes takes the system a while."""
   connection.close()
   process.kill()
-  _killed.append(process)
-  for other in list(_killed):
-    if other.poll() is not None:
-      # Another thread may have removed it.
-      with contextlib.suppress(ValueError):
-        _killed.remove(other)
-
-
-def _send(connection: Connection, array: Shaped[np.ndarray, "m n"]) -> None:
-  """Sends the bytes of an array, without a copy where it is contiguous."""
-  flat = np.ascontiguousarray(array).reshape(-1)
-  connection.send_bytes(flat.view(np.uint8).data)
-
-
-def _receive(
-  connection: Connection, shape: tuple[int, int], dtype: type[np.generic]
-) -> Shaped[np.ndarray, "m n"]:
-  array = np.empty(shape, dtype)
-  connection.recv_bytes_into(array.reshape(-1).view(np.uint8))
-  return array
+  # While the interpreter ends, no thread can be started, and none is needed.
+  with contextlib.suppress(RuntimeError):
+    threading.Thread(target=process.wait, daemon=True).start()
 
 
 def _serve(connection: Connection) -> None:
@@ -210,11 +163,9 @@ def _serve(connection: Connection) -> None:
     return
   connection.send(None)
   while True:
-    count, k = connection.recv()
-    queries = _receive(connection, (count, dim), np.float32)
+    queries, k = connection.recv()
     found = index.search(QueryBatch.of_vectors(queries), k)
-    _send(connection, found.rows)
-    _send(connection, found.scores)
+    connection.send((found.rows, found.scores))
 
 
 def main(file_descriptor: str) -> None:

@@ -1,16 +1,30 @@
 """The protocols of indexes, and the types that flow through them."""
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jaxtyping import Float32, Int, Int32, Integer
 
+from realm_jax.settings import require_valid
 from realm_jax.storage.json_files import JsonValue
+
+_ROWS_PER_RUN = 16
+
+# Modules and classes. A module needs a library of its own, so it is imported
+# only when used.
+CONFIGS = {
+  "exact": ("realm_jax.indexes.exact", "ExactConfig"),
+  "scann": ("realm_jax.indexes.scann.config", "ScannConfig"),
+  "faiss": ("realm_jax.indexes.faiss", "FaissConfig"),
+  "bm25": ("realm_jax.indexes.bm25", "Bm25Config"),
+  "random": ("realm_jax.indexes.random", "RandomConfig"),
+}
 
 
 class SearchError(ValueError):
@@ -18,7 +32,7 @@ class SearchError(ValueError):
 
 
 class IndexLoadError(ValueError):
-  """A saved index of no known kind, of other blocks, or that is damaged."""
+  """A saved index of no known kind, or that is damaged."""
 
 
 class RetrievalUnavailableError(ValueError):
@@ -112,21 +126,14 @@ class BuildOptions:
     directory: Where to write what `IndexConfig.load` reads; None keeps nothing.
     mesh: Mesh of the devices, for an index that lives on them.
     queries: Sample of real queries, with vectors, to measure recall on.
-    previous: Directory of an earlier index of the same kind, whose settings
-      may have been others.
     check: Function called regularly; an exception it raises ends the build.
   """
 
   directory: Path | None = None
   mesh: jax.sharding.Mesh | None = None
   queries: QueryBatch | None = None
-  previous: Path | None = None
   check: Callable[[], None] = lambda: None
 
-
-# Metadata of a configuration's field that says how the host runs the index,
-# such as its threads. No manifest stores it: it does not change the index.
-HOST_SETTING = {"host_setting": True}
 
 DEFAULT_OPTIONS = BuildOptions()
 
@@ -158,8 +165,7 @@ class Index(Protocol):
     ...
 
 
-@runtime_checkable
-class IndexConfig(Protocol):
+class IndexConfig:
   """The settings of one kind of index: a frozen dataclass of plain values.
 
   Attributes:
@@ -169,7 +175,10 @@ class IndexConfig(Protocol):
   """
 
   kind: ClassVar[str]
-  may_crash: ClassVar[bool]
+  may_crash: ClassVar[bool] = False
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
@@ -183,7 +192,7 @@ class IndexConfig(Protocol):
       LibraryError: The library is missing, or has a version that does not fit.
       OSError: The disk is full.
     """
-    ...
+    raise NotImplementedError
 
   def load(
     self,
@@ -192,13 +201,48 @@ class IndexConfig(Protocol):
     *,
     mesh: jax.sharding.Mesh | None = None,
   ) -> Index:
-    """Loads what `build` wrote for the same blocks.
+    """Loads what `build` wrote for the same blocks, or builds it again.
 
     Raises:
-      IndexLoadError: It cannot be read, or was built over other blocks.
+      IndexLoadError: It cannot be read.
       LibraryError: The library is missing.
     """
-    ...
+    del directory
+    return self.build(blocks, BuildOptions(mesh=mesh))
+
+
+def library_of(kind: str, module: str, advice: str) -> Any:
+  """Returns the library of a kind of index, which is imported when it is used.
+
+  Raises:
+    LibraryError: It cannot be imported; the message ends with the advice.
+  """
+  try:
+    return importlib.import_module(module)
+  except ImportError as error:
+    raise LibraryError(
+      f"the index `{kind}` needs the library {module.partition('.')[0]}, which "
+      f"cannot be imported here ({error}); {advice}"
+    ) from error
+
+
+def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
+  """Returns the settings that a manifest stores.
+
+  Settings that this version does not have, such as those of an earlier version
+  that only its build used, are left out.
+
+  Raises:
+    IndexLoadError: There is no such kind.
+  """
+  if kind not in CONFIGS:
+    raise IndexLoadError(
+      f"no index is called {kind!r}; want one of {', '.join(CONFIGS)}"
+    )
+  module, name = CONFIGS[kind]
+  config = getattr(importlib.import_module(module), name)
+  known = {field.name for field in dataclasses.fields(config)}
+  return config(**{n: v for n, v in parameters.items() if n in known})
 
 
 def check_k(k: int, num_blocks: int) -> None:
@@ -227,6 +271,25 @@ def check_vectors(queries: QueryBatch, dim: int) -> Float32[np.ndarray, "b d"]:
       f"{dim}; want [queries, {dim}]: is the model the one that made the index?"
     )
   return np.ascontiguousarray(queries.vectors, np.float32)
+
+
+def sample_vectors(
+  vectors: Rows, count: int, *, seed: int = 0
+) -> Float32[np.ndarray, "n d"]:
+  """Returns about `count` random vectors in random order, at most all.
+
+  They are taken in runs of consecutive rows, which read faster.
+  """
+  rng = np.random.default_rng(seed)
+  num_blocks, size = vectors.shape[0], _ROWS_PER_RUN
+  if num_blocks <= count:
+    sample = np.asarray(vectors[0:num_blocks], np.float32)
+  else:
+    num_runs = num_blocks // size
+    runs = rng.choice(num_runs, min(-(-count // size), num_runs), False)
+    parts = [vectors[run * size : (run + 1) * size] for run in np.sort(runs)]
+    sample = np.concatenate(parts).astype(np.float32)
+  return sample[rng.permutation(len(sample))]
 
 
 def in_order(

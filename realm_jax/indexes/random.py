@@ -2,11 +2,9 @@
 
 import dataclasses
 import hashlib
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Int, Int32
 
 from realm_jax.indexes.protocol import (
@@ -14,23 +12,20 @@ from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
   Index,
+  IndexConfig,
   QueryBatch,
   SearchResult,
   check_k,
 )
-from realm_jax.settings import NonNegativeInt, require_valid
+from realm_jax.settings import NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomConfig:
+class RandomConfig(IndexConfig):
   """Random blocks, the same ones whenever query and `seed` are the same."""
 
   kind: ClassVar[str] = "random"
-  may_crash: ClassVar[bool] = False
   seed: NonNegativeInt = 0
-
-  def __post_init__(self) -> None:
-    require_valid(self)
 
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
@@ -38,13 +33,6 @@ class RandomConfig:
     """Returns the index, which needs only the number of blocks."""
     del options
     return RandomIndex(blocks.num_blocks, seed=self.seed)
-
-  def load(
-    self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
-  ) -> "RandomIndex":
-    """Returns the same index as `build`; nothing is stored."""
-    del directory, mesh
-    return self.build(blocks)
 
 
 class RandomIndex(Index):

@@ -8,6 +8,8 @@ import contextlib
 import os
 import secrets
 import tempfile
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -45,8 +47,20 @@ def require_readable(*paths: epath.PathLike | None) -> None:
       cannot be reached.
   """
   remote = [str(path) for path in paths if path is not None and is_remote(path)]
-  for path in {_bucket(path): path for path in remote}.values():
-    _require_readable(path)
+  buckets = {"/".join(path.split("/")[:3]): path for path in remote}
+  for bucket, path in buckets.items():
+    # One name is enough, and only Google's store is asked for no more.
+    only_one = {"max_results": 1} if path.startswith(_GOOGLE) else {}
+    with _explaining(f"{path} cannot be read"):
+      client, name = fsspec.url_to_fs(bucket)
+      try:
+        client.ls(name, **only_one)
+      except FileNotFoundError as error:
+        raise StoreAccessError(
+          f"{path}: there is no bucket {bucket}, or this account may not see "
+          "it; correct the name, or make it (gcloud storage buckets create "
+          f"{bucket})"
+        ) from error
 
 
 def require_writable(*directories: epath.PathLike | None) -> None:
@@ -58,23 +72,33 @@ def require_writable(*directories: epath.PathLike | None) -> None:
     StoreAccessError: As `require_readable`, or nothing may be written or
       removed, or a file has the name of a directory.
   """
+  require_readable(*directories)
   for directory in directories:
     if directory is None:
       continue
-    if is_remote(directory):
-      _require_readable(str(directory))
-      _require_writable(str(directory))
-    else:
+    if not is_remote(directory):
       _require_writable_locally(directory)
+      continue
+    probe = f"{str(directory).rstrip('/')}/.probe-{secrets.token_hex(8)}"
+    with _explaining(f"{directory}: objects there cannot be written"):
+      client, name = fsspec.url_to_fs(probe)
+      client.pipe_file(name, b"This object may be removed.")
+    # A removal whose answer was lost is repeated.
+    with (
+      _explaining(f"{directory}: objects there cannot be removed"),
+      contextlib.suppress(FileNotFoundError),
+    ):
+      client.rm_file(name)
 
 
 def explained(error: BaseException) -> StoreAccessError | None:
   """Returns an error of an object store's client in words; None for others."""
   text, module = str(error), type(error).__module__.partition(".")[0]
+  short = textwrap.shorten(text, 200, placeholder="…")
   code = getattr(error, "code", None)
   if code in (401, 403) or text.startswith("Forbidden:"):
     return StoreAccessError(
-      f"the object store refuses access ({_short(text)}): {_LOG_IN}"
+      f"the object store refuses access ({short}): {_LOG_IN}"
     )
   if (
     module in _LIBRARIES
@@ -82,53 +106,24 @@ def explained(error: BaseException) -> StoreAccessError | None:
     or type(error) in (ConnectionRefusedError, ConnectionResetError)
   ):
     return StoreOutageError(
-      f"the object store does not answer as it should ({_short(text)}, "
+      f"the object store does not answer as it should ({short}, "
       f"{type(error).__name__}); what was written is whole: run the command "
       "again, once the store can be reached"
     )
   return None
 
 
-def _bucket(path: str) -> str:
-  protocol, _, name = path.partition("://")
-  return f"{protocol}://{name.partition('/')[0]}"
-
-
-def _require_readable(path: str) -> None:
-  bucket = _bucket(path)
+@contextlib.contextmanager
+def _explaining(what: str) -> Iterator[None]:
+  """Puts the errors of an object store's client in words."""
   try:
-    client, name = fsspec.url_to_fs(bucket)
-    # One name is enough, and only Google's store is asked for no more.
-    client.ls(name, **({"max_results": 1} if path.startswith(_GOOGLE) else {}))
-  except FileNotFoundError as error:
-    raise StoreAccessError(
-      f"{path}: there is no bucket {bucket}, or this account may not see it; "
-      f"correct the name, or make it (gcloud storage buckets create {bucket})"
-    ) from error
-  except ImportError as error:
-    raise StoreAccessError(f"{path}: {error}") from error
+    yield
   except Exception as error:
-    if (what := explained(error)) is None:
+    if isinstance(error, ImportError):
+      raise StoreAccessError(f"{what}: {error}") from error
+    if (reason := explained(error)) is None:
       raise
-    raise type(what)(f"{path} cannot be read: {what}") from error
-
-
-def _require_writable(directory: str) -> None:
-  probe = f"{directory.rstrip('/')}/.probe-{secrets.token_hex(8)}"
-  done = "written"
-  try:
-    client, name = fsspec.url_to_fs(probe)
-    client.pipe_file(name, b"This object may be removed.")
-    done = "removed"
-    # A removal whose answer was lost is repeated.
-    with contextlib.suppress(FileNotFoundError):
-      client.rm_file(name)
-  except Exception as error:
-    if (what := explained(error)) is None:
-      raise
-    raise type(what)(
-      f"{directory}: objects there cannot be {done}: {what}"
-    ) from error
+    raise type(reason)(f"{what}: {reason}") from error
 
 
 def _require_writable_locally(directory: epath.PathLike) -> None:
@@ -147,9 +142,3 @@ def _require_writable_locally(directory: epath.PathLike) -> None:
       f"{directory} cannot be written: {nearest} takes no new files "
       f"({error.strerror}); name another directory"
     ) from error
-
-
-def _short(text: str) -> str:
-  """Returns the first words of a server's answer, on one line."""
-  line = " ".join(text.split())
-  return line if len(line) <= 200 else f"{line[:200]}…"

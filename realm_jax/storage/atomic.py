@@ -8,7 +8,6 @@ the one that makes it valid.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,7 +17,12 @@ from typing import IO
 from absl import logging
 from etils import epath
 
-from realm_jax.storage.local_disk import ScratchDirectory, sync, sync_tree
+from realm_jax.storage.local_disk import (
+  ScratchDirectory,
+  locked,
+  sync,
+  sync_tree,
+)
 from realm_jax.storage.paths import is_remote, upload
 
 
@@ -115,30 +119,24 @@ def staging_directory(target: epath.PathLike) -> Iterator[Path]:
   path.parent.mkdir(parents=True, exist_ok=True)
   staging = path.parent / f".{path.name}.building"
   staging.mkdir(exist_ok=True)
-  lock = os.open(staging, os.O_RDONLY)
-  try:
+  with contextlib.ExitStack() as stack:
     try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      stack.enter_context(locked(staging))
     except BlockingIOError:
       raise TargetError(
         f"another process is building {path} right now; wait for it, or name "
         "another directory"
       ) from None
+    inode = staging.stat().st_ino
     try:
-      leftovers = list(staging.iterdir())
-      if leftovers:
-        logging.info("Removing what a killed process left in %s", staging)
-      for leftover in leftovers:
+      for leftover in staging.iterdir():
+        logging.info("Removing what a killed process left: %s", leftover)
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
       yield staging
     finally:
       # After a rename, another process may have made the next one.
-      if staging.exists() and os.path.samestat(
-        os.fstat(lock), os.stat(staging)
-      ):
+      if staging.exists() and staging.stat().st_ino == inode:
         shutil.rmtree(staging, ignore_errors=True)
-  finally:
-    os.close(lock)
 
 
 def rename_into_place(

@@ -1,22 +1,21 @@
-"""Local disks: full ones, durable writes and temporary directories."""
+"""Local disks: full ones, durable writes, temporary directories, arrays."""
 
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
+import numpy as np
 from etils import epath
+from numpy.typing import DTypeLike
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Names in the folder of a `ScratchDirectory`.
-_LOCK = ".lock"
-_FILES = "files"
 
 
 class DiskFullError(ValueError):
@@ -61,6 +60,21 @@ def sync_tree(directory: Path) -> None:
   sync(directory)
 
 
+@contextlib.contextmanager
+def locked(directory: Path, *, waits: bool = False) -> Iterator[None]:
+  """Holds the kernel's lock of a directory, until the process ends at most.
+
+  Raises:
+    BlockingIOError: Another process holds it, and `waits` is False.
+  """
+  descriptor = os.open(directory, os.O_RDONLY)
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    yield
+  finally:
+    os.close(descriptor)
+
+
 class ScratchDirectory:
   """A temporary directory, removed by `close`, with this object, or at exit.
 
@@ -70,18 +84,17 @@ class ScratchDirectory:
 
   def __init__(self, parent: Path | None = None) -> None:
     if parent is None:
-      parent = Path(tempfile.gettempdir()) / f"realm_jax-{os.getuid()}"
+      parent = Path(tempfile.gettempdir()) / f"realm_jax-scratch-{os.getuid()}"
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _remove_abandoned(parent)
-    folder = Path(tempfile.mkdtemp(dir=parent))
-    unlocked = folder / f"{_LOCK}.new"
-    lock = unlocked.open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    # Other processes never find it unlocked.
-    unlocked.rename(folder / _LOCK)
-    self.path = folder / _FILES
-    self.path.mkdir()
-    self._finalizer = weakref.finalize(self, _remove, folder, lock)
+    lock = contextlib.ExitStack()
+    # Other processes never find a directory that is not locked yet.
+    with locked(parent, waits=True):
+      for abandoned in parent.iterdir():
+        with contextlib.suppress(OSError), locked(abandoned):
+          shutil.rmtree(abandoned, ignore_errors=True)
+      self.path = Path(tempfile.mkdtemp(dir=parent))
+      lock.enter_context(locked(self.path))
+    self._finalizer = weakref.finalize(self, _remove, self.path, lock)
 
   def close(self) -> None:
     """Removes the directory. What is mapped from it stays readable."""
@@ -94,17 +107,47 @@ class ScratchDirectory:
     self.close()
 
 
-def _remove(folder: Path, lock: IO[str]) -> None:
-  # The lock goes last: without it, nobody finishes what a killed process began.
-  shutil.rmtree(folder / _FILES, ignore_errors=True)
-  shutil.rmtree(folder, ignore_errors=True)
+def _remove(path: Path, lock: contextlib.ExitStack) -> None:
+  shutil.rmtree(path, ignore_errors=True)
   lock.close()
 
 
-def _remove_abandoned(parent: Path) -> None:
-  """Removes the directories of processes that are gone."""
-  for folder in parent.iterdir():
-    # Without a lock, the process that makes it has not locked it yet.
-    with contextlib.suppress(OSError), (folder / _LOCK).open("r+") as lock:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      _remove(folder, lock)
+def save_array(path: Path, array: np.ndarray) -> None:
+  """Writes a `.npy` file.
+
+  On a full disk this raises the system's error, where `np.save` raises one
+  without a code.
+  """
+  header = np.lib.format.header_data_from_array_1_0(array)
+  with path.open("wb") as file:
+    np.lib.format.write_array_header_1_0(file, header)
+    file.write(np.ascontiguousarray(array).view(np.uint8).data)
+
+
+def create_mapped_array(
+  path: Path, dtype: DTypeLike, shape: tuple[int, ...]
+) -> np.memmap:
+  """Creates a memory-mapped `.npy` file with its disk space allocated.
+
+  If the disk is full, this raises `OSError`, where writing to a file that is
+  mapped without space would end the process with a signal.
+  """
+  # numpy creates the file as one hole, without disk space.
+  array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+  with path.open("r+b") as file:
+    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+  return array
+
+
+def drop_pages(part: np.ndarray) -> None:
+  """Frees the memory that holds the pages of a slice of a mapped file.
+
+  The next access reads them from the file again. Arrays other than read-only
+  slices of a mapped file are left alone.
+  """
+  owner: object = part
+  while isinstance(owner, np.ndarray):
+    owner = owner.base
+  # Dropping the pages of a writable private map would lose what was written.
+  if isinstance(owner, mmap.mmap) and not part.flags.writeable:
+    owner.madvise(mmap.MADV_DONTNEED)

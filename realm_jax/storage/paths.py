@@ -1,14 +1,11 @@
 """Paths on a disk or on an object store, and requests that cost little there.
 
-epath's own ways ask an object store two or three times for what these functions
-ask once: a name may be an object or a folder.
+epath's own ways to read and to list ask an object store two or three times for
+what these functions ask once: a name may be an object or a folder.
 """
 
-import os
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import fsspec
 from etils import epath
@@ -35,65 +32,31 @@ def is_remote(path: epath.PathLike) -> bool:
   return "://" in str(path)
 
 
-class ObjectInfo(NamedTuple):
-  """What a listing says of an object.
-
-  Attributes:
-    bytes: Size of the object.
-    generation: Another one whenever the object is written.
-  """
-
-  bytes: int
-  generation: str
-
-
 def read_bytes(path: epath.PathLike) -> bytes:
   """Returns what a file holds; an object store is asked once.
 
   Raises:
     FileNotFoundError: There is no such file.
   """
-  if not is_remote(path):
-    return Path(path).read_bytes()
   client, name = fsspec.url_to_fs(str(path))
   return client.cat_file(name)
 
 
 def read_text(path: epath.PathLike) -> str:
-  """Returns the text of a file; an object store is asked once.
-
-  Raises:
-    FileNotFoundError: There is no such file.
-    UnicodeDecodeError: It is not in UTF-8.
-  """
+  """Returns the text of a file in UTF-8; see `read_bytes`."""
   return read_bytes(path).decode()
 
 
 def list_names(directory: epath.PathLike) -> list[str]:
   """Returns the names in a directory, sorted; none if there is no directory."""
-  if not is_remote(directory):
-    try:
-      return sorted(os.listdir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-      return []
-  return sorted(_listed(directory))
-
-
-def objects_below(folder: epath.PathLike) -> dict[str, ObjectInfo]:
-  """Returns all objects below a folder by their relative paths, sorted.
-
-  It costs a request for each thousand of them, and two where there are none.
-  """
-  client, name = fsspec.url_to_fs(str(folder).rstrip("/") + "/")
-  prefix = name.rstrip("/") + "/"
-  found = client.find(prefix, detail=True)
-  return {
-    path.removeprefix(prefix): ObjectInfo(
-      info["size"], str(info.get("generation", info.get("mtime")))
-    )
-    for path, info in sorted(found.items())
-    if path.startswith(prefix) and path != prefix
-  }
+  client, folder = fsspec.url_to_fs(str(directory).rstrip("/"))
+  try:
+    found = client.ls(folder, detail=False)
+  except (FileNotFoundError, NotADirectoryError):
+    return []
+  names = {name.rstrip("/").removeprefix(f"{folder}/") for name in found}
+  # A store may list the directory itself, as an empty object.
+  return sorted(name for name in names if name and "/" not in name)
 
 
 def version_of(path: epath.PathLike) -> str | None:
@@ -101,16 +64,12 @@ def version_of(path: epath.PathLike) -> str | None:
 
   A file that is only read keeps it, so that what was read can be kept, too.
   """
-  if not is_remote(path):
-    try:
-      status = Path(path).stat()
-    except (FileNotFoundError, NotADirectoryError):
-      return None
-    return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
-  # A request for the object itself would be repeated for a folder of its name.
-  file = epath.Path(path)
-  listed = _listed(file.parent).get(file.name)
-  return None if listed is None else str(listed.get("generation"))
+  client, name = fsspec.url_to_fs(str(path))
+  try:
+    info = client.info(name)
+  except (FileNotFoundError, NotADirectoryError):
+    return None
+  return " ".join(str(info.get(k)) for k in ("generation", "ino", "mtime"))
 
 
 def upload(source: Path, target: epath.PathLike) -> None:
@@ -122,34 +81,25 @@ def upload(source: Path, target: epath.PathLike) -> None:
   client.put_file(str(source), name)
 
 
-def upload_files(
-  directory: Path, paths: Iterable[str], folder: epath.PathLike
-) -> None:
-  """Writes files of a local directory to an object store, several at once.
-
-  After an error, which is raised, no other upload begins.
-  """
-
-  def copy(path: str) -> None:
-    upload(directory / path, epath.Path(folder) / path)
-
-  with ThreadPoolExecutor(COPIED_AT_ONCE) as pool:
-    list(pool.map(copy, paths))
-
-
 def upload_directory(
   source: Path, target: epath.PathLike, *, last: str | None = None
 ) -> None:
   """Copies all files below a local directory to an object store.
 
   `last`, relative to `source`, is the file that makes the target valid. It is
-  written when all others are there.
+  written when all others are there. After an error, which is raised, no other
+  upload begins.
   """
   files = (path for path in source.rglob("*") if path.is_file())
   paths = {path.relative_to(source).as_posix() for path in files}
-  upload_files(source, sorted(paths - {last}), target)
+
+  def copy(path: str) -> None:
+    upload(source / path, epath.Path(target) / path)
+
+  with ThreadPoolExecutor(COPIED_AT_ONCE) as pool:
+    list(pool.map(copy, sorted(paths - {last})))
   if last in paths:
-    upload_files(source, [last], target)
+    copy(last)
 
 
 def download(source: epath.PathLike, target: Path) -> None:
@@ -170,18 +120,3 @@ def copy_object(source: epath.PathLike, target: epath.PathLike) -> None:
   """
   client, name = fsspec.url_to_fs(str(source))
   client.cp_file(name, fsspec.url_to_fs(str(target))[1])
-
-
-def _listed(directory: epath.PathLike) -> dict[str, dict[str, Any]]:
-  """Returns what an object store says of the names in a directory."""
-  client, folder = fsspec.url_to_fs(str(directory))
-  folder = folder.rstrip("/")
-  try:
-    found = client.ls(folder, detail=True, refresh=True)
-  except FileNotFoundError:
-    return {}
-  by_name = {
-    info["name"].rstrip("/").removeprefix(f"{folder}/"): info for info in found
-  }
-  # A store may list the directory itself, as an empty object.
-  return {n: info for n, info in by_name.items() if n and "/" not in n}

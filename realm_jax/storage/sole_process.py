@@ -10,9 +10,7 @@ a lifetime.
 """
 
 import contextlib
-import dataclasses
 import fcntl
-import functools
 import json
 import os
 import secrets
@@ -30,27 +28,19 @@ from realm_jax.exit_codes import ExitCode
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.paths import is_remote, read_bytes
 
+# Seconds without a change after which a lease may be taken.
+LIFETIME_SECONDS = 60.0
+# Seconds between two renewals.
+RENEWAL_SECONDS = 15.0
+# Seconds between writing a lease and reading it back: longer than reading and
+# writing it takes.
+SETTLING_SECONDS = 2.0
+
 
 class SoleProcessError(ValueError):
   """Another process has the role, or has taken it."""
 
   exit_code = ExitCode.LOST_ROLE
-
-
-@dataclasses.dataclass(frozen=True)
-class LeaseTimes:
-  """How long the holder of a lease and those who want it wait.
-
-  Attributes:
-    lifetime_seconds: Seconds without a change after which a lease may be taken.
-    renewal_seconds: Seconds between two renewals.
-    settling_seconds: Seconds between writing a lease and reading it back:
-      longer than reading and writing it takes.
-  """
-
-  lifetime_seconds: float = 60.0
-  renewal_seconds: float = 15.0
-  settling_seconds: float = 2.0
 
 
 class SoleProcess:
@@ -66,32 +56,25 @@ def sole_process(
   role: str = "trainer",
   *,
   advice: str = "stop it, or give this one another MODEL_DIR",
-  times: LeaseTimes | None = None,
 ) -> Iterator[SoleProcess]:
   """Gives this process a role in a directory for the time of the block.
 
   On an object store another process may take the role from one that was cut off
   from the store, or stopped, for more than a lifetime. So `check` must be
   called from time to time, and before anything is written that the other would
-  write, too.
-
-  Args:
-    directory: Directory, which is created; local or on an object store.
-    role: Name of the role, of which the lock's name is made.
-    advice: Part of the error's message that says what to do.
-    times: How long to wait for what, on an object store.
+  write, too. The directory is created, and the lock is named by the role. The
+  `advice` ends the error's message.
 
   Raises:
     SoleProcessError: Another process has the role.
     OSError: The directory cannot be read or written.
   """
   path = epath.Path(directory)
+  refused = f"{path} already has a {role} (%s); {advice}"
   if is_remote(path):
-    lease = _Lease(path / f"{role}.lease", role, times or LeaseTimes())
+    lease = _Lease(path / f"{role}.lease", role)
     if holder := lease.take():
-      raise SoleProcessError(
-        f"{path} already has a {role} ({holder}); {advice}"
-      )
+      raise SoleProcessError(refused % holder)
     try:
       yield lease
     finally:
@@ -99,17 +82,14 @@ def sole_process(
     return
   path.mkdir(parents=True, exist_ok=True)
   lock = Path(path) / f"{role}.lock"
-  own = f"process {os.getpid()} on {socket.gethostname()}"
   with lock.open("a") as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       holder = lock.read_bytes()[:200].decode(errors="replace").strip()
-      raise SoleProcessError(
-        f"{path} already has a {role} ({holder or 'starting'}); {advice}"
-      ) from None
+      raise SoleProcessError(refused % (holder or "starting")) from None
     file.truncate(0)
-    file.write(own)
+    file.write(_own_name())
     file.flush()
     yield SoleProcess()
 
@@ -117,8 +97,8 @@ def sole_process(
 class _Lease(SoleProcess):
   """The lease of a role in a directory of an object store."""
 
-  def __init__(self, path: epath.Path, role: str, times: LeaseTimes):
-    self._path, self._role, self._times = path, role, times
+  def __init__(self, path: epath.Path, role: str):
+    self._path, self._role = path, role
     self._token = secrets.token_hex(8)
     self._renewals = 0
     # When the store was asked for the last time, whether it answered or not.
@@ -127,27 +107,24 @@ class _Lease(SoleProcess):
     # One thread at a time reads the lease and writes it.
     self._lock = threading.Lock()
     self._ended = threading.Event()
-    self._thread = threading.Thread(
-      target=self._renew_until_the_end, daemon=True
-    )
+    self._thread = threading.Thread(target=self._renew_to_the_end, daemon=True)
 
   def take(self) -> str:
     """Takes the role once it is free; returns who has it otherwise, or ""."""
-    found, times = self._read(), self._times
-    until = time.monotonic() + times.lifetime_seconds
+    found, until = self._read(), time.monotonic() + LIFETIME_SECONDS
     if not _is_free(found):
       logging.info(
         "%s is held (%s); waiting for up to %g seconds to see whether its "
         "holder runs",
-        *(self._path, found.get("holder"), times.lifetime_seconds),
+        *(self._path, found.get("holder"), LIFETIME_SECONDS),
       )
     while not _is_free(found) and (left := until - time.monotonic()) > 0:
-      time.sleep(min(times.renewal_seconds / 5, left))
+      time.sleep(min(RENEWAL_SECONDS / 5, left))
       before, found = found, self._read()
       if found != before and not _is_free(found):
         return str(found.get("holder", "unknown"))
     self._write()
-    time.sleep(times.settling_seconds)
+    time.sleep(SETTLING_SECONDS)
     found = self._read()
     if found.get("token") != self._token:
       return str(found.get("holder", "unknown"))
@@ -158,14 +135,14 @@ class _Lease(SoleProcess):
   def check(self) -> None:
     # A process that was stopped for long must not go on as if it had not been.
     age = time.monotonic() - self._asked
-    if age > self._times.lifetime_seconds and not self._lock.locked():
+    if age > LIFETIME_SECONDS and not self._lock.locked():
       self._renew()
     if self._taken_by:
       raise SoleProcessError(
         f"{self._path.parent} has another {self._role} now ({self._taken_by}), "
         f"since this process did not renew {self._path} for "
-        f"{self._times.lifetime_seconds:g} seconds or more; this one ends, and "
-        "the other goes on"
+        f"{LIFETIME_SECONDS:g} seconds or more; this one ends, and the other "
+        "goes on"
       )
 
   def release(self) -> None:
@@ -179,10 +156,8 @@ class _Lease(SoleProcess):
     except Exception as error:
       logging.warning("%s was not released: %s", self._path, error)
 
-  def _renew_until_the_end(self) -> None:
-    while not self._taken_by and not self._ended.wait(
-      self._times.renewal_seconds
-    ):
+  def _renew_to_the_end(self) -> None:
+    while not self._taken_by and not self._ended.wait(RENEWAL_SECONDS):
       self._renew()
 
   def _renew(self) -> None:
@@ -212,7 +187,7 @@ class _Lease(SoleProcess):
 
   def _write(self, *, released: bool = False) -> None:
     lease = {
-      "holder": f"process {os.getpid()} on {socket.gethostname()}",
+      "holder": _own_name(),
       "machine": _machine(),
       "process": os.getpid(),
       "started": _started(os.getpid()),
@@ -227,27 +202,26 @@ def _is_free(lease: Mapping[str, Any]) -> bool:
   """Returns whether a lease has no holder, or one of here that has ended."""
   if not lease or lease.get("released") is True:
     return True
-  process, started = lease.get("process"), lease.get("started")
-  return (
-    lease.get("machine") == _machine()
-    and isinstance(process, int)
-    and started is not None
-    and _started(process) != started
-  )
+  machine, started = _machine(), lease.get("started")
+  is_here = machine is not None and lease.get("machine") == machine
+  return is_here and bool(started) and _started(lease.get("process")) != started
 
 
-@functools.cache
-def _machine() -> str:
+def _own_name() -> str:
+  return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _machine() -> str | None:
   """Returns a name that processes share if they see each other's ids."""
-  with contextlib.suppress(OSError):
+  try:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = os.stat("/proc/self/ns/pid").st_ino
-    return f"{socket.gethostname()}/{boot}/{namespace}"
-  # No other process has this name.
-  return f"{socket.gethostname()}/{secrets.token_hex(8)}"
+  except OSError:
+    return None
+  return f"{socket.gethostname()}/{boot}/{namespace}"
 
 
-def _started(process: int) -> str | None:
+def _started(process: object) -> str | None:
   """Returns when a process started, in ticks; None if it has ended."""
   try:
     text = Path(f"/proc/{process}/stat").read_text()

@@ -5,23 +5,22 @@ are read where they are. Those on an object store are copied to the cache of
 this host:
 
     copies/<sha256>    a copy, verified when it was made
-    views/…/<path>     links to the copies that one `StagedFiles` uses
+    links/…/<path>     links to the copies that one `StagedFiles` uses
 
 A copy that several processes, runs or versions name is there once. It is in use
-as long as it has more than one link: a view goes with its object or, if the
-process is killed, with the next view that is made on the host.
+as long as it has more than one link: links go with their object or, if the
+process is killed, when the next object is made on the host.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
-import mmap
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from absl import logging
@@ -32,12 +31,7 @@ from realm_jax.storage.local_disk import (
   ScratchDirectory,
   explain_full_disk,
 )
-from realm_jax.storage.paths import (
-  COPIED_AT_ONCE,
-  download,
-  is_remote,
-  objects_below,
-)
+from realm_jax.storage.paths import COPIED_AT_ONCE, download, is_remote
 
 # Environment variables: another cache than the one at home, and how many
 # gigabytes (2^30 bytes) it may have.
@@ -48,7 +42,6 @@ _LIMIT_GB = 50.0
 _ADVICE = (
   f"free some space, or set {DIRECTORY_VARIABLE} to a folder on another disk"
 )
-_MISSING = (FileNotFoundError, NotADirectoryError)
 # Python's lock is taken once for each piece. Large pieces keep a thread of low
 # priority from waiting for it often.
 _PIECE_BYTES = 1 << 23
@@ -67,22 +60,12 @@ def sha256_of(path: epath.PathLike, *, drop_pages: bool = False) -> str:
   With `drop_pages`, the system's page cache gives up a local file as it is
   read, as where gigabytes are verified beside a running trainer.
   """
+  drop_pages &= not is_remote(path) and hasattr(os, "posix_fadvise")
   digest = hashlib.sha256()
-  if is_remote(path):
-    with epath.Path(path).open("rb") as file:
-      while piece := file.read(_PIECE_BYTES):
-        digest.update(piece)
-    return digest.hexdigest()
-  # The buffer has its own pages, so that the allocator's heap, which the
-  # training step uses, does not grow.
-  with (
-    open(path, "rb", buffering=0) as file,
-    mmap.mmap(-1, _PIECE_BYTES) as buffer,
-  ):
-    while count := file.readinto(buffer):
-      with memoryview(buffer)[:count] as view:
-        digest.update(view)
-      if drop_pages and hasattr(os, "posix_fadvise"):
+  with epath.Path(path).open("rb") as file:
+    while piece := file.read(_PIECE_BYTES):
+      digest.update(piece)
+      if drop_pages:
         os.posix_fadvise(file.fileno(), 0, file.tell(), os.POSIX_FADV_DONTNEED)
   return digest.hexdigest()
 
@@ -95,28 +78,20 @@ class FileRecord:
   size: int
   sha256: str
 
-  def problem_of(
-    self, path: epath.PathLike, size: int | None, *, checksums: bool = True
-  ) -> str:
-    """Returns how a file of that size differs from this record, or ""."""
+  def problem_of(self, path: epath.PathLike, *, checksums: bool = True) -> str:
+    """Returns how a file differs from this record, or "".
+
+    With `checksums` all of its bytes are read.
+    """
     try:
-      if size is not None:
-        if size != self.size:
-          return f"has {size} bytes and not {self.size}"
-        if checksums and sha256_of(path, drop_pages=True) != self.sha256:
-          return "does not match its checksum"
-        return ""
-    except _MISSING:
-      pass  # Removed meanwhile.
-    return "is missing"
-
-
-def _size(path: epath.PathLike) -> int | None:
-  """Returns the size of a local file; None if there is none."""
-  try:
-    return Path(path).stat().st_size
-  except _MISSING:
-    return None
+      size = epath.Path(path).stat().length
+      if size != self.size:
+        return f"has {size} bytes and not {self.size}"
+      if checksums and sha256_of(path, drop_pages=True) != self.sha256:
+        return "does not match its checksum"
+    except (FileNotFoundError, NotADirectoryError):
+      return "is missing"
+    return ""
 
 
 def record_files(
@@ -140,16 +115,10 @@ class StagedFiles:
   """Files of one manifest, each verified or copied when it is asked for.
 
   A file that does not match its record is read once more: the fault may have
-  been this host's.
-
-  Args:
-    folder: Folder of the files, local or on an object store.
-    records: Records of the manifest.
-    error: Type of the error for a damaged file.
-    advice: Part of its message: what follows from the damage, and what to do.
-    verify_local: Whether local files are verified, and not copies alone.
-    low_priority: Whether one thread of low priority reads local files, as
-      beside training, instead of one for each core.
+  been this host's. Then it is an `error` of the type given, whose message ends
+  with the `advice`. Without `verify_local`, only copies are verified. With
+  `low_priority`, one thread of low priority reads local files, as beside
+  training, instead of one for each core.
   """
 
   def __init__(
@@ -168,20 +137,20 @@ class StagedFiles:
     self._verify_local, self._low_priority = verify_local, low_priority
     self._lock = threading.Lock()
     self._verified: set[str] = set()
-    self._view: ScratchDirectory | None = None
+    self._links: ScratchDirectory | None = None
     if is_remote(folder):
       with explain_full_disk(cache_directory()):
-        self._view = ScratchDirectory(cache_directory() / "views")
+        self._links = ScratchDirectory(cache_directory() / "links")
 
   @property
   def is_copied(self) -> bool:
     """Whether files are copied from an object store."""
-    return self._view is not None
+    return self._links is not None
 
   @property
   def root(self) -> Path:
     """The local directory in which files are once they have been asked for."""
-    return self._view.path if self._view else Path(self._folder)
+    return self._links.path if self._links else Path(self._folder)
 
   def below(self, prefix: str) -> list[str]:
     """Returns the paths of the files of a subfolder."""
@@ -212,10 +181,9 @@ class StagedFiles:
     """
     with self._lock:
       wanted = [self._record(p) for p in paths if p not in self._verified]
-      check: Callable[[FileRecord], str] = self._check
       workers, initializer = os.cpu_count(), None
       if self.is_copied:
-        check, workers = self._copy, COPIED_AT_ONCE
+        workers = COPIED_AT_ONCE
         wanted = [file for file in wanted if not self._link(file)]
         _make_room(sum(file.size for file in wanted))
       elif not self._verify_local:
@@ -228,7 +196,7 @@ class StagedFiles:
           workers, initializer=initializer
         ) as pool,
       ):
-        found = zip(wanted, pool.map(check, wanted), strict=True)
+        found = zip(wanted, pool.map(self._problem, wanted), strict=True)
         problems = {file.path: problem for file, problem in found if problem}
       self._verified.update(path for path in paths if path not in problems)
     return problems
@@ -241,33 +209,20 @@ class StagedFiles:
     Raises:
       DamagedFileError, or the type given: A file is missing, cut or changed.
     """
-    objects = objects_below(self._folder) if self.is_copied else {}
 
-    def problem_of(file: FileRecord) -> str:
-      path = self._folder / file.path
-      if not self.is_copied:
-        return file.problem_of(path, _size(path), checksums=checksums)
-      found = objects.get(file.path)
-      size = None if found is None else found.bytes
-      return file.problem_of(path, size, checksums=checksums)
+    def problem_of(path: str) -> str:
+      place = self._folder / path
+      return self._record(path).problem_of(place, checksums=checksums)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      files = [self._record(path) for path in paths]
-      for file, problem in zip(files, pool.map(problem_of, files), strict=True):
+      for path, problem in zip(paths, pool.map(problem_of, paths), strict=True):
         if problem:
-          raise self._damaged(file.path, problem)
+          raise self._damaged(path, problem)
 
   def _record(self, path: str) -> FileRecord:
     if path not in self._records:
       raise self._damaged(path, "is not in its manifest")
     return self._records[path]
-
-  def _check(self, file: FileRecord) -> str:
-    path = self.root / file.path
-    # What has changed while it was read, or was misread, is read once more.
-    return file.problem_of(path, _size(path)) and file.problem_of(
-      path, _size(path)
-    )
 
   def _link(self, file: FileRecord) -> bool:
     """Takes a copy that is in the cache; returns whether there is one."""
@@ -284,21 +239,22 @@ class StagedFiles:
       return False  # There is none, or another process has just removed it.
     return True
 
-  def _copy(self, file: FileRecord) -> str:
+  def _problem(self, file: FileRecord) -> str:
+    """Verifies a file, or copies it, and does so again if it is damaged."""
     path, problem = self.root / file.path, ""
-    path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
-      path.unlink(missing_ok=True)
-      try:
-        download(self._folder / file.path, path)
-      except FileNotFoundError:
-        return "is missing"
-      if not (problem := file.problem_of(path, _size(path))):
+      if self.is_copied:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+          download(self._folder / file.path, path)
+      if not (problem := file.problem_of(path)):
         # Another process may have copied it meanwhile.
         with contextlib.suppress(FileExistsError):
-          os.link(path, _copies() / file.sha256)
-        return ""
-    return f"{problem}, also when it was copied again"
+          if self.is_copied:
+            os.link(path, _copies() / file.sha256)
+        break
+    return problem
 
   def _damaged(self, path: str, problem: str) -> Exception:
     return self._error(f"{self._folder / path} {problem}{self._advice}")

@@ -163,6 +163,7 @@ class GenerationSchedule:
     if not self._takes_newest:
       if (due := self._due(step)) > after:
         self._swap(self._on_all(functools.partial(self._wait_for, due)), step)
+      self._watcher.poll()
     elif self._loop.count == 1:
       newest = self._newest()
       if newest is not None and newest.step > after:

@@ -18,7 +18,7 @@ from etils import epath
 
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines
-from realm_jax.storage.paths import is_remote, objects_below, read_bytes
+from realm_jax.storage.paths import is_remote, list_names, read_bytes
 
 _FILE = "metrics.jsonl"
 _PARTS = "metrics"
@@ -137,13 +137,9 @@ def read_rows(model_dir: epath.PathLike) -> list[Row]:
 def _parts(directory: epath.Path) -> dict[int, epath.Path]:
   """Returns the files of the folder by their first step, in its order."""
   folder = directory / _PARTS
-  if is_remote(directory):
-    names = list(objects_below(folder))
-  else:
-    names = [path.name for path in Path(folder).glob(f"*{_SUFFIX}")]
   found = {
     int(stem): folder / name
-    for name in names
+    for name in list_names(folder)
     if name.endswith(_SUFFIX) and (stem := name[: -len(_SUFFIX)]).isdecimal()
   }
   return dict(sorted(found.items()))

@@ -19,8 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from realm_jax.console import Progress
+from realm_jax.indexes import exact_search
 from realm_jax.indexes.exact import ExactConfig, capacity_for
-from realm_jax.indexes.exact_search import Plan
 from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever
@@ -272,13 +272,13 @@ def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
   )
 
 
-def plan_of(setup: StepSetup, num_blocks: int) -> Plan:
+def plan_of(setup: StepSetup, num_blocks: int) -> exact_search.Plan:
   """Returns the settings of an exact search of a step's queries."""
   mesh = setup.mesh
-  return ExactConfig().plan(
+  return exact_search.make_plan(
     setup.num_searched,
     num_queries=setup.config.data.batch_size,
-    capacity=capacity_for(num_blocks, devices=mesh.size),
+    num_rows=capacity_for(num_blocks, devices=mesh.size),
     devices=mesh.size,
     platform=mesh.devices.flat[0].platform,
   )

@@ -32,8 +32,7 @@ from realm_jax.generations.build import (
   publish_vectors,
 )
 from realm_jax.generations.store import directory_of
-from realm_jax.indexes.protocol import Rows
-from realm_jax.indexes.registry import config_from
+from realm_jax.indexes.protocol import Rows, config_from
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh

@@ -20,9 +20,9 @@ from realm_jax.generations.vectors import Embeddings, check_finite
 from realm_jax.models.retriever import Retriever
 from realm_jax.settings import Unnamed
 from realm_jax.storage.access import require_readable
-from realm_jax.storage.arrays import create_mapped_array
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
+from realm_jax.storage.local_disk import create_mapped_array
 from realm_jax.weights import WeightsError
 from realm_jax.weights.importing import check_new, new_directory
 

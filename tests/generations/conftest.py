@@ -28,7 +28,6 @@ from realm_jax.generations.vectors import (
 )
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import BuildOptions, IndexConfig
-from realm_jax.indexes.registry import parameters_of
 
 DIM = 8
 PIECES = (
@@ -136,7 +135,7 @@ def publish_one(
       "dim": DIM,
       "dtype": dtype,
       "index_kind": index.kind if index else "exact",
-      "index_parameters": parameters_of(index or ExactConfig()),
+      "index_parameters": dict(vars(index or ExactConfig())),
       "recall": {"8": 1.0},
       "recall_queries": 16,
       "embed_seconds": 1.0,

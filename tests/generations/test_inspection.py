@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.generations.inspection import RunGenerations, table
+from realm_jax.generations.inspection import inspect, open_run, table
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.retention import UnknownNeedsError
 from realm_jax.generations.store import GenerationStore
@@ -33,7 +33,8 @@ def _save(model_dir, step, *, generation, lag_steps=0):
 def test_each_generation_is_described(model_dir, corpus):
   (model_dir / "generations" / "00000020").mkdir()
   (model_dir / "generations" / "00000016" / "manifest.json").write_text("{")
-  found = {one.step: one for one in RunGenerations(model_dir, None).inspect()}
+  with open_run(model_dir, None) as opened:
+    found = {one.step: one for one in inspect(*opened)}
   # What is being built is not a generation yet.
   assert list(found) == [0, 4, 8, 12, 16]
   assert found[4].manifest.num_blocks == 150
@@ -45,28 +46,33 @@ def test_each_generation_is_described(model_dir, corpus):
   assert lines[-1].startswith("16: ")
 
 
-def test_what_is_needed_is_not_pruned(model_dir, tmp_path):
-  generations = RunGenerations(model_dir, None)
-  assert generations.prunable(keep=2) == [0, 8]
-  assert generations.prunable(keep=4) == [0]
-  assert generations.prunable(keep=1) == [0, 8, 12]
+def test_what_is_needed_is_not_pruned(model_dir):
+  def prunable(keep):
+    with open_run(model_dir, None) as (store, uses):
+      return store.prunable(keep=keep, pinned=uses.pinned())
+
+  assert [prunable(keep) for keep in (2, 4, 1)] == [[0, 8], [0], [0, 8, 12]]
   # A run that waits may go on from any of its checkpoints.
   _save(model_dir, 12, generation=8, lag_steps=4)
-  assert generations.prunable(keep=1) == [0]
+  assert prunable(1) == [0]
 
 
 def test_a_run_must_be_known_and_have_checkpoints(tmp_path, corpus):
-  with pytest.raises(GenerationError, match="give --model_dir"):
-    RunGenerations(None, None)
-  with pytest.raises(GenerationError, match="there is no folder"):
-    RunGenerations(tmp_path, None)
+  for given, message in (
+    ((None, None), "give --model_dir"),
+    ((tmp_path, None), "there is no folder"),
+  ):
+    with pytest.raises(GenerationError, match=message), open_run(*given):
+      pass
   publish_one(tmp_path / "generations", corpus, 0)
-  generations = RunGenerations(None, tmp_path / "generations")
-  assert [one.step for one in generations.inspect()] == [0]
-  with pytest.raises(GenerationError, match="Give --model_dir, too"):
-    generations.prunable(keep=1)
-  with pytest.raises(UnknownNeedsError, match="has no checkpoint"):
-    RunGenerations(tmp_path, None).prunable(keep=1)
+  with open_run(None, tmp_path / "generations") as (store, uses):
+    assert uses is None
+    assert [one.step for one in inspect(store, uses)] == [0]
+  with (
+    open_run(tmp_path, None) as (store, uses),
+    pytest.raises(UnknownNeedsError, match="has no checkpoint"),
+  ):
+    uses.pinned()
 
 
 @pytest.mark.slow

@@ -65,7 +65,6 @@ def _rewrite(generations_dir, **changes):
     ({"colour": "red"}, "colour"),
     ({"folder": "../.."}, "leads outside"),
     ({"index_kind": "psychic"}, "no index is called 'psychic'"),
-    ({"index_parameters": {"leaves": 3}}, "has no parameter leaves"),
     ({"dim": DIM + 1}, "its manifest says"),
   ],
 )

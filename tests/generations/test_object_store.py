@@ -10,7 +10,7 @@ from etils import epath
 from benchmarks.runs.object_store import StoreFault
 from realm_jax.generations.draft import Draft
 from realm_jax.generations.loading import load_generation, load_newest
-from realm_jax.generations.store import MANIFEST, GenerationStore
+from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.random import RandomConfig
 from tests.generations.builds import build, save
 from tests.generations.conftest import publish_one, random_vectors
@@ -36,25 +36,6 @@ def change_host(tmp_path, monkeypatch):
     monkeypatch.setenv("REALM_JAX_CACHE_DIR", str(cache))
 
   return change
-
-
-def test_what_is_published_comes_back_and_goes(
-  object_store, generations_dir, folder, corpus
-):
-  publish_one(generations_dir, corpus, 0)
-  publish_one(generations_dir, corpus, 500)
-  store = GenerationStore(generations_dir)
-  assert store.steps() == [0, 500]
-  generation = load_newest(generations_dir, corpus=corpus)
-  expected = random_vectors(150, 500)
-  np.testing.assert_array_equal(generation.vectors(np.arange(150)), expected)
-  publish_one(generations_dir, corpus, 500)
-  store.remove([0])
-  assert store.steps() == [500]
-  store.remove_old_files(max_removed=0)
-  names = object_store.names(f"{folder}/generations/")
-  folders = {name.split("/")[3] for name in names}
-  assert len(folders) == 2 and MANIFEST in folders
 
 
 def test_only_what_is_needed_is_copied_and_the_rest_when_it_is_read(

@@ -130,7 +130,8 @@ def test_a_partial_refresh_embeds_a_part_and_takes_the_rest(tmp_path, corpus):
       assert partial is None and set(steps) == {step}
       continue
     fresh = steps == step
-    assert (partial.base, partial.embedded_blocks) == (step - 500, fresh.sum())
+    assert partial["base"] == step - 500
+    assert partial["embedded_blocks"] == fresh.sum()
     tokens = corpus.lengths
     assert 0.3 < tokens[fresh].sum() / tokens.sum() < 0.5
     # At 1000 the oldest are embedded first, and half of those of step 0 fit.
@@ -139,7 +140,7 @@ def test_a_partial_refresh_embeds_a_part_and_takes_the_rest(tmp_path, corpus):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("case", ["damaged", "cut", "another model"])
+@pytest.mark.parametrize("case", ["damaged", "another model"])
 def test_without_a_sound_earlier_generation_all_are_embedded(
   tmp_path, corpus, case, monkeypatch
 ):
@@ -148,14 +149,9 @@ def test_without_a_sound_earlier_generation_all_are_embedded(
   # As where the damage comes while the builder runs.
   monkeypatch.setattr(GenerationStore, "remove_damaged", lambda *_, **__: [])
   generations_dir, other = tmp_path / "generations", {}
-  path = files_of(generations_dir, 0) / "embeddings-00000-of-00001.npy"
   if case == "damaged":
-    flip(path)
-  elif case == "cut":
-    path.write_bytes(path.read_bytes()[:-1])
+    flip(next(files_of(generations_dir, 0).glob("embeddings-*.npy")))
   else:
     other = {"retriever": dataclasses.replace(RETRIEVER, normalize=True)}
   build(tmp_path, corpus, **_PARTIAL, **other)
-  generation = load_generation(generations_dir, 500, corpus=corpus)
-  assert generation.manifest.partial is None
-  assert generation.oldest_step == 500
+  assert GenerationStore(generations_dir).manifest(500).partial is None

@@ -6,7 +6,7 @@ from realm_jax.checkpoints.store import (
   CheckpointError,
   UnreadableCheckpointError,
 )
-from realm_jax.generations import retention, sidecar
+from realm_jax.generations import sidecar
 from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.protocol import RecallError
 from realm_jax.storage.local_disk import DiskFullError
@@ -18,16 +18,16 @@ from tests.generations.conftest import files_of, flip, publish_one
 def run(tmp_path, corpus, monkeypatch):
   """Runs a sidecar until it waits; returns what it built and published.
 
-  Each of the `errors` is raised once, by restoring or building its step.
+  Each of the `errors` is raised by building its step once, or by restoring it.
   """
 
   def run(*, errors=(), on_build=lambda: None, **settings):
     errors, built = dict(errors), []
 
-    def restore(builder, checkpoints, step):
-      if isinstance(errors.get(step), CheckpointError):
-        raise errors.pop(step)
-      return {}, None
+    def restore(self, choice):
+      if isinstance(errors.get(choice.step), CheckpointError):
+        raise errors[choice.step]
+      return None, {}, None
 
     def build(builder, step, params, store, *, check, **others):
       built.append(step)
@@ -37,7 +37,7 @@ def run(tmp_path, corpus, monkeypatch):
         raise errors.pop(step)
       publish_one(store.directory, corpus, step)
 
-    monkeypatch.setattr(sidecar, "_restored", restore)
+    monkeypatch.setattr(sidecar._Sidecar, "_restore", restore)
     monkeypatch.setattr(sidecar, "build_generation", build)
     return built, follow_until_idle(tmp_path, corpus, **settings)
 
@@ -54,7 +54,6 @@ def saved(tmp_path, corpus):
   "settings, published",
   [
     ({"once": True}, [1000]),
-    ({"checkpoint_step": 500}, [500]),
     ({"mode": "newest"}, [1000]),
     ({"mode": "every"}, [0, 500, 1000]),
     ({"mode": "every", "refresh_every_steps": 1000}, [0, 1000]),
@@ -90,14 +89,14 @@ def test_a_poor_recall_skips_a_checkpoint_unless_a_trainer_waits_for_it(
 ):
   saved(0)
   errors = {0: RecallError("too low")}
-  stop = StopAfterWaits(2, actions=[lambda: saved(500)])
+  stop = StopAfterWaits(3, actions=[lambda: None, lambda: saved(500)])
   built, published = run(stop=stop, errors=errors)
   assert (built, published) == ([0, 500], [500])
   saved(1000)
   for settings in ({"mode": "every"}, {"once": True}):
     errors = {step: RecallError("too low") for step in (0, 1000)}
     with pytest.raises(RecallError):
-      run(errors=errors, **settings)
+      run(errors=errors, stop=StopAfterWaits(2), **settings)
 
 
 def test_an_unreadable_checkpoint_is_skipped_unless_it_is_the_newest(
@@ -105,11 +104,12 @@ def test_an_unreadable_checkpoint_is_skipped_unless_it_is_the_newest(
 ):
   saved(0, 500)
   errors = {0: UnreadableCheckpointError("half removed")}
-  assert run(errors=errors, mode="every")[1] == [500]
+  stop = StopAfterWaits(6)
+  assert run(errors=errors, mode="every", stop=stop)[1] == [500]
   saved(1000)
   errors = {1000: UnreadableCheckpointError("damaged")}
   with pytest.raises(UnreadableCheckpointError):
-    run(errors=errors)
+    run(errors=errors, stop=StopAfterWaits(6))
 
 
 def test_a_signal_ends_it_in_the_midst_of_a_build(run, saved):
@@ -129,9 +129,8 @@ def test_old_generations_go_and_needed_ones_stay(run, saved, tmp_path, corpus):
 
 
 def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
-  run, saved, tmp_path, corpus, monkeypatch
+  run, saved, tmp_path, corpus
 ):
-  monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
   publish_one(tmp_path / "generations", corpus, 0)
   saved(0, 500)
   loop = tmp_path / "checkpoints" / "0" / "loop"

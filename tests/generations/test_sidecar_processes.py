@@ -1,6 +1,5 @@
-"""A sidecar beside a full disk, and beside a trainer that finds damage."""
+"""A sidecar beside a full disk."""
 
-import contextlib
 import functools
 import logging
 import resource
@@ -11,10 +10,9 @@ import pytest
 from benchmarks.fixed_tree import fixed_tree
 from realm_jax.generations.loading import load_generation
 from realm_jax.generations.store import GenerationStore
-from realm_jax.generations.watcher import GenerationWatcher
 from tests.full_disk import full_disk
 from tests.generations.builds import build, save
-from tests.generations.conftest import flip, until
+from tests.generations.conftest import until
 
 _INDEX = fixed_tree(
   8, num_leaves_searched=8, num_reordered=100, reordering="float32"
@@ -54,14 +52,6 @@ def test_a_disk_fills_up_at_any_file_and_has_room_again(
     assert store.manifest(0).files == before
     load_generation(generations_dir, 0, corpus=corpus)
     until(lambda: store.steps() == [0, 500])
-    # What a reader finds damaged, of the size that it had, is made again.
-    (dataset,) = generations_dir.glob("00000500/*/scann/dataset.npy")
-    flip(dataset)
-    load = functools.partial(load_generation, generations_dir, corpus=corpus)
-    watcher = GenerationWatcher(generations_dir, load)
-    with contextlib.closing(watcher):
-      until(lambda: watcher.newest() is not None)
-      until(lambda: watcher.newest().step == 500)
   finally:
     stop.set()
     sidecar.join()

@@ -39,17 +39,6 @@ def _newest_is(watcher, step):
   return newest is not None and newest.step == step
 
 
-def test_a_generation_appears_once_it_is_published(
-  watch, generations_dir, corpus
-):
-  watcher = watch()
-  assert watcher.newest() is None
-  publish_one(generations_dir, corpus, 0)
-  until(lambda: _newest_is(watcher, 0))
-  publish_one(generations_dir, corpus, 500)
-  until(lambda: _newest_is(watcher, 500))
-
-
 def test_wait_for_hands_out_exactly_that_step(watch, generations_dir, corpus):
   publish_one(generations_dir, corpus, 1000)
   watcher = watch()
@@ -93,6 +82,8 @@ def test_a_damaged_generation_is_refused_once_and_used_when_made_again(
   with pytest.raises(GenerationError, match="checksum"):
     watcher.wait_for(500, timeout=10.0)
   assert _newest_is(watcher, 0) and not watcher.has_later(0)
+  # The builder learns of it.
+  assert (generations_dir / "00000500" / "manifest.damaged").exists()
   refusals = [r for r in caplog.records if "500 is not used" in r.getMessage()]
   assert len(refusals) == 1
   # Whoever asks for it again and again does not keep others from being loaded.
@@ -102,6 +93,26 @@ def test_a_damaged_generation_is_refused_once_and_used_when_made_again(
   until(lambda: _newest_is(watcher, 1000))
   publish_one(generations_dir, corpus, 500, embed_seconds=9.0)
   assert watcher.wait_for(500, timeout=10.0).manifest.embed_seconds == 9.0
+
+
+def test_what_was_read_wrongly_is_read_again(
+  watch, generations_dir, corpus, monkeypatch
+):
+  monkeypatch.setattr("realm_jax.generations.watcher._RETRY_SECONDS", 0.2)
+  attempts = []
+
+  def load(step):
+    attempts.append(step)
+    if len(attempts) == 1:
+      raise GenerationError("read wrongly")
+    return load_generation(generations_dir, step, corpus=corpus)
+
+  publish_one(generations_dir, corpus, 500)
+  watcher = watch(load)
+  with pytest.raises(GenerationError, match="read wrongly"):
+    watcher.wait_for(500, timeout=20.0)
+  until(lambda: watcher.request(500))
+  assert attempts == [500, 500]
 
 
 def test_next_loads_the_one_after_the_one_in_use(

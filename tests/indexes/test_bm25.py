@@ -9,8 +9,6 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   Blocks,
-  BuildOptions,
-  IndexLoadError,
   QueryBatch,
 )
 
@@ -45,6 +43,7 @@ def _by_the_formula(query, k1, b):
 @pytest.mark.parametrize("k1, b", [(0.9, 0.4), (1.5, 0.75)])
 def test_scores_are_those_of_the_formula(k1, b):
   words = [5, 6, 9]
+  # Special wordpieces and padding score nothing.
   query = np.array([[2, *words, 4, 3, 0, 0]], np.int32)
   found = _index(k1=k1, b=b).search(QueryBatch(query), 4)
   scores = _by_the_formula(words, k1, b)
@@ -53,16 +52,3 @@ def test_scores_are_those_of_the_formula(k1, b):
   np.testing.assert_allclose(
     found.scores[0], [scores[row] for row in order], rtol=1e-6
   )
-
-
-def test_special_wordpieces_and_padding_score_nothing():
-  empty = np.array([[2, 3, 0, 0], [2, 4, 3, 0]], np.int32)
-  found = _index().search(QueryBatch(empty), 3)
-  np.testing.assert_array_equal(found.scores, np.zeros((2, 3)))
-  np.testing.assert_array_equal(found.rows, [[0, 1, 2], [0, 1, 2]])
-
-
-def test_an_index_of_other_blocks_is_refused(tmp_path):
-  _index(options=BuildOptions(directory=tmp_path / "bm25"))
-  with pytest.raises(IndexLoadError, match="indexes 4 blocks of 5"):
-    Bm25Config().load(tmp_path / "bm25", Blocks(num_blocks=5))

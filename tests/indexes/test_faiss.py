@@ -14,7 +14,7 @@ from tests.indexes.clustered import blocks_of, clustered, queries_of
 @pytest.fixture
 def _library():
   """Skips where the optional library is not installed."""
-  pytest.importorskip("faiss")
+  pytest.importorskip("faiss").omp_set_num_threads(1)
 
 
 needs_library = pytest.mark.usefixtures("_library")
@@ -30,9 +30,7 @@ def _queries(count):
 )
 def test_it_finds_nearly_all_that_exact_search_finds(factory):
   vectors, queries = clustered(10_000, 1), _queries(200)
-  index = FaissConfig(factory=factory, nprobe=8, threads=1).build(
-    blocks_of(vectors)
-  )
+  index = FaissConfig(factory=factory, nprobe=8).build(blocks_of(vectors))
   found = index.search(queries, 8)
   scores = queries.vectors @ vectors.T
   best = np.argsort(-scores, axis=1)[:, :8]
@@ -44,21 +42,17 @@ def test_it_finds_nearly_all_that_exact_search_finds(factory):
 
 
 @needs_library
-@pytest.mark.parametrize("damage", ["gone", "cut", "header", "other"])
+@pytest.mark.parametrize("damage", ["gone", "cut"])
 def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
   vectors = clustered(400, 1)
-  config = FaissConfig(brute_force_below=0, threads=1)
+  config = FaissConfig(brute_force_below=0)
   config.build(blocks_of(vectors), BuildOptions(directory=tmp_path / "faiss"))
   file = tmp_path / "faiss" / "index.faiss"
   content = file.read_bytes()
   if damage == "gone":
     file.unlink()
-  elif damage == "cut":
-    file.write_bytes(content[: len(content) // 2])
-  elif damage == "header":
-    file.write_bytes(bytes(4) + content[4:])
   else:
-    vectors = clustered(401, 1)
+    file.write_bytes(content[: len(content) // 2])
   with pytest.raises(IndexLoadError, match="build it again"):
     config.load(tmp_path / "faiss", blocks_of(vectors))
 
@@ -69,10 +63,9 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
   [
     ("HNSW8", "may find fewer than k"),
     ("IVF4,Nonsense", "FAISS cannot build 'IVF4,Nonsense'"),
-    ("IVF500,Flat", "over 400 vectors of 32 dimensions"),
   ],
 )
 def test_a_description_that_will_not_do_is_refused(factory, message):
-  config = FaissConfig(factory=factory, brute_force_below=0, threads=1)
+  config = FaissConfig(factory=factory, brute_force_below=0)
   with pytest.raises(ValueError, match=message):
     config.build(blocks_of(clustered(400, 1)))

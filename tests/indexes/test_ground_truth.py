@@ -3,24 +3,10 @@
 from typing import ClassVar
 
 import numpy as np
-import pytest
 
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.ground_truth import measure_recall
 from realm_jax.indexes.protocol import QueryBatch, SearchResult
-
-_DIM = 8
-
-
-@pytest.fixture
-def embeddings():
-  rng = np.random.default_rng(7)
-  return rng.standard_normal((150, _DIM)).astype(np.float32)
-
-
-def _queries(count):
-  vectors = np.random.default_rng(1).standard_normal((count, _DIM))
-  return QueryBatch(np.zeros((count, 4), np.int32), vectors.astype(np.float32))
 
 
 class _Shifted:
@@ -40,15 +26,14 @@ class _Shifted:
     return SearchResult(found.rows[:, 1:], found.scores[:, 1:])
 
 
-def test_exact_search_recalls_all(embeddings):
-  recall = measure_recall(
-    ExactIndex(embeddings), embeddings, _queries(20), (1, 8, 150, 151)
+def test_a_miss_in_k_costs_a_kth():
+  rng = np.random.default_rng(7)
+  embeddings = rng.standard_normal((150, 8)).astype(np.float32)
+  queries = QueryBatch.of_vectors(
+    rng.standard_normal((20, 8)).astype(np.float32)
   )
-  assert recall == {"1": 1.0, "8": 1.0, "150": 1.0}
-
-
-def test_a_miss_in_k_costs_a_kth(embeddings):
-  recall = measure_recall(
-    _Shifted(embeddings), embeddings, _queries(20), (1, 4, 8)
-  )
+  recall = measure_recall(_Shifted(embeddings), embeddings, queries, (1, 4, 8))
   assert recall == {"1": 0.0, "4": 0.75, "8": 0.875}
+  exact = ExactIndex(embeddings)
+  recall = measure_recall(exact, embeddings, queries, (1, 150, 151))
+  assert recall == {"1": 1.0, "150": 1.0}

@@ -4,9 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.indexes.scann import product_codes
-from realm_jax.indexes.scann.partitions import assign, train_leaves
-from realm_jax.indexes.scann.product_codes import train_codebooks
+from realm_jax.indexes.scann import training
+from realm_jax.indexes.scann.training import (
+  assign,
+  train_codebooks,
+  train_leaves,
+)
 from tests.indexes.clustered import clustered
 
 
@@ -47,7 +50,7 @@ def test_each_vector_goes_to_the_nearest_centroid(count, num_leaves):
 
 def encode(residuals, codebooks):
   return np.asarray(
-    product_codes.encode(jnp.asarray(residuals), jnp.asarray(codebooks))
+    training.encode(jnp.asarray(residuals), jnp.asarray(codebooks))
   )
 
 

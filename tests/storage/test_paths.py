@@ -9,7 +9,6 @@ from benchmarks.runs.object_store import StoreFault
 from realm_jax.storage.paths import (
   download,
   list_names,
-  objects_below,
   read_bytes,
   upload,
   upload_directory,
@@ -48,26 +47,10 @@ def test_a_version_changes_whenever_a_file_is_written(folder):
   assert version_of(path) not in (None, first)
 
 
-def test_the_store_is_asked_once_for_an_object_or_all_below_a_folder(
-  object_store,
-):
-  for name in ("a", "sub/b", "sub/deeper/c"):
-    object_store.write(f"tree/{name}", name.encode())
-  object_store.write("tree-not", b"x")
+def test_the_store_is_asked_once_for_an_object(object_store):
+  object_store.write("tree/sub/b", b"text")
   with object_store.counted() as requests:
-    found = objects_below(object_store.path("tree"))
-  assert len(requests) == 1
-  assert {name: info.bytes for name, info in found.items()} == {
-    "a": 1,
-    "sub/b": 5,
-    "sub/deeper/c": 12,
-  }
-  object_store.write("tree/a", b"b")
-  again = objects_below(object_store.path("tree/"))
-  assert {name for name in found if found[name] != again[name]} == {"a"}
-  assert objects_below(object_store.path("nothing")) == {}
-  with object_store.counted() as requests:
-    assert read_bytes(object_store.path("tree/sub/b")) == b"sub/b"
+    assert read_bytes(object_store.path("tree/sub/b")) == b"text"
   assert len(requests) == 1
   with pytest.raises(FileNotFoundError):
     read_bytes(object_store.path("tree/sub"))

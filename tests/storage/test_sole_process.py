@@ -12,27 +12,30 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.storage.sole_process import (
-  LeaseTimes,
-  SoleProcessError,
-  sole_process,
-)
+from realm_jax.storage import sole_process as module
+from realm_jax.storage.sole_process import SoleProcessError, sole_process
 
 _HOLD = """
 import sys, time
-from realm_jax.storage.sole_process import LeaseTimes, sole_process
-times = LeaseTimes(renewal_seconds=0.1, settling_seconds=0.05)
-with sole_process(sys.argv[1], times=times):
+from realm_jax.storage import sole_process
+sole_process.RENEWAL_SECONDS, sole_process.SETTLING_SECONDS = 0.1, 0.05
+with sole_process.sole_process(sys.argv[1]):
   print("held", flush=True)
   time.sleep(600)
 """
-# A lifetime after which nobody takes a lease in these tests.
-_PATIENT = LeaseTimes(
-  lifetime_seconds=300, renewal_seconds=0.1, settling_seconds=0.05
-)
-_HASTY = LeaseTimes(
-  lifetime_seconds=0.5, renewal_seconds=0.1, settling_seconds=0.05
-)
+
+
+@pytest.fixture(autouse=True)
+def set_times(monkeypatch):
+  """`set_times(lifetime)`; nobody takes a lease after the first lifetime."""
+
+  def set_times(lifetime, *, renewal=0.1, settling=0.05):
+    monkeypatch.setattr(module, "LIFETIME_SECONDS", lifetime)
+    monkeypatch.setattr(module, "RENEWAL_SECONDS", renewal)
+    monkeypatch.setattr(module, "SETTLING_SECONDS", settling)
+
+  set_times(300)
+  return set_times
 
 
 @pytest.fixture(params=["disk", "store"])
@@ -64,7 +67,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
 ):
   with (
     pytest.raises(SoleProcessError, match=f"process {holder.pid} on") as error,
-    sole_process(directory, times=_PATIENT),
+    sole_process(directory),
   ):
     pass
   assert "already has a trainer" in str(error.value)
@@ -72,14 +75,14 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
   # The refused one did not disturb the first.
   with (
     pytest.raises(SoleProcessError),
-    sole_process(directory, times=_PATIENT),
+    sole_process(directory),
   ):
     pass
   os.kill(holder.pid, signal.SIGKILL)
   holder.wait()
   # A process of this host that is gone is not waited for.
   started = time.monotonic()
-  with sole_process(directory, times=_PATIENT) as sole:
+  with sole_process(directory) as sole:
     sole.check()
   assert time.monotonic() - started < 60
 
@@ -115,11 +118,14 @@ def elsewhere(object_store, tmp_path) -> Elsewhere:
   return Elsewhere(object_store, f"elsewhere/{tmp_path.name}")
 
 
-def test_a_lease_that_does_not_change_for_a_lifetime_is_taken(elsewhere):
+def test_a_lease_that_does_not_change_for_a_lifetime_is_taken(
+  elsewhere, set_times
+):
+  set_times(0.5)
   elsewhere.write(renewals=3)
   started = time.monotonic()
-  with sole_process(elsewhere.directory, times=_HASTY) as sole:
-    assert time.monotonic() - started >= _HASTY.lifetime_seconds
+  with sole_process(elsewhere.directory) as sole:
+    assert time.monotonic() - started >= 0.5
     assert elsewhere.token != "abc"
     sole.check()
 
@@ -130,7 +136,7 @@ def test_a_lease_that_is_renewed_is_another_hosts(elsewhere):
   renewal.start()
   with (
     pytest.raises(SoleProcessError, match="process 7 on far"),
-    sole_process(elsewhere.directory, times=_PATIENT),
+    sole_process(elsewhere.directory),
   ):
     pass
   renewal.join()
@@ -140,7 +146,7 @@ def test_a_lease_that_is_renewed_is_another_hosts(elsewhere):
 def test_a_lease_that_another_host_has_taken_is_lost(elsewhere):
   with (
     pytest.raises(SoleProcessError, match=r"another trainer now .*7 on far"),
-    sole_process(elsewhere.directory, times=_PATIENT) as sole,
+    sole_process(elsewhere.directory) as sole,
   ):
     sole.check()
     elsewhere.write(renewals=0)
@@ -151,13 +157,13 @@ def test_a_lease_that_another_host_has_taken_is_lost(elsewhere):
   assert elsewhere.token == "abc"
 
 
-def test_a_process_that_was_stopped_for_long_asks_before_it_goes_on(elsewhere):
-  never = LeaseTimes(
-    lifetime_seconds=0.0, renewal_seconds=600, settling_seconds=0
-  )
+def test_a_process_that_was_stopped_for_long_asks_before_it_goes_on(
+  elsewhere, set_times
+):
+  set_times(0.0, renewal=600, settling=0)
   with (
     pytest.raises(SoleProcessError, match="another trainer now"),
-    sole_process(elsewhere.directory, times=never) as sole,
+    sole_process(elsewhere.directory) as sole,
   ):
     sole.check()
     elsewhere.write(renewals=0)
@@ -167,15 +173,18 @@ def test_a_process_that_was_stopped_for_long_asks_before_it_goes_on(elsewhere):
 def test_a_lease_that_the_store_has_lost_is_written_again(
   elsewhere, object_store
 ):
-  with sole_process(elsewhere.directory, times=_PATIENT) as sole:
+  with sole_process(elsewhere.directory) as sole:
     object_store.remove(elsewhere.name)
     while not object_store.names(elsewhere.name):
       time.sleep(0.05)
     sole.check()
 
 
-def test_a_store_that_refuses_for_a_while_ends_nothing(elsewhere, object_store):
-  with sole_process(elsewhere.directory, times=_HASTY) as sole:
+def test_a_store_that_refuses_for_a_while_ends_nothing(
+  elsewhere, object_store, set_times
+):
+  set_times(0.5)
+  with sole_process(elsewhere.directory) as sole:
     object_store.inject(
       StoreFault("refuse", "trainer.lease|upload", times=5, status=403)
     )
@@ -186,16 +195,14 @@ def test_a_store_that_refuses_for_a_while_ends_nothing(elsewhere, object_store):
 
 
 @pytest.mark.slow
-def test_of_several_that_start_at_once_one_wins(elsewhere):
-  times = LeaseTimes(
-    lifetime_seconds=300, renewal_seconds=60, settling_seconds=0.5
-  )
+def test_of_several_that_start_at_once_one_wins(elsewhere, set_times):
+  set_times(300, renewal=60, settling=0.5)
   start, end = threading.Barrier(4), threading.Barrier(4)
 
   def contend() -> bool:
     start.wait()
     try:
-      with sole_process(elsewhere.directory, times=times):
+      with sole_process(elsewhere.directory):
         end.wait()
         return True
     except SoleProcessError:

@@ -11,11 +11,10 @@ makes such a tree in one call. Ours does it by default, for these reasons:
   0.95. Assigning leaves and codes runs on the builder's accelerator.
 - Memory. ScaNN's builder needs all vectors at once, in float32. Ours reads the
   corpus in parts and writes memory-mapped files.
-- Reuse. The next generations keep leaves and codebooks while they serve.
 
 benchmarks/README.md has all figures and the commands that measure them.
 
-Reading order: `config` with `tuning`, `trees` with `partitions` and
-`product_codes`, and `index`. `trees` depends on private formats; where another
-version of ScaNN is installed, its own builder builds.
+Reading order: `config`, `training`, `trees`, `index`. `trees` depends on
+private formats; where another version of ScaNN is installed, its own builder
+builds.
 """

@@ -2,15 +2,11 @@
 
 import errno
 import functools
-import importlib.abc
 import importlib.metadata
 import json
 import os
 import sys
-import threading
-from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +16,12 @@ from realm_jax.indexes.protocol import (
   Blocks,
   Index,
   IndexLoadError,
-  LibraryError,
   QueryBatch,
   SearchResult,
   check_k,
   check_vectors,
   in_order,
+  library_of,
 )
 
 _TREE = "tree.json"
@@ -69,32 +65,20 @@ class Tree(NamedTuple):
 class ScannIndex(Index):
   """A ScaNN searcher over files; `ScannConfig` builds and loads it.
 
-  Without a tree, every block is scored; `threads` of None uses every core.
+  Without a tree, every block is scored. Searches use every core.
 
   Raises:
-    IndexLoadError: ScaNN cannot read the files, or they are of other blocks.
+    IndexLoadError: ScaNN cannot read the files.
   """
 
   kind = "scann"
   needs_vectors = True
 
-  def __init__(
-    self,
-    directory: Path,
-    blocks: Blocks,
-    *,
-    tree: Tree | None,
-    threads: int | None = None,
-  ):
+  def __init__(self, directory: Path, blocks: Blocks, *, tree: Tree | None):
     self.num_blocks, self.dim = blocks.embedded().shape
     self._loaded = _load_searcher(directory)
-    if self._loaded.size() != self.num_blocks:
-      raise IndexLoadError(
-        f"the ScaNN index holds {self._loaded.size()} blocks and the "
-        f"generation {self.num_blocks}; build it again"
-      )
     self.tree = tree
-    self._threads = threads or os.cpu_count() or 1
+    self._threads = os.cpu_count() or 1
 
   @functools.cached_property
   def _searcher(self) -> Any:
@@ -192,42 +176,22 @@ def write_searcher(builder: Any, directory: Path) -> None:
     ) from error
 
 
-def library() -> ModuleType:
+def library() -> Any:
   """Returns ScaNN's Python module.
+
+  Its operations for TensorFlow are not used. Without TensorFlow, which is
+  hidden here unless it was imported earlier, the import takes a twentieth of
+  the time.
 
   Raises:
     LibraryError: It is not installed.
   """
+  module, advice = "scann.scann_ops.py.scann_ops_pybind", "`pip install scann`"
+  modules: dict[str, Any] = sys.modules
+  is_new = module not in modules
+  hides = is_new and modules.setdefault("tensorflow", None) is None
   try:
-    with _WithoutTensorFlow():
-      from scann.scann_ops.py import scann_ops_pybind
-  except ImportError as error:
-    raise LibraryError(
-      f"the index `scann` needs the library scann, which cannot be imported "
-      f"here ({error}); `pip install scann`, or choose the index `exact`"
-    ) from error
-  return scann_ops_pybind
-
-
-class _WithoutTensorFlow(importlib.abc.MetaPathFinder):
-  """Makes imports of TensorFlow fail in this thread, as if it were missing.
-
-  ScaNN's operations for TensorFlow are not used, and without them it is
-  imported in a twentieth of the time. Modules imported earlier stay.
-  """
-
-  def __enter__(self) -> None:
-    self._thread = threading.get_ident()
-    sys.meta_path.insert(0, self)
-
-  def __exit__(self, *error: object) -> None:
-    sys.meta_path.remove(self)
-
-  def find_spec(
-    self,
-    fullname: str,
-    path: Iterable[str] | None,
-    target: ModuleType | None = None,
-  ) -> None:
-    if fullname == "tensorflow" and threading.get_ident() == self._thread:
-      raise ModuleNotFoundError(f"{fullname} is left out", name=fullname)
+    return library_of("scann", module, f"{advice}, or choose the index `exact`")
+  finally:
+    if hides:
+      del modules["tensorflow"]

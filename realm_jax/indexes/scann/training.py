@@ -1,19 +1,23 @@
-"""Partitions of the vectors: the leaves of an index's tree.
+"""What ScaNN's tree consists of: leaves, and 4-bit codes of residuals.
 
 Lloyd's k-means stays near its start: with as many natural groups as centroids,
 a third of random starts share a group, and as many centroids lie between
 groups. So in the first rounds, centroids that are hardly needed are moved to
 leaves that are worth splitting.
+
+A residual, which is a vector minus the centroid of its leaf, is split into
+pieces of a few dimensions. Each piece is replaced by the nearest of 16
+centroids (product quantization, Jégou et al. 2011).
 """
 
 import functools
-from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float, Float32, Int, UInt8
 
 # A maximum over groups of columns vectorizes where an argmax does not.
 _GROUP = 64
@@ -28,25 +32,50 @@ _POWER_ITERATIONS = 3
 _ITERATIONS = 10
 # Training ends when a smaller share of the vectors changes its leaf.
 _SETTLED = 1e-3
+_NUM_CODES = 16
+_CODEBOOK_SAMPLE = 1 << 16
+
+
+class Trained(NamedTuple):
+  """Centroids of leaves and of residuals' pieces, learnt from a sample."""
+
+  centroids: Float32[np.ndarray, "l d"]
+  codebooks: Float32[np.ndarray, "s 16 w"]
+
+
+def train(
+  sample: Float32[np.ndarray, "n d"], num_leaves: int, dims_per_code: int
+) -> Trained:
+  """Trains leaves and codebooks; the same sample gives the same.
+
+  The sample is in random order.
+
+  Raises:
+    ValueError: The sample has fewer vectors than there are leaves or codes, or
+      `dims_per_code` does not divide the dimensions.
+  """
+  dim, wanted = sample.shape[1], max(num_leaves, _NUM_CODES)
+  if dim % dims_per_code or len(sample) < wanted:
+    raise ValueError(
+      f"dims_per_code={dims_per_code} and num_leaves={num_leaves} for "
+      f"{len(sample)} vectors of {dim} dimensions; want a divisor of the "
+      f"dimensions, and at least {wanted} vectors"
+    )
+  centroids = train_leaves(sample, num_leaves)
+  some = sample[:_CODEBOOK_SAMPLE]
+  residuals = some - centroids[np.asarray(assign(some, centroids))]
+  codebooks = train_codebooks(residuals, dims_per_code=dims_per_code)
+  return Trained(centroids, np.asarray(codebooks))
+
+
+# --- Leaves --------------------------------------------------------------
 
 
 def train_leaves(
-  sample: Float32[np.ndarray, "n d"],
-  num_leaves: int,
-  *,
-  seed: int = 0,
+  sample: Float32[np.ndarray, "n d"], num_leaves: int
 ) -> Float32[np.ndarray, "l d"]:
-  """Returns centroids of k-means with moves; the same input gives the same.
-
-  Raises:
-    ValueError: There are fewer vectors than leaves.
-  """
-  if len(sample) < num_leaves:
-    raise ValueError(
-      f"{len(sample)} vectors cannot train {num_leaves} leaves; want at least "
-      "as many: lower num_leaves"
-    )
-  rng = np.random.default_rng(seed)
+  """Returns centroids of k-means with moves; the same input gives the same."""
+  rng = np.random.default_rng(0)
   centroids = sample[np.sort(rng.choice(len(sample), num_leaves, False))]
   vectors = jnp.asarray(sample)
   before = np.full(len(sample), -1)
@@ -55,7 +84,7 @@ def train_leaves(
     if np.mean(np.asarray(leaves) != before) < _SETTLED:
       break
     before = np.asarray(leaves)
-    stats = _statistics(vectors, leaves, centroids, jax.random.key(seed + i))
+    stats = _statistics(vectors, leaves, centroids, jax.random.key(i))
     counts, means, spreads, axes = map(np.asarray, stats)
     # The last two rounds settle what the moves have changed.
     may_move = i < _ITERATIONS - 2
@@ -68,12 +97,26 @@ def assign(
   vectors: Float[Array, "n d"], centroids: Float[Array, "l d"]
 ) -> Int[Array, " n"]:
   """Returns each vector's nearest centroid."""
+  num_leaves = len(centroids)
   half = (centroids * centroids).sum(axis=1) / 2
+  # Products in bfloat16 are twice as fast. Centroids that its 8 bits cannot
+  # tell apart serve equally well.
+  rounded = centroids.astype(jnp.bfloat16)
 
-  def one(x: Float[Array, "b d"]) -> Int[Array, " b"]:
-    return _first_largest(_products(x, centroids) - half[None])
+  def nearest(x: Float[Array, " d"]) -> Int[Array, ""]:
+    scores = jnp.dot(
+      rounded, x.astype(jnp.bfloat16), preferred_element_type=jnp.float32
+    )
+    groups = jnp.pad(
+      scores - half, (0, -num_leaves % _GROUP), constant_values=-jnp.inf
+    ).reshape(-1, _GROUP)
+    group = jnp.argmax(groups.max(axis=1))
+    return (group * _GROUP + jnp.argmax(groups[group])).astype(jnp.int32)
 
-  return _by_parts(one, vectors, len(centroids))
+  on_cpu = jax.default_backend() == "cpu"
+  scores = _SCORES_ON_CPU if on_cpu else _SCORES_ELSEWHERE
+  rows = min(len(vectors), max(8, scores // num_leaves))
+  return lax.map(nearest, vectors, batch_size=rows)
 
 
 @jax.jit
@@ -160,43 +203,57 @@ def _cheapest_merges(
   return lax.map(one, rows, batch_size=16)
 
 
-def _by_parts(
-  function: Callable[[Float[Array, "b d"]], Int[Array, " b"]],
-  vectors: Float[Array, "n d"],
-  num_centroids: int,
-) -> Int[Array, " n"]:
-  """Maps a function over parts of rows, to bound the scores in memory."""
-  on_cpu = jax.default_backend() == "cpu"
-  scores = _SCORES_ON_CPU if on_cpu else _SCORES_ELSEWHERE
-  count = len(vectors)
-  rows = min(count, max(8, scores // num_centroids))
-  parts = jnp.pad(vectors, ((0, -count % rows), (0, 0)))
-  parts = parts.reshape(-1, rows, vectors.shape[1])
-  return lax.map(function, parts).reshape(-1)[:count]
+# --- Codes ---------------------------------------------------------------
 
 
-def _products(
-  x: Float[Array, "b d"], centroids: Float[Array, "l d"]
-) -> Float[Array, "b l"]:
-  """Returns inner products in bfloat16, which is twice as fast.
+@functools.partial(jax.jit, static_argnames="dims_per_code")
+def train_codebooks(
+  residuals: Float[Array, "n d"], *, dims_per_code: int
+) -> Float[Array, "s 16 w"]:
+  """Returns the centroids of each piece, by Lloyd's k-means on a sample.
 
-  Centroids that its 8 bits cannot tell apart serve equally well.
+  The sample has 16 or more residuals, in random order. A piece has w =
+  `dims_per_code` dimensions, which divides d.
   """
-  return lax.dot_general(
-    x.astype(jnp.bfloat16),
-    centroids.astype(jnp.bfloat16),
-    (((1,), (1,)), ((), ())),
-    preferred_element_type=jnp.float32,
+  pieces = residuals.reshape(len(residuals), -1, dims_per_code)
+  num_pieces = pieces.shape[1]
+  # The start is spread by the first dimension, so that it is distinct.
+  order = jnp.argsort(pieces[:, :, 0], axis=0)
+  places = (jnp.arange(_NUM_CODES) * 2 + 1) * len(pieces) // (2 * _NUM_CODES)
+  start = jnp.take_along_axis(pieces, order[places][:, :, None], axis=0)
+  first = _NUM_CODES * jnp.arange(num_pieces)[None]
+  total = functools.partial(
+    jax.ops.segment_sum, num_segments=num_pieces * _NUM_CODES
   )
 
+  def step(
+    _: Int[Array, ""], codebooks: Float[Array, "s 16 w"]
+  ) -> Float[Array, "s 16 w"]:
+    chosen = (first + encode(residuals, codebooks)).reshape(-1)
+    counts = total(jnp.ones(len(chosen)), chosen)[:, None]
+    means = total(pieces.reshape(-1, dims_per_code), chosen)
+    means = (means / jnp.maximum(counts, 1)).reshape(codebooks.shape)
+    is_used = counts.reshape(num_pieces, _NUM_CODES, 1) > 0
+    return jnp.where(is_used, means, codebooks)
 
-def _first_largest(scores: Float[Array, "b l"]) -> Int[Array, " b"]:
-  """Returns the lowest column with the largest score."""
-  columns = scores.shape[1]
-  scores = jnp.pad(
-    scores, ((0, 0), (0, -columns % _GROUP)), constant_values=-jnp.inf
-  )
-  groups = scores.reshape(len(scores), -1, _GROUP)
-  group = jnp.argmax(groups.max(axis=2), axis=1)
-  inside = jnp.take_along_axis(groups, group[:, None, None], axis=1)[:, 0]
-  return (group * _GROUP + jnp.argmax(inside, axis=1)).astype(jnp.int32)
+  return lax.fori_loop(0, _ITERATIONS, step, start.transpose(1, 0, 2))
+
+
+def encode(
+  residuals: Float[Array, "n d"], codebooks: Float[Array, "s 16 w"]
+) -> UInt8[Array, "n s"]:
+  """Returns the nearest centroid of each piece of the residuals."""
+  num_pieces, _, width = codebooks.shape
+  pieces = residuals.reshape(-1, num_pieces, width)
+  # A loop over centroids, each over whole arrays: an axis of 16 does not
+  # vectorize on CPUs.
+  half = jnp.square(codebooks).sum(axis=2) / 2
+  best = jnp.full(pieces.shape[:2], -jnp.inf)
+  codes = jnp.zeros(pieces.shape[:2], jnp.uint8)
+  for code in range(_NUM_CODES):
+    scores = -half[None, :, code]
+    for j in range(width):
+      scores = scores + pieces[:, :, j] * codebooks[None, :, code, j]
+    codes = jnp.where(scores > best, jnp.uint8(code), codes)
+    best = jnp.maximum(scores, best)
+  return codes
