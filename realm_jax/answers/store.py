@@ -120,16 +120,6 @@ class AnswerStore:
     staged = StagedFiles(source, records, error=AnswersError)
     return cls(staged.get([record.path for record in records]))
 
-  @property
-  def num_answers(self) -> int:
-    """The number of answers."""
-    return len(self._offsets) - 1
-
-  @property
-  def num_not_found(self) -> int:
-    """The number of answers that no block contains."""
-    return int(np.count_nonzero(np.diff(self._offsets) == 0))
-
   def rows(self, number: int) -> Int[np.ndarray, " n"]:
     """Returns the sorted rows of the blocks that contain an answer."""
     return self._rows[self._offsets[number] : self._offsets[number + 1]]
