@@ -181,9 +181,11 @@ def accepts(annotation: Any, value: Any) -> bool:
 def takes_objects(annotation: Any) -> bool:
   """Returns whether a type, or a part of it, is a class of this project."""
   package = __name__.partition(".")[0]
+  classes = [part for part in _parts(annotation) if inspect.isclass(part)]
   return any(
-    inspect.isclass(part) and part.__module__.partition(".")[0] == package
-    for part in _parts(annotation)
+    one.__module__.partition(".")[0] == package
+    for one in classes
+    if one is not Unnamed
   )
 
 

@@ -249,10 +249,11 @@ def _readable(bindings: Sequence[str]) -> list[str]:
       )
     known = {*names.macros(), *_used_names()}
     if value.startswith("%") and value[1:] not in known:
-      near = difflib.get_close_matches(value[1:], known) or _references()
+      near = difflib.get_close_matches(value[1:], known)
+      wanted = [f"%{one}" for one in near] or _references() or sorted(known)
       raise ConfigurationError(
         f"--gin.{name}={value}: no gin file binds {value[1:]}; want "
-        + " or ".join(f"%{one}" for one in near or sorted(known))
+        + " or ".join(wanted)
       )
     if not value.startswith(_OF_GIN):
       try:
@@ -264,9 +265,9 @@ def _readable(bindings: Sequence[str]) -> list[str]:
 
 
 def _references() -> list[str]:
-  """Returns the macros that refer to objects."""
+  """Returns the macros that refer to objects, as `%NAME`."""
   return sorted(
-    name
+    f"%{name}"
     for name, bound in names.macros().items()
     if isinstance(bound, gin.config.ConfigurableReference) and bound.evaluate
   )
@@ -289,19 +290,21 @@ def _require_types() -> None:
   """Checks bound values against the annotations of their parameters."""
   macros = names.macros()
   for use in names.parameters():
-    value = _resolved(use.reference, macros)
-    if settings.accepts(use.annotation, value):
+    name, bound = None, use.bound
+    while names.is_macro(bound):
+      name = bound.scopes[-1]
+      bound = macros.get(name, settings.UNKNOWN)
+    value = _resolved(bound, macros)
+    if bound is names.UNBOUND or settings.accepts(use.annotation, value):
       continue
     wanted = settings.describe(use.annotation)
     if settings.takes_objects(use.annotation):
-      such = ", ".join(f"%{name}" for name in _references())
-      wanted = f"{wanted}, such as one of {such}"
-    if used := use.macros_of(macros):
-      raise ConfigurationError(
-        f"{used[-1]}={value!r}: {use.where} wants {wanted}; pass "
-        f"--gin.{used[-1]}=VALUE"
-      )
-    raise ConfigurationError(f"{use.where}={value!r}: want {wanted}")
+      wanted += f", such as one of {', '.join(_references())}"
+    if name is None:
+      raise ConfigurationError(f"{use.where}={value!r}: want {wanted}")
+    raise ConfigurationError(
+      f"{name}={value!r}: {use.where} wants {wanted}; pass --gin.{name}=VALUE"
+    )
 
 
 def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
