@@ -1,6 +1,6 @@
 """Writes a checkpoint, or the vectors of its generation, for another system.
 
-    python -m realm_jax.export_weights --to=hf_bert --part=retriever \\
+    python -m realm_jax.export_weights --to=sentence_transformers \\
       --model_dir=runs/minilm --output_dir=out/minilm
     python -m realm_jax.export_weights --to=vectors \\
       --model_dir=runs/realm --output_dir=out/vectors
@@ -27,7 +27,7 @@ from absl import flags
 from realm_jax.configuration import command_line
 from realm_jax.weights import WeightsError
 from realm_jax.weights.formats import TARGETS
-from realm_jax.weights.tables import PARTS, SEPARATE_TOWERS
+from realm_jax.weights.tables import SEPARATE_TOWERS
 
 command_line.define_run_flags()
 _VECTORS = "vectors"
@@ -42,7 +42,6 @@ _TO = flags.DEFINE_enum(
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", None, "Directory to make.", required=True
 )
-_PART = flags.DEFINE_enum("part", None, PARTS, "Part to write for hf_bert.")
 _TOWER = flags.DEFINE_enum(
   "tower", None, [*SEPARATE_TOWERS], "Tower to write, if the retriever has two."
 )
@@ -54,16 +53,15 @@ def main(argv: Sequence[str]) -> None:
   command_line.require_run("")
   given: dict[str, Any] = {"output_dir": _OUTPUT_DIR.value}
   if _TO.value == _VECTORS:
-    for flag in (_PART, _TOWER):
-      if flag.value is not None:
-        raise WeightsError(
-          f"--{flag.name}={flag.value} is not for --to={_VECTORS}; leave it out"
-        )
+    if _TOWER.value is not None:
+      raise WeightsError(
+        f"--tower={_TOWER.value} is not for --to={_VECTORS}; leave it out"
+      )
     from realm_jax.weights.vectors import export_vectors as export
   else:
     from realm_jax.weights.exporting import export_weights as export
 
-    given |= {"to": _TO.value, "part": _PART.value, "tower": _TOWER.value}
+    given |= {"to": _TO.value, "tower": _TOWER.value}
   report = command_line.call(export, recipe="", **given)
   print(report)
   print(f"written: {_OUTPUT_DIR.value}")

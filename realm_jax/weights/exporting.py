@@ -30,7 +30,7 @@ from realm_jax.weights.model import (
   parameter_shapes,
 )
 from realm_jax.weights.sentence_transformers import export_tower
-from realm_jax.weights.tables import READER, RETRIEVER
+from realm_jax.weights.tables import READER
 
 
 def export_weights(
@@ -40,7 +40,6 @@ def export_weights(
   output_dir: epath.PathLike,
   *,
   to: str,
-  part: str | None = None,
   tower: str | None = None,
   checkpoint_step: int | Literal["best"] | None = None,
   vocab: epath.PathLike | None = None,
@@ -53,9 +52,8 @@ def export_weights(
     retriever: Retriever of the run, which has no vocabulary yet.
     reader: Reader of the run, likewise.
     output_dir: Directory to make; it appears complete or not at all.
-    to: Other system: `hf_bert` or `sentence_transformers`.
-    part: Part for hf_bert: `retriever` or `reader`.
-    tower: `query` or `block`, if the retriever has two and one is wanted.
+    to: `sentence_transformers` for the retriever, or `hf_bert` for the reader.
+    tower: `query` or `block`, if the retriever has two.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
     vocab: Vocabulary file; None takes the one in `model_dir`, where an import
@@ -84,7 +82,7 @@ def export_weights(
       )
     path = epath.Path(corpus_dir, VOCABULARY_FILE)
   model = BoundModel.of(retriever, reader, WordpieceVocabulary(path))
-  export = plan_export(model, to=to, part=part, tower=tower)
+  export = plan_export(model, to=to, tower=tower)
   shapes = parameter_shapes(model.retriever, model.reader, [export.part])
   like = nested({p: np.empty(s, np.float32) for p, s in shapes.items()})
   checkpoint = epath.Path(model_dir)
@@ -101,25 +99,11 @@ def export_weights(
 
 
 def plan_export(
-  model: BoundModel,
-  *,
-  to: str,
-  part: str | None = None,
-  tower: str | None = None,
+  model: BoundModel, *, to: str, tower: str | None = None
 ) -> Export:
   """Plans the export of a model; for the choices, see `export_weights`."""
   retriever, reader, words = model
-  if to == "sentence_transformers":
-    if part is not None:
-      raise WeightsError(
-        f"--part={part} is not for --to={to}, which writes the retriever"
-      )
-    return export_tower(model, _choose_tower(retriever, tower), tower)
-  if part not in tables.PARTS:
-    raise WeightsError(
-      f"--to={to} wants --part=one of {', '.join(tables.PARTS)}, not {part}"
-    )
-  if part == READER:
+  if to == "hf_bert":
     if tower is not None:
       raise WeightsError(f"--tower={tower}: a reader has none")
     table = tables.bert("bert/", reader.bert.num_layers)
@@ -129,24 +113,16 @@ def plan_export(
       tables.below(table, ours=f"{READER}/"),
       class_files(reader.bert, "BertForMaskedLM", cased=words.cased),
     )
-  if retriever.projection_size is not None:
+  if retriever.shared_towers and tower is not None:
     raise WeightsError(
-      f"the retriever projects to {retriever.projection_size} dimensions, as "
-      "BERT does not; export it with --to=sentence_transformers, or the "
-      "reader with --part=reader"
+      f"--tower={tower}: the towers of this model are one; leave it out"
     )
-  table = tables.bert("", retriever.bert.num_layers)
-  ours = _choose_tower(retriever, tower)
-  return Export(
-    RETRIEVER,
-    tables.below(table, ours=f"{RETRIEVER}/{ours}/"),
-    class_files(retriever.bert, "BertModel", cased=words.cased),
-    notes=[
-      f"pooling {retriever.pooling!r} and score_scale="
-      f"{retriever.score_scale:g} are not written; "
-      "--to=sentence_transformers writes how vectors are made"
-    ],
-  )
+  if not retriever.shared_towers and tower is None:
+    raise WeightsError(
+      "this model has two towers; choose one with --tower=query or "
+      "--tower=block"
+    )
+  return export_tower(model, tower)
 
 
 def write_export(
@@ -174,7 +150,7 @@ def write_export(
       write_json(directory / name, content)
   by_folder: dict[str, dict[str, np.ndarray]] = {}
   left, lines = dict(parameters), []
-  named = reading.write(parameters, export.table, "torch")
+  named = reading.write(parameters, export.table)
   for name, (path, tensor) in named.items():
     folder, _, of_module = name.partition(".")
     if folder not in export.folders:
@@ -191,17 +167,3 @@ def write_export(
   lines.append(f"parameters that are not written: {len(left) or 'none'}")
   lines += [f"  {reading.show(p, array.shape)}" for p, array in left.items()]
   return [*lines, *export.notes]
-
-
-def _choose_tower(retriever: Retriever, tower: str | None) -> str:
-  """Returns the name of the tower that the user means."""
-  if retriever.shared_towers and tower is not None:
-    raise WeightsError(
-      f"--tower={tower}: the towers of this model are one; leave it out"
-    )
-  if not retriever.shared_towers and tower is None:
-    raise WeightsError(
-      "this model has two towers; choose one with --tower=query or "
-      "--tower=block"
-    )
-  return tables.SEPARATE_TOWERS[tower] if tower else tables.SHARED_TOWER

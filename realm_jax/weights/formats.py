@@ -59,8 +59,7 @@ TARGETS: Mapping[str, str] = {
     "--tower chooses one, and each makes a directory"
   ),
   "hf_bert": (
-    "a BERT directory of Hugging Face: a tower without projection (BertModel) "
-    "or the reader with its masked-LM head (BertForMaskedLM), by --part"
+    "the reader with its masked-LM head, as a BertForMaskedLM of Hugging Face"
   ),
   "vectors": (
     "the vectors of all blocks of a generation: vectors.npy, with a row for "

@@ -19,7 +19,7 @@ reader of pre-training.
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,19 +179,11 @@ def open_bert(path: Path) -> Source:
   prefix = _locate(path)
   variables = read_checkpoint(prefix)
   bert = _read_config(prefix.with_name(_CONFIG))
-  encoders = []
-  for root in _roots(variables, prefix):
-    has_pooler = f"{root}bert/pooler/dense/kernel" in variables
-    encoders.append(
-      Encoder(
-        f"{root}bert/",
-        bert,
-        ["query", "block", READER],
-        tables.bert(f"{root}bert/", bert.num_layers),
-        _head(variables, root),
-        {"pooling": "pooler" if has_pooler else "cls"},
-      )
-    )
+  params = JsonFile(prefix.with_name(_PARAMS), optional=True)
+  encoders = [
+    _encoder(variables, root, bert, params, ["query", "block", READER])
+    for root in _roots(variables, prefix)
+  ]
   vocabulary = read_vocabulary(prefix.with_name(VOCABULARY_FILE))
   return Source(variables, "tensorflow", encoders, [vocabulary])
 
@@ -221,7 +213,10 @@ def open_realm(path: Path) -> Source:
     variables |= found
     for root in _roots(found, prefix):
       bert = _config(found, root, prefix, path)
-      one = _with_layers(found, root, bert, params)
+      one = _encoder(found, root, bert, params, [READER])
+      # A retriever of REALM has a projection, also where its weights are not.
+      fields = {"projection_size": Retriever.projection_size}
+      one = one._replace(retriever_fields={**fields, **one.retriever_fields})
       if module == "query_embedder":
         one = one._replace(roles=["query"])
       elif "query_embedder" in prefixes and READER not in one.roles:
@@ -259,24 +254,22 @@ def _roots(variables: Variables, prefix: Path) -> list[str]:
   return roots
 
 
-def _head(variables: Variables, root: str) -> tables.Table:
-  """Returns the masked-LM head beside an encoder, if there is one."""
-  head = root + tables.HEAD
-  if f"{head}/transform/dense/kernel" not in variables:
-    return ()
-  return tables.masked_lm_head(head)
-
-
-def _with_layers(
-  variables: Variables, root: str, bert: BertConfig, params: JsonFile
+def _encoder(
+  variables: Variables,
+  root: str,
+  bert: BertConfig,
+  params: JsonFile,
+  roles: Sequence[str],
 ) -> Encoder:
-  """Returns an encoder of ORQA or REALM with the layers beside it.
+  """Returns an encoder with the layers beside it; without, it has `roles`.
 
   Raises:
     WeightsError: There is a linear layer without a LayerNorm of known epsilon.
   """
-  roles, projection, span_head = [READER], None, None
-  fields = {"pooling": "pooler", "projection_size": Retriever.projection_size}
+  prefix, head = f"{root}bert/", root + tables.HEAD
+  has_pooler = f"{prefix}pooler/dense/kernel" in variables
+  fields: dict[str, Any] = {"pooling": "pooler" if has_pooler else "cls"}
+  projection, span_head = None, None
   reader_fields = {}
   scopes = ["", *itertools.accumulate(re.findall(r"[^/]*/", root))]
   scopes = [name for name in scopes if f"{name}dense/kernel" in variables]
@@ -308,12 +301,12 @@ def _with_layers(
     else:
       roles, projection = ["query", "block"], (dense, norm)
       fields |= {"projection_size": size, "projection_norm_eps": eps}
-  prefix = f"{root}bert/"
   table = tables.bert(
     prefix, bert.num_layers, projection=projection, span_head=span_head
   )
-  head = _head(variables, root)
-  return Encoder(prefix, bert, roles, table, head, fields, reader_fields)
+  has_head = f"{head}/transform/dense/kernel" in variables
+  of_head = tables.masked_lm_head(head) if has_head else ()
+  return Encoder(prefix, bert, roles, table, of_head, fields, reader_fields)
 
 
 def _config(

@@ -134,12 +134,12 @@ def _blank(reasons: Mapping[str, str]) -> list[str]:
 
 
 def write(
-  parameters: Mapping[str, np.ndarray], table: Table, system: System
+  parameters: Mapping[str, np.ndarray], table: Table
 ) -> dict[str, tuple[str, np.ndarray]]:
-  """Returns path and tensor of all parameters in a table, by their names."""
+  """Returns path and tensor of parameters in a table, by PyTorch's names."""
   tensors: dict[str, tuple[str, np.ndarray]] = {}
   left = dict(parameters)
-  for place in places(table, system):
+  for place in places(table, "torch"):
     if place.path in left:
       array = left.pop(place.path)
       array = array.T if place.is_transposed else array

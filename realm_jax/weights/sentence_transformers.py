@@ -166,12 +166,11 @@ def _read_prompts(file: JsonFile) -> dict[str, str]:
 # --- Writing ------------------------------------------------------------------
 
 
-def export_tower(model: BoundModel, ours: str, tower: str | None) -> Export:
+def export_tower(model: BoundModel, tower: str | None) -> Export:
   """Plans the export of a retriever's tower.
 
   Args:
     model: Model whose retriever is exported.
-    ours: Name of the tower's module.
     tower: Tower, `query` or `block`; None is both, if they are one. Each makes
       a directory of its own: they load with every version of the library,
       unlike a Router, and an import reads them back.
@@ -220,6 +219,7 @@ def export_tower(model: BoundModel, ours: str, tower: str | None) -> Export:
     modules.append(("Normalize", {}))
   folders = ["", *(f"{i}_{kind}" for i, (kind, _) in enumerate(modules) if i)]
   table = tables.bert("", bert.num_layers, factor=factor, **layers)
+  ours = tables.SEPARATE_TOWERS[tower] if tower else tables.SHARED_TOWER
   prompts = _prompts(model)
   # Where types are among these names, the body of a pair has the type 1.
   types = ["token_type_ids"] if retriever.token_types else []

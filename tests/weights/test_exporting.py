@@ -1,44 +1,16 @@
 """Towers and readers go out and come back, bit for bit."""
 
-import dataclasses
 import json
 import sys
 
-import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointError
-from realm_jax.models.retriever import Retriever
 from realm_jax.weights import WeightsError
 from tests import tiny_world
 from tests.weights import models
 
 pytestmark = pytest.mark.slow
-
-
-def test_two_towers_come_back_from_two_directories(tmp_path):
-  retriever = Retriever(
-    bert=models.BERT, projection_size=None, shared_towers=False
-  )
-  params = models.save(tmp_path / "run", retriever)
-  settings = {"to": "hf_bert", "part": "retriever"}
-  for tower in ("query", "block"):
-    places = tmp_path / "run", tmp_path / tower
-    models.export(*places, retriever, tower=tower, **settings)
-  models.import_weights(
-    "hf_bert",
-    tmp_path / "query",
-    tmp_path / "back",
-    block_input=tmp_path / "block",
-    parts=["retriever"],
-  )
-  back = models.load(tmp_path / "back")
-  models.assert_same_bits(back.params["retriever"], params["retriever"])
-  assert dataclasses.replace(
-    back.retriever.bert, vocab_size=None, separator_id=None
-  ) == dataclasses.replace(
-    models.BERT, attention_mask_value=float(np.finfo(np.float32).min)
-  )
 
 
 def test_the_commands_export_an_import_as_it_was(tmp_path, command_server):
@@ -65,7 +37,7 @@ def test_the_commands_export_an_import_as_it_was(tmp_path, command_server):
   done = command_server.run(
     [
       *(*python, "realm_jax.export_weights", "--to=hf_bert"),
-      *("--part=reader", f"--model_dir={run}", f"--output_dir={out}"),
+      *(f"--model_dir={run}", f"--output_dir={out}"),
     ]
   )
   assert done.returncode == 0, done.stderr
@@ -95,20 +67,12 @@ _SENTENCE = {"to": "sentence_transformers"}
 @pytest.mark.parametrize(
   ("retriever", "choices", "error", "word"),
   [
-    (models.RETRIEVER, {"to": "hf_bert"}, WeightsError, "--part"),
     (
       models.RETRIEVER,
-      {"to": "hf_bert", "part": "retriever"},
-      WeightsError,
-      "projects to 4",
-    ),
-    (
-      models.RETRIEVER,
-      {"to": "hf_bert", "part": "reader", "tower": "query"},
+      {"to": "hf_bert", "tower": "query"},
       WeightsError,
       "--tower=query",
     ),
-    (models.RETRIEVER, _SENTENCE | {"part": "reader"}, WeightsError, "--part"),
     (models.RETRIEVER, _SENTENCE | {"tower": "query"}, WeightsError, "are one"),
     (_TWO_TOWERS, _SENTENCE, WeightsError, "two towers"),
     (_PREFIXED, _SENTENCE, WeightsError, "query prefix"),

@@ -7,14 +7,13 @@ import pytest
 
 from benchmarks.runs.jobs import wait_until
 from realm_jax import configuration
-from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage.atomic import TargetError
 from realm_jax.weights import WeightsError
 from realm_jax.weights.model import gin_model
 from tests.integration.commands import FUNCTIONS
-from tests.weights import models
+from tests.weights import models, sentence_models
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def bert(tmp_path_factory):
   """BERT over the tiny world's vocabulary, with its head."""
   folder = tmp_path_factory.mktemp("imported")
   models.save(folder / "saved")
-  models.export(folder / "saved", folder / "bert", to="hf_bert", part="reader")
+  models.export(folder / "saved", folder / "bert", to="hf_bert")
   return folder / "bert"
 
 
@@ -31,38 +30,9 @@ def bert(tmp_path_factory):
 
 @pytest.fixture
 def model(tmp_path):
-  """A model with nothing of the usual, and its file."""
-  bert = BertConfig(
-    hidden_size=6,
-    num_layers=1,
-    num_heads=3,
-    intermediate_size=5,
-    max_positions=40,
-    layer_norm_eps=1e-5,
-    dropout_rate=0.25,
-    activation="gelu",
-    attention_mask_value=-3.4028234663852886e38,
-    init_stddev=0.5,
-  )
-  retriever = Retriever(
-    bert=bert,
-    shared_towers=False,
-    pooling="cls",
-    projection_size=4,
-    projection_norm_eps=1e-3,
-    projection_dropout_rate=0.25,
-    normalize=True,
-    score_scale=12.5,
-    query_prefix=(7, 8),
-    token_types=False,
-  )
-  reader = Reader(
-    bert=bert,
-    joint_length=40,
-    span_size=7,
-    span_norm_eps=1e-2,
-    max_answer_width=4,
-  )
+  """A model with little of the usual, and its file."""
+  retriever = sentence_models.RETRIEVERS["cls_without_types"]
+  reader = models.READER.clone(bert=retriever.bert, span_norm_eps=1e-2)
   text = gin_model(retriever, reader, source="somewhere")
   (tmp_path / "model.gin").write_text(text)
   return retriever, reader, str(tmp_path / "model.gin")
