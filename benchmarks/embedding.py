@@ -42,7 +42,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.json_files import json_lines, write_json
-from realm_jax.weights.config import write_bert_config
+from realm_jax.weights.directory import CONFIG, class_files
 from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.plan import make_plan
 
@@ -120,7 +120,8 @@ def measure(
       embedder.embed(params, rows)
       seconds[name].append(time.perf_counter() - start)
     if peer_processes.installed():
-      sizes = json.dumps(write_bert_config(retriever.bert))
+      files = class_files(retriever.bert, "BertModel", cased=False)
+      sizes = json.dumps(files[CONFIG])
       printed = peer_processes.run(
         *("sentence", "blocks", "--input", blocks, "--output", output),
         f"--model={model.weights or sizes}",

@@ -1,6 +1,6 @@
 """Writes a checkpoint, or the vectors of its generation, for another system.
 
-    python -m realm_jax.export_weights --to=hf_bert --part=retriever \\
+    python -m realm_jax.export_weights --to=sentence_transformers \\
       --model_dir=runs/minilm --output_dir=out/minilm
     python -m realm_jax.export_weights --to=vectors \\
       --model_dir=runs/realm --output_dir=out/vectors
@@ -20,13 +20,14 @@ what was written, and which parameters the other system has no tensors for.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
 from realm_jax.configuration import command_line
 from realm_jax.weights import WeightsError
-from realm_jax.weights.formats import TARGETS, VECTOR_DTYPES
-from realm_jax.weights.tables import PARTS, SEPARATE_TOWERS
+from realm_jax.weights.formats import TARGETS
+from realm_jax.weights.tables import SEPARATE_TOWERS
 
 command_line.define_run_flags()
 _VECTORS = "vectors"
@@ -41,53 +42,29 @@ _TO = flags.DEFINE_enum(
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", None, "Directory to make.", required=True
 )
-_PART = flags.DEFINE_enum("part", None, PARTS, "Part to write for hf_bert.")
 _TOWER = flags.DEFINE_enum(
   "tower", None, [*SEPARATE_TOWERS], "Tower to write, if the retriever has two."
-)
-_DTYPE = flags.DEFINE_enum(
-  "dtype", None, VECTOR_DTYPES, "Type of vectors; by default float32."
 )
 
 
 def main(argv: Sequence[str]) -> None:
   """Exports the model that gin configures, and prints what was written."""
   del argv
+  command_line.require_run("")
+  given: dict[str, Any] = {"output_dir": _OUTPUT_DIR.value}
   if _TO.value == _VECTORS:
-    _refuse(_PART, _TOWER)
-    command_line.require_run("")
-    from realm_jax.weights import vectors
-
-    report = command_line.call(
-      vectors.export_vectors,
-      recipe="",
-      output_dir=_OUTPUT_DIR.value,
-      dtype=_DTYPE.value,
-    )
+    if _TOWER.value is not None:
+      raise WeightsError(
+        f"--tower={_TOWER.value} is not for --to={_VECTORS}; leave it out"
+      )
+    from realm_jax.weights.vectors import export_vectors as export
   else:
-    _refuse(_DTYPE)
-    command_line.require_run("")
-    from realm_jax.weights import exporting
+    from realm_jax.weights.exporting import export_weights as export
 
-    report = command_line.call(
-      exporting.export_weights,
-      recipe="",
-      output_dir=_OUTPUT_DIR.value,
-      to=_TO.value,
-      part=_PART.value,
-      tower=_TOWER.value,
-    )
+    given |= {"to": _TO.value, "tower": _TOWER.value}
+  report = command_line.call(export, recipe="", **given)
   print(report)
   print(f"written: {_OUTPUT_DIR.value}")
-
-
-def _refuse(*given: flags.FlagHolder[str | None]) -> None:
-  """Raises `WeightsError` if a flag is given that is not for this export."""
-  for flag in given:
-    if flag.value is not None:
-      raise WeightsError(
-        f"--{flag.name}={flag.value} is not for --to={_TO.value}; leave it out"
-      )
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ _FROM = flags.DEFINE_enum(
   None,
   list(FORMATS),
   "Format of the input.\n"
-  + "\n".join(f"{name}: {known.meaning}." for name, known in FORMATS.items()),
+  + "\n".join(f"{name}: {meaning}." for name, (meaning, _) in FORMATS.items()),
   required=True,
 )
 _OUTPUT_DIR = flags.DEFINE_string(

@@ -175,35 +175,18 @@ def accepts(annotation: Any, value: Any) -> bool:
       for pair in value.items()
       for argument, item in zip(arguments, pair, strict=False)
     )
-  if is_protocol(expected):
-    return all(hasattr(value, name) for name in _members(expected))
   return isinstance(value, expected)
 
 
-def accepts_instances(annotation: Any, configurable: Any) -> bool:
-  """Returns whether objects of a class are of a type, or of a part of it."""
+def takes_objects(annotation: Any) -> bool:
+  """Returns whether a type, or a part of it, is a class of this project."""
+  package = __name__.partition(".")[0]
   classes = [part for part in _parts(annotation) if inspect.isclass(part)]
-  return inspect.isclass(configurable) and any(
-    all(hasattr(configurable, name) for name in _members(one))
-    if is_protocol(one)
-    else issubclass(configurable, one)
+  return any(
+    one.__module__.partition(".")[0] == package
     for one in classes
+    if one is not Unnamed
   )
-
-
-def _members(protocol: type) -> set[str]:
-  """Returns the names of the public members of a protocol."""
-  names = {
-    name
-    for base in filter(is_protocol, protocol.__mro__)
-    for name in (*vars(base), *inspect.get_annotations(base))
-  }
-  return {name for name in names if not name.startswith("_")}
-
-
-def is_protocol(annotation: type) -> bool:
-  """`typing.is_protocol`, which Python 3.11 and 3.12 lack."""
-  return getattr(annotation, "_is_protocol", False)
 
 
 def describe(annotation: Any) -> str:

@@ -5,9 +5,7 @@ import io
 import logging
 import os
 import signal
-import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -77,82 +75,17 @@ def test_a_terminal_gets_a_bar_instead_of_lines(monkeypatch, lines, clock):
     assert lines == []
 
 
-def test_sigterm_sets_the_flag_and_the_old_handler_returns():
+def test_sigterm_sets_the_flag_of_all_blocks_and_the_old_handler_returns():
   before = signal.getsignal(signal.SIGTERM)
-  with stop_on_sigterm() as stop:
-    assert not stop.is_set()
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.wait(5.0)
-  assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_signal_before_an_inner_block_is_not_lost():
   with stop_on_sigterm() as outer:
+    assert not outer.is_set()
     os.kill(os.getpid(), signal.SIGTERM)
     with stop_on_sigterm() as inner:
       assert inner.wait(5.0)
     assert outer.is_set()
+  assert signal.getsignal(signal.SIGTERM) is before
   with stop_on_sigterm() as later:
     assert not later.is_set()
-
-
-def test_other_threads_get_a_flag_and_leave_the_handler_alone():
-  before = signal.getsignal(signal.SIGTERM)
-  seen = []
-
-  def enter() -> None:
-    with stop_on_sigterm() as stop:
-      seen.append((stop.is_set(), signal.getsignal(signal.SIGTERM)))
-
-  thread = threading.Thread(target=enter)
-  thread.start()
-  thread.join()
-  assert seen == [(False, before)]
-
-
-# A command that writes a checkpoint and nothing else.
-_SAVE = """
-import numpy as np
-from realm_jax.configuration import command_line
-from realm_jax.checkpoints.store import CheckpointStore
-
-def main(argv):
-  store = CheckpointStore(argv[1])
-  store.hurry()
-  weights = {f"layer_{i}": np.random.normal(size=(64, 64)) for i in range(16)}
-  store.save(0, {"retriever": weights, "optimizer": weights})
-  store.wait()
-
-command_line.run(main, takes_texts=True)
-"""
-_MAX_FILE_KIB = 4
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_cannot_be_written_is_reported_in_a_line(
-  tmp_path, project_dir, command_environment
-):
-  done = subprocess.run(
-    [
-      *("bash", "-c", f'ulimit -f {_MAX_FILE_KIB}; exec "$@"', "bash"),
-      *(sys.executable, "-c", _SAVE, str(tmp_path)),
-    ],
-    cwd=project_dir,
-    # Of modules that it compiles, only the beginning would be written.
-    env=command_environment | {"PYTHONDONTWRITEBYTECODE": "1"},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 2, done.stderr
-  # Each try is said, and then that there will be no other.
-  lines = done.stderr.splitlines()
-  assert all("could not be written" in line for line in lines), done.stderr
-  assert lines[-1].startswith("-c: ")
-  assert "File too large" in lines[-1]
-  assert len(lines) == 3
-  with contextlib.closing(CheckpointStore(tmp_path)) as store:
-    assert store.steps() == []
 
 
 def test_to_read_a_checkpoint_and_a_recipe_warns_of_nothing(

@@ -34,7 +34,7 @@ _KINDS = {
 
 @pytest.fixture(scope="module", params=["uncased", "cased"])
 def golden(request, project_dir):
-  """A tiny random model: see `tests/golden/make_hf_tagger.py`."""
+  """A tiny random model: see `tests/golden/make_hf.py`."""
   return project_dir / "tests" / "golden" / "hf_tagger" / request.param
 
 

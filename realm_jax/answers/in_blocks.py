@@ -1,14 +1,12 @@
 """Which of the blocks retrieved for a question contain an answer."""
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from realm_jax.answers.matcher import MAX_BLOCKS, BlockMatcher, Matches
-from realm_jax.answers.store import AnswerStore
+from realm_jax.answers.store import AnswerStore, automaton_of, find_answers
 from realm_jax.corpus.store import Corpus
 from realm_jax.inputs.batch import Batch
 from realm_jax.text import patterns
@@ -64,14 +62,10 @@ class AnswersInBlocks:
     self.corpus = corpus
     self._numbers = {string: number for number, string in enumerate(answers)}
     self._store = store
-    # By pattern: sorted rows that were searched, and whether it matches there.
+    # By pattern: the rows that were searched, and those that it matches in.
     self._searched: dict[
-      str, tuple[Int[np.ndarray, " m"], Bool[np.ndarray, " m"]]
+      str, tuple[Int[np.ndarray, " m"], Int[np.ndarray, " n"]]
     ] = {}
-
-  @functools.cached_property
-  def _continuation(self) -> Bool[np.ndarray, " v"]:
-    return self.corpus.vocabulary.is_continuation
 
   def contained(
     self, question: QuestionAnswers, rows: Int[np.ndarray, " n"]
@@ -85,11 +79,8 @@ class AnswersInBlocks:
       else:
         unknown.append(string)
     if unknown:
-      matcher = BlockMatcher(unknown)
-      for first in range(0, len(rows), MAX_BLOCKS):
-        part = rows[first : first + MAX_BLOCKS]
-        found = Matches.of(matcher.search(self.corpus, part))
-        contained[first + found.block] = True
+      _, found = find_answers(automaton_of(unknown), self.corpus, rows)
+      contained[found] = True
     for pattern in question.patterns:
       contained |= self._matches(pattern, rows)
     return contained
@@ -109,21 +100,19 @@ class AnswersInBlocks:
     self, pattern: str, rows: Int[np.ndarray, " n"]
   ) -> Bool[np.ndarray, " n"]:
     """Returns in which rows a pattern matches; none if it is refused."""
-    known, matches = self._searched.get(
-      pattern, (np.zeros(0, np.int64), np.zeros(0, bool))
-    )
-    missing = np.setdiff1d(rows, known)
     compiled = patterns.compiled(pattern)
+    searched, matching = self._searched.get(
+      pattern, (np.zeros(0, np.int64), np.zeros(0, np.int64))
+    )
+    missing = np.setdiff1d(rows, searched)
     bodies = [] if compiled.problem else self.corpus.bodies_utf8(missing)
     found = [bool(compiled.spans(b.decode(), at_most=1)) for b in bodies]
+    # A search that takes too long is the problem of a pattern from then on.
     if compiled.problem:
       return np.zeros(len(rows), bool)
-    known = np.concatenate([known, missing])
-    order = np.argsort(known)
-    known = known[order]
-    matches = np.concatenate([matches, np.array(found, bool)])[order]
-    self._searched[pattern] = known, matches
-    return matches[np.searchsorted(known, rows)]
+    matching = np.append(matching, missing[np.array(found, bool)])
+    self._searched[pattern] = np.append(searched, missing), matching
+    return np.isin(rows, matching)
 
   def pattern_spans(
     self, wanted: Sequence[str], row: int
@@ -137,9 +126,9 @@ class AnswersInBlocks:
       return []
     block = self.corpus.block(row)
     ranges = block.byte_ranges
-    continuation = self._continuation[block.body_token_ids]
+    is_continuation = self.corpus.vocabulary.is_continuation
+    continuation = is_continuation[block.body_token_ids]
     spans = set[tuple[int, int]]()
-    for pattern in wanted:
-      compiled = patterns.compiled(pattern)
+    for compiled in map(patterns.compiled, wanted):
       spans |= set(find_pattern_spans(body, ranges, continuation, compiled))
     return sorted(spans)

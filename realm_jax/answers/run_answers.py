@@ -81,12 +81,6 @@ class RunAnswers:
     store = self._agreement.on_all_processes(
       f"store {key}", lambda: AnswerStore.open(directory, key), (AnswersError,)
     )
-    logging.info(
-      "%d of %d distinct answers occur in some block (%s)",
-      store.num_answers - store.num_not_found,
-      store.num_answers,
-      directory,
-    )
     return AnswersInBlocks(corpus, answers, store)
 
 

@@ -10,7 +10,7 @@ dataclass of settings, such as `TrainConfig.data`, is made of such names, too.
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeGuard
 
 import gin
@@ -26,24 +26,20 @@ class Parameter(NamedTuple):
   """A parameter of a class or function of the configuration.
 
   Attributes:
-    selector: gin's name of the class or function.
     configurable: The class or function.
     name: Name of the parameter.
     annotation: Its type.
     default: Its default; `UNBOUND` where it has none.
     bound: What it is bound to; `UNBOUND` where it is not.
-    reference: What it is bound to, or would be: `%NAME`, or `@Class()` of
-      settings.
-    has_name: Whether the macro of its name sets it, if there is one.
+    has_name: Whether the macro of its name sets it, if there is one. A
+      dataclass of settings is made of the names of its own fields instead.
   """
 
-  selector: str
   configurable: Callable[..., Any]
   name: str
   annotation: Any
   default: Any
   bound: Any
-  reference: Any
   has_name: bool
 
   @property
@@ -55,14 +51,6 @@ class Parameter(NamedTuple):
   def where(self) -> str:
     """Name for people."""
     return f"{self.configurable.__name__}.{self.name}"
-
-  def macros_of(self, macros: Mapping[str, Any]) -> list[str]:
-    """Returns the macro that it is bound to, and those that this refers to."""
-    found, bound = [], self.reference
-    while is_macro(bound):
-      found.append(bound.scopes[-1])
-      bound = macros.get(found[-1])
-    return found
 
 
 def selector_of(function: Callable[..., Any]) -> str:
@@ -110,20 +98,16 @@ def _parameters_of(selector: str, scope: str = "") -> Iterator[Parameter]:
   is_ours = not scope and _has_settings(found)
   signature = inspect.signature(found).parameters if is_ours else {}
   for name, kind in settings.parameter_types(found).items():
-    bound = reference = bindings.get(name, UNBOUND)
+    bound = bindings.get(name, UNBOUND)
     is_setting = name in signature and not settings.is_unnamed(kind)
-    if not is_setting and bound is UNBOUND:
+    if bound is not UNBOUND:
+      is_setting &= is_macro(bound) and bound.scopes[-1] == name.upper()
+    elif not is_setting:
       continue
-    if bound is UNBOUND and _is_dataclass_of_settings(kind):
-      reference = _Reference(selector_of(kind), True)
-    elif bound is UNBOUND:
-      reference = _Reference(f"{name.upper()}/{MACRO}", True)
-    is_named = is_macro(reference) and reference.scopes[-1] == name.upper()
+    else:
+      is_setting = not _is_dataclass_of_settings(kind)
     default = signature[name].default if name in signature else UNBOUND
-    yield Parameter(
-      *(selector, found, name, kind, default, bound, reference),
-      has_name=is_setting and is_named,
-    )
+    yield Parameter(found, name, kind, default, bound, has_name=is_setting)
 
 
 def _is_dataclass_of_settings(kind: Any) -> bool:
@@ -171,7 +155,11 @@ def bind(
     if one.bound is UNBOUND and (not one.has_name or one.macro in macros())
   ]:
     for one in found:
-      gin.bind_parameter(f"{one.selector}.{one.name}", one.reference)
+      made = f"{one.macro}/{MACRO}"
+      if not one.has_name:
+        made = selector_of(one.annotation)
+      selector = selector_of(one.configurable)
+      gin.bind_parameter(f"{selector}.{one.name}", _Reference(made, True))
 
 
 def table() -> str:

@@ -14,7 +14,7 @@ from etils import epath
 import gin
 from realm_jax import settings
 from realm_jax.configuration import names
-from realm_jax.configuration.names import CONFIG, MACRO, Parameter
+from realm_jax.configuration.names import CONFIG, MACRO
 
 _Result = TypeVar("_Result")
 _Function = Callable[..., Any]
@@ -235,62 +235,41 @@ def _readable(bindings: Sequence[str]) -> list[str]:
   """Returns bindings as gin reads them: a text gets its quotes.
 
   A value that is neither a literal nor a reference is a text, such as
-  `runs/ict`. So is a number, where a text is wanted and no number.
+  `runs/ict`.
 
   Raises:
     ConfigurationError: A value is empty, or names a macro that does not exist.
   """
-  macros, uses, readable = names.macros(), [*names.parameters()], []
+  readable = []
   for binding in bindings:
     name, _, value = (part.strip() for part in binding.partition("="))
-    wanted = [use for use in uses if name in use.macros_of(macros)]
     if not value:
       raise ConfigurationError(
         f"--gin.{name}= has no value; write --gin.{name}=VALUE"
       )
-    known = {*macros, *_used_names()}
+    known = {*names.macros(), *_used_names()}
     if value.startswith("%") and value[1:] not in known:
-      near = _references(wanted, macros)
-      near = near or difflib.get_close_matches(value[1:], known)
+      near = difflib.get_close_matches(value[1:], known)
+      wanted = [f"%{one}" for one in near] or _references() or sorted(known)
       raise ConfigurationError(
         f"--gin.{name}={value}: no gin file binds {value[1:]}; want "
-        + " or ".join(f"%{one}" for one in near or sorted(macros))
+        + " or ".join(wanted)
       )
-    if not value.startswith(_OF_GIN) and _is_text(value, wanted):
-      value = repr(value)
+    if not value.startswith(_OF_GIN):
+      try:
+        ast.literal_eval(value)
+      except (SyntaxError, ValueError):
+        value = repr(value)
     readable.append(f"{name} = {value}")
   return readable
 
 
-def _is_text(value: str, wanted: Sequence[Parameter]) -> bool:
-  """Returns whether a value without quotes is a text."""
-  try:
-    literal = ast.literal_eval(value)
-  except (SyntaxError, ValueError):
-    return True
-  if literal is None or isinstance(literal, bool | str | bytes):
-    return False
-  types = [use.annotation for use in wanted]
-  return not any(settings.accepts(one, literal) for one in types) and any(
-    settings.accepts(one, value) for one in types
-  )
-
-
-def _references(
-  uses: Sequence[Parameter], macros: Mapping[str, Any]
-) -> list[str]:
-  """Returns the macros that refer to objects of the wanted types."""
+def _references() -> list[str]:
+  """Returns the macros that refer to objects, as `%NAME`."""
   return sorted(
-    name
-    for name, bound in macros.items()
-    if isinstance(bound, gin.config.ConfigurableReference)
-    and bound.evaluate
-    and any(
-      settings.accepts_instances(
-        use.annotation, getattr(bound.configurable, "wrapped", None)
-      )
-      for use in uses
-    )
+    f"%{name}"
+    for name, bound in names.macros().items()
+    if isinstance(bound, gin.config.ConfigurableReference) and bound.evaluate
   )
 
 
@@ -311,17 +290,21 @@ def _require_types() -> None:
   """Checks bound values against the annotations of their parameters."""
   macros = names.macros()
   for use in names.parameters():
-    value = _resolved(use.reference, macros)
-    if settings.accepts(use.annotation, value):
+    name, bound = None, use.bound
+    while names.is_macro(bound):
+      name = bound.scopes[-1]
+      bound = macros.get(name, settings.UNKNOWN)
+    value = _resolved(bound, macros)
+    if bound is names.UNBOUND or settings.accepts(use.annotation, value):
       continue
-    such = ", ".join(f"%{name}" for name in _references([use], macros))
-    wanted = settings.describe(use.annotation) + (such and f" such as {such}")
-    if used := use.macros_of(macros):
-      raise ConfigurationError(
-        f"{used[-1]}={value!r}: {use.where} wants {wanted}; pass "
-        f"--gin.{used[-1]}=VALUE"
-      )
-    raise ConfigurationError(f"{use.where}={value!r}: want {wanted}")
+    wanted = settings.describe(use.annotation)
+    if settings.takes_objects(use.annotation):
+      wanted += f", such as one of {', '.join(_references())}"
+    if name is None:
+      raise ConfigurationError(f"{use.where}={value!r}: want {wanted}")
+    raise ConfigurationError(
+      f"{name}={value!r}: {use.where} wants {wanted}; pass --gin.{name}=VALUE"
+    )
 
 
 def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:

@@ -161,7 +161,7 @@ def compile_recipe(
     return Report(topology, [_embedding(recipe, topology)])
   costs = list(_of_training(recipe, topology, num_blocks))
   # The first mode is the one that trains most, and so needs most memory.
-  helps = [] if costs[0].fits else advice(recipe, costs[0], topology)
+  helps = [] if costs[0].fits else advice(recipe, topology)
   return Report(topology, costs, helps)
 
 
@@ -335,41 +335,30 @@ def needed_temporaries(message: str, argument_bytes: int) -> int | None:
   return max(0, used - argument_bytes)
 
 
-def advice(config: TrainConfig, cost: Cost, topology: Topology) -> list[str]:
-  """Returns settings that may make a step fit, each with what it may bring.
+def advice(config: TrainConfig, topology: Topology) -> list[str]:
+  """Returns settings that may make a step fit.
 
-  A step's temporaries are taken to grow with the batch, and the state to be
-  divided by FSDP; only another compilation says what remains.
+  Only another compilation says what remains. A step's temporaries grow with the
+  batch, and FSDP divides the state.
   """
-  memory, temporary = topology.memory_bytes, max(1, cost.temporary_bytes)
-  fixed, batch = cost.total_bytes - temporary, config.data.batch_size
   groups = len(topology.devices) // config.mesh.model_parallelism
-  factors = [2**power for power in range(1, batch.bit_length())]
-  found: list[tuple[str, float]] = []
-  if jnp.dtype(config.retriever.bert.dtype) == jnp.float32:
-    setting = (
-      'BertConfig.dtype = "bfloat16" (DTYPE in gin/models/bert_base.gin)'
+  batch, bert = config.data.batch_size, config.retriever.bert
+  fsdp, parts = 2 * config.mesh.fsdp, 2 * config.num_microbatches
+  lines = []
+  if jnp.dtype(bert.dtype) == jnp.float32:
+    lines.append(
+      'BertConfig.dtype = "bfloat16" (DTYPE in gin/models/bert_base.gin) '
+      "halves most temporaries"
     )
-    found.append((f"{setting} halves most temporaries", fixed + temporary / 2))
-  for factor in factors:
-    fsdp, total = config.mesh.fsdp * factor, fixed / factor + temporary
-    if groups % fsdp == 0 and total <= memory:
-      found.append((f"FSDP = {fsdp} divides the state", total))
-      break
-  for factor in factors:
-    parts, total = config.num_microbatches * factor, fixed + temporary / factor
-    if batch % (groups * parts) == 0 and total <= memory:
-      setting = f"NUM_MICROBATCHES = {parts} computes one part after the other"
-      found.append((setting, total))
-      break
-  smaller = int(batch * (memory - fixed) / temporary) // groups * groups
-  if 0 < smaller < batch:
-    setting = (
-      f"BATCH_SIZE = {smaller}, {smaller // groups} for a group of chips"
+  if groups % fsdp == 0:
+    lines.append(f"FSDP = {fsdp} divides the state")
+  if batch % (groups * parts) == 0:
+    lines.append(
+      f"NUM_MICROBATCHES = {parts} computes one part after the other"
     )
-    found.append((setting, fixed + temporary * smaller / batch))
-  lines = [f"{what}: about {size / 2**30:.1f} GiB" for what, size in found]
-  if config.retriever.bert.remat_policy is None:
+  if batch > groups:
+    lines.append(f"BATCH_SIZE = {batch // 2 // groups * groups or groups}")
+  if bert.remat_policy is None:
     lines.append(
       'REMAT_POLICY = "nothing_saveable" keeps the layers\' inputs alone, and '
       "computes a forward pass more"

@@ -18,11 +18,9 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Float32, Int32, Int64
 
-from realm_jax.checkpoints.saving import (
+from realm_jax.checkpoints.store import (
   CheckpointError,
   CheckpointNotWrittenError,
-)
-from realm_jax.checkpoints.store import (
   CheckpointStore,
   LoopItem,
   digest_bytes,

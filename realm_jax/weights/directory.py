@@ -1,49 +1,99 @@
-"""A model's directory as Hugging Face's `save_pretrained` writes it."""
+"""The files of a BERT as Hugging Face's `save_pretrained` writes them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.numpy
-from etils import epath
 
-from realm_jax.models.bert import BertConfig
-from realm_jax.storage.atomic import atomic_file, atomic_text_file
-from realm_jax.storage.json_files import JsonValue, write_json
-from realm_jax.text.wordpieces import write_pieces
-from realm_jax.weights import WeightsError, config, reading
-from realm_jax.weights.model import VOCABULARY_FILE
+from realm_jax.models.bert import Activation, BertConfig
+from realm_jax.settings import accepts, describe, parameter_types
+from realm_jax.storage.json_files import JsonValue
+from realm_jax.text import wordpieces
+from realm_jax.weights import WeightsError
 from realm_jax.weights.tables import Table
 from realm_jax.weights.unpickling import read_torch_file
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-_TORCH_WEIGHTS = "pytorch_model.bin"
+VOCABULARY_FILE = "vocab.txt"
+TOKENIZER = "tokenizer_config.json"
+_TORCH_WEIGHTS, _FAST_TOKENIZER = "pytorch_model.bin", "tokenizer.json"
+# Added to the scores of padding by transformers.
+_ATTENTION_MASK_VALUE = float(np.finfo(np.float32).min)
+# An export writes the first spelling.
+_ACTIVATIONS: Mapping[str, Activation] = {
+  "gelu": "gelu",
+  "gelu_new": "gelu_tanh",
+  "gelu_pytorch_tanh": "gelu_tanh",
+}
+_KEYS = {
+  "hidden_size": "hidden_size",
+  "num_layers": "num_hidden_layers",
+  "num_heads": "num_attention_heads",
+  "intermediate_size": "intermediate_size",
+  "max_positions": "max_position_embeddings",
+  "layer_norm_eps": "layer_norm_eps",
+  "dropout_rate": "hidden_dropout_prob",
+  "init_stddev": "initializer_range",
+}
 
 
-class StoredTensor:
-  """A tensor of a safetensors file, read as a whole or in slices of rows."""
+def read_json(path: Path, wanted: Any) -> Any:
+  """Reads a JSON file that holds a value of a type, such as `dict[str, str]`.
 
-  def __init__(self, file: safetensors.safe_open, name: str) -> None:
-    self._file, self._name = file, name
-    self.shape = tuple(file.get_slice(name).get_shape())
-
-  def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-    """Returns the tensor in its stored dtype."""
-    del dtype, copy
-    return self._file.get_tensor(self._name)
-
-  def __getitem__(self, rows: slice) -> np.ndarray:
-    first, limit, _ = rows.indices(self.shape[0])
-    return self._file.get_slice(self._name)[first:limit]
-
-  @property
-  def dtype(self) -> np.dtype:
-    return self[:0].dtype
+  Raises:
+    WeightsError: The file cannot be read, or holds something else.
+  """
+  try:
+    value = json.loads(path.read_text(encoding="utf-8"))
+  except (OSError, ValueError) as error:
+    raise WeightsError(
+      f"{path} cannot be read ({error}); copy it again, from the directory "
+      "that the model was saved in"
+    ) from error
+  if not accepts(wanted, value):
+    raise WeightsError(f"{path} does not hold what it should, {wanted}")
+  return value
 
 
-def open_tensors(directory: Path, *, optional: bool = False) -> dict[str, Any]:
-  """Opens the weights of a directory by name, in their own dtypes.
+class JsonFile:
+  """A JSON file, whose values are checked when they are read.
+
+  Attributes:
+    path: Path of the file.
+    entries: Entries of its object; none if the file may be missing and is.
+  """
+
+  def __init__(self, path: Path, *, optional: bool = False) -> None:
+    self.path, self.entries = path, {}
+    if not optional or path.exists():
+      self.entries = read_json(path, dict[str, Any])
+
+  def get(self, key: str, wanted: Any, default: Any = None) -> Any:
+    """Returns an entry, which `wanted` says: a type, or a tuple of values.
+
+    Raises:
+      WeightsError: It is something else, or not there and has no default.
+    """
+    value = self.entries.get(key, default)
+    if isinstance(wanted, tuple):
+      fits, names = value in wanted, " or ".join(map(repr, wanted))
+    else:
+      fits, names = accepts(wanted, value), describe(wanted)
+    if not fits:
+      raise WeightsError(
+        f"{self.path} has {key}={value!r}; want {names}: is it the file of "
+        "these weights?"
+      )
+    return value
+
+
+def open_tensors(
+  directory: Path, *, optional: bool = False
+) -> dict[str, np.ndarray]:
+  """Reads the weights of a directory by name, in their own dtypes.
 
   Raises:
     WeightsError: They are damaged or in shards, or there are none and they are
@@ -51,9 +101,7 @@ def open_tensors(directory: Path, *, optional: bool = False) -> dict[str, Any]:
   """
   if (path := directory / WEIGHTS).exists():
     try:
-      file = safetensors.safe_open(path, framework="numpy")
-      names = file.keys()
-      return {name: StoredTensor(file, name) for name in names}
+      return safetensors.numpy.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
       raise WeightsError(
         f"{path} is not read ({error}); copy it again"
@@ -70,77 +118,168 @@ def open_tensors(directory: Path, *, optional: bool = False) -> dict[str, Any]:
   )
 
 
+def read_bert_config(
+  file: JsonFile,
+  *,
+  activations: Mapping[str, Activation] = _ACTIVATIONS,
+  default_activation: str = "gelu",
+  attention_mask_value: float = _ATTENTION_MASK_VALUE,
+) -> BertConfig:
+  """Reads the configuration of an encoder; what is missing is as in BERT-base.
+
+  Args:
+    file: File to read.
+    activations: Our names of activations by values of `hidden_act`.
+    default_activation: Value of a missing `hidden_act`.
+    attention_mask_value: Value that the other system adds to the scores of
+      padding.
+
+  Raises:
+    WeightsError: It is not one of BERT.
+  """
+  activation = file.get("hidden_act", tuple(activations), default_activation)
+  file.get("position_embedding_type", ("absolute",), "absolute")
+  # RoBERTa has 1.
+  file.get("type_vocab_size", (2,), 2)
+  types = parameter_types(BertConfig)
+  fields = {
+    field: file.get(key, types[field])
+    for field, key in _KEYS.items()
+    if key in file.entries
+  }
+  try:
+    return BertConfig(
+      **fields,
+      activation=activations[activation],
+      attention_mask_value=attention_mask_value,
+    )
+  except ValueError as error:
+    raise WeightsError(f"{file.path}: {error}") from error
+
+
+class Vocabulary(NamedTuple):
+  """Pieces of a vocabulary, the file they are from, and whether it is cased."""
+
+  path: Path
+  pieces: tuple[str, ...]
+  cased: bool
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+  """Reads a vocabulary file, or that of a directory of Hugging Face.
+
+  There the pieces are in vocab.txt or else in tokenizer.json, in the order of
+  their ids. Whether text keeps its capitals, tokenizer_config.json says before
+  the normalizer of tokenizer.json, and where neither does, pieces with capitals
+  say it. (The `do_lower_case` of sentence-transformers' own file only says
+  whether text is lower-cased before.)
+
+  Raises:
+    WeightsError: Text is normalized otherwise than it is here, or
+      tokenizer.json cannot be used.
+    VocabularyError: The pieces are no BERT vocabulary.
+  """
+  if not path.is_dir():
+    pieces = wordpieces.read_pieces(path)
+    return Vocabulary(path, pieces, wordpieces.has_capitals(pieces))
+  config = JsonFile(path / TOKENIZER, optional=True)
+  fast = JsonFile(path / _FAST_TOKENIZER, optional=True)
+  file = path / VOCABULARY_FILE
+  if file.exists() or not fast.entries:
+    pieces = wordpieces.read_pieces(file)
+  else:
+    file, pieces = fast.path, _fast_pieces(fast)
+  normalizer = fast.get("normalizer", dict[str, Any] | None) or {}
+
+  def said(name: str, in_fast: str) -> Any:
+    value = config.entries.get(name)
+    return normalizer.get(in_fast) if value is None else value
+
+  is_lower = said("do_lower_case", "lowercase")
+  cased = not is_lower
+  if is_lower is None:
+    cased = wordpieces.has_capitals(pieces)
+  for name, in_fast, wanted in (
+    # By default, accents are stripped where letters are lower-cased.
+    ("strip_accents", "strip_accents", not cased),
+    ("tokenize_chinese_chars", "handle_chinese_chars", True),
+  ):
+    if (value := said(name, in_fast)) not in (None, wanted):
+      raise WeightsError(
+        f"the tokenizer of {path} has {name}={value}; the wordpieces of "
+        f"{'a cased' if cased else 'an uncased'} model have {wanted} here. Use "
+        "a model of the usual kind"
+      )
+  return Vocabulary(file, pieces, cased)
+
+
+def _fast_pieces(file: JsonFile) -> tuple[str, ...]:
+  """Returns the pieces of a `tokenizer.json`."""
+  model = file.get("model", dict[str, Any])
+  prefix = model.get("continuing_subword_prefix", wordpieces.CONTINUATION)
+  if model.get("type") != "WordPiece" or prefix != wordpieces.CONTINUATION:
+    raise WeightsError(
+      f"{file.path} is a {model.get('type')} tokenizer with the prefix "
+      f"{prefix!r}; want BERT's WordPiece with {wordpieces.CONTINUATION!r}"
+    )
+  added = file.get("added_tokens", list[dict[str, Any]] | None) or ()
+  ids = {token.get("content"): token.get("id") for token in added}
+  ids |= model.get("vocab") or {}
+  if not accepts(dict[str, int], ids):
+    raise WeightsError(f"{file.path} has pieces without an id; copy it again")
+  by_id = {number: piece for piece, number in ids.items()}
+  pieces = tuple(str(by_id.get(number, "")) for number in range(len(ids)))
+  wordpieces.check_pieces(pieces, source=str(file.path))
+  return pieces
+
+
 class Export(NamedTuple):
   """A directory to write.
 
   Attributes:
     part: Part of the model whose parameters are written, completely or not.
-    table: Names of its modules there, without the part in ours.
+    table: Names of its modules there.
     files: Contents of other files by path: texts, or JSON values.
-    notes: Lines for the report: what the directory cannot say.
     folders: Folders to make. Tensors whose names begin with one and a dot have
       a file of weights in it.
+    notes: Lines for the report: what the directory cannot say.
   """
 
   part: str
   table: Table
   files: Mapping[str, JsonValue]
-  notes: Sequence[str] = ()
   folders: Sequence[str] = ()
-
-  def write(
-    self,
-    directory: epath.Path,
-    parameters: Mapping[str, np.ndarray],
-    pieces: Sequence[str],
-  ) -> list[str]:
-    """Writes the files into a directory; returns lines for the report.
-
-    Args:
-      directory: Directory to fill.
-      parameters: Parameters of the part by path, in float32.
-      pieces: Vocabulary.
-    """
-    for folder in self.folders:
-      (directory / folder).mkdir(parents=True)
-    write_pieces(directory / VOCABULARY_FILE, pieces)
-    for name, content in self.files.items():
-      if isinstance(content, str):
-        with atomic_text_file(directory / name) as file:
-          file.write(content)
-      else:
-        write_json(directory / name, content)
-    by_folder: dict[str, dict[str, np.ndarray]] = {}
-    left, lines = dict(parameters), []
-    named = reading.write(parameters, self.table, "torch")
-    for name, (path, tensor) in named.items():
-      folder, _, of_module = name.partition(".")
-      if folder not in self.folders:
-        folder, of_module = "", name
-      by_folder.setdefault(folder, {})[of_module] = tensor
-      left.pop(path)
-      lines.append(f"  {reading.show(name, tensor.shape)} <- {path}")
-    # `save_file` does not report a full disk as an `OSError`; and transformers
-    # reads no file that does not name its framework.
-    for folder, tensors in by_folder.items():
-      content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
-      with atomic_file(directory / folder / WEIGHTS) as path:
-        path.write_bytes(content)
-    lines.append(f"parameters that are not written: {len(left) or 'none'}")
-    lines += [f"  {reading.show(p, array.shape)}" for p, array in left.items()]
-    return [*lines, *self.notes]
+  notes: Sequence[str] = ()
 
 
 def class_files(
   bert: BertConfig, architecture: str, *, cased: bool
-) -> dict[str, JsonValue]:
-  """Returns the JSON files of a class of BERT."""
+) -> dict[str, dict[str, JsonValue]]:
+  """Returns the JSON files of a class of BERT, its tokenizer's included."""
+  names = {ours: theirs for theirs, ours in reversed([*_ACTIVATIONS.items()])}
   return {
     CONFIG: {
       "architectures": [architecture],
       "model_type": "bert",
       "torch_dtype": "float32",
-      **config.write_bert_config(bert),
+      **{key: getattr(bert, field) for field, key in _KEYS.items()},
+      "attention_probs_dropout_prob": bert.dropout_rate,
+      "hidden_act": names[bert.activation],
+      "position_embedding_type": "absolute",
+      "type_vocab_size": 2,
+      "vocab_size": bert.vocab_size,
+      "pad_token_id": 0,
     },
-    config.TOKENIZER: config.tokenizer_config(bert.max_positions, cased=cased),
+    TOKENIZER: {
+      "tokenizer_class": "BertTokenizer",
+      "do_lower_case": not cased,
+      "strip_accents": None,
+      "tokenize_chinese_chars": True,
+      "model_max_length": bert.max_positions,
+      "pad_token": wordpieces.PAD,
+      "unk_token": wordpieces.UNK,
+      "cls_token": wordpieces.CLS,
+      "sep_token": wordpieces.SEP,
+      "mask_token": wordpieces.MASK,
+    },
   }

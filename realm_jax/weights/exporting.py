@@ -1,28 +1,36 @@
 """Exports a checkpoint to the files of another system."""
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+import safetensors.numpy
 from etils import epath
 
-from realm_jax.checkpoints.best import NAME
-from realm_jax.checkpoints.store import CheckpointStore, best_step
+from realm_jax.checkpoints.store import FOLDER, locate
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage.access import require_readable
-from realm_jax.text.wordpieces import WordpieceVocabulary
-from realm_jax.weights import WeightsError, sentence_transformers, tables
-from realm_jax.weights.directory import Export, class_files
+from realm_jax.storage.atomic import atomic_file, atomic_text_file
+from realm_jax.storage.json_files import write_json
+from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
+from realm_jax.weights import WeightsError, reading, tables
+from realm_jax.weights.directory import (
+  VOCABULARY_FILE,
+  WEIGHTS,
+  Export,
+  class_files,
+)
 from realm_jax.weights.importing import check_new, new_directory
 from realm_jax.weights.model import (
-  VOCABULARY_FILE,
   BoundModel,
   flattened,
   nested,
   parameter_shapes,
 )
-from realm_jax.weights.tables import READER, RETRIEVER
+from realm_jax.weights.sentence_transformers import export_tower
+from realm_jax.weights.tables import READER
 
 
 def export_weights(
@@ -32,7 +40,6 @@ def export_weights(
   output_dir: epath.PathLike,
   *,
   to: str,
-  part: str | None = None,
   tower: str | None = None,
   checkpoint_step: int | Literal["best"] | None = None,
   vocab: epath.PathLike | None = None,
@@ -45,9 +52,8 @@ def export_weights(
     retriever: Retriever of the run, which has no vocabulary yet.
     reader: Reader of the run, likewise.
     output_dir: Directory to make; it appears complete or not at all.
-    to: Other system: `hf_bert` or `sentence_transformers`.
-    part: Part for hf_bert: `retriever` or `reader`.
-    tower: `query` or `block`, if the retriever has two and one is wanted.
+    to: `sentence_transformers` for the retriever, or `hf_bert` for the reader.
+    tower: `query` or `block`, if the retriever has two.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
     vocab: Vocabulary file; None takes the one in `model_dir`, where an import
@@ -76,76 +82,37 @@ def export_weights(
       )
     path = epath.Path(corpus_dir, VOCABULARY_FILE)
   model = BoundModel.of(retriever, reader, WordpieceVocabulary(path))
-  export = plan_export(model, to=to, part=part, tower=tower)
+  export = plan_export(model, to=to, tower=tower)
   shapes = parameter_shapes(model.retriever, model.reader, [export.part])
   like = nested({p: np.empty(s, np.float32) for p, s in shapes.items()})
-  with contextlib.closing(CheckpointStore(model_dir)) as store:
-    step = checkpoint_step
-    if step is None:
-      step = store.latest()
-    elif step == NAME:
-      step = best_step(model_dir)
+  checkpoint = epath.Path(model_dir)
+  if checkpoint_step is not None:
+    checkpoint = checkpoint / FOLDER / str(checkpoint_step)
+  store, step = locate(checkpoint)
+  with contextlib.closing(store):
     store.require_vocabulary(step, model.vocabulary.sha256)
     flat = flattened(store.restore(step, items=[export.part], like=like))
   parameters = {path: np.asarray(flat[path], np.float32) for path in shapes}
   with new_directory(output_dir) as directory:
-    lines = export.write(directory, parameters, model.vocabulary.pieces)
+    lines = write_export(export, directory, parameters, model.vocabulary.pieces)
   return "\n".join([f"written of checkpoint {step} of {model_dir}:", *lines])
 
 
 def plan_export(
-  model: BoundModel,
-  *,
-  to: str,
-  part: str | None = None,
-  tower: str | None = None,
+  model: BoundModel, *, to: str, tower: str | None = None
 ) -> Export:
   """Plans the export of a model; for the choices, see `export_weights`."""
-  retriever, reader, _ = model
-  if to == "sentence_transformers":
-    if part is not None:
-      raise WeightsError(
-        f"--part={part} is not for --to={to}, which writes the retriever"
-      )
-    ours = _choose_tower(retriever, tower)
-    export = sentence_transformers.plan_export(model, ours, tower)
-  elif part == READER:
+  retriever, reader, words = model
+  if to == "hf_bert":
     if tower is not None:
       raise WeightsError(f"--tower={tower}: a reader has none")
-    table = tables.reader("bert/", reader.bert.num_layers, head=tables.HEAD)
-    export = Export(
+    table = tables.bert("bert/", reader.bert.num_layers)
+    table += tables.masked_lm_head()
+    return Export(
       READER,
       tables.below(table, ours=f"{READER}/"),
-      class_files(reader.bert, "BertForMaskedLM", cased=model.vocabulary.cased),
+      class_files(reader.bert, "BertForMaskedLM", cased=words.cased),
     )
-  elif part == RETRIEVER:
-    if retriever.projection_size is not None:
-      raise WeightsError(
-        f"the retriever projects to {retriever.projection_size} dimensions, as "
-        "BERT does not; export it with --to=sentence_transformers, or the "
-        "reader with --part=reader"
-      )
-    ours = _choose_tower(retriever, tower)
-    table = tables.tower("", retriever.bert.num_layers)
-    export = Export(
-      RETRIEVER,
-      tables.below(table, ours=f"{RETRIEVER}/{ours}/"),
-      class_files(retriever.bert, "BertModel", cased=model.vocabulary.cased),
-      [
-        f"pooling {retriever.pooling!r} and score_scale="
-        f"{retriever.score_scale:g} are not written; "
-        "--to=sentence_transformers writes how vectors are made"
-      ],
-    )
-  else:
-    raise WeightsError(
-      f"--to={to} wants --part=one of {', '.join(tables.PARTS)}, not {part}"
-    )
-  return export
-
-
-def _choose_tower(retriever: Retriever, tower: str | None) -> str:
-  """Returns the name of the tower that the user means."""
   if retriever.shared_towers and tower is not None:
     raise WeightsError(
       f"--tower={tower}: the towers of this model are one; leave it out"
@@ -155,4 +122,48 @@ def _choose_tower(retriever: Retriever, tower: str | None) -> str:
       "this model has two towers; choose one with --tower=query or "
       "--tower=block"
     )
-  return tables.SEPARATE_TOWERS[tower] if tower else tables.SHARED_TOWER
+  return export_tower(model, tower)
+
+
+def write_export(
+  export: Export,
+  directory: epath.Path,
+  parameters: Mapping[str, np.ndarray],
+  pieces: Sequence[str],
+) -> list[str]:
+  """Writes the files of an export; returns lines for the report.
+
+  Args:
+    export: Files to write.
+    directory: Directory to fill.
+    parameters: Parameters of the part by path, in float32.
+    pieces: Vocabulary.
+  """
+  for folder in export.folders:
+    (directory / folder).mkdir(parents=True)
+  write_pieces(directory / VOCABULARY_FILE, pieces)
+  for name, content in export.files.items():
+    if isinstance(content, str):
+      with atomic_text_file(directory / name) as file:
+        file.write(content)
+    else:
+      write_json(directory / name, content)
+  by_folder: dict[str, dict[str, np.ndarray]] = {}
+  left, lines = dict(parameters), []
+  named = reading.write(parameters, export.table)
+  for name, (path, tensor) in named.items():
+    folder, _, of_module = name.partition(".")
+    if folder not in export.folders:
+      folder, of_module = "", name
+    by_folder.setdefault(folder, {})[of_module] = tensor
+    left.pop(path)
+    lines.append(f"  {reading.show(name, tensor.shape)} <- {path}")
+  # `save_file` does not report a full disk as an `OSError`; and transformers
+  # reads no file that does not name its framework.
+  for folder, tensors in by_folder.items():
+    content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
+    with atomic_file(directory / folder / WEIGHTS) as path:
+      path.write_bytes(content)
+  lines.append(f"parameters that are not written: {len(left) or 'none'}")
+  lines += [f"  {reading.show(p, array.shape)}" for p, array in left.items()]
+  return [*lines, *export.notes]

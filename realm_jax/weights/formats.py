@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from etils import epath
 
@@ -16,41 +16,26 @@ from realm_jax.settings import (
 from realm_jax.storage.paths import is_remote
 from realm_jax.weights import WeightsError
 
-# What the vectors of an export can be of.
-VECTOR_DTYPES = ("float32", "float16")
-
-
-class Format(NamedTuple):
-  """A format of weights.
-
-  Attributes:
-    meaning: What an input of this format is, for people.
-    opener: Module and name of the function that opens an input, given its path;
-      it returns a `plan.Source`.
-  """
-
-  meaning: str
-  opener: str
-
-
-FORMATS: Mapping[str, Format] = {
-  "hf_bert": Format(
+# What an input of a format is, for people; and the module and name of the
+# function that opens one, given its path, as a `plan.Source`.
+FORMATS: Mapping[str, tuple[str, str]] = {
+  "hf_bert": (
     "a directory with config.json, model.safetensors or pytorch_model.bin, and "
     "vocab.txt or tokenizer.json: BERT, MiniLM, Contriever, E5, BGE, DPR and "
     "the like, with or without the modules.json of sentence-transformers",
     "realm_jax.weights.hugging_face:open_bert",
   ),
-  "hf_realm": Format(
+  "hf_realm": (
     "a directory of transformers' REALM: RealmEmbedder, RealmScorer, "
     "RealmKnowledgeAugEncoder, RealmReader or RealmForOpenQA",
     "realm_jax.weights.hugging_face:open_realm",
   ),
-  "tf_bert": Format(
+  "tf_bert": (
     "a directory with Google's bert_config.json, bert_model.ckpt.* and "
     "vocab.txt, or a checkpoint's prefix in one",
     "realm_jax.weights.google:open_bert",
   ),
-  "tf_realm": Format(
+  "tf_realm": (
     "what Google released of REALM and ORQA: a TF-Hub module (embedder, bert, "
     "ict), a directory of modules, or a fine-tuned model",
     "realm_jax.weights.google:open_realm",
@@ -74,8 +59,7 @@ TARGETS: Mapping[str, str] = {
     "--tower chooses one, and each makes a directory"
   ),
   "hf_bert": (
-    "a BERT directory of Hugging Face: a tower without projection (BertModel) "
-    "or the reader with its masked-LM head (BertForMaskedLM), by --part"
+    "the reader with its masked-LM head, as a BertForMaskedLM of Hugging Face"
   ),
   "vectors": (
     "the vectors of all blocks of a generation: vectors.npy, with a row for "
@@ -119,8 +103,6 @@ class ImportConfig:
       (blocks.tfr); None takes the input's own.
     block_titles: TFRecords of the blocks' titles (titles.tfr); None leaves them
       empty.
-    block_length: Maximum wordpieces of a block; longer ones are cut, and None
-      fits all.
     index: Kind of index for the vectors, exact or scann; None takes `scann`.
     ignore: Regular expression for whole names of tensors that may stay unused,
       and for whole paths of parameters that may start from random values.
@@ -145,7 +127,6 @@ class ImportConfig:
   corpus_dir: epath.PathLike | None = None
   block_records: epath.PathLike | None = None
   block_titles: epath.PathLike | None = None
-  block_length: PositiveInt | None = None
   index: Literal["exact", "scann"] | None = None
   ignore: Sequence[str] = ()
   seed: int = 0
@@ -157,7 +138,7 @@ class ImportConfig:
         re.compile(pattern)
       except re.error as error:
         raise WeightsError(f"--ignore={pattern}: {error}") from error
-    names = ("block_records", "block_titles", "block_length", "index")
+    names = ("block_records", "block_titles", "index")
     given = [f"--{n}" for n in names if getattr(self, n) is not None]
     if self.corpus_dir is None and given:
       raise WeightsError(

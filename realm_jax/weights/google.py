@@ -17,10 +17,11 @@ reader of pre-training.
 """
 
 import itertools
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -32,15 +33,14 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.settings import PositiveInt
 from realm_jax.weights import WeightsError, tables
-from realm_jax.weights.config import (
+from realm_jax.weights.directory import (
+  VOCABULARY_FILE,
   JsonFile,
   read_bert_config,
   read_vocabulary,
 )
 from realm_jax.weights.hugging_face import BLOCK_VECTORS, OPEN_QA_JOINT_LENGTH
-from realm_jax.weights.model import VOCABULARY_FILE
-from realm_jax.weights.plan import Encoder, Source, encoder
-from realm_jax.weights.reading import Shape
+from realm_jax.weights.plan import Encoder, Source
 from realm_jax.weights.tables import READER
 
 # TensorFlow must leave the GPUs to jax.
@@ -68,43 +68,19 @@ _RECORDS_PER_STEP = 1024
 _RECORD_BUFFER_BYTES = 1 << 24
 
 
-class Variable(NamedTuple):
-  """A variable of a checkpoint, which `np.asarray` reads."""
-
-  prefix: Path
-  reader: Any
-  name: str
-  shape: Shape
-
-  def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-    """Returns the variable in its stored dtype."""
-    del dtype, copy
-    try:
-      # Of a scalar, the reader returns no array.
-      return np.asarray(self.reader.get_tensor(self.name))
-    except _UNREADABLE as error:
-      raise _damaged(self.prefix, error) from error
-
-  def rows(self) -> Rows:
-    """Returns a variable that is read in slices, from the disk if possible.
-
-    It is possible for the only variable of a checkpoint, as `block_emb` is:
-    its one data file is the array. Its checksum is not verified then.
-    """
-    types = self.reader.get_variable_to_dtype_map()
-    dtype = np.dtype(types[self.name].as_numpy_dtype)
-    data = self.prefix.with_name(self.prefix.name + _ONLY_SHARD)
-    size = int(np.prod(self.shape)) * dtype.itemsize
-    if len(types) == 1 and data.is_file() and data.stat().st_size == size > 0:
-      return np.memmap(data, dtype, mode="r", shape=self.shape)
-    return np.asarray(self)
+Variables = Mapping[str, np.ndarray]
 
 
-Variables = Mapping[str, Variable]
+def _reader(prefix: Path) -> Any:
+  """Opens a checkpoint: see `read_checkpoint`."""
+  try:
+    return tf.train.load_checkpoint(str(prefix))
+  except _UNREADABLE as error:
+    raise _damaged(prefix, error) from error
 
 
-def open_checkpoint(prefix: Path, scope: str = "") -> dict[str, Variable]:
-  """Opens the variables of a checkpoint, by name after a scope.
+def read_checkpoint(prefix: Path, scope: str = "") -> dict[str, np.ndarray]:
+  """Reads the variables of a checkpoint, by name after a scope.
 
   `prefix` is the path of the checkpoint's files without their suffixes, such as
   `bert_model.ckpt` for `bert_model.ckpt.index`.
@@ -112,15 +88,37 @@ def open_checkpoint(prefix: Path, scope: str = "") -> dict[str, Variable]:
   Raises:
     WeightsError: It is not there, or damaged.
   """
+  reader = _reader(prefix)
   try:
-    reader = tf.train.load_checkpoint(str(prefix))
-    shapes = reader.get_variable_to_shape_map()
+    # Of a scalar, the reader returns no array.
+    return {
+      scope + name: np.asarray(reader.get_tensor(name))
+      for name in sorted(reader.get_variable_to_shape_map())
+    }
   except _UNREADABLE as error:
     raise _damaged(prefix, error) from error
-  return {
-    scope + name: Variable(prefix, reader, name, tuple(shapes[name]))
-    for name in sorted(shapes)
-  }
+
+
+def open_block_vectors(prefix: Path) -> Rows | None:
+  """Opens the vectors of all blocks in a checkpoint, if it has them.
+
+  They are mapped, and their checksum is not verified, if they are its only
+  variable: its one data file is the array then.
+
+  Raises:
+    WeightsError: The checkpoint is not there, or damaged.
+  """
+  reader = _reader(prefix)
+  types = reader.get_variable_to_dtype_map()
+  if BLOCK_VECTORS not in types:
+    return None
+  shape = tuple(reader.get_variable_to_shape_map()[BLOCK_VECTORS])
+  dtype = np.dtype(types[BLOCK_VECTORS].as_numpy_dtype)
+  data = prefix.with_name(prefix.name + _ONLY_SHARD)
+  size = math.prod(shape) * dtype.itemsize
+  if len(types) == 1 and data.is_file() and data.stat().st_size == size > 0:
+    return np.memmap(data, dtype, mode="r", shape=shape)
+  return read_checkpoint(prefix)[BLOCK_VECTORS]
 
 
 def _damaged(prefix: Path, error: Exception) -> WeightsError:
@@ -179,21 +177,13 @@ def read_records(path: epath.PathLike) -> Iterator[bytes]:
 def open_bert(path: Path) -> Source:
   """Opens a BERT as Google released it."""
   prefix = _locate(path)
-  variables = open_checkpoint(prefix)
-  roots = _roots(variables, prefix)
+  variables = read_checkpoint(prefix)
   bert = _read_config(prefix.with_name(_CONFIG))
-  encoders = []
-  for root in roots:
-    has_pooler = f"{root}bert/pooler/dense/kernel" in variables
-    encoders.append(
-      encoder(
-        f"{root}bert/",
-        bert,
-        ["query", "block", READER],
-        heads=_heads(variables, root),
-        retriever_fields={"pooling": "pooler" if has_pooler else "cls"},
-      )
-    )
+  params = JsonFile(prefix.with_name(_PARAMS), optional=True)
+  encoders = [
+    _encoder(variables, root, bert, params, ["query", "block", READER])
+    for root in _roots(variables, prefix)
+  ]
   vocabulary = read_vocabulary(prefix.with_name(VOCABULARY_FILE))
   return Source(variables, "tensorflow", encoders, [vocabulary])
 
@@ -215,15 +205,18 @@ def open_realm(path: Path) -> Source:
     prefixes = {"": _locate(best if _prefixes(best) else path)}
   elif "" in prefixes:
     prefixes = {"": prefixes[""]}
-  variables: dict[str, Variable] = {}
+  variables: dict[str, np.ndarray] = {}
   encoders: list[Encoder] = []
   params = JsonFile(path / _PARAMS, optional=True)
   for module, prefix in prefixes.items():
-    found = open_checkpoint(prefix, f"{module}/" if module else "")
+    found = read_checkpoint(prefix, f"{module}/" if module else "")
     variables |= found
     for root in _roots(found, prefix):
       bert = _config(found, root, prefix, path)
-      one = _with_layers(found, root, bert, params)
+      one = _encoder(found, root, bert, params, [READER])
+      # A retriever of REALM has a projection, also where its weights are not.
+      fields = {"projection_size": Retriever.projection_size}
+      one = one._replace(retriever_fields={**fields, **one.retriever_fields})
       if module == "query_embedder":
         one = one._replace(roles=["query"])
       elif "query_embedder" in prefixes and READER not in one.roles:
@@ -231,7 +224,7 @@ def open_realm(path: Path) -> Source:
       encoders.append(one)
   encoded = [p for f in folders.values() for p in _prefixes(f / "encoded")]
   # The vectors of all blocks, by the embedder.
-  vectors = open_checkpoint(encoded[0]).get(BLOCK_VECTORS) if encoded else None
+  vectors = open_block_vectors(encoded[0]) if encoded else None
   within = path if path.is_dir() else path.parent
   assets = [within / name / "assets" for name in folders]
   files = [folder / VOCABULARY_FILE for folder in (within, *assets)]
@@ -240,7 +233,7 @@ def open_realm(path: Path) -> Source:
     "tensorflow",
     encoders,
     [read_vocabulary(file) for file in files if file.is_file()],
-    block_vectors=vectors.rows() if vectors else None,
+    block_vectors=vectors,
   )
 
 
@@ -261,22 +254,22 @@ def _roots(variables: Variables, prefix: Path) -> list[str]:
   return roots
 
 
-def _heads(variables: Variables, root: str) -> dict[str, Any]:
-  """Returns the masked-LM head beside an encoder, if there is one."""
-  head = root + tables.HEAD
-  return {"head": head} if f"{head}/transform/dense/kernel" in variables else {}
-
-
-def _with_layers(
-  variables: Variables, root: str, bert: BertConfig, params: JsonFile
+def _encoder(
+  variables: Variables,
+  root: str,
+  bert: BertConfig,
+  params: JsonFile,
+  roles: Sequence[str],
 ) -> Encoder:
-  """Returns an encoder of ORQA or REALM with the layers beside it.
+  """Returns an encoder with the layers beside it; without, it has `roles`.
 
   Raises:
     WeightsError: There is a linear layer without a LayerNorm of known epsilon.
   """
-  roles, layers, heads = [READER], {}, _heads(variables, root)
-  fields = {"pooling": "pooler", "projection_size": Retriever.projection_size}
+  prefix, head = f"{root}bert/", root + tables.HEAD
+  has_pooler = f"{prefix}pooler/dense/kernel" in variables
+  fields: dict[str, Any] = {"pooling": "pooler" if has_pooler else "cls"}
+  projection, span_head = None, None
   reader_fields = {}
   scopes = ["", *itertools.accumulate(re.findall(r"[^/]*/", root))]
   scopes = [name for name in scopes if f"{name}dense/kernel" in variables]
@@ -295,7 +288,7 @@ def _with_layers(
     ((norm, eps),) = norms.items()
     size = variables[f"{dense}/kernel"].shape[-1]
     if f"{score}/kernel" in variables:
-      heads["span_head"] = dense, norm, score
+      span_head = dense, norm, score
       length = params.get("reader_seq_len", PositiveInt, OPEN_QA_JOINT_LENGTH)
       reader_fields = {
         "joint_length": min(length, bert.max_positions),
@@ -306,17 +299,14 @@ def _with_layers(
         ),
       }
     else:
-      roles, layers = ["query", "block"], {"projection": (dense, norm)}
+      roles, projection = ["query", "block"], (dense, norm)
       fields |= {"projection_size": size, "projection_norm_eps": eps}
-  return encoder(
-    f"{root}bert/",
-    bert,
-    roles,
-    layers=layers,
-    heads=heads,
-    retriever_fields=fields,
-    reader_fields=reader_fields,
+  table = tables.bert(
+    prefix, bert.num_layers, projection=projection, span_head=span_head
   )
+  has_head = f"{head}/transform/dense/kernel" in variables
+  of_head = tables.masked_lm_head(head) if has_head else ()
+  return Encoder(prefix, bert, roles, table, of_head, fields, reader_fields)
 
 
 def _config(

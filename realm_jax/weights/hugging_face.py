@@ -24,22 +24,17 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
 from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
-from realm_jax.weights import (
-  WeightsError,
-  config,
-  reading,
-  sentence_transformers,
-  tables,
+from realm_jax.weights import WeightsError, reading, tables
+from realm_jax.weights.directory import (
+  CONFIG,
+  JsonFile,
+  open_tensors,
+  read_bert_config,
+  read_vocabulary,
 )
-from realm_jax.weights.config import JsonFile
-from realm_jax.weights.directory import CONFIG, open_tensors
 from realm_jax.weights.model import flattened, nested
-from realm_jax.weights.plan import (
-  UNUSED,
-  Source,
-  encoder,
-  require_vocabulary_size,
-)
+from realm_jax.weights.plan import UNUSED, Encoder, Source
+from realm_jax.weights.sentence_transformers import SentenceModel, read_model
 from realm_jax.weights.tables import READER
 
 BLOCK_VECTORS = "block_emb"
@@ -60,13 +55,13 @@ _SPAN_READERS = ("RealmReader", "RealmForOpenQA")
 
 def open_bert(directory: Path) -> Source:
   """Opens a BERT, with what modules.json says of its vectors."""
-  sentence = sentence_transformers.read_model(directory)
-  folders = sentence.folders if sentence else [""]
+  sentence = read_model(directory) or SentenceModel([""], {}, {})
+  folders = sentence.folders
   file = JsonFile(directory / folders[0] / CONFIG)
   # DPR's question and context encoders are BERT under another name.
   file.get("model_type", ("bert", "dpr"), "bert")
   file.get("projection_dim", (None, 0))
-  bert = config.read_bert_config(file)
+  bert = read_bert_config(file)
   tensors = open_tensors(directory / folders[0])
   encoders = []
   for name in tensors:
@@ -76,15 +71,17 @@ def open_bert(directory: Path) -> Source:
       head = f"{prefix.removesuffix('bert.')}cls.predictions"
       has_head = f"{head}.transform.dense.weight" in tensors
       has_pooler = f"{prefix}pooler.dense.weight" in tensors
-      fields = {"pooling": "pooler" if has_pooler else "cls"}
+      pooling = "pooler" if has_pooler else "cls"
       encoders.append(
-        encoder(
+        Encoder(
           prefix,
           bert,
           (*_TOWERS, READER),
-          layers=sentence.layers if sentence else {},
-          heads={"head": head.replace(".", "/")} if has_head else {},
-          retriever_fields=sentence.fields if sentence else fields,
+          tables.bert(
+            prefix.replace(".", "/"), bert.num_layers, **sentence.layers
+          ),
+          tables.masked_lm_head(head.replace(".", "/")) if has_head else (),
+          {"pooling": pooling, **sentence.fields},
         )
       )
   if not encoders:
@@ -99,8 +96,7 @@ def open_bert(directory: Path) -> Source:
     tensors,
     "torch",
     encoders,
-    [config.read_vocabulary(directory / folders[0])],
-    sentence.notes if sentence else (),
+    [read_vocabulary(directory / folders[0])],
   )
 
 
@@ -109,7 +105,7 @@ def open_realm(directory: Path) -> Source:
   file = JsonFile(directory / CONFIG)
   file.get("model_type", ("realm",))
   (name,) = file.get("architectures", tuple([name] for name in _REALM))
-  bert = config.read_bert_config(file, default_activation="gelu_new")
+  bert = read_bert_config(file, default_activation="gelu_new")
   retriever_fields = {
     "pooling": "pooler",
     "projection_size": file.get("retriever_proj_size", PositiveInt, 128),
@@ -133,28 +129,34 @@ def open_realm(directory: Path) -> Source:
       f"{outputs}/layer_normalization",
       f"{outputs}/dense_output",
     )
+    scope = f"{prefix}realm/"
+    table = tables.bert(
+      scope,
+      bert.num_layers,
+      projection=(f"{prefix}cls/dense", f"{prefix}cls/LayerNorm"),
+      span_head=span_head if reads_spans else None,
+    )
+    # A reader that scores spans has a decoder of its own, untrained.
+    head = tables.masked_lm_head(
+      prefix + tables.HEAD, has_tied_decoder=not reads_spans
+    )
     encoders.append(
-      encoder(
-        f"{prefix}realm/".replace("/", "."),
-        bert,
-        roles,
-        layers={"projection": (f"{prefix}cls/dense", f"{prefix}cls/LayerNorm")},
-        heads={
-          "head": prefix + tables.HEAD,
-          # A reader that scores spans has a decoder of its own, untrained.
-          "has_tied_decoder": not reads_spans,
-          "span_head": span_head if reads_spans else None,
-        },
-        retriever_fields=retriever_fields,
-        reader_fields=reader_fields,
+      Encoder(
+        scope.replace("/", "."),
+        *(bert, roles, table, head, retriever_fields, reader_fields),
       )
     )
   tensors = open_tensors(directory)
   if name == "RealmScorer":
     block, query = encoders
-    # A scorer without a query embedder of its own may have its embedder twice.
-    if _are_copies(tensors, block.tower, query.tower):
-      block = block._replace(tower=[*block.tower, *query.tower])
+    # A scorer without a query embedder of its own may have its embedder twice:
+    # then the second are copies, which are compared when they are read.
+    own, twin = (
+      tensors.get(f"{prefix}embedder.cls.dense.weight")
+      for prefix in ("query_", "")
+    )
+    if own is None or twin is None or np.array_equal(own, twin):
+      block = block._replace(table=[*block.table, *query.table])
     else:
       block = block._replace(roles=["block"])
       query = query._replace(roles=["query"])
@@ -164,24 +166,9 @@ def open_realm(directory: Path) -> Source:
     tensors,
     "torch",
     encoders,
-    [config.read_vocabulary(directory)],
-    [f"class: {name}"],
+    [read_vocabulary(directory)],
     tensors.get(BLOCK_VECTORS),
     records if records.is_file() else None,
-  )
-
-
-def _are_copies(
-  tensors: Mapping[str, np.ndarray], one: tables.Table, other: tables.Table
-) -> bool:
-  """Returns whether the tensors that both tables have are equal."""
-  pairs = zip(
-    tables.places(one, "torch"), tables.places(other, "torch"), strict=True
-  )
-  return all(
-    np.array_equal(tensors[name], tensors[twin])
-    for (_, (name, *_), *_), (_, (twin, *_), *_) in pairs
-    if name in tensors and twin in tensors
   )
 
 
@@ -211,19 +198,17 @@ def read_token_classifier(directory: Path) -> LabelledModel:
   labels = tuple(by_id.get(str(i), "") for i in range(len(by_id)))
   if not all(labels):
     raise WeightsError(
-      f"{file.where} has id2label={by_id}; want a label for each id from 0, "
+      f"{file.path} has id2label={by_id}; want a label for each id from 0, "
       'such as {"0": "O", "1": "B-PER"}'
     )
-  _, pieces, cased = config.read_vocabulary(directory)
+  _, pieces, cased = read_vocabulary(directory)
   vocabulary = vocabulary_of(pieces, cased=cased)
   tensors = open_tensors(directory)
-  bert = config.read_bert_config(file)
+  bert = read_bert_config(file)
   table = [
-    *tables.tower("bert/", bert.num_layers),
+    *tables.bert("bert/", bert.num_layers),
     tables.Module("classifier", "classifier", "dense"),
   ]
-  source = Source(tensors, "torch", (), ())
-  require_vocabulary_size(source, table, len(pieces))
   module = TokenClassifier(
     bert.for_vocabulary(
       vocab_size=vocabulary.vocab_size, separator_id=vocabulary.sep_id

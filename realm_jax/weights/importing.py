@@ -26,13 +26,16 @@ from realm_jax.storage.paths import is_remote
 from realm_jax.text.wordpieces import write_pieces
 from realm_jax.training import kept_configuration
 from realm_jax.weights import WeightsError
+from realm_jax.weights.directory import VOCABULARY_FILE
 from realm_jax.weights.formats import ImportConfig
-from realm_jax.weights.model import VOCABULARY_FILE, gin_model, nested
+from realm_jax.weights.model import gin_model, nested
 from realm_jax.weights.plan import make_plan
 from realm_jax.weights.released_blocks import (
   check_corpus_dir,
-  import_blocks,
   open_released,
+  publish,
+  remove_corpus,
+  write_corpus,
 )
 from realm_jax.weights.tables import RETRIEVER
 
@@ -64,24 +67,24 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
   parameters, lines = plan.load(seed=config.seed)
   params = nested(parameters)
   retriever, reader, words = plan.model
-  with new_directory(output_dir) as directory:
-    write_pieces(directory / VOCABULARY_FILE, words.pieces)
-    with atomic_text_file(directory / kept_configuration.MODEL) as file:
-      file.write(gin_model(retriever, reader, source=plan.name))
-    blocks = contextlib.nullcontext()
-    if released is not None:
-      index = config.index or "scann"
-      towers = params[RETRIEVER]
-      blocks = import_blocks(
-        released, directory, plan.model, towers, index=index
-      )
-    # There is no position in the data, for no trainer wrote this checkpoint.
-    loop = loop_record(None, vocabulary=words.sha256)
-    # The checkpoint is last: it makes the directory a MODEL_DIR.
-    with blocks, contextlib.closing(CheckpointStore(directory)) as store:
-      logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
-      store.save(_STEP, {**params, "loop": loop})
-      store.wait()
+  with contextlib.ExitStack() as undo:
+    with new_directory(output_dir) as directory:
+      write_pieces(directory / VOCABULARY_FILE, words.pieces)
+      with atomic_text_file(directory / kept_configuration.MODEL) as file:
+        file.write(gin_model(retriever, reader, source=plan.name))
+      if released is not None:
+        write_corpus(released, words)
+        undo.callback(remove_corpus, released.corpus_dir)
+        index = config.index or "scann"
+        publish(released, directory, plan.model, params[RETRIEVER], index=index)
+      # There is no position in the data, for no trainer wrote this checkpoint.
+      loop = loop_record(None, vocabulary=words.sha256)
+      # The checkpoint is last: it makes the directory a MODEL_DIR.
+      with contextlib.closing(CheckpointStore(directory)) as store:
+        logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
+        store.save(_STEP, {**params, "loop": loop})
+        store.wait()
+    undo.pop_all()
   vectors = plan.source.block_vectors
   if vectors is not None:
     done = "published as generation 0"

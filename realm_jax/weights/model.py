@@ -19,7 +19,6 @@ from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights.reading import Shape
 from realm_jax.weights.tables import SEPARATE_TOWERS
 
-VOCABULARY_FILE = "vocab.txt"
 _USUAL_JOINT_LENGTH = 384
 # Fields that are macros in a model's gin file, and those that it leaves out.
 _MACROS = {
@@ -83,23 +82,11 @@ def fresh_parameters(
   A parameter that is initialized in both towers gets the same value in both,
   so that an untrained retriever compares like with like.
   """
-  wanted = sorted(paths)
+  wanted = [*paths]
   parts = {path.partition("/")[0] for path in wanted}
-  init = _initializer(retriever, reader, parts)
+  values = jax.jit(_initializer(retriever, reader, parts))(jax.random.key(seed))
   query, block = (f"/{tower}/" for tower in SEPARATE_TOWERS.values())
-
-  # The compiler drops the parameters that are not wanted.
-  @jax.jit
-  def init_wanted(key: jax.Array) -> dict[str, AnyArray]:
-    everything = init(key)
-    twins = {path: path.replace(block, query) for path in wanted}
-    return {
-      path: everything[twin if twin in wanted else path]
-      for path, twin in twins.items()
-    }
-
-  values = init_wanted(jax.random.key(seed)) if wanted else {}
-  return {path: np.asarray(value) for path, value in values.items()}
+  return {p: np.asarray(values[p.replace(block, query)]) for p in wanted}
 
 
 def nested(flat: Mapping[str, AnyArray]) -> Params:

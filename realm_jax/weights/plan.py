@@ -19,7 +19,7 @@ from realm_jax.text.wordpieces import (
   vocabulary_of,
 )
 from realm_jax.weights import WeightsError, reading, tables
-from realm_jax.weights.config import Vocabulary, read_vocabulary
+from realm_jax.weights.directory import Vocabulary, read_vocabulary
 from realm_jax.weights.formats import (
   FORMATS,
   OF_RETRIEVER,
@@ -33,7 +33,14 @@ from realm_jax.weights.model import (
   parameter_shapes,
 )
 from realm_jax.weights.reading import Tensors
-from realm_jax.weights.tables import READER, RETRIEVER, System, Table, below
+from realm_jax.weights.tables import (
+  PARTS,
+  READER,
+  RETRIEVER,
+  System,
+  Table,
+  below,
+)
 
 # Tensors that are of no use here, whatever the input is.
 UNUSED = {
@@ -44,6 +51,8 @@ UNUSED = {
   r"(.*/)?global_step": "a step counter",
   "block_emb": "vectors of blocks, which are no weights",
 }
+# The role of an encoder that makes the part one of those that are offered.
+_ROLES = {RETRIEVER: "query", READER: READER}
 _PREFIXES = ("query_prefix", "block_prefix")
 
 
@@ -54,8 +63,8 @@ class Encoder(NamedTuple):
     prefix: Prefix of its embeddings in the names of the tensors.
     bert: Configuration without a vocabulary.
     roles: What it can be: a `query` tower, a `block` tower, the `reader`.
-    tower: Its modules and those around it, by our names in a tower.
-    reader: The same, by our names in a reader.
+    table: Its modules and those around it, by our names in a tower or reader.
+    head: Those of its masked-LM head, which only a reader has.
     retriever_fields: Fields of `Retriever` that the input says; prefixes are
       texts.
     reader_fields: Fields of `Reader` that the input says.
@@ -64,26 +73,10 @@ class Encoder(NamedTuple):
   prefix: str
   bert: BertConfig
   roles: Sequence[str]
-  tower: Table
-  reader: Table
+  table: Table
+  head: Table = ()
   retriever_fields: Mapping[str, Any] = {}
   reader_fields: Mapping[str, Any] = {}
-
-
-def encoder(
-  prefix: str,
-  bert: BertConfig,
-  roles: Sequence[str],
-  *,
-  layers: Mapping[str, Any] | None = None,
-  heads: Mapping[str, Any] | None = None,
-  **fields: Mapping[str, Any],
-) -> Encoder:
-  """Returns an encoder with the arguments of `tables.tower` and `reader`."""
-  theirs, num_layers = prefix.replace(".", "/"), bert.num_layers
-  tower = tables.tower(theirs, num_layers, **layers or {})
-  reader = tables.reader(theirs, num_layers, **heads or {})
-  return Encoder(prefix, bert, roles, tower, reader, **fields)
 
 
 class Source(NamedTuple):
@@ -94,7 +87,6 @@ class Source(NamedTuple):
     system: System whose spelling the names have.
     encoders: Encoders among the tensors.
     vocabularies: Vocabularies; there is none in some releases.
-    notes: Lines for the report.
     block_vectors: Vectors [N, d] of blocks that were released with it.
     block_records: File of their texts.
   """
@@ -103,7 +95,6 @@ class Source(NamedTuple):
   system: System
   encoders: Sequence[Encoder]
   vocabularies: Sequence[Vocabulary]
-  notes: Sequence[str] = ()
   block_vectors: Rows | None = None
   block_records: Path | None = None
 
@@ -145,7 +136,7 @@ class Plan(NamedTuple):
     fresh = shapes.keys() - parameters.keys()
     parameters |= fresh_parameters(retriever, reader, fresh, seed=seed)
     said = ", ".join(f"{n}={getattr(retriever, n)}" for n in OF_RETRIEVER)
-    lines += [*self.source.notes, f"vectors: {said}; such flags change it"]
+    lines.append(f"vectors: {said}; such flags change it")
     if retriever.normalize and retriever.score_scale == 1.0:
       lines.append(
         "score_scale: 1, which ranks blocks as the original model does; to "
@@ -161,44 +152,40 @@ def make_plan(config: ImportConfig) -> Plan:
     WeightsError: The inputs cannot be read, or the choices do not fit them.
     VocabularyError: A vocabulary cannot be used.
   """
-  open_source = pkgutil.resolve_name(FORMATS[config.format].opener)
-  own = of_blocks = open_source(locate(config.input))
+  _, opener = FORMATS[config.format]
+  open_source = pkgutil.resolve_name(opener)
+  source = of_blocks = open_source(locate(config.input))
   if config.block_input is not None:
     of_blocks = _below("block/", open_source(locate(config.block_input)))
-  towers, readers = _choose_encoders(config, own, of_blocks)
-  if of_blocks is not own:
-    own = of_blocks._replace(
-      tensors={**own.tensors, **of_blocks.tensors},
-      encoders=[*own.encoders, *of_blocks.encoders],
-      vocabularies=[*own.vocabularies, *of_blocks.vocabularies],
-      notes=own.notes,
+  chosen = _choose_encoders(config, source, of_blocks)
+  if of_blocks is not source:
+    source = of_blocks._replace(
+      tensors={**source.tensors, **of_blocks.tensors},
+      encoders=[*source.encoders, *of_blocks.encoders],
+      vocabularies=[*source.vocabularies, *of_blocks.vocabularies],
     )
-  if not towers:
-    own = own._replace(block_vectors=None)
-  words = vocabulary_of(_pieces(config, own.vocabularies))
-  first, *others = [*towers.values(), *readers]
-  for one in (first, *others):
-    require_vocabulary_size(own, one.tower, words.vocab_size)
+  parts = sorted({path.partition("/")[0] for path in chosen}, key=PARTS.index)
+  if RETRIEVER not in parts:
+    source = source._replace(block_vectors=None)
+  words = vocabulary_of(_pieces(config, source.vocabularies))
+  table = []
+  for path, one in chosen.items():
+    first = next(iter(chosen.values()))
     _require_equal(first, one, {"bert": first.bert}, {"bert": one.bert})
-  retriever = _retriever(config, towers, first, words)
-  reader = default_reader(first.bert).clone(
-    **[first, *others][-1].reader_fields
-  )
-  table = [
-    module
-    for name, one in towers.items()
-    for module in below(one.tower, ours=f"{RETRIEVER}/{name}/")
-  ]
-  for one in readers:
-    table += below(one.reader, ours=f"{READER}/")
+    table += below(one.table, ours=f"{path}/")
+    if path == READER:
+      table += below(one.head, ours=f"{path}/")
   # What is left of them is not imported.
-  for one in own.encoders:
-    table += below([*one.tower, *one.reader], ours="unused/")
+  for one in source.encoders:
+    table += below([*one.table, *one.head], ours="unused/")
+  retriever = _retriever(config, chosen, words)
+  *_, last = chosen.values()
+  reader = default_reader(last.bert).clone(**last.reader_fields)
   return Plan(
     f"{Path(config.input).resolve().name} ({config.format})",
     BoundModel.of(retriever, reader, words),
-    [*([RETRIEVER] if towers else []), *([READER] if readers else [])],
-    own,
+    parts,
+    source,
     table,
     config.ignore,
   )
@@ -211,8 +198,8 @@ def _below(scope: str, source: Source) -> Source:
     tensors={start + name: t for name, t in source.tensors.items()},
     encoders=[
       one._replace(
-        tower=below(one.tower, theirs=scope),
-        reader=below(one.reader, theirs=scope),
+        table=below(one.table, theirs=scope),
+        head=below(one.head, theirs=scope),
       )
       for one in source.encoders
     ],
@@ -221,8 +208,8 @@ def _below(scope: str, source: Source) -> Source:
 
 def _choose_encoders(
   config: ImportConfig, own: Source, of_blocks: Source
-) -> tuple[dict[str, Encoder], list[Encoder]]:
-  """Returns the encoder of each tower by its name, and that of the reader."""
+) -> dict[str, Encoder]:
+  """Returns the encoder of each tower and, at last, of the reader, by path."""
 
   def the_only(source: Source, role: str) -> Encoder:
     found = [
@@ -239,8 +226,7 @@ def _choose_encoders(
     return found[0]
 
   roles = {role for one in own.encoders for role in one.roles}
-  offered = [RETRIEVER] if "query" in roles else []
-  offered += [READER] if READER in roles else []
+  offered = [part for part in PARTS if _ROLES[part] in roles]
   parts = config.parts or offered
   if not {*parts} <= {*offered}:
     raise WeightsError(
@@ -251,16 +237,19 @@ def _choose_encoders(
       f"--block_input={config.block_input} is for a retriever, and the parts "
       f"to import are {', '.join(parts)}; leave it out"
     )
-  towers, readers = {}, [the_only(own, READER)] if READER in parts else []
+  chosen = {}
   if RETRIEVER in parts:
     query, block = the_only(own, "query"), the_only(of_blocks, "block")
-    towers = {tables.SHARED_TOWER: query}
+    chosen[f"{RETRIEVER}/{tables.SHARED_TOWER}"] = query
     if query is not block or config.separate_towers:
       _require_equal(query, block, *map(_shared_fields, (query, block)))
-      towers = dict(
-        zip(tables.SEPARATE_TOWERS.values(), (query, block), strict=True)
-      )
-  return towers, readers
+      chosen = {
+        f"{RETRIEVER}/{tables.SEPARATE_TOWERS[role]}": one
+        for role, one in (("query", query), ("block", block))
+      }
+  if READER in parts:
+    chosen[READER] = the_only(own, READER)
+  return chosen
 
 
 def _shared_fields(encoder: Encoder) -> dict[str, Any]:
@@ -309,21 +298,22 @@ def _pieces(
 
 def _retriever(
   config: ImportConfig,
-  towers: Mapping[str, Encoder],
-  first: Encoder,
+  encoders: Mapping[str, Encoder],
   words: WordpieceVocabulary,
 ) -> Retriever:
   """Returns the retriever as the user, or else the input, says."""
-  said = dict(first.retriever_fields)
-  for one in [*towers.values()][1:]:
-    said["block_prefix"] = one.retriever_fields.get("block_prefix")
-  if towers and said.get("projection_size") and config.projection_size:
+  first, *others = encoders.values()
+  towers = encoders.keys() - {READER}
+  fields = {"projection_size": None, **first.retriever_fields}
+  if len(towers) == 2:
+    fields["block_prefix"] = others[0].retriever_fields.get("block_prefix")
+  if towers and fields["projection_size"] and config.projection_size:
     raise WeightsError(
       f"--projection_size={config.projection_size}: the input has a "
-      f"projection, to {said['projection_size']} dimensions; leave the flag out"
+      f"projection, to {fields['projection_size']} dimensions; leave the flag "
+      "out"
     )
   chosen = {name: getattr(config, name) for name in OF_RETRIEVER}
-  fields = {"projection_size": None, **said}
   fields |= {n: value for n, value in chosen.items() if value is not None}
   for name in _PREFIXES:
     text = fields.get(name)
@@ -333,24 +323,3 @@ def _retriever(
         f"--{name}={text!r} has words that the vocabulary cannot spell"
       )
   return Retriever(bert=first.bert, shared_towers=len(towers) < 2, **fields)
-
-
-def require_vocabulary_size(
-  source: Source, table: Table, num_pieces: int
-) -> None:
-  """Checks that the vocabulary has a piece for each word embedding.
-
-  Raises:
-    WeightsError: It has more or fewer.
-  """
-  for place in tables.places(table, source.system):
-    tensor = source.tensors.get(place.names[0])
-    if place.path != "encoder/word_embeddings" or tensor is None:
-      continue
-    if tensor.shape[0] != num_pieces:
-      raise WeightsError(
-        f"{place.names[0]} has {tensor.shape[0]} word embeddings, and the "
-        f"vocabulary {num_pieces} pieces: is it another model's vocabulary? "
-        "Where the last rows are padding, name them in a copy of vocab.txt by "
-        f"as many lines at its end ([unused_row_{num_pieces}] and so on)"
-      )

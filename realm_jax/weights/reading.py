@@ -1,12 +1,10 @@
 """Tensors of other systems to parameters and back, by a table.
 
-Every tensor and every parameter is accounted for. Names and shapes are checked
-completely before any tensor is read.
+Every tensor and every parameter is accounted for.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 
@@ -14,18 +12,15 @@ from realm_jax.weights import WeightsError
 from realm_jax.weights.tables import Place, System, Table, places
 
 Shape = tuple[int, ...]
+Tensors = Mapping[str, np.ndarray]
 
 _LINES_IN_AN_ERROR = 20
-
-
-class Tensor(Protocol):
-  """A tensor of a file, which `np.asarray` reads in its stored dtype."""
-
-  @property
-  def shape(self) -> Shape: ...
-
-
-Tensors = Mapping[str, Tensor]
+_WORDS = "encoder/word_embeddings"
+_OTHER_VOCABULARY = (
+  ": is it another model's vocabulary? Where the last rows are padding, name "
+  "them in a copy of vocab.txt by as many lines at its end ([unused_row_1] and "
+  "so on)"
+)
 
 
 def show(name: str, shape: Shape) -> str:
@@ -84,6 +79,7 @@ def read(
         misshapen[place.path] = (
           f"{show(name, tensors[name].shape)}, where {place.path} wants "
           f"{list(wanted)}"
+          + (_OTHER_VOCABULARY if place.path.endswith(_WORDS) else "")
         )
   unused = {
     name: reason(name) or unused.get(name, "")
@@ -138,12 +134,12 @@ def _blank(reasons: Mapping[str, str]) -> list[str]:
 
 
 def write(
-  parameters: Mapping[str, np.ndarray], table: Table, system: System
+  parameters: Mapping[str, np.ndarray], table: Table
 ) -> dict[str, tuple[str, np.ndarray]]:
-  """Returns path and tensor of all parameters in a table, by their names."""
+  """Returns path and tensor of parameters in a table, by PyTorch's names."""
   tensors: dict[str, tuple[str, np.ndarray]] = {}
   left = dict(parameters)
-  for place in places(table, system):
+  for place in places(table, "torch"):
     if place.path in left:
       array = left.pop(place.path)
       array = array.T if place.is_transposed else array
@@ -153,7 +149,7 @@ def write(
 
 
 def _parameter(tensors: Tensors, name: str, place: Place) -> np.ndarray:
-  array = np.asarray(tensors[name])
+  array = tensors[name]
   # numpy does not count bfloat16 among its floats.
   if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
     raise WeightsError(

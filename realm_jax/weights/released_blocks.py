@@ -6,7 +6,6 @@ their vectors were published with it: texts in `block_records.npy` or
 MODEL_DIR/generations/00000000, so that nothing is embedded again.
 """
 
-import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
@@ -60,26 +59,22 @@ class ReleasedBlocks(NamedTuple):
     vectors: Vectors, [N, d], which are read a slice at a time.
     records: Texts in UTF-8.
     titles: Titles in UTF-8; None leaves them empty.
-    block_length: Maximum wordpieces of `[CLS] title [SEP] body [SEP]`. Longer
-      blocks lose their last tokens, but no text, and are counted. None fits
-      all.
   """
 
   corpus_dir: epath.PathLike
   vectors: Rows
   records: Iterable[bytes]
   titles: Iterable[bytes] | None = None
-  block_length: int | None = None
 
 
 def check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
   """Checks that the corpus, if any, can be written beside the MODEL_DIR.
 
   Raises:
-    WeightsError: It cannot, or its blocks would be too short.
+    WeightsError: It cannot.
     CorpusError, TargetError: It has other files, or is no directory.
   """
-  corpus_dir, length = config.corpus_dir, config.block_length
+  corpus_dir = config.corpus_dir
   if corpus_dir is None:
     return
   # Only local paths have symbolic links.
@@ -99,11 +94,6 @@ def check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
       "directory, or remove it first"
     )
   writing.check_target(corpus_dir, overwrite=False)
-  if length is not None and length < MIN_BLOCK_LENGTH:
-    raise WeightsError(
-      f"--block_length={length} is too short for a title and a body; give "
-      f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)"
-    )
 
 
 def open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
@@ -137,7 +127,6 @@ def open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
     vectors,
     _open(records),
     None if titles is None else _open(titles),
-    config.block_length,
   )
 
 
@@ -154,19 +143,15 @@ def _open(path: epath.PathLike) -> Iterable[bytes]:
   )
 
 
-@contextlib.contextmanager
-def import_blocks(
+def publish(
   released: ReleasedBlocks,
   model_dir: epath.PathLike,
   model: BoundModel,
   params: Params,
   *,
   index: str,
-) -> Iterator[None]:
-  """Writes the corpus, and publishes the generation of checkpoint 0.
-
-  If that fails, or the block of the context raises, the corpus is removed, so
-  that the same import can be run again.
+) -> None:
+  """Publishes the vectors as generation 0, once their corpus is written.
 
   Args:
     released: Blocks and their vectors.
@@ -176,36 +161,31 @@ def import_blocks(
     index: Kind of index for the vectors.
 
   Raises:
-    WeightsError: Records, titles and vectors do not agree; nothing has been
-      written then.
-    CorpusError, DiskFullError: An output cannot be written.
     GenerationError: A vector is not finite.
+    DiskFullError: The generation cannot be written.
   """
-  corpus_dir, retriever = epath.Path(released.corpus_dir), model.retriever
-  write_corpus(released, model.vocabulary)
-  try:
-    mesh = make_mesh()
-    config = GenerationConfig(
-      retriever,
-      config_from(index, {}),
-      query_length=min(
-        GenerationConfig.query_length, retriever.bert.max_positions
-      ),
-    )
-    builder = Builder(config, Corpus.open(corpus_dir), mesh=mesh)
-    replicated = jax.device_put(params, sharding.replicated(mesh))
-    publish_vectors(
-      builder, directory_of(model_dir), replicated, released.vectors
-    )
-    yield
-  except BaseException:
-    logging.info("Removing %s, whose generation was not written", corpus_dir)
-    if not is_remote(corpus_dir):
-      corpus_dir = epath.Path(real_path(corpus_dir))
-    # The manifest first: without it, what remains is no corpus.
-    (corpus_dir / MANIFEST_NAME).unlink(missing_ok=True)
-    corpus_dir.rmtree(missing_ok=True)
-    raise
+  retriever = model.retriever
+  mesh = make_mesh()
+  length = min(GenerationConfig.query_length, retriever.bert.max_positions)
+  config = GenerationConfig(
+    retriever, config_from(index, {}), query_length=length
+  )
+  builder = Builder(config, Corpus.open(released.corpus_dir), mesh=mesh)
+  replicated = jax.device_put(params, sharding.replicated(mesh))
+  publish_vectors(
+    builder, directory_of(model_dir), replicated, released.vectors
+  )
+
+
+def remove_corpus(directory: epath.PathLike) -> None:
+  """Removes a corpus, so that the same import can be run again."""
+  logging.info("Removing %s, whose generation was not written", directory)
+  corpus = epath.Path(directory)
+  if not is_remote(directory):
+    corpus = epath.Path(real_path(directory))
+  # The manifest first: without it, what remains is no corpus.
+  (corpus / MANIFEST_NAME).unlink(missing_ok=True)
+  corpus.rmtree(missing_ok=True)
 
 
 def write_corpus(
@@ -221,7 +201,7 @@ def write_corpus(
       is not UTF-8.
     CorpusError: The directory cannot be written.
   """
-  num_blocks, length = released.vectors.shape[0], released.block_length
+  num_blocks = released.vectors.shape[0]
   with (
     writing.new_corpus(released.corpus_dir) as staging,
     Progress("blocks written", total=num_blocks) as progress,
@@ -229,7 +209,7 @@ def write_corpus(
     builder = BlockBuilder(
       vocabulary=vocabulary,
       corpus_name=_NAME,
-      block_length=length or _UNLIMITED,
+      block_length=_UNLIMITED,
       tagger=tag,
     )
     summary, longest = BuildSummary(), MIN_BLOCK_LENGTH
@@ -249,7 +229,7 @@ def write_corpus(
       staging,
       name=_NAME,
       pieces=vocabulary.pieces,
-      block_length=length or longest,
+      block_length=longest,
       summary=vars(summary),
       shards=shards,
     )

@@ -19,9 +19,15 @@ from typing import Any, NamedTuple
 from realm_jax.models.retriever import Retriever
 from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.storage.json_files import JsonValue
-from realm_jax.weights import WeightsError, config, tables
-from realm_jax.weights.config import JsonFile
-from realm_jax.weights.directory import CONFIG, Export, class_files
+from realm_jax.weights import WeightsError, tables
+from realm_jax.weights.directory import (
+  CONFIG,
+  TOKENIZER,
+  Export,
+  JsonFile,
+  class_files,
+  read_json,
+)
 from realm_jax.weights.model import BoundModel
 from realm_jax.weights.tables import RETRIEVER
 
@@ -87,15 +93,13 @@ class SentenceModel(NamedTuple):
 
   Attributes:
     folders: Folder of each module.
-    layers: Arguments of `tables.tower` for the modules after BERT.
+    layers: Arguments of `tables.bert` for the modules after BERT.
     fields: Fields of `Retriever`.
-    notes: Lines for the report.
   """
 
   folders: Sequence[str]
   layers: Mapping[str, Any]
   fields: Mapping[str, Any]
-  notes: Sequence[str]
 
 
 def read_model(directory: Path) -> SentenceModel | None:
@@ -107,7 +111,7 @@ def read_model(directory: Path) -> SentenceModel | None:
   path = directory / _MODULES
   if not path.exists():
     return None
-  modules = config.read_json(path, list[dict[str, Any]])
+  modules = read_json(path, list[dict[str, Any]])
   kinds = [str(m.get("type")).rpartition(".")[2] for m in modules]
   folders = [str(m.get("path", "")) for m in modules]
   files = [JsonFile(directory / f / CONFIG, optional=True) for f in folders]
@@ -146,14 +150,7 @@ def read_model(directory: Path) -> SentenceModel | None:
     fields["projection_norm_eps"] = settings.get(
       "projection_norm_eps", PositiveFloat, _NORM_EPS
     )
-  notes = []
-  lengths = JsonFile(directory / _LENGTHS, optional=True)
-  if length := lengths.entries.get("max_seq_length"):
-    notes.append(
-      f"sentence-transformers reads the first {length} tokens of a text; "
-      "longer blocks are more than it was trained on"
-    )
-  return SentenceModel(folders, layers, fields, notes)
+  return SentenceModel(folders, layers, fields)
 
 
 def _read_prompts(file: JsonFile) -> dict[str, str]:
@@ -169,12 +166,11 @@ def _read_prompts(file: JsonFile) -> dict[str, str]:
 # --- Writing ------------------------------------------------------------------
 
 
-def plan_export(model: BoundModel, ours: str, tower: str | None) -> Export:
+def export_tower(model: BoundModel, tower: str | None) -> Export:
   """Plans the export of a retriever's tower.
 
   Args:
     model: Model whose retriever is exported.
-    ours: Name of the tower's module.
     tower: Tower, `query` or `block`; None is both, if they are one. Each makes
       a directory of its own: they load with every version of the library,
       unlike a Router, and an import reads them back.
@@ -184,30 +180,54 @@ def plan_export(model: BoundModel, ours: str, tower: str | None) -> Export:
   """
   retriever = model.retriever
   bert, size = retriever.bert, retriever.projection_size
-  cased = model.vocabulary.cased
   eps = _NORM_EPS if size is None else retriever.projection_norm_eps
   factor = _projection_factor(eps)
-  modules = _modules(retriever)
+
+  def dense(width: int, activation: str) -> tuple[str, dict[str, JsonValue]]:
+    return "Dense", {
+      "in_features": bert.hidden_size,
+      "out_features": width,
+      "bias": True,
+      "activation_function": activation,
+    }
+
+  is_mean = retriever.pooling == "mean"
+  pooling: dict[str, JsonValue] = {
+    "word_embedding_dimension": bert.hidden_size,
+    # As all versions read it.
+    "pooling_mode_cls_token": not is_mean,
+    "pooling_mode_mean_tokens": is_mean,
+    "pooling_mode_max_tokens": False,
+    "pooling_mode_mean_sqrt_len_tokens": False,
+  }
+  modules: list[tuple[str, dict[str, JsonValue]]] = [
+    ("Transformer", {}),
+    ("Pooling", pooling),
+  ]
+  layers: dict[str, Any] = {}
+  if retriever.pooling == "pooler":
+    layers["pooler"] = f"{len(modules)}_Dense/linear"
+    modules.append(dense(bert.hidden_size, _TANH))
+  if size is not None:
+    layers["projection"] = (
+      f"{len(modules)}_Dense/linear",
+      f"{len(modules) + 1}_LayerNorm/norm",
+    )
+    norm: dict[str, JsonValue] = {"dimension": size}
+    modules += [dense(size, _IDENTITY), ("LayerNorm", norm)]
+  if retriever.normalize:
+    modules.append(("Normalize", {}))
   folders = ["", *(f"{i}_{kind}" for i, (kind, _) in enumerate(modules) if i)]
-  linear = [f"{name}/linear" for name in folders if name.endswith("_Dense")]
-  norm = [f"{name}/norm" for name in folders if name.endswith("_LayerNorm")]
-  table = tables.tower(
-    "",
-    bert.num_layers,
-    pooler=linear[0] if retriever.pooling == "pooler" else None,
-    projection=(linear[-1], norm[0]) if norm else None,
-    factor=factor,
-  )
+  table = tables.bert("", bert.num_layers, factor=factor, **layers)
+  ours = tables.SEPARATE_TOWERS[tower] if tower else tables.SHARED_TOWER
   prompts = _prompts(model)
   # Where types are among these names, the body of a pair has the type 1.
   types = ["token_type_ids"] if retriever.token_types else []
   names: JsonValue = ["input_ids", *types, "attention_mask"]
+  files_of_bert = class_files(bert, "BertModel", cased=model.vocabulary.cased)
   files: dict[str, JsonValue] = {
-    **class_files(bert, "BertModel", cased=cased),
-    config.TOKENIZER: {
-      **config.tokenizer_config(bert.max_positions, cased=cased),
-      "model_input_names": names,
-    },
+    **files_of_bert,
+    TOKENIZER: {**files_of_bert[TOKENIZER], "model_input_names": names},
     _MODULES: [
       {"idx": i, "name": str(i), "path": folder, "type": _PACKAGE + kind}
       for i, ((kind, _), folder) in enumerate(
@@ -234,53 +254,24 @@ def plan_export(model: BoundModel, ours: str, tower: str | None) -> Export:
       "projection_scale": factor,
     },
     _README: _readme(retriever, prompts, tower),
+    **{
+      f"{folder}/{CONFIG}": content
+      for folder, (_, content) in zip(folders, modules, strict=True)
+      if content
+    },
   }
-  for folder, (_, content) in zip(folders, modules, strict=True):
-    if content:
-      files[f"{folder}/{CONFIG}"] = content
   return Export(
     RETRIEVER,
     tables.below(table, ours=f"{RETRIEVER}/{ours}/"),
     files,
+    folders[1:],
     [
       f"how texts are given to the model: {_README}",
       f"score_scale={retriever.score_scale:g}, which sentence-transformers "
       f"does not read, is in {_SETTINGS}; the projection is written times "
       f"{factor:g}, as its LayerNorm has the epsilon {_NORM_EPS:g}",
     ],
-    folders[1:],
   )
-
-
-def _modules(retriever: Retriever) -> list[tuple[str, dict[str, JsonValue]]]:
-  """Returns kind and config.json of each module, empty if it has none."""
-  hidden, size = retriever.bert.hidden_size, retriever.projection_size
-  is_mean = retriever.pooling == "mean"
-  pooling: dict[str, JsonValue] = {
-    "word_embedding_dimension": hidden,
-    # As all versions read it.
-    "pooling_mode_cls_token": not is_mean,
-    "pooling_mode_mean_tokens": is_mean,
-    "pooling_mode_max_tokens": False,
-    "pooling_mode_mean_sqrt_len_tokens": False,
-  }
-
-  def dense(width: int, activation: str) -> tuple[str, dict[str, JsonValue]]:
-    return "Dense", {
-      "in_features": hidden,
-      "out_features": width,
-      "bias": True,
-      "activation_function": activation,
-    }
-
-  modules = [("Transformer", {}), ("Pooling", pooling)]
-  if retriever.pooling == "pooler":
-    modules.append(dense(hidden, _TANH))
-  if size is not None:
-    modules += [dense(size, _IDENTITY), ("LayerNorm", {"dimension": size})]
-  if retriever.normalize:
-    modules.append(("Normalize", {}))
-  return modules
 
 
 def _projection_factor(norm_eps: float) -> float:

@@ -76,9 +76,26 @@ def below(table: Table, *, ours: str = "", theirs: str = "") -> list[Module]:
   ]
 
 
-def encoder(prefix: str, num_layers: int) -> list[Module]:
-  """Returns the modules of a BERT, whose names begin with `prefix` there."""
-  return [
+def bert(
+  prefix: str,
+  num_layers: int,
+  *,
+  pooler: str | None = None,
+  projection: tuple[str, str] | None = None,
+  factor: float = 1.0,
+  span_head: tuple[str, str, str] | None = None,
+) -> list[Module]:
+  """Returns the modules of a BERT and those around it, by our names.
+
+  Args:
+    prefix: Prefix of the names of its embeddings and layers.
+    num_layers: Number of its layers.
+    pooler: Linear layer of the pooler; None is BERT's own.
+    projection: Linear layer and LayerNorm of REALM's projection, if any.
+    factor: Factor of the projection's linear layer there.
+    span_head: First layer, LayerNorm and last layer of a span head, if any.
+  """
+  table = [
     *(
       Module(f"encoder/{name}", f"{prefix}embeddings/{theirs}", kind)
       for name, (theirs, kind) in _EMBEDDINGS.items()
@@ -90,66 +107,12 @@ def encoder(prefix: str, num_layers: int) -> list[Module]:
       for i in range(num_layers)
       for name, (theirs, kind) in _LAYER.items()
     ),
+    Module("pooler", pooler or f"{prefix}pooler/dense", "dense"),
   ]
-
-
-def tower(
-  prefix: str,
-  num_layers: int,
-  *,
-  pooler: str | None = None,
-  projection: tuple[str, str] | None = None,
-  factor: float = 1.0,
-) -> list[Module]:
-  """Returns the modules of a tower.
-
-  Args:
-    prefix: Prefix of the names of its BERT.
-    num_layers: Number of BERT's layers.
-    pooler: Linear layer of the pooler; None is BERT's own.
-    projection: Linear layer and LayerNorm of REALM's projection, if any.
-    factor: Factor of the projection's linear layer there.
-  """
-  table = encoder(prefix, num_layers)
-  table.append(Module("pooler", pooler or f"{prefix}pooler/dense", "dense"))
   if projection is not None:
     dense, norm = projection
     table.append(Module("projection", dense, "dense", factor))
     table.append(Module("projection_norm", norm, "norm"))
-  return table
-
-
-def reader(
-  prefix: str,
-  num_layers: int,
-  *,
-  head: str | None = None,
-  has_tied_decoder: bool = True,
-  span_head: tuple[str, str, str] | None = None,
-) -> list[Module]:
-  """Returns the modules of a reader.
-
-  Args:
-    prefix: Prefix of the names of its BERT.
-    num_layers: Number of BERT's layers.
-    head: Masked-LM head, if any.
-    has_tied_decoder: Whether the head's decoder, if it is there, is a copy of
-      the word embeddings.
-    span_head: First layer, LayerNorm and last layer of a span head, if any.
-  """
-  table = encoder(prefix, num_layers)
-  if head is not None:
-    ours, decoder = "masked_lm_head", f"{head}/decoder"
-    table += [
-      Module(f"{ours}/dense", f"{head}/transform/dense", "dense"),
-      Module(f"{ours}/norm", f"{head}/transform/LayerNorm", "norm"),
-      Module(f"{ours}/bias", f"{head}/output_bias", "bias"),
-    ]
-    if has_tied_decoder:
-      table.append(Module("encoder/word_embeddings", decoder, "embeddings"))
-      table.append(Module(f"{ours}/bias", decoder, "bias"))
-    else:
-      table.append(Module(f"{ours}/decoder", decoder, "dense"))
   if span_head is not None:
     dense, norm, score = span_head
     table += [
@@ -157,6 +120,28 @@ def reader(
       Module("span_head/norm", norm, "norm"),
       Module("span_head/score", score, "dense"),
     ]
+  return table
+
+
+def masked_lm_head(
+  theirs: str = HEAD, *, has_tied_decoder: bool = True
+) -> list[Module]:
+  """Returns the modules of a masked-LM head.
+
+  `has_tied_decoder` tells whether the head's decoder, if it is there, is a copy
+  of the word embeddings.
+  """
+  ours, decoder = "masked_lm_head", f"{theirs}/decoder"
+  table = [
+    Module(f"{ours}/dense", f"{theirs}/transform/dense", "dense"),
+    Module(f"{ours}/norm", f"{theirs}/transform/LayerNorm", "norm"),
+    Module(f"{ours}/bias", f"{theirs}/output_bias", "bias"),
+  ]
+  if has_tied_decoder:
+    table.append(Module("encoder/word_embeddings", decoder, "embeddings"))
+    table.append(Module(f"{ours}/bias", decoder, "bias"))
+  else:
+    table.append(Module(f"{ours}/decoder", decoder, "dense"))
   return table
 
 

@@ -1,12 +1,9 @@
 """Exports the vectors of a generation as arrays that any library reads.
 
-vectors.npy    [N, d], float32 or float16, a row for each block
+vectors.npy    [N, d] in float32, a row for each block
 blocks.jsonl   {"id": …, "title": …} of each block, in the order of the rows
 vectors.json   checkpoint, corpus, dimension and scale
 """
-
-from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 from etils import epath
@@ -18,7 +15,6 @@ from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.generations.vectors import Embeddings, check_finite
 from realm_jax.models.retriever import Retriever
-from realm_jax.settings import Unnamed
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
@@ -40,7 +36,6 @@ def export_vectors(
   *,
   generations_dir: epath.PathLike | None = None,
   checkpoint_step: int | None = None,
-  dtype: Annotated[str | None, Unnamed] = None,
 ) -> str:
   """Writes the vectors and the ids of all blocks, in bounded memory.
 
@@ -51,17 +46,15 @@ def export_vectors(
     output_dir: Directory to make; it appears complete or not at all.
     generations_dir: Directory of the generations, if not in `model_dir`.
     checkpoint_step: Step of the generation; None takes the newest.
-    dtype: One of `formats.VECTOR_DTYPES`; None takes float32, which holds
-      stored vectors of either type without rounding.
 
   Returns:
     Lines that say what was written.
 
   Raises:
-    WeightsError: `output_dir` is not empty, the retriever is of another
-      dimension, or a vector does not fit in float16.
-    GenerationError: There is no such generation, it is damaged, or it is of
-      another corpus.
+    WeightsError: `output_dir` is not empty, or the retriever is of another
+      dimension.
+    GenerationError: There is no such generation, it is damaged, it is of
+      another corpus, or a vector is not finite.
     CorpusError: There is no corpus.
     TargetError, DiskFullError: `output_dir` cannot be written.
     StoreAccessError: A bucket cannot be read or written.
@@ -87,15 +80,25 @@ def export_vectors(
   embeddings = Embeddings.of(store.files(manifest), manifest)
   # The generation may be removed meanwhile.
   embeddings.map_all()
-  dtype = dtype or "float32"
+  num_blocks, dim = embeddings.shape
   with new_directory(output_dir) as output:
-    with atomic_file(output / _VECTORS) as path:
-      _write_vectors(path, embeddings, dtype)
+    with (
+      atomic_file(output / _VECTORS) as path,
+      Progress("vectors", total=num_blocks) as progress,
+    ):
+      array = create_mapped_array(path, np.float32, (num_blocks, dim))
+      size = max(1, _CHUNK_BYTES // (4 * dim))
+      for start in range(0, num_blocks, size):
+        part = np.asarray(embeddings[start : start + size], np.float32)
+        check_finite(part, np.arange(start, start + len(part)))
+        array[start : start + len(part)] = part
+        progress.advance(len(part))
+      array.flush()
     with (
       json_lines(output / _BLOCKS) as write,
-      Progress("ids", total=corpus.num_blocks) as progress,
+      Progress("ids", total=num_blocks) as progress,
     ):
-      for row in range(corpus.num_blocks):
+      for row in range(num_blocks):
         block = corpus.block(row)
         write({"id": block.name, "title": block.title})
         progress.advance()
@@ -110,9 +113,9 @@ def export_vectors(
         "corpus_version": manifest.corpus_version,
         "corpus_fingerprint": manifest.corpus_fingerprint,
         "vocabulary_sha256": corpus.vocab_sha256,
-        "num_blocks": manifest.num_blocks,
-        "dimension": manifest.dim,
-        "dtype": dtype,
+        "num_blocks": num_blocks,
+        "dimension": dim,
+        "dtype": "float32",
         "stored_dtype": manifest.dtype,
         "similarity": "dot",
         "score_scale": retriever.score_scale,
@@ -120,26 +123,7 @@ def export_vectors(
       },
     )
   return (
-    f"{manifest.num_blocks} vectors of {manifest.dim} dimensions in {dtype}, "
-    f"of generation {manifest.step} of {model_dir}: {_VECTORS}, {_BLOCKS} (id "
-    f"and title of each row) and {_DESCRIPTION}"
+    f"{num_blocks} vectors of {dim} dimensions, of generation {manifest.step} "
+    f"of {model_dir}: {_VECTORS}, {_BLOCKS} (id and title of each row) and "
+    f"{_DESCRIPTION}"
   )
-
-
-def _write_vectors(path: Path, embeddings: Embeddings, dtype: str) -> None:
-  num_blocks, dim = embeddings.shape
-  array = create_mapped_array(path, np.dtype(dtype), (num_blocks, dim))
-  size = max(1, _CHUNK_BYTES // (4 * dim))
-  with Progress("vectors", total=num_blocks) as progress:
-    for start in range(0, num_blocks, size):
-      part = np.asarray(embeddings[start : start + size], np.float32)
-      check_finite(part, np.arange(start, start + len(part)))
-      largest = float(np.abs(part).max())
-      if largest > float(np.finfo(dtype).max):
-        raise WeightsError(
-          f"a vector has the element {largest:g}, which is more than {dtype} "
-          "holds; use --dtype=float32"
-        )
-      array[start : start + len(part)] = part
-      progress.advance(len(part))
-  array.flush()

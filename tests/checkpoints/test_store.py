@@ -1,7 +1,6 @@
 """Checkpoints: item by item, bit for bit, into any layout."""
 
 import contextlib
-import sys
 import time
 
 import jax
@@ -11,11 +10,12 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.checkpoints.saving import (
+from realm_jax.checkpoints.store import (
   CheckpointError,
   CheckpointNotWrittenError,
+  CheckpointStore,
+  locate,
 )
-from realm_jax.checkpoints.store import CheckpointStore, locate
 from realm_jax.partitioning.mesh import make_mesh
 from tests.full_disk import full_disk
 
@@ -88,8 +88,7 @@ def test_every_item_comes_back_bit_for_bit(store):
   assert structures[0] == structures[1]
 
 
-@pytest.mark.parametrize("model_parallelism", [1, 8])
-def test_restores_into_another_layout(store, model_parallelism):
+def test_restores_into_another_layout(store):
   # Saved over four data by two model devices …
   before = make_mesh(model_parallelism=2)
   items = _items()
@@ -102,14 +101,12 @@ def test_restores_into_another_layout(store, model_parallelism):
   )
   _save(store, 1, {**items, "retriever": params})
   # … and read over another mesh.
-  mesh = make_mesh(model_parallelism=model_parallelism)
+  mesh = make_mesh(model_parallelism=8)
   like = _abstract(items["retriever"], mesh, PartitionSpec(None, "model"))
   restored = store.restore(1, items=("retriever",), like={"retriever": like})
   kernel = restored["retriever"]["tower"]["kernel"]
   assert kernel.sharding == like["tower"]["kernel"].sharding
-  assert {shard.data.shape for shard in kernel.addressable_shards} == {
-    (4, 8 // model_parallelism)
-  }
+  assert {shard.data.shape for shard in kernel.addressable_shards} == {(4, 1)}
   _assert_same_bits(restored["retriever"], items["retriever"])
 
 
@@ -188,12 +185,10 @@ def test_a_checkpoint_is_located_by_its_run_or_by_itself(store, tmp_path):
     located, found = locate(path)
     assert (located.directory, found) == (store.directory, step)
     located.close()
-  for nothing in (tmp_path / "checkpoints", tmp_path / "elsewhere"):
+  (tmp_path / "new" / "checkpoints").mkdir(parents=True)
+  for nothing in (tmp_path / "elsewhere", tmp_path / "new"):
     with pytest.raises(CheckpointError, match="MODEL_DIR"):
       locate(nothing)
-  (tmp_path / "new" / "checkpoints").mkdir(parents=True)
-  with pytest.raises(CheckpointError, match="MODEL_DIR"):
-    locate(tmp_path / "new")
 
 
 @contextlib.contextmanager
@@ -279,25 +274,3 @@ def test_a_store_that_is_away_for_a_while_delays_a_save(object_store, caplog):
     restored = reader.restore(0, items=tuple(items))
   for name in items:
     _assert_same_bits(restored[name], items[name])
-
-
-_FAILING_PROGRAM = """
-import atexit, sys
-import numpy as np
-from realm_jax.checkpoints.store import CheckpointStore
-
-store = CheckpointStore(sys.argv[1])
-atexit.register(store.close)
-store.save(0, {"retriever": {"kernel": np.zeros(3)}})
-store.wait()
-raise ValueError("the first error")
-"""
-
-
-@pytest.mark.slow
-def test_a_store_that_is_still_open_does_not_bury_the_error_of_a_program(
-  tmp_path, command_server
-):
-  program = [sys.executable, "-c", _FAILING_PROGRAM, str(tmp_path)]
-  ended = command_server.run(program)
-  assert ended.stderr.endswith("ValueError: the first error\n")

@@ -8,17 +8,6 @@ from realm_jax.configuration import ConfigurationError, command_line
 from realm_jax.evaluation.run import RunConfig
 
 
-def test_gin_flags_are_expanded():
-  assert command_line.expand_gin_flags(
-    ["train", "--gin_file=a.gin", "--gin.MODEL_DIR='x=y'", "--gin.A.b=1"]
-  ) == [
-    "train",
-    "--gin_file=a.gin",
-    "--gin_bindings=MODEL_DIR = 'x=y'",
-    "--gin_bindings=A.b = 1",
-  ]
-
-
 def test_a_run_without_gin_files_is_configured_as_it_was(tmp_path):
   command_line.define_run_flags()
   flags.FLAGS.mark_as_parsed()

@@ -74,11 +74,3 @@ def test_a_folder_that_the_user_has_set_is_taken(compile_in_process, tmp_path):
   compile_in_process(JAX_COMPILATION_CACHE_DIR=str(other))
   assert not (tmp_path / "realm_jax").exists()
   assert _programs(other)
-
-
-def test_a_folder_that_cannot_be_written_is_no_error(
-  compile_in_process, tmp_path
-):
-  file = tmp_path / "file"
-  file.write_text("")
-  assert not compile_in_process(XDG_CACHE_HOME=str(file))

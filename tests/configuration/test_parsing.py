@@ -25,11 +25,7 @@ _GIVEN = ("HEADS = 3", "LAYERS = 1")
 
 @pytest.fixture
 def sizes(tmp_path):
-  return _sizes_file(tmp_path)
-
-
-def _sizes_file(directory):
-  path = directory / "sizes.gin"
+  path = tmp_path / "sizes.gin"
   path.write_text(_SIZES)
   return str(path)
 
@@ -39,18 +35,15 @@ def _build(files, bindings=(), **kwargs):
     return configuration.configured(BertConfig)()
 
 
-def test_files_bind_and_bindings_override(sizes):
+def test_later_files_and_bindings_override(sizes, tmp_path):
   config = _build([sizes], _GIVEN)
   assert (config.hidden_size, config.num_heads, config.num_layers) == (12, 3, 1)
   assert _build([sizes], [*_GIVEN, "HIDDEN = 24"]).hidden_size == 24
-  # What no file binds keeps its default.
-  assert config.max_positions == 512
-
-
-def test_later_files_override_earlier_ones(sizes, tmp_path):
   later = tmp_path / "later.gin"
   later.write_text("HIDDEN = 36\nHEADS = 2\nLAYERS = 4\n")
   assert _build([sizes, str(later)]).hidden_size == 36
+  # What no file binds keeps its default.
+  assert config.max_positions == 512
 
 
 def _refused(files, bindings=()):
@@ -98,13 +91,9 @@ _EVALUATION = {
   ("name", "typed", "read"),
   [
     ("MODEL_DIR", "runs/qa", lambda source, _: source.model_dir),
-    ("MODEL_DIR", "gs://b/runs-1/qa", lambda source, _: source.model_dir),
-    ("MODEL_DIR", "2020", lambda source, _: source.model_dir),
     ("CHECKPOINT_STEP", "best", lambda source, _: source.checkpoint_step),
     # Items of a dictionary, and one that is a parameter, too.
     ("QUESTIONS", "a/b.jsonl", lambda _, data: data.question_files["test"]),
-    ("QUESTIONS", "tfds:", lambda _, data: data.question_files["test"]),
-    ("SPLIT", "dev[:10%]", lambda _, data: data.split),
     ("SPLIT", "dev[:10%]", lambda _, data: next(iter(data.question_files))),
     ("DataConfig.task", "quiz", lambda _, data: data.task),
   ],
@@ -132,15 +121,14 @@ def test_a_literal_or_a_reference_is_no_text():
     assert source.checkpoint_step == step
 
 
-@pytest.mark.parametrize("missing", ["nowhere.gin", "brt"])
-def test_a_file_or_a_module_that_is_not_there_is_named(tmp_path, missing):
+def test_a_file_or_a_module_that_is_not_there_is_named(tmp_path):
   path = tmp_path / "typo.gin"
   path.write_text(
     "from __gin__ import dynamic_registration\n"
     "from realm_jax.models import brt\n"
   )
-  files = [path] if missing == "brt" else [tmp_path / missing]
-  assert missing in _refused([str(file) for file in files])
+  assert "brt" in _refused([str(path)])
+  assert "nowhere.gin" in _refused([str(tmp_path / "nowhere.gin")])
 
 
 def test_the_callers_own_gin_configuration_is_restored(sizes, tmp_path):

@@ -1,6 +1,5 @@
 """A command of a run: what it keeps, a recipe and the command line give."""
 
-import contextlib
 import logging
 
 import pytest
@@ -15,7 +14,6 @@ from realm_jax.generations.build import GenerationConfig
 from realm_jax.generations.sidecar import SidecarConfig
 from realm_jax.generations.sidecar import build_index as build
 from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.retriever import Retriever
@@ -53,16 +51,10 @@ def _is_configured(function):
   return f"{function.__name__}." in gin.config_str()
 
 
-@contextlib.contextmanager
 def _parsed(function, model_dir, recipe, *bindings, **settings):
-  with configuration.parsed_for_run(
-    function,
-    model_dir,
-    recipe=recipe,
-    bindings=bindings,
-    **settings,
-  ) as kept:
-    yield kept
+  return configuration.parsed_for_run(
+    function, model_dir, recipe=recipe, bindings=bindings, **settings
+  )
 
 
 def test_a_run_is_asked_with_its_model_and_data_alone(trained, tmp_path):
@@ -85,24 +77,6 @@ def test_a_run_is_asked_with_its_model_and_data_alone(trained, tmp_path):
   )
 
 
-def test_what_is_given_overrides_what_the_run_recorded(trained, tmp_path):
-  model_dir = trained("open_qa", "NUM_READ = 3")
-  own = tmp_path / "own.gin"
-  own.write_text("NUM_SPANS = 9\nNUM_READ = 4\n")
-  for bindings, num_read in ((), 4), (("NUM_READ = 2",), 2):
-    with _parsed(
-      RunConfig,
-      model_dir,
-      "gin/runs/ask.gin",
-      *bindings,
-      corpus_dir="another",
-      gin_files=[str(own)],
-    ):
-      config = configuration.configured(RunConfig)()
-    assert (config.num_read, config.num_spans) == (num_read, 9)
-    assert config.corpus_dir == "another"
-
-
 def test_the_stage_chooses_the_evaluation(trained):
   given = "HELD_OUT_BLOCKS = 4", "SEED = 7", "NUM_CANDIDATES = 5"
   model_dir = trained(
@@ -123,14 +97,6 @@ def test_the_stage_chooses_the_evaluation(trained):
   assert (data.held_out_blocks, data.unmasked_span_kinds) == (4, [])
   # Those of gin/runs/eval_masked.gin.
   assert (data.batch_size, data.seed, data.split) == (32, 1000003, "train")
-
-
-def test_inverse_cloze_is_evaluated_by_what_it_finds(trained):
-  model_dir = trained("inverse_cloze")
-  with _parsed(
-    evaluation.evaluate, model_dir, evaluate._RECIPES, "QUESTIONS = 'q'"
-  ):
-    assert "@open_qa.evaluate_retrieval" in gin.config_str()
 
 
 def test_an_evaluation_asks_for_its_questions(trained):
@@ -167,29 +133,25 @@ def test_a_stage_that_nothing_evaluates_is_told(trained):
   ):
     pass
   # A file that chooses an evaluation needs no recipe of the stage.
-  for function in (evaluation.evaluate, evaluation.follow):
-    with _parsed(
-      function,
-      model_dir,
-      evaluate._RECIPES,
-      gin_files=["gin/runs/eval_masked.gin"],
-    ):
-      assert configuration.configured(DataConfig)().seed == 1000003
+  with _parsed(
+    evaluation.follow,
+    model_dir,
+    evaluate._RECIPES,
+    gin_files=["gin/runs/eval_masked.gin"],
+  ):
+    assert configuration.configured(DataConfig)().seed == 1000003
 
 
 @pytest.mark.parametrize(
   ("recipe", "bindings", "index"),
   [
-    ("pretrain", (), ScannConfig),
-    ("pretrain", ("RETRIEVE_ON_DEVICE = True",), ExactConfig),
+    ("pretrain", ("REFRESH_EVERY_STEPS = 1000",), ScannConfig),
     ("open_qa", ("INDEX_SCORES = True",), Bm25Config),
   ],
 )
 def test_an_index_is_of_the_kind_that_the_run_needs(
   trained, recipe, bindings, index
 ):
-  if recipe == "pretrain":
-    bindings = (*bindings, "REFRESH_EVERY_STEPS = 1000")
   model_dir = trained(recipe, *bindings)
   with _parsed(build, model_dir, "gin/runs/build_index.gin"):
     config = configuration.configured(GenerationConfig)()
@@ -198,14 +160,6 @@ def test_an_index_is_of_the_kind_that_the_run_needs(
   assert sidecar.refresh_every_steps == (1000 if recipe == "pretrain" else None)
   assert config.retriever == tiny_world.RETRIEVER
   assert config.query_length == tiny_world.QUERY_LENGTH
-
-
-@pytest.mark.slow
-def test_an_index_is_of_the_kind_of_the_newest_generation(recorded_run):
-  run = recorded_run("open_qa")
-  with _parsed(build, run, "gin/runs/build_index.gin"):
-    config = configuration.configured(GenerationConfig)()
-  assert isinstance(config.index, ExactConfig)
 
 
 def test_an_import_is_known_by_the_model_file_that_it_writes(tmp_path):
@@ -260,18 +214,6 @@ def test_a_corpus_that_is_not_there_any_more_is_told(trained, tmp_path):
     pass
 
 
-def test_the_model_of_a_run_serves_the_next_stage(trained):
-  model_dir = trained("inverse_cloze", "QUERY_LENGTH = 9")
-  with configuration.parsed(
-    TrainConfig,
-    [str(model_dir / "model.gin"), "gin/runs/reading.gin"],
-    ["MODEL_DIR = 'next'"],
-  ):
-    config = configuration.configured(TrainConfig)()
-  assert config.reader == tiny_world.READER
-  assert config.data.query_length == 96
-
-
 def _refused(model_dir, recipe="gin/runs/ask.gin", **settings):
   with (
     pytest.raises(ConfigurationError) as error,
@@ -324,17 +266,8 @@ def test_what_starts_before_the_trainer_waits_for_it(
   assert len(said) == 3
 
 
-def test_a_run_of_checkpoints_alone_is_not_waited_for(tmp_path):
-  (tmp_path / "checkpoints" / "12").mkdir(parents=True)
-  with (
-    pytest.raises(ConfigurationError, match=str(tmp_path)),
-    _parsed(build, tmp_path, "gin/runs/build_index.gin", waits=True),
-  ):
-    pass
-
-
 def test_a_bucket_keeps_the_configuration_too(object_store):
   model_dir = object_store.path("kept/run")
-  keep_configuration(model_dir, {"model.gin": "A = 1\n"})
-  keep_configuration(model_dir, {"model.gin": "A = 2\n"})
+  for value in (1, 2):
+    keep_configuration(model_dir, {"model.gin": f"A = {value}\n"})
   assert KeptModel.find(model_dir).text == "A = 2\n"

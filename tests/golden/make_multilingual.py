@@ -8,10 +8,9 @@ the second writes `expected.json`: the sentences, each with its tokens, between
 spaces.
 """
 
+import json
 import sys
 from pathlib import Path
-
-from tests.golden.vocabulary import in_few_lines
 
 OUTPUT_DIR = Path(__file__).resolve().parent / "multilingual"
 _SIZE = 600
@@ -53,7 +52,8 @@ def main() -> None:
   tokenizer = BertTokenizerFast(vocab_file=str(path), do_lower_case=False)
   rows = [[text, " ".join(tokenizer.tokenize(text))] for text in _SENTENCES]
   path = OUTPUT_DIR / "expected.json"
-  path.write_text(in_few_lines(rows), encoding="utf-8")
+  lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+  path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -124,21 +124,20 @@ def test_generations_are_listed_verified_and_pruned(object_store, world):
 
 
 def test_weights_go_in_and_out(object_store, tmp_path):
-  home = models.GOLDEN / "hf_bert" / "with_pooler"
+  home = models.GOLDEN / "hf_bert" / "masked_lm"
   model_dir = object_store.path("commands/imported")
-  models.import_weights("hf_bert", home, model_dir, parts=["retriever"])
+  models.import_weights("hf_bert", home, model_dir, parts=["reader"])
   # What an import leaves on a disk may be copied to a bucket, too.
   run = tmp_path / "run"
-  models.import_weights("hf_bert", home, run, parts=["retriever"])
+  models.import_weights("hf_bert", home, run, parts=["reader"])
   upload_directory(run, object_store.path("commands/copied"))
   files = []
   for number, source in enumerate(("imported", "copied")):
     models.export(
       object_store.path(f"commands/{source}"),
       object_store.path(f"commands/exported/{number}"),
-      models.load(run).retriever,
+      *models.load(run)[:2],
       to="hf_bert",
-      part="retriever",
     )
     folder = f"commands/exported/{number}/"
     names = object_store.names(folder)

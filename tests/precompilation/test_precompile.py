@@ -153,22 +153,12 @@ def test_a_step_has_to_fit_beside_the_vectors(vectors, fits):
   assert ("It fits." in report.text()) is fits
 
 
-@pytest.mark.parametrize(
-  ("arguments", "temporaries", "helps", "does_not"),
-  [
-    # 3 GiB remain; temporaries in bfloat16, or of a smaller batch, are less.
-    (3, 16, ["bfloat16", "11.0 GiB", "BATCH_SIZE = 48"], "FSDP"),
-    (14, 4, ["FSDP = 2 ", "11.0 GiB"], "FSDP = 4"),
-    # The arguments alone do not fit.
-    (40, 0, ["FSDP = 4 ", "10.0 GiB"], "BATCH_SIZE"),
-  ],
-)
-def test_what_would_make_a_step_fit(arguments, temporaries, helps, does_not):
-  cost = _cost(STEP, arguments, temporaries)
-  slice_ = _slice(int(15.75 * _GIB))
-  found = "\n".join(advice(_recipe(64), cost, slice_))
-  assert all(text in found for text in helps)
-  assert does_not not in found
+def test_settings_that_divide_what_a_step_takes():
+  found = "\n".join(advice(_recipe(64), _slice(_GIB)))
+  for setting in ("bfloat16", "FSDP = 2 ", "MICROBATCHES = 2 ", "SIZE = 32"):
+    assert setting in found
+  # Eight chips have nothing to divide in a batch of eight.
+  assert "SIZE" not in "\n".join(advice(_recipe(8), _slice(_GIB)))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +184,7 @@ def test_what_libtpu_says_of_a_program_that_does_not_fit(message, temporaries):
 @pytest.mark.parametrize(
   "name",
   [
-    *("v9:2x2", "v5e", "v5e:8", "h100:8x8", "v6e:8x8x8", "v5p:4x4"),
+    *("h100:8x8", "v5e", "v6e:8x8x8", "v5p:4x4"),
     pytest.param("v5e:3x5", marks=_needs_libtpu),
   ],
 )
@@ -203,9 +193,3 @@ def test_a_topology_that_is_none_names_one_that_is(name: str):
   example = {"v6e": "v6e:8x8", "v5p": "v5p:4x4x4"}.get(generation, "v5e:8x8")
   with pytest.raises(ValueError, match=example):
     topology.open_topology(name)
-
-
-def test_without_libtpu_the_error_says_how_to_get_it(tmp_path, monkeypatch):
-  monkeypatch.setenv("TPU_LIBRARY_PATH", str(tmp_path / "other.so"))
-  with pytest.raises(ValueError, match=r"other\.so.*make env"):
-    topology.open_topology("v5e:2x2")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.text import answers
-from tests.golden import make_orqa_scores, scored_rows
+from tests.golden import make_scores
 
 # Words from which random strings collide often enough to be interesting.
 PHRASES = st.lists(
@@ -159,16 +159,16 @@ def test_contains_answer_is_a_search_for_a_run_of_words(text, answer):
 
 @pytest.fixture(scope="module")
 def released():
-  """What it says: `tests/golden/make_orqa_scores.py`."""
-  with np.load(make_orqa_scores.OUTPUT) as arrays:
+  """What it says: `tests/golden/make_scores.py`."""
+  with np.load(make_scores.ORQA) as arrays:
     yield arrays
 
 
-@pytest.mark.parametrize("name", scored_rows.FILES)
+@pytest.mark.parametrize("name", make_scores.FILES)
 def test_our_scoring_agrees_on_every_row(name, released, shared_data):
-  rows = scored_rows.read(shared_data, name)
+  rows = make_scores.read(shared_data, name)
   digests = [
-    scored_rows.digest(list(map(answers.normalize_answer, row.answers)))
+    make_scores.digest(list(map(answers.normalize_answer, row.answers)))
     for row in rows
   ]
   np.testing.assert_array_equal(digests, released[f"{name} digests"])
@@ -179,7 +179,7 @@ def test_our_scoring_agrees_on_every_row(name, released, shared_data):
       )
       for text in texts
     ]
-    for row, texts in zip(rows, scored_rows.predictions(rows), strict=True)
+    for row, texts in zip(rows, make_scores.predictions(rows), strict=True)
   ]
   expected = np.unpackbits(released[f"{name} correct"], axis=1)
   np.testing.assert_array_equal(correct, expected[:, : len(correct[0])])

@@ -5,18 +5,19 @@ import pytest
 
 from realm_jax.text import answers
 from realm_jax.text.normalization import normalize_answer
-from tests.golden import make_mlqa_scores
-from tests.golden.scored_rows import digest
+from tests.golden import make_scores
 
 
-@pytest.mark.parametrize("language", make_mlqa_scores.HAND_WRITTEN)
+@pytest.mark.parametrize("language", make_scores.HAND_WRITTEN)
 def test_the_languages_of_mlqa_are_scored_as_its_script_does(
   language, shared_data
 ):
-  texts = make_mlqa_scores.answers_in(language, shared_data)
-  pairs = make_mlqa_scores.pairs_in(language, shared_data)
-  with np.load(make_mlqa_scores.OUTPUT) as released:
-    digests = [digest([normalize_answer(t, language)]) for t in texts]
+  texts = make_scores.answers_in(language, shared_data)
+  pairs = make_scores.pairs_in(language, shared_data)
+  with np.load(make_scores.MLQA) as released:
+    digests = [
+      make_scores.digest([normalize_answer(t, language)]) for t in texts
+    ]
     np.testing.assert_array_equal(digests, released[f"{language} digests"])
     correct = [answers.exact_match(*pair, language) for pair in pairs]
     expected = np.unpackbits(released[f"{language} correct"], count=len(pairs))

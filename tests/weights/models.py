@@ -57,11 +57,14 @@ def copy(
 
 
 def write_sentence_modules(
-  directory: Path, *, mode: str = "mean_tokens", normalize: bool = True
+  directory: Path, *, mode: str = "mean_tokens"
 ) -> None:
   """Writes what sentence-transformers adds."""
-  chain = {"": "Transformer", "1_Pooling": "Pooling"}
-  chain |= {"2_Normalize": "Normalize"} if normalize else {}
+  chain = {
+    "": "Transformer",
+    "1_Pooling": "Pooling",
+    "2_Normalize": "Normalize",
+  }
   write_json(
     directory / "modules.json",
     [{"path": path, "type": f"models.{kind}"} for path, kind in chain.items()],

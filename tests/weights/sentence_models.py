@@ -1,16 +1,22 @@
 """Retrievers whose export sentence-transformers has computed with.
 
-`tests/golden/make_sentence_transformers.py` exports them, and asks the library
-what it makes of the texts.
+    .venv/bin/python -m tests.weights.sentence_models
+
+writes them to `tests/golden/sentence_transformers`, and beside them what the
+library, in the environment of `make peers`, makes of the texts: see
+`benchmarks/peers/sentence.py`.
 """
 
 import dataclasses
+import tempfile
+from pathlib import Path
 
 import numpy as np
 from etils import epath
 
+from benchmarks import peer_processes
 from realm_jax.models.retriever import Retriever
-from realm_jax.weights.exporting import plan_export
+from realm_jax.weights.exporting import plan_export, write_export
 from realm_jax.weights.model import nested
 from realm_jax.weights.tables import RETRIEVER
 from tests.weights import models
@@ -103,6 +109,23 @@ def export(name: str, directory) -> None:
   """Writes the directory of a retriever."""
   model = models.bound(RETRIEVERS[name])
   export = plan_export(model, to="sentence_transformers", tower=tower_of(name))
-  directory.mkdir(parents=True)
+  directory.mkdir(parents=True, exist_ok=True)
   pieces = model.vocabulary.pieces
-  export.write(epath.Path(directory), _parameters(name), pieces)
+  write_export(export, epath.Path(directory), _parameters(name), pieces)
+
+
+def main() -> None:
+  """Writes all directories anew."""
+  for name in RETRIEVERS:
+    directory = models.GOLDEN / "sentence_transformers" / name
+    export(name, directory)
+    for side, given in texts(name).items():
+      with tempfile.TemporaryDirectory() as folder:
+        arrays = peer_processes.run_on_texts(
+          "vectors", given, Path(folder), model=directory
+        )
+      np.savez(directory / f"{side}.npz", **arrays)
+
+
+if __name__ == "__main__":
+  main()

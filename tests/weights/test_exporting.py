@@ -1,61 +1,16 @@
 """Towers and readers go out and come back, bit for bit."""
 
-import dataclasses
 import json
 import sys
 
-import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointError
-from realm_jax.models.retriever import Retriever
 from realm_jax.weights import WeightsError
 from tests import tiny_world
 from tests.weights import models
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.parametrize("pooling", ["pooler", "mean"])
-def test_two_towers_come_back_from_two_directories(tmp_path, pooling):
-  retriever = Retriever(
-    bert=models.BERT, projection_size=None, shared_towers=False, pooling=pooling
-  )
-  params = models.save(tmp_path / "run", retriever)
-  settings = {"to": "hf_bert", "part": "retriever"}
-  for tower in ("query", "block"):
-    places = tmp_path / "run", tmp_path / tower
-    models.export(*places, retriever, tower=tower, **settings)
-  models.import_weights(
-    "hf_bert",
-    tmp_path / "query",
-    tmp_path / "back",
-    block_input=tmp_path / "block",
-    parts=["retriever"],
-    pooling=pooling,
-  )
-  back = models.load(tmp_path / "back")
-  models.assert_same_bits(back.params["retriever"], params["retriever"])
-  assert dataclasses.replace(
-    back.retriever.bert, vocab_size=None, separator_id=None
-  ) == dataclasses.replace(
-    models.BERT, attention_mask_value=float(np.finfo(np.float32).min)
-  )
-
-
-def test_a_reader_comes_back_but_for_its_span_head(tmp_path):
-  params = models.save(tmp_path / "run")
-  settings = {"to": "hf_bert", "part": "reader"}
-  report = models.export(tmp_path / "run", tmp_path / "out", **settings)
-  left = report.partition("not written")[2]
-  assert "reader/span_head/projection/kernel [8, 12]" in left
-  assert "reader/encoder" not in left
-  back = models.read("hf_bert", tmp_path / "out", parts=["reader"]).params
-  ours = models.parameters(models.RETRIEVER)
-  assert params["reader"]["span_head"]
-  for path in ours:
-    if path.startswith(("reader/encoder", "reader/masked_lm_head")):
-      np.testing.assert_array_equal(back[path], ours[path], err_msg=path)
 
 
 def test_the_commands_export_an_import_as_it_was(tmp_path, command_server):
@@ -82,7 +37,7 @@ def test_the_commands_export_an_import_as_it_was(tmp_path, command_server):
   done = command_server.run(
     [
       *(*python, "realm_jax.export_weights", "--to=hf_bert"),
-      *("--part=reader", f"--model_dir={run}", f"--output_dir={out}"),
+      *(f"--model_dir={run}", f"--output_dir={out}"),
     ]
   )
   assert done.returncode == 0, done.stderr
@@ -90,6 +45,9 @@ def test_the_commands_export_an_import_as_it_was(tmp_path, command_server):
     "bert.encoder.layer.0.output.dense.weight [24, 48] <- "
     "reader/encoder/layer_0/down/kernel"
   ) in done.stdout
+  # BERT has no span head.
+  left = done.stdout.partition("not written")[2]
+  assert "reader/span_head/projection/kernel [24, 512]" in left
   models.assert_same_bits(models.tensors(out), models.tensors(home))
   of_home, config = (
     json.loads((folder / "config.json").read_text()) for folder in (home, out)
@@ -109,20 +67,12 @@ _SENTENCE = {"to": "sentence_transformers"}
 @pytest.mark.parametrize(
   ("retriever", "choices", "error", "word"),
   [
-    (models.RETRIEVER, {"to": "hf_bert"}, WeightsError, "--part"),
     (
       models.RETRIEVER,
-      {"to": "hf_bert", "part": "retriever"},
-      WeightsError,
-      "projects to 4",
-    ),
-    (
-      models.RETRIEVER,
-      {"to": "hf_bert", "part": "reader", "tower": "query"},
+      {"to": "hf_bert", "tower": "query"},
       WeightsError,
       "--tower=query",
     ),
-    (models.RETRIEVER, _SENTENCE | {"part": "reader"}, WeightsError, "--part"),
     (models.RETRIEVER, _SENTENCE | {"tower": "query"}, WeightsError, "are one"),
     (_TWO_TOWERS, _SENTENCE, WeightsError, "two towers"),
     (_PREFIXED, _SENTENCE, WeightsError, "query prefix"),

@@ -2,17 +2,14 @@
 
 Vectors and losses of imported models are compared in `test_parity.py`, and
 exported retrievers with what sentence-transformers makes of them here: see
-`tests/golden/make_sentence_transformers.py`.
+`sentence_models.py`.
 """
 
-import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from benchmarks.agreement import imported_model
-from realm_jax.weights.config import read_vocabulary
-from realm_jax.weights.directory import open_tensors
+from realm_jax.weights.directory import read_vocabulary
 from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.model import nested
 from realm_jax.weights.plan import make_plan
@@ -29,22 +26,6 @@ def _assert_same(one, other):
   assert one.keys() == other.keys()
   for path, array in one.items():
     np.testing.assert_array_equal(array, other[path], err_msg=path)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_a_tensor_is_read_as_it_is_stored_and_in_slices(tmp_path, dtype):
-  stored = {
-    "block_emb": np.arange(240).reshape(30, 8).astype(dtype),
-    "scalar": np.array(3, np.int64),
-  }
-  safetensors.numpy.save_file(stored, tmp_path / "model.safetensors")
-  found = open_tensors(tmp_path)
-  assert found["block_emb"].shape == (30, 8)
-  assert found["block_emb"].dtype == dtype
-  np.testing.assert_array_equal(
-    found["block_emb"][25:99], stored["block_emb"][25:]
-  )
-  _assert_same({name: np.asarray(t) for name, t in found.items()}, stored)
 
 
 def test_one_of_several_encoders_is_found_or_chosen_by_its_prefix(tmp_path):
@@ -134,32 +115,19 @@ def test_a_scorer_may_have_its_embedder_once_or_twice(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("name", "options", "parts", "unused", "fresh"),
+  ("name", "parts", "unused", "fresh"),
   [
-    ("embedder", {}, ["retriever"], "cls.predictions.bias [174]", ""),
-    (
-      "two_towers",
-      {},
-      ["retriever"],
-      "query_embedder.cls.predictions.bias",
-      "",
-    ),
-    ("encoder", {}, ["reader"], "realm.pooler.dense.weight", "span_head/score"),
-    ("reader", {}, ["reader"], "cls.predictions.decoder.weight", ""),
-    ("open_qa", {}, ["retriever", "reader"], "block_emb", ""),
-    (
-      "open_qa",
-      {"parts": ["reader"]},
-      ["reader"],
-      "embedder.cls.dense.bias",
-      "",
-    ),
+    ("embedder", ["retriever"], "cls.predictions.bias [174]", ""),
+    ("two_towers", ["retriever"], "query_embedder.cls.predictions.bias", ""),
+    ("encoder", ["reader"], "realm.pooler.dense.weight", "span_head/score"),
+    ("reader", ["reader"], "cls.predictions.decoder.weight", ""),
+    ("open_qa", ["retriever", "reader"], "block_emb", ""),
   ],
 )
 def test_each_class_gives_its_parts_and_no_tensor_is_forgotten(
-  name, options, parts, unused, fresh
+  name, parts, unused, fresh
 ):
-  found = read("hf_realm", GOLDEN / "hf_realm" / name, **options)
+  found = read("hf_realm", GOLDEN / "hf_realm" / name)
   assert found.plan.parts == parts
   assert unused in found.part_of_report("unused")
   random = found.part_of_report("parameters of random values")
@@ -169,25 +137,21 @@ def test_each_class_gives_its_parts_and_no_tensor_is_forgotten(
   assert (retriever.pooling, retriever.projection_size) == ("pooler", 16)
   assert retriever.bert.activation == "gelu_tanh"
   assert (reader.span_size, reader.span_norm_eps) == (16, 1e-3)
-  if unused == "block_emb":
-    assert reader.joint_length == 40
-    assert found.plan.source.block_vectors.shape[1] == 16
 
 
 # --- sentence-transformers ----------------------------------------------------
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-def test_modules_are_followed_but_flags_go_before_them(tmp_path, normalize):
+def test_modules_are_followed_but_flags_go_before_them(tmp_path):
   models.copy("hf_bert/with_pooler", tmp_path)
-  models.write_sentence_modules(tmp_path, normalize=normalize)
+  models.write_sentence_modules(tmp_path)
   models.write_json(
     tmp_path / "config_sentence_transformers.json",
     {"prompts": {"query": "york was ", "passage": "the bridge "}},
   )
   found = read("hf_bert", tmp_path, score_scale=20.0, block_prefix="bridge")
   retriever, _, words = found.plan.model
-  assert (retriever.pooling, retriever.normalize) == ("mean", normalize)
+  assert (retriever.pooling, retriever.normalize) == ("mean", True)
   assert retriever.score_scale == 20.0
   # Title and body are one text, of one type.
   assert not retriever.title_separator

@@ -1,7 +1,6 @@
 """Imported models compute what transformers computes with them.
 
-The values are transformers': see `tests/golden/make_hf_bert.py` and
-`make_hf_realm.py` there.
+The values are transformers': see `tests/golden/make_hf.py`.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 Retrieval from the imported generation, the blocks and spans that training
 takes for right, and the answers, all against transformers' own: see
-`tests/golden/make_hf_realm.py`.
+`tests/golden/make_hf.py`.
 """
 
 import numpy as np

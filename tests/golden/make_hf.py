@@ -1,0 +1,187 @@
+"""Makes `hf_bert`, `hf_realm` and `hf_tagger`: what transformers computes.
+
+    .venv-peers/bin/python -m tests.golden.make_hf
+
+Each model is a tiny one, in a folder that `save_pretrained` writes.
+`expected.npz` in it has the input tokens and the outputs. `hf_bert` has
+
+| folder | parameters |
+| --- | --- |
+| `with_pooler` | encoder and pooler, without a prefix |
+| `without_pooler` | the encoder alone |
+| `masked_lm` | encoder, prefixed `bert.`, and masked-LM head |
+
+and `benchmarks/peers/realm.py` says what `hf_realm` has. `expected.json` of a
+tagger has some sentences and the entities that transformers' pipeline finds.
+"""
+
+import json
+import string
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import (
+  BertConfig,
+  BertForMaskedLM,
+  BertForTokenClassification,
+  BertModel,
+  BertTokenizerFast,
+  pipeline,
+)
+
+from benchmarks.peers import realm
+from benchmarks.peers.random_models import (
+  EXPECTED,
+  RandomInputs,
+  as_inputs,
+  randomize,
+  save_arrays,
+)
+
+_OUTPUT_DIR = Path(__file__).resolve().parent
+_MODEL = {
+  "hidden_size": 24,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 2,
+  "intermediate_size": 48,
+  "max_position_embeddings": 64,
+}
+_QUERY_LENGTH, _BLOCK_LENGTH = 12, 30
+_COUNT = 4
+# Positions in the joint input of each query and the body of its block.
+_POSITIONS = [1, 3]
+# Accents, Chinese characters, abbreviations, marks inside words, words that
+# have no pieces, and a text of one word.
+_SENTENCES = (
+  "the Queen of England married Prince Albert in a castle near the river",
+  "Ada Lovelace and J. R. R. Tolkien wrote songs (and stories) in the U.S.",
+  "Zoë Çelik saw the opera in Kraków, a wall-painting and 北京 station!",
+  "half of it is ½ of a fine paper; ☃ built railways-and-towers in 1987",
+  "Army",
+  "AT&T's first ship sailed west, past O'Brien's mill... and the son's wife",
+)
+_LABELS = ("O", *(f"{p}-{k}" for k in "MISC PER ORG LOC".split() for p in "BI"))
+_MARKS = ("!", "'", "(", ")", ",", "-", ".", "?")
+_WORDS = """
+  album army battle book born bridge britain built canal castle castles century
+  church city coast college country court crown died east emperor england europe
+  family father field first forest founded france german great harbour house
+  island king lake land later london long married mill moon mother mountain name
+  north novel ocean opera palace paper paris people poet port prince queen
+  railway red river road roman rome school sea second ship ships small son song
+  south state station stone story street temple theatre third tower town train
+  tree university valley village wall war water west white wife wind winter won
+  wood world writer written wrote year years york young
+""".split()
+_PIECES = (
+  *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+  *_MARKS,
+  *string.ascii_lowercase,
+  *(f"##{letter}" for letter in string.ascii_lowercase),
+  "##ing",
+  *_WORDS,
+)
+_CASED_PIECES = (
+  *_PIECES,
+  *string.ascii_uppercase,
+  *("ë", "##ë", "ó", "##ó", "Queen", "Prince", "England", "Army", "##ada"),
+)
+
+
+def _make_berts(output_dir: Path, vocab: Path) -> None:
+  inputs = RandomInputs([*_PIECES], seed=0)
+  tokenizer = BertTokenizerFast(vocab_file=str(vocab))
+  config = BertConfig(vocab_size=len(_PIECES), **_MODEL)
+  torch.manual_seed(0)
+  queries = [inputs.query(_QUERY_LENGTH) for _ in range(_COUNT)]
+  blocks = [inputs.block(_BLOCK_LENGTH) for _ in range(_COUNT)]
+  query = as_inputs(inputs, queries, _QUERY_LENGTH)
+  block = as_inputs(inputs, blocks, _BLOCK_LENGTH)
+  length = _QUERY_LENGTH + _BLOCK_LENGTH
+  pairs = zip(queries, blocks, strict=True)
+  joint = as_inputs(inputs, [inputs.joint(*p, length) for p in pairs], length)
+  for name, network in (
+    ("with_pooler", BertModel(config)),
+    ("without_pooler", BertModel(config, add_pooling_layer=False)),
+    ("masked_lm", BertForMaskedLM(config)),
+  ):
+    randomize(network)
+    network.save_pretrained(output_dir / name)
+    tokenizer.save_pretrained(output_dir / name)
+    arrays = {"query": query["input_ids"], "block": block["input_ids"]}
+    encoder = network.bert if name == "masked_lm" else network
+    with torch.no_grad():
+      for side, given in (("query", query), ("block", block)):
+        output = encoder(**given)
+        arrays[f"{side}_hidden"] = output.last_hidden_state
+        if output.pooler_output is not None:
+          arrays[f"{side}_pooled"] = output.pooler_output
+      if name == "masked_lm":
+        logits = network(**joint).logits
+        arrays["mask_positions"] = _POSITIONS
+        arrays["joint_logits"] = logits[:, _POSITIONS]
+    save_arrays(output_dir / name / EXPECTED, arrays)
+
+
+def _make_tagger(output_dir: Path, vocab: Path, *, cased: bool) -> None:
+  """Makes a tagger, with or without capitals and accents."""
+  tokenizer = BertTokenizerFast(vocab_file=str(vocab), do_lower_case=not cased)
+  config = BertConfig(
+    vocab_size=len(tokenizer),
+    id2label=dict(enumerate(_LABELS)),
+    label2id={label: index for index, label in enumerate(_LABELS)},
+    **_MODEL,
+  )
+  torch.manual_seed(0)
+  network = randomize(BertForTokenClassification(config))
+  inputs = tokenizer(list(_SENTENCES), padding=True, return_tensors="pt")
+  is_token = inputs["attention_mask"].bool()
+  with torch.no_grad():
+    # So that each label is the most probable one of some tokens.
+    network.classifier.bias -= network(**inputs).logits[is_token].mean(0)
+    logits = network(**inputs).logits
+  network.save_pretrained(output_dir)
+  tokenizer.save_pretrained(output_dir)
+  save_arrays(
+    output_dir / EXPECTED, {"tokens": inputs["input_ids"], "logits": logits}
+  )
+  tag = pipeline(
+    "token-classification",
+    model=network,
+    tokenizer=tokenizer,
+    # A word has the label of its first piece.
+    aggregation_strategy="first",
+  )
+  rows = [
+    {
+      "sentence": sentence,
+      "entities": [
+        [found["start"], found["end"], found["entity_group"]]
+        for found in tag(sentence)
+      ],
+    }
+    for sentence in _SENTENCES
+  ]
+  text = json.dumps(rows, ensure_ascii=False)
+  (output_dir / "expected.json").write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+  """Writes all models anew, each JSON file on one line."""
+  with tempfile.TemporaryDirectory() as folder:
+    vocab, cased_vocab = (Path(folder, name) for name in ("vocab.txt", "cased"))
+    vocab.write_text("\n".join(_PIECES) + "\n", encoding="utf-8")
+    cased_vocab.write_text("\n".join(_CASED_PIECES) + "\n", encoding="utf-8")
+    _make_berts(_OUTPUT_DIR / "hf_bert", vocab)
+    realm.make_all(_OUTPUT_DIR / "hf_realm", vocab, size="tiny")
+    _make_tagger(_OUTPUT_DIR / "hf_tagger" / "uncased", vocab, cased=False)
+    _make_tagger(_OUTPUT_DIR / "hf_tagger" / "cased", cased_vocab, cased=True)
+  for path in _OUTPUT_DIR.glob("hf_*/**/*.json"):
+    content = json.loads(path.read_text(encoding="utf-8"))
+    text = json.dumps(content, ensure_ascii=False)
+    path.write_text(f"{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+  main()
