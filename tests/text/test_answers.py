@@ -20,28 +20,6 @@ PHRASES = st.lists(
 
 
 @pytest.mark.parametrize(
-  ("text", "normalized"),
-  [
-    ("The  Beatles!", "beatles"),
-    ("An apple a day", "apple day"),
-    ("U.S.A.", "usa"),
-    ("1,000\tmiles", "1000 miles"),
-    # Punctuation goes first, so that an article may arise from it.
-    ("T.H.E. end", "end"),
-    # "theatre" only begins with an article.
-    ("theatre", "theatre"),
-    # NFD takes the accent apart; it is not dropped.
-    ("Café", "cafe\u0301"),
-    # Only ASCII punctuation is dropped.
-    ("“rock”—roll", "“rock”—roll"),
-    ("the", ""),
-  ],
-)
-def test_normalize_answer_by_hand(text, normalized):
-  assert answers.normalize_answer(text) == normalized
-
-
-@pytest.mark.parametrize(
   ("prediction", "reference", "score"),
   [
     # 2 shared of 3 predicted and 2 wanted: 2 * (2/3 * 1) / (2/3 + 1) = 0.8.
