@@ -50,7 +50,7 @@ class Block(NamedTuple):
   def ordinal(self) -> int:
     """The block's number among those of its document, from 0."""
     document = self.shard.document(self.position)
-    return self.position - self.shard.document_range(document)[0]
+    return self.position - int(self.shard.array("document_starts")[document])
 
   @property
   def name(self) -> str:

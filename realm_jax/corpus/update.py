@@ -36,7 +36,6 @@ from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import UpdateSummary
 from realm_jax.corpus.writing import (
-  is_left,
   write_removed,
   write_shards,
 )
@@ -171,32 +170,33 @@ class _ExistingDocuments:
   """The documents of one version, by the ids of their first blocks.
 
   A document is there if a block of it is left, be it another than the first.
+  Blocks and documents are numbered through all shards.
   """
 
   def __init__(self, corpus: Corpus):
     self.corpus = corpus
-    keys, hashes = [], []
-    # Of each shard, which blocks are removed.
-    self._is_removed: list[np.ndarray] = []
-    for shard in corpus.shards:
-      is_removed = np.zeros(len(shard.lengths), bool)
-      is_removed[shard.removed] = True
-      self._is_removed.append(is_removed)
+    sizes = [len(shard.lengths) for shard in corpus.shards]
+    self._firsts = np.append(0, np.cumsum(sizes))
+    self._is_removed = np.zeros(self._firsts[-1], bool)
+    keys, hashes, ranges = [], [], []
+    for shard, first in zip(corpus.shards, self._firsts, strict=False):
+      self._is_removed[first + shard.removed] = True
       starts = shard.array("document_starts")
-      first_ids = shard.array("block_ids")[starts[:-1]]
-      keys.append(np.where(is_left(is_removed, starts), first_ids, _GONE))
+      keys.append(shard.array("block_ids")[starts[:-1]])
       hashes.append(shard.array("document_hashes"))
-    # The number of the first document of each shard.
-    self._starts = np.cumsum([0, *map(len, keys)])
-    self._keys, self._hashes = np.concatenate(keys), np.concatenate(hashes)
+      ranges.append(first + np.stack([starts[:-1], starts[1:]], axis=1))
+    self._hashes, self._ranges = np.concatenate(hashes), np.concatenate(ranges)
+    left = np.append(0, np.cumsum(~self._is_removed))[self._ranges]
+    is_left = left[:, 1] > left[:, 0]
+    self._keys = np.where(is_left, np.concatenate(keys), _GONE)
     self._order = np.argsort(self._keys, kind="stable")
 
   def find(self, document_id: str) -> int | None:
-    """Returns the number of a document among those of the version."""
+    """Returns the number of a document."""
     key = block_id(self.corpus.name, document_id, 0)
     index = int(np.searchsorted(self._keys, key, sorter=self._order))
-    found = self._order[index] if index < len(self._order) else -1
-    return int(found) if found >= 0 and self._keys[found] == key else None
+    found = int(self._order[index]) if index < len(self._order) else -1
+    return found if found >= 0 and self._keys[found] == key else None
 
   def is_same(self, number: int, document: Document) -> bool:
     """Returns whether a document was made from the same title, URL and text."""
@@ -204,10 +204,7 @@ class _ExistingDocuments:
 
   def remove(self, number: int) -> None:
     """Removes a document's blocks."""
-    index = int(np.searchsorted(self._starts, number, side="right")) - 1
-    shard = self.corpus.shards[index]
-    blocks = shard.document_range(number - int(self._starts[index]))
-    self._is_removed[index][slice(*blocks)] = True
+    self._is_removed[slice(*self._ranges[number])] = True
 
   def without_removed(
     self,
@@ -218,8 +215,9 @@ class _ExistingDocuments:
   ) -> list[ShardRecord]:
     """Lists what was removed in files; returns the records of the shards."""
     records: list[ShardRecord] = []
+    parts = np.split(self._is_removed, self._firsts[1:-1])
     for record, shard, is_removed in zip(
-      manifest["shards"], self.corpus.shards, self._is_removed, strict=True
+      manifest["shards"], self.corpus.shards, parts, strict=True
     ):
       num_removed = int(is_removed.sum()) - len(shard.removed)
       summary.blocks_removed += num_removed

@@ -152,23 +152,15 @@ def write_removed(
   name = f"{manifests.REMOVED}/{prefix}-{shard}.npy"
   (directory / name).parent.mkdir(exist_ok=True)
   positions = np.flatnonzero(is_removed)
+  left = np.append(0, np.cumsum(~is_removed))[document_starts]
   np.save(directory / name, positions.astype("<i8"))
   return {
     "path": name,
     "num_blocks": len(positions),
-    "num_documents": int((~is_left(is_removed, document_starts)).sum()),
+    "num_documents": int((left[1:] == left[:-1]).sum()),
     "num_tokens": int(lengths[positions].sum()),
     **_file_record(directory / name),
   }
-
-
-def is_left(
-  is_removed: Bool[np.ndarray, " n"],
-  document_starts: Int[np.ndarray, " bounds"],
-) -> Bool[np.ndarray, " d"]:
-  """Returns which documents have blocks that are not removed."""
-  before = np.append(0, np.cumsum(~is_removed))
-  return np.diff(before[document_starts]) > 0
 
 
 def _file_record(path: Path) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from etils import epath
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.corpus.update import update_corpus
 from realm_jax.storage.paths import upload_directory
 from realm_jax.text.salient_spans import tag
 from tests.corpus.conftest import write_lines
-from tests.corpus.updated import contents, require_consistent
+from tests.corpus.updated import contents
 
 # Ids in PIECES of conftest.py.
 PAD, CLS, SEP = 0, 2, 3
@@ -204,21 +203,6 @@ def test_what_is_not_read_is_not_copied(far, built, object_store):
   assert copied(requests) == set()
   assert contents(again) == contents(Corpus.open(built))
   again.verify()
-
-
-def test_versions_share_their_copies(far, tmp_path, object_store):
-  old = Corpus.open(far)
-  before = contents(old)
-  (tmp_path / "changes.jsonl").write_text('{"id": "d3", "remove": true}\n')
-  update_corpus([str(tmp_path / "changes.jsonl")], far)
-  with object_store.counted() as requests:
-    new = old.newest()
-    assert contents(old) == before
-    assert len(contents(new)) < len(before)
-  assert new.version == 2
-  reads = [r for r in requests if r.startswith("GET /download")]
-  assert [r for r in reads if "/removed/" not in r and ".npy" in r] == []
-  require_consistent(new)
 
 
 def test_damage_on_a_store_is_found(far):

@@ -52,35 +52,6 @@ def test_an_update_is_what_a_build_of_the_changed_text_is(
     assert found[total] == expected[total]
 
 
-def test_many_updates_one_after_the_other(corpus, build, update):
-  rng = np.random.default_rng(1)
-  documents = {row["id"]: row for row in ROWS}
-  seen = [contents(corpus)]
-  for number in range(3):
-    names = list(documents)
-    gone = rng.choice(names, 3, replace=False).tolist()
-    given = [
-      article(f"n{number}", seed=number, sentences=4),
-      article(gone[0], seed=50 + number),  # Replaced.
-      # Back again, if it is gone by now, as it was at first.
-      ROWS[int(rng.choice([n for n in range(12) if f"d{n}" not in gone]))],
-    ]
-    update([*given, *({"id": name, "remove": True} for name in gone[1:])])
-    documents.update({row["id"]: row for row in given})
-    for name in gone[1:]:
-      del documents[name]
-    newest = Corpus.open(corpus.source)
-    require_consistent(newest)
-    rebuilt = build(
-      documents.values(), folder="again", block_length=16, overwrite=True
-    )
-    assert contents(newest) == contents(rebuilt)
-    seen.append(contents(newest))
-  # Every version is still what it was.
-  for version, expected in enumerate(seen, start=1):
-    assert contents(Corpus.open(corpus.source, version=version)) == expected
-
-
 def test_what_did_not_change_makes_no_version(corpus, update):
   files = sorted(Path(corpus.source).rglob("*"))
   summary = update([ROWS[1], ROWS[2]])

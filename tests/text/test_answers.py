@@ -72,17 +72,11 @@ def test_a_bad_pattern_matches_nothing_and_is_reported():
   [
     ("He met Alice Smith.", "alice smith", True),
     ("He met Alice Smith.", "Ali", False),
-    ("He met Alice, Smith said.", "Alice Smith", False),
     ("the U.S. army", "U.S.", True),
-    ("the U. S. army", "U.S.", True),
-    ("the US army", "U.S.", False),
     ("a Café here", "cafe\u0301", True),
     ("a Café here", "cafe", False),
     ("in 1972\u00a0and\u200blater", "1972 and later", True),
-    ("東京 is big", "東京", True),
     ("anything", "", False),
-    ("any one", "  ", False),
-    ("ends with the end", "the end", True),
   ],
 )
 def test_contains_answer_by_hand(text, answer, contained):
