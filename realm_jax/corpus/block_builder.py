@@ -217,6 +217,13 @@ class BlockBuilder:
     )
     owners = np.repeat(np.arange(len(documents)), np.diff(document_starts))
     title_lengths = np.diff(texts.title_starts)[owners]
+    # Where the title and the body of each block are, and their lengths.
+    titles_and_bodies = np.append(texts.title_ids, texts.token_ids)
+    title_starts = texts.title_starts[owners]
+    parts = (
+      np.stack([title_starts, len(texts.title_ids) + starts], axis=1),
+      np.stack([title_lengths, lengths], axis=1),
+    )
     byte_ranges = np.stack(
       [sentences.byte_ranges[firsts, 0], sentences.byte_ranges[lasts, 1]], 1
     )
@@ -245,7 +252,7 @@ class BlockBuilder:
         for (i, _), body in zip(where, bodies, strict=True)
       ),
       "title_lengths": title_lengths,
-      "token_ids": _titles_and_bodies(texts, owners, title_lengths, lengths),
+      "token_ids": titles_and_bodies[ragged_indices(*map(np.ravel, parts))],
       "token_ids_offsets": _offsets(lengths + title_lengths),
       "byte_ranges": shifted(texts.token_bytes, byte_ranges[:, 0], lengths),
       "byte_ranges_offsets": token_bounds,
@@ -260,24 +267,6 @@ class BlockBuilder:
       **ragged("document_ids", [name.encode() for name in names]),
       **ragged("urls", [document.url.encode() for document in documents]),
     }
-
-
-def _titles_and_bodies(
-  texts: _Texts,
-  owners: Int[np.ndarray, " n"],
-  title_lengths: Int[np.ndarray, " n"],
-  lengths: Int[np.ndarray, " n"],
-) -> Int[np.ndarray, " t"]:
-  """Returns title and body tokens of each block, end to end."""
-  is_title = np.repeat(
-    np.tile([True, False], len(owners)),
-    np.stack([title_lengths, lengths], 1).reshape(-1),
-  )
-  tokens = np.empty(len(is_title), np.int32)
-  titles = ragged_indices(texts.title_starts[owners], title_lengths)
-  tokens[is_title] = texts.title_ids[titles]
-  tokens[~is_title] = texts.token_ids
-  return tokens
 
 
 def _sentences(

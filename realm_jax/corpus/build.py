@@ -49,7 +49,6 @@ from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.languages import (
   ENGLISH,
   WITHOUT_CAPITALS,
-  LanguageError,
   require_language,
 )
 from realm_jax.text.recurring_phrases import (
@@ -238,6 +237,7 @@ def build_corpus(
   Raises:
     InputError: The input cannot be read, or gives no block.
     CorpusError: An argument is wrong, or `output_dir` has other files.
+    LanguageError: There is no such language.
     TargetError, DiskFullError, StoreAccessError: `output_dir` cannot be
       written, or a bucket not read.
     VocabularyError: The vocabulary cannot be used.
@@ -246,23 +246,55 @@ def build_corpus(
     raise CorpusError(
       "--vocab is missing; give a BERT vocabulary file, or --vocab=train:SIZE"
     )
-  _check_arguments(block_length, shard_bytes, workers, language)
-  _check_beam(runner, pipeline_options, workers)
+  trains, size = vocab.startswith("train:"), vocab.removeprefix("train:")
+  _require(
+    (
+      block_length >= MIN_BLOCK_LENGTH,
+      f"block_length={block_length} is too short for a title and a body; give "
+      f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)",
+    ),
+    (shard_bytes != 0, "shard_bytes=0; give 1 or more"),
+    (workers >= 1, f"workers={workers}; give 1 or more"),
+    (
+      not trains or size.isdecimal(),
+      f"--vocab={vocab}: {size!r} is not a number of pieces; write for "
+      "example --vocab=train:8192",
+    ),
+    (
+      trains or cased is None,
+      "--cased is for a vocabulary that is trained; that of a file is cased "
+      "if its pieces have capitals",
+    ),
+    (
+      runner is not None or not pipeline_options,
+      "--pipeline_options are for Beam; give --runner, too",
+    ),
+    (
+      runner is None or workers == 1,
+      "--workers is for processes on this machine, and --runner for Beam, "
+      "which takes their number from --pipeline_options; give one of them",
+    ),
+    (
+      runner is None or importlib.util.find_spec("apache_beam") is not None,
+      "--runner needs Apache Beam, which `make env` and the extra `beam` "
+      "install; install it, or give --workers",
+    ),
+  )
+  require_language(language)
   output_dir = epath.Path(output_dir)
   require_readable(*inputs, vocab, output_dir)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
-  size = _trained_size(vocab, cased)
   # Imported late: it imports TensorFlow.
   from realm_jax.text.wordpieces import read_pieces
 
-  pieces = read_pieces(vocab) if size is None else ()
+  pieces = () if trains else read_pieces(vocab)
   reader = RowReader(drop_titles=drop_titles, unescape_html=unescape_html)
   source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
   summary = source.summary
-  if size is not None:
+  if trains:
     cased = language in WITHOUT_CAPITALS if cased is None else cased
-    pieces = _learned_pieces(source, size, cased)
+    pieces = _learned_pieces(source, int(size), cased)
   tagger = tagger_of(
     tagger, language, summary, functools.partial(_sampled_texts, source)
   )
@@ -313,56 +345,11 @@ def build_corpus(
   return summary
 
 
-def _check_arguments(
-  block_length: int, shard_bytes: int | None, workers: int, language: str
-) -> None:
-  if block_length < MIN_BLOCK_LENGTH:
-    raise CorpusError(
-      f"block_length={block_length} is too short for a title and a body; give "
-      f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)"
-    )
-  for argument, value in (("shard_bytes", shard_bytes), ("workers", workers)):
-    if value is not None and value < 1:
-      raise CorpusError(f"{argument}={value}; give 1 or more")
-  try:
-    require_language(language)
-  except LanguageError as error:
-    raise CorpusError(f"--language={language}: {error}") from None
-
-
-def _check_beam(
-  runner: str | None, pipeline_options: Sequence[str], workers: int
-) -> None:
-  if runner is None and pipeline_options:
-    raise CorpusError("--pipeline_options are for Beam; give --runner, too")
-  if runner is not None and workers > 1:
-    raise CorpusError(
-      "--workers is for processes on this machine, and --runner for Beam, "
-      "which takes their number from --pipeline_options; give one of them"
-    )
-  if runner is not None and importlib.util.find_spec("apache_beam") is None:
-    raise CorpusError(
-      "--runner needs Apache Beam, which `make env` and the extra `beam` "
-      "install; install it, or give --workers"
-    )
-
-
-def _trained_size(vocab: str, cased: bool | None) -> int | None:
-  """Returns the size of a vocabulary that is trained; None of a file's."""
-  if not vocab.startswith("train:"):
-    if cased is not None:
-      raise CorpusError(
-        "--cased is for a vocabulary that is trained; that of a file is cased "
-        "if its pieces have capitals"
-      )
-    return None
-  size = vocab.removeprefix("train:")
-  if not size.isdecimal():
-    raise CorpusError(
-      f"--vocab={vocab}: {size!r} is not a number of pieces; write for "
-      "example --vocab=train:8192"
-    )
-  return int(size)
+def _require(*conditions: tuple[bool, str]) -> None:
+  """Raises the first message, as `CorpusError`, whose condition is false."""
+  for is_met, message in conditions:
+    if not is_met:
+      raise CorpusError(message)
 
 
 def _merged(

@@ -13,6 +13,7 @@ Preparing data sets of TFDS needs the extra `tfds`. Reading them does not, and
 downloads nothing.
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -38,14 +39,9 @@ def shards(source: str) -> list[Callable[[], Records]]:
     InputError: There is no such data set, task or split.
   """
   opened, split = _open(source)
-  try:
+  with _explained(source):
     splits = sorted(opened.splits)
     num_shards = len(opened.list_shards(split)) if split in splits else 0
-  except ValueError as error:
-    raise InputError(
-      f"--input={source}: the task reads the corpus or the questions of a run, "
-      "and has no documents of its own; give one that has"
-    ) from error
   if split not in splits:
     raise InputError(
       f"--input={source} has no split {split!r}; write one that it has behind "
@@ -61,8 +57,21 @@ def _records(source: str, index: int, num_shards: int) -> Records:
   """Yields the records of a shard, in its order."""
   opened, split = _open(source)
   shard = seqio.ShardInfo(index=index, num_shards=num_shards)
-  dataset = opened.get_dataset(split, shuffle=False, shard_info=shard)
+  with _explained(source):
+    dataset = opened.get_dataset(split, shuffle=False, shard_info=shard)
   yield from dataset.as_numpy_iterator()
+
+
+@contextlib.contextmanager
+def _explained(source: str) -> Iterator[None]:
+  """Explains the errors of tasks, such as ours, that only a run can read."""
+  try:
+    yield
+  except ValueError as error:
+    raise InputError(
+      f"--input={source}: the task reads the corpus or the questions of a run, "
+      "and has no documents of its own; give one that has"
+    ) from error
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.storage.atomic import TargetError
+from realm_jax.text.languages import LanguageError
 from realm_jax.text.salient_spans import tag
 from tests.corpus.conftest import write_lines
 from tests.corpus.updated import contents
@@ -87,7 +88,7 @@ def test_what_makes_no_corpus_is_refused(build):
     ([], {}, InputError, "there are no lines"),
     ([velt], {"vocab": "train:big"}, CorpusError, "'big' is not a number"),
     ([velt], {"block_length": 7}, CorpusError, "block_length=7 is too short"),
-    ([velt], {"language": "german"}, CorpusError, "near it: de"),
+    ([velt], {"language": "german"}, LanguageError, "near it: de"),
     ([{**velt, "language": "deu"}], {}, InputError, r":1: 'language': .* de;"),
     ([velt], {"cased": True}, CorpusError, "pieces have capitals"),
   ):

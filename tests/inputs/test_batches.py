@@ -58,14 +58,10 @@ def test_questions_come_with_their_answers(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_random_access", [True, False])
 def test_processes_join_to_one_stream_in_any_layout(
-  has_random_access, tiny, new_tasks, tmp_path, monkeypatch
+  tiny, new_tasks, tmp_path, monkeypatch
 ):
-  path = tmp_path / "lines.txt"
-  numbers.add_task(
-    numbers.Numbers(29) if has_random_access else numbers.lines(path, 29)
-  )
+  numbers.add_task(numbers.lines(tmp_path / "lines.txt", 29))
   batches = some(_config(tiny), 12)
   whole = joined(batches)
   rows = [[] for _ in range(B)]
