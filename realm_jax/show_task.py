@@ -9,10 +9,7 @@
 """
 
 import itertools
-import os
-import re
 import shutil
-import sys
 from collections.abc import Sequence
 
 from absl import flags
@@ -38,8 +35,6 @@ _QUESTIONS = flags.DEFINE_string(
   "of its files, or `tfds:`.",
 )
 
-_BOLD, _PLAIN = "\033[1;33m", "\033[0m"
-
 
 def main(argv: Sequence[str]) -> None:
   """Prints examples of the task that the flags name."""
@@ -57,7 +52,6 @@ def main(argv: Sequence[str]) -> None:
     **given,
   )
   stream = ExampleStream(config)
-  in_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
   for example in itertools.islice(stream, _NUM.value):
     text = describe(
       example,
@@ -65,8 +59,6 @@ def main(argv: Sequence[str]) -> None:
       corpus=config.corpus,
       width=shutil.get_terminal_size().columns,
     )
-    if in_colour:
-      text = re.sub(r"\[MASK(=[^ \n]*)?\]", rf"{_BOLD}\g<0>{_PLAIN}", text)
     print(text, end="\n\n")
 
 

@@ -6,15 +6,16 @@ any `BertForTokenClassification` in Hugging Face's format, cased or uncased, and
 the dates are those of `realm_jax.text.salient_spans`.
 
 The model reads sentences, as rows of a few fixed lengths so that little is
-compiled: a row holds a sentence, or a window of one that is longer than the
-model's input. Its length follows from the sentence alone, and a batch of rows
-of one length always has the same shape: what a sentence is computed with, and
-so its labels, do not depend on the other texts of a batch.
+compiled; one that is longer than its input is cut. The length of a row follows
+from the sentence alone, and a batch of rows of one length always has the same
+shape: what a sentence is computed with, and so its labels, do not depend on the
+other texts of a batch.
 """
 
 import bisect
+import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from realm_jax.generations.embedding import rows_per_batch
-from realm_jax.models.bert import TokenClassifier
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
 from realm_jax.storage.local_disk import ScratchDirectory
@@ -45,7 +45,6 @@ from realm_jax.weights.hugging_face import (
 # texts of some hundred thousand tokens take. CPUs are busy sooner.
 _TOKENS_PER_BATCH = 16_384
 _TOKENS_PER_BATCH_ON_CPU = 2048
-_ROWS = "rows"
 _FILES = ("*.json", "*.txt", "*.safetensors", "pytorch_model.bin")
 # [CLS] and [SEP].
 _NUM_SPECIAL_TOKENS = 2
@@ -76,15 +75,6 @@ class Label(NamedTuple):
   begins: bool
 
 
-class Window(NamedTuple):
-  """Tokens `start:limit`, of which `first:last` take their labels from it."""
-
-  start: int
-  limit: int
-  first: int
-  last: int
-
-
 @functools.cache
 def load(directory: str, language: str = ENGLISH) -> "BertTagger":
   """Returns the tagger of a directory, which may be on an object store.
@@ -98,15 +88,14 @@ def load(directory: str, language: str = ENGLISH) -> "BertTagger":
     LabelError: Its labels are not those of entities.
     VocabularyError: Its vocabulary cannot be used.
   """
-  if not is_remote(directory):
-    model = read_token_classifier(Path(directory))
-    return BertTagger(directory, model, language)
-  with ScratchDirectory() as scratch:
-    for pattern in _FILES:
-      for path in epath.Path(directory).glob(pattern):
-        download(path, scratch.path / path.name)
-    model = read_token_classifier(scratch.path)
-  return BertTagger(directory, model, language)
+  with contextlib.ExitStack() as stack:
+    folder = Path(directory)
+    if is_remote(directory):
+      folder = stack.enter_context(ScratchDirectory()).path
+      for pattern in _FILES:
+        for path in epath.Path(directory).glob(pattern):
+          download(path, folder / path.name)
+    return BertTagger(directory, read_token_classifier(folder), language)
 
 
 class BertTagger:
@@ -196,68 +185,57 @@ class BertTagger:
     self, token_ids: Int[np.ndarray, " t"], sentences: Int[np.ndarray, "s 2"]
   ) -> Int[np.ndarray, " t"]:
     """Returns the most probable label of each token."""
-    waiting: dict[int, list[Window]] = {length: [] for length in self._lengths}
+    waiting: dict[int, list[slice]] = {length: [] for length in self._lengths}
     capacity = self._lengths[-1] - _NUM_SPECIAL_TOKENS
     for first, limit in sentences.tolist():
-      for window in windows(first, limit, capacity=capacity):
-        size = window.limit - window.start + _NUM_SPECIAL_TOKENS
-        at = bisect.bisect_left(self._lengths, size)
-        waiting[self._lengths[at]].append(window)
-    computed: list[tuple[list[Window], Array]] = []
-    for length, found in waiting.items():
-      num_rows = self._program.num_rows(length)
-      for begin in range(0, len(found), num_rows):
-        batch = found[begin : begin + num_rows]
+      for start in range(first, limit, capacity):
+        size = min(limit - start, capacity)
+        at = bisect.bisect_left(self._lengths, size + _NUM_SPECIAL_TOKENS)
+        waiting[self._lengths[at]].append(slice(start, start + size))
+    computed: list[tuple[list[slice], Array]] = []
+    for length, parts in waiting.items():
+      num_rows = self._rows_per_batch(length)
+      for begin in range(0, len(parts), num_rows):
+        batch = parts[begin : begin + num_rows]
         rows = np.zeros((num_rows, length), np.int32)
-        # Rows without a window are empty.
+        # Rows without a part are empty.
         rows[:, :2] = self._vocabulary.cls_id, self._vocabulary.sep_id
-        for row, (start, limit, *_) in zip(rows, batch, strict=False):
-          row[1 : limit - start + 1] = token_ids[start:limit]
-          row[limit - start + 1] = self._vocabulary.sep_id
+        for row, part in zip(rows, batch, strict=False):
+          size = part.stop - part.start
+          row[1 : size + 1] = token_ids[part]
+          row[size + 1] = self._vocabulary.sep_id
         # Batches are only dispatched here: the devices do not wait for us.
-        computed.append((batch, self._program(rows)))
+        computed.append((batch, self._label(rows)))
     label_ids = np.empty(len(token_ids), np.int32)
     for batch, on_device in computed:
-      rows = np.asarray(on_device)
-      for row, (start, _, first, last) in zip(rows, batch, strict=False):
+      for row, part in zip(np.asarray(on_device), batch, strict=False):
         # A row begins with [CLS].
-        label_ids[first:last] = row[first - start + 1 : last - start + 1]
+        label_ids[part] = row[1 : part.stop - part.start + 1]
     return label_ids
 
+  def _rows_per_batch(self, length: int) -> int:
+    devices = jax.local_devices()
+    on_cpus = devices[0].platform == "cpu"
+    tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
+    return rows_per_batch(length, tokens, multiple=len(devices))
+
   @functools.cached_property
-  def _program(self) -> "_Program":
-    return _Program(self._model.module, self._model.params)
-
-
-class _Program:
-  """A token classifier, compiled for batches of rows on all local devices."""
-
-  def __init__(self, module: TokenClassifier, params: Params):
+  def _label(self) -> Callable[[Int[np.ndarray, "r l"]], Int[Array, "r l"]]:
+    """Computes the labels of rows, on all local devices."""
     devices = jax.local_devices()
     mesh = jax.make_mesh(
-      (len(devices),), (_ROWS,), (AxisType.Auto,), devices=devices
+      (len(devices),), ("rows",), (AxisType.Auto,), devices=devices
     )
-    self._params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-    self._by_rows = NamedSharding(mesh, PartitionSpec(_ROWS, None))
-    self._label = jax.jit(functools.partial(_label, module))
-    on_cpus = devices[0].platform == "cpu"
-    self._tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
-    self._num_devices = len(devices)
+    by_rows = NamedSharding(mesh, PartitionSpec("rows", None))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    params = jax.device_put(self._model.params, replicated)
 
-  def num_rows(self, length: int) -> int:
-    """Returns the number of rows of every batch of a length."""
-    return rows_per_batch(length, self._tokens, multiple=self._num_devices)
+    @jax.jit
+    def label(params: Params, rows: Int[Array, "r l"]) -> Int[Array, "r l"]:
+      logits = self._model.module.apply({"params": params}, padded(rows))
+      return logits.argmax(axis=-1).astype(np.int32)
 
-  def __call__(self, rows: Int[np.ndarray, "r l"]) -> Int[Array, "r l"]:
-    """Returns the most probable labels, which may still be computed."""
-    return self._label(self._params, jax.device_put(rows, self._by_rows))
-
-
-def _label(
-  module: TokenClassifier, params: Params, token_ids: Int[Array, "r l"]
-) -> Int[Array, "r l"]:
-  logits = module.apply({"params": params}, padded(token_ids))
-  return logits.argmax(axis=-1).astype(np.int32)
+    return lambda rows: label(params, jax.device_put(rows, by_rows))
 
 
 def _token_sentences(
@@ -273,22 +251,6 @@ def _token_sentences(
     ranges.append(np.stack([bounds[:-1], bounds[1:]], axis=1))
   found = np.concatenate(ranges)
   return found[found[:, 0] < found[:, 1]]
-
-
-def windows(start: int, limit: int, *, capacity: int) -> Iterator[Window]:
-  """Yields windows of at most `capacity` tokens over a sentence.
-
-  Consecutive ones share at least a quarter of the capacity, and each gives the
-  labels up to the middle of what they share: so these tokens have context on
-  both sides.
-  """
-  first = start
-  while limit - start > capacity:
-    following = min(start + capacity - capacity // 4, limit - capacity)
-    middle = (following + start + capacity) // 2
-    yield Window(start, start + capacity, first, middle)
-    start, first = following, middle
-  yield Window(start, limit, first, limit)
 
 
 # --- Labels -------------------------------------------------------------------

@@ -4,18 +4,14 @@ import json
 import pickle
 import shutil
 import string
-from collections import Counter
 
-import hypothesis
 import jax
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from realm_jax import tagging
-from realm_jax.corpus.build import build_corpus
 from realm_jax.models.sequences import padded
-from realm_jax.tagging import entities, parse_labels, windows
+from realm_jax.tagging import entities, parse_labels
 from realm_jax.text import salient_spans
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.weights import WeightsError
@@ -92,20 +88,13 @@ def test_a_text_is_tagged_alike_in_any_company(tagger, sentences):
   assert [span for span in both if span.start >= shift] == tail
 
 
-def test_long_sentences_are_read_in_windows(tagger):
+def test_a_sentence_that_is_too_long_is_read_in_parts(tagger):
   """Rows of this model have 64 tokens, and a letter is a token."""
   letters = [*(string.ascii_lowercase * 6)]
-  rows = [" ".join(letters), " ".join(letters[:62])]
-  # The second window begins 15 letters before the first one's end, of which the
-  # first one labels 7.
-  limit = 2 * (62 - 8) - 1
-  whole, first = (
-    [span for span in spans if span.limit < limit]
-    for spans in tagger.entities(rows)
-  )
+  whole, first = tagger.entities([" ".join(letters), " ".join(letters[:62])])
   assert len(first) > 5
-  assert whole == first
-  assert tagger.entities(rows)[0][-1].start > len(rows[1])
+  assert whole[: len(first) - 1] == first[:-1]
+  assert whole[-1].start > 2 * 62
 
 
 def test_dates_are_those_of_the_rules_outside_of_entities(tagger):
@@ -165,21 +154,6 @@ def test_a_directory_of_no_tagger_is_refused(golden, tmp_path, changes, said):
     find_tagger(f"bert:{directory}")
 
 
-def test_a_corpus_stores_what_the_tagger_found(golden, tagger, tmp_path):
-  text = "Ada Lovelace wrote stories. She saw the opera in Paris on 3 May 1901."
-  row = json.dumps({"title": "Ada Lovelace", "text": text})
-  (tmp_path / "text.jsonl").write_text(row + "\n", encoding="utf-8")
-  summary = build_corpus(
-    [str(tmp_path / "text.jsonl")],
-    tmp_path / "corpus",
-    vocab=str(golden.parent / "uncased" / "vocab.txt"),
-    tagger=tagger,
-  )
-  found = tagger(text, "Ada Lovelace")
-  assert len(found) > 1
-  assert summary.salient_spans == Counter(kind for *_, kind in found)
-
-
 def test_accents_are_stripped_where_capitals_are(golden, tmp_path):
   directory = _copy(golden, tmp_path / "model")
   config = {"do_lower_case": golden.name == "uncased"}
@@ -192,14 +166,6 @@ def test_accents_are_stripped_where_capitals_are(golden, tmp_path):
       continue
     with pytest.raises(WeightsError, match="strip_accents"):
       read_token_classifier(directory)
-
-
-def test_capitals_in_the_vocabulary_tell_a_cased_model(golden, tmp_path):
-  directory = _copy(golden, tmp_path / "model")
-  for name in ("tokenizer.json", "tokenizer_config.json"):
-    (directory / name).unlink()
-  vocabulary = read_token_classifier(directory).vocabulary
-  assert vocabulary.cased == (golden.name == "cased")
 
 
 _LABELS = "O B-PER I-PER B-ORG I-ORG S-LOC E-PER DATE".split()
@@ -239,16 +205,3 @@ def test_words_of_one_kind_are_one_entity(words, wanted):
 def test_no_entity_leaves_its_sentence():
   wanted = [(0, 0, "person"), (1, 2, "person")]
   assert found_in("B-PER I-PER I-PER", "122") == wanted
-
-
-@hypothesis.given(st.integers(1, 300), st.integers(4, 60))
-def test_every_token_has_one_label_and_context(size, capacity):
-  found = list(windows(0, size, capacity=capacity))
-  assert [window.first for window in found[1:]] == [w.last for w in found[:-1]]
-  assert (found[0].first, found[-1].last) == (0, size)
-  for start, limit, first, last in found:
-    assert limit - start == min(size, capacity)
-    assert start <= first < last <= limit
-    context = capacity // 8
-    assert first - start >= context or start == 0
-    assert limit - last >= context or limit == size

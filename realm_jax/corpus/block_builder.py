@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from realm_jax.corpus import splitting
-from realm_jax.corpus.documents import Document, hash63
+from realm_jax.corpus.documents import Document, block_id
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, ragged_indices
 from realm_jax.corpus.splitting import Sentences
 from realm_jax.corpus.summary import BuildSummary
@@ -30,15 +30,6 @@ from realm_jax.text.wordpieces import WordpieceVocabulary
 # costs 20 ms, and what it gives stays in memory until it is written.
 DOCUMENTS_PER_CHUNK = 2048
 _CHARACTERS_PER_CHUNK = 4 << 20
-
-
-def block_id(corpus_name: str, document_id: str, ordinal: int) -> int:
-  """Returns the stable id of a document's block: 63 bits, never negative.
-
-  The name of the corpus is part of it, so that documents of two corpora may
-  have the same ids.
-  """
-  return hash63(f"{corpus_name}\0{document_id}\0{ordinal}")
 
 
 def content_hash(title: str, body: bytes) -> int:
@@ -158,7 +149,7 @@ class BlockBuilder:
       capacity=np.repeat(texts.capacities, num_aligned),
       is_continuation=self.vocabulary.is_continuation[texts.token_ids],
     )
-    spans, kinds, kind_names = self._spans(texts, sentences, summary)
+    spans, kinds = self._spans(texts, sentences, summary)
     arrays = self._arrays(texts, sentences, spans)
     summary.documents += len(texts.documents)
     summary.blocks += len(arrays["block_ids"])
@@ -173,15 +164,15 @@ class BlockBuilder:
       summary.languages[document.language or self.language] += 1
       if not document.language and (name := script(document.text)):
         summary.scripts[name] += 1
-    return Blocks({**arrays, "salient_span_kinds": kinds}, kind_names)
+    return {**arrays, "salient_span_kinds": kinds}
 
   def _spans(
     self, texts: _Texts, sentences: Sentences, summary: BuildSummary
-  ) -> tuple[Int[np.ndarray, "p 2"], Int[np.ndarray, " p"], Sequence[str]]:
+  ) -> tuple[Int[np.ndarray, "p 2"], np.ndarray]:
     """Returns salient spans that are whole tokens of one sentence.
 
-    They are token ranges, their kinds, and the kinds' names. The tagger is
-    asked for those of documents that did not come with them.
+    They are token ranges, and their kinds. The tagger is asked for those of
+    documents that did not come with them.
     """
     found: list[Sequence[FoundSpan]] = [d.spans or () for d in texts.documents]
     untagged = [i for i, d in enumerate(texts.documents) if d.spans is None]
@@ -192,27 +183,20 @@ class BlockBuilder:
       )
       for i, spans in zip(untagged, tagged, strict=True):
         found[i] = spans
-    numbers: dict[str, int] = {}
-    table = np.array(
-      [
-        (start, limit, numbers.setdefault(kind, len(numbers)))
-        for spans in found
-        for start, limit, kind in sorted(spans)
-      ],
-      np.int64,
-    ).reshape(-1, 3)
+    ordered = [span for spans in found for span in sorted(spans)]
+    kinds = [kind for *_, kind in ordered]
+    byte_ranges = np.array([span[:2] for span in ordered], np.int64)
     shift = np.repeat(texts.byte_starts[:-1], [len(spans) for spans in found])
     ranges, kept = splitting.token_spans(
-      table[:, :2] + shift[:, np.newaxis],
+      byte_ranges.reshape(-1, 2) + shift[:, np.newaxis],
       texts.token_bytes,
       sentences.token_ranges,
     )
-    totals = np.bincount(table[:, 2]).tolist()
-    summary.salient_spans.update(dict(zip(numbers, totals, strict=True)))
-    summary.unaligned_spans += len(table) - len(kept)
-    is_number = table[kept, 2] == numbers.get("number", -1)
-    summary.spans_to_mask += int((~is_number).sum())
-    return ranges, table[kept, 2], tuple(numbers)
+    summary.salient_spans.update(kinds)
+    summary.unaligned_spans += len(kinds) - len(kept)
+    kept_kinds = np.array(kinds, object)[kept]
+    summary.spans_to_mask += int((kept_kinds != "number").sum())
+    return ranges, kept_kinds
 
   def _arrays(
     self, texts: _Texts, sentences: Sentences, spans: Int[np.ndarray, "p 2"]
@@ -233,6 +217,13 @@ class BlockBuilder:
     )
     owners = np.repeat(np.arange(len(documents)), np.diff(document_starts))
     title_lengths = np.diff(texts.title_starts)[owners]
+    # Where the title and the body of each block are, and their lengths.
+    titles_and_bodies = np.append(texts.title_ids, texts.token_ids)
+    title_starts = texts.title_starts[owners]
+    parts = (
+      np.stack([title_starts, len(texts.title_ids) + starts], axis=1),
+      np.stack([title_lengths, lengths], axis=1),
+    )
     byte_ranges = np.stack(
       [sentences.byte_ranges[firsts, 0], sentences.byte_ranges[lasts, 1]], 1
     )
@@ -261,7 +252,7 @@ class BlockBuilder:
         for (i, _), body in zip(where, bodies, strict=True)
       ),
       "title_lengths": title_lengths,
-      "token_ids": _titles_and_bodies(texts, owners, title_lengths, lengths),
+      "token_ids": titles_and_bodies[ragged_indices(*map(np.ravel, parts))],
       "token_ids_offsets": _offsets(lengths + title_lengths),
       "byte_ranges": shifted(texts.token_bytes, byte_ranges[:, 0], lengths),
       "byte_ranges_offsets": token_bounds,
@@ -276,24 +267,6 @@ class BlockBuilder:
       **ragged("document_ids", [name.encode() for name in names]),
       **ragged("urls", [document.url.encode() for document in documents]),
     }
-
-
-def _titles_and_bodies(
-  texts: _Texts,
-  owners: Int[np.ndarray, " n"],
-  title_lengths: Int[np.ndarray, " n"],
-  lengths: Int[np.ndarray, " n"],
-) -> Int[np.ndarray, " t"]:
-  """Returns title and body tokens of each block, end to end."""
-  is_title = np.repeat(
-    np.tile([True, False], len(owners)),
-    np.stack([title_lengths, lengths], 1).reshape(-1),
-  )
-  tokens = np.empty(len(is_title), np.int32)
-  titles = ragged_indices(texts.title_starts[owners], title_lengths)
-  tokens[is_title] = texts.title_ids[titles]
-  tokens[~is_title] = texts.token_ids
-  return tokens
 
 
 def _sentences(

@@ -13,13 +13,14 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import io
 import multiprocessing
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from absl import logging
@@ -28,7 +29,6 @@ from etils import epath
 from realm_jax.console import Progress
 from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus import manifest as manifests
-from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.documents import Document, RowReader
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
@@ -49,7 +49,6 @@ from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.languages import (
   ENGLISH,
   WITHOUT_CAPITALS,
-  LanguageError,
   require_language,
 )
 from realm_jax.text.recurring_phrases import (
@@ -58,8 +57,10 @@ from realm_jax.text.recurring_phrases import (
   count_phrases,
 )
 from realm_jax.text.salient_spans import Tagger, default_tagger, find_tagger
-from realm_jax.text.vocabulary_training import train_vocabulary
-from realm_jax.text.wordpieces import read_pieces, vocabulary_of
+
+# Elsewhere imported late: they import TensorFlow, which takes six seconds.
+if TYPE_CHECKING:
+  from realm_jax.corpus.block_builder import BlockBuilder
 
 # A corpus has about as many shards, unless they had less than this or more than
 # `SHARD_BYTES`, which a process holds in memory.
@@ -89,7 +90,10 @@ class PieceBuilder:
   directory: str
 
   @functools.cached_property
-  def _block_builder(self) -> BlockBuilder:
+  def _block_builder(self) -> "BlockBuilder":
+    from realm_jax.corpus.block_builder import BlockBuilder
+    from realm_jax.text.wordpieces import vocabulary_of
+
     return BlockBuilder(
       vocabulary=vocabulary_of(self.wordpieces),
       corpus_name=self.corpus_name,
@@ -173,7 +177,7 @@ def build_corpus(
   inputs: Sequence[str],
   output_dir: epath.PathLike,
   *,
-  vocab: str,
+  vocab: str | None = None,
   block_length: int = 288,
   language: str = ENGLISH,
   cased: bool | None = None,
@@ -186,7 +190,8 @@ def build_corpus(
   name: str | None = None,
   remove_duplicates: bool = False,
   workers: int = 1,
-  beam_options: Sequence[str] | None = None,
+  runner: str | None = None,
+  pipeline_options: Sequence[str] = (),
 ) -> BuildSummary:
   """Builds a corpus directory, which appears complete or not at all.
 
@@ -195,61 +200,110 @@ def build_corpus(
       compressed (.gz, .zst); `tfds:NAME/CONFIG[:SPLIT]`; or
       `seqio:MODULE:TASK[:SPLIT]`. Rows keep the order of files and of the rows
       in them; files of JSON Lines come first, sorted.
-    output_dir: Corpus directory.
-    vocab: Vocabulary file, or `train:SIZE` to learn one from the input.
-    block_length: Largest number of tokens of `[CLS] title [SEP] body [SEP]`.
-    language: ISO 639-1 code of the text's language; a line's own `language`
-      takes precedence.
-    cased: Whether a vocabulary that is learned keeps capitals and accents. None
-      keeps accents where the language's script has no capitals.
-    tagger: Function that finds salient spans, or its name for
-      `salient_spans.find_tagger`; None finds none, and "default" is the
-      language's own.
-    drop_titles: Texts, or "wikipedia" for lists and disambiguation pages;
-      documents whose titles contain one are left out.
+    output_dir: Corpus directory to make, or to update.
+    vocab: BERT vocabulary file, or `train:SIZE` to learn at most SIZE pieces
+      from the input.
+    block_length: Largest number of wordpieces of `[CLS] title [SEP] body
+      [SEP]`.
+    language: ISO 639-1 code of the text's language, which decides where
+      sentences end; a line of JSON may have its own in a field `language`.
+    cased: Whether a vocabulary that is learned keeps capitals and accents, by
+      default if the script of the language has no capitals.
+    tagger: Function that finds salient spans, or its name: rules, recurring,
+      none, bert:DIRECTORY of a BertForTokenClassification in Hugging Face's
+      format, or module.name of a callable (text, title) -> [(start byte, limit
+      byte, kind)]; by default rules in English, and else recurring. Documents
+      that come with spans keep theirs.
+    drop_titles: Texts in titles of documents that are left out, or "wikipedia"
+      for its lists and disambiguation pages (List of, Index of, Outline of,
+      (disambiguation)), as in REALM; in an update by default those of the
+      build, and "" is none.
     unescape_html: Whether `&amp;` is read as `&` in titles and texts.
     skip_bad_lines: Whether lines that are malformed or repeat an id are
       counted instead of raising an error.
     overwrite: Whether a corpus at `output_dir` is replaced.
     shard_bytes: Number of bytes of uncompressed input at which a shard ends.
       None takes a 256th of the input, and at least 8 and at most 64 MiB.
-    name: Name of the corpus, part of its block ids: two corpora that a run
-      reads need two names. None takes the directory's.
+    name: Name of the corpus, part of its block ids, by default the directory's;
+      two corpora that a run reads need two names.
     remove_duplicates: Whether blocks with the title and body of an earlier one
-      are removed.
-    workers: Number of processes on this machine. The corpus does not depend on
-      it, nor on Beam.
-    beam_options: Options of an Apache Beam pipeline, such as
-      `--runner=DirectRunner`, which builds instead of processes here.
+      are left out.
+    workers: Number of processes on this machine, at most one for each core; the
+      corpus is the same for any number.
+    runner: Apache Beam runner, such as DirectRunner or DataflowRunner, instead
+      of processes on this machine; the corpus is the same.
+    pipeline_options: Options of the Beam runner, such as `--project=…`.
 
   Raises:
     InputError: The input cannot be read, or gives no block.
     CorpusError: An argument is wrong, or `output_dir` has other files.
+    LanguageError: There is no such language.
     TargetError, DiskFullError, StoreAccessError: `output_dir` cannot be
       written, or a bucket not read.
     VocabularyError: The vocabulary cannot be used.
   """
-  _check_arguments(block_length, shard_bytes, workers, language)
+  if vocab is None:
+    raise CorpusError(
+      "--vocab is missing; give a BERT vocabulary file, or --vocab=train:SIZE"
+    )
+  trains, size = vocab.startswith("train:"), vocab.removeprefix("train:")
+  _require(
+    (
+      block_length >= MIN_BLOCK_LENGTH,
+      f"block_length={block_length} is too short for a title and a body; give "
+      f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)",
+    ),
+    (shard_bytes != 0, "shard_bytes=0; give 1 or more"),
+    (workers >= 1, f"workers={workers}; give 1 or more"),
+    (
+      not trains or size.isdecimal(),
+      f"--vocab={vocab}: {size!r} is not a number of pieces; write for "
+      "example --vocab=train:8192",
+    ),
+    (
+      trains or cased is None,
+      "--cased is for a vocabulary that is trained; that of a file is cased "
+      "if its pieces have capitals",
+    ),
+    (
+      runner is not None or not pipeline_options,
+      "--pipeline_options are for Beam; give --runner, too",
+    ),
+    (
+      runner is None or workers == 1,
+      "--workers is for processes on this machine, and --runner for Beam, "
+      "which takes their number from --pipeline_options; give one of them",
+    ),
+    (
+      runner is None or importlib.util.find_spec("apache_beam") is not None,
+      "--runner needs Apache Beam, which `make env` and the extra `beam` "
+      "install; install it, or give --workers",
+    ),
+  )
+  require_language(language)
   output_dir = epath.Path(output_dir)
   require_readable(*inputs, vocab, output_dir)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
-  size = _trained_size(vocab, cased)
-  pieces = read_pieces(vocab) if size is None else ()
+  # Imported late: it imports TensorFlow.
+  from realm_jax.text.wordpieces import read_pieces
+
+  pieces = () if trains else read_pieces(vocab)
   reader = RowReader(drop_titles=drop_titles, unescape_html=unescape_html)
   source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
   summary = source.summary
-  tagger = tagger_of(tagger, language, summary)
-  if size is not None:
+  if trains:
     cased = language in WITHOUT_CAPITALS if cased is None else cased
-    pieces = _learned_pieces(source, size, cased)
-  tagger = with_phrases(tagger, functools.partial(_sampled_texts, source))
+    pieces = _learned_pieces(source, int(size), cased)
+  tagger = tagger_of(
+    tagger, language, summary, functools.partial(_sampled_texts, source)
+  )
   name = name or default_name(output_dir)
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
   with new_corpus(output_dir, overwrite=overwrite) as staging:
     directory = epath.Path(staging)
-    if beam_options is not None and is_remote(output_dir):
+    if runner is not None and is_remote(output_dir):
       # Other machines write to it. Without corpus.json it is no corpus.
       directory = output_dir
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
@@ -262,13 +316,14 @@ def build_corpus(
       tagger=tagger,
       directory=str(directory),
     )
-    if beam_options is None:
+    if runner is None:
       built = _in_processes(builder, source.pieces(piece_bytes), workers)
     else:
       # Imported late: Beam is an extra.
       from realm_jax.corpus import beam
 
-      built = beam.build(builder, source, piece_bytes, beam_options)
+      options = [f"--runner={runner}", *pipeline_options]
+      built = beam.build(builder, source, piece_bytes, options)
     shards = _merged(built, summary, source.num_rows)
     if not shards:
       skipped = dict(summary.skipped) or "nothing, there are no lines"
@@ -290,39 +345,11 @@ def build_corpus(
   return summary
 
 
-def _check_arguments(
-  block_length: int, shard_bytes: int | None, workers: int, language: str
-) -> None:
-  if block_length < MIN_BLOCK_LENGTH:
-    raise CorpusError(
-      f"block_length={block_length} is too short for a title and a body; give "
-      f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)"
-    )
-  for argument, value in (("shard_bytes", shard_bytes), ("workers", workers)):
-    if value is not None and value < 1:
-      raise CorpusError(f"{argument}={value}; give 1 or more")
-  try:
-    require_language(language)
-  except LanguageError as error:
-    raise CorpusError(f"--language={language}: {error}") from None
-
-
-def _trained_size(vocab: str, cased: bool | None) -> int | None:
-  """Returns the size of a vocabulary that is trained; None of a file's."""
-  if not vocab.startswith("train:"):
-    if cased is not None:
-      raise CorpusError(
-        "--cased is for a vocabulary that is trained; that of a file is cased "
-        "if its pieces have capitals"
-      )
-    return None
-  size = vocab.removeprefix("train:")
-  if not size.isdecimal():
-    raise CorpusError(
-      f"--vocab={vocab}: {size!r} is not a number of pieces; write for "
-      "example --vocab=train:8192"
-    )
-  return int(size)
+def _require(*conditions: tuple[bool, str]) -> None:
+  """Raises the first message, as `CorpusError`, whose condition is false."""
+  for is_met, message in conditions:
+    if not is_met:
+      raise CorpusError(message)
 
 
 def _merged(
@@ -340,9 +367,14 @@ def _merged(
 
 
 def tagger_of(
-  tagger: Tagger | str | None, language: str, summary: BuildSummary
+  tagger: Tagger | str | None,
+  language: str,
+  summary: BuildSummary,
+  sample: Callable[[], Iterable[str]],
 ) -> Tagger | None:
-  """Returns the tagger to use; the summary says which is the default.
+  """Returns a tagger by its name; the summary says which is the default.
+
+  A tagger of phrases that recur counts them in a sample of the corpus's texts.
 
   Raises:
     ValueError: There is no tagger of the name.
@@ -350,17 +382,7 @@ def tagger_of(
   if tagger == "default":
     tagger = summary.tagger = default_tagger(language)
   if isinstance(tagger, str):
-    return find_tagger(tagger, language)
-  return tagger
-
-
-def with_phrases(
-  tagger: Tagger | None, sample: Callable[[], Iterable[str]]
-) -> Tagger | None:
-  """Returns a tagger, which knows the phrases that recur if it asks for them.
-
-  They are counted in a sample of the corpus's texts.
-  """
+    tagger = find_tagger(tagger, language)
   if not isinstance(tagger, RecurringPhrases):
     return tagger
   logging.info("Counting the phrases that recur")
@@ -397,7 +419,9 @@ def _find_duplicates(
   summary.duplicate_blocks = int(is_duplicate.sum())
   if not remove:
     return
-  summary.remove_duplicates()
+  summary.skipped["blocks that equal an earlier one"] += int(is_duplicate.sum())
+  summary.blocks -= summary.duplicate_blocks
+  summary.duplicate_blocks = 0
   limits = np.cumsum([len(array) for array in hashes])
   for shard, found in zip(
     shards, np.split(is_duplicate, limits[:-1]), strict=True
@@ -417,6 +441,9 @@ def _learned_pieces(
   source: DocumentSource, size: int, cased: bool
 ) -> tuple[str, ...]:
   """Trains a vocabulary on all titles and texts."""
+  # Imported late: it imports TensorFlow.
+  from realm_jax.text.vocabulary_training import train_vocabulary
+
   logging.info("Training a vocabulary of at most %s pieces", size)
   progress = Progress("documents (vocabulary)", total=source.num_rows)
 

@@ -83,6 +83,15 @@ def hash63(text: str) -> int:
   return int.from_bytes(digest, "little") >> 1
 
 
+def block_id(corpus_name: str, document_id: str, ordinal: int) -> int:
+  """Returns the stable id of a document's block: 63 bits, never negative.
+
+  The name of the corpus is part of it, so that documents of two corpora may
+  have the same ids.
+  """
+  return hash63(f"{corpus_name}\0{document_id}\0{ordinal}")
+
+
 def default_document_id(title: str, text: str) -> str:
   """Returns the id of a document that has none: a hash of its contents."""
   content = f"{title}\0{text}".encode()
@@ -126,44 +135,52 @@ class RowReader:
     Raises:
       InputError: It is malformed; the message says how, and not where.
     """
-    wanted = _WANTED_OF_UPDATE if self.of_update else _WANTED
-    if isinstance(row, bytes):
-      fields = _json_object(row, wanted)
-    else:
-      fields = {key: _decoded(row, key) for key in row if key in _FIELDS}
-    document_id, keys = _id(fields), ", ".join(map(repr, fields)) or "no keys"
+    try:
+      return self._read(row)
+    except InputError as error:
+      wanted = _WANTED_OF_UPDATE if self.of_update else _WANTED
+      raise InputError(f"{error}; wanted {wanted}") from None
+
+  def _read(self, row: Row) -> Document | Removal:
+    fields = _json_object(row) if isinstance(row, bytes) else _decoded(row)
+    keys = ", ".join(map(repr, fields)) or "no keys"
+    # BEIR writes "_id", and Wikipedia's page ids are numbers.
+    id_key = "id" if "id" in fields else "_id"
+    if type(fields.get(id_key)) is int:
+      fields = {**fields, id_key: str(fields[id_key])}
+    document_id, url, language = (
+      _string(fields, key) if fields.get(key) is not None else ""
+      for key in (id_key, "url", "language")
+    )
     if self.of_update and not document_id:
-      raise InputError(f"no 'id'; wanted {wanted}")
+      raise InputError("no 'id'")
     if self.of_update and fields.get("remove", False) is not False:
       if fields["remove"] is not True or fields.keys() - {"id", "remove"}:
-        raise InputError(
-          f"'remove' is {fields['remove']!r} among {keys}; wanted {wanted}"
-        )
+        raise InputError(f"'remove' is {fields['remove']!r} among {keys}")
       return Removal(document_id)
     for key in ("title", "text"):
       if key not in fields:
-        raise InputError(f"no {key!r} among {keys}; wanted {wanted}")
+        raise InputError(f"no {key!r} among {keys}")
     title, text = _string(fields, "title"), _string(fields, "text")
     if "_id" in fields and not text.strip():
       # In BEIR's format a document may be its title alone.
       text = title
     document_id = document_id or default_document_id(title, text)
-    url = _string(fields, "url")
     if not isinstance(row, bytes) and {"sentences", "spans"} <= row.keys():
       # Offsets that came with a text are of the text as it is.
-      spans = [
-        (*span, kind.decode())
-        for span, kind in zip(
-          _ranges(row["spans"]),
-          np.asarray(row["spans"]["type"]).tolist(),
-          strict=True,
-        )
-      ]
-      sentences = _ranges(row["sentences"])
-      return Document(document_id, title, text, url, True, sentences, spans)
+      kinds = np.asarray(row["spans"]["type"]).tolist()
+      spans = zip(_ranges(row["spans"]), kinds, strict=True)
+      return Document(
+        document_id,
+        title,
+        text,
+        url,
+        is_block=True,
+        sentences=_ranges(row["sentences"]),
+        spans=[(*span, kind.decode()) for span, kind in spans],
+      )
     if self.unescape_html:
       title, text = html.unescape(title), html.unescape(text)
-    language = _string(fields, "language")
     try:
       language = language and require_language(language)
     except LanguageError as error:
@@ -172,11 +189,7 @@ class RowReader:
     return _without_long_words(document)
 
 
-# A data set's own "language" may be anything.
-_FIELDS = ("id", "title", "text", "url")
-
-
-def _json_object(line: bytes, wanted: str) -> Mapping[str, Any]:
+def _json_object(line: bytes) -> Mapping[str, Any]:
   try:
     # A byte order mark may begin a file, or one that was joined to another.
     row = json.loads(line.decode("utf-8-sig"))
@@ -185,23 +198,27 @@ def _json_object(line: bytes, wanted: str) -> Mapping[str, Any]:
       f"byte {error.start + 1} of the line is not UTF-8 "
       f"(0x{line[error.start]:02x}); convert the file to UTF-8"
     ) from None
-  except json.JSONDecodeError as error:
-    got = "an empty line" if not line.strip() else f"not JSON ({error})"
-    raise InputError(f"{got}; wanted {wanted}") from None
-  except RecursionError:
-    raise InputError(f"nested too deep; wanted {wanted}") from None
+  except (json.JSONDecodeError, RecursionError) as error:
+    got = f"not JSON ({error})" if line.strip() else "an empty line"
+    raise InputError(got) from None
   if not isinstance(row, dict):
-    raise InputError(f"{type(row).__name__}; wanted {wanted}")
+    raise InputError(type(row).__name__)
   return row
 
 
-def _decoded(row: Mapping[str, Any], key: str) -> object:
-  """Returns a field of a record as JSON would give it."""
-  value = row[key].item() if isinstance(row[key], np.generic) else row[key]
-  try:
-    return value.decode("utf-8") if isinstance(value, bytes) else value
-  except UnicodeDecodeError as error:
-    raise InputError(f"{key!r} is not UTF-8 (byte {error.start + 1})") from None
+def _decoded(row: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Returns the fields of a record as JSON would give them."""
+  fields: dict[str, Any] = {}
+  # A data set's own "language" may be anything.
+  for key in row.keys() & {"id", "title", "text", "url"}:
+    value = row[key].item() if isinstance(row[key], np.generic) else row[key]
+    try:
+      fields[key] = value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError as error:
+      raise InputError(
+        f"{key!r} is not UTF-8 (byte {error.start + 1})"
+      ) from None
+  return fields
 
 
 def _ranges(items: Mapping[str, Any]) -> list[tuple[int, int]]:
@@ -210,21 +227,10 @@ def _ranges(items: Mapping[str, Any]) -> list[tuple[int, int]]:
   return [(start, limit) for start, limit in pairs.tolist()]
 
 
-def _id(fields: Mapping[str, Any]) -> str:
-  # BEIR writes "_id".
-  key = "id" if "id" in fields else "_id"
-  value = fields.get(key)
-  if isinstance(value, int) and not isinstance(value, bool):
-    return str(value)  # Wikipedia's page ids are numbers.
-  return _string(fields, key)
-
-
 def _string(fields: Mapping[str, Any], key: str) -> str:
-  value = fields.get(key)
-  if value is None and key in ("id", "_id", "url", "language"):
-    return ""
+  value = fields[key]
   if not isinstance(value, str):
-    raise InputError(f"{key!r} is {type(value).__name__}, wanted a string")
+    raise InputError(f"{key!r} is {type(value).__name__} and not a string")
   try:
     value.encode("utf-8")
   except UnicodeEncodeError as error:
@@ -253,7 +259,7 @@ def _without_long_words(document: Document) -> Document:
     longest = max(map(len, document.text.split()))
     raise InputError(
       f"the text has no words but of up to {longest:,} characters, and those "
-      f"of over {_LONGEST_WORD:,} are left out; is it text?"
+      f"of over {_LONGEST_WORD:,} are left out"
     )
   return document._replace(
     title=title, text=text, long_words=in_title + in_text

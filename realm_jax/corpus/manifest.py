@@ -11,18 +11,33 @@ An update adds files and changes none but `corpus.json`:
                          sorted positions of the blocks of a shard that were
                          removed in version 2 or before, int64
     versions/00000001.json          manifest of an earlier version
+
+A manifest has
+
+    format_version, corpus_version, fingerprint
+    name                 part of each block's id
+    block_length, language (unless it is English), drop_titles
+    vocabulary           sha256, size, and special_ids by name: {"cls": 2, …}
+    num_blocks, num_documents, num_tokens
+    summary              counts of the build or update
+    shards               of each: name; the three counts; span_kinds, the names
+                         of its kinds of salient spans by their numbers; files,
+                         the bytes and sha256 of each by its name; and, if an
+                         update has removed blocks, removed: path, bytes and
+                         sha256 of their list, and their counts
 """
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Literal, NotRequired, TypedDict, cast
+from typing import Any, TypeAlias
 
 from etils import epath
 
 from realm_jax.corpus import CorpusError
-from realm_jax.storage.json_files import JsonValue, write_json
+from realm_jax.storage.json_files import write_json
 from realm_jax.storage.paths import list_names, read_text
+from realm_jax.storage.staging import FileRecord
 from realm_jax.text.languages import ENGLISH
 
 FORMAT_VERSION = 4
@@ -30,76 +45,19 @@ MANIFEST_NAME = "corpus.json"
 VOCABULARY_NAME = "vocab.txt"
 REMOVED = "removed"
 VERSIONS = "versions"
+_COUNTS = ("num_blocks", "num_documents", "num_tokens")
 
-
-class FileRecord(TypedDict):
-  """Size and checksum of a file."""
-
-  bytes: int
-  sha256: str
-
-
-class Counts(TypedDict):
-  """Sizes of a shard or a corpus."""
-
-  num_blocks: int
-  num_documents: int
-  num_tokens: int
-
-
-class RemovedRecord(FileRecord, Counts):
-  """The file that lists a shard's removed blocks, and how many they are."""
-
-  path: str
-
-
-class ShardRecord(Counts):
-  """A shard: its folder, its files by name, and its kinds of salient spans.
-
-  `span_kinds[i]` is the name of kind i, in the order in which the shard's spans
-  have them.
-  """
-
-  name: str
-  files: dict[str, FileRecord]
-  span_kinds: list[str]
-  removed: NotRequired[RemovedRecord]
-
-
-class VocabularyRecord(TypedDict):
-  """The vocabulary that a corpus was built with."""
-
-  sha256: str
-  size: int
-  special_ids: dict[str, int]
-
-
-class Manifest(Counts):
-  """One version of a corpus.
-
-  `name` is part of each block's id, and `drop_titles` has the patterns of
-  titles that were left out. `language` is there unless it is English.
-  """
-
-  format_version: int
-  corpus_version: int
-  name: str
-  block_length: int
-  vocabulary: VocabularyRecord
-  summary: Mapping[str, JsonValue]
-  drop_titles: list[str]
-  language: NotRequired[str]
-  shards: list[ShardRecord]
-  fingerprint: str
+Manifest: TypeAlias = dict[str, Any]
+ShardRecord: TypeAlias = dict[str, Any]
 
 
 def make_manifest(
   *,
   name: str,
   block_length: int,
-  vocabulary: VocabularyRecord,
-  shards: list[ShardRecord],
-  summary: Mapping[str, JsonValue],
+  vocabulary: Mapping[str, Any],
+  shards: Sequence[ShardRecord],
+  summary: Mapping[str, Any],
   drop_titles: Sequence[str] = (),
   language: str = ENGLISH,
   version: int = 1,
@@ -108,23 +66,18 @@ def make_manifest(
 
   `drop_titles` are the texts of the title filter, which later updates apply.
   """
-  removed = [shard["removed"] for shard in shards if "removed" in shard]
-
-  def total(
-    count: Literal["num_blocks", "num_documents", "num_tokens"],
-  ) -> int:
-    return sum(s[count] for s in shards) - sum(r[count] for r in removed)
-
+  nothing = dict.fromkeys(_COUNTS, 0)
+  totals = {
+    count: sum(s[count] - s.get("removed", nothing)[count] for s in shards)
+    for count in _COUNTS
+  }
   # All that a reader sees, texts and arrays alike, and not the version: the
   # same documents, built with the same settings, have the same fingerprint.
-  files = [
-    {
-      **shard["files"],
-      "span_kinds": shard["span_kinds"],
-      **({"removed": shard["removed"]["sha256"]} if "removed" in shard else {}),
-    }
-    for shard in shards
-  ]
+  files: list[dict[str, Any]] = []
+  for shard in shards:
+    files.append({**shard["files"], "span_kinds": shard["span_kinds"]})
+    if "removed" in shard:
+      files[-1]["removed"] = shard["removed"]["sha256"]
   identity = {
     "format_version": FORMAT_VERSION,
     "block_length": block_length,
@@ -132,28 +85,24 @@ def make_manifest(
     "files": files,
   }
   text = json.dumps(identity, sort_keys=True)
-  manifest = Manifest(
-    format_version=FORMAT_VERSION,
-    corpus_version=version,
-    name=name,
-    block_length=block_length,
-    vocabulary=vocabulary,
-    num_blocks=total("num_blocks"),
-    num_documents=total("num_documents"),
-    num_tokens=total("num_tokens"),
-    summary=summary,
-    drop_titles=list(drop_titles),
-    shards=shards,
-    fingerprint=hashlib.sha256(text.encode()).hexdigest(),
-  )
-  if language != ENGLISH:
-    manifest["language"] = language
-  return manifest
+  return {
+    "format_version": FORMAT_VERSION,
+    "corpus_version": version,
+    "name": name,
+    "block_length": block_length,
+    "vocabulary": vocabulary,
+    **totals,
+    "summary": summary,
+    "drop_titles": list(drop_titles),
+    "shards": list(shards),
+    "fingerprint": hashlib.sha256(text.encode()).hexdigest(),
+    **({"language": language} if language != ENGLISH else {}),
+  }
 
 
 def write(path: epath.PathLike, manifest: Manifest) -> None:
   """Replaces a manifest's file, which appears complete or not at all."""
-  write_json(path, cast(Mapping[str, JsonValue], manifest))
+  write_json(path, manifest)
 
 
 def read(
@@ -210,15 +159,18 @@ def earlier_versions(directory: epath.Path) -> list[int]:
   return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
-def files_of(manifest: Manifest) -> dict[str, FileRecord]:
-  """Returns the record of every file of arrays, by its path."""
-  files: dict[str, FileRecord] = {}
+def files_of(manifest: Manifest) -> list[FileRecord]:
+  """Returns the record of every file of arrays."""
+  files: dict[str, Any] = {}
   for shard in manifest["shards"]:
     for name, record in shard["files"].items():
       files[f"{shard['name']}/{name}"] = record
     if "removed" in shard:
       files[shard["removed"]["path"]] = shard["removed"]
-  return files
+  return [
+    FileRecord(path, record["bytes"], record["sha256"])
+    for path, record in files.items()
+  ]
 
 
 def _parse(path: epath.Path) -> Manifest | None:

@@ -8,6 +8,9 @@
 Records have `title` and `text`, and maybe `id` and `url`. A record that also
 has `sentences` and `spans`, as in `salient_span_wikipedia/documents`, is a
 block as it stands.
+
+Preparing data sets of TFDS needs the extra `tfds`. Reading them does not, and
+downloads nothing.
 """
 
 import contextlib
@@ -74,48 +77,33 @@ def _explained(source: str) -> Iterator[None]:
 @functools.cache
 def _open(source: str) -> tuple[seqio.DataSource, str]:
   """Opens an input; returns its source and split."""
-  kind, *parts = source.split(":")
+  kind, name, *parts = source.split(":")
   if kind == "tfds":
-    return _open_tfds(source, parts)
-  if not 2 <= len(parts) <= 3:
+    if parts and _VERSION.fullmatch(parts[0]):
+      name += f":{parts.pop(0)}"
+    if len(parts) > 1:
+      raise InputError(f"--input={source}; wanted tfds:NAME[/CONFIG][:SPLIT]")
+    builder = _open_prepared(name)
+    # NAME/CONFIG/VERSION, which is also where the data stand in TFDS_DATA_DIR.
+    full_name = builder.info.full_name
+    opened = seqio.TfdsDataSource(
+      ":".join(full_name.rsplit("/", 1)),
+      tfds_data_dir=str(builder.data_dir).removesuffix(full_name),
+    )
+    return opened, parts[0] if parts else "train"
+  if not 1 <= len(parts) <= 2:
     raise InputError(f"--input={source}; wanted seqio:MODULE:TASK[:SPLIT]")
-  module, name, split = [*parts, "train"][:3]
   try:
-    task = find_task(name, [module])
+    task = find_task(parts[0], [name])
   except TaskError as error:
     raise InputError(f"--input={source}: {error}") from error
   if not isinstance(task, seqio.Task):
     raise InputError(f"--input={source} is a mixture; give one of its tasks")
-  return task.source, split
-
-
-def _open_tfds(source: str, parts: list[str]) -> tuple[seqio.DataSource, str]:
-  name = parts.pop(0)
-  version = parts.pop(0) if parts and _VERSION.fullmatch(parts[0]) else None
-  if len(parts) > 1:
-    raise InputError(f"--input={source}; wanted tfds:NAME[/CONFIG][:SPLIT]")
-  try:
-    builder = open_prepared(f"{name}:{version}" if version else name)
-  except NotPreparedError as error:
-    raise InputError(f"--input={source}: {error}") from error
-  # NAME/CONFIG/VERSION, which is also where the data stand in TFDS_DATA_DIR.
-  name, _, version = builder.info.full_name.rpartition("/")
-  root = str(builder.data_dir).removesuffix(builder.info.full_name)
-  opened = seqio.TfdsDataSource(f"{name}:{version}", tfds_data_dir=root)
-  return opened, parts[0] if parts else "train"
-
-
-# --- Data sets that TFDS has prepared -----------------------------------
-# Preparing them needs the extra `tfds`. Reading them does not, and downloads
-# nothing.
-
-
-class NotPreparedError(ValueError):
-  """A data set that TFDS does not know, or has not prepared."""
+  return task.source, parts[1] if parts[1:] else "train"
 
 
 def preparation(name: str, directory: epath.PathLike | None = None) -> str:
-  """Returns the command that downloads and prepares a data set."""
+  """Returns the command that downloads and prepares a data set of TFDS."""
   where = f", data_dir={str(directory)!r}" if directory else ""
   return (
     'python -c "import tensorflow_datasets as tfds; '
@@ -123,37 +111,33 @@ def preparation(name: str, directory: epath.PathLike | None = None) -> str:
   )
 
 
-def open_prepared(
-  name: str, directory: epath.PathLike | None = None
-) -> tfds.core.DatasetBuilder:
-  """Opens a data set.
+def read_prepared(
+  name: str, split: str, directory: epath.PathLike | None = None
+) -> Iterator[Mapping[str, Any]]:
+  """Returns the records of a data set that TFDS has prepared.
 
   Args:
     name: Name of TFDS's builder, with its configuration and version, if any.
+    split: TFDS's name of the split.
     directory: TFDS's folder; None is where TFDS keeps its data.
 
   Raises:
-    NotPreparedError: There is no such data set, or it is not prepared there.
+    InputError: There is no such data set, or it is not prepared there.
   """
+  builder = _open_prepared(name, directory)
+  return iter(tfds.as_numpy(builder.as_dataset(split=split)))
+
+
+def _open_prepared(
+  name: str, directory: epath.PathLike | None = None
+) -> tfds.core.DatasetBuilder:
   try:
     found = tfds.builder(name, data_dir=directory)
   except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
-    raise NotPreparedError(f"TFDS cannot open {name}: {error}") from error
+    raise InputError(f"TFDS cannot open {name}: {error}") from error
   if not found.is_prepared():
-    raise NotPreparedError(
+    raise InputError(
       f"TFDS has not prepared {name} in {found.data_dir}; run "
       f"{preparation(name, directory)}, or set TFDS_DATA_DIR to where it is"
     )
   return found
-
-
-def read_prepared(
-  name: str, split: str, directory: epath.PathLike | None = None
-) -> Iterator[Mapping[str, Any]]:
-  """Yields the records of a split as trees of numpy values; texts are bytes.
-
-  Raises:
-    NotPreparedError: As `open_prepared`.
-  """
-  found = open_prepared(name, directory)
-  yield from tfds.as_numpy(found.as_dataset(split=split, shuffle_files=False))

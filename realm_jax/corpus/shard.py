@@ -147,11 +147,6 @@ class Shard:
     starts = self.array("document_starts")
     return int(np.searchsorted(starts, position, side="right")) - 1
 
-  def document_range(self, document: int) -> tuple[int, int]:
-    """Returns the positions of a document's blocks as a half-open range."""
-    first, limit = self.array("document_starts")[document : document + 2]
-    return int(first), int(limit)
-
   @functools.cached_property
   def lengths(self) -> Int[np.ndarray, " n"]:
     """Tokens of title and body, without specials."""

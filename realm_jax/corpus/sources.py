@@ -34,13 +34,6 @@ _SEQIO = ("tfds:", "seqio:")
 _DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
-class InputFile(NamedTuple):
-  """A file, or a shard of a data set, and what reads its rows in order."""
-
-  name: str
-  rows: Callable[[], Iterator[Row]]
-
-
 class SourceRow(NamedTuple):
   """A row of a file.
 
@@ -103,27 +96,31 @@ class DocumentSource:
     self.summary = BuildSummary()
     self._skip_bad_lines = skip_bad_lines
     self._files = _open(inputs)
-    # Index of the first row of each file.
-    self._starts: list[int] = []
+    # Index and file of the first row of each file.
+    self._starts: list[tuple[int, str]] = []
     keys, sizes = array.array("q"), array.array("q")
     # By the index of a row, the number of earlier ones with the same contents.
     # A row without a number is left out.
     self._repeats: dict[int, int | None] = {}
     with Progress("rows read for their ids") as progress:
-      for file in self._files:
-        self._starts.append(len(keys))
-        for number, row in enumerate(file.rows(), start=1):
-          found = SourceRow(file.name, number, row)
-          try:
-            keys.append(hash63(found.read(reader).id))
-          except InputError as error:
-            self._repeats[len(keys)] = None
-            keys.append(_NO_KEY)
-            self.refuse(f"{found.place}: {error}", "malformed lines")
-          sizes.append(_size(row))
-          progress.advance()
+      for index, found in enumerate(self._all_rows()):
+        if found.number == 1:
+          self._starts.append((index, found.file))
+        try:
+          keys.append(hash63(found.read(reader).id))
+        except InputError as error:
+          self._repeats[index] = None
+          keys.append(_NO_KEY)
+          self.refuse(f"{found.place}: {error}", "malformed lines")
+        sizes.append(_size(found.row))
+        progress.advance()
     self._sizes = np.array(sizes, np.int64)
     self._find_repeats(np.array(keys, np.int64))
+
+  def _all_rows(self) -> Iterator[SourceRow]:
+    for file, rows in self._files.items():
+      for number, row in enumerate(rows(), start=1):
+        yield SourceRow(file, number, row)
 
   def _find_repeats(self, keys: np.ndarray) -> None:
     # A stable order keeps equal keys in the order of the input.
@@ -147,8 +144,9 @@ class DocumentSource:
       )
 
   def _place(self, index: int) -> str:
-    number = bisect.bisect(self._starts, index) - 1
-    return f"{self._files[number].name}:{index - self._starts[number] + 1}"
+    at = bisect.bisect(self._starts, index, key=lambda start: start[0]) - 1
+    start, file = self._starts[at]
+    return f"{file}:{index - start + 1}"
 
   def refuse(self, message: str, reason: str) -> None:
     """Raises `InputError`, or counts a bad row and notes the message."""
@@ -160,12 +158,10 @@ class DocumentSource:
 
   def rows(self) -> Iterator[SourceRow]:
     """Yields all rows but those that are left out."""
-    index = itertools.count()
-    for file in self._files:
-      for number, row in enumerate(file.rows(), start=1):
-        repeats = self._repeats.get(next(index), 0)
-        if repeats is not None:
-          yield SourceRow(file.name, number, row, repeats)
+    for index, row in enumerate(self._all_rows()):
+      repeats = self._repeats.get(index, 0)
+      if repeats is not None:
+        yield row._replace(repeats=repeats) if repeats else row
 
   def documents(self, stride: int = 1) -> Iterator[Document]:
     """Yields those of every `stride`-th row whose titles are not dropped."""
@@ -206,24 +202,24 @@ def _size(row: Row) -> int:
 # --- Files --------------------------------------------------------------
 
 
-def _open(inputs: Sequence[str]) -> list[InputFile]:
-  """Returns the files of JSON Lines, sorted, each once, and other sources."""
-  files: dict[str, InputFile] = {}
-  for pattern in inputs:
-    if not pattern.startswith(_SEQIO):
-      for name in _matches(pattern):
-        files[name] = InputFile(name, functools.partial(_lines, name))
-  found = [files[name] for name in sorted(files)]
+def _open(inputs: Sequence[str]) -> dict[str, Callable[[], Iterator[Row]]]:
+  """Returns what reads each input: files of JSON Lines, sorted, then others."""
+  files = {
+    name
+    for pattern in inputs
+    if not pattern.startswith(_SEQIO)
+    for name in _matches(pattern)
+  }
+  found: dict[str, Callable[[], Iterator[Row]]] = {
+    name: functools.partial(_lines, name) for name in sorted(files)
+  }
   for source in inputs:
     if source.startswith(_SEQIO):
       # Imported late: TensorFlow Datasets takes seconds.
       from realm_jax.corpus import seqio_rows
 
-      shards = seqio_rows.shards(source)
-      found += [
-        InputFile(f"{source} shard {number}", shard)
-        for number, shard in enumerate(shards)
-      ]
+      for number, shard in enumerate(seqio_rows.shards(source)):
+        found[f"{source} shard {number}"] = shard
   return found
 
 

@@ -15,7 +15,7 @@ from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard, ragged_indices
-from realm_jax.storage.staging import FileRecord, StagedFiles
+from realm_jax.storage.staging import StagedFiles
 from realm_jax.text.languages import ENGLISH
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
   @property
   def id(self) -> int:
-    """The stable id: see `block_builder.block_id`."""
+    """The stable id: see `documents.block_id`."""
     return int(self.shard.array("block_ids")[self.position])
 
   @property
@@ -50,7 +50,7 @@ class Block(NamedTuple):
   def ordinal(self) -> int:
     """The block's number among those of its document, from 0."""
     document = self.shard.document(self.position)
-    return self.position - self.shard.document_range(document)[0]
+    return self.position - int(self.shard.array("document_starts")[document])
 
   @property
   def name(self) -> str:
@@ -110,17 +110,6 @@ class Block(NamedTuple):
     """The kind of each salient span, an index of the corpus's `span_kinds`."""
     return self.kinds[self.shard.salient_span_kinds(self.position)]
 
-  def answer_text(self, start: int, limit: int) -> str:
-    """Returns body tokens `[start, limit)` as they were written."""
-    ranges = self.byte_ranges
-    if not 0 <= start < limit <= len(ranges):
-      raise IndexError(
-        f"tokens [{start}, {limit}) are not in the {len(ranges)} of row "
-        f"{self.row}"
-      )
-    text = self.shard.item("bodies", self.position)
-    return text[ranges[start, 0] : ranges[limit - 1, 1]].tobytes().decode()
-
 
 class Corpus:
   """All blocks of one corpus version; open one with `Corpus.open`.
@@ -148,17 +137,15 @@ class Corpus:
     self.summary = manifest["summary"]
     self.drop_titles = tuple(manifest["drop_titles"])
     self.language = manifest.get("language", ENGLISH)
+    files = files_of(manifest)
     self._staged = StagedFiles(
       source,
-      [
-        FileRecord(name, record["bytes"], record["sha256"])
-        for name, record in files_of(manifest).items()
-      ],
+      files,
       error=CorpusError,
       advice="; copy or build the corpus again",
       verify_local=False,
     )
-    self._paths = list(files_of(manifest))
+    self._paths = [file.path for file in files]
     # Kinds of files that have been copied from an object store.
     self._copied: set[str] = set()
     self.shards: list[Shard] = []
@@ -296,7 +283,7 @@ class Corpus:
 
   @functools.cached_property
   def block_ids(self) -> Int[np.ndarray, " N"]:
-    """The stable id of each block: see `block_builder.block_id`."""
+    """The stable id of each block: see `documents.block_id`."""
     return self._by_block("block_ids")
 
   @functools.cached_property
@@ -325,19 +312,15 @@ class Corpus:
 
   # --- One block --------------------------------------------------------
 
-  def locate(self, row: int) -> tuple[Shard, int]:
-    """Returns a block's shard, and its position in that shard."""
+  def block(self, row: int) -> Block:
+    """Returns a block; raises `IndexError` for rows that are not there."""
     if not 0 <= row < self.num_blocks:
       raise IndexError(
         f"row {row} is not in this corpus of {self.num_blocks} blocks"
       )
     number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
-    shard_row = np.asarray(row - self._first_rows[number])
-    return self.shards[number], int(self.shards[number].positions(shard_row))
-
-  def block(self, row: int) -> Block:
-    """Returns a block; raises `IndexError` for rows that are not there."""
-    shard, position = self.locate(row)
+    shard = self.shards[number]
+    position = int(shard.positions(np.asarray(row - self._first_rows[number])))
     return Block(row, shard, position, self._kinds_of_shard[shard])
 
   # --- Many blocks ------------------------------------------------------

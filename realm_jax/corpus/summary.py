@@ -13,15 +13,18 @@ from realm_jax.text.sentences import THAI, splits_thai
 
 # Messages of skipped lines that a summary keeps; all lines are counted.
 _FIRST_ERRORS = 10
-# Below two sentences, few are left once one has become the query. The other
-# bounds are of what a stage can train on.
-_MIN_SENTENCES = 2
-_MIN_SPANS = 0.5
-_MAX_UNKNOWN = 0.01
+# Ratios of two counts (what there is; of what), below or above which a stage
+# has little to train on, and what to do. Below two sentences, few are left once
+# one has become the query.
+_RATIOS = (
+  ("uncut_sentences", "documents", "sentences per document"),
+  ("spans_to_mask", "blocks", "spans to mask per block"),
+  ("unknown_tokens", "tokens", "share of [UNK]"),
+)
+_MIN_SENTENCES, _MIN_SPANS, _MAX_UNKNOWN = 2, 0.5, 0.01
 _MIN_SHARE_OF_SCRIPT = 0.01
 # Languages, their names, and the packages that find words in them.
 _SEGMENTERS = (("zh", "Chinese", "jieba"), (THAI, "Thai", "pythainlp"))
-_DUPLICATES = "blocks that equal an earlier one"
 
 
 @dataclasses.dataclass
@@ -82,84 +85,68 @@ class BuildSummary:
       else:
         setattr(self, name, value + other[name])
 
-  def remove_duplicates(self) -> None:
-    """Counts duplicate blocks as left out."""
-    if self.duplicate_blocks:
-      self.skipped[_DUPLICATES] += self.duplicate_blocks
-      self.blocks -= self.duplicate_blocks
-      self.duplicate_blocks = 0
-
   def table(self) -> str:
     """Returns one line for each count and ratio, aligned."""
-    ratios = [
-      ("sentences per document", f"{self._sentences_per_document:.1f}"),
-      ("spans to mask per block", f"{self._spans_per_block:.1f}"),
-      ("share of [UNK]", f"{self._unknown_share:.2%}"),
-    ]
-    table = columns([*_rows(vars(self)), *ratios])
-    return "\n".join([table, *self.first_errors])
+    sentences, spans, unknown = self._ratios()
+    ratios = [f"{sentences:.1f}", f"{spans:.1f}", f"{unknown:.2%}"]
+    labels = [label for *_, label in _RATIOS]
+    rows = [*_rows(vars(self)), *zip(labels, ratios, strict=True)]
+    return "\n".join([columns(rows), *self.first_errors])
 
-  @property
-  def _sentences_per_document(self) -> float:
-    return self.uncut_sentences / max(self.documents, 1)
-
-  @property
-  def _spans_per_block(self) -> float:
-    return self.spans_to_mask / max(self.blocks, 1)
-
-  @property
-  def _unknown_share(self) -> float:
-    return self.unknown_tokens / max(self.tokens, 1)
+  def _ratios(self) -> list[float]:
+    counts = vars(self)
+    return [counts[part] / max(counts[of], 1) for part, of, _ in _RATIOS]
 
   def warnings(self) -> list[str]:
     """Returns what makes a stage useless, and what to do, a sentence each."""
-    found = []
-    if self._sentences_per_document < _MIN_SENTENCES:
-      found.append(
-        f"documents have {self._sentences_per_document:.1f} sentences, and "
-        "inverse cloze needs two: give the --language of the text, or longer "
-        "documents"
-      )
-    if self._spans_per_block < _MIN_SPANS:
-      found.append(
-        f"blocks have {self._spans_per_block:.1f} salient spans other than "
-        "numbers, too few to mask: give a --tagger for the language, or train "
-        "on the task masked_random_spans"
-      )
-    if self._unknown_share > _MAX_UNKNOWN:
-      found.append(
-        f"{self._unknown_share:.1%} of the tokens are [UNK], which nothing can "
-        "be learned from: give a --vocab of the language, or train one "
-        "(--vocab=train:SIZE), a larger one if it was trained"
-      )
-    if self.languages[THAI] and not splits_thai():
-      found.append(
-        "Thai sentences end at the first white space after 80 characters: "
-        "`pip install realm_jax[thai]` splits them by PyThaiNLP"
-      )
-    for language, name, package in _SEGMENTERS:
-      if (
-        self.tagger == "recurring"
-        and self.languages[language]
-        and importlib.util.find_spec(package) is None
-      ):
-        found.append(
-          f"salient spans in {name} may begin or end inside words: `pip "
-          f"install realm_jax[{name.lower()}]` finds words by {package}"
-        )
+    sentences, spans, unknown = self._ratios()
     scripts = {
       name: f"{count:,} in {name}"
       for name, count in self.scripts.most_common()
       if count >= _MIN_SHARE_OF_SCRIPT * self.scripts.total()
     }
     is_other = self.languages[ENGLISH] and scripts and "Latin" not in scripts
-    if len(scripts) > 1 or is_other:
-      found.append(
+    checks = [
+      (
+        sentences < _MIN_SENTENCES,
+        f"documents have {sentences:.1f} sentences, and inverse cloze needs "
+        "two: give the --language of the text, or longer documents",
+      ),
+      (
+        spans < _MIN_SPANS,
+        f"blocks have {spans:.1f} salient spans other than numbers, too few to "
+        "mask: give a --tagger for the language, or train on the task "
+        "masked_random_spans",
+      ),
+      (
+        unknown > _MAX_UNKNOWN,
+        f"{unknown:.1%} of the tokens are [UNK], which nothing can be learned "
+        "from: give a --vocab of the language, or train one "
+        "(--vocab=train:SIZE), a larger one if it was trained",
+      ),
+      (
+        self.languages[THAI] and not splits_thai(),
+        "Thai sentences end at the first white space after 80 characters: "
+        "`pip install realm_jax[thai]` splits them by PyThaiNLP",
+      ),
+      *(
+        (
+          self.tagger == "recurring"
+          and self.languages[language]
+          and importlib.util.find_spec(package) is None,
+          f"salient spans in {name} may begin or end inside words: `pip "
+          f"install realm_jax[{name.lower()}]` finds words by {package}",
+        )
+        for language, name, package in _SEGMENTERS
+      ),
+      (
+        len(scripts) > 1 or is_other,
         "the documents are in several languages, or not in English "
         f"({', '.join(scripts.values())}): give the --language, and each line "
-        'in another one a field "language"'
-      )
-    return found
+        'in another one a field "language"',
+      ),
+    ]
+    return [text for is_wrong, text in checks if is_wrong]
 
 
 @dataclasses.dataclass

@@ -24,16 +24,18 @@ from etils import epath
 
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
-from realm_jax.corpus.block_builder import BlockBuilder, block_id
-from realm_jax.corpus.build import tagger_of, with_phrases
-from realm_jax.corpus.documents import Document, Removal, RowReader
+from realm_jax.corpus.build import tagger_of
+from realm_jax.corpus.documents import (
+  Document,
+  Removal,
+  RowReader,
+  block_id,
+)
 from realm_jax.corpus.manifest import Manifest, ShardRecord
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import UpdateSummary
 from realm_jax.corpus.writing import (
-  SHARD_BYTES,
-  is_left,
   write_removed,
   write_shards,
 )
@@ -57,7 +59,6 @@ def update_corpus(
   drop_titles: Sequence[str] | None = None,
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
-  shard_bytes: int = SHARD_BYTES,
   keep_versions: int | None = None,
 ) -> UpdateSummary:
   """Makes a new version of a corpus from JSON Lines of changes.
@@ -75,7 +76,6 @@ def update_corpus(
       the corpus has them. None takes those of the build.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
       an unknown document are counted instead of raising an error.
-    shard_bytes: Number of bytes of text at which a shard of new blocks ends.
     keep_versions: Number of the newest versions to keep. None keeps all: a
       resumed run reads its data from the version that it began with, and an
       earlier version takes only the space of what was removed since. A reader
@@ -91,12 +91,8 @@ def update_corpus(
     TargetError, DiskFullError, StoreAccessError: The directory cannot be
       written, or a bucket not read.
   """
-  for name, value in (
-    ("shard_bytes", shard_bytes),
-    ("keep_versions", keep_versions),
-  ):
-    if value is not None and value < 1:
-      raise CorpusError(f"{name}={value}; give 1 or more")
+  if keep_versions is not None and keep_versions < 1:
+    raise CorpusError(f"keep_versions={keep_versions}; give 1 or more")
   require_readable(*inputs)
   require_writable(output_dir)
   directory = epath.Path(output_dir)
@@ -129,14 +125,15 @@ def update_corpus(
       for row in range(0, corpus.num_blocks, 1 + corpus.num_blocks // _SAMPLE):
         yield corpus.block(row).body
 
+    # Imported late: it imports TensorFlow.
+    from realm_jax.corpus.block_builder import BlockBuilder
+
     builder = BlockBuilder(
       vocabulary=corpus.vocabulary,
       corpus_name=corpus.name,
       block_length=corpus.block_length,
       language=corpus.language,
-      tagger=with_phrases(
-        tagger_of(tagger, corpus.language, summary.new), sample
-      ),
+      tagger=tagger_of(tagger, corpus.language, summary.new, sample),
     )
     existing = _ExistingDocuments(corpus)
     new_shards = write_shards(
@@ -144,7 +141,6 @@ def update_corpus(
       builder.blocks(_changed(source, existing, summary), summary.new),
       vocab_size=corpus.vocab_size,
       prefix=f"shard-{prefix}",
-      shard_bytes=shard_bytes,
     )
     old_shards = existing.without_removed(before, staging, prefix, summary)
     if not summary.changes_something:
@@ -174,32 +170,33 @@ class _ExistingDocuments:
   """The documents of one version, by the ids of their first blocks.
 
   A document is there if a block of it is left, be it another than the first.
+  Blocks and documents are numbered through all shards.
   """
 
   def __init__(self, corpus: Corpus):
     self.corpus = corpus
-    keys, hashes = [], []
-    # Of each shard, which blocks are removed.
-    self._is_removed: list[np.ndarray] = []
-    for shard in corpus.shards:
-      is_removed = np.zeros(len(shard.lengths), bool)
-      is_removed[shard.removed] = True
-      self._is_removed.append(is_removed)
+    sizes = [len(shard.lengths) for shard in corpus.shards]
+    self._firsts = np.append(0, np.cumsum(sizes))
+    self._is_removed = np.zeros(self._firsts[-1], bool)
+    keys, hashes, ranges = [], [], []
+    for shard, first in zip(corpus.shards, self._firsts, strict=False):
+      self._is_removed[first + shard.removed] = True
       starts = shard.array("document_starts")
-      first_ids = shard.array("block_ids")[starts[:-1]]
-      keys.append(np.where(is_left(is_removed, starts), first_ids, _GONE))
+      keys.append(shard.array("block_ids")[starts[:-1]])
       hashes.append(shard.array("document_hashes"))
-    # The number of the first document of each shard.
-    self._starts = np.cumsum([0, *map(len, keys)])
-    self._keys, self._hashes = np.concatenate(keys), np.concatenate(hashes)
+      ranges.append(first + np.stack([starts[:-1], starts[1:]], axis=1))
+    self._hashes, self._ranges = np.concatenate(hashes), np.concatenate(ranges)
+    left = np.append(0, np.cumsum(~self._is_removed))[self._ranges]
+    is_left = left[:, 1] > left[:, 0]
+    self._keys = np.where(is_left, np.concatenate(keys), _GONE)
     self._order = np.argsort(self._keys, kind="stable")
 
   def find(self, document_id: str) -> int | None:
-    """Returns the number of a document among those of the version."""
+    """Returns the number of a document."""
     key = block_id(self.corpus.name, document_id, 0)
     index = int(np.searchsorted(self._keys, key, sorter=self._order))
-    found = self._order[index] if index < len(self._order) else -1
-    return int(found) if found >= 0 and self._keys[found] == key else None
+    found = int(self._order[index]) if index < len(self._order) else -1
+    return found if found >= 0 and self._keys[found] == key else None
 
   def is_same(self, number: int, document: Document) -> bool:
     """Returns whether a document was made from the same title, URL and text."""
@@ -207,10 +204,7 @@ class _ExistingDocuments:
 
   def remove(self, number: int) -> None:
     """Removes a document's blocks."""
-    index = int(np.searchsorted(self._starts, number, side="right")) - 1
-    shard = self.corpus.shards[index]
-    blocks = shard.document_range(number - int(self._starts[index]))
-    self._is_removed[index][slice(*blocks)] = True
+    self._is_removed[slice(*self._ranges[number])] = True
 
   def without_removed(
     self,
@@ -221,8 +215,9 @@ class _ExistingDocuments:
   ) -> list[ShardRecord]:
     """Lists what was removed in files; returns the records of the shards."""
     records: list[ShardRecord] = []
+    parts = np.split(self._is_removed, self._firsts[1:-1])
     for record, shard, is_removed in zip(
-      manifest["shards"], self.corpus.shards, self._is_removed, strict=True
+      manifest["shards"], self.corpus.shards, parts, strict=True
     ):
       num_removed = int(is_removed.sum()) - len(shard.removed)
       summary.blocks_removed += num_removed
@@ -327,16 +322,15 @@ def _prune(directory: epath.Path, *, newest: int, keep: int) -> None:
 
 def _remove_unnamed(directory: epath.Path) -> None:
   """Removes what a killed update left."""
-  shards = {n for n in list_names(directory) if n.startswith("shard-")}
-  removed = list_names(directory / manifests.REMOVED)
-  found = shards | {f"{manifests.REMOVED}/{name}" for name in removed}
+  found = {n for n in list_names(directory) if n.startswith("shard-")}
+  for name in list_names(directory / manifests.REMOVED):
+    found.add(f"{manifests.REMOVED}/{name}")
   named = map(_paths, _versions(directory).values())
   _remove(directory, found.difference(*named))
 
 
 def _remove(directory: epath.Path, paths: set[str]) -> None:
-  for name in sorted(paths):
-    path = directory / name
+  for path in (directory / name for name in sorted(paths)):
     if path.is_dir():
       path.rmtree()
     else:
@@ -345,12 +339,12 @@ def _remove(directory: epath.Path, paths: set[str]) -> None:
 
 def _versions(directory: epath.Path) -> dict[int, Manifest]:
   """Returns the manifests of all versions, by number."""
-  newest = manifests.read(directory)
-  earlier = {
-    version: manifests.read(directory, version=version)
+  found = [
+    manifests.read(directory, version=version)
     for version in manifests.earlier_versions(directory)
-  }
-  return {**earlier, newest["corpus_version"]: newest}
+  ]
+  found.append(manifests.read(directory))
+  return {manifest["corpus_version"]: manifest for manifest in found}
 
 
 def _paths(manifest: Manifest) -> set[str]:

@@ -8,7 +8,7 @@ last: without it a directory is no corpus.
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from etils import epath
@@ -16,39 +16,20 @@ from jaxtyping import Bool, Int
 
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
-from realm_jax.corpus.manifest import (
-  FileRecord,
-  RemovedRecord,
-  ShardRecord,
-  VocabularyRecord,
-)
+from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import ARRAYS
 from realm_jax.storage import atomic
-from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.storage.staging import sha256_of
-from realm_jax.text.languages import ENGLISH
-from realm_jax.text.wordpieces import (
-  SPECIAL_PIECES,
-  vocabulary_sha256,
-  write_pieces,
-)
 
 # Bytes of text in a shard that is written by one process.
 SHARD_BYTES = 64 << 20
 
 
-class Blocks(NamedTuple):
-  """Whole documents with their blocks, in order, in memory.
-
-  Attributes:
-    arrays: Those of `ARRAYS`, with offsets from 0, of any integer dtype.
-    span_kinds: Names of the kinds of salient spans.
-  """
-
-  arrays: Mapping[str, np.ndarray]
-  span_kinds: Sequence[str] = ()
+# Whole documents with their blocks, in order, in memory: `ARRAYS`, with offsets
+# from 0, of any integer dtype; kinds of salient spans by name.
+Blocks: TypeAlias = Mapping[str, np.ndarray]
 
 
 def ragged(
@@ -87,7 +68,7 @@ def write_shards(
   def blocks_of_shard() -> Iterator[Blocks]:
     size = 0
     while size < shard_bytes and (part := next(blocks, None)):
-      size += len(part.arrays["bodies"])
+      size += len(part["bodies"])
       yield part
 
   records: list[ShardRecord] = []
@@ -107,7 +88,7 @@ def write_shard(
   parts: list[dict[str, np.ndarray]] = []
   kinds: dict[str, int] = {}
   for part in blocks:
-    if len(part.arrays["block_ids"]):
+    if len(part["block_ids"]):
       parts.append(_stored(part, kinds, vocab_size))
   if not parts:
     return None
@@ -120,14 +101,14 @@ def write_shard(
     path = folder / f"{name}.npy"
     np.save(path, np.concatenate(values))
     files[path.name] = _file_record(path)
-  return ShardRecord(
-    name=folder.name,
-    num_blocks=sum(len(part["block_ids"]) for part in parts),
-    num_documents=sum(len(part["document_hashes"]) for part in parts),
-    num_tokens=sum(len(part["token_ids"]) for part in parts),
-    span_kinds=list(kinds),
-    files=files,
-  )
+  return {
+    "name": folder.name,
+    "num_blocks": sum(len(part["block_ids"]) for part in parts),
+    "num_documents": sum(len(part["document_hashes"]) for part in parts),
+    "num_tokens": sum(len(part["token_ids"]) for part in parts),
+    "span_kinds": list(kinds),
+    "files": files,
+  }
 
 
 def _stored(
@@ -137,18 +118,16 @@ def _stored(
 
   Kinds of spans are numbered as the shard first has them.
   """
+  names = blocks["salient_span_kinds"].tolist()
+  numbers = [kinds.setdefault(name, len(kinds)) for name in names]
+  blocks = {**blocks, "salient_span_kinds": np.array(numbers, np.int64)}
   arrays = {
-    name: np.ascontiguousarray(blocks.arrays[name], dtype)
+    name: np.ascontiguousarray(blocks[name], dtype)
     for name, dtype in ARRAYS.items()
   }
   if vocab_size <= 1 << 16:
     arrays["token_ids"] = arrays["token_ids"].astype("<u2")
-  given = arrays["salient_span_kinds"]
-  used, first = np.unique(given, return_index=True)
-  numbers = np.zeros(len(blocks.span_kinds), given.dtype)
-  for number in used[np.argsort(first)].tolist():
-    numbers[number] = kinds.setdefault(blocks.span_kinds[number], len(kinds))
-  return {**arrays, "salient_span_kinds": numbers[given]}
+  return arrays
 
 
 def _joined_offsets(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -168,32 +147,24 @@ def write_removed(
   prefix: str,
   lengths: Int[np.ndarray, " n"],
   document_starts: Int[np.ndarray, " bounds"],
-) -> RemovedRecord:
+) -> dict[str, Any]:
   """Lists the blocks of a shard that are removed, by their sorted positions."""
   name = f"{manifests.REMOVED}/{prefix}-{shard}.npy"
   (directory / name).parent.mkdir(exist_ok=True)
   positions = np.flatnonzero(is_removed)
+  left = np.append(0, np.cumsum(~is_removed))[document_starts]
   np.save(directory / name, positions.astype("<i8"))
-  return RemovedRecord(
-    path=name,
-    num_blocks=len(positions),
-    num_documents=int((~is_left(is_removed, document_starts)).sum()),
-    num_tokens=int(lengths[positions].sum()),
+  return {
+    "path": name,
+    "num_blocks": len(positions),
+    "num_documents": int((left[1:] == left[:-1]).sum()),
+    "num_tokens": int(lengths[positions].sum()),
     **_file_record(directory / name),
-  )
+  }
 
 
-def is_left(
-  is_removed: Bool[np.ndarray, " n"],
-  document_starts: Int[np.ndarray, " bounds"],
-) -> Bool[np.ndarray, " d"]:
-  """Returns which documents have blocks that are not removed."""
-  before = np.append(0, np.cumsum(~is_removed))
-  return np.diff(before[document_starts]) > 0
-
-
-def _file_record(path: Path) -> FileRecord:
-  return FileRecord(bytes=path.stat().st_size, sha256=sha256_of(path))
+def _file_record(path: Path) -> dict[str, Any]:
+  return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 # --- Directories --------------------------------------------------------
@@ -256,33 +227,26 @@ def default_name(output_dir: epath.PathLike) -> str:
   return path.name if is_remote(path) else Path(path).resolve().name
 
 
-def finish(
-  staging: Path,
-  *,
-  name: str,
-  pieces: Sequence[str],
-  block_length: int,
-  shards: list[ShardRecord],
-  summary: Mapping[str, JsonValue],
-  drop_titles: Sequence[str] = (),
-  language: str = ENGLISH,
-) -> None:
-  """Writes the vocabulary and the manifest: see `manifest.make_manifest`."""
+def finish(staging: Path, *, pieces: Sequence[str], **settings: Any) -> None:
+  """Writes the vocabulary and the manifest.
+
+  The other arguments are those of `manifest.make_manifest`.
+  """
+  # Imported late: it imports TensorFlow.
+  from realm_jax.text.wordpieces import (
+    SPECIAL_PIECES,
+    vocabulary_sha256,
+    write_pieces,
+  )
+
   write_pieces(staging / manifests.VOCABULARY_NAME, pieces)
-  vocabulary = VocabularyRecord(
-    sha256=vocabulary_sha256(pieces),
-    size=len(pieces),
-    special_ids={
-      piece.strip("[]").lower(): pieces.index(piece) for piece in SPECIAL_PIECES
-    },
+  ids = {p.strip("[]").lower(): pieces.index(p) for p in SPECIAL_PIECES}
+  vocabulary = {
+    "sha256": vocabulary_sha256(pieces),
+    "size": len(pieces),
+    "special_ids": ids,
+  }
+  manifests.write(
+    staging / manifests.MANIFEST_NAME,
+    manifests.make_manifest(vocabulary=vocabulary, **settings),
   )
-  manifest = manifests.make_manifest(
-    name=name,
-    block_length=block_length,
-    vocabulary=vocabulary,
-    shards=shards,
-    summary=summary,
-    drop_titles=drop_titles,
-    language=language,
-  )
-  manifests.write(staging / manifests.MANIFEST_NAME, manifest)

@@ -21,7 +21,7 @@ import numpy as np
 from etils import epath
 
 from realm_jax.console import Progress
-from realm_jax.corpus.block_builder import block_id
+from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.outputs import EvaluationShard, Figures, Line
 from realm_jax.evaluation.run import Retrieved, Run, RunConfig

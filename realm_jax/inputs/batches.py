@@ -1,7 +1,7 @@
 """Batches of fixed shapes, each of which has one example of every row.
 
 A process reads its own rows of the global batch and no others; see
-`realm_jax.inputs.examples.RowPositions`.
+`realm_jax.inputs.examples.ExampleStream`.
 """
 
 import collections
@@ -14,7 +14,7 @@ from jaxtyping import Int, Int64
 
 from realm_jax.inputs.batch import FILLER, Batch, TaskError
 from realm_jax.inputs.config import DataConfig
-from realm_jax.inputs.examples import Example, ExampleStream, RowPositions
+from realm_jax.inputs.examples import Example, ExampleStream
 
 
 def _padded(
@@ -75,9 +75,10 @@ class BatchStream:
         f"{config.batch_size}"
       )
     self._config = config
-    self._examples = ExampleStream(config, shuffle=shuffle, repeat=repeat)
-    self._positions = RowPositions(config, positions, self._examples.limit)
-    self._queues = [collections.deque[Example]() for _ in rows]
+    self._examples = ExampleStream(
+      config, positions=positions, shuffle=shuffle, repeat=repeat
+    )
+    self._queues = {row: collections.deque[Example]() for row in rows.tolist()}
     self._used: list[Example | None] = [None] * len(rows)
     self._next_positions = positions
     self._batches = self._prepare()
@@ -88,24 +89,24 @@ class BatchStream:
 
   def _prepare(self) -> Generator[Batch, None, None]:
     """Yields the batches; it prepares none before the first is asked for."""
-    dataset = self._examples.examples_at(self._positions.dataset())
-    num_ahead = self._config.batches_ahead * len(self._queues)
-    examples = self._examples.read(dataset.prefetch(num_ahead), self._positions)
+    spec, examples = self._examples.spec, iter(self._examples)
+    queues = self._queues.values()
     while True:
-      while not all(self._queues) and (example := next(examples, None)):
-        place = self._positions.received(int(example["position"]))
-        self._queues[place].append(example)
+      while not all(queues) and (example := next(examples, None)):
+        row = int(example["position"]) % self._config.batch_size
+        self._queues[row].append(example)
         if self._is_closed:
           return
-      if not any(self._queues):
+      if not any(queues):
         return
-      yield self._batch(dataset.element_spec)
+      yield self._batch(spec)
 
   def _batch(self, specs: Mapping[str, tf.TensorSpec]) -> Batch:
     """Makes a batch of an example from each queue that has one."""
-    is_real = np.array([bool(queue) for queue in self._queues])
-    for place in np.flatnonzero(is_real):
-      self._used[place] = self._queues[place].popleft()
+    is_real = np.array([bool(queue) for queue in self._queues.values()])
+    for place, queue in enumerate(self._queues.values()):
+      if queue:
+        self._used[place] = queue.popleft()
     some = self._used[int(np.argmax(is_real))]
     assert some is not None
     examples = [used or some for used in self._used]

@@ -15,60 +15,6 @@ _LABEL_WIDTH = 16
 _NOT_SHOWN = ("position", "mask_positions", "mask_weights", "source_hash")
 
 
-def _words(
-  token_ids: np.ndarray, pieces: Sequence[str], hidden: Mapping[int, int]
-) -> str:
-  """Decodes token ids; a hidden one is `[MASK=word]` or `[MASK=##ed]`."""
-  words: list[str] = []
-  for position, token_id in enumerate(token_ids.tolist()):
-    piece = pieces[token_id]
-    if position in hidden:
-      words.append(f"[MASK={pieces[hidden[position]]}]")
-    elif piece.startswith(CONTINUATION) and words:
-      words[-1] += piece.removeprefix(CONTINUATION)
-    else:
-      words.append(piece)
-  return " ".join(words)
-
-
-def _plain(value: np.ndarray) -> str:
-  """Formats numbers, truth values and texts; lists are joined by ` | `."""
-  if value.ndim:
-    return " | ".join(_plain(np.asarray(item)) for item in value)
-  scalar = value[()]
-  if isinstance(scalar, bytes):
-    return scalar.decode("utf-8")
-  if isinstance(scalar, (bool, np.bool_)):
-    return "yes" if scalar else "no"
-  return str(scalar)
-
-
-def _lines(
-  example: Mapping[str, np.ndarray],
-  features: Mapping[str, seqio.Feature],
-  corpus: Corpus,
-) -> Iterator[tuple[str, str]]:
-  pieces, nothing = corpus.vocabulary.pieces, np.zeros(0)
-  masks = (example.get(f"mask_{x}", nothing) for x in ("positions", "targets"))
-  hidden = dict(zip(*(array.tolist() for array in masks), strict=True))
-  for name, value in example.items():
-    feature = features.get(name)
-    if name in _NOT_SHOWN:
-      continue
-    if name == "source_id":
-      row = int(corpus.rows_of(value))
-      if row >= 0:
-        block = corpus.block(row)
-        yield "source", f"{block.title} ({block.name})"
-    elif feature and isinstance(feature.vocabulary, CorpusVocabulary):
-      yield name, _words(value, pieces, hidden if name == "query" else {})
-    elif name == "answer_tokens":
-      answers = [_words(row[row != 0], pieces, {}) for row in value]
-      yield name, " | ".join(answers)
-    else:
-      yield name, _plain(value)
-
-
 def describe(
   example: Mapping[str, np.ndarray | np.generic | bytes],
   *,
@@ -95,3 +41,46 @@ def describe(
       )
     )
   return "\n".join(paragraphs)
+
+
+def _lines(
+  example: Mapping[str, np.ndarray],
+  features: Mapping[str, seqio.Feature],
+  corpus: Corpus,
+) -> Iterator[tuple[str, str]]:
+  pieces, nothing = corpus.vocabulary.pieces, np.zeros(0)
+  masks = (example.get(f"mask_{x}", nothing) for x in ("positions", "targets"))
+  hidden = {
+    place: f"[MASK={pieces[token]}]"
+    for place, token in zip(*(array.tolist() for array in masks), strict=True)
+  }
+  for name, value in example.items():
+    feature = features.get(name)
+    if name in _NOT_SHOWN:
+      continue
+    if name == "source_id":
+      if (row := int(corpus.rows_of(value))) >= 0:
+        block = corpus.block(row)
+        yield "source", f"{block.title} ({block.name})"
+    elif feature and isinstance(feature.vocabulary, CorpusVocabulary):
+      yield name, _words(value, pieces, hidden if name == "query" else {})
+    elif name == "answer_tokens":
+      answers = [_words(row[row != 0], pieces, {}) for row in value]
+      yield name, " | ".join(answers)
+    elif value.dtype == bool:
+      yield name, "yes" if value else "no"
+    else:
+      items = np.atleast_1d(value).tolist()
+      texts = [x.decode() if isinstance(x, bytes) else str(x) for x in items]
+      yield name, " | ".join(texts)
+
+
+def _words(
+  token_ids: np.ndarray, pieces: Sequence[str], shown: Mapping[int, str]
+) -> str:
+  """Decodes token ids; those at some positions are shown in another way."""
+  words = [
+    shown.get(position, pieces[token])
+    for position, token in enumerate(token_ids.tolist())
+  ]
+  return " ".join(words).replace(f" {CONTINUATION}", "")

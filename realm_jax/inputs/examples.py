@@ -7,14 +7,15 @@ preprocessors filter out.
 """
 
 import collections
-import dataclasses
 import difflib
+import functools
 import importlib
+import itertools
 import math
 import pkgutil
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -23,9 +24,8 @@ import tensorflow as tf
 from absl import logging
 from jaxtyping import Int64
 
-from realm_jax.inputs import mixture
 from realm_jax.inputs.config import DataConfig, TaskError, task_context
-from realm_jax.inputs.sources import RecordReader
+from realm_jax.inputs.sources import RECORDS_PER_LOOKUP, RecordReader, hashes
 
 # Records that may give no example before an endless stream is an error.
 _FRUITLESS_RECORDS = 20_000
@@ -72,34 +72,62 @@ def find_task(
   )
 
 
-class RowPositions:
-  """The positions that a process reads for its rows of the batch.
+class ExampleStream:
+  """The examples of a seqio task or mixture for some rows of the batch.
 
   Row i of every global batch of size B is a stream of its own: the positions i,
   i + B, i + 2B, … without the records that the task's preprocessors drop. A
   process therefore reads no record of another process's rows, and the order of
   the data is the same in every layout.
 
-  Whenever tf.data has room for more records, the rows that have the fewest
-  examples, received or still possible, get their next position. So a row that
-  drops more is read more, and the others do not pile up examples.
+  Iterating, once, yields dictionaries of numpy arrays, unpadded: the task's
+  features and "position". A later stream resumes a row after an example at its
+  position + B. Whenever tf.data has room for more records, the rows that have
+  the fewest examples, received or still possible, get their next position. So
+  a row that drops more is read more, and the others do not pile up examples.
 
   Attributes:
-    error: Exception of a request, since tf.data keeps only its text.
+    task: The task or mixture.
 
   Args:
-    config: Data of the run; its batch size is that of all processes together.
-    positions: Position of each own row's next record.
-    limit: Position at which the stream ends, infinity for an endless one.
+    config: Data of the run; its lengths are the largest that features have.
+    positions: Stream position of the next record of each of these rows, in
+      rising order of the rows; None for the start of all rows.
+    shuffle: Whether each epoch has its own order, or that of the source.
+    repeat: Whether epochs follow each other without end.
+
+  Raises:
+    TaskError: There is no such task, or its source cannot be read.
   """
 
   def __init__(
-    self, config: DataConfig, positions: Int64[np.ndarray, " b"], limit: float
+    self,
+    config: DataConfig,
+    *,
+    positions: Int64[np.ndarray, " b"] | None = None,
+    shuffle: bool = True,
+    repeat: bool = True,
   ):
-    self._config, self._limit = config, limit
+    self.task = find_task(config.task, config.task_modules)
+    self._config = config
+    self._readers: dict[str, RecordReader] = {}
+    with task_context(config):
+      for task in seqio.get_subtasks(self.task):
+        self._readers[task.name] = self._open(task, shuffle=shuffle)
+    # Position at which the stream ends.
+    self._limit = math.inf
+    if not repeat:
+      if isinstance(self.task, seqio.Mixture):
+        raise TaskError(
+          f"the mixture {self.task.name!r} has no end, since it draws records "
+          f"by rate; read one of its tasks: {', '.join(self._readers)}"
+        )
+      self._limit = self._readers[self.task.name].num_records
     # tf.data's threads request positions while the consumer's notes examples.
     self._lock = threading.Lock()
-    self._next = positions.copy()
+    if positions is None:
+      positions = np.arange(config.batch_size)
+    self._next = positions.astype(np.int64)
     # Of each row: its records that gave an example, or still may; and those
     # that have been requested since its last example.
     self._possible = np.zeros(len(positions), np.int64)
@@ -107,10 +135,38 @@ class RowPositions:
     # Requested positions, in order, of which nothing is known, and their rows.
     self._in_flight = collections.OrderedDict[int, int]()
     self._has_example = False
-    self.error: TaskError | None = None
+    # Exception of a request, since tf.data keeps only its text.
+    self._error: TaskError | None = None
+
+  def _open(self, task: seqio.Task, *, shuffle: bool) -> RecordReader:
+    """Opens the records of a task, and logs what is wrong with them."""
+    source, split, seed = task.source, self._config.split, self._config.seed
+    if split not in source.splits:
+      raise TaskError(
+        f"task {task.name!r} has no split {split!r}, only "
+        f"{', '.join(source.splits) or 'those of question_files: none'}"
+      )
+    if task.requires_caching:
+      raise TaskError(
+        f"task {task.name!r} requires seqio's offline cache, which would give "
+        "all epochs the masks and draws of the first; take "
+        "CacheDatasetPlaceholder(required=True) out of its preprocessors"
+      )
+    if isinstance(self.task, seqio.Mixture):
+      # Tasks have orders of their own; records, the seeds of the run.
+      seed += zlib.crc32(task.name.encode()) << 32
+    reader = RecordReader(source, split, seed=seed, shuffle=shuffle)
+    for problem in reader.problems(self._config.lengths):
+      logging.warning("task %r, split %r: %s", task.name, split, problem)
+    return reader
+
+  @property
+  def spec(self) -> Mapping[str, tf.TensorSpec]:
+    """The types and shapes of the examples; raises as iterating does."""
+    return self._examples.element_spec
 
   @tf.autograph.experimental.do_not_convert
-  def dataset(self) -> tf.data.Dataset:
+  def _requested(self) -> tf.data.Dataset:
     """Returns the positions in the order in which they are read."""
     requests = tf.data.Dataset.counter().map(
       lambda _: tf.ensure_shape(
@@ -118,6 +174,120 @@ class RowPositions:
       )
     )
     return requests.take_while(lambda found: tf.size(found) > 0).unbatch()
+
+  @functools.cached_property
+  def _examples(self) -> tf.data.Dataset:
+    positions = self._requested()
+    with task_context(self._config):
+      if isinstance(self.task, seqio.Task):
+        records = self._readers[self.task.name].records_at(positions)
+        examples = self._examples_of(self.task, records)
+      else:
+        examples = self._mixed(self.task, positions)
+    spec = examples.element_spec
+    if "position" not in spec:
+      raise TaskError(
+        f"task {self.task.name!r} loses the position of its records, by which "
+        'a run is resumed: let its preprocessors return "position" as they '
+        f"got it (they returned {', '.join(sorted(spec))})"
+      )
+    options = tf.data.Options()
+    options.deterministic = True
+    # Autotuning gained nothing here, and its thread delays the end of a
+    # process by up to a minute.
+    options.autotune.enabled = False
+    names = [name for name in spec if name != "seed"]
+    num_ahead = self._config.batches_ahead * len(self._next)
+    return (
+      examples.map(lambda example: {name: example[name] for name in names})
+      .with_options(options)
+      .prefetch(num_ahead)
+    )
+
+  def _mixed(
+    self, mixture: seqio.Mixture, positions: tf.data.Dataset
+  ) -> tf.data.Dataset:
+    """Returns the examples at positions, each of the task that is drawn there.
+
+    A hash of seed and position draws the task, weighted by the rates. Its
+    record is the one that the task's own order has at that position, so that a
+    task's records come equally often, but not each once before any comes again.
+
+    Raises:
+      TaskError: The tasks have different features.
+    """
+    tasks, seed = seqio.get_subtasks(mixture), self._config.seed
+    limits = np.cumsum([mixture.get_rate(task) for task in tasks])
+    kinds: dict[str, set[tuple[str, str, int | None]]] = {}
+
+    def draw(batch: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+      # The upper 53 bits are what a float64 in [0, 1) holds.
+      drawn = (hashes(batch, seed=seed) >> np.uint64(11)) * 2.0**-53
+      return np.searchsorted(limits[:-1] / limits[-1], drawn, side="right")
+
+    def of_batch(batch: tf.Tensor) -> tf.data.Dataset:
+      drawn = tf.numpy_function(draw, [batch], tf.int64, stateful=False)
+      drawn = tf.ensure_shape(drawn, [None])
+      # Of each task, a data set for each position: of an example, or of none.
+      parts = []
+      for number, task in enumerate(tasks):
+        own = tf.data.Dataset.from_tensor_slices(batch[drawn == number])
+        records = self._readers[task.name].records_at(own)
+        one_by_one = records.map(tf.data.Dataset.from_tensors)
+        parts.append(one_by_one.map(functools.partial(self._examples_of, task)))
+        features = parts[-1].element_spec.element_spec.items()
+        kinds[task.name] = {
+          (n, x.dtype.name, x.shape.rank) for n, x in features
+        }
+      order = tf.data.Dataset.from_tensor_slices(drawn)
+      chosen = tf.data.Dataset.choose_from_datasets(parts, order)
+      return chosen.flat_map(lambda examples: examples)
+
+    try:
+      return positions.batch(RECORDS_PER_LOOKUP).flat_map(of_batch)
+    finally:
+      # TensorFlow's own error, if it gives any, names no feature.
+      for (one, ours), (other, theirs) in itertools.pairwise(kinds.items()):
+        if ours != theirs:
+          raise TaskError(
+            f"tasks of the mixture {mixture.name!r} differ in their features "
+            f"(name, type, rank): {one} alone gives {sorted(ours - theirs)}, "
+            f"{other} {sorted(theirs - ours)}"
+          )
+
+  def _examples_of(
+    self, task: seqio.Task, records: tf.data.Dataset
+  ) -> tf.data.Dataset:
+    """Returns what one task makes of its records."""
+    split = self._config.split
+    source = seqio.FunctionDataSource(
+      lambda split, shuffle_files, seed=None: records, splits=[split]
+    )
+    return task.replace(source=source).get_dataset(
+      sequence_length=self._config.lengths,
+      split=split,
+      shuffle=False,
+      seed=self._config.seed,
+      try_in_mem_cache=False,
+    )
+
+  def __iter__(self) -> Iterator[Example]:
+    """Yields examples, in the order in which their positions are read.
+
+    Raises:
+      TaskError: The task does not hand on the positions of its records, or not
+        once and in order; the tasks of a mixture have different features; or
+        the stream is endless, and no record gives an example.
+    """
+    try:
+      for example in self._examples.as_numpy_iterator():
+        self._receive(int(example["position"]))
+        yield example
+    except tf.errors.OpError:
+      for error in (self._error, *(r.error for r in self._readers.values())):
+        if error is not None:
+          raise error from None
+      raise
 
   def _request(self) -> Int64[np.ndarray, " n"]:
     """Returns the positions to read next; none at the end of the stream.
@@ -142,18 +312,16 @@ class RowPositions:
     since = self._fruitless
     num_records = since.max() if self._has_example else since.sum()
     if self._limit == math.inf and num_records >= _FRUITLESS_RECORDS:
-      self.error = TaskError(
+      self._error = TaskError(
         f"task {self._config.task!r} keeps none of {_FRUITLESS_RECORDS:,} "
         "records: masked sentences need salient spans (see the summary of "
         "build_corpus), inverse cloze blocks of two sentences; or the "
         f"lengths are too short: {self._config.lengths}"
       )
-      raise self.error
+      raise self._error
 
-  def received(self, position: int) -> int:
-    """Notes that an example has been made; returns its row's place.
-
-    Rows are counted from 0 among those of the process.
+  def _receive(self, position: int) -> None:
+    """Notes that an example has been made.
 
     Raises:
       TaskError: The position is repeated, or not in the order of the records.
@@ -165,154 +333,7 @@ class RowPositions:
           "preprocessors may drop records, but not shuffle them nor make "
           "several examples of one"
         )
-      while True:
-        requested, place = self._in_flight.popitem(last=False)
-        if requested == position:
-          self._fruitless[place], self._has_example = 0, True
-          return place
-        # Examples come in the order of records, so this one was dropped.
-        self._possible[place] -= 1
-
-
-class ExampleStream:
-  """The examples of a seqio task or mixture from a position on.
-
-  Iterating yields dictionaries of numpy arrays, unpadded: the task's features
-  and "position". A later stream resumes after an example at its position + 1.
-
-  Attributes:
-    task: The task or mixture.
-    limit: Position at which the stream ends, infinity for an endless one.
-
-  Args:
-    config: Data of the run; its lengths are the largest that features have.
-    start_position: Stream position of the first example.
-    shuffle: Whether each epoch has its own order, or that of the source.
-    repeat: Whether epochs follow each other without end.
-
-  Raises:
-    TaskError: There is no such task, or its source cannot be read.
-  """
-
-  def __init__(
-    self,
-    config: DataConfig,
-    *,
-    start_position: int = 0,
-    shuffle: bool = True,
-    repeat: bool = True,
-  ):
-    self.task = find_task(config.task, config.task_modules)
-    self._config, self._start = config, start_position
-    self._readers: dict[str, RecordReader] = {}
-    with task_context(config):
-      for task in seqio.get_subtasks(self.task):
-        self._readers[task.name] = self._open(task, shuffle=shuffle)
-    self.limit = math.inf
-    if not repeat:
-      if isinstance(self.task, seqio.Mixture):
-        raise TaskError(
-          f"the mixture {self.task.name!r} has no end, since it draws records "
-          f"by rate; read one of its tasks: {', '.join(self._readers)}"
-        )
-      self.limit = self._readers[self.task.name].num_records
-
-  def _open(self, task: seqio.Task, *, shuffle: bool) -> RecordReader:
-    """Opens the records of a task, and logs what is wrong with them."""
-    source, split, seed = task.source, self._config.split, self._config.seed
-    if split not in source.splits:
-      raise TaskError(
-        f"task {task.name!r} has no split {split!r}, only "
-        f"{', '.join(source.splits) or 'those of question_files: none'}"
-      )
-    if task.requires_caching:
-      raise TaskError(
-        f"task {task.name!r} requires seqio's offline cache, which would give "
-        "all epochs the masks and draws of the first; take "
-        "CacheDatasetPlaceholder(required=True) out of its preprocessors"
-      )
-    if isinstance(self.task, seqio.Mixture):
-      # Tasks have orders of their own; records, the seeds of the run.
-      seed += zlib.crc32(task.name.encode()) << 32
-    reader = RecordReader(source, split, seed=seed, shuffle=shuffle)
-    for problem in reader.problems(self._config.lengths):
-      logging.warning("task %r, split %r: %s", task.name, split, problem)
-    return reader
-
-  def examples_at(self, positions: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the examples at positions, in order; read them through `read`.
-
-    Raises:
-      TaskError: The task does not hand on the positions of its records, or the
-        tasks of a mixture have different features.
-    """
-    with task_context(self._config):
-      if isinstance(self.task, seqio.Task):
-        records = self._readers[self.task.name].records_at(positions)
-        examples = self._examples_of(self.task, records)
-      else:
-        examples = mixture.mixed(
-          self.task,
-          positions,
-          self._readers,
-          self._examples_of,
-          seed=self._config.seed,
-        )
-    spec = examples.element_spec
-    if "position" not in spec:
-      raise TaskError(
-        f"task {self.task.name!r} loses the position of its records, by which "
-        'a run is resumed: let its preprocessors return "position" as they '
-        f"got it (they returned {', '.join(sorted(spec))})"
-      )
-    options = tf.data.Options()
-    options.deterministic = True
-    # Autotuning gained nothing here, and its thread delays the end of a
-    # process by up to a minute.
-    options.autotune.enabled = False
-    names = [name for name in spec if name != "seed"]
-    return examples.map(
-      lambda example: {name: example[name] for name in names}
-    ).with_options(options)
-
-  def _examples_of(
-    self, task: seqio.Task, records: tf.data.Dataset
-  ) -> tf.data.Dataset:
-    """Returns what one task makes of its records."""
-    split = self._config.split
-    source = seqio.FunctionDataSource(
-      lambda split, shuffle_files, seed=None: records, splits=[split]
-    )
-    return task.replace(source=source).get_dataset(
-      sequence_length=self._config.lengths,
-      split=split,
-      shuffle=False,
-      seed=self._config.seed,
-      try_in_mem_cache=False,
-    )
-
-  def read(
-    self, examples: tf.data.Dataset, positions: RowPositions
-  ) -> Iterator[Example]:
-    """Yields the examples at the positions, which it has asked for.
-
-    Raises:
-      TaskError: The stream is endless, and no record gives an example.
-    """
-    try:
-      yield from examples.as_numpy_iterator()
-    except Exception as raised:  # Not GeneratorExit, at which TF may be gone.
-      if isinstance(raised, tf.errors.OpError):
-        for python in (positions, *self._readers.values()):
-          if python.error is not None:
-            raise python.error from None
-      raise
-
-  def __iter__(self) -> Iterator[Example]:
-    config = dataclasses.replace(self._config, batch_size=1)
-    start = np.array([self._start])
-    positions = RowPositions(config, start, self.limit)
-    examples = self.examples_at(positions.dataset())
-    for example in self.read(examples, positions):
-      positions.received(int(example["position"]))
-      yield example
+      # Examples come in the order of records, so those before were dropped.
+      while (found := self._in_flight.popitem(last=False))[0] != position:
+        self._possible[found[1]] -= 1
+      self._fruitless[found[1]], self._has_example = 0, True

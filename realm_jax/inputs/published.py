@@ -9,8 +9,6 @@ has. Whoever runs a task says where they are, in `question_files` of the split:
 """
 
 import dataclasses
-import itertools
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,99 +26,60 @@ from realm_jax.inputs.questions import (
   QuestionFileError,
   QuestionRecords,
   QuestionSource,
-  read_json_lines,
-  read_question,
 )
-from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.answers import AnswerKind
 
 # All training questions, where published files do not set a tenth aside.
 TRAIN_AND_DEV = "train+dev"
 _TFDS = "tfds:"
 _NUM_BUCKETS = 100_000
-
-
-def distinct(answers: list[str]) -> list[str]:
-  """Returns the answers in their order, each once."""
-  return list(dict.fromkeys(answers))
-
-
-def json_lines(path: epath.Path) -> Iterator[Question]:
-  """Reads lines of `{"question": …, "answer": […]}`, as of NQ-open and DrQA.
-
-  An empty list of answers is kept, as published.
-  """
-
-  def to_question(fields: Mapping[str, JsonValue]) -> Question:
-    if fields.get("answer") == []:
-      return Question(str(fields["question"]), [])
-    return read_question(fields)
-
-  return read_json_lines(path, to_question)
-
-
-def json_file(path: epath.Path) -> Any:
-  """Returns the contents of a JSON file.
-
-  Raises:
-    QuestionFileError: It is not JSON, as a download that broke off.
-  """
-  try:
-    return json.loads(path.read_text())
-  except ValueError as error:
-    raise QuestionFileError(f"{path} is not JSON: {error}") from error
-
-
-def squad(path: epath.Path) -> Iterator[Question]:
-  """Reads SQuAD's format, version 1.1: the questions of all paragraphs."""
-  for article in json_file(path)["data"]:
-    for paragraph in article["paragraphs"]:
-      for entry in paragraph["qas"]:
-        answers = [answer["text"] for answer in entry["answers"]]
-        yield Question(entry["question"], distinct(answers), entry["id"])
+_MALFORMED = (AttributeError, LookupError, TypeError, UnicodeError)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Files:
-  """A form of a data set: files of one folder.
+class Form:
+  """A form of a data set: files of one folder, or the records of TFDS.
 
   Attributes:
-    names: Names of each split's files, in order; `*` stands for any text.
-      Without "dev", a tenth of "train" is the development set.
-    read: Function that reads one file.
+    names: Names of each split's files, in order, of which `*` stands for any
+      text, or TFDS's names of the splits. Without "dev", a tenth of "train" is
+      the development set.
+    read: Function that reads one file; None for TFDS.
     sizes: Number of questions in each split, if it is not the data set's.
   """
 
   names: Mapping[str, Sequence[str]]
-  read: Callable[[epath.Path], Iterable[Question]]
+  read: Callable[[epath.Path], Iterable[Question]] | None = None
   sizes: Mapping[str, int] | None = None
 
-  def __str__(self) -> str:
-    return ", ".join(name for part in self.names.values() for name in part)
+  def parts(self, split: str) -> list[str]:
+    """Returns the names of what has the questions of a split, if it has."""
+    parts = [split if split == "test" else "train"]
+    if "dev" in self.names:
+      parts = ["train", "dev"] if split == TRAIN_AND_DEV else [split]
+    if not self.names.keys() >= {*parts}:
+      return []
+    return [name for part in parts for name in self.names[part]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tfds:
-  """A form of a data set: the records of a builder of TFDS.
+def question_of_record(record: Mapping[str, Any]) -> Question:
+  """Makes a question of a record of TFDS, a tree of numpy values.
 
-  Attributes:
-    builder: Name of the builder, with its configuration.
-    names: TFDS's name of each split. Without "dev", a tenth of "train" is the
-      development set.
-    read: Function that makes a question of a record, a tree of numpy values.
+  Its answers are texts, or have the fields of SQuAD or TriviaQA.
   """
+  answers = record["answers"] if "answers" in record else record["answer"]
+  if isinstance(answers, Mapping) and "aliases" in answers:
+    answers = [answers["value"].strip(), *map(bytes.strip, answers["aliases"])]
+  elif isinstance(answers, Mapping):
+    answers = answers["text"]
+  texts = [answer.decode() for answer in answers if answer]
+  name = record.get("id", record.get("question_id", b""))
+  return Question(record["question"].decode(), distinct(texts), name.decode())
 
-  builder: str
-  names: Mapping[str, str]
-  read: Callable[[Mapping[str, Any]], Question]
-  sizes: Mapping[str, int] | None = None
 
-
-def _parts_of(form: Files | Tfds, split: str) -> list[str]:
-  """Returns the published parts that have the questions of a split."""
-  if "dev" in form.names:
-    return ["train", "dev"] if split == TRAIN_AND_DEV else [split]
-  return [split if split == "test" else "train"]
+def distinct(answers: Iterable[str]) -> list[str]:
+  """Returns the answers in their order, each once."""
+  return list(dict.fromkeys(answers))
 
 
 def is_development(questions: Sequence[str]) -> Bool[np.ndarray, " n"]:
@@ -150,7 +109,8 @@ class PublishedSource(QuestionSource):
     name: Name of the data set, for messages.
     sizes: Published number of questions of splits.
     files: Forms in which files are published, the preferred one first.
-    tfds: TFDS's form, if it has one.
+    tfds: TFDS's builder, with its configuration, if it has one.
+    tfds_test: TFDS's name of the test set.
     get: Command that fetches the files.
     answer_kind: Whether the answers are strings or regular expressions.
   """
@@ -160,8 +120,9 @@ class PublishedSource(QuestionSource):
     name: str,
     *,
     sizes: Mapping[str, int],
-    files: Sequence[Files],
-    tfds: Tfds | None = None,
+    files: Sequence[Form],
+    tfds: str | None = None,
+    tfds_test: str = "validation",
     get: str,
     answer_kind: AnswerKind = "string",
   ):
@@ -169,7 +130,9 @@ class PublishedSource(QuestionSource):
       splits=("train", "dev", "test", TRAIN_AND_DEV), answer_kind=answer_kind
     )
     self._name, self.sizes = name, sizes
-    self._files, self._tfds, self._get = files, tfds, get
+    self._files, self._get = files, get
+    self._tfds = tfds
+    self._tfds_form = Form(names={"train": ["train"], "test": [tfds_test]})
 
   def __str__(self) -> str:
     return f"{self._name} ({dict(current_context().question_files)})"
@@ -179,6 +142,7 @@ class PublishedSource(QuestionSource):
 
     Raises:
       QuestionFileError: They are not there, or not as many as published.
+      InputError: TFDS has not prepared them.
     """
     place = current_context().question_files.get(split)
     if place is None:
@@ -188,11 +152,12 @@ class PublishedSource(QuestionSource):
       )
     place = os.fspath(place)
     if place.startswith(_TFDS):
-      form, questions = self._from_tfds(place.removeprefix(_TFDS), split)
+      form = self._tfds_form
+      questions = self._from_tfds(place.removeprefix(_TFDS), split)
     else:
       form, questions = self._from_files(epath.Path(place), split)
-    sizes, is_divided = form.sizes or self.sizes, "dev" not in form.names
-    if is_divided and split != "test":
+    sizes = form.sizes or self.sizes
+    if "dev" not in form.names and split != "test":
       self._require_size(sizes, TRAIN_AND_DEV, questions, place)
       if split != TRAIN_AND_DEV:
         is_dev = is_development([question.question for question in questions])
@@ -228,53 +193,34 @@ class PublishedSource(QuestionSource):
 
   def _wanted(self, split: str) -> str:
     """Describes what may be there, and how to get it."""
-    forms = [" and ".join(names) for names in self._forms(split).values()]
-    text = f"the folder of {'; or of '.join(forms)} ({self._get})"
+    forms = (" and ".join(form.parts(split)) for form in self._files)
+    text = f"the folder of {'; or of '.join(filter(None, forms))} ({self._get})"
     if self._tfds:
       text += (
-        f"; or 'tfds:', TFDS's {self._tfds.builder}, prepared with "
-        f"{seqio_rows.preparation(self._tfds.builder)}"
+        f"; or 'tfds:', TFDS's {self._tfds}, prepared with "
+        f"{seqio_rows.preparation(self._tfds)}"
       )
     return text
 
-  def _forms(self, split: str) -> dict[Files, list[str]]:
-    """Returns the forms that have a split, each with the files of it."""
-    parts = {form: _parts_of(form, split) for form in self._files}
-    return {
-      form: [name for part in parts[form] for name in form.names[part]]
-      for form in self._files
-      if form.names.keys() >= {*parts[form]}
-    }
-
-  def _from_tfds(
-    self, directory: str, split: str
-  ) -> tuple[Tfds, list[Question]]:
-    form = self._tfds
-    if form is None:
+  def _from_tfds(self, directory: str, split: str) -> list[Question]:
+    if self._tfds is None:
       raise QuestionFileError(
         f"TFDS has no {self._name}; give {self._wanted(split)}"
       )
-    questions = []
-    for part in _parts_of(form, split):
-      name = form.names[part]
-      records = seqio_rows.read_prepared(form.builder, name, directory or None)
-      try:
-        questions += _with_ids(map(form.read, records), name)
-      except seqio_rows.NotPreparedError as error:
-        raise QuestionFileError(str(error)) from error
-    return form, questions
+    (part,) = self._tfds_form.parts(split)
+    records = seqio_rows.read_prepared(self._tfds, part, directory or None)
+    return list(_with_ids(map(question_of_record, records), part))
 
   def _from_files(
     self, place: epath.Path, split: str
-  ) -> tuple[Files, list[Question]]:
+  ) -> tuple[Form, list[Question]]:
     """Reads the files of the form that a folder has, or that a file is of."""
-    is_folder = place.is_dir()
-    folder = place if is_folder else place.parent
-    found: dict[Files, dict[str, list[epath.Path]]] = {}
-    for form, names in self._forms(split).items():
-      paths = {name: sorted(folder.glob(name)) for name in names}
-      of_form = [path for there in paths.values() for path in there]
-      if of_form if is_folder else place in of_form:
+    folder = place if place.is_dir() else place.parent
+    found: dict[Form, dict[str, list[epath.Path]]] = {}
+    for form in self._files:
+      paths = {name: sorted(folder.glob(name)) for name in form.parts(split)}
+      there = [path for matched in paths.values() for path in matched]
+      if there if place == folder else place in there:
         found[form] = paths
     if not found:
       raise QuestionFileError(
@@ -284,30 +230,29 @@ class PublishedSource(QuestionSource):
     if len({str(form.sizes) for form in found}) > 1:
       raise QuestionFileError(
         f"{place} has several forms of {self._name}: "
-        f"{'; '.join(map(str, found))}. Name a file instead of the folder"
+        f"{'; '.join(', '.join(paths) for paths in found.values())}. Name a "
+        "file instead of the folder"
       )
     form, paths = next(iter(found.items()))
-    if missing := [name for name, there in paths.items() if not there]:
+    if missing := [name for name, matched in paths.items() if not matched]:
       raise QuestionFileError(
         f"{folder} has only some of the {split!r} questions of {self._name}: "
         f"{', '.join(missing)} of {', '.join(paths)} is missing; {self._get}"
       )
-    questions = []
-    for path in itertools.chain.from_iterable(paths.values()):
+    questions: list[Question] = []
+    for path in (path for matched in paths.values() for path in matched):
+      assert form.read is not None
       try:
         questions += _with_ids(form.read(path), path.stem)
-      except (AttributeError, LookupError, TypeError, UnicodeError) as error:
+      except _MALFORMED as error:
         raise QuestionFileError(
           f"{path} is not in the published format: {error!r}"
         ) from error
     return form, questions
 
 
-def _with_ids(questions: Iterable[Question], part: str) -> list[Question]:
+def _with_ids(questions: Iterable[Question], part: str) -> Iterator[Question]:
   """Gives questions that have no id that of their place in a part."""
-  return [
-    question
-    if question.question_id
-    else question._replace(question_id=f"{part}:{number}")
-    for number, question in enumerate(questions, start=1)
-  ]
+  for number, question in enumerate(questions, start=1):
+    name = question.question_id or f"{part}:{number}"
+    yield question._replace(question_id=name)

@@ -2,7 +2,6 @@
 
 import abc
 import json
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,7 +38,7 @@ class Question(NamedTuple):
 ToQuestion: TypeAlias = Callable[[Mapping[str, JsonValue]], Question]
 
 
-def listed(items: Sequence[str]) -> str:
+def _listed(items: Sequence[str]) -> str:
   """Joins the first few items, and says how many there are besides."""
   text = "; ".join(items[:_MAX_LISTED])
   rest = len(items) - _MAX_LISTED
@@ -85,46 +84,32 @@ class QuestionRecords:
     named.
     """
     found, num_words = [], lengths["query"] - 2
-    if cut := self._longer_than(num_words):
-      named = [f"{name} ({size})" for name, size in cut.items()]
+    # One wordpiece, as a mark is.
+    texts = [q.question.replace(MASK, ".") for q in self.questions]
+    tokens = wordpieces().encode_tf(tf.constant(texts, tf.string))
+    sizes = tokens.row_lengths().numpy()
+    if cut := np.flatnonzero(sizes > num_words).tolist():
+      named = [f"{self.questions[i].question_id} ({sizes[i]})" for i in cut]
       found.append(
         f"{len(cut):,} of {len(self):,} questions have more than {num_words} "
-        "wordpieces and are cut; raise QUERY_LENGTH to "
-        f"{max(cut.values()) + 2} for all: {listed(named)}"
+        f"wordpieces and are cut; raise QUERY_LENGTH to {sizes.max() + 2} for "
+        f"all: {_listed(named)}"
       )
-    if unusable := list(self._unusable_answers()):
-      found.append(
-        f"{len(unusable):,} questions have no answer, or one that is no valid "
-        "pattern and matches nothing; without any other, a question teaches "
-        f"nothing and is scored as wrong: {listed(unusable)}"
-      )
-    return found
-
-  def _longer_than(self, num_words: int) -> dict[str, int]:
-    """Returns the number of wordpieces of each question that has more."""
-    # The tokenizer may take more characters apart, never put them together.
-    questions = [
-      (name, text)
-      for text, _, name in self.questions
-      if len(unicodedata.normalize("NFKD", text)) > num_words
-    ]
-    if not questions:
-      return {}
-    names, texts = zip(*questions, strict=True)
-    # One wordpiece, as a mark is.
-    texts = [text.replace(MASK, ".") for text in texts]
-    sizes = wordpieces().encode_tf(tf.constant(texts)).row_lengths().numpy()
-    counted = zip(names, sizes.tolist(), strict=True)
-    return {name: size for name, size in counted if size > num_words}
-
-  def _unusable_answers(self) -> Iterator[str]:
+    unusable = []
     for _, answers, name in self.questions:
       bad = bad_patterns(answers) if self._answer_kind == "regex" else {}
       if bad:
         why = ", ".join(f"{text!r}: {reason}" for text, reason in bad.items())
-        yield f"{name} ({why})"
+        unusable.append(f"{name} ({why})")
       elif not any(answer.strip() for answer in answers):
-        yield name
+        unusable.append(name)
+    if unusable:
+      found.append(
+        f"{len(unusable):,} questions have no answer, or one that is no valid "
+        "pattern and matches nothing; without any other, a question teaches "
+        f"nothing and is scored as wrong: {_listed(unusable)}"
+      )
+    return found
 
 
 class QuestionSource(RandomAccessSource):
@@ -199,7 +184,7 @@ def read_json_lines(
       if not complaints:
         yield question._replace(question_id=name)
   if complaints:
-    raise QuestionFileError(f"{path}, {listed(complaints)}; {_WANTED}")
+    raise QuestionFileError(f"{path}, {_listed(complaints)}; {_WANTED}")
 
 
 class JsonLinesSource(QuestionSource):

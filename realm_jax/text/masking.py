@@ -6,8 +6,8 @@ TensorFlow graph code for tf.data with stateless draws, so that a record is
 masked in the same way whenever it is read.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 from jaxtyping import Bool, Float, Int
@@ -22,20 +22,10 @@ class MaskedSentence(NamedTuple):
   is_masked: Bool[tf.Tensor, " s"]
 
 
-@runtime_checkable
-class ChooseMasks(Protocol):
-  """Picks a sentence of a block and the tokens to mask in it.
-
-  `is_continuation` tells for each id of the vocabulary if it continues a word.
-  """
-
-  def __call__(
-    self,
-    block: Block,
-    seed: Int[tf.Tensor, " 2"],
-    *,
-    is_continuation: Bool[tf.Tensor, " v"],
-  ) -> MaskedSentence: ...
+# Picks a sentence of a block and the tokens to mask in it. It is called as the
+# functions below; `is_continuation` tells for each id of the vocabulary if it
+# continues a word.
+ChooseMasks: TypeAlias = Callable[..., MaskedSentence]
 
 
 def uniform_index(

@@ -16,7 +16,7 @@ import importlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias
 
 from realm_jax.text.languages import ENGLISH
 from realm_jax.text.sentences import byte_positions, sentence_characters
@@ -32,35 +32,20 @@ class Span(NamedTuple):
 
 # Finds the spans (start byte, limit byte, kind) of a text that are worth
 # masking and do not overlap. It gets a whole document, so that one sentence may
-# explain another, and its title.
+# explain another, and its title. One that is quicker with many texts at once,
+# as models are, has a method `tag_many(texts, titles)`.
 FoundSpan: TypeAlias = tuple[int, int, str]
 Tagger: TypeAlias = Callable[[str, str], Sequence[FoundSpan]]
-
-
-@runtime_checkable
-class BatchTagger(Protocol):
-  """A `Tagger` that is quicker with many texts at once, as models are."""
-
-  def __call__(self, text: str, title: str) -> Sequence[FoundSpan]: ...
-
-  def tag_many(
-    self, texts: Sequence[str], titles: Sequence[str]
-  ) -> Sequence[Sequence[FoundSpan]]:
-    """Returns the spans of each text, as calls for each would."""
-    ...
 
 
 def tag_many(
   tagger: Tagger, texts: Sequence[str], titles: Sequence[str]
 ) -> Sequence[Sequence[FoundSpan]]:
   """Returns the spans of each text, in one call where the tagger has one."""
-  if isinstance(tagger, BatchTagger):
-    return tagger.tag_many(texts, titles)
+  if (many := getattr(tagger, "tag_many", None)) is not None:
+    return many(texts, titles)
   return [tagger(*pair) for pair in zip(texts, titles, strict=True)]
 
-
-# The functions that make a tagger of a directory, by the name before a colon.
-_LOADERS = {"bert": "realm_jax.tagging.load"}
 
 _MONTHS = (
   "January February March April May June July August September October "
@@ -279,9 +264,9 @@ def find_tagger(name: str, language: str = ENGLISH) -> Tagger | None:
   if name == "recurring":
     tagger = _imported("realm_jax.text.recurring_phrases.RecurringPhrases")
     return tagger(language=language)
-  kind, colon, directory = name.partition(":")
-  if colon and kind in _LOADERS:
-    return _imported(_LOADERS[kind])(directory, language)
+  if name.startswith("bert:"):
+    load = _imported("realm_jax.tagging.load")
+    return load(name.removeprefix("bert:"), language)
   try:
     tagger = _imported(name)
   except (ImportError, AttributeError, ValueError) as error:

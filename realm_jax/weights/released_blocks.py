@@ -217,7 +217,7 @@ def write_corpus(
     def built_blocks() -> Iterator[Blocks]:
       nonlocal longest
       for blocks in builder.blocks(_documents(released), summary):
-        sizes = np.diff(blocks.arrays["token_ids_offsets"])
+        sizes = np.diff(blocks["token_ids_offsets"])
         longest = max(longest, NUM_SPECIAL_TOKENS + int(sizes.max()))
         progress.advance(len(sizes))
         yield blocks

@@ -26,6 +26,7 @@ from realm_jax.text import patterns
 from realm_jax.text.answers import contains_characters
 from realm_jax.text.patterns import Pattern
 from tests import tiny_world
+from tests.corpus.updated import text_of
 
 STRINGS = ("1900", "Mirá", "Nowhere", "Stone", "bridge of", "r")
 PATTERNS = ("(", r"\b19\d5\b", "nowhere", "tarn|pola")
@@ -203,4 +204,4 @@ def test_patterns_of_a_task_and_a_warning_of_a_bad_one(world, tmp_path, caplog):
   ]
   row = int(np.argmax(contained))
   (start, limit), *_ = in_blocks.pattern_spans(["(", "tarn"], row)
-  assert world.corpus.block(row).answer_text(start, limit) == "Tarn"
+  assert text_of(world.corpus.block(row), start, limit) == "Tarn"

@@ -1,8 +1,8 @@
 """Building: what becomes of every document, and of builds that fail."""
 
+import collections
 import hashlib
-import subprocess
-import sys
+import importlib.util
 
 import hypothesis
 import numpy as np
@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.summary import BuildSummary
 from realm_jax.storage.atomic import TargetError
+from realm_jax.text.languages import LanguageError
 from realm_jax.text.salient_spans import tag
 from tests.corpus.conftest import write_lines
 from tests.corpus.updated import contents
@@ -86,8 +88,8 @@ def test_what_makes_no_corpus_is_refused(build):
     ([], {}, InputError, "there are no lines"),
     ([velt], {"vocab": "train:big"}, CorpusError, "'big' is not a number"),
     ([velt], {"block_length": 7}, CorpusError, "block_length=7 is too short"),
-    ([velt], {"language": "german"}, CorpusError, "near it: de"),
-    ([{**velt, "language": "deu"}], {}, InputError, r":1: 'language': .* de "),
+    ([velt], {"language": "german"}, LanguageError, "near it: de"),
+    ([{**velt, "language": "deu"}], {}, InputError, r":1: 'language': .* de;"),
     ([velt], {"cased": True}, CorpusError, "pieces have capitals"),
   ):
     with pytest.raises(error, match=message):
@@ -160,9 +162,32 @@ def test_what_makes_a_stage_useless_is_said(tmp_path, vocab_file):
   told = warnings([good, thai])
   for part in ("1 in Thai", "[UNK]", "1.5 sentences"):
     assert part in told
-  told = warnings([{**thai, "language": "th"}] * 1)
-  assert "several scripts" not in told
-  assert "salient spans" in told
+  assert "salient spans" in warnings([{**thai, "language": "th"}])
+
+
+@pytest.mark.parametrize(
+  ("language", "package"), [("zh", "jieba"), ("th", "pythainlp")]
+)
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_a_segmenter_that_is_missing_is_named(
+  monkeypatch, language, package, is_missing
+):
+  monkeypatch.setattr(
+    importlib.util, "find_spec", lambda name: None if is_missing else name
+  )
+  counts = {"documents": 1, "blocks": 1, "tokens": 9, "uncut_sentences": 3}
+  summary = BuildSummary(
+    **counts,
+    spans_to_mask=3,
+    languages=collections.Counter([language]),
+    tagger="recurring",
+  )
+  said = [told for told in summary.warnings() if "inside words" in told]
+  assert len(said) == is_missing
+  assert all(package in told for told in said)
+  # Nobody needs it for another tagger.
+  summary.tagger = "rules"
+  assert "inside words" not in "".join(summary.warnings())
 
 
 DOCUMENT_TEXT = st.lists(
@@ -251,50 +276,3 @@ def test_an_existing_directory_is_not_lost(build, tmp_path, vocab_file):
   assert (precious / "thesis.txt").exists()
   with pytest.raises(TargetError, match="is a file"):
     build_corpus([str(lines)], lines, vocab=vocab_file)
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path, vocab_file, command_environment):
-  """It builds a corpus, and prints no message of a library."""
-  set_by_tests = ("TF_CPP_MIN_LOG_LEVEL", "CUDA_VISIBLE_DEVICES")
-  write_lines(
-    tmp_path / "rows.jsonl",
-    [{"title": "Velt", "text": "Ada Stone was in Velt. It rained in 1987."}],
-  )
-
-  recipe = tmp_path / "corpus.gin"
-  recipe.write_text(
-    "from __gin__ import dynamic_registration\n"
-    "from realm_jax.corpus import build\n"
-    "build.build_corpus.block_length = 24\n"
-    "build.build_corpus.name = 'velt'\n"
-  )
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "realm_jax.build_corpus"),
-      f"--input={tmp_path}/*.jsonl",
-      f"--output_dir={tmp_path}/corpus",
-      f"--vocab={vocab_file}",
-      "--block_length=32",
-      f"--gin_file={recipe}",
-    ],
-    capture_output=True,
-    text=True,
-    env={
-      name: value
-      for name, value in command_environment.items()
-      if name not in set_by_tests
-    },
-    timeout=120,
-  )
-  assert done.returncode == 0, done.stderr
-  # A line of this project has the place of a file in it, as absl logs it.
-  lines = [line for line in done.stderr.splitlines() if ".py:" not in line]
-  assert lines == []
-  assert "salient spans: name" in done.stdout
-  corpus = Corpus.open(tmp_path / "corpus")
-  # The command line goes before the gin file.
-  assert corpus.block_length == 32
-  assert corpus.name == "velt"
-  # Ada Stone, Velt and 1987.
-  assert len(corpus.block(0).salient_spans) == 3

@@ -11,6 +11,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.documents import RowReader
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
+from tests.corpus.updated import text_of
 
 # TFDS asks protobuf what this version of it would rather be asked elsewhere.
 pytestmark = pytest.mark.filterwarnings(
@@ -54,44 +55,32 @@ RECORDS = [
 ]
 
 
-@pytest.fixture
-def prepare(tmp_path, monkeypatch):
-  """`prepare(name, shards)` writes records as the builder's own data."""
-  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-  monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path / "tfds"))
-  seqio_rows._open.cache_clear()
-
-  def write(name: str, shards: list[list[dict]]) -> None:
-    builder = tfds.builder(name, data_dir=tmp_path / "tfds")
-    builder.data_path.mkdir(parents=True)
-    lengths, num_bytes = [], 0
-    for index, records in enumerate(shards):
-      path = builder.data_path / (
-        f"{builder.name}-train.tfrecord-{index:05d}-of-{len(shards):05d}"
-      )
-      with tf.io.TFRecordWriter(str(path)) as writer:
-        for record in records:
-          features = builder.info.features
-          encoded = features.serialize_example(features.encode_example(record))
-          writer.write(encoded)
-          num_bytes += len(encoded)
-      lengths.append(len(records))
-    template = tfds.core.ShardedFileTemplate(
-      data_dir=builder.data_path,
-      dataset_name=builder.name,
-      split="train",
-      filetype_suffix="tfrecord",
-    )
-    split = tfds.core.SplitInfo(
-      name="train",
-      shard_lengths=lengths,
-      num_bytes=num_bytes,
-      filename_template=template,
-    )
-    builder.info.set_splits(tfds.core.splits.SplitDict([split]))
-    builder.info.write_to_directory(builder.data_path)
-
-  return write
+def _prepare(directory, shards: list[list[dict]]) -> None:
+  """Writes records as the builder's own data."""
+  builder = tfds.builder(_SPANS, data_dir=directory)
+  builder.data_path.mkdir(parents=True)
+  num_bytes, features = 0, builder.info.features
+  template = tfds.core.ShardedFileTemplate(
+    data_dir=builder.data_path,
+    dataset_name=builder.name,
+    split="train",
+    filetype_suffix="tfrecord",
+  )
+  for index, records in enumerate(shards):
+    path = template.sharded_filepath(shard_index=index, num_shards=len(shards))
+    with tf.io.TFRecordWriter(str(path)) as writer:
+      for record in records:
+        encoded = features.serialize_example(features.encode_example(record))
+        writer.write(encoded)
+        num_bytes += len(encoded)
+  split = tfds.core.SplitInfo(
+    name="train",
+    shard_lengths=[*map(len, shards)],
+    num_bytes=num_bytes,
+    filename_template=template,
+  )
+  builder.info.set_splits(tfds.core.splits.SplitDict([split]))
+  builder.info.write_to_directory(builder.data_path)
 
 
 def _build(tmp_path, vocab_file, source, **arguments) -> Corpus:
@@ -101,57 +90,47 @@ def _build(tmp_path, vocab_file, source, **arguments) -> Corpus:
 
 
 def test_documents_of_salient_span_wikipedia_are_blocks(
-  prepare, tmp_path, vocab_file
+  tmp_path, vocab_file, monkeypatch
 ):
-  prepare(_SPANS, [RECORDS[:2], RECORDS[2:]])
+  directory = tmp_path / "tfds"
+  monkeypatch.setenv("TFDS_DATA_DIR", str(directory))
+  monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(directory))
+  seqio_rows._open.cache_clear()
+  _prepare(directory, [RECORDS[:2], RECORDS[2:]])
   corpus = _build(
     tmp_path,
     vocab_file,
     f"tfds:{_SPANS}",
     drop_titles=["wikipedia"],
     shard_bytes=1,
+    # The first block has 17 wordpieces, and a title.
+    block_length=20,
   )
   bodies = [corpus.block(row).body for row in range(corpus.num_blocks)]
   assert bodies == [FIRST, "Ada.", "Ada.", "Ada."]
   kinds = [corpus.span_kinds[k] for k in corpus.block(0).salient_span_kinds]
   spans = [
-    corpus.block(0).answer_text(start, limit)
+    text_of(corpus.block(0), start, limit)
     for start, limit in corpus.block(0).salient_spans.tolist()
   ]
   assert (kinds, spans) == (
     ["ORG", "PER", "DATE"],
     ["Café", "Ada Stone", "1987"],
   )
-  sentences = [
-    corpus.block(0).answer_text(start, limit)
-    for start, limit in corpus.block(0).sentences.tolist()
-  ]
-  assert sentences == ["The Café &amp; Ada Stone.", "was in 1987 by. Velt."]
   # Rows with the same contents have ids of their own.
   names = [corpus.block(row).document_id for row in range(4)]
   assert names[2:] == [f"{names[1]}-1", f"{names[1]}-2"]
   assert len(set(corpus.block_ids.tolist())) == 4
   # No rule adds spans to those that were published.
-  assert [len(corpus.block(row).salient_spans) for row in range(4)] == [
-    3,
-    0,
-    1,
-    0,
-  ]
+  blocks = map(corpus.block, range(4))
+  assert [len(block.salient_spans) for block in blocks] == [3, 0, 1, 0]
+  assert corpus.lengths.max() == 20
   assert corpus.summary["duplicate_blocks"] == 2
-  assert corpus.summary["skipped"] == {"title with 'List of'": 1}
-
-
-def test_a_published_block_that_is_too_long_keeps_its_text(
-  prepare, tmp_path, vocab_file
-):
-  prepare(_SPANS, [RECORDS])
-  corpus = _build(tmp_path, vocab_file, f"tfds:{_SPANS}:train", block_length=12)
-  assert corpus.block(0).body == FIRST
-  assert corpus.lengths.max() == 12
-  reason = "ends of blocks longer than the block length"
-  assert corpus.summary["skipped"][reason] == 1
-  assert corpus.block(0).sentences.tolist()[-1][1] == 8
+  # The ends of blocks that are too long are left out, but not of their text.
+  assert corpus.summary["skipped"] == {
+    "title with 'List of'": 1,
+    "ends of blocks longer than the block length": 1,
+  }
 
 
 def test_a_seqio_source(tmp_path, vocab_file):
@@ -181,14 +160,8 @@ def test_a_seqio_source(tmp_path, vocab_file):
   assert [corpus.block(row).document_id for row in range(2)] == ["7", "8"]
 
 
-def test_a_record_without_text_is_named(prepare):
-  name = "tfds:wikipedia/20230601.en"
+def test_a_record_without_text_is_named():
   with pytest.raises(InputError, match="no 'text' among 'title'; want"):
     RowReader().read({"title": b"Velt"})
   with pytest.raises(InputError, match=r"'title' is not UTF-8 \(byte 2\)"):
     RowReader().read({"title": b"V\xff", "text": np.bytes_(b"")})
-  prepare(name.removeprefix("tfds:"), [[{"title": "Velt", "text": "Ada."}]])
-  source = DocumentSource([name], RowReader())
-  (row,) = source.rows()
-  assert row.place == f"{name} shard 0:1"
-  assert [document.text for document in source.documents()] == ["Ada."]

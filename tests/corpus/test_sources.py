@@ -63,11 +63,11 @@ def test_an_id_comes_from_the_contents(tmp_path):
     (b'["a", "b"]', "list; wanted"),
     (b'{"text": "b"}', "no 'title' among 'text'"),
     (b'{"title": "a", "paragraph": "b"}', "no 'text' among 'title', 'para"),
-    (b'{"title": 3, "text": "b"}', "'title' is int, wanted a string"),
-    (b'{"title": "a", "text": "b", "id": []}', "'id' is list, wanted"),
+    (b'{"title": 3, "text": "b"}', "'title' is int and not"),
+    (b'{"title": "a", "text": "b", "id": []}', "'id' is list and not"),
     (b'{"title": "a", "text": "caf\xe9"}', r"byte 28 .* not UTF-8 \(0xe9\)"),
     (rb'{"title": "a", "text": "b\ud800c"}', "half of a surrogate .* 2"),
-    (b"[" * 100_000, "nested too deep"),
+    (b"[" * 100_000, "not JSON"),
   ],
 )  # fmt: skip
 def test_a_malformed_line_is_named(tmp_path, line, message):

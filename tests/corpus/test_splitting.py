@@ -81,16 +81,30 @@ def cut(text: str, pieces: list[str], capacity: int):
   return texts, cut_sentences.token_ranges.tolist()
 
 
-def test_an_overlong_sentence_is_cut_between_words():
-  texts, tokens = cut("aa bbcc dd ee", ["aa", "bb", "##cc", "dd", "ee"], 2)
-  assert texts == ["aa", "bbcc", "dd ee"]
-  assert tokens == [[0, 1], [1, 3], [3, 5]]
-
-
-def test_an_overlong_word_is_cut_between_pieces():
-  texts, tokens = cut("aabbccdd e", ["aa", "##bb", "##cc", "##dd", "e"], 3)
-  assert texts == ["aabbcc", "dd e"]
-  assert tokens == [[0, 3], [3, 5]]
+@pytest.mark.parametrize(
+  ("text", "pieces", "capacity", "texts", "tokens"),
+  [
+    (
+      "aa bbcc dd ee",
+      "aa bb ##cc dd ee",
+      2,
+      ["aa", "bbcc", "dd ee"],
+      [[0, 1], [1, 3], [3, 5]],
+    ),
+    # A word that fits in no block.
+    (
+      "aabbccdd e",
+      "aa ##bb ##cc ##dd e",
+      3,
+      ["aabbcc", "dd e"],
+      [[0, 3], [3, 5]],
+    ),
+  ],
+)
+def test_an_overlong_sentence_is_cut_between_words(
+  text, pieces, capacity, texts, tokens
+):
+  assert cut(text, pieces.split(), capacity) == (texts, tokens)
 
 
 def test_a_character_of_many_tokens_stays_whole():

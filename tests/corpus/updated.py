@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from realm_jax.corpus.block_builder import block_id
-from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.corpus.documents import block_id
+from realm_jax.corpus.store import NULL_ROW, Block, Corpus
 
 WORDS = "the cafe of velt was built in 1987 by ada stone river".split()
 
@@ -18,6 +18,12 @@ def article(name: str, *, seed: int, sentences: int = 6) -> dict[str, str]:
   ]
   text = [sentence[0].upper() + sentence[1:] for sentence in text]
   return {"id": name, "title": f"Velt {name}", "text": " ".join(text)}
+
+
+def text_of(block: Block, start: int, limit: int) -> str:
+  """Body tokens `[start, limit)` of a block as they were written."""
+  ranges = block.byte_ranges
+  return block.body.encode()[ranges[start, 0] : ranges[limit - 1, 1]].decode()
 
 
 ROWS = [article(f"d{i}", seed=i, sentences=1 + i % 5) for i in range(12)]

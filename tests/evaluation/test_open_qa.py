@@ -23,6 +23,7 @@ from realm_jax.inputs.questions import QuestionFileError
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
+from tests.corpus.updated import text_of
 from tests.evaluation.lines import read_lines
 from tests.inputs import tiny_corpus
 
@@ -116,7 +117,7 @@ def test_the_prediction_is_the_best_span_of_all_blocks_read(
   score, name, start, width = best
   assert line["answer"]["block"] == name
   assert line["answer"]["score"] == pytest.approx(score, abs=1e-4)
-  assert blocks[name].answer_text(start, start + width) in line["prediction"]
+  assert text_of(blocks[name], start, start + width) in line["prediction"]
 
 
 def test_both_ways_to_find_an_answer_in_a_block(

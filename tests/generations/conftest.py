@@ -66,24 +66,22 @@ def _blocks(rows: range, words: list[np.ndarray]) -> Blocks:
     np.stack([start, np.minimum(start + 4, length)], axis=1)
     for start, length in zip(starts, lengths, strict=True)
   ]
-  return Blocks(
-    {
-      "block_ids": np.array(rows),
-      "content_hashes": -np.array(rows),
-      "title_lengths": np.full(len(rows), 2),
-      "salient_span_kinds": np.zeros(0, int),
-      "document_starts": np.arange(len(rows) + 1),
-      "document_hashes": np.array(rows),
-      **ragged("token_ids", [np.append([5, 6], words[row]) for row in rows]),
-      **ragged("byte_ranges", [np.zeros((size, 2), int) for size in lengths]),
-      **ragged("sentences", sentences),
-      **ragged("salient_spans", [np.zeros((0, 2), int)] * len(rows)),
-      **ragged("bodies", [b"words"] * len(rows)),
-      **ragged("titles", [b"t"] * len(rows)),
-      **ragged("document_ids", [f"d{row}".encode() for row in rows]),
-      **ragged("urls", [b""] * len(rows)),
-    }
-  )
+  return {
+    "block_ids": np.array(rows),
+    "content_hashes": -np.array(rows),
+    "title_lengths": np.full(len(rows), 2),
+    "salient_span_kinds": np.zeros(0, int),
+    "document_starts": np.arange(len(rows) + 1),
+    "document_hashes": np.array(rows),
+    **ragged("token_ids", [np.append([5, 6], words[row]) for row in rows]),
+    **ragged("byte_ranges", [np.zeros((size, 2), int) for size in lengths]),
+    **ragged("sentences", sentences),
+    **ragged("salient_spans", [np.zeros((0, 2), int)] * len(rows)),
+    **ragged("bodies", [b"words"] * len(rows)),
+    **ragged("titles", [b"t"] * len(rows)),
+    **ragged("document_ids", [f"d{row}".encode() for row in rows]),
+    **ragged("urls", [b""] * len(rows)),
+  }
 
 
 def random_vectors(num_blocks: int, step: int) -> np.ndarray:

@@ -1,8 +1,12 @@
 """Tasks over numbers, whose order and drops can be worked out by hand."""
 
+import itertools
+
+import numpy as np
 import seqio
 import tensorflow as tf
 
+from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.features import plain_feature
 from realm_jax.inputs.sources import RandomAccessSource
 
@@ -66,3 +70,23 @@ def add_task(source, *, name="numbers", keep=not_a_third, then=None):
     ],
     output_features={"number": plain_feature(tf.int64, rank=0)},
   )
+
+
+def some(config, num, **arguments):
+  """The first batches of a stream, which is closed."""
+  stream = BatchStream(config, **arguments)
+  batches = list(itertools.islice(stream, num))
+  stream.close()
+  return batches
+
+
+def joined(batches):
+  """The position, number and draw of all examples, a row for each batch."""
+  return {
+    "position": np.stack([batch.positions for batch in batches]),
+    "number": np.stack([batch.arrays["number"] for batch in batches]),
+    "draw": np.stack([batch.arrays["draw"] for batch in batches]),
+    "num_texts": np.stack(
+      [(batch.host["texts"] == b"text").sum(1) for batch in batches]
+    ),
+  }

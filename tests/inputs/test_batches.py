@@ -10,6 +10,7 @@ from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.examples import ExampleStream
 from tests.inputs import numbers, tiny_corpus
+from tests.inputs.numbers import joined, some
 
 B = 8
 
@@ -18,27 +19,8 @@ def _config(tiny, task="numbers", batch_size=B, **fields):
   return tiny_corpus.config(task, tiny, batch_size=batch_size, **fields)
 
 
-def _some(config, num, **arguments):
-  stream = BatchStream(config, **arguments)
-  batches = list(itertools.islice(stream, num))
-  stream.close()
-  return batches
-
-
-def _joined(batches):
-  """The position, number and draw of all examples, a row for each batch."""
-  return {
-    "position": np.stack([batch.positions for batch in batches]),
-    "number": np.stack([batch.arrays["number"] for batch in batches]),
-    "draw": np.stack([batch.arrays["draw"] for batch in batches]),
-    "num_texts": np.stack(
-      [(batch.host["texts"] == b"text").sum(1) for batch in batches]
-    ),
-  }
-
-
 def _assert_same(found, expected):
-  for name, values in _joined(found).items():
+  for name, values in joined(found).items():
     np.testing.assert_array_equal(values, expected[name], err_msg=name)
 
 
@@ -51,19 +33,19 @@ def test_a_feature_of_any_name_is_padded_and_no_longer_than_its_limit(
 ):
   numbers.add_task(numbers.Numbers(29))  # Their texts are 0 to 2.
   config = _config(tiny, other_lengths={"texts": 3})
-  (batch,) = _some(config, 1)
+  (batch,) = some(config, 1)
   assert batch.host["texts"].shape == (B, 3)
   config = _config(tiny, other_lengths={"texts": 1})
   with pytest.raises(
     TaskError, match=r"'texts' of length 2, and 1 .* OTHER_LENGTHS"
   ):
-    _some(config, 4)
+    some(config, 4)
 
 
 def test_questions_come_with_their_answers(tiny):
   words = tiny.corpus.vocabulary.pieces.index
   config = _config(tiny, "open_qa", batch_size=3)
-  (batch,) = _some(config, 2, shuffle=False, repeat=False)
+  (batch,) = some(config, 2, shuffle=False, repeat=False)
   assert set(batch.arrays) == {"query"}
   assert batch.texts("question_id") == ["questions:1", "w", "questions:3"]
   assert batch.answers == [["Africa"], ["1900", "since 1900"], ["Rhine"]]
@@ -76,16 +58,12 @@ def test_questions_come_with_their_answers(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_random_access", [True, False])
 def test_processes_join_to_one_stream_in_any_layout(
-  has_random_access, tiny, new_tasks, tmp_path, monkeypatch
+  tiny, new_tasks, tmp_path, monkeypatch
 ):
-  path = tmp_path / "lines.txt"
-  numbers.add_task(
-    numbers.Numbers(29) if has_random_access else numbers.lines(path, 29)
-  )
-  batches = _some(_config(tiny), 12)
-  whole = _joined(batches)
+  numbers.add_task(numbers.lines(tmp_path / "lines.txt", 29))
+  batches = some(_config(tiny), 12)
+  whole = joined(batches)
   rows = [[] for _ in range(B)]
   for example in itertools.islice(ExampleStream(_config(tiny)), 15 * B):
     rows[int(example["position"]) % B].append(example)
@@ -103,16 +81,16 @@ def test_processes_join_to_one_stream_in_any_layout(
     monkeypatch.setattr(lookups, per_lookup)
     config = _config(tiny, batches_ahead=ahead)
     for own in _shares(count):
-      part = _some(config, 12, rows=own)
+      part = some(config, 12, rows=own)
       _assert_same(part, {name: x[:, own] for name, x in whole.items()})
-      part = _some(config, 5, rows=own, positions=positions[own])
+      part = some(config, 5, rows=own, positions=positions[own])
       _assert_same(part, {name: x[7:, own] for name, x in whole.items()})
 
 
 def test_rows_that_run_out_give_filler(tiny, new_tasks):
   numbers.add_task(numbers.Numbers(10))  # Without 0, 3, 6 and 9.
   config = _config(tiny, batch_size=4)
-  batches = _some(config, 9, shuffle=False, repeat=False)
+  batches = some(config, 9, shuffle=False, repeat=False)
   positions = [batch.positions.tolist() for batch in batches]
   assert positions == [[4, 1, 2, 7], [8, 5, -1, -1]]
   assert batches[1].is_real.tolist() == [True, True, False, False]
@@ -121,7 +99,7 @@ def test_rows_that_run_out_give_filler(tiny, new_tasks):
   assert batches[1].next_positions.tolist() == [12, 9, 6, 11]
   # A process ends as soon as all of its own rows have run out.
   parts = [
-    _some(config, 9, rows=rows, shuffle=False, repeat=False)
+    some(config, 9, rows=rows, shuffle=False, repeat=False)
     for rows in _shares(2, 4)
   ]
   assert [len(part) for part in parts] == [2, 1]
@@ -157,13 +135,13 @@ def test_rows_or_tasks_without_examples_are_errors(
   numbers.add_task(source, keep=lambda number: number % 4 != 0)
   # In the order of the source, row 0 has only numbers that are dropped.
   with pytest.raises(TaskError, match="keeps none of 300 records"):
-    _some(_config(tiny, batch_size=4), 1, shuffle=False)
+    some(_config(tiny, batch_size=4), 1, shuffle=False)
   # In orders of their own, epochs have something for each row.
-  assert len(_some(_config(tiny, batch_size=4), 3)) == 3
+  assert len(some(_config(tiny, batch_size=4), 3)) == 3
   numbers.add_task(source, name="none", keep=lambda number: number < 0)
   with pytest.raises(TaskError, match="'none' keeps none of 300 records"):
-    _some(_config(tiny, "none"), 1)
-  assert _some(_config(tiny, "none"), 1, repeat=False) == []
+    some(_config(tiny, "none"), 1)
+  assert some(_config(tiny, "none"), 1, repeat=False) == []
 
 
 @pytest.mark.parametrize("then", ["shuffle", "repeat"])
@@ -176,7 +154,7 @@ def test_a_task_that_shuffles_or_repeats_is_refused(then, tiny, new_tasks):
   }[then]
   numbers.add_task(numbers.Numbers(29), then=change)
   with pytest.raises(TaskError, match="twice or out of order"):
-    _some(_config(tiny), 9)
+    some(_config(tiny), 9)
 
 
 def test_streams_are_closed_at_any_time(tiny, new_tasks):

@@ -12,6 +12,7 @@ from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.examples import ExampleStream
 from tests.inputs import numbers, tiny_corpus
+from tests.inputs.numbers import joined, some
 
 B = 4
 
@@ -38,36 +39,22 @@ def _config(tiny, task="mixed", **fields):
   return tiny_corpus.config(task, tiny, **{"batch_size": B, **fields})
 
 
-def _some(config, num, **settings):
-  stream = BatchStream(config, **settings)
-  batches = list(itertools.islice(stream, num))
-  stream.close()
-  return batches
-
-
-def _joined(batches):
-  return {
-    name: np.stack([batch.arrays[name] for batch in batches])
-    for name in ("number", "draw")
-  } | {"position": np.stack([batch.positions for batch in batches])}
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("mixed")
 def test_rows_join_to_one_stream_in_any_layout_and_resume_anywhere(tiny):
   config = _config(tiny)
-  batches = _some(config, 20)
-  whole = _joined(batches)
+  batches = some(config, 20)
+  whole = joined(batches)
   rows = [[] for _ in range(B)]
   for example in itertools.islice(ExampleStream(config), 40 * B):
     rows[int(example["position"]) % B].append(example)
-  for name, values in whole.items():
+  for name in ("position", "number", "draw"):
     expected = [[example[name] for example in row[:20]] for row in rows]
-    np.testing.assert_array_equal(values.T, expected, err_msg=name)
+    np.testing.assert_array_equal(whole[name].T, expected, err_msg=name)
   positions = batches[9].next_positions
   for own in ([0, 1], [2, 3]):
-    part = _some(config, 9, rows=np.array(own), positions=positions[own])
-    for name, values in _joined(part).items():
+    part = some(config, 9, rows=np.array(own), positions=positions[own])
+    for name, values in joined(part).items():
       np.testing.assert_array_equal(values, whole[name][10:19, own])
 
 
@@ -85,25 +72,6 @@ def test_tasks_come_by_rate_and_their_records_equally_often(tiny):
   assert sorted(found.keys() - few.keys()) == [
     number for number in range(100, 140) if number % 3
   ]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("new_tasks")
-def test_tasks_of_the_project_mix(tiny):
-  """Blocks and texts, through a mixture inside another."""
-  masks = ["masked_salient_spans", "masked_random_tokens"]
-  with (
-    _mixture("masks", masks, default_rate=1),
-    _mixture("both", [("masks", 1), ("masked_random_spans", 1)]),
-    _mixture("questions", [("open_qa", 1), ("open_qa_regex", 2)]),
-  ):
-    batches = _some(_config(tiny, "both", batch_size=8), 6)
-    num_masks = [(b.arrays["mask_weights"] > 0).sum(1) for b in batches]
-    assert np.min(num_masks) == 1
-    batches = _some(_config(tiny, "questions", batch_size=8), 6)
-    kinds = collections.Counter(k for b in batches for k in b.answer_kinds)
-    assert kinds.total() == 48
-    assert kinds["regex"] / 48 == pytest.approx(2 / 3, abs=0.25)
 
 
 @pytest.mark.slow

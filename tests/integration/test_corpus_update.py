@@ -13,7 +13,7 @@ import pytest
 from benchmarks.faults import verdict
 from benchmarks.runs.jobs import wait_until
 from benchmarks.runs.pretraining import Run
-from realm_jax.corpus.block_builder import block_id
+from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.update import update_corpus
 from realm_jax.evaluation.answers import ask

@@ -8,9 +8,8 @@ import pytest
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.display import describe
-from realm_jax.inputs.examples import ExampleStream, find_task
+from realm_jax.inputs.examples import ExampleStream
 from tests.inputs import tiny_corpus
-from tests.tasks import test_published_sets
 
 
 @pytest.fixture
@@ -48,13 +47,3 @@ def test_ten_lines_make_a_task(page, tiny, tmp_path, monkeypatch):
   assert shown == _block(page, "text").rstrip()
   assert second["question_id"] == b"g8"
   assert batch.texts("question_id")[0] in ("g7", "g8")
-
-
-def test_the_published_sets_are_those_of_the_page(page):
-  row = r"^\| `(\w+)` \|([^|]*)\|([^|]*)\|([^|]*)\|"
-  table = page[page.index("| task |") :]
-  rows = re.findall(row, table, re.MULTILINE)
-  assert [name for name, *_ in rows] == list(test_published_sets.SETS)
-  for name, *cells in rows:
-    shown = [int(digits) for c in cells if (digits := re.sub(r"\D", "", c))]
-    assert shown == list(find_task(name).source.sizes.values())

@@ -1,13 +1,6 @@
 """Questions: their tokens, their answers as texts and tokens."""
 
-import json
-
-import pytest
-
-from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.questions import JsonLinesSource, Question
-from tasks import open_qa
 from tests.inputs import tiny_corpus
 
 
@@ -54,17 +47,3 @@ def test_patterns_have_no_tokens(tiny):
   for example in _examples(tiny, task="open_qa_regex"):
     assert example["answer_kind"] == b"regex"
     assert example["answer_tokens"].shape == (len(example["answers"]), 0)
-
-
-@pytest.mark.usefixtures("new_tasks")
-def test_another_format_is_a_task_of_its_own(tiny, tmp_path):
-  def web_question(fields):
-    return Question(fields["qText"], fields["answers"], fields["qId"])
-
-  open_qa.add("quiz", JsonLinesSource(web_question))
-  line = {"qId": "wqr1", "qText": "where is oslo ?", "answers": ["Norway"]}
-  (tmp_path / "wq.jsonl").write_text(json.dumps(line))
-  context = TaskContext(tiny.corpus_dir, {"train": tmp_path / "wq.jsonl"})
-  (example,) = _examples(context, task="quiz")
-  assert example["question_id"] == b"wqr1"
-  assert _texts(example["answers"]) == ["Norway"]

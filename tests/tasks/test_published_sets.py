@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tensorflow_datasets as tfds
@@ -10,36 +9,14 @@ from etils import epath
 
 from realm_jax.corpus import seqio_rows
 from realm_jax.inputs.config import TaskContext, task_context
-from realm_jax.inputs.examples import ExampleStream, find_task
-from realm_jax.inputs.published import json_lines, squad
+from realm_jax.inputs.examples import find_task
+from realm_jax.inputs.published import question_of_record
 from realm_jax.inputs.questions import Question, QuestionFileError
-from tasks import (
-  natural_questions_open,
-  squad_open,
-  trivia_qa_open,
-  web_questions,
-)
-from tests.inputs import tiny_corpus
+from tasks import published_questions
 
 # TFDS reads its metadata by a method that protobuf will drop.
 pytestmark = pytest.mark.filterwarnings(
   r"ignore:.*label\(\) is deprecated:DeprecationWarning"
-)
-
-# What is read, as it was written.
-QUESTIONS = (
-  Question("who wrote Emma?", ["Jane Austen", "Austen"], "q1"),
-  Question("where is São Paulo ?", ["Brazil"], "q2"),
-  Question("when did it end", ["1945 (May)", "1945"], "q3"),
-)
-
-SETS = (
-  "natural_questions_open",
-  "web_questions",
-  "curated_trec",
-  "squad_open",
-  "trivia_qa_open",
-  "entity_questions",
 )
 
 
@@ -58,93 +35,6 @@ def write_lines(path: Path, questions: list[Question]) -> None:
   """NQ-open's and DrQA's format."""
   lines = [{"question": q.question, "answer": q.answers} for q in questions]
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def write_release(path: Path, questions: list[Question]) -> None:
-  """WebQuestions' own format; bare descriptions have no space."""
-
-  def description(text: str) -> str:
-    quoted = f'"{text}"' if not text.isalnum() else text
-    return f"(description {quoted})"
-
-  entries = [
-    {
-      "url": "http://www.freebase.com/view/en/it",
-      "targetValue": f"(list {' '.join(map(description, q.answers))})",
-      "utterance": q.question,
-    }
-    for q in questions
-  ]
-  path.write_text(json.dumps(entries))
-
-
-def write_squad(path: Path, questions: list[Question]) -> None:
-  """A paragraph for each question, and its first answer given twice."""
-  paragraphs = [
-    {
-      "context": " ".join(q.answers),
-      "qas": [
-        {
-          "id": q.question_id,
-          "question": q.question,
-          "answers": [
-            {"text": text, "answer_start": 0}
-            for text in (q.answers[0], *q.answers)
-          ],
-        }
-      ],
-    }
-    for q in questions
-  ]
-  data = [{"title": "It", "paragraphs": [p]} for p in paragraphs]
-  path.write_text(json.dumps({"data": data, "version": "1.1"}))
-
-
-def write_trivia(path: Path, questions: list[Question]) -> None:
-  """TriviaQA's format, in the lines that TFDS expects."""
-  entries = [
-    {
-      "Answer": {
-        "Aliases": [*q.answers, q.answers[0]],
-        "NormalizedAliases": [answer.lower() for answer in q.answers],
-        "NormalizedValue": q.answers[0].lower(),
-        "Type": "FreeForm",
-        "Value": q.answers[0],
-      },
-      "EntityPages": [],
-      "Question": q.question,
-      "QuestionId": q.question_id,
-      "QuestionSource": "http://www.example.org/",
-      "SearchResults": [],
-    }
-    for q in questions
-  ]
-  text = json.dumps({"Data": entries, "Domain": "unfiltered"}, indent=4)
-  path.write_text(text)
-
-
-def prepare(
-  builder: str,
-  directory: Path,
-  splits: dict[str, dict[str, Any]],
-  patch: pytest.MonkeyPatch,
-) -> str:
-  """Lets a builder of TFDS write its splits from files of ours.
-
-  Each split has the arguments of the builder's own `_generate_examples`, which
-  are usually files that it has downloaded. Returns the place for a task.
-  """
-  found = tfds.builder(builder, data_dir=directory)
-  patch.setattr(
-    type(found),
-    "_split_generators",
-    lambda self, dl_manager: {
-      split: self._generate_examples(**arguments)
-      for split, arguments in splits.items()
-    },
-  )
-  found.download_and_prepare()
-  return f"tfds:{directory}"
 
 
 def _many(num: int) -> list[Question]:
@@ -231,56 +121,115 @@ def test_curated_trec_of_drqa_has_patterns(tmp_path):
     read("curated_trec", "test", tmp_path / "other")
 
 
-@pytest.mark.slow
+SQUAD = {
+  "data": [
+    {
+      "paragraphs": [
+        {
+          "qas": [
+            {
+              "id": "q1",
+              "question": "who wrote Emma?",
+              "answers": [{"text": "Jane Austen"}] * 2 + [{"text": "Austen"}],
+            }
+          ]
+        }
+      ]
+    }
+  ]
+}
+TRIVIA = {
+  "Data": [
+    {
+      "Answer": {"Aliases": ["Austen", " "], "Value": "Jane Austen "},
+      "Question": " who wrote Emma?",
+      "QuestionId": "q1",
+      "SearchResults": [{"Data": []}],
+    },
+  ],
+  "Domain": "unfiltered",
+}
+RELEASED = [
+  {
+    "targetValue": '(list (description "Jane Austen") (description Austen))',
+    "utterance": "who wrote Emma?",
+  }
+]
+
+
 @pytest.mark.parametrize(
-  ("module", "builder", "write", "read_file", "generates"),
+  ("read_file", "published", "name"),
   [
+    (published_questions.squad, SQUAD, "q1"),
+    (published_questions.trivia_qa, TRIVIA, "q1"),
     (
-      natural_questions_open,
-      "natural_questions_open",
-      write_lines,
-      json_lines,
-      lambda path: {"file_path": path},
-    ),
-    (
-      web_questions,
-      "web_questions",
-      write_release,
-      web_questions.read_release,
-      lambda path: {"file_path": path},
-    ),
-    (
-      squad_open,
-      "squad/v1.1",
-      write_squad,
-      squad,
-      lambda path: {"filepath": path},
-    ),
-    (
-      trivia_qa_open,
-      "trivia_qa/unfiltered.nocontext",
-      write_trivia,
-      trivia_qa_open.read_file,
-      lambda path: {"files": [str(path)], "web_dir": None, "wiki_dir": None},
+      published_questions.json_entries(published_questions._released),
+      RELEASED,
+      "",
     ),
   ],
-  ids=["nq", "wq", "squad", "trivia"],
+  ids=["squad", "trivia", "webquestions"],
 )
-def test_the_builders_of_tfds_give_what_the_files_have(
-  module, builder, write, read_file, generates, tmp_path, monkeypatch
+def test_published_formats(read_file, published, name, tmp_path):
+  path = epath.Path(tmp_path / "published.json")
+  path.write_text(json.dumps(published, indent=1))
+  answers = ["Jane Austen", "Austen"]
+  assert [*read_file(path)] == [Question("who wrote Emma?", answers, name)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("builder", "fields"),
+  [
+    ("natural_questions_open", {"answer": [b"Jane Austen", b"Austen"]}),
+    ("web_questions", {"answers": [b"Jane Austen", b"Austen"]}),
+    (
+      "squad/v1.1",
+      {
+        "answers": {"text": [b"Jane Austen", b"Jane Austen", b"Austen"]},
+        "id": b"q1",
+      },
+    ),
+    (
+      "trivia_qa/unfiltered.nocontext",
+      {
+        "answer": {"value": b"Jane Austen", "aliases": [b"Austen "]},
+        "question_id": b"q1",
+      },
+    ),
+  ],
+)
+def test_records_of_tfds(builder, fields, tmp_path):
+  record = {"question": b"who wrote Emma?", **fields}
+  features = tfds.builder(builder, data_dir=tmp_path).info.features
+  for name, value in record.items():
+    assert not isinstance(value, dict) or value.keys() <= features[name].keys()
+  assert record.keys() <= features.keys()
+  name = "q1" if b"q1" in fields.values() else ""
+  answers = ["Jane Austen", "Austen"]
+  expected = Question("who wrote Emma?", answers, name)
+  assert question_of_record(record) == expected
+
+
+def test_sets_of_tfds_are_divided_like_files(
+  tmp_path, monkeypatch, published_number
 ):
-  path = tmp_path / "published.json"
-  write(path, QUESTIONS)
-  from_file = list(read_file(epath.Path(path)))
-  assert without_ids(from_file) == without_ids(QUESTIONS)
-  splits = {"train": generates(path), "validation": generates(path)}
-  prepare(builder, tmp_path, splits, monkeypatch)
-  records = seqio_rows.read_prepared(builder, "train", tmp_path)
-  from_tfds = [module.read_tfds(record) for record in records]
-  # TFDS shuffles records once, when it writes them.
-  assert sorted(without_ids(from_tfds)) == sorted(without_ids(from_file))
-  ids = {q.question_id for q in from_tfds}
-  assert ids == ({"q1", "q2", "q3"} if "q1" in ids else {""})
+  def read_prepared(*place):
+    assert place == ("natural_questions_open", "train", str(tmp_path))
+    for q in _many(30):
+      answers = [*map(str.encode, q.answers)]
+      yield {"question": q.question.encode(), "answer": answers}
+
+  monkeypatch.setattr(seqio_rows, "read_prepared", read_prepared)
+  for split, size in (("train", 27), ("dev", 3)):
+    published_number("natural_questions_open", split, size)
+  name = "natural_questions_open"
+  found = [
+    read(name, split, f"tfds:{tmp_path}")
+    for split in ("train", "dev", "train+dev")
+  ]
+  assert sorted(found[0] + found[1]) == sorted(found[2])
+  assert found[2][4].question_id == "train:5"
 
 
 def test_webquestions_divides_as_published(shared_data):
@@ -324,29 +273,6 @@ def test_curated_trec_of_the_tables(shared_data):
 
 
 def test_xquad_is_read_as_a_part_of_squad(shared_data):
-  path = shared_data / "xquad_en" / "xquad.en.json"
-  found = read("squad_open", "test", path.parent)
+  found = read("squad_open", "test", shared_data / "xquad_en")
   assert len(found) == 1190
-  paragraphs = [
-    p for a in json.loads(path.read_text())["data"] for p in a["paragraphs"]
-  ]
-  by_id = {q["id"]: q for p in paragraphs for q in p["qas"]}
-  assert all(
-    (q.question, q.answers[0])
-    == (
-      by_id[q.question_id]["question"],
-      by_id[q.question_id]["answers"][0]["text"],
-    )
-    for q in found
-  )
-
-
-def test_its_examples_are_those_of_open_qa(tiny, shared_data):
-  path = shared_data / "curatedtrec" / "curated-train.tsv"
-  config = tiny_corpus.config(
-    "curated_trec", tiny, split="dev", question_files={"dev": path}
-  )
-  examples = list(ExampleStream(config, shuffle=False, repeat=False))
-  assert len(examples) == 48
-  assert {example["answer_kind"] for example in examples} == {b"regex"}
-  assert all(example["answer_tokens"].shape == (1, 0) for example in examples)
+  assert all(question.answers for question in found)

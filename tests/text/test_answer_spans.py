@@ -33,20 +33,6 @@ def one_by_one(blocks, answers):
   )
 
 
-def test_spans_of_several_blocks_by_hand():
-  blocks = [[5, 7, 8, 7, 8], [8], [], [7, 8]]
-  found = spans.find_token_spans(*flattened(blocks), [[7, 8], [8], [9], []])
-  assert list(zip(*map(np.ndarray.tolist, found), strict=True)) == [
-    (0, 1, 2),
-    (0, 2, 1),
-    (0, 3, 2),
-    (0, 4, 1),
-    (1, 0, 1),
-    (3, 0, 2),
-    (3, 1, 1),
-  ]
-
-
 @given(BLOCKS, ANSWERS)
 def test_it_finds_what_comparing_every_slice_finds(blocks, answers):
   found = spans.find_token_spans(*flattened(blocks), answers)

@@ -20,28 +20,6 @@ PHRASES = st.lists(
 
 
 @pytest.mark.parametrize(
-  ("text", "normalized"),
-  [
-    ("The  Beatles!", "beatles"),
-    ("An apple a day", "apple day"),
-    ("U.S.A.", "usa"),
-    ("1,000\tmiles", "1000 miles"),
-    # Punctuation goes first, so that an article may arise from it.
-    ("T.H.E. end", "end"),
-    # "theatre" only begins with an article.
-    ("theatre", "theatre"),
-    # NFD takes the accent apart; it is not dropped.
-    ("Café", "cafe\u0301"),
-    # Only ASCII punctuation is dropped.
-    ("“rock”—roll", "“rock”—roll"),
-    ("the", ""),
-  ],
-)
-def test_normalize_answer_by_hand(text, normalized):
-  assert answers.normalize_answer(text) == normalized
-
-
-@pytest.mark.parametrize(
   ("prediction", "reference", "score"),
   [
     # 2 shared of 3 predicted and 2 wanted: 2 * (2/3 * 1) / (2/3 + 1) = 0.8.
@@ -94,17 +72,11 @@ def test_a_bad_pattern_matches_nothing_and_is_reported():
   [
     ("He met Alice Smith.", "alice smith", True),
     ("He met Alice Smith.", "Ali", False),
-    ("He met Alice, Smith said.", "Alice Smith", False),
     ("the U.S. army", "U.S.", True),
-    ("the U. S. army", "U.S.", True),
-    ("the US army", "U.S.", False),
     ("a Café here", "cafe\u0301", True),
     ("a Café here", "cafe", False),
     ("in 1972\u00a0and\u200blater", "1972 and later", True),
-    ("東京 is big", "東京", True),
     ("anything", "", False),
-    ("any one", "  ", False),
-    ("ends with the end", "the end", True),
   ],
 )
 def test_contains_answer_by_hand(text, answer, contained):

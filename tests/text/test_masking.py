@@ -35,18 +35,6 @@ def _is_near(count: int, expected: float) -> bool:
   return abs(count - expected) < 5 * np.sqrt(expected)
 
 
-def test_spans_of_unmasked_kinds_are_left_out():
-  def spans(*kinds: str) -> list[list[int]]:
-    block = masking.without_span_kinds(_BLOCK, kinds)
-    assert len(block["salient_spans"]) == len(block["salient_span_kinds"])
-    return block["salient_spans"].numpy().tolist()
-
-  assert spans() == [[1, 3], [9, 10], [10, 12]]
-  assert spans("number") == [[1, 3], [9, 10]]
-  assert spans("name", "number", "other") == [[9, 10]]
-  assert spans("name", "date", "number") == []
-
-
 def test_salient_spans_are_masked_whole_and_equally_often():
   counts = collections.Counter(
     (tuple(ids.tolist()), tuple(np.flatnonzero(is_masked).tolist()))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
-from realm_jax.corpus.block_builder import block_id
+from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.update import update_corpus
 from realm_jax.generations.loading import load_generation

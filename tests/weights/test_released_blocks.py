@@ -15,6 +15,7 @@ from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.text.wordpieces import vocabulary_of
 from realm_jax.weights import WeightsError, released_blocks
 from realm_jax.weights.released_blocks import ReleasedBlocks
+from tests.corpus.updated import text_of
 from tests.weights import tf_files as files
 from tests.weights.models import import_weights
 
@@ -66,7 +67,7 @@ def test_a_row_is_a_record_whatever_is_in_it(tmp_path, monkeypatch):
   assert corpus.block(1).token_ids.tolist() == ids("ada , ada")
   assert corpus.block(1).byte_ranges.tolist() == [[1, 4], [5, 6], [7, 10]]
   # "À" is two bytes of the record, and the answer is as it was written.
-  assert corpus.block(2).answer_text(0, 1) == "ÀDA"
+  assert text_of(corpus.block(2), 0, 1) == "ÀDA"
   assert corpus.block(0).sentences.tolist() == [[0, 6], [6, 13]]
   assert [len(corpus.block(r).body_token_ids) for r in range(6)] == BODY_LENGTHS
   # The longest is [CLS] of [SEP] the … [SEP].
