@@ -4,22 +4,21 @@ import dataclasses
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from realm_jax.console import columns, figures_table
-from realm_jax.evaluation.run import Block
+from realm_jax.evaluation.run import QUESTION, SENTENCE, Block, Kind
 
-Kind = Literal["masked sentence", "question"]
 _WIDTH = 80
 _INDENT = "   "
 _LEGENDS = {
-  "masked sentence": (
+  SENTENCE: (
     "p(z|x) is over the candidates; p(y|z,x) is the product over the "
     "wordpieces of y; share is the candidate's part of p(y|x) = Σ p(z|x) "
     "p(y|z,x); utility is log p(y|z,x) − log p(y|null,x); r(z) is the gradient "
     "of log p(y|x) by f(x,z): the documents that it would reward."
   ),
-  "question": (
+  QUESTION: (
     "All probabilities are of one softmax over the spans of all blocks that "
     "were read: p(z|x) is the sum over the spans of a block, p(y|z,x) the part "
     "of it that gives y, and share the block's part of p(y|x). The column "
@@ -89,7 +88,7 @@ class Explanation:
     kind: Which of the two it is.
     model_dir: Directory of the run.
     checkpoint: Step of the checkpoint.
-    generation: Step of the generation that was searched; None of a baseline.
+    generation: Step of the generation that was searched.
     read: The query in wordpieces, as the model read it.
     answer: y, the answer that the figures are of; empty if there is none.
     answer_is_given: Whether the answer was given, or is the best one.
@@ -100,14 +99,13 @@ class Explanation:
     notes: What a reader of the figures should know.
     log_likelihood_null: log p(y|null,x); None of a question.
     utility: log p(y|x) − log p(y|null,x); None of a question.
-    unaided: What a baseline makes of the sentence without any text.
   """
 
   text: str
   kind: Kind
   model_dir: str
   checkpoint: int
-  generation: int | None
+  generation: int
   read: str
   answer: str
   answer_is_given: bool
@@ -115,10 +113,9 @@ class Explanation:
   log_likelihood: float | None
   candidates: Sequence[Candidate]
   fillings: Sequence[Filling]
-  notes: Sequence[str]
+  notes: list[str]
   log_likelihood_null: float | None = None
   utility: float | None = None
-  unaided: "Explanation | None" = None
 
   @property
   def probability(self) -> float:
@@ -140,18 +137,12 @@ def probability(log_probability: float | None) -> float:
 
 def explanation_text(explained: Explanation, *, num_texts: int) -> str:
   """Returns tables for a terminal, and the texts of the first blocks."""
-  title = "best answers"
-  if explained.kind == "masked sentence":
-    title = "best fillings"
   parts = [
     _head(explained),
     _candidates_table(explained),
     textwrap.fill(_LEGENDS[explained.kind], _WIDTH, break_on_hyphens=False),
-    _fillings_table(title, explained.fillings),
+    _fillings_table(explained),
   ]
-  if (unaided := explained.unaided) is not None:
-    title = f"{unaided.model_dir}, unaided"
-    parts.append(_fillings_table(title, unaided.fillings))
   blocks = [one.block for one in explained.candidates if one.block.id]
   for block in blocks[:num_texts]:
     text = textwrap.indent(textwrap.fill(block.text, _WIDTH - 3), _INDENT)
@@ -170,11 +161,6 @@ def _head(explained: Explanation) -> str:
     null = probability(explained.log_likelihood_null)
     figures["p(y|x) by the null block"] = f"{null:.4g}"
     figures["utility of retrieval"] = f"{explained.utility:+.4f}"
-  unaided = explained.unaided
-  if unaided is not None and unaided.answer_is_given:
-    figures[f"p(y|x) by {unaided.model_dir}"] = (
-      f"{unaided.probability:.4g}  ({len(unaided.wordpieces)} wordpieces)"
-    )
   made_by = f"{explained.checkpoint}, {explained.generation}"
   figures["checkpoint, generation"] = made_by
   lines.append(figures_table(figures))
@@ -183,7 +169,7 @@ def _head(explained: Explanation) -> str:
 
 
 def _candidates_table(explained: Explanation) -> str:
-  is_question = explained.kind == "question"
+  is_question = explained.kind == QUESTION
   own = ["retriever"] if is_question else ["utility", "r(z)"]
   heads = ["candidate", "p(z|x)", "p(y|z,x)", "share", *own]
   rows: list[list[object]] = [[*heads, "alone it says", "with p"]]
@@ -208,10 +194,11 @@ def _candidates_table(explained: Explanation) -> str:
   return columns(rows)
 
 
-def _fillings_table(title: str, fillings: Sequence[Filling]) -> str:
-  has_null = any(one.without_retrieval is not None for one in fillings)
-  rows = [[title, "p(y|x)", *(["by the null block"] if has_null else [])]]
-  for one in fillings:
-    numbers = [one.probability, one.without_retrieval][: 1 + has_null]
+def _fillings_table(explained: Explanation) -> str:
+  rows = [["best fillings", "p(y|x)", "by the null block"]]
+  if explained.kind == QUESTION:
+    rows = [["best answers", "p(y|x)"]]
+  for one in explained.fillings:
+    numbers = [one.probability, one.without_retrieval][: len(rows[0]) - 1]
     rows.append([f"{one.text:.40}", *(f"{n:.4g}" for n in numbers)])
   return columns(rows)

@@ -96,12 +96,12 @@ def test_generations_that_do_not_fit(world, two_steps, load, tmp_path):
     _ = load(corpus_dir=tmp_path / "other", block_length=length).generation
 
 
-def test_a_run_that_has_no_reader(world, load, run_config, tmp_path):
+def test_a_run_that_has_no_reader(world, load, tmp_path):
   world.save_checkpoint(tmp_path, stage=InverseCloze())
+  run = load(model_dir=tmp_path)
+  assert run.models.reader is None
   with pytest.raises(CheckpointError, match=r"has no reader.*eval_retrieval"):
-    load(model_dir=tmp_path)
-  config = dataclasses.replace(run_config, model_dir=tmp_path)
-  assert Run.load(config, needs_reader=False).models.reader is None
+    run.require_reader()
 
 
 def test_a_corpus_that_does_not_fit(world, load, tmp_path):
