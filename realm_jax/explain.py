@@ -14,13 +14,18 @@ The configuration is the one that the run keeps, over gin/runs/explain.gin, or
 that of gin files. Of several processes, process 0 does this on its own devices.
 """
 
+import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 
 from realm_jax.configuration import command_line
-from realm_jax.console import columns, prompted_lines
+from realm_jax.console import columns, figures_table, prompted_lines
 from realm_jax.storage.json_files import write_json
+
+if TYPE_CHECKING:
+  from realm_jax.evaluation.explain import Explanation
 
 _ANSWER = flags.DEFINE_string(
   "answer", None, "Answer to explain; it replaces the one [MASK]."
@@ -38,6 +43,22 @@ _JSON = flags.DEFINE_string(
 )
 
 _RECIPE = "gin/runs/explain.gin"
+_WIDTH = 80
+_INDENT = "   "
+_LEGENDS = {
+  "masked sentence": (
+    "p(z|x) is over the candidates; p(y|z,x) is the product over the "
+    "wordpieces of y; share is the candidate's part of p(y|x) = Σ p(z|x) "
+    "p(y|z,x); utility is log p(y|z,x) − log p(y|null,x); r(z) is the gradient "
+    "of log p(y|x) by f(x,z): the documents that it would reward."
+  ),
+  "question": (
+    "All probabilities are of one softmax over the spans of all blocks that "
+    "were read: p(z|x) is the sum over the spans of a block, p(y|z,x) the part "
+    "of it that gives y, and share the block's part of p(y|x). The column "
+    "retriever is the softmax of f(x,z) over the blocks that were retrieved."
+  ),
+}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -58,7 +79,6 @@ def main(argv: Sequence[str]) -> None:
 
 def _explain(text: str) -> None:
   from realm_jax.evaluation.explain import block_use, explain
-  from realm_jax.evaluation.explanation import explanation_text
   from realm_jax.evaluation.run import Run, RunConfig
 
   if _BLOCK_USE.value:
@@ -75,10 +95,79 @@ def _explain(text: str) -> None:
   texts = prompted_lines("sentence with [MASK], or question")
   for one in [text] if text else texts:
     found = explain(run, one, _ANSWER.value)
-    print(explanation_text(found, num_texts=_NUM_TEXTS.value))
+    print(shown(found, num_texts=_NUM_TEXTS.value))
     explained.append(found.to_json())
   if _JSON.value:
     write_json(_JSON.value, {"explanations": explained})
+
+
+def shown(explained: "Explanation", *, num_texts: int) -> str:
+  """Returns tables for a terminal, and the texts of the first blocks."""
+  parts = [
+    _head(explained),
+    _candidates_table(explained),
+    textwrap.fill(_LEGENDS[explained.kind], _WIDTH, break_on_hyphens=False),
+    _fillings_table(explained),
+  ]
+  blocks = [one.block for one in explained.candidates if one.block.id]
+  for block in blocks[:num_texts]:
+    text = textwrap.indent(textwrap.fill(block.text, _WIDTH - 3), _INDENT)
+    parts.append(f"{block.title}  [{block.id}]\n{text}")
+  return "\n\n".join(parts) + "\n"
+
+
+def _head(explained: "Explanation") -> str:
+  lines = [explained.text]
+  if explained.answer:
+    how = "given" if explained.answer_is_given else "the best"
+    pieces = " ".join(explained.wordpieces)
+    lines.append(f"y = {explained.answer!r} ({how}; wordpieces: {pieces})")
+  figures = {"p(y|x)": f"{explained.probability:.4g}"}
+  if explained.utility is not None:
+    null = explained.candidates[0]
+    figures["p(y|x) by the null block"] = f"{null.likelihood:.4g}"
+    figures["utility of retrieval"] = f"{explained.utility:+.4f}"
+  made_by = f"{explained.checkpoint}, {explained.generation}"
+  figures["checkpoint, generation"] = made_by
+  lines.append(figures_table(figures))
+  lines += [textwrap.fill(f"Note: {n}.", _WIDTH) for n in explained.notes]
+  return "\n".join(lines)
+
+
+def _candidates_table(explained: "Explanation") -> str:
+  is_question = explained.kind == "question"
+  own = ["retriever"] if is_question else ["utility", "r(z)"]
+  heads = ["candidate", "p(z|x)", "p(y|z,x)", "share", *own]
+  rows: list[list[object]] = [[*heads, "alone it says", "with p"]]
+  for rank, one in enumerate(explained.candidates, start=int(is_question)):
+    block, best = one.block, one.best
+    mark = " *" if one.contains_text else ""
+    figures: list[object] = [block.probability]
+    if not is_question:
+      figures = [f"{one.utility:+.4f}", f"{one.reward:+.4f}"]
+    rows.append(
+      [
+        f"{rank}. {block.title:.20} [{block.id}]{mark}"
+        if block.id
+        else "(null block)",
+        one.probability,
+        f"{one.likelihood:.4g}",
+        "–" if one.share is None else one.share,
+        *figures,
+        *([f"{best.text:.18}", f"{best.probability:.3g}"] if best else "  "),
+      ]
+    )
+  return columns(rows)
+
+
+def _fillings_table(explained: "Explanation") -> str:
+  rows = [["best fillings", "p(y|x)", "by the null block"]]
+  if explained.kind == "question":
+    rows = [["best answers", "p(y|x)"]]
+  for one in explained.fillings:
+    numbers = [one.probability, one.without_retrieval][: len(rows[0]) - 1]
+    rows.append([f"{one.text:.40}", *(f"{n:.4g}" for n in numbers)])
+  return columns(rows)
 
 
 if __name__ == "__main__":

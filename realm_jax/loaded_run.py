@@ -23,8 +23,7 @@ from jaxtyping import Float32
 
 from realm_jax.evaluation import answers
 from realm_jax.evaluation.answers import Answer, Answered
-from realm_jax.evaluation.explain import explain
-from realm_jax.evaluation.explanation import Explanation
+from realm_jax.evaluation.explain import Explanation, explain
 from realm_jax.evaluation.run import QUESTION, Block, Run, RunConfig
 
 __all__ = ["Answer", "Answered", "Block", "Explanation", "LoadedRun", "load"]

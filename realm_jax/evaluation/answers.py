@@ -173,9 +173,12 @@ def read(
     order = np.tile(np.arange(found.rows.shape[1]), (len(found.rows), 1))
   places = order[:, : run.config.num_read]
   chosen = Retrieved(*(np.take_along_axis(a, places, axis=1) for a in found))
-  score_spans = run.program(span_logits, run.require_reader())
-  logits = score_spans(
-    run.params["reader"], query=token_ids, blocks=run.gather(chosen.rows)
+  logits = run.compute(
+    span_logits,
+    run.require_reader(),
+    run.params["reader"],
+    query=token_ids,
+    blocks=run.gather(chosen.rows),
   )
   return [
     _answered(

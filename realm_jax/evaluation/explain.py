@@ -17,6 +17,7 @@ Any other text is a question, whose answers are those of `answers.ask`.
 import contextlib
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,13 +27,8 @@ from scipy.special import log_softmax, logsumexp
 from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation import answers
-from realm_jax.evaluation.explanation import (
-  Candidate,
-  Explanation,
-  ExplanationError,
-  Filling,
-)
 from realm_jax.evaluation.masked_sentences import (
+  ExplanationError,
   best_fillings,
   contains_text,
   is_masked,
@@ -40,12 +36,125 @@ from realm_jax.evaluation.masked_sentences import (
   masked_query,
   read_masks,
 )
-from realm_jax.evaluation.run import QUESTION, SENTENCE, Run, RunConfig
+from realm_jax.evaluation.run import (
+  QUESTION,
+  SENTENCE,
+  Block,
+  Kind,
+  Run,
+  RunConfig,
+)
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
 from realm_jax.text.normalization import normalize_answer
 from realm_jax.text.wordpieces import MASK
+
+
+@dataclasses.dataclass(frozen=True)
+class Filling:
+  """A filling of the masks, or an answer to a question.
+
+  Attributes:
+    text: Words.
+    probability: p(y|x), or that given one candidate.
+    without_retrieval: p(y|null,x) of a filling.
+    start, limit: Characters of the block's text of an answer in it.
+  """
+
+  text: str
+  probability: float
+  without_retrieval: float | None = None
+  start: int | None = None
+  limit: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """One candidate z, and its part in p(y|x), y being the answer explained.
+
+  Attributes:
+    block: The block, with its score and the retriever's probability.
+    probability: p(z|x); of a question, by retriever and reader together.
+    log_likelihood: log p(y|z,x); None where the block does not contain y.
+    share: p(z|x) p(y|z,x) / p(y|x); None if p(y|x) is 0.
+    best: What the reader finds most likely here; None in a block without text.
+    contains_text: Whether the block contains the text word for word, so that
+      its retrieval is trivial.
+    token_log_likelihoods: log p(y_j|z,x) of each wordpiece of a filling.
+    utility: log p(y|z,x) − log p(y|null,x); None of a question, for which
+      there is no null block.
+    reward: r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x), the derivative of log p(y|x)
+      by f(x,z); None of a question.
+  """
+
+  block: Block
+  probability: float
+  log_likelihood: float | None
+  share: float | None
+  best: Filling | None
+  contains_text: bool
+  token_log_likelihoods: Sequence[float] = ()
+  utility: float | None = None
+  reward: float | None = None
+
+  @property
+  def likelihood(self) -> float:
+    """p(y|z,x)."""
+    own = self.log_likelihood
+    return 0.0 if own is None else math.exp(own)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation:
+  """Why a run fills in, or answers, what it does.
+
+  Attributes:
+    text: Sentence or question, as it was given.
+    kind: Which of the two it is.
+    model_dir: Directory of the run.
+    checkpoint: Step of the checkpoint.
+    generation: Step of the generation that was searched.
+    read: The query in wordpieces, as the model read it.
+    answer: y, the answer that the figures are of; empty if there is none.
+    answer_is_given: Whether the answer was given, or is the best one.
+    wordpieces: Wordpieces of the answer.
+    log_likelihood: log p(y|x); None if no candidate contains the answer.
+    candidates: The null block of a masked sentence, then blocks by score.
+    fillings: The best fillings or answers.
+    notes: What a reader of the figures should know.
+    log_likelihood_null: log p(y|null,x); None of a question.
+    utility: log p(y|x) − log p(y|null,x); None of a question.
+  """
+
+  text: str
+  kind: Kind
+  model_dir: str
+  checkpoint: int
+  generation: int
+  read: str
+  answer: str
+  answer_is_given: bool
+  wordpieces: Sequence[str]
+  log_likelihood: float | None
+  candidates: Sequence[Candidate]
+  fillings: Sequence[Filling]
+  notes: list[str]
+  log_likelihood_null: float | None = None
+  utility: float | None = None
+
+  @property
+  def probability(self) -> float:
+    """p(y|x)."""
+    total = self.log_likelihood
+    return 0.0 if total is None else math.exp(total)
+
+  def __repr__(self) -> str:
+    return f"<{self.text!r}: {self.answer!r} ({self.probability:.3g})>"
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the same as values that JSON can hold."""
+    return dataclasses.asdict(self)
 
 
 def explain(run: Run, text: str, answer: str | None = None) -> Explanation:
@@ -67,10 +176,16 @@ def explain(run: Run, text: str, answer: str | None = None) -> Explanation:
     )
   kind = SENTENCE if is_masked(text) else QUESTION
   run.require_kind(kind)
-  if kind == SENTENCE:
-    explained = _explain_sentence(run, text, answer)
-  else:
-    explained = _explain_question(run, text, answer)
+  figures = _of_sentence if kind == SENTENCE else _of_question
+  explained = Explanation(
+    text=text,
+    kind=kind,
+    model_dir=str(run.model_dir),
+    checkpoint=run.step,
+    generation=run.generation.step,
+    answer_is_given=answer is not None,
+    **figures(run, text, answer),
+  )
   copies = [one.block.id for one in explained.candidates if one.contains_text]
   if copies:
     explained.notes.append(
@@ -80,7 +195,7 @@ def explain(run: Run, text: str, answer: str | None = None) -> Explanation:
   return explained
 
 
-def _explain_question(run: Run, text: str, answer: str | None) -> Explanation:
+def _of_question(run: Run, text: str, answer: str | None) -> dict[str, Any]:
   words, room = run.vocabulary, run.config.query_length - 2
   token_ids = words.encode(text)
   if not token_ids:
@@ -127,27 +242,21 @@ def _explain_question(run: Run, text: str, answer: str | None) -> Explanation:
       "and shares are not defined"
     )
   total = None if explained is None else float(np.log(explained.probability))
-  return Explanation(
-    text=text,
-    kind=QUESTION,
-    model_dir=str(run.model_dir),
-    checkpoint=run.step,
-    generation=run.generation.step,
-    read=words.decode(token_ids[:room]),
-    answer=shown,
-    answer_is_given=answer is not None,
-    wordpieces=[words.pieces[i] for i in words.encode(shown)],
-    log_likelihood=total,
-    candidates=candidates,
-    fillings=[
+  return {
+    "read": words.decode(token_ids[:room]),
+    "answer": shown,
+    "wordpieces": [words.pieces[i] for i in words.encode(shown)],
+    "log_likelihood": total,
+    "candidates": candidates,
+    "fillings": [
       Filling(one.text, one.probability)
       for one in answered.answers[: run.config.num_fillings]
     ],
-    notes=notes,
-  )
+    "notes": notes,
+  }
 
 
-def _explain_sentence(run: Run, text: str, answer: str | None) -> Explanation:
+def _of_sentence(run: Run, text: str, answer: str | None) -> dict[str, Any]:
   config, words = run.config, run.vocabulary
   masked = masked_query(
     text,
@@ -207,23 +316,17 @@ def _explain_sentence(run: Run, text: str, answer: str | None) -> Explanation:
       "the answer has words that the vocabulary lacks; the model reads them as "
       "[UNK]"
     )
-  return Explanation(
-    text=text,
-    kind=SENTENCE,
-    model_dir=str(run.model_dir),
-    checkpoint=run.step,
-    generation=run.generation.step,
-    read=words.decode(masked.query[1 : masked.num_read + 1].tolist()),
-    answer=answer or fillings[0].text,
-    answer_is_given=answer is not None,
-    wordpieces=[words.pieces[i] for i in target_ids],
-    log_likelihood=log_likelihood,
-    candidates=candidates,
-    fillings=fillings,
-    notes=notes,
-    log_likelihood_null=float(totals[0]),
-    utility=log_likelihood - float(totals[0]),
-  )
+  return {
+    "read": words.decode(masked.query[1 : masked.num_read + 1].tolist()),
+    "answer": answer or fillings[0].text,
+    "wordpieces": [words.pieces[i] for i in target_ids],
+    "log_likelihood": log_likelihood,
+    "candidates": candidates,
+    "fillings": fillings,
+    "notes": notes,
+    "log_likelihood_null": float(totals[0]),
+    "utility": log_likelihood - float(totals[0]),
+  }
 
 
 def block_use(

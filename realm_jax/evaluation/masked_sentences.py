@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Int, Int32
 from scipy.special import log_softmax, logsumexp
 
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.evaluation.explanation import ExplanationError
 from realm_jax.evaluation.run import SENTENCE, Run
 from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
@@ -28,6 +27,10 @@ _MASKED_PLACE = re.compile(rf"{re.escape(MASK)}(?:\s*{re.escape(MASK)})*")
 _MIN_WORDS = 3
 # Fillings of each candidate that compete for the best under the sum.
 _NUM_PROPOSED = 64
+
+
+class ExplanationError(ValueError):
+  """A text that this run cannot explain, or an answer that does not fit it."""
 
 
 class MaskedQuery(NamedTuple):
@@ -229,18 +232,15 @@ def read_masks(
     found = found[run.corpus.content_hashes[found] != source_hash][:num_kept]
   rows = np.array([NULL_ROW, *found.tolist()])
   candidates = run.gather(rows)
-  score = run.program(_scores, run.models.retriever)
-  scores = score(
-    run.params["retriever"], query=query[None], candidates=candidates[None]
-  )[0].astype(np.float64)
-  read = run.program(_mask_logits, run.require_reader())
-  logits = read(
-    run.params["reader"],
-    query=query[None],
-    positions=positions[None],
-    candidates=candidates[None],
-  )[0, :, : np.count_nonzero(positions)]
+  given = {"query": query[None], "candidates": candidates[None]}
+  retriever, params = run.models.retriever, run.params
+  scores = run.compute(_scores, retriever, params["retriever"], **given)[0]
+  reader = run.require_reader()
+  given["positions"] = positions[None]
+  logits = run.compute(_mask_logits, reader, params["reader"], **given)[0]
+  logits = logits[:, : np.count_nonzero(positions)]
   log_probs = log_softmax(logits.astype(np.float64), axis=-1)
+  scores = scores.astype(np.float64)
   order = np.array([0, *(1 + np.argsort(-scores[1:], kind="stable"))])
   return Reading(rows[order], scores[order], log_probs[order])
 

@@ -13,7 +13,7 @@ from jaxtyping import Int32
 from scipy.special import log_softmax
 
 from realm_jax.console import Progress
-from realm_jax.evaluation.answers import Answered, num_searched, read
+from realm_jax.evaluation.answers import num_searched, read
 from realm_jax.evaluation.masked_sentences import (
   best_fillings,
   masked_query,
@@ -79,31 +79,7 @@ def evaluate_open_qa(
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
-
-  def predicted(
-    run: Run, token_ids: Int32[np.ndarray, "b q"], questions: list[Question]
-  ) -> Iterator[Line]:
-    found = run.search(token_ids, num_searched(run))
-    order = None
-    if config.candidates == "gold":
-      evidence = (
-        block_evidence(run, run.blocks(found, i), question)
-        for i, question in enumerate(questions)
-      )
-      lacks = [[not b["contains_answer"] for b in own] for own in evidence]
-      order = np.argsort(lacks, axis=1, kind="stable")
-    texts = [question.text for question in questions]
-    answered = read(run, texts, token_ids, found, order)
-    return map(functools.partial(_prediction, run), questions, answered)
-
-  return _evaluate(
-    predicted,
-    PREDICTIONS,
-    config=config,
-    data=data,
-    max_examples=max_examples,
-    output_dir=output_dir,
-  )
+  return _evaluate(_predictions, config, data, max_examples, None, output_dir)
 
 
 def evaluate_retrieval(
@@ -127,24 +103,8 @@ def evaluate_retrieval(
       that needs no vectors, such as BM25, ranks by its own scores.
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
   """
-
-  def retrieved(
-    run: Run, token_ids: Int32[np.ndarray, "b q"], questions: list[Question]
-  ) -> Iterator[Line]:
-    found = run.search(token_ids, config.num_searched, rescore=False)
-    for i, question in enumerate(questions):
-      evidence = block_evidence(run, run.blocks(found, i), question)
-      yield question.line(run) | {"evidence": evidence}
-
-  return _evaluate(
-    retrieved,
-    RETRIEVED,
-    config=dataclasses.replace(config, reader=None),
-    data=data,
-    max_examples=max_examples,
-    index=index,
-    output_dir=output_dir,
-  )
+  config = dataclasses.replace(config, reader=None)
+  return _evaluate(_retrieved, config, data, max_examples, index, output_dir)
 
 
 def evaluate_masked_statements(
@@ -177,52 +137,18 @@ def evaluate_masked_statements(
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
-
-  def filled(
-    run: Run, token_ids: Int32[np.ndarray, "b q"], statements: list[Question]
-  ) -> Iterator[Line]:
-    found = run.search(token_ids, config.num_searched, rescore=False)
-    for i, statement in enumerate(statements):
-      masked = masked_query(
-        statement.text,
-        statement.references[0],
-        run.vocabulary,
-        query_length=config.query_length,
-        max_masks=config.max_masks,
-      )
-      reading = read_masks(run, masked.query, masked.positions)
-      best, _ = best_fillings(
-        log_softmax(reading.scores), reading.log_probs, config.num_fillings
-      )
-      texts = [
-        masked.filling_text(run.vocabulary, ids) for ids in best.tolist()
-      ]
-      blocks = run.blocks(found, i)
-      is_read = [block.row in reading.rows for block in blocks]
-      yield _judged(run, statement, texts, blocks, is_read)
-
-  return _evaluate(
-    filled,
-    PREDICTIONS,
-    config=config,
-    data=data,
-    max_examples=max_examples,
-    index=index,
-    output_dir=output_dir,
-  )
+  return _evaluate(_fillings, config, data, max_examples, index, output_dir)
 
 
 def _evaluate(
   lines_of: Callable[..., Iterator[Line]],
-  name: str,
-  *,
   config: RunConfig,
   data: DataConfig,
   max_examples: int | None,
+  index: IndexConfig | None,
   output_dir: epath.PathLike | None,
-  index: IndexConfig | None = None,
 ) -> Figures:
-  """Writes a file of lines, and returns the figures of all.
+  """Writes a line for each question, and returns the figures of all.
 
   `lines_of` returns a line for each question of a batch, from the run, the
   token ids [b q] and the questions. If the task drops questions, those after
@@ -259,6 +185,7 @@ def _evaluate(
       positions = batch.positions[is_taken].tolist()
       lines.update(zip(positions, found, strict=True))
       progress.advance(len(questions))
+  name = RETRIEVED if config.reader is None else PREDICTIONS
   every = shard.write_lines(name, lines)
   described: Figures = {
     "split": data.split,
@@ -269,6 +196,74 @@ def _evaluate(
     of_reader = "candidates", "num_read", "rank_answers_by"
     described |= {name: getattr(config, name) for name in of_reader}
   return shard.report(lambda: summarize(every) | described, run)
+
+
+def _predictions(
+  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Question]
+) -> Iterator[Line]:
+  """Yields the lines of `evaluate_open_qa`, with the place of each answer."""
+  found = run.search(token_ids, num_searched(run))
+  order = None
+  if run.config.candidates == "gold":
+    evidence = (
+      block_evidence(run, run.blocks(found, i), question)
+      for i, question in enumerate(questions)
+    )
+    lacks = [[not b["contains_answer"] for b in own] for own in evidence]
+    order = np.argsort(lacks, axis=1, kind="stable")
+  texts = [question.text for question in questions]
+  answered = read(run, texts, token_ids, found, order)
+  for question, one in zip(questions, answered, strict=True):
+    place: Figures | None = None
+    if one.answers:
+      best = one.answers[0]
+      place = {
+        "block": best.block.id,
+        "start_byte": len(best.block.text[: best.start].encode()),
+        "limit_byte": len(best.block.text[: best.limit].encode()),
+        "score": round(best.score, 6),
+        "probability": round(best.probability, 6),
+      }
+    texts = [answer.text for answer in one.answers]
+    is_read = [number in one.read for number in range(len(one.blocks))]
+    line = _judged(run, question, texts, one.blocks, is_read)
+    for judged, answer in zip(line["answers"], one.answers, strict=True):
+      judged["probability"] = round(answer.probability, 6)
+    yield line | {"answer": place}
+
+
+def _retrieved(
+  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Question]
+) -> Iterator[Line]:
+  """Yields the lines of `evaluate_retrieval`."""
+  found = run.search(token_ids, run.config.num_searched, rescore=False)
+  for i, question in enumerate(questions):
+    evidence = block_evidence(run, run.blocks(found, i), question)
+    yield question.line(run) | {"evidence": evidence}
+
+
+def _fillings(
+  run: Run, token_ids: Int32[np.ndarray, "b q"], statements: Sequence[Question]
+) -> Iterator[Line]:
+  """Yields the lines of `evaluate_masked_statements`."""
+  config, words = run.config, run.vocabulary
+  found = run.search(token_ids, config.num_searched, rescore=False)
+  for i, statement in enumerate(statements):
+    masked = masked_query(
+      statement.text,
+      statement.references[0],
+      words,
+      query_length=config.query_length,
+      max_masks=config.max_masks,
+    )
+    reading = read_masks(run, masked.query, masked.positions)
+    best, _ = best_fillings(
+      log_softmax(reading.scores), reading.log_probs, config.num_fillings
+    )
+    texts = [masked.filling_text(words, ids) for ids in best.tolist()]
+    blocks = run.blocks(found, i)
+    is_read = [block.row in reading.rows for block in blocks]
+    yield _judged(run, statement, texts, blocks, is_read)
 
 
 def block_evidence(
@@ -300,33 +295,6 @@ def block_evidence(
       }
     )
   return evidence
-
-
-def _prediction(run: Run, question: Question, answered: Answered) -> Line:
-  """Returns a line of `predictions.jsonl`, with the place of the answer.
-
-  Without an answer, the `prediction` is empty and the `answer` None.
-  """
-  place: Figures | None = None
-  if answered.answers:
-    best = answered.answers[0]
-    place = {
-      "block": best.block.id,
-      "start_byte": len(best.block.text[: best.start].encode()),
-      "limit_byte": len(best.block.text[: best.limit].encode()),
-      "score": round(best.score, 6),
-      "probability": round(best.probability, 6),
-    }
-  line = _judged(
-    run,
-    question,
-    [answer.text for answer in answered.answers],
-    answered.blocks,
-    [number in answered.read for number in range(len(answered.blocks))],
-  )
-  for judged, answer in zip(line["answers"], answered.answers, strict=True):
-    judged["probability"] = round(answer.probability, 6)
-  return line | {"answer": place}
 
 
 def _judged(

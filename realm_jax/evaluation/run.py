@@ -207,7 +207,7 @@ class Run:
     mesh: Mesh of this process's devices.
     vocabulary: Vocabulary of the run.
     open_generation: Function that returns the generation, loaded once.
-    max_batch: Rows of the largest batch of `program`.
+    max_batch: Rows of the largest batch that is computed.
     edits: Blocks with other texts, by row.
     hidden: Rows that no search finds.
   """
@@ -243,7 +243,7 @@ class Run:
     Args:
       config: What to load.
       index: Index to build over the generation's blocks instead of its own.
-      max_batch: Rows of the largest batch of `program`.
+      max_batch: Rows of the largest batch that is computed.
 
     Raises:
       CheckpointError: The checkpoint is missing, lacks a component, or belongs
@@ -381,32 +381,29 @@ class Run:
 
   # --- Computing ----------------------------------------------------------
 
-  def program(
-    self, function: Callable[..., Any], *leading: Any
-  ) -> Callable[..., Any]:
-    """Returns a function of parameters and rows, compiled for few shapes.
+  def compute(
+    self,
+    function: Callable[..., Any],
+    module: Any,
+    params: Params,
+    **arrays: np.ndarray,
+  ) -> Any:
+    """Returns `function(module, params, **arrays)` on the host, row by row.
 
-    It takes host arrays [n …] by name, and returns host arrays [n …]. Rows are
-    computed in batches of at most `max_batch`, padded to powers of two.
-
-    Args:
-      function: Function of the leading arguments, of parameters, and arrays.
-      leading: First, hashable arguments.
+    The function takes and returns arrays [n …]. Rows are computed in batches of
+    at most `max_batch`, padded to powers of two, so that few shapes are
+    compiled.
     """
     compiled = sharding.jit_on_mesh(
       function,
-      *leading,
+      module,
       mesh=self.mesh,
       out_shardings=sharding.batch_sharding(self.mesh),
     )
-
-    def call(params: Params, **arrays: np.ndarray) -> Any:
-      return self._in_batches(
-        lambda rows: compiled(params, **sharding.to_devices(rows, self.mesh)),
-        arrays,
-      )
-
-    return call
+    return self._in_batches(
+      lambda rows: compiled(params, **sharding.to_devices(rows, self.mesh)),
+      arrays,
+    )
 
   def _in_batches(
     self, function: Callable[..., Any], arrays: Mapping[str, np.ndarray]
@@ -466,8 +463,7 @@ class Run:
       params = query_tower_parameters(retriever, self.params["retriever"])
     else:
       params = self.generation.query_params
-    embed = self.program(embed_queries, retriever)
-    return embed(params, token_ids=token_ids)
+    return self.compute(embed_queries, retriever, params, token_ids=token_ids)
 
   # --- Retrieval ----------------------------------------------------------
 
@@ -620,17 +616,16 @@ class Run:
     own = [words.cls_id, *title, words.sep_id, *made.token_ids, words.sep_id]
     tokens = np.zeros(self.config.block_length, np.int32)
     tokens[: len(own)] = own
-    embed = self.program(embed_blocks, self.models.retriever)
-    vector = embed(self.params["retriever"], token_ids=tokens[None])[0]
-    # As a generation stores it.
-    vector = vector.astype(self.generation.embeddings.dtype)
-    return EditedBlock(
-      text,
-      made.token_ids,
-      made.byte_ranges,
-      tokens,
-      vector.astype(np.float32),
+    (vector,) = self.compute(
+      embed_blocks,
+      self.models.retriever,
+      self.params["retriever"],
+      token_ids=tokens[None],
     )
+    # As a generation stores it.
+    stored = vector.astype(self.generation.embeddings.dtype)
+    vector = stored.astype(np.float32)
+    return EditedBlock(text, made.token_ids, made.byte_ranges, tokens, vector)
 
 
 def whole_batch(batch_size: int, devices: int) -> int:

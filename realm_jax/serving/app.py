@@ -149,7 +149,7 @@ class PageApp:
     app: Any = self._app
     if scope["type"] == "http" and self._only_loopback:
       host = Headers(scope=scope).get("host", "")
-      if not is_loopback(urllib.parse.urlsplit(f"//{host}").hostname or ""):
+      if not _names_loopback(host):
         text = (
           f"this page is for this machine alone, and was asked for as {host!r};"
           " open http://127.0.0.1 with its port, or start it with --host"
@@ -350,6 +350,14 @@ def is_loopback(host: str) -> bool:
     return True
   try:
     return ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return False
+
+
+def _names_loopback(host: str) -> bool:
+  """Returns whether a Host header, with a port or without, is of loopback."""
+  try:
+    return is_loopback(urllib.parse.urlsplit(f"//{host}").hostname or "")
   except ValueError:
     return False
 

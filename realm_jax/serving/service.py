@@ -10,8 +10,7 @@ import numpy as np
 
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.evaluation import answers
-from realm_jax.evaluation.explain import explain
-from realm_jax.evaluation.explanation import Candidate, Explanation
+from realm_jax.evaluation.explain import Candidate, Explanation, explain
 from realm_jax.evaluation.masked_sentences import is_masked
 from realm_jax.evaluation.run import QUESTION, SENTENCE, EditError, Kind, Run
 from realm_jax.text.answer_spans import find_token_spans

@@ -30,7 +30,7 @@ def test_everything_names_the_same_answer_with_the_same_probability(
   run, evaluate, tmp_path
 ):
   evaluate(num_spans=50, rank_answers_by="probability", output_dir=tmp_path)
-  lines = read_lines(tmp_path / "predictions.jsonl")
+  lines = read_lines(tmp_path / "predictions.jsonl")[:4]
   texts = [line["question"] for line in lines]
   loaded = LoadedRun(**vars(run))
   service = Service(run)

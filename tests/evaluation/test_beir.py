@@ -1,7 +1,6 @@
 """Retrieval of judged documents, against trec_eval and by hand."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +13,7 @@ from realm_jax.evaluation.run import Retrieved
 from realm_jax.evaluation.scores import document_scores
 from realm_jax.indexes.bm25 import Bm25Config
 from tests import tiny_world
-from tests.evaluation.lines import read_lines
+from tests.evaluation.lines import read_lines, write_lines
 from tests.golden import make_trec_scores
 
 
@@ -82,8 +81,7 @@ def folder(tmp_path):
     ),
     ("queries", [*queries, {"_id": "unjudged", "text": "why ?"}]),
   ):
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (directory / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    write_lines(directory / f"{name}.jsonl", rows)
   judged = ["query-id\tcorpus-id\tscore\n", *judged, "q0\ttitle\t1\n"]
   (directory / "qrels" / "test.tsv").write_text("".join(judged))
   return directory

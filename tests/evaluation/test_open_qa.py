@@ -19,7 +19,7 @@ from realm_jax.evaluation.open_qa import (
 )
 from realm_jax.evaluation.run import Run
 from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.indexes.protocol import Blocks, QueryBatch
+from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomIndex
 from realm_jax.inputs.examples import find_task
 from realm_jax.inputs.features import token_feature
@@ -27,16 +27,9 @@ from realm_jax.inputs.questions import QuestionFileError
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
-from tests.evaluation.lines import read_lines
+from tests.evaluation.lines import read_lines, write_lines
 
 pytestmark = pytest.mark.slow
-
-
-def _query(world, question: str) -> np.ndarray:
-  words = world.corpus.vocabulary
-  ids = [words.cls_id, *words.encode(question), words.sep_id]
-  padded = np.pad(ids, (0, tiny_world.QUERY_LENGTH - len(ids)))
-  return padded[None].astype(np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +62,14 @@ def test_the_answer_place_is_the_prediction_in_a_block_that_was_read(
   assert metrics["recall_read"] == metrics["recall_at_5"]
 
 
-def test_the_evidence_is_what_a_search_of_every_block_finds(
-  world, params, evaluated
+def test_evidence_and_prediction_are_those_of_a_search_of_all(
+  run, world, params, blocks, evaluated
 ):
-  line, corpus = evaluated[1][3], world.corpus
-  query, vectors = jax.jit(world.models().retriever.apply)(
-    {"params": params["retriever"]},
-    _query(world, line["question"]),
-    corpus.gather(np.arange(corpus.num_blocks), tiny_world.BLOCK_LENGTH),
+  line, corpus, models = evaluated[1][7], world.corpus, world.models()
+  query_tokens = run.encode([line["question"]])
+  every = corpus.gather(np.arange(corpus.num_blocks), tiny_world.BLOCK_LENGTH)
+  query, vectors = jax.jit(models.retriever.apply)(
+    {"params": params["retriever"]}, query_tokens, every
   )
   scores = np.asarray(vectors) @ np.asarray(query)[0]
   best = np.argsort(-scores, kind="stable")[:20]
@@ -87,39 +80,30 @@ def test_the_evidence_is_what_a_search_of_every_block_finds(
   ):
     found = [block[name] for block in line["evidence"]]
     np.testing.assert_allclose(found, wanted, atol=1e-4)
-  by_name = {corpus.block(row).name: scores[row] for row in best.tolist()}
-  for block in line["evidence"]:
-    # The last ones may be ties.
-    own = by_name.get(block["block"], scores[best[-1]])
-    assert own == pytest.approx(block["score"], abs=1e-4)
+  of_name = {corpus.block(row).name: row for row in range(corpus.num_blocks)}
+  rows = [of_name[block["block"]] for block in line["evidence"]]
+  # The last ones may be ties.
+  np.testing.assert_allclose(scores[rows], scores[best], atol=1e-4)
 
-
-def test_the_prediction_is_the_best_span_of_all_blocks_read(
-  world, params, blocks, evaluated
-):
-  line, corpus = evaluated[1][7], world.corpus
-  read = jax.jit(world.models().reader.apply)
-  best = (-np.inf, "", -1, -1)
-  for evidence in line["evidence"][:5]:
-    block = blocks[evidence["block"]]
-    row = int(corpus.rows_of(np.int64(block.id)))
-    _, spans = read(
-      {"params": params["reader"]},
-      _query(world, line["question"]),
-      corpus.gather(np.array([[row]]), tiny_world.BLOCK_LENGTH),
-      np.zeros((1, 1), np.int32),
-    )
-    logits = np.asarray(spans.logits)[0, 0]
+  _, spans = jax.jit(models.reader.apply)(
+    {"params": params["reader"]},
+    query_tokens,
+    every[None, rows[:5]],
+    np.zeros((1, 1), np.int32),
+  )
+  answers = []
+  for row, logits in zip(rows[:5], np.asarray(spans.logits)[0], strict=True):
     # Here the body's own length says which spans there are.
-    length = len(block.body_token_ids)
+    length = len(corpus.block(row).body_token_ids)
     for start in range(length):
       for width in range(1, min(10, length - start) + 1):
-        score = evidence["score"] + logits[start, width - 1]
-        best = max(best, (score, block.name, start, width))
-  score, name, start, width = best
-  assert line["answer"]["block"] == name
+        score = scores[row] + logits[start, width - 1]
+        answers.append((score, row, start, start + width))
+  score, row, start, limit = max(answers)
+  block = corpus.block(row)
+  assert line["answer"]["block"] == block.name
   assert line["answer"]["score"] == pytest.approx(score, abs=1e-4)
-  assert blocks[name].answer_text(start, start + width) in line["prediction"]
+  assert block.answer_text(start, limit) in line["prediction"]
 
 
 def test_the_bound_reads_the_best_blocks_that_contain_an_answer(
@@ -154,7 +138,7 @@ def test_answers_are_judged_by_words_and_found_by_words_and_characters(
     )
   ]
   questions = tmp_path / "questions.jsonl"
-  questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  write_lines(questions, rows)
   metrics = evaluate(question_files={"test": questions}, output_dir=tmp_path)
   *same, begun, word = read_lines(tmp_path / "predictions.jsonl")
   assert [(line["correct"], line["f1"]) for line in same] == [(True, 1.0)] * 8
@@ -165,22 +149,8 @@ def test_answers_are_judged_by_words_and_found_by_words_and_characters(
   assert any(block["contains_answer"] for block in word["evidence"])
 
 
-def test_neither_batches_nor_blocks_that_are_not_read_change_the_answers(
-  world, evaluate, evaluated, tmp_path
-):
-  metrics = evaluate(batch_size=16, num_searched=1000, output_dir=tmp_path)
-  # A corpus smaller than the search is searched whole.
-  assert metrics["num_searched"] == world.corpus.num_blocks
-  other = read_lines(tmp_path / "predictions.jsonl")
-  for line, same in zip(evaluated[1], other, strict=True):
-    assert same["prediction"] == line["prediction"]
-    assert same["answer"]["score"] == pytest.approx(
-      line["answer"]["score"], abs=1e-4
-    )
-
-
 def test_the_control_reads_random_blocks_and_prefers_none(
-  world, evaluate, tmp_path
+  run, world, evaluate, tmp_path
 ):
   metrics = evaluate(candidates="random", max_examples=3, output_dir=tmp_path)
   assert (metrics["candidates"], metrics["index"]) == ("random", "random")
@@ -190,7 +160,7 @@ def test_the_control_reads_random_blocks_and_prefers_none(
   assert [line["id"] for line in lines] == ["q0", "q1", "q2"]
   for line in lines:
     drawn = RandomIndex(corpus.num_blocks).search(
-      QueryBatch(_query(world, line["question"])), 20
+      QueryBatch(run.encode([line["question"]])), 20
     )
     names = [corpus.block(row).name for row in drawn.rows[0].tolist()]
     assert [e["block"] for e in line["evidence"]] == names
@@ -224,20 +194,16 @@ def test_an_index_without_vectors_brings_its_own_scores(
     output_dir=tmp_path,
   )
   assert metrics["index"] == retrieval["index"] == "bm25"
-  corpus = world.corpus
-  index = Bm25Config().build(
-    Blocks(
-      num_blocks=corpus.num_blocks,
-      token_ids=lambda row: corpus.block(row).token_ids,
-      vocab_size=corpus.vocab_size,
-    )
+  other = Run.load(
+    dataclasses.replace(run_config, generation=tmp_path / "bm25")
   )
+  corpus, index = other.corpus, other.generation.index
   for line, alone in zip(
     read_lines(tmp_path / "predictions.jsonl"),
     read_lines(tmp_path / "retrieved.jsonl"),
     strict=True,
   ):
-    found = index.search(QueryBatch(_query(world, line["question"])), 20)
+    found = index.search(QueryBatch(other.encode([line["question"]])), 20)
     # Open QA has learnt a scale.
     for scale, evidence in ((0.25, line["evidence"]), (1, alone["evidence"])):
       np.testing.assert_allclose(
@@ -259,22 +225,6 @@ def test_that_there_are_no_questions_is_known_before_anything_is_loaded(
     )
   with pytest.raises(ValueError, match="max_examples=0; want at least 1"):
     evaluate(max_examples=0, model_dir=tmp_path / "nowhere")
-
-
-def test_what_fails_leaves_no_half_file(evaluate, monkeypatch, tmp_path):
-  search = Run.search
-  calls = []
-
-  def fail_at_the_second(self, *given, **named):
-    calls.append(1)
-    if len(calls) == 2:
-      raise OSError("no space left")
-    return search(self, *given, **named)
-
-  monkeypatch.setattr(Run, "search", fail_at_the_second)
-  with pytest.raises(OSError, match="no space left"):
-    evaluate(output_dir=tmp_path)
-  assert not list(tmp_path.iterdir())
 
 
 # --- Retrieval alone ----------------------------------------------------------
@@ -323,16 +273,16 @@ def test_a_run_without_reader_searches_its_own_vectors(
 # --- Questions that a task drops ----------------------------------------------
 
 
-@pytest.fixture
-def with_dropped(world, tmp_path):
-  """Twenty questions, of which the task drops four."""
+def test_lines_are_in_the_order_of_the_file(run_config, questions, tmp_path):
   path = tmp_path / "twenty.jsonl"
   words = ["when" if n in (0, 3, 8, 9) else "where" for n in range(20)]
-  lines = [
-    {"id": str(n), "question": f"{word} was Ada born?", "answer": ["1900"]}
-    for n, word in enumerate(words)
-  ]
-  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  write_lines(
+    path,
+    [
+      {"id": str(n), "question": f"{word} was Ada born?", "answer": ["1900"]}
+      for n, word in enumerate(words)
+    ],
+  )
   whole = find_task("open_qa")
   seqio.TaskRegistry.add(
     "where_alone",
@@ -345,14 +295,6 @@ def with_dropped(world, tmp_path):
     ],
     output_features={"query": token_feature()},
   )
-  yield path, [n for n, word in enumerate(words) if word == "where"]
-  seqio.TaskRegistry.remove("where_alone")
-
-
-def test_lines_are_in_the_order_of_the_file(
-  run_config, questions, with_dropped, tmp_path
-):
-  path, kept = with_dropped
   # In row 0 two of three are dropped, so that later rows are ahead of it.
   data = dataclasses.replace(
     questions, task="where_alone", question_files={"test": path}
@@ -360,8 +302,10 @@ def test_lines_are_in_the_order_of_the_file(
   metrics = evaluate_retrieval(
     config=run_config, data=data, max_examples=18, output_dir=tmp_path
   )
+  seqio.TaskRegistry.remove("where_alone")
   lines = read_lines(tmp_path / "retrieved.jsonl")
-  assert [int(line["id"]) for line in lines] == [n for n in kept if n < 18]
+  kept = [n for n in range(18) if words[n] == "where"]
+  assert [int(line["id"]) for line in lines] == kept
   assert metrics["num_questions"] == len(lines)
 
 
@@ -377,9 +321,8 @@ def test_statements_are_filled_in_and_scored(
   best = [explain(run, text).fillings[0].text for text in texts]
   answers = [best[0], "bridge" if best[1] != "bridge" else "born", best[2]]
   path = tmp_path / "statements.jsonl"
-  with path.open("w") as file:
-    for text, answer in zip(texts, answers, strict=True):
-      file.write(json.dumps({"question": text, "answer": [answer]}) + "\n")
+  pairs = zip(texts, answers, strict=True)
+  write_lines(path, [{"question": x, "answer": [y]} for x, y in pairs])
   data = dataclasses.replace(questions, question_files={"test": path})
   given = {"config": run_config, "data": data, "output_dir": tmp_path}
   metrics = evaluate_masked_statements(**given)
@@ -408,15 +351,10 @@ def test_answers_are_judged_by_the_rules_of_the_corpus(
     for row, answer in zip(tiny_world.questions(), predicted, strict=True)
   ]
   file = tmp_path / "questions.jsonl"
-  file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  for folder, language, expected in (
-    (world.corpus_dir, "en", 0.0),
-    (german, "de", 1.0),
-  ):
-    metrics = evaluate(
-      corpus_dir=folder, question_files={"test": file}, output_dir=tmp_path
-    )
-    assert metrics["language"] == language
-    assert metrics["exact_match"] == expected
-    for line in read_lines(tmp_path / "predictions.jsonl"):
-      assert line["language"] == language
+  write_lines(file, rows)
+  metrics = evaluate(
+    corpus_dir=german, question_files={"test": file}, output_dir=tmp_path
+  )
+  assert (metrics["language"], metrics["exact_match"]) == ("de", 1.0)
+  for line in read_lines(tmp_path / "predictions.jsonl"):
+    assert line["language"] == "de"

@@ -141,6 +141,7 @@ def _edits(*names, text=""):
     ("/", {"Host": "example.com:80"}, None, 403, "'example.com:80'"),
     ("/api/about", {"Host": "127.0.0.1.nip.io"}, None, 403, "this machine"),
     ("/", {"Host": ""}, None, 403, "this machine alone"),
+    ("/", {"Host": "[::1"}, None, 403, "this machine alone"),
     ("/update", client.JSON, b"{}", 403, "--allow_updates"),
     *(
       (path, client.JSON, body, 400, words)
