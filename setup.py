@@ -24,7 +24,7 @@ setup(
   package_dir={"realm_jax.recipes": "gin"},
   package_data={
     "realm_jax.recipes": ["**/*.gin"],
-    "realm_jax.serving.page": ["*.html", "*.css", "*.js"],
+    "realm_jax.serving": ["page/*"],
   },
   python_requires=">=3.11,<3.14",
   install_requires=[

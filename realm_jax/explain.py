@@ -2,7 +2,6 @@
 
     python -m realm_jax.explain --model_dir=… "… was born in [MASK]."
     python -m realm_jax.explain --model_dir=… --answer=Paris "… in [MASK]."
-    python -m realm_jax.explain --model_dir=… --baseline=runs/reading "…"
     python -m realm_jax.explain --model_dir=… --block_use
 
 Table 3 of the paper for any sentence: the candidates, their shares of p(y|x)
@@ -15,33 +14,21 @@ The configuration is the one that the run keeps, over gin/runs/explain.gin, or
 that of gin files. Of several processes, process 0 does this on its own devices.
 """
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 
-from realm_jax import configuration
 from realm_jax.configuration import command_line
-from realm_jax.console import prompted_lines
+from realm_jax.console import columns, figures_table, prompted_lines
 from realm_jax.storage.json_files import write_json
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.run import Run
+  from realm_jax.evaluation.explain import Explanation
 
 _ANSWER = flags.DEFINE_string(
   "answer", None, "Answer to explain; it replaces the one [MASK]."
-)
-_BASELINE = flags.DEFINE_string(
-  "baseline",
-  None,
-  "MODEL_DIR of a masked language model to compare with, such as a run of "
-  "reading or an imported BERT.",
-)
-_BASELINE_GIN_FILE = flags.DEFINE_multi_string(
-  "baseline_gin_file",
-  [],
-  "Model file of the baseline, over what its directory has recorded; needed if "
-  "that has no model.gin.",
 )
 _BLOCK_USE = flags.DEFINE_bool(
   "block_use",
@@ -56,72 +43,131 @@ _JSON = flags.DEFINE_string(
 )
 
 _RECIPE = "gin/runs/explain.gin"
+_WIDTH = 80
+_INDENT = "   "
+_LEGENDS = {
+  "masked sentence": (
+    "p(z|x) is over the candidates; p(y|z,x) is the product over the "
+    "wordpieces of y; share is the candidate's part of p(y|x) = Σ p(z|x) "
+    "p(y|z,x); utility is log p(y|z,x) − log p(y|null,x); r(z) is the gradient "
+    "of log p(y|x) by f(x,z): the documents that it would reward."
+  ),
+  "question": (
+    "All probabilities are of one softmax over the spans of all blocks that "
+    "were read: p(z|x) is the sum over the spans of a block, p(y|z,x) the part "
+    "of it that gives y, and share the block's part of p(y|x). The column "
+    "retriever is the softmax of f(x,z) over the blocks that were retrieved."
+  ),
+}
 
 
 def main(argv: Sequence[str]) -> None:
   """Explains what the flags ask for."""
-  _require_one_mode(argv)
+  text = " ".join(argv[1:])
+  if _BLOCK_USE.value and (text or _ANSWER.value is not None):
+    raise app.UsageError("--block_use is for no sentence, and no --answer")
+  if _ANSWER.value is not None and not text:
+    raise app.UsageError("--answer is for one sentence; give it as well")
   command_line.require_run(_RECIPE)
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
-  Agreement("explain").on_process_0("explanations", lambda: _explain(argv[1:]))
+  Agreement("explain").on_process_0("explanations", lambda: _explain(text))
 
 
-def _require_one_mode(argv: Sequence[str]) -> None:
-  """Refuses flags that do not go together."""
-  is_sentence = len(argv) > 1
-  if is_sentence and _BLOCK_USE.value:
-    raise app.UsageError("--block_use is for no sentence; give one of the two")
-  for flag in (_ANSWER, _BASELINE):
-    if flag.value is not None and _BLOCK_USE.value:
-      raise app.UsageError(f"--{flag.name} is for a sentence")
-  if _ANSWER.value is not None and not is_sentence:
-    raise app.UsageError("--answer is for one sentence; give it as well")
-
-
-def _explain(words: Sequence[str]) -> None:
-  from realm_jax.evaluation import explain
-  from realm_jax.evaluation.block_use import block_use, block_use_text
-  from realm_jax.evaluation.explanation import explanation_text
+def _explain(text: str) -> None:
+  from realm_jax.evaluation.explain import block_use, explain
   from realm_jax.evaluation.run import Run, RunConfig
 
   if _BLOCK_USE.value:
     use = command_line.call(block_use, recipe=_RECIPE)
     if _JSON.value:
       write_json(_JSON.value, {"sentences": use})
-    print(block_use_text(use))
+    rows = [
+      [v if isinstance(v, float) else f"{v:.40}" for v in one.values()]
+      for one in use
+    ]
+    print(columns([[*use[0]], *rows]))
     return
-  run = Run.load(command_line.call(RunConfig, recipe=_RECIPE))
-  baseline = None
-  if _BASELINE.value is not None:
-    baseline = _load_baseline(_BASELINE.value, run)
-  texts: Iterable[str] = prompted_lines("sentence with [MASK], or question")
-  explained = []
-  for text in [" ".join(words)] if words else texts:
-    one = explain.explain(run, text, _ANSWER.value, baseline=baseline)
-    print(explanation_text(one, num_texts=_NUM_TEXTS.value))
-    explained.append(one.to_json())
+  run, explained = Run.load(command_line.call(RunConfig, recipe=_RECIPE)), []
+  texts = prompted_lines("sentence with [MASK], or question")
+  for one in [text] if text else texts:
+    found = explain(run, one, _ANSWER.value)
+    print(shown(found, num_texts=_NUM_TEXTS.value))
+    explained.append(found.to_json())
   if _JSON.value:
     write_json(_JSON.value, {"explanations": explained})
 
 
-def _load_baseline(model_dir: str, run: "Run") -> "Run":
-  """Loads a model by the configuration that its own directory has recorded."""
-  files = _BASELINE_GIN_FILE.value
-  if not files and configuration.KeptModel.find(model_dir) is None:
-    raise configuration.ConfigurationError(
-      f"the baseline {model_dir} has no model.gin; name its model with "
-      "--baseline_gin_file"
-    )
-  from realm_jax.evaluation.explain import load_baseline
+def shown(explained: "Explanation", *, num_texts: int) -> str:
+  """Returns tables for a terminal, and the texts of the first blocks."""
+  parts = [
+    _head(explained),
+    _candidates_table(explained),
+    textwrap.fill(_LEGENDS[explained.kind], _WIDTH, break_on_hyphens=False),
+    _fillings_table(explained),
+  ]
+  blocks = [one.block for one in explained.candidates if one.block.id]
+  for block in blocks[:num_texts]:
+    text = textwrap.indent(textwrap.fill(block.text, _WIDTH - 3), _INDENT)
+    parts.append(f"{block.title}  [{block.id}]\n{text}")
+  return "\n\n".join(parts) + "\n"
 
-  with configuration.parsed_for_run(
-    load_baseline, model_dir, gin_files=files, given=["run"]
-  ):
-    return configuration.configured(load_baseline)(run=run)
+
+def _head(explained: "Explanation") -> str:
+  lines = [explained.text]
+  if explained.answer:
+    how = "given" if explained.answer_is_given else "the best"
+    pieces = " ".join(explained.wordpieces)
+    lines.append(f"y = {explained.answer!r} ({how}; wordpieces: {pieces})")
+  figures = {"p(y|x)": f"{explained.probability:.4g}"}
+  if explained.utility is not None:
+    null = explained.candidates[0]
+    figures["p(y|x) by the null block"] = f"{null.likelihood:.4g}"
+    figures["utility of retrieval"] = f"{explained.utility:+.4f}"
+  made_by = f"{explained.checkpoint}, {explained.generation}"
+  figures["checkpoint, generation"] = made_by
+  lines.append(figures_table(figures))
+  lines += [textwrap.fill(f"Note: {n}.", _WIDTH) for n in explained.notes]
+  return "\n".join(lines)
+
+
+def _candidates_table(explained: "Explanation") -> str:
+  is_question = explained.kind == "question"
+  own = ["retriever"] if is_question else ["utility", "r(z)"]
+  heads = ["candidate", "p(z|x)", "p(y|z,x)", "share", *own]
+  rows: list[list[object]] = [[*heads, "alone it says", "with p"]]
+  for rank, one in enumerate(explained.candidates, start=int(is_question)):
+    block, best = one.block, one.best
+    mark = " *" if one.contains_text else ""
+    figures: list[object] = [block.probability]
+    if not is_question:
+      figures = [f"{one.utility:+.4f}", f"{one.reward:+.4f}"]
+    rows.append(
+      [
+        f"{rank}. {block.title:.20} [{block.id}]{mark}"
+        if block.id
+        else "(null block)",
+        one.probability,
+        f"{one.likelihood:.4g}",
+        "–" if one.share is None else one.share,
+        *figures,
+        *([f"{best.text:.18}", f"{best.probability:.3g}"] if best else "  "),
+      ]
+    )
+  return columns(rows)
+
+
+def _fillings_table(explained: "Explanation") -> str:
+  rows = [["best fillings", "p(y|x)", "by the null block"]]
+  if explained.kind == "question":
+    rows = [["best answers", "p(y|x)"]]
+  for one in explained.fillings:
+    numbers = [one.probability, one.without_retrieval][: len(rows[0]) - 1]
+    rows.append([f"{one.text:.40}", *(f"{n:.4g}" for n in numbers)])
+  return columns(rows)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,10 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float32
 
-from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.evaluation import answers
 from realm_jax.evaluation.answers import Answer, Answered
-from realm_jax.evaluation.explain import explain
-from realm_jax.evaluation.explanation import Explanation
-from realm_jax.evaluation.run import Block, Run, RunConfig
-from realm_jax.training.stages.open_qa import OpenQa
+from realm_jax.evaluation.explain import Explanation, explain
+from realm_jax.evaluation.run import QUESTION, Block, Run, RunConfig
 
 __all__ = ["Answer", "Answered", "Block", "Explanation", "LoadedRun", "load"]
 
@@ -35,19 +32,13 @@ __all__ = ["Answer", "Answered", "Block", "Explanation", "LoadedRun", "load"]
 _configuring = threading.Lock()
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LoadedRun(Run):
   """A checkpoint, its corpus and its index, in this process.
 
   Texts may be a list of any length, or one text, for which the result is one,
   too. They are computed in batches of at most 16, for each shape of which a
   program is compiled once.
-
-  Attributes:
-    stage: Stage of the run; None if it keeps none, as an import.
   """
-
-  stage: str | None = None
 
   @overload
   def ask(self, questions: str, *, num_answers: int = 3) -> Answered: ...
@@ -65,17 +56,12 @@ class LoadedRun(Run):
       num_answers: Number of answers to each, at most.
 
     Raises:
-      CheckpointError: The checkpoint has no reader of questions.
+      CheckpointError: The run was not trained to answer questions.
       ValueError: A question has no words, or num_answers is below 1.
     """
     if num_answers < 1:
       raise ValueError(f"num_answers={num_answers}; want at least 1")
-    if self.stage not in (None, OpenQa.__name__):
-      raise CheckpointError(
-        f"{self.model_dir} is a run of the stage {self.stage}, whose reader "
-        "has not learnt to answer questions; load one of gin/runs/open_qa.gin"
-      )
-    self._require_reader()
+    self.require_kind(QUESTION)
     return _of_each(
       questions,
       lambda texts: [
@@ -151,20 +137,12 @@ class LoadedRun(Run):
       answer: Answer whose probability is explained. None takes the best one.
 
     Raises:
-      CheckpointError: The checkpoint has no reader.
-      ExplanationError: A text, or the answer, does not fit this run.
+      CheckpointError: The run was not trained for such texts.
+      ExplanationError: A text has no words, or the answer does not fit it.
     """
-    self._require_reader()
     return _of_each(
       texts, lambda own: [explain(self, one, answer) for one in own]
     )
-
-  def _require_reader(self) -> None:
-    if self.models.reader is None:
-      raise CheckpointError(
-        f"checkpoint {self.step} of {self.model_dir} has no reader; it can "
-        "retrieve and embed"
-      )
 
 
 def load(
@@ -212,17 +190,15 @@ def load(
       corpus_dir=corpus_dir,
       gin_files=gin_files,
       bindings=bindings,
-    ) as kept,
+    ),
   ):
     config = configuration.configured(RunConfig)()
   if generation is not None:
     config = dataclasses.replace(config, generation=generation)
   if checkpoint_step is not None:
     config = dataclasses.replace(config, checkpoint_step=checkpoint_step)
-  stage = None if kept is None else kept.stage
-  run = LoadedRun.load(config, needs_reader=stage == OpenQa.__name__)
-  run = dataclasses.replace(run, stage=stage)
-  if run.stage in (None, OpenQa.__name__) and run.models.reader is not None:
+  run = LoadedRun.load(config)
+  if QUESTION in run.kinds and run.models.reader is not None:
     # What is missing is known now, and not at the first question.
     answers.num_searched(run)
   return run

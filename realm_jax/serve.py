@@ -23,6 +23,7 @@ from etils import epath
 
 from realm_jax import configuration
 from realm_jax.configuration import command_line
+from realm_jax.console import stop_on_sigterm
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.run import Run
@@ -94,7 +95,7 @@ def main(argv: Sequence[str]) -> None:
 def _serve() -> None:
   try:
     # The one part of the project that needs the extra.
-    from realm_jax.serving import server
+    from realm_jax.serving import app
   except ModuleNotFoundError as error:
     raise ValueError(
       f"the page needs the library {error.name}, which `make env` and the "
@@ -102,7 +103,7 @@ def _serve() -> None:
     ) from error
   try:
     # Before minutes of loading: the port may be in use.
-    listening = server.listen(_HOST.value, _PORT.value)
+    listening = app.listen(_HOST.value, _PORT.value)
   except OSError as error:
     raise ValueError(
       f"--port={_PORT.value} of --host={_HOST.value} cannot be used "
@@ -110,21 +111,24 @@ def _serve() -> None:
       "a free one"
     ) from error
   with listening:
-    limits = server.Limits(waiting=_MAX_WAITING.value)
     service, run = _load()
-    page = server.PageServer(
-      service, listening, limits, allow_updates=_ALLOW_UPDATES.value
-    )
-    url = server.url_of(listening)
     if _FOLLOW.value:
-      stop = threading.Event()
-      threading.Thread(
-        target=follow, args=(service, run, stop), daemon=True
-      ).start()
-    is_idle = page.serve_until_stopped(
-      lambda: print(f"The page is at {url}  (Ctrl-C ends it)", flush=True)
+      given = service, run, threading.Event()
+      threading.Thread(target=follow, args=given, daemon=True).start()
+    url = app.url_of(listening)
+    page = app.PageApp(
+      service,
+      only_loopback=app.is_loopback(listening.getsockname()[0]),
+      max_waiting=_MAX_WAITING.value,
+      allow_updates=_ALLOW_UPDATES.value,
+      started=lambda: print(
+        f"The page is at {url}  (Ctrl-C ends it)", flush=True
+      ),
     )
-  if not is_idle:
+    # After its end uvicorn raises the signal again.
+    with stop_on_sigterm(), contextlib.suppress(KeyboardInterrupt):
+      app.server_of(page).run(sockets=[listening])
+  if page.is_computing:
     # The interpreter would wait for a compilation, or end in its midst.
     sys.stdout.flush()
     os._exit(0)
@@ -169,31 +173,24 @@ def follow(
 def _load() -> "tuple[Service, Run]":
   from realm_jax.evaluation.run import Run, RunConfig
   from realm_jax.inputs.questions import read_json_lines
-  from realm_jax.serving.service import QUESTION, Service
+  from realm_jax.serving.service import Service
 
-  examples = {}
+  examples = []
   if _EXAMPLE_QUESTIONS.value is not None:
     questions = read_json_lines(epath.Path(_EXAMPLE_QUESTIONS.value))
     first = itertools.islice(questions, _NUM_EXAMPLES)
-    examples[QUESTION] = [question.question for question in first]
-  run = Run.load(command_line.call(RunConfig, recipe=""))
-  masked_run = None
+    examples = [question.question for question in first]
+  run, masked_run = Run.load(command_line.call(RunConfig, recipe="")), None
   if _MASKED_MODEL_DIR.value is not None:
-    masked_run = _load_masked(_MASKED_MODEL_DIR.value, run)
+    # The run that fills in sentences, over the same corpus.
+    with configuration.parsed_for_run(
+      RunConfig,
+      _MASKED_MODEL_DIR.value,
+      corpus_dir=run.config.corpus_dir,
+      gin_files=_MASKED_GIN_FILE.value,
+    ):
+      masked_run = Run.load(configuration.configured(RunConfig)())
   return Service(run, masked_run, examples=examples), run
-
-
-def _load_masked(model_dir: str, run: "Run") -> "Run":
-  """Loads the run that fills in sentences, over the same corpus."""
-  from realm_jax.evaluation.run import Run, RunConfig
-
-  with configuration.parsed_for_run(
-    RunConfig,
-    model_dir,
-    corpus_dir=run.config.corpus_dir,
-    gin_files=_MASKED_GIN_FILE.value,
-  ):
-    return Run.load(configuration.configured(RunConfig)())
 
 
 if __name__ == "__main__":

@@ -134,8 +134,11 @@ def num_searched(run: Run) -> int:
   """Returns how many blocks are retrieved for a question.
 
   Raises:
+    CheckpointError: The run has no reader.
+    GenerationError: There is no generation that fits.
     SearchError: More blocks are to be read.
   """
+  run.require_reader()
   num_blocks, config = run.generation.num_blocks, run.config
   number = min(config.num_searched, num_blocks)
   if config.num_read > number:
@@ -158,8 +161,6 @@ def read(
 ) -> list[Answered]:
   """Answers questions from the first blocks that were retrieved for them.
 
-  There may be fewer questions than rows; the others are padding.
-
   Args:
     run: Run of open QA.
     questions: Questions.
@@ -172,9 +173,12 @@ def read(
     order = np.tile(np.arange(found.rows.shape[1]), (len(found.rows), 1))
   places = order[:, : run.config.num_read]
   chosen = Retrieved(*(np.take_along_axis(a, places, axis=1) for a in found))
-  score_spans = run.program(span_logits, run.models.require_reader())
-  logits = score_spans(
-    run.params["reader"], query=token_ids, blocks=run.gather(chosen.rows)
+  logits = run.compute(
+    span_logits,
+    run.require_reader(),
+    run.params["reader"],
+    query=token_ids,
+    blocks=run.gather(chosen.rows),
   )
   return [
     _answered(

@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from etils import epath
@@ -23,18 +23,23 @@ from etils import epath
 from realm_jax.console import Progress
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import Corpus
-from realm_jax.evaluation.outputs import EvaluationShard, Figures, Line
+from realm_jax.evaluation.outputs import (
+  RETRIEVED,
+  EvaluationShard,
+  Figures,
+  Line,
+)
 from realm_jax.evaluation.run import Retrieved, Run, RunConfig
 from realm_jax.evaluation.scores import NUM_DOCUMENTS, summarize
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_readable
-from realm_jax.storage.paths import list_names
 
 _HEADER = ["query-id", "corpus-id", "score"]
 # More blocks are searched by this factor until they have enough documents.
 _MORE_BLOCKS = 4
 
+T = TypeVar("T")
 # Finds the blocks of texts, or all, if there are fewer than so many.
 Search = Callable[[Sequence[str], int], Retrieved]
 
@@ -62,61 +67,51 @@ def read_queries(
     StoreAccessError: A bucket cannot be read.
   """
   require_readable(directory)
-  directory = epath.Path(directory)
-  qrels, path = directory / "qrels", directory / "queries.jsonl"
-  grades = _grades(qrels, split)
-  lines = path.read_bytes().rstrip().splitlines() if path.exists() else []
-  if not lines:
-    raise BeirError(f"{path} is missing or empty; want a query a line")
-  queries = []
-  for number, line in enumerate(lines, start=1):
-    try:
-      row = json.loads(line)
-      key, text = str(row["_id"]), row["text"]
-      if key in grades and not text.strip():
-        raise ValueError("no text")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise BeirError(
-        f'{path}:{number}: {error!r}; want {{"_id": …, "text": …}}'
-      ) from None
-    if key in grades:
-      queries.append(JudgedQuery(key, text, grades[key]))
-  if unknown := sorted({*grades} - {query.id for query in queries}):
+  path = epath.Path(directory) / "queries.jsonl"
+  qrels = epath.Path(directory) / "qrels" / f"{split}.tsv"
+  grades: dict[str, dict[str, int]] = {}
+
+  def judge(line: bytes) -> None:
+    fields = line.decode().split("\t")
+    if fields != _HEADER:
+      query, document, grade = fields
+      grades.setdefault(query, {})[document] = int(grade)
+
+  def query_of(line: bytes) -> JudgedQuery:
+    row = json.loads(line)
+    name, text = str(row["_id"]), row["text"]
+    if name in grades and not text.strip():
+      raise ValueError("no text")
+    return JudgedQuery(name, text, grades.get(name, {}))
+
+  _each_line(qrels, judge, "a query, a document and its grade, between tabs")
+  queries = _each_line(path, query_of, '{"_id": …, "text": …}')
+  queries = [query for query in queries if query.grades]
+  unknown = sorted({*grades} - {query.id for query in queries})
+  if unknown or not queries:
     raise BeirError(
-      f"{qrels} names {len(unknown)} queries that {path} does not have, such "
-      f"as {_examples(unknown)}"
+      f"{qrels} judges {len(queries)} queries of {path}, and {len(unknown)} "
+      f"that it does not have: {_examples(unknown)}"
     )
   return queries
 
 
-def _grades(folder: epath.Path, split: str) -> dict[str, dict[str, int]]:
-  """Returns the grades of documents by query, of the file of a split."""
-  path = folder / f"{split}.tsv"
+def _each_line(
+  path: epath.Path, read: Callable[[bytes], T], wanted: str
+) -> list[T]:
+  """Returns what is read of each line of a file."""
   if not path.exists():
-    splits = [name.removesuffix(".tsv") for name in list_names(folder)]
     raise BeirError(
-      f"there is no {path}; want a folder in BEIR's format with the SPLIT "
-      f"{split!r}, and this has {', '.join(sorted(splits)) or 'none'}"
+      f"there is no {path}; want a folder in BEIR's format, with "
+      "queries.jsonl, and qrels/SPLIT.tsv for the SPLIT"
     )
-  header, *lines = path.read_text().rstrip().splitlines() or [""]
-  if header.split("\t") != _HEADER:
-    raise BeirError(
-      f"{path} begins with {header[:80]!r}; want the header query-id, "
-      "corpus-id and score, with tabs between"
-    )
-  grades: dict[str, dict[str, int]] = {}
-  for number, line in enumerate(lines, start=2):
+  found = []
+  for number, line in enumerate(path.read_bytes().rstrip().splitlines(), 1):
     try:
-      query, document, grade = line.split("\t")
-      grades.setdefault(query, {})[document] = int(grade)
-    except ValueError:
-      raise BeirError(
-        f"{path}:{number}: {line!r}; want a query, a document and a whole "
-        "number, with tabs between"
-      ) from None
-  if not grades:
-    raise BeirError(f"{path} has no judgement after its header")
-  return grades
+      found.append(read(line))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise BeirError(f"{path}:{number}: {error!r}; want {wanted}") from None
+  return found
 
 
 def _examples(names: Sequence[str]) -> str:
@@ -166,13 +161,9 @@ def retrieved_lines(
   with Progress("queries", total=len(queries)) as progress:
     for start in range(0, len(queries), batch_size):
       batch = queries[start : start + batch_size]
-      texts = [query.text for query in batch]
       while True:
-        found = search(texts, num_searched)
-        lines = [
-          _line(query, corpus, *(part[i] for part in found))
-          for i, query in enumerate(batch)
-        ]
+        found = search([query.text for query in batch], num_searched)
+        lines = [*map(_line, batch, itertools.repeat(corpus), *found)]
         fewest = min(len(line["evidence"]) for line in lines)
         if fewest == NUM_DOCUMENTS or num_searched >= corpus.num_blocks:
           break
@@ -242,23 +233,21 @@ def evaluate_beir(
   )
   queries = read_queries(beir_dir, split)
   own = slice(shard.agreement.index, None, shard.agreement.count)
-  with shard.lines("retrieved.jsonl") as lines:
-    config = dataclasses.replace(config, reader=None)
-    run = Run.load(config, index=index, max_batch=batch_size)
-    shard.require_same_run(run)
-    require_judged(queries, run.corpus)
-    found = retrieved_lines(
-      queries[own],
-      run.corpus,
-      search_of(run),
-      num_searched=config.num_searched,
-      batch_size=batch_size,
-    )
-    positions = range(len(queries))[own]
-    lines.update(zip(positions, found, strict=True))
+  config = dataclasses.replace(config, reader=None)
+  run = shard.load(config, index=index, max_batch=batch_size)
+  require_judged(queries, run.corpus)
+  found = retrieved_lines(
+    queries[own],
+    run.corpus,
+    search_of(run),
+    num_searched=config.num_searched,
+    batch_size=batch_size,
+  )
+  positions = range(len(queries))[own]
+  lines = shard.write_lines(RETRIEVED, dict(zip(positions, found, strict=True)))
   return shard.report(
     lambda: {
-      **summarize(list(lines.values())),
+      **summarize(lines),
       "beir_dir": str(beir_dir),
       "split": split,
     },

@@ -83,19 +83,18 @@ def paired_scores(
     StoreAccessError: A bucket cannot be read.
   """
   require_readable(first, second)
-  paths = [str(first), str(second)]
-  here, there = (_read_lines(path) for path in paths)
+  here, there = (_read_lines(str(path)) for path in (first, second))
   if alone := here.keys() ^ there.keys():
     raise ComparisonError(
-      f"{len(alone)} questions are in one of {paths[0]} and {paths[1]} alone, "
-      f"among them {min(alone)!r}; evaluate both on the same QUESTIONS"
+      f"{len(alone)} questions are in one of {first} and {second} alone, among "
+      f"them {min(alone)!r}; evaluate both on the same QUESTIONS"
     )
   for key, line in here.items():
     for name in ("question", "references"):
       if line[name] != there[key][name]:
         raise ComparisonError(
-          f"the {name} of {key!r} are {line[name]!r} in {paths[0]} and "
-          f"{there[key][name]!r} in {paths[1]}; evaluate both on the same "
+          f"the {name} of {key!r} are {line[name]!r} in {first} and "
+          f"{there[key][name]!r} in {second}; evaluate both on the same "
           "QUESTIONS"
         )
   one = question_scores(list(here.values()))
@@ -112,16 +111,16 @@ def paired_scores(
 
 def comparison_table(found: Mapping[str, Any]) -> str:
   """Returns a comparison as a table for a terminal."""
-  first, second = found["files"]
-  heads = "first second difference interval p_value first_better second_better"
-  rows = [["", *heads.split()]]
+  rows: list[list[object]] = []
   for name, metric in found["metrics"].items():
     low, high = metric["interval"]
-    signed = {
+    shown = metric | {
       "difference": f"{metric['difference']:+.4f}",
       "interval": f"[{low:+.4f}, {high:+.4f}]",
     }
-    rows.append([name, *({**metric, **signed}[head] for head in heads.split())])
+    rows = rows or [["", *shown]]
+    rows.append([name, *shown.values()])
+  first, second = found["files"]
   return (
     f"first   {first}\nsecond  {second}\n"
     f"{found['num_questions']} questions\n\n{columns(rows)}"
@@ -130,27 +129,18 @@ def comparison_table(found: Mapping[str, Any]) -> str:
 
 def _read_lines(path: str) -> dict[str, Line]:
   """Returns the lines of a file by the ids of their questions."""
-  wanted = (
-    "want the predictions.jsonl or retrieved.jsonl that `realm_jax.evaluate` "
-    "writes to OUTPUT_DIR"
-  )
-  try:
-    rows = read_text(path).split("\n")
-  except (FileNotFoundError, IsADirectoryError):
-    raise ComparisonError(f"there is no file {path}; {wanted}") from None
   by_id: dict[str, Line] = {}
-  for number, row in enumerate(rows, start=1):
-    if not row:
-      continue
-    place = f"{path}, line {number}"
-    try:
+  place, wanted = path, "predictions.jsonl or retrieved.jsonl of an evaluation"
+  try:
+    for number, row in enumerate(read_text(path).rstrip().split("\n"), 1):
+      place = f"{path}, line {number}"
       line = json.loads(row)
       key, _, _, _ = (line[name] for name in _NAMES)
-    except (ValueError, KeyError, TypeError) as error:
-      raise ComparisonError(f"{place}: {error!r}; {wanted}") from error
-    if key in by_id:
-      raise ComparisonError(f"{place}: a second line with the id {key!r}")
-    by_id[key] = line
-  if not by_id:
-    raise ComparisonError(f"{path} has no line; {wanted}")
+      if key in by_id:
+        raise ValueError(f"a second line with the id {key!r}")
+      by_id[key] = line
+  except (FileNotFoundError, IsADirectoryError):
+    raise ComparisonError(f"there is no file {path}; want {wanted}") from None
+  except (ValueError, KeyError, TypeError) as error:
+    raise ComparisonError(f"{place}: {error!r}; want {wanted}") from error
   return by_id

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import logging
@@ -95,24 +95,42 @@ def follow(
     require_readable(model_dir)
     require_writable(model_dir, folder)
     stop = Agreement("end of following").stop_event(own_stop)
-    evaluations = _Evaluations(checkpoints, model_dir, folder, best_metric)
     agreement = Agreement("followed run", while_waiting=stop.is_set)
+    record = functools.partial(
+      _record_best, model_dir, checkpoints, folder, best_metric
+    )
 
     def next_step() -> int | None:
       """Waits for a checkpoint to evaluate; returns None at the end."""
       while not stop.is_set():
-        for step in evaluations.missing(follow_until_step):
-          evaluations.record(step)
-          # The trainer may have removed it before it knew.
-          if step in checkpoints.steps():
-            return step
-        if follow_until_step in evaluations.done():
+        done = _evaluated(folder)
+        for step in checkpoints.steps():
+          is_wanted = follow_until_step is None or step <= follow_until_step
+          if is_wanted and step not in done:
+            record(evaluating=step)
+            # The trainer may have removed it before it knew.
+            if step in checkpoints.steps():
+              return step
+        if follow_until_step in done:
           break
         stop.wait(poll_seconds)
-      evaluations.record(None)
       return None
 
-    agreement.on_process_0("best so far", lambda: evaluations.record(None))
+    def ended(step: int) -> None:
+      """Records an evaluation that has ended, and says what it has found."""
+      best = record()
+      logging.info(
+        "checkpoint %d: %s %.4f; the best is %s, %s",
+        *(step, best_metric, _value(_figures(folder, step), best_metric)),
+        *(best.step, best.value),
+      )
+
+    def best_figures() -> Figures | None:
+      best = record()
+      return None if best.step is None else _figures(folder, best.step)
+
+    # A metric that does not exist is known before anything is evaluated.
+    agreement.on_process_0("best so far", lambda: record().step)
     while (step := agreement.on_process_0("next", next_step)) is not None:
       try:
         evaluation(
@@ -137,88 +155,54 @@ def follow(
         else:
           raise
         continue
-      agreement.on_process_0("best", functools.partial(evaluations.log, step))
-    return agreement.on_process_0("result", evaluations.best_figures)
+      agreement.on_process_0("best", functools.partial(ended, step))
+    return agreement.on_process_0("result", best_figures)
 
 
-class _Evaluations:
-  """The checkpoints that were evaluated, and the best of them; for process 0.
+def _evaluated(folder: epath.Path) -> list[int]:
+  """Returns the evaluated steps, of checkpoints that may be gone."""
+  steps = sorted(int(s) for s in list_names(folder) if s.isdigit())
+  return [s for s in steps if (folder / str(s) / METRICS).exists()]
 
-  Args:
-    checkpoints: Checkpoints of the run.
-    model_dir: Directory of the run, where the best one is recorded.
-    folder: Directory with a folder for each checkpoint's evaluation.
-    metric: Metric of the best checkpoint.
+
+def _record_best(
+  model_dir: epath.Path,
+  checkpoints: CheckpointStore,
+  folder: epath.Path,
+  metric: str,
+  *,
+  evaluating: int | None = None,
+) -> BestCheckpoint:
+  """Records the best checkpoint by now, and returns what it has recorded.
+
+  The trainer keeps it, and the one that is named as being evaluated.
   """
+  before = best = read_best(model_dir)
+  if best is None or best.metric != metric:
+    best = BestCheckpoint(metric)
+  sign = -1 if metric in _LOWER_IS_BETTER else 1
+  present = checkpoints.steps()
+  for step in (step for step in _evaluated(folder) if step in present):
+    value = _value(_figures(folder, step), metric)
+    if best.value is None or sign * value > sign * best.value:
+      best = dataclasses.replace(best, step=step, value=value)
+  best = dataclasses.replace(best, evaluating=evaluating)
+  # Without a checkpoint there is nothing to record.
+  if best != before and (best.kept or before is not None):
+    write_best(model_dir, best)
+  return best
 
-  def __init__(
-    self,
-    checkpoints: CheckpointStore,
-    model_dir: epath.Path,
-    folder: epath.Path,
-    metric: str,
-  ):
-    self._checkpoints, self._folder = checkpoints, folder
-    self._model_dir, self._metric = model_dir, metric
-    self._best = read_best(model_dir)
 
-  def done(self) -> list[int]:
-    """Returns the evaluated steps, of checkpoints that may be gone."""
-    found = list_names(self._folder)
-    steps = sorted(int(name) for name in found if name.isdigit())
-    return [s for s in steps if (self._folder / str(s) / METRICS).exists()]
+def _figures(folder: epath.Path, step: int) -> dict[str, Any]:
+  return json.loads((folder / str(step) / METRICS).read_text())
 
-  def missing(self, last: int | None) -> list[int]:
-    """Returns the checkpoints that are to be evaluated, up to the last."""
-    done, steps = self.done(), self._checkpoints.steps()
-    return [s for s in steps if s not in done and (last is None or s <= last)]
 
-  def record(self, evaluating: int | None) -> None:
-    """Records the best checkpoint, which the trainer keeps, by now.
-
-    The trainer also keeps the one that is named as being evaluated.
-    """
-    best = self._best
-    if best is None or best.metric != self._metric:
-      best = BestCheckpoint(self._metric)
-    sign = -1 if self._metric in _LOWER_IS_BETTER else 1
-    present = self._checkpoints.steps()
-    for step in (step for step in self.done() if step in present):
-      value = self._value_of(step)
-      if best.value is None or sign * value > sign * best.value:
-        best = dataclasses.replace(best, step=step, value=value)
-    best = dataclasses.replace(best, evaluating=evaluating)
-    # Without a checkpoint there is nothing to record.
-    if best != self._best and (best.kept or self._best is not None):
-      write_best(self._model_dir, best)
-    self._best = best
-
-  def log(self, step: int) -> None:
-    """Records an evaluation that has ended, and says what it has found."""
-    self.record(None)
-    assert self._best is not None
-    logging.info(
-      "checkpoint %d: %s %.4f; the best is %s, %s",
-      *(step, self._metric, self._value_of(step)),
-      *(self._best.step, self._best.value),
+def _value(figures: Mapping[str, Any], metric: str) -> float:
+  value = figures.get(metric)
+  if not isinstance(value, float):
+    known = (n for n, v in figures.items() if isinstance(v, float))
+    raise ValueError(
+      f"BEST_METRIC={metric!r} is no metric of this evaluation; it has "
+      f"{', '.join(known)}"
     )
-
-  def best_figures(self) -> Figures | None:
-    """Returns what was measured of the best checkpoint, if there is one."""
-    if self._best is None or self._best.step is None:
-      return None
-    return self._figures(self._best.step)
-
-  def _value_of(self, step: int) -> float:
-    figures = self._figures(step)
-    value = figures.get(self._metric)
-    if not isinstance(value, float):
-      known = (n for n, v in figures.items() if isinstance(v, float))
-      raise ValueError(
-        f"BEST_METRIC={self._metric!r} is no metric of this evaluation; it has "
-        f"{', '.join(known)}"
-      )
-    return value
-
-  def _figures(self, step: int) -> dict[str, Any]:
-    return json.loads((self._folder / str(step) / METRICS).read_text())
+  return value

@@ -16,55 +16,148 @@ Any other text is a question, whose answers are those of `answers.ask`.
 
 import contextlib
 import dataclasses
-import functools
+import itertools
+import math
 from collections.abc import Sequence
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from etils import epath
-from flax.core import meta
 from scipy.special import log_softmax, logsumexp
 
-from realm_jax.checkpoints.store import (
-  CheckpointError,
-  CheckpointStore,
-  locate,
-)
+from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation import answers
-from realm_jax.evaluation.explanation import (
-  Candidate,
-  Explanation,
-  ExplanationError,
-  Filling,
-)
 from realm_jax.evaluation.masked_sentences import (
+  ExplanationError,
   best_fillings,
   contains_text,
   is_masked,
   marginalize,
   masked_query,
-  read_alone,
   read_masks,
 )
-from realm_jax.evaluation.run import Run
-from realm_jax.models.reader import Reader
-from realm_jax.partitioning import sharding
-from realm_jax.storage.access import require_readable
+from realm_jax.evaluation.run import (
+  QUESTION,
+  SENTENCE,
+  Block,
+  Kind,
+  Run,
+  RunConfig,
+)
+from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.config import DataConfig
+from realm_jax.settings import PositiveInt
 from realm_jax.text.normalization import normalize_answer
-from realm_jax.text.wordpieces import MASK, WordpieceVocabulary
-
-MASKED_LM, SPAN = "masked_lm_head", "span_head"
+from realm_jax.text.wordpieces import MASK
 
 
-def explain(
-  run: Run,
-  text: str,
-  answer: str | None = None,
-  *,
-  baseline: Run | None = None,
-) -> Explanation:
+@dataclasses.dataclass(frozen=True)
+class Filling:
+  """A filling of the masks, or an answer to a question.
+
+  Attributes:
+    text: Words.
+    probability: p(y|x), or that given one candidate.
+    without_retrieval: p(y|null,x) of a filling.
+    start, limit: Characters of the block's text of an answer in it.
+  """
+
+  text: str
+  probability: float
+  without_retrieval: float | None = None
+  start: int | None = None
+  limit: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """One candidate z, and its part in p(y|x), y being the answer explained.
+
+  Attributes:
+    block: The block, with its score and the retriever's probability.
+    probability: p(z|x); of a question, by retriever and reader together.
+    log_likelihood: log p(y|z,x); None where the block does not contain y.
+    share: p(z|x) p(y|z,x) / p(y|x); None if p(y|x) is 0.
+    best: What the reader finds most likely here; None in a block without text.
+    contains_text: Whether the block contains the text word for word, so that
+      its retrieval is trivial.
+    token_log_likelihoods: log p(y_j|z,x) of each wordpiece of a filling.
+    utility: log p(y|z,x) − log p(y|null,x); None of a question, for which
+      there is no null block.
+    reward: r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x), the derivative of log p(y|x)
+      by f(x,z); None of a question.
+  """
+
+  block: Block
+  probability: float
+  log_likelihood: float | None
+  share: float | None
+  best: Filling | None
+  contains_text: bool
+  token_log_likelihoods: Sequence[float] = ()
+  utility: float | None = None
+  reward: float | None = None
+
+  @property
+  def likelihood(self) -> float:
+    """p(y|z,x)."""
+    own = self.log_likelihood
+    return 0.0 if own is None else math.exp(own)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation:
+  """Why a run fills in, or answers, what it does.
+
+  Attributes:
+    text: Sentence or question, as it was given.
+    kind: Which of the two it is.
+    model_dir: Directory of the run.
+    checkpoint: Step of the checkpoint.
+    generation: Step of the generation that was searched.
+    read: The query in wordpieces, as the model read it.
+    answer: y, the answer that the figures are of; empty if there is none.
+    answer_is_given: Whether the answer was given, or is the best one.
+    wordpieces: Wordpieces of the answer.
+    log_likelihood: log p(y|x); None if no candidate contains the answer.
+    candidates: The null block of a masked sentence, then blocks by score.
+    fillings: The best fillings or answers.
+    notes: What a reader of the figures should know.
+    log_likelihood_null: log p(y|null,x); None of a question.
+    utility: log p(y|x) − log p(y|null,x); None of a question.
+  """
+
+  text: str
+  kind: Kind
+  model_dir: str
+  checkpoint: int
+  generation: int
+  read: str
+  answer: str
+  answer_is_given: bool
+  wordpieces: Sequence[str]
+  log_likelihood: float | None
+  candidates: Sequence[Candidate]
+  fillings: Sequence[Filling]
+  notes: list[str]
+  log_likelihood_null: float | None = None
+  utility: float | None = None
+
+  @property
+  def probability(self) -> float:
+    """p(y|x)."""
+    total = self.log_likelihood
+    return 0.0 if total is None else math.exp(total)
+
+  def __repr__(self) -> str:
+    return f"<{self.text!r}: {self.answer!r} ({self.probability:.3g})>"
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the same as values that JSON can hold."""
+    return dataclasses.asdict(self)
+
+
+def explain(run: Run, text: str, answer: str | None = None) -> Explanation:
   """Explains what the run fills in, or answers.
 
   Args:
@@ -72,41 +165,37 @@ def explain(
     text: Sentence with [MASK], or question.
     answer: Answer y whose probability is explained; for a sentence, of its one
       place to fill in. None takes the best one.
-    baseline: Another model, which fills in the sentence without retrieval; see
-      `load_baseline`.
 
   Raises:
-    ExplanationError: The text has no words, or does not fit this run; or the
-      answer does not fit the text.
+    CheckpointError: The run was not trained for such texts.
+    ExplanationError: The text has no words, or the answer does not fit it.
   """
   if not text.strip():
     raise ExplanationError(
       "the sentence is empty; write one with [MASK], or a question"
     )
-  if is_masked(text):
-    require_masked_lm_head(run)
-    explained = _explain_sentence(run, text, answer)
-    if baseline is None:
-      return explained
-    unaided = _explain_sentence(baseline, text, answer, is_baseline=True)
-    return dataclasses.replace(explained, unaided=unaided)
-  if baseline is not None:
-    raise ExplanationError(f"{text!r} has no [MASK], which a baseline fills in")
-  if trained_heads(run.model_dir, run.step) == {MASKED_LM}:
-    raise ExplanationError(
-      f"{text!r} has no [MASK], and checkpoint {run.step} of {run.model_dir} "
-      "has only a masked-LM reader: its steps have not trained the span head "
-      "that answers questions; write [MASK] for what is to be filled in, or "
-      "give a run of open QA as MODEL_DIR"
+  kind = SENTENCE if is_masked(text) else QUESTION
+  run.require_kind(kind)
+  figures = _of_sentence if kind == SENTENCE else _of_question
+  explained = Explanation(
+    text=text,
+    kind=kind,
+    model_dir=str(run.model_dir),
+    checkpoint=run.step,
+    generation=run.generation.step,
+    answer_is_given=answer is not None,
+    **figures(run, text, answer),
+  )
+  copies = [one.block.id for one in explained.candidates if one.contains_text]
+  if copies:
+    explained.notes.append(
+      f"the sentence occurs word for word in {', '.join(copies)}: trivial "
+      "retrieval, which training leaves out"
     )
-  return _explain_question(run, text, answer)
+  return explained
 
 
-# --- Questions --------------------------------------------------------------
-
-
-def _explain_question(run: Run, text: str, answer: str | None) -> Explanation:
-  """Explains an answer, the best one if none is given."""
+def _of_question(run: Run, text: str, answer: str | None) -> dict[str, Any]:
   words, room = run.vocabulary, run.config.query_length - 2
   token_ids = words.encode(text)
   if not token_ids:
@@ -120,14 +209,15 @@ def _explain_question(run: Run, text: str, answer: str | None) -> Explanation:
   candidates = []
   for k, place in enumerate(answered.read):
     block, posterior = answered.blocks[place], answered.posterior[k]
-    best, share, given_block = answered.alone[k], None, 0.0
+    alone, share, given_block = answered.alone[k], None, 0.0
+    best = None
+    if alone is not None:
+      best = Filling(
+        alone.text, alone.probability, start=alone.start, limit=alone.limit
+      )
     if explained is not None:
       share = explained.shares[k]
       given_block = explained.probability * share / posterior if share else 0.0
-    if best is not None:
-      best = Filling(
-        best.text, best.probability, start=best.start, limit=best.limit
-      )
     body = run.content(block.row).body_token_ids
     candidates.append(
       Candidate(
@@ -139,7 +229,7 @@ def _explain_question(run: Run, text: str, answer: str | None) -> Explanation:
         contains_text=contains_text(body, token_ids, words.mask_id, 1),
       )
     )
-  notes = [*_verbatim_notes(candidates), *words.notes(text)]
+  notes = words.notes(text)
   if len(token_ids) > room:
     notes.append(
       f"the question has {len(token_ids)} wordpieces, of which the model reads "
@@ -151,35 +241,22 @@ def _explain_question(run: Run, text: str, answer: str | None) -> Explanation:
       f"no block that was read has the answer {shown!r}, so that p(y|x) is 0, "
       "and shares are not defined"
     )
-  return Explanation(
-    text=text,
-    kind="question",
-    model_dir=str(run.model_dir),
-    checkpoint=run.step,
-    generation=run.generation.step,
-    read=words.decode(token_ids[:room]),
-    answer=shown,
-    answer_is_given=answer is not None,
-    wordpieces=[words.pieces[i] for i in words.encode(shown)],
-    log_likelihood=None
-    if explained is None
-    else float(np.log(explained.probability)),
-    candidates=candidates,
-    fillings=[
+  total = None if explained is None else float(np.log(explained.probability))
+  return {
+    "read": words.decode(token_ids[:room]),
+    "answer": shown,
+    "wordpieces": [words.pieces[i] for i in words.encode(shown)],
+    "log_likelihood": total,
+    "candidates": candidates,
+    "fillings": [
       Filling(one.text, one.probability)
       for one in answered.answers[: run.config.num_fillings]
     ],
-    notes=notes,
-  )
+    "notes": notes,
+  }
 
 
-# --- Sentences --------------------------------------------------------------
-
-
-def _explain_sentence(
-  run: Run, text: str, answer: str | None, *, is_baseline: bool = False
-) -> Explanation:
-  """Explains a filling of a sentence with [MASK]."""
+def _of_sentence(run: Run, text: str, answer: str | None) -> dict[str, Any]:
   config, words = run.config, run.vocabulary
   masked = masked_query(
     text,
@@ -188,8 +265,7 @@ def _explain_sentence(
     query_length=config.query_length,
     max_masks=config.max_masks,
   )
-  read = read_alone if is_baseline else read_masks
-  found = read(run, masked.query, masked.positions)
+  found = read_masks(run, masked.query, masked.positions)
   log_prior = log_softmax(found.scores)
   best_ids, by_candidate = best_fillings(
     log_prior, found.log_probs, config.num_fillings
@@ -198,7 +274,7 @@ def _explain_sentence(
     Filling(
       masked.filling_text(words, token_ids),
       float(np.exp(logsumexp(log_prior + own))),
-      None if is_baseline else float(np.exp(own[0])),
+      float(np.exp(own[0])),
     )
     for token_ids, own in zip(best_ids.tolist(), by_candidate, strict=True)
   ]
@@ -208,8 +284,7 @@ def _explain_sentence(
   log_likelihood, shares, rewards = marginalize(found.scores, totals)
   candidates = []
   for k, row in enumerate(found.rows.tolist()):
-    prior = float(np.exp(log_prior[k]))
-    alone = found.log_probs[k]
+    prior, alone = float(np.exp(log_prior[k])), found.log_probs[k]
     likely = masked.filling_text(words, alone.argmax(axis=-1).tolist())
     candidates.append(
       Candidate(
@@ -241,123 +316,69 @@ def _explain_sentence(
       "the answer has words that the vocabulary lacks; the model reads them as "
       "[UNK]"
     )
-  return Explanation(
-    text=text,
-    kind="masked sentence",
-    model_dir=str(run.model_dir),
-    checkpoint=run.step,
-    generation=None if is_baseline else run.generation.step,
-    read=words.decode(masked.query[1 : masked.num_read + 1].tolist()),
-    answer=answer or fillings[0].text,
-    answer_is_given=answer is not None,
-    wordpieces=[words.pieces[i] for i in target_ids],
-    log_likelihood=log_likelihood,
-    candidates=candidates,
-    fillings=fillings,
-    notes=notes + _verbatim_notes(candidates),
-    log_likelihood_null=float(totals[0]),
-    utility=log_likelihood - float(totals[0]),
-  )
+  return {
+    "read": words.decode(masked.query[1 : masked.num_read + 1].tolist()),
+    "answer": answer or fillings[0].text,
+    "wordpieces": [words.pieces[i] for i in target_ids],
+    "log_likelihood": log_likelihood,
+    "candidates": candidates,
+    "fillings": fillings,
+    "notes": notes,
+    "log_likelihood_null": float(totals[0]),
+    "utility": log_likelihood - float(totals[0]),
+  }
 
 
-def _verbatim_notes(candidates: Sequence[Candidate]) -> list[str]:
-  """Names the candidates whose retrieval is trivial."""
-  names = [one.block.id for one in candidates if one.contains_text]
-  if not names:
-    return []
-  return [
-    f"the sentence occurs word for word in {', '.join(names)}: trivial "
-    "retrieval, which training leaves out"
-  ]
+def block_use(
+  *, config: RunConfig, data: DataConfig, num_sampled: PositiveInt = 100
+) -> Sequence[dict[str, Any]]:
+  """Returns the most useful block of each of some training sentences.
 
-
-# --- Which models there are --------------------------------------------------
-
-
-def load_baseline(
-  run: Run, *, model_dir: epath.PathLike, reader: Reader
-) -> Run:
-  """Loads the reader of another run, which fills in sentences without a text.
-
-  Its vocabulary is `vocab.txt` in its directory, which an import writes, or
-  else that of the run.
+  The candidates are those of training: the null block and the blocks that the
+  generation's query tower finds, without the sentence's own block.
 
   Args:
-    run: Run that is explained, whose lengths and devices it takes.
-    model_dir: MODEL_DIR of a run of reading or of an import, or a checkpoint.
-    reader: Its reader.
+    config: Run of pre-training.
+    data: Task of the masked sentences.
+    num_sampled: Number of sentences.
+
+  Returns:
+    For each the `sentence`; the `answer`, which is masked; the `block`, by
+    name, and its `title`; its `probability` p(z|x), its `utility`, log p(y|z,x)
+    − log p(y|null,x), and its `reward` r(z).
 
   Raises:
-    CheckpointError: There is no such checkpoint, it has no reader, or it was
-      trained over another vocabulary.
+    CheckpointError: The run is not of pre-training.
+    ExplanationError: It has too few candidates.
+    TaskError: The task gives no masked sentences.
   """
-  require_readable(model_dir)
-  store, step = locate(model_dir)
-  with contextlib.closing(store):
-    own = store.directory.parent / "vocab.txt"
-    words = WordpieceVocabulary(own) if own.exists() else run.vocabulary
-    try:
-      store.require_vocabulary(step, words.sha256)
-    except CheckpointError as error:
-      raise CheckpointError(
-        f"{error}; or put the vocabulary that it was trained with into {own}"
-      ) from error
-    reader = reader.for_vocabulary(
-      vocab_size=words.vocab_size, separator_id=words.sep_id
-    )
-    query = jax.ShapeDtypeStruct((1, run.config.query_length), jnp.int32)
-    block = jax.ShapeDtypeStruct((1, 1, run.config.query_length), jnp.int32)
-    variables = jax.eval_shape(
-      reader.init, jax.random.key(0), query, block, query
-    )
-    abstract = meta.unbox(variables["params"])
-    like = {"reader": sharding.abstract_replicated(abstract, run.mesh)}
-    params = store.restore(step, items=("reader",), like=like)
-  return dataclasses.replace(
-    run,
-    model_dir=store.directory.parent,
-    step=step,
-    models=run.models._replace(reader=reader),
-    params=params,
-    vocabulary=words,
-  )
-
-
-def require_masked_lm_head(run: Run) -> None:
-  """Checks that a run can fill in [MASK]s.
-
-  Raises:
-    ExplanationError: Its steps have trained the span head alone.
-  """
-  if trained_heads(run.model_dir, run.step) == {SPAN}:
-    raise ExplanationError(
-      f"checkpoint {run.step} of {run.model_dir} is of open QA: it keeps the "
-      "masked-LM head that the run began with, but its steps have trained the "
-      "encoder for the span head alone, so the two no longer fit; give the run "
-      "of pre-training as MODEL_DIR, or ask a question without [MASK]"
-    )
-
-
-@functools.lru_cache(maxsize=16)
-def trained_heads(model_dir: epath.Path, step: int) -> set[str]:
-  """Returns the heads, `MASKED_LM` or `SPAN`, that the run's steps trained.
-
-  A checkpoint always has the parameters of both heads. A run of open QA gives
-  its masked-LM head no gradient while the encoder below changes, and
-  pre-training likewise its span head, so neither may be asked. Adam's second
-  moment of a head without a gradient is exactly zero. There are none of an
-  imported checkpoint, which has no optimizer, nor of checkpoint 0.
-  """
-  with contextlib.closing(CheckpointStore(model_dir)) as store:
-    if "optimizer" not in store.items(step):
-      return set()
-    suffixes = {f"nu/reader/{h}/norm/scale": h for h in (MASKED_LM, SPAN)}
-    moments = store.restore_arrays(
-      step, "optimizer", lambda path: path.endswith(tuple(suffixes))
-    )
-  return {
-    head
-    for suffix, head in suffixes.items()
-    for path, moment in moments.items()
-    if path.endswith(suffix) and np.any(moment)
-  }
+  run = Run.load(config)
+  run.require_kind(SENTENCE)
+  decode, found = run.vocabulary.decode, []
+  stream = BatchStream(dataclasses.replace(data, batch_size=1))
+  with contextlib.closing(stream), Progress("sentences") as progress:
+    for batch in itertools.islice(stream, num_sampled):
+      query, positions, weights, targets = (
+        batch.array(name)[0]
+        for name in ("query", "mask_positions", "mask_weights", "mask_targets")
+      )
+      targets, positions = targets[weights > 0], positions * (weights > 0)
+      source = int(batch.array("source_hash")[0])
+      read = read_masks(run, query, positions, source_hash=source)
+      given = read.log_probs[:, np.arange(len(targets)), targets].sum(axis=1)
+      _, shares, rewards = marginalize(read.scores, given)
+      best = 1 + int(given[1:].argmax())
+      block = run.corpus.block(int(read.rows[best]))
+      found.append(
+        {
+          "sentence": decode(query[query != 0][1:-1].tolist()),
+          "answer": decode(targets.tolist()),
+          "block": block.name,
+          "title": block.title,
+          "probability": float(shares[best] - rewards[best]),
+          "utility": float(given[best] - given[0]),
+          "reward": float(rewards[best]),
+        }
+      )
+      progress.advance()
+  return found

@@ -1,5 +1,6 @@
 """Evaluation of pre-training: masked words with and without retrieval."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -22,7 +23,6 @@ from realm_jax.models.parameters import Params
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
-from realm_jax.storage.access import require_writable
 from realm_jax.training.encoder_rows import RowLayout
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import StageContext
@@ -81,19 +81,16 @@ def evaluate_masked_lm(
     num_batches=num_batches,
     previous_generation=previous_generation,
   )
-  require_writable(output_dir)
   generations = [config.generation]
   if previous_generation is not None:
     generations.append(previous_generation)
   runs = [
-    Run.load(
+    shard.load(
       dataclasses.replace(config, generation=generation),
       max_batch=data.batch_size,
     )
     for generation in generations
   ]
-  for run in runs:
-    shard.require_same_run(run)
   run, *previous = runs
   measure = sharding.jit_on_mesh(
     weighted_loss,
@@ -103,7 +100,10 @@ def evaluate_masked_lm(
     out_shardings=sharding.replicated(run.mesh),
   )
   context = StageContext(run.corpus, run.generation, config.block_length)
-  sums: dict[str, Float64[np.ndarray, "2"]] = {}
+  # Of each metric the total and its weight.
+  sums: dict[str, Float64[np.ndarray, "2"]] = collections.defaultdict(
+    lambda: np.zeros(2)
+  )
   with shard.batches(data) as stream, Progress("sentences") as progress:
     for batch in itertools.islice(stream, num_batches):
       found = [_search(stage, one, batch) for one in runs]
@@ -113,28 +113,23 @@ def evaluate_masked_lm(
       if previous:
         host_metrics |= _changes(stage, batch, runs, found)
       count = len(batch.array("query"))
-      added = {"loss": loss, **metrics}
-      added |= {n: (count * v, count) for n, v in host_metrics.items()}
-      for name, average in added.items():
-        sums[name] = sums.get(name, 0) + np.array(average, float)
+      added = {n: (count * v, count) for n, v in host_metrics.items()}
+      for name, average in (added | {"loss": loss, **metrics}).items():
+        sums[name] += average
       progress.advance(count)
   own = {name: average.tolist() for name, average in sums.items()}
   parts = shard.gather_to_leader("sums", own)
 
   def figures() -> Figures:
-    names = parts[0]
-    totals = {n: np.sum([part[n] for part in parts], axis=0) for n in names}
+    totals = {n: np.sum([p[n] for p in parts], axis=0) for n in parts[0]}
     means = {n: float(total / max(w, 1)) for n, (total, w) in totals.items()}
+    for name in [name for name in means if name.startswith("log_likelihood")]:
+      perplexity = name.replace("log_likelihood", "perplexity")
+      means[perplexity] = math.exp(-means[name])
     if previous:
       means["previous_generation"] = previous[0].generation.step
-    perplexities = {
-      name.replace("log_likelihood", "perplexity"): math.exp(-mean)
-      for name, mean in means.items()
-      if name.startswith("log_likelihood")
-    }
     return {
       **means,
-      **perplexities,
       "num_queries": int(totals["recall"][1]),
       "num_masks": int(totals["masked_accuracy"][1]),
       "num_candidates": stage.num_candidates,

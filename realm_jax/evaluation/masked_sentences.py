@@ -14,8 +14,7 @@ from jaxtyping import Array, Float, Int, Int32
 from scipy.special import log_softmax, logsumexp
 
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.evaluation.explanation import ExplanationError
-from realm_jax.evaluation.run import Run
+from realm_jax.evaluation.run import SENTENCE, Run
 from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
@@ -28,6 +27,10 @@ _MASKED_PLACE = re.compile(rf"{re.escape(MASK)}(?:\s*{re.escape(MASK)})*")
 _MIN_WORDS = 3
 # Fillings of each candidate that compete for the best under the sum.
 _NUM_PROPOSED = 64
+
+
+class ExplanationError(ValueError):
+  """A text that this run cannot explain, or an answer that does not fit it."""
 
 
 class MaskedQuery(NamedTuple):
@@ -211,15 +214,11 @@ def read_masks(
       no candidate; None of a free sentence.
 
   Raises:
-    ExplanationError: The run has no query tower, or only the null block would
-      be a candidate.
+    CheckpointError: The run was trained for questions alone.
+    ExplanationError: Only the null block would be a candidate.
   """
   config = run.config
-  if config.index_scores:
-    raise ExplanationError(
-      "a run on the index's own scores (INDEX_SCORES) has no query tower, and "
-      "answers questions alone; ask one without [MASK]"
-    )
+  run.require_kind(SENTENCE)
   num_kept = config.num_candidates - 1
   if num_kept < 1:
     raise ExplanationError(
@@ -233,37 +232,17 @@ def read_masks(
     found = found[run.corpus.content_hashes[found] != source_hash][:num_kept]
   rows = np.array([NULL_ROW, *found.tolist()])
   candidates = run.gather(rows)
-  score = run.program(_scores, run.models.retriever)
-  scores = score(
-    run.params["retriever"], query=query[None], candidates=candidates[None]
-  )[0].astype(np.float64)
-  log_probs = _log_probs(run, query, positions, candidates)
+  given = {"query": query[None], "candidates": candidates[None]}
+  retriever, params = run.models.retriever, run.params
+  scores = run.compute(_scores, retriever, params["retriever"], **given)[0]
+  reader = run.require_reader()
+  given["positions"] = positions[None]
+  logits = run.compute(_mask_logits, reader, params["reader"], **given)[0]
+  logits = logits[:, : np.count_nonzero(positions)]
+  log_probs = log_softmax(logits.astype(np.float64), axis=-1)
+  scores = scores.astype(np.float64)
   order = np.array([0, *(1 + np.argsort(-scores[1:], kind="stable"))])
   return Reading(rows[order], scores[order], log_probs[order])
-
-
-def read_alone(
-  run: Run, query: Int32[np.ndarray, " q"], positions: Int32[np.ndarray, " m"]
-) -> Reading:
-  """Reads `[CLS] x [SEP]` alone, which stands as its one candidate."""
-  log_probs = _log_probs(run, query, positions)
-  return Reading(np.array([NULL_ROW]), np.zeros(1), log_probs)
-
-
-def _log_probs(
-  run: Run,
-  query: Int32[np.ndarray, " q"],
-  positions: Int32[np.ndarray, " m"],
-  candidates: Int32[np.ndarray, "k l"] | None = None,
-) -> Float[np.ndarray, "_ n v"]:
-  """Returns log p(·|z,x) at each of n masks; without candidates, log p(·|x)."""
-  read = run.program(_mask_logits, run.models.require_reader())
-  batch = {"query": query[None], "positions": positions[None]}
-  if candidates is not None:
-    batch["candidates"] = candidates[None]
-  logits = read(run.params["reader"], **batch)
-  logits = logits[0, :, : np.count_nonzero(positions)]
-  return log_softmax(logits.astype(np.float64), axis=-1)
 
 
 def _scores(
@@ -282,16 +261,10 @@ def _mask_logits(
   params: Params,
   query: Int[Array, "b q"],
   positions: Int[Array, "b m"],
-  candidates: Int[Array, "b k l"] | None = None,
+  candidates: Int[Array, "b k l"],
 ) -> Float[Array, "b k m v"]:
-  """Returns the logits of the vocabulary at each mask, by candidate.
-
-  Without candidates, they are those of `[CLS] x [SEP]` alone, as of one.
-  """
-  token_ids = query
-  if candidates is not None:
-    token_ids = reader.join(query, candidates).token_ids
-  inputs = sequences.padded(token_ids)
+  """Returns the logits of the vocabulary at each mask, by candidate."""
+  inputs = sequences.padded(reader.join(query, candidates).token_ids)
   return reader.apply({"params": params}, inputs, positions, method="masked_lm")
 
 

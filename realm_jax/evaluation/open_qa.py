@@ -1,20 +1,27 @@
 """Evaluation on questions: exact match, F1, recall and reciprocal rank."""
 
-import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 from jaxtyping import Int32
+from scipy.special import log_softmax
 
 from realm_jax.console import Progress
-from realm_jax.evaluation.answers import Answered, num_searched, read
+from realm_jax.evaluation.answers import num_searched, read
+from realm_jax.evaluation.masked_sentences import (
+  best_fillings,
+  masked_query,
+  read_masks,
+)
 from realm_jax.evaluation.outputs import (
   PREDICTIONS,
+  RETRIEVED,
   EvaluationShard,
   Figures,
   Line,
@@ -22,14 +29,13 @@ from realm_jax.evaluation.outputs import (
 from realm_jax.evaluation.run import Block, Run, RunConfig
 from realm_jax.evaluation.scores import summarize
 from realm_jax.indexes.protocol import IndexConfig
-from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
 from realm_jax.text import answers
 
 
 class Question(NamedTuple):
-  """A question, its accepted answers, and its position in the file.
+  """A question, and its accepted answers.
 
   The references are strings or patterns, as the task says.
   """
@@ -38,7 +44,6 @@ class Question(NamedTuple):
   text: str
   references: list[str]
   answer_kind: answers.AnswerKind
-  position: int
 
   def line(self, run: Run) -> Line:
     """Returns the fields with which a question's line of a file begins."""
@@ -49,10 +54,6 @@ class Question(NamedTuple):
       "answer_kind": self.answer_kind,
       "language": run.language,
     }
-
-
-# Token ids, whose rows past the last question are padding, and the questions.
-QuestionBatch = tuple[Int32[np.ndarray, "b q"], list[Question]]
 
 
 def evaluate_open_qa(
@@ -78,42 +79,7 @@ def evaluate_open_qa(
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
-  shard = EvaluationShard(
-    output_dir, config=config, data=data, max_examples=max_examples
-  )
-  with (
-    open_questions(data, shard=shard, max_examples=max_examples) as batches,
-    shard.lines(PREDICTIONS) as lines,
-  ):
-    run = Run.load(config, max_batch=data.batch_size)
-    shard.require_same_run(run)
-    number = num_searched(run)
-    for token_ids, questions in batches:
-      found = run.search(token_ids, number)
-      order = None
-      if config.candidates == "gold":
-        # Rows past the last question are padding.
-        lacks = np.zeros(found.rows.shape, bool)
-        for i, question in enumerate(questions):
-          evidence = block_evidence(run, run.blocks(found, i), question)
-          lacks[i] = [not block["contains_answer"] for block in evidence]
-        order = np.argsort(lacks, axis=1, kind="stable")
-      texts = [question.text for question in questions]
-      answered = read(run, texts, token_ids, found, order)
-      for question, one in zip(questions, answered, strict=True):
-        lines[question.position] = _prediction(run, question, one)
-  return shard.report(
-    lambda: {
-      **summarize(list(lines.values())),
-      "split": data.split,
-      "task": data.task,
-      "candidates": config.candidates,
-      "num_searched": number,
-      "num_read": config.num_read,
-      "rank_answers_by": config.rank_answers_by,
-    },
-    run,
-  )
+  return _evaluate(_predictions, config, data, max_examples, None, output_dir)
 
 
 def evaluate_retrieval(
@@ -137,80 +103,167 @@ def evaluate_retrieval(
       that needs no vectors, such as BM25, ranks by its own scores.
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
   """
-  shard = EvaluationShard(
-    output_dir, config=config, data=data, max_examples=max_examples, index=index
-  )
-  with (
-    open_questions(data, shard=shard, max_examples=max_examples) as batches,
-    shard.lines("retrieved.jsonl") as lines,
-  ):
-    config = dataclasses.replace(config, reader=None)
-    run = Run.load(config, index=index, max_batch=data.batch_size)
-    shard.require_same_run(run)
-    for token_ids, questions in batches:
-      found = run.search(token_ids, config.num_searched, rescore=False)
-      for i, question in enumerate(questions):
-        evidence = block_evidence(run, run.blocks(found, i), question)
-        lines[question.position] = question.line(run) | {"evidence": evidence}
-  return shard.report(
-    lambda: {
-      **summarize(list(lines.values())),
-      "split": data.split,
-      "task": data.task,
-      "num_searched": min(config.num_searched, run.generation.num_blocks),
-    },
-    run,
-  )
+  config = dataclasses.replace(config, reader=None)
+  return _evaluate(_retrieved, config, data, max_examples, index, output_dir)
 
 
-@contextlib.contextmanager
-def open_questions(
-  data: DataConfig, *, shard: EvaluationShard, max_examples: int | None = None
-) -> Iterator[Iterator[QuestionBatch]]:
-  """Yields batches of this process's questions, in the order of their file.
+def evaluate_masked_statements(
+  *,
+  config: RunConfig,
+  data: DataConfig,
+  max_examples: PositiveInt | None = None,
+  index: IndexConfig | None = None,
+  output_dir: epath.PathLike | None = None,
+) -> Figures:
+  """Fills in masked statements from retrieved blocks.
 
-  Of all questions it takes those at the first `max_examples` positions. If the
-  task drops questions, those after them move up in their rows, and some batches
-  have a question before an earlier one; its position tells.
+  A statement is a question with one [MASK] in place of its answer, which is
+  given the answer's number of wordpieces. The prediction is the most likely
+  filling under Σ_z p(z|x) p(y|z, x), over the candidates of training, of which
+  the index finds all but the null block. Retrieval is scored as by
+  `evaluate_retrieval`, whose arguments are the same.
 
-  A malformed file is reported when the block is entered, so open it before
-  anything large is loaded. The batch size of the open-QA task is rounded up to
-  a multiple of the devices.
+  Args:
+    config: Checkpoint of a run of pre-training, with its reader.
+    data: Open-QA task with a file of statements.
+    max_examples: Number of statements at the front of the file; None takes all.
+    index: Index to build over the generation's blocks instead of its own. The
+      retriever weighs the blocks that it finds.
+    output_dir: Directory of `metrics.json` and `predictions.jsonl`, if any.
+
+  Returns:
+    Contents of `metrics.json`; `exact_match` is the accuracy of the fillings.
 
   Raises:
-    ValueError: The file cannot be read, or max_examples is not positive.
+    ValueError: A file is missing or does not fit; the message says which.
+  """
+  return _evaluate(_fillings, config, data, max_examples, index, output_dir)
+
+
+def _evaluate(
+  lines_of: Callable[..., Iterator[Line]],
+  config: RunConfig,
+  data: DataConfig,
+  max_examples: int | None,
+  index: IndexConfig | None,
+  output_dir: epath.PathLike | None,
+) -> Figures:
+  """Writes a line for each question, and returns the figures of all.
+
+  `lines_of` returns a line for each question of a batch, from the run, the
+  token ids [b q] and the questions. If the task drops questions, those after
+  them move up in their rows, and some batches have a question before an earlier
+  one; its position tells.
   """
   if max_examples is not None and max_examples < 1:
     raise ValueError(f"max_examples={max_examples}; want at least 1")
-  with shard.batches(data, shuffle=False, repeat=False) as batches:
-    yield _question_batches(batches, max_examples or sys.maxsize)
-
-
-def _question_batches(
-  batches: Iterator[Batch], max_examples: int
-) -> Iterator[QuestionBatch]:
-  with Progress("questions") as progress:
+  shard = EvaluationShard(
+    output_dir, config=config, data=data, max_examples=max_examples, index=index
+  )
+  lines: dict[int, Line] = {}
+  with (
+    # It finds a malformed file, before anything large is loaded.
+    shard.batches(data, shuffle=False, repeat=False) as batches,
+    Progress("questions") as progress,
+  ):
+    run = shard.load(config, index=index, max_batch=data.batch_size)
     for batch in batches:
-      is_taken = batch.is_real & (batch.positions < max_examples)
-      size = int(is_taken.sum())
+      limit = max_examples or sys.maxsize
+      is_taken = batch.is_real & (batch.positions < limit)
       # The positions of a row rise, so no later batch has a question, either.
-      if not size:
-        return
-      # Rows without a question follow those that have one.
-      order = np.argsort(~is_taken, stable=True)
+      if not is_taken.any():
+        break
       fields = (
         batch.texts("question_id"),
         batch.texts("question"),
         batch.answers,
         batch.answer_kinds,
-        batch.positions.tolist(),
       )
-      rows = [*zip(*fields, strict=True)]
-      yield (
-        batch.arrays["query"][order],
-        [Question(*rows[i]) for i in order[:size]],
-      )
-      progress.advance(size)
+      rows = itertools.compress(zip(*fields, strict=True), is_taken)
+      questions = [Question(*row) for row in rows]
+      found = lines_of(run, batch.arrays["query"][is_taken], questions)
+      positions = batch.positions[is_taken].tolist()
+      lines.update(zip(positions, found, strict=True))
+      progress.advance(len(questions))
+  name = RETRIEVED if config.reader is None else PREDICTIONS
+  every = shard.write_lines(name, lines)
+  described: Figures = {
+    "split": data.split,
+    "task": data.task,
+    "num_searched": min(config.num_searched, run.generation.num_blocks),
+  }
+  if config.reader is not None:
+    of_reader = "candidates", "num_read", "rank_answers_by"
+    described |= {name: getattr(config, name) for name in of_reader}
+  return shard.report(lambda: summarize(every) | described, run)
+
+
+def _predictions(
+  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Question]
+) -> Iterator[Line]:
+  """Yields the lines of `evaluate_open_qa`, with the place of each answer."""
+  found = run.search(token_ids, num_searched(run))
+  order = None
+  if run.config.candidates == "gold":
+    evidence = (
+      block_evidence(run, run.blocks(found, i), question)
+      for i, question in enumerate(questions)
+    )
+    lacks = [[not b["contains_answer"] for b in own] for own in evidence]
+    order = np.argsort(lacks, axis=1, kind="stable")
+  texts = [question.text for question in questions]
+  answered = read(run, texts, token_ids, found, order)
+  for question, one in zip(questions, answered, strict=True):
+    place: Figures | None = None
+    if one.answers:
+      best = one.answers[0]
+      place = {
+        "block": best.block.id,
+        "start_byte": len(best.block.text[: best.start].encode()),
+        "limit_byte": len(best.block.text[: best.limit].encode()),
+        "score": round(best.score, 6),
+        "probability": round(best.probability, 6),
+      }
+    texts = [answer.text for answer in one.answers]
+    is_read = [number in one.read for number in range(len(one.blocks))]
+    line = _judged(run, question, texts, one.blocks, is_read)
+    for judged, answer in zip(line["answers"], one.answers, strict=True):
+      judged["probability"] = round(answer.probability, 6)
+    yield line | {"answer": place}
+
+
+def _retrieved(
+  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Question]
+) -> Iterator[Line]:
+  """Yields the lines of `evaluate_retrieval`."""
+  found = run.search(token_ids, run.config.num_searched, rescore=False)
+  for i, question in enumerate(questions):
+    evidence = block_evidence(run, run.blocks(found, i), question)
+    yield question.line(run) | {"evidence": evidence}
+
+
+def _fillings(
+  run: Run, token_ids: Int32[np.ndarray, "b q"], statements: Sequence[Question]
+) -> Iterator[Line]:
+  """Yields the lines of `evaluate_masked_statements`."""
+  config, words = run.config, run.vocabulary
+  found = run.search(token_ids, config.num_searched, rescore=False)
+  for i, statement in enumerate(statements):
+    masked = masked_query(
+      statement.text,
+      statement.references[0],
+      words,
+      query_length=config.query_length,
+      max_masks=config.max_masks,
+    )
+    reading = read_masks(run, masked.query, masked.positions)
+    best, _ = best_fillings(
+      log_softmax(reading.scores), reading.log_probs, config.num_fillings
+    )
+    texts = [masked.filling_text(words, ids) for ids in best.tolist()]
+    blocks = run.blocks(found, i)
+    is_read = [block.row in reading.rows for block in blocks]
+    yield _judged(run, statement, texts, blocks, is_read)
 
 
 def block_evidence(
@@ -244,46 +297,34 @@ def block_evidence(
   return evidence
 
 
-def _prediction(run: Run, question: Question, answered: Answered) -> Line:
-  """Returns a line of `predictions.jsonl`.
+def _judged(
+  run: Run,
+  question: Question,
+  texts: Sequence[str],
+  blocks: Sequence[Block],
+  is_read: Sequence[bool],
+) -> Line:
+  """Returns a line of `predictions.jsonl` for answers, best first.
 
   Google's released `evaluate_predictions` reads its `question` and
-  `prediction`. Without an answer, the `prediction` is empty and the `answer`
-  None. Regular expressions have no `f1`.
+  `prediction`. Regular expressions have no `f1`.
   """
-  place: Figures | None = None
-  if answered.answers:
-    best = answered.answers[0]
-    place = {
-      "block": best.block.id,
-      "start_byte": len(best.block.text[: best.start].encode()),
-      "limit_byte": len(best.block.text[: best.limit].encode()),
-      "score": round(best.score, 6),
-      "probability": round(best.probability, 6),
-    }
-  text, references = answered.text, question.references
-  kind, language = question.answer_kind, run.language
-  evidence = block_evidence(run, answered.blocks, question)
-  for number, block in enumerate(evidence):
-    block["read"] = number in answered.read
+  references, kind = question.references, question.answer_kind
+  is_correct = functools.partial(
+    answers.is_correct, references=references, kind=kind, language=run.language
+  )
+  prediction = texts[0] if texts else ""
   f1 = None
   if kind == "string":
-    f1 = answers.best_token_f1(text, references, language)
-  is_correct = functools.partial(
-    answers.is_correct, references=references, kind=kind, language=language
-  )
+    f1 = answers.best_token_f1(prediction, references, run.language)
+  evidence = block_evidence(run, blocks, question)
   return question.line(run) | {
-    "prediction": text,
-    "correct": is_correct(text),
+    "prediction": prediction,
+    "correct": is_correct(prediction),
     "f1": f1,
-    "answer": place,
-    "answers": [
-      {
-        "text": answer.text,
-        "probability": round(answer.probability, 6),
-        "correct": is_correct(answer.text),
-      }
-      for answer in answered.answers
+    "answers": [{"text": t, "correct": is_correct(t)} for t in texts],
+    "evidence": [
+      {**block, "read": read}
+      for block, read in zip(evidence, is_read, strict=True)
     ],
-    "evidence": evidence,
   }

@@ -9,15 +9,17 @@ gathers what all have found, and writes it.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 from etils import epath
 
-from realm_jax.evaluation.run import Run, whole_batch
+from realm_jax.evaluation.run import Run, RunConfig, whole_batch
+from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
@@ -27,7 +29,8 @@ from realm_jax.partitioning.sharding import RowGroups
 from realm_jax.storage.access import require_writable
 from realm_jax.storage.json_files import JsonValue, json_lines, write_json
 
-METRICS, PREDICTIONS = "metrics.json", "predictions.jsonl"
+METRICS = "metrics.json"
+PREDICTIONS, RETRIEVED = "predictions.jsonl", "retrieved.jsonl"
 # The key-value store of the processes refuses values of several megabytes.
 _CHARACTERS_PER_PIECE = 1 << 19
 
@@ -49,6 +52,7 @@ class EvaluationShard:
 
   Raises:
     ProcessesError: An argument differs, or a process has failed.
+    StoreAccessError: The directory cannot be written to.
   """
 
   def __init__(self, output_dir: epath.PathLike | None = None, **configs: Any):
@@ -57,6 +61,8 @@ class EvaluationShard:
     self.agreement = Agreement("evaluation")
     devices = {"the number of devices of a process": jax.local_device_count()}
     self.agreement.require_same(configs | devices)
+    if self._output_dir is not None and self.agreement.is_leader:
+      require_writable(self._output_dir)
 
   @contextlib.contextmanager
   def batches(
@@ -84,12 +90,23 @@ class EvaluationShard:
     with contextlib.closing(stream):
       yield watched()
 
-  def require_same_run(self, run: Run) -> None:
-    """Checks that all processes have loaded the same.
+  def load(
+    self,
+    config: RunConfig,
+    *,
+    max_batch: int,
+    index: IndexConfig | None = None,
+  ) -> Run:
+    """Loads a run with its generation, and its reader if one is configured.
 
     Raises:
-      ProcessesError: They have not, or one has failed.
+      ProcessesError: The processes have not all loaded the same, or one has
+        failed.
+      ValueError: A file is missing or does not fit, as in `Run.load`.
     """
+    run = Run.load(config, index=index, max_batch=max_batch)
+    if config.reader is not None:
+      run.require_reader()
     self.agreement.require_same(
       {
         "the checkpoint": run.step,
@@ -97,6 +114,7 @@ class EvaluationShard:
         "the corpus": run.corpus.fingerprint,
       }
     )
+    return run
 
   def gather_to_leader(self, what: str, found: T) -> list[T]:
     """Returns what all processes have found to process 0; to others, nothing.
@@ -119,13 +137,14 @@ class EvaluationShard:
       self.agreement.exchange(f"{what}, {number}", piece, by_piece.append)
     return [json.loads("".join(own)) for own in zip(*by_piece, strict=True)]
 
-  @contextlib.contextmanager
-  def lines(self, name: str) -> Iterator[dict[int, Line]]:
-    """Opens a file for lines of JSON, which all processes add.
+  def write_lines(self, name: str, lines: Mapping[int, Line]) -> list[Line]:
+    """Writes a file of the lines of all processes, and returns these lines.
 
-    Yields a dictionary for this process's lines, by their positions among the
-    examples. When the `with` block ends well, that of process 0 has the lines
-    of all, in their order, and the others are empty; the file then appears.
+    Only process 0 writes, and the others return none.
+
+    Args:
+      name: Name of the file.
+      lines: This process's lines, by their positions among the examples.
 
     Raises:
       ValueError: There are no lines.
@@ -133,23 +152,15 @@ class EvaluationShard:
       StoreAccessError: Likewise, where it is on an object store.
       ProcessesError: A process has failed.
     """
-    by_position: dict[int, Line] = {}
-    with contextlib.ExitStack() as stack:
-      write = None
-      if self._output_dir is not None and self.agreement.is_leader:
-        require_writable(self._output_dir)
-        write = stack.enter_context(json_lines(self._output_dir / name))
-      yield by_position
-      parts = self.gather_to_leader(name, list(by_position.items()))
-      by_position.clear()
-      # JSON makes lists of the pairs.
-      pairs = [(pair[0], pair[1]) for part in parts for pair in part]
-      by_position.update(sorted(pairs, key=lambda pair: pair[0]))
-      if self.agreement.is_leader and not by_position:
-        raise ValueError("the task gives no questions")
-      if write is not None:
-        for line in by_position.values():
+    parts = self.gather_to_leader(name, [*lines.items()])
+    pairs = sorted(itertools.chain(*parts), key=lambda pair: pair[0])
+    if self.agreement.is_leader and not pairs:
+      raise ValueError("the task gives no questions")
+    if self._output_dir is not None and self.agreement.is_leader:
+      with json_lines(self._output_dir / name) as write:
+        for _, line in pairs:
           write(line)
+    return [line for _, line in pairs]
 
   def report(self, metrics: Callable[[], Figures], run: Run) -> Figures:
     """Adds what was measured to metrics, and writes both to `metrics.json`.

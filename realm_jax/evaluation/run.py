@@ -28,6 +28,7 @@ from realm_jax.checkpoints.store import (
   locate,
   recorded_generation,
 )
+from realm_jax.configuration.runs import KeptModel
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import NULL_ROW, Corpus, require_block_length
 from realm_jax.corpus.store import Block as CorpusBlock
@@ -63,9 +64,23 @@ from realm_jax.storage.access import require_readable
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
+from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.stage import Models
 
 AnyRun = TypeVar("AnyRun", bound="Run")
+# What a run can be asked: to fill in [MASK], or a question.
+Kind = Literal["masked sentence", "question"]
+SENTENCE: Kind = "masked sentence"
+QUESTION: Kind = "question"
+_TRAINED: Mapping[str | None, Kind] = {
+  Pretraining.__name__: SENTENCE,
+  OpenQa.__name__: QUESTION,
+}
+_WANTED = {
+  SENTENCE: "fill in [MASK]; give a run of pre-training, or ask a question",
+  QUESTION: "answer questions; give a run of open QA, or write [MASK] for what "
+  "is to be filled in",
+}
 MAX_BATCH = 16
 # An exact search compiles a program for each k, so that a few blocks more are
 # asked for than are edited or hidden.
@@ -185,19 +200,21 @@ class Run:
   Attributes:
     config: Configuration that the run was loaded by.
     model_dir: Directory of the run.
+    stage: Class of its stage, such as "OpenQa"; None of an import.
     step: Step of the checkpoint.
     models: Modules, with the corpus's vocabulary.
     params: Parameters by component, replicated over `mesh`.
     mesh: Mesh of this process's devices.
     vocabulary: Vocabulary of the run.
     open_generation: Function that returns the generation, loaded once.
-    max_batch: Rows of the largest batch of `program`.
+    max_batch: Rows of the largest batch that is computed.
     edits: Blocks with other texts, by row.
     hidden: Rows that no search finds.
   """
 
   config: RunConfig
   model_dir: epath.Path
+  stage: str | None
   step: int
   models: Models
   params: Params
@@ -214,10 +231,9 @@ class Run:
     config: RunConfig,
     *,
     index: IndexConfig | None = None,
-    needs_reader: bool = True,
     max_batch: int = MAX_BATCH,
   ) -> AnyRun:
-    """Restores the parameters of a checkpoint.
+    """Restores the parameters of a checkpoint, of a reader if it has one.
 
     Its generation is verified and loaded when it is first used: the one that
     is configured, or else the one that the checkpoint was trained with. Of a
@@ -227,9 +243,7 @@ class Run:
     Args:
       config: What to load.
       index: Index to build over the generation's blocks instead of its own.
-      needs_reader: Whether the reader is needed, if one is configured; else a
-        checkpoint without one gives its retriever alone.
-      max_batch: Rows of the largest batch of `program`.
+      max_batch: Rows of the largest batch that is computed.
 
     Raises:
       CheckpointError: The checkpoint is missing, lacks a component, or belongs
@@ -244,22 +258,22 @@ class Run:
       path = path / FOLDER / str(config.checkpoint_step)
     store, step = locate(path)
     with contextlib.closing(store):
-      present = store.items(step)
-      reader = config.reader
-      if "reader" not in present and not needs_reader:
-        reader = None
-      if reader is not None and "reader" not in present:
-        raise CheckpointError(
-          f"checkpoint {step} of {store.directory} has no reader, only "
-          f"{sorted(present)}: its stage trains none; evaluate its retriever "
-          "with gin/runs/eval_retrieval.gin, or give a run of open QA"
-        )
+      reader = config.reader if "reader" in store.items(step) else None
       corpus = Corpus.open(config.corpus_dir)
       require_block_length(config.block_length, corpus)
       store.require_vocabulary(step, corpus.vocab_sha256)
       models = Models(config.retriever, reader).for_corpus(corpus)
       mesh = make_mesh(devices=jax.local_devices())
-      like = sharding.abstract_replicated(_abstract(models, config), mesh)
+      # The shapes of the components that are restored.
+      abstract: Any = {"retriever": {"scale": jax.ShapeDtypeStruct((), "f4")}}
+      if reader is not None or not config.index_scores:
+        stage = InverseCloze()
+        if reader is not None:
+          stage = OpenQa(index_scores=config.index_scores)
+        lengths = config.query_length, config.block_length
+        init = functools.partial(stage.init, models, *lengths)
+        abstract = meta.unbox(jax.eval_shape(init, jax.random.key(0)))
+      like = sharding.abstract_replicated(abstract, mesh)
       try:
         params = store.restore(step, items=tuple(like), like=like)
       except CheckpointError as error:
@@ -271,21 +285,29 @@ class Run:
       used = recorded_generation(store.loop_item(step))
     if index is None and config.candidates == "random":
       index = RandomConfig()
-    model_dir = store.directory.parent
+    model_dir, kept = store.directory.parent, KeptModel.find(path)
     wanted = [step] if used is None else [used]
     if reader is None and used is not None:
       wanted = [step, used]
     return cls(
       config,
       model_dir,
+      None if kept is None else kept.stage,
       step,
       models,
       params,
       mesh,
       corpus.vocabulary,
       functools.cache(
-        lambda: _load_generation(
-          config, model_dir, step, wanted, corpus, mesh=mesh, index=index
+        functools.partial(
+          _load_generation,
+          config,
+          model_dir / GENERATIONS,
+          step,
+          wanted,
+          corpus=corpus,
+          mesh=mesh,
+          index=index,
         )
       ),
       max_batch,
@@ -295,6 +317,46 @@ class Run:
     return (
       f"<{type(self).__name__} {str(self.model_dir)!r}, checkpoint {self.step}>"
     )
+
+  @property
+  def kinds(self) -> set[Kind]:
+    """What the run can be asked.
+
+    A checkpoint has the parameters of both heads of its reader. Open QA trains
+    the span head alone, and pre-training the masked-LM head, while the encoder
+    below both changes. An import may have both.
+    """
+    if self.config.index_scores:
+      return {QUESTION}
+    trained = _TRAINED.get(self.stage)
+    return {SENTENCE, QUESTION} if trained is None else {trained}
+
+  def require_kind(self, kind: Kind) -> None:
+    """Checks what the run was trained for.
+
+    Raises:
+      CheckpointError: It has no reader, or has not learnt this.
+    """
+    self.require_reader()
+    if kind not in self.kinds:
+      raise CheckpointError(
+        f"{self!r} is of the stage {self.stage}, whose reader has not learnt "
+        f"to {_WANTED[kind]}"
+      )
+
+  def require_reader(self) -> Reader:
+    """Returns the reader.
+
+    Raises:
+      CheckpointError: The checkpoint has none.
+    """
+    if self.models.reader is None:
+      raise CheckpointError(
+        f"checkpoint {self.step} of {self.model_dir} has no reader: it can "
+        "retrieve and embed; evaluate its retriever with "
+        "gin/runs/eval_retrieval.gin, or give a run of open QA"
+      )
+    return self.models.reader
 
   @property
   def generation(self) -> Generation:
@@ -319,32 +381,29 @@ class Run:
 
   # --- Computing ----------------------------------------------------------
 
-  def program(
-    self, function: Callable[..., Any], *leading: Any
-  ) -> Callable[..., Any]:
-    """Returns a function of parameters and rows, compiled for few shapes.
+  def compute(
+    self,
+    function: Callable[..., Any],
+    module: Any,
+    params: Params,
+    **arrays: np.ndarray,
+  ) -> Any:
+    """Returns `function(module, params, **arrays)` on the host, row by row.
 
-    It takes host arrays [n …] by name, and returns host arrays [n …]. Rows are
-    computed in batches of at most `max_batch`, padded to powers of two.
-
-    Args:
-      function: Function of the leading arguments, of parameters, and arrays.
-      leading: First, hashable arguments.
+    The function takes and returns arrays [n …]. Rows are computed in batches of
+    at most `max_batch`, padded to powers of two, so that few shapes are
+    compiled.
     """
     compiled = sharding.jit_on_mesh(
       function,
-      *leading,
+      module,
       mesh=self.mesh,
       out_shardings=sharding.batch_sharding(self.mesh),
     )
-
-    def call(params: Params, **arrays: np.ndarray) -> Any:
-      return self._in_batches(
-        lambda rows: compiled(params, **sharding.to_devices(rows, self.mesh)),
-        arrays,
-      )
-
-    return call
+    return self._in_batches(
+      lambda rows: compiled(params, **sharding.to_devices(rows, self.mesh)),
+      arrays,
+    )
 
   def _in_batches(
     self, function: Callable[..., Any], arrays: Mapping[str, np.ndarray]
@@ -404,8 +463,7 @@ class Run:
       params = query_tower_parameters(retriever, self.params["retriever"])
     else:
       params = self.generation.query_params
-    embed = self.program(embed_queries, retriever)
-    return embed(params, token_ids=token_ids)
+    return self.compute(embed_queries, retriever, params, token_ids=token_ids)
 
   # --- Retrieval ----------------------------------------------------------
 
@@ -435,7 +493,7 @@ class Run:
     """
     if k < 1:
       raise SearchError(f"num_searched={k}; want at least 1")
-    index = self.generation.index
+    index, scale = self.generation.index, self.models.retriever.score_scale
     changed = sorted({*self.edits, *self.hidden})
     k = min(k, index.num_blocks - len(self.hidden))
     more = -(-len(changed) // _MORE_BLOCKS) * _MORE_BLOCKS
@@ -450,7 +508,6 @@ class Run:
       vectors = self.embed_tokens(token_ids, current=current)
     found = self.search_index(token_ids, vectors, number)
     rows, scores = found.rows, found.scores
-    scale = self.models.retriever.score_scale
     if self.config.index_scores:
       scores = float(self.params["retriever"]["scale"]) * scores
     elif not keeps_scores:
@@ -458,12 +515,11 @@ class Run:
       stored = self.generation.vectors(rows)
       scores = scale * np.einsum("bd,bkd->bk", vectors, stored)
     scores = np.where(np.isin(rows, changed), -np.inf, scores)
-    for row, block in self.edits.items():
-      if row not in self.hidden:
-        own = np.full((len(rows), 1), row, rows.dtype)
-        rows = np.concatenate([rows, own], axis=1)
-        own = scale * (vectors @ block.vector)[:, None]
-        scores = np.concatenate([scores, own], axis=1)
+    if own := [row for row in self.edits if row not in self.hidden]:
+      edited = np.stack([self.edits[row].vector for row in own])
+      repeated = np.tile(np.array(own, rows.dtype), (len(rows), 1))
+      rows = np.concatenate([rows, repeated], axis=1)
+      scores = np.concatenate([scores, scale * (vectors @ edited.T)], axis=1)
     found = in_order(rows, scores.astype(np.float32))
     return Retrieved(found.rows[:, :k], found.scores[:, :k])
 
@@ -476,23 +532,18 @@ class Run:
     """Returns what the index itself finds, with its own order and scores."""
 
     def find(batch: Mapping[str, np.ndarray]) -> Any:
-      queries = QueryBatch(batch["token_ids"], batch.get("vectors"))
-      found = self.generation.index.search(queries, k)
+      found = self.generation.index.search(QueryBatch(**batch), k)
       return found.rows, found.scores
 
-    arrays = {"token_ids": token_ids}
-    if vectors is not None:
-      arrays["vectors"] = vectors
+    arrays = {"token_ids": token_ids, "vectors": vectors}
+    arrays = {name: a for name, a in arrays.items() if a is not None}
     return SearchResult(*self._in_batches(find, arrays))
 
   def blocks(self, found: Retrieved, query: int) -> list[Block]:
     """Returns the blocks of one query, with their texts."""
-    scores = found.scores[query]
-    parts = found.rows[query], scores, softmax(np.float64(scores))
-    return [
-      self.block(*one)
-      for one in zip(*(part.tolist() for part in parts), strict=True)
-    ]
+    rows, scores = found.rows[query].tolist(), found.scores[query].tolist()
+    probabilities = softmax(np.float64(scores)).tolist()
+    return [*map(self.block, rows, scores, probabilities)]
 
   def block(self, row: int, score: float, probability: float) -> Block:
     """Returns a block with its texts, and what it has scored."""
@@ -565,17 +616,16 @@ class Run:
     own = [words.cls_id, *title, words.sep_id, *made.token_ids, words.sep_id]
     tokens = np.zeros(self.config.block_length, np.int32)
     tokens[: len(own)] = own
-    embed = self.program(embed_blocks, self.models.retriever)
-    vector = embed(self.params["retriever"], token_ids=tokens[None])[0]
-    # As a generation stores it.
-    vector = vector.astype(self.generation.embeddings.dtype)
-    return EditedBlock(
-      text,
-      made.token_ids,
-      made.byte_ranges,
-      tokens,
-      vector.astype(np.float32),
+    (vector,) = self.compute(
+      embed_blocks,
+      self.models.retriever,
+      self.params["retriever"],
+      token_ids=tokens[None],
     )
+    # As a generation stores it.
+    stored = vector.astype(self.generation.embeddings.dtype)
+    vector = stored.astype(np.float32)
+    return EditedBlock(text, made.token_ids, made.byte_ranges, tokens, vector)
 
 
 def whole_batch(batch_size: int, devices: int) -> int:
@@ -583,52 +633,38 @@ def whole_batch(batch_size: int, devices: int) -> int:
   return max(1, -(-batch_size // devices)) * devices
 
 
-def _abstract(models: Models, config: RunConfig) -> Params:
-  """Returns the shapes of the components that are restored."""
-  if models.reader is None and config.index_scores:
-    return {"retriever": {"scale": jax.ShapeDtypeStruct((), np.float32)}}
-  stage = OpenQa(index_scores=config.index_scores)
-  if models.reader is None:
-    stage = InverseCloze()
-  lengths = config.query_length, config.block_length
-  init = functools.partial(stage.init, models, *lengths)
-  return meta.unbox(jax.eval_shape(init, jax.random.key(0)))
-
-
 def _load_generation(
   config: RunConfig,
-  model_dir: epath.Path,
+  folder: epath.Path,
   step: int,
   wanted: Sequence[int],
-  corpus: Corpus,
   *,
-  mesh: Mesh,
-  index: IndexConfig | None,
+  corpus: Corpus,
+  **settings: Any,
 ) -> Generation:
   """Loads the generation that is named, or the first of the wanted ones."""
-  settings: Any = {"corpus": corpus, "mesh": mesh, "index": index}
   if config.generation is None:
-    folder = model_dir / GENERATIONS
     published = GenerationStore(folder).steps()
-    present = [number for number in wanted if number in published]
-    if not present:
+    number = next((one for one in wanted if one in published), None)
+    if number is None:
       raise GenerationError(
         f"checkpoint {step} wants generation {wanted[-1]}, and {folder} has "
         f"{published or 'none'}; build the newest checkpoint's with `python -m "
         "realm_jax.build_index --once`, or name one with GENERATION"
       )
-    generation = load_generation(folder, present[0], **settings)
   else:
-    path = epath.Path(config.generation)
-    if (number := step_of(path)) is not None:
-      generation = load_generation(path.parent, number, **settings)
-    elif path.exists():
-      generation = load_newest(path, **settings)
-    else:
+    folder = epath.Path(config.generation)
+    if (number := step_of(folder)) is not None:
+      folder = folder.parent
+    elif not folder.exists():
       raise GenerationError(
-        f"{path} does not exist; want a generation, or a folder of them such "
+        f"{folder} does not exist; want a generation, or a folder of them such "
         f"as MODEL_DIR/{GENERATIONS}"
       )
+  if number is None:
+    generation = load_newest(folder, corpus=corpus, **settings)
+  else:
+    generation = load_generation(folder, number, corpus=corpus, **settings)
   logging.info(
     "Checkpoint %d searches generation %d (%s over %d blocks)",
     *(step, generation.step, generation.index.kind, generation.num_blocks),

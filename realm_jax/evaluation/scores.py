@@ -3,31 +3,21 @@
 Published exact match on test sets stands in docs/results.md.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from realm_jax.console import columns, figures_table
+from realm_jax.console import figures_table
 from realm_jax.evaluation.resampling import Scores, bootstrap_intervals
-from realm_jax.text import answers
-from realm_jax.text.normalization import normalize_answer
 
 RECALL_DEPTHS = (1, 5, 20, 100)
 # Documents that a judged query is given.
 NUM_DOCUMENTS = 100
 _TOP = 10
 INTERVALS = "intervals"
-_QUESTION_WORDS = re.compile(
-  r"\b(?:(how many|how much|when|where|what|which|why|how)|who(?:m|se|s)?)\b"
-)
-_LONGEST = 5
 _OF_DOCUMENTS = ("ndcg_at_10", "recall_at_100", "mrr_at_10")
-# Scores that a breakdown shows, of those that there are.
-_SHOWN = ("exact_match", "f1", "recall_at_5", "recall_at_20", "mrr")
-
 # A line of `predictions.jsonl` or `retrieved.jsonl`.
 Line = Mapping[str, Any]
 
@@ -141,106 +131,21 @@ def means(scores: Scores) -> dict[str, float]:
   return {name: float(np.nanmean(values)) for name, values in scores.items()}
 
 
-def num_bad_patterns(lines: Sequence[Line]) -> int | None:
-  """Returns how many patterns cannot be compiled, and so match nothing.
-
-  None where no question has patterns.
-  """
-  patterns = [
-    pattern
-    for line in lines
-    if line.get("answer_kind") == "regex"
-    for pattern in line["references"]
-  ]
-  return len(answers.bad_patterns(patterns)) if patterns else None
-
-
-def question_word(line: Line) -> str:
-  """Returns the first question word: "who", "how many" and so on, or "other".
-
-  "whom", "whose" and "whos" count as "who". The word may stand anywhere, as
-  in "in what year".
-  """
-  found = _QUESTION_WORDS.search(line["question"].lower())
-  return "other" if found is None else found[1] or "who"
-
-
-def answer_length(line: Line) -> str:
-  """Returns the number of normalized words of the shortest answer.
-
-  Patterns have no length.
-  """
-  if line["answer_kind"] == "regex":
-    return "pattern"
-  lengths = (
-    len(normalize_answer(answer, line["language"]).split())
-    for answer in line["references"]
-  )
-  length = min(lengths, default=0)
-  if length >= _LONGEST:
-    return f"{_LONGEST} or more words"
-  return f"{length} word{'' if length == 1 else 's'}"
-
-
-_BREAKDOWNS = {
-  "by_question_word": question_word,
-  "by_answer_length": answer_length,
-}
-
-
 def summarize(lines: Sequence[Line]) -> dict[str, Any]:
-  """Returns the mean of each score, and how it spreads over the questions.
+  """Returns the means of `question_scores`, `num_questions` and `intervals`.
 
-  Returns:
-    The means of `question_scores`; `bad_patterns`, if answers are patterns;
-    `intervals`, the 95 % bootstrap interval of each mean; `by_question_word`,
-    by the size of the groups, and `by_answer_length`: for each group of
-    questions their number and the main scores. Judged queries have no groups.
+  These are the 95 % bootstrap intervals of the means.
   """
   scores = question_scores(lines)
-  figures: dict[str, Any] = means(scores)
-  if (bad_patterns := num_bad_patterns(lines)) is not None:
-    figures["bad_patterns"] = bad_patterns
-  figures["num_questions"] = len(lines)
-  figures[INTERVALS] = bootstrap_intervals(scores)
-  if is_judged(lines):
-    return figures
-  for name, group_of in _BREAKDOWNS.items():
-    groups = np.array([group_of(line) for line in lines])
-    names, sizes = np.unique(groups, return_counts=True)
-    found: dict[str, dict[str, float]] = {}
-    for group, size in zip(names.tolist(), sizes.tolist(), strict=True):
-      parts = {n: scores[n][groups == group] for n in _SHOWN if n in scores}
-      # A group of patterns has no F1.
-      parts = {n: v for n, v in parts.items() if not np.isnan(v).all()}
-      found[group] = {"num_questions": size, **means(parts)}
-    if group_of is question_word:
-      by_size = sorted(found, key=lambda group: -found[group]["num_questions"])
-      found = {group: found[group] for group in by_size}
-    figures[name] = found
-  return figures
+  return means(scores) | {
+    "num_questions": len(lines),
+    INTERVALS: bootstrap_intervals(scores),
+  }
 
 
 def summary_table(figures: Mapping[str, Any]) -> str:
-  """Returns the figures of an evaluation as tables for a terminal.
-
-  A figure's interval stands beside it, and breakdowns follow the others.
-  """
-  shown = {
-    name: value
-    for name, value in figures.items()
-    if name != INTERVALS and not isinstance(value, Mapping)
-  }
+  """Returns a line for each figure, which its interval follows."""
+  shown = {name: v for name, v in figures.items() if name != INTERVALS}
   for name, (low, high) in figures.get(INTERVALS, {}).items():
     shown[name] = f"{shown[name]:.4f}  [{low:.4f}, {high:.4f}]"
-  tables = [figures_table(shown)]
-  for name in _BREAKDOWNS:
-    if name in figures:
-      groups = figures[name]
-      names = list(dict.fromkeys(n for own in groups.values() for n in own))
-      rows = [
-        [label, *(own.get(n, "") for n in names)]
-        for label, own in groups.items()
-      ]
-      tables.append(columns([[name, *names], *rows]))
-  return "\n\n".join(tables)
+  return figures_table(shown)

@@ -1,32 +1,26 @@
 """Retrieval of judged documents, against trec_eval and by hand."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import beir
 from realm_jax.evaluation.compare import compare
 from realm_jax.evaluation.run import Retrieved
 from realm_jax.evaluation.scores import document_scores
 from realm_jax.indexes.bm25 import Bm25Config
 from tests import tiny_world
-from tests.evaluation.lines import read_lines
+from tests.evaluation.lines import read_lines, write_lines
 from tests.golden import make_trec_scores
 
 
-def corpus_of(documents):
-  """A corpus whose block in each row is of the document at its place."""
+def lines_of(documents, scores, queries, **settings):
+  """Lines of an index that gives blocks of documents these scores."""
   blocks = [SimpleNamespace(document_id=name) for name in documents]
-  return SimpleNamespace(block=blocks.__getitem__, num_blocks=len(blocks))
-
-
-def lines_of(corpus, scores, queries, **settings):
-  """Lines of an index that gives the blocks these scores, for any query."""
+  corpus = SimpleNamespace(block=blocks.__getitem__, num_blocks=len(blocks))
   scores = np.array(scores, np.float32)
   order = np.argsort(-scores, kind="stable")
   asked = []
@@ -43,10 +37,9 @@ def test_the_scores_are_those_of_trec_eval():
   lines = []
   for scores, grades in make_trec_scores.judged_runs():
     # A document's other block scores less than its best.
-    corpus = corpus_of([*scores, *scores])
     both = [*scores.values(), *(value - 0.5 for value in scores.values())]
     query = beir.JudgedQuery("q", "who ?", grades)
-    lines += lines_of(corpus, both, [query])[0]
+    lines += lines_of([*scores, *scores], both, [query])[0]
   found = document_scores(lines)
   with np.load(make_trec_scores.OUTPUT) as released:
     assert released.keys() == found.keys()
@@ -57,10 +50,9 @@ def test_the_scores_are_those_of_trec_eval():
 def test_more_blocks_are_searched_until_there_are_a_hundred_documents():
   # Three blocks of each of 200 documents, and the query's own document first.
   documents = [f"d{i // 3}" for i in range(600)]
-  corpus = corpus_of(documents)
   queries = [beir.JudgedQuery(name, "", {"d1": 1}) for name in ("d0", "q", "d")]
   lines, asked = lines_of(
-    corpus, np.arange(600)[::-1], queries, num_searched=100, batch_size=2
+    documents, np.arange(600)[::-1], queries, num_searched=100, batch_size=2
   )
   # What the first batch needs, the second begins with.
   assert asked == [100, 400, 400]
@@ -69,42 +61,29 @@ def test_more_blocks_are_searched_until_there_are_a_hundred_documents():
   assert names[1] == names[2] == [f"d{i}" for i in range(100)]
 
 
-# --- The folder -----------------------------------------------------------
-
-
-def _jsonl(rows) -> str:
-  return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-@pytest.fixture(scope="module")
-def files() -> dict[str, str]:
-  """The tiny world's articles and questions; the answer's article is judged."""
-  documents = [
-    {"_id": one["id"], "title": one["title"], "text": one["text"]}
-    for one in tiny_world.documents()
-  ]
-  queries = [
-    {"_id": one["id"], "text": one["question"], "metadata": {}}
-    for one in tiny_world.questions()
-  ]
-  judged = [f"q{i}\tp{2 * i}\t2\nq{i}\tp{i}\t{i % 2}" for i in range(11)]
-  # One is its title alone.
-  documents.append({"_id": "title", "title": "Ada Stone", "text": ""})
-  judged += ["q0\ttitle\t1", ""]
-  return {
-    "corpus.jsonl": _jsonl(documents),
-    "queries.jsonl": _jsonl([*queries, {"_id": "unjudged", "text": "why ?"}]),
-    "qrels/test.tsv": "query-id\tcorpus-id\tscore\n" + "\n".join(judged),
-  }
-
-
 @pytest.fixture
-def folder(files, tmp_path):
-  """A folder in BEIR's format, which a test may change."""
+def folder(tmp_path):
+  """The tiny world in BEIR's format; the answer's article is judged."""
+  articles, questions = tiny_world.documents(), tiny_world.questions()
+  # One is its title alone.
+  articles.append({"id": "title", "title": "Ada Stone", "text": ""})
+  queries = [{"_id": q["id"], "text": q["question"]} for q in questions]
+  judged = [f"q{i}\tp{2 * i}\t2\nq{i}\tp{i}\t{i % 2}\n" for i in range(11)]
   directory = tmp_path / "beir"
   (directory / "qrels").mkdir(parents=True)
-  for name, text in files.items():
-    (directory / name).write_text(text, encoding="utf-8")
+  for name, rows in (
+    (
+      "corpus",
+      [
+        {"_id": one["id"], "title": one["title"], "text": one["text"]}
+        for one in articles
+      ],
+    ),
+    ("queries", [*queries, {"_id": "unjudged", "text": "why ?"}]),
+  ):
+    write_lines(directory / f"{name}.jsonl", rows)
+  judged = ["query-id\tcorpus-id\tscore\n", *judged, "q0\ttitle\t1\n"]
+  (directory / "qrels" / "test.tsv").write_text("".join(judged))
   return directory
 
 
@@ -119,24 +98,19 @@ def test_a_folder_is_read_as_it_is(folder):
 @pytest.mark.parametrize(
   ("file", "text", "message"),
   [
-    ("queries.jsonl", None, "queries.jsonl is missing or empty"),
-    ("queries.jsonl", "", "queries.jsonl is missing or empty"),
+    ("queries.jsonl", None, "there is no .*queries.jsonl"),
+    ("queries.jsonl", "", "judges 0 queries"),
     ("queries.jsonl", '{"_id": "q0", "text": " "}\n', "jsonl:1: .*no text"),
     ("queries.jsonl", '{"text": "who ?"}\n', r"queries.jsonl:1: .*_id.*want"),
     ("queries.jsonl", "{", r"queries.jsonl:1: "),
-    ("qrels/test.tsv", None, "there is no .*test.tsv.*this has none"),
-    ("qrels/test.tsv", "q0\tp0\t1\n", "want the header query-id"),
-    ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgement"),
+    ("qrels/test.tsv", None, "there is no .*test.tsv.*SPLIT"),
+    ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "judges 0 queries"),
+    ("qrels/test.tsv", "q0\tp0\thigh\n", r"test.tsv:1: .*want a query"),
+    ("qrels/test.tsv", "q0 0 p0 1\n", r"test.tsv:1: .*between tabs"),
     (
       "qrels/test.tsv",
-      "query-id\tcorpus-id\tscore\nq0\tp0\thigh\n",
-      r"test.tsv:2: .*want a query",
-    ),
-    (
-      "qrels/test.tsv",
-      "query-id\tcorpus-id\tscore\n"
-      + "".join(f"x{i}\tp0\t1\n" for i in "abcd"),
-      "names 4 queries that .*, such as 'xa', 'xb', 'xc'$",
+      "".join(f"x{i}\tp0\t1\n" for i in "abcd"),
+      "4 that it does not have: 'xa', 'xb', 'xc'$",
     ),
   ],
 )
@@ -148,41 +122,28 @@ def test_a_folder_that_is_not_whole_is_refused(folder, file, text, message):
     beir.read_queries(folder)
 
 
-# --- Whole evaluations ----------------------------------------------------
-
-
 @pytest.mark.slow
 def test_an_evaluation_ranks_the_documents_of_the_folder(
   world, model_dir, run_config, folder, tmp_path
 ):
+  corpus_dir, generations = tmp_path / "corpus", tmp_path / "generations"
   build_corpus(
     [str(folder / "corpus.jsonl")],
-    tmp_path / "corpus",
+    corpus_dir,
     vocab=str(world.directory / "vocab.txt"),
     block_length=tiny_world.BLOCK_LENGTH,
     tagger=None,
   )
-  corpus = Corpus.open(tmp_path / "corpus")
-  documents = read_lines(folder / "corpus.jsonl")
-  assert {
-    corpus.block(row).document_id for row in range(corpus.num_blocks)
-  } == {one["_id"] for one in documents}
   world.build_generation(
-    model_dir,
-    corpus_dir=tmp_path / "corpus",
-    generations_dir=tmp_path / "generations",
+    model_dir, corpus_dir=corpus_dir, generations_dir=generations
   )
   config = dataclasses.replace(
-    run_config,
-    corpus_dir=tmp_path / "corpus",
-    generation=tmp_path / "generations",
+    run_config, corpus_dir=corpus_dir, generation=generations
   )
+  documents = {one["_id"] for one in read_lines(folder / "corpus.jsonl")}
   evaluated = {
     name: beir.evaluate_beir(
-      config=config,
-      beir_dir=folder,
-      index=index,
-      output_dir=tmp_path / name,
+      config=config, beir_dir=folder, index=index, output_dir=tmp_path / name
     )
     for name, index in (("dense", None), ("bm25", Bm25Config()))
   }
@@ -191,7 +152,7 @@ def test_an_evaluation_ranks_the_documents_of_the_folder(
     assert [line["id"] for line in lines] == [f"q{i}" for i in range(11)]
     assert metrics["num_questions"] == 11 and metrics["recall_at_100"] == 1.0
     for line in lines:
-      assert len(line["evidence"]) == len(documents)
+      assert {one["document"] for one in line["evidence"]} == documents
       scores = [one["score"] for one in line["evidence"]]
       assert scores == sorted(scores, reverse=True)
     low, high = metrics["intervals"]["ndcg_at_10"]

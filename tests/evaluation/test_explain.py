@@ -5,12 +5,10 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from etils import epath
 
-from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
-from realm_jax.evaluation.block_use import block_use, block_use_text
-from realm_jax.evaluation.explain import explain, load_baseline
-from realm_jax.evaluation.explanation import ExplanationError
+from realm_jax.checkpoints.store import CheckpointError
+from realm_jax.evaluation.explain import block_use, explain
+from realm_jax.evaluation.masked_sentences import ExplanationError
 from realm_jax.models import sequences
 from tests import tiny_world
 
@@ -22,77 +20,42 @@ _SENTENCE = "Later Ada built the [MASK] of Tarn."
 # --- Sentences --------------------------------------------------------------
 
 
-class ByHand:
-  """What the modules themselves compute for a query and some blocks.
-
-  Always for six blocks and two masks, so that both are compiled once.
-  """
-
-  def __init__(self, world, params):
-    self._corpus, self._models = world.corpus, world.models()
-    self._params = params
-    self._vectors = jax.jit(self._models.retriever.apply)
-    self._read = jax.jit(self._logits)
-
-  def _logits(self, params, query, blocks, masks):
-    reader = self._models.reader
-    inputs = sequences.padded(reader.join(query, blocks).token_ids)
-    return reader.apply({"params": params}, inputs, masks, method="masked_lm")
-
-  def _query(self, pieces) -> np.ndarray:
-    words = self._corpus.vocabulary
-    query = np.zeros((1, tiny_world.QUERY_LENGTH), np.int32)
-    inside = ["[CLS]", *pieces, "[SEP]"]
-    query[0, : len(inside)] = [words.pieces.index(piece) for piece in inside]
-    return query
-
-  def _blocks(self, rows) -> np.ndarray:
-    padded = [*rows, *[-1] * (6 - len(rows))]
-    return self._corpus.gather(np.array([padded]), tiny_world.BLOCK_LENGTH)
-
-  def scores(self, pieces, rows) -> np.ndarray:
-    """Returns f(x,z) of blocks."""
-    parts = []
-    for start in range(0, len(rows), 6):
-      own = rows[start : start + 6]
-      x, z = self._vectors(
-        {"params": self._params["retriever"]},
-        self._query(pieces),
-        self._blocks(own),
-      )
-      parts.append(np.asarray(z[0] @ x[0])[: len(own)])
-    return np.concatenate(parts)
-
-  def probabilities(self, pieces, rows) -> np.ndarray:
-    """Returns p(·|z,x) at one or two masks, as an array [k m v]."""
-    masks = [i for i, piece in enumerate(pieces, 1) if piece == "[MASK]"]
-    logits = self._read(
-      self._params["reader"],
-      self._query(pieces),
-      self._blocks(rows),
-      np.array([(masks * 2)[:2]]),
-    )
-    odds = np.exp(np.float64(logits[0]))[: len(rows), : len(masks)]
-    return odds / odds.sum(axis=-1, keepdims=True)
-
-
-@pytest.fixture(scope="module")
-def by_hand(world, params) -> ByHand:
-  return ByHand(world, params)
-
-
-def test_the_likelihood_is_the_sum_over_the_candidates(run, by_hand, world):
+def test_the_likelihood_is_the_sum_over_the_candidates(run, world, params):
   explained = explain(run, "Ada was born in [MASK].", "Velt Ada")
   rows = [one.block.row for one in explained.candidates]
   assert len(set(rows)) == 6 and rows[0] == -1
-  pieces = "ada was born in [MASK] [MASK] .".split()
+  corpus, models = world.corpus, world.models()
+  number_of = corpus.vocabulary.pieces.index
+  query = np.zeros((1, tiny_world.QUERY_LENGTH), np.int32)
+  pieces = "[CLS] ada was born in [MASK] [MASK] . [SEP]".split()
+  query[0, : len(pieces)] = [*map(number_of, pieces)]
+
+  def gathered(rows):
+    return corpus.gather(np.array([rows]), tiny_world.BLOCK_LENGTH)
+
+  def scores(rows):
+    x, z = jax.jit(models.retriever.apply)(
+      {"params": params["retriever"]}, query, gathered(rows)
+    )
+    return np.asarray(z[0] @ x[0])
+
   # The five blocks are the best of all.
-  every = by_hand.scores(pieces, range(world.corpus.num_blocks))
+  every = scores(range(corpus.num_blocks))
   assert set(rows[1:]) == set(np.argsort(-every)[:5].tolist())
-  odds = np.exp(by_hand.scores(pieces, rows))
+  joined = models.reader.join(query, gathered(rows)).token_ids
+  logits = jax.jit(
+    lambda params: models.reader.apply(
+      {"params": params},
+      sequences.padded(joined),
+      np.array([[5, 6]]),
+      method="masked_lm",
+    )
+  )(params["reader"])
+  odds = np.exp(np.float64(logits[0]))
+  probabilities = odds / odds.sum(axis=-1, keepdims=True)
+  odds = np.exp(scores(rows))
   prior = odds / odds.sum()
-  probabilities = by_hand.probabilities(pieces, rows)
-  velt, ada = map(world.corpus.vocabulary.pieces.index, ("velt", "ada"))
+  velt, ada = map(number_of, ("velt", "ada"))
   by_token = np.stack(
     [probabilities[:, 0, velt], probabilities[:, 1, ada]], axis=1
   )
@@ -155,49 +118,36 @@ def test_a_block_that_contains_the_sentence_is_named(run):
 
 
 def test_training_sentences_and_the_blocks_that_help_them(
-  run, run_config, by_hand, questions
+  run, run_config, questions
 ):
   sentences = dataclasses.replace(
     questions, task="masked_salient_spans", split="train", seed=5
   )
   config = dataclasses.replace(run_config, num_candidates=6)
   found = block_use(config=config, data=sentences, num_sampled=2)
-  corpus, words = run.corpus, run.vocabulary
-  names = [corpus.block(row).name for row in range(corpus.num_blocks)]
+  assert len(found) == 2
+  number = run.corpus.num_blocks + 1
+  config = dataclasses.replace(run.config, num_candidates=number)
+  every = dataclasses.replace(run, config=config)
   for one in found:
-    pieces = one["sentence"].split()
-    if any(piece not in words.pieces for piece in pieces):
-      continue
-    answer = [words.pieces.index(piece) for piece in one["answer"].split()]
+    explained = explain(every, one["sentence"], one["answer"])
+    null, *blocks = explained.candidates
     # No block that has the sentence itself is a candidate.
-    text = (
-      one["sentence"].replace("[MASK]", "{}").format(*one["answer"].split())
+    others = [c for c in blocks if not c.contains_text][:5]
+    assert len(others) == 5 < len(blocks) - 1
+    best = max(others, key=lambda candidate: candidate.log_likelihood)
+    assert (one["block"], one["title"]) == (best.block.id, best.block.title)
+    odds = {c.block.id: np.exp(c.block.score) for c in (null, *others)}
+    prior = odds[best.block.id] / sum(odds.values())
+    total = sum(
+      odds[c.block.id] * np.exp(c.log_likelihood) for c in (null, *others)
     )
-    scores = by_hand.scores(pieces, range(corpus.num_blocks))
-    order = [
-      row
-      for row in np.argsort(-scores).tolist()
-      if text not in words.decode(corpus.block(row).token_ids.tolist())
-    ]
-    rows = [-1, *order[:5]]
-    odds = np.exp(by_hand.scores(pieces, rows))
-    prior = odds / odds.sum()
-    by_token = by_hand.probabilities(pieces, rows)
-    masks = np.arange(len(answer))
-    likelihood = by_token[:, masks, answer].prod(axis=1)
-    best = 1 + int(likelihood[1:].argmax())
-    assert one["block"] == names[rows[best]]
-    share = prior[best] * likelihood[best] / (prior @ likelihood)
+    share = odds[best.block.id] * np.exp(best.log_likelihood) / total
     np.testing.assert_allclose(
       (one["probability"], one["utility"], one["reward"]),
-      (
-        prior[best],
-        np.log(likelihood[best] / likelihood[0]),
-        share - prior[best],
-      ),
+      (prior, best.utility, share - prior),
       atol=1e-4,
     )
-    assert one["block"] in block_use_text(found)
 
 
 # --- Questions --------------------------------------------------------------
@@ -226,90 +176,23 @@ def test_what_cannot_be_explained(run, text, answer, said):
     explain(run, text, answer)
 
 
-@pytest.mark.parametrize(
-  ("changes", "said"),
-  [
-    ({"num_candidates": 1}, "num_candidates=1"),
-    ({"index_scores": True}, "has no query tower"),
-  ],
-)
-def test_a_run_that_cannot_fill_in(run, changes, said):
-  config = dataclasses.replace(run.config, **changes)
-  with pytest.raises(ExplanationError, match=said):
+def test_a_run_that_cannot_fill_in(run):
+  config = dataclasses.replace(run.config, num_candidates=1)
+  with pytest.raises(ExplanationError, match="num_candidates=1"):
     explain(dataclasses.replace(run, config=config), _SENTENCE)
 
 
 @pytest.mark.parametrize(
-  ("trained", "refused", "said"),
+  ("stage", "index_scores", "refused", "said"),
   [
-    ("span_head", "in [MASK]", r"is of open QA.*give the run of pre-training"),
-    (
-      "masked_lm_head",
-      "where?",
-      r"has only a masked-LM reader.*write \[MASK\]",
-    ),
+    ("OpenQa", False, "in [MASK]", "not learnt to fill in.*of pre-training"),
+    ("Pretraining", False, "where?", r"not learnt to answer.*write \[MASK\]"),
+    (None, True, "in [MASK]", "not learnt to fill in"),
   ],
 )
-def test_a_head_that_the_run_has_not_trained(
-  run, tmp_path, trained, refused, said
+def test_what_the_run_was_not_trained_for(
+  run, stage, index_scores, refused, said
 ):
-  heads = ("masked_lm_head", "span_head")
-  moments = {
-    head: {"norm": {"scale": np.full(3, float(head == trained))}}
-    for head in heads
-  }
-  optimizer = [{"count": np.zeros(1)}, {"nu": {"reader": moments}}]
-  store = CheckpointStore(tmp_path)
-  store.save(7, {"optimizer": optimizer})
-  store.close()
-  other = dataclasses.replace(run, model_dir=epath.Path(tmp_path), step=7)
-  with pytest.raises(ExplanationError, match=said):
-    explain(other, refused)
-
-
-# --- A masked language model alone ------------------------------------------
-
-
-def test_a_baseline_reads_the_sentence_and_nothing_else(
-  run, world, model_dir, params
-):
-  baseline = load_baseline(run, model_dir=model_dir, reader=tiny_world.READER)
-  text = "Ada was born in [MASK]."
-  found = explain(run, text, "Velt", baseline=baseline).unaided
-  words, reader = world.corpus.vocabulary, world.models().reader
-  pieces = "[CLS] ada was born in [MASK] . [SEP]".split()
-  query = np.array([[words.pieces.index(piece) for piece in pieces]])
-  logits = jax.jit(
-    lambda params: reader.apply(
-      {"params": params},
-      sequences.padded(query),
-      np.array([[5]]),
-      method="masked_lm",
-    )
-  )(params["reader"])
-  odds = np.exp(np.float64(logits[0, 0, 0]))
-  probabilities = odds / odds.sum()
-  velt = probabilities[words.pieces.index("velt")]
-  assert found.log_likelihood == pytest.approx(np.log(velt), abs=1e-4)
-  np.testing.assert_allclose(
-    [filling.probability for filling in found.fillings],
-    np.sort(probabilities)[::-1][:5],
-    rtol=1e-4,
-  )
-  assert found.fillings[0].text == words.pieces[int(probabilities.argmax())]
-  with pytest.raises(ExplanationError, match=r"has no \[MASK\], which a base"):
-    explain(run, "where?", baseline=baseline)
-
-
-def test_a_baseline_has_a_vocabulary_of_its_own(run, model_dir, tmp_path):
-  (tmp_path / "checkpoints").symlink_to(model_dir / "checkpoints")
-  own = tmp_path / "vocab.txt"
-  # "velt" is not among its words, and is read letter by letter.
-  pieces = [p if p != "velt" else "nowhere" for p in tiny_world.pieces()]
-  own.write_text("\n".join(pieces))
-  baseline = load_baseline(run, model_dir=tmp_path, reader=tiny_world.READER)
-  found = explain(run, "in [MASK]", "Velt", baseline=baseline).unaided
-  assert found.wordpieces == ["v", "##e", "##l", "##t"]
-  own.write_text("\n".join([*pieces, "more"]))
-  with pytest.raises(CheckpointError, match="does not fit this model"):
-    load_baseline(run, model_dir=tmp_path, reader=tiny_world.READER)
+  config = dataclasses.replace(run.config, index_scores=index_scores)
+  with pytest.raises(CheckpointError, match=said):
+    explain(dataclasses.replace(run, config=config, stage=stage), refused)

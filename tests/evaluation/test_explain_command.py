@@ -8,14 +8,8 @@ import pytest
 from absl import app, flags
 from absl.testing import flagsaver
 
-from realm_jax.checkpoints.store import CheckpointError
-from realm_jax.configuration import (
-  ConfigurationError,
-  command_line,
-  configured,
-  parsed_for_run,
-)
-from realm_jax.evaluation.block_use import block_use
+from realm_jax.configuration import command_line, configured, parsed_for_run
+from realm_jax.evaluation.explain import block_use
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import cpu_tuning
 
@@ -31,7 +25,7 @@ def own_flags():
   command_line.define_run_flags()
   registry = flags.FlagValues()
   with pytest.MonkeyPatch.context() as patch:
-    for name in ("string", "multi_string", "bool", "integer"):
+    for name in ("string", "bool", "integer"):
       name = f"DEFINE_{name}"
       define = functools.partial(getattr(flags, name), flag_values=registry)
       patch.setattr(flags, name, define)
@@ -58,51 +52,25 @@ def explain(own_flags, monkeypatch):
   return run
 
 
-def test_a_sentence_beside_a_baseline(explain, recorded_run, tmp_path, capsys):
-  baseline = recorded_run("reading")
+def test_what_is_printed_and_written(explain, recorded_run, tmp_path, capsys):
+  run, json_flag = recorded_run("pretrain"), f"--json={tmp_path / 'f.json'}"
   explain(
-    recorded_run("pretrain"),
+    run,
     "Later Ada [MASK] the bridge.",
-    "--answer=built",
-    f"--baseline={baseline}",
-    f"--json={tmp_path / 'found.json'}",
-    "--num_texts=1",
+    *("--answer=built", json_flag, "--num_texts=1"),
   )
   text = capsys.readouterr().out
-  (found,) = json.loads((tmp_path / "found.json").read_text())["explanations"]
+  (found,) = json.loads((tmp_path / "f.json").read_text())["explanations"]
   assert (found["answer"], found["answer_is_given"]) == ("built", True)
   assert len(found["candidates"]) == 6
   assert "y = 'built' (given; wordpieces: built)" in text
   for one in found["candidates"]:
     assert f"{one['share']:.4f}" in text
     assert f"{one['reward']:+.4f}" in text
-  # The baseline is the same checkpoint, of which only the reader is asked.
-  assert found["unaided"]["model_dir"] == str(baseline)
-  assert f"p(y|x) by {baseline}" in text
-  assert len(found["unaided"]["fillings"]) == 5
   first, second = (one["block"] for one in found["candidates"][1:3])
   shown = " ".join(text.split())
   assert first["text"] in shown
   assert second["text"] not in shown
-
-
-def test_a_baseline_has_a_model_of_its_own(explain, recorded_run):
-  run, baseline = recorded_run("pretrain"), recorded_run("reading")
-  record = baseline / "model.gin"
-  text = record.read_text()
-  # Its checkpoint is not of this model, which is the baseline's alone.
-  record.write_text(text + "\nbert.BertConfig.intermediate_size = 5\n")
-  with pytest.raises(CheckpointError, match=r"model wants \(5,"):
-    explain(run, "in [MASK]", f"--baseline={baseline}")
-  # What is given overrides what it has recorded, or takes its place.
-  given = (f"--baseline={baseline}", "--baseline_gin_file=gin/models/tiny.gin")
-  with pytest.raises(CheckpointError, match=r"model wants \(128,"):
-    explain(run, "in [MASK]", *given)
-  record.unlink()
-  with pytest.raises(CheckpointError, match=r"model wants \(128,"):
-    explain(run, "in [MASK]", *given)
-  with pytest.raises(ConfigurationError, match="--baseline_gin_file"):
-    explain(run, "in [MASK]", f"--baseline={baseline}")
 
 
 @pytest.mark.parametrize("task", [None, "another"])
@@ -117,14 +85,13 @@ def test_training_sentences_are_those_of_the_run(recorded_run, task):
 
 
 @pytest.mark.parametrize(
-  ("arguments", "said"),
+  "arguments",
   [
-    (("in [MASK]", "--block_use"), "--block_use is for no sentence"),
-    (("--answer=a",), "--answer is for one sentence"),
-    (("--block_use", "--answer=a"), "--answer is for a sentence"),
-    (("--block_use", "--baseline=a"), "--baseline is for a sentence"),
+    ("in [MASK]", "--block_use"),
+    ("--answer=a",),
+    ("--block_use", "--answer=a"),
   ],
 )
-def test_flags_that_do_not_go_together(explain, tmp_path, arguments, said):
-  with pytest.raises(app.UsageError, match=said):
+def test_flags_that_do_not_go_together(explain, tmp_path, arguments):
+  with pytest.raises(app.UsageError, match="sentence"):
     explain(tmp_path, *arguments)

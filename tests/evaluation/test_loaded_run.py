@@ -126,5 +126,5 @@ def test_a_run_of_another_stage_retrieves_and_does_not_answer(
   run = realm_jax.load(recorded_run("pretrain"), bindings=["NUM_READ = 2"])
   assert len(run.retrieve("where was Ada born?", k=2)) == 2
   assert "checkpoint 0" in repr(run)
-  with pytest.raises(CheckpointError, match=r"stage Pretraining.*open_qa\.gin"):
+  with pytest.raises(CheckpointError, match=r"stage Pretraining.*open QA"):
     run.ask("where was Ada born?")

@@ -1,15 +1,14 @@
 """Sentences with [MASK]: how they are read, and what fills them in."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realm_jax.evaluation.explanation import ExplanationError
 from realm_jax.evaluation.masked_sentences import (
+  ExplanationError,
   best_fillings,
   contains_text,
   marginalize,
@@ -118,31 +117,22 @@ def test_a_block_that_has_the_sentence(read, words, text, answer, is_there):
   assert found == is_there
 
 
-def _log_likelihood(scores, log_likelihoods) -> float:
-  """log Σ_z p(z|x) p(y|z,x), as the paper writes it."""
-  weights = [math.exp(score) for score in scores]
-  terms = (
-    w / sum(weights) * math.exp(own)
-    for w, own in zip(weights, log_likelihoods, strict=True)
-  )
-  return math.log(sum(terms))
-
-
 @settings(max_examples=15)
 @given(_CANDIDATES)
 def test_shares_sum_to_one_and_rewards_are_the_gradient(candidates):
+  def log_likelihood(scores):
+    """log Σ_z p(z|x) p(y|z,x), as the paper writes it."""
+    weights = np.exp(scores)
+    return np.log(weights / weights.sum() @ np.exp(log_likelihoods))
+
   scores, log_likelihoods = np.array(candidates).T
   total, shares, rewards = marginalize(scores, log_likelihoods)
-  assert total == pytest.approx(_log_likelihood(scores, log_likelihoods))
+  assert total == pytest.approx(log_likelihood(scores))
   assert shares.sum() == pytest.approx(1)
   assert rewards.sum() == pytest.approx(0, abs=1e-9)
   step = 1e-5
-  for k, reward in enumerate(rewards):
-    ends = []
-    for sign in (1, -1):
-      moved = scores.copy()
-      moved[k] += sign * step
-      ends.append(_log_likelihood(moved, log_likelihoods))
+  for moved, reward in zip(step * np.eye(len(scores)), rewards, strict=True):
+    ends = log_likelihood(scores + moved), log_likelihood(scores - moved)
     assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(reward, abs=1e-5)
 
 

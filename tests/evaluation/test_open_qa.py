@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -9,14 +10,17 @@ import pytest
 import seqio
 import tensorflow as tf
 
+from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.store import Block
-from realm_jax.evaluation.open_qa import evaluate_retrieval, open_questions
-from realm_jax.evaluation.outputs import EvaluationShard
+from realm_jax.evaluation.explain import explain
+from realm_jax.evaluation.open_qa import (
+  evaluate_masked_statements,
+  evaluate_retrieval,
+)
 from realm_jax.evaluation.run import Run
 from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.indexes.protocol import Blocks, QueryBatch
+from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomIndex
-from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.examples import find_task
 from realm_jax.inputs.features import token_feature
 from realm_jax.inputs.questions import QuestionFileError
@@ -24,17 +28,9 @@ from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
 from tests.corpus.updated import text_of
-from tests.evaluation.lines import read_lines
-from tests.inputs import tiny_corpus
+from tests.evaluation.lines import read_lines, write_lines
 
 pytestmark = pytest.mark.slow
-
-
-def _query(world, question: str) -> np.ndarray:
-  words = world.corpus.vocabulary
-  ids = [words.cls_id, *words.encode(question), words.sep_id]
-  padded = np.pad(ids, (0, tiny_world.QUERY_LENGTH - len(ids)))
-  return padded[None].astype(np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +63,14 @@ def test_the_answer_place_is_the_prediction_in_a_block_that_was_read(
   assert metrics["recall_read"] == metrics["recall_at_5"]
 
 
-def test_the_evidence_is_what_a_search_of_every_block_finds(
-  world, params, evaluated
+def test_evidence_and_prediction_are_those_of_a_search_of_all(
+  run, world, params, blocks, evaluated
 ):
-  line, corpus = evaluated[1][3], world.corpus
-  query, vectors = jax.jit(world.models().retriever.apply)(
-    {"params": params["retriever"]},
-    _query(world, line["question"]),
-    corpus.gather(np.arange(corpus.num_blocks), tiny_world.BLOCK_LENGTH),
+  line, corpus, models = evaluated[1][7], world.corpus, world.models()
+  query_tokens = run.encode([line["question"]])
+  every = corpus.gather(np.arange(corpus.num_blocks), tiny_world.BLOCK_LENGTH)
+  query, vectors = jax.jit(models.retriever.apply)(
+    {"params": params["retriever"]}, query_tokens, every
   )
   scores = np.asarray(vectors) @ np.asarray(query)[0]
   best = np.argsort(-scores, kind="stable")[:20]
@@ -85,57 +81,30 @@ def test_the_evidence_is_what_a_search_of_every_block_finds(
   ):
     found = [block[name] for block in line["evidence"]]
     np.testing.assert_allclose(found, wanted, atol=1e-4)
-  by_name = {corpus.block(row).name: scores[row] for row in best.tolist()}
-  for block in line["evidence"]:
-    # The last ones may be ties.
-    own = by_name.get(block["block"], scores[best[-1]])
-    assert own == pytest.approx(block["score"], abs=1e-4)
+  of_name = {corpus.block(row).name: row for row in range(corpus.num_blocks)}
+  rows = [of_name[block["block"]] for block in line["evidence"]]
+  # The last ones may be ties.
+  np.testing.assert_allclose(scores[rows], scores[best], atol=1e-4)
 
-
-def test_the_prediction_is_the_best_span_of_all_blocks_read(
-  world, params, blocks, evaluated
-):
-  line, corpus = evaluated[1][7], world.corpus
-  read = jax.jit(world.models().reader.apply)
-  best = (-np.inf, "", -1, -1)
-  for evidence in line["evidence"][:5]:
-    block = blocks[evidence["block"]]
-    row = int(corpus.rows_of(np.int64(block.id)))
-    _, spans = read(
-      {"params": params["reader"]},
-      _query(world, line["question"]),
-      corpus.gather(np.array([[row]]), tiny_world.BLOCK_LENGTH),
-      np.zeros((1, 1), np.int32),
-    )
-    logits = np.asarray(spans.logits)[0, 0]
+  _, spans = jax.jit(models.reader.apply)(
+    {"params": params["reader"]},
+    query_tokens,
+    every[None, rows[:5]],
+    np.zeros((1, 1), np.int32),
+  )
+  answers = []
+  for row, logits in zip(rows[:5], np.asarray(spans.logits)[0], strict=True):
     # Here the body's own length says which spans there are.
-    length = len(block.body_token_ids)
+    length = len(corpus.block(row).body_token_ids)
     for start in range(length):
       for width in range(1, min(10, length - start) + 1):
-        score = evidence["score"] + logits[start, width - 1]
-        best = max(best, (score, block.name, start, width))
-  score, name, start, width = best
-  assert line["answer"]["block"] == name
+        score = scores[row] + logits[start, width - 1]
+        answers.append((score, row, start, start + width))
+  score, row, start, limit = max(answers)
+  block = corpus.block(row)
+  assert line["answer"]["block"] == block.name
   assert line["answer"]["score"] == pytest.approx(score, abs=1e-4)
-  assert text_of(blocks[name], start, start + width) in line["prediction"]
-
-
-def test_both_ways_to_find_an_answer_in_a_block(
-  world, evaluate, evaluated, tmp_path
-):
-  # "Vel" is in "Velt" and no word; "VELT" is a word once it is lower-cased.
-  questions = tmp_path / "questions.jsonl"
-  rows = [
-    {"question": evaluated[1][0]["question"], "answer": [answer]}
-    for answer in ("Vel", "VELT")
-  ]
-  questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  metrics = evaluate(question_files={"test": questions}, output_dir=tmp_path)
-  assert metrics["recall_at_20"] == metrics["recall_characters_at_20"] == 0.5
-  begun, word = read_lines(tmp_path / "predictions.jsonl")
-  for one, other in zip(begun["evidence"], word["evidence"], strict=True):
-    assert one["contains_characters"] == other["contains_answer"]
-    assert not one["contains_answer"] and not other["contains_characters"]
+  assert text_of(block, start, limit) in line["prediction"]
 
 
 def test_the_bound_reads_the_best_blocks_that_contain_an_answer(
@@ -155,40 +124,34 @@ def test_the_bound_reads_the_best_blocks_that_contain_an_answer(
     assert line["answer"]["block"] == line["evidence"][read]["block"]
 
 
-def test_predictions_given_as_answers_are_all_correct(
+def test_answers_are_judged_by_words_and_found_by_words_and_characters(
   evaluate, evaluated, tmp_path
 ):
-  questions = tmp_path / "questions.jsonl"
-  with questions.open("w") as file:
-    for i, line in enumerate(evaluated[1]):
-      # The last three are asked for something else.
-      answer = f"The {line['prediction'].upper()}!" if i < 8 else "nothing"
-      row = {"question": line["question"], "answer": ["no", answer]}
-      file.write(json.dumps(row) + "\n")
-  metrics = evaluate(question_files={"test": questions}, output_dir=tmp_path)
-  assert metrics["exact_match"] == pytest.approx(8 / 11)
-  assert metrics["f1"] >= 8 / 11
-  lines = read_lines(tmp_path / "predictions.jsonl")
-  assert [line["correct"] for line in lines] == [True] * 8 + [False] * 3
-  assert [line["f1"] for line in lines[:8]] == [1.0] * 8
-
-
-def test_neither_batches_nor_blocks_that_are_not_read_change_the_answers(
-  world, evaluate, evaluated, tmp_path
-):
-  metrics = evaluate(batch_size=16, num_searched=1000, output_dir=tmp_path)
-  # A corpus smaller than the search is searched whole.
-  assert metrics["num_searched"] == world.corpus.num_blocks
-  other = read_lines(tmp_path / "predictions.jsonl")
-  for line, same in zip(evaluated[1], other, strict=True):
-    assert same["prediction"] == line["prediction"]
-    assert same["answer"]["score"] == pytest.approx(
-      line["answer"]["score"], abs=1e-4
+  # Eight are asked for what they predict; "Vel" is in "Velt" and no word, and
+  # "VELT" is a word once it is lower-cased.
+  answers = [f"The {line['prediction'].upper()}!" for line in evaluated[1][:8]]
+  rows = [
+    {"question": line["question"], "answer": ["nothing", answer]}
+    for line, answer in zip(
+      [*evaluated[1][:8], *[evaluated[1][0]] * 2],
+      [*answers, "Vel", "VELT"],
+      strict=True,
     )
+  ]
+  questions = tmp_path / "questions.jsonl"
+  write_lines(questions, rows)
+  metrics = evaluate(question_files={"test": questions}, output_dir=tmp_path)
+  *same, begun, word = read_lines(tmp_path / "predictions.jsonl")
+  assert [(line["correct"], line["f1"]) for line in same] == [(True, 1.0)] * 8
+  assert 0.8 <= metrics["exact_match"] <= metrics["f1"] < 1
+  for one, other in zip(begun["evidence"], word["evidence"], strict=True):
+    assert one["contains_characters"] == other["contains_answer"]
+    assert not one["contains_answer"] and not other["contains_characters"]
+  assert any(block["contains_answer"] for block in word["evidence"])
 
 
 def test_the_control_reads_random_blocks_and_prefers_none(
-  world, evaluate, tmp_path
+  run, world, evaluate, tmp_path
 ):
   metrics = evaluate(candidates="random", max_examples=3, output_dir=tmp_path)
   assert (metrics["candidates"], metrics["index"]) == ("random", "random")
@@ -198,7 +161,7 @@ def test_the_control_reads_random_blocks_and_prefers_none(
   assert [line["id"] for line in lines] == ["q0", "q1", "q2"]
   for line in lines:
     drawn = RandomIndex(corpus.num_blocks).search(
-      QueryBatch(_query(world, line["question"])), 20
+      QueryBatch(run.encode([line["question"]])), 20
     )
     names = [corpus.block(row).name for row in drawn.rows[0].tolist()]
     assert [e["block"] for e in line["evidence"]] == names
@@ -232,20 +195,16 @@ def test_an_index_without_vectors_brings_its_own_scores(
     output_dir=tmp_path,
   )
   assert metrics["index"] == retrieval["index"] == "bm25"
-  corpus = world.corpus
-  index = Bm25Config().build(
-    Blocks(
-      num_blocks=corpus.num_blocks,
-      token_ids=lambda row: corpus.block(row).token_ids,
-      vocab_size=corpus.vocab_size,
-    )
+  other = Run.load(
+    dataclasses.replace(run_config, generation=tmp_path / "bm25")
   )
+  corpus, index = other.corpus, other.generation.index
   for line, alone in zip(
     read_lines(tmp_path / "predictions.jsonl"),
     read_lines(tmp_path / "retrieved.jsonl"),
     strict=True,
   ):
-    found = index.search(QueryBatch(_query(world, line["question"])), 20)
+    found = index.search(QueryBatch(other.encode([line["question"]])), 20)
     # Open QA has learnt a scale.
     for scale, evidence in ((0.25, line["evidence"]), (1, alone["evidence"])):
       np.testing.assert_allclose(
@@ -267,22 +226,6 @@ def test_that_there_are_no_questions_is_known_before_anything_is_loaded(
     )
   with pytest.raises(ValueError, match="max_examples=0; want at least 1"):
     evaluate(max_examples=0, model_dir=tmp_path / "nowhere")
-
-
-def test_what_fails_leaves_no_half_file(evaluate, monkeypatch, tmp_path):
-  search = Run.search
-  calls = []
-
-  def fail_at_the_second(self, *given, **named):
-    calls.append(1)
-    if len(calls) == 2:
-      raise OSError("no space left")
-    return search(self, *given, **named)
-
-  monkeypatch.setattr(Run, "search", fail_at_the_second)
-  with pytest.raises(OSError, match="no space left"):
-    evaluate(output_dir=tmp_path)
-  assert not list(tmp_path.iterdir())
 
 
 # --- Retrieval alone ----------------------------------------------------------
@@ -330,58 +273,89 @@ def test_a_run_without_reader_searches_its_own_vectors(
 
 # --- Questions that a task drops ----------------------------------------------
 
-_DROPPED = (0, 3, 8, 9)
 
-
-@pytest.fixture
-def dropping(tmp_path):
-  """Twenty questions in batches of eight, of which the task drops four."""
-  corpus_dir = tiny_corpus.build(tmp_path).corpus_dir
+def test_lines_are_in_the_order_of_the_file(run_config, questions, tmp_path):
   path = tmp_path / "twenty.jsonl"
-  lines = [
-    {"id": str(n), "question": "when ?" if n in _DROPPED else "who ?"}
-    for n in range(20)
-  ]
-  text = "".join(json.dumps(q | {"answer": ["1900"]}) + "\n" for q in lines)
-  path.write_text(text)
+  words = ["when" if n in (0, 3, 8, 9) else "where" for n in range(20)]
+  write_lines(
+    path,
+    [
+      {"id": str(n), "question": f"{word} was Ada born?", "answer": ["1900"]}
+      for n, word in enumerate(words)
+    ],
+  )
   whole = find_task("open_qa")
   seqio.TaskRegistry.add(
-    "who_alone",
+    "where_alone",
     source=whole.source,
     preprocessors=[
       *whole.preprocessors,
       lambda examples: examples.filter(
-        lambda e: tf.equal(e["question"], "who ?")
+        lambda e: tf.strings.regex_full_match(e["question"], "where.*")
       ),
     ],
     output_features={"query": token_feature()},
   )
-  context = TaskContext(corpus_dir, {"train": path})
-  yield tiny_corpus.config("who_alone", context, batch_size=8)
-  seqio.TaskRegistry.remove("who_alone")
+  # In row 0 two of three are dropped, so that later rows are ahead of it.
+  data = dataclasses.replace(
+    questions, task="where_alone", question_files={"test": path}
+  )
+  metrics = evaluate_retrieval(
+    config=run_config, data=data, max_examples=18, output_dir=tmp_path
+  )
+  seqio.TaskRegistry.remove("where_alone")
+  lines = read_lines(tmp_path / "retrieved.jsonl")
+  kept = [n for n in range(18) if words[n] == "where"]
+  assert [int(line["id"]) for line in lines] == kept
+  assert metrics["num_questions"] == len(lines)
 
 
-def test_questions_come_first_and_lines_in_the_order_of_the_file(
-  dropping, tmp_path
+# --- Statements and other languages -------------------------------------------
+
+
+def test_statements_are_filled_in_and_scored(
+  run, run_config, questions, tmp_path
 ):
-  shard = EvaluationShard(tmp_path)
-  sizes, found = [], []
-  with (
-    open_questions(dropping, shard=shard) as batches,
-    shard.lines("made.jsonl") as made,
-  ):
-    for token_ids, questions in batches:
-      assert token_ids.shape == (8, dropping.query_length)
-      # Each has the tokens of its row: "who" and not "when".
-      assert len(np.unique(token_ids[: len(questions)], axis=0)) == 1
-      sizes.append(len(questions))
-      for question in questions:
-        found.append(int(question.id))
-        assert question.position == found[-1]
-        made[question.position] = {"id": found[-1]}
-  kept = [n for n in range(20) if n not in _DROPPED]
-  # Row 0 has 16 alone, and row 2 alone has three: 2, 10 and 18.
-  assert sizes == [8, 7, 1]
-  assert found != sorted(found) == kept
-  lines = read_lines(tmp_path / "made.jsonl")
-  assert [line["id"] for line in lines] == kept
+  texts = ["Ada was born in [MASK].", "[MASK] built the bridge of Tarn."]
+  texts += ["Later Oda built the [MASK] of Mirá."]
+  # The second answer has the number of wordpieces of the filling that is wrong.
+  best = [explain(run, text).fillings[0].text for text in texts]
+  answers = [best[0], "bridge" if best[1] != "bridge" else "born", best[2]]
+  path = tmp_path / "statements.jsonl"
+  pairs = zip(texts, answers, strict=True)
+  write_lines(path, [{"question": x, "answer": [y]} for x, y in pairs])
+  data = dataclasses.replace(questions, question_files={"test": path})
+  given = {"config": run_config, "data": data, "output_dir": tmp_path}
+  metrics = evaluate_masked_statements(**given)
+  lines = read_lines(tmp_path / "predictions.jsonl")
+  assert [line["prediction"] for line in lines] == best
+  assert metrics["exact_match"] == pytest.approx(2 / 3)
+  # The blocks are those of the evaluation of retrieval, of which some are read.
+  assert metrics["recall_at_5"] == evaluate_retrieval(**given)["recall_at_5"]
+  found = read_lines(tmp_path / "retrieved.jsonl")
+  for line, other in zip(lines, found, strict=True):
+    read = [block.pop("read") for block in line["evidence"]]
+    assert sum(read) == run_config.num_candidates - 1
+    assert line["evidence"] == other["evidence"]
+
+
+def test_answers_are_judged_by_the_rules_of_the_corpus(
+  world, evaluate, evaluated, tmp_path
+):
+  german = shutil.copytree(world.corpus_dir, tmp_path / "corpus")
+  path = german / MANIFEST_NAME
+  path.write_text(json.dumps(json.loads(path.read_text()) | {"language": "de"}))
+  # What is predicted, with an article that only German has.
+  predicted = [line["prediction"] for line in evaluated[1]]
+  rows = [
+    row | {"answer": [f"Die {answer}!"]}
+    for row, answer in zip(tiny_world.questions(), predicted, strict=True)
+  ]
+  file = tmp_path / "questions.jsonl"
+  write_lines(file, rows)
+  metrics = evaluate(
+    corpus_dir=german, question_files={"test": file}, output_dir=tmp_path
+  )
+  assert (metrics["language"], metrics["exact_match"]) == ("de", 1.0)
+  for line in read_lines(tmp_path / "predictions.jsonl"):
+    assert line["language"] == "de"

@@ -96,12 +96,12 @@ def test_generations_that_do_not_fit(world, two_steps, load, tmp_path):
     _ = load(corpus_dir=tmp_path / "other", block_length=length).generation
 
 
-def test_a_run_that_has_no_reader(world, load, run_config, tmp_path):
+def test_a_run_that_has_no_reader(world, load, tmp_path):
   world.save_checkpoint(tmp_path, stage=InverseCloze())
+  run = load(model_dir=tmp_path)
+  assert run.models.reader is None
   with pytest.raises(CheckpointError, match=r"has no reader.*eval_retrieval"):
-    load(model_dir=tmp_path)
-  config = dataclasses.replace(run_config, model_dir=tmp_path)
-  assert Run.load(config, needs_reader=False).models.reader is None
+    run.require_reader()
 
 
 def test_a_corpus_that_does_not_fit(world, load, tmp_path):
@@ -137,29 +137,27 @@ def test_batches_are_shared_by_the_devices_and_change_nothing(run):
 # --- Edits ------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def built(world, load, model_dir, tmp_path_factory) -> Run:
-  """The same checkpoint over a corpus that was built from the edited texts."""
+def test_edits_read_and_find_what_a_new_corpus_and_index_would(
+  run, world, load, model_dir, tmp_path
+):
+  # The same checkpoint over a corpus that is built from the edited texts.
   bodies: dict[str, list[str]] = {}
   for row in range(world.corpus.num_blocks):
     text = _TEXTS.get(row, world.corpus.block(row).body)
     bodies.setdefault(world.corpus.block(row).document_id, []).append(text)
   corpus_dir = tiny_world.write_corpus(
-    tmp_path_factory.mktemp("edited"),
+    tmp_path,
     [
       {**article, "text": " ".join(bodies[article["id"]])}
       for article in tiny_world.documents()
     ],
     vocab=world.directory / "vocab.txt",
   )
-  generations = corpus_dir.parent / "generations"
+  generations = tmp_path / "generations"
   world.build_generation(
     model_dir, corpus_dir=corpus_dir, generations_dir=generations
   )
-  return load(corpus_dir=corpus_dir, generation=generations)
-
-
-def test_edits_read_and_find_what_a_new_corpus_and_index_would(run, built):
+  built = load(corpus_dir=corpus_dir, generation=generations)
   edited = run.edited(_TEXTS)
   num_blocks = run.corpus.num_blocks
   rows = np.arange(num_blocks).reshape(2, -1)
@@ -188,10 +186,9 @@ def test_edits_read_and_find_what_a_new_corpus_and_index_would(run, built):
   )
 
 
-@pytest.mark.parametrize("edits", [{}, {0: "Ada was born in Tarn."}])
-def test_hidden_blocks_are_not_found(run, edits):
+def test_hidden_blocks_are_not_found(run):
   token_ids = run.encode(_QUESTIONS)
-  hidden = run.edited(edits, hidden=[0, 11, 16])
+  hidden = run.edited({0: "Ada was born in Tarn."}, hidden=[0, 11, 16])
   num_blocks = run.corpus.num_blocks
   found = hidden.search(token_ids, num_blocks)
   for rows in found.rows.tolist():

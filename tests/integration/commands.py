@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.runs.jobs import as_gin
 from realm_jax import configuration
-from realm_jax.evaluation.block_use import block_use
 from realm_jax.evaluation.evaluate import follow
+from realm_jax.evaluation.explain import block_use
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.generations.sidecar import build_index
 from realm_jax.training import trainer

@@ -9,7 +9,6 @@ import contextlib
 import json
 import re
 import threading
-from pathlib import Path
 
 import pytest
 from absl import flags
@@ -17,12 +16,11 @@ from absl.testing import flagsaver
 
 from realm_jax import serve
 from realm_jax.evaluation.run import EditError
-from realm_jax.serving import page as page_folder
-from realm_jax.serving.app import Limits
-from realm_jax.serving.server import PageServer, listen, url_of
+from realm_jax.serving.app import PageApp, listen, server_of, url_of
+from tests.conftest import PROJECT_DIR
 from tests.serving import client
 
-_FILES = Path(page_folder.__path__[0])
+_FILES = PROJECT_DIR / "realm_jax" / "serving" / "page"
 
 
 class _Echo:
@@ -41,7 +39,7 @@ class _Echo:
   def warm_up(self):
     """Nothing has to be compiled."""
 
-  def ask(self, text, edits):
+  def explain(self, text, edits):
     del edits
     with self.lock:
       self.number += 1
@@ -61,7 +59,7 @@ class _Echo:
 
   def answer(self, texts):
     self.batches.append(len(texts))
-    return [self.ask(text, {}) for text in texts]
+    return [self.explain(text, {}) for text in texts]
 
   def retrieve(self, texts, k):
     return [{"query": text, "k": k} for text in texts]
@@ -71,61 +69,39 @@ class _Echo:
 
 
 @contextlib.contextmanager
-def _served(limits=None, host="127.0.0.1", **settings):
-  """Yields a service and the port of the page that serves it."""
-  service = _Echo()
+def _served(host="127.0.0.1", *, farewell_seconds=1, **settings):
+  """Yields a service, the port of the page that serves it, and the page."""
+  service, started = _Echo(), threading.Event()
+  page = PageApp(service, started=started.set, **settings)
+  server = server_of(page, farewell_seconds=farewell_seconds)
   with listen(host, 0) as listening:
-    server = PageServer(service, listening, limits or Limits(), **settings)
-    with _running(server):
-      try:
-        yield service, listening.getsockname()[1]
-      finally:
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    assert started.wait(10)
+    try:
+      yield service, listening.getsockname()[1], page
+    finally:
+      if farewell_seconds:
         service.gate.set()
-
-
-@contextlib.contextmanager
-def _running(server):
-  """Runs a server in a thread; yields the list of what it returns."""
-  returned, started = [], threading.Event()
-  thread = threading.Thread(
-    target=lambda: returned.append(server.serve_until_stopped(started.set))
-  )
-  thread.start()
-  assert started.wait(10)
-  try:
-    yield returned
-  finally:
-    server.should_exit = True
-    thread.join(10)
-    assert not thread.is_alive()
+      server.should_exit = True
+      thread.join(10)
+      assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
-def served():
-  limits = Limits(
-    request_bytes=150_000, text_characters=50, edits=2, edit_characters=30
-  )
-  with _served(limits) as found:
-    yield found
-
-
-@pytest.fixture
-def port(served):
-  return served[1]
+def port():
+  with _served() as (_, port, _):
+    yield port
 
 
 def test_the_page_takes_nothing_from_elsewhere(port):
-  html = client.request(port, "GET", "/")
-  assert html.headers["content-type"].startswith("text/html")
-  assert html.body == (_FILES / "index.html").read_bytes()
-  named = re.findall(r'(?:src|href)="([^"]*)"', html.body.decode())
-  assert sorted(named) == ["data:,", "page.css", "page.js"]
-  types = {"page.css": "text/css", "page.js": "text/javascript"}
-  for name, media_type in types.items():
+  for name in ("", "index.html", "page.css", "page.js"):
     file = client.request(port, "GET", f"/{name}")
-    assert file.headers["content-type"].startswith(media_type)
-    assert file.body == (_FILES / name).read_bytes()
-  for path in _FILES.glob("*.*"):
+    assert file.body == (_FILES / (name or "index.html")).read_bytes()
+  html = (_FILES / "index.html").read_text()
+  named = re.findall(r'(?:src|href)="([^"]*)"', html)
+  assert sorted(named) == ["data:,", "page.css", "page.js"]
+  for path in _FILES.iterdir():
     text = path.read_text()
     assert not re.search(r"https?:|@import|url\(", text), path
     # What would read a text as HTML or as a script.
@@ -148,67 +124,59 @@ def test_every_answer_has_a_strict_policy(port):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize(
-  ("method", "path", "headers", "body", "status", "message"),
-  [
-    ("GET", "/nowhere", {}, None, 404, "nothing at /nowhere"),
-    ("GET", "/../setup.py", {}, None, 404, "nothing at /../setup.py"),
-    ("GET", "/api/ask", {}, None, 405, "does not take GET"),
-    ("POST", "/api/ask", {}, b"{}", 415, "send JSON"),
-    ("POST", "/ask", {"Content-Type": "text/plain"}, b"{}", 415, "send JSON"),
-    ("POST", "/ask", client.JSON, b" " * 150_001, 413, "than 150,000 bytes"),
-    # In pieces, without a length.
-    ("POST", "/ask", client.JSON, [b" " * 80_000] * 2, 413, "than 150,000"),
-    ("GET", "/", {"Host": "example.com:80"}, None, 403, "'example.com:80'"),
-    ("GET", "/api/about", {"Host": "127.0.0.1.nip.io"}, None, 403, "alone"),
-    ("GET", "/", {"Host": ""}, None, 403, "for this machine alone"),
-  ],
-)
-def test_a_wrong_request_is_refused_in_words(
-  port, method, path, headers, body, status, message
-):
-  answer = client.request(port, method, path, body, headers=headers)
-  assert answer.status == status
-  assert message in answer.fields["error"]
-
-
-def _edits(*ids, text=""):
-  edits = [{"id": block_id, "text": text} for block_id in ids]
+def _edits(*names, text=""):
+  edits = [{"id": name, "text": text} for name in names]
   return json.dumps({"text": "a", "edits": edits}).encode()
 
 
 @pytest.mark.parametrize(
-  ("path", "body", "message"),
+  ("path", "headers", "body", "status", "words"),
   [
-    ("/api/ask", b"who?", "the request is not {"),
-    ("/api/ask", b'{"text": "\xff"}', "the request is not {"),
-    ("/api/ask", b"[" * 100_000, "the request is not {"),
-    ("/api/ask", b'["who?"]', "the request is not {"),
-    ("/api/ask", b"{}", "KeyError: 'text'"),
-    ("/api/ask", b'{"text": 5}', "5 is no string"),
-    ("/api/ask", b'{"text": " "}', "nothing to ask"),
-    ("/api/ask", b'{"text": "%s"}' % (b"a" * 51), "51 characters; at most 50"),
-    ("/api/ask", b'{"text": "\\ud800"}', "a character that no text has"),
-    ("/api/ask", b'{"text": "a\\u0000"}', "a character that no text has"),
-    ("/api/ask", b'{"text": "edit"}', "it does not fit"),
-    ("/api/ask", b'{"text": "a", "edits": [1]}', "the request is not {"),
-    ("/api/ask", b'{"text": "a", "edits": [{"id": "1"}]}', "KeyError: 'text'"),
-    ("/api/ask", _edits("b"), "'b'"),
-    ("/api/ask", _edits("9" * 20), "more than 63 bits"),
-    ("/api/ask", _edits("1", text="a" * 31), "31 characters; at most 30"),
-    ("/api/ask", _edits("1", "2", "1"), "3 blocks are edited, and at most 2"),
-    ("/ask", b"{}", 'is not {"questions"'),
-    ("/ask", b'{"questions": "who?"}', "a list of 1 to 256 texts"),
-    ("/ask", b'{"questions": []}', "a list of 1 to 256 texts"),
-    ("/ask", b'{"questions": [5]}', "5 is no string"),
-    ("/retrieve", b'{"queries": ["a"], "k": 0}', "k=0; want 1 to 1000"),
-    ("/retrieve", b'{"queries": ["a"], "k": "5"}', "k='5'"),
+    ("/nowhere", {}, None, 404, ""),
+    ("/../setup.py", {}, None, 404, ""),
+    ("/ask", {"Content-Type": "text/plain"}, b"{}", 415, "JSON"),
+    ("/ask", client.JSON, b" " * 262_145, 413, "262,144 bytes"),
+    # In pieces, without a length.
+    ("/ask", client.JSON, [b" " * 150_000] * 2, 413, "262,144 bytes"),
+    ("/", {"Host": "example.com:80"}, None, 403, "'example.com:80'"),
+    ("/api/about", {"Host": "127.0.0.1.nip.io"}, None, 403, "this machine"),
+    ("/", {"Host": ""}, None, 403, "this machine alone"),
+    ("/", {"Host": "[::1"}, None, 403, "this machine alone"),
+    ("/update", client.JSON, b"{}", 403, "--allow_updates"),
+    *(
+      (path, client.JSON, body, 400, words)
+      for path, body, words in (
+        ("/api/ask", b"who?", "no JSON"),
+        ("/api/ask", b'{"text": "\xff"}', "no JSON"),
+        ("/api/ask", b"[" * 100_000, "no JSON"),
+        ("/api/ask", b'["who?"]', "'text'"),
+        ("/api/ask", b"{}", "'text'"),
+        ("/api/ask", b'{"text": 5}', "5 is no string"),
+        ("/api/ask", b'{"text": " "}', "nothing to ask"),
+        ("/api/ask", b'{"text": "%s"}' % (b"a" * 2001), "at most 2,000"),
+        ("/api/ask", b'{"text": "\\ud800"}', "U+0000"),
+        ("/api/ask", b'{"text": "a\\u0000"}', "U+0000"),
+        ("/api/ask", b'{"text": "edit"}', "it does not fit"),
+        ("/api/ask", b'{"text": "a", "edits": [1]}', "TypeError"),
+        ("/api/ask", b'{"text": "a", "edits": [{"id": "1"}]}', "'text'"),
+        ("/api/ask", _edits(1), "1 is no string"),
+        ("/api/ask", _edits("1", text="a" * 10_001), "at most 10,000"),
+        ("/api/ask", _edits(*map(str, range(17))), "at most 16"),
+        ("/ask", b"{}", "'questions'"),
+        ("/ask", b'{"questions": "who?"}', "a list of 1 to 256"),
+        ("/ask", b'{"questions": []}', "a list of 1 to 256"),
+        ("/ask", b'{"questions": [5]}', "5 is no string"),
+        ("/retrieve", b'{"queries": ["a"], "k": 0}', "k=0; want 1 to 1000"),
+        ("/retrieve", b'{"queries": ["a"], "k": "5"}', "k='5'"),
+      )
+    ),
   ],
 )
-def test_what_does_not_fit_is_refused_in_words(port, path, body, message):
-  answer = client.request(port, "POST", path, body, headers=client.JSON)
-  assert answer.status == 400
-  assert message in answer.fields["error"]
+def test_a_wrong_request_is_refused(port, path, headers, body, status, words):
+  method = "GET" if body is None else "POST"
+  answer = client.request(port, method, path, body, headers=headers)
+  assert answer.status == status
+  assert words in answer.fields["error"]
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "LOCALHOST", "[::1]:8000"])
@@ -224,32 +192,8 @@ def test_a_bug_is_logged_and_not_shown(port, caplog):
   assert "secret" in caplog.text
 
 
-def test_beyond_its_queue_it_says_when_to_try_again():
-  with _served(Limits(waiting=3)) as (service, port):
-    service.gate.clear()
-    with concurrent.futures.ThreadPoolExecutor(20) as pool:
-      first = pool.submit(client.ask, port, "first")
-      assert service.begun.wait(10)
-      others = [pool.submit(client.ask, port, str(i)) for i in range(20 - 1)]
-      # Those that do not fit are answered while the first one is computed.
-      done = set()
-      for future in concurrent.futures.as_completed(others, timeout=30):
-        done.add(future)
-        if len(done) == 16:
-          break
-      service.gate.set()
-      answers = [future.result(30) for future in [first, *others]]
-  # One after the other is computed.
-  assert service.most == 1
-  counts = {s: sum(a.status == s for a in answers) for s in (200, 503)}
-  assert counts == {200: 4, 503: 16}
-  refused = next(answer for answer in answers if answer.status == 503)
-  assert "3 requests wait already" in refused.fields["error"]
-  assert refused.headers["retry-after"] == "2"
-
-
-def test_requests_that_wait_together_are_computed_together():
-  with _served(Limits(waiting=20)) as (service, port):
+def test_requests_that_wait_are_computed_together_and_too_many_refused():
+  with _served(max_waiting=20) as (service, port, _):
     service.gate.clear()
     with concurrent.futures.ThreadPoolExecutor(31) as pool:
       first = pool.submit(client.ask, port, "first")
@@ -264,45 +208,37 @@ def test_requests_that_wait_together_are_computed_together():
       # When all that do not fit are refused, the others are in line.
       ended = concurrent.futures.as_completed(asked, timeout=30)
       refused = {next(ended) for _ in range(10)}
-      assert {future.result().status for future in refused} == {503}
+      for answer in (future.result() for future in refused):
+        assert answer.status == 503 and answer.headers["retry-after"] == "2"
+        assert "20 requests wait already" in answer.fields["error"]
       service.gate.set()
       assert first.result(30).status == 200
       for future in asked.keys() - refused:
         i = asked[future]
         results = future.result(30).fields["results"]
         assert results == [{"answer": f"{i}"}, {"answer": f"{i}?"}]
-    assert service.batches == [40]
+    assert service.batches == [40] and service.most == 1
     found = client.post(port, "/retrieve", queries=["a"], k=2)
     assert found.fields == {"results": [{"query": "a", "k": 2}]}
 
 
-def test_updates_have_to_be_allowed(port):
-  blocks = [{"id": "1", "text": "a"}]
-  refused = client.post(port, "/update", blocks=blocks)
-  assert refused.status == 403
-  assert "allow_updates" in refused.fields["error"]
-  with _served(allow_updates=True) as (_, port):
-    answer = client.post(port, "/update", blocks=blocks)
+def test_updates_may_be_allowed():
+  with _served(allow_updates=True) as (_, port, _):
+    answer = client.post(port, "/update", blocks=[{"id": "1", "text": "a"}])
     assert answer.fields == {"updated": 1}
-    wrong = client.post(port, "/update", blocks=[{"id": "x", "text": "a"}])
-    assert wrong.status == 400 and "'x'" in wrong.fields["error"]
+    wrong = client.post(port, "/update", blocks=[{"id": "x"}])
+    assert wrong.status == 400 and "'text'" in wrong.fields["error"]
 
 
 def test_it_ends_while_a_request_is_computed():
-  service = _Echo()
-  service.gate.clear()
-  with listen("127.0.0.1", 0) as listening:
-    server = PageServer(service, listening, Limits(), farewell_seconds=0)
-    with (
-      _running(server) as is_idle,
-      concurrent.futures.ThreadPoolExecutor(1) as pool,
-    ):
-      pool.submit(client.ask, listening.getsockname()[1], "who?")
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with _served(farewell_seconds=0) as (service, port, page):
+      service.gate.clear()
+      pool.submit(client.ask, port, "who?")
       assert service.begun.wait(10)
-      server.should_exit = True
-  # The gate is still shut: the model's thread is not waited for.
-  assert is_idle == [False]
-  service.gate.set()
+    # The gate is still shut: the model's thread is not waited for.
+    assert page.is_computing
+    service.gate.set()
 
 
 def test_a_port_in_use_is_named():
@@ -325,7 +261,7 @@ def test_a_port_in_use_is_named():
 
 
 def test_other_machines_are_warned_of_and_may_use_any_name(caplog):
-  with _served(host="0.0.0.0") as (_, port):
+  with _served("0.0.0.0", only_loopback=False) as (_, port, _):
     assert "whoever reaches this machine can ask" in caplog.text
     named = {"Host": "gpu7.example.org:8000"}
     assert client.request(port, "GET", "/", headers=named).status == 200

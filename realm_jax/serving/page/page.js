@@ -22,6 +22,10 @@ function put(id, ...children) {
   $(id).hidden = $(id).childNodes.length === 0;
 }
 
+function likelihood(logarithm) {
+  return logarithm === null ? 0 : Math.exp(logarithm);
+}
+
 function percent(p) {
   return p > 0 && p < 0.01 ? "under 1 %" : `${Math.round(100 * p)} %`;
 }
@@ -83,66 +87,71 @@ async function ask(text) {
 // --- The answer -------------------------------------------------------------
 
 function showAnswer(told) {
-  const blocks = told.blocks.filter((block) => block.id !== null);
+  const isNull = ({ block }) => block.id === "";
+  const candidates = told.candidates.filter((one) => !isNull(one));
   put("answer-title", told.kind === "question" ? "Answer" : "Filling");
   put("answer", told.answer || "no answer");
-  put("answer-probability", sureness(told.probability));
-  put("source", ...sourceOf(blocks));
+  put("answer-probability", sureness(told));
+  put("source", ...sourceOf(candidates));
   showBefore(told);
   put("without", withoutText(told));
   put("notes", ...told.notes.map((note) => el("li", {}, sentence(note))));
-  const others = told.answers.filter((one) => one.text !== told.answer);
+  const others = told.fillings.filter((one) => one.text !== told.answer);
   put(
     "best",
     ...others.map((one) => {
       const words = one.text.toLowerCase();
-      const from = blocks.find(({ body }) => body.toLowerCase().includes(words));
-      const href = from && `#block-${from.id}`;
-      const name = href ? el("a", { href }, one.text) : one.text;
+      const has = ({ block }) => block.text.toLowerCase().includes(words);
+      const from = candidates.find(has);
+      const name = from ? linkTo(from.block, one.text) : one.text;
       return el("li", {}, name, ` ${percent(one.probability)}`);
     }),
   );
   // The null block, which is no evidence, comes last.
-  const nulls = told.blocks.filter((block) => block.id === null);
   put(
     "blocks",
-    ...blocks.map((block, i) => blockCard(block, i + 1, told.run.can_edit)),
-    ...nulls.map((block) =>
+    ...candidates.map((one, i) => card(one, i + 1, told.run.can_edit)),
+    ...told.candidates.filter(isNull).map((one) =>
       el(
         "li",
         { className: "card block" },
         el("b", { className: "title" }, "No passage"),
         el("p", {}, "What the reader knows by itself."),
-        why(block),
+        why(one),
       ),
     ),
   );
   $("result").hidden = false;
-  showEdits(new Set(blocks.map((block) => block.id)));
+  showEdits(new Set(candidates.map(({ block }) => block.id)));
 }
 
-function sureness(p) {
+function linkTo(block, text) {
+  const href = `#block-${encodeURIComponent(block.id)}`;
+  return el("a", { href }, text);
+}
+
+function sureness(told) {
+  const p = likelihood(told.log_likelihood);
   const unsure = p < UNSURE ? "The run is not sure: p" : "P";
   return `${unsure}robability ${percent(p)}`;
 }
 
 // The sentence that has the answer, in the passage that gives most of it.
-function sourceOf(blocks) {
+function sourceOf(candidates) {
   const isAnswer = (segment) => segment.mark === "answer";
-  const [best] = blocks
-    .filter((block) => block.segments.some(isAnswer))
+  const [best] = candidates
+    .filter((one) => one.segments.some(isAnswer))
     .sort((one, other) => other.share - one.share);
   if (!best) return [];
   const place = best.segments.findIndex(isAnswer);
   const textOf = (segments) => segments.map((one) => one.text).join("");
   const before = textOf(best.segments.slice(0, place));
   const after = textOf(best.segments.slice(place + 1));
-  const href = `#block-${best.id}`;
   return [
     before.split(/(?<=[.!?])\s/).at(-1),
     el("mark", { className: "answer-mark" }, best.segments[place].text),
     after.split(/(?<=[.!?])\s/)[0],
-    el("cite", {}, " — ", el("a", { href }, nameOf(best))),
+    el("cite", {}, " — ", linkTo(best.block, nameOf(best.block))),
   ];
 }
 
@@ -154,8 +163,8 @@ function showBefore(told) {
     "before",
     el("h2", {}, "Before the edits"),
     el("p", { className: "answer" }, before.answer || "no answer"),
-    el("p", { className: "quiet" }, sureness(before.probability)),
-    el("blockquote", {}, ...sourceOf(before.blocks)),
+    el("p", { className: "quiet" }, sureness(before)),
+    el("blockquote", {}, ...sourceOf(before.candidates)),
   );
 }
 
@@ -163,7 +172,7 @@ function withoutText(told) {
   const { without } = told;
   if (without === null) return "";
   const where =
-    without.kind === "null block"
+    without.left_out === null
       ? "Without any passage"
       : `Without “${without.left_out}”`;
   const what = without.same ? "the same" : without.answer || "no answer";
@@ -173,14 +182,15 @@ function withoutText(told) {
 // --- Passages ---------------------------------------------------------------
 
 function nameOf(block) {
-  return block.title || block.name;
+  return block.title || block.id;
 }
 
-function blockCard(block, rank, canEdit) {
+function card(candidate, rank, canEdit) {
+  const { block } = candidate;
   const text = el(
     "p",
     { className: "block-text" },
-    ...block.segments.map(({ mark, text }) =>
+    ...candidate.segments.map(({ mark, text }) =>
       mark ? el("mark", { className: `${mark}-mark` }, text) : text,
     ),
   );
@@ -188,14 +198,14 @@ function blockCard(block, rank, canEdit) {
   const edit = button("Edit", () => openEditor(block, text, edit), "edit");
   const restoring = button("Restore", () => restore([block.id]));
   const badge = el("span", { className: "badge" }, "edited");
-  const card = el(
+  const made = el(
     "li",
     { className: "card block", id: `block-${block.id}` },
     el("span", { className: "quiet" }, `${rank}. `),
     el("b", { className: "title" }, nameOf(block)),
-    block.is_edited ? badge : null,
+    candidate.is_edited ? badge : null,
     text,
-    block.contains_sentence
+    candidate.contains_text
       ? el("p", { className: "quiet" }, "It has your text word for word.")
       : null,
     el(
@@ -203,20 +213,20 @@ function blockCard(block, rank, canEdit) {
       { className: "actions" },
       around,
       canEdit ? edit : null,
-      block.is_edited ? restoring : null,
+      candidate.is_edited ? restoring : null,
     ),
-    why(block),
+    why(candidate),
   );
-  card.dataset.id = block.id;
-  return card;
+  made.dataset.id = block.id;
+  return made;
 }
 
-function why(block) {
+function why(candidate) {
   const rows = [
-    ["how relevant the retriever finds it", block.retriever],
-    ["how much the run relies on it, p(z|x)", block.probability],
-    ["how surely it gives the answer, p(y|z,x)", block.reader],
-    ["its share of the answer", block.share],
+    ["how relevant the retriever finds it", candidate.block.probability],
+    ["how much the run relies on it, p(z|x)", candidate.probability],
+    ["how surely it gives the answer, p(y|z,x)", likelihood(candidate.log_likelihood)],
+    ["its share of the answer", candidate.share],
   ].map(([name, value]) =>
     el(
       "tr",
@@ -226,7 +236,7 @@ function why(block) {
       el("td", {}, percent(value ?? 0)),
     ),
   );
-  const said = block.says;
+  const said = candidate.best;
   return el(
     "details",
     {},
@@ -239,7 +249,9 @@ function why(block) {
 async function readAround(block, text, opener) {
   opener.disabled = true;
   try {
-    const around = await json(await fetch(`api/around?id=${block.id}`));
+    const around = await json(
+      await fetch(`api/around?id=${encodeURIComponent(block.id)}`),
+    );
     const quiet = (piece) =>
       el("p", { className: "quiet around" }, piece ?? "The document ends here.");
     text.before(quiet(around.before));
@@ -254,7 +266,7 @@ async function readAround(block, text, opener) {
 function openEditor(block, text, opener) {
   const area = el("textarea", {
     rows: 6,
-    value: block.body,
+    value: block.text,
     maxLength: state.limits.edit_characters,
     ariaLabel: "Text of this passage",
   });
@@ -326,10 +338,12 @@ function start(about) {
   put(
     "runs",
     `Answers come from ${Math.max(...counts).toLocaleString("en")} passages. `,
-    ...Object.values(about.missing),
+    ...about.missing,
   );
-  const examples = kinds.flatMap((kind) => about.examples[kind] ?? []);
-  put("examples", ...examples.map((text) => button(text, () => write(text))));
+  put(
+    "examples",
+    ...about.examples.map((text) => button(text, () => write(text))),
+  );
   $("text").maxLength = about.limits.text_characters;
   const linked = new URL(location).searchParams.get("q");
   if (linked) write(linked);

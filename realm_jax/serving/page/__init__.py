@@ -1,1 +1,0 @@
-"""The page: HTML, CSS and JavaScript, which are package data."""
