@@ -50,9 +50,7 @@ def test_index(tmp_path):
 
 def test_embedding(tmp_path):
   path = tmp_path / "rows.json"
-  embedding.main(
-    [f"--json={path}", "--random", "--scale=0.05", "--blocks=4", "--rounds=1"]
-  )
+  embedding.main([f"--json={path}", "--scale=0.05", "--blocks=4", "--rounds=1"])
   ours, padded = json.loads(path.read_text())["rows"]
   assert ours["tokens"] == padded["tokens"] > 0
 
