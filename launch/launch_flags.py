@@ -72,6 +72,7 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
       flag_of(job, "processes"),
       None,
       f"Processes of the {job} on this machine; 1 by default.",
+      lower_bound=1,
       **into,
     )
   flags.DEFINE_multi_string(
@@ -102,6 +103,7 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
     None,
     "CPU devices that are simulated in each process on this machine; by "
     "default, each process uses the devices that it finds.",
+    lower_bound=1,
     **into,
   )
   flags.DEFINE_float(
@@ -116,6 +118,7 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
     10,
     "Restarts after failures, before the jobs have failed. With --executor=gke "
     "those after a preemption do not count, and a user's error ends all jobs.",
+    lower_bound=0,
     **into,
   )
 
