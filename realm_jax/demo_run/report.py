@@ -1,4 +1,4 @@
-"""The demo's report: a table, JSON, Markdown and plots."""
+"""The demo's report: a table, JSON, and what is retrieved."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from realm_jax.console import columns, plot
+from realm_jax.console import columns
 from realm_jax.demo_run.stages import (
   ICT_CONTINUED,
   REALM,
@@ -15,59 +15,27 @@ from realm_jax.demo_run.stages import (
 )
 from realm_jax.training.metric_rows import read_rows
 
-# Each plot's file: its title, and its curves as RUN/METRIC.
-_PLOTS = {
-  "loss.png": (
-    "Loss (nats)",
-    ["inverse_cloze/loss", "reading/loss", "realm/loss", "open_qa/loss"],
-  ),
-  "retrieval_utility.png": (
-    "Retrieval utility, log p(y|x) − log p(y|null, x) (nats)",
-    ["realm/retrieval_utility"],
-  ),
-  "recall.png": (
-    "Share of training queries with the answer in a retrieved block",
-    [
-      "realm/recall",
-      "open_qa/recall_at_5",
-      "ict_only/recall_at_5",
-      "bm25/recall_at_5",
-    ],
-  ),
-  "staleness.png": (
-    "Staleness of the index (steps)",
-    ["realm/staleness_steps"],
-  ),
-}
-_SMOOTHING = 0.1
 _NUM_SENTENCES = 5
 _NUM_BLOCKS = 3
 
 
 def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
-  """Writes report.json, report.md and the plots, and returns the table.
+  """Writes report.json and report.md, and returns the table.
 
   The directory holds what the demo's runs have written, and
   `stages.run_demo` returns the figures.
   """
-  (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
   rows = _rows(figures)
   head = [("what", "figure", ""), ("---", "---", "---")]
-  plots = [f"![{title}]({name})" for name, (title, _) in _PLOTS.items()]
-  (output_dir / "report.md").write_text(
-    "\n\n".join(
-      [
-        "# The demo's report",
-        _markdown([*head, *rows]),
-        *plots,
-        "## What is retrieved before and after REALM pre-training",
-        *_side_by_side(output_dir),
-      ]
-    )
-    + "\n"
-  )
-  for name, (title, curves) in _PLOTS.items():
-    _plot(output_dir, name=name, title=title, curves=curves)
+  paragraphs = [
+    "# The demo's report",
+    _markdown([*head, *rows]),
+    "`tensorboard --logdir` with this folder shows the curves of all stages.",
+    "## What is retrieved before and after REALM pre-training",
+    *_side_by_side(output_dir),
+  ]
+  (output_dir / "report.md").write_text("\n\n".join(paragraphs) + "\n")
+  (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
   return f"\n{columns(rows)}\n\nreport: {output_dir / 'report.md'}"
 
 
@@ -103,25 +71,6 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ("generations swapped in", swapped, "pre-training"),
     ("wall time", f"{figures['wall_seconds']:.0f} s", ""),
   ]
-
-
-def _plot(
-  output_dir: Path, *, name: str, title: str, curves: Sequence[str]
-) -> None:
-  with plot(output_dir / name, title=title) as (axes,):
-    for curve in curves:
-      run, metric = curve.split("/")
-      points = [row for row in read_rows(output_dir / run) if metric in row]
-      steps = [point["step"] for point in points]
-      values = [point[metric] for point in points]
-      if metric == "staleness_steps":
-        axes.plot(steps, values, label=run)
-        continue
-      (line,) = axes.plot(steps, values, alpha=0.2)
-      axes.plot(steps, _smooth(values), color=line.get_color(), label=run)
-    axes.set_xlabel("step")
-    axes.grid(alpha=0.3)
-    axes.legend()
 
 
 def _side_by_side(output_dir: Path) -> Iterator[str]:
@@ -164,12 +113,3 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
   with path.open() as lines:
     for line in lines:
       yield json.loads(line)
-
-
-def _smooth(values: Sequence[float]) -> list[float]:
-  """Returns the exponential moving average."""
-  return list(
-    itertools.accumulate(
-      values, lambda mean, value: mean + _SMOOTHING * (value - mean)
-    )
-  )
