@@ -127,7 +127,7 @@ def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
         "name": row.name,
         "title": title,
         "part": row.part,
-        "published": row.published and vars(row.published),
+        "published": {**row.published},
         "training": {**plan.training.get(row.name, {})},
         "metrics": metrics,
       }
@@ -296,7 +296,7 @@ def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
       f"{figures['seeds_better']} of {len(figures['by_seed'])}",
       "better" if figures.get("is_better") else "",
     ]
-    paper = (row["published"] or {}).get(metric.name)
+    paper = row["published"].get(metric.name)
     cells.append(
       [
         row["title"],

@@ -98,25 +98,22 @@ def test_what_a_run_starts_from_comes_before_it(whole):
 
 
 def test_a_row_starts_from_the_parts_that_it_names(whole):
-  parts = {}
-  for run in whole.runs:
-    if run.name.startswith("open_qa/") and run.seed == 1:
-      bindings = run.step.command.bindings
-      parts[run.name.removeprefix("open_qa/")] = tuple(
-        Path(bindings[name]).relative_to(_OUT / "seed-1").as_posix()
-        for name in ("INITIAL_CHECKPOINT", "INITIAL_READER")
-      )
-      assert bindings["SEED"] == 1
-  realm, ict, reader = "pretraining/realm", "inverse_cloze", "baseline_reader"
-  assert parts["realm"] == (realm, realm)
-  assert parts["realm_retriever"] == (realm, reader)
-  assert parts["realm_encoder"] == (ict, realm)
-  assert parts["baseline"] == (ict, reader)
-  unpretrained = _run(
-    whole, "pretraining/no_inverse_cloze"
-  ).step.command.bindings
-  assert unpretrained["INITIAL_CHECKPOINT"] is None
-  assert unpretrained["INITIAL_READER"].endswith("/reading_retrieved")
+  def parts(name):
+    bindings = _run(whole, name, seed=1).step.command.bindings
+    assert bindings["SEED"] == 1
+    return tuple(
+      bindings[name] and Path(bindings[name]).relative_to(_OUT / "seed-1")
+      for name in ("INITIAL_CHECKPOINT", "INITIAL_READER")
+    )
+
+  realm, ict = Path("pretraining/realm"), Path("inverse_cloze")
+  reader = Path("baseline_reader")
+  assert parts("open_qa/realm") == (realm, realm)
+  assert parts("open_qa/realm_retriever") == (realm, reader)
+  assert parts("open_qa/realm_encoder") == (ict, realm)
+  assert parts("open_qa/baseline") == (ict, reader)
+  unpretrained = parts("pretraining/no_inverse_cloze")
+  assert unpretrained == (None, Path("reading_retrieved"))
 
 
 def test_the_baseline_reader_has_read_as_many_masked_examples(whole):
@@ -172,7 +169,6 @@ def test_each_row_changes_what_its_title_says(whole):
     assert every == config.refresh.refresh_every_steps
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_steps, never", [(1550, True), (1551, False)])
 def test_a_run_without_a_second_generation_is_never_refreshed(num_steps, never):
   # That of checkpoint 1500 is due at step 1550, the last being num_steps - 1.
