@@ -8,7 +8,7 @@ in a folder that `benchmarks.data.trained_vectors` has written. Compared are
 ScaNN with our trees and with its own, and our exact search, with FAISS:
 inverted lists of 4-bit product codes and of RaBitQ codes, with several numbers
 of lists, and exact search. Each index is built in one process and searched in
-another, so that its memory is measured alone.
+another, so that the memory of the build is measured alone.
 """
 
 import argparse
@@ -120,11 +120,9 @@ def rows(job: Job) -> list[Row]:
   shutil.rmtree(job.saved, ignore_errors=True)
   try:
     built = in_new_process(build, job)
-    found = in_new_process(search, job)
+    return [{**built, **row} for row in in_new_process(search, job)]
   finally:
     shutil.rmtree(job.saved, ignore_errors=True)
-  searches = found.pop("searches")
-  return [{**built, **found, **row} for row in searches]
 
 
 def build(job: Job) -> Row:
@@ -147,7 +145,7 @@ def build(job: Job) -> Row:
   }
 
 
-def search(job: Job) -> Row:
+def search(job: Job) -> list[Row]:
   """Loads the index, and searches all queries in a batch, with each setting.
 
   As in a trainer, ScaNN searches in a process of its own. `load_seconds` ends
@@ -155,7 +153,7 @@ def search(job: Job) -> Row:
   """
   blocks, (_, queries) = job.blocks(), index_vectors.queries(job.folder)
   truth = GroundTruth(blocks.embedded(), queries, _K)
-  searches, load_seconds, memory_gb = [], 0.0, 0.0
+  searches, load_seconds = [], 0.0
   for setting in job.searches:
     parameters = {**job.parameters, **setting}
     config = config_from(job.kind, parameters)
@@ -172,32 +170,24 @@ def search(job: Job) -> Row:
       start = time.perf_counter()
       index.search(queries, _K)
       seconds.append(time.perf_counter() - start)
-    process = index.pid if isinstance(index, IsolatedIndex) else None
-    memory_gb = max(memory_gb, _peak_memory_gb(process))
     searches.append(
       {
         "recall_at_8": truth.recall(found),
         "queries_per_second": len(found.rows) / statistics.median(seconds),
+        "load_seconds": load_seconds,
         "parameters": parameters,
       }
     )
-  return {
-    "load_seconds": load_seconds,
-    "searching_memory_gb": memory_gb,
-    "searches": searches,
-  }
+  return searches
 
 
-def _peak_memory_gb(process: int | None = None) -> float:
-  """Returns the peak memory of this process, or of another one.
+def _peak_memory_gb() -> float:
+  """Returns the peak memory of this process, on Linux.
 
   `ru_maxrss` is not used, because a child inherits its parent's value.
   """
-  path = Path(f"/proc/{process or 'self'}/status")
-  for line in path.read_text().splitlines():
-    if line.startswith("VmHWM:"):
-      return 1024 * int(line.split()[1]) / 1e9
-  raise OSError(f"{path} has no VmHWM; measure on Linux")
+  status = Path("/proc/self/status").read_text()
+  return 1024 * int(status.partition("VmHWM:")[2].split()[0]) / 1e9
 
 
 def best(

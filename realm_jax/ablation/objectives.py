@@ -39,7 +39,6 @@ from realm_jax.evaluation.outputs import METRICS
 from realm_jax.pipeline import Value
 from realm_jax.settings import NonNegativeInt, PositiveInt
 from realm_jax.storage.json_files import write_json
-from realm_jax.training.config import TrainConfig
 from realm_jax.training.metric_rows import read_rows
 
 # Trained for as many seconds alone, because their steps are of another kind.
@@ -244,7 +243,7 @@ class ObjectivesConfig(AblationConfig):
     costs: Mapping[str, float] = {}
     if len(timed) > 1:
       costs = yield from self._measure(timed, output_dir)
-      twins = [self._timed(row, costs, output_dir) for row in timed[1:]]
+      twins = self._timed(timed[1:], costs, output_dir)
       names |= {row.name for row in twins}
       # Those of other stages are their own twins.
       among = [row for row in among if row.is_pretraining or not row.pretrains]
@@ -260,7 +259,7 @@ class ObjectivesConfig(AblationConfig):
     training = {}
     for row in reported:
       if row.pretrains:
-        config = self._config(row, output_dir)
+        config = plan.configs[row.name]
         training[row.name] = {
           "steps": config.num_steps,
           "seconds per step": round(costs.get(row.tuned_as, 0.0), 4) or "",
@@ -270,10 +269,6 @@ class ObjectivesConfig(AblationConfig):
           "collapsed in the grid": grids[row.tuned_as].collapsed,
         }
     yield reported, plan._replace(training=training)
-
-  def _config(self, row: ObjectiveRow, output_dir: Path) -> TrainConfig:
-    """Returns what trains a row, in whichever world."""
-    return _SeedPlan(self, output_dir / "seed", 0).pretraining(row).config
 
   def _measure(
     self, rows: Sequence[ObjectiveRow], output_dir: Path
@@ -309,27 +304,34 @@ class ObjectivesConfig(AblationConfig):
     return costs
 
   def _timed(
-    self, row: ObjectiveRow, costs: Mapping[str, float], output_dir: Path
-  ) -> ObjectiveRow:
-    """Returns a row that is trained for as many seconds as REALM."""
-    realm = self._config(_BASES[0], output_dir)
-    steps = steps_of_equal_seconds(
-      realm.num_steps,
-      costs.get(REALM.name, 1.0),
-      costs.get(row.name, 0.5),
-      every=realm.checkpoints.save_every_steps,
-    )
-    timed = dataclasses.replace(
-      row.binding(NUM_STEPS=steps), part="equal_seconds"
-    )
-    if not row.is_pretraining:
-      return timed
-    return dataclasses.replace(
-      timed,
-      name=f"{row.name}_seconds",
-      title=f"{row.title}, equal seconds",
-      base=row.name,
-    )
+    self,
+    rows: Sequence[ObjectiveRow],
+    costs: Mapping[str, float],
+    output_dir: Path,
+  ) -> list[ObjectiveRow]:
+    """Returns rows that are trained for as many seconds as REALM."""
+    plan = _SeedPlan(self, output_dir / "seed", 0)
+    realm = plan.pretraining(_BASES[0]).config
+    timed = []
+    for row in rows:
+      steps = steps_of_equal_seconds(
+        realm.num_steps,
+        costs.get(REALM.name, 1.0),
+        costs.get(row.name, 0.5),
+        every=realm.checkpoints.save_every_steps,
+      )
+      twin = dataclasses.replace(
+        row.binding(NUM_STEPS=steps), part="equal_seconds"
+      )
+      if row.is_pretraining:
+        twin = dataclasses.replace(
+          twin,
+          name=f"{row.name}_seconds",
+          title=f"{row.title}, equal seconds",
+          base=row.name,
+        )
+      timed.append(twin)
+    return timed
 
   def _choose(
     self, rows: Sequence[ObjectiveRow], output_dir: Path

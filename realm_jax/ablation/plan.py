@@ -134,14 +134,20 @@ def make_plan(
     for row in rows:
       results[row.name].append(planned.add(row))
     if not runs:
-      # An error shows before hours of work.
-      for run in planned.runs.values():
-        for command in filter(None, (run.step.command, run.step.sidecar)):
-          with command.configured():
-            pass
+      # An error shows before hours of work. Commands that bind the same names
+      # over the same files differ in paths alone: pretrainings are read above.
+      commands = {
+        (*command.gin_files, *command.bindings): command
+        for run in planned.runs.values()
+        for command in filter(None, (run.step.command, run.step.sidecar))
+      }
+      for command in commands.values():
+        with command.configured():
+          pass
     runs += planned.runs.values()
   never = {name for name, one in pretrainings.items() if one.never_refreshed}
-  return Plan(runs, results, frozenset(never & results.keys()))
+  configs = {name: one.config for name, one in pretrainings.items()}
+  return Plan(runs, results, frozenset(never & results.keys()), configs)
 
 
 def chosen_ablation(*, ablation: AblationConfig) -> AblationConfig:
@@ -166,6 +172,7 @@ class Plan(NamedTuple):
     runs: Runs; those of one seed stand together.
     results: Results by row, one for each seed.
     never_refreshed: Names of rows whose index is never refreshed.
+    configs: What rows pre-train, by their names.
     training: What the report says of the training of rows, by row and by
       column.
   """
@@ -173,6 +180,7 @@ class Plan(NamedTuple):
   runs: Sequence[Run]
   results: Mapping[str, Sequence[Results]]
   never_refreshed: frozenset[str] = frozenset()
+  configs: Mapping[str, TrainConfig] = {}
   training: Mapping[str, Mapping[str, Any]] = {}
 
 
@@ -311,6 +319,7 @@ class SeedPlan(SeedRuns):
   ):
     super().__init__(config, folder, seed)
     self.pretrainings = pretrainings or {}
+    self._recipes: dict[str, TrainConfig] = {}
     start = config.initial_checkpoint
     given = {} if start is None else {"INITIAL_CHECKPOINT": str(start)}
     self._reader = _READING
@@ -420,16 +429,19 @@ class SeedPlan(SeedRuns):
       for name, value in bindings.items()
       if not isinstance(value, Times)
     }
-    # Those that wait need a lag, which is a multiple.
-    plain = {**values, "WAIT_FOR_GENERATIONS": False}
-    recipe = self._config_of(self._pretraining(row, plain))
-    save = recipe.checkpoints.save_every_steps
-    sizes = {
-      _SAVE: save,
+    if row.recipe not in self._recipes:
+      # Those that wait need a lag, which is a multiple.
+      plain = self._pretraining(row, {"WAIT_FOR_GENERATIONS": False})
+      self._recipes[row.recipe] = self._config_of(plain)
+    recipe = self._recipes[row.recipe]
+    sizes: dict[str, Any] = {
+      _SAVE: recipe.checkpoints.save_every_steps,
       _NUM: recipe.num_steps,
       "SCORE_SCALE": recipe.retriever.score_scale,
       "RETRIEVER_RATE_SCALE": recipe.optimizer.retriever_rate_scale,
+      **values,
     }
+    save = sizes[_SAVE]
     for name, value in bindings.items():
       if isinstance(value, Times):
         product = value.factor * sizes[value.name]
