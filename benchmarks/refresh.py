@@ -10,9 +10,6 @@
   each is verified, loaded and swapped in while training continues. The longest
   step from its publication until after the swap is compared with the median
   step before it.
-- Loads: such a generation is loaded from a bucket of a server on this machine,
-  with ScaNN and with an exact index over its vectors. The bytes that the server
-  has sent are compared with the sizes of the files that the index needs.
 
 Texts and vectors are generated, so that nothing has to be embedded, and are
 kept in --directory.
@@ -20,14 +17,13 @@ kept in --directory.
 
 import argparse
 import dataclasses
+import itertools
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -42,13 +38,9 @@ from benchmarks.data.large_generations import (
 )
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.jobs import as_gin, gin_command
-from benchmarks.runs.object_store import ObjectStore
 from realm_jax import configuration
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.loading import load_generation
-from realm_jax.generations.manifest import Manifest
 from realm_jax.generations.store import FOLDER, MANIFEST, GenerationStore
-from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
@@ -67,47 +59,16 @@ Row = dict[str, float]
 # Steps of a run with or without retrieval, and those at its start that are not
 # measured.
 _RUN_STEPS, _FIRST_STEPS = 60, 10
-# Steps from a swap to the next publication, or to the end of the run.
-_BETWEEN = 60
-# A generation that is not swapped in after these seconds was rejected.
-_SWAP_SECONDS = 600.0
+# Steps between publications, in which a generation must be swapped in.
+_BETWEEN = 200
 # Numbers of steps before a publication whose median is the reference, and of
 # steps after a swap in which the old index is still being freed.
 _BEFORE, _AFTER = 30, 3
 _BATCH_SIZE = 24
-# A run of swaps ends when all generations are swapped in.
-_MAX_STEPS = 1_000_000
-
-
-@dataclasses.dataclass(frozen=True)
-class KeepingBatches(Pretraining):
-  """Pre-training that keeps the batches of its steps.
-
-  Attributes:
-    batches: Batches and their metrics, in the order of the steps.
-  """
-
-  batches: list[Assembled] = dataclasses.field(
-    default_factory=list, compare=False
-  )
-
-  def assemble(
-    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
-  ) -> Assembled:
-    self.batches.append(super().assemble(batch, retrieved, context))
-    return self.batches[-1]
-
-
-@dataclasses.dataclass(frozen=True)
-class GivenBatches(KeepingBatches):
-  """Pre-training on batches that were kept, without an index."""
-
-  needs_index = False
-
-  def assemble(
-    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
-  ) -> Assembled:
-    return self.batches.pop(0)
+# Makes a step's batch: `Pretraining.assemble`, or what takes its place.
+_Assemble = Callable[
+  [Pretraining, Batch, SearchResult, StageContext], Assembled
+]
 
 
 def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
@@ -127,11 +88,22 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
     recipes = ["gin/runs/build_index.gin", "gin/experiments/demo/model.gin"]
     command = gin_command("build_index", recipes, "--once", **folders)
     subprocess.run(command, check=True)
+    kept: list[Assembled] = []
+    assemble = Pretraining.assemble
+
+    def keep(stage: Pretraining, *given: Any) -> Assembled:
+      kept.append(assemble(stage, *given))
+      return kept[-1]
+
+    def replay(stage: Pretraining, *given: Any) -> Assembled:
+      del stage, given
+      return kept.pop(0)
+
     found = []
     for _ in range(pairs):
-      searched = KeepingBatches(**vars(config.stage))
-      given = GivenBatches(**vars(searched))
-      found.append([_median_ms(config, stage) for stage in (searched, given)])
+      searched = _median_ms(config, keep)
+      with mock.patch.object(Pretraining, "needs_index", False):
+        found.append((searched, _median_ms(config, replay)))
   return {
     "searched_ms": statistics.median(searched for searched, _ in found),
     "given_ms": statistics.median(given for _, given in found),
@@ -140,7 +112,7 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
   }
 
 
-def _median_ms(config: TrainConfig, stage: Pretraining) -> float:
+def _median_ms(config: TrainConfig, assemble: _Assemble) -> float:
   """Trains from the start, and returns the median time of a step."""
   model_dir = Path(config.model_dir)
   for path in model_dir.iterdir():
@@ -148,69 +120,10 @@ def _median_ms(config: TrainConfig, stage: Pretraining) -> float:
       path.unlink()
     elif path.name != FOLDER:
       shutil.rmtree(path)
-  trainer.train(dataclasses.replace(config, stage=stage))
+  with mock.patch.object(Pretraining, "assemble", assemble):
+    trainer.train(config)
   rows = read_rows(model_dir)[_FIRST_STEPS:]
   return 1e3 * statistics.median(row["step_seconds"] for row in rows)
-
-
-class _Publisher:
-  """Publishes generations to a run, each some steps after the last swap.
-
-  When all were swapped in, the run is preempted by SIGTERM.
-
-  Args:
-    ready: Complete generations of steps 1, 2, … that are not published yet.
-    store: Published generations.
-  """
-
-  def __init__(self, ready: Sequence[Path], store: GenerationStore):
-    self._ready = list(ready)
-    self._store = store
-    self._published, self._published_at, self._steps = 0, 0.0, 0
-
-  def after_step(self, *, in_use: int) -> int:
-    """Publishes a generation if it is due, by a rename as a builder does.
-
-    Args:
-      in_use: Generation that the step has searched.
-
-    Returns:
-      The number of generations published so far.
-
-    Raises:
-      TimeoutError: The run did not swap the last one in.
-    """
-    self._steps += 1
-    if in_use < self._published:
-      self._steps = 0
-      if time.monotonic() > self._published_at + _SWAP_SECONDS:
-        raise TimeoutError(
-          f"generation {self._published} was not swapped in within "
-          f"{_SWAP_SECONDS:.0f} s; the run's log says why"
-        )
-    elif self._steps == _BETWEEN and not self._ready:
-      os.kill(os.getpid(), signal.SIGTERM)
-    elif self._steps == _BETWEEN:
-      self._published += 1
-      os.rename(self._ready.pop(0), self._store.path(self._published))
-      self._published_at = time.monotonic()
-    return self._published
-
-
-@dataclasses.dataclass(frozen=True)
-class PublishingPretraining(Pretraining):
-  """Pre-training that publishes generations as the run reaches their steps."""
-
-  publisher: _Publisher | None = dataclasses.field(default=None, compare=False)
-
-  def assemble(
-    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
-  ) -> Assembled:
-    made, metrics = super().assemble(batch, retrieved, context)
-    assert self.publisher is not None
-    assert context.generation is not None
-    published = self.publisher.after_step(in_use=context.generation.step)
-    return made, {**metrics, "published": published}
 
 
 def measure_swaps(
@@ -225,6 +138,18 @@ def measure_swaps(
     _link(made[i % len(made)], model_dir / f"ready-{i}", step=i)
     for i in range(1, swaps + 1)
   ]
+  steps = itertools.count(1)
+  assemble = Pretraining.assemble
+
+  def publish(stage: Pretraining, *given: Any) -> Assembled:
+    """Publishes a generation if it is due, by a rename as a builder does."""
+    published, is_due = divmod(next(steps), _BETWEEN)
+    if is_due == 0 and published <= swaps:
+      os.rename(ready[published - 1], store.path(published))
+    batch, metrics = assemble(stage, *given)
+    return batch, {**metrics, "published": min(published, swaps)}
+
+  num_steps = (swaps + 1) * _BETWEEN
   config = TrainConfig(
     model_dir=model_dir,
     data=DataConfig(
@@ -234,38 +159,33 @@ def measure_swaps(
       query_length=QUERY_LENGTH,
       block_length=corpus.block_length,
     ),
-    stage=PublishingPretraining(publisher=_Publisher(ready, store)),
+    stage=Pretraining(),
     retriever=RETRIEVER,
     reader=Reader(RETRIEVER.bert, joint_length=68),
     optimizer=OptimizerConfig(learning_rate=2e-4),
-    num_steps=_MAX_STEPS,
-    checkpoints=CheckpointConfig(save_every_steps=_MAX_STEPS),
+    num_steps=num_steps,
+    checkpoints=CheckpointConfig(save_every_steps=num_steps),
     max_shape_buckets=2,
   )
   try:
-    trainer.train(config)
+    with mock.patch.object(Pretraining, "assemble", publish):
+      trainer.train(config)
     rows = read_rows(model_dir)
   finally:
     shutil.rmtree(model_dir, ignore_errors=True)
   found = [_swap(rows, generation) for generation in range(1, swaps + 1)]
-  return {
-    "swaps": found,
-    "longest_ratio": max(swap["ratio"] for swap in found),
-  }
+  longest = max(swap["ratio"] for swap in found)
+  return {"swaps": found, "longest_ratio": longest}
 
 
 def _link(source: Path, target: Path, *, step: int) -> Path:
   """Links the files of a generation under another step."""
-  manifest = _manifest(source)
+  manifest = GenerationStore(source.parent).manifest(int(source.name))
   shutil.copytree(source, target, copy_function=os.link)
   manifest = dataclasses.replace(manifest, step=step)
   (target / MANIFEST).unlink()
   (target / MANIFEST).write_text(manifest.to_json())
   return target
-
-
-def _manifest(generation: Path) -> Manifest:
-  return GenerationStore(generation.parent).manifest(int(generation.name))
 
 
 def _swap(rows: Sequence[Row], generation: int) -> Row:
@@ -288,41 +208,6 @@ def _swap(rows: Sequence[Row], generation: int) -> Row:
   }
 
 
-def measure_loads(generation: Path, corpus: Corpus) -> list[dict[str, Any]]:
-  """Loads a generation from a bucket and from the disk, as a trainer does."""
-  manifest = _manifest(generation)
-  found = []
-  with ObjectStore() as store, mock.patch.dict(os.environ, store.environment):
-    store.write_folder(f"generations/{generation.name}", generation)
-    for name, instead in (("scann", None), ("exact", ExactConfig())):
-      # An exact index needs the vectors instead of the index's own files.
-      needed = sum(
-        file.size
-        for file in manifest.files
-        if file.path.startswith("query_tower/")
-        or file.path.startswith("embeddings-") == (name == "exact")
-      )
-      row: dict[str, Any] = {"index": name, "needed_bytes": needed}
-      before = store.answered_bytes()
-      for storage, folder in (
-        ("bucket", store.path("generations")),
-        ("disk", str(generation.parent)),
-      ):
-        began = time.perf_counter()
-        load_generation(
-          folder,
-          manifest.step,
-          corpus=corpus,
-          index=instead,
-          beside_training=True,
-          reads_vectors=False,
-        )
-        row[f"{storage}_seconds"] = time.perf_counter() - began
-      row["read_over_needed"] = (store.answered_bytes() - before) / needed
-      found.append(row)
-  return found
-
-
 def table(result: dict[str, Any]) -> str:
   """Formats the figures, one a line, with their targets."""
   found = result["retrieval"]
@@ -339,13 +224,6 @@ def table(result: dict[str, Any]) -> str:
     f"{swap['longest_before_ms']:.0f} ms, ratio {swap['ratio']:.2f} "
     f"(≤ 1.5)"
     for swap in result["swaps"]
-  ]
-  lines += [
-    f"a load of {load['index']}: {load['bucket_seconds']:.1f} s from a bucket, "
-    f"{load['disk_seconds']:.1f} s from the disk, "
-    f"{load['needed_bytes'] / 1e6:,.1f} MB needed, read / needed "
-    f"{load['read_over_needed']:.3f} (≤ 1.1)"
-    for load in result["loads"]
   ]
   return "\n".join(lines)
 
@@ -366,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ("pairs", 6, "pairs of runs with and without retrieval"),
     ("swaps", 3, "number of swaps"),
     ("scale", 1.0, "size of the world that is searched; 1 is the demo's"),
-    ("large_scale", 100.0, "that of the blocks that are swapped and loaded"),
+    ("large_scale", 100.0, "that of the blocks that are swapped"),
   ):
     parser.add_argument(
       f"--{name}", type=type(default), default=default, help=what
@@ -393,7 +271,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     "num_blocks": corpus.num_blocks,
     "dim": RETRIEVER.vector_size,
     **swaps,
-    "loads": measure_loads(made[0], corpus),
   }
   print(table(result))
   if given.json:

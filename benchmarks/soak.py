@@ -32,24 +32,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.data import demo_corpus
-from benchmarks.faults import in_bucket as bucket_faults
-from benchmarks.faults import on_disk as disk_faults
-from benchmarks.faults import verdict
-from benchmarks.faults.disturbed import CRASH
-from benchmarks.faults.disturbed_run import finish
-from benchmarks.faults.injection import (
-  NOTHING,
-  QUIET_CHECKPOINTS,
-  Fault,
-  Injector,
-  draw_faults,
-)
+from benchmarks.faults import kinds, verdict
+from benchmarks.faults.disturbed import CRASH, Fault, Injector, finish
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.object_store import ObjectStore
 from benchmarks.runs.pretraining import Run
 from realm_jax.storage.json_files import write_json
 
+# Checkpoints at the end without faults, so that no fault comes too late.
+_QUIET_CHECKPOINTS = 8
 _SAVE_EVERY_STEPS = 5
 _FAULTS_PER_CHECKPOINT = 3
 # Share of the faults on a disk for each index.
@@ -77,7 +71,9 @@ def _run(
   """Returns a run that is long enough for a number of faults."""
   folder = directory / f"{name}_{index.lower()}"
   tree = dataclasses.asdict(_TREE) if index == "SCANN" else {}
-  checkpoints = max(6, num_faults // _FAULTS_PER_CHECKPOINT) + QUIET_CHECKPOINTS
+  checkpoints = (
+    max(6, num_faults // _FAULTS_PER_CHECKPOINT) + _QUIET_CHECKPOINTS
+  )
   environment = {
     # Otherwise each start of a trainer would compile for ten seconds.
     "JAX_COMPILATION_CACHE_DIR": str(directory / "compiled"),
@@ -120,7 +116,7 @@ def soak(
   processes = 2 if in_bucket else 1
   shares = {"EXACT": 1.0} if in_bucket else _SHARES
   counts = {index: round(num_faults * part) for index, part in shares.items()}
-  kinds = bucket_faults.KINDS if in_bucket else disk_faults.KINDS
+  injectors = kinds.IN_BUCKET if in_bucket else kinds.ON_DISK
   unbroken = _run(
     directory, "unbroken", "EXACT", counts["EXACT"], num_processes=processes
   )
@@ -143,19 +139,46 @@ def soak(
         num_processes=processes,
         store=store,
       )
-      planned = draw_faults(
+      planned = _draw_faults(
         count,
-        kinds=[kind for kind in kinds if index == "SCANN" or kind != CRASH],
+        names=[name for name in injectors if index == "SCANN" or name != CRASH],
         num_steps=run.num_steps,
-        save_every_steps=run.save_every_steps,
         cycle_seconds=seconds * _SAVE_EVERY_STEPS / unbroken.num_steps,
         seed=seed,
       )
-      found = _figures(run, planned, kinds)
+      found = _figures(run, planned, injectors)
       if found["is_through"] and index == unbroken.index:
         found["differences"] = verdict.differences(unbroken, run)
       result["runs"].append(found)
   return result
+
+
+def _draw_faults(
+  count: int,
+  *,
+  names: Sequence[str],
+  num_steps: int,
+  cycle_seconds: float,
+  seed: int,
+) -> list[Fault]:
+  """Draws random faults, equally many of each kind, spread over a run.
+
+  Three in four come at a random time within two cycles after a random
+  checkpoint (a cycle is save, embed, publish, load and the steps between
+  checkpoints). The others come soon after the previous fault, while processes
+  are starting. The last checkpoints have no faults.
+  """
+  rng = np.random.default_rng(seed)
+  limit = num_steps - _QUIET_CHECKPOINTS * _SAVE_EVERY_STEPS
+  steps = np.sort(rng.integers(0, limit, count)).tolist()
+  drawn_names = rng.permutation(np.resize(names, count)).tolist()
+  drawn: list[Fault] = []
+  for step, name in zip(steps, drawn_names, strict=True):
+    checkpoint, delay = step, rng.uniform(0, 2 * cycle_seconds)
+    if drawn and rng.random() < 0.25:
+      checkpoint, delay = drawn[-1].checkpoint, rng.uniform(0, 5)
+    drawn.append(Fault(name, checkpoint, delay, int(rng.integers(1 << 31))))
+  return drawn
 
 
 def _figures(
@@ -172,10 +195,10 @@ def _figures(
     "steps": run.num_steps,
     "seconds": round(seconds, 1),
     "planned": len(planned),
-    **dataclasses.asdict(outcome),
+    **outcome,
     "refused_generations": verdict.refusals(run),
   }
-  if outcome.is_through:
+  if outcome["is_through"]:
     found["left_damaged"] = verdict.damaged_generations(run)
     found["swaps"] = len({row["generation"] for row in verdict.curve(run)}) - 1
   return found
@@ -201,7 +224,7 @@ def report(result: dict[str, Any]) -> str:
       f"\n{run['index']}: {len(met)} of {run['planned']} faults in "
       f"{run['seconds']} s, {run.get('swaps', 0)} swaps",
       ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())),
-      f"nothing to hit: {sum(one['what'] == NOTHING for one in met)}",
+      f"nothing to hit: {sum(one['what'] == kinds.NOTHING for one in met)}",
       f"in the midst of a write: {sum(bool(o['half_written']) for o in met)}",
       f"damaged generations refused: {len(run['refused_generations'])}",
       f"problems: {'; '.join(run['problems']) or 'none'}",

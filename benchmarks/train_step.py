@@ -7,7 +7,11 @@ alone, one after the other: ours, and Hugging Face's in the environment of
 `make peers` (`benchmarks/peers/step.py`). With --corpus_dir (a corpus with
 BERT's vocabulary and --block_length=288), our step is also measured on real
 text, packed and padded. Both are compared with the machine's peak rate: the
-best rate of a float32 matrix product that jax or torch reaches.
+best rate of a matrix product that jax or torch reaches. A step of the paper's
+size on an accelerator:
+
+    python -m benchmarks.train_step --dtype=bfloat16 --layers=12 --hidden=768 \
+      --heads=12 --inner=3072 --block=288 --joint=352 --batch=16
 """
 
 import argparse
@@ -254,7 +258,7 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   }
 
 
-def matmul_gflops_per_second(dtype: Any = jnp.float32) -> float:
+def matmul_gflops_per_second(dtype: str) -> float:
   """Measures jax's best rate of matrix products, of large and step shapes."""
   best = 0.0
   product = jax.jit(jnp.dot)
@@ -277,7 +281,7 @@ def _own_step(given: argparse.Namespace) -> dict[str, Any]:
   cpu_tuning.keep_freed_memory()
   found = measure_step(given)
   # After the step, so that it does not raise the step's peak memory.
-  found["matmul_gflops_per_second"] = matmul_gflops_per_second()
+  found["matmul_gflops_per_second"] = matmul_gflops_per_second(given.dtype)
   return found
 
 
@@ -328,7 +332,11 @@ def main(argv: Sequence[str] | None = None) -> None:
   for name, (size, what) in _SIZES.items():
     parser.add_argument(f"--{name}", type=int, default=size, help=what)
   parser.add_argument("--dropout", type=float, default=0.1, help="dropout rate")
-  parser.set_defaults(dtype="float32", attention="xla", pack=True)
+  parser.add_argument("--dtype", default="float32", help="type of our products")
+  parser.add_argument(
+    "--attention", default="xla", help="xla, or cudnn without dropout"
+  )
+  parser.set_defaults(pack=True)
   parser.add_argument(
     "--steps", type=int, default=7, help="measured steps of ours"
   )

@@ -1,11 +1,9 @@
 """The jobs of a run, from the flags, checked before any is started."""
 
 import ast
-import concurrent.futures
 import contextlib
 import dataclasses
 import enum
-import multiprocessing
 import os
 import re
 import shlex
@@ -97,15 +95,14 @@ class Job:
     Several processes are told where process 0 waits for the others
     (`realm_jax/configuration/command_line.py`).
     """
-    if self.processes == 1:
-      return [[*self.arguments]]
+    meeting = [
+      f"--coordinator_address={coordinator_address}",
+      f"--num_processes={self.processes}",
+    ]
     return [
-      [
-        *self.arguments,
-        f"--coordinator_address={coordinator_address}",
-        f"--num_processes={self.processes}",
-        f"--process_id={index}",
-      ]
+      [*self.arguments]
+      if self.processes == 1
+      else [*self.arguments, *meeting, f"--process_id={index}"]
       for index in range(self.processes)
     ]
 
@@ -225,43 +222,38 @@ def _require_running(
   running: set[str],
 ) -> None:
   """Refuses flags of jobs that do not run."""
-  flags_of = {
-    f"--{flag_of(job, flag)}": job
-    for flag in ("processes", "tpu")
-    for job in MODULES
-    if _of_job(given, job, flag) is not None
-  }
-  for job, bound in bindings.items():
-    flags_of |= {f"--{job}.gin.{binding}": job for binding in bound}
-  for assignment in given.env:
-    job, dot, _ = assignment.partition("=")[0].rpartition(".")
-    if dot:
-      flags_of[f"--env={assignment}"] = job
-  if given.evaluator_follow:
-    flags_of["--evaluator_follow"] = "evaluator"
-  for flag, job in flags_of.items():
-    if job not in running:
+  for job in MODULES.keys() - running:
+    found = [
+      f"--{flag_of(job, flag)}"
+      for flag in ("processes", "tpu")
+      if _of_job(given, job, flag) is not None
+    ]
+    found += [f"--{job}.gin.{binding}" for binding in bindings[job]]
+    found += [f"--env={one}" for one in given.env if one.startswith(f"{job}.")]
+    if job == "evaluator" and given.evaluator_follow:
+      found.append("--evaluator_follow")
+    if found:
       raise LaunchError(
-        f"{flag} is for a job that does not run; pass --{job}_gin_file too"
+        f"{found[0]} is for a job that does not run; pass --{job}_gin_file too"
       )
 
 
 def _require_cluster_flags(given: flags.FlagValues) -> None:
-  for job in MODULES:
-    if _of_job(given, job, "processes") is not None:
+  for flag in (
+    "simulated_devices",
+    *(flag_of(j, "processes") for j in MODULES),
+  ):
+    if given[flag].value is not None:
       raise LaunchError(
-        f"--{flag_of(job, 'processes')} is for --executor=local; on a slice, "
-        "each host runs one process"
+        f"--{flag} is for --executor=local; on a slice, each host runs one "
+        "process with all of its devices"
       )
-  if given.simulated_devices is not None:
-    raise LaunchError("--simulated_devices is for --executor=local")
-  if given.max_restarts < 0:
-    raise LaunchError(f"--max_restarts={given.max_restarts}; want at least 0")
   repository = "us-docker.pkg.dev/PROJECT/REPO"
-  needed = {"tpu": "v5litepod-64"} | {
-    "gke": {"image": f"{repository}/realm:1"},
-    "cloud": {"container_registry": repository},
-  }[given.executor]
+  needed = {"tpu": "v5litepod-64"}
+  if given.executor == "gke":
+    needed["image"] = f"{repository}/realm:1"
+  else:
+    needed["container_registry"] = repository
   for flag, example in needed.items():
     if given[flag].value is None:
       raise LaunchError(
@@ -278,12 +270,6 @@ def _on_this_machine(job: Job, given: flags.FlagValues) -> Job:
     )
   count = _of_job(given, job.name, "processes")
   devices = given.simulated_devices
-  for flag, value in (
-    (flag_of(job.name, "processes"), count),
-    ("simulated_devices", devices),
-  ):
-    if value is not None and value < 1:
-      raise LaunchError(f"--{flag}={value}; want at least 1")
   environment = dict(job.environment)
   if devices is not None:
     before = environment.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
@@ -322,18 +308,13 @@ def _require_shared_paths(job: Job, executor: str) -> None:
 def require_readable_gin(jobs: Sequence[Job]) -> None:
   """Reads the gin files and bindings of each job, as the job will.
 
-  A process of its own reads them, because this imports what they configure,
-  which the launcher does not need.
-
   Raises:
     LaunchError: A file is missing or wrong, a binding names nothing or has a
       value of a wrong type, or a required value is not given.
   """
-  spawn = multiprocessing.get_context("spawn")
-  with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as reader:
-    errors = [*reader.map(gin_error, jobs)]
   found = []
-  for job, error in zip(jobs, errors, strict=True):
+  for job in jobs:
+    error = gin_error(job)
     if error is not None and job.name != "trainer":
       # The launcher's names of the flags that the job's command would have.
       error = error.replace("--gin.", f"--{job.name}.gin.")

@@ -13,10 +13,12 @@ manifest with a builder or an evaluator asks for, from 0.12 on, with the feature
 gate `RestartJob`.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
+from absl import flags
 
 from launch import pod
 from launch.jobs import Job, Schedule
@@ -42,13 +44,7 @@ _OF_USER_ERROR = [f"failed with exit code {ExitCode.USER_ERROR} matching"]
 
 
 def manifest(
-  name: str,
-  jobs: Sequence[Job],
-  *,
-  image: str,
-  max_restarts: int,
-  service_account: str | None = None,
-  queue: str | None = None,
+  name: str, jobs: Sequence[Job], given: flags.FlagValues
 ) -> dict[str, Any]:
   """Returns the JobSet that runs the jobs.
 
@@ -59,15 +55,11 @@ def manifest(
   Args:
     name: Name of the JobSet, and of the subdomain in which processes meet.
     jobs: Jobs, the trainer first, each with a slice.
-    image: Container image of all jobs.
-    max_restarts: Restarts before the JobSet has failed; those after disruptions
-      do not count.
-    service_account: Kubernetes service account of the processes.
-    queue: Queue of Kueue, if the cluster has it.
+    given: The launcher's flags.
   """
   metadata: dict[str, Any] = {"name": name}
-  if queue is not None:
-    metadata["labels"] = {_QUEUE: queue}
+  if given.queue is not None:
+    metadata["labels"] = {_QUEUE: given.queue}
   awaited = [j.name for j in jobs if j.schedule is not Schedule.BESIDE]
   return {
     "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -77,12 +69,10 @@ def manifest(
       "network": {"enableDNSHostnames": True, "subdomain": name},
       "successPolicy": {"operator": "All", "targetReplicatedJobs": awaited},
       "failurePolicy": {
-        "maxRestarts": max_restarts,
+        "maxRestarts": given.max_restarts,
         "rules": _failure_rules([j.name for j in jobs if j.name != "trainer"]),
       },
-      "replicatedJobs": [
-        _replicated_job(j, image, service_account) for j in jobs
-      ],
+      "replicatedJobs": [_replicated_job(j, given) for j in jobs],
     },
   }
 
@@ -96,38 +86,32 @@ def _failure_rules(others: list[str]) -> list[dict[str, Any]]:
     others: Names of the jobs beside the trainer, which goes on without them.
   """
 
-  def rule(
-    name: str,
-    action: str,
-    patterns: Sequence[str] = (),
-    targets: Sequence[str] = (),
-  ) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": name, "action": action}
-    if targets:
-      made["targetReplicatedJobs"] = [*targets]
-    if patterns:
-      made["onJobFailureReasons"] = ["PodFailurePolicy"]
-      made["onJobFailureMessagePatterns"] = [*patterns]
-    return made
-
-  rules = [
-    rule("userError", "FailJobSet", _OF_USER_ERROR),
-    rule(
-      "trainerDisrupted",
-      "RestartJobSetAndIgnoreMaxRestarts",
-      _OF_DISRUPTION,
-      ["trainer"],
-    ),
+  reasons = {"onJobFailureReasons": ["PodFailurePolicy"]}
+  pattern, target = "onJobFailureMessagePatterns", "targetReplicatedJobs"
+  disrupted = {**reasons, pattern: _OF_DISRUPTION}
+  rules: list[dict[str, Any]] = [
+    {
+      "name": "userError",
+      "action": "FailJobSet",
+      **reasons,
+      pattern: _OF_USER_ERROR,
+    },
+    {
+      "name": "trainerDisrupted",
+      "action": "RestartJobSetAndIgnoreMaxRestarts",
+      target: ["trainer"],
+      **disrupted,
+    },
   ]
   if others:
     rules += [
-      rule(
-        "otherDisrupted",
-        "RestartJobAndIgnoreMaxRestarts",
-        _OF_DISRUPTION,
-        others,
-      ),
-      rule("otherFailed", "RestartJob", targets=others),
+      {
+        "name": "otherDisrupted",
+        "action": "RestartJobAndIgnoreMaxRestarts",
+        target: others,
+        **disrupted,
+      },
+      {"name": "otherFailed", "action": "RestartJob", target: others},
     ]
   return rules
 
@@ -149,9 +133,7 @@ def _pod_failure_policy(job: Job) -> dict[str, Any]:
   }
 
 
-def _replicated_job(
-  job: Job, image: str, service_account: str | None
-) -> dict[str, Any]:
+def _replicated_job(job: Job, given: flags.FlagValues) -> dict[str, Any]:
   """Returns a job whose pods are the hosts of one slice."""
   assert job.tpu is not None
   template: dict[str, Any] = {}
@@ -165,7 +147,7 @@ def _replicated_job(
     # The processes of a slice start together or not at all: JobSet restarts.
     "backoffLimit": 0,
     "podFailurePolicy": _pod_failure_policy(job),
-    "template": {"spec": _pod(job, image, service_account)},
+    "template": {"spec": _pod(job, given)},
   }
   replicated: dict[str, Any] = {"name": job.name, "replicas": 1}
   if job.schedule is Schedule.AFTER:
@@ -173,11 +155,11 @@ def _replicated_job(
   return {**replicated, "template": template}
 
 
-def _pod(job: Job, image: str, service_account: str | None) -> dict[str, Any]:
+def _pod(job: Job, given: flags.FlagValues) -> dict[str, Any]:
   assert job.tpu is not None
   account = {}
-  if service_account is not None:
-    account["serviceAccountName"] = service_account
+  if given.service_account is not None:
+    account["serviceAccountName"] = given.service_account
   return {
     **account,
     "restartPolicy": "Never",
@@ -189,7 +171,7 @@ def _pod(job: Job, image: str, service_account: str | None) -> dict[str, Any]:
     "containers": [
       {
         "name": job.name,
-        "image": image,
+        "image": given.image,
         "command": job.container_command,
         "env": [
           {"name": name, "value": value}
@@ -208,4 +190,6 @@ def _pod(job: Job, image: str, service_account: str | None) -> dict[str, Any]:
 
 def as_yaml(document: dict[str, Any]) -> str:
   """Formats a manifest as YAML, its fields in their order."""
-  return yaml.safe_dump(document, sort_keys=False, width=1000)
+  # A copy in which nothing is shared, so that nothing becomes an alias.
+  copy = json.loads(json.dumps(document))
+  return yaml.safe_dump(copy, sort_keys=False, width=1000)

@@ -1,7 +1,7 @@
 """Flags of the launcher, which are defined when it runs, not on import."""
 
+import functools
 from collections.abc import Sequence
-from typing import Any
 
 from absl import flags
 
@@ -20,103 +20,89 @@ class LaunchError(ValueError):
 
 def define(values: flags.FlagValues = flags.FLAGS) -> None:
   """Adds the launcher's flags to others."""
-  into: dict[str, Any] = {"flag_values": values}
+  text, texts, integer, boolean = (
+    functools.partial(define, flag_values=values)
+    for define in (
+      flags.DEFINE_string,
+      flags.DEFINE_multi_string,
+      flags.DEFINE_integer,
+      flags.DEFINE_bool,
+    )
+  )
   flags.DEFINE_enum(
-    "executor",
-    "local",
-    EXECUTORS,
+    *("executor", "local", EXECUTORS),
     "Place where the jobs run: this machine, XManager on Cloud, or a GKE "
     "cluster, for which a manifest is printed.",
-    **into,
+    flag_values=values,
   )
-  for name, default, meaning in (
-    ("name", None, "The experiment's title; by default MODEL_DIR's last part."),
-    ("tpu", None, "The trainer's TPU slice: v5litepod-64, v5p:4x4x4."),
-    (
-      "builder_tpu",
-      None,
-      "The index builder's slice; by default the trainer's.",
-    ),
+  for name, meaning in (
+    ("name", "The experiment's title; by default MODEL_DIR's last part."),
+    ("tpu", "The trainer's TPU slice: v5litepod-64, v5p:4x4x4."),
+    ("builder_tpu", "The index builder's slice; by default the trainer's."),
     (
       "evaluator_tpu",
-      None,
       "The evaluator's slice; by default one host of the trainer's kind.",
     ),
     (
       "service_account",
-      None,
       "The cluster's service account that may read and write the bucket.",
     ),
-    ("queue", None, "The cluster's queue for the jobs."),
+    ("queue", "The cluster's queue for the jobs."),
     (
       "container_registry",
-      None,
       "Where the images are pushed that --executor=cloud builds.",
     ),
-    ("image", None, "The image that the jobs of --executor=gke run."),
+    ("image", "The image that the jobs of --executor=gke run."),
   ):
-    flags.DEFINE_string(name, default, meaning, **into)
+    text(name, None, meaning)
   for name in ("model_dir", "corpus_dir"):
-    meaning = f"{name.upper()} of every job."
-    flags.DEFINE_string(name, None, meaning, required=True, **into)
+    text(name, None, f"{name.upper()} of every job.", required=True)
   for job in MODULES:
     optional = "" if job == "trainer" else "; without any, none runs"
-    flags.DEFINE_multi_string(
-      flag_of(job, "gin_file"),
-      [],
+    texts(
+      *(flag_of(job, "gin_file"), []),
       f"The {job}'s gin files{optional}. "
       f"--{'' if job == 'trainer' else f'{job}.'}gin.NAME=VALUE binds more.",
-      **into,
     )
-    flags.DEFINE_integer(
-      flag_of(job, "processes"),
-      None,
+    integer(
+      *(flag_of(job, "processes"), None),
       f"Processes of the {job} on this machine; 1 by default.",
-      **into,
+      lower_bound=1,
     )
-  flags.DEFINE_multi_string(
-    "env",
-    [],
+  texts(
+    *("env", []),
     "NAME=VALUE in the environment of every job, or JOB.NAME=VALUE of one: "
     "--env=builder.JAX_PLATFORMS=cpu where the trainer owns the accelerator.",
-    **into,
   )
-  flags.DEFINE_bool(
-    "evaluator_follow",
-    False,
+  boolean(
+    *("evaluator_follow", False),
     "Evaluate each new checkpoint beside the trainer, instead of the last one "
     "after it. --evaluator.gin.FOLLOW_UNTIL_STEP=STEP also waits for the "
     "evaluation of the checkpoint STEP; otherwise the evaluator is stopped "
     "when the trainer has ended.",
-    **into,
   )
-  flags.DEFINE_bool(
-    "dry_run",
-    False,
+  boolean(
+    *("dry_run", False),
     "Print each job's command, environment and devices, read its gin files, "
     "and start nothing.",
-    **into,
   )
-  flags.DEFINE_integer(
-    "simulated_devices",
-    None,
+  integer(
+    *("simulated_devices", None),
     "CPU devices that are simulated in each process on this machine; by "
     "default, each process uses the devices that it finds.",
-    **into,
+    lower_bound=1,
   )
   flags.DEFINE_float(
-    "grace_seconds",
-    300.0,
+    *("grace_seconds", 300.0),
     "Seconds that a process on this machine has from SIGTERM, on which the "
     "trainer saves a checkpoint, to SIGKILL.",
-    **into,
+    flag_values=values,
   )
-  flags.DEFINE_integer(
-    "max_restarts",
-    10,
+  integer(
+    *("max_restarts", 10),
     "Restarts after failures, before the jobs have failed. With --executor=gke "
     "those after a preemption do not count, and a user's error ends all jobs.",
-    **into,
+    lower_bound=0,
   )
 
 

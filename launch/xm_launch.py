@@ -7,8 +7,8 @@
       --builder_gin_file=gin/runs/build_index.gin \\
       --gin.NUM_STEPS=10000 --builder.gin.KEEP_GENERATIONS=5
 
-`--executor=local` starts them with XManager as processes of this machine,
-without a container. `--processes=2 --builder_processes=2` starts several
+`--executor=local` starts them as processes of this machine, without a
+container. `--processes=2 --builder_processes=2` starts several
 processes of a job, which jax.distributed connects. When the trainer has ended,
 the index builder is stopped, and the evaluator, if it has gin files, runs; with
 `--evaluator_follow` it evaluates each checkpoint beside the trainer. If a
@@ -28,7 +28,7 @@ would start, and reads the gin files. docs/accelerators.md leads from an empty
 project to a running pair of slices.
 """
 
-import asyncio
+import functools
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -64,47 +64,26 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
   if given.executor == "gke":
     from launch import jobset
 
-    document = jobset.manifest(
-      name,
-      jobs,
-      image=given.image,
-      max_restarts=given.max_restarts,
-      service_account=given.service_account,
-      queue=given.queue,
-    )
-    print(jobset.as_yaml(document), end="")
+    print(jobset.as_yaml(jobset.manifest(name, jobs, given)), end="")
     return 0
-  from launch.local_jobs import run_locally
+  from launch.local_jobs import Supervisor, run_locally
 
-  return asyncio.run(run_locally(name, jobs, grace_seconds=given.grace_seconds))
+  return run_locally(Supervisor(given.grace_seconds), jobs)
 
 
 def run() -> None:
   """Runs the command. An error of the user is printed and exits with 2."""
-
-  def guarded(argv: Sequence[str]) -> int:
-    try:
-      return main(argv, bindings=bindings)
-    except LaunchError as error:
-      return _refuse(error)
-
-  def parsed(argv: Sequence[str]) -> list[str]:
-    try:
-      return flags.FLAGS(argv)
-    except flags.Error as error:
-      sys.exit(_refuse(error))
-
   define()
   try:
     arguments, bindings = split_bindings(sys.argv)
-  except LaunchError as error:
-    sys.exit(_refuse(error))
-  app.run(guarded, argv=arguments, flags_parser=parsed)
-
-
-def _refuse(error: Exception) -> int:
-  print(f"xm_launch: {' '.join(str(error).split())}", file=sys.stderr)
-  return 2
+    app.run(
+      functools.partial(main, bindings=bindings),
+      argv=arguments,
+      flags_parser=flags.FLAGS,
+    )
+  except (LaunchError, flags.Error) as error:
+    print(f"xm_launch: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

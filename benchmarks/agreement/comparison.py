@@ -8,7 +8,7 @@ import numpy as np
 # Limits for values, losses and gradients in float32.
 MAX_DIFFERENCE = 1e-4
 MAX_RELATIVE_DIFFERENCE = 1e-5
-MIN_COSINE = 0.9999
+MAX_COSINE_DISTANCE = 1e-4
 _MAX_LENGTH_DIFFERENCE = 1e-3
 # Share of a gradient's norm that rounding alone can give to a zero gradient.
 _ROUNDING = 2e-7
@@ -22,8 +22,7 @@ class Row:
     what: Description of what was compared.
     measure: Name of the measure.
     value: Measured value.
-    limit: Worst value that passes.
-    at_least: Whether a higher value is better.
+    limit: Largest value that passes.
     note: Further remarks.
   """
 
@@ -31,14 +30,19 @@ class Row:
   measure: str
   value: float
   limit: float
-  at_least: bool = False
   note: str = ""
 
   @property
   def passed(self) -> bool:
     """Whether the value is within the limit. NaN never is."""
-    return bool(
-      self.value >= self.limit if self.at_least else self.value <= self.limit
+    return bool(self.value <= self.limit)
+
+  def __str__(self) -> str:
+    verdict = "ok" if self.passed else "FAILED"
+    note = f"; {self.note}" if self.note else ""
+    return (
+      f"{verdict:<7}{self.what}: {self.measure} {self.value:.3g} "
+      f"(≤ {self.limit:g}){note}"
     )
 
 
@@ -65,8 +69,7 @@ def unequal(what: str, ours: np.ndarray, theirs: np.ndarray) -> Row:
   """Counts the elements in which two arrays of one shape differ."""
   _require_shape(what, ours, theirs)
   count = int(np.sum(np.asarray(ours) != np.asarray(theirs)))
-  note = f"of {np.size(theirs)}"
-  return Row(what, "unequal", count, 0, note=note)
+  return Row(what, "unequal", count, 0, f"of {np.size(theirs)}")
 
 
 def gradient_cosines(
@@ -87,47 +90,35 @@ def gradient_cosines(
       direction to compare.
 
   Returns:
-    The row. Its value is 0 if the norms of two gradients differ, if a parameter
-    has a gradient that should have none, or if the other system does not use
-    it.
+    The row. Its value is infinite if the norms of two gradients differ, if a
+    parameter has a gradient that should have none, or if the other system does
+    not use it.
   """
-  unexpected = {
+  wrong = {
     path: "the other system has none"
     for path in ours.keys() - theirs.keys()
     if ours[path].any()
   }
   rounding = _ROUNDING * np.sqrt(sum(_norm(g) ** 2 for g in theirs.values()))
-  cosines, num_without = {}, 0
+  distances = {}
   for path, their in theirs.items():
     our = ours[path]
     _require_shape(path, our, their)
     norm, their_norm = _norm(our), _norm(their)
     if path.endswith(without):
-      num_without += 1
       if max(norm, their_norm) > rounding:
-        unexpected[path] = "there should be none"
+        wrong[path] = "there should be none"
       continue
     product = np.vdot(np.float64(our), np.float64(their))
-    cosines[path] = product / (norm * their_norm)
+    distances[path] = float(1 - product / (norm * their_norm))
     if abs(norm / their_norm - 1) > _MAX_LENGTH_DIFFERENCE:
-      unexpected[path] = f"{norm / their_norm:.4f} times as long"
-  if unexpected:
-    reasons = [f"{path}: {why}" for path, why in sorted(unexpected.items())]
-    return Row(what, "cosine", 0.0, MIN_COSINE, True, "; ".join(reasons))
-  worst = min(cosines, key=lambda path: cosines[path])
-  note = f"the worst of {len(cosines)} parameters: {worst}"
-  if num_without:
-    note += f"; {num_without} have none in either"
-  return Row(what, "cosine", float(cosines[worst]), MIN_COSINE, True, note)
-
-
-def as_line(row: Row) -> str:
-  """Formats a row."""
-  value = f"{row.value:.8f}" if row.measure == "cosine" else f"{row.value:.3g}"
-  limit = f"{'≥' if row.at_least else '≤'} {row.limit:g}"
-  note = f"; {row.note}" if row.note else ""
-  verdict = "ok" if row.passed else "FAILED"
-  return f"{verdict:<7}{row.what}: {row.measure} {value} ({limit}){note}"
+      wrong[path] = f"{norm / their_norm:.4f} times as long"
+  worst = max(distances, key=lambda path: distances[path])
+  value = np.inf if wrong else distances[worst]
+  note = f"the worst of {len(distances)} parameters: {worst}"
+  if wrong:
+    note = "; ".join(f"{path}: {why}" for path, why in sorted(wrong.items()))
+  return Row(what, "1 − cosine", value, MAX_COSINE_DISTANCE, note)
 
 
 def _norm(array: np.ndarray) -> float:

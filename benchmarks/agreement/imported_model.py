@@ -120,24 +120,15 @@ class ImportedModel:
     )
     numbered = Candidates(candidates, content_numbers(candidates))
     batch = PretrainingBatch(_as_int32(arrays["query"]), numbered, masks)
-    return self._graded(Pretraining(), self.params, batch)
+    return self._graded(Pretraining(), batch)
 
   def open_qa(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
-    """Computes ORQA's loss and its gradient for padded arrays.
-
-    The relevance is that of the blocks' `vectors`, or else given by `scores`.
-    """
-    if "vectors" in arrays:
-      params, stage = self.params, OpenQa()
-      retrieved = arrays["vectors"]
-    else:
-      params = {**self.params, "retriever": {"scale": np.float32(1.0)}}
-      stage, retrieved = OpenQa(index_scores=True), arrays["scores"]
+    """Computes ORQA's loss and its gradient for padded arrays."""
     query = _as_int32(arrays["query"])
     blocks = _as_int32(arrays["candidates"])
     answers = arrays["has_answer"], arrays["is_answer"]
-    batch = OpenQaBatch(query, retrieved, query, blocks, *answers)
-    return self._graded(stage, params, batch)
+    batch = OpenQaBatch(query, arrays["vectors"], query, blocks, *answers)
+    return self._graded(OpenQa(), batch)
 
   def _read(self, *token_ids: np.ndarray) -> tuple[jax.Array, Spans]:
     read = jax.jit(self.reader.apply)
@@ -150,9 +141,7 @@ class ImportedModel:
     params = {"params": self.params["retriever"]}
     return np.asarray(embed(params, _as_int32(token_ids)))
 
-  def _graded(
-    self, stage: Stage, params: Params, batch: StepBatch
-  ) -> LossAndGradient:
+  def _graded(self, stage: Stage, batch: StepBatch) -> LossAndGradient:
     """Computes the loss as a training step does, on packed sequences."""
     rows_of, loss = stage.functions(Models(self.retriever, self.reader))
     numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
@@ -177,7 +166,7 @@ class ImportedModel:
         ),
       )
 
-    (value, metrics), gradient = graded(params, batch)
+    (value, metrics), gradient = graded(self.params, batch)
     return LossAndGradient(
       float(value),
       {name: float(metric) for name, metric in metrics.items()},

@@ -33,24 +33,6 @@ _WITHOUT_GRADIENT = (
 )
 
 
-def compare_embedder(folder: Path) -> list[Row]:
-  """Compares projected vectors."""
-  plan, expected = _read(folder / "embedder")
-  model = imported_model.load(plan)
-  return [
-    differences(
-      "embedder: query vectors",
-      model.query_vectors(expected["query"]),
-      expected["query_vectors"],
-    ),
-    differences(
-      "embedder: block vectors",
-      model.block_vectors(expected["block"]),
-      expected["block_vectors"],
-    ),
-  ]
-
-
 def compare_two_towers(folder: Path) -> list[Row]:
   """Compares the relevance of a scorer with two towers."""
   plan, expected = _read(folder / "two_towers")
@@ -83,20 +65,6 @@ def compare_pretraining(folder: Path) -> list[Row]:
   ]
 
 
-def compare_reader(folder: Path) -> list[Row]:
-  """Compares span scores and ORQA's loss, with given relevance."""
-  plan, expected = _read(folder / "reader")
-  model = imported_model.load(plan)
-  batch = {**expected, "scores": expected["relevance"]}
-  graded = model.open_qa(batch)
-  chosen = _chosen_spans(model, batch, expected["relevance"])
-  return [
-    *_spans("reader", model, batch, expected, chosen),
-    *_losses("reader", graded, expected),
-    _gradients("reader", graded, plan, expected),
-  ]
-
-
 def compare_open_qa(folder: Path) -> list[Row]:
   """Compares relevance of stored vectors, span scores, and ORQA's loss."""
   plan, expected = _read(folder / "open_qa")
@@ -110,17 +78,30 @@ def compare_open_qa(folder: Path) -> list[Row]:
   batch = {**expected, "candidates": candidates, "vectors": stored[rows]}
   graded = model.open_qa(batch)
   found = np.take_along_axis(relevance, rows, axis=-1)
-  chosen = _chosen_spans(model, batch, found)
+  logits = model.span_logits(query, candidates)
+  theirs = expected["span_logits"]
+  chosen = model.chosen_spans(query, candidates, found[:, : theirs.shape[1]])
   return [
     differences("open QA: relevance", found, expected["relevance"]),
     unequal("open QA: retrieved blocks and their order", best, rows),
-    *_spans("open QA", model, batch, expected, chosen),
+    unequal("open QA: valid spans", np.isnan(logits), np.isnan(theirs)),
+    differences(
+      "open QA: span logits", np.nan_to_num(logits), np.nan_to_num(theirs)
+    ),
+    unequal("open QA: predicted span", chosen, expected["span"]),
     unequal(
       "open QA: block of the answer",
       rows[np.arange(len(rows)), chosen[:, 0]],
       expected["predicted_row"],
     ),
-    *_losses("open QA", graded, expected),
+    *(
+      relative(
+        f"open QA: {name.replace('_', ' ')}",
+        graded.metrics[name],
+        float(np.float64(expected[name]).mean()),
+      )
+      for name in ("retriever_loss", "reader_loss", "loss")
+    ),
     _gradients("open QA", graded, plan, expected),
   ]
 
@@ -147,13 +128,7 @@ def _read(folder: Path) -> tuple[Plan, Arrays]:
     return make_plan(ImportConfig("hf_realm", folder)), dict(expected)
 
 
-COMPARISONS = (
-  compare_embedder,
-  compare_two_towers,
-  compare_pretraining,
-  compare_reader,
-  compare_open_qa,
-)
+COMPARISONS = (compare_two_towers, compare_pretraining, compare_open_qa)
 
 
 def _gradients(
@@ -176,41 +151,3 @@ def _gradients(
     imported_model.named_as_ours(plan, theirs),
     without=_WITHOUT_GRADIENT,
   )
-
-
-def _chosen_spans(
-  model: ImportedModel, batch: Arrays, relevance: np.ndarray
-) -> np.ndarray:
-  """Returns the best spans of the blocks that are read, [b 3]."""
-  candidates = batch["candidates"]
-  num_read = candidates.shape[1]
-  return model.chosen_spans(batch["query"], candidates, relevance[:, :num_read])
-
-
-def _spans(
-  what: str,
-  model: ImportedModel,
-  batch: Arrays,
-  expected: Arrays,
-  chosen: np.ndarray,
-) -> list[Row]:
-  ours = model.span_logits(batch["query"], batch["candidates"])
-  theirs = expected["span_logits"]
-  return [
-    unequal(f"{what}: valid spans", np.isnan(ours), np.isnan(theirs)),
-    differences(
-      f"{what}: span logits", np.nan_to_num(ours), np.nan_to_num(theirs)
-    ),
-    unequal(f"{what}: predicted span", chosen, expected["span"]),
-  ]
-
-
-def _losses(what: str, graded: LossAndGradient, expected: Arrays) -> list[Row]:
-  return [
-    relative(
-      f"{what}: {name.replace('_', ' ')}",
-      graded.metrics[name],
-      float(np.float64(expected[name]).mean()),
-    )
-    for name in ("retriever_loss", "reader_loss", "loss")
-  ]

@@ -1,11 +1,18 @@
-"""A run whose processes are restarted, and how each of them ended."""
+"""A run whose processes are restarted, and into which faults are injected.
+
+A process that ends after a fault is restarted, and nothing else is repaired.
+"""
 
 import contextlib
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from benchmarks.faults import verdict
 from benchmarks.runs.jobs import Job, JobError, wait_until
 from benchmarks.runs.pretraining import Run
 from realm_jax.exit_codes import ExitCode
@@ -14,11 +21,15 @@ from realm_jax.exit_codes import ExitCode
 CRASH = "crash search"
 CUT = "cut file"
 _DAMAGE = frozenset(
-  {CUT, "flip bit", "remove generation", "remove generations"}
-  | {"remove object", "change object"}
+  {CUT, "flip bit", "remove generation", "remove generations", "damage object"}
 )
 # Time between two looks at the processes and at what they have written.
 _LOOK_SECONDS = 0.1
+# Time limit for the rest of a run after the last fault, on a busy machine.
+_COMPLETION_TIMEOUT_SECONDS = 1800.0
+# A fault is injected at most this many checkpoints after its own. Otherwise a
+# fast run would end before the last faults.
+_LATEST_CHECKPOINTS = 2
 # What a process exits with whose last line says why.
 _SAID = (ExitCode.USER_ERROR, ExitCode.LOST_ROLE)
 _TRACEBACK = "Traceback (most recent call last)"
@@ -32,6 +43,23 @@ _LOADED = "is verified and loaded"
 _NOTHING_LEFT = "no generation is left"
 
 
+class Fault(NamedTuple):
+  """A planned fault.
+
+  Attributes:
+    kind: Name of one of the injectors.
+    checkpoint: Step whose checkpoint must be saved first.
+    delay_seconds: Delay after that checkpoint; shorter if the run saves two
+      more checkpoints first.
+    seed: Seed of the other choices: which file, which byte, how long.
+  """
+
+  kind: str
+  checkpoint: int
+  delay_seconds: float
+  seed: int
+
+
 class Disturbed:
   """A run whose processes are restarted whenever they end.
 
@@ -39,8 +67,7 @@ class Disturbed:
     run: Run with an empty folder.
 
   Attributes:
-    trainer: Job that trains.
-    builders: Jobs that build the index, by name.
+    jobs: Jobs by name: `trainer`, `builder`, and a second builder.
     kinds: Kinds of the faults injected so far.
     lines: Last line of each process that ended by itself.
     problems: Ends of processes that no fault explains.
@@ -48,16 +75,13 @@ class Disturbed:
 
   def __init__(self, run: Run):
     self.run = run
-    self.trainer = run.trainer()
-    self.builders = {"builder": run.builder()}
+    self.jobs: dict[str, Job] = {
+      "trainer": run.trainer(),
+      "builder": run.builder(),
+    }
     self.kinds: set[str] = set()
     self.lines: list[str] = []
     self.problems: list[str] = []
-
-  @property
-  def jobs(self) -> dict[str, Job]:
-    """All jobs, by name."""
-    return {"trainer": self.trainer, **self.builders}
 
   def is_over(self) -> bool:
     """Restarts processes that failed; returns whether the trainer is done.
@@ -72,11 +96,74 @@ class Disturbed:
       if name == "trainer" and code == 0:
         return True
       job.close()
-      self.note_end(name, code)
+      self._note_end(name, code)
       job.start()
     return False
 
-  def note_end(self, name: str, code: int) -> None:
+  def complete(self) -> None:
+    """Waits for the end of training, and terminates the builders.
+
+    Raises:
+      JobError: A job failed.
+    """
+    wait_until(
+      self.is_over,
+      what="end of training",
+      timeout_seconds=_COMPLETION_TIMEOUT_SECONDS,
+    )
+    for name, job in self.jobs.items():
+      # A builder that is still importing does not handle SIGTERM yet.
+      if name == "trainer":
+        continue
+      if (code := job.terminate()) not in (0, -signal.SIGTERM):
+        self._note_end(name, code)
+
+  def inject(
+    self, fault: Fault, injectors: "Mapping[str, Injector]"
+  ) -> dict[str, Any] | None:
+    """Waits for a fault's time and injects it.
+
+    Returns:
+      The fault and `what` it met: the last `checkpoint` and `generation`, and
+      what was `half_written`. None if the run ended first.
+
+    Raises:
+      JobError: A process ended without a line that explains it.
+    """
+    run = self.run
+    if not self._wait(lambda: run.last_checkpoint() >= fault.checkpoint):
+      return None
+    end = time.monotonic() + fault.delay_seconds
+    latest = fault.checkpoint + _LATEST_CHECKPOINTS * run.save_every_steps
+    if not self._wait(
+      lambda: time.monotonic() > end or run.last_checkpoint() >= latest
+    ):
+      return None
+    met: dict[str, Any] = {
+      "fault": fault._asdict(),
+      "checkpoint": run.last_checkpoint(),
+      "generation": run.last_generation(),
+      "half_written": run.half_written(),
+    }
+    self.kinds.add(fault.kind)
+    generator = np.random.default_rng(fault.seed)
+    return {**met, "what": injectors[fault.kind](self, generator)}
+
+  def wait_seconds(self, seconds: float) -> None:
+    """Waits for some time, or until the run ends; restarts processes."""
+    end = time.monotonic() + seconds
+    self._wait(lambda: time.monotonic() > end)
+
+  def _wait(self, condition: Callable[[], bool]) -> bool:
+    """Waits, restarting processes; returns False if the run ended first."""
+    wait_until(
+      lambda: self.is_over() or condition(),
+      what="moment of a fault",
+      poll_seconds=_LOOK_SECONDS,
+    )
+    return not self.is_over()
+
+  def _note_end(self, name: str, code: int) -> None:
     """Records a process that ended by itself, and whether a fault explains it.
 
     Raises:
@@ -92,7 +179,7 @@ class Disturbed:
       line = words[-1]
       is_explained = name != "trainer" or self._may_stop(output, line)
     else:
-      raise JobError(f"the {name} ended with {code}:\n{self.jobs[name].tail()}")
+      raise JobError(f"the {name} ended with {code}:\n{output[-2000:]}")
     self.lines.append(f"{name}: {line}")
     if not is_explained:
       self.problems.append(f"the {name} should not have stopped: {line}")
@@ -105,19 +192,9 @@ class Disturbed:
       return True
     return bool(_DAMAGED.search(line)) and _LOADED not in output
 
-  def wait(self, condition: Callable[[], bool], *, what: str) -> bool:
-    """Waits, restarting processes; returns False if the run ended first."""
-    wait_until(
-      lambda: self.is_over() or condition(),
-      what=what,
-      poll_seconds=_LOOK_SECONDS,
-    )
-    return not self.is_over()
 
-  def wait_seconds(self, seconds: float) -> None:
-    """Waits for some time, or until the run ends."""
-    end = time.monotonic() + seconds
-    self.wait(lambda: time.monotonic() > end, what="passing of time")
+# Injects a fault, with random choices, and returns its target.
+Injector = Callable[[Disturbed, np.random.Generator], str]
 
 
 @contextlib.contextmanager
@@ -131,3 +208,47 @@ def disturbed(run: Run) -> Iterator[Disturbed]:
   finally:
     for job in here.jobs.values():
       job.stop()
+
+
+def finish(
+  run: Run,
+  planned: Sequence[Fault] = (),
+  injectors: Mapping[str, Injector] | None = None,
+) -> dict[str, Any]:
+  """Runs trainer and builder to the end while faults are injected.
+
+  Args:
+    run: Run with an empty folder.
+    planned: Faults in order; it is a problem if the run ends before the last.
+    injectors: What injects a fault, by its kind.
+
+  Returns:
+    The injected `faults`; what processes that ended by themselves have
+    `stopped_with`; `problems`, which should not have happened; and whether the
+    run `is_through`.
+  """
+  faults: list[dict[str, Any]] = []
+  problems: list[str] = []
+  with disturbed(run) as here:
+    try:
+      for fault in planned:
+        met = here.inject(fault, injectors or {})
+        if met is None:
+          break
+        faults.append(met)
+        print(f"{len(faults):4} {fault.kind}: {met['what']}", flush=True)
+      here.complete()
+    except JobError as error:
+      problems.append(str(error))
+    is_through = not problems
+    problems += here.problems
+  if is_through:
+    problems += verdict.problems(run)
+    if left := len(planned) - len(faults):
+      problems.append(f"the run ended before {left} faults")
+  return {
+    "faults": faults,
+    "stopped_with": here.lines,
+    "problems": problems,
+    "is_through": is_through,
+  }

@@ -20,6 +20,8 @@ PROJECT_DIR = Path(__file__).resolve().parents[2]
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 120.0
 _OUTPUT_SECONDS = 10.0
+# Characters of a log that an error quotes.
+_TAIL = 2000
 # After this many seconds without a sign of life a process is taken for dead, …
 _HEARTBEAT_TIMEOUT_SECONDS = 10
 # … and jax ends the others, within this time.
@@ -75,7 +77,6 @@ class Job:
 
   Attributes:
     log: Log of the first process.
-    started_at: Time of the last start, as `time.monotonic` has it.
   """
 
   def __init__(
@@ -88,7 +89,6 @@ class Job:
     num_processes: int = 1,
   ):
     self.name = name
-    self.started_at = 0.0
     self._command = command
     self._logs = [log]
     if num_processes > 1:
@@ -105,7 +105,7 @@ class Job:
   def start(self) -> None:
     """Starts or restarts the processes."""
     self.log.parent.mkdir(parents=True, exist_ok=True)
-    self.started_at, self._telling = time.monotonic(), self.log
+    self._telling = self.log
     port = free_port()
     for number, path in enumerate(self._logs):
       flags = [
@@ -159,7 +159,7 @@ class Job:
     """
     code = self.exit_code()
     if code:
-      raise JobError(f"the {self.name} ended with {code}:\n{self.tail()}")
+      raise self._failed(f"ended with {code}")
     return code == 0
 
   def kill(self) -> None:
@@ -202,13 +202,13 @@ class Job:
     """Waits for the processes to end, and for their last output."""
     self._wait(math.inf)
 
-  def tail(self, characters: int = 2000) -> str:
-    """Returns the end of the log of the process that failed."""
-    return self._telling.read_text(errors="replace")[-characters:]
-
   def last_output(self) -> str:
     """Returns what the process that failed has logged since its start."""
     return _last_output(self._telling)
+
+  def _failed(self, how: str) -> JobError:
+    output = self.last_output()[-_TAIL:]
+    return JobError(f"the {self.name} {how}:\n{output}")
 
   def _running(self) -> list[Any]:
     if not self._processes:
@@ -221,9 +221,7 @@ class Job:
       codes = [process.wait(seconds) for process in self._running()]
     except subprocess.TimeoutExpired:
       self.kill()
-      raise JobError(
-        f"the {self.name} did not stop within {seconds:.0f} s:\n{self.tail()}"
-      ) from None
+      raise self._failed(f"did not stop within {seconds:.0f} s") from None
     self._processes = []
     for output in self._outputs:
       # Children of a process may hold the pipe open a moment longer.
@@ -262,7 +260,9 @@ def wait_until(
     for job in jobs:
       job.ended()
     if time.monotonic() > deadline:
-      logs = "\n".join(f"{job.name}:\n{job.tail()}" for job in jobs)
+      logs = "\n".join(
+        f"{job.name}:\n{job.last_output()[-_TAIL:]}" for job in jobs
+      )
       raise JobError(f"no {what} within {timeout_seconds:.0f} s\n{logs}")
     time.sleep(poll_seconds)
 

@@ -94,10 +94,6 @@ class ObjectStore:
     """Returns the requests so far: method, path and query."""
     return self._call("GET", "/-/requests")
 
-  def answered_bytes(self) -> int:
-    """Returns the number of bytes of all answers so far, headers included."""
-    return self._call("GET", "/-/bytes")
-
   @contextlib.contextmanager
   def counted(self) -> Iterator[list[str]]:
     """Yields a list that has the requests of the block when it has ended."""

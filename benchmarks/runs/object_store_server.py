@@ -10,7 +10,6 @@ outlive the process that started it. `benchmarks.runs.object_store` starts it
 and speaks to what is served under `/-/`:
 
     GET /-/requests       the requests so far: method, path and query
-    GET /-/bytes          the number of bytes answered so far
     POST /-/faults        replaces the faults by those of a JSON list
     GET /-/faults         the faults, each with how often it happened
 
@@ -38,7 +37,6 @@ _CONTROL = "/-/"
 # Requests with this header are neither counted nor disturbed.
 ASIDE = "X-Aside"
 _OBJECT = re.compile(r"/b/([^/]+)/o/(.+)$")
-_MAX_LOGGED = 1_000_000
 
 
 class _State:
@@ -55,7 +53,6 @@ class _State:
       policy = {"retentionDurationSeconds": 0}
       self.storage.buckets[name]["softDeletePolicy"] = policy
     self.requests: list[str] = []
-    self.answered_bytes = 0
     # Answers to the last requests of uploads, by the uploads' addresses.
     self.finished_uploads: dict[str, bytes] = {}
     self.faults: list[dict[str, Any]] = []
@@ -63,8 +60,7 @@ class _State:
   def note(self, request: str) -> dict[str, Any] | None:
     """Logs a request; returns the fault that happens to it, if any."""
     with self.lock:
-      if len(self.requests) < _MAX_LOGGED:
-        self.requests.append(request)
+      self.requests.append(request)
       for fault in self.faults:
         if fault["happened"] < fault["times"] and re.search(
           fault["match"], request
@@ -120,9 +116,6 @@ class _Handler(RequestHandler):
       self.close_connection = True
     else:
       self.wfile.write(written)
-      if self.headers.get(ASIDE) is None:
-        with self._state.lock:
-          self._state.answered_bytes += len(written)
 
   do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
@@ -158,8 +151,6 @@ class _Handler(RequestHandler):
   def _control(self, method: str) -> Any:
     state, name = self._state, self.path.removeprefix(_CONTROL)
     with state.lock:
-      if name == "bytes":
-        return state.answered_bytes
       if name == "requests":
         return list(state.requests)
       if method == "POST":

@@ -26,29 +26,14 @@ class DataError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class SeedFiles:
-  """Where the data of one seed are.
-
-  Attributes:
-    corpus_dir: Corpus.
-    train_questions: Questions that open QA learns from.
-    questions: Questions that all rows answer.
-    sentences: Further queries for retrieval, in the format of questions.
-  """
-
-  corpus_dir: str
-  train_questions: str
-  questions: str
-  sentences: str | None
-
-
-@dataclasses.dataclass(frozen=True)
 class GivenData:
   """One corpus and its questions, for all seeds.
 
   Attributes:
     corpus_dir: Corpus, as `build_corpus` wrote it.
-    train_questions, questions, sentences: See `SeedFiles`.
+    train_questions: Questions that open QA learns from.
+    questions: Questions that all rows answer.
+    sentences: Further queries for retrieval, in the format of questions.
   """
 
   corpus_dir: epath.PathLike
@@ -56,14 +41,10 @@ class GivenData:
   questions: epath.PathLike
   sentences: epath.PathLike | None = None
 
-  def files(self, folder: Path, seed: int) -> SeedFiles:
-    """Returns what was given."""
-    return SeedFiles(
-      os.fspath(self.corpus_dir),
-      os.fspath(self.train_questions),
-      os.fspath(self.questions),
-      None if self.sentences is None else os.fspath(self.sentences),
-    )
+  def files(self, folder: Path) -> "GivenData":
+    """Returns where the data of the seed with this folder are."""
+    del folder
+    return self
 
   def prepare(self, folder: Path, seed: int) -> None:
     """Checks that all is there, and makes nothing.
@@ -72,11 +53,10 @@ class GivenData:
       CorpusError, DataError: Something is missing.
     """
     Corpus.open(self.corpus_dir)
-    files = self.files(folder, seed)
-    for path in (files.train_questions, files.questions, files.sentences):
-      if (
-        path and not path.startswith("tfds:") and not epath.Path(path).exists()
-      ):
+    questions = (self.train_questions, self.questions, self.sentences)
+    for given in filter(None, questions):
+      path = os.fspath(given)
+      if not path.startswith("tfds:") and not epath.Path(path).exists():
         raise DataError(
           f"there are no questions {path}; want a file, or a folder of a "
           "published data set: change TRAIN_QUESTIONS, QUESTIONS or SENTENCES"
@@ -92,24 +72,21 @@ class GeneratedWorlds:
     block_length: Length of the corpus's blocks, in wordpieces.
     second_language: Second language, whose documents join the corpus; None
       for the first alone.
-    train_questions, questions, sentences: Names of files of the world.
+    sentences: File of the world with further queries for retrieval.
   """
 
   world: world_lib.WorldConfig
   block_length: int
   second_language: second_lib.SecondLanguageConfig | None = None
-  train_questions: str = "questions-train.jsonl"
-  questions: str = "questions-test.jsonl"
   sentences: str | None = None
 
-  def files(self, folder: Path, seed: int) -> SeedFiles:
-    """Returns files in the seed's folder."""
-    del seed
+  def files(self, folder: Path) -> GivenData:
+    """Returns where the data of the seed with this folder are."""
     world = folder / "world"
-    return SeedFiles(
+    return GivenData(
       str(folder / CORPUS),
-      str(world / self.train_questions),
-      str(world / self.questions),
+      str(world / "questions-train.jsonl"),
+      str(world / "questions-test.jsonl"),
       None if self.sentences is None else str(world / self.sentences),
     )
 

@@ -18,7 +18,6 @@ checkpoint of a row embeds them, and `evaluations/ROW` its figures.
 import dataclasses
 import itertools
 import json
-import math
 import statistics
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,15 +29,16 @@ from realm_jax.ablation.plan import (
   AblationConfig,
   AblationError,
   Plan,
+  Results,
   SeedPlan,
+  make_plan,
 )
 from realm_jax.ablation.report import START, num_collapsed
-from realm_jax.ablation.rows import REALM, Part, Row, Times
+from realm_jax.ablation.rows import REALM, Bindings, Part, Row, Times
 from realm_jax.evaluation.outputs import METRICS
 from realm_jax.pipeline import Value
 from realm_jax.settings import NonNegativeInt, PositiveInt
 from realm_jax.storage.json_files import write_json
-from realm_jax.training.config import TrainConfig
 from realm_jax.training.metric_rows import read_rows
 
 # Trained for as many seconds alone, because their steps are of another kind.
@@ -78,50 +78,43 @@ class ObjectiveRow(Row):
     return dataclasses.replace(self, bindings={**self.bindings, **bindings})
 
 
-def _frozen(name: str, title: str, objective: str) -> ObjectiveRow:
-  """Returns a row of a reader that is frozen.
-
-  Open QA starts from the baseline's reader, which has seen as many masked
-  examples as the readers of other rows.
-  """
-  return ObjectiveRow(
-    name,
-    title,
-    bindings={
-      "OBJECTIVE": objective,
-      "FREEZE_READER": True,
-      "SPAN_WEIGHT": 0.0,
-    },
-    reader="reading",
-  )
-
-
-def _of(objective: str, title: str) -> ObjectiveRow:
-  return ObjectiveRow(objective, title, bindings={"OBJECTIVE": objective})
-
-
+# Open QA starts from the baseline's reader, which has seen as many masked
+# examples as the readers of other rows.
+_FROZEN: Bindings = {"FREEZE_READER": True, "SPAN_WEIGHT": 0.0}
 _BASES = (
   ObjectiveRow(REALM.name, "Marginal, per token (REALM)"),
   ObjectiveRow(
     "marginal_joint", "Marginal, joint", bindings={"LOSS_FORM": "joint"}
   ),
-  _of("perplexity", "Perplexity (Atlas)"),
-  _of("leave_one_out", "Leave one out (Atlas)"),
-  _of("emdr2", "EMDR²"),
-  _frozen("replug", "RePlug, reader frozen", "replug"),
-  _frozen("perplexity_frozen", "Perplexity, reader frozen", "perplexity"),
-  _of("jsa", "Joint stochastic approximation"),
-  ObjectiveRow(
-    _LARGE_BATCH,
-    "Inverse cloze, larger batch",
-    reader="reading",
-    recipe=_LARGE_BATCH,
+  *(
+    ObjectiveRow(objective, title, bindings={"OBJECTIVE": objective})
+    for objective, title in (
+      ("perplexity", "Perplexity (Atlas)"),
+      ("leave_one_out", "Leave one out (Atlas)"),
+      ("emdr2", "EMDR²"),
+    )
+  ),
+  *(
+    ObjectiveRow(
+      name,
+      f"{title}, reader frozen",
+      bindings={"OBJECTIVE": objective, **_FROZEN},
+      reader="reading",
+    )
+    for name, title, objective in (
+      ("replug", "RePlug", "replug"),
+      ("perplexity_frozen", "Perplexity", "perplexity"),
+    )
   ),
   ObjectiveRow(
-    _HARD_NEGATIVES,
-    "Inverse cloze, hard negatives",
-    reader="reading",
-    recipe=_HARD_NEGATIVES,
+    "jsa", "Joint stochastic approximation", bindings={"OBJECTIVE": "jsa"}
+  ),
+  *(
+    ObjectiveRow(recipe, title, reader="reading", recipe=recipe)
+    for recipe, title in (
+      (_LARGE_BATCH, "Inverse cloze, larger batch"),
+      (_HARD_NEGATIVES, "Inverse cloze, hard negatives"),
+    )
   ),
   ObjectiveRow(
     START, "No pre-training", retriever="inverse_cloze", reader="reading"
@@ -177,16 +170,6 @@ class Setting(NamedTuple):
     )
 
 
-class ObjectiveResult(NamedTuple):
-  """Where the results of a row with one seed are: its run and evaluations."""
-
-  run: Path
-  statements: Path | None = None
-  questions: Path | None = None
-  masked: Path | None = None
-  answers: Path | None = None
-
-
 @dataclasses.dataclass(frozen=True)
 class ObjectivesConfig(AblationConfig):
   """The objectives at equal steps and at equal seconds, and their staleness.
@@ -235,11 +218,6 @@ class ObjectivesConfig(AblationConfig):
         f"{', '.join(known)}: change STALE_OBJECTIVES"
       )
 
-  @property
-  def seed_plan(self) -> type[SeedPlan]:
-    """What plans the runs of one seed."""
-    return _SeedPlan
-
   def plans(
     self, rows: Sequence[Any], *, seeds: Iterable[int], output_dir: Path
   ) -> Iterator[_Phase]:
@@ -265,7 +243,7 @@ class ObjectivesConfig(AblationConfig):
     costs: Mapping[str, float] = {}
     if len(timed) > 1:
       costs = yield from self._measure(timed, output_dir)
-      twins = [self._timed(row, costs, output_dir) for row in timed[1:]]
+      twins = self._timed(timed[1:], costs, output_dir)
       names |= {row.name for row in twins}
       # Those of other stages are their own twins.
       among = [row for row in among if row.is_pretraining or not row.pretrains]
@@ -277,13 +255,11 @@ class ObjectivesConfig(AblationConfig):
       for row in among
     ]
     reported = [row for row in among if row.name in names]
-    plan = self.make_plan(
-      reported, seeds=seeds, output_dir=output_dir, among=among
-    )
+    plan = make_plan(_SeedPlan, self, reported, among, seeds, output_dir)
     training = {}
     for row in reported:
       if row.pretrains:
-        config = self._config(row, output_dir)
+        config = plan.configs[row.name]
         training[row.name] = {
           "steps": config.num_steps,
           "seconds per step": round(costs.get(row.tuned_as, 0.0), 4) or "",
@@ -293,11 +269,6 @@ class ObjectivesConfig(AblationConfig):
           "collapsed in the grid": grids[row.tuned_as].collapsed,
         }
     yield reported, plan._replace(training=training)
-
-  def _config(self, row: ObjectiveRow, output_dir: Path) -> TrainConfig:
-    """Returns what trains a row, in whichever world."""
-    world = _SeedPlan(self, [], {}, output_dir / "seed", 0)
-    return world.pretraining(row).config
 
   def _measure(
     self, rows: Sequence[ObjectiveRow], output_dir: Path
@@ -325,7 +296,7 @@ class ObjectivesConfig(AblationConfig):
       plan = yield from self._in_development([*short.values()], output_dir)
       if _is_finished(plan):
         for name, row in short.items():
-          rows_of_steps = read_rows(plan.results[row.name][0].run)
+          rows_of_steps = read_rows(plan.results[row.name][0]["run"])
           seconds = [step["step_seconds"] for step in rows_of_steps]
           # The first steps wait for the index and fill the pipeline.
           costs[name] = statistics.median(seconds[len(seconds) // 2 :])
@@ -333,27 +304,34 @@ class ObjectivesConfig(AblationConfig):
     return costs
 
   def _timed(
-    self, row: ObjectiveRow, costs: Mapping[str, float], output_dir: Path
-  ) -> ObjectiveRow:
-    """Returns a row that is trained for as many seconds as REALM."""
-    realm = self._config(_BASES[0], output_dir)
-    steps = steps_of_equal_seconds(
-      realm.num_steps,
-      costs.get(REALM.name, 1.0),
-      costs.get(row.name, 0.5),
-      every=realm.checkpoints.save_every_steps,
-    )
-    timed = dataclasses.replace(
-      row.binding(NUM_STEPS=steps), part="equal_seconds"
-    )
-    if not row.is_pretraining:
-      return timed
-    return dataclasses.replace(
-      timed,
-      name=f"{row.name}_seconds",
-      title=f"{row.title}, equal seconds",
-      base=row.name,
-    )
+    self,
+    rows: Sequence[ObjectiveRow],
+    costs: Mapping[str, float],
+    output_dir: Path,
+  ) -> list[ObjectiveRow]:
+    """Returns rows that are trained for as many seconds as REALM."""
+    plan = _SeedPlan(self, output_dir / "seed", 0)
+    realm = plan.pretraining(_BASES[0]).config
+    timed = []
+    for row in rows:
+      steps = steps_of_equal_seconds(
+        realm.num_steps,
+        costs.get(REALM.name, 1.0),
+        costs.get(row.name, 0.5),
+        every=realm.checkpoints.save_every_steps,
+      )
+      twin = dataclasses.replace(
+        row.binding(NUM_STEPS=steps), part="equal_seconds"
+      )
+      if row.is_pretraining:
+        twin = dataclasses.replace(
+          twin,
+          name=f"{row.name}_seconds",
+          title=f"{row.title}, equal seconds",
+          base=row.name,
+        )
+      timed.append(twin)
+    return timed
 
   def _choose(
     self, rows: Sequence[ObjectiveRow], output_dir: Path
@@ -379,26 +357,29 @@ class ObjectivesConfig(AblationConfig):
       [start, *itertools.chain(*tried.values())], output_dir
     )
     if not _is_finished(plan):
-      return {row.name: _Grid({Setting(): math.nan}, math.nan) for row in rows}
+      return {row.name: _Grid() for row in rows}
     recalls = {
-      name: json.loads((result.statements / METRICS).read_text())["recall_at_1"]
+      name: json.loads((result["statements"] / METRICS).read_text())
       for name, (result,) in plan.results.items()
     }
-    return {
-      name: _Grid(
-        dict(zip(points, (recalls[row.name] for row in own), strict=True)),
-        recalls[START],
+    grids = {}
+    for name, own in tried.items():
+      found = [recalls[row.name]["recall_at_1"] for row in own]
+      grids[name] = _Grid(
+        best=points[found.index(max(found))],
+        text=" ".join(f"{recall:.3f}" for recall in found),
+        collapsed=num_collapsed(
+          found, [recalls[START]["recall_at_1"]] * len(found)
+        ),
       )
-      for name, own in tried.items()
-    }
+    return grids
 
   def _in_development(
     self, rows: Sequence[ObjectiveRow], output_dir: Path
   ) -> Generator[_Phase, None, Plan]:
     """Yields a plan in the development world, and returns it."""
-    plan = self.make_plan(
-      rows, seeds=[self.development_seed], output_dir=output_dir, among=rows
-    )
+    seeds = [self.development_seed]
+    plan = make_plan(_SeedPlan, self, rows, rows, seeds, output_dir)
     yield rows, plan
     return plan
 
@@ -420,31 +401,18 @@ def steps_of_equal_seconds(
 
 
 class _Grid(NamedTuple):
-  """What each setting of a row came to on the development world.
+  """What the settings of a row came to on the development world.
 
   Attributes:
-    recalls: Recall@1 of statements by setting.
-    start: That of the retriever from which all start.
+    best: Setting with the highest recall@1 of statements; the first of equal
+      ones.
+    text: The recalls in their order, temperatures before rates.
+    collapsed: How many of the settings have collapsed, such as "1 of 6".
   """
 
-  recalls: Mapping[Setting, float]
-  start: float
-
-  @property
-  def best(self) -> Setting:
-    """Setting with the highest recall; the first of equal ones."""
-    return max(self.recalls, key=lambda point: self.recalls[point])
-
-  @property
-  def text(self) -> str:
-    """The recalls in their order, temperatures before rates."""
-    return " ".join(f"{recall:.3f}" for recall in self.recalls.values())
-
-  @property
-  def collapsed(self) -> str:
-    """How many of the settings have collapsed, such as "1 of 6"."""
-    starts = [self.start] * len(self.recalls)
-    return num_collapsed([*self.recalls.values()], starts)
+  best: Setting = Setting()
+  text: str = ""
+  collapsed: str = ""
 
 
 def _is_finished(plan: Plan) -> bool:
@@ -454,64 +422,39 @@ def _is_finished(plan: Plan) -> bool:
 class _SeedPlan(SeedPlan):
   """The runs of one seed, by name."""
 
-  def add(self, row: Row) -> Any:
+  def add(self, row: Row) -> Results:
     """Adds the runs of a row, unless they are there already."""
     run, _ = self.parts(row)
     if not row.pretrains:
       # It keeps the retriever of inverse cloze, and has a reader.
       run = READING_RETRIEVED
-    self.add_training(row, run)
-    result = ObjectiveResult(run=self.folder / run)
+    results = {"run": self.add_training(row, run)}
     if row.part == "cost":
-      return result
-    name = Path(run).name
-    searched: dict[str, Value] = {
-      "GENERATION": self.path(f"generations/{name}")
-    }
-    vectors = {
-      **self.directories(run),
-      "GENERATIONS_DIR": searched["GENERATION"],
-    }
+      return results
+    name, searched = Path(run).name, self.directories(run)
+    generations, last, scale = self.path(f"generations/{name}"), {}, {}
     if row.pretrains:
       # By default the builder takes the one that the last checkpoint has used.
       trained = self.pretrainings[row.name].config
-      vectors["CHECKPOINT_STEP"] = trained.num_steps
-    build = self.config.command(
-      "build_index", "build_index", vectors, ("--once",)
+      last["CHECKPOINT_STEP"] = trained.num_steps
+      scale["SCORE_SCALE"] = trained.retriever.score_scale
+    build = self.command(
+      *("build_index", "build_index", "--once"),
+      **{**searched, "GENERATIONS_DIR": generations, **last},
     )
     self.add_run(row, f"generations/{name}", build)
     statements, questions = self.data.sentences, self.data.questions
     assert statements is not None
-
-    def evaluate(
-      kind: str, recipe: str, questions: str, **bindings: Value
-    ) -> Path:
-      return self.add_evaluation(
-        row,
-        f"{name}/{kind}",
-        recipe,
-        run,
-        QUESTIONS=questions,
-        **searched,
-        **bindings,
+    evaluations = [("statements", "eval_retrieval", statements, {})]
+    if row.part != "development":
+      evaluations.append(("questions", "eval_retrieval", questions, {}))
+      if row.recipe == "pretraining":
+        evaluations.append(("masked", "eval_statements", statements, scale))
+    for kind, recipe, file, bindings in evaluations:
+      results[kind] = self.add_evaluation(
+        *(row, f"{name}/{kind}", recipe, run, file),
+        **{"GENERATION": generations, **bindings},
       )
-
-    result = result._replace(
-      statements=evaluate("statements", "eval_retrieval", statements)
-    )
-    if row.part == "development":
-      return result
-    result = result._replace(
-      questions=evaluate("questions", "eval_retrieval", questions)
-    )
-    if row.recipe == "pretraining":
-      scale: dict[str, Value] = {}
-      if row.pretrains:
-        trained = self.pretrainings[row.name].config
-        scale["SCORE_SCALE"] = trained.retriever.score_scale
-      result = result._replace(
-        masked=evaluate("masked", "eval_statements", statements, **scale)
-      )
-    if row.part == "staleness":
-      return result
-    return result._replace(answers=self.add_answers(row))
+    if row.part not in ("development", "staleness"):
+      results["answers"] = self.add_answers(row)
+    return results

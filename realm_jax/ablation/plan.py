@@ -34,7 +34,11 @@ _TRAINED_STAGES = (*_NEEDED_STAGES, READING_RETRIEVED)
 RECIPES = (*_NEEDED_STAGES, "build_index", "eval", "eval_retrieval")
 _INVERSE_CLOZE, _READING = "inverse_cloze", "reading"
 _BASELINE_READER = "baseline_reader"
+_FIRST_GENERATION: Mapping[str, Value] = {"CHECKPOINT_STEP": 0}
 _REFRESH, _SAVE, _NUM = "REFRESH_EVERY_STEPS", "SAVE_EVERY_STEPS", "NUM_STEPS"
+
+# Folders of a row's results with one seed, by what they are.
+Results = dict[str, Path]
 
 
 class AblationError(ValueError):
@@ -68,11 +72,6 @@ class AblationConfig:
   rows: ClassVar[Sequence[Row]] = ROWS
   default_rows: ClassVar[str] = "table2"
 
-  @property
-  def seed_plan(self) -> "type[SeedPlan]":
-    """What plans the runs of one seed."""
-    return SeedPlan
-
   def __post_init__(self) -> None:
     require_valid(self)
     needed, given = {*self.needed_recipes}, {*self.recipes}
@@ -87,19 +86,6 @@ class AblationConfig:
         f"{', '.join(_TRAINED_STAGES)}: change NUM_STEPS"
       )
 
-  def command(
-    self,
-    module: str,
-    recipe: str,
-    bindings: Mapping[str, Value],
-    flags: Sequence[str] = (),
-  ) -> Command:
-    """Returns a command with the gin files of a recipe, and its budget."""
-    if recipe in self.num_steps:
-      bindings = {_NUM: self.num_steps[recipe], **bindings}
-    gin_files = [*self.recipes[recipe], *self.extra_gin_files]
-    return Command(module, gin_files, bindings, flags)
-
   def plans(
     self, rows: Sequence[Any], *, seeds: Iterable[int], output_dir: Path
   ) -> Iterator[tuple[Sequence[Row], "Plan"]]:
@@ -111,51 +97,57 @@ class AblationConfig:
     Raises:
       ValueError: A recipe or binding is wrong.
     """
-    yield rows, self.make_plan(rows, seeds=seeds, output_dir=output_dir)
+    yield rows, make_plan(SeedPlan, self, rows, self.rows, seeds, output_dir)
 
-  def make_plan(
-    self,
-    rows: Sequence[Any],
-    *,
-    seeds: Iterable[int],
-    output_dir: Path,
-    among: Sequence[Row] | None = None,
-  ) -> "Plan":
-    """Returns the runs of rows and seeds.
 
-    Args:
-      rows: Rows to plan.
-      seeds: Seeds of the rows.
-      output_dir: Directory of all runs.
-      among: All rows, the first of which names a run; None for `self.rows`.
+def make_plan(
+  seed_plan: "type[SeedPlan]",
+  config: AblationConfig,
+  rows: Sequence[Any],
+  among: Sequence[Row],
+  seeds: Iterable[int],
+  output_dir: Path,
+) -> "Plan":
+  """Returns the runs of rows and seeds.
 
-    Raises:
-      ValueError: A recipe or binding is wrong.
-    """
-    among = self.rows if among is None else among
-    # Seeds differ in paths alone.
-    first = self.seed_plan(self, [], {}, output_dir / "seed", 0)
-    pretrainings = {
-      row.name: first.pretraining(row) for row in among if row.pretrains
-    }
-    results: dict[str, list[RowResult]] = {row.name: [] for row in rows}
-    runs: list[Run] = []
-    for seed in seeds:
-      folder = output_dir / f"seed-{seed}"
-      planned = self.seed_plan(self, among, pretrainings, folder, seed)
-      for row in rows:
-        results[row.name].append(planned.add(row))
-      if not runs:
-        # An error shows before hours of work.
-        for run in planned.runs.values():
-          for command in filter(None, (run.step.command, run.step.sidecar)):
-            with command.configured():
-              pass
-      runs += planned.runs.values()
-    never = {
-      name for name, found in pretrainings.items() if found.never_refreshed
-    }
-    return Plan(runs, results, frozenset(never & results.keys()))
+  Args:
+    seed_plan: What plans the runs of one seed.
+    config: The ablation.
+    rows: Rows to plan.
+    among: All rows, the first of which names a run.
+    seeds: Seeds of the rows.
+    output_dir: Directory of all runs.
+
+  Raises:
+    ValueError: A recipe or binding is wrong.
+  """
+  # Seeds differ in paths alone.
+  first = seed_plan(config, output_dir / "seed", 0)
+  pretrainings = {
+    row.name: first.pretraining(row) for row in among if row.pretrains
+  }
+  results: dict[str, list[Results]] = {row.name: [] for row in rows}
+  runs: list[Run] = []
+  for seed in seeds:
+    folder = output_dir / f"seed-{seed}"
+    planned = seed_plan(config, folder, seed, among, pretrainings)
+    for row in rows:
+      results[row.name].append(planned.add(row))
+    if not runs:
+      # An error shows before hours of work. Commands that bind the same names
+      # over the same files differ in paths alone: pretrainings are read above.
+      commands = {
+        (*command.gin_files, *command.bindings): command
+        for run in planned.runs.values()
+        for command in filter(None, (run.step.command, run.step.sidecar))
+      }
+      for command in commands.values():
+        with command.configured():
+          pass
+    runs += planned.runs.values()
+  never = {name for name, one in pretrainings.items() if one.never_refreshed}
+  configs = {name: one.config for name, one in pretrainings.items()}
+  return Plan(runs, results, frozenset(never & results.keys()), configs)
 
 
 def chosen_ablation(*, ablation: AblationConfig) -> AblationConfig:
@@ -173,43 +165,37 @@ class Run:
   rows: list[str] = dataclasses.field(default_factory=list)
 
 
-class RowResult(NamedTuple):
-  """Where the results of a row with one seed are: folders of evaluations."""
-
-  answers: Path
-  zero_shot: Path
-  sentences: Path | None
-
-
 class Plan(NamedTuple):
   """The runs of all seeds, in an order in which they can be made.
 
   Attributes:
     runs: Runs; those of one seed stand together.
-    results: Results by row, such as `RowResult`, one for each seed.
+    results: Results by row, one for each seed.
     never_refreshed: Names of rows whose index is never refreshed.
+    configs: What rows pre-train, by their names.
     training: What the report says of the training of rows, by row and by
       column.
   """
 
   runs: Sequence[Run]
-  results: Mapping[str, Sequence[Any]]
-  never_refreshed: frozenset[str]
+  results: Mapping[str, Sequence[Results]]
+  never_refreshed: frozenset[str] = frozenset()
+  configs: Mapping[str, TrainConfig] = {}
   training: Mapping[str, Mapping[str, Any]] = {}
 
 
 class Pretraining(NamedTuple):
-  """A row's pre-training.
-
-  Attributes:
-    bindings: Bindings over the recipe, as values.
-    config: Configuration that they make.
-    never_refreshed: Whether the run ends before a second generation is due.
-  """
+  """A row's pre-training: bindings over the recipe, and what they make."""
 
   bindings: Mapping[str, Value]
   config: TrainConfig
-  never_refreshed: bool
+
+  @property
+  def never_refreshed(self) -> bool:
+    """Whether the run ends before a second generation is due."""
+    config = self.config
+    due = config.refresh_every_steps + config.refresh.lag_steps
+    return due >= config.num_steps
 
   @property
   def key(self) -> str:
@@ -220,114 +206,242 @@ class Pretraining(NamedTuple):
     return repr(dataclasses.replace(config, refresh=refresh))
 
 
-class SeedPlan:
-  """The runs of one seed, by name."""
+class Training(NamedTuple):
+  """A run that trains.
+
+  Attributes:
+    recipe: Stage whose gin files it has.
+    retriever, reader: Names of the runs that it starts from, if any.
+    bindings: Further bindings.
+    index: Bindings of the index builder beside it; None for no builder.
+    corpus_dir: Corpus; None for that of the seed's data.
+  """
+
+  recipe: str
+  retriever: str | None = None
+  reader: str | None = None
+  bindings: Mapping[str, Value] = {}
+  index: Mapping[str, Value] | None = None
+  corpus_dir: str | None = None
+
+
+class SeedRuns:
+  """The runs of one seed, by name, in a folder of their own.
+
+  Attributes:
+    trainings: All runs that may be trained.
+    runs: Those that rows need, in an order in which they can be made.
+  """
+
+  def __init__(self, config: AblationConfig, folder: Path, seed: int):
+    self.config, self.folder, self.seed = config, folder, seed
+    self.data = config.data.files(folder)
+    self.trainings: dict[str, Training] = {}
+    self.runs: dict[str, Run] = {}
+
+  def path(self, name: str) -> str:
+    """Returns the folder of a run as the value of a binding."""
+    return str(self.folder / name)
+
+  def directories(
+    self, run: str, corpus_dir: str | None = None
+  ) -> dict[str, Value]:
+    """Returns the bindings that name a run and a corpus."""
+    corpus_dir = corpus_dir or str(self.data.corpus_dir)
+    return {"MODEL_DIR": self.path(run), "CORPUS_DIR": corpus_dir}
+
+  def command(
+    self, module: str, recipe: str, *flags: str, **bindings: Value
+  ) -> Command:
+    """Returns a command with the gin files of a recipe, and its budget."""
+    config = self.config
+    if recipe in config.num_steps:
+      bindings = {_NUM: config.num_steps[recipe], **bindings}
+    gin_files = [*config.recipes[recipe], *config.extra_gin_files]
+    return Command(module, gin_files, bindings, flags)
+
+  def training_command(self, name: str, training: Training) -> Command:
+    """Returns what trains a run."""
+    bindings = {
+      **self.directories(name, training.corpus_dir),
+      "SEED": self.seed,
+      **training.bindings,
+    }
+    if training.retriever is not None:
+      bindings["INITIAL_CHECKPOINT"] = self.path(training.retriever)
+    if training.reader is not None:
+      bindings["INITIAL_READER"] = self.path(training.reader)
+    return self.command("train", training.recipe, **bindings)
+
+  def add_training(self, row: Row, name: str) -> Path:
+    """Adds a run that trains, after those that it starts from."""
+    training, sidecar = self.trainings[name], None
+    for start in filter(None, (training.retriever, training.reader)):
+      self.add_training(row, start)
+    if training.index is not None:
+      own = self.directories(name, training.corpus_dir)
+      sidecar = self.command(
+        "build_index", "build_index", **own, **training.index
+      )
+    return self.add_run(
+      row, name, self.training_command(name, training), sidecar
+    )
+
+  def add_run(
+    self, row: Row, name: str, command: Command, sidecar: Command | None = None
+  ) -> Path:
+    """Adds a run for a row, unless it is there, and returns its folder."""
+    step = Step(command, self.folder / name, sidecar)
+    run = self.runs.setdefault(name, Run(self.seed, name, step))
+    if row.name not in run.rows:
+      run.rows.append(row.name)
+    return step.folder
+
+
+class SeedPlan(SeedRuns):
+  """The runs of one seed that rows share.
+
+  Args:
+    config: The ablation.
+    folder: Folder of the seed.
+    seed: The seed.
+    rows: All rows, the first of which names a run.
+    pretrainings: What each of them trains, by its name.
+  """
 
   def __init__(
     self,
     config: AblationConfig,
-    rows: Sequence[Row],
-    pretrainings: Mapping[str, Pretraining],
     folder: Path,
     seed: int,
+    rows: Sequence[Row] = (),
+    pretrainings: Mapping[str, Pretraining] | None = None,
   ):
-    self.runs: dict[str, Run] = {}
-    self.config, self.pretrainings = config, pretrainings
-    self.folder, self._seed = folder, seed
-    self.data = config.data.files(folder, seed)
+    super().__init__(config, folder, seed)
+    self.pretrainings = pretrainings or {}
+    self._recipes: dict[str, TrainConfig] = {}
+    start = config.initial_checkpoint
+    given = {} if start is None else {"INITIAL_CHECKPOINT": str(start)}
+    self._reader = _READING
+    self.trainings = {
+      name: Training(name, bindings=given)
+      for name in (_INVERSE_CLOZE, _READING)
+    }
+    if READING_RETRIEVED in config.recipes:
+      # It reads the blocks that the inverse-cloze retriever finds.
+      self._reader = READING_RETRIEVED
+      self.trainings[READING_RETRIEVED] = Training(
+        *(READING_RETRIEVED, _INVERSE_CLOZE, _READING), index=_FIRST_GENERATION
+      )
+    if REALM.name in self.pretrainings:
+      self.trainings[_BASELINE_READER] = self._baseline_reader()
     self._names: dict[str, str] = {}
-    for name, found in pretrainings.items():
-      self._names.setdefault(found.key, f"pretraining/{name}")
+    for row in rows:
+      if row.pretrains:
+        self._add_pretraining(row, self.pretrainings[row.name])
     self._open_qa: dict[tuple[str, str], str] = {}
     for row in rows:
-      self._open_qa.setdefault(self.parts(row), row.name)
-
-  def add(self, row: Row) -> RowResult:
-    """Adds the runs of a row, unless they are there already."""
-    run = self.add_open_qa(row)
-    own = run.removeprefix("open_qa/")
-
-    def zero_shot(kind: str, questions: str) -> Path:
-      """Adds the evaluation of the retriever before fine-tuning."""
-      return self.add_evaluation(
-        row,
-        f"{own}/{kind}",
-        "eval_retrieval",
-        run,
-        QUESTIONS=questions,
-        CHECKPOINT_STEP=0,
+      name = self._open_qa.setdefault(self.parts(row), f"open_qa/{row.name}")
+      questions = {"TRAIN_QUESTIONS": str(self.data.train_questions)}
+      self.trainings[name] = Training(
+        "open_qa", *self.parts(row), questions, _FIRST_GENERATION
       )
 
-    questions, sentences = self.data.questions, self.data.sentences
-    return RowResult(
-      self.add_answers(row),
-      zero_shot("zero_shot", questions),
-      zero_shot("zero_shot_sentences", sentences) if sentences else None,
-    )
+  def _add_pretraining(self, row: Row, found: Pretraining) -> None:
+    name = self._names.setdefault(found.key, f"pretraining/{row.name}")
+    if name in self.trainings:
+      return
+    index = None
+    if found.config.stage.needs_index and not found.config.keeps_own_index:
+      every = found.config.refresh.refresh_every_steps
+      index = {"MODE": "every", _REFRESH: every}
+    training = self._pretraining(row, found.bindings)
+    self.trainings[name] = training._replace(index=index)
 
-  def add_open_qa(self, row: Row) -> str:
-    """Adds a row's fine-tuning, and returns the name of its run."""
-    name = f"open_qa/{self._open_qa[self.parts(row)]}"
-    self.add_training(row, name)
-    return name
+  def _baseline_reader(self) -> Training:
+    """Returns what trains a reader on as many masked examples as REALM's."""
+    realm = self.pretrainings[REALM.name].config
+    batch_size, num_steps = realm.data.batch_size, realm.num_steps
+    if self._reader == READING_RETRIEVED:
+      before = self._config_of(self.trainings[READING_RETRIEVED])
+      num_examples = before.num_steps * before.data.batch_size
+      num_steps += -(-num_examples // batch_size)
+    bindings: dict[str, Value] = {
+      "BATCH_SIZE": batch_size,
+      "LEARNING_RATE": realm.optimizer.learning_rate,
+      "WARMUP_STEPS": realm.optimizer.warmup_steps,
+      _NUM: num_steps,
+    }
+    return Training(_READING, reader=_READING, bindings=bindings)
+
+  def add(self, row: Row) -> Results:
+    """Adds the runs of a row, unless they are there already."""
+    results = {"answers": self.add_answers(row)}
+    run = self._open_qa[self.parts(row)]
+    for name, questions in (
+      ("zero_shot", self.data.questions),
+      ("zero_shot_sentences", self.data.sentences),
+    ):
+      if questions:
+        # The retriever before fine-tuning.
+        results[name] = self.add_evaluation(
+          *(row, f"{Path(run).name}/{name}", "eval_retrieval", run, questions),
+          CHECKPOINT_STEP=0,
+        )
+    return results
 
   def add_answers(self, row: Row) -> Path:
     """Adds a row's fine-tuning and the evaluation of its answers."""
-    run = self.add_open_qa(row)
-    name = f"{run.removeprefix('open_qa/')}/answers"
-    questions = self.data.questions
-    return self.add_evaluation(row, name, "eval", run, QUESTIONS=questions)
+    run = self._open_qa[self.parts(row)]
+    self.add_training(row, run)
+    name = f"{Path(run).name}/answers"
+    return self.add_evaluation(row, name, "eval", run, self.data.questions)
 
   def add_evaluation(
-    self, row: Row, name: str, recipe: str, run: str, **bindings: Value
+    self,
+    row: Row,
+    name: str,
+    recipe: str,
+    run: str,
+    questions: epath.PathLike,
+    **bindings: Value,
   ) -> Path:
     """Adds an evaluation of a run, and returns its folder."""
     name = f"evaluations/{name}"
-    own = {**self.directories(run), "OUTPUT_DIR": self.path(name)}
-    command = self.config.command("evaluate", recipe, {**own, **bindings})
-    self.add_run(row, name, command)
-    return self.folder / name
+    command = self.command(
+      *("evaluate", recipe),
+      **self.directories(run),
+      OUTPUT_DIR=self.path(name),
+      QUESTIONS=str(questions),
+      **bindings,
+    )
+    return self.add_run(row, name, command)
 
   def pretraining(self, row: Row) -> Pretraining:
     """Returns a row's bindings, with the recipe's values for multiples.
-
-    Rows that are never refreshed are made equal: their checkpoints are as far
-    apart as the recipe's, and the second generation is due after the last step.
 
     Raises:
       ValueError: The recipe or a binding is wrong.
     """
     bindings = {**SHARED_BINDINGS, **row.bindings}
-    values, config = self._pretrained(row, bindings)
-    every = config.refresh_every_steps
-    never = every + config.refresh.lag_steps >= config.num_steps
-    if never and _REFRESH in row.bindings:
-      bindings.pop(_SAVE, None)
-      bindings[_REFRESH] = Times(1, _NUM)
-      values, config = self._pretrained(row, bindings)
-    return Pretraining(values, config, never)
-
-  def _pretrained(
-    self, row: Row, bindings: Mapping[str, Value | Times]
-  ) -> tuple[Mapping[str, Value], TrainConfig]:
     values: dict[str, Value] = {
       name: value
       for name, value in bindings.items()
       if not isinstance(value, Times)
     }
-    # Those that wait need a lag, which is a multiple.
-    recipe = _config_of(
-      self._pretraining_command(
-        row, "pretraining", {**values, "WAIT_FOR_GENERATIONS": False}
-      )
-    )
-    save = recipe.checkpoints.save_every_steps
-    sizes = {
-      _SAVE: save,
+    if row.recipe not in self._recipes:
+      # Those that wait need a lag, which is a multiple.
+      plain = self._pretraining(row, {"WAIT_FOR_GENERATIONS": False})
+      self._recipes[row.recipe] = self._config_of(plain)
+    recipe = self._recipes[row.recipe]
+    sizes: dict[str, Any] = {
+      _SAVE: recipe.checkpoints.save_every_steps,
       _NUM: recipe.num_steps,
       "SCORE_SCALE": recipe.retriever.score_scale,
       "RETRIEVER_RATE_SCALE": recipe.optimizer.retriever_rate_scale,
+      **values,
     }
+    save = sizes[_SAVE]
     for name, value in bindings.items():
       if isinstance(value, Times):
         product = value.factor * sizes[value.name]
@@ -335,22 +449,16 @@ class SeedPlan:
         # up.
         rounded = -(-product // save) * save
         values[name] = rounded if name == _REFRESH else product
-    command = self._pretraining_command(row, "pretraining", values)
-    return values, _config_of(command)
+    return Pretraining(values, self._config_of(self._pretraining(row, values)))
 
-  def _pretraining_command(
-    self, row: Row, name: str, bindings: Mapping[str, Value]
-  ) -> Command:
-    retriever = self.config.initial_checkpoint
-    if row.from_inverse_cloze:
-      retriever = self.path(_INVERSE_CLOZE)
-    start: dict[str, Value] = {
-      "INITIAL_CHECKPOINT": None if retriever is None else str(retriever)
-    }
-    if row.recipe == "pretraining":
-      reader = READING_RETRIEVED if self._reads_retrieved else _READING
-      start["INITIAL_READER"] = self.path(reader)
-    return self._train(row.recipe, name, **start, **bindings)
+  def _pretraining(self, row: Row, bindings: Mapping[str, Value]) -> Training:
+    retriever = _INVERSE_CLOZE if row.from_inverse_cloze else None
+    reader = self._reader if row.recipe == "pretraining" else None
+    if retriever is None:
+      start = self.config.initial_checkpoint
+      given = None if start is None else str(start)
+      bindings = {"INITIAL_CHECKPOINT": given, **bindings}
+    return Training(row.recipe, retriever, reader, bindings)
 
   def parts(self, row: Row) -> tuple[str, str]:
     """Returns the names of the runs of a row's retriever and reader."""
@@ -361,104 +469,6 @@ class SeedPlan:
     readers = {"pretraining": pretrained, "reading": _BASELINE_READER}
     return retrievers[row.retriever], readers[row.reader]
 
-  @property
-  def _reads_retrieved(self) -> bool:
-    return READING_RETRIEVED in self.config.recipes
-
-  def path(self, name: str) -> str:
-    return str(self.folder / name)
-
-  def directories(self, name: str) -> dict[str, Value]:
-    corpus_dir = self.data.corpus_dir
-    return {"MODEL_DIR": self.path(name), "CORPUS_DIR": corpus_dir}
-
-  def _train(self, stage: str, name: str, **bindings: Value) -> Command:
-    own = {**self.directories(name), "SEED": self._seed}
-    return self.config.command("train", stage, {**own, **bindings})
-
-  def _first_generation(self, name: str) -> Command:
-    """Returns the builder of generation 0, even if the run goes on later."""
-    bindings = {**self.directories(name), "CHECKPOINT_STEP": 0}
-    return self.config.command(
-      "build_index", "build_index", bindings, ("--once",)
-    )
-
-  def add_training(self, row: Row, name: str) -> None:
-    """Adds a run that trains, after those that it starts from."""
-    command, sidecar = self._training(row, name)
-    for binding in ("INITIAL_CHECKPOINT", "INITIAL_READER"):
-      source = Path(str(command.bindings.get(binding)))
-      if source.is_relative_to(self.folder):
-        own = source.relative_to(self.folder)
-        self.add_training(row, own.as_posix())
-    self.add_run(row, name, command, sidecar)
-
-  def _training(self, row: Row, name: str) -> tuple[Command, Command | None]:
-    """Returns what trains a run, and what builds its index, if any."""
-    if name.startswith("open_qa/"):
-      retriever, reader = self.parts(row)
-      command = self._train(
-        "open_qa",
-        name,
-        INITIAL_CHECKPOINT=self.path(retriever),
-        INITIAL_READER=self.path(reader),
-        TRAIN_QUESTIONS=self.data.train_questions,
-      )
-      return command, self._first_generation(name)
-    if name.startswith("pretraining/"):
-      found = self.pretrainings[row.name]
-      every = found.config.refresh.refresh_every_steps
-      own = {**self.directories(name), "MODE": "every", _REFRESH: every}
-      command = self._pretraining_command(row, name, found.bindings)
-      if not found.config.stage.needs_index or found.config.keeps_own_index:
-        return command, None
-      builder = self.config.command("build_index", "build_index", own)
-      return command, builder
-    if name == READING_RETRIEVED:
-      # It reads the blocks that the inverse-cloze retriever finds.
-      return self._reading_retrieved(), self._first_generation(name)
-    if name == _BASELINE_READER:
-      return self._baseline_reader(), None
-    start = self.config.initial_checkpoint
-    given = {} if start is None else {"INITIAL_CHECKPOINT": str(start)}
-    return self._train(name, name, **given), None
-
-  def _baseline_reader(self) -> Command:
-    """Returns what trains a reader on as many masked examples as REALM's."""
-    realm = self.pretrainings[REALM.name].config
-    batch_size, num_steps = realm.data.batch_size, realm.num_steps
-    if self._reads_retrieved:
-      before = _config_of(self._reading_retrieved())
-      num_examples = before.num_steps * before.data.batch_size
-      num_steps += -(-num_examples // batch_size)
-    return self._train(
-      _READING,
-      _BASELINE_READER,
-      INITIAL_READER=self.path(_READING),
-      BATCH_SIZE=batch_size,
-      LEARNING_RATE=realm.optimizer.learning_rate,
-      WARMUP_STEPS=realm.optimizer.warmup_steps,
-      **{_NUM: num_steps},
-    )
-
-  def _reading_retrieved(self) -> Command:
-    return self._train(
-      READING_RETRIEVED,
-      READING_RETRIEVED,
-      INITIAL_CHECKPOINT=self.path(_INVERSE_CLOZE),
-      INITIAL_READER=self.path(_READING),
-    )
-
-  def add_run(
-    self, row: Row, name: str, command: Command, sidecar: Command | None = None
-  ) -> None:
-    step = Step(command, self.folder / name, sidecar)
-    run = self.runs.setdefault(name, Run(self._seed, name, step))
-    if row.name not in run.rows:
-      run.rows.append(row.name)
-
-
-def _config_of(command: Command) -> TrainConfig:
-  """Returns what a `train` command would train."""
-  with command.configured() as configured:
-    return configured()
+  def _config_of(self, training: Training) -> TrainConfig:
+    with self.training_command("run", training).configured() as configured:
+      return configured()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from realm_jax.ablation.plan import Plan, Run
+from realm_jax.ablation.plan import Plan, Results, Run
 from realm_jax.ablation.rows import REALM, Row
 from realm_jax.console import columns, plot
 from realm_jax.evaluation import resampling
@@ -21,10 +21,9 @@ class Metric(NamedTuple):
   Attributes:
     name: Its name in JSON.
     title: Its name in tables.
-    result: Name of the evaluation that has it, a field of a plan's results.
+    result: Which of a row's results has it.
     file: File of that evaluation.
     score: Name of the score of each question.
-    is_drawn: Whether plots have it.
   """
 
   name: str
@@ -32,84 +31,56 @@ class Metric(NamedTuple):
   result: str
   file: str
   score: str
-  is_drawn: bool = True
 
 
-EXACT_MATCH = Metric(
-  "exact_match", "exact match", "answers", "predictions.jsonl", "exact_match"
-)
-RECALL = Metric(
-  "recall_at_5",
-  "zero-shot recall@5",
-  "zero_shot",
-  "retrieved.jsonl",
-  "recall_at_5",
-)
-# Answers found by their characters, as in the paper.
-RECALL_CHARACTERS = RECALL._replace(
-  name="recall_characters_at_5",
-  title="the same by characters",
-  score="recall_characters_at_5",
-)
-SENTENCE_RECALL = RECALL._replace(
-  name="sentence_recall_at_5",
-  title="recall@5 of sentences",
-  result="sentences",
-)
-# Of masked statements in a low-resource language, by where facts are stated.
-STATEMENTS = tuple(
-  Metric(f"{name}_{stated_in}", title, stated_in, "predictions.jsonl", score)
-  for stated_in, where in (
-    ("first", "stated in the high-resource language alone"),
-    ("both", "stated in both languages"),
-  )
-  for name, title, score in (
-    ("recall", f"recall@5, {where}", "recall_at_5"),
-    ("accuracy", f"masked accuracy, {where}", "exact_match"),
-  )
-)
-STATEMENT_RECALL = Metric(
-  "statement_recall_at_1",
-  "recall@1 of statements",
-  "statements",
-  "retrieved.jsonl",
-  "recall_at_1",
-)
-# Of the objectives, before fine-tuning.
-OBJECTIVES = (
-  STATEMENT_RECALL,
+_PREDICTIONS, _RETRIEVED = "predictions.jsonl", "retrieved.jsonl"
+METRICS = (
+  Metric("exact_match", "exact match", "answers", _PREDICTIONS, "exact_match"),
   *(
-    STATEMENT_RECALL._replace(
-      name=f"{of}_recall_at_{depth}",
-      title=f"recall@{depth} of {of}s",
-      result=f"{of}s",
-      score=f"recall_at_{depth}",
-      is_drawn=depth == 1,
+    Metric(name, title, result, _RETRIEVED, "recall_at_5")
+    for name, title, result in (
+      ("recall_at_5", "zero-shot recall@5", "zero_shot"),
+      (
+        "sentence_recall_at_5",
+        "recall@5 of sentences",
+        "zero_shot_sentences",
+      ),
     )
-    for of, depth in (("statement", 5), ("question", 1), ("question", 5))
+  ),
+  # Of masked statements in a low-resource language, by where facts are stated.
+  *(
+    Metric(
+      f"{name}_{stated_in}", f"{title}, {where}", stated_in, _PREDICTIONS, score
+    )
+    for stated_in, where in (
+      ("first", "stated in the high-resource language alone"),
+      ("both", "stated in both languages"),
+    )
+    for name, title, score in (
+      ("recall", "recall@5", "recall_at_5"),
+      ("accuracy", "masked accuracy", "exact_match"),
+    )
+  ),
+  # Of the objectives, before fine-tuning.
+  *(
+    Metric(
+      f"{of}_recall_at_{depth}",
+      f"recall@{depth} of {of}s",
+      f"{of}s",
+      _RETRIEVED,
+      f"recall_at_{depth}",
+    )
+    for of in ("statement", "question")
+    for depth in (1, 5)
   ),
   Metric(
-    "masked_accuracy",
-    "masked accuracy of statements",
-    "masked",
-    "predictions.jsonl",
-    "exact_match",
+    *("masked_accuracy", "masked accuracy of statements", "masked"),
+    *(_PREDICTIONS, "exact_match"),
   ),
 )
-SHOWN = (EXACT_MATCH, RECALL, SENTENCE_RECALL, *STATEMENTS, *OBJECTIVES)
-METRICS = (*SHOWN, RECALL_CHARACTERS)
+_STATEMENT_RECALL = "statement_recall_at_1"
 
 REPORT = "ablation.md"
-_TITLES = {
-  "table2": "The rows of the paper's Table 2",
-  "choices": "Choices beyond the paper's table",
-  "candidates": "Number of candidates, the null document included",
-  "refresh": "Steps between refreshes of the index",
-  "cross_lingual": "Statements in the low-resource language",
-  "objectives": "Objectives at equal steps",
-  "equal_seconds": "Objectives at equal seconds",
-  "staleness": "Staleness of the index",
-}
 # Row that has the retriever from which the others start.
 START = "inverse_cloze"
 # Share of the start's recall below which a run has collapsed.
@@ -156,7 +127,7 @@ def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
         "name": row.name,
         "title": title,
         "part": row.part,
-        "published": row.published and vars(row.published),
+        "published": {**row.published},
         "training": {**plan.training.get(row.name, {})},
         "metrics": metrics,
       }
@@ -209,9 +180,9 @@ def num_collapsed(scores: Sequence[float], start: Sequence[float]) -> str:
 def _add_collapses(rows: Sequence[_Row]) -> None:
   """Adds to the training of rows how many of their runs have collapsed."""
   recalls = {
-    row["name"]: row["metrics"][STATEMENT_RECALL.name]["by_seed"]
+    row["name"]: row["metrics"][_STATEMENT_RECALL]["by_seed"]
     for row in rows
-    if STATEMENT_RECALL.name in row["metrics"]
+    if _STATEMENT_RECALL in row["metrics"]
   }
   for row in rows:
     if row["training"] and {row["name"], START} <= recalls.keys():
@@ -255,9 +226,9 @@ def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
   }
 
 
-def _files(results: Sequence[Any], metric: Metric) -> list[Path]:
+def _files(results: Sequence[Results], metric: Metric) -> list[Path]:
   """Returns the files of a metric; none if the results are of other kinds."""
-  folders = [getattr(result, metric.result, None) for result in results]
+  folders = [result.get(metric.result) for result in results]
   return [folder / metric.file for folder in folders if folder is not None]
 
 
@@ -292,7 +263,7 @@ def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
 
 
 def _shown(rows: Sequence[_Row]) -> list[Metric]:
-  return [m for m in SHOWN if m.name in rows[0]["metrics"]]
+  return [m for m in METRICS if m.name in rows[0]["metrics"]]
 
 
 def _training_cells(rows: Sequence[_Row]) -> list[list[str]]:
@@ -325,7 +296,7 @@ def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
       f"{figures['seeds_better']} of {len(figures['by_seed'])}",
       "better" if figures.get("is_better") else "",
     ]
-    paper = (row["published"] or {}).get(metric.name)
+    paper = row["published"].get(metric.name)
     cells.append(
       [
         row["title"],
@@ -347,19 +318,23 @@ def _markdown(cells: Sequence[Sequence[str]]) -> str:
 def _write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
   """Writes the plots of the parts that have rows beside REALM.
 
+  Each metric has a panel, with a bar for each row, the first at the top, and a
+  dot for each seed.
+
   Returns:
     The title of each file's plot.
   """
   written = {}
-  for part, title in _TITLES.items():
+  for part in dict.fromkeys(row["part"] for row in rows[1:]):
+    title = part.replace("_", " ")
     own = [row for row in rows if row["part"] == part or row is rows[0]]
-    if len(own) == 1:
-      continue
     metrics = [
       metric
       for metric in _shown(rows)
-      if metric.is_drawn and any(metric.name in r["metrics"] for r in own[1:])
+      if any(metric.name in row["metrics"] for row in own[1:])
     ]
+    if not metrics:
+      continue
     with plot(
       output_dir / f"{part}.png",
       title=f"{title} (orange: 95 % intervals; dots: seeds)",
@@ -367,27 +342,19 @@ def _write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
       height=1.5 + 0.5 * len(own),
     ) as panels:
       for axes, metric in zip(panels, metrics, strict=True):
-        _draw(axes, own, metric)
+        for place, row in enumerate(own):
+          if figures := row["metrics"].get(metric.name):
+            seeds = figures["by_seed"]
+            axes.barh(place, figures["mean"], color="tab:blue", alpha=0.6)
+            axes.plot(figures["interval"], [place] * 2, "tab:orange", lw=3)
+            axes.plot(seeds, [place] * len(seeds), "k.", zorder=3)
+        axes.set_yticks(range(len(own)), [row["title"] for row in own])
+        axes.set_ylim(len(own) - 0.5, -0.5)
+        axes.set_xlabel(metric.title)
+        axes.set_xlim(left=0)
         axes.tick_params(labelleft=axes is panels[0])
     written[f"{part}.png"] = title
   return written
-
-
-def _draw(axes: Any, rows: Sequence[_Row], metric: Metric) -> None:
-  """Draws a bar for each row, the first at the top, and a dot for each seed."""
-  for place, row in enumerate(rows):
-    figures = row["metrics"].get(metric.name)
-    if figures is None:
-      continue
-    seeds = figures["by_seed"]
-    axes.barh(place, figures["mean"], color="tab:blue", alpha=0.6)
-    axes.plot(figures["interval"], [place] * 2, color="tab:orange", lw=3)
-    axes.plot(seeds, [place] * len(seeds), ".", color="black", zorder=3)
-  axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
-  axes.set_ylim(len(rows) - 0.5, -0.5)
-  axes.set_xlabel(metric.title)
-  axes.set_xlim(left=0)
-  axes.grid(alpha=0.3)
 
 
 def plan_table(runs: Sequence[Run]) -> str:

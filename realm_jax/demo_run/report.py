@@ -1,4 +1,4 @@
-"""The demo's report: a table, JSON, Markdown and plots."""
+"""The demo's report: a table, JSON, and what is retrieved."""
 
 import itertools
 import json
@@ -6,72 +6,37 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from realm_jax.console import plot
-from realm_jax.demo_run.stages import STATEMENTS, retrieval_folder
+from realm_jax.console import columns
+from realm_jax.demo_run.stages import (
+  ICT_CONTINUED,
+  REALM,
+  STATEMENTS,
+  retrieval_folder,
+)
 from realm_jax.training.metric_rows import read_rows
 
-# Each plot's file: its title, and its curves as RUN/METRIC.
-_PLOTS = {
-  "loss.png": (
-    "Loss (nats)",
-    ["inverse_cloze/loss", "reading/loss", "realm/loss", "open_qa/loss"],
-  ),
-  "retrieval_utility.png": (
-    "Retrieval utility, log p(y|x) − log p(y|null, x) (nats)",
-    ["realm/retrieval_utility"],
-  ),
-  "recall.png": (
-    "Share of training queries with the answer in a retrieved block",
-    [
-      "realm/recall",
-      "open_qa/recall_at_5",
-      "ict_only/recall_at_5",
-      "bm25/recall_at_5",
-    ],
-  ),
-  "staleness.png": (
-    "Staleness of the index (steps)",
-    ["realm/staleness_steps"],
-  ),
-}
-_RECALL_OVER_TRAINING = "recall_over_training.png"
-_RECALL_TITLE = "Retrieval for masked statements in wordings no note has"
-_SMOOTHING = 0.1
 _NUM_SENTENCES = 5
 _NUM_BLOCKS = 3
-_SIDE_BY_SIDE = "What is retrieved before and after REALM pre-training"
-_LABELS = {
-  "realm": "REALM pre-training",
-  "inverse_cloze_continued": "inverse cloze continued",
-}
 
 
 def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
-  """Writes report.json, report.md and the plots, and returns the table.
+  """Writes report.json and report.md, and returns the table.
 
   The directory holds what the demo's runs have written, and
   `stages.run_demo` returns the figures.
   """
-  (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
   rows = _rows(figures)
   head = [("what", "figure", ""), ("---", "---", "---")]
-  steps = list(figures["recall_over_training"]["realm"])
-  titles = {_RECALL_OVER_TRAINING: _RECALL_TITLE}
-  titles |= {name: title for name, (title, _) in _PLOTS.items()}
-  plots = "\n\n".join(f"![{title}]({name})" for name, title in titles.items())
-  (output_dir / "report.md").write_text(
-    f"# The demo's report\n\n{_markdown([*head, *rows])}\n\n{plots}\n\n"
-    f"## {_SIDE_BY_SIDE}\n\n{_side_by_side(output_dir, steps)}\n"
-  )
-  _plot_recall(output_dir, figures["recall_over_training"])
-  for name, (title, curves) in _PLOTS.items():
-    _plot(output_dir, name=name, title=title, curves=curves)
-  widths = [max(len(row[i]) for row in rows) for i in range(2)]
-  table = "\n".join(
-    f"{name:<{widths[0]}}   {figure:<{widths[1]}}   {remark}".rstrip()
-    for name, figure, remark in rows
-  )
-  return f"\n{table}\n\nreport: {output_dir / 'report.md'}"
+  paragraphs = [
+    "# The demo's report",
+    _markdown([*head, *rows]),
+    "`tensorboard --logdir` with this folder shows the curves of all stages.",
+    "## What is retrieved before and after REALM pre-training",
+    *_side_by_side(output_dir),
+  ]
+  (output_dir / "report.md").write_text("\n\n".join(paragraphs) + "\n")
+  (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
+  return f"\n{columns(rows)}\n\nreport: {output_dir / 'report.md'}"
 
 
 def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -98,6 +63,7 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ("BM25, reader trained on it", open_qa("bm25"), "control"),
     ("inverse cloze, no REALM", open_qa("ict_only"), f"control ({better})"),
     ("before fine-tuning, REALM", recalls(statements["realm"]), "statements"),
+    ("… where it starts", recalls(statements["started_from"]), "statements"),
     ("… inverse cloze", recalls(statements["ict_only"]), f"control ({better})"),
     ("masked names, with retrieval", with_retrieval, "pre-training"),
     ("masked names, null block alone", null_only, "control"),
@@ -107,76 +73,23 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
   ]
 
 
-def _plot(
-  output_dir: Path, *, name: str, title: str, curves: Sequence[str]
-) -> None:
-  with plot(output_dir / name, title=title) as (axes,):
-    for curve in curves:
-      run, metric = curve.split("/")
-      points = [row for row in read_rows(output_dir / run) if metric in row]
-      steps = [point["step"] for point in points]
-      values = [point[metric] for point in points]
-      if metric == "staleness_steps":
-        axes.plot(steps, values, label=run)
-        continue
-      (line,) = axes.plot(steps, values, alpha=0.2)
-      axes.plot(steps, _smooth(values), color=line.get_color(), label=run)
-    axes.set_xlabel("step")
-    axes.grid(alpha=0.3)
-    axes.legend()
+def _side_by_side(output_dir: Path) -> Iterator[str]:
+  """Yields a table for each of the first few masked statements.
 
-
-def _plot_recall(
-  output_dir: Path, curves: Mapping[str, Mapping[str, Mapping[str, float]]]
-) -> None:
-  """Draws recall along training, in shares of it, and REALM's swaps."""
-  rows = read_rows(output_dir / "realm")
-  swaps = [
-    row["step"]
-    for before, row in itertools.pairwise(rows)
-    if row["generation"] != before["generation"]
-  ]
-  with plot(output_dir / _RECALL_OVER_TRAINING, title=_RECALL_TITLE) as (axes,):
-    for step in swaps:
-      label = "a new generation is swapped in" if step == swaps[0] else None
-      share = step / rows[-1]["step"]
-      axes.axvline(share, color="gray", alpha=0.4, lw=0.8, label=label)
-    for run, by_step in curves.items():
-      last = max(map(int, by_step))
-      shares = [int(step) / last for step in by_step]
-      for name, style in (("recall_at_1", "-"), ("recall_at_5", "--")):
-        axes.plot(
-          shares,
-          [recalls[name] for recalls in by_step.values()],
-          style,
-          marker=".",
-          color="tab:blue" if run == "realm" else "tab:orange",
-          label=f"{_LABELS[run]}, {name.replace('_at_', '@')}",
-        )
-    axes.set_xlabel("share of the run (both runs take the same time)")
-    axes.set_ylim(0, 1)
-    axes.grid(alpha=0.3)
-    # Below the axes, where no curve passes.
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
-
-
-def _side_by_side(output_dir: Path, steps: Sequence[str]) -> str:
-  """Returns a table for each of the first few masked statements.
-
-  A column has the best blocks of a checkpoint of REALM, the first and the last
-  one; a check mark stands before those that state the fact.
+  A column has the best blocks of the retriever that REALM starts from, and of
+  its own; a check mark stands before those that state the fact.
   """
   world, evaluations = output_dir / "world", output_dir / "evaluations"
   texts = {row["id"]: row["text"] for row in _records(world / "articles.jsonl")}
   evidence = {}
-  for title, step in (
-    ("inverse cloze, where REALM starts", steps[0]),
-    ("after REALM pre-training", steps[-1]),
+  last = read_rows(output_dir / REALM)[-1]["step"]
+  for title, run, step in (
+    ("inverse cloze, where REALM starts", ICT_CONTINUED, 0),
+    ("after REALM pre-training", REALM, last),
   ):
-    folder = evaluations / retrieval_folder("realm", int(step), STATEMENTS)
+    folder = evaluations / retrieval_folder(run, step, STATEMENTS)
     lines = _records(folder / "retrieved.jsonl")
     evidence[title] = {line["id"]: line["evidence"] for line in lines}
-  tables = []
   sentences = _records(world / f"{STATEMENTS}.jsonl")
   for sentence in itertools.islice(sentences, _NUM_SENTENCES):
     rows = [["", *evidence], ["---"] * (len(evidence) + 1)]
@@ -188,9 +101,8 @@ def _side_by_side(output_dir: Path, steps: Sequence[str]) -> str:
         mark = "✓ " if document in sentence["gold_ids"] else ""
         cells.append(f"{mark}{texts[document]} ({block['probability']:.2f})")
       rows.append(cells)
-    title = f"**{sentence['question']}** ({sentence['answer'][0]})"
-    tables.append(f"{title}\n\n{_markdown(rows)}")
-  return "\n\n".join(tables)
+    yield f"**{sentence['question']}** ({sentence['answer'][0]})"
+    yield _markdown(rows)
 
 
 def _markdown(rows: Iterable[Sequence[str]]) -> str:
@@ -201,12 +113,3 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
   with path.open() as lines:
     for line in lines:
       yield json.loads(line)
-
-
-def _smooth(values: Sequence[float]) -> list[float]:
-  """Returns the exponential moving average."""
-  return list(
-    itertools.accumulate(
-      values, lambda mean, value: mean + _SMOOTHING * (value - mean)
-    )
-  )

@@ -3,14 +3,14 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
 
 from realm_jax.demo_world import relations
 from realm_jax.demo_world import world as world_lib
-from realm_jax.demo_world.facts import Fact, Split
+from realm_jax.demo_world.facts import Split
 from realm_jax.demo_world.questions import Question
 from realm_jax.storage.json_files import json_lines
 
@@ -35,37 +35,32 @@ def edit_facts(
       f"count={count} is odd; facts are changed in pairs, so ask for an even "
       "number"
     )
-  partner: dict[int, int] = {}
-  for first, second in _choose_pairs(world, count // 2, seed):
-    partner |= {first: second, second: first}
   facts = list(world.facts)
-  for index, other in partner.items():
-    value = world.facts[other].value
-    facts[index] = dataclasses.replace(facts[index], value=value)
-  return world_lib.World(
-    entities=world.entities,
+  for first, second in _choose_pairs(world, count // 2, seed):
+    for index, other in ((first, second), (second, first)):
+      value = world.facts[other].value
+      facts[index] = dataclasses.replace(facts[index], value=value)
+
+  def answered(
+    questions: Mapping[Split, Sequence[Question]],
+  ) -> dict[Split, list[Question]]:
+    return {
+      split: [
+        # A question about a symmetric fact may have its subject as the answer.
+        one
+        if facts[one.fact] == world.facts[one.fact]
+        else dataclasses.replace(one, answer=facts[one.fact].value)
+        for one in group
+      ]
+      for split, group in questions.items()
+    }
+
+  return dataclasses.replace(
+    world,
     facts=facts,
-    documents=world.documents,
-    questions=_answered(world.questions, facts, partner),
-    statements=_answered(world.statements, facts, partner),
+    questions=answered(world.questions),
+    statements=answered(world.statements),
   )
-
-
-def _answered(
-  questions: Mapping[Split, Sequence[Question]],
-  facts: Sequence[Fact],
-  edited: Collection[int],
-) -> dict[Split, list[Question]]:
-  """Returns the questions with the answers that edited facts give."""
-  return {
-    split: [
-      dataclasses.replace(question, answer=facts[question.fact].value)
-      if question.fact in edited
-      else question
-      for question in group
-    ]
-    for split, group in questions.items()
-  }
 
 
 def _choose_pairs(

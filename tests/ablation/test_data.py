@@ -20,7 +20,7 @@ def test_each_seed_has_a_world_of_its_own_which_is_made_once(tmp_path):
   for seed in (0, 1):
     folder = tmp_path / f"seed-{seed}"
     worlds.prepare(folder, seed)
-    files = worlds.files(folder, seed)
+    files = worlds.files(folder)
     fingerprints.append(Corpus.open(files.corpus_dir).fingerprint)
     for path in (files.train_questions, files.questions, files.sentences):
       with open(path) as lines:

@@ -144,7 +144,7 @@ def test_a_stale_row_shares_what_is_the_same_and_is_compared_with_it(
   assert references["emdr2_refresh_1500"] == "emdr2_refresh_50"
   assert not any(name.startswith("replug") for name in references)
   # A refresh every 50 steps is what the objective itself has.
-  assert plan.results["emdr2_refresh_50"][0].run.name == "emdr2"
+  assert plan.results["emdr2_refresh_50"][0]["run"].name == "emdr2"
   assert _trained(plan, "emdr2_refresh_200").refresh_every_steps == 200
   assert "emdr2_refresh_1500" in plan.never_refreshed
   rolling = _trained(plan, "emdr2_rolling")

@@ -2,20 +2,15 @@ import pytest
 
 from realm_jax.demo_world import world as world_lib
 
-# A fifth of the demo's size.
-SMALL = {"num_people": 80, "num_cities": 80, "num_companies": 30}
-
-
-@pytest.fixture(scope="session")
-def small_sizes():
-  """The numbers of entities of `small_world`."""
-  return dict(SMALL)
-
 
 @pytest.fixture(scope="session")
 def small_world():
-  """A world of some 600 documents."""
-  return world_lib.generate(world_lib.WorldConfig(seed=3, **SMALL))
+  """A world of some 600 documents, a fifth of the demo's."""
+  return world_lib.generate(
+    world_lib.WorldConfig(
+      seed=3, num_people=80, num_cities=80, num_companies=30
+    )
+  )
 
 
 @pytest.fixture(scope="session")

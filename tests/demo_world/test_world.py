@@ -1,30 +1,93 @@
+"""What makes the world worth learning from, and not solved without."""
+
 import collections
+import itertools
 import json
 import re
 
+import numpy as np
 import pytest
 
-from realm_jax.demo_world import relations
+from realm_jax.demo_world import edits, names, relations
 from realm_jax.demo_world import world as world_lib
 
+# Words that say nothing about which relation is meant.
+_FUNCTION_WORDS = set(
+  "a an and are as at be been by did do does for from had has have how in "
+  "into is it its of on or out over that the their they through to up was "
+  "were what when where which who whom whose with".split()
+)
 
-def words(text):
-  return re.findall(r"\w+", text.lower())
+
+def _words(text):
+  return set(re.findall(r"\w+", text.replace("'", "").lower()))
 
 
-def mentions(text, name):
+def _content(templates):
+  """The words of templates that carry meaning, without the names."""
+  text = " ".join(templates).replace("{s}", " ").replace("{o}", " ")
+  return _words(text) - _FUNCTION_WORDS
+
+
+def _mentions(text, name):
   return re.search(rf"\b{re.escape(name)}\b", text) is not None
 
 
-def read_lines(path):
+def _read_lines(path):
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_seed_makes_one_world_and_another_seed_another(
-  small_world, small_sizes
-):
+@pytest.fixture(scope="module")
+def texts(demo_world):
+  return [d.text(demo_world.facts) for d in demo_world.documents]
+
+
+@pytest.fixture(scope="module")
+def stated(demo_world):
+  """The sentences that state each fact."""
+  stated = collections.defaultdict(list)
+  for document in demo_world.documents:
+    for sentence in document.sentences:
+      stated[sentence.fact].append(sentence)
+  return stated
+
+
+@pytest.fixture(scope="module")
+def sentences(demo_world, stated):
+  """The text of each sentence."""
+  return {
+    demo_world.facts[fact].word(sentence.template)
+    for fact, group in stated.items()
+    for sentence in group
+  }
+
+
+@pytest.mark.parametrize("relation", relations.RELATIONS, ids=lambda r: r.name)
+def test_phrasings_and_questions_have_no_content_word_in_common(relation):
+  assert len(relation.phrasings) >= 3
+  assert len(set(relation.questions)) >= 3
+  assert all(_content([question]) for question in relation.questions)
+  groups = [_content((*p.wordings, p.unseen)) for p in relation.phrasings]
+  assert all(groups)
+  groups.append(_content(relation.questions))
+  for one, other in itertools.combinations(groups, 2):
+    assert not one & other
+
+
+def test_questions_have_words_of_their_own_and_statements_have_not():
+  phrasings = [p for r in relations.RELATIONS for p in r.phrasings]
+  seen = [wording for p in phrasings for wording in p.wordings]
+  unseen = [p.unseen for p in phrasings]
+  questions = [q for r in relations.RELATIONS for q in r.questions]
+  assert not _content(seen + unseen) & _content(questions)
+  assert _words(" ".join(unseen)) <= _words(" ".join(seen))
+  assert not {*seen} & {*unseen}
+
+
+def test_a_seed_makes_one_world_and_another_seed_another(small_world):
+  sizes = {"num_people": 80, "num_cities": 80, "num_companies": 30}
   same, other = (
-    world_lib.generate(world_lib.WorldConfig(seed=seed, **small_sizes))
+    world_lib.generate(world_lib.WorldConfig(seed=seed, **sizes))
     for seed in (3, 4)
   )
   assert same == small_world
@@ -32,70 +95,57 @@ def test_a_seed_makes_one_world_and_another_seed_another(
 
 
 def test_names_are_unique_letters_and_foreign_to_the_wordings(demo_world):
-  names = [entity.name for entity in demo_world.entities]
-  assert len(set(map(str.lower, names))) == len(names)
-  templates = {
-    word
-    for relation in relations.RELATIONS
-    for template in relation.templates
-    for word in words(template)
-  }
-  for name in names:
-    for word in name.split():
-      assert word.isalpha()
-      assert word.isascii()
-      assert word == word.capitalize()
-      assert word.lower() not in templates
+  found = [entity.name for entity in demo_world.entities]
+  assert len({name.lower() for name in found}) == len(found)
+  for word in " ".join(found).split():
+    assert word.isalpha()
+    assert word.isascii()
+    assert word == word.capitalize()
+  templates = [t for r in relations.RELATIONS for t in r.templates]
+  assert not _words(" ".join(found)) & _words(" ".join(templates))
 
 
-def test_every_word_occurs_often_enough_to_be_one_wordpiece(demo_world):
+def test_every_word_occurs_often_enough_to_be_one_wordpiece(demo_world, texts):
   counts = collections.Counter(
-    word
-    for d in demo_world.documents
-    for word in words(d.text(demo_world.facts))
+    word for text in texts for word in re.findall(r"\w+", text.lower())
   )
-  name_words = {word for e in demo_world.entities for word in words(e.name)}
-  assert min(counts[word] for word in name_words) >= 6
+  of_names = _words(" ".join(entity.name for entity in demo_world.entities))
+  assert min(counts[word] for word in of_names) >= 6
   assert len(counts) <= 3000
 
 
-def test_each_fact_is_stated_three_times_in_two_phrasings(demo_world):
-  phrasings = collections.defaultdict(list)
-  templates = collections.defaultdict(set)
-  for document in demo_world.documents:
-    for sentence in document.sentences:
-      phrasings[sentence.fact].append(sentence.phrasing)
-      templates[sentence.fact].add(sentence.template)
-      relation = relations.BY_NAME[demo_world.facts[sentence.fact].relation]
-      phrasing = relation.phrasings[sentence.phrasing]
-      assert sentence.template in phrasing.wordings
-  assert phrasings.keys() == set(range(len(demo_world.facts)))
-  for fact, numbers in phrasings.items():
+def test_each_fact_is_stated_three_times_in_two_phrasings(demo_world, stated):
+  assert stated.keys() == set(range(len(demo_world.facts)))
+  for fact, group in stated.items():
+    numbers = [sentence.phrasing for sentence in group]
     assert (len(numbers), len(set(numbers))) == (3, 2)
-    assert len(templates[fact]) == 3
+    assert len({sentence.template for sentence in group}) == 3
+    relation = relations.BY_NAME[demo_world.facts[fact].relation]
+    for sentence in group:
+      wordings = relation.phrasings[sentence.phrasing].wordings
+      assert sentence.template in wordings
 
 
 def test_a_subject_has_one_value_of_a_relation_and_values_are_spread(
   demo_world,
 ):
+  of_kind = collections.defaultdict(set)
+  for entity in demo_world.entities:
+    of_kind[entity.kind].add(entity.name)
   for relation in relations.RELATIONS:
     facts = [f for f in demo_world.facts if f.relation == relation.name]
     subjects = [f.subject for f in facts]
     if relation.is_symmetric:
       subjects += [f.value for f in facts]
-    assert len(set(subjects)) == len(subjects)
-    assert sorted(subjects) == sorted(
-      e.name for e in demo_world.entities if e.kind == relation.subject
-    )
+    assert sorted(subjects) == sorted(of_kind[relation.subject])
     # As equal as can be: a masked subject follows from few values.
     counts = collections.Counter(f.value for f in facts).values()
     assert max(counts) - min(counts) <= 1
+    # Nor is a value guessed by who knows what kind is wanted.
+    assert max(counts) / len(facts) <= 0.05
     assert all(f.value != f.subject for f in facts)
     if relation.has_entity_value:
-      of_kind = {
-        e.name for e in demo_world.entities if e.kind == relation.value
-      }
-      assert {f.value for f in facts} <= of_kind
+      assert {f.value for f in facts} <= of_kind[relation.value]
 
 
 def test_facts_connect_entities_of_one_split(demo_world):
@@ -107,33 +157,146 @@ def test_facts_connect_entities_of_one_split(demo_world):
         assert split_of.setdefault(name, split) == split
 
 
+def test_the_fact_answers_the_question_and_nothing_else_does(demo_world):
+  values = collections.defaultdict(set)
+  for fact in demo_world.facts:
+    values[fact.relation, fact.subject].add(fact.value)
+    if relations.BY_NAME[fact.relation].is_symmetric:
+      values[fact.relation, fact.value].add(fact.subject)
+  for split, questions in demo_world.questions.items():
+    for question in questions:
+      relation = demo_world.facts[question.fact].relation
+      assert values[relation, question.subject] == {question.answer}
+      assert _mentions(question.text, question.subject)
+      assert not _mentions(question.text, question.answer)
+    asked = [(question.fact, question.subject) for question in questions]
+    # The score of a held-out split counts facts.
+    assert split == "train" or len(set(asked)) == len(asked)
+
+
+def test_a_masked_statement_says_what_is_asked_in_an_unseen_wording(
+  demo_world, stated, sentences
+):
+  for split in ("validation", "test"):
+    statements = demo_world.statements[split]
+    asked = {question.fact for question in demo_world.questions[split]}
+    assert sorted(s.fact for s in statements) == sorted(asked)
+    for statement in statements:
+      fact = demo_world.facts[statement.fact]
+      assert statement.text.count("[MASK]") == 1
+      said = statement.text.replace("[MASK]", statement.answer)
+      assert _mentions(said, fact.subject)
+      assert _mentions(said, fact.value)
+      assert said not in sentences
+      phrasings = relations.BY_NAME[fact.relation].phrasings
+      unseen = [fact.word(phrasing.unseen) for phrasing in phrasings]
+      found = {sentence.phrasing for sentence in stated[statement.fact]}
+      assert unseen.index(said) not in found
+
+
+def test_finding_the_subject_is_not_finding_the_fact(demo_world, texts):
+  """Of the blocks that name the subject, most do not answer the question."""
+  shares, naming = [], []
+  for question in demo_world.questions["test"]:
+    blocks = [text for text in texts if question.subject in text]
+    answering = [text for text in blocks if _mentions(text, question.answer)]
+    naming.append(len(blocks))
+    shares.append(len(answering) / len(blocks))
+  assert 15 <= np.median(naming) <= 30
+  assert np.mean(shares) < 0.2
+
+
+def test_the_tagger_finds_all_names_with_their_kinds_and_all_numbers(
+  demo_world, texts
+):
+  """And nothing else, which no other block could tell."""
+  kinds = {entity.name: entity.kind for entity in demo_world.entities}
+  for document, text in zip(demo_world.documents, texts, strict=True):
+    wanted, start = set(), 0
+    for sentence in document.sentences:
+      fact = demo_world.facts[sentence.fact]
+      said = fact.word(sentence.template)
+      for name in (fact.subject, fact.value):
+        at = start + re.search(rf"\b{re.escape(name)}\b", said).start()
+        wanted.add((at, at + len(name), kinds.get(name, "number")))
+      start += len(said) + 1
+    assert set(names.tag(text, document.title)) == wanted
+
+
 def test_the_files_hold_the_world(small_world, tmp_path):
-  world_lib.write_world(tmp_path / "new" / "world", world=small_world)
-  directory = tmp_path / "new" / "world"
-  documents = read_lines(directory / "articles.jsonl")
+  world_lib.write_world(tmp_path / "world", world=small_world)
+  documents = _read_lines(tmp_path / "world" / "articles.jsonl")
   assert [d["id"] for d in documents] == [d.id for d in small_world.documents]
-  assert len({d["id"] for d in documents}) == len(documents)
   text_of = {d["id"]: d["text"] for d in documents}
-  files = [
-    *(("questions", *item) for item in small_world.questions.items()),
-    *(("statements", *item) for item in small_world.statements.items()),
-  ]
-  assert {(name, split) for name, split, _ in files} >= {
-    ("questions", "train"),
-    ("statements", "test"),
-  }
-  for name, split, questions in files:
-    records = read_lines(directory / f"{name}-{split}.jsonl")
-    assert [r["id"] for r in records] == [q.id for q in questions]
-    for record in records:
-      (answer,) = record["answer"]
-      assert mentions(record["question"], record["subject"])
-      assert record["relation"] in relations.BY_NAME
-      for gold in record["gold_ids"]:
-        assert mentions(text_of[gold], record["subject"])
-        assert mentions(text_of[gold], answer)
+  assert len(text_of) == len(documents)
+  for name in ("questions", "statements"):
+    for split, questions in getattr(small_world, name).items():
+      records = _read_lines(tmp_path / "world" / f"{name}-{split}.jsonl")
+      assert [r["id"] for r in records] == [q.id for q in questions]
+      for record in records:
+        (answer,) = record["answer"]
+        assert _mentions(record["question"], record["subject"])
+        assert record["relation"] in relations.BY_NAME
+        for gold in record["gold_ids"]:
+          assert _mentions(text_of[gold], record["subject"])
+          assert _mentions(text_of[gold], answer)
 
 
-def test_sizes_that_make_no_world_are_refused(small_sizes):
+def test_sizes_that_make_no_world_are_refused():
   with pytest.raises(ValueError, match="2 of kind company; every kind needs"):
-    world_lib.WorldConfig(**(small_sizes | {"num_companies": 2}))
+    world_lib.WorldConfig(num_companies=2)
+
+
+def test_edited_facts_exchange_their_values(demo_world):
+  edited = edits.edit_facts(demo_world, count=20, seed=1)
+  facts = [
+    (old, new)
+    for old, new in zip(demo_world.facts, edited.facts, strict=True)
+    if old != new
+  ]
+  assert len(facts) == 20
+  for old, new in facts:
+    assert (old.relation, old.subject) == (new.relation, new.subject)
+  # The pairs are of all ten relations that have a direction.
+  assert len({new.relation for _, new in facts}) == 10
+  assert sorted(old.value for old, _ in facts) == sorted(
+    new.value for _, new in facts
+  )
+  assert edited.documents == demo_world.documents
+  # Only answers to edited facts change.
+  assert edited.questions["train"] == demo_world.questions["train"]
+  pairs = zip(
+    demo_world.questions["test"], edited.questions["test"], strict=True
+  )
+  changed = [(old, new) for old, new in pairs if old != new]
+  assert {(new.subject, new.answer) for _, new in changed} == {
+    (new.subject, new.value) for _, new in facts
+  }
+  for old, new in changed:
+    assert (old.id, old.text, old.fact) == (new.id, new.text, new.fact)
+  with pytest.raises(ValueError, match="count=3 is odd"):
+    edits.edit_facts(demo_world, count=3, seed=0)
+
+
+def test_the_files_of_an_edited_world_hold_old_and_new_answers(
+  small_world, tmp_path
+):
+  after = edits.edit_facts(small_world, count=4, seed=1)
+  edits.write_edited(tmp_path, before=small_world, after=after)
+  questions, articles = (
+    _read_lines(tmp_path / name)
+    for name in ("questions-edited.jsonl", "articles.jsonl")
+  )
+  old_answers = {q.id: q.answer for q in small_world.questions["test"]}
+  assert [
+    (q["id"], q["question"], q["answer"], q["old_answer"]) for q in questions
+  ] == [
+    (q.id, q.text, [q.answer], [old_answers[q.id]])
+    for q in after.questions["test"]
+    if q.answer != old_answers[q.id]
+  ]
+  assert len(questions) == 4
+  text_of = {article["id"]: article["text"] for article in articles}
+  for question in questions:
+    for gold in question["gold_ids"]:
+      assert _mentions(text_of[gold], question["answer"][0])

@@ -41,7 +41,6 @@ def test_the_whole_demo_in_small(tmp_path, command_server):
   assert report.keys() == {
     *_CONTENDERS,
     "statements",
-    "recall_over_training",
     "inverse_cloze_baseline",
     "masked_accuracy",
     "edited_facts",
@@ -51,18 +50,15 @@ def test_the_whole_demo_in_small(tmp_path, command_server):
   for name in _CONTENDERS:
     for figure in ("exact_match", "recall_at_1", "recall_at_5", "mrr"):
       assert 0 <= report[name][figure] <= 1
-  curves = report["recall_over_training"]
-  assert report["statements"]["realm"] == [*curves["realm"].values()][-1]
-  assert report["statements"]["ict_only"] in (
-    curves["inverse_cloze_continued"].values()
-  )
-  # Both start from the same retriever.
-  assert len({json.dumps(curve["0"]) for curve in curves.values()}) == 1
+  statements = report["statements"]
+  assert statements.keys() == {"started_from", "realm", "ict_only"}
   baseline = report["inverse_cloze_baseline"]
   found = baseline["validation_recall_at_1"]
-  continued = found["continued"] >= found["started_from"]
-  name = "inverse_cloze_continued" if continued else "inverse_cloze"
-  assert baseline["retriever"] == name
+  if found["continued"] >= found["started_from"]:
+    assert baseline["retriever"] == "inverse_cloze_continued"
+  else:
+    assert baseline["retriever"] == "inverse_cloze"
+    assert statements["ict_only"] == statements["started_from"]
   assert {"with_retrieval", "null_only"} == report["masked_accuracy"].keys()
   edited = report["edited_facts"]
   assert 0 <= edited["followed"] <= edited["known"] <= edited["edited"] <= 100
@@ -72,9 +68,6 @@ def test_the_whole_demo_in_small(tmp_path, command_server):
   statements = (output_dir / "world/statements-test.jsonl").read_text()
   first = json.loads(statements.splitlines()[0])
   assert f"**{first['question']}** ({first['answer'][0]})" in page
-  plots = [path.read_bytes() for path in output_dir.glob("*.png")]
-  assert plots
-  assert all(plot.startswith(b"\x89PNG") for plot in plots)
   # The run knows itself.
   kept = (output_dir / "open_qa" / "config.gin").read_text()
   assert "NUM_READ = 3\n" in kept

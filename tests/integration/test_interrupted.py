@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.faults import disturbed_run, on_disk, verdict
-from benchmarks.faults.disturbed import disturbed
-from benchmarks.faults.injection import Fault, InjectedFault, inject
+from benchmarks.faults import kinds, verdict
+from benchmarks.faults.disturbed import Fault, disturbed, finish
 from benchmarks.runs.jobs import wait_until
 from benchmarks.runs.pretraining import Run
 from realm_jax.checkpoints.store import CheckpointStore
@@ -48,7 +47,7 @@ def run(tmp_path_factory, world, command_environment, quick_jobs):
 def unbroken(run) -> Run:
   """A run that nothing disturbs; it logs what it compiles."""
   unbroken = run("unbroken", JAX_LOG_COMPILES="1")
-  assert not disturbed_run.finish(unbroken).problems
+  assert finish(unbroken)["problems"] == []
   return unbroken
 
 
@@ -57,7 +56,7 @@ class Broken:
   """A run with a kill and two polite stops, and what was seen."""
 
   run: Run
-  kill: InjectedFault | None
+  kill: dict[str, Any] | None
   stopped: dict[str, Any]
 
 
@@ -68,8 +67,8 @@ def broken(run) -> Broken:
   planned = Fault("kill both", 2 * _SAVE_EVERY, seconds, seed=0)
   stopped = {}
   with disturbed(run) as here:
-    trainer, builder = here.trainer, here.builders["builder"]
-    kill = inject(here, planned, on_disk.KINDS)
+    trainer, builder = here.jobs["trainer"], here.jobs["builder"]
+    kill = here.inject(planned, kinds.ON_DISK)
     # A builder that was started again handles SIGTERM once it is imported.
     wait_until(
       lambda: _WAITING in builder.last_output(),
@@ -89,7 +88,7 @@ def broken(run) -> Broken:
     stopped["due_at"] = waits_before
     trainer.start()
     builder.start()
-    disturbed_run.complete(here)
+    here.complete()
   return Broken(run, kill, stopped)
 
 

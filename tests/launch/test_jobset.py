@@ -11,11 +11,9 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
 )
 
 from launch import jobset
+from launch.launch_flags import split_bindings
 from launch.slices import parse_slice
 from realm_jax.exit_codes import ExitCode
-
-_FOLLOWS = ("--evaluator_follow",)
-_TO_ITS_END = (*_FOLLOWS, "--evaluator.gin.FOLLOW_UNTIL_STEP=9")
 
 
 def _read_by_schema(document: dict) -> dict:
@@ -29,19 +27,15 @@ def _read_by_schema(document: dict) -> dict:
 
 
 @pytest.fixture
-def manifest(planned):
+def manifest(planned, given):
   """`manifest(*flags)`: the document that the cluster reads."""
 
   def manifest(*flags, **jobs):
-    jobs = planned("gke", "--builder_tpu=v5litepod-16", *flags, **jobs)
+    planned_jobs = planned("gke", *flags, **jobs)
+    others, _ = split_bindings(flags)
     text = jobset.as_yaml(
       jobset.manifest(
-        "realm",
-        list(jobs.values()),
-        image="registry/realm:1",
-        max_restarts=7,
-        service_account="writer",
-        queue="tpus",
+        "realm", list(planned_jobs.values()), given("gke", *others, **jobs)
       )
     )
     return yaml.safe_load(text)
@@ -61,62 +55,60 @@ def _pod(document: dict, name: str = "trainer") -> dict:
   return _job_spec(document, name)["template"]["spec"]
 
 
-@pytest.mark.parametrize("flags", [(), _FOLLOWS, _TO_ITS_END])
-def test_every_field_is_one_of_the_schema(manifest, flags):
-  document = manifest("--env=A=1", "--env=B=2", *flags)
-  assert _read_by_schema(document) == document
-
-
 @pytest.mark.parametrize("name", ["v5litepod-1", "v4-16", "v6e-256"])
 def test_completions_are_the_hosts_of_a_slice(manifest, name):
-  tpu = parse_slice(name)
-  document = manifest(f"--tpu={name}")
+  document = manifest(f"--tpu={name}", "--builder_tpu=v5e-16")
   assert _read_by_schema(document) == document
-  for job, wanted in (("trainer", tpu), ("builder", parse_slice("v5e-16"))):
-    spec, pod = _job_spec(document, job), _pod(document, job)
-    assert spec["completions"] == spec["parallelism"] == wanted.hosts
+  for job, wanted in (("trainer", name), ("builder", "v5e-16")):
+    tpu, spec, pod = (
+      parse_slice(wanted),
+      _job_spec(document, job),
+      _pod(document, job),
+    )
+    assert spec["completions"] == spec["parallelism"] == tpu.hosts
     assert spec["completionMode"] == "Indexed"
+    # A podFailurePolicy is for pods that are not restarted in place.
+    assert pod["restartPolicy"] == "Never"
     assert pod["nodeSelector"] == {
-      "cloud.google.com/gke-tpu-accelerator": wanted.generation.accelerator,
-      "cloud.google.com/gke-tpu-topology": wanted.topology,
+      "cloud.google.com/gke-tpu-accelerator": tpu.generation.accelerator,
+      "cloud.google.com/gke-tpu-topology": tpu.topology,
     }
     (container,) = pod["containers"]
     limit = container["resources"]["limits"]["google.com/tpu"]
-    assert int(limit) * wanted.hosts == wanted.chips
+    assert int(limit) * tpu.hosts == tpu.chips
     # Hosts of one slice must not be mixed with those of another one.
     annotations = _jobs(document)[job]["template"].get("metadata")
-    assert (annotations is not None) == (wanted.hosts > 1)
-
-
-def test_the_trainer_is_the_first_job_and_ends_the_builder(manifest):
-  document = manifest()
-  spec = document["spec"]
-  assert list(_jobs(document)) == ["trainer", "builder", "evaluator"]
-  assert spec["successPolicy"] == {
-    "operator": "All",
-    "targetReplicatedJobs": ["trainer", "evaluator"],
-  }
-  assert _jobs(document)["evaluator"]["dependsOn"] == [
-    {"name": "trainer", "status": "Complete"}
-  ]
-  # Only the evaluator waits; JobSet admits no such field in the first job.
-  assert "dependsOn" not in _jobs(document)["trainer"]
-  assert "dependsOn" not in _jobs(document)["builder"]
+    assert (annotations is not None) == (tpu.hosts > 1)
 
 
 @pytest.mark.parametrize(
-  ("flags", "awaited"),
-  [(_FOLLOWS, ["trainer"]), (_TO_ITS_END, ["trainer", "evaluator"])],
+  ("flags", "awaited", "waits"),
+  [
+    ((), ["trainer", "evaluator"], ["evaluator"]),
+    (("--evaluator_follow",), ["trainer"], []),
+    (
+      ("--evaluator_follow", "--evaluator.gin.FOLLOW_UNTIL_STEP=9"),
+      ["trainer", "evaluator"],
+      [],
+    ),
+  ],
 )
-def test_an_evaluator_that_follows_is_awaited_if_it_has_an_end(
-  manifest, flags, awaited
+def test_the_trainer_ends_what_has_no_end_of_its_own(
+  manifest, flags, awaited, waits
 ):
-  document = manifest(*flags)
-  policy = document["spec"]["successPolicy"]
-  assert policy["targetReplicatedJobs"] == awaited
-  assert "dependsOn" not in _jobs(document)["evaluator"]
-  (container,) = _pod(document, "evaluator")["containers"]
-  assert "--follow" in container["command"]
+  document = manifest("--env=A=1", "--env=B=2", *flags)
+  assert _read_by_schema(document) == document
+  # JobSet admits nothing to wait for in the first job.
+  assert list(_jobs(document)) == ["trainer", "builder", "evaluator"]
+  assert document["spec"]["successPolicy"] == {
+    "operator": "All",
+    "targetReplicatedJobs": awaited,
+  }
+  ends = [{"name": "trainer", "status": "Complete"}]
+  waiting = {
+    name: job.get("dependsOn") for name, job in _jobs(document).items()
+  }
+  assert waiting == {name: ends if name in waits else None for name in waiting}
 
 
 class _FailedPod(NamedTuple):
@@ -235,11 +227,8 @@ def test_what_follows_a_failure_depends_on_its_cause(
   assert cluster.counted == counted
 
 
-def test_a_trainer_alone_needs_no_restart_of_single_jobs(planned):
-  jobs = planned("gke", jobs=("--gin_file=a.gin",))
-  document = jobset.manifest(
-    "realm", [*jobs.values()], image="i", max_restarts=1
-  )
+def test_a_trainer_alone_needs_no_restart_of_single_jobs(manifest):
+  document = manifest(jobs=("--gin_file=a.gin",))
   rules = document["spec"]["failurePolicy"]["rules"]
   assert {rule["action"] for rule in rules} == {
     "FailJobSet",
@@ -247,17 +236,10 @@ def test_a_trainer_alone_needs_no_restart_of_single_jobs(planned):
   }
 
 
-def test_rules_are_as_kubernetes_admits_them(manifest):
-  document = manifest()
-  names = [r["name"] for r in document["spec"]["failurePolicy"]["rules"]]
-  assert len(set(names)) == len(names)
-  assert all(re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*\w)?", n) for n in names)
-  # A podFailurePolicy is for pods that are not restarted in place.
-  assert _pod(document)["restartPolicy"] == "Never"
-
-
 def test_a_container_runs_the_jobs_command(manifest):
-  document = manifest("--env=builder.A=it's 1")
+  document = manifest(
+    "--env=builder.A=it's 1", "--service_account=writer", "--queue=tpus"
+  )
   pod = _pod(document, "builder")
   assert pod["serviceAccountName"] == "writer"
   assert document["metadata"] == {

@@ -88,9 +88,9 @@ def test_a_batch_without_masks_costs_nothing(form):
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=5)
 def test_what_the_retriever_learns(form, seed):
-  # r(z) of the paper's section 3.3, by autodiff and by finite differences.
-  for row in compare_signal(form, seed=seed):
-    assert row.passed, row
+  # r(z) of the paper's section 3.3.
+  row = compare_signal(form, seed=seed)
+  assert row.passed, row
 
 
 def test_without_a_null_block_nothing_is_compared_with_it():
