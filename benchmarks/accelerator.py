@@ -1,0 +1,184 @@
+"""Measures what an index of the paper's size takes on one accelerator.
+
+    python -m benchmarks.accelerator --json=accelerator.json
+
+Inputs and weights are random, so that neither TensorFlow nor a corpus is
+needed. Two things are measured, in bfloat16:
+
+- the embedding of blocks of up to 288 wordpieces by a BERT-base tower (Guu et
+  al. 2020, section 4.1), as the index builder does it;
+- exact search of 13,353,718 vectors, which are the paper's blocks.
+
+`benchmarks.train_step` has the command for a step.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.core import meta
+
+from benchmarks import train_step
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.embedding import CorpusEmbedder
+from realm_jax.indexes.exact import ExactConfig, ExactIndex
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.storage.json_files import write_json
+
+_PAPER = {
+  "layers": 12,
+  "hidden": 768,
+  "heads": 12,
+  "inner": 3072,
+  "vocab": 30522,
+  "candidates": 8,
+  "query": 64,
+  "block": 288,
+  "joint": 352,
+  "masks": 3,
+}
+_NUM_BLOCKS = 13_353_718
+_DIM = 128
+_WARM_UP, _SEARCHES = 2, 10
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomCorpus:
+  """What the embedder reads of a corpus: blocks of random wordpieces.
+
+  Attributes:
+    lengths: Wordpieces of each block, with the special ones.
+    block_length: The longest.
+  """
+
+  lengths: np.ndarray
+  block_length: int = _PAPER["block"]
+
+  @property
+  def num_blocks(self) -> int:
+    """Number of blocks."""
+    return len(self.lengths)
+
+  def gather(self, rows: np.ndarray, length: int) -> np.ndarray:
+    """Returns the token ids of rows, [n, length], padded with 0."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(999, _PAPER["vocab"], (len(rows), length), np.int32)
+    tokens[:, :2] = 101, 102  # [CLS] and [SEP], between them an empty title.
+    return np.where(
+      np.arange(length) < self.lengths[rows, None], tokens, np.int32(0)
+    )
+
+
+def embedding(num_blocks: int) -> dict[str, Any]:
+  """Measures the embedding of blocks whose lengths are spread evenly."""
+  given = argparse.Namespace(
+    **_PAPER, dropout=0.0, dtype="bfloat16", attention="xla"
+  )
+  retriever = train_step.make_models(given).retriever
+  tokens = jnp.zeros((1, 3), jnp.int32)
+  mesh = make_mesh(devices=jax.devices()[:1])
+  params = meta.unbox(
+    jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)["params"]
+  )
+  lengths = np.random.default_rng(1).integers(
+    64, _PAPER["block"] + 1, num_blocks
+  )
+
+  def embed(params: Any, token_ids: jax.Array) -> jax.Array:
+    return cast(
+      jax.Array,
+      retriever.apply({"params": params}, token_ids, method="embed_blocks"),
+    )
+
+  embedder = CorpusEmbedder(
+    cast(Corpus, RandomCorpus(lengths)),
+    embed,
+    dim=_DIM,
+    mesh=mesh,
+    tokens_per_batch=1 << 17,
+  )
+  rows = np.arange(num_blocks)
+  embedder.embed(params, rows)  # Compiles.
+  start = time.perf_counter()
+  embedder.embed(params, rows)
+  seconds = time.perf_counter() - start
+  flops = train_step.sequence_flops(given, lengths).sum()
+  return {
+    "blocks": num_blocks,
+    "blocks_per_second": num_blocks / seconds,
+    "tokens_per_second": int(lengths.sum()) / seconds,
+    "teraflops_per_second": flops / seconds / 1e12,
+    "minutes_for_wikipedia": _NUM_BLOCKS / num_blocks * seconds / 60,
+  }
+
+
+def searches(num_blocks: int) -> list[dict[str, Any]]:
+  """Measures exact search for batches of several sizes."""
+  rng = np.random.default_rng(2)
+  part = rng.standard_normal((1 << 20, _DIM), np.float32)
+  vectors = np.concatenate([part] * -(-num_blocks // len(part)))[:num_blocks]
+  start = time.perf_counter()
+  index = ExactIndex(vectors, ExactConfig("bfloat16"))
+  jax.block_until_ready(index.vectors)
+  loading = time.perf_counter() - start
+  found = []
+  for num_queries in (8, 64, 512):
+    queries = jax.random.normal(jax.random.key(3), (num_queries, _DIM))
+    search = functools.partial(index.search_on_device, queries, 8)
+    for _ in range(_WARM_UP):
+      jax.block_until_ready(search())
+    start = time.perf_counter()
+    jax.block_until_ready([search() for _ in range(_SEARCHES)])
+    seconds = (time.perf_counter() - start) / _SEARCHES
+    flops = 2 * num_blocks * _DIM * num_queries
+    found.append(
+      {
+        "queries": num_queries,
+        "milliseconds": 1e3 * seconds,
+        "gigabytes_per_second": index.vectors.nbytes / seconds / 1e9,
+        "teraflops_per_second": flops / seconds / 1e12,
+        "loading_seconds": loading,
+      }
+    )
+  return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Runs the benchmark."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0],
+    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+  )
+  for name, default, what in (
+    ("blocks", 100_000, "blocks to embed"),
+    ("search_blocks", _NUM_BLOCKS, "blocks to search"),
+  ):
+    parser.add_argument(f"--{name}", type=int, default=default, help=what)
+  parser.add_argument("--json", type=Path, help="file to write the figures to")
+  given = parser.parse_args(argv)
+  found: dict[str, Any] = {
+    "device": jax.devices()[0].device_kind,
+    "jax": jax.__version__,
+  }
+  print(json.dumps(found), flush=True)
+  parts = {
+    "search": functools.partial(searches, given.search_blocks),
+    "embedding": functools.partial(embedding, given.blocks),
+  }
+  for name, measure in parts.items():
+    found[name] = measure()
+    print(name, json.dumps(found[name]), flush=True)
+    if given.json:
+      write_json(given.json, found)
+
+
+if __name__ == "__main__":
+  main()
