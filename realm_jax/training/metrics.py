@@ -89,7 +89,6 @@ class MetricsLog:
     self._line_at = time.monotonic() + _LOG_LINE_SECONDS
     self._files = _Files(model_dir, start_step) if writes else None
     self._num_steps = num_steps
-    self.last: dict[str, float] = {}
 
   def push(
     self,
@@ -135,7 +134,6 @@ class MetricsLog:
       if not math.isfinite(metrics.get(name, 0.0)):
         raise NonFiniteLossError(f"{name} is {metrics[name]} at step {step}")
     metrics |= on_host
-    self.last = metrics
     if warning := self._monitor.update(step, metrics):
       logging.warning("step %d: %s", step, warning)
     if self._files is not None:
