@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
   from realm_jax.training import trainer
 
   result = trainer.train(config, configuration=kept)
-  logging.info("done: step %d, %d swaps", result.step, result.swaps)
+  logging.info("done: step %d", result.step)
 
 
 if __name__ == "__main__":

@@ -135,11 +135,6 @@ class Candidates:
     """Ends the background thread."""
     self._thread.shutdown(wait=True, cancel_futures=True)
 
-  @property
-  def swaps(self) -> int:
-    """Number of generations that were swapped in."""
-    return self._schedule.swaps if self._schedule else 0
-
   def open(self, state: TrainState) -> TrainState:
     """Returns the state before the first step, with the run's own index if any.
 

@@ -71,7 +71,6 @@ class GenerationSchedule:
 
   Attributes:
     current: Generation in use, once the schedule was started.
-    swaps: Number of generations that were swapped in.
   """
 
   current: Generation
@@ -115,7 +114,6 @@ class GenerationSchedule:
     self._warned_at: int | None = None
     # What this process has last said that it could swap in.
     self._offered: Generation | None = None
-    self.swaps = 0
     is_asked = self._takes_newest and not self._loop.is_leader
     self._watcher = watch(
       self._store.directory,
@@ -294,7 +292,6 @@ class GenerationSchedule:
       *(generation.step, self.current.step, step),
     )
     self._use(generation)
-    self.swaps += 1
 
   def _newest(self) -> Generation | None:
     """Returns the newest loaded generation, if its step is one to be used."""

@@ -36,15 +36,9 @@ from realm_jax.training.step import Metrics, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-  """The result of a run, which was preempted if it has steps left.
-
-  `swaps` counts the generations that were swapped in, and `metrics` are those
-  of the last step; empty where none was done.
-  """
+  """The steps that a run has done; it was preempted if it has steps left."""
 
   step: int
-  swaps: int
-  metrics: dict[str, float]
   preempted: bool
 
 
@@ -69,12 +63,7 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
     step += 1
   if step < num_steps:
     logging.info("Preempted: checkpoint saved at step %d, exiting.", step)
-  return TrainResult(
-    step=step,
-    swaps=run.candidates.swaps,
-    metrics=run.metrics.last,
-    preempted=step < num_steps,
-  )
+  return TrainResult(step=step, preempted=step < num_steps)
 
 
 def iterate(

@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import google_crc32c
@@ -89,7 +89,6 @@ class MetricsLog:
     self._line_at = time.monotonic() + _LOG_LINE_SECONDS
     self._files = _Files(model_dir, start_step) if writes else None
     self._num_steps = num_steps
-    self.last: dict[str, float] = {}
 
   def push(
     self,
@@ -135,7 +134,6 @@ class MetricsLog:
       if not math.isfinite(metrics.get(name, 0.0)):
         raise NonFiniteLossError(f"{name} is {metrics[name]} at step {step}")
     metrics |= on_host
-    self.last = metrics
     if warning := self._monitor.update(step, metrics):
       logging.warning("step %d: %s", step, warning)
     if self._files is not None:
@@ -162,7 +160,6 @@ class _Files:
 
   def __init__(self, model_dir: epath.PathLike, start_step: int):
     self._model_dir = epath.Path(model_dir)
-    self._flush_at = time.monotonic() + _FLUSH_SECONDS
     self._rows = MetricRows(model_dir, start_step=start_step)
     # To a file on an object store nothing can be appended: there, each flush
     # uploads another one.
@@ -173,7 +170,7 @@ class _Files:
       header=_event(file_version="brain.Event:2"),
     )
     self._has_warned = False
-    self._try(self._rows.flush)
+    self.flush()
 
   def _new_events(self) -> epath.Path:
     return self._model_dir / (
@@ -193,25 +190,22 @@ class _Files:
       self.flush()
 
   def flush(self) -> None:
-    self._try(self._rows.flush)
-    self._try(self._events.flush)
     self._flush_at = time.monotonic() + _FLUSH_SECONDS
-
-  def _try(self, write: Callable[[], None]) -> None:
-    try:
-      write()
-    except Exception as error:
-      message = explained(error)
-      if message is None and not isinstance(error, OSError):
-        raise
-      if not self._has_warned:
-        self._has_warned = True
-        logging.warning(
-          "metrics cannot be written to %s (%s); the run goes on, and tries "
-          "again",
-          self._model_dir,
-          message or error,
-        )
+    for records in (self._rows, self._events):
+      try:
+        records.flush()
+      except Exception as error:
+        message = explained(error)
+        if message is None and not isinstance(error, OSError):
+          raise
+        if not self._has_warned:
+          self._has_warned = True
+          logging.warning(
+            "metrics cannot be written to %s (%s); the run goes on, and tries "
+            "again",
+            self._model_dir,
+            message or error,
+          )
 
 
 def _event(**fields: Any) -> bytes:

@@ -56,7 +56,7 @@ def train(
     if run is None:
       step = int(state.step)
       logging.info("%s is already trained: step %d", config.model_dir, step)
-      return TrainResult(step, swaps=0, metrics={}, preempted=False)
+      return TrainResult(step, preempted=False)
     try:
       return run_steps(state, run, num_steps=config.num_steps)
     finally:

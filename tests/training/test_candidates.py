@@ -82,8 +82,6 @@ def _generation(step, index, scale=1.0, query_params=None):
 class Schedule(GenerationSchedule):
   """Generations by step, and one to fall back to."""
 
-  swaps = 0
-
   def __init__(self, generations, fallback=None):
     self._generations, self._after = generations, fallback
     self.recorded = []
