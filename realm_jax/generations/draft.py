@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -83,7 +82,8 @@ class ShardLayout:
     return f"embeddings-{shard:05d}-of-{len(self):05d}.npy"
 
 
-class ShardRecord(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ShardRecord:
   """A complete shard: its files, and the seconds that were spent on it."""
 
   shard: EmbeddingsShard
@@ -144,13 +144,9 @@ class Draft:
         size = path.stat().st_size
         files.append(FileRecord(file_name, size, sha256_of(path)))
     written = EmbeddingsShard(name, len(vectors), oldest, newest, steps_name)
-    record = {
-      "shard": dataclasses.asdict(written),
-      "files": [dataclasses.asdict(file) for file in files],
-      "seconds": round(seconds, 3),
-    }
+    record = ShardRecord(written, tuple(files), round(seconds, 3))
     with atomic_text_file(self.folder / self._record_name(shard)) as text:
-      text.write(to_checked_json(record))
+      text.write(to_checked_json(dataclasses.asdict(record)))
 
   def adopt(self) -> None:
     """Copies shards of earlier builders, which have folders of their own."""

@@ -61,13 +61,17 @@ def sync_tree(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, *, waits: bool = False) -> Iterator[None]:
-  """Holds the kernel's lock of a directory, until the process ends at most.
+def locked(path: Path, *, waits: bool = False) -> Iterator[None]:
+  """Holds the kernel's lock of a path, until the process ends at most.
+
+  The path is a directory or a file, which is made if it is missing. Network
+  file systems may have locks of files alone.
 
   Raises:
     BlockingIOError: Another process holds it, and `waits` is False.
   """
-  descriptor = os.open(directory, os.O_RDONLY)
+  flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+  descriptor = os.open(path, flags, 0o600)
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     yield
@@ -88,13 +92,14 @@ class ScratchDirectory:
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = contextlib.ExitStack()
     # Other processes never find a directory that is not locked yet.
-    with locked(parent, waits=True):
-      for abandoned in parent.iterdir():
-        with contextlib.suppress(OSError), locked(abandoned):
-          shutil.rmtree(abandoned, ignore_errors=True)
+    with locked(parent / ".lock", waits=True):
+      for path in [path for path in parent.iterdir() if path.is_dir()]:
+        with contextlib.suppress(OSError), locked(_lock_of(path)):
+          _remove(path)
       self.path = Path(tempfile.mkdtemp(dir=parent))
-      lock.enter_context(locked(self.path))
-    self._finalizer = weakref.finalize(self, _remove, self.path, lock)
+      lock.enter_context(locked(_lock_of(self.path)))
+    lock.callback(_remove, self.path)
+    self._finalizer = weakref.finalize(self, lock.close)
 
   def close(self) -> None:
     """Removes the directory. What is mapped from it stays readable."""
@@ -107,9 +112,13 @@ class ScratchDirectory:
     self.close()
 
 
-def _remove(path: Path, lock: contextlib.ExitStack) -> None:
-  shutil.rmtree(path, ignore_errors=True)
-  lock.close()
+def _lock_of(scratch: Path) -> Path:
+  return scratch.with_name(f"{scratch.name}.lock")
+
+
+def _remove(scratch: Path) -> None:
+  shutil.rmtree(scratch, ignore_errors=True)
+  _lock_of(scratch).unlink(missing_ok=True)
 
 
 def save_array(path: Path, array: np.ndarray) -> None:

@@ -70,7 +70,8 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
   newest = tmp_path / "checkpoints" / "1000"
   # A trainer removes the files first and the directory last.
   shutil.rmtree(newest / "retriever")
-  stop = StopAfterWaits(9, actions=[lambda: shutil.rmtree(newest)])
+  actions = [lambda: None, lambda: shutil.rmtree(newest)]
+  stop = StopAfterWaits(9, actions=actions)
   assert build(tmp_path, corpus, stop=stop) == [500]
 
 

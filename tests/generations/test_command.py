@@ -2,10 +2,6 @@
 
 import sys
 
-import flax
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from benchmarks.runs.jobs import (
@@ -16,73 +12,51 @@ from benchmarks.runs.jobs import (
   free_port,
   wait_until,
 )
-from realm_jax import configuration
-from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.generations import sidecar
 from realm_jax.generations.store import GenerationStore
-from realm_jax.models.retriever import Retriever
+from tests.generations.builds import save
 
 pytestmark = pytest.mark.slow
 
-_SETTINGS = {"TOKENS_PER_BATCH": 4096, "SHARD_BLOCKS": 3}
 _FILES = ["gin/models/tiny.gin", "gin/runs/build_index.gin"]
-_SIZES = {
+# The retriever of the checkpoints that `builds` saves.
+_RETRIEVER = {
   "bert.BertConfig.hidden_size": 16,
   "bert.BertConfig.num_layers": 1,
   "bert.BertConfig.intermediate_size": 32,
+  "bert.BertConfig.max_positions": 64,
+  "retriever.Retriever.projection_size": 8,
+  "retriever.Retriever.shared_towers": False,
 }
-
-
-def _command(model_dir, corpus, *flags, **bindings):
-  given = {
-    "MODEL_DIR": str(model_dir),
-    "CORPUS_DIR": str(corpus.source),
-    **_SIZES,
-    **bindings,
-  }
-  return [
-    *(sys.executable, "-m", "realm_jax.build_index", *flags),
-    *(f"--gin_file={file}" for file in _FILES),
-    *(f"--gin.{name}={as_gin(value)}" for name, value in given.items()),
-  ]
-
-
-def _save_checkpoint(model_dir, corpus):
-  given = {"MODEL_DIR": str(model_dir), "CORPUS_DIR": "", **_SIZES}
-  bindings = [f"{name} = {value!r}" for name, value in given.items()]
-  with configuration.parsed(sidecar.build_index, _FILES, bindings):
-    retriever = configuration.configured(Retriever)()
-  retriever = retriever.for_vocabulary(
-    vocab_size=corpus.vocab_size, separator_id=3
-  )
-  tokens = jnp.zeros((1, 4), jnp.int32)
-  params = jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)["params"]
-  store = CheckpointStore(model_dir)
-  loop = {"generation": np.int64(-1), "seed": np.int64(0)}
-  store.save(0, {"retriever": flax.linen.unbox(params), "loop": loop})
-  store.close()
 
 
 def test_processes_share_a_generation_are_killed_and_stop_together(
   tmp_path, corpus, command_environment, quick_jobs
 ):
-  _save_checkpoint(tmp_path, corpus)
+  save(tmp_path, corpus, 0)
   store = GenerationStore(tmp_path / "generations")
 
+  given = {
+    "MODEL_DIR": str(tmp_path),
+    "CORPUS_DIR": str(corpus.source),
+    "TOKENS_PER_BATCH": 4096,
+    "SHARD_BLOCKS": 3,
+    "INDEX": Macro("EXACT"),
+    **_RETRIEVER,
+  }
+
   def group():
-    address = f"localhost:{free_port()}"
+    command = [
+      *(sys.executable, "-m", "realm_jax.build_index"),
+      *(f"--gin_file={file}" for file in _FILES),
+      *(f"--gin.{name}={as_gin(value)}" for name, value in given.items()),
+      f"--coordinator_address=localhost:{free_port()}",
+      "--num_processes=2",
+      "--heartbeat_timeout_seconds=10",
+    ]
     return [
       Job(
         f"builder {index}",
-        _command(
-          *(tmp_path, corpus),
-          f"--coordinator_address={address}",
-          "--num_processes=2",
-          f"--process_id={index}",
-          "--heartbeat_timeout_seconds=10",
-          **_SETTINGS,
-          INDEX=Macro("EXACT"),
-        ),
+        [*command, f"--process_id={index}"],
         log=tmp_path / f"{index}.log",
         environment=command_environment,
       )

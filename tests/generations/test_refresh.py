@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.generations.loading import load_generation
 from realm_jax.generations.refresh import KnownVectors, rows_to_embed
 from realm_jax.generations.store import GenerationStore
-from tests.generations.builds import RETRIEVER, build, embed, params_of, save
+from tests.generations.builds import RETRIEVER, build, save
 from tests.generations.conftest import files_of, flip
 
 _STEP = 30
@@ -105,37 +104,6 @@ def test_over_many_generations_no_vector_grows_too_old_for_the_same_cost(
 
 
 _PARTIAL = {"refresh_fraction": 0.4}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_a_partial_refresh_embeds_a_part_and_takes_the_rest(tmp_path, corpus):
-  save(tmp_path, corpus, 0, 500, 1000)
-  rows = np.arange(150)
-  for step in (0, 500, 1000):
-    build(tmp_path, corpus, **_PARTIAL, checkpoint_step=step)
-    generation = load_generation(tmp_path / "generations", step, corpus=corpus)
-    partial = generation.manifest.partial
-    steps = generation.embeddings.steps(rows)
-    for old in np.unique(steps).tolist():
-      some = rows[steps == old]
-      params, tokens = params_of(corpus, old), corpus.gather(some, 64)
-      np.testing.assert_allclose(
-        generation.vectors(some),
-        embed(corpus, params, tokens, "embed_blocks"),
-        atol=1e-5,
-      )
-    assert generation.oldest_step == steps.min()
-    if step == 0:
-      assert partial is None and set(steps) == {step}
-      continue
-    fresh = steps == step
-    assert partial["base"] == step - 500
-    assert partial["embedded_blocks"] == fresh.sum()
-    tokens = corpus.lengths
-    assert 0.3 < tokens[fresh].sum() / tokens.sum() < 0.5
-    # At 1000 the oldest are embedded first, and half of those of step 0 fit.
-    assert set(steps) == ({0, 500} if step == 500 else {0, 500, 1000})
 
 
 @pytest.mark.slow

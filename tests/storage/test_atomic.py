@@ -50,7 +50,7 @@ def test_a_block_that_raises_leaves_what_was_there(folder, tmp_path):
     raise KeyboardInterrupt
   assert (folder / "a.json").read_text() == "1\n"
   assert [path.name for path in folder.iterdir()] == ["a.json"]
-  assert not list(tmp_path.glob("realm_jax-*/*"))
+  assert {path.name for path in tmp_path.glob("realm_jax-*/*")} <= {".lock"}
 
 
 def test_writers_of_the_same_file_do_not_meet(folder):

@@ -33,7 +33,7 @@ _ITERATIONS = 10
 # Training ends when a smaller share of the vectors changes its leaf.
 _SETTLED = 1e-3
 _NUM_CODES = 16
-_CODEBOOK_SAMPLE = 1 << 16
+_CODEBOOK_SAMPLE = 1 << 15
 
 
 class Trained(NamedTuple):
@@ -104,8 +104,11 @@ def assign(
   rounded = centroids.astype(jnp.bfloat16)
 
   def nearest(x: Float[Array, " d"]) -> Int[Array, ""]:
-    scores = jnp.dot(
-      rounded, x.astype(jnp.bfloat16), preferred_element_type=jnp.float32
+    scores = lax.dot_general(
+      x.astype(jnp.bfloat16),
+      rounded,
+      (((0,), (1,)), ((), ())),
+      preferred_element_type=jnp.float32,
     )
     groups = jnp.pad(
       scores - half, (0, -num_leaves % _GROUP), constant_values=-jnp.inf
