@@ -12,22 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import logging as absl_logging
 from etils import epath
-from tqdm import tqdm
 
 _PACKAGE_DIR = str(Path(__file__).resolve().parent)
 _SECONDS_BETWEEN_LINES = 15.0
-_SECONDS_BETWEEN_REDRAWS = 0.2
 
 
 class Progress:
-  """Reports how many items a `with` block has processed.
+  """Logs how many items a `with` block has processed, every 15 seconds.
 
-  On a terminal this is a bar. Elsewhere a line is logged every 15 seconds.
-  A block that took longer than that ends with a line in both cases.
+  A block that took longer than that ends with a line, too.
 
   Args:
     label: Name of what is counted, such as "questions".
@@ -43,20 +40,9 @@ class Progress:
     clock: Callable[[], float] = time.monotonic,
   ):
     self._label, self._total, self._clock = label, total, clock
-    self._bar: tqdm[NoReturn] = tqdm(
-      total=total,
-      desc=label,
-      unit_scale=True,
-      leave=False,
-      mininterval=0,  # `advance` limits how often the bar is drawn.
-      disable=not sys.stderr.isatty(),
-    )
-    self._interval = (
-      _SECONDS_BETWEEN_LINES if self._bar.disable else _SECONDS_BETWEEN_REDRAWS
-    )
     self._count = 0
     self._start = clock()
-    self._show_at = self._start + self._interval
+    self._show_at = self._start + _SECONDS_BETWEEN_LINES
 
   def __enter__(self) -> "Progress":
     return self
@@ -64,30 +50,22 @@ class Progress:
   def __exit__(
     self, exception_type: type[BaseException] | None, *_: object
   ) -> None:
-    self._bar.close()
     seconds = self._clock() - self._start
     if exception_type is None and seconds >= _SECONDS_BETWEEN_LINES:
-      done = f"{self._count} in {seconds:.1f} s ({self._rate(seconds)})"
-      absl_logging.info("%s: %s", self._label, done)
+      self._log(f"{self._count} in {seconds:.1f} s", seconds)
 
   def advance(self, count: int = 1) -> None:
-    """Counts items that were processed, and shows it if it is time to."""
+    """Counts items that were processed, and logs it if it is time to."""
     self._count += count
-    now = self._clock()
-    if now < self._show_at:
+    if (now := self._clock()) < self._show_at:
       return
-    self._show_at = now + self._interval
-    if not self._bar.disable:
-      self._bar.update(self._count - self._bar.n)
-      return
-    percentage = f", {100 * self._count // self._total}%" if self._total else ""
-    rate = self._rate(now - self._start)
-    absl_logging.info(
-      "%s: %d%s, %s", self._label, self._count, percentage, rate
-    )
+    self._show_at = now + _SECONDS_BETWEEN_LINES
+    share = f" ({100 * self._count // self._total}%)" if self._total else ""
+    self._log(f"{self._count}{share}", now - self._start)
 
-  def _rate(self, seconds: float) -> str:
-    return f"{self._count / max(seconds, 1e-9):,.1f}/s"
+  def _log(self, done: str, seconds: float) -> None:
+    rate = self._count / max(seconds, 1e-9)
+    absl_logging.info("%s: %s, %s/s", self._label, done, f"{rate:,.1f}")
 
 
 def figures_table(figures: Mapping[str, object]) -> str:

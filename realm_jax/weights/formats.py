@@ -174,22 +174,16 @@ def locate(path: epath.PathLike) -> Path:
   if not _HUB_NAME.fullmatch(name):
     raise WeightsError(f"--input or --block_input: {path} is not there")
   try:
-    import huggingface_hub
-  except ImportError as error:
-    raise WeightsError(
-      f"{path} is not there; to take the model of this name from Hugging "
-      "Face's hub, pip install 'realm_jax[hub]', or download it and name its "
-      "directory"
-    ) from error
-  fetch = huggingface_hub.snapshot_download
-  try:
+    from huggingface_hub import snapshot_download as fetch
+
     folder = Path(fetch(name, allow_patterns=_HUB_FILES))
     if not (folder / "model.safetensors").exists():
       fetch(name, allow_patterns="pytorch_model.bin")
   # Errors of the hub, of the network and of the disk.
-  except (OSError, ValueError) as error:
+  except (ImportError, OSError, ValueError) as error:
     raise WeightsError(
       f"{path} is not there, and Hugging Face's hub gives no model of this "
-      f"name now ({error}); is the name right, and the network there?"
+      f"name now ({error}); is the name right, the network there, and the "
+      "hub's client (pip install 'realm_jax[hub]')?"
     ) from error
   return folder
