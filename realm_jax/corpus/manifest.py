@@ -117,33 +117,21 @@ def read(
     CorpusError: There is no corpus, it has no such version, or the manifest
       is damaged or has another format.
   """
-  newest = _parse(directory / MANIFEST_NAME)
+  newest = found = _parse(directory / MANIFEST_NAME)
   if newest is None:
     raise CorpusError(
       f"no corpus in {directory}: it has no {MANIFEST_NAME}; build one with "
       f"python -m realm_jax.build_corpus --output_dir={directory}"
     )
-
-  def is_wanted(found: Manifest) -> bool:
-    return version in (None, found["corpus_version"]) and (
-      fingerprint in (None, found["fingerprint"])
-    )
-
-  if is_wanted(newest):
-    return newest
-  # Listed only now: an update may just have added the newest of them.
-  earlier = earlier_versions(directory)
-  for number in reversed(earlier):
-    if version in (None, number):
-      found = _parse(directory / manifest_path(number))
-      if found is not None and is_wanted(found):
-        return found
-  known = sorted({*earlier, newest["corpus_version"]})
-  wanted = "" if version is None else f" version {version}"
+  if version is not None and version != newest["corpus_version"]:
+    found = _parse(directory / manifest_path(version))
+  if found is not None and fingerprint in (None, found["fingerprint"]):
+    return found
+  known = [*earlier_versions(directory), newest["corpus_version"]]
   named = f" (fingerprint {fingerprint[:12]})" if fingerprint else ""
   raise CorpusError(
-    f"{directory} has no corpus{wanted}{named}: it was pruned, or the corpus "
-    f"was built again; it has versions {known}"
+    f"{directory} has no corpus version {version}{named}: it was pruned, or "
+    f"the corpus was built again; it has versions {known}"
   )
 
 

@@ -127,20 +127,13 @@ class Shard:
       self._arrays[name] = mapped.view(np.ndarray)
     return self._arrays[name]
 
-  def item(self, name: str, index: int) -> np.ndarray:
-    """Returns item `index` of a flat array with offsets, without a copy."""
-    offsets = self.array(f"{name}_offsets")
+  def item(self, name: str, index: int, *, of: str | None = None) -> np.ndarray:
+    """Returns item `index` of a flat array without a copy.
+
+    Its offsets are those `of` another array, if it has none.
+    """
+    offsets = self.array(f"{of or name}_offsets")
     return self.array(name)[offsets[index] : offsets[index + 1]]
-
-  def salient_span_kinds(self, index: int) -> np.ndarray:
-    """Returns the kinds of a block's salient spans, as in `span_kinds`."""
-    offsets = self.array("salient_spans_offsets")
-    kinds = self.array("salient_span_kinds")
-    return kinds[offsets[index] : offsets[index + 1]]
-
-  def text(self, name: str, index: int) -> str:
-    """Returns item `index` of an array of UTF-8."""
-    return self.item(name, index).tobytes().decode("utf-8")
 
   def document(self, position: int) -> int:
     """Returns the number, in the shard, of a block's document."""

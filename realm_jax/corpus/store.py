@@ -68,12 +68,13 @@ class Block(NamedTuple):
     return self._document_text("urls")
 
   def _document_text(self, name: str) -> str:
-    return self.shard.text(name, self.shard.document(self.position))
+    document = self.shard.document(self.position)
+    return self.shard.item(name, document).tobytes().decode()
 
   @property
   def body(self) -> str:
     """The block's text as it was written."""
-    return self.shard.text("bodies", self.position)
+    return self.shard.item("bodies", self.position).tobytes().decode()
 
   @property
   def token_ids(self) -> Int[np.ndarray, " l"]:
@@ -108,7 +109,10 @@ class Block(NamedTuple):
   @property
   def salient_span_kinds(self) -> Int[np.ndarray, " p"]:
     """The kind of each salient span, an index of the corpus's `span_kinds`."""
-    return self.kinds[self.shard.salient_span_kinds(self.position)]
+    found = self.shard.item(
+      "salient_span_kinds", self.position, of="salient_spans"
+    )
+    return self.kinds[found]
 
 
 class Corpus:

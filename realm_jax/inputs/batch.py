@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 from typing import cast
 
 import numpy as np
@@ -47,9 +46,7 @@ class Batch:
     Raises:
       TaskError: The task does not give it.
     """
-    if name not in self.arrays:
-      raise _missing(name, self.arrays)
-    return self.arrays[name]
+    return _feature(self.arrays, name)
 
   def texts(self, name: str) -> list[str]:
     """Returns a feature that has one text a row, such as "question".
@@ -57,9 +54,7 @@ class Batch:
     Raises:
       TaskError: The task does not give it.
     """
-    if name not in self.host:
-      raise _missing(name, self.host)
-    return [text.decode() for text in self.host[name]]
+    return [text.decode() for text in _feature(self.host, name)]
 
   @functools.cached_property
   def answers(self) -> list[list[str]]:
@@ -82,8 +77,10 @@ class Batch:
     ]
 
 
-def _missing(name: str, features: Iterable[str]) -> TaskError:
-  return TaskError(
+def _feature(features: dict[str, np.ndarray], name: str) -> np.ndarray:
+  if name in features:
+    return features[name]
+  raise TaskError(
     f"the task gives no feature {name!r}, which this stage reads, only "
     f"{', '.join(sorted(features))}; let its preprocessors return {name!r}, as "
     "those of the tasks in tasks/ do"

@@ -84,17 +84,14 @@ class InMemoryRecords:
           f"feature {jax.tree_util.keystr(path)} of {source} is {spec}; want "
           "an array of which only the first axis varies in length"
         )
-    count = source.num_input_examples(split) or 0
-    if count <= _MAX_IN_MEMORY:
-      records = dataset.take(_MAX_IN_MEMORY + 1)
-      self._records = list(records.as_numpy_iterator())
-      count = len(self._records)
-    if count > _MAX_IN_MEMORY:
+    records = dataset.take(_MAX_IN_MEMORY + 1)
+    self._records = list(records.as_numpy_iterator())
+    if len(self._records) > _MAX_IN_MEMORY:
       raise TaskError(
-        f"{source} gives at least {count:,} records in split {split!r}, and "
-        f"only {_MAX_IN_MEMORY:,} of a source without random access are kept "
-        "in memory; build a corpus of its texts (realm_jax.build_corpus), or "
-        "extend inputs.sources.RandomAccessSource"
+        f"{source} gives more than {_MAX_IN_MEMORY:,} records in split "
+        f"{split!r}, and only so many of a source without random access are "
+        "kept in memory; build a corpus of its texts (realm_jax.build_corpus), "
+        "or extend inputs.sources.RandomAccessSource"
       )
 
   def __len__(self) -> int:

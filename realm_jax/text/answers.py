@@ -62,15 +62,6 @@ def bad_patterns(references: Iterable[str]) -> dict[str, str]:
   return {pattern: problem for pattern, problem in problems.items() if problem}
 
 
-def regex_match(prediction: str, pattern: str) -> bool:
-  """Returns whether a pattern matches the start of a raw prediction.
-
-  The prediction may be longer, as in Google's evaluation of CuratedTREC. A bad
-  pattern matches nothing.
-  """
-  return compiled(pattern).begins(prediction)
-
-
 def is_correct(
   prediction: str,
   references: Iterable[str],
@@ -78,9 +69,13 @@ def is_correct(
   kind: AnswerKind = "string",
   language: str = ENGLISH,
 ) -> bool:
-  """Returns whether the prediction equals or matches any reference."""
+  """Returns whether the prediction equals or matches any reference.
+
+  A pattern is to match the start of the raw prediction, which may be longer, as
+  in Google's evaluation of CuratedTREC. A bad pattern matches nothing.
+  """
   if kind == "regex":
-    return any(regex_match(prediction, pattern) for pattern in references)
+    return any(compiled(r).begins(prediction) for r in references)
   return any(exact_match(prediction, r, language) for r in references)
 
 

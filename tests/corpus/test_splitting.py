@@ -59,54 +59,6 @@ def test_sentences_in_tokens(sentences, tokens, token_ranges, byte_ranges):
   assert aligned.byte_ranges.tolist() == byte_ranges
 
 
-def cut(text: str, pieces: list[str], capacity: int):
-  """Cuts one sentence made of `pieces`; gives the texts and token ranges."""
-  token_bytes, limit = [], 0
-  for piece in pieces:
-    start = text.index(piece.removeprefix("##"), limit)
-    limit = start + len(piece.removeprefix("##"))
-    token_bytes.append((start, limit))
-  sentence = Sentences(
-    np.array([[0, len(pieces)]]), np.array([[0, len(text)]]), np.zeros(1, int)
-  )
-  cut_sentences, num_pieces = cut_overlong_sentences(
-    sentence,
-    np.array(token_bytes),
-    text=text.encode(),
-    capacity=capacity,
-    is_continuation=np.array([piece.startswith("##") for piece in pieces]),
-  )
-  texts = [text[s:t] for s, t in cut_sentences.byte_ranges]
-  assert num_pieces.tolist() == [len(texts)]
-  return texts, cut_sentences.token_ranges.tolist()
-
-
-@pytest.mark.parametrize(
-  ("text", "pieces", "capacity", "texts", "tokens"),
-  [
-    (
-      "aa bbcc dd ee",
-      "aa bb ##cc dd ee",
-      2,
-      ["aa", "bbcc", "dd ee"],
-      [[0, 1], [1, 3], [3, 5]],
-    ),
-    # A word that fits in no block.
-    (
-      "aabbccdd e",
-      "aa ##bb ##cc ##dd e",
-      3,
-      ["aabbcc", "dd e"],
-      [[0, 3], [3, 5]],
-    ),
-  ],
-)
-def test_an_overlong_sentence_is_cut_between_words(
-  text, pieces, capacity, texts, tokens
-):
-  assert cut(text, pieces.split(), capacity) == (texts, tokens)
-
-
 def test_a_character_of_many_tokens_stays_whole():
   # Bytes: a 0, … 1-3 (three tokens), b 4. No word starts within the dots.
   def cut_dots(capacity):

@@ -150,7 +150,7 @@ def test_a_version_goes_on_beside_the_one_after_it(corpus, update):
   update([{"id": "d1", "remove": True}, article("d2", seed=99)])
   # Not a file was read of it yet.
   assert contents(corpus) == before
-  again = Corpus.open(corpus.source, fingerprint=corpus.fingerprint)
+  again = Corpus.open(corpus.source, version=1)
   assert (again.version, again.fingerprint) == (1, corpus.fingerprint)
   newest = corpus.newest()
   assert newest.version == 2

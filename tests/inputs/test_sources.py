@@ -91,7 +91,7 @@ def _ragged(folder):
   ("source", "message"),
   [
     (_lines_of(0), "no record in split 'train'"),
-    (_lines_of(6), r"at least 6 records.* only 5 .*build a corpus"),
+    (_lines_of(6), r"more than 5 records.*build a corpus"),
     (_function, r"cannot be resumed.*RandomAccessSource"),
     (_ragged, r"feature \['words'\].*Ragged"),
   ],

@@ -7,44 +7,16 @@ from hypothesis import strategies as st
 from realm_jax.text.sentences import sentence_characters, sentence_ranges
 
 
-def sentences(text: str) -> list[str]:
-  encoded = text.encode()
-  return [encoded[s:t].decode() for s, t in sentence_ranges(text)]
-
-
-@pytest.mark.parametrize(
-  ("text", "expected"),
-  [
-    ("One here. Two here.", ["One here.", "Two here."]),
-    ("Dr. Smith came. He left.", ["Dr. Smith came.", "He left."]),
-    (
-      "J. R. R. Tolkien lived in the U.S. Army camp. It cost $19.8 million.",
-      [
-        "J. R. R. Tolkien lived in the U.S. Army camp.",
-        "It cost $19.8 million.",
-      ],
-    ),
-    ("Was it? Yes! No...", ["Was it?", "Yes!", "No..."]),
-    # The spaced tokens of Natural Questions.
-    ("It rained . Then it snowed .", ["It rained .", "Then it snowed ."]),
-    ("  Élan é.\n\n Ça y est 😀. Fin ", ["Élan é.", "Ça y est 😀.", "Fin"]),
-    ("A heading\n\nA text", ["A heading", "A text"]),
-    ("A line\nwrapped here.", ["A line\nwrapped here."]),
-    (" \n\n ", []),
-    ("", []),
-  ],
-)
-def test_sentences(text, expected):
-  assert sentences(text) == expected
-
-
 @pytest.mark.parametrize(
   ("language", "text", "expected"),
   [
     ("es", "Los EE. UU. ganan. Él no.", ["Los EE. UU. ganan.", "Él no."]),
-    ("zh", "北京很大。你好吗？", ["北京很大。", "你好吗？"]),
-    ("hi", "यह एक है। यह दो है।", ["यह एक है।", "यह दो है।"]),
-    ("ar", "هل هي هنا؟ نعم.", ["هل هي هنا؟", "نعم."]),
+    (
+      "en",
+      "  Élan é.\n\n Ça y est 😀. Fin ",
+      ["Élan é.", "Ça y est 😀.", "Fin"],
+    ),
+    ("en", "Dr. A\nwrapped here.", ["Dr. A\nwrapped here."]),
     # Without PyThaiNLP: the first space after 80 characters, and a blank line.
     (
       "th",
