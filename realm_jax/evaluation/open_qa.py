@@ -179,12 +179,12 @@ def _evaluate(
         batch.answers,
         batch.answer_kinds,
       )
-      rows = itertools.compress(zip(*fields, strict=True), is_taken)
-      questions = [Question(*row) for row in rows]
-      found = lines_of(run, batch.arrays["query"][is_taken], questions)
-      positions = batch.positions[is_taken].tolist()
-      lines.update(zip(positions, found, strict=True))
-      progress.advance(len(questions))
+      questions = [*map(Question, *fields)]
+      # Rows that are not taken, too, so that one shape is compiled.
+      found = lines_of(run, batch.arrays["query"], questions)
+      numbered = zip(batch.positions.tolist(), found, strict=True)
+      lines |= dict(itertools.compress(numbered, is_taken))
+      progress.advance(int(is_taken.sum()))
   name = RETRIEVED if config.reader is None else PREDICTIONS
   every = shard.write_lines(name, lines)
   described: Figures = {

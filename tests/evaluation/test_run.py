@@ -85,15 +85,6 @@ def test_generations_that_do_not_fit(world, two_steps, load, tmp_path):
     _ = load(
       model_dir=tmp_path / "bm25", index_scores=True, generation=generation
     ).generation
-  length = tiny_world.BLOCK_LENGTH // 2
-  build_corpus(
-    [str(world.directory / "text.jsonl")],
-    tmp_path / "other",
-    vocab=str(world.directory / "vocab.txt"),
-    block_length=length,
-  )
-  with pytest.raises(GenerationError, match="is of another corpus"):
-    _ = load(corpus_dir=tmp_path / "other", block_length=length).generation
 
 
 def test_a_run_that_has_no_reader(world, load, tmp_path):

@@ -158,14 +158,6 @@ def test_programs_get_what_python_gets(run, service):
     assert [block["id"] for block in result["blocks"]] == ids
 
 
-def test_words_that_the_run_does_not_know_are_said(service):
-  told = service.explain("where is \u5317\u4eac?")
-  assert "the run does not know: \u5317, \u4eac" in told["notes"]
-  assert service.explain(_ASKED)["notes"] == []
-  with pytest.raises(ValueError, match="Chinese"):
-    service.explain("\u5317\u4eac 1987?")
-
-
 def test_an_update_is_for_all_who_ask(run):
   service = Service(run)
   before = service.answer([_ASKED])[0]
