@@ -189,7 +189,16 @@ def _link(source: Path, target: Path, *, step: int) -> Path:
 
 
 def _swap(rows: Sequence[Row], generation: int) -> Row:
-  """Summarizes the steps from a publication until after its swap."""
+  """Summarizes the steps from a publication until after its swap.
+
+  Raises:
+    ValueError: It was not swapped in.
+  """
+  if generation not in {row["generation"] for row in rows}:
+    raise ValueError(
+      f"generation {generation} was not swapped in within {_BETWEEN} steps; "
+      "the run's log says why"
+    )
   seconds = np.array([row["step_seconds"] for row in rows])
   # A step's batch is made, and what it searches chosen, in the step before.
   first, last = (

@@ -22,7 +22,7 @@ def _untouched_process(tmp_path, monkeypatch):
 def test_train_step(tmp_path, monkeypatch):
   # A process of its own, and products of large matrices, take ten seconds more.
   monkeypatch.setattr(train_step, "in_new_process", lambda f, *given: f(*given))
-  monkeypatch.setattr(train_step, "matmul_gflops_per_second", lambda: 1e6)
+  monkeypatch.setattr(train_step, "matmul_gflops_per_second", lambda _: 1e6)
   sizes = "--layers=1 --hidden=16 --heads=2 --inner=32 --vocab=1200 --batch=2"
   texts = "--candidates=2 --query=8 --block=12 --joint=20 --masks=2 --steps=1"
   path = tmp_path / "figures.json"
