@@ -56,12 +56,6 @@ class OptimizerConfig:
   def __post_init__(self) -> None:
     require_valid(self)
 
-  def num_warmup_steps(self, num_steps: int) -> int:
-    """Returns the steps of warm-up in a run of `num_steps`."""
-    if self.warmup_steps is None:
-      return min(10_000, max(100, num_steps // 10))
-    return self.warmup_steps
-
 
 def scale_by_bert_adam(config: OptimizerConfig) -> optax.GradientTransformation:
   """Returns Adam without bias correction: m / (√v + ε)."""
@@ -91,7 +85,8 @@ def learning_rate_schedule(
   of its own, too: its moments are zero when its training begins, and without
   bias correction the first updates would be several times too large.
   """
-  warmup = config.num_warmup_steps(num_steps)
+  given, usual = config.warmup_steps, min(10_000, max(100, num_steps // 10))
+  warmup = usual if given is None else given
   frozen_steps = config.freeze_retriever_steps
 
   def schedule(step: jax.typing.ArrayLike) -> jax.Array:

@@ -107,7 +107,7 @@ def refresh_oldest(
     inputs = jnp.asarray(inputs) * is_block[:, None]
     # Rows past the last are dropped.
     taken = jnp.where(is_block, rows, len(steps))
-    return sequences.padded(inputs, blocks.numbers[kept]), taken
+    return sequences.padded(inputs, blocks.marks[2][kept]), taken
 
   def put(
     dated: DatedVectors, rows: Int[Array, " w"], vectors: Float[Array, "w d"]

@@ -50,16 +50,15 @@ class BlockArrays(NamedTuple):
   Attributes:
     tokens: `[CLS] title [SEP] body [SEP]` of each block, in 16 bits if the
       vocabulary fits, padded to the length of `null_tokens` at least.
-    hashes: The two words of each block's content hash. They lie in arrays of
-      their own because TPUs pad the last dimension of a matrix to 128.
-    numbers: The number that each block's dropout masks are derived from.
+    marks: The two words of each block's content hash, and the number that its
+      dropout masks are derived from. They lie in arrays of their own because
+      TPUs pad the last dimension of a matrix to 128.
     null_tokens: The null block, which is not stored among the others.
     null_number: The number of the null block.
   """
 
   tokens: Shaped[Array, "n c"]
-  hashes: tuple[UInt32[Array, " n"], UInt32[Array, " n"]]
-  numbers: UInt32[Array, " n"]
+  marks: tuple[UInt32[Array, " n"], ...]
   null_tokens: Int[Array, " l"]
   null_number: UInt32[Array, ""]
 
@@ -68,7 +67,7 @@ class BlockArrays(NamedTuple):
     """Returns the partition of each array, in such a tuple."""
     divided: Any = PartitionSpec(MESH_AXES)
     whole: Any = PartitionSpec()
-    return cls(divided, divided, divided, whole, whole)
+    return cls(divided, divided, whole, whole)
 
 
 @jax.tree_util.register_dataclass
@@ -111,9 +110,8 @@ def load_blocks(
   )
   capacity, columns = shapes.tokens.shape
   # Zeros stand for rows past the last block.
-  numbers = np.zeros(capacity, np.uint32)
-  hashes = np.zeros((capacity, 2), np.uint32)
-  hashes[: corpus.num_blocks] = hash_words(corpus.content_hashes)
+  marks = np.zeros((3, capacity), np.uint32)
+  marks[:2, : corpus.num_blocks] = hash_words(corpus.content_hashes).T
 
   def tokens_of_device(index: Any) -> np.ndarray:
     start, stop, _ = index[0].indices(capacity)
@@ -123,14 +121,8 @@ def load_blocks(
       rows = np.arange(first, min(first + _ROWS_PER_COPY, last))
       part = corpus.gather(rows, block_length)
       tokens[rows - start, :block_length] = part
-      numbers[rows] = content_numbers(part)
+      marks[2, rows] = content_numbers(part)
     return tokens
-
-  def divided(values: np.ndarray) -> jax.Array:
-    placed = shapes.numbers.sharding
-    return jax.make_array_from_callback(
-      values.shape, placed, lambda index: values[index].copy()
-    )
 
   tokens = jax.make_array_from_callback(
     shapes.tokens.shape, shapes.tokens.sharding, tokens_of_device
@@ -139,8 +131,14 @@ def load_blocks(
   null: Any = null_tokens, content_numbers(null_tokens)
   return BlockArrays(
     tokens,
-    (divided(hashes[:, 0]), divided(hashes[:, 1])),
-    divided(numbers),
+    tuple(
+      jax.make_array_from_callback(
+        (capacity,),
+        shapes.marks[0].sharding,
+        lambda index, mark=mark: mark[index].copy(),
+      )
+      for mark in marks
+    ),
     *sharding.replicate(null, mesh),
   )
 
@@ -169,12 +167,10 @@ def abstract_blocks(
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=placed)
 
   divided, whole = PartitionSpec(MESH_AXES), PartitionSpec()
-  numbers = abstract(divided, jnp.uint32, capacity)
   token_type = jnp.uint16 if is_small else jnp.uint32
   return BlockArrays(
     tokens=abstract(divided, token_type, capacity, columns),
-    hashes=(numbers, numbers),
-    numbers=numbers,
+    marks=(abstract(divided, jnp.uint32, capacity),) * 3,
     null_tokens=abstract(whole, jnp.int32, block_length),
     null_number=abstract(whole, jnp.uint32),
   )
@@ -276,13 +272,10 @@ def find_candidates(
     source_hashes: UInt32[Array, "b 2"],
     blocks: BlockArrays,
   ) -> Candidates:
-    # The two words of the hashes of rows, and their numbers.
     marks = _fetch(
-      lambda local: jnp.stack(
-        [mark[local] for mark in (*blocks.hashes, blocks.numbers)], axis=-1
-      ),
+      lambda local: jnp.stack([mark[local] for mark in blocks.marks], axis=-1),
       rows,
-      rows_of_device=len(blocks.numbers),
+      rows_of_device=len(blocks.tokens),
     )
     is_source = (marks[..., :2] == source_hashes[:, None]).all(axis=-1)
     place = jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape)

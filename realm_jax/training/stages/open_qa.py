@@ -128,7 +128,12 @@ class OpenQa(stages.Stage):
     has_answer, is_answer = self._answers(batch, retrieved, context)
     recall = has_answer[:, :5].any(axis=1).mean()
     if self.read_gold:
-      retrieved = _gold_first(retrieved, has_answer)
+      # First those blocks that contain an answer.
+      order = np.argsort(~has_answer, axis=1, kind="stable")
+      retrieved = SearchResult(
+        rows=np.take_along_axis(retrieved.rows, order, axis=1),
+        scores=np.take_along_axis(retrieved.scores, order, axis=1),
+      )
       has_answer, is_answer = self._answers(batch, retrieved, context)
     query, rows = batch.arrays["query"], retrieved.rows
     scored = retrieved.scores
@@ -243,17 +248,6 @@ class OpenQa(stages.Stage):
         query, spans.block[fits], spans.start[fits], spans.width[fits] - 1
       ] = True
     return has_answer, is_answer
-
-
-def _gold_first(
-  retrieved: SearchResult, has_answer: Bool[np.ndarray, "b n"]
-) -> SearchResult:
-  """Returns the same blocks, first those that contain an answer."""
-  order = np.argsort(~has_answer, axis=1, kind="stable")
-  return SearchResult(
-    rows=np.take_along_axis(retrieved.rows, order, axis=1),
-    scores=np.take_along_axis(retrieved.scores, order, axis=1),
-  )
 
 
 def _spans(

@@ -16,7 +16,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenRows, content_numbers
 from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import relevance
+from realm_jax.models.retriever import query_tower_parameters, relevance
 from realm_jax.objectives.jsa import Proposals
 from realm_jax.objectives.masked_lm import OBJECTIVES, WITH_TARGET
 from realm_jax.objectives.weighted import Average, WeightedLoss
@@ -114,7 +114,8 @@ class Pretraining(stages.Stage):
 
   def __post_init__(self) -> None:
     require_valid(self)
-    if self.target_temperature is not None and not self._has_target:
+    has_target = self.objective in WITH_TARGET
+    if self.target_temperature is not None and not has_target:
       raise ValueError(
         f"target_temperature={self.target_temperature}: the objective "
         f"{self.objective!r} has no target; leave TARGET_TEMPERATURE out, or "
@@ -171,19 +172,15 @@ class Pretraining(stages.Stage):
   ) -> Params:
     params = super().init(models, query_length, block_length, key)
     if self.draws:
-      key = stages.keys_of(self.components, key)["posterior"]
-      query = jnp.ones((1, query_length), jnp.int32)
-      made = models.retriever.init(key, query, method="embed_queries")
-      params["posterior"] = made["params"]
+      # It starts as the retriever's query tower.
+      params["posterior"] = query_tower_parameters(
+        models.retriever, params["retriever"]
+      )
     return params
 
   @property
   def reads_vectors(self) -> bool:
     return self.draws
-
-  @property
-  def _has_target(self) -> bool:
-    return self.objective in WITH_TARGET
 
   @property
   def retrieves_on_device(self) -> bool:
@@ -369,7 +366,7 @@ class Pretraining(stages.Stage):
       has_null=self.null_block,
       span_weight=self.span_weight,
       objective=objective,
-      has_target=self._has_target or self.draws,
+      has_target=self.objective in (*WITH_TARGET, "jsa"),
     )
     retrieved = tokens[:, int(self.null_block) :]
     has_words = masked_words.occurrences(batch.masks, retrieved)

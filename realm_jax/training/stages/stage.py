@@ -195,7 +195,7 @@ class Stage(abc.ABC):
     self, models: Models, query_length: int, block_length: int, key: jax.Array
   ) -> Params:
     """Initializes the parameters by component, in flax's boxes."""
-    keys = keys_of(self.components, key)
+    keys = _keys_of(self.components, key)
     query = jnp.ones((1, query_length), jnp.int32)
     block = jnp.ones((1, 1, block_length), jnp.int32)
     made = {}
@@ -301,11 +301,11 @@ def encoders_of(
   """Returns the models as the loss of a stage applies them in a step."""
   keys = {}
   if dropout_key is not None:
-    keys = keys_of(stage.components, dropout_key)
+    keys = _keys_of(stage.components, dropout_key)
   return Encoders(models, params, keys)
 
 
-def keys_of(
+def _keys_of(
   components: tuple[str, ...], key: jax.Array
 ) -> dict[str, jax.Array]:
   """Returns a key for each component."""
