@@ -20,7 +20,6 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations.draft import ShardLayout
 from realm_jax.generations.embedding import CorpusEmbedder, abstract_retriever
 from realm_jax.generations.manifest import (
   GenerationError,
@@ -35,6 +34,7 @@ from realm_jax.generations.refresh import (
 from realm_jax.generations.store import IMPORTED, GenerationStore
 from realm_jax.generations.vectors import (
   Embeddings,
+  ShardLayout,
   index_blocks,
   save_query_tower,
 )

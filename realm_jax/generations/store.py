@@ -23,13 +23,13 @@ from pathlib import Path
 from absl import logging
 from etils import epath
 
-from realm_jax.generations.draft import Draft, ShardLayout
 from realm_jax.generations.manifest import (
   REMEDY,
   DamagedGenerationError,
   GenerationError,
   Manifest,
 )
+from realm_jax.generations.vectors import Draft, ShardLayout
 from realm_jax.storage.atomic import atomic_text_file
 from realm_jax.storage.local_disk import explain_full_disk, sync_tree
 from realm_jax.storage.paths import (

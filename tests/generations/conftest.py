@@ -18,11 +18,11 @@ from realm_jax.corpus.writing import (
   ragged,
   write_shards,
 )
-from realm_jax.generations.draft import ShardLayout
 from realm_jax.generations.manifest import Manifest
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import (
   Embeddings,
+  ShardLayout,
   index_blocks,
   save_query_tower,
 )

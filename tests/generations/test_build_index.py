@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.fixed_tree import fixed_tree
 from realm_jax.generations.build import Builder, build_generation
-from realm_jax.generations.draft import Draft
 from realm_jax.generations.loading import load_newest
 from realm_jax.generations.store import MANIFEST, GenerationStore
+from realm_jax.generations.vectors import Draft
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.generations.builds import (

@@ -8,9 +8,9 @@ import pytest
 from etils import epath
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.generations.draft import Draft
 from realm_jax.generations.loading import load_generation, load_newest
 from realm_jax.generations.store import GenerationStore
+from realm_jax.generations.vectors import Draft
 from realm_jax.indexes.random import RandomConfig
 from tests.generations.builds import build, save
 from tests.generations.conftest import publish_one, random_vectors

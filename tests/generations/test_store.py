@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.generations.draft import ShardLayout
 from realm_jax.generations.loading import load_generation
 from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.generations.store import MANIFEST, GenerationStore
+from realm_jax.generations.vectors import ShardLayout
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import DamagedFileError
 from tests.full_disk import full_disk
