@@ -55,11 +55,8 @@ _OUTSIDE = "O"
 _BEGINS = {"B": True, "S": True, "U": True, "I": False, "E": False, "L": False}
 _KINDS = {
   "PER": "person",
-  "PERSON": "person",
   "ORG": "organization",
-  "ORGANIZATION": "organization",
   "LOC": "location",
-  "LOCATION": "location",
   "MISC": "miscellaneous",
 }
 

@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from absl import logging
@@ -58,10 +58,6 @@ from realm_jax.text.recurring_phrases import (
 )
 from realm_jax.text.salient_spans import Tagger, default_tagger, find_tagger
 
-# Elsewhere imported late: they import TensorFlow, which takes six seconds.
-if TYPE_CHECKING:
-  from realm_jax.corpus.block_builder import BlockBuilder
-
 # A corpus has about as many shards, unless they had less than this or more than
 # `SHARD_BYTES`, which a process holds in memory.
 _NUM_SHARDS = 256
@@ -76,31 +72,13 @@ Built: TypeAlias = tuple[ShardRecord | None, dict[str, Any]]
 class PieceBuilder:
   """Makes shards of pieces; it can be sent to other processes.
 
-  Attributes:
-    wordpieces: The vocabulary.
-    directory: Folder of the shards, which all processes can access.
+  `blocks` is a `BlockBuilder`, and `directory` the folder of the shards, which
+  all processes can access.
   """
 
   reader: RowReader
-  wordpieces: tuple[str, ...]
-  corpus_name: str
-  block_length: int
-  language: str
-  tagger: Tagger | None
+  blocks: Any
   directory: str
-
-  @functools.cached_property
-  def _block_builder(self) -> "BlockBuilder":
-    from realm_jax.corpus.block_builder import BlockBuilder
-    from realm_jax.text.wordpieces import vocabulary_of
-
-    return BlockBuilder(
-      vocabulary=vocabulary_of(self.wordpieces),
-      corpus_name=self.corpus_name,
-      block_length=self.block_length,
-      language=self.language,
-      tagger=self.tagger,
-    )
 
   def build(self, piece: Piece) -> Built:
     """Writes a shard.
@@ -109,10 +87,9 @@ class PieceBuilder:
       OSError: It cannot be written.
     """
     summary = BuildSummary()
-    blocks = self._block_builder.blocks(
-      self._documents(piece, summary), summary
-    )
-    name, size = f"shard-{piece.number:05d}", len(self.wordpieces)
+    blocks = self.blocks.blocks(self._documents(piece, summary), summary)
+    name = f"shard-{piece.number:05d}"
+    size = len(self.blocks.vocabulary.pieces)
     if not is_remote(self.directory):
       folder = Path(self.directory) / name
       # Of an attempt that failed.
@@ -285,8 +262,9 @@ def build_corpus(
   require_readable(*inputs, vocab, output_dir)
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
-  # Imported late: it imports TensorFlow.
-  from realm_jax.text.wordpieces import read_pieces
+  # Imported late: they import TensorFlow, which takes six seconds.
+  from realm_jax.corpus.block_builder import BlockBuilder
+  from realm_jax.text.wordpieces import read_pieces, vocabulary_of
 
   pieces = () if trains else read_pieces(vocab)
   reader = RowReader(drop_titles=drop_titles, unescape_html=unescape_html)
@@ -307,14 +285,15 @@ def build_corpus(
       # Other machines write to it. Without corpus.json it is no corpus.
       directory = output_dir
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
-    builder = PieceBuilder(
-      reader=reader,
-      wordpieces=pieces,
+    blocks = BlockBuilder(
+      vocabulary=vocabulary_of(pieces),
       corpus_name=name,
       block_length=block_length,
       language=language,
       tagger=tagger,
-      directory=str(directory),
+    )
+    builder = PieceBuilder(
+      reader=reader, blocks=blocks, directory=str(directory)
     )
     if runner is None:
       built = _in_processes(builder, source.pieces(piece_bytes), workers)

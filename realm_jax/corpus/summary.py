@@ -13,14 +13,8 @@ from realm_jax.text.sentences import THAI, splits_thai
 
 # Messages of skipped lines that a summary keeps; all lines are counted.
 _FIRST_ERRORS = 10
-# Ratios of two counts (what there is; of what), below or above which a stage
-# has little to train on, and what to do. Below two sentences, few are left once
-# one has become the query.
-_RATIOS = (
-  ("uncut_sentences", "documents", "sentences per document"),
-  ("spans_to_mask", "blocks", "spans to mask per block"),
-  ("unknown_tokens", "tokens", "share of [UNK]"),
-)
+# Bounds within which a stage has something to train on. Below two sentences,
+# few are left once one has become the query.
 _MIN_SENTENCES, _MIN_SPANS, _MAX_UNKNOWN = 2, 0.5, 0.01
 _MIN_SHARE_OF_SCRIPT = 0.01
 # Languages, their names, and the packages that find words in them.
@@ -87,19 +81,22 @@ class BuildSummary:
 
   def table(self) -> str:
     """Returns one line for each count and ratio, aligned."""
-    sentences, spans, unknown = self._ratios()
-    ratios = [f"{sentences:.1f}", f"{spans:.1f}", f"{unknown:.2%}"]
-    labels = [label for *_, label in _RATIOS]
-    rows = [*_rows(vars(self)), *zip(labels, ratios, strict=True)]
-    return "\n".join([columns(rows), *self.first_errors])
+    ratios = ((name, f"{ratio:.3f}") for name, ratio in self._ratios.items())
+    return "\n".join(
+      [columns([*_rows(vars(self)), *ratios]), *self.first_errors]
+    )
 
-  def _ratios(self) -> list[float]:
-    counts = vars(self)
-    return [counts[part] / max(counts[of], 1) for part, of, _ in _RATIOS]
+  @property
+  def _ratios(self) -> dict[str, float]:
+    return {
+      "sentences per document": self.uncut_sentences / max(self.documents, 1),
+      "spans to mask per block": self.spans_to_mask / max(self.blocks, 1),
+      "share of [UNK]": self.unknown_tokens / max(self.tokens, 1),
+    }
 
   def warnings(self) -> list[str]:
     """Returns what makes a stage useless, and what to do, a sentence each."""
-    sentences, spans, unknown = self._ratios()
+    sentences, spans, unknown = self._ratios.values()
     scripts = {
       name: f"{count:,} in {name}"
       for name, count in self.scripts.most_common()

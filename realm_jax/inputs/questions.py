@@ -1,6 +1,5 @@
 """Questions with their answers: their sources, and your own in JSON Lines."""
 
-import abc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -124,10 +123,6 @@ class QuestionSource(RandomAccessSource):
   ):
     super().__init__(splits=splits, caching_permitted=False)
     self.answer_kind: AnswerKind = answer_kind
-
-  @abc.abstractmethod
-  def open(self, split: str) -> QuestionRecords:
-    """Opens the questions of a split; called inside the task context."""
 
 
 def read_question(fields: Mapping[str, JsonValue]) -> Question:

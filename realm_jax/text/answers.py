@@ -23,7 +23,11 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from realm_jax.text.languages import ENGLISH, UNSPACED_CHARACTER
-from realm_jax.text.normalization import f1_of_nothing, normalize_answer
+from realm_jax.text.normalization import (
+  Translation,
+  f1_of_nothing,
+  normalize_answer,
+)
 from realm_jax.text.patterns import compiled
 
 AnswerKind = Literal["string", "regex"]
@@ -87,26 +91,19 @@ def best_token_f1(
   return max(scores, default=0.0)
 
 
-class _WordBoundaries(dict[int, str]):
-  """A translation table after which `split` yields DrQA's tokens.
+def _separated(character: str) -> str:
+  """Separates words as DrQA's and DPR's SimpleTokenizer do.
 
   Letters, numbers and marks remain, separators and control characters become
-  spaces, and every other character becomes a word by itself: the classes of
-  DrQA's and DPR's SimpleTokenizer. Entries are added as characters occur.
+  spaces, and every other character becomes a word by itself.
   """
-
-  def __missing__(self, code: int) -> str:
-    character = chr(code)
-    category = unicodedata.category(character)[0]
-    if category in "ZC":
-      character = " "
-    elif category not in "LNM":
-      character = f" {character} "
-    self[code] = character
-    return character
+  category = unicodedata.category(character)[0]
+  if category in "ZC":
+    return " "
+  return character if category in "LNM" else f" {character} "
 
 
-_WORD_BOUNDARIES = _WordBoundaries()
+_WORD_BOUNDARIES = Translation(_separated)
 
 
 @functools.lru_cache(maxsize=16384)

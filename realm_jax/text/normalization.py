@@ -11,6 +11,7 @@ between words is a word.
 import re
 import string
 import unicodedata
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import regex
@@ -22,23 +23,26 @@ _NOTHING = re.compile(r"(?!)")
 _ELISION = re.compile(r"(?:\bl)?['’](?=\w)")
 
 
-class _WithoutPunctuation(dict[int, str]):
-  """A translation table that drops punctuation of ASCII and of Unicode.
+class Translation(dict[int, str]):
+  """A table for `str.translate`, which a rule fills as characters occur."""
 
-  Entries are added as characters occur.
-  """
+  def __init__(self, rule: Callable[[str], str]):
+    super().__init__()
+    self._rule = rule
 
   def __missing__(self, code: int) -> str:
-    character = chr(code)
-    is_punctuation = unicodedata.category(character).startswith("P")
-    if is_punctuation or character in string.punctuation:
-      character = ""
-    self[code] = character
-    return character
+    self[code] = self._rule(chr(code))
+    return self[code]
+
+
+def _without_punctuation(character: str) -> str:
+  """Drops punctuation of ASCII and of Unicode."""
+  is_punctuation = unicodedata.category(character).startswith("P")
+  return "" if is_punctuation or character in string.punctuation else character
 
 
 _ASCII_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation), "")
-_PUNCTUATION = _WithoutPunctuation()
+_PUNCTUATION = Translation(_without_punctuation)
 
 
 class _Rules(NamedTuple):

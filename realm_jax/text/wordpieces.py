@@ -16,7 +16,7 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import regex
@@ -154,6 +154,10 @@ class WordpieceVocabulary(seqio.Vocabulary):
       # In UTF-8.
       max_bytes_per_word=4 * LONGEST_WORD,
     )
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    # TensorFlow's tokenizer cannot be pickled.
+    return functools.partial(vocabulary_of, cased=self.cased), (self.pieces,)
 
   @functools.cached_property
   def sha256(self) -> str:

@@ -71,7 +71,7 @@ def test_spans_are_inside_one_sentence_and_counted(build):
   def tagger(text, title):
     assert title == "Velt"
     # From the end of one sentence into the next; half a word; a whole one.
-    return [(0, 3, "word"), (4, 15, "across"), (16, 18, "half")]
+    return [(0, 3, "word"), (4, 16, "across"), (17, 19, "half")]
 
   text = "Ada was in. Velt was by."
   corpus = build([{"title": "Velt", "text": text}], tagger=tagger)

@@ -110,9 +110,12 @@ def test_a_process_reads_its_own_rows_and_few_more_than_it_uses(
   tiny, new_tasks
 ):
   """What is read ahead is `batches_ahead` batches and tf.data's buffers."""
-  batch_size, num_batches = 64, 30
+  batch_size, num_batches = 64, 100
   source = numbers.Numbers(1_000_000)
-  numbers.add_task(source)
+  # Every second row drops every second record.
+  numbers.add_task(
+    source, keep=lambda number: (number % 2 == 0) | (number % 128 < 64)
+  )
   for rows in _shares(4, batch_size):
     config = _config(tiny, batch_size=batch_size)
     stream = BatchStream(config, rows=rows, shuffle=False)
