@@ -92,6 +92,8 @@ def _explain(text: str) -> None:
     print(columns([[*use[0]], *rows]))
     return
   run, explained = Run.load(command_line.call(RunConfig, recipe=_RECIPE)), []
+  # What is missing is known before a text is asked for.
+  run.require_reader()
   texts = prompted_lines("sentence with [MASK], or question")
   for one in [text] if text else texts:
     found = explain(run, one, _ANSWER.value)

@@ -40,7 +40,8 @@ class Service:
     examples: Questions to offer.
 
   Raises:
-    CheckpointError: The second run does not fill in sentences.
+    CheckpointError: The run has no reader, or the second one does not fill in
+      sentences.
   """
 
   def __init__(
@@ -50,6 +51,7 @@ class Service:
     *,
     examples: Sequence[str] = (),
   ):
+    run.require_reader()
     self.runs: dict[Kind, Run] = dict.fromkeys(run.kinds, run)
     if masked_run is not None:
       masked_run.require_kind(SENTENCE)

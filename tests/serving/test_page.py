@@ -237,6 +237,9 @@ def test_a_page_does_what_its_runs_have_been_trained_for(run, service):
   assert Service(runs[QUESTION], runs[SENTENCE]).runs == runs
   with pytest.raises(CheckpointError, match="has not learnt to fill in"):
     Service(runs[QUESTION], runs[QUESTION])
+  retriever = dataclasses.replace(run, models=run.models._replace(reader=None))
+  with pytest.raises(CheckpointError, match="has no reader"):
+    Service(retriever)
 
 
 def test_the_command_serves_two_runs_until_sigterm(
