@@ -39,7 +39,11 @@ _NUM_TEXTS = flags.DEFINE_integer(
   "num_texts", 3, "Number of candidates whose text is printed.", lower_bound=0
 )
 _JSON = flags.DEFINE_string(
-  "json", None, "File to which the same is written as JSON, too."
+  "json",
+  None,
+  "File to which the same is written as JSON, too.",
+  # `realm_jax.evaluate` has one of this name, too.
+  allow_override=True,
 )
 
 _RECIPE = "gin/runs/explain.gin"
