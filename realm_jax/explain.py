@@ -39,7 +39,11 @@ _NUM_TEXTS = flags.DEFINE_integer(
   "num_texts", 3, "Number of candidates whose text is printed.", lower_bound=0
 )
 _JSON = flags.DEFINE_string(
-  "json", None, "File to which the same is written as JSON, too."
+  "json",
+  None,
+  "File to which the same is written as JSON, too.",
+  # `realm_jax.evaluate` has one of this name, too.
+  allow_override=True,
 )
 
 _RECIPE = "gin/runs/explain.gin"
@@ -92,6 +96,8 @@ def _explain(text: str) -> None:
     print(columns([[*use[0]], *rows]))
     return
   run, explained = Run.load(command_line.call(RunConfig, recipe=_RECIPE)), []
+  # What is missing is known before a text is asked for.
+  run.require_reader()
   texts = prompted_lines("sentence with [MASK], or question")
   for one in [text] if text else texts:
     found = explain(run, one, _ANSWER.value)

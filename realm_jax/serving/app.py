@@ -6,15 +6,14 @@
                      "examples": [TEXT], "missing": [TEXT], "limits": {…}}, KIND
                      being "question" or "masked sentence"
     POST /api/ask    {"text": TEXT, "edits": [{"id": ID, "text": TEXT}]}
-    GET  /api/around?id=ID  the texts of the same document `before` and `after`
-                     a block, each null where the document ends
 
 The answer to `/api/ask` is what `realm_jax.explain --json` writes, an
 `Explanation`. Its candidates also have `segments` (the text in pieces, each
-with a mark: "", "said" or "answer") and `is_edited`. `without` has what it
-says without retrieval (docs/evaluation.md), and `run` the run as `about`
-describes it. Edits come with each request, and the server keeps none: what one
-page edits, no other page sees.
+with a mark: "", "said" or "answer"), `around` (the texts before and after it in
+its document, each null where the document ends) and `is_edited`. `without` has
+what it says without retrieval (docs/evaluation.md), and `run` the run as
+`about` describes it. Edits come with each request, and the server keeps none:
+what one page edits, no other page sees.
 
 Programs ask many texts at once; docs/evaluation.md has examples:
 
@@ -126,7 +125,6 @@ class PageApp:
       routes=[
         Route("/api/about", self._about),
         Route("/api/ask", self._explain, methods=["POST"]),
-        Route("/api/around", self._around),
         Route("/retrieve", self._retrieve, methods=["POST"]),
         Route("/ask", self._answer, methods=["POST"]),
         Route("/update", self._update, methods=["POST"]),
@@ -242,10 +240,6 @@ class PageApp:
       lambda _: [self._service.explain(text, texts)]
     )
     return JSONResponse(told)
-
-  async def _around(self, request: Request) -> Response:
-    name = request.query_params.get("id", "")
-    return JSONResponse(self._service.around(name))
 
   async def _retrieve(self, request: Request) -> Response:
     fields = await _fields(request, "queries")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from realm_jax.corpus.block_builder import block_id
+from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation import answers
 from realm_jax.evaluation.explain import Candidate, Explanation, explain
 from realm_jax.evaluation.masked_sentences import is_masked
@@ -40,7 +41,8 @@ class Service:
     examples: Questions to offer.
 
   Raises:
-    CheckpointError: The second run does not fill in sentences.
+    CheckpointError: The run has no reader, or the second one does not fill in
+      sentences.
   """
 
   def __init__(
@@ -50,6 +52,7 @@ class Service:
     *,
     examples: Sequence[str] = (),
   ):
+    run.require_reader()
     self.runs: dict[Kind, Run] = dict.fromkeys(run.kinds, run)
     if masked_run is not None:
       masked_run.require_kind(SENTENCE)
@@ -133,24 +136,6 @@ class Service:
       for one in answers.ask(run, texts)
     ]
 
-  def around(self, name: str) -> dict[str, str | None]:
-    """Returns the texts before and after a block in its document.
-
-    Raises:
-      EditError: No block has this name.
-    """
-    run = next(iter(self.runs.values()))
-    (row,) = _rows(run, [name])
-    document = run.corpus.block(row).document_id
-
-    def text(row: int) -> str | None:
-      is_inside = 0 <= row < run.corpus.num_blocks
-      if is_inside and run.corpus.block(row).document_id == document:
-        return run.content(row).body
-      return None
-
-    return {"before": text(row - 1), "after": text(row + 1)}
-
   def update(self, texts: Mapping[str, str]) -> dict[str, Any]:
     """Changes blocks for all clients, until the service ends.
 
@@ -211,6 +196,7 @@ class Service:
       row = candidate.block.row
       one["is_edited"] = row in edited.edits
       one["segments"] = _segments(edited, explained, candidate)
+      one["around"] = _around(edited, row)
     return {**told, "without": without, "run": _about(run)}
 
 
@@ -285,6 +271,20 @@ def _without_block(explained: Explanation) -> dict[str, Any]:
     "probability": null.probability,
     "same": null.text == explained.answer,
   }
+
+
+def _around(run: Run, row: int) -> list[str | None]:
+  """Returns the texts before and after a block in its document."""
+  if row == NULL_ROW:
+    return []
+  document = run.corpus.block(row).document_id
+  return [
+    run.content(other).body
+    if 0 <= other < run.corpus.num_blocks
+    and run.corpus.block(other).document_id == document
+    else None
+    for other in (row - 1, row + 1)
+  ]
 
 
 def _segments(

@@ -1,13 +1,12 @@
 """The command explain, with its flags, in this process."""
 
-import functools
-import importlib
 import json
 
 import pytest
 from absl import app, flags
 from absl.testing import flagsaver
 
+from realm_jax import explain as command
 from realm_jax.configuration import command_line, configured, parsed_for_run
 from realm_jax.evaluation.explain import block_use
 from realm_jax.inputs.config import DataConfig
@@ -15,52 +14,34 @@ from realm_jax.partitioning import cpu_tuning
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
-
-@pytest.fixture(scope="module")
-def own_flags():
-  """The command's flags, in a registry of their own, and its module.
-
-  Other commands have flags of the same names in the registry of this process.
-  """
-  command_line.define_run_flags()
-  registry = flags.FlagValues()
-  with pytest.MonkeyPatch.context() as patch:
-    for name in ("string", "bool", "integer"):
-      name = f"DEFINE_{name}"
-      define = functools.partial(getattr(flags, name), flag_values=registry)
-      patch.setattr(flags, name, define)
-    yield registry, importlib.import_module("realm_jax.explain")
+command_line.define_run_flags()
 
 
 @pytest.fixture
-def explain(own_flags, monkeypatch):
-  """`explain(model_dir, *arguments)` runs the command on a run."""
-  registry, module = own_flags
+def explain(monkeypatch):
+  """`explain(model_dir, text, **flags)` runs the command on a run."""
   monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
-  # The flags that commands share are this process's.
   flags.FLAGS.mark_as_parsed()
 
-  def run(model_dir, *arguments):
-    registry.unparse_flags()
-    for name in registry:
-      registry[name].unparse()
+  def run(model_dir, *texts, **given):
     with flagsaver.flagsaver(
-      model_dir=str(model_dir), gin_bindings=["NUM_CANDIDATES = 6"]
+      model_dir=str(model_dir), gin_bindings=["NUM_CANDIDATES = 6"], **given
     ):
-      module.main(registry(["explain", *arguments]))
+      command.main(["explain", *texts])
 
   return run
 
 
 def test_what_is_printed_and_written(explain, recorded_run, tmp_path, capsys):
-  run, json_flag = recorded_run("pretrain"), f"--json={tmp_path / 'f.json'}"
   explain(
-    run,
+    recorded_run("pretrain"),
     "Later Ada [MASK] the bridge.",
-    *("--answer=built", json_flag, "--num_texts=1"),
+    answer="built",
+    json=str(tmp_path / "found.json"),
+    num_texts=1,
   )
   text = capsys.readouterr().out
-  (found,) = json.loads((tmp_path / "f.json").read_text())["explanations"]
+  (found,) = json.loads((tmp_path / "found.json").read_text())["explanations"]
   assert (found["answer"], found["answer_is_given"]) == ("built", True)
   assert len(found["candidates"]) == 6
   assert "y = 'built' (given; wordpieces: built)" in text
@@ -85,13 +66,13 @@ def test_training_sentences_are_those_of_the_run(recorded_run, task):
 
 
 @pytest.mark.parametrize(
-  "arguments",
+  ("texts", "given"),
   [
-    ("in [MASK]", "--block_use"),
-    ("--answer=a",),
-    ("--block_use", "--answer=a"),
+    (["in [MASK]"], {"block_use": True}),
+    ([], {"answer": "a"}),
+    ([], {"answer": "a", "block_use": True}),
   ],
 )
-def test_flags_that_do_not_go_together(explain, tmp_path, arguments):
+def test_flags_that_do_not_go_together(explain, tmp_path, texts, given):
   with pytest.raises(app.UsageError, match="sentence"):
-    explain(tmp_path, *arguments)
+    explain(tmp_path, *texts, **given)

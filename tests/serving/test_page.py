@@ -59,7 +59,7 @@ def test_what_is_told_is_what_is_explained(run, service, text):
   explained = explain(run, text)
   candidates, without = told["candidates"], told["without"]
   for one, candidate in zip(candidates, explained.candidates, strict=True):
-    segments = one.pop("segments")
+    segments, _ = one.pop("segments"), one.pop("around")
     assert not one.pop("is_edited")
     assert "".join(s["text"] for s in segments) == candidate.block.text
     if text == _ASKED:
@@ -82,17 +82,19 @@ def test_what_is_told_is_what_is_explained(run, service, text):
 
 
 @pytest.mark.parametrize(
-  ("row", "answer", "is_said", "marked"),
+  ("row", "answer", "is_said", "marked", "around"),
   [
     # Béla's, whose answer is marked over what the reader would say.
-    (1, "béla | 1901", True, "+Béla -Tarn in  +1901 +Béla"),
+    (1, "béla | 1901", True, "+Béla -Tarn in  +1901 +Béla", [False, False]),
     # The rare names are read letter by letter: a part of a word is no answer.
-    (8, "h", False, ""),
-    (8, "hakon", False, "+Håkon"),
+    # So an article of theirs has two blocks.
+    (8, "h", False, "", [False, True]),
+    (8, "hakon", False, "+Håkon", [False, True]),
+    (9, "hakon", False, "+Håkon", [True, False]),
   ],
 )
 def test_what_is_marked_in_a_block(
-  run, service, monkeypatch, row, answer, is_said, marked
+  run, service, monkeypatch, row, answer, is_said, marked, around
 ):
   explained = explain(run, _ASKED)
   block = run.block(row, 0.0, 0.0)
@@ -114,6 +116,11 @@ def test_what_is_marked_in_a_block(
   marks = {"answer": "+", "said": "-"}
   found = [marks[s["mark"]] + s["text"] for s in one["segments"] if s["mark"]]
   assert " ".join(found) == marked
+  beside = [
+    run.block(row + i, 0.0, 0.0).text if there else None
+    for i, there in zip((-1, 1), around, strict=True)
+  ]
+  assert one["around"] == beside
 
 
 @pytest.mark.parametrize("text", [_ASKED, _SENTENCE])
@@ -237,6 +244,9 @@ def test_a_page_does_what_its_runs_have_been_trained_for(run, service):
   assert Service(runs[QUESTION], runs[SENTENCE]).runs == runs
   with pytest.raises(CheckpointError, match="has not learnt to fill in"):
     Service(runs[QUESTION], runs[QUESTION])
+  retriever = dataclasses.replace(run, models=run.models._replace(reader=None))
+  with pytest.raises(CheckpointError, match="has no reader"):
+    Service(retriever)
 
 
 def test_the_command_serves_two_runs_until_sigterm(

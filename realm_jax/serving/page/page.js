@@ -194,7 +194,14 @@ function card(candidate, rank, canEdit) {
       mark ? el("mark", { className: `${mark}-mark` }, text) : text,
     ),
   );
-  const around = button("Read around it", () => readAround(block, text, around));
+  const around = button("Read around it", () => {
+    around.disabled = true;
+    const [before, after] = candidate.around.map((piece) =>
+      el("p", { className: "quiet around" }, piece ?? "The document ends here."),
+    );
+    text.before(before);
+    text.after(after);
+  });
   const edit = button("Edit", () => openEditor(block, text, edit), "edit");
   const restoring = button("Restore", () => restore([block.id]));
   const badge = el("span", { className: "badge" }, "edited");
@@ -244,21 +251,6 @@ function why(candidate) {
     el("table", {}, ...rows),
     said && el("p", {}, `Alone: ${said.text} (${percent(said.probability)}).`),
   );
-}
-
-async function readAround(block, text, opener) {
-  opener.disabled = true;
-  try {
-    const around = await json(
-      await fetch(`api/around?id=${encodeURIComponent(block.id)}`),
-    );
-    const quiet = (piece) =>
-      el("p", { className: "quiet around" }, piece ?? "The document ends here.");
-    text.before(quiet(around.before));
-    text.after(quiet(around.after));
-  } catch (error) {
-    put("error", sentence(error.message));
-  }
 }
 
 // --- Edits ------------------------------------------------------------------
