@@ -57,7 +57,8 @@ def attend(
     mask_value: Score added where a key belongs to another sequence.
     dropout_rate: Share of weights to drop; 0 when not training.
     cudnn: Whether cuDNN's kernel computes it on GPUs, in bfloat16 or float16.
-      The kernel has no dropout, so that XLA computes what is dropped out.
+      The kernel has no dropout, and no gradient for odd numbers of queries or
+      keys: there XLA computes it, as for the pooled token of the last layer.
   """
   rows, head_size = len(sequence), query.shape[1] // num_heads
 
@@ -69,7 +70,8 @@ def attend(
   attends = sequence[:, : tokens.shape[1], None] == sequence[:, None, :]
   mask = jnp.where(attends, 0.0, mask_value)[:, None]
   vectors = by_heads(query), by_heads(key), by_heads(value)
-  if cudnn and not dropout_rate:
+  odd = tokens.shape[1] % 2 or sequence.shape[1] % 2
+  if cudnn and not dropout_rate and not odd:
     context = jax.nn.dot_product_attention(
       *vectors, bias=mask.astype(query.dtype), implementation="cudnn"
     )

@@ -122,6 +122,23 @@ def test_mimetic_values_are_sinusoids_and_near_identities():
   assert products[0].argsort()[-2:].tolist() == [1, 0]
 
 
+@pytest.mark.parametrize(("length", "dropout_rate"), [(8, 0.5), (7, 0.0)])
+def test_cudnn_leaves_to_xla_what_its_kernel_cannot(
+  params, length, dropout_rate
+):
+  tokens = np.pad(TOKENS, ((0, 0), (0, length - TOKENS.shape[1])))
+  ours, theirs = (
+    _encode(
+      params,
+      tokens,
+      dataclasses.replace(CONFIG, dropout_rate=dropout_rate, attention=name),
+      {"dropout": jax.random.key(1)},
+    )
+    for name in ("xla", "cudnn")
+  )
+  np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="no GPU")
 def test_cudnn_attends_as_xla_does():
   rng = np.random.default_rng(0)
