@@ -3,8 +3,8 @@
     GET  /           the page
     GET  /api/about  what it can do: {"runs": {KIND: {"model_dir", "checkpoint",
                      "generation", "index", "num_blocks", "can_edit"}},
-                     "examples": [TEXT], "missing": [TEXT], "limits": {…}}, KIND
-                     being "question" or "masked sentence"
+                     "examples": [TEXT], "missing": [TEXT]}, KIND being
+                     "question" or "masked sentence"
     POST /api/ask    {"text": TEXT, "edits": [{"id": ID, "text": TEXT}]}
 
 The answer to `/api/ask` is what `realm_jax.explain --json` writes, an
@@ -216,12 +216,7 @@ class PageApp:
 
   async def _about(self, request: Request) -> Response:
     del request
-    limits = {
-      "text_characters": MAX_CHARACTERS,
-      "edits": MAX_EDITS,
-      "edit_characters": MAX_EDIT_CHARACTERS,
-    }
-    return JSONResponse({**self._service.about(), "limits": limits})
+    return JSONResponse(self._service.about())
 
   async def _explain(self, request: Request) -> Response:
     fields = await _fields(request, "text")

@@ -5,7 +5,7 @@
 const UNSURE = 0.5;
 const $ = (id) => document.getElementById(id);
 // Edits are by block id, and answers without edits by text, to compare with.
-const state = { edits: new Map(), unedited: new Map(), asked: "", limits: {} };
+const state = { edits: new Map(), unedited: new Map(), asked: "" };
 
 function el(tag, properties, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
@@ -259,7 +259,6 @@ function openEditor(block, text, opener) {
   const area = el("textarea", {
     rows: 6,
     value: block.text,
-    maxLength: state.limits.edit_characters,
     ariaLabel: "Text of this passage",
   });
   const close = () => {
@@ -321,7 +320,6 @@ function write(text) {
 }
 
 function start(about) {
-  state.limits = about.limits;
   const kinds = Object.keys(about.runs);
   const hints = { question: "ask a question" };
   hints["masked sentence"] = "write a sentence with [MASK]";
@@ -336,7 +334,6 @@ function start(about) {
     "examples",
     ...about.examples.map((text) => button(text, () => write(text))),
   );
-  $("text").maxLength = about.limits.text_characters;
   const linked = new URL(location).searchParams.get("q");
   if (linked) write(linked);
 }
