@@ -31,7 +31,12 @@ from realm_jax.storage.local_disk import (
   ScratchDirectory,
   explain_full_disk,
 )
-from realm_jax.storage.paths import COPIED_AT_ONCE, download, is_remote
+from realm_jax.storage.paths import (
+  COPIED_AT_ONCE,
+  download,
+  is_remote,
+  sizes_below,
+)
 
 # Environment variables: another cache than the one at home, and how many
 # gigabytes (2^30 bytes) it may have.
@@ -78,13 +83,19 @@ class FileRecord:
   size: int
   sha256: str
 
-  def problem_of(self, path: epath.PathLike, *, checksums: bool = True) -> str:
+  def problem_of(
+    self,
+    path: epath.PathLike,
+    *,
+    size: int | None = None,
+    checksums: bool = True,
+  ) -> str:
     """Returns how a file differs from this record, or "".
 
-    With `checksums` all of its bytes are read.
+    With `checksums` all of its bytes are read. Its `size` may be known.
     """
     try:
-      size = epath.Path(path).stat().length
+      size = epath.Path(path).stat().length if size is None else size
       if size != self.size:
         return f"has {size} bytes and not {self.size}"
       if checksums and sha256_of(path, drop_pages=True) != self.sha256:
@@ -209,10 +220,13 @@ class StagedFiles:
     Raises:
       DamagedFileError, or the type given: A file is missing, cut or changed.
     """
+    sizes = sizes_below(self._folder) if self.is_copied else {}
 
     def problem_of(path: str) -> str:
-      place = self._folder / path
-      return self._record(path).problem_of(place, checksums=checksums)
+      place, size = self._folder / path, sizes.get(path)
+      return self._record(path).problem_of(
+        place, size=size, checksums=checksums
+      )
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
       for path, problem in zip(paths, pool.map(problem_of, paths), strict=True):
