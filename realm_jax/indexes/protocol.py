@@ -1,5 +1,6 @@
 """The protocols of indexes, and the types that flow through them."""
 
+import abc
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
@@ -165,7 +166,7 @@ class Index(Protocol):
     ...
 
 
-class IndexConfig:
+class IndexConfig(abc.ABC):
   """The settings of one kind of index: a frozen dataclass of plain values.
 
   Attributes:
@@ -180,6 +181,7 @@ class IndexConfig:
   def __post_init__(self) -> None:
     require_valid(self)
 
+  @abc.abstractmethod
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
   ) -> Index:
@@ -192,7 +194,6 @@ class IndexConfig:
       LibraryError: The library is missing, or has a version that does not fit.
       OSError: The disk is full.
     """
-    raise NotImplementedError
 
   def load(
     self,
