@@ -8,7 +8,6 @@ import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.training.metric_rows import read_rows
-from tests.integration.stages import evaluate
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -58,5 +57,5 @@ def test_a_run_trains_resumes_and_is_evaluated(commands, tmp_path):
   for row, resumed in zip(rows[2:], read_rows(model_dir)[2:], strict=True):
     assert {n: row[n] for n in NAMES} == {n: resumed[n] for n in NAMES}
 
-  figures = evaluate(commands, "eval_masked", tmp_path, tmp_path / "eval")
+  figures = commands.evaluate("eval_masked", tmp_path, tmp_path / "eval")
   assert 0 <= figures["null_probability"] <= 1
