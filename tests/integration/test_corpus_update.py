@@ -86,6 +86,9 @@ def _assert_versions(model_dir: Path) -> None:
   rows = read_rows(model_dir)
   assert [row["generation"] for row in rows] == _GENERATIONS
   assert [row["corpus_version"] for row in rows] == _VERSIONS
+  assert [row["staleness_steps"] for row in rows] == [
+    step - generation for step, generation in enumerate(_GENERATIONS)
+  ]
 
 
 @dataclasses.dataclass
