@@ -98,7 +98,11 @@ hypothesis.settings.load_profile("project")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  """Skips the tests that ask for `shared_data` where there is none."""
+  """Puts slow tests first, so that all workers of a run end together.
+
+  Tests that ask for `shared_data` are skipped where there is none.
+  """
+  items.sort(key=lambda item: "slow" not in item.keywords)
   if SHARED_DATA_DIR.is_dir():
     return
   absent = pytest.mark.skip(reason="no ../shared/data beside this clone")

@@ -19,21 +19,14 @@ _INDEX = (
 )
 # What is typed after `python -m realm_jax.`, and words that the answer has.
 _REFUSED = [
-  (f"{_BUILD} --input={{d}}/text/", ["{d}/text/*.jsonl", "folder"]),
   (f"{_BUILD} --input=seqio:tasks:nope", ["'nope'", "inverse_cloze"]),
-  (f"{_BUILD} --input={{d}}/text/a.jsonl b.jsonl", ["'b.jsonl'", "no flag"]),
-  (f"train {_MODEL} {_RECIPE} --model_dir={{d}}/file", ["{d}/file", "file"]),
   (
     f"{_TRAIN} {_LENGTH} --gin.INITIAL_CHECKPOINT={{d}}/text",
     ["{d}/text is not a checkpoint", "MODEL_DIR"],
   ),
   (f"train {_RECIPE} --model_dir={{d}}/run", ["RETRIEVER", "gin/models/"]),
   (f"{_TRAIN} --gin.NUM_STEP=3", ["NUM_STEP", "NUM_STEPS"]),
-  (f"{_TRAIN} --num_steps=3", ["num_steps"]),
   (f"{_INDEX} --gin.INDEX=%HNSW", ["HNSW", "%EXACT", "%FAISS", "%SCANN"]),
-  (f"{_INDEX} --gin.INDEX=faiss", ["'faiss'", "%EXACT", "%FAISS", "%SCANN"]),
-  (f"{_INDEX} --gin.MODE=newst", ["MODE", "'newst'", "'newest'", "'every'"]),
-  (f"{_TRAIN} --gin.LEARNING_RATE=1e400", ["LEARNING_RATE", "inf"]),
   (f"{_TRAIN} --gin.BATCH_SIZE=many", ["BATCH_SIZE", "many", "an integer"]),
   (f"{_TRAIN} --gin.BLOCK_LENGTH=65", ["65", "--gin.BLOCK_LENGTH=64"]),
 ]
@@ -43,7 +36,6 @@ _REFUSED = [
 def outcomes(tmp_path_factory, command_server):
   """The directory, and the exit code and output of each of `_REFUSED`."""
   directory = tmp_path_factory.mktemp("errors")
-  (directory / "file").touch()
   (directory / "text").mkdir()
   line = json.dumps({"title": "Velt", "text": "The river of Velt is long."})
   (directory / "text" / "a.jsonl").write_text(f"{line}\n")

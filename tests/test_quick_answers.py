@@ -1,13 +1,15 @@
 """Commands answer help and plain errors without the libraries of their work."""
 
 import contextlib
+import importlib.util
 import json
+import re
 import sys
 
 import pytest
 
 from tests.command_server import CommandServer
-from tests.conftest import PROJECT_DIR
+from tests.printed_commands import PROJECT_DIR, T5X, printed
 
 pytestmark = pytest.mark.slow
 
@@ -38,40 +40,36 @@ SLOW_TO_IMPORT = {
   "torch",
   "xmanager",
 }
+# A container's command takes the arguments of another one, and no flags.
 COMMANDS = [
   f"{path.parent.name}.{path.stem}"
   for folder in ("realm_jax", "launch")
   for path in sorted((PROJECT_DIR / folder).glob("*.py"))
-  # A container's command takes the arguments of another one, and no flags.
   if '__name__ == "__main__"' in path.read_text() and path.stem != "pod"
 ] + ["realm_jax.generations"]
+_PRINTED = [command for command in printed() if command.module != T5X]
 # Commands that read a run, with arguments that are otherwise right. Index
 # builders wait for theirs.
-READS_A_RUN = {
-  "realm_jax.ask": ["who?"],
-  "realm_jax.evaluate": [],
-  "realm_jax.explain": ["a [MASK]"],
-  "realm_jax.export_weights": ["--to=vectors", "--output_dir=out"],
-  "realm_jax.generations": ["list"],
-  "realm_jax.precompile": ["--topology=v5e:2x2"],
-  "realm_jax.serve": ["--port=0"],
-  "realm_jax.train": [],
-}
 CASES = [
-  *((command, "--helpfull") for command in COMMANDS),
-  # All parse their flags alike, after the imports that help takes, too.
-  ("realm_jax.train", "--not_a_flag=1"),
-  *(
-    (command, *arguments, "--model_dir=not/there")
-    for command, arguments in READS_A_RUN.items()
-  ),
-  # A folder that is no run, and further wrong inputs.
-  ("realm_jax.train", "--model_dir=docs"),
+  ("realm_jax.ask", "who?", "--model_dir=not/there"),
+  ("realm_jax.evaluate", "--model_dir=not/there"),
   (
     "realm_jax.evaluate",
     "--gin_file=gin/runs/eval.gin",
     "--model_dir=not/there",
   ),
+  ("realm_jax.explain", "a [MASK]", "--model_dir=not/there"),
+  (
+    "realm_jax.export_weights",
+    "--to=vectors",
+    "--output_dir=out",
+    "--model_dir=not/there",
+  ),
+  ("realm_jax.generations", "list", "--model_dir=not/there"),
+  ("realm_jax.precompile", "--topology=v5e:2x2", "--model_dir=not/there"),
+  ("realm_jax.serve", "--port=0", "--model_dir=not/there"),
+  # A folder that is no run, and further wrong inputs.
+  ("realm_jax.train", "--model_dir=docs"),
   (
     "realm_jax.import_weights",
     "--from=hf_bert",
@@ -79,46 +77,69 @@ CASES = [
     "--input=not/there",
   ),
   ("realm_jax.show_task", "--task=open_qa", "--corpus_dir=not/there"),
-  (
-    "realm_jax.precompile",
-    "--gin_file=gin/runs/pretrain.gin",
-    "--topology=v5p:4x4",
-  ),
 ]
 
 
 @pytest.fixture(scope="module")
-def answers(
-  command_environment, tmp_path_factory
-) -> dict[tuple[str, ...], dict]:
-  """What each command line of `CASES` answers."""
-  report = tmp_path_factory.mktemp("answers") / "modules.json"
-  found = {}
+def server(command_environment):
   server = CommandServer(command_environment, MAY_BE_IMPORTED)
   with contextlib.closing(server):
-    for case in CASES:
-      done = server.run([sys.executable, "-c", _REPORTED, report, *case])
-      found[case] = {
-        "code": done.returncode,
-        "output": done.stdout + done.stderr,
-        "modules": json.loads(report.read_text()),
-      }
-  return found
+    yield server
+
+
+@pytest.fixture(scope="module")
+def answer(server, tmp_path_factory):
+  """`answer(command, …)`: its exit code, what it says and has imported."""
+  report = tmp_path_factory.mktemp("answers") / "modules.json"
+
+  def run(*command):
+    done = server.run([sys.executable, "-c", _REPORTED, report, *command])
+    modules = json.loads(report.read_text())
+    imported = {name.partition(".")[0] for name in modules}
+    return done.returncode, done.stdout + done.stderr, imported
+
+  return run
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_a_plain_answer_imports_nothing_slow(answers, case):
-  answer = answers[case]
-  imported = {name.partition(".")[0] for name in answer["modules"]}
+def test_a_plain_error_imports_nothing_slow(answer, case):
+  code, output, imported = answer(*case)
   assert not imported & SLOW_TO_IMPORT
-  argument = case[-1]
-  folder = argument.partition("=")[2]
-  if folder in ("not/there", "docs"):
-    assert answer["code"] == 2
-    assert folder in answer["output"]
-    assert len(answer["output"].splitlines()) == 1
-  else:
+  assert code == 2
+  assert case[-1].partition("=")[2] in output
+  assert len(output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+  "module", sorted({*COMMANDS, *(command.module for command in _PRINTED)})
+)
+def test_help_has_all_printed_flags_and_imports_nothing_slow(answer, module):
+  is_benchmark = module.startswith("benchmarks.")
+  code, output, imported = answer(
+    module, "--help" if is_benchmark else "--helpfull"
+  )
+  assert "Traceback" not in output, output
+  known = _flags_of(output)
+  for command in _PRINTED:
+    assert command.module != module or command.flags <= known, command
+  if not is_benchmark:
+    assert not imported & SLOW_TO_IMPORT
     # absl ends a process that has shown its help with 1.
-    code, wanted = (1, "flags:") if argument == "--helpfull" else (2, argument)
-    assert answer["code"] == code
-    assert wanted.strip("-").partition("=")[0] in answer["output"]
+    assert code == 1
+
+
+def _flags_of(text: str) -> set[str]:
+  return set(re.findall(r"^\s+(?:-\w,)?--(?:\[no\])?(\w+)", text, re.M))
+
+
+@pytest.mark.skipif(
+  importlib.util.find_spec("t5x") is None,
+  reason="t5x is absent; `make t5x` adds it",
+)
+def test_the_flags_of_t5x_are_its_own(server):
+  done = server.run([sys.executable, "-m", T5X, "--helpfull"])
+  known = _flags_of(done.stdout + done.stderr)
+  of_t5x = [command for command in printed() if command.module == T5X]
+  assert of_t5x
+  for command in of_t5x:
+    assert command.flags <= known
