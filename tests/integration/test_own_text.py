@@ -100,6 +100,8 @@ def test_readme_leads_from_own_text_to_an_answer(
           command, cwd=folder, timeout=_PATIENCE_SECONDS
         )
         assert done.returncode == 0, (words, done.stderr[-2000:])
+        if "show_task" in words[2]:
+          assert "[MASK=" in done.stdout
     codes = [builder.wait(_PATIENCE_SECONDS) for builder in builders]
     assert codes == [0, 0], log.read_text()
   finally:
