@@ -24,8 +24,8 @@ _PATIENCE_SECONDS = 500.0
 # given to training alone: the other commands find the model of the run.
 _SIZES = {
   "realm_jax.train": "--gin.NUM_STEPS=2 --gin.BATCH_SIZE=4 "
-  "--gin.SAVE_EVERY_STEPS=1 --gin.MAX_SHAPE_BUCKETS=1 "
-  "--gin.bert.BertConfig.hidden_size=16 "
+  "--gin.SAVE_EVERY_STEPS=2 --gin.MAX_SHAPE_BUCKETS=1 "
+  "--gin.bert.BertConfig.num_layers=1 --gin.bert.BertConfig.hidden_size=16 "
   "--gin.bert.BertConfig.intermediate_size=32",
   # A trainer would wait for a sidecar that has ended for a day.
   "pretrain.gin": "--gin.TIMEOUT_SECONDS=300.0",

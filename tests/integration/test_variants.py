@@ -67,11 +67,11 @@ def _posterior(model_dir, step):
   return found["retriever"]["tower"], found["posterior"]["tower"]
 
 
-def test_a_run_with_jsa_trains_resumes_and_is_evaluated(commands, tmp_path):
-  model_dir = tmp_path / "pretrain"
+def test_a_run_with_jsa_trains_and_resumes(commands, tmp_path):
+  model_dir = tmp_path
   settings = {
-    "NUM_STEPS": 4,
-    "SAVE_EVERY_STEPS": 2,
+    "NUM_STEPS": 2,
+    "SAVE_EVERY_STEPS": 1,
     "LAG_STEPS": 4,
     "OBJECTIVE": "jsa",
     "SUPPORT_SIZE": 6,
@@ -82,7 +82,7 @@ def test_a_run_with_jsa_trains_resumes_and_is_evaluated(commands, tmp_path):
   with commands.index_builder(model_dir):
     commands.train("pretrain", model_dir, **settings)
   rows = read_rows(model_dir)
-  assert len(rows) == 4
+  assert len(rows) == 2
   for row in rows:
     assert 0 <= row["acceptance_rate"] <= 1
     terms = ("reader_loss", "retriever_loss", "posterior_loss")
@@ -90,18 +90,16 @@ def test_a_run_with_jsa_trains_resumes_and_is_evaluated(commands, tmp_path):
   # The posterior starts as the query tower, and learns apart from it.
   retriever, posterior = _posterior(model_dir, 0)
   jax.tree.map(np.testing.assert_array_equal, posterior, retriever)
-  later_retriever, later = _posterior(model_dir, 4)
+  later_retriever, later = _posterior(model_dir, 2)
   for other in (posterior, later_retriever):
     same = jax.tree.map(np.array_equal, later, other)
     assert not all(jax.tree.leaves(same))
 
-  shutil.rmtree(model_dir / "checkpoints" / "4")
+  shutil.rmtree(model_dir / "checkpoints" / "2")
   commands.train("pretrain", model_dir, **settings)
-  for row, resumed in zip(rows[2:], read_rows(model_dir)[2:], strict=True):
-    for name in ("loss", "acceptance_rate", "parameter_norm"):
-      assert resumed[name] == row[name]
-  figures = commands.evaluate("eval_masked", tmp_path, tmp_path / "eval")
-  assert 0 <= figures["null_probability"] <= 1
+  resumed = read_rows(model_dir)[1]
+  for name in ("loss", "acceptance_rate", "parameter_norm"):
+    assert resumed[name] == rows[1][name]
 
 
 @pytest.mark.parametrize(
