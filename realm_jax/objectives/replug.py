@@ -6,11 +6,7 @@ Shi et al. 2023, "REPLUG: Retrieval-Augmented Black-Box Language Models" (arXiv
 
 import jax.numpy as jnp
 
-from realm_jax.objectives.distillation import (
-  distilled,
-  kl_divergence,
-  log_target,
-)
+from realm_jax.objectives.distillation import distilled
 from realm_jax.objectives.marginal import Evidence
 from realm_jax.objectives.weighted import WeightedLoss
 
@@ -34,6 +30,5 @@ def replug(
   Raises:
     ValueError: There is no such form.
   """
-  target = log_target(jnp.exp(evidence.target_likelihood), temperature)
-  divergence = kl_divergence(evidence.log_prior, target)
-  return distilled(evidence, divergence, form=form)
+  scores = jnp.exp(evidence.target_likelihood) / temperature
+  return distilled(evidence, scores, form=form, reverse=True)
