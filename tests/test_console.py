@@ -1,9 +1,7 @@
-"""Progress, tables, SIGTERM, and what commands print of other libraries."""
+"""Progress, and what commands print of other libraries."""
 
 import io
 import logging
-import os
-import signal
 import sys
 
 import pytest
@@ -11,11 +9,7 @@ from absl import logging as absl_logging
 from gcsfs.retry import HttpError
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.console import (
-  Progress,
-  hide_library_messages,
-  stop_on_sigterm,
-)
+from realm_jax.console import Progress, hide_library_messages
 from realm_jax.storage.paths import read_bytes
 
 
@@ -33,19 +27,6 @@ def test_a_line_every_fifteen_seconds_and_one_at_the_end(monkeypatch):
     "questions: 30 (75%), 1.0/s",
     "questions: 40 in 40.0 s, 1.0/s",
   ]
-
-
-def test_sigterm_sets_the_flag_of_all_blocks_and_the_old_handler_returns():
-  before = signal.getsignal(signal.SIGTERM)
-  with stop_on_sigterm() as outer:
-    assert not outer.is_set()
-    os.kill(os.getpid(), signal.SIGTERM)
-    with stop_on_sigterm() as inner:
-      assert inner.wait(5.0)
-    assert outer.is_set()
-  assert signal.getsignal(signal.SIGTERM) is before
-  with stop_on_sigterm() as later:
-    assert not later.is_set()
 
 
 def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):

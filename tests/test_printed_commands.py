@@ -3,7 +3,6 @@
 That their flags exist is shown in `test_quick_answers.py`.
 """
 
-import ast
 import pkgutil
 import re
 
@@ -18,7 +17,6 @@ from tests.printed_commands import PROJECT_DIR, T5X, PrintedCommand, printed
 _LAUNCHER = "launch.xm_launch"
 _COMMANDS = list(printed())
 _OF_LAUNCHER = [c for c in _COMMANDS if c.module == _LAUNCHER]
-_OF_T5X = [c for c in _COMMANDS if c.module == T5X]
 # What commands configure, and their own recipes over which they read a run's.
 _CONFIGURES = {
   "realm_jax.ablate": ("realm_jax.ablation.plan:chosen_ablation", ""),
@@ -144,25 +142,3 @@ def test_a_launch_could_start(command):
   jobs = plan(given, bindings)
   errors = [gin_error(job) for job in jobs]
   assert errors == [None] * len(jobs)
-
-
-def _gin_text(file: str) -> str:
-  """A gin file and all that it includes, without comments."""
-  text = re.sub(r"#.*", "", (PROJECT_DIR / file).read_text())
-  for included in re.findall(r'^include "(.*)"', text, re.M):
-    text += _gin_text(included)
-  return text
-
-
-@pytest.mark.parametrize("command", _OF_T5X, ids=str)
-def test_a_command_of_t5x_gives_what_our_recipe_for_it_needs(command):
-  """t5x reads gin itself: it has no flags of ours, and texts have quotes."""
-  model, recipe = command.values("--gin_file=")
-  text = _gin_text(model) + _gin_text(recipe)
-  assert "train_script.train:" in text
-  given = dict(binding.split(" = ", 1) for binding in command.bindings)
-  for value in given.values():
-    ast.literal_eval(value)
-  required = set(re.findall(r"^(\w+) = %gin\.REQUIRED", text, re.M))
-  bound = set(re.findall(r"^([A-Z]\w*) = (?!%gin\.REQUIRED)", text, re.M))
-  assert required - bound <= given.keys()

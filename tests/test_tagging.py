@@ -12,7 +12,6 @@ from realm_jax.tagging import entities, parse_labels
 from realm_jax.text import salient_spans
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.weights import WeightsError
-from realm_jax.weights.hugging_face import read_token_classifier
 from tests.weights import models
 
 pytestmark = pytest.mark.slow
@@ -100,14 +99,6 @@ def test_other_processes_read_the_model_from_its_directory(tagger, golden):
   assert pickle.loads(pickle.dumps(tagger)) is tagger
 
 
-def _copy(golden, directory, **changes):
-  """Copies a model, with changes of config.json."""
-  shutil.copytree(golden, directory)
-  config = json.loads((golden / "config.json").read_text(encoding="utf-8"))
-  models.write_json(directory / "config.json", config | changes)
-  return directory
-
-
 @pytest.mark.parametrize(
   ("changes", "said"),
   [
@@ -119,23 +110,11 @@ def _copy(golden, directory, **changes):
   ids=str,
 )
 def test_a_directory_of_no_tagger_is_refused(golden, tmp_path, changes, said):
-  directory = _copy(golden, tmp_path / "model", **changes)
+  directory = shutil.copytree(golden, tmp_path / "model")
+  config = json.loads((golden / "config.json").read_text(encoding="utf-8"))
+  models.write_json(directory / "config.json", config | changes)
   with pytest.raises(WeightsError, match=said):
     find_tagger(f"bert:{directory}")
-
-
-def test_accents_are_stripped_where_capitals_are(golden, tmp_path):
-  directory = _copy(golden, tmp_path / "model")
-  config = {"do_lower_case": golden.name == "uncased"}
-  for strips in (False, True):
-    models.write_json(
-      directory / "tokenizer_config.json", config | {"strip_accents": strips}
-    )
-    if strips == config["do_lower_case"]:
-      read_token_classifier(directory)
-      continue
-    with pytest.raises(WeightsError, match="strip_accents"):
-      read_token_classifier(directory)
 
 
 _LABELS = "O B-PER I-PER B-ORG I-ORG S-LOC E-PER DATE".split()

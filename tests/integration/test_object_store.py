@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 
-import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -18,13 +17,11 @@ from realm_jax.evaluation.answers import ask
 from realm_jax.evaluation.compare import compare
 from realm_jax.evaluation.evaluate import evaluate, follow
 from realm_jax.evaluation.run import Run, RunConfig
-from realm_jax.generations.inspection import inspect, open_run
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.paths import upload_directory
 from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
-from tests.generations.conftest import publish_one
 from tests.integration.commands import MODEL_FILE
 from tests.weights import models
 
@@ -183,20 +180,6 @@ def test_a_run_answers_and_is_followed_and_compared(
     find_answers()
   assert not [line for line in requests if line.startswith("POST")]
   assert object_store.names("commands/run/answers/") == made
-
-
-def test_generations_are_listed_and_pruned(object_store, world):
-  model_dir = object_store.path("commands/pruned")
-  for step in (0, 500, 1000):
-    publish_one(f"{model_dir}/generations", world.corpus, step)
-  with contextlib.closing(CheckpointStore(model_dir)) as store:
-    store.save(1000, {"loop": {"generation": np.int64(500)}})
-  with open_run(model_dir, None) as (store, uses):
-    found = inspect(store, uses, checksums=True)
-    assert [one.checkpoints for one in found] == [[], [1000], []]
-    assert not any(one.problem for one in found)
-    store.remove(store.prunable(keep=1, pinned=uses.pinned()))
-    assert store.steps() == [500, 1000]
 
 
 def test_weights_go_in_and_out(object_store, tmp_path):

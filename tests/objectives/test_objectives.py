@@ -20,7 +20,7 @@ CASES = [
 ]
 
 
-def _example():
+def example():
   rng = np.random.default_rng(0)
   # The last example has no masks, as where its words could not be found.
   weights = np.array([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
@@ -120,7 +120,7 @@ def _slopes(function, x):
 @functools.cache
 def _evaluate(name, form, temperature=None):
   """The loss, its gradients, and the means of all metrics."""
-  relevance, logits, *rest = _example()
+  relevance, logits, *rest = example()
   settings = {} if temperature is None else {"temperature": temperature}
   objective = functools.partial(OBJECTIVES[name], form=form, **settings)
 
@@ -136,7 +136,7 @@ def _evaluate(name, form, temperature=None):
 
 @pytest.mark.parametrize(("name", "form", "temperature"), CASES)
 def test_value_and_gradient_are_the_formulas(name, form, temperature):
-  relevance, logits, targets, weights = _example()
+  relevance, logits, targets, weights = example()
   value, (to_relevance, to_logits), means = _evaluate(name, form, temperature)
 
   def expected(relevance_now, logits_now):
@@ -203,7 +203,7 @@ def test_metrics_by_hand():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_batch_without_masks_costs_nothing(form):
-  relevance, logits, targets, weights = map(np.float32, _example())
+  relevance, logits, targets, weights = map(np.float32, example())
   targets = targets.astype(np.int32)
 
   def loss(relevance, logits):
@@ -227,17 +227,17 @@ def test_the_example_of_the_documents_runs(project_dir):
   page = (project_dir / "docs" / "adding_an_objective.md").read_text()
   names = {}
   exec(re.search(r"```python\n(.*?)```", page, re.S)[1], names)
-  example = _example()
+  given = example()
   found = masked_lm_loss(
-    *map(jnp.asarray, example), objective=names["best_block"]
+    *map(jnp.asarray, given), objective=names["best_block"]
   )
   expected = [
     np.log(_softmax(relevance)[np.argmax(likelihood)])
     for relevance, likelihood in zip(
-      example[0], _log_likelihood(*example[1:]), strict=True
+      given[0], _log_likelihood(*given[1:]), strict=True
     )
   ]
   # Examples count as often as they have masks.
   assert found.means()["retriever_loss"] == pytest.approx(
-    -np.average(expected, weights=example[3].sum(axis=1)), rel=1e-5
+    -np.average(expected, weights=given[3].sum(axis=1)), rel=1e-5
   )

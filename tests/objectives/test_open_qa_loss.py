@@ -12,7 +12,7 @@ B, N, K, L, W = 4, 6, 2, 5, 3
 _compiled = jax.jit(open_qa_loss, static_argnames="hard_em")
 
 
-def _example(seed):
+def example(seed):
   rng = np.random.default_rng(seed)
   lengths = rng.integers(1, L + 1, (B, K))
   last = np.arange(L)[:, None] + np.arange(W)
@@ -55,13 +55,13 @@ def _by_hand(scores, has_answer, span_logits, is_span, is_answer):
 
 
 def test_equals_loops_in_numpy():
-  example = _example(0)
-  loss, metrics = _loss(*example)
-  retriever, reader = _by_hand(*example)
+  given = example(0)
+  loss, metrics = _loss(*given)
+  retriever, reader = _by_hand(*given)
   assert metrics["retriever_loss"] == pytest.approx(retriever, rel=1e-5)
   assert metrics["reader_loss"] == pytest.approx(reader, rel=1e-5)
   assert loss == pytest.approx(retriever + reader, rel=1e-5)
-  _, has_answer, _, is_span, is_answer = example
+  _, has_answer, _, is_span, is_answer = given
   found = has_answer.any(axis=1), (is_answer & is_span).any(axis=(1, 2, 3))
   assert metrics["recall_searched"] == found[0].mean()
   assert metrics["recall_read"] == found[1].mean()
@@ -109,7 +109,7 @@ def _gradients(example):
 
 
 def test_a_question_with_nothing_correct_teaches_nothing():
-  _, (to_scores, to_logits) = _gradients(_example(0))
+  _, (to_scores, to_logits) = _gradients(example(0))
   assert np.isfinite(to_scores).all() and np.isfinite(to_logits).all()
   assert not np.any(to_scores[-1])
   assert not np.any(to_logits[-1])
@@ -119,7 +119,7 @@ def test_a_question_with_nothing_correct_teaches_nothing():
 
 
 def test_blocks_without_any_span_are_not_a_nan():
-  scores, has_answer, logits, is_span, is_answer = _example(1)
+  scores, has_answer, logits, is_span, is_answer = example(1)
   is_span = is_span.copy()
   is_span[:1] = False
   value, (to_scores, to_logits) = _gradients(
