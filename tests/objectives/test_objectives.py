@@ -16,7 +16,12 @@ B, K, M, V = 3, 4, 2, 5
 STEP = 1e-6
 TEMPERATURES = {"leave_one_out": 0.3, "perplexity": 0.3, "replug": 2.0}
 CASES = [
-  (name, form, TEMPERATURES.get(name)) for name in OBJECTIVES for form in FORMS
+  pytest.param(
+    *(name, form, TEMPERATURES.get(name)),
+    marks=[pytest.mark.slow] if name in TEMPERATURES else [],
+  )
+  for name in OBJECTIVES
+  for form in FORMS
 ]
 
 
