@@ -83,7 +83,10 @@ def test_bfloat16_stays_near_float32(params):
 
 @pytest.mark.parametrize(
   ("dropout_rate", "remat_policy"),
-  [(0.0, None), (0.5, "nothing_saveable")],
+  [
+    (0.0, None),
+    pytest.param(0.5, "nothing_saveable", marks=pytest.mark.slow),
+  ],
 )
 def test_the_last_layer_at_the_first_token_alone_changes_nothing(
   params, dropout_rate, remat_policy
@@ -111,6 +114,7 @@ def test_initial_values_are_berts():
   assert not any(v.any() for k, v in found.items() if "['bias']" in k)
 
 
+@pytest.mark.slow
 def test_mimetic_values_are_sinusoids_and_near_identities():
   found = _initial(
     dataclasses.replace(

@@ -73,6 +73,7 @@ def _deviations(slopes, exact):
   return np.concatenate([one.ravel() for one in found])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("support", [ALL, FEW])
 def test_the_mean_gradient_over_the_support_is_exact(support):
   assert _deviations(_slopes(support), _exact(support)).max() < 3
