@@ -14,26 +14,25 @@ from realm_jax.objectives.marginal import Evidence, marginal
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 
+def log_target(
+  scores: Float[Array, "b k"], temperature: float
+) -> Float[Array, "b k"]:
+  """Returns log softmax(scores / temperature), without a gradient."""
+  target = jax.nn.log_softmax(scores / temperature, axis=-1)
+  return jax.lax.stop_gradient(target)
+
+
+def kl_divergence(
+  log_p: Float[Array, "b k"], log_q: Float[Array, "b k"]
+) -> Float[Array, " b"]:
+  """Returns KL(p ‖ q) = Σ_z p(z) log p(z) / q(z), in nats."""
+  return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+
+
 def distilled(
-  evidence: Evidence,
-  scores: Float[Array, "b k"],
-  *,
-  form: str,
-  reverse: bool = False,
+  evidence: Evidence, divergence: Float[Array, " b"], *, form: str
 ) -> WeightedLoss:
-  """Returns KL(softmax(scores) ‖ p(z|x)) plus the reader's marginal loss.
-
-  The scores have no gradient. With `reverse`, the divergence is
-  KL(p(z|x) ‖ softmax(scores)).
-
-  Raises:
-    ValueError: There is no such form.
-  """
-  target = jax.lax.stop_gradient(jax.nn.log_softmax(scores, axis=-1))
-  log_p, log_q = target, evidence.log_prior
-  if reverse:
-    log_p, log_q = log_q, log_p
-  divergence = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+  """Returns the retriever's divergence plus the reader's marginal loss."""
   stopped = jax.lax.stop_gradient(evidence.log_prior)
   reader = marginal(evidence._replace(log_prior=stopped), form=form).loss
   retriever = Average.of(divergence, evidence.example_weights(form))

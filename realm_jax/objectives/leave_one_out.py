@@ -8,7 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from realm_jax.objectives.distillation import distilled
+from realm_jax.objectives.distillation import (
+  distilled,
+  kl_divergence,
+  log_target,
+)
 from realm_jax.objectives.marginal import Evidence
 from realm_jax.objectives.weighted import WeightedLoss
 
@@ -36,7 +40,9 @@ def leave_one_out(
   log_prior = evidence.log_prior
   joint = log_prior + evidence.target_likelihood
   without = _log_sum_of_others(joint) - _log_sum_of_others(log_prior)
-  return distilled(evidence, -without / temperature, form=form)
+  target = log_target(-without, temperature)
+  divergence = kl_divergence(target, log_prior)
+  return distilled(evidence, divergence, form=form)
 
 
 def _log_sum_of_others(x: Float[Array, "b k"]) -> Float[Array, "b k"]:

@@ -4,7 +4,11 @@ Izacard et al. 2022, "Atlas: Few-shot Learning with Retrieval Augmented Language
 Models" (arXiv 2208.03299), section 2.2.
 """
 
-from realm_jax.objectives.distillation import distilled
+from realm_jax.objectives.distillation import (
+  distilled,
+  kl_divergence,
+  log_target,
+)
 from realm_jax.objectives.marginal import Evidence
 from realm_jax.objectives.weighted import WeightedLoss
 
@@ -26,6 +30,6 @@ def perplexity(
   Raises:
     ValueError: There is no such form.
   """
-  return distilled(
-    evidence, evidence.target_likelihood / temperature, form=form
-  )
+  target = log_target(evidence.target_likelihood, temperature)
+  divergence = kl_divergence(target, evidence.log_prior)
+  return distilled(evidence, divergence, form=form)

@@ -6,7 +6,11 @@ Shi et al. 2023, "REPLUG: Retrieval-Augmented Black-Box Language Models" (arXiv
 
 import jax.numpy as jnp
 
-from realm_jax.objectives.distillation import distilled
+from realm_jax.objectives.distillation import (
+  distilled,
+  kl_divergence,
+  log_target,
+)
 from realm_jax.objectives.marginal import Evidence
 from realm_jax.objectives.weighted import WeightedLoss
 
@@ -30,5 +34,6 @@ def replug(
   Raises:
     ValueError: There is no such form.
   """
-  scores = jnp.exp(evidence.target_likelihood) / temperature
-  return distilled(evidence, scores, form=form, reverse=True)
+  target = log_target(jnp.exp(evidence.target_likelihood), temperature)
+  divergence = kl_divergence(evidence.log_prior, target)
+  return distilled(evidence, divergence, form=form)
