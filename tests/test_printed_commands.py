@@ -1,6 +1,6 @@
 """The recipe of every command that README.md and docs/ print is whole.
 
-That their flags exist is shown in `test_quick_answers.py`.
+That their flags exist is shown in `test_commands.py`.
 """
 
 import pkgutil

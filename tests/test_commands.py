@@ -1,9 +1,13 @@
-"""Commands answer help and plain errors without the libraries of their work."""
+"""What commands answer to a request for help, and to what a user gets wrong.
+
+Help and plain errors come without the libraries of the commands' work.
+"""
 
 import contextlib
 import importlib.util
 import json
 import re
+import shlex
 import sys
 
 import pytest
@@ -48,35 +52,43 @@ COMMANDS = [
   if '__name__ == "__main__"' in path.read_text() and path.stem != "pod"
 ] + ["realm_jax.generations"]
 _PRINTED = [command for command in printed() if command.module != T5X]
-# Commands that read a run, with arguments that are otherwise right. Index
-# builders wait for theirs.
-CASES = [
-  ("realm_jax.ask", "who?", "--model_dir=not/there"),
-  ("realm_jax.evaluate", "--model_dir=not/there"),
-  (
-    "realm_jax.evaluate",
-    "--gin_file=gin/runs/eval.gin",
-    "--model_dir=not/there",
-  ),
-  ("realm_jax.explain", "a [MASK]", "--model_dir=not/there"),
-  (
-    "realm_jax.export_weights",
-    "--to=vectors",
-    "--output_dir=out",
-    "--model_dir=not/there",
-  ),
-  ("realm_jax.generations", "list", "--model_dir=not/there"),
-  ("realm_jax.precompile", "--topology=v5e:2x2", "--model_dir=not/there"),
-  ("realm_jax.serve", "--port=0", "--model_dir=not/there"),
+# Commands with arguments that are otherwise right, after `python -m realm_jax.`.
+# Index builders wait for their run.
+_PLAIN_ERRORS = [
+  "ask who? --model_dir=not/there",
+  "evaluate --model_dir=not/there",
+  "evaluate --gin_file=gin/runs/eval.gin --model_dir=not/there",
+  "explain [MASK] --model_dir=not/there",
+  "export_weights --to=vectors --output_dir=out --model_dir=not/there",
+  "generations list --model_dir=not/there",
+  "precompile --topology=v5e:2x2 --model_dir=not/there",
+  "serve --port=0 --model_dir=not/there",
   # A folder that is no run, and further wrong inputs.
-  ("realm_jax.train", "--model_dir=docs"),
+  "train --model_dir=docs",
+  "import_weights --from=hf_bert --output_dir=out --input=not/there",
+  "show_task --task=open_qa --corpus_dir=not/there",
+]
+_BUILD = "build_corpus --output_dir={d}/new --vocab={d}/vocab.txt"
+_RECIPE = "--gin_file=gin/runs/inverse_cloze.gin --corpus_dir={d}/corpus"
+_MODEL = "--gin_file=gin/models/tiny.gin"
+_TRAIN = f"train {_MODEL} {_RECIPE} --model_dir={{d}}/none"
+_LENGTH = "--gin.BLOCK_LENGTH=40"
+_INDEX = (
+  f"build_index --once {_MODEL} --gin_file=gin/runs/build_index.gin "
+  "--corpus_dir={d}/corpus --model_dir={d}/none"
+)
+# What is typed after `python -m realm_jax.`, and words that the answer has.
+_MISTAKES = [
+  (f"{_BUILD} --input=seqio:tasks:nope", ["'nope'", "inverse_cloze"]),
   (
-    "realm_jax.import_weights",
-    "--from=hf_bert",
-    "--output_dir=out",
-    "--input=not/there",
+    f"{_TRAIN} {_LENGTH} --gin.INITIAL_CHECKPOINT={{d}}/corpus",
+    ["{d}/corpus is not a checkpoint", "MODEL_DIR"],
   ),
-  ("realm_jax.show_task", "--task=open_qa", "--corpus_dir=not/there"),
+  (f"train {_RECIPE} --model_dir={{d}}/none", ["RETRIEVER", "gin/models/"]),
+  (f"{_TRAIN} --gin.NUM_STEP=3", ["NUM_STEP", "NUM_STEPS"]),
+  (f"{_INDEX} --gin.INDEX=%HNSW", ["HNSW", "%EXACT", "%FAISS", "%SCANN"]),
+  (f"{_TRAIN} --gin.BATCH_SIZE=many", ["BATCH_SIZE", "many", "an integer"]),
+  (f"{_TRAIN} --gin.BLOCK_LENGTH=41", ["41", "--gin.BLOCK_LENGTH=40"]),
 ]
 
 
@@ -101,12 +113,13 @@ def answer(server, tmp_path_factory):
   return run
 
 
-@pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_a_plain_error_imports_nothing_slow(answer, case):
-  code, output, imported = answer(*case)
+@pytest.mark.parametrize("typed", _PLAIN_ERRORS)
+def test_a_plain_error_imports_nothing_slow(answer, typed):
+  module, *arguments = typed.split()
+  code, output, imported = answer(f"realm_jax.{module}", *arguments)
   assert not imported & SLOW_TO_IMPORT
   assert code == 2
-  assert case[-1].partition("=")[2] in output
+  assert typed.rpartition("=")[2] in output
   assert len(output.splitlines()) == 1
 
 
@@ -130,6 +143,30 @@ def test_help_has_all_printed_flags_and_imports_nothing_slow(answer, module):
 
 def _flags_of(text: str) -> set[str]:
   return set(re.findall(r"^\s+(?:-\w,)?--(?:\[no\])?(\w+)", text, re.M))
+
+
+@pytest.mark.parametrize(
+  ("typed", "words"), _MISTAKES, ids=[typed for typed, _ in _MISTAKES]
+)
+def test_an_error_of_a_user_is_one_line_that_names_it(
+  world, command_server, typed, words
+):
+  directory = str(world.directory)
+  module, *arguments = shlex.split(typed.replace("{d}", directory))
+  done = command_server.run(
+    [sys.executable, "-m", f"realm_jax.{module}", *arguments]
+  )
+  output = done.stdout + done.stderr
+  # Lines of progress, as absl writes them, may come before it.
+  lines = [
+    line
+    for line in output.splitlines()
+    if line and not line.startswith(("I1", "I0", "W1", "W0"))
+  ]
+  assert (done.returncode, len(lines)) == (2, 1), output
+  assert lines[0].startswith(f"{module}: ")
+  wanted = [word.replace("{d}", directory) for word in words]
+  assert not [word for word in wanted if word not in lines[0]], lines[0]
 
 
 @pytest.mark.skipif(
