@@ -52,7 +52,7 @@ COMMANDS = [
   if '__name__ == "__main__"' in path.read_text() and path.stem != "pod"
 ] + ["realm_jax.generations"]
 _PRINTED = [command for command in printed() if command.module != T5X]
-# Commands with arguments that are otherwise right, after `python -m realm_jax.`.
+# Commands of realm_jax, with arguments that are otherwise right.
 # Index builders wait for their run.
 _PLAIN_ERRORS = [
   "ask who? --model_dir=not/there",
