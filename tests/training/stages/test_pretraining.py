@@ -128,18 +128,19 @@ def test_what_a_posterior_searches_for_and_what_can_be_drawn(corpora):
   texts = _bodies(words, made.candidates.tokens[0][support.is_block[0]])
   assert texts == ["", "nile flow", "alps snow"]
 
-  # The null block and row 0 have other vectors by now.
-  found = support.log_probs(
-    jnp.array([[1.0, -1.0]]),
-    np.array([[0, 3]]),
-    jnp.array([[[2.0, 1.0], [0.0, 3.0]]]),
-    score_scale=2.0,
-  )
-  wanted = np.exp([2.0, -2.0, -6.0])
+  # The null block and row 0 have other vectors by now. The null block has no
+  # other; that of row 0 only passes the gradient on.
+  def found(current):
+    queries, places = jnp.array([[1.0, -1.0]]), np.array([[0, 3]])
+    return support.log_probs(queries, places, current, score_scale=2.0)[0]
+
+  current = jnp.array([[[2.0, 1.0], [0.0, 3.0]]])
+  wanted = np.exp([2.0, -2.0, -2.0])
+  wanted = [wanted[0], 0, wanted[1], wanted[2], 0, 0] / wanted.sum()
+  np.testing.assert_allclose(np.exp(found(current)), wanted, rtol=1e-4)
+  gradient = jax.grad(lambda current: found(current)[3])(current)[0, 1]
   np.testing.assert_allclose(
-    np.exp(found[0]),
-    [wanted[0], 0, wanted[1], wanted[2], 0, 0] / wanted.sum(),
-    rtol=1e-4,
+    gradient, (1 - wanted[3]) * np.array([2.0, -2.0]), rtol=1e-4
   )
 
 
