@@ -1,28 +1,18 @@
 """What a run reads and searches when its corpus has several versions."""
 
-import contextlib
-import functools
 import json
 import shutil
-import threading
 
 import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.corpus.documents import block_id
+from realm_jax.corpus.manifest import manifest_path
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.update import update_corpus
-from realm_jax.generations.loading import load_generation
-from realm_jax.generations.manifest import GenerationError
-from realm_jax.generations.store import FOLDER
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.training.checkpointing import RetrievedIds, examples_of_run
-from realm_jax.training.config import RefreshConfig
-from realm_jax.training.decisions import Decisions
-from realm_jax.training.generations import GenerationSchedule
-from realm_jax.training.goodput import Goodput
-from tests import tiny_world
 
 
 @pytest.fixture
@@ -31,23 +21,22 @@ def corpus(world, tmp_path) -> Corpus:
   return Corpus.open(shutil.copytree(world.corpus_dir, tmp_path / "corpus"))
 
 
-def _remove(corpus: Corpus, *names: str, **settings) -> Corpus:
+def _remove(corpus: Corpus, *names: str) -> Corpus:
   """The version without some documents."""
   lines = corpus.source.parent / "changes.jsonl"
   changes = [json.dumps({"id": name, "remove": True}) for name in names]
   lines.write_text("\n".join(changes))
-  update_corpus([str(lines)], corpus.source, **settings)
+  update_corpus([str(lines)], corpus.source)
   return corpus.newest()
 
 
-def _save(model_dir, corpus: Corpus, **changes) -> None:
+def _save(model_dir, corpus: Corpus) -> None:
   place = {
     "format": np.int64(2),
     "corpus_version": np.int64(corpus.version),
     "corpus_fingerprint": np.frombuffer(
       bytes.fromhex(corpus.fingerprint), np.uint8
     ),
-    **changes,
   }
   store = CheckpointStore(model_dir)
   store.save(4, {"loop": place})
@@ -86,35 +75,6 @@ def test_a_run_begins_with_the_newest_version_and_stays_with_it(
     begun.fingerprint
   )
   assert examples_of_run(tmp_path / "another", corpus.source).version == 2
-  _remove(corpus, "p1", keep_versions=1)
-  with pytest.raises(CheckpointError, match=r"from version 1 .*\[3\].*INITIAL"):
+  (corpus.source / manifest_path(1)).unlink()
+  with pytest.raises(CheckpointError, match=r"from version 1 .*\[2\].*INITIAL"):
     examples_of_run(model_dir, corpus.source)
-
-
-@pytest.mark.slow
-def test_a_generation_with_fewer_blocks_than_a_query_wants_is_not_used(
-  world, corpus, tmp_path
-):
-  world.save_checkpoint(tmp_path)
-  _remove(corpus, *(f"p{i}" for i in range(20)))
-  world.build_generation(tmp_path, corpus_dir=corpus.source)
-  load = functools.partial(load_generation, tmp_path / FOLDER, corpus=corpus)
-
-  def first(num_searched):
-    schedule = GenerationSchedule(
-      load,
-      RefreshConfig(),
-      model_dir=tmp_path,
-      num_searched=num_searched,
-      every_steps=1,
-      decisions=Decisions(threading.Event(), num_steps=1, save_every_steps=1),
-      goodput=Goodput(),
-    )
-    with contextlib.closing(schedule):
-      return schedule.start(0, None)
-
-  generation = first(num_searched=6)
-  assert generation.corpus.version == 2
-  assert generation.num_blocks == len(tiny_world.documents()) - 20
-  with pytest.raises(GenerationError, match="has 6 blocks since version 2"):
-    first(num_searched=7)

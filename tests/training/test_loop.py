@@ -15,7 +15,6 @@ from realm_jax.training.candidates import Prepared
 from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
-from realm_jax.training.goodput import Goodput
 from realm_jax.training.loop import Run, run_steps
 from realm_jax.training.metrics import (
   MetricsLog,
@@ -134,7 +133,6 @@ def _run(
         preempted, num_steps=num_steps, save_every_steps=every
       ),
       metrics=Metrics(events, bad_step),
-      goodput=Goodput(),
       sole=Sole(events, taken_at),
     )
     result = run_steps(_state(start), run, num_steps=num_steps)
