@@ -20,7 +20,6 @@ from realm_jax.partitioning.processes import ProcessesError
 @dataclasses.dataclass
 class _Config:
   corpus_dir: str
-  seed: int
   batch_size: int
 
 
@@ -37,23 +36,18 @@ def _agree(index: int) -> dict:
     "own": agreement.on_all_processes("own", lambda: index),
     "errors": [],
   }
-  errors = (ValueError, OSError)
-  for compute in (
-    lambda: agreement.on_process_0("file", _fail, errors),
+  config = _Config(f"/host{index}", batch_size=8 * (index + 1))
+  for attempt in (
+    lambda: agreement.on_process_0("file", _fail, (OSError,)),
     lambda: agreement.on_all_processes(
-      "file", _fail if index else lambda: 0, errors
+      "file", _fail if index else lambda: 0, (OSError,)
     ),
+    lambda: agreement.require_same({"Config": config}),
   ):
     try:
-      compute()
-    except OSError as error:
+      attempt()
+    except (OSError, ProcessesError) as error:
       seen["errors"].append(str(error))
-  try:
-    agreement.require_same(
-      {"Config": _Config(f"/host{index}", seed=0, batch_size=8 * (index + 1))}
-    )
-  except ProcessesError as error:
-    seen["different"] = str(error)
   if index:
     stop.set()
   # The one that is stopped tells the other, for which it waits.
@@ -75,22 +69,25 @@ def _fail() -> None:
   raise FileNotFoundError("no such file")
 
 
-def _lose_step(index: int) -> dict:
-  try:
-    Agreement("loop").exchange(f"of process {index}", None, lambda facts: None)
-  except ProcessesError as error:
-    return {"error": str(error)}
-  return {}
+def _lose_step(index: int) -> None:
+  Agreement("loop").exchange(f"of process {index}", None, lambda facts: None)
 
 
-def _lose_a_process(index: int) -> dict:
+def _lose_a_process(index: int) -> None:
   """Waits in process 0 for a decision, when process 1 has been killed."""
   agreement = Agreement("loop")
   agreement.exchange("both are there", None, lambda facts: None)
   print("{}", flush=True)
   if index:
     os.kill(os.getpid(), signal.SIGKILL)
-  return agreement.exchange("one is missing", None, lambda facts: {})
+  agreement.exchange("one is missing", None, lambda facts: None)
+
+
+_SCENARIOS = {
+  "agree": _agree,
+  "lose step": _lose_step,
+  "lose a process": _lose_a_process,
+}
 
 
 def main() -> None:
@@ -102,17 +99,14 @@ def main() -> None:
       num_processes=2,
       process_id=index,
       heartbeat_timeout_seconds=10,
-      initialization_timeout_seconds=60 if scenario != "alone" else 2,
+      initialization_timeout_seconds=2 if scenario == "alone" else 60,
     )
-    seen = {
-      "agree": _agree,
-      "lose step": _lose_step,
-      "lose a process": _lose_a_process,
-    }[scenario](index)
+    seen = _SCENARIOS[scenario](index)
   except ProcessesError as error:
-    seen = {"error": str(error)}
+    print(json.dumps({"error": str(error)}), flush=True)
+    processes.leave(2)
   print(json.dumps(seen), flush=True)
-  processes.leave(2 if "error" in seen else 0)
+  processes.leave(0)
 
 
 if __name__ == "__main__":

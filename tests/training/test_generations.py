@@ -13,8 +13,12 @@ from realm_jax.generations.manifest import (
   DamagedGenerationError,
   GenerationError,
 )
+from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.watcher import GenerationWatcher
-from realm_jax.indexes.protocol import RetrievalUnavailableError
+from realm_jax.indexes.protocol import (
+  IndexCrashedError,
+  RetrievalUnavailableError,
+)
 from realm_jax.training import generations
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
@@ -76,7 +80,7 @@ class ShelfWatcher(GenerationWatcher):
     pass
 
 
-def _schedule(watcher, *, every=10, num_searched=9, **config):
+def _schedule(watcher, *, load=Loaded, every=10, num_searched=9, **config):
   """Returns the schedule of a run whose checkpoints are so many steps apart."""
 
   def watch(directory, load, *, follow):
@@ -86,7 +90,7 @@ def _schedule(watcher, *, every=10, num_searched=9, **config):
 
   config = RefreshConfig(**config)
   return GenerationSchedule(
-    Loaded,
+    load,
     config,
     model_dir="run",
     num_searched=num_searched,
@@ -237,3 +241,42 @@ def test_only_a_run_that_swaps_waits_for_a_fresher_generation(swaps):
   # Without refresh the first stays, however old it is.
   step = 100 if swaps else 0
   assert _used(schedule, (100, 101), 0) == [step, step]
+
+
+def _crashes(step, *, index=None):
+  """Loads a generation of which only exact search does not crash."""
+  if index is None:
+    raise IndexCrashedError("it ended by SIGKILL while it loaded")
+  return Exact(step, index.dtype)
+
+
+class Exact(Loaded):
+  """A generation with an exact index, whose files may be damaged."""
+
+  is_damaged = False
+
+  def __init__(self, step, dtype):
+    super().__init__(step)
+    vars(self)["dtype"] = dtype
+
+  def with_exact_search(self):
+    if self.is_damaged:
+      raise DamagedGenerationError("its vectors are damaged")
+    return Exact(self.step, self.dtype)
+
+
+def test_what_crashes_as_it_is_loaded_is_searched_exactly(monkeypatch):
+  manifest = types.SimpleNamespace(dtype="bfloat16")
+  monkeypatch.setattr(GenerationStore, "manifest", lambda *_: manifest)
+  with pytest.raises(IndexCrashedError, match=r"SIGKILL .* cannot be searched"):
+    _schedule(ShelfWatcher([0]), load=_crashes, on_crash="fail").start(0, None)
+  schedule = _schedule(ShelfWatcher([0, 10]), load=_crashes)
+  # Held as it is stored: twice the memory might be too much.
+  assert schedule.start(0, 0).dtype == "bfloat16"
+  # What crashes as it searches is replaced until the next generation comes.
+  crash = IndexCrashedError("it ended by SIGSEGV")
+  assert schedule.after_crash(crash).step == 0
+  vars(schedule.current)["is_damaged"] = True
+  with pytest.raises(IndexCrashedError, match=r"SIGSEGV.* are damaged"):
+    schedule.after_crash(crash)
+  assert schedule.at(11).step == 10

@@ -1,8 +1,9 @@
 """Candidates found inside a program are those of the host's path."""
 
+import functools
+
 import jax
 import numpy as np
-import pytest
 
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.protocol import QueryBatch
@@ -22,36 +23,7 @@ _LENGTH = tiny_world.BLOCK_LENGTH
 _BATCH, _SEARCHED, _KEPT = 8, 5, 3
 
 
-def _found(corpus, mesh, vectors, queries, source_hashes):
-  """Returns candidates, and the rows that the index finds on its own."""
-  index = ExactIndex(vectors, ExactConfig(), mesh=mesh)
-  blocks = load_blocks(corpus, block_length=_LENGTH, mesh=mesh)
-  hashes = hash_words(source_hashes)
-  queries_there, hashes_there = sharding.to_devices((queries, hashes), mesh)
-
-  @jax.jit
-  def find(queries, hashes, vectors, count, blocks):
-    return search_in_step.find_candidates(
-      queries,
-      hashes,
-      vectors,
-      count,
-      blocks,
-      plan=index.plan(_SEARCHED, num_queries=_BATCH),
-      num_kept=_KEPT,
-      mesh=mesh,
-    )
-
-  found = find(queries_there, hashes_there, index.vectors, index.count, blocks)
-  tokens = np.zeros((_BATCH, 1), np.int32)
-  rows = index.search(QueryBatch(tokens, queries), _SEARCHED).rows
-  return found, rows
-
-
-@pytest.mark.parametrize(
-  "axes", [{}, {"fsdp": 2, "model_parallelism": 2}], ids=["data", "all axes"]
-)
-def test_candidates_are_those_of_the_host(world, axes):
+def test_candidates_are_those_of_the_host(world):
   corpus = world.corpus
   rng = np.random.default_rng(0)
   vectors = rng.normal(size=(corpus.num_blocks, 8)).astype(np.float32)
@@ -65,9 +37,22 @@ def test_candidates_are_those_of_the_host(world, axes):
   vars(corpus)["content_hashes"] = hashes
   sources = hashes[best[:, 0]]
   sources[_BATCH // 2 :] = 1
-  mesh = make_mesh(**axes)
-  found, rows = _found(corpus, mesh, vectors, queries, sources)
-
+  mesh = make_mesh(fsdp=2, model_parallelism=2)
+  index = ExactIndex(vectors, ExactConfig(), mesh=mesh)
+  find = functools.partial(
+    search_in_step.find_candidates,
+    plan=index.plan(_SEARCHED, num_queries=_BATCH),
+    num_kept=_KEPT,
+    mesh=mesh,
+  )
+  found = jax.jit(find)(
+    *sharding.to_devices((queries, hash_words(sources)), mesh),
+    index.vectors,
+    index.count,
+    load_blocks(corpus, block_length=_LENGTH, mesh=mesh),
+  )
+  tokens = np.zeros((_BATCH, 1), np.int32)
+  rows = index.search(QueryBatch(tokens, queries), _SEARCHED).rows
   is_source = hashes[rows] == sources[:, None]
   assert is_source.sum(axis=1).tolist() == [3, 1, 1, 1, 0, 0, 0, 0]
   kept = with_null(without_source(rows, is_source, num_kept=_KEPT))

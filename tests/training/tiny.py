@@ -1,5 +1,6 @@
 """Models and batches of each stage that compile in a second or two."""
 
+import dataclasses
 import functools
 import json
 
@@ -28,7 +29,7 @@ from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models
 from realm_jax.training.step import TrainState
 
-SEP, CLS, MASK, VOCABULARY = 3, 2, 4, 40
+SEP, CLS, VOCABULARY = 3, 2, 40
 QUERY, BLOCK, JOINT, WIDTH = 6, 10, 14, 2
 BATCH, CANDIDATES, SEARCHED, MASKS = 8, 3, 5, 2
 OF_STAGE = {
@@ -136,9 +137,10 @@ def on_rows(rows_of, batch, compute):
   )
 
 
-def weighted(stage, params, batch, *, of=None):
-  """The loss and the metrics of a batch, by a stage or one like it."""
-  rows_of, loss = (of or OF_STAGE[stage]).functions(Models(*models()))
+def weighted(stage, params, batch, **settings):
+  """The loss and the metrics of a batch, by a stage with other settings."""
+  made = dataclasses.replace(OF_STAGE[stage], **settings)
+  rows_of, loss = made.functions(Models(*models()))
   return on_rows(rows_of, batch, lambda rows: loss(params, batch, rows, None))
 
 
