@@ -443,7 +443,7 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
   path = epath.Path(path)
   model_dir = path.parent.parent
   if path.parent.name == FOLDER and path.name == best.NAME:
-    return CheckpointStore(model_dir), best_step(model_dir)
+    return CheckpointStore(model_dir), _best_step(model_dir)
   if path.parent.name == FOLDER and path.name.isdigit():
     return CheckpointStore(model_dir), int(path.name)
   if not (path / FOLDER).exists():
@@ -455,12 +455,7 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
   return store, store.latest()
 
 
-def best_step(model_dir: epath.PathLike) -> int:
-  """Returns the step of a run's best checkpoint.
-
-  Raises:
-    CheckpointError: No evaluation has named one.
-  """
+def _best_step(model_dir: epath.Path) -> int:
   try:
     named = best.read_best(model_dir)
   except ValueError as error:

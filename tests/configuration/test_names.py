@@ -19,8 +19,8 @@ _GIVEN = ["MODEL_DIR = 'run'", "CORPUS_DIR = 'corpus'"]
 _SHARED = {"CHECKPOINT_STEP"}
 
 
-def _trained(*bindings, files=()) -> TrainConfig:
-  files = [_MODEL, "gin/runs/pretrain.gin", *files]
+def _trained(*bindings) -> TrainConfig:
+  files = [_MODEL, "gin/runs/pretrain.gin"]
   with configuration.parsed(TrainConfig, files, [*_GIVEN, *bindings]):
     return configuration.configured(TrainConfig)()
 
@@ -40,18 +40,6 @@ def test_what_a_binding_refers_to_has_names_as_well():
   with configuration.parsed(build_index, files, bindings):
     config = configuration.configured(GenerationConfig)()
   assert config.index == Bm25Config(k1=1.5)
-
-
-def test_a_class_of_settings_may_be_bound_in_a_scope(tmp_path):
-  own = tmp_path / "own.gin"
-  own.write_text(
-    "from __gin__ import dynamic_registration\n"
-    "from realm_jax.training import config\n"
-    "config.TrainConfig.mesh = @mine/config.MeshConfig()\n"
-    "mine/config.MeshConfig.fsdp = 4\n"
-  )
-  mesh = _trained("MODEL_PARALLELISM = 2", files=[str(own)]).mesh
-  assert (mesh.fsdp, mesh.model_parallelism) == (4, 2)
 
 
 def test_a_setting_without_default_must_be_given():

@@ -122,12 +122,12 @@ def test_a_text_needs_no_quotes(name, typed, value):
   assert read[name] == value
 
 
-def test_the_callers_own_gin_configuration_is_restored(sizes, tmp_path):
+def test_the_callers_own_gin_configuration_is_restored(sizes):
   gin.clear_config()
   try:
     gin.parse_config(["OWN = 5"])
-    readers = list(gin.config._FILE_READERS)
     gin.add_config_file_search_path("own")
+    before = [*gin.config._FILE_READERS, *gin.config._LOCATION_PREFIXES]
     gin.finalize()
     with configuration.parsed(BertConfig, [sizes], _GIVEN):
       # Nor does what fails in the block of another change that.
@@ -135,8 +135,8 @@ def test_the_callers_own_gin_configuration_is_restored(sizes, tmp_path):
       assert configuration.configured(BertConfig)().hidden_size == 12
     assert gin.query_parameter("OWN/gin.macro.value") == 5
     assert gin.config_is_locked()
-    assert gin.config._LOCATION_PREFIXES[-1] == "own"
-    assert readers == gin.config._FILE_READERS
+    after = [*gin.config._FILE_READERS, *gin.config._LOCATION_PREFIXES]
+    assert before == after
   finally:
     gin.clear_config()
     gin.config._LOCATION_PREFIXES.remove("own")

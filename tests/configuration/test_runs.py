@@ -28,18 +28,15 @@ ASK = "gin/runs/ask.gin"
 @pytest.fixture
 def trained(tmp_path):
   """`trained(recipe, *bindings)`: a MODEL_DIR as a run keeps it."""
-  (tmp_path / "corpus").mkdir()
+  corpus, model_dir = tmp_path / "corpus", tmp_path / "run"
+  corpus.mkdir()
 
   def keep(recipe, *bindings, given="tests/integration/tiny.gin"):
-    model_dir = tmp_path / "run"
-    values = {"MODEL_DIR": "elsewhere", "CORPUS_DIR": tmp_path / "corpus"}
+    files = [f"gin/runs/{recipe}.gin", given]
+    directories = ["MODEL_DIR = elsewhere", f"CORPUS_DIR = {corpus}"]
     if recipe == "open_qa":
-      values["TRAIN_QUESTIONS"] = "train.jsonl"
-    with configuration.parsed(
-      TrainConfig,
-      [f"gin/runs/{recipe}.gin", given],
-      [*(f"{name} = {str(v)!r}" for name, v in values.items()), *bindings],
-    ):
+      directories.append("TRAIN_QUESTIONS = train.jsonl")
+    with configuration.parsed(TrainConfig, files, [*directories, *bindings]):
       config = configuration.configured(TrainConfig)()
       keep_configuration(model_dir, configuration.kept_files(config.stage))
     return model_dir

@@ -1,12 +1,10 @@
-"""One of two processes that agree, and print what they see.
+"""One of two processes that agree, print what they see, and lose step.
 
-python -m tests.partitioning.processes_child ADDRESS INDEX SCENARIO
+python -m tests.partitioning.processes_child ADDRESS INDEX TIMEOUT_SECONDS
 """
 
 import dataclasses
 import json
-import os
-import signal
 import sys
 import threading
 
@@ -23,8 +21,8 @@ class _Config:
   batch_size: int
 
 
-def _agree(index: int) -> dict:
-  """What a process sees of agreements that all take well."""
+def _agree(index: int) -> None:
+  """Prints what a process sees of agreements, the last of which fails."""
   stop = Agreement("end").stop_event(threading.Event())
   agreement = Agreement("loop", while_waiting=stop.is_set)
   seen = {
@@ -54,10 +52,9 @@ def _agree(index: int) -> dict:
   seen["stopped"].append(agreement.on_process_0("wait", lambda: _is_set(stop)))
   another = Agreement("loop")
   seen["again"] = another.exchange("sum 0", index, sum)
-  store = processes.store().key_value_dir_get("realm_jax/")
-  seen["keys"] = len(store)
-  another.exchange("all have looked", None, lambda facts: None)
-  return seen
+  seen["keys"] = len(processes.store().key_value_dir_get("realm_jax/"))
+  print(json.dumps(seen))
+  another.exchange(f"of process {index}", None, lambda facts: None)
 
 
 def _is_set(stop: threading.Event) -> bool:
@@ -69,44 +66,20 @@ def _fail() -> None:
   raise FileNotFoundError("no such file")
 
 
-def _lose_step(index: int) -> None:
-  Agreement("loop").exchange(f"of process {index}", None, lambda facts: None)
-
-
-def _lose_a_process(index: int) -> None:
-  """Waits in process 0 for a decision, when process 1 has been killed."""
-  agreement = Agreement("loop")
-  agreement.exchange("both are there", None, lambda facts: None)
-  print("{}", flush=True)
-  if index:
-    os.kill(os.getpid(), signal.SIGKILL)
-  agreement.exchange("one is missing", None, lambda facts: None)
-
-
-_SCENARIOS = {
-  "agree": _agree,
-  "lose step": _lose_step,
-  "lose a process": _lose_a_process,
-}
-
-
 def main() -> None:
-  address, index, scenario = sys.argv[1], int(sys.argv[2]), sys.argv[3]
   jax.config.update("jax_platforms", "cpu")
+  address, index, timeout_seconds = sys.argv[1], *map(int, sys.argv[2:])
   try:
     processes.initialize(
       address,
       num_processes=2,
       process_id=index,
-      heartbeat_timeout_seconds=10,
-      initialization_timeout_seconds=2 if scenario == "alone" else 60,
+      initialization_timeout_seconds=timeout_seconds,
     )
-    seen = _SCENARIOS[scenario](index)
+    _agree(index)
   except ProcessesError as error:
-    print(json.dumps({"error": str(error)}), flush=True)
+    print(error)
     processes.leave(2)
-  print(json.dumps(seen), flush=True)
-  processes.leave(0)
 
 
 if __name__ == "__main__":

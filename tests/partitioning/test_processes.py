@@ -1,7 +1,6 @@
 """Two real processes agree on decisions, and notice when one is missing."""
 
 import json
-import signal
 import sys
 import threading
 
@@ -15,36 +14,27 @@ from realm_jax.partitioning.agreement import Agreement
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def start(command_server, tmp_path):
-  """`start(scenario, count)`: exit codes, and the last line of each."""
-  started = []
-
-  def run(scenario, count=2):
-    module = "tests.partitioning.processes_child"
-    command = [sys.executable, "-m", module, f"localhost:{free_port()}"]
-    files = [
-      (tmp_path / f"{i}.out", tmp_path / f"{i}.err") for i in range(count)
-    ]
-    for index, (output, errors) in enumerate(files):
-      with output.open("w") as out, errors.open("w") as err:
-        child = command_server.start(
-          [*command, str(index), scenario], stdout=out, stderr=err
-        )
-      started.append(child)
-    codes = [child.wait(60.0) for child in started]
-    texts = [out.read_text() or err.read_text() for out, err in files]
-    return codes, [text.splitlines()[-1] for text in texts]
-
-  yield run
-  for child in started:
-    child.kill()
+def _command(address, index, *, timeout_seconds):
+  module = "tests.partitioning.processes_child"
+  words = address, index, timeout_seconds
+  return [sys.executable, "-m", module, *map(str, words)]
 
 
-def test_all_read_what_process_0_decides(start):
-  codes, lines = start("agree")
-  assert codes == [0, 0]
-  for index, one in enumerate(map(json.loads, lines)):
+def test_all_read_what_process_0_decides(command_server, tmp_path):
+  address = f"localhost:{free_port()}"
+  first, second = (
+    _command(address, index, timeout_seconds=60) for index in range(2)
+  )
+  output = tmp_path / "second"
+  with output.open("w") as out, (tmp_path / "errors").open("w") as errors:
+    other = command_server.start(second, stdout=out, stderr=errors)
+  try:
+    done = command_server.run(first, timeout=60.0)
+    codes = done.returncode, other.wait(60.0)
+  finally:
+    other.kill()
+  lines = [done.stdout.splitlines(), output.read_text().splitlines()]
+  for index, one in enumerate(json.loads(line) for line, _ in lines):
     assert one["sums"] == list(range(0, 900, 3))
     assert one["first"] == "of process 0"
     assert one["own"] == index
@@ -57,27 +47,18 @@ def test_all_read_what_process_0_decides(start):
     assert one["again"] == 1
     # Old decisions do not pile up.
     assert one["keys"] < 20
+  # In the end they have lost step, and process 1 learns that process 0 fails.
+  assert codes == (2, 2)
+  assert "out of step: ['of process 0', 'of process 1']" in lines[0][1]
+  assert "process 0 has failed" in lines[1][1]
 
 
-def test_processes_that_have_lost_step_are_stopped(start):
-  codes, lines = start("lose step")
-  assert codes == [2, 2]
-  assert "out of step: ['of process 0', 'of process 1']" in lines[0]
-  # Process 1 learns that process 0 has failed.
-  assert "process 0 has failed" in lines[1]
-
-
-def test_a_process_that_is_killed_ends_the_others(start):
-  (survivor, killed), _ = start("lose a process")
-  assert killed == -signal.SIGKILL
-  # It waited for a decision, and made none.
-  assert survivor
-
-
-def test_a_process_too_few_is_said(start):
-  codes, (line,) = start("alone", count=1)
-  assert codes == [ExitCode.LOST_PROCESS]
-  assert line.startswith("not all 2 processes started within 2 s; start one")
+def test_a_process_too_few_is_said(command_server):
+  command = _command(f"localhost:{free_port()}", 0, timeout_seconds=2)
+  done = command_server.run(command, timeout=60.0)
+  assert done.returncode == ExitCode.LOST_PROCESS
+  said = "not all 2 processes started within 2 s; start one"
+  assert done.stderr.splitlines()[-1].startswith(said)
 
 
 def test_a_lone_process_needs_no_service():

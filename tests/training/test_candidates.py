@@ -24,7 +24,7 @@ from realm_jax.training.generations import GenerationSchedule
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.reading import ReadingBatch
-from realm_jax.training.stages.stage import ExampleArrays, Models
+from realm_jax.training.stages.stage import ExampleArrays
 from tests.training import tiny
 
 BATCH, K = 8, 2
@@ -158,7 +158,7 @@ def open_stream(monkeypatch):
       examples=Words(),
       corpus=Words(),
       mesh=make_mesh(),
-      models=Models(*tiny.models()),
+      models=tiny.models(),
       num_searched=K,
     )
     stream = Candidates(

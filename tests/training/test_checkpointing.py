@@ -132,32 +132,31 @@ def test_everything_comes_back_and_lies_where_it_should(store):
 
 
 def test_own_vectors_come_back_on_other_devices(store):
-  rng = np.random.default_rng(0)
-  dated = jax.device_put(
-    DatedVectors(
-      rng.normal(size=(32, 4)).astype(jnp.bfloat16),
-      np.array([*range(20), *12 * [NO_BLOCK]], np.int32),
-    ),
-    NamedSharding(make_mesh(), PartitionSpec(MESH_AXES)),
-  )
-  state = _state()._replace(index=dated)
+  own = {
+    "vectors": np.arange(128).reshape(32, 4).astype(jnp.bfloat16),
+    "steps": np.array([*range(20), *12 * [NO_BLOCK]], np.int32),
+  }
+  divided = PartitionSpec(MESH_AXES)
+  placed = jax.device_put(own, NamedSharding(make_mesh(), divided))
+  state = _state()._replace(index=DatedVectors(**placed))
   _save(store, state, LoopState(_ROWS, indexed_corpus="cd" * 32))
   checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig())
-  mesh = make_mesh(devices=jax.devices()[:4])
-  there = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-  like, padded_otherwise = (
-    {
-      "vectors": jax.ShapeDtypeStruct((n, 4), jnp.bfloat16, sharding=there),
-      "steps": jax.ShapeDtypeStruct((n,), np.int32, sharding=there),
+  there = NamedSharding(make_mesh(devices=jax.devices()[:4]), divided)
+
+  def found(corpus, num_rows):
+    like = {
+      name: jax.ShapeDtypeStruct(
+        (num_rows, *x.shape[1:]), x.dtype, sharding=there
+      )
+      for name, x in own.items()
     }
-    for n in (32, 24)
-  )
-  found = checkpoints.own_vectors(0, "cd" * 32, like)
-  assert found["vectors"].sharding == there
-  _assert_same(found, dated._asdict())
-  # They are embedded again.
-  assert checkpoints.own_vectors(0, "cd" * 32, padded_otherwise) is None
-  assert checkpoints.own_vectors(0, "ef" * 32, like) is None
+    return checkpoints.own_vectors(0, corpus, like)
+
+  _assert_same(found("cd" * 32, 32), own)
+  assert found("cd" * 32, 32)["vectors"].sharding == there
+  # With other padding, or of another corpus, they are embedded again.
+  assert found("cd" * 32, 24) is None
+  assert found("ef" * 32, 32) is None
 
 
 def test_a_run_with_other_settings_is_refused(store):
@@ -165,11 +164,8 @@ def test_a_run_with_other_settings_is_refused(store):
   fresh = _state()
   for other, named in (
     ({"seed": 2}, "SEED"),
-    ({"batch_size": 4}, "BATCH_SIZE"),
     ({"num_searched": 3}, "NUM_CANDIDATES or NUM_SEARCHED"),
-    ({"save_every_steps": 20}, "SAVE_EVERY_STEPS"),
     ({"lag_steps": 0}, "LAG_STEPS and WAIT_FOR_GENERATIONS"),
-    ({"held_out_blocks": 3}, "HELD_OUT_BLOCKS"),
     ({"vocabulary": "cd" * 32}, "--vocab"),
   ):
     with pytest.raises(CheckpointError, match=named):

@@ -15,7 +15,7 @@ from realm_jax.training.encoder_rows import (
   distinct_blocks,
 )
 from realm_jax.training.row_counts import choose_row_counts
-from realm_jax.training.stages.stage import ExampleArrays, Models
+from realm_jax.training.stages.stage import ExampleArrays
 from tests.generations.conftest import make_corpus
 from tests.training import tiny
 
@@ -27,7 +27,7 @@ def test_the_first_rows_that_hold_the_sequences_of_all_devices():
   mesh = make_mesh(devices=jax.devices()[:num_devices])
   size = tiny.BATCH // num_devices
   layout = RowLayout(mesh, ((1, 1), (2, size), (size - 1, size)))
-  rows_of = tiny.functions(_STAGE)["rows_of"]
+  rows_of = tiny.functions(_STAGE, dropout_rate=0.0)["rows_of"]
 
   def count(rows):
     """Rows of the queries that a program takes on all devices; 0 pads."""
@@ -76,7 +76,7 @@ def test_row_counts_follow_from_the_corpus(tmp_path):
   choose = functools.partial(
     choose_row_counts,
     tiny.OF_STAGE[_STAGE],
-    Models(*tiny.models()),
+    tiny.models(),
     ExampleArrays(query, candidates, 0, vector_size=4, max_masks=0),
     corpus,
     groups=2,

@@ -1,15 +1,12 @@
 """Metrics are written late and in order, and what is wrong is found."""
 
-import contextlib
 import logging
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.tensorflow_stub.errors import OutOfRangeError
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import (
-  PyRecordReader_New,
+from tensorboard.backend.event_processing.event_file_loader import (
+  LegacyEventFileLoader,
 )
 
 from realm_jax.training.metric_rows import read_rows
@@ -29,16 +26,12 @@ def _metrics(loss):
 
 def _events(model_dir):
   """The scalars of all events by their step, in the order of the files."""
-  events = []
-  for path in sorted(model_dir.glob("*tfevents*")):
-    reader = PyRecordReader_New(str(path))
-    with contextlib.suppress(OutOfRangeError):
-      while True:
-        reader.GetNext()
-        event = Event.FromString(reader.record())
-        values = {v.tag: v.simple_value for v in event.summary.value}
-        events += [(event.step, values)] if values else []
-  return events
+  return [
+    (event.step, {one.tag: one.simple_value for one in event.summary.value})
+    for path in sorted(model_dir.glob("*tfevents*"))
+    for event in LegacyEventFileLoader(str(path)).Load()
+    if event.summary.value
+  ]
 
 
 def test_a_step_is_a_row_and_an_event_of_tensorboard(tmp_path):
@@ -55,11 +48,10 @@ def test_a_step_is_a_row_and_an_event_of_tensorboard(tmp_path):
     assert row["examples_per_second"] * row["step_seconds"] == pytest.approx(8)
   steps, values = zip(*_events(tmp_path), strict=True)
   assert steps == tuple(row["step"] for row in rows) == (1, 2, 3, 4, 5, 6)
-  for found in (rows, values):
-    recall = [metrics["recall"] for metrics in found]
-    assert recall == [0.125, 0.25, 0.375, 0.5, 0.625, 0.75]
-    losses = [metrics["loss"] for metrics in found]
-    assert losses == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6])
+  for step, *both in zip(steps, rows, values, strict=True):
+    for metrics in both:
+      assert metrics["recall"] == step / 8
+      assert metrics["loss"] == pytest.approx(1 / step)
 
 
 @pytest.mark.parametrize(

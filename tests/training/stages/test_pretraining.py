@@ -15,7 +15,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
-from realm_jax.training.stages.stage import Encoders, Models, StageContext
+from realm_jax.training.stages.stage import Encoders, StageContext
 from tests.training import tiny
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . alps rhine nile snow ships flow"
@@ -160,7 +160,7 @@ def test_hard_negatives_are_not_the_source(corpora):
 @pytest.mark.slow
 def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
   batch = tiny.batch("pretraining")
-  models = Models(*tiny.models(dropout_rate=0.5))
+  models = tiny.models(dropout_rate=0.5)
 
   @functools.partial(jax.jit, static_argnames="freeze")
   def run(params, key, freeze):
