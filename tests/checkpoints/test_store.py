@@ -14,7 +14,6 @@ from realm_jax.checkpoints.store import (
   CheckpointError,
   CheckpointNotWrittenError,
   CheckpointStore,
-  locate,
 )
 from realm_jax.partitioning.mesh import make_mesh
 from tests.full_disk import full_disk
@@ -135,19 +134,6 @@ def test_what_does_not_fit_is_refused_with_both_shapes(store):
       store.restore(
         1, items=("retriever",), like={"retriever": _abstract(tree)}
       )
-
-
-def test_a_checkpoint_is_located_by_its_run_or_by_itself(store, tmp_path):
-  for step in (2, 5):
-    _save(store, step, {"retriever": {"bias": jnp.zeros(2)}})
-  for path, step in [(tmp_path, 5), (tmp_path / "checkpoints" / "2", 2)]:
-    located, found = locate(path)
-    assert (located.directory, found) == (store.directory, step)
-    located.close()
-  (tmp_path / "new" / "checkpoints").mkdir(parents=True)
-  for nothing in (tmp_path / "elsewhere", tmp_path / "new"):
-    with pytest.raises(CheckpointError, match="MODEL_DIR"):
-      locate(nothing)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,6 @@
 
 import collections
 
-import pytest
-
 from realm_jax import configuration, settings
 from realm_jax.configuration import names
 from realm_jax.configuration.parsing import table_of_names
@@ -40,16 +38,6 @@ def test_what_a_binding_refers_to_has_names_as_well():
   with configuration.parsed(build_index, files, bindings):
     config = configuration.configured(GenerationConfig)()
   assert config.index == Bm25Config(k1=1.5)
-
-
-def test_a_setting_without_default_must_be_given():
-  with (
-    pytest.raises(configuration.ConfigurationError) as error,
-    configuration.parsed(TrainConfig, [_MODEL], ["MODEL_DIR = 'run'"]),
-  ):
-    pass
-  for name in ("STAGE", "TASK", "NUM_STEPS", "CORPUS_DIR"):
-    assert f"--gin.{name}=VALUE" in str(error.value)
 
 
 def test_a_name_has_one_type_in_all_recipes():

@@ -92,6 +92,12 @@ def test_a_run_without_gin_files_is_configured_as_it_was(trained):
   assert config.data.query_length == 12
 
 
+def test_what_a_continued_run_changes_is_logged(trained, caplog):
+  for steps in (7, 8):
+    trained("pretrain", f"NUM_STEPS = {steps}")
+  assert "  - NUM_STEPS = 7\n  + NUM_STEPS = 8" in caplog.text
+
+
 def _evaluated(model_dir, *bindings, kinds=(DataConfig,), **settings):
   return _made(
     kinds,

@@ -28,7 +28,7 @@ def _agree(index: int) -> None:
   seen = {
     "stopped": [stop.is_set()],
     "sums": [
-      agreement.exchange(f"sum {i}", i * (index + 1), sum) for i in range(300)
+      agreement.exchange(f"sum {i}", i * (index + 1), sum) for i in range(50)
     ],
     "first": agreement.on_process_0("name", lambda: f"of process {index}"),
     "own": agreement.on_all_processes("own", lambda: index),

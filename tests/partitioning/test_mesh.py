@@ -31,8 +31,8 @@ def test_sizes_that_do_not_divide_the_devices_are_refused(sizes):
 
 def test_only_the_data_axis_crosses_slices():
   def chip(number, slice_index, *coords):
-    device = mock.NonCallableMock(spec=jax.Device)
-    device.configure_mock(
+    return mock.NonCallableMock(
+      spec=jax.Device,
       id=number,
       platform="tpu",
       device_kind="TPU v4",
@@ -41,7 +41,6 @@ def test_only_the_data_axis_crosses_slices():
       coords=coords,
       core_on_chip=0,
     )
-    return device
 
   places = itertools.product(range(2), range(2), range(2), range(1))
   chips = [chip(number, *place) for number, place in enumerate(places)]

@@ -2,14 +2,11 @@
 
 import json
 import sys
-import threading
 
 import pytest
 
 from benchmarks.runs.jobs import free_port
 from realm_jax.exit_codes import ExitCode
-from realm_jax.partitioning import processes
-from realm_jax.partitioning.agreement import Agreement
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +32,7 @@ def test_all_read_what_process_0_decides(command_server, tmp_path):
     other.kill()
   lines = [done.stdout.splitlines(), output.read_text().splitlines()]
   for index, one in enumerate(json.loads(line) for line, _ in lines):
-    assert one["sums"] == list(range(0, 900, 3))
+    assert one["sums"] == list(range(0, 150, 3))
     assert one["first"] == "of process 0"
     assert one["own"] == index
     # An error of one is an error of all. Directories may differ.
@@ -59,17 +56,3 @@ def test_a_process_too_few_is_said(command_server):
   assert done.returncode == ExitCode.LOST_PROCESS
   said = "not all 2 processes started within 2 s; start one"
   assert done.stderr.splitlines()[-1].startswith(said)
-
-
-def test_a_lone_process_needs_no_service():
-  agreement = Agreement("loop")
-  assert agreement.is_leader
-  assert agreement.exchange("sum", 3, sum) == 3
-  assert agreement.on_process_0("name", lambda: "alone") == "alone"
-  assert agreement.on_all_processes("name", lambda: "alone") == "alone"
-  agreement.require_same({"BATCH_SIZE": 8})
-  stop = agreement.stop_event(threading.Event())
-  assert not stop.is_set()
-  stop.set()
-  assert stop.is_set()
-  processes.require_no_failure()

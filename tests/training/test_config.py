@@ -45,10 +45,6 @@ KEPT = CheckpointConfig(save_every_steps=10, keep_checkpoints=2)
   ("changes", "named"),
   [
     (
-      {"stage": InverseCloze(), "retrieve_on_device": True},
-      "InverseCloze.*RETRIEVE_ON_DEVICE",
-    ),
-    (
       {"stage": Pretraining(drop_source=False), "retrieve_on_device": True},
       "RETRIEVE_ON_DEVICE",
     ),

@@ -30,7 +30,6 @@ def _short_waits():
   """Waits for generations end at once."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(generations, "_POLL_SECONDS", 0.0)
-    patch.setattr(generations, "_FRESHER_SECONDS", 0.1)
     yield
 
 
@@ -40,10 +39,16 @@ class Loaded(Generation):
   num_blocks = 9
   corpus = types.SimpleNamespace(version=2)
   oldest_step = 0
+  is_damaged = False
 
-  def __init__(self, step, oldest=None):
-    vars(self)["step"] = step
-    vars(self)["oldest_step"] = step if oldest is None else oldest
+  def __init__(self, step, *, oldest=None, index=None):
+    age = {"step": step, "oldest_step": step if oldest is None else oldest}
+    vars(self).update(age, index=index)
+
+  def with_exact_search(self):
+    if self.is_damaged:
+      raise DamagedGenerationError("its vectors are damaged")
+    return self
 
 
 class ShelfWatcher(GenerationWatcher):
@@ -235,36 +240,19 @@ def test_only_a_run_that_swaps_waits_for_a_fresher_generation(swaps):
   assert _used(schedule, (100, 101), 0) == [step, step]
 
 
-def _crashes(step, *, index=None):
-  """Loads a generation of which only exact search does not crash."""
-  if index is None:
-    raise IndexCrashedError("it ended by SIGKILL while it loaded")
-  return Exact(step, index.dtype)
-
-
-class Exact(Loaded):
-  """A generation with an exact index, whose files may be damaged."""
-
-  is_damaged = False
-
-  def __init__(self, step, dtype):
-    super().__init__(step)
-    vars(self)["dtype"] = dtype
-
-  def with_exact_search(self):
-    if self.is_damaged:
-      raise DamagedGenerationError("its vectors are damaged")
-    return Exact(self.step, self.dtype)
-
-
 def test_what_crashes_as_it_is_loaded_is_searched_exactly(monkeypatch):
+  def load(step, *, index=None):
+    if index is None:
+      raise IndexCrashedError("it ended by SIGKILL while it loaded")
+    return Loaded(step, index=index)
+
   manifest = types.SimpleNamespace(dtype="bfloat16")
   monkeypatch.setattr(GenerationStore, "manifest", lambda *_: manifest)
   with pytest.raises(IndexCrashedError, match=r"SIGKILL .* cannot be searched"):
-    _schedule(ShelfWatcher([0]), load=_crashes, on_crash="fail").start(0, None)
-  schedule = _schedule(ShelfWatcher([0, 10]), load=_crashes)
+    _schedule(ShelfWatcher([0]), load=load, on_crash="fail").start(0, None)
+  schedule = _schedule(ShelfWatcher([0, 10]), load=load)
   # Held as it is stored: twice the memory might be too much.
-  assert schedule.start(0, 0).dtype == "bfloat16"
+  assert schedule.start(0, 0).index.dtype == "bfloat16"
   # What crashes as it searches is replaced until the next generation comes.
   crash = IndexCrashedError("it ended by SIGSEGV")
   assert schedule.after_crash(crash).step == 0
