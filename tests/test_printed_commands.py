@@ -31,7 +31,7 @@ _OTHERS = ("pip", "venv")
 _LAUNCHER = "launch.xm_launch"
 _T5X = "t5x.train"
 # Flags of t5x that gin and its files need.
-_GIN_FLAGS = {"gin_file", "gin_bindings"}
+_GIN_FLAGS = {"gin_file", "gin_bindings", "gin_search_paths"}
 
 
 @dataclasses.dataclass(frozen=True)
