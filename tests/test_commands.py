@@ -86,6 +86,7 @@ _MISTAKES = [
   ),
   (f"train {_RECIPE} --model_dir={{d}}/none", ["RETRIEVER", "gin/models/"]),
   (f"{_TRAIN} --gin.NUM_STEP=3", ["NUM_STEP", "NUM_STEPS"]),
+  ("ask", ["--model_dir=MODEL_DIR", "--gin_file"]),
   (f"{_INDEX} --gin.INDEX=%HNSW", ["HNSW", "%EXACT", "%FAISS", "%SCANN"]),
   (f"{_TRAIN} --gin.BATCH_SIZE=many", ["BATCH_SIZE", "many", "an integer"]),
   (f"{_TRAIN} --gin.BLOCK_LENGTH=41", ["41", "--gin.BLOCK_LENGTH=40"]),
