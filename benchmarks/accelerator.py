@@ -18,7 +18,6 @@ import functools
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -26,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
 
-from benchmarks import train_step
+from benchmarks import flags, train_step
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
@@ -44,6 +43,9 @@ _PAPER = {
   "block": 288,
   "joint": 352,
   "masks": 3,
+  "dropout": 0.0,
+  "dtype": "bfloat16",
+  "attention": "xla",
 }
 _NUM_BLOCKS = 13_353_718
 _DIM = 128
@@ -62,11 +64,6 @@ class RandomCorpus:
   lengths: np.ndarray
   block_length: int = _PAPER["block"]
 
-  @property
-  def num_blocks(self) -> int:
-    """Number of blocks."""
-    return len(self.lengths)
-
   def gather(self, rows: np.ndarray, length: int) -> np.ndarray:
     """Returns the token ids of rows, [n, length], padded with 0."""
     rng = np.random.default_rng(0)
@@ -79,9 +76,7 @@ class RandomCorpus:
 
 def embedding(num_blocks: int) -> dict[str, Any]:
   """Measures the embedding of blocks whose lengths are spread evenly."""
-  given = argparse.Namespace(
-    **_PAPER, dropout=0.0, dtype="bfloat16", attention="xla"
-  )
+  given = argparse.Namespace(**_PAPER)
   retriever = train_step.make_models(given).retriever
   tokens = jnp.zeros((1, 3), jnp.int32)
   mesh = make_mesh(devices=jax.devices()[:1])
@@ -153,31 +148,18 @@ def searches(num_blocks: int) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0],
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-  )
-  for name, default, what in (
-    ("blocks", 100_000, "blocks to embed"),
-    ("search_blocks", _NUM_BLOCKS, "blocks to search"),
-  ):
-    parser.add_argument(f"--{name}", type=int, default=default, help=what)
-  parser.add_argument("--json", type=Path, help="file to write the figures to")
-  given = parser.parse_args(argv)
+  given = flags.parse(__doc__, argv, blocks=100_000, search_blocks=_NUM_BLOCKS)
   found: dict[str, Any] = {
     "device": jax.devices()[0].device_kind,
     "jax": jax.__version__,
   }
   print(json.dumps(found), flush=True)
-  parts = {
-    "search": functools.partial(searches, given.search_blocks),
-    "embedding": functools.partial(embedding, given.blocks),
-  }
-  for name, measure in parts.items():
-    found[name] = measure()
-    print(name, json.dumps(found[name]), flush=True)
-    if given.json:
-      write_json(given.json, found)
+  found["search"] = searches(given.search_blocks)
+  print("search", json.dumps(found["search"]), flush=True)
+  found["embedding"] = embedding(given.blocks)
+  print("embedding", json.dumps(found["embedding"]), flush=True)
+  if given.json:
+    write_json(given.json, found)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ _PATHS = frozenset(
     "MODEL_DIR",
     "OUTPUT_DIR",
     "PRETRAINING_CORPUS_DIR",
-    "PREVIOUS_GENERATION",
     "QUESTIONS",
     "TRAIN_QUESTIONS",
   }

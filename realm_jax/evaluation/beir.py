@@ -29,9 +29,9 @@ from realm_jax.evaluation.outputs import (
   Figures,
   Line,
 )
-from realm_jax.evaluation.run import Retrieved, Run, RunConfig
+from realm_jax.evaluation.run import Run, RunConfig
 from realm_jax.evaluation.scores import NUM_DOCUMENTS, summarize
-from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_readable
 
@@ -41,7 +41,7 @@ _MORE_BLOCKS = 4
 
 T = TypeVar("T")
 # Finds the blocks of texts, or all, if there are fewer than so many.
-Search = Callable[[Sequence[str], int], Retrieved]
+Search = Callable[[Sequence[str], int], SearchResult]
 
 
 class BeirError(ValueError):
@@ -163,7 +163,12 @@ def retrieved_lines(
       batch = queries[start : start + batch_size]
       while True:
         found = search([query.text for query in batch], num_searched)
-        lines = [*map(_line, batch, itertools.repeat(corpus), *found)]
+        lines = [
+          _line(query, corpus, rows, scores)
+          for query, rows, scores in zip(
+            batch, found.rows, found.scores, strict=True
+          )
+        ]
         fewest = min(len(line["evidence"]) for line in lines)
         if fewest == NUM_DOCUMENTS or num_searched >= corpus.num_blocks:
           break

@@ -8,9 +8,9 @@ import pytest
 
 from realm_jax.corpus.build import build_corpus
 from realm_jax.evaluation import beir
-from realm_jax.evaluation.run import Retrieved
 from realm_jax.evaluation.scores import document_scores
 from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.protocol import SearchResult
 from tests import tiny_world
 from tests.evaluation.lines import read_lines, write_lines
 from tests.golden import make_trec_scores
@@ -27,7 +27,7 @@ def lines_of(documents, scores, queries, **settings):
   def search(texts, k):
     asked.append(k)
     rows = np.tile(order[:k], (len(texts), 1))
-    return Retrieved(rows.astype(np.int32), scores[rows])
+    return SearchResult(rows.astype(np.int32), scores[rows])
 
   return [*beir.retrieved_lines(queries, corpus, search, **settings)], asked
 

@@ -7,7 +7,6 @@ import math
 import pytest
 
 from realm_jax.evaluation.masked_lm import evaluate_masked_lm
-from realm_jax.indexes.random import RandomConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.training.stages.pretraining import Pretraining
 
@@ -48,26 +47,6 @@ def test_the_figures_are_in_their_bounds(metrics):
   assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
   utility = math.log(metrics["perplexity_null"] / metrics["perplexity"])
   assert utility == pytest.approx(metrics["retrieval_utility"], abs=1e-5)
-
-
-def test_what_changes_between_generations(
-  world, run_config, sentences, model_dir, metrics, tmp_path
-):
-  # Random blocks: 3 of 27 are the same by chance.
-  world.build_generation(
-    model_dir, index=RandomConfig(), generations_dir=tmp_path
-  )
-  other = evaluate_masked_lm(
-    config=run_config,
-    data=sentences,
-    stage=Pretraining(num_candidates=4),
-    num_batches=3,
-    previous_generation=tmp_path,
-  )
-  assert other["loss"] == metrics["loss"]
-  assert other["previous_generation"] == 0
-  assert 0.8 < other["top_block_changed"] <= 1
-  assert 0.75 < other["candidates_changed"] < 1
 
 
 def test_batches_of_any_size_measure_the_same_words(

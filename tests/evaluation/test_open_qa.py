@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.store import Block
-from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.open_qa import (
   evaluate_masked_statements,
   evaluate_retrieval,
@@ -23,6 +22,7 @@ from realm_jax.inputs.examples import find_task
 from realm_jax.inputs.features import token_feature
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
+from tests import tiny_world
 from tests.evaluation.lines import read_lines, write_lines
 
 pytestmark = pytest.mark.slow
@@ -171,22 +171,22 @@ def test_lines_are_in_the_order_of_the_file(run_config, questions, tmp_path):
 # --- Statements and other languages -------------------------------------------
 
 
-def test_statements_are_filled_in_and_scored(
-  run, run_config, questions, tmp_path
-):
-  texts = ["Ada was born in [MASK].", "[MASK] built the bridge of Tarn."]
-  texts += ["Later Oda built the [MASK] of Mirá."]
-  # The second answer has the number of wordpieces of the filling that is wrong.
-  best = [explain(run, text).fillings[0].text for text in texts]
-  answers = [best[0], "bridge" if best[1] != "bridge" else "born", best[2]]
+def test_statements_are_filled_in_and_scored(run_config, questions, tmp_path):
+  # Any wordpiece is accepted for the first two, whose first answer has as many.
+  every = tiny_world.pieces()
+  rows = [
+    {"question": "Ada was born in [MASK].", "answer": ["velt", *every]},
+    {"question": "[MASK] built the bridge.", "answer": ["ada", *every]},
+    {"question": "Later Oda built the [MASK].", "answer": ["stone in velt"]},
+  ]
   path = tmp_path / "statements.jsonl"
-  pairs = zip(texts, answers, strict=True)
-  write_lines(path, [{"question": x, "answer": [y]} for x, y in pairs])
+  write_lines(path, rows)
   data = dataclasses.replace(questions, question_files={"test": path})
   given = {"config": run_config, "data": data, "output_dir": tmp_path}
   metrics = evaluate_masked_statements(**given)
   lines = read_lines(tmp_path / "predictions.jsonl")
-  assert [line["prediction"] for line in lines] == best
+  assert [line["correct"] for line in lines] == [True, True, False]
+  assert [len(line["prediction"].split()) for line in lines] == [1, 1, 3]
   assert metrics["exact_match"] == pytest.approx(2 / 3)
   # The blocks are those of the evaluation of retrieval, of which some are read.
   assert metrics["recall_at_5"] == evaluate_retrieval(**given)["recall_at_5"]

@@ -133,14 +133,11 @@ def _edits(*names, text=""):
   ("path", "headers", "body", "status", "words"),
   [
     ("/nowhere", {}, None, 404, ""),
-    ("/../setup.py", {}, None, 404, ""),
     ("/ask", {"Content-Type": "text/plain"}, b"{}", 415, "JSON"),
     ("/ask", client.JSON, b" " * 262_145, 413, "262,144 bytes"),
     # In pieces, without a length.
     ("/ask", client.JSON, [b" " * 150_000] * 2, 413, "262,144 bytes"),
     ("/", {"Host": "example.com:80"}, None, 403, "'example.com:80'"),
-    ("/api/about", {"Host": "127.0.0.1.nip.io"}, None, 403, "this machine"),
-    ("/", {"Host": ""}, None, 403, "this machine alone"),
     ("/", {"Host": "[::1"}, None, 403, "this machine alone"),
     ("/update", client.JSON, b"{}", 403, "--allow_updates"),
     *(
@@ -149,25 +146,17 @@ def _edits(*names, text=""):
         ("/api/ask", b"who?", "no JSON"),
         ("/api/ask", b'{"text": "\xff"}', "no JSON"),
         ("/api/ask", b"[" * 100_000, "no JSON"),
-        ("/api/ask", b'["who?"]', "'text'"),
-        ("/api/ask", b"{}", "'text'"),
         ("/api/ask", b'{"text": 5}', "5 is no string"),
         ("/api/ask", b'{"text": " "}', "nothing to ask"),
         ("/api/ask", b'{"text": "%s"}' % (b"a" * 2001), "at most 2,000"),
         ("/api/ask", b'{"text": "\\ud800"}', "U+0000"),
-        ("/api/ask", b'{"text": "a\\u0000"}', "U+0000"),
         ("/api/ask", b'{"text": "edit"}', "it does not fit"),
         ("/api/ask", b'{"text": "a", "edits": [1]}', "TypeError"),
         ("/api/ask", b'{"text": "a", "edits": [{"id": "1"}]}', "'text'"),
-        ("/api/ask", _edits(1), "1 is no string"),
         ("/api/ask", _edits("1", text="a" * 10_001), "at most 10,000"),
         ("/api/ask", _edits(*map(str, range(17))), "at most 16"),
-        ("/ask", b"{}", "'questions'"),
-        ("/ask", b'{"questions": "who?"}', "a list of 1 to 256"),
         ("/ask", b'{"questions": []}', "a list of 1 to 256"),
-        ("/ask", b'{"questions": [5]}', "5 is no string"),
         ("/retrieve", b'{"queries": ["a"], "k": 0}', "k=0; want 1 to 1000"),
-        ("/retrieve", b'{"queries": ["a"], "k": "5"}', "k='5'"),
       )
     ),
   ],
@@ -226,8 +215,6 @@ def test_updates_may_be_allowed():
   with _served(allow_updates=True) as (_, port, _):
     answer = client.post(port, "/update", blocks=[{"id": "1", "text": "a"}])
     assert answer.fields == {"updated": 1}
-    wrong = client.post(port, "/update", blocks=[{"id": "x"}])
-    assert wrong.status == 400 and "'text'" in wrong.fields["error"]
 
 
 def test_it_ends_while_a_request_is_computed():

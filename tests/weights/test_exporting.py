@@ -60,7 +60,6 @@ def test_the_commands_export_an_import_as_it_was(tmp_path, command_server):
 _TWO_TOWERS = models.RETRIEVER.clone(shared_towers=False)
 # [PAD] is a token that no text has.
 _PREFIXED = models.RETRIEVER.clone(query_prefix=(0,))
-_EPSILON = models.RETRIEVER.clone(projection_norm_eps=1e-3)
 _SENTENCE = {"to": "sentence_transformers"}
 
 
@@ -73,10 +72,8 @@ _SENTENCE = {"to": "sentence_transformers"}
       WeightsError,
       "--tower=query",
     ),
-    (models.RETRIEVER, _SENTENCE | {"tower": "query"}, WeightsError, "are one"),
     (_TWO_TOWERS, _SENTENCE, WeightsError, "two towers"),
     (_PREFIXED, _SENTENCE, WeightsError, "query prefix"),
-    (_EPSILON, _SENTENCE, WeightsError, "0.001"),
     (
       models.RETRIEVER.clone(projection_size=5),
       _SENTENCE,

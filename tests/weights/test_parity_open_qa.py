@@ -61,15 +61,6 @@ def run(golden, expected, tmp_path_factory):
   )
 
 
-def test_blocks_are_found_in_the_same_order(run, expected):
-  found = run.search(
-    run.encode([str(question) for question in expected["question"]]),
-    expected["rows"].shape[1],
-  )
-  assert found.rows.tolist() == expected["rows"].tolist()
-  np.testing.assert_allclose(found.scores, expected["relevance"], atol=1e-4)
-
-
 def test_answers_are_the_same(run, expected):
   for i, question in enumerate(expected["question"]):
     answer = ask(run, [str(question)])[0].answers[0]
