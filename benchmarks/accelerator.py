@@ -13,10 +13,10 @@ needed. Two things are measured, in bfloat16:
 """
 
 import argparse
-import dataclasses
 import functools
 import json
 import time
+import types
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -52,30 +52,30 @@ _DIM = 128
 _WARM_UP, _SEARCHES = 2, 10
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomCorpus:
-  """What the embedder reads of a corpus: blocks of random wordpieces.
+def random_corpus(num_blocks: int) -> Corpus:
+  """Returns what the embedder reads of a corpus: random wordpieces.
 
-  Attributes:
-    lengths: Wordpieces of each block, with the special ones.
-    block_length: The longest.
+  Lengths are spread evenly, and titles are empty.
   """
+  rng = np.random.default_rng(1)
+  lengths = rng.integers(64, _PAPER["block"] + 1, num_blocks)
 
-  lengths: np.ndarray
-  block_length: int = _PAPER["block"]
-
-  def gather(self, rows: np.ndarray, length: int) -> np.ndarray:
-    """Returns the token ids of rows, [n, length], padded with 0."""
-    rng = np.random.default_rng(0)
+  def gather(rows: np.ndarray, length: int) -> np.ndarray:
     tokens = rng.integers(999, _PAPER["vocab"], (len(rows), length), np.int32)
-    tokens[:, :2] = 101, 102  # [CLS] and [SEP], between them an empty title.
-    return np.where(
-      np.arange(length) < self.lengths[rows, None], tokens, np.int32(0)
-    )
+    tokens[:, :2] = 101, 102  # [CLS] and [SEP].
+    return np.where(np.arange(length) < lengths[rows, None], tokens, 0)
+
+  corpus = types.SimpleNamespace(
+    gather=gather,
+    lengths=lengths,
+    block_length=_PAPER["block"],
+    num_blocks=num_blocks,
+  )
+  return cast(Corpus, corpus)
 
 
 def embedding(num_blocks: int) -> dict[str, Any]:
-  """Measures the embedding of blocks whose lengths are spread evenly."""
+  """Measures the embedding of random blocks."""
   given = argparse.Namespace(**_PAPER)
   retriever = train_step.make_models(given).retriever
   tokens = jnp.zeros((1, 3), jnp.int32)
@@ -83,9 +83,7 @@ def embedding(num_blocks: int) -> dict[str, Any]:
   params = meta.unbox(
     jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)["params"]
   )
-  lengths = np.random.default_rng(1).integers(
-    64, _PAPER["block"] + 1, num_blocks
-  )
+  corpus = random_corpus(num_blocks)
 
   def embed(params: Any, token_ids: jax.Array) -> jax.Array:
     return cast(
@@ -94,7 +92,7 @@ def embedding(num_blocks: int) -> dict[str, Any]:
     )
 
   embedder = CorpusEmbedder(
-    cast(Corpus, RandomCorpus(lengths)),
+    corpus,
     embed,
     dim=_DIM,
     mesh=mesh,
@@ -105,11 +103,11 @@ def embedding(num_blocks: int) -> dict[str, Any]:
   start = time.perf_counter()
   embedder.embed(params, rows)
   seconds = time.perf_counter() - start
-  flops = train_step.sequence_flops(given, lengths).sum()
+  flops = train_step.sequence_flops(given, corpus.lengths).sum()
   return {
     "blocks": num_blocks,
     "blocks_per_second": num_blocks / seconds,
-    "tokens_per_second": int(lengths.sum()) / seconds,
+    "tokens_per_second": int(corpus.lengths.sum()) / seconds,
     "teraflops_per_second": flops / seconds / 1e12,
     "minutes_for_wikipedia": _NUM_BLOCKS / num_blocks * seconds / 60,
   }

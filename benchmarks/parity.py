@@ -16,7 +16,7 @@ temporary disk space and 8 GB of memory.
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -29,42 +29,23 @@ from benchmarks.data.real_texts import TEXTS_DIR, read_texts
 from realm_jax.storage.json_files import write_json
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
-PARTS = ("rules", "tokens", "realm")
 
-
-def compare(parts: Sequence[str], *, size: str, texts_dir: Path) -> list[Row]:
-  """Makes the comparisons of some parts, and prints each when it is done.
-
-  Args:
-    parts: Some of `PARTS`.
-    size: Size of the random models, `tiny` or `base`.
-    texts_dir: Folder of real texts.
+def comparisons(texts_dir: Path) -> Iterator[Row]:
+  """Yields all comparisons; those of tokens if there are real texts.
 
   Raises:
     PeerError: The other systems are not installed, or failed.
-    FileNotFoundError: A part needs a text that is not there.
   """
-  rows: list[Row] = []
-
-  def add(found: Sequence[Row]) -> None:
-    print("\n".join(map(str, found)), flush=True)
-    rows.extend(found)
-
-  if "rules" in parts:
-    add(rules.compare_all())
+  yield from rules.compare_all()
   vocab = peer_processes.minilm_vocabulary()
   with tempfile.TemporaryDirectory(prefix="realm_parity_") as name:
     folder = Path(name)
-    if "tokens" in parts:
-      for data_set, texts in read_texts(texts_dir).items():
-        add(compare_tokens(data_set, texts, vocab, folder))
-    if "realm" in parts:
-      print(f"creating REALM models of size {size} …", file=sys.stderr)
-      arguments = ("--output_dir", folder, "--vocab", vocab)
-      peer_processes.run("realm", *arguments, "--size", size)
-      for of_model in realm.COMPARISONS:
-        add(of_model(folder))
-  return rows
+    texts = read_texts(texts_dir) if texts_dir.is_dir() else {}
+    for data_set, own in texts.items():
+      yield from compare_tokens(data_set, own, vocab, folder)
+    peer_processes.run("realm", f"--output_dir={folder}", f"--vocab={vocab}")
+    for of_model in realm.COMPARISONS:
+      yield from of_model(folder)
 
 
 def compare_tokens(
@@ -108,16 +89,12 @@ def _split(ids: np.ndarray, offsets: np.ndarray) -> list[list[int]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the comparisons."""
-  given = flags.parse(
-    __doc__, argv, parts=PARTS, size="base", texts_dir=TEXTS_DIR
-  )
-  parts = given.parts
-  if not given.texts_dir.is_dir():
-    print(f"no texts in {given.texts_dir}: skipping the tokenizers")
-    parts = [part for part in parts if part != "tokens"]
+  given, rows = flags.parse(__doc__, argv, texts_dir=TEXTS_DIR), []
   # By default GPUs and TPUs round float32 products to fewer bits.
   with jax.default_matmul_precision("highest"):
-    rows = compare(parts, size=given.size, texts_dir=given.texts_dir)
+    for row in comparisons(given.texts_dir):
+      print(row, flush=True)
+      rows.append(row)
   passed = all(row.passed for row in rows)
   print(f"{sum(row.passed for row in rows)} of {len(rows)} agree")
   if given.json:

@@ -22,6 +22,7 @@ import collections
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -211,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   # The jobs are ended on the way out.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated by SIGTERM"))
   folder = given.output_dir or Path(tempfile.mkdtemp(prefix="realm_soak_"))
-  print(f"runs and logs are kept in {folder}")
+  print(f"runs and logs are in {folder}")
   result = soak(
     folder, given.faults, in_bucket=given.storage == "bucket", seed=given.seed
   )
@@ -223,6 +224,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   for name, run in result.items():
     print(report(name, run))
   print(f"passed: {passed}")
+  if passed and not given.output_dir:
+    shutil.rmtree(folder)
   return 0 if passed else 1
 
 

@@ -43,10 +43,9 @@ def _kill_process(name: str) -> Injector:
   """Returns a fault that kills one process of a job, whose all start again."""
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:
-    job = here.jobs[name]
     number = int(rng.integers(here.run.num_processes))
-    seconds = job.kill_one(number)
-    job.start()
+    seconds = here.jobs[name].kill_one(number)
+    here.jobs[name].start()
     return f"process {number}; all had ended after {seconds:.1f} s"
 
   return inject

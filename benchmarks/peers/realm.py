@@ -1,7 +1,7 @@
 """Makes random Hugging Face REALM models, and the values that they compute.
 
     .venv-peers/bin/python -m benchmarks.peers.realm \
-      --output_dir=out/hf_realm --vocab=vocab.txt --size=base
+      --output_dir=out/hf_realm --vocab=vocab.txt
 
 Each model is a folder written by `save_pretrained`. `expected.npz` in it has
 the inputs and the outputs. The name of a gradient is `gradient/` and the
@@ -375,9 +375,8 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--output_dir", type=Path, required=True)
   parser.add_argument("--vocab", type=Path, required=True)
-  parser.add_argument("--size", choices=SIZES, default="base")
   given = parser.parse_args()
-  make_all(given.output_dir, given.vocab, size=given.size)
+  make_all(given.output_dir, given.vocab, size="base")
 
 
 if __name__ == "__main__":

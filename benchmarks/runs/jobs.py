@@ -1,6 +1,7 @@
 """A trainer and its index builder as processes that can be killed."""
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -188,7 +189,7 @@ class Job:
     self._processes[0].send_signal(signal.SIGTERM)
     return next(filter(None, self.wait(_STOP_SECONDS)), 0)
 
-  def wait(self, seconds: float | None = None) -> list[int]:
+  def wait(self, seconds: float = math.inf) -> list[int]:
     """Waits for the end of all processes; returns their exit statuses.
 
     Raises:

@@ -16,7 +16,7 @@ from absl.testing import flagsaver
 
 from realm_jax import serve
 from realm_jax.evaluation.run import EditError
-from realm_jax.serving.app import PageApp, listen, server_of, url_of
+from realm_jax.serving.app import PageApp, listen, url_of
 from tests.conftest import PROJECT_DIR
 from tests.serving import client
 
@@ -73,19 +73,13 @@ def _served(host="127.0.0.1", *, farewell_seconds=1, **settings):
   """Yields a service, the port of the page that serves it, and the page."""
   service, started = _Echo(), threading.Event()
   page = PageApp(service, started=started.set, **settings)
-  server = server_of(page, farewell_seconds=farewell_seconds)
-  with listen(host, 0) as listening:
-    thread = threading.Thread(target=server.run, args=([listening],))
-    thread.start()
+  with client.served(page, host, farewell_seconds=farewell_seconds) as port:
     assert started.wait(10)
     try:
-      yield service, listening.getsockname()[1], page
+      yield service, port, page
     finally:
       if farewell_seconds:
         service.gate.set()
-      server.should_exit = True
-      thread.join(10)
-      assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")

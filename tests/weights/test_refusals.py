@@ -9,7 +9,6 @@ import pytest
 
 from realm_jax.text.wordpieces import VocabularyError
 from realm_jax.weights import WeightsError, google
-from tests import tiny_world
 from tests.weights import models
 from tests.weights import tf_files as tf
 
@@ -19,13 +18,9 @@ _NAME = "hf_bert/with_pooler"
 _TENSORS = models.tensors(models.GOLDEN / _NAME)
 _BIAS = "encoder.layer.0.output.dense.bias"
 _PIECES = (models.GOLDEN / _NAME / "vocab.txt").read_text().splitlines()
+_OTHER_PIECES = [*_PIECES[:-2], *reversed(_PIECES[-2:])]
 _UNTIED = models.tensors(models.GOLDEN / "hf_bert" / "masked_lm")
 _UNTIED["cls.predictions.decoder.weight"] = np.zeros((174, 24), np.float32)
-
-
-def _swapped(pieces, first=9):
-  first_piece, second = pieces[first : first + 2]
-  return [*pieces[:first], second, first_piece, *pieces[first + 2 :]]
 
 
 def _both(*writers):
@@ -79,11 +74,6 @@ def _tf_bert(more=(), **changes):
   return lambda folder: tf.write_bert(folder / "in", variables, **changes)
 
 
-def _module(name, variables):
-  return lambda folder: tf.write_module(folder / name, variables)
-
-
-_REALM = tf.embedder(**tf.REALM)
 _SQUAD = {"cls/squad/weights": np.zeros((2, 4), np.float32)}
 _CASES = {
   "hf_bert": [
@@ -93,7 +83,6 @@ _CASES = {
     (_bert(weights={"w": np.ones(3)}), "no BERT"),
     (_bert(weights=_TENSORS | {"head.weight": np.ones(4)}), "--ignore"),
     (_bert(weights=_TENSORS | {_BIAS: np.full(24, np.nan)}), "NaN"),
-    (_bert(weights=_TENSORS | {_BIAS: np.ones(24, np.int8)}), "int8"),
     (_bert(weights=_UNTIED), r"decoder\.weight .* differ"),
     (_both(_bert(), _cut("model.safetensors")), "copy it again"),
     (
@@ -104,7 +93,6 @@ _CASES = {
     ),
     # Vocabularies and tokenizers.
     (_bert(pieces=_PIECES[:-1]), "unused_row"),
-    (_bert(pieces=_swapped(_PIECES, 0)), r"\[PAD\]"),
     (_json("tokenizer_config.json", {"do_lower_case": False}), "cased"),
     (
       _both(
@@ -114,8 +102,7 @@ _CASES = {
       "BPE",
     ),
     # A second input.
-    (_both(_bert(), _bert("other", pieces=_swapped(_PIECES))), "vocabularies"),
-    (_both(_bert(), _bert("other", layer_norm_eps=1e-5)), "differ where"),
+    (_both(_bert(), _bert("other", pieces=_OTHER_PIECES)), "vocabularies"),
     # Files of sentence-transformers.
     (_dense(activation_function="ReLU"), "ReLU"),
   ],
@@ -128,7 +115,6 @@ _CASES = {
     ),
   ],
   "tf_bert": [
-    (_tf_bert(hidden_act="relu"), "hidden_act='relu'"),
     (_tf_bert(_SQUAD), r"cls/squad/weights \[2, 4\]"),
     (
       _both(_tf_bert(), _cut("bert_model.ckpt.data-00000-of-00001")),
@@ -142,20 +128,6 @@ _CASES = {
         _without("vocab.txt"),
       ),
       "pass --vocab",
-    ),
-    (
-      _both(
-        _module("in/embedder", _REALM),
-        _module("in/bert", tf.bert()),
-        lambda folder: tf.write_pieces(
-          folder / "in/bert/assets/vocab.txt", _swapped(tiny_world.pieces())
-        ),
-      ),
-      "different vocabularies",
-    ),
-    (
-      _both(_module("in", _REALM), _module("other", tf.bert())),
-      "could be the block",
     ),
   ],
 }
@@ -178,7 +150,6 @@ def test_an_input_is_refused(tmp_path, kind, write, word):
   ("options", "word"),
   [
     ({"path": "gs://bucket/bert"}, "in a bucket"),
-    ({"query_prefix": "日本"}, "--query_prefix='日本'"),
     ({"block_input": "second", "parts": ["reader"]}, "is for a retriever"),
     ({"block_records": "a", "index": "exact"}, "--block_records, --index with"),
   ],
