@@ -1,28 +1,23 @@
-"""Measures BM25, and a retriever against it, in XQuAD's eight languages.
+"""Measures BM25 in XQuAD's eight languages.
 
     python -m benchmarks.retrieval --directory=out/xquad
-    python -m benchmarks.retrieval --directory=out/xquad --model_dir=runs/minilm
 
 Each language becomes a folder in BEIR's format, `--directory`/LANGUAGE: its
 paragraphs are the documents, and a question's own paragraph is the relevant one
-(titles, which are English in all, are left out). The corpus of BM25 has a
-vocabulary that was trained on it; that of the retriever in `--model_dir`, such
-as an import of a multilingual model, has the retriever's own. The folders can
-be evaluated one by one, too (gin/runs/eval_beir.gin).
+(titles, which are English in all, are left out). The corpus has a vocabulary
+that was trained on it. gin/runs/eval_beir.gin measures a retriever over such a
+folder.
 """
 
 import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import realm_jax
 from benchmarks import flags
 from benchmarks.data.real_texts import LANGUAGES, TEXTS_DIR, xquad
-from benchmarks.runs.jobs import Macro, gin_command
 from realm_jax.console import columns
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
@@ -32,9 +27,7 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch, SearchResult
 from realm_jax.storage.json_files import write_json
 
-_VOCABULARY_SIZE = 8000
-_BLOCK_LENGTH = 288
-_METRICS = ("ndcg_at_10", "recall_at_100", "mrr_at_10")
+_SHOWN = ("num_blocks", "ndcg_at_10", "recall_at_100", "mrr_at_10")
 
 
 def write_folder(texts_dir: Path, language: str, folder: Path) -> None:
@@ -54,22 +47,17 @@ def write_folder(texts_dir: Path, language: str, folder: Path) -> None:
     (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
-def _corpus(folder: Path, name: str, vocab: str) -> Corpus:
+def measure(folder: Path) -> dict[str, Any]:
+  """Returns the figures of BM25 over the corpus of a folder."""
   build_corpus(
     [str(folder / "corpus.jsonl")],
-    folder / name,
-    vocab=vocab,
+    folder / "bm25",
+    vocab="train:8000",
     language=folder.name,
-    block_length=_BLOCK_LENGTH,
     tagger=None,
     overwrite=True,
   )
-  return Corpus.open(folder / name)
-
-
-def measure_bm25(folder: Path) -> dict[str, Any]:
-  """Returns the figures of BM25 over the corpus of a folder."""
-  corpus = _corpus(folder, "bm25", f"train:{_VOCABULARY_SIZE}")
+  corpus = Corpus.open(folder / "bm25")
   index = Bm25Config().build(
     Blocks(
       num_blocks=corpus.num_blocks,
@@ -86,35 +74,11 @@ def measure_bm25(folder: Path) -> dict[str, Any]:
       )
       for text in texts
     ]
-    rows, scores = zip(*((one.rows, one.scores) for one in found), strict=True)
-    return SearchResult(np.concatenate(rows), np.concatenate(scores))
+    return SearchResult(
+      np.concatenate([one.rows for one in found]),
+      np.concatenate([one.scores for one in found]),
+    )
 
-  return _figures(folder, corpus, search)
-
-
-def measure_model(folder: Path, model_dir: Path) -> dict[str, Any]:
-  """Returns the figures of an imported retriever over a folder's corpus."""
-  corpus = _corpus(folder, "dense", str(model_dir / "vocab.txt"))
-  generations = folder / "generations"
-  command = gin_command(
-    *("build_index", (), "--once"),
-    *(f"--model_dir={model_dir}", f"--corpus_dir={corpus.source}"),
-    GENERATIONS_DIR=generations,
-    INDEX=Macro("EXACT"),
-  )
-  subprocess.run(command, check=True)
-  run = realm_jax.load(
-    str(model_dir),
-    corpus_dir=corpus.source,
-    generation=generations,
-    bindings=[f"BLOCK_LENGTH = {_BLOCK_LENGTH}"],
-  )
-  return _figures(folder, run.corpus, beir.search_of(run))
-
-
-def _figures(
-  folder: Path, corpus: Corpus, search: beir.Search
-) -> dict[str, Any]:
   queries = beir.read_queries(folder)
   lines = [*beir.retrieved_lines(queries, corpus, search)]
   return summarize(lines) | {"num_blocks": corpus.num_blocks}
@@ -123,26 +87,14 @@ def _figures(
 def main(argv: Sequence[str] | None = None) -> None:
   """Measures all languages, and prints one table."""
   given = flags.parse(
-    __doc__,
-    argv,
-    directory=Path,
-    model_dir=None,
-    texts_dir=TEXTS_DIR,
-    languages=LANGUAGES,
+    __doc__, argv, directory=Path, texts_dir=TEXTS_DIR, languages=LANGUAGES
   )
-  result: dict[str, dict[str, dict[str, Any]]] = {}
-  rows: list[list[object]] = [["language", "system", "num_blocks", *_METRICS]]
+  result: dict[str, dict[str, Any]] = {}
   for language in given.languages:
-    folder = given.directory / language
-    write_folder(given.texts_dir, language, folder)
-    result[language] = {"BM25": measure_bm25(folder)}
-    if given.model_dir:
-      name = given.model_dir.name
-      result[language][name] = measure_model(folder, given.model_dir)
-    for name, figures in result[language].items():
-      values = [figures[metric] for metric in ("num_blocks", *_METRICS)]
-      rows.append([language, name, *values])
-  print(columns(rows))
+    write_folder(given.texts_dir, language, given.directory / language)
+    result[language] = measure(given.directory / language)
+  rows = [[n, *(own[m] for m in _SHOWN)] for n, own in result.items()]
+  print(columns([["language", *_SHOWN], *rows]))
   if given.json:
     write_json(given.json, result)
 

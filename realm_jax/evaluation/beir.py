@@ -29,7 +29,7 @@ from realm_jax.evaluation.outputs import (
   Figures,
   Line,
 )
-from realm_jax.evaluation.run import Run, RunConfig
+from realm_jax.evaluation.run import RunConfig
 from realm_jax.evaluation.scores import NUM_DOCUMENTS, summarize
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.settings import PositiveInt
@@ -177,11 +177,6 @@ def retrieved_lines(
       progress.advance(len(batch))
 
 
-def search_of(run: Run) -> Search:
-  """Returns the search of a run, in the order of its index."""
-  return lambda texts, k: run.search(run.encode(texts), k, rescore=False)
-
-
 def _line(
   query: JudgedQuery, corpus: Corpus, rows: np.ndarray, scores: np.ndarray
 ) -> Line:
@@ -244,7 +239,7 @@ def evaluate_beir(
   found = retrieved_lines(
     queries[own],
     run.corpus,
-    search_of(run),
+    lambda texts, k: run.search(run.encode(texts), k, rescore=False),
     num_searched=config.num_searched,
     batch_size=batch_size,
   )

@@ -11,7 +11,6 @@ import pytest
 
 import gin
 import realm_jax
-from realm_jax.checkpoints.store import CheckpointError
 from tests import tiny_world
 
 
@@ -104,14 +103,3 @@ def test_the_notebook_runs(
   changed = names["edited"].retrieve("where was Ada born?", k=3)
   assert "Ada was born in Pola in 1901." in [b.text for b in changed]
   assert names["run"].corpus.block(block.row).body == block.text
-
-
-@pytest.mark.slow
-def test_a_run_of_another_stage_retrieves_and_does_not_answer(
-  recorded_run, one_device
-):
-  run = realm_jax.load(recorded_run("pretrain"), bindings=["NUM_READ = 2"])
-  assert len(run.retrieve("where was Ada born?", k=2)) == 2
-  assert "checkpoint 0" in repr(run)
-  with pytest.raises(CheckpointError, match=r"stage Pretraining.*open QA"):
-    run.ask("where was Ada born?")

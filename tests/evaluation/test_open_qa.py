@@ -20,7 +20,6 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.inputs.examples import find_task
 from realm_jax.inputs.features import token_feature
-from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
 from tests.evaluation.lines import read_lines, write_lines
@@ -119,18 +118,6 @@ def test_an_index_without_vectors_brings_its_own_scores(
     assert [e["block"] for e in line["evidence"]] == [
       other.corpus.block(row).name for row in found.rows[0].tolist()
     ]
-
-
-def test_a_run_without_reader_searches_its_own_vectors(
-  world, run_config, questions, tmp_path
-):
-  world.save_checkpoint(tmp_path, step=7, seed=1, stage=InverseCloze())
-  world.build_generation(tmp_path)
-  config = dataclasses.replace(run_config, model_dir=tmp_path, num_searched=3)
-  metrics = evaluate_retrieval(config=config, data=questions)
-  assert (metrics["checkpoint"], metrics["generation"]) == (7, 7)
-  # Three are found, so recall at 5 is not known.
-  assert "recall_at_1" in metrics and "recall_at_5" not in metrics
 
 
 def test_lines_are_in_the_order_of_the_file(run_config, questions, tmp_path):

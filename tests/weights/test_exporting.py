@@ -7,7 +7,6 @@ import pytest
 
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.weights import WeightsError
-from tests import tiny_world
 from tests.weights import models
 
 pytestmark = pytest.mark.slow
@@ -89,17 +88,3 @@ def test_what_cannot_be_expressed_or_is_not_chosen_is_refused(
   with pytest.raises(error, match=word):
     models.export(tmp_path / "run", tmp_path / "out", retriever, **choices)
   assert not (tmp_path / "out").exists()
-
-
-def test_another_vocabulary_or_none_is_refused(tmp_path):
-  models.save(tmp_path / "run")
-  places = tmp_path / "run", tmp_path / "out"
-  pieces = tiny_world.pieces()
-  pieces[9], pieces[10] = pieces[10], pieces[9]
-  other = tmp_path / "vocab.txt"
-  other.write_text("\n".join(pieces), encoding="utf-8")
-  with pytest.raises(CheckpointError, match="another vocabulary"):
-    models.export(*places, vocab=other, **_SENTENCE)
-  (tmp_path / "run" / "vocab.txt").unlink()
-  with pytest.raises(WeightsError, match="VOCAB"):
-    models.export(*places, **_SENTENCE)

@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from realm_jax.generations.manifest import GenerationError
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
-from realm_jax.weights import WeightsError, vectors
+from realm_jax.weights import vectors
 from realm_jax.weights.vectors import export_vectors
 from tests.generations.conftest import DIM, make_corpus, publish_one
 
@@ -49,25 +48,3 @@ def test_vectors_ids_and_their_description(tmp_path, corpus, monkeypatch):
   assert (said["num_blocks"], said["dimension"]) == (_BLOCKS, DIM)
   assert (said["dtype"], said["stored_dtype"]) == ("float32", "bfloat16")
   assert (said["score_scale"], said["normalized"]) == (20.0, False)
-
-
-@pytest.mark.parametrize(
-  ("changes", "error", "word"),
-  [
-    ({"checkpoint_step": 5}, GenerationError, "not a generation"),
-    (
-      {"retriever": _RETRIEVER.clone(projection_size=DIM + 1)},
-      WeightsError,
-      f"vectors of {DIM} dimensions",
-    ),
-    ({"corpus_dir": "other"}, GenerationError, "of another corpus"),
-  ],
-)
-def test_what_does_not_fit_is_refused(tmp_path, corpus, changes, error, word):
-  publish_one(tmp_path / "run" / "generations", corpus, 4)
-  make_corpus(tmp_path / "other", num_blocks=_BLOCKS, seed=1)
-  if "corpus_dir" in changes:
-    changes = {"corpus_dir": tmp_path / "other"}
-  with pytest.raises(error, match=word):
-    _export(tmp_path, corpus, **changes)
-  assert not (tmp_path / "out").exists()
