@@ -45,13 +45,13 @@ def run(golden, expected, tmp_path_factory):
     corpus_dir=folder / "corpus",
     index="exact",
   )
-  imported = load(folder / "run")
+  retriever, reader = load(folder / "run")
   return Run.load(
     RunConfig(
       model_dir=folder / "run",
       corpus_dir=folder / "corpus",
-      retriever=imported.retriever,
-      reader=imported.reader,
+      retriever=retriever,
+      reader=reader,
       query_length=expected["query"].shape[1],
       block_length=Corpus.open(folder / "corpus").block_length,
       num_searched=expected["rows"].shape[1],
