@@ -1,15 +1,18 @@
-"""Measures BM25 in XQuAD's eight languages.
+"""Measures BM25, and a retriever beside it, in XQuAD's eight languages.
 
     python -m benchmarks.retrieval --directory=out/xquad
+    python -m benchmarks.retrieval --directory=out/xquad --model_dir=runs/minilm
 
 Each language becomes a folder in BEIR's format, `--directory`/LANGUAGE: its
 paragraphs are the documents, and a question's own paragraph is the relevant one
-(titles, which are English in all, are left out). The corpus has a vocabulary
-that was trained on it. gin/runs/eval_beir.gin measures a retriever over such a
-folder.
+(titles, which are English in all, are left out). The corpus of BM25 has a
+vocabulary that was trained on it; that of the retriever in `--model_dir`, such
+as an import of a multilingual model, has the retriever's own.
 """
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from realm_jax.console import columns
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import beir
+from realm_jax.evaluation.outputs import METRICS
 from realm_jax.evaluation.scores import summarize
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch, SearchResult
@@ -47,17 +51,21 @@ def write_folder(texts_dir: Path, language: str, folder: Path) -> None:
     (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
-def measure(folder: Path) -> dict[str, Any]:
-  """Returns the figures of BM25 over the corpus of a folder."""
+def _corpus(folder: Path, name: str, vocab: str) -> Corpus:
   build_corpus(
     [str(folder / "corpus.jsonl")],
-    folder / "bm25",
-    vocab="train:8000",
+    folder / name,
+    vocab=vocab,
     language=folder.name,
     tagger=None,
     overwrite=True,
   )
-  corpus = Corpus.open(folder / "bm25")
+  return Corpus.open(folder / name)
+
+
+def measure_bm25(folder: Path) -> dict[str, Any]:
+  """Returns the figures of BM25 over the corpus of a folder."""
+  corpus = _corpus(folder, "bm25", "train:8000")
   index = Bm25Config().build(
     Blocks(
       num_blocks=corpus.num_blocks,
@@ -84,17 +92,53 @@ def measure(folder: Path) -> dict[str, Any]:
   return summarize(lines) | {"num_blocks": corpus.num_blocks}
 
 
+def measure_model(folder: Path, model_dir: Path) -> dict[str, Any]:
+  """Returns the figures of a retriever over a folder's corpus."""
+  corpus = _corpus(folder, "dense", str(model_dir / "vocab.txt"))
+  generations, output_dir = folder / "generations", folder / model_dir.name
+  for command in (
+    [
+      *("build_index", "--once", "--gin.INDEX=%EXACT"),
+      f"--gin.GENERATIONS_DIR={generations}",
+    ],
+    [
+      *("evaluate", "--gin_file=gin/runs/eval_beir.gin"),
+      *(f"--gin.BEIR_DIR={folder}", f"--gin.GENERATION={generations}"),
+      *(f"--gin.OUTPUT_DIR={output_dir}", "--gin.BLOCK_LENGTH=288"),
+    ],
+  ):
+    module, *arguments = command
+    of_run = (f"--model_dir={model_dir}", f"--corpus_dir={corpus.source}")
+    subprocess.run(
+      [sys.executable, "-m", f"realm_jax.{module}", *of_run, *arguments],
+      check=True,
+    )
+  return json.loads((output_dir / METRICS).read_text())
+
+
 def main(argv: Sequence[str] | None = None) -> None:
   """Measures all languages, and prints one table."""
   given = flags.parse(
-    __doc__, argv, directory=Path, texts_dir=TEXTS_DIR, languages=LANGUAGES
+    *(__doc__, argv),
+    directory=Path,
+    model_dir=None,
+    texts_dir=TEXTS_DIR,
+    languages=LANGUAGES,
   )
-  result: dict[str, dict[str, Any]] = {}
+  result: dict[str, dict[str, dict[str, Any]]] = {}
   for language in given.languages:
-    write_folder(given.texts_dir, language, given.directory / language)
-    result[language] = measure(given.directory / language)
-  rows = [[n, *(own[m] for m in _SHOWN)] for n, own in result.items()]
-  print(columns([["language", *_SHOWN], *rows]))
+    folder = given.directory / language
+    write_folder(given.texts_dir, language, folder)
+    result[language] = {"BM25": measure_bm25(folder)}
+    if given.model_dir is not None:
+      name = given.model_dir.name
+      result[language][name] = measure_model(folder, given.model_dir)
+  rows = [
+    [language, system, *(figures[name] for name in _SHOWN)]
+    for language, systems in result.items()
+    for system, figures in systems.items()
+  ]
+  print(columns([["language", "system", *_SHOWN], *rows]))
   if given.json:
     write_json(given.json, result)
 
