@@ -35,10 +35,8 @@ from realm_jax.text.languages import ENGLISH
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import Tokens
-from realm_jax.weights.hugging_face import (
-  LabelledModel,
-  read_token_classifier,
-)
+from realm_jax.weights import WeightsError
+from realm_jax.weights.hugging_face import LabelledModel, read_token_classifier
 
 # Tokens of a batch, its padding included: enough to keep the devices busy, and
 # few enough for the unfilled last batch of each length to be little of what
@@ -61,10 +59,6 @@ _KINDS = {
 }
 
 
-class LabelError(ValueError):
-  """Labels that are not those of a tagger of entities."""
-
-
 class Label(NamedTuple):
   """What one label says of a word: its entity's kind, "" for none."""
 
@@ -81,8 +75,8 @@ def load(directory: str, language: str = ENGLISH) -> "BertTagger":
     language: ISO code of the language in which sentences are split.
 
   Raises:
-    WeightsError: The directory holds no token classifier of BERT.
-    LabelError: Its labels are not those of entities.
+    WeightsError: The directory holds no token classifier of BERT, or its
+      labels are not those of entities.
     VocabularyError: Its vocabulary cannot be used.
   """
   with contextlib.ExitStack() as stack:
@@ -261,10 +255,10 @@ def parse_labels(names: Sequence[str]) -> list[Label]:
   is taken in lower case. A label without a prefix is read as if it had `I-`.
 
   Raises:
-    LabelError: There is no `O`, or nothing besides it.
+    WeightsError: There is no `O`, or nothing besides it.
   """
   if _OUTSIDE not in names or len(names) < 2:
-    raise LabelError(
+    raise WeightsError(
       f"the labels are {', '.join(names)}; want {_OUTSIDE} and those of "
       "entities, such as B-PER and I-PER"
     )

@@ -19,7 +19,8 @@ from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import ARRAYS
 from realm_jax.storage import atomic
-from realm_jax.storage.local_disk import explain_full_disk
+from realm_jax.storage.json_files import write_json
+from realm_jax.storage.local_disk import explain_full_disk, save_array
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.storage.staging import sha256_of
 
@@ -32,19 +33,10 @@ SHARD_BYTES = 64 << 20
 Blocks: TypeAlias = Mapping[str, np.ndarray]
 
 
-def ragged(
-  name: str, items: Sequence[np.ndarray | bytes]
-) -> dict[str, np.ndarray]:
-  """Returns the flat array of some items and its offsets, by their names.
-
-  Byte strings, or no items, become an array of uint8.
-  """
-  if not items or isinstance(items[0], bytes):
-    flat = np.frombuffer(b"".join(map(bytes, items)), np.uint8)
-  else:
-    flat = np.concatenate(items)
-  offsets = np.cumsum([0, *map(len, items)])
-  return {name: flat, f"{name}_offsets": offsets}
+def ragged(name: str, texts: Sequence[bytes]) -> dict[str, np.ndarray]:
+  """Returns texts end to end, as uint8, and their offsets, by their names."""
+  flat = np.frombuffer(b"".join(texts), np.uint8)
+  return {name: flat, f"{name}_offsets": np.cumsum([0, *map(len, texts)])}
 
 
 # --- Shards -------------------------------------------------------------
@@ -56,18 +48,17 @@ def write_shards(
   *,
   vocab_size: int,
   prefix: str = "shard",
-  shard_bytes: int = SHARD_BYTES,
 ) -> list[ShardRecord]:
   """Writes documents to shards in folders of a local directory.
 
-  A shard ends with the blocks that bring it to `shard_bytes` of text, and is
+  A shard ends with the blocks that bring it to `SHARD_BYTES` of text, and is
   in memory until then. Returns the shards' records for the manifest.
   """
   blocks = iter(blocks)
 
   def blocks_of_shard() -> Iterator[Blocks]:
     size = 0
-    while size < shard_bytes and (part := next(blocks, None)):
+    while size < SHARD_BYTES and (part := next(blocks, None)):
       size += len(part["bodies"])
       yield part
 
@@ -99,7 +90,7 @@ def write_shard(
     if name == "document_starts" or name.endswith("_offsets"):
       values = _joined_offsets(values)
     path = folder / f"{name}.npy"
-    np.save(path, np.concatenate(values))
+    save_array(path, np.concatenate(values))
     files[path.name] = _file_record(path)
   return {
     "name": folder.name,
@@ -153,7 +144,7 @@ def write_removed(
   (directory / name).parent.mkdir(exist_ok=True)
   positions = np.flatnonzero(is_removed)
   left = np.append(0, np.cumsum(~is_removed))[document_starts]
-  np.save(directory / name, positions.astype("<i8"))
+  save_array(directory / name, positions.astype("<i8"))
   return {
     "path": name,
     "num_blocks": len(positions),
@@ -246,7 +237,5 @@ def finish(staging: Path, *, pieces: Sequence[str], **settings: Any) -> None:
     "size": len(pieces),
     "special_ids": ids,
   }
-  manifests.write(
-    staging / manifests.MANIFEST_NAME,
-    manifests.make_manifest(vocabulary=vocabulary, **settings),
-  )
+  manifest = manifests.make_manifest(vocabulary=vocabulary, **settings)
+  write_json(staging / manifests.MANIFEST_NAME, manifest)

@@ -4,7 +4,6 @@ import itertools
 
 import hypothesis
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from realm_jax.corpus.splitting import (
@@ -27,9 +26,8 @@ def test_packing_fills_and_never_overflows(sizes, capacity):
     assert sum(block) + following[0] > capacity
 
 
-@pytest.mark.parametrize(
-  ("sentences", "tokens", "token_ranges", "byte_ranges"),
-  [
+def test_sentences_in_tokens():
+  for sentences, tokens, token_ranges, byte_ranges in (
     # "Aa bb. Cc." with tokens Aa, bb, ., Cc, .
     (
       [[0, 6], [7, 10]],
@@ -51,17 +49,19 @@ def test_packing_fills_and_never_overflows(sizes, capacity):
       [[0, 3], [3, 4]],
       [[0, 9], [10, 12]],
     ),
-  ],
-)
-def test_sentences_in_tokens(sentences, tokens, token_ranges, byte_ranges):
-  aligned = align_sentences(np.array(sentences), np.array(tokens))
-  assert aligned.token_ranges.tolist() == token_ranges
-  assert aligned.byte_ranges.tolist() == byte_ranges
+  ):
+    aligned = align_sentences(np.array(sentences), np.array(tokens))
+    assert aligned.token_ranges.tolist() == token_ranges
+    assert aligned.byte_ranges.tolist() == byte_ranges
 
 
 def test_a_character_of_many_tokens_stays_whole():
-  # Bytes: a 0, … 1-3 (three tokens), b 4. No word starts within the dots.
-  def cut_dots(capacity):
+  # Bytes: a 0, … 1-3 (three tokens), b 4. No word starts within the dots. If
+  # they are too many for a block, both blocks show the character.
+  for capacity, token_ranges, byte_ranges in (
+    (3, [[0, 1], [1, 4], [4, 5]], [[0, 1], [1, 4], [4, 5]]),
+    (2, [[0, 1], [1, 3], [3, 5]], [[0, 1], [1, 4], [1, 5]]),
+  ):
     pieces, _ = cut_overlong_sentences(
       Sentences(np.array([[0, 5]]), np.array([[0, 5]]), np.zeros(1, int)),
       np.array([[0, 1], [1, 4], [1, 4], [1, 4], [4, 5]]),
@@ -69,11 +69,5 @@ def test_a_character_of_many_tokens_stays_whole():
       capacity=capacity,
       is_continuation=np.zeros(5, bool),
     )
-    return pieces.token_ranges.tolist(), pieces.byte_ranges.tolist()
-
-  assert cut_dots(3) == ([[0, 1], [1, 4], [4, 5]], [[0, 1], [1, 4], [4, 5]])
-  # Too many for a block: both blocks show the character.
-  assert cut_dots(2) == (
-    [[0, 1], [1, 3], [3, 5]],
-    [[0, 1], [1, 4], [1, 5]],
-  )
+    assert pieces.token_ranges.tolist() == token_ranges
+    assert pieces.byte_ranges.tolist() == byte_ranges

@@ -27,7 +27,7 @@ from realm_jax.inputs.questions import QuestionFileError
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
-from tests.corpus.updated import text_of
+from tests.corpus.conftest import text_of
 from tests.evaluation.lines import read_lines, write_lines
 
 pytestmark = pytest.mark.slow

@@ -20,47 +20,37 @@ def _examples(context, *, num, task="masked_salient_spans", query=64, masks=10):
   return list(itertools.islice(ExampleStream(config), num))
 
 
-def test_salient_spans_of_the_tiny_corpus(tiny):
-  words = tiny.corpus.vocabulary
-  found = {
-    (
-      words.decode(e["query"].tolist()),
-      words.decode(e["mask_targets"].tolist()),
-    )
-    for e in _examples(tiny, num=300)
+def _targets(context, *, num=100, **settings):
+  """The decoded targets, and the query of each."""
+  decode = context.corpus.vocabulary.decode
+  return {
+    decode(e["mask_targets"].tolist()): decode(e["query"].tolist())
+    for e in _examples(context, num=num, **settings)
   }
-  assert found == {
-    ("[CLS] the tall alps lie in [MASK] . [SEP]", "europe"),
-    ("[CLS] it passes [MASK] . [SEP]", "basel"),
-    ("[CLS] fish swim in it since [MASK] . [SEP]", "1900"),
-    ("[CLS] it flows in [MASK] . [SEP]", "africa"),
-    ("[CLS] a city in [MASK] . [SEP]", "norway"),
-    ("[CLS] see also [MASK] . [SEP]", "bergen"),
+
+
+def test_salient_spans_of_the_tiny_corpus(tiny):
+  assert _targets(tiny, num=300) == {
+    "europe": "[CLS] the tall alps lie in [MASK] . [SEP]",
+    "basel": "[CLS] it passes [MASK] . [SEP]",
+    "1900": "[CLS] fish swim in it since [MASK] . [SEP]",
+    "africa": "[CLS] it flows in [MASK] . [SEP]",
+    "norway": "[CLS] a city in [MASK] . [SEP]",
+    "bergen": "[CLS] see also [MASK] . [SEP]",
   }
 
 
 @pytest.mark.slow
 def test_kinds_that_are_not_masked(tiny):
-  words = tiny.corpus.vocabulary
-
-  def targets(*kinds):
-    context = dataclasses.replace(tiny, unmasked_span_kinds=kinds)
-    examples = _examples(context, num=100)
-    return {words.decode(e["mask_targets"].tolist()) for e in examples}
-
   # The tagger of this corpus calls every span a name or a date.
   names = {"europe", "basel", "africa", "norway", "bergen"}
-  assert targets("number") == {*names, "1900"}
-  assert targets("date") == names
-  assert targets("name", "number") == {"1900"}
-
-
-def test_the_source_is_named_by_id_and_contents(tiny):
-  corpus = tiny.corpus
-  for task in ("masked_salient_spans", "inverse_cloze"):
-    for example in _examples(tiny, num=20, task=task):
-      row = corpus.rows_of(example["source_id"]).item()
-      assert example["source_hash"] == corpus.content_hashes[row]
+  for kinds, targets in (
+    (("number",), {*names, "1900"}),
+    (("date",), names),
+    (("name", "number"), {"1900"}),
+  ):
+    context = dataclasses.replace(tiny, unmasked_span_kinds=kinds)
+    assert _targets(context).keys() == targets
 
 
 @pytest.mark.parametrize(
@@ -71,6 +61,7 @@ def test_filling_in_the_targets_gives_a_sentence_of_the_source(tiny, task):
   corpus = tiny.corpus
   for example in _examples(tiny, num=40, task=task):
     row = corpus.rows_of(example["source_id"]).item()
+    assert example["source_hash"] == corpus.content_hashes[row]
     body = corpus.block(row).body_token_ids.tolist()
     query = example["query"].copy()
     assert np.all(query[example["mask_positions"]] == corpus.vocabulary.mask_id)
@@ -95,12 +86,6 @@ def test_masks_past_the_scored_ones_stay_masked(tiny):
 def test_a_sentence_whose_last_mask_does_not_fit_is_skipped(tiny):
   # 8 leaves six tokens: "1900" is the sixth of its sentence and "europe" too,
   # both just fit. 7 leaves five: neither does.
-  words = tiny.corpus.vocabulary
-
-  def targets(query):
-    examples = _examples(tiny, num=100, query=query)
-    assert all(len(e["query"]) <= query for e in examples)
-    return {words.decode(e["mask_targets"].tolist()) for e in examples}
-
-  assert targets(8) == {"europe", "basel", "1900", "africa", "norway", "bergen"}
-  assert targets(7) == {"basel", "africa", "norway", "bergen"}
+  short = {"basel", "africa", "norway", "bergen"}
+  assert _targets(tiny, query=8).keys() == {*short, "europe", "1900"}
+  assert _targets(tiny, query=7).keys() == short

@@ -32,10 +32,8 @@ def test_the_questions_of_the_tiny_file(tiny):
 
 
 def test_a_long_question_ends_with_a_separator(tiny):
-  words = tiny.corpus.vocabulary
-  queries = [
-    words.decode(e["query"].tolist()) for e in _examples(tiny, query=4)
-  ]
+  decode = tiny.corpus.vocabulary.decode
+  queries = [decode(e["query"].tolist()) for e in _examples(tiny, query=4)]
   assert queries == [
     "[CLS] where is [SEP]",
     "[CLS] when ? [SEP]",

@@ -11,11 +11,7 @@ from realm_jax.text.sentences import sentence_characters, sentence_ranges
   ("language", "text", "expected"),
   [
     ("es", "Los EE. UU. ganan. Él no.", ["Los EE. UU. ganan.", "Él no."]),
-    (
-      "en",
-      "  Élan é.\n\n Ça y est 😀. Fin ",
-      ["Élan é.", "Ça y est 😀.", "Fin"],
-    ),
+    ("en", "  Élan é.\n\n Ça y est 😀. F ", ["Élan é.", "Ça y est 😀.", "F"]),
     ("en", "Dr. A\nwrapped here.", ["Dr. A\nwrapped here."]),
     # Without PyThaiNLP: the first space after 80 characters, and a blank line.
     (
