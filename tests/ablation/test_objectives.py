@@ -5,20 +5,17 @@ import json
 
 import pytest
 
-from realm_jax import configuration
 from realm_jax.ablation.objectives import steps_of_equal_seconds
-from realm_jax.ablation.plan import AblationError, chosen_ablation
+from realm_jax.ablation.plan import AblationError
 from realm_jax.ablation.rows import select
 from realm_jax.pipeline import Step
-
-_RECIPE = "gin/experiments/objectives/ablation.gin"
+from tests.ablation.conftest import configured, settings_of, steps
 
 
 @pytest.fixture(scope="module")
 def config():
   few = ["TEMPERATURES = [1.0, 0.5]", "RATES = [1.0]"]
-  with configuration.parsed(chosen_ablation, [_RECIPE], few):
-    return configuration.configured(chosen_ablation)()
+  return configured("objectives", *few)
 
 
 def _plans(config, output_dir, *names):
@@ -26,23 +23,25 @@ def _plans(config, output_dir, *names):
   return config.plans(rows, seeds=[0], output_dir=output_dir)
 
 
-def _runs(plan):
-  return {run.name: run.step for run in plan.runs}
-
-
 def _trained(plan, name):
-  with _runs(plan)[f"pretraining/{name}"].command.configured() as configured:
-    return configured()
+  return settings_of(_runs(plan)[f"pretraining/{name}"])
 
 
-@pytest.mark.parametrize(
-  "own_seconds, steps",
-  [(0.1, 400), (0.104, 400), (0.05, 800), (0.125, 300), (9.0, 50)],
-)
-def test_steps_of_equal_seconds(own_seconds, steps):
+def _runs(plan):
+  return steps(plan, plan.runs[0].seed)
+
+
+def test_steps_of_equal_seconds():
   # 320 steps of 0.125 s take 40 s. Between checkpoints none end.
-  found = steps_of_equal_seconds(400, 0.1, own_seconds, every=50)
-  assert found == steps
+  for own_seconds, wanted in (
+    (0.1, 400),
+    (0.104, 400),
+    (0.05, 800),
+    (0.125, 300),
+    (9.0, 50),
+  ):
+    found = steps_of_equal_seconds(400, 0.1, own_seconds, every=50)
+    assert found == wanted
 
 
 def _write(folder, name, *rows):
@@ -107,8 +106,8 @@ def test_a_row_takes_its_best_setting_and_as_many_seconds(
   # the same for all.
   masked = _runs(plan)["evaluations/perplexity/masked"].command.bindings
   assert masked["SCORE_SCALE"] == 40.0
-  with _runs(plan)["open_qa/perplexity"].command.configured() as configured:
-    assert configured().retriever.score_scale == 20.0
+  open_qa = settings_of(_runs(plan)["open_qa/perplexity"])
+  assert open_qa.retriever.score_scale == 20.0
   assert list(plans) == []
   # What was measured is not measured again when the command is repeated.
   rows, _ = next(_plans(config, tmp_path, "perplexity", "hard_negatives"))
