@@ -6,12 +6,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from realm_jax.corpus.splitting import (
-  Sentences,
-  align_sentences,
-  cut_overlong_sentences,
-  pack_sentences,
-)
+from realm_jax.corpus.splitting import align_sentences, pack_sentences
 
 
 @hypothesis.given(
@@ -53,21 +48,3 @@ def test_sentences_in_tokens():
     aligned = align_sentences(np.array(sentences), np.array(tokens))
     assert aligned.token_ranges.tolist() == token_ranges
     assert aligned.byte_ranges.tolist() == byte_ranges
-
-
-def test_a_character_of_many_tokens_stays_whole():
-  # Bytes: a 0, … 1-3 (three tokens), b 4. No word starts within the dots. If
-  # they are too many for a block, both blocks show the character.
-  for capacity, token_ranges, byte_ranges in (
-    (3, [[0, 1], [1, 4], [4, 5]], [[0, 1], [1, 4], [4, 5]]),
-    (2, [[0, 1], [1, 3], [3, 5]], [[0, 1], [1, 4], [1, 5]]),
-  ):
-    pieces, _ = cut_overlong_sentences(
-      Sentences(np.array([[0, 5]]), np.array([[0, 5]]), np.zeros(1, int)),
-      np.array([[0, 1], [1, 4], [1, 4], [1, 4], [4, 5]]),
-      text="a…b".encode(),
-      capacity=capacity,
-      is_continuation=np.zeros(5, bool),
-    )
-    assert pieces.token_ranges.tolist() == token_ranges
-    assert pieces.byte_ranges.tolist() == byte_ranges

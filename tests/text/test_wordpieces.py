@@ -73,10 +73,7 @@ def test_tensorflow_gives_the_same_as_python(vocabulary):
   ("text", "expected"),
   [
     ("The café.", [("the", "The"), ("cafe", "café"), (".", ".")]),
-    # The accent as a code point of its own.
-    ("cafe\u0301 the", [("cafe", "cafe\u0301"), ("the", "the")]),
     ("İstanbul the", [("istanbul", "İstanbul"), ("the", "the")]),
-    ("ﬁne ofﬁce", [("fine", "ﬁne"), ("office", "ofﬁce")]),
     ("北京 the", [("北", "北"), ("京", "京"), ("the", "the")]),
     ("the\x00the", [("the", "the"), ("the", "the")]),
     ("p\u00adlaying", [("play", "p\u00adlay"), ("##ing", "ing")]),
@@ -84,11 +81,9 @@ def test_tensorflow_gives_the_same_as_python(vocabulary):
       "the 😀, the",
       [("the", "the"), ("[UNK]", "😀"), (",", ","), ("the", "the")],
     ),
-    ("the zebra2", [("the", "the"), ("[UNK]", "zebra2")]),
     ("Straße", [("strasse", "Straße")]),
     # Many pieces of one character: each shows the whole of it.
     ("½ a", [("1", "½"), ("##⁄", "½"), ("##2", "½"), ("a", "a")]),
-    ("™", [("t", "™"), ("##m", "™")]),
     ("한", [("ᄒ", "한"), ("##ᅡ", "한"), ("##ᆫ", "한")]),
     (" \u2028\t", []),
     ("", []),
