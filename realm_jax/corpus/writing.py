@@ -33,10 +33,18 @@ SHARD_BYTES = 64 << 20
 Blocks: TypeAlias = Mapping[str, np.ndarray]
 
 
-def ragged(name: str, texts: Sequence[bytes]) -> dict[str, np.ndarray]:
-  """Returns texts end to end, as uint8, and their offsets, by their names."""
-  flat = np.frombuffer(b"".join(texts), np.uint8)
-  return {name: flat, f"{name}_offsets": np.cumsum([0, *map(len, texts)])}
+def ragged(
+  name: str, items: Sequence[np.ndarray | bytes]
+) -> dict[str, np.ndarray]:
+  """Returns the flat array of some items and its offsets, by their names.
+
+  Byte strings, or no items, become an array of uint8.
+  """
+  if not items or isinstance(items[0], bytes):
+    flat = np.frombuffer(b"".join(map(bytes, items)), np.uint8)
+  else:
+    flat = np.concatenate(items)
+  return {name: flat, f"{name}_offsets": np.cumsum([0, *map(len, items)])}
 
 
 # --- Shards -------------------------------------------------------------
@@ -48,17 +56,18 @@ def write_shards(
   *,
   vocab_size: int,
   prefix: str = "shard",
+  shard_bytes: int = SHARD_BYTES,
 ) -> list[ShardRecord]:
   """Writes documents to shards in folders of a local directory.
 
-  A shard ends with the blocks that bring it to `SHARD_BYTES` of text, and is
+  A shard ends with the blocks that bring it to `shard_bytes` of text, and is
   in memory until then. Returns the shards' records for the manifest.
   """
   blocks = iter(blocks)
 
   def blocks_of_shard() -> Iterator[Blocks]:
     size = 0
-    while size < SHARD_BYTES and (part := next(blocks, None)):
+    while size < shard_bytes and (part := next(blocks, None)):
       size += len(part["bodies"])
       yield part
 
@@ -191,9 +200,8 @@ def new_corpus(
 
   The block writes shards to it, and at last calls `finish`. If it raises an
   error, what it wrote is removed. Shards may also be written to `output_dir`
-  on an object store.
+  on an object store. Call `check_target` before.
   """
-  check_target(output_dir, overwrite=overwrite)
   target = epath.Path(output_dir)
   advice = "free some space, or name another --output_dir"
   with (

@@ -46,32 +46,18 @@ RECORDS = [
 ]
 
 
-def _prepare(directory, shards: list[list[dict]]) -> None:
-  """Writes records as the builder's own data."""
+def _prepare(directory) -> None:
+  """Writes the records as the builder's own data."""
   builder = tfds.builder(_SPANS, data_dir=directory)
-  builder.data_path.mkdir(parents=True)
-  num_bytes, features = 0, builder.info.features
-  template = tfds.core.ShardedFileTemplate(
-    data_dir=builder.data_path,
-    dataset_name=builder.name,
-    split="train",
-    filetype_suffix="tfrecord",
+  tfds.dataset_builders.store_as_tfds_dataset(
+    builder.name,
+    config=builder.builder_config.name,
+    version=builder.version,
+    features=builder.info.features,
+    split_datasets={"train": [*enumerate(RECORDS)]},
+    data_dir=directory,
+    disable_shuffling=True,
   )
-  for index, records in enumerate(shards):
-    path = template.sharded_filepath(shard_index=index, num_shards=len(shards))
-    with tf.io.TFRecordWriter(str(path)) as writer:
-      for record in records:
-        encoded = features.serialize_example(features.encode_example(record))
-        writer.write(encoded)
-        num_bytes += len(encoded)
-  split = tfds.core.SplitInfo(
-    name="train",
-    shard_lengths=[*map(len, shards)],
-    num_bytes=num_bytes,
-    filename_template=template,
-  )
-  builder.info.set_splits(tfds.core.splits.SplitDict([split]))
-  builder.info.write_to_directory(builder.data_path)
 
 
 def _build(tmp_path, vocab_file, source, **arguments) -> Corpus:
@@ -87,7 +73,7 @@ def test_documents_of_salient_span_wikipedia_are_blocks(
   directory = tmp_path / "tfds"
   monkeypatch.setenv("TFDS_DATA_DIR", str(directory))
   monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(directory))
-  _prepare(directory, [RECORDS[:2], RECORDS[2:]])
+  _prepare(directory)
   corpus = _build(
     tmp_path,
     vocab_file,

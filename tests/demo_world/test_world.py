@@ -1,6 +1,7 @@
 """What makes the world worth learning from, and not solved without."""
 
 import collections
+import dataclasses
 import itertools
 import json
 import re
@@ -9,8 +10,12 @@ import numpy as np
 import pytest
 
 from realm_jax.demo_world import edits, names, relations
+from realm_jax.demo_world import second_language as second_lib
 from realm_jax.demo_world import world as world_lib
 
+_SMALL = world_lib.WorldConfig(
+  seed=3, num_people=80, num_cities=80, num_companies=30
+)
 # Words that say nothing about which relation is meant.
 _FUNCTION_WORDS = set(
   "a an and are as at be been by did do does for from had has have how in "
@@ -35,6 +40,18 @@ def _mentions(text, name):
 
 def _read_lines(path):
   return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def demo_world():
+  """The world that the demo trains on; a second to make."""
+  return world_lib.generate()
+
+
+@pytest.fixture(scope="module")
+def small_world():
+  """A world of some 600 documents, a fifth of the demo's."""
+  return world_lib.generate(_SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +90,8 @@ def test_phrasings_and_questions_have_no_content_word_in_common():
 
 
 def test_a_seed_makes_one_world_and_another_seed_another(small_world):
-  sizes = {"num_people": 80, "num_cities": 80, "num_companies": 30}
   same, other = (
-    world_lib.generate(world_lib.WorldConfig(seed=seed, **sizes))
+    world_lib.generate(dataclasses.replace(_SMALL, seed=seed))
     for seed in (3, 4)
   )
   assert same == small_world
@@ -227,8 +243,6 @@ def test_edited_facts_exchange_their_values(demo_world):
   }
   for old, new in changed:
     assert (old.id, old.text, old.fact) == (new.id, new.text, new.fact)
-  with pytest.raises(ValueError, match="count=3 is odd"):
-    edits.edit_facts(demo_world, count=3, seed=0)
   with pytest.raises(ValueError, match="2 of kind company; every kind needs"):
     world_lib.WorldConfig(num_companies=2)
 
@@ -268,3 +282,69 @@ def test_the_files_hold_the_world_and_an_edited_one(small_world, tmp_path):
     for q in after.questions["test"]
     if q.answer != old_answers[q.id]
   ]
+
+
+# --- A second language ---------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def second(request, small_world):
+  """What is written in an invented language, and in a transliterated one."""
+  config = second_lib.SecondLanguageConfig(request.param, 0.3)
+  return second_lib.write_in_second_language(small_world, config, seed=3)
+
+
+def test_the_languages_share_names_and_numbers_alone(small_world, second):
+  first, shared = (
+    _words(" ".join(document.text(small_world.facts) for document in documents))
+    for documents in (small_world.documents, second.documents)
+  )
+  shared &= first
+  names_and_numbers = (f"{f.subject} {f.value}" for f in small_world.facts)
+  known = {*" ".join(names_and_numbers).lower().split()}
+  assert shared <= known
+  assert len(shared) > len(known) / 2
+
+
+def test_words_are_replaced_one_by_one_and_the_invented_order_is_reversed():
+  generator = np.random.default_rng(0)
+  for is_transliterated, step in ((False, -1), (True, 1)):
+    translate = second_lib.translator(is_transliterated, generator)
+    first, second = (
+      translate(template).removesuffix(".").split()[::step]
+      for template in ("{s} lives in {o}.", "In {o} lives {s}.")
+    )
+    subject, lives, inside, value = first
+    assert (subject, value) == ("{s}", "{o}")
+    wanted = [inside.lower(), value, lives.lower(), subject]
+    assert [word.lower() for word in second] == wanted
+
+
+def test_a_statement_asks_for_what_is_stated_where_its_file_says(
+  small_world, second
+):
+  assert len(second.documents) == round(0.3 * len(small_world.documents))
+  sentences = [s for document in second.documents for s in document.sentences]
+  stated = {sentence.fact for sentence in sentences}
+  templates = {sentence.template for sentence in sentences}
+  asked = [*second.statements["first"], *second.statements["both"]]
+  of_first = {s.fact for s in small_world.statements["test"]}
+  assert {s.fact for s in asked} == of_first
+  for stated_in, statements in second.statements.items():
+    assert statements
+    for statement in statements:
+      assert (statement.fact in stated) == (stated_in == "both")
+      assert statement.answer == small_world.facts[statement.fact].value
+      template = statement.text.replace("[MASK]", "{o}")
+      assert template.replace(statement.subject, "{s}") not in templates
+
+
+def test_the_tagger_finds_the_names_of_the_second_language(small_world, second):
+  for document in second.documents[:100]:
+    said = document.text(small_world.facts).encode()
+    found = {
+      said[start:limit].decode()
+      for start, limit, _ in names.tag(said.decode(), "")
+    }
+    facts = [small_world.facts[s.fact] for s in document.sentences]
+    assert found == {name for f in facts for name in (f.subject, f.value)}

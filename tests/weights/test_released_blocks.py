@@ -1,12 +1,13 @@
 """Released blocks become a corpus, one record a row, and a generation."""
 
+import functools
 import shutil
 
 import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.corpus import CorpusError, block_builder, writing
+from realm_jax.corpus import CorpusError, block_builder
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import load_newest
 from realm_jax.generations.manifest import GenerationError
@@ -54,7 +55,8 @@ def write(path, records=RECORDS, *, num_blocks=6, titles=TITLES, **settings):
 def test_a_row_is_a_record_whatever_is_in_it(tmp_path, monkeypatch):
   # Two blocks a shard: rows go on through all of them.
   monkeypatch.setattr(block_builder, "DOCUMENTS_PER_CHUNK", 2)
-  monkeypatch.setattr(writing, "SHARD_BYTES", 1)
+  small = functools.partial(released_blocks.write_shards, shard_bytes=1)
+  monkeypatch.setattr(released_blocks, "write_shards", small)
   corpus = write(tmp_path / "c")
   assert corpus.num_blocks == len(RECORDS)
   for row, (record, title) in enumerate(zip(RECORDS, TITLES, strict=True)):
