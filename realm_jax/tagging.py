@@ -183,9 +183,12 @@ class BertTagger:
         size = min(limit - start, capacity)
         at = bisect.bisect_left(self._lengths, size + _NUM_SPECIAL_TOKENS)
         waiting[self._lengths[at]].append(slice(start, start + size))
+    devices = jax.local_devices()
+    on_cpus = devices[0].platform == "cpu"
+    num_tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
     computed: list[tuple[list[slice], Array]] = []
     for length, parts in waiting.items():
-      num_rows = self._rows_per_batch(length)
+      num_rows = rows_per_batch(length, num_tokens, multiple=len(devices))
       for begin in range(0, len(parts), num_rows):
         batch = parts[begin : begin + num_rows]
         rows = np.zeros((num_rows, length), np.int32)
@@ -203,12 +206,6 @@ class BertTagger:
         # A row begins with [CLS].
         label_ids[part] = row[1 : part.stop - part.start + 1]
     return label_ids
-
-  def _rows_per_batch(self, length: int) -> int:
-    devices = jax.local_devices()
-    on_cpus = devices[0].platform == "cpu"
-    tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
-    return rows_per_batch(length, tokens, multiple=len(devices))
 
   @functools.cached_property
   def _label(self) -> Callable[[Int[np.ndarray, "r l"]], Int[Array, "r l"]]:

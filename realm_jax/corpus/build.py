@@ -36,7 +36,6 @@ from realm_jax.corpus.summary import BuildSummary
 from realm_jax.corpus.writing import (
   SHARD_BYTES,
   check_target,
-  default_name,
   finish,
   new_corpus,
   write_removed,
@@ -275,7 +274,10 @@ def build_corpus(
     return (document.text for document in source.documents(stride))
 
   tagger = tagger_of(tagger, language, summary, sample)
-  name = name or default_name(output_dir)
+  if not name:
+    # A relative path such as ".." has no name of its own.
+    remote = is_remote(output_dir)
+    name = output_dir.name if remote else Path(output_dir).resolve().name
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
   with new_corpus(output_dir, overwrite=overwrite) as staging:

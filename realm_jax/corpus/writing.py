@@ -219,13 +219,6 @@ def new_corpus(
     upload_directory(staging, target, last=manifests.MANIFEST_NAME)
 
 
-def default_name(output_dir: epath.PathLike) -> str:
-  """Returns the name of a corpus that is given none: its directory's."""
-  # A relative path such as ".." has no name of its own.
-  path = epath.Path(output_dir)
-  return path.name if is_remote(path) else Path(path).resolve().name
-
-
 def finish(staging: Path, *, pieces: Sequence[str], **settings: Any) -> None:
   """Writes the vocabulary and the manifest.
 

@@ -34,7 +34,7 @@ def _questions(context, *, task="open_qa", query=64):
 def test_examples_as_worked_out_by_hand(tiny):
   decode = tiny.corpus.vocabulary.decode
   found, several = set(), []
-  for e in _examples(tiny, "inverse_cloze", num=1500):
+  for e in _examples(tiny, "inverse_cloze", num=900):
     query, block = decode(e["query"].tolist()), decode(e["block"].tolist())
     if "[CLS] rhine" in block:
       found.add((query, bool(e["removed"]), block))
@@ -55,7 +55,7 @@ def test_examples_as_worked_out_by_hand(tiny):
     (f"[CLS] {third} [SEP]", True, f"[CLS] rhine [SEP] {first} {second} [SEP]"),
   }
   # A sentence leaves its block nine times in ten.
-  assert len(several) < 1500
+  assert len(several) < 900
   assert abs(np.mean(several) - 0.9) < 5 * np.sqrt(0.09 / len(several))
 
 
@@ -73,17 +73,17 @@ def test_examples_keep_to_their_lengths(tiny):
 # --- Masked sentences ------------------------------------------------------
 
 
-def _targets(context, *, num=100, query=64):
+def _targets(context, *, query=64):
   """The decoded targets, and the query of each."""
   decode = context.corpus.vocabulary.decode
   return {
     decode(e["mask_targets"].tolist()): decode(e["query"].tolist())
-    for e in _examples(context, "masked_salient_spans", num=num, query=query)
+    for e in _examples(context, "masked_salient_spans", num=100, query=query)
   }
 
 
 def test_salient_spans_of_the_tiny_corpus(tiny):
-  assert _targets(tiny, num=300) == {
+  assert _targets(tiny) == {
     "europe": "[CLS] the tall alps lie in [MASK] . [SEP]",
     "basel": "[CLS] it passes [MASK] . [SEP]",
     "1900": "[CLS] fish swim in it since [MASK] . [SEP]",
@@ -98,7 +98,6 @@ def test_kinds_that_are_not_masked(tiny):
   # The tagger of this corpus calls every span a name or a date.
   names = {"europe", "basel", "africa", "norway", "bergen"}
   for kinds, targets in (
-    (("number",), {*names, "1900"}),
     (("date",), names),
     (("name", "number"), {"1900"}),
   ):
