@@ -122,7 +122,12 @@ def test_any_number_of_workers_and_beam_give_the_same_bytes(
 
   # Workers are given the phrases that recur in the whole corpus. The emulator
   # of a store drops a carriage return that ends a file, hence the name.
-  settings = {"remove_duplicates": True, "tagger": "recurring", "name": "beam"}
+  settings = {
+    "remove_duplicates": True,
+    "tagger": "recurring",
+    "name": "beam",
+    "shard_bytes": 2500,
+  }
   here = build_with("here", **settings)
   assert files(build_with("two", workers=2, **settings)) == files(here)
   target = epath.Path(object_store.path(f"beam/{tmp_path.name}"))
