@@ -61,8 +61,6 @@ def test_answers_in_their_language(language, one, other, f1):
   [
     ("zh", "东京都很大。", "东京", True),
     ("zh", "东京都很大。", "京很", False),
-    ("th", "เขาอยู่กรุงเทพมา", "กรุงเทพ", True),
-    ("ja", "ガラスの城", "ガラス", True),
     ("it", "vive a L'Aquila.", "aquila", True),
     ("de", "Hauptstadt", "Haupt", False),
     # English text is DPR's: a run of ideographs is one word.

@@ -114,7 +114,6 @@ def cased() -> WordpieceVocabulary:
       "the " + "ก" * 101 + "北",
       [("the",) * 2, ("[UNK]", "ก" * 101), ("北",) * 2],
     ),
-    ("\u200b" + "a" * 101, [("[UNK]", "a" * 101)]),
   ],
 )
 def test_a_cased_vocabulary(cased, text, expected):
