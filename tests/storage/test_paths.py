@@ -47,11 +47,15 @@ def test_a_version_changes_whenever_a_file_is_written(folder):
   assert version_of(path) not in (None, first)
 
 
-def test_the_store_is_asked_once_for_an_object(object_store):
+def test_a_file_is_read_with_one_request_that_is_repeated(object_store):
+  path = object_store.path("tree/sub/b")
   object_store.write("tree/sub/b", b"text")
   with object_store.counted() as requests:
-    assert read_bytes(object_store.path("tree/sub/b")) == b"text"
+    assert read_bytes(path) == b"text"
   assert len(requests) == 1
+  object_store.inject(StoreFault("hang", "^GET .*sub/b"))
+  assert read_bytes(path) == b"text"
+  assert object_store.happened() == [1]
   with pytest.raises(FileNotFoundError):
     read_bytes(object_store.path("tree/sub"))
 
@@ -64,13 +68,6 @@ def test_files_are_copied_to_the_store_and_back(object_store, tmp_path):
   with pytest.raises(FileNotFoundError):
     download(object_store.path("copied/c"), tmp_path / "c")
   assert not (tmp_path / "c").exists()
-
-
-def test_a_request_that_is_not_answered_is_repeated(object_store):
-  object_store.write("hung", b"text")
-  object_store.inject(StoreFault("hang", "^GET .*hung"))
-  assert read_bytes(object_store.path("hung")) == b"text"
-  assert object_store.happened() == [1]
 
 
 def test_the_file_that_makes_a_target_valid_is_uploaded_last(
