@@ -1,18 +1,80 @@
-"""The state of all generations of a run, for people."""
+"""What the generations of a run are like, and which its checkpoints need."""
 
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from etils import epath
 from tqdm import tqdm
 
-from realm_jax.checkpoints.store import FOLDER, CheckpointStore
+from realm_jax.checkpoints.store import (
+  FOLDER,
+  CheckpointStore,
+  recorded_generation,
+)
 from realm_jax.console import columns
 from realm_jax.generations.manifest import GenerationError, Manifest
-from realm_jax.generations.retention import GenerationUses
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.storage.access import require_readable
+
+
+class UnknownNeedsError(ValueError):
+  """A run whose checkpoints do not say which generations they need."""
+
+
+class Use(NamedTuple):
+  """The generation that a run uses at a checkpoint, and whether it waits."""
+
+  generation: int | None
+  run_waits: bool
+
+
+class GenerationUses:
+  """What the checkpoints of a run say of the generations that they use."""
+
+  def __init__(self, checkpoints: CheckpointStore):
+    self._checkpoints = checkpoints
+    self._uses: dict[int, Use] = {}
+
+  def of(self, steps: Sequence[int] | None = None) -> dict[int, Use]:
+    """Returns the uses at checkpoints, or all, that can be read, by step."""
+    steps = self._checkpoints.steps() if steps is None else steps
+    for step in set(steps) - set(self._uses):
+      # It may be removed meanwhile, or unreadable.
+      with contextlib.suppress(ValueError, OSError):
+        loop = self._checkpoints.loop_item(step)
+        self._uses[step] = Use(
+          recorded_generation(loop), bool(loop.get("lag_steps", 0))
+        )
+    return {step: self._uses[step] for step in steps if step in self._uses}
+
+  def pinned(self, *, every: bool = False) -> set[int]:
+    """Returns the generations that a run resumed from any checkpoint needs.
+
+    A run that waits for its generations needs those of all its checkpoints.
+    With `every`, all checkpoints are taken to be of such a run.
+
+    Raises:
+      UnknownNeedsError: There is no checkpoint, or one cannot be read.
+    """
+    steps = self._checkpoints.steps()
+    if not steps:
+      raise UnknownNeedsError(
+        f"{self._checkpoints.directory} has no checkpoint that says which "
+        "generations are needed; give the MODEL_DIR of the run"
+      )
+    uses = self.of(steps)
+    for step in set(steps) - set(uses):
+      raise UnknownNeedsError(
+        f"checkpoint {step} of {self._checkpoints.directory} does not say "
+        "which generation it needs, for it cannot be read; remove it, or try "
+        "again"
+      )
+    waiting = {step for step, use in uses.items() if use.run_waits}
+    used = {use.generation for use in uses.values()}
+    pinned = used.union(steps if every else waiting)
+    return {step for step in pinned if step is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,29 +150,22 @@ def table(statuses: Sequence[GenerationStatus]) -> str:
   """Returns a line for each generation, and the problems below."""
   if not statuses:
     return "no generation"
-  header = "step blocks corpus index recall size created used_at".split()
+  rows = ["step blocks corpus index recall size created used_at".split()]
+  for one in statuses:
+    described = ["?"] * 6
+    if (manifest := one.manifest) is not None:
+      recall = [f"@{k} {value:.3f}" for k, value in manifest.recall.items()]
+      size = sum(file.size for file in manifest.files)
+      described = [
+        f"{manifest.num_blocks:,}",
+        f"v{manifest.corpus_version} {manifest.corpus_fingerprint[:8]}",
+        manifest.index_kind,
+        " ".join(recall) or "–",
+        tqdm.format_sizeof(size, "B"),
+        manifest.created,
+      ]
+    step = f"{one.step}{' !' if one.problem else ''}"
+    users = ", ".join(map(str, one.checkpoints)) or "–"
+    rows.append([step, *described, users])
   problems = [f"{one.step}: {one.problem}" for one in statuses if one.problem]
-  lines = [columns([header, *map(_cells, statuses)])]
-  return "\n".join(
-    [*lines, *(["", "cannot be used:"] if problems else []), *problems]
-  )
-
-
-def _cells(status: GenerationStatus) -> tuple[str, ...]:
-  described = ("?",) * 6
-  if (manifest := status.manifest) is not None:
-    recall = [f"@{k} {value:.3f}" for k, value in manifest.recall.items()]
-    size = sum(file.size for file in manifest.files)
-    described = (
-      f"{manifest.num_blocks:,}",
-      f"v{manifest.corpus_version} {manifest.corpus_fingerprint[:8]}",
-      manifest.index_kind,
-      " ".join(recall) or "–",
-      tqdm.format_sizeof(size, "B"),
-      manifest.created,
-    )
-  return (
-    f"{status.step}{' !' if status.problem else ''}",
-    *described,
-    ", ".join(map(str, status.checkpoints)) or "–",
-  )
+  return "\n".join([columns(rows), *problems])

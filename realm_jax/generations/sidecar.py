@@ -32,14 +32,11 @@ from realm_jax.generations.build import (
   PreemptedError,
   build_generation,
 )
+from realm_jax.generations.inspection import GenerationUses, UnknownNeedsError
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.refresh import (
   KnownVectors,
   checkpoint_vectors,
-)
-from realm_jax.generations.retention import (
-  GenerationUses,
-  UnknownNeedsError,
 )
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.indexes.bm25 import Bm25Config

@@ -6,22 +6,9 @@ import numpy as np
 import pytest
 
 from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.indexes.protocol import (
-  DEFAULT_OPTIONS,
-  Blocks,
-  QueryBatch,
-)
+from realm_jax.indexes.protocol import Blocks, QueryBatch
 
 _BLOCKS = [[5, 6, 6, 7], [6, 8], [5, 5, 5, 9, 9, 10], [11]]
-
-
-def _index(tokens=_BLOCKS, *, options=DEFAULT_OPTIONS, **settings):
-  blocks = Blocks(
-    num_blocks=len(tokens),
-    token_ids=lambda row: np.asarray(tokens[row]),
-    vocab_size=20,
-  )
-  return Bm25Config(**settings).build(blocks, options)
 
 
 def _by_the_formula(query, k1, b):
@@ -45,7 +32,8 @@ def test_scores_are_those_of_the_formula(k1, b):
   words = [5, 6, 9]
   # Special wordpieces and padding score nothing.
   query = np.array([[2, *words, 4, 3, 0, 0]], np.int32)
-  found = _index(k1=k1, b=b).search(QueryBatch(query), 4)
+  blocks = Blocks(4, token_ids=lambda i: np.array(_BLOCKS[i]), vocab_size=20)
+  found = Bm25Config(k1=k1, b=b).build(blocks).search(QueryBatch(query), 4)
   scores = _by_the_formula(words, k1, b)
   order = sorted(range(4), key=lambda row: (-scores[row], row))
   np.testing.assert_array_equal(found.rows[0], order)

@@ -11,7 +11,7 @@ from realm_jax.indexes.protocol import QueryBatch, SearchResult
 def test_a_miss_in_k_costs_a_kth():
   rng = np.random.default_rng(7)
   vectors, queries = rng.standard_normal((2, 150, 8)).astype(np.float32)
-  order = np.argsort(-queries @ vectors.T, axis=1)
+  order = np.argsort(-queries @ vectors.T, axis=1).astype(np.int32)
 
   def recall(*ks, first):
     """The recall of a search that finds the ranks from `first` on."""

@@ -82,7 +82,6 @@ def test_jobs_on_slices_of_several_hosts_are_submitted(
     "--builder_tpu=v5e-16",
     "--env=A=1",
     "--max_restarts=3",
-    "--queue=tpus",
     "--service_account=writer",
   )
   jobs = planned("cloud", *flags)
@@ -110,7 +109,6 @@ def test_jobs_on_slices_of_several_hosts_are_submitted(
     ]
   assert evaluator.dependency_order.job_name == "trainer"
   assert not trainer.dependency_order.job_name
-  assert run.executable.scheduling_constraints.queue_name == "tpus"
   said = capsys.readouterr().out
   assert "submitted trainer, builder, evaluator as experiments/7" in said
   assert "`xmc stop 7` stops them" in said

@@ -35,7 +35,9 @@ def test_a_slices_hosts_are_the_processes_of_a_job(
   hosts = 2
   host, _, port = free_address().partition(":")
   # What GKE's webhook writes into the pods of a JobSet that ask for TPUs.
-  slice_environment = {
+  environment = {
+    **os.environ,
+    **command_environment,
     "TPU_WORKER_HOSTNAMES": ",".join([host] * hosts),
     "TPU_SKIP_MDS_QUERY": "true",
     # jax asks the metadata server for what is not there at all.
@@ -48,12 +50,7 @@ def test_a_slices_hosts_are_the_processes_of_a_job(
     subprocess.Popen(
       [sys.executable, "-c", _PROCESS],
       cwd=project_dir,
-      env={
-        **os.environ,
-        **command_environment,
-        **slice_environment,
-        "TPU_WORKER_ID": str(index),
-      },
+      env=environment | {"TPU_WORKER_ID": str(index)},
       stdout=subprocess.PIPE,
       text=True,
     )
