@@ -21,32 +21,28 @@ def submit(name: str, jobs: Sequence[Job], given: flags.FlagValues) -> None:
   A job that would go on after the trainer has a work unit of its own, so that
   the trainer's can be complete without it.
   """
-  beside = [job for job in jobs if job.schedule is Schedule.BESIDE]
+  run, beside = {}, {}
   with (
     tempfile.TemporaryDirectory() as directory,
     xm_cloud.create_experiment(name) as experiment,
   ):
     clone = Path(directory) / "realm_jax_clone"
     _copy_tracked_files(clone)
-    images = experiment.package([_image(job, clone, given) for job in jobs])
-    made = {
-      job.name: _xm_job(job, image, given)
-      for job, image in zip(jobs, images, strict=True)
-    }
-    run = [job for job in jobs if job not in beside]
-    for unit in (run, *([job] for job in beside)):
-      group = {job.name: made[job.name] for job in unit}
+    for job in jobs:
+      (image,) = experiment.package([_image(job, clone, given)])
+      unit = beside if job.schedule is Schedule.BESIDE else run
+      unit[job.name] = _xm_job(job, image, given)
+    for unit in (run, *({name: job} for name, job in beside.items())):
       # Without `args`, the client takes the jobs' environments for arguments
       # of their commands, and without `settings`, it fails as well.
       settings = xm_cloud.WorkUnitSettings()
-      experiment.add(xm.JobGroup(**group), args={}, settings=settings)
+      experiment.add(xm.JobGroup(**unit), args={}, settings=settings)
   number = experiment.resource_name.rpartition("/")[2]
+  names = ", ".join(job.name for job in jobs)
   print(
-    f"submitted {', '.join(job.name for job in jobs)} as "
-    f"{experiment.resource_name}; `xmc stop {number}` stops them"
+    f"submitted {names} as {experiment.resource_name}; `xmc stop {number}` "
+    "stops them, as an index builder must be when the trainer has ended"
   )
-  for job in beside:
-    print(f"the {job.name} goes on after the trainer: stop the experiment then")
 
 
 def _copy_tracked_files(copy: Path) -> None:

@@ -226,12 +226,10 @@ def plan(
       )
     for job in [found[1]] if found[1] else _MODULES:
       environment[job][found[2]] = found[3]
-  if (devices := given.simulated_devices) is not None:
-    simulate = f"--xla_force_host_platform_device_count={devices}"
+  if given.simulated_devices is not None:
     for variables in environment.values():
-      before = variables.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
-      variables["XLA_FLAGS"] = f"{before} {simulate}".strip()
       variables["JAX_PLATFORMS"] = "cpu"
+      variables["JAX_NUM_CPU_DEVICES"] = str(given.simulated_devices)
   jobs = []
   for name in _MODULES:
     if _of_job(given, name, "gin_file"):

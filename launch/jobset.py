@@ -100,10 +100,8 @@ template:
 """
 
 
-def manifest(
-  name: str, jobs: Sequence[Job], given: flags.FlagValues
-) -> dict[str, Any]:
-  """Returns the JobSet that runs the jobs.
+def manifest(name: str, jobs: Sequence[Job], given: flags.FlagValues) -> str:
+  """Returns the JobSet that runs the jobs, as YAML.
 
   It is complete when the trainer is, and the evaluator if that comes to an end
   of its own. JobSet then ends the builder. What is started again after a
@@ -125,7 +123,7 @@ def manifest(
   )
   if not others:
     del document["spec"]["failurePolicy"]["rules"][2:]
-  return document
+  return yaml.safe_dump(document, sort_keys=False, width=1000)
 
 
 def _replicated_job(job: Job, given: flags.FlagValues) -> dict[str, Any]:
@@ -160,8 +158,3 @@ def _filled(template: str, **values: Any) -> dict[str, Any]:
   texts = {name: json.dumps(value) for name, value in values.items()}
   codes = {"user_error": int(ExitCode.USER_ERROR), "stopped": pod.STOPPED}
   return yaml.safe_load(string.Template(template).substitute(codes, **texts))
-
-
-def as_yaml(document: dict[str, Any]) -> str:
-  """Formats a manifest as YAML, its fields in their order."""
-  return yaml.safe_dump(document, sort_keys=False, width=1000)

@@ -39,14 +39,10 @@ def run_locally(
   an evaluator that follows its checkpoints. A signal stops all jobs as well,
   and a second one kills them.
 
-  Args:
-    jobs: Jobs of the run.
-    grace_seconds: Time from SIGTERM to SIGKILL.
-    command: Start of each command, before the job's arguments.
-
-  Returns:
-    0, or the exit code of the first process that failed; if a signal ended it
-    or this process, 128 plus the signal, as in shells.
+  Each process has `grace_seconds` from SIGTERM to SIGKILL. The `command` starts
+  each command, before the job's arguments. Returns 0, or the exit code of the
+  first process that failed; if a signal ended it or this process, 128 plus the
+  signal, as in shells.
   """
   supervisor = _Supervisor(grace_seconds, command)
   handlers = {

@@ -60,9 +60,9 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
 
     submit(name, jobs, given)
   else:
-    from launch.jobset import as_yaml, manifest
+    from launch.jobset import manifest
 
-    print(as_yaml(manifest(name, jobs, given)), end="")
+    print(manifest(name, jobs, given), end="")
   return 0
 
 

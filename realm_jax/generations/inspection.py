@@ -19,10 +19,6 @@ from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.storage.access import require_readable
 
 
-class UnknownNeedsError(ValueError):
-  """A run whose checkpoints do not say which generations they need."""
-
-
 class Use(NamedTuple):
   """The generation that a run uses at a checkpoint, and whether it waits."""
 
@@ -56,17 +52,17 @@ class GenerationUses:
     With `every`, all checkpoints are taken to be of such a run.
 
     Raises:
-      UnknownNeedsError: There is no checkpoint, or one cannot be read.
+      GenerationError: There is no checkpoint, or one cannot be read.
     """
     steps = self._checkpoints.steps()
     if not steps:
-      raise UnknownNeedsError(
+      raise GenerationError(
         f"{self._checkpoints.directory} has no checkpoint that says which "
         "generations are needed; give the MODEL_DIR of the run"
       )
     uses = self.of(steps)
     for step in set(steps) - set(uses):
-      raise UnknownNeedsError(
+      raise GenerationError(
         f"checkpoint {step} of {self._checkpoints.directory} does not say "
         "which generation it needs, for it cannot be read; remove it, or try "
         "again"
@@ -150,7 +146,8 @@ def table(statuses: Sequence[GenerationStatus]) -> str:
   """Returns a line for each generation, and the problems below."""
   if not statuses:
     return "no generation"
-  rows = ["step blocks corpus index recall size created used_at".split()]
+  header = "step blocks corpus index recall size created used_at"
+  rows: list[Sequence[str]] = [header.split()]
   for one in statuses:
     described = ["?"] * 6
     if (manifest := one.manifest) is not None:

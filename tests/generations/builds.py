@@ -53,15 +53,16 @@ def embed(corpus, params, token_ids, method):
   return np.asarray(jax.jit(apply)({"params": params}, token_ids))
 
 
-def save(model_dir, corpus, *steps, generation=-1, keep=100):
+def save(model_dir, corpus, *steps, keep=100, **loop):
   """Writes checkpoints as a trainer does."""
   store = CheckpointStore(model_dir, keep=keep)
+  values = {"generation": -1, "seed": 0, **loop}
   for step in steps:
     store.save(
       step,
       {
         "retriever": params_of(corpus, step),
-        "loop": {"generation": np.int64(generation), "seed": np.int64(0)},
+        "loop": {name: np.int64(value) for name, value in values.items()},
       },
     )
   store.close()

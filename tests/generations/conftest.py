@@ -25,8 +25,8 @@ from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import BuildOptions, IndexConfig
 
 DIM = 8
-_WORDS = [f"w{i}" for i in range(10, 57)]
-_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"w0123456789")
+_WORDS = [f"w{i}" for i in range(10, 56)]
+_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"tw0123456789")
 
 
 def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
@@ -36,7 +36,7 @@ def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
   for row in range(num_blocks):
     words = rng.choice(_WORDS, (rng.integers(1, 9), 4)).tolist()
     text = "\n".join(" ".join(sentence) + "." for sentence in words)
-    rows.append({"id": f"d{row}", "title": "w10", "text": text})
+    rows.append({"id": f"d{row}", "title": "t", "text": text})
   directory.parent.mkdir(exist_ok=True)
   text, vocab = (directory.with_name(f"{directory.name}-{n}") for n in "tv")
   text.write_text("\n".join(map(json.dumps, rows)))

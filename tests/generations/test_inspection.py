@@ -3,49 +3,23 @@
 import json
 import sys
 
-import numpy as np
 import pytest
 
-from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.generations.inspection import open_run
 from realm_jax.generations.store import GenerationStore
+from tests.generations.builds import save
 from tests.generations.conftest import files_of, flip, publish_one
 
 
-@pytest.fixture
-def model_dir(tmp_path, corpus):
-  """Five generations, of which checkpoint 8 uses 4."""
-  for step in (0, 4, 8, 12, 16):
-    publish_one(tmp_path / "generations", corpus, step)
-  _save(tmp_path, 8, generation=4)
-  return tmp_path
-
-
-def _save(model_dir, step, *, generation, lag_steps=0):
-  store = CheckpointStore(model_dir)
-  loop = {"generation": np.int64(generation), "lag_steps": np.int64(lag_steps)}
-  store.save(step, {"loop": loop})
-  store.close()
-
-
-def test_what_is_needed_is_not_pruned(model_dir):
-  def prunable(keep):
-    with open_run(model_dir, None) as (store, uses):
-      return store.prunable(keep=keep, pinned=uses.pinned())
-
-  assert [prunable(keep) for keep in (2, 4, 1)] == [[0, 8], [0], [0, 8, 12]]
-  # A run that waits may go on from any of its checkpoints.
-  _save(model_dir, 12, generation=8, lag_steps=4)
-  assert prunable(1) == [0]
-
-
 @pytest.mark.slow
-def test_the_command(model_dir, tmp_path, command_server):
-  generations_dir = model_dir / "generations"
+def test_the_command(tmp_path, corpus, command_server):
+  generations_dir = tmp_path / "generations"
+  for step in (0, 4, 8, 12, 16):
+    publish_one(generations_dir, corpus, step)
+  save(tmp_path, corpus, 8, generation=4)
 
   def run(*arguments):
     command = [sys.executable, "-m", "realm_jax.generations", *arguments]
-    return command_server.run([*command, f"--model_dir={model_dir}"])
+    return command_server.run([*command, f"--model_dir={tmp_path}"])
 
   # What is being built is not a generation yet.
   (generations_dir / "00000020").mkdir()
@@ -58,7 +32,10 @@ def test_the_command(model_dir, tmp_path, command_server):
   assert [one["step"] for one in found if one["problem"]] == [12]
   assert [one["step"] for one in found if one["checkpoints"] == [8]] == [4]
   assert {one["manifest"]["num_blocks"] for one in found} == {150}
+  dry = run("prune", "--keep=1", "--dry_run")
+  assert "would remove 0, 8, 12\n" in dry.stdout, dry.stderr
+  # A run that waits may go on from any of its checkpoints.
+  save(tmp_path, corpus, 12, generation=8, lag_steps=4)
   pruned = run("prune", "--keep=1")
-  assert pruned.returncode == 0, pruned.stderr
-  assert "removed 0, 8, 12" in pruned.stdout
-  assert GenerationStore(generations_dir).steps() == [4, 16]
+  assert "removed 0\n" in pruned.stdout, pruned.stderr
+  assert GenerationStore(generations_dir).steps() == [4, 8, 12, 16]

@@ -82,20 +82,6 @@ def test_the_newest_that_is_sound_is_taken(generations_dir, corpus):
     load_newest(generations_dir, corpus=corpus)
 
 
-def test_each_row_tells_its_step_and_a_generation_its_oldest(
-  generations_dir, corpus
-):
-  steps = np.full(150, 500)
-  steps[60:70], steps[120:] = 100, 200
-  publish_one(generations_dir, corpus, 500, steps=steps)
-  generation = load_generation(generations_dir, 500, corpus=corpus)
-  assert generation.oldest_step == 100
-  rows = np.array([149, 0, 65, 59, 60])
-  np.testing.assert_array_equal(generation.embeddings.steps(rows), steps[rows])
-  with pytest.raises(IndexError, match="null block"):
-    generation.vectors(np.array([0, -1]))
-
-
 def test_a_vector_that_is_not_finite_is_refused(generations_dir, corpus):
   vectors = random_vectors(150, 0)
   vectors[102, 1] = np.nan

@@ -10,7 +10,6 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
 )
 
 from launch import jobset
-from launch.jobs import split_bindings
 from launch.slices import parse_slice
 from realm_jax.exit_codes import ExitCode
 
@@ -28,16 +27,11 @@ def _read_by_schema(document: dict) -> dict:
 @pytest.fixture
 def manifest(planned, given):
   """`manifest(*flags)`: the document that the cluster reads."""
+  values = given("gke", "--service_account=writer")
 
   def manifest(*flags, **jobs):
-    planned_jobs = planned("gke", *flags, **jobs)
-    others, _ = split_bindings(flags)
-    text = jobset.as_yaml(
-      jobset.manifest(
-        "realm", list(planned_jobs.values()), given("gke", *others, **jobs)
-      )
-    )
-    return yaml.safe_load(text)
+    planned_jobs = [*planned("gke", *flags, **jobs).values()]
+    return yaml.safe_load(jobset.manifest("realm", planned_jobs, values))
 
   return manifest
 

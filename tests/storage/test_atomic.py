@@ -49,19 +49,6 @@ def test_a_block_that_raises_leaves_what_was_there(folder, tmp_path):
   assert {path.name for path in tmp_path.glob("realm_jax-*/*")} <= {".lock"}
 
 
-def test_writers_of_the_same_file_do_not_meet(folder):
-  path = folder / "a"
-  with (
-    atomic_file(path, several_writers=True) as one,
-    atomic_file(path, several_writers=True) as other,
-  ):
-    one.write_text("one")
-    other.write_text("other")
-    assert one != other
-  assert path.read_text() == "one"
-  assert [found.name for found in folder.iterdir()] == ["a"]
-
-
 def test_no_directory_is_prepared_beside_the_mount_point_of_a_disk(tmp_path):
   check_target(tmp_path / "new")
   with pytest.raises(TargetError, match="a directory in it, such as /new"):
