@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm_jax.corpus.store import NULL_ROW
@@ -49,6 +49,7 @@ def test_each_vector_lands_in_its_row_and_later_calls_compile_nothing(
   assert len(traced) == len(embedder.lengths) == 3
 
 
+@settings(max_examples=30)
 @given(
   lengths=st.lists(st.integers(3, 64), min_size=1, max_size=300),
   tokens_per_batch=st.integers(1, 700),

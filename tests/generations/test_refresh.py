@@ -4,7 +4,7 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm_jax.corpus.store import NULL_ROW
@@ -79,6 +79,7 @@ def test_of_rows_of_one_age_a_random_part_is_chosen():
   assert some != others
 
 
+@settings(max_examples=30)
 @given(
   num_blocks=st.integers(30, 80),
   fraction=st.floats(0.2, 0.8),

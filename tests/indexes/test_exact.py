@@ -1,4 +1,6 @@
-"""Exact search: right, deterministic, sharded, and compiled once."""
+"""Exact search: right, deterministic, sharded, compiled once; and recall."""
+
+import types
 
 import jax
 import numpy as np
@@ -6,7 +8,8 @@ import pytest
 
 from realm_jax.indexes import exact, exact_search
 from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.indexes.ground_truth import measure_recall
+from realm_jax.indexes.protocol import QueryBatch, SearchResult
 from realm_jax.partitioning.mesh import make_mesh
 
 
@@ -152,3 +155,22 @@ def test_devices_hold_the_only_copy_of_the_vectors(monkeypatch):
   index = exact.ExactIndex(_whole_numbers((900, 5), seed=5), mesh=make_mesh())
   shards = index.vectors.addressable_shards
   assert {s.data.unsafe_buffer_pointer() for s in shards} == addresses
+
+
+def test_a_miss_in_k_costs_a_kth():
+  rng = np.random.default_rng(7)
+  vectors, queries = rng.standard_normal((2, 150, 8)).astype(np.float32)
+  order = np.argsort(-queries @ vectors.T, axis=1).astype(np.int32)
+
+  def recall(*ks, first):
+    """The recall of a search that finds the ranks from `first` on."""
+
+    def search(queries, k):
+      rows = order[:, first : first + k]
+      return SearchResult(rows, np.zeros(rows.shape, np.float32))
+
+    index = types.SimpleNamespace(num_blocks=150, search=search)
+    return measure_recall(index, vectors, QueryBatch.of_vectors(queries), ks)
+
+  assert recall(1, 4, 8, first=1) == {"1": 0.0, "4": 0.75, "8": 0.875}
+  assert recall(1, 150, 151, first=0) == {"1": 1.0, "150": 1.0}

@@ -1,4 +1,4 @@
-"""From flags to jobs with processes and devices, and what is refused."""
+"""From flags to jobs with processes and slices, and what is refused."""
 
 import pytest
 import yaml
@@ -6,6 +6,7 @@ from absl import flags, logging
 
 from launch import LaunchError, xm_launch
 from launch.jobs import Job, Schedule, gin_error, name_of, split_bindings
+from launch.slices import parse_slice
 
 _TRAINER = ("--gin_file=a.gin",)
 
@@ -176,3 +177,37 @@ def test_a_dry_run_says_what_would_run_and_what_is_wrong(launched, capsys):
     launched("gke", "--dry_run", "--builder.gin.A=1")
   said = capsys.readouterr().out
   assert "TPU v5e 8x8: 64 chips on 16 × ct5lp-hightpu-4t" in said
+
+
+@pytest.mark.parametrize(
+  ("name", "described"),
+  [
+    ("v5litepod-1", "v5e 1x1: 1 chips on 1 × ct5lp-hightpu-1t"),
+    ("v5litepod-16", "v5e 4x4: 16 chips on 4 × ct5lp-hightpu-4t"),
+    ("v5litepod:16x16", "v5e 16x16: 256 chips on 64 × ct5lp-hightpu-4t"),
+    ("v6e-8", "v6e 2x4: 8 chips on 1 × ct6e-standard-8t"),
+    # The sizes of these are TensorCores, two a chip.
+    ("v4-8", "v4 2x2x1: 4 chips on 1 × ct4p-hightpu-4t"),
+    ("v4-16", "v4 2x2x2: 8 chips on 2 × ct4p-hightpu-4t"),
+    ("v4:4x4x12", "v4 4x4x12: 192 chips on 48 × ct4p-hightpu-4t"),
+    ("v5p-128", "v5p 4x4x4: 64 chips on 16 × ct5p-hightpu-4t"),
+  ],
+)
+def test_a_slice_has_chips_and_hosts(name, described):
+  assert str(parse_slice(name)) == described
+
+
+@pytest.mark.parametrize(
+  ("name", "said"),
+  [
+    ("64", "write GENERATION-SIZE"),
+    ("v9-8", "none of the TPU slices of v4, v5e, v5p, v6e"),
+    ("v5e:8x", "write GENERATION-SIZE"),
+    # No slice has such a number of chips.
+    ("v5e-48", "its sizes are 1, 4, 8, 16"),
+    ("v5p-4", "its sizes are 8, 16, 32"),
+  ],
+)
+def test_any_other_name_is_refused_with_those_known(name, said):
+  with pytest.raises(LaunchError, match=said):
+    parse_slice(name)
