@@ -91,20 +91,15 @@ class Job:
 
 def define(values: flags.FlagValues = flags.FLAGS) -> None:
   """Adds the launcher's flags to others."""
-  text, texts, integer, boolean, enum = (
-    functools.partial(define, flag_values=values)
-    for define in (
-      flags.DEFINE_string,
-      flags.DEFINE_multi_string,
-      flags.DEFINE_integer,
-      flags.DEFINE_bool,
-      flags.DEFINE_enum,
-    )
-  )
-  enum(
+  text = functools.partial(flags.DEFINE_string, flag_values=values)
+  texts = functools.partial(flags.DEFINE_multi_string, flag_values=values)
+  integer = functools.partial(flags.DEFINE_integer, flag_values=values)
+  boolean = functools.partial(flags.DEFINE_bool, flag_values=values)
+  flags.DEFINE_enum(
     *("executor", "local", ("local", "cloud", "gke")),
     "Place of the jobs: this machine, XManager on Cloud, or a GKE cluster, for "
     "which a manifest is printed.",
+    flag_values=values,
   )
   text("name", None, "Name of the run; by default MODEL_DIR's last part.")
   for name in ("model_dir", "corpus_dir"):

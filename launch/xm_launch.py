@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 
 from absl import app, flags, logging
 
+import launch.jobs
 from launch import LaunchError
 from launch.jobs import define, gin_error, name_of, plan, split_bindings
 
@@ -69,6 +70,8 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
 def run() -> None:
   """Runs the command. An error of the user is printed and exits with 2."""
   define()
+  # So that --help lists them.
+  flags.adopt_module_key_flags(launch.jobs)
   try:
     arguments, bindings = split_bindings(sys.argv)
     app.run(

@@ -28,7 +28,8 @@ from tests.generations.conftest import (
 
 # Publishes step 500 beside a sound step 0, once as the first and once in place
 # of another, and is killed at its first call into the file system, at its
-# 19th, … until one survives; and at each of its last calls, which publish.
+# 19th, … until one survives; and at every other of its last calls, which
+# publish.
 _KILLED_AT_EVERY_CALL = """
 import sys
 from pathlib import Path
@@ -44,13 +45,12 @@ def attempt(kind, calls):
     publish_one(directory, corpus, 500, embed_seconds=7.0)
   return survives(lambda: publish_one(directory, corpus, 500), calls=calls)
 
-for kind in ("first", "replacing"):
+for parity, kind in enumerate(("first", "replacing")):
   calls = 0
   while not attempt(kind, calls):
     calls += 18
-  for last in range(max(calls - 20, 1), calls):
-    if last % 18:
-      attempt(kind, last)
+  for last in range(calls - 17 + parity, calls, 2):
+    attempt(kind, last)
 """
 
 
