@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from etils import epath
 from tqdm import tqdm
@@ -19,31 +20,23 @@ from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.storage.access import require_readable
 
 
-class Use(NamedTuple):
-  """The generation that a run uses at a checkpoint, and whether it waits."""
-
-  generation: int | None
-  run_waits: bool
-
-
 class GenerationUses:
   """What the checkpoints of a run say of the generations that they use."""
 
   def __init__(self, checkpoints: CheckpointStore):
     self._checkpoints = checkpoints
-    self._uses: dict[int, Use] = {}
+    # The loop's state of each checkpoint, which is read once.
+    self._loops: dict[int, Mapping[str, Any]] = {}
 
-  def of(self, steps: Sequence[int] | None = None) -> dict[int, Use]:
-    """Returns the uses at checkpoints, or all, that can be read, by step."""
+  def of(self, steps: Sequence[int] | None = None) -> dict[int, int | None]:
+    """Returns the generations at checkpoints, or all, that can be read."""
     steps = self._checkpoints.steps() if steps is None else steps
-    for step in set(steps) - set(self._uses):
+    for step in set(steps) - set(self._loops):
       # It may be removed meanwhile, or unreadable.
       with contextlib.suppress(ValueError, OSError):
-        loop = self._checkpoints.loop_item(step)
-        self._uses[step] = Use(
-          recorded_generation(loop), bool(loop.get("lag_steps", 0))
-        )
-    return {step: self._uses[step] for step in steps if step in self._uses}
+        self._loops[step] = self._checkpoints.loop_item(step)
+    read = [step for step in steps if step in self._loops]
+    return {step: recorded_generation(self._loops[step]) for step in read}
 
   def pinned(self, *, every: bool = False) -> set[int]:
     """Returns the generations that a run resumed from any checkpoint needs.
@@ -54,23 +47,21 @@ class GenerationUses:
     Raises:
       GenerationError: There is no checkpoint, or one cannot be read.
     """
-    steps = self._checkpoints.steps()
+    directory, steps = self._checkpoints.directory, self._checkpoints.steps()
     if not steps:
       raise GenerationError(
-        f"{self._checkpoints.directory} has no checkpoint that says which "
-        "generations are needed; give the MODEL_DIR of the run"
+        f"{directory} has no checkpoint that says which generations are "
+        "needed; give the MODEL_DIR of the run"
       )
-    uses = self.of(steps)
-    for step in set(steps) - set(uses):
+    used = self.of(steps)
+    if unread := set(steps) - set(used):
       raise GenerationError(
-        f"checkpoint {step} of {self._checkpoints.directory} does not say "
-        "which generation it needs, for it cannot be read; remove it, or try "
-        "again"
+        f"checkpoint {min(unread)} of {directory} does not say which "
+        "generation it needs, for it cannot be read; remove it, or try again"
       )
-    waiting = {step for step, use in uses.items() if use.run_waits}
-    used = {use.generation for use in uses.values()}
-    pinned = used.union(steps if every else waiting)
-    return {step for step in pinned if step is not None}
+    waits = [every or self._loops[step].get("lag_steps", 0) for step in steps]
+    waiting = itertools.compress(steps, waits)
+    return {step for step in (*used.values(), *waiting) if step is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +128,7 @@ def inspect(
       store.verify(step, checksums=checksums)
     except GenerationError as error:
       problem = str(error)
-    users = [at for at, use in used.items() if use.generation == step]
+    users = [at for at, generation in used.items() if generation == step]
     statuses.append(GenerationStatus(step, manifest, users, problem))
   return statuses
 

@@ -324,7 +324,7 @@ class _Sidecar:
     wanted = [step for step in steps if step % distance == 0]
     newest = wanted[-1:]
     # Those that a run uses which resumes from the newest checkpoint come first.
-    needed = {use.generation for use in self._uses.of(steps[-1:]).values()}
+    needed = set(self._uses.of(steps[-1:]).values())
     lost = [step for step in steps if step in needed]
     done = self._up_to_date(newest)
     for step in (*lost, *(wanted if config.skips_none else newest)):
