@@ -3,8 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from etils import epath
 from tqdm import tqdm
@@ -12,6 +11,7 @@ from tqdm import tqdm
 from realm_jax.checkpoints.store import (
   FOLDER,
   CheckpointStore,
+  LoopItem,
   recorded_generation,
 )
 from realm_jax.console import columns
@@ -26,7 +26,7 @@ class GenerationUses:
   def __init__(self, checkpoints: CheckpointStore):
     self._checkpoints = checkpoints
     # The loop's state of each checkpoint, which is read once.
-    self._loops: dict[int, Mapping[str, Any]] = {}
+    self._loops: dict[int, LoopItem] = {}
 
   def of(self, steps: Sequence[int] | None = None) -> dict[int, int | None]:
     """Returns the generations at checkpoints, or all, that can be read."""
