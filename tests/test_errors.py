@@ -30,6 +30,7 @@ _REFUSED = [
   (f"train {_RECIPE} --model_dir={{d}}/run", ["RETRIEVER", "gin/models/"]),
   (f"{_TRAIN} --gin.NUM_STEP=3", ["NUM_STEP", "NUM_STEPS"]),
   (f"{_TRAIN} --num_steps=3", ["num_steps"]),
+  ("ask", ["--model_dir=MODEL_DIR", "--gin_file"]),
   (f"{_INDEX} --gin.INDEX=%HNSW", ["HNSW", "%EXACT", "%FAISS", "%SCANN"]),
   (f"{_INDEX} --gin.INDEX=faiss", ["'faiss'", "%EXACT", "%FAISS", "%SCANN"]),
   (f"{_INDEX} --gin.MODE=newst", ["MODE", "'newst'", "'newest'", "'every'"]),

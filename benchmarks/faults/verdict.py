@@ -15,7 +15,7 @@ from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.training.metric_rows import read_rows
 
 # Metrics that depend on the clock.
-_TIMINGS = re.compile(r".*_(seconds|second|ms)|goodput")
+_TIMINGS = re.compile(r".*_(seconds|second|ms)")
 # Message of the watcher about a verified generation.
 _VERIFIED = re.compile(r"generation (\d+) is verified and loaded")
 _REFUSAL = "is not used"

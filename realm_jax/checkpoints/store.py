@@ -18,7 +18,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -147,69 +147,37 @@ class CheckpointStore:
       CheckpointError: There is no such step or item, a shape differs, or a
         file cannot be read.
     """
-
-    def target(name: str, stored: PyTree) -> PyTree:
-      wanted = (like or {}).get(name)
-      if wanted is None:
-        wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
-      _require_fit(f"{name} of {self._folder(step)}", stored, wanted)
-      return wanted
-
-    with self._reading(", ".join(items), step):
+    try:
       present = self.items(step)
       if missing := set(items) - present:
         raise UnreadableCheckpointError(
           f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
           f"has {sorted(present)}"
         )
-      return {name: self._read(step, name, target) for name in items}
-
-  def restore_arrays(
-    self, step: int, item: str, wanted: Callable[[str], bool]
-  ) -> dict[str, np.ndarray]:
-    """Restores by their paths the arrays of an item whose path is wanted.
-
-    Raises:
-      UnreadableCheckpointError: A file cannot be read.
-    """
-
-    def empty(path: Sequence[Any], stored: Any) -> np.ndarray | None:
-      is_wanted = wanted(_path_text(path))
-      return np.empty(stored.shape, stored.dtype) if is_wanted else None
-
-    with self._reading(item, step):
-      restored = self._read(
-        step, item, lambda _, s: jax.tree_util.tree_map_with_path(empty, s)
-      )
-    leaves = jax.tree_util.tree_leaves_with_path(restored)
-    return {_path_text(path): np.asarray(leaf) for path, leaf in leaves}
-
-  def _read(
-    self, step: int, item: str, target: Callable[[str, PyTree], PyTree]
-  ) -> PyTree:
-    """Reads what `target` makes of an item's name and stored tree."""
-    folder = self._folder(step) / item
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-      tree = target(item, handler.metadata(folder).tree)
-      restore_args = ocp.checkpoint_utils.construct_restore_args(tree)
-      args = ocp.args.PyTreeRestore(
-        tree, restore_args=restore_args, partial_restore=True
-      )
-      return handler.restore(folder, args=args)
-
-  @contextlib.contextmanager
-  def _reading(self, what: str, step: int) -> Iterator[None]:
-    """Raises an `UnreadableCheckpointError` for what orbax may raise."""
-    try:
-      yield
+      return {
+        name: self._read(step, name, (like or {}).get(name)) for name in items
+      }
     except CheckpointError:
       raise
     except Exception as error:
       # For an array that cannot be read, orbax raises a bare Exception.
       raise UnreadableCheckpointError(
-        f"{what} of {self._folder(step)} cannot be read, damaged or removed "
-        f"meanwhile: {error.__cause__ or error}"
+        f"{', '.join(items)} of {self._folder(step)} cannot be read, damaged "
+        f"or removed meanwhile: {error.__cause__ or error}"
       ) from error
+
+  def _read(self, step: int, item: str, wanted: PyTree[_Leaf] | None) -> PyTree:
+    folder = self._folder(step) / item
+    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+      stored = handler.metadata(folder).tree
+      if wanted is None:
+        wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
+      _require_fit(f"{item} of {self._folder(step)}", stored, wanted)
+      restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
+      args = ocp.args.PyTreeRestore(
+        wanted, restore_args=restore_args, partial_restore=True
+      )
+      return handler.restore(folder, args=args)
 
   def loop_item(self, step: int) -> LoopItem:
     """Returns the item `loop` as numpy arrays; empty where there is none.
@@ -475,7 +443,7 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
   path = epath.Path(path)
   model_dir = path.parent.parent
   if path.parent.name == FOLDER and path.name == best.NAME:
-    return CheckpointStore(model_dir), best_step(model_dir)
+    return CheckpointStore(model_dir), _best_step(model_dir)
   if path.parent.name == FOLDER and path.name.isdigit():
     return CheckpointStore(model_dir), int(path.name)
   if not (path / FOLDER).exists():
@@ -487,12 +455,7 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
   return store, store.latest()
 
 
-def best_step(model_dir: epath.PathLike) -> int:
-  """Returns the step of a run's best checkpoint.
-
-  Raises:
-    CheckpointError: No evaluation has named one.
-  """
+def _best_step(model_dir: epath.Path) -> int:
   try:
     named = best.read_best(model_dir)
   except ValueError as error:
@@ -505,14 +468,10 @@ def best_step(model_dir: epath.PathLike) -> int:
   return named.step
 
 
-def _path_text(path: Sequence[Any]) -> str:
-  return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
-
-
 def _require_fit(what: str, stored: PyTree, wanted: PyTree[_Leaf]) -> None:
   has, wants = (
     {
-      _path_text(path): tuple(leaf.shape)
+      jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
       for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
     for tree in (stored, wanted)

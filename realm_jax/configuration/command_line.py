@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 from absl import app, flags
 from etils import epath
 
-import gin
 from realm_jax import settings
 from realm_jax.configuration import compilation_cache, names
 from realm_jax.configuration.parsing import (
@@ -48,9 +47,6 @@ _Main = Callable[[Sequence[str]], int | None]
 
 _GIN_FILES = flags.DEFINE_multi_string(
   "gin_file", [], "A gin file; repeatable, later files override earlier ones."
-)
-_GIN_SEARCH_PATHS = flags.DEFINE_list(
-  "gin_search_paths", ["."], "Where gin files are looked for."
 )
 _GIN_BINDINGS = flags.DEFINE_multi_string(
   "gin_bindings", [], "A binding; `--gin.NAME=VALUE` is the short form."
@@ -334,8 +330,6 @@ def _parse_flags(argv: Sequence[str], *, takes_texts: bool) -> list[str]:
         f"{texts[1]!r} is no flag; write --NAME=VALUE, and quote patterns of "
         "files so that the shell leaves them alone"
       )
-    for path in _GIN_SEARCH_PATHS.value:
-      gin.add_config_file_search_path(path)
     return texts
   except (flags.Error, ConfigurationError) as error:
     _print_error(argv[0], " ".join(str(error).split()))

@@ -51,17 +51,7 @@ _REMINDER_SECONDS = 30.0
 
 def kept_files(stage: object) -> dict[str, str]:
   """Returns what a run of a stage keeps of gin's configuration, by file."""
-  return {
-    kept_configuration.MODEL: "\n".join(
-      [_HEADER, _STAGE + type(stage).__name__, _model_text()]
-    ),
-    kept_configuration.WHOLE: gin.config_str(),
-  }
-
-
-def _model_text() -> str:
-  """Returns gin text of the models, and of the settings marked `OfRun`."""
-  macros = names.macros()
+  whole, macros = gin.config_str(), names.macros()
   kept = {}
   for one in names.parameters():
     if (mark := settings.of_run(one.annotation)) is not None:
@@ -85,7 +75,9 @@ def _model_text() -> str:
   with own_configuration():
     gin.parse_config("from __gin__ import dynamic_registration")
     CONFIG.update(kept)
-    return gin.config_str()
+    of_stage = _STAGE + type(stage).__name__
+    model = "\n".join([_HEADER, of_stage, gin.config_str()])
+  return {kept_configuration.MODEL: model, kept_configuration.WHOLE: whole}
 
 
 class KeptModel(NamedTuple):

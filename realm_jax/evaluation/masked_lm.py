@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ from etils import epath
 from jaxtyping import Float64
 
 from realm_jax.console import Progress
-from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
 from realm_jax.evaluation.run import Run, RunConfig
 from realm_jax.indexes.protocol import SearchResult
@@ -35,7 +33,6 @@ def evaluate_masked_lm(
   data: DataConfig,
   stage: Pretraining,
   num_batches: PositiveInt = 32,
-  previous_generation: epath.PathLike | None = None,
   output_dir: epath.PathLike | None = None,
 ) -> Figures:
   """Fills in masked words from retrieved blocks, and from the null block.
@@ -53,19 +50,13 @@ def evaluate_masked_lm(
       of the devices.
     stage: Stage that says how candidates are retrieved.
     num_batches: Number of batches.
-    previous_generation: Another generation, such as the one published before,
-      whose candidates are compared with those of the generation in use; None
-      compares none.
     output_dir: Directory of `metrics.json`; None writes nothing.
 
   Returns:
     Contents of `metrics.json`: the metrics of `masked_lm_loss`;
     `perplexity` of the masked tokens, exp(−log p(y|x)), and
     `perplexity_null`, that with the null block alone; and `recall`, the share
-    of queries whose masked words a retrieved block has. With a previous
-    generation, `top_block_changed`, the share of queries whose best block is
-    another one, and `candidates_changed`, the share of the retrieved blocks
-    that it did not retrieve.
+    of queries whose masked words a retrieved block has.
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
@@ -79,19 +70,8 @@ def evaluate_masked_lm(
     data=data,
     stage=stage,
     num_batches=num_batches,
-    previous_generation=previous_generation,
   )
-  generations = [config.generation]
-  if previous_generation is not None:
-    generations.append(previous_generation)
-  runs = [
-    shard.load(
-      dataclasses.replace(config, generation=generation),
-      max_batch=data.batch_size,
-    )
-    for generation in generations
-  ]
-  run, *previous = runs
+  run = shard.load(config, max_batch=data.batch_size)
   measure = sharding.jit_on_mesh(
     weighted_loss,
     *stage.functions(run.models),
@@ -106,12 +86,10 @@ def evaluate_masked_lm(
   )
   with shard.batches(data) as stream, Progress("sentences") as progress:
     for batch in itertools.islice(stream, num_batches):
-      found = [_search(stage, one, batch) for one in runs]
-      made, host_metrics = stage.assemble(batch, found[0], context)
+      found = _search(stage, run, batch)
+      made, host_metrics = stage.assemble(batch, found, context)
       placed = sharding.to_devices(made, run.mesh)
       loss, metrics = jax.device_get(measure(run.params, placed))
-      if previous:
-        host_metrics |= _changes(stage, batch, runs, found)
       count = len(batch.array("query"))
       added = {n: (count * v, count) for n, v in host_metrics.items()}
       for name, average in (added | {"loss": loss, **metrics}).items():
@@ -126,8 +104,6 @@ def evaluate_masked_lm(
     for name in [name for name in means if name.startswith("log_likelihood")]:
       perplexity = name.replace("log_likelihood", "perplexity")
       means[perplexity] = math.exp(-means[name])
-    if previous:
-      means["previous_generation"] = previous[0].generation.step
     return {
       **means,
       "num_queries": int(totals["recall"][1]),
@@ -164,23 +140,3 @@ def _search(stage: Pretraining, run: Run, batch: Batch) -> SearchResult:
   if run.generation.index.needs_vectors:
     vectors = run.embed_tokens(token_ids, current=stage.current_queries)
   return run.search_index(token_ids, vectors, number)
-
-
-def _changes(
-  stage: Pretraining,
-  batch: Batch,
-  runs: Sequence[Run],
-  found: Sequence[SearchResult],
-) -> dict[str, float]:
-  """Compares the candidates of queries with those of another generation."""
-  ids = []
-  for run, own in zip(runs, found, strict=True):
-    rows = stage.candidate_rows(batch, own, run.corpus)
-    # Versions of a corpus differ in rows.
-    ids.append(np.where(rows == NULL_ROW, NULL_ROW, run.corpus.block_ids[rows]))
-  now, before = ids
-  is_known = (now[:, :, None] == before[:, None, :]).any(axis=2)
-  return {
-    "top_block_changed": float((now[:, 0] != before[:, 0]).mean()),
-    "candidates_changed": float(1.0 - is_known.mean()),
-  }

@@ -266,11 +266,11 @@ class Candidates:
     )
     retrieved, batch, crash = None, None, None
     metrics: dict[str, float] = {}
-    start = searched = time.perf_counter()
+    start = found_at = time.perf_counter()
     try:
       if search is not None:
         retrieved = search()
-        searched = time.perf_counter()
+        found_at = time.perf_counter()
       batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
     except IndexCrashedError as error:
       crash = error
@@ -290,9 +290,14 @@ class Candidates:
     placed = sharding.to_devices(batch, setup.mesh)
     metrics = decision.metrics
     if search is not None:
-      metrics["search_ms"] = 1e3 * (searched - start)
-      metrics["gather_ms"] = 1e3 * (time.perf_counter() - searched)
-    return Prepared(placed, metrics, retrieved)
+      metrics["search_ms"] = 1e3 * (found_at - start)
+      metrics["gather_ms"] = 1e3 * (time.perf_counter() - found_at)
+    searched = None
+    if isinstance(generation, DeviceGeneration):
+      searched = generation.searched
+    elif self._own_index is not None:
+      searched = self._own_index.searched
+    return Prepared(placed, metrics, retrieved, searched)
 
   def take(self, step: int) -> Prepared:
     """Waits for the batch of a step that was prefetched.
@@ -301,14 +306,7 @@ class Candidates:
       IndexCrashedError: Its index has crashed, and nothing replaces it.
     """
     self._in_flight.pop(step - 1, None)
-    entry = self._in_flight[step]
-    prepared = self._await(entry)
-    searched = None
-    if isinstance(entry.generation, DeviceGeneration):
-      searched = entry.generation.searched
-    elif self._own_index is not None:
-      searched = self._own_index.searched
-    return dataclasses.replace(prepared, searched=searched)
+    return self._await(self._in_flight[step])
 
   def _await(self, entry: _InFlight) -> Prepared:
     """Waits for a batch, and falls back where its index has crashed."""

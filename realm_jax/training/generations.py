@@ -27,7 +27,6 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.goodput import Goodput
 from realm_jax.training.search_in_step import SearchedBlocks, load_blocks
 from realm_jax.training.setup import RunSetup
 
@@ -55,9 +54,8 @@ class GenerationSchedule:
   distance, those of steps between are not used; without it they are, such as
   the one of a checkpoint that a preempted run has saved.
 
-  An index that crashes is replaced until the next generation is loaded, as
-  `RefreshConfig.on_crash` says. Where an earlier generation or exact search is
-  not available, the other is tried.
+  Exact search takes the place of an index that crashes, until the next
+  generation is loaded.
 
   Args:
     load: Function that verifies and loads the generation of a step, with
@@ -84,7 +82,6 @@ class GenerationSchedule:
     num_searched: int,
     every_steps: int,
     decisions: Decisions,
-    goodput: Goodput,
     watch: Callable[..., GenerationWatcher] = GenerationWatcher,
   ):
     self._store = GenerationStore(epath.Path(model_dir) / FOLDER)
@@ -107,10 +104,7 @@ class GenerationSchedule:
     )
     self._decisions = decisions
     self._loop = decisions.loop
-    self._goodput = goodput
     self._is_started = False
-    # Generations up to this step are not used again: one of them has crashed.
-    self._crashed = -1
     self._warned_at: int | None = None
     # What this process has last said that it could swap in.
     self._offered: Generation | None = None
@@ -157,7 +151,7 @@ class GenerationSchedule:
     """
     if not self._config.swap_generations:
       return self.current
-    after = max(self.current.step, self._crashed)
+    after = self.current.step
     if not self._takes_newest:
       if (due := self._due(step)) > after:
         self._swap(self._on_all(functools.partial(self._wait_for, due)), step)
@@ -199,36 +193,23 @@ class GenerationSchedule:
     Files are verified again.
 
     Raises:
-      IndexCrashedError: The run is configured to fail, or nothing is left.
+      IndexCrashedError: The run is configured to fail, or the generation has
+        been damaged meanwhile.
     """
-    crashed = self.current.step
-    self._crashed = max(self._crashed, crashed)
-    published = self._loop.on_process_0("fallbacks", self._store.steps)
-    earlier = [step for step in reversed(published) if step < crashed]
-    order = [crashed, *earlier]
-    if self._config.on_crash == "last":
-      order = [*earlier, crashed]
-    for step in order:
-      load = functools.partial(
-        self._load_or_exact, step, error if step == crashed else None
+    step = self.current.step
+    try:
+      replacement = self._loop.on_all_processes(
+        "exact search",
+        lambda: self._load_or_exact(step, error),
+        (GenerationError,),
       )
-      try:
-        replacement = self._loop.on_all_processes(
-          f"fallback {step}", load, (GenerationError,)
-        )
-      except GenerationError as reason:
-        logging.warning("generation %d is not used: %s", step, reason)
-        continue
-      if step != crashed:
-        logging.error(
-          "%s: falling back from generation %d to %d", error, crashed, step
-        )
-      self._use(replacement)
-      return replacement
-    raise IndexCrashedError(
-      f"{error}: no generation is left to search instead of {crashed}. Start "
-      "the run again, with the index builder beside it"
-    ) from error
+    except GenerationError as reason:
+      raise IndexCrashedError(
+        f"{error}, and generation {step} cannot be searched exactly: {reason}. "
+        "Start the run again, with the index builder beside it"
+      ) from error
+    self._use(replacement)
+    return replacement
 
   def _load_or_exact(
     self, step: int, crash: IndexCrashedError | None = None
@@ -248,7 +229,7 @@ class GenerationSchedule:
       if self._config.on_crash == "fail":
         raise IndexCrashedError(
           f"{error}: generation {step} cannot be searched. Start the run "
-          "again, or set ON_CRASH to 'exact' or 'last'"
+          "again, or set ON_CRASH = 'exact'"
         ) from error
       if self._is_started and self.current.step == step:
         generation = self.current.with_exact_search()
@@ -269,17 +250,16 @@ class GenerationSchedule:
 
   def _on_all(self, find: Callable[[], Generation]) -> Generation:
     """Returns the generation that process 0 finds, once all have loaded it."""
-    with self._goodput.measure("waiting"):
-      if self._loop.count == 1:
-        return find()
-      step = self._loop.on_process_0(
-        "which generation", lambda: find().step, _NOT_FOUND
-      )
-      return self._loop.on_all_processes(
-        f"generation {step}",
-        lambda: self._wait_for(step, exactly=True),
-        _NOT_FOUND,
-      )
+    if self._loop.count == 1:
+      return find()
+    step = self._loop.on_process_0(
+      "which generation", lambda: find().step, _NOT_FOUND
+    )
+    return self._loop.on_all_processes(
+      f"generation {step}",
+      lambda: self._wait_for(step, exactly=True),
+      _NOT_FOUND,
+    )
 
   def _use(self, generation: Generation) -> None:
     self.current = generation
@@ -447,9 +427,7 @@ def _on_devices(
   return load_with_blocks
 
 
-def open_schedule(
-  setup: RunSetup, decisions: Decisions, goodput: Goodput
-) -> GenerationSchedule:
+def open_schedule(setup: RunSetup, decisions: Decisions) -> GenerationSchedule:
   """Opens what follows the generations of a run, and loads them."""
   config = setup.config
   load: Callable[..., Generation] = functools.partial(
@@ -469,5 +447,4 @@ def open_schedule(
     num_searched=setup.num_searched,
     every_steps=config.refresh_every_steps,
     decisions=decisions,
-    goodput=goodput,
   )

@@ -36,8 +36,15 @@ def keep_configuration(
   for name, text in files.items():
     path = epath.Path(model_dir) / name
     before = path.read_text() if path.exists() else text
+    old, new = (
+      [line for line in one.splitlines() if line and not line.startswith("#")]
+      for one in (before, text)
+    )
+    changes = [
+      f"  {line}" for line in difflib.ndiff(old, new) if line[0] in "+-"
+    ]
     # The other file has no line that this one lacks.
-    if name == WHOLE and (changes := _changes(before, text)):
+    if name == WHOLE and changes:
       logging.warning(
         "The configuration differs from the one in %s, which it replaces:\n%s",
         path,
@@ -45,14 +52,3 @@ def keep_configuration(
       )
     with atomic_text_file(path) as file:
       file.write(text)
-
-
-def _changes(before: str, after: str) -> list[str]:
-  """Returns the lines that were removed, with "-", and added, with "+"."""
-  lines = difflib.ndiff(_bindings(before), _bindings(after))
-  return [f"  {line}" for line in lines if line[0] in "+-"]
-
-
-def _bindings(text: str) -> list[str]:
-  lines = text.splitlines()
-  return [line for line in lines if line and not line.startswith("#")]

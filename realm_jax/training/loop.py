@@ -29,7 +29,6 @@ from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
-from realm_jax.training.goodput import Goodput
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from realm_jax.training.step import Metrics, TrainState
 
@@ -51,7 +50,6 @@ class Run:
   checkpoints: Checkpointer
   decisions: Decisions
   metrics: MetricsLog
-  goodput: Goodput
   # On process 0, the right to write to MODEL_DIR.
   sole: SoleProcess = dataclasses.field(default_factory=SoleProcess)
 
@@ -79,8 +77,7 @@ def iterate(
 
   def save() -> None:
     metrics.flush()
-    with run.goodput.measure("saving"):
-      run.checkpoints.save(state, candidates.state(step))
+    run.checkpoints.save(state, candidates.state(step))
 
   try:
     state = candidates.open(state)
@@ -93,7 +90,7 @@ def iterate(
         state, prepared.batch, prepared.searched, step
       )
       step += 1
-      metrics.push(step, on_devices, {**prepared.metrics, **run.goodput.row()})
+      metrics.push(step, on_devices, prepared.metrics)
       is_due, is_last = run.decisions.after_step(step)
       run.sole.check()
       run.checkpoints.check()
@@ -103,8 +100,7 @@ def iterate(
         save()
         saved = step
       if is_last or step == num_steps:
-        with run.goodput.measure("saving"):
-          run.checkpoints.wait()
+        run.checkpoints.wait()
       yield state, on_devices
       if is_last:
         return

@@ -15,12 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, PyTree, Shaped, UInt32
+from jaxtyping import Array, Int, PyTree, Shaped, UInt32
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.exact import capacity_for
-from realm_jax.models import AnyArray
 from realm_jax.models.packing import content_numbers
 from realm_jax.models.retriever import (
   Retriever,
@@ -226,46 +225,35 @@ def search_in_step(
   query_params = searched.query_params
   if current_queries:
     query_params = query_tower_parameters(retriever, current)
-  candidates = find_candidates(
+  _, rows = exact_search.search(
     embed_queries(retriever, query_params, batch.query),
-    batch.source_hash,
     vectors,
     searched.count,
-    searched.blocks,
     plan=searched.plan,
+    mesh=mesh,
+  )
+  candidates = _gather_candidates(
+    rows,
+    jnp.asarray(batch.source_hash),
+    searched.blocks,
     num_kept=num_candidates - 1,
     mesh=mesh,
   )
   return state, batch._replace(candidates=candidates), metrics
 
 
-def find_candidates(
-  queries: Float[Array, "b d"],
-  source_hashes: UInt32[AnyArray, "b 2"],
-  vectors: Float[Array, "n d"],
-  count: Int[Array, ""],
+def _gather_candidates(
+  rows: Int[Array, "b n"],
+  source_hashes: UInt32[Array, "b 2"],
   blocks: BlockArrays,
   *,
-  plan: exact_search.Plan,
   num_kept: int,
   mesh: Mesh,
 ) -> Candidates:
-  """Searches, drops what has the source's hash, and gathers the tokens.
+  """Drops what has the source's hash, of the rows found, and gathers tokens.
 
-  The result is that of the same search on the host, followed by
-  `without_source` and `with_null`.
-
-  Args:
-    queries: Vectors of the queries, sharded as a batch.
-    source_hashes: Content hash of each query's source, in two words.
-    vectors: Vectors of all blocks.
-    count: Number of them that are no padding.
-    blocks: Tokens of all blocks.
-    plan: Settings of the search.
-    num_kept: Number of candidates of a query beside the null block.
-    mesh: Mesh of all devices.
+  The result is that of `without_source` and `with_null` on the host.
   """
-  _, rows = exact_search.search(queries, vectors, count, plan=plan, mesh=mesh)
 
   def on_each_device(
     rows: Int[Array, "b n"],
@@ -306,7 +294,7 @@ def find_candidates(
     in_specs=(by_group, by_group, BlockArrays.partitions()),
     out_specs=by_group,
     check_vma=False,
-  )(rows, jnp.asarray(source_hashes), blocks)
+  )(rows, source_hashes, blocks)
 
 
 def _fetch(

@@ -22,7 +22,6 @@ from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import open_schedule
-from realm_jax.training.goodput import Goodput
 from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.loop import Run, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
@@ -57,10 +56,7 @@ def train(
       step = int(state.step)
       logging.info("%s is already trained: step %d", config.model_dir, step)
       return TrainResult(step, preempted=False)
-    try:
-      return run_steps(state, run, num_steps=config.num_steps)
-    finally:
-      logging.info("goodput: %s", run.goodput)
+    return run_steps(state, run, num_steps=config.num_steps)
 
 
 @contextlib.contextmanager
@@ -74,7 +70,6 @@ def open_run(
   Yields the state before the next step, and the parts of the run, or None if
   all steps are done. Raises what `train` does.
   """
-  goodput = Goodput()
   data, sources = config.data, config.checkpoints
   with contextlib.ExitStack() as stack:
     store = CheckpointStore(config.model_dir, keep=sources.keep_checkpoints)
@@ -139,13 +134,10 @@ def open_run(
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():
-      with goodput.measure("saving"):
-        checkpoints.save(state, loop_state)
+      checkpoints.save(state, loop_state)
     if step >= config.num_steps:
       yield state, None
       return
-    if loop.is_leader:
-      goodput.resume(config.model_dir, step)
     metrics = MetricsLog(
       config.model_dir,
       start_step=step,
@@ -157,7 +149,7 @@ def open_run(
     stack.callback(metrics.close)
     schedule = None
     if config.stage.needs_index and own_index is None:
-      schedule = open_schedule(setup, decisions, goodput)
+      schedule = open_schedule(setup, decisions)
       stack.callback(schedule.close)
     candidates = Candidates(
       setup,
@@ -168,18 +160,14 @@ def open_run(
       own_index=own_index,
     )
     stack.callback(candidates.close)
-    with goodput.measure("compiling"):
-      # By a corpus that stays the same when the run is resumed.
-      layout = setup.layout(setup.examples)
-      refresh = None if own_index is None else own_index.refresh
-      steps = CompiledSteps(setup, layout, refresh)
-      # A step that searches is compiled when its vectors are there.
-      if not config.retrieve_on_device:
-        steps.compile(state, setup.abstract_batch())
-    goodput.started()
+    # By a corpus that stays the same when the run is resumed.
+    layout = setup.layout(setup.examples)
+    refresh = None if own_index is None else own_index.refresh
+    steps = CompiledSteps(setup, layout, refresh)
+    # A step that searches is compiled when its vectors are there.
+    if not config.retrieve_on_device:
+      steps.compile(state, setup.abstract_batch())
     yield (
       state,
-      Run(
-        steps, candidates, checkpoints, decisions, metrics, goodput, held[-1]
-      ),
+      Run(steps, candidates, checkpoints, decisions, metrics, held[-1]),
     )

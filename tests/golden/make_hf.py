@@ -1,4 +1,4 @@
-"""Makes `hf_bert`, `hf_realm` and `hf_tagger`: what transformers computes.
+"""Makes `hf_*` and `multilingual`: what transformers computes.
 
     .venv-peers/bin/python -m tests.golden.make_hf
 
@@ -12,7 +12,9 @@ Each model is a tiny one, in a folder that `save_pretrained` writes.
 | `masked_lm` | encoder, prefixed `bert.`, and masked-LM head |
 
 and `benchmarks/peers/realm.py` says what `hf_realm` has. `expected.json` of a
-tagger has some sentences and the entities that transformers' pipeline finds.
+tagger has some sentences and the entities that transformers' pipeline finds,
+and that of `multilingual` has the tokens of each, between spaces. The
+`vocab.txt` there is one that `realm_jax.text.vocabulary_training` has trained.
 """
 
 import json
@@ -60,6 +62,28 @@ _SENTENCES = (
   "half of it is ½ of a fine paper; ☃ built railways-and-towers in 1987",
   "Army",
   "AT&T's first ship sailed west, past O'Brien's mill... and the son's wife",
+)
+# Capitals, accents, marks of several scripts, words of one script beside
+# another, characters that are ignored, a word of 100 characters and one of 101.
+_MULTILINGUAL = (
+  "The café's owner, Zoë O'Neill, paid £3.50 (about €4) in 1987!",
+  "Wo steht das Straßenschild? Über der Brücke, sagte Frau Müller-Lüdke.",
+  "¿Quién llegó primero a los EE. UU.? El señor Ibáñez llegó en otoño.",
+  "Où est l'élève? Là-bas, près du château de Noël.",
+  "Ёжик живёт в Санкт-Петербурге; его друг, Йозеф, уехал в объезд.",
+  "Ποιος έγραψε την ιστορία; Ο Οδυσσέας ταξίδεψε στην Ιθάκη.",
+  "وُلد الكاتب في القاهرة، ثم سافر إلى آسيا؛ أين يعيش الآن؟",
+  "कवि का जन्म दिल्ली में हुआ था। वह क़िला \u0921\u093c\u0930 और ज़मीन देखता है।",
+  "ประเทศไทยมีเมืองหลวงชื่อกรุงเทพฯ และแม่น้ำเจ้าพระยาไหลผ่านใจกลางเมือง",
+  "北京是中国的首都。長城在北邊，有2000年的历史！",
+  "東京タワーは1958年に建てられた。ひらがなとカタカナを書く。",
+  "서울은 한국의 수도이다. 한강이 도시를 지난다.",
+  "Hà Nội là thủ đô của Việt Nam, nằm bên sông Hồng.",
+  "İstanbul'da yaşayan Işık, ağaçların gölgesinde oturdu.",
+  "\ufeffzero\u200bwidth, soft\u00adhyphen, می\u200cخواهم, क्\u200dष",
+  "a\u00a0b\u3000c\td",
+  "ﬁne ½ ™ № … “quotes” «guillemets» 「鉤」 → ☃ 😀 e\u0301",
+  f"{'ก' * 100} {'ก' * 101} {'n' * 100} {'n' * 101}",
 )
 _LABELS = ("O", *(f"{p}-{k}" for k in "MISC PER ORG LOC".split() for p in "BI"))
 _MARKS = ("!", "'", "(", ")", ",", "-", ".", "?")
@@ -167,8 +191,17 @@ def _make_tagger(output_dir: Path, vocab: Path, *, cased: bool) -> None:
   (output_dir / "expected.json").write_text(text, encoding="utf-8")
 
 
+def _write_multilingual_tokens(output_dir: Path) -> None:
+  vocab = str(output_dir / "vocab.txt")
+  tokenizer = BertTokenizerFast(vocab_file=vocab, do_lower_case=False)
+  rows = [[text, " ".join(tokenizer.tokenize(text))] for text in _MULTILINGUAL]
+  lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+  text = f"[\n{lines}\n]\n"
+  (output_dir / "expected.json").write_text(text, encoding="utf-8")
+
+
 def main() -> None:
-  """Writes all models anew, each JSON file on one line."""
+  """Writes all files anew, each JSON file of a model on one line."""
   with tempfile.TemporaryDirectory() as folder:
     vocab, cased_vocab = (Path(folder, name) for name in ("vocab.txt", "cased"))
     vocab.write_text("\n".join(_PIECES) + "\n", encoding="utf-8")
@@ -181,6 +214,7 @@ def main() -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     text = json.dumps(content, ensure_ascii=False)
     path.write_text(f"{text}\n", encoding="utf-8")
+  _write_multilingual_tokens(_OUTPUT_DIR / "multilingual")
 
 
 if __name__ == "__main__":

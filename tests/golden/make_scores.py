@@ -12,14 +12,14 @@ MLQA's its F1, too. None of the texts are in them.
 """
 
 import argparse
-import importlib.util
 import json
 import re
+import runpy
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,21 +31,17 @@ ORQA, MLQA = (
 )
 
 # Their answers are strings, and the TSV's are regular expressions.
-NQ_OPEN = "nq_open/NQ-open.dev.jsonl"
-WEB_QUESTIONS = tuple(
-  f"webquestions/{name}.json"
-  for name in ("trainmodel", "val", "devtest", "test")
+FILES = (
+  "nq_open/NQ-open.dev.jsonl",
+  "webquestions/trainmodel.json",
+  "webquestions/val.json",
+  "webquestions/devtest.json",
+  "webquestions/test.json",
+  "curatedtrec/curated-train.tsv",
+  "curatedtrec/curated-test.tsv",
+  "curatedtrec/large2470-train.tsv",
+  "curatedtrec/large2470-test.tsv",
 )
-CURATED_TREC = tuple(
-  f"curatedtrec/{name}.tsv"
-  for name in (
-    "curated-train",
-    "curated-test",
-    "large2470-train",
-    "large2470-test",
-  )
-)
-FILES = (NQ_OPEN, *WEB_QUESTIONS, *CURATED_TREC)
 
 
 def digest(normalized: list[str]) -> int:
@@ -62,14 +58,13 @@ class Row(NamedTuple):
 
 def read(data_dir: Path, name: str) -> list[Row]:
   """The rows of a file, in its order."""
-  path = data_dir / name
-  if path.suffix == ".tsv":
-    lines = path.read_bytes().decode().split("\n")
-    return [Row([line.split("\t")[3]], True) for line in lines if line]
-  if path.suffix == ".json":
-    return [Row(row["answers"], False) for row in json.loads(path.read_bytes())]
-  lines = path.read_bytes().decode().split("\n")
-  return [Row(json.loads(line)["answer"], False) for line in lines if line]
+  text = (data_dir / name).read_bytes().decode()
+  if name.endswith(".json"):
+    return [Row(row["answers"], False) for row in json.loads(text)]
+  lines = filter(None, text.split("\n"))
+  if name.endswith(".tsv"):
+    return [Row([line.split("\t")[3]], True) for line in lines]
+  return [Row(json.loads(line)["answer"], False) for line in lines]
 
 
 def _without_accents(text: str) -> str:
@@ -182,15 +177,7 @@ def pairs_in(language: str, data_dir: Path) -> list[tuple[str, str]]:
 # --- Released scoring ---------------------------------------------------------
 
 
-def _script(path: Path) -> ModuleType:
-  spec = importlib.util.spec_from_file_location(path.stem, path)
-  assert spec is not None and spec.loader is not None
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-def _orqa_scores(scoring: ModuleType) -> dict[str, np.ndarray]:
+def _orqa_scores(scoring: SimpleNamespace) -> dict[str, np.ndarray]:
   arrays = {}
   for name in FILES:
     rows = read(_DATA_DIR, name)
@@ -202,11 +189,10 @@ def _orqa_scores(scoring: ModuleType) -> dict[str, np.ndarray]:
       for row, texts in zip(rows, predictions(rows), strict=True)
     ]
     arrays[f"{name} correct"] = np.packbits(np.array(correct), axis=1)
-    print(f"{name}: {len(rows)} rows, {np.mean(correct):.3f} correct")
   return arrays
 
 
-def _mlqa_scores(scoring: ModuleType) -> dict[str, np.ndarray]:
+def _mlqa_scores(scoring: SimpleNamespace) -> dict[str, np.ndarray]:
   arrays = {}
   for language in HAND_WRITTEN:
     answers = answers_in(language, _DATA_DIR)
@@ -218,10 +204,6 @@ def _mlqa_scores(scoring: ModuleType) -> dict[str, np.ndarray]:
     arrays[f"{language} correct"] = np.packbits(correct)
     f1 = np.array([scoring.f1_score(*pair, language) for pair in pairs])
     arrays[f"{language} f1"] = f1.astype(np.float32)
-    print(
-      f"{language}: {len(answers)} answers, {len(pairs)} predictions, "
-      f"exact match {np.mean(correct):.3f}, F1 {f1.mean():.3f}"
-    )
   return arrays
 
 
@@ -231,12 +213,13 @@ def main() -> None:
   parser.add_argument("--language", type=Path)
   parser.add_argument("--mlqa", type=Path)
   given = parser.parse_args()
-  if given.language:
-    script = _script(given.language / "language/orqa/utils/eval_utils.py")
-    np.savez_compressed(ORQA, **_orqa_scores(script))
-  if given.mlqa:
-    script = _script(given.mlqa / "mlqa_evaluation_v1.py")
-    np.savez_compressed(MLQA, **_mlqa_scores(script))
+  for root, script, scores, output in (
+    (given.language, "language/orqa/utils/eval_utils.py", _orqa_scores, ORQA),
+    (given.mlqa, "mlqa_evaluation_v1.py", _mlqa_scores, MLQA),
+  ):
+    if root:
+      scoring = SimpleNamespace(**runpy.run_path(str(root / script)))
+      np.savez_compressed(output, **scores(scoring))
 
 
 if __name__ == "__main__":

@@ -69,8 +69,6 @@ def main() -> None:
     name: np.array([(found[i] | ranks[i])[measure] for i in judged])
     for measure, name in MEASURES.items()
   }
-  for name, values in arrays.items():
-    print(f"{name}: {values.mean():.6f}")
   np.savez_compressed(OUTPUT, **arrays)
 
 

@@ -1,12 +1,10 @@
-"""One of two processes that agree, and print what they see.
+"""One of two processes that agree, print what they see, and lose step.
 
-python -m tests.partitioning.processes_child ADDRESS INDEX SCENARIO
+python -m tests.partitioning.processes_child ADDRESS INDEX TIMEOUT_SECONDS
 """
 
 import dataclasses
 import json
-import os
-import signal
 import sys
 import threading
 
@@ -20,50 +18,43 @@ from realm_jax.partitioning.processes import ProcessesError
 @dataclasses.dataclass
 class _Config:
   corpus_dir: str
-  seed: int
   batch_size: int
 
 
-def _agree(index: int) -> dict:
-  """What a process sees of agreements that all take well."""
+def _agree(index: int) -> None:
+  """Prints what a process sees of agreements, the last of which fails."""
   stop = Agreement("end").stop_event(threading.Event())
   agreement = Agreement("loop", while_waiting=stop.is_set)
   seen = {
     "stopped": [stop.is_set()],
     "sums": [
-      agreement.exchange(f"sum {i}", i * (index + 1), sum) for i in range(300)
+      agreement.exchange(f"sum {i}", i * (index + 1), sum) for i in range(50)
     ],
     "first": agreement.on_process_0("name", lambda: f"of process {index}"),
     "own": agreement.on_all_processes("own", lambda: index),
     "errors": [],
   }
-  errors = (ValueError, OSError)
-  for compute in (
-    lambda: agreement.on_process_0("file", _fail, errors),
+  config = _Config(f"/host{index}", batch_size=8 * (index + 1))
+  for attempt in (
+    lambda: agreement.on_process_0("file", _fail, (OSError,)),
     lambda: agreement.on_all_processes(
-      "file", _fail if index else lambda: 0, errors
+      "file", _fail if index else lambda: 0, (OSError,)
     ),
+    lambda: agreement.require_same({"Config": config}),
   ):
     try:
-      compute()
-    except OSError as error:
+      attempt()
+    except (OSError, ProcessesError) as error:
       seen["errors"].append(str(error))
-  try:
-    agreement.require_same(
-      {"Config": _Config(f"/host{index}", seed=0, batch_size=8 * (index + 1))}
-    )
-  except ProcessesError as error:
-    seen["different"] = str(error)
   if index:
     stop.set()
   # The one that is stopped tells the other, for which it waits.
   seen["stopped"].append(agreement.on_process_0("wait", lambda: _is_set(stop)))
   another = Agreement("loop")
   seen["again"] = another.exchange("sum 0", index, sum)
-  store = processes.store().key_value_dir_get("realm_jax/")
-  seen["keys"] = len(store)
-  another.exchange("all have looked", None, lambda facts: None)
-  return seen
+  seen["keys"] = len(processes.store().key_value_dir_get("realm_jax/"))
+  print(json.dumps(seen))
+  another.exchange(f"of process {index}", None, lambda facts: None)
 
 
 def _is_set(stop: threading.Event) -> bool:
@@ -75,44 +66,20 @@ def _fail() -> None:
   raise FileNotFoundError("no such file")
 
 
-def _lose_step(index: int) -> dict:
-  try:
-    Agreement("loop").exchange(f"of process {index}", None, lambda facts: None)
-  except ProcessesError as error:
-    return {"error": str(error)}
-  return {}
-
-
-def _lose_a_process(index: int) -> dict:
-  """Waits in process 0 for a decision, when process 1 has been killed."""
-  agreement = Agreement("loop")
-  agreement.exchange("both are there", None, lambda facts: None)
-  print("{}", flush=True)
-  if index:
-    os.kill(os.getpid(), signal.SIGKILL)
-  return agreement.exchange("one is missing", None, lambda facts: {})
-
-
 def main() -> None:
-  address, index, scenario = sys.argv[1], int(sys.argv[2]), sys.argv[3]
   jax.config.update("jax_platforms", "cpu")
+  address, index, timeout_seconds = sys.argv[1], *map(int, sys.argv[2:])
   try:
     processes.initialize(
       address,
       num_processes=2,
       process_id=index,
-      heartbeat_timeout_seconds=10,
-      initialization_timeout_seconds=60 if scenario != "alone" else 2,
+      initialization_timeout_seconds=timeout_seconds,
     )
-    seen = {
-      "agree": _agree,
-      "lose step": _lose_step,
-      "lose a process": _lose_a_process,
-    }[scenario](index)
+    _agree(index)
   except ProcessesError as error:
-    seen = {"error": str(error)}
-  print(json.dumps(seen), flush=True)
-  processes.leave(2 if "error" in seen else 0)
+    print(error)
+    processes.leave(2)
 
 
 if __name__ == "__main__":

@@ -13,26 +13,19 @@ from realm_jax.partitioning import cpu_tuning
 
 SIZE = 200 << 20
 library = ctypes.CDLL(None)
-library.aligned_alloc.restype = library.malloc.restype = ctypes.c_void_p
+library.aligned_alloc.restype = ctypes.c_void_p
 library.aligned_alloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
-library.malloc.argtypes = [ctypes.c_size_t]
 library.free.argtypes = [ctypes.c_void_p]
 
 def resident():
-  line = next(
-    line for line in pathlib.Path("/proc/self/status").read_text().splitlines()
-    if line.startswith("VmRSS")
-  )
-  return int(line.split()[1]) // 1024
-
-def touched(size):
-  piece = library.aligned_alloc(64, size)
-  ctypes.memset(piece, 1, size)
-  return piece
+  text = pathlib.Path("/proc/self/status").read_text()
+  return int(text.partition("VmRSS:")[2].split()[0]) // 1024
 
 def measure():
   before = resident()
-  library.free(touched(SIZE))
+  piece = library.aligned_alloc(64, SIZE)
+  ctypes.memset(piece, 1, SIZE)
+  library.free(piece)
   freed = resident() - before
   cpu_tuning.return_freed_memory()
   print(freed, resident() - before)

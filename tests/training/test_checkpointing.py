@@ -1,5 +1,6 @@
 """A run continues exactly from its last checkpoint, and starts from others."""
 
+import contextlib
 import functools
 import shutil
 
@@ -10,12 +11,17 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
+from realm_jax.corpus.manifest import manifest_path
+from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.update import update_corpus
 from realm_jax.partitioning.mesh import MESH_AXES, make_mesh
 from realm_jax.training.checkpointing import (
   Checkpointer,
   LoopState,
   RetrievedIds,
   RunIdentity,
+  examples_of_run,
+  read_loop_item,
 )
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -45,19 +51,14 @@ def _drawn(stage, fsdp, model_parallelism):
   return tiny.state(stage, OPTIMIZER, mesh)[0]
 
 
-def _state(
-  stage="inverse_cloze", *, step=0, shift=0.0, fsdp=1, model_parallelism=1
-):
-  """A state whose every value differs from that of another shift.
+def _state(stage="inverse_cloze", *, shift=0.0, fsdp=1, model_parallelism=1):
+  """A state whose every value, and its step, is higher by a shift.
 
   That of inverse cloze, which has no reader, has half as many arrays.
   """
-  state = jax.tree.map(
+  return jax.tree.map(
     lambda x: jax.device_put(np.asarray(x) + x.dtype.type(shift), x.sharding),
     _drawn(stage, fsdp, model_parallelism),
-  )
-  return state._replace(
-    step=jax.device_put(np.int32(step), state.step.sharding)
   )
 
 
@@ -68,8 +69,9 @@ def store(tmp_path):
   store.close()
 
 
-def _save(store, state, loop_state):
-  Checkpointer(store, IDENTITY, CheckpointConfig()).save(state, loop_state)
+def _save(store, state, loop_state=None):
+  checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig())
+  checkpoints.save(state, loop_state or LoopState(_ROWS))
   store.wait()
 
 
@@ -83,15 +85,16 @@ def _restore(store, state, *, sources=None, **changes):
 @pytest.fixture
 def start(tmp_path_factory):
   """`start(state, initial_checkpoint=…)`: the parameters of a new run."""
-  store = CheckpointStore(tmp_path_factory.mktemp("new"))
 
   def started(state, *, vocabulary=IDENTITY["vocabulary"], **sources):
     config = CheckpointConfig(**sources)
-    begun = _restore(store, state, sources=config, vocabulary=vocabulary)
-    return begun[0].params
+    with contextlib.closing(
+      CheckpointStore(tmp_path_factory.mktemp("new"))
+    ) as new:
+      begun, _ = _restore(new, state, sources=config, vocabulary=vocabulary)
+    return begun.params
 
-  yield started
-  store.close()
+  return started
 
 
 def _assert_same(one, two):
@@ -105,7 +108,7 @@ def _table(state):
 
 
 def test_everything_comes_back_and_lies_where_it_should(store):
-  saved = _state("pretraining", step=12, shift=2.0, fsdp=8)
+  saved = _state("pretraining", shift=2.0, fsdp=8)
   assert _table(saved).sharding.shard_shape((40, 8)) == (40, 1)
   retrieved = RetrievedIds(
     # Of 63 bits, which devices do not have.
@@ -129,44 +132,40 @@ def test_everything_comes_back_and_lies_where_it_should(store):
 
 
 def test_own_vectors_come_back_on_other_devices(store):
-  rng = np.random.default_rng(0)
-  dated = jax.device_put(
-    DatedVectors(
-      rng.normal(size=(32, 4)).astype(jnp.bfloat16),
-      np.array([*range(20), *12 * [NO_BLOCK]], np.int32),
-    ),
-    NamedSharding(make_mesh(), PartitionSpec(MESH_AXES)),
-  )
-  state = _state()._replace(index=dated)
+  own = {
+    "vectors": np.arange(128).reshape(32, 4).astype(jnp.bfloat16),
+    "steps": np.array([*range(20), *12 * [NO_BLOCK]], np.int32),
+  }
+  divided = PartitionSpec(MESH_AXES)
+  placed = jax.device_put(own, NamedSharding(make_mesh(), divided))
+  state = _state()._replace(index=DatedVectors(**placed))
   _save(store, state, LoopState(_ROWS, indexed_corpus="cd" * 32))
   checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig())
-  mesh = make_mesh(devices=jax.devices()[:4])
-  there = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-  like, padded_otherwise = (
-    {
-      "vectors": jax.ShapeDtypeStruct((n, 4), jnp.bfloat16, sharding=there),
-      "steps": jax.ShapeDtypeStruct((n,), np.int32, sharding=there),
+  there = NamedSharding(make_mesh(devices=jax.devices()[:4]), divided)
+
+  def found(corpus, num_rows):
+    like = {
+      name: jax.ShapeDtypeStruct(
+        (num_rows, *x.shape[1:]), x.dtype, sharding=there
+      )
+      for name, x in own.items()
     }
-    for n in (32, 24)
-  )
-  found = checkpoints.own_vectors(0, "cd" * 32, like)
-  assert found["vectors"].sharding == there
-  _assert_same(found, dated._asdict())
-  # They are embedded again.
-  assert checkpoints.own_vectors(0, "cd" * 32, padded_otherwise) is None
-  assert checkpoints.own_vectors(0, "ef" * 32, like) is None
+    return checkpoints.own_vectors(0, corpus, like)
+
+  _assert_same(found("cd" * 32, 32), own)
+  assert found("cd" * 32, 32)["vectors"].sharding == there
+  # With other padding, or of another corpus, they are embedded again.
+  assert found("cd" * 32, 24) is None
+  assert found("ef" * 32, 32) is None
 
 
 def test_a_run_with_other_settings_is_refused(store):
-  _save(store, _state(), LoopState(_ROWS))
+  _save(store, _state())
   fresh = _state()
   for other, named in (
     ({"seed": 2}, "SEED"),
-    ({"batch_size": 4}, "BATCH_SIZE"),
     ({"num_searched": 3}, "NUM_CANDIDATES or NUM_SEARCHED"),
-    ({"save_every_steps": 20}, "SAVE_EVERY_STEPS"),
     ({"lag_steps": 0}, "LAG_STEPS and WAIT_FOR_GENERATIONS"),
-    ({"held_out_blocks": 3}, "HELD_OUT_BLOCKS"),
     ({"vocabulary": "cd" * 32}, "--vocab"),
   ):
     with pytest.raises(CheckpointError, match=named):
@@ -175,63 +174,75 @@ def test_a_run_with_other_settings_is_refused(store):
     _restore(store, _state("pretraining"))
 
 
-@pytest.mark.parametrize("loop", [None, {"generation": 0, "positions": 4}])
-def test_what_another_format_or_no_trainer_saved_is_no_run_to_go_on_from(
-  store, tmp_path, start, loop
-):
+def test_what_no_trainer_saved_is_no_run_to_go_on_from(store, tmp_path, start):
   state = _state(shift=1.0)
   items = {**state.params, "optimizer": state.optimizer}
-  if loop is not None:
-    items["loop"] = {name: np.int64(value) for name, value in loop.items()}
-  store.save(0, items)
+  store.save(1, items)
+  # Nor is what was saved in another format.
+  store.save(2, {**items, "loop": {"generation": np.int64(0)}})
   store.wait()
   with pytest.raises(CheckpointError, match="INITIAL_CHECKPOINT"):
     _restore(store, _state())
+  with pytest.raises(CheckpointError, match="INITIAL_CHECKPOINT"):
+    read_loop_item(store, 1, IDENTITY["vocabulary"])
   # As the message says, another run may start from it.
   _assert_same(start(_state(), initial_checkpoint=tmp_path), state.params)
 
 
-def test_a_stage_starts_from_the_one_before(store, tmp_path, start):
-  earlier = _state("pretraining", step=4, shift=3.0)
-  _save(store, earlier, LoopState(_ROWS))
-  fresh = _state("pretraining")
-  for path in (tmp_path, tmp_path / "checkpoints" / "4"):
-    _assert_same(start(fresh, initial_checkpoint=path), earlier.params)
-  # One component from there, the other fresh.
-  mixed = start(fresh, initial_reader=tmp_path)
-  _assert_same(mixed["reader"], earlier.params["reader"])
-  _assert_same(mixed["retriever"], fresh.params["retriever"])
-
-
-def test_another_vocabulary_of_the_same_size_is_refused(store, tmp_path, start):
-  earlier = _state(shift=3.0)
-  _save(store, earlier, LoopState(_ROWS))
-  with pytest.raises(CheckpointError, match="another vocabulary"):
-    start(_state(), initial_checkpoint=tmp_path, vocabulary="cd" * 32)
-  # A component that the stage before lacks starts afresh.
-  fresh = _state("pretraining")
+def test_a_run_starts_from_others(store, tmp_path, start):
+  whole, towers = _state("pretraining", shift=3.0), _state(shift=4.0)
+  for saved in (whole, towers):
+    _save(store, saved)
+  first, fresh = tmp_path / "checkpoints" / "3", _state("pretraining")
+  _assert_same(start(fresh, initial_checkpoint=first), whole.params)
+  # Of a MODEL_DIR it is the latest. A component that it lacks starts afresh.
   loaded = start(fresh, initial_checkpoint=tmp_path)
-  _assert_same(loaded["retriever"], earlier.params["retriever"])
-  _assert_same(loaded["reader"], fresh.params["reader"])
-  # Unless it was asked for.
-  with pytest.raises(CheckpointError, match="INITIAL_READER"):
-    start(fresh, initial_reader=tmp_path)
+  _assert_same(loaded, {**fresh.params, **towers.params})
+  # One component from there, the other from elsewhere.
+  loaded = start(fresh, initial_checkpoint=tmp_path, initial_reader=first)
+  _assert_same(loaded, {**whole.params, **towers.params})
+  for sources, named in (
+    ({"initial_reader": tmp_path}, "INITIAL_READER"),
+    # Of the same size.
+    ({"initial_reader": first, "vocabulary": "cd" * 32}, "another vocabulary"),
+  ):
+    with pytest.raises(CheckpointError, match=named):
+      start(fresh, **sources)
 
 
-def test_a_run_that_has_only_begun_is_held_to_its_start(
-  store, tmp_path, tmp_path_factory
-):
-  source = tmp_path_factory.mktemp("source")
-  before = CheckpointStore(source)
-  _save(before, _state(shift=1.0), LoopState(_ROWS))
-  before.close()
+def test_a_run_that_has_only_begun_is_held_to_its_start(store, tmp_path):
+  source = tmp_path / "source"
   sources = CheckpointConfig(initial_checkpoint=source)
-  _save(store, *_restore(store, _state(), sources=sources))
-  _restore(store, _state(), sources=sources)
-  # Another checkpoint meanwhile, under the same name.
-  shutil.rmtree(source)
-  before = CheckpointStore(source)
-  _save(before, _state(shift=2.0), LoopState(_ROWS))
-  before.close()
+  for shift in (1.0, 2.0):
+    # The second time another checkpoint, under the same name.
+    shutil.rmtree(source, ignore_errors=True)
+    with contextlib.closing(CheckpointStore(source)) as before:
+      _save(before, _state(shift=shift))
+    if shift == 1.0:
+      _save(store, *_restore(store, _state(), sources=sources))
+      _restore(store, _state(), sources=sources)
   with pytest.raises(CheckpointError, match=f"remove {tmp_path}, or choose"):
     _restore(store, _state(), sources=sources)
+
+
+def test_a_run_begins_with_the_newest_version_and_stays_with_it(
+  world, tmp_path
+):
+  corpus = Corpus.open(shutil.copytree(world.corpus_dir, tmp_path / "corpus"))
+  run, identity = tmp_path / "run", dict(IDENTITY)
+  begun = examples_of_run(run, corpus.source)
+  assert begun.version == 1
+  assert not run.exists()
+  identity["vocabulary"] = begun.vocab_sha256
+  identity["corpus_version"] = begun.version
+  identity["corpus_fingerprint"] = begun.fingerprint
+  with contextlib.closing(CheckpointStore(run)) as saved:
+    checkpoints = Checkpointer(saved, identity, CheckpointConfig())
+    checkpoints.save(_state(), LoopState(_ROWS))
+  (tmp_path / "changes.jsonl").write_text('{"id": "p0", "remove": true}')
+  update_corpus([str(tmp_path / "changes.jsonl")], corpus.source)
+  assert examples_of_run(run, corpus.source).fingerprint == begun.fingerprint
+  assert examples_of_run(tmp_path / "another", corpus.source).version == 2
+  (corpus.source / manifest_path(1)).unlink()
+  with pytest.raises(CheckpointError, match=r"from version 1 .*\[2\].*INITIAL"):
+    examples_of_run(run, corpus.source)

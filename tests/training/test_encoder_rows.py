@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from realm_jax.models.sequences import PaddedSequences
 from realm_jax.partitioning import sharding
@@ -16,38 +15,30 @@ from realm_jax.training.encoder_rows import (
   distinct_blocks,
 )
 from realm_jax.training.row_counts import choose_row_counts
-from realm_jax.training.stages.stage import ExampleArrays, Models
+from realm_jax.training.stages.stage import ExampleArrays
 from tests.generations.conftest import make_corpus
 from tests.training import tiny
 
 _STAGE = "inverse_cloze"
 
 
-def _taken(layout, batch):
-  """Rows of the queries that a program takes on all devices; 0 pads."""
-
-  def compute(rows):
-    is_padded = isinstance(rows.queries, PaddedSequences)
-    return jnp.int32(0 if is_padded else len(rows.queries.token_ids))
-
-  rows_of = tiny.functions(_STAGE)["rows_of"]
-
-  @jax.jit
-  def take(batch):
-    numbers = jnp.arange(tiny.BATCH, dtype=jnp.uint32)
-    return layout.with_rows(
-      lambda given: rows_of(*given), (batch, numbers), compute
-    )
-
-  with jax.set_mesh(layout.mesh):
-    return int(take(sharding.to_devices(batch, layout.mesh)))
-
-
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_the_first_rows_that_hold_the_sequences_of_all_devices(num_devices):
+def test_the_first_rows_that_hold_the_sequences_of_all_devices():
+  num_devices = 2
   mesh = make_mesh(devices=jax.devices()[:num_devices])
   size = tiny.BATCH // num_devices
   layout = RowLayout(mesh, ((1, 1), (2, size), (size - 1, size)))
+  rows_of = tiny.functions(_STAGE, dropout_rate=0.0)["rows_of"]
+
+  def count(rows):
+    """Rows of the queries that a program takes on all devices; 0 pads."""
+    is_padded = isinstance(rows.queries, PaddedSequences)
+    return jnp.int32(0 if is_padded else len(rows.queries.token_ids))
+
+  @jax.jit
+  def taken(batch):
+    numbered = batch, jnp.arange(tiny.BATCH, dtype=jnp.uint32)
+    return layout.with_rows(lambda given: rows_of(*given), numbered, count)
+
   batch = tiny.batch(_STAGE)
   # Of the first device, so many queries take a row each. The others have one
   # token each.
@@ -59,43 +50,34 @@ def test_the_first_rows_that_hold_the_sequences_of_all_devices(num_devices):
     query = np.zeros_like(batch.query)
     query[:, :1] = 9
     query[:number] = 9
-    found = _taken(layout, batch._replace(query=query))
-    assert found == expected, number
+    placed = sharding.to_devices(batch._replace(query=query), mesh)
+    with jax.set_mesh(mesh):
+      assert taken(placed) == expected, number
 
 
 def test_each_distinct_block_is_embedded_once():
-  batch = tiny.batch("pretraining").candidates
-  tokens, numbers = batch.tokens.copy(), batch.numbers.copy()
+  candidates = tiny.batch("pretraining").candidates
+  tokens, numbers = candidates.tokens.copy(), candidates.numbers.copy()
   tokens[:, 0], numbers[:, 0] = tokens[0, 0], numbers[0, 0]
-  retriever = tiny.models()[0]
-  rows, index = jax.jit(functools.partial(distinct_blocks, retriever))(
-    Candidates(tokens, numbers)
-  )
+  find = jax.jit(functools.partial(distinct_blocks, tiny.models()[0]))
+  rows, index = find(Candidates(tokens, numbers))
   flat = tokens.reshape(-1, tokens.shape[-1])
-  np.testing.assert_array_equal(np.asarray(rows.token_ids)[index[0]], flat)
-  np.testing.assert_array_equal(
-    np.asarray(rows.numbers)[index[0]], numbers.reshape(-1)
-  )
-  distinct = len(np.unique(flat, axis=0))
-  assert np.count_nonzero(np.asarray(rows.token_ids).any(axis=1)) == distinct
+  np.testing.assert_array_equal(rows.token_ids[index[0]], flat)
+  np.testing.assert_array_equal(rows.numbers[index[0]], numbers.reshape(-1))
+  assert rows.token_ids.any(axis=1).sum() == len(np.unique(flat, axis=0))
 
 
 def test_row_counts_follow_from_the_corpus(tmp_path):
-  # A quarter of a block's length is used.
   corpus = make_corpus(tmp_path, num_blocks=40)
+  # A quarter of a block's length is used.
   block_length = 4 * int(corpus.lengths.mean())
-  shapes = ExampleArrays(
-    np.zeros((16, 12), np.int32),
-    np.zeros((16, 1, block_length), np.int32),
-    num_searched=0,
-    vector_size=4,
-    max_masks=0,
-  )
+  query = np.zeros((16, 12), np.int32)
+  candidates = np.zeros((16, 1, block_length), np.int32)
   choose = functools.partial(
     choose_row_counts,
     tiny.OF_STAGE[_STAGE],
-    Models(*tiny.models()),
-    shapes,
+    tiny.models(),
+    ExampleArrays(query, candidates, 0, vector_size=4, max_masks=0),
     corpus,
     groups=2,
   )
@@ -106,6 +88,4 @@ def test_row_counts_follow_from_the_corpus(tmp_path):
   blocks = [rows for _, rows in counts]
   assert blocks == sorted(blocks)
   assert blocks[-1] < 8
-  # The first is what most batches need, however many there are.
-  assert choose(at_most=2) == counts[:1]
   assert choose(at_most=1) == ()

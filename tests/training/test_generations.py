@@ -2,14 +2,18 @@
 
 import logging
 import threading
+import types
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm_jax.generations.loading import Generation
-from realm_jax.generations.manifest import DamagedGenerationError
-from realm_jax.generations.store import FOLDER, MANIFEST, GenerationStore
+from realm_jax.generations.manifest import (
+  DamagedGenerationError,
+  GenerationError,
+)
+from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.protocol import (
   IndexCrashedError,
@@ -18,10 +22,7 @@ from realm_jax.indexes.protocol import (
 from realm_jax.training import generations
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.generations import (
-  GenerationSchedule,
-)
-from realm_jax.training.goodput import Goodput
+from realm_jax.training.generations import GenerationSchedule
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,7 +30,6 @@ def _short_waits():
   """Waits for generations end at once."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(generations, "_POLL_SECONDS", 0.0)
-    patch.setattr(generations, "_FRESHER_SECONDS", 0.1)
     yield
 
 
@@ -37,31 +37,43 @@ class Loaded(Generation):
   """A generation of which only the steps matter here."""
 
   num_blocks = 9
+  corpus = types.SimpleNamespace(version=2)
+  oldest_step = 0
+  is_damaged = False
 
-  def __init__(self, step, oldest=None):
-    object.__setattr__(self, "step", step)
-    object.__setattr__(self, "_oldest", step if oldest is None else oldest)
+  def __init__(self, step, *, oldest=None, index=None):
+    age = {"step": step, "oldest_step": step if oldest is None else oldest}
+    vars(self).update(age, index=index)
 
-  @property
-  def oldest_step(self):
-    return self._oldest
+  def with_exact_search(self):
+    if self.is_damaged:
+      raise DamagedGenerationError("its vectors are damaged")
+    return self
 
 
 class ShelfWatcher(GenerationWatcher):
-  """A watcher over a set of steps instead of a directory."""
+  """A watcher over a set of steps, of which some may be damaged.
 
-  def __init__(self, steps=()):
-    self.steps = set(steps)
-    self.used = []
+  The newest is loaded at the look of that number.
+  """
+
+  def __init__(self, steps=(), *, damaged=(), loaded_at=1):
+    self.steps, self.damaged = set(steps), list(damaged)
+    self.used, self.looks, self.loaded_at = [], 0, loaded_at
 
   def newest(self):
-    return Loaded(max(self.steps)) if self.steps else None
+    self.looks += 1
+    is_loaded = self.steps and self.looks >= self.loaded_at
+    return Loaded(max(self.steps)) if is_loaded else None
 
   def wait_for(self, step, *, timeout):
     del timeout
+    if step in self.damaged:
+      self.damaged.remove(step)
+      raise DamagedGenerationError(f"generation {step} is damaged")
     if step not in self.steps:
       raise TimeoutError(step)
-    return Loaded(step)
+    return self.load(step)
 
   def has_later(self, step):
     return max(self.steps, default=-1) > step
@@ -73,30 +85,25 @@ class ShelfWatcher(GenerationWatcher):
     pass
 
 
-def _schedule(watcher, *, every=10, preempted=None, model_dir="run", **config):
+def _schedule(watcher, *, load=Loaded, every=10, num_searched=9, **config):
   """Returns the schedule of a run whose checkpoints are so many steps apart."""
+
+  def watch(directory, load, *, follow):
+    del directory, follow
+    watcher.load = load
+    return watcher
+
   config = RefreshConfig(**config)
-  decisions = Decisions(
-    preempted or threading.Event(), num_steps=2000, save_every_steps=every
-  )
   return GenerationSchedule(
-    Loaded,
+    load,
     config,
-    model_dir=model_dir,
-    num_searched=9,
+    model_dir="run",
+    num_searched=num_searched,
     every_steps=config.refresh_every_steps or every,
-    decisions=decisions,
-    goodput=Goodput(),
-    watch=lambda *_, **__: watcher,
-  )
-
-
-def _waiting(lag, every):
-  return _schedule(
-    ShelfWatcher(range(2000)),
-    every=every,
-    wait_for_generations=True,
-    lag_steps=lag,
+    decisions=Decisions(
+      threading.Event(), num_steps=2000, save_every_steps=every
+    ),
+    watch=watch,
   )
 
 
@@ -109,28 +116,27 @@ def _used(schedule, steps, recorded=None):
 @given(
   lag=st.integers(1, 40), every=st.integers(1, 25), start=st.integers(0, 120)
 )
-@settings(max_examples=40)
+@settings(max_examples=30)
 def test_waiting_uses_checkpoint_c_from_exactly_c_plus_lag(lag, every, start):
+  def waiting():
+    return _schedule(
+      ShelfWatcher(range(200)),
+      every=every,
+      wait_for_generations=True,
+      lag_steps=lag,
+    )
+
   # A run that is resumed anywhere uses what an unbroken run used.
-  used = _used(_waiting(lag, every), range(150))
-  again = _used(_waiting(lag, every), range(start, 150), used[start])
-  assert again == used[start:]
+  used = _used(waiting(), range(150))
+  assert _used(waiting(), range(start, 150), used[start]) == used[start:]
   for step, generation in enumerate(used):
     assert generation % every == 0
     assert generation == 0 or generation + lag <= step
     assert generation + every + lag > step
 
 
-def test_an_index_thirty_times_as_stale():
-  # Checkpoints are 10 steps apart, and one generation in 30 is used.
-  schedule = _schedule(
-    ShelfWatcher(range(0, 2000, 300)),
-    wait_for_generations=True,
-    lag_steps=10,
-    refresh_every_steps=300,
-  )
-  assert _used(schedule, range(700)) == [0] * 310 + [300] * 300 + [600] * 90
-  # Without waiting, what the sidecar builds in between is not used, either.
+def test_an_index_that_is_refreshed_rarely():
+  # What the sidecar builds in between, for other checkpoints, is not used.
   watcher = ShelfWatcher([0])
   schedule = _schedule(watcher, refresh_every_steps=300)
   schedule.start(0, None)
@@ -140,119 +146,57 @@ def test_an_index_thirty_times_as_stale():
   assert schedule.at(305).step == 300
 
 
-def test_a_resumed_run_begins_with_the_recorded_generation():
-  watcher = ShelfWatcher([0, 10, 20])
-  # And without waiting goes on with the newest at the next step.
-  assert _used(_schedule(watcher), (25, 26), 10) == [10, 20]
-  assert watcher.used == [10, 20]
-
-
 def test_the_newest_is_used_as_it_comes_and_never_an_older_one():
-  watcher = ShelfWatcher([0])
+  watcher = ShelfWatcher([0, 10, 20])
+  # A resumed run begins with the recorded one.
   schedule = _schedule(watcher)
-  assert _used(schedule, (0, 1)) == [0, 0]
+  assert _used(schedule, (25, 26), 10) == watcher.used == [10, 20]
   # As a run saves it that is preempted.
-  watcher.steps.add(17)
-  assert schedule.at(18).step == 17
+  watcher.steps.add(27)
+  assert schedule.at(28).step == 27
   watcher.steps = {10}
-  assert schedule.at(19).step == 17
+  assert schedule.at(29).step == 27
 
 
-def test_a_crashed_generation_is_not_taken_again(tmp_path):
-  for step in (0, 5):
-    folder = GenerationStore(tmp_path / FOLDER).path(step)
-    folder.mkdir(parents=True)
-    (folder / MANIFEST).touch()
-  watcher = ShelfWatcher({0, 5})
-  schedule = _schedule(watcher, every=5, model_dir=tmp_path, on_crash="last")
-  assert _used(schedule, (0, 6)) == [0, 5]
-  assert schedule.after_crash(IndexCrashedError("gone")).step == 0
-  assert watcher.used[-1] == 0
-  assert schedule.at(7).step == 0
-  watcher.steps.add(10)
-  assert schedule.at(11).step == 10
-
-
-def test_a_generation_that_never_comes_is_given_up():
-  schedule = _schedule(ShelfWatcher(), timeout_seconds=0.01)
+def test_a_generation_that_cannot_be_used_ends_the_wait():
+  never = _schedule(ShelfWatcher(), timeout_seconds=0.01)
   with pytest.raises(
     RetrievalUnavailableError, match=r"generation 0.*build_index"
   ):
-    schedule.start(0, None)
-
-
-class _DamagedWatcher(ShelfWatcher):
-  """Generation 10 is damaged until it was asked for twice."""
-
-  def __init__(self):
-    super().__init__([0])
-    self.refusals = 0
-
-  def wait_for(self, step, *, timeout):
-    if step == 10 and self.refusals < 2:
-      self.refusals += 1
-      raise DamagedGenerationError("generation 10 is damaged")
-    self.steps.add(step)
-    return super().wait_for(step, timeout=timeout)
+    never.start(0, None)
+  with pytest.raises(GenerationError, match="has 9 blocks since version 2"):
+    _schedule(ShelfWatcher([0]), num_searched=10).start(0, None)
+  with pytest.raises(DamagedGenerationError, match="10 is damaged"):
+    _schedule(ShelfWatcher(damaged=[10])).start(15, 10)
 
 
 def test_a_run_waits_for_what_is_damaged_to_be_made_again():
   schedule = _schedule(
-    _DamagedWatcher(), wait_for_generations=True, lag_steps=5
+    ShelfWatcher([0, 10], damaged=[10, 10]),
+    wait_for_generations=True,
+    lag_steps=5,
   )
   assert _used(schedule, (0, 15)) == [0, 10]
 
 
-def test_a_run_does_not_begin_with_what_is_damaged():
-  with pytest.raises(DamagedGenerationError, match="10 is damaged"):
-    _schedule(_DamagedWatcher()).start(15, 10)
+_GONE = {"steps": [0, 40]}
+_DAMAGED = {"steps": [20, 40], "damaged": [20] * 9, "loaded_at": 3}
 
 
-class _LaterWatcher(ShelfWatcher):
-  """Generation 20 is damaged; 40 is there, and loaded at the third look."""
-
-  def __init__(self):
-    super().__init__([20, 40])
-    self.looks = 0
-
-  def newest(self):
-    self.looks += 1
-    return Loaded(40) if self.looks > 2 else None
-
-  def wait_for(self, step, *, timeout):
-    if step == 20:
-      raise DamagedGenerationError("generation 20 is damaged")
-    return super().wait_for(step, timeout=timeout)
-
-
-@pytest.mark.parametrize("watcher", [ShelfWatcher([0, 40]), _LaterWatcher()])
+@pytest.mark.parametrize("found", [_GONE, _DAMAGED])
 def test_a_run_whose_generation_is_gone_or_damaged_goes_on_with_a_later_one(
-  watcher, caplog
+  found, caplog
 ):
   with caplog.at_level(logging.WARNING, logger="absl"):
-    assert _schedule(watcher).start(25, 20).step == 40
+    assert _schedule(ShelfWatcher(**found)).start(25, 20).step == 40
   assert "20 is gone or damaged: continuing with generation 40" in caplog.text
-
-
-@pytest.mark.parametrize(
-  "change", [{"wait_for_generations": True}, {"swap_generations": False}]
-)
-def test_a_run_that_wants_its_own_generation_takes_no_other(change):
-  with pytest.raises(DamagedGenerationError, match="20 is damaged"):
-    _schedule(_LaterWatcher(), **change).start(25, 20)
-  schedule = _schedule(ShelfWatcher([0, 40]), timeout_seconds=0.01, **change)
-  with pytest.raises(RetrievalUnavailableError, match="generation 20"):
-    schedule.start(25, 20)
-
-
-def test_without_refresh_the_first_stays():
-  schedule = _schedule(
-    ShelfWatcher([0, 10]),
-    swap_generations=False,
-    max_staleness_steps=5,
-    on_stale="fail",
-  )
-  assert _used(schedule, range(100)) == [0] * 100
+  # One that wants its own takes no other.
+  for change in ({"wait_for_generations": True}, {"swap_generations": False}):
+    schedule = _schedule(ShelfWatcher(**found), timeout_seconds=0.01, **change)
+    with pytest.raises(
+      (RetrievalUnavailableError, GenerationError), match="generation 20"
+    ):
+      schedule.start(25, 20)
 
 
 def test_staleness_counts_from_the_oldest_vector():
@@ -284,18 +228,35 @@ def test_a_run_warns_of_a_stale_index_by_default(caplog, limit, warned):
 
 
 @pytest.mark.parametrize("swaps", [True, False])
-def test_only_a_run_that_swaps_waits_for_a_fresher_generation(swaps, caplog):
-  class Late(ShelfWatcher):
-    """Publishes generation 100 once somebody looks for it."""
-
-    def newest(self):
-      self.steps.add(100)
-      return super().newest() if len(self.used) > 0 else None
-
+def test_only_a_run_that_swaps_waits_for_a_fresher_generation(swaps):
   schedule = _schedule(
-    Late([0]),
+    ShelfWatcher([0, 100], loaded_at=3),
     swap_generations=swaps,
     max_staleness_steps=5,
     on_stale="fail",
   )
-  assert schedule.start(100, 0).step == (100 if swaps else 0)
+  # Without refresh the first stays, however old it is.
+  step = 100 if swaps else 0
+  assert _used(schedule, (100, 101), 0) == [step, step]
+
+
+def test_what_crashes_as_it_is_loaded_is_searched_exactly(monkeypatch):
+  def load(step, *, index=None):
+    if index is None:
+      raise IndexCrashedError("it ended by SIGKILL while it loaded")
+    return Loaded(step, index=index)
+
+  manifest = types.SimpleNamespace(dtype="bfloat16")
+  monkeypatch.setattr(GenerationStore, "manifest", lambda *_: manifest)
+  with pytest.raises(IndexCrashedError, match=r"SIGKILL .* cannot be searched"):
+    _schedule(ShelfWatcher([0]), load=load, on_crash="fail").start(0, None)
+  schedule = _schedule(ShelfWatcher([0, 10]), load=load)
+  # Held as it is stored: twice the memory might be too much.
+  assert schedule.start(0, 0).index.dtype == "bfloat16"
+  # What crashes as it searches is replaced until the next generation comes.
+  crash = IndexCrashedError("it ended by SIGSEGV")
+  assert schedule.after_crash(crash).step == 0
+  vars(schedule.current)["is_damaged"] = True
+  with pytest.raises(IndexCrashedError, match=r"SIGSEGV.* are damaged"):
+    schedule.after_crash(crash)
+  assert schedule.at(11).step == 10

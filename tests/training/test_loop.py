@@ -15,22 +15,16 @@ from realm_jax.training.candidates import Prepared
 from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
-from realm_jax.training.goodput import Goodput
 from realm_jax.training.loop import Run, run_steps
-from realm_jax.training.metrics import (
-  MetricsLog,
-  NonFiniteLossError,
-)
+from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from realm_jax.training.step import TrainState
 
 
 class Candidates:
   """A stream that has a batch for each step, and may run out of them."""
 
-  def __init__(self, events, unavailable=None):
-    self.events = events
-    self.unavailable = unavailable or {}
-    self.received = []
+  def __init__(self, events, unavailable):
+    self.events, self.unavailable = events, unavailable
 
   def open(self, state):
     return state
@@ -38,13 +32,11 @@ class Candidates:
   def prefetch(self, step, params):
     if step in self.unavailable:
       raise self.unavailable[step]
-    self.events.append(("prefetch", step))
-    self.received.append(int(params["reader"]))
+    self.events.append(("prefetch", step, int(params["reader"])))
 
   def take(self, step):
     self.events.append(("take", step))
-    batch = {"query": np.full(1, step)}
-    return Prepared(batch, {"of_step": step})
+    return Prepared({"query": np.full(1, step)}, {"of_step": step})
 
   def state(self, step):
     return LoopState(positions=np.array([10 * step]))
@@ -53,68 +45,55 @@ class Candidates:
 class Checkpoints(Checkpointer):
   def __init__(self, events):
     self.events = events
+    self.check = lambda: None
+    self.hurry = lambda: events.append(("hurry",))
+    self.wait = lambda: events.append(("wait",))
 
   def save(self, state, loop_state):
     self.events.append(("save", int(state.step), *loop_state.positions))
-
-  def check(self):
-    pass
-
-  def hurry(self):
-    self.events.append(("hurry",))
-
-  def wait(self):
-    self.events.append(("wait",))
 
   def with_last_good(self, error):
     return error
 
 
 class Metrics(MetricsLog):
-  """Keeps what is pushed; the loss of one step may be bad."""
+  """Expects metrics of each step; the loss of one may be bad."""
 
-  def __init__(self, events, bad_step=None):
-    self.events = events
+  def __init__(self, events, bad_step):
     self.bad_step = bad_step
+    self.flush = lambda: events.append(("flush",))
 
   def push(self, step, on_devices, on_host):
     assert on_host["of_step"] == step - 1
     if step == self.bad_step:
       raise NonFiniteLossError("loss is nan")
 
-  def flush(self):
-    self.events.append(("flush",))
-
 
 class Sole(SoleProcess):
   """The right to write, which another process has taken during a step."""
 
   def __init__(self, events, taken_at):
-    self.events = events
-    self.taken_at = taken_at
+    self.events, self.taken_at = events, taken_at
 
   def check(self):
     if ("step", self.taken_at) in self.events:
       raise SoleProcessError("another trainer")
 
 
-def _state(step=0):
-  return TrainState(jnp.int32(step), {"reader": jnp.float32(step)}, ())
-
-
 def _run(
   *,
-  start=0,
-  num_steps=4,
+  num_steps=9,
   every=2,
-  unavailable=None,
+  unavailable=(),
   preempted_at=None,
   bad_step=None,
   taken_at=None,
 ):
-  events = []  # What the parts were asked for, in order.
-  preempted = threading.Event()
-  candidates = Candidates(events, unavailable)
+  """What the parts were asked for, in order, and the result or the error."""
+  events, preempted = [], threading.Event()
+
+  def state_after(step):
+    return TrainState(jnp.int32(step), {"reader": jnp.float32(step)}, ())
 
   def step_function(state, batch, searched, step):
     assert int(batch["query"][0]) == step == int(state.step)
@@ -122,99 +101,89 @@ def _run(
     events.append(("step", step))
     if step == preempted_at:
       preempted.set()
-    return _state(step + 1), {"loss": jnp.float32(step)}
+    return state_after(step + 1), {"loss": jnp.float32(step)}
 
-  result, error = None, None
+  run = Run(
+    step_function=step_function,
+    candidates=Candidates(events, unavailable),
+    checkpoints=Checkpoints(events),
+    decisions=Decisions(preempted, num_steps=num_steps, save_every_steps=every),
+    metrics=Metrics(events, bad_step),
+    sole=Sole(events, taken_at),
+  )
   try:
-    run = Run(
-      step_function=step_function,
-      candidates=candidates,
-      checkpoints=Checkpoints(events),
-      decisions=Decisions(
-        preempted, num_steps=num_steps, save_every_steps=every
-      ),
-      metrics=Metrics(events, bad_step),
-      goodput=Goodput(),
-      sole=Sole(events, taken_at),
-    )
-    result = run_steps(_state(start), run, num_steps=num_steps)
-  except Exception as raised:
-    error = raised
-  return events, candidates, result, error
+    return events, run_steps(state_after(0), run, num_steps=num_steps)
+  except Exception as error:
+    return events, error
 
 
 def _saved(events):
-  return [event for event in events if event[0] == "save"]
+  return [event[1:] for event in events if event[0] == "save"]
 
 
 def test_the_next_batch_is_prefetched_before_a_step_is_dispatched():
-  events, candidates, result, _ = _run(num_steps=3, every=10)
+  events, result = _run(num_steps=3, every=10)
+  # The parameters are those before the step that is dispatched next.
   assert events == [
-    ("prefetch", 0),
+    ("prefetch", 0, 0),
     ("take", 0),
-    ("prefetch", 1),
+    ("prefetch", 1, 0),
     ("step", 0),
     ("take", 1),
-    ("prefetch", 2),
+    ("prefetch", 2, 1),
     ("step", 1),
     ("take", 2),
     ("step", 2),
+    # The steps before a checkpoint are known to be finite.
     ("flush",),
     ("save", 3, 30),
     ("wait",),
   ]
-  # The parameters before the step that is dispatched next.
-  assert candidates.received == [0, 0, 1]
   assert (result.step, result.preempted) == (3, False)
 
 
 def test_checkpoints_are_saved_when_due_and_at_the_end():
-  events, *_ = _run(num_steps=5, every=2)
-  assert _saved(events) == [("save", 2, 20), ("save", 4, 40), ("save", 5, 50)]
-  for place, event in enumerate(events):
-    if event[0] == "save":
-      # The steps before it are known to be finite.
-      assert events[place - 1] == ("flush",)
+  events, _ = _run(num_steps=5, every=2)
+  assert _saved(events) == [(2, 20), (4, 40), (5, 50)]
 
 
 def test_a_preempted_run_saves_after_its_step_and_ends():
-  events, _, result, _ = _run(num_steps=9, every=100, preempted_at=2)
-  assert _saved(events) == [("save", 3, 30)]
+  events, result = _run(every=100, preempted_at=2)
+  assert _saved(events) == [(3, 30)]
   # A disk that is full must not keep it alive.
   assert events.index(("hurry",)) < events.index(("save", 3, 30))
   assert (result.step, result.preempted) == (3, True)
 
 
+@pytest.mark.parametrize(("waits_at", "saved"), [(3, [(2, 20)]), (0, [])])
+def test_a_run_that_is_preempted_while_it_waits_ends_in_peace(waits_at, saved):
+  unavailable = {waits_at: WaitPreemptedError()}
+  events, result = _run(every=100, unavailable=unavailable)
+  assert _saved(events) == saved
+  assert (result.step, result.preempted) == (max(0, waits_at - 1), True)
+
+
 @pytest.mark.parametrize(
-  "reason",
-  [RetrievalUnavailableError("too old"), IndexCrashedError("gone")],
+  ("fault", "raised", "saved"),
+  [
+    # With nothing to search; step 3 was prepared and not run.
+    (
+      {"unavailable": {4: RetrievalUnavailableError()}},
+      RetrievalUnavailableError,
+      [(2, 20), (3, 30)],
+    ),
+    (
+      {"unavailable": {4: IndexCrashedError()}},
+      IndexCrashedError,
+      [(2, 20), (3, 30)],
+    ),
+    ({"bad_step": 4}, NonFiniteLossError, [(2, 20)]),
+    # Another trainer has taken its place.
+    ({"taken_at": 3}, SoleProcessError, [(2, 20)]),
+  ],
 )
-def test_a_run_with_nothing_to_search_saves_and_fails(reason):
-  events, _, _, error = _run(num_steps=9, every=2, unavailable={4: reason})
-  assert error is reason
-  # Step 3 was prepared and not run.
-  assert events[-2:] == [("flush",), ("save", 3, 30)]
-
-
-def test_a_run_that_is_preempted_while_it_waits_ends_in_peace():
-  events, _, result, error = _run(
-    num_steps=9, every=100, unavailable={3: WaitPreemptedError()}
-  )
-  assert error is None
-  assert _saved(events) == [("save", 2, 20)]
-  assert (result.step, result.preempted) == (2, True)
-  events, _, result, error = _run(unavailable={0: WaitPreemptedError()})
-  assert (error, _saved(events), result.preempted) == (None, [], True)
-
-
-def test_a_loss_that_is_not_finite_is_never_saved():
-  events, _, _, error = _run(num_steps=9, every=2, bad_step=4)
-  assert isinstance(error, NonFiniteLossError)
-  assert _saved(events) == [("save", 2, 20)]
-
-
-def test_a_trainer_whose_place_was_taken_saves_nothing():
-  events, _, _, error = _run(num_steps=6, every=2, taken_at=3)
-  assert isinstance(error, SoleProcessError)
-  assert [saved[1] for saved in _saved(events)] == [2]
+def test_a_run_that_fails_saves_what_is_good(fault, raised, saved):
+  events, error = _run(**fault)
+  assert isinstance(error, raised)
+  assert _saved(events) == saved
   assert ("step", 4) not in events

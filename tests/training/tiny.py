@@ -1,5 +1,6 @@
 """Models and batches of each stage that compile in a second or two."""
 
+import dataclasses
 import functools
 import json
 
@@ -28,7 +29,7 @@ from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models
 from realm_jax.training.step import TrainState
 
-SEP, CLS, MASK, VOCABULARY = 3, 2, 4, 40
+SEP, CLS, VOCABULARY = 3, 2, 40
 QUERY, BLOCK, JOINT, WIDTH = 6, 10, 14, 2
 BATCH, CANDIDATES, SEARCHED, MASKS = 8, 3, 5, 2
 OF_STAGE = {
@@ -55,8 +56,8 @@ def corpus_of(folder, texts, *, pieces, block_length, name="corpus"):
   return Corpus.open(folder / name)
 
 
-def models(*, dropout_rate=0.0, **retriever_settings):
-  """A retriever with separate towers (unless told otherwise), and a reader."""
+def models(*, dropout_rate=0.0):
+  """A retriever with separate towers, and a reader."""
   bert = BertConfig(
     vocab_size=VOCABULARY,
     separator_id=SEP,
@@ -67,32 +68,30 @@ def models(*, dropout_rate=0.0, **retriever_settings):
     max_positions=16,
     dropout_rate=dropout_rate,
   )
-  settings = {"projection_size": 4, "shared_towers": False}
-  settings["projection_dropout_rate"] = dropout_rate
-  retriever = Retriever(bert, **settings | retriever_settings)
+  retriever = Retriever(
+    bert,
+    projection_size=4,
+    shared_towers=False,
+    projection_dropout_rate=dropout_rate,
+  )
   reader = Reader(bert, joint_length=JOINT, span_size=4, max_answer_width=WIDTH)
-  return retriever, reader
+  return Models(retriever, reader)
 
 
-def init(stage, key, **retriever_settings):
+def init(stage, key):
   """Parameters by component, in flax's boxes."""
-  made = Models(*models(**retriever_settings))
-  return OF_STAGE[stage].init(made, QUERY, BLOCK, key)
+  return OF_STAGE[stage].init(models(), QUERY, BLOCK, key)
 
 
-def state(stage, optimizer, mesh, **retriever_settings):
+def state(stage, optimizer, mesh):
   """A state with values drawn by numpy, on its devices, and its shardings.
 
   `create_state` makes the same, but compiles for seconds.
   """
 
   def boxed():
-    params = init(stage, jax.random.key(0), **retriever_settings)
-    return TrainState(
-      step=jnp.zeros((), jnp.int32),
-      params=params,
-      optimizer=optimizer.init(params),
-    )
+    params = init(stage, jax.random.key(0))
+    return TrainState(np.zeros((), np.int32), params, optimizer.init(params))
 
   shapes = jax.eval_shape(boxed)
   zeros = jax.tree.map(
@@ -120,9 +119,9 @@ def _draw(shapes):
   return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
-def functions(stage, *, dropout_rate=0.0, **retriever_settings):
+def functions(stage, *, dropout_rate):
   """What a stage's encoders read, and its loss, as settings of a step."""
-  made = Models(*models(dropout_rate=dropout_rate, **retriever_settings))
+  made = models(dropout_rate=dropout_rate)
   rows_of, loss = OF_STAGE[stage].functions(made)
   return {"rows_of": rows_of, "loss": loss}
 
@@ -136,9 +135,10 @@ def on_rows(rows_of, batch, compute):
   )
 
 
-def weighted(stage, params, batch, *, of=None):
-  """The loss and the metrics of a batch, by a stage or one like it."""
-  rows_of, loss = (of or OF_STAGE[stage]).functions(Models(*models()))
+def weighted(stage, params, batch, **settings):
+  """The loss and the metrics of a batch, by a stage with other settings."""
+  made = dataclasses.replace(OF_STAGE[stage], **settings)
+  rows_of, loss = made.functions(models())
   return on_rows(rows_of, batch, lambda rows: loss(params, batch, rows, None))
 
 

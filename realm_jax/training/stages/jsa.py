@@ -77,15 +77,25 @@ class Support(NamedTuple):
   ) -> Float[Array, "b s"]:
     """Returns the log-probabilities of the blocks, given queries.
 
+    All blocks score as the generation has them. If those that are read scored
+    as the block tower embeds them now, its drift since the generation would
+    decide between them, the null block and the rest of the support. The tower
+    learns from the gradient that their vectors would have.
+
     Args:
       queries: Vectors of one of the towers.
-      places: Places of blocks whose `current` vectors replace the generation's.
-        Those of one place must be equal.
-      current: These vectors, through which the block tower learns.
+      places: Places of blocks that are read; 0 for the null block.
+      current: Their vectors now; those of one place must be equal. The null
+        block, which no generation has, scores by its own.
       score_scale: Factor of all inner products.
     """
     by_query = jnp.arange(len(queries))[:, None]
-    vectors = jnp.asarray(self.vectors).at[by_query, places].set(current)
+    stored = jnp.asarray(self.vectors)
+    learning = current - jax.lax.stop_gradient(current)
+    is_null = (jnp.asarray(places) == 0)[..., None]
+    vectors = stored.at[by_query, places].set(
+      jnp.where(is_null, current, stored[by_query, places] + learning)
+    )
     scores = relevance(queries, vectors, score_scale=score_scale)
     return jax.nn.log_softmax(jnp.where(self.is_block, scores, -jnp.inf))
 

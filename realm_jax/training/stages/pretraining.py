@@ -208,19 +208,16 @@ class Pretraining(stages.Stage):
     """Number of candidates that are not the null block."""
     return self.num_candidates - self.null_block
 
-  def candidate_rows(
-    self, batch: Batch, retrieved: SearchResult, corpus: Corpus
+  def _candidate_rows(
+    self, batch: Batch, rows: Int[np.ndarray, "b n"], corpus: Corpus
   ) -> Int[np.ndarray, "b k"]:
     """Returns the candidates of each query but the null block, best first.
 
     The source and its verbatim copies are known by their hashes, in whichever
-    corpus they are. A step that draws candidates begins with all that is found.
+    corpus they are.
     """
-    if self.draws:
-      return retrieved.rows
-    hashes = corpus.content_hashes[retrieved.rows]
+    hashes = corpus.content_hashes[rows]
     is_source = hashes == batch.array("source_hash")[:, None]
-    rows = retrieved.rows
     if self.read_gold:
       blocks = corpus.gather(rows, int(corpus.lengths.max()))
       has_words = masked_words.occurrences(MaskTargets.of(batch), blocks)
@@ -263,7 +260,9 @@ class Pretraining(stages.Stage):
     if retrieved is None:
       words = hash_words(batch.array("source_hash"))
       return PretrainingBatch(query, None, masks, source_hash=words), {}
-    rows = self.candidate_rows(batch, retrieved, context.corpus)
+    rows = retrieved.rows
+    if not self.draws:
+      rows = self._candidate_rows(batch, rows, context.corpus)
     if self.null_block:
       rows = np.asarray(encoder_rows.with_null(rows))
     tokens = context.gather(rows)

@@ -60,16 +60,9 @@ def _assemble(stage, corpus, answer, position=0):
   )
   rows = np.arange(len(TEXTS), dtype=np.int32)[None]
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  made, _ = stage.assemble(
-    batch,
-    retrieved,
-    StageContext(
-      corpus,
-      _Vectors(),
-      BLOCK_LENGTH,
-      answers=AnswersInBlocks(corpus, ()),
-    ),
-  )
+  answers = AnswersInBlocks(corpus, ())
+  context = StageContext(corpus, _Vectors(), BLOCK_LENGTH, answers=answers)
+  made, _ = stage.assemble(batch, retrieved, context)
   return made
 
 
@@ -77,7 +70,6 @@ def _assemble(stage, corpus, answer, position=0):
   ("answer", "has_answer"),
   [
     ("Ali", [True, False, False, True]),
-    ("Al", [True, False, False, True]),
     ("young poet", [True, False, False, True]),
     ("^The", [True, False, True, True]),
     ("^ALI|poet ali", [False, True, False, True]),
@@ -102,20 +94,17 @@ def test_spans_are_found_by_their_tokens_in_either_case(corpus):
 def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
   plain = _assemble(OpenQa(num_read=2), corpus, "Ali")
   ali, bob = corpus.vocabulary.encode("ali bob")
-  renamed = [
-    _assemble(OpenQa(num_read=2, renamed_share=1.0), corpus, "Ali", position)
-    for position in range(4)
-  ]
-  for made in renamed:
+  renaming = OpenQa(num_read=2, renamed_share=1.0)
+  changed = 0
+  for position in range(4):
+    made = _assemble(renaming, corpus, "Ali", position)
     # The spans are those of the same tokens, whatever they are called.
-    assert (made.is_answer == plain.is_answer).all()
-    assert (made.query == plain.query).all()
-  changed = [made for made in renamed if (made.blocks != plain.blocks).any()]
+    np.testing.assert_array_equal(made.is_answer, plain.is_answer)
+    np.testing.assert_array_equal(made.query, plain.query)
+    names = [bob, ali] if (made.blocks != plain.blocks).any() else [ali, bob]
+    changed += names == [bob, ali]
+    for field in ("joint_query", "blocks"):
+      before, after = getattr(plain, field), getattr(made, field)
+      wanted = np.select([before == ali, before == bob], names, before)
+      np.testing.assert_array_equal(after, wanted)
   assert changed
-  for made in changed:
-    for before, after in (
-      (plain.joint_query, made.joint_query),
-      (plain.blocks, made.blocks),
-    ):
-      exchanged = np.select([before == ali, before == bob], [bob, ali], before)
-      np.testing.assert_array_equal(after, exchanged)

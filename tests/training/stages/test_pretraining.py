@@ -15,7 +15,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
-from realm_jax.training.stages.stage import Encoders, Models, StageContext
+from realm_jax.training.stages.stage import Encoders, StageContext
 from tests.training import tiny
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . alps rhine nile snow ships flow"
@@ -55,20 +55,19 @@ def _bodies(words, blocks):
   return [words.decode([i for i in row.tolist() if i > 4]) for row in blocks]
 
 
-def _candidates(stage, corpora, rows):
-  """The bodies of the candidates of the second sentence, `rhine ships`."""
-  searched, read = corpora
+def _retrieved(rows):
   rows = np.array([rows], np.int32)
-  retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  context = StageContext(searched, None, LENGTH, read)
-  made, _ = stage.assemble(_batch(read, 1), retrieved, context)
-  return _bodies(searched.vocabulary, made.candidates.tokens[0])
+  return SearchResult(rows, np.zeros(rows.shape, np.float32))
+
+
+_READS_SOURCE = {"drop_source": False}
+_READS_GOLD = {"drop_source": False, "read_gold": True}
 
 
 @pytest.mark.parametrize(
   ("settings", "rows", "bodies"),
   [
-    # The source and its copy stand in rows 1 and 3.
+    # The source of the sentence, `rhine ships`, and its copy are rows 1 and 3.
     ({}, [1, 2, 3, 0], ["", "nile flow", "alps snow"]),
     # The null block takes the place of copies that are not spare.
     ({}, [1, 2, 3], ["", "nile flow", ""]),
@@ -77,33 +76,19 @@ def _candidates(stage, corpora, rows):
       [1, 2, 3, 0, 2],
       ["nile flow", "alps snow", "nile flow"],
     ),
-    ({"drop_source": False}, [1, 2, 3], ["", "rhine ships", "nile flow"]),
-    (
-      {"null_block": False, "drop_source": False},
-      [1, 2, 3],
-      ["rhine ships", "nile flow", "rhine ships"],
-    ),
+    (_READS_SOURCE, [1, 2, 3], ["", "rhine ships", "nile flow"]),
     # Those with the masked word, `rhine`, are read first.
-    (
-      {"drop_source": False, "read_gold": True},
-      [2, 0, 3, 1],
-      ["", "rhine ships", "rhine ships"],
-    ),
-    (
-      {"drop_source": False, "read_gold": True},
-      [2, 0, 3],
-      ["", "rhine ships", "nile flow"],
-    ),
-    (
-      {"drop_source": False, "read_gold": True},
-      [0, 2],
-      ["", "alps snow", "nile flow"],
-    ),
+    (_READS_GOLD, [2, 0, 3, 1], ["", "rhine ships", "rhine ships"]),
+    (_READS_GOLD, [0, 2], ["", "alps snow", "nile flow"]),
   ],
 )
 def test_which_blocks_are_candidates(corpora, settings, rows, bodies):
+  searched, read = corpora
   stage = Pretraining(num_candidates=3, **settings)
-  assert _candidates(stage, corpora, rows) == bodies
+  context = StageContext(searched, None, LENGTH, read)
+  made, _ = stage.assemble(_batch(read, 1), _retrieved(rows), context)
+  found = _bodies(searched.vocabulary, made.candidates.tokens[0])
+  assert found == bodies
 
 
 def test_what_a_posterior_searches_for_and_what_can_be_drawn(corpora):
@@ -115,81 +100,68 @@ def test_what_a_posterior_searches_for_and_what_can_be_drawn(corpora):
   assert _bodies(words, queries["posterior"]) == ["rhine"]
 
   # Both towers find row 2, and the source and its copy are rows 1 and 3.
-  rows = np.array([[1, 2, 0, 2, 3]], np.int32)
   generation = object.__new__(Generation)
   vectors = np.arange(8, dtype=np.float32).reshape(4, 2)
   stored = types.SimpleNamespace(gather=lambda rows: vectors[rows])
   vars(generation)["embeddings"] = stored
-  retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
   context = StageContext(searched, generation, LENGTH, read)
-  made, _ = stage.assemble(batch, retrieved, context)
+  made, _ = stage.assemble(batch, _retrieved([1, 2, 0, 2, 3]), context)
   support = made.support
   np.testing.assert_array_equal(support.is_block[0], [1, 0, 1, 1, 0, 0])
   texts = _bodies(words, made.candidates.tokens[0][support.is_block[0]])
   assert texts == ["", "nile flow", "alps snow"]
 
-  # The null block and row 0 have other vectors by now.
-  found = support.log_probs(
-    jnp.array([[1.0, -1.0]]),
-    np.array([[0, 3]]),
-    jnp.array([[[2.0, 1.0], [0.0, 3.0]]]),
-    score_scale=2.0,
-  )
-  wanted = np.exp([2.0, -2.0, -6.0])
+  # The null block and row 0 have other vectors by now. The null block has no
+  # other; that of row 0 only passes the gradient on.
+  def found(current):
+    queries, places = jnp.array([[1.0, -1.0]]), np.array([[0, 3]])
+    return support.log_probs(queries, places, current, score_scale=2.0)[0]
+
+  current = jnp.array([[[2.0, 1.0], [0.0, 3.0]]])
+  wanted = np.exp([2.0, -2.0, -2.0])
+  wanted = [wanted[0], 0, wanted[1], wanted[2], 0, 0] / wanted.sum()
+  np.testing.assert_allclose(np.exp(found(current)), wanted, rtol=1e-4)
+  gradient = jax.grad(lambda current: found(current)[3])(current)[0, 1]
   np.testing.assert_allclose(
-    np.exp(found[0]),
-    [wanted[0], 0, wanted[1], wanted[2], 0, 0] / wanted.sum(),
-    rtol=1e-4,
+    gradient, (1 - wanted[3]) * np.array([2.0, -2.0]), rtol=1e-4
   )
 
 
-def test_what_is_searched_for_is_what_is_kept_or_dropped():
-  # Candidates that are retrieved, the source, and spare blocks for its copies.
-  for null, drop, needed in (
-    (True, True, 7 + 1),
-    (False, True, 8 + 1),
-    (True, False, 7),
-    (False, False, 8),
-  ):
-    stage = Pretraining(8, num_spare=2, null_block=null, drop_source=drop)
-    assert stage.num_searched(100) == needed + 2 * drop
-    assert stage.num_searched(needed) == needed
-    with pytest.raises(ValueError, match=f"needs {needed} blocks.*NUM_CANDID"):
-      stage.num_searched(needed - 1)
-  stage = InverseCloze(num_hard_negatives=4)
-  assert (stage.num_searched(100), stage.num_searched(5)) == (7, 5)
-  with pytest.raises(ValueError, match=r"needs 5 blocks.*NUM_HARD_NEGATIVES"):
-    stage.num_searched(4)
-
-
+# Candidates that are retrieved, the source, and spare blocks for its copies.
 @pytest.mark.parametrize(
-  ("rows", "bodies"),
+  ("stage", "needed", "spare"),
   [
-    # The source and its copy stand in rows 1 and 3.
-    ([1, 2, 3, 0], ["nile flow", "alps snow"]),
-    # The null block takes the place of copies that are not spare.
-    ([1, 2, 3], ["nile flow", ""]),
+    (Pretraining(8, num_spare=3), 7 + 1, 3),
+    (Pretraining(8, num_spare=3, null_block=False), 8 + 1, 3),
+    (Pretraining(8, num_spare=3, drop_source=False), 7, 0),
+    (InverseCloze(num_hard_negatives=4), 4 + 1, 2),
   ],
 )
-def test_hard_negatives_are_not_the_source(corpora, rows, bodies):
+def test_what_is_searched_for_is_what_is_kept_or_dropped(stage, needed, spare):
+  assert stage.num_searched(100) == needed + spare
+  assert stage.num_searched(needed) == needed
+  with pytest.raises(ValueError, match=f"needs {needed} blocks.*lower NUM_"):
+    stage.num_searched(needed - 1)
+
+
+def test_hard_negatives_are_not_the_source(corpora):
   searched, read = corpora
-  rows = np.array([rows], np.int32)
   batch = _batch(read, 1)
   batch.arrays["removed"] = np.ones(1, bool)
   batch.arrays["block"] = np.full((1, LENGTH), 7, np.int32)
   made, _ = InverseCloze(num_hard_negatives=2).assemble(
-    batch,
-    SearchResult(rows, np.zeros(rows.shape, np.float32)),
-    StageContext(searched, None, LENGTH, read),
+    batch, _retrieved([1, 2, 3]), StageContext(searched, None, LENGTH, read)
   )
   np.testing.assert_array_equal(made.blocks[:, 0], batch.arrays["block"])
-  assert _bodies(searched.vocabulary, made.blocks[0, 1:]) == bodies
+  # The null block takes the place of copies that are not spare.
+  bodies = _bodies(searched.vocabulary, made.blocks[0, 1:])
+  assert bodies == ["nile flow", ""]
 
 
 @pytest.mark.slow
 def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
   batch = tiny.batch("pretraining")
-  models = Models(*tiny.models(dropout_rate=0.5))
+  models = tiny.models(dropout_rate=0.5)
 
   @functools.partial(jax.jit, static_argnames="freeze")
   def run(params, key, freeze):
