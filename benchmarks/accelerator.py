@@ -13,12 +13,11 @@ needed. Two things are measured, in bfloat16:
 """
 
 import argparse
-import dataclasses
 import functools
 import json
 import time
+import types
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -26,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
 
-from benchmarks import train_step
+from benchmarks import flags, train_step
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
@@ -44,53 +43,47 @@ _PAPER = {
   "block": 288,
   "joint": 352,
   "masks": 3,
+  "dropout": 0.0,
+  "dtype": "bfloat16",
+  "attention": "xla",
 }
 _NUM_BLOCKS = 13_353_718
 _DIM = 128
 _WARM_UP, _SEARCHES = 2, 10
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomCorpus:
-  """What the embedder reads of a corpus: blocks of random wordpieces.
+def random_corpus(num_blocks: int) -> Corpus:
+  """Returns what the embedder reads of a corpus: random wordpieces.
 
-  Attributes:
-    lengths: Wordpieces of each block, with the special ones.
-    block_length: The longest.
+  Lengths are spread evenly, and titles are empty.
   """
+  rng = np.random.default_rng(1)
+  lengths = rng.integers(64, _PAPER["block"] + 1, num_blocks)
 
-  lengths: np.ndarray
-  block_length: int = _PAPER["block"]
-
-  @property
-  def num_blocks(self) -> int:
-    """Number of blocks."""
-    return len(self.lengths)
-
-  def gather(self, rows: np.ndarray, length: int) -> np.ndarray:
-    """Returns the token ids of rows, [n, length], padded with 0."""
-    rng = np.random.default_rng(0)
+  def gather(rows: np.ndarray, length: int) -> np.ndarray:
     tokens = rng.integers(999, _PAPER["vocab"], (len(rows), length), np.int32)
-    tokens[:, :2] = 101, 102  # [CLS] and [SEP], between them an empty title.
-    return np.where(
-      np.arange(length) < self.lengths[rows, None], tokens, np.int32(0)
-    )
+    tokens[:, :2] = 101, 102  # [CLS] and [SEP].
+    return np.where(np.arange(length) < lengths[rows, None], tokens, 0)
+
+  corpus = types.SimpleNamespace(
+    gather=gather,
+    lengths=lengths,
+    block_length=_PAPER["block"],
+    num_blocks=num_blocks,
+  )
+  return cast(Corpus, corpus)
 
 
 def embedding(num_blocks: int) -> dict[str, Any]:
-  """Measures the embedding of blocks whose lengths are spread evenly."""
-  given = argparse.Namespace(
-    **_PAPER, dropout=0.0, dtype="bfloat16", attention="xla"
-  )
+  """Measures the embedding of random blocks."""
+  given = argparse.Namespace(**_PAPER)
   retriever = train_step.make_models(given).retriever
   tokens = jnp.zeros((1, 3), jnp.int32)
   mesh = make_mesh(devices=jax.devices()[:1])
   params = meta.unbox(
     jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)["params"]
   )
-  lengths = np.random.default_rng(1).integers(
-    64, _PAPER["block"] + 1, num_blocks
-  )
+  corpus = random_corpus(num_blocks)
 
   def embed(params: Any, token_ids: jax.Array) -> jax.Array:
     return cast(
@@ -99,7 +92,7 @@ def embedding(num_blocks: int) -> dict[str, Any]:
     )
 
   embedder = CorpusEmbedder(
-    cast(Corpus, RandomCorpus(lengths)),
+    corpus,
     embed,
     dim=_DIM,
     mesh=mesh,
@@ -110,11 +103,11 @@ def embedding(num_blocks: int) -> dict[str, Any]:
   start = time.perf_counter()
   embedder.embed(params, rows)
   seconds = time.perf_counter() - start
-  flops = train_step.sequence_flops(given, lengths).sum()
+  flops = train_step.sequence_flops(given, corpus.lengths).sum()
   return {
     "blocks": num_blocks,
     "blocks_per_second": num_blocks / seconds,
-    "tokens_per_second": int(lengths.sum()) / seconds,
+    "tokens_per_second": int(corpus.lengths.sum()) / seconds,
     "teraflops_per_second": flops / seconds / 1e12,
     "minutes_for_wikipedia": _NUM_BLOCKS / num_blocks * seconds / 60,
   }
@@ -153,31 +146,18 @@ def searches(num_blocks: int) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0],
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-  )
-  for name, default, what in (
-    ("blocks", 100_000, "blocks to embed"),
-    ("search_blocks", _NUM_BLOCKS, "blocks to search"),
-  ):
-    parser.add_argument(f"--{name}", type=int, default=default, help=what)
-  parser.add_argument("--json", type=Path, help="file to write the figures to")
-  given = parser.parse_args(argv)
+  given = flags.parse(__doc__, argv, blocks=100_000, search_blocks=_NUM_BLOCKS)
   found: dict[str, Any] = {
     "device": jax.devices()[0].device_kind,
     "jax": jax.__version__,
   }
   print(json.dumps(found), flush=True)
-  parts = {
-    "search": functools.partial(searches, given.search_blocks),
-    "embedding": functools.partial(embedding, given.blocks),
-  }
-  for name, measure in parts.items():
-    found[name] = measure()
-    print(name, json.dumps(found[name]), flush=True)
-    if given.json:
-      write_json(given.json, found)
+  found["search"] = searches(given.search_blocks)
+  print("search", json.dumps(found["search"]), flush=True)
+  found["embedding"] = embedding(given.blocks)
+  print("embedding", json.dumps(found["embedding"]), flush=True)
+  if given.json:
+    write_json(given.json, found)
 
 
 if __name__ == "__main__":

@@ -3,27 +3,26 @@
     python -m benchmarks.index --directory=out/index --vectors=clustered
     python -m benchmarks.index --directory=out/index --vectors=out/vectors/demo
 
-The vectors are generated (`clustered`, `spectrum`), or those of a trained run
-in a folder that `benchmarks.data.trained_vectors` has written. Compared are
-ScaNN with our trees and with its own, and our exact search, with FAISS:
-inverted lists of 4-bit product codes and of RaBitQ codes, with several numbers
-of lists, and exact search. Each index is built in one process and searched in
-another, so that the memory of the build is measured alone.
+The vectors are generated (`clustered`, `spectrum`; --num_blocks of them), or
+those of a trained run in a folder that `benchmarks.data.trained_vectors` has
+written. Compared are ScaNN with our trees and with its own, and our exact
+search, with FAISS: inverted lists of 4-bit product codes and of RaBitQ codes,
+with several numbers of lists, and exact search; --system chooses some. Each
+index is built in one process and searched in another, so that the memory of the
+build is measured alone.
 """
 
-import argparse
-import dataclasses
-import os
 import shutil
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks import flags
 from benchmarks.data import index_vectors
 from benchmarks.runs.jobs import in_new_process
 from realm_jax.console import columns
@@ -35,7 +34,6 @@ from realm_jax.storage.json_files import write_json
 Row = dict[str, Any]
 
 _K = 8
-_THREADS = os.cpu_count() or 1
 _REPEATS = 5
 _RECALLS = (0.95, 0.99)
 # Numbers of leaves and of lists, as multiples of the root of the blocks.
@@ -45,20 +43,13 @@ _FAISS_SEARCHES = tuple(
   for nprobe in (2, 4, 8, 16, 32, 64, 128)
   for num_reordered in (50, 100, 200, 400, 800)
 )
-# The fastest of each list's systems is what the first one is compared with.
-_COMPARED = (
-  ("scann", ("faiss_pq", "faiss_rabitq")),
-  ("scann", ("scann_own_builder",)),
-  ("exact", ("faiss_flat",)),
-)
 _SYSTEMS = (
   *("scann", "scann_own_builder", "exact"),
   *("faiss_pq", "faiss_rabitq", "faiss_flat"),
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
   """Measurement of one index.
 
   Attributes:
@@ -103,9 +94,9 @@ def jobs_of(system: str, folder: Path, directory: Path) -> Iterator[Job]:
       parameters = {"factory": factory, **common}
       yield Job(*paths, "faiss", parameters, _FAISS_SEARCHES)
   else:
-    settings: Sequence[Row] = ({},)
+    root = 2 ** round(np.log2(num_blocks) / 2)
+    settings: list[Row] = [{}]
     if system == "scann_own_builder":
-      root = 2 ** round(np.log2(num_blocks) / 2)
       settings = [
         {"builder": "stock", "num_leaves": f * root} for f in _FACTORS
       ]
@@ -132,9 +123,12 @@ def build(job: Job) -> Row:
   start = time.perf_counter()
   index = config_from(job.kind, job.parameters).build(job.blocks(), options)
   seconds = time.perf_counter() - start
+  # `ru_maxrss` is not used, because a child inherits its parent's value.
+  status = Path("/proc/self/status").read_text()
+  peak = 1024 * int(status.partition("VmHWM:")[2].split()[0])
   return {
     "build_seconds": seconds,
-    "build_memory_gb": _peak_memory_gb(),
+    "build_memory_gb": peak / 1e9,
     "num_leaves": index.report.get("num_leaves"),
   }
 
@@ -174,100 +168,50 @@ def search(job: Job) -> list[Row]:
   return searches
 
 
-def _peak_memory_gb() -> float:
-  """Returns the peak memory of this process, on Linux.
-
-  `ru_maxrss` is not used, because a child inherits its parent's value.
-  """
-  status = Path("/proc/self/status").read_text()
-  return 1024 * int(status.partition("VmHWM:")[2].split()[0]) / 1e9
-
-
-def best(
-  rows: Sequence[Row], systems: Sequence[str], recall: float
-) -> Row | None:
-  """Returns the fastest row of some systems that reaches a recall, if any."""
-  good = (
-    row
-    for row in rows
-    if row["system"] in systems and row["recall_at_8"] >= recall
-  )
-  return max(good, key=lambda row: row["queries_per_second"], default=None)
-
-
-def report(rows: Sequence[Row]) -> str:
-  """Formats the best row of each system at each recall, and the ratios."""
-  heads = ("recall@8", "queries/s", "build s", "load s", "build GB", "settings")
-  lines: list[Sequence[object]] = [("system", *heads)]
-  ratios = []
+def report(measured: Sequence[Row]) -> str:
+  """Formats the fastest row of each system that reaches each recall."""
+  names = ("system", "recall_at_8", "queries_per_second", "build_seconds")
+  names += ("load_seconds", "build_memory_gb", "num_leaves")
+  lines: list[list[object]] = [["wanted", *names, "settings"]]
   for recall in _RECALLS:
-    lines.append((f"recall@8 ≥ {recall}", *("" for _ in heads)))
-    for system in dict.fromkeys(row["system"] for row in rows):
-      row = best(rows, [system], recall)
-      if row is None:
-        lines.append((system, "not reached", *("" for _ in heads[1:])))
-        continue
-      settings = {**row["parameters"], "num_leaves": row["num_leaves"]}
-      shown = ("factory", "nprobe", "num_reordered", "num_leaves")
-      figures = (
-        f"{row['recall_at_8']:.3f}",
-        f"{row['queries_per_second']:,.0f}",
-        f"{row['build_seconds']:.1f}",
-        f"{row['load_seconds']:.1f}",
-        f"{row['build_memory_gb']:.2f}",
-        " ".join(str(settings[n]) for n in shown if settings.get(n)),
-      )
-      lines.append((system, *figures))
-    for ours, others in _COMPARED:
-      a, b = best(rows, [ours], recall), best(rows, others, recall)
-      if a and b:
-        ratio = a["queries_per_second"] / b["queries_per_second"]
-        against = f"{ours} against {b['system']}, recall@8 ≥ {recall}"
-        ratios.append(f"{against}: {ratio:.2f}")
-  return "\n".join([columns(lines), *ratios])
+    best: dict[str, Row] = {}
+    for row in measured:
+      if row["recall_at_8"] >= recall:
+        rivals = row, best.get(row["system"], row)
+        fastest = max(rivals, key=lambda one: one["queries_per_second"])
+        best[row["system"]] = fastest
+    for row in best.values():
+      settings = [
+        f"{name}={value}"
+        for name, value in row["parameters"].items()
+        if name in ("factory", "nprobe", "num_reordered")
+      ]
+      lines.append([recall, *(row[n] for n in names), " ".join(settings)])
+  return columns(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0],
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+  given = flags.parse(
+    __doc__,
+    arguments,
+    directory=Path,
+    vectors="clustered",
+    num_blocks=1_000_000,
+    system=_SYSTEMS,
   )
-  parser.add_argument(
-    "--directory",
-    type=Path,
-    required=True,
-    help="folder for vectors and indexes",
-  )
-  parser.add_argument(
-    "--vectors", default="clustered", help="clustered, spectrum, or a folder"
-  )
-  parser.add_argument(
-    "--num_blocks", type=int, default=1_000_000, help="of generated vectors"
-  )
-  parser.add_argument(
-    "--system",
-    action="append",
-    choices=_SYSTEMS,
-    help="index to measure, repeatable; by default all",
-  )
-  parser.add_argument("--json", type=Path, help="file to write the figures to")
-  given = parser.parse_args(arguments)
   folder = Path(given.vectors)
   if given.vectors in index_vectors.GENERATED:
     folder = given.directory / f"{given.vectors}-{given.num_blocks}"
     index_vectors.generate(given.vectors, folder, given.num_blocks)
   measured: list[Row] = []
-  num_blocks, dim = index_vectors.vectors(folder).shape
-  result = {"vectors": folder.name, "num_blocks": num_blocks, "dim": dim}
-  for system in given.system or _SYSTEMS:
+  for system in given.system:
     for job in jobs_of(system, folder, given.directory):
       measured += [{"system": system, **row} for row in rows(job)]
     print(f"{system} has been measured", file=sys.stderr, flush=True)
     # What is measured is kept if a later system does not end.
     if given.json:
-      write_json(given.json, {**result, "rows": measured})
-  print(f"{folder.name}: {num_blocks:,} blocks of {dim} dimensions")
+      write_json(given.json, {"vectors": folder.name, "rows": measured})
   print(report(measured))
 
 

@@ -13,61 +13,39 @@ Everything is computed in float32. It takes six minutes of one core, 6 GB of
 temporary disk space and 8 GB of memory.
 """
 
-import argparse
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from benchmarks import peer_processes
+from benchmarks import flags, peer_processes
 from benchmarks.agreement import realm, rules
 from benchmarks.agreement.comparison import Row
 from benchmarks.data.real_texts import TEXTS_DIR, read_texts
 from realm_jax.storage.json_files import write_json
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
-PARTS = ("rules", "tokens", "realm")
 
-
-def compare(parts: Sequence[str], *, size: str, texts_dir: Path) -> list[Row]:
-  """Makes the comparisons of some parts, and prints each when it is done.
-
-  Args:
-    parts: Some of `PARTS`.
-    size: Size of the random models, `tiny` or `base`.
-    texts_dir: Folder of real texts.
+def comparisons(texts_dir: Path) -> Iterator[Row]:
+  """Yields all comparisons; those of tokens if there are real texts.
 
   Raises:
     PeerError: The other systems are not installed, or failed.
-    FileNotFoundError: A part needs a text that is not there.
   """
-  rows: list[Row] = []
-
-  def add(found: Sequence[Row]) -> None:
-    print("\n".join(map(str, found)), flush=True)
-    rows.extend(found)
-
-  if "rules" in parts:
-    add(rules.compare_all())
-  if set(parts) == {"rules"}:
-    return rows
-  vocab = peer_processes.minilm_dir() / "vocab.txt"
+  yield from rules.compare_all()
+  vocab = peer_processes.minilm_vocabulary()
   with tempfile.TemporaryDirectory(prefix="realm_parity_") as name:
     folder = Path(name)
-    if "tokens" in parts:
-      for data_set, texts in read_texts(texts_dir).items():
-        add(compare_tokens(data_set, texts, vocab, folder))
-    if "realm" in parts:
-      print(f"creating REALM models of size {size} …", file=sys.stderr)
-      arguments = ("--output_dir", folder, "--vocab", vocab)
-      peer_processes.run("realm", *arguments, "--size", size)
-      for of_model in realm.COMPARISONS:
-        add(of_model(folder))
-  return rows
+    texts = read_texts(texts_dir) if texts_dir.is_dir() else {}
+    for data_set, own in texts.items():
+      yield from compare_tokens(data_set, own, vocab, folder)
+    peer_processes.run("realm", f"--output_dir={folder}", f"--vocab={vocab}")
+    for of_model in realm.COMPARISONS:
+      yield from of_model(folder)
 
 
 def compare_tokens(
@@ -111,45 +89,18 @@ def _split(ids: np.ndarray, offsets: np.ndarray) -> list[list[int]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the comparisons."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0]
-  )
-  parser.add_argument(
-    "--parts",
-    nargs="+",
-    choices=PARTS,
-    help="parts to compare; by default all, if there are real texts",
-  )
-  parser.add_argument(
-    "--size",
-    choices=("tiny", "base"),
-    default="base",
-    help="size of the random models",
-  )
-  parser.add_argument(
-    "--texts_dir", type=Path, default=TEXTS_DIR, help="folder of real texts"
-  )
-  parser.add_argument("--json", help="file to write the result to")
-  given = parser.parse_args(argv)
-  parts = given.parts or PARTS
-  if not given.parts and not given.texts_dir.is_dir():
-    print(f"no texts in {given.texts_dir}: skipping the tokenizers")
-    parts = [part for part in PARTS if part != "tokens"]
-  try:
-    # By default GPUs and TPUs round float32 products to fewer bits.
-    with jax.default_matmul_precision("highest"):
-      rows = compare(parts, size=given.size, texts_dir=given.texts_dir)
-  except OSError as error:
-    print(f"parity: {error}", file=sys.stderr)
-    sys.exit(2)
-  failed = [row.what for row in rows if not row.passed]
-  print(f"{len(rows) - len(failed)} of {len(rows)} agree")
+  given, rows = flags.parse(__doc__, argv, texts_dir=TEXTS_DIR), []
+  # By default GPUs and TPUs round float32 products to fewer bits.
+  with jax.default_matmul_precision("highest"):
+    for row in comparisons(given.texts_dir):
+      print(row, flush=True)
+      rows.append(row)
+  passed = all(row.passed for row in rows)
+  print(f"{sum(row.passed for row in rows)} of {len(rows)} agree")
   if given.json:
-    found = [{**vars(row), "passed": row.passed} for row in rows]
-    write_json(given.json, {"passed": not failed, "rows": found})
-  if failed:
-    print(f"parity: FAILED: {', '.join(failed)}", file=sys.stderr)
-    sys.exit(1)
+    found = [{**row._asdict(), "passed": row.passed} for row in rows]
+    write_json(given.json, {"passed": passed, "rows": found})
+  sys.exit(0 if passed else 1)
 
 
 if __name__ == "__main__":

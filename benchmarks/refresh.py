@@ -15,7 +15,6 @@ Texts and vectors are generated, so that nothing has to be embedded, and are
 kept in --directory.
 """
 
-import argparse
 import dataclasses
 import itertools
 import os
@@ -30,6 +29,7 @@ from unittest import mock
 
 import numpy as np
 
+from benchmarks import flags
 from benchmarks.data import demo_corpus
 from benchmarks.data.large_generations import (
   QUERY_LENGTH,
@@ -39,10 +39,9 @@ from benchmarks.data.large_generations import (
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.jobs import as_gin, gin_command
 from realm_jax import configuration
+from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store import FOLDER, MANIFEST, GenerationStore
-from realm_jax.indexes.protocol import SearchResult
-from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.reader import Reader
 from realm_jax.partitioning import cpu_tuning
@@ -52,7 +51,7 @@ from realm_jax.training.config import CheckpointConfig, TrainConfig
 from realm_jax.training.metric_rows import read_rows
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.stages.pretraining import Pretraining
-from realm_jax.training.stages.stage import Assembled, StageContext
+from realm_jax.training.stages.stage import Assembled
 
 Row = dict[str, float]
 
@@ -65,10 +64,6 @@ _BETWEEN = 200
 # steps after a swap in which the old index is still being freed.
 _BEFORE, _AFTER = 30, 3
 _BATCH_SIZE = 24
-# Makes a step's batch: `Pretraining.assemble`, or what takes its place.
-_Assemble = Callable[
-  [Pretraining, Batch, SearchResult, StageContext], Assembled
-]
 
 
 def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
@@ -77,8 +72,8 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
     model_dir = Path(name) / "model"
     corpus_dir = demo_corpus.make_corpus(Path(name), scale=scale)
     folders = {"MODEL_DIR": model_dir, "CORPUS_DIR": corpus_dir}
-    bindings = {**folders, "NUM_STEPS": _RUN_STEPS}
-    bindings["SAVE_EVERY_STEPS"] = _RUN_STEPS
+    steps = {"NUM_STEPS": _RUN_STEPS, "SAVE_EVERY_STEPS": _RUN_STEPS}
+    bindings = {**folders, **steps}
     given = [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
     recipe = "gin/experiments/demo/pretrain.gin"
     with configuration.parsed(TrainConfig, [recipe], given):
@@ -105,14 +100,13 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
       with mock.patch.object(Pretraining, "needs_index", False):
         found.append((searched, _median_ms(config, replay)))
   return {
-    "searched_ms": statistics.median(searched for searched, _ in found),
-    "given_ms": statistics.median(given for _, given in found),
-    "retrieval_ratio": statistics.median(a / b for a, b in found),
-    "pairs_of_runs": pairs,
+    "searched_ms": statistics.median(a for a, _ in found),
+    "given_ms": statistics.median(b for _, b in found),
+    "ratio": statistics.median(a / b for a, b in found),
   }
 
 
-def _median_ms(config: TrainConfig, assemble: _Assemble) -> float:
+def _median_ms(config: TrainConfig, assemble: Callable[..., Any]) -> float:
   """Trains from the start, and returns the median time of a step."""
   model_dir = Path(config.model_dir)
   for path in model_dir.iterdir():
@@ -128,7 +122,7 @@ def _median_ms(config: TrainConfig, assemble: _Assemble) -> float:
 
 def measure_swaps(
   model_dir: Path, corpus: Corpus, made: Sequence[Path], *, swaps: int
-) -> dict[str, Any]:
+) -> list[Row]:
   """Pre-trains while generations are published, and compares the steps."""
   shutil.rmtree(model_dir, ignore_errors=True)
   store = GenerationStore(model_dir / FOLDER)
@@ -173,9 +167,7 @@ def measure_swaps(
     rows = read_rows(model_dir)
   finally:
     shutil.rmtree(model_dir, ignore_errors=True)
-  found = [_swap(rows, generation) for generation in range(1, swaps + 1)]
-  longest = max(swap["ratio"] for swap in found)
-  return {"swaps": found, "longest_ratio": longest}
+  return [_swap(rows, generation) for generation in range(1, swaps + 1)]
 
 
 def _link(source: Path, target: Path, *, step: int) -> Path:
@@ -189,16 +181,7 @@ def _link(source: Path, target: Path, *, step: int) -> Path:
 
 
 def _swap(rows: Sequence[Row], generation: int) -> Row:
-  """Summarizes the steps from a publication until after its swap.
-
-  Raises:
-    ValueError: It was not swapped in.
-  """
-  if generation not in {row["generation"] for row in rows}:
-    raise ValueError(
-      f"generation {generation} was not swapped in within {_BETWEEN} steps; "
-      "the run's log says why"
-    )
+  """Summarizes the steps from a publication until after its swap."""
   seconds = np.array([row["step_seconds"] for row in rows])
   # A step's batch is made, and what it searches chosen, in the step before.
   first, last = (
@@ -207,59 +190,28 @@ def _swap(rows: Sequence[Row], generation: int) -> Row:
   )
   before = seconds[max(0, first - _BEFORE) : first]
   during = seconds[first : last + 1 + _AFTER]
-  median = float(np.median(before))
+  median = np.median(before)
   return {
+    "generation": generation,
     "load_seconds": float(seconds[first:last].sum()),
-    "median_before_ms": 1e3 * median,
+    "median_before_ms": 1e3 * float(median),
     "longest_before_ms": 1e3 * float(before.max()),
     "longest_during_ms": 1e3 * float(during.max()),
-    "ratio": float(during.max()) / median,
+    "ratio": float(during.max() / median),
   }
-
-
-def table(result: dict[str, Any]) -> str:
-  """Formats the figures, one a line, with their targets."""
-  found = result["retrieval"]
-  lines = [
-    f"a step: {found['searched_ms']:.1f} ms with retrieval, "
-    f"{found['given_ms']:.1f} ms with given candidates, ratio "
-    f"{found['retrieval_ratio']:.3f} (≤ 1.10)"
-  ]
-  lines += [
-    f"a swap among {result['num_blocks']:,} blocks: "
-    f"{swap['load_seconds']:.1f} s, longest step "
-    f"{swap['longest_during_ms']:.0f} ms, before it median "
-    f"{swap['median_before_ms']:.0f} ms and longest "
-    f"{swap['longest_before_ms']:.0f} ms, ratio {swap['ratio']:.2f} "
-    f"(≤ 1.5)"
-    for swap in result["swaps"]
-  ]
-  return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0],
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+  given = flags.parse(
+    __doc__,
+    argv,
+    directory=Path,
+    pairs=6,
+    swaps=3,
+    scale=1.0,
+    large_scale=100.0,
   )
-  parser.add_argument(
-    "--directory",
-    type=Path,
-    required=True,
-    help="folder of generated files, which are reused",
-  )
-  for name, default, what in (
-    ("pairs", 6, "pairs of runs with and without retrieval"),
-    ("swaps", 3, "number of swaps"),
-    ("scale", 1.0, "size of the world that is searched; 1 is the demo's"),
-    ("large_scale", 100.0, "that of the blocks that are swapped"),
-  ):
-    parser.add_argument(
-      f"--{name}", type=type(default), default=default, help=what
-    )
-  parser.add_argument("--json", type=Path, help="file to write the figures to")
-  given = parser.parse_args(argv)
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
   retrieval = measure_retrieval(pairs=given.pairs, scale=given.scale)
@@ -275,15 +227,13 @@ def main(argv: Sequence[str] | None = None) -> None:
   # They are published alternately.
   made = make_generations(directory, corpus, index, count=2)
   swaps = measure_swaps(directory / "model", corpus, made, swaps=given.swaps)
-  result = {
-    "retrieval": retrieval,
-    "num_blocks": corpus.num_blocks,
-    "dim": RETRIEVER.vector_size,
-    **swaps,
-  }
-  print(table(result))
+  print("a step with retrieval (target: a ratio of at most 1.1)")
+  print(columns([[*retrieval], [*retrieval.values()]]))
+  print(f"swaps of {corpus.num_blocks:,} blocks (target: at most 1.5)")
+  print(columns([[*swaps[0]], *([*swap.values()] for swap in swaps)]))
   if given.json:
-    write_json(given.json, result)
+    result = {"retrieval": retrieval, "swaps": swaps}
+    write_json(given.json, {**result, "num_blocks": corpus.num_blocks})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures BM25, and a retriever against it, in XQuAD's eight languages.
+"""Measures BM25, and a retriever beside it, in XQuAD's eight languages.
 
     python -m benchmarks.retrieval --directory=out/xquad
     python -m benchmarks.retrieval --directory=out/xquad --model_dir=runs/minilm
@@ -7,11 +7,9 @@ Each language becomes a folder in BEIR's format, `--directory`/LANGUAGE: its
 paragraphs are the documents, and a question's own paragraph is the relevant one
 (titles, which are English in all, are left out). The corpus of BM25 has a
 vocabulary that was trained on it; that of the retriever in `--model_dir`, such
-as an import of a multilingual model, has the retriever's own. The folders can
-be evaluated one by one, too (gin/runs/eval_beir.gin).
+as an import of a multilingual model, has the retriever's own.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -21,38 +19,31 @@ from typing import Any
 
 import numpy as np
 
-import realm_jax
-from benchmarks.data.real_texts import TEXTS_DIR
+from benchmarks import flags
+from benchmarks.data.real_texts import LANGUAGES, TEXTS_DIR, xquad
 from realm_jax.console import columns
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import beir
-from realm_jax.evaluation.run import Retrieved
+from realm_jax.evaluation.outputs import METRICS
 from realm_jax.evaluation.scores import summarize
 from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.indexes.protocol import Blocks, QueryBatch
+from realm_jax.indexes.protocol import Blocks, QueryBatch, SearchResult
 from realm_jax.storage.json_files import write_json
 
-LANGUAGES = ("en", "es", "de", "ru", "ar", "hi", "th", "zh")
-_VOCABULARY_SIZE = 8000
-_BLOCK_LENGTH = 288
-_METRICS = ("ndcg_at_10", "recall_at_100", "mrr_at_10")
+_SHOWN = ("num_blocks", "ndcg_at_10", "recall_at_100", "mrr_at_10")
 
 
 def write_folder(texts_dir: Path, language: str, folder: Path) -> None:
   """Writes a language of XQuAD as a folder in BEIR's format."""
-  source = "xquad_en" if language == "en" else "xquad"
-  file = texts_dir / source / f"xquad.{language}.json"
   documents, queries, qrels = [], [], ["query-id\tcorpus-id\tscore"]
-  for a, article in enumerate(json.loads(file.read_text("utf-8"))["data"]):
-    for p, paragraph in enumerate(article["paragraphs"]):
-      document = f"{a}-{p}"
-      documents.append(
-        {"_id": document, "title": "", "text": paragraph["context"]}
-      )
-      for row in paragraph["qas"]:
-        queries.append({"_id": row["id"], "text": row["question"]})
-        qrels.append(f"{row['id']}\t{document}\t1")
+  for number, (_, paragraph) in enumerate(xquad(texts_dir, language)):
+    documents.append(
+      {"_id": str(number), "title": "", "text": paragraph["context"]}
+    )
+    for row in paragraph["qas"]:
+      queries.append({"_id": row["id"], "text": row["question"]})
+      qrels.append(f"{row['id']}\t{number}\t1")
   (folder / "qrels").mkdir(parents=True, exist_ok=True)
   (folder / "qrels" / "test.tsv").write_text("\n".join([*qrels, ""]))
   for name, rows in (("corpus", documents), ("queries", queries)):
@@ -66,7 +57,6 @@ def _corpus(folder: Path, name: str, vocab: str) -> Corpus:
     folder / name,
     vocab=vocab,
     language=folder.name,
-    block_length=_BLOCK_LENGTH,
     tagger=None,
     overwrite=True,
   )
@@ -75,7 +65,7 @@ def _corpus(folder: Path, name: str, vocab: str) -> Corpus:
 
 def measure_bm25(folder: Path) -> dict[str, Any]:
   """Returns the figures of BM25 over the corpus of a folder."""
-  corpus = _corpus(folder, "bm25", f"train:{_VOCABULARY_SIZE}")
+  corpus = _corpus(folder, "bm25", "train:8000")
   index = Bm25Config().build(
     Blocks(
       num_blocks=corpus.num_blocks,
@@ -84,7 +74,7 @@ def measure_bm25(folder: Path) -> dict[str, Any]:
     )
   )
 
-  def search(texts: Sequence[str], k: int) -> Retrieved:
+  def search(texts: Sequence[str], k: int) -> SearchResult:
     found = [
       index.search(
         QueryBatch(np.array([corpus.vocabulary.encode(text)], np.int32)),
@@ -92,73 +82,63 @@ def measure_bm25(folder: Path) -> dict[str, Any]:
       )
       for text in texts
     ]
-    rows, scores = zip(*((one.rows, one.scores) for one in found), strict=True)
-    return Retrieved(np.concatenate(rows), np.concatenate(scores))
+    return SearchResult(
+      np.concatenate([one.rows for one in found]),
+      np.concatenate([one.scores for one in found]),
+    )
 
-  return _figures(folder, corpus, search)
-
-
-def measure_model(folder: Path, model_dir: Path) -> dict[str, Any]:
-  """Returns the figures of an imported retriever over a folder's corpus."""
-  corpus = _corpus(folder, "dense", str(model_dir / "vocab.txt"))
-  generations = folder / "generations"
-  subprocess.run(
-    [
-      *(sys.executable, "-m", "realm_jax.build_index", "--once"),
-      *(f"--model_dir={model_dir}", f"--corpus_dir={corpus.source}"),
-      *(f"--gin.GENERATIONS_DIR={generations}", "--gin.INDEX=%EXACT"),
-    ],
-    check=True,
-  )
-  run = realm_jax.load(
-    str(model_dir),
-    corpus_dir=corpus.source,
-    generation=generations,
-    bindings=[f"BLOCK_LENGTH = {_BLOCK_LENGTH}"],
-  )
-  return _figures(folder, run.corpus, beir.search_of(run))
-
-
-def _figures(
-  folder: Path, corpus: Corpus, search: beir.Search
-) -> dict[str, Any]:
   queries = beir.read_queries(folder)
   lines = [*beir.retrieved_lines(queries, corpus, search)]
   return summarize(lines) | {"num_blocks": corpus.num_blocks}
 
 
-def table(result: dict[str, dict[str, dict[str, Any]]]) -> str:
-  """Returns the figures by language, BM25's first."""
-  rows = [["language", "system", "blocks", *_METRICS]]
-  for language, systems in result.items():
-    for name, figures in systems.items():
-      values = [f"{figures[metric]:.3f}" for metric in _METRICS]
-      rows.append([language, name, str(figures["num_blocks"]), *values])
-  return columns(rows)
+def measure_model(folder: Path, model_dir: Path) -> dict[str, Any]:
+  """Returns the figures of a retriever over a folder's corpus."""
+  corpus = _corpus(folder, "dense", str(model_dir / "vocab.txt"))
+  generations, output_dir = folder / "generations", folder / model_dir.name
+  for command in (
+    [
+      *("build_index", "--once", "--gin.INDEX=%EXACT"),
+      f"--gin.GENERATIONS_DIR={generations}",
+    ],
+    [
+      *("evaluate", "--gin_file=gin/runs/eval_beir.gin"),
+      *(f"--gin.BEIR_DIR={folder}", f"--gin.GENERATION={generations}"),
+      *(f"--gin.OUTPUT_DIR={output_dir}", "--gin.BLOCK_LENGTH=288"),
+    ],
+  ):
+    module, *arguments = command
+    of_run = (f"--model_dir={model_dir}", f"--corpus_dir={corpus.source}")
+    subprocess.run(
+      [sys.executable, "-m", f"realm_jax.{module}", *of_run, *arguments],
+      check=True,
+    )
+  return json.loads((output_dir / METRICS).read_text())
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Measures all languages, and prints one table."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0]
+  given = flags.parse(
+    *(__doc__, argv),
+    directory=Path,
+    model_dir=None,
+    texts_dir=TEXTS_DIR,
+    languages=LANGUAGES,
   )
-  parser.add_argument("--directory", type=Path, required=True)
-  parser.add_argument("--model_dir", type=Path, help="an imported retriever")
-  parser.add_argument("--texts_dir", type=Path, default=TEXTS_DIR)
-  parser.add_argument(
-    "--languages", nargs="+", choices=LANGUAGES, default=LANGUAGES
-  )
-  parser.add_argument("--json", type=Path, help="file to write the figures to")
-  given = parser.parse_args(argv)
   result: dict[str, dict[str, dict[str, Any]]] = {}
   for language in given.languages:
     folder = given.directory / language
     write_folder(given.texts_dir, language, folder)
     result[language] = {"BM25": measure_bm25(folder)}
-    if given.model_dir:
+    if given.model_dir is not None:
       name = given.model_dir.name
       result[language][name] = measure_model(folder, given.model_dir)
-  print(table(result))
+  rows = [
+    [language, system, *(figures[name] for name in _SHOWN)]
+    for language, systems in result.items()
+    for system, figures in systems.items()
+  ]
+  print(columns([["language", "system", *_SHOWN], *rows]))
   if given.json:
     write_json(given.json, result)
 

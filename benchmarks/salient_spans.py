@@ -8,39 +8,22 @@ paragraph, and `ceiling` the share of those that are a number, or that the 240
 paragraphs have in another place. Titles, which are English, are left out.
 """
 
-import argparse
-import json
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from benchmarks.data.real_texts import TEXTS_DIR
+from benchmarks import flags
+from benchmarks.data.real_texts import LANGUAGES, TEXTS_DIR, xquad
 from realm_jax.console import columns
 from realm_jax.text.recurring_phrases import RecurringPhrases, count_phrases
 from realm_jax.text.salient_spans import default_tagger, find_tagger, tag_many
 
-_LANGUAGES = ("en", "es", "de", "ru", "ar", "hi", "th", "zh")
 _CHARACTERS = ("th", "zh")
 _NUMBER = re.compile(r"[\d\W]*\d[\d\W]*")
 
 
-class _Paragraph(NamedTuple):
-  text: str
-  answers: list[str]
-
-
-def _paragraphs(texts_dir: Path, language: str) -> Iterator[_Paragraph]:
-  folder = "xquad_en" if language == "en" else "xquad"
-  file = texts_dir / folder / f"xquad.{language}.json"
-  for article in json.loads(file.read_text("utf-8"))["data"]:
-    for paragraph in article["paragraphs"]:
-      answers = [a["text"] for q in paragraph["qas"] for a in q["answers"]]
-      yield _Paragraph(paragraph["context"], answers)
-
-
-def _row(paragraphs: list[_Paragraph], language: str, name: str) -> list[str]:
-  texts = [paragraph.text for paragraph in paragraphs]
+def _row(paragraphs: list[Any], language: str, name: str) -> list[str]:
+  texts = [paragraph["context"] for paragraph in paragraphs]
   tagger = find_tagger(name, language)
   if isinstance(tagger, RecurringPhrases):
     tagger = count_phrases(texts, language)
@@ -49,10 +32,11 @@ def _row(paragraphs: list[_Paragraph], language: str, name: str) -> list[str]:
   whole = "\n".join(texts)
   spans_of = tag_many(tagger, texts, [""] * len(texts))
   for paragraph, spans in zip(paragraphs, spans_of, strict=True):
-    encoded = paragraph.text.encode()
+    encoded = paragraph["context"].encode()
     found = {encoded[start:limit].decode() for start, limit, _ in spans}
     num_spans += len(spans)
-    for answer in paragraph.answers:
+    of_questions = [row["answers"] for row in paragraph["qas"]]
+    for answer in (one["text"] for own in of_questions for one in own):
       num_answers += 1
       num_equal += answer in found
       num_possible += bool(_NUMBER.fullmatch(answer) or whole.count(answer) > 1)
@@ -70,15 +54,12 @@ def _row(paragraphs: list[_Paragraph], language: str, name: str) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Prints a row for each language and tagger."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0]
+  given = flags.parse(
+    __doc__, argv, texts_dir=TEXTS_DIR, taggers=("rules", "recurring")
   )
-  parser.add_argument("--texts_dir", type=Path, default=TEXTS_DIR)
-  parser.add_argument("--taggers", nargs="+", default=("rules", "recurring"))
-  given = parser.parse_args(argv)
   rows = [["language", "tagger", "spans", "equal", "ceiling"]]
-  for language in _LANGUAGES:
-    paragraphs = list(_paragraphs(given.texts_dir, language))
+  for language in LANGUAGES:
+    paragraphs = [row for _, row in xquad(given.texts_dir, language)]
     rows += [_row(paragraphs, language, name) for name in given.taggers]
   print(columns(rows))
 

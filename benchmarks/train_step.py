@@ -21,7 +21,6 @@ import resource
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
 
-from benchmarks import peer_processes
+from benchmarks import flags, peer_processes
 from benchmarks.runs.jobs import in_new_process
 from realm_jax.console import columns
 from realm_jax.models.bert import BertConfig
@@ -48,17 +47,18 @@ from realm_jax.training.step import TrainState
 
 _STAGE = Pretraining()
 _SIZES = {
-  "layers": (4, "layers of each encoder"),
-  "hidden": (256, "width of each encoder"),
-  "heads": (4, "attention heads"),
-  "inner": (1024, "width of the feed-forward layers"),
-  "vocab": (30522, "wordpieces in the vocabulary"),
-  "batch": (8, "queries in a step"),
-  "candidates": (8, "candidates of a query, including the null block"),
-  "query": (64, "tokens of a query"),
-  "block": (128, "tokens of a block"),
-  "joint": (192, "tokens of a query and a block's body"),
-  "masks": (3, "masks in a query"),
+  "layers": 4,
+  "hidden": 256,
+  "heads": 4,
+  "inner": 1024,
+  "vocab": 30522,
+  "batch": 8,
+  "candidates": 8,
+  "query": 64,
+  "block": 128,
+  "joint": 192,
+  "masks": 3,
+  "dropout": 0.1,
 }
 _REAL_TEXT = {"query": 64, "block": 288, "joint": 352}
 _SHOWN = (
@@ -94,57 +94,47 @@ def make_models(given: argparse.Namespace) -> Models:
   return Models(retriever, Reader(bert, joint_length=given.joint))
 
 
-def random_batch(
-  given: argparse.Namespace, rng: np.random.Generator
-) -> PretrainingBatch:
-  """Draws queries and blocks without padding; candidate 0 is the null block."""
-  query = _words(given, rng, given.batch, given.query)
-  query[:, 0], query[:, -1] = _CLS, _SEP
-  # The title is empty, so the reader's input is the query and the whole body.
-  shape = given.batch, given.candidates, given.block
-  candidates = _words(given, rng, *shape)
-  candidates[..., 0], candidates[..., 1], candidates[..., -1] = _CLS, _SEP, _SEP
-  candidates[:, 0] = 0
-  candidates[:, 0, :3] = _CLS, _SEP, _SEP
-  return _masked(given, rng, query, candidates)
-
-
-def _words(
-  given: argparse.Namespace, rng: np.random.Generator, *shape: int
-) -> np.ndarray:
-  return rng.integers(_FIRST_WORD, given.vocab, shape).astype(np.int32)
-
-
-def _masked(
-  given: argparse.Namespace,
-  rng: np.random.Generator,
-  query: np.ndarray,
-  candidates: np.ndarray,
-) -> PretrainingBatch:
-  shape = (given.batch, given.masks)
-  masks = MaskTargets(
-    np.broadcast_to(np.arange(1, 1 + given.masks, dtype=np.int32), shape),
-    _words(given, rng, *shape),
-    np.ones(shape, np.float32),
-  )
-  numbered = Candidates(candidates, content_numbers(candidates))
-  return PretrainingBatch(query, numbered, masks)
-
-
-def real_batches(
-  given: argparse.Namespace, rng: np.random.Generator
+def batches_of(
+  given: argparse.Namespace, count: int
 ) -> Iterator[PretrainingBatch]:
-  """Yields random sentences of a corpus with random blocks as candidates."""
-  from realm_jax.corpus.store import Corpus  # Reads text with TensorFlow.
+  """Yields batches, of real text if there is a corpus.
 
-  corpus = Corpus.open(given.corpus_dir)
-  while True:
-    rows = rng.integers(corpus.num_blocks, size=(given.batch, given.candidates))
-    rows[:, 0] = -1
-    sources = rng.integers(corpus.num_blocks, size=given.batch)
-    query = corpus.random_sentences(sources, given.query, rng)
-    candidates = corpus.gather(rows, given.block)
-    yield _masked(given, rng, query, candidates)
+  Of the corpus they are random sentences with random blocks as candidates.
+  Otherwise a random batch without padding is repeated, whose titles are empty,
+  so that the reader's input is the query and the whole body. Candidate 0 is the
+  null block.
+  """
+  rng = np.random.default_rng(0)
+
+  def words(*shape: int) -> np.ndarray:
+    return rng.integers(_FIRST_WORD, given.vocab, shape).astype(np.int32)
+
+  query = words(given.batch, given.query)
+  query[:, 0], query[:, -1] = _CLS, _SEP
+  blocks = words(given.batch, given.candidates, given.block)
+  blocks[..., 0], blocks[..., 1], blocks[..., -1] = _CLS, _SEP, _SEP
+  blocks[:, 0] = 0
+  blocks[:, 0, :3] = _CLS, _SEP, _SEP
+  places = np.arange(1, 1 + given.masks, dtype=np.int32)
+  masks = MaskTargets(
+    np.tile(places, (given.batch, 1)),
+    words(given.batch, given.masks),
+    np.ones((given.batch, given.masks), np.float32),
+  )
+  corpus = None
+  if given.corpus_dir:
+    from realm_jax.corpus.store import Corpus  # Reads text with TensorFlow.
+
+    corpus = Corpus.open(given.corpus_dir)
+  for _ in range(count):
+    if corpus is not None:
+      rows = rng.integers(corpus.num_blocks, size=blocks.shape[:2])
+      rows[:, 0] = -1
+      sources = rng.integers(corpus.num_blocks, size=given.batch)
+      query = corpus.random_sentences(sources, given.query, rng)
+      blocks = corpus.gather(rows, given.block)
+    candidates = Candidates(blocks, content_numbers(blocks))
+    yield PretrainingBatch(query, candidates, masks)
 
 
 def sequence_flops(given: argparse.Namespace, length: np.ndarray) -> np.ndarray:
@@ -183,13 +173,8 @@ def useful(
 
 def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   """Compiles, runs and times our step."""
-  rng = np.random.default_rng(0)
   models = make_models(given)
-  if given.corpus_dir:
-    source = real_batches(given, rng)
-    batches = [next(source) for _ in range(given.steps + 1)]
-  else:
-    batches = [random_batch(given, rng)] * (given.steps + 1)
+  batches = [*batches_of(given, given.steps + 1)]
   mesh = make_mesh(devices=jax.devices()[:1])
   rows_of, loss_of = _STAGE.functions(models)
   numbers = jnp.arange(given.batch, dtype=jnp.uint32)
@@ -225,36 +210,26 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   compiled = run.lower(state, first).compile(cpu_tuning.compiler_options(mesh))
   compile_seconds = time.perf_counter() - start
   cpu_tuning.return_freed_memory()
-  analysis = compiled.memory_analysis()
-  seconds, tokens, flops, loss = [], 0, 0.0, 0.0
+  seconds, tokens, flops = [], 0, 0.0
   for on_host in batches:
     batch = jax.block_until_ready(sharding.to_devices(on_host, mesh))
     start = time.perf_counter()
-    state, metrics = jax.block_until_ready(compiled(state, batch))
+    state, _ = jax.block_until_ready(compiled(state, batch))
     seconds.append(time.perf_counter() - start)
-    loss = float(metrics["loss"])
     of_tokens, of_flops = useful(given, models, on_host)
     tokens, flops = tokens + int(of_tokens), flops + float(of_flops)
-  memory = jax.devices()[0].memory_stats()  # None on CPUs.
   peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  if memory:
+  if memory := jax.devices()[0].memory_stats():  # None on CPUs.
     peak = memory["peak_bytes_in_use"]
-  timed, total = seconds[1:], sum(seconds[1:])
-  per_step = flops / len(batches)
-  median = statistics.median(timed)
+  median, per_step = statistics.median(seconds[1:]), flops / len(batches)
   return {
     "seconds_per_step": median,
-    "step_seconds": timed,
     "examples_per_second": given.batch / median,
-    "useful_tokens_per_second": tokens / len(batches) / (total / len(timed)),
+    "useful_tokens_per_second": tokens / len(batches) / np.mean(seconds[1:]),
     "useful_gflop_per_step": per_step / 1e9,
     "useful_gflops_per_second": per_step / median / 1e9,
     "peak_memory_gb": peak / 1e9,
-    "temporaries_gb": analysis and analysis.temp_size_in_bytes / 1e9,
     "compile_seconds": compile_seconds,
-    "loss": loss,
-    "device": jax.devices()[0].device_kind,
-    "jax": jax.__version__,
   }
 
 
@@ -287,17 +262,16 @@ def _own_step(given: argparse.Namespace) -> dict[str, Any]:
 
 def compare(given: argparse.Namespace) -> dict[str, Any]:
   """Measures each step in a process of its own; returns the figures by name."""
-  sizes = {name: getattr(given, name) for name in (*_SIZES, "dropout")}
+  sizes = {name: getattr(given, name) for name in _SIZES}
   synthetic = argparse.Namespace(**{**vars(given), "corpus_dir": None})
   ours = in_new_process(_own_step, synthetic)
   ceiling = ours["matmul_gflops_per_second"]
   found = {f"ours_{name}": ours[name] for name in _SHOWN}
   if peer_processes.installed():
     printed = peer_processes.run(
-      *("step", f"--steps={given.hf_steps}"),
-      f"--sizes={json.dumps(sizes)}",
+      *("step", f"--steps={given.hf_steps}", f"--sizes={json.dumps(sizes)}")
     )
-    theirs = json.loads(printed.splitlines()[-1])
+    theirs = json.loads(printed)
     ceiling = max(ceiling, theirs["matmul_gflops_per_second"])
     # Their step does the same useful arithmetic.
     useful = ours["useful_gflop_per_step"] / theirs["seconds_per_step"]
@@ -325,31 +299,17 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0],
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+  given = flags.parse(
+    __doc__,
+    argv,
+    **_SIZES,
+    dtype="float32",
+    attention="xla",
+    steps=7,
+    hf_steps=3,
+    corpus_dir=None,
   )
-  for name, (size, what) in _SIZES.items():
-    parser.add_argument(f"--{name}", type=int, default=size, help=what)
-  parser.add_argument("--dropout", type=float, default=0.1, help="dropout rate")
-  parser.add_argument("--dtype", default="float32", help="type of our products")
-  parser.add_argument(
-    "--attention", default="xla", help="xla, or cudnn without dropout"
-  )
-  parser.set_defaults(pack=True)
-  parser.add_argument(
-    "--steps", type=int, default=7, help="measured steps of ours"
-  )
-  parser.add_argument(
-    "--hf_steps", type=int, default=3, help="measured steps of theirs"
-  )
-  parser.add_argument("--corpus_dir", type=Path, help="corpus of the real text")
-  parser.add_argument("--json", type=Path, help="file to write the figures to")
-  given = parser.parse_args(argv)
-  if not peer_processes.installed():
-    print(
-      "Hugging Face is not installed (run `make peers`); measuring ours only"
-    )
+  given.pack = True
   result = compare(given)
   print(columns([(n, v, _TARGETS.get(n, "")) for n, v in result.items()]))
   if given.json:

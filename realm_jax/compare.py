@@ -27,7 +27,11 @@ _SEED = flags.DEFINE_integer(
   "seed", 0, "Seed of the resampling.", lower_bound=0
 )
 _JSON = flags.DEFINE_string(
-  "json", None, "File to which the comparison is written as JSON, too."
+  "json",
+  None,
+  "File to which the comparison is written as JSON, too.",
+  # `realm_jax.evaluate` has one of this name, too.
+  allow_override=True,
 )
 
 

@@ -52,7 +52,7 @@ from absl import flags
 
 from realm_jax import configuration
 from realm_jax.configuration import command_line
-from realm_jax.weights.formats import FORMATS, ImportConfig
+from realm_jax.weights.formats import FORMATS, ImportConfig, locate
 
 _FROM = flags.DEFINE_enum(
   "from",
@@ -79,7 +79,8 @@ def main(argv: Sequence[str]) -> None:
   given = {"format": _FROM.value, **command_line.given_flags(*_FIELDS)}
   with configuration.parsed(ImportConfig, *command_line.given(), given=given):
     config = configuration.configured(ImportConfig)(**given)
-    config.require_inputs()
+    for path in filter(None, (config.input, config.block_input)):
+      locate(path)
     # After the input was found: it imports what reads weights.
     from realm_jax.weights import importing
 

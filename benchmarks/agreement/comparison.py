@@ -1,7 +1,7 @@
 """Comparisons of values that two systems compute, with limits."""
 
-import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ _MAX_LENGTH_DIFFERENCE = 1e-3
 _ROUNDING = 2e-7
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
   """Result of one comparison.
 
   Attributes:
@@ -38,28 +37,22 @@ class Row:
     return bool(self.value <= self.limit)
 
   def __str__(self) -> str:
-    verdict = "ok" if self.passed else "FAILED"
-    note = f"; {self.note}" if self.note else ""
     return (
-      f"{verdict:<7}{self.what}: {self.measure} {self.value:.3g} "
-      f"(≤ {self.limit:g}){note}"
+      f"{'ok' if self.passed else 'FAILED':<7}{self.what}: {self.measure} "
+      f"{self.value:.3g} (≤ {self.limit:g}) {self.note}"
     )
 
 
 def differences(
-  what: str,
-  ours: np.ndarray,
-  theirs: np.ndarray,
-  *,
-  limit: float = MAX_DIFFERENCE,
+  what: str, ours: np.ndarray, theirs: np.ndarray, limit: float = MAX_DIFFERENCE
 ) -> Row:
   """Compares two arrays of one shape by their largest absolute difference."""
-  _require_shape(what, ours, theirs)
+  assert np.shape(ours) == np.shape(theirs), what
   found = np.abs(np.float64(ours) - np.float64(theirs)).max()
   return Row(what, "max abs difference", float(found), limit)
 
 
-def relative(what: str, ours: float, theirs: float) -> Row:
+def relative(what: str, ours: float, theirs: np.ndarray) -> Row:
   """Compares two losses by their difference relative to the second."""
   found = abs(float(ours) - float(theirs)) / abs(float(theirs))
   return Row(what, "relative difference", found, MAX_RELATIVE_DIFFERENCE)
@@ -67,7 +60,7 @@ def relative(what: str, ours: float, theirs: float) -> Row:
 
 def unequal(what: str, ours: np.ndarray, theirs: np.ndarray) -> Row:
   """Counts the elements in which two arrays of one shape differ."""
-  _require_shape(what, ours, theirs)
+  assert np.shape(ours) == np.shape(theirs), what
   count = int(np.sum(np.asarray(ours) != np.asarray(theirs)))
   return Row(what, "unequal", count, 0, f"of {np.size(theirs)}")
 
@@ -94,39 +87,25 @@ def gradient_cosines(
     parameter has a gradient that should have none, or if the other system does
     not use it.
   """
-  wrong = {
-    path: "the other system has none"
-    for path in ours.keys() - theirs.keys()
-    if ours[path].any()
-  }
-  rounding = _ROUNDING * np.sqrt(sum(_norm(g) ** 2 for g in theirs.values()))
+  norms = {path: np.linalg.norm(np.float64(g)) for path, g in theirs.items()}
+  rounding = _ROUNDING * np.sqrt(sum(norm**2 for norm in norms.values()))
+  wrong = [p for p in ours.keys() - theirs.keys() if ours[p].any()]
   distances = {}
   for path, their in theirs.items():
     our = ours[path]
-    _require_shape(path, our, their)
-    norm, their_norm = _norm(our), _norm(their)
+    assert our.shape == their.shape, path
+    norm = np.linalg.norm(np.float64(our))
     if path.endswith(without):
-      if max(norm, their_norm) > rounding:
-        wrong[path] = "there should be none"
+      if max(norm, norms[path]) > rounding:
+        wrong.append(path)
       continue
     product = np.vdot(np.float64(our), np.float64(their))
-    distances[path] = float(1 - product / (norm * their_norm))
-    if abs(norm / their_norm - 1) > _MAX_LENGTH_DIFFERENCE:
-      wrong[path] = f"{norm / their_norm:.4f} times as long"
+    distances[path] = float(1 - product / (norm * norms[path]))
+    if abs(norm / norms[path] - 1) > _MAX_LENGTH_DIFFERENCE:
+      wrong.append(path)
   worst = max(distances, key=lambda path: distances[path])
   value = np.inf if wrong else distances[worst]
   note = f"the worst of {len(distances)} parameters: {worst}"
   if wrong:
-    note = "; ".join(f"{path}: {why}" for path, why in sorted(wrong.items()))
+    note = f"of another length, or without a gradient: {', '.join(wrong)}"
   return Row(what, "1 − cosine", value, MAX_COSINE_DISTANCE, note)
-
-
-def _norm(array: np.ndarray) -> float:
-  return float(np.linalg.norm(np.float64(array).reshape(-1)))
-
-
-def _require_shape(what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
-  if np.shape(ours) != np.shape(theirs):
-    raise ValueError(
-      f"{what}: shapes {np.shape(ours)} and {np.shape(theirs)} do not compare"
-    )

@@ -14,18 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from realm_jax.evaluation.answers import span_logits
 from realm_jax.models.packing import content_numbers
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_rows import (
-  Candidates,
-  EncoderRows,
-  RowLayout,
-  needed_rows,
-)
+from realm_jax.training.encoder_rows import Candidates, EncoderRows, RowLayout
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import (
   OpenQa,
@@ -38,16 +32,14 @@ from realm_jax.weights.model import flattened, nested
 from realm_jax.weights.plan import Plan
 
 
-class LossAndGradient(NamedTuple):
-  """A loss, its metrics, and its gradient by path of the parameter."""
+class Graded(NamedTuple):
+  """Metrics of a loss, itself among them, and its gradient by path."""
 
-  loss: float
   metrics: dict[str, float]
   gradient: dict[str, np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
-class ImportedModel:
+class ImportedModel(NamedTuple):
   """Modules without dropout, and their parameters by component."""
 
   retriever: Retriever
@@ -95,22 +87,7 @@ class ImportedModel:
     spans = self._read(query, candidates, no_masks)[1]
     return np.where(spans.is_span, spans.logits, np.nan)
 
-  def chosen_spans(
-    self,
-    query: Int[np.ndarray, "b q"],
-    candidates: Int[np.ndarray, "b k l"],
-    relevance: Float[np.ndarray, "b k"],
-  ) -> Int[np.ndarray, "b 3"]:
-    """Returns block, first token and width less one of the best span."""
-    read = jax.jit(functools.partial(span_logits, self.reader))
-    logits = np.asarray(
-      read(self.params["reader"], _as_int32(query), _as_int32(candidates))
-    )
-    totals = logits + relevance.astype(np.float32)[:, :, None, None]
-    best = totals.reshape(len(query), -1).argmax(axis=1)
-    return np.stack(np.unravel_index(best, logits.shape[1:]), axis=-1)
-
-  def pretraining(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
+  def pretraining(self, arrays: Mapping[str, np.ndarray]) -> Graded:
     """Computes REALM's loss and its gradient for padded arrays."""
     candidates = _as_int32(arrays["candidates"])
     masks = MaskTargets(
@@ -122,7 +99,7 @@ class ImportedModel:
     batch = PretrainingBatch(_as_int32(arrays["query"]), numbered, masks)
     return self._graded(Pretraining(), batch)
 
-  def open_qa(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
+  def open_qa(self, arrays: Mapping[str, np.ndarray]) -> Graded:
     """Computes ORQA's loss and its gradient for padded arrays."""
     query = _as_int32(arrays["query"])
     blocks = _as_int32(arrays["candidates"])
@@ -141,35 +118,27 @@ class ImportedModel:
     params = {"params": self.params["retriever"]}
     return np.asarray(embed(params, _as_int32(token_ids)))
 
-  def _graded(self, stage: Stage, batch: StepBatch) -> LossAndGradient:
-    """Computes the loss as a training step does, on packed sequences."""
+  def _graded(self, stage: Stage, batch: StepBatch) -> Graded:
+    """Computes the loss as a step does, each sequence in a row of its own."""
     rows_of, loss = stage.functions(Models(self.retriever, self.reader))
     numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
-    needed = jax.jit(lambda *given: needed_rows(rows_of(*given)))
-    counts = needed(batch, numbers)
-    mesh = make_mesh(devices=jax.devices()[:1])
-    layout = RowLayout(mesh, (tuple(counts.tolist()),))
+    layout = RowLayout(make_mesh(devices=jax.devices()[:1]))
 
-    def mean_and_metrics(
-      params: Params, batch: StepBatch, rows: EncoderRows
-    ) -> tuple[jax.Array, dict[str, Any]]:
+    def mean_and_metrics(params: Params, rows: EncoderRows) -> Any:
       weighted = loss(params, batch, rows, jax.random.key(0))
       return weighted.loss.mean, weighted.means()
 
-    @jax.jit
-    def graded(params: Params, batch: StepBatch) -> Any:
-      return layout.with_rows(
-        lambda numbered: rows_of(*numbered),
+    grade = jax.value_and_grad(mean_and_metrics, has_aux=True)
+    (value, metrics), gradient = jax.jit(
+      lambda params: layout.with_rows(
+        lambda given: rows_of(*given),
         (batch, numbers),
-        lambda rows: jax.value_and_grad(mean_and_metrics, has_aux=True)(
-          params, batch, rows
-        ),
+        lambda rows: grade(params, rows),
       )
-
-    (value, metrics), gradient = graded(self.params, batch)
-    return LossAndGradient(
-      float(value),
-      {name: float(metric) for name, metric in metrics.items()},
+    )(self.params)
+    found = {name: float(metric) for name, metric in metrics.items()}
+    return Graded(
+      {**found, "loss": float(value)},
       {path: np.asarray(g) for path, g in flattened(gradient).items()},
     )
 
@@ -199,13 +168,12 @@ def named_as_ours(
     plan: Plan whose table maps names of tensors to parameters.
     tensors: Tensors of the other system, such as gradients.
   """
-  named = {}
-  for place in tables.places(plan.table, plan.source.system):
-    for name in place.names:
-      if name in tensors and place.path.startswith(tuple(plan.parts)):
-        tensor = tensors[name]
-        named[place.path] = tensor.T if place.is_transposed else tensor
-  return named
+  return {
+    place.path: tensors[name].T if place.is_transposed else tensors[name]
+    for place in tables.places(plan.table, plan.source.system)
+    for name in place.names
+    if name in tensors and place.path.startswith(tuple(plan.parts))
+  }
 
 
 def _as_int32(array: np.ndarray) -> np.ndarray:

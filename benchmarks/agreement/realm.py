@@ -16,15 +16,13 @@ from benchmarks.agreement.comparison import (
   relative,
   unequal,
 )
-from benchmarks.agreement.imported_model import ImportedModel, LossAndGradient
+from benchmarks.agreement.imported_model import Graded, ImportedModel
 from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.hugging_face import BLOCK_VECTORS
 from realm_jax.weights.plan import Plan, make_plan
 
 Arrays = Mapping[str, np.ndarray]
 
-_EXPECTED = "expected.npz"
-_GRADIENT = "gradient/"
 # Biases that add the same value to all scores of a softmax.
 _WITHOUT_GRADIENT = (
   "attention/key/bias",
@@ -59,7 +57,7 @@ def compare_pretraining(folder: Path) -> list[Row]:
   return [
     differences("scorer: relevance", relevance, expected["relevance"]),
     differences("encoder: masked-LM logits", logits, expected["logits"]),
-    relative("pre-training: loss", graded.loss, float(expected["loss"])),
+    relative("pre-training: loss", graded.metrics["loss"], expected["loss"]),
     _gradients("pre-training: retriever", graded, scorer_plan, of_scorer),
     _gradients("pre-training: reader", graded, encoder_plan, expected),
   ]
@@ -80,7 +78,10 @@ def compare_open_qa(folder: Path) -> list[Row]:
   found = np.take_along_axis(relevance, rows, axis=-1)
   logits = model.span_logits(query, candidates)
   theirs = expected["span_logits"]
-  chosen = model.chosen_spans(query, candidates, found[:, : theirs.shape[1]])
+  # The best span, as evaluations choose it.
+  totals = logits + found[:, : theirs.shape[1], None, None]
+  best_spans = np.nanargmax(totals.reshape(len(query), -1), axis=1)
+  chosen = np.stack(np.unravel_index(best_spans, theirs.shape[1:]), axis=-1)
   return [
     differences("open QA: relevance", found, expected["relevance"]),
     unequal("open QA: retrieved blocks and their order", best, rows),
@@ -98,7 +99,7 @@ def compare_open_qa(folder: Path) -> list[Row]:
       relative(
         f"open QA: {name.replace('_', ' ')}",
         graded.metrics[name],
-        float(np.float64(expected[name]).mean()),
+        np.float64(expected[name]).mean(),
       )
       for name in ("retriever_loss", "reader_loss", "loss")
     ),
@@ -124,21 +125,19 @@ def _blocks_read(plan: Plan, expected: Arrays) -> np.ndarray:
 
 
 def _read(folder: Path) -> tuple[Plan, Arrays]:
-  with np.load(folder / _EXPECTED, allow_pickle=False) as expected:
+  with np.load(folder / "expected.npz", allow_pickle=False) as expected:
     return make_plan(ImportConfig("hf_realm", folder)), dict(expected)
 
 
 COMPARISONS = (compare_two_towers, compare_pretraining, compare_open_qa)
 
 
-def _gradients(
-  what: str, graded: LossAndGradient, plan: Plan, expected: Arrays
-) -> Row:
+def _gradients(what: str, graded: Graded, plan: Plan, expected: Arrays) -> Row:
   """Compares the gradients of the parts that the plan imports."""
   theirs = {
-    name.removeprefix(_GRADIENT): array
+    name.removeprefix("gradient/"): array
     for name, array in expected.items()
-    if name.startswith(_GRADIENT)
+    if name.startswith("gradient/")
   }
   ours = {
     path: array

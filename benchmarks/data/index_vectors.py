@@ -22,8 +22,6 @@ _DIM = 128
 _GROUPS = 3000
 _ROWS_PER_CHUNK = 1 << 16
 _NUM_TUNING, _NUM_QUERIES = 256, 512
-# Streams of random numbers: each is combined with the seed.
-_OF_GROUPS, _OF_VECTORS, _OF_QUERIES = 0, 1, 2
 
 # Draws so many vectors, with noise of so many times its spread.
 _Draw = Callable[[np.random.Generator, int, float], np.ndarray]
@@ -56,15 +54,15 @@ def generate(
   if made.exists():
     return
   folder.mkdir(parents=True, exist_ok=True)
-  draw = GENERATED[kind](np.random.default_rng((seed, _OF_GROUPS)))
-  rng = np.random.default_rng((seed, _OF_QUERIES))
-  np.save(folder / "queries.npy", draw(rng, _NUM_TUNING + _NUM_QUERIES, 1.5))
+  of_groups, of_queries, rng = np.random.default_rng(seed).spawn(3)
+  draw = GENERATED[kind](of_groups)
+  asked = draw(of_queries, _NUM_TUNING + _NUM_QUERIES, 1.5)
+  np.save(folder / "queries.npy", asked)
   # The file gets its name when it is complete.
   unfinished = made.with_suffix(".unfinished")
   array = np.lib.format.open_memmap(
     unfinished, mode="w+", dtype=np.float32, shape=(num_blocks, _DIM)
   )
-  rng = np.random.default_rng((seed, _OF_VECTORS))
   for start in range(0, num_blocks, _ROWS_PER_CHUNK):
     part = array[start : start + _ROWS_PER_CHUNK]
     part[:] = draw(rng, len(part), 1.0)

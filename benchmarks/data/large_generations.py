@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
+from flax.core import meta
 
 from benchmarks.data import index_vectors
-from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.corpus.store import Corpus
 from realm_jax.generations.build import (
   Builder,
   GenerationConfig,
@@ -20,12 +21,6 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.weights.model import (
-  default_reader,
-  fresh_parameters,
-  nested,
-  parameter_shapes,
-)
 
 QUERY_LENGTH = 16
 RETRIEVER = Retriever(
@@ -72,14 +67,13 @@ def make_generations(
 
 
 def random_towers(
-  retriever: Retriever, corpus: Corpus, *, seed: int = 0
+  retriever: Retriever, corpus: Corpus
 ) -> tuple[Retriever, Any]:
   """Returns the retriever for the corpus's vocabulary, and its parameters."""
-  separator_id = int(corpus.gather(np.array([NULL_ROW]), 3)[0, 1])
+  words = corpus.vocabulary
   retriever = retriever.for_vocabulary(
-    vocab_size=corpus.vocab_size, separator_id=separator_id
+    vocab_size=words.vocab_size, separator_id=words.sep_id
   )
-  reader = default_reader(retriever.bert)
-  paths = parameter_shapes(retriever, reader, ("retriever",))
-  values = fresh_parameters(retriever, reader, paths, seed=seed)
-  return retriever, nested(values)["retriever"]
+  tokens = jnp.ones((1, 3), jnp.int32)
+  variables = jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)
+  return retriever, meta.unbox(variables["params"])

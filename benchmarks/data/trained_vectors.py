@@ -10,75 +10,66 @@ million blocks; the second cuts the texts at hand into blocks. The folder
 `vectors` of what is written is an argument of `benchmarks.index`.
 """
 
-import argparse
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 import realm_jax
+from benchmarks import flags
 from benchmarks.data import demo_corpus, real_texts
+from benchmarks.runs.jobs import Macro, gin_command
+from realm_jax.corpus.build import build_corpus
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   """Embeds blocks and questions."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0]
+  given = flags.parse(
+    __doc__,
+    argv,
+    model_dir=Path,
+    output_dir=Path,
+    block_length=36,
+    world_scale=1.0,
+    texts_dir=None,
   )
-  parser.add_argument("--model_dir", type=Path, required=True)
-  parser.add_argument("--output_dir", type=Path, required=True)
-  parser.add_argument("--block_length", type=int, default=36)
-  source = parser.add_mutually_exclusive_group(required=True)
-  source.add_argument("--world_scale", type=float, help="1 is the demo's world")
-  source.add_argument("--texts_dir", type=Path, help="folder of real texts")
-  given = parser.parse_args(argv)
-
   made, run = given.output_dir, str(given.model_dir)
   made.mkdir(parents=True)
-  if given.world_scale is not None:
+  if given.texts_dir is None:
     world = demo_corpus.generated_world(given.world_scale)
     articles = [(d.title, d.text(world.facts)) for d in world.documents]
     asked = [*world.statements["test"], *world.statements["validation"]]
     questions = [question.text for question in asked]
   else:
     articles = real_texts.titled_paragraphs(given.texts_dir)
-    asked = [
-      *real_texts.held_out_questions(given.texts_dir),
-      *real_texts.training_questions(given.texts_dir),
-    ]
-    questions = [question["question"] for question in asked]
+    training, held_out = real_texts.questions(given.texts_dir)
+    questions = [row["question"] for row in (*training, *held_out)]
   with (made / "text.jsonl").open("w") as file:
     for title, text in articles:
       file.write(json.dumps({"title": title, "text": text}) + "\n")
   # An import has its vocabulary in MODEL_DIR, and no corpus.
-  if (imported := given.model_dir / "vocab.txt").exists():
-    text = imported.read_text()
-  else:
-    pieces = realm_jax.load(run).vocabulary.pieces
-    text = "".join(f"{piece}\n" for piece in pieces)
-  (made / "vocab.txt").write_text(text)
-  in_corpus = [f"--model_dir={run}", f"--corpus_dir={made / 'corpus'}"]
-  in_corpus += [f"--gin.GENERATIONS_DIR={made / 'generations'}"]
-  for command, *flags in (
-    (
-      "build_corpus",
-      f"--input={made / 'text.jsonl'}",
-      f"--output_dir={made / 'corpus'}",
-      f"--vocab={made / 'vocab.txt'}",
-      f"--block_length={given.block_length}",
-      "--workers=2",
-    ),
-    ("build_index", "--once", "--gin.INDEX=%EXACT", *in_corpus),
-    (
-      *("export_weights", "--to=vectors", f"--output_dir={made / 'vectors'}"),
-      *in_corpus,
-    ),
+  vocab = given.model_dir / "vocab.txt"
+  if not vocab.exists():
+    vocab = made / "vocab.txt"
+    vocab.write_text("\n".join(realm_jax.load(run).vocabulary.pieces) + "\n")
+  build_corpus(
+    [str(made / "text.jsonl")],
+    made / "corpus",
+    vocab=str(vocab),
+    block_length=given.block_length,
+    workers=2,
+  )
+  for command, *own in (
+    ("build_index", "--once"),
+    ("export_weights", "--to=vectors", f"--output_dir={made / 'vectors'}"),
   ):
-    module = f"realm_jax.{command}"
-    subprocess.run([sys.executable, "-m", module, *flags], check=True)
+    bindings = {"GENERATIONS_DIR": made / "generations"}
+    if command == "build_index":
+      bindings["INDEX"] = Macro("EXACT")
+    own += [f"--model_dir={run}", f"--corpus_dir={made / 'corpus'}"]
+    subprocess.run(gin_command(command, (), *own, **bindings), check=True)
   loaded = realm_jax.load(
     run,
     corpus_dir=made / "corpus",

@@ -13,23 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.faults import verdict
-from benchmarks.runs.jobs import Job, JobError, wait_until
+from benchmarks.runs.jobs import JobError, wait_until
 from benchmarks.runs.pretraining import Run
 from realm_jax.exit_codes import ExitCode
 
 # Kinds of faults that may end a process.
-CRASH = "crash search"
-CUT = "cut file"
-_DAMAGE = frozenset(
-  {CUT, "flip bit", "remove generation", "remove generations", "damage object"}
-)
-# Time between two looks at the processes and at what they have written.
-_LOOK_SECONDS = 0.1
+CRASH, CUT = "crash search", "cut file"
+_DAMAGE = {CUT, "flip bit", "remove generation", "remove generations"}
+_DAMAGE |= {"damage object"}
 # Time limit for the rest of a run after the last fault, on a busy machine.
 _COMPLETION_TIMEOUT_SECONDS = 1800.0
-# A fault is injected at most this many checkpoints after its own. Otherwise a
-# fast run would end before the last faults.
-_LATEST_CHECKPOINTS = 2
 # What a process exits with whose last line says why.
 _SAID = (ExitCode.USER_ERROR, ExitCode.LOST_ROLE)
 _TRACEBACK = "Traceback (most recent call last)"
@@ -49,8 +42,9 @@ class Fault(NamedTuple):
   Attributes:
     kind: Name of one of the injectors.
     checkpoint: Step whose checkpoint must be saved first.
-    delay_seconds: Delay after that checkpoint; shorter if the run saves two
-      more checkpoints first.
+    delay_seconds: Delay after that checkpoint; shorter if the run saves the
+      second checkpoint after it first, since it would end before the last
+      faults otherwise.
     seed: Seed of the other choices: which file, which byte, how long.
   """
 
@@ -75,10 +69,7 @@ class Disturbed:
 
   def __init__(self, run: Run):
     self.run = run
-    self.jobs: dict[str, Job] = {
-      "trainer": run.trainer(),
-      "builder": run.builder(),
-    }
+    self.jobs = {"trainer": run.trainer(), "builder": run.builder()}
     self.kinds: set[str] = set()
     self.lines: list[str] = []
     self.problems: list[str] = []
@@ -95,10 +86,27 @@ class Disturbed:
         continue
       if name == "trainer" and code == 0:
         return True
-      job.close()
+      job.wait()
       self._note_end(name, code)
       job.start()
     return False
+
+  def wait(
+    self, condition: Callable[[], bool], timeout_seconds: float = 600.0
+  ) -> bool:
+    """Waits for a condition; returns False if the run ends first."""
+    wait_until(
+      lambda: self.is_over() or condition(),
+      what="end of training, or moment of a fault",
+      timeout_seconds=timeout_seconds,
+      poll_seconds=0.1,
+    )
+    return not self.is_over()
+
+  def wait_seconds(self, seconds: float) -> None:
+    """Waits, and restarts processes that end meanwhile."""
+    end = time.monotonic() + seconds
+    self.wait(lambda: time.monotonic() > end)
 
   def complete(self) -> None:
     """Waits for the end of training, and terminates the builders.
@@ -106,16 +114,11 @@ class Disturbed:
     Raises:
       JobError: A job failed.
     """
-    wait_until(
-      self.is_over,
-      what="end of training",
-      timeout_seconds=_COMPLETION_TIMEOUT_SECONDS,
-    )
-    for name, job in self.jobs.items():
+    self.wait(lambda: False, _COMPLETION_TIMEOUT_SECONDS)
+    for name in self.jobs.keys() - {"trainer"}:
       # A builder that is still importing does not handle SIGTERM yet.
-      if name == "trainer":
-        continue
-      if (code := job.terminate()) not in (0, -signal.SIGTERM):
+      code = self.jobs[name].terminate()
+      if code not in (0, -signal.SIGTERM):
         self._note_end(name, code)
 
   def inject(
@@ -124,44 +127,24 @@ class Disturbed:
     """Waits for a fault's time and injects it.
 
     Returns:
-      The fault and `what` it met: the last `checkpoint` and `generation`, and
-      what was `half_written`. None if the run ended first.
+      The fault and `what` it met; None if the run ended first.
 
     Raises:
       JobError: A process ended without a line that explains it.
     """
     run = self.run
-    if not self._wait(lambda: run.last_checkpoint() >= fault.checkpoint):
+    if not self.wait(lambda: run.last_checkpoint() >= fault.checkpoint):
       return None
     end = time.monotonic() + fault.delay_seconds
-    latest = fault.checkpoint + _LATEST_CHECKPOINTS * run.save_every_steps
-    if not self._wait(
+    latest = fault.checkpoint + 2 * run.save_every_steps
+    if not self.wait(
       lambda: time.monotonic() > end or run.last_checkpoint() >= latest
     ):
       return None
-    met: dict[str, Any] = {
-      "fault": fault._asdict(),
-      "checkpoint": run.last_checkpoint(),
-      "generation": run.last_generation(),
-      "half_written": run.half_written(),
-    }
     self.kinds.add(fault.kind)
     generator = np.random.default_rng(fault.seed)
-    return {**met, "what": injectors[fault.kind](self, generator)}
-
-  def wait_seconds(self, seconds: float) -> None:
-    """Waits for some time, or until the run ends; restarts processes."""
-    end = time.monotonic() + seconds
-    self._wait(lambda: time.monotonic() > end)
-
-  def _wait(self, condition: Callable[[], bool]) -> bool:
-    """Waits, restarting processes; returns False if the run ended first."""
-    wait_until(
-      lambda: self.is_over() or condition(),
-      what="moment of a fault",
-      poll_seconds=_LOOK_SECONDS,
-    )
-    return not self.is_over()
+    what = injectors[fault.kind](self, generator)
+    return {**fault._asdict(), "what": what}
 
   def _note_end(self, name: str, code: int) -> None:
     """Records a process that ended by itself, and whether a fault explains it.
@@ -207,7 +190,7 @@ def disturbed(run: Run) -> Iterator[Disturbed]:
     yield here
   finally:
     for job in here.jobs.values():
-      job.stop()
+      job.kill()
 
 
 def finish(
@@ -223,32 +206,22 @@ def finish(
     injectors: What injects a fault, by its kind.
 
   Returns:
-    The injected `faults`; what processes that ended by themselves have
-    `stopped_with`; `problems`, which should not have happened; and whether the
-    run `is_through`.
+    The injected `faults`; the last lines of processes that `stopped` by
+    themselves; and `problems`, which should not have happened.
   """
   faults: list[dict[str, Any]] = []
-  problems: list[str] = []
   with disturbed(run) as here:
     try:
       for fault in planned:
         met = here.inject(fault, injectors or {})
         if met is None:
+          left = len(planned) - len(faults)
+          here.problems.append(f"the run ended before {left} faults")
           break
         faults.append(met)
         print(f"{len(faults):4} {fault.kind}: {met['what']}", flush=True)
       here.complete()
+      here.problems += verdict.problems(run)
     except JobError as error:
-      problems.append(str(error))
-    is_through = not problems
-    problems += here.problems
-  if is_through:
-    problems += verdict.problems(run)
-    if left := len(planned) - len(faults):
-      problems.append(f"the run ended before {left} faults")
-  return {
-    "faults": faults,
-    "stopped_with": here.lines,
-    "problems": problems,
-    "is_through": is_through,
-  }
+      here.problems.append(str(error))
+  return {"faults": faults, "stopped": here.lines, "problems": here.problems}

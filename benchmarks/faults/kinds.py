@@ -7,13 +7,12 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from benchmarks.faults.disturbed import CRASH, CUT, Disturbed, Injector
 from benchmarks.runs.jobs import searching
-from benchmarks.runs.object_store import ObjectStore, StoreFault
+from benchmarks.runs.object_store import StoreFault
 from realm_jax.generations.store import FOLDER, GenerationStore
 
 # Target of a fault that found nothing to damage.
@@ -21,7 +20,6 @@ NOTHING = "nothing"
 _SECOND = "second builder"
 # What bad requests have in common, as regular expressions.
 _REQUESTS = ("", "checkpoints", "generations", "metrics|lease")
-_HANG_SECONDS = 8.0
 
 
 def _kill(*names: str, is_late: bool = False) -> Injector:
@@ -42,14 +40,13 @@ def _kill(*names: str, is_late: bool = False) -> Injector:
 
 
 def _kill_process(name: str) -> Injector:
-  """Returns a fault that kills one process; all of the job start again."""
+  """Returns a fault that kills one process of a job, whose all start again."""
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:
-    job = here.jobs[name]
     number = int(rng.integers(here.run.num_processes))
-    seconds = job.kill_one(number)
-    job.start()
-    return f"process {number}; the other ended after {seconds:.1f} s"
+    seconds = here.jobs[name].kill_one(number)
+    here.jobs[name].start()
+    return f"process {number}; all had ended after {seconds:.1f} s"
 
   return inject
 
@@ -66,13 +63,13 @@ def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
 
 
 def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
-  while not (found := searching(here.jobs["trainer"].pid)):
+  while not (found := searching("", here.jobs["trainer"].pid)):
     here.wait_seconds(0.1)
     if here.is_over():
       return NOTHING
   number = rng.choice([signal.SIGKILL, signal.SIGSEGV])
   with contextlib.suppress(ProcessLookupError):
-    os.kill(next(iter(found)), number)
+    os.kill(found[0], number)
   return signal.Signals(number).name
 
 
@@ -93,7 +90,6 @@ def _damage(harm: Callable[[Path, int, np.random.Generator], None]) -> Injector:
 
 
 def _cut(path: Path, place: int, rng: np.random.Generator) -> None:
-  del rng
   os.truncate(path, place)
 
 
@@ -107,24 +103,20 @@ def _flip(path: Path, place: int, rng: np.random.Generator) -> None:
 
 
 def _remove_one(here: Disturbed, rng: np.random.Generator) -> str:
-  generations = GenerationStore(Path(here.run.model_dir) / FOLDER)
-  steps = generations.steps()
-  if not steps:
+  if (step := here.run.last_generation()) < 0:
     return NOTHING
-  step = int(rng.choice(steps))
-  shutil.rmtree(generations.path(step), ignore_errors=True)
+  folder = GenerationStore(Path(here.run.model_dir) / FOLDER).path(step)
+  shutil.rmtree(folder, ignore_errors=True)
   return str(step)
 
 
 def _remove_all(here: Disturbed, rng: np.random.Generator) -> str:
-  del rng
   shutil.rmtree(Path(here.run.model_dir) / FOLDER, ignore_errors=True)
   return "all"
 
 
 def _second_builder(here: Disturbed, rng: np.random.Generator) -> str:
   """Starts a second builder, or kills it if there is one."""
-  del rng
   if (second := here.jobs.pop(_SECOND, None)) is not None:
     second.kill()
     return "killed"
@@ -147,21 +139,14 @@ def _full_disk(here: Disturbed, rng: np.random.Generator) -> str:
   return f"files above {limit} bytes, {seconds:.1f} s"
 
 
-def _store(here: Disturbed) -> ObjectStore:
-  assert here.run.store is not None
-  return here.run.store
-
-
-def _bad_requests(
-  kind: Literal["refuse", "lose answer", "cut", "hang"],
-) -> Injector:
+def _bad_requests(kind: str) -> Injector:
   """Returns a fault that lasts for some seconds."""
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:
-    store, seconds = _store(here), rng.uniform(1, 6)
+    store, seconds = here.run.store, rng.uniform(1, 6)
+    assert store is not None
     match = str(rng.choice(_REQUESTS))
-    fault = StoreFault(kind, match, times=1_000_000, seconds=_HANG_SECONDS)
-    store.inject(fault)
+    store.inject(StoreFault(kind, match, times=1_000_000, seconds=8.0))
     here.wait_seconds(seconds)
     (count,) = store.happened()
     store.inject()
@@ -172,17 +157,18 @@ def _bad_requests(
 
 def _damage_object(here: Disturbed, rng: np.random.Generator) -> str:
   """Flips a bit of an object, or removes it."""
-  files = here.run.published_objects()
+  files, store = here.run.published_objects(), here.run.store
+  assert store is not None
   if not files:
     return NOTHING
   name = f"{here.run.prefix}/{rng.choice(files)}"
   if rng.random() < 0.5:
-    _store(here).remove(name)
+    store.remove(name)
     return f"removed {name}"
-  content = bytearray(_store(here).read(name))
+  content = bytearray(store.read(name))
   place = int(rng.integers(len(content)))
   content[place] ^= 1 << int(rng.integers(8))
-  _store(here).write(name, bytes(content))
+  store.write(name, bytes(content))
   return f"{name} at {place}"
 
 

@@ -29,11 +29,8 @@ class RandomInputs:
     self.mask_id = pieces.index("[MASK]")
     self.rng = np.random.default_rng(seed)
     # Without special tokens and continuations.
-    self._words = [
-      i
-      for i, piece in enumerate(pieces)
-      if piece.isascii() and piece.isalpha() and len(piece) > 2
-    ]
+    is_word = [p.isascii() and p.isalpha() and len(p) > 2 for p in pieces]
+    self._words = np.flatnonzero(is_word)
 
   def words(self, count: int) -> Tokens:
     """Draws ids of whole words."""
@@ -57,30 +54,18 @@ class RandomInputs:
     """Draws `[CLS] title [SEP] body [SEP]` of at most `length` tokens."""
     title = int(self.rng.integers(0, 4))
     body = int(self.rng.integers(length // 3, length - 2 - title))
-    return [
-      self.cls_id,
-      *self.words(title),
-      self.sep_id,
-      *self.words(body),
-      self.sep_id,
-    ]
+    head = [self.cls_id, *self.words(title), self.sep_id]
+    return [*head, *self.words(body), self.sep_id]
 
   @property
   def null_block(self) -> Tokens:
     """The block `[CLS] [SEP] [SEP]`."""
     return [self.cls_id, self.sep_id, self.sep_id]
 
-  def body(self, block: Tokens) -> Tokens:
-    """Returns the tokens after the title, without the last [SEP]."""
-    return block[block.index(self.sep_id) + 1 : -1]
-
   def joint(self, query: Tokens, block: Tokens, length: int) -> Tokens:
     """Returns `[CLS] x [SEP] body [SEP]`; a long body is truncated."""
-    return [
-      *query,
-      *self.body(block)[: length - len(query) - 1],
-      self.sep_id,
-    ]
+    body = block[block.index(self.sep_id) + 1 : -1]
+    return [*query, *body[: length - len(query) - 1], self.sep_id]
 
   def types(self, tokens: Tokens) -> Tokens:
     """Returns token types: 0 up to the first [SEP], 1 after it."""

@@ -1,7 +1,7 @@
 """Makes random Hugging Face REALM models, and the values that they compute.
 
     .venv-peers/bin/python -m benchmarks.peers.realm \
-      --output_dir=out/hf_realm --vocab=vocab.txt --size=base
+      --output_dir=out/hf_realm --vocab=vocab.txt
 
 Each model is a folder written by `save_pretrained`. `expected.npz` in it has
 the inputs and the outputs. The name of a gradient is `gradient/` and the
@@ -19,7 +19,6 @@ valid.
 """
 
 import argparse
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -51,32 +50,12 @@ _NOT_SCORED = -100  # A label that torch's cross entropy ignores.
 _SAME_BIAS = r".*cls\.predictions\.decoder\.bias"
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-  """Sizes of models and inputs.
-
-  Attributes:
-    model: Arguments of RealmConfig; by default they are those of BERT-base.
-    batch: Number of queries.
-    candidates: Number of candidates of a query, including the null block.
-    query: Greatest length of a query, with [CLS] and [SEP].
-    block: Greatest length of a block.
-    masks: Number of masks that are scored in a query.
-    num_blocks: Number of blocks of the corpus.
-  """
-
-  model: dict[str, int]
-  batch: int
-  candidates: int
-  query: int
-  block: int
-  masks: int
-  num_blocks: int
-
-
-SIZES = {
-  "tiny": Sizes(
-    model={
+# Arguments of RealmConfig, of which those of BERT-base are the defaults; then
+# queries in a batch, their length with [CLS] and [SEP], that of blocks, and the
+# masks that are scored in a query.
+SIZES: dict[str, tuple[dict[str, int], tuple[int, int, int, int]]] = {
+  "tiny": (
+    {
       "hidden_size": 24,
       "num_hidden_layers": 2,
       "num_attention_heads": 2,
@@ -87,26 +66,20 @@ SIZES = {
       "reader_beam_size": 4,
       "searcher_beam_size": 10,
       "reader_seq_len": 40,
+      "num_candidates": 4,
+      "num_block_records": 24,
     },
-    batch=4,
-    candidates=4,
-    query=14,
-    block=36,
-    masks=3,
-    num_blocks=24,
+    (4, 14, 36, 3),
   ),
-  "base": Sizes(
-    model={
+  "base": (
+    {
       "reader_beam_size": 5,
       "searcher_beam_size": 20,
       "reader_seq_len": 120,
+      "num_candidates": 4,
+      "num_block_records": 60,
     },
-    batch=3,
-    candidates=4,
-    query=40,
-    block=96,
-    masks=5,
-    num_blocks=60,
+    (3, 40, 96, 5),
   ),
 }
 
@@ -117,20 +90,19 @@ class RandomRealm:
   Args:
     output_dir: Folder for the models' folders.
     vocab: Vocabulary file, one piece per line.
-    sizes: Sizes of models and inputs.
+    size: One of `SIZES`.
   """
 
-  def __init__(self, output_dir: Path, vocab: Path, sizes: Sizes):
+  def __init__(self, output_dir: Path, vocab: Path, size: str):
     pieces = vocab.read_text(encoding="utf-8").rstrip("\n").split("\n")
     self.inputs = RandomInputs(pieces, seed=0)
     self.tokenizer = RealmTokenizerFast(vocab_file=str(vocab))
-    self.sizes = sizes
+    model, lengths = SIZES[size]
+    self.batch, self.query, self.block, self.masks = lengths
     self.config = RealmConfig(
       vocab_size=len(pieces),
-      num_candidates=sizes.candidates,
-      num_block_records=sizes.num_blocks,
       pad_token_id=self.tokenizer.pad_token_id,
-      **sizes.model,
+      **model,
     )
     self.output_dir = output_dir
     torch.manual_seed(0)
@@ -154,34 +126,31 @@ class RandomRealm:
     """Writes the inputs and the outputs of a model."""
     save_arrays(self.output_dir / name / EXPECTED, arrays)
 
-  def queries(self) -> list[Tokens]:
-    """Draws a batch of queries."""
-    return [
-      self.inputs.query(self.sizes.query) for _ in range(self.sizes.batch)
+  def batch_of_both(self) -> tuple[list[Tokens], list[list[Tokens]]]:
+    """Draws queries, then candidates for each, the null block first."""
+    queries = [self.inputs.query(self.query) for _ in range(self.batch)]
+    count = self.config.num_candidates - 1
+    candidates = [
+      [
+        self.inputs.null_block,
+        *(self.inputs.block(self.block) for _ in range(count)),
+      ]
+      for _ in range(self.batch)
     ]
+    return queries, candidates
 
-  def blocks(self, count: int) -> list[Tokens]:
-    """Draws some blocks."""
-    return [self.inputs.block(self.sizes.block) for _ in range(count)]
+  def padded(
+    self, queries: list[Tokens], candidates: list[list[Tokens]]
+  ) -> dict[str, np.ndarray]:
+    """Pads queries to [b, q], and candidates to [b, k, l]."""
+    blocks = np.stack([padded(blocks, self.block) for blocks in candidates])
+    return {"query": padded(queries, self.query), "candidates": blocks}
 
-  def candidates(self) -> list[list[Tokens]]:
-    """Draws candidates for each query of a batch, the null block first."""
-    return [
-      [self.inputs.null_block, *self.blocks(self.sizes.candidates - 1)]
-      for _ in range(self.sizes.batch)
-    ]
-
-  def padded_queries(self, queries: list[Tokens]) -> np.ndarray:
-    """Pads queries to [b, q]."""
-    return padded(queries, self.sizes.query)
-
-  def padded_candidates(self, candidates: list[list[Tokens]]) -> np.ndarray:
-    """Pads candidates to [b, k, l]."""
-    return np.stack([padded(blocks, self.sizes.block) for blocks in candidates])
-
-  def bert_inputs(self, rows: list[Tokens]) -> dict[str, torch.Tensor]:
-    """Returns ids, mask and types, padded to the longest row."""
-    return as_inputs(self.inputs, rows, max(map(len, rows)))
+  def bert_inputs(
+    self, rows: list[Tokens], length: int | None = None
+  ) -> dict[str, torch.Tensor]:
+    """Returns ids, mask and types, by default as long as the longest row."""
+    return as_inputs(self.inputs, rows, length or max(map(len, rows)))
 
 
 def make_two_towers(realm: RandomRealm) -> None:
@@ -189,15 +158,11 @@ def make_two_towers(realm: RandomRealm) -> None:
   model = RealmScorer(realm.config, RealmEmbedder(realm.config))
   randomize(model)
   realm.save("two_towers", model)
-  queries, candidates = realm.queries(), realm.candidates()
+  queries, candidates = realm.batch_of_both()
   with torch.no_grad():
     relevance = _score(realm, model, queries, candidates)
-  realm.expect(
-    "two_towers",
-    query=realm.padded_queries(queries),
-    candidates=realm.padded_candidates(candidates),
-    relevance=relevance,
-  )
+  given = realm.padded(queries, candidates)
+  realm.expect("two_towers", **given, relevance=relevance)
 
 
 def make_scorer_and_encoder(realm: RandomRealm) -> None:
@@ -210,7 +175,7 @@ def make_scorer_and_encoder(realm: RandomRealm) -> None:
   encoder = randomize(RealmKnowledgeAugEncoder(realm.config))
   realm.save("scorer", scorer, (r"query_embedder\..*",))
   realm.save("encoder", encoder)
-  queries, candidates = realm.queries(), realm.candidates()
+  queries, candidates = realm.batch_of_both()
   positions, targets = _mask(realm, queries)
   weights = np.ones(positions.shape, np.float32)
   weights[-1, -1] = 0
@@ -227,12 +192,8 @@ def make_scorer_and_encoder(realm: RandomRealm) -> None:
   )
   output.loss.backward()
   logits = output.logits.detach().reshape(*joint["input_ids"].shape, -1)
-  common = {
-    "query": realm.padded_queries(queries),
-    "candidates": realm.padded_candidates(candidates),
-    "relevance": relevance,
-    "loss": output.loss,
-  }
+  common = realm.padded(queries, candidates)
+  common |= {"relevance": relevance, "loss": output.loss}
   realm.expect("scorer", **common, **gradients(scorer))
   realm.expect(
     "encoder",
@@ -253,13 +214,14 @@ def _mask(
     [
       np.sort(
         realm.inputs.rng.choice(
-          np.arange(1, len(query) - 1), realm.sizes.masks, replace=False
+          np.arange(1, len(query) - 1), realm.masks, replace=False
         )
       )
       for query in queries
     ]
   )
-  targets = np.take_along_axis(realm.padded_queries(queries), positions, axis=1)
+  tokens = padded(queries, realm.query)
+  targets = np.take_along_axis(tokens, positions, axis=1)
   for query, places in zip(queries, positions, strict=True):
     for place in places:
       query[place] = realm.inputs.mask_id
@@ -270,13 +232,13 @@ def _joint_inputs(
   realm: RandomRealm, queries: list[Tokens], candidates: list[list[Tokens]]
 ) -> dict[str, torch.Tensor]:
   """Joins each query with the body of each of its candidates, [b, k, j]."""
-  length = realm.sizes.query + realm.sizes.block
+  length = realm.query + realm.block
   joints = [
     realm.inputs.joint(query, block, length)
     for query, blocks in zip(queries, candidates, strict=True)
     for block in blocks
   ]
-  shape = (len(queries), realm.sizes.candidates, -1)
+  shape = (len(queries), realm.config.num_candidates, -1)
   flat = realm.bert_inputs(joints)
   return {name: value.reshape(shape) for name, value in flat.items()}
 
@@ -287,12 +249,9 @@ def _score(
   queries: list[Tokens],
   candidates: list[list[Tokens]],
 ) -> torch.Tensor:
-  blocks = as_inputs(
-    realm.inputs,
-    [block for blocks in candidates for block in blocks],
-    realm.sizes.block,
-  )
-  shape = (len(queries), realm.sizes.candidates, -1)
+  flat = [block for blocks in candidates for block in blocks]
+  blocks = realm.bert_inputs(flat, realm.block)
+  shape = (len(queries), realm.config.num_candidates, -1)
   return model(
     **realm.bert_inputs(queries),
     **{f"candidate_{k}": v.reshape(shape) for k, v in blocks.items()},
@@ -307,7 +266,7 @@ def make_open_qa(realm: RandomRealm) -> None:
   """
   config, rng = realm.config, realm.inputs.rng
   # A word is at least one token, and no body may be longer than a block.
-  words = rng.integers(8, realm.sizes.block // 3, config.num_block_records)
+  words = rng.integers(8, realm.block // 3, config.num_block_records)
   texts = [realm.inputs.text(int(count)).capitalize() for count in words]
   records = np.array([text.encode() for text in texts], object)
   retriever = RealmRetriever(records, realm.tokenizer)
@@ -319,7 +278,7 @@ def make_open_qa(realm: RandomRealm) -> None:
 
   logits = _recorded_span_logits(model.reader)
   results, total = [], torch.tensor(0.0)
-  for i in range(realm.sizes.batch):
+  for i in range(realm.batch):
     question = f"{realm.inputs.text(4)}?"
     encoded = realm.tokenizer([question], return_tensors="pt")
     with torch.no_grad():
@@ -331,7 +290,7 @@ def make_open_qa(realm: RandomRealm) -> None:
     answer_ids = realm.tokenizer([answer], add_special_tokens=False).input_ids
     model.training = True  # Only for this module, so there is no dropout.
     output = model(**encoded, answer_ids=answer_ids).reader_output
-    total = total + output.loss / realm.sizes.batch
+    total = total + output.loss / realm.batch
     result = _result(
       realm, output, logits, body_start=encoded.input_ids.shape[1]
     )
@@ -343,7 +302,7 @@ def make_open_qa(realm: RandomRealm) -> None:
         **result,
         "question": question,
         "answer": answer,
-        "query": realm.padded_queries([encoded.input_ids[0].tolist()])[0],
+        "query": padded(encoded.input_ids.tolist(), realm.query)[0],
         "rows": found.indices,
         "relevance": found.values,
         "has_answer": output.retriever_correct,
@@ -356,7 +315,10 @@ def make_open_qa(realm: RandomRealm) -> None:
     "open_qa",
     texts=texts,
     loss=total,
-    **_stacked(results),
+    **{
+      name: np.stack([as_array(result[name]) for result in results])
+      for name in results[0]
+    },
     **gradients(model),
   )
 
@@ -381,7 +343,7 @@ def _result(
 ) -> dict[str, Any]:
   """Returns one example's values, with spans by position in the bodies."""
   scores, starts, ends = (part.numpy() for part in logits)
-  shape = (len(scores), realm.sizes.block, realm.config.max_span_width)
+  shape = (len(scores), realm.block, realm.config.max_span_width)
   placed = np.full(shape, np.nan, np.float32)
   is_answer = np.zeros(shape, bool)
   block, span = np.nonzero(scores > np.finfo(np.float32).min / 2)
@@ -398,16 +360,9 @@ def _result(
   }
 
 
-def _stacked(results: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-  return {
-    name: np.stack([as_array(result[name]) for result in results])
-    for name in results[0]
-  }
-
-
 def make_all(output_dir: Path, vocab: Path, *, size: str) -> None:
   """Makes all models in one of `SIZES`."""
-  realm = RandomRealm(output_dir, vocab, SIZES[size])
+  realm = RandomRealm(output_dir, vocab, size)
   realm.save("embedder", randomize(RealmEmbedder(realm.config)))
   realm.save("reader", randomize(RealmReader(realm.config)), (_SAME_BIAS,))
   make_two_towers(realm)
@@ -417,14 +372,11 @@ def make_all(output_dir: Path, vocab: Path, *, size: str) -> None:
 
 def main() -> None:
   """Makes all models."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0]
-  )
+  parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--output_dir", type=Path, required=True)
   parser.add_argument("--vocab", type=Path, required=True)
-  parser.add_argument("--size", choices=SIZES, default="base")
   given = parser.parse_args()
-  make_all(given.output_dir, given.vocab, size=given.size)
+  make_all(given.output_dir, given.vocab, size="base")
 
 
 if __name__ == "__main__":

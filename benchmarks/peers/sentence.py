@@ -35,15 +35,14 @@ from transformers import (
 
 from benchmarks.peers.random_models import save_arrays
 
-_TOKENIZERS = {"fast": BertTokenizerFast, "slow": BertTokenizer}
 _BLOCKS_PER_BATCH = 32
-_THREADS = 2
 
 
 def tokens(vocab: str, texts: list[str]) -> dict[str, np.ndarray]:
   """Returns the ids of all texts."""
   arrays = {}
-  for name, tokenizer in _TOKENIZERS.items():
+  tokenizers = {"fast": BertTokenizerFast, "slow": BertTokenizer}
+  for name, tokenizer in tokenizers.items():
     # Without a limit, because each longer text would log a warning.
     made = tokenizer(vocab_file=vocab, model_max_length=10**9)
     rows = made(texts, add_special_tokens=False).input_ids
@@ -94,17 +93,13 @@ def block_seconds(sizes: str, token_ids: np.ndarray) -> float:
 
 def main() -> None:
   """Reads the input and writes the output."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0]
-  )
-  parser.add_argument(
-    "what", choices=["tokens", "vectors", "blocks"], help="what is computed"
-  )
-  parser.add_argument("--model", required=True, help="vocabulary or model")
-  parser.add_argument("--input", type=Path, required=True, help="input file")
-  parser.add_argument("--output", type=Path, help="output file")
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("what", choices=["tokens", "vectors", "blocks"])
+  parser.add_argument("--model", required=True)
+  parser.add_argument("--input", type=Path, required=True)
+  parser.add_argument("--output", type=Path)
   given = parser.parse_args()
-  torch.set_num_threads(_THREADS)
+  torch.set_num_threads(2)
   if given.what == "blocks":
     with np.load(given.input, allow_pickle=False) as arrays:
       seconds = block_seconds(given.model, arrays["token_ids"].astype(np.int64))

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
-_POLL_SECONDS = 0.02
 _STOP_SECONDS = 120.0
 _OUTPUT_SECONDS = 10.0
 # Characters of a log that an error quotes.
@@ -89,14 +88,12 @@ class Job:
     num_processes: int = 1,
   ):
     self.name = name
-    self._command = command
+    self._command, self._environment = command, environment
     self._logs = [log]
     if num_processes > 1:
-      self._logs = [
-        log.with_stem(f"{log.stem}-{number}") for number in range(num_processes)
-      ]
+      stems = [f"{log.stem}-{number}" for number in range(num_processes)]
+      self._logs = [log.with_stem(stem) for stem in stems]
     self.log = self._logs[0]
-    self._environment = environment
     self._processes: list[Any] = []
     self._outputs: list[subprocess.Popen[bytes]] = []
     # Log of the process that says most of how the job has ended.
@@ -106,23 +103,23 @@ class Job:
     """Starts or restarts the processes."""
     self.log.parent.mkdir(parents=True, exist_ok=True)
     self._telling = self.log
-    port = free_port()
+    of_all = [
+      f"--coordinator_address=localhost:{free_port()}",
+      f"--num_processes={len(self._logs)}",
+      f"--heartbeat_timeout_seconds={_HEARTBEAT_TIMEOUT_SECONDS}",
+    ]
     for number, path in enumerate(self._logs):
-      flags = [
-        f"--coordinator_address=localhost:{port}",
-        f"--num_processes={len(self._logs)}",
-        f"--process_id={number}",
-        f"--heartbeat_timeout_seconds={_HEARTBEAT_TIMEOUT_SECONDS}",
-      ]
+      flags = []
+      if len(self._logs) > 1:
+        flags = [*of_all, f"--process_id={number}"]
       with path.open("a") as log:
-        log.write(f"{_START}\n")
-        log.flush()
+        print(_START, file=log, flush=True)
         # A limit on the sizes of the job's files must not limit its log.
         output = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
       assert output.stdin is not None
       self._processes.append(
         start_process(
-          [*self._command, *(flags if len(self._logs) > 1 else [])],
+          [*self._command, *flags],
           cwd=PROJECT_DIR,
           env=None if self._environment is None else dict(self._environment),
           stdout=output.stdin,
@@ -135,7 +132,7 @@ class Job:
   @property
   def pid(self) -> int:
     """Id of the first process."""
-    return self._running()[0].pid
+    return self._processes[0].pid
 
   def exit_code(self) -> int | None:
     """Returns the exit status; None while a process runs.
@@ -143,7 +140,7 @@ class Job:
     It is that of a process that has failed by itself, if any has. jax ends the
     others with a signal.
     """
-    codes = [process.poll() for process in self._running()]
+    codes = [process.poll() for process in self._processes]
     if None in codes:
       return None
     # Status 2 first, then other failures.
@@ -163,10 +160,10 @@ class Job:
     return code == 0
 
   def kill(self) -> None:
-    """Sends SIGKILL, which no process can handle, and waits."""
-    for process in self._running():
+    """Sends SIGKILL to what still runs, and waits."""
+    for process in self._processes:
       process.kill()
-    self.close()
+    self.wait()
 
   def kill_one(self, number: int) -> float:
     """Kills one process; returns the seconds until the others have ended.
@@ -177,10 +174,10 @@ class Job:
       JobError: One that has met it still runs after a minute.
     """
     began = time.monotonic()
-    for i, process in enumerate(self._running()):
+    for i, process in enumerate(self._processes):
       if i == number or _CONNECTED not in _last_output(self._logs[i]):
         process.kill()
-    self._wait(_END_SECONDS)
+    self.wait(_END_SECONDS)
     return time.monotonic() - began
 
   def terminate(self) -> int:
@@ -189,36 +186,17 @@ class Job:
     Raises:
       JobError: A process did not stop.
     """
-    self._running()[0].send_signal(signal.SIGTERM)
-    codes = self._wait(_STOP_SECONDS)
-    return next(filter(None, codes), 0)
+    self._processes[0].send_signal(signal.SIGTERM)
+    return next(filter(None, self.wait(_STOP_SECONDS)), 0)
 
-  def stop(self) -> None:
-    """Kills the job if it still runs."""
-    if self._processes:
-      self.kill()
+  def wait(self, seconds: float = math.inf) -> list[int]:
+    """Waits for the end of all processes; returns their exit statuses.
 
-  def close(self) -> None:
-    """Waits for the processes to end, and for their last output."""
-    self._wait(math.inf)
-
-  def last_output(self) -> str:
-    """Returns what the process that failed has logged since its start."""
-    return _last_output(self._telling)
-
-  def _failed(self, how: str) -> JobError:
-    output = self.last_output()[-_TAIL:]
-    return JobError(f"the {self.name} {how}:\n{output}")
-
-  def _running(self) -> list[Any]:
-    if not self._processes:
-      raise JobError(f"the {self.name} was not started")
-    return self._processes
-
-  def _wait(self, seconds: float) -> list[int]:
-    """Waits for the end of all processes; returns their exit statuses."""
+    Raises:
+      JobError: They did not end within these seconds, and are killed.
+    """
     try:
-      codes = [process.wait(seconds) for process in self._running()]
+      codes = [process.wait(seconds) for process in self._processes]
     except subprocess.TimeoutExpired:
       self.kill()
       raise self._failed(f"did not stop within {seconds:.0f} s") from None
@@ -229,6 +207,13 @@ class Job:
         output.wait(_OUTPUT_SECONDS)
     self._outputs = []
     return codes
+
+  def last_output(self) -> str:
+    """Returns what the process that failed has logged since its start."""
+    return _last_output(self._telling)
+
+  def _failed(self, how: str) -> JobError:
+    return JobError(f"the {self.name} {how}:\n{self.last_output()[-_TAIL:]}")
 
 
 def _last_output(log: Path) -> str:
@@ -248,7 +233,7 @@ def wait_until(
   what: str,
   jobs: tuple[Job, ...] = (),
   timeout_seconds: float = 600.0,
-  poll_seconds: float = _POLL_SECONDS,
+  poll_seconds: float = 0.02,
 ) -> None:
   """Waits for a condition, and fails as soon as a job fails.
 
@@ -260,10 +245,8 @@ def wait_until(
     for job in jobs:
       job.ended()
     if time.monotonic() > deadline:
-      logs = "\n".join(
-        f"{job.name}:\n{job.last_output()[-_TAIL:]}" for job in jobs
-      )
-      raise JobError(f"no {what} within {timeout_seconds:.0f} s\n{logs}")
+      logs = [f"{job.name}:\n{job.last_output()[-_TAIL:]}" for job in jobs]
+      raise JobError("\n".join([f"no {what} in {timeout_seconds} s", *logs]))
     time.sleep(poll_seconds)
 
 
@@ -274,19 +257,22 @@ def free_port() -> int:
     return int(found.getsockname()[1])
 
 
-def searching(parent: int | None = None) -> dict[int, int]:
-  """Returns the processes that search an index, with their parents.
+def searching(marker: str, parent: int | None = None) -> list[int]:
+  """Returns the processes that search an index for a run.
 
   Args:
-    parent: Process whose children to list; None lists all processes.
+    marker: Word that the environment of the run's processes contains.
+    parent: Process whose children are listed; None lists all.
   """
-  found = {}
+  found = []
   for path in Path("/proc").glob("[0-9]*"):
-    try:
+    # One may end meanwhile.
+    with contextlib.suppress(OSError):
       stat = path.joinpath("stat").read_text().rpartition(")")[2].split()
-      command = path.joinpath("cmdline").read_bytes()
-    except OSError:
-      continue  # It ended meanwhile.
-    if _SEARCHES in command and parent in (None, int(stat[1])):
-      found[int(path.name)] = int(stat[1])
+      if (
+        parent in (None, int(stat[1]))
+        and _SEARCHES in path.joinpath("cmdline").read_bytes()
+        and marker.encode() in path.joinpath("environ").read_bytes()
+      ):
+        found.append(int(path.name))
   return found

@@ -9,7 +9,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from benchmarks.runs.jobs import PROJECT_DIR
@@ -30,7 +30,7 @@ class StoreFault:
     seconds: Seconds that a request hangs.
   """
 
-  kind: Literal["refuse", "lose answer", "cut", "hang"]
+  kind: str
   match: str
   times: int = 1
   status: int = 503
@@ -71,10 +71,8 @@ class ObjectStore:
 
   def __exit__(self, *exception: object) -> None:
     self._process.kill()
-    self._process.wait()
-    for pipe in (self._process.stdin, self._process.stdout):
-      if pipe is not None:
-        pipe.close()
+    # Closes its pipes, too.
+    self._process.communicate()
 
   @property
   def environment(self) -> Mapping[str, str]:
@@ -118,8 +116,7 @@ class ObjectStore:
 
   def read(self, name: str) -> bytes:
     """Returns what an object holds."""
-    path = f"/storage/v1/b/{self.bucket}/o/{quote(name, safe='')}?alt=media"
-    with self._open("GET", path) as answer:
+    with self._open("GET", self._object(name) + "?alt=media") as answer:
       return answer.read()
 
   def write(self, name: str, content: bytes) -> None:
@@ -137,8 +134,10 @@ class ObjectStore:
 
   def remove(self, name: str) -> None:
     """Loses an object."""
-    path = f"/storage/v1/b/{self.bucket}/o/{quote(name, safe='')}"
-    self._open("DELETE", path).close()
+    self._open("DELETE", self._object(name)).close()
+
+  def _object(self, name: str) -> str:
+    return f"/storage/v1/b/{self.bucket}/o/{quote(name, safe='')}"
 
   def _call(self, method: str, path: str, value: Any = None) -> Any:
     body = None if value is None else json.dumps(value).encode()

@@ -25,10 +25,10 @@ class Run:
     num_steps: Number of training steps.
     save_every_steps: Distance of checkpoints, and so of generations. It is also
       the lag with which a generation is used after its checkpoint.
-    batch_size: Batch size of a step.
     index: Macro of the index in gin/runs/build_index.gin.
     index_settings: Bindings of the index's configuration.
     environment: Environment of all processes; None passes on this process's.
+    batch_size: Batch size of a step.
     num_processes: Number of processes that train, and that build, together.
     store: Store in whose bucket MODEL_DIR is; None has it on the disk.
   """
@@ -38,10 +38,10 @@ class Run:
   model: str
   num_steps: int
   save_every_steps: int
-  batch_size: int = 8
   index: str = "EXACT"
   index_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   environment: Mapping[str, str] | None = None
+  batch_size: int = 8
   num_processes: int = 1
   store: ObjectStore | None = None
 
@@ -85,17 +85,15 @@ class Run:
     )
 
   def _job(self, name: str, module: str, recipe: str, **bindings: Any) -> Job:
-    command = gin_command(
-      module,
-      [f"gin/runs/{recipe}.gin", self.model],
-      MODEL_DIR=self.model_dir,
-      CORPUS_DIR=self.corpus_dir,
-      **bindings,
-    )
-
     return Job(
       name,
-      command,
+      gin_command(
+        module,
+        [f"gin/runs/{recipe}.gin", self.model],
+        MODEL_DIR=self.model_dir,
+        CORPUS_DIR=self.corpus_dir,
+        **bindings,
+      ),
       log=self.directory / f"{name}.log",
       environment=self.environment,
       num_processes=self.num_processes,
@@ -103,27 +101,19 @@ class Run:
 
   def last_checkpoint(self) -> int:
     """Returns the step of the last checkpoint, −1 before the first."""
-    return max(map(int, self._folders(_CHECKPOINTS)[0]), default=-1)
+    return max(self._complete(_CHECKPOINTS), default=-1)
 
   def last_generation(self) -> int:
     """Returns the step of the last generation, −1 before the first."""
-    return max(map(int, self._folders(_GENERATIONS)[0]), default=-1)
-
-  def half_written(self) -> list[str]:
-    """Returns the folders of unfinished checkpoints and generations."""
-    return [
-      f"{kind}/{name}"
-      for kind in (_CHECKPOINTS, _GENERATIONS)
-      for name in sorted(self._folders(kind)[1])
-    ]
+    return max(self._complete(_GENERATIONS), default=-1)
 
   def published_objects(self) -> list[str]:
     """Returns the files of complete generations, relative to MODEL_DIR."""
-    complete, _ = self._folders(_GENERATIONS)
+    complete = self._complete(_GENERATIONS)
     return [
       f"{_GENERATIONS}/{file}"
       for file in self._files(_GENERATIONS)
-      if file.partition("/")[0] in complete
+      if _step(file) in complete
     ]
 
   def _files(self, kind: str) -> list[str]:
@@ -138,17 +128,20 @@ class Run:
       for name in names
     ]
 
-  def _folders(self, kind: str) -> tuple[set[str], set[str]]:
-    """Returns the folders of steps that are complete, and those that are not.
+  def _complete(self, kind: str) -> set[int]:
+    """Returns the steps of complete checkpoints, or of generations.
 
     On a disk, a checkpoint gets its name when it is complete.
     """
     files = self._files(kind)
-    found = {file.partition("/")[0] for file in files}
-    found = {name for name in found if name.partition(".")[0].isdecimal()}
-    last = "manifest.json" if kind == _GENERATIONS else "commit_success.txt"
-    if kind == _CHECKPOINTS and self.store is None:
-      complete = {name for name in found if name.isdecimal()}
-    else:
-      complete = {name for name in found if f"{name}/{last}" in files}
-    return complete, found - complete
+    if kind == _GENERATIONS:
+      files = [file for file in files if file.endswith("/manifest.json")]
+    elif self.store is not None:
+      files = [file for file in files if file.endswith("/commit_success.txt")]
+    return {_step(file) for file in files} - {-1}
+
+
+def _step(file: str) -> int:
+  """Returns the step of a file's folder; −1 of another folder."""
+  folder = file.partition("/")[0]
+  return int(folder) if folder.isdecimal() else -1

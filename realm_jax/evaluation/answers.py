@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int, Int32
 from scipy.special import logsumexp
 
-from realm_jax.evaluation.run import Block, Retrieved, Run
-from realm_jax.indexes.protocol import SearchError
+from realm_jax.evaluation.run import Block, Run
+from realm_jax.indexes.protocol import SearchError, SearchResult
 from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
@@ -154,7 +154,7 @@ def read(
   run: Run,
   questions: Sequence[str],
   token_ids: Int32[np.ndarray, "b q"],
-  found: Retrieved,
+  found: SearchResult,
   order: Int[np.ndarray, "b k"] | None = None,
   *,
   answer: str | None = None,
@@ -172,13 +172,16 @@ def read(
   if order is None:
     order = np.tile(np.arange(found.rows.shape[1]), (len(found.rows), 1))
   places = order[:, : run.config.num_read]
-  chosen = Retrieved(*(np.take_along_axis(a, places, axis=1) for a in found))
+  rows, scores = (
+    np.take_along_axis(array, places, axis=1)
+    for array in (found.rows, found.scores)
+  )
   logits = run.compute(
     span_logits,
     run.require_reader(),
     run.params["reader"],
     query=token_ids,
-    blocks=run.gather(chosen.rows),
+    blocks=run.gather(rows),
   )
   return [
     _answered(
@@ -186,7 +189,7 @@ def read(
       question,
       run.blocks(found, i),
       places[i].tolist(),
-      logits[i] + chosen.scores[i][:, None, None],
+      logits[i] + scores[i][:, None, None],
       answer,
     )
     for i, question in enumerate(questions)

@@ -29,9 +29,9 @@ from realm_jax.evaluation.outputs import (
   Figures,
   Line,
 )
-from realm_jax.evaluation.run import Retrieved, Run, RunConfig
+from realm_jax.evaluation.run import RunConfig
 from realm_jax.evaluation.scores import NUM_DOCUMENTS, summarize
-from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_readable
 
@@ -41,7 +41,7 @@ _MORE_BLOCKS = 4
 
 T = TypeVar("T")
 # Finds the blocks of texts, or all, if there are fewer than so many.
-Search = Callable[[Sequence[str], int], Retrieved]
+Search = Callable[[Sequence[str], int], SearchResult]
 
 
 class BeirError(ValueError):
@@ -163,18 +163,18 @@ def retrieved_lines(
       batch = queries[start : start + batch_size]
       while True:
         found = search([query.text for query in batch], num_searched)
-        lines = [*map(_line, batch, itertools.repeat(corpus), *found)]
+        lines = [
+          _line(query, corpus, rows, scores)
+          for query, rows, scores in zip(
+            batch, found.rows, found.scores, strict=True
+          )
+        ]
         fewest = min(len(line["evidence"]) for line in lines)
         if fewest == NUM_DOCUMENTS or num_searched >= corpus.num_blocks:
           break
         num_searched *= _MORE_BLOCKS
       yield from lines
       progress.advance(len(batch))
-
-
-def search_of(run: Run) -> Search:
-  """Returns the search of a run, in the order of its index."""
-  return lambda texts, k: run.search(run.encode(texts), k, rescore=False)
 
 
 def _line(
@@ -239,7 +239,7 @@ def evaluate_beir(
   found = retrieved_lines(
     queries[own],
     run.corpus,
-    search_of(run),
+    lambda texts, k: run.search(run.encode(texts), k, rescore=False),
     num_searched=config.num_searched,
     batch_size=batch_size,
   )

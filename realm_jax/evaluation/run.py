@@ -145,13 +145,6 @@ class RunConfig:
     require_valid(self)
 
 
-class Retrieved(NamedTuple):
-  """Blocks for each query, best first: their rows, and scores f(x,z)."""
-
-  rows: Int32[np.ndarray, "b k"]
-  scores: Float32[np.ndarray, "b k"]
-
-
 @dataclasses.dataclass(frozen=True)
 class Block:
   """A block that was retrieved for a query.
@@ -474,7 +467,7 @@ class Run:
     *,
     current: bool = True,
     rescore: bool = True,
-  ) -> Retrieved:
+  ) -> SearchResult:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
     An index only chooses the blocks: f(x, z) is computed from the generation's
@@ -521,7 +514,7 @@ class Run:
       rows = np.concatenate([rows, repeated], axis=1)
       scores = np.concatenate([scores, scale * (vectors @ edited.T)], axis=1)
     found = in_order(rows, scores.astype(np.float32))
-    return Retrieved(found.rows[:, :k], found.scores[:, :k])
+    return SearchResult(found.rows[:, :k], found.scores[:, :k])
 
   def search_index(
     self,
@@ -539,7 +532,7 @@ class Run:
     arrays = {name: a for name, a in arrays.items() if a is not None}
     return SearchResult(*self._in_batches(find, arrays))
 
-  def blocks(self, found: Retrieved, query: int) -> list[Block]:
+  def blocks(self, found: SearchResult, query: int) -> list[Block]:
     """Returns the blocks of one query, with their texts."""
     rows, scores = found.rows[query].tolist(), found.scores[query].tolist()
     probabilities = softmax(np.float64(scores)).tolist()

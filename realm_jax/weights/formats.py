@@ -146,11 +146,6 @@ class ImportConfig:
         "make of the released blocks; give it, or leave these out"
       )
 
-  def require_inputs(self) -> None:
-    """Checks that the inputs are there, as `locate` finds them."""
-    for path in filter(None, (self.input, self.block_input)):
-      locate(path)
-
 
 def locate(path: epath.PathLike) -> Path:
   """Returns the local path of an input, from which its weights are mapped.

@@ -8,10 +8,9 @@ import pytest
 
 from realm_jax.corpus.build import build_corpus
 from realm_jax.evaluation import beir
-from realm_jax.evaluation.compare import compare
-from realm_jax.evaluation.run import Retrieved
 from realm_jax.evaluation.scores import document_scores
 from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.protocol import SearchResult
 from tests import tiny_world
 from tests.evaluation.lines import read_lines, write_lines
 from tests.golden import make_trec_scores
@@ -28,7 +27,7 @@ def lines_of(documents, scores, queries, **settings):
   def search(texts, k):
     asked.append(k)
     rows = np.tile(order[:k], (len(texts), 1))
-    return Retrieved(rows.astype(np.int32), scores[rows])
+    return SearchResult(rows.astype(np.int32), scores[rows])
 
   return [*beir.retrieved_lines(queries, corpus, search, **settings)], asked
 
@@ -99,14 +98,9 @@ def test_a_folder_is_read_as_it_is(folder):
   ("file", "text", "message"),
   [
     ("queries.jsonl", None, "there is no .*queries.jsonl"),
-    ("queries.jsonl", "", "judges 0 queries"),
-    ("queries.jsonl", '{"_id": "q0", "text": " "}\n', "jsonl:1: .*no text"),
     ("queries.jsonl", '{"text": "who ?"}\n', r"queries.jsonl:1: .*_id.*want"),
-    ("queries.jsonl", "{", r"queries.jsonl:1: "),
     ("qrels/test.tsv", None, "there is no .*test.tsv.*SPLIT"),
-    ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "judges 0 queries"),
     ("qrels/test.tsv", "q0\tp0\thigh\n", r"test.tsv:1: .*want a query"),
-    ("qrels/test.tsv", "q0 0 p0 1\n", r"test.tsv:1: .*between tabs"),
     (
       "qrels/test.tsv",
       "".join(f"x{i}\tp0\t1\n" for i in "abcd"),
@@ -157,16 +151,10 @@ def test_an_evaluation_ranks_the_documents_of_the_folder(
       assert scores == sorted(scores, reverse=True)
     low, high = metrics["intervals"]["ndcg_at_10"]
     assert 0 <= low <= metrics["ndcg_at_10"] <= high <= 1
-  # A question has the name of the person whose article is judged.
-  assert evaluated["bm25"]["mrr_at_10"] > 0.9
-  compared = compare(
-    *(tmp_path / name / "retrieved.jsonl" for name in evaluated)
-  )
-  assert compared["metrics"]["mrr_at_10"]["second"] == pytest.approx(
-    evaluated["bm25"]["mrr_at_10"]
-  )
   # The world's own corpus has these documents, but for the one of the title.
   with pytest.raises(
     beir.BeirError, match=r"1 of \d+ judged documents .*such as 'title'"
   ):
     beir.evaluate_beir(config=run_config, beir_dir=folder)
+  # A question has the name of the person whose article is judged.
+  assert evaluated["bm25"]["mrr_at_10"] > 0.9

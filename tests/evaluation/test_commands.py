@@ -1,4 +1,4 @@
-"""The commands evaluate and ask."""
+"""The commands evaluate, compare, ask and explain, in this process."""
 
 import io
 import json
@@ -8,47 +8,44 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from realm_jax import ask, evaluate
-from realm_jax.configuration import command_line
+from realm_jax import ask, compare, evaluate, explain
+from realm_jax.configuration import command_line, configured, parsed_for_run
+from realm_jax.evaluation.explain import block_use
+from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import cpu_tuning
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 command_line.define_run_flags()
 
 
 @pytest.fixture
-def run_evaluate(tmp_path, monkeypatch, request):
-  """`run_evaluate(model_dir, follow=False, **bindings)`: the command.
+def command(monkeypatch, tmp_path):
+  """`command(module, *words, **flags)` returns the JSON that it writes."""
+  monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
+  flags.FLAGS.mark_as_parsed()
 
-  Its figures are in figures.json, in the folder of the test.
-  """
-  request.getfixturevalue("one_device")
-
-  def run(model_dir, *, follow=False, **bindings):
-    given = {"OUTPUT_DIR": str(tmp_path), "BATCH_SIZE": 8, **bindings}
-    monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
-    flags.FLAGS.mark_as_parsed()
-    with flagsaver.flagsaver(
-      model_dir=str(model_dir),
-      gin_bindings=[f"{name} = {value!r}" for name, value in given.items()],
-      json=str(tmp_path / "figures.json"),
-      follow=follow,
-    ):
-      evaluate.main(["evaluate"])
+  def run(module, *words, gin=(), **given):
+    path = tmp_path / "figures.json"
+    bindings = [f"{name} = {value!r}" for name, value in dict(gin).items()]
+    with flagsaver.flagsaver(json=str(path), gin_bindings=bindings, **given):
+      module.main([module.__name__, *words])
+    return json.loads(path.read_text()) if path.exists() else None
 
   return run
 
 
-def test_what_is_measured_is_printed_and_written(
-  world, recorded_run, evaluated, tmp_path, capsys, run_evaluate
+def test_what_is_measured_is_printed_written_and_compared(
+  world, recorded_run, evaluated, tmp_path, capsys, command
 ):
-  run_evaluate(
-    recorded_run("open_qa"),
-    QUESTIONS=str(world.question_file),
-    RANK_ANSWERS_BY="best_span",
-  )
-  figures = json.loads((tmp_path / "figures.json").read_text())
+  gin = {
+    "OUTPUT_DIR": str(tmp_path),
+    "BATCH_SIZE": 8,
+    "QUESTIONS": str(world.question_file),
+    "RANK_ANSWERS_BY": "best_span",
+  }
+  model_dir = str(recorded_run("open_qa"))
+  figures = command(evaluate, model_dir=model_dir, gin=gin)
   assert figures == json.loads((tmp_path / "metrics.json").read_text())
   # One device finds what eight did.
   for name in ("exact_match", "f1", "recall_at_1", "mrr"):
@@ -59,21 +56,28 @@ def test_what_is_measured_is_printed_and_written(
   assert printed["f1"] == f"{figures['f1']:.4f}  [{low:.4f}, {high:.4f}]"
   assert printed.keys() == figures.keys()
 
+  predictions = [str(tmp_path / "predictions.jsonl")] * 2
+  compared = command(compare, predictions=predictions)
+  assert compared["metrics"]["f1"]["first"] == pytest.approx(figures["f1"])
+  rows = [row.split() for row in capsys.readouterr().out.splitlines()]
+  shown = next(row for row in rows if row[:1] == ["f1"])
+  assert shown[1:4] == [f"{figures['f1']:.4f}"] * 2 + ["+0.0000"]
+
 
 def test_a_recipe_follows_a_run(
-  world, model_dir, tmp_path, capsys, keep_record, run_evaluate
+  world, model_dir, tmp_path, capsys, keep_record, command
 ):
   keep_record("open_qa", tmp_path)
   world.save_checkpoint(tmp_path, step=3, generation=0)
-  run_evaluate(
-    tmp_path,
-    follow=True,
-    GENERATION=str(model_dir / "generations"),
-    QUESTIONS=str(world.question_file),
-    BEST_METRIC="f1",
-    FOLLOW_UNTIL_STEP=3,
-  )
-  figures = json.loads((tmp_path / "figures.json").read_text())
+  gin = {
+    "OUTPUT_DIR": str(tmp_path),
+    "BATCH_SIZE": 8,
+    "GENERATION": str(model_dir / "generations"),
+    "QUESTIONS": str(world.question_file),
+    "BEST_METRIC": "f1",
+    "FOLLOW_UNTIL_STEP": 3,
+  }
+  figures = command(evaluate, model_dir=str(tmp_path), follow=True, gin=gin)
   assert figures == json.loads((tmp_path / "3" / "metrics.json").read_text())
   assert figures["checkpoint"] == 3
   assert "exact_match" in capsys.readouterr().out
@@ -82,20 +86,46 @@ def test_a_recipe_follows_a_run(
 
 
 def test_ask_answers_each_line_of_its_input(
-  recorded_run, evaluated, monkeypatch, capsys, one_device
+  recorded_run, evaluated, monkeypatch, capsys, command
 ):
   lines = evaluated[1][:2]
   questions = "".join(line["question"] + "\n" for line in lines)
   monkeypatch.setattr(sys, "stdin", io.StringIO(questions))
-  monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
-  flags.FLAGS.mark_as_parsed()
-  with flagsaver.flagsaver(
-    model_dir=str(recorded_run("open_qa")),
-    gin_bindings=["RANK_ANSWERS_BY = 'best_span'"],
-  ):
-    ask.main(["ask"])
+  gin = {"RANK_ANSWERS_BY": "best_span"}
+  command(ask, model_dir=str(recorded_run("open_qa")), gin=gin)
   output = capsys.readouterr().out
   for line in lines:
     assert f"1. {line['prediction']}" in output
     assert f"«{line['prediction']}»" in " ".join(output.split())
     assert f"[block {line['answer']['block']}, rank " in output
+
+
+def test_an_explanation_is_printed_and_written(recorded_run, capsys, command):
+  found = command(
+    explain,
+    "Later Ada [MASK] the bridge.",
+    model_dir=str(recorded_run("pretrain")),
+    answer="built",
+    num_texts=1,
+    gin={"NUM_CANDIDATES": 6},
+  )
+  text = capsys.readouterr().out
+  (found,) = found["explanations"]
+  assert (found["answer"], found["answer_is_given"]) == ("built", True)
+  assert len(found["candidates"]) == 6
+  for one in found["candidates"]:
+    assert f"{one['share']:.4f}" in text
+    assert f"{one['reward']:+.4f}" in text
+  first, second = (one["block"] for one in found["candidates"][1:3])
+  shown = " ".join(text.split())
+  assert first["text"] in shown
+  assert second["text"] not in shown
+
+
+def test_training_sentences_are_those_of_the_run(recorded_run):
+  run = recorded_run("pretrain")
+  kept = run / "model.gin"
+  kept.write_text(f"{kept.read_text()}\nTRAINING_TASK = 'another'\n")
+  with parsed_for_run(block_use, run, recipe="gin/runs/explain.gin"):
+    data = configured(DataConfig)()
+  assert (data.task, data.seed) == ("another", 1000003)

@@ -9,12 +9,22 @@ import pytest
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.evaluation.explain import block_use, explain
 from realm_jax.evaluation.masked_sentences import ExplanationError
+from realm_jax.evaluation.run import Run
 from realm_jax.models import sequences
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow
 
 _SENTENCE = "Later Ada built the [MASK] of Tarn."
+
+
+@pytest.fixture(scope="module")
+def every_block(run) -> Run:
+  """The run with all blocks as candidates."""
+  config = dataclasses.replace(
+    run.config, num_candidates=run.corpus.num_blocks + 1
+  )
+  return dataclasses.replace(run, config=config)
 
 
 # --- Sentences --------------------------------------------------------------
@@ -102,23 +112,17 @@ def test_without_an_answer_the_best_filling_is_explained(run):
   )
 
 
-def test_a_block_that_contains_the_sentence_is_named(run):
-  seen = set()
-  for document in tiny_world.documents():
-    sentence = document["text"].split(" Later ")[1].replace("built", "[MASK]")
-    explained = explain(run, f"Later {sentence}", "built")
-    retrieved = [one.block.title for one in explained.candidates]
-    named = [c.block.title for c in explained.candidates if c.contains_text]
-    assert named == [title for title in retrieved if title == document["title"]]
-    assert bool(named) == ("trivial retrieval" in " ".join(explained.notes))
-    seen.add(bool(named))
-    if len(seen) == 2:
-      break
-  assert seen == {True, False}
+def test_a_block_that_contains_the_sentence_is_named(every_block):
+  explained = explain(every_block, "Later Ada built the [MASK] of Velt.")
+  assert not any(one.contains_text for one in explained.candidates)
+  explained = explain(every_block, "Later Ada [MASK] the bridge of Tarn.")
+  named = [c.block.title for c in explained.candidates if c.contains_text]
+  assert named == ["Ada Stone"]
+  assert "trivial retrieval" in explained.notes[-1]
 
 
 def test_training_sentences_and_the_blocks_that_help_them(
-  run, run_config, questions
+  every_block, run_config, questions
 ):
   sentences = dataclasses.replace(
     questions, task="masked_salient_spans", split="train", seed=5
@@ -126,11 +130,8 @@ def test_training_sentences_and_the_blocks_that_help_them(
   config = dataclasses.replace(run_config, num_candidates=6)
   found = block_use(config=config, data=sentences, num_sampled=2)
   assert len(found) == 2
-  number = run.corpus.num_blocks + 1
-  config = dataclasses.replace(run.config, num_candidates=number)
-  every = dataclasses.replace(run, config=config)
   for one in found:
-    explained = explain(every, one["sentence"], one["answer"])
+    explained = explain(every_block, one["sentence"], one["answer"])
     null, *blocks = explained.candidates
     # No block that has the sentence itself is a candidate.
     others = [c for c in blocks if not c.contains_text][:5]
@@ -165,7 +166,6 @@ def test_a_question_that_no_block_answers(run):
 @pytest.mark.parametrize(
   ("text", "answer", "said"),
   [
-    (" ", None, "empty; write one with"),
     ("\u200b", None, "has no words"),
     ("where?", " ", "answer ' ' has no words"),
     ("in [mask]", None, "in capitals"),
@@ -174,9 +174,6 @@ def test_a_question_that_no_block_answers(run):
 def test_what_cannot_be_explained(run, text, answer, said):
   with pytest.raises(ExplanationError, match=said):
     explain(run, text, answer)
-
-
-def test_a_run_that_cannot_fill_in(run):
   config = dataclasses.replace(run.config, num_candidates=1)
   with pytest.raises(ExplanationError, match="num_candidates=1"):
     explain(dataclasses.replace(run, config=config), _SENTENCE)

@@ -1,7 +1,5 @@
 """Sentences with [MASK]: how they are read, and what fills them in."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 
 from realm_jax.evaluation.masked_sentences import (
   ExplanationError,
-  best_fillings,
   contains_text,
   marginalize,
   masked_query,
@@ -77,13 +74,7 @@ def test_a_long_sentence_is_cut_around_its_mask(
 @pytest.mark.parametrize(
   ("text", "answer", "said"),
   [
-    (
-      "[MASK] " * 5 + "was born",
-      None,
-      "5 wordpieces to fill in; at",
-    ),
     ("[MASK] was born in [MASK]", "Velt", "2 separate places"),
-    ("[MASK] was born", " ", "has no words"),
     (
       "[MASK] was born",
       "in the bridge in Velt",
@@ -102,11 +93,9 @@ def test_what_does_not_fit_is_refused(read, text, answer, said):
   [
     ("Ada was born in [MASK] in 1900.", "Velt", True),
     ("Ada was born in [MASK] in 1900.", "Tarn", False),
-    ("Ada was born in [MASK] in 1900.", None, True),
     ("was born in [MASK] in [MASK].", None, True),
     ("was born in [MASK] 1900 in [MASK].", None, False),
     ("born [MASK]", None, False),  # Too short to say where it is from.
-    ("Later Ada built the bridge of [MASK]", None, True),
   ],
 )
 def test_a_block_that_has_the_sentence(read, words, text, answer, is_there):
@@ -134,21 +123,3 @@ def test_shares_sum_to_one_and_rewards_are_the_gradient(candidates):
   for moved, reward in zip(step * np.eye(len(scores)), rewards, strict=True):
     ends = log_likelihood(scores + moved), log_likelihood(scores - moved)
     assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(reward, abs=1e-5)
-
-
-def test_the_best_fillings_are_those_of_all_pairs():
-  # Three candidates, two masks, nine wordpieces.
-  logits = np.random.default_rng(3).normal(size=(3, 2, 9)) * 2
-  log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-  prior = np.array([0.5, 0.2, 0.3])
-
-  def probability(pair) -> float:
-    own = [np.exp(p[0, pair[0]] + p[1, pair[1]]) for p in log_probs]
-    return float(prior @ own)
-
-  pairs = itertools.product(range(9), repeat=2)
-  best = sorted(pairs, key=lambda pair: -probability(pair))[:5]
-  token_ids, by_candidate = best_fillings(np.log(prior), log_probs, 5)
-  assert token_ids.tolist() == [list(pair) for pair in best]
-  for pair, own in zip(best, by_candidate, strict=True):
-    np.testing.assert_allclose(own, log_probs[:, [0, 1], pair].sum(axis=1))

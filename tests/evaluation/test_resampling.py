@@ -21,15 +21,10 @@ def test_an_interval_is_that_of_the_binomial_distribution():
   assert intervals["half"] == pytest.approx(np.divide(intervals["em"], 2))
 
 
-def test_questions_without_a_score_do_not_count(monkeypatch):
+def test_questions_without_a_score_do_not_count():
   values = np.array([0.25] * 50 + [np.nan] * 50)
   low, high = resampling.bootstrap_intervals({"f1": values})["f1"]
   assert low == high == 0.25
-  # Neither does the number of resamples that are drawn at once.
-  scores = {"em": np.arange(100) % 3 / 2.0}
-  whole = resampling.bootstrap_intervals(scores)
-  monkeypatch.setattr(resampling, "_CHUNK", 100 * 7)
-  assert resampling.bootstrap_intervals(scores) == whole
 
 
 def test_a_p_value_is_the_share_of_all_signs():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from realm_jax.evaluation.scores import means, question_scores, summarize
+from realm_jax.evaluation.scores import means, question_scores
 from tests.evaluation.lines import line
 
 
@@ -50,17 +50,3 @@ def test_patterns_have_no_f1():
   mixed = question_scores([*lines, strings])["f1"]
   assert np.isnan(mixed).tolist() == [True, True, False]
   assert means({"f1": mixed}) == {"f1": 0.5}
-
-
-def test_a_summary_has_means_and_their_intervals():
-  figures = summarize(
-    [
-      line(0, prediction="x", correct=True, f1=1.0, words=[0]),
-      line(1, prediction="y", f1=0.5, words=[2]),
-      line(2, prediction="z"),
-    ]
-  )
-  assert figures["num_questions"] == 3
-  assert figures["exact_match"] == pytest.approx(1 / 3)
-  low, high = figures["intervals"]["exact_match"]
-  assert 0 <= low <= 1 / 3 <= high <= 1

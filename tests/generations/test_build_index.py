@@ -266,6 +266,6 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
     wait_until(second[0].ended, what="end of the group", jobs=())
   finally:
     for process in (*first, *second):
-      process.stop()
+      process.kill()
   assert "published generation 0: 150 blocks" in second[0].log.read_text()
   assert store.verify(0).recall["8"] == 1.0

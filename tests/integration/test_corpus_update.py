@@ -203,8 +203,8 @@ def test_kills_across_an_update_change_nothing(
     wait_until(trainer.ended, what="end of training", jobs=(builder,))
     assert builder.terminate() == 0
   finally:
-    trainer.stop()
-    builder.stop()
+    trainer.kill()
+    builder.kill()
   rows, expected = verdict.curve(run), verdict.curve(watched.run)
   assert [row["step"] for row in rows] == list(range(1, _STEPS + 1))
   for name in ("generation", "corpus_version", "staleness_steps"):

@@ -84,7 +84,7 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
     trainer.start()
     wait_until(trainer.ended, what="end of the trainer", jobs=())
   finally:
-    trainer.stop()
+    trainer.kill()
   assert "continuing from checkpoint 2" in trainer.last_output()
   local = tmp_path / "local"
   commands.train("inverse_cloze", local, **_TRAINING)

@@ -97,7 +97,7 @@ def on_two_processes(
       wait_until(process.ended, what="end of the group", jobs=tuple(group))
   finally:
     for process in group:
-      process.stop()
+      process.kill()
   return folder
 
 

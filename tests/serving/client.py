@@ -1,10 +1,15 @@
 """Requests to a page on loopback, as any program would send them."""
 
+import contextlib
 import http.client
 import json
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from realm_jax.serving.app import PageApp, listen, server_of
 
 JSON = {"Content-Type": "application/json"}
 _PATIENCE_SECONDS = 300
@@ -49,6 +54,23 @@ def post(port: int, path: str, **fields: Any) -> Answer:
 def ask(port: int, text: str) -> Answer:
   """Asks as the page does."""
   return post(port, "/api/ask", text=text)
+
+
+@contextlib.contextmanager
+def served(
+  page: PageApp, host: str = "127.0.0.1", *, farewell_seconds: int = 1
+) -> Iterator[int]:
+  """Serves a page by a thread, and yields its port."""
+  server = server_of(page, farewell_seconds=farewell_seconds)
+  with listen(host, 0) as listening:
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+      yield listening.getsockname()[1]
+    finally:
+      server.should_exit = True
+      thread.join(30)
+      assert not thread.is_alive()
 
 
 def await_listener(port: int) -> None:

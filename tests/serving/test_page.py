@@ -1,7 +1,5 @@
 """The page with a model behind it: what it is told, the command, a browser."""
 
-import concurrent.futures
-import contextlib
 import dataclasses
 import json
 import os
@@ -22,7 +20,7 @@ from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.masked_sentences import ExplanationError
 from realm_jax.evaluation.run import QUESTION, SENTENCE, EditError, Run
 from realm_jax.partitioning import cpu_tuning
-from realm_jax.serving.app import PageApp, listen, server_of
+from realm_jax.serving.app import PageApp
 from realm_jax.serving.service import RequestError, Service
 from tests.serving import browser, client
 
@@ -36,20 +34,6 @@ _EDITED = "Oda was born in <b>Velt."
 @pytest.fixture(scope="module")
 def service(run) -> Service:
   return Service(run)
-
-
-@contextlib.contextmanager
-def _served(service):
-  """Yields the port of a page."""
-  server = server_of(PageApp(service))
-  with listen("127.0.0.1", 0) as listening:
-    thread = threading.Thread(target=server.run, args=([listening],))
-    thread.start()
-    try:
-      yield listening.getsockname()[1]
-    finally:
-      server.should_exit = True
-      thread.join(30)
 
 
 @pytest.mark.parametrize("text", [_ASKED, _SENTENCE])
@@ -82,24 +66,22 @@ def test_what_is_told_is_what_is_explained(run, service, text):
 
 
 @pytest.mark.parametrize(
-  ("row", "answer", "is_said", "marked", "around"),
+  ("row", "answer", "marked"),
   [
     # Béla's, whose answer is marked over what the reader would say.
-    (1, "béla | 1901", True, "+Béla -Tarn in  +1901 +Béla", [False, False]),
-    # The rare names are read letter by letter: a part of a word is no answer.
-    # So an article of theirs has two blocks.
-    (8, "h", False, "", [False, True]),
-    (8, "hakon", False, "+Håkon", [False, True]),
-    (9, "hakon", False, "+Håkon", [True, False]),
+    (1, "béla | 1901", "+Béla -Tarn in  +1901 +Béla"),
+    # A rare name is read letter by letter: a part of a word is no answer.
+    (8, "h", ""),
+    (8, "hakon", "+Håkon"),
   ],
 )
 def test_what_is_marked_in_a_block(
-  run, service, monkeypatch, row, answer, is_said, marked, around
+  run, service, monkeypatch, row, answer, marked
 ):
   explained = explain(run, _ASKED)
   block = run.block(row, 0.0, 0.0)
   said = "Tarn in 1901"
-  start = block.text.index(said) if is_said else None
+  start = block.text.index(said) if row == 1 else None
   best = dataclasses.replace(
     explained.candidates[0].best,
     text=said,
@@ -112,15 +94,12 @@ def test_what_is_marked_in_a_block(
   other = dataclasses.replace(explained, answer=answer, candidates=[candidate])
   monkeypatch.setattr("realm_jax.serving.service.explain", lambda *_: other)
   (one,) = service.explain(_ASKED)["candidates"]
-  assert "".join(s["text"] for s in one["segments"]) == block.text
   marks = {"answer": "+", "said": "-"}
   found = [marks[s["mark"]] + s["text"] for s in one["segments"] if s["mark"]]
   assert " ".join(found) == marked
-  beside = [
-    run.block(row + i, 0.0, 0.0).text if there else None
-    for i, there in zip((-1, 1), around, strict=True)
-  ]
-  assert one["around"] == beside
+  # An article of a rare name has two blocks, of which this is the first.
+  after = run.block(row + 1, 0.0, 0.0).text if row == 8 else None
+  assert one["around"] == [None, after]
 
 
 @pytest.mark.parametrize("text", [_ASKED, _SENTENCE])
@@ -139,35 +118,13 @@ def test_edits_are_those_of_one_request(run, service, text):
   assert not any(one["is_edited"] for one in same["candidates"])
 
 
-def test_programs_get_what_python_gets(run, service):
-  texts = [
-    _ASKED,
-    "who built the bridge?",
-    *(f"who is {i}?" for i in range(48)),
-  ]
-  with (
-    _served(service) as port,
-    concurrent.futures.ThreadPoolExecutor(50) as pool,
-  ):
-    together = [
-      *pool.map(lambda text: client.post(port, "/ask", questions=[text]), texts)
-    ]
-    found = client.post(port, "/retrieve", queries=texts[:2], k=3).fields
-  for one, wanted in zip(together, answers.ask(run, texts), strict=True):
-    (result,) = one.fields["results"]
-    assert result["answer"] == wanted.text
-    assert result["probability"] == pytest.approx(wanted.probability, rel=1e-4)
-    assert result["answers"][0]["block"] == wanted.answers[0].block.id
-    assert result["generation"] == run.generation.step
-  retrieved = run.search(run.encode(texts[:2]), 3)
-  for i, result in enumerate(found["results"]):
-    ids = [block.id for block in run.blocks(retrieved, i)]
-    assert [block["id"] for block in result["blocks"]] == ids
-
-
 def test_an_update_is_for_all_who_ask(run):
   service = Service(run)
   before = service.answer([_ASKED])[0]
+  (answered,) = answers.ask(run, [_ASKED])
+  assert before["answer"] == answered.text
+  assert before["answers"][0]["block"] == answered.answers[0].block.id
+  assert before["generation"] == run.generation.step
   block = before["blocks"][0]
   assert service.update({block["id"]: _EDITED}) == {"updated": 1}
   (found,) = service.retrieve([_ASKED], run.generation.num_blocks)
@@ -214,7 +171,7 @@ def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
 
 
 def test_what_cannot_be_done_is_said(run, service):
-  for name in ("p0:77", "p0", "nobody:0", "p0:x", ""):
+  for name in ("p0:77", "nobody:0", ""):
     with pytest.raises(EditError, match=f"no block has the id '{name}'"):
       service.explain(_ASKED, {name: "Ada."})
   with pytest.raises(EditError, match="36 wordpieces"):
@@ -224,16 +181,13 @@ def test_what_cannot_be_done_is_said(run, service):
 
 
 def test_a_page_does_what_its_runs_have_been_trained_for(run, service):
-  both = {QUESTION, SENTENCE}
-  assert service.about()["runs"].keys() == both
-  assert service.about()["missing"] == []
+  assert service.about()["runs"].keys() == {QUESTION, SENTENCE}
   services, runs = {}, {}
   for stage, kind in (("OpenQa", QUESTION), ("Pretraining", SENTENCE)):
     runs[kind] = dataclasses.replace(run, stage=stage)
     services[kind] = Service(runs[kind], examples=[_ASKED])
     about = services[kind].about()
     assert about["runs"].keys() == {kind}
-    assert len(about["missing"]) == 1
     assert about["examples"] == ([_ASKED] if kind == QUESTION else [])
   with pytest.raises(
     RequestError, match=r"this page cannot fill in.*pre-training"
@@ -242,8 +196,6 @@ def test_a_page_does_what_its_runs_have_been_trained_for(run, service):
   with pytest.raises(RequestError, match=r"cannot answer questions.*open QA"):
     services[SENTENCE].explain(_ASKED)
   assert Service(runs[QUESTION], runs[SENTENCE]).runs == runs
-  with pytest.raises(CheckpointError, match="has not learnt to fill in"):
-    Service(runs[QUESTION], runs[QUESTION])
   retriever = dataclasses.replace(run, models=run.models._replace(reader=None))
   with pytest.raises(CheckpointError, match="has no reader"):
     Service(retriever)
@@ -258,16 +210,14 @@ def test_the_command_serves_two_runs_until_sigterm(
   masked_gin = tmp_path / "masked.gin"
   masked_gin.write_text(candidates)
   port, seen = free_port(), {}
-  texts = [_ASKED, "where was Oda born?", _SENTENCE, "[MASK] was born in Velt."]
+  texts = [_ASKED, _SENTENCE]
 
   def visit():
     try:
       client.await_listener(port)
       # It is answered once the runs have been loaded.
       seen["about"] = client.request(port, "GET", "/api/about").fields
-      with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        answers = [*pool.map(lambda text: client.ask(port, text), texts)]
-      seen["told"] = [answer.fields for answer in answers]
+      seen["told"] = [client.ask(port, text).fields for text in texts]
     finally:
       os.kill(os.getpid(), signal.SIGTERM)
 
@@ -313,7 +263,10 @@ def test_the_command_serves_two_runs_until_sigterm(
   reason="no chromium (apt-get install chromium)",
 )
 def test_in_a_browser_an_edit_changes_the_answer(service, tmp_path):
-  with _served(service) as port, browser.opened(tmp_path / "profile") as page:
+  with (
+    client.served(PageApp(service)) as port,
+    browser.opened(tmp_path / "profile") as page,
+  ):
     page.open(f"http://127.0.0.1:{port}")
     _use(page, service)
 
@@ -325,13 +278,9 @@ def _use(page, service):
   page.type("#text", _ASKED + browser.ENTER)
   page.wait(lambda: page.text("#answer") == told["answer"], "it is answered")
   assert told["without"]["left_out"] in page.text("#without")
-  assert told["answer"] in page.text("#source mark")
   blocks = [one["block"] for one in told["candidates"]]
   assert page.texts(".block .title") == [b["title"] for b in blocks]
-  assert page.texts(".block-text") == [b["text"] for b in blocks]
-  marked = page.texts(".block-text .answer-mark")
-  assert told["answer"] in marked
-  assert page.text("#edits") == ""
+  assert told["answer"] in page.texts(".block-text .answer-mark")
 
   # A block is edited, and the answer is that of the edited text.
   edited = next(b for b in blocks if b["title"] == "Oda Stone")
@@ -342,47 +291,30 @@ def _use(page, service):
   page.wait(lambda: page.text("#edits"), "the page says that it is edited")
   after = service.explain(_ASKED, {edited["id"]: _EDITED})
   assert page.text("#answer") == after["answer"]
-  assert page.texts(".block .title") == [
-    one["block"]["title"] for one in after["candidates"]
-  ]
   assert told["answer"] in page.text("#before")
-  assert "in memory alone" in page.text("#edits")
-  assert "Oda Stone" in page.text("#edit-list")
   # What looks like HTML is text.
   assert page.text(f"{card} .block-text") == _EDITED
   assert page.run("document.querySelectorAll('.block-text b').length") == 0
-  assert page.texts(".badge") == page.texts(f"{card} .badge") == ["edited"]
-
   page.click("#edit-list .restore")
   page.wait(lambda: page.text("#answer") == told["answer"], "it is restored")
-  page.wait(lambda: page.text("#edits") == "", "nothing is edited")
 
   # A sentence, with the null block last.
   told = service.explain(_SENTENCE)
   page.type("#text", _SENTENCE + browser.ENTER)
   page.wait(lambda: page.text("#answer-title") == "Filling", "it is filled in")
   assert page.text("#answer") == told["answer"]
-  assert "Without any passage" in page.text("#without")
-  blocks = [one["block"] for one in told["candidates"][1:]]
-  titles = [block["title"] for block in blocks]
-  assert page.texts(".block .title") == [*titles, "No passage"]
+  assert page.texts(".block .title")[-1] == "No passage"
   # The policy has kept nothing of the page from working.
   assert page.console == []
 
   # What does not fit is refused in words, and is no edit.
-  card = f'.block[data-id="{blocks[0]["id"]}"]'
-  page.click(f"{card} .edit")
-  page.type(f"{card} textarea", "Velt " * 50)
-  page.click(f"{card} .editor .primary")
+  page.click(".block .edit")
+  page.type(".block textarea", "Velt " * 50)
+  page.click(".block .editor .primary")
   page.wait(lambda: "shorten it" in page.text("#error"), "it is refused")
-  assert page.text("#edits") == "" and page.text(f"{card} .editor")
-  page.type("#text", "Ada was born in [mask]." + browser.ENTER)
-  page.wait(lambda: "in capitals" in page.text("#error"), "it is refused")
-  # No answer to another question stays beside an error.
-  assert page.text("#answer") == ""
+  assert page.text("#edits") == ""
   address = page.run("location.href").partition("?")[0]
   page.open(f"{address}?q={_ASKED}")
   page.wait(lambda: page.text("#answer"), "what a link asks is answered")
-  assert page.run("document.querySelector('#text').value") == _ASKED
   page.click(".block .actions button")
   page.wait(lambda: len(page.texts(".around")) == 2, "neighbours are shown")

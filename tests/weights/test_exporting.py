@@ -7,7 +7,6 @@ import pytest
 
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.weights import WeightsError
-from tests import tiny_world
 from tests.weights import models
 
 pytestmark = pytest.mark.slow
@@ -60,7 +59,6 @@ def test_the_commands_export_an_import_as_it_was(tmp_path, command_server):
 _TWO_TOWERS = models.RETRIEVER.clone(shared_towers=False)
 # [PAD] is a token that no text has.
 _PREFIXED = models.RETRIEVER.clone(query_prefix=(0,))
-_EPSILON = models.RETRIEVER.clone(projection_norm_eps=1e-3)
 _SENTENCE = {"to": "sentence_transformers"}
 
 
@@ -73,10 +71,8 @@ _SENTENCE = {"to": "sentence_transformers"}
       WeightsError,
       "--tower=query",
     ),
-    (models.RETRIEVER, _SENTENCE | {"tower": "query"}, WeightsError, "are one"),
     (_TWO_TOWERS, _SENTENCE, WeightsError, "two towers"),
     (_PREFIXED, _SENTENCE, WeightsError, "query prefix"),
-    (_EPSILON, _SENTENCE, WeightsError, "0.001"),
     (
       models.RETRIEVER.clone(projection_size=5),
       _SENTENCE,
@@ -92,17 +88,3 @@ def test_what_cannot_be_expressed_or_is_not_chosen_is_refused(
   with pytest.raises(error, match=word):
     models.export(tmp_path / "run", tmp_path / "out", retriever, **choices)
   assert not (tmp_path / "out").exists()
-
-
-def test_another_vocabulary_or_none_is_refused(tmp_path):
-  models.save(tmp_path / "run")
-  places = tmp_path / "run", tmp_path / "out"
-  pieces = tiny_world.pieces()
-  pieces[9], pieces[10] = pieces[10], pieces[9]
-  other = tmp_path / "vocab.txt"
-  other.write_text("\n".join(pieces), encoding="utf-8")
-  with pytest.raises(CheckpointError, match="another vocabulary"):
-    models.export(*places, vocab=other, **_SENTENCE)
-  (tmp_path / "run" / "vocab.txt").unlink()
-  with pytest.raises(WeightsError, match="VOCAB"):
-    models.export(*places, **_SENTENCE)

@@ -5,6 +5,8 @@ exported retrievers with what sentence-transformers makes of them here: see
 `sentence_models.py`.
 """
 
+import re
+
 import numpy as np
 import pytest
 
@@ -70,6 +72,20 @@ def test_a_tied_decoder_is_a_copy_of_the_words(tmp_path):
   weights["cls.predictions.decoder.weight"] *= 2
   models.copy("hf_bert/masked_lm", tmp_path, weights)
   read("hf_bert", tmp_path, parts=["retriever"])
+
+
+def test_what_is_named_may_be_left_out_and_initialized(tmp_path):
+  name = "encoder.layer.1.output.dense.weight"
+  more = {"head.weight": np.ones((4, 5), np.float32)}
+  weights = _POOLER | more | {name: np.ones((3, 4), np.float32)}
+  models.copy("hf_bert/with_pooler", tmp_path, weights)
+  path = "retriever/tower/encoder/layer_1/down/kernel"
+  ignore = [r"head\..*", re.escape(name), path]
+  found = read("hf_bert", tmp_path, parts=["retriever"], ignore=ignore)
+  assert f"{name} [3, 4]: allowed" in found.part_of_report("unused")
+  assert "head.weight [4, 5]: allowed" in found.part_of_report("unused")
+  fresh = found.part_of_report("parameters of random values")
+  assert f"{path} [48, 24]: allowed" in fresh
 
 
 def test_two_towers_start_from_one_directory_with_one_projection():

@@ -38,23 +38,17 @@ def model(tmp_path):
   return retriever, reader, str(tmp_path / "model.gin")
 
 
-@pytest.mark.parametrize("recipe", ["pretrain", "build_index", "eval"])
-def test_its_gin_file_binds_the_same_modules_with_recipes_and_macros(
-  model, recipe
-):
+def test_its_gin_file_binds_the_same_modules_with_recipes_and_macros(model):
   retriever, reader, file = model
-  names = ["MODEL_DIR", "CORPUS_DIR"]
-  if recipe == "eval":
-    names += ["OUTPUT_DIR", "QUESTIONS"]
-  bindings = [f"{name} = ''" for name in names]
-  recipes = [file, f"gin/runs/{recipe}.gin"]
-  with configuration.parsed(FUNCTIONS[recipe], recipes, bindings):
+  function, recipes = FUNCTIONS["pretrain"], [file, "gin/runs/pretrain.gin"]
+  bindings = ["MODEL_DIR = ''", "CORPUS_DIR = ''"]
+  with configuration.parsed(function, recipes, bindings):
     assert configuration.configured(Retriever)() == retriever
     # Recipes may have a joint length of their own.
     found = configuration.configured(Reader)()
     assert found.clone(joint_length=reader.joint_length) == reader
   bindings += ["DROPOUT_RATE = 0.0", "SCORE_SCALE = 3.0", "JOINT_LENGTH = 33"]
-  with configuration.parsed(FUNCTIONS[recipe], recipes, bindings):
+  with configuration.parsed(function, recipes, bindings):
     changed = configuration.configured(Retriever)()
     assert (changed.score_scale, changed.bert.dropout_rate) == (3.0, 0.0)
     assert configuration.configured(Reader)().joint_length == 33
@@ -95,7 +89,6 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(bert, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("options", "word"),
   [
-    ({"output_dir": "old"}, "has files in it"),
     ({"output_dir": "old/run"}, "checkpoints already"),
     (
       {"output_dir": "corpus/run", "corpus_dir": "corpus"},
