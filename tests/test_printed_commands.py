@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 from absl import flags as absl_flags
 
-from launch.jobs import gin_error, name_of, plan
-from launch.launch_flags import define, split_bindings
+from launch.jobs import define, gin_error, name_of, plan, split_bindings
 from realm_jax import configuration
 from realm_jax.configuration import command_line, names
 from realm_jax.training.config import TrainConfig
