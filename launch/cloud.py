@@ -21,53 +21,37 @@ def submit(name: str, jobs: Sequence[Job], given: flags.FlagValues) -> None:
   A job that would go on after the trainer has a work unit of its own, so that
   the trainer's can be complete without it.
   """
-  beside = [job for job in jobs if job.schedule is Schedule.BESIDE]
-  run = [job for job in jobs if job not in beside]
-  settings = xm_cloud.WorkUnitSettings()
-  if given.queue is not None:
-    queue = xm_cloud.SchedulingConstraints(queue_name=given.queue)
-    settings = xm_cloud.WorkUnitSettings(scheduling_constraints=queue)
+  run, beside = {}, {}
   with (
     tempfile.TemporaryDirectory() as directory,
     xm_cloud.create_experiment(name) as experiment,
   ):
-    clone = _copy_clone(Path(directory))
-    images = experiment.package([_image(job, clone, given) for job in jobs])
-    made = {
-      job.name: _xm_job(job, image, given)
-      for job, image in zip(jobs, images, strict=True)
-    }
-    for unit in (run, *([job] for job in beside)):
-      group = {job.name: made[job.name] for job in unit}
+    clone = Path(directory) / "realm_jax_clone"
+    _copy_tracked_files(clone)
+    for job in jobs:
+      (image,) = experiment.package([_image(job, clone, given)])
+      unit = beside if job.schedule is Schedule.BESIDE else run
+      unit[job.name] = _xm_job(job, image, given)
+    for unit in (run, *({name: job} for name, job in beside.items())):
       # Without `args`, the client takes the jobs' environments for arguments
-      # of their commands, and fails.
-      experiment.add(xm.JobGroup(**group), args={}, settings=settings)
+      # of their commands, and without `settings`, it fails as well.
+      settings = xm_cloud.WorkUnitSettings()
+      experiment.add(xm.JobGroup(**unit), args={}, settings=settings)
   number = experiment.resource_name.rpartition("/")[2]
+  names = ", ".join(job.name for job in jobs)
   print(
-    f"submitted {', '.join(job.name for job in jobs)} as "
-    f"{experiment.resource_name}; `xmc stop {number}` stops them"
+    f"submitted {names} as {experiment.resource_name}; `xmc stop {number}` "
+    "stops them, as an index builder must be when the trainer has ended"
   )
-  if beside:
-    names = " and ".join(job.name for job in beside)
-    print(f"{names} would go on after the trainer: stop the experiment then")
 
 
-def _copy_clone(directory: Path) -> Path:
-  """Copies the files that git tracks, as they are in the working tree.
-
-  The clone's environment and outputs, which are gigabytes, are left out.
-  """
-  copy = directory / "realm_jax_clone"
-  listed = subprocess.run(
-    ["git", "ls-files", "-z"], cwd=_PROJECT_DIR, capture_output=True, check=True
-  )
-  for name in listed.stdout.decode().split("\0"):
-    source = _PROJECT_DIR / name
-    if name and source.is_file():
-      target = copy / name
-      target.parent.mkdir(parents=True, exist_ok=True)
-      shutil.copy2(source, target)
-  return copy
+def _copy_tracked_files(copy: Path) -> None:
+  """Copies the files that git tracks, as they are in the working tree."""
+  listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=_PROJECT_DIR)
+  for name in listed.decode().split("\0"):
+    if name and (_PROJECT_DIR / name).is_file():
+      (copy / name).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy2(_PROJECT_DIR / name, copy / name)
 
 
 def _image(job: Job, clone: Path, given: flags.FlagValues) -> xm.Packageable:
@@ -99,7 +83,7 @@ def _xm_job(job: Job, image: xm.Executable, given: flags.FlagValues) -> xm.Job:
   restart takes as many retries as the slice has hosts.
   """
   assert job.tpu is not None
-  tpu = {f"tpu_{job.tpu.generation.name}": job.tpu.topology}
+  tpu = {f"tpu_{job.tpu.generation}": job.tpu.topology}
   dependency = None
   if job.schedule is Schedule.AFTER:
     state = xm_cloud.executor.JobDependencyState.COMPLETED

@@ -1,9 +1,8 @@
-"""The jobs of a run, from the flags, checked before any is started."""
+"""The jobs of a run, from the launcher's flags, checked before any starts."""
 
-import ast
-import contextlib
 import dataclasses
 import enum
+import functools
 import os
 import re
 import shlex
@@ -12,37 +11,26 @@ from typing import Any
 
 from absl import flags
 
-from launch.launch_flags import (
-  MODULES,
-  LaunchError,
-  flag_of,
-  split_environment,
-)
-from launch.slices import Slice, parse_slice
+from launch import LaunchError
+from launch.slices import Slice, parse_slice, slices_of
 
-# Names that gin files give to what a job reads or writes outside of its image.
-_PATHS = frozenset(
-  {
-    "CORPUS_DIR",
-    "GENERATION",
-    "GENERATIONS_DIR",
-    "INITIAL_CHECKPOINT",
-    "INITIAL_READER",
-    "MODEL_DIR",
-    "OUTPUT_DIR",
-    "PRETRAINING_CORPUS_DIR",
-    "QUESTIONS",
-    "TRAIN_QUESTIONS",
-  }
-)
-# Questions may also be downloaded by TFDS.
-_SHARED = ("gs://", "tfds:")
-# Kubernetes appends the job and the number of a process to the name of a run,
-# and admits 63 characters.
-_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_MODULES = {
+  "trainer": "realm_jax.train",
+  "builder": "realm_jax.build_index",
+  "evaluator": "realm_jax.evaluate",
+}
+_BINDING = re.compile(r"--(?:(\w+)\.)?gin\.(.*)", re.DOTALL)
+_VARIABLE = re.compile(rf"(?:({'|'.join(_MODULES)})\.)?(\w+)=(.*)", re.DOTALL)
 _LAST_STEP = "FOLLOW_UNTIL_STEP"
 # The processes of a slice start when each host has pulled the image.
 _INITIALIZATION_SECONDS = 1800
+_REPOSITORY = "us-docker.pkg.dev/PROJECT/REPO"
+# Flags that an executor needs, with examples.
+_NEEDED = {
+  "local": {},
+  "gke": {"tpu": "v5litepod-64", "image": f"{_REPOSITORY}/realm:1"},
+  "cloud": {"tpu": "v5litepod-64", "container_registry": _REPOSITORY},
+}
 
 
 class Schedule(enum.Enum):
@@ -88,64 +76,121 @@ class Job:
     patience = f"--initialization_timeout_seconds={_INITIALIZATION_SECONDS}"
     return ["python", "-m", "launch.pod", *self.arguments, patience]
 
-  def process_arguments(self, coordinator_address: str) -> list[list[str]]:
-    """Returns the arguments of each process on this machine.
-
-    Several processes are told where process 0 waits for the others
-    (`realm_jax/configuration/command_line.py`).
-    """
-    meeting = [
-      f"--coordinator_address={coordinator_address}",
-      f"--num_processes={self.processes}",
-    ]
-    return [
-      [*self.arguments]
-      if self.processes == 1
-      else [*self.arguments, *meeting, f"--process_id={index}"]
-      for index in range(self.processes)
-    ]
-
   def __str__(self) -> str:
-    """Schedule, devices, environment and commands, for `--dry_run`."""
-    lines = [self.name, f"  runs {self.schedule.value}"]
+    """Schedule, devices, environment and command, for `--dry_run`."""
+    place, command = f"TPU {self.tpu}", self.container_command
     if self.tpu is None:
-      processes = "process" if self.processes == 1 else "processes"
-      lines.append(f"  {self.processes} {processes} on this machine")
-      commands = [
-        ["python", *arguments]
-        for arguments in self.process_arguments("localhost:PORT")
-      ]
-    else:
-      lines += [
-        f"  TPU {self.tpu}",
-        f"  {self.tpu.hosts} × {self.tpu.machine_type} of "
-        f"{self.tpu.generation.accelerator}, each with google.com/tpu: "
-        f"{self.tpu.chips_per_host}",
-      ]
-      commands = [self.container_command]
-    lines += [
-      f"  environment: {name}={shlex.quote(value)}"
-      for name, value in sorted(self.environment.items())
-    ]
-    return "\n".join(lines + [f"  $ {shlex.join(c)}" for c in commands])
+      place = f"{self.processes} process(es) on this machine"
+      command = ["python", *self.arguments]
+    variables = [f"{name}={value}" for name, value in self.environment.items()]
+    return (
+      f"{self.name}: {place}, {self.schedule.value}\n"
+      f"  {shlex.join([*variables, *command])}"
+    )
+
+
+def define(values: flags.FlagValues = flags.FLAGS) -> None:
+  """Adds the launcher's flags to others."""
+  text = functools.partial(flags.DEFINE_string, flag_values=values)
+  texts = functools.partial(flags.DEFINE_multi_string, flag_values=values)
+  integer = functools.partial(flags.DEFINE_integer, flag_values=values)
+  boolean = functools.partial(flags.DEFINE_bool, flag_values=values)
+  flags.DEFINE_enum(
+    *("executor", "local", ("local", "cloud", "gke")),
+    "Place of the jobs: this machine, XManager on Cloud, or a GKE cluster, for "
+    "which a manifest is printed.",
+    flag_values=values,
+  )
+  text("name", None, "Name of the run; by default MODEL_DIR's last part.")
+  for name in ("model_dir", "corpus_dir"):
+    text(name, None, f"{name.upper()} of every job.", required=True)
+  for job in _MODULES:
+    text(
+      *(_flag_of(job, "tpu"), None),
+      f"The {job}'s TPU slice: v5litepod-64, v5p:4x4x4. By default the builder "
+      "has one like the trainer's, and the evaluator one host of that kind.",
+    )
+    texts(
+      *(_flag_of(job, "gin_file"), []),
+      f"The {job}'s gin files. A builder or evaluator runs if it has some. "
+      "--gin.NAME=VALUE binds more for the trainer, and --JOB.gin.NAME=VALUE "
+      "for the others.",
+    )
+    integer(
+      *(_flag_of(job, "processes"), None),
+      f"Processes of the {job} on this machine; 1 by default.",
+      lower_bound=1,
+    )
+  integer(
+    *("simulated_devices", None),
+    "CPU devices that are simulated in each process on this machine.",
+    lower_bound=1,
+  )
+  texts(
+    *("env", []),
+    "NAME=VALUE in the environment of every job, or JOB.NAME=VALUE of one: "
+    "--env=builder.JAX_PLATFORMS=cpu where the trainer owns the accelerator.",
+  )
+  boolean(
+    *("evaluator_follow", False),
+    "Evaluate each new checkpoint beside the trainer, and not the last one "
+    "after it. The evaluator is then stopped when the trainer has ended, or "
+    "goes on to --evaluator.gin.FOLLOW_UNTIL_STEP=STEP.",
+  )
+  boolean("dry_run", False, "Print the jobs, read their gin files, and end.")
+  text("image", None, "Image that the jobs of --executor=gke run.")
+  text("container_registry", None, "Where --executor=cloud pushes its images.")
+  text("service_account", None, "Cluster's account that may use the bucket.")
+  integer(
+    *("max_restarts", 10),
+    "Restarts after failures, before the jobs have failed. With --executor=gke "
+    "those after a preemption do not count, and a user's error ends all jobs.",
+    lower_bound=0,
+  )
+
+
+def _flag_of(job: str, flag: str) -> str:
+  """Returns the name of a job's flag: the trainer's have no prefix."""
+  return flag if job == "trainer" else f"{job}_{flag}"
+
+
+def split_bindings(
+  argv: Sequence[str],
+) -> tuple[list[str], dict[str, list[str]]]:
+  """Separates `--gin.…`, `--builder.gin.…` and `--evaluator.gin.…`.
+
+  Returns:
+    The other arguments, and each job's `NAME=VALUE` bindings in order.
+
+  Raises:
+    LaunchError: A binding has no value, or names a job that does not exist.
+  """
+  others = []
+  bindings: dict[str, list[str]] = {job: [] for job in _MODULES}
+  for argument in argv:
+    found = _BINDING.fullmatch(argument)
+    if found is None:
+      others.append(argument)
+      continue
+    job, binding = found[1] or "trainer", found[2]
+    if job not in bindings or "=" not in binding:
+      raise LaunchError(
+        f"{argument}: write --gin.NAME=VALUE for the trainer, or "
+        "--JOB.gin.NAME=VALUE with the JOB builder or evaluator"
+      )
+    bindings[job].append(binding)
+  return others, bindings
 
 
 def name_of(given: flags.FlagValues) -> str:
-  """Returns the name of the run: by default MODEL_DIR's last part.
+  """Returns the name of the run, by default MODEL_DIR's last part.
 
-  Raises:
-    LaunchError: GKE does not admit a name that was given.
+  A JobSet's name has lower-case letters, digits and hyphens. It has at most 40,
+  as Kubernetes appends the job and the number of a process, and admits 63.
   """
   name = given.name or given.model_dir.rstrip("/").rpartition("/")[2]
-  if given.executor != "gke":
-    return name
-  if given.name is None:
-    name = re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-")
-  if not _NAME.fullmatch(name):
-    raise LaunchError(
-      f"the name {name!r} cannot be a JobSet's; pass --name with at most 40 "
-      "lower-case letters, digits and hyphens, of which the first is a letter"
-    )
+  if given.executor == "gke":
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-")
   return name
 
 
@@ -166,24 +211,49 @@ def plan(
       "nothing says what to train; pass --gin_file, for example "
       "--gin_file=gin/models/bert_base.gin --gin_file=gin/runs/pretrain.gin"
     )
-  environment = split_environment(given.env)
-  jobs = [
-    _job(name, given, bindings[name], environment[name])
-    for name in MODULES
-    if _of_job(given, name, "gin_file")
-  ]
-  _require_running(given, bindings, {job.name for job in jobs})
-  if given.executor == "local":
-    return [_on_this_machine(job, given) for job in jobs]
-  _require_cluster_flags(given)
-  jobs = [_on_slice(job, given) for job in jobs]
-  for job in jobs:
-    _require_shared_paths(job, given.executor)
+  _require_flags_of_executor(given)
+  environment: dict[str, dict[str, str]] = {job: {} for job in _MODULES}
+  for assignment in given.env:
+    if (found := _VARIABLE.fullmatch(assignment)) is None:
+      raise LaunchError(
+        f"--env={assignment}: write NAME=VALUE, or JOB.NAME=VALUE with JOB one "
+        f"of {', '.join(_MODULES)}"
+      )
+    for job in [found[1]] if found[1] else _MODULES:
+      environment[job][found[2]] = found[3]
+  if given.simulated_devices is not None:
+    for variables in environment.values():
+      variables["JAX_PLATFORMS"] = "cpu"
+      variables["JAX_NUM_CPU_DEVICES"] = str(given.simulated_devices)
+  jobs = []
+  for name in _MODULES:
+    if _of_job(given, name, "gin_file"):
+      jobs.append(_job(name, given, bindings[name], environment[name]))
+    elif bindings[name] or (name == "evaluator" and given.evaluator_follow):
+      raise LaunchError(
+        f"the {name} has settings, but does not run without gin files; pass "
+        f"--{name}_gin_file too"
+      )
   return jobs
 
 
 def _of_job(given: flags.FlagValues, job: str, flag: str) -> Any:
-  return given[flag_of(job, flag)].value
+  return given[_flag_of(job, flag)].value
+
+
+def _require_flags_of_executor(given: flags.FlagValues) -> None:
+  executor = given.executor
+  unfit = "tpu" if executor == "local" else "simulated_devices"
+  if given[unfit].value is not None:
+    raise LaunchError(
+      f"--{unfit} does not fit --executor={executor}: TPU slices are for gke "
+      "and cloud, and simulated devices for this machine"
+    )
+  for flag, example in _NEEDED[executor].items():
+    if given[flag].value is None:
+      raise LaunchError(
+        f"--executor={executor} needs --{flag}, as in --{flag}={example}"
+      )
 
 
 def _job(
@@ -202,141 +272,62 @@ def _job(
   else:
     schedule = Schedule.BESIDE
   files = _of_job(given, name, "gin_file")
-  directories = (
+  bindings = (
     f"MODEL_DIR={given.model_dir!r}",
     f"CORPUS_DIR={given.corpus_dir!r}",
+    *bindings,
   )
-  bindings = (*directories, *bindings)
   arguments = (
-    *("-m", MODULES[name], *(["--follow"] if follows else [])),
+    *("-m", _MODULES[name], *(["--follow"] if follows else [])),
     *(f"--gin_file={file}" for file in files),
     *(f"--gin.{binding}" for binding in bindings),
   )
-  return Job(name, arguments, schedule, environment, tuple(files), bindings)
-
-
-def _require_running(
-  given: flags.FlagValues,
-  bindings: Mapping[str, Sequence[str]],
-  running: set[str],
-) -> None:
-  """Refuses flags of jobs that do not run."""
-  for job in MODULES.keys() - running:
-    found = [
-      f"--{flag_of(job, flag)}"
-      for flag in ("processes", "tpu")
-      if _of_job(given, job, flag) is not None
-    ]
-    found += [f"--{job}.gin.{binding}" for binding in bindings[job]]
-    found += [f"--env={one}" for one in given.env if one.startswith(f"{job}.")]
-    if job == "evaluator" and given.evaluator_follow:
-      found.append("--evaluator_follow")
-    if found:
-      raise LaunchError(
-        f"{found[0]} is for a job that does not run; pass --{job}_gin_file too"
-      )
-
-
-def _require_cluster_flags(given: flags.FlagValues) -> None:
-  for flag in (
-    "simulated_devices",
-    *(flag_of(j, "processes") for j in MODULES),
-  ):
-    if given[flag].value is not None:
-      raise LaunchError(
-        f"--{flag} is for --executor=local; on a slice, each host runs one "
-        "process with all of its devices"
-      )
-  repository = "us-docker.pkg.dev/PROJECT/REPO"
-  needed = {"tpu": "v5litepod-64"}
-  if given.executor == "gke":
-    needed["image"] = f"{repository}/realm:1"
-  else:
-    needed["container_registry"] = repository
-  for flag, example in needed.items():
-    if given[flag].value is None:
-      raise LaunchError(
-        f"--executor={given.executor} needs --{flag}, as in --{flag}={example}"
-      )
-
-
-def _on_this_machine(job: Job, given: flags.FlagValues) -> Job:
-  tpu = _of_job(given, job.name, "tpu")
-  if tpu is not None:
-    raise LaunchError(
-      f"--{flag_of(job.name, 'tpu')}={tpu}: --executor=local uses the devices "
-      "of this machine; leave the slice out, or pass --executor=gke or cloud"
-    )
-  count = _of_job(given, job.name, "processes")
-  devices = given.simulated_devices
-  environment = dict(job.environment)
-  if devices is not None:
-    before = environment.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
-    simulate = f"--xla_force_host_platform_device_count={devices}"
-    environment["XLA_FLAGS"] = f"{before} {simulate}".strip()
-    environment["JAX_PLATFORMS"] = "cpu"
-  return dataclasses.replace(job, processes=count or 1, environment=environment)
-
-
-def _on_slice(job: Job, given: flags.FlagValues) -> Job:
-  own = _of_job(given, job.name, "tpu")
+  job = Job(name, arguments, schedule, environment, tuple(files), bindings)
+  if given.executor == "local":
+    count = _of_job(given, name, "processes") or 1
+    return dataclasses.replace(job, processes=count)
+  for binding in bindings:
+    _require_shared(binding, given.executor)
+  own = _of_job(given, name, "tpu")
   tpu = parse_slice(own or given.tpu)
-  if own is None and job.name == "evaluator":
-    tpu = tpu.one_host
+  if own is None and name == "evaluator":
+    slices = slices_of(tpu.generation).values()
+    tpu = next(s for s in slices if s.chips == tpu.chips_per_host)
   return dataclasses.replace(job, processes=tpu.hosts, tpu=tpu)
 
 
-def _require_shared_paths(job: Job, executor: str) -> None:
-  """Refuses paths that the hosts of a cluster cannot read."""
-  for binding in job.gin_bindings:
-    name, _, text = binding.partition("=")
-    value = text.strip()
-    if name.strip() not in _PATHS or value.startswith(("%", "@")):
-      continue
-    # Other text needs no quotes.
-    with contextlib.suppress(SyntaxError, ValueError):
-      value = ast.literal_eval(value)
-    if isinstance(value, str) and not value.startswith(_SHARED):
-      raise LaunchError(
-        f"{name.strip()}={value} of the {job.name} is on this machine; "
-        f"--executor={executor} runs on other machines, which share gs:// "
-        "paths only"
-      )
-
-
-def require_readable_gin(jobs: Sequence[Job]) -> None:
-  """Reads the gin files and bindings of each job, as the job will.
-
-  Raises:
-    LaunchError: A file is missing or wrong, a binding names nothing or has a
-      value of a wrong type, or a required value is not given.
-  """
-  found = []
-  for job in jobs:
-    error = gin_error(job)
-    if error is not None and job.name != "trainer":
-      # The launcher's names of the flags that the job's command would have.
-      error = error.replace("--gin.", f"--{job.name}.gin.")
-      error = error.replace("--gin_file", f"--{job.name}_gin_file")
-    if error is not None:
-      found.append(f"{job.name}: {error}")
-  if found:
-    raise LaunchError("\n".join(found))
+def _require_shared(binding: str, executor: str) -> None:
+  """Refuses a path that the hosts of a cluster cannot read."""
+  name, value = (part.strip(" '\"") for part in binding.split("=", 1))
+  is_path = name in ("MODEL_DIR", "CORPUS_DIR") or os.path.exists(value)
+  if is_path and "://" not in value:
+    raise LaunchError(
+      f"{name}={value} is on this machine; --executor={executor} runs on other "
+      "machines, which share gs:// paths only"
+    )
 
 
 def gin_error(job: Job) -> str | None:
-  """Returns what is wrong with a job's gin files or bindings, if anything."""
+  """Returns what is wrong with a job's gin files or bindings, if anything.
+
+  They are read as the job will read them.
+  """
   from realm_jax import configuration
   from realm_jax.pipeline import function_of
 
   bindings = [binding.replace("=", " = ", 1) for binding in job.gin_bindings]
+  module, *others = job.arguments[1:]
   try:
-    module, *others = job.arguments[1:]
     function = function_of(module.rpartition(".")[2], others)
     with configuration.parsed(function, job.gin_files, bindings):
       return None
   except configuration.ConfigurationError as error:
-    return str(error)
+    said = str(error)
   # What a file imports, and gin's own reader, may raise anything.
   except Exception as error:
-    return f"the gin configuration is wrong: {type(error).__name__}: {error}"
+    said = f"the gin configuration is wrong: {type(error).__name__}: {error}"
+  if job.name != "trainer":
+    # The launcher's names of the flags that the job's command would have.
+    said = said.replace("--gin.", f"--{job.name}.gin.")
+    said = said.replace("--gin_file", f"--{job.name}_gin_file")
+  return f"{job.name}: {said}"

@@ -14,13 +14,54 @@ from types import FrameType
 
 from launch.jobs import Job, Schedule
 
-_POLL_SECONDS = 0.05
+# From SIGTERM, on which the trainer saves a checkpoint, to SIGKILL.
+_GRACE_SECONDS = 300.0
 # Processes whose job has lost one cannot save a checkpoint together. They have
 # this long to say why they end.
 _SECONDS_AFTER_FAILURE = 10.0
+_POLL_SECONDS = 0.05
 # A process that one has left behind may go on writing to its output.
 _READ_SECONDS = 5.0
 _PYTHON = (sys.executable,)
+
+
+def run_locally(
+  jobs: Sequence[Job],
+  *,
+  grace_seconds: float = _GRACE_SECONDS,
+  command: Sequence[str] = _PYTHON,
+) -> int:
+  """Runs jobs, each when its schedule says, until SIGINT or SIGTERM at most.
+
+  If one process of a job fails, the others of that job are stopped, and then
+  all other jobs: without the trainer there is nothing to do, and without the
+  builder the trainer's index would only grow older. The trainer goes on without
+  an evaluator that follows its checkpoints. A signal stops all jobs as well,
+  and a second one kills them.
+
+  Each process has `grace_seconds` from SIGTERM to SIGKILL. The `command` starts
+  each command, before the job's arguments. Returns 0, or the exit code of the
+  first process that failed; if a signal ended it or this process, 128 plus the
+  signal, as in shells.
+  """
+  supervisor = _Supervisor(grace_seconds, command)
+  handlers = {
+    number: signal.signal(number, supervisor.interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM)
+  }
+  try:
+    code = supervisor.run(jobs)
+  finally:
+    for number, handler in handlers.items():
+      signal.signal(number, handler)
+  return 128 - code if code < 0 else code
+
+
+def free_address() -> str:
+  """Returns an address of this machine that nothing listens at."""
+  with socket.socket() as found:
+    found.bind(("localhost", 0))
+    return f"localhost:{found.getsockname()[1]}"
 
 
 class _Process:
@@ -62,72 +103,62 @@ class _Process:
         self._process.send_signal(number)
 
 
-class _EndedError(Exception):
-  """A process without which the run cannot go on has failed, or a signal came.
+class _Supervisor:
+  """The processes of the jobs, for one call of `run_locally`."""
 
-  Attributes:
-    code: Exit code, which is negative for signals.
-  """
-
-  def __init__(self, code: int):
-    super().__init__(code)
-    self.code = code
-
-
-class Supervisor:
-  """Runs the jobs of a run on this machine.
-
-  If one process of a job fails, the others of that job are stopped, and then
-  all other jobs: without the trainer there is nothing to do, and without the
-  builder the trainer's index would only grow older. The trainer goes on without
-  an evaluator that follows its checkpoints.
-
-  Args:
-    grace_seconds: Time from SIGTERM to SIGKILL.
-    command: Start of each command, before the job's arguments.
-  """
-
-  def __init__(self, grace_seconds: float, command: Sequence[str] = _PYTHON):
+  def __init__(self, grace_seconds: float, command: Sequence[str]):
     self._grace_seconds, self._command = grace_seconds, command
     self._running: list[_Process] = []
     self._signals: list[int] = []
     self._code = 0
 
-  def interrupt(self, number: int) -> None:
-    """Stops the jobs as for a signal; a second time kills them."""
+  def interrupt(self, number: int, _: FrameType | None) -> None:
+    """Handles a signal."""
     again = "killing" if self._signals else "stopping"
     print(f"{signal.Signals(number).name}: {again} the jobs", flush=True)
     self._signals.append(number)
 
   def run(self, jobs: Sequence[Job]) -> int:
-    """Runs all jobs, each when its schedule says.
-
-    Returns:
-      Exit code of the first process that failed, or 0. It is negative if a
-      signal ended the process, or this run.
-    """
-    later = [job for job in jobs if job.schedule is Schedule.AFTER]
-    try:
+    """Returns the first failed process's code, or 0; signals are negative."""
+    goes_on = True
+    for is_after in (False, True):
       for job in jobs:
-        if job not in later:
+        if goes_on and (job.schedule is Schedule.AFTER) == is_after:
           self._start(job)
-      self._wait_for(Schedule.RUN)
-      self._wait_for(Schedule.BESIDE_TO_ITS_END)
-      self._stop(self._running, self._grace_seconds)
-      for job in later:
-        self._start(job)
-      self._wait_for(Schedule.AFTER)
-    except _EndedError as ended:
-      self._code = ended.code
-    finally:
-      self._stop(self._running, self._grace_seconds)
+      try:
+        goes_on = self._may_end()
+      finally:
+        self._stop(self._running, self._grace_seconds)
     return self._code or -sum(self._signals[:1])
 
   def _start(self, job: Job) -> None:
-    for index, arguments in enumerate(job.process_arguments(free_address())):
-      name = job.name if job.processes == 1 else f"{job.name}-{index}"
+    """Starts its processes, of which several are told where they meet."""
+    address = free_address()
+    for index in range(job.processes):
+      name, arguments = job.name, [*job.arguments]
+      if job.processes > 1:
+        name = f"{name}-{index}"
+        arguments += [
+          f"--coordinator_address={address}",
+          f"--num_processes={job.processes}",
+          f"--process_id={index}",
+        ]
       print(f"[{name}] $ {shlex.join(['python', *arguments])}", flush=True)
       self._running.append(_Process(name, job, [*self._command, *arguments]))
+
+  def _may_end(self) -> bool:
+    """Waits for all jobs that come to an end; returns whether the run goes on.
+
+    It does not after a signal, or if a process that it needs has failed.
+    """
+    while any(p.job.schedule is not Schedule.BESIDE for p in self._running):
+      for process, code in self._ended():
+        if code and not self._goes_on_without(process, code):
+          return False
+      if self._signals:
+        return False
+      time.sleep(_POLL_SECONDS)
+    return not self._signals
 
   def _ended(self) -> list[tuple[_Process, int]]:
     """Returns the processes that have ended since the last call, and codes."""
@@ -138,21 +169,8 @@ class Supervisor:
       print(f"[{process.name}] ended with {_describe(code)}", flush=True)
     return ended
 
-  def _wait_for(self, schedule: Schedule) -> None:
-    """Waits for the jobs with a schedule, and for failures of any.
-
-    Raises:
-      _EndedError: A process has failed, or a signal came.
-    """
-    while any(one.job.schedule is schedule for one in self._running):
-      if self._signals:
-        raise _EndedError(-self._signals[0])
-      for process, code in self._ended():
-        if code:
-          self._end_failed_job(process, code)
-      time.sleep(_POLL_SECONDS)
-
-  def _end_failed_job(self, failed: _Process, code: int) -> None:
+  def _goes_on_without(self, failed: _Process, code: int) -> bool:
+    """Stops the others of its job; returns whether the run goes on."""
     job = failed.job
     self._code = self._code or code
     others = [other for other in self._running if other.job == job]
@@ -161,8 +179,7 @@ class Supervisor:
       what += f"; stopping {', '.join(other.name for other in others)}"
     print(what, flush=True)
     self._stop(others, _SECONDS_AFTER_FAILURE)
-    if job.name != "evaluator" or job.schedule is Schedule.AFTER:
-      raise _EndedError(code)
+    return job.name == "evaluator" and job.schedule is not Schedule.AFTER
 
   def _stop(self, processes: Iterable[_Process], grace_seconds: float) -> None:
     """Sends SIGTERM to processes, and SIGKILL to those that do not end.
@@ -188,34 +205,3 @@ class Supervisor:
 def _describe(code: int) -> str:
   """Returns an exit code in words; negative codes are signals."""
   return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def free_address() -> str:
-  """Returns an address of this machine that nothing listens at."""
-  with socket.socket() as found:
-    found.bind(("localhost", 0))
-    return f"localhost:{found.getsockname()[1]}"
-
-
-def run_locally(supervisor: Supervisor, jobs: Sequence[Job]) -> int:
-  """Runs jobs until they end, or until SIGINT or SIGTERM.
-
-  Returns:
-    0, or the exit code of the first process that failed; if a signal ended it
-    or this process, 128 plus the signal, as in shells.
-  """
-
-  def interrupt(number: int, frame: FrameType | None) -> None:
-    del frame
-    supervisor.interrupt(number)
-
-  before = {
-    number: signal.signal(number, interrupt)
-    for number in (signal.SIGINT, signal.SIGTERM)
-  }
-  try:
-    code = supervisor.run(jobs)
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
-  return 128 - code if code < 0 else code

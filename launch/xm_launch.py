@@ -7,25 +7,20 @@
       --builder_gin_file=gin/runs/build_index.gin \\
       --gin.NUM_STEPS=10000 --builder.gin.KEEP_GENERATIONS=5
 
-`--executor=local` starts them as processes of this machine, without a
-container. `--processes=2 --builder_processes=2` starts several
-processes of a job, which jax.distributed connects. When the trainer has ended,
-the index builder is stopped, and the evaluator, if it has gin files, runs; with
-`--evaluator_follow` it evaluates each checkpoint beside the trainer. If a
-process fails, the others of its job are stopped, and then the other jobs.
+`--executor=local` starts them as processes of this machine. When the trainer
+has ended, the index builder is stopped, and the evaluator, if it has gin files,
+runs; with `--evaluator_follow` it evaluates each checkpoint beside the trainer.
+If a process fails, the others of its job are stopped, and then the other jobs.
 Ctrl-C stops all jobs, and the same command resumes them.
 
-`--executor=cloud` packs the tracked files of this clone into images and submits
-them to an XManager on Cloud deployment, whose address and credentials come from
-the environment, as XManager documents. There each job has a TPU slice, of one
-host or of several: `--tpu=v5litepod-64 --builder_tpu=v5litepod-16`.
-
 `--executor=gke` prints a manifest for `kubectl apply`, for a cluster of Google
-Kubernetes Engine that has JobSet but no XManager.
+Kubernetes Engine that has JobSet, and `--executor=cloud` packs the tracked
+files of this clone into images and submits them to an XManager on Cloud
+deployment, whose address and credentials come from the environment. There each
+job has a TPU slice, and all paths must be gs://.
 
-On a cluster, all paths must be gs://. `--dry_run` prints what any executor
-would start, and reads the gin files. docs/accelerators.md leads from an empty
-project to a running pair of slices.
+`--dry_run` prints what any executor would start, and reads the gin files.
+docs/accelerators.md leads from an empty project to a running pair of slices.
 """
 
 import functools
@@ -35,15 +30,13 @@ from collections.abc import Mapping, Sequence
 
 from absl import app, flags, logging
 
-from launch.jobs import name_of, plan, require_readable_gin
-from launch.launch_flags import LaunchError, define, split_bindings
+import launch.jobs
+from launch import LaunchError
+from launch.jobs import define, gin_error, name_of, plan, split_bindings
 
 
 def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
-  """Launches the jobs that the flags and bindings describe.
-
-  An executor's libraries are imported when it is used.
-  """
+  """Launches the jobs that the flags and bindings describe."""
   if len(argv) > 1:
     raise app.UsageError(f"unexpected: {shlex.join(argv[1:])}")
   logging.set_verbosity(logging.WARNING)
@@ -53,27 +46,32 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
     print("\n\n".join(map(str, jobs)), flush=True)
   if given.dry_run or given.executor != "local":
     # On this machine, the jobs themselves say at once what is wrong.
-    require_readable_gin(jobs)
+    errors = [error for job in jobs if (error := gin_error(job))]
+    if errors:
+      raise LaunchError("; ".join(errors))
   if given.dry_run:
     return 0
+  # An executor's libraries are imported when it is used.
+  if given.executor == "local":
+    from launch.local_jobs import run_locally
+
+    return run_locally(jobs)
   if given.executor == "cloud":
-    from launch import cloud
+    from launch.cloud import submit
 
-    cloud.submit(name, jobs, given)
-    return 0
-  if given.executor == "gke":
-    from launch import jobset
+    submit(name, jobs, given)
+  else:
+    from launch.jobset import manifest
 
-    print(jobset.as_yaml(jobset.manifest(name, jobs, given)), end="")
-    return 0
-  from launch.local_jobs import Supervisor, run_locally
-
-  return run_locally(Supervisor(given.grace_seconds), jobs)
+    print(manifest(name, jobs, given), end="")
+  return 0
 
 
 def run() -> None:
   """Runs the command. An error of the user is printed and exits with 2."""
   define()
+  # So that --help lists them.
+  flags.adopt_module_key_flags(launch.jobs)
   try:
     arguments, bindings = split_bindings(sys.argv)
     app.run(

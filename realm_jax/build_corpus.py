@@ -57,21 +57,16 @@ _OF_BUILDS = (
   *("remove_duplicates", "workers", "runner", "pipeline_options"),
 )
 command_line.define_flags_of(build_corpus, *_OF_BUILDS)
-command_line.define_flags_of(update_corpus, "keep_versions")
 
 
 def main(argv: Sequence[str]) -> None:
   """Builds or updates the corpus and prints a summary."""
   del argv
-  given = command_line.given_flags(*_OF_BUILDS, "keep_versions")
+  given = command_line.given_flags(*_OF_BUILDS)
   function: Callable[..., BuildSummary | UpdateSummary]
   function = update_corpus if _UPDATE.value else build_corpus
   for name in given.keys() - inspect.signature(function).parameters.keys():
-    raise CorpusError(
-      f"--{name} is for a whole build; give it or --update"
-      if _UPDATE.value
-      else f"--{name} is for an update; give --update, too"
-    )
+    raise CorpusError(f"--{name} is for a whole build; give it or --update")
   given["inputs"] = _INPUTS.value
   if flags.FLAGS.gin_file or flags.FLAGS.gin_bindings:
     summary = command_line.call(function, **given)

@@ -35,10 +35,8 @@ from realm_jax.text.languages import ENGLISH
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import Tokens
-from realm_jax.weights.hugging_face import (
-  LabelledModel,
-  read_token_classifier,
-)
+from realm_jax.weights import WeightsError
+from realm_jax.weights.hugging_face import LabelledModel, read_token_classifier
 
 # Tokens of a batch, its padding included: enough to keep the devices busy, and
 # few enough for the unfilled last batch of each length to be little of what
@@ -61,10 +59,6 @@ _KINDS = {
 }
 
 
-class LabelError(ValueError):
-  """Labels that are not those of a tagger of entities."""
-
-
 class Label(NamedTuple):
   """What one label says of a word: its entity's kind, "" for none."""
 
@@ -81,8 +75,8 @@ def load(directory: str, language: str = ENGLISH) -> "BertTagger":
     language: ISO code of the language in which sentences are split.
 
   Raises:
-    WeightsError: The directory holds no token classifier of BERT.
-    LabelError: Its labels are not those of entities.
+    WeightsError: The directory holds no token classifier of BERT, or its
+      labels are not those of entities.
     VocabularyError: Its vocabulary cannot be used.
   """
   with contextlib.ExitStack() as stack:
@@ -189,9 +183,12 @@ class BertTagger:
         size = min(limit - start, capacity)
         at = bisect.bisect_left(self._lengths, size + _NUM_SPECIAL_TOKENS)
         waiting[self._lengths[at]].append(slice(start, start + size))
+    devices = jax.local_devices()
+    on_cpus = devices[0].platform == "cpu"
+    num_tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
     computed: list[tuple[list[slice], Array]] = []
     for length, parts in waiting.items():
-      num_rows = self._rows_per_batch(length)
+      num_rows = rows_per_batch(length, num_tokens, multiple=len(devices))
       for begin in range(0, len(parts), num_rows):
         batch = parts[begin : begin + num_rows]
         rows = np.zeros((num_rows, length), np.int32)
@@ -209,12 +206,6 @@ class BertTagger:
         # A row begins with [CLS].
         label_ids[part] = row[1 : part.stop - part.start + 1]
     return label_ids
-
-  def _rows_per_batch(self, length: int) -> int:
-    devices = jax.local_devices()
-    on_cpus = devices[0].platform == "cpu"
-    tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
-    return rows_per_batch(length, tokens, multiple=len(devices))
 
   @functools.cached_property
   def _label(self) -> Callable[[Int[np.ndarray, "r l"]], Int[Array, "r l"]]:
@@ -261,10 +252,10 @@ def parse_labels(names: Sequence[str]) -> list[Label]:
   is taken in lower case. A label without a prefix is read as if it had `I-`.
 
   Raises:
-    LabelError: There is no `O`, or nothing besides it.
+    WeightsError: There is no `O`, or nothing besides it.
   """
   if _OUTSIDE not in names or len(names) < 2:
-    raise LabelError(
+    raise WeightsError(
       f"the labels are {', '.join(names)}; want {_OUTSIDE} and those of "
       "entities, such as B-PER and I-PER"
     )

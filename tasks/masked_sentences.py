@@ -73,22 +73,16 @@ def mask_sentence(
   )
 
 
-def add(
-  name: str,
-  choose: masking.ChooseMasks,
-  *,
-  source: seqio.DataSourceInterface | None = None,
-) -> seqio.Task:
-  """Registers a task of masked sentences with seqio.
+def add(name: str, choose: masking.ChooseMasks) -> seqio.Task:
+  """Registers a task of masked sentences of the run's corpus with seqio.
 
   Args:
     name: Name of the task.
     choose: Function that picks a sentence of a block and its masks.
-    source: Source of blocks; by default the run's corpus.
   """
   return seqio.TaskRegistry.add(
     name,
-    source=source or CorpusSource(),
+    source=CorpusSource(),
     preprocessors=[functools.partial(mask_sentence, choose=choose)],
     output_features={
       "query": token_feature(),

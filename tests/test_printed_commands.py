@@ -9,8 +9,7 @@ import re
 import pytest
 from absl import flags as absl_flags
 
-from launch.jobs import gin_error, name_of, plan
-from launch.launch_flags import define, split_bindings
+from launch.jobs import define, gin_error, name_of, plan, split_bindings
 from realm_jax import configuration
 from tests.printed_commands import PROJECT_DIR, T5X, PrintedCommand, printed
 

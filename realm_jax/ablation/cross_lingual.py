@@ -125,22 +125,13 @@ class _SeedPlan(SeedRuns):
     """Adds the runs of a row, unless they are there already."""
     self.add_training(row, row.run)
     searched = self.directories(row.run, self.path(row.corpus))
-    generations = f"generations/{row.name}"
-    build = self.command(
-      *("build_index", "build_index", "--once"),
-      **searched,
-      GENERATIONS_DIR=self.path(generations),
-    )
-    self.add_run(row, generations, build)
-    results = {}
-    for stated_in in _STATED_IN:
-      name = f"evaluations/{row.name}/{stated_in}"
-      evaluation = self.command(
-        *("evaluate", row.evaluation),
+    generation = self.add_generation(row, row.name, **searched)
+    return {
+      stated_in: self.add_evaluation(
+        *(row, f"{row.name}/{stated_in}", row.evaluation),
+        self.path(f"world/statements-{stated_in}.jsonl"),
         **searched,
-        GENERATION=self.path(generations),
-        QUESTIONS=self.path(f"world/statements-{stated_in}.jsonl"),
-        OUTPUT_DIR=self.path(name),
+        GENERATION=generation,
       )
-      results[stated_in] = self.add_run(row, name, evaluation)
-    return results
+      for stated_in in _STATED_IN
+    }

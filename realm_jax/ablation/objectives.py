@@ -432,17 +432,13 @@ class _SeedPlan(SeedPlan):
     if row.part == "cost":
       return results
     name, searched = Path(run).name, self.directories(run)
-    generations, last, scale = self.path(f"generations/{name}"), {}, {}
+    last, scale = {}, {}
     if row.pretrains:
       # By default the builder takes the one that the last checkpoint has used.
       trained = self.pretrainings[row.name].config
       last["CHECKPOINT_STEP"] = trained.num_steps
       scale["SCORE_SCALE"] = trained.retriever.score_scale
-    build = self.command(
-      *("build_index", "build_index", "--once"),
-      **{**searched, "GENERATIONS_DIR": generations, **last},
-    )
-    self.add_run(row, f"generations/{name}", build)
+    searched["GENERATION"] = self.add_generation(row, name, **searched, **last)
     statements, questions = self.data.sentences, self.data.questions
     assert statements is not None
     evaluations = [("statements", "eval_retrieval", statements, {})]
@@ -452,8 +448,7 @@ class _SeedPlan(SeedPlan):
         evaluations.append(("masked", "eval_statements", statements, scale))
     for kind, recipe, file, bindings in evaluations:
       results[kind] = self.add_evaluation(
-        *(row, f"{name}/{kind}", recipe, run, file),
-        **{"GENERATION": generations, **bindings},
+        *(row, f"{name}/{kind}", recipe, file), **searched, **bindings
       )
     if row.part not in ("development", "staleness"):
       results["answers"] = self.add_answers(row)

@@ -297,6 +297,34 @@ class SeedRuns:
       run.rows.append(row.name)
     return step.folder
 
+  def add_generation(self, row: Row, name: str, **bindings: Value) -> str:
+    """Adds the build of `generations/NAME`, and returns its folder."""
+    name = f"generations/{name}"
+    command = self.command(
+      *("build_index", "build_index", "--once"),
+      **bindings,
+      GENERATIONS_DIR=self.path(name),
+    )
+    return str(self.add_run(row, name, command))
+
+  def add_evaluation(
+    self,
+    row: Row,
+    name: str,
+    recipe: str,
+    questions: epath.PathLike,
+    **bindings: Value,
+  ) -> Path:
+    """Adds the evaluation `evaluations/NAME`, and returns its folder."""
+    name = f"evaluations/{name}"
+    command = self.command(
+      *("evaluate", recipe),
+      **bindings,
+      OUTPUT_DIR=self.path(name),
+      QUESTIONS=str(questions),
+    )
+    return self.add_run(row, name, command)
+
 
 class SeedPlan(SeedRuns):
   """The runs of one seed that rows share.
@@ -385,7 +413,8 @@ class SeedPlan(SeedRuns):
       if questions:
         # The retriever before fine-tuning.
         results[name] = self.add_evaluation(
-          *(row, f"{Path(run).name}/{name}", "eval_retrieval", run, questions),
+          *(row, f"{Path(run).name}/{name}", "eval_retrieval", questions),
+          **self.directories(run),
           CHECKPOINT_STEP=0,
         )
     return results
@@ -394,28 +423,10 @@ class SeedPlan(SeedRuns):
     """Adds a row's fine-tuning and the evaluation of its answers."""
     run = self._open_qa[self.parts(row)]
     self.add_training(row, run)
-    name = f"{Path(run).name}/answers"
-    return self.add_evaluation(row, name, "eval", run, self.data.questions)
-
-  def add_evaluation(
-    self,
-    row: Row,
-    name: str,
-    recipe: str,
-    run: str,
-    questions: epath.PathLike,
-    **bindings: Value,
-  ) -> Path:
-    """Adds an evaluation of a run, and returns its folder."""
-    name = f"evaluations/{name}"
-    command = self.command(
-      *("evaluate", recipe),
+    return self.add_evaluation(
+      *(row, f"{Path(run).name}/answers", "eval", self.data.questions),
       **self.directories(run),
-      OUTPUT_DIR=self.path(name),
-      QUESTIONS=str(questions),
-      **bindings,
     )
-    return self.add_run(row, name, command)
 
   def pretraining(self, row: Row) -> Pretraining:
     """Returns a row's bindings, with the recipe's values for multiples.

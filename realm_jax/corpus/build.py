@@ -12,7 +12,6 @@ an earlier one are found by their hashes.
 import collections
 import contextlib
 import dataclasses
-import functools
 import importlib.util
 import io
 import multiprocessing
@@ -37,7 +36,6 @@ from realm_jax.corpus.summary import BuildSummary
 from realm_jax.corpus.writing import (
   SHARD_BYTES,
   check_target,
-  default_name,
   finish,
   new_corpus,
   write_removed,
@@ -46,11 +44,7 @@ from realm_jax.corpus.writing import (
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import is_remote, upload_directory
-from realm_jax.text.languages import (
-  ENGLISH,
-  WITHOUT_CAPITALS,
-  require_language,
-)
+from realm_jax.text.languages import ENGLISH, WITHOUT_CAPITALS, require_language
 from realm_jax.text.recurring_phrases import (
   SAMPLE_BYTES,
   RecurringPhrases,
@@ -224,13 +218,12 @@ def build_corpus(
       "--vocab is missing; give a BERT vocabulary file, or --vocab=train:SIZE"
     )
   trains, size = vocab.startswith("train:"), vocab.removeprefix("train:")
-  _require(
+  for is_met, message in (
     (
       block_length >= MIN_BLOCK_LENGTH,
       f"block_length={block_length} is too short for a title and a body; give "
       f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)",
     ),
-    (shard_bytes != 0, "shard_bytes=0; give 1 or more"),
     (workers >= 1, f"workers={workers}; give 1 or more"),
     (
       not trains or size.isdecimal(),
@@ -256,7 +249,9 @@ def build_corpus(
       "--runner needs Apache Beam, which `make env` and the extra `beam` "
       "install; install it, or give --workers",
     ),
-  )
+  ):
+    if not is_met:
+      raise CorpusError(message)
   require_language(language)
   output_dir = epath.Path(output_dir)
   require_readable(*inputs, vocab, output_dir)
@@ -273,10 +268,16 @@ def build_corpus(
   if trains:
     cased = language in WITHOUT_CAPITALS if cased is None else cased
     pieces = _learned_pieces(source, int(size), cased)
-  tagger = tagger_of(
-    tagger, language, summary, functools.partial(_sampled_texts, source)
-  )
-  name = name or default_name(output_dir)
+
+  def sample() -> Iterator[str]:
+    stride = source.num_bytes // SAMPLE_BYTES + 1
+    return (document.text for document in source.documents(stride))
+
+  tagger = tagger_of(tagger, language, summary, sample)
+  if not name:
+    # A relative path such as ".." has no name of its own.
+    remote = is_remote(output_dir)
+    name = output_dir.name if remote else Path(output_dir).resolve().name
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
   with new_corpus(output_dir, overwrite=overwrite) as staging:
@@ -324,13 +325,6 @@ def build_corpus(
   return summary
 
 
-def _require(*conditions: tuple[bool, str]) -> None:
-  """Raises the first message, as `CorpusError`, whose condition is false."""
-  for is_met, message in conditions:
-    if not is_met:
-      raise CorpusError(message)
-
-
 def _merged(
   built: Generator[Built, None, None], summary: BuildSummary, num_rows: int
 ) -> list[ShardRecord]:
@@ -366,11 +360,6 @@ def tagger_of(
     return tagger
   logging.info("Counting the phrases that recur")
   return count_phrases(sample(), tagger.language)
-
-
-def _sampled_texts(source: DocumentSource) -> Iterator[str]:
-  stride = source.num_bytes // SAMPLE_BYTES + 1
-  return (document.text for document in source.documents(stride))
 
 
 def _find_duplicates(

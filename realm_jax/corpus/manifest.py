@@ -35,7 +35,6 @@ from typing import Any, TypeAlias
 from etils import epath
 
 from realm_jax.corpus import CorpusError
-from realm_jax.storage.json_files import write_json
 from realm_jax.storage.paths import list_names, read_text
 from realm_jax.storage.staging import FileRecord
 from realm_jax.text.languages import ENGLISH
@@ -100,11 +99,6 @@ def make_manifest(
   }
 
 
-def write(path: epath.PathLike, manifest: Manifest) -> None:
-  """Replaces a manifest's file, which appears complete or not at all."""
-  write_json(path, manifest)
-
-
 def read(
   directory: epath.Path,
   *,
@@ -130,8 +124,8 @@ def read(
   known = [*earlier_versions(directory), newest["corpus_version"]]
   named = f" (fingerprint {fingerprint[:12]})" if fingerprint else ""
   raise CorpusError(
-    f"{directory} has no corpus version {version}{named}: it was pruned, or "
-    f"the corpus was built again; it has versions {known}"
+    f"{directory} has no corpus version {version}{named}: it was "
+    f"removed, or the corpus was built again; it has versions {known}"
   )
 
 

@@ -13,7 +13,6 @@ Preparing data sets of TFDS needs the extra `tfds`. Reading them does not, and
 downloads nothing.
 """
 
-import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -37,16 +36,16 @@ def shards(source: str) -> list[Callable[[], Records]]:
 
   Raises:
     InputError: There is no such data set, task or split.
+    TaskError: It is a task of ours, which reads the corpus of a run.
   """
   opened, split = _open(source)
-  with _explained(source):
-    splits = sorted(opened.splits)
-    num_shards = len(opened.list_shards(split)) if split in splits else 0
+  splits = sorted(opened.splits)
   if split not in splits:
     raise InputError(
       f"--input={source} has no split {split!r}; write one that it has behind "
       f"the task: {', '.join(splits) or 'it has none, and so no documents'}"
     )
+  num_shards = len(opened.list_shards(split))
   return [
     functools.partial(_records, source, index, num_shards)
     for index in range(num_shards)
@@ -57,21 +56,8 @@ def _records(source: str, index: int, num_shards: int) -> Records:
   """Yields the records of a shard, in its order."""
   opened, split = _open(source)
   shard = seqio.ShardInfo(index=index, num_shards=num_shards)
-  with _explained(source):
-    dataset = opened.get_dataset(split, shuffle=False, shard_info=shard)
+  dataset = opened.get_dataset(split, shuffle=False, shard_info=shard)
   yield from dataset.as_numpy_iterator()
-
-
-@contextlib.contextmanager
-def _explained(source: str) -> Iterator[None]:
-  """Explains the errors of tasks, such as ours, that only a run can read."""
-  try:
-    yield
-  except ValueError as error:
-    raise InputError(
-      f"--input={source}: the task reads the corpus or the questions of a run, "
-      "and has no documents of its own; give one that has"
-    ) from error
 
 
 @functools.cache

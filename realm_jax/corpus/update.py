@@ -19,28 +19,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from absl import logging
 from etils import epath
 
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.build import tagger_of
-from realm_jax.corpus.documents import (
-  Document,
-  Removal,
-  RowReader,
-  block_id,
-)
+from realm_jax.corpus.documents import Document, Removal, RowReader, block_id
 from realm_jax.corpus.manifest import Manifest, ShardRecord
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import UpdateSummary
-from realm_jax.corpus.writing import (
-  write_removed,
-  write_shards,
-)
+from realm_jax.corpus.writing import write_removed, write_shards
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.atomic import check_target, staging_directory
+from realm_jax.storage.json_files import write_json
 from realm_jax.storage.local_disk import explain_full_disk, sync, sync_tree
 from realm_jax.storage.paths import is_remote, list_names, upload_directory
 from realm_jax.text.salient_spans import Tagger
@@ -59,13 +51,14 @@ def update_corpus(
   drop_titles: Sequence[str] | None = None,
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
-  keep_versions: int | None = None,
 ) -> UpdateSummary:
   """Makes a new version of a corpus from JSON Lines of changes.
 
   A line with an id that the corpus has replaces that document, one with a new
   id adds a document, and `{"id": …, "remove": true}` removes one. Readers of
-  the version before continue to read it, as long as it is kept.
+  the version before continue to read it: it stays, and takes only the space of
+  what was removed since. Once its manifest in `versions` is deleted, the next
+  update of a local corpus removes the files that only it had.
 
   Vocabulary, block length and language stay. Other arguments are those of
   `build_corpus`; give the tagger and the reading of HTML that the build had.
@@ -76,10 +69,6 @@ def update_corpus(
       the corpus has them. None takes those of the build.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
       an unknown document are counted instead of raising an error.
-    keep_versions: Number of the newest versions to keep. None keeps all: a
-      resumed run reads its data from the version that it began with, and an
-      earlier version takes only the space of what was removed since. A reader
-      of a version that is not kept can read only the files that it has mapped.
 
   Returns:
     Counts of what changed. If nothing did, there is no new version.
@@ -91,8 +80,6 @@ def update_corpus(
     TargetError, DiskFullError, StoreAccessError: The directory cannot be
       written, or a bucket not read.
   """
-  if keep_versions is not None and keep_versions < 1:
-    raise CorpusError(f"keep_versions={keep_versions}; give 1 or more")
   require_readable(*inputs)
   require_writable(output_dir)
   directory = epath.Path(output_dir)
@@ -161,8 +148,6 @@ def update_corpus(
         f"{directory} would have no block left; a corpus needs at least one"
       )
     _publish(staging, directory, before, manifest)
-    if keep_versions is not None:
-      _prune(directory, newest=version, keep=keep_versions)
   return summary
 
 
@@ -285,8 +270,8 @@ def _publish(
       f"another process has updated {directory} meanwhile; update it again"
     )
   kept = directory / manifests.manifest_path(before["corpus_version"])
-  manifests.write(kept, before)
-  manifests.write(directory / manifests.MANIFEST_NAME, manifest)
+  write_json(kept, before)
+  write_json(directory / manifests.MANIFEST_NAME, manifest)
 
 
 def _move_files(staging: Path, target: epath.Path) -> None:
@@ -307,48 +292,18 @@ def _move_files(staging: Path, target: epath.Path) -> None:
   sync(directory)
 
 
-def _prune(directory: epath.Path, *, newest: int, keep: int) -> None:
-  """Removes versions, their manifests first, and what only they name."""
-  kept, unused = set[str](), set[str]()
-  for version, manifest in _versions(directory).items():
-    if version > newest - keep:
-      kept |= _paths(manifest)
-      continue
-    (directory / manifests.manifest_path(version)).unlink()
-    logging.info("Removed version %d of %s", version, directory)
-    unused |= _paths(manifest)
-  _remove(directory, unused - kept)
-
-
 def _remove_unnamed(directory: epath.Path) -> None:
-  """Removes what a killed update left."""
+  """Removes files of a killed update, and of versions that were deleted."""
   found = {n for n in list_names(directory) if n.startswith("shard-")}
   for name in list_names(directory / manifests.REMOVED):
     found.add(f"{manifests.REMOVED}/{name}")
-  named = map(_paths, _versions(directory).values())
-  _remove(directory, found.difference(*named))
-
-
-def _remove(directory: epath.Path, paths: set[str]) -> None:
-  for path in (directory / name for name in sorted(paths)):
+  for version in (*manifests.earlier_versions(directory), None):
+    for shard in manifests.read(directory, version=version)["shards"]:
+      found.discard(shard["name"])
+      if "removed" in shard:
+        found.discard(shard["removed"]["path"])
+  for path in (directory / name for name in sorted(found)):
     if path.is_dir():
       path.rmtree()
     else:
-      path.unlink(missing_ok=True)
-
-
-def _versions(directory: epath.Path) -> dict[int, Manifest]:
-  """Returns the manifests of all versions, by number."""
-  found = [
-    manifests.read(directory, version=version)
-    for version in manifests.earlier_versions(directory)
-  ]
-  found.append(manifests.read(directory))
-  return {manifest["corpus_version"]: manifest for manifest in found}
-
-
-def _paths(manifest: Manifest) -> set[str]:
-  """Returns the folders of shards, and the files that list removed blocks."""
-  shards = manifest["shards"]
-  removed = {s["removed"]["path"] for s in shards if "removed" in s}
-  return {shard["name"] for shard in shards} | removed
+      path.unlink()

@@ -19,7 +19,8 @@ from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import ARRAYS
 from realm_jax.storage import atomic
-from realm_jax.storage.local_disk import explain_full_disk
+from realm_jax.storage.json_files import write_json
+from realm_jax.storage.local_disk import explain_full_disk, save_array
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.storage.staging import sha256_of
 
@@ -43,8 +44,7 @@ def ragged(
     flat = np.frombuffer(b"".join(map(bytes, items)), np.uint8)
   else:
     flat = np.concatenate(items)
-  offsets = np.cumsum([0, *map(len, items)])
-  return {name: flat, f"{name}_offsets": offsets}
+  return {name: flat, f"{name}_offsets": np.cumsum([0, *map(len, items)])}
 
 
 # --- Shards -------------------------------------------------------------
@@ -99,7 +99,7 @@ def write_shard(
     if name == "document_starts" or name.endswith("_offsets"):
       values = _joined_offsets(values)
     path = folder / f"{name}.npy"
-    np.save(path, np.concatenate(values))
+    save_array(path, np.concatenate(values))
     files[path.name] = _file_record(path)
   return {
     "name": folder.name,
@@ -153,7 +153,7 @@ def write_removed(
   (directory / name).parent.mkdir(exist_ok=True)
   positions = np.flatnonzero(is_removed)
   left = np.append(0, np.cumsum(~is_removed))[document_starts]
-  np.save(directory / name, positions.astype("<i8"))
+  save_array(directory / name, positions.astype("<i8"))
   return {
     "path": name,
     "num_blocks": len(positions),
@@ -200,9 +200,8 @@ def new_corpus(
 
   The block writes shards to it, and at last calls `finish`. If it raises an
   error, what it wrote is removed. Shards may also be written to `output_dir`
-  on an object store.
+  on an object store. Call `check_target` before.
   """
-  check_target(output_dir, overwrite=overwrite)
   target = epath.Path(output_dir)
   advice = "free some space, or name another --output_dir"
   with (
@@ -218,13 +217,6 @@ def new_corpus(
     for folder in (manifests.VERSIONS, manifests.REMOVED):
       (target / folder).rmtree(missing_ok=True)
     upload_directory(staging, target, last=manifests.MANIFEST_NAME)
-
-
-def default_name(output_dir: epath.PathLike) -> str:
-  """Returns the name of a corpus that is given none: its directory's."""
-  # A relative path such as ".." has no name of its own.
-  path = epath.Path(output_dir)
-  return path.name if is_remote(path) else Path(path).resolve().name
 
 
 def finish(staging: Path, *, pieces: Sequence[str], **settings: Any) -> None:
@@ -246,7 +238,5 @@ def finish(staging: Path, *, pieces: Sequence[str], **settings: Any) -> None:
     "size": len(pieces),
     "special_ids": ids,
   }
-  manifests.write(
-    staging / manifests.MANIFEST_NAME,
-    manifests.make_manifest(vocabulary=vocabulary, **settings),
-  )
+  manifest = manifests.make_manifest(vocabulary=vocabulary, **settings)
+  write_json(staging / manifests.MANIFEST_NAME, manifest)

@@ -16,7 +16,6 @@ from realm_jax.demo_world import world as world_lib
 from realm_jax.evaluation.outputs import PREDICTIONS
 from realm_jax.generations.store import GenerationStore
 from realm_jax.pipeline import Command, Step, Value, call, run
-from realm_jax.text.salient_spans import find_tagger
 from realm_jax.training.metric_rows import read_rows
 
 _RECIPES = "gin/experiments/demo"
@@ -48,16 +47,13 @@ class Demo:
     """Returns the path of a file or folder of the demo."""
     return str(self.output_dir / name)
 
-  def gin_files(self, recipe: str) -> list[str]:
-    """Returns a recipe of the demo, and the extra files."""
-    return [f"{_RECIPES}/{recipe}.gin", *self.extra_gin_files]
-
   def command(
     self, module: str, recipe: str, of: str, *flags: str, **bindings: Value
   ) -> Command:
     """Returns a command with a recipe of the demo, over the stage `of`."""
+    files = [f"{_RECIPES}/{recipe}.gin", *self.extra_gin_files]
     own = {"MODEL_DIR": self.path(of), "CORPUS_DIR": self.path("corpus")}
-    return Command(module, self.gin_files(recipe), {**own, **bindings}, flags)
+    return Command(module, files, {**own, **bindings}, flags)
 
   def first_generation(self, of: str) -> Command:
     """Returns the command that builds the first generation of a stage."""
@@ -99,31 +95,18 @@ class Demo:
     if (self.output_dir / corpus / MANIFEST_NAME).exists():
       return
     articles = self.path(f"{folder}/articles.jsonl")
-    vocab = self.path("vocab.txt")
+    settings = {
+      "output_dir": self.path(corpus),
+      "vocab": self.path("vocab.txt"),
+      "block_length": _BLOCK_LENGTH,
+      "tagger": _TAGGER,
+    }
+    given = " ".join(f"--{name}={value}" for name, value in settings.items())
     print(
-      f"\n$ python -m realm_jax.build_corpus --input={articles} "
-      f"--output_dir={self.path(corpus)} --vocab={vocab} "
-      f"--block_length={_BLOCK_LENGTH} --tagger={_TAGGER}",
+      f"\n$ python -m realm_jax.build_corpus --input={articles} {given}",
       flush=True,
     )
-    summary = build_corpus(
-      [articles],
-      self.path(corpus),
-      vocab=vocab,
-      block_length=_BLOCK_LENGTH,
-      tagger=find_tagger(_TAGGER),
-    )
-    print(summary.table())
-
-  def correct(self, name: str) -> dict[str, bool]:
-    """Returns which questions an evaluation has answered rightly, by id."""
-    path = self.output_dir / "evaluations" / name / PREDICTIONS
-    predictions = map(json.loads, path.read_text().splitlines())
-    return {one["id"]: one["correct"] for one in predictions}
-
-  def rows(self, name: str) -> list[dict[str, Any]]:
-    """Returns the metrics of each step of a stage."""
-    return read_rows(self.output_dir / name)
+    print(build_corpus([articles], **settings).table())
 
 
 def run_demo(demo: Demo) -> dict[str, Any]:
@@ -140,7 +123,8 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   """
   start = time.monotonic()
   _announce("A fictional world, its notes, their corpus and its wordpieces")
-  with configuration.parsed(world_lib.generate, demo.gin_files("world")):
+  files = [f"{_RECIPES}/world.gin", *demo.extra_gin_files]
+  with configuration.parsed(world_lib.generate, files):
     world = configuration.configured(world_lib.generate)()
   if not Path(demo.path("vocab.txt")).exists():
     world_lib.write_world(demo.path("world"), world=world)
@@ -164,7 +148,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
     INITIAL_CHECKPOINT=demo.path(ICT),
     INITIAL_READER=demo.path("reading_retrieved"),
   )
-  pretraining = demo.rows(REALM)
+  pretraining = read_rows(demo.output_dir / REALM)
   demo.build_index(REALM, pretraining[-1]["step"])
   masked = demo.evaluate("masked", "eval_masked", REALM)
   _announce("Control: inverse cloze goes on for as many seconds")
@@ -237,7 +221,7 @@ def _continue_inverse_cloze(demo: Demo) -> int:
 
   def step_seconds(name: str) -> list[float]:
     # The first step is compiled.
-    return [row["step_seconds"] for row in demo.rows(name)][1:]
+    return [row["step_seconds"] for row in read_rows(demo.path(name))][1:]
 
   seconds = sum(step_seconds(REALM))
   num_steps = max(1, round(seconds / statistics.mean(step_seconds(ICT))))
@@ -322,10 +306,8 @@ def _follow_edits(
   edited = edits.edit_facts(world, count=_NUM_EDITS, seed=0)
   edits.write_edited(demo.path("edited_world"), before=world, after=edited)
   demo.build_corpus("edited_world", "edited_corpus")
-  corpus, generations = (
-    demo.path("edited_corpus"),
-    demo.path("edited_generations"),
-  )
+  corpus = demo.path("edited_corpus")
+  generations = demo.path("edited_generations")
   demo.build_index("open_qa", 0, GENERATIONS_DIR=generations, CORPUS_DIR=corpus)
   _evaluate_open_qa(
     *(demo, "edited", "open_qa"),
@@ -333,8 +315,14 @@ def _follow_edits(
     CORPUS_DIR=corpus,
     QUESTIONS=demo.path("edited_world/questions-edited.jsonl"),
   )
-  known = demo.correct("open_qa")
-  return [(known[id_], now) for id_, now in demo.correct("edited").items()]
+
+  def correct(name: str) -> dict[str, bool]:
+    path = demo.output_dir / "evaluations" / name / PREDICTIONS
+    predictions = map(json.loads, path.read_text().splitlines())
+    return {one["id"]: one["correct"] for one in predictions}
+
+  known = correct("open_qa")
+  return [(known[id_], now) for id_, now in correct("edited").items()]
 
 
 def _announce(title: str) -> None:

@@ -25,16 +25,8 @@ def edit_facts(
 
   The world is not modified. In the one that is returned, only the answers of
   questions have changed. The seed chooses among the facts that test questions
-  ask for, which may be fewer than `count`.
-
-  Raises:
-    ValueError: `count` is odd.
+  ask for, which may be fewer than `count`, an even number.
   """
-  if count % 2:
-    raise ValueError(
-      f"count={count} is odd; facts are changed in pairs, so ask for an even "
-      "number"
-    )
   facts = list(world.facts)
   for first, second in _choose_pairs(world, count // 2, seed):
     for index, other in ((first, second), (second, first)):

@@ -7,7 +7,7 @@ order. The transliterated language is the first one in Cyrillic letters.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -75,7 +75,7 @@ def write_in_second_language(
   its language states the fact.
   """
   generator = np.random.default_rng([seed, 1])
-  translate = Translator(config.transliterated, generator).translate
+  translate = translator(config.transliterated, generator)
   notes = documents_lib.write_notes(generator, world.facts)
   documents, stated = [], {fact: set[int]() for fact in range(len(world.facts))}
   for note in notes[: round(config.document_share * len(notes))]:
@@ -101,38 +101,38 @@ def write_in_second_language(
   )
 
 
-class Translator:
-  """Translates templates and titles word by word.
+def translator(
+  transliterated: bool, generator: np.random.Generator
+) -> Callable[[str], str]:
+  """Returns a function that translates all words of a text but `{s}` and `{o}`.
 
   Args:
     transliterated: As in `SecondLanguageConfig`.
     generator: Generator of invented words.
   """
+  invented: dict[str, str] = {}
 
-  def __init__(self, transliterated: bool, generator: np.random.Generator):
-    self._transliterated, self._generator = transliterated, generator
-    self._words: dict[str, str] = {}
+  def translated(word: str) -> str:
+    if word.startswith("{"):
+      return word
+    word = word.lower()
+    if transliterated:
+      return word.translate(_CYRILLIC)
+    while word not in invented:
+      drawn = generator.choice(_SYLLABLES, 2)
+      made = "".join(drawn) + generator.choice(_ENDINGS)
+      if made not in invented.values():
+        invented[word] = made
+    return invented[word]
 
-  def translate(self, text: str) -> str:
-    """Translates all words of a text but `{s}` and `{o}`."""
-    words = [
-      word if word.startswith("{") else self._word(word.lower())
-      for word in text.removesuffix(".").split()
-    ]
-    if not self._transliterated:
+  def translate(text: str) -> str:
+    words = [translated(word) for word in text.removesuffix(".").split()]
+    if not transliterated:
       words.reverse()
     words[0] = words[0].capitalize() if words[0].isalpha() else words[0]
     return " ".join(words) + "." * text.endswith(".")
 
-  def _word(self, word: str) -> str:
-    if self._transliterated:
-      return word.translate(_CYRILLIC)
-    while word not in self._words:
-      drawn = self._generator.choice(_SYLLABLES, 2)
-      made = "".join(drawn) + self._generator.choice(_ENDINGS)
-      if made not in self._words.values():
-        self._words[word] = made
-    return self._words[word]
+  return translate
 
 
 def write_files(

@@ -27,6 +27,8 @@ _BATCHES_AHEAD = 3
 # A call has at least about so many batches. With fewer, the last one, which is
 # padded to its full size, would be a large part of the work.
 _MIN_BATCHES = 64
+# Computed tokens per token of the rows.
+_MAX_PADDING = 1.05
 
 
 EmbedBlocks = Callable[[Params, jax.Array], jax.Array]
@@ -148,12 +150,11 @@ def choose_lengths(
   longest: int,
   multiple: int = 8,
   max_lengths: int = 16,
-  max_padding: float = 1.05,
 ) -> tuple[int, ...]:
   """Chooses the batch lengths, in rising order, that leave little padding.
 
   Each is compiled, so there are no more than are needed for at most
-  `max_padding` computed tokens per token of the rows; the next one is always
+  `_MAX_PADDING` computed tokens per token of the rows; the next one is always
   that which saves most. They are multiples of `multiple`, or `longest`. Rows
   with more tokens than that are cut.
   """
@@ -165,7 +166,7 @@ def choose_lengths(
     return int((round_up(values, sorted(chosen)) * counts).sum())
 
   chosen = [int(values[-1])]
-  while len(chosen) < max_lengths and tokens(chosen) > max_padding * useful:
+  while len(chosen) < max_lengths and tokens(chosen) > _MAX_PADDING * useful:
     rest = set(values.tolist()).difference(chosen)
     if not rest:
       break

@@ -1,18 +1,67 @@
-"""The state of all generations of a run, for people."""
+"""What the generations of a run are like, and which its checkpoints need."""
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 from etils import epath
 from tqdm import tqdm
 
-from realm_jax.checkpoints.store import FOLDER, CheckpointStore
+from realm_jax.checkpoints.store import (
+  FOLDER,
+  CheckpointStore,
+  LoopItem,
+  recorded_generation,
+)
 from realm_jax.console import columns
 from realm_jax.generations.manifest import GenerationError, Manifest
-from realm_jax.generations.retention import GenerationUses
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.storage.access import require_readable
+
+
+class GenerationUses:
+  """What the checkpoints of a run say of the generations that they use."""
+
+  def __init__(self, checkpoints: CheckpointStore):
+    self._checkpoints = checkpoints
+    # The loop's state of each checkpoint, which is read once.
+    self._loops: dict[int, LoopItem] = {}
+
+  def of(self, steps: Sequence[int] | None = None) -> dict[int, int | None]:
+    """Returns the generations at checkpoints, or all, that can be read."""
+    steps = self._checkpoints.steps() if steps is None else steps
+    for step in set(steps) - set(self._loops):
+      # It may be removed meanwhile, or unreadable.
+      with contextlib.suppress(ValueError, OSError):
+        self._loops[step] = self._checkpoints.loop_item(step)
+    read = [step for step in steps if step in self._loops]
+    return {step: recorded_generation(self._loops[step]) for step in read}
+
+  def pinned(self, *, every: bool = False) -> set[int]:
+    """Returns the generations that a run resumed from any checkpoint needs.
+
+    A run that waits for its generations needs those of all its checkpoints.
+    With `every`, all checkpoints are taken to be of such a run.
+
+    Raises:
+      GenerationError: There is no checkpoint, or one cannot be read.
+    """
+    directory, steps = self._checkpoints.directory, self._checkpoints.steps()
+    if not steps:
+      raise GenerationError(
+        f"{directory} has no checkpoint that says which generations are "
+        "needed; give the MODEL_DIR of the run"
+      )
+    used = self.of(steps)
+    if unread := set(steps) - set(used):
+      raise GenerationError(
+        f"checkpoint {min(unread)} of {directory} does not say which "
+        "generation it needs, for it cannot be read; remove it, or try again"
+      )
+    waits = [every or self._loops[step].get("lag_steps", 0) for step in steps]
+    waiting = itertools.compress(steps, waits)
+    return {step for step in (*used.values(), *waiting) if step is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +128,7 @@ def inspect(
       store.verify(step, checksums=checksums)
     except GenerationError as error:
       problem = str(error)
-    users = [at for at, use in used.items() if use.generation == step]
+    users = [at for at, generation in used.items() if generation == step]
     statuses.append(GenerationStatus(step, manifest, users, problem))
   return statuses
 
@@ -88,29 +137,23 @@ def table(statuses: Sequence[GenerationStatus]) -> str:
   """Returns a line for each generation, and the problems below."""
   if not statuses:
     return "no generation"
-  header = "step blocks corpus index recall size created used_at".split()
+  header = "step blocks corpus index recall size created used_at"
+  rows: list[Sequence[str]] = [header.split()]
+  for one in statuses:
+    described = ["?"] * 6
+    if (manifest := one.manifest) is not None:
+      recall = [f"@{k} {value:.3f}" for k, value in manifest.recall.items()]
+      size = sum(file.size for file in manifest.files)
+      described = [
+        f"{manifest.num_blocks:,}",
+        f"v{manifest.corpus_version} {manifest.corpus_fingerprint[:8]}",
+        manifest.index_kind,
+        " ".join(recall) or "–",
+        tqdm.format_sizeof(size, "B"),
+        manifest.created,
+      ]
+    step = f"{one.step}{' !' if one.problem else ''}"
+    users = ", ".join(map(str, one.checkpoints)) or "–"
+    rows.append([step, *described, users])
   problems = [f"{one.step}: {one.problem}" for one in statuses if one.problem]
-  lines = [columns([header, *map(_cells, statuses)])]
-  return "\n".join(
-    [*lines, *(["", "cannot be used:"] if problems else []), *problems]
-  )
-
-
-def _cells(status: GenerationStatus) -> tuple[str, ...]:
-  described = ("?",) * 6
-  if (manifest := status.manifest) is not None:
-    recall = [f"@{k} {value:.3f}" for k, value in manifest.recall.items()]
-    size = sum(file.size for file in manifest.files)
-    described = (
-      f"{manifest.num_blocks:,}",
-      f"v{manifest.corpus_version} {manifest.corpus_fingerprint[:8]}",
-      manifest.index_kind,
-      " ".join(recall) or "–",
-      tqdm.format_sizeof(size, "B"),
-      manifest.created,
-    )
-  return (
-    f"{status.step}{' !' if status.problem else ''}",
-    *described,
-    ", ".join(map(str, status.checkpoints)) or "–",
-  )
+  return "\n".join([columns(rows), *problems])

@@ -108,7 +108,11 @@ class Manifest:
     try:
       values = from_checked_json(text)
       if (version := values["format_version"]) == FORMAT_VERSION:
-        return _from_values(values)
+        shards = tuple(EmbeddingsShard(**s) for s in values.pop("embeddings"))
+        files = tuple(FileRecord(**file) for file in values.pop("files"))
+        manifest = cls(embeddings=shards, files=files, **values)
+        manifest._require_consistent()
+        return manifest
     except (ValueError, KeyError, TypeError) as error:
       raise DamagedGenerationError(
         f"is not a manifest ({error!r}){REMEDY}"
@@ -117,6 +121,16 @@ class Manifest:
       f"has format version {version}, and this program reads {FORMAT_VERSION}; "
       "use the realm_jax that wrote it, or make it again"
     )
+
+  def _require_consistent(self) -> None:
+    if (rows := sum(s.rows for s in self.embeddings)) != self.num_blocks:
+      raise ValueError(
+        f"its embeddings have {rows} rows for {self.num_blocks} blocks"
+      )
+    for path in (*(file.path for file in self.files), self.folder):
+      # A path that leads outside would let a manifest name any file to read.
+      if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"path {path!r} leads outside the generation")
 
 
 def to_checked_json(values: Mapping[str, JsonValue]) -> str:
@@ -140,18 +154,3 @@ def from_checked_json(text: str | bytes) -> dict[str, Any]:
 def json_checksum(values: Mapping[str, JsonValue]) -> str:
   """Returns the SHA-256 of plain values."""
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _from_values(values: dict[str, Any]) -> Manifest:
-  shards = tuple(EmbeddingsShard(**s) for s in values.pop("embeddings"))
-  files = tuple(FileRecord(**file) for file in values.pop("files"))
-  manifest = Manifest(embeddings=shards, files=files, **values)
-  if (rows := sum(shard.rows for shard in shards)) != manifest.num_blocks:
-    raise ValueError(
-      f"its embeddings have {rows} rows for {manifest.num_blocks} blocks"
-    )
-  for path in (*(file.path for file in files), manifest.folder):
-    # A path that leads outside would let a manifest name any file to read.
-    if path.startswith("/") or ".." in path.split("/"):
-      raise ValueError(f"path {path!r} leads outside the generation")
-  return manifest

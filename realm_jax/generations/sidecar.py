@@ -32,14 +32,11 @@ from realm_jax.generations.build import (
   PreemptedError,
   build_generation,
 )
+from realm_jax.generations.inspection import GenerationUses
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.refresh import (
   KnownVectors,
   checkpoint_vectors,
-)
-from realm_jax.generations.retention import (
-  GenerationUses,
-  UnknownNeedsError,
 )
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.indexes.bm25 import Bm25Config
@@ -315,12 +312,19 @@ class _Sidecar:
         *(self.corpus.version, error),
       )
     self.store.remove_damaged(marked=True)
-    steps = self._candidate_steps()
+    steps = self.checkpoints.steps()
+    if (only := config.checkpoint_step) is not None:
+      if only not in steps and steps and steps[-1] > only:
+        raise CheckpointError(
+          f"{self.checkpoints.directory} has no checkpoint of step {only}, and "
+          f"its newest is later; choose one of {steps} as CHECKPOINT_STEP"
+        )
+      steps = [only] if only in steps else []
     distance = 1 if config.once else config.refresh_every_steps or 1
     wanted = [step for step in steps if step % distance == 0]
     newest = wanted[-1:]
     # Those that a run uses which resumes from the newest checkpoint come first.
-    needed = {use.generation for use in self._uses.of(steps[-1:]).values()}
+    needed = set(self._uses.of(steps[-1:]).values())
     lost = [step for step in steps if step in needed]
     done = self._up_to_date(newest)
     for step in (*lost, *(wanted if config.skips_none else newest)):
@@ -365,26 +369,12 @@ class _Sidecar:
         keep=self.config.keep_generations,
         pinned=self._uses.pinned(every=self.config.mode == "every"),
       )
-    except UnknownNeedsError as error:
+    except GenerationError as error:
       logging.warning("no generation is removed this time: %s", error)
       return
     self.store.remove(steps)
     if steps:
       logging.info("removed generations %s", steps)
-
-  def _candidate_steps(self) -> list[int]:
-    """Returns the checkpoints, or only `checkpoint_step` if it is given."""
-    steps = self.checkpoints.steps()
-    wanted = self.config.checkpoint_step
-    if wanted is None:
-      return steps
-    if wanted not in steps and steps and steps[-1] > wanted:
-      raise CheckpointError(
-        f"{self.checkpoints.directory} has no checkpoint of step {wanted}, "
-        f"and its newest is later; it has {list(steps)}: choose one of them as "
-        "CHECKPOINT_STEP"
-      )
-    return [wanted] if wanted in steps else []
 
   def _up_to_date(self, newest: Sequence[int]) -> set[int]:
     """Returns the steps of valid generations with these settings.

@@ -184,8 +184,8 @@ class Draft:
         dropped, so that it is embedded again.
     """
     records = self.records()
-    bad = {self.layout.name(i) for i in range(len(self.layout))}
-    bad -= {record.shard.path for record in records.values()}
+    missing = set(range(len(self.layout))) - set(records)
+    bad = {self.layout.name(shard) for shard in missing}
     by_path = {f.path: i for i, r in records.items() for f in r.files}
     staged = StagedFiles(
       self.folder, [file for r in records.values() for file in r.files]

@@ -5,7 +5,6 @@ import hashlib
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Int, Int32
 
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
@@ -52,16 +51,12 @@ class RandomIndex(Index):
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """Returns k distinct blocks for each query; padding has no influence."""
     check_k(k, self.num_blocks)
-    rows = [self._draw(query, k) for query in queries.token_ids]
+    rows = np.empty((len(queries.token_ids), k), np.int32)
+    for i, token_ids in enumerate(queries.token_ids):
+      words = np.trim_zeros(token_ids, "b").astype("<i4").tobytes()
+      digest = hashlib.blake2b(words, digest_size=8).digest()
+      seed = self._seed, int.from_bytes(digest, "little")
+      rng = np.random.default_rng(seed)
+      rows[i] = rng.choice(self.num_blocks, k, replace=False)
     scores = np.tile(-1e-6 * np.arange(k, dtype=np.float32), (len(rows), 1))
-    return SearchResult(
-      rows=np.asarray(rows, np.int32).reshape(-1, k), scores=scores
-    )
-
-  def _draw(
-    self, token_ids: Int32[np.ndarray, " q"], k: int
-  ) -> Int[np.ndarray, " k"]:
-    words = np.trim_zeros(token_ids, "b").astype("<i4").tobytes()
-    digest = hashlib.blake2b(words, digest_size=8).digest()
-    rng = np.random.default_rng([self._seed, int.from_bytes(digest, "little")])
-    return rng.choice(self.num_blocks, k, replace=False)
+    return SearchResult(rows=rows, scores=scores)

@@ -10,7 +10,6 @@ a lifetime.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -26,6 +25,7 @@ from etils import epath
 
 from realm_jax.exit_codes import ExitCode
 from realm_jax.storage.json_files import write_json
+from realm_jax.storage.local_disk import locked
 from realm_jax.storage.paths import is_remote, read_bytes
 
 # Seconds without a change after which a lease may be taken.
@@ -82,15 +82,13 @@ def sole_process(
     return
   path.mkdir(parents=True, exist_ok=True)
   lock = Path(path) / f"{role}.lock"
-  with lock.open("a") as file:
+  with contextlib.ExitStack() as stack:
     try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      stack.enter_context(locked(lock))
     except BlockingIOError:
       holder = lock.read_bytes()[:200].decode(errors="replace").strip()
       raise SoleProcessError(refused % (holder or "starting")) from None
-    file.truncate(0)
-    file.write(_own_name())
-    file.flush()
+    lock.write_text(_own_name())
     yield SoleProcess()
 
 

@@ -52,17 +52,13 @@ class Pattern:
 
   def begins(self, text: str) -> bool:
     """Returns whether it matches at the start of a text, maybe emptily."""
-    return self._limited(
-      lambda timeout: self._compiled.match(text, timeout=timeout) is not None,
-      False,
-    )
+    found = self._limited(lambda t: self._compiled.match(text, timeout=t))
+    return found is not None
 
   def occurs(self, text: str) -> bool:
     """Returns whether it matches anywhere in a text, maybe emptily."""
-    return self._limited(
-      lambda timeout: self._compiled.search(text, timeout=timeout) is not None,
-      False,
-    )
+    found = self._limited(lambda t: self._compiled.search(text, timeout=t))
+    return found is not None
 
   def spans(self, text: str, *, at_most: int | None = None) -> list[range]:
     """Returns where it matches, in characters, without outer white space.
@@ -81,16 +77,14 @@ class Pattern:
             break
       return found
 
-    return self._limited(search, [])
+    return self._limited(search) or []
 
-  def _limited(
-    self, search: Callable[[float], _Found], nothing: _Found
-  ) -> _Found:
+  def _limited(self, search: Callable[[float], _Found]) -> _Found | None:
     """Runs a search, which may take as long as the pattern has left."""
     if self.problem:
-      return nothing
+      return None
     # A process that does not run for a while must not condemn a pattern.
-    start, found = time.thread_time(), nothing
+    start, found = time.thread_time(), None
     try:
       found = search(self._seconds_left)
     except TimeoutError:
@@ -100,7 +94,7 @@ class Pattern:
     if left > 0:
       return found
     self._give_up("it takes too long on texts of this length")
-    return nothing
+    return None
 
   def _give_up(self, problem: str) -> None:
     self.problem = problem

@@ -1,5 +1,6 @@
 """Learns wordpieces from texts, with TensorFlow Text's learner."""
 
+import bisect
 import collections
 import functools
 import itertools
@@ -101,18 +102,16 @@ def train_vocabulary(
     pieces += [c for c in alone if characters[c] >= threshold]
     return [*dict.fromkeys(pieces)]
 
+  def fits(threshold: int) -> bool:
+    return len(learned(threshold)) <= size
+
   # Thresholds are doubled, because low ones are quick to learn.
-  too_low, fits = 0, 1
-  while len(learned(fits)) > size:
-    too_low, fits = fits, 2 * fits
-  while fits - too_low > 1:
-    threshold = (too_low + fits) // 2
-    if len(learned(threshold)) <= size:
-      fits = threshold
-    else:
-      too_low = threshold
-  rest = [*itertools.chain(*forms), *(learned(too_low) if too_low else [])]
-  pieces = [*dict.fromkeys([*learned(fits), *rest])][:size]
+  least = 1
+  while not fits(least):
+    least *= 2
+  least = bisect.bisect_left(range(least), True, least // 2 + 1, key=fits)
+  rest = [*itertools.chain(*forms), *(learned(least - 1) if least > 1 else [])]
+  pieces = [*dict.fromkeys([*learned(least), *rest])][:size]
   covered = sum(characters[piece] for piece in pieces)
   logging.info(
     "The vocabulary has %d pieces, and %.3f %% of the text's characters",

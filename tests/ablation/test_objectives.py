@@ -1,25 +1,21 @@
 """How the objectives are compared: at which settings, and for how long."""
 
+import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
-from realm_jax import configuration
 from realm_jax.ablation.objectives import steps_of_equal_seconds
-from realm_jax.ablation.plan import AblationError, chosen_ablation
+from realm_jax.ablation.plan import AblationError
 from realm_jax.ablation.rows import select
 from realm_jax.pipeline import Step
-
-_RECIPE = "gin/experiments/objectives/ablation.gin"
-_DEVELOPMENT = "seed-100"
+from tests.ablation.conftest import configured, settings_of, steps
 
 
 @pytest.fixture(scope="module")
 def config():
   few = ["TEMPERATURES = [1.0, 0.5]", "RATES = [1.0]"]
-  with configuration.parsed(chosen_ablation, [_RECIPE], few):
-    return configuration.configured(chosen_ablation)()
+  return configured("objectives", *few)
 
 
 def _plans(config, output_dir, *names):
@@ -27,44 +23,31 @@ def _plans(config, output_dir, *names):
   return config.plans(rows, seeds=[0], output_dir=output_dir)
 
 
-def _runs(plan):
-  return {run.name: run.step for run in plan.runs}
-
-
 def _trained(plan, name):
-  with _runs(plan)[f"pretraining/{name}"].command.configured() as configured:
-    return configured()
+  return settings_of(_runs(plan)[f"pretraining/{name}"])
 
 
-@pytest.mark.parametrize(
-  "own_seconds, steps",
-  [(0.1, 400), (0.104, 400), (0.05, 800), (0.125, 300), (9.0, 50)],
-)
-def test_steps_of_equal_seconds(own_seconds, steps):
+def _runs(plan):
+  return steps(plan, plan.runs[0].seed)
+
+
+def test_steps_of_equal_seconds():
   # 320 steps of 0.125 s take 40 s. Between checkpoints none end.
-  found = steps_of_equal_seconds(400, 0.1, own_seconds, every=50)
-  assert found == steps
+  for own_seconds, wanted in (
+    (0.1, 400),
+    (0.104, 400),
+    (0.05, 800),
+    (0.125, 300),
+    (9.0, 50),
+  ):
+    found = steps_of_equal_seconds(400, 0.1, own_seconds, every=50)
+    assert found == wanted
 
 
-def _write_costs(folder, **costs):
-  """Writes the rows of steps whose first half waits for the index."""
-  for name, seconds in costs.items():
-    path = folder / _DEVELOPMENT / f"pretraining/{name}_cost/metrics.jsonl"
-    path.parent.mkdir(parents=True)
-    times = [9.0] * 30 + [seconds] * 29 + [9.0]
-    path.write_text(
-      "".join(
-        json.dumps({"step": step, "step_seconds": time}) + "\n"
-        for step, time in enumerate(times, 1)
-      )
-    )
-
-
-def _write_recalls(folder, **recalls):
-  for name, recall in recalls.items():
-    path = folder / _DEVELOPMENT / f"evaluations/{name}/statements/metrics.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"recall_at_1": recall}))
+def _write(folder, name, *rows):
+  path = folder / "seed-100" / name
+  path.parent.mkdir(parents=True)
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_a_row_takes_its_best_setting_and_as_many_seconds(
@@ -72,12 +55,19 @@ def test_a_row_takes_its_best_setting_and_as_many_seconds(
 ):
   monkeypatch.setattr(Step, "is_finished", lambda self: True)
   plans = _plans(config, tmp_path, "perplexity", "hard_negatives")
-  _, costs = next(plans)
+  _, plan = next(plans)
   # No index is built while steps are measured.
-  assert _trained(costs, "realm_cost").num_steps == 60
-  sidecar = _runs(costs)["pretraining/realm_cost"].sidecar
+  assert _trained(plan, "realm_cost").num_steps == 60
+  sidecar = _runs(plan)["pretraining/realm_cost"].sidecar
   assert sidecar.bindings["REFRESH_EVERY_STEPS"] >= 60
-  _write_costs(tmp_path, realm=0.1, perplexity=0.2, hard_negatives=0.05)
+  costs = {"realm": 0.1, "perplexity": 0.2, "hard_negatives": 0.05}
+  for name, seconds in costs.items():
+    # The first half of the steps waits for the index.
+    times = [9.0] * 30 + [seconds] * 29 + [9.0]
+    rows = [
+      {"step": n, "step_seconds": time} for n, time in enumerate(times, 1)
+    ]
+    _write(tmp_path, f"pretraining/{name}_cost/metrics.jsonl", *rows)
   _, development = next(plans)
   assert _trained(development, "hard_negatives_1_1").num_steps == 800
   assert _trained(development, "perplexity_0.5_1").num_steps == 400
@@ -90,7 +80,9 @@ def test_a_row_takes_its_best_setting_and_as_many_seconds(
     "hard_negatives_1_1": 0.2,
     "hard_negatives_0.5_1": 0.3,
   }
-  _write_recalls(tmp_path, **recalls)
+  for name, recall in recalls.items():
+    file = f"evaluations/{name}/statements/metrics.json"
+    _write(tmp_path, file, {"recall_at_1": recall})
   rows, plan = next(plans)
   assert [row.name for row in rows] == [
     "realm",
@@ -114,27 +106,22 @@ def test_a_row_takes_its_best_setting_and_as_many_seconds(
   # the same for all.
   masked = _runs(plan)["evaluations/perplexity/masked"].command.bindings
   assert masked["SCORE_SCALE"] == 40.0
-  with _runs(plan)["open_qa/perplexity"].command.configured() as configured:
-    assert configured().retriever.score_scale == 20.0
+  open_qa = settings_of(_runs(plan)["open_qa/perplexity"])
+  assert open_qa.retriever.score_scale == 20.0
   assert list(plans) == []
   # What was measured is not measured again when the command is repeated.
   rows, _ = next(_plans(config, tmp_path, "perplexity", "hard_negatives"))
   assert {row.part for row in rows} == {"development"}
 
 
-def test_a_dry_run_plans_without_measurements(config, tmp_path):
-  plans = [plan for _, plan in _plans(config, tmp_path, "emdr2")]
-  assert len(plans) == 3
-  assert {"pretraining/emdr2", "pretraining/emdr2_seconds"} <= {
-    *_runs(plans[-1])
-  }
-  assert not any(tmp_path.iterdir())
-
-
 def test_a_stale_row_shares_what_is_the_same_and_is_compared_with_it(
   config, tmp_path
 ):
-  *_, (rows, plan) = _plans(config, tmp_path, "staleness")
+  *before, (rows, plan) = _plans(config, tmp_path, "staleness", "emdr2")
+  # A dry run plans without measurements.
+  assert len(before) == 2
+  assert not any(tmp_path.iterdir())
+  assert {"pretraining/emdr2", "pretraining/emdr2_seconds"} <= {*_runs(plan)}
   references = {row.name: row.reference for row in rows}
   assert references["realm_rolling"] == "realm_refresh_50"
   assert references["emdr2_refresh_50"] == "realm"
@@ -144,17 +131,9 @@ def test_a_stale_row_shares_what_is_the_same_and_is_compared_with_it(
   assert plan.results["emdr2_refresh_50"][0]["run"].name == "emdr2"
   assert _trained(plan, "emdr2_refresh_200").refresh_every_steps == 200
   assert "emdr2_refresh_1500" in plan.never_refreshed
-  rolling = _trained(plan, "emdr2_rolling")
-  assert rolling.keeps_own_index
+  assert _trained(plan, "emdr2_rolling").keeps_own_index
   assert _runs(plan)["pretraining/emdr2_rolling"].sidecar is None
-
-
-def test_the_development_world_is_no_other(config):
-  with pytest.raises(
-    AblationError, match="seed 100 is that of the development"
-  ):
-    next(
-      config.plans(
-        select(["realm"], config.rows), seeds=[100], output_dir=Path()
-      )
-    )
+  # The development world is no other.
+  config = dataclasses.replace(config, development_seed=0)
+  with pytest.raises(AblationError, match="seed 0 is that of the development"):
+    next(_plans(config, tmp_path, "realm"))

@@ -1,48 +1,25 @@
 """Which bindings a row has, and which runs the rows share."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from realm_jax.ablation.data import GivenData
-from realm_jax.ablation.plan import (
-  READING_RETRIEVED,
-  RECIPES,
-  AblationConfig,
-)
+from realm_jax.ablation.plan import Pretraining
 from realm_jax.ablation.rows import ROWS, RowError, select
+from tests.ablation.conftest import configured, settings_of, steps
 
 _OUT = Path("out")
-_FOLDER = "gin/experiments/demo"
-
-
-def _plan(*names, seeds=1, **budget):
-  """Plans some rows by their names, over the demo's recipes."""
-  files = {
-    name: [f"{_FOLDER}/{name}.gin"] for name in (*RECIPES, READING_RETRIEVED)
-  }
-  files["pretraining"] = [f"{_FOLDER}/pretrain.gin"]
-  config = AblationConfig(
-    files,
-    GivenData("corpus", "train.jsonl", "test.jsonl", "sentences.jsonl"),
-    num_steps=budget,
-  )
-  rows = select(names)
-  ((_, plan),) = config.plans(rows, seeds=range(seeds), output_dir=_OUT)
-  return plan
 
 
 @pytest.fixture(scope="module")
 def whole():
   """Most rows with two seeds, long enough for every refresh."""
+  config = configured("demo", "NUM_STEPS = {'pretraining': 40_000}")
   some = ("candidates_8", "candidates_16", "refresh_50", "refresh_400")
-  parts = ("table2", "choices", *some, "refresh_never")
-  return _plan(*parts, seeds=2, pretraining=40_000)
-
-
-def _run(plan, name, seed=0):
-  (run,) = (r for r in plan.runs if (r.name, r.seed) == (name, seed))
-  return run
+  rows = select(["table2", "choices", *some, "refresh_never"])
+  ((_, plan),) = config.plans(rows, seeds=range(2), output_dir=_OUT)
+  return plan
 
 
 def _trained(plan):
@@ -51,16 +28,15 @@ def _trained(plan):
 
 def test_rows_are_chosen_by_name_or_part_and_realm_is_always_among_them():
   assert [row.name for row in select(["baseline"])] == ["realm", "baseline"]
-  table = [row.name for row in select(["table2"])]
-  assert len(table) == 7
-  assert table[0] == "realm"
+  assert {row.part for row in select(["table2"])} == {"table2"}
   assert select(["all"]) == list(ROWS)
   with pytest.raises(RowError, match=r"no row 'baselin'.*baseline"):
     select(["baselin"])
 
 
 def test_the_rows_share_what_is_the_same(whole):
-  assert _trained(whole)[:7] == [
+  trained = _trained(whole)
+  assert trained[:7] == [
     "inverse_cloze",
     "reading",
     "reading_retrieved",
@@ -69,12 +45,12 @@ def test_the_rows_share_what_is_the_same(whole):
     "baseline_reader",
     "open_qa/realm_retriever",
   ]
+  rows = {run.name: run.rows for run in whole.runs}
+  assert rows["reading"] == [*whole.results]
   realm = ["realm", "realm_retriever", "realm_encoder"]
-  assert _run(whole, "pretraining/realm").rows[:3] == realm
-  assert _run(whole, "reading").rows == [*whole.results]
+  assert rows["pretraining/realm"][:3] == realm
   # What is fine-tuned is evaluated by its answers, and its retriever was before
   # by questions and by sentences.
-  trained = _trained(whole)
   tuned = [name for name in trained if name.startswith("open_qa/")]
   assert len(whole.runs) - len(trained) == 3 * len(tuned)
   assert whole.results["baseline"][1]["answers"] == (
@@ -82,52 +58,36 @@ def test_the_rows_share_what_is_the_same(whole):
   )
 
 
-def test_what_a_run_starts_from_comes_before_it(whole):
-  made = set()
+def test_a_row_starts_from_the_parts_that_it_names_which_come_before(whole):
+  made, parts = set(), {}
   for run in whole.runs:
     bindings = run.step.command.bindings
-    sources = {bindings.get(f"INITIAL_{of}") for of in ("CHECKPOINT", "READER")}
-    if "OUTPUT_DIR" in bindings:
-      sources.add(bindings["MODEL_DIR"])
-    assert made >= sources - {None}, run.name
+    starts = bindings.get("INITIAL_CHECKPOINT"), bindings.get("INITIAL_READER")
+    evaluated = bindings["MODEL_DIR"] if "OUTPUT_DIR" in bindings else None
+    assert made >= {*starts, evaluated} - {None}, run.name
     made.add(str(run.step.folder))
-
-
-def test_a_row_starts_from_the_parts_that_it_names(whole):
-  def parts(name):
-    bindings = _run(whole, name, seed=1).step.command.bindings
-    assert bindings["SEED"] == 1
-    return tuple(
-      bindings[name] and Path(bindings[name]).relative_to(_OUT / "seed-1")
-      for name in ("INITIAL_CHECKPOINT", "INITIAL_READER")
-    )
-
-  realm, ict = Path("pretraining/realm"), Path("inverse_cloze")
-  reader = Path("baseline_reader")
-  assert parts("open_qa/realm") == (realm, realm)
-  assert parts("open_qa/realm_retriever") == (realm, reader)
-  assert parts("open_qa/realm_encoder") == (ict, realm)
-  assert parts("open_qa/baseline") == (ict, reader)
-  unpretrained = parts("pretraining/no_inverse_cloze")
-  assert unpretrained == (None, Path("reading_retrieved"))
+    if run.seed == 1:
+      parts[run.name] = [
+        start and start.partition("-1/")[2] for start in starts
+      ]
+  realm, ict = "pretraining/realm", "inverse_cloze"
+  assert parts["open_qa/realm"] == [realm, realm]
+  assert parts["open_qa/realm_retriever"] == [realm, "baseline_reader"]
+  assert parts["open_qa/realm_encoder"] == [ict, realm]
+  assert parts["open_qa/baseline"] == [ict, "baseline_reader"]
+  assert parts["pretraining/no_inverse_cloze"] == [None, "reading_retrieved"]
 
 
 def test_the_baseline_reader_has_read_as_many_masked_examples(whole):
-  realm = whole.configs["realm"]
-  read = []
-  for name in ("baseline_reader", "reading_retrieved"):
-    with _run(whole, name).step.command.configured() as configured:
-      read.append(configured())
-  baseline, before = read
-  num_examples = [
-    config.num_steps * config.data.batch_size
-    for config in (baseline, realm, before)
-  ]
+  names = ("baseline_reader", "pretraining/realm", "reading_retrieved")
+  configs = [settings_of(steps(whole)[name]) for name in names]
+  baseline, realm, before = configs
+  num_examples = [one.num_steps * one.data.batch_size for one in configs]
   assert num_examples[0] == num_examples[1] + num_examples[2]
   assert baseline.data.batch_size == realm.data.batch_size
   assert baseline.optimizer.learning_rate == realm.optimizer.learning_rate
   assert baseline.data.task == realm.data.task
-  for config in read:
+  for config in (baseline, before):
     source = config.checkpoints.source_of("reader")
     assert source == str(_OUT / "seed-0/reading")
 
@@ -151,20 +111,16 @@ def test_each_row_changes_what_its_title_says(whole):
   assert configs["refresh_400"].refresh_every_steps == 400
   assert configs["refresh_never"].refresh_every_steps >= 40_000
   assert whole.never_refreshed == {"refresh_never"}
+  # That of checkpoint 1500 is due at step 1550, the last being num_steps - 1.
+  for num_steps, never in ((1550, True), (1551, False)):
+    short = dataclasses.replace(configs["stale_index"], num_steps=num_steps)
+    assert Pretraining({}, short).never_refreshed == never
   # One of each sweep equals REALM, and is not trained again.
-  assert not {"per_token_loss", f"refresh_{every}"} & configs.keys()
-  assert "candidates_8" not in configs
+  equal = {"per_token_loss", f"refresh_{every}", "candidates_8"}
+  assert not equal & configs.keys()
   for name, config in configs.items():
     assert config.waits, name
-    sidecar = _run(whole, f"pretraining/{name}").step.sidecar
-    assert sidecar is not None
-    assert sidecar.bindings["MODE"] == "every"
-    every = sidecar.bindings["REFRESH_EVERY_STEPS"]
-    assert every == config.refresh.refresh_every_steps
-
-
-@pytest.mark.parametrize("num_steps, never", [(1550, True), (1551, False)])
-def test_a_run_without_a_second_generation_is_never_refreshed(num_steps, never):
-  # That of checkpoint 1500 is due at step 1550, the last being num_steps - 1.
-  plan = _plan("stale_index", pretraining=num_steps)
-  assert ("stale_index" in plan.never_refreshed) == never
+    sidecar = steps(whole)[f"pretraining/{name}"].sidecar.bindings
+    assert sidecar["MODE"] == "every"
+    every = config.refresh.refresh_every_steps
+    assert sidecar["REFRESH_EVERY_STEPS"] == every

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from realm_jax.text import patterns
 from realm_jax.text.answers import contains_characters
 from realm_jax.text.patterns import Pattern
 from tests import tiny_world
-from tests.corpus.updated import text_of
+from tests.corpus.conftest import text_of
 
 STRINGS = ("1900", "Mirá", "Nowhere", "Stone", "bridge of", "r")
 PATTERNS = ("(", r"\b19\d5\b", "nowhere", "tarn|pola")
@@ -63,33 +62,17 @@ def test_all_answers_in_all_blocks_are_each_in_each(texts, strings):
   assert [*zip(*map(np.ndarray.tolist, pairs), strict=True)] == expected
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-  return tiny_world.build(tmp_path_factory.mktemp("stores"))
+def contents(folder):
+  return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.fixture(scope="module")
-def built(world, tmp_path_factory):
-  corpus, answers = world.corpus, STRINGS
-  directory = tmp_path_factory.mktemp("built") / "store"
-  build_store(directory, corpus, answers)
-  return corpus, answers, directory
-
-
-def test_two_processes_make_the_same_store(built, tmp_path):
-  corpus, answers, directory = built
-  build_store(tmp_path / "s", corpus, answers, num_workers=2)
-  names = sorted(path.name for path in directory.iterdir())
-  assert names == sorted(path.name for path in (tmp_path / "s").iterdir())
-  for name in names:
-    made = (tmp_path / "s" / name).read_bytes()
-    assert made == (directory / name).read_bytes(), name
-
-
-def test_stored_and_searched_answers_are_those_in_the_texts(built):
-  corpus, answers, directory = built
-  store = AnswerStore.open(directory, store_key(corpus, answers))
-  stored = AnswersInBlocks(corpus, answers, store)
+def test_stored_and_searched_answers_are_those_in_the_texts(world, tmp_path):
+  corpus, one, two = world.corpus, tmp_path / "one", tmp_path / "two"
+  build_store(one, corpus, STRINGS)
+  build_store(two, corpus, STRINGS, num_workers=2)
+  assert contents(one) == contents(two)
+  store = AnswerStore.open(one, store_key(corpus, STRINGS))
+  stored = AnswersInBlocks(corpus, STRINGS, store)
   searched = AnswersInBlocks(corpus)
   rows = np.random.default_rng(0).permutation(corpus.num_blocks)[:20]
   num_true = 0
@@ -126,13 +109,6 @@ def test_patterns_are_searched_in_each_block_once(world, monkeypatch):
     assert len(set(read)) == len(read)
 
 
-def test_a_pattern_that_is_too_slow_matches_nothing(world):
-  in_blocks = AnswersInBlocks(world.corpus)
-  question = QuestionAnswers("regex", [r"((\w|\s)+)+\Z#"], [])
-  rows = np.arange(world.corpus.num_blocks)
-  assert not in_blocks.contained(question, rows).any()
-
-
 def _data(world, **fields) -> DataConfig:
   return DataConfig(
     task="open_qa",
@@ -145,63 +121,46 @@ def _data(world, **fields) -> DataConfig:
   )
 
 
-def _store_of(model_dir) -> Path:
-  (store,) = (model_dir / "answers").iterdir()
-  return store
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["none", "changed", "no manifest"])
-def test_a_run_makes_a_damaged_store_again_and_no_other(
-  world, tmp_path, damage
-):
+def test_a_run_makes_a_damaged_store_again_and_no_other(world, tmp_path):
+  asked = [question["answer"][0] for question in tiny_world.questions()]
+  assert answers_of_task(_data(world)) == tuple(sorted(set(asked)))
+
   def opened():
     answers = RunAnswers(tmp_path, _data(world), agreement=Agreement("answers"))
-    return answers.of(world.corpus)
+    answers.of(world.corpus)
+    (store,) = (tmp_path / "answers").iterdir()
+    return store
 
-  opened()
-  store = _store_of(tmp_path)
+  store = opened()
   with pytest.raises(AnswersError, match="other answers"):
     AnswerStore.open(store, "another key")
-  whole = {path.name: path.read_bytes() for path in store.iterdir()}
-  made_at = (store / "rows.npy").stat().st_mtime_ns
-  if damage == "changed":
-    (store / "rows.npy").write_bytes(whole["rows.npy"][:-1] + b"?")
-  elif damage == "no manifest":
-    (store / "answers.json").unlink()
+  whole, rows = contents(store), store / "rows.npy"
+  made_at = rows.stat().st_mtime_ns
   opened()
-  assert {
-    p.name: p.read_bytes() for p in _store_of(tmp_path).iterdir()
-  } == whole
-  again = (store / "rows.npy").stat().st_mtime_ns
-  assert (again == made_at) == (damage == "none")
-
-
-def test_the_answers_of_a_task_are_those_of_all_its_questions(world):
-  asked = [q["answer"][0] for q in tiny_world.questions()]
-  found = answers_of_task(_data(world))
-  assert found == tuple(sorted(set(asked)))
+  assert rows.stat().st_mtime_ns == made_at
+  rows.write_bytes(whole["rows.npy"][:-1] + b"?")
+  assert contents(opened()) == whole
+  (store / "answers.json").unlink()
+  assert contents(opened()) == whole
 
 
 def test_patterns_of_a_task_and_a_warning_of_a_bad_one(world, tmp_path, caplog):
-  questions = [
-    {"question": "who?", "answer": [pattern, "tarn"]} for pattern in PATTERNS
-  ]
-  path = tmp_path / "patterns.jsonl"
-  path.write_text("\n".join(map(json.dumps, questions)))
+  path, corpus = tmp_path / "patterns.jsonl", world.corpus
+  path.write_text(json.dumps({"question": "who?", "answer": ["(", "tarn"]}))
   data = dataclasses.replace(
     _data(world), task="open_qa_regex", question_files={"train": path}
   )
   answers = RunAnswers(tmp_path, data, agreement=Agreement("answers"))
-  in_blocks = answers.of(world.corpus)
-  question = QuestionAnswers("regex", ["(", "tarn"], [])
-  rows = np.arange(world.corpus.num_blocks)
+  in_blocks = answers.of(corpus)
   patterns.compiled.cache_clear()
+  rows = np.arange(corpus.num_blocks)
+  question = QuestionAnswers("regex", ["(", "tarn"], [])
   contained = in_blocks.contained(question, rows)
   assert "'(' matches nothing: missing )" in caplog.text
   assert contained.tolist() == [
-    "Tarn" in world.corpus.block(row).body for row in rows.tolist()
+    "Tarn" in corpus.block(row).body for row in rows.tolist()
   ]
   row = int(np.argmax(contained))
   (start, limit), *_ = in_blocks.pattern_spans(["(", "tarn"], row)
-  assert text_of(world.corpus.block(row), start, limit) == "Tarn"
+  assert text_of(corpus.block(row), start, limit) == "Tarn"

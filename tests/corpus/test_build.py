@@ -4,10 +4,8 @@ import collections
 import hashlib
 import importlib.util
 
-import hypothesis
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus.build import build_corpus
@@ -16,15 +14,14 @@ from realm_jax.corpus.summary import BuildSummary
 from realm_jax.storage.atomic import TargetError
 from realm_jax.text.languages import LanguageError
 from realm_jax.text.salient_spans import tag
-from tests.corpus.conftest import write_lines
-from tests.corpus.updated import contents
+from tests.corpus.conftest import contents, text_of, write_lines
 
 
 def bodies(corpus: Corpus) -> list[str]:
   return [corpus.block(row).body for row in range(corpus.num_blocks)]
 
 
-def test_an_overlong_sentence_is_cut_and_counted(build):
+def test_an_overlong_sentence_or_title_is_cut_and_counted(build):
   text = "The river was the river of the café of Velt by the river. Ada."
   corpus = build([{"title": "Velt", "text": text}], block_length=10)
   assert bodies(corpus) == [
@@ -34,37 +31,13 @@ def test_an_overlong_sentence_is_cut_and_counted(build):
   ]
   assert corpus.block(2).sentences.tolist() == [[0, 2], [2, 4]]
   assert corpus.summary["cut_sentences"] == 1
-
-
-def test_a_title_takes_at_most_half_of_a_block(build):
-  title = "Velt of the river by Ada Stone"
-  corpus = build([{"title": title, "text": "Ada was in."}], block_length=11)
+  # A title takes at most half of a block.
+  rows = [{"title": "Velt of the river by Ada Stone", "text": "Ada was in."}]
+  corpus = build(rows, folder="title", block_length=11)
   block = corpus.block(0)
-  assert (block.title, block.body) == (title, "Ada was in.")
+  assert (block.title, block.body) == (rows[0]["title"], "Ada was in.")
   assert (block.title_length, len(block.token_ids)) == (4, 8)
   assert corpus.summary["cut_titles"] == 1
-
-
-def test_nothing_is_dropped_silently(build):
-  rows = [
-    {"title": "List of rivers", "text": "Velt."},
-    {"title": "Velt (disambiguation)", "text": "Velt."},
-    {"title": "Index of Velt", "text": "Velt."},
-    {"title": "Ada", "text": " \n"},
-    {"title": "A list of", "text": "Ada &lt; Velt."},
-  ]
-  corpus = build(rows, drop_titles=["wikipedia", "Ind"])
-  assert corpus.summary["documents"] == corpus.summary["blocks"] == 1
-  assert corpus.summary["skipped"] == {
-    "title with 'List of'": 1,
-    "title with '(disambiguation)'": 1,
-    "title with 'Index of'": 1,
-    "no words in the text": 1,
-  }
-  assert bodies(corpus) == ["Ada < Velt."]
-  corpus = build(rows, folder="all", unescape_html=False)
-  assert corpus.summary["documents"] == 4
-  assert bodies(corpus)[-1] == "Ada &lt; Velt."
 
 
 def test_spans_are_inside_one_sentence_and_counted(build):
@@ -88,6 +61,7 @@ def test_what_makes_no_corpus_is_refused(build):
     ([], {}, InputError, "there are no lines"),
     ([velt], {"vocab": "train:big"}, CorpusError, "'big' is not a number"),
     ([velt], {"block_length": 7}, CorpusError, "block_length=7 is too short"),
+    ([velt], {"workers": 0}, CorpusError, "workers=0; give 1"),
     ([velt], {"language": "german"}, LanguageError, "near it: de"),
     ([{**velt, "language": "deu"}], {}, InputError, r":1: 'language': .* de;"),
     ([velt], {"cased": True}, CorpusError, "pieces have capitals"),
@@ -96,156 +70,127 @@ def test_what_makes_no_corpus_is_refused(build):
       build(rows, **settings)
 
 
-def test_block_ids_survive_a_rebuild_in_another_order(build):
+def test_blocks_and_the_fingerprint_are_of_the_contents(build):
   rows = [
     {"id": name, "title": "Velt", "text": "Ada was in. Velt was by." * 2}
     for name in "abc"
   ]
-  before = build(rows, block_length=12)
-  after = build(rows[::-1], folder="after", block_length=12, shard_bytes=1)
-  assert contents(after) == contents(before)
+  first = build(rows, block_length=12)
+  again = build(rows, folder="again", block_length=12)
+  assert again.fingerprint == first.fingerprint
+  # Ids survive a rebuild in another order.
+  turned = build(rows[::-1], folder="turned", block_length=12, shard_bytes=1)
+  assert contents(turned) == contents(first)
   # A block's id is the first 8 bytes of BLAKE2b of "name\0document\0ordinal".
   digest = hashlib.blake2b(b"corpus\0a\x000", digest_size=8).digest()
-  assert before.block_ids[0] == int.from_bytes(digest, "little") // 2
+  assert first.block_ids[0] == int.from_bytes(digest, "little") // 2
+  longer = build(rows, folder="longer", block_length=13)
+  rows[0]["text"] = rows[0]["text"].replace("by", "of")
+  changed = build(rows, folder="changed", block_length=12)
+  found = {c.fingerprint for c in (first, turned, longer, changed)}
+  assert len(found) == 4
 
 
-def test_the_fingerprint_is_of_the_contents(build):
-  text = "Ada was in. Velt was by."
-
-  def fingerprint(folder, text=text, block_length=16):
-    rows = [{"title": "Velt", "text": text}]
-    return build(rows, folder=folder, block_length=block_length).fingerprint
-
-  first = fingerprint("a")
-  assert fingerprint("b") == first
-  assert fingerprint("c", block_length=20) != first
-  assert fingerprint("d", text=text.replace("by", "of")) != first
-
-
-def test_documents_are_split_in_their_language(build, update):
-  rows = [
-    {"title": "一", "text": "北京很大。你好吗？"},
-    {
-      "id": "b",
-      "title": "Éa",
-      "text": "Los EE. UU. son. Sí.",
-      "language": "es",
-    },
+def test_documents_are_split_and_tagged_in_their_language(build, update):
+  # Each document, and so each shard, has a name once.
+  texts = [
+    "诗人沈青禾生于江边。你好吗？",
+    "读者喜欢沈青禾。",
+    "后来沈青禾搬家。",
   ]
-  corpus = build(rows, vocab="train:300", language="zh")
-  assert [len(corpus.block(row).sentences) for row in (0, 1)] == [2, 2]
+  rows = [{"title": "", "text": text} for text in texts]
+  spanish = {"title": "Éa", "text": "Los EE. UU. son. Sí.", "language": "es"}
+  corpus = build(
+    [*rows, {"id": "b", **spanish}],
+    vocab="train:300",
+    language="zh",
+    shard_bytes=1,
+  )
+  blocks = [*map(corpus.block, range(4))]
+  assert [len(block.sentences) for block in blocks] == [2, 1, 1, 2]
   assert corpus.language == "zh"
   assert corpus.vocabulary.cased
-  assert corpus.summary["languages"] == {"zh": 1, "es": 1}
+  assert corpus.summary["languages"] == {"zh": 3, "es": 1}
   assert corpus.summary["unknown_tokens"] == 0
+  # Phrases that recur are those of the whole corpus.
+  assert corpus.summary["tagger"] == "recurring"
+  assert len(corpus.shards) == 4
+  for block in blocks[:3]:
+    spans = block.salient_spans.tolist()
+    assert "沈青禾" in [text_of(block, *span) for span in spans]
   update([{"id": "b", "title": "二", "text": "大。小。"}])
   changed = Corpus.open(corpus.source)
   assert changed.language == "zh"
-  assert len(changed.block(1).sentences) == 2
+  assert len(changed.block(3).sentences) == 2
 
 
-def test_what_makes_a_stage_useless_is_said(tmp_path, vocab_file):
-  def warnings(rows, **arguments):
+def test_what_makes_a_stage_useless_is_said(tmp_path, vocab_file, monkeypatch):
+  def warnings(*rows):
     lines = write_lines(tmp_path / "rows.jsonl", rows)
+    target = tmp_path / "c"
     summary = build_corpus(
-      [str(lines)],
-      tmp_path / "c",
-      vocab=vocab_file,
-      overwrite=True,
-      **arguments,
+      [str(lines)], target, vocab=vocab_file, overwrite=True
     )
     return "\n".join(summary.warnings())
 
   good = {"title": "Velt", "text": "Ada Stone was in Velt. Velt was in 1987."}
-  assert warnings([good]) == ""
+  assert warnings(good) == ""
   thai = {"title": "Velt", "text": "ภาษาไทย เขียนติดกัน"}
-  told = warnings([good, thai])
+  told = warnings(good, thai)
   for part in ("1 in Thai", "[UNK]", "1.5 sentences"):
     assert part in told
-  assert "salient spans" in warnings([{**thai, "language": "th"}])
+  assert "salient spans" in warnings({**thai, "language": "th"})
+  # A segmenter that is missing is named, to who uses its tagger.
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  chinese = collections.Counter(["zh"])
+  for tagger, is_named in (("recurring", True), ("rules", False)):
+    summary = BuildSummary(languages=chinese, tagger=tagger)
+    assert ("jieba" in "".join(summary.warnings())) == is_named
 
 
-@pytest.mark.parametrize("is_missing", [True, False])
-def test_a_segmenter_that_is_missing_is_named(monkeypatch, is_missing):
-  monkeypatch.setattr(
-    importlib.util, "find_spec", lambda name: None if is_missing else name
-  )
-  summary = BuildSummary(
-    languages=collections.Counter(["zh"]), tagger="recurring"
-  )
-  said = [told for told in summary.warnings() if "jieba" in told]
-  assert len(said) == is_missing
-  # Nobody needs it for another tagger.
-  summary.tagger = "rules"
-  assert "jieba" not in "".join(summary.warnings())
-
-
-DOCUMENT_TEXT = st.lists(
-  st.sampled_from(
-    "the café velt ada. River! 1987 (x) é 北 \n\n ½ ﬁ 😀 st. U.S. … of".split(
-      " "
-    )
-  ),
-  min_size=1,
-  max_size=60,
-).map(" ".join)
+WORDS = (
+  "the café velt ada. River! 1987 (x) é 北 \n\n ½ ﬁ 😀 st. U.S. … of".split(" ")
+)
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=8)  # Of many documents each.
-@hypothesis.given(
-  st.lists(DOCUMENT_TEXT, min_size=1, max_size=15), st.integers(8, 40)
-)
-def test_blocks_are_the_text_cut(vocab_file, tmp_path_factory, texts, length):
-  folder = tmp_path_factory.mktemp("property")
-  # One document surely has words.
-  lines = write_lines(
-    folder / "rows.jsonl",
-    (
-      {"id": str(i), "title": "Velt", "text": text}
-      for i, text in enumerate([*texts, "Ada."])
-    ),
-  )
-  build_corpus(
-    [str(lines)],
-    folder / "corpus",
-    vocab=vocab_file,
-    block_length=length,
-    tagger=tag,
-    shard_bytes=300,
-  )
-  corpus = Corpus.open(folder / "corpus")
+@pytest.mark.parametrize("length", [8, 40])
+def test_blocks_are_the_text_cut(build, length):
+  rng = np.random.default_rng(length)
+  texts = [
+    " ".join(rng.choice(WORDS, size)) for size in rng.integers(1, 60, 30)
+  ]
+  rows = [
+    {"id": str(i), "title": "Velt", "text": text}
+    for i, text in enumerate(texts)
+  ]
+  corpus = build(rows, block_length=length, tagger=tag, shard_bytes=2000)
   assert corpus.lengths.max() <= length
-  found: dict[str, str] = {}
-  found_ids: dict[str, list[int]] = {}
-  for row in range(corpus.num_blocks):
-    body, ranges = corpus.block(row).body, corpus.block(row).byte_ranges
+  bodies, token_ids = (
+    collections.defaultdict(str),
+    collections.defaultdict(list),
+  )
+  for block in map(corpus.block, range(corpus.num_blocks)):
+    body, ranges, sentences = block.body, block.byte_ranges, block.sentences
     assert body == body.strip()
-    encoded = body.encode()
-    assert ranges.min() >= 0
-    assert ranges.max() <= len(encoded)
     # Every token's bytes are whole characters of the body.
+    assert ranges.min() >= 0
+    assert ranges.max() <= len(body.encode())
     for start, limit in ranges.tolist():
-      assert encoded[start:limit].decode()
-    sentences = corpus.block(row).sentences
+      assert body.encode()[start:limit].decode()
+    assert [*sentences[1:, 0], len(ranges)] == [*sentences[:, 1]]
     assert sentences[0, 0] == 0
-    assert sentences[-1, 1] == len(ranges)
-    np.testing.assert_array_equal(sentences[1:, 0], sentences[:-1, 1])
-    for start, limit in corpus.block(row).salient_spans:
+    for start, limit in block.salient_spans:
       assert any(s <= start < limit <= t for s, t in sentences)
-    name = corpus.block(row).document_id
-    assert corpus.block(row).ordinal == 0 or name in found
-    found[name] = found.get(name, "") + body
-    found_ids.setdefault(name, []).extend(corpus.block(row).body_token_ids)
-  tokens = corpus.vocabulary.tokenize_with_offsets(texts)
-  token_ids = np.split(tokens.token_ids, tokens.row_offsets[1:-1])
-  for i, (text, ids) in enumerate(zip(texts, token_ids, strict=True)):
+    bodies[block.document_id] += body
+    token_ids[block.document_id] += block.body_token_ids.tolist()
+  for i, text in enumerate(texts):
     # Cutting loses white space and nothing else.
-    assert "".join(found.get(str(i), "").split()) == "".join(text.split())
-    assert found_ids.get(str(i), []) == ids.tolist()
+    assert "".join(bodies[str(i)].split()) == "".join(text.split())
+    assert token_ids[str(i)] == corpus.vocabulary.encode(text)
 
 
-def test_an_existing_directory_is_not_lost(build, tmp_path, vocab_file):
+def test_an_existing_directory_is_not_lost(build, tmp_path):
   rows = [{"title": "Velt", "text": "Ada was in."}]
   before = build(rows)
   with pytest.raises(CorpusError, match=r"holds a corpus.*--overwrite"):
@@ -260,9 +205,8 @@ def test_an_existing_directory_is_not_lost(build, tmp_path, vocab_file):
   precious = tmp_path / "precious"
   precious.mkdir()
   (precious / "thesis.txt").touch()
-  lines = write_lines(tmp_path / "rows.jsonl", rows)
   with pytest.raises(CorpusError, match="is no corpus; name a new"):
-    build_corpus([str(lines)], precious, vocab=vocab_file, overwrite=True)
+    build(rows, folder="precious", overwrite=True)
   assert (precious / "thesis.txt").exists()
   with pytest.raises(TargetError, match="is a file"):
-    build_corpus([str(lines)], lines, vocab=vocab_file)
+    build(rows, folder="precious/thesis.txt")

@@ -1,6 +1,5 @@
 """Rows of TFDS data sets, which TFDS's own builders describe and write."""
 
-import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
@@ -11,7 +10,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.documents import RowReader
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
-from tests.corpus.updated import text_of
+from tests.corpus.conftest import text_of
 
 # TFDS asks protobuf what this version of it would rather be asked elsewhere.
 pytestmark = pytest.mark.filterwarnings(
@@ -21,20 +20,13 @@ pytestmark = pytest.mark.filterwarnings(
 _SPANS = "salient_span_wikipedia/documents"
 
 
-def _spans(*found: tuple[int, int, str]) -> dict[str, list]:
-  starts, limits, kinds = zip(*found, strict=True) if found else ((), (), ())
-  return {"start": starts, "limit": limits, "type": kinds}
-
-
-def _record(text: str, spans: dict, *sentences: tuple[int, int]) -> dict:
+def _record(text: str, sentences: list, spans: list = (), title="Velt") -> dict:
+  names = ("start", "limit", "type")
   return {
-    "title": "Velt",
+    "title": title,
     "text": text,
-    "spans": spans,
-    "sentences": {
-      "start": [start for start, _ in sentences],
-      "limit": [limit for _, limit in sentences],
-    },
+    "spans": [dict(zip(names, span, strict=True)) for span in spans],
+    "sentences": [dict(zip(names[:2], s, strict=True)) for s in sentences],
   }
 
 
@@ -44,46 +36,32 @@ FIRST = "The Café &amp; Ada Stone. was in 1987 by. Velt. "
 RECORDS = [
   _record(
     FIRST,
-    _spans((4, 9, "ORG"), (16, 25, "PER"), (34, 38, "DATE")),
-    (0, 26),
-    (27, 48),
+    [(0, 26), (27, 48)],
+    [(4, 9, "ORG"), (16, 25, "PER"), (34, 38, "DATE")],
   ),
-  _record("Ada.", _spans(), (0, 4)),
-  _record("Ada.", _spans((0, 3, "PER")), (0, 4)),
-  {**_record("Ada.", _spans(), (0, 4)), "title": "List of Velt"},
-  _record("Ada.", _spans(), (0, 4)),
+  _record("Ada.", [(0, 4)]),
+  _record("Ada.", [(0, 4)], [(0, 3, "PER")]),
+  _record("Ada.", [(0, 4)], title="List of Velt"),
+  _record("Ada.", [(0, 4)]),
 ]
 
 
-def _prepare(directory, shards: list[list[dict]]) -> None:
-  """Writes records as the builder's own data."""
+def _prepare(directory) -> None:
+  """Writes the records as the builder's own data."""
   builder = tfds.builder(_SPANS, data_dir=directory)
-  builder.data_path.mkdir(parents=True)
-  num_bytes, features = 0, builder.info.features
-  template = tfds.core.ShardedFileTemplate(
-    data_dir=builder.data_path,
-    dataset_name=builder.name,
-    split="train",
-    filetype_suffix="tfrecord",
+  tfds.dataset_builders.store_as_tfds_dataset(
+    builder.name,
+    config=builder.builder_config.name,
+    version=builder.version,
+    features=builder.info.features,
+    split_datasets={"train": [*enumerate(RECORDS)]},
+    data_dir=directory,
+    disable_shuffling=True,
   )
-  for index, records in enumerate(shards):
-    path = template.sharded_filepath(shard_index=index, num_shards=len(shards))
-    with tf.io.TFRecordWriter(str(path)) as writer:
-      for record in records:
-        encoded = features.serialize_example(features.encode_example(record))
-        writer.write(encoded)
-        num_bytes += len(encoded)
-  split = tfds.core.SplitInfo(
-    name="train",
-    shard_lengths=[*map(len, shards)],
-    num_bytes=num_bytes,
-    filename_template=template,
-  )
-  builder.info.set_splits(tfds.core.splits.SplitDict([split]))
-  builder.info.write_to_directory(builder.data_path)
 
 
 def _build(tmp_path, vocab_file, source, **arguments) -> Corpus:
+  seqio_rows._open.cache_clear()
   arguments = {"vocab": vocab_file, "name": "corpus"} | arguments
   build_corpus([source], tmp_path / "corpus", **arguments)
   return Corpus.open(tmp_path / "corpus")
@@ -95,8 +73,7 @@ def test_documents_of_salient_span_wikipedia_are_blocks(
   directory = tmp_path / "tfds"
   monkeypatch.setenv("TFDS_DATA_DIR", str(directory))
   monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(directory))
-  seqio_rows._open.cache_clear()
-  _prepare(directory, [RECORDS[:2], RECORDS[2:]])
+  _prepare(directory)
   corpus = _build(
     tmp_path,
     vocab_file,
@@ -106,23 +83,19 @@ def test_documents_of_salient_span_wikipedia_are_blocks(
     # The first block has 17 wordpieces, and a title.
     block_length=20,
   )
-  bodies = [corpus.block(row).body for row in range(corpus.num_blocks)]
-  assert bodies == [FIRST, "Ada.", "Ada.", "Ada."]
-  kinds = [corpus.span_kinds[k] for k in corpus.block(0).salient_span_kinds]
-  spans = [
-    text_of(corpus.block(0), start, limit)
-    for start, limit in corpus.block(0).salient_spans.tolist()
-  ]
-  assert (kinds, spans) == (
-    ["ORG", "PER", "DATE"],
-    ["Café", "Ada Stone", "1987"],
-  )
+  blocks = [*map(corpus.block, range(corpus.num_blocks))]
+  assert [block.body for block in blocks] == [FIRST, "Ada.", "Ada.", "Ada."]
+  kinds = [corpus.span_kinds[k] for k in blocks[0].salient_span_kinds]
+  spans = blocks[0].salient_spans.tolist()
+  assert [
+    (text_of(blocks[0], *span), kind)
+    for span, kind in zip(spans, kinds, strict=True)
+  ] == [("Café", "ORG"), ("Ada Stone", "PER"), ("1987", "DATE")]
   # Rows with the same contents have ids of their own.
-  names = [corpus.block(row).document_id for row in range(4)]
+  names = [block.document_id for block in blocks]
   assert names[2:] == [f"{names[1]}-1", f"{names[1]}-2"]
   assert len(set(corpus.block_ids.tolist())) == 4
   # No rule adds spans to those that were published.
-  blocks = map(corpus.block, range(4))
   assert [len(block.salient_spans) for block in blocks] == [3, 0, 1, 0]
   assert corpus.lengths.max() == 20
   assert corpus.summary["duplicate_blocks"] == 2
@@ -134,8 +107,6 @@ def test_documents_of_salient_span_wikipedia_are_blocks(
 
 
 def test_a_seqio_source(tmp_path, vocab_file):
-  seqio_rows._open.cache_clear()
-
   def read(split, shuffle_files, seed=None):
     del shuffle_files, seed
     rows = {"title": ["Velt", "Ada"], "text": [f"{split}.", "Stone."]}
@@ -156,12 +127,8 @@ def test_a_seqio_source(tmp_path, vocab_file):
       DocumentSource([f"seqio:{__name__}:none"], RowReader())
   finally:
     seqio.TaskRegistry.remove("texts_of_a_test")
-  assert [corpus.block(row).body for row in range(2)] == ["ada.", "Stone."]
-  assert [corpus.block(row).document_id for row in range(2)] == ["7", "8"]
-
-
-def test_a_record_without_text_is_named():
-  with pytest.raises(InputError, match="no 'text' among 'title'; want"):
-    RowReader().read({"title": b"Velt"})
-  with pytest.raises(InputError, match=r"'title' is not UTF-8 \(byte 2\)"):
-    RowReader().read({"title": b"V\xff", "text": np.bytes_(b"")})
+  blocks = map(corpus.block, range(2))
+  assert [(block.document_id, block.body) for block in blocks] == [
+    ("7", "ada."),
+    ("8", "Stone."),
+  ]

@@ -4,15 +4,9 @@ import itertools
 
 import hypothesis
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
-from realm_jax.corpus.splitting import (
-  Sentences,
-  align_sentences,
-  cut_overlong_sentences,
-  pack_sentences,
-)
+from realm_jax.corpus.splitting import align_sentences, pack_sentences
 
 
 @hypothesis.given(
@@ -27,16 +21,8 @@ def test_packing_fills_and_never_overflows(sizes, capacity):
     assert sum(block) + following[0] > capacity
 
 
-@pytest.mark.parametrize(
-  ("sentences", "tokens", "token_ranges", "byte_ranges"),
-  [
-    # "Aa bb. Cc." with tokens Aa, bb, ., Cc, .
-    (
-      [[0, 6], [7, 10]],
-      [[0, 2], [3, 5], [5, 6], [7, 9], [9, 10]],
-      [[0, 3], [3, 5]],
-      [[0, 6], [7, 10]],
-    ),
+def test_sentences_in_tokens():
+  for sentences, tokens, token_ranges, byte_ranges in (
     # Bytes 3…5 have no token; nor has the end, 9…10.
     (
       [[0, 2], [3, 5], [6, 8], [9, 10]],
@@ -51,29 +37,7 @@ def test_packing_fills_and_never_overflows(sizes, capacity):
       [[0, 3], [3, 4]],
       [[0, 9], [10, 12]],
     ),
-  ],
-)
-def test_sentences_in_tokens(sentences, tokens, token_ranges, byte_ranges):
-  aligned = align_sentences(np.array(sentences), np.array(tokens))
-  assert aligned.token_ranges.tolist() == token_ranges
-  assert aligned.byte_ranges.tolist() == byte_ranges
-
-
-def test_a_character_of_many_tokens_stays_whole():
-  # Bytes: a 0, … 1-3 (three tokens), b 4. No word starts within the dots.
-  def cut_dots(capacity):
-    pieces, _ = cut_overlong_sentences(
-      Sentences(np.array([[0, 5]]), np.array([[0, 5]]), np.zeros(1, int)),
-      np.array([[0, 1], [1, 4], [1, 4], [1, 4], [4, 5]]),
-      text="a…b".encode(),
-      capacity=capacity,
-      is_continuation=np.zeros(5, bool),
-    )
-    return pieces.token_ranges.tolist(), pieces.byte_ranges.tolist()
-
-  assert cut_dots(3) == ([[0, 1], [1, 4], [4, 5]], [[0, 1], [1, 4], [4, 5]])
-  # Too many for a block: both blocks show the character.
-  assert cut_dots(2) == (
-    [[0, 1], [1, 3], [3, 5]],
-    [[0, 1], [1, 4], [1, 5]],
-  )
+  ):
+    aligned = align_sentences(np.array(sentences), np.array(tokens))
+    assert aligned.token_ranges.tolist() == token_ranges
+    assert aligned.byte_ranges.tolist() == byte_ranges

@@ -12,8 +12,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.storage.paths import upload_directory
 from realm_jax.text.salient_spans import tag
-from tests.corpus.conftest import write_lines
-from tests.corpus.updated import contents
+from tests.corpus.conftest import contents, write_lines
 
 # Ids in PIECES of conftest.py.
 PAD, CLS, SEP = 0, 2, 3
@@ -70,26 +69,21 @@ def test_the_first_block_by_hand(corpus):
   assert corpus.lengths[0] == 13
 
 
-def test_contents_are_hashed_as_released(corpus):
-  # `printf 'Ada Stone <sep> Stone was the river.' | sha1sum`
-  first_64_bits = bytes.fromhex("a5e17c694177306f")
-  assert corpus.content_hashes.dtype == np.int64
-  assert corpus.content_hashes[2] == int.from_bytes(
-    first_64_bits, "big", signed=True
-  )
-  assert len(set(corpus.content_hashes.tolist())) == 4
-
-
-def test_rows_of_ids(corpus):
+def test_ids_and_hashes(corpus):
   assert (corpus.num_blocks, corpus.version) == (4, 1)
   names = ["velt:0", "velt:1", "ada:0", "é:0"]
   assert [corpus.block(row).name for row in range(4)] == names
   ids = corpus.block_ids
-  asked = np.array([[ids[2], ids[0]], [12345, ids[3]]])
-  rows = corpus.rows_of(asked)
+  rows = corpus.rows_of(np.array([[ids[2], ids[0]], [12345, ids[3]]]))
   assert rows.dtype == np.int32
   assert rows.tolist() == [[2, 0], [NULL_ROW, 3]]
   assert corpus.rows_of(np.zeros((0,), np.int64)).shape == (0,)
+  # Contents are hashed as released:
+  # `printf 'Ada Stone <sep> Stone was the river.' | sha1sum`
+  first = int.from_bytes(bytes.fromhex("a5e17c694177306f"), "big", signed=True)
+  assert corpus.content_hashes.dtype == np.int64
+  assert corpus.content_hashes[2] == first
+  assert len(set(corpus.content_hashes.tolist())) == 4
 
 
 def test_gather_is_each_block_joined(corpus):
@@ -98,11 +92,9 @@ def test_gather_is_each_block_joined(corpus):
   def joined(row, length):
     title, body = [], []
     if row != NULL_ROW:
-      split = corpus.block(row).title_length
-      title = corpus.block(row).token_ids[:split].tolist()[: length - 3]
-      body = corpus.block(row).body_token_ids.tolist()[
-        : length - 3 - len(title)
-      ]
+      block = corpus.block(row)
+      title = block.token_ids[: block.title_length].tolist()[: length - 3]
+      body = block.body_token_ids.tolist()[: length - 3 - len(title)]
     tokens = [CLS, *title, SEP, *body, SEP]
     return tokens + [PAD] * (length - len(tokens))
 
@@ -118,14 +110,11 @@ def test_gather_is_each_block_joined(corpus):
 
 
 def test_rows_that_are_not_there(corpus):
-  with pytest.raises(IndexError, match="row 4 is not in this corpus of 4"):
-    corpus.block(4)
-  with pytest.raises(IndexError, match="row -1 is not"):
-    corpus.block(-1)
-  with pytest.raises(IndexError, match="rows -2…1 are not"):
-    corpus.gather(np.array([1, -2]), 8)
-  with pytest.raises(IndexError, match="rows 0…4 are not"):
-    corpus.body_tokens_flat(np.array([0, 4]))
+  for row in (4, -1):
+    with pytest.raises(IndexError, match=f"row {row} is not in this corpus of"):
+      corpus.block(row)
+  with pytest.raises(IndexError, match="rows -2…4 are not"):
+    corpus.gather(np.array([4, -2]), 8)
 
 
 @pytest.fixture
@@ -136,12 +125,14 @@ def copied_corpus(corpus, tmp_path):
 def test_a_damaged_manifest(copied_corpus):
   path = copied_corpus / "corpus.json"
   text = path.read_text()
-  path.write_text(text[:50])
-  with pytest.raises(CorpusError, match=r"corpus\.json is damaged"):
-    Corpus.open(copied_corpus)
-  path.write_text(json.dumps(json.loads(text) | {"format_version": 99}))
-  with pytest.raises(CorpusError, match=r"version 99, .* again"):
-    Corpus.open(copied_corpus)
+  newer = json.dumps(json.loads(text) | {"format_version": 99})
+  for written, message in (
+    (text[:50], r"corpus\.json is damaged"),
+    (newer, r"version 99, .* again"),
+  ):
+    path.write_text(written)
+    with pytest.raises(CorpusError, match=message):
+      Corpus.open(copied_corpus)
 
 
 def test_another_vocabulary_in_its_place(copied_corpus):
@@ -175,9 +166,8 @@ def test_damage_is_found_before_it_is_read(copied_corpus):
 
 
 @pytest.fixture
-def far(object_store, built, tmp_path, monkeypatch) -> epath.Path:
+def far(object_store, built, tmp_path) -> epath.Path:
   """The corpus `built` in a folder of the store."""
-  monkeypatch.setenv("REALM_JAX_CACHE_DIR", str(tmp_path / "cache_of_host"))
   folder = epath.Path(object_store.path(f"staging/{tmp_path.name}"))
   upload_directory(built, folder, last="corpus.json")
   return folder

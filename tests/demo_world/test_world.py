@@ -1,6 +1,7 @@
 """What makes the world worth learning from, and not solved without."""
 
 import collections
+import dataclasses
 import itertools
 import json
 import re
@@ -9,8 +10,12 @@ import numpy as np
 import pytest
 
 from realm_jax.demo_world import edits, names, relations
+from realm_jax.demo_world import second_language as second_lib
 from realm_jax.demo_world import world as world_lib
 
+_SMALL = world_lib.WorldConfig(
+  seed=3, num_people=80, num_cities=80, num_companies=30
+)
 # Words that say nothing about which relation is meant.
 _FUNCTION_WORDS = set(
   "a an and are as at be been by did do does for from had has have how in "
@@ -38,6 +43,18 @@ def _read_lines(path):
 
 
 @pytest.fixture(scope="module")
+def demo_world():
+  """The world that the demo trains on; a second to make."""
+  return world_lib.generate()
+
+
+@pytest.fixture(scope="module")
+def small_world():
+  """A world of some 600 documents, a fifth of the demo's."""
+  return world_lib.generate(_SMALL)
+
+
+@pytest.fixture(scope="module")
 def texts(demo_world):
   return [d.text(demo_world.facts) for d in demo_world.documents]
 
@@ -52,29 +69,17 @@ def stated(demo_world):
   return stated
 
 
-@pytest.fixture(scope="module")
-def sentences(demo_world, stated):
-  """The text of each sentence."""
-  return {
-    demo_world.facts[fact].word(sentence.template)
-    for fact, group in stated.items()
-    for sentence in group
-  }
-
-
-@pytest.mark.parametrize("relation", relations.RELATIONS, ids=lambda r: r.name)
-def test_phrasings_and_questions_have_no_content_word_in_common(relation):
-  assert len(relation.phrasings) >= 3
-  assert len(set(relation.questions)) >= 3
-  assert all(_content([question]) for question in relation.questions)
-  groups = [_content((*p.wordings, p.unseen)) for p in relation.phrasings]
-  assert all(groups)
-  groups.append(_content(relation.questions))
-  for one, other in itertools.combinations(groups, 2):
-    assert not one & other
-
-
-def test_questions_have_words_of_their_own_and_statements_have_not():
+def test_phrasings_and_questions_have_no_content_word_in_common():
+  for relation in relations.RELATIONS:
+    assert len(relation.phrasings) >= 3
+    assert len(set(relation.questions)) >= 3
+    assert all(_content([question]) for question in relation.questions)
+    groups = [_content((*p.wordings, p.unseen)) for p in relation.phrasings]
+    assert all(groups)
+    groups.append(_content(relation.questions))
+    for one, other in itertools.combinations(groups, 2):
+      assert not one & other
+  # Questions have words of their own, and statements have not.
   phrasings = [p for r in relations.RELATIONS for p in r.phrasings]
   seen = [wording for p in phrasings for wording in p.wordings]
   unseen = [p.unseen for p in phrasings]
@@ -85,24 +90,12 @@ def test_questions_have_words_of_their_own_and_statements_have_not():
 
 
 def test_a_seed_makes_one_world_and_another_seed_another(small_world):
-  sizes = {"num_people": 80, "num_cities": 80, "num_companies": 30}
   same, other = (
-    world_lib.generate(world_lib.WorldConfig(seed=seed, **sizes))
+    world_lib.generate(dataclasses.replace(_SMALL, seed=seed))
     for seed in (3, 4)
   )
   assert same == small_world
   assert other != small_world
-
-
-def test_names_are_unique_letters_and_foreign_to_the_wordings(demo_world):
-  found = [entity.name for entity in demo_world.entities]
-  assert len({name.lower() for name in found}) == len(found)
-  for word in " ".join(found).split():
-    assert word.isalpha()
-    assert word.isascii()
-    assert word == word.capitalize()
-  templates = [t for r in relations.RELATIONS for t in r.templates]
-  assert not _words(" ".join(found)) & _words(" ".join(templates))
 
 
 def test_every_word_occurs_often_enough_to_be_one_wordpiece(demo_world, texts):
@@ -175,8 +168,13 @@ def test_the_fact_answers_the_question_and_nothing_else_does(demo_world):
 
 
 def test_a_masked_statement_says_what_is_asked_in_an_unseen_wording(
-  demo_world, stated, sentences
+  demo_world, stated
 ):
+  sentences = {
+    demo_world.facts[fact].word(sentence.template)
+    for fact, group in stated.items()
+    for sentence in group
+  }
   for split in ("validation", "test"):
     statements = demo_world.statements[split]
     asked = {question.fact for question in demo_world.questions[split]}
@@ -223,37 +221,10 @@ def test_the_tagger_finds_all_names_with_their_kinds_and_all_numbers(
     assert set(names.tag(text, document.title)) == wanted
 
 
-def test_the_files_hold_the_world(small_world, tmp_path):
-  world_lib.write_world(tmp_path / "world", world=small_world)
-  documents = _read_lines(tmp_path / "world" / "articles.jsonl")
-  assert [d["id"] for d in documents] == [d.id for d in small_world.documents]
-  text_of = {d["id"]: d["text"] for d in documents}
-  assert len(text_of) == len(documents)
-  for name in ("questions", "statements"):
-    for split, questions in getattr(small_world, name).items():
-      records = _read_lines(tmp_path / "world" / f"{name}-{split}.jsonl")
-      assert [r["id"] for r in records] == [q.id for q in questions]
-      for record in records:
-        (answer,) = record["answer"]
-        assert _mentions(record["question"], record["subject"])
-        assert record["relation"] in relations.BY_NAME
-        for gold in record["gold_ids"]:
-          assert _mentions(text_of[gold], record["subject"])
-          assert _mentions(text_of[gold], answer)
-
-
-def test_sizes_that_make_no_world_are_refused():
-  with pytest.raises(ValueError, match="2 of kind company; every kind needs"):
-    world_lib.WorldConfig(num_companies=2)
-
-
 def test_edited_facts_exchange_their_values(demo_world):
   edited = edits.edit_facts(demo_world, count=20, seed=1)
-  facts = [
-    (old, new)
-    for old, new in zip(demo_world.facts, edited.facts, strict=True)
-    if old != new
-  ]
+  pairs = zip(demo_world.facts, edited.facts, strict=True)
+  facts = [(old, new) for old, new in pairs if old != new]
   assert len(facts) == 20
   for old, new in facts:
     assert (old.relation, old.subject) == (new.relation, new.subject)
@@ -265,38 +236,115 @@ def test_edited_facts_exchange_their_values(demo_world):
   assert edited.documents == demo_world.documents
   # Only answers to edited facts change.
   assert edited.questions["train"] == demo_world.questions["train"]
-  pairs = zip(
-    demo_world.questions["test"], edited.questions["test"], strict=True
-  )
-  changed = [(old, new) for old, new in pairs if old != new]
+  tests = (world.questions["test"] for world in (demo_world, edited))
+  changed = [(old, new) for old, new in zip(*tests, strict=True) if old != new]
   assert {(new.subject, new.answer) for _, new in changed} == {
     (new.subject, new.value) for _, new in facts
   }
   for old, new in changed:
     assert (old.id, old.text, old.fact) == (new.id, new.text, new.fact)
-  with pytest.raises(ValueError, match="count=3 is odd"):
-    edits.edit_facts(demo_world, count=3, seed=0)
+  with pytest.raises(ValueError, match="2 of kind company; every kind needs"):
+    world_lib.WorldConfig(num_companies=2)
 
 
-def test_the_files_of_an_edited_world_hold_old_and_new_answers(
-  small_world, tmp_path
-):
+def _require_gold_articles(folder, records):
+  """The articles say what the records name as their sources."""
+  articles = _read_lines(folder / "articles.jsonl")
+  text_of = {article["id"]: article["text"] for article in articles}
+  assert len(text_of) == len(articles)
+  for record in records:
+    (answer,) = record["answer"]
+    assert _mentions(record["question"], record["subject"])
+    assert record["relation"] in relations.BY_NAME
+    for gold in record["gold_ids"]:
+      assert _mentions(text_of[gold], record["subject"])
+      assert _mentions(text_of[gold], answer)
+
+
+def test_the_files_hold_the_world_and_an_edited_one(small_world, tmp_path):
+  world_lib.write_world(tmp_path / "world", world=small_world)
+  for name in ("questions", "statements"):
+    for split, questions in getattr(small_world, name).items():
+      records = _read_lines(tmp_path / "world" / f"{name}-{split}.jsonl")
+      assert [r["id"] for r in records] == [q.id for q in questions]
+      _require_gold_articles(tmp_path / "world", records)
+
   after = edits.edit_facts(small_world, count=4, seed=1)
   edits.write_edited(tmp_path, before=small_world, after=after)
-  questions, articles = (
-    _read_lines(tmp_path / name)
-    for name in ("questions-edited.jsonl", "articles.jsonl")
-  )
+  records = _read_lines(tmp_path / "questions-edited.jsonl")
+  assert len(records) == 4
+  _require_gold_articles(tmp_path, records)
   old_answers = {q.id: q.answer for q in small_world.questions["test"]}
   assert [
-    (q["id"], q["question"], q["answer"], q["old_answer"]) for q in questions
+    (r["id"], r["question"], r["answer"], r["old_answer"]) for r in records
   ] == [
     (q.id, q.text, [q.answer], [old_answers[q.id]])
     for q in after.questions["test"]
     if q.answer != old_answers[q.id]
   ]
-  assert len(questions) == 4
-  text_of = {article["id"]: article["text"] for article in articles}
-  for question in questions:
-    for gold in question["gold_ids"]:
-      assert _mentions(text_of[gold], question["answer"][0])
+
+
+# --- A second language ---------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def second(request, small_world):
+  """What is written in an invented language, and in a transliterated one."""
+  config = second_lib.SecondLanguageConfig(request.param, 0.3)
+  return second_lib.write_in_second_language(small_world, config, seed=3)
+
+
+def test_the_languages_share_names_and_numbers_alone(small_world, second):
+  first, shared = (
+    _words(" ".join(document.text(small_world.facts) for document in documents))
+    for documents in (small_world.documents, second.documents)
+  )
+  shared &= first
+  names_and_numbers = (f"{f.subject} {f.value}" for f in small_world.facts)
+  known = {*" ".join(names_and_numbers).lower().split()}
+  assert shared <= known
+  assert len(shared) > len(known) / 2
+
+
+def test_words_are_replaced_one_by_one_and_the_invented_order_is_reversed():
+  generator = np.random.default_rng(0)
+  for is_transliterated, step in ((False, -1), (True, 1)):
+    translate = second_lib.translator(is_transliterated, generator)
+    first, second = (
+      translate(template).removesuffix(".").split()[::step]
+      for template in ("{s} lives in {o}.", "In {o} lives {s}.")
+    )
+    subject, lives, inside, value = first
+    assert (subject, value) == ("{s}", "{o}")
+    wanted = [inside.lower(), value, lives.lower(), subject]
+    assert [word.lower() for word in second] == wanted
+
+
+def test_a_statement_asks_for_what_is_stated_where_its_file_says(
+  small_world, second
+):
+  assert len(second.documents) == round(0.3 * len(small_world.documents))
+  sentences = [s for document in second.documents for s in document.sentences]
+  stated = {sentence.fact for sentence in sentences}
+  templates = {sentence.template for sentence in sentences}
+  asked = [*second.statements["first"], *second.statements["both"]]
+  of_first = {s.fact for s in small_world.statements["test"]}
+  assert {s.fact for s in asked} == of_first
+  for stated_in, statements in second.statements.items():
+    assert statements
+    for statement in statements:
+      assert (statement.fact in stated) == (stated_in == "both")
+      assert statement.answer == small_world.facts[statement.fact].value
+      template = statement.text.replace("[MASK]", "{o}")
+      assert template.replace(statement.subject, "{s}") not in templates
+
+
+def test_the_tagger_finds_the_names_of_the_second_language(small_world, second):
+  for document in second.documents[:100]:
+    said = document.text(small_world.facts).encode()
+    found = {
+      said[start:limit].decode()
+      for start, limit, _ in names.tag(said.decode(), "")
+    }
+    facts = [small_world.facts[s.fact] for s in document.sentences]
+    assert found == {name for f in facts for name in (f.subject, f.value)}

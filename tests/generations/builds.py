@@ -1,6 +1,5 @@
 """Checkpoints of a tiny retriever, and generations that are built of them."""
 
-import dataclasses
 import functools
 import threading
 
@@ -24,15 +23,6 @@ _BERT = BertConfig(
   max_positions=64,
 )
 RETRIEVER = Retriever(_BERT, projection_size=8, shared_towers=False)
-# As many as the corpus of these tests has blocks.
-_ROWS_AT_ONCE = 150
-_SETTINGS = {
-  "tokens_per_batch": 2048,
-  "num_lengths": 2,
-  "query_length": 16,
-  "recall_queries": 32,
-  "recall_at": (8, 1000),
-}
 
 
 def retriever(corpus):
@@ -57,29 +47,22 @@ def params_of(corpus, step):
   )
 
 
-@functools.cache
-def _applied(retriever, method):
-  return jax.jit(functools.partial(retriever.apply, method=method))
-
-
 def embed(corpus, params, token_ids, method):
   """What the towers make of tokens, without any builder."""
-  # One shape is compiled, however many rows there are.
-  rows = np.zeros((_ROWS_AT_ONCE, token_ids.shape[1]), np.int32)
-  rows[: len(token_ids)] = token_ids
-  apply = _applied(retriever(corpus), method)
-  return np.asarray(apply({"params": params}, rows))[: len(token_ids)]
+  apply = functools.partial(retriever(corpus).apply, method=method)
+  return np.asarray(jax.jit(apply)({"params": params}, token_ids))
 
 
-def save(model_dir, corpus, *steps, generation=-1, keep=100):
+def save(model_dir, corpus, *steps, keep=100, **loop):
   """Writes checkpoints as a trainer does."""
   store = CheckpointStore(model_dir, keep=keep)
+  values = {"generation": -1, "seed": 0, **loop}
   for step in steps:
     store.save(
       step,
       {
         "retriever": params_of(corpus, step),
-        "loop": {"generation": np.int64(generation), "seed": np.int64(0)},
+        "loop": {name: np.int64(value) for name, value in values.items()},
       },
     )
   store.close()
@@ -87,23 +70,27 @@ def save(model_dir, corpus, *steps, generation=-1, keep=100):
 
 def generation_config(**settings):
   """Settings of generations of the tiny retriever."""
-  defaults = {"retriever": RETRIEVER, "index": ExactConfig(), **_SETTINGS}
+  defaults = {
+    "retriever": RETRIEVER,
+    "index": ExactConfig(),
+    "tokens_per_batch": 2048,
+    "num_lengths": 2,
+    "query_length": 16,
+    "recall_queries": 32,
+    "recall_at": (8, 1000),
+  }
   return GenerationConfig(**(defaults | settings))
 
 
-_OF_GENERATION = {field.name for field in dataclasses.fields(GenerationConfig)}
-
-
-def build(model_dir, corpus, *, generations_dir=None, stop=None, **settings):
-  """What `realm_jax.build_index --once` does, unless told otherwise."""
-  own = {k: v for k, v in settings.items() if k in _OF_GENERATION}
-  others = {k: v for k, v in settings.items() if k not in _OF_GENERATION}
+def build(model_dir, corpus, *, checkpoint_step=None, stop=None, **settings):
+  """What `realm_jax.build_index --once` does."""
   return build_index(
     model_dir=model_dir,
     corpus_dir=corpus.source,
-    generation=generation_config(**own),
-    generations_dir=generations_dir,
-    sidecar=SidecarConfig(**{"once": True, "poll_seconds": 0.02} | others),
+    generations_dir=settings.pop("generations_dir", None),
+    generation=generation_config(**settings),
+    sidecar=SidecarConfig(checkpoint_step=checkpoint_step, poll_seconds=0.02),
+    once=True,
     stop=stop,
   )
 

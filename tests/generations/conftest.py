@@ -1,5 +1,6 @@
 """A small corpus, and generations of it, for the tests of this folder."""
 
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -10,14 +11,8 @@ import numpy as np
 import pytest
 from etils import epath
 
+from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.corpus.writing import (
-  Blocks,
-  finish,
-  new_corpus,
-  ragged,
-  write_shards,
-)
 from realm_jax.generations.manifest import Manifest
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import (
@@ -30,58 +25,26 @@ from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import BuildOptions, IndexConfig
 
 DIM = 8
-PIECES = (
-  *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
-  *(f"w{i}" for i in range(59)),
-)
+_WORDS = [f"w{i}" for i in range(10, 56)]
+_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"tw0123456789")
 
 
 def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
-  """Blocks of 4 to 40 random words in sentences of 4, one a document."""
+  """Blocks of 1 to 8 sentences of random words, one a document `d<row>`."""
   rng = np.random.default_rng(seed)
-  words = [
-    rng.integers(5, len(PIECES), rng.integers(4, 41)) for _ in range(num_blocks)
-  ]
-  rows = range(num_blocks)
-  shards = [_blocks(rows[i : i + 100], words) for i in rows[::100]]
-  with new_corpus(directory) as staging:
-    written = write_shards(
-      staging, shards, vocab_size=len(PIECES), shard_bytes=1
-    )
-    finish(
-      staging,
-      name=directory.name,
-      pieces=PIECES,
-      block_length=64,
-      summary={},
-      shards=written,
-    )
+  rows = []
+  for row in range(num_blocks):
+    words = rng.choice(_WORDS, (rng.integers(1, 9), 4)).tolist()
+    text = "\n".join(" ".join(sentence) + "." for sentence in words)
+    rows.append({"id": f"d{row}", "title": "t", "text": text})
+  directory.parent.mkdir(exist_ok=True)
+  text, vocab = (directory.with_name(f"{directory.name}-{n}") for n in "tv")
+  text.write_text("\n".join(map(json.dumps, rows)))
+  vocab.write_text("\n".join([*_PIECES, *_WORDS]))
+  build_corpus(
+    [str(text)], directory, vocab=str(vocab), block_length=64, tagger=None
+  )
   return Corpus.open(directory)
-
-
-def _blocks(rows: range, words: list[np.ndarray]) -> Blocks:
-  lengths = [len(words[row]) for row in rows]
-  starts = [np.arange(0, length, 4) for length in lengths]
-  sentences = [
-    np.stack([start, np.minimum(start + 4, length)], axis=1)
-    for start, length in zip(starts, lengths, strict=True)
-  ]
-  return {
-    "block_ids": np.array(rows),
-    "content_hashes": -np.array(rows),
-    "title_lengths": np.full(len(rows), 2),
-    "salient_span_kinds": np.zeros(0, int),
-    "document_starts": np.arange(len(rows) + 1),
-    "document_hashes": np.array(rows),
-    **ragged("token_ids", [np.append([5, 6], words[row]) for row in rows]),
-    **ragged("byte_ranges", [np.zeros((size, 2), int) for size in lengths]),
-    **ragged("sentences", sentences),
-    **ragged("salient_spans", [np.zeros((0, 2), int)] * len(rows)),
-    **ragged("bodies", [b"words"] * len(rows)),
-    **ragged("titles", [b"t"] * len(rows)),
-    **ragged("document_ids", [f"d{row}".encode() for row in rows]),
-    **ragged("urls", [b""] * len(rows)),
-  }
 
 
 def random_vectors(num_blocks: int, step: int) -> np.ndarray:

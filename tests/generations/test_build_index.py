@@ -2,15 +2,27 @@
 
 import json
 import shutil
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
-from benchmarks.fixed_tree import fixed_tree
+from benchmarks.runs.jobs import (
+  Job,
+  JobError,
+  Macro,
+  as_gin,
+  free_port,
+  wait_until,
+)
+from realm_jax.corpus.documents import block_id
+from realm_jax.corpus.update import update_corpus
 from realm_jax.generations.build import Builder, build_generation
-from realm_jax.generations.loading import load_newest
-from realm_jax.generations.store import MANIFEST, GenerationStore
+from realm_jax.generations.loading import load_generation, load_newest
+from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import Draft
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
@@ -22,6 +34,7 @@ from tests.generations.builds import (
   params_of,
   save,
 )
+from tests.generations.conftest import make_corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -47,22 +60,6 @@ def test_one_generation_holds_the_vectors_of_its_checkpoint(tmp_path, corpus):
   assert generation.manifest.recall == {"8": 1.0}
 
 
-def test_the_same_checkpoint_makes_the_same_bytes(tmp_path, corpus):
-  save(tmp_path, corpus, 500)
-  files = []
-  for name in ("a", "b"):
-    build(
-      tmp_path,
-      corpus,
-      # What is left open would be chosen by times.
-      index=fixed_tree(8, num_leaves_searched=4, num_reordered=50),
-      generations_dir=tmp_path / name,
-    )
-    path = tmp_path / name / "00000500" / MANIFEST
-    files.append(json.loads(path.read_text())["files"])
-  assert files[0] == files[1]
-
-
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
   tmp_path, corpus
 ):
@@ -85,22 +82,13 @@ def test_another_builder_is_refused(tmp_path, corpus, generations_dir):
   assert build(tmp_path, corpus) == [500]
 
 
-def test_a_builder_whose_place_was_taken_publishes_nothing(
-  tmp_path, corpus, monkeypatch
-):
-  save(tmp_path, corpus, 500)
+def test_a_builder_whose_place_was_taken_publishes_nothing(tmp_path, corpus):
   store = GenerationStore(tmp_path / "generations")
-  checks, embed_all = [], Draft.add
-
-  def add_and_lose_place(*arguments, **named):
-    embed_all(*arguments, **named)
-    checks.append("taken")
 
   def check():
-    if checks:
+    if list(store.path(500).glob("*/embeddings-*.json")):
       raise SoleProcessError("another builder now")
 
-  monkeypatch.setattr(Draft, "add", add_and_lose_place)
   with pytest.raises(SoleProcessError):
     build_generation(
       Builder(generation_config(), corpus),
@@ -113,6 +101,52 @@ def test_a_builder_whose_place_was_taken_publishes_nothing(
   assert store.steps() == []
 
 
+def _update(corpus, changes):
+  """A new version of a corpus, by JSON Lines beside it."""
+  path = Path(corpus.source).with_name("changes.jsonl")
+  path.write_text("".join(json.dumps(change) + "\n" for change in changes))
+  update_corpus([str(path)], corpus.source, tagger=None)
+
+
+def test_a_partial_refresh_embeds_what_is_new_in_a_version(tmp_path):
+  corpus = make_corpus(tmp_path / "small", num_blocks=40)
+  settings = {"refresh_fraction": 0.4}
+  save(tmp_path, corpus, 0, 500)
+  build(tmp_path, corpus, checkpoint_step=0, **settings)
+  added = {"id": "new", "title": "w11", "text": "w50 w51."}
+  _update(corpus, [{"id": "d7", "remove": True}, added])
+  newest = corpus.newest()
+  row = newest.rows_of(np.array([block_id(newest.name, "new", 0)]))
+
+  def built(step):
+    assert build(tmp_path, corpus, **settings) == [step]
+    generation = load_generation(tmp_path / "generations", step, corpus=corpus)
+    steps = generation.embeddings.steps(np.arange(newest.num_blocks))
+    return generation, steps
+
+  generation, steps = built(500)
+  partial = generation.manifest.partial
+  assert (partial["base"], partial["new_blocks"]) == (0, 1)
+  assert steps[row] == [500]
+  assert 10 < np.sum(steps == 0) < 30
+  for step in (0, 500):
+    old = steps == step
+    tokens = newest.gather(np.flatnonzero(old), 64)
+    np.testing.assert_allclose(
+      generation.vectors(np.flatnonzero(old)),
+      embed(corpus, params_of(corpus, step), tokens, "embed_blocks"),
+      atol=1e-5,
+    )
+  # Of the same checkpoint, what is new alone is embedded.
+  _update(corpus, [{"id": "more", "title": "w11", "text": "w52 w53."}])
+  newest = corpus.newest()
+  generation, later = built(500)
+  partial = generation.manifest.partial
+  assert (partial["base"], partial["embedded_blocks"]) == (500, 1)
+  assert np.sum(later == 0) == np.sum(steps == 0)
+  assert build(tmp_path, corpus, **settings) == []
+
+
 def test_queries_are_sentences_of_the_corpus(corpus):
   builder = Builder(
     generation_config(query_length=6, recall_queries=40), corpus
@@ -121,11 +155,117 @@ def test_queries_are_sentences_of_the_corpus(corpus):
   queries = np.concatenate([half.token_ids for half in halves])
   assert queries.shape == (40, 6)
   sentences = {
-    tuple(corpus.block(row).body_token_ids[start:limit].tolist())
-    for row in range(corpus.num_blocks)
-    for start, limit in corpus.block(row).sentences
+    tuple(block.body_token_ids[start:limit].tolist()[:4])
+    for block in map(corpus.block, range(corpus.num_blocks))
+    for start, limit in block.sentences
   }
-  for query in queries.tolist():
-    end = query.index(3)
-    assert query[0] == 2 and not any(query[end + 1 :])
-    assert tuple(query[1:end]) in sentences
+  for cls, *words, sep in queries.tolist():
+    assert (cls, sep) == (2, 3) and tuple(words) in sentences
+
+
+def test_a_builder_goes_on_with_shards_of_one_that_was_killed(
+  object_store, corpus, tmp_path, monkeypatch
+):
+  generations_dir = object_store.path(f"{tmp_path.name}/generations")
+  save(tmp_path, corpus, 500)
+  settings = {"shard_blocks": 10, "generations_dir": generations_dir}
+  add, added = Draft.add, []
+
+  def add_and_note(draft, shard, *arguments, **named):
+    if len(added) == 6:
+      raise KeyboardInterrupt
+    added.append(shard)
+    add(draft, shard, *arguments, **named)
+
+  monkeypatch.setattr(Draft, "add", add_and_note)
+  with pytest.raises(KeyboardInterrupt):
+    build(tmp_path, corpus, **settings)
+  (folder,) = epath.Path(generations_dir).glob("00000500/*")
+  added.clear()
+  added += [-1] * 7
+  assert build(tmp_path, corpus, **settings) == [500]
+  assert added[7:] == list(range(6, 15))
+  store = GenerationStore(generations_dir)
+  # A builder that wakes after another took its place writes elsewhere.
+  assert store.manifest(500).folder != folder.name
+  alone = settings | {"generations_dir": tmp_path / "alone"}
+  assert build(tmp_path, corpus, **alone) == [500]
+  single = GenerationStore(tmp_path / "alone").manifest(500)
+  assert single.files == store.manifest(500).files
+  assert load_newest(generations_dir, corpus=corpus).step == 500
+
+
+_FILES = ["gin/models/tiny.gin", "gin/runs/build_index.gin"]
+
+
+def test_processes_share_a_generation_are_killed_and_stop_together(
+  tmp_path, corpus, command_environment, quick_jobs
+):
+  save(tmp_path, corpus, 0)
+  store = GenerationStore(tmp_path / "generations")
+
+  given = {
+    "MODEL_DIR": str(tmp_path),
+    "CORPUS_DIR": str(corpus.source),
+    "TOKENS_PER_BATCH": 4096,
+    "SHARD_BLOCKS": 3,
+    "INDEX": Macro("EXACT"),
+    # The retriever of the checkpoints that `builds` saves.
+    "bert.BertConfig.hidden_size": 16,
+    "bert.BertConfig.num_layers": 1,
+    "bert.BertConfig.intermediate_size": 32,
+    "bert.BertConfig.max_positions": 64,
+    "retriever.Retriever.projection_size": 8,
+    "retriever.Retriever.shared_towers": False,
+  }
+
+  def group():
+    command = [
+      *(sys.executable, "-m", "realm_jax.build_index"),
+      *(f"--gin_file={file}" for file in _FILES),
+      *(f"--gin.{name}={as_gin(value)}" for name, value in given.items()),
+      f"--coordinator_address=localhost:{free_port()}",
+      "--num_processes=2",
+      "--heartbeat_timeout_seconds=10",
+    ]
+    return [
+      Job(
+        f"builder {index}",
+        [*command, f"--process_id={index}"],
+        log=tmp_path / f"{index}.log",
+        environment=command_environment,
+      )
+      for index in range(2)
+    ]
+
+  def shards():
+    records = store.path(0).glob("*/embeddings-*.json")
+    return [int(path.name.split("-")[1]) for path in records]
+
+  first, second = group(), group()
+  try:
+    for process in first:
+      process.start()
+    wait_until(
+      lambda: any(shard % 2 for shard in shards()),
+      what="shards of both processes",
+      jobs=tuple(first),
+    )
+    first[1].kill()
+    with pytest.raises(JobError):
+      wait_until(first[0].ended, what="end of the other process", jobs=())
+    assert store.steps() == []
+    for process in second:
+      process.start()
+    wait_until(
+      lambda: "waiting for the next" in second[0].last_output(),
+      what="builder that waits",
+      jobs=tuple(second),
+    )
+    assert second[1].terminate() == 0
+    wait_until(second[0].ended, what="end of the group", jobs=())
+  finally:
+    for process in (*first, *second):
+      process.kill()
+  assert "published generation 0: 150 blocks" in second[0].log.read_text()
+  assert store.verify(0).recall["8"] == 1.0

@@ -1,41 +1,46 @@
 """What a reader accepts, and what it refuses."""
 
 import shutil
+from pathlib import Path
+from unittest import mock
 
-import ml_dtypes
 import numpy as np
 import pytest
 
+from benchmarks.fixed_tree import fixed_tree
 from realm_jax.generations.loading import load_generation, load_newest
 from realm_jax.generations.manifest import (
+  DamagedGenerationError,
   GenerationError,
   from_checked_json,
   to_checked_json,
 )
-from realm_jax.generations.store import MANIFEST
+from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomConfig
+from realm_jax.indexes.scann.config import ScannConfig
 from tests.generations.conftest import (
   DIM,
   files_of,
-  make_corpus,
+  flip,
   publish_one,
   random_vectors,
 )
 
 
-def test_what_is_published_comes_back_whole(generations_dir, corpus):
-  publish_one(generations_dir, corpus, 500)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_published_comes_back_whole(generations_dir, corpus, dtype):
+  publish_one(generations_dir, corpus, 500, dtype=dtype)
   generation = load_generation(generations_dir, 500, corpus=corpus)
-  vectors = random_vectors(150, 500)
+  stored = random_vectors(150, 500).astype(np.dtype(dtype))
+  np.testing.assert_array_equal(generation.embeddings[45:120], stored[45:120])
+  vectors = stored.astype(np.float32)
   rows = np.array([[0, 149, 7], [49, 50, 100]])
   np.testing.assert_array_equal(generation.vectors(rows), vectors[rows])
   np.testing.assert_array_equal(
     generation.query_params["tower"]["kernel"], np.full((2, 3), 500)
   )
-  found = generation.index.search(
-    QueryBatch(np.zeros((2, 4), np.int32), vectors[[3, 77]]), 1
-  )
+  found = generation.index.search(QueryBatch.of_vectors(vectors[[3, 77]]), 1)
   scores = vectors[[3, 77]] @ vectors.T
   np.testing.assert_array_equal(found.rows[:, 0], scores.argmax(axis=1))
   other = load_generation(
@@ -44,23 +49,11 @@ def test_what_is_published_comes_back_whole(generations_dir, corpus):
   assert (other.index.kind, other.num_blocks) == ("random", 150)
 
 
-def _cut(path):
-  with path.open("r+b") as file:
-    file.truncate(path.stat().st_size - 1)
-
-
-def _rewrite(generations_dir, **changes):
-  path = generations_dir / "00000500" / MANIFEST
-  path.write_text(
-    to_checked_json(from_checked_json(path.read_text()) | changes)
-  )
-
-
 @pytest.mark.parametrize(
   "changes, message",
   [
     ({"format_version": 1}, "format version 1, and this program reads 2"),
-    ({"step": 499}, "generation of step 499"),
+    ({"corpus_fingerprint": "0" * 64}, "of another corpus"),
     ({"num_blocks": 151}, "150 rows for 151 blocks"),
     ({"colour": "red"}, "colour"),
     ({"folder": "../.."}, "leads outside"),
@@ -72,54 +65,21 @@ def test_a_manifest_that_cannot_be_is_refused(
   generations_dir, corpus, changes, message
 ):
   publish_one(generations_dir, corpus, 500)
-  _rewrite(generations_dir, **changes)
+  path = generations_dir / "00000500" / MANIFEST
+  values = from_checked_json(path.read_text())
+  path.write_text(to_checked_json(values | changes))
   with pytest.raises(GenerationError, match=message):
     load_generation(generations_dir, 500, corpus=corpus)
 
 
-def test_a_generation_of_another_corpus_is_refused(
-  generations_dir, corpus, tmp_path
-):
-  other = make_corpus(tmp_path / "other", num_blocks=150, seed=1)
-  publish_one(generations_dir, other, 500)
-  with pytest.raises(GenerationError, match="of another corpus"):
-    load_generation(generations_dir, 500, corpus=corpus)
-
-
-def test_the_newest_that_is_sound_is_taken(generations_dir, corpus, tmp_path):
+def test_the_newest_that_is_sound_is_taken(generations_dir, corpus):
   for step in (0, 500, 1000):
     publish_one(generations_dir, corpus, step)
-  _cut(files_of(generations_dir, 1000) / "embeddings-00001-of-00003.npy")
+  flip(files_of(generations_dir, 1000) / "embeddings-00001-of-00003.npy")
   assert load_newest(generations_dir, corpus=corpus).step == 500
   shutil.rmtree(generations_dir)
   with pytest.raises(GenerationError, match="build_index --once"):
     load_newest(generations_dir, corpus=corpus)
-
-
-def test_bfloat16_vectors_come_back_as_they_were_rounded(
-  generations_dir, corpus
-):
-  publish_one(generations_dir, corpus, 500, dtype="bfloat16")
-  generation = load_generation(generations_dir, 500, corpus=corpus)
-  rounded = random_vectors(150, 500).astype(ml_dtypes.bfloat16)
-  np.testing.assert_array_equal(
-    generation.vectors(np.arange(150)), rounded.astype(np.float32)
-  )
-  np.testing.assert_array_equal(generation.embeddings[45:120], rounded[45:120])
-
-
-def test_each_row_tells_its_step_and_a_generation_its_oldest(
-  generations_dir, corpus
-):
-  steps = np.full(150, 500)
-  steps[60:70], steps[120:] = 100, 200
-  publish_one(generations_dir, corpus, 500, steps=steps)
-  generation = load_generation(generations_dir, 500, corpus=corpus)
-  assert generation.oldest_step == 100
-  rows = np.array([149, 0, 65, 59, 60])
-  np.testing.assert_array_equal(generation.embeddings.steps(rows), steps[rows])
-  with pytest.raises(IndexError, match="null block"):
-    generation.vectors(np.array([0, -1]))
 
 
 def test_a_vector_that_is_not_finite_is_refused(generations_dir, corpus):
@@ -127,3 +87,109 @@ def test_a_vector_that_is_not_finite_is_refused(generations_dir, corpus):
   vectors[102, 1] = np.nan
   with pytest.raises(GenerationError, match="vector of block 102"):
     publish_one(generations_dir, corpus, 500, vectors=vectors)
+
+
+def test_vectors_that_are_not_needed_are_verified_when_they_are_read(
+  generations_dir, corpus
+):
+  publish_one(generations_dir, corpus, 500)
+  flip(files_of(generations_dir, 500) / "embeddings-00001-of-00003.npy")
+  generation = load_generation(
+    *(generations_dir, 500),
+    corpus=corpus,
+    index=RandomConfig(),
+    reads_vectors=False,
+  )
+  assert np.isfinite(generation.vectors(np.array([0, 149]))).all()
+  with pytest.raises(DamagedGenerationError):
+    generation.vectors(np.array([60]))
+
+
+# --- With every kind of file, cut, flipped and removed anywhere -------------
+
+_SCANN = fixed_tree(
+  8,
+  num_leaves_searched=8,
+  num_reordered=100,
+  reordering="bfloat16",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, corpus) -> Path:
+  """Generation 0, and generation 500 with every kind of file."""
+  directory = tmp_path_factory.mktemp("damage") / "generations"
+  publish_one(directory, corpus, 0)
+  steps = np.arange(corpus.num_blocks) % 2 * 500
+  publish_one(directory, corpus, 500, steps=steps, index=_SCANN)
+  return directory
+
+
+@pytest.fixture
+def published(whole, tmp_path) -> Path:
+  """A copy, to be spoilt."""
+  return shutil.copytree(whole, tmp_path / "generations")
+
+
+def _files(generations_dir):
+  """All files that a trainer reads."""
+  folder = files_of(generations_dir, 500)
+  files = GenerationStore(generations_dir).manifest(500).files
+  return [folder.parent / MANIFEST, *(folder / file.path for file in files)]
+
+
+@pytest.mark.slow
+def test_cut_or_flipped_anywhere_it_is_refused(published, corpus):
+  rng = np.random.default_rng(0)
+  generation = load_generation(published, 500, corpus=corpus)
+  assert (generation.index.kind, generation.oldest_step) == ("scann", 0)
+  for path in _files(published):
+    content = path.read_bytes()
+    # A manifest without its last newline is whole.
+    last = len(content) - (path.name == MANIFEST)
+    for place in (0, last - 1, int(rng.integers(last)), None):
+      if place is None:
+        flip(path, rng.integers(last))
+      else:
+        path.write_bytes(content[:place])
+      with pytest.raises(DamagedGenerationError):
+        load_generation(published, 500, corpus=corpus)
+      path.write_bytes(content)
+  assert load_generation(published, 500, corpus=corpus).step == 500
+
+
+def test_a_newer_format_is_no_damage(published):
+  path = published / "00000500" / MANIFEST
+  values = from_checked_json(path.read_text())
+  path.write_text(to_checked_json({**values, "format_version": 6}))
+  store = GenerationStore(published)
+  with pytest.raises(GenerationError, match="format version 6") as error:
+    store.manifest(500)
+  assert not isinstance(error.value, DamagedGenerationError)
+  assert store.remove_damaged() == []
+  path.write_text("{")
+  assert store.remove_damaged() == [500]
+  assert store.steps() == [0]
+
+
+@pytest.mark.parametrize(
+  "harm",
+  [
+    lambda files: shutil.rmtree(files),
+    lambda files: flip(files / "scann" / "scann_config.pb", 39),
+  ],
+)
+def test_what_goes_while_its_index_is_loaded_is_called_damaged(
+  published, corpus, harm
+):
+  load = ScannConfig.load
+
+  def harm_and_load(config, directory, *arguments, **settings):
+    harm(files_of(published, 500))
+    return load(config, directory, *arguments, **settings)
+
+  with (
+    mock.patch.object(ScannConfig, "load", harm_and_load),
+    pytest.raises(DamagedGenerationError, match=r"is missing|checksum"),
+  ):
+    load_generation(published, 500, corpus=corpus)

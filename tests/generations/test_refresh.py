@@ -1,18 +1,21 @@
 """Which blocks a partial refresh embeds, and that no vector grows too old."""
 
-import dataclasses
 import types
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.generations.refresh import KnownVectors, rows_to_embed
+from realm_jax.generations.refresh import (
+  KnownVectors,
+  known_vectors,
+  rows_to_embed,
+)
 from realm_jax.generations.store import GenerationStore
-from tests.generations.builds import RETRIEVER, build, save
-from tests.generations.conftest import files_of, flip
+from realm_jax.partitioning.agreement import Agreement
+from tests.generations.conftest import files_of, flip, publish_one
 
 _STEP = 30
 
@@ -43,12 +46,31 @@ def test_all_are_embedded_without_known_vectors_and_none_of_a_checkpoint():
   assert not rows_to_embed(known, step=9, costs=np.full(3, 10))[0].any()
 
 
-def test_the_oldest_are_chosen_up_to_the_fraction_of_tokens():
-  ages = [0, 5, 10, 15, 20, 25, 26, 27, 28, 29, 3, 4]
-  # A third of the 120 tokens.
-  assert _chosen(ages=ages) == [6, 7, 8, 9]
-  # A third of 153: the oldest rows take 43, and the next does not fit.
-  assert _chosen(ages=ages, costs=[10] * 9 + [43, 10, 10]) == [9]
+_AGES = [0, 5, 10, 15, 20, 25, 26, 27, 28, 29, 3, 4]
+
+
+@pytest.mark.parametrize(
+  "case, rows",
+  [
+    # The oldest are chosen, up to a third of the 120 tokens.
+    ({"ages": _AGES}, [6, 7, 8, 9]),
+    # A third of 153: the oldest takes 43, and the next does not fit.
+    ({"ages": _AGES, "costs": [10] * 9 + [43, 10, 10]}, [9]),
+    # New and overdue rows are chosen whatever they cost.
+    ({"ages": [5] * 12, "new": range(4)}, range(4)),
+    ({"ages": [61] * 5 + [0] * 7, "step": 100}, range(5)),
+    # Where the new ones alone exceed the fraction, nothing is gained.
+    ({"ages": [5] * 12, "new": range(5)}, range(12)),
+    # Where only the corpus has changed, old vectors stay.
+    ({"ages": range(12), "new": [0], "interval": 0}, [0]),
+    (
+      {"ages": range(12), "new": [0], "interval": 0, "max_age_steps": 10},
+      [0, 11],
+    ),
+  ],
+)
+def test_new_and_overdue_rows_are_chosen_and_then_the_oldest(case, rows):
+  assert _chosen(**case) == [*rows]
 
 
 def test_of_rows_of_one_age_a_random_part_is_chosen():
@@ -57,21 +79,7 @@ def test_of_rows_of_one_age_a_random_part_is_chosen():
   assert some != others
 
 
-def test_new_and_overdue_rows_are_chosen_whatever_they_cost():
-  assert _chosen(ages=[5] * 12, new=range(4)) == list(range(4))
-  # Five of 12 rows are older than 30 steps, and four would fit.
-  assert _chosen(ages=[61] * 5 + [0] * 7, step=100) == list(range(5))
-  # Where the new ones alone exceed the fraction, nothing is gained.
-  assert _chosen(ages=[5] * 12, new=range(5)) == list(range(12))
-
-
-def test_where_only_the_corpus_has_changed_old_vectors_stay():
-  ages = list(range(12))
-  assert _chosen(ages=ages, new=[0], interval=0) == [0]
-  rows = _chosen(ages=ages, new=[0], interval=0, max_age_steps=10)
-  assert rows == [0, 11]
-
-
+@settings(max_examples=30)
 @given(
   num_blocks=st.integers(30, 80),
   fraction=st.floats(0.2, 0.8),
@@ -103,23 +111,22 @@ def test_over_many_generations_no_vector_grows_too_old_for_the_same_cost(
     assert costs[rows].sum() <= fraction * costs.sum() + rounding
 
 
-_PARTIAL = {"refresh_fraction": 0.4}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("case", ["damaged", "another model"])
-def test_without_a_sound_earlier_generation_all_are_embedded(
-  tmp_path, corpus, case, monkeypatch
+def test_only_a_sound_generation_of_the_model_has_known_vectors(
+  generations_dir, corpus
 ):
-  save(tmp_path, corpus, 0, 500)
-  build(tmp_path, corpus, **_PARTIAL, checkpoint_step=0)
-  # As where the damage comes while the builder runs.
-  monkeypatch.setattr(GenerationStore, "remove_damaged", lambda *_, **__: [])
-  generations_dir, other = tmp_path / "generations", {}
-  if case == "damaged":
-    flip(next(files_of(generations_dir, 0).glob("embeddings-*.npy")))
-  else:
-    other = {"retriever": dataclasses.replace(RETRIEVER, normalize=True)}
-  build(tmp_path, corpus, **_PARTIAL, **other)
-  assert GenerationStore(generations_dir).manifest(500).partial is None
+  publish_one(generations_dir, corpus, 0, model="model")
+
+  def base(model):
+    known = known_vectors(
+      GenerationStore(generations_dir),
+      500,
+      corpus=corpus,
+      model=model,
+      dtype="float32",
+      agreement=Agreement("test"),
+    )
+    return known and known.base.step
+
+  assert (base("model"), base("another")) == (0, None)
+  flip(next(files_of(generations_dir, 0).glob("embeddings-*.npy")))
+  assert base("model") is None

@@ -1,30 +1,25 @@
-"""The sidecar's loop, with builds that only publish, and beside a full disk."""
+"""The sidecar's loop, with builds that only publish."""
 
-import functools
-import logging
-import resource
-import threading
+from unittest import mock
 
 import pytest
 
-from benchmarks.fixed_tree import fixed_tree
 from realm_jax.checkpoints.store import (
   CheckpointError,
   UnreadableCheckpointError,
 )
+from realm_jax.corpus import CorpusError
+from realm_jax.corpus.store import Corpus
 from realm_jax.generations import sidecar
-from realm_jax.generations.loading import load_generation
 from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.protocol import RecallError
 from realm_jax.storage.local_disk import DiskFullError
-from tests.full_disk import full_disk
 from tests.generations.builds import (
   StopAfterWaits,
-  build,
   follow_until_idle,
   save,
 )
-from tests.generations.conftest import files_of, flip, publish_one, until
+from tests.generations.conftest import files_of, flip, publish_one
 
 
 @pytest.fixture
@@ -125,20 +120,20 @@ def test_an_unreadable_checkpoint_is_skipped_unless_it_is_the_newest(
     run(errors=errors, stop=StopAfterWaits(6))
 
 
+def test_a_corpus_that_cannot_be_read_for_a_while_stops_nobody(
+  run, saved, corpus, monkeypatch
+):
+  found = [CorpusError("away"), corpus]
+  monkeypatch.setattr(Corpus, "newest", mock.Mock(side_effect=found))
+  saved(0)
+  assert run()[1] == [0]
+
+
 def test_a_signal_ends_it_in_the_midst_of_a_build(run, saved):
   saved(0, 500)
   stop = StopAfterWaits()
   built, published = run(mode="every", stop=stop, on_build=stop.set)
   assert (built, published) == ([0], [])
-
-
-def test_old_generations_go_and_needed_ones_stay(run, saved, tmp_path, corpus):
-  for step in (0, 200, 400):
-    publish_one(tmp_path / "generations", corpus, step)
-  saved(500, generation=200)
-  assert run(keep_generations=2)[1] == [500]
-  store = GenerationStore(tmp_path / "generations")
-  assert store.steps() == [200, 400, 500]
 
 
 def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
@@ -202,44 +197,3 @@ def test_the_generation_that_the_newest_checkpoint_uses_comes_first(run, saved):
   assert run()[1] == [500]
   saved(1000, generation=0)
   assert run()[1] == [0, 1000]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_a_disk_fills_up_at_any_file_and_has_room_again(
-  tmp_path, corpus, caplog
-):
-  index = fixed_tree(
-    8, num_leaves_searched=8, num_reordered=100, reordering="float32"
-  )
-  caplog.set_level(logging.ERROR, logger="absl")
-  generations_dir = tmp_path / "generations"
-  store = GenerationStore(generations_dir)
-  save(tmp_path, corpus, 0)
-  stop = threading.Event()
-  settings = {"once": False, "mode": "every", "retry_seconds": 0.05}
-  sidecar = threading.Thread(
-    target=functools.partial(
-      build, tmp_path, corpus, index=index, stop=stop, **settings
-    )
-  )
-  sidecar.start()
-  try:
-    until(lambda: store.steps() == [0])
-    before = store.manifest(0).files
-    sizes = sorted({file.size for file in before})
-    save(tmp_path / "elsewhere", corpus, 500)
-    with full_disk(sizes[0] - 1):
-      saved = tmp_path / "elsewhere" / "checkpoints" / "500"
-      saved.rename(tmp_path / "checkpoints" / "500")
-      for size in (sizes[0] - 1, *sizes[:-1]):
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-        caplog.clear()
-        until(lambda: "00000500 was not written" in caplog.text)
-    assert store.manifest(0).files == before
-    load_generation(generations_dir, 0, corpus=corpus)
-    until(lambda: store.steps() == [0, 500])
-  finally:
-    stop.set()
-    sidecar.join()

@@ -1,5 +1,6 @@
-"""Publication, removal and drafts, whoever dies meanwhile."""
+"""Publication, removal and drafts, whoever dies meanwhile; the command."""
 
+import json
 import os
 import sys
 import time
@@ -8,29 +9,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.generations.loading import load_generation
+from benchmarks.fixed_tree import fixed_tree
+from benchmarks.runs.object_store import StoreFault
+from realm_jax.generations.loading import load_generation, load_newest
 from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.generations.vectors import ShardLayout
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import DamagedFileError
 from tests.full_disk import full_disk
+from tests.generations.builds import save
 from tests.generations.conftest import (
   files_of,
   flip,
   publish_one,
+  random_vectors,
 )
 
 # Publishes step 500 beside a sound step 0, once as the first and once in place
 # of another, and is killed at its first call into the file system, at its
-# 13th, … until one survives; and at each of its last calls, which publish.
-# Then it does no more than embed shards, each of which takes some twenty calls.
+# 19th, … until one survives; and at every other of its last calls, which
+# publish.
 _KILLED_AT_EVERY_CALL = """
 import sys
 from pathlib import Path
 from realm_jax.corpus.store import Corpus
 from tests.generations.conftest import publish_one
-from tests.generations.test_store import embed_missing
 from tests.killed_at_each_call import survives
 
 root, corpus = Path(sys.argv[1]), Corpus.open(sys.argv[2])
@@ -41,19 +45,12 @@ def attempt(kind, calls):
     publish_one(directory, corpus, 500, embed_seconds=7.0)
   return survives(lambda: publish_one(directory, corpus, 500), calls=calls)
 
-for kind in ("first", "replacing"):
+for parity, kind in enumerate(("first", "replacing")):
   calls = 0
   while not attempt(kind, calls):
-    calls += 12
-  for last in range(max(calls - 14, 1), calls):
-    if last % 12:
-      attempt(kind, last)
-
-calls = 0
-while not survives(
-  lambda: embed_missing(root / "draft" / f"{calls:03d}"), calls=calls
-):
-  calls += 12
+    calls += 18
+  for last in range(calls - 17 + parity, calls, 2):
+    attempt(kind, last)
 """
 
 
@@ -67,7 +64,7 @@ def _sound(generations_dir):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory, corpus, command_server):
-  """The directories of all attempts: `first`, `replacing` and `draft`."""
+  """The directories of all attempts: `first` and `replacing`."""
   root = tmp_path_factory.mktemp("killed")
   done = command_server.run(
     [sys.executable, "-c", _KILLED_AT_EVERY_CALL, root, corpus.source]
@@ -77,37 +74,36 @@ def killed(tmp_path_factory, corpus, command_server):
 
 
 @pytest.mark.slow
-def test_a_builder_killed_at_any_call_publishes_nothing_or_everything(
-  killed, corpus
+@pytest.mark.parametrize("kind, before", [("first", None), ("replacing", 7.0)])
+def test_a_builder_killed_at_any_call_leaves_what_was_or_what_will_be(
+  killed, corpus, kind, before
 ):
-  attempts = sorted((killed / "first").iterdir())
-  assert len(attempts) > 15
-  outcomes = {tuple(_sound(path)) for path in attempts}
-  assert outcomes == {(0,), (0, 500)}
-  assert _sound(attempts[0]) == [0] and _sound(attempts[-1]) == [0, 500]
-  for path in attempts:
+  found = []
+  for path in sorted((killed / kind).iterdir()):
+    is_there = 500 in _sound(path)
+    store = GenerationStore(path)
+    found.append(store.manifest(500).embed_seconds if is_there else None)
     # Starting again is all it takes, and nothing stays behind.
     publish_one(path, corpus, 500)
     assert _sound(path) == [0, 500]
     assert len(list((path / "00000500").iterdir())) == 2
+  is_new = [seconds == 1.0 for seconds in found]
+  assert is_new == sorted(is_new) and set(found) == {before, 1.0}
 
 
-@pytest.mark.slow
-def test_a_builder_killed_while_it_replaces_leaves_the_old_or_the_new(killed):
-  attempts = sorted((killed / "replacing").iterdir())
-  found = []
-  for path in attempts:
-    assert _sound(path) == [0, 500]
-    found.append(GenerationStore(path).manifest(500).embed_seconds)
-  assert sorted(found, reverse=True) == found and set(found) == {7.0, 1.0}
-
-
-def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
-  publish_one(generations_dir, corpus, 0)
+def test_a_disk_that_is_full_at_any_file_is_said_and_harms_nothing(
+  generations_dir, corpus
+):
+  index = fixed_tree(8, num_leaves_searched=8, num_reordered=100)
+  publish_one(generations_dir, corpus, 0, index=index)
+  files = GenerationStore(generations_dir).manifest(0).files
   said = "500 was not written: free some"
-  with full_disk(1000), pytest.raises(DiskFullError, match=said):
-    publish_one(generations_dir, corpus, 500)
-  assert _sound(generations_dir) == [0]
+  for size in sorted({file.size for file in files})[::2]:
+    with full_disk(size - 1), pytest.raises(DiskFullError, match=said):
+      publish_one(generations_dir, corpus, 500, index=index)
+    assert _sound(generations_dir) == [0]
+  publish_one(generations_dir, corpus, 500, index=index)
+  assert _sound(generations_dir) == [0, 500]
 
 
 def test_drafts_go_unless_they_are_needed(generations_dir, corpus):
@@ -152,28 +148,39 @@ def test_the_files_of_a_removed_generation_stay_for_a_while(
 
 
 def test_reported_damage_is_looked_at_once(generations_dir, corpus):
-  for step in (0, 500):
-    publish_one(generations_dir, corpus, step)
   store = GenerationStore(generations_dir)
-  flip(files_of(generations_dir, 500) / "embeddings-00000-of-00003.npy")
+  publish_one(generations_dir, corpus, 0)
+  publish_one(generations_dir, corpus, 500)
+  publish_one(generations_dir, corpus, 900, identity="imported")
+  for step in (500, 900):
+    flip(files_of(generations_dir, step) / "embeddings-00000-of-00003.npy")
   assert store.remove_damaged(marked=True) == []
-  for step in (0, 500):
+  for step in (0, 500, 900):
     store.mark_damaged(step)
+  # Nothing could build the imported one again.
   assert store.remove_damaged(marked=True) == [500]
-  assert _sound(generations_dir) == [0]
+  assert store.steps() == [0, 900]
   assert [p.name for p in store.path(0).glob("manifest.*")] == [MANIFEST]
-
-
-def test_imported_vectors_are_never_removed(generations_dir, corpus):
-  publish_one(generations_dir, corpus, 0, identity="imported")
-  flip(files_of(generations_dir, 0) / "embeddings-00000-of-00003.npy")
-  store = GenerationStore(generations_dir)
-  assert store.remove_damaged() == []
   with pytest.raises(DamagedGenerationError):
-    store.verify(0)
+    store.verify(900)
 
 
-# --- Drafts ---------------------------------------------------------------
+def test_a_store_that_is_away_for_a_while_delays_and_harms_nothing(
+  object_store, corpus, tmp_path, monkeypatch
+):
+  generations_dir = object_store.path(f"{tmp_path.name}/generations")
+  away = StoreFault("refuse", "generations", times=5)
+  object_store.inject(away)
+  publish_one(generations_dir, corpus, 500)
+  assert object_store.happened() == [5]
+  # As on another host, the cache is empty.
+  monkeypatch.setenv("REALM_JAX_CACHE_DIR", str(tmp_path / "cache"))
+  object_store.inject(away)
+  generation = load_newest(generations_dir, corpus=corpus)
+  assert object_store.happened() == [5]
+  expected = random_vectors(150, 500)
+  np.testing.assert_array_equal(generation.vectors(np.arange(150)), expected)
+
 
 _LAYOUT = ShardLayout.of(40, 4, dtype="float32", max_rows=8)
 
@@ -182,76 +189,72 @@ def _draft(parent):
   return GenerationStore(parent).draft(500, "abc", _LAYOUT)
 
 
-def _put(draft, shard):
-  rows = draft.layout.rows(shard)
-  vectors = np.repeat(rows[:, None], 4, axis=1).astype(np.float32)
-  # Of two ages, so that a shard has a file of steps, too.
-  draft.add(shard, vectors, 500 - rows % 2, seconds=1.0)
+def _embed(draft, shards):
+  for shard in shards:
+    rows = draft.layout.rows(shard)
+    vectors = np.repeat(rows[:, None], 4, axis=1).astype(np.float32)
+    # Of two ages, so that a shard has a file of steps, too.
+    draft.add(shard, vectors, 500 - rows % 2, seconds=1.0)
 
 
-def embed_missing(parent):
-  """Embeds what is missing."""
-  draft = _draft(parent)
-  for shard in {*range(5)} - {*draft.records()}:
-    _put(draft, shard)
-
-
-def _contents(parent):
-  """The bytes of the vectors, by file."""
-  staged, records = _draft(parent).verified()
-  assert [record.shard.rows for record in records] == [8] * 5
-  paths = [file.path for record in records for file in record.files]
-  return {path: (staged.root / path).read_bytes() for path in paths}
-
-
-@pytest.mark.parametrize("what", ["vectors", "steps", "cut", "gone"])
+@pytest.mark.parametrize("what", ["embeddings", "steps", "cut"])
 def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, what):
-  embed_missing(tmp_path)
-  wanted = _contents(tmp_path)
   draft = _draft(tmp_path)
-  assert len(draft.records()) == 5
+  _embed(draft, range(5))
+  _, records = draft.verified()
   name = _LAYOUT.name(3)
   if what == "steps":
     name = name.replace("embeddings", "steps")
   path = Path(draft.folder / name)
-  if what == "gone":
-    path.unlink()
-  elif what == "cut":
+  if what == "cut":
     path.write_bytes(path.read_bytes()[:-1])
   else:
     flip(path)
   with pytest.raises(DamagedFileError, match=name):
     draft.verified()
   assert {*draft.records()} == {0, 1, 2, 4}
-  _put(draft, 3)
-  assert _contents(tmp_path) == wanted
+  _embed(draft, [3])
+  assert draft.verified()[1] == records
 
 
 def test_half_an_index_goes_and_a_whole_one_is_recorded(tmp_path):
-  embed_missing(tmp_path)
   draft = _draft(tmp_path)
-  (draft.folder / "scann").mkdir()
-  (draft.folder / "scann" / "half").write_text("half")
+  _embed(draft, range(5))
+  (tmp_path / "00000500" / "abc" / "scann").mkdir()
   root = draft.verified()[0].root
+  assert not (root / "scann").exists()
   (root / "scann" / "below").mkdir(parents=True)
-  for path in ("scann/tree", "scann/below/leaves"):
-    (root / path).write_text("whole")
+  (root / "scann" / "below" / "leaves").write_text("whole")
   recorded = [file.path for file in draft.record_others(root)]
-  assert recorded == ["scann/below/leaves", "scann/tree"]
+  assert recorded == ["scann/below/leaves"]
 
 
 @pytest.mark.slow
-def test_killed_at_any_call_it_goes_on_with_what_is_there(killed, tmp_path):
-  embed_missing(tmp_path)
-  wanted = _contents(tmp_path)
-  attempts = sorted((killed / "draft").iterdir())
-  assert len(attempts) > 6
-  kept = []
-  for path in attempts:
-    kept.append(len(_draft(path).records()))
-    embed_missing(path)
-    assert _contents(path) == wanted
-    assert not [n for n in os.listdir(_draft(path).folder) if n[0] == "."]
-  # What was done is kept, up to the shard at which it died.
-  assert kept == sorted(kept)
-  assert kept[0] == 0 and kept[-1] == 5 and len(set(kept)) == 6
+def test_the_command(tmp_path, corpus, command_server):
+  generations_dir = tmp_path / "generations"
+  for step in (0, 4, 8, 12, 16):
+    publish_one(generations_dir, corpus, step)
+  save(tmp_path, corpus, 8, generation=4)
+
+  def run(*arguments):
+    command = [sys.executable, "-m", "realm_jax.generations", *arguments]
+    return command_server.run([*command, f"--model_dir={tmp_path}"])
+
+  # What is being built is not a generation yet.
+  (generations_dir / "00000020").mkdir()
+  flip(next(files_of(generations_dir, 12).glob("emb*.npy")))
+  verified = run("verify", f"--json={tmp_path}/found.json")
+  assert verified.returncode == 1, verified.stderr
+  assert "1 of 5 cannot be used: [12]" in verified.stdout
+  found = json.loads((tmp_path / "found.json").read_text())
+  assert [one["step"] for one in found] == [0, 4, 8, 12, 16]
+  assert [one["step"] for one in found if one["problem"]] == [12]
+  assert [one["step"] for one in found if one["checkpoints"] == [8]] == [4]
+  assert {one["manifest"]["num_blocks"] for one in found} == {150}
+  dry = run("prune", "--keep=1", "--dry_run")
+  assert "would remove 0, 8, 12\n" in dry.stdout, dry.stderr
+  # A run that waits may go on from any of its checkpoints.
+  save(tmp_path, corpus, 12, generation=8, lag_steps=4)
+  pruned = run("prune", "--keep=1")
+  assert "removed 0\n" in pruned.stdout, pruned.stderr
+  assert GenerationStore(generations_dir).steps() == [4, 8, 12, 16]

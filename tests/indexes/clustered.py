@@ -1,8 +1,8 @@
-"""Clustered vectors, as those of a corpus are."""
+"""Clustered vectors, as those of a corpus are, and how well they are found."""
 
 import numpy as np
 
-from realm_jax.indexes.protocol import Blocks, QueryBatch
+from realm_jax.indexes.protocol import Blocks, QueryBatch, SearchResult
 
 
 def clustered(
@@ -23,3 +23,24 @@ def blocks_of(vectors: np.ndarray) -> Blocks:
 def queries_of(vectors: np.ndarray) -> QueryBatch:
   """Makes queries that have vectors and no words."""
   return QueryBatch.of_vectors(vectors)
+
+
+def check_found(
+  found: SearchResult,
+  queries: QueryBatch,
+  vectors: np.ndarray,
+  *,
+  min_recall: float,
+  tolerance: float = 1e-4,
+) -> None:
+  """Compares the blocks that were found, and their scores, with all scores."""
+  scores = queries.vectors @ vectors.T
+  best = np.argsort(-scores, axis=1)[:, : found.rows.shape[1]]
+  hits = [len({*a} & {*b}) for a, b in zip(found.rows, best, strict=True)]
+  assert np.mean(hits) / best.shape[1] > min_recall
+  np.testing.assert_allclose(
+    found.scores,
+    np.take_along_axis(scores, found.rows, axis=1),
+    rtol=tolerance,
+    atol=tolerance,
+  )

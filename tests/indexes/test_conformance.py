@@ -1,11 +1,13 @@
-"""What every index must do, whatever searches behind it."""
+"""What every index must do, whatever searches behind it; BM25's formula."""
 
 import errno
+import math
 
 import numpy as np
 import pytest
 
 from benchmarks.fixed_tree import fixed_tree
+from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import (
   CONFIGS,
   Blocks,
@@ -93,9 +95,8 @@ def test_it_finds_k_different_blocks_best_first(index, k, count):
 def test_a_query_is_answered_alike_in_any_batch(index):
   queries = _queries(9)
   together = index.search(queries, 5)
-  alone = index.search(
-    QueryBatch(queries.token_ids[4:5, :10], queries.vectors[4:5]), 5
-  )
+  one = QueryBatch(queries.token_ids[4:5, :10], queries.vectors[4:5])
+  alone = index.search(one, 5)
   np.testing.assert_array_equal(together.rows[4:5], alone.rows)
   np.testing.assert_allclose(together.scores[4:5], alone.scores, rtol=1e-5)
 
@@ -113,12 +114,6 @@ def test_built_again_or_loaded_it_searches_alike(config, index, tmp_path):
     np.testing.assert_array_equal(same.scores, found.scores)
 
 
-@pytest.mark.parametrize("k", [0, 501])
-def test_a_k_that_cannot_be_is_refused(index, k):
-  with pytest.raises(SearchError, match=f"k={k}"):
-    index.search(_queries(2), k)
-
-
 @pytest.mark.parametrize("num_blocks", [1, 17])
 def test_a_tiny_corpus_is_searched_in_full(config, num_blocks):
   index = config_from(config.kind, {}).build(_blocks(num_blocks))
@@ -127,7 +122,10 @@ def test_a_tiny_corpus_is_searched_in_full(config, num_blocks):
   np.testing.assert_array_equal(np.sort(found.rows, axis=1), expected)
 
 
-def test_queries_without_vectors_are_refused_where_they_are_needed(index):
+def test_what_cannot_be_searched_is_refused(index):
+  for k in (0, 501):
+    with pytest.raises(SearchError, match=f"k={k}"):
+      index.search(_queries(2), k)
   tokens = _queries(2).token_ids
   if not index.needs_vectors:
     assert index.search(QueryBatch(tokens), 3).rows.shape == (2, 3)
@@ -150,3 +148,37 @@ def test_a_full_disk_is_an_error_of_the_system(config, tmp_path):
     with full_disk(max_bytes), pytest.raises(OSError) as caught:
       config.build(_blocks(500), options)
     assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
+
+
+_BLOCKS = [[5, 6, 6, 7], [6, 8], [5, 5, 5, 9, 9, 10], [11]]
+
+
+def _by_the_formula(query, k1, b):
+  """Lucene's BM25 (Kamphuis et al. 2020), without its constant factor."""
+  average = sum(map(len, _BLOCKS)) / len(_BLOCKS)
+  scores = []
+  for block in _BLOCKS:
+    score = 0.0
+    for word in query:
+      df = sum(word in other for other in _BLOCKS)
+      idf = math.log(1 + (len(_BLOCKS) - df + 0.5) / (df + 0.5))
+      tf = block.count(word)
+      norm = k1 * (1 - b + b * len(block) / average)
+      score += idf * tf / (tf + norm) if tf else 0.0
+    scores.append(score)
+  return scores
+
+
+@pytest.mark.parametrize("k1, b", [(0.9, 0.4), (1.5, 0.75)])
+def test_scores_are_those_of_the_formula(k1, b):
+  words = [5, 6, 9]
+  # Special wordpieces and padding score nothing.
+  query = np.array([[2, *words, 4, 3, 0, 0]], np.int32)
+  blocks = Blocks(4, token_ids=lambda i: np.array(_BLOCKS[i]), vocab_size=20)
+  found = Bm25Config(k1=k1, b=b).build(blocks).search(QueryBatch(query), 4)
+  scores = _by_the_formula(words, k1, b)
+  order = sorted(range(4), key=lambda row: (-scores[row], row))
+  np.testing.assert_array_equal(found.rows[0], order)
+  np.testing.assert_allclose(
+    found.scores[0], [scores[row] for row in order], rtol=1e-6
+  )

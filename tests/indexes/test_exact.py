@@ -1,7 +1,6 @@
-"""Exact search: right, deterministic, sharded, and compiled once."""
+"""Exact search: right, deterministic, sharded, compiled once; and recall."""
 
-import gc
-from pathlib import Path
+import types
 
 import jax
 import numpy as np
@@ -9,18 +8,9 @@ import pytest
 
 from realm_jax.indexes import exact, exact_search
 from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.indexes.ground_truth import measure_recall
+from realm_jax.indexes.protocol import QueryBatch, SearchResult
 from realm_jax.partitioning.mesh import make_mesh
-
-_ON_LINUX = pytest.mark.skipif(
-  not Path("/proc/self/clear_refs").exists(), reason="reads /proc"
-)
-
-
-def _queries(vectors):
-  return QueryBatch(
-    token_ids=np.zeros((len(vectors), 4), np.int32), vectors=vectors
-  )
 
 
 def _whole_numbers(shape, seed, high=3):
@@ -36,35 +26,32 @@ def _sorted_by_hand(queries, vectors, k):
 
 
 @pytest.mark.parametrize(
-  ("num_blocks", "rows_per_step"),
-  [(1, None), (7, 64), (1000, 1000), (5003, 64), (5003, None)],
+  ("num_blocks", "rows_per_step", "mesh"),
+  [
+    (1, None, None),
+    (1000, 1000, None),
+    (5003, 64, None),
+    (5003, None, None),
+    # The others are on eight devices.
+    (3, 128, {}),
+    (4001, 128, {"fsdp": 2, "model_parallelism": 2}),
+    (4001, 128, {"model_parallelism": 4}),
+  ],
 )
 def test_equals_a_full_sort_with_ties_to_the_lower_row(
-  num_blocks, rows_per_step
+  num_blocks, rows_per_step, mesh
 ):
   vectors = _whole_numbers((num_blocks, 6), seed=num_blocks)
-  queries = _whole_numbers((5, 6), seed=1)
-  index = exact.ExactIndex(vectors, ExactConfig(rows_per_step=rows_per_step))
-  for k in {1, min(9, num_blocks), min(700, num_blocks)}:
-    found = index.search(_queries(queries), k)
-    rows, scores = _sorted_by_hand(queries, vectors, k)
-    np.testing.assert_array_equal(found.rows, rows)
-    np.testing.assert_array_equal(found.scores, scores)
-
-
-@pytest.mark.parametrize(
-  ("num_blocks", "fsdp", "model_parallelism"),
-  [(3, 1, 1), (4001, 1, 1), (4001, 2, 2), (4001, 1, 4)],
-)
-def test_eight_devices_find_what_one_finds(num_blocks, fsdp, model_parallelism):
-  vectors = _whole_numbers((num_blocks, 6), seed=2)
-  queries = _whole_numbers((13, 6), seed=3)
-  mesh = make_mesh(fsdp=fsdp, model_parallelism=model_parallelism)
-  sharded = exact.ExactIndex(vectors, ExactConfig(rows_per_step=128), mesh=mesh)
-  assert sharded.capacity < num_blocks * 9 / 8 + 8 * exact_search.GROUP
-  # 600 are more than a device has.
+  queries = _whole_numbers((13, 6), seed=1)
+  index = exact.ExactIndex(
+    vectors,
+    ExactConfig(rows_per_step=rows_per_step),
+    mesh=None if mesh is None else make_mesh(**mesh),
+  )
+  assert index.capacity < num_blocks * 9 / 8 + 8 * exact_search.GROUP
+  # 600 are more than one of eight devices has.
   for k in {1, min(11, num_blocks), min(600, num_blocks)}:
-    found = sharded.search(_queries(queries), k)
+    found = index.search(QueryBatch.of_vectors(queries), k)
     rows, scores = _sorted_by_hand(queries, vectors, k)
     np.testing.assert_array_equal(found.rows, rows)
     np.testing.assert_array_equal(found.scores, scores)
@@ -80,9 +67,9 @@ def test_a_new_generation_of_the_same_capacity_compiles_nothing(devices):
     ExactConfig(capacity=first.capacity),
     mesh=mesh,
   )
-  first.search(_queries(queries), 3)
+  first.search(QueryBatch.of_vectors(queries), 3)
   compiled = exact_search.search._cache_size()
-  found = grown.search(_queries(queries), 3)
+  found = grown.search(QueryBatch.of_vectors(queries), 3)
   assert exact_search.search._cache_size() == compiled
   rows, _ = _sorted_by_hand(queries, _whole_numbers((907, 5), seed=6), 3)
   np.testing.assert_array_equal(found.rows, rows)
@@ -94,7 +81,7 @@ def test_bfloat16_vectors_accumulate_in_float32():
   index = ExactConfig(dtype="bfloat16").build(
     exact.Blocks(num_blocks=3, vectors=vectors)
   )
-  found = index.search(_queries(np.ones((1, 300), np.float32)), 1)
+  found = index.search(QueryBatch.of_vectors(np.ones((1, 300), np.float32)), 1)
   assert found.scores[0, 0] == 300
 
 
@@ -102,22 +89,17 @@ def _of_platform(platform):
   return {"skips": platform == "cpu", "rows_first": platform == "tpu"}
 
 
-def _compiled(plan, capacity, num_queries=16):
-  return exact_search.search.lower(
-    jax.ShapeDtypeStruct((num_queries, 32), np.float32),
-    jax.ShapeDtypeStruct((capacity, 32), np.float32),
-    jax.ShapeDtypeStruct((), np.int32),
-    plan=plan,
-    mesh=None,
-  ).compile()
-
-
 @pytest.mark.parametrize(("platform", "k"), [("cpu", 8), ("tpu", 300)])
 def test_temporaries_do_not_grow_with_the_corpus(platform, k):
   def temporary_bytes(capacity):
-    plan = exact_search.Plan(k, 4096, **_of_platform(platform))
-    analysis = _compiled(plan, capacity).memory_analysis()
-    return analysis.temp_size_in_bytes
+    compiled = exact_search.search.lower(
+      jax.ShapeDtypeStruct((16, 32), np.float32),
+      jax.ShapeDtypeStruct((capacity, 32), np.float32),
+      jax.ShapeDtypeStruct((), np.int32),
+      plan=exact_search.Plan(k, 4096, **_of_platform(platform)),
+      mesh=None,
+    ).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
 
   large = temporary_bytes(1 << 20)
   assert large == temporary_bytes(1 << 14)
@@ -139,14 +121,14 @@ def test_platforms_find_the_same_in_different_ways(platform, k):
   np.testing.assert_array_equal(scores, by_hand[1])
 
 
-@pytest.mark.parametrize("num_queries", [1, 64, 65, 200])
+@pytest.mark.parametrize("num_queries", [1, 65, 200])
 def test_queries_that_improve_late_are_not_forgotten(num_queries):
   # Falling scores improve in the first step alone; rising ones in every step.
   rng = np.random.default_rng(9)
   vectors = np.linspace(-1, 1, 5000, dtype=np.float32)[:, None]
   queries = rng.choice([-1.0, 1.0], (num_queries, 1)).astype(np.float32)
   index = exact.ExactIndex(vectors, ExactConfig(rows_per_step=512))
-  found = index.search(_queries(queries), 3)
+  found = index.search(QueryBatch.of_vectors(queries), 3)
   expected = np.where(queries > 0, [[4999, 4998, 4997]], [[0, 1, 2]])
   np.testing.assert_array_equal(found.rows, expected)
 
@@ -155,39 +137,40 @@ def test_a_query_that_is_not_a_number_still_gets_rows():
   vectors = _whole_numbers((300, 4), seed=11)
   queries = np.full((2, 4), np.nan, np.float32)
   queries[1] = 1
-  found = exact.ExactIndex(vectors).search(_queries(queries), 5)
+  found = exact.ExactIndex(vectors).search(QueryBatch.of_vectors(queries), 5)
   assert (found.rows >= 0).all() and (found.rows < 300).all()
   rows, _ = _sorted_by_hand(queries[1:], vectors, 5)
   np.testing.assert_array_equal(found.rows[1:], rows)
 
 
-class _Computed:
-  """Rows that take memory only while they are read."""
+def test_devices_hold_the_only_copy_of_the_vectors(monkeypatch):
+  pad, addresses = exact._padded, set()
 
-  shape = (200_000, 128)
-  dtype = np.dtype(np.float32)
+  def padded(*arguments):
+    copy = pad(*arguments)
+    addresses.add(copy.ctypes.data)
+    return copy
 
-  def __getitem__(self, rows):
-    count = len(range(*rows.indices(self.shape[0])))
-    return np.ones((count, self.shape[1]), np.float32)
-
-
-def _memory_bytes(name):
-  lines = Path("/proc/self/status").read_text().splitlines()
-  return 1024 * next(int(x.split()[1]) for x in lines if x.startswith(name))
+  monkeypatch.setattr(exact, "_padded", padded)
+  index = exact.ExactIndex(_whole_numbers((900, 5), seed=5), mesh=make_mesh())
+  shards = index.vectors.addressable_shards
+  assert {s.data.unsafe_buffer_pointer() for s in shards} == addresses
 
 
-@pytest.mark.slow
-@_ON_LINUX
-def test_loading_holds_the_vectors_once():
-  mesh = make_mesh()
-  exact.ExactIndex(np.ones((8, 2), np.float32), mesh=mesh)
-  gc.collect()
-  # Resets the peak to the current memory.
-  Path("/proc/self/clear_refs").write_text("5")
-  before = _memory_bytes("VmRSS")
-  index = exact.ExactIndex(_Computed(), mesh=mesh)
-  held = 4 * 128 * index.capacity
-  assert _memory_bytes("VmHWM") - before < held + 0.6 * held
-  found = index.search(_queries(np.ones((8, 128), np.float32)), 1)
-  assert (found.rows == 0).all() and (found.scores == 128).all()
+def test_a_miss_in_k_costs_a_kth():
+  rng = np.random.default_rng(7)
+  vectors, queries = rng.standard_normal((2, 150, 8)).astype(np.float32)
+  order = np.argsort(-queries @ vectors.T, axis=1).astype(np.int32)
+
+  def recall(*ks, first):
+    """The recall of a search that finds the ranks from `first` on."""
+
+    def search(queries, k):
+      rows = order[:, first : first + k]
+      return SearchResult(rows, np.zeros(rows.shape, np.float32))
+
+    index = types.SimpleNamespace(num_blocks=150, search=search)
+    return measure_recall(index, vectors, QueryBatch.of_vectors(queries), ks)
+
+  assert recall(1, 4, 8, first=1) == {"1": 0.0, "4": 0.75, "8": 0.875}
+  assert recall(1, 150, 151, first=0) == {"1": 1.0, "150": 1.0}

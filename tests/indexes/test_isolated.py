@@ -1,5 +1,6 @@
 """An index in a process of its own: same results, and crashes are contained."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -22,98 +23,80 @@ from tests.indexes.clustered import blocks_of, clustered, queries_of
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def send_on_start(monkeypatch):
-  """Sends a signal to every process as soon as it starts."""
-  start = subprocess.Popen
-
-  def send(number):
-    def started(*args, **settings):
-      process = start(*args, **settings)
-      process.send_signal(number)
-      return process
-
-    monkeypatch.setattr(isolated.subprocess, "Popen", started)
-
-  return send
-
-
-def _built(config, directory):
-  blocks = blocks_of(clustered(500, 1))
-  index = config.build(blocks, BuildOptions(directory=directory))
-  return index, directory, blocks
+_BLOCKS = blocks_of(clustered(500, 1))
+_QUERIES = queries_of(clustered(3, 2))
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-  return _built(FaissConfig(), tmp_path_factory.mktemp("isolated") / "faiss")
+def start(tmp_path_factory):
+  """Starts the process of an index of FAISS."""
+  directory = tmp_path_factory.mktemp("isolated") / "faiss"
+  FaissConfig().build(_BLOCKS, BuildOptions(directory=directory))
+  return functools.partial(IsolatedIndex, FaissConfig(), directory, _BLOCKS)
 
 
 def test_it_answers_alike_and_ends_with_its_owner(tmp_path):
-  config = ScannConfig()
-  index, directory, blocks = _built(config, tmp_path / "index")
-  searcher = IsolatedIndex(config, directory, blocks)
+  config, directory = ScannConfig(), tmp_path / "index"
+  index = config.build(_BLOCKS, BuildOptions(directory=directory))
+  searcher = IsolatedIndex(config, directory, _BLOCKS)
   # ScaNN is imported without TensorFlow, which takes seconds.
   assert "/tensorflow/" not in Path(f"/proc/{searcher.pid}/maps").read_text()
   # A terminal or scheduler signals both; the run ends by itself.
   for number in (signal.SIGINT, signal.SIGTERM):
     searcher._process.send_signal(number)
-  for count, k in [(1, 1), (40, 8), (3, 500)]:
-    queries = queries_of(clustered(count, 2))
-    here, there = index.search(queries, k), searcher.search(queries, k)
+  for k in (1, 8, 500):
+    here, there = index.search(_QUERIES, k), searcher.search(_QUERIES, k)
     np.testing.assert_array_equal(here.rows, there.rows)
     np.testing.assert_array_equal(here.scores, there.scores)
   with pytest.raises(SearchError, match="k=501"):
-    searcher.search(queries, 501)
+    searcher.search(_QUERIES, 501)
   child = searcher._process
   del searcher
   assert child.wait(timeout=10) is not None
 
 
-def test_a_crash_is_reported_and_later_searches_fail(built):
-  index, directory, blocks = built
-  searcher = IsolatedIndex(FaissConfig(), directory, blocks)
-  queries = queries_of(clustered(3, 2))
-  here, there = index.search(queries, 4), searcher.search(queries, 4)
-  np.testing.assert_array_equal(here.rows, there.rows)
+def test_a_crash_is_reported_and_later_searches_fail(start):
+  searcher = start()
   os.kill(searcher.pid, signal.SIGSEGV)
   for _ in range(2):
     with pytest.raises(IndexCrashedError, match="faiss ended by SIGSEGV"):
-      searcher.search(queries, 4)
+      searcher.search(_QUERIES, 4)
 
 
-def test_the_process_ends_when_its_owner_is_gone(built):
-  _, directory, blocks = built
-  searcher = IsolatedIndex(FaissConfig(), directory, blocks)
+def test_the_process_ends_when_its_owner_is_gone(start):
+  searcher = start()
   # The kernel closes it for an owner that is killed.
   searcher._connection.close()
   assert searcher._process.wait(timeout=20) == 0
 
 
-# The many queries do not fit into the buffers between the processes.
-@pytest.mark.parametrize("count", [3, 50_000])
-def test_a_process_that_hangs_is_ended(built, count, monkeypatch):
-  _, directory, blocks = built
+def test_a_process_that_hangs_is_ended(start, monkeypatch):
   monkeypatch.setattr(isolated, "_SEARCH_SECONDS", 0.5)
-  searcher = IsolatedIndex(FaissConfig(), directory, blocks)
+  searcher = start()
   os.kill(searcher.pid, signal.SIGSTOP)
+  # So many queries do not fit into the buffers between the processes.
   with pytest.raises(IndexCrashedError, match="does not answer"):
-    searcher.search(queries_of(clustered(count, 2)), 4)
+    searcher.search(queries_of(clustered(50_000, 2)), 4)
   assert searcher._process.poll() is not None
 
 
-def test_what_crashes_while_it_loads_says_so(built, send_on_start):
-  _, directory, blocks = built
-  send_on_start(signal.SIGKILL)
-  with pytest.raises(
-    IndexCrashedError, match=r"SIGKILL while it loaded .*faiss"
-  ):
-    IsolatedIndex(FaissConfig(), directory, blocks)
+@pytest.mark.parametrize(
+  "number, what",
+  [
+    (signal.SIGKILL, "SIGKILL while it loaded"),
+    (signal.SIGSTOP, "does not answer while it"),
+  ],
+)
+def test_what_crashes_or_hangs_while_it_loads_says_so(
+  start, monkeypatch, number, what
+):
+  class Started(subprocess.Popen):
+    def __init__(self, *arguments, **settings):
+      super().__init__(*arguments, **settings)
+      self.send_signal(number)
 
-
-def test_loading_that_hangs_is_ended(built, send_on_start, monkeypatch):
-  _, directory, blocks = built
-  monkeypatch.setattr(isolated, "_LOAD_SECONDS", 0.2)
-  send_on_start(signal.SIGSTOP)
-  with pytest.raises(IndexCrashedError, match="does not answer while it"):
-    IsolatedIndex(FaissConfig(), directory, blocks)
+  monkeypatch.setattr(isolated.subprocess, "Popen", Started)
+  if number == signal.SIGSTOP:
+    monkeypatch.setattr(isolated, "_LOAD_SECONDS", 0.2)
+  with pytest.raises(IndexCrashedError, match=what):
+    start()

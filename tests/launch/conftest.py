@@ -3,8 +3,7 @@
 import pytest
 from absl import flags
 
-from launch import launch_flags
-from launch.jobs import plan
+from launch import jobs as launch_jobs
 
 _JOBS = (
   "--gin_file=train.gin",
@@ -32,7 +31,7 @@ def given():
 
   def given(executor="local", *others, jobs=_JOBS):
     values = flags.FlagValues()
-    launch_flags.define(values)
+    launch_jobs.define(values)
     executors = (f"--executor={executor}", *_EXECUTORS[executor])
     values(["xm_launch", *executors, *jobs, *others])
     return values
@@ -45,9 +44,8 @@ def planned(given):
   """`planned(executor, *flags, jobs=…)`: the jobs, by their names."""
 
   def planned(executor="local", *arguments, **jobs):
-    others, bindings = launch_flags.split_bindings(arguments)
-    return {
-      job.name: job for job in plan(given(executor, *others, **jobs), bindings)
-    }
+    others, bindings = launch_jobs.split_bindings(arguments)
+    plan = launch_jobs.plan(given(executor, *others, **jobs), bindings)
+    return {job.name: job for job in plan}
 
   return planned

@@ -1,6 +1,8 @@
 """What XManager on Cloud is asked for, by its own client, without a server."""
 
 import json
+from pathlib import Path
+from unittest import mock
 
 import pytest
 from xmanager.xm_cloud import experiment as xm_experiment
@@ -13,29 +15,26 @@ from launch import cloud
 pytestmark = pytest.mark.slow
 
 
-class Server:
-  """Answers XManager's client, and keeps what it was asked for."""
+@pytest.fixture
+def submitted(monkeypatch):
+  """The work units that the server is asked for, and the images' commands."""
+  units, commands = [], {}
 
-  def __init__(self):
-    self.units = []
-
-  def create_experiment(self, request):
-    return experiment_pb2.Experiment(
-      name="experiments/7", title=request.experiment.title
-    )
-
-  def create_work_unit(self, request):
-    self.units.append(request.work_unit)
+  def create_work_unit(request):
+    units.append(request.work_unit)
     name = f"{request.parent}/workUnits/{request.work_unit_id}/operations/1"
     return xm_experiment.operations_pb2.Operation(name=name)
 
-  def update_experiment_launch_state(self, request):
-    pass
+  def package(self, packageables):
+    (packageable,) = packageables
+    name = packageable.executor_spec.image_name
+    dockerfile = Path(packageable.executable_spec.dockerfile).read_text()
+    *common, _, entry_point = dockerfile.splitlines()
+    assert "RUN pip install" in common[-1]
+    assert Path(packageable.executable_spec.path, "setup.py").exists()
+    commands[name] = json.loads(entry_point.removeprefix("ENTRYPOINT "))
+    return [executables.GoogleContainerRegistryImage(name, name)]
 
-
-@pytest.fixture
-def server(monkeypatch):
-  server = Server()
   experiment = xm_experiment.XManagerCloudExperiment
   leave = experiment.__exit__
 
@@ -45,49 +44,29 @@ def server(monkeypatch):
     experiment._event_loop.close()
 
   monkeypatch.setattr(experiment, "__exit__", leave_and_close)
-  for module in (experiment_state_api, xm_experiment.experiment_state_api):
-    monkeypatch.setattr(module, "get_experiment_state_api", lambda: server)
+  monkeypatch.setattr(experiment, "package", package)
   # It would commit the state of the clone and push it.
   monkeypatch.setattr(experiment, "_push_repo_state", lambda self: None)
-  return server
-
-
-@pytest.fixture
-def entry_points(monkeypatch):
-  """The command of each image, instead of the images that Docker builds."""
-  commands = {}
-
-  def package(self, packageables):
-    images = []
-    for packageable in packageables:
-      name = packageable.executor_spec.image_name
-      with open(packageable.executable_spec.dockerfile) as file:
-        *common, _, entry_point = file.read().splitlines()
-      with open(f"{packageable.executable_spec.path}/setup.py"):
-        assert "RUN pip install" in common[-1]
-      commands[name] = json.loads(entry_point.removeprefix("ENTRYPOINT "))
-      images.append(
-        executables.GoogleContainerRegistryImage(name=name, image_path=name)
-      )
-    return images
-
-  monkeypatch.setattr(xm_experiment.XManagerCloudExperiment, "package", package)
-  return commands
+  created = experiment_pb2.Experiment(name="experiments/7", title="a title")
+  server = mock.Mock(create_work_unit=create_work_unit)
+  server.create_experiment.return_value = created
+  for module in (experiment_state_api, xm_experiment.experiment_state_api):
+    monkeypatch.setattr(module, "get_experiment_state_api", lambda: server)
+  return units, commands
 
 
 def test_jobs_on_slices_of_several_hosts_are_submitted(
-  server, entry_points, given, planned, capsys
+  submitted, given, planned, capsys
 ):
   flags = (
     "--builder_tpu=v5e-16",
     "--env=A=1",
     "--max_restarts=3",
-    "--queue=tpus",
     "--service_account=writer",
   )
   jobs = planned("cloud", *flags)
   cloud.submit("a title", list(jobs.values()), given("cloud", *flags))
-  run, beside = server.units
+  (run, beside), entry_points = submitted
   trainer, evaluator = run.executable.jobset.jobs
   # A unit of its own, so that the trainer's is complete without it.
   (builder,) = beside.executable.jobset.jobs
@@ -110,7 +89,6 @@ def test_jobs_on_slices_of_several_hosts_are_submitted(
     ]
   assert evaluator.dependency_order.job_name == "trainer"
   assert not trainer.dependency_order.job_name
-  assert run.executable.scheduling_constraints.queue_name == "tpus"
   said = capsys.readouterr().out
   assert "submitted trainer, builder, evaluator as experiments/7" in said
   assert "`xmc stop 7` stops them" in said

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 
@@ -10,7 +9,7 @@ import pytest
 
 from launch import local_jobs
 from launch.jobs import Job, Schedule
-from launch.local_jobs import Supervisor, run_locally
+from launch.local_jobs import run_locally
 
 _SCHEDULES = {
   "trainer": Schedule.RUN,
@@ -40,7 +39,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def _run(*jobs, grace_seconds=30.0):
-  return Supervisor(grace_seconds, ["sh"]).run(jobs)
+  return run_locally(jobs, grace_seconds=grace_seconds, command=["sh"])
 
 
 def _stopped(folder):
@@ -48,14 +47,23 @@ def _stopped(folder):
   return sorted(path.read_text().split()) if path.exists() else []
 
 
-def test_no_evaluator_runs_after_a_trainer_that_failed(folder):
+@pytest.mark.parametrize(
+  ("name", "other", "end", "code"),
+  [
+    ("trainer", "builder", "exit 7", 7),
+    ("builder", "trainer", "kill -9 $$", 137),
+  ],
+)
+def test_a_trainer_or_a_builder_that_fails_ends_the_run(
+  folder, name, other, end, code
+):
   jobs = [
-    _job("trainer", _WHEN_IT_FOLLOWS + "exit 7"),
-    _job("builder", _FOLLOWS),
+    _job(name, _WHEN_IT_FOLLOWS + end),
+    _job(other, _FOLLOWS),
     _job("evaluator", "touch evaluated"),
   ]
-  assert _run(*jobs) == 7
-  assert _stopped(folder) == ["builder"]
+  assert _run(*jobs) == code
+  assert _stopped(folder) == [other]
   assert not (folder / "evaluated").exists()
 
 
@@ -69,83 +77,68 @@ def test_the_evaluator_runs_after_the_others(folder, capfd):
   assert _stopped(folder) == ["builder"]
   said = capfd.readouterr().out
   assert "[trainer] it's trained\n" in said
-  assert "[evaluator] evaluated here\n" in said
-  assert said.index("[builder] ended with exit code 0") < said.index(
-    "evaluated"
-  )
-
-
-def test_a_builder_that_fails_stops_the_trainer(folder, capfd):
-  builder = _job("builder", _WHEN_IT_FOLLOWS + "kill -9 $$")
-  assert _run(_job("trainer", _FOLLOWS), builder) == -9
-  assert _stopped(folder) == ["trainer"]
-  assert "builder failed with signal 9\n" in capfd.readouterr().out
-
-
-def test_a_builder_that_is_done_lets_the_trainer_go_on(folder):
-  trainer = _job("trainer", _WHEN_IT_FOLLOWS + "sleep 0.2; touch trained")
-  assert _run(trainer, _job("builder", "touch follows")) == 0
-  assert (folder / "trained").exists()
+  _, ended, later = said.partition("[builder] ended with exit code 0")
+  assert ended and "[evaluator] evaluated here\n" in later
 
 
 def test_one_process_that_fails_ends_the_others_of_its_job_first(folder, capfd):
-  # Processes 1 and 2 are told to end: one does, the other must be killed.
+  # Process 1 does not end when it is told to, and must be killed.
   script = f"""case "$*" in
     *process_id=0*)
-      for ready in ./--process_id=1 ./--process_id=2 builds; do
-        until [ -e $ready ]; do sleep 0.02; done
-      done
+      until [ -e ./--process_id=1 ] && [ -e follows ]; do sleep 0.02; done
       head -c 100000 /dev/zero | tr '\\0' x; echo out of memory
       exit 3;;
-    *process_id=1*) {_FOLLOWS};;
     *) {_DEAF};;
   esac"""
-  builder = _job(
-    "builder",
-    'trap "exit 0" TERM; touch builds; while true; do sleep 0.02; done',
-  )
-  assert _run(_job("trainer", script, processes=3), builder) == 3
+  jobs = [_job("trainer", script, processes=2), _job("builder", _FOLLOWS)]
+  assert _run(*jobs) == 3
   said = capfd.readouterr().out.splitlines()
   # A process is named after its last words.
-  assert said[-7].endswith("xout of memory")
-  assert said[-6:] == [
+  assert said[-6].endswith("xout of memory")
+  assert said[-5:] == [
     "[trainer-0] ended with exit code 3",
-    "trainer-0 failed with exit code 3; stopping trainer-1, trainer-2",
-    "[trainer-1] ended with exit code 0",
-    "trainer-2 has not ended; killing it",
-    "[trainer-2] ended with signal 9",
+    "trainer-0 failed with exit code 3; stopping trainer-1",
+    "trainer-1 has not ended; killing it",
+    "[trainer-1] ended with signal 9",
     "[builder] ended with exit code 0",
   ]
 
 
-def test_an_evaluator_that_follows_is_stopped_with_the_builder(folder):
+@pytest.mark.parametrize(
+  ("schedule", "script", "stopped"),
+  [
+    (Schedule.BESIDE, _FOLLOWS, ["builder", "evaluator"]),
+    # The builder serves it to its end: the last checkpoint may wait for its
+    # generation.
+    (
+      Schedule.BESIDE_TO_ITS_END,
+      "until [ -e trained ]; do sleep 0.02; done; test ! -e stopped",
+      ["builder"],
+    ),
+  ],
+)
+def test_an_evaluator_that_follows_is_stopped_or_ends(
+  folder, schedule, script, stopped
+):
   jobs = [
-    _job("trainer", _WHEN_IT_FOLLOWS + "sleep 0.1"),
+    _job("trainer", _WHEN_IT_FOLLOWS + "sleep 0.1; touch trained"),
     _job("builder", _FOLLOWS),
-    _job("evaluator", _FOLLOWS, schedule=Schedule.BESIDE),
+    _job("evaluator", script, schedule=schedule),
   ]
   assert _run(*jobs) == 0
-  assert _stopped(folder) == ["builder", "evaluator"]
+  assert _stopped(folder) == stopped
 
 
-def test_the_builder_serves_an_evaluator_to_its_own_end(folder):
-  # The last checkpoint may wait for its generation.
-  script = "until [ -e trained ]; do sleep 0.02; done; test ! -e stopped"
-  jobs = [
-    _job("trainer", _WHEN_IT_FOLLOWS + "touch trained"),
-    _job("builder", _FOLLOWS),
-    _job("evaluator", script, schedule=Schedule.BESIDE_TO_ITS_END),
-  ]
-  assert _run(*jobs) == 0
-  assert _stopped(folder) == ["builder"]
-
-
-def test_the_trainer_goes_on_without_an_evaluator_that_follows(folder):
-  evaluator = _job(
-    "evaluator", "touch follows; exit 4", schedule=Schedule.BESIDE
-  )
+@pytest.mark.parametrize(
+  ("name", "script", "code"),
+  [("evaluator", "touch follows; exit 4", 4), ("builder", "touch follows", 0)],
+)
+def test_the_trainer_goes_on_without_an_evaluator_or_a_builder_that_is_done(
+  folder, name, script, code
+):
+  other = _job(name, script, schedule=Schedule.BESIDE)
   trainer = _job("trainer", _WHEN_IT_FOLLOWS + "sleep 0.2; touch trained")
-  assert _run(trainer, evaluator) == 4
+  assert _run(trainer, other) == code
   assert (folder / "trained").exists()
 
 
@@ -167,19 +160,11 @@ def test_a_signal_stops_every_job_and_a_second_one_kills(
   thread = threading.Thread(target=interrupt)
   thread.start()
   begin = time.monotonic()
-  supervisor = Supervisor(grace_seconds, ["sh"])
-  assert run_locally(supervisor, [_job("trainer", script, processes=2)]) == 130
+  job = _job("trainer", script, processes=2)
+  assert _run(job, grace_seconds=grace_seconds) == 130
   thread.join()
   assert time.monotonic() - begin < 40
   ended = f"ended with {'signal 9' if code else 'exit code 0'}\n"
-  assert capfd.readouterr().out.count(ended) == 2
-
-
-def test_the_processes_of_a_job_are_told_where_they_meet(folder, capfd):
-  del folder
-  program = "import sys; print(*sys.argv[1:])"
-  job = Job("trainer", ("-Sc", program), Schedule.RUN, processes=2)
-  assert Supervisor(30.0, [sys.executable]).run([job]) == 0
   said = capfd.readouterr().out
-  for index in range(2):
-    assert f" --num_processes=2 --process_id={index}\n[" in said
+  assert said.count(ended) == 2
+  assert "--num_processes=2 --process_id=1" in said

@@ -31,10 +31,10 @@ def without_ids(questions: list[Question]) -> list[tuple[str, tuple[str, ...]]]:
   return [(q.question, tuple(q.answers)) for q in questions]
 
 
-def write_lines(path: Path, questions: list[Question]) -> None:
+def _lines(questions: list[Question]) -> str:
   """NQ-open's and DrQA's format."""
   lines = [{"question": q.question, "answer": q.answers} for q in questions]
-  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def _many(num: int) -> list[Question]:
@@ -43,55 +43,43 @@ def _many(num: int) -> list[Question]:
   ]
 
 
-def test_a_partial_set_is_named_with_both_counts(tmp_path):
-  write_lines(tmp_path / "NQ-open.dev.jsonl", _many(3609))
-  with pytest.raises(
-    QuestionFileError,
-    match=r"has 3,609 questions .* 3,610 are published.*wget.*task open_qa$",
-  ):
-    read("natural_questions_open", "test", tmp_path)
-  (tmp_path / "val.json").write_text("[]")
-  with pytest.raises(
-    QuestionFileError,
-    match=r"only some .*: trainmodel.json, devtest.json of .* is missing; git",
-  ):
-    read("web_questions", "dev", tmp_path)
-  (tmp_path / "test.json").write_text('[{"qText": ')
-  with pytest.raises(QuestionFileError, match=r"test\.json is not JSON"):
-    read("web_questions", "test", tmp_path)
-  (tmp_path / "test.json").write_text('[{"text": "who?"}]')
-  with pytest.raises(QuestionFileError, match=r"published format: .*qText"):
-    read("web_questions", "test", tmp_path)
-
-
-@pytest.fixture
-def published_number(monkeypatch):
-  """`published_number(task, split, n)`: that so many were published."""
-
-  def change(task: str, split: str, number: int) -> None:
-    monkeypatch.setitem(find_task(task).source.sizes, split, number)
-
-  return change
+def test_files_that_are_not_the_published_set_are_named(tmp_path):
+  for file, content, task, split, message in (
+    ("NQ-open.dev.jsonl", _lines(_many(3609)), "natural_questions_open", "test",
+     r"has 3,609 questions .* 3,610 are published.*wget.*task open_qa$"),
+    ("val.json", "[]", "web_questions", "dev",
+     r"only some .*: trainmodel.json, devtest.json of .* is missing; git"),
+    ("test.json", '[{"qText": ', "web_questions", "test",
+     r"test\.json is not JSON"),
+    ("test.json", '[{"text": "who?"}]', "web_questions", "test",
+     r"published format: .*qText"),
+    ("curated-test.tsv", "1\tfactoid\twho?\n", "curated_trec", "test",
+     r"line 1, has 3 columns"),
+  ):  # fmt: skip
+    (tmp_path / file).write_text(content)
+    with pytest.raises(QuestionFileError, match=message):
+      read(task, split, tmp_path)
+  with pytest.raises(QuestionFileError, match="TFDS has no EntityQuestions"):
+    read("entity_questions", "test", "tfds:")
 
 
 def test_published_files_with_a_set_of_their_own_for_development(
-  tmp_path, published_number
+  tmp_path, monkeypatch
 ):
   """As ORQA divided them."""
-  published_number("natural_questions_open", "dev", 20)
-  name = "NaturalQuestions.resplit.dev.jsonl"
-  write_lines(tmp_path / name, _many(20))
+  sizes = find_task("natural_questions_open").source.sizes
+  monkeypatch.setitem(sizes, "dev", 20)
+  name = "NaturalQuestions.resplit.dev"
+  (tmp_path / f"{name}.jsonl").write_text(_lines(_many(20)))
   found = read("natural_questions_open", "dev", tmp_path)
   assert without_ids(found) == without_ids(_many(20))
-  assert found[4].question_id == "NaturalQuestions.resplit.dev:5"
+  assert found[4].question_id == f"{name}:5"
   with pytest.raises(QuestionFileError, match=r"resplit.train.jsonl .*missing"):
     read("natural_questions_open", "train+dev", tmp_path)
 
 
-def test_entity_questions_have_a_file_for_each_relation(
-  tmp_path, published_number
-):
-  published_number("entity_questions", "test", 25)
+def test_entity_questions_have_a_file_for_each_relation(tmp_path, monkeypatch):
+  monkeypatch.setitem(find_task("entity_questions").source.sizes, "test", 25)
   (tmp_path / "test").mkdir()
   whole = _many(25)
   for number in range(3):
@@ -102,42 +90,21 @@ def test_entity_questions_have_a_file_for_each_relation(
   found = read("entity_questions", "test", tmp_path)
   assert without_ids(found) == without_ids(whole)
   assert found[11].question_id == "P001.test:2"
-  with pytest.raises(QuestionFileError, match="TFDS has no EntityQuestions"):
-    read("entity_questions", "test", "tfds:")
 
 
 def test_curated_trec_of_drqa_has_patterns(tmp_path):
   patterns = [
     Question(q.question, [r"20,?237\s*f(oo|ee)?t"]) for q in _many(694)
   ]
-  write_lines(tmp_path / "CuratedTrec-test.txt", patterns)
-  assert without_ids(read("curated_trec", "test", tmp_path)) == without_ids(
-    patterns
-  )
+  (tmp_path / "CuratedTrec-test.txt").write_text(_lines(patterns))
+  found = read("curated_trec", "test", tmp_path)
+  assert without_ids(found) == without_ids(patterns)
   assert find_task("curated_trec").source.answer_kind == "regex"
-  (tmp_path / "other").mkdir()
-  (tmp_path / "other" / "curated-test.tsv").write_text("1\tfactoid\twho?\n")
-  with pytest.raises(QuestionFileError, match=r"line 1, has 3 columns"):
-    read("curated_trec", "test", tmp_path / "other")
 
 
-SQUAD = {
-  "data": [
-    {
-      "paragraphs": [
-        {
-          "qas": [
-            {
-              "id": "q1",
-              "question": "who wrote Emma?",
-              "answers": [{"text": "Jane Austen"}] * 2 + [{"text": "Austen"}],
-            }
-          ]
-        }
-      ]
-    }
-  ]
-}
+ANSWERS = [{"text": "Jane Austen"}, {"text": "Jane Austen"}, {"text": "Austen"}]
+ASKED = {"id": "q1", "question": "who wrote Emma?", "answers": ANSWERS}
+SQUAD = {"data": [{"paragraphs": [{"qas": [ASKED]}]}]}
 TRIVIA = {
   "Data": [
     {
@@ -157,63 +124,49 @@ RELEASED = [
 ]
 
 
-@pytest.mark.parametrize(
-  ("read_file", "published", "name"),
-  [
+def test_published_formats(tmp_path):
+  path = epath.Path(tmp_path / "published.json")
+  released = published_questions.json_entries(published_questions._released)
+  for read_file, published, name in (
     (published_questions.squad, SQUAD, "q1"),
     (published_questions.trivia_qa, TRIVIA, "q1"),
-    (
-      published_questions.json_entries(published_questions._released),
-      RELEASED,
-      "",
-    ),
-  ],
-  ids=["squad", "trivia", "webquestions"],
-)
-def test_published_formats(read_file, published, name, tmp_path):
-  path = epath.Path(tmp_path / "published.json")
-  path.write_text(json.dumps(published, indent=1))
-  answers = ["Jane Austen", "Austen"]
-  assert [*read_file(path)] == [Question("who wrote Emma?", answers, name)]
+    (released, RELEASED, ""),
+  ):
+    path.write_text(json.dumps(published, indent=1))
+    answers = ["Jane Austen", "Austen"]
+    assert [*read_file(path)] == [Question("who wrote Emma?", answers, name)]
+
+
+FIELDS = {
+  "natural_questions_open": {"answer": [b"Jane Austen", b"Austen"]},
+  "web_questions": {"answers": [b"Jane Austen", b"Austen"]},
+  "squad/v1.1": {
+    "answers": {"text": [b"Jane Austen", b"Jane Austen", b"Austen"]},
+    "id": b"q1",
+  },
+  "trivia_qa/unfiltered.nocontext": {
+    "answer": {"value": b"Jane Austen", "aliases": [b"Austen "]},
+    "question_id": b"q1",
+  },
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ("builder", "fields"),
-  [
-    ("natural_questions_open", {"answer": [b"Jane Austen", b"Austen"]}),
-    ("web_questions", {"answers": [b"Jane Austen", b"Austen"]}),
-    (
-      "squad/v1.1",
-      {
-        "answers": {"text": [b"Jane Austen", b"Jane Austen", b"Austen"]},
-        "id": b"q1",
-      },
-    ),
-    (
-      "trivia_qa/unfiltered.nocontext",
-      {
-        "answer": {"value": b"Jane Austen", "aliases": [b"Austen "]},
-        "question_id": b"q1",
-      },
-    ),
-  ],
-)
-def test_records_of_tfds(builder, fields, tmp_path):
-  record = {"question": b"who wrote Emma?", **fields}
+@pytest.mark.parametrize("builder", FIELDS)
+def test_records_of_tfds(builder, tmp_path):
+  record = {"question": b"who wrote Emma?", **FIELDS[builder]}
   features = tfds.builder(builder, data_dir=tmp_path).info.features
+  assert record.keys() <= features.keys()
   for name, value in record.items():
     assert not isinstance(value, dict) or value.keys() <= features[name].keys()
-  assert record.keys() <= features.keys()
-  name = "q1" if b"q1" in fields.values() else ""
+  name = "q1" if b"q1" in record.values() else ""
   answers = ["Jane Austen", "Austen"]
-  expected = Question("who wrote Emma?", answers, name)
-  assert question_of_record(record) == expected
+  assert question_of_record(record) == Question(
+    "who wrote Emma?", answers, name
+  )
 
 
-def test_sets_of_tfds_are_divided_like_files(
-  tmp_path, monkeypatch, published_number
-):
+def test_sets_of_tfds_are_divided_like_files(tmp_path, monkeypatch):
   def read_prepared(*place):
     assert place == ("natural_questions_open", "train", str(tmp_path))
     for q in _many(30):
@@ -221,9 +174,9 @@ def test_sets_of_tfds_are_divided_like_files(
       yield {"question": q.question.encode(), "answer": answers}
 
   monkeypatch.setattr(seqio_rows, "read_prepared", read_prepared)
-  for split, size in (("train", 27), ("dev", 3)):
-    published_number("natural_questions_open", split, size)
   name = "natural_questions_open"
+  for split, size in (("train", 27), ("dev", 3)):
+    monkeypatch.setitem(find_task(name).source.sizes, split, size)
   found = [
     read(name, split, f"tfds:{tmp_path}")
     for split in ("train", "dev", "train+dev")
@@ -241,9 +194,7 @@ def test_webquestions_divides_as_published(shared_data):
   }
   counts = {split: len(part) for split, part in parts.items()}
   assert counts == {"train": 3417, "dev": 361, "test": 2032, "train+dev": 3778}
-  ids = {s: {q.question_id for q in part} for s, part in parts.items()}
-  assert ids["train"] | ids["dev"] == ids["train+dev"]
-  assert not ids["train"] & ids["dev"]
+  assert sorted(parts["train"] + parts["dev"]) == sorted(parts["train+dev"])
   assert parts["test"][0] == Question(
     "what does jamaican people speak?",
     ["Jamaican Creole English Language", "Jamaican English"],
@@ -251,7 +202,7 @@ def test_webquestions_divides_as_published(shared_data):
   )
 
 
-def test_curated_trec_of_the_tables(shared_data):
+def test_curated_trec_and_xquad_are_parts_of_what_was_published(shared_data):
   folder = shared_data / "curatedtrec"
   with pytest.raises(QuestionFileError, match=r"several forms.*Name a file"):
     read("curated_trec", "test", folder)
@@ -259,20 +210,17 @@ def test_curated_trec_of_the_tables(shared_data):
     ("curated", 382, 48, 430),
     ("large2470", 1549, 155, 766),
   ):
-    train_file = folder / f"{name}-train.tsv"
-    assert len(read("curated_trec", "train", train_file)) == train
-    assert len(read("curated_trec", "dev", train_file)) == dev
-    assert len(read("curated_trec", "train+dev", train_file)) == train + dev
-    found = read("curated_trec", "test", folder / f"{name}-test.tsv")
+    file, tested = (folder / f"{name}-{part}.tsv" for part in ("train", "test"))
+    assert len(read("curated_trec", "train", file)) == train
+    assert len(read("curated_trec", "dev", file)) == dev
+    assert len(read("curated_trec", "train+dev", file)) == train + dev
+    found = read("curated_trec", "test", tested)
     assert len(found) == test
   assert found[2] == Question(
     "What is the most populated country in the world?", ["China"], "1544"
   )
   with pytest.raises(QuestionFileError, match="no 'test' questions"):
-    read("curated_trec", "test", train_file)
-
-
-def test_xquad_is_read_as_a_part_of_squad(shared_data):
-  found = read("squad_open", "test", shared_data / "xquad_en")
-  assert len(found) == 1190
-  assert all(question.answers for question in found)
+    read("curated_trec", "test", file)
+  xquad = read("squad_open", "test", shared_data / "xquad_en")
+  assert len(xquad) == 1190
+  assert all(question.answers for question in xquad)

@@ -1,8 +1,6 @@
 """Where sentences begin and end, in bytes of the text."""
 
-import hypothesis
 import pytest
-from hypothesis import strategies as st
 
 from realm_jax.text.sentences import sentence_characters, sentence_ranges
 
@@ -11,11 +9,7 @@ from realm_jax.text.sentences import sentence_characters, sentence_ranges
   ("language", "text", "expected"),
   [
     ("es", "Los EE. UU. ganan. Él no.", ["Los EE. UU. ganan.", "Él no."]),
-    (
-      "en",
-      "  Élan é.\n\n Ça y est 😀. Fin ",
-      ["Élan é.", "Ça y est 😀.", "Fin"],
-    ),
+    ("en", "  Élan é.\n\n Ça y est 😀. F ", ["Élan é.", "Ça y est 😀.", "F"]),
     ("en", "Dr. A\nwrapped here.", ["Dr. A\nwrapped here."]),
     # Without PyThaiNLP: the first space after 80 characters, and a blank line.
     (
@@ -37,25 +31,6 @@ def test_thai_sentences_are_those_of_pythainlp():
   pytest.importorskip("pythainlp")
   text = "ฉันไปประชุมเมื่อวันที่ 11 มีนาคม แต่เขาไม่ไป"
   assert len(sentence_ranges(text, "th")) > 1
-
-
-@hypothesis.given(
-  st.text(
-    st.sampled_from("aB é\u0301北😀.!?\"'\n\r\t\u2028\u00a0)( 1"), max_size=40
-  )
-  | st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-)
-def test_sentences_cover_all_but_white_space(text):
-  encoded = text.encode()
-  position, between = 0, b""
-  for start, limit in sentence_ranges(text):
-    assert position <= start < limit
-    between += encoded[position:start]
-    sentence = encoded[start:limit].decode()
-    assert sentence == sentence.strip()
-    position = limit
-  between += encoded[position:]
-  assert not between.decode().strip()
 
 
 def test_a_text_that_the_library_fails_on_is_one_sentence():

@@ -4,11 +4,9 @@ import hashlib
 import json
 from pathlib import Path
 
-import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import strategies as st
 
 from realm_jax.text.vocabulary_training import train_vocabulary
 from realm_jax.text.wordpieces import (
@@ -54,23 +52,9 @@ def test_the_vocabulary_is_what_the_file_says(vocabulary):
   assert vocabulary.is_continuation.sum() == len(continuations)
 
 
-@pytest.mark.parametrize(
-  "text, pieces",
-  [
-    ("[MASK] the fine [MASK][MASK].", "[MASK] the fine [MASK] [MASK] ."),
-    ("the fine", "the fine"),
-    ("[MASK]", "[MASK]"),
-  ],
-)
-def test_masks_in_a_text_are_special_pieces(vocabulary, text, pieces):
-  token_ids = vocabulary.encode_masked_tf(tf.constant(text)).numpy()
-  assert [vocabulary.pieces[i] for i in token_ids] == pieces.split()
-
-
 def test_tensorflow_gives_the_same_as_python(vocabulary):
   text = "The playground, Café - 12"
   ids = vocabulary.encode(text)
-  np.testing.assert_array_equal(vocabulary.encode_tf(tf.constant(text)), ids)
   mapped = tf.data.Dataset.from_tensors(text).map(vocabulary.encode_tf)
   assert next(mapped.as_numpy_iterator()).tolist() == ids
   batch = vocabulary.encode_tf(tf.constant([text, "", "the"]))
@@ -78,16 +62,18 @@ def test_tensorflow_gives_the_same_as_python(vocabulary):
   padded = tf.constant([[*ids, 0, 0], [5] * (len(ids) + 2)])
   decoded = [text.decode() for text in vocabulary.decode_tf(padded).numpy()]
   assert decoded == [vocabulary.decode(row) for row in padded.numpy().tolist()]
+  # Masks in a text are special pieces.
+  for masked in ("[MASK] the fine [MASK][MASK].", "the fine", "[MASK]"):
+    token_ids = vocabulary.encode_masked_tf(tf.constant(masked)).numpy()
+    pieces = [vocabulary.pieces[i] for i in token_ids]
+    assert pieces == masked.replace("][", "] [").replace(".", " .").split()
 
 
 @pytest.mark.parametrize(
   ("text", "expected"),
   [
     ("The café.", [("the", "The"), ("cafe", "café"), (".", ".")]),
-    # The accent as a code point of its own.
-    ("cafe\u0301 the", [("cafe", "cafe\u0301"), ("the", "the")]),
     ("İstanbul the", [("istanbul", "İstanbul"), ("the", "the")]),
-    ("ﬁne ofﬁce", [("fine", "ﬁne"), ("office", "ofﬁce")]),
     ("北京 the", [("北", "北"), ("京", "京"), ("the", "the")]),
     ("the\x00the", [("the", "the"), ("the", "the")]),
     ("p\u00adlaying", [("play", "p\u00adlay"), ("##ing", "ing")]),
@@ -95,11 +81,9 @@ def test_tensorflow_gives_the_same_as_python(vocabulary):
       "the 😀, the",
       [("the", "the"), ("[UNK]", "😀"), (",", ","), ("the", "the")],
     ),
-    ("the zebra2", [("the", "the"), ("[UNK]", "zebra2")]),
     ("Straße", [("strasse", "Straße")]),
     # Many pieces of one character: each shows the whole of it.
     ("½ a", [("1", "½"), ("##⁄", "½"), ("##2", "½"), ("a", "a")]),
-    ("™", [("t", "™"), ("##m", "™")]),
     ("한", [("ᄒ", "한"), ("##ᅡ", "한"), ("##ᆫ", "한")]),
     (" \u2028\t", []),
     ("", []),
@@ -130,7 +114,6 @@ def cased() -> WordpieceVocabulary:
       "the " + "ก" * 101 + "北",
       [("the",) * 2, ("[UNK]", "ก" * 101), ("北",) * 2],
     ),
-    ("\u200b" + "a" * 101, [("[UNK]", "a" * 101)]),
   ],
 )
 def test_a_cased_vocabulary(cased, text, expected):
@@ -153,31 +136,6 @@ def test_tokens_of_many_languages_are_those_of_transformers():
   ]
 
 
-UTF8_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-
-
-@hypothesis.settings(max_examples=25)  # Of many texts each: a call is slow.
-@hypothesis.given(st.lists(UTF8_TEXT, max_size=20))
-def test_every_range_is_whole_characters_in_order(vocabulary, texts):
-  tokens = vocabulary.tokenize_with_offsets(texts)
-  for i, text in enumerate(texts):
-    encoded = text.encode()
-    row = slice(*tokens.row_offsets[i : i + 2])
-    byte_ranges = tokens.byte_ranges[row]
-    assert (np.diff(byte_ranges, axis=1) > 0).all()
-    assert (np.diff(byte_ranges, axis=0) >= 0).all()
-    for start, limit in byte_ranges:
-      assert encoded[start:limit].decode("utf-8").strip()
-
-
-def test_training_refuses_what_cannot_be():
-  with pytest.raises(VocabularyError, match="no words"):
-    train_vocabulary(["", " \t"], 100)
-  with pytest.raises(VocabularyError, match=r"8 pieces is too small.*take 109"):
-    # 5 specials, 32 of punctuation, twice 36 letters and digits.
-    train_vocabulary(["ab ab cd aδ"] * 3, 8)
-
-
 def test_a_trained_vocabulary_keeps_characters_and_uses_its_slots():
   ideographs = [chr(0x4E00 + i) for i in range(1200)]
   texts = ["".join(ideographs), "É été ภาษาไทยเขียนติดกัน " * 3, "한국어 かな"]
@@ -194,47 +152,37 @@ def test_a_trained_vocabulary_keeps_characters_and_uses_its_slots():
   assert {*ideographs[:300]} <= {*small.pieces}
 
 
-@pytest.mark.parametrize(
-  ("text", "message"), [("北京 1987?", "Chinese"), ("ДОМ the", None)]
-)
-def test_a_text_in_another_script_is_refused(text, message):
+def test_a_trained_vocabulary_knows_its_script_and_ascii():
   words = vocabulary_of(train_vocabulary(["the house"], 200))
   assert words.notes("the house!") == []
-  assert "the run does not know: " in words.notes(text)[0]
-  if message:
-    with pytest.raises(ValueError, match=message):
-      words.require_known(text)
-  else:
-    words.require_known(text)
+  for text in ("北京 1987?", "ДОМ the"):
+    assert "the run does not know: " in words.notes(text)[0]
+  words.require_known("ДОМ the")
+  with pytest.raises(ValueError, match="Chinese"):
+    words.require_known("北京 1987?")
+  for texts in (["ab ab cd ad"], ["a"]):
+    words = vocabulary_of(train_vocabulary(texts, 200))
+    typed = 'Who wrote "C++" in 1985, and where? ({x|y}~z^2 @ #7 & $5 = 50%!)'
+    assert words.unk_id not in words.encode(typed)
 
 
-@pytest.mark.parametrize("texts", [["ab ab cd ad"], ["a"]])
-def test_what_is_typed_in_ascii_is_never_unknown(texts):
-  vocabulary = vocabulary_of(train_vocabulary(texts, 200))
-  typed = 'Who wrote "C++" in 1985, and where? ({x|y}~z^2 @ #7 & $5 = 50%!)'
-  assert vocabulary.unk_id not in vocabulary.encode(typed)
-
-
-@pytest.mark.parametrize(
-  ("content", "message"),
-  [
-    ("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", r"has no \[MASK\]"),
-    ("the\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[PAD]\n", r"'the' on its first line"),
-    ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", "line 6 and again .* 8"),
-    ("[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n", "line 3, is empty"),
-    ("", r"has no \[PAD\], \[UNK\]"),
-  ],
-)
-def test_a_vocabulary_that_cannot_serve_is_refused(tmp_path, content, message):
+def test_a_vocabulary_that_cannot_serve_is_refused(tmp_path):
+  with pytest.raises(VocabularyError, match="no words"):
+    train_vocabulary(["", " \t"], 100)
+  with pytest.raises(VocabularyError, match=r"8 pieces is too small.*take 109"):
+    # 5 specials, 32 of punctuation, twice 36 letters and digits.
+    train_vocabulary(["ab ab cd aδ"] * 3, 8)
   path = tmp_path / "vocab.txt"
-  path.write_text(content, encoding="utf-8")
-  with pytest.raises(VocabularyError, match=message):
+  with pytest.raises(VocabularyError, match=r"no vocabulary at .*vocab"):
     WordpieceVocabulary(path)
-
-
-def test_a_missing_or_binary_vocabulary_is_refused(tmp_path):
-  with pytest.raises(VocabularyError, match=r"no vocabulary at .*absent"):
-    WordpieceVocabulary(tmp_path / "absent.txt")
-  (tmp_path / "binary.txt").write_bytes(b"[PAD]\n\xff\xfe")
-  with pytest.raises(VocabularyError, match=r"not UTF-8 \(byte 6\)"):
-    WordpieceVocabulary(tmp_path / "binary.txt")
+  for content, message in (
+    (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", r"has no \[MASK\]"),
+    (b"the\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[PAD]\n", "'the' on its first line"),
+    (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", "line 6 and again .* 8"),
+    (b"[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n", "line 3, is empty"),
+    (b"", r"has no \[PAD\], \[UNK\]"),
+    (b"[PAD]\n\xff\xfe", r"not UTF-8 \(byte 6\)"),
+  ):
+    path.write_bytes(content)
+    with pytest.raises(VocabularyError, match=message):
+      WordpieceVocabulary(path)

@@ -13,7 +13,7 @@ from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.text.wordpieces import vocabulary_of
 from realm_jax.weights import WeightsError, released_blocks
 from realm_jax.weights.released_blocks import ReleasedBlocks
-from tests.corpus.updated import text_of
+from tests.corpus.conftest import text_of
 from tests.weights import tf_files as files
 from tests.weights.models import import_weights
 

@@ -6,6 +6,7 @@ score again. The fastest measured point that meets the recall target is chosen.
 
 import bisect
 import dataclasses
+import functools
 import importlib.metadata
 import math
 import tempfile
@@ -252,52 +253,32 @@ def fastest_point(
   number that is given is kept.
   """
   assert index.tree is not None
-  leaves = _grid(_LEAVES, 1, index.tree.num_leaves, leaves_searched)
-  measured: list[Point] = []
-  for again in _grid(_REORDERED, truth.k, index.num_blocks, num_reordered):
+  num_leaves = index.tree.num_leaves
+  points: list[Point] = []
 
-    def meets(searched: int, again: int = again) -> bool:
-      measured.append(_measure(index, truth, searched, again, target=target))
-      return measured[-1].recall >= target
+  def meets(searched: int, again: int) -> bool:
+    index.tree = Tree(num_leaves, searched, again)
+    seconds: list[float] = []
+    recall = 0.0
+    # The speed of a point below the target does not matter.
+    while not seconds or (recall >= target and len(seconds) < _REPEATS):
+      start = time.perf_counter()
+      found = index.search(truth.queries, truth.k)
+      seconds.append(time.perf_counter() - start)
+      recall = truth.recall(found)
+    rate = len(truth.queries.token_ids) / min(seconds)
+    points.append(Point(searched, again, recall, rate))
+    return recall >= target
 
-    bisect.bisect_left(leaves, True, key=meets)
-  best = max(point.recall for point in measured)
-  good = [point for point in measured if point.recall >= min(target, best)]
+  def tried(
+    given: int | None, low: int, high: int, grid: Sequence[int]
+  ) -> list[int]:
+    values = grid if given is None else [given]
+    return sorted({max(low, min(value, high)) for value in values})
+
+  leaves = tried(leaves_searched, 1, num_leaves, _LEAVES)
+  for again in tried(num_reordered, truth.k, index.num_blocks, _REORDERED):
+    bisect.bisect_left(leaves, True, key=functools.partial(meets, again=again))
+  best = max(point.recall for point in points)
+  good = [point for point in points if point.recall >= min(target, best)]
   return max(good, key=lambda point: point.queries_per_second)
-
-
-def _measure(
-  index: ScannIndex,
-  truth: GroundTruth,
-  leaves_searched: int,
-  num_reordered: int,
-  *,
-  target: float,
-) -> Point:
-  """Measures a point; only once if its recall is below the target."""
-  assert index.tree is not None
-  index.tree = index.tree._replace(
-    leaves_searched=leaves_searched, num_reordered=num_reordered
-  )
-  seconds: list[float] = []
-  recall = 0.0
-  # The speed of a point below the target does not matter.
-  while not seconds or (recall >= target and len(seconds) < _REPEATS):
-    start = time.perf_counter()
-    found = index.search(truth.queries, truth.k)
-    seconds.append(time.perf_counter() - start)
-    recall = truth.recall(found)
-  return Point(
-    leaves_searched=leaves_searched,
-    num_reordered=num_reordered,
-    recall=recall,
-    queries_per_second=len(truth.queries.token_ids) / min(seconds),
-  )
-
-
-def _grid(
-  values: Sequence[int], low: int, high: int, fixed: int | None
-) -> list[int]:
-  """Returns the values to try, limited to a range."""
-  values = values if fixed is None else [fixed]
-  return sorted({max(low, min(v, high)) for v in values})

@@ -51,12 +51,11 @@ class Tree(NamedTuple):
       IndexLoadError: The file cannot be read.
     """
     path = directory / _TREE
-    if not path.exists():
-      return None
     try:
-      values = json.loads(path.read_text())
-      return cls(*(int(values[name]) for name in cls._fields))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+      return cls(**json.loads(path.read_text()))
+    except FileNotFoundError:
+      return None
+    except (OSError, ValueError, TypeError) as error:
       raise IndexLoadError(
         f"{path} cannot be read ({error!r}); build the index again"
       ) from error

@@ -6,7 +6,7 @@ ScaNN 1.4.2.
 """
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,8 @@ def write(
   codes = create(_CODES, np.uint8, num_blocks, len(trained.codebooks))
   name, dtype, asset_type = _VECTORS[reordering]
   stored = create(name, dtype, num_blocks, dim)
-  start = 0
-  for part, placed in _placed(vectors, trained, check):
+
+  def store(start: int, part: np.ndarray, placed: _Assigned) -> None:
     rows = slice(start, start + len(part))
     leaves[rows], codes[rows] = (x[: len(part)] for x in jax.device_get(placed))
     if reordering == "bfloat16":
@@ -81,7 +81,20 @@ def write(
     else:
       stored[rows] = part
     drop_pages(part)
-    start = rows.stop
+
+  centroids, codebooks = map(jnp.asarray, trained)
+  # Every part is padded to one size, for which alone the program is compiled.
+  size = min(_ROWS_PER_PART, num_blocks)
+  waiting: list[tuple[int, np.ndarray, _Assigned]] = []
+  for start in range(0, num_blocks, size):
+    check()
+    part = vectors[start : start + size]
+    padded = np.pad(part, ((0, size - len(part)), (0, 0))).astype(np.float32)
+    waiting.append((start, part, _place(padded, centroids, codebooks)))
+    # The devices compute a part while the host writes the one before.
+    if len(waiting) > 1:
+      store(*waiting.pop(0))
+  store(*waiting.pop())
   for array in (leaves, codes, stored):
     array.flush()
   config = _proto("proto.scann_pb2").ScannConfig()
@@ -101,30 +114,6 @@ def write(
     for kind, name in assets.items()
   )
   (directory / "scann_assets.pbtxt").write_text(text)
-
-
-def _placed(
-  vectors: Rows, trained: Trained, check: Callable[[], None]
-) -> Iterator[tuple[np.ndarray, _Assigned]]:
-  """Yields parts of the rows with their leaves and codes on the devices.
-
-  The devices compute the next part while the host writes one.
-  """
-  centroids, codebooks = map(jnp.asarray, trained)
-  # Every part is padded to one size, for which alone the program is compiled.
-  num_blocks, _ = vectors.shape
-  size = min(_ROWS_PER_PART, num_blocks)
-  before = None
-  for start in range(0, num_blocks, size):
-    check()
-    part = vectors[start : start + size]
-    padded = np.pad(part, ((0, size - len(part)), (0, 0))).astype(np.float32)
-    placed = part, _place(padded, centroids, codebooks)
-    if before is not None:
-      yield before
-    before = placed
-  if before is not None:
-    yield before
 
 
 @jax.jit

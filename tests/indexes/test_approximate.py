@@ -1,0 +1,189 @@
+"""ScaNN and FAISS: near exact search, tuned for a recall, safe to load."""
+
+import dataclasses
+import json
+import sys
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.fixed_tree import fixed_tree
+from realm_jax.indexes.faiss import FaissConfig
+from realm_jax.indexes.protocol import (
+  BuildOptions,
+  IndexLoadError,
+  LibraryError,
+  RecallError,
+)
+from realm_jax.indexes.scann import trees
+from realm_jax.indexes.scann.config import ScannConfig, default_leaves
+from realm_jax.indexes.scann.training import (
+  assign,
+  encode,
+  train_codebooks,
+  train_leaves,
+)
+from tests.indexes.clustered import (
+  blocks_of,
+  check_found,
+  clustered,
+  queries_of,
+)
+
+_TREE = fixed_tree(
+  64,
+  num_leaves_searched=4,
+  num_reordered=50,
+  reordering="float32",
+  below_target=False,
+)
+_LISTS = FaissConfig(brute_force_below=0, nprobe=8)
+_QUERIES = queries_of(clustered(200, 2))
+_OPTIONS = BuildOptions(queries=_QUERIES)
+
+
+def _blocks(config):
+  if config.kind == "faiss":
+    pytest.importorskip("faiss").omp_set_num_threads(1)
+  return blocks_of(clustered(3_000, 1))
+
+
+@pytest.mark.parametrize(
+  "config",
+  [
+    _TREE,
+    dataclasses.replace(_TREE, reordering="bfloat16", dims_per_code=4),
+    _LISTS,
+    dataclasses.replace(_LISTS, factory="PCA24,IVF64,PQ12x4fs,RFlat"),
+  ],
+)
+def test_every_structure_finds_nearly_all_that_exact_search_finds(
+  tmp_path, config
+):
+  blocks = _blocks(config)
+  options = dataclasses.replace(_OPTIONS, directory=tmp_path / "index")
+  found = config.build(blocks, options).search(_QUERIES, 8)
+  check_found(found, _QUERIES, blocks.vectors, min_recall=0.9, tolerance=1e-2)
+  # A generation is renamed when it is published.
+  moved = (tmp_path / "index").rename(tmp_path / "published")
+  loaded = config.load(moved, blocks).search(_QUERIES, 8)
+  np.testing.assert_array_equal(loaded.rows, found.rows)
+
+
+@pytest.mark.parametrize(
+  "config, name, content",
+  [
+    (_TREE, "scann_assets.pbtxt", b""),
+    (_TREE, "scann_docids.pkl", b"cos\nsystem\n."),
+    (_TREE, "tree.json", b"{}"),
+    (_LISTS, "index.faiss", b"IwFl"),
+    (_LISTS, "index.faiss", None),
+  ],
+)
+def test_what_cannot_be_loaded_is_refused(tmp_path, config, name, content):
+  blocks = _blocks(config)
+  config.build(blocks, BuildOptions(directory=tmp_path / "index"))
+  path = tmp_path / "index" / name
+  path.unlink() if content is None else path.write_bytes(content)
+  with pytest.raises(IndexLoadError):
+    config.load(tmp_path / "index", blocks)
+
+
+def test_how_much_is_searched_is_chosen_by_measuring():
+  config = ScannConfig(brute_force_below=0, recall_target=0.97)
+  report = config.build(_blocks(config), _OPTIONS).report
+  assert report["recall"] >= 0.97
+  assert report["num_leaves"] == default_leaves(3_000) == 128
+  json.dumps(report)
+
+
+def test_an_index_below_its_target_is_refused_unless_it_may_be():
+  config = dataclasses.replace(
+    _TREE, num_leaves_searched=1, num_reordered=8, recall_target=0.999
+  )
+  with pytest.raises(RecallError, match=r"reaches recall@8 0\.\d+ of 0.999"):
+    config.build(_blocks(config), _OPTIONS)
+  allowed = dataclasses.replace(config, below_target=True)
+  assert allowed.build(_blocks(config), _OPTIONS).report["recall"] < 0.999
+
+
+def test_where_formats_are_unknown_scanns_own_builder_meets_the_target(
+  monkeypatch,
+):
+  # Another version of ScaNN may not read what we write.
+  monkeypatch.setattr(trees, "FORMATS_VERSION", "0.0.0")
+  monkeypatch.setattr(trees, "write", None)
+  config = ScannConfig(brute_force_below=0, num_leaves=64)
+  blocks = _blocks(config)
+  found = config.build(blocks, _OPTIONS).search(_QUERIES, 8)
+  check_found(found, _QUERIES, blocks.vectors, min_recall=0.95, tolerance=1e-2)
+
+
+def test_a_missing_library_is_named(monkeypatch):
+  module = "scann.scann_ops.py.scann_ops_pybind"
+  monkeypatch.setitem(sys.modules, module, None)
+  with pytest.raises(LibraryError, match="pip install scann"):
+    _TREE.build(_blocks(_TREE))
+
+
+def test_an_exception_of_check_ends_the_build():
+  check = mock.Mock(side_effect=KeyboardInterrupt)
+  with pytest.raises(KeyboardInterrupt):
+    _TREE.build(_blocks(_TREE), BuildOptions(check=check))
+
+
+@pytest.mark.parametrize(
+  "factory, message",
+  [
+    ("HNSW8", "may find fewer than k"),
+    ("IVF4,Nonsense", "FAISS cannot build 'IVF4,Nonsense'"),
+  ],
+)
+def test_a_description_that_will_not_do_is_refused(factory, message):
+  config = dataclasses.replace(_LISTS, factory=factory)
+  with pytest.raises(ValueError, match=message):
+    config.build(_blocks(config))
+
+
+def _distortion(vectors, centroids):
+  leaves = np.asarray(assign(vectors, centroids))
+  return np.square(vectors - centroids[leaves]).sum(axis=1).mean()
+
+
+def test_every_group_gets_a_leaf_of_its_own():
+  # From random starts, Lloyd's algorithm alone joins about a third of them.
+  vectors = clustered(8_000, 1, groups=100)
+  centroids = train_leaves(vectors, 100)
+  groups = np.random.default_rng(0).standard_normal((100, 32))
+  nearest = np.square(groups[:, None] - centroids).sum(axis=2).min(axis=1)
+  assert nearest.max() < 0.5
+  assert _distortion(vectors, centroids) < 1.02 * 0.49 * 32
+
+
+@pytest.mark.parametrize(
+  ("count", "num_leaves"), [(7, 1), (300, 64), (300, 130)]
+)
+def test_each_vector_goes_to_the_nearest_centroid(count, num_leaves):
+  vectors, centroids = clustered(count, 1), clustered(num_leaves, 2)
+  distances = np.square(vectors[:, None] - centroids).sum(axis=2)
+  lengths = (
+    np.linalg.norm(vectors, axis=1) * np.linalg.norm(centroids, axis=1).max()
+  )
+  chosen = distances[np.arange(count), assign(vectors, centroids)]
+  more = chosen - distances.min(axis=1)
+  # bfloat16 cannot tell all of them apart.
+  assert (more <= 2**-7 * lengths).all() and np.mean(more > 0) < 0.05
+
+
+def test_codebooks_are_as_good_as_sixteen_centroids_can_be():
+  rng = np.random.default_rng(0)
+  residuals = rng.standard_normal((3_000, 8)).astype(np.float32)
+  codebooks = train_codebooks(residuals, dims_per_code=2)
+  codes = encode(jnp.asarray(residuals), codebooks)
+  pieces = residuals.reshape(-1, 4, 1, 2)
+  distances = np.square(pieces - np.asarray(codebooks)).sum(axis=3)
+  np.testing.assert_array_equal(codes, distances.argmin(axis=2))
+  # The best 16 centroids of a normal in the plane leave 0.11 of a dimension.
+  assert distances.min(axis=2).mean() / 2 < 0.125

@@ -1,0 +1,177 @@
+"""Files and names on a disk and in a bucket, which may be of no use."""
+
+import json
+import tempfile
+
+import pytest
+from etils import epath
+
+from benchmarks.runs.object_store import StoreFault
+from realm_jax.storage.access import (
+  StoreAccessError,
+  require_readable,
+  require_writable,
+)
+from realm_jax.storage.atomic import (
+  TargetError,
+  atomic_file,
+  check_target,
+)
+from realm_jax.storage.json_files import json_lines, write_json
+from realm_jax.storage.paths import (
+  download,
+  list_names,
+  read_bytes,
+  upload,
+  upload_directory,
+  version_of,
+)
+
+
+@pytest.fixture(params=["disk", "store"])
+def folder(request, tmp_path, monkeypatch) -> epath.Path:
+  """A directory that is not there yet; temporary files are in `tmp_path`."""
+  if request.param == "disk":
+    return epath.Path(tmp_path / "folder")
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  store = request.getfixturevalue("object_store")
+  return epath.Path(store.path(f"files/{tmp_path.name}"))
+
+
+def test_names_are_those_of_files_and_folders(folder):
+  assert list_names(folder) == []
+  (folder / "b" / "c").mkdir(parents=True)
+  (folder / "b" / "c" / "file").write_text("1")
+  (folder / "a").write_text("2")
+  assert list_names(folder) == ["a", "b"]
+  assert list_names(folder / "a") == []
+
+
+def test_a_version_changes_whenever_a_file_is_written(folder):
+  path = folder / "file"
+  assert version_of(path) is None
+  folder.mkdir(parents=True)
+  path.write_text("one")
+  first = version_of(path)
+  assert path.read_text() == "one"
+  assert first is not None and version_of(path) == first
+  path.unlink()
+  path.write_text("two")
+  assert version_of(path) not in (None, first)
+
+
+def test_a_file_is_read_with_one_request_that_is_repeated(object_store):
+  path = object_store.path("tree/sub/b")
+  object_store.write("tree/sub/b", b"text")
+  with object_store.counted() as requests:
+    assert read_bytes(path) == b"text"
+  assert len(requests) == 1
+  object_store.inject(StoreFault("hang", "^GET .*sub/b"))
+  assert read_bytes(path) == b"text"
+  assert object_store.happened() == [1]
+  with pytest.raises(FileNotFoundError):
+    read_bytes(object_store.path("tree/sub"))
+
+
+def test_files_are_copied_to_the_store_and_back(object_store, tmp_path):
+  (tmp_path / "a").write_bytes(b"x" * (6 << 20))
+  upload(tmp_path / "a", object_store.path("copied/a"))
+  download(object_store.path("copied/a"), tmp_path / "b")
+  assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+  with pytest.raises(FileNotFoundError):
+    download(object_store.path("copied/c"), tmp_path / "c")
+  assert not (tmp_path / "c").exists()
+
+
+def test_the_file_that_makes_a_target_valid_is_uploaded_last(
+  object_store, tmp_path
+):
+  (tmp_path / "sub").mkdir()
+  for name in ("a.json", "b", "sub/c"):
+    (tmp_path / name).write_text(name)
+  target = object_store.path("uploaded_last")
+  object_store.inject(StoreFault("refuse", "^POST /upload", status=403))
+  with pytest.raises(OSError, match="Forbidden"):
+    upload_directory(tmp_path, target, last="a.json")
+  assert "uploaded_last/a.json" not in object_store.names("uploaded_last")
+  upload_directory(tmp_path, target, last="a.json")
+  for name in ("a.json", "b", "sub/c"):
+    assert object_store.read(f"uploaded_last/{name}") == name.encode()
+
+
+def test_a_bucket_that_can_be_used_costs_few_requests(object_store, tmp_path):
+  corpus = object_store.path("access/corpus")
+  with object_store.counted() as requests:
+    require_readable(corpus, corpus, None, tmp_path / "nowhere")
+  assert len(requests) == 1
+  with object_store.counted() as requests:
+    require_writable(object_store.path("access/run"), tmp_path, None)
+  assert len(requests) == 3
+  assert object_store.names("access/run") == []
+
+
+@pytest.mark.parametrize("require", [require_readable, require_writable])
+def test_a_bucket_that_is_not_there(object_store, require):
+  with pytest.raises(StoreAccessError, match="buckets create gs://elsewhere"):
+    require("gs://elsewhere/run")
+
+
+@pytest.mark.parametrize(
+  ("method", "said"),
+  [
+    ("GET", r"cannot be read: .*roles/stor"),
+    ("POST", "cannot be written: .*refuses"),
+    ("DELETE", "cannot be removed: .*refuses"),
+  ],
+)
+def test_a_bucket_that_may_not_be_used(object_store, method, said):
+  object_store.inject(StoreFault("refuse", f"^{method}", status=403, times=9))
+  with pytest.raises(StoreAccessError, match=said):
+    require_writable(object_store.path("access/run"))
+  object_store.inject()
+  for name in object_store.names("access/run"):
+    object_store.remove(name)
+
+
+def test_a_removal_whose_answer_is_lost_is_one(object_store):
+  object_store.inject(StoreFault("lose answer", "^DELETE"))
+  require_writable(object_store.path("access/run"))
+  assert object_store.happened() == [1]
+
+
+def test_readers_see_the_old_file_until_the_block_ends(folder):
+  path = folder / "new" / "a.bin"
+  with atomic_file(path) as written:
+    written.write_bytes(b"first")
+    assert not path.exists()
+  with atomic_file(path) as written:
+    written.write_bytes(b"second")
+    assert path.read_bytes() == b"first"
+  assert path.read_bytes() == b"second"
+  assert [found.name for found in path.parent.iterdir()] == ["a.bin"]
+
+
+def test_a_block_that_raises_leaves_what_was_there(folder, tmp_path):
+  write_json(folder / "a.json", 1)
+  with pytest.raises(KeyboardInterrupt), json_lines(folder / "a.json") as write:
+    write({"half": 1})
+    raise KeyboardInterrupt
+  with pytest.raises(KeyboardInterrupt), atomic_file(folder / "b") as written:
+    written.write_bytes(b"half")
+    raise KeyboardInterrupt
+  assert (folder / "a.json").read_text() == "1\n"
+  assert [path.name for path in folder.iterdir()] == ["a.json"]
+  assert {path.name for path in tmp_path.glob("realm_jax-*/*")} <= {".lock"}
+
+
+def test_no_directory_is_prepared_beside_the_mount_point_of_a_disk(tmp_path):
+  check_target(tmp_path / "new")
+  with pytest.raises(TargetError, match="a directory in it, such as /new"):
+    check_target("/")
+
+
+def test_json_keeps_its_letters(tmp_path):
+  value = {"name": "Zürich", "values": [1, 0.5, None]}
+  write_json(tmp_path / "deep" / "metrics.json", value)
+  text = (tmp_path / "deep" / "metrics.json").read_text(encoding="utf-8")
+  assert '"Zürich"' in text and json.loads(text) == value

@@ -1,0 +1,184 @@
+"""Examples of the tasks over a corpus, and of questions of one's own."""
+
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+from realm_jax.inputs.examples import ExampleStream
+from realm_jax.text import masking
+from tasks import masked_sentences
+from tests.inputs import tiny_corpus
+
+
+def _examples(context, task, *, num, query=64, block=64, masks=10):
+  config = tiny_corpus.config(
+    *(task, context),
+    query_length=query,
+    block_length=block,
+    max_masks=masks,
+  )
+  return itertools.islice(ExampleStream(config), num)
+
+
+def _questions(context, *, task="open_qa", query=64):
+  config = tiny_corpus.config(task, context, query_length=query)
+  return list(ExampleStream(config, shuffle=False, repeat=False))
+
+
+# --- Inverse cloze ---------------------------------------------------------
+
+
+def test_examples_as_worked_out_by_hand(tiny):
+  decode = tiny.corpus.vocabulary.decode
+  found, several = set(), []
+  for e in _examples(tiny, "inverse_cloze", num=900):
+    query, block = decode(e["query"].tolist()), decode(e["block"].tolist())
+    if "[CLS] rhine" in block:
+      found.add((query, bool(e["removed"]), block))
+    if "[CLS] nile" in block:
+      # A block of one sentence is kept whole.
+      assert not e["removed"]
+    else:
+      several.append(e["removed"])
+  first, second = "it passes basel .", "ships use it ."
+  third = "fish swim in it since 1900 ."
+  whole = f"[CLS] rhine [SEP] {first} {second} {third} [SEP]"
+  assert found == {
+    (f"[CLS] {first} [SEP]", False, whole),
+    (f"[CLS] {second} [SEP]", False, whole),
+    (f"[CLS] {third} [SEP]", False, whole),
+    (f"[CLS] {first} [SEP]", True, f"[CLS] rhine [SEP] {second} {third} [SEP]"),
+    (f"[CLS] {second} [SEP]", True, f"[CLS] rhine [SEP] {first} {third} [SEP]"),
+    (f"[CLS] {third} [SEP]", True, f"[CLS] rhine [SEP] {first} {second} [SEP]"),
+  }
+  # A sentence leaves its block nine times in ten.
+  assert len(several) < 900
+  assert abs(np.mean(several) - 0.9) < 5 * np.sqrt(0.09 / len(several))
+
+
+def test_examples_keep_to_their_lengths(tiny):
+  separator = tiny.corpus.vocabulary.sep_id
+  for example in _examples(tiny, "inverse_cloze", num=30, query=5, block=9):
+    query, block = example["query"], example["block"]
+    # [CLS], three tokens (no sentence has fewer), [SEP].
+    assert len(query) == 5
+    assert len(block) <= 9
+    assert query[-1] == block[-1] == separator
+    assert np.sum(block == separator) == 2
+
+
+# --- Masked sentences ------------------------------------------------------
+
+
+def _targets(context, *, query=64):
+  """The decoded targets, and the query of each."""
+  decode = context.corpus.vocabulary.decode
+  return {
+    decode(e["mask_targets"].tolist()): decode(e["query"].tolist())
+    for e in _examples(context, "masked_salient_spans", num=100, query=query)
+  }
+
+
+def test_salient_spans_of_the_tiny_corpus(tiny):
+  assert _targets(tiny) == {
+    "europe": "[CLS] the tall alps lie in [MASK] . [SEP]",
+    "basel": "[CLS] it passes [MASK] . [SEP]",
+    "1900": "[CLS] fish swim in it since [MASK] . [SEP]",
+    "africa": "[CLS] it flows in [MASK] . [SEP]",
+    "norway": "[CLS] a city in [MASK] . [SEP]",
+    "bergen": "[CLS] see also [MASK] . [SEP]",
+  }
+
+
+@pytest.mark.slow
+def test_kinds_that_are_not_masked(tiny):
+  # The tagger of this corpus calls every span a name or a date.
+  names = {"europe", "basel", "africa", "norway", "bergen"}
+  for kinds, targets in (
+    (("date",), names),
+    (("name", "number"), {"1900"}),
+  ):
+    context = dataclasses.replace(tiny, unmasked_span_kinds=kinds)
+    assert _targets(context).keys() == targets
+
+
+@pytest.mark.parametrize(
+  "task",
+  ["masked_salient_spans", "masked_random_tokens", "masked_random_spans"],
+)
+def test_filling_in_the_targets_gives_a_sentence_of_the_source(tiny, task):
+  corpus = tiny.corpus
+  for example in _examples(tiny, task, num=40):
+    row = corpus.rows_of(example["source_id"]).item()
+    assert example["source_hash"] == corpus.content_hashes[row]
+    body = corpus.block(row).body_token_ids.tolist()
+    query = example["query"].copy()
+    assert np.all(query[example["mask_positions"]] == corpus.vocabulary.mask_id)
+    assert np.all(example["mask_weights"] == 1.0)
+    query[example["mask_positions"]] = example["mask_targets"]
+    sentences = [
+      body[start:limit] for start, limit in corpus.block(row).sentences
+    ]
+    assert query[1:-1].tolist() in sentences
+
+
+@pytest.mark.usefixtures("new_tasks")
+def test_masks_past_the_scored_ones_stay_masked(tiny):
+  masked_sentences.add("all", functools.partial(masking.random_tokens, rate=1))
+  mask_id = tiny.corpus.vocabulary.mask_id
+  for example in _examples(tiny, "all", num=20, masks=2):
+    np.testing.assert_array_equal(example["mask_positions"], [1, 2])
+    assert np.all(example["query"][1:-1] == mask_id)
+    assert len(example["query"]) > 4
+
+
+def test_a_sentence_whose_last_mask_does_not_fit_is_skipped(tiny):
+  # 8 leaves six tokens: "1900" is the sixth of its sentence and "europe" too,
+  # both just fit. 7 leaves five: neither does.
+  short = {"basel", "africa", "norway", "bergen"}
+  assert _targets(tiny, query=8).keys() == {*short, "europe", "1900"}
+  assert _targets(tiny, query=7).keys() == short
+
+
+# --- Questions -------------------------------------------------------------
+
+
+def _texts(array):
+  return [text.decode() for text in array]
+
+
+def test_the_questions_of_the_tiny_file(tiny):
+  words = tiny.corpus.vocabulary
+  nile, when, basel = _questions(tiny)
+  assert (
+    words.decode(nile["query"].tolist()) == "[CLS] where is the nile ? [SEP]"
+  )
+  assert nile["question"] == b"where is the nile ?"
+  assert nile["question_id"] == b"questions:1"
+  assert when["question_id"] == b"w"
+  assert _texts(when["answers"]) == ["1900", "since 1900"]
+  year, since = words.pieces.index("1900"), words.pieces.index("since")
+  assert when["answer_tokens"].tolist() == [[year, 0], [since, year]]
+  assert when["answer_kind"] == b"string"
+  # One answer, not in a list, spelt "Rhine": folded as the blocks are.
+  assert _texts(basel["answers"]) == ["Rhine"]
+  assert basel["answer_tokens"].tolist() == [[words.pieces.index("rhine")]]
+
+
+def test_a_long_question_ends_with_a_separator(tiny):
+  decode = tiny.corpus.vocabulary.decode
+  queries = [decode(e["query"].tolist()) for e in _questions(tiny, query=4)]
+  assert queries == [
+    "[CLS] where is [SEP]",
+    "[CLS] when ? [SEP]",
+    "[CLS] what passes [SEP]",
+  ]
+
+
+def test_patterns_have_no_tokens(tiny):
+  for example in _questions(tiny, task="open_qa_regex"):
+    assert example["answer_kind"] == b"regex"
+    assert example["answer_tokens"].shape == (len(example["answers"]), 0)
