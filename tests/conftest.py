@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import importlib.util
-import mmap
+import importlib.metadata
 import os
-import random
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,35 +22,16 @@ PROJECT_DIR = Path(__file__).resolve().parent.parent
 SHARED_DATA_DIR = PROJECT_DIR.parent / "shared" / "data"
 
 
-def _known(flag: str) -> bool:
-  """Whether the installed XLA has a flag; one that it lacks ends a process."""
-  jaxlib = importlib.util.find_spec("jaxlib")
-  library = Path(jaxlib.origin).with_name("libjax_common.so")
-  if not library.is_file():
-    return False
-  name = flag.removeprefix("--").partition("=")[0]
-  with (
-    library.open("rb") as file,
-    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
-  ):
-    return text.find(f"\0{name}\0".encode()) >= 0
-
-
 _MANY_DEVICES = "--xla_force_host_platform_device_count=8"
 # LLVM's optimisations take most of a compilation, and change no result that
 # a tiny model could show. To split a program for threads of the compiler takes
 # a seventh more time in total.
-_QUICK = " ".join(
-  flag
-  for flag in (
-    "--xla_backend_optimization_level=0",
-    # Emitters of fusions compile half as slowly again; since jax 0.12 there is
-    # nothing else.
-    "--xla_cpu_use_fusion_emitters=false",
-    "--xla_cpu_parallel_codegen_split_count=1",
-  )
-  if _known(flag)
-)
+_QUICK = "--xla_backend_optimization_level=0"
+_QUICK += " --xla_cpu_parallel_codegen_split_count=1"
+if importlib.metadata.version("jax").startswith("0.10."):
+  # Emitters of fusions compile half as slowly again; later versions have
+  # nothing else.
+  _QUICK += " --xla_cpu_use_fusion_emitters=false"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # pytest-xdist's workers start with what this file has set in their parent.
 _ONE_DEVICE_XLA_FLAGS = (
@@ -71,7 +50,6 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
-import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from tests import runtime_types  # noqa: E402
@@ -98,20 +76,17 @@ hypothesis.settings.load_profile("project")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  """Skips the tests that ask for `shared_data` where there is none."""
+  """Puts slow tests first, so that all workers of a run end together.
+
+  Tests that ask for `shared_data` are skipped where there is none.
+  """
+  items.sort(key=lambda item: "slow" not in item.keywords)
   if SHARED_DATA_DIR.is_dir():
     return
   absent = pytest.mark.skip(reason="no ../shared/data beside this clone")
   for item in items:
     if "shared_data" in getattr(item, "fixturenames", ()):
       item.add_marker(absent)
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-  """The global generators start alike, whichever tests ran before."""
-  random.seed(0)
-  np.random.seed(0)
 
 
 @pytest.fixture(scope="session")

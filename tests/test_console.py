@@ -1,25 +1,15 @@
-"""Progress, tables, SIGTERM, and what commands print of other libraries."""
+"""Progress, and what commands print of other libraries."""
 
-import contextlib
 import io
 import logging
-import os
-import signal
 import sys
 
-import numpy as np
 import pytest
 from absl import logging as absl_logging
 from gcsfs.retry import HttpError
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax import configuration
-from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.console import (
-  Progress,
-  hide_library_messages,
-  stop_on_sigterm,
-)
+from realm_jax.console import Progress, hide_library_messages
 from realm_jax.storage.paths import read_bytes
 
 
@@ -37,36 +27,6 @@ def test_a_line_every_fifteen_seconds_and_one_at_the_end(monkeypatch):
     "questions: 30 (75%), 1.0/s",
     "questions: 40 in 40.0 s, 1.0/s",
   ]
-
-
-def test_sigterm_sets_the_flag_of_all_blocks_and_the_old_handler_returns():
-  before = signal.getsignal(signal.SIGTERM)
-  with stop_on_sigterm() as outer:
-    assert not outer.is_set()
-    os.kill(os.getpid(), signal.SIGTERM)
-    with stop_on_sigterm() as inner:
-      assert inner.wait(5.0)
-    assert outer.is_set()
-  assert signal.getsignal(signal.SIGTERM) is before
-  with stop_on_sigterm() as later:
-    assert not later.is_set()
-
-
-def test_to_read_a_checkpoint_and_a_recipe_warns_of_nothing(
-  tmp_path, monkeypatch, caplog
-):
-  with contextlib.closing(CheckpointStore(tmp_path)) as store:
-    store.save(0, {"loop": {"step": np.int64(0)}})
-    store.wait()
-  # Outside the clone, whose gin files are found nevertheless.
-  monkeypatch.chdir(tmp_path)
-  caplog.clear()
-  with contextlib.closing(CheckpointStore(tmp_path)) as store:
-    assert store.restore(0, items=("loop",))["loop"]["step"] == 0
-  with configuration.parsed(None, ["gin/models/bert_base.gin"]):
-    pass
-  warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
-  assert not warnings
 
 
 def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):

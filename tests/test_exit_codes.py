@@ -21,11 +21,6 @@ def _code(function, *arguments) -> int:
   )
 
 
-def _two_trainers(directory):
-  with sole_process(directory), sole_process(directory):
-    pass
-
-
 def _raise(error):
   raise error
 
@@ -50,20 +45,22 @@ def test_a_store_that_is_away_is_told_from_one_that_refuses(
 
 
 def test_a_second_trainer_has_lost_the_role(tmp_path, capsys):
-  assert _code(_two_trainers, tmp_path) == ExitCode.LOST_ROLE
+  def start():
+    with sole_process(tmp_path), sole_process(tmp_path):
+      pass
+
+  assert _code(start) == ExitCode.LOST_ROLE
   assert "already has a trainer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
   ("error", "code"),
   [
-    (ValueError("wrong"), ExitCode.USER_ERROR),
     (FileNotFoundError("none"), ExitCode.USER_ERROR),
     (app.UsageError("unexpected: a"), ExitCode.USER_ERROR),
     (ValueError("UNAVAILABLE: no route"), ExitCode.STORE_OUTAGE),
     (_unreadable(ValueError("UNAVAILABLE: no route")), ExitCode.STORE_OUTAGE),
     (_unreadable(ValueError("a wrong checksum")), ExitCode.USER_ERROR),
-    (ConnectionRefusedError("no"), ExitCode.STORE_OUTAGE),
     (LostProcessError("it does not answer"), ExitCode.LOST_PROCESS),
     # All processes end with the code of the one that failed first.
     (LostProcessError("it has failed", ExitCode.USER_ERROR), 2),

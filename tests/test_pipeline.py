@@ -1,4 +1,4 @@
-"""Steps in this process, a builder beside them, SIGTERM, and what stands."""
+"""Steps in this process, a builder beside them, and SIGTERM."""
 
 import contextlib
 import os
@@ -8,15 +8,7 @@ import time
 
 import pytest
 
-from realm_jax.pipeline import (
-  Command,
-  Step,
-  StoppedError,
-  call,
-  run,
-  run_all,
-  running_beside,
-)
+from realm_jax.pipeline import Command, StoppedError, call, running_beside
 
 # Notes that it was told to stop, as an index builder may.
 _BUILDER = """
@@ -88,34 +80,3 @@ def test_sigterm_in_a_command_that_ends_well_stops_the_pipeline(monkeypatch):
   monkeypatch.setattr(Command, "configured", configured)
   with pytest.raises(StoppedError, match="stopped by SIGTERM in evaluate"):
     call(Command("evaluate", [], {}))
-
-
-def test_what_has_its_figures_is_not_evaluated_again(tmp_path):
-  # The model does not exist, so that a second evaluation would fail.
-  command = Command(
-    "evaluate",
-    ["gin/experiments/demo/eval.gin"],
-    {
-      "MODEL_DIR": "none",
-      "CORPUS_DIR": "none",
-      "QUESTIONS": "none",
-      "OUTPUT_DIR": str(tmp_path),
-    },
-  )
-  step = Step(command, tmp_path)
-  assert not step.is_finished()
-  with pytest.raises(ValueError, match="none"):
-    run(step)
-  (tmp_path / "metrics.json").write_text('{"exact_match": 0.5}')
-  run_all({"answers": step})
-  assert step.figures() == {"exact_match": 0.5}
-
-
-def test_a_command_is_printed_as_it_is_typed():
-  command = Command(
-    "train", ["a.gin"], {"MODEL_DIR": "a b", "PACK": True}, ("--once",)
-  )
-  assert str(command) == (
-    "python -m realm_jax.train --once --gin_file=a.gin "
-    """'--gin.MODEL_DIR="a b"' --gin.PACK=True"""
-  )

@@ -1,9 +1,8 @@
 """Values of a configuration against settings."""
 
 import math
-import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,17 +11,10 @@ from etils import epath
 from realm_jax import settings
 from realm_jax.demo_world.world import WorldConfig
 from realm_jax.generations.sidecar import SidecarConfig
-from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.models.bert import BertConfig
-from realm_jax.training.config import (
-  CheckpointConfig,
-  MeshConfig,
-  RefreshConfig,
-)
-from realm_jax.training.optimizer import OptimizerConfig
+from realm_jax.training.config import RefreshConfig
 from realm_jax.training.stages.open_qa import OpenQa
-from realm_jax.training.stages.pretraining import Pretraining
 
 
 @pytest.mark.parametrize(
@@ -36,8 +28,6 @@ from realm_jax.training.stages.pretraining import Pretraining
       "a number",
     ),
     (bool, [True], [1, "True", None], "True or False"),
-    (str, ["a"], [1, None, ["a"]], "a string"),
-    (int | None, [3, None], ["3"], "an integer or None"),
     (Literal["a", "b"], ["a"], ["c", None], "'a' or 'b'"),
     (
       Sequence[str],
@@ -45,24 +35,15 @@ from realm_jax.training.stages.pretraining import Pretraining
       ["a", ["a", 1]],
       "a list, each a string",
     ),
-    (tuple[int, ...], [(1, 2), [1]], [1, ("a",)], "a list, each an integer"),
     (
       tuple[str, int | None],
       [("a", 1), ["a", None]],
       [("a",), (1, 1), ("a", "b"), ("a", 1, 1)],
       "(a string, an integer or None)",
     ),
-    (Mapping[str, int], [{"a": 1}], [{"a": "b"}, 1], "a dictionary"),
     (epath.PathLike, ["a", epath.Path("a")], [1, None], "a string or a path"),
-    (os.PathLike, [epath.Path("a")], ["a"], "a path"),
     (BertConfig, [BertConfig()], ["a"], "BertConfig"),
     (settings.PositiveInt, [1], [0, -1, 1.5], "an integer of at least 1"),
-    (
-      settings.PositiveFloat,
-      [1, 1e-9],
-      [0, -1.0, math.inf, math.nan],
-      "a number above 0",
-    ),
     (settings.Fraction, [0, 0.5, 1], [-0.1, 1.1], "a number from 0 to 1"),
     (
       settings.DropoutRate | None,
@@ -70,13 +51,6 @@ from realm_jax.training.stages.pretraining import Pretraining
       [1.0, math.nan],
       "a number of at least 0 and below 1 or None",
     ),
-    (
-      Sequence[settings.PositiveInt],
-      [[1, 2], []],
-      [[1, 0]],
-      "a list, each an integer of at least 1",
-    ),
-    (Any, ["a", None], [], "Any"),
   ],
 )
 def test_a_value_fits_its_annotation_or_not(annotation, good, bad, words):
@@ -87,29 +61,18 @@ def test_a_value_fits_its_annotation_or_not(annotation, good, bad, words):
   assert settings.describe(annotation) == words
 
 
-def test_a_value_that_is_not_known_yet_fits():
-  assert settings.accepts(Sequence[int], [1, settings.UNKNOWN])
-
-
 @pytest.mark.parametrize(
   ("config", "fields"),
   [
     (BertConfig, {"num_layers": 0, "dropout_rate": 1.0}),
-    (OptimizerConfig, {"learning_rate": math.nan, "warmup_steps": -1}),
-    (CheckpointConfig, {"save_every_steps": 0, "keep_checkpoints": 0}),
-    (RefreshConfig, {"lag_steps": 0, "on_crash": "never"}),
-    (RefreshConfig, {"blocks_per_step": -1, "rolling_refresh_dtype": "bf16"}),
-    (MeshConfig, {"fsdp": 0, "model_parallelism": 0}),
+    (RefreshConfig, {"on_crash": "never", "rolling_refresh_dtype": "bf16"}),
     (OpenQa, {"num_read": 0, "renamed_share": 2.0}),
-    (Pretraining, {"num_candidates": 0, "span_weight": -1.0}),
     (SidecarConfig, {"mode": "all", "keep_generations": 0}),
     (ScannConfig, {"recall_target": 1.2, "num_leaves": 0}),
-    (ExactConfig, {"capacity": 0, "rows_per_step": 0}),
     (WorldConfig, {"held_out_test": 2.0}),
   ],
 )
 def test_a_value_that_a_field_does_not_take_is_refused(config, fields):
-  others = {"learning_rate": 1.0} if config is OptimizerConfig else {}
   for name, value in fields.items():
     with pytest.raises(ValueError, match=rf"{name}.*{config.__name__}.{name} "):
-      config(**{**others, name: value})
+      config(**{name: value})

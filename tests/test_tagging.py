@@ -5,17 +5,13 @@ import pickle
 import shutil
 import string
 
-import jax
 import numpy as np
 import pytest
 
-from realm_jax import tagging
-from realm_jax.models.sequences import padded
 from realm_jax.tagging import entities, parse_labels
 from realm_jax.text import salient_spans
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.weights import WeightsError
-from realm_jax.weights.hugging_face import read_token_classifier
 from tests.weights import models
 
 pytestmark = pytest.mark.slow
@@ -51,22 +47,6 @@ def _entities(sentence, found):
     (len(sentence[:s].encode()), len(sentence[:t].encode()), _KINDS[kind])
     for s, t, kind in found
   ]
-
-
-def test_wordpieces_and_logits_are_those_of_transformers(golden, sentences):
-  model = read_token_classifier(golden)
-  expected = np.load(golden / "expected.npz")
-  tokens = expected["tokens"]
-  ours = model.vocabulary.tokenize_with_offsets(list(sentences))
-  # Without [CLS] and [SEP].
-  theirs = [row[row != 0][1:-1] for row in tokens]
-  np.testing.assert_array_equal(ours.token_ids, np.concatenate(theirs))
-  apply = jax.jit(model.module.apply)
-  logits = apply({"params": model.params}, padded(tokens))
-  is_token = tokens != 0
-  np.testing.assert_allclose(
-    logits[is_token], expected["logits"][is_token], atol=1e-5
-  )
 
 
 def test_entities_are_those_of_transformers_pipeline(tagger, sentences):
@@ -119,29 +99,10 @@ def test_other_processes_read_the_model_from_its_directory(tagger, golden):
   assert pickle.loads(pickle.dumps(tagger)) is tagger
 
 
-def test_a_model_on_an_object_store_is_copied(golden, monkeypatch):
-  local = tagging.load(str(golden))
-  tagging.load.cache_clear()
-  monkeypatch.setattr(tagging, "is_remote", lambda path: True)
-  remote = tagging.load(str(golden))
-  assert remote is not local
-  assert remote("Army", "") == local("Army", "")
-
-
-def _copy(golden, directory, **changes):
-  """Copies a model, with changes of config.json."""
-  shutil.copytree(golden, directory)
-  config = json.loads((golden / "config.json").read_text(encoding="utf-8"))
-  models.write_json(directory / "config.json", config | changes)
-  return directory
-
-
 @pytest.mark.parametrize(
   ("changes", "said"),
   [
     ({"architectures": ["BertForMaskedLM"]}, "BertForTokenClassification"),
-    ({"architectures": None}, "architectures=None"),
-    ({"id2label": None}, "id2label=None"),
     ({"id2label": {"0": "O", "2": "B-PER"}}, "want a label for each id"),
     ({"id2label": {"0": "O", "1": "I-PER"}}, r"classifier\.weight \[9, 24\]"),
     ({"hidden_size": 12}, "where encoder/word_embeddings wants"),
@@ -149,59 +110,37 @@ def _copy(golden, directory, **changes):
   ids=str,
 )
 def test_a_directory_of_no_tagger_is_refused(golden, tmp_path, changes, said):
-  directory = _copy(golden, tmp_path / "model", **changes)
+  directory = shutil.copytree(golden, tmp_path / "model")
+  config = json.loads((golden / "config.json").read_text(encoding="utf-8"))
+  models.write_json(directory / "config.json", config | changes)
   with pytest.raises(WeightsError, match=said):
     find_tagger(f"bert:{directory}")
-
-
-def test_accents_are_stripped_where_capitals_are(golden, tmp_path):
-  directory = _copy(golden, tmp_path / "model")
-  config = {"do_lower_case": golden.name == "uncased"}
-  for strips in (False, True):
-    models.write_json(
-      directory / "tokenizer_config.json", config | {"strip_accents": strips}
-    )
-    if strips == config["do_lower_case"]:
-      read_token_classifier(directory)
-      continue
-    with pytest.raises(WeightsError, match="strip_accents"):
-      read_token_classifier(directory)
 
 
 _LABELS = "O B-PER I-PER B-ORG I-ORG S-LOC E-PER DATE".split()
 
 
-def found_in(words: str, sentences: str = ""):
-  """The entities of words, given by label; `sentences` has a digit a word."""
-  labels = [_LABELS.index(name) for name in words.split()]
-  numbers = [int(digit) for digit in sentences] or [0] * len(labels)
-  return list(
-    entities(np.array(labels), np.array(numbers), parse_labels(_LABELS))
-  )
-
-
 @pytest.mark.parametrize(
-  ("words", "wanted"),
+  ("words", "sentences", "wanted"),
   [
-    ("O O", []),
-    ("B-PER I-PER O", [(0, 1, "person")]),
+    ("O O", "00", []),
+    ("B-PER I-PER O", "000", [(0, 1, "person")]),
     # Two entities side by side.
-    ("B-PER B-PER I-PER", [(0, 0, "person"), (1, 2, "person")]),
-    ("B-PER I-ORG", [(0, 0, "person"), (1, 1, "organization")]),
+    ("B-PER B-PER I-PER", "000", [(0, 0, "person"), (1, 2, "person")]),
+    ("B-PER I-ORG", "00", [(0, 0, "person"), (1, 1, "organization")]),
     # IOB1 begins with B- only after another of the kind.
-    ("O I-PER I-PER O I-PER", [(1, 2, "person"), (4, 4, "person")]),
-    ("I-PER B-PER", [(0, 0, "person"), (1, 1, "person")]),
+    ("O I-PER I-PER O I-PER", "00000", [(1, 2, "person"), (4, 4, "person")]),
+    ("I-PER B-PER", "00", [(0, 0, "person"), (1, 1, "person")]),
     # BIOES, and a label without a prefix.
-    ("B-PER I-PER E-PER S-LOC S-LOC", [
+    ("B-PER I-PER E-PER S-LOC S-LOC", "00000", [
       (0, 2, "person"), (3, 3, "location"), (4, 4, "location")
     ]),
-    ("DATE DATE", [(0, 1, "date")]),
+    ("DATE DATE", "00", [(0, 1, "date")]),
+    # No entity leaves its sentence.
+    ("B-PER I-PER I-PER", "122", [(0, 0, "person"), (1, 2, "person")]),
   ],
 )  # fmt: skip
-def test_words_of_one_kind_are_one_entity(words, wanted):
-  assert found_in(words) == wanted
-
-
-def test_no_entity_leaves_its_sentence():
-  wanted = [(0, 0, "person"), (1, 2, "person")]
-  assert found_in("B-PER I-PER I-PER", "122") == wanted
+def test_words_of_one_kind_are_one_entity(words, sentences, wanted):
+  labels = np.array([_LABELS.index(name) for name in words.split()])
+  numbers = np.array([int(digit) for digit in sentences])
+  assert list(entities(labels, numbers, parse_labels(_LABELS))) == wanted

@@ -116,7 +116,14 @@ class BatchStream:
       shape = [*spec.shape]
       if shape and shape[0] is None:
         longest = max(np.shape(value)[0] for value in values)
-        shape[0] = self._length(name, longest)
+        shape[0] = limit = self._config.lengths.get(name)
+        if limit is not None and longest > limit:
+          raise TaskError(
+            f"task {self._config.task!r} gives a feature {name!r} of length "
+            f"{longest}, and {limit} is its limit; raise it (QUERY_LENGTH, "
+            "BLOCK_LENGTH, MAX_MASKS or OTHER_LENGTHS), or let a preprocessor "
+            "cut the feature"
+          )
       dtype = spec.dtype.as_numpy_dtype
       features = host if None in shape or dtype is object else arrays
       features[name] = _padded(values, shape, dtype)
@@ -126,18 +133,6 @@ class BatchStream:
     )
     positions = np.where(is_real, positions, FILLER)
     return Batch(arrays, host, positions, self._next_positions)
-
-  def _length(self, name: str, longest: int) -> int | None:
-    """Returns the length to which a feature is padded; None keeps it so."""
-    length = self._config.lengths.get(name)
-    if length is not None and longest > length:
-      raise TaskError(
-        f"task {self._config.task!r} gives a feature {name!r} of length "
-        f"{longest}, and {length} is its limit; raise it in "
-        f"{self._config.setting_of(name)}, or let a preprocessor cut the "
-        "feature"
-      )
-    return length
 
   def __iter__(self) -> Iterator[Batch]:
     return self

@@ -135,11 +135,6 @@ class DataConfig(TaskContext):
     own = {name: getattr(self, field) for name, field in _LENGTHS.items()}
     return {**own, **self.other_lengths}
 
-  def setting_of(self, feature: str) -> str:
-    """Returns the name of the setting that pads a feature."""
-    is_other = feature in self.other_lengths or feature not in _LENGTHS
-    return "OTHER_LENGTHS" if is_other else _LENGTHS[feature].upper()
-
 
 _CURRENT = contextvars.ContextVar[TaskContext]("task_context")
 

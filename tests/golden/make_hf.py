@@ -3,7 +3,9 @@
     .venv-peers/bin/python -m tests.golden.make_hf
 
 Each model is a tiny one, in a folder that `save_pretrained` writes.
-`expected.npz` in it has the input tokens and the outputs. `hf_bert` has
+`expected.npz` in it has the input tokens and the outputs; `expected.json` of a
+tagger, sentences and the entities that transformers' pipeline finds in them.
+`hf_bert` has
 
 | folder | parameters |
 | --- | --- |
@@ -11,10 +13,9 @@ Each model is a tiny one, in a folder that `save_pretrained` writes.
 | `without_pooler` | the encoder alone |
 | `masked_lm` | encoder, prefixed `bert.`, and masked-LM head |
 
-and `benchmarks/peers/realm.py` says what `hf_realm` has. `expected.json` of a
-tagger has some sentences and the entities that transformers' pipeline finds,
-and that of `multilingual` has the tokens of each, between spaces. The
-`vocab.txt` there is one that `realm_jax.text.vocabulary_training` has trained.
+and `benchmarks/peers/realm.py` says what `hf_realm` has. `expected.json` of
+`multilingual` has the tokens of each sentence, between spaces. The `vocab.txt`
+there is one that `realm_jax.text.vocabulary_training` has trained.
 """
 
 import json
@@ -164,12 +165,8 @@ def _make_tagger(output_dir: Path, vocab: Path, *, cased: bool) -> None:
   with torch.no_grad():
     # So that each label is the most probable one of some tokens.
     network.classifier.bias -= network(**inputs).logits[is_token].mean(0)
-    logits = network(**inputs).logits
   network.save_pretrained(output_dir)
   tokenizer.save_pretrained(output_dir)
-  save_arrays(
-    output_dir / EXPECTED, {"tokens": inputs["input_ids"], "logits": logits}
-  )
   tag = pipeline(
     "token-classification",
     model=network,

@@ -1,9 +1,11 @@
-"""Batches: fixed shapes, and the same data in any layout of processes."""
+"""Batches of tasks and mixtures: the same data in any layout of processes."""
 
+import collections
 import itertools
 
 import numpy as np
 import pytest
+import seqio
 import tensorflow as tf
 
 from realm_jax.inputs.batches import BatchStream
@@ -57,15 +59,24 @@ def test_questions_come_with_their_answers(tiny):
   assert batch.answer_kinds == ["string"] * 3
 
 
-@pytest.mark.slow
-def test_processes_join_to_one_stream_in_any_layout(
-  tiny, new_tasks, tmp_path, monkeypatch
-):
+@pytest.fixture
+def mixed(new_tasks, tmp_path):
+  """The task "numbers", and the mixture "mixed" of it and numbers from 100."""
   numbers.add_task(numbers.lines(tmp_path / "lines.txt", 29))
-  batches = some(_config(tiny), 12)
+  numbers.add_task(numbers.Numbers(40, first=100), name="many")
+  seqio.MixtureRegistry.add("mixed", [("numbers", 3), ("many", 1)])
+  yield
+  seqio.MixtureRegistry.remove("mixed")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mixed")
+@pytest.mark.parametrize("task", ["numbers", "mixed"])
+def test_processes_join_to_one_stream_in_any_layout(task, tiny, monkeypatch):
+  batches = some(_config(tiny, task), 12)
   whole = joined(batches)
   rows = [[] for _ in range(B)]
-  for example in itertools.islice(ExampleStream(_config(tiny)), 15 * B):
+  for example in itertools.islice(ExampleStream(_config(tiny, task)), 25 * B):
     rows[int(example["position"]) % B].append(example)
   for name in ("number", "draw"):
     expected = [[e[name] for e in row[:12]] for row in rows]
@@ -74,19 +85,52 @@ def test_processes_join_to_one_stream_in_any_layout(
   # However far a process reads ahead, and wherever it begins.
   positions = batches[6].next_positions
   # In epochs of their own, and not all in the same one.
-  assert positions.min() > 29
   assert len(set(positions // B)) > 1
   for count, per_lookup, ahead in ((2, 7, 0), (1, 1, 9)):
     lookups = "realm_jax.inputs.sources.RECORDS_PER_LOOKUP"
     monkeypatch.setattr(lookups, per_lookup)
-    config = _config(tiny, batches_ahead=ahead)
+    config = _config(tiny, task, batches_ahead=ahead)
     for own in _shares(count):
-      part = some(config, 12, rows=own)
-      _assert_same(part, {name: x[:, own] for name, x in whole.items()})
       part = some(config, 5, rows=own, positions=positions[own])
       _assert_same(part, {name: x[7:, own] for name, x in whole.items()})
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("mixed")
+def test_tasks_come_by_rate_and_their_records_equally_often(tiny):
+  found = collections.Counter(
+    int(example["number"])
+    for example in itertools.islice(ExampleStream(_config(tiny, "mixed")), 1000)
+  )
+  few = {number: n for number, n in found.items() if number < 100}
+  assert sum(few.values()) == pytest.approx(750, abs=69)  # 5 sigma.
+  assert sorted(few) == [number for number in range(29) if number % 3]
+  mean = 750 / len(few)
+  assert max(abs(n - mean) for n in few.values()) < 5 * mean**0.5
+  assert sorted(found.keys() - few.keys()) == [
+    number for number in range(100, 140) if number % 3
+  ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mixed")
+def test_tasks_with_unlike_examples_are_not_mixed(tiny):
+  @seqio.map_over_dataset
+  def without_draws(example):
+    return {n: v for n, v in example.items() if n != "draw"}
+
+  numbers.add_task(numbers.Numbers(9), name="other", then=without_draws)
+  seqio.MixtureRegistry.add("unlike", ["many", "other"], default_rate=1)
+  try:
+    with pytest.raises(TaskError, match=r"many alone gives.*draw"):
+      next(BatchStream(_config(tiny, "unlike")))
+    with pytest.raises(TaskError, match=r"no end.*many, other"):
+      BatchStream(_config(tiny, "unlike"), repeat=False)
+  finally:
+    seqio.MixtureRegistry.remove("unlike")
+
+
+@pytest.mark.slow
 def test_rows_that_run_out_give_filler(tiny, new_tasks):
   numbers.add_task(numbers.Numbers(10))  # Without 0, 3, 6 and 9.
   config = _config(tiny, batch_size=4)
@@ -110,13 +154,13 @@ def test_a_process_reads_its_own_rows_and_few_more_than_it_uses(
   tiny, new_tasks
 ):
   """What is read ahead is `batches_ahead` batches and tf.data's buffers."""
-  batch_size, num_batches = 64, 100
+  batch_size, num_batches = 64, 50
   source = numbers.Numbers(1_000_000)
   # Every second row drops every second record.
   numbers.add_task(
     source, keep=lambda number: (number % 2 == 0) | (number % 128 < 64)
   )
-  for rows in _shares(4, batch_size):
+  for rows in _shares(4, batch_size)[:2]:
     config = _config(tiny, batch_size=batch_size)
     stream = BatchStream(config, rows=rows, shuffle=False)
     batches = list(itertools.islice(stream, num_batches))
@@ -147,6 +191,7 @@ def test_rows_or_tasks_without_examples_are_errors(
   assert some(_config(tiny, "none"), 1, repeat=False) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["shuffle", "repeat"])
 def test_a_task_that_shuffles_or_repeats_is_refused(then, tiny, new_tasks):
   change = {
@@ -160,6 +205,7 @@ def test_a_task_that_shuffles_or_repeats_is_refused(then, tiny, new_tasks):
     some(_config(tiny), 9)
 
 
+@pytest.mark.slow
 def test_streams_are_closed_at_any_time(tiny, new_tasks):
   numbers.add_task(numbers.Numbers(29))
   for num in (0, 1, 5):
@@ -168,10 +214,3 @@ def test_streams_are_closed_at_any_time(tiny, new_tasks):
     stream.close()
     assert list(stream) == []
     stream.close()
-
-
-def test_positions_of_other_rows_are_refused(tiny):
-  with pytest.raises(ValueError, match=r"positions \[0 1\] are not of"):
-    BatchStream(
-      _config(tiny, "open_qa"), rows=np.array([1, 2]), positions=np.arange(2)
-    )

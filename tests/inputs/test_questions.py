@@ -6,13 +6,9 @@ import re
 import pytest
 from absl import logging
 
-from realm_jax.inputs.config import TaskContext, task_context
+from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.questions import (
-  Question,
-  QuestionFileError,
-  QuestionRecords,
-)
+from realm_jax.inputs.questions import QuestionFileError
 from tests.inputs import tiny_corpus
 
 _GOOD = b'{"question": "who?", "answer": ["Ada", "Ada Lovelace"], "id": "x"}\n'
@@ -40,12 +36,8 @@ def _read(tiny, path, *, task="open_qa", **fields):
 @pytest.mark.parametrize(
   ("line", "complaint"),
   [
-    (b"\n", "line 2, is empty"),
     (b'{"question": "who?"\n', "line 2: Expecting"),
-    (b'["who?", "Ada"]\n', "line 2: it is a list, not an object"),
     (b'{"answer": ["Ada"]}\n', "line 2: the question is None"),
-    (b'{"question": " ", "answer": ["Ada"]}\n', "line 2: the question is ' '"),
-    (b'{"question": "who?"}\n', "line 2: the answer is None"),
     (b'{"question": "who?", "answer": []}\n', r"line 2: the answer is \[\]"),
     (b'{"question": "who?", "answer": [7]}\n', "line 2: one answer is 7"),
     (b'{"question": "wh\xff?", "answer": ["Ada"]}\n', "line 2: .*utf-8"),
@@ -96,9 +88,3 @@ def test_answers_that_match_nothing_are_counted(tiny, tmp_path, warnings):
   (text,) = warnings
   assert "2 questions have no answer, or one that is no valid pattern" in text
   assert re.search(r"a \('\(': .*\); b \('\[1': .*\)$", text)
-  # Published sets may have questions without answers.
-  questions = [Question("who ?", [], "a"), Question("when ?", ["1900"], "b")]
-  with task_context(tiny):
-    (text,) = QuestionRecords(questions, "string").problems({"query": 64})
-  assert text.startswith("1 questions have no answer")
-  assert text.endswith(": a")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.features import plain_feature
 from realm_jax.inputs.sources import record_indices
 from tests.inputs import numbers, tiny_corpus
 
@@ -29,42 +28,6 @@ def test_every_epoch_reads_each_record_once(size, seed, epoch):
   np.testing.assert_array_equal(np.sort(indices), np.arange(size))
 
 
-def test_all_orders_of_a_tiny_source_are_about_equally_likely():
-  """24 orders over 12,000 epochs: each 500 times, give or take 5 sigma."""
-  orders = record_indices(np.arange(4 * 12_000), size=4, seed=1).reshape(-1, 4)
-  _, counts = np.unique(orders, axis=0, return_counts=True)
-  assert len(counts) == 24
-  assert np.all(np.abs(counts - 500) < 5 * np.sqrt(500))
-
-
-@pytest.mark.usefixtures("new_tasks")
-def test_records_in_memory_may_be_nested(tiny, tmp_path):
-  path = tmp_path / "lines.txt"
-  path.write_text("a b\nc d e\n")
-
-  def read(files):
-    def split(line):
-      words = tf.strings.split(line)
-      return {"line": {"first": words[0], "words": words}}
-
-    return tf.data.TextLineDataset(files).map(split)
-
-  seqio.TaskRegistry.add(
-    "nested",
-    source=seqio.FileDataSource(read, {"train": str(path)}),
-    preprocessors=[
-      seqio.map_over_dataset(lambda r: {"position": r["position"], **r["line"]})
-    ],
-    output_features={"first": plain_feature(tf.string, rank=0)},
-  )
-  found = list(_examples(tiny, "nested", shuffle=False, repeat=False))
-  assert [e["first"] for e in found] == [b"a", b"c"]
-  assert [e["words"].tolist() for e in found] == [
-    [b"a", b"b"],
-    [b"c", b"d", b"e"],
-  ]
-
-
 def _lines_of(num):
   return lambda folder: numbers.lines(folder / "lines.txt", num)
 
@@ -77,23 +40,12 @@ def _function(folder):
   )
 
 
-def _ragged(folder):
-  (folder / "lines.txt").write_text("a b\n")
-  return seqio.FileDataSource(
-    lambda files: tf.data.TextLineDataset(files).map(
-      lambda line: {"words": tf.strings.split([line, line])}
-    ),
-    {"train": str(folder / "lines.txt")},
-  )
-
-
 @pytest.mark.parametrize(
   ("source", "message"),
   [
     (_lines_of(0), "no record in split 'train'"),
     (_lines_of(6), r"more than 5 records.*build a corpus"),
     (_function, r"cannot be resumed.*RandomAccessSource"),
-    (_ragged, r"feature \['words'\].*Ragged"),
   ],
 )
 def test_what_cannot_be_kept_in_memory_is_refused(

@@ -9,8 +9,9 @@ from typing import Any
 
 from benchmarks.runs.jobs import as_gin
 from realm_jax import configuration
-from realm_jax.evaluation.evaluate import follow
+from realm_jax.evaluation.evaluate import evaluate, follow
 from realm_jax.evaluation.explain import block_use
+from realm_jax.evaluation.outputs import Figures
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.generations.sidecar import build_index
 from realm_jax.training import trainer
@@ -20,6 +21,9 @@ from tests import tiny_world
 
 # The gin file of the tiny world's model and lengths.
 MODEL_FILE = "tests/integration/tiny.gin"
+# Each evaluation, and the stage whose model it is for.
+EVALUATIONS = {"eval": "open_qa", "eval_masked": "pretrain"}
+_BEFORE = {"pretrain": "inverse_cloze", "open_qa": "pretrain"}
 _PATIENCE_SECONDS, _POLL_SECONDS = 300.0, 0.1
 # What commands configure by each recipe of gin/runs.
 FUNCTIONS = {
@@ -88,6 +92,38 @@ class Commands:
       config = configuration.configured(TrainConfig)()
       kept = configuration.kept_files(config.stage)
     return trainer.train(config, configuration=kept)
+
+  def train_stage(
+    self, stage: str, folder: Path, before: Path, **bindings: Any
+  ) -> TrainResult:
+    """Trains a stage into a folder, from what another folder has trained.
+
+    Its generation, if it needs one, has to be built meanwhile.
+    """
+    settings = {"SAVE_EVERY_STEPS": 2, **bindings}
+    if stage in _BEFORE:
+      settings["INITIAL_CHECKPOINT"] = before / _BEFORE[stage]
+    if stage == "pretrain":
+      # A mask follows from its sequence, in any row and on any device.
+      settings["bert.BertConfig.dropout_rate"] = 0.1
+      # Only the first generation is made.
+      settings["LAG_STEPS"] = 8
+    return self.train(stage, folder / stage, **settings)
+
+  def evaluate(self, recipe: str, trained: Path, output_dir: Path) -> Figures:
+    """Evaluates a stage that was trained into a folder."""
+    settings: dict[str, Any] = {"NUM_CANDIDATES": 4, "NUM_BATCHES": 2}
+    if recipe == "eval":
+      questions = self.world.question_file
+      settings = {"QUESTIONS": questions, "NUM_SEARCHED": 20, "NUM_READ": 3}
+    return self.call(
+      evaluate,
+      recipe,
+      MODEL_DIR=trained / EVALUATIONS[recipe],
+      OUTPUT_DIR=output_dir,
+      BATCH_SIZE=8,
+      **settings,
+    )
 
   @contextlib.contextmanager
   def index_builder(self, model_dir: Path, **settings: Any) -> Iterator[None]:

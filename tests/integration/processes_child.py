@@ -14,10 +14,9 @@ from realm_jax.evaluation import outputs
 from realm_jax.partitioning import cpu_tuning, processes
 from realm_jax.training import trainer
 from tests import tiny_world
-from tests.integration import stages
-from tests.integration.commands import Commands
+from tests.integration.commands import EVALUATIONS, Commands
 
-_STOPS_BEFORE = 5
+_STOPS_BEFORE = 1
 
 
 def _preempt_in_a_step() -> None:
@@ -33,42 +32,25 @@ def _preempt_in_a_step() -> None:
 
 
 def main() -> None:
-  address, count, index, world, before, folder, num_steps = sys.argv[1:]
+  address, count, index, world, *folders, num_steps = sys.argv[1:]
+  before, folder = map(Path, folders)
+  steps = int(num_steps)
   cpu_tuning.disable_async_dispatch()
   processes.initialize(address, int(count), int(index))
   commands = Commands(tiny_world.World(Path(world)))
-  for stage in stages.OF_SEVERAL_PROCESSES:
-    stages.train(
-      commands,
-      stage,
-      Path(folder),
-      Path(before),
-      NUM_STEPS=int(num_steps),
-    )
+  # Killed before its second checkpoint, a run is compared with its sources.
+  commands.train_stage("pretrain", folder, before, NUM_STEPS=0)
+  for stage in ("pretrain", "open_qa"):
+    commands.train_stage(stage, folder, before, NUM_STEPS=steps)
   # What each process finds takes several pieces.
   outputs._CHARACTERS_PER_PIECE = 200
-  for recipe in stages.EVALUATIONS:
-    figures = stages.evaluate(
-      commands, recipe, Path(before), Path(folder) / recipe / index
-    )
-    (Path(folder) / recipe / f"{index}.json").write_text(json.dumps(figures))
-  # Killed before its second checkpoint, a run is compared with its sources.
-  for _ in range(2):
-    commands.train(
-      "inverse_cloze",
-      Path(folder) / "restarted",
-      INITIAL_CHECKPOINT=Path(before) / "inverse_cloze",
-      NUM_STEPS=0,
-      FSDP=4,
-    )
+  for recipe in EVALUATIONS:
+    figures = commands.evaluate(recipe, before, folder / recipe / index)
+    (folder / recipe / f"{index}.json").write_text(json.dumps(figures))
   if int(index) == 1:
     _preempt_in_a_step()
-  result = stages.train(
-    commands,
-    "inverse_cloze",
-    Path(folder) / "preempted",
-    Path(before),
-    NUM_STEPS=int(num_steps),
+  result = commands.train_stage(
+    "inverse_cloze", folder, before, NUM_STEPS=steps
   )
   assert result.preempted
   processes.leave(0)

@@ -21,6 +21,7 @@ world.WorldConfig.num_people = 40
 world.WorldConfig.num_cities = 40
 world.WorldConfig.num_companies = 15
 NUM_STEPS = 2
+SAVE_EVERY_STEPS = 2
 NUM_LENGTHS = 1
 """
 _CONTENDERS = ("realm", "random_blocks", "bm25", "ict_only")

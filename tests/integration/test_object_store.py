@@ -1,19 +1,29 @@
-"""A run in a bucket: corpus, checkpoints, metrics, questions, predictions."""
+"""Runs in a bucket: training, and the other commands over what it leaves."""
 
 import contextlib
 import json
 import os
 
 import pytest
+import safetensors.numpy
 
 from benchmarks.runs.jobs import Job, gin_command, wait_until
 from benchmarks.runs.object_store import StoreFault
+from realm_jax.answers.run_answers import RunAnswers
+from realm_jax.checkpoints.best import BestCheckpoint, read_best
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.build import build_corpus
-from realm_jax.evaluation import evaluate as evaluation_run
+from realm_jax.evaluation.answers import ask
+from realm_jax.evaluation.compare import compare
+from realm_jax.evaluation.evaluate import evaluate, follow
+from realm_jax.evaluation.run import Run, RunConfig
+from realm_jax.inputs.config import DataConfig
+from realm_jax.partitioning.agreement import Agreement
+from realm_jax.storage.paths import upload_directory
 from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.integration.commands import MODEL_FILE
+from tests.weights import models
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -95,7 +105,7 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
   # What the local run has trained is what the other has.
   assert commands.world.build_generation(local) == [_STEPS]
   figures = commands.call(
-    evaluation_run.evaluate,
+    evaluate,
     "eval_retrieval",
     MODEL_DIR=model_dir,
     CORPUS_DIR=corpus_dir,
@@ -112,3 +122,77 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
   ]
   written = json.loads(object_store.read("runs/ict/eval/metrics.json"))
   assert written["recall_at_5"] == figures["recall_at_5"]
+
+
+@pytest.fixture
+def bucket(object_store, world) -> str:
+  """A folder with the world's files, and a run with a generation."""
+  folder = object_store.path("commands")
+  upload_directory(world.directory, f"{folder}/world")
+  world.save_checkpoint(f"{folder}/run", generation=0)
+  world.build_generation(f"{folder}/run", corpus_dir=f"{folder}/world/corpus")
+  return folder
+
+
+def test_a_run_answers_and_is_followed_and_compared(
+  commands, bucket, object_store
+):
+  run = {
+    "MODEL_DIR": f"{bucket}/run",
+    "CORPUS_DIR": f"{bucket}/world/corpus",
+  }
+  questions = f"{bucket}/world/questions.jsonl"
+  loaded = Run.load(commands.call(RunConfig, "ask", **run, NUM_SPANS=20))
+  (answered,) = ask(loaded, ["where was Ada born?"])
+  assert answered.text in answered.answers[0].block.text
+
+  figures = commands.call(
+    follow,
+    "eval",
+    **run,
+    QUESTIONS=questions,
+    OUTPUT_DIR=f"{bucket}/eval",
+    FOLLOW_UNTIL_STEP=0,
+    BATCH_SIZE=1,
+  )
+  best = BestCheckpoint("exact_match", 0, figures["exact_match"])
+  assert read_best(run["MODEL_DIR"]) == best
+  predictions = f"{bucket}/eval/0/predictions.jsonl"
+  found = compare(predictions, predictions)
+  assert found["num_questions"] == len(tiny_world.questions())
+
+  data = DataConfig(
+    task="open_qa",
+    corpus_dir=run["CORPUS_DIR"],
+    question_files={"train": questions},
+    batch_size=1,
+    query_length=tiny_world.QUERY_LENGTH,
+    block_length=tiny_world.BLOCK_LENGTH,
+  )
+
+  def find_answers():
+    agreement = Agreement("answers")
+    RunAnswers(run["MODEL_DIR"], data, agreement=agreement).of(data.corpus)
+
+  find_answers()
+  made = object_store.names("commands/run/answers/")
+  with object_store.counted() as requests:
+    find_answers()
+  assert not [line for line in requests if line.startswith("POST")]
+  assert object_store.names("commands/run/answers/") == made
+
+
+def test_weights_go_in_and_out(object_store, tmp_path):
+  home = models.GOLDEN / "hf_bert" / "masked_lm"
+  model_dir = object_store.path("commands/imported")
+  models.import_weights("hf_bert", home, model_dir, parts=["reader"])
+  run = tmp_path / "run"
+  models.import_weights("hf_bert", home, run, parts=["reader"])
+  exported = object_store.path("commands/exported")
+  models.export(model_dir, exported, *models.load(run)[:2], to="hf_bert")
+  vocabulary = object_store.read("commands/exported/vocab.txt")
+  assert vocabulary == (home / "vocab.txt").read_bytes()
+  written = safetensors.numpy.load(
+    object_store.read("commands/exported/model.safetensors")
+  )
+  models.assert_same_bits(written, models.tensors(home))

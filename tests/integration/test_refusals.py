@@ -1,7 +1,6 @@
 """What a user gets wrong answers in a line, and loses nothing."""
 
 import contextlib
-import json
 import shutil
 
 import jax
@@ -32,22 +31,6 @@ def begun(tmp_path_factory, commands):
 def model_dir(begun, tmp_path):
   """A copy of that run, to be spoilt."""
   return shutil.copytree(begun, tmp_path / "realm")
-
-
-@pytest.fixture
-def refusal(commands):
-  """`refusal(recipe, model_dir, **bindings)`: the line that the error is."""
-
-  def refused(recipe, model_dir, **bindings):
-    with pytest.raises((ValueError, OSError)) as error:
-      commands.train(
-        recipe, model_dir, **{"NUM_STEPS": 3, **_ONE_SHAPE, **bindings}
-      )
-    text = configuration.message_of(error.value)
-    assert "\n" not in text
-    return text
-
-  return refused
 
 
 def _latest(model_dir):
@@ -83,19 +66,18 @@ def test_a_nan_stops_the_run_and_leaves_a_good_checkpoint(commands, model_dir):
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(good))
 
 
-def test_a_generation_of_another_corpus(refusal, model_dir, tmp_path, world):
-  documents = tiny_world.documents()[:-1]
-  (tmp_path / "text.jsonl").write_text(
-    "".join(json.dumps(document) + "\n" for document in documents)
+def test_a_generation_of_another_corpus(commands, model_dir, tmp_path, world):
+  corpus = tiny_world.write_corpus(
+    tmp_path,
+    tiny_world.documents()[:-1],
+    vocab=world.corpus_dir / "vocab.txt",
   )
-  tiny_world.build_corpus(
-    [str(tmp_path / "text.jsonl")],
-    tmp_path / "corpus",
-    vocab=str(world.corpus_dir / "vocab.txt"),
-    block_length=tiny_world.BLOCK_LENGTH,
-    tagger=tiny_world.tag,
-  )
-  text = refusal("pretrain", model_dir, CORPUS_DIR=tmp_path / "corpus")
+  with pytest.raises((ValueError, OSError)) as error:
+    commands.train(
+      "pretrain", model_dir, CORPUS_DIR=corpus, NUM_STEPS=3, **_ONE_SHAPE
+    )
+  text = configuration.message_of(error.value)
+  assert "\n" not in text
   assert "reads its examples from version 1 of the corpus" in text
   assert "or the corpus was built again" in text
   assert _latest(model_dir) == 1

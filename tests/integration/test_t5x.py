@@ -11,8 +11,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import tensorflow as tf
-from tensorflow.core.util import event_pb2
 
 from benchmarks.runs.jobs import as_gin
 from realm_jax.checkpoints.store import CheckpointStore
@@ -60,7 +58,6 @@ def start_t5x(commands, command_environment, project_dir):
       **_COMMON,
       "MODEL_DIR": model_dir,
       "CORPUS_DIR": commands.world.corpus_dir,
-      "SUMMARY_EVERY_STEPS": 1,
       **bindings,
     }
     command = [
@@ -84,18 +81,6 @@ def _end(process: subprocess.Popen[str], code: int = 0) -> str:
   _, log = process.communicate(timeout=600)
   assert process.returncode == code, log[-10_000:]
   return log
-
-
-def _losses_of_t5x(model_dir: Path) -> dict[int, float]:
-  """The loss of each step, as t5x has written it for TensorBoard."""
-  found = {}
-  files = sorted(map(str, (model_dir / "train").glob("events.*")))
-  for record in tf.data.TFRecordDataset(files).as_numpy_iterator():
-    event = event_pb2.Event.FromString(record)
-    for value in event.summary.value:
-      if value.tag == "loss":
-        found[event.step] = float(tf.make_ndarray(value.tensor))
-  return found
 
 
 def _losses(model_dir: Path) -> dict[int, float]:
@@ -133,7 +118,6 @@ def test_both_loops_pretrain_alike_on_packed_rows_and_continue_each_other(
   with commands.index_builder(theirs):
     _end(start_t5x("pretrain", theirs, **_PACKED))
   _assert_same_end(own, theirs)
-  assert _losses_of_t5x(theirs) == pytest.approx(_losses(own), rel=_TOLERANCE)
   for folder in (own, theirs):
     shutil.copytree(folder, tmp_path / f"whole_{folder.name}")
     shutil.rmtree(folder / f"checkpoints/{_STEPS}")

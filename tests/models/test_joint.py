@@ -7,62 +7,39 @@ from hypothesis import strategies as st
 from realm_jax.models.joint import join
 
 PAD, CLS, SEP = 0, 2, 3
-
 QUERY_LENGTH, BLOCK_LENGTH = 7, 12
-NULL = [CLS, SEP, SEP]
-
-words = st.integers(5, 60)
 
 
-def padded(rows, length):
-  return np.array([row + [PAD] * (length - len(row)) for row in rows], np.int32)
-
-
-def _join(queries, blocks, joint_length):
-  joined = join(
-    padded(queries, QUERY_LENGTH),
-    np.stack([padded(row, BLOCK_LENGTH) for row in blocks]),
-    joint_length=joint_length,
-    separator_id=SEP,
-  )
-  return joined._replace(
-    token_ids=np.asarray(joined.token_ids),
-    body_start=np.asarray(joined.body_start),
-    body_length=np.asarray(joined.body_length),
-  )
-
-
-def _by_hand(query, block, joint_length):
-  body = block[block.index(SEP) + 1 : -1]
-  length = min(len(body), max(0, joint_length - len(query) - 1))
-  joint = (query + body[:length] + [SEP])[:joint_length]
-  return joint + [PAD] * (joint_length - len(joint)), len(query), length
+def _padded(row, length):
+  return np.array(row + [PAD] * (length - len(row)), np.int32)
 
 
 @st.composite
 def _pairs(draw):
-  """Two queries with three blocks each, and the length of the result."""
-  query = st.lists(words, max_size=QUERY_LENGTH - 2)
+  """A query with three blocks."""
+  words = st.integers(5, 60)
   titles = st.lists(words, max_size=3)
   bodies = st.lists(words, max_size=BLOCK_LENGTH - 6)
-  queries = [[CLS, *draw(query), SEP] for _ in range(2)]
-  blocks = [
-    [[CLS, *draw(titles), SEP, *draw(bodies), SEP] for _ in range(3)]
-    for _ in range(2)
-  ]
-  return queries, blocks, draw(st.sampled_from([8, 13, 20]))
+  query = [CLS, *draw(st.lists(words, max_size=QUERY_LENGTH - 2)), SEP]
+  blocks = [[CLS, *draw(titles), SEP, *draw(bodies), SEP] for _ in range(3)]
+  return query, blocks
 
 
-@given(_pairs())
-@settings(max_examples=40)
-def test_equals_lists_joined_in_a_loop(pairs):
-  queries, blocks, joint_length = pairs
-  joined = _join(queries, blocks, joint_length)
-  for b, query in enumerate(queries):
-    for k, block in enumerate(blocks[b]):
-      tokens, start, length = _by_hand(query, block, joint_length)
-      np.testing.assert_array_equal(joined.token_ids[b, k], tokens)
-      assert (joined.body_start[b, k], joined.body_length[b, k]) == (
-        start,
-        length,
-      )
+@given(_pairs(), st.sampled_from([8, 13, 20]))
+@settings(max_examples=30)
+def test_equals_lists_joined_in_a_loop(pairs, joint_length):
+  query, blocks = pairs
+  joined = join(
+    _padded(query, QUERY_LENGTH)[None],
+    np.stack([_padded(block, BLOCK_LENGTH) for block in blocks])[None],
+    joint_length=joint_length,
+    separator_id=SEP,
+  )
+  for k, block in enumerate(blocks):
+    body = block[block.index(SEP) + 1 : -1]
+    length = min(len(body), max(0, joint_length - len(query) - 1))
+    joint = (query + body[:length] + [SEP])[:joint_length]
+    expected = _padded(joint, joint_length)
+    np.testing.assert_array_equal(joined.token_ids[0, k], expected)
+    assert joined.body_start[0, k] == len(query)
+    assert joined.body_length[0, k] == length

@@ -63,11 +63,3 @@ def test_two_rows_that_fit_in_one_are_not_left(lengths):
   assert used.max() <= ROW
   # Best fit leaves at most one row half empty.
   assert (used <= ROW / 2).sum() <= 1
-
-
-def test_groups_are_neither_too_large_nor_too_small():
-  assert [packing.num_groups(count) for count in (1, 128, 256, 4096)] == [
-    *(1, 1, 2, 32)
-  ]
-  # The next number that divides a prime would leave each sequence alone.
-  assert packing.num_groups(131) == 1

@@ -165,8 +165,5 @@ def test_what_devices_cannot_divide_is_left_to_xla():
     assert _fits()
     assert not _fits(rows=6)
     assert not _fits(width=128)
-
-
-def test_without_a_mesh_one_device_has_all_rows():
   with nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
     assert _fits(rows=6)

@@ -12,7 +12,7 @@ B, N, K, L, W = 4, 6, 2, 5, 3
 _compiled = jax.jit(open_qa_loss, static_argnames="hard_em")
 
 
-def _example(seed):
+def example(seed):
   rng = np.random.default_rng(seed)
   lengths = rng.integers(1, L + 1, (B, K))
   last = np.arange(L)[:, None] + np.arange(W)
@@ -54,15 +54,14 @@ def _by_hand(scores, has_answer, span_logits, is_span, is_answer):
   return retriever / B, reader / B
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_equals_loops_in_numpy(seed):
-  example = _example(seed)
-  loss, metrics = _loss(*example)
-  retriever, reader = _by_hand(*example)
+def test_equals_loops_in_numpy():
+  given = example(0)
+  loss, metrics = _loss(*given)
+  retriever, reader = _by_hand(*given)
   assert metrics["retriever_loss"] == pytest.approx(retriever, rel=1e-5)
   assert metrics["reader_loss"] == pytest.approx(reader, rel=1e-5)
   assert loss == pytest.approx(retriever + reader, rel=1e-5)
-  _, has_answer, _, is_span, is_answer = example
+  _, has_answer, _, is_span, is_answer = given
   found = has_answer.any(axis=1), (is_answer & is_span).any(axis=(1, 2, 3))
   assert metrics["recall_searched"] == found[0].mean()
   assert metrics["recall_read"] == found[1].mean()
@@ -90,16 +89,6 @@ def test_hard_em_takes_the_best_correct_span_alone():
   )
 
 
-def test_hard_em_differs_in_the_readers_term_alone():
-  example = tuple(map(jnp.asarray, _example(0)))
-  one, other = (_compiled(*example, hard_em=h).means() for h in (False, True))
-  assert other["retriever_loss"] == one["retriever_loss"]
-  assert other["reader_loss"] > one["reader_loss"]
-  # Where nothing is correct, neither has a term.
-  last = tuple(part[-1:] for part in example)
-  assert _compiled(*last, hard_em=True).means()["loss"] == 0
-
-
 def test_the_best_span_is_one_that_exists():
   scores = jnp.zeros((1, 1))
   logits = jnp.array([[[[9.0], [0.0], [1.0]]]])
@@ -120,7 +109,7 @@ def _gradients(example):
 
 
 def test_a_question_with_nothing_correct_teaches_nothing():
-  _, (to_scores, to_logits) = _gradients(_example(0))
+  _, (to_scores, to_logits) = _gradients(example(0))
   assert np.isfinite(to_scores).all() and np.isfinite(to_logits).all()
   assert not np.any(to_scores[-1])
   assert not np.any(to_logits[-1])
@@ -129,14 +118,13 @@ def test_a_question_with_nothing_correct_teaches_nothing():
   assert not np.any(to_logits[-2])
 
 
-@pytest.mark.parametrize("rows", [slice(None), slice(0, 1)])
-def test_blocks_without_any_span_are_not_a_nan(rows):
-  scores, has_answer, logits, is_span, is_answer = _example(1)
+def test_blocks_without_any_span_are_not_a_nan():
+  scores, has_answer, logits, is_span, is_answer = example(1)
   is_span = is_span.copy()
-  is_span[rows] = False
+  is_span[:1] = False
   value, (to_scores, to_logits) = _gradients(
     (scores, has_answer, logits, is_span, is_answer)
   )
   assert np.isfinite(value)
   assert np.isfinite(to_scores).all() and np.isfinite(to_logits).all()
-  assert not np.any(to_logits[rows])
+  assert not np.any(to_logits[:1])

@@ -1,0 +1,141 @@
+"""Variants of the stages and the baselines, trained for a few steps."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
+from realm_jax.corpus.build import build_corpus
+from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.random import RandomConfig
+from realm_jax.training import trainer
+from realm_jax.training.config import TrainConfig
+from realm_jax.training.metric_rows import read_rows
+from tests import tiny_world
+from tests.integration.commands import MODEL_FILE, call
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
+
+
+def test_inverse_cloze_learns_from_what_its_generation_retrieves(
+  commands, tmp_path
+):
+  with commands.index_builder(tmp_path):
+    commands.train(
+      "inverse_cloze",
+      tmp_path,
+      NUM_STEPS=2,
+      NUM_HARD_NEGATIVES=2,
+      NUM_MICROBATCHES=2,
+      PACK=False,
+    )
+  rows = read_rows(tmp_path)
+  assert [row["generation"] for row in rows] == [0, 0]
+  assert all(row["loss"] > 0 for row in rows)
+  assert [row["staleness_steps"] for row in rows] == [0, 1]
+
+
+def test_a_reader_learns_from_a_corpus_that_nobody_searches(
+  commands, world, tmp_path
+):
+  rows = [{**row, "title": ""} for row in tiny_world.documents()]
+  (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, rows)))
+  build_corpus(
+    [str(tmp_path / "text.jsonl")],
+    tmp_path / "news",
+    vocab=str(world.corpus_dir / "vocab.txt"),
+    block_length=tiny_world.BLOCK_LENGTH,
+  )
+  settings = {"PRETRAINING_CORPUS_DIR": str(tmp_path / "news"), "PACK": False}
+  run = tmp_path / "run"
+  commands.train("reading", run, NUM_STEPS=2, HELD_OUT_BLOCKS=2, **settings)
+  metrics = read_rows(run)[-1]
+  assert 0 <= metrics["masked_accuracy"] <= 1
+  assert metrics["loss"] > 0
+  # The order of the data depends on how many blocks there are.
+  with pytest.raises(CheckpointError, match=r"held_out_blocks=2, not 0"):
+    commands.train("reading", run, NUM_STEPS=4, HELD_OUT_BLOCKS=0, **settings)
+
+
+def _posterior(model_dir, step):
+  store = CheckpointStore(model_dir)
+  found = store.restore(step, items=("retriever", "posterior"))
+  store.close()
+  return found["retriever"]["tower"], found["posterior"]["tower"]
+
+
+def test_a_run_with_jsa_trains_and_resumes(commands, tmp_path):
+  model_dir = tmp_path
+  settings = {
+    "NUM_STEPS": 2,
+    "SAVE_EVERY_STEPS": 1,
+    "LAG_STEPS": 4,
+    "OBJECTIVE": "jsa",
+    "SUPPORT_SIZE": 6,
+    "NUM_CANDIDATES": 5,
+    "BURN_IN": 1,
+    "PACK": False,
+  }
+  with commands.index_builder(model_dir):
+    commands.train("pretrain", model_dir, **settings)
+  rows = read_rows(model_dir)
+  assert len(rows) == 2
+  for row in rows:
+    assert 0 <= row["acceptance_rate"] <= 1
+    terms = ("reader_loss", "retriever_loss", "posterior_loss")
+    assert row["loss"] == pytest.approx(sum(row[n] for n in terms), rel=1e-4)
+  # The posterior starts as the query tower, and learns apart from it.
+  retriever, posterior = _posterior(model_dir, 0)
+  jax.tree.map(np.testing.assert_array_equal, posterior, retriever)
+  later_retriever, later = _posterior(model_dir, 2)
+  for other in (posterior, later_retriever):
+    same = jax.tree.map(np.array_equal, later, other)
+    assert not all(jax.tree.leaves(same))
+
+  shutil.rmtree(model_dir / "checkpoints" / "2")
+  commands.train("pretrain", model_dir, **settings)
+  resumed = read_rows(model_dir)[1]
+  for name in ("loss", "acceptance_rate", "parameter_norm"):
+    assert resumed[name] == rows[1][name]
+
+
+@pytest.mark.parametrize(
+  ("name", "index"),
+  [("hard_em", Bm25Config()), ("no_retrieval", RandomConfig())],
+  ids=["hard_em", "no_retrieval"],
+)
+def test_a_baseline(commands, world, tmp_path, name, index):
+  imported, model_dir = tmp_path / "imported", tmp_path / "run"
+  world.save_checkpoint(imported)
+  world.build_generation(
+    imported, index=index, generations_dir=model_dir / "generations"
+  )
+  bindings = (
+    {"TRAIN_QUESTIONS": world.question_file, "NUM_READ": 3}
+    if name == "hard_em"
+    else {}
+  )
+  config = call(
+    TrainConfig,
+    [f"gin/baselines/{name}.gin", MODEL_FILE],
+    MODEL_DIR=model_dir,
+    CORPUS_DIR=world.corpus_dir,
+    INITIAL_READER=imported,
+    NUM_STEPS=2,
+    PACK=False,
+    BATCH_SIZE=8,
+    **bindings,
+  )
+  assert trainer.train(config).step == 2
+  rows = read_rows(model_dir)
+  if name == "hard_em":
+    assert rows[0]["reader_loss"] > 0
+    # Scores of BM25, times the only parameter of the retriever.
+    assert rows[0]["retriever_loss"] > 0
+    return
+  # The null block is all.
+  assert [row["retrieval_utility"] for row in rows] == [0, 0]
+  assert [row["null_probability"] for row in rows] == [1, 1]

@@ -1,0 +1,183 @@
+"""What commands answer to a request for help, and to what a user gets wrong.
+
+Help and plain errors come without the libraries of the commands' work.
+"""
+
+import contextlib
+import importlib.util
+import json
+import re
+import shlex
+import sys
+
+import pytest
+
+from tests.command_server import CommandServer
+from tests.printed_commands import PROJECT_DIR, T5X, printed
+
+pytestmark = pytest.mark.slow
+
+# Libraries that an answer may take its time for.
+MAY_BE_IMPORTED = ("jax", "orbax.checkpoint", "flax.linen")
+# Runs a command, and writes which modules it has imported.
+_REPORTED = """
+import json, runpy, sys
+report, *sys.argv = sys.argv[1:]
+try:
+  runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+finally:
+  with open(report, "w") as file:
+    json.dump(sorted(sys.modules), file)
+"""
+# Each takes half a second to several, at every start of a command.
+SLOW_TO_IMPORT = {
+  "apache_beam",
+  "bm25s",
+  "faiss",
+  "gcsfs",
+  "matplotlib",
+  "scann",
+  "seqio",
+  "tensorflow",
+  "tensorflow_datasets",
+  "tensorflow_text",
+  "torch",
+  "xmanager",
+}
+# A container's command takes the arguments of another one, and no flags.
+COMMANDS = [
+  f"{path.parent.name}.{path.stem}"
+  for folder in ("realm_jax", "launch")
+  for path in sorted((PROJECT_DIR / folder).glob("*.py"))
+  if '__name__ == "__main__"' in path.read_text() and path.stem != "pod"
+] + ["realm_jax.generations"]
+_PRINTED = [command for command in printed() if command.module != T5X]
+# Commands of realm_jax, with arguments that are otherwise right.
+# Index builders wait for their run.
+_PLAIN_ERRORS = [
+  "ask who? --model_dir=not/there",
+  "evaluate --model_dir=not/there",
+  "evaluate --gin_file=gin/runs/eval.gin --model_dir=not/there",
+  "explain [MASK] --model_dir=not/there",
+  "export_weights --to=vectors --output_dir=out --model_dir=not/there",
+  "generations list --model_dir=not/there",
+  "precompile --topology=v5e:2x2 --model_dir=not/there",
+  "serve --port=0 --model_dir=not/there",
+  # A folder that is no run, and further wrong inputs.
+  "train --model_dir=docs",
+  "import_weights --from=hf_bert --output_dir=out --input=not/there",
+  "show_task --task=open_qa --corpus_dir=not/there",
+]
+_BUILD = "build_corpus --output_dir={d}/new --vocab={d}/vocab.txt"
+_RECIPE = "--gin_file=gin/runs/inverse_cloze.gin --corpus_dir={d}/corpus"
+_MODEL = "--gin_file=gin/models/tiny.gin"
+_TRAIN = f"train {_MODEL} {_RECIPE} --model_dir={{d}}/none"
+_LENGTH = "--gin.BLOCK_LENGTH=40"
+_INDEX = (
+  f"build_index --once {_MODEL} --gin_file=gin/runs/build_index.gin "
+  "--corpus_dir={d}/corpus --model_dir={d}/none"
+)
+# What is typed after `python -m realm_jax.`, and words that the answer has.
+_MISTAKES = [
+  (f"{_BUILD} --input=seqio:tasks:nope", ["'nope'", "inverse_cloze"]),
+  (
+    f"{_TRAIN} {_LENGTH} --gin.INITIAL_CHECKPOINT={{d}}/corpus",
+    ["{d}/corpus is not a checkpoint", "MODEL_DIR"],
+  ),
+  (f"train {_RECIPE} --model_dir={{d}}/none", ["RETRIEVER", "gin/models/"]),
+  (f"{_TRAIN} --gin.NUM_STEP=3", ["NUM_STEP", "NUM_STEPS"]),
+  ("ask", ["--model_dir=MODEL_DIR", "--gin_file"]),
+  (f"{_INDEX} --gin.INDEX=%HNSW", ["HNSW", "%EXACT", "%FAISS", "%SCANN"]),
+  (f"{_TRAIN} --gin.BATCH_SIZE=many", ["BATCH_SIZE", "many", "an integer"]),
+  (f"{_TRAIN} --gin.BLOCK_LENGTH=41", ["41", "--gin.BLOCK_LENGTH=40"]),
+]
+
+
+@pytest.fixture(scope="module")
+def server(command_environment):
+  server = CommandServer(command_environment, MAY_BE_IMPORTED)
+  with contextlib.closing(server):
+    yield server
+
+
+@pytest.fixture(scope="module")
+def answer(server, tmp_path_factory):
+  """`answer(command, …)`: its exit code, what it says and has imported."""
+  report = tmp_path_factory.mktemp("answers") / "modules.json"
+
+  def run(*command):
+    done = server.run([sys.executable, "-c", _REPORTED, report, *command])
+    modules = json.loads(report.read_text())
+    imported = {name.partition(".")[0] for name in modules}
+    return done.returncode, done.stdout + done.stderr, imported
+
+  return run
+
+
+@pytest.mark.parametrize("typed", _PLAIN_ERRORS)
+def test_a_plain_error_imports_nothing_slow(answer, typed):
+  module, *arguments = typed.split()
+  code, output, imported = answer(f"realm_jax.{module}", *arguments)
+  assert not imported & SLOW_TO_IMPORT
+  assert code == 2
+  assert typed.rpartition("=")[2] in output
+  assert len(output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+  "module", sorted({*COMMANDS, *(command.module for command in _PRINTED)})
+)
+def test_help_has_all_printed_flags_and_imports_nothing_slow(answer, module):
+  is_benchmark = module.startswith("benchmarks.")
+  code, output, imported = answer(
+    module, "--help" if is_benchmark else "--helpfull"
+  )
+  assert "Traceback" not in output, output
+  known = _flags_of(output)
+  for command in _PRINTED:
+    assert command.module != module or command.flags <= known, command
+  if not is_benchmark:
+    assert not imported & SLOW_TO_IMPORT
+    # absl ends a process that has shown its help with 1.
+    assert code == 1
+
+
+def _flags_of(text: str) -> set[str]:
+  return set(re.findall(r"^\s+(?:-\w,)?--(?:\[no\])?(\w+)", text, re.M))
+
+
+@pytest.mark.parametrize(
+  ("typed", "words"), _MISTAKES, ids=[typed for typed, _ in _MISTAKES]
+)
+def test_an_error_of_a_user_is_one_line_that_names_it(
+  world, command_server, typed, words
+):
+  directory = str(world.directory)
+  module, *arguments = shlex.split(typed.replace("{d}", directory))
+  done = command_server.run(
+    [sys.executable, "-m", f"realm_jax.{module}", *arguments]
+  )
+  output = done.stdout + done.stderr
+  # Lines of progress, as absl writes them, may come before it.
+  lines = [
+    line
+    for line in output.splitlines()
+    if line and not line.startswith(("I1", "I0", "W1", "W0"))
+  ]
+  assert (done.returncode, len(lines)) == (2, 1), output
+  assert lines[0].startswith(f"{module}: ")
+  wanted = [word.replace("{d}", directory) for word in words]
+  assert not [word for word in wanted if word not in lines[0]], lines[0]
+
+
+@pytest.mark.skipif(
+  importlib.util.find_spec("t5x") is None,
+  reason="t5x is absent; `make t5x` adds it",
+)
+def test_the_flags_of_t5x_are_its_own(server):
+  done = server.run([sys.executable, "-m", T5X, "--helpfull"])
+  known = _flags_of(done.stdout + done.stderr)
+  of_t5x = [command for command in printed() if command.module == T5X]
+  assert of_t5x
+  for command in of_t5x:
+    assert command.flags <= known
