@@ -43,8 +43,10 @@ def main() -> None:
   folder = Path(sys.argv[1])
   (folder / "small.gin").write_text(_SMALL)
   cpu_tuning.disable_async_dispatch()
-  demo = Demo(folder, [str(folder / "small.gin")])
-  with configuration.parsed(world_lib.generate, demo.gin_files("world")):
+  small = str(folder / "small.gin")
+  demo = Demo(folder, [small])
+  files = ["gin/experiments/demo/world.gin", small]
+  with configuration.parsed(world_lib.generate, files):
     world = configuration.configured(world_lib.generate)()
   world_lib.write_world(folder / "world", world=world)
   world_lib.write_vocabulary(folder / "vocab.txt", world)
