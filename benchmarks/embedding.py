@@ -3,9 +3,8 @@
     python -m benchmarks.embedding --corpus_dir=CORPUS --json=embedding.json
 
 A sample of --blocks of the corpus, in their order, is embedded by a random BERT
-of MiniLM's size; without a corpus, the demo's world is, at --scale times its
-size. Three systems embed the blocks alternately, in --rounds, and their medians
-are reported:
+of MiniLM's size. Three systems embed the blocks alternately, in --rounds, and
+their medians are reported:
 
 - ours: the index builder's embedder, in length buckets;
 - padded: the same embedder, with every block padded to the longest;
@@ -26,7 +25,6 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import flags, peer_processes
-from benchmarks.data import demo_corpus
 from benchmarks.data.large_generations import random_towers
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
@@ -38,7 +36,6 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.json_files import write_json
 from realm_jax.weights.directory import CONFIG, class_files
 
-_BLOCK_LENGTH = 288
 _TARGETS = {"padded": "≥ 1.5", "hf": "≥ 2"}
 _MINILM = Retriever(
   BertConfig(
@@ -122,16 +119,11 @@ def measure(
 def main(arguments: Sequence[str] | None = None) -> None:
   """Measures and prints."""
   given = flags.parse(
-    __doc__, arguments, blocks=1024, rounds=3, scale=1.0, corpus_dir=None
+    __doc__, arguments, corpus_dir=Path, blocks=1024, rounds=3
   )
   cpu_tuning.keep_freed_memory()
+  corpus = Corpus.open(given.corpus_dir)
   with tempfile.TemporaryDirectory(prefix="realm_embedding_") as scratch:
-    corpus = Corpus.open(
-      given.corpus_dir
-      or demo_corpus.make_corpus(
-        Path(scratch), scale=given.scale, block_length=_BLOCK_LENGTH
-      )
-    )
     # A random sample, in the corpus's order.
     count = min(given.blocks, corpus.num_blocks)
     rng = np.random.default_rng(0)

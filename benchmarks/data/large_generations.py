@@ -59,7 +59,7 @@ def make_generations(
     if step in store.steps():
       continue
     folder = directory / f"vectors-{step}"
-    index_vectors.generate("clustered", folder, corpus.num_blocks, seed=step)
+    index_vectors.generate(folder, corpus.num_blocks, seed=step)
     vectors = index_vectors.vectors(folder)
     publish_vectors(builder, store.directory, params, vectors, step=step)
     shutil.rmtree(folder)

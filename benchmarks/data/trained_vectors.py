@@ -44,8 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     questions = [question.text for question in asked]
   else:
     articles = real_texts.titled_paragraphs(given.texts_dir)
-    training, held_out = real_texts.questions(given.texts_dir)
-    questions = [row["question"] for row in (*training, *held_out)]
+    questions = real_texts.questions(given.texts_dir)
   with (made / "text.jsonl").open("w") as file:
     for title, text in articles:
       file.write(json.dumps({"title": title, "text": text}) + "\n")

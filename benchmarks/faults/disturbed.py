@@ -19,8 +19,7 @@ from realm_jax.exit_codes import ExitCode
 
 # Kinds of faults that may end a process.
 CRASH, CUT = "crash search", "cut file"
-_DAMAGE = {CUT, "flip bit", "remove generation", "remove generations"}
-_DAMAGE |= {"damage object"}
+_DAMAGE = {CUT, "flip bit", "remove generation"}
 # Time limit for the rest of a run after the last fault, on a busy machine.
 _COMPLETION_TIMEOUT_SECONDS = 1800.0
 # What a process exits with whose last line says why.
@@ -61,7 +60,7 @@ class Disturbed:
     run: Run with an empty folder.
 
   Attributes:
-    jobs: Jobs by name: `trainer`, `builder`, and a second builder.
+    jobs: Jobs by name, `trainer` and `builder`.
     kinds: Kinds of the faults injected so far.
     lines: Last line of each process that ended by itself.
     problems: Ends of processes that no fault explains.
@@ -109,17 +108,16 @@ class Disturbed:
     self.wait(lambda: time.monotonic() > end)
 
   def complete(self) -> None:
-    """Waits for the end of training, and terminates the builders.
+    """Waits for the end of training, and terminates the builder.
 
     Raises:
       JobError: A job failed.
     """
     self.wait(lambda: False, _COMPLETION_TIMEOUT_SECONDS)
-    for name in self.jobs.keys() - {"trainer"}:
-      # A builder that is still importing does not handle SIGTERM yet.
-      code = self.jobs[name].terminate()
-      if code not in (0, -signal.SIGTERM):
-        self._note_end(name, code)
+    # A builder that is still importing does not handle SIGTERM yet.
+    code = self.jobs["builder"].terminate()
+    if code not in (0, -signal.SIGTERM):
+      self._note_end("builder", code)
 
   def inject(
     self, fault: Fault, injectors: "Mapping[str, Injector]"

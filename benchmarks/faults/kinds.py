@@ -3,50 +3,33 @@
 import contextlib
 import os
 import resource
-import shutil
 import signal
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
+from etils import epath
 
 from benchmarks.faults.disturbed import CRASH, CUT, Disturbed, Injector
 from benchmarks.runs.jobs import searching
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.generations.store import FOLDER, GenerationStore
+from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.storage.paths import sizes_below
 
 # Target of a fault that found nothing to damage.
 NOTHING = "nothing"
-_SECOND = "second builder"
 # What bad requests have in common, as regular expressions.
 _REQUESTS = ("", "checkpoints", "generations", "metrics|lease")
 
 
-def _kill(*names: str, is_late: bool = False) -> Injector:
+def _kill(*names: str) -> Injector:
   """Returns a fault that kills all named jobs, then restarts them."""
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:
-    jobs = {name: here.jobs.pop(name) for name in names}
-    for job in jobs.values():
-      job.kill()
-    if is_late:
-      here.wait_seconds(rng.uniform(1, 6))
-    for job in jobs.values():
-      job.start()
-    here.jobs |= jobs
+    for name in names:
+      here.jobs[name].kill()
+    for name in names:
+      here.jobs[name].start()
     return " and ".join(names)
-
-  return inject
-
-
-def _kill_process(name: str) -> Injector:
-  """Returns a fault that kills one process of a job, whose all start again."""
-
-  def inject(here: Disturbed, rng: np.random.Generator) -> str:
-    number = int(rng.integers(here.run.num_processes))
-    seconds = here.jobs[name].kill_one(number)
-    here.jobs[name].start()
-    return f"process {number}; all had ended after {seconds:.1f} s"
 
   return inject
 
@@ -73,56 +56,45 @@ def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
   return signal.Signals(number).name
 
 
-def _damage(harm: Callable[[Path, int, np.random.Generator], None]) -> Injector:
-  """Returns a fault that damages a file in place, even if it is mapped."""
+def _damage(kind: str) -> Injector:
+  """Returns a fault that damages a file of a complete generation.
+
+  Args:
+    kind: CUT, "flip bit" or "remove generation". On a disk a file is changed in
+      place, even if it is mapped.
+  """
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:
-    if files := sorted(here.run.published_objects()):
-      name = str(rng.choice(files))
-      path = Path(here.run.model_dir) / name
-      with contextlib.suppress(FileNotFoundError):
-        place = int(rng.integers(max(1, path.stat().st_size)))
-        harm(path, place, rng)
-        return f"{name} at {place}"
-    return NOTHING
+    store = GenerationStore(directory_of(here.run.model_dir))
+    try:
+      folders = [store.path(step) for step in store.steps()]
+      files = [f / name for f in folders for name in sorted(sizes_below(f))]
+      if not files:
+        return NOTHING
+      path = files[rng.integers(len(files))]
+      place = int(rng.integers(max(1, path.stat().length)))
+      if kind == CUT:
+        os.truncate(path, place)
+      elif kind == "flip bit":
+        _flip(path, place, 1 << int(rng.integers(8)))
+      else:
+        folders[-1].rmtree()
+    except FileNotFoundError:  # Another process removes the generation.
+      return NOTHING
+    return f"{path} at {place}"
 
   return inject
 
 
-def _cut(path: Path, place: int, rng: np.random.Generator) -> None:
-  os.truncate(path, place)
-
-
-def _flip(path: Path, place: int, rng: np.random.Generator) -> None:
-  with path.open("r+b") as file:
-    file.seek(place)
-    byte = file.read(1)
-    if byte:
-      file.seek(place)
-      file.write(bytes([byte[0] ^ 1 << int(rng.integers(8))]))
-
-
-def _remove_one(here: Disturbed, rng: np.random.Generator) -> str:
-  if (step := here.run.last_generation()) < 0:
-    return NOTHING
-  folder = GenerationStore(Path(here.run.model_dir) / FOLDER).path(step)
-  shutil.rmtree(folder, ignore_errors=True)
-  return str(step)
-
-
-def _remove_all(here: Disturbed, rng: np.random.Generator) -> str:
-  shutil.rmtree(Path(here.run.model_dir) / FOLDER, ignore_errors=True)
-  return "all"
-
-
-def _second_builder(here: Disturbed, rng: np.random.Generator) -> str:
-  """Starts a second builder, or kills it if there is one."""
-  if (second := here.jobs.pop(_SECOND, None)) is not None:
-    second.kill()
-    return "killed"
-  here.jobs[_SECOND] = here.run.builder(_SECOND)
-  here.jobs[_SECOND].start()
-  return "joined"
+def _flip(path: epath.Path, place: int, bit: int) -> None:
+  content = bytearray(path.read_bytes())
+  if content:
+    content[place] ^= bit
+    if "://" in str(path):
+      path.write_bytes(bytes(content))
+    else:
+      with open(path, "r+b") as file:
+        file.write(content)
 
 
 def _full_disk(here: Disturbed, rng: np.random.Generator) -> str:
@@ -155,45 +127,24 @@ def _bad_requests(kind: str) -> Injector:
   return inject
 
 
-def _damage_object(here: Disturbed, rng: np.random.Generator) -> str:
-  """Flips a bit of an object, or removes it."""
-  files, store = here.run.published_objects(), here.run.store
-  assert store is not None
-  if not files:
-    return NOTHING
-  name = f"{here.run.prefix}/{rng.choice(files)}"
-  if rng.random() < 0.5:
-    store.remove(name)
-    return f"removed {name}"
-  content = bytearray(store.read(name))
-  place = int(rng.integers(len(content)))
-  content[place] ^= 1 << int(rng.integers(8))
-  store.write(name, bytes(content))
-  return f"{name} at {place}"
-
-
-ON_DISK: Mapping[str, Injector] = {
+_EVERYWHERE: Mapping[str, Injector] = {
   "kill trainer": _kill("trainer"),
   "kill builder": _kill("builder"),
   "kill both": _kill("trainer", "builder"),
-  "late builder": _kill("builder", is_late=True),
-  CRASH: _crash_search,
-  CUT: _damage(_cut),
-  "flip bit": _damage(_flip),
-  "remove generation": _remove_one,
-  "remove generations": _remove_all,
-  _SECOND: _second_builder,
   "stop builder": _stop_builder,
+  "flip bit": _damage("flip bit"),
+  "remove generation": _damage("remove generation"),
+}
+ON_DISK: Mapping[str, Injector] = {
+  **_EVERYWHERE,
+  CRASH: _crash_search,
+  CUT: _damage(CUT),
   "full disk": _full_disk,
 }
 IN_BUCKET: Mapping[str, Injector] = {
-  "kill process": _kill_process("trainer"),
-  "kill builder": _kill_process("builder"),
-  "kill all": _kill("trainer", "builder"),
-  "stop builder": _stop_builder,
+  **_EVERYWHERE,
   "refuse requests": _bad_requests("refuse"),
   "lose answers": _bad_requests("lose answer"),
   "cut answers": _bad_requests("cut"),
   "hang requests": _bad_requests("hang"),
-  "damage object": _damage_object,
 }
