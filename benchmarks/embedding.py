@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax.core import meta
 from jaxtyping import Int
 
 from benchmarks import flags, peer_processes
-from benchmarks.data.large_generations import random_towers
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.embedding import CorpusEmbedder
@@ -47,6 +48,19 @@ _MINILM = Retriever(
   title_separator=False,
   token_types=False,
 )
+
+
+def random_towers(
+  retriever: Retriever, corpus: Corpus
+) -> tuple[Retriever, Any]:
+  """Returns the retriever for the corpus's vocabulary, and its parameters."""
+  words = corpus.vocabulary
+  retriever = retriever.for_vocabulary(
+    vocab_size=words.vocab_size, separator_id=words.sep_id
+  )
+  tokens = jnp.ones((1, 3), jnp.int32)
+  variables = jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)
+  return retriever, meta.unbox(variables["params"])
 
 
 def measure(

@@ -27,24 +27,30 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 
 from benchmarks import flags
-from benchmarks.data import demo_corpus
-from benchmarks.data.large_generations import (
-  QUERY_LENGTH,
-  RETRIEVER,
-  make_generations,
-)
+from benchmarks.data import demo_corpus, index_vectors
+from benchmarks.embedding import random_towers
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.jobs import as_gin, gin_command
 from realm_jax import configuration
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
+from realm_jax.generations.build import (
+  Builder,
+  GenerationConfig,
+  publish_vectors,
+)
 from realm_jax.generations.store import FOLDER, MANIFEST, GenerationStore
+from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.config import DataConfig
+from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
-from realm_jax.partitioning import cpu_tuning
+from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning import cpu_tuning, sharding
+from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.json_files import write_json
 from realm_jax.training import trainer
 from realm_jax.training.config import CheckpointConfig, TrainConfig
@@ -64,6 +70,18 @@ _BETWEEN = 200
 # steps after a swap in which the old index is still being freed.
 _BEFORE, _AFTER = 30, 3
 _BATCH_SIZE = 24
+_QUERY_LENGTH = 16
+_RETRIEVER = Retriever(
+  BertConfig(
+    hidden_size=128,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=512,
+    max_positions=128,
+    dropout_rate=0.0,
+  ),
+  projection_dropout_rate=0.0,
+)
 
 
 def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
@@ -120,6 +138,36 @@ def _median_ms(config: TrainConfig, assemble: Callable[..., Any]) -> float:
   return 1e3 * statistics.median(row["step_seconds"] for row in rows)
 
 
+def _make_generations(
+  directory: Path, corpus: Corpus, index: IndexConfig, *, count: int
+) -> list[Path]:
+  """Makes generations 0, 1, … of synthetic vectors, unless they exist already.
+
+  Args:
+    directory: Folder of vectors and generations.
+    corpus: Corpus of the blocks.
+    index: Index to build; use another directory for other settings.
+    count: Number of generations.
+  """
+  store = GenerationStore(directory / f"generations-{corpus.num_blocks}")
+  mesh = make_mesh()
+  retriever, values = random_towers(_RETRIEVER, corpus)
+  params = jax.device_put(values, sharding.replicated(mesh))
+  config = GenerationConfig(
+    retriever, index, query_length=_QUERY_LENGTH, recall_queries=64
+  )
+  builder = Builder(config, corpus, mesh=mesh)
+  for step in range(count):
+    if step in store.steps():
+      continue
+    folder = directory / f"vectors-{step}"
+    index_vectors.generate(folder, corpus.num_blocks, seed=step)
+    vectors = index_vectors.vectors(folder)
+    publish_vectors(builder, store.directory, params, vectors, step=step)
+    shutil.rmtree(folder)
+  return [Path(store.path(step)) for step in range(count)]
+
+
 def measure_swaps(
   model_dir: Path, corpus: Corpus, made: Sequence[Path], *, swaps: int
 ) -> list[Row]:
@@ -150,12 +198,12 @@ def measure_swaps(
       task="masked_salient_spans",
       corpus_dir=corpus.source,
       batch_size=_BATCH_SIZE,
-      query_length=QUERY_LENGTH,
+      query_length=_QUERY_LENGTH,
       block_length=corpus.block_length,
     ),
     stage=Pretraining(),
-    retriever=RETRIEVER,
-    reader=Reader(RETRIEVER.bert, joint_length=68),
+    retriever=_RETRIEVER,
+    reader=Reader(_RETRIEVER.bert, joint_length=68),
     optimizer=OptimizerConfig(learning_rate=2e-4),
     num_steps=num_steps,
     checkpoints=CheckpointConfig(save_every_steps=num_steps),
@@ -225,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   num_leaves = 1 << round(np.log2(corpus.num_blocks) / 2)
   index = fixed_tree(num_leaves, num_leaves_searched=8, num_reordered=200)
   # They are published alternately.
-  made = make_generations(directory, corpus, index, count=2)
+  made = _make_generations(directory, corpus, index, count=2)
   swaps = measure_swaps(directory / "model", corpus, made, swaps=given.swaps)
   print("a step with retrieval (target: a ratio of at most 1.1)")
   print(columns([[*retrieval], [*retrieval.values()]]))

@@ -77,7 +77,7 @@ def compare_adam(*, weight_decay: float = 0.01) -> Row:
   gradients = [draw(0.01 * (1 + step % 4)) for step in range(_NUM_UPDATES)]
   expected = bert_adam(params, gradients, config, num_steps=num_steps)
   optimizer = make_optimizer(config, num_steps=num_steps)
-  tree = nested(params)
+  tree: Any = nested(params)
   state, update = optimizer.init(tree), jax.jit(optimizer.update)
   for gradient in gradients:
     updates, state = update(nested(gradient), state, tree)

@@ -3,11 +3,10 @@
 A process that ends after a fault is restarted, and nothing else is repaired.
 """
 
-import contextlib
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +55,8 @@ class Fault(NamedTuple):
 class Disturbed:
   """A run whose processes are restarted whenever they end.
 
+  They run while a `with` block does.
+
   Args:
     run: Run with an empty folder.
 
@@ -72,6 +73,15 @@ class Disturbed:
     self.kinds: set[str] = set()
     self.lines: list[str] = []
     self.problems: list[str] = []
+
+  def __enter__(self) -> "Disturbed":
+    for job in self.jobs.values():
+      job.start()
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    for job in self.jobs.values():
+      job.kill()
 
   def is_over(self) -> bool:
     """Restarts processes that failed; returns whether the trainer is done.
@@ -178,19 +188,6 @@ class Disturbed:
 Injector = Callable[[Disturbed, np.random.Generator], str]
 
 
-@contextlib.contextmanager
-def disturbed(run: Run) -> Iterator[Disturbed]:
-  """Starts a run, and kills all of its processes when the block ends."""
-  here = Disturbed(run)
-  try:
-    for job in here.jobs.values():
-      job.start()
-    yield here
-  finally:
-    for job in here.jobs.values():
-      job.kill()
-
-
 def finish(
   run: Run,
   planned: Sequence[Fault] = (),
@@ -208,7 +205,7 @@ def finish(
     themselves; and `problems`, which should not have happened.
   """
   faults: list[dict[str, Any]] = []
-  with disturbed(run) as here:
+  with Disturbed(run) as here:
     try:
       for fault in planned:
         met = here.inject(fault, injectors or {})

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks.faults import kinds, verdict
-from benchmarks.faults.disturbed import Fault, disturbed, finish
+from benchmarks.faults.disturbed import Disturbed, Fault, finish
 from benchmarks.runs.jobs import wait_until
 from benchmarks.runs.pretraining import Run
 from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.integration.commands import MODEL_FILE
 
@@ -66,7 +67,7 @@ def broken(run) -> Broken:
   seconds = np.random.default_rng(0).uniform(0, 2)
   planned = Fault("kill both", 2 * _SAVE_EVERY, seconds, seed=0)
   stopped = {}
-  with disturbed(run) as here:
+  with Disturbed(run) as here:
     trainer, builder = here.jobs["trainer"], here.jobs["builder"]
     kill = here.inject(planned, kinds.ON_DISK)
     # A builder that was started again handles SIGTERM once it is imported.
@@ -110,7 +111,9 @@ def test_each_step_has_its_own_generation(unbroken):
 
 def test_no_half_generation_is_ever_seen(broken):
   assert verdict.refusals(broken.run) == []
-  assert verdict.damaged_generations(broken.run) == []
+  store = GenerationStore(directory_of(broken.run.model_dir))
+  for step in store.steps():
+    store.verify(step)
   assert broken.run.last_generation() >= 2 * _SAVE_EVERY
   assert verdict.problems(broken.run) == []
   assert "damaged" not in broken.run.builder().log.read_text()
