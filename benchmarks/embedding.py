@@ -50,17 +50,19 @@ _MINILM = Retriever(
 )
 
 
-def random_towers(
-  retriever: Retriever, corpus: Corpus
-) -> tuple[Retriever, Any]:
-  """Returns the retriever for the corpus's vocabulary, and its parameters."""
+def for_corpus(retriever: Retriever, corpus: Corpus) -> Retriever:
+  """Returns the retriever for the corpus's vocabulary."""
   words = corpus.vocabulary
-  retriever = retriever.for_vocabulary(
+  return retriever.for_vocabulary(
     vocab_size=words.vocab_size, separator_id=words.sep_id
   )
+
+
+def random_parameters(retriever: Retriever) -> Any:
+  """Returns parameters of a retriever."""
   tokens = jnp.ones((1, 3), jnp.int32)
   variables = jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)
-  return retriever, meta.unbox(variables["params"])
+  return meta.unbox(variables["params"])
 
 
 def measure(
@@ -74,13 +76,15 @@ def measure(
     directory: Folder for the files of the other system.
     rounds: Number of times that each system embeds all rows.
   """
-  retriever, values = random_towers(_MINILM, corpus)
+  retriever = for_corpus(_MINILM, corpus)
   padded_ids = corpus.gather(rows, corpus.block_length)
   token_ids = np.asarray(retriever.block_input(padded_ids))
   tokens = int(np.count_nonzero(token_ids))
   np.savez(directory / "blocks.npz", token_ids=token_ids)
   mesh = make_mesh()
-  params = jax.device_put(values, sharding.replicated(mesh))
+  params = jax.device_put(
+    random_parameters(retriever), sharding.replicated(mesh)
+  )
 
   def embed(params: Any, token_ids: jax.Array) -> Any:
     return retriever.apply({"params": params}, token_ids, method="embed_blocks")

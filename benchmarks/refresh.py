@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks import flags
 from benchmarks.data import demo_corpus, index_vectors
-from benchmarks.embedding import random_towers
+from benchmarks.embedding import for_corpus, random_parameters
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.jobs import as_gin, gin_command
 from realm_jax import configuration
@@ -151,8 +151,10 @@ def _make_generations(
   """
   store = GenerationStore(directory / f"generations-{corpus.num_blocks}")
   mesh = make_mesh()
-  retriever, values = random_towers(_RETRIEVER, corpus)
-  params = jax.device_put(values, sharding.replicated(mesh))
+  retriever = for_corpus(_RETRIEVER, corpus)
+  params = jax.device_put(
+    random_parameters(retriever), sharding.replicated(mesh)
+  )
   config = GenerationConfig(
     retriever, index, query_length=_QUERY_LENGTH, recall_queries=64
   )

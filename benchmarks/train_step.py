@@ -46,7 +46,7 @@ from realm_jax.training.stages.stage import Models
 from realm_jax.training.step import TrainState
 
 _STAGE = Pretraining()
-_SIZES = {
+SIZES = {
   "layers": 4,
   "hidden": 256,
   "heads": 4,
@@ -262,7 +262,7 @@ def _own_step(given: argparse.Namespace) -> dict[str, Any]:
 
 def compare(given: argparse.Namespace) -> dict[str, Any]:
   """Measures each step in a process of its own; returns the figures by name."""
-  sizes = {name: getattr(given, name) for name in _SIZES}
+  sizes = {name: getattr(given, name) for name in SIZES}
   synthetic = argparse.Namespace(**{**vars(given), "corpus_dir": None})
   ours = in_new_process(_own_step, synthetic)
   ceiling = ours["matmul_gflops_per_second"]
@@ -302,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   given = flags.parse(
     __doc__,
     argv,
-    **_SIZES,
+    **SIZES,
     dtype="float32",
     attention="xla",
     steps=7,

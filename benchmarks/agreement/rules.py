@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -77,11 +77,11 @@ def compare_adam(*, weight_decay: float = 0.01) -> Row:
   gradients = [draw(0.01 * (1 + step % 4)) for step in range(_NUM_UPDATES)]
   expected = bert_adam(params, gradients, config, num_steps=num_steps)
   optimizer = make_optimizer(config, num_steps=num_steps)
-  tree: Any = nested(params)
+  tree = nested(params)
   state, update = optimizer.init(tree), jax.jit(optimizer.update)
   for gradient in gradients:
     updates, state = update(nested(gradient), state, tree)
-    tree = optax.apply_updates(tree, updates)
+    tree = cast(Any, optax.apply_updates(tree, updates))
   ours = flattened(tree)
   return differences(
     f"BERT's Adam, {_NUM_UPDATES} steps, weight decay {weight_decay}",

@@ -35,8 +35,7 @@ def test_train_step(tmp_path, monkeypatch):
 def test_index(tmp_path):
   folder = tmp_path / "vectors"
   index_vectors.generate(folder, 2_000)
-  (job,) = index.jobs_of("exact", folder, tmp_path)
-  (row,) = index.rows(job)
+  (row,) = index.rows("exact", folder, tmp_path / "index")
   assert row["recall_at_8"] == 1
   assert row["queries_per_second"] > 0
 
