@@ -24,7 +24,6 @@ import jax
 import numpy as np
 
 from benchmarks import flags, train_step
-from benchmarks.embedding import random_parameters
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
@@ -74,7 +73,7 @@ def embedding(num_blocks: int) -> dict[str, Any]:
   """Measures the embedding of random blocks."""
   given = argparse.Namespace(**_PAPER)
   retriever = train_step.make_models(given).retriever
-  params = random_parameters(retriever)
+  params = train_step.random_parameters(retriever)
   corpus = random_corpus(num_blocks)
 
   def embed(params: Any, token_ids: jax.Array) -> Any:

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax.core import meta
 from jaxtyping import Int
 
 from benchmarks import flags, peer_processes
+from benchmarks.train_step import random_parameters
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.embedding import CorpusEmbedder
@@ -56,13 +55,6 @@ def for_corpus(retriever: Retriever, corpus: Corpus) -> Retriever:
   return retriever.for_vocabulary(
     vocab_size=words.vocab_size, separator_id=words.sep_id
   )
-
-
-def random_parameters(retriever: Retriever) -> Any:
-  """Returns parameters of a retriever."""
-  tokens = jnp.ones((1, 3), jnp.int32)
-  variables = jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)
-  return meta.unbox(variables["params"])
 
 
 def measure(

@@ -32,9 +32,10 @@ import numpy as np
 
 from benchmarks import flags
 from benchmarks.data import demo_corpus, index_vectors
-from benchmarks.embedding import for_corpus, random_parameters
+from benchmarks.embedding import for_corpus
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.jobs import as_gin, gin_command
+from benchmarks.train_step import random_parameters
 from realm_jax import configuration
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
