@@ -92,8 +92,8 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
     corpus_dir = demo_corpus.make_corpus(Path(name), scale=scale)
     folders = {"MODEL_DIR": model_dir, "CORPUS_DIR": corpus_dir}
     steps = {"NUM_STEPS": _RUN_STEPS, "SAVE_EVERY_STEPS": _RUN_STEPS}
-    bindings = {**folders, **steps}
-    given = [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
+    bindings = {**folders, **steps}.items()
+    given = [f"{name} = {as_gin(value)}" for name, value in bindings]
     recipe = "gin/experiments/demo/pretrain.gin"
     with configuration.parsed(TrainConfig, [recipe], given):
       config = configuration.configured(TrainConfig)()
@@ -109,8 +109,7 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
       kept.append(assemble(stage, *given))
       return kept[-1]
 
-    def replay(stage: Pretraining, *given: Any) -> Assembled:
-      del stage, given
+    def replay(*given: Any) -> Assembled:
       return kept.pop(0)
 
     found = []
@@ -233,22 +232,21 @@ def _link(source: Path, target: Path, *, step: int) -> Path:
 
 def _swap(rows: Sequence[Row], generation: int) -> Row:
   """Summarizes the steps from a publication until after its swap."""
-  seconds = np.array([row["step_seconds"] for row in rows])
+  milliseconds = 1e3 * np.array([row["step_seconds"] for row in rows])
   # A step's batch is made, and what it searches chosen, in the step before.
   first, last = (
     next(i for i, row in enumerate(rows) if row[name] == generation) - 1
     for name in ("published", "generation")
   )
-  before = seconds[max(0, first - _BEFORE) : first]
-  during = seconds[first : last + 1 + _AFTER]
-  median = np.median(before)
+  before = milliseconds[max(0, first - _BEFORE) : first]
+  longest = milliseconds[first : last + 1 + _AFTER].max()
   return {
     "generation": generation,
-    "load_seconds": float(seconds[first:last].sum()),
-    "median_before_ms": 1e3 * float(median),
-    "longest_before_ms": 1e3 * float(before.max()),
-    "longest_during_ms": 1e3 * float(during.max()),
-    "ratio": float(during.max() / median),
+    "load_seconds": float(milliseconds[first:last].sum()) / 1e3,
+    "median_before_ms": float(np.median(before)),
+    "longest_before_ms": float(before.max()),
+    "longest_during_ms": float(longest),
+    "ratio": float(longest / np.median(before)),
   }
 
 

@@ -79,6 +79,7 @@ def _damage(kind: str) -> Injector:
         _flip(path, place, 1 << int(rng.integers(8)))
       else:
         folders[-1].rmtree()
+        return str(folders[-1])
     except FileNotFoundError:  # Another process removes the generation.
       return NOTHING
     return f"{path} at {place}"
