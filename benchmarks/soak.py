@@ -31,8 +31,15 @@ import numpy as np
 
 from benchmarks import flags
 from benchmarks.data import demo_corpus
-from benchmarks.faults import kinds, verdict
-from benchmarks.faults.disturbed import CRASH, Fault, finish
+from benchmarks.faults import verdict
+from benchmarks.faults.disturbed import (
+  CRASH,
+  IN_BUCKET,
+  NOTHING,
+  ON_DISK,
+  Fault,
+  finish,
+)
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.object_store import ObjectStore
 from benchmarks.runs.pretraining import Run
@@ -119,7 +126,7 @@ def soak(
         continue
       name = f"broken_{index.lower()}"
       run = _run(directory, name, index, count, store)
-      names = {*(kinds.IN_BUCKET if in_bucket else kinds.ON_DISK)}
+      names = {*(IN_BUCKET if in_bucket else ON_DISK)}
       if index != "SCANN":
         names.discard(CRASH)
       planned = _draw_faults(
@@ -164,12 +171,12 @@ def _draw_faults(
 def _figures(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
   """Does a run, and returns what happened, with the values that JSON knows."""
   began = time.monotonic()
-  outcome = finish(run, planned, {**kinds.ON_DISK, **kinds.IN_BUCKET})
+  outcome = finish(run, planned)
   faults = outcome["faults"]
   found = {
     "steps": run.num_steps,
     "seconds": round(time.monotonic() - began, 1),
-    "nothing_to_hit": sum(fault["what"] == kinds.NOTHING for fault in faults),
+    "nothing_to_hit": sum(fault["what"] == NOTHING for fault in faults),
     **outcome,
   }
   if not outcome["problems"]:

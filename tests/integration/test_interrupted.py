@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.faults import kinds, verdict
+from benchmarks.faults import verdict
 from benchmarks.faults.disturbed import Disturbed, Fault, finish
 from benchmarks.runs.jobs import wait_until
 from benchmarks.runs.pretraining import Run
@@ -69,7 +69,7 @@ def broken(run) -> Broken:
   stopped = {}
   with Disturbed(run) as here:
     trainer, builder = here.jobs["trainer"], here.jobs["builder"]
-    kill = here.inject(planned, kinds.ON_DISK)
+    kill = here.inject(planned)
     # A builder that was started again handles SIGTERM once it is imported.
     wait_until(
       lambda: _WAITING in builder.last_output(),
