@@ -21,9 +21,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax.core import meta
 
 from benchmarks import flags, train_step
 from realm_jax.corpus.store import Corpus
@@ -33,16 +31,13 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.json_files import write_json
 
 _PAPER = {
+  **train_step.SIZES,
   "layers": 12,
   "hidden": 768,
   "heads": 12,
   "inner": 3072,
-  "vocab": 30522,
-  "candidates": 8,
-  "query": 64,
   "block": 288,
   "joint": 352,
-  "masks": 3,
   "dropout": 0.0,
   "dtype": "bfloat16",
   "attention": "xla",
@@ -78,24 +73,16 @@ def embedding(num_blocks: int) -> dict[str, Any]:
   """Measures the embedding of random blocks."""
   given = argparse.Namespace(**_PAPER)
   retriever = train_step.make_models(given).retriever
-  tokens = jnp.zeros((1, 3), jnp.int32)
-  mesh = make_mesh(devices=jax.devices()[:1])
-  params = meta.unbox(
-    jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)["params"]
-  )
+  params = train_step.random_parameters(retriever)
   corpus = random_corpus(num_blocks)
 
-  def embed(params: Any, token_ids: jax.Array) -> jax.Array:
-    return cast(
-      jax.Array,
-      retriever.apply({"params": params}, token_ids, method="embed_blocks"),
-    )
+  def embed(params: Any, token_ids: jax.Array) -> Any:
+    return retriever.apply({"params": params}, token_ids, method="embed_blocks")
 
   embedder = CorpusEmbedder(
-    corpus,
-    embed,
+    *(corpus, embed),
     dim=_DIM,
-    mesh=mesh,
+    mesh=make_mesh(devices=jax.devices()[:1]),
     tokens_per_batch=1 << 17,
   )
   rows = np.arange(num_blocks)
@@ -149,13 +136,10 @@ def main(argv: Sequence[str] | None = None) -> None:
   given = flags.parse(__doc__, argv, blocks=100_000, search_blocks=_NUM_BLOCKS)
   found: dict[str, Any] = {
     "device": jax.devices()[0].device_kind,
-    "jax": jax.__version__,
+    "search": searches(given.search_blocks),
+    "embedding": embedding(given.blocks),
   }
-  print(json.dumps(found), flush=True)
-  found["search"] = searches(given.search_blocks)
-  print("search", json.dumps(found["search"]), flush=True)
-  found["embedding"] = embedding(given.blocks)
-  print("embedding", json.dumps(found["embedding"]), flush=True)
+  print(json.dumps(found, indent=2))
   if given.json:
     write_json(given.json, found)
 

@@ -3,9 +3,8 @@
     python -m benchmarks.embedding --corpus_dir=CORPUS --json=embedding.json
 
 A sample of --blocks of the corpus, in their order, is embedded by a random BERT
-of MiniLM's size; without a corpus, the demo's world is, at --scale times its
-size. Three systems embed the blocks alternately, in --rounds, and their medians
-are reported:
+of MiniLM's size. Three systems embed the blocks alternately, in --rounds, and
+their medians are reported:
 
 - ours: the index builder's embedder, in length buckets;
 - padded: the same embedder, with every block padded to the longest;
@@ -26,8 +25,7 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import flags, peer_processes
-from benchmarks.data import demo_corpus
-from benchmarks.data.large_generations import random_towers
+from benchmarks.train_step import random_parameters
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.embedding import CorpusEmbedder
@@ -38,7 +36,6 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.json_files import write_json
 from realm_jax.weights.directory import CONFIG, class_files
 
-_BLOCK_LENGTH = 288
 _TARGETS = {"padded": "≥ 1.5", "hf": "≥ 2"}
 _MINILM = Retriever(
   BertConfig(
@@ -52,6 +49,14 @@ _MINILM = Retriever(
 )
 
 
+def for_corpus(retriever: Retriever, corpus: Corpus) -> Retriever:
+  """Returns the retriever for the corpus's vocabulary."""
+  words = corpus.vocabulary
+  return retriever.for_vocabulary(
+    vocab_size=words.vocab_size, separator_id=words.sep_id
+  )
+
+
 def measure(
   corpus: Corpus, rows: Int[np.ndarray, " n"], directory: Path, *, rounds: int
 ) -> list[dict[str, Any]]:
@@ -63,13 +68,15 @@ def measure(
     directory: Folder for the files of the other system.
     rounds: Number of times that each system embeds all rows.
   """
-  retriever, values = random_towers(_MINILM, corpus)
+  retriever = for_corpus(_MINILM, corpus)
   padded_ids = corpus.gather(rows, corpus.block_length)
   token_ids = np.asarray(retriever.block_input(padded_ids))
   tokens = int(np.count_nonzero(token_ids))
   np.savez(directory / "blocks.npz", token_ids=token_ids)
   mesh = make_mesh()
-  params = jax.device_put(values, sharding.replicated(mesh))
+  params = jax.device_put(
+    random_parameters(retriever), sharding.replicated(mesh)
+  )
 
   def embed(params: Any, token_ids: jax.Array) -> Any:
     return retriever.apply({"params": params}, token_ids, method="embed_blocks")
@@ -122,16 +129,11 @@ def measure(
 def main(arguments: Sequence[str] | None = None) -> None:
   """Measures and prints."""
   given = flags.parse(
-    __doc__, arguments, blocks=1024, rounds=3, scale=1.0, corpus_dir=None
+    __doc__, arguments, corpus_dir=Path, blocks=1024, rounds=3
   )
   cpu_tuning.keep_freed_memory()
+  corpus = Corpus.open(given.corpus_dir)
   with tempfile.TemporaryDirectory(prefix="realm_embedding_") as scratch:
-    corpus = Corpus.open(
-      given.corpus_dir
-      or demo_corpus.make_corpus(
-        Path(scratch), scale=given.scale, block_length=_BLOCK_LENGTH
-      )
-    )
     # A random sample, in the corpus's order.
     count = min(given.blocks, corpus.num_blocks)
     rng = np.random.default_rng(0)

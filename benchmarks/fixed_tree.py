@@ -11,9 +11,5 @@ def fixed_tree(num_leaves: int, **settings: Any) -> ScannConfig:
   With `num_leaves_searched` and `num_reordered` among the settings, the same
   vectors give the same index.
   """
-  values: dict[str, Any] = {
-    "brute_force_below": 0,
-    "below_target": True,
-    **settings,
-  }
-  return ScannConfig(num_leaves=num_leaves, **(values | settings))
+  fixed: dict[str, Any] = {"brute_force_below": 0, "below_target": True}
+  return ScannConfig(num_leaves=num_leaves, **(fixed | settings))

@@ -1,15 +1,14 @@
 """Compares the speed, recall and memory of the indexes on the same vectors.
 
-    python -m benchmarks.index --directory=out/index --vectors=clustered
+    python -m benchmarks.index --directory=out/index
     python -m benchmarks.index --directory=out/index --vectors=out/vectors/demo
 
-The vectors are generated (`clustered`, `spectrum`; --num_blocks of them), or
-those of a trained run in a folder that `benchmarks.data.trained_vectors` has
-written. Compared are ScaNN with our trees and with its own, and our exact
-search, with FAISS: inverted lists of 4-bit product codes and of RaBitQ codes,
-with several numbers of lists, and exact search; --system chooses some. Each
-index is built in one process and searched in another, so that the memory of the
-build is measured alone.
+The vectors are --num_blocks generated ones, or those of a trained run in a
+folder that `benchmarks.data.trained_vectors` has written. Compared are ScaNN
+with our trees and with its own, and our exact search, with FAISS: inverted
+lists of 4-bit product codes and of RaBitQ codes, with several numbers of lists,
+and exact search; --system chooses some. Each index is built in one process and
+searched in another, so that the memory of the build is measured alone.
 """
 
 import shutil
@@ -18,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -49,79 +48,63 @@ _SYSTEMS = (
 )
 
 
-class Job(NamedTuple):
-  """Measurement of one index.
-
-  Attributes:
-    folder: Folder of vectors and queries.
-    saved: Folder of the built index.
-    kind: Kind of the index, as a generation has it.
-    parameters: Configuration that the index is built with.
-    searches: Changes of it, with each of which the index is searched.
-  """
-
-  folder: Path
-  saved: Path
-  kind: str
-  parameters: Row
-  searches: Sequence[Row] = ({},)
-
-  def blocks(self) -> Blocks:
-    """Returns the vectors as the argument of an index."""
-    vectors = index_vectors.vectors(self.folder)
-    return Blocks(num_blocks=len(vectors), vectors=vectors)
-
-
-def jobs_of(system: str, folder: Path, directory: Path) -> Iterator[Job]:
-  """Yields the indexes of one of `_SYSTEMS`, each with its settings.
-
-  Args:
-    system: Name of the system.
-    folder: Folder of vectors and queries.
-    directory: Folder for the built index.
-  """
-  num_blocks, dim = index_vectors.vectors(folder).shape
-  paths = folder, directory / "index"
+def settings_of(
+  system: str, num_blocks: int, dim: int
+) -> tuple[str, list[Row]]:
+  """Returns the kind of a system's index, and settings to build it with."""
+  root = num_blocks**0.5
   common: Row = {"brute_force_below": 0}
   if system == "exact":
-    yield Job(*paths, "exact", {})
-  elif system == "faiss_flat":
-    yield Job(*paths, "faiss", {"factory": "Flat", **common})
-  elif system.startswith("faiss"):
+    return "exact", [{}]
+  if system == "faiss_flat":
+    return "faiss", [{"factory": "Flat", **common}]
+  if system.startswith("faiss"):
     codes = f"PQ{dim // 2}x4fs" if system == "faiss_pq" else "RaBitQfs"
-    for factor in _FACTORS:
-      factory = f"IVF{round(factor * num_blocks**0.5)},{codes},RFlat"
-      parameters = {"factory": factory, **common}
-      yield Job(*paths, "faiss", parameters, _FAISS_SEARCHES)
-  else:
-    root = 2 ** round(np.log2(num_blocks) / 2)
-    settings: list[Row] = [{}]
-    if system == "scann_own_builder":
-      settings = [
-        {"builder": "stock", "num_leaves": f * root} for f in _FACTORS
-      ]
-    for setting in settings:
-      for recall in _RECALLS:
-        target = {"recall_target": recall, "below_target": True}
-        yield Job(*paths, "scann", {**common, **target, **setting})
+    lists = [f"IVF{round(factor * root)}" for factor in _FACTORS]
+    return "faiss", [{"factory": f"{n},{codes},RFlat", **common} for n in lists]
+  leaves: list[Row] = [{}]
+  if system == "scann_own_builder":
+    power = 2 ** round(np.log2(root))
+    leaves = [{"builder": "stock", "num_leaves": f * power} for f in _FACTORS]
+  return "scann", [
+    {**common, "recall_target": recall, "below_target": True, **setting}
+    for setting in leaves
+    for recall in _RECALLS
+  ]
 
 
-def rows(job: Job) -> list[Row]:
-  """Builds the index in one process, then loads and searches it in another."""
-  shutil.rmtree(job.saved, ignore_errors=True)
-  try:
-    built = in_new_process(build, job)
-    return [{**built, **row} for row in in_new_process(search, job)]
-  finally:
-    shutil.rmtree(job.saved, ignore_errors=True)
+def rows(system: str, folder: Path, saved: Path) -> Iterator[Row]:
+  """Builds each index in one process, then loads and searches it in another.
+
+  Args:
+    system: One of `_SYSTEMS`.
+    folder: Folder of vectors and queries.
+    saved: Folder for the built index.
+  """
+  shape = index_vectors.vectors(folder).shape
+  kind, settings = settings_of(system, *shape)
+  for parameters in settings:
+    given = folder, saved, kind, parameters
+    shutil.rmtree(saved, ignore_errors=True)
+    try:
+      built = in_new_process(build, *given)
+      for row in in_new_process(search, *given):
+        yield {"system": system, **built, **row}
+    finally:
+      shutil.rmtree(saved, ignore_errors=True)
 
 
-def build(job: Job) -> Row:
+def _blocks(folder: Path) -> Blocks:
+  vectors = index_vectors.vectors(folder)
+  return Blocks(num_blocks=len(vectors), vectors=vectors)
+
+
+def build(folder: Path, saved: Path, kind: str, parameters: Row) -> Row:
   """Builds the index and writes it to files."""
-  tuning, _ = index_vectors.queries(job.folder)
-  options = BuildOptions(directory=job.saved, queries=tuning)
+  tuning, _ = index_vectors.queries(folder)
+  options = BuildOptions(directory=saved, queries=tuning)
   start = time.perf_counter()
-  index = config_from(job.kind, job.parameters).build(job.blocks(), options)
+  index = config_from(kind, parameters).build(_blocks(folder), options)
   seconds = time.perf_counter() - start
   # `ru_maxrss` is not used, because a child inherits its parent's value.
   status = Path("/proc/self/status").read_text()
@@ -133,23 +116,24 @@ def build(job: Job) -> Row:
   }
 
 
-def search(job: Job) -> list[Row]:
+def search(folder: Path, saved: Path, kind: str, parameters: Row) -> list[Row]:
   """Loads the index, and searches all queries in a batch, with each setting.
 
   As in a trainer, ScaNN searches in a process of its own. `load_seconds` ends
   with the first search, which reads the mapped files and compiles.
   """
-  blocks, (_, queries) = job.blocks(), index_vectors.queries(job.folder)
+  blocks, (_, queries) = _blocks(folder), index_vectors.queries(folder)
   truth = GroundTruth(blocks.embedded(), queries, _K)
+  is_tuned = "IVF" in parameters.get("factory", "")
   searches, load_seconds = [], 0.0
-  for setting in job.searches:
-    parameters = {**job.parameters, **setting}
-    config = config_from(job.kind, parameters)
+  for setting in _FAISS_SEARCHES if is_tuned else ({},):
+    used = {**parameters, **setting}
+    config = config_from(kind, used)
     start = time.perf_counter()
-    if job.kind == "scann":
-      index = IsolatedIndex(config, job.saved, blocks)
+    if kind == "scann":
+      index = IsolatedIndex(config, saved, blocks)
     else:
-      index = config.load(job.saved, blocks)
+      index = config.load(saved, blocks)
     found = index.search(queries, _K)
     load_seconds = load_seconds or time.perf_counter() - start
     seconds = []
@@ -162,7 +146,7 @@ def search(job: Job) -> list[Row]:
         "recall_at_8": truth.recall(found),
         "queries_per_second": len(found.rows) / statistics.median(seconds),
         "load_seconds": load_seconds,
-        "parameters": parameters,
+        "parameters": used,
       }
     )
   return searches
@@ -171,22 +155,14 @@ def search(job: Job) -> list[Row]:
 def report(measured: Sequence[Row]) -> str:
   """Formats the fastest row of each system that reaches each recall."""
   names = ("system", "recall_at_8", "queries_per_second", "build_seconds")
-  names += ("load_seconds", "build_memory_gb", "num_leaves")
-  lines: list[list[object]] = [["wanted", *names, "settings"]]
+  names += ("load_seconds", "build_memory_gb", "num_leaves", "parameters")
+  lines: list[list[object]] = [["wanted", *names]]
   for recall in _RECALLS:
     best: dict[str, Row] = {}
-    for row in measured:
+    for row in sorted(measured, key=lambda row: row["queries_per_second"]):
       if row["recall_at_8"] >= recall:
-        rivals = row, best.get(row["system"], row)
-        fastest = max(rivals, key=lambda one: one["queries_per_second"])
-        best[row["system"]] = fastest
-    for row in best.values():
-      settings = [
-        f"{name}={value}"
-        for name, value in row["parameters"].items()
-        if name in ("factory", "nprobe", "num_reordered")
-      ]
-      lines.append([recall, *(row[n] for n in names), " ".join(settings)])
+        best[row["system"]] = row
+    lines += [[recall, *(row[n] for n in names)] for row in best.values()]
   return columns(lines)
 
 
@@ -196,18 +172,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     __doc__,
     arguments,
     directory=Path,
-    vectors="clustered",
+    vectors=None,
     num_blocks=1_000_000,
     system=_SYSTEMS,
   )
-  folder = Path(given.vectors)
-  if given.vectors in index_vectors.GENERATED:
-    folder = given.directory / f"{given.vectors}-{given.num_blocks}"
-    index_vectors.generate(given.vectors, folder, given.num_blocks)
+  folder = given.vectors or given.directory / f"vectors-{given.num_blocks}"
+  if given.vectors is None:
+    index_vectors.generate(folder, given.num_blocks)
   measured: list[Row] = []
   for system in given.system:
-    for job in jobs_of(system, folder, given.directory):
-      measured += [{"system": system, **row} for row in rows(job)]
+    measured += rows(system, folder, given.directory / "index")
     print(f"{system} has been measured", file=sys.stderr, flush=True)
     # What is measured is kept if a later system does not end.
     if given.json:

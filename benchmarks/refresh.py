@@ -27,24 +27,31 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 
 from benchmarks import flags
-from benchmarks.data import demo_corpus
-from benchmarks.data.large_generations import (
-  QUERY_LENGTH,
-  RETRIEVER,
-  make_generations,
-)
+from benchmarks.data import demo_corpus, index_vectors
+from benchmarks.embedding import for_corpus
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.jobs import as_gin, gin_command
+from benchmarks.train_step import random_parameters
 from realm_jax import configuration
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
+from realm_jax.generations.build import (
+  Builder,
+  GenerationConfig,
+  publish_vectors,
+)
 from realm_jax.generations.store import FOLDER, MANIFEST, GenerationStore
+from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.config import DataConfig
+from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
-from realm_jax.partitioning import cpu_tuning
+from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning import cpu_tuning, sharding
+from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.json_files import write_json
 from realm_jax.training import trainer
 from realm_jax.training.config import CheckpointConfig, TrainConfig
@@ -64,6 +71,18 @@ _BETWEEN = 200
 # steps after a swap in which the old index is still being freed.
 _BEFORE, _AFTER = 30, 3
 _BATCH_SIZE = 24
+_QUERY_LENGTH = 16
+_RETRIEVER = Retriever(
+  BertConfig(
+    hidden_size=128,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=512,
+    max_positions=128,
+    dropout_rate=0.0,
+  ),
+  projection_dropout_rate=0.0,
+)
 
 
 def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
@@ -73,8 +92,8 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
     corpus_dir = demo_corpus.make_corpus(Path(name), scale=scale)
     folders = {"MODEL_DIR": model_dir, "CORPUS_DIR": corpus_dir}
     steps = {"NUM_STEPS": _RUN_STEPS, "SAVE_EVERY_STEPS": _RUN_STEPS}
-    bindings = {**folders, **steps}
-    given = [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
+    bindings = {**folders, **steps}.items()
+    given = [f"{name} = {as_gin(value)}" for name, value in bindings]
     recipe = "gin/experiments/demo/pretrain.gin"
     with configuration.parsed(TrainConfig, [recipe], given):
       config = configuration.configured(TrainConfig)()
@@ -90,8 +109,7 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
       kept.append(assemble(stage, *given))
       return kept[-1]
 
-    def replay(stage: Pretraining, *given: Any) -> Assembled:
-      del stage, given
+    def replay(*given: Any) -> Assembled:
       return kept.pop(0)
 
     found = []
@@ -118,6 +136,38 @@ def _median_ms(config: TrainConfig, assemble: Callable[..., Any]) -> float:
     trainer.train(config)
   rows = read_rows(model_dir)[_FIRST_STEPS:]
   return 1e3 * statistics.median(row["step_seconds"] for row in rows)
+
+
+def _make_generations(
+  directory: Path, corpus: Corpus, index: IndexConfig, *, count: int
+) -> list[Path]:
+  """Makes generations 0, 1, … of synthetic vectors, unless they exist already.
+
+  Args:
+    directory: Folder of vectors and generations.
+    corpus: Corpus of the blocks.
+    index: Index to build; use another directory for other settings.
+    count: Number of generations.
+  """
+  store = GenerationStore(directory / f"generations-{corpus.num_blocks}")
+  mesh = make_mesh()
+  retriever = for_corpus(_RETRIEVER, corpus)
+  params = jax.device_put(
+    random_parameters(retriever), sharding.replicated(mesh)
+  )
+  config = GenerationConfig(
+    retriever, index, query_length=_QUERY_LENGTH, recall_queries=64
+  )
+  builder = Builder(config, corpus, mesh=mesh)
+  for step in range(count):
+    if step in store.steps():
+      continue
+    folder = directory / f"vectors-{step}"
+    index_vectors.generate(folder, corpus.num_blocks, seed=step)
+    vectors = index_vectors.vectors(folder)
+    publish_vectors(builder, store.directory, params, vectors, step=step)
+    shutil.rmtree(folder)
+  return [Path(store.path(step)) for step in range(count)]
 
 
 def measure_swaps(
@@ -150,12 +200,12 @@ def measure_swaps(
       task="masked_salient_spans",
       corpus_dir=corpus.source,
       batch_size=_BATCH_SIZE,
-      query_length=QUERY_LENGTH,
+      query_length=_QUERY_LENGTH,
       block_length=corpus.block_length,
     ),
     stage=Pretraining(),
-    retriever=RETRIEVER,
-    reader=Reader(RETRIEVER.bert, joint_length=68),
+    retriever=_RETRIEVER,
+    reader=Reader(_RETRIEVER.bert, joint_length=68),
     optimizer=OptimizerConfig(learning_rate=2e-4),
     num_steps=num_steps,
     checkpoints=CheckpointConfig(save_every_steps=num_steps),
@@ -182,22 +232,21 @@ def _link(source: Path, target: Path, *, step: int) -> Path:
 
 def _swap(rows: Sequence[Row], generation: int) -> Row:
   """Summarizes the steps from a publication until after its swap."""
-  seconds = np.array([row["step_seconds"] for row in rows])
+  milliseconds = 1e3 * np.array([row["step_seconds"] for row in rows])
   # A step's batch is made, and what it searches chosen, in the step before.
   first, last = (
     next(i for i, row in enumerate(rows) if row[name] == generation) - 1
     for name in ("published", "generation")
   )
-  before = seconds[max(0, first - _BEFORE) : first]
-  during = seconds[first : last + 1 + _AFTER]
-  median = np.median(before)
+  before = milliseconds[max(0, first - _BEFORE) : first]
+  longest = milliseconds[first : last + 1 + _AFTER].max()
   return {
     "generation": generation,
-    "load_seconds": float(seconds[first:last].sum()),
-    "median_before_ms": 1e3 * float(median),
-    "longest_before_ms": 1e3 * float(before.max()),
-    "longest_during_ms": 1e3 * float(during.max()),
-    "ratio": float(during.max() / median),
+    "load_seconds": float(milliseconds[first:last].sum()) / 1e3,
+    "median_before_ms": float(np.median(before)),
+    "longest_before_ms": float(before.max()),
+    "longest_during_ms": float(longest),
+    "ratio": float(longest / np.median(before)),
   }
 
 
@@ -225,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   num_leaves = 1 << round(np.log2(corpus.num_blocks) / 2)
   index = fixed_tree(num_leaves, num_leaves_searched=8, num_reordered=200)
   # They are published alternately.
-  made = make_generations(directory, corpus, index, count=2)
+  made = _make_generations(directory, corpus, index, count=2)
   swaps = measure_swaps(directory / "model", corpus, made, swaps=given.swaps)
   print("a step with retrieval (target: a ratio of at most 1.1)")
   print(columns([[*retrieval], [*retrieval.values()]]))

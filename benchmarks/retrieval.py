@@ -12,7 +12,6 @@ as an import of a multilingual model, has the retriever's own.
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 
 from benchmarks import flags
 from benchmarks.data.real_texts import LANGUAGES, TEXTS_DIR, xquad
+from benchmarks.runs.jobs import Macro, gin_command
 from realm_jax.console import columns
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
@@ -31,6 +31,7 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch, SearchResult
 from realm_jax.storage.json_files import write_json
 
+_RECIPE = "gin/runs/eval_beir.gin"
 _SHOWN = ("num_blocks", "ndcg_at_10", "recall_at_100", "mrr_at_10")
 
 
@@ -66,26 +67,21 @@ def _corpus(folder: Path, name: str, vocab: str) -> Corpus:
 def measure_bm25(folder: Path) -> dict[str, Any]:
   """Returns the figures of BM25 over the corpus of a folder."""
   corpus = _corpus(folder, "bm25", "train:8000")
-  index = Bm25Config().build(
-    Blocks(
-      num_blocks=corpus.num_blocks,
-      token_ids=lambda row: corpus.block(row).token_ids,
-      vocab_size=corpus.vocab_size,
-    )
+  blocks = Blocks(
+    num_blocks=corpus.num_blocks,
+    token_ids=lambda row: corpus.block(row).token_ids,
+    vocab_size=corpus.vocab_size,
   )
+  index = Bm25Config().build(blocks)
 
   def search(texts: Sequence[str], k: int) -> SearchResult:
+    encoded = [corpus.vocabulary.encode(text) for text in texts]
     found = [
-      index.search(
-        QueryBatch(np.array([corpus.vocabulary.encode(text)], np.int32)),
-        min(k, corpus.num_blocks),
-      )
-      for text in texts
+      index.search(QueryBatch(np.array([one])), min(k, corpus.num_blocks))
+      for one in encoded
     ]
-    return SearchResult(
-      np.concatenate([one.rows for one in found]),
-      np.concatenate([one.scores for one in found]),
-    )
+    rows, scores = zip(*((one.rows, one.scores) for one in found), strict=True)
+    return SearchResult(np.concatenate(rows), np.concatenate(scores))
 
   queries = beir.read_queries(folder)
   lines = [*beir.retrieved_lines(queries, corpus, search)]
@@ -96,23 +92,19 @@ def measure_model(folder: Path, model_dir: Path) -> dict[str, Any]:
   """Returns the figures of a retriever over a folder's corpus."""
   corpus = _corpus(folder, "dense", str(model_dir / "vocab.txt"))
   generations, output_dir = folder / "generations", folder / model_dir.name
+  own = {"GENERATIONS_DIR": generations, "INDEX": Macro("EXACT")}
+  evaluated = {
+    "BEIR_DIR": folder,
+    "GENERATION": generations,
+    "OUTPUT_DIR": output_dir,
+    "BLOCK_LENGTH": 288,
+  }
+  flags_of_run = f"--model_dir={model_dir}", f"--corpus_dir={corpus.source}"
   for command in (
-    [
-      *("build_index", "--once", "--gin.INDEX=%EXACT"),
-      f"--gin.GENERATIONS_DIR={generations}",
-    ],
-    [
-      *("evaluate", "--gin_file=gin/runs/eval_beir.gin"),
-      *(f"--gin.BEIR_DIR={folder}", f"--gin.GENERATION={generations}"),
-      *(f"--gin.OUTPUT_DIR={output_dir}", "--gin.BLOCK_LENGTH=288"),
-    ],
+    gin_command("build_index", (), "--once", *flags_of_run, **own),
+    gin_command("evaluate", [_RECIPE], *flags_of_run, **evaluated),
   ):
-    module, *arguments = command
-    of_run = (f"--model_dir={model_dir}", f"--corpus_dir={corpus.source}")
-    subprocess.run(
-      [sys.executable, "-m", f"realm_jax.{module}", *of_run, *arguments],
-      check=True,
-    )
+    subprocess.run(command, check=True)
   return json.loads((output_dir / METRICS).read_text())
 
 

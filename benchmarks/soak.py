@@ -5,20 +5,16 @@
 
 A run with WAIT_FOR_GENERATIONS and exact search is done once undisturbed. Then
 the same run is repeated while its processes are killed, its published files are
-damaged or removed, and its builder is suspended, run twice or meets a full
-disk. Every process that ends is restarted, until the run is complete. Its loss
-curve and last checkpoint must equal those of the undisturbed run bit for bit. A
-third run searches ScaNN, whose process is killed as well. It is a problem if a
-trainer exits that could have continued, or if a run is too short for its
-faults.
+damaged or removed, and its builder is suspended or meets a full disk. Every
+process that ends is restarted, until the run is complete. Its loss curve and
+last checkpoint must equal those of the undisturbed run bit for bit. A third run
+searches ScaNN, whose process is killed as well. It is a problem if a trainer
+exits that could have continued, or if a run is too short for its faults.
 
-With `--storage=bucket` two processes train together and two build each
-generation, all through an object store on this machine. They are killed, its
-requests fail, hang or lose their answers, and its objects are removed or
-changed. The undisturbed run has the same processes and a MODEL_DIR on the disk.
+With `--storage=bucket` the disturbed run has its corpus and MODEL_DIR in an
+object store on this machine, whose requests fail, hang or lose their answers.
 """
 
-import collections
 import contextlib
 import dataclasses
 import os
@@ -35,12 +31,20 @@ import numpy as np
 
 from benchmarks import flags
 from benchmarks.data import demo_corpus
-from benchmarks.faults import kinds, verdict
-from benchmarks.faults.disturbed import CRASH, Fault, finish
+from benchmarks.faults import verdict
+from benchmarks.faults.disturbed import (
+  CRASH,
+  IN_BUCKET,
+  NOTHING,
+  ON_DISK,
+  Fault,
+  finish,
+)
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.object_store import ObjectStore
 from benchmarks.runs.pretraining import Run
 from realm_jax.storage.json_files import write_json
+from realm_jax.storage.paths import upload_directory
 
 # Checkpoints at the end without faults, so that no fault comes too late.
 _QUIET_CHECKPOINTS = 8
@@ -59,8 +63,6 @@ def _run(
   name: str,
   index: str,
   num_faults: int,
-  *,
-  in_bucket: bool,
   store: ObjectStore | None = None,
 ) -> Run:
   """Returns a run that is long enough for a number of faults."""
@@ -90,7 +92,6 @@ def _run(
     index=index,
     index_settings={f"scann.ScannConfig.{n}": v for n, v in tree.items()},
     environment=environment,
-    num_processes=2 if in_bucket else 1,
     store=store,
   )
 
@@ -103,44 +104,39 @@ def soak(
   Args:
     directory: Empty folder.
     num_faults: Number of faults, in all runs.
-    in_bucket: Whether the disturbed runs have MODEL_DIR in a bucket.
+    in_bucket: Whether the disturbed run has MODEL_DIR in a bucket.
     seed: Seed of the faults.
   """
   corpus_dir = demo_corpus.make_corpus(directory, scale=0.25)
   of_scann = 0 if in_bucket else round(num_faults * _OF_SCANN)
   counts = {"EXACT": num_faults - of_scann, "SCANN": of_scann}
-  unbroken = _run(
-    *(directory, "unbroken", "EXACT", counts["EXACT"]), in_bucket=in_bucket
-  )
+  unbroken = _run(directory, "unbroken", "EXACT", counts["EXACT"])
   print(f"{unbroken.num_steps} undisturbed steps …", flush=True)
-  undisturbed = _figures(unbroken, ())
-  result: dict[str, Any] = {"unbroken": undisturbed}
-  if undisturbed["problems"]:
+  result = {"unbroken": _figures(unbroken, ())}
+  if result["unbroken"]["problems"]:
     return result
-  step_seconds = undisturbed["seconds"] / unbroken.num_steps
+  step_seconds = result["unbroken"]["seconds"] / unbroken.num_steps
   with ObjectStore() if in_bucket else contextlib.nullcontext() as store:
     if store is not None:
-      # What the runs have left is read here.
+      # This process reads what the runs have left.
       os.environ.update(store.environment)
-      store.write_folder("corpus", corpus_dir)
+      upload_directory(corpus_dir, store.path("corpus"))
     for index, count in counts.items():
       if not count:
         continue
       name = f"broken_{index.lower()}"
-      run = _run(
-        *(directory, name, index, count), in_bucket=in_bucket, store=store
-      )
-      names = [*(kinds.IN_BUCKET if in_bucket else kinds.ON_DISK)]
-      if index != "SCANN" and CRASH in names:
-        names.remove(CRASH)
-      cycle_seconds = step_seconds * _SAVE_EVERY_STEPS
+      run = _run(directory, name, index, count, store)
+      names = {*(IN_BUCKET if in_bucket else ON_DISK)}
+      if index != "SCANN":
+        names.discard(CRASH)
       planned = _draw_faults(
-        run, count, names, cycle_seconds=cycle_seconds, seed=seed
+        *(run, count, sorted(names)),
+        cycle_seconds=step_seconds * _SAVE_EVERY_STEPS,
+        seed=seed,
       )
-      found = _figures(run, planned)
-      if not found["problems"] and index == unbroken.index:
-        found["differences"] = verdict.differences(unbroken, run)
-      result[name] = found
+      result[name] = _figures(run, planned)
+      if not result[name]["problems"] and index == unbroken.index:
+        result[name]["differences"] = verdict.differences(unbroken, run)
   return result
 
 
@@ -175,43 +171,27 @@ def _draw_faults(
 def _figures(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
   """Does a run, and returns what happened, with the values that JSON knows."""
   began = time.monotonic()
-  outcome = finish(run, planned, {**kinds.ON_DISK, **kinds.IN_BUCKET})
+  outcome = finish(run, planned)
+  faults = outcome["faults"]
   found = {
     "steps": run.num_steps,
     "seconds": round(time.monotonic() - began, 1),
-    "planned": len(planned),
+    "nothing_to_hit": sum(fault["what"] == NOTHING for fault in faults),
     **outcome,
   }
   if not outcome["problems"]:
-    rows = verdict.curve(run)
+    generations = {row["generation"] for row in verdict.curve(run)}
+    found["swaps"] = len(generations) - 1
     found["refused_generations"] = verdict.refusals(run)
-    found["left_damaged"] = verdict.damaged_generations(run)
-    found["swaps"] = len({row["generation"] for row in rows}) - 1
   return found
-
-
-def report(name: str, run: dict[str, Any]) -> str:
-  """Formats the figures of a run as text."""
-  counts = collections.Counter(fault["kind"] for fault in run["faults"])
-  missed = sum(fault["what"] == kinds.NOTHING for fault in run["faults"])
-  return (
-    f"{name}: {len(run['faults'])} of {run['planned']} faults in "
-    f"{run['seconds']} s, {run.get('swaps')} swaps\n  {dict(counts)}\n"
-    f"  nothing to hit: {missed}; damaged generations refused: "
-    f"{len(run.get('refused_generations', ()))}\n"
-    f"  problems: {run['problems']}; "
-    f"differences: {run.get('differences', 'not compared')}"
-  )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the soak test; returns 1 if anything went wrong."""
-  given = flags.parse(
-    __doc__, argv, faults=200, storage="disk", seed=0, output_dir=None
-  )
+  given = flags.parse(__doc__, argv, faults=200, storage="disk", seed=0)
   # The jobs are ended on the way out.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated by SIGTERM"))
-  folder = given.output_dir or Path(tempfile.mkdtemp(prefix="realm_soak_"))
+  folder = Path(tempfile.mkdtemp(prefix="realm_soak_"))
   print(f"runs and logs are in {folder}")
   result = soak(
     folder, given.faults, in_bucket=given.storage == "bucket", seed=given.seed
@@ -222,9 +202,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   if given.json:
     write_json(given.json, {**result, "passed": passed})
   for name, run in result.items():
-    print(report(name, run))
+    for figure, value in run.items():
+      shown = len(value) if figure == "faults" else value
+      print(f"{name}: {figure}: {shown}")
   print(f"passed: {passed}")
-  if passed and not given.output_dir:
+  if passed:
     shutil.rmtree(folder)
   return 0 if passed else 1
 

@@ -31,6 +31,7 @@ from flax.core import meta
 from benchmarks import flags, peer_processes
 from benchmarks.runs.jobs import in_new_process
 from realm_jax.console import columns
+from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.packing import content_numbers
 from realm_jax.models.reader import Reader
@@ -46,7 +47,7 @@ from realm_jax.training.stages.stage import Models
 from realm_jax.training.step import TrainState
 
 _STAGE = Pretraining()
-_SIZES = {
+SIZES = {
   "layers": 4,
   "hidden": 256,
   "heads": 4,
@@ -75,6 +76,8 @@ _TARGETS = {
 }
 
 _CLS, _SEP, _FIRST_WORD = 101, 102, 999
+# Rows, inner size and columns of a step's products.
+_STEP_PRODUCTS = ((12288, 256, 1024), (12288, 1024, 256))
 
 
 def make_models(given: argparse.Namespace) -> Models:
@@ -92,6 +95,13 @@ def make_models(given: argparse.Namespace) -> Models:
   )
   retriever = Retriever(bert, projection_dropout_rate=given.dropout)
   return Models(retriever, Reader(bert, joint_length=given.joint))
+
+
+def random_parameters(retriever: Retriever) -> Any:
+  """Returns parameters of a retriever."""
+  tokens = jnp.ones((1, 3), jnp.int32)
+  variables = jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)
+  return meta.unbox(variables["params"])
 
 
 def batches_of(
@@ -121,11 +131,7 @@ def batches_of(
     words(given.batch, given.masks),
     np.ones((given.batch, given.masks), np.float32),
   )
-  corpus = None
-  if given.corpus_dir:
-    from realm_jax.corpus.store import Corpus  # Reads text with TensorFlow.
-
-    corpus = Corpus.open(given.corpus_dir)
+  corpus = Corpus.open(given.corpus_dir) if given.corpus_dir else None
   for _ in range(count):
     if corpus is not None:
       rows = rng.integers(corpus.num_blocks, size=blocks.shape[:2])
@@ -172,7 +178,9 @@ def useful(
 
 
 def measure_step(given: argparse.Namespace) -> dict[str, Any]:
-  """Compiles, runs and times our step."""
+  """Compiles, runs and times our step, and then matrix products."""
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   models = make_models(given)
   batches = [*batches_of(given, given.steps + 1)]
   mesh = make_mesh(devices=jax.devices()[:1])
@@ -230,6 +238,8 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
     "useful_gflops_per_second": per_step / median / 1e9,
     "peak_memory_gb": peak / 1e9,
     "compile_seconds": compile_seconds,
+    # After the step, so that it does not raise the step's peak memory.
+    "matmul_gflops_per_second": matmul_gflops_per_second(given.dtype),
   }
 
 
@@ -238,33 +248,23 @@ def matmul_gflops_per_second(dtype: str) -> float:
   best = 0.0
   product = jax.jit(jnp.dot)
   large = 8192 if jax.default_backend() != "cpu" else 2048
-  for size in ((large,) * 3, (12288, 256, 1024), (12288, 1024, 256)):
-    rows, inner, columns = size
+  for rows, inner, width in ((large,) * 3, *_STEP_PRODUCTS):
     left = jax.random.normal(jax.random.key(0), (rows, inner), dtype)
-    right = jax.random.normal(jax.random.key(1), (inner, columns), dtype)
+    right = jax.random.normal(jax.random.key(1), (inner, width), dtype)
     product(left, right).block_until_ready()
     for _ in range(6):
       start = time.perf_counter()
       product(left, right).block_until_ready()
       seconds = time.perf_counter() - start
-      best = max(best, 2e-9 * rows * inner * columns / seconds)
+      best = max(best, 2e-9 * rows * inner * width / seconds)
   return best
-
-
-def _own_step(given: argparse.Namespace) -> dict[str, Any]:
-  cpu_tuning.disable_async_dispatch()
-  cpu_tuning.keep_freed_memory()
-  found = measure_step(given)
-  # After the step, so that it does not raise the step's peak memory.
-  found["matmul_gflops_per_second"] = matmul_gflops_per_second(given.dtype)
-  return found
 
 
 def compare(given: argparse.Namespace) -> dict[str, Any]:
   """Measures each step in a process of its own; returns the figures by name."""
-  sizes = {name: getattr(given, name) for name in _SIZES}
+  sizes = {name: getattr(given, name) for name in SIZES}
   synthetic = argparse.Namespace(**{**vars(given), "corpus_dir": None})
-  ours = in_new_process(_own_step, synthetic)
+  ours = in_new_process(measure_step, synthetic)
   ceiling = ours["matmul_gflops_per_second"]
   found = {f"ours_{name}": ours[name] for name in _SHOWN}
   if peer_processes.installed():
@@ -277,23 +277,18 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
     useful = ours["useful_gflop_per_step"] / theirs["seconds_per_step"]
     theirs["useful_gflops_per_second"] = useful
     found |= {f"hf_{name}": theirs[name] for name in _SHOWN}
-    found["speedup"] = (
-      ours["examples_per_second"] / theirs["examples_per_second"]
-    )
+    found["speedup"] = theirs["seconds_per_step"] / ours["seconds_per_step"]
     found["memory_ratio"] = ours["peak_memory_gb"] / theirs["peak_memory_gb"]
   found["matmul_gflops_per_second"] = ceiling
   found["share_of_matmul"] = ours["useful_gflops_per_second"] / ceiling
   if given.corpus_dir:
-    packed, padded = (
-      in_new_process(
-        _own_step,
-        argparse.Namespace(**{**vars(given), **_REAL_TEXT, "pack": pack}),
-      )["useful_tokens_per_second"]
-      for pack in (True, False)
-    )
-    found["real_text_packed_tokens_per_second"] = packed
-    found["real_text_padded_tokens_per_second"] = padded
-    found["real_text_speedup"] = packed / padded
+    rates = []
+    for name, pack in (("packed", True), ("padded", False)):
+      sizes = {**vars(given), **_REAL_TEXT, "pack": pack}
+      own = in_new_process(measure_step, argparse.Namespace(**sizes))
+      rates.append(own["useful_tokens_per_second"])
+      found[f"real_text_{name}_tokens_per_second"] = rates[-1]
+    found["real_text_speedup"] = rates[0] / rates[1]
   return found
 
 
@@ -302,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   given = flags.parse(
     __doc__,
     argv,
-    **_SIZES,
+    **SIZES,
     dtype="float32",
     attention="xla",
     steps=7,

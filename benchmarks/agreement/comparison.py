@@ -88,20 +88,20 @@ def gradient_cosines(
     not use it.
   """
   norms = {path: np.linalg.norm(np.float64(g)) for path, g in theirs.items()}
-  rounding = _ROUNDING * np.sqrt(sum(norm**2 for norm in norms.values()))
+  rounding = _ROUNDING * np.linalg.norm([*norms.values()])
   wrong = [p for p in ours.keys() - theirs.keys() if ours[p].any()]
   distances = {}
   for path, their in theirs.items():
-    our = ours[path]
+    our = np.float64(ours[path])
     assert our.shape == their.shape, path
-    norm = np.linalg.norm(np.float64(our))
+    norm = np.linalg.norm(our)
     if path.endswith(without):
-      if max(norm, norms[path]) > rounding:
-        wrong.append(path)
-      continue
-    product = np.vdot(np.float64(our), np.float64(their))
-    distances[path] = float(1 - product / (norm * norms[path]))
-    if abs(norm / norms[path] - 1) > _MAX_LENGTH_DIFFERENCE:
+      is_right = max(norm, norms[path]) <= rounding
+    else:
+      product = np.vdot(our, np.float64(their))
+      distances[path] = float(1 - product / (norm * norms[path]))
+      is_right = abs(norm / norms[path] - 1) <= _MAX_LENGTH_DIFFERENCE
+    if not is_right:
       wrong.append(path)
   worst = max(distances, key=lambda path: distances[path])
   value = np.inf if wrong else distances[worst]

@@ -21,10 +21,7 @@ from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.encoder_rows import Candidates, EncoderRows, RowLayout
 from realm_jax.training.stages.masked_words import MaskTargets
-from realm_jax.training.stages.open_qa import (
-  OpenQa,
-  OpenQaBatch,
-)
+from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models, Stage, StepBatch
 from realm_jax.weights import tables
@@ -62,13 +59,10 @@ class ImportedModel(NamedTuple):
     self, query: Int[np.ndarray, "b q"], candidates: Int[np.ndarray, "b k l"]
   ) -> Float[np.ndarray, "b k"]:
     """Computes the relevance f(x, z)."""
-    return np.asarray(
-      relevance(
-        jnp.asarray(self.query_vectors(query)),
-        jnp.asarray(self.block_vectors(candidates)),
-        score_scale=self.retriever.score_scale,
-      )
-    )
+    vectors = self.query_vectors(query), self.block_vectors(candidates)
+    score_scale = self.retriever.score_scale
+    found = relevance(*map(jnp.asarray, vectors), score_scale=score_scale)
+    return np.asarray(found)
 
   def masked_lm_logits(
     self,

@@ -34,12 +34,9 @@ _WITHOUT_GRADIENT = (
 def compare_two_towers(folder: Path) -> list[Row]:
   """Compares the relevance of a scorer with two towers."""
   plan, expected = _read(folder / "two_towers")
-  found = imported_model.load(plan).relevance(
-    expected["query"], expected["candidates"]
-  )
-  return [
-    differences("scorer, two towers: relevance", found, expected["relevance"])
-  ]
+  model = imported_model.load(plan)
+  ours = model.relevance(expected["query"], expected["candidates"])
+  return [differences("two towers: relevance", ours, expected["relevance"])]
 
 
 def compare_pretraining(folder: Path) -> list[Row]:
@@ -97,8 +94,7 @@ def compare_open_qa(folder: Path) -> list[Row]:
     ),
     *(
       relative(
-        f"open QA: {name.replace('_', ' ')}",
-        graded.metrics[name],
+        *(f"open QA: {name}", graded.metrics[name]),
         np.float64(expected[name]).mean(),
       )
       for name in ("retriever_loss", "reader_loss", "loss")

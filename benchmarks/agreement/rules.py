@@ -2,15 +2,15 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 import optax
-from jaxtyping import Float
+import scipy.special
 
 from benchmarks.agreement.comparison import Row, differences
-from realm_jax.objectives.marginal import FORMS, marginal
+from realm_jax.objectives.marginal import marginal
 from realm_jax.objectives.masked_lm import masked_lm_loss
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.weights.model import flattened, nested
@@ -24,11 +24,6 @@ _SHAPES = {
   "norm/bias": (20,),
 }
 Named = dict[str, np.ndarray]
-
-
-def compare_all() -> list[Row]:
-  """Makes all comparisons."""
-  return [*map(compare_signal, FORMS), compare_adam()]
 
 
 def compare_signal(form: str, *, seed: int = 0) -> Row:
@@ -83,17 +78,10 @@ def compare_adam(*, weight_decay: float = 0.01) -> Row:
   expected = bert_adam(params, gradients, config, num_steps=num_steps)
   optimizer = make_optimizer(config, num_steps=num_steps)
   tree = nested(params)
-  state = optimizer.init(tree)
-
-  @jax.jit
-  def update(
-    tree: optax.Params, gradient: optax.Updates, state: optax.OptState
-  ) -> tuple[optax.Params, optax.OptState]:
-    updates, state = optimizer.update(gradient, state, tree)
-    return optax.apply_updates(tree, updates), state
-
+  state, update = optimizer.init(tree), jax.jit(optimizer.update)
   for gradient in gradients:
-    tree, state = update(tree, nested(gradient), state)
+    updates, state = update(nested(gradient), state, tree)
+    tree = cast(Any, optax.apply_updates(tree, updates))
   ours = flattened(tree)
   return differences(
     f"BERT's Adam, {_NUM_UPDATES} steps, weight decay {weight_decay}",
@@ -110,40 +98,22 @@ def _loss_gradient(
   weights: np.ndarray,
   form: str,
 ) -> np.ndarray:
-  """Returns −Σ r(z), averaged like the loss over masks or examples."""
-  words = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
-  words /= words.sum(axis=-1, keepdims=True)
+  """Returns −Σ r(z), averaged like the loss over masks or examples.
+
+  r(z) = [p(y|z, x) / p(y|x) − 1] p(z|x), with p(z|x) the softmax of f(x, z),
+  and ∇ log p(y|x) = Σ_z r(z) ∇ f(x, z).
+  """
+  words = scipy.special.softmax(logits, axis=-1)
   # Likelihood of each mask's word under each candidate, [b k m].
   likelihood = np.take_along_axis(words, targets[:, None, :, None], axis=-1)
-  likelihood = likelihood[..., 0]
+  likelihood = np.where(weights[:, None] > 0, likelihood[..., 0], 1)
+  count = weights.sum()
   if form == "joint":
-    product = np.prod(np.where(weights[:, None] > 0, likelihood, 1), axis=-1)
-    signal = retriever_signal(relevance, product)
-    return -signal / len(relevance)
-  total = np.zeros_like(relevance)
-  for mask in range(weights.shape[1]):
-    signal = retriever_signal(relevance, likelihood[..., mask])
-    total += weights[:, mask, None] * signal
-  return -total / weights.sum()
-
-
-def retriever_signal(
-  relevance: Float[np.ndarray, "b k"], likelihood: Float[np.ndarray, "b k"]
-) -> Float[np.ndarray, "b k"]:
-  """Computes r(z) = [p(y|z, x) / p(y|x) − 1] p(z|x) of REALM's section 3.3.
-
-  ∇ log p(y|x) = Σ_z r(z) ∇ f(x, z), with p(z|x) the softmax of f(x, z).
-
-  Args:
-    relevance: Scores f(x, z).
-    likelihood: Probabilities p(y|z, x).
-  """
-  weights = np.exp(
-    np.float64(relevance) - np.max(relevance, axis=-1, keepdims=True)
-  )
-  prior = weights / weights.sum(axis=-1, keepdims=True)
-  marginal = np.sum(prior * likelihood, axis=-1, keepdims=True)
-  return (likelihood / marginal - 1) * prior
+    likelihood = np.prod(likelihood, axis=-1, keepdims=True)
+    count = len(relevance)
+  prior = scipy.special.softmax(relevance, axis=-1)[..., None]
+  marginal = np.sum(prior * likelihood, axis=1, keepdims=True)
+  return -np.sum((likelihood / marginal - 1) * prior, axis=-1) / count
 
 
 def bert_adam(

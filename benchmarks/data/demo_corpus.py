@@ -7,7 +7,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.demo_world import names, world
 
 # Same value as in gin/experiments/demo/model.gin.
-BLOCK_LENGTH = 36
+_BLOCK_LENGTH = 36
 # With fewer, some split of the questions has no two people to relate.
 _MIN_OF_KIND = 32
 
@@ -25,22 +25,19 @@ def generated_world(scale: float) -> world.World:
   return world.generate(config)
 
 
-def make_corpus(
-  directory: Path, *, scale: float = 1.0, block_length: int = BLOCK_LENGTH
-) -> Path:
+def make_corpus(directory: Path, *, scale: float = 1.0) -> Path:
   """Writes articles and their corpus, and returns the corpus directory.
 
   Args:
     directory: Folder without a corpus.
     scale: Factor for the numbers of entities; 1 gives the demo's world.
-    block_length: Wordpieces in a block.
   """
   world.write_world(directory / "world", world=generated_world(scale))
   build_corpus(
     [str(directory / "world" / "articles.jsonl")],
     directory / "corpus",
     vocab="train:8000",
-    block_length=block_length,
+    block_length=_BLOCK_LENGTH,
     tagger=names.tag,
   )
   return directory / "corpus"

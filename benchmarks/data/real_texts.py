@@ -4,16 +4,12 @@ Each raises FileNotFoundError if the folder of texts lacks a file.
 """
 
 import json
-import re
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.runs.jobs import PROJECT_DIR
 
-# A line of a question file: the question and the list of its answers.
-Question = dict[str, Any]
 # XQuAD's languages, of those that are read.
 LANGUAGES = ("en", "es", "de", "ru", "ar", "hi", "th", "zh")
 # Default of --texts_dir, next to the clone.
@@ -58,36 +54,12 @@ def titled_paragraphs(folder: Path) -> list[tuple[str, str]]:
   return list(dict.fromkeys(paragraphs))
 
 
-def questions(folder: Path) -> tuple[list[Question], list[Question]]:
-  """Reads questions with answers: to train on, and the last fifth of QED's.
-
-  Those to train on are the first four fifths of QED's, and those of XQuAD,
-  which were written for its paragraphs; the corpus is `titled_paragraphs`. None
-  equals a held-out question but for case, accents and punctuation.
-  `NQ-open.dev.jsonl` is never read: it contains most of QED.
-  """
-  found: list[Question] = []
-  for row in _qed(folder):
-    spans = [one for own in row["original_nq_answers"] for one in own]
-    answers = [one["string"] for one in spans]
-    found.append({"question": row["question_text"], "answer": answers})
-  count = int(0.8 * len(found))
-  training, held_out = found[:count], found[count:]
+def questions(folder: Path) -> list[str]:
+  """Reads the questions of QED and XQuAD, about `titled_paragraphs`."""
+  texts = [row["question_text"] for row in _qed(folder)]
   for _, paragraph in xquad(folder):
-    for row in paragraph["qas"]:
-      texts = dict.fromkeys(answer["text"] for answer in row["answers"])
-      training.append({"question": row["question"], "answer": [*texts]})
-  left_out = {_words(row["question"]) for row in held_out}
-  training = [
-    row for row in training if _words(row["question"]) not in left_out
-  ]
-  return training, held_out
-
-
-def _words(text: str) -> str:
-  text = unicodedata.normalize("NFKD", text).casefold()
-  text = "".join(c for c in text if not unicodedata.combining(c))
-  return " ".join(re.sub(r"[\W_]+", " ", re.sub("['’]", "", text)).split())
+    texts += [row["question"] for row in paragraph["qas"]]
+  return texts
 
 
 def _qed(folder: Path) -> Iterator[dict[str, Any]]:

@@ -44,8 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     questions = [question.text for question in asked]
   else:
     articles = real_texts.titled_paragraphs(given.texts_dir)
-    training, held_out = real_texts.questions(given.texts_dir)
-    questions = [row["question"] for row in (*training, *held_out)]
+    questions = real_texts.questions(given.texts_dir)
   with (made / "text.jsonl").open("w") as file:
     for title, text in articles:
       file.write(json.dumps({"title": title, "text": text}) + "\n")
@@ -61,15 +60,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     block_length=given.block_length,
     workers=2,
   )
-  for command, *own in (
-    ("build_index", "--once"),
-    ("export_weights", "--to=vectors", f"--output_dir={made / 'vectors'}"),
+  bindings = {"GENERATIONS_DIR": made / "generations"}
+  of_run = f"--model_dir={run}", f"--corpus_dir={made / 'corpus'}"
+  vectors = "--to=vectors", f"--output_dir={made / 'vectors'}"
+  for command in (
+    gin_command(
+      *("build_index", (), "--once", *of_run), INDEX=Macro("EXACT"), **bindings
+    ),
+    gin_command("export_weights", (), *vectors, *of_run, **bindings),
   ):
-    bindings = {"GENERATIONS_DIR": made / "generations"}
-    if command == "build_index":
-      bindings["INDEX"] = Macro("EXACT")
-    own += [f"--model_dir={run}", f"--corpus_dir={made / 'corpus'}"]
-    subprocess.run(gin_command(command, (), *own, **bindings), check=True)
+    subprocess.run(command, check=True)
   loaded = realm_jax.load(
     run,
     corpus_dir=made / "corpus",

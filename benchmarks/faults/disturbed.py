@@ -4,23 +4,28 @@ A process that ends after a fault is restarted, and nothing else is repaired.
 """
 
 import contextlib
+import os
 import re
+import resource
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from benchmarks.faults import verdict
-from benchmarks.runs.jobs import JobError, wait_until
+from benchmarks.runs.jobs import JobError, searching, wait_until
+from benchmarks.runs.object_store import StoreFault
 from benchmarks.runs.pretraining import Run
 from realm_jax.exit_codes import ExitCode
+from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.storage.paths import sizes_below
 
 # Kinds of faults that may end a process.
 CRASH, CUT = "crash search", "cut file"
-_DAMAGE = {CUT, "flip bit", "remove generation", "remove generations"}
-_DAMAGE |= {"damage object"}
+_DAMAGE = {CUT, "flip bit", "remove generation"}
 # Time limit for the rest of a run after the last fault, on a busy machine.
 _COMPLETION_TIMEOUT_SECONDS = 1800.0
 # What a process exits with whose last line says why.
@@ -35,12 +40,17 @@ _LOADED = "is verified and loaded"
 # … or if its search crashed and every generation it could use is damaged.
 _NOTHING_LEFT = "no generation is left"
 
+# Target of a fault that found nothing to damage.
+NOTHING = "nothing"
+# What bad requests have in common, as regular expressions.
+_REQUESTS = ("", "checkpoints", "generations", "metrics|lease")
+
 
 class Fault(NamedTuple):
   """A planned fault.
 
   Attributes:
-    kind: Name of one of the injectors.
+    kind: Name of an injector in `ON_DISK` or `IN_BUCKET`.
     checkpoint: Step whose checkpoint must be saved first.
     delay_seconds: Delay after that checkpoint; shorter if the run saves the
       second checkpoint after it first, since it would end before the last
@@ -57,11 +67,13 @@ class Fault(NamedTuple):
 class Disturbed:
   """A run whose processes are restarted whenever they end.
 
+  They run while a `with` block does.
+
   Args:
     run: Run with an empty folder.
 
   Attributes:
-    jobs: Jobs by name: `trainer`, `builder`, and a second builder.
+    jobs: Jobs by name, `trainer` and `builder`.
     kinds: Kinds of the faults injected so far.
     lines: Last line of each process that ended by itself.
     problems: Ends of processes that no fault explains.
@@ -73,6 +85,15 @@ class Disturbed:
     self.kinds: set[str] = set()
     self.lines: list[str] = []
     self.problems: list[str] = []
+
+  def __enter__(self) -> "Disturbed":
+    for job in self.jobs.values():
+      job.start()
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    for job in self.jobs.values():
+      job.kill()
 
   def is_over(self) -> bool:
     """Restarts processes that failed; returns whether the trainer is done.
@@ -109,21 +130,18 @@ class Disturbed:
     self.wait(lambda: time.monotonic() > end)
 
   def complete(self) -> None:
-    """Waits for the end of training, and terminates the builders.
+    """Waits for the end of training, and terminates the builder.
 
     Raises:
       JobError: A job failed.
     """
     self.wait(lambda: False, _COMPLETION_TIMEOUT_SECONDS)
-    for name in self.jobs.keys() - {"trainer"}:
-      # A builder that is still importing does not handle SIGTERM yet.
-      code = self.jobs[name].terminate()
-      if code not in (0, -signal.SIGTERM):
-        self._note_end(name, code)
+    # A builder that is still importing does not handle SIGTERM yet.
+    code = self.jobs["builder"].terminate()
+    if code not in (0, -signal.SIGTERM):
+      self._note_end("builder", code)
 
-  def inject(
-    self, fault: Fault, injectors: "Mapping[str, Injector]"
-  ) -> dict[str, Any] | None:
+  def inject(self, fault: Fault) -> dict[str, Any] | None:
     """Waits for a fault's time and injects it.
 
     Returns:
@@ -143,6 +161,7 @@ class Disturbed:
       return None
     self.kinds.add(fault.kind)
     generator = np.random.default_rng(fault.seed)
+    injectors = {**ON_DISK, **IN_BUCKET}
     what = injectors[fault.kind](self, generator)
     return {**fault._asdict(), "what": what}
 
@@ -180,40 +199,152 @@ class Disturbed:
 Injector = Callable[[Disturbed, np.random.Generator], str]
 
 
-@contextlib.contextmanager
-def disturbed(run: Run) -> Iterator[Disturbed]:
-  """Starts a run, and kills all of its processes when the block ends."""
-  here = Disturbed(run)
-  try:
-    for job in here.jobs.values():
-      job.start()
-    yield here
-  finally:
-    for job in here.jobs.values():
-      job.kill()
+def _kill(*names: str) -> Injector:
+  """Returns a fault that kills all named jobs, then restarts them."""
+
+  def inject(here: Disturbed, rng: np.random.Generator) -> str:
+    for name in names:
+      here.jobs[name].kill()
+    for name in names:
+      here.jobs[name].start()
+    return " and ".join(names)
+
+  return inject
 
 
-def finish(
-  run: Run,
-  planned: Sequence[Fault] = (),
-  injectors: Mapping[str, Injector] | None = None,
-) -> dict[str, Any]:
+def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
+  """Suspends the builder by SIGSTOP; it may be restarted meanwhile."""
+  seconds, builder = rng.uniform(1, 6), here.jobs["builder"]
+  process = builder.pid
+  os.kill(process, signal.SIGSTOP)
+  here.wait_seconds(seconds)
+  if builder.pid == process:
+    os.kill(process, signal.SIGCONT)
+  return f"{seconds:.1f} s"
+
+
+def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
+  while not (found := searching("", here.jobs["trainer"].pid)):
+    here.wait_seconds(0.1)
+    if here.is_over():
+      return NOTHING
+  number = rng.choice([signal.SIGKILL, signal.SIGSEGV])
+  with contextlib.suppress(ProcessLookupError):
+    os.kill(found[0], number)
+  return signal.Signals(number).name
+
+
+def _damage(kind: str) -> Injector:
+  """Returns a fault that damages a file of a complete generation.
+
+  Args:
+    kind: CUT, "flip bit" or "remove generation". On a disk a file is changed in
+      place, even if it is mapped.
+  """
+
+  def inject(here: Disturbed, rng: np.random.Generator) -> str:
+    store = GenerationStore(directory_of(here.run.model_dir))
+    try:
+      folders = [store.path(step) for step in store.steps()]
+      files = [f / name for f in folders for name in sorted(sizes_below(f))]
+      if not files:
+        return NOTHING
+      path = files[rng.integers(len(files))]
+      place = int(rng.integers(max(1, path.stat().length)))
+      if kind == CUT:
+        os.truncate(path, place)
+      elif kind == "flip bit":
+        _flip(path, place, 1 << int(rng.integers(8)))
+      else:
+        folders[-1].rmtree()
+        return str(folders[-1])
+    except FileNotFoundError:  # Another process removes the generation.
+      return NOTHING
+    return f"{path} at {place}"
+
+  return inject
+
+
+def _flip(path: epath.Path, place: int, bit: int) -> None:
+  content = bytearray(path.read_bytes())
+  if content:
+    content[place] ^= bit
+    if "://" in str(path):
+      path.write_bytes(bytes(content))
+    else:
+      with open(path, "r+b") as file:
+        file.write(content)
+
+
+def _full_disk(here: Disturbed, rng: np.random.Generator) -> str:
+  # A limit on the size of files makes writes fail, as on a full disk, and needs
+  # no privileges.
+  limit, seconds = int(10 ** rng.uniform(1, 5)), rng.uniform(0.5, 4)
+  builder = here.jobs["builder"]
+  process, kind = builder.pid, resource.RLIMIT_FSIZE
+  _, hard = resource.prlimit(process, kind)
+  resource.prlimit(process, kind, (limit, hard))
+  here.wait_seconds(seconds)
+  if builder.pid == process:
+    resource.prlimit(process, kind, (hard, hard))
+  return f"files above {limit} bytes, {seconds:.1f} s"
+
+
+def _bad_requests(kind: str) -> Injector:
+  """Returns a fault that lasts for some seconds."""
+
+  def inject(here: Disturbed, rng: np.random.Generator) -> str:
+    store, seconds = here.run.store, rng.uniform(1, 6)
+    assert store is not None
+    match = str(rng.choice(_REQUESTS))
+    store.inject(StoreFault(kind, match, times=1_000_000, seconds=8.0))
+    here.wait_seconds(seconds)
+    (count,) = store.happened()
+    store.inject()
+    return f"{count} requests of {match or 'any kind'} in {seconds:.1f} s"
+
+  return inject
+
+
+_EVERYWHERE: Mapping[str, Injector] = {
+  "kill trainer": _kill("trainer"),
+  "kill builder": _kill("builder"),
+  "kill both": _kill("trainer", "builder"),
+  "stop builder": _stop_builder,
+  "flip bit": _damage("flip bit"),
+  "remove generation": _damage("remove generation"),
+}
+ON_DISK: Mapping[str, Injector] = {
+  **_EVERYWHERE,
+  CRASH: _crash_search,
+  CUT: _damage(CUT),
+  "full disk": _full_disk,
+}
+IN_BUCKET: Mapping[str, Injector] = {
+  **_EVERYWHERE,
+  "refuse requests": _bad_requests("refuse"),
+  "lose answers": _bad_requests("lose answer"),
+  "cut answers": _bad_requests("cut"),
+  "hang requests": _bad_requests("hang"),
+}
+
+
+def finish(run: Run, planned: Sequence[Fault] = ()) -> dict[str, Any]:
   """Runs trainer and builder to the end while faults are injected.
 
   Args:
     run: Run with an empty folder.
     planned: Faults in order; it is a problem if the run ends before the last.
-    injectors: What injects a fault, by its kind.
 
   Returns:
     The injected `faults`; the last lines of processes that `stopped` by
     themselves; and `problems`, which should not have happened.
   """
   faults: list[dict[str, Any]] = []
-  with disturbed(run) as here:
+  with Disturbed(run) as here:
     try:
       for fault in planned:
-        met = here.inject(fault, injectors or {})
+        met = here.inject(fault)
         if met is None:
           left = len(planned) - len(faults)
           here.problems.append(f"the run ended before {left} faults")

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,15 +10,12 @@ import numpy as np
 from benchmarks.runs.jobs import searching
 from benchmarks.runs.pretraining import Run
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.generations.inspection import inspect
-from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.training.metric_rows import read_rows
 
 # Metrics that depend on the clock.
 _TIMINGS = re.compile(r".*_(seconds|second|ms)")
 # Message of the watcher about a verified generation.
 _VERIFIED = re.compile(r"generation (\d+) is verified and loaded")
-_REFUSAL = "is not used"
 _KEPT_CHECKPOINTS = 3
 
 
@@ -32,25 +30,29 @@ def curve(run: Run) -> list[dict[str, float]]:
 def differences(expected: Run, got: Run) -> list[str]:
   """Lists the differences of two runs, which are compared bit for bit."""
   found = []
-  rows, other_rows = curve(expected), curve(got)
-  if len(rows) != len(other_rows):
-    found.append(f"{len(rows)} rows of metrics, and {len(other_rows)}")
-  for row, other in zip(rows, other_rows, strict=False):
-    if row != other:
-      names = sorted(n for n in row | other if row.get(n) != other.get(n))
-      found.append(f"metrics of step {row['step']}: {', '.join(names)}")
-  parameters, other_parameters = map(_last_parameters, (expected, got))
-  found += [
-    f"the last checkpoint's {path}"
-    for path in parameters.keys() | other_parameters.keys()
-    if path not in parameters
-    or path not in other_parameters
-    or not np.array_equal(parameters[path], other_parameters[path])
-  ]
+  for what, read in (
+    ("metrics", _metrics),
+    ("the last checkpoint", _last_parameters),
+  ):
+    own, other = read(expected), read(got)
+    names = own.keys() | other.keys()
+    found += [
+      f"{what}: {name}"
+      for name in sorted(names)
+      if not np.array_equal(own.get(name, np.nan), other.get(name, np.nan))
+    ]
   return found
 
 
-def _last_parameters(run: Run) -> dict[str, np.ndarray]:
+def _metrics(run: Run) -> dict[str, Any]:
+  return {
+    f"{name} of row {number}": value
+    for number, row in enumerate(curve(run))
+    for name, value in row.items()
+  }
+
+
+def _last_parameters(run: Run) -> dict[str, Any]:
   with contextlib.closing(CheckpointStore(run.model_dir)) as store:
     step = store.latest()
     items = store.restore(step, items=("retriever", "reader", "optimizer"))
@@ -58,18 +60,10 @@ def _last_parameters(run: Run) -> dict[str, np.ndarray]:
   return {jax.tree_util.keystr(p): np.asarray(leaf) for p, leaf in leaves}
 
 
-def damaged_generations(run: Run) -> list[int]:
-  """Lists the published generations whose checksums do not match."""
-  store = GenerationStore(directory_of(run.model_dir))
-  return [
-    one.step for one in inspect(store, None, checksums=True) if one.problem
-  ]
-
-
 def refusals(run: Run) -> list[str]:
   """Lists the trainer's messages about generations that it could not use."""
   lines = run.trainer().log.read_text(errors="replace").splitlines()
-  return [line for line in lines if _REFUSAL in line]
+  return [line for line in lines if "is not used" in line]
 
 
 def problems(run: Run) -> list[str]:

@@ -124,16 +124,14 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
   }
 
 
-def as_array(value: Any) -> np.ndarray:
-  """Returns a tensor, an array or a number as an array."""
-  if isinstance(value, torch.Tensor):
-    value = value.detach()
-  return np.asarray(value)
-
-
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
   """Writes tensors, arrays and numbers to an `.npz` file."""
   path.parent.mkdir(parents=True, exist_ok=True)
   plain: dict[str, Any] = {n: as_array(value) for n, value in arrays.items()}
   # Uncompressed, because random data does not shrink and would take minutes.
   np.savez(path, **plain)
+
+
+def as_array(value: Any) -> np.ndarray:
+  """Returns a tensor, an array or a number as an array."""
+  return np.asarray(value.detach() if torch.is_tensor(value) else value)

@@ -47,7 +47,9 @@ from benchmarks.peers.random_models import (
 )
 
 _NOT_SCORED = -100  # A label that torch's cross entropy ignores.
-_SAME_BIAS = r".*cls\.predictions\.decoder\.bias"
+# Parameters that a model may share under a second name. Without these regular
+# expressions transformers refuses to write them.
+_SHARED = (r"query_embedder\..*", r".*cls\.predictions\.decoder\.bias")
 
 
 # Arguments of RealmConfig, of which those of BERT-base are the defaults; then
@@ -108,17 +110,13 @@ class RandomRealm:
     torch.manual_seed(0)
 
   def save(
-    self, name: str, model: RealmPreTrainedModel, same: tuple[str, ...] = ()
+    self,
+    name: str,
+    model: RealmPreTrainedModel,
+    shared: tuple[str, ...] = _SHARED,
   ) -> None:
-    """Writes a model and its vocabulary.
-
-    Args:
-      name: Name of the folder.
-      model: Model to write.
-      same: Regular expressions of parameters that are shared under a second
-        name. Without them transformers refuses to write shared parameters.
-    """
-    model._tied_weights_keys = [*(model._tied_weights_keys or ()), *same]
+    """Writes a model and its vocabulary to the folder of this name."""
+    model._tied_weights_keys = [*(model._tied_weights_keys or ()), *shared]
     model.save_pretrained(self.output_dir / name)
     self.tokenizer.save_pretrained(self.output_dir / name)
 
@@ -129,14 +127,11 @@ class RandomRealm:
   def batch_of_both(self) -> tuple[list[Tokens], list[list[Tokens]]]:
     """Draws queries, then candidates for each, the null block first."""
     queries = [self.inputs.query(self.query) for _ in range(self.batch)]
-    count = self.config.num_candidates - 1
-    candidates = [
-      [
-        self.inputs.null_block,
-        *(self.inputs.block(self.block) for _ in range(count)),
-      ]
-      for _ in range(self.batch)
-    ]
+    candidates = []
+    for _ in range(self.batch):
+      blocks = range(self.config.num_candidates - 1)
+      others = [self.inputs.block(self.block) for _ in blocks]
+      candidates.append([self.inputs.null_block, *others])
     return queries, candidates
 
   def padded(
@@ -147,17 +142,28 @@ class RandomRealm:
     return {"query": padded(queries, self.query), "candidates": blocks}
 
   def bert_inputs(
-    self, rows: list[Tokens], length: int | None = None
+    self,
+    rows: list[Tokens],
+    length: int | None = None,
+    *,
+    candidates: bool = False,
   ) -> dict[str, torch.Tensor]:
-    """Returns ids, mask and types, by default as long as the longest row."""
-    return as_inputs(self.inputs, rows, length or max(map(len, rows)))
+    """Returns ids, mask and types, [n, l], or [b, k, l] of candidates.
+
+    By default they are as long as the longest row.
+    """
+    flat = as_inputs(self.inputs, rows, length or max(map(len, rows)))
+    if not candidates:
+      return flat
+    shape = (-1, self.config.num_candidates)
+    return {name: value.unflatten(0, shape) for name, value in flat.items()}
 
 
 def make_two_towers(realm: RandomRealm) -> None:
   """Computes relevance with a separate embedder for queries."""
   model = RealmScorer(realm.config, RealmEmbedder(realm.config))
   randomize(model)
-  realm.save("two_towers", model)
+  realm.save("two_towers", model, shared=())
   queries, candidates = realm.batch_of_both()
   with torch.no_grad():
     relevance = _score(realm, model, queries, candidates)
@@ -173,7 +179,7 @@ def make_scorer_and_encoder(realm: RandomRealm) -> None:
   """
   scorer = randomize(RealmScorer(realm.config))
   encoder = randomize(RealmKnowledgeAugEncoder(realm.config))
-  realm.save("scorer", scorer, (r"query_embedder\..*",))
+  realm.save("scorer", scorer)
   realm.save("encoder", encoder)
   queries, candidates = realm.batch_of_both()
   positions, targets = _mask(realm, queries)
@@ -210,22 +216,15 @@ def _mask(
   realm: RandomRealm, queries: list[Tokens]
 ) -> tuple[np.ndarray, np.ndarray]:
   """Masks queries; returns the masks' positions and targets, [b, m]."""
-  positions = np.stack(
-    [
-      np.sort(
-        realm.inputs.rng.choice(
-          np.arange(1, len(query) - 1), realm.masks, replace=False
-        )
-      )
-      for query in queries
-    ]
-  )
-  tokens = padded(queries, realm.query)
-  targets = np.take_along_axis(tokens, positions, axis=1)
-  for query, places in zip(queries, positions, strict=True):
+  positions, targets = [], []
+  for query in queries:
+    words = np.arange(1, len(query) - 1)
+    places = realm.inputs.rng.choice(words, realm.masks, replace=False)
+    positions.append(np.sort(places))
+    targets.append([query[place] for place in positions[-1]])
     for place in places:
       query[place] = realm.inputs.mask_id
-  return positions, targets
+  return np.stack(positions), np.stack(targets)
 
 
 def _joint_inputs(
@@ -233,14 +232,14 @@ def _joint_inputs(
 ) -> dict[str, torch.Tensor]:
   """Joins each query with the body of each of its candidates, [b, k, j]."""
   length = realm.query + realm.block
-  joints = [
-    realm.inputs.joint(query, block, length)
-    for query, blocks in zip(queries, candidates, strict=True)
-    for block in blocks
-  ]
-  shape = (len(queries), realm.config.num_candidates, -1)
-  flat = realm.bert_inputs(joints)
-  return {name: value.reshape(shape) for name, value in flat.items()}
+  return realm.bert_inputs(
+    [
+      realm.inputs.joint(query, block, length)
+      for query, blocks in zip(queries, candidates, strict=True)
+      for block in blocks
+    ],
+    candidates=True,
+  )
 
 
 def _score(
@@ -250,11 +249,10 @@ def _score(
   candidates: list[list[Tokens]],
 ) -> torch.Tensor:
   flat = [block for blocks in candidates for block in blocks]
-  blocks = realm.bert_inputs(flat, realm.block)
-  shape = (len(queries), realm.config.num_candidates, -1)
+  blocks = realm.bert_inputs(flat, realm.block, candidates=True)
   return model(
     **realm.bert_inputs(queries),
-    **{f"candidate_{k}": v.reshape(shape) for k, v in blocks.items()},
+    **{f"candidate_{name}": value for name, value in blocks.items()},
   ).relevance_score
 
 
@@ -273,10 +271,17 @@ def make_open_qa(realm: RandomRealm) -> None:
   model = randomize(RealmForOpenQA(config, retriever=retriever))
   size = (config.num_block_records, config.retriever_proj_size)
   model.block_emb = torch.from_numpy(rng.normal(0, 0.5, size)).float()
-  realm.save("open_qa", model, (_SAME_BIAS,))
+  realm.save("open_qa", model)
   retriever.save_pretrained(realm.output_dir / "open_qa")
 
-  logits = _recorded_span_logits(model.reader)
+  # The span head's last outputs: scores, starts and ends. They are copied,
+  # because the reader adds the relevance to the scores in place.
+  logits: list[torch.Tensor] = []
+
+  def record(module: torch.nn.Module, arguments: Any, output: Any) -> None:
+    logits[:] = [tensor.detach().clone() for tensor in output]
+
+  model.reader.qa_outputs.register_forward_hook(record)
   results, total = [], torch.tensor(0.0)
   for i in range(realm.batch):
     question = f"{realm.inputs.text(4)}?"
@@ -291,9 +296,7 @@ def make_open_qa(realm: RandomRealm) -> None:
     model.training = True  # Only for this module, so there is no dropout.
     output = model(**encoded, answer_ids=answer_ids).reader_output
     total = total + output.loss / realm.batch
-    result = _result(
-      realm, output, logits, body_start=encoded.input_ids.shape[1]
-    )
+    result = _result(realm, output, logits, encoded.input_ids.shape[1])
     model.training = False
     with torch.no_grad():
       chosen = model(**encoded)
@@ -323,23 +326,8 @@ def make_open_qa(realm: RandomRealm) -> None:
   )
 
 
-def _recorded_span_logits(reader: RealmReader) -> list[Any]:
-  """Returns a list of the span head's last outputs: scores, starts and ends.
-
-  They are copied, because the reader adds the relevance to the scores in place.
-  """
-  last: list[Any] = []
-
-  def record(module: torch.nn.Module, arguments: Any, output: Any) -> None:
-    del module, arguments
-    last[:] = [tensor.detach().clone() for tensor in output]
-
-  reader.qa_outputs.register_forward_hook(record)
-  return last
-
-
 def _result(
-  realm: RandomRealm, output: Any, logits: list[Any], *, body_start: int
+  realm: RandomRealm, output: Any, logits: list[torch.Tensor], body_start: int
 ) -> dict[str, Any]:
   """Returns one example's values, with spans by position in the bodies."""
   scores, starts, ends = (part.numpy() for part in logits)
@@ -364,7 +352,7 @@ def make_all(output_dir: Path, vocab: Path, *, size: str) -> None:
   """Makes all models in one of `SIZES`."""
   realm = RandomRealm(output_dir, vocab, size)
   realm.save("embedder", randomize(RealmEmbedder(realm.config)))
-  realm.save("reader", randomize(RealmReader(realm.config)), (_SAME_BIAS,))
+  realm.save("reader", randomize(RealmReader(realm.config)))
   make_two_towers(realm)
   make_scorer_and_encoder(realm)
   make_open_qa(realm)

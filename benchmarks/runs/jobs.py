@@ -1,4 +1,4 @@
-"""A trainer and its index builder as processes that can be killed."""
+"""Commands as processes that can be killed."""
 
 import contextlib
 import math
@@ -21,12 +21,6 @@ _STOP_SECONDS = 120.0
 _OUTPUT_SECONDS = 10.0
 # Characters of a log that an error quotes.
 _TAIL = 2000
-# After this many seconds without a sign of life a process is taken for dead, …
-_HEARTBEAT_TIMEOUT_SECONDS = 10
-# … and jax ends the others, within this time.
-_END_SECONDS = 60.0
-# What a process logs once it has met the others.
-_CONNECTED = "[Gloo] Rank"
 _START = "--- start"
 _SEARCHES = b"realm_jax.indexes.isolated"
 # Tests put a server in its place that has imported the libraries.
@@ -61,21 +55,13 @@ def as_gin(value: Any) -> str:
 
 
 class Job:
-  """A command that runs as one or more processes and appends to a log.
-
-  It can be started again when all have ended. Of several processes, none goes
-  on without the others: jax ends them.
+  """A command that runs as a process, appends to a log and can start again.
 
   Args:
     name: Name for messages.
-    command: Command to run. That of several processes takes their flags.
-    log: File that the output is appended to; of several processes, that of
-      process i to `NAME-i.log`.
-    environment: Environment of the processes; None passes on this process's.
-    num_processes: Number of processes.
-
-  Attributes:
-    log: Log of the first process.
+    command: Command to run.
+    log: File that the output is appended to.
+    environment: Environment of the process; None passes on this process's.
   """
 
   def __init__(
@@ -85,68 +71,38 @@ class Job:
     *,
     log: Path,
     environment: Mapping[str, str] | None = None,
-    num_processes: int = 1,
   ):
-    self.name = name
+    self.name, self.log = name, log
     self._command, self._environment = command, environment
-    self._logs = [log]
-    if num_processes > 1:
-      stems = [f"{log.stem}-{number}" for number in range(num_processes)]
-      self._logs = [log.with_stem(stem) for stem in stems]
-    self.log = self._logs[0]
-    self._processes: list[Any] = []
-    self._outputs: list[subprocess.Popen[bytes]] = []
-    # Log of the process that says most of how the job has ended.
-    self._telling = self.log
+    self._process: Any = None
+    self._output: subprocess.Popen[bytes] | None = None
 
   def start(self) -> None:
-    """Starts or restarts the processes."""
+    """Starts or restarts the process."""
     self.log.parent.mkdir(parents=True, exist_ok=True)
-    self._telling = self.log
-    of_all = [
-      f"--coordinator_address=localhost:{free_port()}",
-      f"--num_processes={len(self._logs)}",
-      f"--heartbeat_timeout_seconds={_HEARTBEAT_TIMEOUT_SECONDS}",
-    ]
-    for number, path in enumerate(self._logs):
-      flags = []
-      if len(self._logs) > 1:
-        flags = [*of_all, f"--process_id={number}"]
-      with path.open("a") as log:
-        print(_START, file=log, flush=True)
-        # A limit on the sizes of the job's files must not limit its log.
-        output = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
-      assert output.stdin is not None
-      self._processes.append(
-        start_process(
-          [*self._command, *flags],
-          cwd=PROJECT_DIR,
-          env=None if self._environment is None else dict(self._environment),
-          stdout=output.stdin,
-          stderr=subprocess.STDOUT,
-        )
-      )
-      output.stdin.close()
-      self._outputs.append(output)
+    with self.log.open("a") as log:
+      print(_START, file=log, flush=True)
+      # A limit on the sizes of the job's files must not limit its log.
+      output = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
+    assert output.stdin is not None
+    self._process = start_process(
+      self._command,
+      cwd=PROJECT_DIR,
+      env=None if self._environment is None else dict(self._environment),
+      stdout=output.stdin,
+      stderr=subprocess.STDOUT,
+    )
+    output.stdin.close()
+    self._output = output
 
   @property
   def pid(self) -> int:
-    """Id of the first process."""
-    return self._processes[0].pid
+    """Id of the process."""
+    return self._process.pid
 
   def exit_code(self) -> int | None:
-    """Returns the exit status; None while a process runs.
-
-    It is that of a process that has failed by itself, if any has. jax ends the
-    others with a signal.
-    """
-    codes = [process.poll() for process in self._processes]
-    if None in codes:
-      return None
-    # Status 2 first, then other failures.
-    worst = max(range(len(codes)), key=lambda i: (codes[i] == 2, codes[i] != 0))
-    self._telling = self._logs[worst]
-    return codes[worst]
+    """Returns the exit status; None while the process runs."""
+    return self._process.poll()
 
   def ended(self) -> bool:
     """Returns whether the job has ended successfully.
@@ -160,64 +116,47 @@ class Job:
     return code == 0
 
   def kill(self) -> None:
-    """Sends SIGKILL to what still runs, and waits."""
-    for process in self._processes:
-      process.kill()
-    self.wait()
-
-  def kill_one(self, number: int) -> float:
-    """Kills one process; returns the seconds until the others have ended.
-
-    Those that have not met it yet would wait for it, and are killed, too.
-
-    Raises:
-      JobError: One that has met it still runs after a minute.
-    """
-    began = time.monotonic()
-    for i, process in enumerate(self._processes):
-      if i == number or _CONNECTED not in _last_output(self._logs[i]):
-        process.kill()
-    self.wait(_END_SECONDS)
-    return time.monotonic() - began
+    """Sends SIGKILL, if the process runs, and waits."""
+    if self._process is not None:
+      self._process.kill()
+      self.wait()
 
   def terminate(self) -> int:
-    """Sends SIGTERM to the first process, and waits; returns the exit status.
+    """Sends SIGTERM, and waits; returns the exit status.
 
     Raises:
-      JobError: A process did not stop.
+      JobError: The process did not stop.
     """
-    self._processes[0].send_signal(signal.SIGTERM)
-    return next(filter(None, self.wait(_STOP_SECONDS)), 0)
-
-  def wait(self, seconds: float = math.inf) -> list[int]:
-    """Waits for the end of all processes; returns their exit statuses.
-
-    Raises:
-      JobError: They did not end within these seconds, and are killed.
-    """
+    self._process.send_signal(signal.SIGTERM)
     try:
-      codes = [process.wait(seconds) for process in self._processes]
+      return self.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
       self.kill()
-      raise self._failed(f"did not stop within {seconds:.0f} s") from None
-    self._processes = []
-    for output in self._outputs:
-      # Children of a process may hold the pipe open a moment longer.
-      with contextlib.suppress(subprocess.TimeoutExpired):
-        output.wait(_OUTPUT_SECONDS)
-    self._outputs = []
-    return codes
+      raise self._failed(f"did not stop in {_STOP_SECONDS:.0f} s") from None
+
+  def wait(self, seconds: float = math.inf) -> int:
+    """Waits for the end of the process and of its output.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      subprocess.TimeoutExpired: It did not end within these seconds.
+    """
+    code = self._process.wait(seconds)
+    self._process = None
+    assert self._output is not None
+    # Children of the process may hold the pipe open a moment longer.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      self._output.wait(_OUTPUT_SECONDS)
+    return code
 
   def last_output(self) -> str:
-    """Returns what the process that failed has logged since its start."""
-    return _last_output(self._telling)
+    """Returns what the process has logged since its start."""
+    return self.log.read_text(errors="replace").rpartition(_START)[2]
 
   def _failed(self, how: str) -> JobError:
     return JobError(f"the {self.name} {how}:\n{self.last_output()[-_TAIL:]}")
-
-
-def _last_output(log: Path) -> str:
-  return log.read_text(errors="replace").rpartition(_START)[2]
 
 
 def in_new_process(function: Callable[..., T], *arguments: Any) -> T:

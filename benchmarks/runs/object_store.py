@@ -1,18 +1,29 @@
-"""Starts an object store as a process, counts requests and injects faults."""
+"""An object store on loopback that counts its requests and fails on demand.
+
+It speaks Google Cloud Storage's JSON protocol, by `gcp-storage-emulator`, with
+the objects in memory, and serves in threads of this process.
+"""
 
 import contextlib
 import dataclasses
+import functools
+import io
 import json
-import os
-import subprocess
-import sys
-import urllib.request
+import logging
+import re
+import threading
+import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
-from urllib.parse import quote, urlencode
+from http.server import ThreadingHTTPServer
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
 
-from benchmarks.runs.jobs import PROJECT_DIR
+from etils import epath
+from gcp_storage_emulator.handlers.buckets import create_bucket
+from gcp_storage_emulator.server import RequestHandler, Router
+from gcp_storage_emulator.storage import Storage
+
+_OBJECT = re.compile(r"/b/([^/]+)/o/(.+)$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,114 +49,184 @@ class StoreFault:
 
 
 class ObjectStore:
-  """An object store that runs as a process while a `with` block does.
-
-  What its own methods ask of it is neither counted nor disturbed.
-
-  Args:
-    bucket: Bucket that it has from its start, of three letters or more.
+  """An object store that serves one bucket while a `with` block runs.
 
   Attributes:
-    url: Address of the server.
     environment: Variables that lead gcsfs, epath and tensorstore to it.
   """
 
-  def __init__(self, bucket: str = "bucket"):
-    self.bucket = bucket
-    self.url = ""
+  _BUCKET = "bucket"
 
-  def __enter__(self) -> "ObjectStore":
-    module = "benchmarks.runs.object_store_server"
-    self._process = subprocess.Popen(
-      [sys.executable, "-m", module, f"--bucket={self.bucket}"],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      env={**os.environ, "PYTHONPATH": str(PROJECT_DIR)},
-    )
-    assert self._process.stdout is not None
-    port = self._process.stdout.readline().decode().strip()
-    if not port:
-      raise RuntimeError("the object store did not start")
-    self.url = f"http://127.0.0.1:{port}"
-    return self
-
-  def __exit__(self, *exception: object) -> None:
-    self._process.kill()
-    # Closes its pipes, too.
-    self._process.communicate()
-
-  @property
-  def environment(self) -> Mapping[str, str]:
-    return {
+  def __init__(self) -> None:
+    self.lock = threading.Lock()
+    self.storage = Storage(use_memory_fs=True)
+    # What it writes for its next start takes longer with every object.
+    self.storage._write_config_to_file = lambda: None
+    create_bucket(self._BUCKET, self.storage)
+    # Removed objects would stay in memory for a week.
+    policy = {"retentionDurationSeconds": 0}
+    self.storage.buckets[self._BUCKET]["softDeletePolicy"] = policy
+    # Answers to the last requests of uploads, by the uploads' addresses.
+    self.finished_uploads: dict[str, bytes] = {}
+    self._requests: list[str] = []
+    self._faults: list[StoreFault] = []
+    self._happened: list[int] = []
+    handler = functools.partial(_Handler, self)
+    self._server = _Server(("127.0.0.1", 0), handler)
+    url = f"http://127.0.0.1:{self._server.server_port}"
+    self.environment: Mapping[str, str] = {
       "EPATH_USE_TF": "false",
-      "STORAGE_EMULATOR_HOST": self.url,
-      "TENSORSTORE_GCS_HTTP_URL": self.url,
+      "STORAGE_EMULATOR_HOST": url,
+      "TENSORSTORE_GCS_HTTP_URL": url,
       # Nobody looks for credentials of Google's machines.
       "NO_GCE_CHECK": "true",
     }
 
+  def __enter__(self) -> "ObjectStore":
+    # The emulator reports each object that is asked for and not there.
+    logging.getLogger("api").setLevel(logging.CRITICAL)
+    threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self._server.shutdown()
+    self._server.server_close()
+
   def path(self, name: str) -> str:
     """Returns the `gs://` path of an object or a folder."""
-    return f"gs://{self.bucket}/{name}"
-
-  def requests(self) -> list[str]:
-    """Returns the requests so far: method, path and query."""
-    return self._call("GET", "/-/requests")
+    return f"gs://{self._BUCKET}/{name}"
 
   @contextlib.contextmanager
   def counted(self) -> Iterator[list[str]]:
-    """Yields a list that has the requests of the block when it has ended."""
-    before = len(self.requests())
+    """Yields a list that has the requests of the block when it has ended.
+
+    A request is its method, a space, the path and the query.
+    """
+    before = len(self._requests)
     counted: list[str] = []
     yield counted
-    counted += self.requests()[before:]
+    counted += self._requests[before:]
 
   def inject(self, *faults: StoreFault) -> None:
     """Replaces the faults that are to happen; none repairs the store."""
-    self._call("POST", "/-/faults", [dataclasses.asdict(f) for f in faults])
+    with self.lock:
+      self._faults, self._happened = [*faults], [0] * len(faults)
 
   def happened(self) -> list[int]:
     """Returns how often each of the faults has happened."""
-    return [fault["happened"] for fault in self._call("GET", "/-/faults")]
+    return [*self._happened]
+
+  def note(self, request: str) -> StoreFault | None:
+    """Logs a request; returns the fault that happens to it, if any."""
+    with self.lock:
+      self._requests.append(request)
+      for i, fault in enumerate(self._faults):
+        if self._happened[i] < fault.times and re.search(fault.match, request):
+          self._happened[i] += 1
+          return fault
+    return None
 
   def names(self, prefix: str = "") -> list[str]:
     """Returns the names of the objects under a prefix."""
-    query = urlencode({"prefix": prefix})
-    listed = self._call("GET", f"/storage/v1/b/{self.bucket}/o?{query}")
-    return [item["name"] for item in listed["items"]]
+    with self.lock:
+      listed, _ = self.storage.get_file_list(self._BUCKET, prefix)
+    return [item["name"] for item in listed]
 
   def read(self, name: str) -> bytes:
     """Returns what an object holds."""
-    with self._open("GET", self._object(name) + "?alt=media") as answer:
-      return answer.read()
+    with self.lock:
+      return self.storage.get_file(self._BUCKET, name)
 
   def write(self, name: str, content: bytes) -> None:
-    """Writes an object."""
-    query = urlencode({"uploadType": "media", "name": name})
-    path = f"/upload/storage/v1/b/{self.bucket}/o?{query}"
-    self._open("POST", path, content).close()
-
-  def write_folder(self, prefix: str, folder: Path) -> None:
-    """Writes the files of a folder below a prefix."""
-    for path in sorted(folder.rglob("*")):
-      if path.is_file():
-        name = path.relative_to(folder).as_posix()
-        self.write(f"{prefix}/{name}", path.read_bytes())
+    """Writes an object, by a request as any other."""
+    epath.Path(self.path(name)).write_bytes(content)
 
   def remove(self, name: str) -> None:
     """Loses an object."""
-    self._open("DELETE", self._object(name)).close()
+    with self.lock:
+      self.storage.delete_file(self._BUCKET, name)
 
-  def _object(self, name: str) -> str:
-    return f"/storage/v1/b/{self.bucket}/o/{quote(name, safe='')}"
 
-  def _call(self, method: str, path: str, value: Any = None) -> Any:
-    body = None if value is None else json.dumps(value).encode()
-    with self._open(method, path, body) as answer:
-      return json.load(answer)
+class _Handler(RequestHandler):
+  """Answers one request, unless a fault happens to it."""
 
-  def _open(self, method: str, path: str, body: bytes | None = None) -> Any:
-    request = urllib.request.Request(self.url + path, body, method=method)
-    request.add_header("Content-Type", "application/octet-stream")
-    request.add_header("X-Aside", "yes")
-    return urllib.request.urlopen(request)
+  def __init__(self, store: ObjectStore, *args: Any):
+    self._store = store
+    super().__init__(store.storage, *args)
+
+  def log_message(self, format: str, *args: Any) -> None:
+    """Prints nothing."""
+
+  def _serve(self) -> None:
+    # The whole body is read, and the answer sent, without the lock: a client
+    # that is stopped in between must not stop the others.
+    if size := self.headers.get("Content-Length"):
+      self.rfile = io.BytesIO(self.rfile.read(int(size)))
+    fault = self._store.note(f"{self.command} {unquote(self.path)}")
+    kind = fault.kind if fault else "none"
+    if fault and kind == "hang":
+      time.sleep(fault.seconds)
+      self.close_connection = True
+      return
+    if fault and kind == "refuse":
+      self._refuse(fault.status)
+      return
+    if self.command == "DELETE" and "upload_id=" in self.path:
+      # The emulator does not know uploads that are given up.
+      self._refuse(499)
+      return
+    written = self._handle()
+    if fault and kind == "lose answer":
+      self._refuse(fault.status)
+    elif kind == "cut":
+      self.wfile.write(written[: len(written) // 2])
+      self.close_connection = True
+    else:
+      self.wfile.write(written)
+
+  do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
+
+  def _handle(self) -> bytes:
+    """Returns the emulator's answer."""
+    store, generation = self._store, None
+    is_upload = self.command == "PUT" and "upload_id=" in self.path
+    with store.lock:
+      # The emulator forgets an upload that is finished, and would answer 404
+      # to a client that has not got the answer and asks again.
+      if is_upload and self.path in store.finished_uploads:
+        return store.finished_uploads[self.path]
+      answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
+      Router(self).handle(self.command)
+      written = cast(io.BytesIO, self.wfile).getvalue()
+      self.wfile = answer
+      if is_upload and b" 200 " in written.partition(b"\r\n")[0]:
+        store.finished_uploads[self.path] = written
+      found = _OBJECT.search(urlsplit(self.path).path)
+      if found and self.command == "GET":
+        bucket, name = map(unquote, found.groups())
+        objects = store.storage.objects.get(bucket, {})
+        generation = objects.get(name, {}).get("generation")
+    if generation is not None:
+      # tensorstore reads it from a header, which the emulator does not send,
+      # and names it when it writes the object again.
+      status, end, rest = written.partition(b"\r\n")
+      header = f"x-goog-generation: {generation}".encode()
+      written = status + end + header + end + rest
+    return written
+
+  def _refuse(self, status: int) -> None:
+    error = {"code": status, "message": "a fault that was asked for"}
+    body = json.dumps({"error": error}).encode()
+    self.send_response(status)
+    self.send_header("Content-Type", "application/json")
+    self.send_header("Content-Length", str(len(body)))
+    self.end_headers()
+    self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+  daemon_threads = True
+  request_queue_size = 128
+
+  def handle_error(self, request: Any, client_address: Any) -> None:
+    """Says nothing of clients that were killed."""

@@ -1,7 +1,6 @@
-"""Pre-training runs as processes: one of each kind, or several; in a bucket."""
+"""A pre-training run as two processes, a trainer and its index builder."""
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from etils import epath
 
 from benchmarks.runs.jobs import Job, Macro, gin_command
 from benchmarks.runs.object_store import ObjectStore
-
-_CHECKPOINTS, _GENERATIONS = "checkpoints", "generations"
+from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.storage.paths import list_names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,6 @@ class Run:
     index_settings: Bindings of the index's configuration.
     environment: Environment of all processes; None passes on this process's.
     batch_size: Batch size of a step.
-    num_processes: Number of processes that train, and that build, together.
     store: Store in whose bucket MODEL_DIR is; None has it on the disk.
   """
 
@@ -42,20 +40,14 @@ class Run:
   index_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   environment: Mapping[str, str] | None = None
   batch_size: int = 8
-  num_processes: int = 1
   store: ObjectStore | None = None
 
   @property
   def model_dir(self) -> epath.PathLike:
     """MODEL_DIR."""
     if self.store is not None:
-      return epath.Path(self.store.path(self.prefix))
+      return epath.Path(self.store.path(f"{self.directory.name}/model"))
     return self.directory / "model"
-
-  @property
-  def prefix(self) -> str:
-    """Name of MODEL_DIR in the bucket."""
-    return f"{self.directory.name}/model"
 
   def trainer(self) -> Job:
     """Returns the trainer, not yet started."""
@@ -71,10 +63,10 @@ class Run:
       WAIT_FOR_GENERATIONS=True,
     )
 
-  def builder(self, name: str = "builder") -> Job:
-    """Returns an index builder, not yet started."""
+  def builder(self) -> Job:
+    """Returns the index builder, not yet started."""
     return self._job(
-      *(name, "build_index", "build_index"),
+      *("builder", "build_index", "build_index"),
       INDEX=Macro(self.index),
       MODE="every",
       **{
@@ -96,52 +88,19 @@ class Run:
       ),
       log=self.directory / f"{name}.log",
       environment=self.environment,
-      num_processes=self.num_processes,
     )
 
   def last_checkpoint(self) -> int:
     """Returns the step of the last checkpoint, −1 before the first."""
-    return max(self._complete(_CHECKPOINTS), default=-1)
+    folder = epath.Path(self.model_dir) / "checkpoints"
+    steps = {int(name) for name in list_names(folder) if name.isdecimal()}
+    if self.store is not None:
+      # On a disk, a checkpoint gets its name when it is complete.
+      complete = "commit_success.txt"
+      steps = {s for s in steps if (folder / str(s) / complete).exists()}
+    return max(steps, default=-1)
 
   def last_generation(self) -> int:
     """Returns the step of the last generation, −1 before the first."""
-    return max(self._complete(_GENERATIONS), default=-1)
-
-  def published_objects(self) -> list[str]:
-    """Returns the files of complete generations, relative to MODEL_DIR."""
-    complete = self._complete(_GENERATIONS)
-    return [
-      f"{_GENERATIONS}/{file}"
-      for file in self._files(_GENERATIONS)
-      if _step(file) in complete
-    ]
-
-  def _files(self, kind: str) -> list[str]:
-    """Returns the files below a folder of MODEL_DIR, relative to it."""
-    if self.store is not None:
-      prefix = f"{self.prefix}/{kind}/"
-      return [name.removeprefix(prefix) for name in self.store.names(prefix)]
-    root = Path(self.model_dir) / kind
-    return [
-      (Path(folder) / name).relative_to(root).as_posix()
-      for folder, _, names in os.walk(root)
-      for name in names
-    ]
-
-  def _complete(self, kind: str) -> set[int]:
-    """Returns the steps of complete checkpoints, or of generations.
-
-    On a disk, a checkpoint gets its name when it is complete.
-    """
-    files = self._files(kind)
-    if kind == _GENERATIONS:
-      files = [file for file in files if file.endswith("/manifest.json")]
-    elif self.store is not None:
-      files = [file for file in files if file.endswith("/commit_success.txt")]
-    return {_step(file) for file in files} - {-1}
-
-
-def _step(file: str) -> int:
-  """Returns the step of a file's folder; −1 of another folder."""
-  folder = file.partition("/")[0]
-  return int(folder) if folder.isdecimal() else -1
+    store = GenerationStore(directory_of(self.model_dir))
+    return max(store.steps(), default=-1)

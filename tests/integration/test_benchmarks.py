@@ -34,15 +34,15 @@ def test_train_step(tmp_path, monkeypatch):
 
 def test_index(tmp_path):
   folder = tmp_path / "vectors"
-  index_vectors.generate("clustered", folder, 2_000)
-  (job,) = index.jobs_of("exact", folder, tmp_path)
-  (row,) = index.rows(job)
+  index_vectors.generate(folder, 2_000)
+  (row,) = index.rows("exact", folder, tmp_path / "index")
   assert row["recall_at_8"] == 1
   assert row["queries_per_second"] > 0
 
 
-def test_embedding(tmp_path):
+def test_embedding(world, tmp_path):
   path = tmp_path / "rows.json"
-  embedding.main([f"--json={path}", "--scale=0.05", "--blocks=4", "--rounds=1"])
+  corpus = f"--corpus_dir={world.corpus_dir}"
+  embedding.main([corpus, f"--json={path}", "--blocks=4", "--rounds=1"])
   ours, padded = json.loads(path.read_text())["rows"]
   assert ours["tokens"] == padded["tokens"] > 0
