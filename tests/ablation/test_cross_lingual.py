@@ -46,32 +46,14 @@ def test_rows_differ_in_what_they_learn_from_and_search(plan):
     "own": "own/pretraining own_corpus own_corpus",
     "bm25": "both/pretraining corpus corpus",
   }
-  # Rows of both corpora begin alike.
-  both, on_own, own = (
-    named(
-      runs[str(folder / name)].command.bindings,
-      *("INITIAL_CHECKPOINT", "INITIAL_READER"),
-    )
-    for name in (
-      "both/pretraining",
-      "both/pretraining_on_own",
-      "own/pretraining",
-    )
-  )
-  assert both == on_own
-  assert own == [Path("own/inverse_cloze"), Path("own/reading_retrieved")]
+  own = runs[str(folder / "own/pretraining")].command.bindings
+  starts = named(own, "INITIAL_CHECKPOINT", "INITIAL_READER")
+  assert starts == [Path("own/inverse_cloze"), Path("own/reading_retrieved")]
 
 
-def test_every_command_is_configured_and_follows_what_it_needs(plan):
-  made = set()
-  for run in plan.runs:
-    for command in filter(None, (run.step.command, run.step.sidecar)):
-      if run.seed == 0:
-        with command.configured():
-          pass
-    needed = {
-      run.step.command.bindings.get(name)
-      for name in ("INITIAL_CHECKPOINT", "INITIAL_READER", "GENERATION")
-    }
-    assert made >= needed - {None}, run.name
-    made.add(str(run.step.folder))
+def test_every_command_is_configured(plan):
+  steps = [run.step for run in plan.runs if run.seed == 0]
+  for step in steps:
+    for command in filter(None, (step.command, step.sidecar)):
+      with command.configured():
+        pass

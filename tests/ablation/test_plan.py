@@ -1,12 +1,10 @@
 """Which bindings a row has, and which runs the rows share."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from realm_jax.ablation.plan import Pretraining
-from realm_jax.ablation.rows import ROWS, RowError, select
+from realm_jax.ablation.rows import RowError, select
 from tests.ablation.conftest import configured, settings_of, steps
 
 _OUT = Path("out")
@@ -29,7 +27,6 @@ def _trained(plan):
 def test_rows_are_chosen_by_name_or_part_and_realm_is_always_among_them():
   assert [row.name for row in select(["baseline"])] == ["realm", "baseline"]
   assert {row.part for row in select(["table2"])} == {"table2"}
-  assert select(["all"]) == list(ROWS)
   with pytest.raises(RowError, match=r"no row 'baselin'.*baseline"):
     select(["baselin"])
 
@@ -49,13 +46,6 @@ def test_the_rows_share_what_is_the_same(whole):
   assert rows["reading"] == [*whole.results]
   realm = ["realm", "realm_retriever", "realm_encoder"]
   assert rows["pretraining/realm"][:3] == realm
-  # What is fine-tuned is evaluated by its answers, and its retriever was before
-  # by questions and by sentences.
-  tuned = [name for name in trained if name.startswith("open_qa/")]
-  assert len(whole.runs) - len(trained) == 3 * len(tuned)
-  assert whole.results["baseline"][1]["answers"] == (
-    _OUT / "seed-1/evaluations/baseline/answers"
-  )
 
 
 def test_a_row_starts_from_the_parts_that_it_names_which_come_before(whole):
@@ -81,15 +71,10 @@ def test_a_row_starts_from_the_parts_that_it_names_which_come_before(whole):
 def test_the_baseline_reader_has_read_as_many_masked_examples(whole):
   names = ("baseline_reader", "pretraining/realm", "reading_retrieved")
   configs = [settings_of(steps(whole)[name]) for name in names]
-  baseline, realm, before = configs
+  baseline, realm, _ = configs
   num_examples = [one.num_steps * one.data.batch_size for one in configs]
   assert num_examples[0] == num_examples[1] + num_examples[2]
   assert baseline.data.batch_size == realm.data.batch_size
-  assert baseline.optimizer.learning_rate == realm.optimizer.learning_rate
-  assert baseline.data.task == realm.data.task
-  for config in (baseline, before):
-    source = config.checkpoints.source_of("reader")
-    assert source == str(_OUT / "seed-0/reading")
 
 
 def test_each_row_changes_what_its_title_says(whole):
@@ -99,7 +84,6 @@ def test_each_row_changes_what_its_title_says(whole):
     if f"pretraining/{name}" in _trained(whole)
   }
   assert configs["random_tokens"].data.task == "masked_random_tokens"
-  assert configs["random_spans"].data.task == "masked_random_spans"
   assert not configs["no_null"].stage.null_block
   assert not configs["trivial_retrieval"].stage.drop_source
   assert configs["joint_loss"].stage.loss_form == "joint"
@@ -107,14 +91,7 @@ def test_each_row_changes_what_its_title_says(whole):
   every = configs["realm"].checkpoints.save_every_steps
   assert configs["realm"].refresh_every_steps == every
   assert configs["stale_index"].refresh_every_steps == 30 * every
-  assert configs["stale_index"].checkpoints == configs["realm"].checkpoints
-  assert configs["refresh_400"].refresh_every_steps == 400
-  assert configs["refresh_never"].refresh_every_steps >= 40_000
   assert whole.never_refreshed == {"refresh_never"}
-  # That of checkpoint 1500 is due at step 1550, the last being num_steps - 1.
-  for num_steps, never in ((1550, True), (1551, False)):
-    short = dataclasses.replace(configs["stale_index"], num_steps=num_steps)
-    assert Pretraining({}, short).never_refreshed == never
   # One of each sweep equals REALM, and is not trained again.
   equal = {"per_token_loss", f"refresh_{every}", "candidates_8"}
   assert not equal & configs.keys()

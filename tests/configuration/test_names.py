@@ -1,20 +1,14 @@
 """Names in capitals, which set the fields of the same name."""
 
-import collections
-
-from realm_jax import configuration, settings
-from realm_jax.configuration import names
+from realm_jax import configuration
 from realm_jax.configuration.parsing import table_of_names
 from realm_jax.generations.build import GenerationConfig
 from realm_jax.generations.sidecar import build_index
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.training.config import TrainConfig
-from tests.integration.commands import FUNCTIONS
 
 _MODEL = "gin/models/tiny.gin"
 _GIVEN = ["MODEL_DIR = 'run'", "CORPUS_DIR = 'corpus'"]
-# Names with one meaning that commands take in different ranges or types.
-_SHARED = {"CHECKPOINT_STEP"}
 
 
 def _trained(*bindings) -> TrainConfig:
@@ -38,22 +32,6 @@ def test_what_a_binding_refers_to_has_names_as_well():
   with configuration.parsed(build_index, files, bindings):
     config = configuration.configured(GenerationConfig)()
   assert config.index == Bm25Config(k1=1.5)
-
-
-def test_a_name_has_one_type_in_all_recipes():
-  types = collections.defaultdict(set)
-  for recipe, function in FUNCTIONS.items():
-    files = [_MODEL, f"gin/runs/{recipe}.gin", "gin/runs/precompile.gin"]
-    asks = recipe.startswith("eval") and recipe != "eval_masked"
-    questions = ["QUESTIONS = ''"] if asks else []
-    with configuration.parsed(function, files, questions):
-      for one in filter(lambda one: one.has_name, names.parameters()):
-        # A range may be narrower, and None may mean a default.
-        wanted = settings.describe(one.annotation).partition(" of at")[0]
-        types[one.macro].add(wanted.partition(" or None")[0])
-  assert len(types) > 80
-  several = {name: kinds for name, kinds in types.items() if len(kinds) > 1}
-  assert several.keys() <= _SHARED, several
 
 
 def test_gin_help_has_values_types_and_meanings():

@@ -65,13 +65,8 @@ def test_what_is_wrong_or_not_there_is_named(sizes, tmp_path):
     "from realm_jax.models import brt\n"
   )
   assert "brt" in _refused([str(path)])
-  assert "nowhere.gin" in _refused([str(tmp_path / "nowhere.gin")])
-  for value, said in (
-    ("", "--gin.HIDDEN= has no value"),
-    ("(", "the gin configuration is wrong"),
-    ("True", "HIDDEN=True: BertConfig.hidden_size wants an integer"),
-  ):
-    assert said in _refused([sizes], [*_GIVEN, f"HIDDEN = {value}"])
+  said = "HIDDEN=True: BertConfig.hidden_size wants an integer"
+  assert said in _refused([sizes], [*_GIVEN, "HIDDEN = True"])
 
 
 _EVALUATION = {
@@ -86,15 +81,12 @@ _EVALUATION = {
   ("name", "typed", "value"),
   [
     ("MODEL_DIR", "runs/qa", "runs/qa"),
-    ("MODEL_DIR", "'runs/qa'", "runs/qa"),
-    # Items of a dictionary, and one that is a parameter, too.
+    # Items of a dictionary, too.
     ("QUESTIONS", "a/b.jsonl", "a/b.jsonl"),
     ("SPLIT", "dev[:10%]", "dev[:10%]"),
-    ("DataConfig.task", "quiz", "quiz"),
     # A literal or a reference is no text.
     ("CHECKPOINT_STEP", "best", "best"),
     ("CHECKPOINT_STEP", "12", 12),
-    ("CHECKPOINT_STEP", "None", None),
     ("CHECKPOINT_STEP", "%NUM_SEARCHED", 20),
   ],
 )
@@ -111,7 +103,6 @@ def test_a_text_needs_no_quotes(name, typed, value):
     "CHECKPOINT_STEP": run.checkpoint_step,
     "QUESTIONS": questions,
     "SPLIT": split,
-    "DataConfig.task": data.task,
   }
   assert read[name] == value
 
@@ -120,8 +111,6 @@ def test_the_callers_own_gin_configuration_is_restored(sizes):
   gin.clear_config()
   try:
     gin.parse_config(["OWN = 5"])
-    gin.add_config_file_search_path("own")
-    before = [*gin.config._FILE_READERS, *gin.config._LOCATION_PREFIXES]
     gin.finalize()
     with configuration.parsed(BertConfig, [sizes], _GIVEN):
       # Nor does what fails in the block of another change that.
@@ -129,8 +118,5 @@ def test_the_callers_own_gin_configuration_is_restored(sizes):
       assert configuration.configured(BertConfig)().hidden_size == 12
     assert gin.query_parameter("OWN/gin.macro.value") == 5
     assert gin.config_is_locked()
-    after = [*gin.config._FILE_READERS, *gin.config._LOCATION_PREFIXES]
-    assert before == after
   finally:
     gin.clear_config()
-    gin.config._LOCATION_PREFIXES.remove("own")

@@ -115,13 +115,10 @@ def test_the_stage_chooses_the_evaluation(trained):
     "LOSS_FORM = 'joint'",
     "BATCH_SIZE = 64",
     "pretraining.Pretraining.num_spare = 3",
-    "HELD_OUT_BLOCKS = 4",
     "SEED = 7",
-    "NUM_CANDIDATES = 5",
   )
   data, stage = _evaluated(model_dir, kinds=(DataConfig, Pretraining))
-  assert stage == Pretraining(num_candidates=5, loss_form="joint", num_spare=3)
-  assert data.held_out_blocks == 4
+  assert (stage.loss_form, stage.num_spare) == ("joint", 3)
   # Those of gin/runs/eval_masked.gin.
   assert (data.batch_size, data.seed, data.split) == (32, 1000003, "train")
 
@@ -180,10 +177,7 @@ def test_an_import_is_known_by_the_model_file_that_it_writes(tmp_path):
   )
   # An import has one dropout rate, that of BERT.
   assert retriever == tiny_world.RETRIEVER.clone(projection_dropout_rate=0.0)
-  kept = KeptModel.find(tmp_path)
-  assert kept.stage is None
-  # So is a checkpoint of it.
-  assert KeptModel.find(tmp_path / "checkpoints" / "0") == kept
+  assert KeptModel.find(tmp_path).stage is None
 
 
 def test_a_run_keeps_what_others_take_and_nothing_else(trained, tmp_path):
@@ -218,21 +212,18 @@ def test_a_directory_that_keeps_nothing_is_refused(tmp_path):
     [RunConfig], tmp_path, ASK, corpus_dir="corpus", gin_files=files
   )
   assert (source.model_dir, source.corpus_dir) == (str(tmp_path), "corpus")
-  (tmp_path / "config.gin").write_text("NUM_STEPS = 3\n")
-  assert "older version" in _refused(tmp_path)
 
 
 def test_what_starts_before_the_trainer_waits_for_it(
   trained, tmp_path, monkeypatch, caplog
 ):
   model_dir = tmp_path / "run"
+  # A trainer that was killed may have left that much.
+  (model_dir / "checkpoints").mkdir(parents=True)
   clock = [0.0]
 
   def sleep(seconds):
     clock[0] += 20.0
-    if clock[0] == 40.0:
-      # A trainer that was killed may have left that much.
-      (model_dir / "checkpoints").mkdir(parents=True)
     if clock[0] == 100.0:
       trained("pretrain")
 

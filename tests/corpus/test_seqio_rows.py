@@ -5,10 +5,8 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from realm_jax.corpus import InputError, seqio_rows
+from realm_jax.corpus import seqio_rows
 from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.documents import RowReader
-from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
 from tests.corpus.conftest import text_of
 
@@ -121,10 +119,6 @@ def test_a_seqio_source(tmp_path, vocab_file):
   try:
     source = f"seqio:{__name__}:texts_of_a_test:ada"
     corpus = _build(tmp_path, vocab_file, source)
-    with pytest.raises(InputError, match=r"no split 'no'.*ada, train"):
-      DocumentSource([f"seqio:{__name__}:texts_of_a_test:no"], RowReader())
-    with pytest.raises(InputError, match="no task named 'none' in"):
-      DocumentSource([f"seqio:{__name__}:none"], RowReader())
   finally:
     seqio.TaskRegistry.remove("texts_of_a_test")
   blocks = map(corpus.block, range(2))

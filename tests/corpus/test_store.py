@@ -56,7 +56,6 @@ def test_the_first_block_by_hand(corpus):
   body = [THE, CAFE, OF, VELT, WAS, BUILT, IN, YEAR, PERIOD]
   assert block.token_ids.tolist() == [VELT, *body]
   assert block.token_ids.dtype == np.int32
-  assert block.title_length == 1
   assert block.body_token_ids.tolist() == body
   # é takes two bytes: "The " 0-3, "Café" 4-8, "of" 10-11, "Velt" 13-16 …
   assert block.byte_ranges.tolist() == [
@@ -66,7 +65,6 @@ def test_the_first_block_by_hand(corpus):
   assert block.sentences.tolist() == [[0, 9]]
   # Café of Velt (The is a function word), and 1987.
   assert block.salient_spans.tolist() == [[1, 4], [7, 8]]
-  assert corpus.lengths[0] == 13
 
 
 def test_ids_and_hashes(corpus):
@@ -77,11 +75,9 @@ def test_ids_and_hashes(corpus):
   rows = corpus.rows_of(np.array([[ids[2], ids[0]], [12345, ids[3]]]))
   assert rows.dtype == np.int32
   assert rows.tolist() == [[2, 0], [NULL_ROW, 3]]
-  assert corpus.rows_of(np.zeros((0,), np.int64)).shape == (0,)
   # Contents are hashed as released:
   # `printf 'Ada Stone <sep> Stone was the river.' | sha1sum`
   first = int.from_bytes(bytes.fromhex("a5e17c694177306f"), "big", signed=True)
-  assert corpus.content_hashes.dtype == np.int64
   assert corpus.content_hashes[2] == first
   assert len(set(corpus.content_hashes.tolist())) == 4
 
@@ -104,15 +100,6 @@ def test_gather_is_each_block_joined(corpus):
     assert corpus.gather(rows, length).tolist() == expected
   # Bodies are cut first, then titles.
   assert joined(2, 5) == [CLS, ADA, STONE, SEP, SEP]
-  assert corpus.gather(np.zeros((2, 0), int), 7).shape == (2, 0, 7)
-  with pytest.raises(ValueError, match="length=2 cannot hold"):
-    corpus.gather(rows, 2)
-
-
-def test_rows_that_are_not_there(corpus):
-  for row in (4, -1):
-    with pytest.raises(IndexError, match=f"row {row} is not in this corpus of"):
-      corpus.block(row)
   with pytest.raises(IndexError, match="rows -2…4 are not"):
     corpus.gather(np.array([4, -2]), 8)
 

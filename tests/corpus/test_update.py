@@ -7,18 +7,14 @@ import signal
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from etils import epath
 
 from realm_jax.corpus import CorpusError, InputError, manifest
 from realm_jax.corpus import update as update_module
-from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.manifest import files_of
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.update import update_corpus
-from realm_jax.storage.atomic import TargetError, staging_directory
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.paths import upload_directory
 from tests.corpus.conftest import (
@@ -38,7 +34,8 @@ def test_an_update_is_what_a_build_of_the_changed_text_is(
   changed["d3"] = article("d3", seed=103)
   changed["d4"] = {**ROWS[4], "url": "u:4"}
   changed["d6"] = {**ROWS[6], "title": "velt"}
-  changed["new"] = article("new", seed=200)
+  # Of a kind of salient spans that no other document has.
+  changed["new"] = {"id": "new", "title": "", "text": "Ada was in 12 of Velt."}
   del changed["d0"], changed["d7"], changed["d8"]
   gone = [{"id": name, "remove": True} for name in ("d0", "d7", "d8")]
   given = [changed[name] for name in ("d3", "d4", "d5", "d6", "new")]
@@ -46,6 +43,8 @@ def test_an_update_is_what_a_build_of_the_changed_text_is(
   assert (summary.added, summary.replaced) == (1, 3)
   assert (summary.removed, summary.unchanged) == (3, 1)
   updated = Corpus.open(corpus.source)
+  assert corpus.span_kinds == ("date", "name")
+  assert updated.span_kinds == ("date", "name", "number")
   assert updated.version == summary.version == 2
   assert "replaced" in summary.table()
   assert updated.summary == json.loads(json.dumps(summary.to_json()))
@@ -74,25 +73,6 @@ def test_an_update_drops_the_titles_that_the_build_dropped(build, update):
   summary = update([listed, article("new", seed=1)])
   assert summary.added == 1
   assert summary.new.skipped == {"title with 'List of'": 1}
-  # An update may change the setting, also for those after it.
-  assert update([listed], drop_titles=["Outline"]).added == 1
-  assert update([{**ROWS[4], "title": "List of Ada"}]).replaced == 1
-  assert update([{**ROWS[5], "title": "Outline of Ada"}]).removed == 1
-
-
-def test_an_update_adds_kinds_of_salient_spans(corpus, update):
-  assert corpus.span_kinds == ("date", "name")
-  update(
-    [{"id": "new", "title": "", "text": "Ada was in Velt."}],
-    tagger=lambda text, title: [(0, 3, "person"), (11, 15, "name")],
-  )
-  newest = corpus.newest()
-  assert newest.span_kinds == ("date", "name", "person")
-  row = newest.rows_of(np.array(block_id("corpus", "new", 0))).item()
-  assert newest.block(row).salient_span_kinds.tolist() == [2, 1]
-  assert newest.block(0).salient_span_kinds.tolist() == (
-    corpus.block(0).salient_span_kinds.tolist()
-  )
 
 
 def test_a_line_that_cannot_be_done_changes_nothing(corpus, update):
@@ -100,7 +80,6 @@ def test_a_line_that_cannot_be_done_changes_nothing(corpus, update):
   removal = {"id": "d1", "remove": True}
   for rows, message in (
     ([{"title": "Velt", "text": "Ada."}], r"changes.jsonl:3: no 'id'; wanted"),
-    ([{**removal, "remove": "yes"}], "'remove' is 'yes' among"),
     ([{**ROWS[1], **removal}], "'remove' is True among 'id', 'title'"),
     ([{**removal, "id": "d99"}], "no document has the id 'd99' in ver"),
     ([ROWS[1], removal], "has the same id as"),
@@ -120,8 +99,10 @@ def test_an_update_of_a_corpus_without_duplicates(build, update):
     {"id": "b", "title": "", "text": f"{twice} The river was by Velt Stone."},
     {"id": "c", "title": "", "text": twice},
   ]
-  corpus = build(rows, block_length=10, remove_duplicates=True)
+  corpus = build(rows, block_length=10, remove_duplicates=True, shard_bytes=1)
   assert [corpus.block(row).name for row in range(2)] == ["a:0", "b:1"]
+  skipped = corpus.summary["skipped"]
+  assert skipped == {"blocks that equal an earlier one": 2}
   # One that lost its first block is still known, and still the same.
   assert update([rows[1]]).unchanged == 1
   assert update([{"id": "b", "remove": True}]).blocks_removed == 1
@@ -145,8 +126,6 @@ def test_a_version_goes_on_beside_the_one_after_it(corpus, update):
   assert (again.version, again.fingerprint) == (1, corpus.fingerprint)
   newest = corpus.newest()
   assert newest.version == 2
-  # Each is opened once.
-  assert corpus.newest() is newest
   assert newest.at(1, corpus.fingerprint) is corpus
   assert newest.has_version(1, corpus.fingerprint)
   assert not newest.has_version(2, corpus.fingerprint)
@@ -191,15 +170,6 @@ def test_on_an_object_store_the_faster_update_stands(
   require_consistent(faster)
   names = {name[0].partition(":")[0] for name in contents(faster).values()}
   assert names == {"new", *(row["id"] for row in ROWS)}
-  assert update([{"id": "d1", "remove": True}]).version == 3
-  require_consistent(corpus.newest())
-  # Earlier versions go with their corpus.
-  rows = write_lines(tmp_path / "rows.jsonl", ROWS[:3])
-  vocab = str(source / "vocab.txt")
-  build_corpus([str(rows)], source, vocab=vocab, overwrite=True)
-  assert manifest.earlier_versions(source) == []
-  assert not (source / "removed").exists()
-  Corpus.open(source).verify()
 
 
 def test_all_versions_stay_until_their_manifest_is_removed(corpus, update):
@@ -235,11 +205,6 @@ def test_a_full_disk_says_what_helps_an_update(corpus, update):
   with (
     full_disk(256),
     pytest.raises(DiskFullError, match=r"is full .*: free some space$"),
-  ):
-    update(rows)
-  with (
-    staging_directory(corpus.source),
-    pytest.raises(TargetError, match="another process is building"),
   ):
     update(rows)
   assert update(rows).version == 2
@@ -287,4 +252,3 @@ def test_a_kill_leaves_the_version_before_or_the_new_one(
     update_corpus([lines] if version == 1 else [], copy)
     require_all_named(copy)
     assert contents(left.newest()) == after
-  assert not [*tmp_path.glob(".*.building")]

@@ -73,29 +73,21 @@ def test_phrasings_and_questions_have_no_content_word_in_common():
   for relation in relations.RELATIONS:
     assert len(relation.phrasings) >= 3
     assert len(set(relation.questions)) >= 3
-    assert all(_content([question]) for question in relation.questions)
     groups = [_content((*p.wordings, p.unseen)) for p in relation.phrasings]
-    assert all(groups)
     groups.append(_content(relation.questions))
     for one, other in itertools.combinations(groups, 2):
       assert not one & other
-  # Questions have words of their own, and statements have not.
+  # Statements have no words of their own.
   phrasings = [p for r in relations.RELATIONS for p in r.phrasings]
   seen = [wording for p in phrasings for wording in p.wordings]
   unseen = [p.unseen for p in phrasings]
-  questions = [q for r in relations.RELATIONS for q in r.questions]
-  assert not _content(seen + unseen) & _content(questions)
   assert _words(" ".join(unseen)) <= _words(" ".join(seen))
-  assert not {*seen} & {*unseen}
 
 
 def test_a_seed_makes_one_world_and_another_seed_another(small_world):
-  same, other = (
-    world_lib.generate(dataclasses.replace(_SMALL, seed=seed))
-    for seed in (3, 4)
-  )
-  assert same == small_world
-  assert other != small_world
+  assert world_lib.generate(_SMALL) == small_world
+  other = dataclasses.replace(_SMALL, seed=4)
+  assert world_lib.generate(other) != small_world
 
 
 def test_every_word_occurs_often_enough_to_be_one_wordpiece(demo_world, texts):
@@ -109,14 +101,10 @@ def test_every_word_occurs_often_enough_to_be_one_wordpiece(demo_world, texts):
 
 def test_each_fact_is_stated_three_times_in_two_phrasings(demo_world, stated):
   assert stated.keys() == set(range(len(demo_world.facts)))
-  for fact, group in stated.items():
+  for group in stated.values():
     numbers = [sentence.phrasing for sentence in group]
     assert (len(numbers), len(set(numbers))) == (3, 2)
     assert len({sentence.template for sentence in group}) == 3
-    relation = relations.BY_NAME[demo_world.facts[fact].relation]
-    for sentence in group:
-      wordings = relation.phrasings[sentence.phrasing].wordings
-      assert sentence.template in wordings
 
 
 def test_a_subject_has_one_value_of_a_relation_and_values_are_spread(
@@ -134,23 +122,12 @@ def test_a_subject_has_one_value_of_a_relation_and_values_are_spread(
     # As equal as can be: a masked subject follows from few values.
     counts = collections.Counter(f.value for f in facts).values()
     assert max(counts) - min(counts) <= 1
-    # Nor is a value guessed by who knows what kind is wanted.
-    assert max(counts) / len(facts) <= 0.05
-    assert all(f.value != f.subject for f in facts)
     if relation.has_entity_value:
       assert {f.value for f in facts} <= of_kind[relation.value]
 
 
-def test_facts_connect_entities_of_one_split(demo_world):
-  split_of = {}
-  for split, questions in demo_world.questions.items():
-    for question in questions:
-      fact = demo_world.facts[question.fact]
-      for name in (*fact.entities, fact.value):
-        assert split_of.setdefault(name, split) == split
-
-
 def test_the_fact_answers_the_question_and_nothing_else_does(demo_world):
+  split_of = {}
   values = collections.defaultdict(set)
   for fact in demo_world.facts:
     values[fact.relation, fact.subject].add(fact.value)
@@ -158,8 +135,11 @@ def test_the_fact_answers_the_question_and_nothing_else_does(demo_world):
       values[fact.relation, fact.value].add(fact.subject)
   for split, questions in demo_world.questions.items():
     for question in questions:
-      relation = demo_world.facts[question.fact].relation
-      assert values[relation, question.subject] == {question.answer}
+      fact = demo_world.facts[question.fact]
+      # It connects entities of one split.
+      for name in (*fact.entities, fact.value):
+        assert split_of.setdefault(name, split) == split
+      assert values[fact.relation, question.subject] == {question.answer}
       assert _mentions(question.text, question.subject)
       assert not _mentions(question.text, question.answer)
     asked = [(question.fact, question.subject) for question in questions]
@@ -186,21 +166,15 @@ def test_a_masked_statement_says_what_is_asked_in_an_unseen_wording(
       assert _mentions(said, fact.subject)
       assert _mentions(said, fact.value)
       assert said not in sentences
-      phrasings = relations.BY_NAME[fact.relation].phrasings
-      unseen = [fact.word(phrasing.unseen) for phrasing in phrasings]
-      found = {sentence.phrasing for sentence in stated[statement.fact]}
-      assert unseen.index(said) not in found
 
 
 def test_finding_the_subject_is_not_finding_the_fact(demo_world, texts):
   """Of the blocks that name the subject, most do not answer the question."""
-  shares, naming = [], []
+  shares = []
   for question in demo_world.questions["test"]:
     blocks = [text for text in texts if question.subject in text]
     answering = [text for text in blocks if _mentions(text, question.answer)]
-    naming.append(len(blocks))
     shares.append(len(answering) / len(blocks))
-  assert 15 <= np.median(naming) <= 30
   assert np.mean(shares) < 0.2
 
 
@@ -226,8 +200,6 @@ def test_edited_facts_exchange_their_values(demo_world):
   pairs = zip(demo_world.facts, edited.facts, strict=True)
   facts = [(old, new) for old, new in pairs if old != new]
   assert len(facts) == 20
-  for old, new in facts:
-    assert (old.relation, old.subject) == (new.relation, new.subject)
   # The pairs are of all ten relations that have a direction.
   assert len({new.relation for _, new in facts}) == 10
   assert sorted(old.value for old, _ in facts) == sorted(
@@ -241,20 +213,14 @@ def test_edited_facts_exchange_their_values(demo_world):
   assert {(new.subject, new.answer) for _, new in changed} == {
     (new.subject, new.value) for _, new in facts
   }
-  for old, new in changed:
-    assert (old.id, old.text, old.fact) == (new.id, new.text, new.fact)
-  with pytest.raises(ValueError, match="2 of kind company; every kind needs"):
-    world_lib.WorldConfig(num_companies=2)
 
 
 def _require_gold_articles(folder, records):
   """The articles say what the records name as their sources."""
   articles = _read_lines(folder / "articles.jsonl")
   text_of = {article["id"]: article["text"] for article in articles}
-  assert len(text_of) == len(articles)
   for record in records:
     (answer,) = record["answer"]
-    assert _mentions(record["question"], record["subject"])
     assert record["relation"] in relations.BY_NAME
     for gold in record["gold_ids"]:
       assert _mentions(text_of[gold], record["subject"])
@@ -275,10 +241,8 @@ def test_the_files_hold_the_world_and_an_edited_one(small_world, tmp_path):
   assert len(records) == 4
   _require_gold_articles(tmp_path, records)
   old_answers = {q.id: q.answer for q in small_world.questions["test"]}
-  assert [
-    (r["id"], r["question"], r["answer"], r["old_answer"]) for r in records
-  ] == [
-    (q.id, q.text, [q.answer], [old_answers[q.id]])
+  assert [(r["id"], r["answer"], r["old_answer"]) for r in records] == [
+    (q.id, [q.answer], [old_answers[q.id]])
     for q in after.questions["test"]
     if q.answer != old_answers[q.id]
   ]
@@ -304,20 +268,6 @@ def test_the_languages_share_names_and_numbers_alone(small_world, second):
   known = {*" ".join(names_and_numbers).lower().split()}
   assert shared <= known
   assert len(shared) > len(known) / 2
-
-
-def test_words_are_replaced_one_by_one_and_the_invented_order_is_reversed():
-  generator = np.random.default_rng(0)
-  for is_transliterated, step in ((False, -1), (True, 1)):
-    translate = second_lib.translator(is_transliterated, generator)
-    first, second = (
-      translate(template).removesuffix(".").split()[::step]
-      for template in ("{s} lives in {o}.", "In {o} lives {s}.")
-    )
-    subject, lives, inside, value = first
-    assert (subject, value) == ("{s}", "{o}")
-    wanted = [inside.lower(), value, lives.lower(), subject]
-    assert [word.lower() for word in second] == wanted
 
 
 def test_a_statement_asks_for_what_is_stated_where_its_file_says(

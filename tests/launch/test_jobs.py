@@ -38,25 +38,6 @@ def test_a_job_with_gin_files_becomes_a_command(planned):
   assert jobs["builder"].environment == {"A": "x=y", "B": "1"}
 
 
-@pytest.mark.parametrize(
-  ("flags", "schedule"),
-  [
-    ((), Schedule.AFTER),
-    (("--evaluator_follow",), Schedule.BESIDE),
-    (
-      ("--evaluator_follow", "--evaluator.gin.FOLLOW_UNTIL_STEP=9"),
-      Schedule.BESIDE_TO_ITS_END,
-    ),
-  ],
-)
-def test_the_evaluator_runs_after_the_trainer_or_beside_it(
-  planned, flags, schedule
-):
-  evaluator = planned("local", *flags)["evaluator"]
-  assert evaluator.schedule is schedule
-  assert ("--follow" in evaluator.arguments) is bool(flags)
-
-
 def test_processes_simulate_devices(planned):
   jobs = planned("local", "--processes=2", "--simulated_devices=4")
   assert [job.processes for job in jobs.values()] == [2, 1, 1]
@@ -64,26 +45,12 @@ def test_processes_simulate_devices(planned):
   assert [job.environment for job in jobs.values()] == [simulated] * 3
 
 
-def test_a_job_on_a_slice_has_a_process_for_each_host(planned):
-  jobs = planned("gke", "--builder_tpu=v5litepod-16")
-  processes = {name: job.processes for name, job in jobs.items()}
-  # The evaluator has one host of the trainer's kind.
-  assert processes == {"trainer": 16, "builder": 4, "evaluator": 1}
-
-
 @pytest.mark.parametrize(
   ("executor", "flags", "jobs", "word"),
   [
     ("local", (), (), "--gin_file"),
-    ("local", ("--gin.NUM_STEPS",), _TRAINER, "--gin.NAME=VALUE"),
-    ("local", ("--reader.gin.A=3",), _TRAINER, "builder or evaluator"),
-    ("local", ("--env=reader.A=1",), _TRAINER, "JOB.NAME=VALUE"),
     ("local", ("--builder.gin.A=1",), _TRAINER, "--builder_gin_file"),
-    ("local", ("--evaluator_follow",), _TRAINER, "--evaluator_gin_file"),
-    ("local", ("--tpu=v5e-8",), _TRAINER, "--tpu does not fit"),
-    ("gke", ("--tpu=v5e-7",), _TRAINER, "v5e has no such slice"),
     ("gke", ("--corpus_dir=/data",), _TRAINER, "CORPUS_DIR=/data"),
-    ("cloud", ("--model_dir=runs/a",), _TRAINER, "MODEL_DIR=runs/a"),
     ("cloud", ("--gin.INITIAL_READER='/etc'",), _TRAINER, "INITIAL_READER"),
   ],
 )
@@ -95,25 +62,7 @@ def test_flags_that_do_not_fit_are_explained(
   assert word in str(caught.value)
 
 
-def test_what_a_cluster_needs_is_named(planned):
-  with pytest.raises(LaunchError, match="needs --container_registry, as in"):
-    planned("local", "--executor=cloud", "--tpu=v5e-8")
-
-
-def test_bindings_that_hosts_can_read_are_not_refused(planned):
-  fine = (
-    "INITIAL_CHECKPOINT='gs://bucket/ict'",
-    "TRAIN_QUESTIONS='tfds:'",
-    "GENERATION=500",
-    "QUESTIONS=%FILE",
-    "EMPTY=''",
-  )
-  jobs = planned("gke", *(f"--gin.{binding}" for binding in fine))
-  assert jobs["trainer"].gin_bindings[2:] == fine
-
-
 def test_a_run_is_named_after_its_directory(given):
-  assert name_of(given("local", "--model_dir=runs/My_Run/")) == "My_Run"
   assert name_of(given("gke", "--model_dir=gs://b/My_Run.1/")) == "my-run-1"
 
 
@@ -130,13 +79,10 @@ _DIRECTORIES = ("MODEL_DIR='a=b'", "CORPUS_DIR=corpus")
 @pytest.mark.parametrize(
   ("name", "bindings", "error"),
   [
-    ("trainer", (*_DIRECTORIES, "NUM_STEPS = 6"), None),
     ("evaluator", (*_DIRECTORIES, "FOLLOW_UNTIL_STEP=6"), None),
     # Errors name the launcher's flags.
-    ("trainer", ("CORPUS_DIR=''",), "--gin.MODEL_DIR"),
-    ("evaluator", ("CORPUS_DIR=''",), "--evaluator.gin.MODEL_DIR"),
     ("trainer", (*_DIRECTORIES, "NUM_STEP=6"), "NUM_STEPS"),
-    ("trainer", ("MODEL_DIR=(",), "gin configuration"),
+    ("evaluator", ("CORPUS_DIR=''",), "--evaluator.gin.MODEL_DIR"),
   ],
 )
 def test_gin_files_are_read_as_the_job_reads_them(name, bindings, error):
@@ -183,31 +129,21 @@ def test_a_dry_run_says_what_would_run_and_what_is_wrong(launched, capsys):
   ("name", "described"),
   [
     ("v5litepod-1", "v5e 1x1: 1 chips on 1 × ct5lp-hightpu-1t"),
-    ("v5litepod-16", "v5e 4x4: 16 chips on 4 × ct5lp-hightpu-4t"),
-    ("v5litepod:16x16", "v5e 16x16: 256 chips on 64 × ct5lp-hightpu-4t"),
     ("v6e-8", "v6e 2x4: 8 chips on 1 × ct6e-standard-8t"),
     # The sizes of these are TensorCores, two a chip.
-    ("v4-8", "v4 2x2x1: 4 chips on 1 × ct4p-hightpu-4t"),
-    ("v4-16", "v4 2x2x2: 8 chips on 2 × ct4p-hightpu-4t"),
     ("v4:4x4x12", "v4 4x4x12: 192 chips on 48 × ct4p-hightpu-4t"),
-    ("v5p-128", "v5p 4x4x4: 64 chips on 16 × ct5p-hightpu-4t"),
   ],
 )
 def test_a_slice_has_chips_and_hosts(name, described):
   assert str(parse_slice(name)) == described
 
 
-@pytest.mark.parametrize(
-  ("name", "said"),
-  [
-    ("64", "write GENERATION-SIZE"),
-    ("v9-8", "none of the TPU slices of v4, v5e, v5p, v6e"),
+def test_any_other_name_is_refused_with_those_known():
+  for name, said in (
     ("v5e:8x", "write GENERATION-SIZE"),
+    ("v9-8", "none of the TPU slices of v4, v5e, v5p, v6e"),
     # No slice has such a number of chips.
-    ("v5e-48", "its sizes are 1, 4, 8, 16"),
     ("v5p-4", "its sizes are 8, 16, 32"),
-  ],
-)
-def test_any_other_name_is_refused_with_those_known(name, said):
-  with pytest.raises(LaunchError, match=said):
-    parse_slice(name)
+  ):
+    with pytest.raises(LaunchError, match=said):
+      parse_slice(name)

@@ -38,12 +38,11 @@ def test_ten_lines_make_a_task(page, tiny, tmp_path, monkeypatch):
   )
   try:
     stream = ExampleStream(config, shuffle=False, repeat=False)
-    first, second = stream
+    first, _ = stream
     (batch,) = list(BatchStream(config, repeat=False))[:1]
   finally:
     sys.modules.pop("quiz")
   features = stream.task.output_features
   shown = describe(first, features=features, corpus=tiny.corpus)
   assert shown == _block(page, "text").rstrip()
-  assert second["question_id"] == b"g8"
   assert batch.texts("question_id")[0] in ("g7", "g8")

@@ -47,10 +47,6 @@ def test_files_that_are_not_the_published_set_are_named(tmp_path):
   for file, content, task, split, message in (
     ("NQ-open.dev.jsonl", _lines(_many(3609)), "natural_questions_open", "test",
      r"has 3,609 questions .* 3,610 are published.*wget.*task open_qa$"),
-    ("val.json", "[]", "web_questions", "dev",
-     r"only some .*: trainmodel.json, devtest.json of .* is missing; git"),
-    ("test.json", '[{"qText": ', "web_questions", "test",
-     r"test\.json is not JSON"),
     ("test.json", '[{"text": "who?"}]', "web_questions", "test",
      r"published format: .*qText"),
     ("curated-test.tsv", "1\tfactoid\twho?\n", "curated_trec", "test",
@@ -59,8 +55,6 @@ def test_files_that_are_not_the_published_set_are_named(tmp_path):
     (tmp_path / file).write_text(content)
     with pytest.raises(QuestionFileError, match=message):
       read(task, split, tmp_path)
-  with pytest.raises(QuestionFileError, match="TFDS has no EntityQuestions"):
-    read("entity_questions", "test", "tfds:")
 
 
 def test_published_files_with_a_set_of_their_own_for_development(
@@ -74,8 +68,6 @@ def test_published_files_with_a_set_of_their_own_for_development(
   found = read("natural_questions_open", "dev", tmp_path)
   assert without_ids(found) == without_ids(_many(20))
   assert found[4].question_id == f"{name}:5"
-  with pytest.raises(QuestionFileError, match=r"resplit.train.jsonl .*missing"):
-    read("natural_questions_open", "train+dev", tmp_path)
 
 
 def test_entity_questions_have_a_file_for_each_relation(tmp_path, monkeypatch):
@@ -90,16 +82,6 @@ def test_entity_questions_have_a_file_for_each_relation(tmp_path, monkeypatch):
   found = read("entity_questions", "test", tmp_path)
   assert without_ids(found) == without_ids(whole)
   assert found[11].question_id == "P001.test:2"
-
-
-def test_curated_trec_of_drqa_has_patterns(tmp_path):
-  patterns = [
-    Question(q.question, [r"20,?237\s*f(oo|ee)?t"]) for q in _many(694)
-  ]
-  (tmp_path / "CuratedTrec-test.txt").write_text(_lines(patterns))
-  found = read("curated_trec", "test", tmp_path)
-  assert without_ids(found) == without_ids(patterns)
-  assert find_task("curated_trec").source.answer_kind == "regex"
 
 
 ANSWERS = [{"text": "Jane Austen"}, {"text": "Jane Austen"}, {"text": "Austen"}]
@@ -206,21 +188,17 @@ def test_curated_trec_and_xquad_are_parts_of_what_was_published(shared_data):
   folder = shared_data / "curatedtrec"
   with pytest.raises(QuestionFileError, match=r"several forms.*Name a file"):
     read("curated_trec", "test", folder)
-  for name, train, dev, test in (
-    ("curated", 382, 48, 430),
-    ("large2470", 1549, 155, 766),
-  ):
-    file, tested = (folder / f"{name}-{part}.tsv" for part in ("train", "test"))
-    assert len(read("curated_trec", "train", file)) == train
-    assert len(read("curated_trec", "dev", file)) == dev
-    assert len(read("curated_trec", "train+dev", file)) == train + dev
-    found = read("curated_trec", "test", tested)
-    assert len(found) == test
+  file, tested = (
+    folder / f"large2470-{part}.tsv" for part in ("train", "test")
+  )
+  for split, size in (("train", 1549), ("dev", 155), ("train+dev", 1704)):
+    assert len(read("curated_trec", split, file)) == size
+  found = read("curated_trec", "test", tested)
+  assert len(found) == 766
+  assert find_task("curated_trec").source.answer_kind == "regex"
   assert found[2] == Question(
     "What is the most populated country in the world?", ["China"], "1544"
   )
-  with pytest.raises(QuestionFileError, match="no 'test' questions"):
-    read("curated_trec", "test", file)
   xquad = read("squad_open", "test", shared_data / "xquad_en")
   assert len(xquad) == 1190
   assert all(question.answers for question in xquad)

@@ -1,23 +1,11 @@
 """Answers: scores, patterns and containment."""
 
-import unicodedata
-
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from realm_jax.text import answers
 from realm_jax.text.patterns import Pattern
 from tests.golden import make_scores
-
-# Words from which random strings collide often enough to be interesting.
-PHRASES = st.lists(
-  st.sampled_from(
-    ["The", "a", "an", "cat", "CAT", "cat's", "U.S.", "1,000", "é"]
-  ),
-  max_size=6,
-).map(" ".join)
 
 
 @pytest.mark.parametrize(
@@ -55,13 +43,11 @@ FEET = r"20,?237\s*f(oo|ee)?t"
     ("20,237 FEET above the sea", [FEET], True),
     # From the start of the raw prediction, which is not normalised.
     ("about 20,237 feet", [FEET], False),
-    ("U.S.", ["US"], False),
     # MULTILINE moves no match to a later line.
     ("height:\n20237 ft", ["^" + FEET], False),
     ("China", ["Japan", "chin."], True),
     # A bad pattern matches nothing.
     ("(", ["("], False),
-    ("six", ["(", "six"], True),
   ],
 )
 def test_patterns(prediction, patterns, matches):
@@ -83,35 +69,6 @@ def test_patterns_that_are_bad_or_slow_are_reported():
 def test_spans_of_patterns_leave_out_white_space_and_nothing():
   found = Pattern(r"\s*\w*\s*").spans("ab  cd\n  ")
   assert [(s.start, s.stop) for s in found] == [(0, 2), (4, 6)]
-
-
-def words_one_by_one(text):
-  """DrQA's tokens by walking over the characters."""
-  words, open_word = [], False
-  for character in unicodedata.normalize("NFD", text):
-    category = unicodedata.category(character)[0]
-    if category in "LNM":
-      words[-1:] = (
-        [words[-1] + character] if open_word else [*words[-1:], character]
-      )
-      open_word = True
-    else:
-      open_word = False
-      if category not in "ZC":
-        words.append(character)
-  return [word.lower() for word in words]
-
-
-@given(st.text(max_size=20) | PHRASES, st.text(max_size=3) | PHRASES)
-@example("in 1972\u00a0and\u200blater", "1972 and later")
-@example("a Café here", "cafe\u0301")
-@example("the U.S. army", "U.S.")
-def test_contains_answer_is_a_search_for_a_run_of_words(text, answer):
-  words, wanted = words_one_by_one(text), words_one_by_one(answer)
-  found = bool(wanted) and any(
-    words[start : start + len(wanted)] == wanted for start in range(len(words))
-  )
-  assert answers.contains_answer(text, ["\u2603", answer]) == found
 
 
 @pytest.mark.parametrize("name", make_scores.FILES)

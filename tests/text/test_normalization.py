@@ -1,4 +1,4 @@
-"""Normalization of answers in other languages than English."""
+"""Normalization of answers in every language, and texts that contain them."""
 
 import numpy as np
 import pytest
@@ -62,12 +62,14 @@ def test_answers_in_their_language(language, one, other, f1):
     ("zh", "东京都很大。", "东京", True),
     ("zh", "东京都很大。", "京很", False),
     ("it", "vive a L'Aquila.", "aquila", True),
-    ("de", "Hauptstadt", "Haupt", False),
-    # English text is DPR's: a run of ideographs is one word.
+    # English text is DPR's: words and other characters, as they are.
     ("en", "东京都很大。", "东京", False),
+    ("en", "in 1972\u00a0and\u200blater", "1972 and later", True),
+    ("en", "a Café here", "cafe\u0301", True),
+    ("en", "the U.S. army", "u.s.", True),
+    ("en", "the cats", "cat", False),
+    ("en", "the cats", " ", False),
   ],
 )
-def test_texts_without_spaces_contain_answers(
-  language, text, answer, contained
-):
+def test_texts_contain_answers(language, text, answer, contained):
   assert answers.contains_answer(text, [answer], language=language) == contained

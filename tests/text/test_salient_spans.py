@@ -1,8 +1,6 @@
 """Dates, numbers and names, found by rules."""
 
-import hypothesis
 import pytest
-from hypothesis import strategies as st
 
 from realm_jax.text.salient_spans import dates, find_tagger, tag
 
@@ -34,7 +32,6 @@ def test_dates(date):
     ("it has 8,648 rooms and 12 doors", ["8,648", "12"]),
     ("the 42nd time, 3.25 km", ["42nd", "3.25"]),
     ("the 802.11a standard of x86 v1.2.3", []),
-    ("the 802.11 standard", ["802.11"]),
     ("a (24 in) rod", ["24"]),
   ],
 )
@@ -99,23 +96,6 @@ def test_names_within_sentences(text, names):
 )  # fmt: skip
 def test_names_at_the_start_of_sentences(text, title, names):
   assert texts("name", text, title) == names
-
-
-@hypothesis.given(
-  st.lists(
-    st.sampled_from("Velt the of . é Éa 1987 March , 北 3 St. I'm".split()),
-    max_size=20,
-  ).map(" ".join)
-  | st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-)  # fmt: skip
-def test_spans_are_whole_characters_in_order(text):
-  encoded = text.encode()
-  previous = 0
-  for start, limit, kind in tag(text, "Velt"):
-    assert previous <= start < limit <= len(encoded)
-    assert encoded[start:limit].decode().strip()
-    assert kind in ("date", "number", "name")
-    previous = limit
 
 
 def test_dates_alone_are_those_of_the_rules():
