@@ -9,9 +9,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from realm_jax import ask, compare, evaluate, explain
-from realm_jax.configuration import command_line, configured, parsed_for_run
-from realm_jax.evaluation.explain import block_use
-from realm_jax.inputs.config import DataConfig
+from realm_jax.configuration import command_line
 from realm_jax.partitioning import cpu_tuning
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
@@ -120,12 +118,3 @@ def test_an_explanation_is_printed_and_written(recorded_run, capsys, command):
   shown = " ".join(text.split())
   assert first["text"] in shown
   assert second["text"] not in shown
-
-
-def test_training_sentences_are_those_of_the_run(recorded_run):
-  run = recorded_run("pretrain")
-  kept = run / "model.gin"
-  kept.write_text(f"{kept.read_text()}\nTRAINING_TASK = 'another'\n")
-  with parsed_for_run(block_use, run, recipe="gin/runs/explain.gin"):
-    data = configured(DataConfig)()
-  assert (data.task, data.seed) == ("another", 1000003)

@@ -24,21 +24,12 @@ from tests.weights import models
 WORDS = models.vocabulary()
 # One layer, which compiles faster.
 _BERT = dataclasses.replace(models.BERT, num_layers=1)
-# What the library gets before a query and a title.
+# What the library gets before a query.
 PREFIX = "where was "
 RETRIEVERS = {
   # As released: BERT's pooler, a projection with LayerNorm, two towers here.
   "query_tower": Retriever(bert=_BERT, projection_size=4, shared_towers=False),
   "block_tower": Retriever(bert=_BERT, projection_size=4, shared_towers=False),
-  "cls_without_types": Retriever(
-    bert=_BERT,
-    pooling="cls",
-    projection_size=6,
-    normalize=True,
-    score_scale=20.0,
-    token_types=False,
-    block_prefix=tuple(WORDS.encode(PREFIX)),
-  ),
   "mean_of_one_text": Retriever(
     bert=_BERT,
     pooling="mean",
@@ -66,17 +57,11 @@ def tower_of(name: str) -> str | None:
 def texts(name: str) -> dict[str, list]:
   """Returns what the library is given, by what it is."""
   retriever = RETRIEVERS[name]
-  query = PREFIX if retriever.query_prefix else ""
-  block = PREFIX if retriever.block_prefix else ""
-  queries = [query + text for text in QUERIES]
-  pairs = [(block + title, body) for title, body in DOCUMENTS]
-  documents = pairs
+  prefix = PREFIX if retriever.query_prefix else ""
+  documents = [*DOCUMENTS]
   if not retriever.title_separator:
-    documents = [f"{title} {body}" for title, body in pairs]
-  given = {"query": queries, "block": documents}
-  if name == "cls_without_types":
-    # Only pairs have types.
-    del given["query"]
+    documents = [f"{title} {body}" for title, body in DOCUMENTS]
+  given = {"query": [prefix + text for text in QUERIES], "block": documents}
   tower = tower_of(name)
   return given if tower is None else {tower: given[tower]}
 
