@@ -63,24 +63,21 @@ def test_more_blocks_are_searched_until_there_are_a_hundred_documents():
 @pytest.fixture
 def folder(tmp_path):
   """The tiny world in BEIR's format; the answer's article is judged."""
-  articles, questions = tiny_world.documents(), tiny_world.questions()
+  corpus = [
+    {"_id": one["id"], "title": one["title"], "text": one["text"]}
+    for one in tiny_world.documents()
+  ]
   # One is its title alone.
-  articles.append({"id": "title", "title": "Ada Stone", "text": ""})
-  queries = [{"_id": q["id"], "text": q["question"]} for q in questions]
+  corpus.append({"_id": "title", "title": "Ada Stone", "text": ""})
+  queries = [
+    {"_id": q["id"], "text": q["question"]} for q in tiny_world.questions()
+  ]
   judged = [f"q{i}\tp{2 * i}\t2\nq{i}\tp{i}\t{i % 2}\n" for i in range(11)]
   directory = tmp_path / "beir"
   (directory / "qrels").mkdir(parents=True)
-  for name, rows in (
-    (
-      "corpus",
-      [
-        {"_id": one["id"], "title": one["title"], "text": one["text"]}
-        for one in articles
-      ],
-    ),
-    ("queries", [*queries, {"_id": "unjudged", "text": "why ?"}]),
-  ):
-    write_lines(directory / f"{name}.jsonl", rows)
+  write_lines(directory / "corpus.jsonl", corpus)
+  unjudged = {"_id": "unjudged", "text": "why ?"}
+  write_lines(directory / "queries.jsonl", [*queries, unjudged])
   judged = ["query-id\tcorpus-id\tscore\n", *judged, "q0\ttitle\t1\n"]
   (directory / "qrels" / "test.tsv").write_text("".join(judged))
   return directory

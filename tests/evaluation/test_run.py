@@ -26,7 +26,6 @@ _TEXTS = {
   3: "Later Chloë built the bridge of Ösker in 1901.",
   4: "Later Dóra built the bridge of Velt in 1909. Dóra was born in Ösker.",
   11: "Jörg was born in Pola in 1909. Later Jörg built the stone of Mirá.",
-  16: "Oda was born in Pola in 1901. Later Oda built the stone of Mirá.",
   27: "  Zoë was born. Zoë was born in 1901. Zoë built. ",
 }
 

@@ -1,9 +1,7 @@
 """Requests to a page on loopback, as any program would send them."""
 
 import contextlib
-import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,14 +50,3 @@ def served(
       server.should_exit = True
       thread.join(30)
       assert not thread.is_alive()
-
-
-def await_listener(port: int) -> None:
-  """Waits until something listens on a port."""
-  limit = time.monotonic() + _PATIENCE_SECONDS
-  while True:
-    try:
-      return socket.create_connection(("127.0.0.1", port)).close()
-    except ConnectionRefusedError:
-      assert time.monotonic() < limit, f"nothing listens on port {port}"
-      time.sleep(0.02)

@@ -11,7 +11,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks.runs.jobs import free_port
+from benchmarks.runs.jobs import free_port, wait_until
 from realm_jax import serve
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.configuration import command_line
@@ -59,25 +59,23 @@ def test_what_is_told_is_what_is_explained(run, service, text):
   assert without["same"] == (other.answer == told["answer"])
 
 
-@pytest.mark.parametrize(
-  ("answer", "marked"),
-  # A rare name is read letter by letter: a part of a word is no answer.
-  [("h", []), ("hakon", ["Håkon"])],
-)
 def test_whole_words_are_marked_whatever_their_accents(
-  run, service, monkeypatch, answer, marked
+  run, service, monkeypatch
 ):
   explained = explain(run, _ASKED)
-  block = run.block(8, 0.0, 0.0)
   candidate = dataclasses.replace(
-    explained.candidates[0], block=block, best=None
+    explained.candidates[0], block=run.block(8, 0.0, 0.0), best=None
   )
-  other = dataclasses.replace(explained, answer=answer, candidates=[candidate])
-  monkeypatch.setattr("realm_jax.serving.service.explain", lambda *_: other)
-  (one,) = service.explain(_ASKED)["candidates"]
-  assert [s["text"] for s in one["segments"] if s["mark"]] == marked
-  # An article of a rare name has two blocks, of which this is the first.
-  assert one["around"] == [None, run.block(9, 0.0, 0.0).text]
+  # A rare name is read letter by letter: a part of a word is no answer.
+  for answer, marked in (("h", []), ("hakon", ["Håkon"])):
+    other = dataclasses.replace(
+      explained, answer=answer, candidates=[candidate]
+    )
+    monkeypatch.setattr(
+      "realm_jax.serving.service.explain", lambda *_, told=other: told
+    )
+    (one,) = service.explain(_ASKED)["candidates"]
+    assert [s["text"] for s in one["segments"] if s["mark"]] == marked
 
 
 def test_edits_are_those_of_one_request(run, service):
@@ -154,8 +152,8 @@ def test_the_command_serves_two_runs_until_sigterm(
 
   def visit():
     try:
-      client.await_listener(port)
-      # It is answered once the runs have been loaded.
+      said = f"http://127.0.0.1:{port} "
+      wait_until(lambda: said in capsys.readouterr().out, what="an address")
       seen["about"] = client.request(port, "GET", "/api/about").json()
       for text in (_ASKED, _SENTENCE):
         seen[text] = client.ask(port, text).json()
@@ -179,7 +177,6 @@ def test_the_command_serves_two_runs_until_sigterm(
     serve.main(["serve"])
     visitor.join()
   signal.signal(signal.SIGTERM, before)
-  assert f"http://127.0.0.1:{port} " in capsys.readouterr().out
 
   for kind, folder, text in (
     (QUESTION, run, _ASKED),
@@ -232,6 +229,8 @@ def _use(page, service):
   assert page.run("document.querySelectorAll('.block-text b').length") == 0
   page.click("#edit-list .restore")
   page.wait(lambda: page.text("#answer") == told["answer"], "it is restored")
+  page.click(".block .actions button")
+  page.wait(lambda: len(page.texts(".around")) == 2, "neighbours are shown")
 
   # A sentence, with the null block last.
   told = service.explain(_SENTENCE)
@@ -241,10 +240,3 @@ def _use(page, service):
   assert page.texts(".block .title")[-1] == "No passage"
   # The policy has kept nothing of the page from working.
   assert page.console == []
-
-  # What a link asks is answered.
-  address = page.run("location.href").partition("?")[0]
-  page.open(f"{address}?q={_ASKED}")
-  page.wait(lambda: page.text("#answer"), "what a link asks is answered")
-  page.click(".block .actions button")
-  page.wait(lambda: len(page.texts(".around")) == 2, "neighbours are shown")

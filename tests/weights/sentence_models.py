@@ -17,7 +17,6 @@ from etils import epath
 from benchmarks import peer_processes
 from realm_jax.models.retriever import Retriever
 from realm_jax.weights.exporting import plan_export, write_export
-from realm_jax.weights.model import nested
 from realm_jax.weights.tables import RETRIEVER
 from tests.weights import models
 
@@ -81,12 +80,8 @@ def token_ids(side: str) -> np.ndarray:
   return padded
 
 
-def params(name: str):
-  """Returns the parameters of a retriever, as a tree."""
-  return nested(_parameters(name))[RETRIEVER]
-
-
-def _parameters(name: str) -> dict[str, np.ndarray]:
+def parameters(name: str) -> dict[str, np.ndarray]:
+  """Returns the parameters of a retriever by path."""
   return models.parameters(RETRIEVERS[name], parts=(RETRIEVER,))
 
 
@@ -96,7 +91,7 @@ def export(name: str, directory) -> None:
   export = plan_export(model, to="sentence_transformers", tower=tower_of(name))
   directory.mkdir(parents=True, exist_ok=True)
   pieces = model.vocabulary.pieces
-  write_export(export, epath.Path(directory), _parameters(name), pieces)
+  write_export(export, epath.Path(directory), parameters(name), pieces)
 
 
 def main() -> None:

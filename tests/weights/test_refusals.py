@@ -26,7 +26,6 @@ _PIECES = (models.GOLDEN / _NAME / "vocab.txt").read_text().splitlines()
       },
       "'a.', 'b.'",
     ),
-    ({"pieces": _PIECES[:-1]}, "unused_row"),
   ],
 )
 def test_a_model_is_refused(tmp_path, changes, word):
