@@ -168,7 +168,7 @@ def test_the_library_reads_exports_as_this_project_does(
 ):
   golden = GOLDEN / "sentence_transformers"
   # What the library has read is what is exported today.
-  for each in (name, block_name or name):
+  for each in {name, block_name or name}:
     sentence_models.export(each, tmp_path / each)
     written, held = (
       {p.relative_to(d): p.read_bytes() for p in d.glob(f"{each}/**/*.*")}
