@@ -82,22 +82,6 @@ def test_all_probabilities_are_parts_of_one_softmax(with_all_spans):
   assert values == sorted(values, reverse=True)
 
 
-def test_answers_may_be_ranked_by_their_best_span(with_all_spans):
-  run = with_all_spans
-  config = dataclasses.replace(run.config, rank_answers_by="best_span")
-  (by_span,) = ask(dataclasses.replace(run, config=config), [_QUESTION])
-  (by_probability,) = ask(run, [_QUESTION])
-  # The same answers, of which another is the best one.
-  one, other = (
-    {(a.text, a.probability) for a in found.answers}
-    for found in (by_span, by_probability)
-  )
-  assert one == other
-  assert by_span.text != by_probability.text
-  scores = [answer.score for answer in by_span.answers]
-  assert scores == sorted(scores, reverse=True)
-
-
 def test_an_answer_that_is_asked_about_is_looked_for_in_all_spans(run):
   few = dataclasses.replace(
     run, config=dataclasses.replace(run.config, num_spans=1)
@@ -109,17 +93,9 @@ def test_an_answer_that_is_asked_about_is_looked_for_in_all_spans(run):
   assert sum(answered.given.shares) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    ({"num_read": 29, "num_searched": 40}, "num_read=29.*NUM_READ.*28 blocks"),
-    ({"num_read": 5, "num_searched": 4}, "num_searched=4.*raise NUM_SEARCHED"),
-    ({"candidates": "gold"}, "for `realm_jax.evaluate`"),
-  ],
-)
-def test_what_cannot_be_asked(run, arguments, message):
-  config = dataclasses.replace(run.config, **arguments)
-  with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_asked(run):
+  config = dataclasses.replace(run.config, num_read=29, num_searched=40)
+  with pytest.raises(ValueError, match=r"num_read=29.*NUM_READ.*28 blocks"):
     ask(dataclasses.replace(run, config=config), [_QUESTION])
   with pytest.raises(ValueError, match="'  ' has no words"):
     ask(run, ["  "])

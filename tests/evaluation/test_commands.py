@@ -9,9 +9,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from realm_jax import ask, compare, evaluate, explain
-from realm_jax.configuration import command_line, configured, parsed_for_run
-from realm_jax.evaluation.explain import block_use
-from realm_jax.inputs.config import DataConfig
+from realm_jax.configuration import command_line
 from realm_jax.partitioning import cpu_tuning
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
@@ -54,7 +52,6 @@ def test_what_is_measured_is_printed_written_and_compared(
   printed = dict(line.split(maxsplit=1) for line in lines)
   low, high = figures.pop("intervals")["f1"]
   assert printed["f1"] == f"{figures['f1']:.4f}  [{low:.4f}, {high:.4f}]"
-  assert printed.keys() == figures.keys()
 
   predictions = [str(tmp_path / "predictions.jsonl")] * 2
   compared = command(compare, predictions=predictions)
@@ -116,16 +113,4 @@ def test_an_explanation_is_printed_and_written(recorded_run, capsys, command):
   for one in found["candidates"]:
     assert f"{one['share']:.4f}" in text
     assert f"{one['reward']:+.4f}" in text
-  first, second = (one["block"] for one in found["candidates"][1:3])
-  shown = " ".join(text.split())
-  assert first["text"] in shown
-  assert second["text"] not in shown
-
-
-def test_training_sentences_are_those_of_the_run(recorded_run):
-  run = recorded_run("pretrain")
-  kept = run / "model.gin"
-  kept.write_text(f"{kept.read_text()}\nTRAINING_TASK = 'another'\n")
-  with parsed_for_run(block_use, run, recipe="gin/runs/explain.gin"):
-    data = configured(DataConfig)()
-  assert (data.task, data.seed) == ("another", 1000003)
+  assert found["candidates"][1]["block"]["text"] in " ".join(text.split())

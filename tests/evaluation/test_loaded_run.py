@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import gin
-import realm_jax
 from tests import tiny_world
 
 
@@ -28,8 +27,6 @@ def test_to_import_the_package_imports_no_library(
     check=True,
   )
   assert done.stdout == "set()\n"
-  with pytest.raises(AttributeError, match="lode"):
-    _ = realm_jax.lode
 
 
 @pytest.mark.slow
@@ -66,11 +63,8 @@ def test_the_page_runs(recorded_run, project_dir, monkeypatch, one_device):
   assert run.embed([]).shape == (0, tiny_world.RETRIEVER.vector_size)
   with pytest.raises(ValueError, match="has no words"):
     run.ask(" ")
-  for wrong in (5, [None]):
-    with pytest.raises(TypeError, match=r"None|5"):
-      run.ask(wrong)
-  with pytest.raises(TypeError, match=r"bindings='a'; want a list"):
-    realm_jax.load("runs/qa", bindings="a")
+  with pytest.raises(TypeError, match="None"):
+    run.ask([None])
   with pytest.raises(ValueError, match=r"k=0; .* at most \d+"):
     run.retrieve(texts[0], k=0)
 

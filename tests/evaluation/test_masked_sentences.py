@@ -2,18 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from realm_jax.evaluation.masked_sentences import (
   ExplanationError,
   contains_text,
-  marginalize,
   masked_query,
-)
-
-_CANDIDATES = st.lists(
-  st.tuples(st.floats(-20, 20), st.floats(-60, 0)), min_size=1, max_size=8
 )
 
 
@@ -75,11 +68,6 @@ def test_a_long_sentence_is_cut_around_its_mask(
   ("text", "answer", "said"),
   [
     ("[MASK] was born in [MASK]", "Velt", "2 separate places"),
-    (
-      "[MASK] was born",
-      "in the bridge in Velt",
-      "5 wordpieces to fill in; at",
-    ),
     ("[MASK]" + " born" * 20 + "[MASK]", None, "22 wordpieces apart"),
   ],
 )
@@ -92,7 +80,6 @@ def test_what_does_not_fit_is_refused(read, text, answer, said):
   ("text", "answer", "is_there"),
   [
     ("Ada was born in [MASK] in 1900.", "Velt", True),
-    ("Ada was born in [MASK] in 1900.", "Tarn", False),
     ("was born in [MASK] in [MASK].", None, True),
     ("was born in [MASK] 1900 in [MASK].", None, False),
     ("born [MASK]", None, False),  # Too short to say where it is from.
@@ -104,22 +91,3 @@ def test_a_block_that_has_the_sentence(read, words, text, answer, is_there):
   token_ids = np.array(words.encode(body))
   found = contains_text(token_ids, masked.token_ids, words.mask_id, 4)
   assert found == is_there
-
-
-@settings(max_examples=15)
-@given(_CANDIDATES)
-def test_shares_sum_to_one_and_rewards_are_the_gradient(candidates):
-  def log_likelihood(scores):
-    """log Σ_z p(z|x) p(y|z,x), as the paper writes it."""
-    weights = np.exp(scores)
-    return np.log(weights / weights.sum() @ np.exp(log_likelihoods))
-
-  scores, log_likelihoods = np.array(candidates).T
-  total, shares, rewards = marginalize(scores, log_likelihoods)
-  assert total == pytest.approx(log_likelihood(scores))
-  assert shares.sum() == pytest.approx(1)
-  assert rewards.sum() == pytest.approx(0, abs=1e-9)
-  step = 1e-5
-  for moved, reward in zip(step * np.eye(len(scores)), rewards, strict=True):
-    ends = log_likelihood(scores + moved), log_likelihood(scores - moved)
-    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(reward, abs=1e-5)

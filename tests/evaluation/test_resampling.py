@@ -21,12 +21,6 @@ def test_an_interval_is_that_of_the_binomial_distribution():
   assert intervals["half"] == pytest.approx(np.divide(intervals["em"], 2))
 
 
-def test_questions_without_a_score_do_not_count():
-  values = np.array([0.25] * 50 + [np.nan] * 50)
-  low, high = resampling.bootstrap_intervals({"f1": values})["f1"]
-  assert low == high == 0.25
-
-
 def test_a_p_value_is_the_share_of_all_signs():
   differences = np.array([1.0, 1, 1, 0, 1, -1, 0.5, 0, 1])
   sums = [

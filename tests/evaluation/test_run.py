@@ -9,7 +9,6 @@ import pytest
 from realm_jax.checkpoints.best import BestCheckpoint, write_best
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus import CorpusError
-from realm_jax.corpus.build import build_corpus
 from realm_jax.evaluation.run import EditError, Run
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.indexes.bm25 import Bm25Config
@@ -27,7 +26,6 @@ _TEXTS = {
   3: "Later Chloë built the bridge of Ösker in 1901.",
   4: "Later Dóra built the bridge of Velt in 1909. Dóra was born in Ösker.",
   11: "Jörg was born in Pola in 1909. Later Jörg built the stone of Mirá.",
-  16: "Oda was born in Pola in 1901. Later Oda built the stone of Mirá.",
   27: "  Zoë was born. Zoë was born in 1901. Zoë built. ",
 }
 
@@ -66,7 +64,9 @@ def test_which_checkpoint_and_generation_it_takes(two_steps, load):
   assert load(model_dir=model_dir).step == 20
 
 
-def test_generations_that_do_not_fit(world, two_steps, load, tmp_path):
+def test_generations_and_corpora_that_do_not_fit(
+  world, two_steps, load, tmp_path
+):
   model_dir = two_steps.model_dir
   for name in ("checkpoints/20", "generations/00000020"):
     shutil.copytree(model_dir / name, tmp_path / name)
@@ -75,6 +75,9 @@ def test_generations_that_do_not_fit(world, two_steps, load, tmp_path):
     _ = load(model_dir=tmp_path).generation
   with pytest.raises(GenerationError, match="does not exist; want a generat"):
     _ = load(generation=tmp_path / "none").generation
+  for length in (39, 41):
+    with pytest.raises(CorpusError, match=r"BLOCK_LENGTH=40"):
+      load(block_length=length)
   with pytest.raises(SearchError, match=r"without vectors.*'exact'"):
     world.save_checkpoint(
       tmp_path / "bm25", generation=0, stage=OpenQa(index_scores=True)
@@ -83,25 +86,6 @@ def test_generations_that_do_not_fit(world, two_steps, load, tmp_path):
     _ = load(
       model_dir=tmp_path / "bm25", index_scores=True, generation=generation
     ).generation
-
-
-def test_a_corpus_that_does_not_fit(world, load, tmp_path):
-  vocabulary = tmp_path / "vocab.txt"
-  vocabulary.write_text("\n".join([*tiny_world.pieces(), "more"]))
-  build_corpus(
-    [str(world.directory / "text.jsonl")],
-    tmp_path / "corpus",
-    vocab=str(vocabulary),
-    block_length=tiny_world.BLOCK_LENGTH,
-  )
-  size = len(tiny_world.pieces()) + 1
-  with pytest.raises(
-    CheckpointError, match=rf"(?s)does not fit.*vocabulary.*{size} wordpieces"
-  ):
-    load(corpus_dir=tmp_path / "corpus")
-  for length in (39, 41):
-    with pytest.raises(CorpusError, match=r"BLOCK_LENGTH=40"):
-      load(block_length=length)
 
 
 # --- Edits ------------------------------------------------------------------
@@ -163,9 +147,8 @@ def test_only_blocks_of_an_index_of_vectors_can_be_edited(
   with pytest.raises(EditError, match="counts words over the whole corpus"):
     run.edited({0: "Ada."})
   token_ids = run.encode(["where was Ada born?"])
-  hidden = [0, 11, 16]
-  (found,) = run.edited({}, hidden=hidden).search(token_ids, 99).rows
-  assert sorted(found) == sorted({*range(run.corpus.num_blocks)} - {*hidden})
+  (found,) = run.edited({}, hidden=[0, 11]).search(token_ids, 99).rows
+  assert {*found} == {*range(run.corpus.num_blocks)} - {0, 11}
 
 
 def test_a_text_that_does_not_fit_is_refused(run):

@@ -10,7 +10,6 @@ tagger, sentences and the entities that transformers' pipeline finds in them.
 | folder | parameters |
 | --- | --- |
 | `with_pooler` | encoder and pooler, without a prefix |
-| `without_pooler` | the encoder alone |
 | `masked_lm` | encoder, prefixed `bert.`, and masked-LM head |
 
 and `benchmarks/peers/realm.py` says what `hf_realm` has. `expected.json` of
@@ -128,7 +127,6 @@ def _make_berts(output_dir: Path, vocab: Path) -> None:
   joint = as_inputs(inputs, [inputs.joint(*p, length) for p in pairs], length)
   for name, network in (
     ("with_pooler", BertModel(config)),
-    ("without_pooler", BertModel(config, add_pooling_layer=False)),
     ("masked_lm", BertForMaskedLM(config)),
   ):
     randomize(network)
@@ -140,7 +138,7 @@ def _make_berts(output_dir: Path, vocab: Path) -> None:
       for side, given in (("query", query), ("block", block)):
         output = encoder(**given)
         arrays[f"{side}_hidden"] = output.last_hidden_state
-        if output.pooler_output is not None:
+        if name == "with_pooler":
           arrays[f"{side}_pooled"] = output.pooler_output
       if name == "masked_lm":
         logits = network(**joint).logits

@@ -1,57 +1,36 @@
 """Requests to a page on loopback, as any program would send them."""
 
 import contextlib
-import http.client
-import json
-import socket
 import threading
-import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
+
+import httpx
 
 from realm_jax.serving.app import PageApp, listen, server_of
 
-JSON = {"Content-Type": "application/json"}
 _PATIENCE_SECONDS = 300
 
 
-class Answer(NamedTuple):
-  status: int
-  headers: http.client.HTTPMessage
-  body: bytes
-
-  @property
-  def fields(self) -> Any:
-    return json.loads(self.body)
-
-
 def request(
-  port: int,
-  method: str,
-  path: str,
-  body: bytes | None = None,
-  *,
-  headers: dict[str, str] | None = None,
-) -> Answer:
-  """Sends one request, and returns the answer."""
-  connection = http.client.HTTPConnection(
-    "127.0.0.1", port, timeout=_PATIENCE_SECONDS
+  port: int, method: str, path: str, **options: Any
+) -> httpx.Response:
+  """Sends one request; the options are httpx's."""
+  return httpx.request(
+    method,
+    f"http://127.0.0.1:{port}{path}",
+    timeout=_PATIENCE_SECONDS,
+    trust_env=False,
+    **options,
   )
-  try:
-    connection.request(method, path, body, headers or {})
-    response = connection.getresponse()
-    return Answer(response.status, response.headers, response.read())
-  finally:
-    connection.close()
 
 
-def post(port: int, path: str, **fields: Any) -> Answer:
+def post(port: int, path: str, **fields: Any) -> httpx.Response:
   """Sends fields as JSON."""
-  body = json.dumps(fields).encode()
-  return request(port, "POST", path, body, headers=JSON)
+  return request(port, "POST", path, json=fields)
 
 
-def ask(port: int, text: str) -> Answer:
+def ask(port: int, text: str) -> httpx.Response:
   """Asks as the page does."""
   return post(port, "/api/ask", text=text)
 
@@ -71,14 +50,3 @@ def served(
       server.should_exit = True
       thread.join(30)
       assert not thread.is_alive()
-
-
-def await_listener(port: int) -> None:
-  """Waits until something listens on a port."""
-  limit = time.monotonic() + _PATIENCE_SECONDS
-  while True:
-    try:
-      return socket.create_connection(("127.0.0.1", port)).close()
-    except ConnectionRefusedError:
-      assert time.monotonic() < limit, f"nothing listens on port {port}"
-      time.sleep(0.02)

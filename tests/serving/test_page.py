@@ -11,13 +11,12 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks.runs.jobs import free_port
+from benchmarks.runs.jobs import free_port, wait_until
 from realm_jax import serve
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.configuration import command_line
 from realm_jax.evaluation import answers
 from realm_jax.evaluation.explain import explain
-from realm_jax.evaluation.masked_sentences import ExplanationError
 from realm_jax.evaluation.run import QUESTION, SENTENCE, EditError, Run
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import PageApp
@@ -46,9 +45,6 @@ def test_what_is_told_is_what_is_explained(run, service, text):
     segments, _ = one.pop("segments"), one.pop("around")
     assert not one.pop("is_edited")
     assert "".join(s["text"] for s in segments) == candidate.block.text
-    if text == _ASKED:
-      marked = {s["text"] for s in segments if s["mark"] == "answer"}
-      assert bool(marked) == bool(candidate.share)
   assert told | json.loads(json.dumps(explained.to_json())) == told
   if text == _SENTENCE:
     # Without any block, the null block is left.
@@ -59,83 +55,59 @@ def test_what_is_told_is_what_is_explained(run, service, text):
   best = max(explained.candidates, key=lambda one: one.share).block
   assert without["left_out"] == best.title
   other = explain(run.edited({}, hidden=[best.row]), _ASKED)
-  assert best.row not in [c.block.row for c in other.candidates]
-  assert len(other.candidates) == len(candidates)
   assert without["answer"] == other.answer
   assert without["same"] == (other.answer == told["answer"])
 
 
-@pytest.mark.parametrize(
-  ("row", "answer", "marked"),
-  [
-    # Béla's, whose answer is marked over what the reader would say.
-    (1, "béla | 1901", "+Béla -Tarn in  +1901 +Béla"),
-    # A rare name is read letter by letter: a part of a word is no answer.
-    (8, "h", ""),
-    (8, "hakon", "+Håkon"),
-  ],
-)
-def test_what_is_marked_in_a_block(
-  run, service, monkeypatch, row, answer, marked
+def test_whole_words_are_marked_whatever_their_accents(
+  run, service, monkeypatch
 ):
   explained = explain(run, _ASKED)
-  block = run.block(row, 0.0, 0.0)
-  said = "Tarn in 1901"
-  start = block.text.index(said) if row == 1 else None
-  best = dataclasses.replace(
-    explained.candidates[0].best,
-    text=said,
-    start=start,
-    limit=start and start + len(said),
-  )
   candidate = dataclasses.replace(
-    explained.candidates[0], block=block, best=best
+    explained.candidates[0], block=run.block(8, 0.0, 0.0), best=None
   )
-  other = dataclasses.replace(explained, answer=answer, candidates=[candidate])
-  monkeypatch.setattr("realm_jax.serving.service.explain", lambda *_: other)
-  (one,) = service.explain(_ASKED)["candidates"]
-  marks = {"answer": "+", "said": "-"}
-  found = [marks[s["mark"]] + s["text"] for s in one["segments"] if s["mark"]]
-  assert " ".join(found) == marked
-  # An article of a rare name has two blocks, of which this is the first.
-  after = run.block(row + 1, 0.0, 0.0).text if row == 8 else None
-  assert one["around"] == [None, after]
+  # A rare name is read letter by letter: a part of a word is no answer.
+  for answer, marked in (("h", []), ("hakon", ["Håkon"])):
+    other = dataclasses.replace(
+      explained, answer=answer, candidates=[candidate]
+    )
+    monkeypatch.setattr(
+      "realm_jax.serving.service.explain", lambda *_, told=other: told
+    )
+    (one,) = service.explain(_ASKED)["candidates"]
+    assert [s["text"] for s in one["segments"] if s["mark"]] == marked
 
 
-@pytest.mark.parametrize("text", [_ASKED, _SENTENCE])
-def test_edits_are_those_of_one_request(run, service, text):
-  first = next(c.block for c in explain(run, text).candidates if c.block.id)
-  edited = explain(run.edited({first.row: first.text + " Ada."}), text)
-  told = service.explain(text, {first.id: first.text + " Ada."})
+def test_edits_are_those_of_one_request(run, service):
+  first = explain(run, _ASKED).candidates[0].block
+  edited = explain(run.edited({first.row: first.text + " Ada."}), _ASKED)
+  told = service.explain(_ASKED, {first.id: first.text + " Ada."})
   assert told["answer"] == edited.answer
   assert told["log_likelihood"] == pytest.approx(edited.log_likelihood)
   assert [one["is_edited"] for one in told["candidates"]] == [
     c.block.row == first.row for c in edited.candidates
   ]
   # A text as it was is no edit, and another page sees none.
-  same = service.explain(text, {first.id: f" {first.text} "})
-  assert same == service.explain(text)
-  assert not any(one["is_edited"] for one in same["candidates"])
+  same = service.explain(_ASKED, {first.id: f" {first.text} "})
+  assert same == service.explain(_ASKED)
+  for name in ("p0:77", "nobody:0", ""):
+    with pytest.raises(EditError, match=f"no block has the id '{name}'"):
+      service.explain(_ASKED, {name: "Ada."})
 
 
 def test_an_update_is_for_all_who_ask(run):
   service = Service(run)
-  before = service.answer([_ASKED])[0]
+  (before,) = service.answer([_ASKED])
   (answered,) = answers.ask(run, [_ASKED])
   assert before["answer"] == answered.text
   assert before["answers"][0]["block"] == answered.answers[0].block.id
-  assert before["generation"] == run.generation.step
   block = before["blocks"][0]
   assert service.update({block["id"]: _EDITED}) == {"updated": 1}
-  (found,) = service.retrieve([_ASKED], run.generation.num_blocks)
-  texts = {one["id"]: one["text"] for one in found["blocks"]}
-  assert texts[block["id"]] == _EDITED
+  (after,) = service.retrieve([_ASKED], run.generation.num_blocks)
+  assert _EDITED in [one["text"] for one in after["blocks"]]
   # The edits of a page come over it, and its old text is one.
   told = service.explain(_ASKED, {block["id"]: block["text"]})
   assert told["answer"] == before["answer"]
-  service.update({block["id"]: block["text"]})
-  again = service.answer([_ASKED])[0]
-  assert again["probability"] == pytest.approx(before["probability"], rel=1e-4)
 
 
 def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
@@ -143,81 +115,48 @@ def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
   config = dataclasses.replace(run_config, model_dir=tmp_path / "run")
   run, stop = Run.load(config), threading.Event()
   service = Service(run)
-  name = run.corpus.block(0).name
-  service.update({name: _EDITED})
+  service.update({run.corpus.block(0).name: _EDITED})
   following = threading.Thread(
     target=serve.follow,
     args=(service, run, stop),
     kwargs={"poll_seconds": 0.1},
   )
   following.start()
-  seen = set()
   try:
-    for step in (1, 2):
-      world.save_checkpoint(
-        tmp_path / "run", step=step, seed=step, generation=0
-      )
-      while step not in seen:
-        (told,) = service.answer([_ASKED])
-        assert told["answer"]
-        seen.add(told["checkpoint"])
+    world.save_checkpoint(tmp_path / "run", step=1, seed=1, generation=0)
+    while service.answer([_ASKED])[0]["checkpoint"] != 1:
+      pass
   finally:
     stop.set()
     following.join()
-  assert max(seen) == 2
   (found,) = service.retrieve([_ASKED], run.generation.num_blocks)
-  texts = {block["id"]: block["text"] for block in found["blocks"]}
-  assert texts[name] == _EDITED
+  assert _EDITED in [block["text"] for block in found["blocks"]]
 
 
-def test_what_cannot_be_done_is_said(run, service):
-  for name in ("p0:77", "nobody:0", ""):
-    with pytest.raises(EditError, match=f"no block has the id '{name}'"):
-      service.explain(_ASKED, {name: "Ada."})
-  with pytest.raises(EditError, match="36 wordpieces"):
-    service.explain(_ASKED, {"p0:0": "Velt " * 36})
-  with pytest.raises(ExplanationError, match="has no words"):
-    service.explain("\u200b")
-
-
-def test_a_page_does_what_its_runs_have_been_trained_for(run, service):
-  assert service.about()["runs"].keys() == {QUESTION, SENTENCE}
-  services, runs = {}, {}
-  for stage, kind in (("OpenQa", QUESTION), ("Pretraining", SENTENCE)):
-    runs[kind] = dataclasses.replace(run, stage=stage)
-    services[kind] = Service(runs[kind], examples=[_ASKED])
-    about = services[kind].about()
-    assert about["runs"].keys() == {kind}
-    assert about["examples"] == ([_ASKED] if kind == QUESTION else [])
-  with pytest.raises(
-    RequestError, match=r"this page cannot fill in.*pre-training"
-  ):
-    services[QUESTION].explain(_SENTENCE)
-  with pytest.raises(RequestError, match=r"cannot answer questions.*open QA"):
-    services[SENTENCE].explain(_ASKED)
-  assert Service(runs[QUESTION], runs[SENTENCE]).runs == runs
+def test_a_page_does_what_its_run_has_been_trained_for(run):
+  of_questions = Service(dataclasses.replace(run, stage="OpenQa"))
+  assert of_questions.about()["runs"].keys() == {QUESTION}
+  with pytest.raises(RequestError, match=r"cannot fill in.*pre-training"):
+    of_questions.explain(_SENTENCE)
   retriever = dataclasses.replace(run, models=run.models._replace(reader=None))
   with pytest.raises(CheckpointError, match="has no reader"):
     Service(retriever)
 
 
 def test_the_command_serves_two_runs_until_sigterm(
-  world, recorded_run, service, tmp_path, monkeypatch, capsys, one_device
+  world, recorded_run, monkeypatch, capsys, one_device
 ):
   monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
   run, masked_run = recorded_run("open_qa"), recorded_run("pretrain")
-  candidates = "NUM_CANDIDATES = 6"
-  masked_gin = tmp_path / "masked.gin"
-  masked_gin.write_text(candidates)
   port, seen = free_port(), {}
-  texts = [_ASKED, _SENTENCE]
 
   def visit():
     try:
-      client.await_listener(port)
-      # It is answered once the runs have been loaded.
-      seen["about"] = client.request(port, "GET", "/api/about").fields
-      seen["told"] = [client.ask(port, text).fields for text in texts]
+      said = f"http://127.0.0.1:{port} "
+      wait_until(lambda: said in capsys.readouterr().out, what="an address")
+      seen["about"] = client.request(port, "GET", "/api/about").json()
+      for text in (_ASKED, _SENTENCE):
+        seen[text] = client.ask(port, text).json()
     finally:
       os.kill(os.getpid(), signal.SIGTERM)
 
@@ -230,9 +169,7 @@ def test_the_command_serves_two_runs_until_sigterm(
   before = signal.signal(signal.SIGTERM, fail)
   with flagsaver.flagsaver(
     model_dir=str(run),
-    gin_bindings=[candidates],
     masked_model_dir=str(masked_run),
-    masked_gin_file=[str(masked_gin)],
     example_questions=str(world.question_file),
     port=port,
   ):
@@ -240,22 +177,17 @@ def test_the_command_serves_two_runs_until_sigterm(
     serve.main(["serve"])
     visitor.join()
   signal.signal(signal.SIGTERM, before)
-  assert f"http://127.0.0.1:{port} " in capsys.readouterr().out
 
-  runs = seen["about"]["runs"]
-  assert {kind: run["model_dir"] for kind, run in runs.items()} == {
-    QUESTION: str(run),
-    SENTENCE: str(masked_run),
-  }
+  for kind, folder, text in (
+    (QUESTION, run, _ASKED),
+    (SENTENCE, masked_run, _SENTENCE),
+  ):
+    assert seen["about"]["runs"][kind]["model_dir"] == str(folder)
+    # Each is answered its own question.
+    assert seen[text]["text"] == text and seen[text]["answer"]
+    assert seen[text]["run"]["model_dir"] == str(folder)
   examples = seen["about"]["examples"]
   assert examples[0] == _ASKED and len(examples) == 4
-  # Each is answered its own question.
-  for text, told in zip(texts, seen["told"], strict=True):
-    wanted = service.explain(text)
-    assert (told["text"], told["answer"]) == (text, wanted["answer"])
-    assert told["log_likelihood"] == pytest.approx(
-      wanted["log_likelihood"], abs=1e-3
-    )
 
 
 @pytest.mark.skipif(
@@ -297,6 +229,8 @@ def _use(page, service):
   assert page.run("document.querySelectorAll('.block-text b').length") == 0
   page.click("#edit-list .restore")
   page.wait(lambda: page.text("#answer") == told["answer"], "it is restored")
+  page.click(".block .actions button")
+  page.wait(lambda: len(page.texts(".around")) == 2, "neighbours are shown")
 
   # A sentence, with the null block last.
   told = service.explain(_SENTENCE)
@@ -306,15 +240,3 @@ def _use(page, service):
   assert page.texts(".block .title")[-1] == "No passage"
   # The policy has kept nothing of the page from working.
   assert page.console == []
-
-  # What does not fit is refused in words, and is no edit.
-  page.click(".block .edit")
-  page.type(".block textarea", "Velt " * 50)
-  page.click(".block .editor .primary")
-  page.wait(lambda: "shorten it" in page.text("#error"), "it is refused")
-  assert page.text("#edits") == ""
-  address = page.run("location.href").partition("?")[0]
-  page.open(f"{address}?q={_ASKED}")
-  page.wait(lambda: page.text("#answer"), "what a link asks is answered")
-  page.click(".block .actions button")
-  page.wait(lambda: len(page.texts(".around")) == 2, "neighbours are shown")

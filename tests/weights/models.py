@@ -56,10 +56,8 @@ def copy(
   return directory
 
 
-def write_sentence_modules(
-  directory: Path, *, mode: str = "mean_tokens"
-) -> None:
-  """Writes what sentence-transformers adds."""
+def write_sentence_modules(directory: Path) -> None:
+  """Writes what sentence-transformers adds for the mean of tokens."""
   chain = {
     "": "Transformer",
     "1_Pooling": "Pooling",
@@ -72,7 +70,7 @@ def write_sentence_modules(
   modes = ("cls_token", "mean_tokens", "max_tokens")
   write_json(
     directory / "1_Pooling" / "config.json",
-    {f"pooling_mode_{name}": name == mode for name in modes},
+    {f"pooling_mode_{name}": name == "mean_tokens" for name in modes},
   )
 
 

@@ -17,28 +17,18 @@ from etils import epath
 from benchmarks import peer_processes
 from realm_jax.models.retriever import Retriever
 from realm_jax.weights.exporting import plan_export, write_export
-from realm_jax.weights.model import nested
 from realm_jax.weights.tables import RETRIEVER
 from tests.weights import models
 
 WORDS = models.vocabulary()
 # One layer, which compiles faster.
 _BERT = dataclasses.replace(models.BERT, num_layers=1)
-# What the library gets before a query and a title.
+# What the library gets before a query.
 PREFIX = "where was "
 RETRIEVERS = {
   # As released: BERT's pooler, a projection with LayerNorm, two towers here.
   "query_tower": Retriever(bert=_BERT, projection_size=4, shared_towers=False),
   "block_tower": Retriever(bert=_BERT, projection_size=4, shared_towers=False),
-  "cls_without_types": Retriever(
-    bert=_BERT,
-    pooling="cls",
-    projection_size=6,
-    normalize=True,
-    score_scale=20.0,
-    token_types=False,
-    block_prefix=tuple(WORDS.encode(PREFIX)),
-  ),
   "mean_of_one_text": Retriever(
     bert=_BERT,
     pooling="mean",
@@ -66,17 +56,11 @@ def tower_of(name: str) -> str | None:
 def texts(name: str) -> dict[str, list]:
   """Returns what the library is given, by what it is."""
   retriever = RETRIEVERS[name]
-  query = PREFIX if retriever.query_prefix else ""
-  block = PREFIX if retriever.block_prefix else ""
-  queries = [query + text for text in QUERIES]
-  pairs = [(block + title, body) for title, body in DOCUMENTS]
-  documents = pairs
+  prefix = PREFIX if retriever.query_prefix else ""
+  documents = [*DOCUMENTS]
   if not retriever.title_separator:
-    documents = [f"{title} {body}" for title, body in pairs]
-  given = {"query": queries, "block": documents}
-  if name == "cls_without_types":
-    # Only pairs have types.
-    del given["query"]
+    documents = [f"{title} {body}" for title, body in DOCUMENTS]
+  given = {"query": [prefix + text for text in QUERIES], "block": documents}
   tower = tower_of(name)
   return given if tower is None else {tower: given[tower]}
 
@@ -96,12 +80,8 @@ def token_ids(side: str) -> np.ndarray:
   return padded
 
 
-def params(name: str):
-  """Returns the parameters of a retriever, as a tree."""
-  return nested(_parameters(name))[RETRIEVER]
-
-
-def _parameters(name: str) -> dict[str, np.ndarray]:
+def parameters(name: str) -> dict[str, np.ndarray]:
+  """Returns the parameters of a retriever by path."""
   return models.parameters(RETRIEVERS[name], parts=(RETRIEVER,))
 
 
@@ -111,7 +91,7 @@ def export(name: str, directory) -> None:
   export = plan_export(model, to="sentence_transformers", tower=tower_of(name))
   directory.mkdir(parents=True, exist_ok=True)
   pieces = model.vocabulary.pieces
-  write_export(export, epath.Path(directory), _parameters(name), pieces)
+  write_export(export, epath.Path(directory), parameters(name), pieces)
 
 
 def main() -> None:

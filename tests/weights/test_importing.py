@@ -13,34 +13,20 @@ from realm_jax.storage.atomic import TargetError
 from realm_jax.weights import WeightsError
 from realm_jax.weights.model import gin_model
 from tests.integration.commands import FUNCTIONS
-from tests.weights import models, sentence_models
+from tests.weights import models
+
+_BERT = models.GOLDEN / "hf_bert" / "masked_lm"
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-  """BERT over the tiny world's vocabulary, with its head."""
-  folder = tmp_path_factory.mktemp("imported")
-  models.save(folder / "saved")
-  models.export(folder / "saved", folder / "bert", to="hf_bert")
-  return folder / "bert"
-
-
-# --- model.gin ------------------------------------------------------------
-
-
-@pytest.fixture
-def model(tmp_path):
-  """A model with little of the usual, and its file."""
-  retriever = sentence_models.RETRIEVERS["cls_without_types"]
-  reader = models.READER.clone(bert=retriever.bert, span_norm_eps=1e-2)
-  text = gin_model(retriever, reader, source="somewhere")
-  (tmp_path / "model.gin").write_text(text)
-  return retriever, reader, str(tmp_path / "model.gin")
-
-
-def test_its_gin_file_binds_the_same_modules_with_recipes_and_macros(model):
-  retriever, reader, file = model
-  function, recipes = FUNCTIONS["pretrain"], [file, "gin/runs/pretrain.gin"]
+def test_its_gin_file_binds_the_same_modules_with_recipes_and_macros(tmp_path):
+  retriever = models.RETRIEVER.clone(
+    pooling="cls", normalize=True, score_scale=20.0, block_prefix=(5, 6)
+  )
+  reader = models.READER.clone(span_norm_eps=1e-2)
+  file = tmp_path / "model.gin"
+  file.write_text(gin_model(retriever, reader, source="somewhere"))
+  function = FUNCTIONS["pretrain"]
+  recipes = [str(file), "gin/runs/pretrain.gin"]
   bindings = ["MODEL_DIR = ''", "CORPUS_DIR = ''"]
   with configuration.parsed(function, recipes, bindings):
     assert configuration.configured(Retriever)() == retriever
@@ -54,32 +40,26 @@ def test_its_gin_file_binds_the_same_modules_with_recipes_and_macros(model):
     assert configuration.configured(Reader)().joint_length == 33
 
 
-class _Hub(types.ModuleType):
-  """Stands for huggingface_hub, whose cache holds one model."""
-
-  def __init__(self, folder):
-    super().__init__("huggingface_hub")
-    self.folder, self.fetched = folder, []
-
-  def snapshot_download(self, name, *, allow_patterns):
-    if name != "lovelace/bert":
-      raise FileNotFoundError("it is in no cache, and the network is away")
-    self.fetched.append(allow_patterns)
-    return str(self.folder)
-
-
-def test_a_model_on_the_hub_is_fetched_by_its_name(bert, tmp_path, monkeypatch):
+def test_a_model_on_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   # A module of None cannot be imported.
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   with pytest.raises(WeightsError, match=r"pip install 'realm_jax\[hub\]'"):
     models.read("hf_bert", "lovelace/bert")
-  hub = _Hub(bert)
+  fetched = []
+
+  def snapshot_download(name, *, allow_patterns):
+    if name != "lovelace/bert":
+      raise FileNotFoundError("it is in no cache, and the network is away")
+    fetched.append(allow_patterns)
+    return str(_BERT)
+
+  hub = types.SimpleNamespace(snapshot_download=snapshot_download)
   monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
   with pytest.raises(WeightsError, match="network is away"):
     models.read("hf_bert", "lovelace/bort")
   found = models.read("hf_bert", "lovelace/bert", parts=["retriever"])
-  assert "pytorch_model.bin" not in hub.fetched
+  assert "pytorch_model.bin" not in fetched
   assert found.plan.name == "bert (hf_bert)"
 
 
@@ -90,16 +70,10 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(bert, tmp_path, monkeypatch):
   ("options", "word"),
   [
     ({"output_dir": "old/run"}, "checkpoints already"),
-    (
-      {"output_dir": "corpus/run", "corpus_dir": "corpus"},
-      "one directory, or one is in the other",
-    ),
     ({"corpus_dir": "old"}, "holds a corpus already"),
   ],
 )
-def test_an_output_that_is_in_the_way_leaves_nothing(
-  bert, tmp_path, options, word
-):
+def test_an_output_that_is_in_the_way_leaves_nothing(tmp_path, options, word):
   (tmp_path / "old" / "run" / "checkpoints").mkdir(parents=True)
   (tmp_path / "old" / "corpus.json").write_text("{}")
   options = {"output_dir": "run"} | options
@@ -107,7 +81,7 @@ def test_an_output_that_is_in_the_way_leaves_nothing(
     if name in options:
       options[name] = tmp_path / options[name]
   with pytest.raises((WeightsError, TargetError), match=word):
-    models.import_weights("hf_bert", bert, **options)
+    models.import_weights("hf_bert", _BERT, **options)
   assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
@@ -126,20 +100,20 @@ import_weights("hf_bert", sys.argv[1], sys.argv[2], parts=["retriever"])
 
 @pytest.mark.slow
 def test_a_killed_import_leaves_no_model_and_is_cleared_away(
-  bert, tmp_path, command_server
+  tmp_path, command_server
 ):
   target, log = tmp_path / "run", tmp_path / "log"
-  command = [sys.executable, "-c", _STUCK, bert, target]
+  command = [sys.executable, "-c", _STUCK, _BERT, target]
   with log.open("w") as file:
     child = command_server.start(command, stdout=file)
   try:
     wait_until(lambda: "writing\n" in log.read_text(), what="write")
     with pytest.raises(TargetError, match="another process"):
-      models.import_weights("hf_bert", bert, target)
+      models.import_weights("hf_bert", _BERT, target)
   finally:
     child.kill()
     child.wait()
   log.unlink()
   assert not target.exists()
-  models.import_weights("hf_bert", bert, target, parts=["retriever"])
+  models.import_weights("hf_bert", _BERT, target, parts=["retriever"])
   assert [p.name for p in tmp_path.iterdir()] == ["run"]

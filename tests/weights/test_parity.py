@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from benchmarks.agreement import comparison, imported_model, realm
+from realm_jax.corpus.store import Corpus
+from realm_jax.evaluation.answers import ask
+from realm_jax.evaluation.run import Run, RunConfig
 from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.plan import make_plan
+from tests.weights import models
 
 pytestmark = pytest.mark.slow
 
@@ -18,44 +22,20 @@ def _load(directory, **options):
   return imported_model.load(plan)
 
 
-def _pooled(expected, side, pooling):
-  """The vector that transformers' own hidden states give, [b, d]."""
-  hidden, is_token = expected[f"{side}_hidden"], expected[side] != 0
-  if pooling == "mean":
-    total = np.where(is_token[..., None], hidden, 0).sum(axis=1)
-    return total / is_token.sum(axis=1, keepdims=True)
-  return expected[f"{side}_pooled"]
-
-
-@pytest.fixture(scope="module")
-def golden(project_dir):
-  return project_dir / "tests" / "golden"
-
-
-@pytest.mark.parametrize(
-  ("folder", "pooling", "normalize"),
-  [
-    ("with_pooler", "pooler", False),
-    ("without_pooler", "mean", True),
-  ],
-)
-def test_vectors(golden, folder, pooling, normalize):
-  folder = golden / "hf_bert" / folder
-  model = _load(folder, pooling=pooling, normalize=normalize)
+def test_vectors():
+  folder = models.GOLDEN / "hf_bert" / "with_pooler"
+  model = _load(folder, pooling="pooler")
   expected = np.load(folder / "expected.npz")
   for side, ours in (
     ("query", model.query_vectors(expected["query"])),
     ("block", model.block_vectors(expected["block"])),
   ):
-    theirs = _pooled(expected, side, pooling)
-    if normalize:
-      theirs = theirs / np.linalg.norm(theirs, axis=-1, keepdims=True)
-    row = comparison.differences(side, ours, theirs)
+    row = comparison.differences(side, ours, expected[f"{side}_pooled"])
     assert row.passed, row
 
 
-def test_masked_words(golden):
-  folder = golden / "hf_bert" / "masked_lm"
+def test_masked_words():
+  folder = models.GOLDEN / "hf_bert" / "masked_lm"
   expected = np.load(folder / "expected.npz")
   query = expected["query"]
   ours = _load(folder).masked_lm_logits(
@@ -70,6 +50,50 @@ def test_masked_words(golden):
 @pytest.mark.parametrize(
   "compare", realm.COMPARISONS, ids=lambda compare: compare.__name__
 )
-def test_realm(golden, compare):
-  rows = compare(golden / "hf_realm")
+def test_realm(compare):
+  rows = compare(models.GOLDEN / "hf_realm")
   assert [row for row in rows if not row.passed] == []
+
+
+def test_open_qa_answers_from_its_imported_blocks(tmp_path):
+  folder = models.GOLDEN / "hf_realm" / "open_qa"
+  with np.load(folder / "expected.npz", allow_pickle=False) as arrays:
+    expected = dict(arrays)
+  corpus_dir = tmp_path / "corpus"
+  models.import_weights(
+    "hf_realm",
+    str(folder),
+    tmp_path / "run",
+    corpus_dir=corpus_dir,
+    index="exact",
+  )
+  retriever, reader = models.load(tmp_path / "run")
+  run = Run.load(
+    RunConfig(
+      model_dir=tmp_path / "run",
+      corpus_dir=corpus_dir,
+      retriever=retriever,
+      reader=reader,
+      query_length=expected["query"].shape[1],
+      block_length=Corpus.open(corpus_dir).block_length,
+      num_searched=expected["rows"].shape[1],
+      # In its config.json: reader_beam_size.
+      num_read=4,
+      rank_answers_by="best_span",
+    )
+  )
+  for i, question in enumerate(expected["question"]):
+    answer = ask(run, [str(question)])[0].answers[0]
+    row = int(expected["predicted_row"][i])
+    assert answer.block.row == row
+    _, first, width = expected["span"][i]
+    ranges = run.corpus.block(row).byte_ranges[first : first + width + 1]
+    start, limit = ranges[0, 0], ranges[-1, 1]
+    body = run.corpus.block(row).body.encode()
+    pieces = str(expected["prediction"][i]).replace("##", "").replace(" ", "")
+    assert pieces
+    assert body[start:limit].decode().lower().replace(" ", "") == pieces
+    # Theirs may begin or end inside a word; ours has the whole of it.
+    start = body.rfind(b" ", 0, start) + 1
+    limit += len(body[limit:].partition(b" ")[0])
+    assert answer.text == body[start:limit].decode()

@@ -40,11 +40,10 @@ def ids(words: str) -> list[int]:
   return [_PIECES.index(word) for word in words.split()]
 
 
-def write(path, records=RECORDS, *, num_blocks=6, titles=TITLES, **settings):
+def write(path, records=RECORDS, *, num_blocks=6):
   vectors = np.zeros((num_blocks, 2), np.float32)
-  texts = None if titles is None else iter(titles)
   released_blocks.write_corpus(
-    ReleasedBlocks(path, vectors, iter(records), texts, **settings),
+    ReleasedBlocks(path, vectors, iter(records), iter(TITLES)),
     vocabulary_of(tuple(_PIECES)),
   )
   return Corpus.open(path)
@@ -74,21 +73,12 @@ def test_a_row_is_a_record_whatever_is_in_it(tmp_path, monkeypatch):
   assert len(set(corpus.block_ids.tolist())) == len(RECORDS)
 
 
-@pytest.mark.parametrize(
-  ("settings", "word"),
-  [
-    ({"num_blocks": 5}, "fewer records or titles"),
-    ({"titles": [b"\xff", *TITLES[1:]]}, "0 is not UTF-8"),
-    ({"records": [*RECORDS[:5], b"ok \xff"]}, r"5 is not .* 3 of 4"),
-  ],
-)
-def test_what_does_not_agree_leaves_nothing(tmp_path, settings, word):
-  with pytest.raises(WeightsError, match=word):
-    write(tmp_path / "c", **settings)
+def test_what_does_not_agree_leaves_nothing(tmp_path):
+  with pytest.raises(WeightsError, match="fewer records or titles"):
+    write(tmp_path / "c", num_blocks=5)
+  with pytest.raises(WeightsError, match=r"5 is not .* 3 of 4"):
+    write(tmp_path / "c", [*RECORDS[:5], b"ok \xff"])
   assert list(tmp_path.iterdir()) == []
-
-
-# --- The generation -------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -98,18 +88,21 @@ def release(tmp_path_factory):
   return folder, *files.write_release(folder)
 
 
-def _import(folder, tmp_path, **options):
-  given = {
-    "corpus_dir": tmp_path / "corpus",
-    "block_records": folder / "blocks.tfr",
-    "index": "exact",
-  }
-  return import_weights("tf_realm", folder, tmp_path / "run", **given | options)
+def _import(folder, tmp_path):
+  return import_weights(
+    "tf_realm",
+    folder,
+    tmp_path / "run",
+    corpus_dir=tmp_path / "corpus",
+    block_records=folder / "blocks.tfr",
+    block_titles=folder / "titles.tfr",
+    index="exact",
+  )
 
 
 def test_blocks_and_vectors_become_a_corpus_and_generation_0(release, tmp_path):
   folder, vectors, texts = release
-  report = _import(folder, tmp_path, block_titles=folder / "titles.tfr")
+  report = _import(folder, tmp_path)
   assert "block vectors [30, 8]: published as generation 0" in report
   corpus = Corpus.open(tmp_path / "corpus")
   assert [corpus.block(row).body.encode() for row in range(30)] == texts

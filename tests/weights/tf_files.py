@@ -100,9 +100,9 @@ def save(prefix: Path, variables: Variables) -> Path:
   return prefix
 
 
-def write_pieces(path: Path, vocabulary: list[str] | None = None) -> None:
+def write_pieces(path: Path) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
-  lines = "\n".join(vocabulary or tiny_world.pieces()) + "\n"
+  lines = "\n".join(tiny_world.pieces()) + "\n"
   path.write_text(lines, encoding="utf-8")
 
 
@@ -137,17 +137,16 @@ def write_module(directory: Path, variables: Variables) -> Variables:
   return variables
 
 
-def write_records(path: Path, records: list[bytes], compression="") -> Path:
+def write_records(path: Path, records: list[bytes]) -> Path:
   path.parent.mkdir(parents=True, exist_ok=True)
+  compression = "GZIP" if path.suffix == ".gz" else ""
   with tf.io.TFRecordWriter(str(path), compression) as writer:
     for record in records:
       writer.write(record)
   return path
 
 
-def write_fine_tuned(
-  directory: Path, scope: str, norm="LayerNorm"
-) -> Variables:
+def write_fine_tuned(directory: Path, scope: str) -> Variables:
   """As open QA leaves a model; its vocabulary is with its modules."""
   span_head = {
     **_dense("reader/dense", HIDDEN, 2 * SPAN),
@@ -155,7 +154,7 @@ def write_fine_tuned(
     **_norm("reader/layer_normalization", SPAN),
   }
   variables = {
-    **embedder(scope, norm),
+    **embedder(scope),
     **bert("reader/module/", seed=1),
     **_random(span_head, 200),
   }
