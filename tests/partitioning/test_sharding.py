@@ -50,14 +50,6 @@ def test_widths_lie_over_model_and_hidden_sizes_over_fsdp():
       assert spec + (None,) * (leaf.ndim - len(spec)) == axes, path
 
 
-def test_every_axis_of_every_parameter_has_a_rule():
-  boxed = _boxed("pretraining")
-  boxes = jax.tree.leaves(boxed, is_leaf=lambda leaf: hasattr(leaf, "names"))
-  used = {name for box in boxes for name in getattr(box, "names", ()) if name}
-  assert used
-  assert used <= {name for name, _ in sharding.LOGICAL_AXIS_RULES}
-
-
 def test_a_batch_lies_over_data_and_fsdp():
   mesh = make_mesh(fsdp=2, model_parallelism=2)
   with pytest.raises(ValueError, match="BATCH_SIZE"):

@@ -210,21 +210,6 @@ def test_a_run_starts_from_others(store, tmp_path, start):
       start(fresh, **sources)
 
 
-def test_a_run_that_has_only_begun_is_held_to_its_start(store, tmp_path):
-  source = tmp_path / "source"
-  sources = CheckpointConfig(initial_checkpoint=source)
-  for shift in (1.0, 2.0):
-    # The second time another checkpoint, under the same name.
-    shutil.rmtree(source, ignore_errors=True)
-    with contextlib.closing(CheckpointStore(source)) as before:
-      _save(before, _state(shift=shift))
-    if shift == 1.0:
-      _save(store, *_restore(store, _state(), sources=sources))
-      _restore(store, _state(), sources=sources)
-  with pytest.raises(CheckpointError, match=f"remove {tmp_path}, or choose"):
-    _restore(store, _state(), sources=sources)
-
-
 def test_a_run_begins_with_the_newest_version_and_stays_with_it(
   world, tmp_path
 ):

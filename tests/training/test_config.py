@@ -13,7 +13,6 @@ from realm_jax.training.config import (
   TrainConfig,
 )
 from realm_jax.training.optimizer import OptimizerConfig
-from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.pretraining import Pretraining
 
 
@@ -70,12 +69,6 @@ KEPT = CheckpointConfig(save_every_steps=10, keep_checkpoints=2)
 def test_what_no_run_can_be_is_refused_with_the_setting(changes, named):
   with pytest.raises(ValueError, match=named):
     _config(**changes)
-
-
-def test_a_run_that_does_not_wait_or_has_no_index_has_no_lag_to_fit():
-  no_wait = dataclasses.replace(WAITS, wait_for_generations=False)
-  assert _config(refresh=no_wait, checkpoints=KEPT).refresh_every_steps == 10
-  _config(refresh=WAITS, checkpoints=KEPT, stage=InverseCloze())
 
 
 @pytest.mark.parametrize(

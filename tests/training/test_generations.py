@@ -227,19 +227,6 @@ def test_a_run_warns_of_a_stale_index_by_default(caplog, limit, warned):
   assert len(caplog.records) == bool(warned)
 
 
-@pytest.mark.parametrize("swaps", [True, False])
-def test_only_a_run_that_swaps_waits_for_a_fresher_generation(swaps):
-  schedule = _schedule(
-    ShelfWatcher([0, 100], loaded_at=3),
-    swap_generations=swaps,
-    max_staleness_steps=5,
-    on_stale="fail",
-  )
-  # Without refresh the first stays, however old it is.
-  step = 100 if swaps else 0
-  assert _used(schedule, (100, 101), 0) == [step, step]
-
-
 def test_what_crashes_as_it_is_loaded_is_searched_exactly(monkeypatch):
   def load(step, *, index=None):
     if index is None:
