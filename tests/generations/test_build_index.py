@@ -133,22 +133,6 @@ def test_a_partial_refresh_embeds_what_is_new_in_a_version(tmp_path):
   assert build(tmp_path, corpus, **settings) == []
 
 
-def test_queries_are_sentences_of_the_corpus(corpus):
-  builder = Builder(
-    generation_config(query_length=6, recall_queries=40), corpus
-  )
-  halves = builder.queries(jax.device_put(params_of(corpus, 0)))
-  queries = np.concatenate([half.token_ids for half in halves])
-  assert queries.shape == (40, 6)
-  sentences = {
-    tuple(block.body_token_ids[start:limit].tolist()[:4])
-    for block in map(corpus.block, range(corpus.num_blocks))
-    for start, limit in block.sentences
-  }
-  for cls, *words, sep in queries.tolist():
-    assert (cls, sep) == (2, 3) and tuple(words) in sentences
-
-
 def test_a_builder_goes_on_with_shards_of_one_that_was_killed(
   object_store, corpus, tmp_path, monkeypatch
 ):

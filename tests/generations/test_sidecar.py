@@ -61,11 +61,9 @@ def saved(tmp_path, corpus):
 @pytest.mark.parametrize(
   "settings, published",
   [
-    ({"once": True}, [1000]),
     ({"mode": "newest"}, [1000]),
     ({"mode": "every"}, [0, 500, 1000]),
     ({"mode": "every", "refresh_every_steps": 1000}, [0, 1000]),
-    ({"mode": "newest", "refresh_every_steps": 2000}, [0]),
     # Whoever asks for one generation gets the newest.
     ({"once": True, "refresh_every_steps": 2000}, [1000]),
   ],

@@ -75,7 +75,7 @@ def _generation(step, index, scale=1.0):
 
 
 class Schedule(GenerationSchedule):
-  """Generations by step, and one to fall back to."""
+  """Generations by step, and one in place of what crashes."""
 
   def __init__(self, generations, fallback=None):
     self._generations, self._after = generations, fallback
@@ -93,8 +93,6 @@ class Schedule(GenerationSchedule):
     return None
 
   def after_crash(self, error):
-    if self._after is None:
-      raise error
     self.current = self._after
     return self.current
 
