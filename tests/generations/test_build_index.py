@@ -1,7 +1,6 @@
 """`build_index`, from checkpoints to generations that a trainer loads."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from realm_jax.generations.vectors import Draft
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.generations.builds import (
-  StopAfterWaits,
   build,
   embed,
   generation_config,
@@ -58,18 +56,6 @@ def test_one_generation_holds_the_vectors_of_its_checkpoint(tmp_path, corpus):
     vectors, embed(corpus, params, tokens, "embed_queries")
   )
   assert generation.manifest.recall == {"8": 1.0}
-
-
-def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
-  tmp_path, corpus
-):
-  save(tmp_path, corpus, 500, 1000)
-  newest = tmp_path / "checkpoints" / "1000"
-  # A trainer removes the files first and the directory last.
-  shutil.rmtree(newest / "retriever")
-  actions = [lambda: None, lambda: shutil.rmtree(newest)]
-  stop = StopAfterWaits(9, actions=actions)
-  assert build(tmp_path, corpus, stop=stop) == [500]
 
 
 def test_another_builder_is_refused(tmp_path, corpus, generations_dir):
@@ -145,22 +131,6 @@ def test_a_partial_refresh_embeds_what_is_new_in_a_version(tmp_path):
   assert (partial["base"], partial["embedded_blocks"]) == (500, 1)
   assert np.sum(later == 0) == np.sum(steps == 0)
   assert build(tmp_path, corpus, **settings) == []
-
-
-def test_queries_are_sentences_of_the_corpus(corpus):
-  builder = Builder(
-    generation_config(query_length=6, recall_queries=40), corpus
-  )
-  halves = builder.queries(jax.device_put(params_of(corpus, 0)))
-  queries = np.concatenate([half.token_ids for half in halves])
-  assert queries.shape == (40, 6)
-  sentences = {
-    tuple(block.body_token_ids[start:limit].tolist()[:4])
-    for block in map(corpus.block, range(corpus.num_blocks))
-    for start, limit in block.sentences
-  }
-  for cls, *words, sep in queries.tolist():
-    assert (cls, sep) == (2, 3) and tuple(words) in sentences
 
 
 def test_a_builder_goes_on_with_shards_of_one_that_was_killed(

@@ -52,10 +52,8 @@ def test_what_is_published_comes_back_whole(generations_dir, corpus, dtype):
 @pytest.mark.parametrize(
   "changes, message",
   [
-    ({"format_version": 1}, "format version 1, and this program reads 2"),
     ({"corpus_fingerprint": "0" * 64}, "of another corpus"),
     ({"num_blocks": 151}, "150 rows for 151 blocks"),
-    ({"colour": "red"}, "colour"),
     ({"folder": "../.."}, "leads outside"),
     ({"index_kind": "psychic"}, "no index is called 'psychic'"),
     ({"dim": DIM + 1}, "its manifest says"),
@@ -87,22 +85,6 @@ def test_a_vector_that_is_not_finite_is_refused(generations_dir, corpus):
   vectors[102, 1] = np.nan
   with pytest.raises(GenerationError, match="vector of block 102"):
     publish_one(generations_dir, corpus, 500, vectors=vectors)
-
-
-def test_vectors_that_are_not_needed_are_verified_when_they_are_read(
-  generations_dir, corpus
-):
-  publish_one(generations_dir, corpus, 500)
-  flip(files_of(generations_dir, 500) / "embeddings-00001-of-00003.npy")
-  generation = load_generation(
-    *(generations_dir, 500),
-    corpus=corpus,
-    index=RandomConfig(),
-    reads_vectors=False,
-  )
-  assert np.isfinite(generation.vectors(np.array([0, 149]))).all()
-  with pytest.raises(DamagedGenerationError):
-    generation.vectors(np.array([60]))
 
 
 # --- With every kind of file, cut, flipped and removed anywhere -------------

@@ -4,8 +4,6 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.generations.refresh import (
@@ -77,38 +75,6 @@ def test_of_rows_of_one_age_a_random_part_is_chosen():
   some, others = (_chosen(ages=[5] * 12, step=step) for step in (30, 31))
   assert len(some) == len(others) == 4
   assert some != others
-
-
-@settings(max_examples=30)
-@given(
-  num_blocks=st.integers(30, 80),
-  fraction=st.floats(0.2, 0.8),
-  generations=st.floats(1.5, 4.0),
-  seed=st.integers(0, 99),
-)
-def test_over_many_generations_no_vector_grows_too_old_for_the_same_cost(
-  num_blocks, fraction, generations, seed
-):
-  rng = np.random.default_rng(seed)
-  interval = 10
-  costs = rng.integers(8, 17, num_blocks)
-  bound = round(generations / fraction * interval)
-  ages = np.zeros(num_blocks, int)
-  for generation in range(30):
-    ages += interval
-    rows = _chosen(
-      ages=ages,
-      step=1000 + generation * interval,
-      costs=costs,
-      fraction=fraction,
-      max_age_steps=bound,
-    )
-    ages[rows] = 0
-    assert ages.max() <= bound
-    # Overdue rows exceed the budget by at most the rows that did not fit in the
-    # generations before, one in each.
-    rounding = bound // interval * costs.max()
-    assert costs[rows].sum() <= fraction * costs.sum() + rounding
 
 
 def test_only_a_sound_generation_of_the_model_has_known_vectors(

@@ -61,11 +61,9 @@ def saved(tmp_path, corpus):
 @pytest.mark.parametrize(
   "settings, published",
   [
-    ({"once": True}, [1000]),
     ({"mode": "newest"}, [1000]),
     ({"mode": "every"}, [0, 500, 1000]),
     ({"mode": "every", "refresh_every_steps": 1000}, [0, 1000]),
-    ({"mode": "newest", "refresh_every_steps": 2000}, [0]),
     # Whoever asks for one generation gets the newest.
     ({"once": True, "refresh_every_steps": 2000}, [1000]),
   ],
@@ -182,12 +180,6 @@ def test_reported_damage_is_repaired(run, saved, tmp_path):
 
   built, _ = run(stop=StopAfterWaits(2, actions=[damage]))
   assert built == [0, 0]
-
-
-def test_a_checkpoint_that_will_not_come_is_an_error(run, saved):
-  saved(500, 1000)
-  with pytest.raises(CheckpointError, match=r"step 700.*\[500, 1000\]"):
-    run(checkpoint_step=700)
 
 
 def test_the_generation_that_the_newest_checkpoint_uses_comes_first(run, saved):

@@ -217,18 +217,6 @@ def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, what):
   assert draft.verified()[1] == records
 
 
-def test_half_an_index_goes_and_a_whole_one_is_recorded(tmp_path):
-  draft = _draft(tmp_path)
-  _embed(draft, range(5))
-  (tmp_path / "00000500" / "abc" / "scann").mkdir()
-  root = draft.verified()[0].root
-  assert not (root / "scann").exists()
-  (root / "scann" / "below").mkdir(parents=True)
-  (root / "scann" / "below" / "leaves").write_text("whole")
-  recorded = [file.path for file in draft.record_others(root)]
-  assert recorded == ["scann/below/leaves"]
-
-
 @pytest.mark.slow
 def test_the_command(tmp_path, corpus, command_server):
   generations_dir = tmp_path / "generations"

@@ -105,19 +105,6 @@ def test_a_damaged_generation_is_refused_once_and_used_when_made_again(
   assert watcher.wait_for(500, timeout=10.0).manifest.embed_seconds == 9.0
 
 
-def test_what_was_read_wrongly_is_read_again(
-  watch, generations_dir, corpus, monkeypatch
-):
-  monkeypatch.setattr("realm_jax.generations.watcher._RETRY_SECONDS", 0.2)
-  publish_one(generations_dir, corpus, 500)
-  attempts = []
-  watcher = watch([GenerationError("read wrongly")], attempts)
-  with pytest.raises(GenerationError, match="read wrongly"):
-    watcher.wait_for(500, timeout=20.0)
-  until(lambda: watcher.request(500))
-  assert attempts == [500, 500]
-
-
 def test_next_loads_the_one_after_the_one_in_use(
   watch, generations_dir, corpus
 ):

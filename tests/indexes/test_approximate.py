@@ -5,7 +5,6 @@ import json
 import sys
 from unittest import mock
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,12 +16,9 @@ from realm_jax.indexes.protocol import (
   LibraryError,
   RecallError,
 )
-from realm_jax.indexes.scann import trees
 from realm_jax.indexes.scann.config import ScannConfig, default_leaves
 from realm_jax.indexes.scann.training import (
   assign,
-  encode,
-  train_codebooks,
   train_leaves,
 )
 from tests.indexes.clustered import (
@@ -109,18 +105,6 @@ def test_an_index_below_its_target_is_refused_unless_it_may_be():
   assert allowed.build(_blocks(config), _OPTIONS).report["recall"] < 0.999
 
 
-def test_where_formats_are_unknown_scanns_own_builder_meets_the_target(
-  monkeypatch,
-):
-  # Another version of ScaNN may not read what we write.
-  monkeypatch.setattr(trees, "FORMATS_VERSION", "0.0.0")
-  monkeypatch.setattr(trees, "write", None)
-  config = ScannConfig(brute_force_below=0, num_leaves=64)
-  blocks = _blocks(config)
-  found = config.build(blocks, _OPTIONS).search(_QUERIES, 8)
-  check_found(found, _QUERIES, blocks.vectors, min_recall=0.95, tolerance=1e-2)
-
-
 def test_a_missing_library_is_named(monkeypatch):
   module = "scann.scann_ops.py.scann_ops_pybind"
   monkeypatch.setitem(sys.modules, module, None)
@@ -160,30 +144,3 @@ def test_every_group_gets_a_leaf_of_its_own():
   nearest = np.square(groups[:, None] - centroids).sum(axis=2).min(axis=1)
   assert nearest.max() < 0.5
   assert _distortion(vectors, centroids) < 1.02 * 0.49 * 32
-
-
-@pytest.mark.parametrize(
-  ("count", "num_leaves"), [(7, 1), (300, 64), (300, 130)]
-)
-def test_each_vector_goes_to_the_nearest_centroid(count, num_leaves):
-  vectors, centroids = clustered(count, 1), clustered(num_leaves, 2)
-  distances = np.square(vectors[:, None] - centroids).sum(axis=2)
-  lengths = (
-    np.linalg.norm(vectors, axis=1) * np.linalg.norm(centroids, axis=1).max()
-  )
-  chosen = distances[np.arange(count), assign(vectors, centroids)]
-  more = chosen - distances.min(axis=1)
-  # bfloat16 cannot tell all of them apart.
-  assert (more <= 2**-7 * lengths).all() and np.mean(more > 0) < 0.05
-
-
-def test_codebooks_are_as_good_as_sixteen_centroids_can_be():
-  rng = np.random.default_rng(0)
-  residuals = rng.standard_normal((3_000, 8)).astype(np.float32)
-  codebooks = train_codebooks(residuals, dims_per_code=2)
-  codes = encode(jnp.asarray(residuals), codebooks)
-  pieces = residuals.reshape(-1, 4, 1, 2)
-  distances = np.square(pieces - np.asarray(codebooks)).sum(axis=3)
-  np.testing.assert_array_equal(codes, distances.argmin(axis=2))
-  # The best 16 centroids of a normal in the plane leave 0.11 of a dimension.
-  assert distances.min(axis=2).mean() / 2 < 0.125

@@ -143,20 +143,6 @@ def test_a_query_that_is_not_a_number_still_gets_rows():
   np.testing.assert_array_equal(found.rows[1:], rows)
 
 
-def test_devices_hold_the_only_copy_of_the_vectors(monkeypatch):
-  pad, addresses = exact._padded, set()
-
-  def padded(*arguments):
-    copy = pad(*arguments)
-    addresses.add(copy.ctypes.data)
-    return copy
-
-  monkeypatch.setattr(exact, "_padded", padded)
-  index = exact.ExactIndex(_whole_numbers((900, 5), seed=5), mesh=make_mesh())
-  shards = index.vectors.addressable_shards
-  assert {s.data.unsafe_buffer_pointer() for s in shards} == addresses
-
-
 def test_a_miss_in_k_costs_a_kth():
   rng = np.random.default_rng(7)
   vectors, queries = rng.standard_normal((2, 150, 8)).astype(np.float32)

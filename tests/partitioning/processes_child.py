@@ -15,12 +15,6 @@ from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.processes import ProcessesError
 
 
-@dataclasses.dataclass
-class _Config:
-  corpus_dir: str
-  batch_size: int
-
-
 def _agree(index: int) -> None:
   """Prints what a process sees of agreements, the last of which fails."""
   stop = Agreement("end").stop_event(threading.Event())
@@ -34,7 +28,8 @@ def _agree(index: int) -> None:
     "own": agreement.on_all_processes("own", lambda: index),
     "errors": [],
   }
-  config = _Config(f"/host{index}", batch_size=8 * (index + 1))
+  kind = dataclasses.make_dataclass("Config", ["corpus_dir", "batch_size"])
+  config = kind(f"/host{index}", batch_size=8 * (index + 1))
   for attempt in (
     lambda: agreement.on_process_0("file", _fail, (OSError,)),
     lambda: agreement.on_all_processes(

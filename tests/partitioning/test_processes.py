@@ -12,9 +12,8 @@ pytestmark = pytest.mark.slow
 
 
 def _command(address, index, *, timeout_seconds):
-  module = "tests.partitioning.processes_child"
-  words = address, index, timeout_seconds
-  return [sys.executable, "-m", module, *map(str, words)]
+  command = [sys.executable, "-m", "tests.partitioning.processes_child"]
+  return [*command, address, str(index), str(timeout_seconds)]
 
 
 def test_all_read_what_process_0_decides(command_server, tmp_path):

@@ -26,8 +26,6 @@ def test_a_full_disk_and_a_full_quota_are_explained(code):
     explain_full_disk("/disk/run", advice="keep fewer"),
   ):
     raise OSError(code, os.strerror(code))
-  with pytest.raises(PermissionError), explain_full_disk("/disk/run"):
-    raise PermissionError(errno.EACCES, "denied")
 
 
 def test_what_a_killed_process_left_goes_and_what_is_used_does_not(

@@ -13,7 +13,6 @@ from realm_jax.training.config import (
   TrainConfig,
 )
 from realm_jax.training.optimizer import OptimizerConfig
-from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.pretraining import Pretraining
 
 
@@ -48,21 +47,7 @@ KEPT = CheckpointConfig(save_every_steps=10, keep_checkpoints=2)
       {"stage": Pretraining(drop_source=False), "retrieve_on_device": True},
       "RETRIEVE_ON_DEVICE",
     ),
-    (
-      {
-        "stage": Pretraining(freeze_reader=True),
-        "optimizer": OptimizerConfig(1e-3, freeze_retriever_steps=5),
-      },
-      "FREEZE_READER.* 5 steps.*FREEZE_RETRIEVER_STEPS = 0",
-    ),
     ({"refresh": ROLLING}, "BLOCKS_PER_STEP=8.*RETRIEVE_ON_DEVICE = True"),
-    (
-      {
-        "refresh": dataclasses.replace(ROLLING, wait_for_generations=True),
-        "retrieve_on_device": True,
-      },
-      "WAIT_FOR_GENERATIONS = False",
-    ),
     ({"refresh": WAITS, "checkpoints": KEPT}, "lag_steps=30.*LAG_STEPS"),
     ({"refresh": RARE, "checkpoints": KEPT}, "EVERY_STEPS=15 .*=10"),
   ],
@@ -72,21 +57,12 @@ def test_what_no_run_can_be_is_refused_with_the_setting(changes, named):
     _config(**changes)
 
 
-def test_a_run_that_does_not_wait_or_has_no_index_has_no_lag_to_fit():
-  no_wait = dataclasses.replace(WAITS, wait_for_generations=False)
-  assert _config(refresh=no_wait, checkpoints=KEPT).refresh_every_steps == 10
-  _config(refresh=WAITS, checkpoints=KEPT, stage=InverseCloze())
-
-
 @pytest.mark.parametrize(
   ("settings", "named"),
   [
-    ({"target_temperature": 2.0}, "'marginal'.*TARGET_TEMPERATURE.*OBJECTIVE"),
     ({"objective": "leave_one_out", "num_candidates": 1}, "NUM_CANDIDATES=1"),
     ({"freeze_reader": True, "span_weight": 1.0}, "SPAN_WEIGHT.*FREEZE_READER"),
     ({"objective": "jsa", "read_gold": True}, "draws candidates.*READ_GOLD"),
-    ({"objective": "jsa", "burn_in": 7}, "learns from none.*BURN_IN"),
-    ({"burn_in": 1}, "'marginal' has no chain.*BURN_IN"),
   ],
 )
 def test_objectives_that_cannot_be_are_refused(settings, named):

@@ -9,11 +9,7 @@ import numpy as np
 from realm_jax.models.sequences import PaddedSequences
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_rows import (
-  Candidates,
-  RowLayout,
-  distinct_blocks,
-)
+from realm_jax.training.encoder_rows import RowLayout
 from realm_jax.training.row_counts import choose_row_counts
 from realm_jax.training.stages.stage import ExampleArrays
 from tests.generations.conftest import make_corpus
@@ -53,18 +49,6 @@ def test_the_first_rows_that_hold_the_sequences_of_all_devices():
     placed = sharding.to_devices(batch._replace(query=query), mesh)
     with jax.set_mesh(mesh):
       assert taken(placed) == expected, number
-
-
-def test_each_distinct_block_is_embedded_once():
-  candidates = tiny.batch("pretraining").candidates
-  tokens, numbers = candidates.tokens.copy(), candidates.numbers.copy()
-  tokens[:, 0], numbers[:, 0] = tokens[0, 0], numbers[0, 0]
-  find = jax.jit(functools.partial(distinct_blocks, tiny.models()[0]))
-  rows, index = find(Candidates(tokens, numbers))
-  flat = tokens.reshape(-1, tokens.shape[-1])
-  np.testing.assert_array_equal(rows.token_ids[index[0]], flat)
-  np.testing.assert_array_equal(rows.numbers[index[0]], numbers.reshape(-1))
-  assert rows.token_ids.any(axis=1).sum() == len(np.unique(flat, axis=0))
 
 
 def test_row_counts_follow_from_the_corpus(tmp_path):

@@ -142,11 +142,6 @@ def test_the_next_batch_is_prefetched_before_a_step_is_dispatched():
   assert (result.step, result.preempted) == (3, False)
 
 
-def test_checkpoints_are_saved_when_due_and_at_the_end():
-  events, _ = _run(num_steps=5, every=2)
-  assert _saved(events) == [(2, 20), (4, 40), (5, 50)]
-
-
 def test_a_preempted_run_saves_after_its_step_and_ends():
   events, result = _run(every=100, preempted_at=2)
   assert _saved(events) == [(3, 30)]

@@ -51,21 +51,6 @@ def test_rows_after_the_checkpoint_that_is_resumed_are_dropped(model_dir):
   assert origins(model_dir) == {1: 0}
 
 
-def test_a_run_goes_on_on_a_disk_and_back(object_store, tmp_path):
-  remote = epath.Path(object_store.path("metric_rows/moved"))
-  run(remote, 0, 2, 4)
-  (tmp_path / "metrics").mkdir()
-  for path in (remote / "metrics").iterdir():
-    path.copy(tmp_path / "metrics" / path.name)
-  run(tmp_path, 3, 6)
-  assert origins(tmp_path) == {1: 0, 2: 0, 3: 0, 4: 3, 5: 3, 6: 3}
-  remote.rmtree()
-  for path in tmp_path.rglob("*.jsonl"):
-    epath.Path(path).copy(remote / path.relative_to(tmp_path))
-  run(remote, 5, 7)
-  assert origins(remote) == {1: 0, 2: 0, 3: 0, 4: 3, 5: 3, 6: 5, 7: 5}
-
-
 def test_a_row_that_was_cut_ends_the_rows(tmp_path):
   whole = json.dumps({"step": 1, "from": 0, "loss": 1.0})
   (tmp_path / "metrics.jsonl").write_text(f'{whole}\n{{"step": 2, "lo')

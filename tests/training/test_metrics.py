@@ -96,21 +96,6 @@ def test_metrics_of_a_full_disk_are_written_once_there_is_space(
   assert losses == list(range(1, 101))
 
 
-def test_a_store_has_rows_and_events_once_they_are_flushed(object_store):
-  model_dir = object_store.path("metrics/run")
-  log = _open(model_dir)
-  for step in range(1, 7):
-    log.push(step, _metrics(1.0), {})
-    if step == 3:
-      assert object_store.names("metrics/run") == []
-      log.flush()
-      assert [row["step"] for row in read_rows(model_dir)] == [1, 2, 3]
-  log.close()
-  names = object_store.names("metrics/run")
-  assert sum("/events.out.tfevents." in name for name in names) == 2
-  assert len(read_rows(model_dir)) == 4
-
-
 @pytest.mark.parametrize("falling", ["recall", "candidate_entropy"])
 def test_a_collapse_is_named_before_it_is_complete(tmp_path, caplog, falling):
   rng = np.random.default_rng(0)

@@ -29,13 +29,10 @@ _FROZEN = {"freeze_retriever_steps": 600, "retriever_rate_scale": 0.5}
     ({}, 99, 0.99),
     # Warm-up lies on top of a decay that is counted from step 0.
     ({}, 100, 0.9),
-    ({}, 500, 0.5),
     ({}, 1000, 0.0),
-    ({}, 1200, 0.0),
     ({"retriever_rate_scale": 0.5}, 50, 0.25),
     ({"retriever_rate_scale": 0.5}, 500, 0.25),
     # A retriever that was frozen has a warm-up of its own.
-    (_FROZEN, 599, 0.0),
     (_FROZEN, 600, 0.0),
     (_FROZEN, 650, 0.35 / 4),
     (_FROZEN, 700, 0.3 / 2),

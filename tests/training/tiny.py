@@ -26,7 +26,7 @@ from realm_jax.training.stages.inverse_cloze import (
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
-from realm_jax.training.stages.stage import Models
+from realm_jax.training.stages.stage import Encoders, Models
 from realm_jax.training.step import TrainState
 
 SEP, CLS, VOCABULARY = 3, 2, 40
@@ -97,7 +97,7 @@ def state(stage, optimizer, mesh):
   zeros = jax.tree.map(
     lambda leaf: np.zeros(leaf.shape, leaf.dtype), nn.unbox(shapes)
   )
-  values = zeros._replace(params=_draw(nn.unbox(shapes.params)))
+  values = zeros._replace(params=parameters(stage))
   shardings = parameter_shardings(shapes, mesh, sharding.LOGICAL_AXIS_RULES)
   return jax.device_put(values, shardings), shardings
 
@@ -105,10 +105,6 @@ def state(stage, optimizer, mesh):
 def parameters(stage):
   """Parameters by component, with values drawn by numpy: nothing compiles."""
   shapes = jax.eval_shape(functools.partial(init, stage), jax.random.key(0))
-  return _draw(nn.unbox(shapes))
-
-
-def _draw(shapes):
   rng = np.random.default_rng(0)
 
   def draw(path, leaf):
@@ -116,7 +112,7 @@ def _draw(shapes):
     center = 1.0 if getattr(path[-1], "key", None) == "scale" else 0.0
     return rng.normal(center, 0.3, leaf.shape).astype(np.float32)
 
-  return jax.tree_util.tree_map_with_path(draw, shapes)
+  return jax.tree_util.tree_map_with_path(draw, nn.unbox(shapes))
 
 
 def functions(stage, *, dropout_rate):
@@ -126,20 +122,22 @@ def functions(stage, *, dropout_rate):
   return {"rows_of": rows_of, "loss": loss}
 
 
-def on_rows(rows_of, batch, compute):
-  """What a function computes of a batch's rows, one for each sequence."""
+def weighted(params, batch, *, reader_key=None, **settings):
+  """What pre-training with other settings makes of a batch.
+
+  With a key, the reader drops half of what is hidden.
+  """
+  stage = dataclasses.replace(OF_STAGE["pretraining"], **settings)
+  of_dropout = {} if reader_key is None else {"reader": reader_key}
+  made = models(dropout_rate=0.5 if of_dropout else 0.0)
+  encoders = Encoders(made, params, of_dropout)
   numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
   layout = RowLayout(make_mesh(devices=jax.devices()[:1]))
   return layout.with_rows(
-    lambda numbered: rows_of(*numbered), (batch, numbers), compute
+    lambda numbered: stage.rows(made, *numbered),
+    (batch, numbers),
+    lambda rows: stage.loss(encoders, batch, rows),
   )
-
-
-def weighted(stage, params, batch, **settings):
-  """The loss and the metrics of a batch, by a stage with other settings."""
-  made = dataclasses.replace(OF_STAGE[stage], **settings)
-  rows_of, loss = made.functions(models())
-  return on_rows(rows_of, batch, lambda rows: loss(params, batch, rows, None))
 
 
 def batch(stage):

@@ -15,7 +15,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
-from realm_jax.training.stages.stage import Encoders, StageContext
+from realm_jax.training.stages.stage import StageContext
 from tests.training import tiny
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . alps rhine nile snow ships flow"
@@ -71,15 +71,9 @@ _READS_GOLD = {"drop_source": False, "read_gold": True}
     ({}, [1, 2, 3, 0], ["", "nile flow", "alps snow"]),
     # The null block takes the place of copies that are not spare.
     ({}, [1, 2, 3], ["", "nile flow", ""]),
-    (
-      {"null_block": False},
-      [1, 2, 3, 0, 2],
-      ["nile flow", "alps snow", "nile flow"],
-    ),
     (_READS_SOURCE, [1, 2, 3], ["", "rhine ships", "nile flow"]),
     # Those with the masked word, `rhine`, are read first.
     (_READS_GOLD, [2, 0, 3, 1], ["", "rhine ships", "rhine ships"]),
-    (_READS_GOLD, [0, 2], ["", "alps snow", "nile flow"]),
   ],
 )
 def test_which_blocks_are_candidates(corpora, settings, rows, bodies):
@@ -127,21 +121,13 @@ def test_what_a_posterior_searches_for_and_what_can_be_drawn(corpora):
   )
 
 
-# Candidates that are retrieved, the source, and spare blocks for its copies.
-@pytest.mark.parametrize(
-  ("stage", "needed", "spare"),
-  [
-    (Pretraining(8, num_spare=3), 7 + 1, 3),
-    (Pretraining(8, num_spare=3, null_block=False), 8 + 1, 3),
-    (Pretraining(8, num_spare=3, drop_source=False), 7, 0),
-    (InverseCloze(num_hard_negatives=4), 4 + 1, 2),
-  ],
-)
-def test_what_is_searched_for_is_what_is_kept_or_dropped(stage, needed, spare):
-  assert stage.num_searched(100) == needed + spare
-  assert stage.num_searched(needed) == needed
-  with pytest.raises(ValueError, match=f"needs {needed} blocks.*lower NUM_"):
-    stage.num_searched(needed - 1)
+def test_what_is_searched_for_is_what_is_kept_or_dropped():
+  stage = Pretraining(8, num_spare=3)
+  # Candidates that are retrieved, the source, and spare blocks for its copies.
+  assert stage.num_searched(100) == 7 + 1 + 3
+  assert stage.num_searched(8) == 8
+  with pytest.raises(ValueError, match=r"needs 8 blocks.*lower NUM_"):
+    stage.num_searched(7)
 
 
 def test_hard_negatives_are_not_the_source(corpora):
@@ -161,22 +147,19 @@ def test_hard_negatives_are_not_the_source(corpora):
 @pytest.mark.slow
 def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
   batch = tiny.batch("pretraining")
-  models = tiny.models(dropout_rate=0.5)
 
   @functools.partial(jax.jit, static_argnames="freeze")
   def run(params, key, freeze):
     """The loss of a retriever that does not drop, and the reader's gradient."""
-    stage = Pretraining(
-      tiny.CANDIDATES, objective="perplexity", freeze_reader=freeze
-    )
 
     def loss(params):
-      def of_rows(rows):
-        encoders = Encoders(models, params, {"reader": key})
-        return stage.loss(encoders, batch, rows)
-
-      rows_of = functools.partial(stage.rows, models)
-      found = tiny.on_rows(rows_of, batch, of_rows)
+      found = tiny.weighted(
+        params,
+        batch,
+        reader_key=key,
+        objective="perplexity",
+        freeze_reader=freeze,
+      )
       return found.loss.mean, found.means()
 
     gradient, means = jax.grad(loss, has_aux=True)(params)
