@@ -88,8 +88,11 @@ def measure_bm25(folder: Path) -> dict[str, Any]:
   return summarize(lines) | {"num_blocks": corpus.num_blocks}
 
 
-def measure_model(folder: Path, model_dir: Path) -> dict[str, Any]:
-  """Returns the figures of a retriever over a folder's corpus."""
+def measure_model(folder: Path, model_dir: Path) -> dict[str, Any] | None:
+  """Returns the figures of a retriever over a folder's corpus.
+
+  None if a command refuses it, as where the vocabulary lacks the script.
+  """
   corpus = _corpus(folder, "dense", str(model_dir / "vocab.txt"))
   generations, output_dir = folder / "generations", folder / model_dir.name
   own = {"GENERATIONS_DIR": generations, "INDEX": Macro("EXACT")}
@@ -104,7 +107,8 @@ def measure_model(folder: Path, model_dir: Path) -> dict[str, Any]:
     gin_command("build_index", (), "--once", *flags_of_run, **own),
     gin_command("evaluate", [_RECIPE], *flags_of_run, **evaluated),
   ):
-    subprocess.run(command, check=True)
+    if subprocess.run(command, check=False).returncode:
+      return None
   return json.loads((output_dir / METRICS).read_text())
 
 
@@ -124,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     result[language] = {"BM25": measure_bm25(folder)}
     if given.model_dir is not None:
       name = given.model_dir.name
-      result[language][name] = measure_model(folder, given.model_dir)
+      if figures := measure_model(folder, given.model_dir):
+        result[language][name] = figures
   rows = [
     [language, system, *(figures[name] for name in _SHOWN)]
     for language, systems in result.items()

@@ -7,8 +7,8 @@
 Table 3 of the paper for any sentence: the candidates, their shares of p(y|x)
 and r(z), by which a gradient would reward them, beside p(y|null,x) and the best
 fillings. Of a question, the blocks that its answer comes from. Without a text
-it reads texts from the terminal or from the standard input. docs/evaluation.md
-explains the figures.
+it reads texts from the terminal or from the standard input. docs/concepts.md
+explains the symbols.
 
 The configuration is the one that the run keeps, over gin/runs/explain.gin, or
 that of gin files. Of several processes, process 0 does this on its own devices.

@@ -6,7 +6,7 @@
     run.ask("who wrote Northern Lights?").text
 
 `load` reads the configuration that the run keeps. It parses no flags, and
-leaves gin as it was. docs/evaluation.md shows all of it.
+leaves gin as it was. docs/evaluation.md has examples.
 """
 
 import dataclasses

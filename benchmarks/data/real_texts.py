@@ -1,4 +1,4 @@
-"""Readers of five public data sets, which `benchmarks/README.md` lists.
+"""Readers of six public data sets, which `benchmarks/README.md` lists.
 
 Each raises FileNotFoundError if the folder of texts lacks a file.
 """

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   if given.dark:
     options.append("--force-dark-mode")
   with (
-    tempfile.TemporaryDirectory() as profile,
+    tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
     browser.opened(Path(profile), *options) as page,
   ):
     page.open(given.url)
