@@ -189,6 +189,8 @@ def _figures(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the soak test; returns 1 if anything went wrong."""
   given = flags.parse(__doc__, argv, faults=200, storage="disk", seed=0)
+  if given.storage not in ("disk", "bucket"):
+    sys.exit(f"--storage={given.storage}; want disk or bucket")
   # The jobs are ended on the way out.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated by SIGTERM"))
   folder = Path(tempfile.mkdtemp(prefix="realm_soak_"))

@@ -229,7 +229,11 @@ def plan(
   for name in _MODULES:
     if _of_job(given, name, "gin_file"):
       jobs.append(_job(name, given, bindings[name], environment[name]))
-    elif bindings[name] or (name == "evaluator" and given.evaluator_follow):
+    elif (
+      bindings[name]
+      or (name == "evaluator" and given.evaluator_follow)
+      or any(_of_job(given, name, flag) for flag in ("processes", "tpu"))
+    ):
       raise LaunchError(
         f"the {name} has settings, but does not run without gin files; pass "
         f"--{name}_gin_file too"
@@ -243,12 +247,17 @@ def _of_job(given: flags.FlagValues, job: str, flag: str) -> Any:
 
 def _require_flags_of_executor(given: flags.FlagValues) -> None:
   executor = given.executor
-  unfit = "tpu" if executor == "local" else "simulated_devices"
-  if given[unfit].value is not None:
-    raise LaunchError(
-      f"--{unfit} does not fit --executor={executor}: TPU slices are for gke "
-      "and cloud, and simulated devices for this machine"
-    )
+  if executor == "local":
+    unfit = [_flag_of(job, "tpu") for job in _MODULES]
+  else:
+    unfit = [_flag_of(job, "processes") for job in _MODULES]
+    unfit.append("simulated_devices")
+  for flag in unfit:
+    if given[flag].value is not None:
+      raise LaunchError(
+        f"--{flag} does not fit --executor={executor}: TPU slices are for gke "
+        "and cloud, processes and simulated devices for this machine"
+      )
   for flag, example in _NEEDED[executor].items():
     if given[flag].value is None:
       raise LaunchError(

@@ -12,7 +12,7 @@ leaves gin as it was. docs/evaluation.md has examples.
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 # Before all that imports TensorFlow, whose messages it hides.
 from realm_jax import configuration  # isort: split
@@ -40,10 +40,16 @@ class LoadedRun(Run):
   program is compiled once.
   """
 
-  def ask(self, questions: str | Sequence[str], *, num_answers: int = 3) -> Any:
+  @overload
+  def ask(self, questions: str, *, num_answers: int = 3) -> Answered: ...
+  @overload
+  def ask(
+    self, questions: Sequence[str], *, num_answers: int = 3
+  ) -> list[Answered]: ...
+  def ask(
+    self, questions: str | Sequence[str], *, num_answers: int = 3
+  ) -> Answered | list[Answered]:
     """Answers questions from the blocks that are retrieved for them.
-
-    Returns an `Answered`, or a list of them.
 
     Args:
       questions: Questions, or one.
@@ -64,10 +70,16 @@ class LoadedRun(Run):
       ],
     )
 
-  def retrieve(self, queries: str | Sequence[str], k: int = 5) -> Any:
+  @overload
+  def retrieve(self, queries: str, k: int = 5) -> list[Block]: ...
+  @overload
+  def retrieve(
+    self, queries: Sequence[str], k: int = 5
+  ) -> list[list[Block]]: ...
+  def retrieve(
+    self, queries: str | Sequence[str], k: int = 5
+  ) -> list[Block] | list[list[Block]]:
     """Retrieves the k best blocks for queries, best first.
-
-    Returns a list of `Block`, or a list of such lists.
 
     Raises:
       GenerationError: The generation is missing or damaged.
@@ -106,12 +118,16 @@ class LoadedRun(Run):
       )
     return _of_each(texts, lambda own: self.embed_tokens(self.encode(own)))
 
+  @overload
+  def explain(self, texts: str, answer: str | None = None) -> Explanation: ...
+  @overload
+  def explain(
+    self, texts: Sequence[str], answer: str | None = None
+  ) -> list[Explanation]: ...
   def explain(
     self, texts: str | Sequence[str], answer: str | None = None
-  ) -> Any:
+  ) -> Explanation | list[Explanation]:
     """Explains what the run fills in, or answers, as `realm_jax.explain` does.
-
-    Returns an `Explanation`, or a list of them.
 
     Args:
       texts: Sentences with [MASK], for a run of pre-training, or questions, for

@@ -37,8 +37,8 @@ _LAST_WORDS = re.compile(r"^(?:train|build_index): .*", re.MULTILINE)
 # loaded none yet, …
 _DAMAGED = re.compile(r"make it again|is damaged")
 _LOADED = "is verified and loaded"
-# … or if its search crashed and every generation it could use is damaged.
-_NOTHING_LEFT = "no generation is left"
+# … or if its search crashed and the generation is damaged by then.
+_NOTHING_LEFT = "cannot be searched exactly"
 
 # Target of a fault that found nothing to damage.
 NOTHING = "nothing"

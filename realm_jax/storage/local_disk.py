@@ -71,7 +71,7 @@ def locked(path: Path, *, waits: bool = False) -> Iterator[None]:
     BlockingIOError: Another process holds it, and `waits` is False.
   """
   flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
-  descriptor = os.open(path, flags, 0o600)
+  descriptor = os.open(path, flags, 0o666)
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     yield
