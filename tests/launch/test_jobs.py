@@ -118,6 +118,21 @@ def test_the_launcher_prints_a_manifest(launched, capsys):
   assert [job["name"] for job in jobs] == ["trainer", "builder"]
 
 
+@pytest.mark.parametrize(
+  ("executor", "flag"),
+  [
+    ("local", "--builder_tpu=v5e-8"),
+    ("gke", "--builder_processes=2"),
+    ("gke", "--simulated_devices=2"),
+    # It has no gin files, and would not run.
+    ("local", "--evaluator_processes=2"),
+  ],
+)
+def test_a_flag_that_would_do_nothing_is_refused(launched, executor, flag):
+  with pytest.raises(LaunchError, match=flag[2:].partition("_")[0]):
+    launched(executor, "--dry_run", flag)
+
+
 def test_a_dry_run_says_what_would_run_and_what_is_wrong(launched, capsys):
   with pytest.raises(LaunchError, match=r"builder: --builder\.gin\.A"):
     launched("gke", "--dry_run", "--builder.gin.A=1")
