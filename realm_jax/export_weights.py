@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
       raise WeightsError(
         f"--tower={_TOWER.value} is not for --to={_VECTORS}; leave it out"
       )
-    from realm_jax.weights.vectors import export_vectors as export
+    from realm_jax.weights.exporting import export_vectors as export
   else:
     from realm_jax.weights.exporting import export_weights as export
 

@@ -54,7 +54,7 @@ def _of_a_run(command: PrintedCommand) -> tuple[str, list[str]]:
   """What a command that names a run alone configures, and from which files."""
   function, recipe = _CONFIGURES[command.module]
   if "--to=vectors" in command.arguments:
-    function = "realm_jax.weights.vectors:export_vectors"
+    function = "realm_jax.weights.exporting:export_vectors"
   if "QUESTIONS" in "".join(command.bindings):
     recipe = "gin/runs/eval.gin"
   if "--follow" in command.arguments:

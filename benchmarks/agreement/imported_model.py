@@ -25,8 +25,7 @@ from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models, Stage, StepBatch
 from realm_jax.weights import tables
-from realm_jax.weights.model import flattened, nested
-from realm_jax.weights.plan import Plan
+from realm_jax.weights.plan import Plan, flattened, nested
 
 
 class Graded(NamedTuple):

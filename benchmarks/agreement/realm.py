@@ -18,8 +18,7 @@ from benchmarks.agreement.comparison import (
 )
 from benchmarks.agreement.imported_model import Graded, ImportedModel
 from realm_jax.weights.formats import ImportConfig
-from realm_jax.weights.hugging_face import BLOCK_VECTORS
-from realm_jax.weights.plan import Plan, make_plan
+from realm_jax.weights.plan import BLOCK_VECTORS, Plan, make_plan
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -9,7 +9,8 @@ import numpy as np
 import safetensors.numpy
 
 from realm_jax.models.bert import Activation, BertConfig
-from realm_jax.settings import accepts, describe, parameter_types
+from realm_jax.models.reader import Reader
+from realm_jax.settings import PositiveInt, accepts, describe, parameter_types
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text import wordpieces
 from realm_jax.weights import WeightsError
@@ -20,6 +21,8 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 VOCABULARY_FILE = "vocab.txt"
 TOKENIZER = "tokenizer_config.json"
 _TORCH_WEIGHTS, _FAST_TOKENIZER = "pytorch_model.bin", "tokenizer.json"
+# Released open QA reads blocks of 288 tokens after 32 of the question.
+_OPEN_QA_JOINT_LENGTH = 288 + 32
 # Added to the scores of padding by transformers.
 _ATTENTION_MASK_VALUE = float(np.finfo(np.float32).min)
 # An export writes the first spelling.
@@ -38,24 +41,8 @@ _KEYS = {
   "dropout_rate": "hidden_dropout_prob",
   "init_stddev": "initializer_range",
 }
-
-
-def read_json(path: Path, wanted: Any) -> Any:
-  """Reads a JSON file that holds a value of a type, such as `dict[str, str]`.
-
-  Raises:
-    WeightsError: The file cannot be read, or holds something else.
-  """
-  try:
-    value = json.loads(path.read_text(encoding="utf-8"))
-  except (OSError, ValueError) as error:
-    raise WeightsError(
-      f"{path} cannot be read ({error}); copy it again, from the directory "
-      "that the model was saved in"
-    ) from error
-  if not accepts(wanted, value):
-    raise WeightsError(f"{path} does not hold what it should, {wanted}")
-  return value
+# RoBERTa has one type.
+_FIXED = {"position_embedding_type": "absolute", "type_vocab_size": 2}
 
 
 class JsonFile:
@@ -63,20 +50,27 @@ class JsonFile:
 
   Attributes:
     path: Path of the file.
-    entries: Entries of its object; none if the file may be missing and is.
+    entries: What it holds, a `kind`; nothing if it may be missing and is.
   """
 
-  def __init__(self, path: Path, *, optional: bool = False) -> None:
+  def __init__(
+    self, path: Path, *, kind: Any = dict[str, Any], optional: bool = False
+  ) -> None:
     self.path, self.entries = path, {}
-    if not optional or path.exists():
-      self.entries = read_json(path, dict[str, Any])
+    if optional and not path.exists():
+      return
+    try:
+      self.entries = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+      raise WeightsError(
+        f"{path} cannot be read ({error}); copy it again, from the directory "
+        "that the model was saved in"
+      ) from error
+    if not accepts(kind, self.entries):
+      raise WeightsError(f"{path} does not hold what it should, {kind}")
 
   def get(self, key: str, wanted: Any, default: Any = None) -> Any:
-    """Returns an entry, which `wanted` says: a type, or a tuple of values.
-
-    Raises:
-      WeightsError: It is something else, or not there and has no default.
-    """
+    """Returns an entry, which `wanted` says: a type, or a tuple of values."""
     value = self.entries.get(key, default)
     if isinstance(wanted, tuple):
       fits, names = value in wanted, " or ".join(map(repr, wanted))
@@ -95,9 +89,7 @@ def open_tensors(
 ) -> dict[str, np.ndarray]:
   """Reads the weights of a directory by name, in their own dtypes.
 
-  Raises:
-    WeightsError: They are damaged or in shards, or there are none and they are
-      not optional.
+  There may be none if they are `optional`. Weights in shards are not read.
   """
   if (path := directory / WEIGHTS).exists():
     try:
@@ -119,28 +111,15 @@ def open_tensors(
 
 
 def read_bert_config(
-  file: JsonFile,
-  *,
-  activations: Mapping[str, Activation] = _ACTIVATIONS,
-  default_activation: str = "gelu",
-  attention_mask_value: float = _ATTENTION_MASK_VALUE,
+  file: JsonFile, *, default_activation: str = "gelu"
 ) -> BertConfig:
   """Reads the configuration of an encoder; what is missing is as in BERT-base.
 
-  Args:
-    file: File to read.
-    activations: Our names of activations by values of `hidden_act`.
-    default_activation: Value of a missing `hidden_act`.
-    attention_mask_value: Value that the other system adds to the scores of
-      padding.
-
-  Raises:
-    WeightsError: It is not one of BERT.
+  `default_activation` is the value of a missing `hidden_act`.
   """
-  activation = file.get("hidden_act", tuple(activations), default_activation)
-  file.get("position_embedding_type", ("absolute",), "absolute")
-  # RoBERTa has 1.
-  file.get("type_vocab_size", (2,), 2)
+  activation = file.get("hidden_act", tuple(_ACTIVATIONS), default_activation)
+  for key, value in _FIXED.items():
+    file.get(key, (value,), value)
   types = parameter_types(BertConfig)
   fields = {
     field: file.get(key, types[field])
@@ -150,11 +129,21 @@ def read_bert_config(
   try:
     return BertConfig(
       **fields,
-      activation=activations[activation],
-      attention_mask_value=attention_mask_value,
+      activation=_ACTIVATIONS[activation],
+      attention_mask_value=_ATTENTION_MASK_VALUE,
     )
   except ValueError as error:
     raise WeightsError(f"{file.path}: {error}") from error
+
+
+def read_open_qa_lengths(file: JsonFile, bert: BertConfig) -> dict[str, int]:
+  """Reads the lengths of a reader that was trained for open QA."""
+  length = file.get("reader_seq_len", PositiveInt, _OPEN_QA_JOINT_LENGTH)
+  width = file.get("max_span_width", PositiveInt, Reader.max_answer_width)
+  return {
+    "joint_length": min(length, bert.max_positions),
+    "max_answer_width": width,
+  }
 
 
 class Vocabulary(NamedTuple):
@@ -175,8 +164,6 @@ def read_vocabulary(path: Path) -> Vocabulary:
   whether text is lower-cased before.)
 
   Raises:
-    WeightsError: Text is normalized otherwise than it is here, or
-      tokenizer.json cannot be used.
     VocabularyError: The pieces are no BERT vocabulary.
   """
   if not path.is_dir():
@@ -196,9 +183,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     return normalizer.get(in_fast) if value is None else value
 
   is_lower = said("do_lower_case", "lowercase")
-  cased = not is_lower
-  if is_lower is None:
-    cased = wordpieces.has_capitals(pieces)
+  cased = wordpieces.has_capitals(pieces) if is_lower is None else not is_lower
   for name, in_fast, wanted in (
     # By default, accents are stripped where letters are lower-cased.
     ("strip_accents", "strip_accents", not cased),
@@ -265,8 +250,7 @@ def class_files(
       **{key: getattr(bert, field) for field, key in _KEYS.items()},
       "attention_probs_dropout_prob": bert.dropout_rate,
       "hidden_act": names[bert.activation],
-      "position_embedding_type": "absolute",
-      "type_vocab_size": 2,
+      **_FIXED,
       "vocab_size": bert.vocab_size,
       "pad_token_id": 0,
     },

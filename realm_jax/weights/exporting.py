@@ -1,4 +1,11 @@
-"""Exports a checkpoint to the files of another system."""
+"""Exports a checkpoint, or a generation's vectors, for other systems.
+
+Vectors are written as files that any library reads:
+
+vectors.npy    [N, d] in float32, a row for each block
+blocks.jsonl   {"id": …, "title": …} of each block, in the order of the rows
+vectors.json   checkpoint, corpus, dimension and scale
+"""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -9,28 +16,35 @@ import safetensors.numpy
 from etils import epath
 
 from realm_jax.checkpoints.store import FOLDER, locate
+from realm_jax.console import Progress
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.loading import corpus_of
+from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.generations.vectors import Embeddings, check_finite
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.atomic import atomic_file, atomic_text_file
-from realm_jax.storage.json_files import write_json
+from realm_jax.storage.json_files import json_lines, write_json
+from realm_jax.storage.local_disk import create_mapped_array
 from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
-from realm_jax.weights import WeightsError, reading, tables
+from realm_jax.weights import WeightsError, tables
 from realm_jax.weights.directory import (
   VOCABULARY_FILE,
   WEIGHTS,
   Export,
   class_files,
 )
-from realm_jax.weights.importing import check_new, new_directory
-from realm_jax.weights.model import (
-  BoundModel,
-  flattened,
-  nested,
-  parameter_shapes,
-)
+from realm_jax.weights.importing import new_directory
+from realm_jax.weights.plan import BoundModel, flattened, nested
 from realm_jax.weights.sentence_transformers import export_tower
 from realm_jax.weights.tables import READER
+
+_VECTORS, _BLOCKS, _DESCRIPTION = "vectors.npy", "blocks.jsonl", "vectors.json"
+_FORMAT_VERSION = 1
+# Vectors that are converted at a time.
+_CHUNK_BYTES = 1 << 25
 
 
 def export_weights(
@@ -72,28 +86,27 @@ def export_weights(
     StoreAccessError: A bucket cannot be read or written.
   """
   require_readable(model_dir, vocab, corpus_dir)
-  check_new(output_dir)
-  path = epath.Path(vocab or epath.Path(model_dir, VOCABULARY_FILE))
-  if vocab is None and not path.exists():
-    if corpus_dir is None:
-      raise WeightsError(
-        f"{path} is not there: give --corpus_dir, the corpus that the model "
-        "was trained on, or its vocab.txt as VOCAB"
-      )
-    path = epath.Path(corpus_dir, VOCABULARY_FILE)
-  model = BoundModel.of(retriever, reader, WordpieceVocabulary(path))
-  export = plan_export(model, to=to, tower=tower)
-  shapes = parameter_shapes(model.retriever, model.reader, [export.part])
-  like = nested({p: np.empty(s, np.float32) for p, s in shapes.items()})
-  checkpoint = epath.Path(model_dir)
-  if checkpoint_step is not None:
-    checkpoint = checkpoint / FOLDER / str(checkpoint_step)
-  store, step = locate(checkpoint)
-  with contextlib.closing(store):
-    store.require_vocabulary(step, model.vocabulary.sha256)
-    flat = flattened(store.restore(step, items=[export.part], like=like))
-  parameters = {path: np.asarray(flat[path], np.float32) for path in shapes}
   with new_directory(output_dir) as directory:
+    path = epath.Path(vocab or epath.Path(model_dir, VOCABULARY_FILE))
+    if vocab is None and not path.exists():
+      if corpus_dir is None:
+        raise WeightsError(
+          f"{path} is not there: give --corpus_dir, the corpus that the model "
+          "was trained on, or its vocab.txt as VOCAB"
+        )
+      path = epath.Path(corpus_dir, VOCABULARY_FILE)
+    model = BoundModel.of(retriever, reader, WordpieceVocabulary(path))
+    export = plan_export(model, to=to, tower=tower)
+    shapes = model.parameter_shapes([export.part])
+    like = nested({p: np.empty(s, np.float32) for p, s in shapes.items()})
+    checkpoint = epath.Path(model_dir)
+    if checkpoint_step is not None:
+      checkpoint = checkpoint / FOLDER / str(checkpoint_step)
+    store, step = locate(checkpoint)
+    with contextlib.closing(store):
+      store.require_vocabulary(step, model.vocabulary.sha256)
+      flat = flattened(store.restore(step, items=[export.part], like=like))
+    parameters = {path: np.asarray(flat[path], np.float32) for path in shapes}
     lines = write_export(export, directory, parameters, model.vocabulary.pieces)
   return "\n".join([f"written of checkpoint {step} of {model_dir}:", *lines])
 
@@ -106,7 +119,7 @@ def plan_export(
   if to == "hf_bert":
     if tower is not None:
       raise WeightsError(f"--tower={tower}: a reader has none")
-    table = tables.bert("bert/", reader.bert.num_layers)
+    table = tables.bert("bert.", reader.bert.num_layers)
     table += tables.masked_lm_head()
     return Export(
       READER,
@@ -133,11 +146,7 @@ def write_export(
 ) -> list[str]:
   """Writes the files of an export; returns lines for the report.
 
-  Args:
-    export: Files to write.
-    directory: Directory to fill.
-    parameters: Parameters of the part by path, in float32.
-    pieces: Vocabulary.
+  The `parameters` of the part are given by path, in float32.
   """
   for folder in export.folders:
     (directory / folder).mkdir(parents=True)
@@ -149,21 +158,122 @@ def write_export(
     else:
       write_json(directory / name, content)
   by_folder: dict[str, dict[str, np.ndarray]] = {}
-  left, lines = dict(parameters), []
-  named = reading.write(parameters, export.table)
-  for name, (path, tensor) in named.items():
+  named, lines = tables.write(parameters, export.table), []
+  for path, (name, tensor) in named.items():
     folder, _, of_module = name.partition(".")
     if folder not in export.folders:
       folder, of_module = "", name
     by_folder.setdefault(folder, {})[of_module] = tensor
-    left.pop(path)
-    lines.append(f"  {reading.show(name, tensor.shape)} <- {path}")
+    lines.append(f"  {tables.show(name, tensor.shape)} <- {path}")
   # `save_file` does not report a full disk as an `OSError`; and transformers
   # reads no file that does not name its framework.
   for folder, tensors in by_folder.items():
     content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
     with atomic_file(directory / folder / WEIGHTS) as path:
       path.write_bytes(content)
+  left = [
+    f"  {tables.show(path, array.shape)}"
+    for path, array in parameters.items()
+    if path not in named
+  ]
   lines.append(f"parameters that are not written: {len(left) or 'none'}")
-  lines += [f"  {reading.show(p, array.shape)}" for p, array in left.items()]
-  return [*lines, *export.notes]
+  return [*lines, *left, *export.notes]
+
+
+def export_vectors(
+  model_dir: epath.PathLike,
+  corpus_dir: epath.PathLike,
+  retriever: Retriever,
+  output_dir: epath.PathLike,
+  *,
+  generations_dir: epath.PathLike | None = None,
+  checkpoint_step: int | None = None,
+) -> str:
+  """Writes the vectors and the ids of all blocks, in bounded memory.
+
+  Args:
+    model_dir: Directory of the run.
+    corpus_dir: Corpus that was embedded, in any version.
+    retriever: Retriever of the run, which says what vectors are compared by.
+    output_dir: Directory to make; it appears complete or not at all.
+    generations_dir: Directory of the generations, if not in `model_dir`.
+    checkpoint_step: Step of the generation; None takes the newest.
+
+  Returns:
+    Lines that say what was written.
+
+  Raises:
+    WeightsError: `output_dir` is not empty, or the retriever is of another
+      dimension.
+    GenerationError: There is no such generation, it is damaged, it is of
+      another corpus, or a vector is not finite.
+    CorpusError: There is no corpus.
+    TargetError, DiskFullError: `output_dir` cannot be written.
+    StoreAccessError: A bucket cannot be read or written.
+  """
+  require_readable(model_dir, corpus_dir)
+  with new_directory(output_dir) as output:
+    store = GenerationStore(directory_of(model_dir, generations_dir))
+    steps = store.steps() if checkpoint_step is None else [checkpoint_step]
+    if not steps:
+      raise GenerationError(
+        f"{store.directory} has no generation; make one with "
+        "`python -m realm_jax.build_index --once`"
+      )
+    directory, manifest = store.path(steps[-1]), store.manifest(steps[-1])
+    if manifest.dim != retriever.vector_size:
+      raise WeightsError(
+        f"{directory} has vectors of {manifest.dim} dimensions and the "
+        f"retriever makes {retriever.vector_size}; give the model file of the "
+        "run with --gin_file"
+      )
+    corpus = corpus_of(manifest, Corpus.open(corpus_dir), directory)
+    embeddings = Embeddings.of(store.files(manifest), manifest)
+    # The generation may be removed meanwhile.
+    embeddings.map_all()
+    num_blocks, dim = embeddings.shape
+    with (
+      atomic_file(output / _VECTORS) as path,
+      Progress("vectors", total=num_blocks) as progress,
+    ):
+      array = create_mapped_array(path, np.float32, (num_blocks, dim))
+      size = max(1, _CHUNK_BYTES // (4 * dim))
+      for start in range(0, num_blocks, size):
+        part = np.asarray(embeddings[start : start + size], np.float32)
+        check_finite(part, np.arange(start, start + len(part)))
+        array[start : start + len(part)] = part
+        progress.advance(len(part))
+      array.flush()
+    with (
+      json_lines(output / _BLOCKS) as write,
+      Progress("ids", total=num_blocks) as progress,
+    ):
+      for row in range(num_blocks):
+        block = corpus.block(row)
+        write({"id": block.name, "title": block.title})
+        progress.advance()
+    write_json(
+      output / _DESCRIPTION,
+      {
+        "format_version": _FORMAT_VERSION,
+        "model_dir": str(model_dir),
+        "checkpoint_step": manifest.step,
+        "oldest_checkpoint_step": manifest.oldest_step,
+        "corpus": corpus.name,
+        "corpus_version": manifest.corpus_version,
+        "corpus_fingerprint": manifest.corpus_fingerprint,
+        "vocabulary_sha256": corpus.vocab_sha256,
+        "num_blocks": num_blocks,
+        "dimension": dim,
+        "dtype": "float32",
+        "stored_dtype": manifest.dtype,
+        "similarity": "dot",
+        "score_scale": retriever.score_scale,
+        "normalized": retriever.normalize,
+      },
+    )
+  return (
+    f"{num_blocks} vectors of {dim} dimensions, of generation {manifest.step} "
+    f"of {model_dir}: {_VECTORS}, {_BLOCKS} (id and title of each row) and "
+    f"{_DESCRIPTION}"
+  )

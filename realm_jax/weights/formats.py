@@ -8,11 +8,7 @@ from typing import Literal
 
 from etils import epath
 
-from realm_jax.settings import (
-  PositiveFloat,
-  PositiveInt,
-  require_valid,
-)
+from realm_jax.settings import PositiveFloat, PositiveInt, require_valid
 from realm_jax.storage.paths import is_remote
 from realm_jax.weights import WeightsError
 
@@ -41,11 +37,6 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     "realm_jax.weights.google:open_realm",
   ),
 }
-# Fields of `ImportConfig` that a retriever has, too.
-OF_RETRIEVER = (
-  *("pooling", "projection_size", "normalize", "score_scale", "query_prefix"),
-  *("block_prefix", "title_separator", "token_types"),
-)
 # Names of models on Hugging Face's hub, and the files that are read of them.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_FILES = ("*.json", "vocab.txt", "model.safetensors", "*/model.safetensors")

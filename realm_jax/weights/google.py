@@ -16,6 +16,8 @@ has a span head (`dense`, `dense_1` and a LayerNorm), and any other is the
 reader of pre-training.
 """
 
+import contextlib
+import dataclasses
 import itertools
 import math
 import re
@@ -28,20 +30,18 @@ import tensorflow as tf
 from etils import epath
 
 from realm_jax.indexes.protocol import Rows
-from realm_jax.models.bert import Activation, BertConfig
-from realm_jax.models.reader import Reader
+from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
-from realm_jax.settings import PositiveInt
 from realm_jax.weights import WeightsError, tables
 from realm_jax.weights.directory import (
   VOCABULARY_FILE,
   JsonFile,
   read_bert_config,
+  read_open_qa_lengths,
   read_vocabulary,
 )
-from realm_jax.weights.hugging_face import BLOCK_VECTORS, OPEN_QA_JOINT_LENGTH
-from realm_jax.weights.plan import Encoder, Source
-from realm_jax.weights.tables import READER
+from realm_jax.weights.plan import BLOCK_VECTORS, Encoder, Source
+from realm_jax.weights.tables import READER, Module, Tensors
 
 # TensorFlow must leave the GPUs to jax.
 tf.config.set_visible_devices([], "GPU")
@@ -49,11 +49,11 @@ tf.config.set_visible_devices([], "GPU")
 _CONFIG, _PARAMS = "bert_config.json", "params.json"
 _INDEX, _ONLY_SHARD = ".index", ".data-00000-of-00001"
 _WORDS = "bert/embeddings/word_embeddings"
-# Errors of TensorFlow's reader for damaged files.
-_UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 # Google's gelu is the approximation by tanh.
-_ACTIVATIONS: Mapping[str, Activation] = {"gelu": "gelu_tanh"}
-_ATTENTION_MASK_VALUE = -10000.0
+_NUMERICS: Mapping[str, Any] = {
+  "activation": "gelu_tanh",
+  "attention_mask_value": -10000.0,
+}
 # Every BERT that Google released has heads of this size.
 _HEAD_SIZE = 64
 # The names under which the released code exports TF-Hub modules.
@@ -68,65 +68,47 @@ _RECORDS_PER_STEP = 1024
 _RECORD_BUFFER_BYTES = 1 << 24
 
 
-Variables = Mapping[str, np.ndarray]
-
-
-def _reader(prefix: Path) -> Any:
-  """Opens a checkpoint: see `read_checkpoint`."""
+@contextlib.contextmanager
+def _opened(prefix: Path) -> Iterator[Any]:
+  """Opens a checkpoint by the path of its files without their suffixes."""
   try:
-    return tf.train.load_checkpoint(str(prefix))
-  except _UNREADABLE as error:
-    raise _damaged(prefix, error) from error
+    yield tf.train.load_checkpoint(str(prefix))
+  # Errors of TensorFlow's reader for damaged files.
+  except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+    lines = str(error).splitlines() or [type(error).__name__]
+    raise WeightsError(
+      f"the checkpoint {prefix} is not read ({lines[0]}); copy all of its "
+      "files again"
+    ) from error
 
 
-def read_checkpoint(prefix: Path, scope: str = "") -> dict[str, np.ndarray]:
-  """Reads the variables of a checkpoint, by name after a scope.
-
-  `prefix` is the path of the checkpoint's files without their suffixes, such as
-  `bert_model.ckpt` for `bert_model.ckpt.index`.
-
-  Raises:
-    WeightsError: It is not there, or damaged.
-  """
-  reader = _reader(prefix)
-  try:
+def _read_checkpoint(prefix: Path, scope: str = "") -> dict[str, np.ndarray]:
+  """Reads the variables of a checkpoint, by name after a scope."""
+  with _opened(prefix) as reader:
     # Of a scalar, the reader returns no array.
     return {
       scope + name: np.asarray(reader.get_tensor(name))
       for name in sorted(reader.get_variable_to_shape_map())
     }
-  except _UNREADABLE as error:
-    raise _damaged(prefix, error) from error
 
 
-def open_block_vectors(prefix: Path) -> Rows | None:
+def _open_block_vectors(prefix: Path) -> Rows | None:
   """Opens the vectors of all blocks in a checkpoint, if it has them.
 
   They are mapped, and their checksum is not verified, if they are its only
   variable: its one data file is the array then.
-
-  Raises:
-    WeightsError: The checkpoint is not there, or damaged.
   """
-  reader = _reader(prefix)
-  types = reader.get_variable_to_dtype_map()
-  if BLOCK_VECTORS not in types:
-    return None
-  shape = tuple(reader.get_variable_to_shape_map()[BLOCK_VECTORS])
-  dtype = np.dtype(types[BLOCK_VECTORS].as_numpy_dtype)
-  data = prefix.with_name(prefix.name + _ONLY_SHARD)
-  size = math.prod(shape) * dtype.itemsize
-  if len(types) == 1 and data.is_file() and data.stat().st_size == size > 0:
-    return np.memmap(data, dtype, mode="r", shape=shape)
-  return read_checkpoint(prefix)[BLOCK_VECTORS]
-
-
-def _damaged(prefix: Path, error: Exception) -> WeightsError:
-  lines = str(error).splitlines() or [type(error).__name__]
-  return WeightsError(
-    f"the checkpoint {prefix} is not read ({lines[0]}); copy all of its files "
-    "again"
-  )
+  with _opened(prefix) as reader:
+    types = reader.get_variable_to_dtype_map()
+    if BLOCK_VECTORS not in types:
+      return None
+    shape = tuple(reader.get_variable_to_shape_map()[BLOCK_VECTORS])
+    dtype = np.dtype(types[BLOCK_VECTORS].as_numpy_dtype)
+    data = prefix.with_name(prefix.name + _ONLY_SHARD)
+    size = math.prod(shape) * dtype.itemsize
+    if len(types) == 1 and data.is_file() and data.stat().st_size == size > 0:
+      return np.memmap(data, dtype, mode="r", shape=shape)
+    return reader.get_tensor(BLOCK_VECTORS)
 
 
 def _prefixes(directory: Path) -> list[Path]:
@@ -153,9 +135,6 @@ def read_records(path: epath.PathLike) -> Iterator[bytes]:
   """Yields the raw records of a file of TFRecords in order, in flat memory.
 
   The file is compressed if its name ends in `.gz`.
-
-  Raises:
-    WeightsError: The file is damaged.
   """
   path, count = epath.Path(path), 0
   dataset = tf.data.TFRecordDataset(
@@ -175,25 +154,20 @@ def read_records(path: epath.PathLike) -> Iterator[bytes]:
 
 
 def open_bert(path: Path) -> Source:
-  """Opens a BERT as Google released it."""
-  prefix = _locate(path)
-  variables = read_checkpoint(prefix)
-  bert = _read_config(prefix.with_name(_CONFIG))
-  params = JsonFile(prefix.with_name(_PARAMS), optional=True)
-  encoders = [
-    _encoder(variables, root, bert, params, ["query", "block", READER])
-    for root in _roots(variables, prefix)
-  ]
-  vocabulary = read_vocabulary(prefix.with_name(VOCABULARY_FILE))
-  return Source(variables, "tensorflow", encoders, [vocabulary])
+  """Opens a BERT, given by its directory or the prefix of its checkpoint."""
+  return _open(path, is_realm=False)
 
 
 def open_realm(path: Path) -> Source:
-  """Opens a retriever, a reader, or both, as Google released them.
+  """Opens a retriever, a reader, or both.
 
   The input is a module, a directory of modules, the directory of a fine-tuned
   model, or the prefix of a checkpoint.
   """
+  return _open(path, is_realm=True)
+
+
+def _open(path: Path, *, is_realm: bool) -> Source:
   folders = {name: path / name for name in ("", *_MODULES)}
   prefixes = {
     name: folder / _VARIABLES
@@ -205,18 +179,29 @@ def open_realm(path: Path) -> Source:
     prefixes = {"": _locate(best if _prefixes(best) else path)}
   elif "" in prefixes:
     prefixes = {"": prefixes[""]}
+  within = path if path.is_dir() else path.parent
+  params = JsonFile(within / _PARAMS, optional=True)
+  roles, retriever_fields = ["query", "block", READER], {}
+  if is_realm:
+    roles = [READER]
+    # A retriever of REALM has a projection, also where its weights are not.
+    retriever_fields = {"projection_size": Retriever.projection_size}
   variables: dict[str, np.ndarray] = {}
   encoders: list[Encoder] = []
-  params = JsonFile(path / _PARAMS, optional=True)
   for module, prefix in prefixes.items():
-    found = read_checkpoint(prefix, f"{module}/" if module else "")
+    found = _read_checkpoint(prefix, f"{module}/" if module else "")
     variables |= found
-    for root in _roots(found, prefix):
-      bert = _config(found, root, prefix, path)
-      one = _encoder(found, root, bert, params, [READER])
-      # A retriever of REALM has a projection, also where its weights are not.
-      fields = {"projection_size": Retriever.projection_size}
-      one = one._replace(retriever_fields={**fields, **one.retriever_fields})
+    for name in found:
+      if not f"/{name}".endswith(f"/{_WORDS}"):
+        continue
+      root = name.removesuffix(_WORDS)
+      if is_realm:
+        bert = _config(found, root, prefix, within)
+      else:
+        bert = _read_config(within / _CONFIG)
+      one = _encoder(found, root, bert, params, roles)
+      fields = {**retriever_fields, **one.retriever_fields}
+      one = one._replace(retriever_fields=fields)
       if module == "query_embedder":
         one = one._replace(roles=["query"])
       elif "query_embedder" in prefixes and READER not in one.roles:
@@ -224,53 +209,25 @@ def open_realm(path: Path) -> Source:
       encoders.append(one)
   encoded = [p for f in folders.values() for p in _prefixes(f / "encoded")]
   # The vectors of all blocks, by the embedder.
-  vectors = open_block_vectors(encoded[0]) if encoded else None
-  within = path if path.is_dir() else path.parent
+  vectors = _open_block_vectors(encoded[0]) if encoded else None
   assets = [within / name / "assets" for name in folders]
   files = [folder / VOCABULARY_FILE for folder in (within, *assets)]
-  return Source(
-    variables,
-    "tensorflow",
-    encoders,
-    [read_vocabulary(file) for file in files if file.is_file()],
-    block_vectors=vectors,
-  )
-
-
-def _roots(variables: Variables, prefix: Path) -> list[str]:
-  """Returns the prefix of `bert/embeddings/…` for every encoder."""
-  roots = [
-    name.removesuffix(_WORDS)
-    for name in variables
-    if f"/{name}".endswith(f"/{_WORDS}")
-  ]
-  if not roots:
-    raise WeightsError(
-      f"{prefix} holds no variable {_WORDS} at any depth, but "
-      f"{', '.join([*variables][:5])}, …; want a TensorFlow 1 checkpoint of "
-      "Google's BERT, of a TF-Hub module of REALM or ORQA, or of a model "
-      "fine-tuned from one"
-    )
-  return roots
+  vocabularies = [read_vocabulary(file) for file in files if file.is_file()]
+  return Source(variables, "tensorflow", encoders, vocabularies, vectors)
 
 
 def _encoder(
-  variables: Variables,
+  variables: Tensors,
   root: str,
   bert: BertConfig,
   params: JsonFile,
   roles: Sequence[str],
 ) -> Encoder:
-  """Returns an encoder with the layers beside it; without, it has `roles`.
-
-  Raises:
-    WeightsError: There is a linear layer without a LayerNorm of known epsilon.
-  """
+  """Returns an encoder with the layers beside it; without, it has `roles`."""
   prefix, head = f"{root}bert/", root + tables.HEAD
   has_pooler = f"{prefix}pooler/dense/kernel" in variables
   fields: dict[str, Any] = {"pooling": "pooler" if has_pooler else "cls"}
-  projection, span_head = None, None
-  reader_fields = {}
+  around, reader_fields = [], {}
   scopes = ["", *itertools.accumulate(re.findall(r"[^/]*/", root))]
   scopes = [name for name in scopes if f"{name}dense/kernel" in variables]
   if scopes:
@@ -288,29 +245,25 @@ def _encoder(
     ((norm, eps),) = norms.items()
     size = variables[f"{dense}/kernel"].shape[-1]
     if f"{score}/kernel" in variables:
-      span_head = dense, norm, score
-      length = params.get("reader_seq_len", PositiveInt, OPEN_QA_JOINT_LENGTH)
-      reader_fields = {
-        "joint_length": min(length, bert.max_positions),
-        "span_size": size // 2,
-        "span_norm_eps": eps,
-        "max_answer_width": params.get(
-          "max_span_width", PositiveInt, Reader.max_answer_width
-        ),
-      }
+      around = [
+        Module("span_head/projection", dense),
+        Module("span_head/norm", norm),
+        Module("span_head/score", score),
+      ]
+      lengths = read_open_qa_lengths(params, bert)
+      reader_fields = {"span_size": size // 2, "span_norm_eps": eps, **lengths}
     else:
-      roles, projection = ["query", "block"], (dense, norm)
+      roles = ["query", "block"]
+      around = [Module("projection", dense), Module("projection_norm", norm)]
       fields |= {"projection_size": size, "projection_norm_eps": eps}
-  table = tables.bert(
-    prefix, bert.num_layers, projection=projection, span_head=span_head
-  )
+  table = tables.bert(prefix, bert.num_layers, around)
   has_head = f"{head}/transform/dense/kernel" in variables
   of_head = tables.masked_lm_head(head) if has_head else ()
   return Encoder(prefix, bert, roles, table, of_head, fields, reader_fields)
 
 
 def _config(
-  variables: Variables, root: str, prefix: Path, path: Path
+  variables: Tensors, root: str, prefix: Path, path: Path
 ) -> BertConfig:
   """Returns the configuration in a file, or else what the variables show.
 
@@ -338,15 +291,12 @@ def _config(
     num_heads=hidden_size // _HEAD_SIZE,
     intermediate_size=variables[inner].shape[-1],
     max_positions=variables[positions].shape[0],
-    activation=_ACTIVATIONS["gelu"],
-    attention_mask_value=_ATTENTION_MASK_VALUE,
+    **_NUMERICS,
   )
 
 
 def _read_config(path: Path) -> BertConfig:
   """Reads a `bert_config.json`, with the numerics of Google's code."""
-  return read_bert_config(
-    JsonFile(path),
-    activations=_ACTIVATIONS,
-    attention_mask_value=_ATTENTION_MASK_VALUE,
-  )
+  file = JsonFile(path)
+  file.get("hidden_act", ("gelu",), "gelu")
+  return dataclasses.replace(read_bert_config(file), **_NUMERICS)

@@ -21,41 +21,55 @@ import numpy as np
 
 from realm_jax.models.bert import TokenClassifier
 from realm_jax.models.parameters import Params
+from realm_jax.models.reader import Reader
 from realm_jax.models.sequences import padded
 from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
-from realm_jax.weights import WeightsError, reading, tables
+from realm_jax.weights import WeightsError, tables
 from realm_jax.weights.directory import (
   CONFIG,
   JsonFile,
   open_tensors,
   read_bert_config,
+  read_open_qa_lengths,
   read_vocabulary,
 )
-from realm_jax.weights.model import flattened, nested
-from realm_jax.weights.plan import UNUSED, Encoder, Source
-from realm_jax.weights.sentence_transformers import SentenceModel, read_model
-from realm_jax.weights.tables import READER
+from realm_jax.weights.plan import (
+  BLOCK_VECTORS,
+  UNUSED,
+  Encoder,
+  Source,
+  flattened,
+  nested,
+)
+from realm_jax.weights.sentence_transformers import read_model
+from realm_jax.weights.tables import READER, Module
 
-BLOCK_VECTORS = "block_emb"
-# Released open QA reads blocks of 288 tokens after 32 of the question.
-OPEN_QA_JOINT_LENGTH = 288 + 32
 _WORDS = "embeddings.word_embeddings.weight"
 # Encoders in each class of REALM: prefix, and what it can be.
 _TOWERS = ("query", "block")
 _REALM: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = {
   "RealmEmbedder": [("", _TOWERS)],
-  "RealmScorer": [("embedder/", _TOWERS), ("query_embedder/", ())],
+  "RealmScorer": [("embedder.", _TOWERS), ("query_embedder.", ())],
   "RealmKnowledgeAugEncoder": [("", (READER,))],
   "RealmReader": [("", (READER,))],
-  "RealmForOpenQA": [("embedder/", _TOWERS), ("reader/", (READER,))],
+  "RealmForOpenQA": [("embedder.", _TOWERS), ("reader.", (READER,))],
 }
+_PROJECTION = [
+  Module("projection", "cls.dense"),
+  Module("projection_norm", "cls.LayerNorm"),
+]
+_SPAN_HEAD = [
+  Module("span_head/projection", "qa_outputs.dense_intermediate"),
+  Module("span_head/norm", "qa_outputs.layer_normalization"),
+  Module("span_head/score", "qa_outputs.dense_output"),
+]
 _SPAN_READERS = ("RealmReader", "RealmForOpenQA")
 
 
 def open_bert(directory: Path) -> Source:
   """Opens a BERT, with what modules.json says of its vectors."""
-  sentence = read_model(directory) or SentenceModel([""], {}, {})
+  sentence = read_model(directory)
   folders = sentence.folders
   file = JsonFile(directory / folders[0] / CONFIG)
   # DPR's question and context encoders are BERT under another name.
@@ -65,39 +79,27 @@ def open_bert(directory: Path) -> Source:
   tensors = open_tensors(directory / folders[0])
   encoders = []
   for name in tensors:
-    if f".{name}".endswith(f".{_WORDS}"):
-      prefix = name.removesuffix(_WORDS)
-      # The head is beside `bert.`, not in it.
-      head = f"{prefix.removesuffix('bert.')}cls.predictions"
-      has_head = f"{head}.transform.dense.weight" in tensors
-      has_pooler = f"{prefix}pooler.dense.weight" in tensors
-      pooling = "pooler" if has_pooler else "cls"
-      encoders.append(
-        Encoder(
-          prefix,
-          bert,
-          (*_TOWERS, READER),
-          tables.bert(
-            prefix.replace(".", "/"), bert.num_layers, **sentence.layers
-          ),
-          tables.masked_lm_head(head.replace(".", "/")) if has_head else (),
-          {"pooling": pooling, **sentence.fields},
-        )
+    if not f".{name}".endswith(f".{_WORDS}"):
+      continue
+    prefix = name.removesuffix(_WORDS)
+    # The head is beside `bert.`, not in it.
+    head = f"{prefix.removesuffix('bert.')}cls.predictions"
+    has_head = f"{head}.transform.dense.weight" in tensors
+    has_pooler = f"{prefix}pooler.dense.weight" in tensors
+    table = tables.bert(prefix, bert.num_layers, sentence.around)
+    pooling = "pooler" if has_pooler else "cls"
+    encoders.append(
+      Encoder(
+        *(prefix, bert, (*_TOWERS, READER), table),
+        tables.masked_lm_head(head) if has_head else (),
+        {"pooling": pooling, **sentence.fields},
       )
-  if not encoders:
-    raise WeightsError(
-      f"{directory} has no {_WORDS}, so it is no BERT; it has "
-      f"{', '.join([*tensors][:5]) or 'nothing'}, …"
     )
   for folder in folders[1:]:
     of_module = open_tensors(directory / folder, optional=True)
     tensors |= {f"{folder}.{name}": t for name, t in of_module.items()}
-  return Source(
-    tensors,
-    "torch",
-    encoders,
-    [read_vocabulary(directory / folders[0])],
-  )
+  vocabulary = read_vocabulary(directory / folders[0])
+  return Source(tensors, "torch", encoders, [vocabulary])
 
 
 def open_realm(directory: Path) -> Source:
@@ -113,54 +115,38 @@ def open_realm(directory: Path) -> Source:
     "projection_norm_eps": bert.layer_norm_eps,
   }
   reader_fields = {
-    "span_size": file.get("span_hidden_size", PositiveInt, 256),
-    "span_norm_eps": file.get("reader_layer_norm_eps", PositiveFloat, 1e-3),
-    "max_answer_width": file.get("max_span_width", PositiveInt, 10),
+    "span_size": file.get("span_hidden_size", PositiveInt, Reader.span_size),
+    "span_norm_eps": file.get(
+      "reader_layer_norm_eps", PositiveFloat, Reader.span_norm_eps
+    ),
   }
-  reads_spans = name in _SPAN_READERS
-  if reads_spans:
-    length = file.get("reader_seq_len", PositiveInt, OPEN_QA_JOINT_LENGTH)
-    reader_fields["joint_length"] = min(length, bert.max_positions)
+  if reads_spans := name in _SPAN_READERS:
+    reader_fields |= read_open_qa_lengths(file, bert)
+  tensors = open_tensors(directory)
+  towers = _REALM[name]
+  # A scorer may have its embedder twice, if it has none for queries.
+  if name == "RealmScorer" and any(
+    not np.array_equal(tensor, tensors.get(key.removeprefix("query_"), ()))
+    for key, tensor in tensors.items()
+    if key.startswith("query_embedder.")
+  ):
+    towers = [("embedder.", ("block",)), ("query_embedder.", ("query",))]
+  around = [*_PROJECTION, *(_SPAN_HEAD if reads_spans else ())]
   encoders = []
-  for prefix, roles in _REALM[name]:
-    outputs = f"{prefix}qa_outputs"
-    span_head = (
-      f"{outputs}/dense_intermediate",
-      f"{outputs}/layer_normalization",
-      f"{outputs}/dense_output",
-    )
-    scope = f"{prefix}realm/"
+  for scope, roles in towers:
+    prefix = f"{scope}realm."
     table = tables.bert(
-      scope,
-      bert.num_layers,
-      projection=(f"{prefix}cls/dense", f"{prefix}cls/LayerNorm"),
-      span_head=span_head if reads_spans else None,
+      prefix, bert.num_layers, tables.below(around, theirs=scope)
     )
     # A reader that scores spans has a decoder of its own, untrained.
     head = tables.masked_lm_head(
-      prefix + tables.HEAD, has_tied_decoder=not reads_spans
+      scope + tables.HEAD, has_tied_decoder=not reads_spans
     )
     encoders.append(
       Encoder(
-        scope.replace("/", "."),
-        *(bert, roles, table, head, retriever_fields, reader_fields),
+        *(prefix, bert, roles, table, head, retriever_fields, reader_fields)
       )
     )
-  tensors = open_tensors(directory)
-  if name == "RealmScorer":
-    block, query = encoders
-    # A scorer without a query embedder of its own may have its embedder twice:
-    # then the second are copies, which are compared when they are read.
-    own, twin = (
-      tensors.get(f"{prefix}embedder.cls.dense.weight")
-      for prefix in ("query_", "")
-    )
-    if own is None or twin is None or np.array_equal(own, twin):
-      block = block._replace(table=[*block.table, *query.table])
-    else:
-      block = block._replace(roles=["block"])
-      query = query._replace(roles=["query"])
-    encoders = [block, query]
   records = directory / "block_records.npy"
   return Source(
     tensors,
@@ -188,8 +174,6 @@ def read_token_classifier(directory: Path) -> LabelledModel:
   """Reads the directory of a `BertForTokenClassification`.
 
   Raises:
-    WeightsError: The directory holds no such model, or its files do not fit
-      each other.
     VocabularyError: The vocabulary cannot be used.
   """
   file = JsonFile(directory / CONFIG)
@@ -205,10 +189,7 @@ def read_token_classifier(directory: Path) -> LabelledModel:
   vocabulary = vocabulary_of(pieces, cased=cased)
   tensors = open_tensors(directory)
   bert = read_bert_config(file)
-  table = [
-    *tables.bert("bert/", bert.num_layers),
-    tables.Module("classifier", "classifier", "dense"),
-  ]
+  around = [Module("classifier", "classifier")]
   module = TokenClassifier(
     bert.for_vocabulary(
       vocab_size=vocabulary.vocab_size, separator_id=vocabulary.sep_id
@@ -221,9 +202,9 @@ def read_token_classifier(directory: Path) -> LabelledModel:
     lambda: module.init(jax.random.key(0), padded(tokens()))
   )
   flat = flattened(variables["params"])
-  parameters, _ = reading.read(
+  parameters, _ = tables.read(
     tensors,
-    table,
+    tables.bert("bert.", bert.num_layers, around),
     {path: tuple(leaf.shape) for path, leaf in flat.items()},
     system="torch",
     allowed=UNUSED,

@@ -5,41 +5,67 @@ MODEL_DIR/vocab.txt       for build_corpus --vocab
 MODEL_DIR/model.gin       for --gin_file
 MODEL_DIR/generations/0…  the vectors of the released blocks, if there are any
 CORPUS_DIR                the corpus of these blocks
+
+Released REALM answers open-domain questions as it is because its blocks and
+their vectors were published with it: texts in `block_records.npy` or
+`blocks.tfr`, vectors in `block_emb`. So nothing has to be embedded again.
 """
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+from typing import NamedTuple
 
+import jax
+import numpy as np
 from absl import logging
 from etils import epath
 
 from realm_jax.checkpoints.store import CheckpointStore, loop_record
+from realm_jax.console import Progress
+from realm_jax.corpus import writing
+from realm_jax.corpus.block_builder import BlockBuilder
+from realm_jax.corpus.documents import Document
+from realm_jax.corpus.manifest import MANIFEST_NAME
+from realm_jax.corpus.shard import MIN_BLOCK_LENGTH, NUM_SPECIAL_TOKENS
+from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.summary import BuildSummary
+from realm_jax.corpus.writing import Blocks, write_shards
+from realm_jax.generations.build import (
+  Builder,
+  GenerationConfig,
+  publish_vectors,
+)
+from realm_jax.generations.store import directory_of
+from realm_jax.indexes.protocol import Rows, config_from
+from realm_jax.partitioning import sharding
+from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.access import require_writable
 from realm_jax.storage.atomic import (
   atomic_text_file,
   check_target,
+  real_path,
   rename_into_place,
   staging_directory,
 )
 from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote
-from realm_jax.text.wordpieces import write_pieces
+from realm_jax.text.salient_spans import tag
+from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
 from realm_jax.training import kept_configuration
 from realm_jax.weights import WeightsError
 from realm_jax.weights.directory import VOCABULARY_FILE
 from realm_jax.weights.formats import ImportConfig
-from realm_jax.weights.model import gin_model, nested
-from realm_jax.weights.plan import make_plan
-from realm_jax.weights.released_blocks import (
-  check_corpus_dir,
-  open_released,
-  publish,
-  remove_corpus,
-  write_corpus,
-)
+from realm_jax.weights.plan import Plan, gin_model, make_plan, nested
 from realm_jax.weights.tables import RETRIEVER
+from realm_jax.weights.unpickling import read_byte_strings
 
 _STEP = 0
+# Name of the corpus, part of its block ids.
+_NAME = "released"
+# Block length that cuts no block.
+_UNLIMITED = 1 << 30
 
 
 def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
@@ -58,25 +84,37 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
     CorpusError, TargetError, DiskFullError: An output cannot be written.
     StoreAccessError: An output is in a bucket that cannot be written.
   """
-  check_new(output_dir)
-  check_corpus_dir(config, output_dir)
-  require_writable(config.corpus_dir)
-  plan = make_plan(config)
-  released = open_released(config, plan)
-  logging.info("Reading %s", plan.name)
-  parameters, lines = plan.load(seed=config.seed)
-  params = nested(parameters)
-  retriever, reader, words = plan.model
+  _check_corpus_dir(config, output_dir)
   with contextlib.ExitStack() as undo:
     with new_directory(output_dir) as directory:
+      plan = make_plan(config)
+      released = _open_released(config, plan)
+      logging.info("Reading %s", plan.name)
+      parameters, lines = plan.load()
+      params = nested(parameters)
+      retriever, reader, words = plan.model
       write_pieces(directory / VOCABULARY_FILE, words.pieces)
       with atomic_text_file(directory / kept_configuration.MODEL) as file:
         file.write(gin_model(retriever, reader, source=plan.name))
       if released is not None:
         write_corpus(released, words)
-        undo.callback(remove_corpus, released.corpus_dir)
-        index = config.index or "scann"
-        publish(released, directory, plan.model, params[RETRIEVER], index=index)
+        undo.callback(_remove_corpus, released.corpus_dir)
+        mesh = make_mesh()
+        length = min(
+          GenerationConfig.query_length, retriever.bert.max_positions
+        )
+        index = config_from(config.index or "scann", {})
+        publish_vectors(
+          Builder(
+            GenerationConfig(retriever, index, query_length=length),
+            Corpus.open(released.corpus_dir),
+            mesh=mesh,
+          ),
+          directory_of(directory),
+          jax.device_put(params[RETRIEVER], sharding.replicated(mesh)),
+          released.vectors,
+          step=_STEP,
+        )
       # There is no position in the data, for no trainer wrote this checkpoint.
       loop = loop_record(None, vocabulary=words.sha256)
       # The checkpoint is last: it makes the directory a MODEL_DIR.
@@ -94,13 +132,20 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
   return "\n".join(lines)
 
 
-def check_new(output_dir: epath.PathLike) -> None:
-  """Checks that a directory is absent or empty, and can be written.
+@contextlib.contextmanager
+def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
+  """Makes a directory to fill, which becomes `output_dir` at the end.
+
+  If the block raises, the directory is removed. On an object store, which
+  cannot rename, it is filled in place: the file that makes it valid must be
+  written last.
 
   Raises:
     WeightsError: The directory has files in it.
-    TargetError: The path is a file, or a disk is mounted there.
+    TargetError: The path is a file, a disk is mounted there, or another process
+      fills it.
     StoreAccessError: The path is in a bucket that cannot be written.
+    DiskFullError: The disk is full.
   """
   require_writable(output_dir)
   path = epath.Path(output_dir)
@@ -111,23 +156,8 @@ def check_new(output_dir: epath.PathLike) -> None:
     if "checkpoints" in names:
       held = "is a MODEL_DIR that has checkpoints already"
     raise WeightsError(f"{path} {held}; name a new directory for --output_dir")
-
-
-@contextlib.contextmanager
-def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
-  """Makes a directory to fill, which becomes `output_dir` at the end.
-
-  If the block raises, the directory is removed. On an object store, which
-  cannot rename, it is filled in place: the file that makes it valid must be
-  written last.
-
-  Raises:
-    WeightsError, TargetError: As `check_new`, or another process fills it.
-    DiskFullError: The disk is full.
-  """
-  check_new(output_dir)
   if is_remote(output_dir):
-    yield epath.Path(output_dir)
+    yield path
     return
   advice = "free some space, or name another --output_dir"
   with (
@@ -135,5 +165,169 @@ def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
     staging_directory(output_dir) as staging,
   ):
     yield epath.Path(staging)
-    check_new(output_dir)
     rename_into_place(staging, output_dir)
+
+
+# --- Released blocks ----------------------------------------------------------
+
+
+class ReleasedBlocks(NamedTuple):
+  """Blocks and their vectors, in the same order, and the corpus to make.
+
+  Attributes:
+    corpus_dir: Directory of the corpus.
+    vectors: Vectors, [N, d], which are read a slice at a time.
+    records: Texts in UTF-8.
+    titles: Titles in UTF-8; None leaves them empty.
+  """
+
+  corpus_dir: epath.PathLike
+  vectors: Rows
+  records: Iterable[bytes]
+  titles: Iterable[bytes] | None = None
+
+
+def _check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
+  """Checks that the corpus, if any, can be written beside the MODEL_DIR."""
+  corpus_dir = config.corpus_dir
+  if corpus_dir is None:
+    return
+  # Only local paths have symbolic links.
+  one, other = (
+    PurePath(str(path)) if is_remote(path) else real_path(path)
+    for path in (corpus_dir, output_dir)
+  )
+  if one.is_relative_to(other) or other.is_relative_to(one):
+    raise WeightsError(
+      f"--corpus_dir={corpus_dir} and --output_dir={output_dir} are one "
+      "directory, or one is in the other; each appears whole, so name two side "
+      "by side"
+    )
+  if epath.Path(corpus_dir, MANIFEST_NAME).exists():
+    raise WeightsError(
+      f"--corpus_dir={corpus_dir} holds a corpus already; name a new "
+      "directory, or remove it first"
+    )
+  writing.check_target(corpus_dir, overwrite=False)
+  require_writable(corpus_dir)
+
+
+def _open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
+  """Opens the blocks of a plan; returns None if they are not wanted."""
+  if config.corpus_dir is None:
+    return None
+  vectors = plan.source.block_vectors
+  records = config.block_records or plan.source.block_records
+  if vectors is None or records is None:
+    raise WeightsError(
+      "--corpus_dir is for released blocks with their vectors, and "
+      f"{plan.name} has none (in TF-Hub modules they are the retriever's "
+      "encoded/encoded.ckpt); use build_corpus and build_index"
+      if vectors is None
+      else f"{plan.name} has the vectors of blocks without their texts; pass "
+      "--block_records, blocks.tfr or block_records.npy of the same release"
+    )
+  dim = plan.model.retriever.vector_size
+  if len(vectors.shape) != 2 or vectors.shape[1] != dim:
+    raise WeightsError(
+      f"block vectors of shape {[*vectors.shape]} for a retriever of {dim} "
+      f"dimensions; want [blocks, {dim}]: are they of this model?"
+    )
+  titles = config.block_titles
+  return ReleasedBlocks(
+    config.corpus_dir,
+    vectors,
+    _open_texts(records),
+    None if titles is None else _open_texts(titles),
+  )
+
+
+def _open_texts(path: epath.PathLike) -> Iterable[bytes]:
+  """Opens the texts of a numpy array of bytes (`.npy`) or of TFRecords."""
+  path = epath.Path(path)
+  if not path.is_file():
+    raise WeightsError(f"no file of blocks at {path}")
+  if path.suffix == ".npy":
+    return read_byte_strings(path)
+  # It imports TensorFlow.
+  from realm_jax.weights.google import read_records
+
+  return read_records(path)
+
+
+def _remove_corpus(directory: epath.PathLike) -> None:
+  """Removes a corpus, so that the same import can be run again."""
+  logging.info("Removing %s, whose generation was not written", directory)
+  corpus = epath.Path(directory)
+  if not is_remote(directory):
+    corpus = epath.Path(real_path(directory))
+  # The manifest first: without it, what remains is no corpus.
+  (corpus / MANIFEST_NAME).unlink(missing_ok=True)
+  corpus.rmtree(missing_ok=True)
+
+
+def write_corpus(
+  released: ReleasedBlocks, vocabulary: WordpieceVocabulary
+) -> None:
+  """Writes a corpus directory with the records as its blocks, in order.
+
+  Each block is a document of its own and is named by its row, so that every
+  import of the same records gives the same block ids.
+
+  Raises:
+    WeightsError: There are more or fewer records or titles than vectors, or one
+      is not UTF-8.
+  """
+  builder = BlockBuilder(
+    vocabulary=vocabulary,
+    corpus_name=_NAME,
+    block_length=_UNLIMITED,
+    tagger=tag,
+  )
+  summary, longest = BuildSummary(), MIN_BLOCK_LENGTH
+  with (
+    writing.new_corpus(released.corpus_dir) as staging,
+    Progress("blocks written", total=released.vectors.shape[0]) as progress,
+  ):
+
+    def built_blocks() -> Iterator[Blocks]:
+      nonlocal longest
+      for blocks in builder.blocks(_documents(released), summary):
+        sizes = np.diff(blocks["token_ids_offsets"])
+        longest = max(longest, NUM_SPECIAL_TOKENS + int(sizes.max()))
+        progress.advance(len(sizes))
+        yield blocks
+
+    shards = write_shards(
+      staging, built_blocks(), vocab_size=len(vocabulary.pieces)
+    )
+    writing.finish(
+      staging,
+      name=_NAME,
+      pieces=vocabulary.pieces,
+      block_length=longest,
+      summary=vars(summary),
+      shards=shards,
+    )
+
+
+def _documents(released: ReleasedBlocks) -> Iterator[Document]:
+  """Yields a document for each record, and checks how many there are."""
+  num_blocks = released.vectors.shape[0]
+  titles = released.titles or itertools.repeat(b"", num_blocks)
+  rows = itertools.zip_longest(range(num_blocks), released.records, titles)
+  for number, (row, body, title) in enumerate(rows):
+    if row is None or body is None or title is None:
+      raise WeightsError(
+        f"{num_blocks} vectors, and more or fewer records or titles: row "
+        f"{number} does not have all; want one of each in the same order: are "
+        "all of one release?"
+      )
+    try:
+      text, name = body.decode(), title.decode()
+    except UnicodeDecodeError as error:
+      raise WeightsError(
+        f"record or title {number} is not UTF-8 (byte {error.start} of "
+        f"{len(error.object)}); want texts"
+      ) from None
+    yield Document(str(number), name, text, is_block=True)

@@ -3,45 +3,46 @@
 A plan is complete before anything is written.
 """
 
+import dataclasses
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from etils import epath
+from flax import traverse_util
+from flax.core import meta
 
 from realm_jax.indexes.protocol import Rows
+from realm_jax.models import AnyArray
 from realm_jax.models.bert import BertConfig
+from realm_jax.models.parameters import Params
+from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import (
   WordpieceVocabulary,
   has_capitals,
   vocabulary_of,
 )
-from realm_jax.weights import WeightsError, reading, tables
+from realm_jax.weights import WeightsError, tables
 from realm_jax.weights.directory import Vocabulary, read_vocabulary
-from realm_jax.weights.formats import (
-  FORMATS,
-  OF_RETRIEVER,
-  ImportConfig,
-  locate,
-)
-from realm_jax.weights.model import (
-  BoundModel,
-  default_reader,
-  fresh_parameters,
-  parameter_shapes,
-)
-from realm_jax.weights.reading import Tensors
+from realm_jax.weights.formats import FORMATS, ImportConfig, locate
 from realm_jax.weights.tables import (
   PARTS,
   READER,
   RETRIEVER,
+  SEPARATE_TOWERS,
+  Shape,
   System,
   Table,
+  Tensors,
   below,
 )
 
+BLOCK_VECTORS = "block_emb"
 # Tensors that are of no use here, whatever the input is.
 UNUSED = {
   r"(.*[./])?embeddings\.(position|token_type)_ids": "computed, not stored",
@@ -49,11 +50,30 @@ UNUSED = {
   r".*/adam_[mv](_\d+)?": "a moment of Adam",
   r"(.*/)?AdamWeightDecayOptimizer(_\d+)?/.*": "a variable of the optimizer",
   r"(.*/)?global_step": "a step counter",
-  "block_emb": "vectors of blocks, which are no weights",
+  BLOCK_VECTORS: "vectors of blocks, which are no weights",
 }
 # The role of an encoder that makes the part one of those that are offered.
 _ROLES = {RETRIEVER: "query", READER: READER}
 _PREFIXES = ("query_prefix", "block_prefix")
+# Choices of the user that are fields of a retriever.
+_OF_RETRIEVER = tuple(
+  field.name
+  for field in dataclasses.fields(ImportConfig)
+  if field.name in Retriever.__dataclass_fields__
+)
+# Fields that are macros in a model's gin file, and those that it leaves out.
+_MACROS = {
+  "dropout_rate": "DROPOUT_RATE",
+  "projection_dropout_rate": "DROPOUT_RATE",
+  "score_scale": "SCORE_SCALE",
+  "joint_length": "JOINT_LENGTH",
+  # Stages label answers up to the reader's width.
+  "max_answer_width": "MAX_ANSWER_WIDTH",
+}
+_OMITTED = (
+  *("vocab_size", "separator_id", "bert", "name", "parent"),
+  *("initialization", "dtype", "attention", "remat_policy"),
+)
 
 
 class Encoder(NamedTuple):
@@ -99,43 +119,100 @@ class Source(NamedTuple):
   block_records: Path | None = None
 
 
+class BoundModel(NamedTuple):
+  """A retriever and a reader for a vocabulary, and the vocabulary."""
+
+  retriever: Retriever
+  reader: Reader
+  vocabulary: WordpieceVocabulary
+
+  @classmethod
+  def of(
+    cls, retriever: Retriever, reader: Reader, vocabulary: WordpieceVocabulary
+  ) -> "BoundModel":
+    """Binds modules that have no vocabulary yet."""
+    size, separator_id = vocabulary.vocab_size, vocabulary.sep_id
+    return cls(
+      retriever.for_vocabulary(vocab_size=size, separator_id=separator_id),
+      reader.for_vocabulary(vocab_size=size, separator_id=separator_id),
+      vocabulary,
+    )
+
+  def parameter_shapes(self, parts: Iterable[str]) -> dict[str, Shape]:
+    """Returns the shape of every parameter of the parts, by path."""
+    init = self._initializer(parts)
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    return {path: tuple(leaf.shape) for path, leaf in shapes.items()}
+
+  def fresh_parameters(
+    self, paths: Iterable[str], *, seed: int
+  ) -> dict[str, np.ndarray]:
+    """Returns random initial values of some parameters, by path.
+
+    A parameter that is initialized in both towers gets the same value in both,
+    so that an untrained retriever compares like with like.
+    """
+    wanted = [*paths]
+    parts = {path.partition("/")[0] for path in wanted}
+    values = jax.jit(self._initializer(parts))(jax.random.key(seed))
+    query, block = (f"/{tower}/" for tower in SEPARATE_TOWERS.values())
+    return {p: np.asarray(values[p.replace(block, query)]) for p in wanted}
+
+  def _initializer(
+    self, parts: Iterable[str]
+  ) -> Callable[[jax.Array], dict[str, AnyArray]]:
+    tokens = jnp.ones((1, 3), jnp.int32)
+    # A block must be as long as the widest answer.
+    block = jnp.ones((1, 1, self.reader.max_answer_width), jnp.int32)
+    arguments = {
+      "retriever": (self.retriever, tokens, tokens),
+      "reader": (self.reader, tokens, block, jnp.ones((1, 1), jnp.int32)),
+    }
+    used = {part: arguments[part] for part in sorted(set(parts))}
+    return lambda key: flattened(
+      {
+        part: module.init(key, *inputs)["params"]
+        for part, (module, *inputs) in used.items()
+      }
+    )
+
+
 class Plan(NamedTuple):
   """A model, and where its parameters come from.
 
   Attributes:
-    name: Name of what is imported, for people.
+    config: Choices of the user.
     model: Model to write.
     parts: Parts that are imported.
     source: What all inputs hold; its blocks are those of the block tower.
     table: Where the parameters of the model are among its tensors.
-    ignore: Regular expressions of the user: see `ImportConfig`.
   """
 
-  name: str
+  config: ImportConfig
   model: BoundModel
   parts: Sequence[str]
   source: Source
   table: Table
-  ignore: Sequence[str]
 
-  def load(self, *, seed: int = 0) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns all parameters of the parts by path, and lines for the report.
+  @property
+  def name(self) -> str:
+    """Name of what is imported, for people."""
+    return f"{Path(self.config.input).resolve().name} ({self.config.format})"
 
-    Raises:
-      WeightsError: The tensors do not fit the model.
-    """
-    retriever, reader, _ = self.model
-    shapes = parameter_shapes(retriever, reader, self.parts)
-    parameters, lines = reading.read(
+  def load(self) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns all parameters of the parts by path, and lines for the report."""
+    shapes = self.model.parameter_shapes(self.parts)
+    parameters, lines = tables.read(
       self.source.tensors,
       self.table,
       shapes,
       system=self.source.system,
-      allowed=dict.fromkeys(self.ignore, "allowed by --ignore") | UNUSED,
+      allowed=dict.fromkeys(self.config.ignore, "allowed by --ignore") | UNUSED,
     )
     fresh = shapes.keys() - parameters.keys()
-    parameters |= fresh_parameters(retriever, reader, fresh, seed=seed)
-    said = ", ".join(f"{n}={getattr(retriever, n)}" for n in OF_RETRIEVER)
+    parameters |= self.model.fresh_parameters(fresh, seed=self.config.seed)
+    retriever = self.model.retriever
+    said = ", ".join(f"{n}={getattr(retriever, n)}" for n in _OF_RETRIEVER)
     lines.append(f"vectors: {said}; such flags change it")
     if retriever.normalize and retriever.score_scale == 1.0:
       lines.append(
@@ -152,11 +229,10 @@ def make_plan(config: ImportConfig) -> Plan:
     WeightsError: The inputs cannot be read, or the choices do not fit them.
     VocabularyError: A vocabulary cannot be used.
   """
-  _, opener = FORMATS[config.format]
-  open_source = pkgutil.resolve_name(opener)
-  source = of_blocks = open_source(locate(config.input))
+  source = of_blocks = _open_source(config.format, config.input)
   if config.block_input is not None:
-    of_blocks = _below("block/", open_source(locate(config.block_input)))
+    of_blocks = _open_source(config.format, config.block_input)
+    of_blocks = _below("block/", of_blocks)
   chosen = _choose_encoders(config, source, of_blocks)
   if of_blocks is not source:
     source = of_blocks._replace(
@@ -167,43 +243,46 @@ def make_plan(config: ImportConfig) -> Plan:
   parts = sorted({path.partition("/")[0] for path in chosen}, key=PARTS.index)
   if RETRIEVER not in parts:
     source = source._replace(block_vectors=None)
-  words = vocabulary_of(_pieces(config, source.vocabularies))
   table = []
   for path, one in chosen.items():
-    first = next(iter(chosen.values()))
-    _require_equal(first, one, {"bert": first.bert}, {"bert": one.bert})
     table += below(one.table, ours=f"{path}/")
     if path == READER:
       table += below(one.head, ours=f"{path}/")
   # What is left of them is not imported.
   for one in source.encoders:
     table += below([*one.table, *one.head], ours="unused/")
+  words = vocabulary_of(_pieces(config, source.vocabularies))
   retriever = _retriever(config, chosen, words)
   *_, last = chosen.values()
-  reader = default_reader(last.bert).clone(**last.reader_fields)
-  return Plan(
-    f"{Path(config.input).resolve().name} ({config.format})",
-    BoundModel.of(retriever, reader, words),
-    parts,
-    source,
-    table,
-    config.ignore,
-  )
+  length = min(Reader.joint_length, last.bert.max_positions)
+  reader = Reader(last.bert, **{"joint_length": length, **last.reader_fields})
+  model = BoundModel.of(retriever, reader, words)
+  return Plan(config, model, parts, source, table)
+
+
+def _open_source(kind: str, path: epath.PathLike) -> Source:
+  _, opener = FORMATS[kind]
+  source = pkgutil.resolve_name(opener)(locate(path))
+  if not source.encoders:
+    names = ", ".join([*source.tensors][:5]) or "nothing"
+    raise WeightsError(
+      f"{path} holds no word embeddings of a BERT, but {names}, …; is it the "
+      f"right --input, and --from={kind} its format?"
+    )
+  return source
 
 
 def _below(scope: str, source: Source) -> Source:
   """Returns a source whose tensors have a prefix before their names."""
   start = scope.replace("/", ".") if source.system == "torch" else scope
-  return source._replace(
-    tensors={start + name: t for name, t in source.tensors.items()},
-    encoders=[
-      one._replace(
-        table=below(one.table, theirs=scope),
-        head=below(one.head, theirs=scope),
-      )
-      for one in source.encoders
-    ],
-  )
+  encoders = [
+    one._replace(
+      table=below(one.table, theirs=scope), head=below(one.head, theirs=scope)
+    )
+    for one in source.encoders
+  ]
+  tensors = {start + name: tensor for name, tensor in source.tensors.items()}
+  return source._replace(tensors=tensors, encoders=encoders)
 
 
 def _choose_encoders(
@@ -242,20 +321,22 @@ def _choose_encoders(
     query, block = the_only(own, "query"), the_only(of_blocks, "block")
     chosen[f"{RETRIEVER}/{tables.SHARED_TOWER}"] = query
     if query is not block or config.separate_towers:
-      _require_equal(query, block, *map(_shared_fields, (query, block)))
+      # What two towers share.
+      fields = (
+        {n: v for n, v in one.retriever_fields.items() if n not in _PREFIXES}
+        for one in (query, block)
+      )
+      _require_equal(query, block, *fields)
       chosen = {
-        f"{RETRIEVER}/{tables.SEPARATE_TOWERS[role]}": one
+        f"{RETRIEVER}/{SEPARATE_TOWERS[role]}": one
         for role, one in (("query", query), ("block", block))
       }
   if READER in parts:
     chosen[READER] = the_only(own, READER)
+  first, *others = chosen.values()
+  for one in others:
+    _require_equal(first, one, first.bert, one.bert)
   return chosen
-
-
-def _shared_fields(encoder: Encoder) -> dict[str, Any]:
-  """Returns the fields of a retriever that its towers share."""
-  fields = encoder.retriever_fields.items()
-  return {name: value for name, value in fields if name not in _PREFIXES}
 
 
 def _require_equal(
@@ -313,7 +394,7 @@ def _retriever(
       f"projection, to {fields['projection_size']} dimensions; leave the flag "
       "out"
     )
-  chosen = {name: getattr(config, name) for name in OF_RETRIEVER}
+  chosen = {name: getattr(config, name) for name in _OF_RETRIEVER}
   fields |= {n: value for n, value in chosen.items() if value is not None}
   for name in _PREFIXES:
     text = fields.get(name)
@@ -323,3 +404,56 @@ def _retriever(
         f"--{name}={text!r} has words that the vocabulary cannot spell"
       )
   return Retriever(bert=first.bert, shared_towers=len(towers) < 2, **fields)
+
+
+def nested(flat: Mapping[str, AnyArray]) -> Params:
+  """Returns the parameter tree of arrays that are given by path."""
+  return traverse_util.unflatten_dict(dict(flat), sep="/")
+
+
+def flattened(tree: Params) -> dict[str, AnyArray]:
+  """Returns the arrays of a parameter tree by path."""
+  return traverse_util.flatten_dict(meta.unbox(tree), sep="/")
+
+
+def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
+  """Returns a gin file that binds RETRIEVER and READER to these modules.
+
+  All numbers that the weights depend on are written out, except the
+  vocabulary's, which the corpus gives. Values that a run may change are macros.
+  Both modules have one encoder. The header names the `source` of the weights.
+  """
+  lines = [
+    f"# The model of the weights imported from {source}.",
+    "# It replaces gin/models/bert_base.gin with every file of gin/runs.",
+    "# Sizes must stay; the macros may change.",
+    "from __gin__ import dynamic_registration",
+    "",
+    *(
+      f"from realm_jax.models import {n}"
+      for n in ("bert", "retriever", "reader")
+    ),
+    "",
+  ]
+  macros = {}
+  for name, module in (
+    ("bert.BertConfig", retriever.bert),
+    ("retriever.Retriever", retriever),
+    ("reader.Reader", reader),
+  ):
+    if module is not retriever.bert:
+      lines.append(f"{name}.bert = @bert.BertConfig()")
+    for field in dataclasses.fields(module):
+      if field.name in _OMITTED:
+        continue
+      value = getattr(module, field.name)
+      if macro := _MACROS.get(field.name):
+        # Both dropout rates are the encoder's.
+        macros.setdefault(macro, value)
+      # gin reads both kinds of quotes.
+      shown = f"%{macro}" if macro else repr(value)
+      lines.append(f"{name}.{field.name} = {shown}")
+    lines.append("")
+  lines += [f"{macro} = {value!r}" for macro, value in macros.items()]
+  lines += ["RETRIEVER = @retriever.Retriever()", "READER = @reader.Reader()"]
+  return "\n".join(lines) + "\n"

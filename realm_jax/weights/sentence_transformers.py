@@ -11,12 +11,13 @@ A tower is this chain, of which every module but the first two is optional:
 | Normalize | vectors of length 1 |
 """
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import POOLINGS, Retriever
 from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.weights import WeightsError, tables
@@ -26,10 +27,9 @@ from realm_jax.weights.directory import (
   Export,
   JsonFile,
   class_files,
-  read_json,
 )
-from realm_jax.weights.model import BoundModel
-from realm_jax.weights.tables import RETRIEVER
+from realm_jax.weights.plan import BoundModel
+from realm_jax.weights.tables import RETRIEVER, Module, Table
 
 _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
@@ -38,13 +38,6 @@ _README = "README.md"
 _PACKAGE = "sentence_transformers.models."
 _TANH = "torch.nn.modules.activation.Tanh"
 _IDENTITY = "torch.nn.modules.linear.Identity"
-# What a directory may chain, as `_described` spells its modules.
-_CHAIN = re.compile(
-  "Transformer, Pooling "
-  rf"(?:(?P<pooler>cls, Dense {_TANH})|(?P<pooling>cls|mean))"
-  rf"(?P<projection>, Dense {_IDENTITY}, LayerNorm)?"
-  "(?P<normalize>, Normalize)?"
-)
 # The names that models have given to the prompts of queries and of blocks.
 _PROMPT_NAMES = {
   "query_prefix": ("query",),
@@ -65,9 +58,28 @@ _USUAL_DENSE = {
 }
 
 
+def _chain(
+  pooling: str, *, has_projection: bool, normalize: bool
+) -> list[tuple[str, str]]:
+  """Returns a tower's modules as `_described` says them, with our names.
+
+  Our name is empty where a module has no weights, or is BERT.
+  """
+  chain = [("Transformer", "")]
+  chain.append(("Pooling mean" if pooling == "mean" else "Pooling cls", ""))
+  if pooling == "pooler":
+    chain.append((f"Dense {_TANH}", "pooler"))
+  if has_projection:
+    chain.append((f"Dense {_IDENTITY}", "projection"))
+    chain.append(("LayerNorm", "projection_norm"))
+  if normalize:
+    chain.append(("Normalize", ""))
+  return chain
+
+
 def _described(kind: str, module: Mapping[str, Any]) -> str:
   """Returns a module's kind with what decides whether a tower can have it."""
-  said = []
+  said = [str(module.get("activation_function", ""))] * (kind == "Dense")
   if kind == "Pooling":
     modes = [
       re.sub("pooling_mode_|_tokens?$", "", key)
@@ -75,150 +87,137 @@ def _described(kind: str, module: Mapping[str, Any]) -> str:
       if key.startswith("pooling_mode_") and value
     ]
     # Later versions write one name instead.
-    said = dict.fromkeys([*modes, str(module.get("pooling_mode", ""))])
-  elif kind == "Dense":
-    said = [
-      str(module.get("activation_function", "")),
-      *(
-        f"{key}={module[key]}"
-        for key, value in _USUAL_DENSE.items()
-        if module.get(key) not in (None, value)
-      ),
-    ]
+    said = [*dict.fromkeys([*modes, str(module.get("pooling_mode", ""))])]
   return " ".join([kind, *said]).rstrip()
 
 
+def _around(
+  chain: Iterable[tuple[str, str]], folders: Iterable[str], factor: float
+) -> list[Module]:
+  """Returns the modules with weights after BERT; see `_projection_factor`."""
+  return [
+    Module(
+      ours,
+      f"{folder}/{'norm' if ours == 'projection_norm' else 'linear'}",
+      factor if ours == "projection" else 1.0,
+    )
+    for (_, ours), folder in zip(chain, folders, strict=True)
+    if ours
+  ]
+
+
 class SentenceModel(NamedTuple):
-  """What the files of a directory say.
+  """What the files of a directory say; by default, there are none.
 
   Attributes:
     folders: Folder of each module.
-    layers: Arguments of `tables.bert` for the modules after BERT.
+    around: Modules beside BERT that have weights.
     fields: Fields of `Retriever`.
   """
 
-  folders: Sequence[str]
-  layers: Mapping[str, Any]
-  fields: Mapping[str, Any]
+  folders: Sequence[str] = ("",)
+  around: Table = ()
+  fields: Mapping[str, Any] = {}
 
 
-def read_model(directory: Path) -> SentenceModel | None:
-  """Reads the files of a directory; returns None if they are not there.
-
-  Raises:
-    WeightsError: They say what a tower here cannot do.
-  """
+def read_model(directory: Path) -> SentenceModel:
+  """Reads the files of a directory."""
   path = directory / _MODULES
   if not path.exists():
-    return None
-  modules = read_json(path, list[dict[str, Any]])
+    return SentenceModel()
+  modules = JsonFile(path, kind=list[dict[str, Any]]).entries
   kinds = [str(m.get("type")).rpartition(".")[2] for m in modules]
   folders = [str(m.get("path", "")) for m in modules]
   files = [JsonFile(directory / f / CONFIG, optional=True) for f in folders]
   found = ", ".join(map(_described, kinds, [file.entries for file in files]))
-  chain = _CHAIN.fullmatch(found)
-  if chain is None:
+  for pooling, has_projection, normalize in itertools.product(
+    POOLINGS, (False, True), (False, True)
+  ):
+    chain = _chain(pooling, has_projection=has_projection, normalize=normalize)
+    if found == ", ".join(said for said, _ in chain):
+      break
+  else:
     raise WeightsError(
       f"{path} chains {found}; a tower here is a Transformer, Pooling by cls "
       "or mean, and then perhaps a Dense with tanh (after cls), a Dense "
       "without activation and a LayerNorm, and Normalize"
     )
-  prompts = _read_prompts(JsonFile(directory / _PROMPTS, optional=True))
-  if chain["pooling"] == "mean" and any(prompts.values()):
+  for file, kind in zip(files, kinds, strict=True):
+    for key, value in _USUAL_DENSE.items() if kind == "Dense" else ():
+      file.get(key, (None, value))
+  file = JsonFile(directory / _PROMPTS, optional=True)
+  prompts = file.get("prompts", dict[str, str] | None) or {}
+  usual = prompts.get(file.get("default_prompt_name", str | None), "")
+  prefixes = {
+    field: next((prompts[n] for n in names if n in prompts), usual)
+    for field, names in _PROMPT_NAMES.items()
+  }
+  if pooling == "mean" and any(prefixes.values()):
     files[1].get("include_prompt", (True,), True)
   settings = JsonFile(directory / _SETTINGS, optional=True)
-  layers: dict[str, Any] = {}
-  fields = {
-    "pooling": "pooler" if chain["pooler"] else chain["pooling"],
-    "normalize": chain["normalize"] is not None,
-    **prompts,
+  fields: dict[str, Any] = {
+    "pooling": pooling,
+    "normalize": normalize,
+    **prefixes,
     # By default it reads `[CLS] text [SEP]`, all of it of type 0.
     "title_separator": settings.get("title_separator", bool, False),
     "token_types": settings.get("token_types", bool, False),
     "score_scale": settings.get("score_scale", PositiveFloat, 1.0),
   }
-  if chain["pooler"]:
-    layers["pooler"] = f"{folders[2]}/linear"
-  if chain["projection"]:
-    norm = kinds.index("LayerNorm")
-    layers["projection"] = (
-      f"{folders[norm - 1]}/linear",
-      f"{folders[norm]}/norm",
-    )
-    layers["factor"] = settings.get("projection_scale", PositiveFloat, 1.0)
-    fields["projection_size"] = files[norm - 1].get("out_features", PositiveInt)
+  if has_projection:
+    dense = files[kinds.index("LayerNorm") - 1]
+    fields["projection_size"] = dense.get("out_features", PositiveInt)
     fields["projection_norm_eps"] = settings.get(
       "projection_norm_eps", PositiveFloat, _NORM_EPS
     )
-  return SentenceModel(folders, layers, fields)
-
-
-def _read_prompts(file: JsonFile) -> dict[str, str]:
-  """Reads the prompts of queries and of blocks."""
-  prompts = file.get("prompts", dict[str, str] | None) or {}
-  usual = prompts.get(file.get("default_prompt_name", str | None), "")
-  return {
-    field: next((prompts[n] for n in names if n in prompts), usual)
-    for field, names in _PROMPT_NAMES.items()
-  }
+  factor = settings.get("projection_scale", PositiveFloat, 1.0)
+  return SentenceModel(folders, _around(chain, folders, factor), fields)
 
 
 # --- Writing ------------------------------------------------------------------
 
 
 def export_tower(model: BoundModel, tower: str | None) -> Export:
-  """Plans the export of a retriever's tower.
+  """Plans the export of a retriever's tower, `query`, `block` or the only one.
 
-  Args:
-    model: Model whose retriever is exported.
-    tower: Tower, `query` or `block`; None is both, if they are one. Each makes
-      a directory of its own: they load with every version of the library,
-      unlike a Router, and an import reads them back.
-
-  Raises:
-    WeightsError: The library cannot express the retriever.
+  Each tower makes a directory of its own: these load with every version of the
+  library, unlike a Router, and an import reads them back.
   """
   retriever = model.retriever
   bert, size = retriever.bert, retriever.projection_size
   eps = _NORM_EPS if size is None else retriever.projection_norm_eps
   factor = _projection_factor(eps)
 
-  def dense(width: int, activation: str) -> tuple[str, dict[str, JsonValue]]:
-    return "Dense", {
-      "in_features": bert.hidden_size,
-      "out_features": width,
-      "bias": True,
-      "activation_function": activation,
-    }
-
+  chain = _chain(
+    retriever.pooling,
+    has_projection=size is not None,
+    normalize=retriever.normalize,
+  )
+  kinds = [said.partition(" ")[0] for said, _ in chain]
+  folders = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
   is_mean = retriever.pooling == "mean"
-  pooling: dict[str, JsonValue] = {
-    "word_embedding_dimension": bert.hidden_size,
-    # As all versions read it.
-    "pooling_mode_cls_token": not is_mean,
-    "pooling_mode_mean_tokens": is_mean,
-    "pooling_mode_max_tokens": False,
-    "pooling_mode_mean_sqrt_len_tokens": False,
+  contents: dict[str, JsonValue] = {
+    chain[1][0]: {
+      "word_embedding_dimension": bert.hidden_size,
+      # As all versions read it.
+      "pooling_mode_cls_token": not is_mean,
+      "pooling_mode_mean_tokens": is_mean,
+      "pooling_mode_max_tokens": False,
+      "pooling_mode_mean_sqrt_len_tokens": False,
+    },
+    "LayerNorm": {"dimension": size},
+    **{
+      f"Dense {activation}": {
+        "in_features": bert.hidden_size,
+        "out_features": width,
+        "bias": True,
+        "activation_function": activation,
+      }
+      for width, activation in ((bert.hidden_size, _TANH), (size, _IDENTITY))
+    },
   }
-  modules: list[tuple[str, dict[str, JsonValue]]] = [
-    ("Transformer", {}),
-    ("Pooling", pooling),
-  ]
-  layers: dict[str, Any] = {}
-  if retriever.pooling == "pooler":
-    layers["pooler"] = f"{len(modules)}_Dense/linear"
-    modules.append(dense(bert.hidden_size, _TANH))
-  if size is not None:
-    layers["projection"] = (
-      f"{len(modules)}_Dense/linear",
-      f"{len(modules) + 1}_LayerNorm/norm",
-    )
-    norm: dict[str, JsonValue] = {"dimension": size}
-    modules += [dense(size, _IDENTITY), ("LayerNorm", norm)]
-  if retriever.normalize:
-    modules.append(("Normalize", {}))
-  folders = ["", *(f"{i}_{kind}" for i, (kind, _) in enumerate(modules) if i)]
-  table = tables.bert("", bert.num_layers, factor=factor, **layers)
+  around = _around(chain, folders, factor)
+  table = tables.bert("", bert.num_layers, around)
   ours = tables.SEPARATE_TOWERS[tower] if tower else tables.SHARED_TOWER
   prompts = _prompts(model)
   # Where types are among these names, the body of a pair has the type 1.
@@ -230,12 +229,10 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
     TOKENIZER: {**files_of_bert[TOKENIZER], "model_input_names": names},
     _MODULES: [
       {"idx": i, "name": str(i), "path": folder, "type": _PACKAGE + kind}
-      for i, ((kind, _), folder) in enumerate(
-        zip(modules, folders, strict=True)
-      )
+      for i, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
     ],
     _PROMPTS: {
-      "prompts": prompts,
+      "prompts": {**prompts},
       "default_prompt_name": None,
       "similarity_fn_name": "dot",
     },
@@ -255,9 +252,9 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
     },
     _README: _readme(retriever, prompts, tower),
     **{
-      f"{folder}/{CONFIG}": content
-      for folder, (_, content) in zip(folders, modules, strict=True)
-      if content
+      f"{folder}/{CONFIG}": contents[said]
+      for folder, (said, _) in zip(folders, chain, strict=True)
+      if said in contents
     },
   }
   return Export(
@@ -282,9 +279,6 @@ def _projection_factor(norm_eps: float) -> float:
   effective ε of 1e-5 / c². c is the least power of two, which rounds no weight,
   with which this is the retriever's to 2e-10. Where the elements of a vector
   have a variance of 1e-4, what remains changes the vector by a millionth.
-
-  Raises:
-    WeightsError: No such factor exists.
   """
   for factor in (2.0**exponent for exponent in range(9)):
     if abs(_NORM_EPS / factor**2 - norm_eps) <= _MAX_EPS_DIFFERENCE:
@@ -296,9 +290,9 @@ def _projection_factor(norm_eps: float) -> float:
   )
 
 
-def _prompts(model: BoundModel) -> dict[str, JsonValue]:
+def _prompts(model: BoundModel) -> dict[str, str]:
   """Returns the prefixes as texts that give the same tokens again."""
-  texts: dict[str, JsonValue] = {}
+  texts = {}
   for field, (name, *_) in _PROMPT_NAMES.items():
     ids = tuple(getattr(model.retriever, field))
     # The space separates the prompt from the word that follows.
@@ -339,22 +333,23 @@ versions add. A text is cut after {positions} tokens.
 
 
 def _readme(
-  retriever: Retriever, prompts: Mapping[str, JsonValue], tower: str | None
+  retriever: Retriever, prompts: Mapping[str, str], tower: str | None
 ) -> str:
   """Returns the text of README.md: how others give the model their texts."""
   block, body = prompts["document"], "The bridge was built by the railway."
-  is_pair = retriever.title_separator
+  separator, types = "", "all of type 0"
+  document = f'"{block}Bridge {body}"'
+  if retriever.title_separator:
+    separator, document = " [SEP]", f'("{block}Bridge", "{body}")'
+  if retriever.token_types:
+    types = "of type 0, and 1 after the first `[SEP]`"
   return _README_TEXT.format(
     tower=f", the {tower} tower of two" if tower else "",
     scale=retriever.score_scale,
     query=prompts["query"],
     block=block,
-    document=f'("{block}Bridge", "{body}")'
-    if is_pair
-    else f'"{block}Bridge {body}"',
-    separator=" [SEP]" if is_pair else "",
-    types="of type 0, and 1 after the first `[SEP]`"
-    if retriever.token_types
-    else "all of type 0",
+    document=document,
+    separator=separator,
+    types=types,
     positions=retriever.bert.max_positions,
   )

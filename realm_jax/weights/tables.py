@@ -1,57 +1,69 @@
 """Names that the modules of BERT and REALM have in other systems.
 
-A table is a flat list of modules: ours, theirs, and the kind of their
-parameters. Imports and exports read the same tables. Their names are spelled as
-TensorFlow spells them (`encoder/layer_0/output/dense`), and PyTorch's follow by
-rules.
+A table is a list of modules, ours and theirs, which `read` and `write` apply in
+either direction. Names are spelled as TensorFlow spells them
+(`encoder/layer_0/output/dense`), and PyTorch's follow by rules. The last word
+of our name tells which parameters a module has.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-Kind = Literal["dense", "norm", "embeddings", "bias"]
+import numpy as np
+
+from realm_jax.weights import WeightsError
+
 System = Literal["tensorflow", "torch"]
+Shape = tuple[int, ...]
+Tensors = Mapping[str, np.ndarray]
+
 # Parts of a model, and the modules of shared and of separate towers.
 RETRIEVER, READER = PARTS = ("retriever", "reader")
 SHARED_TOWER = "tower"
 SEPARATE_TOWERS = {"query": "query_tower", "block": "block_tower"}
 HEAD = "cls/predictions"
+_WORDS = "encoder/word_embeddings"
 
-# The parameters of each kind: their names here, in TensorFlow and in PyTorch.
-# PyTorch holds kernels as [out, in], and the first ports of BERT to it kept
-# TensorFlow's names of LayerNorm's parameters.
-_PARAMETERS: Mapping[Kind, Sequence[tuple[str, str, Sequence[str]]]] = {
-  "dense": (
-    ("/kernel", "/kernel", ["weight"]),
-    ("/bias", "/bias", ["bias"]),
-  ),
+# Parameters of a module by the last word of its name: their names here, in
+# TensorFlow and in PyTorch, which holds kernels as [out, in]. The first ports
+# of BERT to it kept TensorFlow's names of LayerNorm's parameters. All others
+# are linear layers.
+_PARAMETERS: Mapping[str, Sequence[tuple[str, str, Sequence[str]]]] = {
   "norm": (
     ("/scale", "/gamma", ["weight", "gamma"]),
     ("/bias", "/beta", ["bias", "beta"]),
   ),
   "embeddings": (("", "", ["weight"]),),
-  "bias": (("", "", ["bias"]),),
+  "bias": (("", "/output_bias", ["bias"]),),
+  "": (("/kernel", "/kernel", ["weight"]), ("/bias", "/bias", ["bias"])),
 }
-_EMBEDDINGS: Mapping[str, tuple[str, Kind]] = {
-  "word_embeddings": ("word_embeddings", "embeddings"),
-  "position_embeddings": ("position_embeddings", "embeddings"),
-  "type_embeddings": ("token_type_embeddings", "embeddings"),
-  "embedding_norm": ("LayerNorm", "norm"),
+_EMBEDDINGS = {
+  _WORDS: "embeddings/word_embeddings",
+  "encoder/position_embeddings": "embeddings/position_embeddings",
+  "encoder/type_embeddings": "embeddings/token_type_embeddings",
+  "encoder/embedding_norm": "embeddings/LayerNorm",
 }
-_LAYER: Mapping[str, tuple[str, Kind]] = {
-  "attention/query": ("attention/self/query", "dense"),
-  "attention/key": ("attention/self/key", "dense"),
-  "attention/value": ("attention/self/value", "dense"),
-  "attention/output": ("attention/output/dense", "dense"),
-  "up": ("intermediate/dense", "dense"),
-  "down": ("output/dense", "dense"),
-  "attention_norm": ("attention/output/LayerNorm", "norm"),
-  "output_norm": ("output/LayerNorm", "norm"),
+_LAYER = {
+  "attention/query": "attention/self/query",
+  "attention/key": "attention/self/key",
+  "attention/value": "attention/self/value",
+  "attention/output": "attention/output/dense",
+  "up": "intermediate/dense",
+  "down": "output/dense",
+  "attention_norm": "attention/output/LayerNorm",
+  "output_norm": "output/LayerNorm",
 }
+_LINES_IN_AN_ERROR = 20
+_OTHER_VOCABULARY = (
+  ": is it another model's vocabulary? Where the last rows are padding, name "
+  "them in a copy of vocab.txt by as many lines at its end ([unused_row_1] and "
+  "so on)"
+)
 
 
 class Module(NamedTuple):
-  """A line of a table: our module, theirs, and the kind of its parameters.
+  """A line of a table: the name of our module, and of theirs.
 
   A table may name modules that a model lacks; their tensors are not used. Where
   two lines have one module of ours, the later one names copies of its tensors:
@@ -62,7 +74,6 @@ class Module(NamedTuple):
 
   ours: str
   theirs: str
-  kind: Kind
   factor: float = 1.0
 
 
@@ -76,51 +87,21 @@ def below(table: Table, *, ours: str = "", theirs: str = "") -> list[Module]:
   ]
 
 
-def bert(
-  prefix: str,
-  num_layers: int,
-  *,
-  pooler: str | None = None,
-  projection: tuple[str, str] | None = None,
-  factor: float = 1.0,
-  span_head: tuple[str, str, str] | None = None,
-) -> list[Module]:
-  """Returns the modules of a BERT and those around it, by our names.
+def bert(prefix: str, num_layers: int, around: Table = ()) -> list[Module]:
+  """Returns the modules of a BERT, and those `around` it, such as a projection.
 
-  Args:
-    prefix: Prefix of the names of its embeddings and layers.
-    num_layers: Number of its layers.
-    pooler: Linear layer of the pooler; None is BERT's own.
-    projection: Linear layer and LayerNorm of REALM's projection, if any.
-    factor: Factor of the projection's linear layer there.
-    span_head: First layer, LayerNorm and last layer of a span head, if any.
+  The `prefix` is that of its embeddings and layers there. One of the other
+  modules may be a pooler in place of BERT's own.
   """
-  table = [
-    *(
-      Module(f"encoder/{name}", f"{prefix}embeddings/{theirs}", kind)
-      for name, (theirs, kind) in _EMBEDDINGS.items()
-    ),
-    *(
-      Module(
-        f"encoder/layer_{i}/{name}", f"{prefix}encoder/layer_{i}/{theirs}", kind
-      )
-      for i in range(num_layers)
-      for name, (theirs, kind) in _LAYER.items()
-    ),
-    Module("pooler", pooler or f"{prefix}pooler/dense", "dense"),
-  ]
-  if projection is not None:
-    dense, norm = projection
-    table.append(Module("projection", dense, "dense", factor))
-    table.append(Module("projection_norm", norm, "norm"))
-  if span_head is not None:
-    dense, norm, score = span_head
-    table += [
-      Module("span_head/projection", dense, "dense"),
-      Module("span_head/norm", norm, "norm"),
-      Module("span_head/score", score, "dense"),
-    ]
-  return table
+  names = _EMBEDDINGS | {
+    f"encoder/layer_{i}/{ours}": f"encoder/layer_{i}/{theirs}"
+    for i in range(num_layers)
+    for ours, theirs in _LAYER.items()
+  }
+  names["pooler"] = "pooler/dense"
+  table = [Module(ours, prefix + theirs) for ours, theirs in names.items()]
+  others = {module.ours for module in around}
+  return [*(m for m in table if m.ours not in others), *around]
 
 
 def masked_lm_head(
@@ -133,16 +114,14 @@ def masked_lm_head(
   """
   ours, decoder = "masked_lm_head", f"{theirs}/decoder"
   table = [
-    Module(f"{ours}/dense", f"{theirs}/transform/dense", "dense"),
-    Module(f"{ours}/norm", f"{theirs}/transform/LayerNorm", "norm"),
-    Module(f"{ours}/bias", f"{theirs}/output_bias", "bias"),
+    Module(f"{ours}/dense", f"{theirs}/transform/dense"),
+    Module(f"{ours}/norm", f"{theirs}/transform/LayerNorm"),
+    Module(f"{ours}/bias", theirs),
   ]
-  if has_tied_decoder:
-    table.append(Module("encoder/word_embeddings", decoder, "embeddings"))
-    table.append(Module(f"{ours}/bias", decoder, "bias"))
-  else:
-    table.append(Module(f"{ours}/decoder", decoder, "dense"))
-  return table
+  tied = [Module(_WORDS, decoder), Module(f"{ours}/bias", decoder)]
+  return table + (
+    tied if has_tied_decoder else [Module(f"{ours}/decoder", decoder)]
+  )
 
 
 class Place(NamedTuple):
@@ -161,11 +140,154 @@ class Place(NamedTuple):
 def places(table: Iterable[Module], system: System) -> Iterator[Place]:
   """Yields the parameters of a table with the names of their tensors."""
   for module in table:
-    start = module.theirs.removesuffix("/output_bias")
-    start = start.replace("encoder/layer_", "encoder/layer/").replace("/", ".")
-    for ours, in_tensorflow, in_torch in _PARAMETERS[module.kind]:
+    start = module.theirs.replace("encoder/layer_", "encoder/layer/")
+    start = start.replace("/", ".")
+    found = (p for end, p in _PARAMETERS.items() if module.ours.endswith(end))
+    for ours, in_tensorflow, in_torch in next(found):
       names = [module.theirs + in_tensorflow]
       if system == "torch":
         names = [f"{start}.{name}" for name in in_torch]
       is_transposed = system == "torch" and ours == "/kernel"
       yield Place(module.ours + ours, names, is_transposed, module.factor)
+
+
+def show(name: str, shape: Shape) -> str:
+  """Returns a name and a shape for people, such as `pooler.weight [8, 8]`."""
+  return f"{name} {list(shape)}"
+
+
+def read(
+  tensors: Tensors,
+  table: Table,
+  shapes: Mapping[str, Shape],
+  *,
+  system: System,
+  allowed: Mapping[str, str],
+) -> tuple[dict[str, np.ndarray], list[str]]:
+  """Reads all parameters that have a tensor, in float32 and by path.
+
+  Every tensor and every parameter is accounted for.
+
+  Args:
+    tensors: Tensors of the input by name.
+    table: Modules of the model and of the input.
+    shapes: Shapes of all parameters of the model, by path.
+    system: System whose spelling the names have.
+    allowed: Reasons why tensors without a place in the table are not used, and
+      why parameters in it without a tensor start from random values, by regular
+      expressions for the whole name or path. Any other is an error.
+
+  Returns:
+    The parameters, and a line for each tensor and parameter that says what
+    became of it.
+
+  Raises:
+    WeightsError: A tensor is left over, missing, of another shape, not of
+      floats, not finite, or differs from its copy.
+  """
+
+  def reason(name: str) -> str:
+    fitting = (why for p, why in allowed.items() if re.fullmatch(p, name))
+    return next(fitting, "")
+
+  found: dict[str, list[tuple[str, Place]]] = {}
+  # Why tensors are not used, and parameters have no tensor.
+  unused = {name: reason(name) for name in tensors}
+  fresh = dict.fromkeys(shapes, "not in the input")
+  used, misshapen = set(), {}
+  for place in places(table, system):
+    shape = shapes.get(place.path)
+    if shape is not None:
+      fresh[place.path] = reason(place.path)
+    for name in filter(tensors.__contains__, place.names):
+      if shape is None:
+        unused[name] = (
+          unused[name] or "of no use to the parts that are imported"
+        )
+        continue
+      wanted = shape[::-1] if place.is_transposed else shape
+      if tensors[name].shape == wanted:
+        used.add(name)
+        found.setdefault(place.path, []).append((name, place))
+      elif not reason(name):
+        used.add(name)
+        misshapen[place.path] = (
+          f"{show(name, tensors[name].shape)}, where {place.path} wants "
+          f"{list(wanted)}"
+          + (_OTHER_VOCABULARY if place.path.endswith(_WORDS) else "")
+        )
+  unused = {name: why for name, why in unused.items() if name not in used}
+  known = found.keys() | misshapen.keys()
+  fresh = {path: why for path, why in fresh.items() if path not in known}
+  problems = [
+    *(f"{show(n, tensors[n].shape)} has no place here" for n in _blank(unused)),
+    *(
+      f"{show(p, shapes[p])} has no tensor in the input" for p in _blank(fresh)
+    ),
+    *misshapen.values(),
+  ]
+  if problems:
+    more = len(problems) - _LINES_IN_AN_ERROR
+    raise WeightsError(
+      f"{len(problems)} tensors and parameters do not fit; is config.json that "
+      "of these weights? --ignore=REGEX, for whole names of tensors, leaves "
+      "them out, and for whole paths of parameters starts them from random "
+      "values:\n  "
+      + "\n  ".join(problems[:_LINES_IN_AN_ERROR])
+      + (f"\n  and {more} more" if more > 0 else "")
+    )
+  parameters, lines = {}, [f"mapped ({len(found)} parameters):"]
+  for path, (first, *copies) in found.items():
+    lines.append(f"  {show(path, shapes[path])} <- {first[0]}")
+    parameters[path] = _parameter(tensors, *first)
+    for name, place in copies:
+      same = np.array_equal(_parameter(tensors, name, place), parameters[path])
+      unused[name] = f"the same as {first[0]}" if same else reason(name)
+      if not unused[name]:
+        raise WeightsError(
+          f"{name} and {first[0]} are one parameter here, and differ; pass "
+          f"--ignore='{re.escape(name)}' to leave the former out"
+        )
+  lines.append(f"unused tensors of the input: {len(unused) or 'none'}")
+  lines += [
+    f"  {show(n, tensors[n].shape)}: {why}" for n, why in unused.items()
+  ]
+  lines.append(f"parameters of random values: {len(fresh) or 'none'}")
+  lines += [f"  {show(p, shapes[p])}: {why}" for p, why in fresh.items()]
+  return parameters, lines
+
+
+def _blank(reasons: Mapping[str, str]) -> list[str]:
+  return [name for name, why in reasons.items() if not why]
+
+
+def write(
+  parameters: Mapping[str, np.ndarray], table: Table
+) -> dict[str, tuple[str, np.ndarray]]:
+  """Returns PyTorch's name and tensor of each parameter in a table, by path."""
+  named: dict[str, tuple[str, np.ndarray]] = {}
+  for place in places(table, "torch"):
+    if place.path in parameters and place.path not in named:
+      array = parameters[place.path]
+      array = array.T if place.is_transposed else array
+      array = np.ascontiguousarray(array * np.float32(place.factor))
+      named[place.path] = place.names[0], array
+  return named
+
+
+def _parameter(tensors: Tensors, name: str, place: Place) -> np.ndarray:
+  array = tensors[name]
+  # numpy does not count bfloat16 among its floats.
+  if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+    raise WeightsError(
+      f"{name} holds {array.dtype}; want float32, float16 or bfloat16 "
+      "(quantized weights must be dequantized first)"
+    )
+  array = array.astype(np.float32)
+  if not np.isfinite(array).all():
+    raise WeightsError(
+      f"{name} holds NaN or infinite values; the file is damaged or its "
+      "training had diverged"
+    )
+  array = array.T if place.is_transposed else array
+  return np.ascontiguousarray(array / np.float32(place.factor))

@@ -67,11 +67,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_byte_strings(path: epath.Path) -> list[bytes]:
-  """Reads an array of byte strings that np.save has pickled.
-
-  Raises:
-    WeightsError: The file is damaged, or holds anything else.
-  """
+  """Reads an array of byte strings that np.save has pickled."""
   try:
     with path.open("rb") as file:
       np.lib.format.read_magic(file)
@@ -89,11 +85,7 @@ def read_byte_strings(path: epath.Path) -> list[bytes]:
 
 
 def read_torch_file(path: Path) -> dict[str, np.ndarray]:
-  """Reads the tensors of a `pytorch_model.bin` by name, in its own dtypes.
-
-  Raises:
-    WeightsError: The file is damaged, or holds anything else.
-  """
+  """Reads the tensors of a `pytorch_model.bin` by name, in its own dtypes."""
   try:
     with zipfile.ZipFile(path) as file:
       names = file.namelist()

@@ -17,8 +17,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
 from realm_jax.weights import exporting, importing
 from realm_jax.weights.formats import ImportConfig
-from realm_jax.weights.model import BoundModel, nested, parameter_shapes
-from realm_jax.weights.plan import Plan, make_plan
+from realm_jax.weights.plan import BoundModel, Plan, make_plan, nested
 from realm_jax.weights.tables import PARTS
 from tests import tiny_world
 
@@ -139,7 +138,7 @@ def parameters(
 ) -> dict[str, np.ndarray]:
   """Returns random parameters by path, none of them zero or one."""
   model = bound(retriever, reader)
-  shapes = parameter_shapes(model.retriever, model.reader, parts)
+  shapes = model.parameter_shapes(parts)
   rng = np.random.default_rng(3)
   return {
     path: rng.normal(0, 0.5, shape).astype(np.float32)

@@ -11,7 +11,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage.atomic import TargetError
 from realm_jax.weights import WeightsError
-from realm_jax.weights.model import gin_model
+from realm_jax.weights.plan import gin_model
 from tests.integration.commands import FUNCTIONS
 from tests.weights import models
 

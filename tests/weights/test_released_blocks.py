@@ -11,8 +11,8 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import load_newest
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.text.wordpieces import vocabulary_of
-from realm_jax.weights import WeightsError, released_blocks
-from realm_jax.weights.released_blocks import ReleasedBlocks
+from realm_jax.weights import WeightsError, importing
+from realm_jax.weights.importing import ReleasedBlocks
 from tests.corpus.conftest import text_of
 from tests.weights import tf_files as files
 from tests.weights.models import import_weights
@@ -42,7 +42,7 @@ def ids(words: str) -> list[int]:
 
 def write(path, records=RECORDS, *, num_blocks=6):
   vectors = np.zeros((num_blocks, 2), np.float32)
-  released_blocks.write_corpus(
+  importing.write_corpus(
     ReleasedBlocks(path, vectors, iter(records), iter(TITLES)),
     vocabulary_of(tuple(_PIECES)),
   )
@@ -52,8 +52,8 @@ def write(path, records=RECORDS, *, num_blocks=6):
 def test_a_row_is_a_record_whatever_is_in_it(tmp_path, monkeypatch):
   # Two blocks a shard: rows go on through all of them.
   monkeypatch.setattr(block_builder, "DOCUMENTS_PER_CHUNK", 2)
-  small = functools.partial(released_blocks.write_shards, shard_bytes=1)
-  monkeypatch.setattr(released_blocks, "write_shards", small)
+  small = functools.partial(importing.write_shards, shard_bytes=1)
+  monkeypatch.setattr(importing, "write_shards", small)
   corpus = write(tmp_path / "c")
   assert corpus.num_blocks == len(RECORDS)
   for row, (record, title) in enumerate(zip(RECORDS, TITLES, strict=True)):

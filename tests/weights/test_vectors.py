@@ -7,8 +7,8 @@ import pytest
 
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
-from realm_jax.weights import vectors
-from realm_jax.weights.vectors import export_vectors
+from realm_jax.weights import exporting
+from realm_jax.weights.exporting import export_vectors
 from tests.generations.conftest import DIM, make_corpus, publish_one
 
 _BLOCKS = 30
@@ -28,7 +28,7 @@ def _export(tmp_path, corpus, **changes):
 
 def test_vectors_ids_and_their_description(tmp_path, corpus, monkeypatch):
   # Chunks of 7 rows do not end where the files of the generation do.
-  monkeypatch.setattr(vectors, "_CHUNK_BYTES", 7 * 4 * DIM)
+  monkeypatch.setattr(exporting, "_CHUNK_BYTES", 7 * 4 * DIM)
   # Eight bits of mantissa, which bfloat16 has.
   values = np.random.default_rng(0).integers(-128, 128, (_BLOCKS, DIM)) * 1024.0
   generations = tmp_path / "run" / "generations"
