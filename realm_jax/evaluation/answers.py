@@ -161,13 +161,8 @@ def read(
 ) -> list[Answered]:
   """Answers questions from the first blocks that were retrieved for them.
 
-  Args:
-    run: Run of open QA.
-    questions: Questions.
-    token_ids: `[CLS] x [SEP]` of each, padded.
-    found: Blocks that were retrieved.
-    order: Places of these blocks, those to read first; None reads the best.
-    answer: As in `ask`.
+  `order` has the places of these blocks, those to read first; without it, the
+  best are read.
   """
   if order is None:
     order = np.tile(np.arange(found.rows.shape[1]), (len(found.rows), 1))

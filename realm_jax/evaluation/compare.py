@@ -8,9 +8,14 @@ import numpy as np
 from etils import epath
 
 from realm_jax.console import columns
-from realm_jax.evaluation import resampling
-from realm_jax.evaluation.resampling import Scores
-from realm_jax.evaluation.scores import Line, means, question_scores
+from realm_jax.evaluation.scores import (
+  Line,
+  Scores,
+  bootstrap_intervals,
+  means,
+  permutation_p_values,
+  question_scores,
+)
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.paths import read_text
 
@@ -34,12 +39,11 @@ def compare(
     seed: Seed of the bootstrap and of the randomization test.
 
   Returns:
-    The `files`, `num_questions` and, for each of the `metrics` that both files
-    have (without the reciprocal rank if they retrieved unequal numbers of
-    blocks): the means `first` and `second`; their `difference`, second − first,
-    with its 95 % paired bootstrap `interval` and the two-sided `p_value` of a
-    paired randomization test; and on how many questions each is better,
-    `first_better` and `second_better`.
+    The `files`, `num_questions` and, for each of the `metrics` of
+    `paired_scores`: the means `first` and `second`; their `difference`,
+    second − first, with its 95 % paired bootstrap `interval` and the two-sided
+    `p_value` of a paired randomization test; and on how many questions each is
+    better, `first_better` and `second_better`.
 
   Raises:
     ComparisonError: A file is no such file, or they have other questions.
@@ -47,8 +51,8 @@ def compare(
   """
   one, two = paired_scores(first, second)
   differences = {name: two[name] - one[name] for name in one}
-  intervals = resampling.bootstrap_intervals(differences, seed=seed)
-  p_values = resampling.permutation_p_values(differences, seed=seed)
+  intervals = bootstrap_intervals(differences, seed=seed)
+  p_values = permutation_p_values(differences, seed=seed)
   first_means, second_means = means(one), means(two)
   metrics = {
     name: {

@@ -101,7 +101,8 @@ def follow(
     )
 
     def next_step() -> int | None:
-      """Waits for a checkpoint to evaluate; returns None at the end."""
+      """Records what has ended, and waits for a checkpoint to evaluate."""
+      record()
       while not stop.is_set():
         done = _evaluated(folder)
         for step in checkpoints.steps():
@@ -116,26 +117,20 @@ def follow(
         stop.wait(poll_seconds)
       return None
 
-    def ended(step: int) -> None:
-      """Records an evaluation that has ended, and says what it has found."""
-      best = record()
-      logging.info(
-        "checkpoint %d: %s %.4f; the best is %s, %s",
-        *(step, best_metric, _value(_figures(folder, step), best_metric)),
-        *(best.step, best.value),
-      )
-
     def best_figures() -> Figures | None:
       best = record()
       return None if best.step is None else _figures(folder, best.step)
 
     # A metric that does not exist is known before anything is evaluated.
-    agreement.on_process_0("best so far", lambda: record().step)
     while (step := agreement.on_process_0("next", next_step)) is not None:
       try:
-        evaluation(
+        figures = evaluation(
           config=dataclasses.replace(config, checkpoint_step=step),
           output_dir=folder / str(step),
+        )
+        logging.info(
+          "checkpoint %d: %s %.4f",
+          *(step, best_metric, _value(figures, best_metric)),
         )
       except (CheckpointError, GenerationError) as error:
         # Several processes may not all have failed; then all end.
@@ -154,8 +149,6 @@ def follow(
           stop.wait(poll_seconds)
         else:
           raise
-        continue
-      agreement.on_process_0("best", functools.partial(ended, step))
     return agreement.on_process_0("result", best_figures)
 
 
@@ -187,6 +180,10 @@ def _record_best(
     if best.value is None or sign * value > sign * best.value:
       best = dataclasses.replace(best, step=step, value=value)
   best = dataclasses.replace(best, evaluating=evaluating)
+  if best.step is not None and (before is None or best.step != before.step):
+    logging.info(
+      "the best checkpoint is %d: %s %s", best.step, metric, best.value
+    )
   # Without a checkpoint there is nothing to record.
   if best != before and (best.kept or before is not None):
     write_best(model_dir, best)

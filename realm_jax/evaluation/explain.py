@@ -170,10 +170,6 @@ def explain(run: Run, text: str, answer: str | None = None) -> Explanation:
     CheckpointError: The run was not trained for such texts.
     ExplanationError: The text has no words, or the answer does not fit it.
   """
-  if not text.strip():
-    raise ExplanationError(
-      "the sentence is empty; write one with [MASK], or a question"
-    )
   kind = SENTENCE if is_masked(text) else QUESTION
   run.require_kind(kind)
   figures = _of_sentence if kind == SENTENCE else _of_question

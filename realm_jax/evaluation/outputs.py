@@ -44,14 +44,15 @@ T = TypeVar("T")
 class EvaluationShard:
   """This process's part of an evaluation; all of it, if it is alone.
 
-  All processes must call the same methods in the same order.
+  All processes must call the same methods in the same order, which raise
+  `ProcessesError` where one has failed.
 
   Args:
     output_dir: Directory of what is written; None writes nothing.
     configs: Arguments of the evaluation, which all processes must have alike.
 
   Raises:
-    ProcessesError: An argument differs, or a process has failed.
+    ProcessesError: An argument differs.
     StoreAccessError: The directory cannot be written to.
   """
 
@@ -99,10 +100,8 @@ class EvaluationShard:
   ) -> Run:
     """Loads a run with its generation, and its reader if one is configured.
 
-    Raises:
-      ProcessesError: The processes have not all loaded the same, or one has
-        failed.
-      ValueError: A file is missing or does not fit, as in `Run.load`.
+    Raises what `Run.load` does, or `ProcessesError`: the processes have not all
+    loaded the same, or one has failed.
     """
     run = Run.load(config, index=index, max_batch=max_batch)
     if config.reader is not None:
@@ -120,9 +119,6 @@ class EvaluationShard:
     """Returns what all processes have found to process 0; to others, nothing.
 
     A value, which JSON can hold, may be large: it is exchanged in pieces.
-
-    Raises:
-      ProcessesError: A process has failed.
     """
     if self.agreement.count == 1:
       return [found]
@@ -140,17 +136,12 @@ class EvaluationShard:
   def write_lines(self, name: str, lines: Mapping[int, Line]) -> list[Line]:
     """Writes a file of the lines of all processes, and returns these lines.
 
-    Only process 0 writes, and the others return none.
-
-    Args:
-      name: Name of the file.
-      lines: This process's lines, by their positions among the examples.
+    Only process 0 writes, and the others return none. The keys of `lines` are
+    the positions of this process's lines among the examples.
 
     Raises:
       ValueError: There are no lines.
       OSError: The disk is full, or the directory cannot be written to.
-      StoreAccessError: Likewise, where it is on an object store.
-      ProcessesError: A process has failed.
     """
     parts = self.gather_to_leader(name, [*lines.items()])
     pairs = sorted(itertools.chain(*parts), key=lambda pair: pair[0])
@@ -169,7 +160,6 @@ class EvaluationShard:
 
     Raises:
       OSError: The disk is full, or the directory cannot be written to.
-      ProcessesError: Another process has failed.
     """
 
     def write() -> Figures:
