@@ -272,7 +272,7 @@ def _answered(
     for span in spans:
       k, start, extra = map(int, np.unravel_index(span, log_p.shape))
       text = texts[k](start, extra + 1)[0]
-      groups.setdefault(_normalized(text, run.language), []).append(span)
+      groups.setdefault(_normalized(text, run.corpus.language), []).append(span)
     return groups
 
   order = np.argsort(-log_p, axis=None, kind="stable").tolist()
@@ -283,7 +283,7 @@ def _answered(
     answers.sort(key=lambda answer: -answer.probability)
   about = None
   if given is not None:
-    key = normalize_answer(given, run.language)
+    key = normalize_answer(given, run.corpus.language)
     # Beyond the best spans, of which the answers are made.
     spans = groups.get(key) or grouped(order).get(key)
     about = made(spans) if spans else None

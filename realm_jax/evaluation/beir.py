@@ -27,10 +27,9 @@ from realm_jax.evaluation.outputs import (
   RETRIEVED,
   EvaluationShard,
   Figures,
-  Line,
 )
 from realm_jax.evaluation.run import RunConfig
-from realm_jax.evaluation.scores import NUM_DOCUMENTS, summarize
+from realm_jax.evaluation.scores import NUM_DOCUMENTS, Line, summarize
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_readable

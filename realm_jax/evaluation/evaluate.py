@@ -101,8 +101,7 @@ def follow(
     )
 
     def next_step() -> int | None:
-      """Records what has ended, and waits for a checkpoint to evaluate."""
-      record()
+      """Waits for a checkpoint to evaluate; returns None at the end."""
       while not stop.is_set():
         done = _evaluated(folder)
         for step in checkpoints.steps():
@@ -121,16 +120,16 @@ def follow(
       best = record()
       return None if best.step is None else _figures(folder, best.step)
 
+    best_so_far = functools.partial(
+      agreement.on_process_0, "best so far", best_figures
+    )
     # A metric that does not exist is known before anything is evaluated.
+    best_so_far()
     while (step := agreement.on_process_0("next", next_step)) is not None:
       try:
         figures = evaluation(
           config=dataclasses.replace(config, checkpoint_step=step),
           output_dir=folder / str(step),
-        )
-        logging.info(
-          "checkpoint %d: %s %.4f",
-          *(step, best_metric, _value(figures, best_metric)),
         )
       except (CheckpointError, GenerationError) as error:
         # Several processes may not all have failed; then all end.
@@ -149,7 +148,11 @@ def follow(
           stop.wait(poll_seconds)
         else:
           raise
-    return agreement.on_process_0("result", best_figures)
+      else:
+        value = figures.get(best_metric)
+        logging.info("checkpoint %d: %s %s", step, best_metric, value)
+        best_so_far()
+    return best_so_far()
 
 
 def _evaluated(folder: epath.Path) -> list[int]:
@@ -179,11 +182,8 @@ def _record_best(
     value = _value(_figures(folder, step), metric)
     if best.value is None or sign * value > sign * best.value:
       best = dataclasses.replace(best, step=step, value=value)
+      logging.info("checkpoint %d is the best: %s %.4f", step, metric, value)
   best = dataclasses.replace(best, evaluating=evaluating)
-  if best.step is not None and (before is None or best.step != before.step):
-    logging.info(
-      "the best checkpoint is %d: %s %s", best.step, metric, best.value
-    )
   # Without a checkpoint there is nothing to record.
   if best != before and (best.kept or before is not None):
     write_best(model_dir, best)

@@ -196,7 +196,7 @@ def _of_question(run: Run, text: str, answer: str | None) -> dict[str, Any]:
   token_ids = words.encode(text)
   if not token_ids:
     raise ExplanationError(f"the question {text!r} has no words")
-  if answer is not None and not normalize_answer(answer, run.language):
+  if answer is not None and not normalize_answer(answer, run.corpus.language):
     raise ExplanationError(f"the answer {answer!r} has no words")
   (answered,) = answers.ask(run, [text], answer=answer)
   explained = answered.given

@@ -24,10 +24,9 @@ from realm_jax.evaluation.outputs import (
   RETRIEVED,
   EvaluationShard,
   Figures,
-  Line,
 )
 from realm_jax.evaluation.run import Run, RunConfig
-from realm_jax.evaluation.scores import summarize
+from realm_jax.evaluation.scores import Line, summarize
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
@@ -149,7 +148,7 @@ def _evaluate(
           "question": text,
           "references": references,
           "answer_kind": kind,
-          "language": run.language,
+          "language": run.corpus.language,
         }
         for name, text, references, kind in zip(
           batch.texts("question_id"),
@@ -253,7 +252,7 @@ def _with_evidence(
     evidence = []
     for block in run.blocks(found, i):
       has_words = answers.contains_answer(
-        block.text, references, kind=kind, language=run.language
+        block.text, references, kind=kind, language=run.corpus.language
       )
       has_characters = has_words
       if kind == "string":

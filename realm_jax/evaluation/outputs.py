@@ -19,6 +19,7 @@ import jax
 from etils import epath
 
 from realm_jax.evaluation.run import Run, RunConfig, whole_batch
+from realm_jax.evaluation.scores import Line
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import BatchStream
@@ -36,8 +37,6 @@ _CHARACTERS_PER_PIECE = 1 << 19
 
 # Metrics and a description of what was measured, by name.
 Figures = dict[str, JsonValue]
-# What was found for an example, as JSON.
-Line = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -173,7 +172,7 @@ class EvaluationShard:
         "corpus_dir": str(run.corpus.source),
         "corpus_fingerprint": run.corpus.fingerprint,
         "corpus_version": run.corpus.version,
-        "language": run.language,
+        "language": run.corpus.language,
         "seconds": round(time.monotonic() - self._start, 3),
       }
       if self._output_dir is not None:

@@ -337,11 +337,6 @@ class Run:
     """Corpus, in the version that the generation was built on."""
     return self.generation.corpus
 
-  @property
-  def language(self) -> str:
-    """ISO code of the corpus's language, by whose rules answers are judged."""
-    return self.corpus.language
-
   def compute(
     self,
     function: Callable[..., Any],

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from realm_jax.console import figures_table
 
 # A line of `predictions.jsonl` or `retrieved.jsonl`.
-Line = Mapping[str, Any]
+Line = dict[str, Any]
 # Scores by name, a value for each question; NaN where it has none.
 Scores = Mapping[str, Float[np.ndarray, "_"]]
 RECALL_DEPTHS = (1, 5, 20, 100)

@@ -25,7 +25,6 @@ from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.text.answers import exact_match
 
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
-_MARKS = ("", "said", "answer")
 
 
 class RequestError(ValueError):
@@ -251,7 +250,7 @@ def _without(
     "left_out": best.title or best.id,
     "answer": other.answer,
     "probability": other.probability,
-    "same": exact_match(other.answer, explained.answer, run.language),
+    "same": exact_match(other.answer, explained.answer, run.corpus.language),
   }
 
 
@@ -283,14 +282,14 @@ def _segments(
     return []
   block, words = run.content(candidate.block.row), run.vocabulary
   text, token_ids = block.body, block.body_token_ids
-  wanted = explained.answer.split(" | ")
-  marks = np.zeros(len(text.encode()), np.int8)
+  wanted, body = explained.answer.split(" | "), text.encode()
+  marks = np.full(len(body), "", "U6")
   if best is not None and best.start is not None:
     first, limit = (
       len(text[:place].encode()) for place in (best.start, best.limit)
     )
-    marks[first:limit] = _MARKS.index("said")
-    if any(exact_match(best.text, one, run.language) for one in wanted):
+    marks[first:limit] = "said"
+    if any(exact_match(best.text, one, run.corpus.language) for one in wanted):
       # As the block spells it, which may have another article.
       wanted.append(best.text)
   found = find_token_spans(
@@ -304,13 +303,11 @@ def _segments(
     if not (is_inside[start] or is_inside[start + width]):
       first, _ = block.byte_ranges[start]
       _, limit = block.byte_ranges[start + width - 1]
-      marks[first:limit] = _MARKS.index("answer")
-  bounds = [0, *(np.flatnonzero(np.diff(marks)) + 1).tolist(), len(marks)]
+      marks[first:limit] = "answer"
+  changes = np.flatnonzero(marks[1:] != marks[:-1]) + 1
+  bounds = [0, *changes.tolist(), len(marks)]
   return [
-    {
-      "text": text.encode()[first:limit].decode(),
-      "mark": _MARKS[marks[first]],
-    }
+    {"text": body[first:limit].decode(), "mark": str(marks[first])}
     for first, limit in itertools.pairwise(bounds)
     if first < limit
   ]
