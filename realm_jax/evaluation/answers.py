@@ -135,7 +135,6 @@ def num_searched(run: Run) -> int:
 
   Raises:
     CheckpointError: The run has no reader.
-    GenerationError: There is no generation that fits.
     SearchError: More blocks are to be read.
   """
   run.require_reader()

@@ -31,12 +31,8 @@ def compare(
 ) -> dict[str, Any]:
   """Compares the scores of two files of predictions or of retrieved blocks.
 
-  Questions are paired by their ids; the order of the files does not matter.
-
-  Args:
-    first: `predictions.jsonl` or `retrieved.jsonl` of an evaluation.
-    second: The same of another evaluation on the same questions.
-    seed: Seed of the bootstrap and of the randomization test.
+  The files are `predictions.jsonl` or `retrieved.jsonl` of evaluations of the
+  same questions, in any order. `seed` is that of the resampling.
 
   Returns:
     The `files`, `num_questions` and, for each of the `metrics` of
@@ -80,11 +76,7 @@ def paired_scores(
 
   Questions are paired by their ids, in the order of the first file. If unequal
   numbers of blocks were retrieved, the reciprocal rank, which grows with their
-  number, is left out.
-
-  Raises:
-    ComparisonError: A file is no such file, or they have other questions.
-    StoreAccessError: A bucket cannot be read.
+  number, is left out. Raises what `compare` does.
   """
   require_readable(first, second)
   here, there = (_read_lines(str(path)) for path in (first, second))

@@ -35,12 +35,8 @@ class Service:
   """Explains questions and sentences.
 
   A block goes by its name, `document id:ordinal`, which stays the same when the
-  corpus is updated.
-
-  Args:
-    run: Run of open QA, or of pre-training.
-    masked_run: Run of pre-training, for sentences; None leaves them to `run`.
-    examples: Questions to offer.
+  corpus is updated. A `masked_run` takes the sentences from `run`. `examples`
+  are questions to offer.
 
   Raises:
     CheckpointError: The run has no reader, or the second one does not fill in
