@@ -1,12 +1,7 @@
-"""A trained run as a Python object, for notebooks and programs.
-
-    import realm_jax
-
-    run = realm_jax.load("runs/qa")
-    run.ask("who wrote Northern Lights?").text
+"""A trained run as a Python object; docs/evaluation.md has examples.
 
 `load` reads the configuration that the run keeps. It parses no flags, and
-leaves gin as it was. docs/evaluation.md has examples.
+leaves gin as it was.
 """
 
 import dataclasses
@@ -49,11 +44,7 @@ class LoadedRun(Run):
   def ask(
     self, questions: str | Sequence[str], *, num_answers: int = 3
   ) -> Answered | list[Answered]:
-    """Answers questions from the blocks that are retrieved for them.
-
-    Args:
-      questions: Questions, or one.
-      num_answers: Number of answers to each, at most.
+    """Answers questions, each with at most so many answers.
 
     Raises:
       CheckpointError: The run was not trained to answer questions.
@@ -129,10 +120,8 @@ class LoadedRun(Run):
   ) -> Explanation | list[Explanation]:
     """Explains what the run fills in, or answers, as `realm_jax.explain` does.
 
-    Args:
-      texts: Sentences with [MASK], for a run of pre-training, or questions, for
-        one of open QA; or one of them.
-      answer: Answer whose probability is explained. None takes the best one.
+    A run of pre-training takes sentences with [MASK], and one of open QA
+    questions. Without an `answer`, the best one is explained.
 
     Raises:
       CheckpointError: The run was not trained for such texts.

@@ -10,8 +10,11 @@ from jaxtyping import Float
 from realm_jax.ablation.plan import Plan, Results, Run
 from realm_jax.ablation.rows import REALM, Row
 from realm_jax.console import columns, plot
-from realm_jax.evaluation import resampling
 from realm_jax.evaluation.compare import paired_scores
+from realm_jax.evaluation.scores import (
+  bootstrap_intervals,
+  permutation_p_values,
+)
 from realm_jax.storage.atomic import atomic_text_file
 
 
@@ -216,12 +219,10 @@ def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
     "by_seed": by_seed,
     "mean": float(np.mean(by_seed)),
     "standard_deviation": deviation,
-    "interval": resampling.bootstrap_intervals(
-      *({"": of_seed} for of_seed in scores)
-    )[""],
+    "interval": bootstrap_intervals(*({"": one} for one in scores))[""],
     "difference": float(np.mean(means)),
-    "difference_interval": resampling.bootstrap_intervals(*differences)[""],
-    "p_value": resampling.permutation_p_values(*differences)[""],
+    "difference_interval": bootstrap_intervals(*differences)[""],
+    "p_value": permutation_p_values(*differences)[""],
     "seeds_better": sum(mean > 0 for mean in means),
   }
 

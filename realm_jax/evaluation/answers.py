@@ -135,7 +135,6 @@ def num_searched(run: Run) -> int:
 
   Raises:
     CheckpointError: The run has no reader.
-    GenerationError: There is no generation that fits.
     SearchError: More blocks are to be read.
   """
   run.require_reader()
@@ -161,13 +160,8 @@ def read(
 ) -> list[Answered]:
   """Answers questions from the first blocks that were retrieved for them.
 
-  Args:
-    run: Run of open QA.
-    questions: Questions.
-    token_ids: `[CLS] x [SEP]` of each, padded.
-    found: Blocks that were retrieved.
-    order: Places of these blocks, those to read first; None reads the best.
-    answer: As in `ask`.
+  `order` has the places of these blocks, those to read first; without it, the
+  best are read.
   """
   if order is None:
     order = np.tile(np.arange(found.rows.shape[1]), (len(found.rows), 1))
@@ -277,7 +271,7 @@ def _answered(
     for span in spans:
       k, start, extra = map(int, np.unravel_index(span, log_p.shape))
       text = texts[k](start, extra + 1)[0]
-      groups.setdefault(_normalized(text, run.language), []).append(span)
+      groups.setdefault(_normalized(text, run.corpus.language), []).append(span)
     return groups
 
   order = np.argsort(-log_p, axis=None, kind="stable").tolist()
@@ -288,7 +282,7 @@ def _answered(
     answers.sort(key=lambda answer: -answer.probability)
   about = None
   if given is not None:
-    key = normalize_answer(given, run.language)
+    key = normalize_answer(given, run.corpus.language)
     # Beyond the best spans, of which the answers are made.
     spans = groups.get(key) or grouped(order).get(key)
     about = made(spans) if spans else None

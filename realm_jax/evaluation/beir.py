@@ -27,10 +27,9 @@ from realm_jax.evaluation.outputs import (
   RETRIEVED,
   EvaluationShard,
   Figures,
-  Line,
 )
 from realm_jax.evaluation.run import RunConfig
-from realm_jax.evaluation.scores import NUM_DOCUMENTS, summarize
+from realm_jax.evaluation.scores import NUM_DOCUMENTS, Line, summarize
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_readable
@@ -64,7 +63,6 @@ def read_queries(
   Raises:
     BeirError: A file is missing, empty or malformed, or the judgements name
       queries that the folder does not have.
-    StoreAccessError: A bucket cannot be read.
   """
   require_readable(directory)
   path = epath.Path(directory) / "queries.jsonl"
@@ -119,11 +117,7 @@ def _examples(names: Sequence[str]) -> str:
 
 
 def require_judged(queries: Sequence[JudgedQuery], corpus: Corpus) -> None:
-  """Checks that a corpus has all judged documents.
-
-  Raises:
-    BeirError: It lacks some.
-  """
+  """Raises a `BeirError` unless a corpus has all judged documents."""
   judged = sorted({document for query in queries for document in query.grades})
   ids = [block_id(corpus.name, document, 0) for document in judged]
   is_missing = corpus.rows_of(np.array(ids, np.int64)) < 0
@@ -148,15 +142,8 @@ def retrieved_lines(
 
   Documents of equal scores come by falling id, as in trec_eval. A line has the
   `id` of the query, the `question`, the grades of judged documents as
-  `references`, and the documents as `evidence`.
-
-  Args:
-    queries: Queries.
-    corpus: Corpus that is searched.
-    search: Function that finds blocks.
-    num_searched: Number of blocks that are searched at first; more are where
-      these have fewer than 100 documents.
-    batch_size: Number of queries of one search.
+  `references`, and the documents as `evidence`. `num_searched` blocks are
+  searched at first, and more where these have fewer than 100 documents.
   """
   with Progress("queries", total=len(queries)) as progress:
     for start in range(0, len(queries), batch_size):
@@ -245,11 +232,5 @@ def evaluate_beir(
   )
   positions = range(len(queries))[own]
   lines = shard.write_lines(RETRIEVED, dict(zip(positions, found, strict=True)))
-  return shard.report(
-    lambda: {
-      **summarize(lines),
-      "beir_dir": str(beir_dir),
-      "split": split,
-    },
-    run,
-  )
+  described = {"beir_dir": str(beir_dir), "split": split}
+  return shard.report(lambda: summarize(lines) | described, run)

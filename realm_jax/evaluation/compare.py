@@ -8,9 +8,14 @@ import numpy as np
 from etils import epath
 
 from realm_jax.console import columns
-from realm_jax.evaluation import resampling
-from realm_jax.evaluation.resampling import Scores
-from realm_jax.evaluation.scores import Line, means, question_scores
+from realm_jax.evaluation.scores import (
+  Line,
+  Scores,
+  bootstrap_intervals,
+  means,
+  permutation_p_values,
+  question_scores,
+)
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.paths import read_text
 
@@ -26,20 +31,15 @@ def compare(
 ) -> dict[str, Any]:
   """Compares the scores of two files of predictions or of retrieved blocks.
 
-  Questions are paired by their ids; the order of the files does not matter.
-
-  Args:
-    first: `predictions.jsonl` or `retrieved.jsonl` of an evaluation.
-    second: The same of another evaluation on the same questions.
-    seed: Seed of the bootstrap and of the randomization test.
+  The files are `predictions.jsonl` or `retrieved.jsonl` of evaluations of the
+  same questions, in any order. `seed` is that of the resampling.
 
   Returns:
-    The `files`, `num_questions` and, for each of the `metrics` that both files
-    have (without the reciprocal rank if they retrieved unequal numbers of
-    blocks): the means `first` and `second`; their `difference`, second − first,
-    with its 95 % paired bootstrap `interval` and the two-sided `p_value` of a
-    paired randomization test; and on how many questions each is better,
-    `first_better` and `second_better`.
+    The `files`, `num_questions` and, for each of the `metrics` of
+    `paired_scores`: the means `first` and `second`; their `difference`,
+    second − first, with its 95 % paired bootstrap `interval` and the two-sided
+    `p_value` of a paired randomization test; and on how many questions each is
+    better, `first_better` and `second_better`.
 
   Raises:
     ComparisonError: A file is no such file, or they have other questions.
@@ -47,8 +47,8 @@ def compare(
   """
   one, two = paired_scores(first, second)
   differences = {name: two[name] - one[name] for name in one}
-  intervals = resampling.bootstrap_intervals(differences, seed=seed)
-  p_values = resampling.permutation_p_values(differences, seed=seed)
+  intervals = bootstrap_intervals(differences, seed=seed)
+  p_values = permutation_p_values(differences, seed=seed)
   first_means, second_means = means(one), means(two)
   metrics = {
     name: {
@@ -76,11 +76,7 @@ def paired_scores(
 
   Questions are paired by their ids, in the order of the first file. If unequal
   numbers of blocks were retrieved, the reciprocal rank, which grows with their
-  number, is left out.
-
-  Raises:
-    ComparisonError: A file is no such file, or they have other questions.
-    StoreAccessError: A bucket cannot be read.
+  number, is left out. Raises what `compare` does.
   """
   require_readable(first, second)
   here, there = (_read_lines(str(path)) for path in (first, second))

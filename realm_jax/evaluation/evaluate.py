@@ -116,24 +116,18 @@ def follow(
         stop.wait(poll_seconds)
       return None
 
-    def ended(step: int) -> None:
-      """Records an evaluation that has ended, and says what it has found."""
-      best = record()
-      logging.info(
-        "checkpoint %d: %s %.4f; the best is %s, %s",
-        *(step, best_metric, _value(_figures(folder, step), best_metric)),
-        *(best.step, best.value),
-      )
-
     def best_figures() -> Figures | None:
       best = record()
       return None if best.step is None else _figures(folder, best.step)
 
+    best_so_far = functools.partial(
+      agreement.on_process_0, "best so far", best_figures
+    )
     # A metric that does not exist is known before anything is evaluated.
-    agreement.on_process_0("best so far", lambda: record().step)
+    best_so_far()
     while (step := agreement.on_process_0("next", next_step)) is not None:
       try:
-        evaluation(
+        figures = evaluation(
           config=dataclasses.replace(config, checkpoint_step=step),
           output_dir=folder / str(step),
         )
@@ -154,9 +148,11 @@ def follow(
           stop.wait(poll_seconds)
         else:
           raise
-        continue
-      agreement.on_process_0("best", functools.partial(ended, step))
-    return agreement.on_process_0("result", best_figures)
+      else:
+        value = figures.get(best_metric)
+        logging.info("checkpoint %d: %s %s", step, best_metric, value)
+        best_so_far()
+    return best_so_far()
 
 
 def _evaluated(folder: epath.Path) -> list[int]:
@@ -186,6 +182,7 @@ def _record_best(
     value = _value(_figures(folder, step), metric)
     if best.value is None or sign * value > sign * best.value:
       best = dataclasses.replace(best, step=step, value=value)
+      logging.info("checkpoint %d is the best: %s %.4f", step, metric, value)
   best = dataclasses.replace(best, evaluating=evaluating)
   # Without a checkpoint there is nothing to record.
   if best != before and (best.kept or before is not None):

@@ -170,10 +170,6 @@ def explain(run: Run, text: str, answer: str | None = None) -> Explanation:
     CheckpointError: The run was not trained for such texts.
     ExplanationError: The text has no words, or the answer does not fit it.
   """
-  if not text.strip():
-    raise ExplanationError(
-      "the sentence is empty; write one with [MASK], or a question"
-    )
   kind = SENTENCE if is_masked(text) else QUESTION
   run.require_kind(kind)
   figures = _of_sentence if kind == SENTENCE else _of_question
@@ -200,7 +196,7 @@ def _of_question(run: Run, text: str, answer: str | None) -> dict[str, Any]:
   token_ids = words.encode(text)
   if not token_ids:
     raise ExplanationError(f"the question {text!r} has no words")
-  if answer is not None and not normalize_answer(answer, run.language):
+  if answer is not None and not normalize_answer(answer, run.corpus.language):
     raise ExplanationError(f"the answer {answer!r} has no words")
   (answered,) = answers.ask(run, [text], answer=answer)
   explained = answered.given

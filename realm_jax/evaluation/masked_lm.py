@@ -38,10 +38,9 @@ def evaluate_masked_lm(
   """Fills in masked words from retrieved blocks, and from the null block.
 
   The candidates are those of training: the null block and what the index
-  finds, without the sentence's own block. `masked_accuracy` counts the words
-  that are most likely under Σ_z p(z|x) p(y|z, x), and `masked_accuracy_null`
-  those most likely under p(y|null, x), which is the same reader without any
-  text to look at.
+  finds, without the sentence's own block. Returns the contents of
+  `metrics.json`: the metrics of the stage, and perplexities of the masked
+  tokens (docs/evaluation.md).
 
   Args:
     config: Checkpoint of a run of pre-training, with its reader.
@@ -51,12 +50,6 @@ def evaluate_masked_lm(
     stage: Stage that says how candidates are retrieved.
     num_batches: Number of batches.
     output_dir: Directory of `metrics.json`; None writes nothing.
-
-  Returns:
-    Contents of `metrics.json`: the metrics of `masked_lm_loss`;
-    `perplexity` of the masked tokens, exp(−log p(y|x)), and
-    `perplexity_null`, that with the null block alone; and `recall`, the share
-    of queries whose masked words a retrieved block has.
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
@@ -87,14 +80,12 @@ def evaluate_masked_lm(
   with shard.batches(data) as stream, Progress("sentences") as progress:
     for batch in itertools.islice(stream, num_batches):
       found = _search(stage, run, batch)
-      made, host_metrics = stage.assemble(batch, found, context)
+      made, _ = stage.assemble(batch, found, context)
       placed = sharding.to_devices(made, run.mesh)
       loss, metrics = jax.device_get(measure(run.params, placed))
-      count = len(batch.array("query"))
-      added = {n: (count * v, count) for n, v in host_metrics.items()}
-      for name, average in (added | {"loss": loss, **metrics}).items():
+      for name, average in {"loss": loss, **metrics}.items():
         sums[name] += average
-      progress.advance(count)
+      progress.advance(len(made.query))
   own = {name: average.tolist() for name, average in sums.items()}
   parts = shard.gather_to_leader("sums", own)
 

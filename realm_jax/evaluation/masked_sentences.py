@@ -25,8 +25,8 @@ _MASK_IN_ANY_CASE = re.compile(re.escape(MASK), re.IGNORECASE)
 # One place to fill in: [MASK]s with nothing but white space between them.
 _MASKED_PLACE = re.compile(rf"{re.escape(MASK)}(?:\s*{re.escape(MASK)})*")
 _MIN_WORDS = 3
-# Fillings of each candidate that compete for the best under the sum.
-_NUM_PROPOSED = 64
+# Beginnings of fillings that compete for the best.
+_BEAM = 64
 
 
 class ExplanationError(ValueError):
@@ -90,13 +90,6 @@ def masked_query(
   With an answer, the one place to fill in becomes as many [MASK]s as the
   answer has wordpieces. A sentence that is too long is cut on both sides, and
   never between its masks.
-
-  Args:
-    text: Sentence with [MASK]s.
-    answer: Words behind its one place to fill in; None leaves them open.
-    words: Vocabulary that reads both.
-    query_length: Maximum tokens of a query, [CLS] and [SEP] included.
-    max_masks: Number of masks that the run was trained to score together.
 
   Raises:
     ExplanationError: There are too many masks, or they are too far apart; or
@@ -167,11 +160,7 @@ def contains_text(
 def marginalize(
   scores: Float[np.ndarray, " k"], log_likelihoods: Float[np.ndarray, " k"]
 ) -> tuple[float, Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-  """Sums p(z|x) p(y|z,x) over candidates, in log space.
-
-  Args:
-    scores: f(x,z).
-    log_likelihoods: log p(y|z,x).
+  """Sums p(z|x) p(y|z,x) over candidates, from f(x,z) and log p(y|z,x).
 
   Returns:
     log p(y|x); each candidate's share of it, with sum 1; and r(z), with sum 0.
@@ -208,8 +197,7 @@ def read_masks(
 
   Args:
     run: Run of pre-training.
-    query: `[CLS] x [SEP]`, padded.
-    positions: Positions of the masks in the query, padded with 0.
+    query, positions: Those of a `MaskedQuery`.
     source_hash: Content hash of the block that the sentence is from, which is
       no candidate; None of a free sentence.
 
@@ -275,39 +263,23 @@ def best_fillings(
 ) -> tuple[Int[np.ndarray, "n m"], Float[np.ndarray, "n k"]]:
   """Finds the `num` best fillings under Σ_z p(z|x) Π_j p(y_j|z,x).
 
-  Those compared are the 64 best of each candidate, and the 64 that have the
-  most likely wordpieces mask by mask. With a single mask the result is exact.
+  A beam search over the masks keeps the 64 best beginnings. With a single mask
+  the result is exact, and a filling whose probability is above 1/64 is always
+  found, since fewer than 64 beginnings can be likelier than its own.
 
   Returns:
     The wordpieces of the fillings, the most likely one first, and
     log Π_j p(y_j|z,x) for each candidate.
   """
-  mixture = logsumexp(log_prior[:, None, None] + log_probs, axis=0)
-  proposed = [_most_likely(one, _NUM_PROPOSED) for one in (*log_probs, mixture)]
-  token_ids = np.unique(np.concatenate(proposed), axis=0)
-  masks = np.arange(log_probs.shape[1])
-  by_candidate = log_probs[:, masks, token_ids].sum(axis=-1).T
-  totals = logsumexp(log_prior + by_candidate, axis=1)
-  order = np.argsort(-totals, kind="stable")[:num]
-  return token_ids[order], by_candidate[order]
-
-
-def _most_likely(
-  log_probs: Float[np.ndarray, "m v"], num: int
-) -> Int[np.ndarray, "n m"]:
-  """Returns the `num` most likely fillings of masks that are independent.
-
-  The best of the first j masks are among the best of the first j − 1, each
-  with one of the best wordpieces of mask j; so the result is exact.
-  """
-  num = min(num, log_probs.shape[1])
   token_ids = np.zeros((1, 0), np.int64)
-  totals = np.zeros(1)
-  for row in log_probs:
-    best = np.argpartition(-row, num - 1)[:num]
-    sums = totals[:, None] + row[best][None, :]
-    order = np.argsort(-sums, axis=None, kind="stable")[:num]
-    before, added = np.unravel_index(order, sums.shape)
-    token_ids = np.column_stack([token_ids[before], best[added]])
-    totals = sums[before, added]
-  return token_ids
+  # log p(z|x) p(y_1 … y_j|z,x) of each beginning.
+  joint = log_prior[None]
+  for at_mask in np.moveaxis(log_probs, 1, 0):
+    odds = np.exp(joint - joint.max()) @ np.exp(at_mask)
+    size = min(_BEAM, odds.size)
+    best = np.argpartition(-odds, size - 1, axis=None)[:size]
+    before, added = np.unravel_index(best, odds.shape)
+    token_ids = np.column_stack([token_ids[before], added])
+    joint = joint[before] + at_mask[:, added].T
+  order = np.argsort(-logsumexp(joint, axis=1), kind="stable")[:num]
+  return token_ids[order], joint[order] - log_prior

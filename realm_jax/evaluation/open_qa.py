@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -24,36 +24,13 @@ from realm_jax.evaluation.outputs import (
   RETRIEVED,
   EvaluationShard,
   Figures,
-  Line,
 )
-from realm_jax.evaluation.run import Block, Run, RunConfig
-from realm_jax.evaluation.scores import summarize
-from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.evaluation.run import Run, RunConfig
+from realm_jax.evaluation.scores import Line, summarize
+from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
 from realm_jax.text import answers
-
-
-class Question(NamedTuple):
-  """A question, and its accepted answers.
-
-  The references are strings or patterns, as the task says.
-  """
-
-  id: str
-  text: str
-  references: list[str]
-  answer_kind: answers.AnswerKind
-
-  def line(self, run: Run) -> Line:
-    """Returns the fields with which a question's line of a file begins."""
-    return {
-      "id": self.id,
-      "question": self.text,
-      "references": self.references,
-      "answer_kind": self.answer_kind,
-      "language": run.language,
-    }
 
 
 def evaluate_open_qa(
@@ -67,7 +44,7 @@ def evaluate_open_qa(
 
   The checkpoint's own query tower searches the generation, the reader reads
   the best blocks, and the best answer in all of them is the prediction. Returns
-  the contents of `metrics.json`.
+  the contents of `metrics.json`, as all evaluations do.
 
   Args:
     config: Checkpoint to evaluate, with a reader, and how it is asked.
@@ -121,7 +98,7 @@ def evaluate_masked_statements(
   given the answer's number of wordpieces. The prediction is the most likely
   filling under Σ_z p(z|x) p(y|z, x), over the candidates of training, of which
   the index finds all but the null block. Retrieval is scored as by
-  `evaluate_retrieval`, whose arguments are the same.
+  `evaluate_retrieval`, and `exact_match` is the accuracy of the fillings.
 
   Args:
     config: Checkpoint of a run of pre-training, with its reader.
@@ -130,12 +107,6 @@ def evaluate_masked_statements(
     index: Index to build over the generation's blocks instead of its own. The
       retriever weighs the blocks that it finds.
     output_dir: Directory of `metrics.json` and `predictions.jsonl`, if any.
-
-  Returns:
-    Contents of `metrics.json`; `exact_match` is the accuracy of the fillings.
-
-  Raises:
-    ValueError: A file is missing or does not fit; the message says which.
   """
   return _evaluate(_fillings, config, data, max_examples, index, output_dir)
 
@@ -150,13 +121,11 @@ def _evaluate(
 ) -> Figures:
   """Writes a line for each question, and returns the figures of all.
 
-  `lines_of` returns a line for each question of a batch, from the run, the
-  token ids [b q] and the questions. If the task drops questions, those after
-  them move up in their rows, and some batches have a question before an earlier
-  one; its position tells.
+  `lines_of` completes the lines of a batch, from the run, the token ids [b q]
+  and the lines, which have the questions and their accepted answers. If the
+  task drops questions, those after them move up in their rows, and some batches
+  have a question before an earlier one; its position tells.
   """
-  if max_examples is not None and max_examples < 1:
-    raise ValueError(f"max_examples={max_examples}; want at least 1")
   shard = EvaluationShard(
     output_dir, config=config, data=data, max_examples=max_examples, index=index
   )
@@ -173,13 +142,22 @@ def _evaluate(
       # The positions of a row rise, so no later batch has a question, either.
       if not is_taken.any():
         break
-      fields = (
-        batch.texts("question_id"),
-        batch.texts("question"),
-        batch.answers,
-        batch.answer_kinds,
-      )
-      questions = [*map(Question, *fields)]
+      questions = [
+        {
+          "id": name,
+          "question": text,
+          "references": references,
+          "answer_kind": kind,
+          "language": run.corpus.language,
+        }
+        for name, text, references, kind in zip(
+          batch.texts("question_id"),
+          batch.texts("question"),
+          batch.answers,
+          batch.answer_kinds,
+          strict=True,
+        )
+      ]
       # Rows that are not taken, too, so that one shape is compiled.
       found = lines_of(run, batch.arrays["query"], questions)
       numbered = zip(batch.positions.tolist(), found, strict=True)
@@ -199,21 +177,21 @@ def _evaluate(
 
 
 def _predictions(
-  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Question]
+  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Line]
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_open_qa`, with the place of each answer."""
   found = run.search(token_ids, num_searched(run))
+  retrieved = [*_with_evidence(run, found, questions)]
   order = None
   if run.config.candidates == "gold":
-    evidence = (
-      block_evidence(run, run.blocks(found, i), question)
-      for i, question in enumerate(questions)
-    )
-    lacks = [[not b["contains_answer"] for b in own] for own in evidence]
+    lacks = [
+      [not block["contains_answer"] for block in line["evidence"]]
+      for line in retrieved
+    ]
     order = np.argsort(lacks, axis=1, kind="stable")
-  texts = [question.text for question in questions]
+  texts = [question["question"] for question in questions]
   answered = read(run, texts, token_ids, found, order)
-  for question, one in zip(questions, answered, strict=True):
+  for line, one in zip(retrieved, answered, strict=True):
     place: Figures | None = None
     if one.answers:
       best = one.answers[0]
@@ -225,33 +203,21 @@ def _predictions(
         "probability": round(best.probability, 6),
       }
     texts = [answer.text for answer in one.answers]
-    is_read = [number in one.read for number in range(len(one.blocks))]
-    line = _judged(run, question, texts, one.blocks, is_read)
-    for judged, answer in zip(line["answers"], one.answers, strict=True):
-      judged["probability"] = round(answer.probability, 6)
-    yield line | {"answer": place}
-
-
-def _retrieved(
-  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Question]
-) -> Iterator[Line]:
-  """Yields the lines of `evaluate_retrieval`."""
-  found = run.search(token_ids, run.config.num_searched, rescore=False)
-  for i, question in enumerate(questions):
-    evidence = block_evidence(run, run.blocks(found, i), question)
-    yield question.line(run) | {"evidence": evidence}
+    judged = _judged(line, texts, [one.blocks[k].id for k in one.read])
+    for own, answer in zip(judged["answers"], one.answers, strict=True):
+      own["probability"] = round(answer.probability, 6)
+    yield judged | {"answer": place}
 
 
 def _fillings(
-  run: Run, token_ids: Int32[np.ndarray, "b q"], statements: Sequence[Question]
+  run: Run, token_ids: Int32[np.ndarray, "b q"], statements: Sequence[Line]
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_masked_statements`."""
   config, words = run.config, run.vocabulary
-  found = run.search(token_ids, config.num_searched, rescore=False)
-  for i, statement in enumerate(statements):
+  for line in _retrieved(run, token_ids, statements):
     masked = masked_query(
-      statement.text,
-      statement.references[0],
+      line["question"],
+      line["references"][0],
       words,
       query_length=config.query_length,
       max_masks=config.max_masks,
@@ -261,70 +227,78 @@ def _fillings(
       log_softmax(reading.scores), reading.log_probs, config.num_fillings
     )
     texts = [masked.filling_text(words, ids) for ids in best.tolist()]
-    blocks = run.blocks(found, i)
-    is_read = [block.row in reading.rows for block in blocks]
-    yield _judged(run, statement, texts, blocks, is_read)
+    names = [run.corpus.block(row).name for row in reading.rows[1:].tolist()]
+    yield _judged(line, texts, names)
 
 
-def block_evidence(
-  run: Run, blocks: Sequence[Block], question: Question
-) -> list[dict[str, Any]]:
-  """Describes the blocks retrieved for a question, best first, as JSON.
+def _retrieved(
+  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Line]
+) -> Iterator[Line]:
+  """Yields the lines of `evaluate_retrieval`."""
+  found = run.search(token_ids, run.config.num_searched, rescore=False)
+  yield from _with_evidence(run, found, questions)
+
+
+def _with_evidence(
+  run: Run, found: SearchResult, questions: Sequence[Line]
+) -> Iterator[Line]:
+  """Yields questions with the blocks retrieved for them, best first.
 
   `contains_answer` is by words, and `contains_characters` as in Google's
   released ORQA. A pattern is searched for both in the same way.
   """
-  evidence = []
-  references, kind = question.references, question.answer_kind
-  for block in blocks:
-    has_words = answers.contains_answer(
-      block.text, references, kind=kind, language=run.language
-    )
-    has_characters = has_words
-    if kind == "string":
-      body = block.text.encode()
-      has_characters = answers.contains_characters(body, references)
-    evidence.append(
-      {
-        "block": block.id,
-        "title": block.title,
-        "probability": round(block.probability, 6),
-        "score": round(block.score, 6),
-        "contains_answer": has_words,
-        "contains_characters": has_characters,
-      }
-    )
-  return evidence
+  for i, question in enumerate(questions):
+    references, kind = question["references"], question["answer_kind"]
+    evidence = []
+    for block in run.blocks(found, i):
+      has_words = answers.contains_answer(
+        block.text, references, kind=kind, language=run.corpus.language
+      )
+      has_characters = has_words
+      if kind == "string":
+        body = block.text.encode()
+        has_characters = answers.contains_characters(body, references)
+      evidence.append(
+        {
+          "block": block.id,
+          "title": block.title,
+          "probability": round(block.probability, 6),
+          "score": round(block.score, 6),
+          "contains_answer": has_words,
+          "contains_characters": has_characters,
+        }
+      )
+    yield {**question, "evidence": evidence}
 
 
 def _judged(
-  run: Run,
-  question: Question,
-  texts: Sequence[str],
-  blocks: Sequence[Block],
-  is_read: Sequence[bool],
-) -> Line:
+  line: Line, texts: Sequence[str], names_read: Collection[str]
+) -> dict[str, Any]:
   """Returns a line of `predictions.jsonl` for answers, best first.
 
   Google's released `evaluate_predictions` reads its `question` and
   `prediction`. Regular expressions have no `f1`.
+
+  Args:
+    line: Question, with the blocks that were retrieved.
+    texts: Answers, best first.
+    names_read: Names of the blocks that were read.
   """
-  references, kind = question.references, question.answer_kind
+  references, kind = line["references"], line["answer_kind"]
+  language = line["language"]
   is_correct = functools.partial(
-    answers.is_correct, references=references, kind=kind, language=run.language
+    answers.is_correct, references=references, kind=kind, language=language
   )
   prediction = texts[0] if texts else ""
   f1 = None
   if kind == "string":
-    f1 = answers.best_token_f1(prediction, references, run.language)
-  evidence = block_evidence(run, blocks, question)
-  return question.line(run) | {
+    f1 = answers.best_token_f1(prediction, references, language)
+  evidence = line["evidence"]
+  return {
+    **line,
     "prediction": prediction,
     "correct": is_correct(prediction),
     "f1": f1,
     "answers": [{"text": t, "correct": is_correct(t)} for t in texts],
-    "evidence": [
-      {**block, "read": read}
-      for block, read in zip(evidence, is_read, strict=True)
-    ],
+    "evidence": [{**b, "read": b["block"] in names_read} for b in evidence],
   }

@@ -19,6 +19,7 @@ import jax
 from etils import epath
 
 from realm_jax.evaluation.run import Run, RunConfig, whole_batch
+from realm_jax.evaluation.scores import Line
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import BatchStream
@@ -36,22 +37,21 @@ _CHARACTERS_PER_PIECE = 1 << 19
 
 # Metrics and a description of what was measured, by name.
 Figures = dict[str, JsonValue]
-# What was found for an example, as JSON.
-Line = dict[str, Any]
 T = TypeVar("T")
 
 
 class EvaluationShard:
   """This process's part of an evaluation; all of it, if it is alone.
 
-  All processes must call the same methods in the same order.
+  All processes must call the same methods in the same order, which raise
+  `ProcessesError` where one has failed.
 
   Args:
     output_dir: Directory of what is written; None writes nothing.
     configs: Arguments of the evaluation, which all processes must have alike.
 
   Raises:
-    ProcessesError: An argument differs, or a process has failed.
+    ProcessesError: An argument differs.
     StoreAccessError: The directory cannot be written to.
   """
 
@@ -99,10 +99,8 @@ class EvaluationShard:
   ) -> Run:
     """Loads a run with its generation, and its reader if one is configured.
 
-    Raises:
-      ProcessesError: The processes have not all loaded the same, or one has
-        failed.
-      ValueError: A file is missing or does not fit, as in `Run.load`.
+    Raises what `Run.load` does, or `ProcessesError`: the processes have not all
+    loaded the same, or one has failed.
     """
     run = Run.load(config, index=index, max_batch=max_batch)
     if config.reader is not None:
@@ -120,9 +118,6 @@ class EvaluationShard:
     """Returns what all processes have found to process 0; to others, nothing.
 
     A value, which JSON can hold, may be large: it is exchanged in pieces.
-
-    Raises:
-      ProcessesError: A process has failed.
     """
     if self.agreement.count == 1:
       return [found]
@@ -140,17 +135,12 @@ class EvaluationShard:
   def write_lines(self, name: str, lines: Mapping[int, Line]) -> list[Line]:
     """Writes a file of the lines of all processes, and returns these lines.
 
-    Only process 0 writes, and the others return none.
-
-    Args:
-      name: Name of the file.
-      lines: This process's lines, by their positions among the examples.
+    Only process 0 writes, and the others return none. The keys of `lines` are
+    the positions of this process's lines among the examples.
 
     Raises:
       ValueError: There are no lines.
       OSError: The disk is full, or the directory cannot be written to.
-      StoreAccessError: Likewise, where it is on an object store.
-      ProcessesError: A process has failed.
     """
     parts = self.gather_to_leader(name, [*lines.items()])
     pairs = sorted(itertools.chain(*parts), key=lambda pair: pair[0])
@@ -169,7 +159,6 @@ class EvaluationShard:
 
     Raises:
       OSError: The disk is full, or the directory cannot be written to.
-      ProcessesError: Another process has failed.
     """
 
     def write() -> Figures:
@@ -183,7 +172,7 @@ class EvaluationShard:
         "corpus_dir": str(run.corpus.source),
         "corpus_fingerprint": run.corpus.fingerprint,
         "corpus_version": run.corpus.version,
-        "language": run.language,
+        "language": run.corpus.language,
         "seconds": round(time.monotonic() - self._start, 3),
       }
       if self._output_dir is not None:

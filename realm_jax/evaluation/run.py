@@ -76,10 +76,9 @@ _TRAINED: Mapping[str | None, Kind] = {
   Pretraining.__name__: SENTENCE,
   OpenQa.__name__: QUESTION,
 }
-_WANTED = {
-  SENTENCE: "fill in [MASK]; give a run of pre-training, or ask a question",
-  QUESTION: "answer questions; give a run of open QA, or write [MASK] for what "
-  "is to be filled in",
+ABILITIES: Mapping[Kind, str] = {
+  SENTENCE: "fill in [MASK], as a run of pre-training can",
+  QUESTION: "answer questions, as a run of open QA can",
 }
 MAX_BATCH = 16
 # An exact search compiles a program for each k, so that a few blocks more are
@@ -172,9 +171,7 @@ class EditedBlock(NamedTuple):
   """A block in memory, with the names of a block of the corpus.
 
   Attributes:
-    body: Text.
-    body_token_ids: Its wordpieces.
-    byte_ranges: Bytes [start, limit) of each of them.
+    byte_ranges: Bytes [start, limit) of each wordpiece of the body.
     tokens: `[CLS] title [SEP] body [SEP]`, padded with 0.
     vector: Its vector, as the generation would store it.
   """
@@ -191,14 +188,11 @@ class Run:
   """A checkpoint's parameters on this process's devices, and what it searches.
 
   Attributes:
-    config: Configuration that the run was loaded by.
-    model_dir: Directory of the run.
     stage: Class of its stage, such as "OpenQa"; None of an import.
     step: Step of the checkpoint.
     models: Modules, with the corpus's vocabulary.
     params: Parameters by component, replicated over `mesh`.
     mesh: Mesh of this process's devices.
-    vocabulary: Vocabulary of the run.
     open_generation: Function that returns the generation, loaded once.
     max_batch: Rows of the largest batch that is computed.
     edits: Blocks with other texts, by row.
@@ -231,12 +225,7 @@ class Run:
     Its generation is verified and loaded when it is first used: the one that
     is configured, or else the one that the checkpoint was trained with. Of a
     retriever without a reader, the one that was built from this very checkpoint
-    comes first.
-
-    Args:
-      config: What to load.
-      index: Index to build over the generation's blocks instead of its own.
-      max_batch: Rows of the largest batch that is computed.
+    comes first. An `index` is built over its blocks instead of its own.
 
     Raises:
       CheckpointError: The checkpoint is missing, lacks a component, or belongs
@@ -267,14 +256,7 @@ class Run:
         init = functools.partial(stage.init, models, *lengths)
         abstract = meta.unbox(jax.eval_shape(init, jax.random.key(0)))
       like = sharding.abstract_replicated(abstract, mesh)
-      try:
-        params = store.restore(step, items=tuple(like), like=like)
-      except CheckpointError as error:
-        raise CheckpointError(
-          f"{error}\n  (the vocabulary is that of {corpus.source}, "
-          f"{corpus.vocab_size} wordpieces: was the checkpoint trained on this "
-          "corpus, or on one with the same vocabulary?)"
-        ) from error
+      params = store.restore(step, items=tuple(like), like=like)
       used = recorded_generation(store.loop_item(step))
     if index is None and config.candidates == "random":
       index = RandomConfig()
@@ -282,6 +264,13 @@ class Run:
     wanted = [step] if used is None else [used]
     if reader is None and used is not None:
       wanted = [step, used]
+
+    @functools.cache
+    def open_generation() -> Generation:
+      return _load_generation(
+        config, model_dir, wanted, corpus=corpus, mesh=mesh, index=index
+      )
+
     return cls(
       config,
       model_dir,
@@ -291,18 +280,7 @@ class Run:
       params,
       mesh,
       corpus.vocabulary,
-      functools.cache(
-        functools.partial(
-          _load_generation,
-          config,
-          model_dir / GENERATIONS,
-          step,
-          wanted,
-          corpus=corpus,
-          mesh=mesh,
-          index=index,
-        )
-      ),
+      open_generation,
       max_batch,
     )
 
@@ -325,24 +303,17 @@ class Run:
     return {SENTENCE, QUESTION} if trained is None else {trained}
 
   def require_kind(self, kind: Kind) -> None:
-    """Checks what the run was trained for.
-
-    Raises:
-      CheckpointError: It has no reader, or has not learnt this.
-    """
+    """Raises a `CheckpointError` if the run has not learnt this."""
     self.require_reader()
     if kind not in self.kinds:
       raise CheckpointError(
         f"{self!r} is of the stage {self.stage}, whose reader has not learnt "
-        f"to {_WANTED[kind]}"
+        f"to {ABILITIES[kind]}; write [MASK] in a sentence that is to be "
+        "filled in, and in no question"
       )
 
   def require_reader(self) -> Reader:
-    """Returns the reader.
-
-    Raises:
-      CheckpointError: The checkpoint has none.
-    """
+    """Returns the reader, or raises a `CheckpointError` if there is none."""
     if self.models.reader is None:
       raise CheckpointError(
         f"checkpoint {self.step} of {self.model_dir} has no reader: it can "
@@ -357,8 +328,7 @@ class Run:
 
     Raises:
       GenerationError: It is missing, damaged, or of another corpus.
-      SearchError: The run wants the scores of an index without vectors, and
-        this one searches vectors.
+      SearchError: Its index does not fit INDEX_SCORES.
     """
     return self.open_generation()
 
@@ -366,13 +336,6 @@ class Run:
   def corpus(self) -> Corpus:
     """Corpus, in the version that the generation was built on."""
     return self.generation.corpus
-
-  @property
-  def language(self) -> str:
-    """ISO code of the corpus's language, by whose rules answers are judged."""
-    return self.corpus.language
-
-  # --- Computing ----------------------------------------------------------
 
   def compute(
     self,
@@ -408,15 +371,9 @@ class Run:
       count = min(self.max_batch, number - start)
       size = min(1 << (count - 1).bit_length(), self.max_batch)
       size = whole_batch(size, self.mesh.size)
-      rows = {
-        name: np.pad(
-          array[start : start + count],
-          [(0, size - count)] + [(0, 0)] * (array.ndim - 1),
-          mode="edge",
-        )
-        for name, array in arrays.items()
-      }
-      found = function(rows)
+      # The last row fills the batch.
+      places = start + np.minimum(np.arange(size), count - 1)
+      found = function({name: array[places] for name, array in arrays.items()})
       parts.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:n], found))
     return jax.tree.map(lambda *own: np.concatenate(own), *parts)
 
@@ -442,12 +399,10 @@ class Run:
   def embed_tokens(
     self, token_ids: Int32[np.ndarray, "n q"], *, current: bool = True
   ) -> Float32[np.ndarray, "n d"]:
-    """Returns the vectors of queries.
+    """Returns the vectors of queries `[CLS] x [SEP]`, padded.
 
-    Args:
-      token_ids: `[CLS] x [SEP]`, padded.
-      current: Whether the checkpoint's own query tower embeds them; otherwise
-        the tower that the generation was published with.
+    The checkpoint's own query tower embeds them if `current`, and otherwise
+    the one that the generation was published with.
     """
     retriever = self.models.retriever
     if not len(token_ids):
@@ -457,8 +412,6 @@ class Run:
     else:
       params = self.generation.query_params
     return self.compute(embed_queries, retriever, params, token_ids=token_ids)
-
-  # --- Retrieval ----------------------------------------------------------
 
   def search(
     self,
@@ -476,16 +429,10 @@ class Run:
     none of them is preferred.
 
     Args:
-      token_ids: `[CLS] x [SEP]`, padded.
+      token_ids, current: As in `embed_tokens`.
       k: Number of blocks.
-      current: As in `embed_tokens`.
       rescore: Whether f(x, z) replaces the scores of an index without vectors.
-
-    Raises:
-      SearchError: k is not positive.
     """
-    if k < 1:
-      raise SearchError(f"num_searched={k}; want at least 1")
     index, scale = self.generation.index, self.models.retriever.score_scale
     changed = sorted({*self.edits, *self.hidden})
     k = min(k, index.num_blocks - len(self.hidden))
@@ -559,8 +506,6 @@ class Run:
       tokens[rows == row] = block.tokens
     return tokens
 
-  # --- Edits --------------------------------------------------------------
-
   @property
   def can_edit(self) -> bool:
     """Whether the index has vectors, so that blocks can be edited."""
@@ -628,39 +573,37 @@ def whole_batch(batch_size: int, devices: int) -> int:
 
 def _load_generation(
   config: RunConfig,
-  folder: epath.Path,
-  step: int,
+  model_dir: epath.Path,
   wanted: Sequence[int],
   *,
   corpus: Corpus,
   **settings: Any,
 ) -> Generation:
   """Loads the generation that is named, or the first of the wanted ones."""
+  folder = epath.Path(config.generation or model_dir / GENERATIONS)
   if config.generation is None:
     published = GenerationStore(folder).steps()
     number = next((one for one in wanted if one in published), None)
     if number is None:
       raise GenerationError(
-        f"checkpoint {step} wants generation {wanted[-1]}, and {folder} has "
+        f"the checkpoint wants generation {wanted[-1]}, and {folder} has "
         f"{published or 'none'}; build the newest checkpoint's with `python -m "
         "realm_jax.build_index --once`, or name one with GENERATION"
       )
-  else:
-    folder = epath.Path(config.generation)
-    if (number := step_of(folder)) is not None:
-      folder = folder.parent
-    elif not folder.exists():
-      raise GenerationError(
-        f"{folder} does not exist; want a generation, or a folder of them such "
-        f"as MODEL_DIR/{GENERATIONS}"
-      )
+  elif (number := step_of(folder)) is not None:
+    folder = folder.parent
+  elif not folder.exists():
+    raise GenerationError(
+      f"{folder} does not exist; want a generation, or a folder of them such "
+      f"as MODEL_DIR/{GENERATIONS}"
+    )
   if number is None:
     generation = load_newest(folder, corpus=corpus, **settings)
   else:
     generation = load_generation(folder, number, corpus=corpus, **settings)
   logging.info(
-    "Checkpoint %d searches generation %d (%s over %d blocks)",
-    *(step, generation.step, generation.index.kind, generation.num_blocks),
+    "Searching generation %d (%s over %d blocks)",
+    *(generation.step, generation.index.kind, generation.num_blocks),
   )
   if generation.corpus.version < corpus.version:
     logging.warning(

@@ -1,41 +1,44 @@
-"""The scores of each question, and the figures that are computed from them.
+"""The scores of each question, their means, and how sure these are.
 
-Published exact match on test sets stands in docs/results.md.
+The questions of a test set are a sample: another one of the same size would
+give other figures. The bootstrap intervals and the paired randomization test
+are seeded, so that a figure is the same whenever it is computed. Both take
+several sets of questions, such as those of several seeds, which may have
+unequal sizes: each set is resampled for itself, and all have the same weight.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from realm_jax.console import figures_table
-from realm_jax.evaluation.resampling import Scores, bootstrap_intervals
 
+# A line of `predictions.jsonl` or `retrieved.jsonl`.
+Line = dict[str, Any]
+# Scores by name, a value for each question; NaN where it has none.
+Scores = Mapping[str, Float[np.ndarray, "_"]]
 RECALL_DEPTHS = (1, 5, 20, 100)
 # Documents that a judged query is given.
 NUM_DOCUMENTS = 100
-_TOP = 10
 INTERVALS = "intervals"
-_OF_DOCUMENTS = ("ndcg_at_10", "recall_at_100", "mrr_at_10")
-# A line of `predictions.jsonl` or `retrieved.jsonl`.
-Line = Mapping[str, Any]
+LEVEL = 0.95
+NUM_RESAMPLES = 1000
+NUM_PERMUTATIONS = 10_000
+_TOP = 10
+# Numbers that are drawn at once.
+_CHUNK = 1 << 22
 
 
 def question_scores(lines: Sequence[Line]) -> Scores:
-  """Scores each question of an evaluation.
+  """Scores each question; docs/evaluation.md defines the scores.
 
-  Returns:
-    Of predictions, `exact_match`; `f1` (SQuAD's, over words; NaN where the
-    answers are patterns, absent where all are); `exact_match_oracle`, whether
-    any of the reader's best answers is correct; and `recall_read`, whether a
-    block that the reader has read contains an answer. Of all lines, the
-    retrieval scores of `retrieval_scores`: by the words of the answers
-    `recall_at_1` and so on and `mrr`, and by their characters
-    `recall_characters_at_1` and so on and `mrr_characters`. Of queries with
-    graded documents, the scores of `document_scores`.
+  `f1` is NaN where the answers are patterns, and absent where all are. Lines
+  without predictions have the scores of retrieval alone, and queries with
+  graded documents those of `document_scores`.
   """
-  if is_judged(lines):
+  if isinstance(lines[0]["references"], Mapping):
     return document_scores(lines)
   by_words, by_characters = (
     np.array([[block[name] for block in line["evidence"]] for line in lines])
@@ -73,10 +76,6 @@ def retrieval_scores(
   Args:
     contains: Whether each retrieved block, best first, contains an answer.
     by: Suffix of the names, for the way in which answers are found.
-
-  Returns:
-    `recall_at_1`, `_5`, `_20` and `_100`, but for those above k: whether an
-    answer is in so many blocks; and `mrr`, the reciprocal rank.
   """
   scores = {
     f"recall{by}_at_{depth}": contains[:, :depth].any(axis=1).astype(float)
@@ -87,18 +86,12 @@ def retrieval_scores(
   return scores | {f"mrr{by}": np.where(contains.any(axis=1), 1.0 / ranks, 0.0)}
 
 
-def is_judged(lines: Sequence[Line]) -> bool:
-  """Returns whether the lines are of queries with graded documents."""
-  return isinstance(lines[0]["references"], Mapping)
-
-
 def document_scores(lines: Sequence[Line]) -> Scores:
   """Scores the documents retrieved for judged queries, as trec_eval does.
 
   A document without a grade, or with one of 0 or less, is not relevant. A query
-  without relevant documents scores 0.
-
-  Each line has the first `NUM_DOCUMENTS` of a query, best first.
+  without relevant documents scores 0. Each line has the first `NUM_DOCUMENTS`
+  of a query, best first.
 
   Returns:
     `ndcg_at_10`: Σ grade / log₂(1 + rank) of the first 10 documents, divided by
@@ -107,7 +100,8 @@ def document_scores(lines: Sequence[Line]) -> Scores:
     documents that is among the first 100; and `mrr_at_10`: 1 / rank of the
     first relevant document, 0 if it is not among the first 10.
   """
-  scores = {name: np.zeros(len(lines)) for name in _OF_DOCUMENTS}
+  names = "ndcg_at_10", "recall_at_100", "mrr_at_10"
+  scores = {name: np.zeros(len(lines)) for name in names}
   for i, line in enumerate(lines):
     wanted = np.array([g for g in line["references"].values() if g > 0])
     found = np.array([document["grade"] for document in line["evidence"]])
@@ -149,3 +143,75 @@ def summary_table(figures: Mapping[str, Any]) -> str:
   for name, (low, high) in figures.get(INTERVALS, {}).items():
     shown[name] = f"{shown[name]:.4f}  [{low:.4f}, {high:.4f}]"
   return figures_table(shown)
+
+
+def bootstrap_intervals(
+  *sets: Scores, num_resamples: int = NUM_RESAMPLES, seed: int = 0
+) -> dict[str, list[float]]:
+  """Returns percentile intervals of the mean of the sets' means (Efron 1979).
+
+  Each resample draws n of the n questions of a set with replacement, the same
+  ones for all scores. A score's interval lies between the quantiles
+  (1 − LEVEL) / 2 and (1 + LEVEL) / 2 of its means.
+  """
+  rng = np.random.default_rng(seed)
+  means = np.mean([_resampled(s, num_resamples, rng) for s in sets], axis=0)
+  tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+  low, high = np.quantile(means, tails, axis=0).tolist()
+  return {name: [low[i], high[i]] for i, name in enumerate(sets[0])}
+
+
+def _resampled(
+  scores: Scores, num_resamples: int, rng: np.random.Generator
+) -> Float[np.ndarray, "r m"]:
+  """Returns the means of all scores in each resample."""
+  values = np.stack(list(scores.values()), axis=1)
+  present = ~np.isnan(values)
+  values = np.where(present, values, 0.0)
+  number, parts = len(values), []
+  for size in _chunks(num_resamples, number):
+    drawn = rng.integers(0, number, (size, number))
+    drawn += np.arange(size)[:, None] * number
+    counts = np.bincount(drawn.ravel(), minlength=size * number)
+    counts = counts.reshape(size, number).astype(float)
+    weights = np.maximum(counts @ present.astype(float), 1.0)
+    parts.append(counts @ values / weights)
+  return np.concatenate(parts)
+
+
+def permutation_p_values(
+  *differences: Scores,
+  num_permutations: int = NUM_PERMUTATIONS,
+  seed: int = 0,
+) -> dict[str, float]:
+  """Returns two-sided p-values of a paired randomization test (Fisher 1935).
+
+  If two systems are the same, each question's difference could as well have
+  the other sign. The p-value is the share of random signs, the true ones
+  included, that give a sum at least as far from 0 as the true ones. The test
+  asks whether two systems answer alike as they were trained; how much they
+  vary with the seed of training, it does not know.
+
+  `differences` are those of two systems' scores, for each set of questions.
+  """
+  columns = [
+    np.concatenate([np.nan_to_num(s[name]) / len(s[name]) for s in differences])
+    for name in differences[0]
+  ]
+  values = np.stack(columns, axis=1)
+  rng = np.random.default_rng(seed)
+  # Less a little: sums in another order differ in their last digits.
+  limits = np.abs(values.sum(axis=0)) - 1e-9
+  as_far = np.zeros(values.shape[1])
+  for size in _chunks(num_permutations, len(values)):
+    signs = rng.integers(0, 2, (size, len(values)), np.int8) * 2.0 - 1.0
+    as_far += (np.abs(signs @ values) >= limits).sum(axis=0)
+  shares = (1 + as_far) / (1 + num_permutations)
+  return dict(zip(differences[0], shares.tolist(), strict=True))
+
+
+def _chunks(total: int, num_questions: int) -> Iterator[int]:
+  """Yields numbers of resamples that sum to `total` and fit into memory."""
+  size = max(_CHUNK // num_questions, 1)
+  for start in range(0, total, size):
+    yield min(size, total - start)

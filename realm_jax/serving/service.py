@@ -13,16 +13,18 @@ from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation import answers
 from realm_jax.evaluation.explain import Candidate, Explanation, explain
 from realm_jax.evaluation.masked_sentences import is_masked
-from realm_jax.evaluation.run import QUESTION, SENTENCE, EditError, Kind, Run
+from realm_jax.evaluation.run import (
+  ABILITIES,
+  QUESTION,
+  SENTENCE,
+  EditError,
+  Kind,
+  Run,
+)
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.text.answers import exact_match
 
-_WANTED = {
-  SENTENCE: "fill in [MASK], as a run of pre-training can",
-  QUESTION: "answer questions, as a run of open QA can",
-}
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
-_MARKS = ("", "said", "answer")
 
 
 class RequestError(ValueError):
@@ -33,12 +35,8 @@ class Service:
   """Explains questions and sentences.
 
   A block goes by its name, `document id:ordinal`, which stays the same when the
-  corpus is updated.
-
-  Args:
-    run: Run of open QA, or of pre-training.
-    masked_run: Run of pre-training, for sentences; None leaves them to `run`.
-    examples: Questions to offer.
+  corpus is updated. A `masked_run` takes the sentences from `run`. `examples`
+  are questions to offer.
 
   Raises:
     CheckpointError: The run has no reader, or the second one does not fill in
@@ -69,7 +67,7 @@ class Service:
       "examples": self._examples if QUESTION in self.runs else [],
       "missing": [
         f"It cannot {wanted}."
-        for kind, wanted in _WANTED.items()
+        for kind, wanted in ABILITIES.items()
         if kind not in self.runs
       ],
     }
@@ -83,30 +81,17 @@ class Service:
         self.explain(_WARM_UP[kind], {first: "A text of a few words."})
 
   def run_for(self, kind: Kind) -> Run:
-    """Returns the run for questions or for sentences.
-
-    Raises:
-      RequestError: There is none.
-    """
+    """Returns the run for questions or sentences, or raises `RequestError`."""
     if kind not in self.runs:
-      raise RequestError(f"this page cannot {_WANTED[kind]}")
+      raise RequestError(f"this page cannot {ABILITIES[kind]}")
     return self.runs[kind]
 
   def require_words(self, texts: Sequence[str]) -> None:
-    """Checks that each text can be a query.
-
-    Raises:
-      RequestError: The service answers no questions.
-      ValueError: A text has no words.
-    """
+    """Raises a `ValueError` unless each text can be a query."""
     self.run_for(QUESTION).encode(texts)
 
   def retrieve(self, texts: Sequence[str], k: int) -> list[dict[str, Any]]:
-    """Returns the k best blocks, or all, for each text; `app` has the fields.
-
-    Raises:
-      SearchError: k is not positive.
-    """
+    """Returns the k best blocks for each text; `app` has the fields."""
     run = self.run_for(QUESTION)
     found = run.search(run.encode(texts), k)
     return [
@@ -137,13 +122,10 @@ class Service:
     ]
 
   def update(self, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Changes blocks for all clients, until the service ends.
-
-    Args:
-      texts: Texts by the names of the blocks.
+    """Changes the texts of blocks for all clients, until the service ends.
 
     Raises:
-      EditError: A text does not fit, or its block is unknown.
+      EditError: A text does not fit, or no block has its name.
     """
     with self._changing:
       # Requests that are computed keep the run that they have begun with.
@@ -171,13 +153,11 @@ class Service:
   ) -> dict[str, Any]:
     """Explains a question or a sentence; the module `app` says what returns.
 
-    Args:
-      text: Question, or sentence with [MASK].
-      edits: Texts of edited blocks, by the names of the blocks.
+    `edits` are the texts of blocks by their names.
 
     Raises:
       ExplanationError: The text has no words, or does not fit the run.
-      EditError: An edited text does not fit, or its block is unknown.
+      EditError: An edited text does not fit, or no block has its name.
       RequestError: No run of the page can do this.
     """
     kind = SENTENCE if is_masked(text) else QUESTION
@@ -185,10 +165,6 @@ class Service:
     texts = _edits(run, edits or {})
     edited = run.edited(texts) if texts else run
     explained = explain(edited, text)
-    if kind == SENTENCE:
-      without = _without_block(explained)
-    else:
-      without = _without_best(run, explained, texts)
     told = explained.to_json()
     for one, candidate in zip(
       told["candidates"], explained.candidates, strict=True
@@ -197,6 +173,7 @@ class Service:
       one["is_edited"] = row in edited.edits
       one["segments"] = _segments(edited, explained, candidate)
       one["around"] = _around(edited, row)
+    without = _without(run, explained, texts)
     return {**told, "without": without, "run": _about(run)}
 
 
@@ -244,10 +221,22 @@ def _rows(
   return rows
 
 
-def _without_best(
+def _without(
   run: Run, explained: Explanation, texts: Mapping[int, str]
 ) -> dict[str, Any] | None:
-  """Answers from all blocks but the one that gives most of the answer."""
+  """Returns the filling by the null block, which is what is left to read.
+
+  Of a question, it is the answer from all blocks but the one that gives most of
+  the answer, in the run with these texts.
+  """
+  null = explained.candidates[0].best
+  if explained.kind == SENTENCE and null is not None:
+    return {
+      "left_out": None,
+      "answer": null.text,
+      "probability": null.probability,
+      "same": null.text == explained.answer,
+    }
   candidates = [one for one in explained.candidates if one.share]
   if not candidates or len(explained.candidates) == 1:
     return None
@@ -257,19 +246,7 @@ def _without_best(
     "left_out": best.title or best.id,
     "answer": other.answer,
     "probability": other.probability,
-    "same": exact_match(other.answer, explained.answer, run.language),
-  }
-
-
-def _without_block(explained: Explanation) -> dict[str, Any]:
-  """Returns the filling by the null block, which is what it reads then."""
-  null = explained.candidates[0].best
-  assert null is not None
-  return {
-    "left_out": None,
-    "answer": null.text,
-    "probability": null.probability,
-    "same": null.text == explained.answer,
+    "same": exact_match(other.answer, explained.answer, run.corpus.language),
   }
 
 
@@ -301,14 +278,14 @@ def _segments(
     return []
   block, words = run.content(candidate.block.row), run.vocabulary
   text, token_ids = block.body, block.body_token_ids
-  wanted = explained.answer.split(" | ")
-  marks = np.zeros(len(text.encode()), np.int8)
+  wanted, body = explained.answer.split(" | "), text.encode()
+  marks = np.full(len(body), "", "U6")
   if best is not None and best.start is not None:
     first, limit = (
       len(text[:place].encode()) for place in (best.start, best.limit)
     )
-    marks[first:limit] = _MARKS.index("said")
-    if any(exact_match(best.text, one, run.language) for one in wanted):
+    marks[first:limit] = "said"
+    if any(exact_match(best.text, one, run.corpus.language) for one in wanted):
       # As the block spells it, which may have another article.
       wanted.append(best.text)
   found = find_token_spans(
@@ -322,13 +299,11 @@ def _segments(
     if not (is_inside[start] or is_inside[start + width]):
       first, _ = block.byte_ranges[start]
       _, limit = block.byte_ranges[start + width - 1]
-      marks[first:limit] = _MARKS.index("answer")
-  bounds = [0, *(np.flatnonzero(np.diff(marks)) + 1).tolist(), len(marks)]
+      marks[first:limit] = "answer"
+  changes = np.flatnonzero(marks[1:] != marks[:-1]) + 1
+  bounds = [0, *changes.tolist(), len(marks)]
   return [
-    {
-      "text": text.encode()[first:limit].decode(),
-      "mark": _MARKS[marks[first]],
-    }
+    {"text": body[first:limit].decode(), "mark": str(marks[first])}
     for first, limit in itertools.pairwise(bounds)
     if first < limit
   ]
