@@ -18,7 +18,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from etils import epath
 
-from realm_jax.corpus.build import Built, PieceBuilder
+from realm_jax.corpus.block_builder import Built, PieceBuilder
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.storage.atomic import atomic_file
 

@@ -9,18 +9,24 @@ spans, and for each block to hash it.
 import dataclasses
 import hashlib
 import itertools
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Int
 
 from realm_jax.corpus import splitting
-from realm_jax.corpus.documents import Document, block_id
+from realm_jax.corpus.documents import Document, RowReader, block_id
+from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, ragged_indices
+from realm_jax.corpus.sources import Piece, documents_of
 from realm_jax.corpus.splitting import Sentences
 from realm_jax.corpus.summary import BuildSummary
-from realm_jax.corpus.writing import Blocks, ragged
+from realm_jax.corpus.writing import Blocks, ragged, write_shard
+from realm_jax.storage.local_disk import ScratchDirectory
+from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.languages import ENGLISH, script
 from realm_jax.text.salient_spans import FoundSpan, Tagger, tag_many
 from realm_jax.text.sentences import sentence_characters, sentence_ranges
@@ -267,6 +273,40 @@ class BlockBuilder:
       **ragged("document_ids", [name.encode() for name in names]),
       **ragged("urls", [document.url.encode() for document in documents]),
     }
+
+
+# A shard's record, None if it has no block, and counts of a `BuildSummary`. It
+# can be written as JSON.
+Built: TypeAlias = tuple[ShardRecord | None, dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PieceBuilder:
+  """Makes shards of pieces; it can be sent to other processes.
+
+  All of these can access `directory`, the folder of the shards.
+  """
+
+  reader: RowReader
+  blocks: BlockBuilder
+  directory: str
+
+  def build(self, piece: Piece) -> Built:
+    """Writes a shard; raises `OSError` if it cannot be written."""
+    summary = BuildSummary()
+    documents = documents_of(piece.rows, self.reader, summary.skipped)
+    blocks = self.blocks.blocks(documents, summary)
+    name = f"shard-{piece.number:05d}"
+    size = len(self.blocks.vocabulary.pieces)
+    if not is_remote(self.directory):
+      folder = Path(self.directory) / name
+      # Of an attempt that failed.
+      shutil.rmtree(folder, ignore_errors=True)
+      return write_shard(folder, blocks, vocab_size=size), vars(summary)
+    with ScratchDirectory() as scratch:
+      record = write_shard(scratch.path / name, blocks, vocab_size=size)
+      upload_directory(scratch.path, self.directory)
+    return record, vars(summary)
 
 
 def _sentences(

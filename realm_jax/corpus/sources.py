@@ -23,7 +23,7 @@ from etils import epath
 
 from realm_jax.console import Progress
 from realm_jax.corpus import InputError
-from realm_jax.corpus.documents import Document, Removal, Row, RowReader, hash63
+from realm_jax.corpus.documents import Document, Row, RowReader, hash63
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.storage.paths import is_remote
 
@@ -54,16 +54,12 @@ class SourceRow(NamedTuple):
     """The row's place for messages, as `file:line`."""
     return f"{self.file}:{self.number}"
 
-  def read(self, reader: RowReader) -> Document | Removal:
-    """Reads the row; the same contents become documents of their own.
-
-    Raises:
-      InputError: It is malformed; the message says how, and not where.
-    """
-    entry = reader.read(self.row)
+  def read(self, reader: RowReader) -> Document:
+    """Reads the row; the same contents become documents of their own."""
+    found = reader.read(self.row)
     if not self.repeats:
-      return entry
-    return entry._replace(id=f"{entry.id}-{self.repeats}")
+      return found
+    return found._replace(id=f"{found.id}-{self.repeats}")
 
 
 class Piece(NamedTuple):
@@ -71,6 +67,16 @@ class Piece(NamedTuple):
 
   number: int
   rows: list[SourceRow]
+
+
+def documents_of(
+  rows: Iterable[SourceRow], reader: RowReader, skipped: Counter[str]
+) -> Iterator[Document]:
+  """Yields documents; those whose titles are dropped are counted instead."""
+  for row in rows:
+    document = row.read(reader)
+    if not reader.is_dropped(document, skipped):
+      yield document
 
 
 class DocumentSource:
@@ -165,12 +171,8 @@ class DocumentSource:
 
   def documents(self, stride: int = 1) -> Iterator[Document]:
     """Yields those of every `stride`-th row whose titles are not dropped."""
-    for row in itertools.islice(self.rows(), 0, None, stride):
-      document = row.read(self.reader)
-      if isinstance(document, Document) and not self.reader.is_dropped(
-        document, Counter()
-      ):
-        yield document
+    rows = itertools.islice(self.rows(), 0, None, stride)
+    return documents_of(rows, self.reader, Counter())
 
   @property
   def num_rows(self) -> int:

@@ -4,7 +4,7 @@ import functools
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from absl import logging
@@ -204,6 +204,12 @@ class Corpus:
     corpus._staged.verify(corpus._paths, checksums=False)
     corpus._opened[corpus.fingerprint] = corpus
     return corpus
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    opened = functools.partial(
+      Corpus.open, version=self.version, fingerprint=self.fingerprint
+    )
+    return opened, (self.source,)
 
   def newest(self) -> "Corpus":
     """Returns the newest version of this corpus; raises as `at` does."""

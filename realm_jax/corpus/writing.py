@@ -6,13 +6,13 @@ last: without it a directory is no corpus.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from etils import epath
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
@@ -145,14 +145,17 @@ def write_removed(
   is_removed: Bool[np.ndarray, " n"],
   *,
   prefix: str,
-  lengths: Int[np.ndarray, " n"],
-  document_starts: Int[np.ndarray, " bounds"],
+  array: Callable[[str], np.ndarray],
 ) -> dict[str, Any]:
-  """Lists the blocks of a shard that are removed, by their sorted positions."""
+  """Lists the blocks of a shard that are removed, by their sorted positions.
+
+  `array` reads an array of the shard by its name.
+  """
   name = f"{manifests.REMOVED}/{prefix}-{shard}.npy"
   (directory / name).parent.mkdir(exist_ok=True)
   positions = np.flatnonzero(is_removed)
-  left = np.append(0, np.cumsum(~is_removed))[document_starts]
+  left = np.append(0, np.cumsum(~is_removed))[array("document_starts")]
+  lengths = np.diff(array("token_ids_offsets"))
   save_array(directory / name, positions.astype("<i8"))
   return {
     "path": name,
