@@ -12,9 +12,9 @@ shape: what a sentence is computed with, and so its labels, do not depend on the
 other texts of a batch.
 """
 
-import bisect
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from etils import epath
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from realm_jax.generations.embedding import rows_per_batch
+from realm_jax.generations.embedding import round_up, rows_per_batch
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
 from realm_jax.storage.local_disk import ScratchDirectory
@@ -70,9 +70,7 @@ class Label(NamedTuple):
 def load(directory: str, language: str = ENGLISH) -> "BertTagger":
   """Returns the tagger of a directory, which may be on an object store.
 
-  Args:
-    directory: Directory of the model.
-    language: ISO code of the language in which sentences are split.
+  The language is the one in which sentences are split.
 
   Raises:
     WeightsError: The directory holds no token classifier of BERT, or its
@@ -176,21 +174,23 @@ class BertTagger:
     self, token_ids: Int[np.ndarray, " t"], sentences: Int[np.ndarray, "s 2"]
   ) -> Int[np.ndarray, " t"]:
     """Returns the most probable label of each token."""
-    waiting: dict[int, list[slice]] = {length: [] for length in self._lengths}
     capacity = self._lengths[-1] - _NUM_SPECIAL_TOKENS
-    for first, limit in sentences.tolist():
-      for start in range(first, limit, capacity):
-        size = min(limit - start, capacity)
-        at = bisect.bisect_left(self._lengths, size + _NUM_SPECIAL_TOKENS)
-        waiting[self._lengths[at]].append(slice(start, start + size))
+    parts = [
+      slice(start, min(start + capacity, limit))
+      for first, limit in sentences.tolist()
+      for start in range(first, limit, capacity)
+    ]
+    sizes = np.array([part.stop - part.start for part in parts], np.int64)
+    lengths = round_up(sizes + _NUM_SPECIAL_TOKENS, self._lengths)
     devices = jax.local_devices()
     on_cpus = devices[0].platform == "cpu"
     num_tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
     computed: list[tuple[list[slice], Array]] = []
-    for length, parts in waiting.items():
+    for length in np.unique(lengths).tolist():
+      own = [*itertools.compress(parts, lengths == length)]
       num_rows = rows_per_batch(length, num_tokens, multiple=len(devices))
-      for begin in range(0, len(parts), num_rows):
-        batch = parts[begin : begin + num_rows]
+      for begin in range(0, len(own), num_rows):
+        batch = own[begin : begin + num_rows]
         rows = np.zeros((num_rows, length), np.int32)
         # Rows without a part are empty.
         rows[:, :2] = self._vocabulary.cls_id, self._vocabulary.sep_id
@@ -234,7 +234,8 @@ def _token_sentences(
   for row, text in enumerate(texts):
     first, last = tokens.row_offsets[row : row + 2].tolist()
     byte_starts = tokens.byte_ranges[first:last, 0]
-    starts = np.searchsorted(byte_starts, sentence_ranges(text, language)[:, 0])
+    sentences = [start for start, _ in sentence_ranges(text, language)]
+    starts = np.searchsorted(byte_starts, sentences)
     bounds = first + np.append(starts, last - first)
     ranges.append(np.stack([bounds[:-1], bounds[1:]], axis=1))
   found = np.concatenate(ranges)

@@ -29,7 +29,7 @@ from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.languages import ENGLISH, script
 from realm_jax.text.salient_spans import FoundSpan, Tagger, tag_many
-from realm_jax.text.sentences import sentence_characters, sentence_ranges
+from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # Documents of one call of the tokenizer, and characters of their texts. A call
@@ -317,13 +317,10 @@ def _sentences(
   for document, size in zip(
     texts.documents, (np.diff(texts.byte_starts) - 1).tolist(), strict=True
   ):
-    own = document.language or language
     if document.sentences is not None:
       ranges = sorted(document.sentences)
-    elif document.text.isascii():
-      ranges = sentence_characters(document.text, own)
     else:
-      ranges = sentence_ranges(document.text, own).tolist()
+      ranges = sentence_ranges(document.text, document.language or language)
     found.append(ranges or [(0, size)])
   starts = _offsets([len(ranges) for ranges in found])
   flat = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)

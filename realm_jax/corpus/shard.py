@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from realm_jax.corpus.manifest import ShardRecord
+
 # [CLS], and [SEP] after the title and after the body of a block.
 NUM_SPECIAL_TOKENS = 3
 # These, and at least one piece of the title and of the body.
@@ -72,24 +74,25 @@ class Shard:
   """The arrays of a shard, mapped into memory when first used.
 
   Args:
-    name: Folder of the shard in the corpus's directory.
-    local: Function from the path of a file in that directory to a local one.
-    removed: Path of the removed blocks' positions there, if there are any.
-    span_kinds: Names of the shard's kinds of salient spans.
+    record: Record of the shard in the corpus's manifest.
+    local: Function from the path of a file in the corpus's directory to a local
+      one.
+    span_kinds: Names of all kinds of salient spans in the corpus.
   """
 
   def __init__(
     self,
-    name: str,
+    record: ShardRecord,
     local: Callable[[str], Path],
-    *,
-    removed: str | None,
     span_kinds: Sequence[str],
   ):
-    self.span_kinds = tuple(span_kinds)
-    self._name = name
-    self._local = local
-    self._removed_path = removed
+    removed = record.get("removed", {"path": None, "num_blocks": 0})
+    self.num_blocks = record["num_blocks"] - removed["num_blocks"]
+    # By the shard's number of a kind, its number in the corpus.
+    kinds = [span_kinds.index(kind) for kind in record["span_kinds"]]
+    self.kinds = np.array(kinds, np.int32)
+    self._name, self._local = record["name"], local
+    self._removed_path = removed["path"]
     self._arrays: dict[str, np.ndarray] = {}
 
   @functools.cached_property
@@ -128,10 +131,7 @@ class Shard:
     return self._arrays[name]
 
   def item(self, name: str, index: int, *, of: str | None = None) -> np.ndarray:
-    """Returns item `index` of a flat array without a copy.
-
-    Its offsets are those `of` another array, if it has none.
-    """
+    """Returns an item of a flat array, by its offsets or those `of` another."""
     offsets = self.array(f"{of or name}_offsets")
     return self.array(name)[offsets[index] : offsets[index + 1]]
 

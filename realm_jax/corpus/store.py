@@ -34,7 +34,6 @@ class Block(NamedTuple):
   row: int
   shard: Shard
   position: int
-  kinds: Int[np.ndarray, " k"]
 
   @property
   def id(self) -> int:
@@ -112,7 +111,7 @@ class Block(NamedTuple):
     found = self.shard.item(
       "salient_span_kinds", self.position, of="salient_spans"
     )
-    return self.kinds[found]
+    return self.shard.kinds[found]
 
 
 class Corpus:
@@ -152,32 +151,15 @@ class Corpus:
     self._paths = [file.path for file in files]
     # Kinds of files that have been copied from an object store.
     self._copied: set[str] = set()
-    self.shards: list[Shard] = []
-    sizes = []
-    for record in manifest["shards"]:
-      removed = record.get("removed")
-      self.shards.append(
-        Shard(
-          record["name"],
-          self._local,
-          removed=removed["path"] if removed else None,
-          span_kinds=record["span_kinds"],
-        )
-      )
-      num_removed = removed["num_blocks"] if removed else 0
-      sizes.append(record["num_blocks"] - num_removed)
-    self.num_blocks = sum(sizes)
-    self._first_rows = np.concatenate([[0], np.cumsum(sizes)])
     ids = manifest["vocabulary"]["special_ids"]
     self._cls_id, self._sep_id = ids["cls"], ids["sep"]
-    # Kinds of salient spans by name, and each shard's numbers of them as
-    # numbers of all.
-    kinds = dict.fromkeys(kind for s in self.shards for kind in s.span_kinds)
+    records = manifest["shards"]
+    kinds = dict.fromkeys(kind for r in records for kind in r["span_kinds"])
     self.span_kinds = tuple(kinds)
-    self._kinds_of_shard = {
-      shard: np.array([*map(self.span_kinds.index, shard.span_kinds)], np.int32)
-      for shard in self.shards
-    }
+    self.shards = [Shard(r, self._local, self.span_kinds) for r in records]
+    sizes = [shard.num_blocks for shard in self.shards]
+    self.num_blocks = sum(sizes)
+    self._first_rows = np.append(0, np.cumsum(sizes))
 
   # --- Versions and files -----------------------------------------------
 
@@ -331,7 +313,7 @@ class Corpus:
     number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
     shard = self.shards[number]
     position = int(shard.positions(np.asarray(row - self._first_rows[number])))
-    return Block(row, shard, position, self._kinds_of_shard[shard])
+    return Block(row, shard, position)
 
   # --- Many blocks ------------------------------------------------------
 
