@@ -95,11 +95,6 @@ class BertTagger:
   call. A tagger is pickled as the name of its directory, so each process that
   gets one reads the model, once; and it takes the devices with the first text,
   so that a process which only hands it on leaves them to others.
-
-  Args:
-    directory: Directory of the model, for pickling.
-    model: Model as it was read from there.
-    language: ISO code of the language in which sentences are split.
   """
 
   def __init__(
@@ -251,9 +246,7 @@ def parse_labels(names: Sequence[str]) -> list[Label]:
   They are of any of the schemes IOB1, IOB2, BIOES and BILOU. The four kinds of
   CoNLL-2003 become person, organization, location and miscellaneous; any other
   is taken in lower case. A label without a prefix is read as if it had `I-`.
-
-  Raises:
-    WeightsError: There is no `O`, or nothing besides it.
+  Raises `WeightsError` if there is no `O`, or nothing besides it.
   """
   if _OUTSIDE not in names or len(names) < 2:
     raise WeightsError(
@@ -279,12 +272,8 @@ def entities(
 
   As in transformers' pipelines, a word continues the entity of the word before
   if it has the same kind and does not begin one; so no sequence of labels is
-  invalid.
-
-  Args:
-    label_ids: Label of each word.
-    sentences: Number of each word's sentence, which no entity leaves.
-    labels: Labels by id.
+  invalid. `sentences` has the number of each word's sentence, which no entity
+  leaves.
   """
   kinds = np.array([label.kind for label in labels])[label_ids]
   begins = np.array([label.begins for label in labels])[label_ids]

@@ -44,12 +44,8 @@ class AnswersInBlocks:
 
   Answers that are stored cost no reading of blocks. Others, which a task that
   draws its answers at random may have, are searched in the blocks themselves,
-  and so are regular expressions, in each block once.
-
-  Args:
-    corpus: Corpus whose rows are asked about.
-    answers: Answers of the store, in the order of their numbers.
-    store: Rows of these answers; None where there are no answers.
+  and so are regular expressions, in each block once. `answers` are those of the
+  store, in the order of their numbers.
   """
 
   def __init__(

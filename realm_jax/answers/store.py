@@ -66,9 +66,8 @@ def find_answers(
 ) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
   """Finds which blocks contain which answers, character by character.
 
-  Returns:
-    The number of an answer and the place of a block in `rows`, for each pair in
-    which the block contains the answer, sorted by both.
+  Returns the number of an answer and the place of a block in `rows` for each
+  pair in which the block contains the answer, sorted by both.
   """
   found = [np.zeros(0, np.int64)]
   for first in range(0, len(rows), _BLOCKS_PER_CALL):
@@ -104,8 +103,8 @@ class AnswerStore:
   def open(cls, directory: epath.PathLike, key: str) -> "AnswerStore":
     """Opens a store and verifies all of its files.
 
-    Raises:
-      AnswersError: It is missing, damaged, or of other answers or blocks.
+    Raises `AnswersError` if it is missing, damaged, or of other answers or
+    blocks.
     """
     source = epath.Path(directory)
     try:
@@ -144,16 +143,9 @@ def build_store(
   """Makes the store of a corpus and answers; replaces one that is there.
 
   It appears complete, or not at all. The memory that it takes does not grow
-  with the number of blocks.
-
-  Args:
-    directory: Directory of the store, local or on an object store.
-    corpus: Corpus to search.
-    answers: Distinct answers to look for, one at least.
-    num_workers: Number of processes; None chooses by cores and blocks.
-
-  Raises:
-    AnswersError: A process failed, or the disk is full.
+  with the number of blocks. `answers` are distinct, and `num_workers` is by
+  default chosen by cores and blocks. Raises `AnswersError` if a process failed,
+  or the disk is full.
   """
   if num_workers is None:
     cores = len(os.sched_getaffinity(0))

@@ -38,24 +38,18 @@ def build(
       | "Source" >> beam.Create([source])
       | "Deal" >> beam.FlatMap(DocumentSource.pieces, piece_bytes)
       | "Spread" >> beam.Reshuffle()
-      | "Build" >> beam.ParDo(_Build(builder, str(records)))
+      | "Build" >> beam.Map(_build, builder, str(records))
     )
   for path in sorted(records.glob("*.json")):
     yield json.loads(path.read_text())
   records.rmtree(missing_ok=True)
 
 
-class _Build(beam.DoFn):
+# Beam would compare more precise types with what it infers.
+def _build(piece: Any, builder: Any, records: str) -> None:
   """Builds a piece, and writes its record to a file."""
-
-  def __init__(self, builder: PieceBuilder, records: str):
-    self._builder = builder
-    self._records = records
-
-  # Beam would compare more precise types with what it infers.
-  def process(self, element: Any) -> None:
-    text = json.dumps(self._builder.build(element))
-    path = epath.Path(self._records) / f"{element.number:08d}.json"
-    # A piece that is built twice, perhaps at the same time, gives the same.
-    with atomic_file(path, several_writers=True) as partial:
-      partial.write_text(text)
+  text = json.dumps(builder.build(piece))
+  # A piece that is built twice, perhaps at the same time, gives the same.
+  path = epath.Path(records) / f"{piece.number:08d}.json"
+  with atomic_file(path, several_writers=True) as partial:
+    partial.write_text(text)

@@ -152,7 +152,7 @@ class BlockBuilder:
       aligned,
       texts.token_bytes,
       text=texts.text,
-      capacity=np.repeat(texts.capacities, num_aligned),
+      capacities=np.repeat(texts.capacities, num_aligned),
       is_continuation=self.vocabulary.is_continuation[texts.token_ids],
     )
     spans, kinds = self._spans(texts, sentences, summary)
@@ -211,7 +211,7 @@ class BlockBuilder:
     documents, ranges = texts.documents, sentences.token_ranges
     bounds = splitting.pack_sentences(
       np.diff(ranges, axis=1)[:, 0],
-      capacity=texts.capacities,
+      capacities=texts.capacities,
       sentence_starts=sentences.starts,
     )
     firsts, lasts = bounds[:-1], bounds[1:] - 1

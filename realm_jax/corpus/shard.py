@@ -73,11 +73,9 @@ def ragged_indices(
 class Shard:
   """The arrays of a shard, mapped into memory when first used.
 
-  Args:
-    record: Record of the shard in the corpus's manifest.
-    local: Function from the path of a file in the corpus's directory to a local
-      one.
-    span_kinds: Names of all kinds of salient spans in the corpus.
+  `record` is the shard's in the manifest, `local` gives the local path of a
+  file in the corpus's directory, and `span_kinds` are the names of all kinds of
+  salient spans in the corpus.
   """
 
   def __init__(
@@ -145,14 +143,6 @@ class Shard:
     """Tokens of title and body, without specials."""
     return np.diff(self.array("token_ids_offsets"))
 
-  def body_locations(
-    self, positions: Int[np.ndarray, " m"]
-  ) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
-    """Returns where bodies start in `token_ids`, and their lengths."""
-    offsets = self.array("token_ids_offsets")
-    starts = offsets[positions] + self.array("title_lengths")[positions]
-    return starts, offsets[positions + 1] - starts
-
   def gather(
     self,
     positions: Int[np.ndarray, " m"],
@@ -163,10 +153,11 @@ class Shard:
   ) -> Int[np.ndarray, "m {length}"]:
     """Returns `[CLS] title [SEP] body [SEP]`, cut or padded with 0."""
     token_ids = self.array("token_ids")
-    starts = self.array("token_ids_offsets")[positions]
+    offsets = self.array("token_ids_offsets")
+    starts = offsets[positions]
     full_titles = self.array("title_lengths")[positions].astype(np.int64)
     titles = np.minimum(full_titles, length - NUM_SPECIAL_TOKENS)
-    bodies = self.body_locations(positions)[1]
+    bodies = offsets[positions + 1] - starts - full_titles
     bodies = np.minimum(bodies, length - NUM_SPECIAL_TOKENS - titles)
 
     column = np.arange(length)

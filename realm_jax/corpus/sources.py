@@ -35,13 +35,9 @@ _DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
 class SourceRow(NamedTuple):
-  """A row of a file.
+  """A row of a file, numbered from 1.
 
-  Attributes:
-    file: Name of the file.
-    number: Number of the row in it, from 1.
-    row: What the row has.
-    repeats: Number of earlier rows with the same contents.
+  `repeats` is the number of earlier rows with the same contents.
   """
 
   file: str
@@ -226,11 +222,7 @@ def _open(inputs: Sequence[str]) -> dict[str, Callable[[], Iterator[Row]]]:
 
 
 def _matches(pattern: str) -> list[str]:
-  """Returns the files that match a pattern.
-
-  Raises:
-    InputError: None does.
-  """
+  """Returns the files of a pattern; raises `InputError` if there is none."""
   path = epath.Path(pattern)
   found: Iterable[epath.Path] = [path]
   if not is_remote(pattern):
@@ -252,11 +244,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _lines(name: str) -> Iterator[bytes]:
-  """Yields the lines of a file: plain, or compressed (.gz, .zst).
-
-  Raises:
-    InputError: A compressed file is damaged.
-  """
+  """Yields the lines of a file: plain, or compressed (.gz, .zst)."""
   with epath.Path(name).open("rb") as raw:
     if not name.endswith((".gz", ".zst")):
       yield from raw
@@ -275,10 +263,8 @@ def _lines(name: str) -> Iterator[bytes]:
 def _zstd_lines(raw: IO[Any]) -> Iterator[bytes]:
   """Yields the lines that zstd has compressed, in one frame or in several.
 
-  The library's own reader takes a frame that is cut for the end of the file.
-
-  Raises:
-    EOFError: The last frame is cut.
+  The library's own reader takes a frame that is cut for the end of the file;
+  this raises `EOFError`.
   """
   frame, rest = None, b""
   while compressed := raw.read(1 << 17):

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import Manifest, files_of
-from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard, ragged_indices
+from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
 from realm_jax.storage.staging import StagedFiles
 from realm_jax.text.languages import ENGLISH
 
@@ -28,7 +28,7 @@ NULL_ROW = -1
 class Block(NamedTuple):
   """One block of a corpus, whose arrays and texts are read when asked for.
 
-  Token ranges are of the body. The arrays of numbers are views of mapped files.
+  Token ranges are of the body.
   """
 
   row: int
@@ -173,9 +173,6 @@ class Corpus:
   ) -> "Corpus":
     """Opens the newest version, or the one that is named; reads no array.
 
-    Arrays on an object store are copied to the cache of the host when they are
-    first used.
-
     Raises:
       CorpusError: There is no corpus, it has no such version or another
         format, or a file is missing or has another size.
@@ -201,8 +198,8 @@ class Corpus:
   def at(self, version: int, fingerprint: str) -> "Corpus":
     """Returns a version, which is opened once while it is in use.
 
-    Raises:
-      CorpusError: It is missing, or has another vocabulary or block length.
+    Raises `CorpusError` if it is missing, or has another vocabulary or block
+    length.
     """
     known = self._opened.get(fingerprint)
     if known is not None and known.version == version:
@@ -358,10 +355,7 @@ class Corpus:
     length: int,
     rng: np.random.Generator,
   ) -> Int[np.ndarray, "n {length}"]:
-    """Returns `[CLS] sentence [SEP]`, padded with 0, from each of the blocks.
-
-    A block without sentences gives `[CLS] [SEP]`.
-    """
+    """Returns `[CLS] sentence [SEP]` of each block, padded with 0."""
     queries = np.zeros((len(rows), length), np.int32)
     for query, row in zip(queries, rows.tolist(), strict=True):
       block = self.block(row)
@@ -383,20 +377,13 @@ class Corpus:
   def body_tokens_flat(
     self, rows: Int[np.ndarray, " n"]
   ) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n+1"]]:
-    """Returns body tokens of many blocks end to end, and their offsets."""
-    rows = np.asarray(rows)
-    lengths = np.zeros(rows.size, np.int64)
-    located = []
-    for shard, indices, positions in self._by_shard(rows):
-      starts, lengths[indices] = shard.body_locations(positions)
-      located.append((shard, indices, starts))
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    tokens = np.zeros(offsets[-1], np.int32)
-    for shard, indices, starts in located:
-      source = ragged_indices(starts, lengths[indices])
-      target = ragged_indices(offsets[indices], lengths[indices])
-      tokens[target] = shard.array("token_ids")[source]
-    return tokens, offsets
+    """Returns body tokens of blocks end to end, int32, and their offsets."""
+    empty = np.zeros(0, np.int32)
+    bodies = [
+      empty if row == NULL_ROW else self.block(row).body_token_ids
+      for row in rows.tolist()
+    ]
+    return np.concatenate([empty, *bodies]), np.cumsum([0, *map(len, bodies)])
 
 
 def _kind(path: str) -> str:

@@ -174,11 +174,9 @@ def _file_record(path: Path) -> dict[str, Any]:
 
 
 def check_target(output_dir: epath.PathLike, *, overwrite: bool) -> None:
-  """Checks that a corpus may be written.
+  """Raises `CorpusError` if a directory has a corpus, or other files.
 
-  Raises:
-    CorpusError: The directory has a corpus or other files.
-    TargetError: The path is a file, or a disk is mounted there.
+  Raises `TargetError` if it is a file, or a disk is mounted there.
   """
   path = epath.Path(output_dir)
   atomic.check_target(path)
@@ -223,10 +221,7 @@ def new_corpus(
 
 
 def finish(staging: Path, *, pieces: Sequence[str], **settings: Any) -> None:
-  """Writes the vocabulary and the manifest.
-
-  The other arguments are those of `manifest.make_manifest`.
-  """
+  """Writes the vocabulary, and `make_manifest` with the other arguments."""
   # Imported late: it imports TensorFlow.
   from realm_jax.text.wordpieces import (
     SPECIAL_PIECES,

@@ -136,12 +136,8 @@ def normalize_answer(text: str, language: str = ENGLISH) -> str:
   In English: Unicode NFD, lower case, ASCII punctuation dropped, the articles
   a, an and the dropped, runs of white space collapsed, in this order, as in
   Google's `language/orqa/utils/eval_utils.py`. Accents remain, as combining
-  marks. Other languages have rules of their own in the same order.
-
-  Args:
-    text: Text of an answer.
-    language: ISO code of its language; one without rules of its own loses
-      punctuation alone.
+  marks. Other languages have rules of their own in the same order; one without
+  rules loses punctuation alone.
   """
   rules = _RULES.get(language, _OTHER)
   if rules.form is not None:
