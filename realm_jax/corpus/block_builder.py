@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Int
 
 from realm_jax.corpus import splitting
-from realm_jax.corpus.documents import Document, RowReader, block_id
+from realm_jax.corpus.documents import Document, block_id
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, ragged_indices
-from realm_jax.corpus.sources import Piece, documents_of
+from realm_jax.corpus.sources import Piece
 from realm_jax.corpus.splitting import Sentences
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.corpus.writing import Blocks, ragged, write_shard
@@ -287,15 +287,13 @@ class PieceBuilder:
   All of these can access `directory`, the folder of the shards.
   """
 
-  reader: RowReader
   blocks: BlockBuilder
   directory: str
 
   def build(self, piece: Piece) -> Built:
     """Writes a shard; raises `OSError` if it cannot be written."""
     summary = BuildSummary()
-    documents = documents_of(piece.rows, self.reader, summary.skipped)
-    blocks = self.blocks.blocks(documents, summary)
+    blocks = self.blocks.blocks(piece.documents, summary)
     name = f"shard-{piece.number:05d}"
     size = len(self.blocks.vocabulary.pieces)
     if not is_remote(self.directory):

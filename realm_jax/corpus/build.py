@@ -165,9 +165,7 @@ def build_corpus(
       # Other machines write to it. Without corpus.json it is no corpus.
       directory = output_dir
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
-    builder = PieceBuilder(
-      reader=reader, blocks=blocks, directory=str(directory)
-    )
+    builder = PieceBuilder(blocks=blocks, directory=str(directory))
     if runner is None:
       pieces_of_input = source.pieces(piece_bytes)
       built = map_in_processes(builder.build, pieces_of_input, workers)

@@ -11,7 +11,6 @@ import hashlib
 import html
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -53,6 +52,7 @@ class Document(NamedTuple):
     long_words: Number of words that were removed from it.
     language: Code of its language; empty if it is the corpus's.
     is_removal: Whether an update removes the document with this id.
+    place: Where it was read, as `file:line`.
   """
 
   id: str
@@ -65,6 +65,7 @@ class Document(NamedTuple):
   long_words: int = 0
   language: str = ""
   is_removal: bool = False
+  place: str = ""
 
   @property
   def hash(self) -> int:
@@ -118,12 +119,10 @@ class RowReader:
     # If no titles are dropped, a pattern that matches nothing.
     return re.compile("|".join(map(re.escape, self.dropped_titles)) or r"(?!)")
 
-  def is_dropped(self, document: Document, skipped: Counter[str]) -> bool:
-    """Returns whether a document's title is dropped, and counts it."""
-    dropped = self._dropped.search(document.title)
-    if dropped:
-      skipped[f"title with {dropped[0]!r}"] += 1
-    return dropped is not None
+  def dropped(self, document: Document) -> str:
+    """Returns the text in a title for which it is dropped, or ""."""
+    found = self._dropped.search(document.title)
+    return found[0] if found else ""
 
   def read(self, row: Row) -> Document:
     """Reads a row; raises `InputError` that says how, not where, it is bad."""

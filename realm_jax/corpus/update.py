@@ -223,18 +223,15 @@ def _changed(
 ) -> Iterator[Document]:
   """Yields new and changed documents; removes what they replace."""
   corpus = existing.corpus
-  for row in source.rows():
-    change = row.read(source.reader)
+  for change in source.documents():
     found = existing.find(change.id)
     if change.is_removal and found is None:
       source.refuse(
-        f"{row.place}: nothing to remove, no document has the id "
+        f"{change.place}: nothing to remove, no document has the id "
         f"{change.id!r} in version {corpus.version} of {corpus.source}",
         "unknown ids to remove",
       )
-    elif change.is_removal or source.reader.is_dropped(
-      change, summary.new.skipped
-    ):
+    elif change.is_removal or source.reader.dropped(change):
       if found is not None:
         summary.removed += 1
         existing.remove(found)
