@@ -11,26 +11,27 @@ directory on an object store.
 """
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from etils import epath
 
-from realm_jax.corpus.block_builder import Built, PieceBuilder
-from realm_jax.corpus.sources import DocumentSource
+from realm_jax.corpus.block_builder import Built
+from realm_jax.corpus.sources import DocumentSource, Piece
 from realm_jax.storage.atomic import atomic_file
 
 
-def build(
-  builder: PieceBuilder,
+def map_pieces(
+  build: Callable[[Piece], Built],
   source: DocumentSource,
   piece_bytes: int,
+  directory: epath.Path,
   options: Sequence[str],
 ) -> Generator[Built, None, None]:
   """Runs the pipeline; yields what it built, in order."""
-  records = epath.Path(builder.directory) / "records"
+  records = directory / "records"
   records.rmtree(missing_ok=True)
   with beam.Pipeline(options=PipelineOptions([*options])) as pipeline:
     _ = (
@@ -38,7 +39,7 @@ def build(
       | "Source" >> beam.Create([source])
       | "Deal" >> beam.FlatMap(DocumentSource.pieces, piece_bytes)
       | "Spread" >> beam.Reshuffle()
-      | "Build" >> beam.Map(_build, builder, str(records))
+      | "Build" >> beam.Map(_build, build, str(records))
     )
   for path in sorted(records.glob("*.json")):
     yield json.loads(path.read_text())
@@ -46,9 +47,9 @@ def build(
 
 
 # Beam would compare more precise types with what it infers.
-def _build(piece: Any, builder: Any, records: str) -> None:
+def _build(piece: Any, build: Any, records: str) -> None:
   """Builds a piece, and writes its record to a file."""
-  text = json.dumps(builder.build(piece))
+  text = json.dumps(build(piece))
   # A piece that is built twice, perhaps at the same time, gives the same.
   path = epath.Path(records) / f"{piece.number:08d}.json"
   with atomic_file(path, several_writers=True) as partial:

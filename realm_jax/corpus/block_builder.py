@@ -280,31 +280,24 @@ class BlockBuilder:
 Built: TypeAlias = tuple[ShardRecord | None, dict[str, Any]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PieceBuilder:
-  """Makes shards of pieces; it can be sent to other processes.
+def build_piece(builder: BlockBuilder, directory: str, piece: Piece) -> Built:
+  """Writes a shard to a directory, which may be on an object store.
 
-  All of these can access `directory`, the folder of the shards.
+  Raises:
+    OSError: It cannot be written.
   """
-
-  blocks: BlockBuilder
-  directory: str
-
-  def build(self, piece: Piece) -> Built:
-    """Writes a shard; raises `OSError` if it cannot be written."""
-    summary = BuildSummary()
-    blocks = self.blocks.blocks(piece.documents, summary)
-    name = f"shard-{piece.number:05d}"
-    size = len(self.blocks.vocabulary.pieces)
-    if not is_remote(self.directory):
-      folder = Path(self.directory) / name
-      # Of an attempt that failed.
-      shutil.rmtree(folder, ignore_errors=True)
-      return write_shard(folder, blocks, vocab_size=size), vars(summary)
-    with ScratchDirectory() as scratch:
-      record = write_shard(scratch.path / name, blocks, vocab_size=size)
-      upload_directory(scratch.path, self.directory)
+  summary, name = BuildSummary(), f"shard-{piece.number:05d}"
+  blocks = builder.blocks(piece.documents, summary)
+  size = len(builder.vocabulary.pieces)
+  if not is_remote(directory):
+    # Of an attempt that failed.
+    shutil.rmtree(Path(directory) / name, ignore_errors=True)
+    record = write_shard(Path(directory) / name, blocks, vocab_size=size)
     return record, vars(summary)
+  with ScratchDirectory() as scratch:
+    record = write_shard(scratch.path / name, blocks, vocab_size=size)
+    upload_directory(scratch.path, directory)
+  return record, vars(summary)
 
 
 def _sentences(

@@ -134,7 +134,7 @@ def build_corpus(
   check_target(output_dir, overwrite=overwrite)
   require_writable(output_dir)
   # Imported late: they import TensorFlow, which takes six seconds.
-  from realm_jax.corpus.block_builder import BlockBuilder, PieceBuilder
+  from realm_jax.corpus.block_builder import BlockBuilder, build_piece
   from realm_jax.text.wordpieces import read_pieces, vocabulary_of
 
   trains = vocab.startswith(_TRAIN)
@@ -165,16 +165,15 @@ def build_corpus(
       # Other machines write to it. Without corpus.json it is no corpus.
       directory = output_dir
       (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
-    builder = PieceBuilder(blocks=blocks, directory=str(directory))
+    build = functools.partial(build_piece, blocks, str(directory))
     if runner is None:
-      pieces_of_input = source.pieces(piece_bytes)
-      built = map_in_processes(builder.build, pieces_of_input, workers)
+      built = map_in_processes(build, source.pieces(piece_bytes), workers)
     else:
       # Imported late: Beam is an extra.
       from realm_jax.corpus import beam
 
       options = [f"--runner={runner}", *pipeline_options]
-      built = beam.build(builder, source, piece_bytes, options)
+      built = beam.map_pieces(build, source, piece_bytes, directory, options)
     shards: list[ShardRecord] = []
     progress = Progress("documents", total=source.num_rows)
     with contextlib.closing(built), progress:
