@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -57,13 +57,6 @@ _KINDS = {
   "LOC": "location",
   "MISC": "miscellaneous",
 }
-
-
-class Label(NamedTuple):
-  """What one label says of a word: its entity's kind, "" for none."""
-
-  kind: str
-  begins: bool
 
 
 @functools.cache
@@ -240,9 +233,10 @@ def _token_sentences(
 # --- Labels -------------------------------------------------------------------
 
 
-def parse_labels(names: Sequence[str]) -> list[Label]:
+def parse_labels(names: Sequence[str]) -> list[tuple[str, bool]]:
   """Reads the labels of a model: `O`, and others such as `B-PER`.
 
+  Returns the kind of each, "" for none, and whether it begins an entity.
   They are of any of the schemes IOB1, IOB2, BIOES and BILOU. The four kinds of
   CoNLL-2003 become person, organization, location and miscellaneous; any other
   is taken in lower case. A label without a prefix is read as if it had `I-`.
@@ -259,14 +253,14 @@ def parse_labels(names: Sequence[str]) -> list[Label]:
     if not hyphen or prefix not in _BEGINS:
       prefix, kind = "I", "" if name == _OUTSIDE else name
     kind = _KINDS.get(kind.upper(), kind.lower())
-    labels.append(Label(kind, _BEGINS[prefix]))
+    labels.append((kind, _BEGINS[prefix]))
   return labels
 
 
 def entities(
   label_ids: Int[np.ndarray, " w"],
   sentences: Int[np.ndarray, " w"],
-  labels: Sequence[Label],
+  labels: Sequence[tuple[str, bool]],
 ) -> list[tuple[int, int, str]]:
   """Returns the first word, the last word and the kind of each entity.
 
@@ -275,8 +269,8 @@ def entities(
   invalid. `sentences` has the number of each word's sentence, which no entity
   leaves.
   """
-  kinds = np.array([label.kind for label in labels])[label_ids]
-  begins = np.array([label.begins for label in labels])[label_ids]
+  kinds = np.array([kind for kind, _ in labels])[label_ids]
+  begins = np.array([begins for _, begins in labels])[label_ids]
   same = (kinds[1:] == kinds[:-1]) & (sentences[1:] == sentences[:-1])
   continues = np.append(False, same & ~begins[1:])[: len(kinds)]
   is_inside = kinds != ""

@@ -24,7 +24,7 @@ from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, ragged_indices
 from realm_jax.corpus.sources import Piece
 from realm_jax.corpus.splitting import Sentences
 from realm_jax.corpus.summary import BuildSummary
-from realm_jax.corpus.writing import Blocks, ragged, write_shard
+from realm_jax.corpus.writing import Blocks, write_shard
 from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.languages import ENGLISH, script
@@ -268,10 +268,10 @@ class BlockBuilder:
       "salient_spans_offsets": span_offsets,
       "document_starts": document_starts,
       "document_hashes": _array(document.hash for document in documents),
-      **ragged("bodies", bodies),
-      **ragged("titles", [title.encode() for title in titles]),
-      **ragged("document_ids", [name.encode() for name in names]),
-      **ragged("urls", [document.url.encode() for document in documents]),
+      **_ragged("bodies", bodies),
+      **_ragged("titles", [title.encode() for title in titles]),
+      **_ragged("document_ids", [name.encode() for name in names]),
+      **_ragged("urls", [document.url.encode() for document in documents]),
     }
 
 
@@ -317,6 +317,12 @@ def _sentences(
   flat = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)
   flat += np.repeat(texts.byte_starts[:-1], np.diff(starts))[:, np.newaxis]
   return flat, starts[:-1]
+
+
+def _ragged(name: str, items: Sequence[bytes]) -> dict[str, np.ndarray]:
+  """Returns byte strings end to end and their offsets, by their names."""
+  flat = np.frombuffer(b"".join(items), np.uint8)
+  return {name: flat, f"{name}_offsets": _offsets([*map(len, items)])}
 
 
 def _offsets(lengths: Sequence[int] | np.ndarray) -> Int[np.ndarray, " n"]:

@@ -33,20 +33,6 @@ SHARD_BYTES = 64 << 20
 Blocks: TypeAlias = Mapping[str, np.ndarray]
 
 
-def ragged(
-  name: str, items: Sequence[np.ndarray | bytes]
-) -> dict[str, np.ndarray]:
-  """Returns the flat array of some items and its offsets, by their names.
-
-  Byte strings, or no items, become an array of uint8.
-  """
-  if not items or isinstance(items[0], bytes):
-    flat = np.frombuffer(b"".join(map(bytes, items)), np.uint8)
-  else:
-    flat = np.concatenate(items)
-  return {name: flat, f"{name}_offsets": np.cumsum([0, *map(len, items)])}
-
-
 # --- Shards -------------------------------------------------------------
 
 
