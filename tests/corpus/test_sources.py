@@ -43,8 +43,7 @@ def test_pieces_are_the_rows_in_order(tmp_path):
     pieces = list(source.pieces(piece_bytes))
     assert [piece.number for piece in pieces] == [*range(len(pieces))]
     assert max(len(piece.documents) for piece in pieces) == most
-    dealt = [document for piece in pieces for document in piece.documents]
-    assert dealt == [*source.documents()]
+    assert [d for p in pieces for d in p.documents] == [*source.documents()]
 
 
 @pytest.mark.parametrize(
