@@ -24,12 +24,8 @@ _SECONDS_BETWEEN_LINES = 15.0
 class Progress:
   """Logs how many items a `with` block has processed, every 15 seconds.
 
-  A block that took longer than that ends with a line, too.
-
-  Args:
-    label: Name of what is counted, such as "questions".
-    total: Number of items, where it is known.
-    clock: Source of the time in seconds.
+  A block that took longer than that ends with a line, too. `label` names the
+  items, such as "questions", and `clock` gives the time in seconds.
   """
 
   def __init__(
@@ -95,18 +91,12 @@ def _text(value: object) -> str:
 
 @contextlib.contextmanager
 def plot(
-  path: epath.PathLike, *, title: str, num_panels: int = 1, height: float = 4.5
+  path: epath.PathLike, *, title: str, num_panels: int, height: float
 ) -> Iterator[list[Any]]:
   """Yields the axes of panels side by side, and writes them after the block.
 
-  Args:
-    path: File to write.
-    title: Title above all panels.
-    num_panels: Number of axes.
-    height: Height in inches; the width is 8 inches, or 6 a panel.
-
-  Raises:
-    ImportError: matplotlib is not installed.
+  The height is in inches; the width is 8 inches, or 6 a panel. Raises
+  `ImportError` if matplotlib is not installed.
   """
   import matplotlib  # Takes a second, which other commands need not spend.
 
@@ -129,11 +119,9 @@ def plot(
 def prompted_lines(wanted: str) -> Iterator[str]:
   """Yields lines of the terminal, or of the standard input.
 
-  On a terminal an empty line ends them. Elsewhere empty lines are left out,
-  and each line is printed, so that what follows can be told apart.
-
-  Args:
-    wanted: Name of what a line is, for the prompt.
+  On a terminal `wanted` is the prompt, and an empty line ends them. Elsewhere
+  empty lines are left out, and each line is printed, so that what follows can
+  be told apart.
   """
   is_terminal = sys.stdin.isatty()
   while True:

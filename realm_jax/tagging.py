@@ -12,12 +12,12 @@ shape: what a sentence is computed with, and so its labels, do not depend on the
 other texts of a batch.
 """
 
-import bisect
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from etils import epath
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from realm_jax.generations.embedding import rows_per_batch
+from realm_jax.generations.embedding import round_up, rows_per_batch
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
 from realm_jax.storage.local_disk import ScratchDirectory
@@ -59,20 +59,11 @@ _KINDS = {
 }
 
 
-class Label(NamedTuple):
-  """What one label says of a word: its entity's kind, "" for none."""
-
-  kind: str
-  begins: bool
-
-
 @functools.cache
 def load(directory: str, language: str = ENGLISH) -> "BertTagger":
   """Returns the tagger of a directory, which may be on an object store.
 
-  Args:
-    directory: Directory of the model.
-    language: ISO code of the language in which sentences are split.
+  The language is the one in which sentences are split.
 
   Raises:
     WeightsError: The directory holds no token classifier of BERT, or its
@@ -97,11 +88,6 @@ class BertTagger:
   call. A tagger is pickled as the name of its directory, so each process that
   gets one reads the model, once; and it takes the devices with the first text,
   so that a process which only hands it on leaves them to others.
-
-  Args:
-    directory: Directory of the model, for pickling.
-    model: Model as it was read from there.
-    language: ISO code of the language in which sentences are split.
   """
 
   def __init__(
@@ -176,21 +162,23 @@ class BertTagger:
     self, token_ids: Int[np.ndarray, " t"], sentences: Int[np.ndarray, "s 2"]
   ) -> Int[np.ndarray, " t"]:
     """Returns the most probable label of each token."""
-    waiting: dict[int, list[slice]] = {length: [] for length in self._lengths}
     capacity = self._lengths[-1] - _NUM_SPECIAL_TOKENS
-    for first, limit in sentences.tolist():
-      for start in range(first, limit, capacity):
-        size = min(limit - start, capacity)
-        at = bisect.bisect_left(self._lengths, size + _NUM_SPECIAL_TOKENS)
-        waiting[self._lengths[at]].append(slice(start, start + size))
+    parts = [
+      slice(start, min(start + capacity, limit))
+      for first, limit in sentences.tolist()
+      for start in range(first, limit, capacity)
+    ]
+    sizes = np.array([part.stop - part.start for part in parts], np.int64)
+    lengths = round_up(sizes + _NUM_SPECIAL_TOKENS, self._lengths)
     devices = jax.local_devices()
     on_cpus = devices[0].platform == "cpu"
     num_tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
     computed: list[tuple[list[slice], Array]] = []
-    for length, parts in waiting.items():
+    for length in np.unique(lengths).tolist():
+      own = [*itertools.compress(parts, lengths == length)]
       num_rows = rows_per_batch(length, num_tokens, multiple=len(devices))
-      for begin in range(0, len(parts), num_rows):
-        batch = parts[begin : begin + num_rows]
+      for begin in range(0, len(own), num_rows):
+        batch = own[begin : begin + num_rows]
         rows = np.zeros((num_rows, length), np.int32)
         # Rows without a part are empty.
         rows[:, :2] = self._vocabulary.cls_id, self._vocabulary.sep_id
@@ -234,7 +222,8 @@ def _token_sentences(
   for row, text in enumerate(texts):
     first, last = tokens.row_offsets[row : row + 2].tolist()
     byte_starts = tokens.byte_ranges[first:last, 0]
-    starts = np.searchsorted(byte_starts, sentence_ranges(text, language)[:, 0])
+    sentences = [start for start, _ in sentence_ranges(text, language)]
+    starts = np.searchsorted(byte_starts, sentences)
     bounds = first + np.append(starts, last - first)
     ranges.append(np.stack([bounds[:-1], bounds[1:]], axis=1))
   found = np.concatenate(ranges)
@@ -244,15 +233,14 @@ def _token_sentences(
 # --- Labels -------------------------------------------------------------------
 
 
-def parse_labels(names: Sequence[str]) -> list[Label]:
+def parse_labels(names: Sequence[str]) -> list[tuple[str, bool]]:
   """Reads the labels of a model: `O`, and others such as `B-PER`.
 
+  Returns the kind of each, "" for none, and whether it begins an entity.
   They are of any of the schemes IOB1, IOB2, BIOES and BILOU. The four kinds of
   CoNLL-2003 become person, organization, location and miscellaneous; any other
   is taken in lower case. A label without a prefix is read as if it had `I-`.
-
-  Raises:
-    WeightsError: There is no `O`, or nothing besides it.
+  Raises `WeightsError` if there is no `O`, or nothing besides it.
   """
   if _OUTSIDE not in names or len(names) < 2:
     raise WeightsError(
@@ -265,28 +253,24 @@ def parse_labels(names: Sequence[str]) -> list[Label]:
     if not hyphen or prefix not in _BEGINS:
       prefix, kind = "I", "" if name == _OUTSIDE else name
     kind = _KINDS.get(kind.upper(), kind.lower())
-    labels.append(Label(kind, _BEGINS[prefix]))
+    labels.append((kind, _BEGINS[prefix]))
   return labels
 
 
 def entities(
   label_ids: Int[np.ndarray, " w"],
   sentences: Int[np.ndarray, " w"],
-  labels: Sequence[Label],
+  labels: Sequence[tuple[str, bool]],
 ) -> list[tuple[int, int, str]]:
   """Returns the first word, the last word and the kind of each entity.
 
   As in transformers' pipelines, a word continues the entity of the word before
   if it has the same kind and does not begin one; so no sequence of labels is
-  invalid.
-
-  Args:
-    label_ids: Label of each word.
-    sentences: Number of each word's sentence, which no entity leaves.
-    labels: Labels by id.
+  invalid. `sentences` has the number of each word's sentence, which no entity
+  leaves.
   """
-  kinds = np.array([label.kind for label in labels])[label_ids]
-  begins = np.array([label.begins for label in labels])[label_ids]
+  kinds = np.array([kind for kind, _ in labels])[label_ids]
+  begins = np.array([begins for _, begins in labels])[label_ids]
   same = (kinds[1:] == kinds[:-1]) & (sentences[1:] == sentences[:-1])
   continues = np.append(False, same & ~begins[1:])[: len(kinds)]
   is_inside = kinds != ""

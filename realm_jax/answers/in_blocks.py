@@ -1,16 +1,15 @@
 """Which of the blocks retrieved for a question contain an answer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from realm_jax.answers.store import AnswerStore, automaton_of, find_answers
-from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.inputs.batch import Batch
 from realm_jax.text import patterns
-from realm_jax.text.answer_spans import find_pattern_spans
 from realm_jax.text.answers import AnswerKind
 
 
@@ -45,12 +44,8 @@ class AnswersInBlocks:
 
   Answers that are stored cost no reading of blocks. Others, which a task that
   draws its answers at random may have, are searched in the blocks themselves,
-  and so are regular expressions, in each block once.
-
-  Args:
-    corpus: Corpus whose rows are asked about.
-    answers: Answers of the store, in the order of their numbers.
-    store: Rows of these answers; None where there are no answers.
+  and so are regular expressions, in each block once. `answers` are those of the
+  store, in the order of their numbers.
   """
 
   def __init__(
@@ -115,20 +110,28 @@ class AnswersInBlocks:
     return np.isin(rows, matching)
 
   def pattern_spans(
-    self, wanted: Sequence[str], row: int
+    self, wanted: Iterable[str], row: int
   ) -> list[tuple[int, int]]:
-    """Returns the token spans `[start, limit)` that match regular expressions.
+    """Returns the token spans `[start, limit)` that patterns' matches cover.
 
-    Patterns that are invalid or too slow match nothing.
+    A match becomes the smallest span that covers it, if the span starts where
+    the match does and at a word's start. Its end may lie behind the match's:
+    the evaluation matches a pattern from the start of a prediction, which may
+    be longer. Google's released training has no rule: it looks for the
+    pattern's own characters. Patterns that are invalid or too slow match
+    nothing.
     """
-    body = self.corpus.bodies_utf8(np.array([row]))[0]
-    if not body:
+    if row == NULL_ROW:
       return []
     block = self.corpus.block(row)
-    ranges = block.byte_ranges
-    is_continuation = self.corpus.vocabulary.is_continuation
-    continuation = is_continuation[block.body_token_ids]
+    text, starts = block.body, block.byte_ranges[:, 0]
+    continues = self.corpus.vocabulary.is_continuation[block.body_token_ids]
     spans = set[tuple[int, int]]()
-    for compiled in map(patterns.compiled, wanted):
-      spans |= set(find_pattern_spans(body, ranges, continuation, compiled))
+    for pattern in wanted:
+      for match in patterns.compiled(pattern).spans(text):
+        first = len(text[: match.start].encode())
+        size = len(text[match.start : match.stop].encode())
+        start, limit = np.searchsorted(starts, [first, first + size]).tolist()
+        if start < limit and starts[start] == first and not continues[start]:
+          spans.add((start, limit))
     return sorted(spans)

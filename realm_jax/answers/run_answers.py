@@ -30,12 +30,8 @@ class RunAnswers:
 
   Process 0 makes a store, where there is none of the same blocks and answers,
   and the others wait. A run that swaps in another version of its corpus makes
-  one for that version, at the same step in all processes; its step waits.
-
-  Args:
-    model_dir: Directory of the run, which all processes share.
-    data: Data of the run; the answers are those of all questions of its task.
-    agreement: Agreement of all processes about the stores alone.
+  one for that version, at the same step in all processes; its step waits. The
+  `agreement` of all processes is about the stores alone.
   """
 
   def __init__(
@@ -53,10 +49,8 @@ class RunAnswers:
   def of(self, corpus: Corpus) -> AnswersInBlocks:
     """Returns the answers in the blocks of a corpus version.
 
-    All processes must ask for the same versions, in the same order.
-
-    Raises:
-      AnswersError: The store cannot be made or read.
+    All processes must ask for the same versions, in the same order. Raises
+    `AnswersError` if the store cannot be made or read.
     """
     current = self._current
     if current is None or current.corpus.fingerprint != corpus.fingerprint:

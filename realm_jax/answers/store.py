@@ -7,15 +7,16 @@ rows.npy         rows of blocks, sorted for each answer
 An Aho-Corasick automaton reads each byte once, however many answers there are.
 """
 
-import concurrent.futures
+import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from jaxtyping import Int
 
 from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.workers import map_in_processes
 from realm_jax.storage.atomic import (
   TargetError,
   rename_into_place,
@@ -64,9 +66,8 @@ def find_answers(
 ) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
   """Finds which blocks contain which answers, character by character.
 
-  Returns:
-    The number of an answer and the place of a block in `rows`, for each pair in
-    which the block contains the answer, sorted by both.
+  Returns the number of an answer and the place of a block in `rows` for each
+  pair in which the block contains the answer, sorted by both.
   """
   found = [np.zeros(0, np.int64)]
   for first in range(0, len(rows), _BLOCKS_PER_CALL):
@@ -102,8 +103,8 @@ class AnswerStore:
   def open(cls, directory: epath.PathLike, key: str) -> "AnswerStore":
     """Opens a store and verifies all of its files.
 
-    Raises:
-      AnswersError: It is missing, damaged, or of other answers or blocks.
+    Raises `AnswersError` if it is missing, damaged, or of other answers or
+    blocks.
     """
     source = epath.Path(directory)
     try:
@@ -142,16 +143,9 @@ def build_store(
   """Makes the store of a corpus and answers; replaces one that is there.
 
   It appears complete, or not at all. The memory that it takes does not grow
-  with the number of blocks.
-
-  Args:
-    directory: Directory of the store, local or on an object store.
-    corpus: Corpus to search.
-    answers: Distinct answers to look for, one at least.
-    num_workers: Number of processes; None chooses by cores and blocks.
-
-  Raises:
-    AnswersError: A process failed, or the disk is full.
+  with the number of blocks. `answers` are distinct, and `num_workers` is by
+  default chosen by cores and blocks. Raises `AnswersError` if a process failed,
+  or the disk is full.
   """
   if num_workers is None:
     cores = len(os.sched_getaffinity(0))
@@ -161,7 +155,18 @@ def build_store(
     with staging_directory(directory) as staging:
       folder = staging / "found"
       folder.mkdir()
-      _search(folder, corpus, answers, num_workers)
+      search = _Search(answers, corpus, folder)
+      total = corpus.num_blocks
+      bounds = [*range(0, total, _BLOCKS_PER_PART), total]
+      parts = [range(*bound) for bound in itertools.pairwise(bounds)]
+      # Matching holds Python's lock, so that several workers are processes.
+      counts = map_in_processes(search.write, parts, num_workers)
+      with (
+        contextlib.closing(counts),
+        Progress("blocks searched for answers", total=total) as progress,
+      ):
+        for count in counts:
+          progress.advance(count)
       _merge(folder, len(answers), staging)
       shutil.rmtree(folder)
       records = record_files(staging, ["offsets.npy", "rows.npy"])
@@ -181,69 +186,30 @@ def build_store(
         upload_directory(staging, directory, last=_MANIFEST)
       else:
         rename_into_place(staging, directory, overwrite=True)
-  except (OSError, TargetError, concurrent.futures.BrokenExecutor) as error:
+  except (OSError, TargetError, BrokenExecutor) as error:
     raise AnswersError(
       f"cannot store which blocks contain answers in {directory}: {error}"
     ) from error
 
 
-def _search(
-  folder: Path, corpus: Corpus, answers: Sequence[str], num_workers: int
-) -> None:
-  """Searches all rows, and writes what each part of them contains to a file.
+@dataclasses.dataclass(frozen=True)
+class _Search:
+  """Searches parts of a corpus; it can be sent to other processes."""
 
-  Matching holds Python's lock, so that several workers are processes.
-  """
-  total = corpus.num_blocks
-  bounds = [*range(0, total, _BLOCKS_PER_PART), total]
-  parts = [range(*bound) for bound in itertools.pairwise(bounds)]
-  with Progress("blocks searched for answers", total=total) as progress:
-    if num_workers == 1:
-      automaton = automaton_of(answers)
-      for rows in parts:
-        progress.advance(_search_part(automaton, corpus, folder, rows))
-      return
-    opened = functools.partial(
-      Corpus.open,
-      corpus.source,
-      version=corpus.version,
-      fingerprint=corpus.fingerprint,
-    )
-    with concurrent.futures.ProcessPoolExecutor(
-      num_workers,
-      mp_context=multiprocessing.get_context("spawn"),
-      initializer=_set_search,
-      initargs=(answers, opened, folder),
-    ) as pool:
-      for count in pool.map(_search_in_worker, parts):
-        progress.advance(count)
+  answers: Sequence[str]
+  corpus: Corpus
+  folder: Path
 
+  @functools.cached_property
+  def _automaton(self) -> BytesAhoCorasick:
+    return automaton_of(self.answers)
 
-def _search_part(
-  automaton: BytesAhoCorasick, corpus: Corpus, folder: Path, rows: range
-) -> int:
-  """Writes what rows contain; returns their number once the file is there."""
-  pairs = find_answers(automaton, corpus, np.arange(rows.start, rows.stop))
-  save_array(folder / f"{rows.start:012}.npy", np.stack(pairs))
-  return len(rows)
-
-
-# Set in each worker when it starts: the answers need not follow each part.
-_search_in: Callable[[range], int] | None = None
-
-
-def _set_search(
-  answers: Sequence[str], open_corpus: Callable[[], Corpus], folder: Path
-) -> None:
-  global _search_in
-  _search_in = functools.partial(
-    _search_part, automaton_of(answers), open_corpus(), folder
-  )
-
-
-def _search_in_worker(rows: range) -> int:
-  assert _search_in is not None
-  return _search_in(rows)
+  def write(self, rows: range) -> int:
+    """Writes what rows contain; returns their number once the file is there."""
+    places = np.arange(rows.start, rows.stop)
+    pairs = find_answers(self._automaton, self.corpus, places)
+    save_array(self.folder / f"{rows.start:012}.npy", np.stack(pairs))
+    return len(rows)
 
 
 def _merge(folder: Path, num_answers: int, directory: Path) -> None:

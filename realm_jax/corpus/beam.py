@@ -11,26 +11,27 @@ directory on an object store.
 """
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from etils import epath
 
-from realm_jax.corpus.build import Built, PieceBuilder
-from realm_jax.corpus.sources import DocumentSource
+from realm_jax.corpus.block_builder import Built
+from realm_jax.corpus.sources import DocumentSource, Piece
 from realm_jax.storage.atomic import atomic_file
 
 
-def build(
-  builder: PieceBuilder,
+def map_pieces(
+  build: Callable[[Piece], Built],
   source: DocumentSource,
   piece_bytes: int,
+  directory: epath.Path,
   options: Sequence[str],
 ) -> Generator[Built, None, None]:
   """Runs the pipeline; yields what it built, in order."""
-  records = epath.Path(builder.directory) / "records"
+  records = directory / "records"
   records.rmtree(missing_ok=True)
   with beam.Pipeline(options=PipelineOptions([*options])) as pipeline:
     _ = (
@@ -38,24 +39,18 @@ def build(
       | "Source" >> beam.Create([source])
       | "Deal" >> beam.FlatMap(DocumentSource.pieces, piece_bytes)
       | "Spread" >> beam.Reshuffle()
-      | "Build" >> beam.ParDo(_Build(builder, str(records)))
+      | "Build" >> beam.Map(_build, build, str(records))
     )
   for path in sorted(records.glob("*.json")):
     yield json.loads(path.read_text())
   records.rmtree(missing_ok=True)
 
 
-class _Build(beam.DoFn):
+# Beam would compare more precise types with what it infers.
+def _build(piece: Any, build: Any, records: str) -> None:
   """Builds a piece, and writes its record to a file."""
-
-  def __init__(self, builder: PieceBuilder, records: str):
-    self._builder = builder
-    self._records = records
-
-  # Beam would compare more precise types with what it infers.
-  def process(self, element: Any) -> None:
-    text = json.dumps(self._builder.build(element))
-    path = epath.Path(self._records) / f"{element.number:08d}.json"
-    # A piece that is built twice, perhaps at the same time, gives the same.
-    with atomic_file(path, several_writers=True) as partial:
-      partial.write_text(text)
+  text = json.dumps(build(piece))
+  # A piece that is built twice, perhaps at the same time, gives the same.
+  path = epath.Path(records) / f"{piece.number:08d}.json"
+  with atomic_file(path, several_writers=True) as partial:
+    partial.write_text(text)

@@ -9,21 +9,27 @@ spans, and for each block to hash it.
 import dataclasses
 import hashlib
 import itertools
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Int
 
 from realm_jax.corpus import splitting
 from realm_jax.corpus.documents import Document, block_id
+from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, ragged_indices
+from realm_jax.corpus.sources import Piece
 from realm_jax.corpus.splitting import Sentences
 from realm_jax.corpus.summary import BuildSummary
-from realm_jax.corpus.writing import Blocks, ragged
+from realm_jax.corpus.writing import Blocks, write_shard
+from realm_jax.storage.local_disk import ScratchDirectory
+from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.text.languages import ENGLISH, script
 from realm_jax.text.salient_spans import FoundSpan, Tagger, tag_many
-from realm_jax.text.sentences import sentence_characters, sentence_ranges
+from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # Documents of one call of the tokenizer, and characters of their texts. A call
@@ -146,7 +152,7 @@ class BlockBuilder:
       aligned,
       texts.token_bytes,
       text=texts.text,
-      capacity=np.repeat(texts.capacities, num_aligned),
+      capacities=np.repeat(texts.capacities, num_aligned),
       is_continuation=self.vocabulary.is_continuation[texts.token_ids],
     )
     spans, kinds = self._spans(texts, sentences, summary)
@@ -205,7 +211,7 @@ class BlockBuilder:
     documents, ranges = texts.documents, sentences.token_ranges
     bounds = splitting.pack_sentences(
       np.diff(ranges, axis=1)[:, 0],
-      capacity=texts.capacities,
+      capacities=texts.capacities,
       sentence_starts=sentences.starts,
     )
     firsts, lasts = bounds[:-1], bounds[1:] - 1
@@ -262,11 +268,36 @@ class BlockBuilder:
       "salient_spans_offsets": span_offsets,
       "document_starts": document_starts,
       "document_hashes": _array(document.hash for document in documents),
-      **ragged("bodies", bodies),
-      **ragged("titles", [title.encode() for title in titles]),
-      **ragged("document_ids", [name.encode() for name in names]),
-      **ragged("urls", [document.url.encode() for document in documents]),
+      **_ragged("bodies", bodies),
+      **_ragged("titles", [title.encode() for title in titles]),
+      **_ragged("document_ids", [name.encode() for name in names]),
+      **_ragged("urls", [document.url.encode() for document in documents]),
     }
+
+
+# A shard's record, None if it has no block, and counts of a `BuildSummary`. It
+# can be written as JSON.
+Built: TypeAlias = tuple[ShardRecord | None, dict[str, Any]]
+
+
+def build_piece(builder: BlockBuilder, directory: str, piece: Piece) -> Built:
+  """Writes a shard to a directory, which may be on an object store.
+
+  Raises:
+    OSError: It cannot be written.
+  """
+  summary, name = BuildSummary(), f"shard-{piece.number:05d}"
+  blocks = builder.blocks(piece.documents, summary)
+  size = len(builder.vocabulary.pieces)
+  if not is_remote(directory):
+    # Of an attempt that failed.
+    shutil.rmtree(Path(directory) / name, ignore_errors=True)
+    record = write_shard(Path(directory) / name, blocks, vocab_size=size)
+    return record, vars(summary)
+  with ScratchDirectory() as scratch:
+    record = write_shard(scratch.path / name, blocks, vocab_size=size)
+    upload_directory(scratch.path, directory)
+  return record, vars(summary)
 
 
 def _sentences(
@@ -277,18 +308,21 @@ def _sentences(
   for document, size in zip(
     texts.documents, (np.diff(texts.byte_starts) - 1).tolist(), strict=True
   ):
-    own = document.language or language
     if document.sentences is not None:
       ranges = sorted(document.sentences)
-    elif document.text.isascii():
-      ranges = sentence_characters(document.text, own)
     else:
-      ranges = sentence_ranges(document.text, own).tolist()
+      ranges = sentence_ranges(document.text, document.language or language)
     found.append(ranges or [(0, size)])
   starts = _offsets([len(ranges) for ranges in found])
   flat = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)
   flat += np.repeat(texts.byte_starts[:-1], np.diff(starts))[:, np.newaxis]
   return flat, starts[:-1]
+
+
+def _ragged(name: str, items: Sequence[bytes]) -> dict[str, np.ndarray]:
+  """Returns byte strings end to end and their offsets, by their names."""
+  flat = np.frombuffer(b"".join(items), np.uint8)
+  return {name: flat, f"{name}_offsets": _offsets([*map(len, items)])}
 
 
 def _offsets(lengths: Sequence[int] | np.ndarray) -> Int[np.ndarray, " n"]:

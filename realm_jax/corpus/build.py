@@ -9,17 +9,12 @@ vocabulary and count phrases, if these are wanted. After that, blocks that equal
 an earlier one are found by their hashes.
 """
 
-import collections
 import contextlib
-import dataclasses
+import functools
 import importlib.util
 import io
-import multiprocessing
-import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent import futures
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 from absl import logging
@@ -28,22 +23,22 @@ from etils import epath
 from realm_jax.console import Progress
 from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus import manifest as manifests
-from realm_jax.corpus.documents import Document, RowReader
+from realm_jax.corpus.documents import RowReader
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH
-from realm_jax.corpus.sources import DocumentSource, Piece
+from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.summary import BuildSummary
+from realm_jax.corpus.workers import map_in_processes
 from realm_jax.corpus.writing import (
   SHARD_BYTES,
   check_target,
   finish,
   new_corpus,
   write_removed,
-  write_shard,
 )
 from realm_jax.storage.access import require_readable, require_writable
-from realm_jax.storage.local_disk import ScratchDirectory
-from realm_jax.storage.paths import is_remote, upload_directory
+from realm_jax.storage.atomic import real_path
+from realm_jax.storage.paths import is_remote
 from realm_jax.text.languages import ENGLISH, WITHOUT_CAPITALS, require_language
 from realm_jax.text.recurring_phrases import (
   SAMPLE_BYTES,
@@ -56,92 +51,7 @@ from realm_jax.text.salient_spans import Tagger, default_tagger, find_tagger
 # `SHARD_BYTES`, which a process holds in memory.
 _NUM_SHARDS = 256
 _MIN_SHARD_BYTES = 8 << 20
-
-# A shard's record, None if it has no block, and counts of a `BuildSummary`. It
-# can be written as JSON.
-Built: TypeAlias = tuple[ShardRecord | None, dict[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PieceBuilder:
-  """Makes shards of pieces; it can be sent to other processes.
-
-  `blocks` is a `BlockBuilder`, and `directory` the folder of the shards, which
-  all processes can access.
-  """
-
-  reader: RowReader
-  blocks: Any
-  directory: str
-
-  def build(self, piece: Piece) -> Built:
-    """Writes a shard.
-
-    Raises:
-      OSError: It cannot be written.
-    """
-    summary = BuildSummary()
-    blocks = self.blocks.blocks(self._documents(piece, summary), summary)
-    name = f"shard-{piece.number:05d}"
-    size = len(self.blocks.vocabulary.pieces)
-    if not is_remote(self.directory):
-      folder = Path(self.directory) / name
-      # Of an attempt that failed.
-      shutil.rmtree(folder, ignore_errors=True)
-      return write_shard(folder, blocks, vocab_size=size), vars(summary)
-    with ScratchDirectory() as scratch:
-      record = write_shard(scratch.path / name, blocks, vocab_size=size)
-      upload_directory(scratch.path, self.directory)
-    return record, vars(summary)
-
-  def _documents(
-    self, piece: Piece, summary: BuildSummary
-  ) -> Iterator[Document]:
-    for row in piece.rows:
-      document = row.read(self.reader)
-      assert isinstance(document, Document)  # Only updates remove some.
-      if not self.reader.is_dropped(document, summary.skipped):
-        yield document
-
-
-def _in_processes(
-  builder: PieceBuilder, pieces: Iterable[Piece], workers: int
-) -> Generator[Built, None, None]:
-  """Builds pieces, in order, in processes that share nothing with this one."""
-  if workers == 1:
-    yield from map(builder.build, pieces)
-    return
-  pool = futures.ProcessPoolExecutor(
-    workers,
-    mp_context=multiprocessing.get_context("spawn"),
-    initializer=_set_builder,
-    initargs=(builder,),
-  )
-  waiting = collections.deque[futures.Future[Built]]()
-  try:
-    for piece in pieces:
-      waiting.append(pool.submit(_build, piece))
-      # Some wait, so that no process waits for the reader.
-      if len(waiting) > 2 * workers:
-        yield waiting.popleft().result()
-    while waiting:
-      yield waiting.popleft().result()
-  finally:
-    pool.shutdown(cancel_futures=True)
-
-
-# Set in each worker when it starts: the vocabulary need not follow each piece.
-_builder: PieceBuilder | None = None
-
-
-def _set_builder(builder: PieceBuilder) -> None:
-  global _builder
-  _builder = builder
-
-
-def _build(piece: Piece) -> Built:
-  assert _builder is not None
-  return _builder.build(piece)
+_TRAIN = "train:"
 
 
 def build_corpus(
@@ -217,7 +127,89 @@ def build_corpus(
     raise CorpusError(
       "--vocab is missing; give a BERT vocabulary file, or --vocab=train:SIZE"
     )
-  trains, size = vocab.startswith("train:"), vocab.removeprefix("train:")
+  _require_valid(vocab, block_length, cased, workers, runner, pipeline_options)
+  require_language(language)
+  output_dir = epath.Path(output_dir)
+  require_readable(*inputs, vocab, output_dir)
+  check_target(output_dir, overwrite=overwrite)
+  require_writable(output_dir)
+  # Imported late: they import TensorFlow, which takes six seconds.
+  from realm_jax.corpus.block_builder import BlockBuilder, build_piece
+  from realm_jax.text.wordpieces import read_pieces, vocabulary_of
+
+  trains = vocab.startswith(_TRAIN)
+  pieces = () if trains else read_pieces(vocab)
+  reader = RowReader(drop_titles=drop_titles, unescape_html=unescape_html)
+  source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
+  summary = source.summary
+  if trains:
+    cased = language in WITHOUT_CAPITALS if cased is None else cased
+    size = int(vocab.removeprefix(_TRAIN))
+    pieces = _learned_pieces(source, size, cased)
+  stride = source.num_bytes // SAMPLE_BYTES + 1
+  sample = (document.text for document in source.documents(stride))
+  # A relative path such as ".." has no name of its own.
+  name = name or real_path(output_dir).name
+  share = source.num_bytes // _NUM_SHARDS
+  piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
+  blocks = BlockBuilder(
+    vocabulary=vocabulary_of(pieces),
+    corpus_name=name,
+    block_length=block_length,
+    language=language,
+    tagger=tagger_of(tagger, language, summary, sample),
+  )
+  with new_corpus(output_dir, overwrite=overwrite) as staging:
+    directory = epath.Path(staging)
+    if runner is not None and is_remote(output_dir):
+      # Other machines write to it. Without corpus.json it is no corpus.
+      directory = output_dir
+      (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
+    build = functools.partial(build_piece, blocks, str(directory))
+    if runner is None:
+      built = map_in_processes(build, source.pieces(piece_bytes), workers)
+    else:
+      # Imported late: Beam is an extra.
+      from realm_jax.corpus import beam
+
+      options = [f"--runner={runner}", *pipeline_options]
+      built = beam.map_pieces(build, source, piece_bytes, directory, options)
+    shards: list[ShardRecord] = []
+    progress = Progress("documents", total=source.num_rows)
+    with contextlib.closing(built), progress:
+      for record, counts in built:
+        shards += [record] if record else []
+        summary.merge(counts)
+        progress.advance(counts["documents"])
+    if not shards:
+      skipped = dict(summary.skipped) or "nothing, there are no lines"
+      raise InputError(
+        f"no document in {', '.join(inputs)} gave a block (skipped: "
+        f"{skipped}); a corpus needs at least one"
+      )
+    _find_duplicates(directory, staging, shards, summary, remove_duplicates)
+    finish(
+      staging,
+      name=name,
+      pieces=pieces,
+      block_length=block_length,
+      shards=shards,
+      summary=vars(summary),
+      drop_titles=reader.dropped_titles,
+      language=language,
+    )
+  return summary
+
+
+def _require_valid(
+  vocab: str,
+  block_length: int,
+  cased: bool | None,
+  workers: int,
+  runner: str | None,
+  pipeline_options: Sequence[str],
+) -> None:
+  trains, size = vocab.startswith(_TRAIN), vocab.removeprefix(_TRAIN)
   for is_met, message in (
     (
       block_length >= MIN_BLOCK_LENGTH,
@@ -252,105 +244,18 @@ def build_corpus(
   ):
     if not is_met:
       raise CorpusError(message)
-  require_language(language)
-  output_dir = epath.Path(output_dir)
-  require_readable(*inputs, vocab, output_dir)
-  check_target(output_dir, overwrite=overwrite)
-  require_writable(output_dir)
-  # Imported late: they import TensorFlow, which takes six seconds.
-  from realm_jax.corpus.block_builder import BlockBuilder
-  from realm_jax.text.wordpieces import read_pieces, vocabulary_of
-
-  pieces = () if trains else read_pieces(vocab)
-  reader = RowReader(drop_titles=drop_titles, unescape_html=unescape_html)
-  source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
-  summary = source.summary
-  if trains:
-    cased = language in WITHOUT_CAPITALS if cased is None else cased
-    pieces = _learned_pieces(source, int(size), cased)
-
-  def sample() -> Iterator[str]:
-    stride = source.num_bytes // SAMPLE_BYTES + 1
-    return (document.text for document in source.documents(stride))
-
-  tagger = tagger_of(tagger, language, summary, sample)
-  if not name:
-    # A relative path such as ".." has no name of its own.
-    remote = is_remote(output_dir)
-    name = output_dir.name if remote else Path(output_dir).resolve().name
-  share = source.num_bytes // _NUM_SHARDS
-  piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
-  with new_corpus(output_dir, overwrite=overwrite) as staging:
-    directory = epath.Path(staging)
-    if runner is not None and is_remote(output_dir):
-      # Other machines write to it. Without corpus.json it is no corpus.
-      directory = output_dir
-      (directory / manifests.MANIFEST_NAME).unlink(missing_ok=True)
-    blocks = BlockBuilder(
-      vocabulary=vocabulary_of(pieces),
-      corpus_name=name,
-      block_length=block_length,
-      language=language,
-      tagger=tagger,
-    )
-    builder = PieceBuilder(
-      reader=reader, blocks=blocks, directory=str(directory)
-    )
-    if runner is None:
-      built = _in_processes(builder, source.pieces(piece_bytes), workers)
-    else:
-      # Imported late: Beam is an extra.
-      from realm_jax.corpus import beam
-
-      options = [f"--runner={runner}", *pipeline_options]
-      built = beam.build(builder, source, piece_bytes, options)
-    shards = _merged(built, summary, source.num_rows)
-    if not shards:
-      skipped = dict(summary.skipped) or "nothing, there are no lines"
-      raise InputError(
-        f"no document in {', '.join(inputs)} gave a block (skipped: "
-        f"{skipped}); a corpus needs at least one"
-      )
-    _find_duplicates(directory, staging, shards, summary, remove_duplicates)
-    finish(
-      staging,
-      name=name,
-      pieces=pieces,
-      block_length=block_length,
-      shards=shards,
-      summary=vars(summary),
-      drop_titles=reader.dropped_titles,
-      language=language,
-    )
-  return summary
-
-
-def _merged(
-  built: Generator[Built, None, None], summary: BuildSummary, num_rows: int
-) -> list[ShardRecord]:
-  """Returns the records of what is built; the summary gets the counts."""
-  shards: list[ShardRecord] = []
-  progress = Progress("documents", total=num_rows)
-  with contextlib.closing(built), progress:
-    for record, counts in built:
-      shards += [record] if record else []
-      summary.merge(counts)
-      progress.advance(counts["documents"])
-  return shards
 
 
 def tagger_of(
   tagger: Tagger | str | None,
   language: str,
   summary: BuildSummary,
-  sample: Callable[[], Iterable[str]],
+  sample: Iterable[str],
 ) -> Tagger | None:
   """Returns a tagger by its name; the summary says which is the default.
 
   A tagger of phrases that recur counts them in a sample of the corpus's texts.
-
-  Raises:
-    ValueError: There is no tagger of the name.
+  Raises `ValueError` if no tagger has the name.
   """
   if tagger == "default":
     tagger = summary.tagger = default_tagger(language)
@@ -359,7 +264,7 @@ def tagger_of(
   if not isinstance(tagger, RecurringPhrases):
     return tagger
   logging.info("Counting the phrases that recur")
-  return count_phrases(sample(), tagger.language)
+  return count_phrases(sample, tagger.language)
 
 
 def _find_duplicates(
@@ -375,33 +280,30 @@ def _find_duplicates(
   records of the shards.
   """
 
-  def load(shard: ShardRecord, name: str) -> np.ndarray:
-    path = directory / shard["name"] / f"{name}.npy"
+  def load(shard: str, name: str) -> np.ndarray:
+    path = directory / shard / f"{name}.npy"
     return np.load(io.BytesIO(path.read_bytes()))
 
-  hashes = [load(shard, "content_hashes") for shard in shards]
+  hashes = [load(shard["name"], "content_hashes") for shard in shards]
   flat = np.concatenate(hashes)
-  order = np.argsort(flat, kind="stable")
-  is_duplicate = np.zeros(len(flat), bool)
-  is_duplicate[order[1:]] = flat[order[1:]] == flat[order[:-1]]
-  summary.duplicate_blocks = int(is_duplicate.sum())
+  is_duplicate = np.ones(len(flat), bool)
+  is_duplicate[np.unique(flat, return_index=True)[1]] = False
+  num_duplicates = int(is_duplicate.sum())
   if not remove:
+    summary.duplicate_blocks = num_duplicates
     return
-  summary.skipped["blocks that equal an earlier one"] += int(is_duplicate.sum())
-  summary.blocks -= summary.duplicate_blocks
-  summary.duplicate_blocks = 0
+  summary.skipped["blocks that equal an earlier one"] += num_duplicates
+  summary.blocks -= num_duplicates
   limits = np.cumsum([len(array) for array in hashes])
-  for shard, found in zip(
-    shards, np.split(is_duplicate, limits[:-1]), strict=True
-  ):
+  parts = np.split(is_duplicate, limits[:-1])
+  for shard, found in zip(shards, parts, strict=True):
     if found.any():
       shard["removed"] = write_removed(
         staging,
         shard["name"],
         found,
         prefix="duplicates",
-        lengths=np.diff(load(shard, "token_ids_offsets")),
-        document_starts=load(shard, "document_starts"),
+        array=functools.partial(load, shard["name"]),
       )
 
 

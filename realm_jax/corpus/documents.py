@@ -11,7 +11,6 @@ import hashlib
 import html
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -52,29 +51,27 @@ class Document(NamedTuple):
     spans: Byte ranges and kinds of its salient spans, if these came with it.
     long_words: Number of words that were removed from it.
     language: Code of its language; empty if it is the corpus's.
+    is_removal: Whether an update removes the document with this id.
+    place: Where it was read, as `file:line`.
   """
 
   id: str
-  title: str
-  text: str
+  title: str = ""
+  text: str = ""
   url: str = ""
   is_block: bool = False
   sentences: Sequence[tuple[int, int]] | None = None
   spans: Sequence[tuple[int, int, str]] | None = None
   long_words: int = 0
   language: str = ""
+  is_removal: bool = False
+  place: str = ""
 
   @property
   def hash(self) -> int:
     """A hash of what an update compares: title, URL, text and language."""
     language = f"\0{self.language}" if self.language else ""
     return hash63(f"{self.title}\0{self.url}\0{self.text}{language}")
-
-
-class Removal(NamedTuple):
-  """The id of a document to remove."""
-
-  id: str
 
 
 def hash63(text: str) -> int:
@@ -122,26 +119,20 @@ class RowReader:
     # If no titles are dropped, a pattern that matches nothing.
     return re.compile("|".join(map(re.escape, self.dropped_titles)) or r"(?!)")
 
-  def is_dropped(self, document: Document, skipped: Counter[str]) -> bool:
-    """Returns whether a document's title is dropped, and counts it."""
-    dropped = self._dropped.search(document.title)
-    if dropped:
-      skipped[f"title with {dropped[0]!r}"] += 1
-    return dropped is not None
+  def dropped(self, document: Document) -> str:
+    """Returns the text in a title for which it is dropped, or ""."""
+    found = self._dropped.search(document.title)
+    return found[0] if found else ""
 
-  def read(self, row: Row) -> Document | Removal:
-    """Reads a row.
-
-    Raises:
-      InputError: It is malformed; the message says how, and not where.
-    """
+  def read(self, row: Row) -> Document:
+    """Reads a row; raises `InputError` that says how, not where, it is bad."""
     try:
       return self._read(row)
     except InputError as error:
       wanted = _WANTED_OF_UPDATE if self.of_update else _WANTED
       raise InputError(f"{error}; wanted {wanted}") from None
 
-  def _read(self, row: Row) -> Document | Removal:
+  def _read(self, row: Row) -> Document:
     fields = _json_object(row) if isinstance(row, bytes) else _decoded(row)
     keys = ", ".join(map(repr, fields)) or "no keys"
     # BEIR writes "_id", and Wikipedia's page ids are numbers.
@@ -157,7 +148,7 @@ class RowReader:
     if self.of_update and fields.get("remove", False) is not False:
       if fields["remove"] is not True or fields.keys() - {"id", "remove"}:
         raise InputError(f"'remove' is {fields['remove']!r} among {keys}")
-      return Removal(document_id)
+      return Document(document_id, is_removal=True)
     for key in ("title", "text"):
       if key not in fields:
         raise InputError(f"no {key!r} among {keys}")

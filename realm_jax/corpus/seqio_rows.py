@@ -102,13 +102,9 @@ def read_prepared(
 ) -> Iterator[Mapping[str, Any]]:
   """Returns the records of a data set that TFDS has prepared.
 
-  Args:
-    name: Name of TFDS's builder, with its configuration and version, if any.
-    split: TFDS's name of the split.
-    directory: TFDS's folder; None is where TFDS keeps its data.
-
-  Raises:
-    InputError: There is no such data set, or it is not prepared there.
+  The name is that of TFDS's builder, with its configuration and version, if
+  any, and the directory by default where TFDS keeps its data. Raises
+  `InputError` if there is no such data set, or it is not prepared there.
   """
   builder = _open_prepared(name, directory)
   return iter(tfds.as_numpy(builder.as_dataset(split=split)))

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from realm_jax.corpus.manifest import ShardRecord
+
 # [CLS], and [SEP] after the title and after the body of a block.
 NUM_SPECIAL_TOKENS = 3
 # These, and at least one piece of the title and of the body.
@@ -71,25 +73,24 @@ def ragged_indices(
 class Shard:
   """The arrays of a shard, mapped into memory when first used.
 
-  Args:
-    name: Folder of the shard in the corpus's directory.
-    local: Function from the path of a file in that directory to a local one.
-    removed: Path of the removed blocks' positions there, if there are any.
-    span_kinds: Names of the shard's kinds of salient spans.
+  `record` is the shard's in the manifest, `local` gives the local path of a
+  file in the corpus's directory, and `span_kinds` are the names of all kinds of
+  salient spans in the corpus.
   """
 
   def __init__(
     self,
-    name: str,
+    record: ShardRecord,
     local: Callable[[str], Path],
-    *,
-    removed: str | None,
     span_kinds: Sequence[str],
   ):
-    self.span_kinds = tuple(span_kinds)
-    self._name = name
-    self._local = local
-    self._removed_path = removed
+    removed = record.get("removed", {"path": None, "num_blocks": 0})
+    self.num_blocks = record["num_blocks"] - removed["num_blocks"]
+    # By the shard's number of a kind, its number in the corpus.
+    kinds = [span_kinds.index(kind) for kind in record["span_kinds"]]
+    self.kinds = np.array(kinds, np.int32)
+    self._name, self._local = record["name"], local
+    self._removed_path = removed["path"]
     self._arrays: dict[str, np.ndarray] = {}
 
   @functools.cached_property
@@ -128,10 +129,7 @@ class Shard:
     return self._arrays[name]
 
   def item(self, name: str, index: int, *, of: str | None = None) -> np.ndarray:
-    """Returns item `index` of a flat array without a copy.
-
-    Its offsets are those `of` another array, if it has none.
-    """
+    """Returns an item of a flat array, by its offsets or those `of` another."""
     offsets = self.array(f"{of or name}_offsets")
     return self.array(name)[offsets[index] : offsets[index + 1]]
 
@@ -145,14 +143,6 @@ class Shard:
     """Tokens of title and body, without specials."""
     return np.diff(self.array("token_ids_offsets"))
 
-  def body_locations(
-    self, positions: Int[np.ndarray, " m"]
-  ) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
-    """Returns where bodies start in `token_ids`, and their lengths."""
-    offsets = self.array("token_ids_offsets")
-    starts = offsets[positions] + self.array("title_lengths")[positions]
-    return starts, offsets[positions + 1] - starts
-
   def gather(
     self,
     positions: Int[np.ndarray, " m"],
@@ -163,10 +153,11 @@ class Shard:
   ) -> Int[np.ndarray, "m {length}"]:
     """Returns `[CLS] title [SEP] body [SEP]`, cut or padded with 0."""
     token_ids = self.array("token_ids")
-    starts = self.array("token_ids_offsets")[positions]
+    offsets = self.array("token_ids_offsets")
+    starts = offsets[positions]
     full_titles = self.array("title_lengths")[positions].astype(np.int64)
     titles = np.minimum(full_titles, length - NUM_SPECIAL_TOKENS)
-    bodies = self.body_locations(positions)[1]
+    bodies = offsets[positions + 1] - starts - full_titles
     bodies = np.minimum(bodies, length - NUM_SPECIAL_TOKENS - titles)
 
     column = np.arange(length)

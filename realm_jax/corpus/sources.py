@@ -3,7 +3,7 @@
 Before documents are numbered and split, one process reads every row, at about
 300 MB a second. It finds malformed rows and ids that occur again, and adds up
 sizes, from which it follows where a shard of the corpus ends. Then rows are
-read once more, and dealt to the processes that make blocks of them.
+read once more, and their documents dealt to the processes that make blocks.
 """
 
 import array
@@ -13,7 +13,6 @@ import glob
 import gzip
 import itertools
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -23,7 +22,7 @@ from etils import epath
 
 from realm_jax.console import Progress
 from realm_jax.corpus import InputError
-from realm_jax.corpus.documents import Document, Removal, Row, RowReader, hash63
+from realm_jax.corpus.documents import Document, Row, RowReader, hash63
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.storage.paths import is_remote
 
@@ -34,51 +33,20 @@ _SEQIO = ("tfds:", "seqio:")
 _DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
-class SourceRow(NamedTuple):
-  """A row of a file.
-
-  Attributes:
-    file: Name of the file.
-    number: Number of the row in it, from 1.
-    row: What the row has.
-    repeats: Number of earlier rows with the same contents.
-  """
-
-  file: str
-  number: int
-  row: Row
-  repeats: int = 0
-
-  @property
-  def place(self) -> str:
-    """The row's place for messages, as `file:line`."""
-    return f"{self.file}:{self.number}"
-
-  def read(self, reader: RowReader) -> Document | Removal:
-    """Reads the row; the same contents become documents of their own.
-
-    Raises:
-      InputError: It is malformed; the message says how, and not where.
-    """
-    entry = reader.read(self.row)
-    if not self.repeats:
-      return entry
-    return entry._replace(id=f"{entry.id}-{self.repeats}")
-
-
 class Piece(NamedTuple):
-  """Consecutive rows, which become a shard of the corpus, and its number."""
+  """Consecutive documents, which become a shard of the corpus."""
 
   number: int
-  rows: list[SourceRow]
+  documents: list[Document]
 
 
 class DocumentSource:
   """The documents of `inputs`, whose rows are all read to begin with.
 
   That takes 16 bytes of memory for each row. `summary` counts rows that are
-  malformed or repeat an id, if these are skipped. Records of data sets without
-  ids may be equal, and are documents of their own.
+  malformed or repeat an id, if these are skipped, and those with dropped
+  titles. Records of data sets without ids may be equal, and are documents of
+  their own.
 
   Raises:
     InputError: A pattern matches no file, or a row is malformed or repeats an
@@ -102,25 +70,36 @@ class DocumentSource:
     # By the index of a row, the number of earlier ones with the same contents.
     # A row without a number is left out.
     self._repeats: dict[int, int | None] = {}
+    dropped: dict[int, str] = {}
     with Progress("rows read for their ids") as progress:
-      for index, found in enumerate(self._all_rows()):
-        if found.number == 1:
-          self._starts.append((index, found.file))
+      for index, (file, number, row) in enumerate(self._rows()):
+        if number == 1:
+          self._starts.append((index, file))
         try:
-          keys.append(hash63(found.read(reader).id))
+          document = reader.read(row)
+          keys.append(hash63(document.id))
+          if text := reader.dropped(document):
+            dropped[index] = text
         except InputError as error:
           self._repeats[index] = None
           keys.append(_NO_KEY)
-          self.refuse(f"{found.place}: {error}", "malformed lines")
-        sizes.append(_size(found.row))
+          self.refuse(f"{file}:{number}: {error}", "malformed lines")
+        sizes.append(_size(row))
         progress.advance()
     self._sizes = np.array(sizes, np.int64)
     self._find_repeats(np.array(keys, np.int64))
+    for index, text in dropped.items():
+      if self._repeats.get(index, 0) is not None:
+        self.summary.skipped[f"title with {text!r}"] += 1
+        # An update removes the documents with their ids.
+        if not reader.of_update:
+          self._repeats[index] = None
 
-  def _all_rows(self) -> Iterator[SourceRow]:
+  def _rows(self) -> Iterator[tuple[str, int, Row]]:
+    """Yields all rows, with their files and their numbers in these, from 1."""
     for file, rows in self._files.items():
       for number, row in enumerate(rows(), start=1):
-        yield SourceRow(file, number, row)
+        yield file, number, row
 
   def _find_repeats(self, keys: np.ndarray) -> None:
     # A stable order keeps equal keys in the order of the input.
@@ -156,21 +135,19 @@ class DocumentSource:
       )
     self.summary.skip(reason, message)
 
-  def rows(self) -> Iterator[SourceRow]:
-    """Yields all rows but those that are left out."""
-    for index, row in enumerate(self._all_rows()):
-      repeats = self._repeats.get(index, 0)
-      if repeats is not None:
-        yield row._replace(repeats=repeats) if repeats else row
-
   def documents(self, stride: int = 1) -> Iterator[Document]:
-    """Yields those of every `stride`-th row whose titles are not dropped."""
-    for row in itertools.islice(self.rows(), 0, None, stride):
-      document = row.read(self.reader)
-      if isinstance(document, Document) and not self.reader.is_dropped(
-        document, Counter()
-      ):
-        yield document
+    """Yields the documents of every `stride`-th row that is not left out."""
+    kept = (
+      (*row, repeats)
+      for index, row in enumerate(self._rows())
+      if (repeats := self._repeats.get(index, 0)) is not None
+    )
+    for file, number, row, repeats in itertools.islice(kept, 0, None, stride):
+      document = self.reader.read(row)._replace(place=f"{file}:{number}")
+      if repeats:
+        # The same contents become documents of their own.
+        document = document._replace(id=f"{document.id}-{repeats}")
+      yield document
 
   @property
   def num_rows(self) -> int:
@@ -183,13 +160,14 @@ class DocumentSource:
     return int(self._sizes.sum())
 
   def pieces(self, piece_bytes: int) -> Iterator[Piece]:
-    """Yields all rows in pieces, of about that many bytes each."""
+    """Yields all documents in pieces, of about that many bytes each."""
     before = np.cumsum(self._sizes) - self._sizes
     _, numbers = np.unique(before // piece_bytes, return_inverse=True)
     left_out = [i for i, number in self._repeats.items() if number is None]
-    numbered = zip(np.delete(numbers, left_out), self.rows(), strict=True)
-    for number, rows in itertools.groupby(numbered, key=lambda pair: pair[0]):
-      yield Piece(int(number), [row for _, row in rows])
+    kept = np.delete(numbers, left_out)
+    numbered = zip(kept.tolist(), self.documents(), strict=True)
+    for number, pairs in itertools.groupby(numbered, key=lambda pair: pair[0]):
+      yield Piece(number, [document for _, document in pairs])
 
 
 def _size(row: Row) -> int:
@@ -224,11 +202,7 @@ def _open(inputs: Sequence[str]) -> dict[str, Callable[[], Iterator[Row]]]:
 
 
 def _matches(pattern: str) -> list[str]:
-  """Returns the files that match a pattern.
-
-  Raises:
-    InputError: None does.
-  """
+  """Returns the files of a pattern; raises `InputError` if there is none."""
   path = epath.Path(pattern)
   found: Iterable[epath.Path] = [path]
   if not is_remote(pattern):
@@ -250,11 +224,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _lines(name: str) -> Iterator[bytes]:
-  """Yields the lines of a file: plain, or compressed (.gz, .zst).
-
-  Raises:
-    InputError: A compressed file is damaged.
-  """
+  """Yields the lines of a file: plain, or compressed (.gz, .zst)."""
   with epath.Path(name).open("rb") as raw:
     if not name.endswith((".gz", ".zst")):
       yield from raw
@@ -273,10 +243,8 @@ def _lines(name: str) -> Iterator[bytes]:
 def _zstd_lines(raw: IO[Any]) -> Iterator[bytes]:
   """Yields the lines that zstd has compressed, in one frame or in several.
 
-  The library's own reader takes a frame that is cut for the end of the file.
-
-  Raises:
-    EOFError: The last frame is cut.
+  The library's own reader takes a frame that is cut for the end of the file;
+  this raises `EOFError`.
   """
   frame, rest = None, b""
   while compressed := raw.read(1 << 17):

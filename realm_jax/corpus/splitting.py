@@ -78,7 +78,7 @@ def cut_overlong_sentences(
   token_bytes: Int[np.ndarray, "t 2"],
   *,
   text: bytes,
-  capacity: int | Int[np.ndarray, " s"],
+  capacities: Int[np.ndarray, " s"],
   is_continuation: Bool[np.ndarray, " t"],
 ) -> tuple[Sentences, Int[np.ndarray, " s"]]:
   """Cuts sentences that fit in no block; also returns the pieces of each.
@@ -88,12 +88,11 @@ def cut_overlong_sentences(
   word. The pieces of one character ('½' has three) are separated only if it
   alone has too many; both blocks then show it.
 
-  `text` are the documents in UTF-8, and `capacity` the largest number of tokens
-  of a body, at least one; it may differ between sentences.
+  `text` are the documents in UTF-8, and `capacities` the largest number of
+  tokens, at least one, of a body with the sentence.
   """
   sizes = np.diff(sentences.token_ranges, axis=1)[:, 0]
   num_pieces = np.ones(len(sizes), np.int64)
-  capacities = np.broadcast_to(capacity, sizes.shape)
   overlong = np.flatnonzero(sizes > capacities)
   if not overlong.size:
     return sentences, num_pieces
@@ -137,20 +136,19 @@ def cut_overlong_sentences(
 def pack_sentences(
   sizes: Int[np.ndarray, " s"],
   *,
-  capacity: int | Int[np.ndarray, " d"],
-  sentence_starts: Int[np.ndarray, " d"] = _ONE_DOCUMENT,
+  capacities: Int[np.ndarray, " d"],
+  sentence_starts: Int[np.ndarray, " d"],
 ) -> Int[np.ndarray, " bounds"]:
   """Packs sentences greedily: block i has `[packed[i], packed[i + 1])`.
 
-  `sizes` are the sentences' numbers of tokens, each at most `capacity`, which
-  may differ between documents. A document begins with a new block.
+  `sizes` are the sentences' numbers of tokens, each at most the capacity of its
+  document's blocks. A document begins with a new block.
   """
   totals = np.append(0, np.cumsum(sizes)).tolist()
-  capacities = np.broadcast_to(capacity, sentence_starts.shape).tolist()
   starts: list[int] = []
   limits: list[int] = np.append(sentence_starts, len(sizes))[1:].tolist()
   for start, limit, most in zip(
-    sentence_starts.tolist(), limits, capacities, strict=True
+    sentence_starts.tolist(), limits, capacities.tolist(), strict=True
   ):
     while start < limit:
       starts.append(start)

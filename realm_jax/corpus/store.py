@@ -4,7 +4,7 @@ import functools
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from absl import logging
@@ -14,7 +14,7 @@ from jaxtyping import Int
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import Manifest, files_of
-from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard, ragged_indices
+from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
 from realm_jax.storage.staging import StagedFiles
 from realm_jax.text.languages import ENGLISH
 
@@ -28,13 +28,12 @@ NULL_ROW = -1
 class Block(NamedTuple):
   """One block of a corpus, whose arrays and texts are read when asked for.
 
-  Token ranges are of the body. The arrays of numbers are views of mapped files.
+  Token ranges are of the body.
   """
 
   row: int
   shard: Shard
   position: int
-  kinds: Int[np.ndarray, " k"]
 
   @property
   def id(self) -> int:
@@ -112,7 +111,7 @@ class Block(NamedTuple):
     found = self.shard.item(
       "salient_span_kinds", self.position, of="salient_spans"
     )
-    return self.kinds[found]
+    return self.shard.kinds[found]
 
 
 class Corpus:
@@ -152,32 +151,15 @@ class Corpus:
     self._paths = [file.path for file in files]
     # Kinds of files that have been copied from an object store.
     self._copied: set[str] = set()
-    self.shards: list[Shard] = []
-    sizes = []
-    for record in manifest["shards"]:
-      removed = record.get("removed")
-      self.shards.append(
-        Shard(
-          record["name"],
-          self._local,
-          removed=removed["path"] if removed else None,
-          span_kinds=record["span_kinds"],
-        )
-      )
-      num_removed = removed["num_blocks"] if removed else 0
-      sizes.append(record["num_blocks"] - num_removed)
-    self.num_blocks = sum(sizes)
-    self._first_rows = np.concatenate([[0], np.cumsum(sizes)])
     ids = manifest["vocabulary"]["special_ids"]
     self._cls_id, self._sep_id = ids["cls"], ids["sep"]
-    # Kinds of salient spans by name, and each shard's numbers of them as
-    # numbers of all.
-    kinds = dict.fromkeys(kind for s in self.shards for kind in s.span_kinds)
+    records = manifest["shards"]
+    kinds = dict.fromkeys(kind for r in records for kind in r["span_kinds"])
     self.span_kinds = tuple(kinds)
-    self._kinds_of_shard = {
-      shard: np.array([*map(self.span_kinds.index, shard.span_kinds)], np.int32)
-      for shard in self.shards
-    }
+    self.shards = [Shard(r, self._local, self.span_kinds) for r in records]
+    sizes = [shard.num_blocks for shard in self.shards]
+    self.num_blocks = sum(sizes)
+    self._first_rows = np.append(0, np.cumsum(sizes))
 
   # --- Versions and files -----------------------------------------------
 
@@ -191,9 +173,6 @@ class Corpus:
   ) -> "Corpus":
     """Opens the newest version, or the one that is named; reads no array.
 
-    Arrays on an object store are copied to the cache of the host when they are
-    first used.
-
     Raises:
       CorpusError: There is no corpus, it has no such version or another
         format, or a file is missing or has another size.
@@ -205,6 +184,12 @@ class Corpus:
     corpus._opened[corpus.fingerprint] = corpus
     return corpus
 
+  def __reduce__(self) -> tuple[Any, ...]:
+    opened = functools.partial(
+      Corpus.open, version=self.version, fingerprint=self.fingerprint
+    )
+    return opened, (self.source,)
+
   def newest(self) -> "Corpus":
     """Returns the newest version of this corpus; raises as `at` does."""
     manifest = manifests.read(self.source)
@@ -213,8 +198,8 @@ class Corpus:
   def at(self, version: int, fingerprint: str) -> "Corpus":
     """Returns a version, which is opened once while it is in use.
 
-    Raises:
-      CorpusError: It is missing, or has another vocabulary or block length.
+    Raises `CorpusError` if it is missing, or has another vocabulary or block
+    length.
     """
     known = self._opened.get(fingerprint)
     if known is not None and known.version == version:
@@ -325,7 +310,7 @@ class Corpus:
     number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
     shard = self.shards[number]
     position = int(shard.positions(np.asarray(row - self._first_rows[number])))
-    return Block(row, shard, position, self._kinds_of_shard[shard])
+    return Block(row, shard, position)
 
   # --- Many blocks ------------------------------------------------------
 
@@ -370,10 +355,7 @@ class Corpus:
     length: int,
     rng: np.random.Generator,
   ) -> Int[np.ndarray, "n {length}"]:
-    """Returns `[CLS] sentence [SEP]`, padded with 0, from each of the blocks.
-
-    A block without sentences gives `[CLS] [SEP]`.
-    """
+    """Returns `[CLS] sentence [SEP]` of each block, padded with 0."""
     queries = np.zeros((len(rows), length), np.int32)
     for query, row in zip(queries, rows.tolist(), strict=True):
       block = self.block(row)
@@ -395,20 +377,13 @@ class Corpus:
   def body_tokens_flat(
     self, rows: Int[np.ndarray, " n"]
   ) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n+1"]]:
-    """Returns body tokens of many blocks end to end, and their offsets."""
-    rows = np.asarray(rows)
-    lengths = np.zeros(rows.size, np.int64)
-    located = []
-    for shard, indices, positions in self._by_shard(rows):
-      starts, lengths[indices] = shard.body_locations(positions)
-      located.append((shard, indices, starts))
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    tokens = np.zeros(offsets[-1], np.int32)
-    for shard, indices, starts in located:
-      source = ragged_indices(starts, lengths[indices])
-      target = ragged_indices(offsets[indices], lengths[indices])
-      tokens[target] = shard.array("token_ids")[source]
-    return tokens, offsets
+    """Returns body tokens of blocks end to end, int32, and their offsets."""
+    empty = np.zeros(0, np.int32)
+    bodies = [
+      empty if row == NULL_ROW else self.block(row).body_token_ids
+      for row in rows.tolist()
+    ]
+    return np.concatenate([empty, *bodies]), np.cumsum([0, *map(len, bodies)])
 
 
 def _kind(path: str) -> str:

@@ -152,8 +152,7 @@ class UpdateSummary:
 
   Attributes:
     version: Number of the newest version after the update.
-    added, replaced, unchanged: Documents that were given.
-    removed: Documents that were removed, by a line or for their title.
+    added, replaced, removed, unchanged: Documents that were given.
     blocks_removed: Blocks of documents that were replaced or removed.
     new: Counts of the documents that were added or replaced others.
   """

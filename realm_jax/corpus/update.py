@@ -24,7 +24,7 @@ from etils import epath
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.build import tagger_of
-from realm_jax.corpus.documents import Document, Removal, RowReader, block_id
+from realm_jax.corpus.documents import Document, RowReader, block_id
 from realm_jax.corpus.manifest import Manifest, ShardRecord
 from realm_jax.corpus.sources import DocumentSource
 from realm_jax.corpus.store import Corpus
@@ -108,10 +108,8 @@ def update_corpus(
     source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
     summary.new = source.summary
 
-    def sample() -> Iterator[str]:
-      for row in range(0, corpus.num_blocks, 1 + corpus.num_blocks // _SAMPLE):
-        yield corpus.block(row).body
-
+    rows = range(0, corpus.num_blocks, 1 + corpus.num_blocks // _SAMPLE)
+    sample = (corpus.block(row).body for row in rows)
     # Imported late: it imports TensorFlow.
     from realm_jax.corpus.block_builder import BlockBuilder
 
@@ -215,8 +213,7 @@ class _ExistingDocuments:
           record["name"],
           is_removed,
           prefix=prefix,
-          lengths=shard.lengths,
-          document_starts=shard.array("document_starts"),
+          array=shard.array,
         )
     return records
 
@@ -226,18 +223,15 @@ def _changed(
 ) -> Iterator[Document]:
   """Yields new and changed documents; removes what they replace."""
   corpus = existing.corpus
-  for row in source.rows():
-    change = row.read(source.reader)
+  for change in source.documents():
     found = existing.find(change.id)
-    if isinstance(change, Removal) and found is None:
+    if change.is_removal and found is None:
       source.refuse(
-        f"{row.place}: nothing to remove, no document has the id "
+        f"{change.place}: nothing to remove, no document has the id "
         f"{change.id!r} in version {corpus.version} of {corpus.source}",
         "unknown ids to remove",
       )
-    elif isinstance(change, Removal) or (
-      source.reader.is_dropped(change, summary.new.skipped)
-    ):
+    elif change.is_removal or source.reader.dropped(change):
       if found is not None:
         summary.removed += 1
         existing.remove(found)

@@ -6,13 +6,13 @@ last: without it a directory is no corpus.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from etils import epath
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
@@ -31,20 +31,6 @@ SHARD_BYTES = 64 << 20
 # Whole documents with their blocks, in order, in memory: `ARRAYS`, with offsets
 # from 0, of any integer dtype; kinds of salient spans by name.
 Blocks: TypeAlias = Mapping[str, np.ndarray]
-
-
-def ragged(
-  name: str, items: Sequence[np.ndarray | bytes]
-) -> dict[str, np.ndarray]:
-  """Returns the flat array of some items and its offsets, by their names.
-
-  Byte strings, or no items, become an array of uint8.
-  """
-  if not items or isinstance(items[0], bytes):
-    flat = np.frombuffer(b"".join(map(bytes, items)), np.uint8)
-  else:
-    flat = np.concatenate(items)
-  return {name: flat, f"{name}_offsets": np.cumsum([0, *map(len, items)])}
 
 
 # --- Shards -------------------------------------------------------------
@@ -145,14 +131,17 @@ def write_removed(
   is_removed: Bool[np.ndarray, " n"],
   *,
   prefix: str,
-  lengths: Int[np.ndarray, " n"],
-  document_starts: Int[np.ndarray, " bounds"],
+  array: Callable[[str], np.ndarray],
 ) -> dict[str, Any]:
-  """Lists the blocks of a shard that are removed, by their sorted positions."""
+  """Lists the blocks of a shard that are removed, by their sorted positions.
+
+  `array` reads an array of the shard by its name.
+  """
   name = f"{manifests.REMOVED}/{prefix}-{shard}.npy"
   (directory / name).parent.mkdir(exist_ok=True)
   positions = np.flatnonzero(is_removed)
-  left = np.append(0, np.cumsum(~is_removed))[document_starts]
+  left = np.append(0, np.cumsum(~is_removed))[array("document_starts")]
+  lengths = np.diff(array("token_ids_offsets"))
   save_array(directory / name, positions.astype("<i8"))
   return {
     "path": name,
@@ -171,11 +160,9 @@ def _file_record(path: Path) -> dict[str, Any]:
 
 
 def check_target(output_dir: epath.PathLike, *, overwrite: bool) -> None:
-  """Checks that a corpus may be written.
+  """Raises `CorpusError` if a directory has a corpus, or other files.
 
-  Raises:
-    CorpusError: The directory has a corpus or other files.
-    TargetError: The path is a file, or a disk is mounted there.
+  Raises `TargetError` if it is a file, or a disk is mounted there.
   """
   path = epath.Path(output_dir)
   atomic.check_target(path)
@@ -220,10 +207,7 @@ def new_corpus(
 
 
 def finish(staging: Path, *, pieces: Sequence[str], **settings: Any) -> None:
-  """Writes the vocabulary and the manifest.
-
-  The other arguments are those of `manifest.make_manifest`.
-  """
+  """Writes the vocabulary, and `make_manifest` with the other arguments."""
   # Imported late: it imports TensorFlow.
   from realm_jax.text.wordpieces import (
     SPECIAL_PIECES,

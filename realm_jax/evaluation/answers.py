@@ -24,7 +24,7 @@ from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.text.answer_spans import widen_to_words
-from realm_jax.text.normalization import normalize_answer
+from realm_jax.text.answers import normalize_answer
 
 
 class Answer(NamedTuple):

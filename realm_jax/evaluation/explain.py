@@ -47,7 +47,7 @@ from realm_jax.evaluation.run import (
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
-from realm_jax.text.normalization import normalize_answer
+from realm_jax.text.answers import normalize_answer
 from realm_jax.text.wordpieces import MASK
 
 

@@ -4,8 +4,6 @@ A span is correct if its token ids are those of an answer, as in Google's
 released ORQA reader (`orqa_ops.cc`, `ReaderInputs`): occurrences may overlap,
 and a match that stops inside a word counts (the answer `play` in `play
 ##ground`).
-
-The matches of a regular expression become spans as well.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,8 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
-
-from realm_jax.text.patterns import Pattern
 
 TokenIds = Int[np.ndarray, " T"]
 
@@ -62,40 +58,6 @@ def find_token_spans(
   block, start, width = map(np.concatenate, zip(*found, strict=True))
   order = np.lexsort((width, start, block))
   return TokenSpans(block[order], start[order], width[order])
-
-
-def find_pattern_spans(
-  body: bytes,
-  byte_ranges: Int[np.ndarray, "l 2"],
-  continuation: Bool[np.ndarray, " l"],
-  pattern: Pattern,
-) -> list[tuple[int, int]]:
-  """Returns the token spans `[start, limit)` that a pattern's matches cover.
-
-  A match becomes the smallest span that covers it, if the span starts where
-  the match does and at a word's start. Its end may lie behind the match's: the
-  evaluation matches a pattern from the start of a prediction, which may be
-  longer. Google's released training has no rule: it looks for the pattern's
-  own characters.
-
-  Args:
-    body: Text of a block, in UTF-8.
-    byte_ranges: Bytes of each of its tokens.
-    continuation: Whether each token continues a word.
-    pattern: Pattern of an answer.
-  """
-  text = body.decode()
-  spans = []
-  for match in pattern.spans(text):
-    first_byte = len(text[: match.start].encode())
-    limit_byte = first_byte + len(text[match.start : match.stop].encode())
-    start = int(np.searchsorted(byte_ranges[:, 0], first_byte))
-    limit = int(np.searchsorted(byte_ranges[:, 0], limit_byte))
-    if start == limit or continuation[start]:
-      continue
-    if byte_ranges[start, 0] == first_byte:
-      spans.append((start, limit))
-  return spans
 
 
 def widen_to_words(

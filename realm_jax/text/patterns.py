@@ -29,10 +29,8 @@ class Pattern:
   """A pattern, which may spend a limited time on texts.
 
   It may search for a second, and for a millisecond more with each text. One
-  that is not valid, or has taken longer, matches nothing any more.
-
-  Attributes:
-    problem: Why it matches nothing; empty while it is searched.
+  that is not valid, or has taken longer, matches nothing any more, and
+  `problem` says why.
   """
 
   def __init__(self, pattern: str):

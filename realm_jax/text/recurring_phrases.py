@@ -79,12 +79,9 @@ _Candidate: TypeAlias = tuple[float, int, int, str]
 
 
 class _Token(NamedTuple):
-  """A word, or a character of a script without spaces.
+  """A word, or a character of a script whose words nothing has found.
 
-  Attributes:
-    start, limit: Its characters.
-    key: What is counted: all numbers are one word.
-    is_character: Whether nothing has found the words of its script.
+  `key` is what is counted: all numbers are one word.
   """
 
   start: int

@@ -245,17 +245,11 @@ def default_tagger(language: str) -> str:
 
 
 def find_tagger(name: str, language: str = ENGLISH) -> Tagger | None:
-  """Returns a tagger by name.
+  """Returns a tagger by name, which splits sentences in a language.
 
-  Args:
-    name: `rules`, `recurring`, `none`, `bert:DIRECTORY` of a
-      BertForTokenClassification that finds named entities, or `module.name` of
-      a callable.
-    language: ISO code of the language in which it splits sentences.
-
-  Raises:
-    ValueError: There is no such name, it cannot be called, or the directory
-      holds no such model.
+  Names are `rules`, `recurring`, `none`, `bert:DIRECTORY` of a
+  BertForTokenClassification, and `module.name` of a callable. Raises
+  `ValueError` if there is no such name, or the directory holds no such model.
   """
   if name == "none":
     return None

@@ -84,8 +84,10 @@ def _segments(text: str, language: str) -> list[str]:
 
 def sentence_ranges(
   text: str, language: str = ENGLISH
-) -> Int[np.ndarray, "s 2"]:
+) -> list[tuple[int, int]]:
   """Returns the byte ranges of the sentences: see `sentence_characters`."""
   found = sentence_characters(text, language)
-  ranges = np.array(found, np.int64).reshape(-1, 2)
-  return ranges if text.isascii() else byte_positions(text)[ranges]
+  if text.isascii():
+    return found
+  positions = byte_positions(text).tolist()
+  return [(positions[start], positions[limit]) for start, limit in found]

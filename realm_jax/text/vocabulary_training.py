@@ -44,12 +44,8 @@ def train_vocabulary(
   is every ideograph. This takes the lowest threshold whose vocabulary fits in
   `size`, and fills it with the characters that are left and then with pieces of
   the next lower one; if all words fit, each is one piece. The texts are read
-  once, and only word counts are in memory.
-
-  Args:
-    texts: Texts of the corpus.
-    size: Largest number of pieces, special ones included.
-    cased: Whether the pieces keep capitals and accents.
+  once, and only word counts are in memory. `cased` pieces keep capitals and
+  accents.
 
   Raises:
     VocabularyError: The texts have no words, or `size` is too small.

@@ -42,8 +42,8 @@ def test_pieces_are_the_rows_in_order(tmp_path):
   for piece_bytes, most in ((1, 1), (70, 2), (1 << 20, 9)):
     pieces = list(source.pieces(piece_bytes))
     assert [piece.number for piece in pieces] == [*range(len(pieces))]
-    assert max(len(piece.rows) for piece in pieces) == most
-    assert [row for piece in pieces for row in piece.rows] == [*source.rows()]
+    assert max(len(piece.documents) for piece in pieces) == most
+    assert [d for p in pieces for d in p.documents] == [*source.documents()]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from realm_jax.text import answers
-from realm_jax.text.normalization import normalize_answer
+from realm_jax.text.answers import normalize_answer
 from tests.golden import make_scores
 
 
