@@ -30,11 +30,7 @@ from typing import Annotated, Any, Literal
 class Range:
   """Range of a number in an `Annotated` type. All numbers in it are finite.
 
-  Attributes:
-    least: Lower bound that is in the range.
-    above: Lower bound that is not.
-    most: Upper bound that is in the range.
-    below: Upper bound that is not.
+  The bounds `least` and `most` are in the range, and `above` and `below` not.
   """
 
   least: float = -math.inf
@@ -77,10 +73,7 @@ class OfRun:
   """Marks in an `Annotated` type what other commands take from a run.
 
   `realm_jax.train` writes it to MODEL_DIR/model.gin, which those commands read
-  (`realm_jax/configuration/runs.py`).
-
-  Attributes:
-    name: Name to which the value is bound there; None is the field's own.
+  (`realm_jax/configuration/runs.py`), under `name`, or the field's own.
   """
 
   name: str | None = None

@@ -72,8 +72,7 @@ _EXPLAINED = (ValueError, OSError, app.UsageError)
 def define_run_flags() -> None:
   """Defines `--model_dir`, `--corpus_dir` and `--gin_help` for a command.
 
-  Commands of devices have them. Others call this before flags are parsed; in
-  a process that imports several commands they are defined once.
+  In a process that imports several commands they are defined once.
   """
   if "gin_help" in flags.FLAGS:
     return
@@ -154,10 +153,7 @@ def given() -> tuple[list[str], list[str]]:
 def require_run(recipe: Recipe | None = None, *, waits: bool = False) -> None:
   """Checks that the command line names a run, or else all of the configuration.
 
-  Args:
-    recipe: Recipe over which a run is read; None for a command that makes the
-      run, or continues it.
-    waits: Whether the run may start later.
+  The arguments are as in `parsed_for_run`.
 
   Raises:
     ConfigurationError: There are neither gin files nor a run that keeps what is
@@ -184,12 +180,7 @@ def call(
   waits: bool = False,
   **given: Any,
 ) -> _Result:
-  """Calls `function` as the command line's gin flags configure it.
-
-  With a recipe, `--model_dir` alone configures it, by what the run keeps. The
-  other arguments, and what it raises, are those of `parsed_for_run`; what is
-  `given` are arguments of the function.
-  """
+  """Calls a function with what is `given`, configured by the command line."""
   with parsed_from_flags(function, recipe=recipe, waits=waits, given=[*given]):
     return configured(function)(**given)
 
@@ -201,11 +192,9 @@ def parsed_from_flags(
   waits: bool = False,
   given: Sequence[str] = (),
 ) -> contextlib.AbstractContextManager[Any]:
-  """Sets gin's configuration, by the command line, during a `with` block.
+  """Calls `parsed_for_run` with the command line's flags.
 
-  Without a recipe and gin files it is the one that the run of `--model_dir` has
-  recorded. Raises what `parsed` and `parsed_for_run` do. With --gin_help it
-  shows the names that may be set instead, and ends.
+  With --gin_help it shows the names that may be set instead, and ends.
   """
   model_dir, files = _run_flag("model_dir"), _GIN_FILES.value
   if _run_flag("gin_help"):
@@ -225,10 +214,9 @@ def parsed_from_flags(
 
 
 def exit_code(main: _Main, argv: Sequence[str]) -> int:
-  """Returns the exit code of `main(argv)`; prints a user's error as a line.
+  """Returns the `ExitCode` of `main(argv)`; prints a user's error as a line.
 
-  `ExitCode` lists the codes. Errors that do not explain themselves are bugs
-  and keep their traceback.
+  Errors that do not explain themselves are bugs and keep their traceback.
   """
   hide_library_messages()
   try:
@@ -257,7 +245,18 @@ def run(main: _Main, *, takes_texts: bool = False) -> None:
 
   Arguments that are no flags are refused, unless it `takes_texts`.
   """
-  _run(functools.partial(exit_code, main), takes_texts=takes_texts)
+
+  def with_cache(argv: Sequence[str]) -> int:
+    if _COMPILATION_CACHE.value:
+      compilation_cache.enable()
+    else:
+      compilation_cache.disable()
+    return exit_code(main, argv)
+
+  app.run(
+    with_cache,
+    flags_parser=functools.partial(_parse_flags, takes_texts=takes_texts),
+  )
 
 
 def run_on_devices(main: _Main, *, takes_texts: bool = False) -> None:
@@ -304,21 +303,7 @@ def run_on_devices(main: _Main, *, takes_texts: bool = False) -> None:
     processes.leave(code)
     return code
 
-  _run(on_all_processes, takes_texts=takes_texts)
-
-
-def _run(main: Callable[[Sequence[str]], int], *, takes_texts: bool) -> None:
-  def with_cache(argv: Sequence[str]) -> int:
-    if _COMPILATION_CACHE.value:
-      compilation_cache.enable()
-    else:
-      compilation_cache.disable()
-    return main(argv)
-
-  app.run(
-    with_cache,
-    flags_parser=functools.partial(_parse_flags, takes_texts=takes_texts),
-  )
+  run(on_all_processes, takes_texts=takes_texts)
 
 
 def _parse_flags(argv: Sequence[str], *, takes_texts: bool) -> list[str]:

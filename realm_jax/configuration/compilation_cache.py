@@ -43,7 +43,7 @@ def enable() -> None:
   if is_enabled in ("false", "0") or os.environ.get(_FOLDER_VARIABLE):
     return
   try:
-    folder = _folder()
+    folder = cache_directory() / "compilations" / _kind_of_cpu()
   except RuntimeError:  # This user has no home.
     return
   for name, value in {_FOLDER_VARIABLE: folder, **_SETTINGS}.items():
@@ -62,11 +62,6 @@ def disable() -> None:
   os.environ[ENABLED_VARIABLE] = "false"
   if jax := sys.modules.get("jax"):
     jax.config.update(ENABLED_VARIABLE.lower(), False)
-
-
-def _folder() -> Path:
-  """Returns the folder for programs of a CPU such as this process has."""
-  return cache_directory() / "compilations" / _kind_of_cpu()
 
 
 def _kind_of_cpu() -> str:

@@ -25,14 +25,9 @@ _Reference = gin.config.ConfigurableReference
 class Parameter(NamedTuple):
   """A parameter of a class or function of the configuration.
 
-  Attributes:
-    configurable: The class or function.
-    name: Name of the parameter.
-    annotation: Its type.
-    default: Its default; `UNBOUND` where it has none.
-    bound: What it is bound to; `UNBOUND` where it is not.
-    has_name: Whether the macro of its name sets it, if there is one. A
-      dataclass of settings is made of the names of its own fields instead.
+  Without a default or a binding, these are `UNBOUND`. The macro of its name
+  sets it, if there is one, unless it is a dataclass of settings, which is made
+  of the names of its own fields: `has_name` is False then.
   """
 
   configurable: Callable[..., Any]
@@ -62,12 +57,6 @@ def selector_of(function: Callable[..., Any]) -> str:
   return gin.config._INVERSE_REGISTRY[function].selector
 
 
-def configurable(selector: str) -> Callable[..., Any]:
-  """Returns the class or function that gin knows by a selector."""
-  # gin has no public way to get at the function that it has wrapped.
-  return gin.config._REGISTRY[selector].wrapped
-
-
 def is_macro(value: Any) -> TypeGuard[_Reference]:
   """Returns whether a bound value is `%NAME`."""
   return isinstance(value, _Reference) and value.selector == MACRO
@@ -93,7 +82,8 @@ def parameters() -> Iterator[Parameter]:
 
 
 def _parameters_of(selector: str, scope: str = "") -> Iterator[Parameter]:
-  found = configurable(selector)
+  # gin has no public way to get at the function that it has wrapped.
+  found = gin.config._REGISTRY[selector].wrapped
   bindings = CONFIG.get((scope, selector), {})
   is_ours = not scope and _has_settings(found)
   signature = inspect.signature(found).parameters if is_ours else {}

@@ -45,7 +45,7 @@ _GIN_ERRORS = (
 _PROJECT_DIR = Path(__file__).resolve().parent.parent.parent
 _INSTALLED_RECIPES = _PROJECT_DIR / "realm_jax" / "recipes"
 # What gin keeps of the files and bindings that it has read. It has no public
-# way to set this aside. A new configuration begins without the first four.
+# way to set this aside.
 _STATE = (
   "_CONFIG",
   "_IMPORTS",
@@ -67,20 +67,18 @@ def own_configuration() -> Iterator[None]:
   Classes and functions that gin files have named stay registered with gin,
   which binds nothing.
   """
-  state = {name: getattr(gin.config, name) for name in _STATE}
-  kept = {name: value.copy() for name, value in state.items()}
+  state: list[Any] = [getattr(gin.config, name) for name in _STATE]
+  kept = [value.copy() for value in state]
   was_locked = gin.config_is_locked()
-  gin.config._set_config_is_locked(False)
-  for name in _STATE[:4]:
-    state[name].clear()
+  gin.clear_config()
   try:
     yield
   finally:
-    for name, current in state.items():
+    for current, before in zip(state, kept, strict=True):
       # In place, because gin's functions refer to these very objects.
       current.clear()
       add = current.extend if isinstance(current, list) else current.update
-      add(kept[name])
+      add(before)
     gin.config._set_config_is_locked(was_locked)
 
 
@@ -95,13 +93,8 @@ def parsed(
   """Sets gin's configuration during a `with` block, and restores it then.
 
   Later files override earlier ones, and bindings (`NAME = VALUE`) all files.
-
-  Args:
-    function: Class or function that `configured` then returns; None for what
-      the files bind alone.
-    gin_files: Local files, or files on an object store.
-    bindings: `NAME = VALUE`; each must bind a name that is used.
-    given: Parameters of the function that its caller gives.
+  The function is the one that `configured` then returns, and None for what the
+  files bind alone; its caller gives it the parameters `given`.
 
   Raises:
     ConfigurationError: A file is missing, a binding names nothing, a value
@@ -121,22 +114,14 @@ def parsed(
 
 
 def names_in(gin_files: Sequence[str]) -> set[str]:
-  """Returns the names that gin files bind.
-
-  Raises:
-    ConfigurationError: A file is missing, or cannot be read.
-  """
+  """Returns the names that gin files bind; raises as `parsed` does."""
   with own_configuration(), _explained():
     _read(None, gin_files)
     return {*names.macros()}
 
 
 def table_of_names(function: _Function, gin_files: Sequence[str]) -> str:
-  """Returns the names that may be set, with values and meanings, for people.
-
-  Raises:
-    ConfigurationError: A file is missing, or cannot be read.
-  """
+  """Returns the names that may be set, with values and meanings, for people."""
   with own_configuration(), _explained():
     _read(function, gin_files)
     return names.table()
@@ -236,9 +221,6 @@ def _readable(bindings: Sequence[str]) -> list[str]:
 
   A value that is neither a literal nor a reference is a text, such as
   `runs/ict`.
-
-  Raises:
-    ConfigurationError: A value is empty, or names a macro that does not exist.
   """
   readable = []
   for binding in bindings:

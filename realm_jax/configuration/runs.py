@@ -81,12 +81,7 @@ def kept_files(stage: object) -> dict[str, str]:
 
 
 class KeptModel(NamedTuple):
-  """The model.gin of a MODEL_DIR.
-
-  Attributes:
-    path: Its file.
-    text: What stands in it.
-  """
+  """The file model.gin of a MODEL_DIR, and its text."""
 
   path: epath.Path
   text: str
@@ -173,9 +168,8 @@ def parsed_for_run(
     recipe: Recipe over which the others are read; None for a command that
       makes the run, or continues it by the whole configuration.
     corpus_dir: Corpus; None takes the one that the run has recorded.
-    gin_files: Gin files. With a model, they need no run that keeps one.
-    bindings: `NAME = VALUE`.
-    given: Parameters of the function that its caller gives.
+    gin_files, bindings, given: As `parsed` takes them. With a model, gin files
+      need no run that keeps one.
     waits: Whether to wait for a trainer to start.
 
   Yields:
@@ -213,11 +207,7 @@ def parsed_for_run(
 
 
 def require_directory(model_dir: epath.Path) -> None:
-  """Checks that a MODEL_DIR is there.
-
-  Raises:
-    ConfigurationError: It is not.
-  """
+  """Raises `ConfigurationError` unless a MODEL_DIR is there."""
   if not model_dir.exists():
     raise ConfigurationError(
       f"MODEL_DIR {model_dir} does not exist; give the directory of a run"

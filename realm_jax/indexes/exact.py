@@ -81,10 +81,8 @@ class ExactIndex(Index):
 
   The vectors, [N, d], are read once, a device's share at a time. With a mesh
   they are spread over all of its devices; without, one device has them all.
-
-  Attributes:
-    vectors: All vectors on the devices, padded to the capacity.
-    count: Number of blocks, on the devices.
+  `vectors` are those on the devices, padded to the capacity, and `count` is the
+  number of blocks, there too.
   """
 
   kind = "exact"
@@ -126,11 +124,7 @@ class ExactIndex(Index):
     self.count = jax.make_array_from_callback((), replicated, lambda _: count)
 
   def plan(self, k: int, *, num_queries: int) -> exact_search.Plan:
-    """Returns the settings of the program that finds the k best blocks.
-
-    Raises:
-      SearchError: k is not in 1 … num_blocks.
-    """
+    """Returns the settings of the program that finds the k best blocks."""
     check_k(k, self.num_blocks)
     return exact_search.make_plan(
       k,
@@ -147,9 +141,6 @@ class ExactIndex(Index):
     """Dispatches a search and returns scores and rows without waiting.
 
     With a mesh, the queries are sharded as batches are, and so is the result.
-
-    Raises:
-      SearchError: k is not in 1 … num_blocks.
     """
     plan = self.plan(k, num_queries=len(vectors))
     return exact_search.search(

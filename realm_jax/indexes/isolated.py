@@ -84,7 +84,6 @@ class IsolatedIndex(Index):
     """Searches in the other process.
 
     Raises:
-      SearchError: As in `Index.search`.
       IndexCrashedError: The process ended, or hangs; so do later searches.
     """
     check_k(k, self.num_blocks)
@@ -105,10 +104,7 @@ class IsolatedIndex(Index):
 
   @contextlib.contextmanager
   def _exchange(self, seconds: float, when: str = "") -> Iterator[None]:
-    """Kills the process if the block takes longer than a number of seconds.
-
-    An error of the connection becomes an `IndexCrashedError`.
-    """
+    """Kills the process after some seconds; its end is an IndexCrashedError."""
     hangs = threading.Event()
 
     def kill() -> None:
@@ -148,7 +144,11 @@ def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
 
 
 def _serve(connection: Connection) -> None:
-  """Loads the index and answers searches until the connection closes."""
+  """Loads the index and answers searches until the caller's end closes."""
+  # A scheduler may signal every process of a job, and the caller needs this
+  # one until it ends.
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
   sys.path[:] = connection.recv()
   config, directory, (num_blocks, dim) = connection.recv()
   # Of the vectors only the shape is known here: this array takes 4 bytes.
@@ -168,16 +168,7 @@ def _serve(connection: Connection) -> None:
     connection.send((found.rows, found.scores))
 
 
-def main(file_descriptor: str) -> None:
-  """Runs the process that searches, which ends when its caller does."""
-  # A scheduler may signal every process of a job, and the caller needs this
-  # one until it ends.
-  for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, signal.SIG_IGN)
-  with contextlib.suppress(EOFError, ConnectionError):
-    _serve(Connection(int(file_descriptor)))
-
-
 if __name__ == "__main__":
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-  main(sys.argv[1])
+  with contextlib.suppress(EOFError, ConnectionError):
+    _serve(Connection(int(sys.argv[1])))

@@ -54,11 +54,9 @@ class LibraryError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class QueryBatch:
-  """Queries in both forms; an index reads the one it needs.
+  """Queries in both forms: as wordpieces with [CLS] and [SEP], and as vectors.
 
-  Attributes:
-    token_ids: Wordpieces with [CLS] and [SEP], padded.
-    vectors: Query vectors, for an index with `needs_vectors`.
+  An index with `needs_vectors` reads the latter, and others the former.
   """
 
   token_ids: Int32[np.ndarray, "b q"]
@@ -109,11 +107,7 @@ class Blocks:
   vocab_size: int = 0
 
   def embedded(self) -> Rows:
-    """Returns the vectors.
-
-    Raises:
-      ValueError: The blocks have not been embedded.
-    """
+    """Returns the vectors; raises ValueError if nothing has been embedded."""
     if self.vectors is None:
       raise ValueError("this index needs the blocks' vectors; embed them first")
     return self.vectors
@@ -213,11 +207,7 @@ class IndexConfig(abc.ABC):
 
 
 def library_of(kind: str, module: str, advice: str) -> Any:
-  """Returns the library of a kind of index, which is imported when it is used.
-
-  Raises:
-    LibraryError: It cannot be imported; the message ends with the advice.
-  """
+  """Imports the library of a kind of index, or raises `LibraryError`."""
   try:
     return importlib.import_module(module)
   except ImportError as error:

@@ -5,11 +5,9 @@ A process reads its own rows of the global batch and no others; see
 """
 
 import collections
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 from jaxtyping import Int, Int64
 
 from realm_jax.inputs.batch import FILLER, Batch, TaskError
@@ -36,7 +34,7 @@ def _padded(
 
 
 class BatchStream:
-  """An iterator over the batches of a task, which it prepares ahead.
+  """An iterator over the batches of a task, whose examples it prepares ahead.
 
   Each batch has one example of every row of this process. Without `repeat`, a
   row that has run out of examples gives filler, which repeats a real example;
@@ -48,8 +46,7 @@ class BatchStream:
       order; None for all of them.
     positions: Stream position from which each of these rows goes on, the
       `next_positions` of an earlier batch; None for the start.
-    shuffle: Whether each epoch has its own order, or that of the source.
-    repeat: Whether epochs follow each other without end.
+    shuffle, repeat: As `ExampleStream` takes them.
 
   Raises:
     TaskError: The task does not exist or cannot be read.
@@ -75,33 +72,33 @@ class BatchStream:
         f"{config.batch_size}"
       )
     self._config = config
-    self._examples = ExampleStream(
+    self._stream = ExampleStream(
       config, positions=positions, shuffle=shuffle, repeat=repeat
     )
+    # It makes no example before the first is asked for.
+    self._examples = iter(self._stream)
     self._queues = {row: collections.deque[Example]() for row in rows.tolist()}
     self._used: list[Example | None] = [None] * len(rows)
     self._next_positions = positions
-    self._batches = self._prepare()
-    # A batch is joined while the one before it is used.
-    self._thread = ThreadPoolExecutor(1, "batches")
-    self._ahead: Future[Batch | None] | None = None
-    self._is_closed = False
 
-  def _prepare(self) -> Generator[Batch, None, None]:
-    """Yields the batches; it prepares none before the first is asked for."""
-    spec, examples = self._examples.spec, iter(self._examples)
+  def __iter__(self) -> Iterator[Batch]:
+    return self
+
+  def __next__(self) -> Batch:
     queues = self._queues.values()
-    while True:
-      while not all(queues) and (example := next(examples, None)):
-        row = int(example["position"]) % self._config.batch_size
-        self._queues[row].append(example)
-        if self._is_closed:
-          return
-      if not any(queues):
-        return
-      yield self._batch(spec)
+    while not all(queues) and (example := next(self._examples, None)):
+      row = int(example["position"]) % self._config.batch_size
+      self._queues[row].append(example)
+    if not any(queues):
+      raise StopIteration
+    return self._batch()
 
-  def _batch(self, specs: Mapping[str, tf.TensorSpec]) -> Batch:
+  def close(self) -> None:
+    """Stops the threads that prepare examples and ends the iterator."""
+    self._examples.close()
+    self._queues.clear()
+
+  def _batch(self) -> Batch:
     """Makes a batch of an example from each queue that has one."""
     is_real = np.array([bool(queue) for queue in self._queues.values()])
     for place, queue in enumerate(self._queues.values()):
@@ -111,7 +108,7 @@ class BatchStream:
     assert some is not None
     examples = [used or some for used in self._used]
     arrays, host = {}, {}
-    for name, spec in sorted(specs.items()):
+    for name, spec in sorted(self._stream.spec.items()):
       values = [example[name] for example in examples]
       shape = [*spec.shape]
       if shape and shape[0] is None:
@@ -133,22 +130,3 @@ class BatchStream:
     )
     positions = np.where(is_real, positions, FILLER)
     return Batch(arrays, host, positions, self._next_positions)
-
-  def __iter__(self) -> Iterator[Batch]:
-    return self
-
-  def __next__(self) -> Batch:
-    ahead, self._ahead = self._ahead, None
-    batch = ahead.result() if ahead else next(self._batches, None)
-    if batch is None:
-      raise StopIteration
-    if self._config.batches_ahead:
-      self._ahead = self._thread.submit(next, self._batches, None)
-    return batch
-
-  def close(self) -> None:
-    """Stops the threads that prepare batches and ends the iterator."""
-    self._is_closed = True
-    self._thread.shutdown()
-    self._ahead = None
-    self._batches.close()

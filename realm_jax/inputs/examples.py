@@ -15,7 +15,7 @@ import math
 import pkgutil
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -85,9 +85,6 @@ class ExampleStream:
   position + B. Whenever tf.data has room for more records, the rows that have
   the fewest examples, received or still possible, get their next position. So
   a row that drops more is read more, and the others do not pile up examples.
-
-  Attributes:
-    task: The task or mixture.
 
   Args:
     config: Data of the run; its lengths are the largest that features have.
@@ -212,9 +209,6 @@ class ExampleStream:
     A hash of seed and position draws the task, weighted by the rates. Its
     record is the one that the task's own order has at that position, so that a
     task's records come equally often, but not each once before any comes again.
-
-    Raises:
-      TaskError: The tasks have different features.
     """
     tasks, seed = seqio.get_subtasks(mixture), self._config.seed
     limits = np.cumsum([mixture.get_rate(task) for task in tasks])
@@ -271,7 +265,7 @@ class ExampleStream:
       try_in_mem_cache=False,
     )
 
-  def __iter__(self) -> Iterator[Example]:
+  def __iter__(self) -> Generator[Example, None, None]:
     """Yields examples, in the order in which their positions are read.
 
     Raises:

@@ -101,13 +101,10 @@ class PublishedSource(QuestionSource):
   The splits are "train", "dev", "test" and, where the development set is taken
   from the training questions, "train+dev", which has all of these.
 
-  Attributes:
-    sizes: Published number of questions of splits. They are checked; a split
-      that is absent has no published number.
-
   Args:
     name: Name of the data set, for messages.
-    sizes: Published number of questions of splits.
+    sizes: Published number of questions of splits. They are checked; a split
+      that is absent has no published number.
     files: Forms in which files are published, the preferred one first.
     tfds: TFDS's builder, with its configuration, if it has one.
     tfds_test: TFDS's name of the test set.

@@ -45,12 +45,7 @@ def _listed(items: Sequence[str]) -> str:
 
 
 class QuestionRecords:
-  """The questions of one split, in memory.
-
-  Args:
-    questions: Questions, each with an id.
-    answer_kind: Whether the answers are strings or regular expressions.
-  """
+  """The questions of one split, each with an id, in memory."""
 
   spec: Mapping[str, tf.TensorSpec] = {
     "question": tf.TensorSpec((), tf.string),
@@ -77,11 +72,7 @@ class QuestionRecords:
     }
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
-    """Describes questions that will not be trained on or scored as they stand.
-
-    Each kind of problem is counted, and the first questions that have it are
-    named.
-    """
+    """Describes questions that will not be used or scored as they stand."""
     found, num_words = [], lengths["query"] - 2
     # One wordpiece, as a mark is.
     texts = [q.question.replace(MASK, ".") for q in self.questions]
@@ -112,11 +103,7 @@ class QuestionRecords:
 
 
 class QuestionSource(RandomAccessSource):
-  """A source of questions.
-
-  Attributes:
-    answer_kind: Whether the answers are strings or regular expressions.
-  """
+  """A source of questions, whose answers are strings or regular expressions."""
 
   def __init__(
     self, *, splits: Sequence[str] = (), answer_kind: AnswerKind = "string"
@@ -185,10 +172,8 @@ def read_json_lines(
 class JsonLinesSource(QuestionSource):
   """The questions of the run's files, of which each is a split.
 
-  Args:
-    to_question: Function that makes a question of a line's object, for files
-      with other field names.
-    answer_kind: Whether the answers are strings or regular expressions.
+  The function `to_question` makes a question of a line's object, for files with
+  other field names.
   """
 
   def __init__(

@@ -206,9 +206,8 @@ def record_indices(
 class RecordReader:
   """Reads the records of one split at given positions of an endless stream.
 
-  Attributes:
-    num_records: Number of records, the positions of an epoch.
-    error: Exception of a lookup, since tf.data keeps only its text.
+  An epoch has `num_records` positions. The exception of a lookup is `error`,
+  since tf.data keeps only its text.
 
   Raises:
     TaskError: The source has no record, or cannot be read into memory.

@@ -53,7 +53,6 @@ class Settings:
   """What attention is compiled for.
 
   Attributes:
-    head_size: Size of a head.
     max_positions: Number of positions of the model; column numbers of dropout
       are `head · max_positions + position`.
     mask_value: Score added where a key belongs to another sequence.
@@ -73,12 +72,9 @@ def attend(
 
   It is the context of each query, in the shape of the queries.
 
-  Args:
-    inputs: Arrays of the layer.
-    settings: What the program is compiled for.
-    cudnn: Whether cuDNN's kernel computes it on GPUs, in bfloat16 or float16.
-      The kernel has no dropout, and no gradient for odd numbers of queries or
-      keys: there XLA computes it, as for the pooled token of the last layer.
+  With `cudnn`, its kernel computes it on GPUs, in bfloat16 or float16. The
+  kernel has no dropout, and no gradient for odd numbers of queries or keys:
+  there XLA computes it, as for the pooled token of the last layer.
   """
   query, key, value, sequence, tokens, position = inputs
   rows, head_size = len(sequence), settings.head_size

@@ -350,12 +350,9 @@ class BertEncoder(nn.Module):
   ) -> Float[Array, "r t d"]:
     """Returns the hidden states of the last layer.
 
-    Args:
-      sequences: Sequences in rows, one or several in each.
-      typed: Whether tokens after a sequence's first [SEP] are of type 1;
-        otherwise all are of type 0.
-      first_only: Whether the last layer computes each row's first token
-        alone; the result is r × 1 × d then.
+    Tokens after a sequence's first [SEP] are of type 1 if it is `typed`, and
+    all others of type 0. With `first_only`, the last layer computes each row's
+    first token alone, and the result is r × 1 × d.
 
     Raises:
       ValueError: The rows are longer than `max_positions`.
@@ -416,11 +413,7 @@ class MaskedLmHead(nn.Module):
 class TokenClassifier(nn.Module):
   """An encoder with a label for each token, as taggers of named entities are.
 
-  A linear layer reads all hidden states of the last layer. Sequences are
-  `[CLS] text [SEP]`, all of type 0.
-
-  Attributes:
-    num_labels: Number of labels that a token may have.
+  Sequences are `[CLS] text [SEP]`, all of type 0.
   """
 
   bert: BertConfig

@@ -7,12 +7,10 @@ backward pass, which computes it again, and the masks do not depend on how
 sequences are laid out in rows or over devices.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, UInt32
+from jaxtyping import Array, Float, UInt32
 
 _GOLDEN_RATIO = 0x9E3779B9
 
@@ -30,16 +28,7 @@ def mix(bits: UInt32[Array, "*s"]) -> UInt32[Array, "*s"]:
   return bits ^ (bits >> 16)
 
 
-def is_kept(
-  rows: UInt32[Array, "..."], columns: UInt32[Array, "..."], rate: float
-) -> Bool[Array, "..."]:
-  """Returns whether elements are kept, given as `drop` takes them."""
-  bits = mix(rows + columns * jnp.uint32(_GOLDEN_RATIO))
-  return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def drop(
+def dropped(
   x: Float[Array, "..."],
   rows: UInt32[Array, "..."],
   columns: UInt32[Array, "..."],
@@ -48,35 +37,25 @@ def drop(
   """Zeroes elements of `x` with probability `rate`, and scales the others up.
 
   `rows` are hashes of the elements' tokens, and `columns` their numbers in
-  these; both broadcast against `x`. `rate` is below 1.
+  these; both broadcast against `x`.
   """
   if rate == 0.0:
     return x
+  bits = mix(rows + columns * jnp.uint32(_GOLDEN_RATIO))
+  is_kept = bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
   scale = jnp.asarray(1.0 / (1.0 - rate), x.dtype)
-  return jnp.where(
-    is_kept(rows, columns, rate), x * scale, jnp.zeros((), x.dtype)
-  )
+  return jnp.where(is_kept, x * scale, jnp.zeros((), x.dtype))
 
 
-_Residuals = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
-
-
-def _forward(
-  x: Float[Array, "..."],
-  rows: UInt32[Array, "..."],
-  columns: UInt32[Array, "..."],
-  rate: float,
-) -> tuple[Float[Array, "..."], _Residuals]:
-  return drop(x, rows, columns, rate), (rows, columns)
-
-
-def _backward(
-  rate: float, residuals: _Residuals, gradient: Float[Array, "..."]
-) -> tuple[Float[Array, "..."], None, None]:
-  return drop(gradient, *residuals, rate), None, None
-
-
-drop.defvjp(_forward, _backward)
+# The same, whose backward pass computes the mask again, so that none is kept.
+drop = jax.custom_vjp(dropped, nondiff_argnums=(3,))
+drop.defvjp(
+  lambda x, rows, columns, rate: (
+    drop(x, rows, columns, rate),
+    (rows, columns),
+  ),
+  lambda rate, hashes, gradient: (drop(gradient, *hashes, rate), None, None),
+)
 
 
 def is_dropping(module: nn.Module, rate: float) -> bool:

@@ -24,11 +24,7 @@ _MIN_GROUP = 32
 
 
 class TokenRows(NamedTuple):
-  """Padded token sequences that an encoder will read, before they are packed.
-
-  Attributes:
-    numbers: Numbers of the sequences, which dropout masks are derived from.
-  """
+  """Padded sequences before they are packed, and their numbers for dropout."""
 
   token_ids: Int[AnyArray, "n l"]
   numbers: UInt32[AnyArray, " n"]

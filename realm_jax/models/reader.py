@@ -8,7 +8,7 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from realm_jax.models import AnyArray, joint, sequences
+from realm_jax.models import AnyArray, sequences
 from realm_jax.models.bert import BertConfig, BertEncoder, MaskedLmHead, dense
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import PositiveFloat, PositiveInt
@@ -115,9 +115,9 @@ class Reader(nn.Module):
 
   def join(
     self, query: Int[AnyArray, "b q"], candidates: Int[AnyArray, "b k l"]
-  ) -> joint.JointInput:
+  ) -> sequences.JointInput:
     """Returns the reader's input for queries and their candidates."""
-    return joint.join(
+    return sequences.join(
       query,
       candidates,
       joint_length=self.joint_length,
@@ -132,11 +132,9 @@ class Reader(nn.Module):
   ) -> Float[Array, "b k m v"]:
     """Returns the logits of the words behind the masks, by candidate.
 
-    Args:
-      inputs: Joint inputs, ordered by query, then candidate.
-      mask_positions: Positions of the masks in the query. The query opens the
-        joint input, so a mask has the same position there.
-      hidden: What the encoder returns for the inputs, where it is known.
+    The joint inputs are ordered by query, then candidate. The query opens them,
+    so a mask has the same position there. What the encoder returns for them is
+    `hidden`, where it is known.
     """
     hidden = self.encoder(inputs) if hidden is None else hidden
     batch, num_masks = mask_positions.shape
@@ -161,12 +159,8 @@ class Reader(nn.Module):
   ) -> Spans:
     """Scores every span of at most `max_answer_width` tokens of the bodies.
 
-    Args:
-      inputs: Joint inputs, ordered by query, then candidate.
-      body_start: Position of the body's first token in each.
-      body_length: Number of its tokens.
-      hidden: What the encoder returns for the inputs, where it is known.
-      num_starts: Number of tokens of a body at which a span may start.
+    Joint inputs and `hidden` are as in `masked_lm`. A span may start at one of
+    the first `num_starts` tokens of a body.
     """
     hidden = self.encoder(inputs) if hidden is None else hidden
     batch, num_candidates = body_start.shape
@@ -206,10 +200,7 @@ class Reader(nn.Module):
     candidates: Int[AnyArray, "b k l"],
     mask_positions: Int[AnyArray, "b m"],
   ) -> tuple[Float[Array, "b k m v"], Spans]:
-    """Runs both heads over padded inputs, so that `init` makes all parameters.
-
-    Queries are `[CLS] x [SEP]`, and candidates `[CLS] title [SEP] body [SEP]`.
-    """
+    """Runs both heads on padded inputs, so that `init` makes all parameters."""
     token_ids, *bodies = self.join(query, candidates)
     inputs = sequences.padded(token_ids)
     num_starts = candidates.shape[-1]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from realm_jax.models import AnyArray, bert, joint, sequences
+from realm_jax.models import AnyArray, bert, sequences
 from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.models.dropout import Dropout
 from realm_jax.models.parameters import Params
@@ -144,7 +144,7 @@ class Retriever(nn.Module):
     self, token_ids: Int[AnyArray, "n q"]
   ) -> Int[AnyArray, "n p"]:
     """Returns the query tower's input for `[CLS] x [SEP]`."""
-    return joint.with_prefix(token_ids, self.query_prefix)
+    return sequences.with_prefix(token_ids, self.query_prefix)
 
   def block_input(
     self, token_ids: Int[AnyArray, "n l"]
@@ -152,8 +152,8 @@ class Retriever(nn.Module):
     """Returns the block tower's input for `[CLS] title [SEP] body [SEP]`."""
     if not self.title_separator:
       separator = self.bert.separator
-      token_ids = joint.without_title_separator(token_ids, separator)
-    return joint.with_prefix(token_ids, self.block_prefix)
+      token_ids = sequences.without_title_separator(token_ids, separator)
+    return sequences.with_prefix(token_ids, self.block_prefix)
 
   def embed_queries(
     self, queries: Int[AnyArray, "*b l"] | Sequences

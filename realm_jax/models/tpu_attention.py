@@ -32,7 +32,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from realm_jax.models.attention import AXES, AttentionInputs, Settings
-from realm_jax.models.dropout import is_kept
+from realm_jax.models.dropout import dropped
 
 # The vector memory holds the scores of a row of this many tokens.
 _MAX_LENGTH = 512
@@ -165,12 +165,8 @@ def _call(
     in_specs=[*[lanes] * len(vectors), of_row],
     out_specs=[lanes] * num_outputs,
     out_shape=[like] * num_outputs,
-    scratch_shapes=[
-      pltpu.VMEM((length, length), jnp.float32),
-      pltpu.VMEM((length, _LANES), jnp.int32),
-    ],
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "arbitrary")
+      dimension_semantics=("parallel", "parallel")
     ),
     interpret=_interprets(),
     name=f"attention{kernel.__name__}",
@@ -198,24 +194,14 @@ def _column(row: Int[Array, "1 l"]) -> Int[Array, "l 1"]:
   return jnp.sum(diagonal, axis=1, keepdims=True)
 
 
-def _prepare_row(settings: Settings, rows: Any, mask: Any, tokens: Any) -> None:
-  """Fills what all heads of a row share, at the first of them."""
-
-  @pl.when(pl.program_id(1) == 0)
-  def _() -> None:
-    sequence = rows[_SEQUENCE : _SEQUENCE + 1, :]
-    attends = _column(sequence) == sequence
-    mask[...] = jnp.where(attends, 0.0, settings.mask_value)
-    if settings.dropout_rate:
-      column = _column(rows[_TOKEN : _TOKEN + 1, :])
-      tokens[...] = jnp.broadcast_to(column, tokens.shape)
-
-
 def _heads(
-  settings: Settings, query: Any, key: Any, rows: Any, mask: Any, tokens: Any
+  settings: Settings, query: Any, key: Any, rows: Any
 ) -> Iterator[tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]]:
   """Yields a head's lanes, its softmax, and what drops its weights out."""
-  _prepare_row(settings, rows, mask, tokens)
+  sequence = rows[_SEQUENCE : _SEQUENCE + 1, :]
+  attends = _column(sequence) == sequence
+  mask = jnp.where(attends, 0.0, settings.mask_value)
+  tokens = _column(rows[_TOKEN : _TOKEN + 1, :])
   of_program = _LANES // settings.head_size
   lane = jax.lax.broadcasted_iota(jnp.int32, (1, _LANES), 1)
   zero = jnp.zeros((), query.dtype)
@@ -223,33 +209,24 @@ def _heads(
     lanes = lane // settings.head_size == number
     of_head = jnp.where(lanes, query[...], zero)
     scores = _product(of_head, key[...], (1, 1)) * settings.head_size**-0.5
-    scores += mask[...]
+    scores += mask
     exponentials = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True))
     softmax = exponentials / jnp.sum(exponentials, axis=1, keepdims=True)
     head = pl.program_id(1) * of_program + number
     columns = rows[_POSITION : _POSITION + 1, :] + head * settings.max_positions
-    yield lanes, softmax, _dropping(settings, tokens[:, :1], columns)
-
-
-def _dropping(
-  settings: Settings, tokens: Int[Array, "l 1"], columns: Int[Array, "1 l"]
-) -> Callable[[jax.Array], jax.Array]:
-  """Returns a function that drops out weights, or their gradients."""
-  if not settings.dropout_rate:
-    return lambda x: x
-  kept = is_kept(
-    tokens.astype(jnp.uint32), columns.astype(jnp.uint32), settings.dropout_rate
-  )
-  scale = 1.0 / (1.0 - settings.dropout_rate)
-  return lambda x: jnp.where(
-    kept, x * jnp.asarray(scale, x.dtype), jnp.zeros((), x.dtype)
-  )
+    drop = functools.partial(
+      dropped,
+      rows=tokens.astype(jnp.uint32),
+      columns=columns.astype(jnp.uint32),
+      rate=settings.dropout_rate,
+    )
+    yield lanes, softmax, drop
 
 
 def _forward_kernel(settings: Settings, *memory: Any) -> None:
-  query, key, value, rows, context, *scratch = memory
+  query, key, value, rows, context = memory
   total = jnp.zeros(context.shape, jnp.float32)
-  for lanes, softmax, drop in _heads(settings, query, key, rows, *scratch):
+  for lanes, softmax, drop in _heads(settings, query, key, rows):
     weights = drop(softmax.astype(value.dtype))
     total = jnp.where(lanes, _product(weights, value[...], (1, 0)), total)
   context[...] = total.astype(context.dtype)
@@ -257,14 +234,13 @@ def _forward_kernel(settings: Settings, *memory: Any) -> None:
 
 def _backward_kernel(settings: Settings, *memory: Any) -> None:
   """Sums over a head's dimensions, not over keys (Dao et al. 2022, 3.1)."""
-  query, key, value, context, gradient, rows, *others = memory
-  outputs, scratch = others[:3], others[3:]
+  query, key, value, context, gradient, rows, *outputs = memory
   products = context[...].astype(jnp.float32) * gradient[...].astype(
     jnp.float32
   )
   zero, scale = jnp.zeros((), gradient.dtype), settings.head_size**-0.5
   totals = [jnp.zeros(query.shape, jnp.float32)] * 3
-  for lanes, softmax, drop in _heads(settings, query, key, rows, *scratch):
+  for lanes, softmax, drop in _heads(settings, query, key, rows):
     of_head = jnp.where(lanes, gradient[...], zero)
     d_softmax = drop(_product(of_head, value[...], (1, 1)))
     total = jnp.sum(jnp.where(lanes, products, 0.0), axis=1, keepdims=True)

@@ -17,7 +17,7 @@ from realm_jax.indexes.protocol import (
   RecallError,
 )
 from realm_jax.indexes.scann.config import ScannConfig, default_leaves
-from realm_jax.indexes.scann.training import (
+from realm_jax.indexes.scann.trees import (
   assign,
   train_leaves,
 )

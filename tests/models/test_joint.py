@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realm_jax.models.joint import join
+from realm_jax.models.sequences import join
 
 PAD, CLS, SEP = 0, 2, 3
 QUERY_LENGTH, BLOCK_LENGTH = 7, 12

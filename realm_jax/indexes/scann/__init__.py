@@ -12,9 +12,7 @@ makes such a tree in one call. Ours does it by default, for these reasons:
 - Memory. ScaNN's builder needs all vectors at once, in float32. Ours reads the
   corpus in parts and writes memory-mapped files.
 
-benchmarks/README.md has all figures and the commands that measure them.
-
-Reading order: `config`, `training`, `trees`, `index`. `trees` depends on
-private formats; where another version of ScaNN is installed, its own builder
-builds.
+benchmarks/README.md has all figures and the commands that measure them. Where
+another version of ScaNN is installed than the one whose private formats `trees`
+writes, its own builder builds.
 """

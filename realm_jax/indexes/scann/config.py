@@ -1,14 +1,18 @@
-"""The settings of a ScaNN index, and how it is built by them.
+"""ScaNN indexes: their settings, how they are built, and their searches.
 
-A point of a tree is a number of leaves to search and a number of vectors to
-score again. The fastest measured point that meets the recall target is chosen.
+A query searches some of a tree's leaves, and of what it finds there, the best
+by code are scored again. The fastest measured choice of both numbers that meets
+the recall target is taken.
 """
 
 import bisect
 import dataclasses
+import errno
 import functools
 import importlib.metadata
+import json
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,27 +22,26 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
-from jaxtyping import Float32
+from jaxtyping import Float32, Integer
 
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   Blocks,
   BuildOptions,
+  Index,
   IndexConfig,
+  IndexLoadError,
   QueryBatch,
   RecallError,
   Rows,
+  SearchResult,
+  check_k,
+  check_vectors,
+  in_order,
   sample_vectors,
 )
 from realm_jax.indexes.scann import trees
-from realm_jax.indexes.scann.index import (
-  ScannIndex,
-  Tree,
-  library,
-  write_searcher,
-)
-from realm_jax.indexes.scann.training import train
 from realm_jax.settings import (
   NonNegativeInt,
   PositiveFraction,
@@ -47,6 +50,7 @@ from realm_jax.settings import (
 
 # Vectors of blocks that replace queries where there are none.
 _NUM_STAND_INS = 256
+_TREE = "tree.json"
 # Smallest training sample, in all and per leaf.
 _TRAINING_SAMPLE = 1 << 17
 _SAMPLED_PER_LEAF = 32
@@ -56,6 +60,30 @@ _ANISOTROPIC_THRESHOLD = 0.2
 _REPEATS = 5
 _LEAVES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REORDERED = (16, 32, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600)
+
+
+class Tree(NamedTuple):
+  """The leaves of a tree, and how much of it a search uses.
+
+  A query searches `leaves_searched` leaves, and the `num_reordered` best by
+  code are scored again.
+  """
+
+  num_leaves: int
+  leaves_searched: int
+  num_reordered: int
+
+
+class Point(NamedTuple):
+  """How much of a tree a search uses, and how well.
+
+  The recall is at the k of the ground truth. The rate is that of all queries in
+  one batch, the best of a few repetitions.
+  """
+
+  tree: Tree
+  recall: float
+  queries_per_second: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,18 +130,12 @@ class ScannConfig(IndexConfig):
 
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
-  ) -> ScannIndex:
+  ) -> "ScannIndex":
     """Builds the tree, and chooses how much of it meets the target fastest.
 
     Without queries, recall is measured with vectors of blocks as queries.
     Without a directory, the files are removed once they are loaded. Our own
     builder runs on jax's default device.
-
-    Raises:
-      RecallError: The target is not met, and `below_target` is off.
-      ValueError: ScaNN cannot build such a tree over these vectors.
-      LibraryError: ScaNN is not installed.
-      OSError: The disk is full.
     """
     directory, vectors = options.directory, blocks.embedded()
     if directory is None:
@@ -122,8 +144,8 @@ class ScannConfig(IndexConfig):
         kept = dataclasses.replace(options, directory=directory)
         return self.build(blocks, kept)
     if blocks.num_blocks < self.brute_force_below:
-      builder = library().builder(_in_memory(vectors), 10, "dot_product")
-      write_searcher(builder.score_brute_force(), directory)
+      builder = trees.library().builder(_in_memory(vectors), 10, "dot_product")
+      _write_searcher(builder.score_brute_force(), directory)
       return self.load(directory, blocks)
     num_leaves = self.num_leaves or default_leaves(blocks.num_blocks)
     self._write(directory, vectors, num_leaves, options.check)
@@ -153,19 +175,29 @@ class ScannConfig(IndexConfig):
     index.report = {
       "recall_target": self.recall_target,
       "recall_k": k,
-      "num_leaves": num_leaves,
-      **point._asdict(),
+      **point.tree._asdict(),
+      "recall": point.recall,
+      "queries_per_second": point.queries_per_second,
     }
-    index.tree = Tree(num_leaves, point.leaves_searched, point.num_reordered)
-    index.tree.write(directory)
+    index.tree = point.tree
+    # What ScaNN's own files do not store.
+    (directory / _TREE).write_text(json.dumps(point.tree._asdict()) + "\n")
     return index
 
   def load(
     self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
-  ) -> ScannIndex:
+  ) -> "ScannIndex":
     """Loads what `build` wrote."""
     del mesh
-    return ScannIndex(directory, blocks, tree=Tree.read(directory))
+    tree, path = None, directory / _TREE
+    try:
+      if path.exists():
+        tree = Tree(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+      raise IndexLoadError(
+        f"{path} cannot be read ({error!r}); build the index again"
+      ) from error
+    return ScannIndex(directory, blocks, tree=tree)
 
   def _write(
     self,
@@ -175,7 +207,7 @@ class ScannConfig(IndexConfig):
     check: Callable[[], None],
   ) -> None:
     """Trains a tree and writes it; each search sets how much it searches."""
-    scann, installed = library(), importlib.metadata.version("scann")
+    scann, installed = trees.library(), importlib.metadata.version("scann")
     is_own = self.builder == "own" and installed == trees.FORMATS_VERSION
     if self.builder == "own" and not is_own:
       logging.warning(
@@ -198,14 +230,14 @@ class ScannConfig(IndexConfig):
     builder.reorder(1, quantize=kinds[self.reordering.upper()])
     check()
     if not is_own:
-      write_searcher(builder, directory)
+      _write_searcher(builder, directory)
       return
     size = max(_TRAINING_SAMPLE, _SAMPLED_PER_LEAF * num_leaves)
     sample = sample_vectors(vectors, size)
     trees.write(
       directory,
       vectors,
-      train(sample, num_leaves, self.dims_per_code),
+      trees.train(sample, num_leaves, self.dims_per_code),
       builder.create_config(),
       reordering=self.reordering,
       check=check,
@@ -225,21 +257,8 @@ def _in_memory(vectors: Rows) -> Float32[np.ndarray, "n d"]:
   return np.ascontiguousarray(vectors[0 : vectors.shape[0]], np.float32)
 
 
-class Point(NamedTuple):
-  """How much of a tree a search uses, as in `Tree`, and how well.
-
-  The recall is at the k of the ground truth. The rate is that of all queries in
-  one batch, the best of a few repetitions.
-  """
-
-  leaves_searched: int
-  num_reordered: int
-  recall: float
-  queries_per_second: float
-
-
 def fastest_point(
-  index: ScannIndex,
+  index: "ScannIndex",
   truth: GroundTruth,
   *,
   target: float,
@@ -267,7 +286,7 @@ def fastest_point(
       seconds.append(time.perf_counter() - start)
       recall = truth.recall(found)
     rate = len(truth.queries.token_ids) / min(seconds)
-    points.append(Point(searched, again, recall, rate))
+    points.append(Point(index.tree, recall, rate))
     return recall >= target
 
   def tried(
@@ -282,3 +301,108 @@ def fastest_point(
   best = max(point.recall for point in points)
   good = [point for point in points if point.recall >= min(target, best)]
   return max(good, key=lambda point: point.queries_per_second)
+
+
+class ScannIndex(Index):
+  """A ScaNN searcher over files; `ScannConfig` builds and loads it.
+
+  Without a tree, every block is scored. Searches use every core.
+
+  Raises:
+    IndexLoadError: ScaNN cannot read the files, or would unpickle something.
+  """
+
+  kind = "scann"
+  needs_vectors = True
+
+  def __init__(self, directory: Path, blocks: Blocks, *, tree: Tree | None):
+    self.num_blocks, self.dim = blocks.embedded().shape
+    self._loaded = _load_searcher(directory)
+    self.tree = tree
+    self._threads = os.cpu_count() or 1
+
+  @functools.cached_property
+  def _searcher(self) -> Any:
+    """The searcher, with threads that search at the caller's priority.
+
+    Its first threads have the priority of the thread that loaded it, which may
+    be low. These get the priority of the thread that searches first, which
+    itself does a share of the work.
+    """
+    if self._threads > 1:
+      self._loaded.set_num_threads(self._threads - 1)
+    return self._loaded
+
+  def search(self, queries: QueryBatch, k: int) -> SearchResult:
+    """Returns k blocks for each query, approximately the best."""
+    check_k(k, self.num_blocks)
+    vectors = check_vectors(queries, self.dim)
+    if self.tree is None:
+      return in_order(*self._search_batched(vectors, k))
+    leaves = self.tree.num_leaves
+    # Twice as many leaves as hold k blocks on average: they may be uneven.
+    searched = max(
+      self.tree.leaves_searched, -(-2 * k * leaves // self.num_blocks)
+    )
+    rows, scores = self._search_batched(
+      vectors,
+      k,
+      leaves_to_search=min(searched, leaves),
+      pre_reorder_num_neighbors=min(
+        max(self.tree.num_reordered, k), self.num_blocks
+      ),
+    )
+    # Where the leaves hold fewer than k blocks, ScaNN returns NaN.
+    short = np.isnan(scores).any(axis=1)
+    if short.any():
+      rows, scores = rows.copy(), scores.copy()
+      rows[short], scores[short] = self._search_batched(
+        vectors[short],
+        k,
+        leaves_to_search=leaves,
+        pre_reorder_num_neighbors=self.num_blocks,
+      )
+    return in_order(rows, scores)
+
+  def _search_batched(
+    self, vectors: Float32[np.ndarray, "b d"], k: int, **settings: int
+  ) -> tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]:
+    if self._threads == 1:
+      # ScaNN's parallel search crashes without a second thread.
+      return self._loaded.search_batched(vectors, k, **settings)
+    # Half of a small batch goes to each of two cores, not all of it to one.
+    size = max(1, min(256, len(vectors) // 2))
+    return self._searcher.search_batched_parallel(
+      vectors, k, batch_size=size, **settings
+    )
+
+
+def _load_searcher(directory: Path) -> Any:
+  """Loads ScaNN's searcher over the files of a directory."""
+  if (directory / "scann_docids.pkl").exists():
+    raise IndexLoadError(f"{directory} holds a pickle, which is never read")
+  scann = trees.library()
+  try:
+    return scann.load_searcher(str(directory), assets_backcompat_shim=False)
+  except (RuntimeError, ValueError, OSError) as error:
+    version = importlib.metadata.version("scann")
+    raise IndexLoadError(
+      f"scann {version} cannot read {directory}: {error}; build it again, with "
+      "the version that is installed here"
+    ) from error
+
+
+def _write_searcher(builder: Any, directory: Path) -> None:
+  """Builds a searcher, and writes its files to an empty or new directory."""
+  try:
+    searcher = builder.build()
+  except RuntimeError as error:
+    raise ValueError(f"ScaNN cannot build the index: {error}") from error
+  directory.mkdir(parents=True, exist_ok=True)
+  try:
+    searcher.serialize(str(directory), relative_path=True)
+  except RuntimeError as error:
+    # ScaNN's error does not say that the disk is full.
+    raise OSError(
+      errno.ENOSPC, f"cannot write ScaNN's files: {error}", str(directory)
+    ) from error
