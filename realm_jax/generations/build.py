@@ -126,8 +126,8 @@ class GenerationConfig:
 class Builder:
   """What builds generations of one corpus version, and compiles once for all.
 
-  The devices of the mesh are those of this process. The `retriever` is for the
-  vocabulary of the corpus, and the `layout` that of the files of vectors.
+  The devices of the mesh are those of this process, and the `retriever` is for
+  the vocabulary of the corpus.
   """
 
   def __init__(
@@ -237,8 +237,7 @@ def build_generation(
 
   Raises:
     DiskFullError: The disk is full; nothing published has changed.
-    DamagedFileError: A shard has changed since it was written. The next call
-      embeds it again.
+    DamagedFileError: A shard has changed; the next call embeds it again.
     GenerationError: A vector is not finite.
     RecallError: The recall of the index is below what its settings want.
     ProcessesError: Another process has failed.
@@ -247,8 +246,7 @@ def build_generation(
   kind = config.index.kind
   if known is None and config.refresh_fraction is not None:
     known = known_vectors(
-      store,
-      step,
+      *(store, step),
       corpus=corpus,
       model=builder.model,
       dtype=layout.dtype,
@@ -297,9 +295,7 @@ def build_generation(
       index = config.index.build(
         index_blocks(corpus, vectors),
         BuildOptions(
-          directory=files.root / kind,
-          queries=for_tuning,
-          check=check,
+          directory=files.root / kind, queries=for_tuning, check=check
         ),
       )
       build_seconds = time.monotonic() - start
@@ -374,10 +370,7 @@ def publish_vectors(
   )
   try:
     build_generation(
-      builder,
-      step,
-      params,
-      store,
+      *(builder, step, params, store),
       agreement=Agreement("import"),
       known=known,
       identity=IMPORTED,

@@ -61,8 +61,7 @@ class CorpusEmbedder:
   The function `embed_blocks` maps parameters and token ids [b, l] to vectors
   [b, dim]. Batches are spread over the data axis of the mesh. On each of its
   devices they have at most `tokens_per_batch` rows times length, one of at most
-  `num_lengths` lengths, and are smaller where a call has few rows: about
-  `rows_per_call`, or all.
+  `num_lengths` lengths, and are smaller where a call has few rows.
   """
 
   def __init__(
@@ -197,23 +196,19 @@ def length_batches(
   tokens_per_batch: int,
   multiple: int = 1,
 ) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
-  """Yields the length and the rows of batches, shortest first.
+  """Yields the length and the rows of batches, longest first.
 
-  Rows that do not fill a batch join the next longer ones; only the last batch
-  is padded, with `NULL_ROW`.
+  Shorter rows fill up the last batch of a length; only the last batch of all is
+  padded, with `NULL_ROW`.
 
   The `rows` have `lengths` tokens, and `batch_lengths` rise. A batch has about
   `tokens_per_batch` rows times length, and a multiple of `multiple` rows.
   """
   rounded = round_up(lengths, batch_lengths)
-  waiting = np.zeros(0, np.int64)
-  size, length = multiple, batch_lengths[-1]
-  for length in np.unique(rounded).tolist():
+  waiting = np.argsort(-rounded, kind="stable")
+  while len(waiting):
+    length = int(rounded[waiting[0]])
     size = rows_per_batch(length, tokens_per_batch, multiple=multiple)
-    waiting = np.concatenate([waiting, rows[rounded == length]])
-    while len(waiting) >= size:
-      yield length, waiting[:size]
-      waiting = waiting[size:]
-  if len(waiting):
-    padding = size - len(waiting)
-    yield length, np.pad(waiting, (0, padding), constant_values=NULL_ROW)
+    batch, waiting = rows[waiting[:size]], waiting[size:]
+    padding = size - len(batch)
+    yield length, np.pad(batch, (0, padding), constant_values=NULL_ROW)

@@ -36,10 +36,9 @@ from realm_jax.partitioning import sharding
 class Generation:
   """A verified generation with its index in memory.
 
-  The corpus is of the version that it was built on, at the checkpoint `step`.
-  The `query_params` are of the query tower that belongs to its vectors, and the
-  `embeddings` of all blocks are memory-mapped. The `mesh` is that of an index
-  on devices, if any.
+  The corpus is of the version that it was built on. The `query_params` are of
+  the query tower that belongs to its vectors, and the `embeddings` of all
+  blocks are memory-mapped. The `mesh` is that of an index on devices, if any.
   """
 
   step: int
@@ -62,9 +61,6 @@ class Generation:
 
   def with_exact_search(self) -> "Generation":
     """Returns the same blocks, searched exactly, after verifying the vectors.
-
-    It reads the files that it was loaded from, also if the generation has been
-    removed since.
 
     Raises:
       DamagedGenerationError: A file of vectors is damaged or gone.
@@ -94,7 +90,7 @@ def load_generation(
 
   Args:
     generations_dir: Directory of the generations.
-    step: Checkpoint step of the generation.
+    step: Checkpoint step.
     corpus: Corpus of the generation, in any version.
     mesh: Mesh of an index on devices and of the query tower's parameters, which
       otherwise stay on the host.

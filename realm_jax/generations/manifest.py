@@ -97,9 +97,7 @@ class Manifest:
 
   @classmethod
   def from_json(cls, text: str | bytes) -> "Manifest":
-    """Reads the text of a manifest file.
-
-    Messages of errors go on after the file's path.
+    """Reads the text of a manifest file, whose path begins an error's message.
 
     Raises:
       GenerationError: It has another format version.

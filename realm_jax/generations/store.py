@@ -1,4 +1,4 @@
-"""The generations of a run: their paths, publication and removal.
+"""The generations of a run: their paths, publication, use and removal.
 
 generations/00000500/manifest.json      written last; names the folder of files
 generations/00000500/manifest.damaged   a reader's report that files are damaged
@@ -15,14 +15,20 @@ directory without a valid manifest is no generation.
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from absl import logging
 from etils import epath
 
+from realm_jax.checkpoints.store import (
+  CheckpointStore,
+  LoopItem,
+  recorded_generation,
+)
 from realm_jax.generations.manifest import (
   REMEDY,
   DamagedGenerationError,
@@ -77,10 +83,7 @@ class GenerationStore:
     return sorted(self.versions())
 
   def versions(self) -> dict[int, str]:
-    """Returns a text for each published step that changes with its manifest.
-
-    It takes one request to the storage, and one for each generation.
-    """
+    """Returns a text for each published step that changes with its manifest."""
     versions = {step: self.version(step) for step in self._all_steps()}
     return {step: version for step, version in versions.items() if version}
 
@@ -153,9 +156,9 @@ class GenerationStore:
     )
 
   def commit(self, manifest: Manifest) -> None:
-    """Publishes the files of `manifest.folder`, all of which are written.
+    """Publishes the files of `manifest.folder`, in place of the step's others.
 
-    The folders of the same step that it replaces are removed.
+    All of them are written.
     """
     published = self.path(manifest.step)
     folder = published / manifest.folder
@@ -263,6 +266,50 @@ class GenerationStore:
       if name != but and not name.lstrip(".").startswith("manifest."):
         logging.info("removing %s", self.path(step) / name)
         _rmtree(self.path(step) / name)
+
+
+class GenerationUses:
+  """What the checkpoints of a run say of the generations that they use."""
+
+  def __init__(self, checkpoints: CheckpointStore):
+    self._checkpoints = checkpoints
+    # The loop's state of each checkpoint, which is read once.
+    self._loops: dict[int, LoopItem] = {}
+
+  def of(self, steps: Sequence[int] | None = None) -> dict[int, int | None]:
+    """Returns the generations at checkpoints, or all, that can be read."""
+    steps = self._checkpoints.steps() if steps is None else steps
+    for step in set(steps) - set(self._loops):
+      # It may be removed meanwhile, or unreadable.
+      with contextlib.suppress(ValueError, OSError):
+        self._loops[step] = self._checkpoints.loop_item(step)
+    read = [step for step in steps if step in self._loops]
+    return {step: recorded_generation(self._loops[step]) for step in read}
+
+  def pinned(self, *, every: bool = False) -> set[int]:
+    """Returns the generations that a run resumed from any checkpoint needs.
+
+    A run that waits for its generations needs those of all its checkpoints.
+    With `every`, all checkpoints are taken to be of such a run.
+
+    Raises:
+      GenerationError: There is no checkpoint, or one cannot be read.
+    """
+    directory, steps = self._checkpoints.directory, self._checkpoints.steps()
+    if not steps:
+      raise GenerationError(
+        f"{directory} has no checkpoint that says which generations are "
+        "needed; give the MODEL_DIR of the run"
+      )
+    used = self.of(steps)
+    if unread := set(steps) - set(used):
+      raise GenerationError(
+        f"checkpoint {min(unread)} of {directory} does not say which "
+        "generation it needs, for it cannot be read; remove it, or try again"
+      )
+    waits = [every or self._loops[step].get("lag_steps", 0) for step in steps]
+    waiting = itertools.compress(steps, waits)
+    return {step for step in (*used.values(), *waiting) if step is not None}
 
 
 def directory_of(

@@ -48,7 +48,6 @@ from realm_jax.storage.staging import (
   FileRecord,
   StagedFiles,
   record_files,
-  sha256_of,
 )
 
 # A file's vectors are in memory while they are embedded.
@@ -135,7 +134,7 @@ class Draft:
     """Writes the vectors of a shard, and then its record.
 
     The `steps` are those of the checkpoints that its rows were embedded with,
-    and `seconds` the time that was spent on the vectors.
+    in `seconds`.
 
     Raises:
       GenerationError: A vector is not finite.
@@ -152,8 +151,7 @@ class Draft:
     for file_name, array in arrays.items():
       with atomic_file(self.folder / file_name) as path:
         save_array(path, array)
-        size = path.stat().st_size
-        files.append(FileRecord(file_name, size, sha256_of(path)))
+        files.append(FileRecord.of(path, file_name))
     written = EmbeddingsShard(name, len(vectors), oldest, newest, steps_name)
     record = ShardRecord(written, tuple(files), round(seconds, 3))
     with atomic_text_file(self.folder / self._record_name(shard)) as text:
@@ -162,14 +160,14 @@ class Draft:
   def adopt(self) -> None:
     """Copies shards of earlier builders, which have folders of their own."""
     identity, separator, _ = self.folder.name.partition("-")
-    done = self.records()
+    done = set(self.records())
     for name in list_names(self.folder.parent) if separator else ():
-      if not name.startswith(f"{identity}-") or name == self.folder.name:
+      if not name.startswith(f"{identity}-"):
         continue
       earlier = Draft(self.folder.parent / name, self.layout)
       for shard, record in earlier.records().items():
         if shard not in done:
-          done[shard] = record
+          done.add(shard)
           paths = [file.path for file in record.files]
           for path in (*paths, self._record_name(shard)):
             copy_object(earlier.folder / path, self.folder / path)
@@ -184,16 +182,14 @@ class Draft:
         dropped, so that it is embedded again.
     """
     records = self.records()
-    missing = set(range(len(self.layout))) - set(records)
-    bad = {self.layout.name(shard) for shard in missing}
-    by_path = {f.path: i for i, r in records.items() for f in r.files}
-    staged = StagedFiles(
-      self.folder, [file for r in records.values() for file in r.files]
-    )
-    for path in staged.problems(by_path):
-      bad.add(path)
-      name = self._record_name(by_path[path])
-      (self.folder / name).unlink(missing_ok=True)
+    shard_of = {file: i for i, r in records.items() for file in r.files}
+    staged = StagedFiles(self.folder, shard_of)
+    bad = set(staged.problems([file.path for file in shard_of]))
+    for file, shard in shard_of.items():
+      if file.path in bad:
+        (self.folder / self._record_name(shard)).unlink(missing_ok=True)
+    for shard in set(range(len(self.layout))) - set(records):
+      bad.add(self.layout.name(shard))
     if bad:
       raise DamagedFileError(
         f"{', '.join(sorted(bad))} in {self.folder} changed after they were "
@@ -205,10 +201,7 @@ class Draft:
     return staged, list(records.values())
 
   def record_others(self, root: Path) -> tuple[FileRecord, ...]:
-    """Returns the records of all files in folders below a local directory.
-
-    They are copied to the draft, if that is on an object store.
-    """
+    """Returns records of the files in subfolders, copied to where the draft is."""
     paths = sorted(
       str(path.relative_to(root))
       for path in root.glob("*/**/*")
@@ -227,9 +220,8 @@ class Draft:
 class Embeddings:
   """The vectors of a generation, memory-mapped file by file on first access.
 
-  The `shards` are in row order, and the `dtype` is that of the stored vectors,
-  `float32` or `bfloat16`. Every access verifies, or copies, the files that it
-  needs, and raises a GenerationError if one differs from the manifest.
+  The `shards` are in row order. Every access verifies, or copies, the files
+  that it needs, and raises a GenerationError if one differs from the manifest.
   """
 
   def __init__(
@@ -260,21 +252,13 @@ class Embeddings:
     return paths + [s.steps_path for s in self._shards if s.steps_path]
 
   def map_all(self) -> None:
-    """Maps all files now. What is mapped stays, even if its file is removed.
-
-    Raises:
-      GenerationError: A file differs from what the manifest says.
-    """
+    """Maps all files now. What is mapped stays, even if its file is removed."""
     for shard in self._shards:
       self._vectors(shard)
       self._steps(shard)
 
   def verify_again(self) -> None:
-    """Verifies local files again, whose bytes may have changed since.
-
-    Raises:
-      GenerationError: A file differs from what the manifest says.
-    """
+    """Verifies local files again, whose bytes may have changed since."""
     self._files.get(self.paths(), again=True)
 
   def __getitem__(self, rows: slice) -> Float[np.ndarray, "n d"]:
@@ -391,11 +375,7 @@ def save_query_tower(directory: Path, params: Params) -> None:
 
 
 def load_query_tower(directory: Path) -> Params:
-  """Reads the tree that `save_query_tower` wrote, as numpy arrays.
-
-  Raises:
-    DamagedGenerationError: The file is missing or damaged.
-  """
+  """Reads the tree as numpy arrays, or raises a `DamagedGenerationError`."""
   path = directory / QUERY_TOWER
   try:
     flat = safetensors.numpy.load_file(path)

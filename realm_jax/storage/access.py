@@ -47,8 +47,7 @@ def require_readable(*paths: epath.PathLike | None) -> None:
       cannot be reached.
   """
   remote = [str(path) for path in paths if path is not None and is_remote(path)]
-  buckets = {"/".join(path.split("/")[:3]): path for path in remote}
-  for bucket, path in buckets.items():
+  for bucket, path in {"/".join(p.split("/")[:3]): p for p in remote}.items():
     # One name is enough, and only Google's store is asked for no more.
     only_one = {"max_results": 1} if path.startswith(_GOOGLE) else {}
     with _explaining(f"{path} cannot be read"):
@@ -73,9 +72,7 @@ def require_writable(*directories: epath.PathLike | None) -> None:
       removed, or a file has the name of a directory.
   """
   require_readable(*directories)
-  for directory in directories:
-    if directory is None:
-      continue
+  for directory in filter(None, directories):
     if not is_remote(directory):
       _require_writable_locally(directory)
       continue

@@ -2,9 +2,8 @@
 
 Locally they are prepared under a hidden name beside their target, synced and
 renamed. What a killed process leaves there, the next one that prepares the same
-target removes. An object store has neither renames nor appends: for it they are
-prepared in a temporary directory and uploaded, a directory's last file being
-the one that makes it valid.
+target removes. An object store has no renames: for it they are prepared in a
+temporary directory and uploaded, last the file that makes a directory valid.
 """
 
 import contextlib
@@ -37,17 +36,11 @@ def atomic_file(
   """Yields a local path to write to, which becomes `path` at the end.
 
   The directory of `path` is created. If the block raises, `path` stays as it
-  was. The file is on the disk, or in the object store, when the block has
-  ended.
-
-  Args:
-    path: File to replace, local or on an object store.
-    several_writers: Whether processes may write `path` at the same time; the
-      last of them wins. Then the hidden file of one that is killed stays.
+  was. With `several_writers`, of processes that write it at the same time the
+  last one wins, and the hidden file of one that is killed stays.
 
   Raises:
-    OSError: The disk is full, the directory cannot be written to, or the
-      object store refuses the file.
+    OSError: The disk is full, or the place cannot be written to.
   """
   target = epath.Path(path)
   if is_remote(target):

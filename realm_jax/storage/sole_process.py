@@ -62,8 +62,7 @@ def sole_process(
   On an object store another process may take the role from one that was cut off
   from the store, or stopped, for more than a lifetime. So `check` must be
   called from time to time, and before anything is written that the other would
-  write, too. The directory is created, and the lock is named by the role. The
-  `advice` ends the error's message.
+  write, too. The directory is created. The `advice` ends the error's message.
 
   Raises:
     SoleProcessError: Another process has the role.
@@ -114,18 +113,18 @@ class _Lease(SoleProcess):
       logging.info(
         "%s is held (%s); waiting for up to %g seconds to see whether its "
         "holder runs",
-        *(self._path, found.get("holder"), LIFETIME_SECONDS),
+        *(self._path, found["holder"], LIFETIME_SECONDS),
       )
     while not _is_free(found) and (left := until - time.monotonic()) > 0:
       time.sleep(min(RENEWAL_SECONDS / 5, left))
       before, found = found, self._read()
       if found != before and not _is_free(found):
-        return str(found.get("holder", "unknown"))
+        return found["holder"]
     self._write()
     time.sleep(SETTLING_SECONDS)
     found = self._read()
     if found.get("token") != self._token:
-      return str(found.get("holder", "unknown"))
+      return found.get("holder", "unknown")
     self._asked = time.monotonic()
     self._thread.start()
     return ""
@@ -164,7 +163,7 @@ class _Lease(SoleProcess):
       try:
         found = self._read()
         if found and found.get("token") != self._token:
-          self._taken_by = str(found.get("holder", "unknown"))
+          self._taken_by = found["holder"]
         else:
           self._renewals += 1
           self._write()
@@ -176,24 +175,25 @@ class _Lease(SoleProcess):
   def _read(self) -> Mapping[str, Any]:
     """Returns what the lease says; nothing if there is none."""
     try:
-      read = json.loads(read_bytes(self._path))
+      return {"holder": "unknown", **json.loads(read_bytes(self._path))}
     except FileNotFoundError:
       return {}
-    except ValueError:
-      read = None
-    return read if isinstance(read, dict) else {"unreadable": True}
+    except (ValueError, TypeError):
+      return {"holder": "unknown"}
 
   def _write(self, *, released: bool = False) -> None:
-    lease = {
-      "holder": _own_name(),
-      "machine": _machine(),
-      "process": os.getpid(),
-      "started": _started(os.getpid()),
-      "token": self._token,
-      "renewals": self._renewals,
-      "released": released,
-    }
-    write_json(self._path, lease)
+    write_json(
+      self._path,
+      {
+        "holder": _own_name(),
+        "machine": _machine(),
+        "process": os.getpid(),
+        "started": _started(os.getpid()),
+        "token": self._token,
+        "renewals": self._renewals,
+        "released": released,
+      },
+    )
 
 
 def _is_free(lease: Mapping[str, Any]) -> bool:

@@ -83,6 +83,11 @@ class FileRecord:
   size: int
   sha256: str
 
+  @classmethod
+  def of(cls, file: Path, path: str) -> "FileRecord":
+    """Returns the record of a local file, which will be at `path`."""
+    return cls(path, file.stat().st_size, sha256_of(file))
+
   def problem_of(
     self,
     path: epath.PathLike,
@@ -90,10 +95,7 @@ class FileRecord:
     size: int | None = None,
     checksums: bool = True,
   ) -> str:
-    """Returns how a file differs from this record, or "".
-
-    With `checksums` all of its bytes are read. Its `size` may be known.
-    """
+    """Returns how a file, whose size may be known, differs from this, or ""."""
     try:
       size = epath.Path(path).stat().length if size is None else size
       if size != self.size:
@@ -105,21 +107,14 @@ class FileRecord:
     return ""
 
 
-def record_files(
-  root: Path, paths: Iterable[str], *, drop_pages: bool = False
-) -> tuple[FileRecord, ...]:
+def record_files(root: Path, paths: Iterable[str]) -> tuple[FileRecord, ...]:
   """Returns the records of local files below `root`, which are read at once.
 
-  With `drop_pages` the system's page cache gives up what was read. A missing
-  file is a FileNotFoundError.
+  Raises:
+    FileNotFoundError: One is missing.
   """
-
-  def record(path: str) -> FileRecord:
-    checksum = sha256_of(root / path, drop_pages=drop_pages)
-    return FileRecord(path, (root / path).stat().st_size, checksum)
-
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    return tuple(pool.map(record, paths))
+    return tuple(pool.map(lambda path: FileRecord.of(root / path, path), paths))
 
 
 class StagedFiles:
@@ -127,9 +122,8 @@ class StagedFiles:
 
   A file that does not match its record is read once more: the fault may have
   been this host's. Then it is an `error` of the type given, whose message ends
-  with the `advice`. Without `verify_local`, only copies are verified. With
-  `low_priority`, one thread of low priority reads local files, as beside
-  training, instead of one for each core.
+  with the `advice`. With `low_priority`, one thread of low priority reads local
+  files, as beside training, instead of one for each core.
   """
 
   def __init__(
@@ -139,13 +133,12 @@ class StagedFiles:
     *,
     error: type[Exception] = DamagedFileError,
     advice: str = "",
-    verify_local: bool = True,
     low_priority: bool = False,
   ):
     self._folder = epath.Path(folder)
     self._records = {file.path: file for file in records}
     self._error, self._advice = error, advice
-    self._verify_local, self._low_priority = verify_local, low_priority
+    self._low_priority = low_priority
     self._lock = threading.Lock()
     self._verified: set[str] = set()
     self._links: ScratchDirectory | None = None
@@ -197,8 +190,6 @@ class StagedFiles:
         workers = COPIED_AT_ONCE
         wanted = [file for file in wanted if not self._link(file)]
         _make_room(sum(file.size for file in wanted))
-      elif not self._verify_local:
-        wanted = []
       elif self._low_priority:
         workers, initializer = 1, lower_thread_priority
       with (
