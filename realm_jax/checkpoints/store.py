@@ -68,15 +68,9 @@ class UnreadableCheckpointError(CheckpointError):
 class CheckpointStore:
   """The checkpoints of one MODEL_DIR, also while a trainer adds to them.
 
-  The processes of a trainer write together, all at the same time.
-
-  Args:
-    model_dir: Directory of the run.
-    keep: Number of latest checkpoints to keep. Step 0, from which the first
-      generation is built, is kept as well, and so is the best checkpoint.
-
-  Attributes:
-    directory: Folder of the checkpoints.
+  The processes of a trainer write together, all at the same time. The latest
+  `keep` checkpoints stay, step 0, from which the first generation is built, and
+  the best one. The `directory` is the folder of the checkpoints.
   """
 
   def __init__(self, model_dir: epath.PathLike, *, keep: int = 3):
@@ -95,8 +89,7 @@ class CheckpointStore:
   def steps(self) -> list[int]:
     """Returns the committed steps, in order; none without a directory."""
     for _ in range(_MAX_LISTINGS):
-      # The trainer may be removing one. The latter is what a folder becomes
-      # that has no objects any more.
+      # The trainer may be removing one; a folder without objects is none.
       with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return sorted(ocp.utils.checkpoint_steps(self.directory))
       time.sleep(_SECONDS_BETWEEN_LISTINGS)
@@ -207,10 +200,7 @@ class CheckpointStore:
       )
 
   def has_vectors_of(self, step: int, fingerprint: str) -> bool:
-    """Returns whether a step has the vectors of all blocks of a corpus version.
-
-    The `fingerprint` of the version is a SHA-256 in hexadecimal.
-    """
+    """Returns whether a step has the vectors of a whole corpus version."""
     if "vectors" not in self.items(step):
       return False
     own = self.loop_item(step).get("vectors_corpus")
@@ -221,23 +211,19 @@ class CheckpointStore:
   def _open(self) -> ocp.CheckpointManager:
     """Returns what writes checkpoints, and removes old ones."""
     if self._manager is None:
+      kept = [
+        checkpoint_managers.LatestN(self._keep),
+        checkpoint_managers.CustomSteps([0]),
+        _Best(self.directory.parent),
+      ]
+      options = ocp.CheckpointManagerOptions(
+        preservation_policy=checkpoint_managers.AnyPreservationPolicy(kept),
+        # Where directories are made in the background and that fails, threads
+        # wait for them for minutes, and the process with them.
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+      )
       self._manager = ocp.CheckpointManager(
-        self.directory,
-        item_names=_ITEMS,
-        options=ocp.CheckpointManagerOptions(
-          preservation_policy=checkpoint_managers.AnyPreservationPolicy(
-            [
-              checkpoint_managers.LatestN(self._keep),
-              checkpoint_managers.CustomSteps([0]),
-              _Best(self.directory.parent),
-            ]
-          ),
-          # Where directories are made in the background and that fails, threads
-          # wait for them for minutes, and the process with them.
-          async_options=ocp.AsyncOptions(
-            create_directories_asynchronously=False
-          ),
-        ),
+        self.directory, item_names=_ITEMS, options=options
       )
     return self._manager
 
@@ -247,8 +233,7 @@ class CheckpointStore:
   def save(self, step: int, items: Mapping[str, PyTree]) -> None:
     """Copies trees of arrays off the devices; writes them in the background.
 
-    A save that fails is repeated. The one before is waited for; after `hurry`,
-    one that has failed is given up.
+    The save before is waited for; after `hurry`, it is given up if it failed.
 
     Raises:
       CheckpointNotWrittenError: The one before could not be written.
@@ -377,8 +362,7 @@ class CheckpointStore:
 class _Best(checkpoint_managers.PreservationPolicy):
   """Keeps the checkpoints that the run's `best.json` names at each save.
 
-  Orbax's own policy wants the metrics when a checkpoint is saved, and an
-  evaluation has them later.
+  Orbax's own policy wants the metrics already when a checkpoint is saved.
   """
 
   def __init__(self, model_dir: epath.Path):
@@ -411,10 +395,9 @@ def _reason(error: Exception) -> str:
 def loop_record(generation: int | None, **digests: str) -> LoopItem:
   """Returns what the item `loop` says to others than the trainer.
 
-  Args:
-    generation: Generation in use; None in a run without generations.
-    digests: SHA-256 in hexadecimal, of the `vocabulary` and, where there is an
-      item `vectors`, of the corpus version that it is of (`vectors_corpus`).
+  That is the generation in use, if any, and SHA-256 in hexadecimal: that of the
+  `vocabulary` and, where there is an item `vectors`, that of the corpus version
+  that it is of (`vectors_corpus`).
   """
   step = _NO_GENERATION if generation is None else generation
   record = {name: digest_bytes(sha256) for name, sha256 in digests.items()}

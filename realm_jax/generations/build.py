@@ -262,70 +262,70 @@ def build_generation(
   identity = identity or builder.identity(params, known)
   draft = store.draft(step, identity, layout)
 
+  @store.disk_full_explained(step)
   def embed_shards() -> None:
-    with store.disk_full_explained(step):
-      done = draft.records()
-      for shard in range(agreement.index, len(layout), agreement.count):
-        if shard in done:
-          continue
-        check()
-        start, rows = time.monotonic(), layout.rows(shard)
-        vectors = np.empty((len(rows), layout.dim), np.float32)
-        steps, is_new = np.full(len(rows), step), embed[rows]
-        if is_new.any():
-          vectors[is_new] = builder.embedder.embed(
-            params, rows[is_new], check=check
-          )
-        if known is not None and not is_new.all():
-          copied = known.rows[rows[~is_new]]
-          vectors[~is_new] = known.gather(copied)
-          steps[~is_new] = known.steps(copied)
-        draft.add(shard, vectors, steps, seconds=time.monotonic() - start)
+    done = draft.records()
+    for shard in range(agreement.index, len(layout), agreement.count):
+      if shard in done:
+        continue
+      check()
+      start, rows = time.monotonic(), layout.rows(shard)
+      vectors = np.empty((len(rows), layout.dim), np.float32)
+      steps, is_new = np.full(len(rows), step), embed[rows]
+      if is_new.any():
+        vectors[is_new] = builder.embedder.embed(
+          params, rows[is_new], check=check
+        )
+      if known is not None and not is_new.all():
+        copied = known.rows[rows[~is_new]]
+        vectors[~is_new] = known.gather(copied)
+        steps[~is_new] = known.steps(copied)
+      draft.add(shard, vectors, steps, seconds=time.monotonic() - start)
 
+  @store.disk_full_explained(step)
   def publish() -> None:
-    with store.disk_full_explained(step):
-      files, records = draft.verified()
-      query_tower = query_tower_parameters(builder.retriever, params)
-      save_query_tower(files.root, jax.device_get(query_tower))
-      shards = tuple(record.shard for record in records)
-      vectors = Embeddings(files, shards, dim=layout.dim, dtype=layout.dtype)
-      for_tuning, held_out = builder.queries(params)
-      check()
-      start = time.monotonic()
-      index = config.index.build(
-        index_blocks(corpus, vectors),
-        BuildOptions(
-          directory=files.root / kind, queries=for_tuning, check=check
-        ),
-      )
-      build_seconds = time.monotonic() - start
-      check()
-      recall = {}
-      if index.needs_vectors:
-        recall = measure_recall(index, vectors, held_out, config.recall_at)
-      others = draft.record_others(files.root)
-      manifest = Manifest(
-        step=step,
-        corpus_fingerprint=corpus.fingerprint,
-        corpus_version=corpus.version,
-        num_blocks=corpus.num_blocks,
-        dim=layout.dim,
-        dtype=layout.dtype,
-        index_kind=kind,
-        index_parameters=dict(vars(config.index)),
-        recall=recall,
-        recall_queries=len(held_out.token_ids),
-        embed_seconds=round(sum(record.seconds for record in records), 3),
-        build_seconds=round(build_seconds, 3),
-        embeddings=shards,
-        model=builder.model,
-        partial=partial,
-        index_report=dict(index.report),
-        files=(*(file for r in records for file in r.files), *others),
-        folder=draft.folder.name,
-      )
-      check()
-      store.commit(manifest)
+    files, records = draft.verified()
+    query_tower = query_tower_parameters(builder.retriever, params)
+    save_query_tower(files.root, jax.device_get(query_tower))
+    shards = tuple(record.shard for record in records)
+    vectors = Embeddings(files, shards, dim=layout.dim, dtype=layout.dtype)
+    for_tuning, held_out = builder.queries(params)
+    check()
+    start = time.monotonic()
+    index = config.index.build(
+      index_blocks(corpus, vectors),
+      BuildOptions(
+        directory=files.root / kind, queries=for_tuning, check=check
+      ),
+    )
+    build_seconds = time.monotonic() - start
+    check()
+    recall = {}
+    if index.needs_vectors:
+      recall = measure_recall(index, vectors, held_out, config.recall_at)
+    others = draft.record_others(files.root)
+    manifest = Manifest(
+      step=step,
+      corpus_fingerprint=corpus.fingerprint,
+      corpus_version=corpus.version,
+      num_blocks=corpus.num_blocks,
+      dim=layout.dim,
+      dtype=layout.dtype,
+      index_kind=kind,
+      index_parameters=dict(vars(config.index)),
+      recall=recall,
+      recall_queries=len(held_out.token_ids),
+      embed_seconds=round(sum(record.seconds for record in records), 3),
+      build_seconds=round(build_seconds, 3),
+      embeddings=shards,
+      model=builder.model,
+      partial=partial,
+      index_report=dict(index.report),
+      files=(*(file for r in records for file in r.files), *others),
+      folder=draft.folder.name,
+    )
+    check()
+    store.commit(manifest)
     logging.info(
       "published generation %d: %d blocks, %d embedded in %.1f s, %s built in "
       "%.1f s, recall %s",

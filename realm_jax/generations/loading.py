@@ -154,21 +154,19 @@ def load_newest(
   Raises:
     GenerationError: There is no valid generation of the corpus.
   """
-  newest_error = GenerationError(
-    f"{generations_dir} has no generation; make one with "
-    "`python -m realm_jax.build_index --once`"
-  )
-  steps = GenerationStore(generations_dir).steps()
-  for step in reversed(steps):
+  newest_error = None
+  for step in reversed(GenerationStore(generations_dir).steps()):
     try:
       return load_generation(
         generations_dir, step, corpus=corpus, mesh=mesh, index=index
       )
     except GenerationError as error:
       logging.warning("generation %d is not used: %s", step, error)
-      if step == steps[-1]:
-        newest_error = error
-  raise newest_error
+      newest_error = newest_error or error
+  raise newest_error or GenerationError(
+    f"{generations_dir} has no generation; make one with "
+    "`python -m realm_jax.build_index --once`"
+  )
 
 
 def corpus_of(

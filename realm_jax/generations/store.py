@@ -145,9 +145,7 @@ class GenerationStore:
     name = f"{identity}-{self._builder}" if self._builder else identity
     return Draft(self.path(step) / name, layout)
 
-  def disk_full_explained(
-    self, step: int
-  ) -> contextlib.AbstractContextManager[None]:
+  def disk_full_explained(self, step: int) -> contextlib.ContextDecorator:
     """Turns the error of a full disk into a `DiskFullError` that says more."""
     return explain_full_disk(
       self.path(step),

@@ -201,7 +201,7 @@ class Draft:
     return staged, list(records.values())
 
   def record_others(self, root: Path) -> tuple[FileRecord, ...]:
-    """Returns records of the files in subfolders, copied to where the draft is."""
+    """Returns records of the files in subfolders; copies them to the draft."""
     paths = sorted(
       str(path.relative_to(root))
       for path in root.glob("*/**/*")

@@ -65,8 +65,6 @@ def require_readable(*paths: epath.PathLike | None) -> None:
 def require_writable(*directories: epath.PathLike | None) -> None:
   """Checks directories by writing to each, and removing what was written.
 
-  A local one that does not exist yet is not made.
-
   Raises:
     StoreAccessError: As `require_readable`, or nothing may be written or
       removed, or a file has the name of a directory.
@@ -127,11 +125,6 @@ def _require_writable_locally(directory: epath.PathLike) -> None:
   path = Path(directory).absolute()
   # The first that exists: the others are made when they are needed.
   nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
-  if not nearest.is_dir():
-    raise StoreAccessError(
-      f"{directory} cannot be a directory: {nearest} is a file; name another "
-      "directory"
-    )
   try:
     tempfile.TemporaryDirectory(prefix=".probe-", dir=nearest).cleanup()
   except OSError as error:

@@ -20,7 +20,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from absl import logging
@@ -172,19 +172,16 @@ class StagedFiles:
     if again and not self.is_copied:
       with self._lock:
         self._verified.clear()
-    for path, problem in self.problems(paths).items():
-      raise self._damaged(path, problem)
+    self._refuse(self.problems(paths))
     return self.root
 
   def problems(self, paths: Collection[str]) -> dict[str, str]:
-    """Verifies files, or copies them; returns what is wrong with which.
-
-    Raises:
-      DamagedFileError, or the type given: A file is not in the manifest.
-      DiskFullError: There is no space for copies.
-    """
+    """Verifies files, or copies them; returns what is wrong with which."""
     with self._lock:
-      wanted = [self._record(p) for p in paths if p not in self._verified]
+      self._refuse(
+        {p: "is not in its manifest" for p in paths if p not in self._records}
+      )
+      wanted = [self._records[p] for p in paths if p not in self._verified]
       workers, initializer = os.cpu_count(), None
       if self.is_copied:
         workers = COPIED_AT_ONCE
@@ -204,9 +201,7 @@ class StagedFiles:
     return problems
 
   def verify(self, paths: Collection[str], *, checksums: bool = True) -> None:
-    """Compares files with their records where they are, without a copy.
-
-    With `checksums`, all bytes are read. To compare sizes takes no time.
+    """Compares sizes and, if asked, checksums of files where they are.
 
     Raises:
       DamagedFileError, or the type given: A file is missing, cut or changed.
@@ -215,19 +210,12 @@ class StagedFiles:
 
     def problem_of(path: str) -> str:
       place, size = self._folder / path, sizes.get(path)
-      return self._record(path).problem_of(
+      return self._records[path].problem_of(
         place, size=size, checksums=checksums
       )
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      for path, problem in zip(paths, pool.map(problem_of, paths), strict=True):
-        if problem:
-          raise self._damaged(path, problem)
-
-  def _record(self, path: str) -> FileRecord:
-    if path not in self._records:
-      raise self._damaged(path, "is not in its manifest")
-    return self._records[path]
+      self._refuse(dict(zip(paths, pool.map(problem_of, paths), strict=True)))
 
   def _link(self, file: FileRecord) -> bool:
     """Takes a copy that is in the cache; returns whether there is one."""
@@ -261,8 +249,11 @@ class StagedFiles:
         break
     return problem
 
-  def _damaged(self, path: str, problem: str) -> Exception:
-    return self._error(f"{self._folder / path} {problem}{self._advice}")
+  def _refuse(self, problems: Mapping[str, str]) -> None:
+    """Raises the error of the first file that has a problem."""
+    for path, problem in problems.items():
+      if problem:
+        raise self._error(f"{self._folder / path} {problem}{self._advice}")
 
 
 def lower_thread_priority() -> None:
