@@ -7,10 +7,10 @@ of a run that keeps its own index, `vectors`. A step's directory appears by one
 rename (or, on an object store, by a commit file), so a trainer that is killed
 leaves no partial checkpoint.
 
-Checkpoints are written in the background, and again after a failure. Orbax
-raises the error of a save when it is next waited for, and has then forgotten
-the arrays. So a thread waits for it, keeps the arrays on the host until the
-checkpoint is committed, and saves them again after a failure.
+Checkpoints are written in the background. Orbax raises the error of a save when
+it is next waited for, and has then forgotten the arrays. So a thread waits for
+it, keeps the arrays on the host until the checkpoint is committed, and saves
+them again after a failure.
 """
 
 import contextlib
@@ -131,10 +131,9 @@ class CheckpointStore:
     items: Sequence[str],
     like: Mapping[str, PyTree[_Leaf]] | None = None,
   ) -> dict[str, PyTree]:
-    """Restores named items.
+    """Restores named items, as numpy arrays or like the arrays of `like`.
 
-    An item must fit its tree of `like`: abstract arrays, with shardings. One
-    without such a tree is restored as numpy arrays.
+    An item must fit its tree of `like`: abstract arrays, with shardings.
 
     Raises:
       CheckpointError: There is no such step or item, a shape differs, or a
@@ -183,13 +182,10 @@ class CheckpointStore:
     return self.restore(step, items=("loop",))["loop"]
 
   def require_vocabulary(self, step: int, sha256: str) -> None:
-    """Refuses a checkpoint that was trained with another vocabulary.
+    """Raises `CheckpointError` if a step was trained with another vocabulary.
 
     Another one of the same size has the same shapes. A checkpoint that no
     trainer wrote may have no digest, and is accepted.
-
-    Raises:
-      CheckpointError: The digests differ.
     """
     own = self.loop_item(step).get("vocabulary")
     if own is not None and not np.array_equal(own, digest_bytes(sha256)):
@@ -263,11 +259,7 @@ class CheckpointStore:
       self.wait()
 
   def wait(self) -> None:
-    """Waits until the last save is committed, and repeats it if it failed.
-
-    Raises:
-      CheckpointNotWrittenError: It could not be written, however often tried.
-    """
+    """Waits until the last save is committed; raises as `check` does."""
     saving, self._saving = self._saving, None
     if saving is not None:
       if self._is_hurried:
@@ -424,11 +416,12 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
     CheckpointError: The path is neither.
   """
   path = epath.Path(path)
-  model_dir = path.parent.parent
-  if path.parent.name == FOLDER and path.name == best.NAME:
-    return CheckpointStore(model_dir), _best_step(model_dir)
-  if path.parent.name == FOLDER and path.name.isdigit():
-    return CheckpointStore(model_dir), int(path.name)
+  if path.parent.name == FOLDER:
+    model_dir = path.parent.parent
+    if path.name == best.NAME:
+      return CheckpointStore(model_dir), _best_step(model_dir)
+    if path.name.isdigit():
+      return CheckpointStore(model_dir), int(path.name)
   if not (path / FOLDER).exists():
     raise CheckpointError(
       f"{path} is not a checkpoint; want a MODEL_DIR with a {FOLDER} folder, "

@@ -10,9 +10,8 @@ use. `verify` reads all bytes, names what is damaged, and then exits with 1.
 stay for a day, as processes may have them loaded.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from absl import app, flags
 from tqdm import tqdm
@@ -61,20 +60,20 @@ def main(argv: Sequence[str]) -> int:
   commands = ("list", "verify", "prune")
   if len(argv) != 2 or (command := argv[1]) not in commands:
     raise app.UsageError(f"want one of {', '.join(commands)}")
-  with _open_run(_MODEL_DIR.value, _GENERATIONS_DIR.value) as (store, uses):
-    if command == "prune":
-      if uses is None:
-        raise GenerationError(
-          f"no run is known whose checkpoints need {store.directory}. Give "
-          "--model_dir, too"
-        )
-      steps = store.prunable(keep=_KEEP.value, pinned=uses.pinned())
-      if not _DRY_RUN.value:
-        store.remove(steps)
-      verb = "would remove" if _DRY_RUN.value else "removed"
-      print(f"{verb} {', '.join(map(str, steps)) or 'nothing'}")
-      return 0
-    statuses = _inspect(store, uses, checksums=command == "verify")
+  store, uses = _open_run(_MODEL_DIR.value, _GENERATIONS_DIR.value)
+  if command == "prune":
+    if uses is None:
+      raise GenerationError(
+        f"no run is known whose checkpoints need {store.directory}. Give "
+        "--model_dir, too"
+      )
+    steps = store.prunable(keep=_KEEP.value, pinned=uses.pinned())
+    if not _DRY_RUN.value:
+      store.remove(steps)
+    verb = "would remove" if _DRY_RUN.value else "removed"
+    print(f"{verb} {', '.join(map(str, steps)) or 'nothing'}")
+    return 0
+  statuses = _inspect(store, uses, checksums=command == "verify")
   if _JSON.value:
     write_json(_JSON.value, list(map(dataclasses.asdict, statuses)))
   print(_table(statuses))
@@ -89,10 +88,9 @@ def main(argv: Sequence[str]) -> int:
   return 1 if damaged else 0
 
 
-@contextlib.contextmanager
 def _open_run(
   model_dir: str | None, generations_dir: str | None
-) -> Iterator[tuple[GenerationStore, GenerationUses | None]]:
+) -> tuple[GenerationStore, GenerationUses | None]:
   """Opens the generations of a run by one of its directories, or both.
 
   What its checkpoints use is None where no checkpoints are found.
@@ -108,12 +106,8 @@ def _open_run(
     )
   if model_dir is None and (folder.parent / FOLDER).is_dir():
     model_dir = str(folder.parent)
-  store = GenerationStore(folder)
-  if model_dir is None:
-    yield store, None
-    return
-  with contextlib.closing(CheckpointStore(model_dir)) as checkpoints:
-    yield store, GenerationUses(checkpoints)
+  uses = GenerationUses(CheckpointStore(model_dir)) if model_dir else None
+  return GenerationStore(folder), uses
 
 
 def _inspect(

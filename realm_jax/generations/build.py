@@ -225,10 +225,10 @@ def build_generation(
 ) -> None:
   """Builds and publishes the generation of a checkpoint.
 
-  The processes of the agreement choose what to embed, embed their own shards
-  (shard s belongs to process s mod count), and wait for all. Then process 0
-  builds the index, measures its recall and commits. What an interrupted build
-  has finished is used. One that is published for this step is replaced.
+  The processes of the agreement embed their own shards (shard s belongs to
+  process s mod count), and wait for all. Then process 0 builds the index,
+  measures its recall and commits. What an interrupted build has finished is
+  used. One that is published for this step is replaced.
 
   The `params` of the retriever are on the devices. Without `known` vectors,
   those of an earlier generation are copied if the settings ask for a partial
@@ -348,8 +348,6 @@ def publish_vectors(
   step: int = 0,
 ) -> None:
   """Publishes vectors that were embedded elsewhere, in the blocks' order.
-
-  They are read a shard at a time. `params` are those of the towers.
 
   Raises:
     GenerationError: Their number or dimension is wrong, or one is not finite.

@@ -111,32 +111,31 @@ def load_generation(
   files = store.files(manifest, low_priority=beside_training)
   embeddings = Embeddings.of(files, manifest)
   blocks = index_blocks(corpus, embeddings)
-  needed = [QUERY_TOWER]
+  kind = manifest.index_kind
+  of_index = [] if index is not None else files.below(kind)
+  of_vectors = embeddings.paths() if reads_vectors else []
+  files.get([QUERY_TOWER, *of_index, *of_vectors])
+  # What has been read or mapped stays, even if its file is removed.
+  query_params = load_query_tower(files.root)
+  if mesh is not None:
+    query_params = sharding.replicate(query_params, mesh)
   if reads_vectors:
-    needed += embeddings.paths()
-  if index is not None:
-    files.get(needed)
-    loaded = index.build(blocks, BuildOptions(mesh=mesh))
-  else:
-    kind = manifest.index_kind
-    files.get([*needed, *files.below(kind)])
-    try:
+    embeddings.map_all()
+  try:
+    if index is not None:
+      loaded = index.build(blocks, BuildOptions(mesh=mesh))
+    else:
       config = config_from(kind, manifest.index_parameters)
       if beside_training and config.may_crash:
         loaded = IsolatedIndex(config, files.root / kind, blocks)
       else:
         loaded = config.load(files.root / kind, blocks, mesh=mesh)
-    except (IndexLoadError, IndexCrashedError) as error:
-      # If files were removed or changed meanwhile, that is what to report.
-      files.get(files.below(kind), again=True)
-      if isinstance(error, IndexCrashedError):
-        raise
-      raise GenerationError(f"{store.path(step)}: {error}") from error
-  if reads_vectors:
-    embeddings.map_all()
-  query_params = load_query_tower(files.root)
-  if mesh is not None:
-    query_params = sharding.replicate(query_params, mesh)
+  except (IndexLoadError, IndexCrashedError) as error:
+    # If files were removed or changed meanwhile, that is what to report.
+    files.get(of_index, again=True)
+    if isinstance(error, IndexCrashedError):
+      raise
+    raise GenerationError(f"{store.path(step)}: {error}") from error
   return Generation(
     *(step, manifest, corpus, loaded, query_params, embeddings), mesh=mesh
   )

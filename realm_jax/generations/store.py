@@ -62,12 +62,9 @@ _MAX_REMOVED = 3
 class GenerationStore:
   """The generations in one directory, local or on an object store.
 
-  Only the one process that builds may publish or remove.
-
-  Args:
-    directory: Directory of the generations, which need not exist yet.
-    builder: Name of the builder, which then has folders of its own. On an
-      object store one that was cut off for long may go on to write.
+  Only the one process that builds may publish or remove. A named `builder` has
+  folders of its own: on an object store, one that was cut off for long may go
+  on to write. The directory need not exist yet.
   """
 
   def __init__(self, directory: epath.PathLike, *, builder: str = ""):
@@ -100,13 +97,11 @@ class GenerationStore:
     """
     path = self.path(step) / MANIFEST
     try:
-      manifest = Manifest.from_json(read_bytes(path))
+      manifest = Manifest.from_json(read_bytes(path), path)
     except (FileNotFoundError, NotADirectoryError):
       raise GenerationError(
         f"{path.parent} has no {MANIFEST}, so it is not a generation"
       ) from None
-    except GenerationError as error:
-      raise type(error)(f"{path} {error}") from error
     if manifest.step != step:
       raise GenerationError(
         f"{path.parent} holds the generation of step {manifest.step}; remove it"
@@ -129,8 +124,7 @@ class GenerationStore:
     """Compares the size and, if asked, the checksum of every file.
 
     Raises:
-      GenerationError: As `manifest`.
-      DamagedGenerationError: A file is missing, cut or changed.
+      GenerationError: As `manifest`; DamagedGenerationError for such a file.
     """
     manifest = self.manifest(step)
     paths = [file.path for file in manifest.files]
@@ -138,7 +132,7 @@ class GenerationStore:
     return manifest
 
   def draft(self, step: int, identity: str, layout: ShardLayout) -> Draft:
-    """Returns the folder in which a builder makes the generation of a step.
+    """Returns the folder in which a generation is made.
 
     The `identity` is a checksum of everything that determines its vectors.
     """
@@ -182,8 +176,8 @@ class GenerationStore:
     """Removes generations whose files differ from their manifest.
 
     It reads all bytes of all generations or, with `marked`, of those reported
-    as damaged, whose mark is then removed. Imported ones, which cannot be built
-    again, stay. Returns the steps that were removed.
+    as damaged. Imported ones, which cannot be built again, stay. Returns the
+    steps that were removed.
     """
     removed = []
     for step in self._all_steps():
@@ -212,11 +206,7 @@ class GenerationStore:
     return [step for step in self.steps()[:-keep] if step not in pinned]
 
   def remove(self, steps: Collection[int]) -> None:
-    """Removes manifests now, and the files when nobody reads them any more.
-
-    Readers on other hosts may still map the files, or copy them. So those of
-    the last three generations stay for a day.
-    """
+    """Removes manifests now, and the files when nobody reads them any more."""
     for step in steps:
       # On a full disk, the files are taken for a draft's, and go sooner.
       with contextlib.suppress(OSError):
@@ -227,7 +217,8 @@ class GenerationStore:
   def remove_old_files(self, *, max_removed: int = _MAX_REMOVED) -> None:
     """Removes the files of generations that were removed long ago.
 
-    Those of the last `max_removed` stay for a day.
+    Readers on other hosts may still map the files, or copy them. So those of
+    the last `max_removed` generations stay for a day.
     """
     removed = []
     for step in self._all_steps():
@@ -242,10 +233,8 @@ class GenerationStore:
 
   def remove_drafts(self, *, but: int | None = None) -> None:
     """Removes the unfinished builds of all steps but one."""
-    for step in self._all_steps():
+    for step in set(self._all_steps()) - {but}:
       names = list_names(self.path(step))
-      if step == but:
-        continue
       if MANIFEST in names:
         # A newer program's manifest may not be readable here.
         with contextlib.suppress(GenerationError):

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 from etils import epath
 from flax import traverse_util
@@ -26,7 +25,6 @@ from jaxtyping import Float, Float32, Int, Int32
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.manifest import (
-  DamagedGenerationError,
   EmbeddingsShard,
   GenerationError,
   Manifest,
@@ -58,10 +56,9 @@ QUERY_TOWER = "query_tower/parameters.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class ShardLayout:
-  """The division of vectors into files of consecutive rows.
+  """The division of vectors into files of `rows_per_shard` consecutive rows.
 
-  Each file but the last has `rows_per_shard` rows. The `dtype` is that of the
-  stored vectors, `float32` or `bfloat16`.
+  The `dtype` is that of the stored vectors, `float32` or `bfloat16`.
   """
 
   num_blocks: int
@@ -323,10 +320,7 @@ class Embeddings:
     if path in self._maps:
       return self._maps[path]
     file = self._files.get([path]) / path
-    try:
-      mapped = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-      raise DamagedGenerationError(f"{file} is no array: {error}") from error
+    mapped = np.load(file, mmap_mode="r", allow_pickle=False)
     if mapped.dtype != dtype and mapped.dtype.itemsize == dtype.itemsize:
       # The file format has no name for bfloat16 and returns plain bytes.
       mapped = mapped.view(dtype)
@@ -375,10 +369,6 @@ def save_query_tower(directory: Path, params: Params) -> None:
 
 
 def load_query_tower(directory: Path) -> Params:
-  """Reads the tree as numpy arrays, or raises a `DamagedGenerationError`."""
-  path = directory / QUERY_TOWER
-  try:
-    flat = safetensors.numpy.load_file(path)
-  except (OSError, safetensors.SafetensorError) as error:
-    raise DamagedGenerationError(f"{path} cannot be read: {error}") from error
+  """Reads the tree as numpy arrays, from a file that was verified."""
+  flat = safetensors.numpy.load_file(directory / QUERY_TOWER)
   return traverse_util.unflatten_dict(flat, sep="/")

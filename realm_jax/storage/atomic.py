@@ -72,21 +72,12 @@ def atomic_text_file(path: epath.PathLike) -> Iterator[IO[str]]:
     yield file
 
 
-def real_path(path: epath.PathLike) -> Path:
-  """Resolves symbolic links, so that a rename replaces what they point to."""
-  return Path(os.path.realpath(path))
-
-
 def check_target(path: epath.PathLike) -> None:
-  """Raises `TargetError` if no directory can be renamed to a path, or into it.
-
-  New files are prepared beside the directory, from where they cannot be renamed
-  to another disk.
-  """
+  """Raises `TargetError` if no directory can be renamed to a path."""
   target = epath.Path(path)
   if target.exists() and not target.is_dir():
     raise TargetError(f"{target} is a file; name a directory")
-  if not is_remote(target) and os.path.ismount(real_path(target)):
+  if not is_remote(target) and os.path.ismount(Path(target).resolve()):
     raise TargetError(
       f"{target} is the mount point of a disk, and new files are prepared "
       "beside it, on another disk, from which they cannot be renamed; name a "
@@ -98,8 +89,8 @@ def check_target(path: epath.PathLike) -> None:
 def staging_directory(target: epath.PathLike) -> Iterator[Path]:
   """Makes an empty directory in which to prepare the contents of `target`.
 
-  Locally it is a hidden sibling of the target, which one process at a time
-  holds. It is removed when the block ends, unless it was renamed.
+  Locally it is a hidden sibling of the target. It is removed when the block
+  ends, unless it was renamed.
 
   Raises:
     TargetError: Another process prepares the same target.
@@ -108,7 +99,7 @@ def staging_directory(target: epath.PathLike) -> Iterator[Path]:
     with ScratchDirectory() as scratch:
       yield scratch.path
     return
-  path = real_path(target)
+  path = Path(target).resolve()
   path.parent.mkdir(parents=True, exist_ok=True)
   staging = path.parent / f".{path.name}.building"
   staging.mkdir(exist_ok=True)
@@ -143,7 +134,8 @@ def rename_into_place(
   Raises:
     OSError: The target has files, and `overwrite` is False.
   """
-  path = real_path(target)
+  # A rename then replaces what symbolic links point to.
+  path = Path(target).resolve()
   sync_tree(staging)
   replaced = path.parent / f".{path.name}.replaced"
   shutil.rmtree(replaced, ignore_errors=True)

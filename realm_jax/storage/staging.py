@@ -259,8 +259,7 @@ class StagedFiles:
 def lower_thread_priority() -> None:
   """Lowers the priority of the calling thread and of threads it will start.
 
-  It cannot be raised again, so only a thread made for the work should call
-  this. It has an effect on Linux alone: elsewhere priorities are per process.
+  It cannot be raised again. Elsewhere than on Linux priorities are per process.
   """
   if sys.platform == "linux":
     thread = threading.get_native_id()

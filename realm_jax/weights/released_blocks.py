@@ -8,7 +8,7 @@ MODEL_DIR/generations/00000000, so that nothing is embedded again.
 
 import itertools
 from collections.abc import Iterable, Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import jax
@@ -35,7 +35,6 @@ from realm_jax.indexes.protocol import Rows, config_from
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.storage.atomic import real_path
 from realm_jax.storage.paths import is_remote
 from realm_jax.text.salient_spans import tag
 from realm_jax.text.wordpieces import WordpieceVocabulary
@@ -79,7 +78,7 @@ def check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
     return
   # Only local paths have symbolic links.
   one, other = (
-    PurePath(str(path)) if is_remote(path) else real_path(path)
+    PurePath(str(path)) if is_remote(path) else Path(path).resolve()
     for path in (corpus_dir, output_dir)
   )
   if one.is_relative_to(other) or other.is_relative_to(one):
@@ -182,7 +181,7 @@ def remove_corpus(directory: epath.PathLike) -> None:
   logging.info("Removing %s, whose generation was not written", directory)
   corpus = epath.Path(directory)
   if not is_remote(directory):
-    corpus = epath.Path(real_path(directory))
+    corpus = epath.Path(Path(directory).resolve())
   # The manifest first: without it, what remains is no corpus.
   (corpus / MANIFEST_NAME).unlink(missing_ok=True)
   corpus.rmtree(missing_ok=True)
