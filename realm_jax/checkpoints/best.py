@@ -25,8 +25,7 @@ class BestCheckpoint:
     metric: Metric by which checkpoints are compared.
     step: Step of the best checkpoint; None until one has been evaluated.
     value: Its metric.
-    evaluating: Step of the checkpoint that is being evaluated, which must not
-      be removed meanwhile.
+    evaluating: Step of the checkpoint that is being evaluated.
   """
 
   metric: str
@@ -42,11 +41,7 @@ class BestCheckpoint:
 
 
 def read_best(model_dir: epath.PathLike) -> BestCheckpoint | None:
-  """Returns the best checkpoint of a run; None if none was ever named.
-
-  Raises:
-    ValueError: The file is damaged.
-  """
+  """Returns the best checkpoint of a run; None if none was ever named."""
   path = epath.Path(model_dir) / FILE
   try:
     return BestCheckpoint(**json.loads(read_text(path)))

@@ -7,10 +7,10 @@ of a run that keeps its own index, `vectors`. A step's directory appears by one
 rename (or, on an object store, by a commit file), so a trainer that is killed
 leaves no partial checkpoint.
 
-Checkpoints are written in the background, and again after a failure. Orbax
-raises the error of a save when it is next waited for, and has then forgotten
-the arrays. So a thread waits for it, keeps the arrays on the host until the
-checkpoint is committed, and saves them again after a failure.
+Checkpoints are written in the background. Orbax raises the error of a save when
+it is next waited for, and has then forgotten the arrays. So a thread waits for
+it, keeps the arrays on the host until the checkpoint is committed, and saves
+them again after a failure.
 """
 
 import contextlib
@@ -68,15 +68,9 @@ class UnreadableCheckpointError(CheckpointError):
 class CheckpointStore:
   """The checkpoints of one MODEL_DIR, also while a trainer adds to them.
 
-  The processes of a trainer write together, all at the same time.
-
-  Args:
-    model_dir: Directory of the run.
-    keep: Number of latest checkpoints to keep. Step 0, from which the first
-      generation is built, is kept as well, and so is the best checkpoint.
-
-  Attributes:
-    directory: Folder of the checkpoints.
+  The processes of a trainer write together, all at the same time. The latest
+  `keep` checkpoints stay, step 0, from which the first generation is built, and
+  the best one. The `directory` is the folder of the checkpoints.
   """
 
   def __init__(self, model_dir: epath.PathLike, *, keep: int = 3):
@@ -95,8 +89,7 @@ class CheckpointStore:
   def steps(self) -> list[int]:
     """Returns the committed steps, in order; none without a directory."""
     for _ in range(_MAX_LISTINGS):
-      # The trainer may be removing one. The latter is what a folder becomes
-      # that has no objects any more.
+      # The trainer may be removing one; a folder without objects is none.
       with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return sorted(ocp.utils.checkpoint_steps(self.directory))
       time.sleep(_SECONDS_BETWEEN_LISTINGS)
@@ -138,10 +131,9 @@ class CheckpointStore:
     items: Sequence[str],
     like: Mapping[str, PyTree[_Leaf]] | None = None,
   ) -> dict[str, PyTree]:
-    """Restores named items.
+    """Restores named items, as numpy arrays or like the arrays of `like`.
 
-    An item must fit its tree of `like`: abstract arrays, with shardings. One
-    without such a tree is restored as numpy arrays.
+    An item must fit its tree of `like`: abstract arrays, with shardings.
 
     Raises:
       CheckpointError: There is no such step or item, a shape differs, or a
@@ -190,13 +182,10 @@ class CheckpointStore:
     return self.restore(step, items=("loop",))["loop"]
 
   def require_vocabulary(self, step: int, sha256: str) -> None:
-    """Refuses a checkpoint that was trained with another vocabulary.
+    """Raises `CheckpointError` if a step was trained with another vocabulary.
 
     Another one of the same size has the same shapes. A checkpoint that no
     trainer wrote may have no digest, and is accepted.
-
-    Raises:
-      CheckpointError: The digests differ.
     """
     own = self.loop_item(step).get("vocabulary")
     if own is not None and not np.array_equal(own, digest_bytes(sha256)):
@@ -207,10 +196,7 @@ class CheckpointStore:
       )
 
   def has_vectors_of(self, step: int, fingerprint: str) -> bool:
-    """Returns whether a step has the vectors of all blocks of a corpus version.
-
-    The `fingerprint` of the version is a SHA-256 in hexadecimal.
-    """
+    """Returns whether a step has the vectors of a whole corpus version."""
     if "vectors" not in self.items(step):
       return False
     own = self.loop_item(step).get("vectors_corpus")
@@ -221,23 +207,19 @@ class CheckpointStore:
   def _open(self) -> ocp.CheckpointManager:
     """Returns what writes checkpoints, and removes old ones."""
     if self._manager is None:
+      kept = [
+        checkpoint_managers.LatestN(self._keep),
+        checkpoint_managers.CustomSteps([0]),
+        _Best(self.directory.parent),
+      ]
+      options = ocp.CheckpointManagerOptions(
+        preservation_policy=checkpoint_managers.AnyPreservationPolicy(kept),
+        # Where directories are made in the background and that fails, threads
+        # wait for them for minutes, and the process with them.
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+      )
       self._manager = ocp.CheckpointManager(
-        self.directory,
-        item_names=_ITEMS,
-        options=ocp.CheckpointManagerOptions(
-          preservation_policy=checkpoint_managers.AnyPreservationPolicy(
-            [
-              checkpoint_managers.LatestN(self._keep),
-              checkpoint_managers.CustomSteps([0]),
-              _Best(self.directory.parent),
-            ]
-          ),
-          # Where directories are made in the background and that fails, threads
-          # wait for them for minutes, and the process with them.
-          async_options=ocp.AsyncOptions(
-            create_directories_asynchronously=False
-          ),
-        ),
+        self.directory, item_names=_ITEMS, options=options
       )
     return self._manager
 
@@ -247,8 +229,7 @@ class CheckpointStore:
   def save(self, step: int, items: Mapping[str, PyTree]) -> None:
     """Copies trees of arrays off the devices; writes them in the background.
 
-    A save that fails is repeated. The one before is waited for; after `hurry`,
-    one that has failed is given up.
+    The save before is waited for; after `hurry`, it is given up if it failed.
 
     Raises:
       CheckpointNotWrittenError: The one before could not be written.
@@ -278,11 +259,7 @@ class CheckpointStore:
       self.wait()
 
   def wait(self) -> None:
-    """Waits until the last save is committed, and repeats it if it failed.
-
-    Raises:
-      CheckpointNotWrittenError: It could not be written, however often tried.
-    """
+    """Waits until the last save is committed; raises as `check` does."""
     saving, self._saving = self._saving, None
     if saving is not None:
       if self._is_hurried:
@@ -377,8 +354,7 @@ class CheckpointStore:
 class _Best(checkpoint_managers.PreservationPolicy):
   """Keeps the checkpoints that the run's `best.json` names at each save.
 
-  Orbax's own policy wants the metrics when a checkpoint is saved, and an
-  evaluation has them later.
+  Orbax's own policy wants the metrics already when a checkpoint is saved.
   """
 
   def __init__(self, model_dir: epath.Path):
@@ -411,10 +387,9 @@ def _reason(error: Exception) -> str:
 def loop_record(generation: int | None, **digests: str) -> LoopItem:
   """Returns what the item `loop` says to others than the trainer.
 
-  Args:
-    generation: Generation in use; None in a run without generations.
-    digests: SHA-256 in hexadecimal, of the `vocabulary` and, where there is an
-      item `vectors`, of the corpus version that it is of (`vectors_corpus`).
+  That is the generation in use, if any, and SHA-256 in hexadecimal: that of the
+  `vocabulary` and, where there is an item `vectors`, that of the corpus version
+  that it is of (`vectors_corpus`).
   """
   step = _NO_GENERATION if generation is None else generation
   record = {name: digest_bytes(sha256) for name, sha256 in digests.items()}
@@ -441,11 +416,12 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
     CheckpointError: The path is neither.
   """
   path = epath.Path(path)
-  model_dir = path.parent.parent
-  if path.parent.name == FOLDER and path.name == best.NAME:
-    return CheckpointStore(model_dir), _best_step(model_dir)
-  if path.parent.name == FOLDER and path.name.isdigit():
-    return CheckpointStore(model_dir), int(path.name)
+  if path.parent.name == FOLDER:
+    model_dir = path.parent.parent
+    if path.name == best.NAME:
+      return CheckpointStore(model_dir), _best_step(model_dir)
+    if path.name.isdigit():
+      return CheckpointStore(model_dir), int(path.name)
   if not (path / FOLDER).exists():
     raise CheckpointError(
       f"{path} is not a checkpoint; want a MODEL_DIR with a {FOLDER} folder, "

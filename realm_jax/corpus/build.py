@@ -37,7 +37,6 @@ from realm_jax.corpus.writing import (
   write_removed,
 )
 from realm_jax.storage.access import require_readable, require_writable
-from realm_jax.storage.atomic import real_path
 from realm_jax.storage.paths import is_remote
 from realm_jax.text.languages import ENGLISH, WITHOUT_CAPITALS, require_language
 from realm_jax.text.recurring_phrases import (
@@ -149,7 +148,7 @@ def build_corpus(
   stride = source.num_bytes // SAMPLE_BYTES + 1
   sample = (document.text for document in source.documents(stride))
   # A relative path such as ".." has no name of its own.
-  name = name or real_path(output_dir).name
+  name = name or Path(output_dir).resolve().name
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
   blocks = BlockBuilder(

@@ -146,7 +146,6 @@ class Corpus:
       files,
       error=CorpusError,
       advice="; copy or build the corpus again",
-      verify_local=False,
     )
     self._paths = [file.path for file in files]
     # Kinds of files that have been copied from an object store.

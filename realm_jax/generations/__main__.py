@@ -14,10 +14,18 @@ import dataclasses
 from collections.abc import Sequence
 
 from absl import app, flags
+from tqdm import tqdm
 
+from realm_jax.checkpoints.store import FOLDER, CheckpointStore
 from realm_jax.configuration import command_line
-from realm_jax.generations.inspection import inspect, open_run, table
-from realm_jax.generations.manifest import GenerationError
+from realm_jax.console import columns
+from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.store import (
+  GenerationStore,
+  GenerationUses,
+  directory_of,
+)
+from realm_jax.storage.access import require_readable
 from realm_jax.storage.json_files import write_json
 
 _MODEL_DIR = flags.DEFINE_string(
@@ -37,28 +45,38 @@ _JSON = flags.DEFINE_string(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Status:
+  """A generation, the checkpoints that use it, and why it cannot be used."""
+
+  step: int
+  manifest: Manifest | None
+  checkpoints: Sequence[int]
+  problem: str
+
+
 def main(argv: Sequence[str]) -> int:
   """Runs the command that the first argument names; returns its exit status."""
   commands = ("list", "verify", "prune")
   if len(argv) != 2 or (command := argv[1]) not in commands:
     raise app.UsageError(f"want one of {', '.join(commands)}")
-  with open_run(_MODEL_DIR.value, _GENERATIONS_DIR.value) as (store, uses):
-    if command == "prune":
-      if uses is None:
-        raise GenerationError(
-          f"no run is known whose checkpoints need {store.directory}. Give "
-          "--model_dir, too"
-        )
-      steps = store.prunable(keep=_KEEP.value, pinned=uses.pinned())
-      if not _DRY_RUN.value:
-        store.remove(steps)
-      verb = "would remove" if _DRY_RUN.value else "removed"
-      print(f"{verb} {', '.join(map(str, steps)) or 'nothing'}")
-      return 0
-    statuses = inspect(store, uses, checksums=command == "verify")
+  store, uses = _open_run(_MODEL_DIR.value, _GENERATIONS_DIR.value)
+  if command == "prune":
+    if uses is None:
+      raise GenerationError(
+        f"no run is known whose checkpoints need {store.directory}. Give "
+        "--model_dir, too"
+      )
+    steps = store.prunable(keep=_KEEP.value, pinned=uses.pinned())
+    if not _DRY_RUN.value:
+      store.remove(steps)
+    verb = "would remove" if _DRY_RUN.value else "removed"
+    print(f"{verb} {', '.join(map(str, steps)) or 'nothing'}")
+    return 0
+  statuses = _inspect(store, uses, checksums=command == "verify")
   if _JSON.value:
     write_json(_JSON.value, list(map(dataclasses.asdict, statuses)))
-  print(table(statuses))
+  print(_table(statuses))
   damaged = [one.step for one in statuses if one.problem]
   if command == "list":
     return 0
@@ -68,6 +86,72 @@ def main(argv: Sequence[str]) -> int:
     else f"all {len(statuses)} are valid"
   )
   return 1 if damaged else 0
+
+
+def _open_run(
+  model_dir: str | None, generations_dir: str | None
+) -> tuple[GenerationStore, GenerationUses | None]:
+  """Opens the generations of a run by one of its directories, or both.
+
+  What its checkpoints use is None where no checkpoints are found.
+  """
+  if model_dir is None and generations_dir is None:
+    raise GenerationError("give --model_dir, --generations_dir, or both")
+  require_readable(model_dir, generations_dir)
+  folder = directory_of(model_dir or "", generations_dir)
+  if not folder.is_dir():
+    raise GenerationError(
+      f"there is no folder {folder}; `realm_jax.build_index` makes one when "
+      "it publishes its first generation"
+    )
+  if model_dir is None and (folder.parent / FOLDER).is_dir():
+    model_dir = str(folder.parent)
+  uses = GenerationUses(CheckpointStore(model_dir)) if model_dir else None
+  return GenerationStore(folder), uses
+
+
+def _inspect(
+  store: GenerationStore, uses: GenerationUses | None, *, checksums: bool
+) -> list[_Status]:
+  """Returns the status of every generation; compares sizes at least."""
+  used = uses.of() if uses is not None else {}
+  statuses = []
+  for step in store.steps():
+    manifest, problem = None, ""
+    try:
+      manifest = store.manifest(step)
+      store.verify(step, checksums=checksums)
+    except GenerationError as error:
+      problem = str(error)
+    users = [at for at, generation in used.items() if generation == step]
+    statuses.append(_Status(step, manifest, users, problem))
+  return statuses
+
+
+def _table(statuses: Sequence[_Status]) -> str:
+  """Returns a line for each generation, and the problems below."""
+  if not statuses:
+    return "no generation"
+  header = "step blocks corpus index recall size created used_at"
+  rows: list[Sequence[str]] = [header.split()]
+  for one in statuses:
+    described = ["?"] * 6
+    if (manifest := one.manifest) is not None:
+      recall = [f"@{k} {value:.3f}" for k, value in manifest.recall.items()]
+      size = sum(file.size for file in manifest.files)
+      described = [
+        f"{manifest.num_blocks:,}",
+        f"v{manifest.corpus_version} {manifest.corpus_fingerprint[:8]}",
+        manifest.index_kind,
+        " ".join(recall) or "–",
+        tqdm.format_sizeof(size, "B"),
+        manifest.created,
+      ]
+    step = f"{one.step}{' !' if one.problem else ''}"
+    users = ", ".join(map(str, one.checkpoints)) or "–"
+    rows.append([step, *described, users])
+  problems = [f"{one.step}: {one.problem}" for one in statuses if one.problem]
+  return "\n".join([columns(rows), *problems])
 
 
 if __name__ == "__main__":

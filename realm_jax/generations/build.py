@@ -126,8 +126,8 @@ class GenerationConfig:
 class Builder:
   """What builds generations of one corpus version, and compiles once for all.
 
-  The devices of the mesh are those of this process. The `retriever` is for the
-  vocabulary of the corpus, and the `layout` that of the files of vectors.
+  The devices of the mesh are those of this process, and the `retriever` is for
+  the vocabulary of the corpus.
   """
 
   def __init__(
@@ -225,10 +225,10 @@ def build_generation(
 ) -> None:
   """Builds and publishes the generation of a checkpoint.
 
-  The processes of the agreement choose what to embed, embed their own shards
-  (shard s belongs to process s mod count), and wait for all. Then process 0
-  builds the index, measures its recall and commits. What an interrupted build
-  has finished is used. One that is published for this step is replaced.
+  The processes of the agreement embed their own shards (shard s belongs to
+  process s mod count), and wait for all. Then process 0 builds the index,
+  measures its recall and commits. What an interrupted build has finished is
+  used. One that is published for this step is replaced.
 
   The `params` of the retriever are on the devices. Without `known` vectors,
   those of an earlier generation are copied if the settings ask for a partial
@@ -237,8 +237,7 @@ def build_generation(
 
   Raises:
     DiskFullError: The disk is full; nothing published has changed.
-    DamagedFileError: A shard has changed since it was written. The next call
-      embeds it again.
+    DamagedFileError: A shard has changed; the next call embeds it again.
     GenerationError: A vector is not finite.
     RecallError: The recall of the index is below what its settings want.
     ProcessesError: Another process has failed.
@@ -247,8 +246,7 @@ def build_generation(
   kind = config.index.kind
   if known is None and config.refresh_fraction is not None:
     known = known_vectors(
-      store,
-      step,
+      *(store, step),
       corpus=corpus,
       model=builder.model,
       dtype=layout.dtype,
@@ -264,72 +262,70 @@ def build_generation(
   identity = identity or builder.identity(params, known)
   draft = store.draft(step, identity, layout)
 
+  @store.disk_full_explained(step)
   def embed_shards() -> None:
-    with store.disk_full_explained(step):
-      done = draft.records()
-      for shard in range(agreement.index, len(layout), agreement.count):
-        if shard in done:
-          continue
-        check()
-        start, rows = time.monotonic(), layout.rows(shard)
-        vectors = np.empty((len(rows), layout.dim), np.float32)
-        steps, is_new = np.full(len(rows), step), embed[rows]
-        if is_new.any():
-          vectors[is_new] = builder.embedder.embed(
-            params, rows[is_new], check=check
-          )
-        if known is not None and not is_new.all():
-          copied = known.rows[rows[~is_new]]
-          vectors[~is_new] = known.gather(copied)
-          steps[~is_new] = known.steps(copied)
-        draft.add(shard, vectors, steps, seconds=time.monotonic() - start)
+    done = draft.records()
+    for shard in range(agreement.index, len(layout), agreement.count):
+      if shard in done:
+        continue
+      check()
+      start, rows = time.monotonic(), layout.rows(shard)
+      vectors = np.empty((len(rows), layout.dim), np.float32)
+      steps, is_new = np.full(len(rows), step), embed[rows]
+      if is_new.any():
+        vectors[is_new] = builder.embedder.embed(
+          params, rows[is_new], check=check
+        )
+      if known is not None and not is_new.all():
+        copied = known.rows[rows[~is_new]]
+        vectors[~is_new] = known.gather(copied)
+        steps[~is_new] = known.steps(copied)
+      draft.add(shard, vectors, steps, seconds=time.monotonic() - start)
 
+  @store.disk_full_explained(step)
   def publish() -> None:
-    with store.disk_full_explained(step):
-      files, records = draft.verified()
-      query_tower = query_tower_parameters(builder.retriever, params)
-      save_query_tower(files.root, jax.device_get(query_tower))
-      shards = tuple(record.shard for record in records)
-      vectors = Embeddings(files, shards, dim=layout.dim, dtype=layout.dtype)
-      for_tuning, held_out = builder.queries(params)
-      check()
-      start = time.monotonic()
-      index = config.index.build(
-        index_blocks(corpus, vectors),
-        BuildOptions(
-          directory=files.root / kind,
-          queries=for_tuning,
-          check=check,
-        ),
-      )
-      build_seconds = time.monotonic() - start
-      check()
-      recall = {}
-      if index.needs_vectors:
-        recall = measure_recall(index, vectors, held_out, config.recall_at)
-      others = draft.record_others(files.root)
-      manifest = Manifest(
-        step=step,
-        corpus_fingerprint=corpus.fingerprint,
-        corpus_version=corpus.version,
-        num_blocks=corpus.num_blocks,
-        dim=layout.dim,
-        dtype=layout.dtype,
-        index_kind=kind,
-        index_parameters=dict(vars(config.index)),
-        recall=recall,
-        recall_queries=len(held_out.token_ids),
-        embed_seconds=round(sum(record.seconds for record in records), 3),
-        build_seconds=round(build_seconds, 3),
-        embeddings=shards,
-        model=builder.model,
-        partial=partial,
-        index_report=dict(index.report),
-        files=(*(file for r in records for file in r.files), *others),
-        folder=draft.folder.name,
-      )
-      check()
-      store.commit(manifest)
+    files, records = draft.verified()
+    query_tower = query_tower_parameters(builder.retriever, params)
+    save_query_tower(files.root, jax.device_get(query_tower))
+    shards = tuple(record.shard for record in records)
+    vectors = Embeddings(files, shards, dim=layout.dim, dtype=layout.dtype)
+    for_tuning, held_out = builder.queries(params)
+    check()
+    start = time.monotonic()
+    index = config.index.build(
+      index_blocks(corpus, vectors),
+      BuildOptions(
+        directory=files.root / kind, queries=for_tuning, check=check
+      ),
+    )
+    build_seconds = time.monotonic() - start
+    check()
+    recall = {}
+    if index.needs_vectors:
+      recall = measure_recall(index, vectors, held_out, config.recall_at)
+    others = draft.record_others(files.root)
+    manifest = Manifest(
+      step=step,
+      corpus_fingerprint=corpus.fingerprint,
+      corpus_version=corpus.version,
+      num_blocks=corpus.num_blocks,
+      dim=layout.dim,
+      dtype=layout.dtype,
+      index_kind=kind,
+      index_parameters=dict(vars(config.index)),
+      recall=recall,
+      recall_queries=len(held_out.token_ids),
+      embed_seconds=round(sum(record.seconds for record in records), 3),
+      build_seconds=round(build_seconds, 3),
+      embeddings=shards,
+      model=builder.model,
+      partial=partial,
+      index_report=dict(index.report),
+      files=(*(file for r in records for file in r.files), *others),
+      folder=draft.folder.name,
+    )
+    check()
+    store.commit(manifest)
     logging.info(
       "published generation %d: %d blocks, %d embedded in %.1f s, %s built in "
       "%.1f s, recall %s",
@@ -353,8 +349,6 @@ def publish_vectors(
 ) -> None:
   """Publishes vectors that were embedded elsewhere, in the blocks' order.
 
-  They are read a shard at a time. `params` are those of the towers.
-
   Raises:
     GenerationError: Their number or dimension is wrong, or one is not finite.
     And what `build_generation` raises.
@@ -374,10 +368,7 @@ def publish_vectors(
   )
   try:
     build_generation(
-      builder,
-      step,
-      params,
-      store,
+      *(builder, step, params, store),
       agreement=Agreement("import"),
       known=known,
       identity=IMPORTED,

@@ -61,8 +61,7 @@ class CorpusEmbedder:
   The function `embed_blocks` maps parameters and token ids [b, l] to vectors
   [b, dim]. Batches are spread over the data axis of the mesh. On each of its
   devices they have at most `tokens_per_batch` rows times length, one of at most
-  `num_lengths` lengths, and are smaller where a call has few rows: about
-  `rows_per_call`, or all.
+  `num_lengths` lengths, and are smaller where a call has few rows.
   """
 
   def __init__(
@@ -121,18 +120,11 @@ class CorpusEmbedder:
       vectors[places] = np.asarray(embedded)[is_row]
       progress.advance(int(is_row.sum()))
 
-    batches = length_batches(
-      rows,
-      self._corpus.lengths[rows],
-      batch_lengths=self.lengths,
-      tokens_per_batch=self._tokens_per_batch,
-      multiple=self._groups,
-    )
     with (
       Progress("blocks embedded", total=len(rows)) as progress,
       jax.set_mesh(self._mesh),
     ):
-      for length, batch in batches:
+      for length, batch in self._batches(rows):
         check()
         tokens = {"block": self._corpus.gather(batch, length)}
         on_devices = sharding.to_devices(tokens, self._mesh)
@@ -143,13 +135,32 @@ class CorpusEmbedder:
         store()
     return vectors
 
+  def _batches(
+    self, rows: Int[np.ndarray, " n"]
+  ) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
+    """Yields the length and the rows of batches, longest first.
+
+    Shorter rows fill up the last batch of a length; only the last batch of all
+    is padded, with `NULL_ROW`.
+    """
+    rounded = round_up(self._corpus.lengths[rows], self.lengths)
+    waiting = np.argsort(-rounded, kind="stable")
+    while len(waiting):
+      length = int(rounded[waiting[0]])
+      size = rows_per_batch(
+        length, self._tokens_per_batch, multiple=self._groups
+      )
+      batch, waiting = rows[waiting[:size]], waiting[size:]
+      padding = size - len(batch)
+      yield length, np.pad(batch, (0, padding), constant_values=NULL_ROW)
+
 
 def choose_lengths(
   lengths: Int[np.ndarray, " n"],
   *,
   longest: int,
-  multiple: int = 8,
-  max_lengths: int = 16,
+  multiple: int,
+  max_lengths: int,
 ) -> tuple[int, ...]:
   """Chooses the batch lengths, in rising order, that leave little padding.
 
@@ -187,33 +198,3 @@ def rows_per_batch(
 ) -> int:
   """Returns the rows of a batch: a multiple of `multiple`, and not 0."""
   return max(1, tokens_per_batch // length // multiple) * multiple
-
-
-def length_batches(
-  rows: Int[np.ndarray, " n"],
-  lengths: Int[np.ndarray, " n"],
-  *,
-  batch_lengths: Sequence[int],
-  tokens_per_batch: int,
-  multiple: int = 1,
-) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
-  """Yields the length and the rows of batches, shortest first.
-
-  Rows that do not fill a batch join the next longer ones; only the last batch
-  is padded, with `NULL_ROW`.
-
-  The `rows` have `lengths` tokens, and `batch_lengths` rise. A batch has about
-  `tokens_per_batch` rows times length, and a multiple of `multiple` rows.
-  """
-  rounded = round_up(lengths, batch_lengths)
-  waiting = np.zeros(0, np.int64)
-  size, length = multiple, batch_lengths[-1]
-  for length in np.unique(rounded).tolist():
-    size = rows_per_batch(length, tokens_per_batch, multiple=multiple)
-    waiting = np.concatenate([waiting, rows[rounded == length]])
-    while len(waiting) >= size:
-      yield length, waiting[:size]
-      waiting = waiting[size:]
-  if len(waiting):
-    padding = size - len(waiting)
-    yield length, np.pad(waiting, (0, padding), constant_values=NULL_ROW)

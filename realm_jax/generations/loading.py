@@ -36,10 +36,9 @@ from realm_jax.partitioning import sharding
 class Generation:
   """A verified generation with its index in memory.
 
-  The corpus is of the version that it was built on, at the checkpoint `step`.
-  The `query_params` are of the query tower that belongs to its vectors, and the
-  `embeddings` of all blocks are memory-mapped. The `mesh` is that of an index
-  on devices, if any.
+  The corpus is of the version that it was built on. The `query_params` are of
+  the query tower that belongs to its vectors, and the `embeddings` of all
+  blocks are memory-mapped. The `mesh` is that of an index on devices, if any.
   """
 
   step: int
@@ -62,9 +61,6 @@ class Generation:
 
   def with_exact_search(self) -> "Generation":
     """Returns the same blocks, searched exactly, after verifying the vectors.
-
-    It reads the files that it was loaded from, also if the generation has been
-    removed since.
 
     Raises:
       DamagedGenerationError: A file of vectors is damaged or gone.
@@ -94,7 +90,7 @@ def load_generation(
 
   Args:
     generations_dir: Directory of the generations.
-    step: Checkpoint step of the generation.
+    step: Checkpoint step.
     corpus: Corpus of the generation, in any version.
     mesh: Mesh of an index on devices and of the query tower's parameters, which
       otherwise stay on the host.
@@ -115,32 +111,31 @@ def load_generation(
   files = store.files(manifest, low_priority=beside_training)
   embeddings = Embeddings.of(files, manifest)
   blocks = index_blocks(corpus, embeddings)
-  needed = [QUERY_TOWER]
+  kind = manifest.index_kind
+  of_index = [] if index is not None else files.below(kind)
+  of_vectors = embeddings.paths() if reads_vectors else []
+  files.get([QUERY_TOWER, *of_index, *of_vectors])
+  # What has been read or mapped stays, even if its file is removed.
+  query_params = load_query_tower(files.root)
+  if mesh is not None:
+    query_params = sharding.replicate(query_params, mesh)
   if reads_vectors:
-    needed += embeddings.paths()
-  if index is not None:
-    files.get(needed)
-    loaded = index.build(blocks, BuildOptions(mesh=mesh))
-  else:
-    kind = manifest.index_kind
-    files.get([*needed, *files.below(kind)])
-    try:
+    embeddings.map_all()
+  try:
+    if index is not None:
+      loaded = index.build(blocks, BuildOptions(mesh=mesh))
+    else:
       config = config_from(kind, manifest.index_parameters)
       if beside_training and config.may_crash:
         loaded = IsolatedIndex(config, files.root / kind, blocks)
       else:
         loaded = config.load(files.root / kind, blocks, mesh=mesh)
-    except (IndexLoadError, IndexCrashedError) as error:
-      # If files were removed or changed meanwhile, that is what to report.
-      files.get(files.below(kind), again=True)
-      if isinstance(error, IndexCrashedError):
-        raise
-      raise GenerationError(f"{store.path(step)}: {error}") from error
-  if reads_vectors:
-    embeddings.map_all()
-  query_params = load_query_tower(files.root)
-  if mesh is not None:
-    query_params = sharding.replicate(query_params, mesh)
+  except (IndexLoadError, IndexCrashedError) as error:
+    # If files were removed or changed meanwhile, that is what to report.
+    files.get(of_index, again=True)
+    if isinstance(error, IndexCrashedError):
+      raise
+    raise GenerationError(f"{store.path(step)}: {error}") from error
   return Generation(
     *(step, manifest, corpus, loaded, query_params, embeddings), mesh=mesh
   )
@@ -158,21 +153,19 @@ def load_newest(
   Raises:
     GenerationError: There is no valid generation of the corpus.
   """
-  newest_error = GenerationError(
-    f"{generations_dir} has no generation; make one with "
-    "`python -m realm_jax.build_index --once`"
-  )
-  steps = GenerationStore(generations_dir).steps()
-  for step in reversed(steps):
+  newest_error = None
+  for step in reversed(GenerationStore(generations_dir).steps()):
     try:
       return load_generation(
         generations_dir, step, corpus=corpus, mesh=mesh, index=index
       )
     except GenerationError as error:
       logging.warning("generation %d is not used: %s", step, error)
-      if step == steps[-1]:
-        newest_error = error
-  raise newest_error
+      newest_error = newest_error or error
+  raise newest_error or GenerationError(
+    f"{generations_dir} has no generation; make one with "
+    "`python -m realm_jax.build_index --once`"
+  )
 
 
 def corpus_of(

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from etils import epath
+
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.staging import FileRecord
 
@@ -96,10 +98,8 @@ class Manifest:
     return to_checked_json(dataclasses.asdict(self))
 
   @classmethod
-  def from_json(cls, text: str | bytes) -> "Manifest":
-    """Reads the text of a manifest file.
-
-    Messages of errors go on after the file's path.
+  def from_json(cls, text: bytes, path: epath.PathLike) -> "Manifest":
+    """Reads what a manifest file at a path holds.
 
     Raises:
       GenerationError: It has another format version.
@@ -115,11 +115,11 @@ class Manifest:
         return manifest
     except (ValueError, KeyError, TypeError) as error:
       raise DamagedGenerationError(
-        f"is not a manifest ({error!r}){REMEDY}"
+        f"{path} is not a manifest ({error!r}){REMEDY}"
       ) from error
     raise GenerationError(
-      f"has format version {version}, and this program reads {FORMAT_VERSION}; "
-      "use the realm_jax that wrote it, or make it again"
+      f"{path} has format version {version}, and this program reads "
+      f"{FORMAT_VERSION}; use the realm_jax that wrote it, or make it again"
     )
 
   def _require_consistent(self) -> None:

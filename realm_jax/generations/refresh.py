@@ -36,9 +36,7 @@ class KnownVectors(NamedTuple):
 def checkpoint_vectors(
   checkpoints: CheckpointStore, step: int, corpus: Corpus
 ) -> KnownVectors | None:
-  """Returns the vectors that a checkpoint has of all blocks of a corpus.
-
-  Those of a run that keeps its own index do; of others the result is None.
+  """Returns the vectors of all blocks, if a run kept its own index.
 
   Raises:
     CheckpointError: They cannot be read.
@@ -48,16 +46,14 @@ def checkpoint_vectors(
       logging.warning(
         "checkpoint %d has the vectors of another version of the corpus: all "
         "%d blocks are embedded",
-        step,
-        corpus.num_blocks,
+        *(step, corpus.num_blocks),
       )
     return None
   item = checkpoints.restore(step, items=("vectors",))["vectors"]
-  vectors, steps = (item[name] for name in ("vectors", "steps"))
   return KnownVectors(
     rows=np.arange(corpus.num_blocks, dtype=np.int32),
-    gather=lambda rows: vectors[rows].astype(np.float32),
-    steps=lambda rows: steps[rows],
+    gather=lambda rows: item["vectors"][rows].astype(np.float32),
+    steps=lambda rows: item["steps"][rows],
   )
 
 
@@ -79,12 +75,12 @@ def known_vectors(
   """
 
   def newest() -> int | None:
-    steps = store.steps()
+    steps = [other for other in store.steps() if other <= step]
     if step in steps and (
-      store.manifest(step).corpus_fingerprint != corpus.fingerprint
+      store.manifest(step).corpus_fingerprint == corpus.fingerprint
     ):
-      return step
-    return max((other for other in steps if other < step), default=None)
+      steps.remove(step)
+    return max(steps, default=None)
 
   def opened(step: int) -> KnownVectors:
     base = store.manifest(step)
@@ -131,9 +127,8 @@ def rows_to_embed(
 
   They cost the `fraction` of all tokens, which `costs` has by row, or more
   where new and overdue rows alone do. All are embedded if the new ones do, and
-  where no vectors are known. The settings are those of `GenerationConfig`.
-  Returns whether each row is embedded, and the record of a partial refresh, if
-  any.
+  where no vectors are known. Returns whether each row is embedded, and the
+  record of a partial refresh, if any.
   """
   if known is None:
     return np.ones(len(costs), bool), None

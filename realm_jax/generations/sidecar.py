@@ -32,13 +32,16 @@ from realm_jax.generations.build import (
   PreemptedError,
   build_generation,
 )
-from realm_jax.generations.inspection import GenerationUses
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.refresh import (
   KnownVectors,
   checkpoint_vectors,
 )
-from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.generations.store import (
+  GenerationStore,
+  GenerationUses,
+  directory_of,
+)
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.faiss import FaissConfig
@@ -111,15 +114,12 @@ class SidecarConfig:
     return self.mode == "every" and not self.once
 
 
-_SIDECAR = SidecarConfig()
-
-
 def build_index(
   *,
   model_dir: epath.PathLike,
   corpus_dir: epath.PathLike,
   generation: GenerationConfig,
-  sidecar: SidecarConfig = _SIDECAR,
+  sidecar: SidecarConfig,
   generations_dir: epath.PathLike | None = None,
   once: bool = False,
   stop: threading.Event | None = None,
@@ -127,8 +127,7 @@ def build_index(
   """Builds generations of the checkpoints of a run, until SIGTERM or for one.
 
   The run in `model_dir` need not have checkpoints yet, and the corpus may be
-  updated meanwhile. Generations go to `generations_dir`, or else to
-  MODEL_DIR/generations. With `once` the setting of that name is turned on. The
+  updated meanwhile. With `once` the setting of that name is turned on. The
   event `stop` ends it; None is one that SIGTERM sets. Returns the steps that
   were published.
 
@@ -198,12 +197,9 @@ class _Choice(NamedTuple):
 class _Sidecar:
   """One process of a sidecar, as `build_index` has opened it.
 
-  Attributes:
-    corpus: Corpus, in process 0 in the newest version that it has seen.
-    stop: Event that ends waits.
-    check: Function that raises PreemptedError once the sidecar must end.
-    published: Steps that were published.
-    failed: Errors of checkpoints from which no generation could be built.
+  In process 0, `corpus` is of the newest version that it has seen. The event
+  `stop` ends waits, and `check` raises PreemptedError once the sidecar must
+  end. The errors in `failed` are those of the steps that could not be built.
   """
 
   config: SidecarConfig
@@ -222,11 +218,7 @@ class _Sidecar:
     self._uses = GenerationUses(self.checkpoints)
 
   def run(self) -> None:
-    """Builds generations until `check` raises, or one with `once`.
-
-    Process 0 chooses the checkpoint and the version of the corpus, and removes
-    old generations.
-    """
+    """Builds generations until `check` raises, or one with `once`."""
     config, agreement, stop = self.config, self.agreement, self.stop
     agreement.on_process_0("damage", self.store.remove_damaged)
     while not (config.once and self.published):
@@ -257,10 +249,9 @@ class _Sidecar:
         if config.once:
           raise
         logging.error("%s; trying again later", error)
-        make_room = functools.partial(
-          self.store.remove_old_files, max_removed=0
+        agreement.on_process_0(
+          "room", lambda: self.store.remove_old_files(max_removed=0)
         )
-        agreement.on_process_0("room", make_room)
         stop.wait(config.retry_seconds)
       except DamagedFileError as error:
         logging.warning("%s", error)
@@ -292,14 +283,7 @@ class _Sidecar:
     return self.builder, restored["retriever"], known
 
   def _choose(self) -> _Choice:
-    """Returns the choice.
-
-    Raises:
-      CheckpointError: The checkpoint that is wanted will not come any more, or
-        cannot be used.
-      RecallError: The index of a generation that must not be skipped is below
-        its target.
-    """
+    """Returns the choice, or raises the error of what cannot be skipped."""
     self.check()
     config = self.config
     try:
@@ -418,8 +402,7 @@ def index_of_run(
   """Returns the index that a run is searched by.
 
   It is of the kind of the newest generation, if there is one, or else of the
-  one that the run needs: BM25 for a run that learns on the `index_scores`, the
-  exact index for one that can `retrieve_on_device`, ScaNN's for all others.
+  one that the run needs.
   """
   indexes = (scann, exact, faiss, bm25, random)
   store = GenerationStore(directory_of(model_dir, generations_dir))

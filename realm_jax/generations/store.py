@@ -1,4 +1,4 @@
-"""The generations of a run: their paths, publication and removal.
+"""The generations of a run: their paths, publication, use and removal.
 
 generations/00000500/manifest.json      written last; names the folder of files
 generations/00000500/manifest.damaged   a reader's report that files are damaged
@@ -15,14 +15,20 @@ directory without a valid manifest is no generation.
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from absl import logging
 from etils import epath
 
+from realm_jax.checkpoints.store import (
+  CheckpointStore,
+  LoopItem,
+  recorded_generation,
+)
 from realm_jax.generations.manifest import (
   REMEDY,
   DamagedGenerationError,
@@ -56,12 +62,9 @@ _MAX_REMOVED = 3
 class GenerationStore:
   """The generations in one directory, local or on an object store.
 
-  Only the one process that builds may publish or remove.
-
-  Args:
-    directory: Directory of the generations, which need not exist yet.
-    builder: Name of the builder, which then has folders of its own. On an
-      object store one that was cut off for long may go on to write.
+  Only the one process that builds may publish or remove. A named `builder` has
+  folders of its own: on an object store, one that was cut off for long may go
+  on to write. The directory need not exist yet.
   """
 
   def __init__(self, directory: epath.PathLike, *, builder: str = ""):
@@ -77,10 +80,7 @@ class GenerationStore:
     return sorted(self.versions())
 
   def versions(self) -> dict[int, str]:
-    """Returns a text for each published step that changes with its manifest.
-
-    It takes one request to the storage, and one for each generation.
-    """
+    """Returns a text for each published step that changes with its manifest."""
     versions = {step: self.version(step) for step in self._all_steps()}
     return {step: version for step, version in versions.items() if version}
 
@@ -97,13 +97,11 @@ class GenerationStore:
     """
     path = self.path(step) / MANIFEST
     try:
-      manifest = Manifest.from_json(read_bytes(path))
+      manifest = Manifest.from_json(read_bytes(path), path)
     except (FileNotFoundError, NotADirectoryError):
       raise GenerationError(
         f"{path.parent} has no {MANIFEST}, so it is not a generation"
       ) from None
-    except GenerationError as error:
-      raise type(error)(f"{path} {error}") from error
     if manifest.step != step:
       raise GenerationError(
         f"{path.parent} holds the generation of step {manifest.step}; remove it"
@@ -126,8 +124,7 @@ class GenerationStore:
     """Compares the size and, if asked, the checksum of every file.
 
     Raises:
-      GenerationError: As `manifest`.
-      DamagedGenerationError: A file is missing, cut or changed.
+      GenerationError: As `manifest`; DamagedGenerationError for such a file.
     """
     manifest = self.manifest(step)
     paths = [file.path for file in manifest.files]
@@ -135,16 +132,14 @@ class GenerationStore:
     return manifest
 
   def draft(self, step: int, identity: str, layout: ShardLayout) -> Draft:
-    """Returns the folder in which a builder makes the generation of a step.
+    """Returns the folder in which a generation is made.
 
     The `identity` is a checksum of everything that determines its vectors.
     """
     name = f"{identity}-{self._builder}" if self._builder else identity
     return Draft(self.path(step) / name, layout)
 
-  def disk_full_explained(
-    self, step: int
-  ) -> contextlib.AbstractContextManager[None]:
+  def disk_full_explained(self, step: int) -> contextlib.ContextDecorator:
     """Turns the error of a full disk into a `DiskFullError` that says more."""
     return explain_full_disk(
       self.path(step),
@@ -153,9 +148,9 @@ class GenerationStore:
     )
 
   def commit(self, manifest: Manifest) -> None:
-    """Publishes the files of `manifest.folder`, all of which are written.
+    """Publishes the files of `manifest.folder`, in place of the step's others.
 
-    The folders of the same step that it replaces are removed.
+    All of them are written.
     """
     published = self.path(manifest.step)
     folder = published / manifest.folder
@@ -181,8 +176,8 @@ class GenerationStore:
     """Removes generations whose files differ from their manifest.
 
     It reads all bytes of all generations or, with `marked`, of those reported
-    as damaged, whose mark is then removed. Imported ones, which cannot be built
-    again, stay. Returns the steps that were removed.
+    as damaged. Imported ones, which cannot be built again, stay. Returns the
+    steps that were removed.
     """
     removed = []
     for step in self._all_steps():
@@ -211,11 +206,7 @@ class GenerationStore:
     return [step for step in self.steps()[:-keep] if step not in pinned]
 
   def remove(self, steps: Collection[int]) -> None:
-    """Removes manifests now, and the files when nobody reads them any more.
-
-    Readers on other hosts may still map the files, or copy them. So those of
-    the last three generations stay for a day.
-    """
+    """Removes manifests now, and the files when nobody reads them any more."""
     for step in steps:
       # On a full disk, the files are taken for a draft's, and go sooner.
       with contextlib.suppress(OSError):
@@ -226,7 +217,8 @@ class GenerationStore:
   def remove_old_files(self, *, max_removed: int = _MAX_REMOVED) -> None:
     """Removes the files of generations that were removed long ago.
 
-    Those of the last `max_removed` stay for a day.
+    Readers on other hosts may still map the files, or copy them. So those of
+    the last `max_removed` generations stay for a day.
     """
     removed = []
     for step in self._all_steps():
@@ -241,10 +233,8 @@ class GenerationStore:
 
   def remove_drafts(self, *, but: int | None = None) -> None:
     """Removes the unfinished builds of all steps but one."""
-    for step in self._all_steps():
+    for step in set(self._all_steps()) - {but}:
       names = list_names(self.path(step))
-      if step == but:
-        continue
       if MANIFEST in names:
         # A newer program's manifest may not be readable here.
         with contextlib.suppress(GenerationError):
@@ -263,6 +253,50 @@ class GenerationStore:
       if name != but and not name.lstrip(".").startswith("manifest."):
         logging.info("removing %s", self.path(step) / name)
         _rmtree(self.path(step) / name)
+
+
+class GenerationUses:
+  """What the checkpoints of a run say of the generations that they use."""
+
+  def __init__(self, checkpoints: CheckpointStore):
+    self._checkpoints = checkpoints
+    # The loop's state of each checkpoint, which is read once.
+    self._loops: dict[int, LoopItem] = {}
+
+  def of(self, steps: Sequence[int] | None = None) -> dict[int, int | None]:
+    """Returns the generations at checkpoints, or all, that can be read."""
+    steps = self._checkpoints.steps() if steps is None else steps
+    for step in set(steps) - set(self._loops):
+      # It may be removed meanwhile, or unreadable.
+      with contextlib.suppress(ValueError, OSError):
+        self._loops[step] = self._checkpoints.loop_item(step)
+    read = [step for step in steps if step in self._loops]
+    return {step: recorded_generation(self._loops[step]) for step in read}
+
+  def pinned(self, *, every: bool = False) -> set[int]:
+    """Returns the generations that a run resumed from any checkpoint needs.
+
+    A run that waits for its generations needs those of all its checkpoints.
+    With `every`, all checkpoints are taken to be of such a run.
+
+    Raises:
+      GenerationError: There is no checkpoint, or one cannot be read.
+    """
+    directory, steps = self._checkpoints.directory, self._checkpoints.steps()
+    if not steps:
+      raise GenerationError(
+        f"{directory} has no checkpoint that says which generations are "
+        "needed; give the MODEL_DIR of the run"
+      )
+    used = self.of(steps)
+    if unread := set(steps) - set(used):
+      raise GenerationError(
+        f"checkpoint {min(unread)} of {directory} does not say which "
+        "generation it needs, for it cannot be read; remove it, or try again"
+      )
+    waits = [every or self._loops[step].get("lag_steps", 0) for step in steps]
+    waiting = itertools.compress(steps, waits)
+    return {step for step in (*used.values(), *waiting) if step is not None}
 
 
 def directory_of(

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 from etils import epath
 from flax import traverse_util
@@ -26,7 +25,6 @@ from jaxtyping import Float, Float32, Int, Int32
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.manifest import (
-  DamagedGenerationError,
   EmbeddingsShard,
   GenerationError,
   Manifest,
@@ -48,7 +46,6 @@ from realm_jax.storage.staging import (
   FileRecord,
   StagedFiles,
   record_files,
-  sha256_of,
 )
 
 # A file's vectors are in memory while they are embedded.
@@ -59,10 +56,9 @@ QUERY_TOWER = "query_tower/parameters.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class ShardLayout:
-  """The division of vectors into files of consecutive rows.
+  """The division of vectors into files of `rows_per_shard` consecutive rows.
 
-  Each file but the last has `rows_per_shard` rows. The `dtype` is that of the
-  stored vectors, `float32` or `bfloat16`.
+  The `dtype` is that of the stored vectors, `float32` or `bfloat16`.
   """
 
   num_blocks: int
@@ -135,7 +131,7 @@ class Draft:
     """Writes the vectors of a shard, and then its record.
 
     The `steps` are those of the checkpoints that its rows were embedded with,
-    and `seconds` the time that was spent on the vectors.
+    in `seconds`.
 
     Raises:
       GenerationError: A vector is not finite.
@@ -152,8 +148,7 @@ class Draft:
     for file_name, array in arrays.items():
       with atomic_file(self.folder / file_name) as path:
         save_array(path, array)
-        size = path.stat().st_size
-        files.append(FileRecord(file_name, size, sha256_of(path)))
+        files.append(FileRecord.of(path, file_name))
     written = EmbeddingsShard(name, len(vectors), oldest, newest, steps_name)
     record = ShardRecord(written, tuple(files), round(seconds, 3))
     with atomic_text_file(self.folder / self._record_name(shard)) as text:
@@ -162,14 +157,14 @@ class Draft:
   def adopt(self) -> None:
     """Copies shards of earlier builders, which have folders of their own."""
     identity, separator, _ = self.folder.name.partition("-")
-    done = self.records()
+    done = set(self.records())
     for name in list_names(self.folder.parent) if separator else ():
-      if not name.startswith(f"{identity}-") or name == self.folder.name:
+      if not name.startswith(f"{identity}-"):
         continue
       earlier = Draft(self.folder.parent / name, self.layout)
       for shard, record in earlier.records().items():
         if shard not in done:
-          done[shard] = record
+          done.add(shard)
           paths = [file.path for file in record.files]
           for path in (*paths, self._record_name(shard)):
             copy_object(earlier.folder / path, self.folder / path)
@@ -184,16 +179,14 @@ class Draft:
         dropped, so that it is embedded again.
     """
     records = self.records()
-    missing = set(range(len(self.layout))) - set(records)
-    bad = {self.layout.name(shard) for shard in missing}
-    by_path = {f.path: i for i, r in records.items() for f in r.files}
-    staged = StagedFiles(
-      self.folder, [file for r in records.values() for file in r.files]
-    )
-    for path in staged.problems(by_path):
-      bad.add(path)
-      name = self._record_name(by_path[path])
-      (self.folder / name).unlink(missing_ok=True)
+    shard_of = {file: i for i, r in records.items() for file in r.files}
+    staged = StagedFiles(self.folder, shard_of)
+    bad = set(staged.problems([file.path for file in shard_of]))
+    for file, shard in shard_of.items():
+      if file.path in bad:
+        (self.folder / self._record_name(shard)).unlink(missing_ok=True)
+    for shard in set(range(len(self.layout))) - set(records):
+      bad.add(self.layout.name(shard))
     if bad:
       raise DamagedFileError(
         f"{', '.join(sorted(bad))} in {self.folder} changed after they were "
@@ -205,10 +198,7 @@ class Draft:
     return staged, list(records.values())
 
   def record_others(self, root: Path) -> tuple[FileRecord, ...]:
-    """Returns the records of all files in folders below a local directory.
-
-    They are copied to the draft, if that is on an object store.
-    """
+    """Returns records of the files in subfolders; copies them to the draft."""
     paths = sorted(
       str(path.relative_to(root))
       for path in root.glob("*/**/*")
@@ -227,9 +217,8 @@ class Draft:
 class Embeddings:
   """The vectors of a generation, memory-mapped file by file on first access.
 
-  The `shards` are in row order, and the `dtype` is that of the stored vectors,
-  `float32` or `bfloat16`. Every access verifies, or copies, the files that it
-  needs, and raises a GenerationError if one differs from the manifest.
+  The `shards` are in row order. Every access verifies, or copies, the files
+  that it needs, and raises a GenerationError if one differs from the manifest.
   """
 
   def __init__(
@@ -260,21 +249,13 @@ class Embeddings:
     return paths + [s.steps_path for s in self._shards if s.steps_path]
 
   def map_all(self) -> None:
-    """Maps all files now. What is mapped stays, even if its file is removed.
-
-    Raises:
-      GenerationError: A file differs from what the manifest says.
-    """
+    """Maps all files now. What is mapped stays, even if its file is removed."""
     for shard in self._shards:
       self._vectors(shard)
       self._steps(shard)
 
   def verify_again(self) -> None:
-    """Verifies local files again, whose bytes may have changed since.
-
-    Raises:
-      GenerationError: A file differs from what the manifest says.
-    """
+    """Verifies local files again, whose bytes may have changed since."""
     self._files.get(self.paths(), again=True)
 
   def __getitem__(self, rows: slice) -> Float[np.ndarray, "n d"]:
@@ -339,10 +320,7 @@ class Embeddings:
     if path in self._maps:
       return self._maps[path]
     file = self._files.get([path]) / path
-    try:
-      mapped = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-      raise DamagedGenerationError(f"{file} is no array: {error}") from error
+    mapped = np.load(file, mmap_mode="r", allow_pickle=False)
     if mapped.dtype != dtype and mapped.dtype.itemsize == dtype.itemsize:
       # The file format has no name for bfloat16 and returns plain bytes.
       mapped = mapped.view(dtype)
@@ -391,14 +369,6 @@ def save_query_tower(directory: Path, params: Params) -> None:
 
 
 def load_query_tower(directory: Path) -> Params:
-  """Reads the tree that `save_query_tower` wrote, as numpy arrays.
-
-  Raises:
-    DamagedGenerationError: The file is missing or damaged.
-  """
-  path = directory / QUERY_TOWER
-  try:
-    flat = safetensors.numpy.load_file(path)
-  except (OSError, safetensors.SafetensorError) as error:
-    raise DamagedGenerationError(f"{path} cannot be read: {error}") from error
+  """Reads the tree as numpy arrays, from a file that was verified."""
+  flat = safetensors.numpy.load_file(directory / QUERY_TOWER)
   return traverse_util.unflatten_dict(flat, sep="/")

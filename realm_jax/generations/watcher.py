@@ -1,6 +1,5 @@
 """The watcher: finds, verifies and loads generations in the background."""
 
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -73,10 +72,8 @@ class GenerationWatcher:
     self.poll(now=is_new)
     return self._loaded.get(step)
 
-  def wait_for(self, step: int, *, timeout: float | None = None) -> Generation:
-    """Waits for the generation of exactly this checkpoint step.
-
-    The `timeout` is in seconds; None waits without limit.
+  def wait_for(self, step: int, *, timeout: float) -> Generation:
+    """Waits for the generation of exactly this step, for `timeout` seconds.
 
     Raises:
       TimeoutError: It did not appear in time.
@@ -84,17 +81,17 @@ class GenerationWatcher:
       DamagedGenerationError: It is damaged; the sidecar may build it again.
     """
     self._awaited = step
-    end = time.monotonic() + (math.inf if timeout is None else timeout)
+    end = time.monotonic() + timeout
     is_fresh = False
     try:
       while True:
-        left = max(0.0, end - time.monotonic())
+        is_done = False
         if self._poll is not None:
-          wait([self._poll], None if timeout is None else left)
+          wait([self._poll], max(0.0, end - time.monotonic()))
+          is_done = self._poll.done()
         if step in self._loaded:
           return self._loaded[step]
         # A poll that had begun may have rejected what was replaced since.
-        is_done = self._poll is not None and self._poll.done()
         if is_fresh and is_done and step in self._rejected:
           _, error, _ = self._rejected[step]
           raise type(error)(str(error))
@@ -122,11 +119,7 @@ class GenerationWatcher:
     self.poll(now=True)
 
   def poll(self, *, now: bool = False) -> None:
-    """Has the thread look for generations, if it is time to.
-
-    Raises:
-      What has ended an earlier look: a full disk, or a bug.
-    """
+    """Has the thread look for generations; raises what ended the last look."""
     if self._poll is not None:
       if not self._poll.done():
         return
@@ -140,13 +133,10 @@ class GenerationWatcher:
     self._thread.shutdown()
 
   def _look(self) -> None:
-    """Loads at most one generation, and unloads those not needed.
-
-    The storage is asked only if a generation may be wanted: of the processes of
-    a run, the first follows the newest, and the others are asked for steps.
-    """
+    """Loads at most one generation, and unloads those not needed."""
     awaited, in_use = self._awaited, self._in_use
     follow = self._follow if self._following else "none"
+    # The storage is asked only if a generation may be wanted.
     if awaited is not None or follow != "none":
       try:
         with explain_full_disk(self._store.directory):

@@ -47,8 +47,7 @@ def require_readable(*paths: epath.PathLike | None) -> None:
       cannot be reached.
   """
   remote = [str(path) for path in paths if path is not None and is_remote(path)]
-  buckets = {"/".join(path.split("/")[:3]): path for path in remote}
-  for bucket, path in buckets.items():
+  for bucket, path in {"/".join(p.split("/")[:3]): p for p in remote}.items():
     # One name is enough, and only Google's store is asked for no more.
     only_one = {"max_results": 1} if path.startswith(_GOOGLE) else {}
     with _explaining(f"{path} cannot be read"):
@@ -66,16 +65,12 @@ def require_readable(*paths: epath.PathLike | None) -> None:
 def require_writable(*directories: epath.PathLike | None) -> None:
   """Checks directories by writing to each, and removing what was written.
 
-  A local one that does not exist yet is not made.
-
   Raises:
     StoreAccessError: As `require_readable`, or nothing may be written or
       removed, or a file has the name of a directory.
   """
   require_readable(*directories)
-  for directory in directories:
-    if directory is None:
-      continue
+  for directory in filter(None, directories):
     if not is_remote(directory):
       _require_writable_locally(directory)
       continue
@@ -130,11 +125,6 @@ def _require_writable_locally(directory: epath.PathLike) -> None:
   path = Path(directory).absolute()
   # The first that exists: the others are made when they are needed.
   nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
-  if not nearest.is_dir():
-    raise StoreAccessError(
-      f"{directory} cannot be a directory: {nearest} is a file; name another "
-      "directory"
-    )
   try:
     tempfile.TemporaryDirectory(prefix=".probe-", dir=nearest).cleanup()
   except OSError as error:

@@ -2,9 +2,8 @@
 
 Locally they are prepared under a hidden name beside their target, synced and
 renamed. What a killed process leaves there, the next one that prepares the same
-target removes. An object store has neither renames nor appends: for it they are
-prepared in a temporary directory and uploaded, a directory's last file being
-the one that makes it valid.
+target removes. An object store has no renames: for it they are prepared in a
+temporary directory and uploaded, last the file that makes a directory valid.
 """
 
 import contextlib
@@ -37,17 +36,11 @@ def atomic_file(
   """Yields a local path to write to, which becomes `path` at the end.
 
   The directory of `path` is created. If the block raises, `path` stays as it
-  was. The file is on the disk, or in the object store, when the block has
-  ended.
-
-  Args:
-    path: File to replace, local or on an object store.
-    several_writers: Whether processes may write `path` at the same time; the
-      last of them wins. Then the hidden file of one that is killed stays.
+  was. With `several_writers`, of processes that write it at the same time the
+  last one wins, and the hidden file of one that is killed stays.
 
   Raises:
-    OSError: The disk is full, the directory cannot be written to, or the
-      object store refuses the file.
+    OSError: The disk is full, or the place cannot be written to.
   """
   target = epath.Path(path)
   if is_remote(target):
@@ -79,21 +72,12 @@ def atomic_text_file(path: epath.PathLike) -> Iterator[IO[str]]:
     yield file
 
 
-def real_path(path: epath.PathLike) -> Path:
-  """Resolves symbolic links, so that a rename replaces what they point to."""
-  return Path(os.path.realpath(path))
-
-
 def check_target(path: epath.PathLike) -> None:
-  """Raises `TargetError` if no directory can be renamed to a path, or into it.
-
-  New files are prepared beside the directory, from where they cannot be renamed
-  to another disk.
-  """
+  """Raises `TargetError` if no directory can be renamed to a path."""
   target = epath.Path(path)
   if target.exists() and not target.is_dir():
     raise TargetError(f"{target} is a file; name a directory")
-  if not is_remote(target) and os.path.ismount(real_path(target)):
+  if not is_remote(target) and os.path.ismount(Path(target).resolve()):
     raise TargetError(
       f"{target} is the mount point of a disk, and new files are prepared "
       "beside it, on another disk, from which they cannot be renamed; name a "
@@ -105,8 +89,8 @@ def check_target(path: epath.PathLike) -> None:
 def staging_directory(target: epath.PathLike) -> Iterator[Path]:
   """Makes an empty directory in which to prepare the contents of `target`.
 
-  Locally it is a hidden sibling of the target, which one process at a time
-  holds. It is removed when the block ends, unless it was renamed.
+  Locally it is a hidden sibling of the target. It is removed when the block
+  ends, unless it was renamed.
 
   Raises:
     TargetError: Another process prepares the same target.
@@ -115,7 +99,7 @@ def staging_directory(target: epath.PathLike) -> Iterator[Path]:
     with ScratchDirectory() as scratch:
       yield scratch.path
     return
-  path = real_path(target)
+  path = Path(target).resolve()
   path.parent.mkdir(parents=True, exist_ok=True)
   staging = path.parent / f".{path.name}.building"
   staging.mkdir(exist_ok=True)
@@ -150,7 +134,8 @@ def rename_into_place(
   Raises:
     OSError: The target has files, and `overwrite` is False.
   """
-  path = real_path(target)
+  # A rename then replaces what symbolic links point to.
+  path = Path(target).resolve()
   sync_tree(staging)
   replaced = path.parent / f".{path.name}.replaced"
   shutil.rmtree(replaced, ignore_errors=True)

@@ -17,9 +17,8 @@ class GcsClient(GCSFileSystem):
 
   By default gcsfs keeps every listing for the life of the process, so that a
   trainer would see no new generation, and waits without limit for an answer.
-  Arguments that the caller gives are kept. The class is the one that does not
-  ask for the bucket's kind first, which not every account may know: buckets of
-  the kind "zonal" need the other.
+  The class is the one that does not ask for the bucket's kind first, which not
+  every account may know: buckets of the kind "zonal" need the other.
   """
 
   def __init__(self, *args: Any, **kwargs: Any):

@@ -30,8 +30,7 @@ def explain_full_disk(
 ) -> Iterator[None]:
   """Turns the system's error for a full disk or quota into `DiskFullError`.
 
-  The message names `target`, which the block writes. Where that is on an object
-  store, the full disk is the one of a temporary directory.
+  The message names `target`, which the block writes.
   """
   try:
     yield
@@ -79,7 +78,7 @@ def locked(path: Path, *, waits: bool = False) -> Iterator[None]:
     os.close(descriptor)
 
 
-class ScratchDirectory:
+class ScratchDirectory(contextlib.AbstractContextManager["ScratchDirectory"]):
   """A temporary directory, removed by `close`, with this object, or at exit.
 
   If the process is killed, the next one that makes such a directory in the same
@@ -105,9 +104,6 @@ class ScratchDirectory:
     """Removes the directory. What is mapped from it stays readable."""
     self._finalizer()
 
-  def __enter__(self) -> "ScratchDirectory":
-    return self
-
   def __exit__(self, *exception: object) -> None:
     self.close()
 
@@ -122,11 +118,7 @@ def _remove(scratch: Path) -> None:
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-  """Writes a `.npy` file.
-
-  On a full disk this raises the system's error, where `np.save` raises one
-  without a code.
-  """
+  """Writes a `.npy` file; on a full disk, `np.save`'s error has no code."""
   header = np.lib.format.header_data_from_array_1_0(array)
   with path.open("wb") as file:
     np.lib.format.write_array_header_1_0(file, header)
@@ -139,9 +131,8 @@ def create_mapped_array(
   """Creates a memory-mapped `.npy` file with its disk space allocated.
 
   If the disk is full, this raises `OSError`, where writing to a file that is
-  mapped without space would end the process with a signal.
+  mapped without space, as numpy's are, would end the process with a signal.
   """
-  # numpy creates the file as one hole, without disk space.
   array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
   with path.open("r+b") as file:
     os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)

@@ -33,11 +33,7 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def read_bytes(path: epath.PathLike) -> bytes:
-  """Returns what a file holds; an object store is asked once.
-
-  Raises:
-    FileNotFoundError: There is no such file.
-  """
+  """Returns what a file holds, or raises a `FileNotFoundError`."""
   client, name = fsspec.url_to_fs(str(path))
   return client.cat_file(name)
 
@@ -60,10 +56,7 @@ def list_names(directory: epath.PathLike) -> list[str]:
 
 
 def sizes_below(folder: epath.PathLike) -> dict[str, int]:
-  """Returns the bytes of all files below a folder, by their relative paths.
-
-  It costs an object store a request for each thousand of them.
-  """
+  """Returns the bytes of all files below a folder, by their relative paths."""
   client, name = fsspec.url_to_fs(str(folder))
   prefix = name.rstrip("/") + "/"
   found = client.find(prefix, detail=True)
@@ -73,10 +66,7 @@ def sizes_below(folder: epath.PathLike) -> dict[str, int]:
 
 
 def version_of(path: epath.PathLike) -> str | None:
-  """Returns a text that changes whenever a file is written; None without one.
-
-  A file that is only read keeps it, so that what was read can be kept, too.
-  """
+  """Returns a text that changes with each write of a file; None without one."""
   client, name = fsspec.url_to_fs(str(path))
   try:
     info = client.info(name)
@@ -99,9 +89,8 @@ def upload_directory(
 ) -> None:
   """Copies all files below a local directory to an object store.
 
-  `last`, relative to `source`, is the file that makes the target valid. It is
-  written when all others are there. After an error, which is raised, no other
-  upload begins.
+  `last`, relative to `source`, is the file that makes the target valid: it is
+  written when all others are there.
   """
   files = (path for path in source.rglob("*") if path.is_file())
   paths = {path.relative_to(source).as_posix() for path in files}
@@ -116,20 +105,12 @@ def upload_directory(
 
 
 def download(source: epath.PathLike, target: Path) -> None:
-  """Copies an object into a local file, in large parts at once.
-
-  Raises:
-    FileNotFoundError: There is no such object.
-  """
+  """Copies an object into a local file, or raises a `FileNotFoundError`."""
   client, name = fsspec.url_to_fs(str(source))
   client.get_file(name, str(target))
 
 
 def copy_object(source: epath.PathLike, target: epath.PathLike) -> None:
-  """Copies an object within an object store, which moves no bytes to here.
-
-  Raises:
-    FileNotFoundError: There is no such object.
-  """
+  """Copies an object within an object store, which moves no bytes to here."""
   client, name = fsspec.url_to_fs(str(source))
   client.cp_file(name, fsspec.url_to_fs(str(target))[1])

@@ -57,13 +57,12 @@ def sole_process(
   *,
   advice: str = "stop it, or give this one another MODEL_DIR",
 ) -> Iterator[SoleProcess]:
-  """Gives this process a role in a directory for the time of the block.
+  """Gives this process a role in a directory, which is made if need be.
 
   On an object store another process may take the role from one that was cut off
   from the store, or stopped, for more than a lifetime. So `check` must be
   called from time to time, and before anything is written that the other would
-  write, too. The directory is created, and the lock is named by the role. The
-  `advice` ends the error's message.
+  write, too. The `advice` ends the error's message.
 
   Raises:
     SoleProcessError: Another process has the role.
@@ -71,18 +70,16 @@ def sole_process(
   """
   path = epath.Path(directory)
   refused = f"{path} already has a {role} (%s); {advice}"
-  if is_remote(path):
-    lease = _Lease(path / f"{role}.lease", role)
-    if holder := lease.take():
-      raise SoleProcessError(refused % holder)
-    try:
-      yield lease
-    finally:
-      lease.release()
-    return
-  path.mkdir(parents=True, exist_ok=True)
-  lock = Path(path) / f"{role}.lock"
   with contextlib.ExitStack() as stack:
+    if is_remote(path):
+      lease = _Lease(path / f"{role}.lease", role)
+      if holder := lease.take():
+        raise SoleProcessError(refused % holder)
+      stack.callback(lease.release)
+      yield lease
+      return
+    path.mkdir(parents=True, exist_ok=True)
+    lock = Path(path) / f"{role}.lock"
     try:
       stack.enter_context(locked(lock))
     except BlockingIOError:
@@ -97,8 +94,12 @@ class _Lease(SoleProcess):
 
   def __init__(self, path: epath.Path, role: str):
     self._path, self._role = path, role
-    self._token = secrets.token_hex(8)
-    self._renewals = 0
+    self._own = {
+      "holder": _own_name(),
+      "process": os.getpid(),
+      "started": _started(os.getpid()),
+      "token": secrets.token_hex(8),
+    }
     # When the store was asked for the last time, whether it answered or not.
     self._asked = 0.0
     self._taken_by = ""
@@ -114,18 +115,18 @@ class _Lease(SoleProcess):
       logging.info(
         "%s is held (%s); waiting for up to %g seconds to see whether its "
         "holder runs",
-        *(self._path, found.get("holder"), LIFETIME_SECONDS),
+        *(self._path, found["holder"], LIFETIME_SECONDS),
       )
     while not _is_free(found) and (left := until - time.monotonic()) > 0:
       time.sleep(min(RENEWAL_SECONDS / 5, left))
       before, found = found, self._read()
       if found != before and not _is_free(found):
-        return str(found.get("holder", "unknown"))
+        return found["holder"]
     self._write()
     time.sleep(SETTLING_SECONDS)
     found = self._read()
-    if found.get("token") != self._token:
-      return str(found.get("holder", "unknown"))
+    if not self._is_own(found):
+      return found.get("holder", "unknown")
     self._asked = time.monotonic()
     self._thread.start()
     return ""
@@ -148,7 +149,7 @@ class _Lease(SoleProcess):
     self._ended.set()
     self._thread.join()
     try:
-      if not self._taken_by and self._read().get("token") == self._token:
+      if not self._taken_by and self._is_own(self._read()):
         # A holder that was cut off must find that another one has had the role.
         self._write(released=True)
     except Exception as error:
@@ -163,10 +164,9 @@ class _Lease(SoleProcess):
     with self._lock:
       try:
         found = self._read()
-        if found and found.get("token") != self._token:
-          self._taken_by = str(found.get("holder", "unknown"))
+        if found and not self._is_own(found):
+          self._taken_by = found["holder"]
         else:
-          self._renewals += 1
           self._write()
       # While the store cannot be reached, nothing can be written to it either.
       except Exception as error:
@@ -176,55 +176,49 @@ class _Lease(SoleProcess):
   def _read(self) -> Mapping[str, Any]:
     """Returns what the lease says; nothing if there is none."""
     try:
-      read = json.loads(read_bytes(self._path))
+      return {"holder": "unknown", **json.loads(read_bytes(self._path))}
     except FileNotFoundError:
       return {}
-    except ValueError:
-      read = None
-    return read if isinstance(read, dict) else {"unreadable": True}
+    except (ValueError, TypeError):
+      return {"holder": "unknown"}
 
   def _write(self, *, released: bool = False) -> None:
-    lease = {
-      "holder": _own_name(),
-      "machine": _machine(),
-      "process": os.getpid(),
-      "started": _started(os.getpid()),
-      "token": self._token,
-      "renewals": self._renewals,
-      "released": released,
-    }
+    lease = {**self._own, "renewed": time.time(), "released": released}
     write_json(self._path, lease)
+
+  def _is_own(self, lease: Mapping[str, Any]) -> bool:
+    return lease.get("token") == self._own["token"]
 
 
 def _is_free(lease: Mapping[str, Any]) -> bool:
   """Returns whether a lease has no holder, or one of here that has ended."""
   if not lease or lease.get("released") is True:
     return True
-  machine, started = _machine(), lease.get("started")
-  is_here = machine is not None and lease.get("machine") == machine
-  return is_here and bool(started) and _started(lease.get("process")) != started
+  # Empty where the holder's host is not known, or has no /proc.
+  machine, _, _ = str(lease.get("started") or "").rpartition(" ")
+  is_here = bool(machine) and machine == _machine()
+  return is_here and _started(lease.get("process")) != lease["started"]
 
 
 def _own_name() -> str:
   return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def _machine() -> str | None:
-  """Returns a name that processes share if they see each other's ids."""
-  try:
+def _machine() -> str:
+  """Returns a name that processes share if they see each other's ids, or ""."""
+  with contextlib.suppress(OSError):
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = os.stat("/proc/self/ns/pid").st_ino
-  except OSError:
-    return None
-  return f"{socket.gethostname()}/{boot}/{namespace}"
+    return f"{socket.gethostname()}/{boot}/{namespace}"
+  return ""
 
 
-def _started(process: object) -> str | None:
-  """Returns when a process started, in ticks; None if it has ended."""
-  try:
+def _started(process: object) -> str:
+  """Returns where and when, in ticks, a process started; "" if it has ended."""
+  with contextlib.suppress(OSError):
     text = Path(f"/proc/{process}/stat").read_text()
-  except OSError:
-    return None
-  state, *fields = text.rpartition(")")[2].split()
-  # A killed process is a zombie until its parent reaps it.
-  return None if state in "ZX" else fields[18]
+    state, *fields = text.rpartition(")")[2].split()
+    # A killed process is a zombie until its parent reaps it.
+    if state not in "ZX":
+      return f"{_machine()} {fields[18]}"
+  return ""

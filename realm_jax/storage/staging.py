@@ -20,7 +20,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from absl import logging
@@ -83,6 +83,11 @@ class FileRecord:
   size: int
   sha256: str
 
+  @classmethod
+  def of(cls, file: Path, path: str) -> "FileRecord":
+    """Returns the record of a local file, which will be at `path`."""
+    return cls(path, file.stat().st_size, sha256_of(file))
+
   def problem_of(
     self,
     path: epath.PathLike,
@@ -90,10 +95,7 @@ class FileRecord:
     size: int | None = None,
     checksums: bool = True,
   ) -> str:
-    """Returns how a file differs from this record, or "".
-
-    With `checksums` all of its bytes are read. Its `size` may be known.
-    """
+    """Returns how a file, whose size may be known, differs from this, or ""."""
     try:
       size = epath.Path(path).stat().length if size is None else size
       if size != self.size:
@@ -105,21 +107,14 @@ class FileRecord:
     return ""
 
 
-def record_files(
-  root: Path, paths: Iterable[str], *, drop_pages: bool = False
-) -> tuple[FileRecord, ...]:
+def record_files(root: Path, paths: Iterable[str]) -> tuple[FileRecord, ...]:
   """Returns the records of local files below `root`, which are read at once.
 
-  With `drop_pages` the system's page cache gives up what was read. A missing
-  file is a FileNotFoundError.
+  Raises:
+    FileNotFoundError: One is missing.
   """
-
-  def record(path: str) -> FileRecord:
-    checksum = sha256_of(root / path, drop_pages=drop_pages)
-    return FileRecord(path, (root / path).stat().st_size, checksum)
-
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    return tuple(pool.map(record, paths))
+    return tuple(pool.map(lambda path: FileRecord.of(root / path, path), paths))
 
 
 class StagedFiles:
@@ -127,9 +122,8 @@ class StagedFiles:
 
   A file that does not match its record is read once more: the fault may have
   been this host's. Then it is an `error` of the type given, whose message ends
-  with the `advice`. Without `verify_local`, only copies are verified. With
-  `low_priority`, one thread of low priority reads local files, as beside
-  training, instead of one for each core.
+  with the `advice`. With `low_priority`, one thread of low priority reads local
+  files, as beside training, instead of one for each core.
   """
 
   def __init__(
@@ -139,13 +133,12 @@ class StagedFiles:
     *,
     error: type[Exception] = DamagedFileError,
     advice: str = "",
-    verify_local: bool = True,
     low_priority: bool = False,
   ):
     self._folder = epath.Path(folder)
     self._records = {file.path: file for file in records}
     self._error, self._advice = error, advice
-    self._verify_local, self._low_priority = verify_local, low_priority
+    self._low_priority = low_priority
     self._lock = threading.Lock()
     self._verified: set[str] = set()
     self._links: ScratchDirectory | None = None
@@ -179,26 +172,21 @@ class StagedFiles:
     if again and not self.is_copied:
       with self._lock:
         self._verified.clear()
-    for path, problem in self.problems(paths).items():
-      raise self._damaged(path, problem)
+    self._refuse(self.problems(paths))
     return self.root
 
   def problems(self, paths: Collection[str]) -> dict[str, str]:
-    """Verifies files, or copies them; returns what is wrong with which.
-
-    Raises:
-      DamagedFileError, or the type given: A file is not in the manifest.
-      DiskFullError: There is no space for copies.
-    """
+    """Verifies files, or copies them; returns what is wrong with which."""
     with self._lock:
-      wanted = [self._record(p) for p in paths if p not in self._verified]
+      self._refuse(
+        {p: "is not in its manifest" for p in paths if p not in self._records}
+      )
+      wanted = [self._records[p] for p in paths if p not in self._verified]
       workers, initializer = os.cpu_count(), None
       if self.is_copied:
         workers = COPIED_AT_ONCE
         wanted = [file for file in wanted if not self._link(file)]
         _make_room(sum(file.size for file in wanted))
-      elif not self._verify_local:
-        wanted = []
       elif self._low_priority:
         workers, initializer = 1, lower_thread_priority
       with (
@@ -213,9 +201,7 @@ class StagedFiles:
     return problems
 
   def verify(self, paths: Collection[str], *, checksums: bool = True) -> None:
-    """Compares files with their records where they are, without a copy.
-
-    With `checksums`, all bytes are read. To compare sizes takes no time.
+    """Compares sizes and, if asked, checksums of files where they are.
 
     Raises:
       DamagedFileError, or the type given: A file is missing, cut or changed.
@@ -224,19 +210,12 @@ class StagedFiles:
 
     def problem_of(path: str) -> str:
       place, size = self._folder / path, sizes.get(path)
-      return self._record(path).problem_of(
+      return self._records[path].problem_of(
         place, size=size, checksums=checksums
       )
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      for path, problem in zip(paths, pool.map(problem_of, paths), strict=True):
-        if problem:
-          raise self._damaged(path, problem)
-
-  def _record(self, path: str) -> FileRecord:
-    if path not in self._records:
-      raise self._damaged(path, "is not in its manifest")
-    return self._records[path]
+      self._refuse(dict(zip(paths, pool.map(problem_of, paths), strict=True)))
 
   def _link(self, file: FileRecord) -> bool:
     """Takes a copy that is in the cache; returns whether there is one."""
@@ -270,15 +249,17 @@ class StagedFiles:
         break
     return problem
 
-  def _damaged(self, path: str, problem: str) -> Exception:
-    return self._error(f"{self._folder / path} {problem}{self._advice}")
+  def _refuse(self, problems: Mapping[str, str]) -> None:
+    """Raises the error of the first file that has a problem."""
+    for path, problem in problems.items():
+      if problem:
+        raise self._error(f"{self._folder / path} {problem}{self._advice}")
 
 
 def lower_thread_priority() -> None:
   """Lowers the priority of the calling thread and of threads it will start.
 
-  It cannot be raised again, so only a thread made for the work should call
-  this. It has an effect on Linux alone: elsewhere priorities are per process.
+  It cannot be raised again. Elsewhere than on Linux priorities are per process.
   """
   if sys.platform == "linux":
     thread = threading.get_native_id()

@@ -14,7 +14,7 @@ their vectors were published with it: texts in `block_records.npy` or
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import jax
@@ -45,7 +45,6 @@ from realm_jax.storage.access import require_writable
 from realm_jax.storage.atomic import (
   atomic_text_file,
   check_target,
-  real_path,
   rename_into_place,
   staging_directory,
 )
@@ -194,7 +193,7 @@ def _check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
     return
   # Only local paths have symbolic links.
   one, other = (
-    PurePath(str(path)) if is_remote(path) else real_path(path)
+    PurePath(str(path)) if is_remote(path) else Path(path).resolve()
     for path in (corpus_dir, output_dir)
   )
   if one.is_relative_to(other) or other.is_relative_to(one):
@@ -260,7 +259,7 @@ def _remove_corpus(directory: epath.PathLike) -> None:
   logging.info("Removing %s, whose generation was not written", directory)
   corpus = epath.Path(directory)
   if not is_remote(directory):
-    corpus = epath.Path(real_path(directory))
+    corpus = epath.Path(Path(directory).resolve())
   # The manifest first: without it, what remains is no corpus.
   (corpus / MANIFEST_NAME).unlink(missing_ok=True)
   corpus.rmtree(missing_ok=True)
