@@ -27,7 +27,6 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.precompilation.topology import Topology
 from realm_jax.storage.json_files import JsonValue
-from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.rolling_index import (
   abstract_vectors,
@@ -36,7 +35,7 @@ from realm_jax.training.rolling_index import (
 )
 from realm_jax.training.row_counts import input_shapes
 from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
-from realm_jax.training.setup import StepSetup, set_up_step
+from realm_jax.training.setup import CompiledSteps, StepSetup, set_up_step
 from realm_jax.training.stages.stage import Models
 from realm_jax.training.step import create_state
 
@@ -185,11 +184,10 @@ def _of_training(
   )
   searched, refresh = None, None
   if config.stage.needs_index:
-    searched = _searched(setup, num_blocks)
+    searched = _searched(setup)
   if config.keeps_own_index:
-    at_once = config.refresh.blocks_per_step
-    refresh = refresh_of(setup, num_blocks, at_once=at_once)
-    state = state._replace(index=abstract_vectors(setup, num_blocks))
+    refresh = refresh_of(setup, config.refresh.blocks_per_step)
+    state = state._replace(index=abstract_vectors(setup))
   in_step = searched if config.retrieve_on_device else None
   arguments = state, setup.abstract_batch(), in_step
   shapes = input_shapes(
@@ -213,24 +211,23 @@ def _of_training(
   yield _cost(SEARCH, name, search, arguments, topology)
 
 
-def _searched(setup: StepSetup, num_blocks: int) -> SearchedBlocks:
+def _searched(setup: StepSetup) -> SearchedBlocks:
   """Returns what is searched: a generation, or the run's own index."""
   config, mesh, retriever = setup.config, setup.mesh, setup.models.retriever
   vectors, query_params = None, {}
   if not config.keeps_own_index:
-    vectors = abstract_vectors(setup, num_blocks).vectors
+    vectors = abstract_vectors(setup).vectors
     if not config.stage.current_queries:
       params = abstract_retriever(retriever, mesh)
       query_params = query_tower_parameters(retriever, params)
   blocks = abstract_blocks(
-    num_blocks,
+    setup.num_blocks,
     config.data.block_length,
     vocab_size=retriever.bert.vocab_size or 0,
     mesh=mesh,
   )
   count = _abstract((), jnp.int32, sharding.replicated(mesh))
-  plan = plan_of(setup, num_blocks)
-  return SearchedBlocks(query_params, vectors, count, blocks, plan)
+  return SearchedBlocks(query_params, vectors, count, blocks, plan_of(setup))
 
 
 def _embedding(config: GenerationConfig, topology: Topology) -> Cost:

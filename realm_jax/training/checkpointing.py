@@ -63,8 +63,6 @@ def read_loop_item(
 ) -> LoopItem:
   """Returns what a checkpoint records for a run that continues from it.
 
-  The `vocabulary` is that of the run, a SHA-256.
-
   Raises:
     CheckpointError: It cannot be read, is of another vocabulary, or has no such
       record in this format.
@@ -101,8 +99,8 @@ def examples_of_run(
     return newest.at(version, bytes(item["corpus_fingerprint"]).hex())
   except CorpusError as error:
     raise CheckpointError(
-      f"{store.directory}/{step} reads its examples from version "
-      f"{version} of the corpus, and cannot be continued exactly: {error}. "
+      f"{store.directory}/{step} reads its examples from version {version} of "
+      f"the corpus, and cannot be continued exactly: {error}. "
       "Restore that version, or give another MODEL_DIR and this one as "
       "INITIAL_CHECKPOINT"
     ) from error
@@ -113,11 +111,6 @@ class RetrievedIds(NamedTuple):
 
   ids: Int64[np.ndarray, "b k"]
   scores: Float32[np.ndarray, "b k"]
-
-  @classmethod
-  def of(cls, retrieved: SearchResult, corpus: Corpus) -> "RetrievedIds":
-    """Returns the ids of retrieved rows of a corpus version."""
-    return cls(corpus.block_ids[retrieved.rows], retrieved.scores)
 
   def in_rows(self, corpus: Corpus) -> SearchResult | None:
     """Returns the rows in a corpus version; None if one is not there."""
@@ -228,17 +221,15 @@ class Checkpointer:
     return TrainState(done, params, optimizer), loop_state
 
   def _load_initial(self, params: Params) -> Params:
-    """Replaces components by those of the checkpoints to start from.
-
-    A posterior starts as the retriever's query tower.
-    """
+    """Replaces components by those of the checkpoints to start from."""
     loaded = {
       name: self._load_component(name, fresh)
       for name, fresh in params.items()
       if name != "posterior"
     }
     if "posterior" in params:
-      # A step is given the buffers of each parameter, which are not shared.
+      # It starts as the retriever's query tower. A step is given the buffers of
+      # each parameter, which are not shared.
       loaded["posterior"] = {
         tower: jax.tree.map(jnp.copy, loaded["retriever"][tower])
         for tower in params["posterior"]
@@ -296,10 +287,8 @@ class Checkpointer:
   ) -> dict[str, jax.Array] | None:
     """Restores the vectors of all blocks, like abstract arrays by their names.
 
-    Returns:
-      The vectors; None where the checkpoint has none, those of another corpus
-      version than that with the `fingerprint`, cannot be read, or has them with
-      other padding, which follows from the number of devices.
+    It returns None where they cannot be read, are of another corpus version, or
+    have other padding, which follows from the number of devices.
     """
     store = self._store
     # That of a new run is still being written.

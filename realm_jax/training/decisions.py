@@ -35,8 +35,6 @@ class Decisions:
 
   Args:
     preempted: Event that SIGTERM sets, in any process.
-    num_steps: Steps of the run.
-    save_every_steps: Distance of its checkpoints.
     check: Function that is called about once a second while the loop waits; an
       exception ends the run.
 
@@ -107,8 +105,7 @@ class Decisions:
   def stop_requested(self) -> bool:
     """Whether a run that waits, between two steps, should give up waiting.
 
-    All other processes learn that this one is preempted. Raises what `check`
-    does.
+    It raises what `check` does.
     """
     self._check()
     return self._preempted_anywhere.is_set()

@@ -79,16 +79,8 @@ def refresh_oldest(
 ) -> DatedVectors:
   """Embeds each device's oldest blocks again.
 
-  They are one run of rows: that which begins with the first of the oldest.
-
-  Args:
-    params: Current parameters of the retriever.
-    dated: Vectors of all blocks, which are replaced.
-    blocks: Tokens of all blocks.
-    step: Step of the parameters.
-    retriever: Retriever whose block tower embeds them.
-    num_blocks: Number of blocks that each device embeds.
-    mesh: Mesh of all devices.
+  They are one run of `num_blocks` rows on each device: that which begins with
+  the first of the oldest. The parameters are the retriever's, as of the step.
   """
   divided: Any = PartitionSpec(MESH_AXES)
   on_each_device = functools.partial(
@@ -149,11 +141,11 @@ class OwnIndex:
     self._decisions = decisions
     self._checkpoints = checkpoints
     self.searched: SearchedBlocks | None = None
-    config, total = setup.config.refresh, setup.corpus.num_blocks
-    self.refresh = refresh_of(setup, total, at_once=config.blocks_per_step)
+    config, total = setup.config.refresh, setup.num_blocks
+    self.refresh = refresh_of(setup, config.blocks_per_step)
     # The first device has all blocks of a corpus that is small.
-    share = min(total, _of_device(setup, total, total * setup.mesh.size))
-    steps = -(-share // _of_device(setup, total, config.blocks_per_step))
+    share = min(total, _of_device(setup, total * setup.mesh.size))
+    steps = -(-share // _of_device(setup, config.blocks_per_step))
     message = f"every block is embedded again within {steps} steps"
     limit = config.max_staleness_steps
     if limit and steps > limit:
@@ -176,37 +168,34 @@ class OwnIndex:
     setup, corpus = self._setup, self._setup.corpus
     block_length = setup.config.data.block_length
     blocks = load_blocks(corpus, block_length=block_length, mesh=setup.mesh)
-    shapes = abstract_vectors(setup, corpus.num_blocks)
+    shapes = abstract_vectors(setup)
     found = self._checkpoints.own_vectors(
       int(state.step), corpus.fingerprint, shapes._asdict()
     )
-    if found is not None:
-      dated = DatedVectors(**found)
-    else:
-      dated = self._embedded(state, shapes, blocks)
     count = np.asarray(corpus.num_blocks, np.int32)
     self.searched = SearchedBlocks(
       query_params={},
       vectors=None,
       count=sharding.replicate(count, setup.mesh),
       blocks=blocks,
-      plan=plan_of(setup, corpus.num_blocks),
+      plan=plan_of(setup),
     )
-    return state._replace(index=dated)
+    if found is not None:
+      return state._replace(index=DatedVectors(**found))
+    return state._replace(index=self._embedded(state, shapes, blocks))
 
   def _embedded(
     self, state: TrainState, shapes: DatedVectors, blocks: BlockArrays
   ) -> DatedVectors:
     """Embeds all blocks, with the devices of the run."""
     setup, mesh = self._setup, self._setup.mesh
-    num_blocks, capacity = setup.corpus.num_blocks, len(shapes.steps)
+    capacity = len(shapes.steps)
     of_device = _TOKENS_PER_BATCH // setup.config.data.block_length
-    at_once = mesh.size * _of_device(setup, num_blocks, of_device * mesh.size)
+    at_once = mesh.size * _of_device(setup, of_device * mesh.size)
     placed = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     refresh = jax.jit(
       sharding.under(
-        setup.config.mesh.all_axis_rules,
-        refresh_of(setup, num_blocks, at_once=at_once),
+        setup.config.mesh.all_axis_rules, refresh_of(setup, at_once)
       ),
       donate_argnums=1,
       out_shardings=placed,
@@ -214,7 +203,7 @@ class OwnIndex:
 
     @functools.partial(jax.jit, out_shardings=placed)
     def without_vectors() -> DatedVectors:
-      is_block = jnp.arange(capacity) < num_blocks
+      is_block = jnp.arange(capacity) < setup.num_blocks
       return DatedVectors(
         jnp.zeros(shapes.vectors.shape, shapes.vectors.dtype),
         jnp.where(is_block, NEVER, NO_BLOCK).astype(jnp.int32),
@@ -235,35 +224,30 @@ class OwnIndex:
     return dated
 
 
-def _of_device(setup: StepSetup, num_blocks: int, at_once: int) -> int:
+def _of_device(setup: StepSetup, at_once: int) -> int:
   """Returns how many blocks each device embeds, of so many on all devices."""
   devices = setup.mesh.size
-  share = capacity_for(num_blocks, devices=devices) // devices
+  share = capacity_for(setup.num_blocks, devices=devices) // devices
   return max(1, min(-(-at_once // devices), share))
 
 
-def refresh_of(
-  setup: StepSetup, num_blocks: int, *, at_once: int
-) -> Callable[..., DatedVectors]:
-  """Returns `refresh_oldest` for a corpus of `num_blocks`, `at_once` of them.
-
-  The number is that of all devices together.
-  """
+def refresh_of(setup: StepSetup, at_once: int) -> Callable[..., DatedVectors]:
+  """Returns `refresh_oldest` of `at_once` blocks, on all devices together."""
   return sharding.shared_partial(
     refresh_oldest,
     retriever=setup.models.retriever,
-    num_blocks=_of_device(setup, num_blocks, at_once),
+    num_blocks=_of_device(setup, at_once),
     mesh=setup.mesh,
   )
 
 
-def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
+def abstract_vectors(setup: StepSetup) -> DatedVectors:
   """Returns abstract vectors: a run's own, or those of an exact index."""
   config, dtype = setup.config, ExactConfig().dtype
   if config.keeps_own_index:
     dtype = config.refresh.rolling_refresh_dtype
   size = setup.models.retriever.vector_size
-  capacity = capacity_for(num_blocks, devices=setup.mesh.size)
+  capacity = capacity_for(setup.num_blocks, devices=setup.mesh.size)
   placed = NamedSharding(setup.mesh, PartitionSpec(MESH_AXES))
   abstract: Any = functools.partial(jax.ShapeDtypeStruct, sharding=placed)
   return DatedVectors(
@@ -272,13 +256,13 @@ def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
   )
 
 
-def plan_of(setup: StepSetup, num_blocks: int) -> exact_search.Plan:
+def plan_of(setup: StepSetup) -> exact_search.Plan:
   """Returns the settings of an exact search of a step's queries."""
   mesh = setup.mesh
   return exact_search.make_plan(
     setup.num_searched,
     num_queries=setup.config.data.batch_size,
-    num_rows=capacity_for(num_blocks, devices=mesh.size),
+    num_rows=capacity_for(setup.num_blocks, devices=mesh.size),
     devices=mesh.size,
     platform=mesh.devices.flat[0].platform,
   )

@@ -98,11 +98,6 @@ def load_blocks(
   """Reads a corpus; each process reads the rows of its devices alone.
 
   It does not communicate, so that any thread may call it.
-
-  Args:
-    corpus: Corpus version that is searched.
-    block_length: Padded length of a block.
-    mesh: Devices that divide the blocks.
   """
   shapes = abstract_blocks(
     corpus.num_blocks, block_length, vocab_size=corpus.vocab_size, mesh=mesh
@@ -145,14 +140,7 @@ def load_blocks(
 def abstract_blocks(
   num_blocks: int, block_length: int, *, vocab_size: int, mesh: Mesh
 ) -> BlockArrays:
-  """Returns the abstract arrays of a corpus, with their shardings.
-
-  Args:
-    num_blocks: Number of blocks.
-    block_length: Padded length of a block.
-    vocab_size: Number of wordpieces.
-    mesh: Devices that divide the blocks.
-  """
+  """Returns the abstract arrays of a corpus, with their shardings."""
   capacity = capacity_for(num_blocks, devices=mesh.size)
   columns = block_length
   if mesh.devices.flat[0].platform == "tpu":
@@ -194,22 +182,9 @@ def search_in_step(
   it is found by the very parameters that queries are embedded with; not while
   the retriever is frozen, when all vectors are those of its parameters.
 
-  Args:
-    state: State before the step.
-    batch: Batch without candidates.
-    searched: Blocks.
-    freeze_retriever: Whether the retriever is frozen in this step.
-    retriever: The towers.
-    num_candidates: Number of candidates, the null block included.
-    current_queries: Whether queries are embedded with the current parameters.
-    mesh: Mesh of all devices.
-    refresh: Function that embeds a slice of a run's own index again, given
-      the retriever's parameters, the dated vectors, the blocks and the step;
-      None of a run that searches generations.
-
-  Returns:
-    State and batch for the rest of the step, and metrics. `staleness_steps` of
-    a run's own index is the age of the oldest vector in this search.
+  It is a `search` of `train_step`; the `num_candidates` include the null block.
+  Without `refresh` (`rolling_index.refresh_of`), generations are searched. With
+  it, `staleness_steps` is the age of the oldest vector in this search.
   """
   metrics: Metrics = {}
   current, vectors = state.params["retriever"], searched.vectors
@@ -250,10 +225,7 @@ def _gather_candidates(
   num_kept: int,
   mesh: Mesh,
 ) -> Candidates:
-  """Drops what has the source's hash, of the rows found, and gathers tokens.
-
-  The result is that of `without_source` and `with_null` on the host.
-  """
+  """Returns what `without_source` and `with_null` would make on the host."""
 
   def on_each_device(
     rows: Int[Array, "b n"],

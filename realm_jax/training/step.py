@@ -57,8 +57,8 @@ def create_state(
 ) -> TrainState:
   """Initializes a state, every array on its own devices.
 
-  `init` makes parameters by component, in flax's boxes, from a random key.
-  Without a `seed`, the arrays are abstract.
+  `init` makes the parameters in flax's boxes. Without a `seed`, the arrays are
+  abstract.
 
   Raises:
     ValueError: The mesh does not divide a parameter.
@@ -102,10 +102,8 @@ def _boxed_state(
 class ComparingLoss(NamedTuple):
   """A `Loss` that compares all examples of a batch by their vectors.
 
-  Attributes:
-    embed: Function from the parameters, what the encoders read and the key of
-      the dropout masks to a tree of vectors, with a row for each example.
-    compare: Function from these and the batch to the loss.
+  `embed` makes a tree of vectors, with a row for each example, of which and of
+  the batch `compare` makes the loss.
   """
 
   embed: Callable[[Params, EncoderRows, jax.Array | None], Any]
@@ -229,9 +227,6 @@ def batch_gradient(
   def vectors_of(params: Params, part: Any, key: jax.Array) -> Any:
     return on_rows(part, lambda rows: embed(trained(params), rows, key))
 
-  def forward(*given: Any) -> tuple[Any, Any]:
-    return vectors_of(*given), given
-
   def backward(given: Any, slopes: Any) -> Any:
     params, part, key = given
 
@@ -239,12 +234,11 @@ def batch_gradient(
       _, pull = jax.vjp(
         lambda params: embed(trained(params), rows, key), params
       )
-      (gradient,) = pull(slopes)
-      return gradient
+      return pull(slopes)[0]
 
     return on_rows(part, pulled_back), None, None
 
-  vectors_of.defvjp(forward, backward)
+  vectors_of.defvjp(lambda *given: (vectors_of(*given), given), backward)
 
   def compared(params: Params) -> tuple[jax.Array, WeightedLoss]:
     vectors = jax.lax.map(
@@ -266,9 +260,7 @@ def update(
 ) -> tuple[TrainState, Metrics]:
   """Updates the parameters by a gradient.
 
-  Returns:
-    The next state and the metrics, with `gradient_norm` and `parameter_norm`
-    (of the next state) added.
+  It adds the metrics `gradient_norm` and `parameter_norm`, of the next state.
   """
   updates, optimizer_state = optimizer.update(
     gradient, state.optimizer, state.params
@@ -298,16 +290,10 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
   """Computes the gradient of one batch and updates the parameters.
 
-  Args:
-    state: State before the step.
-    batch: Batch of the stage.
-    searched: What `search` searches.
-    optimizer: Optimizer.
-    search: Function that finds or draws the batch's candidates in this step,
-      given the state, the batch, `searched` and whether the retriever is
-      frozen. It returns the first two, and metrics.
-    freeze_retriever: Whether the retriever is frozen in this step.
-    settings: Further settings of `batch_gradient`.
+  `search`, if any, finds or draws the candidates of the batch in this step,
+  given the state, the batch, what is `searched` and whether the retriever is
+  frozen. It returns the first two, and metrics. The other `settings` are those
+  of `batch_gradient`.
   """
   found: Metrics = {}
   if search is not None:

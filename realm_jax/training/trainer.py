@@ -18,7 +18,6 @@ from realm_jax.storage.sole_process import (
 )
 from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import Checkpointer
-from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import open_schedule
@@ -26,7 +25,7 @@ from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.loop import Run, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.rolling_index import OwnIndex
-from realm_jax.training.setup import set_up
+from realm_jax.training.setup import CompiledSteps, set_up
 from realm_jax.training.step import TrainState, create_state
 
 

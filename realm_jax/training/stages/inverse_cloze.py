@@ -19,7 +19,14 @@ from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import NonNegativeInt, require_valid
 from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import EncoderRows
-from realm_jax.training.stages import stage as stages
+from realm_jax.training.stages.stage import (
+  Assembled,
+  Encoders,
+  ExampleArrays,
+  Models,
+  Stage,
+  StageContext,
+)
 from realm_jax.training.step import ComparingLoss, RowsOf
 
 # Blocks that are searched for beside the negatives and the sentence's own, so
@@ -41,7 +48,7 @@ class InverseClozeBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class InverseCloze(stages.Stage):
+class InverseCloze(Stage):
   """A sentence finds its block among the blocks of the global batch.
 
   Attributes:
@@ -52,6 +59,7 @@ class InverseCloze(stages.Stage):
   """
 
   num_hard_negatives: NonNegativeInt = 0
+  current_queries = False
   components = ("retriever",)
 
   def __post_init__(self) -> None:
@@ -60,10 +68,6 @@ class InverseCloze(stages.Stage):
   @property
   def needs_index(self) -> bool:
     return self.num_hard_negatives > 0
-
-  @property
-  def current_queries(self) -> bool:
-    return False
 
   @property
   def num_candidates(self) -> int:
@@ -83,11 +87,8 @@ class InverseCloze(stages.Stage):
     return min(needed + _NUM_SPARE, num_blocks)
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult | None,
-    context: stages.StageContext,
-  ) -> stages.Assembled:
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
+  ) -> Assembled:
     query, removed = batch.arrays["query"], batch.arrays["removed"]
     blocks = batch.arrays["block"][:, None]
     if retrieved is not None:
@@ -101,15 +102,12 @@ class InverseCloze(stages.Stage):
       blocks = np.concatenate([blocks, negatives], axis=1)
     return InverseClozeBatch(query, blocks, removed), {}
 
-  def example(self, shapes: stages.ExampleArrays) -> InverseClozeBatch:
+  def example(self, shapes: ExampleArrays) -> InverseClozeBatch:
     removed = np.zeros(len(shapes.query), bool)
     return InverseClozeBatch(shapes.query, shapes.candidates, removed)
 
   def rows(
-    self,
-    models: stages.Models,
-    batch: InverseClozeBatch,
-    numbers: UInt32[Array, " b"],
+    self, models: Models, batch: InverseClozeBatch, numbers: UInt32[Array, " b"]
   ) -> EncoderRows:
     retriever = models.retriever
     count, length = batch.blocks.shape[1:]
@@ -122,7 +120,7 @@ class InverseCloze(stages.Stage):
     )
 
   def functions(
-    self, models: stages.Models
+    self, models: Models
   ) -> tuple[RowsOf[InverseClozeBatch], ComparingLoss]:
     rows_of, _ = super().functions(models)
     return rows_of, ComparingLoss(
@@ -131,10 +129,7 @@ class InverseCloze(stages.Stage):
     )
 
   def loss(
-    self,
-    encoders: stages.Encoders,
-    batch: InverseClozeBatch,
-    rows: EncoderRows,
+    self, encoders: Encoders, batch: InverseClozeBatch, rows: EncoderRows
   ) -> WeightedLoss:
     vectors = _vectors(encoders, rows)
     return _compare(encoders.models.retriever.score_scale, vectors, batch)
@@ -144,19 +139,20 @@ class InverseCloze(stages.Stage):
 _Vectors = tuple[Float[Array, "b d"], Float[Array, "b k d"]]
 
 
-def _vectors(encoders: stages.Encoders, rows: EncoderRows) -> _Vectors:
+def _vectors(encoders: Encoders, rows: EncoderRows) -> _Vectors:
   queries, blocks = encoders.apply("retriever", rows.queries, rows.blocks)
   return queries, blocks.reshape(len(queries), -1, blocks.shape[-1])
 
 
 def _embed(
   stage: InverseCloze,
-  models: stages.Models,
+  models: Models,
   params: Params,
   rows: EncoderRows,
   dropout_key: jax.Array | None,
 ) -> _Vectors:
-  return _vectors(stages.encoders_of(stage, models, params, dropout_key), rows)
+  of_step = Encoders.of_step(stage.components, models, params, dropout_key)
+  return _vectors(of_step, rows)
 
 
 def _compare(

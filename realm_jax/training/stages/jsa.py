@@ -87,7 +87,6 @@ class Support(NamedTuple):
       places: Places of blocks that are read; 0 for the null block.
       current: Their vectors now; those of one place must be equal. The null
         block, which no generation has, scores by its own.
-      score_scale: Factor of all inner products.
     """
     by_query = jnp.arange(len(queries))[:, None]
     stored = jnp.asarray(self.vectors)
@@ -112,12 +111,9 @@ def propose(
 ) -> tuple[TrainState, Any, Metrics]:
   """Draws the blocks that a step reads, with the current posterior tower.
 
-  It is the `search` of `train_step`. q is the one from which is drawn, so that
-  the chain is exact; it has no dropout.
-
-  Returns:
-    The state, the batch with the null block and the proposals as candidates in
-    place of the whole support, and no metrics.
+  It is a `search` of `train_step`, which leaves the null block and the drawn
+  blocks as candidates in place of the whole support. q is the one from which is
+  drawn, so that the chain is exact; it has no dropout.
   """
   del searched, freeze_retriever
   tokens, numbers = batch.candidates
@@ -159,14 +155,9 @@ def of_proposals(
   sums over the proposals estimate those over p(z|x). The null block, which is
   read besides, has no weight.
 
-  Args:
-    support: Blocks from which the proposals were drawn.
-    proposals: These.
-    queries: Vectors of the retriever's query tower.
-    posterior: Those of the posterior's.
-    candidates: Vectors of the null block and the proposals.
-    score_scale: Factor of all inner products.
-    settings: Further settings of `jsa`.
+  Queries are embedded by the retriever's tower and by the posterior's. The
+  candidates are the null block and the proposals. The other settings are those
+  of `jsa`.
   """
   places = jnp.pad(jnp.asarray(proposals.places), ((0, 0), (1, 0)))
   log_prior, log_posterior = (

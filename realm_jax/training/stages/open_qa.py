@@ -26,8 +26,15 @@ from realm_jax.settings import Fraction, OfRun, PositiveInt, require_valid
 from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import EncoderRows
-from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.renaming import permutation
+from realm_jax.training.stages.stage import (
+  Assembled,
+  Encoders,
+  ExampleArrays,
+  Models,
+  Stage,
+  StageContext,
+)
 
 
 class OpenQaBatch(NamedTuple):
@@ -53,7 +60,7 @@ class OpenQaBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenQa(stages.Stage):
+class OpenQa(Stage):
   """Fine-tuning on questions, as in ORQA; there is no null block.
 
   The retriever learns from `num_searched_blocks`, against the generation's
@@ -99,11 +106,7 @@ class OpenQa(stages.Stage):
     return self.num_read
 
   def init(
-    self,
-    models: stages.Models,
-    query_length: int,
-    block_length: int,
-    key: jax.Array,
+    self, models: Models, query_length: int, block_length: int, key: jax.Array
   ) -> Params:
     params = super().init(models, query_length, block_length, key)
     if self.index_scores:
@@ -119,11 +122,8 @@ class OpenQa(stages.Stage):
     return min(max(self.num_searched_blocks, self.num_read), num_blocks)
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult | None,
-    context: stages.StageContext,
-  ) -> stages.Assembled:
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
+  ) -> Assembled:
     assert retrieved is not None
     has_answer, is_answer = self._answers(batch, retrieved, context)
     recall = has_answer[:, :5].any(axis=1).mean()
@@ -161,7 +161,7 @@ class OpenQa(stages.Stage):
         candidates[row] = new_ids[candidates[row]]
     return query, candidates
 
-  def example(self, shapes: stages.ExampleArrays) -> OpenQaBatch:
+  def example(self, shapes: ExampleArrays) -> OpenQaBatch:
     searched = (len(shapes.query), shapes.num_searched)
     size = () if self.index_scores else (shapes.vector_size,)
     spans = (*shapes.candidates.shape, shapes.max_answer_width)
@@ -175,10 +175,7 @@ class OpenQa(stages.Stage):
     )
 
   def rows(
-    self,
-    models: stages.Models,
-    batch: OpenQaBatch,
-    numbers: UInt32[Array, " b"],
+    self, models: Models, batch: OpenQaBatch, numbers: UInt32[Array, " b"]
   ) -> EncoderRows:
     joint = encoder_rows.joint_rows(
       models.require_reader(), batch.joint_query, batch.blocks, numbers
@@ -189,10 +186,7 @@ class OpenQa(stages.Stage):
     return joint._replace(queries=TokenRows(query, numbers))
 
   def loss(
-    self,
-    encoders: stages.Encoders,
-    batch: OpenQaBatch,
-    rows: EncoderRows,
+    self, encoders: Encoders, batch: OpenQaBatch, rows: EncoderRows
   ) -> WeightedLoss:
     """Returns ORQA's loss, over stored vectors or over scores of an index.
 
@@ -227,7 +221,7 @@ class OpenQa(stages.Stage):
     )
 
   def _answers(
-    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
+    self, batch: Batch, retrieved: SearchResult, context: StageContext
   ) -> tuple[Bool[np.ndarray, "b n"], Bool[np.ndarray, "b k l w"]]:
     """Returns which blocks contain an answer, and which spans are answers.
 

@@ -32,13 +32,20 @@ from realm_jax.settings import (
 from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import Candidates, EncoderRows, hash_words
 from realm_jax.training.stages import masked_words
-from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.jsa import (
   Support,
   of_proposals,
   propose,
 )
 from realm_jax.training.stages.masked_words import MaskTargets, unmasked
+from realm_jax.training.stages.stage import (
+  Assembled,
+  Encoders,
+  ExampleArrays,
+  Models,
+  Stage,
+  StageContext,
+)
 from realm_jax.training.step import Metrics, TrainState
 
 
@@ -63,7 +70,7 @@ class PretrainingBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretraining(stages.Stage):
+class Pretraining(Stage):
   """A masked sentence, the null block and the blocks that the index retrieves.
 
   Attributes:
@@ -164,11 +171,7 @@ class Pretraining(stages.Stage):
     return (*super().components, *(("posterior",) if self.draws else ()))
 
   def init(
-    self,
-    models: stages.Models,
-    query_length: int,
-    block_length: int,
-    key: jax.Array,
+    self, models: Models, query_length: int, block_length: int, key: jax.Array
   ) -> Params:
     params = super().init(models, query_length, block_length, key)
     if self.draws:
@@ -239,7 +242,7 @@ class Pretraining(stages.Stage):
     return queries
 
   def proposer(
-    self, models: stages.Models, *, seed: int
+    self, models: Models, *, seed: int
   ) -> Callable[..., tuple[TrainState, PretrainingBatch, Metrics]] | None:
     if not self.draws:
       return None
@@ -251,11 +254,8 @@ class Pretraining(stages.Stage):
     )
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult | None,
-    context: stages.StageContext,
-  ) -> stages.Assembled:
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
+  ) -> Assembled:
     query, masks = batch.arrays["query"], MaskTargets.of(batch)
     if retrieved is None:
       words = hash_words(batch.array("source_hash"))
@@ -273,13 +273,13 @@ class Pretraining(stages.Stage):
       made = made._replace(support=support)
     return made, {}
 
-  def example(self, shapes: stages.ExampleArrays) -> PretrainingBatch:
+  def example(self, shapes: ExampleArrays) -> PretrainingBatch:
     tokens = shapes.candidates
     candidates = Candidates(tokens, content_numbers(tokens))
     masks = MaskTargets.none(shapes)
     return PretrainingBatch(shapes.query, candidates, masks)
 
-  def host_example(self, shapes: stages.ExampleArrays) -> PretrainingBatch:
+  def host_example(self, shapes: ExampleArrays) -> PretrainingBatch:
     if not self.draws:
       return self.example(shapes)
     num_queries, _, length = shapes.candidates.shape
@@ -291,10 +291,7 @@ class Pretraining(stages.Stage):
     )
 
   def rows(
-    self,
-    models: stages.Models,
-    batch: PretrainingBatch,
-    numbers: UInt32[Array, " b"],
+    self, models: Models, batch: PretrainingBatch, numbers: UInt32[Array, " b"]
   ) -> EncoderRows:
     retriever, reader = models.retriever, models.require_reader()
     candidates = batch.candidates
@@ -313,10 +310,7 @@ class Pretraining(stages.Stage):
     )
 
   def loss(
-    self,
-    encoders: stages.Encoders,
-    batch: PretrainingBatch,
-    rows: EncoderRows,
+    self, encoders: Encoders, batch: PretrainingBatch, rows: EncoderRows
   ) -> WeightedLoss:
     """Returns the objective, by default REALM's (section 3.1).
 

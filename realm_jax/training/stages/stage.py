@@ -36,16 +36,16 @@ class Models(NamedTuple):
   reader: Reader | None
 
   def for_corpus(self, corpus: Corpus) -> "Models":
-    """Returns the same models for the vocabulary of a corpus.
-
-    Raises:
-      ValueError: They are configured for another vocabulary.
-    """
+    """Returns the same models for the vocabulary of a corpus."""
     words = corpus.vocabulary
     return self.for_vocabulary(words.vocab_size, words.sep_id)
 
   def for_vocabulary(self, vocab_size: int, separator_id: int) -> "Models":
-    """Returns the same models for a vocabulary; raises as `for_corpus` does."""
+    """Returns the same models for a vocabulary.
+
+    Raises:
+      ValueError: They are configured for another one.
+    """
     sizes = {"vocab_size": vocab_size, "separator_id": separator_id}
     return Models(
       self.retriever.for_vocabulary(**sizes),
@@ -67,15 +67,25 @@ class Models(NamedTuple):
 class Encoders(NamedTuple):
   """The models as a loss applies them: with parameters and dropout masks.
 
-  Attributes:
-    models: The modules.
-    params: Parameters by component.
-    dropout_keys: Keys of the dropout masks by component; none without dropout.
+  Parameters and the keys of the dropout masks are by component; a component
+  without dropout has no key.
   """
 
   models: Models
   params: Params
   dropout_keys: Mapping[str, jax.Array]
+
+  @classmethod
+  def of_step(
+    cls,
+    components: tuple[str, ...],
+    models: Models,
+    params: Params,
+    dropout_key: jax.Array | None,
+  ) -> "Encoders":
+    """Returns what the loss of a stage with these components applies."""
+    keys = {} if dropout_key is None else _keys_of(components, dropout_key)
+    return cls(models, params, keys)
 
   def frozen(self, component: str) -> "Encoders":
     """Returns the same, but one component without dropout and gradient."""
@@ -121,12 +131,8 @@ class StageContext:
 class ExampleArrays(NamedTuple):
   """Arrays and sizes from which a stage makes a batch of the right shapes.
 
-  Attributes:
-    candidates: Padded blocks, `num_candidates` for each query.
-    num_searched: Number of blocks that are searched for each query.
-    vector_size: Number of components of a block's vector.
-    max_masks: Number of masks that are scored.
-    max_answer_width: Width of the reader's widest span, in tokens.
+  Each query has `num_candidates` padded blocks, and `num_searched` are searched
+  for it. `max_masks` are scored. The `max_answer_width` is in tokens.
   """
 
   query: Int[np.ndarray, "b q"]
@@ -176,11 +182,11 @@ class Stage(abc.ABC):
     return True
 
   @property
-  def retrieves_on_device(self) -> bool:
+  def null_block(self) -> bool:
     return False
 
   @property
-  def null_block(self) -> bool:
+  def retrieves_on_device(self) -> bool:
     return False
 
   @property
@@ -218,18 +224,14 @@ class Stage(abc.ABC):
   def search_queries(self, batch: Batch) -> dict[str, Int[np.ndarray, "b q"]]:
     """Returns what each component that searches reads of the examples.
 
-    The first is the retriever. `assemble` is given what one finds beside what
-    the others do.
+    `assemble` is given what the retriever finds, and beside it what others do.
     """
     return {"retriever": batch.arrays["query"]}
 
   def proposer(
     self, models: Models, *, seed: int
   ) -> Callable[..., tuple[TrainState, StepBatch, Metrics]] | None:
-    """Returns what draws the candidates of a batch in its step, if anything.
-
-    It is a `search` of `train_step`.
-    """
+    """Returns the `search` of `train_step` that draws candidates, if any."""
     del models, seed
     return None
 
@@ -237,10 +239,7 @@ class Stage(abc.ABC):
   def assemble(
     self, batch: Batch, retrieved: SearchResult | None, context: StageContext
   ) -> Assembled:
-    """Makes the batch of a step from examples and the blocks retrieved.
-
-    These are None where the host retrieves none.
-    """
+    """Makes the batch of a step from examples and what the host retrieved."""
 
   @abc.abstractmethod
   def example(self, shapes: ExampleArrays) -> StepBatch:
@@ -291,18 +290,8 @@ def _loss_of(
   rows: EncoderRows,
   dropout_key: jax.Array | None,
 ) -> WeightedLoss:
-  encoders = encoders_of(stage, models, params, dropout_key)
-  return stage.loss(encoders, batch, rows)
-
-
-def encoders_of(
-  stage: Stage, models: Models, params: Params, dropout_key: jax.Array | None
-) -> Encoders:
-  """Returns the models as the loss of a stage applies them in a step."""
-  keys = {}
-  if dropout_key is not None:
-    keys = _keys_of(stage.components, dropout_key)
-  return Encoders(models, params, keys)
+  of_step = Encoders.of_step(stage.components, models, params, dropout_key)
+  return stage.loss(of_step, batch, rows)
 
 
 def _keys_of(
