@@ -123,13 +123,11 @@ class LoopState(NamedTuple):
   """State of the loop between two steps.
 
   Attributes:
-    positions: Positions in the data from which the rows of this process go
-      on, in the next step.
+    positions: Positions in the data at which the rows of this process go on.
     generation: Step of the generation in use; None of a run without any.
     retrieved: Blocks that were retrieved for the next step's queries of this
       process; None if they have to be searched.
-    indexed_corpus: SHA-256 of the corpus version whose vectors the state has,
-      in a run that keeps its own index.
+    indexed_corpus: SHA-256 of the corpus version of a run's own index.
   """
 
   positions: Int64[np.ndarray, " b"]
@@ -188,8 +186,7 @@ class Checkpointer:
   ) -> tuple[TrainState, LoopState]:
     """Returns the state of the last checkpoint, or that of a new run.
 
-    `state` is that of a new run, freshly initialized on the devices. If there
-    is a checkpoint, abstract arrays with their shardings will do.
+    The given state is fresh; if there is a checkpoint, it may be abstract.
 
     Raises:
       CheckpointError: A checkpoint does not fit, was saved by a run with other

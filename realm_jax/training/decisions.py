@@ -72,12 +72,8 @@ class Decisions:
   ) -> StepDecision:
     """Decides what concerns a step, from the retrieval's thread.
 
-    Args:
-      step: The step, whose rows this process has prepared.
-      generation: Newest generation that process 0 has loaded; in the others,
-        the one that process 0 would `load` once they have loaded it.
-      crashed: Why the index has crashed, if it has.
-      metrics: Metrics of the host.
+    The generation is what `GenerationSchedule.loaded` returns. If the index has
+    crashed, `crashed` says why.
 
     Raises:
       ProcessesError: A process has failed.

@@ -52,10 +52,8 @@ class DatedVectors(NamedTuple):
 
   The rows are divided over all devices, and padded.
 
-  Attributes:
-    vectors: Vector of each block.
-    steps: Step with whose parameters it was embedded: `NEVER` if it was not,
-      and `NO_BLOCK` for rows past the last block.
+  Steps are those with whose parameters the vectors were embedded: `NEVER` if
+  one was not, and `NO_BLOCK` for rows past the last block.
   """
 
   vectors: Float[Array, "n d"]

@@ -50,8 +50,6 @@ def choose_row_counts(
   or its sums would be rounded differently.
 
   Args:
-    stage: Stage whose batches are laid out.
-    models: Models of the run.
     shapes: Arrays of a global batch.
     corpus: Corpus from which random sentences and blocks are taken.
     groups: Number of parts of a batch, on all devices together.

@@ -80,7 +80,7 @@ class SearchedBlocks:
     vectors: Vectors [n, d] of all blocks; None of a run that keeps its own
       index, for they are part of its state.
     count: Number of blocks, without padding.
-    blocks: Tokens of all blocks, as `BlockArrays`.
+    blocks: `BlockArrays` of all blocks.
     plan: Settings of the search, which are part of the program.
   """
 

@@ -208,11 +208,8 @@ class CompiledSteps:
   compiled when these are known, and again only where a later generation has
   other shapes: a corpus that has outgrown its capacity.
 
-  Args:
-    setup: Parts of the step.
-    layout: How sequences are laid out in rows.
-    refresh: Function that embeds a slice again, in a run that keeps its own
-      index (`rolling_index.refresh_of`).
+  In a run that keeps its own index, `refresh` embeds a slice of it again
+  (`rolling_index.refresh_of`).
 
   Attributes:
     programs: Compiled steps, by whether the retriever is frozen and by the
@@ -228,7 +225,7 @@ class CompiledSteps:
     self._setup = setup
     self._layout = layout
     config = setup.config
-    self._search = config.stage.proposer(setup.models, seed=config.data.seed)
+    self._search: Callable[..., Any] | None = None
     if config.retrieve_on_device:
       self._search = sharding.shared_partial(
         search_in_step,
@@ -253,13 +250,11 @@ class CompiledSteps:
   def lower(
     self, state: TrainState, batch: StepBatch, searched: Any, first_step: int
   ) -> Iterator[tuple[bool, jax.stages.Lowered]]:
-    """Yields the step in each mode that is needed from a first step on.
+    """Yields the step, retriever frozen or not, as needed from a first step on.
 
-    A mode is whether the retriever is frozen. All arrays may be abstract; the
-    buffers of the state are donated.
+    All arrays may be abstract; the buffers of the state are donated.
     """
     setup, config = self._setup, self._setup.config
-    rows_of, loss = config.stage.functions(setup.models)
     shardings = jax.tree.map(lambda array: array.sharding, state)
     freeze_steps = config.optimizer.freeze_retriever_steps
     modes = {step < freeze_steps for step in (first_step, config.num_steps - 1)}
@@ -268,8 +263,8 @@ class CompiledSteps:
         sharding.under(
           config.mesh.all_axis_rules,
           train_step,
-          rows_of=rows_of,
-          loss=loss,
+          stage=config.stage,
+          models=setup.models,
           layout=self._layout,
           optimizer=setup.optimizer,
           seed=config.data.seed,

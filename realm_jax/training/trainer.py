@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping
 
 from absl import logging
@@ -62,12 +61,10 @@ def train(
 def open_run(
   config: TrainConfig, configuration: Mapping[str, str] | None = None
 ) -> Iterator[tuple[TrainState, Run | None]]:
-  """Opens a run from its last checkpoint, or a new one.
-
-  What it is to keep of its configuration is written before checkpoint 0.
+  """Opens a run from its last checkpoint, or a new one, as `train` says.
 
   Yields the state before the next step, and the parts of the run, or None if
-  all steps are done. Raises what `train` does.
+  all steps are done.
   """
   data, sources = config.data, config.checkpoints
   with contextlib.ExitStack() as stack:
@@ -126,10 +123,10 @@ def open_run(
     if config.keeps_own_index and step < config.num_steps:
       own_index = OwnIndex(setup, decisions, checkpoints)
     if configuration is not None:
-      keep = functools.partial(
-        keep_configuration, config.model_dir, configuration
+      loop.on_process_0(
+        "configuration",
+        lambda: keep_configuration(config.model_dir, configuration),
       )
-      loop.on_process_0("configuration", keep)
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
@@ -12,10 +11,8 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenRows
-from realm_jax.models.parameters import Params
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import NonNegativeInt, require_valid
 from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import EncoderRows
@@ -27,11 +24,11 @@ from realm_jax.training.stages.stage import (
   Stage,
   StageContext,
 )
-from realm_jax.training.step import ComparingLoss, RowsOf
 
 # Blocks that are searched for beside the negatives and the sentence's own, so
 # that its verbatim copies can be dropped, too.
 _NUM_SPARE = 2
+_Vectors = tuple[Float[Array, "b d"], Float[Array, "b k d"]]
 
 
 class InverseClozeBatch(NamedTuple):
@@ -61,6 +58,7 @@ class InverseCloze(Stage):
   num_hard_negatives: NonNegativeInt = 0
   current_queries = False
   components = ("retriever",)
+  compares = True
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -119,50 +117,25 @@ class InverseCloze(Stage):
       blocks=TokenRows(blocks, places.reshape(-1)),
     )
 
-  def functions(
-    self, models: Models
-  ) -> tuple[RowsOf[InverseClozeBatch], ComparingLoss]:
-    rows_of, _ = super().functions(models)
-    return rows_of, ComparingLoss(
-      shared_partial(_embed, self, models),
-      shared_partial(_compare, models.retriever.score_scale),
-    )
-
   def loss(
     self, encoders: Encoders, batch: InverseClozeBatch, rows: EncoderRows
   ) -> WeightedLoss:
-    vectors = _vectors(encoders, rows)
-    return _compare(encoders.models.retriever.score_scale, vectors, batch)
+    return self.compare(encoders.models, self.embed(encoders, rows), batch)
 
+  def embed(self, encoders: Encoders, rows: EncoderRows) -> _Vectors:
+    """Returns the vectors of queries, and of the blocks of each."""
+    queries, blocks = encoders.apply("retriever", rows.queries, rows.blocks)
+    return queries, blocks.reshape(len(queries), -1, blocks.shape[-1])
 
-# Vectors of queries, and of the blocks of each.
-_Vectors = tuple[Float[Array, "b d"], Float[Array, "b k d"]]
-
-
-def _vectors(encoders: Encoders, rows: EncoderRows) -> _Vectors:
-  queries, blocks = encoders.apply("retriever", rows.queries, rows.blocks)
-  return queries, blocks.reshape(len(queries), -1, blocks.shape[-1])
-
-
-def _embed(
-  stage: InverseCloze,
-  models: Models,
-  params: Params,
-  rows: EncoderRows,
-  dropout_key: jax.Array | None,
-) -> _Vectors:
-  of_step = Encoders.of_step(stage.components, models, params, dropout_key)
-  return _vectors(of_step, rows)
-
-
-def _compare(
-  score_scale: float, vectors: _Vectors, batch: InverseClozeBatch
-) -> WeightedLoss:
-  queries, blocks = vectors
-  return inverse_cloze_loss(
-    queries,
-    blocks[:, 0],
-    batch.removed,
-    negatives=blocks[:, 1:],
-    score_scale=score_scale,
-  )
+  def compare(
+    self, models: Models, vectors: _Vectors, batch: InverseClozeBatch
+  ) -> WeightedLoss:
+    """Returns the loss of the vectors of all examples."""
+    queries, blocks = vectors
+    return inverse_cloze_loss(
+      queries,
+      blocks[:, 0],
+      batch.removed,
+      negatives=blocks[:, 1:],
+      score_scale=models.retriever.score_scale,
+    )

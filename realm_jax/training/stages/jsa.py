@@ -27,7 +27,7 @@ from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.encoder_rows import Candidates
 from realm_jax.training.stages.masked_words import unmasked
 from realm_jax.training.stages.stage import StageContext
-from realm_jax.training.step import Metrics, TrainState
+from realm_jax.training.step import TrainState
 
 # What the key of a step is folded with. Those of the dropout masks are folded
 # with the small numbers of the components.
@@ -100,22 +100,19 @@ class Support(NamedTuple):
 
 
 def propose(
+  retriever: Retriever,
   state: TrainState,
   batch: Any,
-  searched: None,
-  freeze_retriever: bool,
-  *,
-  retriever: Retriever,
   num_proposals: int,
+  *,
   seed: int,
-) -> tuple[TrainState, Any, Metrics]:
+) -> Any:
   """Draws the blocks that a step reads, with the current posterior tower.
 
-  It is a `search` of `train_step`, which leaves the null block and the drawn
-  blocks as candidates in place of the whole support. q is the one from which is
-  drawn, so that the chain is exact; it has no dropout.
+  The null block and the drawn ones are left as candidates, in place of the
+  whole support. q is the one from which is drawn, so that the chain is exact;
+  it has no dropout.
   """
-  del searched, freeze_retriever
   tokens, numbers = batch.candidates
   queries = embed_queries(
     retriever, state.params["posterior"], unmasked(batch.query, batch.masks)
@@ -136,7 +133,7 @@ def propose(
     jnp.take_along_axis(tokens, places[..., None], axis=1),
     jnp.take_along_axis(numbers, places, axis=1),
   )
-  return state, batch._replace(candidates=candidates, proposals=proposals), {}
+  return batch._replace(candidates=candidates, proposals=proposals)
 
 
 def of_proposals(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -20,7 +19,6 @@ from realm_jax.models.retriever import query_tower_parameters, relevance
 from realm_jax.objectives.jsa import Proposals
 from realm_jax.objectives.masked_lm import OBJECTIVES, WITH_TARGET
 from realm_jax.objectives.weighted import Average, WeightedLoss
-from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import (
   NonNegativeFloat,
   NonNegativeInt,
@@ -46,7 +44,7 @@ from realm_jax.training.stages.stage import (
   Stage,
   StageContext,
 )
-from realm_jax.training.step import Metrics, TrainState
+from realm_jax.training.step import TrainState
 
 
 class PretrainingBatch(NamedTuple):
@@ -241,17 +239,18 @@ class Pretraining(Stage):
       queries["posterior"] = np.asarray(unmasked(query, MaskTargets.of(batch)))
     return queries
 
-  def proposer(
-    self, models: Models, *, seed: int
-  ) -> Callable[..., tuple[TrainState, PretrainingBatch, Metrics]] | None:
+  def propose(
+    self,
+    models: Models,
+    state: TrainState,
+    batch: PretrainingBatch,
+    *,
+    seed: int,
+  ) -> PretrainingBatch:
     if not self.draws:
-      return None
-    return shared_partial(
-      propose,
-      retriever=models.retriever,
-      num_proposals=self.num_candidates - 1,
-      seed=seed,
-    )
+      return batch
+    num_proposals = self.num_candidates - 1
+    return propose(models.retriever, state, batch, num_proposals, seed=seed)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult | None, context: StageContext

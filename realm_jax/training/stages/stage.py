@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -19,9 +19,8 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.training.encoder_rows import EncoderRows, joint_rows
-from realm_jax.training.step import Loss, Metrics, RowsOf, TrainState
+from realm_jax.training.step import TrainState
 
 # A batch of a stage: numpy's arrays, with a row for each example.
 StepBatch = Any
@@ -74,18 +73,6 @@ class Encoders(NamedTuple):
   models: Models
   params: Params
   dropout_keys: Mapping[str, jax.Array]
-
-  @classmethod
-  def of_step(
-    cls,
-    components: tuple[str, ...],
-    models: Models,
-    params: Params,
-    dropout_key: jax.Array | None,
-  ) -> "Encoders":
-    """Returns what the loss of a stage with these components applies."""
-    keys = {} if dropout_key is None else _keys_of(components, dropout_key)
-    return cls(models, params, keys)
 
   def frozen(self, component: str) -> "Encoders":
     """Returns the same, but one component without dropout and gradient."""
@@ -158,12 +145,16 @@ class Stage(abc.ABC):
     retrieves_on_device: Whether a step can retrieve its own candidates.
     null_block: Whether the first candidate of each query is the null block.
     needs_answers: Whether it asks which blocks contain answers.
+    compares: Whether its loss compares all examples of a batch: the `compare`
+      of what it makes of the models, the vectors that it has made of encoders
+      and rows by `embed`, and the batch.
     num_candidates: Number of blocks that its step reads for each query.
     components: Components that it trains.
     frozen: Those of them whose parameters stay as they are.
   """
 
   needs_answers: ClassVar[bool] = False
+  compares: ClassVar[bool] = False
 
   @property
   def components(self) -> tuple[str, ...]:
@@ -228,12 +219,12 @@ class Stage(abc.ABC):
     """
     return {"retriever": batch.arrays["query"]}
 
-  def proposer(
-    self, models: Models, *, seed: int
-  ) -> Callable[..., tuple[TrainState, StepBatch, Metrics]] | None:
-    """Returns the `search` of `train_step` that draws candidates, if any."""
-    del models, seed
-    return None
+  def propose(
+    self, models: Models, state: TrainState, batch: StepBatch, *, seed: int
+  ) -> StepBatch:
+    """Draws candidates of a batch in its step, if the stage does so."""
+    del models, state, seed
+    return batch
 
   @abc.abstractmethod
   def assemble(
@@ -268,30 +259,14 @@ class Stage(abc.ABC):
     The `rows` are what the encoders read of it, laid out.
     """
 
-  def functions(self, models: Models) -> tuple[RowsOf[Any], Loss[Any]]:
-    """Returns `rows` and `loss` of models; equal stages have the same ones.
-
-    Raises:
-      ValueError: The models do not fit the stage.
-    """
-    if "reader" in self.components:
-      models.require_reader()
-    return (
-      shared_partial(type(self).rows, self, models),
-      shared_partial(_loss_of, self, models),
-    )
-
-
-def _loss_of(
-  stage: Stage,
-  models: Models,
-  params: Params,
-  batch: StepBatch,
-  rows: EncoderRows,
-  dropout_key: jax.Array | None,
-) -> WeightedLoss:
-  of_step = Encoders.of_step(stage.components, models, params, dropout_key)
-  return stage.loss(of_step, batch, rows)
+  def encoders(
+    self, models: Models, params: Params, dropout_key: jax.Array | None
+  ) -> Encoders:
+    """Returns the models as the loss applies them, with dropout given a key."""
+    keys = {}
+    if dropout_key is not None:
+      keys = _keys_of(self.components, dropout_key)
+    return Encoders(models, params, keys)
 
 
 def _keys_of(
