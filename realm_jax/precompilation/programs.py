@@ -35,7 +35,7 @@ from realm_jax.training.rolling_index import (
 )
 from realm_jax.training.row_counts import input_shapes
 from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
-from realm_jax.training.setup import CompiledSteps, StepSetup, set_up_step
+from realm_jax.training.setup import CompiledSteps, StepSetup
 from realm_jax.training.stages.stage import Models
 from realm_jax.training.step import create_state
 
@@ -64,11 +64,9 @@ class Cost:
     kind: What the program is for: one of the kinds above.
     name: Shapes that it is compiled for.
     fits: Whether the memory of a chip suffices.
-    argument_bytes: Bytes of the arguments.
     output_bytes: Bytes of the results that do not take an argument's place.
     temporary_bytes: Bytes of the temporaries; where they do not fit, what the
       compiler said last.
-    code_bytes: Bytes of the program itself.
     flops: Floating-point operations by XLA's cost analysis, which counts the
       body of a loop once; None of a program that does not fit.
     accessed_bytes: Bytes that it counts as read and written, in whichever
@@ -148,11 +146,6 @@ def compile_recipe(
 ) -> Report:
   """Compiles all programs of a training run, or of an index builder.
 
-  Args:
-    recipe: Training run, or index builder.
-    topology: Slice, whose devices need not exist.
-    num_blocks: Number of blocks of the corpus.
-
   Raises:
     ValueError: The recipe does not fit the slice's devices.
   """
@@ -174,7 +167,7 @@ def _of_training(
     devices=topology.devices,
   )
   models = _with_vocabulary(Models(config.retriever, config.reader))
-  setup = set_up_step(config, models, mesh=mesh, num_blocks=num_blocks)
+  setup = StepSetup(config, mesh, models, num_blocks)
   state = create_state(
     setup.init,
     setup.optimizer,

@@ -4,6 +4,7 @@ Above all, these are the steps of the run, compiled ahead of time.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,14 +36,35 @@ class StepSetup:
   Attributes:
     models: Models for the vocabulary of the corpus.
     num_blocks: Number of blocks of the corpus that is searched.
-    num_searched: Number of blocks that are searched for each query.
+
+  Raises:
+    ValueError: The configuration does not fit the devices, or the corpus has
+      too few blocks.
   """
 
   config: TrainConfig
   mesh: Mesh
   models: Models
   num_blocks: int
-  num_searched: int
+
+  def __post_init__(self) -> None:
+    # Devices may be able to share the columns of heads, and not the heads. Of
+    # several rules for an axis, the first counts.
+    rule = dict(reversed(self.config.mesh.all_axis_rules))["activation_heads"]
+    for model in filter(None, self.models):
+      sharding.require_divisible(
+        "num_heads",
+        (model.bert.num_heads,),
+        ("activation_heads",),
+        NamedSharding(self.mesh, PartitionSpec(rule)),
+      )
+    # They are found now, so that an error comes before anything is opened.
+    _ = self.num_searched, self.own_rows
+
+  @functools.cached_property
+  def num_searched(self) -> int:
+    """Number of blocks that are searched for each query."""
+    return self.config.stage.num_searched(self.num_blocks)
 
   @property
   def own_rows(self) -> Int[np.ndarray, " b"]:
@@ -149,33 +171,6 @@ class RunSetup(StepSetup):
     )
 
 
-def set_up_step(
-  config: TrainConfig, models: Models, *, mesh: Mesh, num_blocks: int
-) -> StepSetup:
-  """Checks a configuration against the devices and the number of blocks.
-
-  The models are those of the configuration, for the vocabulary of the corpus.
-
-  Raises:
-    ValueError: The configuration does not fit the devices, or the corpus has
-      too few blocks.
-  """
-  # Devices may be able to share the columns of heads, and not the heads. Of
-  # several rules for an axis, the first counts.
-  rule = dict(reversed(config.mesh.all_axis_rules))["activation_heads"]
-  for model in filter(None, models):
-    sharding.require_divisible(
-      "num_heads",
-      (model.bert.num_heads,),
-      ("activation_heads",),
-      NamedSharding(mesh, PartitionSpec(rule)),
-    )
-  num_searched = config.stage.num_searched(num_blocks)
-  setup = StepSetup(config, mesh, models, num_blocks, num_searched)
-  _ = setup.own_rows
-  return setup
-
-
 def set_up(config: TrainConfig) -> RunSetup:
   """Opens the corpora, and checks the configuration against them.
 
@@ -197,8 +192,7 @@ def set_up(config: TrainConfig) -> RunSetup:
     fsdp=config.mesh.fsdp, model_parallelism=config.mesh.model_parallelism
   )
   models = Models(config.retriever, config.reader).for_corpus(corpus)
-  step = set_up_step(config, models, mesh=mesh, num_blocks=corpus.num_blocks)
-  return RunSetup(**vars(step), examples=examples, corpus=corpus)
+  return RunSetup(config, mesh, models, corpus.num_blocks, examples, corpus)
 
 
 class CompiledSteps:
