@@ -28,11 +28,7 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.precompilation.topology import Topology
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.rolling_index import (
-  abstract_vectors,
-  plan_of,
-  refresh_of,
-)
+from realm_jax.training.rolling_index import abstract_vectors, plan_of
 from realm_jax.training.row_counts import input_shapes
 from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
 from realm_jax.training.setup import CompiledSteps, StepSetup
@@ -175,11 +171,10 @@ def _of_training(
     mesh=mesh,
     axis_rules=config.mesh.all_axis_rules,
   )
-  searched, refresh = None, None
+  searched = None
   if config.stage.needs_index:
     searched = _searched(setup)
   if config.keeps_own_index:
-    refresh = refresh_of(setup, config.refresh.blocks_per_step)
     state = state._replace(index=abstract_vectors(setup))
   in_step = searched if config.retrieve_on_device else None
   arguments = state, setup.abstract_batch(), in_step
@@ -187,7 +182,7 @@ def _of_training(
     config.stage, models, config.stage.example(setup.empty_arrays())
   )
   name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
-  steps = CompiledSteps(setup, setup.layout(None), refresh)
+  steps = CompiledSteps(setup, setup.layout(None))
   for frozen, step in steps.lower(*arguments, first_step=0):
     mode = ", retriever frozen" if frozen else ""
     yield _cost(STEP, name + mode, step, arguments, topology)

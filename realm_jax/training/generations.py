@@ -94,7 +94,7 @@ class GenerationSchedule:
     self._every = every_steps
     limit = config.max_staleness_steps
     # With 0 there is no limit.
-    self._limit = (
+    self._max_staleness_steps = (
       _REFRESHES_UNTIL_STALE * every_steps if limit is None else limit
     )
     self._decisions = decisions
@@ -347,10 +347,10 @@ class GenerationSchedule:
     return self._poll(look, awaited, seconds=_FRESHER_SECONDS) or self.current
 
   def _is_stale(self, step: int, generation: Generation) -> bool:
-    return 0 < self._limit < step - generation.oldest_step
+    return 0 < self._max_staleness_steps < step - generation.oldest_step
 
   def _report_stale(self, step: int) -> None:
-    limit = self._limit
+    limit = self._max_staleness_steps
     message = (
       f"the oldest vector of generation {self.current.step} is "
       f"{step - self.current.oldest_step} steps old at step {step}, above "

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus, require_block_length
+from realm_jax.indexes.exact import capacity_for
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
@@ -92,6 +93,12 @@ class StepSetup:
       num_steps=config.num_steps,
       frozen=config.stage.frozen,
     )
+
+  def blocks_of_device(self, at_once: int) -> int:
+    """Returns how many blocks each device embeds, of so many on all devices."""
+    devices = self.mesh.size
+    share = capacity_for(self.num_blocks, devices=devices) // devices
+    return max(1, min(-(-at_once // devices), share))
 
   def empty_arrays(self) -> ExampleArrays:
     """Returns padding, from which a stage makes a global batch."""
@@ -202,20 +209,12 @@ class CompiledSteps:
   compiled when these are known, and again only where a later generation has
   other shapes: a corpus that has outgrown its capacity.
 
-  In a run that keeps its own index, `refresh` embeds a slice of it again
-  (`rolling_index.refresh_of`).
-
   Attributes:
     programs: Compiled steps, by whether the retriever is frozen and by the
       shapes of what is searched.
   """
 
-  def __init__(
-    self,
-    setup: StepSetup,
-    layout: RowLayout,
-    refresh: Callable[..., Any] | None = None,
-  ):
+  def __init__(self, setup: StepSetup, layout: RowLayout):
     self._setup = setup
     self._layout = layout
     config = setup.config
@@ -227,7 +226,7 @@ class CompiledSteps:
         num_candidates=config.stage.num_candidates,
         current_queries=config.stage.current_queries or config.keeps_own_index,
         mesh=setup.mesh,
-        refresh=refresh,
+        num_refreshed=setup.blocks_of_device(config.refresh.blocks_per_step),
       )
     self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
 

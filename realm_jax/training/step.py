@@ -29,7 +29,7 @@ Metrics = dict[str, jax.Array]
 class TrainState(NamedTuple):
   """What the steps of a run read and write, after so many of them.
 
-  A run that keeps its own index has it here (`rolling_index.DatedVectors`).
+  A run that keeps its own index has it here (`search_in_step.DatedVectors`).
   """
 
   step: Int[Array, ""]

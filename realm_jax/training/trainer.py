@@ -157,9 +157,7 @@ def open_run(
     )
     stack.callback(candidates.close)
     # By a corpus that stays the same when the run is resumed.
-    layout = setup.layout(setup.examples)
-    refresh = None if own_index is None else own_index.refresh
-    steps = CompiledSteps(setup, layout, refresh)
+    steps = CompiledSteps(setup, setup.layout(setup.examples))
     # A step that searches is compiled when its vectors are there.
     if not config.retrieve_on_device:
       steps.compile(state, setup.abstract_batch())
