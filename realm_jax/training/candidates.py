@@ -11,6 +11,7 @@ from absl import logging
 from jaxtyping import Int64
 
 from realm_jax.answers.run_answers import RunAnswers
+from realm_jax.corpus.store import NULL_ROW
 from realm_jax.generations.loading import Generation
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
@@ -341,10 +342,11 @@ def _still_valid(
     return None
   if resumed.generation != generation.step:
     return None
-  retrieved = resumed.retrieved.in_rows(generation.corpus)
-  if retrieved is None:
+  rows = generation.corpus.rows_of(resumed.retrieved.ids)
+  if (rows == NULL_ROW).any():
     logging.warning(
       "generation %d was rebuilt with other blocks: searching it again",
       generation.step,
     )
-  return retrieved
+    return None
+  return SearchResult(rows=rows, scores=resumed.retrieved.scores)

@@ -29,8 +29,7 @@ from realm_jax.checkpoints.store import (
   recorded_generation,
 )
 from realm_jax.corpus import CorpusError
-from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.indexes.protocol import SearchResult
+from realm_jax.corpus.store import Corpus
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.training.config import CheckpointConfig
@@ -111,12 +110,6 @@ class RetrievedIds(NamedTuple):
 
   ids: Int64[np.ndarray, "b k"]
   scores: Float32[np.ndarray, "b k"]
-
-  def in_rows(self, corpus: Corpus) -> SearchResult | None:
-    """Returns the rows in a corpus version; None if one is not there."""
-    rows = corpus.rows_of(self.ids)
-    is_gone = (rows == NULL_ROW).any()
-    return None if is_gone else SearchResult(rows=rows, scores=self.scores)
 
 
 class LoopState(NamedTuple):

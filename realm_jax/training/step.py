@@ -58,18 +58,17 @@ def create_state(
   boxed = sharding.shared_partial(_boxed_state, init, optimizer)
   shapes = jax.eval_shape(boxed, jax.random.key(0))
   shardings = parameter_shardings(shapes, mesh, axis_rules)
-  boxes = jax.tree_util.tree_leaves_with_path(
-    shapes.params, is_leaf=meta.is_axis_metadata
-  )
-  for (path, box), placed in zip(
-    boxes, jax.tree.leaves(shardings.params), strict=True
-  ):
-    sharding.require_divisible(
+  jax.tree_util.tree_map_with_path(
+    lambda path, box, placed: sharding.require_divisible(
       f"the parameter {jax.tree_util.keystr(path)}",
       meta.unbox(box).shape,
       getattr(box, "names", ()),
       placed,
-    )
+    ),
+    shapes.params,
+    shardings.params,
+    is_leaf=meta.is_axis_metadata,
+  )
   if seed is None:
     return jax.tree.map(
       lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
