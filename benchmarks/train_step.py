@@ -184,12 +184,13 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   models = make_models(given)
   batches = [*batches_of(given, given.steps + 1)]
   mesh = make_mesh(devices=jax.devices()[:1])
-  rows_of, loss_of = _STAGE.functions(models)
   numbers = jnp.arange(given.batch, dtype=jnp.uint32)
   layout = RowLayout(mesh)
   if given.pack:
     # The step is compiled for as many rows as hold every batch.
-    needed = jax.jit(lambda batch: needed_rows(rows_of(batch, numbers)))
+    needed = jax.jit(
+      lambda batch: needed_rows(_STAGE.rows(models, batch, numbers))
+    )
     counts = np.max([needed(batch) for batch in batches], axis=0)
     layout = RowLayout(mesh, (tuple(counts.tolist()),))
   update = optimizer.make_optimizer(
@@ -205,8 +206,8 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   run = jax.jit(
     functools.partial(
       step.train_step,
-      rows_of=rows_of,
-      loss=loss_of,
+      stage=_STAGE,
+      models=models,
       layout=layout,
       optimizer=update,
       seed=0,

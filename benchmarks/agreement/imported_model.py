@@ -113,18 +113,19 @@ class ImportedModel(NamedTuple):
 
   def _graded(self, stage: Stage, batch: StepBatch) -> Graded:
     """Computes the loss as a step does, each sequence in a row of its own."""
-    rows_of, loss = stage.functions(Models(self.retriever, self.reader))
+    models = Models(self.retriever, self.reader)
     numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
     layout = RowLayout(make_mesh(devices=jax.devices()[:1]))
 
     def mean_and_metrics(params: Params, rows: EncoderRows) -> Any:
-      weighted = loss(params, batch, rows, jax.random.key(0))
+      encoders = stage.encoders(models, params, jax.random.key(0))
+      weighted = stage.loss(encoders, batch, rows)
       return weighted.loss.mean, weighted.means()
 
     grade = jax.value_and_grad(mean_and_metrics, has_aux=True)
     (value, metrics), gradient = jax.jit(
       lambda params: layout.with_rows(
-        lambda given: rows_of(*given),
+        lambda given: stage.rows(models, *given),
         (batch, numbers),
         lambda rows: grade(params, rows),
       )

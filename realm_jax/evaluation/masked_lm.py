@@ -23,8 +23,7 @@ from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
 from realm_jax.training.encoder_rows import RowLayout
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
-from realm_jax.training.stages.stage import StageContext
-from realm_jax.training.step import Loss, RowsOf
+from realm_jax.training.stages.stage import Models, StageContext
 
 
 def evaluate_masked_lm(
@@ -67,7 +66,8 @@ def evaluate_masked_lm(
   run = shard.load(config, max_batch=data.batch_size)
   measure = sharding.jit_on_mesh(
     weighted_loss,
-    *stage.functions(run.models),
+    stage,
+    run.models,
     RowLayout(run.mesh),
     mesh=run.mesh,
     out_shardings=sharding.replicated(run.mesh),
@@ -109,8 +109,8 @@ def evaluate_masked_lm(
 
 
 def weighted_loss(
-  rows_of: RowsOf[PretrainingBatch],
-  loss: Loss[PretrainingBatch],
+  stage: Pretraining,
+  models: Models,
   layout: RowLayout,
   params: Params,
   batch: PretrainingBatch,
@@ -118,9 +118,9 @@ def weighted_loss(
   """Returns the loss of a batch without dropout, and its metrics."""
   numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
   return layout.with_rows(
-    lambda numbered: rows_of(*numbered),
+    lambda numbered: stage.rows(models, *numbered),
     (batch, numbers),
-    lambda rows: loss(params, batch, rows, None),
+    lambda rows: stage.loss(stage.encoders(models, params, None), batch, rows),
   )
 
 

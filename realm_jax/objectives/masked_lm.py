@@ -7,15 +7,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from realm_jax.models import AnyArray
-from realm_jax.objectives.emdr2 import emdr2
-from realm_jax.objectives.leave_one_out import leave_one_out
+from realm_jax.objectives.distillation import (
+  emdr2,
+  leave_one_out,
+  perplexity,
+  replug,
+)
 from realm_jax.objectives.marginal import (
   Evidence,
   marginal,
   marginal_token_likelihood,
 )
-from realm_jax.objectives.perplexity import perplexity
-from realm_jax.objectives.replug import replug
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 Objective = Callable[[Evidence], WeightedLoss]
@@ -58,8 +60,7 @@ def masked_lm_loss(
     objective: Function from the evidence to the loss, and its own metrics.
     target_logits: The same scores without dropout, from which the target of
       p(z|x) is made; None for `logits`. Their gradient is not used.
-    has_null: Whether candidate 0 is the null block. Without it there are no
-      metrics that compare with it.
+    has_null: Whether candidate 0 is the null block, and compared with.
   """
   log_prior = jax.nn.log_softmax(relevance, axis=-1)
   log_probs = jax.nn.log_softmax(logits, axis=-1)

@@ -103,12 +103,9 @@ class Agreement:
     compute: Callable[[], T],
     errors: Sequence[type[Exception]] = (),
   ) -> T:
-    """Returns what process 0 computes, on all processes, or raises its error.
+    """Returns what process 0 computes, a value that JSON can hold, on all.
 
-    Args:
-      what: Name of what is computed.
-      compute: Function that returns a value that JSON can hold.
-      errors: Types of exceptions of `compute` that all processes raise.
+    Where it raises an exception of `errors`, all processes raise it.
     """
     if self.count == 1:
       return compute()
@@ -136,9 +133,8 @@ class Agreement:
   def require_same(self, given: Mapping[str, Any]) -> None:
     """Compares what all processes were given, and the program that they run.
 
-    Args:
-      given: Values by what they are called in the error. Of a dataclass the
-        fields are compared, and theirs.
+    Values have the names by which the error calls them. Of a dataclass the
+    fields are compared, and theirs.
 
     Raises:
       ProcessesError: A value differs.
@@ -240,26 +236,22 @@ def _outcome(
   try:
     return {"value": compute()}
   except tuple(errors) as error:
-    # The closest of the types that all processes know.
+    # The closest of the types that all processes know, by its number, and the
+    # exit code of one that they may not know.
     closest = next(kind for kind in type(error).__mro__ if kind in errors)
-    return {
-      "error": closest.__name__,
-      "message": str(error),
-      "exit_code": getattr(error, "exit_code", None),
-    }
+    code = getattr(error, "exit_code", None)
+    return {"error": errors.index(closest), "message": str(error), "code": code}
 
 
 def _value(
   outcome: Fact, errors: Sequence[type[Exception]], prefix: str = ""
 ) -> Fact:
   """Returns the value of an outcome, or raises its error."""
-  if "error" not in outcome:
+  if "value" in outcome:
     return outcome["value"]
-  by_name = {error.__name__: error for error in errors}
-  error: Any = by_name[outcome["error"]](prefix + outcome["message"])
-  if outcome["exit_code"] is not None:
-    # That of a type which not all processes may know.
-    error.exit_code = outcome["exit_code"]
+  error: Any = errors[outcome["error"]](prefix + outcome["message"])
+  if outcome["code"] is not None:
+    error.exit_code = outcome["code"]
   raise error
 
 

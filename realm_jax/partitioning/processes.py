@@ -55,15 +55,9 @@ def initialize(
   (TPU slices, Slurm, Open MPI, Kubernetes); without one, there is one process
   and nothing is started. Call it before jax looks for its devices.
 
-  A process that has waited in vain for the others ends with a line.
-
-  Args:
-    coordinator_address: Host and port of process 0.
-    num_processes: Number of processes.
-    process_id: Number of this process, from 0.
-    heartbeat_timeout_seconds: Seconds without a sign of life after which a
-      process is taken for dead, and all others are stopped.
-    initialization_timeout_seconds: Seconds to wait for all to start.
+  A process that has waited in vain for the others ends with a line. One that
+  gives no sign of life for `heartbeat_timeout_seconds` is taken for dead, and
+  all others are stopped.
 
   Raises:
     ProcessesError: The arguments are incomplete or wrong.

@@ -94,11 +94,7 @@ def require_divisible(
 ) -> None:
   """Checks that devices can share the dimensions of an array evenly.
 
-  Args:
-    what: Name of the array, for the error.
-    shape: Shape of the array.
-    axes: Logical axis of each dimension.
-    placed: Division of the array.
+  `what` names the array, and `axes` are the logical ones of its dimensions.
 
   Raises:
     ValueError: They cannot. The message names the settings to change.
@@ -143,14 +139,10 @@ def under(
 def jit_on_mesh(
   function: Callable[..., T], *first: Any, mesh: Mesh, **options: Any
 ) -> Callable[..., T]:
-  """Returns a compiled function whose logical axes are divided over a mesh.
+  """Returns a compiled function whose axes follow `LOGICAL_AXIS_RULES`.
 
-  Args:
-    function: Function whose logical axes follow `LOGICAL_AXIS_RULES`.
-    first: First arguments of the function, hashable; equal ones share what
-      this process has compiled.
-    mesh: Devices.
-    options: Further options of `jax.jit`.
+  Equal `first` arguments of it, which must be hashable, share what this process
+  has compiled. The `options` are those of `jax.jit`.
   """
   program = jax.jit(under(LOGICAL_AXIS_RULES, function, *first), **options)
 
@@ -215,10 +207,9 @@ def local_rows(
 
 
 class RowGroups(NamedTuple):
-  """The groups into which a sharding divides the rows of a global batch.
+  """The groups of equal size into which the rows of a global batch are divided.
 
   Attributes:
-    count: Number of groups, of equal size.
     own: Groups whose rows the devices of this process hold, in rising order.
       Where the model axis spans processes, several hold the same ones.
   """

@@ -27,16 +27,11 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.precompilation.topology import Topology
 from realm_jax.storage.json_files import JsonValue
-from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.rolling_index import (
-  abstract_vectors,
-  plan_of,
-  refresh_of,
-)
+from realm_jax.training.rolling_index import abstract_vectors, plan_of
 from realm_jax.training.row_counts import input_shapes
 from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
-from realm_jax.training.setup import StepSetup, set_up_step
+from realm_jax.training.setup import CompiledSteps, StepSetup
 from realm_jax.training.stages.stage import Models
 from realm_jax.training.step import create_state
 
@@ -65,11 +60,9 @@ class Cost:
     kind: What the program is for: one of the kinds above.
     name: Shapes that it is compiled for.
     fits: Whether the memory of a chip suffices.
-    argument_bytes: Bytes of the arguments.
     output_bytes: Bytes of the results that do not take an argument's place.
     temporary_bytes: Bytes of the temporaries; where they do not fit, what the
       compiler said last.
-    code_bytes: Bytes of the program itself.
     flops: Floating-point operations by XLA's cost analysis, which counts the
       body of a loop once; None of a program that does not fit.
     accessed_bytes: Bytes that it counts as read and written, in whichever
@@ -149,11 +142,6 @@ def compile_recipe(
 ) -> Report:
   """Compiles all programs of a training run, or of an index builder.
 
-  Args:
-    recipe: Training run, or index builder.
-    topology: Slice, whose devices need not exist.
-    num_blocks: Number of blocks of the corpus.
-
   Raises:
     ValueError: The recipe does not fit the slice's devices.
   """
@@ -175,7 +163,7 @@ def _of_training(
     devices=topology.devices,
   )
   models = _with_vocabulary(Models(config.retriever, config.reader))
-  setup = set_up_step(config, models, mesh=mesh, num_blocks=num_blocks)
+  setup = StepSetup(config, mesh, models, num_blocks)
   state = create_state(
     setup.init,
     setup.optimizer,
@@ -183,20 +171,18 @@ def _of_training(
     mesh=mesh,
     axis_rules=config.mesh.all_axis_rules,
   )
-  searched, refresh = None, None
+  searched = None
   if config.stage.needs_index:
-    searched = _searched(setup, num_blocks)
+    searched = _searched(setup)
   if config.keeps_own_index:
-    at_once = config.refresh.blocks_per_step
-    refresh = refresh_of(setup, num_blocks, at_once=at_once)
-    state = state._replace(index=abstract_vectors(setup, num_blocks))
+    state = state._replace(index=abstract_vectors(setup))
   in_step = searched if config.retrieve_on_device else None
   arguments = state, setup.abstract_batch(), in_step
   shapes = input_shapes(
     config.stage, models, config.stage.example(setup.empty_arrays())
   )
   name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
-  steps = CompiledSteps(setup, setup.layout(None), refresh)
+  steps = CompiledSteps(setup, setup.layout(None))
   for frozen, step in steps.lower(*arguments, first_step=0):
     mode = ", retriever frozen" if frozen else ""
     yield _cost(STEP, name + mode, step, arguments, topology)
@@ -213,24 +199,23 @@ def _of_training(
   yield _cost(SEARCH, name, search, arguments, topology)
 
 
-def _searched(setup: StepSetup, num_blocks: int) -> SearchedBlocks:
+def _searched(setup: StepSetup) -> SearchedBlocks:
   """Returns what is searched: a generation, or the run's own index."""
   config, mesh, retriever = setup.config, setup.mesh, setup.models.retriever
   vectors, query_params = None, {}
   if not config.keeps_own_index:
-    vectors = abstract_vectors(setup, num_blocks).vectors
+    vectors = abstract_vectors(setup).vectors
     if not config.stage.current_queries:
       params = abstract_retriever(retriever, mesh)
       query_params = query_tower_parameters(retriever, params)
   blocks = abstract_blocks(
-    num_blocks,
+    setup.num_blocks,
     config.data.block_length,
     vocab_size=retriever.bert.vocab_size or 0,
     mesh=mesh,
   )
   count = _abstract((), jnp.int32, sharding.replicated(mesh))
-  plan = plan_of(setup, num_blocks)
-  return SearchedBlocks(query_params, vectors, count, blocks, plan)
+  return SearchedBlocks(query_params, vectors, count, blocks, plan_of(setup))
 
 
 def _embedding(config: GenerationConfig, topology: Topology) -> Cost:

@@ -11,6 +11,7 @@ from absl import logging
 from jaxtyping import Int64
 
 from realm_jax.answers.run_answers import RunAnswers
+from realm_jax.corpus.store import NULL_ROW
 from realm_jax.generations.loading import Generation
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
@@ -36,11 +37,9 @@ from realm_jax.training.step import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-  """A step's batch on the devices, and how it was made.
+  """A step's batch on the devices, and the metrics of the host.
 
   Attributes:
-    batch: Batch on the devices.
-    metrics: Metrics of the host.
     retrieved: Blocks that the host has retrieved, if it has. A checkpoint keeps
       them, so that a resumed run need not search with parameters that no longer
       exist.
@@ -81,14 +80,9 @@ class Candidates:
   the same order. What only the host does (a search in ScaNN or BM25, the
   gathering of tokens) runs in one background thread while a step computes.
 
-  Args:
-    setup: Parts of the run.
-    examples: Examples, which begin at the positions of `resumed`.
-    schedule: Generations; None of a stage without an index, and of a run that
-      keeps its own.
-    decisions: Decisions of all processes.
-    resumed: State of the stream before the run's next step.
-    own_index: Index that the run keeps itself, if it does.
+  The examples begin at the positions of `resumed`, the state before the run's
+  next step. There is no schedule of a stage without an index, and of a run that
+  keeps its own.
   """
 
   def __init__(
@@ -146,8 +140,7 @@ class Candidates:
   def prefetch(self, step: int, params: Params) -> None:
     """Starts to prepare the batch of the step after the last prefetched.
 
-    The current parameters, by component, are read before this returns from
-    the dispatch, and may be donated afterwards.
+    The current parameters may be donated once this returns.
 
     Raises:
       RetrievalUnavailableError: There is nothing to search; the stream has not
@@ -181,23 +174,18 @@ class Candidates:
     if not generation.index.needs_vectors:
       entry.vectors = {}
       return
-    retriever, towers = self._setup.models.retriever, dict(params or {})
-    if not (self._stage.current_queries and params):
-      towers["retriever"] = generation.query_params
-    else:
+    towers = {**(params or {}), "retriever": generation.query_params}
+    if self._stage.current_queries and params:
       towers["retriever"] = query_tower_parameters(
-        retriever, params["retriever"]
+        self._setup.models.retriever, params["retriever"]
       )
+    queries = self._stage.search_queries(entry.examples)
     with jax.set_mesh(mesh):
-      entry.vectors |= {
-        name: self._embed_queries(
-          towers[name], sharding.to_devices(token_ids, mesh)
-        )
-        for name, token_ids in self._stage.search_queries(
-          entry.examples
-        ).items()
-        if name in towers
-      }
+      for name, token_ids in queries.items():
+        if name in towers:
+          entry.vectors[name] = self._embed_queries(
+            towers[name], sharding.to_devices(token_ids, mesh)
+          )
 
   def _start(
     self, entry: _InFlight, retrieved: SearchResult | None = None
@@ -226,20 +214,19 @@ class Candidates:
         for name, vectors in entry.vectors.items()
       }
 
-    def found_by(name: str) -> tuple[np.ndarray, np.ndarray]:
+    def found_by(name: str) -> SearchResult:
       if name in on_devices:
         scores, rows = map(sharding.local_rows, on_devices[name])
-        return rows, scores
+        return SearchResult(rows=rows, scores=scores)
       vectors = entry.vectors.get(name)
       own = None if vectors is None else sharding.local_rows(vectors)
-      found = index.search(QueryBatch(queries[name], own), num_blocks)
-      return found.rows, found.scores
+      return index.search(QueryBatch(queries[name], own), num_blocks)
 
     def search() -> SearchResult:
-      rows, scores = zip(*map(found_by, queries), strict=True)
+      found = [found_by(name) for name in queries]
       return SearchResult(
-        rows=np.concatenate(rows, axis=1),
-        scores=np.concatenate(scores, axis=1),
+        rows=np.concatenate([one.rows for one in found], axis=1),
+        scores=np.concatenate([one.scores for one in found], axis=1),
       )
 
     return search
@@ -341,7 +328,9 @@ class Candidates:
       logging.warning("a resumed run will search step %d: %s", step, error)
     generation = entry.generation
     assert generation is not None
-    ids = None if found is None else RetrievedIds.of(found, generation.corpus)
+    if found is None:
+      return LoopState(positions, generation.step)
+    ids = RetrievedIds(generation.corpus.block_ids[found.rows], found.scores)
     return LoopState(positions, generation.step, ids)
 
 
@@ -353,10 +342,11 @@ def _still_valid(
     return None
   if resumed.generation != generation.step:
     return None
-  retrieved = resumed.retrieved.in_rows(generation.corpus)
-  if retrieved is None:
+  rows = generation.corpus.rows_of(resumed.retrieved.ids)
+  if (rows == NULL_ROW).any():
     logging.warning(
       "generation %d was rebuilt with other blocks: searching it again",
       generation.step,
     )
-  return retrieved
+    return None
+  return SearchResult(rows=rows, scores=resumed.retrieved.scores)

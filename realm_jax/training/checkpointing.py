@@ -29,8 +29,7 @@ from realm_jax.checkpoints.store import (
   recorded_generation,
 )
 from realm_jax.corpus import CorpusError
-from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.indexes.protocol import SearchResult
+from realm_jax.corpus.store import Corpus
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.training.config import CheckpointConfig
@@ -62,8 +61,6 @@ def read_loop_item(
   store: CheckpointStore, step: int, vocabulary: str
 ) -> LoopItem:
   """Returns what a checkpoint records for a run that continues from it.
-
-  The `vocabulary` is that of the run, a SHA-256.
 
   Raises:
     CheckpointError: It cannot be read, is of another vocabulary, or has no such
@@ -101,8 +98,8 @@ def examples_of_run(
     return newest.at(version, bytes(item["corpus_fingerprint"]).hex())
   except CorpusError as error:
     raise CheckpointError(
-      f"{store.directory}/{step} reads its examples from version "
-      f"{version} of the corpus, and cannot be continued exactly: {error}. "
+      f"{store.directory}/{step} reads its examples from version {version} of "
+      f"the corpus, and cannot be continued exactly: {error}. "
       "Restore that version, or give another MODEL_DIR and this one as "
       "INITIAL_CHECKPOINT"
     ) from error
@@ -114,29 +111,16 @@ class RetrievedIds(NamedTuple):
   ids: Int64[np.ndarray, "b k"]
   scores: Float32[np.ndarray, "b k"]
 
-  @classmethod
-  def of(cls, retrieved: SearchResult, corpus: Corpus) -> "RetrievedIds":
-    """Returns the ids of retrieved rows of a corpus version."""
-    return cls(corpus.block_ids[retrieved.rows], retrieved.scores)
-
-  def in_rows(self, corpus: Corpus) -> SearchResult | None:
-    """Returns the rows in a corpus version; None if one is not there."""
-    rows = corpus.rows_of(self.ids)
-    is_gone = (rows == NULL_ROW).any()
-    return None if is_gone else SearchResult(rows=rows, scores=self.scores)
-
 
 class LoopState(NamedTuple):
   """State of the loop between two steps.
 
   Attributes:
-    positions: Positions in the data from which the rows of this process go
-      on, in the next step.
+    positions: Positions in the data at which the rows of this process go on.
     generation: Step of the generation in use; None of a run without any.
     retrieved: Blocks that were retrieved for the next step's queries of this
       process; None if they have to be searched.
-    indexed_corpus: SHA-256 of the corpus version whose vectors the state has,
-      in a run that keeps its own index.
+    indexed_corpus: SHA-256 of the corpus version of a run's own index.
   """
 
   positions: Int64[np.ndarray, " b"]
@@ -195,8 +179,7 @@ class Checkpointer:
   ) -> tuple[TrainState, LoopState]:
     """Returns the state of the last checkpoint, or that of a new run.
 
-    `state` is that of a new run, freshly initialized on the devices. If there
-    is a checkpoint, abstract arrays with their shardings will do.
+    The given state is fresh; if there is a checkpoint, it may be abstract.
 
     Raises:
       CheckpointError: A checkpoint does not fit, was saved by a run with other
@@ -228,17 +211,15 @@ class Checkpointer:
     return TrainState(done, params, optimizer), loop_state
 
   def _load_initial(self, params: Params) -> Params:
-    """Replaces components by those of the checkpoints to start from.
-
-    A posterior starts as the retriever's query tower.
-    """
+    """Replaces components by those of the checkpoints to start from."""
     loaded = {
       name: self._load_component(name, fresh)
       for name, fresh in params.items()
       if name != "posterior"
     }
     if "posterior" in params:
-      # A step is given the buffers of each parameter, which are not shared.
+      # It starts as the retriever's query tower. A step is given the buffers of
+      # each parameter, which are not shared.
       loaded["posterior"] = {
         tower: jax.tree.map(jnp.copy, loaded["retriever"][tower])
         for tower in params["posterior"]
@@ -296,10 +277,8 @@ class Checkpointer:
   ) -> dict[str, jax.Array] | None:
     """Restores the vectors of all blocks, like abstract arrays by their names.
 
-    Returns:
-      The vectors; None where the checkpoint has none, those of another corpus
-      version than that with the `fingerprint`, cannot be read, or has them with
-      other padding, which follows from the number of devices.
+    It returns None where they cannot be read, are of another corpus version, or
+    have other padding, which follows from the number of devices.
     """
     store = self._store
     # That of a new run is still being written.

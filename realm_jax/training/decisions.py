@@ -35,8 +35,6 @@ class Decisions:
 
   Args:
     preempted: Event that SIGTERM sets, in any process.
-    num_steps: Steps of the run.
-    save_every_steps: Distance of its checkpoints.
     check: Function that is called about once a second while the loop waits; an
       exception ends the run.
 
@@ -74,12 +72,8 @@ class Decisions:
   ) -> StepDecision:
     """Decides what concerns a step, from the retrieval's thread.
 
-    Args:
-      step: The step, whose rows this process has prepared.
-      generation: Newest generation that process 0 has loaded; in the others,
-        the one that process 0 would `load` once they have loaded it.
-      crashed: Why the index has crashed, if it has.
-      metrics: Metrics of the host.
+    The generation is what `GenerationSchedule.loaded` returns. If the index has
+    crashed, `crashed` says why.
 
     Raises:
       ProcessesError: A process has failed.
@@ -107,8 +101,7 @@ class Decisions:
   def stop_requested(self) -> bool:
     """Whether a run that waits, between two steps, should give up waiting.
 
-    All other processes learn that this one is preempted. Raises what `check`
-    does.
+    It raises what `check` does.
     """
     self._check()
     return self._preempted_anywhere.is_set()

@@ -12,6 +12,7 @@ devices.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -61,8 +62,8 @@ def without_source(
   """Returns each query's first blocks that are not the one it came from.
 
   Retrieval of the source would be trivial, since it contains the masked words
-  (section 3.4). `is_source` marks it and its verbatim copies. Where these leave
-  fewer than `num_kept` blocks, the null block takes the last places.
+  (section 3.4). Where the source and its copies leave fewer than `num_kept`
+  blocks, the null block takes the last places.
   """
   xp = rows.__array_namespace__()
   order = xp.argsort(is_source, axis=1, stable=True)[:, :num_kept]
@@ -186,18 +187,19 @@ class RowLayout:
   ) -> T:
     """Returns what a function computes of the encoder inputs of a batch.
 
-    It is traced once for each number of rows. Whoever wants a gradient takes it
-    in this function: the derivative of this method itself would keep what all
-    of its branches need.
-
-    Args:
-      rows_of: Function that makes the encoder inputs of examples.
-      batch: Tree of arrays with a row for each example.
-      compute: Function of the inputs, laid out in rows.
+    `compute` is traced once for each number of rows. Whoever wants a gradient
+    takes it there: the derivative of this method itself would keep what all of
+    its branches need.
     """
+    by_device, everywhere = PartitionSpec(BATCH_AXES), PartitionSpec()
+    on_each_device = functools.partial(
+      jax.shard_map, mesh=self.mesh, in_specs=by_device, check_vma=False
+    )
     if not self.row_counts:
-      padded = self._on_each_device(lambda part: _padded(rows_of(part)), batch)
-      return compute(padded)
+      padded = on_each_device(
+        lambda part: _padded(rows_of(part)), out_specs=by_device
+      )
+      return compute(padded(batch))
 
     def laid_out(part: B) -> tuple[list[EncoderRows], Any]:
       rows = rows_of(part)
@@ -223,28 +225,14 @@ class RowLayout:
 
     # The rows of all branches are made outside of them: computed in a branch,
     # XLA would compute them again for each of the layers that use them.
-    by_device, everywhere = PartitionSpec(BATCH_AXES), PartitionSpec()
-    layouts, smallest = self._on_each_device(
-      laid_out, batch, out_specs=(by_device, everywhere)
-    )
-
-    def of_layout(number: int) -> Callable[[list[EncoderRows]], T]:
-      return lambda layouts: compute(layouts[number])
-
-    branches = [of_layout(number) for number in range(len(layouts))]
+    layouts, smallest = on_each_device(
+      laid_out, out_specs=(by_device, everywhere)
+    )(batch)
+    branches = [
+      lambda layouts, number=number: compute(layouts[number])
+      for number in range(len(layouts))
+    ]
     return lax.switch(smallest, branches, layouts)
-
-  def _on_each_device(
-    self, function: Callable[[Any], T], given: Any, *, out_specs: Any = None
-  ) -> T:
-    by_device = PartitionSpec(BATCH_AXES)
-    return jax.shard_map(
-      function,
-      mesh=self.mesh,
-      in_specs=by_device,
-      out_specs=by_device if out_specs is None else out_specs,
-      check_vma=False,
-    )(given)
 
 
 def encoder_inputs(rows: EncoderRows) -> list[TokenRows]:

@@ -62,10 +62,7 @@ class GenerationSchedule:
       another `index` where one is given. It raises a `GenerationError` or an
       `IndexCrashedError`.
     config: How the run follows the index builder.
-    model_dir: Directory of the run.
     num_searched: Number of blocks that each query searches for.
-    every_steps: Distance of the generations that are used.
-    watch: Type of the watcher.
 
   Attributes:
     current: Generation in use, once the schedule was started.
@@ -91,10 +88,8 @@ class GenerationSchedule:
     )
     self._load = load
     self._config = config
-    follow = "next" if config.wait_for_generations else "newest"
-    if not config.swap_generations:
-      follow = "none"
-    self._takes_newest = follow == "newest"
+    swaps, waits = config.swap_generations, config.wait_for_generations
+    self._takes_newest = swaps and not waits
     self._num_searched = num_searched
     self._every = every_steps
     limit = config.max_staleness_steps
@@ -108,11 +103,12 @@ class GenerationSchedule:
     self._warned_at: int | None = None
     # What this process has last said that it could swap in.
     self._offered: Generation | None = None
-    is_asked = self._takes_newest and not self._loop.is_leader
+    follow = "next" if swaps and waits else "none"
+    # The other processes load what process 0 would like.
+    if self._takes_newest and self._loop.is_leader:
+      follow = "newest"
     self._watcher = watch(
-      self._store.directory,
-      self._load_or_exact,
-      follow="none" if is_asked else follow,
+      self._store.directory, self._load_or_exact, follow=follow
     )
 
   def close(self) -> None:
@@ -132,13 +128,11 @@ class GenerationSchedule:
     """
     if recorded is None:
       recorded = self._due(step) if self._config.wait_for_generations else 0
-    self._use(self._on_all(functools.partial(self._wait_for, recorded)))
+    self._use(self._on_all(lambda: self._wait_for(recorded)))
     may_fail = self._takes_newest and self._config.on_stale == "fail"
     if may_fail and self._is_stale(step, self.current):
       # A run that stopped as stale would do so again.
-      fresher = self._on_all(functools.partial(self._wait_for_fresher, step))
-      if fresher.step > self.current.step:
-        self._swap(fresher, step)
+      self._swap(self._on_all(lambda: self._wait_for_fresher(step)), step)
     return self.current
 
   def at(self, step: int) -> Generation:
@@ -151,22 +145,15 @@ class GenerationSchedule:
     """
     if not self._config.swap_generations:
       return self.current
-    after = self.current.step
     if not self._takes_newest:
-      if (due := self._due(step)) > after:
-        self._swap(self._on_all(functools.partial(self._wait_for, due)), step)
+      if (due := self._due(step)) > self.current.step:
+        self._swap(self._on_all(lambda: self._wait_for(due)), step)
       self._watcher.poll()
     elif self._loop.count == 1:
-      newest = self._newest()
-      if newest is not None and newest.step > after:
-        self._swap(newest, step)
-    else:
-      # A process may have loaded a later one since all of them agreed.
-      last, offered = self._decisions.last, self._offered
-      if last and last.generation is not None and last.generation > after:
-        assert offered is not None
-        assert offered.step == last.generation
-        self._swap(offered, step)
+      self._swap(self._newest(), step)
+    elif (last := self._decisions.last) and last.generation is not None:
+      # It is what this process has offered, as all of them have.
+      self._swap(self._offered, step)
     if self._is_stale(step, self.current):
       self._report_stale(step)
     return self.current
@@ -189,8 +176,6 @@ class GenerationSchedule:
 
   def after_crash(self, error: IndexCrashedError) -> Generation:
     """Replaces the current generation, whose index has crashed.
-
-    Files are verified again.
 
     Raises:
       IndexCrashedError: The run is configured to fail, or the generation has
@@ -266,7 +251,10 @@ class GenerationSchedule:
     self._is_started = True
     self._watcher.in_use(generation.step)
 
-  def _swap(self, generation: Generation, step: int) -> None:
+  def _swap(self, generation: Generation | None, step: int) -> None:
+    """Uses a generation from a step on, if it is later than the current."""
+    if generation is None or generation.step <= self.current.step:
+      return
     logging.info(
       "generation %d replaces %d at step %d",
       *(generation.step, self.current.step, step),
@@ -310,8 +298,8 @@ class GenerationSchedule:
   def _wait_for(self, step: int, *, exactly: bool = False) -> Generation:
     """Waits for a generation; a resumed run may begin with a later one.
 
-    With `exactly` it may not. The checkpoint of a generation that is gone or
-    damaged may be gone, too, so that nothing would rebuild it.
+    The checkpoint of one that is gone or damaged may be gone, too, so that
+    nothing would rebuild it. With `exactly` it is waited for nevertheless.
     """
     is_first = not self._is_started
     may_be_later = is_first and self._takes_newest and not exactly
@@ -383,19 +371,25 @@ class DeviceGeneration(Generation):
   searched: SearchedBlocks
 
 
-def _on_devices(
-  setup: RunSetup, load: Callable[..., Generation]
-) -> Callable[..., DeviceGeneration]:
-  """Returns a loader of generations, and of the tokens of their blocks.
+def open_schedule(setup: RunSetup, decisions: Decisions) -> GenerationSchedule:
+  """Opens what follows the generations of a run, and loads them.
 
-  Generations in a row that are of one corpus version share its tokens. The
-  loader raises a `GenerationError` where one has another index.
+  Generations in a row that a step itself searches, and that are of one corpus
+  version, share the tokens of its blocks.
   """
   config = setup.config
   store = GenerationStore(epath.Path(config.model_dir) / FOLDER)
+  load: Callable[..., Generation] = functools.partial(
+    load_generation,
+    store.directory,
+    corpus=setup.corpus,
+    mesh=setup.mesh,
+    beside_training=True,
+    reads_vectors=config.stage.reads_vectors,
+  )
   last: DeviceGeneration | None = None
 
-  def load_with_blocks(
+  def load_on_devices(
     step: int, *, index: IndexConfig | None = None
   ) -> DeviceGeneration:
     nonlocal last
@@ -424,24 +418,8 @@ def _on_devices(
     last = DeviceGeneration(**vars(made), searched=searched)
     return last
 
-  return load_with_blocks
-
-
-def open_schedule(setup: RunSetup, decisions: Decisions) -> GenerationSchedule:
-  """Opens what follows the generations of a run, and loads them."""
-  config = setup.config
-  load: Callable[..., Generation] = functools.partial(
-    load_generation,
-    epath.Path(config.model_dir) / FOLDER,
-    corpus=setup.corpus,
-    mesh=setup.mesh,
-    beside_training=True,
-    reads_vectors=config.stage.reads_vectors,
-  )
-  if config.retrieve_on_device:
-    load = _on_devices(setup, load)
   return GenerationSchedule(
-    load,
+    load_on_devices if config.retrieve_on_device else load,
     config.refresh,
     model_dir=config.model_dir,
     num_searched=setup.num_searched,

@@ -24,11 +24,7 @@ def run_directory(model_dir: epath.PathLike) -> epath.Path:
 def keep_configuration(
   model_dir: epath.PathLike, files: Mapping[str, str]
 ) -> None:
-  """Replaces the configuration of a run, and logs what differs from before.
-
-  Args:
-    model_dir: Directory of the run.
-    files: Texts by the names of the files, which are written in this order.
+  """Replaces the files of a run, and logs what differs from before.
 
   Raises:
     OSError: The disk is full, or the directory cannot be written to.

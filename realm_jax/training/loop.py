@@ -26,10 +26,10 @@ from realm_jax.indexes.protocol import RetrievalUnavailableError
 from realm_jax.storage.sole_process import SoleProcess
 from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import Checkpointer
-from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
+from realm_jax.training.setup import CompiledSteps
 from realm_jax.training.step import Metrics, TrainState
 
 

@@ -34,12 +34,8 @@ class Records:
   """Adds records to a file, none of them in part.
 
   Each flush writes those since the last one, on an object store to a file of
-  their own. What cannot be written, such as on a full disk, is kept in memory
-  and written by a later flush.
-
-  Args:
-    path: Function that names the file, or a new one on an object store.
-    header: What each file begins with.
+  their own, which begins with the header. What cannot be written, such as on a
+  full disk, is kept in memory and written by a later flush.
   """
 
   def __init__(self, path: Callable[[], epath.Path], *, header: bytes = b""):

@@ -59,12 +59,13 @@ class NonFiniteLossError(ValueError):
 class MetricsLog:
   """Writes the metrics of every step, in order, two steps late.
 
+  They go to files of rows and of TensorBoard events. What cannot be written,
+  such as on a full disk, is said once and tried again with the next rows:
+  metrics do not end a run.
+
   Args:
-    model_dir: Directory of the rows and the TensorBoard events.
-    start_step: Number of steps that are done. Rows of later steps are removed:
-      they are from a run that was killed after its last checkpoint, and those
-      steps are repeated.
-    freeze_retriever_steps: Number of steps that do not train the retriever.
+    model_dir: Directory of the files.
+    start_step: Number of steps that are done; `MetricRows` removes later rows.
     writes: Whether this process writes files and shows progress. All look for
       NaNs, so that a run ends everywhere.
   """
@@ -83,12 +84,30 @@ class MetricsLog:
     self._pending: collections.deque[
       tuple[int, Mapping[str, jax.Array], Mapping[str, float]]
     ] = collections.deque()
+    self._model_dir = epath.Path(model_dir)
+    self._num_steps = num_steps
     self._examples_per_step = examples_per_step
     self._monitor = _CollapseMonitor(freeze_retriever_steps)
+    self._writes = writes
+    self._rows = MetricRows(model_dir, start_step=start_step)
+    # To a file on an object store nothing can be appended: there, each flush
+    # uploads another one.
+    self._events = Records(
+      self._new_events
+      if is_remote(model_dir)
+      else functools.partial(epath.Path, self._new_events()),
+      header=_event(file_version="brain.Event:2"),
+    )
+    self._has_warned = False
     self._step_began = time.perf_counter()
     self._line_at = time.monotonic() + _LOG_LINE_SECONDS
-    self._files = _Files(model_dir, start_step) if writes else None
-    self._num_steps = num_steps
+    self._flush_files()
+
+  def _new_events(self) -> epath.Path:
+    return self._model_dir / (
+      f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
+      f"{os.getpid()}.{next(_event_files):06d}"
+    )
 
   def push(
     self,
@@ -109,7 +128,7 @@ class MetricsLog:
     }
     self._pending.append((step, on_devices, {**on_host, **timing}))
     if len(self._pending) > _STEPS_LATE:
-      self._write_oldest()
+      self._take_oldest()
 
   def flush(self) -> None:
     """Waits for the devices and writes everything.
@@ -118,78 +137,16 @@ class MetricsLog:
       NonFiniteLossError: The result of a step is not finite.
     """
     while self._pending:
-      self._write_oldest()
-    if self._files is not None:
-      self._files.flush()
+      self._take_oldest()
+    self._flush_files()
 
   def close(self) -> None:
     """Writes what was taken; metrics that are still pending are dropped."""
-    if self._files is not None:
-      self._files.flush()
+    self._flush_files()
 
-  def _write_oldest(self) -> None:
-    step, on_devices, on_host = self._pending.popleft()
-    metrics = {name: float(x) for name, x in jax.device_get(on_devices).items()}
-    for name in _FINITE:
-      if not math.isfinite(metrics.get(name, 0.0)):
-        raise NonFiniteLossError(f"{name} is {metrics[name]} at step {step}")
-    metrics |= on_host
-    if warning := self._monitor.update(step, metrics):
-      logging.warning("step %d: %s", step, warning)
-    if self._files is not None:
-      self._files.write(step, metrics)
-      if time.monotonic() >= self._line_at or step == self._num_steps:
-        self._log(step, metrics)
-
-  def _log(self, step: int, metrics: Mapping[str, float]) -> None:
-    shown = {name: f"{metrics[name]:.3f}" for name in _SHOWN if name in metrics}
-    shown["examples/s"] = f"{metrics['examples_per_second']:.0f}"
-    if "staleness_steps" in metrics:
-      shown["staleness"] = f"{metrics['staleness_steps']:.0f}"
-    self._line_at = time.monotonic() + _LOG_LINE_SECONDS
-    text = ", ".join(f"{name} {value}" for name, value in shown.items())
-    logging.info("step %d of %d: %s", step, self._num_steps, text)
-
-
-class _Files:
-  """The rows and the TensorBoard events of a run.
-
-  What cannot be written, such as on a full disk, is said once and tried again
-  with the next rows: metrics do not end a run.
-  """
-
-  def __init__(self, model_dir: epath.PathLike, start_step: int):
-    self._model_dir = epath.Path(model_dir)
-    self._rows = MetricRows(model_dir, start_step=start_step)
-    # To a file on an object store nothing can be appended: there, each flush
-    # uploads another one.
-    self._events = Records(
-      self._new_events
-      if is_remote(model_dir)
-      else functools.partial(epath.Path, self._new_events()),
-      header=_event(file_version="brain.Event:2"),
-    )
-    self._has_warned = False
-    self.flush()
-
-  def _new_events(self) -> epath.Path:
-    return self._model_dir / (
-      f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
-      f"{os.getpid()}.{next(_event_files):06d}"
-    )
-
-  def write(self, step: int, metrics: Mapping[str, float]) -> None:
-    self._rows.add_row({"step": step, **metrics})
-    values = [
-      Summary.Value(tag=name, simple_value=value)
-      for name, value in metrics.items()
-    ]
-    self._events.add(_event(step=step, summary=Summary(value=values)))
-    # An object store gets them with each checkpoint.
-    if not is_remote(self._model_dir) and time.monotonic() >= self._flush_at:
-      self.flush()
-
-  def flush(self) -> None:
+  def _flush_files(self) -> None:
+    if not self._writes:
+      return
     self._flush_at = time.monotonic() + _FLUSH_SECONDS
     for records in (self._rows, self._events):
       try:
@@ -206,6 +163,38 @@ class _Files:
             self._model_dir,
             message or error,
           )
+
+  def _take_oldest(self) -> None:
+    step, on_devices, on_host = self._pending.popleft()
+    metrics = {name: float(x) for name, x in jax.device_get(on_devices).items()}
+    for name in _FINITE:
+      if not math.isfinite(metrics.get(name, 0.0)):
+        raise NonFiniteLossError(f"{name} is {metrics[name]} at step {step}")
+    metrics |= on_host
+    if warning := self._monitor.update(step, metrics):
+      logging.warning("step %d: %s", step, warning)
+    if not self._writes:
+      return
+    self._rows.add_row({"step": step, **metrics})
+    values = [
+      Summary.Value(tag=name, simple_value=value)
+      for name, value in metrics.items()
+    ]
+    self._events.add(_event(step=step, summary=Summary(value=values)))
+    # An object store gets them with each checkpoint.
+    if not is_remote(self._model_dir) and time.monotonic() >= self._flush_at:
+      self._flush_files()
+    if time.monotonic() >= self._line_at or step == self._num_steps:
+      self._log(step, metrics)
+
+  def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+    shown = {name: f"{metrics[name]:.3f}" for name in _SHOWN if name in metrics}
+    shown["examples/s"] = f"{metrics['examples_per_second']:.0f}"
+    if "staleness_steps" in metrics:
+      shown["staleness"] = f"{metrics['staleness_steps']:.0f}"
+    self._line_at = time.monotonic() + _LOG_LINE_SECONDS
+    text = ", ".join(f"{name} {value}" for name, value in shown.items())
+    logging.info("step %d of %d: %s", step, self._num_steps, text)
 
 
 def _event(**fields: Any) -> bytes:

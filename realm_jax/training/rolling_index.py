@@ -1,140 +1,47 @@
 """The index that a run keeps itself, a slice of which each step embeds again.
 
-Each device has its share of the blocks, vectors and tokens, and embeds those of
-its own blocks that were embedded longest ago. In the order of rows this takes
-it round its share again and again, so the age of a vector is bounded by the
-steps of a round. Devices that divide the batch exchange nothing for it.
+The step does so in `search_in_step`. Here, the run finds or makes the vectors
+that it begins with.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
-from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jax.sharding import NamedSharding, PartitionSpec
 
 from realm_jax.console import Progress
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.exact import ExactConfig, capacity_for
-from realm_jax.models import sequences
-from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import Retriever
-from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning import sharding
-from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES
+from realm_jax.partitioning.mesh import MESH_AXES
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.search_in_step import (
+  NEVER,
+  NO_BLOCK,
   BlockArrays,
+  DatedVectors,
   SearchedBlocks,
   load_blocks,
+  refresh_oldest,
 )
 from realm_jax.training.setup import RunSetup, StepSetup
 from realm_jax.training.step import TrainState
 
-# What stands for the step of a row past the last block, and of a block that
-# has no vector yet.
-NO_BLOCK = np.iinfo(np.int32).max
-NEVER = -1
 # Tokens that each device embeds at once while a new run embeds all blocks.
 _TOKENS_PER_BATCH = 16_384
 _BATCHES_PER_LOOK = 16
-
-
-class DatedVectors(NamedTuple):
-  """The vectors of all blocks, and when each was made.
-
-  The rows are divided over all devices, and padded.
-
-  Attributes:
-    vectors: Vector of each block.
-    steps: Step with whose parameters it was embedded: `NEVER` if it was not,
-      and `NO_BLOCK` for rows past the last block.
-  """
-
-  vectors: Float[Array, "n d"]
-  steps: Int[Array, " n"]
-
-  def as_of(self, step: Int[Array, ""]) -> "DatedVectors":
-    """Returns the same, for a step whose parameters give the same vectors."""
-    is_block = self.steps != NO_BLOCK
-    return self._replace(steps=jnp.where(is_block, step, NO_BLOCK))
-
-
-def refresh_oldest(
-  params: Params,
-  dated: DatedVectors,
-  blocks: BlockArrays,
-  step: Int[Array, ""],
-  *,
-  retriever: Retriever,
-  num_blocks: int,
-  mesh: Mesh,
-) -> DatedVectors:
-  """Embeds each device's oldest blocks again.
-
-  They are one run of rows: that which begins with the first of the oldest.
-
-  Args:
-    params: Current parameters of the retriever.
-    dated: Vectors of all blocks, which are replaced.
-    blocks: Tokens of all blocks.
-    step: Step of the parameters.
-    retriever: Retriever whose block tower embeds them.
-    num_blocks: Number of blocks that each device embeds.
-    mesh: Mesh of all devices.
-  """
-  divided: Any = PartitionSpec(MESH_AXES)
-  on_each_device = functools.partial(
-    jax.shard_map, mesh=mesh, out_specs=divided, check_vma=False
-  )
-
-  def take(
-    steps: Int[Array, " n"], blocks: BlockArrays
-  ) -> tuple[Sequences, Int[Array, " w"]]:
-    rows = jnp.argmin(steps) + jnp.arange(num_blocks)
-    kept = jnp.minimum(rows, len(steps) - 1)
-    is_block = (rows < len(steps)) & (steps[kept] != NO_BLOCK)
-    tokens = blocks.tokens[kept][:, : len(blocks.null_tokens)]
-    inputs = retriever.block_input(tokens.astype(jnp.int32))
-    # A block prefix must not turn padding into a sequence.
-    inputs = jnp.asarray(inputs) * is_block[:, None]
-    # Rows past the last are dropped.
-    taken = jnp.where(is_block, rows, len(steps))
-    return sequences.padded(inputs, blocks.marks[2][kept]), taken
-
-  def put(
-    dated: DatedVectors, rows: Int[Array, " w"], vectors: Float[Array, "w d"]
-  ) -> DatedVectors:
-    vectors = vectors.astype(dated.vectors.dtype)
-    return DatedVectors(
-      dated.vectors.at[rows].set(vectors, mode="drop"),
-      dated.steps.at[rows].set(step, mode="drop"),
-    )
-
-  inputs, taken = on_each_device(
-    take, in_specs=(divided, BlockArrays.partitions())
-  )(dated.steps, blocks)
-  # Devices that divide the model compute on the same rows, though each has
-  # blocks of its own.
-  inputs = lax.with_sharding_constraint(
-    inputs, NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-  )
-  vectors = retriever.apply({"params": params}, inputs, method="embed_blocks")
-  return on_each_device(put, in_specs=divided)(dated, taken, vectors)
 
 
 class OwnIndex:
   """The vectors and tokens of all blocks, of a run without an index builder.
 
   Attributes:
-    refresh: Function of a step that embeds a slice again.
     searched: What a step searches, beside the vectors, which are in its state;
       None before the index is opened.
 
@@ -149,11 +56,10 @@ class OwnIndex:
     self._decisions = decisions
     self._checkpoints = checkpoints
     self.searched: SearchedBlocks | None = None
-    config, total = setup.config.refresh, setup.corpus.num_blocks
-    self.refresh = refresh_of(setup, total, at_once=config.blocks_per_step)
+    config, total = setup.config.refresh, setup.num_blocks
     # The first device has all blocks of a corpus that is small.
-    share = min(total, _of_device(setup, total, total * setup.mesh.size))
-    steps = -(-share // _of_device(setup, total, config.blocks_per_step))
+    share = min(total, setup.blocks_of_device(total * setup.mesh.size))
+    steps = -(-share // setup.blocks_of_device(config.blocks_per_step))
     message = f"every block is embedded again within {steps} steps"
     limit = config.max_staleness_steps
     if limit and steps > limit:
@@ -176,37 +82,39 @@ class OwnIndex:
     setup, corpus = self._setup, self._setup.corpus
     block_length = setup.config.data.block_length
     blocks = load_blocks(corpus, block_length=block_length, mesh=setup.mesh)
-    shapes = abstract_vectors(setup, corpus.num_blocks)
+    shapes = abstract_vectors(setup)
     found = self._checkpoints.own_vectors(
       int(state.step), corpus.fingerprint, shapes._asdict()
     )
-    if found is not None:
-      dated = DatedVectors(**found)
-    else:
-      dated = self._embedded(state, shapes, blocks)
     count = np.asarray(corpus.num_blocks, np.int32)
     self.searched = SearchedBlocks(
       query_params={},
       vectors=None,
       count=sharding.replicate(count, setup.mesh),
       blocks=blocks,
-      plan=plan_of(setup, corpus.num_blocks),
+      plan=plan_of(setup),
     )
-    return state._replace(index=dated)
+    if found is not None:
+      return state._replace(index=DatedVectors(**found))
+    return state._replace(index=self._embedded(state, shapes, blocks))
 
   def _embedded(
     self, state: TrainState, shapes: DatedVectors, blocks: BlockArrays
   ) -> DatedVectors:
     """Embeds all blocks, with the devices of the run."""
     setup, mesh = self._setup, self._setup.mesh
-    num_blocks, capacity = setup.corpus.num_blocks, len(shapes.steps)
+    capacity = len(shapes.steps)
     of_device = _TOKENS_PER_BATCH // setup.config.data.block_length
-    at_once = mesh.size * _of_device(setup, num_blocks, of_device * mesh.size)
+    num_blocks = setup.blocks_of_device(of_device * mesh.size)
+    at_once = mesh.size * num_blocks
     placed = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     refresh = jax.jit(
       sharding.under(
         setup.config.mesh.all_axis_rules,
-        refresh_of(setup, num_blocks, at_once=at_once),
+        refresh_oldest,
+        retriever=setup.models.retriever,
+        num_blocks=num_blocks,
+        mesh=mesh,
       ),
       donate_argnums=1,
       out_shardings=placed,
@@ -214,7 +122,7 @@ class OwnIndex:
 
     @functools.partial(jax.jit, out_shardings=placed)
     def without_vectors() -> DatedVectors:
-      is_block = jnp.arange(capacity) < num_blocks
+      is_block = jnp.arange(capacity) < setup.num_blocks
       return DatedVectors(
         jnp.zeros(shapes.vectors.shape, shapes.vectors.dtype),
         jnp.where(is_block, NEVER, NO_BLOCK).astype(jnp.int32),
@@ -235,35 +143,13 @@ class OwnIndex:
     return dated
 
 
-def _of_device(setup: StepSetup, num_blocks: int, at_once: int) -> int:
-  """Returns how many blocks each device embeds, of so many on all devices."""
-  devices = setup.mesh.size
-  share = capacity_for(num_blocks, devices=devices) // devices
-  return max(1, min(-(-at_once // devices), share))
-
-
-def refresh_of(
-  setup: StepSetup, num_blocks: int, *, at_once: int
-) -> Callable[..., DatedVectors]:
-  """Returns `refresh_oldest` for a corpus of `num_blocks`, `at_once` of them.
-
-  The number is that of all devices together.
-  """
-  return sharding.shared_partial(
-    refresh_oldest,
-    retriever=setup.models.retriever,
-    num_blocks=_of_device(setup, num_blocks, at_once),
-    mesh=setup.mesh,
-  )
-
-
-def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
+def abstract_vectors(setup: StepSetup) -> DatedVectors:
   """Returns abstract vectors: a run's own, or those of an exact index."""
   config, dtype = setup.config, ExactConfig().dtype
   if config.keeps_own_index:
     dtype = config.refresh.rolling_refresh_dtype
   size = setup.models.retriever.vector_size
-  capacity = capacity_for(num_blocks, devices=setup.mesh.size)
+  capacity = capacity_for(setup.num_blocks, devices=setup.mesh.size)
   placed = NamedSharding(setup.mesh, PartitionSpec(MESH_AXES))
   abstract: Any = functools.partial(jax.ShapeDtypeStruct, sharding=placed)
   return DatedVectors(
@@ -272,13 +158,13 @@ def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
   )
 
 
-def plan_of(setup: StepSetup, num_blocks: int) -> exact_search.Plan:
+def plan_of(setup: StepSetup) -> exact_search.Plan:
   """Returns the settings of an exact search of a step's queries."""
   mesh = setup.mesh
   return exact_search.make_plan(
     setup.num_searched,
     num_queries=setup.config.data.batch_size,
-    num_rows=capacity_for(num_blocks, devices=mesh.size),
+    num_rows=capacity_for(setup.num_blocks, devices=mesh.size),
     devices=mesh.size,
     platform=mesh.devices.flat[0].platform,
   )

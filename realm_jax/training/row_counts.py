@@ -50,14 +50,10 @@ def choose_row_counts(
   or its sums would be rounded differently.
 
   Args:
-    stage: Stage whose batches are laid out.
-    models: Models of the run.
     shapes: Arrays of a global batch.
     corpus: Corpus from which random sentences and blocks are taken.
-    groups: Number of groups of examples that are laid out for themselves: the
-      parts of a batch on all devices.
-    at_most: Number of times that a step is compiled, at most, of which one has
-      a row for each sequence.
+    groups: Number of parts of a batch, on all devices together.
+    at_most: Number of layouts at most, of which one pads all sequences.
   """
 
   def divided(batch: StepBatch) -> StepBatch:

@@ -7,6 +7,7 @@ candidates. Nothing waits for the host.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,17 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, PyTree, Shaped, UInt32
+from jaxtyping import Array, Float, Int, PyTree, Shaped, UInt32
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.exact import capacity_for
+from realm_jax.models import sequences
 from realm_jax.models.packing import content_numbers
+from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import (
   Retriever,
   embed_queries,
   query_tower_parameters,
 )
+from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
 from realm_jax.training.encoder_rows import (
@@ -39,6 +43,10 @@ from realm_jax.training.step import Metrics, TrainState
 _ROWS_PER_COPY = 1 << 14
 _MAX_VOCABULARY_OF_16_BITS = 1 << 16
 _TPU_LANES = 128
+# What stands for the step of a row past the last block, and of a block that
+# has no vector yet.
+NO_BLOCK = np.iinfo(np.int32).max
+NEVER = -1
 
 
 class BlockArrays(NamedTuple):
@@ -80,7 +88,7 @@ class SearchedBlocks:
     vectors: Vectors [n, d] of all blocks; None of a run that keeps its own
       index, for they are part of its state.
     count: Number of blocks, without padding.
-    blocks: Tokens of all blocks, as `BlockArrays`.
+    blocks: `BlockArrays` of all blocks.
     plan: Settings of the search, which are part of the program.
   """
 
@@ -98,11 +106,6 @@ def load_blocks(
   """Reads a corpus; each process reads the rows of its devices alone.
 
   It does not communicate, so that any thread may call it.
-
-  Args:
-    corpus: Corpus version that is searched.
-    block_length: Padded length of a block.
-    mesh: Devices that divide the blocks.
   """
   shapes = abstract_blocks(
     corpus.num_blocks, block_length, vocab_size=corpus.vocab_size, mesh=mesh
@@ -145,14 +148,7 @@ def load_blocks(
 def abstract_blocks(
   num_blocks: int, block_length: int, *, vocab_size: int, mesh: Mesh
 ) -> BlockArrays:
-  """Returns the abstract arrays of a corpus, with their shardings.
-
-  Args:
-    num_blocks: Number of blocks.
-    block_length: Padded length of a block.
-    vocab_size: Number of wordpieces.
-    mesh: Devices that divide the blocks.
-  """
+  """Returns the abstract arrays of a corpus, with their shardings."""
   capacity = capacity_for(num_blocks, devices=mesh.size)
   columns = block_length
   if mesh.devices.flat[0].platform == "tpu":
@@ -175,6 +171,82 @@ def abstract_blocks(
   )
 
 
+class DatedVectors(NamedTuple):
+  """The vectors of all blocks, and when each was made.
+
+  The rows are divided over all devices, and padded.
+
+  Steps are those with whose parameters the vectors were embedded: `NEVER` if
+  one was not, and `NO_BLOCK` for rows past the last block.
+  """
+
+  vectors: Float[Array, "n d"]
+  steps: Int[Array, " n"]
+
+  def as_of(self, step: Int[Array, ""]) -> "DatedVectors":
+    """Returns the same, for a step whose parameters give the same vectors."""
+    is_block = self.steps != NO_BLOCK
+    return self._replace(steps=jnp.where(is_block, step, NO_BLOCK))
+
+
+def refresh_oldest(
+  params: Params,
+  dated: DatedVectors,
+  blocks: BlockArrays,
+  step: Int[Array, ""],
+  *,
+  retriever: Retriever,
+  num_blocks: int,
+  mesh: Mesh,
+) -> DatedVectors:
+  """Embeds each device's oldest blocks again.
+
+  They are one run of `num_blocks` rows on each device: that which begins with
+  the first of the oldest. This takes a device round its share again and again,
+  so the age of a vector is bounded by the steps of a round. Devices that divide
+  the batch exchange nothing for it. The parameters are the retriever's, as of
+  the step.
+  """
+  divided: Any = PartitionSpec(MESH_AXES)
+  on_each_device = functools.partial(
+    jax.shard_map, mesh=mesh, out_specs=divided, check_vma=False
+  )
+
+  def take(
+    steps: Int[Array, " n"], blocks: BlockArrays
+  ) -> tuple[Sequences, Int[Array, " w"]]:
+    rows = jnp.argmin(steps) + jnp.arange(num_blocks)
+    kept = jnp.minimum(rows, len(steps) - 1)
+    is_block = (rows < len(steps)) & (steps[kept] != NO_BLOCK)
+    tokens = blocks.tokens[kept][:, : len(blocks.null_tokens)]
+    inputs = retriever.block_input(tokens.astype(jnp.int32))
+    # A block prefix must not turn padding into a sequence.
+    inputs = jnp.asarray(inputs) * is_block[:, None]
+    # Rows past the last are dropped.
+    taken = jnp.where(is_block, rows, len(steps))
+    return sequences.padded(inputs, blocks.marks[2][kept]), taken
+
+  def put(
+    dated: DatedVectors, rows: Int[Array, " w"], vectors: Float[Array, "w d"]
+  ) -> DatedVectors:
+    vectors = vectors.astype(dated.vectors.dtype)
+    return DatedVectors(
+      dated.vectors.at[rows].set(vectors, mode="drop"),
+      dated.steps.at[rows].set(step, mode="drop"),
+    )
+
+  inputs, taken = on_each_device(
+    take, in_specs=(divided, BlockArrays.partitions())
+  )(dated.steps, blocks)
+  # Devices that divide the model compute on the same rows, though each has
+  # blocks of its own.
+  inputs = lax.with_sharding_constraint(
+    inputs, NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+  )
+  vectors = retriever.apply({"params": params}, inputs, method="embed_blocks")
+  return on_each_device(put, in_specs=divided)(dated, taken, vectors)
+
+
 def search_in_step(
   state: TrainState,
   batch: Any,
@@ -185,7 +257,7 @@ def search_in_step(
   num_candidates: int,
   current_queries: bool,
   mesh: Mesh,
-  refresh: Callable[..., Any] | None = None,
+  num_refreshed: int,
 ) -> tuple[TrainState, Any, Metrics]:
   """Finds the candidates of a batch in its own step.
 
@@ -194,31 +266,26 @@ def search_in_step(
   it is found by the very parameters that queries are embedded with; not while
   the retriever is frozen, when all vectors are those of its parameters.
 
-  Args:
-    state: State before the step.
-    batch: Batch without candidates.
-    searched: Blocks.
-    freeze_retriever: Whether the retriever is frozen in this step.
-    retriever: The towers.
-    num_candidates: Number of candidates, the null block included.
-    current_queries: Whether queries are embedded with the current parameters.
-    mesh: Mesh of all devices.
-    refresh: Function that embeds a slice of a run's own index again, given
-      the retriever's parameters, the dated vectors, the blocks and the step;
-      None of a run that searches generations.
-
-  Returns:
-    State and batch for the rest of the step, and metrics. `staleness_steps` of
-    a run's own index is the age of the oldest vector in this search.
+  It is a `search` of `train_step`; the `num_candidates` include the null block.
+  Of a run's own index, each device embeds `num_refreshed` blocks again, and the
+  metric `staleness_steps` is the age of the oldest vector in this search.
   """
   metrics: Metrics = {}
   current, vectors = state.params["retriever"], searched.vectors
-  if refresh is not None:
-    dated: Any = state.index
+  if state.index is not None:
+    dated: DatedVectors = state.index
     if freeze_retriever:
       dated = dated.as_of(state.step)
     else:
-      dated = refresh(current, dated, searched.blocks, state.step)
+      dated = refresh_oldest(
+        current,
+        dated,
+        searched.blocks,
+        state.step,
+        retriever=retriever,
+        num_blocks=num_refreshed,
+        mesh=mesh,
+      )
     state, vectors = state._replace(index=dated), dated.vectors
     staleness = state.step - dated.steps.min()
     metrics["staleness_steps"] = staleness.astype(jnp.float32)
@@ -250,10 +317,7 @@ def _gather_candidates(
   num_kept: int,
   mesh: Mesh,
 ) -> Candidates:
-  """Drops what has the source's hash, of the rows found, and gathers tokens.
-
-  The result is that of `without_source` and `with_null` on the host.
-  """
+  """Returns what `without_source` and `with_null` would make on the host."""
 
   def on_each_device(
     rows: Int[Array, "b n"],

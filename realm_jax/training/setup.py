@@ -1,24 +1,33 @@
-"""What follows from a run's configuration, its corpora and the devices."""
+"""What follows from a run's configuration, its corpora and the devices.
+
+Above all, these are the steps of the run, compiled ahead of time.
+"""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 import optax
+from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus, require_block_length
+from realm_jax.indexes.exact import capacity_for
 from realm_jax.models.parameters import Params
-from realm_jax.partitioning import sharding
+from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.checkpointing import RunIdentity, examples_of_run
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.encoder_rows import RowLayout
 from realm_jax.training.optimizer import make_optimizer
 from realm_jax.training.row_counts import choose_row_counts
+from realm_jax.training.search_in_step import search_in_step
 from realm_jax.training.stages.stage import ExampleArrays, Models, StepBatch
+from realm_jax.training.step import Metrics, TrainState, train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +36,36 @@ class StepSetup:
 
   Attributes:
     models: Models for the vocabulary of the corpus.
-    num_searched: Number of blocks that are searched for each query.
+    num_blocks: Number of blocks of the corpus that is searched.
+
+  Raises:
+    ValueError: The configuration does not fit the devices, or the corpus has
+      too few blocks.
   """
 
   config: TrainConfig
   mesh: Mesh
   models: Models
-  num_searched: int
+  num_blocks: int
+
+  def __post_init__(self) -> None:
+    # Devices may be able to share the columns of heads, and not the heads. Of
+    # several rules for an axis, the first counts.
+    rule = dict(reversed(self.config.mesh.all_axis_rules))["activation_heads"]
+    for model in filter(None, self.models):
+      sharding.require_divisible(
+        "num_heads",
+        (model.bert.num_heads,),
+        ("activation_heads",),
+        NamedSharding(self.mesh, PartitionSpec(rule)),
+      )
+    # They are found now, so that an error comes before anything is opened.
+    _ = self.num_searched, self.own_rows
+
+  @functools.cached_property
+  def num_searched(self) -> int:
+    """Number of blocks that are searched for each query."""
+    return self.config.stage.num_searched(self.num_blocks)
 
   @property
   def own_rows(self) -> Int[np.ndarray, " b"]:
@@ -61,6 +93,12 @@ class StepSetup:
       num_steps=config.num_steps,
       frozen=config.stage.frozen,
     )
+
+  def blocks_of_device(self, at_once: int) -> int:
+    """Returns how many blocks each device embeds, of so many on all devices."""
+    devices = self.mesh.size
+    share = capacity_for(self.num_blocks, devices=devices) // devices
+    return max(1, min(-(-at_once // devices), share))
 
   def empty_arrays(self) -> ExampleArrays:
     """Returns padding, from which a stage makes a global batch."""
@@ -140,37 +178,6 @@ class RunSetup(StepSetup):
     )
 
 
-def set_up_step(
-  config: TrainConfig, models: Models, *, mesh: Mesh, num_blocks: int
-) -> StepSetup:
-  """Checks the configuration against the devices and the size of the corpus.
-
-  Args:
-    config: Configuration of the run.
-    models: Its models, for the vocabulary of the corpus.
-    mesh: Devices of all processes.
-    num_blocks: Number of blocks that are searched.
-
-  Raises:
-    ValueError: The configuration does not fit the devices, or the corpus has
-      too few blocks.
-  """
-  # Devices may be able to share the columns of heads, and not the heads. Of
-  # several rules for an axis, the first counts.
-  rule = dict(reversed(config.mesh.all_axis_rules))["activation_heads"]
-  for model in filter(None, models):
-    sharding.require_divisible(
-      "num_heads",
-      (model.bert.num_heads,),
-      ("activation_heads",),
-      NamedSharding(mesh, PartitionSpec(rule)),
-    )
-  num_searched = config.stage.num_searched(num_blocks)
-  setup = StepSetup(config, mesh, models, num_searched)
-  _ = setup.own_rows
-  return setup
-
-
 def set_up(config: TrainConfig) -> RunSetup:
   """Opens the corpora, and checks the configuration against them.
 
@@ -192,5 +199,95 @@ def set_up(config: TrainConfig) -> RunSetup:
     fsdp=config.mesh.fsdp, model_parallelism=config.mesh.model_parallelism
   )
   models = Models(config.retriever, config.reader).for_corpus(corpus)
-  step = set_up_step(config, models, mesh=mesh, num_blocks=corpus.num_blocks)
-  return RunSetup(**vars(step), examples=examples, corpus=corpus)
+  return RunSetup(config, mesh, models, corpus.num_blocks, examples, corpus)
+
+
+class CompiledSteps:
+  """The steps of a run, which are compiled in each mode that it will need.
+
+  A step that searches depends on the number and the type of all vectors. It is
+  compiled when these are known, and again only where a later generation has
+  other shapes: a corpus that has outgrown its capacity.
+
+  Attributes:
+    programs: Compiled steps, by whether the retriever is frozen and by the
+      shapes of what is searched.
+  """
+
+  def __init__(self, setup: StepSetup, layout: RowLayout):
+    self._setup = setup
+    self._layout = layout
+    config = setup.config
+    self._search: Callable[..., Any] | None = None
+    if config.retrieve_on_device:
+      self._search = sharding.shared_partial(
+        search_in_step,
+        retriever=setup.models.retriever,
+        num_candidates=config.stage.num_candidates,
+        current_queries=config.stage.current_queries or config.keeps_own_index,
+        mesh=setup.mesh,
+        num_refreshed=setup.blocks_of_device(config.refresh.blocks_per_step),
+      )
+    self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
+
+  def compile(
+    self, state: TrainState, batch: StepBatch, searched: Any = None
+  ) -> None:
+    """Compiles the step; the arrays, and those of a batch, may be abstract."""
+    options = cpu_tuning.compiler_options(self._setup.mesh)
+    first_step = int(state.step)
+    for frozen, lowered in self.lower(state, batch, searched, first_step):
+      self.programs[frozen, _shapes(searched)] = lowered.compile(options)
+    cpu_tuning.return_freed_memory()
+
+  def lower(
+    self, state: TrainState, batch: StepBatch, searched: Any, first_step: int
+  ) -> Iterator[tuple[bool, jax.stages.Lowered]]:
+    """Yields the step, retriever frozen or not, as needed from a first step on.
+
+    All arrays may be abstract; the buffers of the state are donated.
+    """
+    setup, config = self._setup, self._setup.config
+    shardings = jax.tree.map(lambda array: array.sharding, state)
+    freeze_steps = config.optimizer.freeze_retriever_steps
+    modes = {step < freeze_steps for step in (first_step, config.num_steps - 1)}
+    for frozen in sorted(modes):
+      step = jax.jit(
+        sharding.under(
+          config.mesh.all_axis_rules,
+          train_step,
+          stage=config.stage,
+          models=setup.models,
+          layout=self._layout,
+          optimizer=setup.optimizer,
+          seed=config.data.seed,
+          freeze_retriever=frozen,
+          num_microbatches=config.num_microbatches,
+          search=self._search,
+        ),
+        donate_argnums=0,
+        out_shardings=(shardings, sharding.replicated(setup.mesh)),
+      )
+      with jax.set_mesh(setup.mesh):
+        lowered = step.lower(state, batch, searched)
+      yield frozen, lowered
+
+  def __call__(
+    self, state: TrainState, batch: StepBatch, searched: Any, step: int
+  ) -> tuple[TrainState, Metrics]:
+    """Runs a step, whose state is donated."""
+    frozen = step < self._setup.config.optimizer.freeze_retriever_steps
+    key = frozen, _shapes(searched)
+    if key not in self.programs:
+      if self.programs:
+        logging.info("the corpus has outgrown its capacity: compiling the step")
+      self.compile(state, batch, searched)
+    # A copy from the host that nobody has asked for is an error.
+    with jax.transfer_guard("disallow"):
+      return self.programs[key](state, batch, searched)
+
+
+def _shapes(searched: Any) -> Any:
+  """Returns what a program depends on: static values, shapes and types."""
+  leaves, structure = jax.tree.flatten(searched)
+  return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

@@ -1,7 +1,8 @@
 """The step that all stages share, and its state: rows, gradient and update.
 
-A stage's loss returns weighted sums over the batch, which micro-batches can
-add (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
+A stage (`realm_jax/training/stages/stage.py`) makes of a batch what the
+encoders read, and of that weighted sums, which micro-batches can add
+(`realm_jax/objectives/weighted.py`). The step differentiates their mean.
 """
 
 from collections.abc import Callable
@@ -23,22 +24,12 @@ from realm_jax.training.encoder_rows import EncoderRows, RowLayout
 B = TypeVar("B")
 T = TypeVar("T")
 Metrics = dict[str, jax.Array]
-# From examples and their numbers in the global batch to what encoders read.
-RowsOf = Callable[[B, UInt32[Array, " b"]], EncoderRows]
-# A stage's loss, of the parameters by component, the batch, what the encoders
-# read of it, and the key of the dropout masks, which is None without dropout.
-Loss = Callable[[Params, B, EncoderRows, jax.Array | None], WeightedLoss]
 
 
 class TrainState(NamedTuple):
-  """What the steps of a run read and write.
+  """What the steps of a run read and write, after so many of them.
 
-  Attributes:
-    step: Number of steps done.
-    params: Parameters by component.
-    optimizer: State of the optimizer.
-    index: Vectors of all blocks, of a run that keeps its own index
-      (`rolling_index.DatedVectors`).
+  A run that keeps its own index has it here (`search_in_step.DatedVectors`).
   """
 
   step: Int[Array, ""]
@@ -57,8 +48,8 @@ def create_state(
 ) -> TrainState:
   """Initializes a state, every array on its own devices.
 
-  `init` makes parameters by component, in flax's boxes, from a random key.
-  Without a `seed`, the arrays are abstract.
+  `init` makes the parameters in flax's boxes. Without a `seed`, the arrays are
+  abstract.
 
   Raises:
     ValueError: The mesh does not divide a parameter.
@@ -67,18 +58,17 @@ def create_state(
   boxed = sharding.shared_partial(_boxed_state, init, optimizer)
   shapes = jax.eval_shape(boxed, jax.random.key(0))
   shardings = parameter_shardings(shapes, mesh, axis_rules)
-  boxes = jax.tree_util.tree_leaves_with_path(
-    shapes.params, is_leaf=meta.is_axis_metadata
-  )
-  for (path, box), placed in zip(
-    boxes, jax.tree.leaves(shardings.params), strict=True
-  ):
-    sharding.require_divisible(
+  jax.tree_util.tree_map_with_path(
+    lambda path, box, placed: sharding.require_divisible(
       f"the parameter {jax.tree_util.keystr(path)}",
       meta.unbox(box).shape,
       getattr(box, "names", ()),
       placed,
-    )
+    ),
+    shapes.params,
+    shardings.params,
+    is_leaf=meta.is_axis_metadata,
+  )
   if seed is None:
     return jax.tree.map(
       lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
@@ -97,28 +87,6 @@ def _boxed_state(
 ) -> TrainState:
   params = init(key)
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-
-
-class ComparingLoss(NamedTuple):
-  """A `Loss` that compares all examples of a batch by their vectors.
-
-  Attributes:
-    embed: Function from the parameters, what the encoders read and the key of
-      the dropout masks to a tree of vectors, with a row for each example.
-    compare: Function from these and the batch to the loss.
-  """
-
-  embed: Callable[[Params, EncoderRows, jax.Array | None], Any]
-  compare: Callable[[Any, Any], WeightedLoss]
-
-  def __call__(
-    self,
-    params: Params,
-    batch: Any,
-    rows: EncoderRows,
-    dropout_key: jax.Array | None,
-  ) -> WeightedLoss:
-    return self.compare(self.embed(params, rows, dropout_key), batch)
 
 
 def _split(batch: B, *, parts: int, devices: int) -> B:
@@ -163,8 +131,8 @@ def batch_gradient(
   state: TrainState,
   batch: B,
   *,
-  rows_of: RowsOf[B],
-  loss: Loss[B],
+  stage: Any,
+  models: Any,
   layout: RowLayout,
   seed: int,
   freeze_retriever: bool = False,
@@ -172,6 +140,7 @@ def batch_gradient(
 ) -> tuple[Params, Metrics]:
   """Computes the gradient of one batch, and the loss's metrics.
 
+  `stage` and `models` are those of `realm_jax/training/stages/stage.py`. The
   `seed`, folded with the step, is that of the dropout masks. The gradient of a
   retriever that is frozen in this step is not computed. With micro-batches,
   whose gradients are computed one after the other and added, the masks are the
@@ -179,23 +148,23 @@ def batch_gradient(
   """
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
-  def trained(params: Params) -> Params:
-    if not freeze_retriever:
-      return params
-    towers = {name: x for name, x in params.items() if name != "reader"}
-    return {**params, **jax.lax.stop_gradient(towers)}
+  def encoders(params: Params, key: jax.Array) -> Any:
+    if freeze_retriever:
+      towers = {name: x for name, x in params.items() if name != "reader"}
+      params = {**params, **jax.lax.stop_gradient(towers)}
+    return stage.encoders(models, params, key)
 
   def on_rows(
     numbered: tuple[B, UInt32[Array, " b"]], compute: Callable[[EncoderRows], T]
   ) -> T:
     return layout.with_rows(
-      lambda numbered: rows_of(*numbered), numbered, compute
+      lambda numbered: stage.rows(models, *numbered), numbered, compute
     )
 
   def objective(
     params: Params, part: B, rows: EncoderRows
   ) -> tuple[jax.Array, WeightedLoss]:
-    weighted = loss(trained(params), part, rows, dropout_key)
+    weighted = stage.loss(encoders(params, dropout_key), part, rows)
     # Gradients of sums can be added; that of the mean need not be divided.
     is_whole = num_microbatches == 1
     return weighted.loss.mean if is_whole else weighted.loss.total, weighted
@@ -215,11 +184,10 @@ def batch_gradient(
     return gradient, weighted.means()
   devices = layout.num_devices
   parts = _split(numbered, parts=num_microbatches, devices=devices)
-  if not isinstance(loss, ComparingLoss):
+  if not stage.compares:
     gradient, weighted = _sum_over(gradient_of, parts)
     weight = jnp.maximum(weighted.loss.weight, 1.0)
     return jax.tree.map(lambda g: g / weight, gradient), weighted.means()
-  embed, compare = loss.embed, loss.compare
 
   # GradCache (Gao et al. 2021, arXiv 2101.06983): the loss of all vectors is
   # differentiated by these, and then each part is embedded again, with the same
@@ -227,30 +195,27 @@ def batch_gradient(
   # more forward pass than the batch as a whole.
   @jax.custom_vjp
   def vectors_of(params: Params, part: Any, key: jax.Array) -> Any:
-    return on_rows(part, lambda rows: embed(trained(params), rows, key))
-
-  def forward(*given: Any) -> tuple[Any, Any]:
-    return vectors_of(*given), given
+    return on_rows(part, lambda rows: stage.embed(encoders(params, key), rows))
 
   def backward(given: Any, slopes: Any) -> Any:
     params, part, key = given
 
     def pulled_back(rows: EncoderRows) -> Params:
       _, pull = jax.vjp(
-        lambda params: embed(trained(params), rows, key), params
+        lambda params: stage.embed(encoders(params, key), rows), params
       )
-      (gradient,) = pull(slopes)
-      return gradient
+      return pull(slopes)[0]
 
     return on_rows(part, pulled_back), None, None
 
-  vectors_of.defvjp(forward, backward)
+  vectors_of.defvjp(lambda *given: (vectors_of(*given), given), backward)
 
   def compared(params: Params) -> tuple[jax.Array, WeightedLoss]:
     vectors = jax.lax.map(
       lambda part: vectors_of(params, part, dropout_key), parts
     )
-    weighted = compare(_join(vectors, devices=devices), batch)
+    vectors = _join(vectors, devices=devices)
+    weighted = stage.compare(models, vectors, batch)
     return weighted.loss.mean, weighted
 
   gradient, weighted = jax.grad(compared, has_aux=True)(state.params)
@@ -266,9 +231,7 @@ def update(
 ) -> tuple[TrainState, Metrics]:
   """Updates the parameters by a gradient.
 
-  Returns:
-    The next state and the metrics, with `gradient_norm` and `parameter_norm`
-    (of the next state) added.
+  It adds the metrics `gradient_norm` and `parameter_norm`, of the next state.
   """
   updates, optimizer_state = optimizer.update(
     gradient, state.optimizer, state.params
@@ -291,28 +254,31 @@ def train_step(
   batch: B,
   searched: Any = None,
   *,
+  stage: Any,
+  models: Any,
   optimizer: optax.GradientTransformation,
+  seed: int,
   search: Callable[..., tuple[TrainState, B, Metrics]] | None = None,
   freeze_retriever: bool = False,
   **settings: Any,
 ) -> tuple[TrainState, Metrics]:
   """Computes the gradient of one batch and updates the parameters.
 
-  Args:
-    state: State before the step.
-    batch: Batch of the stage.
-    searched: What `search` searches.
-    optimizer: Optimizer.
-    search: Function that finds or draws the batch's candidates in this step,
-      given the state, the batch, `searched` and whether the retriever is
-      frozen. It returns the first two, and metrics.
-    freeze_retriever: Whether the retriever is frozen in this step.
-    settings: Further settings of `batch_gradient`.
+  `search`, if any, finds the candidates of the batch in this step, given the
+  state, the batch, what is `searched` and whether the retriever is frozen. It
+  returns the first two, and metrics. The others are those of `batch_gradient`.
   """
   found: Metrics = {}
   if search is not None:
     state, batch, found = search(state, batch, searched, freeze_retriever)
+  batch = stage.propose(models, state, batch, seed=seed)
   gradient, metrics = batch_gradient(
-    state, batch, freeze_retriever=freeze_retriever, **settings
+    state,
+    batch,
+    stage=stage,
+    models=models,
+    seed=seed,
+    freeze_retriever=freeze_retriever,
+    **settings,
   )
   return update(state, gradient, {**metrics, **found}, optimizer=optimizer)

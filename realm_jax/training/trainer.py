@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping
 
 from absl import logging
@@ -18,7 +17,6 @@ from realm_jax.storage.sole_process import (
 )
 from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import Checkpointer
-from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import open_schedule
@@ -26,7 +24,7 @@ from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.loop import Run, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.rolling_index import OwnIndex
-from realm_jax.training.setup import set_up
+from realm_jax.training.setup import CompiledSteps, set_up
 from realm_jax.training.step import TrainState, create_state
 
 
@@ -63,12 +61,10 @@ def train(
 def open_run(
   config: TrainConfig, configuration: Mapping[str, str] | None = None
 ) -> Iterator[tuple[TrainState, Run | None]]:
-  """Opens a run from its last checkpoint, or a new one.
-
-  What it is to keep of its configuration is written before checkpoint 0.
+  """Opens a run from its last checkpoint, or a new one, as `train` says.
 
   Yields the state before the next step, and the parts of the run, or None if
-  all steps are done. Raises what `train` does.
+  all steps are done.
   """
   data, sources = config.data, config.checkpoints
   with contextlib.ExitStack() as stack:
@@ -127,10 +123,10 @@ def open_run(
     if config.keeps_own_index and step < config.num_steps:
       own_index = OwnIndex(setup, decisions, checkpoints)
     if configuration is not None:
-      keep = functools.partial(
-        keep_configuration, config.model_dir, configuration
+      loop.on_process_0(
+        "configuration",
+        lambda: keep_configuration(config.model_dir, configuration),
       )
-      loop.on_process_0("configuration", keep)
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():
@@ -161,9 +157,7 @@ def open_run(
     )
     stack.callback(candidates.close)
     # By a corpus that stays the same when the run is resumed.
-    layout = setup.layout(setup.examples)
-    refresh = None if own_index is None else own_index.refresh
-    steps = CompiledSteps(setup, layout, refresh)
+    steps = CompiledSteps(setup, setup.layout(setup.examples))
     # A step that searches is compiled when its vectors are there.
     if not config.retrieve_on_device:
       steps.compile(state, setup.abstract_batch())

@@ -18,8 +18,8 @@ from realm_jax.evaluation.run import Run, RunConfig
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.training import trainer
-from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.metric_rows import read_rows
+from realm_jax.training.setup import CompiledSteps
 from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 from tests.integration.commands import Commands

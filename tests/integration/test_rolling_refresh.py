@@ -14,8 +14,8 @@ from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.generations.loading import load_generation
 from realm_jax.models.retriever import embed_blocks
 from realm_jax.training import trainer
-from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.metric_rows import read_rows
+from realm_jax.training.setup import CompiledSteps
 from tests import tiny_world
 from tests.integration.commands import Commands
 

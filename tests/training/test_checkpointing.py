@@ -22,7 +22,7 @@ from realm_jax.training.checkpointing import (
 )
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.rolling_index import NO_BLOCK, DatedVectors
+from realm_jax.training.search_in_step import NO_BLOCK, DatedVectors
 from tests.training import tiny
 
 pytestmark = pytest.mark.slow

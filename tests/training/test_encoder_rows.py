@@ -23,7 +23,7 @@ def test_the_first_rows_that_hold_the_sequences_of_all_devices():
   mesh = make_mesh(devices=jax.devices()[:num_devices])
   size = tiny.BATCH // num_devices
   layout = RowLayout(mesh, ((1, 1), (2, size), (size - 1, size)))
-  rows_of = tiny.functions(_STAGE, dropout_rate=0.0)["rows_of"]
+  rows_of = functools.partial(tiny.OF_STAGE[_STAGE].rows, tiny.models())
 
   def count(rows):
     """Rows of the queries that a program takes on all devices; 0 pads."""

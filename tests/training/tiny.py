@@ -116,10 +116,8 @@ def parameters(stage):
 
 
 def functions(stage, *, dropout_rate):
-  """What a stage's encoders read, and its loss, as settings of a step."""
-  made = models(dropout_rate=dropout_rate)
-  rows_of, loss = OF_STAGE[stage].functions(made)
-  return {"rows_of": rows_of, "loss": loss}
+  """A stage and its models, as settings of a step."""
+  return {"stage": OF_STAGE[stage], "models": models(dropout_rate=dropout_rate)}
 
 
 def weighted(params, batch, *, reader_key=None, **settings):

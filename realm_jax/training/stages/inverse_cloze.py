@@ -3,7 +3,6 @@
 import dataclasses
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
@@ -12,19 +11,24 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenRows
-from realm_jax.models.parameters import Params
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import NonNegativeInt, require_valid
 from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import EncoderRows
-from realm_jax.training.stages import stage as stages
-from realm_jax.training.step import ComparingLoss, RowsOf
+from realm_jax.training.stages.stage import (
+  Assembled,
+  Encoders,
+  ExampleArrays,
+  Models,
+  Stage,
+  StageContext,
+)
 
 # Blocks that are searched for beside the negatives and the sentence's own, so
 # that its verbatim copies can be dropped, too.
 _NUM_SPARE = 2
+_Vectors = tuple[Float[Array, "b d"], Float[Array, "b k d"]]
 
 
 class InverseClozeBatch(NamedTuple):
@@ -41,7 +45,7 @@ class InverseClozeBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class InverseCloze(stages.Stage):
+class InverseCloze(Stage):
   """A sentence finds its block among the blocks of the global batch.
 
   Attributes:
@@ -52,7 +56,9 @@ class InverseCloze(stages.Stage):
   """
 
   num_hard_negatives: NonNegativeInt = 0
+  current_queries = False
   components = ("retriever",)
+  compares = True
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -60,10 +66,6 @@ class InverseCloze(stages.Stage):
   @property
   def needs_index(self) -> bool:
     return self.num_hard_negatives > 0
-
-  @property
-  def current_queries(self) -> bool:
-    return False
 
   @property
   def num_candidates(self) -> int:
@@ -83,11 +85,8 @@ class InverseCloze(stages.Stage):
     return min(needed + _NUM_SPARE, num_blocks)
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult | None,
-    context: stages.StageContext,
-  ) -> stages.Assembled:
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
+  ) -> Assembled:
     query, removed = batch.arrays["query"], batch.arrays["removed"]
     blocks = batch.arrays["block"][:, None]
     if retrieved is not None:
@@ -101,15 +100,12 @@ class InverseCloze(stages.Stage):
       blocks = np.concatenate([blocks, negatives], axis=1)
     return InverseClozeBatch(query, blocks, removed), {}
 
-  def example(self, shapes: stages.ExampleArrays) -> InverseClozeBatch:
+  def example(self, shapes: ExampleArrays) -> InverseClozeBatch:
     removed = np.zeros(len(shapes.query), bool)
     return InverseClozeBatch(shapes.query, shapes.candidates, removed)
 
   def rows(
-    self,
-    models: stages.Models,
-    batch: InverseClozeBatch,
-    numbers: UInt32[Array, " b"],
+    self, models: Models, batch: InverseClozeBatch, numbers: UInt32[Array, " b"]
   ) -> EncoderRows:
     retriever = models.retriever
     count, length = batch.blocks.shape[1:]
@@ -121,52 +117,25 @@ class InverseCloze(stages.Stage):
       blocks=TokenRows(blocks, places.reshape(-1)),
     )
 
-  def functions(
-    self, models: stages.Models
-  ) -> tuple[RowsOf[InverseClozeBatch], ComparingLoss]:
-    rows_of, _ = super().functions(models)
-    return rows_of, ComparingLoss(
-      shared_partial(_embed, self, models),
-      shared_partial(_compare, models.retriever.score_scale),
-    )
-
   def loss(
-    self,
-    encoders: stages.Encoders,
-    batch: InverseClozeBatch,
-    rows: EncoderRows,
+    self, encoders: Encoders, batch: InverseClozeBatch, rows: EncoderRows
   ) -> WeightedLoss:
-    vectors = _vectors(encoders, rows)
-    return _compare(encoders.models.retriever.score_scale, vectors, batch)
+    return self.compare(encoders.models, self.embed(encoders, rows), batch)
 
+  def embed(self, encoders: Encoders, rows: EncoderRows) -> _Vectors:
+    """Returns the vectors of queries, and of the blocks of each."""
+    queries, blocks = encoders.apply("retriever", rows.queries, rows.blocks)
+    return queries, blocks.reshape(len(queries), -1, blocks.shape[-1])
 
-# Vectors of queries, and of the blocks of each.
-_Vectors = tuple[Float[Array, "b d"], Float[Array, "b k d"]]
-
-
-def _vectors(encoders: stages.Encoders, rows: EncoderRows) -> _Vectors:
-  queries, blocks = encoders.apply("retriever", rows.queries, rows.blocks)
-  return queries, blocks.reshape(len(queries), -1, blocks.shape[-1])
-
-
-def _embed(
-  stage: InverseCloze,
-  models: stages.Models,
-  params: Params,
-  rows: EncoderRows,
-  dropout_key: jax.Array | None,
-) -> _Vectors:
-  return _vectors(stages.encoders_of(stage, models, params, dropout_key), rows)
-
-
-def _compare(
-  score_scale: float, vectors: _Vectors, batch: InverseClozeBatch
-) -> WeightedLoss:
-  queries, blocks = vectors
-  return inverse_cloze_loss(
-    queries,
-    blocks[:, 0],
-    batch.removed,
-    negatives=blocks[:, 1:],
-    score_scale=score_scale,
-  )
+  def compare(
+    self, models: Models, vectors: _Vectors, batch: InverseClozeBatch
+  ) -> WeightedLoss:
+    """Returns the loss of the vectors of all examples."""
+    queries, blocks = vectors
+    return inverse_cloze_loss(
+      queries,
+      blocks[:, 0],
+      batch.removed,
+      negatives=blocks[:, 1:],
+      score_scale=models.retriever.score_scale,
+    )

@@ -27,7 +27,7 @@ from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.encoder_rows import Candidates
 from realm_jax.training.stages.masked_words import unmasked
 from realm_jax.training.stages.stage import StageContext
-from realm_jax.training.step import Metrics, TrainState
+from realm_jax.training.step import TrainState
 
 # What the key of a step is folded with. Those of the dropout masks are folded
 # with the small numbers of the components.
@@ -87,7 +87,6 @@ class Support(NamedTuple):
       places: Places of blocks that are read; 0 for the null block.
       current: Their vectors now; those of one place must be equal. The null
         block, which no generation has, scores by its own.
-      score_scale: Factor of all inner products.
     """
     by_query = jnp.arange(len(queries))[:, None]
     stored = jnp.asarray(self.vectors)
@@ -101,25 +100,19 @@ class Support(NamedTuple):
 
 
 def propose(
+  retriever: Retriever,
   state: TrainState,
   batch: Any,
-  searched: None,
-  freeze_retriever: bool,
-  *,
-  retriever: Retriever,
   num_proposals: int,
+  *,
   seed: int,
-) -> tuple[TrainState, Any, Metrics]:
+) -> Any:
   """Draws the blocks that a step reads, with the current posterior tower.
 
-  It is the `search` of `train_step`. q is the one from which is drawn, so that
-  the chain is exact; it has no dropout.
-
-  Returns:
-    The state, the batch with the null block and the proposals as candidates in
-    place of the whole support, and no metrics.
+  The null block and the drawn ones are left as candidates, in place of the
+  whole support. q is the one from which is drawn, so that the chain is exact;
+  it has no dropout.
   """
-  del searched, freeze_retriever
   tokens, numbers = batch.candidates
   queries = embed_queries(
     retriever, state.params["posterior"], unmasked(batch.query, batch.masks)
@@ -140,7 +133,7 @@ def propose(
     jnp.take_along_axis(tokens, places[..., None], axis=1),
     jnp.take_along_axis(numbers, places, axis=1),
   )
-  return state, batch._replace(candidates=candidates, proposals=proposals), {}
+  return batch._replace(candidates=candidates, proposals=proposals)
 
 
 def of_proposals(
@@ -159,14 +152,9 @@ def of_proposals(
   sums over the proposals estimate those over p(z|x). The null block, which is
   read besides, has no weight.
 
-  Args:
-    support: Blocks from which the proposals were drawn.
-    proposals: These.
-    queries: Vectors of the retriever's query tower.
-    posterior: Those of the posterior's.
-    candidates: Vectors of the null block and the proposals.
-    score_scale: Factor of all inner products.
-    settings: Further settings of `jsa`.
+  Queries are embedded by the retriever's tower and by the posterior's. The
+  candidates are the null block and the proposals. The other settings are those
+  of `jsa`.
   """
   places = jnp.pad(jnp.asarray(proposals.places), ((0, 0), (1, 0)))
   log_prior, log_posterior = (

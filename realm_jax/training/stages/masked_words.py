@@ -20,7 +20,7 @@ from realm_jax.objectives.marginal import marginal
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.encoder_rows import EncoderRows
-from realm_jax.training.stages import stage as stages
+from realm_jax.training.stages.stage import Encoders, ExampleArrays
 
 
 class MaskTargets(NamedTuple):
@@ -40,7 +40,7 @@ class MaskTargets(NamedTuple):
     return cls(*(batch.arrays[name] for name in names))
 
   @classmethod
-  def none(cls, shapes: stages.ExampleArrays) -> "MaskTargets":
+  def none(cls, shapes: ExampleArrays) -> "MaskTargets":
     """Returns targets of the same shapes and types, all padding."""
     none = np.zeros((len(shapes.query), shapes.max_masks), np.int32)
     return cls(none, none, none.astype(np.float32))
@@ -91,17 +91,10 @@ def masked_spans(
   separator_id: int,
   max_width: int,
 ) -> Bool[Array, "b k l w"]:
-  """Finds the masked tokens of each query in the bodies of its blocks.
+  """Returns whether the span of each start in a body, and width, was masked.
 
-  Args:
-    masks: Masked tokens.
-    candidates: Padded blocks, `[CLS] title [SEP] body [SEP]`.
-    body_length: Number of body tokens that the reader reads.
-    separator_id: Id of [SEP].
-    max_width: Number of tokens of the longest span.
-
-  Returns:
-    Whether the span of a start in the body and a width is what is masked.
+  Candidates are padded blocks, `[CLS] title [SEP] body [SEP]`, and the reader
+  reads `body_length` tokens of their bodies.
   """
   length = candidates.shape[-1]
   first = jnp.argmax(candidates == separator_id, axis=-1)[..., None] + 1
@@ -117,7 +110,7 @@ def masked_spans(
 
 
 def masked_lm_loss(
-  encoders: stages.Encoders,
+  encoders: Encoders,
   masks: MaskTargets,
   candidates: Int[AnyArray, "b k l"],
   rows: EncoderRows,

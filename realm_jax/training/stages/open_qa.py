@@ -1,12 +1,13 @@
 """Open QA: a question, the retrieved blocks, and the spans of the best few."""
 
 import dataclasses
+import functools
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from realm_jax.answers.in_blocks import (
   AnswersInBlocks,
@@ -26,8 +27,21 @@ from realm_jax.settings import Fraction, OfRun, PositiveInt, require_valid
 from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import EncoderRows
-from realm_jax.training.stages import stage as stages
-from realm_jax.training.stages.renaming import permutation
+from realm_jax.training.stages.stage import (
+  Assembled,
+  Encoders,
+  ExampleArrays,
+  Models,
+  Stage,
+  StageContext,
+)
+
+# Enough blocks to meet nearly every name, in seconds.
+_MAX_BLOCKS = 200_000
+# A wordpiece is one of names if this share of its occurrences is.
+_MIN_SHARE = 0.5
+# Places in a name: within, at the end, at the start, alone.
+_NUM_PLACES = 4
 
 
 class OpenQaBatch(NamedTuple):
@@ -53,7 +67,7 @@ class OpenQaBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenQa(stages.Stage):
+class OpenQa(Stage):
   """Fine-tuning on questions, as in ORQA; there is no null block.
 
   The retriever learns from `num_searched_blocks`, against the generation's
@@ -76,7 +90,7 @@ class OpenQa(stages.Stage):
     read_gold: Whether the reader reads, of the searched blocks, those first
       that contain an answer: a bound on what a better retriever would give.
     renamed_share: Share of the examples whose names are exchanged for the
-      reader (`renaming`), so that it does not memorize answers.
+      reader, so that it does not memorize answers.
   """
 
   num_searched_blocks: PositiveInt = 5000
@@ -99,11 +113,7 @@ class OpenQa(stages.Stage):
     return self.num_read
 
   def init(
-    self,
-    models: stages.Models,
-    query_length: int,
-    block_length: int,
-    key: jax.Array,
+    self, models: Models, query_length: int, block_length: int, key: jax.Array
   ) -> Params:
     params = super().init(models, query_length, block_length, key)
     if self.index_scores:
@@ -119,11 +129,8 @@ class OpenQa(stages.Stage):
     return min(max(self.num_searched_blocks, self.num_read), num_blocks)
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult | None,
-    context: stages.StageContext,
-  ) -> stages.Assembled:
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
+  ) -> Assembled:
     assert retrieved is not None
     has_answer, is_answer = self._answers(batch, retrieved, context)
     recall = has_answer[:, :5].any(axis=1).mean()
@@ -156,12 +163,12 @@ class OpenQa(stages.Stage):
     for row, position in enumerate(batch.positions.tolist()):
       generator = np.random.default_rng(position + 1)
       if generator.random() < self.renamed_share:
-        new_ids = permutation(corpus, generator)
+        new_ids = _permutation(corpus, generator)
         query[row] = new_ids[query[row]]
         candidates[row] = new_ids[candidates[row]]
     return query, candidates
 
-  def example(self, shapes: stages.ExampleArrays) -> OpenQaBatch:
+  def example(self, shapes: ExampleArrays) -> OpenQaBatch:
     searched = (len(shapes.query), shapes.num_searched)
     size = () if self.index_scores else (shapes.vector_size,)
     spans = (*shapes.candidates.shape, shapes.max_answer_width)
@@ -175,10 +182,7 @@ class OpenQa(stages.Stage):
     )
 
   def rows(
-    self,
-    models: stages.Models,
-    batch: OpenQaBatch,
-    numbers: UInt32[Array, " b"],
+    self, models: Models, batch: OpenQaBatch, numbers: UInt32[Array, " b"]
   ) -> EncoderRows:
     joint = encoder_rows.joint_rows(
       models.require_reader(), batch.joint_query, batch.blocks, numbers
@@ -189,10 +193,7 @@ class OpenQa(stages.Stage):
     return joint._replace(queries=TokenRows(query, numbers))
 
   def loss(
-    self,
-    encoders: stages.Encoders,
-    batch: OpenQaBatch,
-    rows: EncoderRows,
+    self, encoders: Encoders, batch: OpenQaBatch, rows: EncoderRows
   ) -> WeightedLoss:
     """Returns ORQA's loss, over stored vectors or over scores of an index.
 
@@ -227,7 +228,7 @@ class OpenQa(stages.Stage):
     )
 
   def _answers(
-    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
+    self, batch: Batch, retrieved: SearchResult, context: StageContext
   ) -> tuple[Bool[np.ndarray, "b n"], Bool[np.ndarray, "b k l w"]]:
     """Returns which blocks contain an answer, and which spans are answers.
 
@@ -265,3 +266,60 @@ def _spans(
     for start, limit in answers.pattern_spans(sorted(question.patterns), row)
   ]
   return TokenSpans(*np.array(found, np.int64).reshape(-1, 3).T)
+
+
+def _permutation(
+  corpus: Corpus, generator: np.random.Generator
+) -> Int32[np.ndarray, " v"]:
+  """Returns the new id of each wordpiece of a corpus; most keep theirs.
+
+  A reader that is fine-tuned on few questions soon knows which names are
+  answers, and no longer looks at the text. In a renamed example, the wordpieces
+  of names are permuted, in the question and in its blocks alike: the text says
+  the same about other names, and only reading it tells the answer. A wordpiece
+  is exchanged with those that have the same place in names, so that "New"
+  before "York" becomes another word that begins names, if there is one, and the
+  reader still sees where a name begins and ends.
+  """
+  new_ids = np.arange(corpus.vocab_size, dtype=np.int32)
+  for group in _name_groups(corpus):
+    new_ids[group] = generator.permutation(group)
+  return new_ids
+
+
+@functools.lru_cache(maxsize=2)
+def _name_groups(corpus: Corpus) -> tuple[Int[np.ndarray, " _"], ...]:
+  """Returns the ids of the wordpieces of each kind of span and place in it.
+
+  The places are alone, at the start, within and at the end. A wordpiece belongs
+  to the kind of span, and to the place there, in which it occurs most often,
+  unless it is frequent outside of spans.
+
+  Raises:
+    ValueError: No word of the corpus is a name.
+  """
+  size = corpus.vocab_size
+  total = np.zeros(size, np.int64)
+  in_spans = np.zeros((len(corpus.span_kinds), _NUM_PLACES, size), np.int64)
+  for row in range(min(corpus.num_blocks, _MAX_BLOCKS)):
+    block = corpus.block(row)
+    body = block.body_token_ids
+    np.add.at(total, body, 1)
+    for (start, limit), kind in zip(
+      block.salient_spans, block.salient_span_kinds, strict=True
+    ):
+      is_first = np.arange(start, limit) == start
+      is_last = np.arange(start, limit) == limit - 1
+      np.add.at(in_spans[kind], (2 * is_first + is_last, body[start:limit]), 1)
+  in_spans = in_spans.reshape(-1, size)
+  is_name = (total > 0) & (in_spans.sum(axis=0) >= _MIN_SHARE * total)
+  if not is_name.any():
+    raise ValueError(
+      "no word of the corpus is a name: it has no salient spans, or none of "
+      "words that are names alone; set RENAMED_SHARE = 0"
+    )
+  place = in_spans.argmax(axis=0)
+  groups = [
+    np.flatnonzero(is_name & (place == p)) for p in range(len(in_spans))
+  ]
+  return tuple(group for group in groups if group.size)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -20,7 +19,6 @@ from realm_jax.models.retriever import query_tower_parameters, relevance
 from realm_jax.objectives.jsa import Proposals
 from realm_jax.objectives.masked_lm import OBJECTIVES, WITH_TARGET
 from realm_jax.objectives.weighted import Average, WeightedLoss
-from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import (
   NonNegativeFloat,
   NonNegativeInt,
@@ -32,14 +30,21 @@ from realm_jax.settings import (
 from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import Candidates, EncoderRows, hash_words
 from realm_jax.training.stages import masked_words
-from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.jsa import (
   Support,
   of_proposals,
   propose,
 )
 from realm_jax.training.stages.masked_words import MaskTargets, unmasked
-from realm_jax.training.step import Metrics, TrainState
+from realm_jax.training.stages.stage import (
+  Assembled,
+  Encoders,
+  ExampleArrays,
+  Models,
+  Stage,
+  StageContext,
+)
+from realm_jax.training.step import TrainState
 
 
 class PretrainingBatch(NamedTuple):
@@ -63,7 +68,7 @@ class PretrainingBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretraining(stages.Stage):
+class Pretraining(Stage):
   """A masked sentence, the null block and the blocks that the index retrieves.
 
   Attributes:
@@ -164,11 +169,7 @@ class Pretraining(stages.Stage):
     return (*super().components, *(("posterior",) if self.draws else ()))
 
   def init(
-    self,
-    models: stages.Models,
-    query_length: int,
-    block_length: int,
-    key: jax.Array,
+    self, models: Models, query_length: int, block_length: int, key: jax.Array
   ) -> Params:
     params = super().init(models, query_length, block_length, key)
     if self.draws:
@@ -238,24 +239,22 @@ class Pretraining(stages.Stage):
       queries["posterior"] = np.asarray(unmasked(query, MaskTargets.of(batch)))
     return queries
 
-  def proposer(
-    self, models: stages.Models, *, seed: int
-  ) -> Callable[..., tuple[TrainState, PretrainingBatch, Metrics]] | None:
+  def propose(
+    self,
+    models: Models,
+    state: TrainState,
+    batch: PretrainingBatch,
+    *,
+    seed: int,
+  ) -> PretrainingBatch:
     if not self.draws:
-      return None
-    return shared_partial(
-      propose,
-      retriever=models.retriever,
-      num_proposals=self.num_candidates - 1,
-      seed=seed,
-    )
+      return batch
+    num_proposals = self.num_candidates - 1
+    return propose(models.retriever, state, batch, num_proposals, seed=seed)
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult | None,
-    context: stages.StageContext,
-  ) -> stages.Assembled:
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
+  ) -> Assembled:
     query, masks = batch.arrays["query"], MaskTargets.of(batch)
     if retrieved is None:
       words = hash_words(batch.array("source_hash"))
@@ -273,13 +272,13 @@ class Pretraining(stages.Stage):
       made = made._replace(support=support)
     return made, {}
 
-  def example(self, shapes: stages.ExampleArrays) -> PretrainingBatch:
+  def example(self, shapes: ExampleArrays) -> PretrainingBatch:
     tokens = shapes.candidates
     candidates = Candidates(tokens, content_numbers(tokens))
     masks = MaskTargets.none(shapes)
     return PretrainingBatch(shapes.query, candidates, masks)
 
-  def host_example(self, shapes: stages.ExampleArrays) -> PretrainingBatch:
+  def host_example(self, shapes: ExampleArrays) -> PretrainingBatch:
     if not self.draws:
       return self.example(shapes)
     num_queries, _, length = shapes.candidates.shape
@@ -291,10 +290,7 @@ class Pretraining(stages.Stage):
     )
 
   def rows(
-    self,
-    models: stages.Models,
-    batch: PretrainingBatch,
-    numbers: UInt32[Array, " b"],
+    self, models: Models, batch: PretrainingBatch, numbers: UInt32[Array, " b"]
   ) -> EncoderRows:
     retriever, reader = models.retriever, models.require_reader()
     candidates = batch.candidates
@@ -313,10 +309,7 @@ class Pretraining(stages.Stage):
     )
 
   def loss(
-    self,
-    encoders: stages.Encoders,
-    batch: PretrainingBatch,
-    rows: EncoderRows,
+    self, encoders: Encoders, batch: PretrainingBatch, rows: EncoderRows
   ) -> WeightedLoss:
     """Returns the objective, by default REALM's (section 3.1).
 

@@ -13,8 +13,14 @@ from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import NonNegativeFloat, require_valid
 from realm_jax.training.encoder_rows import EncoderRows
 from realm_jax.training.stages import masked_words
-from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.masked_words import MaskTargets
+from realm_jax.training.stages.stage import (
+  Assembled,
+  Encoders,
+  ExampleArrays,
+  Stage,
+  StageContext,
+)
 
 
 class ReadingBatch(NamedTuple):
@@ -26,7 +32,7 @@ class ReadingBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading(stages.Stage):
+class Reading(Stage):
   """A masked sentence is read beside the block that it was taken from.
 
   BERT's weights are the better start where they are available. The masked
@@ -45,26 +51,20 @@ class Reading(stages.Stage):
     require_valid(self)
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult | None,
-    context: stages.StageContext,
-  ) -> stages.Assembled:
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
+  ) -> Assembled:
     examples = context.examples or context.corpus
     rows = examples.rows_of(batch.arrays["source_id"])[:, None]
     blocks = examples.gather(rows, context.block_length)
     query = batch.arrays["query"]
     return ReadingBatch(query, blocks, MaskTargets.of(batch)), {}
 
-  def example(self, shapes: stages.ExampleArrays) -> ReadingBatch:
+  def example(self, shapes: ExampleArrays) -> ReadingBatch:
     masks = MaskTargets.none(shapes)
     return ReadingBatch(shapes.query, shapes.candidates, masks)
 
   def loss(
-    self,
-    encoders: stages.Encoders,
-    batch: ReadingBatch,
-    rows: EncoderRows,
+    self, encoders: Encoders, batch: ReadingBatch, rows: EncoderRows
   ) -> WeightedLoss:
     """Returns the masked-LM loss given one block; nothing is retrieved."""
     found = masked_words.masked_lm_loss(

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -19,9 +19,8 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.training.encoder_rows import EncoderRows, joint_rows
-from realm_jax.training.step import Loss, Metrics, RowsOf, TrainState
+from realm_jax.training.step import TrainState
 
 # A batch of a stage: numpy's arrays, with a row for each example.
 StepBatch = Any
@@ -36,16 +35,16 @@ class Models(NamedTuple):
   reader: Reader | None
 
   def for_corpus(self, corpus: Corpus) -> "Models":
-    """Returns the same models for the vocabulary of a corpus.
-
-    Raises:
-      ValueError: They are configured for another vocabulary.
-    """
+    """Returns the same models for the vocabulary of a corpus."""
     words = corpus.vocabulary
     return self.for_vocabulary(words.vocab_size, words.sep_id)
 
   def for_vocabulary(self, vocab_size: int, separator_id: int) -> "Models":
-    """Returns the same models for a vocabulary; raises as `for_corpus` does."""
+    """Returns the same models for a vocabulary.
+
+    Raises:
+      ValueError: They are configured for another one.
+    """
     sizes = {"vocab_size": vocab_size, "separator_id": separator_id}
     return Models(
       self.retriever.for_vocabulary(**sizes),
@@ -67,10 +66,8 @@ class Models(NamedTuple):
 class Encoders(NamedTuple):
   """The models as a loss applies them: with parameters and dropout masks.
 
-  Attributes:
-    models: The modules.
-    params: Parameters by component.
-    dropout_keys: Keys of the dropout masks by component; none without dropout.
+  Parameters and the keys of the dropout masks are by component; a component
+  without dropout has no key.
   """
 
   models: Models
@@ -121,12 +118,8 @@ class StageContext:
 class ExampleArrays(NamedTuple):
   """Arrays and sizes from which a stage makes a batch of the right shapes.
 
-  Attributes:
-    candidates: Padded blocks, `num_candidates` for each query.
-    num_searched: Number of blocks that are searched for each query.
-    vector_size: Number of components of a block's vector.
-    max_masks: Number of masks that are scored.
-    max_answer_width: Width of the reader's widest span, in tokens.
+  Each query has `num_candidates` padded blocks, and `num_searched` are searched
+  for it. `max_masks` are scored. The `max_answer_width` is in tokens.
   """
 
   query: Int[np.ndarray, "b q"]
@@ -152,12 +145,16 @@ class Stage(abc.ABC):
     retrieves_on_device: Whether a step can retrieve its own candidates.
     null_block: Whether the first candidate of each query is the null block.
     needs_answers: Whether it asks which blocks contain answers.
+    compares: Whether its loss compares all examples of a batch: the `compare`
+      of what it makes of the models, the vectors that it has made of encoders
+      and rows by `embed`, and the batch.
     num_candidates: Number of blocks that its step reads for each query.
     components: Components that it trains.
     frozen: Those of them whose parameters stay as they are.
   """
 
   needs_answers: ClassVar[bool] = False
+  compares: ClassVar[bool] = False
 
   @property
   def components(self) -> tuple[str, ...]:
@@ -176,11 +173,11 @@ class Stage(abc.ABC):
     return True
 
   @property
-  def retrieves_on_device(self) -> bool:
+  def null_block(self) -> bool:
     return False
 
   @property
-  def null_block(self) -> bool:
+  def retrieves_on_device(self) -> bool:
     return False
 
   @property
@@ -218,29 +215,22 @@ class Stage(abc.ABC):
   def search_queries(self, batch: Batch) -> dict[str, Int[np.ndarray, "b q"]]:
     """Returns what each component that searches reads of the examples.
 
-    The first is the retriever. `assemble` is given what one finds beside what
-    the others do.
+    `assemble` is given what the retriever finds, and beside it what others do.
     """
     return {"retriever": batch.arrays["query"]}
 
-  def proposer(
-    self, models: Models, *, seed: int
-  ) -> Callable[..., tuple[TrainState, StepBatch, Metrics]] | None:
-    """Returns what draws the candidates of a batch in its step, if anything.
-
-    It is a `search` of `train_step`.
-    """
-    del models, seed
-    return None
+  def propose(
+    self, models: Models, state: TrainState, batch: StepBatch, *, seed: int
+  ) -> StepBatch:
+    """Draws candidates of a batch in its step, if the stage does so."""
+    del models, state, seed
+    return batch
 
   @abc.abstractmethod
   def assemble(
     self, batch: Batch, retrieved: SearchResult | None, context: StageContext
   ) -> Assembled:
-    """Makes the batch of a step from examples and the blocks retrieved.
-
-    These are None where the host retrieves none.
-    """
+    """Makes the batch of a step from examples and what the host retrieved."""
 
   @abc.abstractmethod
   def example(self, shapes: ExampleArrays) -> StepBatch:
@@ -269,40 +259,14 @@ class Stage(abc.ABC):
     The `rows` are what the encoders read of it, laid out.
     """
 
-  def functions(self, models: Models) -> tuple[RowsOf[Any], Loss[Any]]:
-    """Returns `rows` and `loss` of models; equal stages have the same ones.
-
-    Raises:
-      ValueError: The models do not fit the stage.
-    """
-    if "reader" in self.components:
-      models.require_reader()
-    return (
-      shared_partial(type(self).rows, self, models),
-      shared_partial(_loss_of, self, models),
-    )
-
-
-def _loss_of(
-  stage: Stage,
-  models: Models,
-  params: Params,
-  batch: StepBatch,
-  rows: EncoderRows,
-  dropout_key: jax.Array | None,
-) -> WeightedLoss:
-  encoders = encoders_of(stage, models, params, dropout_key)
-  return stage.loss(encoders, batch, rows)
-
-
-def encoders_of(
-  stage: Stage, models: Models, params: Params, dropout_key: jax.Array | None
-) -> Encoders:
-  """Returns the models as the loss of a stage applies them in a step."""
-  keys = {}
-  if dropout_key is not None:
-    keys = _keys_of(stage.components, dropout_key)
-  return Encoders(models, params, keys)
+  def encoders(
+    self, models: Models, params: Params, dropout_key: jax.Array | None
+  ) -> Encoders:
+    """Returns the models as the loss applies them, with dropout given a key."""
+    keys = {}
+    if dropout_key is not None:
+      keys = _keys_of(self.components, dropout_key)
+    return Encoders(models, params, keys)
 
 
 def _keys_of(
