@@ -93,9 +93,9 @@ def _text(value: object) -> str:
 def plot(
   path: epath.PathLike, *, title: str, num_panels: int, height: float
 ) -> Iterator[list[Any]]:
-  """Yields the axes of panels side by side, and writes them after the block.
+  """Yields the axes of panels, three in a row, and writes them after the block.
 
-  The height is in inches; the width is 8 inches, or 6 a panel. Raises
+  The height of a row is in inches; the width is 8 inches, or 6 a panel. Raises
   `ImportError` if matplotlib is not installed.
   """
   import matplotlib  # Takes a second, which other commands need not spend.
@@ -103,12 +103,16 @@ def plot(
   matplotlib.use("Agg")
   from matplotlib import pyplot as plt
 
-  width = 8 if num_panels == 1 else 6 * num_panels
+  num_columns = min(num_panels, 3)
+  num_rows = -(-num_panels // num_columns)
+  width = 8 if num_panels == 1 else 6 * num_columns
   figure, axes = plt.subplots(
-    1, num_panels, figsize=(width, height), squeeze=False
+    num_rows, num_columns, figsize=(width, num_rows * height), squeeze=False
   )
   try:
-    yield list(axes[0])
+    yield list(axes.flat)[:num_panels]
+    for unused in axes.flat[num_panels:]:
+      unused.remove()
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

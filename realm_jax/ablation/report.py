@@ -353,7 +353,8 @@ def _write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
         axes.set_ylim(len(own) - 0.5, -0.5)
         axes.set_xlabel(metric.title)
         axes.set_xlim(left=0)
-        axes.tick_params(labelleft=axes is panels[0])
+        is_first = axes.get_subplotspec().is_first_col()
+        axes.tick_params(labelleft=is_first)
     written[f"{part}.png"] = title
   return written
 
