@@ -13,7 +13,7 @@ from tests.ablation.conftest import configured, settings_of, steps
 @pytest.fixture(scope="module")
 def config():
   few = ["TEMPERATURES = [1.0, 0.5]", "RATES = [1.0]"]
-  return configured("objectives", *few)
+  return configured("objectives", *few, "NUM_STEPS = {'pretraining': 400}")
 
 
 def _plans(config, output_dir, *names):
