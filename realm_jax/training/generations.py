@@ -151,9 +151,14 @@ class GenerationSchedule:
       self._watcher.poll()
     elif self._loop.count == 1:
       self._swap(self._newest(), step)
-    elif (last := self._decisions.last) and last.generation is not None:
-      # It is what this process has offered, as all of them have.
-      self._swap(self._offered, step)
+    else:
+      # A process may have loaded a later one since all of them agreed.
+      last, offered = self._decisions.last, self._offered
+      agreed = last.generation if last else None
+      if agreed is not None and agreed > self.current.step:
+        assert offered is not None
+        assert offered.step == agreed
+        self._swap(offered, step)
     if self._is_stale(step, self.current):
       self._report_stale(step)
     return self.current
