@@ -146,11 +146,14 @@ class WordpieceVocabulary(seqio.Vocabulary):
     ids = {piece: index for index, piece in enumerate(self.pieces)}
     self._unk_id = ids[UNK]
     self.cls_id, self.sep_id, self.mask_id = ids[CLS], ids[SEP], ids[MASK]
-    self._tokenizer = tf_text.FastBertTokenizer(
+    # What a FastBertTokenizer joins, and gathers offsets of 30 times as slowly.
+    self._normalizer = tf_text.FastBertNormalizer(
+      lower_case_nfd_strip_accents=not self.cased
+    )
+    self._tokenizer = tf_text.FastWordpieceTokenizer(
       vocab=self.pieces,
       token_out_type=tf.int32,
       unknown_token=UNK,
-      lower_case_nfd_strip_accents=not self.cased,
       # In UTF-8.
       max_bytes_per_word=4 * LONGEST_WORD,
     )
@@ -203,7 +206,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
       return self._encode_tf(s[tf.newaxis])[0]
     if self.cased:
       s = tf.strings.regex_replace(s, IGNORED, "")
-    found = self._tokenizer.tokenize(s)
+    found = self._tokenizer.tokenize(self._normalizer.normalize(s))
     token_ids, is_kept = self._without_long_words(found.flat_values)
     return tf.ragged.boolean_mask(
       found.with_flat_values(token_ids), found.with_flat_values(is_kept)
@@ -240,21 +243,22 @@ class WordpieceVocabulary(seqio.Vocabulary):
     return tf.strings.strip(tf.strings.regex_replace(words, " ##", ""))
 
   def tokenize_with_offsets(self, texts: Sequence[str]) -> Tokens:
-    """Tokenizes many texts in one call, since a call costs 20 ms.
-
-    The texts must have no lone surrogates.
-    """
+    """Tokenizes texts, which must have no lone surrogates."""
     read, read_bytes = list(texts), dict[int, np.ndarray]()
     for row, text in enumerate(texts) if self.cased else ():
       if _IGNORED_CHARACTER.search(text):
         read[row] = _IGNORED_CHARACTER.sub("", text)
         read_bytes[row] = _read_bytes(text)
     encoded = [text.encode("utf-8") for text in read]
-    ids, *bounds = self._tokenizer.tokenize_with_offsets(
+    normalized, positions = self._normalizer.normalize_with_offsets(
       tf.constant(encoded, tf.string)
     )
+    ids, *bounds = self._tokenizer.tokenize_with_offsets(normalized)
     row_offsets = np.asarray(ids.row_splits)
-    byte_ranges = np.stack([b.flat_values for b in bounds], 1).astype(np.int32)
+    # Bounds are those in the normalized text.
+    own = np.repeat(positions.row_splits[:-1], np.diff(row_offsets))
+    positions = np.asarray(positions.flat_values, np.int32)
+    byte_ranges = np.stack([positions[own + b.flat_values] for b in bounds], 1)
     # All but the last piece of a normalized character have an empty range.
     empty = np.flatnonzero(byte_ranges[:, 1] <= byte_ranges[:, 0])
     rows = np.searchsorted(row_offsets, empty, side="right") - 1
@@ -262,9 +266,9 @@ class WordpieceVocabulary(seqio.Vocabulary):
       start = int(byte_ranges[token, 0])
       character = encoded[row][start : start + 4].decode(errors="ignore")[0]
       byte_ranges[token, 1] = start + len(character.encode())
-    for row, positions in read_bytes.items():
-      own = byte_ranges[slice(*row_offsets[row : row + 2])]
-      own[:] = positions[own - [0, 1]] + [0, 1]
+    for row, in_text in read_bytes.items():
+      in_row = byte_ranges[slice(*row_offsets[row : row + 2])]
+      in_row[:] = in_text[in_row - [0, 1]] + [0, 1]
     token_ids, is_kept = self._without_long_words(ids.flat_values)
     kept = np.flatnonzero(is_kept)
     # A word that becomes one token ends where its last piece did.
