@@ -250,15 +250,16 @@ class WordpieceVocabulary(seqio.Vocabulary):
         read[row] = _IGNORED_CHARACTER.sub("", text)
         read_bytes[row] = _read_bytes(text)
     encoded = [text.encode("utf-8") for text in read]
-    normalized, positions = self._normalizer.normalize_with_offsets(
-      tf.constant(encoded, tf.string)
-    )
+    given = tf.constant(encoded, tf.string)
+    # It is annotated as returning None.
+    found: Any = self._normalizer.normalize_with_offsets(given)
+    normalized, positions = found
     ids, *bounds = self._tokenizer.tokenize_with_offsets(normalized)
     row_offsets = np.asarray(ids.row_splits)
-    # Bounds are those in the normalized text.
-    own = np.repeat(positions.row_splits[:-1], np.diff(row_offsets))
-    positions = np.asarray(positions.flat_values, np.int32)
-    byte_ranges = np.stack([positions[own + b.flat_values] for b in bounds], 1)
+    # Bounds are in the normalized text, from whose bytes positions lead back.
+    first = np.repeat(positions.row_splits[:-1], np.diff(row_offsets))
+    in_text = np.asarray(positions.flat_values, np.int32)
+    byte_ranges = np.stack([in_text[first + b.flat_values] for b in bounds], 1)
     # All but the last piece of a normalized character have an empty range.
     empty = np.flatnonzero(byte_ranges[:, 1] <= byte_ranges[:, 0])
     rows = np.searchsorted(row_offsets, empty, side="right") - 1
@@ -266,9 +267,9 @@ class WordpieceVocabulary(seqio.Vocabulary):
       start = int(byte_ranges[token, 0])
       character = encoded[row][start : start + 4].decode(errors="ignore")[0]
       byte_ranges[token, 1] = start + len(character.encode())
-    for row, in_text in read_bytes.items():
-      in_row = byte_ranges[slice(*row_offsets[row : row + 2])]
-      in_row[:] = in_text[in_row - [0, 1]] + [0, 1]
+    for row, kept_bytes in read_bytes.items():
+      own = byte_ranges[slice(*row_offsets[row : row + 2])]
+      own[:] = kept_bytes[own - [0, 1]] + [0, 1]
     token_ids, is_kept = self._without_long_words(ids.flat_values)
     kept = np.flatnonzero(is_kept)
     # A word that becomes one token ends where its last piece did.

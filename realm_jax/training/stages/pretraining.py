@@ -95,6 +95,9 @@ class Pretraining(Stage):
       trained (FREEZE_RETRIEVER_STEPS).
     span_weight: Weight of each example's loss of pointing at the masked words
       in its candidates, beside that of filling them in. The paper has none.
+    span_likelihood: Whether the likelihood of the masked words is that of a
+      reader that fills them in or points at them in a candidate. The reader is
+      frozen, after `reading` with a span weight.
   """
 
   num_candidates: Annotated[PositiveInt, OfRun()] = 8
@@ -115,6 +118,7 @@ class Pretraining(Stage):
   drop_source: Annotated[bool, OfRun()] = True
   read_gold: bool = False
   span_weight: NonNegativeFloat = 0.0
+  span_likelihood: Annotated[bool, OfRun()] = False
   needs_index = True
 
   def __post_init__(self) -> None:
@@ -152,6 +156,12 @@ class Pretraining(Stage):
       raise ValueError(
         f"span_weight={self.span_weight} trains the reader alone, which "
         "freeze_reader=True freezes; set SPAN_WEIGHT = 0 or FREEZE_READER = "
+        "False"
+      )
+    if self.span_likelihood and not self.freeze_reader:
+      raise ValueError(
+        "span_likelihood=True wants a reader that has learnt to point at words "
+        "and stays as it is; set FREEZE_READER = True, or SPAN_LIKELIHOOD = "
         "False"
       )
 
@@ -357,6 +367,7 @@ class Pretraining(Stage):
       block_scores=scores,
       has_null=self.null_block,
       span_weight=self.span_weight,
+      span_likelihood=self.span_likelihood,
       objective=objective,
       has_target=self.objective in (*WITH_TARGET, "jsa"),
     )

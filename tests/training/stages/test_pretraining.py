@@ -148,8 +148,8 @@ def test_hard_negatives_are_not_the_source(corpora):
 def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
   batch = tiny.batch("pretraining")
 
-  @functools.partial(jax.jit, static_argnames="freeze")
-  def run(params, key, freeze):
+  @functools.partial(jax.jit, static_argnames=("freeze", "points"))
+  def run(params, key, freeze, points=False):
     """The loss of a retriever that does not drop, and the reader's gradient."""
 
     def loss(params):
@@ -159,22 +159,29 @@ def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
         reader_key=key,
         objective="perplexity",
         freeze_reader=freeze,
+        span_likelihood=points,
       )
       return found.loss.mean, found.means()
 
     gradient, means = jax.grad(loss, has_aux=True)(params)
-    return optax.tree.norm(gradient["reader"]), means
+    return {
+      name: optax.tree.norm(part) for name, part in gradient.items()
+    }, means
 
   params = tiny.parameters("pretraining")
-  (slope, one), (_, other) = (
+  (slopes, one), (_, other) = (
     run(params, jax.random.key(seed), False) for seed in range(2)
   )
   assert one["retriever_loss"] == other["retriever_loss"] > 0
   assert one["reader_loss"] != other["reader_loss"]
-  assert slope > 0
-  slope, frozen = run(params, jax.random.key(0), True)
-  assert slope == 0
+  assert slopes["reader"] > 0
+  slopes, frozen = run(params, jax.random.key(0), True)
+  assert slopes["reader"] == 0
   assert frozen["retriever_loss"] == pytest.approx(one["retriever_loss"])
+  # It may also point at the words, if it is frozen.
+  slopes, pointing = run(params, jax.random.key(0), True, points=True)
+  assert slopes["reader"] == 0 < slopes["retriever"] < np.inf
+  assert pointing["masked_accuracy"] == frozen["masked_accuracy"]
 
 
 def test_a_sentence_is_read_beside_its_own_block(corpora):
