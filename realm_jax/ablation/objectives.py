@@ -185,7 +185,7 @@ class ObjectivesConfig(AblationConfig):
   rates: Sequence[float] = (1.0, 0.5)
   development_seed: NonNegativeInt = 100
   num_cost_steps: PositiveInt = 60
-  stale_objectives: Sequence[str] = ("perplexity", "emdr2")
+  stale_objectives: Sequence[str] = ("replug", "perplexity_frozen")
   needed_recipes: ClassVar[Sequence[str]] = (
     *RECIPES,
     READING_RETRIEVED,

@@ -106,16 +106,16 @@ def test_a_row_takes_its_best_setting_and_as_many_seconds(
 def test_a_stale_row_shares_what_is_the_same_and_is_compared_with_it(
   config, tmp_path
 ):
-  *before, (rows, plan) = _plans(config, tmp_path, "staleness", "emdr2")
+  *before, (rows, plan) = _plans(config, tmp_path, "staleness", "replug")
   # A dry run plans without measurements.
   assert len(before) == 2
-  assert {"pretraining/emdr2", "pretraining/emdr2_seconds"} <= {*_runs(plan)}
+  assert {"pretraining/replug", "pretraining/replug_seconds"} <= {*_runs(plan)}
   references = {row.name: row.reference for row in rows}
   assert references["realm_rolling"] == "realm_refresh_50"
-  assert references["emdr2_refresh_50"] == "realm"
-  assert references["emdr2_refresh_1500"] == "emdr2_refresh_50"
+  assert references["replug_refresh_50"] == "realm"
+  assert references["replug_refresh_1500"] == "replug_refresh_50"
   # A refresh every 50 steps is what the objective itself has.
-  assert plan.results["emdr2_refresh_50"][0]["run"].name == "emdr2"
-  assert _trained(plan, "emdr2_refresh_200").refresh_every_steps == 200
-  assert _trained(plan, "emdr2_rolling").keeps_own_index
-  assert _runs(plan)["pretraining/emdr2_rolling"].sidecar is None
+  assert plan.results["replug_refresh_50"][0]["run"].name == "replug"
+  assert _trained(plan, "replug_refresh_200").refresh_every_steps == 200
+  assert _trained(plan, "replug_rolling").keeps_own_index
+  assert _runs(plan)["pretraining/replug_rolling"].sidecar is None
