@@ -118,7 +118,7 @@ class Pretraining(Stage):
   drop_source: Annotated[bool, OfRun()] = True
   read_gold: bool = False
   span_weight: NonNegativeFloat = 0.0
-  span_likelihood: Annotated[bool, OfRun()] = False
+  span_likelihood: bool = False
   needs_index = True
 
   def __post_init__(self) -> None:
