@@ -70,6 +70,12 @@ class OwnIndex:
       if config.on_stale == "fail":
         raise ValueError(message)
       logging.warning("%s", message)
+    elif 0 < (num_steps := setup.config.num_steps) < steps:
+      logging.warning(
+        "%s, and NUM_STEPS=%d are fewer: raise BLOCKS_PER_STEP by a factor of "
+        "%.1f, or some blocks keep their first vectors",
+        *(message, num_steps, steps / num_steps),
+      )
     else:
       logging.info("%s", message)
 
