@@ -33,7 +33,7 @@ from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # Documents of one call of the tokenizer, and characters of their texts. A call
-# costs 20 ms, and what it gives stays in memory until it is written.
+# costs a millisecond, and what it gives stays in memory until it is written.
 DOCUMENTS_PER_CHUNK = 2048
 _CHARACTERS_PER_CHUNK = 4 << 20
 

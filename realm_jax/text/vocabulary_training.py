@@ -24,7 +24,7 @@ from realm_jax.text.wordpieces import (
 )
 
 # Texts in one call of the tokenizer while counting words: enough to hide its
-# fixed 20 ms, and few enough to need little memory.
+# fixed cost, and few enough to need little memory.
 _TEXTS_PER_CALL = 512
 # Characters of a word that is cut before pieces are learned from it, and the
 # number of such words.

@@ -180,8 +180,10 @@ def masked_lm_loss(
     pointing_likelihood=pointing_likelihood,
     has_null=has_null,
   )
-  if spans is None or is_answer is None or not span_weight:
+  if not span_weight:
     return filling
+  assert spans is not None
+  assert is_answer is not None
   scores = spans.logits + lax.stop_gradient(block_scores)[:, :, None, None]
   pointing = span_loss(scores, spans.is_span, is_answer)
   total = filling.loss.total + span_weight * pointing.loss.total
