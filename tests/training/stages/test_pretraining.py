@@ -12,7 +12,9 @@ import pytest
 from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
+from realm_jax.objectives.jsa import Proposals
 from realm_jax.training.stages.inverse_cloze import InverseCloze
+from realm_jax.training.stages.jsa import Support
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
 from realm_jax.training.stages.stage import StageContext
@@ -144,18 +146,21 @@ def test_hard_negatives_are_not_the_source(corpora):
   assert bodies == ["nile flow", ""]
 
 
-@pytest.mark.slow
-def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
+def _batch_with_answers():
+  """A batch whose one masked word of each query stands in its second block."""
   batch = tiny.batch("pretraining")
-  # The one masked word of each query stands first in its second block.
   tokens, masks = batch.candidates.tokens, batch.masks
   body = 1 + np.argmax(tokens[:, 1] == tiny.SEP, axis=1)
   token_ids, weights = masks.token_ids.copy(), np.zeros_like(masks.weights)
   token_ids[:, 0] = tokens[np.arange(tiny.BATCH), 1, body]
   weights[:, 0] = 1
-  batch = batch._replace(
-    masks=masks._replace(token_ids=token_ids, weights=weights)
-  )
+  masks = masks._replace(token_ids=token_ids, weights=weights)
+  return batch._replace(masks=masks)
+
+
+@pytest.mark.slow
+def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
+  batch = _batch_with_answers()
 
   @functools.partial(jax.jit, static_argnames=("freeze", "points"))
   def run(params, key, freeze, points=False):
@@ -192,6 +197,44 @@ def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
   assert slopes["reader"] == 0 < slopes["retriever"] < np.inf
   assert abs(pointing["retriever_loss"] - frozen["retriever_loss"]) > 1e-2
   assert pointing["masked_accuracy"] == frozen["masked_accuracy"]
+
+
+@pytest.mark.slow
+def test_a_frozen_reader_that_points_decides_what_a_chain_accepts():
+  # Of each support, the null block, a block with the masked word and another.
+  size = tiny.BATCH, tiny.CANDIDATES
+  support = Support(np.zeros((*size, 4), np.float32), np.ones(size, bool))
+  proposals = Proposals(
+    np.tile([1, 2], (tiny.BATCH, 1)),
+    np.full((tiny.BATCH, 2), -np.log(tiny.CANDIDATES), np.float32),
+    np.full((tiny.BATCH, 2), 0.99, np.float32),
+  )
+  batch = _batch_with_answers()._replace(support=support, proposals=proposals)
+  params = tiny.parameters("pretraining")
+  params["posterior"] = {"query_tower": params["retriever"]["query_tower"]}
+
+  @functools.partial(jax.jit, static_argnames="points")
+  def run(params, points):
+    def loss(params):
+      found = tiny.weighted(
+        params,
+        batch,
+        objective="jsa",
+        freeze_reader=True,
+        span_likelihood=points,
+      )
+      return found.loss.mean, found.means()
+
+    return jax.grad(loss, has_aux=True)(params)
+
+  (_, filling), (slopes, pointing) = (run(params, p) for p in (False, True))
+  # It points at the word in the first proposal, and hardly leaves that.
+  assert pointing["acceptance_rate"] < filling["acceptance_rate"]
+  assert pointing["reader_loss"] < filling["reader_loss"]
+  norms = {name: optax.tree.norm(part) for name, part in slopes.items()}
+  assert norms["reader"] == 0
+  assert 0 < norms["retriever"] < np.inf
+  assert 0 < norms["posterior"] < np.inf
 
 
 def test_a_sentence_is_read_beside_its_own_block(corpora):
