@@ -8,9 +8,9 @@ import pytest
 from absl import logging as absl_logging
 from gcsfs.retry import HttpError
 
-from benchmarks.runs.object_store import StoreFault
 from realm_jax.console import Progress, hide_library_messages
 from realm_jax.storage.paths import read_bytes
+from tests.processes.object_store import StoreFault
 
 
 def test_a_line_every_fifteen_seconds_and_one_at_the_end(monkeypatch):

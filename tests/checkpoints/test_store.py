@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.runs.object_store import StoreFault
 from realm_jax.checkpoints.store import (
   CheckpointError,
   CheckpointNotWrittenError,
@@ -17,6 +16,7 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.partitioning.mesh import make_mesh
 from tests.full_disk import full_disk
+from tests.processes.object_store import StoreFault
 
 
 def _items(seed=0, width=8):

@@ -10,7 +10,6 @@ import pytest
 import zstandard
 from etils import epath
 
-from benchmarks.runs.jobs import wait_until
 from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import read
@@ -23,6 +22,7 @@ from tests.corpus.conftest import (
   write_lines,
 )
 from tests.full_disk import full_disk
+from tests.processes.jobs import wait_until
 
 # Some with the contents of others, some with dropped titles, one wordless.
 ROWS = [

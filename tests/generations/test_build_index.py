@@ -9,14 +9,6 @@ import numpy as np
 import pytest
 from etils import epath
 
-from benchmarks.runs.jobs import (
-  Job,
-  JobError,
-  Macro,
-  as_gin,
-  free_port,
-  wait_until,
-)
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.update import update_corpus
 from realm_jax.generations.build import Builder, build_generation
@@ -33,6 +25,14 @@ from tests.generations.builds import (
   save,
 )
 from tests.generations.conftest import make_corpus
+from tests.processes.jobs import (
+  Job,
+  JobError,
+  Macro,
+  as_gin,
+  free_port,
+  wait_until,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 

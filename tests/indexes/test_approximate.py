@@ -8,7 +8,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from benchmarks.fixed_tree import fixed_tree
 from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.protocol import (
   BuildOptions,
@@ -21,6 +20,7 @@ from realm_jax.indexes.scann.trees import (
   assign,
   train_leaves,
 )
+from tests.fixed_tree import fixed_tree
 from tests.indexes.clustered import (
   blocks_of,
   check_found,

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.runs.jobs import wait_until
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.update import update_corpus
 from realm_jax.evaluation.answers import ask
@@ -23,6 +22,7 @@ from realm_jax.training.setup import CompiledSteps
 from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 from tests.integration.commands import Commands
+from tests.processes.jobs import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 

@@ -7,8 +7,6 @@ import os
 import pytest
 import safetensors.numpy
 
-from benchmarks.runs.jobs import Job, gin_command, wait_until
-from benchmarks.runs.object_store import StoreFault
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.best import BestCheckpoint, read_best
 from realm_jax.checkpoints.store import CheckpointStore
@@ -23,6 +21,8 @@ from realm_jax.storage.paths import upload_directory
 from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.integration.commands import MODEL_FILE
+from tests.processes.jobs import Job, gin_command, wait_until
+from tests.processes.object_store import StoreFault
 from tests.weights import models
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

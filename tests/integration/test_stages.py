@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks.runs.jobs import Job, free_port, wait_until
 from realm_jax.generations import build
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import row_counts
@@ -18,6 +17,7 @@ from realm_jax.training.loop import TrainResult
 from realm_jax.training.metric_rows import read_rows
 from tests.evaluation.lines import read_lines
 from tests.integration.commands import EVALUATIONS
+from tests.processes.jobs import Job, free_port, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,6 @@ import tempfile
 import pytest
 from etils import epath
 
-from benchmarks.runs.object_store import StoreFault
 from realm_jax.storage.access import (
   StoreAccessError,
   require_readable,
@@ -23,6 +22,7 @@ from realm_jax.storage.paths import (
   upload_directory,
   version_of,
 )
+from tests.processes.object_store import StoreFault
 
 
 @pytest.fixture(params=["disk", "store"])

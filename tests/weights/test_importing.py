@@ -5,7 +5,6 @@ import types
 
 import pytest
 
-from benchmarks.runs.jobs import wait_until
 from realm_jax import configuration
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -13,6 +12,7 @@ from realm_jax.storage.atomic import TargetError
 from realm_jax.weights import WeightsError
 from realm_jax.weights.plan import gin_model
 from tests.integration.commands import FUNCTIONS
+from tests.processes.jobs import wait_until
 from tests.weights import models
 
 _BERT = models.GOLDEN / "hf_bert" / "masked_lm"
