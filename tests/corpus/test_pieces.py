@@ -16,12 +16,9 @@ from realm_jax.corpus.manifest import read
 from realm_jax.corpus.store import Corpus
 from realm_jax.storage.atomic import TargetError
 from realm_jax.storage.local_disk import DiskFullError
-from tests.corpus.conftest import (
-  article,
-  require_consistent,
-  write_lines,
-)
+from tests.corpus.conftest import article, require_consistent
 from tests.full_disk import full_disk
+from tests.json_lines import write_lines
 from tests.processes.jobs import wait_until
 
 # Some with the contents of others, some with dropped titles, one wordless.

@@ -10,7 +10,7 @@ from realm_jax.evaluation.answers import ask
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.run import Run
 from realm_jax.serving.service import Service
-from tests.evaluation.lines import read_lines
+from tests.json_lines import read_lines
 
 pytestmark = pytest.mark.slow
 

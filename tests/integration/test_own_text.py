@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiny_world
+from tests.json_lines import write_lines
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +65,7 @@ def folder(tmp_path, project_dir) -> Path:
     "train.jsonl": questions[:7],
     "test.jsonl": questions[7:],
   }.items():
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / name).write_text(lines)
+    write_lines(tmp_path / name, rows)
   return tmp_path
 
 

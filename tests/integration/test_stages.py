@@ -15,8 +15,8 @@ from realm_jax.training import row_counts
 from realm_jax.training import setup as training_setup
 from realm_jax.training.loop import TrainResult
 from realm_jax.training.metric_rows import read_rows
-from tests.evaluation.lines import read_lines
 from tests.integration.commands import EVALUATIONS
+from tests.json_lines import read_lines
 from tests.processes.jobs import Job, free_port, wait_until
 
 pytestmark = pytest.mark.slow
