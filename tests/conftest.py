@@ -157,21 +157,27 @@ def _mesh_of_one_device(**settings) -> jax.sharding.Mesh:
 
 
 @pytest.fixture
-def keep_record(world) -> Callable[[str, Path], None]:
-  """`keep_record(recipe, model_dir)` keeps what `realm_jax.train` would."""
+def keep_record(world) -> Callable[..., None]:
+  """`keep_record(recipe, model_dir, …)` keeps what `realm_jax.train` would.
+
+  With bindings after them, and another CORPUS_DIR or model file.
+  """
   from realm_jax import configuration
   from realm_jax.training.config import TrainConfig
   from realm_jax.training.kept_configuration import keep_configuration
 
-  def keep(recipe: str, model_dir: Path) -> None:
-    given = {"MODEL_DIR": "elsewhere", "CORPUS_DIR": str(world.corpus_dir)}
+  def keep(
+    recipe: str,
+    model_dir: Path,
+    *bindings: str,
+    corpus_dir: Path = world.corpus_dir,
+    model: str = "tests/integration/tiny.gin",
+  ) -> None:
+    files = [f"gin/runs/{recipe}.gin", model]
+    given = ["MODEL_DIR = elsewhere", f"CORPUS_DIR = {corpus_dir}"]
     if recipe == "open_qa":
-      given["TRAIN_QUESTIONS"] = "train.jsonl"
-    with configuration.parsed(
-      TrainConfig,
-      [f"gin/runs/{recipe}.gin", "tests/integration/tiny.gin"],
-      [f"{name} = {value!r}" for name, value in given.items()],
-    ):
+      given.append("TRAIN_QUESTIONS = train.jsonl")
+    with configuration.parsed(TrainConfig, files, [*given, *bindings]):
       config = configuration.configured(TrainConfig)()
       keep_configuration(model_dir, configuration.kept_files(config.stage))
 

@@ -1,7 +1,5 @@
 """`build_index`, from checkpoints to generations that a trainer loads."""
 
-import json
-import sys
 from pathlib import Path
 
 import jax
@@ -25,12 +23,13 @@ from tests.generations.builds import (
   save,
 )
 from tests.generations.conftest import make_corpus
+from tests.json_lines import write_lines
 from tests.processes.jobs import (
   Job,
   JobError,
   Macro,
-  as_gin,
   free_port,
+  gin_command,
   wait_until,
 )
 
@@ -90,8 +89,7 @@ def test_a_builder_whose_place_was_taken_publishes_nothing(tmp_path, corpus):
 def _update(corpus, changes):
   """A new version of a corpus, by JSON Lines beside it."""
   path = Path(corpus.source).with_name("changes.jsonl")
-  path.write_text("".join(json.dumps(change) + "\n" for change in changes))
-  update_corpus([str(path)], corpus.source, tagger=None)
+  update_corpus([str(write_lines(path, changes))], corpus.source, tagger=None)
 
 
 def test_a_partial_refresh_embeds_what_is_new_in_a_version(tmp_path):
@@ -165,9 +163,6 @@ def test_a_builder_goes_on_with_shards_of_one_that_was_killed(
   assert load_newest(generations_dir, corpus=corpus).step == 500
 
 
-_FILES = ["gin/models/tiny.gin", "gin/runs/build_index.gin"]
-
-
 def test_processes_share_a_generation_are_killed_and_stop_together(
   tmp_path, corpus, command_environment, quick_jobs
 ):
@@ -190,14 +185,12 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
   }
 
   def group():
-    command = [
-      *(sys.executable, "-m", "realm_jax.build_index"),
-      *(f"--gin_file={file}" for file in _FILES),
-      *(f"--gin.{name}={as_gin(value)}" for name, value in given.items()),
+    command = gin_command(
+      *("build_index", ["gin/models/tiny.gin", "gin/runs/build_index.gin"]),
       f"--coordinator_address=localhost:{free_port()}",
-      "--num_processes=2",
-      "--heartbeat_timeout_seconds=10",
-    ]
+      *("--num_processes=2", "--heartbeat_timeout_seconds=10"),
+      **given,
+    )
     return [
       Job(
         f"builder {index}",

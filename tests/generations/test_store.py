@@ -185,10 +185,6 @@ def test_a_store_that_is_away_for_a_while_delays_and_harms_nothing(
 _LAYOUT = ShardLayout.of(40, 4, dtype="float32", max_rows=8)
 
 
-def _draft(parent):
-  return GenerationStore(parent).draft(500, "abc", _LAYOUT)
-
-
 def _embed(draft, shards):
   for shard in shards:
     rows = draft.layout.rows(shard)
@@ -199,7 +195,7 @@ def _embed(draft, shards):
 
 @pytest.mark.parametrize("what", ["embeddings", "steps", "cut"])
 def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, what):
-  draft = _draft(tmp_path)
+  draft = GenerationStore(tmp_path).draft(500, "abc", _LAYOUT)
   _embed(draft, range(5))
   _, records = draft.verified()
   name = _LAYOUT.name(3)

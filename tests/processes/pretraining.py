@@ -27,7 +27,6 @@ class Run:
     index: Macro of the index in gin/runs/build_index.gin.
     index_settings: Bindings of the index's configuration.
     environment: Environment of all processes; None passes on this process's.
-    batch_size: Batch size of a step.
     store: Store in whose bucket MODEL_DIR is; None has it on the disk.
   """
 
@@ -39,7 +38,6 @@ class Run:
   index: str = "EXACT"
   index_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   environment: Mapping[str, str] | None = None
-  batch_size: int = 8
   store: ObjectStore | None = None
 
   @property
@@ -56,7 +54,7 @@ class Run:
       NUM_STEPS=self.num_steps,
       SAVE_EVERY_STEPS=self.save_every_steps,
       LAG_STEPS=self.save_every_steps,
-      BATCH_SIZE=self.batch_size,
+      BATCH_SIZE=8,
       NUM_CANDIDATES=4,
       LEARNING_RATE=1e-3,
       WARMUP_STEPS=2,

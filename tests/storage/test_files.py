@@ -10,9 +10,7 @@ from realm_jax.storage.access import (
   require_readable,
   require_writable,
 )
-from realm_jax.storage.atomic import (
-  atomic_file,
-)
+from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.storage.paths import (
   download,
