@@ -172,3 +172,12 @@ def batch(stage):
     has_answer=rng.random((BATCH, SEARCHED)) < 0.4,
     is_answer=rng.random((BATCH, CANDIDATES, BLOCK, WIDTH)) < 0.2,
   )
+
+
+def batch_with_answers():
+  """A batch of pre-training that masks what its second blocks begin with."""
+  made = batch("pretraining")
+  tokens, token_ids = made.candidates.tokens, made.masks.token_ids.copy()
+  body = 1 + np.argmax(tokens[:, 1] == SEP, axis=1)
+  token_ids[:, 0] = tokens[np.arange(BATCH), 1, body]
+  return made._replace(masks=made.masks._replace(token_ids=token_ids))
