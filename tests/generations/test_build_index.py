@@ -30,6 +30,7 @@ from tests.processes.jobs import (
   Macro,
   free_port,
   gin_command,
+  running,
   wait_until,
 )
 
@@ -206,9 +207,7 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
     return [int(path.name.split("-")[1]) for path in records]
 
   first, second = group(), group()
-  try:
-    for process in first:
-      process.start()
+  with running(*first):
     wait_until(
       lambda: any(shard % 2 for shard in shards()),
       what="shards of both processes",
@@ -216,19 +215,15 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
     )
     first[1].kill()
     with pytest.raises(JobError):
-      wait_until(first[0].ended, what="end of the other process", jobs=())
+      wait_until(first[0].ended, what="end of the other process")
     assert store.steps() == []
-    for process in second:
-      process.start()
+  with running(*second):
     wait_until(
       lambda: "waiting for the next" in second[0].last_output(),
       what="builder that waits",
       jobs=tuple(second),
     )
     assert second[1].terminate() == 0
-    wait_until(second[0].ended, what="end of the group", jobs=())
-  finally:
-    for process in (*first, *second):
-      process.kill()
+    wait_until(second[0].ended, what="end of the group")
   assert "published generation 0: 150 blocks" in second[0].log.read_text()
   assert store.verify(0).recall["8"] == 1.0

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,18 @@ class Job:
 
   def _failed(self, how: str) -> JobError:
     return JobError(f"the {self.name} {how}:\n{self.last_output()[-_TAIL:]}")
+
+
+@contextlib.contextmanager
+def running(*jobs: Job) -> Iterator[None]:
+  """Starts jobs, and kills those that still run when the block ends."""
+  try:
+    for job in jobs:
+      job.start()
+    yield
+  finally:
+    for job in jobs:
+      job.kill()
 
 
 def wait_until(
