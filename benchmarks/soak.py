@@ -40,11 +40,11 @@ from benchmarks.faults.disturbed import (
   Fault,
   finish,
 )
-from benchmarks.fixed_tree import fixed_tree
-from benchmarks.runs.object_store import ObjectStore
-from benchmarks.runs.pretraining import Run
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.paths import upload_directory
+from tests.fixed_tree import fixed_tree
+from tests.processes.object_store import ObjectStore
+from tests.processes.pretraining import Run
 
 # Checkpoints at the end without faults, so that no fault comes too late.
 _QUIET_CHECKPOINTS = 8

@@ -29,7 +29,7 @@ import numpy as np
 from flax.core import meta
 
 from benchmarks import flags, peer_processes
-from benchmarks.runs.jobs import in_new_process
+from benchmarks.peer_processes import in_new_process
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig

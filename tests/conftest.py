@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-  from benchmarks.runs.object_store import ObjectStore
   from realm_jax.evaluation.run import Run, RunConfig
   from tests import tiny_world
   from tests.command_server import CommandServer
+  from tests.processes.object_store import ObjectStore
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 # Public data beside the clone; tests that use it skip where it is absent.
@@ -157,21 +157,27 @@ def _mesh_of_one_device(**settings) -> jax.sharding.Mesh:
 
 
 @pytest.fixture
-def keep_record(world) -> Callable[[str, Path], None]:
-  """`keep_record(recipe, model_dir)` keeps what `realm_jax.train` would."""
+def keep_record(world) -> Callable[..., None]:
+  """`keep_record(recipe, model_dir, …)` keeps what `realm_jax.train` would.
+
+  With bindings after them, and another CORPUS_DIR or model file.
+  """
   from realm_jax import configuration
   from realm_jax.training.config import TrainConfig
   from realm_jax.training.kept_configuration import keep_configuration
 
-  def keep(recipe: str, model_dir: Path) -> None:
-    given = {"MODEL_DIR": "elsewhere", "CORPUS_DIR": str(world.corpus_dir)}
+  def keep(
+    recipe: str,
+    model_dir: Path,
+    *bindings: str,
+    corpus_dir: Path = world.corpus_dir,
+    model: str = "tests/integration/tiny.gin",
+  ) -> None:
+    files = [f"gin/runs/{recipe}.gin", model]
+    given = ["MODEL_DIR = elsewhere", f"CORPUS_DIR = {corpus_dir}"]
     if recipe == "open_qa":
-      given["TRAIN_QUESTIONS"] = "train.jsonl"
-    with configuration.parsed(
-      TrainConfig,
-      [f"gin/runs/{recipe}.gin", "tests/integration/tiny.gin"],
-      [f"{name} = {value!r}" for name, value in given.items()],
-    ):
+      given.append("TRAIN_QUESTIONS = train.jsonl")
+    with configuration.parsed(TrainConfig, files, [*given, *bindings]):
       config = configuration.configured(TrainConfig)()
       keep_configuration(model_dir, configuration.kept_files(config.stage))
 
@@ -195,7 +201,7 @@ def recorded_run(model_dir, keep_record, tmp_path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def _object_store() -> Iterator["ObjectStore"]:
-  from benchmarks.runs.object_store import ObjectStore
+  from tests.processes.object_store import ObjectStore
 
   with ObjectStore() as store, pytest.MonkeyPatch.context() as patch:
     for name, value in store.environment.items():
@@ -262,8 +268,8 @@ def command_server(command_environment) -> Iterator["CommandServer"]:
 
 @pytest.fixture(scope="module")
 def quick_jobs(command_server) -> Iterator[None]:
-  """Jobs of `benchmarks.runs.jobs` are started by the server."""
-  from benchmarks.runs import jobs
+  """Jobs of `tests.processes.jobs` are started by the server."""
+  from tests.processes import jobs
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(jobs, "start_process", command_server.start)

@@ -1,4 +1,4 @@
-"""Progress, and what commands print of other libraries."""
+"""What commands print of other libraries."""
 
 import io
 import logging
@@ -8,25 +8,9 @@ import pytest
 from absl import logging as absl_logging
 from gcsfs.retry import HttpError
 
-from benchmarks.runs.object_store import StoreFault
-from realm_jax.console import Progress, hide_library_messages
+from realm_jax.console import hide_library_messages
 from realm_jax.storage.paths import read_bytes
-
-
-def test_a_line_every_fifteen_seconds_and_one_at_the_end(monkeypatch):
-  lines, seconds = [], 100.0
-  monkeypatch.setattr(
-    absl_logging, "info", lambda line, *values: lines.append(line % values)
-  )
-  with Progress("questions", total=40, clock=lambda: seconds) as progress:
-    for _ in range(8):
-      seconds += 5.0
-      progress.advance(5)
-  assert lines == [
-    "questions: 15 (37%), 1.0/s",
-    "questions: 30 (75%), 1.0/s",
-    "questions: 40 in 40.0 s, 1.0/s",
-  ]
+from tests.processes.object_store import StoreFault
 
 
 def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):

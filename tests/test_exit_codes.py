@@ -3,13 +3,13 @@
 import pytest
 from absl import app, flags
 
-from benchmarks.runs.object_store import StoreFault
 from realm_jax.configuration import command_line
 from realm_jax.exit_codes import ExitCode
 from realm_jax.partitioning.processes import LostProcessError
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.paths import read_bytes
 from realm_jax.storage.sole_process import sole_process
+from tests.processes.object_store import StoreFault
 
 
 def _code(function, *arguments) -> int:

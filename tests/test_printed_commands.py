@@ -4,14 +4,13 @@ That their flags exist is shown in `test_commands.py`.
 """
 
 import pkgutil
-import re
 
 import pytest
 from absl import flags as absl_flags
 
 from launch.jobs import define, gin_error, name_of, plan, split_bindings
 from realm_jax import configuration
-from tests.printed_commands import PROJECT_DIR, T5X, PrintedCommand, printed
+from tests.printed_commands import T5X, PrintedCommand, printed
 
 _LAUNCHER = "launch.xm_launch"
 _COMMANDS = list(printed())
@@ -39,6 +38,7 @@ _CONFIGURES = {
     "realm_jax.weights.exporting:export_weights",
     "",
   ),
+  "realm_jax.precompile": ("realm_jax.training.config:TrainConfig", ""),
   "realm_jax.train": (
     "realm_jax.training.config:TrainConfig",
     "gin/runs/pretrain.gin",
@@ -62,29 +62,11 @@ def _of_a_run(command: PrintedCommand) -> tuple[str, list[str]]:
   return function, [recipe] if recipe else []
 
 
-def _of_a_recipe(command: PrintedCommand, folder) -> tuple[str, list[str]]:
+def _of_a_recipe(command: PrintedCommand) -> tuple[str, list[str]]:
   """What a command with recipes configures, and from which files."""
-  # Gin files that the document shows whole, by their first lines.
-  text = (PROJECT_DIR / command.document).read_text()
-  shown = re.findall(r"^```gin\n(# (\S+\.gin)\n.*?)^```", text, re.M | re.S)
-  for content, name in shown:
-    (folder / name).write_text(content)
-  files = [
-    _MODEL if file.startswith("runs/") else file
-    for file in command.values("--gin_file=")
-  ]
-  files = [
-    str(folder / file) if (folder / file).exists() else file for file in files
-  ]
   function, _ = _CONFIGURES.get(command.module, ("", ""))
+  files = command.values("--gin_file=")
   # What only looks at a recipe needs no data.
-  if command.module == "realm_jax.precompile":
-    is_index = any("build_index" in file for file in files)
-    function = (
-      "realm_jax.generations.build:GenerationConfig"
-      if is_index
-      else "realm_jax.training.config:TrainConfig"
-    )
   if command.module == "realm_jax.precompile" or "gin_help" in command.flags:
     files.append("gin/runs/precompile.gin")
   return function, files
@@ -107,7 +89,7 @@ def _of_a_recipe(command: PrintedCommand, folder) -> tuple[str, list[str]]:
 def test_the_recipe_of_a_command_is_complete(command, tmp_path):
   has_recipe = bool(command.values("--gin_file="))
   if has_recipe:
-    function, files = _of_a_recipe(command, tmp_path)
+    function, files = _of_a_recipe(command)
   else:
     function, files = _of_a_run(command)
   # A trainer with a recipe begins a run; others find what a run keeps.

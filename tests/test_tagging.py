@@ -8,11 +8,11 @@ import string
 import numpy as np
 import pytest
 
+from realm_jax.storage.json_files import write_json
 from realm_jax.tagging import entities, parse_labels
 from realm_jax.text import salient_spans
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.weights import WeightsError
-from tests.weights import models
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +112,7 @@ def test_other_processes_read_the_model_from_its_directory(tagger, golden):
 def test_a_directory_of_no_tagger_is_refused(golden, tmp_path, changes, said):
   directory = shutil.copytree(golden, tmp_path / "model")
   config = json.loads((golden / "config.json").read_text(encoding="utf-8"))
-  models.write_json(directory / "config.json", config | changes)
+  write_json(directory / "config.json", config | changes)
   with pytest.raises(WeightsError, match=said):
     find_tagger(f"bert:{directory}")
 

@@ -6,7 +6,6 @@ the trainer writes it, a generation as the index builder publishes it.
 
 import dataclasses
 import functools
-import json
 import re
 import string
 import unicodedata
@@ -32,6 +31,7 @@ from realm_jax.text.salient_spans import Span
 from realm_jax.text.wordpieces import SPECIAL_PIECES
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.stage import Models, Stage
+from tests.json_lines import write_lines
 
 QUERY_LENGTH = 16
 BLOCK_LENGTH = 40
@@ -208,10 +208,8 @@ def write_corpus(
   directory: Path, articles: list[dict[str, str]], *, vocab: Path
 ) -> Path:
   """Builds a corpus of articles in a folder of a directory; returns it."""
-  lines = [json.dumps(article, ensure_ascii=False) for article in articles]
-  (directory / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
   build_corpus(
-    [str(directory / "text.jsonl")],
+    [str(write_lines(directory / "text.jsonl", articles))],
     directory / "corpus",
     vocab=str(vocab),
     block_length=BLOCK_LENGTH,
@@ -225,8 +223,5 @@ def build(directory: Path) -> World:
   (directory / "vocab.txt").write_text("\n".join(pieces()), encoding="utf-8")
   write_corpus(directory, documents(), vocab=directory / "vocab.txt")
   world = World(directory)
-  world.question_file.write_text(
-    "".join(json.dumps(q, ensure_ascii=False) + "\n" for q in questions()),
-    encoding="utf-8",
-  )
+  write_lines(world.question_file, questions())
   return world

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs.jobs import PROJECT_DIR
-
 # XQuAD's languages, of those that are read.
 LANGUAGES = ("en", "es", "de", "ru", "ar", "hi", "th", "zh")
 # Default of --texts_dir, next to the clone.
-TEXTS_DIR = PROJECT_DIR.parent / "shared" / "data"
+TEXTS_DIR = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def read_texts(folder: Path) -> dict[str, list[str]]:

@@ -16,12 +16,12 @@ import numpy as np
 from etils import epath
 
 from benchmarks.faults import verdict
-from benchmarks.runs.jobs import JobError, searching, wait_until
-from benchmarks.runs.object_store import StoreFault
-from benchmarks.runs.pretraining import Run
 from realm_jax.exit_codes import ExitCode
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.storage.paths import sizes_below
+from tests.processes.jobs import JobError, wait_until
+from tests.processes.object_store import StoreFault
+from tests.processes.pretraining import Run
 
 # Kinds of faults that may end a process.
 CRASH, CUT = "crash search", "cut file"
@@ -224,7 +224,7 @@ def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
 
 
 def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
-  while not (found := searching("", here.jobs["trainer"].pid)):
+  while not (found := verdict.searching("", here.jobs["trainer"].pid)):
     here.wait_seconds(0.1)
     if here.is_over():
       return NOTHING

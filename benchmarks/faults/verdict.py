@@ -2,21 +2,22 @@
 
 import contextlib
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.runs.jobs import searching
-from benchmarks.runs.pretraining import Run
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.training.metric_rows import read_rows
+from tests.processes.pretraining import Run
 
 # Metrics that depend on the clock.
 _TIMINGS = re.compile(r".*_(seconds|second|ms)")
 # Message of the watcher about a verified generation.
 _VERIFIED = re.compile(r"generation (\d+) is verified and loaded")
 _KEPT_CHECKPOINTS = 3
+_SEARCHES = b"realm_jax.indexes.isolated"
 
 
 def curve(run: Run) -> list[dict[str, float]]:
@@ -88,4 +89,25 @@ def problems(run: Run) -> list[str]:
     found.append(f"checkpoints {sorted(lost)} are lost")
   if left := searching(str(run.directory)):
     found.append(f"processes {left} still search after the run")
+  return found
+
+
+def searching(marker: str, parent: int | None = None) -> list[int]:
+  """Returns the processes that search an index for a run.
+
+  Args:
+    marker: Word that the environment of the run's processes contains.
+    parent: Process whose children are listed; None lists all.
+  """
+  found = []
+  for path in Path("/proc").glob("[0-9]*"):
+    # One may end meanwhile.
+    with contextlib.suppress(OSError):
+      stat = path.joinpath("stat").read_text().rpartition(")")[2].split()
+      if (
+        parent in (None, int(stat[1]))
+        and _SEARCHES in path.joinpath("cmdline").read_bytes()
+        and marker.encode() in path.joinpath("environ").read_bytes()
+      ):
+        found.append(int(path.name))
   return found

@@ -1,7 +1,5 @@
 """Means over seeds and comparisons with REALM, by hand, and their report."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ from realm_jax.ablation.report import (
   write_report,
 )
 from tests.evaluation.lines import line
+from tests.json_lines import write_lines
 
 
 def test_the_figures_of_three_seeds_by_hand():
@@ -50,8 +49,8 @@ def results(tmp_path):
         ("predictions", [{"prediction": "p", "correct": c} for c in answers]),
         ("retrieved", [{"words": [place]} for place in places]),
       ):
-        lines = [json.dumps(line(i, **f)) for i, f in enumerate(fields)]
-        (folder / f"{file}.jsonl").write_text("\n".join(lines))
+        lines = [line(number, **own) for number, own in enumerate(fields)]
+        write_lines(folder / f"{file}.jsonl", lines)
       found.append({"answers": folder, "zero_shot": folder})
     return found
 

@@ -1,13 +1,12 @@
 """How the objectives are compared: at which settings, and for how long."""
 
-import json
-
 import pytest
 
 from realm_jax.ablation.objectives import steps_of_equal_seconds
 from realm_jax.ablation.rows import select
 from realm_jax.pipeline import Step
 from tests.ablation.conftest import configured, settings_of, steps
+from tests.json_lines import write_lines
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def test_steps_of_equal_seconds():
 def _write(folder, name, *rows):
   path = folder / "seed-100" / name
   path.parent.mkdir(parents=True)
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  write_lines(path, rows)
 
 
 def test_a_row_takes_its_best_setting_and_as_many_seconds(

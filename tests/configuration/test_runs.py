@@ -16,7 +16,6 @@ from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.weights.exporting import export_weights
 from realm_jax.weights.plan import gin_model
@@ -26,19 +25,13 @@ ASK = "gin/runs/ask.gin"
 
 
 @pytest.fixture
-def trained(tmp_path):
+def trained(keep_record, tmp_path):
   """`trained(recipe, *bindings)`: a MODEL_DIR as a run keeps it."""
-  corpus, model_dir = tmp_path / "corpus", tmp_path / "run"
-  corpus.mkdir()
+  corpus_dir, model_dir = tmp_path / "corpus", tmp_path / "run"
+  corpus_dir.mkdir()
 
-  def keep(recipe, *bindings, given="tests/integration/tiny.gin"):
-    files = [f"gin/runs/{recipe}.gin", given]
-    directories = ["MODEL_DIR = elsewhere", f"CORPUS_DIR = {corpus}"]
-    if recipe == "open_qa":
-      directories.append("TRAIN_QUESTIONS = train.jsonl")
-    with configuration.parsed(TrainConfig, files, [*directories, *bindings]):
-      config = configuration.configured(TrainConfig)()
-      keep_configuration(model_dir, configuration.kept_files(config.stage))
+  def keep(recipe, *bindings, **settings):
+    keep_record(recipe, model_dir, *bindings, corpus_dir=corpus_dir, **settings)
     return model_dir
 
   return keep
@@ -192,7 +185,7 @@ def test_a_run_keeps_what_others_take_and_nothing_else(trained, tmp_path):
     "small/bert.BertConfig.hidden_size = %WIDTH\n"
   )
   model_dir = trained(
-    "pretrain", "pretraining.Pretraining.num_spare = 3", given=str(own)
+    "pretrain", "pretraining.Pretraining.num_spare = 3", model=str(own)
   )
   kept = KeptModel.find(model_dir)
   for name in ("TrainConfig", "BATCH_SIZE", "SEED"):

@@ -1,6 +1,5 @@
 """A vocabulary of letters and a few words, and corpora built with it."""
 
-import json
 import shutil
 import string
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import Block, Corpus
 from realm_jax.corpus.update import update_corpus
 from realm_jax.text.wordpieces import SPECIAL_PIECES
+from tests.json_lines import write_lines
 
 WORDS = "the cafe of velt was built in 1987 by ada stone river".split()
 CHARACTERS = string.ascii_lowercase + string.digits
@@ -86,13 +86,6 @@ def vocab_file(tmp_path_factory) -> str:
   path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
   path.write_text("\n".join(PIECES) + "\n", encoding="utf-8")
   return str(path)
-
-
-def write_lines(path: Path, rows: Iterable[dict]) -> Path:
-  """Writes JSON Lines."""
-  lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-  path.write_text("".join(lines), encoding="utf-8")
-  return path
 
 
 @pytest.fixture

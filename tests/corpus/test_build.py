@@ -11,7 +11,8 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.text.languages import LanguageError
-from tests.corpus.conftest import ROWS, article, contents, text_of, write_lines
+from tests.corpus.conftest import ROWS, article, contents, text_of
+from tests.json_lines import write_lines
 
 
 def bodies(corpus: Corpus) -> list[str]:

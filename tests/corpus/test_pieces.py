@@ -10,19 +10,16 @@ import pytest
 import zstandard
 from etils import epath
 
-from benchmarks.runs.jobs import wait_until
 from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import read
 from realm_jax.corpus.store import Corpus
 from realm_jax.storage.atomic import TargetError
 from realm_jax.storage.local_disk import DiskFullError
-from tests.corpus.conftest import (
-  article,
-  require_consistent,
-  write_lines,
-)
+from tests.corpus.conftest import article, require_consistent
 from tests.full_disk import full_disk
+from tests.json_lines import write_lines
+from tests.processes.jobs import Job, running, wait_until
 
 # Some with the contents of others, some with dropped titles, one wordless.
 ROWS = [
@@ -190,25 +187,21 @@ build.build_corpus([sys.argv[1]], sys.argv[2], vocab=sys.argv[3], shard_bytes=1)
 
 @pytest.mark.slow
 def test_a_killed_build_leaves_no_half_corpus(
-  build, tmp_path, vocab_file, command_server
+  build, tmp_path, vocab_file, quick_jobs
 ):
-  directory, log = tmp_path / "corpus", tmp_path / "log"
+  directory = tmp_path / "corpus"
   lines = write_lines(tmp_path / "killed.jsonl", THREE)
   arguments = [_BUILD_AND_HANG, str(lines), str(directory), vocab_file]
-  with log.open("w") as file:
-    process = command_server.start(
-      [sys.executable, "-c", *arguments], stdout=file
-    )
-  try:
-    wait_until(lambda: "written\n" in log.read_text(), what="write")
+  builder = Job(
+    "build", [sys.executable, "-c", *arguments], log=tmp_path / "log"
+  )
+  with running(builder):
+    wait_until(lambda: "written\n" in builder.last_output(), what="write")
     # Meanwhile nobody else builds the same corpus, and nobody reads it.
     with pytest.raises(TargetError, match="another process is building"):
       build(THREE)
     with pytest.raises(CorpusError, match="no corpus in"):
       Corpus.open(directory)
-  finally:
-    process.kill()
-    process.wait()
   assert (tmp_path / ".corpus.building").exists()
   assert build(THREE).num_blocks == 3
   folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}

@@ -12,7 +12,8 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.storage.paths import upload_directory
 from realm_jax.text.salient_spans import tag
-from tests.corpus.conftest import contents, write_lines
+from tests.corpus.conftest import contents
+from tests.json_lines import write_lines
 
 # Ids in PIECES of conftest.py.
 PAD, CLS, SEP = 0, 2, 3

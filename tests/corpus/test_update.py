@@ -17,14 +17,9 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.update import update_corpus
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.paths import upload_directory
-from tests.corpus.conftest import (
-  ROWS,
-  article,
-  contents,
-  require_consistent,
-  write_lines,
-)
+from tests.corpus.conftest import ROWS, article, contents, require_consistent
 from tests.full_disk import full_disk
+from tests.json_lines import write_lines
 
 
 def test_an_update_is_what_a_build_of_the_changed_text_is(

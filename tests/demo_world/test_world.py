@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import itertools
-import json
 import re
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from realm_jax.demo_world import edits, names, relations
 from realm_jax.demo_world import second_language as second_lib
 from realm_jax.demo_world import world as world_lib
+from tests.json_lines import read_lines
 
 _SMALL = world_lib.WorldConfig(
   seed=3, num_people=80, num_cities=80, num_companies=30
@@ -36,10 +36,6 @@ def _content(templates):
 
 def _mentions(text, name):
   return re.search(rf"\b{re.escape(name)}\b", text) is not None
-
-
-def _read_lines(path):
-  return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +213,7 @@ def test_edited_facts_exchange_their_values(demo_world):
 
 def _require_gold_articles(folder, records):
   """The articles say what the records name as their sources."""
-  articles = _read_lines(folder / "articles.jsonl")
+  articles = read_lines(folder / "articles.jsonl")
   text_of = {article["id"]: article["text"] for article in articles}
   for record in records:
     (answer,) = record["answer"]
@@ -231,13 +227,13 @@ def test_the_files_hold_the_world_and_an_edited_one(small_world, tmp_path):
   world_lib.write_world(tmp_path / "world", world=small_world)
   for name in ("questions", "statements"):
     for split, questions in getattr(small_world, name).items():
-      records = _read_lines(tmp_path / "world" / f"{name}-{split}.jsonl")
+      records = read_lines(tmp_path / "world" / f"{name}-{split}.jsonl")
       assert [r["id"] for r in records] == [q.id for q in questions]
       _require_gold_articles(tmp_path / "world", records)
 
   after = edits.edit_facts(small_world, count=4, seed=1)
   edits.write_edited(tmp_path, before=small_world, after=after)
-  records = _read_lines(tmp_path / "questions-edited.jsonl")
+  records = read_lines(tmp_path / "questions-edited.jsonl")
   assert len(records) == 4
   _require_gold_articles(tmp_path, records)
   old_answers = {q.id: q.answer for q in small_world.questions["test"]}

@@ -9,7 +9,7 @@ import pytest
 from realm_jax.evaluation.open_qa import evaluate_open_qa
 from realm_jax.inputs.config import DataConfig
 from tests import tiny_world
-from tests.evaluation.lines import read_lines
+from tests.json_lines import read_lines
 
 
 @pytest.fixture(scope="session")

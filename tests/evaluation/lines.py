@@ -1,20 +1,6 @@
-"""Lines of predictions: read from a file, or written by hand."""
+"""Lines of predictions, written by hand."""
 
-import json
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
-
-
-def read_lines(path: Path) -> list[dict]:
-  """The objects of a file, one a line."""
-  return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-def write_lines(path: Path, rows: Iterable[dict]) -> None:
-  """Writes objects, one a line."""
-  lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-  path.write_text("".join(lines), "utf-8")
 
 
 def line(

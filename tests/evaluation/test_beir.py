@@ -12,8 +12,8 @@ from realm_jax.evaluation.scores import document_scores
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import SearchResult
 from tests import tiny_world
-from tests.evaluation.lines import read_lines, write_lines
 from tests.golden import make_trec_scores
+from tests.json_lines import read_lines, write_lines
 
 
 def lines_of(documents, scores, queries, **settings):

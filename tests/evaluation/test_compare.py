@@ -3,19 +3,8 @@
 import pytest
 
 from realm_jax.evaluation.compare import ComparisonError, compare
-from tests.evaluation.lines import line, write_lines
-
-
-@pytest.fixture
-def write(tmp_path):
-  """`write(name, lines)` writes a file of an evaluation."""
-
-  def call(name, lines):
-    path = tmp_path / name
-    write_lines(path, lines)
-    return str(path)
-
-  return call
+from tests.evaluation.lines import line
+from tests.json_lines import write_lines
 
 
 def _predictions(correct):
@@ -25,10 +14,12 @@ def _predictions(correct):
   ]
 
 
-def test_questions_are_paired_by_their_ids(write):
-  first = write("first.jsonl", _predictions([1] * 8 + [0] * 32))
+def test_questions_are_paired_by_their_ids(tmp_path):
+  first = write_lines(
+    tmp_path / "first.jsonl", _predictions([1] * 8 + [0] * 32)
+  )
   right = _predictions([0] * 2 + [1] * 6 + [1] * 20 + [0] * 12)
-  second = write("second.jsonl", reversed(right))
+  second = write_lines(tmp_path / "second.jsonl", reversed(right))
   found = compare(first, second)
   metric = found["metrics"]["exact_match"]
   assert found["num_questions"] == 40
@@ -43,12 +34,15 @@ def test_questions_are_paired_by_their_ids(write):
   assert (same["difference"], same["p_value"]) == (0.0, 1.0)
 
 
-def test_reciprocal_ranks_of_other_numbers_of_blocks_are_not_compared(write):
-  one = write("one.jsonl", [line(i, words=[0]) for i in range(4)])
+def test_reciprocal_ranks_of_other_numbers_of_blocks_are_not_compared(tmp_path):
+  one = write_lines(
+    tmp_path / "one.jsonl", [line(i, words=[0]) for i in range(4)]
+  )
   other = [line(i, words=[1]) for i in range(4)]
   for row in other:
     del row["evidence"][5]
-  metrics = compare(one, write("other.jsonl", other))["metrics"]
+  two = write_lines(tmp_path / "two.jsonl", other)
+  metrics = compare(one, two)["metrics"]
   assert metrics["recall_at_1"]["difference"] == -1
   assert "mrr" not in metrics
 
@@ -62,9 +56,10 @@ def test_reciprocal_ranks_of_other_numbers_of_blocks_are_not_compared(write):
     (lambda rows: rows[1].pop("evidence"), "line 2: KeyError.*evidence"),
   ],
 )
-def test_what_cannot_be_compared(write, change, message):
+def test_what_cannot_be_compared(tmp_path, change, message):
   rows = [line(i) for i in range(3)]
-  first = write("first.jsonl", rows)
+  first = write_lines(tmp_path / "first.jsonl", rows)
   change(rows)
+  second = write_lines(tmp_path / "second.jsonl", rows)
   with pytest.raises(ComparisonError, match=message):
-    compare(first, write("second.jsonl", rows))
+    compare(first, second)

@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.best import BestCheckpoint, read_best
-from realm_jax.checkpoints.store import (
-  CheckpointError,
-  CheckpointStore,
-  locate,
-)
+from realm_jax.checkpoints.store import CheckpointError, CheckpointStore, locate
 from realm_jax.evaluation.evaluate import follow
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.generations.manifest import GenerationError

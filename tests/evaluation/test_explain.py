@@ -113,12 +113,18 @@ def test_without_an_answer_the_best_filling_is_explained(run):
 
 
 def test_a_block_that_contains_the_sentence_is_named(every_block):
-  explained = explain(every_block, "Later Ada built the [MASK] of Velt.")
-  assert not any(one.contains_text for one in explained.candidates)
-  explained = explain(every_block, "Later Ada [MASK] the bridge of Tarn.")
-  named = [c.block.title for c in explained.candidates if c.contains_text]
-  assert named == ["Ada Stone"]
-  assert "trivial retrieval" in explained.notes[-1]
+  for sentence, titles in (
+    ("Later Ada built the [MASK] of Velt.", []),
+    # Too short to say where it is from.
+    ("born [MASK]", []),
+    ("Ada was born in [MASK] in [MASK].", ["Ada Stone"]),
+    ("Later Ada [MASK] the bridge of Tarn.", ["Ada Stone"]),
+  ):
+    explained = explain(every_block, sentence)
+    named = [c.block.title for c in explained.candidates if c.contains_text]
+    assert named == titles
+    said = " ".join(explained.notes)
+    assert ("trivial retrieval" in said) == bool(titles)
 
 
 def test_training_sentences_and_the_blocks_that_help_them(

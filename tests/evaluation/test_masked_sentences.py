@@ -5,7 +5,6 @@ import pytest
 
 from realm_jax.evaluation.masked_sentences import (
   ExplanationError,
-  contains_text,
   masked_query,
 )
 
@@ -74,20 +73,3 @@ def test_a_long_sentence_is_cut_around_its_mask(
 def test_what_does_not_fit_is_refused(read, text, answer, said):
   with pytest.raises(ExplanationError, match=said):
     read(text, answer)
-
-
-@pytest.mark.parametrize(
-  ("text", "answer", "is_there"),
-  [
-    ("Ada was born in [MASK] in 1900.", "Velt", True),
-    ("was born in [MASK] in [MASK].", None, True),
-    ("was born in [MASK] 1900 in [MASK].", None, False),
-    ("born [MASK]", None, False),  # Too short to say where it is from.
-  ],
-)
-def test_a_block_that_has_the_sentence(read, words, text, answer, is_there):
-  body = "Ada was born in Velt in 1900. Later Ada built the bridge of Tarn."
-  masked, _ = read(text, answer)
-  token_ids = np.array(words.encode(body))
-  found = contains_text(token_ids, masked.token_ids, words.mask_id, 4)
-  assert found == is_there

@@ -18,7 +18,7 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
-from tests.evaluation.lines import read_lines, write_lines
+from tests.json_lines import read_lines, write_lines
 
 pytestmark = pytest.mark.slow
 

@@ -1,9 +1,6 @@
 """A small corpus, and generations of it, for the tests of this folder."""
 
-import json
 import secrets
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from realm_jax.generations.vectors import (
 )
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import BuildOptions, IndexConfig
+from tests.json_lines import write_lines
 
 DIM = 8
 _WORDS = [f"w{i}" for i in range(10, 56)]
@@ -39,10 +37,13 @@ def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
     rows.append({"id": f"d{row}", "title": "t", "text": text})
   directory.parent.mkdir(exist_ok=True)
   text, vocab = (directory.with_name(f"{directory.name}-{n}") for n in "tv")
-  text.write_text("\n".join(map(json.dumps, rows)))
   vocab.write_text("\n".join([*_PIECES, *_WORDS]))
   build_corpus(
-    [str(text)], directory, vocab=str(vocab), block_length=64, tagger=None
+    [str(write_lines(text, rows))],
+    directory,
+    vocab=str(vocab),
+    block_length=64,
+    tagger=None,
   )
   return Corpus.open(directory)
 
@@ -121,14 +122,6 @@ def flip(path: Path, place: int = -1) -> None:
   data = bytearray(path.read_bytes())
   data[place] ^= 1
   path.write_bytes(data)
-
-
-def until(condition: Callable[[], object], seconds: float = 120) -> None:
-  """Waits for a condition."""
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < deadline, "waited in vain"
-    time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

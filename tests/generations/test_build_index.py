@@ -1,7 +1,5 @@
 """`build_index`, from checkpoints to generations that a trainer loads."""
 
-import json
-import sys
 from pathlib import Path
 
 import jax
@@ -9,14 +7,6 @@ import numpy as np
 import pytest
 from etils import epath
 
-from benchmarks.runs.jobs import (
-  Job,
-  JobError,
-  Macro,
-  as_gin,
-  free_port,
-  wait_until,
-)
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.update import update_corpus
 from realm_jax.generations.build import Builder, build_generation
@@ -33,6 +23,16 @@ from tests.generations.builds import (
   save,
 )
 from tests.generations.conftest import make_corpus
+from tests.json_lines import write_lines
+from tests.processes.jobs import (
+  Job,
+  JobError,
+  Macro,
+  free_port,
+  gin_command,
+  running,
+  wait_until,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -90,8 +90,7 @@ def test_a_builder_whose_place_was_taken_publishes_nothing(tmp_path, corpus):
 def _update(corpus, changes):
   """A new version of a corpus, by JSON Lines beside it."""
   path = Path(corpus.source).with_name("changes.jsonl")
-  path.write_text("".join(json.dumps(change) + "\n" for change in changes))
-  update_corpus([str(path)], corpus.source, tagger=None)
+  update_corpus([str(write_lines(path, changes))], corpus.source, tagger=None)
 
 
 def test_a_partial_refresh_embeds_what_is_new_in_a_version(tmp_path):
@@ -165,9 +164,6 @@ def test_a_builder_goes_on_with_shards_of_one_that_was_killed(
   assert load_newest(generations_dir, corpus=corpus).step == 500
 
 
-_FILES = ["gin/models/tiny.gin", "gin/runs/build_index.gin"]
-
-
 def test_processes_share_a_generation_are_killed_and_stop_together(
   tmp_path, corpus, command_environment, quick_jobs
 ):
@@ -190,14 +186,12 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
   }
 
   def group():
-    command = [
-      *(sys.executable, "-m", "realm_jax.build_index"),
-      *(f"--gin_file={file}" for file in _FILES),
-      *(f"--gin.{name}={as_gin(value)}" for name, value in given.items()),
+    command = gin_command(
+      *("build_index", ["gin/models/tiny.gin", "gin/runs/build_index.gin"]),
       f"--coordinator_address=localhost:{free_port()}",
-      "--num_processes=2",
-      "--heartbeat_timeout_seconds=10",
-    ]
+      *("--num_processes=2", "--heartbeat_timeout_seconds=10"),
+      **given,
+    )
     return [
       Job(
         f"builder {index}",
@@ -213,9 +207,7 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
     return [int(path.name.split("-")[1]) for path in records]
 
   first, second = group(), group()
-  try:
-    for process in first:
-      process.start()
+  with running(*first):
     wait_until(
       lambda: any(shard % 2 for shard in shards()),
       what="shards of both processes",
@@ -223,19 +215,15 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
     )
     first[1].kill()
     with pytest.raises(JobError):
-      wait_until(first[0].ended, what="end of the other process", jobs=())
+      wait_until(first[0].ended, what="end of the other process")
     assert store.steps() == []
-    for process in second:
-      process.start()
+  with running(*second):
     wait_until(
       lambda: "waiting for the next" in second[0].last_output(),
       what="builder that waits",
       jobs=tuple(second),
     )
     assert second[1].terminate() == 0
-    wait_until(second[0].ended, what="end of the group", jobs=())
-  finally:
-    for process in (*first, *second):
-      process.kill()
+    wait_until(second[0].ended, what="end of the group")
   assert "published generation 0: 150 blocks" in second[0].log.read_text()
   assert store.verify(0).recall["8"] == 1.0

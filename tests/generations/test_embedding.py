@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.generations.embedding import (
-  CorpusEmbedder,
-)
+from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.partitioning.mesh import make_mesh
 
 

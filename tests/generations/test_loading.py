@@ -7,7 +7,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from benchmarks.fixed_tree import fixed_tree
 from realm_jax.generations.loading import load_generation, load_newest
 from realm_jax.generations.manifest import (
   DamagedGenerationError,
@@ -19,6 +18,7 @@ from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.indexes.scann.config import ScannConfig
+from tests.fixed_tree import fixed_tree
 from tests.generations.conftest import (
   DIM,
   files_of,

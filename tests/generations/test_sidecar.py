@@ -14,11 +14,7 @@ from realm_jax.generations import sidecar
 from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.protocol import RecallError
 from realm_jax.storage.local_disk import DiskFullError
-from tests.generations.builds import (
-  StopAfterWaits,
-  follow_until_idle,
-  save,
-)
+from tests.generations.builds import StopAfterWaits, follow_until_idle, save
 from tests.generations.conftest import files_of, flip, publish_one
 
 

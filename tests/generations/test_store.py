@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fixed_tree import fixed_tree
-from benchmarks.runs.object_store import StoreFault
 from realm_jax.generations.loading import load_generation, load_newest
 from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.generations.vectors import ShardLayout
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import DamagedFileError
+from tests.fixed_tree import fixed_tree
 from tests.full_disk import full_disk
 from tests.generations.builds import save
 from tests.generations.conftest import (
@@ -25,6 +24,7 @@ from tests.generations.conftest import (
   publish_one,
   random_vectors,
 )
+from tests.processes.object_store import StoreFault
 
 # Publishes step 500 beside a sound step 0, once as the first and once in place
 # of another, and is killed at its first call into the file system, at its
@@ -185,10 +185,6 @@ def test_a_store_that_is_away_for_a_while_delays_and_harms_nothing(
 _LAYOUT = ShardLayout.of(40, 4, dtype="float32", max_rows=8)
 
 
-def _draft(parent):
-  return GenerationStore(parent).draft(500, "abc", _LAYOUT)
-
-
 def _embed(draft, shards):
   for shard in shards:
     rows = draft.layout.rows(shard)
@@ -199,7 +195,7 @@ def _embed(draft, shards):
 
 @pytest.mark.parametrize("what", ["embeddings", "steps", "cut"])
 def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, what):
-  draft = _draft(tmp_path)
+  draft = GenerationStore(tmp_path).draft(500, "abc", _LAYOUT)
   _embed(draft, range(5))
   _, records = draft.verified()
   name = _LAYOUT.name(3)

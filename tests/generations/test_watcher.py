@@ -13,7 +13,8 @@ from realm_jax.generations.loading import load_generation
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.storage.local_disk import DiskFullError
-from tests.generations.conftest import files_of, flip, publish_one, until
+from tests.generations.conftest import files_of, flip, publish_one
+from tests.processes.jobs import wait_until
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_newest_never_waits_for_a_load(generations_dir, corpus):
     assert watcher.newest() is None
     assert time.monotonic() - start < 0.5
     may_load.set()
-    until(lambda: _newest_is(watcher, 0))
+    wait_until(lambda: _newest_is(watcher, 0), what="generation")
 
 
 def test_a_damaged_generation_is_refused_once_and_used_when_made_again(
@@ -88,7 +89,7 @@ def test_a_damaged_generation_is_refused_once_and_used_when_made_again(
   publish_one(generations_dir, corpus, 500)
   flip(files_of(generations_dir, 500) / "embeddings-00000-of-00003.npy")
   watcher = watch()
-  until(lambda: _newest_is(watcher, 0))
+  wait_until(lambda: _newest_is(watcher, 0), what="generation")
   with pytest.raises(GenerationError, match="checksum"):
     watcher.wait_for(500, timeout=10.0)
   assert _newest_is(watcher, 0) and not watcher.has_later(0)
@@ -100,7 +101,7 @@ def test_a_damaged_generation_is_refused_once_and_used_when_made_again(
   publish_one(generations_dir, corpus, 1000)
   with pytest.raises(GenerationError):
     watcher.wait_for(500, timeout=10.0)
-  until(lambda: _newest_is(watcher, 1000))
+  wait_until(lambda: _newest_is(watcher, 1000), what="generation")
   publish_one(generations_dir, corpus, 500, embed_seconds=9.0)
   assert watcher.wait_for(500, timeout=10.0).manifest.embed_seconds == 9.0
 
@@ -114,7 +115,7 @@ def test_next_loads_the_one_after_the_one_in_use(
   watcher = watch(attempts=loaded, follow="next")
   assert watcher.wait_for(0, timeout=10.0).step == 0
   watcher.in_use(0)
-  until(lambda: loaded == [0, 500])
+  wait_until(lambda: loaded == [0, 500], what="load")
   time.sleep(0.05)
   assert watcher.wait_for(500, timeout=10.0).step == 500
   assert loaded == [0, 500]
@@ -123,14 +124,14 @@ def test_next_loads_the_one_after_the_one_in_use(
 def test_a_generation_that_vanishes_is_no_error(watch, generations_dir, corpus):
   watcher = watch()
   publish_one(generations_dir, corpus, 0)
-  until(lambda: _newest_is(watcher, 0))
+  wait_until(lambda: _newest_is(watcher, 0), what="generation")
   generation = watcher.newest()
   shutil.rmtree(generations_dir)
   time.sleep(0.05)
   # What is loaded stays usable: its files are mapped.
   assert generation.vectors(np.array([3])).shape == (1, 8)
   publish_one(generations_dir, corpus, 500)
-  until(lambda: _newest_is(watcher, 500))
+  wait_until(lambda: _newest_is(watcher, 500), what="generation")
 
 
 def test_a_disk_that_fails_for_a_while_is_waited_for(

@@ -20,11 +20,6 @@ def blocks_of(vectors: np.ndarray) -> Blocks:
   return Blocks(num_blocks=len(vectors), vectors=vectors)
 
 
-def queries_of(vectors: np.ndarray) -> QueryBatch:
-  """Makes queries that have vectors and no words."""
-  return QueryBatch.of_vectors(vectors)
-
-
 def check_found(
   found: SearchResult,
   queries: QueryBatch,

@@ -8,25 +8,18 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from benchmarks.fixed_tree import fixed_tree
 from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexLoadError,
   LibraryError,
+  QueryBatch,
   RecallError,
 )
 from realm_jax.indexes.scann.config import ScannConfig, default_leaves
-from realm_jax.indexes.scann.trees import (
-  assign,
-  train_leaves,
-)
-from tests.indexes.clustered import (
-  blocks_of,
-  check_found,
-  clustered,
-  queries_of,
-)
+from realm_jax.indexes.scann.trees import assign, train_leaves
+from tests.fixed_tree import fixed_tree
+from tests.indexes.clustered import blocks_of, check_found, clustered
 
 _TREE = fixed_tree(
   64,
@@ -36,7 +29,7 @@ _TREE = fixed_tree(
   below_target=False,
 )
 _LISTS = FaissConfig(brute_force_below=0, nprobe=8)
-_QUERIES = queries_of(clustered(200, 2))
+_QUERIES = QueryBatch.of_vectors(clustered(200, 2))
 _OPTIONS = BuildOptions(queries=_QUERIES)
 
 
@@ -131,11 +124,6 @@ def test_a_description_that_will_not_do_is_refused(factory, message):
     config.build(_blocks(config))
 
 
-def _distortion(vectors, centroids):
-  leaves = np.asarray(assign(vectors, centroids))
-  return np.square(vectors - centroids[leaves]).sum(axis=1).mean()
-
-
 def test_every_group_gets_a_leaf_of_its_own():
   # From random starts, Lloyd's algorithm alone joins about a third of them.
   vectors = clustered(8_000, 1, groups=100)
@@ -143,4 +131,6 @@ def test_every_group_gets_a_leaf_of_its_own():
   groups = np.random.default_rng(0).standard_normal((100, 32))
   nearest = np.square(groups[:, None] - centroids).sum(axis=2).min(axis=1)
   assert nearest.max() < 0.5
-  assert _distortion(vectors, centroids) < 1.02 * 0.49 * 32
+  leaves = np.asarray(assign(vectors, centroids))
+  distortion = np.square(vectors - centroids[leaves]).sum(axis=1).mean()
+  assert distortion < 1.02 * 0.49 * 32

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.fixed_tree import fixed_tree
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import (
   CONFIGS,
@@ -17,6 +16,7 @@ from realm_jax.indexes.protocol import (
   SearchError,
   config_from,
 )
+from tests.fixed_tree import fixed_tree
 from tests.full_disk import full_disk
 
 _VOCAB_SIZE = 300

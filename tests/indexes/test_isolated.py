@@ -15,16 +15,17 @@ from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexCrashedError,
+  QueryBatch,
   SearchError,
 )
 from realm_jax.indexes.scann.config import ScannConfig
-from tests.indexes.clustered import blocks_of, clustered, queries_of
+from tests.indexes.clustered import blocks_of, clustered
 
 pytestmark = pytest.mark.slow
 
 
 _BLOCKS = blocks_of(clustered(500, 1))
-_QUERIES = queries_of(clustered(3, 2))
+_QUERIES = QueryBatch.of_vectors(clustered(3, 2))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_a_process_that_hangs_is_ended(start, monkeypatch):
   os.kill(searcher.pid, signal.SIGSTOP)
   # So many queries do not fit into the buffers between the processes.
   with pytest.raises(IndexCrashedError, match="does not answer"):
-    searcher.search(queries_of(clustered(50_000, 2)), 4)
+    searcher.search(QueryBatch.of_vectors(clustered(50_000, 2)), 4)
   assert searcher._process.poll() is not None
 
 

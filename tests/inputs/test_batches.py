@@ -21,11 +21,6 @@ def _config(tiny, task="numbers", batch_size=B, **fields):
   return tiny_corpus.config(task, tiny, batch_size=batch_size, **fields)
 
 
-def _assert_same(found, expected):
-  for name, values in joined(found).items():
-    np.testing.assert_array_equal(values, expected[name], err_msg=name)
-
-
 def _shares(count, batch_size=B):
   return np.arange(batch_size).reshape(count, -1)
 
@@ -92,7 +87,8 @@ def test_processes_join_to_one_stream_in_any_layout(task, tiny, monkeypatch):
     config = _config(tiny, task, batches_ahead=ahead)
     for own in _shares(count):
       part = some(config, 5, rows=own, positions=positions[own])
-      _assert_same(part, {name: x[7:, own] for name, x in whole.items()})
+      for name, values in joined(part).items():
+        np.testing.assert_array_equal(values, whole[name][7:, own], name)
 
 
 @pytest.mark.slow

@@ -1,30 +1,16 @@
 """Questions: what is wrong with them is said before a run starts."""
 
-import json
 import re
 
 import pytest
-from absl import logging
 
 from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.questions import QuestionFileError
 from tests.inputs import tiny_corpus
+from tests.json_lines import write_lines
 
 _GOOD = b'{"question": "who?", "answer": ["Ada", "Ada Lovelace"], "id": "x"}\n'
-
-
-@pytest.fixture
-def warnings(monkeypatch):
-  """What is logged as a warning of a task."""
-  found = []
-
-  def warn(text, *values):
-    if text.startswith("task"):
-      found.append(text % values)
-
-  monkeypatch.setattr(logging, "warning", warn)
-  return found
 
 
 def _read(tiny, path, *, task="open_qa", **fields):
@@ -63,12 +49,11 @@ def test_a_file_that_is_missing_or_empty_is_named(tiny, tmp_path):
     _read(tiny, tmp_path / "empty.jsonl")
 
 
-def test_questions_that_are_cut_are_counted(tiny, tmp_path, warnings):
-  path = tmp_path / "own.jsonl"
+def test_questions_that_are_cut_are_counted(tiny, tmp_path, caplog):
   questions = [{"question": "it " * n, "answer": "a"} for n in range(1, 20)]
-  path.write_text("".join(json.dumps(q) + "\n" for q in questions))
+  path = write_lines(tmp_path / "own.jsonl", questions)
   assert len(_read(tiny, path, query_length=12)) == 19
-  (text,) = warnings
+  (text,) = [said for said in caplog.messages if said.startswith("task")]
   assert "9 of 19 questions have more than 10 wordpieces" in text
   assert text.endswith(
     "QUERY_LENGTH to 21 for all: own:11 (11); own:12 (12); "
@@ -76,15 +61,14 @@ def test_questions_that_are_cut_are_counted(tiny, tmp_path, warnings):
   )
 
 
-def test_answers_that_match_nothing_are_counted(tiny, tmp_path, warnings):
-  path = tmp_path / "own.jsonl"
+def test_answers_that_match_nothing_are_counted(tiny, tmp_path, caplog):
   questions = [
     {"question": "who ?", "answer": ["(", "Ada"], "id": "a"},
     {"question": "when ?", "answer": ["[1"], "id": "b"},
     {"question": "where ?", "answer": ["B(ern|asel)"], "id": "c"},
   ]
-  path.write_text("".join(json.dumps(q) + "\n" for q in questions))
+  path = write_lines(tmp_path / "own.jsonl", questions)
   assert len(_read(tiny, path, task="open_qa_regex")) == 3
-  (text,) = warnings
+  (text,) = [said for said in caplog.messages if said.startswith("task")]
   assert "2 questions have no answer, or one that is no valid pattern" in text
   assert re.search(r"a \('\(': .*\); b \('\[1': .*\)$", text)

@@ -1,6 +1,5 @@
 """A corpus small enough to work out by hand, and questions about it."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.inputs.config import DataConfig, TaskContext
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.wordpieces import SPECIAL_PIECES
+from tests.json_lines import write_lines
 
 # Two sentences, three, one, and four; names and years are salient.
 DOCUMENTS = (
@@ -45,17 +45,15 @@ VOCABULARY = "\n".join([*SPECIAL_PIECES, *_WORDS.split()])
 def build(directory: Path, *, vocabulary: str = VOCABULARY) -> TaskContext:
   """Writes the corpus and the questions; says where they are."""
   (directory / "vocab.txt").write_text(vocabulary)
-  lines = [json.dumps({"title": t, "text": b}) for t, b in DOCUMENTS]
-  (directory / "text.jsonl").write_text("\n".join(lines))
+  rows = [{"title": title, "text": text} for title, text in DOCUMENTS]
   build_corpus(
-    [str(directory / "text.jsonl")],
+    [str(write_lines(directory / "text.jsonl", rows))],
     directory / "corpus",
     vocab=str(directory / "vocab.txt"),
     block_length=64,
     tagger=tag,
   )
-  questions = directory / "questions.jsonl"
-  questions.write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
+  questions = write_lines(directory / "questions.jsonl", QUESTIONS)
   return TaskContext(directory / "corpus", {"train": questions})
 
 

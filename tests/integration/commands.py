@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs.jobs import as_gin
 from realm_jax import configuration
 from realm_jax.evaluation.evaluate import evaluate, follow
 from realm_jax.evaluation.explain import block_use
@@ -18,6 +17,7 @@ from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop import TrainResult
 from tests import tiny_world
+from tests.processes.jobs import as_gin
 
 # The gin file of the tiny world's model and lengths.
 MODEL_FILE = "tests/integration/tiny.gin"

@@ -1,7 +1,6 @@
 """A corpus that is updated while a run trains on it."""
 
 import dataclasses
-import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.runs.jobs import wait_until
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.update import update_corpus
 from realm_jax.evaluation.answers import ask
@@ -23,6 +21,8 @@ from realm_jax.training.setup import CompiledSteps
 from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 from tests.integration.commands import Commands
+from tests.json_lines import write_lines
+from tests.processes.jobs import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -42,8 +42,7 @@ def _update(folder: Path, added: list[str]) -> None:
     for name, person in zip(added, people, strict=False)
   ]
   changes.append({**people[1], "text": people[3]["text"]})
-  lines = folder / "changes.jsonl"
-  lines.write_text("\n".join(map(json.dumps, changes)))
+  lines = write_lines(folder / "changes.jsonl", changes)
   update_corpus([str(lines)], folder / "corpus", tagger=tiny_world.tag)
 
 

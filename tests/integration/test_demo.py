@@ -39,15 +39,6 @@ def test_the_whole_demo_in_small(tmp_path, command_server):
   )
   assert done.returncode == 0, done.stderr[-3000:]
   report = json.loads((output_dir / "report.json").read_text())
-  assert report.keys() == {
-    *_CONTENDERS,
-    "statements",
-    "inverse_cloze_baseline",
-    "masked_accuracy",
-    "edited_facts",
-    "generations_swapped",
-    "wall_seconds",
-  }
   for name in _CONTENDERS:
     for figure in ("exact_match", "recall_at_1", "recall_at_5", "mrr"):
       assert 0 <= report[name][figure] <= 1

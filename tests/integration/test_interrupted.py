@@ -12,12 +12,12 @@ import pytest
 
 from benchmarks.faults import verdict
 from benchmarks.faults.disturbed import Disturbed, Fault, finish
-from benchmarks.runs.jobs import wait_until
-from benchmarks.runs.pretraining import Run
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.integration.commands import MODEL_FILE
+from tests.processes.jobs import wait_until
+from tests.processes.pretraining import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_jobs")]
 

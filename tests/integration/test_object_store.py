@@ -7,8 +7,6 @@ import os
 import pytest
 import safetensors.numpy
 
-from benchmarks.runs.jobs import Job, gin_command, wait_until
-from benchmarks.runs.object_store import StoreFault
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.best import BestCheckpoint, read_best
 from realm_jax.checkpoints.store import CheckpointStore
@@ -23,6 +21,8 @@ from realm_jax.storage.paths import upload_directory
 from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.integration.commands import MODEL_FILE
+from tests.processes.jobs import Job, gin_command, running, wait_until
+from tests.processes.object_store import StoreFault
 from tests.weights import models
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
@@ -82,8 +82,7 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
   )
   # The checkpoint after the second is never finished.
   object_store.inject(StoreFault("hang", "^POST .*checkpoints/4", times=1000))
-  trainer.start()
-  try:
+  with running(trainer):
     wait_until(
       lambda: sum(object_store.happened()) > 0, what="fault", jobs=(trainer,)
     )
@@ -92,9 +91,7 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
     with contextlib.closing(CheckpointStore(model_dir)) as store:
       assert store.latest() == 2
     trainer.start()
-    wait_until(trainer.ended, what="end of the trainer", jobs=())
-  finally:
-    trainer.kill()
+    wait_until(trainer.ended, what="end of the trainer")
   assert "continuing from checkpoint 2" in trainer.last_output()
   local = tmp_path / "local"
   commands.train("inverse_cloze", local, **_TRAINING)

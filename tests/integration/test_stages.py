@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks.runs.jobs import Job, free_port, wait_until
 from realm_jax.generations import build
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import row_counts
 from realm_jax.training import setup as training_setup
 from realm_jax.training.loop import TrainResult
 from realm_jax.training.metric_rows import read_rows
-from tests.evaluation.lines import read_lines
 from tests.integration.commands import EVALUATIONS
+from tests.json_lines import read_lines
+from tests.processes.jobs import Job, free_port, running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -82,18 +82,13 @@ def on_two_processes(
         environment=environment,
       )
     )
-  try:
-    for process in group:
-      process.start()
+  with running(*group):
     for stage in ("pretrain", "open_qa"):
       first = folder / stage / "checkpoints" / "0"
       wait_until(first.exists, what="checkpoint", jobs=tuple(group))
       commands.world.build_generation(folder / stage)
     for process in group:
       wait_until(process.ended, what="end of the group", jobs=tuple(group))
-  finally:
-    for process in group:
-      process.kill()
   return folder
 
 

@@ -1,6 +1,5 @@
 """Variants of the stages and the baselines, trained for a few steps."""
 
-import json
 import shutil
 
 import jax
@@ -16,6 +15,7 @@ from realm_jax.training.config import TrainConfig
 from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.integration.commands import MODEL_FILE, call
+from tests.json_lines import write_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -42,9 +42,8 @@ def test_a_reader_learns_from_a_corpus_that_nobody_searches(
   commands, world, tmp_path
 ):
   rows = [{**row, "title": ""} for row in tiny_world.documents()]
-  (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, rows)))
   build_corpus(
-    [str(tmp_path / "text.jsonl")],
+    [str(write_lines(tmp_path / "text.jsonl", rows))],
     tmp_path / "news",
     vocab=str(world.corpus_dir / "vocab.txt"),
     block_length=tiny_world.BLOCK_LENGTH,

@@ -5,7 +5,7 @@ import yaml
 from absl import flags, logging
 
 from launch import LaunchError, xm_launch
-from launch.jobs import Job, Schedule, gin_error, name_of, split_bindings
+from launch.jobs import name_of, split_bindings
 from launch.slices import parse_slice
 
 _TRAINER = ("--gin_file=a.gin",)
@@ -66,32 +66,6 @@ def test_a_run_is_named_after_its_directory(given):
   assert name_of(given("gke", "--model_dir=gs://b/My_Run.1/")) == "my-run-1"
 
 
-_RECIPES = {
-  "trainer": ("gin/runs/reading.gin", ("-m", "realm_jax.train")),
-  "evaluator": (
-    "gin/runs/eval_masked.gin",
-    ("-m", "realm_jax.evaluate", "--follow"),
-  ),
-}
-_DIRECTORIES = ("MODEL_DIR='a=b'", "CORPUS_DIR=corpus")
-
-
-@pytest.mark.parametrize(
-  ("name", "bindings", "error"),
-  [
-    ("evaluator", (*_DIRECTORIES, "FOLLOW_UNTIL_STEP=6"), None),
-    # Errors name the launcher's flags.
-    ("trainer", (*_DIRECTORIES, "NUM_STEP=6"), "NUM_STEPS"),
-    ("evaluator", ("CORPUS_DIR=''",), "--evaluator.gin.MODEL_DIR"),
-  ],
-)
-def test_gin_files_are_read_as_the_job_reads_them(name, bindings, error):
-  recipe, arguments = _RECIPES[name]
-  files = ("gin/models/tiny.gin", recipe)
-  found = gin_error(Job(name, arguments, Schedule.RUN, {}, files, bindings))
-  assert found is None if error is None else error in str(found)
-
-
 @pytest.fixture
 def launched(given, monkeypatch):
   """`launched(executor, *flags)` runs the launcher."""
@@ -112,10 +86,15 @@ def launched(given, monkeypatch):
 
 
 def test_the_launcher_prints_a_manifest(launched, capsys):
-  assert launched("gke", "--gin.NUM_STEPS=1") == 0
+  evaluator = (
+    "--evaluator_gin_file=gin/models/tiny.gin",
+    "--evaluator_gin_file=gin/runs/eval_masked.gin",
+    *("--evaluator_follow", "--evaluator.gin.FOLLOW_UNTIL_STEP=6"),
+  )
+  assert launched("gke", "--gin.NUM_STEPS=1", *evaluator) == 0
   document = yaml.safe_load(capsys.readouterr().out)
   jobs = document["spec"]["replicatedJobs"]
-  assert [job["name"] for job in jobs] == ["trainer", "builder"]
+  assert [job["name"] for job in jobs] == ["trainer", "builder", "evaluator"]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from benchmarks.runs.jobs import free_port
 from realm_jax.exit_codes import ExitCode
+from tests.processes.jobs import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -19,11 +19,6 @@ _traced = []
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
 
 
-def _boxed(stage):
-  init = functools.partial(tiny.init, stage)
-  return jax.eval_shape(init, jax.random.key(0))
-
-
 # The axes of the mesh that divide those of a parameter.
 _DIVIDED = {
   ("word_embeddings",): ("model", "fsdp"),
@@ -69,7 +64,9 @@ def test_own_rules_come_before_the_defaults():
     *sharding.LOGICAL_AXIS_RULES,
   )
   mesh = make_mesh(fsdp=2, model_parallelism=2)
-  placed = parameter_shardings(_boxed("inverse_cloze"), mesh, own)
+  init = functools.partial(tiny.init, "inverse_cloze")
+  boxed = jax.eval_shape(init, jax.random.key(0))
+  placed = parameter_shardings(boxed, mesh, own)
   encoder = placed["retriever"]["query_tower"]["encoder"]
   both = ("fsdp", "model")
   assert encoder["word_embeddings"].spec == PartitionSpec(None, both)

@@ -11,7 +11,6 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks.runs.jobs import free_port, wait_until
 from realm_jax import serve
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.configuration import command_line
@@ -21,6 +20,7 @@ from realm_jax.evaluation.run import QUESTION, SENTENCE, EditError, Run
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import PageApp
 from realm_jax.serving.service import RequestError, Service
+from tests.processes.jobs import free_port, wait_until
 from tests.serving import browser, client
 
 pytestmark = pytest.mark.slow

@@ -5,15 +5,12 @@ import tempfile
 import pytest
 from etils import epath
 
-from benchmarks.runs.object_store import StoreFault
 from realm_jax.storage.access import (
   StoreAccessError,
   require_readable,
   require_writable,
 )
-from realm_jax.storage.atomic import (
-  atomic_file,
-)
+from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.storage.paths import (
   download,
@@ -23,6 +20,7 @@ from realm_jax.storage.paths import (
   upload_directory,
   version_of,
 )
+from tests.processes.object_store import StoreFault
 
 
 @pytest.fixture(params=["disk", "store"])

@@ -9,7 +9,6 @@ from unittest import mock
 
 import pytest
 
-from benchmarks.runs.object_store import StoreFault
 from realm_jax.storage import staging
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import (
@@ -19,6 +18,7 @@ from realm_jax.storage.staging import (
   lower_thread_priority,
   record_files,
 )
+from tests.processes.object_store import StoreFault
 
 _BYTES = 1000
 

@@ -12,11 +12,6 @@ from realm_jax.inputs.examples import ExampleStream
 from tests.inputs import tiny_corpus
 
 
-@pytest.fixture
-def page(project_dir) -> str:
-  return (project_dir / "docs" / "training.md").read_text()
-
-
 def _block(page: str, language: str) -> str:
   """The only fenced block of a language."""
   (block,) = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
@@ -25,7 +20,8 @@ def _block(page: str, language: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("new_tasks")
-def test_ten_lines_make_a_task(page, tiny, tmp_path, monkeypatch):
+def test_ten_lines_make_a_task(project_dir, tiny, tmp_path, monkeypatch):
+  page = (project_dir / "docs" / "training.md").read_text()
   code = _block(page, "python")
   assert len([line for line in code.splitlines() if line.strip()]) <= 10
   (tmp_path / "quiz.py").write_text(code)

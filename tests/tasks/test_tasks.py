@@ -126,27 +126,6 @@ def test_a_sentence_whose_last_mask_does_not_fit_is_skipped(tiny):
 # --- Questions -------------------------------------------------------------
 
 
-def _texts(array):
-  return [text.decode() for text in array]
-
-
-def test_the_questions_of_the_tiny_file(tiny):
-  words = tiny.corpus.vocabulary
-  nile, when, basel = _questions(tiny)
-  assert (
-    words.decode(nile["query"].tolist()) == "[CLS] where is the nile ? [SEP]"
-  )
-  assert nile["question"] == b"where is the nile ?"
-  assert when["question_id"] == b"w"
-  assert _texts(when["answers"]) == ["1900", "since 1900"]
-  year, since = words.pieces.index("1900"), words.pieces.index("since")
-  assert when["answer_tokens"].tolist() == [[year, 0], [since, year]]
-  assert when["answer_kind"] == b"string"
-  # One answer, not in a list, spelt "Rhine": folded as the blocks are.
-  assert _texts(basel["answers"]) == ["Rhine"]
-  assert basel["answer_tokens"].tolist() == [[words.pieces.index("rhine")]]
-
-
 def test_a_long_question_ends_with_a_separator(tiny):
   decode = tiny.corpus.vocabulary.decode
   queries = [decode(e["query"].tolist()) for e in _questions(tiny, query=4)]

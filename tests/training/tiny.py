@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +27,7 @@ from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Encoders, Models
 from realm_jax.training.step import TrainState
+from tests.json_lines import write_lines
 
 SEP, CLS, VOCABULARY = 3, 2, 40
 QUERY, BLOCK, JOINT, WIDTH = 6, 10, 14, 2
@@ -42,13 +42,12 @@ OF_STAGE = {
 def corpus_of(folder, texts, *, pieces, block_length, name="corpus"):
   """A corpus of texts, whose ids are their numbers."""
   (folder / "vocab.txt").write_text("\n".join(pieces.split()))
-  lines = [
-    json.dumps({"id": number, "title": "", "text": text})
+  rows = [
+    {"id": number, "title": "", "text": text}
     for number, text in enumerate(texts)
   ]
-  (folder / f"{name}.jsonl").write_text("\n".join(lines))
   build_corpus(
-    [str(folder / f"{name}.jsonl")],
+    [str(write_lines(folder / f"{name}.jsonl", rows))],
     folder / name,
     vocab=str(folder / "vocab.txt"),
     block_length=block_length,
@@ -173,3 +172,12 @@ def batch(stage):
     has_answer=rng.random((BATCH, SEARCHED)) < 0.4,
     is_answer=rng.random((BATCH, CANDIDATES, BLOCK, WIDTH)) < 0.2,
   )
+
+
+def batch_with_answers():
+  """A batch of pre-training that masks what its second blocks begin with."""
+  made = batch("pretraining")
+  tokens, token_ids = made.candidates.tokens, made.masks.token_ids.copy()
+  body = 1 + np.argmax(tokens[:, 1] == SEP, axis=1)
+  token_ids[:, 0] = tokens[np.arange(BATCH), 1, body]
+  return made._replace(masks=made.masks._replace(token_ids=token_ids))

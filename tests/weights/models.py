@@ -14,6 +14,7 @@ from realm_jax.checkpoints.store import CheckpointStore, loop_record
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.storage.json_files import write_json
 from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
 from realm_jax.weights import exporting, importing
 from realm_jax.weights.formats import ImportConfig
@@ -29,11 +30,6 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 def tensors(directory: Path) -> dict[str, np.ndarray]:
   """Returns the tensors of a directory by name."""
   return safetensors.numpy.load_file(directory / "model.safetensors")
-
-
-def write_json(path: Path, content: Any) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def copy(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.agreement import imported_model
+from realm_jax.storage.json_files import write_json
 from realm_jax.weights import WeightsError
 from realm_jax.weights.directory import read_vocabulary
 from realm_jax.weights.formats import ImportConfig
@@ -92,7 +93,7 @@ def test_the_vocabulary_may_come_from_tokenizer_json(tmp_path):
   pieces = models.vocabulary().pieces
   # In another order than that of the ids.
   vocab = {piece: i for i, piece in reversed([*enumerate(pieces)])}
-  models.write_json(
+  write_json(
     tmp_path / "tokenizer.json",
     {
       "normalizer": {"type": "BertNormalizer", "lowercase": True},
@@ -102,7 +103,7 @@ def test_the_vocabulary_may_come_from_tokenizer_json(tmp_path):
   )
   assert read_vocabulary(tmp_path).pieces == pieces
   other = {"model": {"type": "BPE", "vocab": {}}}
-  models.write_json(tmp_path / "tokenizer.json", other)
+  write_json(tmp_path / "tokenizer.json", other)
   with pytest.raises(WeightsError, match="BPE"):
     read_vocabulary(tmp_path)
 
@@ -141,7 +142,7 @@ def test_each_class_gives_its_parts_and_no_tensor_is_forgotten(
 def test_modules_are_followed_but_flags_go_before_them(tmp_path):
   models.copy("hf_bert/with_pooler", tmp_path)
   models.write_sentence_modules(tmp_path)
-  models.write_json(
+  write_json(
     tmp_path / "config_sentence_transformers.json",
     {"prompts": {"query": "york was ", "passage": "the bridge "}},
   )

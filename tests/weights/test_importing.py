@@ -5,7 +5,6 @@ import types
 
 import pytest
 
-from benchmarks.runs.jobs import wait_until
 from realm_jax import configuration
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -13,6 +12,7 @@ from realm_jax.storage.atomic import TargetError
 from realm_jax.weights import WeightsError
 from realm_jax.weights.plan import gin_model
 from tests.integration.commands import FUNCTIONS
+from tests.processes.jobs import Job, running, wait_until
 from tests.weights import models
 
 _BERT = models.GOLDEN / "hf_bert" / "masked_lm"
@@ -100,19 +100,15 @@ import_weights("hf_bert", sys.argv[1], sys.argv[2], parts=["retriever"])
 
 @pytest.mark.slow
 def test_a_killed_import_leaves_no_model_and_is_cleared_away(
-  tmp_path, command_server
+  tmp_path, quick_jobs
 ):
   target, log = tmp_path / "run", tmp_path / "log"
-  command = [sys.executable, "-c", _STUCK, _BERT, target]
-  with log.open("w") as file:
-    child = command_server.start(command, stdout=file)
-  try:
-    wait_until(lambda: "writing\n" in log.read_text(), what="write")
+  command = [sys.executable, "-c", _STUCK, str(_BERT), str(target)]
+  child = Job("import", command, log=log)
+  with running(child):
+    wait_until(lambda: "writing\n" in child.last_output(), what="write")
     with pytest.raises(TargetError, match="another process"):
       models.import_weights("hf_bert", _BERT, target)
-  finally:
-    child.kill()
-    child.wait()
   log.unlink()
   assert not target.exists()
   models.import_weights("hf_bert", _BERT, target, parts=["retriever"])

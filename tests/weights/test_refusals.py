@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from realm_jax.storage.json_files import write_json
 from realm_jax.text.wordpieces import VocabularyError
 from realm_jax.weights import WeightsError
 from tests.weights import models
@@ -41,9 +42,7 @@ def test_other_vocabularies_and_damaged_weights_are_refused(tmp_path):
   block_input = models.copy(_NAME, tmp_path / "other", pieces=other)
   with pytest.raises(_REFUSED, match="vocabularies"):
     models.read("hf_bert", folder, block_input=block_input)
-  models.write_json(
-    block_input / "tokenizer_config.json", {"do_lower_case": False}
-  )
+  write_json(block_input / "tokenizer_config.json", {"do_lower_case": False})
   with pytest.raises(_REFUSED, match="cased"):
     models.read("hf_bert", block_input)
   weights = folder / "model.safetensors"

@@ -21,11 +21,6 @@ def corpus(tmp_path_factory):
   return make_corpus(directory, num_blocks=_BLOCKS)
 
 
-def _export(tmp_path, corpus, **changes):
-  settings = {"corpus_dir": corpus.source, "retriever": _RETRIEVER} | changes
-  export_vectors(tmp_path / "run", output_dir=tmp_path / "out", **settings)
-
-
 def test_vectors_ids_and_their_description(tmp_path, corpus, monkeypatch):
   # Chunks of 7 rows do not end where the files of the generation do.
   monkeypatch.setattr(exporting, "_CHUNK_BYTES", 7 * 4 * DIM)
@@ -35,7 +30,12 @@ def test_vectors_ids_and_their_description(tmp_path, corpus, monkeypatch):
   publish_one(generations, corpus, 4)
   publish_one(generations, corpus, 9, vectors=values, dtype="bfloat16")
   out = tmp_path / "out"
-  _export(tmp_path, corpus)
+  export_vectors(
+    tmp_path / "run",
+    output_dir=out,
+    corpus_dir=corpus.source,
+    retriever=_RETRIEVER,
+  )
   array = np.load(out / "vectors.npy", mmap_mode="r", allow_pickle=False)
   assert array.dtype == np.float32
   np.testing.assert_array_equal(array, values)

@@ -76,12 +76,7 @@ def test_the_likelihood_of_pointing_is_of_a_block_alone():
 
 @pytest.mark.slow
 def test_pointing_does_not_train_the_retriever():
-  batch = tiny.batch("pretraining")
-  # What stands first in the second block of each query is masked.
-  body = 1 + np.argmax(batch.candidates.tokens[:, 1] == SEP, axis=1)
-  token_ids = batch.masks.token_ids.copy()
-  token_ids[:, 0] = batch.candidates.tokens[np.arange(tiny.BATCH), 1, body]
-  batch = batch._replace(masks=batch.masks._replace(token_ids=token_ids))
+  batch = tiny.batch_with_answers()
 
   @jax.jit
   @jax.grad

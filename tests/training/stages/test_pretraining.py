@@ -146,21 +146,9 @@ def test_hard_negatives_are_not_the_source(corpora):
   assert bodies == ["nile flow", ""]
 
 
-def _batch_with_answers():
-  """A batch whose one masked word of each query stands in its second block."""
-  batch = tiny.batch("pretraining")
-  tokens, masks = batch.candidates.tokens, batch.masks
-  body = 1 + np.argmax(tokens[:, 1] == tiny.SEP, axis=1)
-  token_ids, weights = masks.token_ids.copy(), np.zeros_like(masks.weights)
-  token_ids[:, 0] = tokens[np.arange(tiny.BATCH), 1, body]
-  weights[:, 0] = 1
-  masks = masks._replace(token_ids=token_ids, weights=weights)
-  return batch._replace(masks=masks)
-
-
 @pytest.mark.slow
 def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
-  batch = _batch_with_answers()
+  batch = tiny.batch_with_answers()
 
   @functools.partial(jax.jit, static_argnames=("freeze", "points"))
   def run(params, key, freeze, points=False):
@@ -209,7 +197,9 @@ def test_a_frozen_reader_that_points_decides_what_a_chain_accepts():
     np.full((tiny.BATCH, 2), -np.log(tiny.CANDIDATES), np.float32),
     np.full((tiny.BATCH, 2), 0.99, np.float32),
   )
-  batch = _batch_with_answers()._replace(support=support, proposals=proposals)
+  batch = tiny.batch_with_answers()._replace(
+    support=support, proposals=proposals
+  )
   params = tiny.parameters("pretraining")
   params["posterior"] = {"query_tower": params["retriever"]["query_tower"]}
 

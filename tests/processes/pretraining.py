@@ -7,10 +7,10 @@ from typing import Any
 
 from etils import epath
 
-from benchmarks.runs.jobs import Job, Macro, gin_command
-from benchmarks.runs.object_store import ObjectStore
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.storage.paths import list_names
+from tests.processes.jobs import Job, Macro, gin_command
+from tests.processes.object_store import ObjectStore
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,6 @@ class Run:
     index: Macro of the index in gin/runs/build_index.gin.
     index_settings: Bindings of the index's configuration.
     environment: Environment of all processes; None passes on this process's.
-    batch_size: Batch size of a step.
     store: Store in whose bucket MODEL_DIR is; None has it on the disk.
   """
 
@@ -39,7 +38,6 @@ class Run:
   index: str = "EXACT"
   index_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   environment: Mapping[str, str] | None = None
-  batch_size: int = 8
   store: ObjectStore | None = None
 
   @property
@@ -56,7 +54,7 @@ class Run:
       NUM_STEPS=self.num_steps,
       SAVE_EVERY_STEPS=self.save_every_steps,
       LAG_STEPS=self.save_every_steps,
-      BATCH_SIZE=self.batch_size,
+      BATCH_SIZE=8,
       NUM_CANDIDATES=4,
       LEARNING_RATE=1e-3,
       WARMUP_STEPS=2,

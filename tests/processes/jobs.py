@@ -2,27 +2,22 @@
 
 import contextlib
 import math
-import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
-
-PROJECT_DIR = Path(__file__).resolve().parents[2]
+_PROJECT_DIR = Path(__file__).resolve().parents[2]
 _STOP_SECONDS = 120.0
 _OUTPUT_SECONDS = 10.0
 # Characters of a log that an error quotes.
 _TAIL = 2000
 _START = "--- start"
-_SEARCHES = b"realm_jax.indexes.isolated"
 # Tests put a server in its place that has imported the libraries.
 start_process: Callable[..., Any] = subprocess.Popen
 
@@ -87,7 +82,7 @@ class Job:
     assert output.stdin is not None
     self._process = start_process(
       self._command,
-      cwd=PROJECT_DIR,
+      cwd=_PROJECT_DIR,
       env=None if self._environment is None else dict(self._environment),
       stdout=output.stdin,
       stderr=subprocess.STDOUT,
@@ -159,11 +154,16 @@ class Job:
     return JobError(f"the {self.name} {how}:\n{self.last_output()[-_TAIL:]}")
 
 
-def in_new_process(function: Callable[..., T], *arguments: Any) -> T:
-  """Calls a function in a process of its own, so that its memory is its own."""
-  context = multiprocessing.get_context("spawn")
-  with ProcessPoolExecutor(1, mp_context=context) as pool:
-    return pool.submit(function, *arguments).result()
+@contextlib.contextmanager
+def running(*jobs: Job) -> Iterator[None]:
+  """Starts jobs, and kills those that still run when the block ends."""
+  try:
+    for job in jobs:
+      job.start()
+    yield
+  finally:
+    for job in jobs:
+      job.kill()
 
 
 def wait_until(
@@ -194,24 +194,3 @@ def free_port() -> int:
   with socket.socket() as found:
     found.bind(("localhost", 0))
     return int(found.getsockname()[1])
-
-
-def searching(marker: str, parent: int | None = None) -> list[int]:
-  """Returns the processes that search an index for a run.
-
-  Args:
-    marker: Word that the environment of the run's processes contains.
-    parent: Process whose children are listed; None lists all.
-  """
-  found = []
-  for path in Path("/proc").glob("[0-9]*"):
-    # One may end meanwhile.
-    with contextlib.suppress(OSError):
-      stat = path.joinpath("stat").read_text().rpartition(")")[2].split()
-      if (
-        parent in (None, int(stat[1]))
-        and _SEARCHES in path.joinpath("cmdline").read_bytes()
-        and marker.encode() in path.joinpath("environ").read_bytes()
-      ):
-        found.append(int(path.name))
-  return found

@@ -1,1 +1,0 @@
-"""A trainer and its index builder as processes, undisturbed and disturbed."""
