@@ -187,12 +187,15 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   numbers = jnp.arange(given.batch, dtype=jnp.uint32)
   layout = RowLayout(mesh)
   if given.pack:
-    # The step is compiled for as many rows as hold every batch.
+    # The step is compiled for as many rows as hold half of the batches, and as
+    # hold each.
     needed = jax.jit(
       lambda batch: needed_rows(_STAGE.rows(models, batch, numbers))
     )
-    counts = np.max([needed(batch) for batch in batches], axis=0)
-    layout = RowLayout(mesh, (tuple(counts.tolist()),))
+    rows = np.array([needed(batch) for batch in batches])
+    counts = np.ceil(np.median(rows, axis=0)), np.max(rows, axis=0)
+    row_counts = dict.fromkeys(tuple(n.astype(int).tolist()) for n in counts)
+    layout = RowLayout(mesh, tuple(row_counts))
   update = optimizer.make_optimizer(
     optimizer.OptimizerConfig(learning_rate=3e-5), num_steps=10_000
   )

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,13 @@ class Progress:
   """Logs how many items a `with` block has processed, every 15 seconds.
 
   A block that took longer than that ends with a line, too. `label` names the
-  items, such as "questions", and `clock` gives the time in seconds.
+  items, such as "questions".
   """
 
-  def __init__(
-    self,
-    label: str,
-    *,
-    total: int | None = None,
-    clock: Callable[[], float] = time.monotonic,
-  ):
-    self._label, self._total, self._clock = label, total, clock
+  def __init__(self, label: str, *, total: int | None = None):
+    self._label, self._total = label, total
     self._count = 0
-    self._start = clock()
+    self._start = time.monotonic()
     self._show_at = self._start + _SECONDS_BETWEEN_LINES
 
   def __enter__(self) -> "Progress":
@@ -46,14 +40,14 @@ class Progress:
   def __exit__(
     self, exception_type: type[BaseException] | None, *_: object
   ) -> None:
-    seconds = self._clock() - self._start
+    seconds = time.monotonic() - self._start
     if exception_type is None and seconds >= _SECONDS_BETWEEN_LINES:
       self._log(f"{self._count} in {seconds:.1f} s", seconds)
 
   def advance(self, count: int = 1) -> None:
     """Counts items that were processed, and logs it if it is time to."""
     self._count += count
-    if (now := self._clock()) < self._show_at:
+    if (now := time.monotonic()) < self._show_at:
       return
     self._show_at = now + _SECONDS_BETWEEN_LINES
     share = f" ({100 * self._count // self._total}%)" if self._total else ""

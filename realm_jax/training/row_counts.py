@@ -1,7 +1,9 @@
 """Chooses the numbers of rows that a step is compiled for.
 
-They are chosen before the first step: the rows that most batches need, and some
-more in a geometric series. Beyond them, each sequence has a row of its own.
+They are chosen before the first step: the rows that half of the batches need,
+where these are much fewer than what most need, as in small batches; the rows
+that most need; and some more in a geometric series. Beyond them, each sequence
+has a row of its own.
 """
 
 import math
@@ -26,10 +28,10 @@ from realm_jax.training.stages.stage import (
   StepBatch,
 )
 
-# Random batches from which the rows that most batches need are estimated.
+# Random batches from which the rows that batches need are estimated.
 _SAMPLES = 8
-# Factor of that estimate: retrieved blocks may be longer than random ones. A
-# step that needs more takes the next numbers, which cost little more.
+# Factor of the estimates: retrieved blocks may be longer than random ones. A
+# step that needs more takes the next numbers.
 _MARGIN = 1.05
 # Share of the next number's tokens that a number saves, to be worth compiling.
 _MIN_SAVING = 0.15
@@ -75,18 +77,25 @@ def choose_row_counts(
   largest = np.array([n // num_groups(n) for n, _ in shapes_of_inputs])
   # Tokens of one row in each group.
   tokens = np.array([num_groups(n) * length for n, length in shapes_of_inputs])
-  usual = np.max(samples, axis=(0, 1))
-  usual = np.minimum(np.ceil(usual * _MARGIN).astype(int), largest)
+  by_batch = np.max(samples, axis=1)
+  half, usual = (
+    np.minimum(np.ceil(needed * _MARGIN).astype(int), largest)
+    for needed in (np.median(by_batch, axis=0), np.max(by_batch, axis=0))
+  )
   ratio = np.dot(usual, tokens) / np.dot(largest, tokens)
   useful = 1 + int(math.log(ratio) / math.log(1 - _MIN_SAVING))
   steps = min(at_most, useful) - 1
-  return tuple(
+  counts = [
     tuple(
       math.ceil(few * (most / few) ** (step / steps))
       for few, most in zip(usual.tolist(), largest.tolist(), strict=True)
     )
     for step in range(steps)
-  )
+  ]
+  saved = 1 - np.dot(half, tokens) / np.dot(usual, tokens)
+  if counts and at_most > 2 and saved >= _MIN_SAVING:
+    counts = [tuple(half.tolist()), *counts][: at_most - 1]
+  return tuple(counts)
 
 
 def input_shapes(

@@ -9,8 +9,8 @@ import numpy as np
 from realm_jax.models.sequences import PaddedSequences
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training import row_counts
 from realm_jax.training.encoder_rows import RowLayout
-from realm_jax.training.row_counts import choose_row_counts
 from realm_jax.training.stages.stage import ExampleArrays
 from tests.generations.conftest import make_corpus
 from tests.training import tiny
@@ -51,25 +51,34 @@ def test_the_first_rows_that_hold_the_sequences_of_all_devices():
       assert taken(placed) == expected, number
 
 
-def test_row_counts_follow_from_the_corpus(tmp_path):
+def test_row_counts_follow_from_the_corpus(tmp_path, monkeypatch):
   corpus = make_corpus(tmp_path, num_blocks=40)
   # A quarter of a block's length is used.
   block_length = 4 * int(corpus.lengths.mean())
-  query = np.zeros((16, 12), np.int32)
-  candidates = np.zeros((16, 1, block_length), np.int32)
-  choose = functools.partial(
-    choose_row_counts,
-    tiny.OF_STAGE[_STAGE],
-    tiny.models(),
-    ExampleArrays(query, candidates, 0, vector_size=4, max_masks=0),
-    corpus,
-    groups=2,
-  )
-  counts = choose(at_most=5)
-  assert counts == choose(at_most=5)
+
+  def choose(at_most, *, batch_size=16, groups=2):
+    query = np.zeros((batch_size, 12), np.int32)
+    candidates = np.zeros((batch_size, 1, block_length), np.int32)
+    return row_counts.choose_row_counts(
+      tiny.OF_STAGE[_STAGE],
+      tiny.models(),
+      ExampleArrays(query, candidates, 0, vector_size=4, max_masks=0),
+      corpus,
+      groups=groups,
+      at_most=at_most,
+    )
+
+  counts = choose(5)
+  assert counts == choose(5)
   # The largest, a row for each sequence, is none of them.
   assert 2 <= len(counts) <= 4
   blocks = [rows for _, rows in counts]
   assert blocks == sorted(blocks)
   assert blocks[-1] < 8
-  assert choose(at_most=1) == ()
+  assert choose(1) == ()
+  # Where it saves enough, there are also the rows that half of them need.
+  monkeypatch.setattr(row_counts, "_MIN_SAVING", 0.01)
+  (usual,) = choose(2, batch_size=32, groups=1)
+  half, more = choose(3, batch_size=32, groups=1)
+  assert half[1] < usual[1]
+  assert more == usual
