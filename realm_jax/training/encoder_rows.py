@@ -167,7 +167,7 @@ class RowLayout:
 
   Attributes:
     mesh: Mesh of all devices.
-    row_counts: Numbers of rows of packed sequences, the usual ones first.
+    row_counts: Numbers of rows of packed sequences, the fewest first.
       Without any, each sequence has a row of its own.
   """
 

@@ -46,7 +46,7 @@ def choose_row_counts(
   groups: int,
   at_most: int,
 ) -> tuple[RowCounts, ...]:
-  """Chooses numbers of rows, the usual ones first.
+  """Chooses numbers of rows, the fewest first.
 
   They follow from the arguments alone. A resumed run must have the same ones,
   or its sums would be rounded differently.
