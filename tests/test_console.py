@@ -1,16 +1,29 @@
-"""What commands print of other libraries."""
+"""Progress, and what commands print of other libraries."""
 
 import io
+import itertools
 import logging
 import sys
+import types
 
 import pytest
 from absl import logging as absl_logging
 from gcsfs.retry import HttpError
 
-from realm_jax.console import hide_library_messages
+from realm_jax import console
 from realm_jax.storage.paths import read_bytes
 from tests.processes.object_store import StoreFault
+
+
+def test_progress_is_said_every_fifteen_seconds_and_at_the_end(monkeypatch):
+  lines, clock = [], itertools.count(0, 5)
+  times = types.SimpleNamespace(monotonic=lambda: next(clock))
+  monkeypatch.setattr(console, "time", times)
+  monkeypatch.setattr(absl_logging, "info", lambda *line: lines.append(line))
+  with console.Progress("questions") as progress:
+    for _ in range(8):
+      progress.advance()
+  assert len(lines) == 3
 
 
 def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):
@@ -19,7 +32,7 @@ def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):
   # absl writes to one of the two, whether flags have been parsed or not.
   monkeypatch.setattr(sys, "stderr", shown)
   monkeypatch.setattr(handler.python_handler, "stream", shown)
-  hide_library_messages()
+  console.hide_library_messages()
   object_store.inject(StoreFault("refuse", ".", times=99))
   with pytest.raises(HttpError):
     read_bytes(object_store.path("a"))

@@ -6,9 +6,9 @@ jax's alike: on the host, and inside a compiled program.
 
 Sequences have different lengths. Packed, several share a row, so that a step
 computes on hardly any padding. A compiled program has rows of fixed numbers:
-it holds the computation several times, for numbers of rows from the usual ones
-to one row for each sequence, and takes the first that hold the sequences of all
-devices.
+it holds the computation several times, for several numbers of rows, the last of
+which has one for each sequence, and takes the first that hold the sequences of
+all devices.
 """
 
 import dataclasses

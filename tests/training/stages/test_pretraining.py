@@ -146,42 +146,37 @@ def test_hard_negatives_are_not_the_source(corpora):
   assert bodies == ["nile flow", ""]
 
 
+@functools.partial(
+  jax.jit, static_argnames=("objective", "freeze_reader", "span_likelihood")
+)
+def _run(params, batch, key=None, **settings):
+  """The gradient's norm by component, and the means; the reader has the key."""
+
+  def loss(params):
+    found = tiny.weighted(params, batch, reader_key=key, **settings)
+    return found.loss.mean, found.means()
+
+  gradient, means = jax.grad(loss, has_aux=True)(params)
+  return {n: optax.tree.norm(part) for n, part in gradient.items()}, means
+
+
 @pytest.mark.slow
 def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
   batch = tiny.batch_with_answers()
 
-  @functools.partial(jax.jit, static_argnames=("freeze", "points"))
-  def run(params, key, freeze, points=False):
-    """The loss of a retriever that does not drop, and the reader's gradient."""
-
-    def loss(params):
-      found = tiny.weighted(
-        params,
-        batch,
-        reader_key=key,
-        objective="perplexity",
-        freeze_reader=freeze,
-        span_likelihood=points,
-      )
-      return found.loss.mean, found.means()
-
-    gradient, means = jax.grad(loss, has_aux=True)(params)
-    return {
-      name: optax.tree.norm(part) for name, part in gradient.items()
-    }, means
-
   params = tiny.parameters("pretraining")
-  (slopes, one), (_, other) = (
-    run(params, jax.random.key(seed), False) for seed in range(2)
-  )
+  key, settings = jax.random.key(0), {"objective": "perplexity"}
+  slopes, one = _run(params, batch, key, **settings)
+  _, other = _run(params, batch, jax.random.key(1), **settings)
   assert one["retriever_loss"] == other["retriever_loss"] > 0
   assert one["reader_loss"] != other["reader_loss"]
   assert slopes["reader"] > 0
-  slopes, frozen = run(params, jax.random.key(0), True)
+  settings["freeze_reader"] = True
+  slopes, frozen = _run(params, batch, key, **settings)
   assert slopes["reader"] == 0
   assert frozen["retriever_loss"] == pytest.approx(one["retriever_loss"])
   # It may also point at the words, if it is frozen.
-  slopes, pointing = run(params, jax.random.key(0), True, points=True)
+  slopes, pointing = _run(params, batch, key, **settings, span_likelihood=True)
   assert slopes["reader"] == 0 < slopes["retriever"] < np.inf
   assert abs(pointing["retriever_loss"] - frozen["retriever_loss"]) > 1e-2
   assert pointing["masked_accuracy"] == frozen["masked_accuracy"]
@@ -202,29 +197,21 @@ def test_a_frozen_reader_that_points_decides_what_a_chain_accepts():
   )
   params = tiny.parameters("pretraining")
   params["posterior"] = {"query_tower": params["retriever"]["query_tower"]}
-
-  @functools.partial(jax.jit, static_argnames="points")
-  def run(params, points):
-    def loss(params):
-      found = tiny.weighted(
-        params,
-        batch,
-        objective="jsa",
-        freeze_reader=True,
-        span_likelihood=points,
-      )
-      return found.loss.mean, found.means()
-
-    return jax.grad(loss, has_aux=True)(params)
-
-  (_, filling), (slopes, pointing) = (run(params, p) for p in (False, True))
+  (_, filling), (slopes, pointing) = (
+    _run(
+      *(params, batch),
+      objective="jsa",
+      freeze_reader=True,
+      span_likelihood=points,
+    )
+    for points in (False, True)
+  )
   # It points at the word in the first proposal, and hardly leaves that.
   assert pointing["acceptance_rate"] < filling["acceptance_rate"]
   assert pointing["reader_loss"] < filling["reader_loss"]
-  norms = {name: optax.tree.norm(part) for name, part in slopes.items()}
-  assert norms["reader"] == 0
-  assert 0 < norms["retriever"] < np.inf
-  assert 0 < norms["posterior"] < np.inf
+  assert slopes["reader"] == 0
+  assert 0 < slopes["retriever"] < np.inf
+  assert 0 < slopes["posterior"] < np.inf
 
 
 def test_a_sentence_is_read_beside_its_own_block(corpora):
