@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import pkgutil
 import shlex
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.jobs import function_of
 from realm_jax import configuration
 from realm_jax.console import stop_on_sigterm
 
@@ -27,20 +27,6 @@ _TAIL_LINES = 12
 
 # A value that a gin macro is bound to.
 Value = str | int | float | bool | None
-
-# What the entry points configure. They import it late.
-_FUNCTIONS = {
-  "train": "realm_jax.training.config:TrainConfig",
-  "evaluate": "realm_jax.evaluation.evaluate:evaluate",
-  "evaluate --follow": "realm_jax.evaluation.evaluate:follow",
-  "build_index": "realm_jax.generations.sidecar:build_index",
-}
-
-
-def function_of(module: str, flags: Sequence[str] = ()) -> Callable[..., Any]:
-  """Returns what `python -m realm_jax.MODULE` with flags configures."""
-  follows = " --follow" if "--follow" in flags else ""
-  return pkgutil.resolve_name(_FUNCTIONS[module + follows])
 
 
 class StoppedError(ValueError):
@@ -76,7 +62,7 @@ class Command:
     Raises:
       ValueError: A file or a binding is wrong.
     """
-    function = function_of(self.module, self.flags)
+    function = function_of(f"realm_jax.{self.module}", self.flags)
     bindings = [f"{name} = {value}" for name, value in self._gin_values()]
     with configuration.parsed(function, self.gin_files, bindings):
       yield configuration.configured(function)
