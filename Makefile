@@ -113,7 +113,7 @@ constraints:
 	rm -rf build/constraints
 
 demo: env
-	$(PY) -m realm_jax.demo --output_dir=out/demo
+	$(PY) -m experiments.demo --output_dir=out/demo
 
 test: lint
 	$(PYTEST)

@@ -94,12 +94,12 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
     steps = {"NUM_STEPS": _RUN_STEPS, "SAVE_EVERY_STEPS": _RUN_STEPS}
     bindings = {**folders, **steps}.items()
     given = [f"{name} = {as_gin(value)}" for name, value in bindings]
-    recipe = "gin/experiments/demo/pretrain.gin"
+    recipe = "experiments/gin/demo/pretrain.gin"
     with configuration.parsed(TrainConfig, [recipe], given):
       config = configuration.configured(TrainConfig)()
     # Without steps, a run writes the checkpoint of its first generation.
     trainer.train(dataclasses.replace(config, num_steps=0))
-    recipes = ["gin/runs/build_index.gin", "gin/experiments/demo/model.gin"]
+    recipes = ["gin/runs/build_index.gin", "experiments/gin/demo/model.gin"]
     command = gin_command("build_index", recipes, "--once", **folders)
     subprocess.run(command, check=True)
     kept: list[Assembled] = []

@@ -4,9 +4,10 @@ import dataclasses
 import enum
 import functools
 import os
+import pkgutil
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -18,6 +19,13 @@ _MODULES = {
   "trainer": "realm_jax.train",
   "builder": "realm_jax.build_index",
   "evaluator": "realm_jax.evaluate",
+}
+# What the commands configure. They import it late.
+_FUNCTIONS = {
+  "realm_jax.train": "realm_jax.training.config:TrainConfig",
+  "realm_jax.evaluate": "realm_jax.evaluation.evaluate:evaluate",
+  "realm_jax.evaluate --follow": "realm_jax.evaluation.evaluate:follow",
+  "realm_jax.build_index": "realm_jax.generations.sidecar:build_index",
 }
 _BINDING = re.compile(r"--(?:(\w+)\.)?gin\.(.*)", re.DOTALL)
 _VARIABLE = re.compile(rf"(?:({'|'.join(_MODULES)})\.)?(\w+)=(.*)", re.DOTALL)
@@ -316,18 +324,23 @@ def _require_shared(binding: str, executor: str) -> None:
     )
 
 
+def function_of(module: str, flags: Sequence[str] = ()) -> Callable[..., Any]:
+  """Returns what `python -m MODULE` with flags configures."""
+  follows = " --follow" if "--follow" in flags else ""
+  return pkgutil.resolve_name(_FUNCTIONS[module + follows])
+
+
 def gin_error(job: Job) -> str | None:
   """Returns what is wrong with a job's gin files or bindings, if anything.
 
   They are read as the job will read them.
   """
   from realm_jax import configuration
-  from realm_jax.pipeline import function_of
 
   bindings = [binding.replace("=", " = ", 1) for binding in job.gin_bindings]
   module, *others = job.arguments[1:]
   try:
-    function = function_of(module.rpartition(".")[2], others)
+    function = function_of(module, others)
     with configuration.parsed(function, job.gin_files, bindings):
       return None
   except configuration.ConfigurationError as error:

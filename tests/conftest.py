@@ -57,7 +57,11 @@ from tests import runtime_types  # noqa: E402
 # Modules that annotate shapes are checked at run time, of which the type
 # checker knows nothing. To check all others, too, takes a sixth more time.
 jaxtyping.install_import_hook(
-  runtime_types.modules_with_shapes(PROJECT_DIR / "realm_jax"),
+  [
+    module
+    for package in ("realm_jax", "experiments")
+    for module in runtime_types.modules_with_shapes(PROJECT_DIR / package)
+  ],
   f"{runtime_types.__name__}.checked",
 )
 

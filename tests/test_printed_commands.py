@@ -17,7 +17,7 @@ _COMMANDS = list(printed())
 _OF_LAUNCHER = [c for c in _COMMANDS if c.module == _LAUNCHER]
 # What commands configure, and their own recipes over which they read a run's.
 _CONFIGURES = {
-  "realm_jax.ablate": ("realm_jax.ablation.plan:chosen_ablation", ""),
+  "experiments.ablation": ("experiments.ablation.plan:chosen_ablation", ""),
   "realm_jax.ask": (
     "realm_jax.evaluation.run:RunConfig",
     "gin/runs/ask.gin",

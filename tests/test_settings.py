@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from etils import epath
 
+from experiments.world.world import WorldConfig
 from realm_jax import settings
-from realm_jax.demo_world.world import WorldConfig
 from realm_jax.generations.sidecar import SidecarConfig
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.models.bert import BertConfig

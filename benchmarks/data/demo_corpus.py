@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from experiments.world import names, world
 from realm_jax import configuration
 from realm_jax.corpus.build import build_corpus
-from realm_jax.demo_world import names, world
 
-# Same value as in gin/experiments/demo/model.gin.
+# Same value as in experiments/gin/demo/model.gin.
 _BLOCK_LENGTH = 36
 # With fewer, some split of the questions has no two people to relate.
 _MIN_OF_KIND = 32
@@ -19,7 +19,7 @@ def generated_world(scale: float) -> world.World:
   if scale != 1:
     for name in ("num_people", "num_cities", "num_companies"):
       sizes[name] = max(_MIN_OF_KIND, round(scale * getattr(default, name)))
-  recipe = "gin/experiments/demo/world.gin"
+  recipe = "experiments/gin/demo/world.gin"
   with configuration.parsed(world.WorldConfig, [recipe]):
     config = configuration.configured(world.WorldConfig)(**sizes)
   return world.generate(config)

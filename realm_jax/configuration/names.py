@@ -20,6 +20,8 @@ MACRO = "gin.macro"
 CONFIG = gin.config._CONFIG  # gin has no public way to list its bindings.
 UNBOUND = inspect.Parameter.empty
 _Reference = gin.config.ConfigurableReference
+# Packages whose parameters are settings by name.
+_PACKAGES = ("realm_jax", "experiments")
 
 
 class Parameter(NamedTuple):
@@ -121,7 +123,7 @@ def _has_settings(configurable: Callable[..., Any]) -> bool:
   of other libraries, such as t5x, have meanings of their own.
   """
   is_ours = any(
-    one.__module__.partition(".")[0] == __name__.partition(".")[0]
+    one.__module__.partition(".")[0] in _PACKAGES
     for one in _with_bases(configurable)
   )
   return is_ours and not hasattr(configurable, "apply")

@@ -1,0 +1,1 @@
+"""The demo, its generated world and the ablations: in a clone alone."""

@@ -1,0 +1,96 @@
+"""Runs REALM's ablations: which of its parts matter, over several seeds.
+
+    python -m experiments.ablation \\
+      --gin_file=experiments/gin/demo/ablation.gin --output_dir=out/ablation
+
+The default rows are those of the paper's Table 2, and `--rows=all` adds further
+ones (docs/results.md). experiments/gin/objectives/ablation.gin has those of
+`--rows=objectives` and `--rows=staleness`. Each is pre-trained with a sidecar,
+fine-tuned on open QA and evaluated. The command prints means, standard
+deviations and paired tests against REALM, and writes them with plots to
+--output_dir. `--dry_run` lists the runs, and which rows share them.
+
+What stands is not made again: after SIGTERM or Ctrl-C, which let a trainer save
+a checkpoint, the same command continues. A run that was begun with another
+corpus, seed or batch size is refused by `train`; the reports name the commit.
+"""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from experiments.ablation.rows import select
+from realm_jax.configuration import command_line
+from realm_jax.partitioning.agreement import commit
+from realm_jax.storage.json_files import write_json
+from realm_jax.storage.sole_process import sole_process
+
+_ROWS = flags.DEFINE_list(
+  "rows",
+  [],
+  "Rows by name; or a part of them, or `all`. By default those of Table 2, all "
+  "rows over two languages, or the objectives.",
+)
+_SEEDS = flags.DEFINE_integer(
+  "seeds", None, "Number of seeds; by default the recipe's.", lower_bound=1
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+  "output_dir", "out/ablation", "Directory of all runs and of the report."
+)
+_JSON = flags.DEFINE_string(
+  "json",
+  None,
+  "File of the figures, beside which the report is written; by default "
+  "OUTPUT_DIR/ablation.json.",
+)
+_DRY_RUN = flags.DEFINE_bool(
+  "dry_run", False, "List the runs and the rows that share them; run nothing."
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Makes the runs of the chosen rows, and reports."""
+  del argv
+  from experiments import pipeline
+  from experiments.ablation import report
+  from experiments.ablation.plan import chosen_ablation
+
+  config = command_line.call(chosen_ablation)
+  rows = select(_ROWS.value or [config.default_rows], config.rows)
+  output_dir = Path(_OUTPUT_DIR.value)
+  num_seeds = _SEEDS.value or config.num_seeds
+  seeds = [config.first_seed + number for number in range(num_seeds)]
+  plans = config.plans(rows, seeds=seeds, output_dir=output_dir)
+  if _DRY_RUN.value:
+    runs = [run for _, plan in plans for run in plan.runs]
+    print(report.plan_table(runs))
+    return
+  # Ctrl-C stops what SIGTERM stops.
+  signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+  advice = "stop it, or choose another --output_dir"
+  with sole_process(output_dir, "ablation", advice=advice):
+    for rows, plan in plans:  # noqa: B007
+      for seed in dict.fromkeys(run.seed for run in plan.runs):
+        config.data.prepare(output_dir / f"seed-{seed}", seed)
+      pipeline.run_all(
+        {
+          f"{number} of {len(plan.runs)}: seed {run.seed}, {run.name}, for "
+          + ", ".join(run.rows): run.step
+          for number, run in enumerate(plan.runs, 1)
+        }
+      )
+  figures = {
+    "seeds": seeds,
+    "commit": commit(),
+    **report.figures_of(plan, rows),
+  }
+  path = Path(_JSON.value or output_dir / "ablation.json")
+  write_json(path, figures)
+  print(f"\n{report.write_report(path.parent, figures)}")
+
+
+if __name__ == "__main__":
+  command_line.run(main)

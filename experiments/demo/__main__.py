@@ -1,0 +1,50 @@
+"""Runs every stage on a generated world: `make demo`.
+
+Each stage runs as its command would, with that stage's recipe under
+experiments/gin/demo/, and prints the command. The index builder is a second
+process. Everything is kept under --output_dir. After SIGTERM, the same command
+continues.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from realm_jax.configuration import command_line
+
+_OUTPUT_DIR = flags.DEFINE_string(
+  "output_dir", "out/demo", "Directory of everything that the demo writes."
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the demo and writes its report."""
+  del argv
+  output_dir = Path(_OUTPUT_DIR.value)
+  if (output_dir / "report.json").exists():
+    raise ValueError(
+      f"{output_dir} holds a demo that is finished; remove it, or choose "
+      "another --output_dir"
+    )
+  gin_files, bindings = command_line.given()
+  if bindings:
+    raise ValueError(
+      f"{bindings[0]!r}: each stage of the demo has other names to bind; put "
+      "bindings into a file, as in experiments/gin/demo/quick.gin, and give "
+      "--gin_file"
+    )
+  from experiments.demo import report, stages
+  from realm_jax.partitioning import cpu_tuning
+  from realm_jax.storage.sole_process import sole_process
+
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
+  advice = "stop it, or choose another --output_dir"
+  with sole_process(output_dir, "demo", advice=advice):
+    figures = stages.run_demo(stages.Demo(output_dir, gin_files))
+  print(report.write(output_dir, figures))
+
+
+if __name__ == "__main__":
+  command_line.run(main)

@@ -1,0 +1,115 @@
+"""The demo's report: a table, JSON, and what is retrieved."""
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.demo.stages import (
+  ICT_CONTINUED,
+  REALM,
+  STATEMENTS,
+  retrieval_folder,
+)
+from realm_jax.console import columns
+from realm_jax.training.metric_rows import read_rows
+
+_NUM_SENTENCES = 5
+_NUM_BLOCKS = 3
+
+
+def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
+  """Writes report.json and report.md, and returns the table.
+
+  The directory holds what the demo's runs have written, and
+  `stages.run_demo` returns the figures.
+  """
+  rows = _rows(figures)
+  head = [("what", "figure", ""), ("---", "---", "---")]
+  paragraphs = [
+    "# The demo's report",
+    _markdown([*head, *rows]),
+    "`tensorboard --logdir` with this folder shows the curves of all stages.",
+    "## What is retrieved before and after REALM pre-training",
+    *_side_by_side(output_dir),
+  ]
+  (output_dir / "report.md").write_text("\n\n".join(paragraphs) + "\n")
+  (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
+  return f"\n{columns(rows)}\n\nreport: {output_dir / 'report.md'}"
+
+
+def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+  """Returns what was measured, its figure, and a remark, for each row."""
+
+  def open_qa(name: str) -> str:
+    em = figures[name]["exact_match"]
+    return f"EM {em:.3f}   {recalls(figures[name])}"
+
+  def recalls(found: Mapping[str, float]) -> str:
+    at_1, at_5 = found["recall_at_1"], found["recall_at_5"]
+    return f"recall@1 {at_1:.3f}   recall@5 {at_5:.3f}"
+
+  statements = figures["statements"]
+  better = figures["inverse_cloze_baseline"]["retriever"].replace("_", " ")
+  masked, edited = figures["masked_accuracy"], figures["edited_facts"]
+  with_retrieval = f"accuracy {masked['with_retrieval']:.3f}"
+  null_only = f"accuracy {masked['null_only']:.3f}"
+  followed = f"{edited['followed']} of {edited['known']} answers follow"
+  swapped = str(figures["generations_swapped"])
+  return [
+    ("REALM", open_qa("realm"), "test questions"),
+    ("same reader, random blocks", open_qa("random_blocks"), "control"),
+    ("BM25, reader trained on it", open_qa("bm25"), "control"),
+    ("inverse cloze, no REALM", open_qa("ict_only"), f"control ({better})"),
+    ("before fine-tuning, REALM", recalls(statements["realm"]), "statements"),
+    ("… where it starts", recalls(statements["started_from"]), "statements"),
+    ("… inverse cloze", recalls(statements["ict_only"]), f"control ({better})"),
+    ("masked names, with retrieval", with_retrieval, "pre-training"),
+    ("masked names, null block alone", null_only, "control"),
+    ("known facts edited in the corpus", followed, "nothing trained"),
+    ("generations swapped in", swapped, "pre-training"),
+    ("wall time", f"{figures['wall_seconds']:.0f} s", ""),
+  ]
+
+
+def _side_by_side(output_dir: Path) -> Iterator[str]:
+  """Yields a table for each of the first few masked statements.
+
+  A column has the best blocks of the retriever that REALM starts from, and of
+  its own; a check mark stands before those that state the fact.
+  """
+  world, evaluations = output_dir / "world", output_dir / "evaluations"
+  texts = {row["id"]: row["text"] for row in _records(world / "articles.jsonl")}
+  evidence = {}
+  last = read_rows(output_dir / REALM)[-1]["step"]
+  for title, run, step in (
+    ("inverse cloze, where REALM starts", ICT_CONTINUED, 0),
+    ("after REALM pre-training", REALM, last),
+  ):
+    folder = evaluations / retrieval_folder(run, step, STATEMENTS)
+    lines = _records(folder / "retrieved.jsonl")
+    evidence[title] = {line["id"]: line["evidence"] for line in lines}
+  sentences = _records(world / f"{STATEMENTS}.jsonl")
+  for sentence in itertools.islice(sentences, _NUM_SENTENCES):
+    rows = [["", *evidence], ["---"] * (len(evidence) + 1)]
+    for rank in range(_NUM_BLOCKS):
+      cells = [str(rank + 1)]
+      for found in evidence.values():
+        block = found[sentence["id"]][rank]
+        document = block["block"].rpartition(":")[0]
+        mark = "✓ " if document in sentence["gold_ids"] else ""
+        cells.append(f"{mark}{texts[document]} ({block['probability']:.2f})")
+      rows.append(cells)
+    yield f"**{sentence['question']}** ({sentence['answer'][0]})"
+    yield _markdown(rows)
+
+
+def _markdown(rows: Iterable[Sequence[str]]) -> str:
+  return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+  with path.open() as lines:
+    for line in lines:
+      yield json.loads(line)

@@ -1,0 +1,235 @@
+"""Steps of other commands, which the demo and the ablations run in order.
+
+A step trains, evaluates or builds an index in this process, which saves the
+seconds of importing everything again. The index builder of a step that trains
+is a process with a session of its own, so that Ctrl-C on a terminal reaches
+this process alone, which stops the builder as SIGTERM does.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.jobs import function_of
+from realm_jax import configuration
+from realm_jax.console import stop_on_sigterm
+
+_TAIL_LINES = 12
+
+# A value that a gin macro is bound to.
+Value = str | int | float | bool | None
+
+
+class StoppedError(ValueError):
+  """SIGTERM has stopped a step; the same command continues it."""
+
+  exit_code = 128 + signal.SIGTERM
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+  """`python -m realm_jax.MODULE` with gin files and bindings.
+
+  Directories are bindings, too, and not `--model_dir`: that would add what the
+  run has recorded, so that runs of different stages would be evaluated by
+  different settings.
+
+  Attributes:
+    module: Name of the entry point, such as `train`.
+    gin_files: Gin files; later ones override earlier ones.
+    bindings: Values by name, which override all files.
+    flags: Further flags.
+  """
+
+  module: str
+  gin_files: Sequence[str]
+  bindings: Mapping[str, Value]
+  flags: Sequence[str] = ()
+
+  @contextlib.contextmanager
+  def configured(self) -> Iterator[Callable[..., Any]]:
+    """Sets gin's configuration, and yields the function that it configures.
+
+    Raises:
+      ValueError: A file or a binding is wrong.
+    """
+    function = function_of(f"realm_jax.{self.module}", self.flags)
+    bindings = [f"{name} = {value}" for name, value in self._gin_values()]
+    with configuration.parsed(function, self.gin_files, bindings):
+      yield configuration.configured(function)
+
+  def arguments(self) -> list[str]:
+    """Returns the arguments of the Python interpreter."""
+    return [
+      *("-m", f"realm_jax.{self.module}", *self.flags),
+      *(f"--gin_file={file}" for file in self.gin_files),
+      *(f"--gin.{name}={value}" for name, value in self._gin_values()),
+    ]
+
+  def _gin_values(self) -> Iterator[tuple[str, str]]:
+    for name, value in self.bindings.items():
+      text = json.dumps(value) if isinstance(value, str) else repr(value)
+      yield name, text
+
+  def __str__(self) -> str:
+    return shlex.join(["python", *self.arguments()])
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A command that trains or evaluates, or builds one generation.
+
+  Attributes:
+    command: `train`, `evaluate`, or `build_index --once`.
+    folder: MODEL_DIR, OUTPUT_DIR of an evaluation, or GENERATIONS_DIR.
+    sidecar: Command that builds the index meanwhile, if it needs one.
+  """
+
+  command: Command
+  folder: Path
+  sidecar: Command | None = None
+
+  def is_finished(self) -> bool:
+    """Returns whether its figures, last checkpoint or generation are there."""
+    if self.command.module == "evaluate":
+      return self._figures.exists()
+    if self.command.module == "build_index":
+      from realm_jax.generations.store import GenerationStore
+
+      return bool(GenerationStore(self.folder).steps())
+    from realm_jax.checkpoints.store import CheckpointStore
+
+    with contextlib.closing(CheckpointStore(self.folder)) as store:
+      steps = store.steps()
+    if not steps:
+      return False
+    with self.command.configured() as configured:
+      return max(steps) == configured().num_steps
+
+  def figures(self) -> dict[str, Any]:
+    """Returns the figures of an evaluation that is finished."""
+    return json.loads(self._figures.read_text())
+
+  @property
+  def _figures(self) -> Path:
+    from realm_jax.evaluation.outputs import METRICS
+
+    return self.folder / METRICS
+
+
+def run(step: Step) -> None:
+  """Runs a step, or what is left of it; prints its commands as one types them.
+
+  Raises:
+    StoppedError: SIGTERM came; to run the step again continues it.
+    ValueError: A file or a binding is wrong, or the step fails.
+  """
+  if step.is_finished():
+    return
+  with contextlib.ExitStack() as stack:
+    if step.sidecar is not None:
+      log = step.folder / "build_index.log"
+      print(f"\n$ {step.sidecar} &     # log: {log}", flush=True)
+      stack.enter_context(running_beside(step.sidecar.arguments(), log))
+    call(step.command)
+
+
+def run_all(steps: Mapping[str, Step]) -> None:
+  """Runs those steps, by title, that are not finished.
+
+  Raises:
+    As `run`.
+  """
+  with stop_on_sigterm() as stop:
+    for title, step in steps.items():
+      if stop.is_set():
+        raise StoppedError(
+          "stopped between two steps; the same command continues"
+        )
+      if not step.is_finished():
+        print(f"\n=== {title}", flush=True)
+        run(step)
+
+
+def call(command: Command) -> None:
+  """Prints a command and does in this process what it would do.
+
+  Raises:
+    StoppedError: SIGTERM came. A trainer has saved a checkpoint, a builder has
+      published nothing, and an evaluation has come to its end.
+    ValueError: A file or a binding is wrong, or the command fails.
+  """
+  print(f"\n$ {command}", flush=True)
+  with stop_on_sigterm() as stop:
+    with command.configured() as configured:
+      once = {"once": True} if "--once" in command.flags else {}
+      made = configured(**once)
+      trains = command.module == "train"
+      kept = configuration.kept_files(made.stage) if trains else {}
+    if trains:
+      from realm_jax.training import trainer
+
+      trainer.train(made, configuration=kept)
+    if stop.is_set():
+      raise StoppedError(
+        f"stopped by SIGTERM in {command.module}; the same command continues"
+      )
+
+
+@contextlib.contextmanager
+def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
+  """Runs Python with these arguments as a process during the `with` block.
+
+  Its output is added to a log. If it fails, the block is stopped by SIGTERM. At
+  the end of the block it is terminated.
+
+  Raises:
+    StoppedError: SIGTERM came from elsewhere.
+    ValueError: The process failed, or what the block raised.
+  """
+  log.parent.mkdir(parents=True, exist_ok=True)
+  with log.open("a") as output:
+    # Training has priority; the builder takes the cores that are left.
+    process = subprocess.Popen(
+      ["nice", "-n", "5", sys.executable, *arguments],
+      stdout=output,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+    )
+  failed, ended = threading.Event(), threading.Event()
+
+  def watch() -> None:
+    if process.wait() > 0:
+      failed.set()
+      # Repeated, because training may not have installed its handler yet.
+      while not ended.wait(1.0):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+  watcher = threading.Thread(target=watch)
+  with stop_on_sigterm() as stop:
+    watcher.start()
+    try:
+      yield
+    except ValueError:
+      if not failed.is_set():
+        raise
+    finally:
+      ended.set()
+      process.terminate()
+      watcher.join()
+  if failed.is_set():
+    lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    raise ValueError(
+      "the index builder failed:\n" + "\n".join(lines) + f"\n  see {log}"
+    )
+  if stop.is_set():
+    raise StoppedError("stopped by SIGTERM; the same command continues")

@@ -1,0 +1,151 @@
+"""Documents of the demo world: short notes that each mix several entities.
+
+A note has three sentences: two facts about one entity and one about another,
+in random order. Its title is that of a newspaper, and tells nothing. Each fact
+is stated in three notes, in two phrasings, one of them in two wordings. So some
+thirty notes name a person, and three of them answer a question about them.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.world import facts as facts_lib
+from experiments.world import relations
+
+_NUM_STATEMENTS = 3
+# The other phrasings of a fact's relation are left to masked statements.
+_NUM_PHRASINGS = 2
+_NEWSPAPERS = (
+  "Morning Post",
+  "Evening Gazette",
+  "Daily Courier",
+  "Weekly Mirror",
+  "Sunday Herald",
+  "Village Echo",
+)
+# Attempts to find a note that a stranger's sentence fits into.
+_MAX_DRAWS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentence:
+  """A fact, by its index in the world, and the template that words it.
+
+  Attributes:
+    fact: Index of the fact.
+    phrasing: Number of the phrasing among those of its relation.
+    template: One of that phrasing's wordings.
+  """
+
+  fact: int
+  phrasing: int
+  template: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+  """A note.
+
+  Attributes:
+    id: Identifier, unique in its world.
+    title: Title of a newspaper, which names no entity.
+    sentences: Sentences of the text, in order.
+  """
+
+  id: str
+  title: str
+  sentences: tuple[Sentence, ...]
+
+  def text(self, facts: Sequence[facts_lib.Fact]) -> str:
+    """Returns the document's text, given the facts of its world."""
+    return " ".join(facts[s.fact].word(s.template) for s in self.sentences)
+
+
+def write_notes(
+  generator: np.random.Generator, facts: Sequence[facts_lib.Fact]
+) -> list[Document]:
+  """Writes the notes that state all facts, in random order."""
+  pairs, strangers = _pair(generator, facts)
+  notes = [
+    [*pair, *_take_stranger(generator, facts, pair, strangers)]
+    for pair in pairs
+  ]
+  # Those that are left also come in threes, about three entities.
+  notes += [strangers[i : i + 3] for i in range(0, len(strangers), 3)]
+  generator.shuffle(notes)
+  documents = []
+  for number, note in enumerate(notes):
+    order = generator.permutation(len(note))
+    title = str(generator.choice(_NEWSPAPERS))
+    sentences = tuple(note[i] for i in order)
+    documents.append(Document(f"note-{number:05d}", title, sentences))
+  return documents
+
+
+def statements_of(
+  generator: np.random.Generator, fact: int, relation: relations.Relation
+) -> list[Sentence]:
+  """States a fact three times, each time in another wording."""
+  phrasings = generator.permutation(len(relation.phrasings))[:_NUM_PHRASINGS]
+  orders = {
+    int(i): generator.permutation(relation.phrasings[i].wordings).tolist()
+    for i in phrasings
+  }
+  # Each phrasing once, before any of them in a second wording.
+  by_turns = zip(*orders.values(), strict=True)
+  statements = [
+    Sentence(fact, phrasing, template)
+    for templates in by_turns
+    for phrasing, template in zip(orders, templates, strict=True)
+  ]
+  return statements[:_NUM_STATEMENTS]
+
+
+def _pair(
+  generator: np.random.Generator, facts: Sequence[facts_lib.Fact]
+) -> tuple[list[list[Sentence]], list[Sentence]]:
+  """Pairs two thirds of the statements about each entity; returns the rest."""
+  about: dict[str, list[Sentence]] = collections.defaultdict(list)
+  for index, fact in enumerate(facts):
+    relation = relations.BY_NAME[fact.relation]
+    for statement in statements_of(generator, index, relation):
+      # A symmetric fact is about either of its entities.
+      entity = fact.subject
+      if relation.is_symmetric and generator.random() < 0.5:
+        entity = fact.value
+      about[entity].append(statement)
+  pairs, rest = [], []
+  for statements in about.values():
+    shuffled = [statements[i] for i in generator.permutation(len(statements))]
+    num_paired = len(shuffled) // 3
+    for _ in range(num_paired):
+      first = shuffled.pop()
+      other = next(
+        (s for s in reversed(shuffled) if s.fact != first.fact), None
+      )
+      if other is None:
+        rest.append(first)
+        break
+      shuffled.remove(other)
+      pairs.append([first, other])
+    rest += shuffled
+  return pairs, [rest[i] for i in generator.permutation(len(rest))]
+
+
+def _take_stranger(
+  generator: np.random.Generator,
+  facts: Sequence[facts_lib.Fact],
+  pair: Sequence[Sentence],
+  strangers: list[Sentence],
+) -> list[Sentence]:
+  """Takes a sentence that names no entity of a pair, if one is found."""
+  names = {name for s in pair for name in facts[s.fact].entities}
+  for _ in range(min(_MAX_DRAWS, len(strangers))):
+    i = int(generator.integers(len(strangers)))
+    if names.isdisjoint(facts[strangers[i].fact].entities):
+      strangers[i], strangers[-1] = strangers[-1], strangers[i]
+      return [strangers.pop()]
+  return []

@@ -1,0 +1,174 @@
+"""Entities, their splits, and the facts that connect them.
+
+Each relation matches its subjects and values almost one to one. So a question
+about a subject has one answer, a sentence whose subject is masked can be
+completed from its value, and no value is common enough to be guessed.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from experiments.world import relations
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+# All counts and years come from one pool, so that each number is a word that
+# occurs often, and none gives away what it measures.
+NUMBERS = tuple(range(1600, 1900))
+# One of two or three orders of hundreds of names is such a circle.
+_MAX_DRAWS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Entity:
+  """A person, place or thing, with a name that is unique in its world."""
+
+  name: str
+  kind: relations.EntityKind
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+  """A statement that `relation` of `subject` is `value`.
+
+  The value is a name or a number.
+  """
+
+  relation: str
+  subject: str
+  value: str
+
+  @property
+  def entities(self) -> tuple[str, ...]:
+    """Names of the entities that the fact is about."""
+    if relations.BY_NAME[self.relation].has_entity_value:
+      return (self.subject, self.value)
+    return (self.subject,)
+
+  def word(self, template: str) -> str:
+    """Returns the fact in the words of one of its relation's templates."""
+    return template.format(s=self.subject, o=self.value)
+
+
+def make_facts(
+  generator: np.random.Generator, groups: Sequence[Sequence[Entity]]
+) -> list[Fact]:
+  """Gives every entity a value for every relation of its kind.
+
+  Facts connect entities of one group only, and a number occurs in one
+  group only. In a symmetric relation each pair is one fact; if the number of
+  entities is odd, one of them has none. Each group has every kind.
+  """
+  ends = np.cumsum([len(group) for group in groups])
+  shares = (ends[:-1] * len(NUMBERS) / ends[-1]).astype(int)
+  numbers = np.split(generator.permutation(NUMBERS), shares)
+  facts = []
+  for group, own_numbers in zip(groups, numbers, strict=True):
+    facts += _make_group_facts(generator, group, own_numbers)
+  return facts
+
+
+def _make_group_facts(
+  generator: np.random.Generator,
+  group: Sequence[Entity],
+  numbers: Int[np.ndarray, " n"],
+) -> list[Fact]:
+  by_kind: dict[str, list[str]] = {kind: [] for kind in relations.ENTITY_KINDS}
+  for entity in group:
+    by_kind[entity.kind].append(entity.name)
+  facts = []
+  for relation in relations.RELATIONS:
+    subjects = by_kind[relation.subject]
+    values: Sequence[object]
+    if relation.is_symmetric:
+      order = _circle(generator, subjects)
+      subjects, values = order[0 : len(order) - 1 : 2], order[1::2]
+    elif relation.value == relation.subject:
+      # In a circle, so that nobody is their own value.
+      subjects = _circle(generator, subjects)
+      values = subjects[1:] + subjects[:1]
+    elif relation.has_entity_value:
+      values = _spread(generator, by_kind[relation.value], len(subjects))
+    else:
+      values = _spread(generator, numbers, len(subjects))
+    facts += [
+      Fact(relation.name, str(subject), str(value))
+      for subject, value in zip(subjects, values, strict=True)
+    ]
+  return facts
+
+
+def _circle(generator: np.random.Generator, names: Sequence[str]) -> list[str]:
+  """Orders names in a circle, in which no two similar ones are neighbours.
+
+  A question about "Young Tavia" would otherwise mention its answer, "Tavia".
+
+  Raises:
+    ValueError: None was found, because there are too few names.
+  """
+  for _ in range(_MAX_DRAWS):
+    order = [str(name) for name in generator.permutation(names)]
+    following = order[1:] + order[:1]
+    if all(
+      name.split()[-1] != other.split()[-1]
+      for name, other in zip(order, following, strict=True)
+    ):
+      return order
+  raise ValueError(
+    f"{len(names)} entities of a kind in one split are too few to be related "
+    "to each other; make the world larger"
+  )
+
+
+def _spread(
+  generator: np.random.Generator,
+  values: Sequence[str] | Int[np.ndarray, " n"],
+  count: int,
+) -> list[str] | list[int]:
+  """Returns `count` values in random order, each equally often."""
+  num_rounds = -(-count // len(values))
+  rounds = [generator.permutation(values) for _ in range(num_rounds)]
+  return np.concatenate(rounds)[:count].tolist()
+
+
+def split_entities(
+  generator: np.random.Generator,
+  entities: list[Entity],
+  *,
+  held_out: dict[Split, float],
+) -> dict[Split, list[Entity]]:
+  """Draws the entities of each split, with the same share of every kind.
+
+  Facts connect entities of one split only. So no training question has a
+  held-out entity even as its answer. The names beside a held-out answer in its
+  block are as new as the answer; a reader could otherwise memorize which names
+  are answers.
+
+  A name and the one similar to it ("Tavora", "New Tavora") stay together.
+
+  There is at least one entity of every kind for each split. `held_out` has the
+  shares of all splits but that for training, which has the rest.
+  """
+  of_split: dict[Split, list[Entity]] = {s: [] for s in SPLITS}
+  for kind in relations.ENTITY_KINDS:
+    families: dict[str, list[Entity]] = {}
+    of_kind = [entity for entity in entities if entity.kind == kind]
+    for entity in of_kind:
+      families.setdefault(entity.name.split()[-1], []).append(entity)
+    wanted = {
+      split: max(1, round(share * len(of_kind)))
+      for split, share in held_out.items()
+    }
+    for family in generator.permutation(list(families)):
+      members = families[str(family)]
+      split: Split = next(
+        (s for s, number in wanted.items() if number >= len(members)), "train"
+      )
+      if split in wanted:
+        wanted[split] -= len(members)
+      of_split[split] += members
+  return of_split

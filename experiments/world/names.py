@@ -1,0 +1,102 @@
+"""Names of the demo world: invented words, and names similar to them.
+
+A name is one word, which becomes one wordpiece. A small reader learns to copy
+such names in minutes, and names of several wordpieces not in an hour. Every
+eighth name is another one of its kind with a word before it, such as "Tavora"
+and "New Tavora". Such similar names make a retriever compare whole names.
+"""
+
+import re
+
+import numpy as np
+
+from experiments.world import relations
+from experiments.world.facts import Entity
+from realm_jax.text.salient_spans import Span
+
+_ONSETS = tuple("b br c d dr f g gr h j k kl l m n p pr r s t tr v w z".split())
+_VOWELS = tuple("a e i o u ai ei ou".split())
+_MIDDLES = tuple("b d l lm ld n nd r rv rn s sk t v z m".split())
+# Endings that English inflection does not use, so that no invented word is
+# an English one.
+_ENDINGS: dict[relations.EntityKind, tuple[str, ...]] = {
+  "person": ("ia", "iel", "o", "una", "eth", "is"),
+  "city": ("ora", "ona", "burgh", "wick", "mouth", "holm"),
+  "company": ("works", "corp", "smiths", "mills", "craft", "bank"),
+}
+# Words before names that are similar to another name of their kind.
+_PREFIXES: dict[relations.EntityKind, str] = {
+  "person": "Young",
+  "city": "New",
+  "company": "United",
+}
+_NAMES_PER_SIMILAR_NAME = 8
+# A name has at least one letter before the middle and the ending.
+# Of bytes, in which positions of spans are counted.
+_SPAN = re.compile(
+  "|".join(
+    [
+      *(
+        rf"(?P<{kind}>\b(?:{_PREFIXES[kind]} )?[A-Z][a-z]{{2,}}"
+        rf"(?:{'|'.join(_ENDINGS[kind])})\b)"
+        for kind in relations.ENTITY_KINDS
+      ),
+      r"(?P<number>\b\d+\b)",
+    ]
+  ).encode()
+)
+
+
+def make_entities(
+  generator: np.random.Generator, counts: dict[relations.EntityKind, int]
+) -> list[Entity]:
+  """Returns `counts[kind]` entities of each kind, with different names."""
+  # No name may be a word of the templates.
+  used = {
+    word.strip(".,?{}").lower()
+    for relation in relations.RELATIONS
+    for template in relation.templates
+    for word in template.split()
+  }
+  entities = []
+  for kind, count in counts.items():
+    num_similar = count // _NAMES_PER_SIMILAR_NAME
+    words = _invent(generator, kind, count - num_similar, used)
+    similar = [f"{_PREFIXES[kind]} {word}" for word in words[:num_similar]]
+    names = generator.permutation(words + similar)
+    entities += [Entity(str(name), kind) for name in names]
+  return entities
+
+
+def tag(text: str, title: str) -> list[Span]:
+  """Finds names, with their kinds, and numbers: the tagger of the demo.
+
+  It takes the place of a model that finds named entities, which would not know
+  invented names. A name's ending tells its kind.
+  """
+  del title
+  return [
+    Span(*match.span(), str(match.lastgroup))
+    for match in _SPAN.finditer(text.encode())
+  ]
+
+
+def _invent(
+  generator: np.random.Generator,
+  kind: relations.EntityKind,
+  count: int,
+  used: set[str],
+) -> list[str]:
+  """Invents words with the endings of a kind, and adds them to `used`."""
+  draw = generator.choice
+  words = []
+  while len(words) < count:
+    # Two syllables give too few new words after some hundreds.
+    middle = "".join(
+      draw(_VOWELS) + draw(_MIDDLES) for _ in range(1 + (len(words) > 500))
+    )
+    word = draw(_ONSETS) + middle + draw(_ENDINGS[kind])
+    if word not in used:
+      used.add(word)
+      words.append(word.capitalize())
+  return words

@@ -1,0 +1,106 @@
+"""Questions about the facts, and masked statements of them."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from experiments.world import facts as facts_lib
+from experiments.world import relations
+from experiments.world.facts import Split
+from realm_jax.text.wordpieces import MASK
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """A question about one fact.
+
+  Attributes:
+    id: Identifier, unique in its world.
+    text: Text of the question.
+    subject: Name of the entity that the question is about.
+    fact: Index of the fact that answers it.
+    answer: Its only correct answer.
+  """
+
+  id: str
+  text: str
+  subject: str
+  fact: int
+  answer: str
+
+
+def make_questions(
+  generator: np.random.Generator,
+  facts: list[facts_lib.Fact],
+  split_of: dict[str, Split],
+  *,
+  counts: dict[Split, int],
+) -> dict[Split, list[Question]]:
+  """Makes the questions of each split, about its own entities.
+
+  They are in random order, at most `counts[split]`. `split_of` gives the split
+  of an entity by its name.
+  """
+  possible: dict[Split, list[tuple[str, str, int, str]]] = {
+    split: [] for split in counts
+  }
+  for index, fact in enumerate(facts):
+    relation = relations.BY_NAME[fact.relation]
+    split = split_of[fact.subject]
+    sides = [(fact.subject, fact.value)]
+    if relation.is_symmetric:
+      sides.append((fact.value, fact.subject))
+    for subject, answer in sides:
+      templates = [str(t) for t in generator.permutation(relation.questions)]
+      # A held-out fact has one question, so that the score counts facts.
+      for template in templates if split == "train" else templates[:1]:
+        possible[split].append(
+          (template.format(s=subject), subject, index, answer)
+        )
+
+  questions: dict[Split, list[Question]] = {}
+  for split, choices in possible.items():
+    order = generator.permutation(len(choices))[: counts[split]]
+    questions[split] = [
+      Question(f"{split}-{number:05d}", *choices[choice])
+      for number, choice in enumerate(order)
+    ]
+  return questions
+
+
+def make_statements(
+  generator: np.random.Generator,
+  facts: Sequence[facts_lib.Fact],
+  questions: Sequence[Question],
+  stated: Mapping[int, Collection[int]],
+  translate: Callable[[str], str] = str,
+) -> list[Question]:
+  """Makes a masked statement of each fact that the questions ask for.
+
+  Pre-training never sees questions, so that retrieval before fine-tuning is
+  measured with sentences such as it has seen, but in wordings that the corpus
+  does not have. The words of a statement are those of a phrasing in which no
+  document states this fact.
+
+  Args:
+    stated: Phrasings in which documents state each fact.
+    translate: Function that translates a template.
+  """
+  statements: dict[int, Question] = {}
+  for question in questions:
+    fact = facts[question.fact]
+    phrasings = relations.BY_NAME[fact.relation].phrasings
+    others = sorted(set(range(len(phrasings))) - set(stated[question.fact]))
+    template = translate(phrasings[generator.choice(others)].unseen)
+    # A symmetric fact may be asked for in both directions, and is stated once.
+    statements.setdefault(
+      question.fact,
+      dataclasses.replace(
+        question,
+        text=template.format(s=fact.subject, o=MASK),
+        subject=fact.subject,
+        answer=fact.value,
+      ),
+    )
+  return list(statements.values())

@@ -1,0 +1,22 @@
+"""Ablations as their recipes configure them, and what their plans train."""
+
+from experiments.ablation.plan import chosen_ablation
+from realm_jax import configuration
+
+
+def configured(name: str, *bindings: str):
+  """The ablation of a recipe in experiments/gin."""
+  recipe = f"experiments/gin/{name}/ablation.gin"
+  with configuration.parsed(chosen_ablation, [recipe], bindings):
+    return configuration.configured(chosen_ablation)()
+
+
+def steps(plan, seed=0):
+  """The steps of a seed, by the names of their runs."""
+  return {run.name: run.step for run in plan.runs if run.seed == seed}
+
+
+def settings_of(step):
+  """What the command of a step configures."""
+  with step.command.configured() as made:
+    return made()

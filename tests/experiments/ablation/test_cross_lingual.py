@@ -1,0 +1,59 @@
+"""What each row over two languages trains on and searches."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.ablation.rows import select
+from tests.experiments.ablation.conftest import configured
+
+_OUT = Path("out")
+
+
+@pytest.fixture(scope="module")
+def plan():
+  config = configured("cross_lingual")
+  rows = select(["all"], config.rows)
+  ((_, plan),) = config.plans(rows, seeds=[0, 1], output_dir=_OUT)
+  return plan
+
+
+def test_rows_differ_in_what_they_learn_from_and_search(plan):
+  folder = _OUT / "seed-1"
+  runs = {str(run.step.folder): run.step for run in plan.runs}
+
+  def named(bindings, *names):
+    return [Path(bindings[name]).relative_to(folder) for name in names]
+
+  found = {}
+  for name, results in plan.results.items():
+    assert results[1]["first"] == folder / f"evaluations/{name}/first"
+    evaluated = runs[str(results[1]["first"])].command.bindings
+    assert evaluated["GENERATION"] == str(folder / f"generations/{name}")
+    run = runs[evaluated["MODEL_DIR"]]
+    trained, searched = named(evaluated, "MODEL_DIR", "CORPUS_DIR")
+    corpus, examples = named(
+      run.command.bindings, "CORPUS_DIR", "PRETRAINING_CORPUS_DIR"
+    )
+    # It trains on what it searches, and learns from the queries' language.
+    assert named(run.sidecar.bindings, "CORPUS_DIR") == [corpus]
+    assert str(examples) == "own_corpus"
+    found[name] = " ".join(map(str, (trained, corpus, searched)))
+  assert found == {
+    "realm": "both/pretraining corpus corpus",
+    "realm_on_own": "both/pretraining_on_own own_corpus corpus",
+    "inverse_cloze": "both/reading_retrieved corpus corpus",
+    "own": "own/pretraining own_corpus own_corpus",
+    "bm25": "both/pretraining corpus corpus",
+  }
+  own = runs[str(folder / "own/pretraining")].command.bindings
+  starts = named(own, "INITIAL_CHECKPOINT", "INITIAL_READER")
+  assert starts == [Path("own/inverse_cloze"), Path("own/reading_retrieved")]
+
+
+def test_every_command_is_configured(plan):
+  steps = [run.step for run in plan.runs if run.seed == 0]
+  for step in steps:
+    for command in filter(None, (step.command, step.sidecar)):
+      with command.configured():
+        pass

@@ -1,0 +1,112 @@
+"""Means over seeds and comparisons with REALM, by hand, and their report."""
+
+import numpy as np
+import pytest
+
+from experiments.ablation import rows
+from experiments.ablation.plan import Plan
+from experiments.ablation.report import (
+  figures_of,
+  holm,
+  row_figures,
+  write_report,
+)
+from tests.evaluation.lines import line
+from tests.json_lines import write_lines
+
+
+def test_the_figures_of_three_seeds_by_hand():
+  realm = [np.array([1.0, 1, 1, 0]), np.array([1.0, 0]), np.array([1.0, 1])]
+  other = [np.array([1.0, 0, 0, 0]), np.array([0.0, 0]), np.array([1.0, 1])]
+  found = row_figures(other, realm)
+  assert found["by_seed"] == [0.25, 0.0, 1.0]
+  assert found["mean"] == pytest.approx(1.25 / 3)
+  # Squares of −1/6, −5/12 and 7/12, over 2.
+  assert found["standard_deviation"] == pytest.approx((78 / 144 / 2) ** 0.5)
+  assert found["difference"] == pytest.approx((-0.5 - 0.5 + 0) / 3)
+  assert found["seeds_better"] == 0
+  # Three questions differ, by −1/4 twice in the first seed and by −1/2 in the
+  # second: of their eight signs, two give such a sum.
+  assert found["p_value"] == pytest.approx(2 / 8, abs=0.02)
+  low, high = found["difference_interval"]
+  assert low < found["difference"] < high <= 0
+
+
+@pytest.fixture
+def results(tmp_path):
+  """`results(name, correct, words)` writes the evaluations of two seeds.
+
+  `correct` are each seed's answers to two questions, and `words` the places of
+  the block with the answer.
+  """
+
+  def write(name, correct, words):
+    found = []
+    for seed, (answers, places) in enumerate(zip(correct, words, strict=True)):
+      folder = tmp_path / f"seed-{seed}" / name
+      folder.mkdir(parents=True)
+      for file, fields in (
+        ("predictions", [{"prediction": "p", "correct": c} for c in answers]),
+        ("retrieved", [{"words": [place]} for place in places]),
+      ):
+        lines = [line(number, **own) for number, own in enumerate(fields)]
+        write_lines(folder / f"{file}.jsonl", lines)
+      found.append({"answers": folder, "zero_shot": folder})
+    return found
+
+  return write
+
+
+def test_rows_are_read_compared_and_reported(results, tmp_path):
+  found = {
+    "realm": results("realm", [[1, 1], [1, 0]], [[0, 4], [0, 5]]),
+    "stale_index": results("stale", [[0, 1], [0, 0]], [[5, 5], [0, 5]]),
+    "candidates_2": results("two", [[1, 1], [1, 1]], [[0, 0], [0, 0]]),
+  }
+  plan = Plan([], found, frozenset({"stale_index"}))
+  figures = figures_of(plan, rows.select([*found]))
+  metrics = {row["name"]: row["metrics"] for row in figures["rows"]}
+  assert {
+    name: (own["exact_match"]["mean"], own["recall_at_5"]["mean"])
+    for name, own in metrics.items()
+  } == {
+    "realm": (0.75, 0.75),
+    "stale_index": (0.25, 0.25),
+    "candidates_2": (1.0, 1.0),
+  }
+  table = write_report(tmp_path, {"seeds": [0, 1], "commit": "abc", **figures})
+  # Mean, deviation (0.5 and 0), difference, and the paper's 28.7.
+  (stale, _) = (row for row in table.splitlines() if row.startswith("30×"))
+  assert "0.250  0.354      -0.500" in stale
+  assert stale.split()[-1] == "0.287"
+  markdown = (tmp_path / "ablation.md").read_text()
+  assert "| 30× stale index (never refreshed) | 0.250 | 0.354 |" in markdown
+  assert (tmp_path / "candidates.png").exists()
+
+
+def test_holm_by_hand():
+  # 4 × 0.005, 3 × 0.01, 2 × 0.03, and 0.04, which is not below the one before.
+  found = holm([0.01, 0.04, 0.03, 0.005])
+  assert found == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_a_row_is_better_by_the_corrected_p_value_and_in_every_seed(results):
+  none, all_ = [0] * 40, [1] * 40
+  few = [*none[:36], *all_[:4]]
+  found = {
+    name: results(name, seeds, [none] * 2)
+    for name, seeds in {
+      "realm": (none, none),
+      "baseline": ([0, 1] * 20, all_),
+      "no_null": (none, all_),
+      # p is 0.0078, and more if rows are tested that are no better.
+      "stale_index": (few, few),
+    }.items()
+  }
+  found["joint_loss"] = found["per_token_loss"] = found["realm"]
+  figures = figures_of(Plan([], found), rows.select([*found]))
+  metrics = {row["name"]: row["metrics"] for row in figures["rows"]}
+  better = {
+    n for n, of in metrics.items() if of["exact_match"].get("is_better")
+  }
+  assert better == {"baseline"}

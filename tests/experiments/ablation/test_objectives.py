@@ -1,0 +1,120 @@
+"""How the objectives are compared: at which settings, and for how long."""
+
+import pytest
+
+from experiments.ablation.objectives import steps_of_equal_seconds
+from experiments.ablation.rows import select
+from experiments.pipeline import Step
+from tests.experiments.ablation.conftest import configured, settings_of, steps
+from tests.json_lines import write_lines
+
+
+@pytest.fixture(scope="module")
+def config():
+  few = ["TEMPERATURES = [1.0, 0.5]", "RATES = [1.0]"]
+  return configured("objectives", *few, "NUM_STEPS = {'pretraining': 400}")
+
+
+def _plans(config, output_dir, *names):
+  rows = select(names, config.rows)
+  return config.plans(rows, seeds=[0], output_dir=output_dir)
+
+
+def _trained(plan, name):
+  return settings_of(_runs(plan)[f"pretraining/{name}"])
+
+
+def _runs(plan):
+  return steps(plan, plan.runs[0].seed)
+
+
+def test_steps_of_equal_seconds():
+  # 320 steps of 0.125 s take 40 s. Between checkpoints none end.
+  for own_seconds, wanted in ((0.104, 400), (0.125, 300), (9.0, 50)):
+    assert steps_of_equal_seconds(400, 0.1, own_seconds, every=50) == wanted
+
+
+def _write(folder, name, *rows):
+  path = folder / "seed-100" / name
+  path.parent.mkdir(parents=True)
+  write_lines(path, rows)
+
+
+def test_a_row_takes_its_best_setting_and_as_many_seconds(
+  config, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(Step, "is_finished", lambda self: True)
+  plans = _plans(config, tmp_path, "perplexity", "hard_negatives")
+  _, plan = next(plans)
+  # No index is built while steps are measured.
+  assert _trained(plan, "realm_cost").num_steps == 60
+  sidecar = _runs(plan)["pretraining/realm_cost"].sidecar
+  assert sidecar.bindings["REFRESH_EVERY_STEPS"] >= 60
+  costs = {"realm": 0.1, "perplexity": 0.2, "hard_negatives": 0.05}
+  for name, seconds in costs.items():
+    # The first half of the steps waits for the index.
+    times = [9.0] * 30 + [seconds] * 29 + [9.0]
+    rows = [
+      {"step": n, "step_seconds": time} for n, time in enumerate(times, 1)
+    ]
+    _write(tmp_path, f"pretraining/{name}_cost/metrics.jsonl", *rows)
+  _, development = next(plans)
+  assert _trained(development, "hard_negatives_1_1").num_steps == 800
+  assert _trained(development, "perplexity_0.5_1").num_steps == 400
+  recalls = {
+    "reading_retrieved": 0.3,
+    "realm_1_1": 0.4,
+    "realm_0.5_1": 0.4,
+    "perplexity_1_1": 0.1,
+    "perplexity_0.5_1": 0.5,
+    "hard_negatives_1_1": 0.2,
+    "hard_negatives_0.5_1": 0.3,
+  }
+  for name, recall in recalls.items():
+    file = f"evaluations/{name}/statements/metrics.json"
+    _write(tmp_path, file, {"recall_at_1": recall})
+  rows, plan = next(plans)
+  assert [row.name for row in rows] == [
+    "realm",
+    "perplexity",
+    "inverse_cloze",
+    "perplexity_seconds",
+    "hard_negatives",
+  ]
+  found = {
+    name: (of["steps"], of["SCORE_SCALE"], of["collapsed in the grid"])
+    for name, of in plan.training.items()
+  }
+  assert found == {
+    "realm": (400, 20.0, "0 of 2"),
+    "perplexity": (400, 40.0, "1 of 2"),
+    "perplexity_seconds": (200, 40.0, "1 of 2"),
+    "hard_negatives": (800, 16.0, "0 of 2"),
+  }
+  # Masked words are filled in at the temperature of training, and open QA is
+  # the same for all.
+  masked = _runs(plan)["evaluations/perplexity/masked"].command.bindings
+  assert masked["SCORE_SCALE"] == 40.0
+  open_qa = settings_of(_runs(plan)["open_qa/perplexity"])
+  assert open_qa.retriever.score_scale == 20.0
+  # What was measured is not measured again.
+  rows, _ = next(_plans(config, tmp_path, "perplexity", "hard_negatives"))
+  assert {row.part for row in rows} == {"development"}
+
+
+def test_a_stale_row_shares_what_is_the_same_and_is_compared_with_it(
+  config, tmp_path
+):
+  *before, (rows, plan) = _plans(config, tmp_path, "staleness", "replug")
+  # A dry run plans without measurements.
+  assert len(before) == 2
+  assert {"pretraining/replug", "pretraining/replug_seconds"} <= {*_runs(plan)}
+  references = {row.name: row.reference for row in rows}
+  assert references["realm_rolling"] == "realm_refresh_50"
+  assert references["replug_refresh_50"] == "realm"
+  assert references["replug_refresh_1500"] == "replug_refresh_50"
+  # A refresh every 50 steps is what the objective itself has.
+  assert plan.results["replug_refresh_50"][0]["run"].name == "replug"
+  assert _trained(plan, "replug_refresh_200").refresh_every_steps == 200
+  assert _trained(plan, "replug_rolling").keeps_own_index
+  assert _runs(plan)["pretraining/replug_rolling"].sidecar is None

@@ -1,0 +1,103 @@
+"""Which bindings a row has, and which runs the rows share."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.ablation.rows import RowError, select
+from tests.experiments.ablation.conftest import configured, settings_of, steps
+
+_OUT = Path("out")
+
+
+@pytest.fixture(scope="module")
+def whole():
+  """Most rows with two seeds, long enough for every refresh."""
+  config = configured("demo", "NUM_STEPS = {'pretraining': 40_000}")
+  some = ("candidates_8", "candidates_16", "refresh_50", "refresh_400")
+  rows = select(["table2", "choices", *some, "refresh_never"])
+  ((_, plan),) = config.plans(rows, seeds=range(2), output_dir=_OUT)
+  return plan
+
+
+def _trained(plan):
+  return [run.name for run in plan.runs if run.step.command.module == "train"]
+
+
+def test_rows_are_chosen_by_name_or_part_and_realm_is_always_among_them():
+  assert [row.name for row in select(["baseline"])] == ["realm", "baseline"]
+  assert {row.part for row in select(["table2"])} == {"table2"}
+  with pytest.raises(RowError, match=r"no row 'baselin'.*baseline"):
+    select(["baselin"])
+
+
+def test_the_rows_share_what_is_the_same(whole):
+  trained = _trained(whole)
+  assert trained[:7] == [
+    "inverse_cloze",
+    "reading",
+    "reading_retrieved",
+    "pretraining/realm",
+    "open_qa/realm",
+    "baseline_reader",
+    "open_qa/realm_retriever",
+  ]
+  rows = {run.name: run.rows for run in whole.runs}
+  assert rows["reading"] == [*whole.results]
+  realm = ["realm", "realm_retriever", "realm_encoder"]
+  assert rows["pretraining/realm"][:3] == realm
+
+
+def test_a_row_starts_from_the_parts_that_it_names_which_come_before(whole):
+  made, parts = set(), {}
+  for run in whole.runs:
+    bindings = run.step.command.bindings
+    starts = bindings.get("INITIAL_CHECKPOINT"), bindings.get("INITIAL_READER")
+    evaluated = bindings["MODEL_DIR"] if "OUTPUT_DIR" in bindings else None
+    assert made >= {*starts, evaluated} - {None}, run.name
+    made.add(str(run.step.folder))
+    if run.seed == 1:
+      parts[run.name] = [
+        start and start.partition("-1/")[2] for start in starts
+      ]
+  realm, ict = "pretraining/realm", "inverse_cloze"
+  assert parts["open_qa/realm"] == [realm, realm]
+  assert parts["open_qa/realm_retriever"] == [realm, "baseline_reader"]
+  assert parts["open_qa/realm_encoder"] == [ict, realm]
+  assert parts["open_qa/baseline"] == [ict, "baseline_reader"]
+  assert parts["pretraining/no_inverse_cloze"] == [None, "reading_retrieved"]
+
+
+def test_the_baseline_reader_has_read_as_many_masked_examples(whole):
+  names = ("baseline_reader", "pretraining/realm", "reading_retrieved")
+  configs = [settings_of(steps(whole)[name]) for name in names]
+  baseline, realm, _ = configs
+  num_examples = [one.num_steps * one.data.batch_size for one in configs]
+  assert num_examples[0] == num_examples[1] + num_examples[2]
+  assert baseline.data.batch_size == realm.data.batch_size
+
+
+def test_each_row_changes_what_its_title_says(whole):
+  configs = {
+    name: config
+    for name, config in whole.configs.items()
+    if f"pretraining/{name}" in _trained(whole)
+  }
+  assert configs["random_tokens"].data.task == "masked_random_tokens"
+  assert not configs["no_null"].stage.null_block
+  assert not configs["trivial_retrieval"].stage.drop_source
+  assert configs["joint_loss"].stage.loss_form == "joint"
+  assert configs["candidates_16"].stage.num_candidates == 16
+  every = configs["realm"].checkpoints.save_every_steps
+  assert configs["realm"].refresh_every_steps == every
+  assert configs["stale_index"].refresh_every_steps == 30 * every
+  assert whole.never_refreshed == {"refresh_never"}
+  # One of each sweep equals REALM, and is not trained again.
+  equal = {"per_token_loss", f"refresh_{every}", "candidates_8"}
+  assert not equal & configs.keys()
+  for name, config in configs.items():
+    assert config.waits, name
+    sidecar = steps(whole)[f"pretraining/{name}"].sidecar.bindings
+    assert sidecar["MODE"] == "every"
+    every = config.refresh.refresh_every_steps
+    assert sidecar["REFRESH_EVERY_STEPS"] == every

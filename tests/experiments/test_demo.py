@@ -1,0 +1,69 @@
+"""`python -m experiments.demo` with a few steps of everything."""
+
+import json
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+_SMALL = """
+from __gin__ import dynamic_registration
+from experiments.world import world
+from realm_jax.models import bert
+include "experiments/gin/demo/quick.gin"
+bert.BertConfig.hidden_size = 32
+bert.BertConfig.intermediate_size = 64
+reader/bert.BertConfig.hidden_size = 32
+reader/bert.BertConfig.intermediate_size = 64
+bert.BertConfig.num_layers = 1
+world.WorldConfig.num_people = 40
+world.WorldConfig.num_cities = 40
+world.WorldConfig.num_companies = 15
+NUM_STEPS = 2
+SAVE_EVERY_STEPS = 2
+NUM_LENGTHS = 1
+"""
+_CONTENDERS = ("realm", "random_blocks", "bm25", "ict_only")
+
+
+def test_the_whole_demo_in_small(tmp_path, command_server):
+  (tmp_path / "small.gin").write_text(_SMALL)
+  output_dir = tmp_path / "demo"
+  done = command_server.run(
+    [
+      *(sys.executable, "-m", "experiments.demo"),
+      f"--gin_file={tmp_path / 'small.gin'}",
+      f"--output_dir={output_dir}",
+    ]
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  report = json.loads((output_dir / "report.json").read_text())
+  for name in _CONTENDERS:
+    for figure in ("exact_match", "recall_at_1", "recall_at_5", "mrr"):
+      assert 0 <= report[name][figure] <= 1
+  statements = report["statements"]
+  assert statements.keys() == {"started_from", "realm", "ict_only"}
+  baseline = report["inverse_cloze_baseline"]
+  found = baseline["validation_recall_at_1"]
+  if found["continued"] >= found["started_from"]:
+    assert baseline["retriever"] == "inverse_cloze_continued"
+  else:
+    assert baseline["retriever"] == "inverse_cloze"
+    assert statements["ict_only"] == statements["started_from"]
+  assert {"with_retrieval", "null_only"} == report["masked_accuracy"].keys()
+  edited = report["edited_facts"]
+  assert 0 <= edited["followed"] <= edited["known"] <= edited["edited"] <= 100
+  assert edited["edited"] > 0
+  assert report["wall_seconds"] > 0
+  page = (output_dir / "report.md").read_text()
+  statements = (output_dir / "world/statements-test.jsonl").read_text()
+  first = json.loads(statements.splitlines()[0])
+  assert f"**{first['question']}** ({first['answer'][0]})" in page
+  # The run knows itself.
+  kept = (output_dir / "open_qa" / "config.gin").read_text()
+  assert "NUM_READ = 3\n" in kept
+  assert repr(str(output_dir / "realm")) in kept
+  # Each stage is a command that a reader can type.
+  for module in ("build_corpus", "train", "build_index", "evaluate"):
+    assert f"$ python -m realm_jax.{module} " in done.stdout
