@@ -1,7 +1,6 @@
 """Evaluation of pre-training: masked words with and without retrieval."""
 
 import collections
-import dataclasses
 import itertools
 import math
 
@@ -53,9 +52,6 @@ def evaluate_masked_lm(
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
-  if stage.objective == "jsa":
-    # Its posterior reads what is to be filled in.
-    stage = dataclasses.replace(stage, objective="marginal", burn_in=0)
   shard = EvaluationShard(
     output_dir,
     config=config,

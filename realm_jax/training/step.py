@@ -271,7 +271,6 @@ def train_step(
   found: Metrics = {}
   if search is not None:
     state, batch, found = search(state, batch, searched, freeze_retriever)
-  batch = stage.propose(models, state, batch, seed=seed)
   gradient, metrics = batch_gradient(
     state,
     batch,

@@ -1,12 +1,8 @@
 """Variants of the stages and the baselines, trained for a few steps."""
 
-import shutil
-
-import jax
-import numpy as np
 import pytest
 
-from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.build import build_corpus
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.random import RandomConfig
@@ -57,48 +53,6 @@ def test_a_reader_learns_from_a_corpus_that_nobody_searches(
   # The order of the data depends on how many blocks there are.
   with pytest.raises(CheckpointError, match=r"held_out_blocks=2, not 0"):
     commands.train("reading", run, NUM_STEPS=4, HELD_OUT_BLOCKS=0, **settings)
-
-
-def _posterior(model_dir, step):
-  store = CheckpointStore(model_dir)
-  found = store.restore(step, items=("retriever", "posterior"))
-  store.close()
-  return found["retriever"]["tower"], found["posterior"]["tower"]
-
-
-def test_a_run_with_jsa_trains_and_resumes(commands, tmp_path):
-  model_dir = tmp_path
-  settings = {
-    "NUM_STEPS": 2,
-    "SAVE_EVERY_STEPS": 1,
-    "LAG_STEPS": 4,
-    "OBJECTIVE": "jsa",
-    "SUPPORT_SIZE": 6,
-    "NUM_CANDIDATES": 5,
-    "BURN_IN": 1,
-    "PACK": False,
-  }
-  with commands.index_builder(model_dir):
-    commands.train("pretrain", model_dir, **settings)
-  rows = read_rows(model_dir)
-  assert len(rows) == 2
-  for row in rows:
-    assert 0 <= row["acceptance_rate"] <= 1
-    terms = ("reader_loss", "retriever_loss", "posterior_loss")
-    assert row["loss"] == pytest.approx(sum(row[n] for n in terms), rel=1e-4)
-  # The posterior starts as the query tower, and learns apart from it.
-  retriever, posterior = _posterior(model_dir, 0)
-  jax.tree.map(np.testing.assert_array_equal, posterior, retriever)
-  later_retriever, later = _posterior(model_dir, 2)
-  for other in (posterior, later_retriever):
-    same = jax.tree.map(np.array_equal, later, other)
-    assert not all(jax.tree.leaves(same))
-
-  shutil.rmtree(model_dir / "checkpoints" / "2")
-  commands.train("pretrain", model_dir, **settings)
-  resumed = read_rows(model_dir)[1]
-  for name in ("loss", "acceptance_rate", "parameter_norm"):
-    assert resumed[name] == rows[1][name]
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,6 @@ def open_stream(monkeypatch):
       needs_index=True,
       needs_answers=False,
       current_queries=current_queries,
-      search_queries=lambda batch: {"retriever": batch.arrays["query"]},
       assemble=_assemble,
     )
     config = types.SimpleNamespace(

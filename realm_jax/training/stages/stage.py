@@ -20,7 +20,6 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.encoder_rows import EncoderRows, joint_rows
-from realm_jax.training.step import TrainState
 
 # A batch of a stage: numpy's arrays, with a row for each example.
 StepBatch = Any
@@ -212,20 +211,6 @@ class Stage(abc.ABC):
     del num_blocks
     return 0
 
-  def search_queries(self, batch: Batch) -> dict[str, Int[np.ndarray, "b q"]]:
-    """Returns what each component that searches reads of the examples.
-
-    `assemble` is given what the retriever finds, and beside it what others do.
-    """
-    return {"retriever": batch.arrays["query"]}
-
-  def propose(
-    self, models: Models, state: TrainState, batch: StepBatch, *, seed: int
-  ) -> StepBatch:
-    """Draws candidates of a batch in its step, if the stage does so."""
-    del models, state, seed
-    return batch
-
   @abc.abstractmethod
   def assemble(
     self, batch: Batch, retrieved: SearchResult | None, context: StageContext
@@ -235,10 +220,6 @@ class Stage(abc.ABC):
   @abc.abstractmethod
   def example(self, shapes: ExampleArrays) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets."""
-
-  def host_example(self, shapes: ExampleArrays) -> StepBatch:
-    """Makes a batch like those of `assemble`, as `example` makes the step's."""
-    return self.example(shapes)
 
   def rows(
     self, models: Models, batch: StepBatch, numbers: UInt32[Array, " b"]
