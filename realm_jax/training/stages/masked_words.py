@@ -113,8 +113,9 @@ def masked_lm_loss(
   backward one, unless it has no dropout anyway.
 
   With a `span_weight`, the loss of pointing at them is added, so much for each
-  example. As in open QA, a span's score includes that of its block. It trains
-  the reader alone: the retriever learns from p(y|x), as in the paper, and not
+  example, before the sum is divided: in the per-token form by the number of
+  masks. As in open QA, a span's score includes that of its block. It trains the
+  reader alone: the retriever learns from p(y|x), as in the paper, and not
   from where the masked words are.
   """
   spans = None
