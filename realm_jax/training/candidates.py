@@ -29,7 +29,7 @@ from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import DeviceGeneration, GenerationSchedule
 from realm_jax.training.rolling_index import OwnIndex
-from realm_jax.training.search_in_step import SearchedBlocks
+from realm_jax.training.search_in_step import SearchedBlocks, look_up_vectors
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.stage import StageContext, StepBatch
 from realm_jax.training.step import TrainState
@@ -274,11 +274,23 @@ class Candidates:
   def take(self, step: int) -> Prepared:
     """Waits for the batch of a step that was prefetched.
 
+    Stored vectors that the devices hold are looked up there.
+
     Raises:
       IndexCrashedError: Its index has crashed, and nothing replaces it.
     """
     self._in_flight.pop(step - 1, None)
-    return self._await(self._in_flight[step])
+    entry = self._in_flight[step]
+    prepared, generation = self._await(entry), entry.generation
+    if generation is None or not self._stage.reads_vectors:
+      return prepared
+    if (vectors := generation.device_vectors) is None:
+      return prepared
+    found = look_up_vectors(
+      prepared.batch.retrieved, vectors, mesh=self._setup.mesh
+    )
+    batch = prepared.batch._replace(retrieved=found)
+    return dataclasses.replace(prepared, batch=batch)
 
   def _await(self, entry: _InFlight) -> Prepared:
     """Waits for a batch, and falls back where its index has crashed."""

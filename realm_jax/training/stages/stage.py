@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
@@ -113,6 +113,19 @@ class StageContext:
     """Returns the padded tokens of blocks."""
     return self.corpus.gather(rows, self.block_length)
 
+  def vectors(
+    self, rows: Int[np.ndarray, "b n"]
+  ) -> Float[np.ndarray, "b n d"] | Int[np.ndarray, "b n"]:
+    """Returns the stored vectors of blocks, for the field `retrieved`.
+
+    Where the devices hold them, it returns the rows, and the devices look up
+    the vectors before the step.
+    """
+    assert self.generation is not None
+    if self.generation.device_vectors is not None:
+      return rows
+    return self.generation.vectors(rows)
+
 
 class ExampleArrays(NamedTuple):
   """Arrays and sizes from which a stage makes a batch of the right shapes.
@@ -137,7 +150,8 @@ class Stage(abc.ABC):
 
   Attributes:
     needs_index: Whether its step reads blocks that an index retrieves.
-    reads_vectors: Whether its step reads the generation's stored vectors.
+    reads_vectors: Whether its step reads the generation's stored vectors, in
+      the field `retrieved` of its batch.
     current_queries: Whether queries are embedded for the search with the
       current parameters, instead of the tower that the generation was
       published with.
