@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt32
 
-from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
@@ -59,7 +59,8 @@ class Pretraining(Stage):
   """A masked sentence, the null block and the blocks that the index retrieves.
 
   Attributes:
-    num_candidates: Number of candidates, the null block included.
+    num_candidates: Number of candidates, the null block included. With the null
+      block alone (closed book), nothing is searched, and no index is needed.
     num_spare: Number of blocks that are searched beside the candidates and the
       source, so that verbatim copies of the source can be dropped, too.
     objective: What the retriever learns from: `marginal` likelihood, `emdr2`,
@@ -78,8 +79,9 @@ class Pretraining(Stage):
       those that have the masked words. A reader with random initial weights
       learns from them to read what a retriever finds, before the retriever is
       trained (FREEZE_RETRIEVER_STEPS).
-    span_weight: Weight of each example's loss of pointing at the masked words
-      in its candidates, beside that of filling them in. The paper has none.
+    span_weight: Weight of an example's loss of pointing at the masked words in
+      its candidates. In either form it is added to the loss of filling them in,
+      and divided by the same number. The paper has none.
   """
 
   num_candidates: Annotated[PositiveInt, OfRun()] = 8
@@ -96,7 +98,6 @@ class Pretraining(Stage):
   drop_source: Annotated[bool, OfRun()] = True
   read_gold: bool = False
   span_weight: NonNegativeFloat = 0.0
-  needs_index = True
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -124,12 +125,19 @@ class Pretraining(Stage):
     return ("reader",) if self.freeze_reader else ()
 
   @property
+  def needs_index(self) -> bool:
+    return self._num_retrieved > 0
+
+  @property
   def retrieves_on_device(self) -> bool:
     # The compiled program has no switches for the ablations of candidates, and
     # does not look for masked words in them.
-    return self.null_block and self.drop_source and not self.read_gold
+    is_usual = self.null_block and self.drop_source and not self.read_gold
+    return is_usual and self.needs_index
 
   def num_searched(self, num_blocks: int) -> int:
+    if not self.needs_index:
+      return 0
     # The source is searched for, too, where it is then dropped.
     needed = self._num_retrieved + self.drop_source
     if needed > num_blocks:
@@ -146,13 +154,21 @@ class Pretraining(Stage):
     """Number of candidates that are not the null block."""
     return self.num_candidates - self.null_block
 
-  def _candidate_rows(
+  def candidate_rows(
     self, batch: Batch, rows: Int[np.ndarray, "b n"], corpus: Corpus
   ) -> Int[np.ndarray, "b k"]:
-    """Returns the candidates of each query but the null block, best first.
+    """Chooses the candidates of each query among the blocks that were found.
 
     The source and its verbatim copies are known by their hashes, in whichever
-    corpus they are.
+    corpus they are. Where they leave too few blocks, the null block fills up.
+
+    Args:
+      batch: Examples of the task.
+      rows: `num_searched` blocks for each query, best first.
+      corpus: Corpus that was searched.
+
+    Returns:
+      Rows of the candidates, the null block first if it is one of them.
     """
     hashes = corpus.content_hashes[rows]
     is_source = hashes == batch.array("source_hash")[:, None]
@@ -163,22 +179,22 @@ class Pretraining(Stage):
       order = np.argsort(~has_words, axis=1, kind="stable")
       rows = np.take_along_axis(rows, order, axis=1)
       is_source = np.take_along_axis(is_source, order, axis=1)
-    return np.asarray(
-      encoder_rows.without_source(
-        rows, is_source & self.drop_source, num_kept=self._num_retrieved
-      )
+    kept = encoder_rows.without_source(
+      rows, is_source & self.drop_source, num_kept=self._num_retrieved
     )
+    return np.asarray(encoder_rows.with_null(kept) if self.null_block else kept)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult | None, context: StageContext
   ) -> Assembled:
     query, masks = batch.arrays["query"], MaskTargets.of(batch)
-    if retrieved is None:
+    if retrieved is not None:
+      rows = self.candidate_rows(batch, retrieved.rows, context.corpus)
+    elif self.needs_index:
       words = hash_words(batch.array("source_hash"))
       return PretrainingBatch(query, None, masks, source_hash=words), {}
-    rows = self._candidate_rows(batch, retrieved.rows, context.corpus)
-    if self.null_block:
-      rows = np.asarray(encoder_rows.with_null(rows))
+    else:
+      rows = np.full((len(query), 1), NULL_ROW)
     tokens = context.gather(rows)
     candidates = Candidates(tokens, content_numbers(tokens))
     return PretrainingBatch(query, candidates, masks), {}
