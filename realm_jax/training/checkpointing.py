@@ -212,19 +212,9 @@ class Checkpointer:
 
   def _load_initial(self, params: Params) -> Params:
     """Replaces components by those of the checkpoints to start from."""
-    loaded = {
-      name: self._load_component(name, fresh)
-      for name, fresh in params.items()
-      if name != "posterior"
+    return {
+      name: self._load_component(name, fresh) for name, fresh in params.items()
     }
-    if "posterior" in params:
-      # It starts as the retriever's query tower. A step is given the buffers of
-      # each parameter, which are not shared.
-      loaded["posterior"] = {
-        tower: jax.tree.map(jnp.copy, loaded["retriever"][tower])
-        for tower in params["posterior"]
-      }
-    return loaded
 
   def _load_component(self, name: str, fresh: Params) -> Params:
     source = self._config.source_of(name)

@@ -119,7 +119,7 @@ class StepSetup:
     That of a step which searches has no candidates.
     """
     placed = sharding.batch_sharding(self.mesh)
-    batch = self.config.stage.host_example(self.empty_arrays())
+    batch = self.config.stage.example(self.empty_arrays())
     if self.config.retrieve_on_device:
       words = np.zeros((self.config.data.batch_size, 2), np.uint32)
       batch = batch._replace(candidates=None, source_hash=words)

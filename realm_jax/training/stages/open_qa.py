@@ -51,7 +51,8 @@ class OpenQaBatch(NamedTuple):
     query: Questions as the retriever reads them.
     retrieved: What the retriever's scores of the n blocks are computed from:
       their vectors as the generation has them, or the scores of an index
-      without vectors, such as BM25.
+      without vectors, such as BM25. The host leaves rows here if the devices
+      hold the vectors: see `StageContext.vectors`.
     joint_query: Questions as the reader reads them: names may be exchanged.
     blocks: The best k blocks, as the reader reads them.
     has_answer: Whether each of the n blocks contains an answer.
@@ -59,7 +60,9 @@ class OpenQaBatch(NamedTuple):
   """
 
   query: Int[AnyArray, "b q"]
-  retrieved: Float[AnyArray, "b n d"] | Float[AnyArray, "b n"]
+  retrieved: (
+    Float[AnyArray, "b n d"] | Float[AnyArray, "b n"] | Int[AnyArray, "b n"]
+  )
   joint_query: Int[AnyArray, "b q"]
   blocks: Int[AnyArray, "b k l"]
   has_answer: Bool[AnyArray, "b n"]
@@ -102,11 +105,14 @@ class OpenQa(Stage):
   read_gold: bool = False
   renamed_share: Fraction = 0.0
   needs_index = True
-  reads_vectors = True
   needs_answers = True
 
   def __post_init__(self) -> None:
     require_valid(self)
+
+  @property
+  def reads_vectors(self) -> bool:
+    return not self.index_scores
 
   @property
   def num_candidates(self) -> int:
@@ -144,9 +150,8 @@ class OpenQa(Stage):
       has_answer, is_answer = self._answers(batch, retrieved, context)
     query, rows = batch.arrays["query"], retrieved.rows
     scored = retrieved.scores
-    if not self.index_scores:
-      assert context.generation is not None
-      scored = context.generation.vectors(rows)
+    if self.reads_vectors:
+      scored = context.vectors(rows)
     joint_query, blocks = query, context.gather(rows[:, : self.num_read])
     if self.renamed_share:
       joint_query, blocks = self._renamed(batch, blocks, context.corpus)
