@@ -44,6 +44,8 @@ setup(
     "numpy",
     "optax",
     "orbax-checkpoint",
+    # Regular expressions whose steps are counted.
+    "pcre2",
     "protobuf",
     "regex",
     "safetensors",
