@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from realm_jax.models.packing import content_numbers
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
@@ -88,8 +87,9 @@ class ImportedModel(NamedTuple):
       _as_int32(arrays["mask_targets"]),
       arrays["mask_weights"],
     )
-    numbered = Candidates(candidates, content_numbers(candidates))
-    batch = PretrainingBatch(_as_int32(arrays["query"]), numbered, masks)
+    batch = PretrainingBatch(
+      _as_int32(arrays["query"]), Candidates.of(candidates), masks
+    )
     return self._graded(Pretraining(), batch)
 
   def open_qa(self, arrays: Mapping[str, np.ndarray]) -> Graded:
@@ -114,7 +114,6 @@ class ImportedModel(NamedTuple):
   def _graded(self, stage: Stage, batch: StepBatch) -> Graded:
     """Computes the loss as a step does, each sequence in a row of its own."""
     models = Models(self.retriever, self.reader)
-    numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
     layout = RowLayout(make_mesh(devices=jax.devices()[:1]))
 
     def mean_and_metrics(params: Params, rows: EncoderRows) -> Any:
@@ -125,8 +124,8 @@ class ImportedModel(NamedTuple):
     grade = jax.value_and_grad(mean_and_metrics, has_aux=True)
     (value, metrics), gradient = jax.jit(
       lambda params: layout.with_rows(
-        lambda given: stage.rows(models, *given),
-        (batch, numbers),
+        functools.partial(stage.rows, models),
+        batch,
         lambda rows: grade(params, rows),
       )
     )(self.params)

@@ -1,11 +1,11 @@
 """Evaluation of pre-training: masked words with and without retrieval."""
 
 import collections
+import functools
 import itertools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jaxtyping import Float64
@@ -117,10 +117,9 @@ def weighted_loss(
   batch: PretrainingBatch,
 ) -> WeightedLoss:
   """Returns the loss of a batch without dropout, and its metrics."""
-  numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
   return layout.with_rows(
-    lambda numbered: stage.rows(models, *numbered),
-    (batch, numbers),
+    functools.partial(stage.rows, models),
+    batch,
     lambda rows: stage.loss(stage.encoders(models, params, None), batch, rows),
   )
 

@@ -6,17 +6,16 @@ that most need; and some more in a geometric series. Beyond them, each sequence
 has a row of its own.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.models.packing import num_groups
 from realm_jax.training.encoder_rows import (
-  EncoderRows,
   RowCounts,
   encoder_inputs,
   needed_rows,
@@ -64,8 +63,7 @@ def choose_row_counts(
     )
 
   def needed(part: StepBatch) -> jax.Array:
-    numbers = jnp.arange(len(jax.tree.leaves(part)[0]), dtype=jnp.uint32)
-    return needed_rows(stage.rows(models, part, numbers))
+    return needed_rows(stage.rows(models, part))
 
   needed_by_group = jax.jit(jax.vmap(needed))
   samples = [
@@ -102,11 +100,7 @@ def input_shapes(
   stage: Stage, models: Models, batch: StepBatch
 ) -> list[tuple[int, ...]]:
   """Returns the rows and their length, of each encoder input of a batch."""
-
-  def rows(batch: StepBatch) -> EncoderRows:
-    numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
-    return stage.rows(models, batch, numbers)
-
+  rows = functools.partial(stage.rows, models)
   inputs = encoder_inputs(jax.eval_shape(rows, batch))
   return [one.token_ids.shape for one in inputs]
 

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
+from jaxtyping import Bool, Float, Int, Int32
 
 from realm_jax.answers.in_blocks import (
   AnswersInBlocks,
@@ -186,16 +186,14 @@ class OpenQa(Stage):
       is_answer=np.zeros(spans, bool),
     )
 
-  def rows(
-    self, models: Models, batch: OpenQaBatch, numbers: UInt32[Array, " b"]
-  ) -> EncoderRows:
+  def rows(self, models: Models, batch: OpenQaBatch) -> EncoderRows:
     joint = encoder_rows.joint_rows(
-      models.require_reader(), batch.joint_query, batch.blocks, numbers
+      models.require_reader(), batch.joint_query, batch.blocks
     )
     if self.index_scores:
       return joint
     query = models.retriever.query_input(batch.query)
-    return joint._replace(queries=TokenRows(query, numbers))
+    return joint._replace(queries=TokenRows(query))
 
   def loss(
     self, encoders: Encoders, batch: OpenQaBatch, rows: EncoderRows
