@@ -95,6 +95,8 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
   assert figures["chips"] == 4
   step, search = figures["programs"]
   assert (step["kind"], search["kind"]) == (STEP, SEARCH)
+  # It is the step that trains, which packs sequences.
+  assert "and packed in" in step["name"]
   for name in ("argument_bytes", "temporary_bytes", "flops", "accessed_bytes"):
     assert step[name] > 0, name
   # The peaks of a v5e: 197 TFLOP/s and 819 GB/s.
