@@ -18,13 +18,13 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int, Int32
 from scipy.special import logsumexp
 
+from realm_jax.answers.normalize import normalize_answer
+from realm_jax.answers.spans import widen_to_words
 from realm_jax.evaluation.run import Block, Run
 from realm_jax.indexes.protocol import SearchError, SearchResult
 from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
-from realm_jax.text.answer_spans import widen_to_words
-from realm_jax.text.answers import normalize_answer
 
 
 class Answer(NamedTuple):

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from scipy.special import log_softmax, logsumexp
 
+from realm_jax.answers.normalize import normalize_answer
 from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation import answers
@@ -47,7 +48,6 @@ from realm_jax.evaluation.run import (
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
-from realm_jax.text.answers import normalize_answer
 from realm_jax.text.wordpieces import MASK
 
 

@@ -12,6 +12,7 @@ from etils import epath
 from jaxtyping import Int32
 from scipy.special import log_softmax
 
+from realm_jax.answers import match
 from realm_jax.console import Progress
 from realm_jax.evaluation.answers import num_searched, read
 from realm_jax.evaluation.masked_sentences import (
@@ -30,7 +31,6 @@ from realm_jax.evaluation.scores import Line, summarize
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
-from realm_jax.text import answers
 
 
 def evaluate_open_qa(
@@ -251,13 +251,13 @@ def _with_evidence(
     references, kind = question["references"], question["answer_kind"]
     evidence = []
     for block in run.blocks(found, i):
-      has_words = answers.contains_answer(
+      has_words = match.contains_answer(
         block.text, references, kind=kind, language=run.corpus.language
       )
       has_characters = has_words
       if kind == "string":
         body = block.text.encode()
-        has_characters = answers.contains_characters(body, references)
+        has_characters = match.contains_characters(body, references)
       evidence.append(
         {
           "block": block.id,
@@ -287,12 +287,12 @@ def _judged(
   references, kind = line["references"], line["answer_kind"]
   language = line["language"]
   is_correct = functools.partial(
-    answers.is_correct, references=references, kind=kind, language=language
+    match.is_correct, references=references, kind=kind, language=language
   )
   prediction = texts[0] if texts else ""
   f1 = None
   if kind == "string":
-    f1 = answers.best_token_f1(prediction, references, language)
+    f1 = match.best_token_f1(prediction, references, language)
   evidence = line["evidence"]
   return {
     **line,

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from realm_jax.answers.match import exact_match
+from realm_jax.answers.spans import find_token_spans
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation import answers
@@ -21,8 +23,6 @@ from realm_jax.evaluation.run import (
   Kind,
   Run,
 )
-from realm_jax.text.answer_spans import find_token_spans
-from realm_jax.text.answers import exact_match
 
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
 
