@@ -53,10 +53,11 @@ def compare_sentences(minilm: Path, realm: Path, folder: Path) -> Iterator[Row]:
     exported = folder / f"{name}_exported"
     exported.mkdir()
     bound = BoundModel(model.retriever, model.reader, words)
+    parameters = flattened({RETRIEVER: model.params[RETRIEVER]})
     exporting.write_export(
       exporting.plan_export(bound, to="sentence_transformers"),
       epath.Path(exported),
-      flattened({RETRIEVER: model.params[RETRIEVER]}),
+      {path: np.asarray(array) for path, array in parameters.items()},
       words.pieces,
     )
     yield from _compare(f"{name} exported", model, words, exported, folder)

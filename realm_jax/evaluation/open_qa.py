@@ -14,7 +14,7 @@ from scipy.special import log_softmax
 
 from realm_jax.answers import match
 from realm_jax.console import Progress
-from realm_jax.evaluation.answers import num_searched, read
+from realm_jax.evaluation.ask import num_searched, read
 from realm_jax.evaluation.masked_sentences import (
   best_fillings,
   masked_query,
@@ -26,7 +26,7 @@ from realm_jax.evaluation.outputs import (
   EvaluationShard,
   Figures,
 )
-from realm_jax.evaluation.run import Run, RunConfig
+from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.evaluation.scores import Line, summarize
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.inputs.config import DataConfig
@@ -177,7 +177,9 @@ def _evaluate(
 
 
 def _predictions(
-  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Line]
+  run: TrainedRun,
+  token_ids: Int32[np.ndarray, "b q"],
+  questions: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_open_qa`, with the place of each answer."""
   found = run.search(token_ids, num_searched(run))
@@ -210,7 +212,9 @@ def _predictions(
 
 
 def _fillings(
-  run: Run, token_ids: Int32[np.ndarray, "b q"], statements: Sequence[Line]
+  run: TrainedRun,
+  token_ids: Int32[np.ndarray, "b q"],
+  statements: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_masked_statements`."""
   config, words = run.config, run.vocabulary
@@ -232,7 +236,9 @@ def _fillings(
 
 
 def _retrieved(
-  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Line]
+  run: TrainedRun,
+  token_ids: Int32[np.ndarray, "b q"],
+  questions: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_retrieval`."""
   found = run.search(token_ids, run.config.num_searched, rescore=False)
@@ -240,7 +246,7 @@ def _retrieved(
 
 
 def _with_evidence(
-  run: Run, found: SearchResult, questions: Sequence[Line]
+  run: TrainedRun, found: SearchResult, questions: Sequence[Line]
 ) -> Iterator[Line]:
   """Yields questions with the blocks retrieved for them, best first.
 
