@@ -20,7 +20,7 @@ from etils import epath
 from jaxtyping import Bool
 
 from realm_jax.answers.match import AnswerKind
-from realm_jax.corpus import seqio_rows
+from realm_jax.inputs import seqio_rows
 from realm_jax.inputs.config import TFDS, current_context
 from realm_jax.inputs.questions import (
   Question,

@@ -197,7 +197,7 @@ def read_token_classifier(directory: Path) -> LabelledModel:
     num_labels=len(labels),
   )
   tokens = functools.partial(jnp.ones, (1, 3), jnp.int32)
-  # Traced without arguments, it uses no device: see `realm_jax.tagging`.
+  # Traced without arguments, it uses no device: see `realm_jax.text.bert_tagger`.
   variables = jax.eval_shape(
     lambda: module.init(jax.random.key(0), padded(tokens()))
   )
