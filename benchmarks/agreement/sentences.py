@@ -16,9 +16,9 @@ from benchmarks.agreement.comparison import Row, differences, unequal
 from benchmarks.agreement.imported_model import ImportedModel
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import exporting
-from realm_jax.weights.formats import ImportConfig
-from realm_jax.weights.plan import BoundModel, flattened, make_plan
-from realm_jax.weights.tables import RETRIEVER
+from realm_jax.weights.mapped_weights import BoundModel, flattened, map_weights
+from realm_jax.weights.name_maps import RETRIEVER
+from realm_jax.weights.registry import ImportConfig
 
 # Of vectors of length 1 (MiniLM), or of about 10 (REALM).
 _LIMIT = 1e-5
@@ -46,8 +46,8 @@ def compare_sentences(minilm: Path, realm: Path, folder: Path) -> Iterator[Row]:
     ("MiniLM", "hf_bert", minilm),
     ("REALM", "hf_realm", realm),
   ):
-    plan = make_plan(ImportConfig(kind, source, parts=(RETRIEVER,)))
-    model, words = imported_model.load(plan), plan.model.vocabulary
+    mapped = map_weights(ImportConfig(kind, source, parts=(RETRIEVER,)))
+    model, words = imported_model.load(mapped), mapped.model.vocabulary
     if name == "MiniLM":
       yield from _compare("MiniLM imported", model, words, minilm, folder)
     exported = folder / f"{name}_exported"
