@@ -28,7 +28,7 @@ _PROJECT_DIR = Path(__file__).resolve().parent.parent
 # What commands import; none of it defines flags, or starts a thread.
 MODULES = (
   "realm_jax.corpus.build",
-  "realm_jax.corpus.seqio_rows",
+  "realm_jax.inputs.seqio_rows",
   "realm_jax.evaluation.open_qa",
   "realm_jax.generations.sidecar",
   "realm_jax.training.trainer",

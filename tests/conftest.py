@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.run import Run, RunConfig
+  from realm_jax.evaluation.run import RunConfig, TrainedRun
   from tests import tiny_world
   from tests.command_server import CommandServer
   from tests.processes.object_store import ObjectStore
@@ -144,14 +144,14 @@ def run_config(world, model_dir) -> "RunConfig":
 
 
 @pytest.fixture(scope="session")
-def run(run_config) -> "Run":
+def run(run_config) -> "TrainedRun":
   """The run of `model_dir` on one device; both of its heads are random."""
   from realm_jax.evaluation import run
 
   config = dataclasses.replace(run_config, num_candidates=6)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(run, "make_mesh", _mesh_of_one_device)
-    return run.Run.load(config)
+    return run.TrainedRun.load(config)
 
 
 def _mesh_of_one_device(**settings) -> jax.sharding.Mesh:

@@ -23,8 +23,8 @@ from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models, Stage, StepBatch
-from realm_jax.weights import tables
-from realm_jax.weights.plan import Plan, flattened, nested
+from realm_jax.weights import name_maps
+from realm_jax.weights.mapped_weights import MappedWeights, flattened, nested
 
 
 class Graded(NamedTuple):
@@ -136,15 +136,15 @@ class ImportedModel(NamedTuple):
     )
 
 
-def load(plan: Plan) -> ImportedModel:
+def load(mapped: MappedWeights) -> ImportedModel:
   """Imports a model into memory.
 
   Raises:
     WeightsError: The weights do not fit.
   """
-  retriever, reader, _ = plan.model
+  retriever, reader, _ = mapped.model
   bert = dataclasses.replace(retriever.bert, dropout_rate=0.0)
-  parameters, _ = plan.load()
+  parameters, _ = mapped.load()
   return ImportedModel(
     retriever.clone(bert=bert, projection_dropout_rate=0.0),
     reader.clone(bert=bert),
@@ -153,19 +153,19 @@ def load(plan: Plan) -> ImportedModel:
 
 
 def named_as_ours(
-  plan: Plan, tensors: Mapping[str, np.ndarray]
+  mapped: MappedWeights, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
   """Renames and transposes tensors to match our parameters.
 
   Args:
-    plan: Plan whose table maps names of tensors to parameters.
+    mapped: Weights whose table maps names of tensors to parameters.
     tensors: Tensors of the other system, such as gradients.
   """
   return {
     place.path: tensors[name].T if place.is_transposed else tensors[name]
-    for place in tables.places(plan.table, plan.source.system)
+    for place in name_maps.places(mapped.table, mapped.source.system)
     for name in place.names
-    if name in tensors and place.path.startswith(tuple(plan.parts))
+    if name in tensors and place.path.startswith(tuple(mapped.parts))
   }
 
 

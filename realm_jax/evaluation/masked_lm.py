@@ -12,7 +12,7 @@ from jaxtyping import Float64
 
 from realm_jax.console import Progress
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
-from realm_jax.evaluation.run import Run, RunConfig
+from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
@@ -124,7 +124,7 @@ def weighted_loss(
   )
 
 
-def search(stage: Pretraining, run: Run, batch: Batch) -> SearchResult:
+def search(stage: Pretraining, run: TrainedRun, batch: Batch) -> SearchResult:
   """Searches as training does, which takes the order of the index."""
   number = stage.num_searched(run.generation.num_blocks)
   token_ids, vectors = batch.array("query"), None

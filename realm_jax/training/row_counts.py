@@ -9,11 +9,13 @@ has a row of its own.
 import functools
 import math
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
-from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.corpus.store import NULL_ROW
 from realm_jax.models.packing import num_groups
 from realm_jax.training.encoder_rows import (
   RowCounts,
@@ -36,11 +38,30 @@ _MARGIN = 1.05
 _MIN_SAVING = 0.15
 
 
+@runtime_checkable
+class Texts(Protocol):
+  """A corpus, as far as the lengths of sequences go."""
+
+  @property
+  def num_blocks(self) -> int:
+    """Number of blocks."""
+
+  def random_sentences(
+    self, rows: Int[np.ndarray, " n"], length: int, rng: np.random.Generator
+  ) -> Int[np.ndarray, "n {length}"]:
+    """Returns `[CLS] sentence [SEP]` of each block, padded with 0."""
+
+  def gather(
+    self, rows: Int[np.ndarray, "*s"], length: int
+  ) -> Int[np.ndarray, "*s {length}"]:
+    """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""
+
+
 def choose_row_counts(
   stage: Stage,
   models: Models,
   shapes: ExampleArrays,
-  corpus: Corpus,
+  corpus: Texts,
   *,
   groups: int,
   at_most: int,
@@ -106,7 +127,7 @@ def input_shapes(
 
 
 def random_batches(
-  stage: Stage, shapes: ExampleArrays, corpus: Corpus
+  stage: Stage, shapes: ExampleArrays, corpus: Texts
 ) -> Iterator[StepBatch]:
   """Yields batches of random sentences and blocks, the same in every call."""
   rng = np.random.default_rng(0)

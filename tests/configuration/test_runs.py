@@ -18,7 +18,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.weights.exporting import export_weights
-from realm_jax.weights.plan import gin_model
+from realm_jax.weights.mapped_weights import gin_model
 from tests import tiny_world
 
 ASK = "gin/runs/ask.gin"

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int32
 
-from realm_jax.answers.in_blocks import (
+from realm_jax.answers.occurrences import (
   AnswersInBlocks,
   QuestionAnswers,
   answers_of_batch,
 )
+from realm_jax.answers.spans import TokenSpans, find_token_spans
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
@@ -24,7 +25,6 @@ from realm_jax.models.retriever import relevance
 from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import Fraction, OfRun, PositiveInt, require_valid
-from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import EncoderRows
 from realm_jax.training.stages.stage import (

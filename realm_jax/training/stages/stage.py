@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from realm_jax.answers.in_blocks import AnswersInBlocks
+from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
