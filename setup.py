@@ -45,6 +45,8 @@ setup(
     "optax",
     # 1.0 moves the V1 interface to the top level; the project uses V0.
     "orbax-checkpoint<1",
+    # Regular expressions whose steps are counted.
+    "pcre2",
     "protobuf",
     "regex",
     "safetensors",

@@ -44,7 +44,9 @@ class RenamedBatch(NamedTuple):
   """
 
   query: Int[AnyArray, "b q"]
-  retrieved: Float[AnyArray, "b n d"] | Float[AnyArray, "b n"]
+  retrieved: (
+    Float[AnyArray, "b n d"] | Float[AnyArray, "b n"] | Int[AnyArray, "b n"]
+  )
   blocks: Int[AnyArray, "b k l"]
   has_answer: Bool[AnyArray, "b n"]
   is_answer: Bool[AnyArray, "b k l w"]

@@ -41,8 +41,6 @@ def main(argv: Sequence[str]) -> None:
   del argv
   given = command_line.given_flags(*_FIELDS)
   split, questions = given.get("split", DataConfig.split), _QUESTIONS.value
-  require_readable(given["corpus_dir"], questions)
-  manifest.read(epath.Path(given["corpus_dir"]))
   from realm_jax.inputs.display import describe
   from realm_jax.inputs.examples import ExampleStream
 
@@ -51,6 +49,8 @@ def main(argv: Sequence[str]) -> None:
     batch_size=1,
     **given,
   )
+  require_readable(config.corpus_dir, *config.question_paths)
+  manifest.read(epath.Path(config.corpus_dir))
   stream = ExampleStream(config)
   for example in itertools.islice(stream, _NUM.value):
     text = describe(

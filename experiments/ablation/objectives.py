@@ -106,9 +106,6 @@ _BASES = (
       ("perplexity_frozen", "Perplexity", "perplexity"),
     )
   ),
-  ObjectiveRow(
-    "jsa", "Joint stochastic approximation", bindings={"OBJECTIVE": "jsa"}
-  ),
   *(
     ObjectiveRow(recipe, title, reader="reading", recipe=recipe)
     for recipe, title in (

@@ -94,17 +94,14 @@ class AnswersInBlocks:
   def _matches(
     self, pattern: str, rows: Int[np.ndarray, " n"]
   ) -> Bool[np.ndarray, " n"]:
-    """Returns in which rows a pattern matches; none if it is refused."""
+    """Returns in which rows a pattern matches; none if it is not valid."""
     compiled = patterns.compiled(pattern)
     searched, matching = self._searched.get(
       pattern, (np.zeros(0, np.int64), np.zeros(0, np.int64))
     )
     missing = np.setdiff1d(rows, searched)
-    bodies = [] if compiled.problem else self.corpus.bodies_utf8(missing)
-    found = [bool(compiled.spans(b.decode(), at_most=1)) for b in bodies]
-    # A search that takes too long is the problem of a pattern from then on.
-    if compiled.problem:
-      return np.zeros(len(rows), bool)
+    bodies = self.corpus.bodies_utf8(missing)
+    found = [any(compiled.spans(body.decode())) for body in bodies]
     matching = np.append(matching, missing[np.array(found, bool)])
     self._searched[pattern] = np.append(searched, missing), matching
     return np.isin(rows, matching)
@@ -118,8 +115,7 @@ class AnswersInBlocks:
     the match does and at a word's start. Its end may lie behind the match's:
     the evaluation matches a pattern from the start of a prediction, which may
     be longer. Google's released training has no rule: it looks for the
-    pattern's own characters. Patterns that are invalid or too slow match
-    nothing.
+    pattern's own characters. Patterns that are not valid match nothing.
     """
     if row == NULL_ROW:
       return []

@@ -38,7 +38,7 @@ _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 # The item `loop`, a flat dictionary, as it is saved and restored.
 LoopItem = dict[str, Any]
 FOLDER = "checkpoints"
-_ITEMS = ("retriever", "reader", "posterior", "optimizer", "loop", "vectors")
+_ITEMS = ("retriever", "reader", "optimizer", "loop", "vectors")
 _NO_GENERATION = -1
 _MAX_LISTINGS = 10
 _SECONDS_BETWEEN_LISTINGS = 0.2

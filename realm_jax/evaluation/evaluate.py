@@ -30,7 +30,6 @@ from realm_jax.storage.access import (
 from realm_jax.storage.paths import list_names
 from realm_jax.training.kept_configuration import run_directory
 
-_LOWER_IS_BETTER = frozenset({"loss", "perplexity", "perplexity_null"})
 _REMINDER_SECONDS = 30.0
 
 
@@ -155,6 +154,14 @@ def follow(
     return best_so_far()
 
 
+def is_cost(metric: str) -> bool:
+  """Returns whether the lowest value of a metric is the best.
+
+  Losses and perplexities are named as such: `reader_loss`, `perplexity_null`.
+  """
+  return metric.endswith("loss") or metric.startswith("perplexity")
+
+
 def _evaluated(folder: epath.Path) -> list[int]:
   """Returns the evaluated steps, of checkpoints that may be gone."""
   steps = sorted(int(s) for s in list_names(folder) if s.isdigit())
@@ -176,7 +183,7 @@ def _record_best(
   before = best = read_best(model_dir)
   if best is None or best.metric != metric:
     best = BestCheckpoint(metric)
-  sign = -1 if metric in _LOWER_IS_BETTER else 1
+  sign = -1 if is_cost(metric) else 1
   present = checkpoints.steps()
   for step in (step for step in _evaluated(folder) if step in present):
     value = _value(_figures(folder, step), metric)

@@ -27,7 +27,9 @@ from scipy.special import log_softmax, logsumexp
 from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation import answers
+from realm_jax.evaluation.masked_lm import search
 from realm_jax.evaluation.masked_sentences import (
+  NULL_BLOCK_ALONE,
   ExplanationError,
   best_fillings,
   contains_text,
@@ -49,6 +51,7 @@ from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
 from realm_jax.text.answers import normalize_answer
 from realm_jax.text.wordpieces import MASK
+from realm_jax.training.stages.pretraining import Pretraining
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,16 +329,22 @@ def _of_sentence(run: Run, text: str, answer: str | None) -> dict[str, Any]:
 
 
 def block_use(
-  *, config: RunConfig, data: DataConfig, num_sampled: PositiveInt = 100
+  *,
+  config: RunConfig,
+  data: DataConfig,
+  stage: Pretraining,
+  num_sampled: PositiveInt = 100,
 ) -> Sequence[dict[str, Any]]:
   """Returns the most useful block of each of some training sentences.
 
-  The candidates are those of training: the null block and the blocks that the
-  generation's query tower finds, without the sentence's own block.
+  The candidates are those of training, which are chosen by the same code. Where
+  a sentence's block has so many copies that the null block takes the last
+  places, it is named if no other block is more useful.
 
   Args:
     config: Run of pre-training.
     data: Task of the masked sentences.
+    stage: Stage that says how candidates are retrieved.
     num_sampled: Number of sentences.
 
   Returns:
@@ -348,6 +357,8 @@ def block_use(
     ExplanationError: It has too few candidates.
     TaskError: The task gives no masked sentences.
   """
+  if not stage.needs_index:
+    raise ExplanationError(NULL_BLOCK_ALONE)
   run = Run.load(config)
   run.require_kind(SENTENCE)
   decode, found = run.vocabulary.decode, []
@@ -359,19 +370,23 @@ def block_use(
         for name in ("query", "mask_positions", "mask_weights", "mask_targets")
       )
       targets, positions = targets[weights > 0], positions * (weights > 0)
-      source = int(batch.array("source_hash")[0])
-      read = read_masks(run, query, positions, source_hash=source)
+      retrieved = search(stage, run, batch).rows
+      rows = stage.candidate_rows(batch, retrieved, run.corpus)[0]
+      rows = np.array([NULL_ROW, *rows[int(stage.null_block) :]])
+      read = read_masks(run, query, positions, rows=rows)
       given = read.log_probs[:, np.arange(len(targets)), targets].sum(axis=1)
       _, shares, rewards = marginalize(read.scores, given)
       best = 1 + int(given[1:].argmax())
-      block = run.corpus.block(int(read.rows[best]))
+      probability = float(shares[best] - rewards[best])
+      row, score = int(read.rows[best]), float(read.scores[best])
+      block = run.block(row, score, probability)
       found.append(
         {
           "sentence": decode(query[query != 0][1:-1].tolist()),
           "answer": decode(targets.tolist()),
-          "block": block.name,
+          "block": block.id,
           "title": block.title,
-          "probability": float(shares[best] - rewards[best]),
+          "probability": probability,
           "utility": float(given[best] - given[0]),
           "reward": float(rewards[best]),
         }

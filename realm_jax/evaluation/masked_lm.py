@@ -1,7 +1,6 @@
 """Evaluation of pre-training: masked words with and without retrieval."""
 
 import collections
-import dataclasses
 import itertools
 import math
 
@@ -37,7 +36,8 @@ def evaluate_masked_lm(
   """Fills in masked words from retrieved blocks, and from the null block.
 
   The candidates are those of training: the null block and what the index
-  finds, without the sentence's own block. Returns the contents of
+  finds, without the sentence's own block; or the null block alone, which needs
+  no index. Returns the contents of
   `metrics.json`: the metrics of the stage, and perplexities of the masked
   tokens (docs/evaluation.md).
 
@@ -53,9 +53,6 @@ def evaluate_masked_lm(
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
-  if stage.objective == "jsa":
-    # Its posterior reads what is to be filled in.
-    stage = dataclasses.replace(stage, objective="marginal", burn_in=0)
   shard = EvaluationShard(
     output_dir,
     config=config,
@@ -63,7 +60,9 @@ def evaluate_masked_lm(
     stage=stage,
     num_batches=num_batches,
   )
-  run = shard.load(config, max_batch=data.batch_size)
+  run = shard.load(
+    config, max_batch=data.batch_size, needs_index=stage.needs_index
+  )
   measure = sharding.jit_on_mesh(
     weighted_loss,
     stage,
@@ -72,14 +71,16 @@ def evaluate_masked_lm(
     mesh=run.mesh,
     out_shardings=sharding.replicated(run.mesh),
   )
-  context = StageContext(run.corpus, run.generation, config.block_length)
+  context = StageContext(run.newest_corpus, None, config.block_length)
+  if stage.needs_index:
+    context = StageContext(run.corpus, run.generation, config.block_length)
   # Of each metric the total and its weight.
   sums: dict[str, Float64[np.ndarray, "2"]] = collections.defaultdict(
     lambda: np.zeros(2)
   )
   with shard.batches(data) as stream, Progress("sentences") as progress:
     for batch in itertools.islice(stream, num_batches):
-      found = _search(stage, run, batch)
+      found = search(stage, run, batch) if stage.needs_index else None
       made, _ = stage.assemble(batch, found, context)
       placed = sharding.to_devices(made, run.mesh)
       loss, metrics = jax.device_get(measure(run.params, placed))
@@ -91,7 +92,7 @@ def evaluate_masked_lm(
 
   def figures() -> Figures:
     totals = {n: np.sum([p[n] for p in parts], axis=0) for n in parts[0]}
-    means = {n: float(total / max(w, 1)) for n, (total, w) in totals.items()}
+    means = {n: float(total / (w or 1)) for n, (total, w) in totals.items()}
     for name in [name for name in means if name.startswith("log_likelihood")]:
       perplexity = name.replace("log_likelihood", "perplexity")
       means[perplexity] = math.exp(-means[name])
@@ -124,7 +125,7 @@ def weighted_loss(
   )
 
 
-def _search(stage: Pretraining, run: Run, batch: Batch) -> SearchResult:
+def search(stage: Pretraining, run: Run, batch: Batch) -> SearchResult:
   """Searches as training does, which takes the order of the index."""
   number = stage.num_searched(run.generation.num_blocks)
   token_ids, vectors = batch.array("query"), None

@@ -28,6 +28,11 @@ _MIN_WORDS = 3
 # Beginnings of fillings that compete for the best.
 _BEAM = 64
 
+NULL_BLOCK_ALONE = (
+  "the null block is the only candidate, and the explanation compares blocks "
+  "with it; raise NUM_CANDIDATES to 2 or more"
+)
+
 
 class ExplanationError(ValueError):
   """A text that this run cannot explain, or an answer that does not fit it."""
@@ -191,34 +196,26 @@ def read_masks(
   query: Int32[np.ndarray, " q"],
   positions: Int32[np.ndarray, " m"],
   *,
-  source_hash: int | None = None,
+  rows: Int[np.ndarray, " k"] | None = None,
 ) -> Reading:
   """Reads a sentence beside the null block and what is retrieved for it.
 
   Args:
     run: Run of pre-training.
     query, positions: Those of a `MaskedQuery`.
-    source_hash: Content hash of the block that the sentence is from, which is
-      no candidate; None of a free sentence.
+    rows: Candidates, the null block first; None searches for them.
 
   Raises:
     CheckpointError: The run was trained for questions alone.
     ExplanationError: Only the null block would be a candidate.
   """
-  config = run.config
   run.require_kind(SENTENCE)
-  num_kept = config.num_candidates - 1
-  if num_kept < 1:
-    raise ExplanationError(
-      f"num_candidates={num_kept + 1}; want 2 or more, the null block and a "
-      "block: change NUM_CANDIDATES"
-    )
-  # As in training, for copies of the source.
-  spare = 0 if source_hash is None else 3
-  found = run.search(query[None], num_kept + spare, current=False).rows[0]
-  if source_hash is not None:
-    found = found[run.corpus.content_hashes[found] != source_hash][:num_kept]
-  rows = np.array([NULL_ROW, *found.tolist()])
+  if rows is None:
+    number = run.config.num_candidates - 1
+    if not number:
+      raise ExplanationError(NULL_BLOCK_ALONE)
+    found = run.search(query[None], number, current=False).rows[0]
+    rows = np.array([NULL_ROW, *found.tolist()])
   candidates = run.gather(rows)
   given = {"query": query[None], "candidates": candidates[None]}
   retriever, params = run.models.retriever, run.params

@@ -96,8 +96,11 @@ class EvaluationShard:
     *,
     max_batch: int,
     index: IndexConfig | None = None,
+    needs_index: bool = True,
   ) -> Run:
     """Loads a run with its generation, and its reader if one is configured.
+
+    An evaluation that needs no index has no generation.
 
     Raises what `Run.load` does, or `ProcessesError`: the processes have not all
     loaded the same, or one has failed.
@@ -105,11 +108,13 @@ class EvaluationShard:
     run = Run.load(config, index=index, max_batch=max_batch)
     if config.reader is not None:
       run.require_reader()
+    self._needs_index = needs_index
+    corpus = run.corpus if needs_index else run.newest_corpus
     self.agreement.require_same(
       {
         "the checkpoint": run.step,
-        "the generation": run.generation.step,
-        "the corpus": run.corpus.fingerprint,
+        "the generation": run.generation.step if needs_index else None,
+        "the corpus": corpus.fingerprint,
       }
     )
     return run
@@ -162,17 +167,22 @@ class EvaluationShard:
     """
 
     def write() -> Figures:
-      generation = run.generation
+      corpus, searched = run.newest_corpus, {}
+      if self._needs_index:
+        generation, corpus = run.generation, run.corpus
+        searched = {
+          "generation": generation.step,
+          "index": generation.index.kind,
+        }
       figures = metrics() | {
         "checkpoint": run.step,
-        "generation": generation.step,
-        "index": generation.index.kind,
-        "num_blocks": generation.num_blocks,
+        **searched,
+        "num_blocks": corpus.num_blocks,
         "model_dir": str(run.model_dir),
-        "corpus_dir": str(run.corpus.source),
-        "corpus_fingerprint": run.corpus.fingerprint,
-        "corpus_version": run.corpus.version,
-        "language": run.corpus.language,
+        "corpus_dir": str(corpus.source),
+        "corpus_fingerprint": corpus.fingerprint,
+        "corpus_version": corpus.version,
+        "language": corpus.language,
         "seconds": round(time.monotonic() - self._start, 3),
       }
       if self._output_dir is not None:

@@ -193,6 +193,8 @@ class Run:
     models: Modules, with the corpus's vocabulary.
     params: Parameters by component, replicated over `mesh`.
     mesh: Mesh of this process's devices.
+    newest_corpus: Newest version of the corpus. The generation that is searched
+      may be of an earlier one: see `corpus`.
     open_generation: Function that returns the generation, loaded once.
     max_batch: Rows of the largest batch that is computed.
     edits: Blocks with other texts, by row.
@@ -206,7 +208,7 @@ class Run:
   models: Models
   params: Params
   mesh: Mesh
-  vocabulary: WordpieceVocabulary
+  newest_corpus: Corpus
   open_generation: Callable[[], Generation]
   max_batch: int = MAX_BATCH
   edits: Mapping[int, EditedBlock] = dataclasses.field(default_factory=dict)
@@ -279,7 +281,7 @@ class Run:
       models,
       params,
       mesh,
-      corpus.vocabulary,
+      corpus,
       open_generation,
       max_batch,
     )
@@ -321,6 +323,11 @@ class Run:
         "gin/runs/eval_retrieval.gin, or give a run of open QA"
       )
     return self.models.reader
+
+  @property
+  def vocabulary(self) -> WordpieceVocabulary:
+    """Vocabulary of the corpus, and so of the models."""
+    return self.newest_corpus.vocabulary
 
   @property
   def generation(self) -> Generation:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 from absl import logging
 from etils import epath
@@ -18,7 +19,7 @@ from realm_jax.generations.vectors import (
   index_blocks,
   load_query_tower,
 )
-from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
   BuildOptions,
@@ -71,6 +72,19 @@ class Generation:
     index = config.build(blocks, BuildOptions(mesh=self.mesh))
     return dataclasses.replace(self, index=index)
 
+  @property
+  def device_vectors(self) -> jax.Array | None:
+    """The vectors as they are stored, divided over all devices of the mesh.
+
+    It is None of another index than the exact one, and where the devices hold
+    the vectors with fewer digits.
+    """
+    if self.mesh is None or not isinstance(self.index, ExactIndex):
+      return None
+    dtype = self.index.vectors.dtype
+    is_stored = dtype in (np.dtype(np.float32), self.embeddings.dtype)
+    return self.index.vectors if is_stored else None
+
   def vectors(self, rows: Int[np.ndarray, "*b"]) -> Float32[np.ndarray, "*b d"]:
     """Returns the stored vectors of any rows."""
     return self.embeddings.gather(rows)
@@ -96,7 +110,8 @@ def load_generation(
       otherwise stay on the host.
     index: Settings of another index to build over the same blocks.
     beside_training: Whether files are verified by a thread of low priority,
-      and an index whose library may crash is loaded in a process of its own.
+      an index whose library may crash is loaded in a process of its own, and
+      the vectors of an exact index are read from the devices alone.
     reads_vectors: Whether the vectors will be read besides the index. If not,
       their files are verified, or copied, only if they are read nevertheless.
 
@@ -113,6 +128,9 @@ def load_generation(
   blocks = index_blocks(corpus, embeddings)
   kind = manifest.index_kind
   of_index = [] if index is not None else files.below(kind)
+  searched_kind = kind if index is None else index.kind
+  if beside_training and searched_kind == ExactConfig.kind:
+    reads_vectors = False
   of_vectors = embeddings.paths() if reads_vectors else []
   files.get([QUERY_TOWER, *of_index, *of_vectors])
   # What has been read or mapped stays, even if its file is removed.

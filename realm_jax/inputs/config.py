@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
@@ -35,6 +36,8 @@ _LENGTHS = {
   "mask_targets": "max_masks",
   "mask_weights": "max_masks",
 }
+# What is before TFDS's folder, where questions are TFDS's.
+TFDS = "tfds:"
 # [CLS] word [SEP], and [CLS] [SEP] word [SEP].
 QueryLength = Annotated[int, Range(least=3)]
 BlockLength = Annotated[int, Range(least=4)]
@@ -73,6 +76,12 @@ class TaskContext:
   held_out_blocks: Annotated[NonNegativeInt, OfRun()] = 0
   unmasked_span_kinds: Annotated[Sequence[str], OfRun()] = ("number",)
   sentence_removal_probability: Fraction = 0.9
+
+  @property
+  def question_paths(self) -> list[str]:
+    """The files and folders of questions, without what says TFDS reads them."""
+    paths = map(os.fspath, self.question_files.values())
+    return [*filter(None, (path.removeprefix(TFDS) for path in paths))]
 
   @functools.cached_property
   def corpus(self) -> Corpus:

@@ -20,7 +20,7 @@ from etils import epath
 from jaxtyping import Bool
 
 from realm_jax.corpus import seqio_rows
-from realm_jax.inputs.config import current_context
+from realm_jax.inputs.config import TFDS, current_context
 from realm_jax.inputs.questions import (
   Question,
   QuestionFileError,
@@ -31,7 +31,6 @@ from realm_jax.text.answers import AnswerKind
 
 # All training questions, where published files do not set a tenth aside.
 TRAIN_AND_DEV = "train+dev"
-_TFDS = "tfds:"
 _NUM_BUCKETS = 100_000
 _MALFORMED = (AttributeError, LookupError, TypeError, UnicodeError)
 
@@ -148,9 +147,9 @@ class PublishedSource(QuestionSource):
         f"give a place for this split (QUESTIONS): {self._wanted(split)}"
       )
     place = os.fspath(place)
-    if place.startswith(_TFDS):
+    if place.startswith(TFDS):
       form = self._tfds_form
-      questions = self._from_tfds(place.removeprefix(_TFDS), split)
+      questions = self._from_tfds(place.removeprefix(TFDS), split)
     else:
       form, questions = self._from_files(epath.Path(place), split)
     sizes = form.sizes or self.sizes

@@ -1,7 +1,6 @@
 """Self-attention within sequences that share rows.
 
 XLA compiles it on every platform, and on GPUs it may be cuDNN's kernel.
-`realm_jax/models/tpu_attention.py` is a kernel for TPUs.
 """
 
 import dataclasses

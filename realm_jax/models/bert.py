@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from realm_jax.models import AnyArray, attention, tpu_attention
+from realm_jax.models import AnyArray, attention
 from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import (
@@ -60,10 +60,8 @@ class BertConfig:
       tokens attend to equal words and to neighbours, and take over what they
       attend to, from the first step on.
     dtype: Type of activations and matrix products; parameters stay float32.
-    attention: What computes attention: "xla"; "cudnn", a kernel for GPUs, which
-      takes bfloat16 or float16 and leaves what is dropped out to XLA; or
-      "pallas", our kernel for TPUs, which is interpreted on other platforms
-      and leaves sizes that it does not handle to XLA.
+    attention: What computes attention: "xla", or "cudnn", a kernel for GPUs,
+      which takes bfloat16 or float16 and leaves what is dropped out to XLA.
     remat_policy: What the backward pass does not compute again: the name of one
       of `jax.checkpoint_policies`. None keeps all.
   """
@@ -82,7 +80,7 @@ class BertConfig:
   init_stddev: NonNegativeFloat = 0.02
   initialization: Literal["bert", "mimetic"] = "bert"
   dtype: jax.typing.DTypeLike = jnp.float32
-  attention: Literal["xla", "cudnn", "pallas"] = "xla"
+  attention: Literal["xla", "cudnn"] = "xla"
   remat_policy: (
     Literal[
       "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"
@@ -250,12 +248,9 @@ class SelfAttention(nn.Module):
       mask_value=config.attention_mask_value,
       dropout_rate=config.dropout_rate if drops else 0.0,
     )
-    if config.attention == "pallas" and tpu_attention.fits(inputs, settings):
-      context = tpu_attention.attend(inputs, settings)
-    else:
-      context = attention.attend(
-        inputs, settings, cudnn=config.attention == "cudnn"
-      )
+    context = attention.attend(
+      inputs, settings, cudnn=config.attention == "cudnn"
+    )
     output = dense(config, size, ("heads", "embed"), "output", init=init)
     return nn.with_logical_constraint(output(context), HIDDEN)
 

@@ -7,6 +7,8 @@ backward pass, which computes it again, and the masks do not depend on how
 sequences are laid out in rows or over devices.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -28,7 +30,8 @@ def mix(bits: UInt32[Array, "*s"]) -> UInt32[Array, "*s"]:
   return bits ^ (bits >> 16)
 
 
-def dropped(
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def drop(
   x: Float[Array, "..."],
   rows: UInt32[Array, "..."],
   columns: UInt32[Array, "..."],
@@ -37,7 +40,8 @@ def dropped(
   """Zeroes elements of `x` with probability `rate`, and scales the others up.
 
   `rows` are hashes of the elements' tokens, and `columns` their numbers in
-  these; both broadcast against `x`.
+  these; both broadcast against `x`. The backward pass computes the mask again,
+  so that none is kept.
   """
   if rate == 0.0:
     return x
@@ -47,8 +51,6 @@ def dropped(
   return jnp.where(is_kept, x * scale, jnp.zeros((), x.dtype))
 
 
-# The same, whose backward pass computes the mask again, so that none is kept.
-drop = jax.custom_vjp(dropped, nondiff_argnums=(3,))
 drop.defvjp(
   lambda x, rows, columns, rate: (
     drop(x, rows, columns, rate),

@@ -39,7 +39,6 @@ def masked_lm_loss(
   *,
   objective: Objective = marginal,
   target_logits: Float[Array, "b k m v"] | None = None,
-  pointing_likelihood: Float[Array, "b k"] | None = None,
   has_null: bool = True,
 ) -> WeightedLoss:
   """Returns an objective, with p(z|x) the softmax over the candidates.
@@ -59,9 +58,6 @@ def masked_lm_loss(
     objective: Function from the evidence to the loss, and its own metrics.
     target_logits: The same scores without dropout, from which the target of
       p(z|x) is made; None for `logits`. Their gradient is not used.
-    pointing_likelihood: log p(y|z, x) of a frozen reader that points at y in z,
-      which may be −∞, in place of filling it in. The objective is of a reader
-      that does either with probability ½. The metrics are of filling in.
     has_null: Whether candidate 0 is the null block, and compared with.
   """
   log_prior = jax.nn.log_softmax(relevance, axis=-1)
@@ -74,10 +70,7 @@ def masked_lm_loss(
   evidence = Evidence(
     log_prior, token_likelihood, weights, jax.lax.stop_gradient(of_target)
   )
-  of_objective = evidence
-  if pointing_likelihood is not None:
-    of_objective = _with_pointing(evidence, pointing_likelihood)
-  found = objective(of_objective)
+  found = objective(evidence)
 
   token_marginal = marginal_token_likelihood(evidence)
   prior = jax.lax.stop_gradient(jnp.exp(log_prior))
@@ -103,27 +96,6 @@ def masked_lm_loss(
       "null_probability": Average.of(prior[:, 0]),
     }
   return WeightedLoss(found.loss, {**metrics, **found.metrics})
-
-
-def _with_pointing(
-  evidence: Evidence, pointing_likelihood: Float[Array, "b k"]
-) -> Evidence:
-  """Returns the evidence of a reader that fills words in or points at them.
-
-  All masked words of an example are one span, and so count as one word: log
-  (½ Π_j p(y_j|z, x) + ½ p(span|z, x)).
-  """
-  has_masks = (jnp.sum(evidence.weights, axis=-1) > 0).astype(jnp.float32)
-  likelihood, target = (
-    (jnp.logaddexp(filling, pointing_likelihood) - jnp.log(2))
-    * has_masks[:, None]
-    for filling in (evidence.likelihood, evidence.target_likelihood)
-  )
-  return evidence._replace(
-    token_likelihood=likelihood[..., None],
-    weights=has_masks[:, None],
-    target_likelihood=target,
-  )
 
 
 def _of_targets(

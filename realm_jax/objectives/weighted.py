@@ -31,9 +31,14 @@ class Average(NamedTuple):
     return cls(jnp.sum(values * weights), jnp.sum(weights))
 
   @property
+  def divisor(self) -> Float[Array, ""]:
+    """The sum of the weights; 1 where nothing has weight."""
+    return jnp.where(self.weight > 0, self.weight, 1.0)
+
+  @property
   def mean(self) -> Float[Array, ""]:
-    """The mean; 0 where nothing has weight. Weights count, so they reach 1."""
-    return self.total / jnp.maximum(self.weight, 1.0)
+    """The mean; 0 where nothing has weight."""
+    return self.total / self.divisor
 
 
 class WeightedLoss(NamedTuple):

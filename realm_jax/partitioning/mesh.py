@@ -37,8 +37,10 @@ def make_mesh(
       a slice.
   """
   devices = jax.devices() if devices is None else devices
-  # Other devices than TPUs have no slices.
-  slices = len({getattr(device, "slice_index", 0) for device in devices})
+  slices = 1
+  if devices[0].platform == "tpu":
+    # On GPUs, `slice_index` numbers NVLink domains, which any axis may cross.
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
   parts = fsdp * model_parallelism
   if min(fsdp, model_parallelism) < 1 or len(devices) // slices % parts:
     within = f" in each of {slices} slices" if slices > 1 else ""

@@ -175,10 +175,7 @@ def token_f1(prediction: str, reference: str, language: str = ENGLISH) -> float:
 
 
 def bad_patterns(references: Iterable[str]) -> dict[str, str]:
-  """Returns the patterns that match nothing, each with the reason.
-
-  They are no valid patterns, or were too slow where they were searched for.
-  """
+  """Returns the patterns that are not valid, each with the reason."""
   problems = {pattern: compiled(pattern).problem for pattern in references}
   return {pattern: problem for pattern, problem in problems.items() if problem}
 

@@ -1,104 +1,86 @@
-r"""Regular expressions as answers (CuratedTREC), bounded in time.
+r"""Regular expressions as answers (CuratedTREC), with bounded steps.
 
-Python's `re` decides which patterns are valid, as in Google's evaluation. The
-`regex` package searches: it has the syntax and the Unicode classes of `re`, and
-stops when it is told to. RE2, whose time is linear, has neither: its `\s`,
-`\d`, `\w` and `\b` know only ASCII.
+Python's `re` decides which patterns are valid, as in Google's evaluation. PCRE2
+searches: it has the syntax and the Unicode classes of `re`, and counts its
+steps, so that a pattern which is too slow for a text is so on any machine. RE2,
+whose time is linear, has neither: its `\s`, `\d`, `\w` and `\b` know only
+ASCII.
 """
 
 import functools
 import re
-import time
 import warnings
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
 
-import regex
+import pcre2
 from absl import logging
 
 # As in Google's `language/orqa/utils/eval_utils.py`.
 FLAGS = re.IGNORECASE | re.UNICODE | re.MULTILINE
-# What a pattern may use at once, and what each further text adds to that.
-_SECONDS_AT_ONCE = 1.0
-_SECONDS_PER_TEXT = 1e-3
-
-_Found = TypeVar("_Found")
+_PCRE2_FLAGS = pcre2.IGNORECASE | pcre2.UNICODE | pcre2.MULTILINE
+# Steps from each character on. They take five milliseconds, and no pattern of
+# CuratedTREC needs them.
+_MAX_STEPS = 100_000
 
 
 class Pattern:
-  """A pattern, which may spend a limited time on texts.
+  """A pattern, and what it matches.
 
-  It may search for a second, and for a millisecond more with each text. One
-  that is not valid, or has taken longer, matches nothing any more, and
-  `problem` says why.
+  One that is not valid matches nothing, and `problem` says why. One that needs
+  too many steps at some character of a text matches nothing from there on.
   """
 
   def __init__(self, pattern: str):
     self.problem = ""
     self._pattern = pattern
-    self._seconds_left = _SECONDS_AT_ONCE
     # The user can do nothing about a pattern of the data that a later Python
     # may read differently.
     with warnings.catch_warnings(action="ignore"):
       try:
         re.compile(pattern, FLAGS)
-        self._compiled = regex.compile(
-          pattern, regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
+        # PCRE2's just-in-time compiler counts otherwise, and has a small stack.
+        limited = f"(*LIMIT_MATCH={_MAX_STEPS}){pattern}"
+        self._compiled = pcre2.compile(limited, _PCRE2_FLAGS, jit=False)
+      except (
+        *(re.error, pcre2.PatternError, pcre2.LibraryError),
+        *(OverflowError, RecursionError),
+      ) as error:
+        self.problem = str(error) or type(error).__name__
+        logging.warning(
+          "answer pattern %r matches nothing: %s", pattern, self.problem
         )
-      except (re.error, regex.error, OverflowError, RecursionError) as error:
-        self._give_up(str(error) or type(error).__name__)
 
   def begins(self, text: str) -> bool:
     """Returns whether it matches at the start of a text, maybe emptily."""
-    found = self._limited(lambda t: self._compiled.match(text, timeout=t))
-    return found is not None
+    return any(self._matches(lambda p: filter(None, [p.match(text)])))
 
   def occurs(self, text: str) -> bool:
     """Returns whether it matches anywhere in a text, maybe emptily."""
-    found = self._limited(lambda t: self._compiled.search(text, timeout=t))
-    return found is not None
+    return any(True for _ in self._matches(lambda p: p.finditer(text)))
 
-  def spans(self, text: str, *, at_most: int | None = None) -> list[range]:
-    """Returns where it matches, in characters, without outer white space.
+  def spans(self, text: str) -> Iterator[range]:
+    """Yields where it matches, in characters, without outer white space.
 
     Matches do not overlap, and those of nothing but white space are left out.
     """
+    for match in self._matches(lambda p: p.finditer(text)):
+      matched = match.group()
+      if stripped := matched.strip():
+        start = match.start() + len(matched) - len(matched.lstrip())
+        yield range(start, start + len(stripped))
 
-    def search(timeout: float) -> list[range]:
-      found: list[range] = []
-      for match in self._compiled.finditer(text, timeout=timeout):
-        matched = match.group()
-        if stripped := matched.strip():
-          start = match.start() + len(matched) - len(matched.lstrip())
-          found.append(range(start, start + len(stripped)))
-          if len(found) == at_most:
-            break
-      return found
-
-    return self._limited(search) or []
-
-  def _limited(self, search: Callable[[float], _Found]) -> _Found | None:
-    """Runs a search, which may take as long as the pattern has left."""
+  def _matches(
+    self, search: Callable[[pcre2.Pattern], Iterable[pcre2.Match]]
+  ) -> Iterator[pcre2.Match]:
+    """Yields matches, up to where one would need too many steps."""
     if self.problem:
-      return None
-    # A process that does not run for a while must not condemn a pattern.
-    start, found = time.thread_time(), None
+      return
     try:
-      found = search(self._seconds_left)
-    except TimeoutError:
-      self._seconds_left = -_SECONDS_AT_ONCE
-    left = self._seconds_left + _SECONDS_PER_TEXT - (time.thread_time() - start)
-    self._seconds_left = min(left, _SECONDS_AT_ONCE)
-    if left > 0:
-      return found
-    self._give_up("it takes too long on texts of this length")
-    return None
-
-  def _give_up(self, problem: str) -> None:
-    self.problem = problem
-    logging.warning(
-      "answer pattern %r matches nothing: %s", self._pattern, problem
-    )
+      yield from search(self._compiled)
+    except pcre2.LibraryError as error:
+      logging.warning(
+        "answer pattern %r does not match a text: %s", self._pattern, error
+      )
 
 
 @functools.lru_cache(maxsize=65536)

@@ -29,7 +29,7 @@ from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import DeviceGeneration, GenerationSchedule
 from realm_jax.training.rolling_index import OwnIndex
-from realm_jax.training.search_in_step import SearchedBlocks
+from realm_jax.training.search_in_step import SearchedBlocks, look_up_vectors
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.stage import StageContext, StepBatch
 from realm_jax.training.step import TrainState
@@ -57,15 +57,15 @@ class _InFlight:
   """A step's batch that is being prepared.
 
   `positions` are those in the data at which its rows go on, and `vectors` has
-  its queries' vectors, on the devices, by the component that embeds them, if
-  the host searches an index that needs them.
+  its queries' vectors, on the devices, if the host searches an index that needs
+  them.
   """
 
   step: int
   examples: Batch
   positions: Int64[np.ndarray, " b"]
   generation: Generation | None
-  vectors: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
+  vectors: jax.Array | None = None
   pending: Future[Prepared] = dataclasses.field(init=False)
 
 
@@ -165,27 +165,23 @@ class Candidates:
   def _embed(self, entry: _InFlight, params: Params | None) -> None:
     """Dispatches the embedding of the queries, for an index that needs it.
 
-    Without parameters, the generation's own query tower embeds them, and what
-    other components have embedded stays as it is.
+    Without parameters, the generation's own query tower embeds them.
     """
     generation, mesh = entry.generation, self._setup.mesh
     if generation is None or self._searches_in_step:
       return
     if not generation.index.needs_vectors:
-      entry.vectors = {}
+      entry.vectors = None
       return
-    towers = {**(params or {}), "retriever": generation.query_params}
+    tower = generation.query_params
     if self._stage.current_queries and params:
-      towers["retriever"] = query_tower_parameters(
+      tower = query_tower_parameters(
         self._setup.models.retriever, params["retriever"]
       )
-    queries = self._stage.search_queries(entry.examples)
     with jax.set_mesh(mesh):
-      for name, token_ids in queries.items():
-        if name in towers:
-          entry.vectors[name] = self._embed_queries(
-            towers[name], sharding.to_devices(token_ids, mesh)
-          )
+      entry.vectors = self._embed_queries(
+        tower, sharding.to_devices(entry.examples.arrays["query"], mesh)
+      )
 
   def _start(
     self, entry: _InFlight, retrieved: SearchResult | None = None
@@ -199,35 +195,24 @@ class Candidates:
   def _search(
     self, entry: _InFlight, index: Index, retrieved: SearchResult | None
   ) -> Callable[[], SearchResult]:
-    """Dispatches the devices' part of a search, and returns the host's.
-
-    What several towers find for a query stands side by side.
-    """
+    """Starts the on-device part of a search, and returns the host's part."""
     if retrieved is not None:
       return lambda: retrieved
-    num_blocks = self._setup.num_searched
-    queries = self._stage.search_queries(entry.examples)
-    on_devices = {}
+    num_blocks, vectors = self._setup.num_searched, entry.vectors
     if isinstance(index, ExactIndex):
-      on_devices = {
-        name: index.search_on_device(vectors, num_blocks)
-        for name, vectors in entry.vectors.items()
-      }
+      assert vectors is not None
+      found = index.search_on_device(vectors, num_blocks)
 
-    def found_by(name: str) -> SearchResult:
-      if name in on_devices:
-        scores, rows = map(sharding.local_rows, on_devices[name])
+      def fetch() -> SearchResult:
+        scores, rows = map(sharding.local_rows, found)
         return SearchResult(rows=rows, scores=scores)
-      vectors = entry.vectors.get(name)
-      own = None if vectors is None else sharding.local_rows(vectors)
-      return index.search(QueryBatch(queries[name], own), num_blocks)
+
+      return fetch
 
     def search() -> SearchResult:
-      found = [found_by(name) for name in queries]
-      return SearchResult(
-        rows=np.concatenate([one.rows for one in found], axis=1),
-        scores=np.concatenate([one.scores for one in found], axis=1),
-      )
+      own = None if vectors is None else sharding.local_rows(vectors)
+      queries = QueryBatch(entry.examples.arrays["query"], own)
+      return index.search(queries, num_blocks)
 
     return search
 
@@ -289,11 +274,23 @@ class Candidates:
   def take(self, step: int) -> Prepared:
     """Waits for the batch of a step that was prefetched.
 
+    Stored vectors that the devices hold are looked up there.
+
     Raises:
       IndexCrashedError: Its index has crashed, and nothing replaces it.
     """
     self._in_flight.pop(step - 1, None)
-    return self._await(self._in_flight[step])
+    entry = self._in_flight[step]
+    prepared, generation = self._await(entry), entry.generation
+    if generation is None or not self._stage.reads_vectors:
+      return prepared
+    if (vectors := generation.device_vectors) is None:
+      return prepared
+    found = look_up_vectors(
+      prepared.batch.retrieved, vectors, mesh=self._setup.mesh
+    )
+    batch = prepared.batch._replace(retrieved=found)
+    return dataclasses.replace(prepared, batch=batch)
 
   def _await(self, entry: _InFlight) -> Prepared:
     """Waits for a batch, and falls back where its index has crashed."""
@@ -302,7 +299,7 @@ class Candidates:
       if self._schedule is None or not isinstance(error, IndexCrashedError):
         return entry.pending.result()
       entry.generation = self._schedule.after_crash(error)
-      if not (self._stage.current_queries and entry.vectors):
+      if not self._stage.current_queries or entry.vectors is None:
         self._embed(entry, None)
       self._start(entry)
 

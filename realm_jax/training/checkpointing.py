@@ -39,10 +39,11 @@ from realm_jax.training.step import TrainState
 T = TypeVar("T")
 
 # Number of the format of checkpoints. Another one is not continued.
-_FORMAT = 2
+_FORMAT = 3
 # What a run shares with the checkpoint that it continues from: the values of
-# `_SETTINGS`, the SHA-256 of its `vocabulary`, and the `corpus_version` of its
-# examples with its `corpus_fingerprint`, both in hexadecimal.
+# `_SETTINGS`, the SHA-256 of its `vocabulary`, the `corpus_version` of its
+# examples with its `corpus_fingerprint`, both in hexadecimal, and how many
+# blocks the corpus that it searches had at its start (`searched_blocks`).
 RunIdentity: TypeAlias = dict[str, int | str]
 # The settings that a run must keep, by the name of what a checkpoint records. A
 # run that does not wait for generations records 0 for their distance and lag.
@@ -79,8 +80,11 @@ def read_loop_item(
 
 def examples_of_run(
   model_dir: epath.PathLike, examples_dir: epath.PathLike
-) -> Corpus:
+) -> tuple[Corpus, int | None]:
   """Opens the version that a run began with, or the newest for a new run.
+
+  Beside it, it returns how many blocks the corpus that the run searches had at
+  its start; None for a new run.
 
   Raises:
     CorpusError: There is no corpus, or the version was removed.
@@ -90,12 +94,12 @@ def examples_of_run(
   newest = Corpus.open(examples_dir)
   with contextlib.closing(CheckpointStore(model_dir)) as store:
     if not store.steps():
-      return newest
+      return newest, None
     step = store.latest()
     item = read_loop_item(store, step, newest.vocab_sha256)
   version = int(item["corpus_version"])
   try:
-    return newest.at(version, bytes(item["corpus_fingerprint"]).hex())
+    found = newest.at(version, bytes(item["corpus_fingerprint"]).hex())
   except CorpusError as error:
     raise CheckpointError(
       f"{store.directory}/{step} reads its examples from version {version} of "
@@ -103,6 +107,7 @@ def examples_of_run(
       "Restore that version, or give another MODEL_DIR and this one as "
       "INITIAL_CHECKPOINT"
     ) from error
+  return found, int(item["searched_blocks"])
 
 
 class RetrievedIds(NamedTuple):
@@ -212,19 +217,9 @@ class Checkpointer:
 
   def _load_initial(self, params: Params) -> Params:
     """Replaces components by those of the checkpoints to start from."""
-    loaded = {
-      name: self._load_component(name, fresh)
-      for name, fresh in params.items()
-      if name != "posterior"
+    return {
+      name: self._load_component(name, fresh) for name, fresh in params.items()
     }
-    if "posterior" in params:
-      # It starts as the retriever's query tower. A step is given the buffers of
-      # each parameter, which are not shared.
-      loaded["posterior"] = {
-        tower: jax.tree.map(jnp.copy, loaded["retriever"][tower])
-        for tower in params["posterior"]
-      }
-    return loaded
 
   def _load_component(self, name: str, fresh: Params) -> Params:
     source = self._config.source_of(name)

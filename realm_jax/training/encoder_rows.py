@@ -86,7 +86,6 @@ class EncoderRows(NamedTuple):
 
   Attributes:
     queries: Inputs of the query tower.
-    posterior: Inputs of the posterior's query tower.
     blocks: Inputs of the block tower.
     block_index: Number of each candidate among the blocks of its device, for
       g devices that divide the batch.
@@ -96,7 +95,6 @@ class EncoderRows(NamedTuple):
   """
 
   queries: TokenRows | Sequences | None = None
-  posterior: TokenRows | Sequences | None = None
   blocks: TokenRows | Sequences | None = None
   block_index: Int[Array, "g n"] | None = None
   joint: TokenRows | Sequences | None = None

@@ -121,9 +121,9 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Returns BERT's optimizer: clip, Adam, weight decay, learning rate.
 
-  Its parameters are a dictionary by component. All but the reader learn at the
-  retriever's rate; those of `frozen` components do not change, nor decay. Equal
-  settings give the same optimizer, of which `jax.jit` knows what it compiled.
+  Its parameters are a dictionary by component; those of `frozen` components do
+  not change, nor decay. Equal settings give the same optimizer, for which
+  `jax.jit` knows what it has compiled.
   """
   rates = {
     name: learning_rate_schedule(
@@ -141,8 +141,6 @@ def make_optimizer(
       {
         name: optax.scale_by_learning_rate(rate) for name, rate in rates.items()
       },
-      lambda params: {
-        name: name if name in rates else "retriever" for name in params
-      },
+      lambda params: {name: name for name in params},
     ),
   )

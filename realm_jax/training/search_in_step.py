@@ -361,12 +361,40 @@ def _gather_candidates(
   )(rows, source_hashes, blocks)
 
 
+@functools.partial(jax.jit, static_argnames="mesh")
+def look_up_vectors(
+  rows: Int[Array, "b n"], vectors: Float[Array, "m d"], *, mesh: Mesh
+) -> Float[Array, "b n d"]:
+  """Returns the vectors of blocks for each query, in float32.
+
+  The rows are divided as batches are, and the vectors over all devices.
+  """
+  by_group = PartitionSpec(BATCH_AXES)
+
+  def on_each_device(
+    rows: Int[Array, "b n"], vectors: Float[Array, "m d"]
+  ) -> Float[Array, "b n d"]:
+    return _fetch(
+      lambda local: vectors[local].astype(jnp.float32),
+      rows,
+      rows_of_device=len(vectors),
+    )
+
+  return jax.shard_map(
+    on_each_device,
+    mesh=mesh,
+    in_specs=(by_group, PartitionSpec(MESH_AXES)),
+    out_specs=by_group,
+    check_vma=False,
+  )(rows, vectors)
+
+
 def _fetch(
-  look_up: Callable[[Int[Array, "a k"]], UInt32[Array, "a k w"]],
+  look_up: Callable[[Int[Array, "a k"]], Shaped[Array, "a k w"]],
   rows: Int[Array, "b k"],
   *,
   rows_of_device: int,
-) -> UInt32[Array, "b k w"]:
+) -> Shaped[Array, "b k w"]:
   """Returns what the device that has a row finds in it.
 
   Each device looks up the rows of all queries, numbered from its own first

@@ -119,7 +119,7 @@ class StepSetup:
     That of a step which searches has no candidates.
     """
     placed = sharding.batch_sharding(self.mesh)
-    batch = self.config.stage.host_example(self.empty_arrays())
+    batch = self.config.stage.example(self.empty_arrays())
     if self.config.retrieve_on_device:
       words = np.zeros((self.config.data.batch_size, 2), np.uint32)
       batch = batch._replace(candidates=None, source_hash=words)
@@ -156,10 +156,26 @@ class RunSetup(StepSetup):
   Attributes:
     examples: Corpus that examples come from.
     corpus: Corpus that is searched; the same one, unless there are two.
+    searched_blocks: Number of blocks that it had when the run began. Queries
+      search for as many as then, however many there are now.
+
+  Raises:
+    ValueError: The corpus has fewer blocks by now than a query searches for.
   """
 
   examples: Corpus
   corpus: Corpus
+  searched_blocks: int
+
+  @functools.cached_property
+  def num_searched(self) -> int:
+    number = self.config.stage.num_searched(self.searched_blocks)
+    if number > self.num_blocks:
+      raise ValueError(
+        f"every query of this run searches for {number} blocks, and the corpus "
+        f"has {self.num_blocks} by now: add blocks, or give another MODEL_DIR"
+      )
+    return number
 
   @property
   def identity(self) -> RunIdentity:
@@ -175,6 +191,7 @@ class RunSetup(StepSetup):
       vocabulary=self.corpus.vocab_sha256,
       corpus_version=self.examples.version,
       corpus_fingerprint=self.examples.fingerprint,
+      searched_blocks=self.searched_blocks,
     )
 
 
@@ -188,9 +205,10 @@ def set_up(config: TrainConfig) -> RunSetup:
     ValueError: The configuration does not fit the corpus or the devices.
   """
   data = config.data
-  examples = corpus = examples_of_run(
+  examples, searched_blocks = examples_of_run(
     config.model_dir, data.pretraining_corpus_dir or data.corpus_dir
   )
+  corpus = examples
   if data.pretraining_corpus_dir is not None:
     corpus = Corpus.open(data.corpus_dir)
     examples.require_vocabulary_of(corpus)
@@ -199,7 +217,15 @@ def set_up(config: TrainConfig) -> RunSetup:
     fsdp=config.mesh.fsdp, model_parallelism=config.mesh.model_parallelism
   )
   models = Models(config.retriever, config.reader).for_corpus(corpus)
-  return RunSetup(config, mesh, models, corpus.num_blocks, examples, corpus)
+  return RunSetup(
+    config,
+    mesh,
+    models,
+    corpus.num_blocks,
+    examples,
+    corpus,
+    searched_blocks or corpus.num_blocks,
+  )
 
 
 class CompiledSteps:

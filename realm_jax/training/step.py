@@ -186,8 +186,8 @@ def batch_gradient(
   parts = _split(numbered, parts=num_microbatches, devices=devices)
   if not stage.compares:
     gradient, weighted = _sum_over(gradient_of, parts)
-    weight = jnp.maximum(weighted.loss.weight, 1.0)
-    return jax.tree.map(lambda g: g / weight, gradient), weighted.means()
+    divisor = weighted.loss.divisor
+    return jax.tree.map(lambda g: g / divisor, gradient), weighted.means()
 
   # GradCache (Gao et al. 2021, arXiv 2101.06983): the loss of all vectors is
   # differentiated by these, and then each part is embedded again, with the same
@@ -271,7 +271,6 @@ def train_step(
   found: Metrics = {}
   if search is not None:
     state, batch, found = search(state, batch, searched, freeze_retriever)
-  batch = stage.propose(models, state, batch, seed=seed)
   gradient, metrics = batch_gradient(
     state,
     batch,

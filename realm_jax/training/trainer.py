@@ -80,7 +80,7 @@ def open_run(
     require_readable(
       data.corpus_dir,
       data.pretraining_corpus_dir,
-      *data.question_files.values(),
+      *data.question_paths,
       sources.initial_checkpoint,
       sources.initial_reader,
     )

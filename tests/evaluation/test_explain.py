@@ -11,6 +11,7 @@ from realm_jax.evaluation.explain import block_use, explain
 from realm_jax.evaluation.masked_sentences import ExplanationError
 from realm_jax.evaluation.run import Run
 from realm_jax.models import sequences
+from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow
@@ -133,8 +134,12 @@ def test_training_sentences_and_the_blocks_that_help_them(
   sentences = dataclasses.replace(
     questions, task="masked_salient_spans", split="train", seed=5
   )
-  config = dataclasses.replace(run_config, num_candidates=6)
-  found = block_use(config=config, data=sentences, num_sampled=2)
+  found = block_use(
+    config=run_config,
+    data=sentences,
+    stage=Pretraining(num_candidates=6),
+    num_sampled=2,
+  )
   assert len(found) == 2
   for one in found:
     explained = explain(every_block, one["sentence"], one["answer"])
@@ -155,6 +160,39 @@ def test_training_sentences_and_the_blocks_that_help_them(
       (prior, best.utility, share - prior),
       atol=1e-4,
     )
+
+
+def test_copies_of_a_training_sentence_leave_the_null_block(
+  world, run_config, questions, tmp_path
+):
+  ada, *_, zoe = tiny_world.documents()
+  copies = [{**ada, "id": f"copy{number}"} for number in range(8)]
+  corpus_dir = tiny_world.write_corpus(
+    tmp_path, [*copies, zoe], vocab=world.directory / "vocab.txt"
+  )
+  copied, model_dir = tiny_world.World(tmp_path), tmp_path / "run"
+  copied.save_checkpoint(model_dir)
+  copied.build_generation(model_dir)
+  config = dataclasses.replace(
+    run_config, model_dir=model_dir, corpus_dir=corpus_dir
+  )
+  sentences = dataclasses.replace(
+    questions,
+    task="masked_salient_spans",
+    split="train",
+    corpus_dir=corpus_dir,
+    seed=5,
+  )
+  stage = Pretraining(num_candidates=3)
+  found = block_use(config=config, data=sentences, stage=stage, num_sampled=8)
+  of_copies = [one for one in found if "ada" in one["sentence"]]
+  assert of_copies
+  for one in of_copies:
+    # Five blocks are searched for, and all but Zoe's are copies.
+    assert one["title"] in ("", zoe["title"])
+    if not one["title"]:
+      assert one["block"] == "" and one["utility"] == 0
+  assert "" in {one["title"] for one in of_copies}
 
 
 # --- Questions --------------------------------------------------------------
@@ -180,7 +218,7 @@ def test_what_cannot_be_explained(run, text, answer, said):
   with pytest.raises(ExplanationError, match=said):
     explain(run, text, answer)
   config = dataclasses.replace(run.config, num_candidates=1)
-  with pytest.raises(ExplanationError, match="num_candidates=1"):
+  with pytest.raises(ExplanationError, match="raise NUM_CANDIDATES"):
     explain(dataclasses.replace(run, config=config), _SENTENCE)
 
 

@@ -1,15 +1,11 @@
 """Variants of the stages and the baselines, trained for a few steps."""
 
-import shutil
-
-import jax
-import numpy as np
 import pytest
 
-from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.build import build_corpus
+from realm_jax.evaluation.evaluate import evaluate
 from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.indexes.random import RandomConfig
 from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.metric_rows import read_rows
@@ -59,82 +55,57 @@ def test_a_reader_learns_from_a_corpus_that_nobody_searches(
     commands.train("reading", run, NUM_STEPS=4, HELD_OUT_BLOCKS=0, **settings)
 
 
-def _posterior(model_dir, step):
-  store = CheckpointStore(model_dir)
-  found = store.restore(step, items=("retriever", "posterior"))
-  store.close()
-  return found["retriever"]["tower"], found["posterior"]["tower"]
-
-
-def test_a_run_with_jsa_trains_and_resumes(commands, tmp_path):
-  model_dir = tmp_path
-  settings = {
-    "NUM_STEPS": 2,
-    "SAVE_EVERY_STEPS": 1,
-    "LAG_STEPS": 4,
-    "OBJECTIVE": "jsa",
-    "SUPPORT_SIZE": 6,
-    "NUM_CANDIDATES": 5,
-    "BURN_IN": 1,
-    "PACK": False,
-  }
-  with commands.index_builder(model_dir):
-    commands.train("pretrain", model_dir, **settings)
-  rows = read_rows(model_dir)
-  assert len(rows) == 2
-  for row in rows:
-    assert 0 <= row["acceptance_rate"] <= 1
-    terms = ("reader_loss", "retriever_loss", "posterior_loss")
-    assert row["loss"] == pytest.approx(sum(row[n] for n in terms), rel=1e-4)
-  # The posterior starts as the query tower, and learns apart from it.
-  retriever, posterior = _posterior(model_dir, 0)
-  jax.tree.map(np.testing.assert_array_equal, posterior, retriever)
-  later_retriever, later = _posterior(model_dir, 2)
-  for other in (posterior, later_retriever):
-    same = jax.tree.map(np.array_equal, later, other)
-    assert not all(jax.tree.leaves(same))
-
-  shutil.rmtree(model_dir / "checkpoints" / "2")
-  commands.train("pretrain", model_dir, **settings)
-  resumed = read_rows(model_dir)[1]
-  for name in ("loss", "acceptance_rate", "parameter_norm"):
-    assert resumed[name] == rows[1][name]
-
-
-@pytest.mark.parametrize(
-  ("name", "index"),
-  [("hard_em", Bm25Config()), ("no_retrieval", RandomConfig())],
-  ids=["hard_em", "no_retrieval"],
-)
-def test_a_baseline(commands, world, tmp_path, name, index):
-  imported, model_dir = tmp_path / "imported", tmp_path / "run"
-  world.save_checkpoint(imported)
-  world.build_generation(
-    imported, index=index, generations_dir=model_dir / "generations"
-  )
-  bindings = (
-    {"TRAIN_QUESTIONS": world.question_file, "NUM_READ": 3}
-    if name == "hard_em"
-    else {}
-  )
+def _train_baseline(name, world, model_dir, **bindings):
   config = call(
     TrainConfig,
     [f"gin/baselines/{name}.gin", MODEL_FILE],
     MODEL_DIR=model_dir,
     CORPUS_DIR=world.corpus_dir,
-    INITIAL_READER=imported,
+    INITIAL_READER=model_dir.parent / "imported",
     NUM_STEPS=2,
     PACK=False,
     BATCH_SIZE=8,
     **bindings,
   )
   assert trainer.train(config).step == 2
-  rows = read_rows(model_dir)
-  if name == "hard_em":
-    assert rows[0]["reader_loss"] > 0
-    # Scores of BM25, times the only parameter of the retriever.
-    assert rows[0]["retriever_loss"] > 0
-    return
+  return read_rows(model_dir)
+
+
+def test_hard_em_over_bm25(world, tmp_path):
+  imported, model_dir = tmp_path / "imported", tmp_path / "run"
+  world.save_checkpoint(imported)
+  world.build_generation(
+    imported, index=Bm25Config(), generations_dir=model_dir / "generations"
+  )
+  rows = _train_baseline(
+    "hard_em",
+    world,
+    model_dir,
+    TRAIN_QUESTIONS=world.question_file,
+    NUM_READ=3,
+  )
+  assert rows[0]["reader_loss"] > 0
+  # Scores of BM25, times the only parameter of the retriever.
+  assert rows[0]["retriever_loss"] > 0
+
+
+def test_closed_book_trains_and_is_evaluated_without_an_index(world, tmp_path):
+  model_dir = tmp_path / "run"
+  world.save_checkpoint(tmp_path / "imported")
+  rows = _train_baseline("no_retrieval", world, model_dir)
   # The null block is all.
   assert [row["retrieval_utility"] for row in rows] == [0, 0]
   assert [row["null_probability"] for row in rows] == [1, 1]
+  figures = call(
+    evaluate,
+    ["gin/runs/eval_masked.gin", MODEL_FILE],
+    MODEL_DIR=model_dir,
+    CORPUS_DIR=world.corpus_dir,
+    NUM_CANDIDATES=1,
+    NUM_BATCHES=1,
+    BATCH_SIZE=8,
+  )
+  assert figures["perplexity"] == figures["perplexity_null"] > 1
+  assert figures["num_blocks"] == world.corpus.num_blocks
+  assert "generation" not in figures
+  assert not (model_dir / "generations").exists()

@@ -207,24 +207,6 @@ def test_metrics_by_hand():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_reader_may_point_at_words_instead(form):
-  relevance, logits, targets, weights = example()
-  # The words of an example are in some blocks only.
-  pointing = np.full((B, K), -np.inf)
-  pointing[0, :2] = np.log([0.5, 0.25])
-  filling = np.exp(_log_likelihood(logits, targets, weights))
-  likelihood = (filling + np.exp(pointing)) / 2
-  prior = np.stack([*map(_softmax, relevance)])
-  expected = -np.mean(np.log(np.sum(prior * likelihood, axis=1))[:2])
-  found = masked_lm_loss(
-    *map(jnp.asarray, (relevance, logits, targets, weights)),
-    pointing_likelihood=jnp.asarray(pointing),
-    objective=functools.partial(marginal, form=form),
-  )
-  assert found.loss.mean == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_a_batch_without_masks_costs_nothing(form):
   relevance, logits, targets, weights = map(np.float32, example())
   targets = targets.astype(np.int32)

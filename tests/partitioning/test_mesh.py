@@ -26,21 +26,30 @@ def test_sizes_that_do_not_divide_the_devices_are_refused():
     make_mesh(fsdp=4, model_parallelism=4)
 
 
-def test_only_the_data_axis_crosses_slices():
-  def chip(number, slice_index, *coords):
-    return mock.NonCallableMock(
-      spec=jax.Device,
-      id=number,
-      platform="tpu",
-      device_kind="TPU v4",
-      process_index=0,
-      slice_index=slice_index,
-      coords=coords,
-      core_on_chip=0,
-    )
+def _device(number, platform, slice_index, *coords):
+  return mock.NonCallableMock(
+    spec=jax.Device,
+    id=number,
+    platform=platform,
+    device_kind="TPU v4",
+    process_index=0,
+    slice_index=slice_index,
+    coords=coords,
+    core_on_chip=0,
+  )
 
+
+def test_only_the_data_axis_crosses_slices():
   places = itertools.product(range(2), range(2), range(2), range(1))
-  chips = [chip(number, *place) for number, place in enumerate(places)]
+  chips = [_device(number, "tpu", *p) for number, p in enumerate(places)]
   devices = make_mesh(fsdp=2, model_parallelism=2, devices=chips).devices
   assert devices.shape == (2, 2, 2)
   assert [{c.slice_index for c in part.flat} for part in devices] == [{0}, {1}]
+
+
+def test_any_axis_crosses_the_nvlink_domains_of_gpus():
+  # jax numbers the domains, here the hosts, as slices.
+  gpus = [_device(number, "gpu", number // 8) for number in range(16)]
+  mesh = make_mesh(fsdp=16, devices=gpus)
+  assert mesh.devices.shape == (1, 16, 1)
+  assert mesh.devices.ravel().tolist() == gpus

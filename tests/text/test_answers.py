@@ -1,10 +1,12 @@
 """Answers: scores, patterns and containment."""
 
+import re
+
 import numpy as np
 import pytest
 
 from realm_jax.text import answers
-from realm_jax.text.patterns import Pattern
+from realm_jax.text.patterns import FLAGS, Pattern
 from tests.golden import make_scores
 
 
@@ -54,16 +56,34 @@ def test_patterns(prediction, patterns, matches):
   assert answers.is_correct(prediction, patterns, kind="regex") == matches
 
 
-def test_patterns_that_are_bad_or_slow_are_reported():
+def test_patterns_that_are_not_valid_are_reported():
   reasons = answers.bad_patterns(["(", "six", "a{99999999999999999999}"])
   assert list(reasons) == ["(", "a{99999999999999999999}"]
   assert "unterminated subpattern" in reasons["("]
+
+
+def test_a_pattern_that_is_too_slow_for_a_text_matches_others():
   slow = Pattern("(a|aa)+$")
-  assert slow.spans("aaa")
   assert not slow.occurs("a" * 60 + "b")
-  assert "takes too long" in slow.problem
-  # It is not searched again.
-  assert not slow.spans("aaa")
+  assert slow.begins("aaa")
+  # What it has matched before is kept.
+  assert len([*Pattern("x|(a|aa)+$").spans("xx" + "a" * 60 + "b")]) == 2
+  assert not slow.problem
+
+
+def test_patterns_see_unicode_as_python_does():
+  text = "Zürich, in 1351 Straße\nÉcole\u00a0Ünal"
+  for pattern in (
+    r"\bz\w+h\b",
+    r"STRAßE$",
+    r"^é\w+\s\bü",
+    r"\d+",
+    r"\Binal",
+    "|",
+  ):
+    expected = re.finditer(pattern, text, FLAGS)
+    spans = [range(*match.span()) for match in expected if match.group()]
+    assert [*Pattern(pattern).spans(text)] == spans, pattern
 
 
 def test_spans_of_patterns_leave_out_white_space_and_nothing():

@@ -3,12 +3,14 @@
 import contextlib
 import threading
 import types
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import Generation
+from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.partitioning.mesh import make_mesh
@@ -97,6 +99,13 @@ class Schedule(GenerationSchedule):
     return self.current
 
 
+class WithVectors(NamedTuple):
+  """A batch that holds the vectors of the retrieved blocks."""
+
+  query: Any
+  retrieved: Any
+
+
 def _assemble(batch, retrieved, context):
   """A batch that holds the retrieved rows as masked tokens."""
   query = batch.arrays["query"]
@@ -131,14 +140,16 @@ def open_stream(monkeypatch):
     monkeypatch.setattr(f"realm_jax.training.candidates.{name}", instead)
   stack = contextlib.ExitStack()
 
-  def open_stream(schedule, *, resumed=None, current_queries=False):
+  def open_stream(
+    schedule, *, resumed=None, current_queries=False, assemble=None
+  ):
     resumed = resumed or LoopState(_positions(0))
     stage = types.SimpleNamespace(
       needs_index=True,
       needs_answers=False,
+      reads_vectors=assemble is not None,
       current_queries=current_queries,
-      search_queries=lambda batch: {"retriever": batch.arrays["query"]},
-      assemble=_assemble,
+      assemble=assemble or _assemble,
     )
     config = types.SimpleNamespace(
       stage=stage,
@@ -233,3 +244,34 @@ def test_a_crashed_index_is_replaced_and_searched_again(
   assert prepared.metrics["generation"] == stream.state(0).generation == 4
   # The query tower is that of the generation, or the one at the prefetch.
   assert instead.vectors[0][0, 0] == (7.0 if current_queries else 3.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_vectors_come_from_the_devices_where_these_hold_them(
+  open_stream, dtype
+):
+  vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+  mesh, read = make_mesh(), []
+
+  def gather(rows):
+    read.append(rows)
+    return vectors[rows]
+
+  generation = _generation(
+    0, ExactIndex(vectors, ExactConfig(dtype=dtype), mesh=mesh)
+  )
+  stored = types.SimpleNamespace(gather=gather, dtype=vectors.dtype)
+  vars(generation).update(mesh=mesh, embeddings=stored)
+
+  def assemble(batch, retrieved, context):
+    made = context.vectors(retrieved.rows)
+    return WithVectors(batch.arrays["query"], made), {}
+
+  stream = open_stream(Schedule(lambda step: generation), assemble=assemble)
+  stream.prefetch(0, _params(1.0))
+  found = stream.take(0).batch.retrieved
+  # All queries are ones, and the index rounds its vectors to the type.
+  best = np.argsort(-vectors.astype(dtype).astype(np.float32).sum(axis=1))[:K]
+  np.testing.assert_array_equal(found, np.tile(vectors[best], (BATCH, 1, 1)))
+  # Files of vectors are read only if the devices hold rounded ones.
+  assert bool(read) == (dtype == "bfloat16")

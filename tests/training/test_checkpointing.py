@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.corpus.update import update_corpus
+from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.mesh import MESH_AXES, make_mesh
 from realm_jax.training.checkpointing import (
   Checkpointer,
@@ -20,9 +21,13 @@ from realm_jax.training.checkpointing import (
   RunIdentity,
   examples_of_run,
 )
-from realm_jax.training.config import CheckpointConfig
+from realm_jax.training.config import CheckpointConfig, TrainConfig
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.search_in_step import NO_BLOCK, DatedVectors
+from realm_jax.training.setup import set_up
+from realm_jax.training.stages.open_qa import OpenQa
+from tests import tiny_world
+from tests.json_lines import write_lines
 from tests.training import tiny
 
 pytestmark = pytest.mark.slow
@@ -37,6 +42,7 @@ IDENTITY = RunIdentity(
   vocabulary="ab" * 32,
   corpus_version=3,
   corpus_fingerprint="cd" * 32,
+  searched_blocks=20,
 )
 _ROWS = np.arange(IDENTITY["batch_size"])
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
@@ -200,7 +206,46 @@ def test_a_run_starts_from_others(store, tmp_path, start):
 
 def test_a_new_run_begins_with_the_newest_version(world, tmp_path):
   corpus = shutil.copytree(world.corpus_dir, tmp_path / "corpus")
-  assert examples_of_run(tmp_path / "run", corpus).version == 1
+  assert examples_of_run(tmp_path / "run", corpus)[0].version == 1
   (tmp_path / "changes.jsonl").write_text('{"id": "p0", "remove": true}')
   update_corpus([str(tmp_path / "changes.jsonl")], corpus)
-  assert examples_of_run(tmp_path / "run", corpus).version == 2
+  assert examples_of_run(tmp_path / "run", corpus)[0].version == 2
+
+
+def test_a_run_searches_as_many_blocks_as_when_it_began(world, tmp_path):
+  """A small corpus is searched whole, and not by what it has become."""
+  searched = shutil.copytree(world.corpus_dir, tmp_path / "corpus")
+  config = TrainConfig(
+    model_dir=tmp_path / "run",
+    data=DataConfig(
+      corpus_dir=searched,
+      pretraining_corpus_dir=world.corpus_dir,
+      task="open_qa",
+      batch_size=8,
+      query_length=tiny_world.QUERY_LENGTH,
+      block_length=tiny_world.BLOCK_LENGTH,
+    ),
+    stage=OpenQa(),
+    retriever=tiny_world.RETRIEVER,
+    reader=tiny_world.READER,
+    optimizer=OptimizerConfig(learning_rate=1.0),
+    num_steps=10,
+  )
+
+  def update(changes):
+    lines = write_lines(tmp_path / "changes.jsonl", changes)
+    update_corpus([str(lines)], searched)
+    return set_up(config)
+
+  begun = set_up(config)
+  with contextlib.closing(CheckpointStore(config.model_dir)) as store:
+    checkpoints = Checkpointer(store, begun.identity, CheckpointConfig())
+    checkpoints.save(_state(), LoopState(_ROWS))
+    store.wait()
+    people = tiny_world.documents()
+    new = update([{**people[0], "id": "new", "title": "Another"}])
+    assert new.num_blocks > begun.num_blocks == new.num_searched
+    resumed = Checkpointer(store, new.identity, CheckpointConfig())
+    resumed.initialize_or_restore(_state())
+  with pytest.raises(ValueError, match=r"searches for .* add blocks"):
+    update([{"id": person["id"], "remove": True} for person in people[:3]])

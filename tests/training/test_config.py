@@ -62,8 +62,6 @@ def test_what_no_run_can_be_is_refused_with_the_setting(changes, named):
   [
     ({"objective": "leave_one_out", "num_candidates": 1}, "NUM_CANDIDATES=1"),
     ({"freeze_reader": True, "span_weight": 1.0}, "SPAN_WEIGHT.*FREEZE_READER"),
-    ({"span_likelihood": True}, "SPAN_LIKELIHOOD"),
-    ({"objective": "jsa", "read_gold": True}, "draws candidates.*READ_GOLD"),
   ],
 )
 def test_objectives_that_cannot_be_are_refused(settings, named):

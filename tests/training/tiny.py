@@ -25,6 +25,7 @@ from realm_jax.training.stages.inverse_cloze import (
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
+from realm_jax.training.stages.reading import Reading, ReadingBatch
 from realm_jax.training.stages.stage import Encoders, Models
 from realm_jax.training.step import TrainState
 from tests.json_lines import write_lines
@@ -36,6 +37,7 @@ OF_STAGE = {
   "inverse_cloze": InverseCloze(),
   "pretraining": Pretraining(num_candidates=CANDIDATES),
   "open_qa": OpenQa(num_read=CANDIDATES),
+  "reading": Reading(),
 }
 
 
@@ -156,12 +158,14 @@ def batch(stage):
     block = texts(BATCH, BLOCK, segments=2)
     return InverseClozeBatch(query, block[:, None], rng.random(BATCH) < 0.7)
   tokens = texts(BATCH, CANDIDATES, BLOCK, segments=2)
-  if stage == "pretraining":
+  if stage in ("pretraining", "reading"):
     masks = MaskTargets(
       np.full((BATCH, MASKS), [1, 0], np.int32),
       rng.integers(5, VOCABULARY, (BATCH, MASKS)).astype(np.int32),
       np.full((BATCH, MASKS), [1.0, 0.0], np.float32),
     )
+    if stage == "reading":
+      return ReadingBatch(query, tokens[:, :1], masks)
     candidates = Candidates(tokens, content_numbers(tokens))
     return PretrainingBatch(query, candidates, masks)
   return OpenQaBatch(

@@ -15,10 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.reader import Spans
 from realm_jax.objectives import masked_lm
 from realm_jax.objectives.marginal import marginal
-from realm_jax.objectives.open_qa import marginal_log_likelihood, span_loss
+from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.encoder_rows import EncoderRows
 from realm_jax.training.stages.stage import Encoders, ExampleArrays
@@ -45,21 +44,6 @@ class MaskTargets(NamedTuple):
     """Returns targets of the same shapes and types, all padding."""
     none = np.zeros((len(shapes.query), shapes.max_masks), np.int32)
     return cls(none, none, none.astype(np.float32))
-
-
-def unmasked(
-  query: Int[AnyArray, "b q"], masks: MaskTargets
-) -> Int[AnyArray, "b q"]:
-  """Returns queries with the masked tokens that are scored in their places.
-
-  The arrays are numpy's or jax's.
-  """
-  xp = query.__array_namespace__()
-  place = xp.arange(query.shape[1])[None]
-  for number in range(masks.positions.shape[1]):
-    position, token_id, weight = (one[:, number, None] for one in masks)
-    query = xp.where((place == position) & (weight > 0), token_id, query)
-  return query
 
 
 def occurrences(
@@ -119,7 +103,6 @@ def masked_lm_loss(
   block_scores: Float[Array, "b k"],
   has_null: bool,
   span_weight: float,
-  span_likelihood: bool = False,
   objective: masked_lm.Objective = marginal,
   has_target: bool = False,
 ) -> WeightedLoss:
@@ -130,14 +113,13 @@ def masked_lm_loss(
   backward one, unless it has no dropout anyway.
 
   With a `span_weight`, the loss of pointing at them is added, so much for each
-  example. As in open QA, a span's score includes that of its block. It trains
-  the reader alone: the retriever learns from p(y|x), as in the paper, and not
-  from where the masked words are. With `span_likelihood`, which a frozen reader
-  has in place of it, p(y|z, x) is that of a reader that fills them in or points
-  at them.
+  example, before the sum is divided: in the per-token form by the number of
+  masks. As in open QA, a span's score includes that of its block. It trains the
+  reader alone: the retriever learns from p(y|x), as in the paper, and not
+  from where the masked words are.
   """
   spans = None
-  if span_weight or span_likelihood:
+  if span_weight:
     logits, spans = encoders.apply(
       "reader",
       rows.joint,
@@ -158,18 +140,6 @@ def masked_lm_loss(
     target_logits = frozen.apply(
       "reader", rows.joint, masks.positions, method="masked_lm"
     )
-  is_answer, pointing_likelihood = None, None
-  if spans is not None:
-    assert rows.body_length is not None
-    is_answer = masked_spans(
-      masks,
-      candidates,
-      rows.body_length,
-      separator_id=reader.bert.separator,
-      max_width=reader.max_answer_width,
-    )
-    if span_likelihood:
-      pointing_likelihood = span_log_likelihood(spans, is_answer)
   filling = masked_lm.masked_lm_loss(
     block_scores,
     logits,
@@ -177,13 +147,18 @@ def masked_lm_loss(
     masks.weights,
     objective=objective,
     target_logits=target_logits,
-    pointing_likelihood=pointing_likelihood,
     has_null=has_null,
   )
-  if not span_weight:
+  if spans is None:
     return filling
-  assert spans is not None
-  assert is_answer is not None
+  assert rows.body_length is not None
+  is_answer = masked_spans(
+    masks,
+    candidates,
+    rows.body_length,
+    separator_id=reader.bert.separator,
+    max_width=reader.max_answer_width,
+  )
   scores = spans.logits + lax.stop_gradient(block_scores)[:, :, None, None]
   pointing = span_loss(scores, spans.is_span, is_answer)
   total = filling.loss.total + span_weight * pointing.loss.total
@@ -191,20 +166,3 @@ def masked_lm_loss(
     filling.loss._replace(total=total),
     {**filling.metrics, "span_accuracy": pointing.metrics["span_accuracy"]},
   )
-
-
-def span_log_likelihood(
-  spans: Spans, is_answer: Bool[AnyArray, "b k l w"]
-) -> Float[Array, "b k"]:
-  """Returns log Σ_{spans that match} p(span|z, x), −∞ where there is none.
-
-  Here p(span|z, x) is the softmax over the spans of a block alone.
-  """
-  flat = (-1, spans.logits[0, 0].size)
-  likelihood, found = marginal_log_likelihood(
-    spans.logits.reshape(flat),
-    is_answer.reshape(flat),
-    spans.is_span.reshape(flat),
-  )
-  shape = spans.logits.shape[:2]
-  return jnp.where(found, likelihood, -jnp.inf).reshape(shape)

@@ -41,14 +41,17 @@ class OpenQaBatch(NamedTuple):
     query: Questions.
     retrieved: What the retriever's scores of the n blocks are computed from:
       their vectors as the generation has them, or the scores of an index
-      without vectors, such as BM25.
+      without vectors, such as BM25. The host leaves rows here if the devices
+      hold the vectors: see `StageContext.vectors`.
     blocks: The best k blocks, as the reader reads them.
     has_answer: Whether each of the n blocks contains an answer.
     is_answer: Whether the span of a start and a width is an answer.
   """
 
   query: Int[AnyArray, "b q"]
-  retrieved: Float[AnyArray, "b n d"] | Float[AnyArray, "b n"]
+  retrieved: (
+    Float[AnyArray, "b n d"] | Float[AnyArray, "b n"] | Int[AnyArray, "b n"]
+  )
   blocks: Int[AnyArray, "b k l"]
   has_answer: Bool[AnyArray, "b n"]
   is_answer: Bool[AnyArray, "b k l w"]
@@ -87,11 +90,14 @@ class OpenQa(Stage):
   hard_em: bool = False
   read_gold: bool = False
   needs_index = True
-  reads_vectors = True
   needs_answers = True
 
   def __post_init__(self) -> None:
     require_valid(self)
+
+  @property
+  def reads_vectors(self) -> bool:
+    return not self.index_scores
 
   @property
   def num_candidates(self) -> int:
@@ -129,9 +135,8 @@ class OpenQa(Stage):
       has_answer, is_answer = self._answers(batch, retrieved, context)
     query, rows = batch.arrays["query"], retrieved.rows
     scored = retrieved.scores
-    if not self.index_scores:
-      assert context.generation is not None
-      scored = context.generation.vectors(rows)
+    if self.reads_vectors:
+      scored = context.vectors(rows)
     blocks = context.gather(rows[:, : self.num_read])
     made = OpenQaBatch(query, scored, blocks, has_answer, is_answer)
     return made, {"recall_at_5": float(recall)}

@@ -4,19 +4,16 @@ import dataclasses
 import functools
 from typing import Annotated, Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt32
 
-from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenRows, content_numbers
-from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import query_tower_parameters, relevance
-from realm_jax.objectives.jsa import Proposals
+from realm_jax.models.retriever import relevance
 from realm_jax.objectives.masked_lm import OBJECTIVES, WITH_TARGET
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import (
@@ -30,12 +27,7 @@ from realm_jax.settings import (
 from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import Candidates, EncoderRows, hash_words
 from realm_jax.training.stages import masked_words
-from realm_jax.training.stages.jsa import (
-  Support,
-  of_proposals,
-  propose,
-)
-from realm_jax.training.stages.masked_words import MaskTargets, unmasked
+from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.stage import (
   Assembled,
   Encoders,
@@ -44,7 +36,6 @@ from realm_jax.training.stages.stage import (
   Stage,
   StageContext,
 )
-from realm_jax.training.step import TrainState
 
 
 class PretrainingBatch(NamedTuple):
@@ -52,19 +43,15 @@ class PretrainingBatch(NamedTuple):
 
   Attributes:
     candidates: The null block and the retrieved blocks; None where the step
-      finds them. A step that draws some of them begins with all.
+      finds them.
     source_hash: Content hash of each sentence's block, in two words, where the
       step finds the candidates.
-    support: What the step draws candidates by, if it does.
-    proposals: What it has drawn.
   """
 
   query: Int[AnyArray, "b q"]
   candidates: Candidates | None
   masks: MaskTargets
   source_hash: UInt32[AnyArray, "b 2"] | None = None
-  support: Support | None = None
-  proposals: Proposals | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,17 +59,16 @@ class Pretraining(Stage):
   """A masked sentence, the null block and the blocks that the index retrieves.
 
   Attributes:
-    num_candidates: Number of candidates, the null block included.
+    num_candidates: Number of candidates, the null block included. With the null
+      block alone (closed book), nothing is searched, and no index is needed.
     num_spare: Number of blocks that are searched beside the candidates and the
       source, so that verbatim copies of the source can be dropped, too.
     objective: What the retriever learns from: `marginal` likelihood, `emdr2`,
-      `leave_one_out`, `perplexity`, `replug` or `jsa`. Each is a function in
+      `leave_one_out`, `perplexity` or `replug`. Each is a function in
       `realm_jax/objectives`.
     loss_form: Form of the marginal loss, `per_token` or `joint`.
     target_temperature: Temperature of the target of p(z|x), τ of
       `leave_one_out` and `perplexity` and β of `replug`. None is the paper's.
-    support_size: Number of blocks that each of the two towers of `jsa` finds.
-    burn_in: Number of first states of a chain from which `jsa` does not learn.
     freeze_reader: Whether the reader stays as it is, and has no dropout.
     null_block: Whether the first candidate is the null block (section 3.4).
     drop_source: Whether the block that a sentence is from, whose retrieval
@@ -93,33 +79,25 @@ class Pretraining(Stage):
       those that have the masked words. A reader with random initial weights
       learns from them to read what a retriever finds, before the retriever is
       trained (FREEZE_RETRIEVER_STEPS).
-    span_weight: Weight of each example's loss of pointing at the masked words
-      in its candidates, beside that of filling them in. The paper has none.
-    span_likelihood: Whether the likelihood of the masked words is that of a
-      reader that fills them in or points at them in a candidate. The reader is
-      frozen, after `reading` with a span weight.
+    span_weight: Weight of an example's loss of pointing at the masked words in
+      its candidates. In either form it is added to the loss of filling them in,
+      and divided by the same number. The paper has none.
   """
 
   num_candidates: Annotated[PositiveInt, OfRun()] = 8
   num_spare: Annotated[NonNegativeInt, OfRun()] = 2
   objective: Annotated[
-    Literal[
-      "marginal", "emdr2", "leave_one_out", "perplexity", "replug", "jsa"
-    ],
+    Literal["marginal", "emdr2", "leave_one_out", "perplexity", "replug"],
     OfRun(),
   ] = "marginal"
   loss_form: Annotated[Literal["per_token", "joint"], OfRun()] = "per_token"
   target_temperature: Annotated[PositiveFloat | None, OfRun()] = None
-  support_size: PositiveInt = 32
-  burn_in: NonNegativeInt = 0
   freeze_reader: bool = False
   current_queries: bool = False
   null_block: Annotated[bool, OfRun()] = True
   drop_source: Annotated[bool, OfRun()] = True
   read_gold: bool = False
   span_weight: NonNegativeFloat = 0.0
-  span_likelihood: bool = False
-  needs_index = True
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -135,33 +113,10 @@ class Pretraining(Stage):
         "the objective 'leave_one_out' compares candidates; raise "
         f"NUM_CANDIDATES={self.num_candidates} to 2 or more"
       )
-    if self.draws:
-      if self.num_candidates - 1 <= self.burn_in:
-        raise ValueError(
-          f"the objective 'jsa' draws {self.num_candidates - 1} blocks beside "
-          f"the null block and learns from none of the first {self.burn_in}; "
-          "raise NUM_CANDIDATES or lower BURN_IN"
-        )
-      if not (self.null_block and self.drop_source) or self.read_gold:
-        raise ValueError(
-          "the objective 'jsa' draws candidates, the null block among them and "
-          "the source not; leave NULL_BLOCK, DROP_SOURCE and READ_GOLD out"
-        )
-    elif self.burn_in:
-      raise ValueError(
-        f"burn_in={self.burn_in}: the objective {self.objective!r} has no "
-        "chain; leave BURN_IN out, or set OBJECTIVE = 'jsa'"
-      )
     if self.freeze_reader and self.span_weight:
       raise ValueError(
         f"span_weight={self.span_weight} trains the reader alone, which "
         "freeze_reader=True freezes; set SPAN_WEIGHT = 0 or FREEZE_READER = "
-        "False"
-      )
-    if self.span_likelihood and not self.freeze_reader:
-      raise ValueError(
-        "span_likelihood=True wants a reader that has learnt to point at words "
-        "and stays as it is; set FREEZE_READER = True, or SPAN_LIKELIHOOD = "
         "False"
       )
 
@@ -170,39 +125,19 @@ class Pretraining(Stage):
     return ("reader",) if self.freeze_reader else ()
 
   @property
-  def draws(self) -> bool:
-    """Whether the step draws its candidates from a posterior that it trains."""
-    return self.objective == "jsa"
-
-  @property
-  def components(self) -> tuple[str, ...]:
-    return (*super().components, *(("posterior",) if self.draws else ()))
-
-  def init(
-    self, models: Models, query_length: int, block_length: int, key: jax.Array
-  ) -> Params:
-    params = super().init(models, query_length, block_length, key)
-    if self.draws:
-      # It starts as the retriever's query tower.
-      params["posterior"] = query_tower_parameters(
-        models.retriever, params["retriever"]
-      )
-    return params
-
-  @property
-  def reads_vectors(self) -> bool:
-    return self.draws
+  def needs_index(self) -> bool:
+    return self._num_retrieved > 0
 
   @property
   def retrieves_on_device(self) -> bool:
     # The compiled program has no switches for the ablations of candidates, and
     # does not look for masked words in them.
     is_usual = self.null_block and self.drop_source and not self.read_gold
-    return is_usual and not self.draws
+    return is_usual and self.needs_index
 
   def num_searched(self, num_blocks: int) -> int:
-    if self.draws:
-      return min(self.support_size, num_blocks)
+    if not self.needs_index:
+      return 0
     # The source is searched for, too, where it is then dropped.
     needed = self._num_retrieved + self.drop_source
     if needed > num_blocks:
@@ -219,13 +154,21 @@ class Pretraining(Stage):
     """Number of candidates that are not the null block."""
     return self.num_candidates - self.null_block
 
-  def _candidate_rows(
+  def candidate_rows(
     self, batch: Batch, rows: Int[np.ndarray, "b n"], corpus: Corpus
   ) -> Int[np.ndarray, "b k"]:
-    """Returns the candidates of each query but the null block, best first.
+    """Chooses the candidates of each query among the blocks that were found.
 
     The source and its verbatim copies are known by their hashes, in whichever
-    corpus they are.
+    corpus they are. Where they leave too few blocks, the null block fills up.
+
+    Args:
+      batch: Examples of the task.
+      rows: `num_searched` blocks for each query, best first.
+      corpus: Corpus that was searched.
+
+    Returns:
+      Rows of the candidates, the null block first if it is one of them.
     """
     hashes = corpus.content_hashes[rows]
     is_source = hashes == batch.array("source_hash")[:, None]
@@ -236,68 +179,31 @@ class Pretraining(Stage):
       order = np.argsort(~has_words, axis=1, kind="stable")
       rows = np.take_along_axis(rows, order, axis=1)
       is_source = np.take_along_axis(is_source, order, axis=1)
-    return np.asarray(
-      encoder_rows.without_source(
-        rows, is_source & self.drop_source, num_kept=self._num_retrieved
-      )
+    kept = encoder_rows.without_source(
+      rows, is_source & self.drop_source, num_kept=self._num_retrieved
     )
-
-  def search_queries(self, batch: Batch) -> dict[str, Int[np.ndarray, "b q"]]:
-    queries = super().search_queries(batch)
-    if self.draws:
-      query = queries["retriever"]
-      queries["posterior"] = np.asarray(unmasked(query, MaskTargets.of(batch)))
-    return queries
-
-  def propose(
-    self,
-    models: Models,
-    state: TrainState,
-    batch: PretrainingBatch,
-    *,
-    seed: int,
-  ) -> PretrainingBatch:
-    if not self.draws:
-      return batch
-    num_proposals = self.num_candidates - 1
-    return propose(models.retriever, state, batch, num_proposals, seed=seed)
+    return np.asarray(encoder_rows.with_null(kept) if self.null_block else kept)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult | None, context: StageContext
   ) -> Assembled:
     query, masks = batch.arrays["query"], MaskTargets.of(batch)
-    if retrieved is None:
+    if retrieved is not None:
+      rows = self.candidate_rows(batch, retrieved.rows, context.corpus)
+    elif self.needs_index:
       words = hash_words(batch.array("source_hash"))
       return PretrainingBatch(query, None, masks, source_hash=words), {}
-    rows = retrieved.rows
-    if not self.draws:
-      rows = self._candidate_rows(batch, rows, context.corpus)
-    if self.null_block:
-      rows = np.asarray(encoder_rows.with_null(rows))
+    else:
+      rows = np.full((len(query), 1), NULL_ROW)
     tokens = context.gather(rows)
     candidates = Candidates(tokens, content_numbers(tokens))
-    made = PretrainingBatch(query, candidates, masks)
-    if self.draws:
-      support = Support.of(rows, batch.array("source_hash"), context)
-      made = made._replace(support=support)
-    return made, {}
+    return PretrainingBatch(query, candidates, masks), {}
 
   def example(self, shapes: ExampleArrays) -> PretrainingBatch:
     tokens = shapes.candidates
     candidates = Candidates(tokens, content_numbers(tokens))
     masks = MaskTargets.none(shapes)
     return PretrainingBatch(shapes.query, candidates, masks)
-
-  def host_example(self, shapes: ExampleArrays) -> PretrainingBatch:
-    if not self.draws:
-      return self.example(shapes)
-    num_queries, _, length = shapes.candidates.shape
-    size = num_queries, 1 + 2 * shapes.num_searched
-    tokens = np.zeros((*size, length), np.int32)
-    vectors = np.zeros((*size, shapes.vector_size), np.float32)
-    return self.example(shapes._replace(candidates=tokens))._replace(
-      support=Support(vectors, np.zeros(size, bool))
-    )
 
   def rows(
     self, models: Models, batch: PretrainingBatch, numbers: UInt32[Array, " b"]
@@ -310,13 +216,7 @@ class Pretraining(Stage):
       reader, batch.query, candidates.tokens, numbers
     )
     queries = TokenRows(retriever.query_input(batch.query), numbers)
-    posterior = None
-    if self.draws:
-      tokens = unmasked(batch.query, batch.masks)
-      posterior = TokenRows(retriever.query_input(tokens), numbers)
-    return joint._replace(
-      queries=queries, posterior=posterior, blocks=blocks, block_index=index
-    )
+    return joint._replace(queries=queries, blocks=blocks, block_index=index)
 
   def loss(
     self, encoders: Encoders, batch: PretrainingBatch, rows: EncoderRows
@@ -341,24 +241,8 @@ class Pretraining(Stage):
     settings: dict[str, Any] = {"form": self.loss_form}
     if self.target_temperature is not None:
       settings["temperature"] = self.target_temperature
-    if batch.support is not None:
-      assert batch.proposals is not None
-      posterior = encoders.apply(
-        "posterior", rows.posterior, method="embed_queries"
-      )
-      objective, scores = of_proposals(
-        batch.support,
-        batch.proposals,
-        queries,
-        posterior,
-        candidates,
-        score_scale=scale,
-        burn_in=self.burn_in,
-        **settings,
-      )
-    else:
-      objective = functools.partial(OBJECTIVES[self.objective], **settings)
-      scores = relevance(queries, candidates, score_scale=scale)
+    objective = functools.partial(OBJECTIVES[self.objective], **settings)
+    scores = relevance(queries, candidates, score_scale=scale)
     found = masked_words.masked_lm_loss(
       encoders,
       batch.masks,
@@ -367,9 +251,8 @@ class Pretraining(Stage):
       block_scores=scores,
       has_null=self.null_block,
       span_weight=self.span_weight,
-      span_likelihood=self.span_likelihood,
       objective=objective,
-      has_target=self.objective in (*WITH_TARGET, "jsa"),
+      has_target=self.objective in WITH_TARGET,
     )
     retrieved = tokens[:, int(self.null_block) :]
     has_words = masked_words.occurrences(batch.masks, retrieved)

@@ -40,8 +40,9 @@ class Reading(Stage):
   3.4); neither the retriever nor the null block takes part.
 
   Attributes:
-    span_weight: Weight of each example's loss of pointing at the masked words
-      in the block, beside that of filling them in.
+    span_weight: Weight of an example's loss of pointing at the masked words in
+      the block. It is added to the loss of filling them in, and divided by the
+      same number, that of all masks.
   """
 
   span_weight: NonNegativeFloat = 0.0

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
@@ -20,7 +20,6 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.encoder_rows import EncoderRows, joint_rows
-from realm_jax.training.step import TrainState
 
 # A batch of a stage: numpy's arrays, with a row for each example.
 StepBatch = Any
@@ -114,6 +113,19 @@ class StageContext:
     """Returns the padded tokens of blocks."""
     return self.corpus.gather(rows, self.block_length)
 
+  def vectors(
+    self, rows: Int[np.ndarray, "b n"]
+  ) -> Float[np.ndarray, "b n d"] | Int[np.ndarray, "b n"]:
+    """Returns the stored vectors of blocks, for the field `retrieved`.
+
+    Where the devices hold them, it returns the rows, and the devices look up
+    the vectors before the step.
+    """
+    assert self.generation is not None
+    if self.generation.device_vectors is not None:
+      return rows
+    return self.generation.vectors(rows)
+
 
 class ExampleArrays(NamedTuple):
   """Arrays and sizes from which a stage makes a batch of the right shapes.
@@ -138,7 +150,8 @@ class Stage(abc.ABC):
 
   Attributes:
     needs_index: Whether its step reads blocks that an index retrieves.
-    reads_vectors: Whether its step reads the generation's stored vectors.
+    reads_vectors: Whether its step reads the generation's stored vectors, in
+      the field `retrieved` of its batch.
     current_queries: Whether queries are embedded for the search with the
       current parameters, instead of the tower that the generation was
       published with.
@@ -212,20 +225,6 @@ class Stage(abc.ABC):
     del num_blocks
     return 0
 
-  def search_queries(self, batch: Batch) -> dict[str, Int[np.ndarray, "b q"]]:
-    """Returns what each component that searches reads of the examples.
-
-    `assemble` is given what the retriever finds, and beside it what others do.
-    """
-    return {"retriever": batch.arrays["query"]}
-
-  def propose(
-    self, models: Models, state: TrainState, batch: StepBatch, *, seed: int
-  ) -> StepBatch:
-    """Draws candidates of a batch in its step, if the stage does so."""
-    del models, state, seed
-    return batch
-
   @abc.abstractmethod
   def assemble(
     self, batch: Batch, retrieved: SearchResult | None, context: StageContext
@@ -235,10 +234,6 @@ class Stage(abc.ABC):
   @abc.abstractmethod
   def example(self, shapes: ExampleArrays) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets."""
-
-  def host_example(self, shapes: ExampleArrays) -> StepBatch:
-    """Makes a batch like those of `assemble`, as `example` makes the step's."""
-    return self.example(shapes)
 
   def rows(
     self, models: Models, batch: StepBatch, numbers: UInt32[Array, " b"]

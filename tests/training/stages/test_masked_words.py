@@ -7,7 +7,6 @@ import numpy as np
 import optax
 import pytest
 
-from realm_jax.models.reader import Spans
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
 from tests.training import tiny
@@ -61,17 +60,6 @@ def test_masked_words_are_found_in_bodies(masks, lengths, spans):
   )
   found = jax.jit(find)(masks, BLOCKS, np.array(lengths, np.int32))
   assert np.argwhere(found).tolist() == spans
-
-
-def test_the_likelihood_of_pointing_is_of_a_block_alone():
-  logits = np.log(np.arange(1, 9, dtype=np.float32)).reshape(1, 2, 2, 2)
-  is_span = np.array([[[[1, 1], [1, 0]], [[1, 1], [1, 0]]]], bool)
-  is_answer = np.array([[[[1, 0], [0, 1]], [[0, 0], [0, 1]]]], bool)
-  found = jax.jit(masked_words.span_log_likelihood)(
-    Spans(logits, is_span), is_answer
-  )
-  # Of spans that score 1, 2 and 3 in the first block, the answer is the first.
-  np.testing.assert_allclose(found, [[np.log(1 / 6), -np.inf]], rtol=1e-6)
 
 
 @pytest.mark.slow

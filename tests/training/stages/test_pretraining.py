@@ -1,20 +1,15 @@
 """Pre-training's candidates, and the corpora that they and sentences are of."""
 
 import functools
-import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
-from realm_jax.objectives.jsa import Proposals
 from realm_jax.training.stages.inverse_cloze import InverseCloze
-from realm_jax.training.stages.jsa import Support
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
 from realm_jax.training.stages.stage import StageContext
@@ -87,42 +82,6 @@ def test_which_blocks_are_candidates(corpora, settings, rows, bodies):
   assert found == bodies
 
 
-def test_what_a_posterior_searches_for_and_what_can_be_drawn(corpora):
-  searched, read = corpora
-  stage, batch = Pretraining(objective="jsa"), _batch(read, 1)
-  queries = stage.search_queries(batch)
-  words = searched.vocabulary
-  assert _bodies(words, queries["retriever"]) == [""]
-  assert _bodies(words, queries["posterior"]) == ["rhine"]
-
-  # Both towers find row 2, and the source and its copy are rows 1 and 3.
-  generation = object.__new__(Generation)
-  vectors = np.arange(8, dtype=np.float32).reshape(4, 2)
-  stored = types.SimpleNamespace(gather=lambda rows: vectors[rows])
-  vars(generation)["embeddings"] = stored
-  context = StageContext(searched, generation, LENGTH, read)
-  made, _ = stage.assemble(batch, _retrieved([1, 2, 0, 2, 3]), context)
-  support = made.support
-  np.testing.assert_array_equal(support.is_block[0], [1, 0, 1, 1, 0, 0])
-  texts = _bodies(words, made.candidates.tokens[0][support.is_block[0]])
-  assert texts == ["", "nile flow", "alps snow"]
-
-  # The null block and row 0 have other vectors by now. The null block has no
-  # other; that of row 0 only passes the gradient on.
-  def found(current):
-    queries, places = jnp.array([[1.0, -1.0]]), np.array([[0, 3]])
-    return support.log_probs(queries, places, current, score_scale=2.0)[0]
-
-  current = jnp.array([[[2.0, 1.0], [0.0, 3.0]]])
-  wanted = np.exp([2.0, -2.0, -2.0])
-  wanted = [wanted[0], 0, wanted[1], wanted[2], 0, 0] / wanted.sum()
-  np.testing.assert_allclose(np.exp(found(current)), wanted, rtol=1e-4)
-  gradient = jax.grad(lambda current: found(current)[3])(current)[0, 1]
-  np.testing.assert_allclose(
-    gradient, (1 - wanted[3]) * np.array([2.0, -2.0]), rtol=1e-4
-  )
-
-
 def test_what_is_searched_for_is_what_is_kept_or_dropped():
   stage = Pretraining(8, num_spare=3)
   # Candidates that are retrieved, the source, and spare blocks for its copies.
@@ -146,9 +105,7 @@ def test_hard_negatives_are_not_the_source(corpora):
   assert bodies == ["nile flow", ""]
 
 
-@functools.partial(
-  jax.jit, static_argnames=("objective", "freeze_reader", "span_likelihood")
-)
+@functools.partial(jax.jit, static_argnames=("objective", "freeze_reader"))
 def _run(params, batch, key=None, **settings):
   """The gradient's norm by component, and the means; the reader has the key."""
 
@@ -175,43 +132,6 @@ def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
   slopes, frozen = _run(params, batch, key, **settings)
   assert slopes["reader"] == 0
   assert frozen["retriever_loss"] == pytest.approx(one["retriever_loss"])
-  # It may also point at the words, if it is frozen.
-  slopes, pointing = _run(params, batch, key, **settings, span_likelihood=True)
-  assert slopes["reader"] == 0 < slopes["retriever"] < np.inf
-  assert abs(pointing["retriever_loss"] - frozen["retriever_loss"]) > 1e-2
-  assert pointing["masked_accuracy"] == frozen["masked_accuracy"]
-
-
-@pytest.mark.slow
-def test_a_frozen_reader_that_points_decides_what_a_chain_accepts():
-  # Of each support, the null block, a block with the masked word and another.
-  size = tiny.BATCH, tiny.CANDIDATES
-  support = Support(np.zeros((*size, 4), np.float32), np.ones(size, bool))
-  proposals = Proposals(
-    np.tile([1, 2], (tiny.BATCH, 1)),
-    np.full((tiny.BATCH, 2), -np.log(tiny.CANDIDATES), np.float32),
-    np.full((tiny.BATCH, 2), 0.99, np.float32),
-  )
-  batch = tiny.batch_with_answers()._replace(
-    support=support, proposals=proposals
-  )
-  params = tiny.parameters("pretraining")
-  params["posterior"] = {"query_tower": params["retriever"]["query_tower"]}
-  (_, filling), (slopes, pointing) = (
-    _run(
-      *(params, batch),
-      objective="jsa",
-      freeze_reader=True,
-      span_likelihood=points,
-    )
-    for points in (False, True)
-  )
-  # It points at the word in the first proposal, and hardly leaves that.
-  assert pointing["acceptance_rate"] < filling["acceptance_rate"]
-  assert pointing["reader_loss"] < filling["reader_loss"]
-  assert slopes["reader"] == 0
-  assert 0 < slopes["retriever"] < np.inf
-  assert 0 < slopes["posterior"] < np.inf
 
 
 def test_a_sentence_is_read_beside_its_own_block(corpora):
