@@ -1,7 +1,7 @@
 """Packaging: `make env` installs what the demo and the tests need.
 
-Requirements carry no versions; constraints/ pins, for each Python, the set that
-is tested together.
+constraints/ pins, for each Python, the set of versions that is tested together.
+A requirement has a bound where a release has announced a break.
 """
 
 from setuptools import find_packages, setup
@@ -43,7 +43,8 @@ setup(
     "ml_dtypes",
     "numpy",
     "optax",
-    "orbax-checkpoint",
+    # 1.0 moves the V1 interface to the top level; the project uses V0.
+    "orbax-checkpoint<1",
     # Regular expressions whose steps are counted.
     "pcre2",
     "protobuf",

@@ -66,7 +66,7 @@ def test_a_value_fits_its_annotation_or_not(annotation, good, bad, words):
   [
     (BertConfig, {"num_layers": 0, "dropout_rate": 1.0}),
     (RefreshConfig, {"on_crash": "never", "rolling_refresh_dtype": "bf16"}),
-    (OpenQa, {"num_read": 0, "renamed_share": 2.0}),
+    (OpenQa, {"num_read": 0, "num_searched_blocks": -1}),
     (SidecarConfig, {"mode": "all", "keep_generations": 0}),
     (ScannConfig, {"recall_target": 1.2, "num_leaves": 0}),
     (WorldConfig, {"held_out_test": 2.0}),

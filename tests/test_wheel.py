@@ -31,17 +31,24 @@ def test_an_installed_package_brings_its_recipes(
   installed, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
   zipfile.ZipFile(wheel).extractall(installed)
   elsewhere.mkdir()
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "realm_jax.train", "--corpus_dir=none"),
-      "--gin_file=gin/experiments/small_text/inverse_cloze.gin",
-      "--model_dir=run",
-    ],
-    cwd=elsewhere,
-    env={**command_environment, "PYTHONPATH": os.fspath(installed)},
-    capture_output=True,
-    text=True,
+
+  def run(module, *arguments):
+    done = subprocess.run(
+      [sys.executable, "-m", f"realm_jax.{module}", *arguments],
+      cwd=elsewhere,
+      env={**command_environment, "PYTHONPATH": os.fspath(installed)},
+      capture_output=True,
+      text=True,
+    )
+    return done.stderr
+
+  recipe = "gin/experiments/small_text/inverse_cloze.gin"
+  said = run(
+    *("train", f"--gin_file={recipe}", "--model_dir=run", "--corpus_dir=none")
   )
   # The recipe and what it includes are read; the corpus is what is missing.
-  assert "train: no corpus in none" in done.stderr
+  assert "train: no corpus in none" in said
   assert not (elsewhere / "run").exists()
+  # The experiments are in a clone alone.
+  assert "clone the repository" in run("demo")
+  assert not (installed / "experiments").exists()

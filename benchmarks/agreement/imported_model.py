@@ -97,7 +97,7 @@ class ImportedModel(NamedTuple):
     query = _as_int32(arrays["query"])
     blocks = _as_int32(arrays["candidates"])
     answers = arrays["has_answer"], arrays["is_answer"]
-    batch = OpenQaBatch(query, arrays["vectors"], query, blocks, *answers)
+    batch = OpenQaBatch(query, arrays["vectors"], blocks, *answers)
     return self._graded(OpenQa(), batch)
 
   def _read(self, *token_ids: np.ndarray) -> tuple[jax.Array, Spans]:

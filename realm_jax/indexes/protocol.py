@@ -17,8 +17,7 @@ from realm_jax.storage.json_files import JsonValue
 
 _ROWS_PER_RUN = 16
 
-# Modules and classes. A module needs a library of its own, so it is imported
-# only when used.
+# Module and class of each kind. Modules import their libraries late.
 CONFIGS = {
   "exact": ("realm_jax.indexes.exact", "ExactConfig"),
   "scann": ("realm_jax.indexes.scann.config", "ScannConfig"),
@@ -240,7 +239,8 @@ def check_k(k: int, num_blocks: int) -> None:
   """Raises a `SearchError` unless k is in 1 … num_blocks."""
   if k > num_blocks:
     raise SearchError(
-      f"k={k} exceeds the corpus's {num_blocks} blocks; lower NUM_CANDIDATES"
+      f"k={k} exceeds the corpus's {num_blocks} blocks; search for fewer, in a "
+      "run by NUM_CANDIDATES or NUM_SEARCHED"
     )
   if k < 1:
     raise SearchError(f"k={k}; want at least 1")

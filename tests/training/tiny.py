@@ -168,7 +168,6 @@ def batch(stage):
   return OpenQaBatch(
     query=query,
     retrieved=rng.normal(size=(BATCH, SEARCHED, 4)).astype(np.float32),
-    joint_query=query,
     blocks=tokens,
     has_answer=rng.random((BATCH, SEARCHED)) < 0.4,
     is_answer=rng.random((BATCH, CANDIDATES, BLOCK, WIDTH)) < 0.2,

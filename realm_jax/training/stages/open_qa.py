@@ -1,13 +1,12 @@
 """Open QA: a question, the retrieved blocks, and the spans of the best few."""
 
 import dataclasses
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int32
+from jaxtyping import Bool, Float, Int
 
 from realm_jax.answers.occurrences import (
   AnswersInBlocks,
@@ -15,7 +14,6 @@ from realm_jax.answers.occurrences import (
   answers_of_batch,
 )
 from realm_jax.answers.spans import TokenSpans, find_token_spans
-from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
@@ -24,8 +22,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.settings import Fraction, OfRun, PositiveInt, require_valid
-from realm_jax.training import encoder_rows
+from realm_jax.settings import OfRun, PositiveInt, require_valid
 from realm_jax.training.encoder_rows import EncoderRows
 from realm_jax.training.stages.stage import (
   Assembled,
@@ -36,24 +33,16 @@ from realm_jax.training.stages.stage import (
   StageContext,
 )
 
-# Enough blocks to meet nearly every name, in seconds.
-_MAX_BLOCKS = 200_000
-# A wordpiece is one of names if this share of its occurrences is.
-_MIN_SHARE = 0.5
-# Places in a name: within, at the end, at the start, alone.
-_NUM_PLACES = 4
-
 
 class OpenQaBatch(NamedTuple):
   """Questions, the retrieved blocks, and where the answers are in them.
 
   Attributes:
-    query: Questions as the retriever reads them.
+    query: Questions.
     retrieved: What the retriever's scores of the n blocks are computed from:
       their vectors as the generation has them, or the scores of an index
       without vectors, such as BM25. The host leaves rows here if the devices
       hold the vectors: see `StageContext.vectors`.
-    joint_query: Questions as the reader reads them: names may be exchanged.
     blocks: The best k blocks, as the reader reads them.
     has_answer: Whether each of the n blocks contains an answer.
     is_answer: Whether the span of a start and a width is an answer.
@@ -63,7 +52,6 @@ class OpenQaBatch(NamedTuple):
   retrieved: (
     Float[AnyArray, "b n d"] | Float[AnyArray, "b n"] | Int[AnyArray, "b n"]
   )
-  joint_query: Int[AnyArray, "b q"]
   blocks: Int[AnyArray, "b k l"]
   has_answer: Bool[AnyArray, "b n"]
   is_answer: Bool[AnyArray, "b k l w"]
@@ -92,8 +80,6 @@ class OpenQa(Stage):
       now, instead of from all correct spans (Min et al. 2019).
     read_gold: Whether the reader reads, of the searched blocks, those first
       that contain an answer: a bound on what a better retriever would give.
-    renamed_share: Share of the examples whose names are exchanged for the
-      reader, so that it does not memorize answers.
   """
 
   num_searched_blocks: PositiveInt = 5000
@@ -103,7 +89,6 @@ class OpenQa(Stage):
   current_queries: bool = True
   hard_em: bool = False
   read_gold: bool = False
-  renamed_share: Fraction = 0.0
   needs_index = True
   needs_answers = True
 
@@ -152,26 +137,9 @@ class OpenQa(Stage):
     scored = retrieved.scores
     if self.reads_vectors:
       scored = context.vectors(rows)
-    joint_query, blocks = query, context.gather(rows[:, : self.num_read])
-    if self.renamed_share:
-      joint_query, blocks = self._renamed(batch, blocks, context.corpus)
-    made = OpenQaBatch(
-      query, scored, joint_query, blocks, has_answer, is_answer
-    )
+    blocks = context.gather(rows[:, : self.num_read])
+    made = OpenQaBatch(query, scored, blocks, has_answer, is_answer)
     return made, {"recall_at_5": float(recall)}
-
-  def _renamed(
-    self, batch: Batch, candidates: Int[np.ndarray, "b k l"], corpus: Corpus
-  ) -> tuple[Int[np.ndarray, "b q"], Int[np.ndarray, "b k l"]]:
-    """Exchanges the names in a share of the examples."""
-    query, candidates = batch.arrays["query"].copy(), candidates.copy()
-    for row, position in enumerate(batch.positions.tolist()):
-      generator = np.random.default_rng(position + 1)
-      if generator.random() < self.renamed_share:
-        new_ids = _permutation(corpus, generator)
-        query[row] = new_ids[query[row]]
-        candidates[row] = new_ids[candidates[row]]
-    return query, candidates
 
   def example(self, shapes: ExampleArrays) -> OpenQaBatch:
     searched = (len(shapes.query), shapes.num_searched)
@@ -180,16 +148,13 @@ class OpenQa(Stage):
     return OpenQaBatch(
       query=shapes.query,
       retrieved=np.zeros((*searched, *size), np.float32),
-      joint_query=shapes.query,
       blocks=shapes.candidates,
       has_answer=np.zeros(searched, bool),
       is_answer=np.zeros(spans, bool),
     )
 
   def rows(self, models: Models, batch: OpenQaBatch) -> EncoderRows:
-    joint = encoder_rows.joint_rows(
-      models.require_reader(), batch.joint_query, batch.blocks
-    )
+    joint = super().rows(models, batch)
     if self.index_scores:
       return joint
     query = models.retriever.query_input(batch.query)
@@ -269,60 +234,3 @@ def _spans(
     for start, limit in answers.pattern_spans(sorted(question.patterns), row)
   ]
   return TokenSpans(*np.array(found, np.int64).reshape(-1, 3).T)
-
-
-def _permutation(
-  corpus: Corpus, generator: np.random.Generator
-) -> Int32[np.ndarray, " v"]:
-  """Returns the new id of each wordpiece of a corpus; most keep theirs.
-
-  A reader that is fine-tuned on few questions soon knows which names are
-  answers, and no longer looks at the text. In a renamed example, the wordpieces
-  of names are permuted, in the question and in its blocks alike: the text says
-  the same about other names, and only reading it tells the answer. A wordpiece
-  is exchanged with those that have the same place in names, so that "New"
-  before "York" becomes another word that begins names, if there is one, and the
-  reader still sees where a name begins and ends.
-  """
-  new_ids = np.arange(corpus.vocab_size, dtype=np.int32)
-  for group in _name_groups(corpus):
-    new_ids[group] = generator.permutation(group)
-  return new_ids
-
-
-@functools.lru_cache(maxsize=2)
-def _name_groups(corpus: Corpus) -> tuple[Int[np.ndarray, " _"], ...]:
-  """Returns the ids of the wordpieces of each kind of span and place in it.
-
-  The places are alone, at the start, within and at the end. A wordpiece belongs
-  to the kind of span, and to the place there, in which it occurs most often,
-  unless it is frequent outside of spans.
-
-  Raises:
-    ValueError: No word of the corpus is a name.
-  """
-  size = corpus.vocab_size
-  total = np.zeros(size, np.int64)
-  in_spans = np.zeros((len(corpus.span_kinds), _NUM_PLACES, size), np.int64)
-  for row in range(min(corpus.num_blocks, _MAX_BLOCKS)):
-    block = corpus.block(row)
-    body = block.body_token_ids
-    np.add.at(total, body, 1)
-    for (start, limit), kind in zip(
-      block.salient_spans, block.salient_span_kinds, strict=True
-    ):
-      is_first = np.arange(start, limit) == start
-      is_last = np.arange(start, limit) == limit - 1
-      np.add.at(in_spans[kind], (2 * is_first + is_last, body[start:limit]), 1)
-  in_spans = in_spans.reshape(-1, size)
-  is_name = (total > 0) & (in_spans.sum(axis=0) >= _MIN_SHARE * total)
-  if not is_name.any():
-    raise ValueError(
-      "no word of the corpus is a name: it has no salient spans, or none of "
-      "words that are names alone; set RENAMED_SHARE = 0"
-    )
-  place = in_spans.argmax(axis=0)
-  groups = [
-    np.flatnonzero(is_name & (place == p)) for p in range(len(in_spans))
-  ]
-  return tuple(group for group in groups if group.size)

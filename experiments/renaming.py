@@ -1,0 +1,140 @@
+"""Fine-tuning on questions in whose examples names are exchanged.
+
+A reader that is fine-tuned on few questions soon knows which names are answers,
+and no longer looks at the text. In a renamed example, the wordpieces of names
+are permuted, in the question and in its blocks alike: the text says the same
+about other names, and only reading it tells the answer.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Int32
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batch import Batch
+from realm_jax.models import AnyArray
+from realm_jax.settings import Fraction
+from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.stages.open_qa import OpenQa
+from realm_jax.training.stages.stage import (
+  Assembled,
+  ExampleArrays,
+  Models,
+  StageContext,
+  StepBatch,
+)
+
+# Enough blocks to meet nearly every name, in seconds.
+_MAX_BLOCKS = 200_000
+# A wordpiece is one of names if this share of its occurrences is.
+_MIN_SHARE = 0.5
+# Places in a name: within, at the end, at the start, alone.
+_NUM_PLACES = 4
+
+
+class RenamedBatch(NamedTuple):
+  """A batch of open QA, with renamed blocks.
+
+  Attributes:
+    joint_query: Questions as the reader reads them: names may be exchanged.
+  """
+
+  query: Int[AnyArray, "b q"]
+  retrieved: (
+    Float[AnyArray, "b n d"] | Float[AnyArray, "b n"] | Int[AnyArray, "b n"]
+  )
+  blocks: Int[AnyArray, "b k l"]
+  has_answer: Bool[AnyArray, "b n"]
+  is_answer: Bool[AnyArray, "b k l w"]
+  joint_query: Int[AnyArray, "b q"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RenamingOpenQa(OpenQa):
+  """Open QA that exchanges names for the reader, and not for the retriever.
+
+  Attributes:
+    renamed_share: Share of the examples whose names are exchanged.
+  """
+
+  renamed_share: Fraction = 1.0
+
+  def assemble(
+    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
+  ) -> Assembled:
+    made, metrics = super().assemble(batch, retrieved, context)
+    query, blocks = made.query.copy(), made.blocks.copy()
+    for row, position in enumerate(batch.positions.tolist()):
+      generator = np.random.default_rng(position + 1)
+      if generator.random() < self.renamed_share:
+        new_ids = _permutation(context.corpus, generator)
+        query[row] = new_ids[query[row]]
+        blocks[row] = new_ids[blocks[row]]
+    arrays = made._replace(blocks=blocks)._asdict()
+    return RenamedBatch(**arrays, joint_query=query), metrics
+
+  def example(self, shapes: ExampleArrays) -> StepBatch:
+    arrays = super().example(shapes)._asdict()
+    return RenamedBatch(**arrays, joint_query=shapes.query)
+
+  def rows(self, models: Models, batch: StepBatch) -> EncoderRows:
+    searched = super().rows(models, batch)
+    rows = super().rows(models, batch._replace(query=batch.joint_query))
+    return rows._replace(queries=searched.queries)
+
+
+def _permutation(
+  corpus: Corpus, generator: np.random.Generator
+) -> Int32[np.ndarray, " v"]:
+  """Returns the new id of each wordpiece of a corpus; most keep theirs.
+
+  A wordpiece is exchanged with those that have the same place in names, so that
+  "New" before "York" becomes another word that begins names, if there is one,
+  and the reader still sees where a name begins and ends.
+  """
+  new_ids = np.arange(corpus.vocab_size, dtype=np.int32)
+  for group in _name_groups(corpus):
+    new_ids[group] = generator.permutation(group)
+  return new_ids
+
+
+@functools.lru_cache(maxsize=2)
+def _name_groups(corpus: Corpus) -> tuple[Int[np.ndarray, " _"], ...]:
+  """Returns the ids of the wordpieces of each kind of span and place in it.
+
+  The places are alone, at the start, within and at the end. A wordpiece belongs
+  to the kind of span, and to the place there, in which it occurs most often,
+  unless it is frequent outside of spans.
+
+  Raises:
+    ValueError: No word of the corpus is a name.
+  """
+  size = corpus.vocab_size
+  total = np.zeros(size, np.int64)
+  in_spans = np.zeros((len(corpus.span_kinds), _NUM_PLACES, size), np.int64)
+  for row in range(min(corpus.num_blocks, _MAX_BLOCKS)):
+    block = corpus.block(row)
+    body = block.body_token_ids
+    np.add.at(total, body, 1)
+    for (start, limit), kind in zip(
+      block.salient_spans, block.salient_span_kinds, strict=True
+    ):
+      is_first = np.arange(start, limit) == start
+      is_last = np.arange(start, limit) == limit - 1
+      np.add.at(in_spans[kind], (2 * is_first + is_last, body[start:limit]), 1)
+  in_spans = in_spans.reshape(-1, size)
+  is_name = (total > 0) & (in_spans.sum(axis=0) >= _MIN_SHARE * total)
+  if not is_name.any():
+    raise ValueError(
+      "no word of the corpus is a name: it has no salient spans, or none of "
+      "words that are names alone; train with `open_qa.OpenQa`"
+    )
+  place = in_spans.argmax(axis=0)
+  groups = [
+    np.flatnonzero(is_name & (place == p)) for p in range(len(in_spans))
+  ]
+  return tuple(group for group in groups if group.size)

@@ -1,0 +1,41 @@
+"""Names that open QA exchanges for the reader."""
+
+import numpy as np
+import pytest
+
+from experiments.renaming import RenamingOpenQa
+from realm_jax.training.stages.open_qa import OpenQa
+from tests.training import tiny
+from tests.training.stages.test_open_qa import (
+  BLOCK_LENGTH,
+  PIECES,
+  TEXTS,
+  assemble,
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("names")
+  return tiny.corpus_of(folder, TEXTS, pieces=PIECES, block_length=BLOCK_LENGTH)
+
+
+def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
+  plain = assemble(OpenQa(num_read=2), corpus, "Ali")
+  ali, bob = corpus.vocabulary.encode("ali bob")
+  renaming = RenamingOpenQa(num_read=2)
+  changed = 0
+  for position in range(4):
+    made = assemble(renaming, corpus, "Ali", position)
+    # The spans are those of the same tokens, whatever they are called.
+    np.testing.assert_array_equal(made.is_answer, plain.is_answer)
+    np.testing.assert_array_equal(made.query, plain.query)
+    names = [bob, ali] if (made.blocks != plain.blocks).any() else [ali, bob]
+    changed += names == [bob, ali]
+    for before, after in (
+      (plain.query, made.joint_query),
+      (plain.blocks, made.blocks),
+    ):
+      wanted = np.select([before == ali, before == bob], names, before)
+      np.testing.assert_array_equal(after, wanted)
+  assert changed
