@@ -18,13 +18,11 @@ from realm_jax.generations.vectors import (
   index_blocks,
   load_query_tower,
 )
-from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
   BuildOptions,
   Index,
   IndexConfig,
-  IndexCrashedError,
   IndexLoadError,
   config_from,
 )
@@ -38,7 +36,7 @@ class Generation:
 
   The corpus is of the version that it was built on. The `query_params` are of
   the query tower that belongs to its vectors, and the `embeddings` of all
-  blocks are memory-mapped. The `mesh` is that of an index on devices, if any.
+  blocks are memory-mapped.
   """
 
   step: int
@@ -47,7 +45,6 @@ class Generation:
   index: Index
   query_params: Params
   embeddings: Embeddings
-  mesh: Mesh | None = dataclasses.field(default=None, kw_only=True)
 
   @property
   def oldest_step(self) -> int:
@@ -58,18 +55,6 @@ class Generation:
   def num_blocks(self) -> int:
     """The number of blocks."""
     return self.manifest.num_blocks
-
-  def with_exact_search(self) -> "Generation":
-    """Returns the same blocks, searched exactly, after verifying the vectors.
-
-    Raises:
-      DamagedGenerationError: A file of vectors is damaged or gone.
-    """
-    self.embeddings.verify_again()
-    config = ExactConfig(dtype=self.manifest.dtype)
-    blocks = index_blocks(self.corpus, self.embeddings)
-    index = config.build(blocks, BuildOptions(mesh=self.mesh))
-    return dataclasses.replace(self, index=index)
 
   def vectors(self, rows: Int[np.ndarray, "*b"]) -> Float32[np.ndarray, "*b d"]:
     """Returns the stored vectors of any rows."""
@@ -96,14 +81,14 @@ def load_generation(
       otherwise stay on the host.
     index: Settings of another index to build over the same blocks.
     beside_training: Whether files are verified by a thread of low priority,
-      and an index whose library may crash is loaded in a process of its own.
+      and an index that must not load in this process gets one of its own.
     reads_vectors: Whether the vectors will be read besides the index. If not,
       their files are verified, or copied, only if they are read nevertheless.
 
   Raises:
     GenerationError: It is missing, or of another corpus.
     DamagedGenerationError: It differs from what was published.
-    IndexCrashedError: The index's process crashed while it loaded.
+    IndexCrashedError: The index's process ended while it loaded.
   """
   store = GenerationStore(generations_dir)
   manifest = store.manifest(step)
@@ -126,19 +111,15 @@ def load_generation(
       loaded = index.build(blocks, BuildOptions(mesh=mesh))
     else:
       config = config_from(kind, manifest.index_parameters)
-      if beside_training and config.may_crash:
+      if beside_training and config.needs_own_process:
         loaded = IsolatedIndex(config, files.root / kind, blocks)
       else:
         loaded = config.load(files.root / kind, blocks, mesh=mesh)
-  except (IndexLoadError, IndexCrashedError) as error:
+  except IndexLoadError as error:
     # If files were removed or changed meanwhile, that is what to report.
     files.get(of_index, again=True)
-    if isinstance(error, IndexCrashedError):
-      raise
     raise GenerationError(f"{store.path(step)}: {error}") from error
-  return Generation(
-    *(step, manifest, corpus, loaded, query_params, embeddings), mesh=mesh
-  )
+  return Generation(step, manifest, corpus, loaded, query_params, embeddings)
 
 
 def load_newest(

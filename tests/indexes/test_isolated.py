@@ -18,7 +18,7 @@ from realm_jax.indexes.protocol import (
   QueryBatch,
   SearchError,
 )
-from realm_jax.indexes.scann.config import ScannConfig
+from realm_jax.indexes.scann import ScannConfig
 from tests.indexes.clustered import blocks_of, clustered
 
 pytestmark = pytest.mark.slow
