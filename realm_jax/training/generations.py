@@ -175,7 +175,7 @@ class GenerationSchedule:
       if last is not None and last.refused:
         assert last.load is not None
         logging.warning("a process cannot use generation %d", last.load)
-        error = GenerationError("another process cannot use it")
+        error = DamagedGenerationError("another process cannot use it")
         self._watcher.reject(last.load, error)
         self._offered = None
       if self._offered is None or self._offered.step <= self.current.step:

@@ -1,4 +1,4 @@
-"""An index in a process of its own: same results, and crashes are contained."""
+"""An index in a process of its own: same results, and its end is an error."""
 
 import functools
 import os
