@@ -189,6 +189,8 @@ class Draft:
         f"{', '.join(sorted(bad))} in {self.folder} changed after they were "
         "written: embedding their rows again"
       )
+    # An index without vectors has written nothing yet.
+    staged.root.mkdir(parents=True, exist_ok=True)
     for path in staged.root.iterdir():
       if path.is_dir():
         shutil.rmtree(path)

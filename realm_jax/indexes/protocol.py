@@ -19,8 +19,8 @@ from realm_jax.storage.json_files import JsonValue
 
 _ROWS_PER_RUN = 16
 
-# Modules and classes. A module needs a library of its own, so it is imported
-# only when used.
+# Modules and classes by kind. Some need a library of their own, and all are
+# imported only when they are used.
 CONFIGS = {
   "exact": ("realm_jax.indexes.exact", "ExactConfig"),
   "scann": ("realm_jax.indexes.scann", "ScannConfig"),
@@ -233,8 +233,8 @@ def library_of(kind: str, module: str, advice: str) -> Any:
 def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   """Returns the settings that a manifest stores.
 
-  Settings that this version does not have, such as those of an earlier version
-  that only its build used, are left out.
+  Settings that the class does not have are left out: another version of it may
+  have written the manifest.
 
   Raises:
     IndexLoadError: There is no such kind.

@@ -150,6 +150,8 @@ class ScannConfig(IndexConfig):
       num_leaves,
       num_leaves_to_search=1,  # Each search sets its own number.
       training_sample_size=max(_SAMPLE, _SAMPLED_PER_LEAF * num_leaves),
+      # By default, leaves with fewer than 50 vectors of the sample are emptied.
+      min_partition_size=1,
       # k-means++ from ScaNN's fixed seed repeats a build, and a random start
       # does not.
       random_init=False,
