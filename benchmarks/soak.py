@@ -16,7 +16,6 @@ object store on this machine, whose requests fail, hang or lose their answers.
 """
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import signal
@@ -42,7 +41,6 @@ from benchmarks.faults.disturbed import (
 )
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.paths import upload_directory
-from tests.fixed_tree import fixed_tree
 from tests.processes.object_store import ObjectStore
 from tests.processes.pretraining import Run
 
@@ -53,9 +51,13 @@ _FAULTS_PER_CHECKPOINT = 3
 # Share of the faults on a disk that a run with ScaNN meets.
 _OF_SCANN = 0.25
 # A given tree, because so few blocks would otherwise be searched without one.
-_TREE = fixed_tree(
-  16, num_leaves_searched=8, num_reordered=64, reordering="float32"
-)
+_TREE = {
+  "brute_force_below": 0,
+  "below_target": True,
+  "num_leaves": 16,
+  "num_leaves_searched": 8,
+  "num_reordered": 64,
+}
 
 
 def _run(
@@ -66,7 +68,7 @@ def _run(
   store: ObjectStore | None = None,
 ) -> Run:
   """Returns a run that is long enough for a number of faults."""
-  tree = dataclasses.asdict(_TREE) if index == "SCANN" else {}
+  tree = _TREE if index == "SCANN" else {}
   checkpoints = (
     max(6, num_faults // _FAULTS_PER_CHECKPOINT) + _QUIET_CHECKPOINTS
   )

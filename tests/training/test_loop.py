@@ -167,11 +167,8 @@ def test_a_run_that_is_preempted_while_it_waits_ends_in_peace(waits_at, saved):
       RetrievalUnavailableError,
       [(2, 20), (3, 30)],
     ),
-    (
-      {"unavailable": {4: IndexCrashedError()}},
-      IndexCrashedError,
-      [(2, 20), (3, 30)],
-    ),
+    # The process of an index has died: the run is resumed where it was saved.
+    ({"unavailable": {4: IndexCrashedError()}}, IndexCrashedError, [(2, 20)]),
     ({"bad_step": 4}, NonFiniteLossError, [(2, 20)]),
     # Another trainer has taken its place.
     ({"taken_at": 3}, SoleProcessError, [(2, 20)]),
