@@ -5,11 +5,11 @@
 
 A run with WAIT_FOR_GENERATIONS and exact search is done once undisturbed. Then
 the same run is repeated while its processes are killed, its published files are
-damaged or removed, and its builder is suspended or meets a full disk. Every
-process that ends is restarted, until the run is complete. Its loss curve and
-last checkpoint must equal those of the undisturbed run bit for bit. A third run
-searches ScaNN, whose process is killed as well. It is a problem if a trainer
-exits that could have continued, or if a run is too short for its faults.
+damaged or removed, and its builder is suspended or meets a full disk. The
+commands restart what ends, until the run is complete, and nobody else does. Its
+loss curve and last checkpoint must equal those of the undisturbed run bit for
+bit. A third run searches ScaNN, whose process is killed as well. It is a problem
+if a command gives up, or if a run is too short for its faults.
 
 With `--storage=bucket` the disturbed run has its corpus and MODEL_DIR in an
 object store on this machine, whose requests fail, hang or lose their answers.
@@ -206,6 +206,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   for name, run in result.items():
     for figure, value in run.items():
       shown = len(value) if figure == "faults" else value
+      if figure == "restarts":
+        shown = {job: len(lines) for job, lines in value.items()}
       print(f"{name}: {figure}: {shown}")
   print(f"passed: {passed}")
   if passed:

@@ -166,6 +166,7 @@ def _become(message: dict[str, Any], files: list[int]) -> NoReturn:
   kind, what, *arguments = message["command"]
   sys.path[0] = message["cwd"]
   sys.argv = [what if kind == "-m" else kind, *arguments]
+  sys.orig_argv = [sys.executable, *message["command"]]
   try:
     if kind == "-m":
       runpy.run_module(what, run_name="__main__", alter_sys=True)

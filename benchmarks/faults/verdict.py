@@ -10,6 +10,7 @@ import numpy as np
 
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.training.metric_rows import read_rows
+from tests.processes.jobs import Job
 from tests.processes.pretraining import Run
 
 # Metrics that depend on the clock.
@@ -65,6 +66,12 @@ def refusals(run: Run) -> list[str]:
   """Lists the trainer's messages about generations that it could not use."""
   lines = run.trainer().log.read_text(errors="replace").splitlines()
   return [line for line in lines if "is not used" in line]
+
+
+def restarts(job: Job) -> list[str]:
+  """Lists the lines of a job's supervisor about restarts."""
+  lines = job.log.read_text(errors="replace").splitlines()
+  return [line for line in lines if line.startswith("supervisor: ")]
 
 
 def problems(run: Run) -> list[str]:

@@ -93,10 +93,7 @@ def iterate(
       metrics.push(step, on_devices, prepared.metrics)
       is_due, is_last = run.decisions.after_step(step)
       run.sole.check()
-      run.checkpoints.check()
-      if is_last:
-        run.checkpoints.hurry()
-      if is_due:
+      if run.checkpoints.must_save_again() or is_due:
         save()
         saved = step
       if is_last or step == num_steps:
@@ -107,8 +104,6 @@ def iterate(
   except NonFiniteLossError as error:
     raise run.checkpoints.with_last_good(error) from None
   except RetrievalUnavailableError as reason:
-    if isinstance(reason, WaitPreemptedError):
-      run.checkpoints.hurry()
     if step > saved:
       run.sole.check()
       save()

@@ -101,7 +101,10 @@ def open_run(
 
     loop.on_process_0("sole trainer", take_model_dir, (SoleProcessError,))
     stack.callback(store.close)
-    checkpoints = Checkpointer(store, setup.identity, sources)
+    saves_once = config.refresh.wait_for_generations or loop.count > 1
+    checkpoints = Checkpointer(
+      *(store, setup.identity, sources), max_failures=0 if saves_once else 3
+    )
     state, loop_state = checkpoints.initialize_or_restore(
       create_state(
         setup.init,
