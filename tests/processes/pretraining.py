@@ -28,8 +28,6 @@ class Run:
     index_settings: Bindings of the index's configuration.
     environment: Environment of all processes; None passes on this process's.
     store: Store in whose bucket MODEL_DIR is; None has it on the disk.
-    max_restarts: Restarts by the supervisors of trainer and builder; 0 is
-      without supervisors.
   """
 
   directory: Path
@@ -41,7 +39,6 @@ class Run:
   index_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   environment: Mapping[str, str] | None = None
   store: ObjectStore | None = None
-  max_restarts: int = 10
 
   @property
   def model_dir(self) -> epath.PathLike:
@@ -83,7 +80,6 @@ class Run:
       gin_command(
         module,
         [f"gin/runs/{recipe}.gin", self.model],
-        f"--max_restarts={self.max_restarts}",
         MODEL_DIR=self.model_dir,
         CORPUS_DIR=self.corpus_dir,
         **bindings,
