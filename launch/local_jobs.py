@@ -34,10 +34,10 @@ def run_locally(
   """Runs jobs, each when its schedule says, until SIGINT or SIGTERM at most.
 
   Trainer and builder restart themselves. If one process of a job has failed for
-  good, the others of that job are stopped, and then all other jobs: without the trainer there is nothing to do, and without the
-  builder the trainer's index would only grow older. The trainer goes on without
-  an evaluator that follows its checkpoints. A signal stops all jobs as well,
-  and a second one kills them.
+  good, the others of that job are stopped, and then all other jobs: without the
+  trainer there is nothing to do, and without the builder the trainer's index
+  would only grow older. The trainer goes on without an evaluator that follows
+  its checkpoints. A signal stops all jobs as well, and a second one kills them.
 
   Each process has `grace_seconds` from SIGTERM to SIGKILL. The `command` starts
   each command, before the job's arguments. Returns 0, or the exit code of the

@@ -1,11 +1,12 @@
 """Runs a job in a container: `python -m launch.pod ARGUMENTS`.
 
 It starts `python ARGUMENTS`, starts it again when it fails, and ends with its
-exit code. JobSet restarts whole jobs, without pauses, and only after that. On
-SIGTERM, a trainer saves a checkpoint and ends with 0. To Kubernetes, which sends
-SIGTERM when it needs the host or preempts the job, this would mean that the run
-is complete. Therefore this command then ends with 143, as a process does that
-SIGTERM ended, and the run is restarted.
+last exit code. Only then does JobSet restart the job, without a pause.
+
+On SIGTERM, a trainer saves a checkpoint and ends with 0. To Kubernetes, which
+sends SIGTERM when it needs the host or preempts the job, this would mean that
+the run is complete. Therefore this command then ends with 143, as a process
+does that SIGTERM ended, and the run is restarted.
 """
 
 import signal

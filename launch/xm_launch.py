@@ -11,7 +11,8 @@
 has ended, the index builder is stopped, and the evaluator, if it has gin files,
 runs; with `--evaluator_follow` it evaluates each checkpoint beside the trainer.
 Trainer and builder are restarted when they fail. If one fails again and again,
-without a new checkpoint or index between, the other jobs are stopped. Ctrl-C stops all jobs, and the same command resumes them.
+without a new checkpoint or index in between, the other jobs are stopped. Ctrl-C
+stops all jobs, and the same command resumes them.
 
 `--executor=gke` prints a manifest for `kubectl apply`, for a cluster of Google
 Kubernetes Engine that has JobSet, and `--executor=cloud` packs the tracked

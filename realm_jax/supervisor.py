@@ -76,7 +76,8 @@ class Supervisor:
       restarts += 1
       print(
         f"supervisor: the command ended with code {code}; restarting it in "
-        f"{pause:.0f} s (restart {restarts} of {max_restarts} without progress)",
+        f"{pause:.0f} s (restart {restarts} of at most {max_restarts} without "
+        "progress)",
         file=sys.stderr,
         flush=True,
       )

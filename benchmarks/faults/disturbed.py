@@ -185,8 +185,8 @@ def _damage(kind: str) -> Injector:
   """Returns a fault that damages a file of a complete generation.
 
   Args:
-    kind: "cut file", "flip bit" or "remove generation". On a disk a file is changed in
-      place, even if it is mapped.
+    kind: "cut file", "flip bit" or "remove generation". On a disk a file is
+      changed in place, even if it is mapped.
   """
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:

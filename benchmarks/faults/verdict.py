@@ -14,7 +14,7 @@ from tests.processes.jobs import Job
 from tests.processes.pretraining import Run
 
 # Metrics that depend on the clock.
-_TIMINGS = re.compile(r".*_(seconds|second|ms)")
+_TIMINGS = re.compile(r".*_(seconds|second|ms)|goodput")
 # Message of the watcher about a verified generation.
 _VERIFIED = re.compile(r"generation (\d+) is verified and loaded")
 _KEPT_CHECKPOINTS = 3
@@ -27,6 +27,11 @@ def curve(run: Run) -> list[dict[str, float]]:
     {name: value for name, value in row.items() if not _TIMINGS.fullmatch(name)}
     for row in read_rows(run.model_dir)
   ]
+
+
+def seconds(run: Run) -> dict[str, float]:
+  """Returns what a run has spent its time on, over all of its lives."""
+  return read_rows(run.model_dir)[-1]["run_seconds"]
 
 
 def differences(expected: Run, got: Run) -> list[str]:

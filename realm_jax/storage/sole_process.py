@@ -3,10 +3,10 @@
 In a local directory the kernel locks a file, and releases it however the
 process ends. Google's object store has no locks. There the process writes a
 lease and renews it while it runs, each time on the condition that nobody else
-has written it since. The clocks of hosts may differ by minutes, so whoever finds
-a lease observes, by a clock of its own, whether it changes within a lifetime.
-Only a process of the same supervisor does not wait: it starts when the holder
-has ended.
+has written it since. The clocks of hosts may differ by minutes, so a process
+that finds a lease watches, by its own clock, whether it changes within a
+lifetime. Only a process of the same supervisor does not wait, because it starts
+after the holder has ended.
 """
 
 import contextlib

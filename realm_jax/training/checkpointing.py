@@ -154,11 +154,11 @@ class LoopState(NamedTuple):
 class Checkpointer:
   """Initializes or restores the state of a run, and saves it.
 
-  A save that failed is taken again, at the next step and from its state, for
-  `max_failures` times in a row. With 0 the first failure ends the run: one whose
-  index needs the checkpoints of certain steps has no use for another, and of
-  several processes one alone cannot save again, since orbax keeps the others in
-  a barrier for ten minutes.
+  A save that failed is taken again, at the next step and from its state, up to
+  `max_failures` times in a row. With 0 the first failure ends the run: a run
+  that waits for generations of certain steps has no use for other checkpoints,
+  and one of several processes cannot save again, because orbax keeps the others
+  in a barrier for up to ten minutes.
   """
 
   def __init__(

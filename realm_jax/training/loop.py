@@ -28,6 +28,7 @@ from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
+from realm_jax.training.goodput import lost_to
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from realm_jax.training.setup import CompiledSteps
 from realm_jax.training.step import Metrics, TrainState
@@ -77,7 +78,8 @@ def iterate(
 
   def save() -> None:
     metrics.flush()
-    run.checkpoints.save(state, candidates.state(step))
+    with lost_to("save"):
+      run.checkpoints.save(state, candidates.state(step))
 
   try:
     state = candidates.open(state)
@@ -97,7 +99,8 @@ def iterate(
         save()
         saved = step
       if is_last or step == num_steps:
-        run.checkpoints.wait()
+        with lost_to("save"):
+          run.checkpoints.wait()
       yield state, on_devices
       if is_last:
         return

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping
 
 from absl import logging
@@ -66,7 +67,7 @@ def open_run(
   Yields the state before the next step, and the parts of the run, or None if
   all steps are done.
   """
-  data, sources = config.data, config.checkpoints
+  data, sources, began = config.data, config.checkpoints, time.time()
   with contextlib.ExitStack() as stack:
     store = CheckpointStore(config.model_dir, keep=sources.keep_checkpoints)
     decisions = Decisions(
@@ -143,6 +144,7 @@ def open_run(
       num_steps=config.num_steps,
       examples_per_step=data.batch_size,
       freeze_retriever_steps=config.optimizer.freeze_retriever_steps,
+      began=began,
       writes=loop.is_leader,
     )
     stack.callback(metrics.close)
