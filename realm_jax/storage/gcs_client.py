@@ -40,11 +40,10 @@ class GcsClient(GCSFileSystem):
     """
     bucket, name, _ = self.split_path(path)
     try:
-      headers, content = self.call(
-        "GET", "b/{}/o/{}", bucket, name, alt="media"
-      )
+      answer: Any = self.call("GET", "b/{}/o/{}", bucket, name, alt="media")
     except FileNotFoundError:
       return b"", "0"
+    headers, content = answer
     return content, headers["x-goog-generation"]
 
   def write_generation(
@@ -57,7 +56,7 @@ class GcsClient(GCSFileSystem):
     """
     bucket, name, _ = self.split_path(path)
     try:
-      written = self.call(
+      written: Any = self.call(
         "POST",
         f"{self._location}/upload/storage/v1/b/{{}}/o",
         bucket,

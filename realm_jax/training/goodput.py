@@ -4,7 +4,6 @@ It counts all lives of a run and the time between them. Each row of metrics has
 the sums so far, from which the next life goes on.
 """
 
-import collections
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
@@ -16,12 +15,12 @@ import jax
 # before; compilation; waiting for an index; saving; steps that are done twice.
 _LOST = ("start", "compile", "wait", "save", "repeat")
 # Seconds of this process that were spent so.
-_spent: collections.Counter[str] = collections.Counter()
+_spent = {"compile": 0.0, "wait": 0.0, "save": 0.0}
 
 
-def _note_compilation(event: str, seconds: float, **_: Any) -> None:
+def _note_compilation(event: str, duration_secs: float, **_: Any) -> None:
   if event == "/jax/core/compile/backend_compile_duration":
-    _spent["compile"] += seconds
+    _spent["compile"] += duration_secs
 
 
 jax.monitoring.register_event_duration_secs_listener(_note_compilation)
@@ -57,9 +56,10 @@ class Goodput:
     """Counts the time up to the end of a step; returns fields of its row."""
     now = time.time()
     left = max(0.0, now - self._last)
-    for kind, seconds in (_spent - self._charged).items():
-      self._seconds[kind] += min(left, seconds)
-      left -= min(left, seconds)
+    for kind, seconds in _spent.items():
+      lost = min(left, seconds - self._charged[kind])
+      self._seconds[kind] += lost
+      left -= lost
     self._seconds[self._kind] += left
     self._last, self._charged, self._kind = now, _spent.copy(), "step"
     rounded = {kind: round(x, 3) for kind, x in self._seconds.items()}
