@@ -5,11 +5,14 @@
 
 A run with WAIT_FOR_GENERATIONS and exact search is done once undisturbed. Then
 the same run is repeated while its processes are killed, its published files are
-damaged or removed, and its builder is suspended or meets a full disk. Every
-process that ends is restarted, until the run is complete. Its loss curve and
-last checkpoint must equal those of the undisturbed run bit for bit. A third run
-searches ScaNN, whose process is killed as well. It is a problem if a trainer
-exits that could have continued, or if a run is too short for its faults.
+damaged or removed, and its builder is suspended or meets a full disk. The
+commands restart what ends, until the run is complete, and nobody else does. Its
+loss curve and last checkpoint must equal those of the undisturbed run bit for
+bit. A third run searches ScaNN, whose process is killed as well. It is a
+problem if a command gives up, or if a run is too short for its faults.
+
+From what the kills have cost, it computes the goodput of a run that has one an
+hour: the share of its time that is steps counted once.
 
 With `--storage=bucket` the disturbed run has its corpus and MODEL_DIR in an
 object store on this machine, whose requests fail, hang or lose their answers.
@@ -139,6 +142,7 @@ def soak(
       result[name] = _figures(run, planned)
       if not result[name]["problems"] and index == unbroken.index:
         result[name]["differences"] = verdict.differences(unbroken, run)
+        result[name] |= _goodput(unbroken, run, result[name]["restarts"])
   return result
 
 
@@ -188,6 +192,23 @@ def _figures(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
   return found
 
 
+def _goodput(
+  unbroken: Run, run: Run, restarts: dict[str, list[str]]
+) -> dict[str, float]:
+  """Returns what a restart of the trainer cost, and at one an hour, goodput."""
+  lost, undisturbed = (
+    sum(seconds[kind] for kind in ("start", "compile", "repeat"))
+    for seconds in (verdict.seconds(run), verdict.seconds(unbroken))
+  )
+  if not restarts["trainer"]:
+    return {}
+  each = (lost - undisturbed) / len(restarts["trainer"])
+  return {
+    "seconds_per_restart": round(each, 1),
+    "goodput_at_one_fault_an_hour": round(1 - each / 3600, 4),
+  }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the soak test; returns 1 if anything went wrong."""
   given = flags.parse(__doc__, argv, faults=200, storage="disk", seed=0)
@@ -208,6 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   for name, run in result.items():
     for figure, value in run.items():
       shown = len(value) if figure == "faults" else value
+      if figure == "restarts":
+        shown = {job: len(lines) for job, lines in value.items()}
       print(f"{name}: {figure}: {shown}")
   print(f"passed: {passed}")
   if passed:

@@ -65,6 +65,7 @@ jaxtyping.install_import_hook(
   f"{runtime_types.__name__}.checked",
 )
 
+from realm_jax import supervisor  # noqa: E402
 from realm_jax.configuration import compilation_cache  # noqa: E402
 
 compilation_cache.enable()
@@ -254,11 +255,15 @@ def one_device() -> Iterator[None]:
 def command_environment() -> dict[str, str]:
   """The environment of a command that a test starts as a user would.
 
-  It has one device, where the tests themselves have eight simulated ones.
+  It has one device, where the tests themselves have eight simulated ones, and
+  no supervisor restarts it.
   """
-  return dict(
-    os.environ, PYTHONPATH=str(PROJECT_DIR), XLA_FLAGS=_ONE_DEVICE_XLA_FLAGS
-  )
+  return {
+    **os.environ,
+    "PYTHONPATH": str(PROJECT_DIR),
+    "XLA_FLAGS": _ONE_DEVICE_XLA_FLAGS,
+    supervisor.VARIABLE: "of the tests",
+  }
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from typing import Any
 
 from etils import epath
 
+from realm_jax.exit_codes import ExitCode
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.staging import FileRecord
 
@@ -24,7 +25,12 @@ class GenerationError(ValueError):
 
 
 class DamagedGenerationError(GenerationError):
-  """A generation that differs from what was published; it can be rebuilt."""
+  """A generation that differs from what was published; it can be rebuilt.
+
+  So a run that needs it is started again.
+  """
+
+  exit_code = ExitCode.STORE_OUTAGE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import RetrievalUnavailableError
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
+from realm_jax.training.goodput import lost_to
 from realm_jax.training.search_in_step import SearchedBlocks, load_blocks
 from realm_jax.training.setup import RunSetup
 
@@ -286,7 +287,8 @@ class GenerationSchedule:
       return later
 
     seconds = self._config.timeout_seconds
-    found = self._poll(look, f"generation {step}", seconds=seconds)
+    with lost_to("wait"):
+      found = self._poll(look, f"generation {step}", seconds=seconds)
     if found is None:
       raise RetrievalUnavailableError(
         f"generation {step} was not published within {seconds:.0f} s; is "
