@@ -140,7 +140,7 @@ def soak(
       result[name] = _figures(run, planned)
       if not result[name]["problems"] and index == unbroken.index:
         result[name]["differences"] = verdict.differences(unbroken, run)
-        result[name] |= _goodput(unbroken, run, result[name]["restarts"])
+        result[name] |= _goodput(run, result[name]["restarts"])
   return result
 
 
@@ -190,19 +190,13 @@ def _figures(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
   return found
 
 
-def _goodput(
-  unbroken: Run, run: Run, restarts: dict[str, list[str]]
-) -> dict[str, float]:
-  """Returns what a restart of the trainer cost, and at one an hour, goodput."""
-  lost, undisturbed = (
-    sum(seconds[kind] for kind in ("start", "compile", "repeat"))
-    for seconds in (verdict.seconds(run), verdict.seconds(unbroken))
-  )
-  if not restarts["trainer"]:
-    return {}
-  each = (lost - undisturbed) / len(restarts["trainer"])
+def _goodput(run: Run, restarts: dict[str, list[str]]) -> dict[str, float]:
+  """Returns what a start of the trainer costs, and with one an hour, goodput."""
+  spent = verdict.seconds(run)
+  lost = spent["start"] + spent["compile"] + spent["repeat"]
+  each = lost / (1 + len(restarts["trainer"]))
   return {
-    "seconds_per_restart": round(each, 1),
+    "seconds_per_start": round(each, 1),
     "goodput_at_one_fault_an_hour": round(1 - each / 3600, 4),
   }
 
