@@ -191,7 +191,7 @@ def _figures(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
 
 
 def _goodput(run: Run, restarts: dict[str, list[str]]) -> dict[str, float]:
-  """Returns the cost of a start of the trainer; the goodput with one an hour."""
+  """Returns a start's cost, and the goodput of a run with one an hour."""
   spent = verdict.seconds(run)
   lost = spent["start"] + spent["compile"] + spent["repeat"]
   each = lost / (1 + len(restarts["trainer"]))
