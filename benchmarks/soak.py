@@ -142,7 +142,7 @@ def soak(
       result[name] = _figures(run, planned)
       if not result[name]["problems"] and index == unbroken.index:
         result[name]["differences"] = verdict.differences(unbroken, run)
-        result[name] |= _goodput(unbroken, run, result[name]["restarts"])
+        result[name] |= _goodput(run, result[name]["restarts"])
   return result
 
 
@@ -192,19 +192,13 @@ def _figures(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
   return found
 
 
-def _goodput(
-  unbroken: Run, run: Run, restarts: dict[str, list[str]]
-) -> dict[str, float]:
-  """Returns what a restart of the trainer cost, and at one an hour, goodput."""
-  lost, undisturbed = (
-    sum(seconds[kind] for kind in ("start", "compile", "repeat"))
-    for seconds in (verdict.seconds(run), verdict.seconds(unbroken))
-  )
-  if not restarts["trainer"]:
-    return {}
-  each = (lost - undisturbed) / len(restarts["trainer"])
+def _goodput(run: Run, restarts: dict[str, list[str]]) -> dict[str, float]:
+  """Returns a start's cost, and the goodput of a run with one an hour."""
+  spent = verdict.seconds(run)
+  lost = spent["start"] + spent["compile"] + spent["repeat"]
+  each = lost / (1 + len(restarts["trainer"]))
   return {
-    "seconds_per_restart": round(each, 1),
+    "seconds_per_start": round(each, 1),
     "goodput_at_one_fault_an_hour": round(1 - each / 3600, 4),
   }
 

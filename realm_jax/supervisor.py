@@ -39,18 +39,16 @@ class Supervisor:
   The command dies with this process on Linux, and is in a session of its own,
   so that Ctrl-C reaches it once.
 
+  Args:
+    command: Command with its arguments.
+    folder: Folder, on a disk or in a bucket, in which a new step's subfolder
+      shows progress.
+
   Attributes:
     stopped_by: The first signal that this process was told to stop by, or 0.
   """
 
   def __init__(self, command: Sequence[str], *, folder: str | None = None):
-    """Sets the handlers of both signals.
-
-    Args:
-      command: Command with its arguments.
-      folder: Folder with a subfolder for each step, in which a new one shows
-        progress; a path on a disk or in a bucket.
-    """
     self.stopped_by = 0
     self._command, self._folder = command, folder
     self._child: subprocess.Popen[bytes] | None = None
@@ -74,13 +72,11 @@ class Supervisor:
         return code
       pause = min(2.0**restarts, _MAX_PAUSE_SECONDS)
       restarts += 1
-      print(
-        f"supervisor: the command ended with code {code}; restarting it in "
-        f"{pause:.0f} s (restart {restarts} of at most {max_restarts} without "
-        "progress)",
-        file=sys.stderr,
-        flush=True,
+      said = (
+        f"the command ended with code {code}; restarting it in {pause:.0f} s"
       )
+      count = f"restart {restarts} of at most {max_restarts} without progress"
+      print(f"supervisor: {said} ({count})", file=sys.stderr, flush=True)
       end = time.monotonic() + pause
       while time.monotonic() < end and not self.stopped_by:
         time.sleep(_POLL_SECONDS)
@@ -101,7 +97,8 @@ class Supervisor:
       start_new_session=True,
       preexec_fn=die_with_parent if sys.platform == "linux" else None,
     )
-    if self.stopped_by:  # Before there was a child to pass it on to.
+    # A signal may have come before there was a child to pass it on to.
+    if self.stopped_by:
       self._child.send_signal(self.stopped_by)
     code = self._child.wait()
     return 128 - code if code < 0 else code

@@ -10,7 +10,6 @@ import pytest
 
 from realm_jax import supervisor
 from realm_jax.exit_codes import ExitCode
-from realm_jax.supervisor import Supervisor
 
 # Without site, Python starts in a moment.
 _PYTHON = (sys.executable, "-S", "-c")
@@ -24,30 +23,34 @@ life = len(open("lives").readlines())
 _WAITS = "import time; {}; print(os.getpid(), flush=True); time.sleep(60)"
 _SUPERVISED = """
 import sys
-from realm_jax.supervisor import Supervisor
-sys.exit(Supervisor([sys.executable, "-S", "-c", sys.argv[1]]).run())
+from realm_jax import supervisor
+work, max_restarts, folder, supervisor._MAX_PAUSE_SECONDS = {}
+command = [sys.executable, "-S", "-c", work]
+started = supervisor.Supervisor(command, folder=folder)
+sys.exit(started.run(max_restarts))
 """
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-  """`run(work, max_restarts=…)`: the exit code, and how often it was started.
+def run(tmp_path, project_dir):
+  """`run(work, max_restarts=…)`: exit code, number of starts, what was said.
 
   The supervised program is Python, and knows its `life`, from 1.
   """
-  monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(supervisor, "_MAX_PAUSE_SECONDS", 0.01)
-  numbers = (signal.SIGTERM, signal.SIGINT)
-  handlers = [signal.getsignal(number) for number in numbers]
 
   def run(work, max_restarts=3, folder=None):
-    command = [*_PYTHON, _WORK.format(work)]
-    code = Supervisor(command, folder=folder).run(max_restarts)
-    return code, len((tmp_path / "lives").read_text().split())
+    given = (_WORK.format(work), max_restarts, folder, 0.01)
+    done = subprocess.run(
+      [*_PYTHON, _SUPERVISED.format(repr(given))],
+      cwd=tmp_path,
+      env={**os.environ, "PYTHONPATH": str(project_dir)},
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    lives = len((tmp_path / "lives").read_text().split())
+    return done.returncode, lives, done.stderr
 
-  yield run
-  for number, handler in zip(numbers, handlers, strict=True):
-    signal.signal(number, handler)
+  return run
 
 
 @pytest.mark.parametrize(
@@ -61,28 +64,28 @@ def run(tmp_path, monkeypatch):
   ],
 )
 def test_what_may_succeed_the_next_time_is_restarted(run, end):
-  assert run(f"if life < 3: {end}") == (0, 3)
+  assert run(f"if life < 3: {end}")[:2] == (0, 3)
 
 
 @pytest.mark.parametrize(
   "code", [0, int(ExitCode.USER_ERROR), int(ExitCode.LOST_ROLE)]
 )
 def test_what_is_done_or_would_fail_again_is_not(run, code):
-  assert run(f"sys.exit({code})") == (code, 1)
+  assert run(f"sys.exit({code})")[:2] == (code, 1)
 
 
-def test_it_gives_up_with_the_last_code(run, capfd):
-  assert run("sys.exit(10 + life)", max_restarts=2) == (13, 3)
-  said = capfd.readouterr().err
-  assert "ended with code 12; restarting it in" in said
-  assert run("os.kill(os.getpid(), 9)", max_restarts=0) == (137, 4)
+def test_it_gives_up_with_the_last_code(run):
+  code, lives, said = run("sys.exit(10 + life)", max_restarts=2)
+  assert (code, lives) == (13, 3)
+  assert "ended with code 12; restarting it" in said
+  assert run("os.kill(os.getpid(), 9)", max_restarts=0)[:2] == (137, 4)
 
 
 def test_the_count_begins_anew_after_each_new_checkpoint(run):
   # Lives 2 and 4 end after the checkpoints 10 and 20.
   steps = {2: "10", 4: "20"}
   work = f"life in {steps} and os.makedirs('at/' + {steps}[life]); sys.exit(1)"
-  assert run(work, max_restarts=2, folder="at") == (1, 6)
+  assert run(work, max_restarts=2, folder="at")[:2] == (1, 6)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ def supervised(project_dir):
   def start(handle=""):
     program = "import os, signal, sys\n" + _WAITS.format(handle or "0")
     process = subprocess.Popen(
-      [sys.executable, "-S", "-c", _SUPERVISED, program],
+      [*_PYTHON, _SUPERVISED.format(repr((program, 10, None, 60.0)))],
       cwd=project_dir,
       stdout=subprocess.PIPE,
       text=True,

@@ -11,19 +11,16 @@ from typing import Any
 
 import jax
 
-# What a run spends time on beside its steps: starts, from the end of the life
-# before; compilation; waiting for an index; saving; steps that are done twice.
-_LOST = ("start", "compile", "wait", "save", "repeat")
-# Seconds of this process that were spent so.
+# Seconds of this process that were no part of a step.
 _spent = {"compile": 0.0, "wait": 0.0, "save": 0.0}
 
 
-def _note_compilation(event: str, duration_secs: float, **_: Any) -> None:
+def _note(event: str, duration_secs: float, **_: Any) -> None:
   if event == "/jax/core/compile/backend_compile_duration":
     _spent["compile"] += duration_secs
 
 
-jax.monitoring.register_event_duration_secs_listener(_note_compilation)
+jax.monitoring.register_event_duration_secs_listener(_note)
 
 
 @contextlib.contextmanager
@@ -42,7 +39,8 @@ class Goodput:
   def __init__(
     self, rows: Sequence[dict[str, Any]], *, start_step: int, began: float
   ):
-    self._seconds = dict.fromkeys(("step", *_LOST), 0.0)
+    self._seconds = {"step": 0.0, "start": 0.0, "repeat": 0.0}
+    self._seconds |= dict.fromkeys(_spent, 0.0)
     self._last, self._charged, self._kind = began, _spent.copy(), "start"
     if rows and "run_seconds" in rows[-1]:
       before = [row for row in rows if row["step"] <= start_step]
@@ -62,12 +60,10 @@ class Goodput:
       left -= lost
     self._seconds[self._kind] += left
     self._last, self._charged, self._kind = now, _spent.copy(), "step"
-    rounded = {kind: round(x, 3) for kind, x in self._seconds.items()}
     share = self._seconds["step"] / max(sum(self._seconds.values()), 1e-9)
-    return {"goodput": share, "run_seconds": {**rounded, "until": now}}
+    return {"goodput": share, "run_seconds": {**self._seconds, "until": now}}
 
   def __str__(self) -> str:
-    fields, seconds = self.advance(), self._seconds
+    share, seconds = self.advance()["goodput"], self._seconds
     parts = ", ".join(f"{kind} {x:.0f} s" for kind, x in seconds.items())
-    total = sum(seconds.values())
-    return f"goodput {fields['goodput']:.1%} of {total:.0f} s: {parts}"
+    return f"goodput {share:.1%} of {sum(seconds.values()):.0f} s: {parts}"
