@@ -1,4 +1,4 @@
-"""Runs a job in a container: `python -m launch.pod ARGUMENTS`.
+"""Runs a job in a container: `python -m realm_jax.launch.pod ARGUMENTS`.
 
 It starts `python ARGUMENTS`, passes SIGTERM and SIGINT on to it, and ends with
 its exit code. On SIGTERM, a trainer saves a checkpoint and ends with 0. To

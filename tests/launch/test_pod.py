@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launch.local_jobs import free_address
+from realm_jax.launch.local_jobs import free_address
 
 _ENDS = "import signal, sys, time\n{}\nprint('ready', flush=True)\n{}"
 _SAVES = "signal.signal(signal.SIGTERM, lambda *_: sys.exit({}))"
@@ -31,7 +31,7 @@ def test_the_exit_code_tells_how_the_command_ended(
   with subprocess.Popen(
     # Without site, Python starts in a moment.
     [
-      *(sys.executable, "-S", "-m", "launch.pod"),
+      *(sys.executable, "-S", "-m", "realm_jax.launch.pod"),
       *("-Sc", _ENDS.format(handle, then)),
     ],
     cwd=project_dir,
