@@ -34,7 +34,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.json_files import write_json
-from realm_jax.weights.directory import CONFIG, class_files
+from realm_jax.weights.hf_files import CONFIG, class_files
 
 _TARGETS = {"padded": "≥ 1.5", "hf": "≥ 2"}
 _MINILM = Retriever(

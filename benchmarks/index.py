@@ -4,10 +4,10 @@
     python -m benchmarks.index --directory=out/index --vectors=out/vectors/demo
 
 The vectors are --num_blocks generated ones, or those of a trained run in a
-folder that `benchmarks.data.trained_vectors` has written. Compared are ScaNN
-with our trees and with its own, and our exact search, with FAISS: inverted
-lists of 4-bit product codes and of RaBitQ codes, with several numbers of lists,
-and exact search; --system chooses some. Each index is built in one process and
+folder that `benchmarks.data.trained_vectors` has written. Compared are ScaNN,
+with several numbers of leaves, our exact search, and FAISS: inverted lists of
+4-bit product codes and of RaBitQ codes, with several numbers of lists, and
+exact search; --system chooses some. Each index is built in one process and
 searched in another, so that the memory of the build is measured alone.
 """
 
@@ -42,10 +42,7 @@ _FAISS_SEARCHES = tuple(
   for nprobe in (2, 4, 8, 16, 32, 64, 128)
   for num_reordered in (50, 100, 200, 400, 800)
 )
-_SYSTEMS = (
-  *("scann", "scann_own_builder", "exact"),
-  *("faiss_pq", "faiss_rabitq", "faiss_flat"),
-)
+_SYSTEMS = ("scann", "exact", "faiss_pq", "faiss_rabitq", "faiss_flat")
 
 
 def settings_of(
@@ -62,13 +59,11 @@ def settings_of(
     codes = f"PQ{dim // 2}x4fs" if system == "faiss_pq" else "RaBitQfs"
     lists = [f"IVF{round(factor * root)}" for factor in _FACTORS]
     return "faiss", [{"factory": f"{n},{codes},RFlat", **common} for n in lists]
-  leaves: list[Row] = [{}]
-  if system == "scann_own_builder":
-    power = 2 ** round(np.log2(root))
-    leaves = [{"builder": "stock", "num_leaves": f * power} for f in _FACTORS]
+  power = 2 ** round(np.log2(root))
+  common["below_target"] = True
   return "scann", [
-    {**common, "recall_target": recall, "below_target": True, **setting}
-    for setting in leaves
+    {**common, "recall_target": recall, "num_leaves": factor * power}
+    for factor in _FACTORS
     for recall in _RECALLS
   ]
 
@@ -130,7 +125,7 @@ def search(folder: Path, saved: Path, kind: str, parameters: Row) -> list[Row]:
     used = {**parameters, **setting}
     config = config_from(kind, used)
     start = time.perf_counter()
-    if kind == "scann":
+    if config.needs_own_process:
       index = IsolatedIndex(config, saved, blocks)
     else:
       index = config.load(saved, blocks)

@@ -5,10 +5,12 @@
 
 Random Hugging Face REALM models of BERT-base size are made in the environment
 of `make peers`, with their outputs, losses and gradients. They are imported,
-and our values are compared with theirs. The wordpieces of real texts are
-compared with both of Hugging Face's BERT tokenizers, and the loss and optimizer
-with the published rules. Without real texts (`benchmarks/README.md` lists
-them), the tokenizers are skipped. The exit status is 1 if a comparison fails.
+and our values are compared with theirs. So are the vectors of MiniLM, and of
+models that we export, with those of sentence-transformers. The wordpieces of
+real texts are compared with both of Hugging Face's BERT tokenizers, and the
+loss and optimizer with the published rules. Without real texts
+(`benchmarks/README.md` lists them), the tokenizers are skipped. The exit status
+is 1 if a comparison fails.
 Everything is computed in float32. It takes six minutes of one core, 6 GB of
 temporary disk space and 8 GB of memory.
 """
@@ -23,7 +25,7 @@ import jax
 import numpy as np
 
 from benchmarks import flags, peer_processes
-from benchmarks.agreement import realm, rules
+from benchmarks.agreement import realm, rules, sentences
 from benchmarks.agreement.comparison import Row
 from benchmarks.data.real_texts import TEXTS_DIR, read_texts
 from realm_jax.objectives.marginal import FORMS
@@ -48,6 +50,9 @@ def comparisons(texts_dir: Path) -> Iterator[Row]:
     peer_processes.run("realm", f"--output_dir={folder}", f"--vocab={vocab}")
     for of_model in realm.COMPARISONS:
       yield from of_model(folder)
+    yield from sentences.compare_sentences(
+      vocab.parent, folder / "embedder", folder
+    )
 
 
 def compare_tokens(

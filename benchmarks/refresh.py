@@ -44,6 +44,7 @@ from realm_jax.generations.build import (
 )
 from realm_jax.generations.store import FOLDER, MANIFEST, GenerationStore
 from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.indexes.scann import ScannConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
@@ -57,7 +58,6 @@ from realm_jax.training.metric_rows import read_rows
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.stage import Assembled
-from tests.fixed_tree import fixed_tree
 from tests.processes.jobs import as_gin, gin_command
 
 Row = dict[str, float]
@@ -272,7 +272,12 @@ def main(argv: Sequence[str] | None = None) -> None:
   corpus = Corpus.open(texts / "corpus")
   # The power of two next to the square root: 1,024 for a million blocks.
   num_leaves = 1 << round(np.log2(corpus.num_blocks) / 2)
-  index = fixed_tree(num_leaves, num_leaves_searched=8, num_reordered=200)
+  index = ScannConfig(
+    below_target=True,
+    num_leaves=num_leaves,
+    num_leaves_searched=8,
+    num_reordered=200,
+  )
   # They are published alternately.
   made = _make_generations(directory, corpus, index, count=2)
   swaps = measure_swaps(directory / "model", corpus, made, swaps=given.swaps)

@@ -5,18 +5,20 @@
 
 A run with WAIT_FOR_GENERATIONS and exact search is done once undisturbed. Then
 the same run is repeated while its processes are killed, its published files are
-damaged or removed, and its builder is suspended or meets a full disk. Every
-process that ends is restarted, until the run is complete. Its loss curve and
-last checkpoint must equal those of the undisturbed run bit for bit. A third run
-searches ScaNN, whose process is killed as well. It is a problem if a trainer
-exits that could have continued, or if a run is too short for its faults.
+damaged or removed, and its builder is suspended or meets a full disk. The
+commands restart what ends, until the run is complete, and nobody else does. Its
+loss curve and last checkpoint must equal those of the undisturbed run bit for
+bit. A third run searches ScaNN, whose process is killed as well. It is a
+problem if a command gives up, or if a run is too short for its faults.
+
+From what the kills have cost, it computes the goodput of a run that has one an
+hour: the share of its time that is steps counted once.
 
 With `--storage=bucket` the disturbed run has its corpus and MODEL_DIR in an
 object store on this machine, whose requests fail, hang or lose their answers.
 """
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import signal
@@ -42,7 +44,6 @@ from benchmarks.faults.disturbed import (
 )
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.paths import upload_directory
-from tests.fixed_tree import fixed_tree
 from tests.processes.object_store import ObjectStore
 from tests.processes.pretraining import Run
 
@@ -53,9 +54,13 @@ _FAULTS_PER_CHECKPOINT = 3
 # Share of the faults on a disk that a run with ScaNN meets.
 _OF_SCANN = 0.25
 # A given tree, because so few blocks would otherwise be searched without one.
-_TREE = fixed_tree(
-  16, num_leaves_searched=8, num_reordered=64, reordering="float32"
-)
+_TREE = {
+  "brute_force_below": 0,
+  "below_target": True,
+  "num_leaves": 16,
+  "num_leaves_searched": 8,
+  "num_reordered": 64,
+}
 
 
 def _run(
@@ -66,7 +71,7 @@ def _run(
   store: ObjectStore | None = None,
 ) -> Run:
   """Returns a run that is long enough for a number of faults."""
-  tree = dataclasses.asdict(_TREE) if index == "SCANN" else {}
+  tree = _TREE if index == "SCANN" else {}
   checkpoints = (
     max(6, num_faults // _FAULTS_PER_CHECKPOINT) + _QUIET_CHECKPOINTS
   )
@@ -137,6 +142,7 @@ def soak(
       result[name] = _figures(run, planned)
       if not result[name]["problems"] and index == unbroken.index:
         result[name]["differences"] = verdict.differences(unbroken, run)
+        result[name] |= _goodput(unbroken, run, result[name]["restarts"])
   return result
 
 
@@ -186,6 +192,23 @@ def _figures(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
   return found
 
 
+def _goodput(
+  unbroken: Run, run: Run, restarts: dict[str, list[str]]
+) -> dict[str, float]:
+  """Returns what a restart of the trainer cost, and at one an hour, goodput."""
+  lost, undisturbed = (
+    sum(seconds[kind] for kind in ("start", "compile", "repeat"))
+    for seconds in (verdict.seconds(run), verdict.seconds(unbroken))
+  )
+  if not restarts["trainer"]:
+    return {}
+  each = (lost - undisturbed) / len(restarts["trainer"])
+  return {
+    "seconds_per_restart": round(each, 1),
+    "goodput_at_one_fault_an_hour": round(1 - each / 3600, 4),
+  }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the soak test; returns 1 if anything went wrong."""
   given = flags.parse(__doc__, argv, faults=200, storage="disk", seed=0)
@@ -206,6 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   for name, run in result.items():
     for figure, value in run.items():
       shown = len(value) if figure == "faults" else value
+      if figure == "restarts":
+        shown = {job: len(lines) for job, lines in value.items()}
       print(f"{name}: {figure}: {shown}")
   print(f"passed: {passed}")
   if passed:

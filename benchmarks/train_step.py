@@ -33,7 +33,6 @@ from benchmarks.peer_processes import in_new_process
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.packing import content_numbers
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
@@ -139,7 +138,7 @@ def batches_of(
       sources = rng.integers(corpus.num_blocks, size=given.batch)
       query = corpus.random_sentences(sources, given.query, rng)
       blocks = corpus.gather(rows, given.block)
-    candidates = Candidates(blocks, content_numbers(blocks))
+    candidates = Candidates.of(blocks)
     yield PretrainingBatch(query, candidates, masks)
 
 
@@ -184,14 +183,11 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   models = make_models(given)
   batches = [*batches_of(given, given.steps + 1)]
   mesh = make_mesh(devices=jax.devices()[:1])
-  numbers = jnp.arange(given.batch, dtype=jnp.uint32)
   layout = RowLayout(mesh)
   if given.pack:
     # The step is compiled for as many rows as hold half of the batches, and as
     # hold each.
-    needed = jax.jit(
-      lambda batch: needed_rows(_STAGE.rows(models, batch, numbers))
-    )
+    needed = jax.jit(lambda batch: needed_rows(_STAGE.rows(models, batch)))
     rows = np.array([needed(batch) for batch in batches])
     counts = np.ceil(np.median(rows, axis=0)), np.max(rows, axis=0)
     row_counts = dict.fromkeys(tuple(n.astype(int).tolist()) for n in counts)

@@ -11,7 +11,7 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
+from jaxtyping import Bool, Float, Int, Int32
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
@@ -81,12 +81,9 @@ class RenamingOpenQa(OpenQa):
     arrays = super().example(shapes)._asdict()
     return RenamedBatch(**arrays, joint_query=shapes.query)
 
-  def rows(
-    self, models: Models, batch: StepBatch, numbers: UInt32[Array, " b"]
-  ) -> EncoderRows:
-    searched = super().rows(models, batch, numbers)
-    read = batch._replace(query=batch.joint_query)
-    rows = super().rows(models, read, numbers)
+  def rows(self, models: Models, batch: StepBatch) -> EncoderRows:
+    searched = super().rows(models, batch)
+    rows = super().rows(models, batch._replace(query=batch.joint_query))
     return rows._replace(queries=searched.queries)
 
 

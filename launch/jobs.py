@@ -151,8 +151,11 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
   text("service_account", None, "Cluster's account that may use the bucket.")
   integer(
     *("max_restarts", 10),
-    "Restarts after failures, before the jobs have failed. With --executor=gke "
-    "those after a preemption do not count, and a user's error ends all jobs.",
+    "Restarts after failures, before the jobs have failed: on this machine of "
+    "the trainer and the builder, counted anew after each checkpoint or index; "
+    "elsewhere of jobs whose pods have restarted them in vain. With "
+    "--executor=gke those after a preemption do not count, and a user's error "
+    "ends all jobs.",
     lower_bound=0,
   )
 
@@ -302,7 +305,9 @@ def _job(
   job = Job(name, arguments, schedule, environment, tuple(files), bindings)
   if given.executor == "local":
     count = _of_job(given, name, "processes") or 1
-    return dataclasses.replace(job, processes=count)
+    if name != "evaluator":
+      arguments = (*arguments, f"--max_restarts={given.max_restarts}")
+    return dataclasses.replace(job, arguments=arguments, processes=count)
   for binding in bindings:
     _require_shared(binding, given.executor)
   own = _of_job(given, name, "tpu")

@@ -33,24 +33,24 @@ def run_locally(
 ) -> int:
   """Runs jobs, each when its schedule says, until SIGINT or SIGTERM at most.
 
-  If one process of a job fails, the others of that job are stopped, and then
-  all other jobs: without the trainer there is nothing to do, and without the
-  builder the trainer's index would only grow older. The trainer goes on without
-  an evaluator that follows its checkpoints. A signal stops all jobs as well,
-  and a second one kills them.
+  Trainer and builder restart themselves. If one process of a job has failed for
+  good, the others of that job are stopped, and then all other jobs: without the
+  trainer there is nothing to do, and without the builder the trainer's index
+  would only grow older. The trainer goes on without an evaluator that follows
+  its checkpoints. A signal stops all jobs as well, and a second one kills them.
 
   Each process has `grace_seconds` from SIGTERM to SIGKILL. The `command` starts
   each command, before the job's arguments. Returns 0, or the exit code of the
   first process that failed; if a signal ended it or this process, 128 plus the
   signal, as in shells.
   """
-  supervisor = _Supervisor(grace_seconds, command)
+  running = _Jobs(grace_seconds, command)
   handlers = {
-    number: signal.signal(number, supervisor.interrupt)
+    number: signal.signal(number, running.interrupt)
     for number in (signal.SIGINT, signal.SIGTERM)
   }
   try:
-    code = supervisor.run(jobs)
+    code = running.run(jobs)
   finally:
     for number, handler in handlers.items():
       signal.signal(number, handler)
@@ -103,7 +103,7 @@ class _Process:
         self._process.send_signal(number)
 
 
-class _Supervisor:
+class _Jobs:
   """The processes of the jobs, for one call of `run_locally`."""
 
   def __init__(self, grace_seconds: float, command: Sequence[str]):

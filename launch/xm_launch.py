@@ -10,8 +10,9 @@
 `--executor=local` starts them as processes of this machine. When the trainer
 has ended, the index builder is stopped, and the evaluator, if it has gin files,
 runs; with `--evaluator_follow` it evaluates each checkpoint beside the trainer.
-If a process fails, the others of its job are stopped, and then the other jobs.
-Ctrl-C stops all jobs, and the same command resumes them.
+Trainer and builder are restarted when they fail. If one fails again and again,
+without a new checkpoint or index in between, the other jobs are stopped. Ctrl-C
+stops all jobs, and the same command resumes them.
 
 `--executor=gke` prints a manifest for `kubectl apply`, for a cluster of Google
 Kubernetes Engine that has JobSet, and `--executor=cloud` packs the tracked
@@ -73,6 +74,14 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
   return 0
 
 
+def _parse_flags(arguments: Sequence[str]) -> list[str]:
+  try:
+    return flags.FLAGS(arguments)
+  except SystemExit:
+    # absl ends with 1 once it has shown the help that was asked for.
+    sys.exit(0)
+
+
 def run() -> None:
   """Runs the command. An error of the user is printed and exits with 2."""
   define()
@@ -83,7 +92,7 @@ def run() -> None:
     app.run(
       functools.partial(main, bindings=bindings),
       argv=arguments,
-      flags_parser=flags.FLAGS,
+      flags_parser=_parse_flags,
     )
   except (LaunchError, flags.Error) as error:
     print(f"xm_launch: {' '.join(str(error).split())}", file=sys.stderr)

@@ -24,9 +24,9 @@ if _gpath := sys.modules.get("etils.epath.gpath"):
 _OF_LOADED_RUN = (
   "Answer",
   "Answered",
-  "Block",
   "Explanation",
   "LoadedRun",
+  "RetrievedBlock",
   "load",
 )
 

@@ -20,7 +20,7 @@ from realm_jax.configuration import command_line
 from realm_jax.console import prompted_lines
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.answers import Answer, Answered
+  from realm_jax.evaluation.ask import Answer, Answered
 
 _NUM_ANSWERS = flags.DEFINE_integer(
   "num_answers", 3, "Number of answers to print.", lower_bound=1
@@ -48,10 +48,10 @@ def main(argv: Sequence[str]) -> None:
 
 def _answer(words: Sequence[str]) -> None:
   """Answers the question of the command line, or those of the input."""
-  from realm_jax.evaluation.answers import ask, num_searched
-  from realm_jax.evaluation.run import Run, RunConfig
+  from realm_jax.evaluation.ask import ask, num_searched
+  from realm_jax.evaluation.run import RunConfig, TrainedRun
 
-  run = Run.load(command_line.call(RunConfig, recipe=_RECIPE))
+  run = TrainedRun.load(command_line.call(RunConfig, recipe=_RECIPE))
   # What is missing is known before a question is asked for.
   num_searched(run)
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE

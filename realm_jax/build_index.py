@@ -10,14 +10,15 @@ generation, if there is one, or else of the kind that the run needs.
 
 The processes of one command, as on the hosts of a TPU slice, embed a generation
 together, shard s in process s mod n. They share MODEL_DIR and CORPUS_DIR, on a
-disk or on gs://.
+disk or on gs://. As `realm_jax.train` does, the command restarts the process
+that builds.
 """
 
 from collections.abc import Sequence
 
-from absl import flags, logging
+from absl import flags
 
-from realm_jax.configuration import command_line
+from realm_jax import supervisor
 
 _ONCE = flags.DEFINE_bool(
   "once", False, "Build the newest checkpoint's generation and exit."
@@ -29,6 +30,10 @@ _RECIPE = "gin/runs/build_index.gin"
 def main(argv: Sequence[str]) -> None:
   """Runs `generations.sidecar.build_index` as gin configures it."""
   del argv
+  from absl import logging
+
+  from realm_jax.configuration import command_line
+
   command_line.require_run(_RECIPE, waits=True)
   from realm_jax.generations import sidecar
   from realm_jax.partitioning import cpu_tuning
@@ -41,4 +46,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  command_line.run_on_devices(main)
+  supervisor.supervise_this_command("generations")
+  from realm_jax.configuration import command_line
+
+  command_line.run_on_devices(main, is_supervised=True)

@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _explain(text: str) -> None:
   from realm_jax.evaluation.explain import block_use, explain
-  from realm_jax.evaluation.run import Run, RunConfig
+  from realm_jax.evaluation.run import RunConfig, TrainedRun
 
   if _BLOCK_USE.value:
     use = command_line.call(block_use, recipe=_RECIPE)
@@ -95,7 +95,10 @@ def _explain(text: str) -> None:
     ]
     print(columns([[*use[0]], *rows]))
     return
-  run, explained = Run.load(command_line.call(RunConfig, recipe=_RECIPE)), []
+  run, explained = (
+    TrainedRun.load(command_line.call(RunConfig, recipe=_RECIPE)),
+    [],
+  )
   # What is missing is known before a text is asked for.
   run.require_reader()
   texts = prompted_lines("sentence with [MASK], or question")

@@ -26,8 +26,8 @@ from absl import flags
 
 from realm_jax.configuration import command_line
 from realm_jax.weights import WeightsError
-from realm_jax.weights.formats import TARGETS
-from realm_jax.weights.tables import SEPARATE_TOWERS
+from realm_jax.weights.name_maps import SEPARATE_TOWERS
+from realm_jax.weights.registry import TARGETS
 
 command_line.define_run_flags()
 _VECTORS = "vectors"

@@ -41,7 +41,7 @@ so that nothing is embedded again:
       --corpus_dir=corpus --block_records=enwiki-20181220/blocks.tfr \\
       --block_titles=enwiki-20181220/titles.tfr
 
-A gin file may bind the fields of `formats.ImportConfig` in place of the
+A gin file may bind the fields of `registry.ImportConfig` in place of the
 optional flags of the same names. Flags override it.
 """
 
@@ -52,7 +52,7 @@ from absl import flags
 
 from realm_jax import configuration
 from realm_jax.configuration import command_line
-from realm_jax.weights.formats import FORMATS, ImportConfig, locate
+from realm_jax.weights.registry import FORMATS, ImportConfig, locate
 
 _FROM = flags.DEFINE_enum(
   "from",

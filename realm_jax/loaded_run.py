@@ -16,18 +16,29 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float32
 
-from realm_jax.evaluation import answers
-from realm_jax.evaluation.answers import Answer, Answered
+from realm_jax.evaluation.ask import Answer, Answered, ask, num_searched
 from realm_jax.evaluation.explain import Explanation, explain
-from realm_jax.evaluation.run import QUESTION, Block, Run, RunConfig
+from realm_jax.evaluation.run import (
+  QUESTION,
+  RetrievedBlock,
+  RunConfig,
+  TrainedRun,
+)
 
-__all__ = ["Answer", "Answered", "Block", "Explanation", "LoadedRun", "load"]
+__all__ = [
+  "Answer",
+  "Answered",
+  "Explanation",
+  "LoadedRun",
+  "RetrievedBlock",
+  "load",
+]
 
 # gin's configuration is that of the whole process while a run is configured.
 _configuring = threading.Lock()
 
 
-class LoadedRun(Run):
+class LoadedRun(TrainedRun):
   """A checkpoint, its corpus and its index, in this process.
 
   Texts may be a list of any length, or one text, for which the result is one,
@@ -57,19 +68,19 @@ class LoadedRun(Run):
       questions,
       lambda texts: [
         dataclasses.replace(one, answers=one.answers[:num_answers])
-        for one in answers.ask(self, texts)
+        for one in ask(self, texts)
       ],
     )
 
   @overload
-  def retrieve(self, queries: str, k: int = 5) -> list[Block]: ...
+  def retrieve(self, queries: str, k: int = 5) -> list[RetrievedBlock]: ...
   @overload
   def retrieve(
     self, queries: Sequence[str], k: int = 5
-  ) -> list[list[Block]]: ...
+  ) -> list[list[RetrievedBlock]]: ...
   def retrieve(
     self, queries: str | Sequence[str], k: int = 5
-  ) -> list[Block] | list[list[Block]]:
+  ) -> list[RetrievedBlock] | list[list[RetrievedBlock]]:
     """Retrieves the k best blocks for queries, best first.
 
     Raises:
@@ -78,7 +89,7 @@ class LoadedRun(Run):
         or k is below 1.
     """
 
-    def found(texts: Sequence[str]) -> list[list[Block]]:
+    def found(texts: Sequence[str]) -> list[list[RetrievedBlock]]:
       blocks = self.corpus.num_blocks
       if not 1 <= k <= blocks:
         raise ValueError(
@@ -187,7 +198,7 @@ def load(
   run = LoadedRun.load(config)
   if QUESTION in run.kinds and run.models.reader is not None:
     # What is missing is known now, and not at the first question.
-    answers.num_searched(run)
+    num_searched(run)
   return run
 
 

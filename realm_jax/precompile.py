@@ -4,9 +4,11 @@
       --gin_file=gin/experiments/paper_wikipedia/pretrain.gin
 
 It compiles the training step of a recipe and the exact search, or the embedding
-of an index builder's recipe, with all sequences padded to their full length.
-It prints whether they fit the chips' memory, and a lower bound of the time they
-take. No data are needed. docs/accelerators.md explains the figures.
+of an index builder's recipe. It prints whether they fit the chips' memory, and
+a lower bound of the time that they take on sequences of full length. No data
+are needed: how a step packs sequences follows from assumed lengths, or from
+those of the corpus that --corpus_dir names. docs/accelerators.md explains the
+figures.
 """
 
 from collections.abc import Sequence
@@ -29,8 +31,9 @@ _TOPOLOGY = flags.DEFINE_string(
 )
 _NUM_BLOCKS = flags.DEFINE_integer(
   "num_blocks",
-  _PAPER_BLOCKS,
-  "Blocks of the corpus; the default is the number in the published one.",
+  None,
+  "Blocks of the corpus; by default those of --corpus_dir, or else of the "
+  "published corpus.",
   lower_bound=1,
 )
 # Names of data, which a recipe leaves to the command line. A run keeps them.
@@ -50,6 +53,7 @@ def main(argv: Sequence[str]) -> None:
   compilation_cache.disable()
   # Before what is slow to import: a slice that is none is answered at once.
   topology = open_topology(_TOPOLOGY.value)
+  from realm_jax.corpus.store import Corpus
   from realm_jax.generations.build import GenerationConfig
   from realm_jax.precompilation.programs import compile_recipe
   from realm_jax.training.config import TrainConfig
@@ -62,7 +66,13 @@ def main(argv: Sequence[str]) -> None:
     flags.FLAGS.gin_file = [*files, _NO_DATA]
   with command_line.parsed_from_flags(function):
     recipe = configuration.configured(function)()
-  report = compile_recipe(recipe, topology, num_blocks=_NUM_BLOCKS.value)
+  texts, num_blocks = None, _PAPER_BLOCKS
+  if flags.FLAGS.corpus_dir is not None:
+    texts = Corpus.open(flags.FLAGS.corpus_dir)
+    num_blocks = texts.num_blocks
+  report = compile_recipe(
+    recipe, topology, num_blocks=_NUM_BLOCKS.value or num_blocks, texts=texts
+  )
   if _JSON.value:
     write_json(_JSON.value, report.json())
   print(report.text())

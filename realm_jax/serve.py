@@ -26,7 +26,7 @@ from realm_jax.configuration import command_line
 from realm_jax.console import stop_on_sigterm
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.run import Run
+  from realm_jax.evaluation.run import TrainedRun
   from realm_jax.serving.service import Service
 
 _HOST = flags.DEFINE_string(
@@ -136,7 +136,7 @@ def _serve() -> None:
 
 def follow(
   service: "Service",
-  run: "Run",
+  run: "TrainedRun",
   stop: threading.Event,
   *,
   poll_seconds: float = _POLL_SECONDS,
@@ -170,8 +170,8 @@ def follow(
       logging.warning("going on with checkpoint %d: %s", run.step, error)
 
 
-def _load() -> "tuple[Service, Run]":
-  from realm_jax.evaluation.run import Run, RunConfig
+def _load() -> "tuple[Service, TrainedRun]":
+  from realm_jax.evaluation.run import RunConfig, TrainedRun
   from realm_jax.inputs.questions import read_json_lines
   from realm_jax.serving.service import Service
 
@@ -180,7 +180,10 @@ def _load() -> "tuple[Service, Run]":
     questions = read_json_lines(epath.Path(_EXAMPLE_QUESTIONS.value))
     first = itertools.islice(questions, _NUM_EXAMPLES)
     examples = [question.question for question in first]
-  run, masked_run = Run.load(command_line.call(RunConfig, recipe="")), None
+  run, masked_run = (
+    TrainedRun.load(command_line.call(RunConfig, recipe="")),
+    None,
+  )
   if _MASKED_MODEL_DIR.value is not None:
     # The run that fills in sentences, over the same corpus.
     with configuration.parsed_for_run(
@@ -189,7 +192,7 @@ def _load() -> "tuple[Service, Run]":
       corpus_dir=run.config.corpus_dir,
       gin_files=_MASKED_GIN_FILE.value,
     ):
-      masked_run = Run.load(configuration.configured(RunConfig)())
+      masked_run = TrainedRun.load(configuration.configured(RunConfig)())
   return Service(run, masked_run, examples=examples), run
 
 

@@ -5,19 +5,24 @@ open QA. The files under gin/runs/ say what each needs.
 
 MODEL_DIR keeps the configuration, so that other commands take `--model_dir`
 alone. So does this one, to resume a run as it was configured.
+
+The process that is started restarts the one that trains, until the run is
+complete (`realm_jax/supervisor.py`). With `--max_restarts=0` it trains itself.
 """
 
 from collections.abc import Sequence
 
-from absl import logging
-
-from realm_jax import configuration
-from realm_jax.configuration import command_line
+from realm_jax import supervisor
 
 
 def main(argv: Sequence[str]) -> None:
   """Trains the run that gin configures."""
   del argv
+  from absl import logging
+
+  from realm_jax import configuration
+  from realm_jax.configuration import command_line
+
   command_line.require_run()
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.training.config import TrainConfig
@@ -35,4 +40,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  command_line.run_on_devices(main)
+  # First, because the supervisor has no use for jax, gin and their memory.
+  supervisor.supervise_this_command("checkpoints")
+  from realm_jax.configuration import command_line
+
+  command_line.run_on_devices(main, is_supervised=True)

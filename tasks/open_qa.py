@@ -17,13 +17,13 @@ from collections.abc import Mapping
 import seqio
 import tensorflow as tf
 
+from realm_jax.answers.match import AnswerKind
 from realm_jax.inputs.features import (
   feature_length,
   token_feature,
   wordpieces,
 )
 from realm_jax.inputs.questions import JsonLinesSource, QuestionSource
-from realm_jax.text.answers import AnswerKind
 
 
 @tf.autograph.experimental.do_not_convert

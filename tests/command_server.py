@@ -20,15 +20,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
+
+from realm_jax import supervisor
 
 _PROJECT_DIR = Path(__file__).resolve().parent.parent
 # What commands import; none of it defines flags, or starts a thread.
 MODULES = (
   "realm_jax.corpus.build",
-  "realm_jax.corpus.seqio_rows",
+  "realm_jax.inputs.seqio_rows",
   "realm_jax.evaluation.open_qa",
   "realm_jax.generations.sidecar",
   "realm_jax.training.trainer",
@@ -151,11 +154,40 @@ class CommandServer:
     self._server.wait()
 
 
-def _become(message: dict[str, Any], files: list[int]) -> NoReturn:
+class _Restarted:
+  """What a supervisor starts: a fork, which need not import the libraries."""
+
+  def __init__(
+    self,
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    start_new_session: bool,
+    preexec_fn: Callable[[], None],
+  ):
+    del start_new_session
+    self._pid = os.fork()
+    if not self._pid:
+      os.setsid()
+      preexec_fn()
+      signal.signal(signal.SIGTERM, signal.SIG_DFL)
+      signal.signal(signal.SIGINT, signal.default_int_handler)
+      _become({"command": command[1:], "cwd": os.getcwd(), "env": dict(env)})
+
+  def send_signal(self, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+      os.kill(self._pid, number)
+
+  def wait(self) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+def _become(message: dict[str, Any], files: Sequence[int] = ()) -> NoReturn:
   """Runs a command in this process, and ends it."""
   for number, file in enumerate(files, start=1):
     os.dup2(file, number)
     os.close(file)
+  supervisor.subprocess = types.SimpleNamespace(Popen=_Restarted)
   os.chdir(message["cwd"])
   os.environ.clear()
   os.environ.update(message["env"])
@@ -166,6 +198,7 @@ def _become(message: dict[str, Any], files: list[int]) -> NoReturn:
   kind, what, *arguments = message["command"]
   sys.path[0] = message["cwd"]
   sys.argv = [what if kind == "-m" else kind, *arguments]
+  sys.orig_argv = [sys.executable, *message["command"]]
   try:
     if kind == "-m":
       runpy.run_module(what, run_name="__main__", alter_sys=True)

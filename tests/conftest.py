@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.run import Run, RunConfig
+  from realm_jax.evaluation.run import RunConfig, TrainedRun
   from tests import tiny_world
   from tests.command_server import CommandServer
   from tests.processes.object_store import ObjectStore
@@ -65,6 +65,7 @@ jaxtyping.install_import_hook(
   f"{runtime_types.__name__}.checked",
 )
 
+from realm_jax import supervisor  # noqa: E402
 from realm_jax.configuration import compilation_cache  # noqa: E402
 
 compilation_cache.enable()
@@ -144,14 +145,14 @@ def run_config(world, model_dir) -> "RunConfig":
 
 
 @pytest.fixture(scope="session")
-def run(run_config) -> "Run":
+def run(run_config) -> "TrainedRun":
   """The run of `model_dir` on one device; both of its heads are random."""
   from realm_jax.evaluation import run
 
   config = dataclasses.replace(run_config, num_candidates=6)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(run, "make_mesh", _mesh_of_one_device)
-    return run.Run.load(config)
+    return run.TrainedRun.load(config)
 
 
 def _mesh_of_one_device(**settings) -> jax.sharding.Mesh:
@@ -254,11 +255,15 @@ def one_device() -> Iterator[None]:
 def command_environment() -> dict[str, str]:
   """The environment of a command that a test starts as a user would.
 
-  It has one device, where the tests themselves have eight simulated ones.
+  It has one device, where the tests themselves have eight simulated ones, and
+  no supervisor restarts it.
   """
-  return dict(
-    os.environ, PYTHONPATH=str(PROJECT_DIR), XLA_FLAGS=_ONE_DEVICE_XLA_FLAGS
-  )
+  return {
+    **os.environ,
+    "PYTHONPATH": str(PROJECT_DIR),
+    "XLA_FLAGS": _ONE_DEVICE_XLA_FLAGS,
+    supervisor.VARIABLE: "of the tests",
+  }
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from etils import epath
 from experiments.world.world import WorldConfig
 from realm_jax import settings
 from realm_jax.generations.sidecar import SidecarConfig
-from realm_jax.indexes.scann.config import ScannConfig
+from realm_jax.indexes.scann import ScannConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.stages.open_qa import OpenQa
@@ -65,7 +65,7 @@ def test_a_value_fits_its_annotation_or_not(annotation, good, bad, words):
   ("config", "fields"),
   [
     (BertConfig, {"num_layers": 0, "dropout_rate": 1.0}),
-    (RefreshConfig, {"on_crash": "never", "rolling_refresh_dtype": "bf16"}),
+    (RefreshConfig, {"on_stale": "never", "rolling_refresh_dtype": "bf16"}),
     (OpenQa, {"num_read": 0, "num_searched_blocks": -1}),
     (SidecarConfig, {"mode": "all", "keep_generations": 0}),
     (ScannConfig, {"recall_target": 1.2, "num_leaves": 0}),

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from realm_jax.models.packing import content_numbers
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
@@ -24,8 +23,8 @@ from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models, Stage, StepBatch
-from realm_jax.weights import tables
-from realm_jax.weights.plan import Plan, flattened, nested
+from realm_jax.weights import name_maps
+from realm_jax.weights.mapped_weights import MappedWeights, flattened, nested
 
 
 class Graded(NamedTuple):
@@ -88,8 +87,9 @@ class ImportedModel(NamedTuple):
       _as_int32(arrays["mask_targets"]),
       arrays["mask_weights"],
     )
-    numbered = Candidates(candidates, content_numbers(candidates))
-    batch = PretrainingBatch(_as_int32(arrays["query"]), numbered, masks)
+    batch = PretrainingBatch(
+      _as_int32(arrays["query"]), Candidates.of(candidates), masks
+    )
     return self._graded(Pretraining(), batch)
 
   def open_qa(self, arrays: Mapping[str, np.ndarray]) -> Graded:
@@ -114,7 +114,6 @@ class ImportedModel(NamedTuple):
   def _graded(self, stage: Stage, batch: StepBatch) -> Graded:
     """Computes the loss as a step does, each sequence in a row of its own."""
     models = Models(self.retriever, self.reader)
-    numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
     layout = RowLayout(make_mesh(devices=jax.devices()[:1]))
 
     def mean_and_metrics(params: Params, rows: EncoderRows) -> Any:
@@ -125,8 +124,8 @@ class ImportedModel(NamedTuple):
     grade = jax.value_and_grad(mean_and_metrics, has_aux=True)
     (value, metrics), gradient = jax.jit(
       lambda params: layout.with_rows(
-        lambda given: stage.rows(models, *given),
-        (batch, numbers),
+        functools.partial(stage.rows, models),
+        batch,
         lambda rows: grade(params, rows),
       )
     )(self.params)
@@ -137,15 +136,15 @@ class ImportedModel(NamedTuple):
     )
 
 
-def load(plan: Plan) -> ImportedModel:
+def load(mapped: MappedWeights) -> ImportedModel:
   """Imports a model into memory.
 
   Raises:
     WeightsError: The weights do not fit.
   """
-  retriever, reader, _ = plan.model
+  retriever, reader, _ = mapped.model
   bert = dataclasses.replace(retriever.bert, dropout_rate=0.0)
-  parameters, _ = plan.load()
+  parameters, _ = mapped.load()
   return ImportedModel(
     retriever.clone(bert=bert, projection_dropout_rate=0.0),
     reader.clone(bert=bert),
@@ -154,19 +153,19 @@ def load(plan: Plan) -> ImportedModel:
 
 
 def named_as_ours(
-  plan: Plan, tensors: Mapping[str, np.ndarray]
+  mapped: MappedWeights, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
   """Renames and transposes tensors to match our parameters.
 
   Args:
-    plan: Plan whose table maps names of tensors to parameters.
+    mapped: Weights whose table maps names of tensors to parameters.
     tensors: Tensors of the other system, such as gradients.
   """
   return {
     place.path: tensors[name].T if place.is_transposed else tensors[name]
-    for place in tables.places(plan.table, plan.source.system)
+    for place in name_maps.places(mapped.table, mapped.source.system)
     for name in place.names
-    if name in tensors and place.path.startswith(tuple(plan.parts))
+    if name in tensors and place.path.startswith(tuple(mapped.parts))
   }
 
 

@@ -17,8 +17,12 @@ from benchmarks.agreement.comparison import (
   unequal,
 )
 from benchmarks.agreement.imported_model import Graded, ImportedModel
-from realm_jax.weights.formats import ImportConfig
-from realm_jax.weights.plan import BLOCK_VECTORS, Plan, make_plan
+from realm_jax.weights.mapped_weights import (
+  BLOCK_VECTORS,
+  MappedWeights,
+  map_weights,
+)
+from realm_jax.weights.registry import ImportConfig
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -32,19 +36,21 @@ _WITHOUT_GRADIENT = (
 
 def compare_two_towers(folder: Path) -> list[Row]:
   """Compares the relevance of a scorer with two towers."""
-  plan, expected = _read(folder / "two_towers")
-  model = imported_model.load(plan)
+  mapped, expected = _read(folder / "two_towers")
+  model = imported_model.load(mapped)
   ours = model.relevance(expected["query"], expected["candidates"])
   return [differences("two towers: relevance", ours, expected["relevance"])]
 
 
 def compare_pretraining(folder: Path) -> list[Row]:
   """Compares relevance, masked-LM logits, and REALM's loss and gradient."""
-  scorer_plan, of_scorer = _read(folder / "scorer")
-  encoder_plan, expected = _read(folder / "encoder")
-  retrieving, reading = map(imported_model.load, (scorer_plan, encoder_plan))
-  params = {name: retrieving.params[name] for name in scorer_plan.parts}
-  params |= {name: reading.params[name] for name in encoder_plan.parts}
+  mapped_scorer, of_scorer = _read(folder / "scorer")
+  mapped_encoder, expected = _read(folder / "encoder")
+  retrieving, reading = map(
+    imported_model.load, (mapped_scorer, mapped_encoder)
+  )
+  params = {name: retrieving.params[name] for name in mapped_scorer.parts}
+  params |= {name: reading.params[name] for name in mapped_encoder.parts}
   model = ImportedModel(retrieving.retriever, reading.reader, params)
   query, candidates = expected["query"], expected["candidates"]
   logits = model.masked_lm_logits(query, candidates, expected["mask_positions"])
@@ -54,21 +60,21 @@ def compare_pretraining(folder: Path) -> list[Row]:
     differences("scorer: relevance", relevance, expected["relevance"]),
     differences("encoder: masked-LM logits", logits, expected["logits"]),
     relative("pre-training: loss", graded.metrics["loss"], expected["loss"]),
-    _gradients("pre-training: retriever", graded, scorer_plan, of_scorer),
-    _gradients("pre-training: reader", graded, encoder_plan, expected),
+    _gradients("pre-training: retriever", graded, mapped_scorer, of_scorer),
+    _gradients("pre-training: reader", graded, mapped_encoder, expected),
   ]
 
 
 def compare_open_qa(folder: Path) -> list[Row]:
   """Compares relevance of stored vectors, span scores, and ORQA's loss."""
-  plan, expected = _read(folder / "open_qa")
-  model = imported_model.load(plan)
-  stored = np.asarray(plan.source.tensors[BLOCK_VECTORS])
+  mapped, expected = _read(folder / "open_qa")
+  model = imported_model.load(mapped)
+  stored = np.asarray(mapped.source.tensors[BLOCK_VECTORS])
   rows = expected["rows"]
   query = expected["query"]
   relevance = np.einsum("bd,nd->bn", model.query_vectors(query), stored)
   best = np.argsort(-relevance, axis=-1)[:, : rows.shape[1]]
-  candidates = _blocks_read(plan, expected)
+  candidates = _blocks_read(mapped, expected)
   batch = {**expected, "candidates": candidates, "vectors": stored[rows]}
   graded = model.open_qa(batch)
   found = np.take_along_axis(relevance, rows, axis=-1)
@@ -98,17 +104,17 @@ def compare_open_qa(folder: Path) -> list[Row]:
       )
       for name in ("retriever_loss", "reader_loss", "loss")
     ),
-    _gradients("open QA", graded, plan, expected),
+    _gradients("open QA", graded, mapped, expected),
   ]
 
 
-def _blocks_read(plan: Plan, expected: Arrays) -> np.ndarray:
+def _blocks_read(mapped: MappedWeights, expected: Arrays) -> np.ndarray:
   """Returns the blocks that the reader is given, [b k l].
 
   They are `[CLS] [SEP] body [SEP]`, because Hugging Face's blocks have no
   titles.
   """
-  words = plan.model.vocabulary
+  words = mapped.model.vocabulary
   _, num_read, length, _ = expected["span_logits"].shape
   rows = expected["rows"][:, :num_read]
   blocks = np.zeros((*rows.shape, length), np.int32)
@@ -119,16 +125,18 @@ def _blocks_read(plan: Plan, expected: Arrays) -> np.ndarray:
   return blocks
 
 
-def _read(folder: Path) -> tuple[Plan, Arrays]:
+def _read(folder: Path) -> tuple[MappedWeights, Arrays]:
   with np.load(folder / "expected.npz", allow_pickle=False) as expected:
-    return make_plan(ImportConfig("hf_realm", folder)), dict(expected)
+    return map_weights(ImportConfig("hf_realm", folder)), dict(expected)
 
 
 COMPARISONS = (compare_two_towers, compare_pretraining, compare_open_qa)
 
 
-def _gradients(what: str, graded: Graded, plan: Plan, expected: Arrays) -> Row:
-  """Compares the gradients of the parts that the plan imports."""
+def _gradients(
+  what: str, graded: Graded, mapped: MappedWeights, expected: Arrays
+) -> Row:
+  """Compares the gradients of the parts that are imported."""
   theirs = {
     name.removeprefix("gradient/"): array
     for name, array in expected.items()
@@ -137,11 +145,11 @@ def _gradients(what: str, graded: Graded, plan: Plan, expected: Arrays) -> Row:
   ours = {
     path: array
     for path, array in graded.gradient.items()
-    if path.partition("/")[0] in plan.parts
+    if path.partition("/")[0] in mapped.parts
   }
   return gradient_cosines(
     f"{what}: gradient",
     ours,
-    imported_model.named_as_ours(plan, theirs),
+    imported_model.named_as_ours(mapped, theirs),
     without=_WITHOUT_GRADIENT,
   )

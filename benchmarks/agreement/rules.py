@@ -13,7 +13,7 @@ from benchmarks.agreement.comparison import Row, differences
 from realm_jax.objectives.marginal import marginal
 from realm_jax.objectives.masked_lm import masked_lm_loss
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.weights.plan import flattened, nested
+from realm_jax.weights.mapped_weights import flattened, nested
 
 _MAX_DIFFERENCE = 1e-6  # In float32.
 _NUM_UPDATES = 50

@@ -1,11 +1,11 @@
-"""A run whose processes are restarted, and into which faults are injected.
+"""A run into whose processes faults are injected.
 
-A process that ends after a fault is restarted, and nothing else is repaired.
+The supervisors of trainer and builder restart what ends. Nothing else does, and
+nothing is repaired.
 """
 
 import contextlib
 import os
-import re
 import resource
 import signal
 import time
@@ -16,30 +16,15 @@ import numpy as np
 from etils import epath
 
 from benchmarks.faults import verdict
-from realm_jax.exit_codes import ExitCode
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.storage.paths import sizes_below
 from tests.processes.jobs import JobError, wait_until
 from tests.processes.object_store import StoreFault
 from tests.processes.pretraining import Run
 
-# Kinds of faults that may end a process.
-CRASH, CUT = "crash search", "cut file"
-_DAMAGE = {CUT, "flip bit", "remove generation"}
+CRASH = "crash search"
 # Time limit for the rest of a run after the last fault, on a busy machine.
 _COMPLETION_TIMEOUT_SECONDS = 1800.0
-# What a process exits with whose last line says why.
-_SAID = (ExitCode.USER_ERROR, ExitCode.LOST_ROLE)
-_TRACEBACK = "Traceback (most recent call last)"
-# Line in which a command says why it stops. Its children may log more later.
-_LAST_WORDS = re.compile(r"^(?:train|build_index): .*", re.MULTILINE)
-# A trainer may exit if the generation of its checkpoint is damaged and it has
-# loaded none yet, …
-_DAMAGED = re.compile(r"make it again|is damaged")
-_LOADED = "is verified and loaded"
-# … or if its search crashed and the generation is damaged by then.
-_NOTHING_LEFT = "cannot be searched exactly"
-
 # Target of a fault that found nothing to damage.
 NOTHING = "nothing"
 # What bad requests have in common, as regular expressions.
@@ -65,26 +50,18 @@ class Fault(NamedTuple):
 
 
 class Disturbed:
-  """A run whose processes are restarted whenever they end.
-
-  They run while a `with` block does.
+  """A run whose trainer and builder work while a `with` block does.
 
   Args:
     run: Run with an empty folder.
 
   Attributes:
-    jobs: Jobs by name, `trainer` and `builder`.
-    kinds: Kinds of the faults injected so far.
-    lines: Last line of each process that ended by itself.
-    problems: Ends of processes that no fault explains.
+    jobs: Supervised jobs by name, `trainer` and `builder`.
   """
 
   def __init__(self, run: Run):
     self.run = run
     self.jobs = {"trainer": run.trainer(), "builder": run.builder()}
-    self.kinds: set[str] = set()
-    self.lines: list[str] = []
-    self.problems: list[str] = []
 
   def __enter__(self) -> "Disturbed":
     for job in self.jobs.values():
@@ -96,21 +73,24 @@ class Disturbed:
       job.kill()
 
   def is_over(self) -> bool:
-    """Restarts processes that failed; returns whether the trainer is done.
+    """Returns whether the trainer is done.
 
     Raises:
-      JobError: A process ended without a line that explains it.
+      JobError: A job has ended, for good, without being done.
     """
     for name, job in self.jobs.items():
       code = job.exit_code()
-      if code is None:
-        continue
       if name == "trainer" and code == 0:
         return True
-      job.wait()
-      self._note_end(name, code)
-      job.start()
+      if code is not None:
+        raise JobError(f"the {name} ended with {code}:\n{job.tail()}")
     return False
+
+  def worker(self, name: str) -> int:
+    """Returns the process that does a job's work, once there is one."""
+    job = self.jobs[name]
+    self.wait(lambda: job.worker() is not None)
+    return job.worker() or job.pid
 
   def wait(
     self, condition: Callable[[], bool], timeout_seconds: float = 600.0
@@ -125,7 +105,7 @@ class Disturbed:
     return not self.is_over()
 
   def wait_seconds(self, seconds: float) -> None:
-    """Waits, and restarts processes that end meanwhile."""
+    """Waits, or until the run ends."""
     end = time.monotonic() + seconds
     self.wait(lambda: time.monotonic() > end)
 
@@ -139,7 +119,7 @@ class Disturbed:
     # A builder that is still importing does not handle SIGTERM yet.
     code = self.jobs["builder"].terminate()
     if code not in (0, -signal.SIGTERM):
-      self._note_end("builder", code)
+      raise JobError(f"the builder ended with {code}")
 
   def inject(self, fault: Fault) -> dict[str, Any] | None:
     """Waits for a fault's time and injects it.
@@ -148,7 +128,7 @@ class Disturbed:
       The fault and `what` it met; None if the run ended first.
 
     Raises:
-      JobError: A process ended without a line that explains it.
+      JobError: A job has ended, for good, without being done.
     """
     run = self.run
     if not self.wait(lambda: run.last_checkpoint() >= fault.checkpoint):
@@ -159,40 +139,10 @@ class Disturbed:
       lambda: time.monotonic() > end or run.last_checkpoint() >= latest
     ):
       return None
-    self.kinds.add(fault.kind)
     generator = np.random.default_rng(fault.seed)
     injectors = {**ON_DISK, **IN_BUCKET}
     what = injectors[fault.kind](self, generator)
     return {**fault._asdict(), "what": what}
-
-  def _note_end(self, name: str, code: int) -> None:
-    """Records a process that ended by itself, and whether a fault explains it.
-
-    Raises:
-      JobError: It ended without a line that explains it.
-    """
-    output = self.jobs[name].last_output()
-    if code == -signal.SIGBUS:
-      # A file that it had mapped was truncated.
-      line = "ended by SIGBUS"
-      is_explained = CUT in self.kinds
-    elif code in _SAID and self.kinds and _TRACEBACK not in output:
-      words = _LAST_WORDS.findall(output) or output.strip().splitlines()
-      line = words[-1]
-      is_explained = name != "trainer" or self._may_stop(output, line)
-    else:
-      raise JobError(f"the {name} ended with {code}:\n{output[-2000:]}")
-    self.lines.append(f"{name}: {line}")
-    if not is_explained:
-      self.problems.append(f"the {name} should not have stopped: {line}")
-
-  def _may_stop(self, output: str, line: str) -> bool:
-    """Whether damage explains that a trainer stopped."""
-    if not self.kinds & _DAMAGE:
-      return False
-    if CRASH in self.kinds and _NOTHING_LEFT in line:
-      return True
-    return bool(_DAMAGED.search(line)) and _LOADED not in output
 
 
 # Injects a fault, with random choices, and returns its target.
@@ -200,31 +150,28 @@ Injector = Callable[[Disturbed, np.random.Generator], str]
 
 
 def _kill(*names: str) -> Injector:
-  """Returns a fault that kills all named jobs, then restarts them."""
+  """Returns a fault that kills the workers of all named jobs."""
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:
-    for name in names:
-      here.jobs[name].kill()
-    for name in names:
-      here.jobs[name].start()
+    for worker in [here.worker(name) for name in names]:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGKILL)
     return " and ".join(names)
 
   return inject
 
 
 def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
-  """Suspends the builder by SIGSTOP; it may be restarted meanwhile."""
-  seconds, builder = rng.uniform(1, 6), here.jobs["builder"]
-  process = builder.pid
-  os.kill(process, signal.SIGSTOP)
+  """Suspends the builder by SIGSTOP for some seconds."""
+  seconds, worker = rng.uniform(1, 6), here.worker("builder")
+  os.kill(worker, signal.SIGSTOP)
   here.wait_seconds(seconds)
-  if builder.pid == process:
-    os.kill(process, signal.SIGCONT)
+  os.kill(worker, signal.SIGCONT)
   return f"{seconds:.1f} s"
 
 
 def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
-  while not (found := verdict.searching("", here.jobs["trainer"].pid)):
+  while not (found := verdict.searching("", here.worker("trainer"))):
     here.wait_seconds(0.1)
     if here.is_over():
       return NOTHING
@@ -238,8 +185,8 @@ def _damage(kind: str) -> Injector:
   """Returns a fault that damages a file of a complete generation.
 
   Args:
-    kind: CUT, "flip bit" or "remove generation". On a disk a file is changed in
-      place, even if it is mapped.
+    kind: "cut file", "flip bit" or "remove generation". On a disk a file is
+      changed in place, even if it is mapped.
   """
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:
@@ -251,7 +198,7 @@ def _damage(kind: str) -> Injector:
         return NOTHING
       path = files[rng.integers(len(files))]
       place = int(rng.integers(max(1, path.stat().length)))
-      if kind == CUT:
+      if kind == "cut file":
         os.truncate(path, place)
       elif kind == "flip bit":
         _flip(path, place, 1 << int(rng.integers(8)))
@@ -280,13 +227,13 @@ def _full_disk(here: Disturbed, rng: np.random.Generator) -> str:
   # A limit on the size of files makes writes fail, as on a full disk, and needs
   # no privileges.
   limit, seconds = int(10 ** rng.uniform(1, 5)), rng.uniform(0.5, 4)
-  builder = here.jobs["builder"]
-  process, kind = builder.pid, resource.RLIMIT_FSIZE
-  _, hard = resource.prlimit(process, kind)
-  resource.prlimit(process, kind, (limit, hard))
+  worker, kind = here.worker("builder"), resource.RLIMIT_FSIZE
+  _, hard = resource.prlimit(worker, kind)
+  resource.prlimit(worker, kind, (limit, hard))
   here.wait_seconds(seconds)
-  if builder.pid == process:
-    resource.prlimit(process, kind, (hard, hard))
+  # It may have ended, and its successor has no limit.
+  with contextlib.suppress(ProcessLookupError):
+    resource.prlimit(worker, kind, (hard, hard))
   return f"files above {limit} bytes, {seconds:.1f} s"
 
 
@@ -317,7 +264,7 @@ _EVERYWHERE: Mapping[str, Injector] = {
 ON_DISK: Mapping[str, Injector] = {
   **_EVERYWHERE,
   CRASH: _crash_search,
-  CUT: _damage(CUT),
+  "cut file": _damage("cut file"),
   "full disk": _full_disk,
 }
 IN_BUCKET: Mapping[str, Injector] = {
@@ -337,22 +284,24 @@ def finish(run: Run, planned: Sequence[Fault] = ()) -> dict[str, Any]:
     planned: Faults in order; it is a problem if the run ends before the last.
 
   Returns:
-    The injected `faults`; the last lines of processes that `stopped` by
-    themselves; and `problems`, which should not have happened.
+    The injected `faults`; the supervisors' lines about `restarts` of each job;
+    and `problems`, which should not have happened.
   """
   faults: list[dict[str, Any]] = []
+  problems: list[str] = []
   with Disturbed(run) as here:
     try:
       for fault in planned:
         met = here.inject(fault)
         if met is None:
           left = len(planned) - len(faults)
-          here.problems.append(f"the run ended before {left} faults")
+          problems.append(f"the run ended before {left} faults")
           break
         faults.append(met)
         print(f"{len(faults):4} {fault.kind}: {met['what']}", flush=True)
       here.complete()
-      here.problems += verdict.problems(run)
+      problems += verdict.problems(run)
     except JobError as error:
-      here.problems.append(str(error))
-  return {"faults": faults, "stopped": here.lines, "problems": here.problems}
+      problems.append(str(error))
+  restarts = {name: verdict.restarts(job) for name, job in here.jobs.items()}
+  return {"faults": faults, "restarts": restarts, "problems": problems}

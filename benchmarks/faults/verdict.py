@@ -10,10 +10,11 @@ import numpy as np
 
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.training.metric_rows import read_rows
+from tests.processes.jobs import Job
 from tests.processes.pretraining import Run
 
 # Metrics that depend on the clock.
-_TIMINGS = re.compile(r".*_(seconds|second|ms)")
+_TIMINGS = re.compile(r".*_(seconds|second|ms)|goodput")
 # Message of the watcher about a verified generation.
 _VERIFIED = re.compile(r"generation (\d+) is verified and loaded")
 _KEPT_CHECKPOINTS = 3
@@ -26,6 +27,11 @@ def curve(run: Run) -> list[dict[str, float]]:
     {name: value for name, value in row.items() if not _TIMINGS.fullmatch(name)}
     for row in read_rows(run.model_dir)
   ]
+
+
+def seconds(run: Run) -> dict[str, float]:
+  """Returns what a run has spent its time on, over all of its lives."""
+  return read_rows(run.model_dir)[-1]["run_seconds"]
 
 
 def differences(expected: Run, got: Run) -> list[str]:
@@ -65,6 +71,12 @@ def refusals(run: Run) -> list[str]:
   """Lists the trainer's messages about generations that it could not use."""
   lines = run.trainer().log.read_text(errors="replace").splitlines()
   return [line for line in lines if "is not used" in line]
+
+
+def restarts(job: Job) -> list[str]:
+  """Lists the lines of a job's supervisor about restarts."""
+  lines = job.log.read_text(errors="replace").splitlines()
+  return [line for line in lines if line.startswith("supervisor: ")]
 
 
 def problems(run: Run) -> list[str]:

@@ -7,7 +7,7 @@ import seqio
 from absl import logging
 from etils import epath
 
-from realm_jax.answers.in_blocks import AnswersInBlocks, answers_of_batch
+from realm_jax.answers.occurrences import AnswersInBlocks, answers_of_batch
 from realm_jax.answers.store import (
   AnswersError,
   AnswerStore,

@@ -7,14 +7,11 @@ of a run that keeps its own index, `vectors`. A step's directory appears by one
 rename (or, on an object store, by a commit file), so a trainer that is killed
 leaves no partial checkpoint.
 
-Checkpoints are written in the background. Orbax raises the error of a save when
-it is next waited for, and has then forgotten the arrays. So a thread waits for
-it, keeps the arrays on the host until the checkpoint is committed, and saves
-them again after a failure.
+Checkpoints are written in the background. A save that has failed is reported
+before the next step, so that the trainer can save again, or end.
 """
 
 import contextlib
-import math
 import shutil
 import threading
 import time
@@ -32,6 +29,7 @@ from jaxtyping import PyTree, UInt8
 from orbax.checkpoint import checkpoint_managers
 
 from realm_jax.checkpoints import best
+from realm_jax.exit_codes import ExitCode
 from realm_jax.storage.paths import is_remote
 
 _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
@@ -42,13 +40,6 @@ _ITEMS = ("retriever", "reader", "optimizer", "loop", "vectors")
 _NO_GENERATION = -1
 _MAX_LISTINGS = 10
 _SECONDS_BETWEEN_LISTINGS = 0.2
-# Pauses between the tries to write a checkpoint, and those of a process that
-# was told to end.
-_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
-_HURRIED_PAUSES_SECONDS = (1.0, 1.0)
-# Time after the first failure from which on nothing is tried again: a store
-# that does not answer makes each try long.
-_PATIENCE_SECONDS = 45.0
 # Characters of an error that are shown.
 _MAX_REASON = 150
 
@@ -58,7 +49,9 @@ class CheckpointError(ValueError):
 
 
 class CheckpointNotWrittenError(CheckpointError):
-  """A checkpoint that could not be written, however often it was tried."""
+  """A checkpoint that could not be written."""
+
+  exit_code = ExitCode.STORE_OUTAGE
 
 
 class UnreadableCheckpointError(CheckpointError):
@@ -70,7 +63,11 @@ class CheckpointStore:
 
   The processes of a trainer write together, all at the same time. The latest
   `keep` checkpoints stay, step 0, from which the first generation is built, and
-  the best one. The `directory` is the folder of the checkpoints.
+  the best one.
+
+  Attributes:
+    directory: Folder of the checkpoints.
+    failures: Number of saves that have failed since one was committed.
   """
 
   def __init__(self, model_dir: epath.PathLike, *, keep: int = 3):
@@ -82,9 +79,7 @@ class CheckpointStore:
     # Writes all checkpoints: to each thread, orbax raises an error of its own.
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
     self._saving: Future[None] | None = None
-    self._is_hurried = self._is_given_up = False
-    # Ends the pause before the next try.
-    self._wake = threading.Event()
+    self.failures = 0
 
   def steps(self) -> list[int]:
     """Returns the committed steps, in order; none without a directory."""
@@ -229,50 +224,34 @@ class CheckpointStore:
   def save(self, step: int, items: Mapping[str, PyTree]) -> None:
     """Copies trees of arrays off the devices; writes them in the background.
 
-    The save before is waited for; after `hurry`, it is given up if it failed.
-
-    Raises:
-      CheckpointNotWrittenError: The one before could not be written.
+    The save before is waited for. If it failed, this one takes its place.
     """
-    if self._is_hurried:
-      self._give_up()
-    else:
+    with contextlib.suppress(CheckpointNotWrittenError):
       self.wait()
-    copies = None
-    # Several processes would have to agree on another try. Orbax's barriers do
-    # not get over a process that has left one of them.
-    if jax.process_count() == 1:
-      copies = jax.tree.map(
-        lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf,
-        dict(items),
-      )
-    error = self._thread.submit(self._begin, step, items).result()
-    self._saving = self._thread.submit(self._finish, step, copies, error)
+    copied = threading.Event()
+    self._saving = self._thread.submit(self._write, step, items, copied)
+    copied.wait()
 
   def check(self) -> None:
     """Looks, without waiting, whether the last save has failed.
 
     Raises:
-      CheckpointNotWrittenError: It could not be written, however often tried.
+      CheckpointNotWrittenError: It could not be written.
     """
     if self._saving is not None and self._saving.done():
-      self.wait()
+      self._saving.result()
 
   def wait(self) -> None:
     """Waits until the last save is committed; raises as `check` does."""
-    saving, self._saving = self._saving, None
-    if saving is not None:
-      if self._is_hurried:
-        self._wake.set()
-      saving.result()
-
-  def hurry(self) -> None:
-    """Repeats failed saves for few seconds only, as this process must end."""
-    self._is_hurried = True
+    if self._saving is not None:
+      self._saving.result()
 
   def close(self) -> None:
     """Waits for a save that is being written, and ends the threads."""
-    self._give_up()
+    try:
+      self.wait()
+    except CheckpointNotWrittenError as error:
+      logging.error("%s", error)
     if self._manager is not None:
       # An interpreter that shuts down takes no more work, and must not bury the
       # error with which it ends.
@@ -281,74 +260,32 @@ class CheckpointStore:
       self._manager = None
     self._thread.shutdown()
 
-  def _give_up(self) -> None:
-    """Waits until the current try has ended; there is no other after it."""
-    self._is_given_up = True
-    self._wake.set()
-    try:
-      self.wait()
-    except CheckpointNotWrittenError as error:
-      logging.error("%s", error)
-    self._is_given_up = False
-    self._wake.clear()
-
-  def _begin(
-    self, step: int, items: Mapping[str, PyTree], *, again: bool = False
-  ) -> Exception | None:
-    """Starts to write a checkpoint; returns the error if that fails."""
+  def _write(
+    self, step: int, items: Mapping[str, PyTree], copied: threading.Event
+  ) -> None:
+    """Writes a checkpoint; sets `copied` once the arrays are on the host."""
     trees = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
     try:
-      manager = self._open()
-      if again:
-        # What failed may have come after the commit: orbax saves no step twice.
-        manager.reload()
-      manager.save(step, args=ocp.args.Composite(**trees))
-    except Exception as error:
-      # Orbax, TensorStore and the clients of object stores have no common one.
-      return error
-    return None
-
-  def _finish(
-    self,
-    step: int,
-    copies: Mapping[str, PyTree] | None,
-    error: Exception | None,
-  ) -> None:
-    """Waits until a checkpoint is committed, and repeats a save that failed.
-
-    `error` is that of `_begin`. Without `copies`, there is no other try.
-    """
-    folder, failures, give_up_at = self._folder(step), 0, math.inf
-    while True:
       try:
-        if error is None:
-          return self._open().wait_until_finished()
-      except Exception as raised:
-        error = raised
-      failures += 1
+        manager = self._open()
+        manager.save(step, args=ocp.args.Composite(**trees))
+      finally:
+        copied.set()
+      manager.wait_until_finished()
+      self.failures = 0
+    # Orbax, TensorStore and the clients of object stores have no common error.
+    except Exception as error:
+      self.failures += 1
       # An object store has no temporary folders: there a folder without a
       # commit file is no checkpoint, and the next try replaces it.
       if not is_remote(self.directory) and jax.process_index() == 0:
         for partial in Path(self.directory).glob(f"{step}.*"):
           shutil.rmtree(partial, ignore_errors=True)
-      pauses = _HURRIED_PAUSES_SECONDS if self._is_hurried else _PAUSES_SECONDS
-      now = time.monotonic()
-      give_up_at = min(give_up_at, now + _PATIENCE_SECONDS)
-      failure = f"checkpoint {folder} could not be written ({_reason(error)})"
-      is_last = copies is None or failures > len(pauses) or now >= give_up_at
-      if not is_last:
-        pause = pauses[failures - 1]
-        logging.warning("%s; trying again in %.0f s", failure, pause)
-        self._wake.wait(pause)
-        self._wake.clear()
-      if is_last or self._is_given_up:
-        raise CheckpointNotWrittenError(
-          f"{failure}, tried {failures} times; free some space or make the "
-          "store reachable, and start the run again, which continues from its "
-          "last checkpoint"
-        ) from error
-      assert copies is not None
-      error = self._begin(step, copies, again=True)
+      raise CheckpointNotWrittenError(
+        f"checkpoint {self._folder(step)} could not be written "
+        f"({_reason(error)}); free some space or make the store reachable, and "
+        "start the run again, which continues from its last checkpoint"
+      ) from error
 
 
 class _Best(checkpoint_managers.PreservationPolicy):

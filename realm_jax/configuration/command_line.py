@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from absl import app, flags
 from etils import epath
 
-from realm_jax import settings
+from realm_jax import settings, supervisor
 from realm_jax.configuration import compilation_cache, names
 from realm_jax.configuration.parsing import (
   ConfigurationError,
@@ -259,9 +259,23 @@ def run(main: _Main, *, takes_texts: bool = False) -> None:
   )
 
 
-def run_on_devices(main: _Main, *, takes_texts: bool = False) -> None:
-  """Runs `main(argv)` on the devices of all processes, as `run` does."""
+def run_on_devices(
+  main: _Main, *, takes_texts: bool = False, is_supervised: bool = False
+) -> None:
+  """Runs `main(argv)` on the devices of all processes, as `run` does.
+
+  A command that `is_supervised` has `--max_restarts`, which its supervisor has
+  read already.
+  """
   define_run_flags()
+  if is_supervised:
+    flags.DEFINE_integer(
+      "max_restarts",
+      supervisor.MAX_RESTARTS,
+      "Restarts after failures, counted anew after each checkpoint or index; 0 "
+      "does the work in the process that was started.",
+      lower_bound=0,
+    )
   of_processes: Sequence[flags.FlagHolder[Any]] = (
     flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0."),
     flags.DEFINE_integer(
@@ -319,6 +333,9 @@ def _parse_flags(argv: Sequence[str], *, takes_texts: bool) -> list[str]:
   except (flags.Error, ConfigurationError) as error:
     _print_error(argv[0], " ".join(str(error).split()))
     sys.exit(ExitCode.USER_ERROR)
+  except SystemExit:
+    # absl ends with 1 once it has shown the help that was asked for.
+    sys.exit(0)
 
 
 def _print_error(program: str, message: str) -> None:

@@ -194,7 +194,7 @@ def _open(inputs: Sequence[str]) -> dict[str, Callable[[], Iterator[Row]]]:
   for source in inputs:
     if source.startswith(_SEQIO):
       # Imported late: TensorFlow Datasets takes seconds.
-      from realm_jax.corpus import seqio_rows
+      from realm_jax.inputs import seqio_rows
 
       for number, shard in enumerate(seqio_rows.shards(source)):
         found[f"{source} shard {number}"] = shard

@@ -11,7 +11,7 @@ r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x) (section 3.3): the candidates whose scor
 a gradient step would raise, and by how much. With the candidate's share
 p(z|x) p(y|z,x) / p(y|x), r(z) is share(z) − p(z|x).
 
-Any other text is a question, whose answers are those of `answers.ask`.
+Any other text is a question, whose answers are those of `ask`.
 """
 
 import contextlib
@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 from scipy.special import log_softmax, logsumexp
 
+from realm_jax.answers.normalize import normalize_answer
 from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.evaluation import answers
+from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.masked_lm import search
 from realm_jax.evaluation.masked_sentences import (
   NULL_BLOCK_ALONE,
@@ -41,15 +42,14 @@ from realm_jax.evaluation.masked_sentences import (
 from realm_jax.evaluation.run import (
   QUESTION,
   SENTENCE,
-  Block,
   Kind,
-  Run,
+  RetrievedBlock,
   RunConfig,
+  TrainedRun,
 )
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
-from realm_jax.text.answers import normalize_answer
 from realm_jax.text.wordpieces import MASK
 from realm_jax.training.stages.pretraining import Pretraining
 
@@ -91,7 +91,7 @@ class Candidate:
       by f(x,z); None of a question.
   """
 
-  block: Block
+  block: RetrievedBlock
   probability: float
   log_likelihood: float | None
   share: float | None
@@ -160,7 +160,9 @@ class Explanation:
     return dataclasses.asdict(self)
 
 
-def explain(run: Run, text: str, answer: str | None = None) -> Explanation:
+def explain(
+  run: TrainedRun, text: str, answer: str | None = None
+) -> Explanation:
   """Explains what the run fills in, or answers.
 
   Args:
@@ -194,20 +196,22 @@ def explain(run: Run, text: str, answer: str | None = None) -> Explanation:
   return explained
 
 
-def _of_question(run: Run, text: str, answer: str | None) -> dict[str, Any]:
+def _of_question(
+  run: TrainedRun, text: str, answer: str | None
+) -> dict[str, Any]:
   words, room = run.vocabulary, run.config.query_length - 2
   token_ids = words.encode(text)
   if not token_ids:
     raise ExplanationError(f"the question {text!r} has no words")
   if answer is not None and not normalize_answer(answer, run.corpus.language):
     raise ExplanationError(f"the answer {answer!r} has no words")
-  (answered,) = answers.ask(run, [text], answer=answer)
+  (answered,) = ask(run, [text], answer=answer)
   explained = answered.given
   if answer is None and answered.answers:
     explained = answered.answers[0]
   candidates = []
   for k, place in enumerate(answered.read):
-    block, posterior = answered.blocks[place], answered.posterior[k]
+    block, of_block = answered.blocks[place], answered.retrieval_probability[k]
     alone, share, given_block = answered.alone[k], None, 0.0
     best = None
     if alone is not None:
@@ -216,12 +220,12 @@ def _of_question(run: Run, text: str, answer: str | None) -> dict[str, Any]:
       )
     if explained is not None:
       share = explained.shares[k]
-      given_block = explained.probability * share / posterior if share else 0.0
+      given_block = explained.probability * share / of_block if share else 0.0
     body = run.content(block.row).body_token_ids
     candidates.append(
       Candidate(
         block=block,
-        probability=posterior,
+        probability=of_block,
         log_likelihood=float(np.log(given_block)) if given_block else None,
         share=share,
         best=best,
@@ -255,7 +259,9 @@ def _of_question(run: Run, text: str, answer: str | None) -> dict[str, Any]:
   }
 
 
-def _of_sentence(run: Run, text: str, answer: str | None) -> dict[str, Any]:
+def _of_sentence(
+  run: TrainedRun, text: str, answer: str | None
+) -> dict[str, Any]:
   config, words = run.config, run.vocabulary
   masked = masked_query(
     text,
@@ -359,7 +365,7 @@ def block_use(
   """
   if not stage.needs_index:
     raise ExplanationError(NULL_BLOCK_ALONE)
-  run = Run.load(config)
+  run = TrainedRun.load(config)
   run.require_kind(SENTENCE)
   decode, found = run.vocabulary.decode, []
   stream = BatchStream(dataclasses.replace(data, batch_size=1))

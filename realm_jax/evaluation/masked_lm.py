@@ -1,18 +1,18 @@
 """Evaluation of pre-training: masked words with and without retrieval."""
 
 import collections
+import functools
 import itertools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jaxtyping import Float64
 
 from realm_jax.console import Progress
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
-from realm_jax.evaluation.run import Run, RunConfig
+from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
@@ -117,15 +117,14 @@ def weighted_loss(
   batch: PretrainingBatch,
 ) -> WeightedLoss:
   """Returns the loss of a batch without dropout, and its metrics."""
-  numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
   return layout.with_rows(
-    lambda numbered: stage.rows(models, *numbered),
-    (batch, numbers),
+    functools.partial(stage.rows, models),
+    batch,
     lambda rows: stage.loss(stage.encoders(models, params, None), batch, rows),
   )
 
 
-def search(stage: Pretraining, run: Run, batch: Batch) -> SearchResult:
+def search(stage: Pretraining, run: TrainedRun, batch: Batch) -> SearchResult:
   """Searches as training does, which takes the order of the index."""
   number = stage.num_searched(run.generation.num_blocks)
   token_ids, vectors = batch.array("query"), None

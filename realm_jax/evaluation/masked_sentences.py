@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Int32
 from scipy.special import log_softmax, logsumexp
 
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.evaluation.run import SENTENCE, Run
+from realm_jax.evaluation.run import SENTENCE, TrainedRun
 from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
@@ -192,7 +192,7 @@ class Reading(NamedTuple):
 
 
 def read_masks(
-  run: Run,
+  run: TrainedRun,
   query: Int32[np.ndarray, " q"],
   positions: Int32[np.ndarray, " m"],
   *,

@@ -12,8 +12,9 @@ from etils import epath
 from jaxtyping import Int32
 from scipy.special import log_softmax
 
+from realm_jax.answers import match
 from realm_jax.console import Progress
-from realm_jax.evaluation.answers import num_searched, read
+from realm_jax.evaluation.ask import num_searched, read
 from realm_jax.evaluation.masked_sentences import (
   best_fillings,
   masked_query,
@@ -25,12 +26,11 @@ from realm_jax.evaluation.outputs import (
   EvaluationShard,
   Figures,
 )
-from realm_jax.evaluation.run import Run, RunConfig
+from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.evaluation.scores import Line, summarize
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
-from realm_jax.text import answers
 
 
 def evaluate_open_qa(
@@ -177,7 +177,9 @@ def _evaluate(
 
 
 def _predictions(
-  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Line]
+  run: TrainedRun,
+  token_ids: Int32[np.ndarray, "b q"],
+  questions: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_open_qa`, with the place of each answer."""
   found = run.search(token_ids, num_searched(run))
@@ -210,7 +212,9 @@ def _predictions(
 
 
 def _fillings(
-  run: Run, token_ids: Int32[np.ndarray, "b q"], statements: Sequence[Line]
+  run: TrainedRun,
+  token_ids: Int32[np.ndarray, "b q"],
+  statements: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_masked_statements`."""
   config, words = run.config, run.vocabulary
@@ -232,7 +236,9 @@ def _fillings(
 
 
 def _retrieved(
-  run: Run, token_ids: Int32[np.ndarray, "b q"], questions: Sequence[Line]
+  run: TrainedRun,
+  token_ids: Int32[np.ndarray, "b q"],
+  questions: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_retrieval`."""
   found = run.search(token_ids, run.config.num_searched, rescore=False)
@@ -240,7 +246,7 @@ def _retrieved(
 
 
 def _with_evidence(
-  run: Run, found: SearchResult, questions: Sequence[Line]
+  run: TrainedRun, found: SearchResult, questions: Sequence[Line]
 ) -> Iterator[Line]:
   """Yields questions with the blocks retrieved for them, best first.
 
@@ -251,13 +257,13 @@ def _with_evidence(
     references, kind = question["references"], question["answer_kind"]
     evidence = []
     for block in run.blocks(found, i):
-      has_words = answers.contains_answer(
+      has_words = match.contains_answer(
         block.text, references, kind=kind, language=run.corpus.language
       )
       has_characters = has_words
       if kind == "string":
         body = block.text.encode()
-        has_characters = answers.contains_characters(body, references)
+        has_characters = match.contains_characters(body, references)
       evidence.append(
         {
           "block": block.id,
@@ -287,12 +293,12 @@ def _judged(
   references, kind = line["references"], line["answer_kind"]
   language = line["language"]
   is_correct = functools.partial(
-    answers.is_correct, references=references, kind=kind, language=language
+    match.is_correct, references=references, kind=kind, language=language
   )
   prediction = texts[0] if texts else ""
   f1 = None
   if kind == "string":
-    f1 = answers.best_token_f1(prediction, references, language)
+    f1 = match.best_token_f1(prediction, references, language)
   evidence = line["evidence"]
   return {
     **line,

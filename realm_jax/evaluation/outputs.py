@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import jax
 from etils import epath
 
-from realm_jax.evaluation.run import Run, RunConfig, whole_batch
+from realm_jax.evaluation.run import RunConfig, TrainedRun, whole_batch
 from realm_jax.evaluation.scores import Line
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batch import Batch
@@ -97,15 +97,15 @@ class EvaluationShard:
     max_batch: int,
     index: IndexConfig | None = None,
     needs_index: bool = True,
-  ) -> Run:
+  ) -> TrainedRun:
     """Loads a run with its generation, and its reader if one is configured.
 
     An evaluation that needs no index has no generation.
 
-    Raises what `Run.load` does, or `ProcessesError`: the processes have not all
-    loaded the same, or one has failed.
+    Raises what `TrainedRun.load` does, or `ProcessesError`: the processes have
+    not all loaded the same, or one has failed.
     """
-    run = Run.load(config, index=index, max_batch=max_batch)
+    run = TrainedRun.load(config, index=index, max_batch=max_batch)
     if config.reader is not None:
       run.require_reader()
     self._needs_index = needs_index
@@ -157,7 +157,7 @@ class EvaluationShard:
           write(line)
     return [line for _, line in pairs]
 
-  def report(self, metrics: Callable[[], Figures], run: Run) -> Figures:
+  def report(self, metrics: Callable[[], Figures], run: TrainedRun) -> Figures:
     """Adds what was measured to metrics, and writes both to `metrics.json`.
 
     Process 0 computes the metrics and writes, and all return the same.

@@ -1,9 +1,9 @@
 """A trained run: one checkpoint, its corpus, and the generation it searches.
 
-All that looks at a trained model goes through `Run`: evaluations, questions,
-explanations, the page and notebooks. `search` finds blocks and scores them as
-in training, and `gather` returns their tokens. `edited` is the same run with
-other texts in some blocks, in memory.
+All that looks at a trained model goes through `TrainedRun`: evaluations,
+questions, explanations, the page and notebooks. `search` finds blocks and
+scores them as in training, and `gather` returns their tokens. `edited` is the
+same run with other texts in some blocks, in memory.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.stage import Models
 
-AnyRun = TypeVar("AnyRun", bound="Run")
+AnyRun = TypeVar("AnyRun", bound="TrainedRun")
 # What a run can be asked: to fill in [MASK], or a question.
 Kind = Literal["masked sentence", "question"]
 SENTENCE: Kind = "masked sentence"
@@ -145,7 +145,7 @@ class RunConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class RetrievedBlock:
   """A block that was retrieved for a query.
 
   Attributes:
@@ -184,7 +184,7 @@ class EditedBlock(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
+class TrainedRun:
   """A checkpoint's parameters on this process's devices, and what it searches.
 
   Attributes:
@@ -486,19 +486,19 @@ class Run:
     arrays = {name: a for name, a in arrays.items() if a is not None}
     return SearchResult(*self._in_batches(find, arrays))
 
-  def blocks(self, found: SearchResult, query: int) -> list[Block]:
+  def blocks(self, found: SearchResult, query: int) -> list[RetrievedBlock]:
     """Returns the blocks of one query, with their texts."""
     rows, scores = found.rows[query].tolist(), found.scores[query].tolist()
     probabilities = softmax(np.float64(scores)).tolist()
     return [*map(self.block, rows, scores, probabilities)]
 
-  def block(self, row: int, score: float, probability: float) -> Block:
+  def block(self, row: int, score: float, probability: float) -> RetrievedBlock:
     """Returns a block with its texts, and what it has scored."""
     if row == NULL_ROW:
-      return Block(row, "", "", "", "", score, probability)
+      return RetrievedBlock(row, "", "", "", "", score, probability)
     block = self.corpus.block(row)
     text = self.content(row).body
-    return Block(
+    return RetrievedBlock(
       row, block.name, block.title, text, block.url, score, probability
     )
 

@@ -21,15 +21,11 @@ from realm_jax.checkpoints.store import (
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.embedding import CorpusEmbedder, abstract_retriever
+from realm_jax.generations.known_vectors import KnownVectors, known_vectors
 from realm_jax.generations.manifest import (
   GenerationError,
   Manifest,
   json_checksum,
-)
-from realm_jax.generations.refresh import (
-  KnownVectors,
-  known_vectors,
-  rows_to_embed,
 )
 from realm_jax.generations.store import IMPORTED, GenerationStore
 from realm_jax.generations.vectors import (
@@ -97,13 +93,6 @@ class GenerationConfig:
     recall_queries: Number of held-out queries, at least 2. An index that tunes
       itself does so on half of them; recall is measured on the others.
     recall_at: Values of k for recall@k; those above the corpus are skipped.
-    refresh_fraction: Share of the corpus's tokens that a partial refresh embeds
-      for a generation: new blocks, then those with the oldest vectors. The
-      other vectors are copied from the newest earlier generation. None embeds
-      every block.
-    max_age_steps: Age in steps that no vector of a partial refresh exceeds.
-      None allows the age that a vector reaches when the whole corpus is
-      embedded once before its turn comes again.
   """
 
   retriever: Retriever
@@ -116,8 +105,6 @@ class GenerationConfig:
   # One to tune an index on, and another to measure it on.
   recall_queries: Annotated[int, Range(least=2)] = 512
   recall_at: Sequence[PositiveInt] = (8, 100)
-  refresh_fraction: Annotated[float, Range(above=0, below=1)] | None = None
-  max_age_steps: PositiveInt | None = None
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -141,7 +128,7 @@ class Builder:
     self.config, self.corpus = config, corpus
     self._mesh = mesh or make_mesh(devices=jax.local_devices())
     self.layout = ShardLayout.of(
-      corpus.num_blocks,
+      corpus.num_blocks if config.index.needs_vectors else 0,
       self.retriever.vector_size,
       dtype=config.stored_dtype,
       max_rows=config.shard_blocks,
@@ -196,7 +183,6 @@ class Builder:
     if known is not None:
       # A manifest has the checksums of all files.
       identity["known"] = "" if known.base is None else known.base.to_json()
-      identity["refresh"] = [config.refresh_fraction, config.max_age_steps]
     return json_checksum(identity)[:16]
 
   def queries(self, params: Params) -> tuple[QueryBatch, QueryBatch]:
@@ -227,13 +213,15 @@ def build_generation(
 
   The processes of the agreement embed their own shards (shard s belongs to
   process s mod count), and wait for all. Then process 0 builds the index,
-  measures its recall and commits. What an interrupted build has finished is
-  used. One that is published for this step is replaced.
+  measures its recall and commits. An index without vectors has no shards, and
+  one without files is not built. What an interrupted build has finished is
+  used. A generation that is published for this step is replaced, and of one on
+  another version of the corpus the vectors of unchanged blocks are kept.
 
-  The `params` of the retriever are on the devices. Without `known` vectors,
-  those of an earlier generation are copied if the settings ask for a partial
-  refresh. The `identity` names the draft; None is the builder's checksum. The
-  function `check` is called regularly, and an exception stops the work.
+  The `params` of the retriever are on the devices, and the `known` vectors need
+  not be embedded. The `identity` names the draft; None is the builder's
+  checksum. The function `check` is called regularly, and an exception stops the
+  work.
 
   Raises:
     DiskFullError: The disk is full; nothing published has changed.
@@ -244,7 +232,7 @@ def build_generation(
   """
   config, corpus, layout = builder.config, builder.corpus, builder.layout
   kind = config.index.kind
-  if known is None and config.refresh_fraction is not None:
+  if known is None and config.index.needs_vectors:
     known = known_vectors(
       *(store, step),
       corpus=corpus,
@@ -252,13 +240,9 @@ def build_generation(
       dtype=layout.dtype,
       agreement=agreement,
     )
-  embed, partial = rows_to_embed(
-    known,
-    step=step,
-    costs=builder.embedder.costs(),
-    fraction=config.refresh_fraction,
-    max_age_steps=config.max_age_steps,
-  )
+  embed = np.ones(layout.num_blocks, bool)
+  if known is not None:
+    embed = known.rows == NULL_ROW
   identity = identity or builder.identity(params, known)
   draft = store.draft(step, identity, layout)
 
@@ -271,38 +255,39 @@ def build_generation(
       check()
       start, rows = time.monotonic(), layout.rows(shard)
       vectors = np.empty((len(rows), layout.dim), np.float32)
-      steps, is_new = np.full(len(rows), step), embed[rows]
+      is_new = embed[rows]
       if is_new.any():
         vectors[is_new] = builder.embedder.embed(
           params, rows[is_new], check=check
         )
       if known is not None and not is_new.all():
-        copied = known.rows[rows[~is_new]]
-        vectors[~is_new] = known.gather(copied)
-        steps[~is_new] = known.steps(copied)
-      draft.add(shard, vectors, steps, seconds=time.monotonic() - start)
+        vectors[~is_new] = known.gather(known.rows[rows[~is_new]])
+      draft.add(shard, vectors, seconds=time.monotonic() - start)
 
   @store.disk_full_explained(step)
   def publish() -> None:
-    files, records = draft.verified()
+    files, records = draft.verified(are_read=config.index.has_files)
     query_tower = query_tower_parameters(builder.retriever, params)
     save_query_tower(files.root, jax.device_get(query_tower))
     shards = tuple(record.shard for record in records)
     vectors = Embeddings(files, shards, dim=layout.dim, dtype=layout.dtype)
-    for_tuning, held_out = builder.queries(params)
-    check()
-    start = time.monotonic()
-    index = config.index.build(
-      index_blocks(corpus, vectors),
-      BuildOptions(
-        directory=files.root / kind, queries=for_tuning, check=check
-      ),
-    )
-    build_seconds = time.monotonic() - start
-    check()
-    recall = {}
-    if index.needs_vectors:
-      recall = measure_recall(index, vectors, held_out, config.recall_at)
+    report: dict[str, JsonValue] = {}
+    recall: dict[str, float] = {}
+    build_seconds = 0.0
+    if config.index.has_files:
+      for_tuning, held_out = builder.queries(params)
+      check()
+      start = time.monotonic()
+      index = config.index.build(
+        index_blocks(corpus, vectors),
+        BuildOptions(
+          directory=files.root / kind, queries=for_tuning, check=check
+        ),
+      )
+      build_seconds, report = time.monotonic() - start, dict(index.report)
+      check()
+      if index.needs_vectors:
+        recall = measure_recall(index, vectors, held_out, config.recall_at)
     others = draft.record_others(files.root)
     manifest = Manifest(
       step=step,
@@ -314,14 +299,14 @@ def build_generation(
       index_kind=kind,
       index_parameters=dict(vars(config.index)),
       recall=recall,
-      recall_queries=len(held_out.token_ids),
+      recall_queries=config.recall_queries // 2 if recall else 0,
       embed_seconds=round(sum(record.seconds for record in records), 3),
       build_seconds=round(build_seconds, 3),
+      oldest_step=step if known is None else known.oldest_step,
       embeddings=shards,
       model=builder.model,
-      partial=partial,
-      index_report=dict(index.report),
-      files=(*(file for r in records for file in r.files), *others),
+      index_report=report,
+      files=(*(record.file for record in records), *others),
       folder=draft.folder.name,
     )
     check()
@@ -364,7 +349,7 @@ def publish_vectors(
   known = KnownVectors(
     rows=np.arange(layout.num_blocks, dtype=np.int32),
     gather=lambda rows: np.asarray(vectors[int(rows[0]) : int(rows[-1]) + 1]),
-    steps=lambda rows: np.full(len(rows), step),
+    oldest_step=step,
   )
   try:
     build_generation(

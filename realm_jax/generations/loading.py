@@ -19,13 +19,12 @@ from realm_jax.generations.vectors import (
   index_blocks,
   load_query_tower,
 )
-from realm_jax.indexes.exact import ExactConfig, ExactIndex
+from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
   BuildOptions,
   Index,
   IndexConfig,
-  IndexCrashedError,
   IndexLoadError,
   config_from,
 )
@@ -59,18 +58,6 @@ class Generation:
   def num_blocks(self) -> int:
     """The number of blocks."""
     return self.manifest.num_blocks
-
-  def with_exact_search(self) -> "Generation":
-    """Returns the same blocks, searched exactly, after verifying the vectors.
-
-    Raises:
-      DamagedGenerationError: A file of vectors is damaged or gone.
-    """
-    self.embeddings.verify_again()
-    config = ExactConfig(dtype=self.manifest.dtype)
-    blocks = index_blocks(self.corpus, self.embeddings)
-    index = config.build(blocks, BuildOptions(mesh=self.mesh))
-    return dataclasses.replace(self, index=index)
 
   @property
   def device_vectors(self) -> jax.Array | None:
@@ -110,15 +97,15 @@ def load_generation(
       otherwise stay on the host.
     index: Settings of another index to build over the same blocks.
     beside_training: Whether files are verified by a thread of low priority,
-      an index whose library may crash is loaded in a process of its own, and
-      the vectors of an exact index are read from the devices alone.
+      an index that must not load in this process gets one of its own, and the
+      vectors of an exact index are read from the devices alone.
     reads_vectors: Whether the vectors will be read besides the index. If not,
       their files are verified, or copied, only if they are read nevertheless.
 
   Raises:
     GenerationError: It is missing, or of another corpus.
     DamagedGenerationError: It differs from what was published.
-    IndexCrashedError: The index's process crashed while it loaded.
+    IndexCrashedError: The index's process ended while it loaded.
   """
   store = GenerationStore(generations_dir)
   manifest = store.manifest(step)
@@ -129,7 +116,7 @@ def load_generation(
   kind = manifest.index_kind
   of_index = [] if index is not None else files.below(kind)
   searched_kind = kind if index is None else index.kind
-  if beside_training and searched_kind == ExactConfig.kind:
+  if beside_training and searched_kind == ExactIndex.kind:
     reads_vectors = False
   of_vectors = embeddings.paths() if reads_vectors else []
   files.get([QUERY_TOWER, *of_index, *of_vectors])
@@ -144,15 +131,13 @@ def load_generation(
       loaded = index.build(blocks, BuildOptions(mesh=mesh))
     else:
       config = config_from(kind, manifest.index_parameters)
-      if beside_training and config.may_crash:
+      if beside_training and config.needs_own_process:
         loaded = IsolatedIndex(config, files.root / kind, blocks)
       else:
         loaded = config.load(files.root / kind, blocks, mesh=mesh)
-  except (IndexLoadError, IndexCrashedError) as error:
+  except IndexLoadError as error:
     # If files were removed or changed meanwhile, that is what to report.
     files.get(of_index, again=True)
-    if isinstance(error, IndexCrashedError):
-      raise
     raise GenerationError(f"{store.path(step)}: {error}") from error
   return Generation(
     *(step, manifest, corpus, loaded, query_params, embeddings), mesh=mesh

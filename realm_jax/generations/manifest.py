@@ -8,10 +8,11 @@ from typing import Any
 
 from etils import epath
 
+from realm_jax.exit_codes import ExitCode
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.staging import FileRecord
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _CHECKSUM_KEY = "manifest_sha256"
 # The end of a message about damage.
 REMEDY = (
@@ -24,22 +25,20 @@ class GenerationError(ValueError):
 
 
 class DamagedGenerationError(GenerationError):
-  """A generation that differs from what was published; it can be rebuilt."""
+  """A generation that differs from what was published; it can be rebuilt.
+
+  So a run that needs it is started again.
+  """
+
+  exit_code = ExitCode.STORE_OUTAGE
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingsShard:
-  """Consecutive rows of the vectors, in the file `path`.
-
-  They were embedded with checkpoints of `oldest_step` … `newest_step`. Where
-  these differ, the file `steps_path` has the step of each row, in int32.
-  """
+  """Consecutive rows of the vectors, in the file `path`."""
 
   path: str
   rows: int
-  oldest_step: int
-  newest_step: int
-  steps_path: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +50,14 @@ class Manifest:
     corpus_fingerprint: Fingerprint of the corpus that was embedded.
     dtype: Type of the stored vectors, `float32` or `bfloat16`.
     recall: Recall@k against exact search on held-out queries, by k; empty for
-      an index that does not search vectors.
-    embeddings: Files of the vectors, in row order.
+      an index that searches exactly, or no vectors.
+    oldest_step: Checkpoint step that the oldest vector was embedded with.
+    embeddings: Files of the vectors, in row order; none for an index that needs
+      no vectors.
     files: All files but the manifest, relative to `folder`.
     folder: Directory of the files, relative to the generation's directory.
     model: Checksum of the model's settings and the names and shapes of its
       parameters.
-    partial: Record of a partial refresh, None where all were embedded: `base`,
-      the step of the generation that vectors were copied from, `new_blocks`,
-      the blocks that it lacks, `embedded_blocks`, and `embedded_share`, that of
-      the tokens.
     index_report: Choices and measurements of the index's build.
     created: Time of publication, in UTC.
   """
@@ -77,21 +74,16 @@ class Manifest:
   recall_queries: int
   embed_seconds: float
   build_seconds: float
+  oldest_step: int
   embeddings: tuple[EmbeddingsShard, ...]
   files: tuple[FileRecord, ...]
   folder: str
   model: str = ""
-  partial: Mapping[str, float] | None = None
   index_report: Mapping[str, JsonValue] = dataclasses.field(
     default_factory=dict
   )
   created: str = ""
   format_version: int = FORMAT_VERSION
-
-  @property
-  def oldest_step(self) -> int:
-    """The checkpoint step that the oldest vector was embedded with."""
-    return min(shard.oldest_step for shard in self.embeddings)
 
   def to_json(self) -> str:
     """Returns the text of the manifest file."""
@@ -123,7 +115,8 @@ class Manifest:
     )
 
   def _require_consistent(self) -> None:
-    if (rows := sum(s.rows for s in self.embeddings)) != self.num_blocks:
+    rows = sum(shard.rows for shard in self.embeddings)
+    if self.embeddings and rows != self.num_blocks:
       raise ValueError(
         f"its embeddings have {rows} rows for {self.num_blocks} blocks"
       )

@@ -32,11 +32,11 @@ from realm_jax.generations.build import (
   PreemptedError,
   build_generation,
 )
-from realm_jax.generations.manifest import GenerationError
-from realm_jax.generations.refresh import (
+from realm_jax.generations.known_vectors import (
   KnownVectors,
   checkpoint_vectors,
 )
+from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.store import (
   GenerationStore,
   GenerationUses,
@@ -45,9 +45,9 @@ from realm_jax.generations.store import (
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.faiss import FaissConfig
-from realm_jax.indexes.protocol import IndexConfig, RecallError
+from realm_jax.indexes.protocol import IndexConfig, RecallError, config_from
 from realm_jax.indexes.random import RandomConfig
-from realm_jax.indexes.scann.config import ScannConfig
+from realm_jax.indexes.scann import ScannConfig
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.settings import (
@@ -93,7 +93,8 @@ class SidecarConfig:
     checkpoint_step: The only checkpoint to build from, which implies `once`.
     keep_generations: Number of the newest generations that stay. Those that
       checkpoints need stay as well.
-    poll_seconds: Time between two looks for checkpoints.
+    poll_seconds: Time between two looks for checkpoints; None is 1 on a disk,
+      and 10 where a look is a request to a bucket.
     retry_seconds: Time to wait when the disk is full.
   """
 
@@ -102,7 +103,7 @@ class SidecarConfig:
   once: bool = False
   checkpoint_step: NonNegativeInt | None = None
   keep_generations: PositiveInt = 3
-  poll_seconds: PositiveFloat = 1.0
+  poll_seconds: PositiveFloat | None = None
   retry_seconds: PositiveFloat = 30.0
 
   def __post_init__(self) -> None:
@@ -143,7 +144,8 @@ def build_index(
       below what its settings want; otherwise the checkpoint is skipped.
   """
   once = once or sidecar.once or sidecar.checkpoint_step is not None
-  config = dataclasses.replace(sidecar, once=once)
+  poll = sidecar.poll_seconds or (10.0 if is_remote(model_dir) else 1.0)
+  config = dataclasses.replace(sidecar, once=once, poll_seconds=poll)
   agreement = Agreement("builder")
   agreement.require_same(
     {"GenerationConfig": generation, "SidecarConfig": config}
@@ -277,7 +279,9 @@ class _Sidecar:
     try:
       checkpoints.require_vocabulary(step, corpus.vocab_sha256)
       restored = checkpoints.restore(step, items=("retriever",), like=like)
-      known = checkpoint_vectors(checkpoints, step, corpus)
+      known = None
+      if self.generation.index.needs_vectors:
+        known = checkpoint_vectors(checkpoints, step, corpus)
     except OSError as error:
       raise UnreadableCheckpointError(str(error)) from error
     return self.builder, restored["retriever"], known
@@ -368,9 +372,9 @@ class _Sidecar:
     """
     index, corpus = self.generation.index, self.corpus
     steps = set()
-    for step in self.store.steps():
+    for step, text in self.store.versions().items():
       with contextlib.suppress(GenerationError):
-        found = self.store.manifest(step)
+        found = self.store.manifest(step, version=text)
         version = found.corpus_version, found.corpus_fingerprint
         may_be_old = step not in newest or self.config.skips_none
         if (
@@ -402,13 +406,20 @@ def index_of_run(
   """Returns the index that a run is searched by.
 
   It is of the kind of the newest generation, if there is one, or else of the
-  one that the run needs.
+  one that the run needs. An index of a kind that is not among the arguments has
+  the settings of the newest generation.
+
+  Raises:
+    IndexLoadError: The newest generation has an index of no known kind.
   """
   indexes = (scann, exact, faiss, bm25, random)
   store = GenerationStore(directory_of(model_dir, generations_dir))
   if steps := store.steps():
-    kind = store.manifest(steps[-1]).index_kind
-    return next(index for index in indexes if index.kind == kind)
+    newest = store.manifest(steps[-1])
+    for index in indexes:
+      if index.kind == newest.index_kind:
+        return index
+    return config_from(newest.index_kind, newest.index_parameters)
   if index_scores:
     return bm25
   return exact if retrieve_on_device else scann

@@ -3,6 +3,7 @@
 generations/00000500/manifest.json      written last; names the folder of files
 generations/00000500/manifest.damaged   a reader's report that files are damaged
 generations/00000500/manifest.removed   since when readers should not begin here
+generations/00000500/manifest.trial-0   process 0 of the trainer loads it
 generations/00000500/3f2a…/             its files, or those of a build
 generations/builder.lock                which process builds generations
 
@@ -42,6 +43,7 @@ from realm_jax.storage.paths import (
   is_remote,
   list_names,
   read_bytes,
+  read_text,
   version_of,
 )
 from realm_jax.storage.staging import StagedFiles
@@ -52,6 +54,12 @@ MANIFEST = "manifest.json"
 IMPORTED = "imported"
 _DAMAGED = "manifest.damaged"
 _REMOVED = "manifest.removed"
+# A file for each process of a trainer, and how often it may be killed between
+# the beginning of a load and the first search.
+_TRIAL = "manifest.trial-{}"
+_MAX_KILLS = 2
+# What a report of damage says of files that are as they were published.
+_KILLS = "kills"
 _STEP = re.compile(r"[0-9]{8,}")
 # How long a reader on another host may need the files of a generation that is
 # removed, and how many of such generations may take space.
@@ -70,6 +78,8 @@ class GenerationStore:
   def __init__(self, directory: epath.PathLike, *, builder: str = ""):
     self.directory = epath.Path(directory)
     self._builder = builder
+    # The manifests that were read last, by their versions.
+    self._manifests: dict[int, tuple[str, Manifest]] = {}
 
   def path(self, step: int) -> epath.Path:
     """Returns the directory of a checkpoint step's generation."""
@@ -79,22 +89,29 @@ class GenerationStore:
     """Returns the steps that have a manifest, valid or not, in order."""
     return sorted(self.versions())
 
-  def versions(self) -> dict[int, str]:
-    """Returns a text for each published step that changes with its manifest."""
-    versions = {step: self.version(step) for step in self._all_steps()}
+  def versions(self, *, after: int = -1) -> dict[int, str]:
+    """Returns a text for each published step that changes with its manifest.
+
+    This lists the directory and then asks for each step later than `after`.
+    """
+    steps = [step for step in self._all_steps() if step > after]
+    versions = {step: self.version(step) for step in steps}
     return {step: version for step, version in versions.items() if version}
 
   def version(self, step: int) -> str | None:
     """Returns the same text for one step; None where it is not published."""
     return version_of(self.path(step) / MANIFEST)
 
-  def manifest(self, step: int) -> Manifest:
-    """Returns the manifest of a step.
+  def manifest(self, step: int, *, version: str | None = None) -> Manifest:
+    """Returns the manifest of a step, read again unless it has this `version`.
 
     Raises:
       GenerationError: There is none, or of another format or step.
       DamagedGenerationError: It is not valid.
     """
+    known, manifest = self._manifests.get(step, (None, None))
+    if manifest is not None and known == version:
+      return manifest
     path = self.path(step) / MANIFEST
     try:
       manifest = Manifest.from_json(read_bytes(path), path)
@@ -106,6 +123,8 @@ class GenerationStore:
       raise GenerationError(
         f"{path.parent} holds the generation of step {manifest.step}; remove it"
       )
+    if version is not None:
+      self._manifests[step] = version, manifest
     return manifest
 
   def files(
@@ -163,21 +182,51 @@ class GenerationStore:
       (published / name).unlink(missing_ok=True)
     self._remove_folders(manifest.step, but=manifest.folder)
 
-  def mark_damaged(self, step: int) -> None:
-    """Reports damage to the process that builds; a failure is logged."""
+  def mark_damaged(self, step: int, *, kills: bool = False) -> None:
+    """Reports damage to the process that builds; a failure is logged.
+
+    Files that have their checksums are damaged, too, if whoever searches them
+    is killed (`kills`).
+    """
     try:
-      (self.path(step) / _DAMAGED).write_text("")
+      (self.path(step) / _DAMAGED).write_text(_KILLS if kills else "")
     except OSError as error:
       logging.warning(
         "the damage of generation %d could not be reported: %s", step, error
       )
 
+  def begin_trial(self, step: int, version: str, process: int) -> bool:
+    """Records that a process of a trainer begins to load a generation.
+
+    Loading and searching it may kill the process, which would load it again
+    when it is restarted, for ever. Returns False, and records nothing, if this
+    process was killed twice in trials of this `version` of the generation.
+    """
+    path, kills = self.path(step) / _TRIAL.format(process), 0
+    try:
+      with contextlib.suppress(FileNotFoundError, ValueError):
+        count, _, tried = read_text(path).partition(" ")
+        kills = int(count) if tried == version else 0
+      if kills < _MAX_KILLS:
+        path.write_text(f"{kills + 1} {version}")
+    except OSError as error:
+      logging.warning("%s cannot be written: %s", path, error)
+    return kills < _MAX_KILLS
+
+  def end_trial(self, step: int, process: int) -> None:
+    """Records that a trial has killed nothing; a failure is logged."""
+    path = self.path(step) / _TRIAL.format(process)
+    try:
+      path.unlink(missing_ok=True)
+    except OSError as error:
+      logging.warning("%s cannot be removed: %s", path, error)
+
   def remove_damaged(self, *, marked: bool = False) -> list[int]:
     """Removes generations whose files differ from their manifest.
 
     It reads all bytes of all generations or, with `marked`, of those reported
-    as damaged. Imported ones, which cannot be built again, stay. Returns the
-    steps that were removed.
+    as damaged. Those that kill are removed as well. Imported ones, which cannot
+    be built again, stay. Returns the steps that were removed.
     """
     removed = []
     for step in self._all_steps():
@@ -185,6 +234,12 @@ class GenerationStore:
       if marked and _DAMAGED not in names:
         continue
       try:
+        if _DAMAGED in names:
+          with contextlib.suppress(FileNotFoundError):
+            if read_text(self.path(step) / _DAMAGED) == _KILLS:
+              raise DamagedGenerationError(
+                f"{self.path(step)} kills the process that searches it"
+              )
         if MANIFEST in names:
           self.verify(step)
       except DamagedGenerationError as error:

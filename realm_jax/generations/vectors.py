@@ -14,14 +14,14 @@ and each file has one writer: nothing is locked, renamed or linked.
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 from etils import epath
 from flax import traverse_util
-from jaxtyping import Float, Float32, Int, Int32
+from jaxtyping import Float, Float32, Int
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.manifest import (
@@ -39,6 +39,7 @@ from realm_jax.storage.paths import (
   copy_object,
   list_names,
   read_text,
+  sizes_below,
   upload_directory,
 )
 from realm_jax.storage.staging import (
@@ -77,7 +78,7 @@ class ShardLayout:
     return cls(num_blocks, dim, dtype, max(1, -(-num_blocks // count)))
 
   def __len__(self) -> int:
-    return max(1, -(-self.num_blocks // self.rows_per_shard))
+    return -(-self.num_blocks // self.rows_per_shard)
 
   def rows(self, shard: int) -> Int[np.ndarray, " n"]:
     """Returns the rows of a file."""
@@ -91,10 +92,10 @@ class ShardLayout:
 
 @dataclasses.dataclass(frozen=True)
 class ShardRecord:
-  """A complete shard: its files, and the seconds that were spent on it."""
+  """A complete shard: its file, and the seconds that were spent on it."""
 
   shard: EmbeddingsShard
-  files: tuple[FileRecord, ...]
+  file: FileRecord
   seconds: float
 
 
@@ -115,7 +116,7 @@ class Draft:
           values = from_checked_json(read_text(self.folder / record))
           records[shard] = ShardRecord(
             EmbeddingsShard(**values["shard"]),
-            tuple(FileRecord(**file) for file in values["files"]),
+            FileRecord(**values["file"]),
             values["seconds"],
           )
     return records
@@ -124,33 +125,22 @@ class Draft:
     self,
     shard: int,
     vectors: Float[np.ndarray, "n d"],
-    steps: Int[np.ndarray, " n"],
     *,
     seconds: float,
   ) -> None:
-    """Writes the vectors of a shard, and then its record.
-
-    The `steps` are those of the checkpoints that its rows were embedded with,
-    in `seconds`.
+    """Writes the vectors of a shard, embedded in `seconds`, and its record.
 
     Raises:
       GenerationError: A vector is not finite.
       OSError: The disk is full.
     """
     check_finite(vectors, self.layout.rows(shard))
-    name, steps_name = self.layout.name(shard), ""
-    arrays = {name: vectors.astype(self.layout.dtype)}
-    oldest, newest = int(steps.min()), int(steps.max())
-    if oldest != newest:
-      steps_name = name.replace("embeddings", "steps")
-      arrays[steps_name] = steps.astype(np.int32)
-    files = []
-    for file_name, array in arrays.items():
-      with atomic_file(self.folder / file_name) as path:
-        save_array(path, array)
-        files.append(FileRecord.of(path, file_name))
-    written = EmbeddingsShard(name, len(vectors), oldest, newest, steps_name)
-    record = ShardRecord(written, tuple(files), round(seconds, 3))
+    name = self.layout.name(shard)
+    with atomic_file(self.folder / name) as path:
+      save_array(path, vectors.astype(self.layout.dtype))
+      file = FileRecord.of(path, name)
+    written = EmbeddingsShard(name, len(vectors))
+    record = ShardRecord(written, file, round(seconds, 3))
     with atomic_text_file(self.folder / self._record_name(shard)) as text:
       text.write(to_checked_json(dataclasses.asdict(record)))
 
@@ -165,25 +155,32 @@ class Draft:
       for shard, record in earlier.records().items():
         if shard not in done:
           done.add(shard)
-          paths = [file.path for file in record.files]
-          for path in (*paths, self._record_name(shard)):
+          for path in (record.file.path, self._record_name(shard)):
             copy_object(earlier.folder / path, self.folder / path)
 
-  def verified(self) -> tuple[StagedFiles, list[ShardRecord]]:
+  def verified(
+    self, *, are_read: bool = True
+  ) -> tuple[StagedFiles, list[ShardRecord]]:
     """Returns the files of all shards, local or copied, and their records.
 
-    Other folders there, which an interrupted build has left, are removed.
+    Unless they `are_read`, files in a bucket are not copied, and only their
+    sizes are compared. Other folders there, which an interrupted build has
+    left, are removed.
 
     Raises:
       DamagedFileError: A shard is missing, or differs from its record. It is
         dropped, so that it is embedded again.
     """
     records = self.records()
-    shard_of = {file: i for i, r in records.items() for file in r.files}
-    staged = StagedFiles(self.folder, shard_of)
-    bad = set(staged.problems([file.path for file in shard_of]))
-    for file, shard in shard_of.items():
-      if file.path in bad:
+    files = [record.file for record in records.values()]
+    staged = StagedFiles(self.folder, files)
+    if are_read or not staged.is_copied:
+      bad = set(staged.problems([file.path for file in files]))
+    else:
+      sizes = sizes_below(self.folder)
+      bad = {file.path for file in files if sizes.get(file.path) != file.size}
+    for shard, record in records.items():
+      if record.file.path in bad:
         (self.folder / self._record_name(shard)).unlink(missing_ok=True)
     for shard in set(range(len(self.layout))) - set(records):
       bad.add(self.layout.name(shard))
@@ -192,6 +189,8 @@ class Draft:
         f"{', '.join(sorted(bad))} in {self.folder} changed after they were "
         "written: embedding their rows again"
       )
+    # An index without vectors has written nothing yet.
+    staged.root.mkdir(parents=True, exist_ok=True)
     for path in staged.root.iterdir():
       if path.is_dir():
         shutil.rmtree(path)
@@ -245,18 +244,12 @@ class Embeddings:
 
   def paths(self) -> list[str]:
     """Returns the paths of all files."""
-    paths = [shard.path for shard in self._shards]
-    return paths + [s.steps_path for s in self._shards if s.steps_path]
+    return [shard.path for shard in self._shards]
 
   def map_all(self) -> None:
     """Maps all files now. What is mapped stays, even if its file is removed."""
     for shard in self._shards:
       self._vectors(shard)
-      self._steps(shard)
-
-  def verify_again(self) -> None:
-    """Verifies local files again, whose bytes may have changed since."""
-    self._files.get(self.paths(), again=True)
 
   def __getitem__(self, rows: slice) -> Float[np.ndarray, "n d"]:
     """Returns consecutive rows, without a copy if one file holds them."""
@@ -276,49 +269,32 @@ class Embeddings:
     """Returns the vectors of any rows.
 
     Raises:
+      GenerationError: The generation has no vectors.
       IndexError: A row is not in 0 … N − 1; the null block has no vector.
     """
     rows = np.asarray(rows)
+    if not self._shards:
+      raise GenerationError(
+        "this generation has no vectors, as its index needs none: build one "
+        "with another INDEX, or set INDEX_SCORES = True"
+      )
     if rows.size and (rows.min() < 0 or rows.max() >= self.shape[0]):
       raise IndexError(
         f"rows {rows.min()} … {rows.max()} of a generation of {self.shape[0]} "
         "blocks; the null block is not stored"
       )
     gathered = np.empty((*rows.shape, self.shape[1]), np.float32)
-    self._gather_into(gathered, self._vectors, rows)
-    return gathered
-
-  def steps(self, rows: Int[np.ndarray, " n"]) -> Int32[np.ndarray, " n"]:
-    """Returns the checkpoint steps that rows were embedded with."""
-    steps = np.empty(len(rows), np.int32)
-    self._gather_into(steps, self._steps, rows)
-    return steps
-
-  def _gather_into(
-    self,
-    target: np.ndarray,
-    values_of: Callable[[EmbeddingsShard], np.ndarray],
-    rows: np.ndarray,
-  ) -> None:
     places = np.searchsorted(self._starts, rows, side="right") - 1
     for place in np.unique(places).tolist():
       here = places == place
-      values = values_of(self._shards[place])
-      target[here] = values[rows[here] - self._starts[place]]
+      vectors = self._vectors(self._shards[place])
+      gathered[here] = vectors[rows[here] - self._starts[place]]
+    return gathered
 
   def _vectors(self, shard: EmbeddingsShard) -> np.ndarray:
-    return self._mapped(shard.path, (shard.rows, self.shape[1]), self.dtype)
-
-  def _steps(self, shard: EmbeddingsShard) -> np.ndarray:
-    if not shard.steps_path:
-      return np.broadcast_to(np.int32(shard.oldest_step), shard.rows)
-    return self._mapped(shard.steps_path, (shard.rows,), np.dtype(np.int32))
-
-  def _mapped(
-    self, path: str, shape: tuple[int, ...], dtype: np.dtype
-  ) -> np.ndarray:
-    if path in self._maps:
+    if (path := shard.path) in self._maps:
       return self._maps[path]
+    shape, dtype = (shard.rows, self.shape[1]), self.dtype
     file = self._files.get([path]) / path
     mapped = np.load(file, mmap_mode="r", allow_pickle=False)
     if mapped.dtype != dtype and mapped.dtype.itemsize == dtype.itemsize:
@@ -349,7 +325,7 @@ def index_blocks(corpus: Corpus, embeddings: Embeddings) -> Blocks:
   """Returns what an index is built over: a corpus and its vectors."""
   return Blocks(
     num_blocks=corpus.num_blocks,
-    vectors=embeddings,
+    vectors=embeddings if embeddings.paths() else None,
     token_ids=lambda row: corpus.block(row).token_ids,
     vocab_size=corpus.vocab_size,
   )

@@ -1,5 +1,6 @@
 """The watcher: finds, verifies and loads generations in the background."""
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,9 +16,15 @@ from realm_jax.generations.manifest import (
 )
 from realm_jax.generations.store import GenerationStore
 from realm_jax.storage.local_disk import explain_full_disk
+from realm_jax.storage.paths import is_remote
 
-# Time after which an awaited generation that was rejected is read again: the
-# fault may have been this machine's.
+# Time between two looks: beside training, where each look at a bucket is a
+# request that is paid for, and while the run waits for a generation.
+_POLL_SECONDS = 1.0
+_POLL_SECONDS_IN_BUCKET = 10.0
+# Time after which an awaited generation that was rejected is read again, as the
+# fault may have been this machine's; and time for which one may be invisible
+# here that another process has loaded.
 _RETRY_SECONDS = 30.0
 
 
@@ -28,10 +35,17 @@ class GenerationWatcher:
   and completely loaded, by a function `load` that raises a GenerationError for
   a step that cannot be used; that is logged once. The directory need not exist
   yet. When a method is called, a thread looks at it, at most every
-  `poll_seconds`.
+  `poll_seconds`, and only if a generation may be wanted. Besides the generation
+  in use, one other is in memory at most.
 
-  What `follow` names is loaded without a request: the `newest`; the `next`
-  after the one in use, for a run that skips none; or `none`.
+  Args:
+    follow: What is loaded without a request: the `newest`; the `next` after the
+      one in use, for a run that skips none; or `none`.
+    every: Distance in steps of the generations that are followed; those of
+      other checkpoints are loaded only on request.
+    process: Index of this process, under which it records what it loads.
+    poll_seconds: Seconds between two looks; None is 1 on a disk and 10 in a
+      bucket.
   """
 
   def __init__(
@@ -40,12 +54,18 @@ class GenerationWatcher:
     load: Callable[[int], Generation],
     *,
     follow: Literal["newest", "next", "none"] = "newest",
-    poll_seconds: float = 1.0,
+    every: int = 1,
+    process: int = 0,
+    poll_seconds: float | None = None,
   ):
     self._store = GenerationStore(generations_dir)
     self._load = load
-    self._follow = follow
-    self._poll_seconds = poll_seconds
+    self._follow, self._every = follow, every
+    self._process = process
+    in_bucket = is_remote(generations_dir)
+    default = _POLL_SECONDS_IN_BUCKET if in_bucket else _POLL_SECONDS
+    self._poll_seconds = poll_seconds or default
+    self._wait_seconds = poll_seconds or _POLL_SECONDS
     # What callers set, and the thread reads.
     self._awaited: int | None = None
     self._in_use: int | None = None
@@ -55,6 +75,10 @@ class GenerationWatcher:
     # Of generations that cannot be used: the text that changes with the
     # manifest, the error, and since when.
     self._rejected: dict[int, tuple[str, GenerationError, float]] = {}
+    # Since when an awaited generation has not been published.
+    self._missing: dict[int, float] = {}
+    # Generations that may still kill this process, for all that is known.
+    self._unproven: set[int] = set()
     self._thread = ThreadPoolExecutor(1, "generation watcher")
     self._poll: Future[None] | None = None
     self._next_poll = 0.0
@@ -63,14 +87,28 @@ class GenerationWatcher:
     """Returns the newest loaded generation without waiting, or None."""
     self._following = True
     self.poll()
-    loaded = self._loaded
-    return loaded[max(loaded)] if loaded else None
+    loaded, rejected = self._loaded, self._rejected
+    followed = [s for s in loaded if s % self._every == 0 and s not in rejected]
+    return loaded[max(followed)] if followed else None
 
   def request(self, step: int) -> Generation | None:
     """Has a generation loaded without waiting; returns it once it is loaded."""
-    is_new, self._awaited = self._awaited != step, step
-    self.poll(now=is_new)
+    if step not in self._loaded:
+      is_new, self._awaited = self._awaited != step, step
+      self.poll(now=is_new)
     return self._loaded.get(step)
+
+  def cannot_use(self, step: int) -> bool:
+    """Returns whether a requested generation is damaged, unfit or gone."""
+    now = time.monotonic()
+    is_gone = now - self._missing.get(step, now) > _RETRY_SECONDS
+    return step not in self._loaded and (is_gone or step in self._rejected)
+
+  def reject(self, step: int, error: GenerationError) -> None:
+    """Unloads a generation, and does not load it again as it is published."""
+    version = self._store.version(step) or ""
+    self._rejected[step] = version, error, time.monotonic()
+    self.poll(now=True)
 
   def wait_for(self, step: int, *, timeout: float) -> Generation:
     """Waits for the generation of exactly this step, for `timeout` seconds.
@@ -101,22 +139,25 @@ class GenerationWatcher:
             f"within {timeout:.0f} s; is realm_jax.build_index running?"
           )
         if is_fresh:
-          time.sleep(self._poll_seconds)
+          time.sleep(self._wait_seconds)
         self.poll(now=True)
         is_fresh = True
     finally:
       self._awaited = None
-
-  def has_later(self, step: int) -> bool:
-    """Returns whether a later generation is published and not rejected."""
-    published = self._store.steps()
-    return any(s > step and s not in self._rejected for s in published)
 
   def in_use(self, step: int) -> None:
     """Sets which generation the run searches; older ones are unloaded."""
     self._in_use = step
     self._following = True
     self.poll(now=True)
+
+  def was_searched(self, step: int) -> None:
+    """Records that loading and searching a generation has killed nothing."""
+    if step in self._unproven:
+      self._unproven.discard(step)
+      # The caller's step does not wait for a request.
+      end = self._store.end_trial
+      threading.Thread(target=end, args=(step, self._process)).start()
 
   def poll(self, *, now: bool = False) -> None:
     """Has the thread look for generations; raises what ended the last look."""
@@ -131,43 +172,58 @@ class GenerationWatcher:
   def close(self) -> None:
     """Ends the thread, after a load in progress."""
     self._thread.shutdown()
+    # The one in use may be why the run ends.
+    for step in {*self._loaded} - {self._in_use}:
+      self.was_searched(step)
 
   def _look(self) -> None:
-    """Loads at most one generation, and unloads those not needed."""
-    awaited, in_use = self._awaited, self._in_use
-    follow = self._follow if self._following else "none"
-    # The storage is asked only if a generation may be wanted.
-    if awaited is not None or follow != "none":
-      try:
-        with explain_full_disk(self._store.directory):
-          self._load_one(awaited, follow)
-      except OSError as error:
-        # A file system that fails for a while must not end a long run.
-        logging.log_every_n_seconds(
-          logging.WARNING,
-          "cannot follow %s: %s",
-          _RETRY_SECONDS,
-          *(self._store.directory, error),
-        )
-    if in_use is not None and self._loaded:
-      stay = {in_use, self._awaited, max(self._loaded)}
-      loaded = self._loaded.items()
-      self._loaded = {step: one for step, one in loaded if step in stay}
+    """Unloads what is not needed, and loads at most one generation."""
+    awaited, in_use, stay = self._awaited, self._in_use, {*self._loaded}
+    if awaited in stay:
+      self._awaited = awaited = None
+    stay -= {*self._rejected}
+    if in_use is not None and stay:
+      stay &= {in_use, max(stay) if awaited is None else awaited}
+    for step in {*self._loaded} - stay:
+      self.was_searched(step)
+    self._loaded = {step: self._loaded[step] for step in stay}
+    try:
+      with explain_full_disk(self._store.directory):
+        self._load_one(awaited)
+    except OSError as error:
+      # A file system that fails for a while must not end a long run.
+      logging.log_every_n_seconds(
+        logging.WARNING,
+        "cannot follow %s: %s",
+        _RETRY_SECONDS,
+        *(self._store.directory, error),
+      )
 
-  def _load_one(self, awaited: int | None, follow: str) -> None:
-    """Loads the first generation that is wanted and can be used."""
-    in_use, published = self._in_use, self._store.versions()
-    steps = sorted(published)
-    wanted = [awaited] if awaited in published else []
+  def _load_one(self, awaited: int | None) -> None:
+    """Loads the first generation that is wanted and can be used.
+
+    The storage is asked only if one may be wanted, and by the processes that
+    follow no generation themselves only for the one that they are told to load.
+    """
+    follow = self._follow if self._following else "none"
+    in_use = self._in_use
+    if awaited is not None:
+      if (version := self._store.version(awaited)) is None:
+        self._missing.setdefault(awaited, time.monotonic())
+      else:
+        self._missing.pop(awaited, None)
+        if self._try_load(awaited, version):
+          return
     # A rejected generation that is awaited does not stop the newest.
-    if follow == "newest":
-      newest = max([-1 if in_use is None else in_use, *self._loaded])
-      wanted += [step for step in reversed(steps) if step > newest]
-    elif follow == "next" and awaited is None and in_use is not None:
-      wanted += [step for step in steps if step > in_use][:1]
-    for step in wanted:
-      if step not in self._loaded and self._try_load(step, published[step]):
-        break
+    newest = max([-1 if in_use is None else in_use, *self._loaded])
+    has_next = in_use is not None and newest > in_use
+    if follow == "none" or has_next or (follow == "next" and in_use is None):
+      return
+    published = self._store.versions(after=newest)
+    later = sorted(step for step in published if step % self._every == 0)
+    for step in reversed(later) if follow == "newest" else later[:1]:
+      if self._try_load(step, published[step]):
+        return
 
   def _try_load(self, step: int, version: str) -> bool:
     """Loads a generation, unless the same files were rejected before."""
@@ -176,18 +232,29 @@ class GenerationWatcher:
     is_again = step == self._awaited and start - since > _RETRY_SECONDS
     if rejected == version and not is_again:
       return False
+    kills = not self._store.begin_trial(step, version, self._process)
     try:
+      if kills:
+        raise DamagedGenerationError(
+          f"the process that loaded or searched {self._store.path(step)} has "
+          "been killed twice; let build_index make this generation again"
+        )
       generation = self._load(step)
-    except GenerationError as error:
+    except (GenerationError, OSError) as error:
+      if not kills:
+        self._store.end_trial(step, self._process)
+      if not isinstance(error, GenerationError):
+        raise
       if self._store.version(step) != version:
         return False  # Removed or replaced while its files were read.
       logging.warning("generation %d is not used: %s", step, error)
       if isinstance(error, DamagedGenerationError):
-        self._store.mark_damaged(step)
+        self._store.mark_damaged(step, kills=kills)
       self._rejected[step] = version, error, time.monotonic()
       return False
     seconds = time.monotonic() - start
     logging.info("generation %d is verified and loaded (%.1f s)", step, seconds)
     self._rejected.pop(step, None)
+    self._unproven.add(step)
     self._loaded = {**self._loaded, step: generation}
     return True

@@ -34,6 +34,7 @@ class Bm25Config(IndexConfig):
   """
 
   kind: ClassVar[str] = "bm25"
+  needs_vectors: ClassVar[bool] = False
   k1: NonNegativeFloat = 0.9
   b: Fraction = 0.4
 

@@ -62,6 +62,7 @@ class ExactConfig(IndexConfig):
   """
 
   kind: ClassVar[str] = "exact"
+  has_files: ClassVar[bool] = False
   dtype: Annotated[str, Unnamed] = "float32"
   rows_per_step: PositiveInt | None = None
   capacity: PositiveInt | None = None

@@ -46,7 +46,6 @@ class FaissConfig(IndexConfig):
   """
 
   kind: ClassVar[str] = "faiss"
-  may_crash: ClassVar[bool] = True
   brute_force_below: NonNegativeInt = 10_000
   factory: str | None = None
   nprobe: PositiveInt = 4

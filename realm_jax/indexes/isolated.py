@@ -1,10 +1,11 @@
 """An index that searches in a process of its own.
 
-A library that crashes there fails a search instead of ending the run. The
-processes talk over a pipe of `multiprocessing`: pickles are safe there, since
-both ends are ours and the pipe has no name. The other process imports no
+ScaNN holds the interpreter's lock while it loads, for 16 seconds at 13 million
+blocks. In another process, that stops no step and no signal handler of the run.
+The processes talk over a pipe of `multiprocessing`: pickles are safe there,
+since both ends are ours and the pipe has no name. The other process imports no
 TensorFlow, so it starts fast; it loads at a low priority beside the run's
-steps, and searches at a normal one.
+steps, and searches at a normal one. If it dies, the run ends.
 """
 
 import contextlib

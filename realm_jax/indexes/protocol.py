@@ -12,15 +12,18 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Int, Int32, Integer
 
+from realm_jax.errors import RealmError
+from realm_jax.exit_codes import ExitCode
 from realm_jax.settings import require_valid
 from realm_jax.storage.json_files import JsonValue
 
 _ROWS_PER_RUN = 16
 
-# Module and class of each kind. Modules import their libraries late.
+# Modules and classes by kind. Some need a library of their own, and all are
+# imported only when they are used.
 CONFIGS = {
   "exact": ("realm_jax.indexes.exact", "ExactConfig"),
-  "scann": ("realm_jax.indexes.scann.config", "ScannConfig"),
+  "scann": ("realm_jax.indexes.scann", "ScannConfig"),
   "faiss": ("realm_jax.indexes.faiss", "FaissConfig"),
   "bm25": ("realm_jax.indexes.bm25", "Bm25Config"),
   "random": ("realm_jax.indexes.random", "RandomConfig"),
@@ -39,8 +42,13 @@ class RetrievalUnavailableError(ValueError):
   """There is nothing to search: a training run saves and ends."""
 
 
-class IndexCrashedError(RetrievalUnavailableError):
-  """An index whose process ended, or does not answer."""
+class IndexCrashedError(RealmError):
+  """The process that searches an index ended, or does not answer.
+
+  The run ends, and continues from its last checkpoint when it is restarted.
+  """
+
+  exit_code = ExitCode.LOST_PROCESS
 
 
 class RecallError(ValueError):
@@ -164,12 +172,18 @@ class IndexConfig(abc.ABC):
 
   Attributes:
     kind: Name of the kind of index, as a manifest stores it.
-    may_crash: Whether the library could crash its process, so that a trainer
-      searches in an `IsolatedIndex`.
+    needs_vectors: Whether it is built over the vectors of the blocks, so that
+      they are embedded.
+    has_files: Whether `build` writes files, for `load` to read. If not, the
+      index builder has nothing to build.
+    needs_own_process: Whether loading stops all threads of its process, so
+      that a trainer loads and searches the index in an `IsolatedIndex`.
   """
 
   kind: ClassVar[str]
-  may_crash: ClassVar[bool] = False
+  needs_vectors: ClassVar[bool] = True
+  has_files: ClassVar[bool] = True
+  needs_own_process: ClassVar[bool] = False
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -219,8 +233,8 @@ def library_of(kind: str, module: str, advice: str) -> Any:
 def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   """Returns the settings that a manifest stores.
 
-  Settings that this version does not have, such as those of an earlier version
-  that only its build used, are left out.
+  Settings that the class does not have are left out: another version of it may
+  have written the manifest.
 
   Raises:
     IndexLoadError: There is no such kind.

@@ -24,6 +24,8 @@ class RandomConfig(IndexConfig):
   """Random blocks, the same ones whenever query and `seed` are the same."""
 
   kind: ClassVar[str] = "random"
+  needs_vectors: ClassVar[bool] = False
+  has_files: ClassVar[bool] = False
   seed: NonNegativeInt = 0
 
   def build(

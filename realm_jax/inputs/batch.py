@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from realm_jax.text.answers import AnswerKind
+from realm_jax.answers.match import AnswerKind
 
 # The position of a row that only fills up a batch.
 FILLER = -1

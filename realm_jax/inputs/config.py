@@ -80,7 +80,7 @@ class TaskContext:
   @property
   def question_paths(self) -> list[str]:
     """The files and folders of questions, without what says TFDS reads them."""
-    paths = map(os.fspath, self.question_files.values())
+    paths = [os.fspath(path) for path in self.question_files.values()]
     return [*filter(None, (path.removeprefix(TFDS) for path in paths))]
 
   @functools.cached_property

@@ -19,7 +19,8 @@ from absl import logging
 from etils import epath
 from jaxtyping import Bool
 
-from realm_jax.corpus import seqio_rows
+from realm_jax.answers.match import AnswerKind
+from realm_jax.inputs import seqio_rows
 from realm_jax.inputs.config import TFDS, current_context
 from realm_jax.inputs.questions import (
   Question,
@@ -27,7 +28,6 @@ from realm_jax.inputs.questions import (
   QuestionRecords,
   QuestionSource,
 )
-from realm_jax.text.answers import AnswerKind
 
 # All training questions, where published files do not set a tenth aside.
 TRAIN_AND_DEV = "train+dev"

@@ -9,11 +9,11 @@ import tensorflow as tf
 from etils import epath
 from jaxtyping import Int
 
+from realm_jax.answers.match import AnswerKind, bad_patterns
 from realm_jax.inputs.config import TaskError, current_context
 from realm_jax.inputs.features import wordpieces
 from realm_jax.inputs.sources import RandomAccessSource
 from realm_jax.storage.json_files import JsonValue
-from realm_jax.text.answers import AnswerKind, bad_patterns
 from realm_jax.text.wordpieces import MASK
 
 _MAX_LISTED = 5

@@ -24,23 +24,38 @@ _MIN_GROUP = 32
 
 
 class TokenRows(NamedTuple):
-  """Padded sequences before they are packed, and their numbers for dropout."""
+  """Padded sequences before they are packed, and their ids for dropout.
+
+  Without ids, they are those of the examples: see `with_example_ids`.
+  """
 
   token_ids: Int[AnyArray, "n l"]
-  numbers: UInt32[AnyArray, " n"]
+  dropout_ids: UInt32[AnyArray, " n"] | None = None
+
+  def with_example_ids(self, ids: UInt32[Array, " b"]) -> "TokenRows":
+    """Returns the same with ids, those of k sequences for each example.
+
+    The sequences are ordered by example. The masks of a sequence follow from
+    its example and its place there, in whichever part of a batch it is.
+    """
+    if self.dropout_ids is not None:
+      return self
+    count = len(self.token_ids) // len(ids)
+    place = jnp.arange(count, dtype=jnp.uint32)[None, :]
+    return self._replace(dropout_ids=(ids[:, None] * count + place).reshape(-1))
 
 
-def content_numbers(
+def content_ids(
   token_ids: Int[np.ndarray, "*n l"],
 ) -> UInt32[np.ndarray, "*n"]:
-  """Returns numbers of sequences that follow from their tokens alone.
+  """Returns dropout ids of sequences that follow from their tokens alone.
 
-  Equal sequences get the same number, and so the same dropout masks.
+  Equal sequences get the same id, and so the same dropout masks.
   """
   *shape, length = token_ids.shape
   rows = np.ascontiguousarray(token_ids, np.int32).reshape(-1, length)
-  numbers = [zlib.crc32(row.data) for row in rows]
-  return np.array(numbers, np.uint32).reshape(shape)
+  ids = [zlib.crc32(row.data) for row in rows]
+  return np.array(ids, np.uint32).reshape(shape)
 
 
 def num_groups(num_sequences: int) -> int:
@@ -119,10 +134,11 @@ def plan_rows(
 
 
 def lay_out(plan: Plan, rows: TokenRows, *, num_rows: int) -> Sequences:
-  """Returns the sequences in the rows that a plan assigns.
+  """Returns the sequences, which have ids, in the rows that a plan assigns.
 
   `num_rows` is the number of rows of each group, at least what they need.
   """
+  assert rows.dropout_ids is not None
   groups, size = plan.lengths.shape
   row_length = rows.token_ids.shape[-1]
   num_places = num_rows * row_length
@@ -154,5 +170,5 @@ def lay_out(plan: Plan, rows: TokenRows, *, num_rows: int) -> Sequences:
   return Sequences(
     *(part.reshape(groups * num_rows, row_length) for part in laid_out),
     starts=plan.starts,
-    numbers=rows.numbers.reshape(groups, size),
+    dropout_ids=rows.dropout_ids.reshape(groups, size),
   )

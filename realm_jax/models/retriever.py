@@ -73,7 +73,7 @@ class Tower(nn.Module):
         config, "projection_norm", epsilon=self.projection_norm_eps
       )(pooled)
       pooled = Dropout(self.projection_dropout_rate, name="projection_dropout")(
-        pooled, inputs.numbers.reshape(-1)
+        pooled, inputs.dropout_ids.reshape(-1)
       )
     if self.normalize:
       # The bound lies inside the root, whose slope at 0 is infinite: the mean

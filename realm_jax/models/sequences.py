@@ -20,7 +20,7 @@ from realm_jax.models import AnyArray
 
 PAD_ID = 0
 NO_SEQUENCE = -1
-# Odd and large, so that a small difference of two sequences' numbers is never
+# Odd and large, so that a small difference of two sequences' ids is never
 # the product of this factor and a small difference of two positions.
 _POSITION_FACTOR = 0x9E3779B1
 
@@ -35,25 +35,25 @@ class Sequences(NamedTuple):
     sequence: Number of a token's sequence in its group, or −1 for padding.
     position: Position of a token in its sequence, from 0.
     starts: Index of each sequence's first token in its group's flattened rows.
-    numbers: Number of each sequence, from which dropout makes its masks.
+    dropout_ids: Id of each sequence, from which dropout makes its masks.
   """
 
   token_ids: Int[AnyArray, "r l"]
   sequence: Int[AnyArray, "r l"]
   position: Int[AnyArray, "r l"]
   starts: Int[AnyArray, "s m"]
-  numbers: UInt32[AnyArray, "s m"]
+  dropout_ids: UInt32[AnyArray, "s m"]
 
   @property
   def dropout_keys(self) -> UInt32[Array, "r l"]:
     """A number for each token that does not depend on the rows' layout."""
-    groups, size = self.numbers.shape
+    groups, size = self.dropout_ids.shape
     sequence = self.sequence.reshape(groups, -1)
-    number = jnp.take_along_axis(
-      self.numbers, jnp.clip(sequence, 0, size - 1), axis=1
+    ids = jnp.take_along_axis(
+      self.dropout_ids, jnp.clip(sequence, 0, size - 1), axis=1
     )
     position = self.position.astype(jnp.uint32) * jnp.uint32(_POSITION_FACTOR)
-    return number.reshape(self.sequence.shape) + position
+    return ids.reshape(self.sequence.shape) + position
 
 
 class PaddedSequences(Sequences):
@@ -68,19 +68,19 @@ class PaddedSequences(Sequences):
 
 def padded(
   token_ids: Int[AnyArray, "*b l"],
-  numbers: UInt32[AnyArray, " n"] | None = None,
+  dropout_ids: UInt32[AnyArray, " n"] | None = None,
 ) -> PaddedSequences:
   """Returns one sequence a row.
 
-  With `numbers`, those of the sequences, all are of one group; otherwise each
-  is a group of its own, and has the number of its row.
+  With the `dropout_ids` of the sequences, all are of one group; otherwise each
+  is a group of its own, and its id is the number of its row.
   """
   length = token_ids.shape[-1]
   token_ids = token_ids.reshape(-1, length)
   count = len(token_ids)
-  shape = (count, 1) if numbers is None else (1, count)
-  if numbers is None:
-    numbers = jnp.arange(count, dtype=jnp.uint32)
+  shape = (count, 1) if dropout_ids is None else (1, count)
+  if dropout_ids is None:
+    dropout_ids = jnp.arange(count, dtype=jnp.uint32)
   index = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
   is_token = token_ids != PAD_ID
   return PaddedSequences(
@@ -88,7 +88,7 @@ def padded(
     sequence=jnp.where(is_token, index.reshape(-1, 1), NO_SEQUENCE),
     position=jnp.broadcast_to(jnp.arange(length), token_ids.shape),
     starts=index * length,
-    numbers=numbers.reshape(shape),
+    dropout_ids=dropout_ids.reshape(shape),
   )
 
 

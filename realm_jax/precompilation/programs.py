@@ -25,11 +25,12 @@ from realm_jax.indexes import exact_search
 from realm_jax.models.retriever import embed_blocks, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.precompilation.assumed_texts import AssumedTexts
 from realm_jax.precompilation.topology import Topology
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.rolling_index import abstract_vectors, plan_of
-from realm_jax.training.row_counts import input_shapes
+from realm_jax.training.row_counts import Texts, input_shapes
 from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
 from realm_jax.training.setup import CompiledSteps, StepSetup
 from realm_jax.training.stages.stage import Models
@@ -138,25 +139,39 @@ class Report:
 
 
 def compile_recipe(
-  recipe: TrainConfig | GenerationConfig, topology: Topology, *, num_blocks: int
+  recipe: TrainConfig | GenerationConfig,
+  topology: Topology,
+  *,
+  num_blocks: int,
+  texts: Texts | None = None,
 ) -> Report:
   """Compiles all programs of a training run, or of an index builder.
+
+  Args:
+    recipe: Configuration of the run or the builder.
+    topology: Slice to compile for.
+    num_blocks: Number of blocks that are searched.
+    texts: Corpus by whose lengths a step packs sequences; None assumes lengths
+      (`AssumedTexts`).
 
   Raises:
     ValueError: The recipe does not fit the slice's devices.
   """
   if isinstance(recipe, GenerationConfig):
     return Report(topology, [_embedding(recipe, topology)])
-  costs = list(_of_training(recipe, topology, num_blocks))
+  costs = list(_of_training(recipe, topology, num_blocks, texts))
   # The first mode is the one that trains most, and so needs most memory.
   helps = [] if costs[0].fits else advice(recipe, topology)
   return Report(topology, costs, helps)
 
 
 def _of_training(
-  config: TrainConfig, topology: Topology, num_blocks: int
+  config: TrainConfig,
+  topology: Topology,
+  num_blocks: int,
+  texts: Texts | None,
 ) -> Iterator[Cost]:
-  """Compiles the padded step, the largest, in each mode, and the search."""
+  """Compiles the step in each mode, with all of its layouts, and the search."""
   mesh = make_mesh(
     fsdp=config.mesh.fsdp,
     model_parallelism=config.mesh.model_parallelism,
@@ -181,8 +196,13 @@ def _of_training(
   shapes = input_shapes(
     config.stage, models, config.stage.example(setup.empty_arrays())
   )
+  layout = setup.layout(
+    texts or AssumedTexts(num_blocks, models.retriever.bert.vocab_size or 2)
+  )
   name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
-  steps = CompiledSteps(setup, setup.layout(None))
+  if layout.row_counts:
+    name += f", and packed in {len(layout.row_counts)} layouts"
+  steps = CompiledSteps(setup, layout)
   for frozen, step in steps.lower(*arguments, first_step=0):
     mode = ", retriever frozen" if frozen else ""
     yield _cost(STEP, name + mode, step, arguments, topology)

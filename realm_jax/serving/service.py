@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from realm_jax.answers.match import exact_match
+from realm_jax.answers.spans import find_token_spans
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.evaluation import answers
+from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import Candidate, Explanation, explain
 from realm_jax.evaluation.masked_sentences import is_masked
 from realm_jax.evaluation.run import (
@@ -19,10 +21,8 @@ from realm_jax.evaluation.run import (
   SENTENCE,
   EditError,
   Kind,
-  Run,
+  TrainedRun,
 )
-from realm_jax.text.answer_spans import find_token_spans
-from realm_jax.text.answers import exact_match
 
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
 
@@ -45,13 +45,13 @@ class Service:
 
   def __init__(
     self,
-    run: Run,
-    masked_run: Run | None = None,
+    run: TrainedRun,
+    masked_run: TrainedRun | None = None,
     *,
     examples: Sequence[str] = (),
   ):
     run.require_reader()
-    self.runs: dict[Kind, Run] = dict.fromkeys(run.kinds, run)
+    self.runs: dict[Kind, TrainedRun] = dict.fromkeys(run.kinds, run)
     if masked_run is not None:
       masked_run.require_kind(SENTENCE)
       self.runs[SENTENCE] = masked_run
@@ -80,7 +80,7 @@ class Service:
         first = run.corpus.block(0).name
         self.explain(_WARM_UP[kind], {first: "A text of a few words."})
 
-  def run_for(self, kind: Kind) -> Run:
+  def run_for(self, kind: Kind) -> TrainedRun:
     """Returns the run for questions or sentences, or raises `RequestError`."""
     if kind not in self.runs:
       raise RequestError(f"this page cannot {ABILITIES[kind]}")
@@ -118,7 +118,7 @@ class Service:
         "blocks": [dataclasses.asdict(one.blocks[place]) for place in one.read],
         **_source(run),
       }
-      for one in answers.ask(run, texts)
+      for one in ask(run, texts)
     ]
 
   def update(self, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Service:
       self._updates |= texts
     return {"updated": len(texts)}
 
-  def replace(self, run: Run) -> None:
+  def replace(self, run: TrainedRun) -> None:
     """Answers with another run from now on, with the same updates of blocks.
 
     Those of blocks that its corpus has no more are left out.
@@ -177,7 +177,7 @@ class Service:
     return {**told, "without": without, "run": _about(run)}
 
 
-def _about(run: Run) -> dict[str, Any]:
+def _about(run: TrainedRun) -> dict[str, Any]:
   generation = run.generation
   return {
     "model_dir": str(run.model_dir),
@@ -188,11 +188,11 @@ def _about(run: Run) -> dict[str, Any]:
   }
 
 
-def _source(run: Run) -> dict[str, int]:
+def _source(run: TrainedRun) -> dict[str, int]:
   return {"checkpoint": run.step, "generation": run.generation.step}
 
 
-def _edits(run: Run, texts: Mapping[str, str]) -> dict[int, str]:
+def _edits(run: TrainedRun, texts: Mapping[str, str]) -> dict[int, str]:
   """Returns the edited texts by row, but those that are as they were."""
   rows = _rows(run, [*texts])
   return {
@@ -203,7 +203,7 @@ def _edits(run: Run, texts: Mapping[str, str]) -> dict[int, str]:
 
 
 def _rows(
-  run: Run, names: Sequence[str], *, missing_ok: bool = False
+  run: TrainedRun, names: Sequence[str], *, missing_ok: bool = False
 ) -> list[int]:
   """Returns the rows of blocks by their names; −1 of one that is missing."""
   ids = []
@@ -222,7 +222,7 @@ def _rows(
 
 
 def _without(
-  run: Run, explained: Explanation, texts: Mapping[int, str]
+  run: TrainedRun, explained: Explanation, texts: Mapping[int, str]
 ) -> dict[str, Any] | None:
   """Returns the filling by the null block, which is what is left to read.
 
@@ -250,7 +250,7 @@ def _without(
   }
 
 
-def _around(run: Run, row: int) -> list[str | None]:
+def _around(run: TrainedRun, row: int) -> list[str | None]:
   """Returns the texts before and after a block in its document."""
   if row == NULL_ROW:
     return []
@@ -265,7 +265,7 @@ def _around(run: Run, row: int) -> list[str | None]:
 
 
 def _segments(
-  run: Run, explained: Explanation, candidate: Candidate
+  run: TrainedRun, explained: Explanation, candidate: Candidate
 ) -> list[dict[str, str]]:
   """Returns the body of a block in pieces, which joined are its whole text.
 

@@ -32,3 +32,41 @@ class GcsClient(GCSFileSystem):
     if os.environ.get("STORAGE_EMULATOR_HOST"):
       kwargs.setdefault("token", "anon")
     super().__init__(*args, **kwargs)
+
+  def read_generation(self, path: str) -> tuple[bytes, str]:
+    """Returns what an object holds, and its generation; b"", "0" without one.
+
+    The generation is Google's: it changes with each write of the object.
+    """
+    bucket, name, _ = self.split_path(path)
+    try:
+      answer: Any = self.call("GET", "b/{}/o/{}", bucket, name, alt="media")
+    except FileNotFoundError:
+      return b"", "0"
+    headers, content = answer
+    return content, headers["x-goog-generation"]
+
+  def write_generation(
+    self, path: str, content: bytes, *, replaces: str
+  ) -> str | None:
+    """Writes an object if its generation is the one that this one `replaces`.
+
+    Returns the new generation, or None if the object has another one by now: by
+    another process, or by this one if an answer was lost.
+    """
+    bucket, name, _ = self.split_path(path)
+    try:
+      written: Any = self.call(
+        "POST",
+        f"{self._location}/upload/storage/v1/b/{{}}/o",
+        bucket,
+        uploadType="media",
+        name=name,
+        ifGenerationMatch=replaces,
+        headers={"Content-Type": "application/octet-stream"},
+        data=content,
+        json_out=True,
+      )
+    except FileExistsError:  # gcsfs's error for a precondition that failed.
+      return None
+    return written["generation"]

@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import stat
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -86,9 +87,8 @@ class ScratchDirectory(contextlib.AbstractContextManager["ScratchDirectory"]):
   """
 
   def __init__(self, parent: Path | None = None) -> None:
-    if parent is None:
-      parent = Path(tempfile.gettempdir()) / f"realm_jax-scratch-{os.getuid()}"
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    parent = _own_scratch_folder() if parent is None else parent
+    parent.mkdir(parents=True, exist_ok=True)
     lock = contextlib.ExitStack()
     # Other processes never find a directory that is not locked yet.
     with locked(parent / ".lock", waits=True):
@@ -106,6 +106,21 @@ class ScratchDirectory(contextlib.AbstractContextManager["ScratchDirectory"]):
 
   def __exit__(self, *exception: object) -> None:
     self.close()
+
+
+def _own_scratch_folder() -> Path:
+  """Returns a folder in TMPDIR that this user has made and nobody else enters.
+
+  Everybody may make the one with the expected name first, or a link of it.
+  """
+  parent = Path(tempfile.gettempdir()) / f"realm_jax-scratch-{os.getuid()}"
+  with contextlib.suppress(FileExistsError):
+    parent.mkdir(mode=0o700, parents=True)
+  status = parent.lstat()
+  is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+  if is_own and not status.st_mode & 0o077:
+    return parent
+  return Path(tempfile.mkdtemp(prefix=f"{parent.name}-"))
 
 
 def _lock_of(scratch: Path) -> Path:

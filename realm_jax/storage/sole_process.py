@@ -1,12 +1,12 @@
 """A role that one process at a time has in a directory, such as its trainer.
 
 In a local directory the kernel locks a file, and releases it however the
-process ends. An object store has no locks, and not every server of the protocol
-honours conditions on a write. There the process writes a lease, waits for a
-moment and reads it back: of several that write at the same time, the last wins.
-It renews the lease while it runs. The clocks of hosts may differ by minutes, so
-whoever finds a lease observes, by a clock of its own, whether it changes within
-a lifetime.
+process ends. Google's object store has no locks. There the process writes a
+lease and renews it while it runs, each time on the condition that nobody else
+has written it since. The clocks of hosts may differ by minutes, so a process
+that finds a lease watches, by its own clock, whether it changes within a
+lifetime. Only a process of the same supervisor does not wait, because it starts
+after the holder has ended.
 """
 
 import contextlib
@@ -20,21 +20,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import fsspec
 from absl import logging
 from etils import epath
 
+from realm_jax import supervisor
 from realm_jax.exit_codes import ExitCode
-from realm_jax.storage.json_files import write_json
+from realm_jax.storage.access import StoreAccessError, StoreOutageError
 from realm_jax.storage.local_disk import locked
-from realm_jax.storage.paths import is_remote, read_bytes
+from realm_jax.storage.paths import is_remote
 
 # Seconds without a change after which a lease may be taken.
 LIFETIME_SECONDS = 60.0
 # Seconds between two renewals.
 RENEWAL_SECONDS = 15.0
-# Seconds between writing a lease and reading it back: longer than reading and
-# writing it takes.
-SETTLING_SECONDS = 2.0
 
 
 class SoleProcessError(ValueError):
@@ -47,7 +46,13 @@ class SoleProcess:
   """The role of this process, which a lock of the kernel protects, if any."""
 
   def check(self) -> None:
-    """Raises `SoleProcessError` if another process has taken the role."""
+    """Checks that this process has the role, as far as the store answers.
+
+    Raises:
+      SoleProcessError: Another process has taken it.
+      StoreOutageError: It could not be renewed for a lifetime, so that another
+        process may have taken it.
+    """
 
 
 @contextlib.contextmanager
@@ -66,6 +71,7 @@ def sole_process(
 
   Raises:
     SoleProcessError: Another process has the role.
+    StoreAccessError: The directory is in a bucket of another store.
     OSError: The directory cannot be read or written.
   """
   path = epath.Path(directory)
@@ -90,18 +96,24 @@ def sole_process(
 
 
 class _Lease(SoleProcess):
-  """The lease of a role in a directory of an object store."""
+  """The lease of a role in a directory of Google's object store."""
 
   def __init__(self, path: epath.Path, role: str):
     self._path, self._role = path, role
+    if not str(path).startswith("gs://"):
+      raise StoreAccessError(
+        f"{path.parent} is in an object store whose writes have no "
+        f"preconditions, so that it could get two {role}s; name a directory on "
+        "gs:// or on a disk"
+      )
+    self._client, self._name = fsspec.url_to_fs(str(path))
     self._own = {
       "holder": _own_name(),
-      "process": os.getpid(),
-      "started": _started(os.getpid()),
+      "supervisor": os.environ.get(supervisor.VARIABLE, ""),
       "token": secrets.token_hex(8),
     }
-    # When the store was asked for the last time, whether it answered or not.
-    self._asked = 0.0
+    # What this process has written last, and a time before it was asked for.
+    self._generation, self._renewed = "0", 0.0
     self._taken_by = ""
     # One thread at a time reads the lease and writes it.
     self._lock = threading.Lock()
@@ -110,31 +122,29 @@ class _Lease(SoleProcess):
 
   def take(self) -> str:
     """Takes the role once it is free; returns who has it otherwise, or ""."""
-    found, until = self._read(), time.monotonic() + LIFETIME_SECONDS
-    if not _is_free(found):
+    (found, generation), until = (
+      self._read(),
+      time.monotonic() + LIFETIME_SECONDS,
+    )
+    if not self._is_free(found):
       logging.info(
         "%s is held (%s); waiting for up to %g seconds to see whether its "
         "holder runs",
         *(self._path, found["holder"], LIFETIME_SECONDS),
       )
-    while not _is_free(found) and (left := until - time.monotonic()) > 0:
+    while not self._is_free(found) and (left := until - time.monotonic()) > 0:
       time.sleep(min(RENEWAL_SECONDS / 5, left))
-      before, found = found, self._read()
-      if found != before and not _is_free(found):
+      before, (found, generation) = generation, self._read()
+      if generation != before and not self._is_free(found):
         return found["holder"]
-    self._write()
-    time.sleep(SETTLING_SECONDS)
-    found = self._read()
-    if not self._is_own(found):
-      return found.get("holder", "unknown")
-    self._asked = time.monotonic()
-    self._thread.start()
-    return ""
+    self._write(generation)
+    if not self._taken_by:
+      self._thread.start()
+    return self._taken_by
 
   def check(self) -> None:
-    # A process that was stopped for long must not go on as if it had not been.
-    age = time.monotonic() - self._asked
-    if age > LIFETIME_SECONDS and not self._lock.locked():
+    # So it is after a cut, and in a process that was stopped for long.
+    if time.monotonic() - self._renewed > LIFETIME_SECONDS:
       self._renew()
     if self._taken_by:
       raise SoleProcessError(
@@ -143,15 +153,20 @@ class _Lease(SoleProcess):
         f"{LIFETIME_SECONDS:g} seconds or more; this one ends, and the other "
         "goes on"
       )
+    if (age := time.monotonic() - self._renewed) > LIFETIME_SECONDS:
+      raise StoreOutageError(
+        f"{self._path} could not be renewed for {age:.0f} seconds, and another "
+        f"{self._role} may have taken its place; run the command again, once "
+        "the store can be reached"
+      )
 
   def release(self) -> None:
     """Gives the role up, unless another process has taken it."""
     self._ended.set()
     self._thread.join()
     try:
-      if not self._taken_by and self._is_own(self._read()):
-        # A holder that was cut off must find that another one has had the role.
-        self._write(released=True)
+      if not self._taken_by:
+        self._write(self._generation, released=True)
     except Exception as error:
       logging.warning("%s was not released: %s", self._path, error)
 
@@ -163,62 +178,47 @@ class _Lease(SoleProcess):
     """Writes the lease again, unless it is another's by now."""
     with self._lock:
       try:
-        found = self._read()
-        if found and not self._is_own(found):
-          self._taken_by = found["holder"]
-        else:
-          self._write()
-      # While the store cannot be reached, nothing can be written to it either.
+        self._write(self._generation)
       except Exception as error:
         logging.warning("%s was not renewed: %s", self._path, error)
-      self._asked = time.monotonic()
 
-  def _read(self) -> Mapping[str, Any]:
-    """Returns what the lease says; nothing if there is none."""
-    try:
-      return {"holder": "unknown", **json.loads(read_bytes(self._path))}
-    except FileNotFoundError:
-      return {}
-    except (ValueError, TypeError):
-      return {"holder": "unknown"}
-
-  def _write(self, *, released: bool = False) -> None:
+  def _write(self, generation: str, *, released: bool = False) -> None:
+    """Replaces a generation of the lease, or learns who has done so."""
     lease = {**self._own, "renewed": time.time(), "released": released}
-    write_json(self._path, lease)
+    found: Mapping[str, Any] = self._own
+    # Again, if an answer was lost or somebody has removed the lease.
+    while found.get("token", self._own["token"]) == self._own["token"]:
+      now = time.monotonic()
+      written = self._client.write_generation(
+        self._name, json.dumps(lease).encode(), replaces=generation
+      )
+      if written is not None:
+        self._generation, self._renewed = written, now
+        return
+      found, generation = self._read()
+    self._taken_by = found["holder"]
 
-  def _is_own(self, lease: Mapping[str, Any]) -> bool:
-    return lease.get("token") == self._own["token"]
+  def _read(self) -> tuple[Mapping[str, Any], str]:
+    """Returns what the lease says, nothing if there is none; its generation."""
+    content, generation = self._client.read_generation(self._name)
+    if generation == "0":
+      return {}, generation
+    try:
+      return {
+        "holder": "unknown",
+        "token": "",
+        **json.loads(content),
+      }, generation
+    except (ValueError, TypeError):
+      return {"holder": "unknown", "token": ""}, generation
 
-
-def _is_free(lease: Mapping[str, Any]) -> bool:
-  """Returns whether a lease has no holder, or one of here that has ended."""
-  if not lease or lease.get("released") is True:
-    return True
-  # Empty where the holder's host is not known, or has no /proc.
-  machine, _, _ = str(lease.get("started") or "").rpartition(" ")
-  is_here = bool(machine) and machine == _machine()
-  return is_here and _started(lease.get("process")) != lease["started"]
+  def _is_free(self, lease: Mapping[str, Any]) -> bool:
+    """Returns whether a lease has no holder, or one that has surely ended."""
+    if not lease or lease.get("released") is True:
+      return True
+    own = self._own["supervisor"]
+    return bool(own) and lease.get("supervisor") == own
 
 
 def _own_name() -> str:
   return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def _machine() -> str:
-  """Returns a name that processes share if they see each other's ids, or ""."""
-  with contextlib.suppress(OSError):
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    namespace = os.stat("/proc/self/ns/pid").st_ino
-    return f"{socket.gethostname()}/{boot}/{namespace}"
-  return ""
-
-
-def _started(process: object) -> str:
-  """Returns where and when, in ticks, a process started; "" if it has ended."""
-  with contextlib.suppress(OSError):
-    text = Path(f"/proc/{process}/stat").read_text()
-    state, *fields = text.rpartition(")")[2].split()
-    # A killed process is a zombie until its parent reaps it.
-    if state not in "ZX":
-      return f"{_machine()} {fields[18]}"
-  return ""

@@ -124,6 +124,9 @@ class StagedFiles:
   been this host's. Then it is an `error` of the type given, whose message ends
   with the `advice`. With `low_priority`, one thread of low priority reads local
   files, as beside training, instead of one for each core.
+
+  Raises:
+    DamagedFileError, or the type given: A path leads out of the folder.
   """
 
   def __init__(
@@ -139,6 +142,14 @@ class StagedFiles:
     self._records = {file.path: file for file in records}
     self._error, self._advice = error, advice
     self._low_priority = low_priority
+    # A manifest may come from strangers, and its copies are written by name.
+    self._refuse(
+      {
+        path: "is no path below its folder"
+        for path in self._records
+        if {"", ".", ".."} & {*path.split("/")}
+      }
+    )
     self._lock = threading.Lock()
     self._verified: set[str] = set()
     self._links: ScratchDirectory | None = None
@@ -253,7 +264,7 @@ class StagedFiles:
     """Raises the error of the first file that has a problem."""
     for path, problem in problems.items():
       if problem:
-        raise self._error(f"{self._folder / path} {problem}{self._advice}")
+        raise self._error(f"{self._folder}/{path} {problem}{self._advice}")
 
 
 def lower_thread_priority() -> None:

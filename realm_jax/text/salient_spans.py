@@ -259,7 +259,7 @@ def find_tagger(name: str, language: str = ENGLISH) -> Tagger | None:
     tagger = _imported("realm_jax.text.recurring_phrases.RecurringPhrases")
     return tagger(language=language)
   if name.startswith("bert:"):
-    load = _imported("realm_jax.tagging.load")
+    load = _imported("realm_jax.text.bert_tagger.load")
     return load(name.removeprefix("bert:"), language)
   try:
     tagger = _imported(name)

@@ -16,7 +16,6 @@ from realm_jax.generations.loading import Generation
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
   Index,
-  IndexCrashedError,
   QueryBatch,
   SearchResult,
 )
@@ -162,19 +161,15 @@ class Candidates:
     self._start(entry, retrieved)
     self._in_flight[step] = entry
 
-  def _embed(self, entry: _InFlight, params: Params | None) -> None:
-    """Dispatches the embedding of the queries, for an index that needs it.
-
-    Without parameters, the generation's own query tower embeds them.
-    """
+  def _embed(self, entry: _InFlight, params: Params) -> None:
+    """Dispatches the embedding of the queries, for an index that needs it."""
     generation, mesh = entry.generation, self._setup.mesh
     if generation is None or self._searches_in_step:
       return
     if not generation.index.needs_vectors:
-      entry.vectors = None
       return
     tower = generation.query_params
-    if self._stage.current_queries and params:
+    if self._stage.current_queries:
       tower = query_tower_parameters(
         self._setup.models.retriever, params["retriever"]
       )
@@ -219,11 +214,7 @@ class Candidates:
   def _prepare(
     self, entry: _InFlight, search: Callable[[], SearchResult] | None
   ) -> Prepared:
-    """Searches, and makes a step's batch, as all processes do or none.
-
-    Raises:
-      IndexCrashedError: The index of some process has crashed.
-    """
+    """Searches, and makes a step's batch."""
     generation, setup = entry.generation, self._setup
     corpus = setup.corpus if generation is None else generation.corpus
     context = StageContext(
@@ -231,34 +222,26 @@ class Candidates:
       generation,
       setup.config.data.block_length,
       examples=setup.examples,
-      # All processes agree on the answers of another corpus version, and so
-      # even one whose index has crashed.
       answers=None if self._answers is None else self._answers.of(corpus),
       max_answer_width=setup.models.max_answer_width,
     )
-    retrieved, batch, crash = None, None, None
-    metrics: dict[str, float] = {}
+    retrieved = None
     start = found_at = time.perf_counter()
-    try:
-      if search is not None:
-        retrieved = search()
-        found_at = time.perf_counter()
-      batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
-    except IndexCrashedError as error:
-      crash = error
+    if search is not None:
+      retrieved = search()
+      found_at = time.perf_counter()
+    batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
     if generation is not None:
       metrics["staleness_steps"] = entry.step - generation.oldest_step
       metrics["generation"] = generation.step
     if self._stage.needs_index:
       metrics["corpus_version"] = corpus.version
+    loaded, refused = None, None
+    if self._schedule is not None:
+      loaded, refused = self._schedule.loaded()
     decision = self._decisions.of_step(
-      entry.step,
-      generation=None if self._schedule is None else self._schedule.loaded(),
-      crashed=None if crash is None else str(crash),
-      metrics=metrics,
+      entry.step, generation=loaded, refused=refused, metrics=metrics
     )
-    if decision.crashed is not None:
-      raise IndexCrashedError(decision.crashed) from crash
     placed = sharding.to_devices(batch, setup.mesh)
     metrics = decision.metrics
     if search is not None:
@@ -277,11 +260,11 @@ class Candidates:
     Stored vectors that the devices hold are looked up there.
 
     Raises:
-      IndexCrashedError: Its index has crashed, and nothing replaces it.
+      IndexCrashedError: The process of its index has ended.
     """
     self._in_flight.pop(step - 1, None)
     entry = self._in_flight[step]
-    prepared, generation = self._await(entry), entry.generation
+    prepared, generation = entry.pending.result(), entry.generation
     if generation is None or not self._stage.reads_vectors:
       return prepared
     if (vectors := generation.device_vectors) is None:
@@ -291,17 +274,6 @@ class Candidates:
     )
     batch = prepared.batch._replace(retrieved=found)
     return dataclasses.replace(prepared, batch=batch)
-
-  def _await(self, entry: _InFlight) -> Prepared:
-    """Waits for a batch, and falls back where its index has crashed."""
-    while True:
-      error = entry.pending.exception()
-      if self._schedule is None or not isinstance(error, IndexCrashedError):
-        return entry.pending.result()
-      entry.generation = self._schedule.after_crash(error)
-      if not self._stage.current_queries or entry.vectors is None:
-        self._embed(entry, None)
-      self._start(entry)
 
   def state(self, step: int) -> LoopState:
     """Returns the state with which a resumed stream begins at a step.
@@ -316,13 +288,9 @@ class Candidates:
       return LoopState(positions, indexed_corpus=indexed)
     if entry is None:
       return LoopState(positions, self._schedule.current.step)
-    found = None
     # A step that searches itself retrieves the same again when it is resumed,
     # with the same parameters.
-    try:
-      found = self._await(entry).retrieved
-    except IndexCrashedError as error:
-      logging.warning("a resumed run will search step %d: %s", step, error)
+    found = entry.pending.result().retrieved
     generation = entry.generation
     assert generation is not None
     if found is None:

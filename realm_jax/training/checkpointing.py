@@ -159,8 +159,11 @@ class LoopState(NamedTuple):
 class Checkpointer:
   """Initializes or restores the state of a run, and saves it.
 
-  What a loop asks of the checkpoints that it has saved (`check`, `hurry`,
-  `wait`) is the store's.
+  A save that failed is taken again, at the next step and from its state, up to
+  `max_failures` times in a row. With 0 the first failure ends the run: a run
+  that waits for generations of certain steps has no use for other checkpoints,
+  and one of several processes cannot save again, because orbax keeps the others
+  in a barrier for up to ten minutes.
   """
 
   def __init__(
@@ -168,8 +171,11 @@ class Checkpointer:
     store: CheckpointStore,
     identity: RunIdentity,
     config: CheckpointConfig,
+    *,
+    max_failures: int = 3,
   ):
     self._store = store
+    self._max_failures = max_failures
     self._vocabulary = str(identity["vocabulary"])
     self._own: LoopItem = {
       name: digest_bytes(x) if isinstance(x, str) else np.asarray(x, np.int64)
@@ -177,7 +183,6 @@ class Checkpointer:
     }
     self._config = config
     self.wait = store.wait
-    self.check, self.hurry = store.check, store.hurry
 
   def initialize_or_restore(
     self, state: TrainState
@@ -255,12 +260,23 @@ class Checkpointer:
           f"exist; remove {model_dir}, or choose another MODEL_DIR"
         )
 
-  def save(self, state: TrainState, loop_state: LoopState) -> None:
-    """Copies the state off the devices; it is written in the background.
+  def must_save_again(self) -> bool:
+    """Returns whether the last save has failed, as far as it is known yet.
 
     Raises:
-      CheckpointNotWrittenError: The one before could not be written.
+      CheckpointNotWrittenError: It has, and is not taken again.
     """
+    try:
+      self._store.check()
+    except CheckpointNotWrittenError as error:
+      if self._store.failures > self._max_failures:
+        raise
+      logging.warning("%s; saving again at this step", error)
+      return True
+    return False
+
+  def save(self, state: TrainState, loop_state: LoopState) -> None:
+    """Copies the state off the devices; it is written in the background."""
     item = self._own | loop_state.to_item(_mesh_of(state))
     items = {**state.params, "optimizer": state.optimizer, "loop": item}
     if state.index is not None:

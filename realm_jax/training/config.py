@@ -68,8 +68,6 @@ class RefreshConfig:
       steps. None is ten times the distance of the generations that are used,
       and 0 sets no limit.
     on_stale: What to do beyond that limit, `warn` or `fail`.
-    on_crash: What to search when the process of the index has crashed: the
-      same generation by `exact` search, or nothing (`fail`).
     timeout_seconds: Seconds to wait for a generation before giving up.
     blocks_per_step: Number of blocks that each step embeds again, on all
       devices together, in an index that the run keeps itself. With 0 the run
@@ -84,7 +82,6 @@ class RefreshConfig:
   refresh_every_steps: Annotated[PositiveInt | None, OfRun()] = None
   max_staleness_steps: NonNegativeInt | None = None
   on_stale: Literal["warn", "fail"] = "warn"
-  on_crash: Literal["exact", "fail"] = "exact"
   timeout_seconds: PositiveFloat = 24 * 3600.0
   blocks_per_step: NonNegativeInt = 0
   rolling_refresh_dtype: Literal["float32", "bfloat16"] = "float32"

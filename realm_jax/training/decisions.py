@@ -18,14 +18,14 @@ class StepDecision(NamedTuple):
   Attributes:
     load: Generation that all processes should load.
     generation: The same, once all have loaded it: the next step may use it.
-    crashed: Why some process's index has crashed, so that all fall back.
+    refused: Whether a process cannot use it, so that another is to be offered.
     stop: Whether the run saves and ends after this step, as it was preempted.
     metrics: Means of the metrics of the hosts.
   """
 
   load: int | None
   generation: int | None
-  crashed: str | None
+  refused: bool
   stop: bool
   metrics: dict[str, float]
 
@@ -67,20 +67,20 @@ class Decisions:
     step: int,
     *,
     generation: int | None,
-    crashed: str | None,
+    refused: int | None = None,
     metrics: Mapping[str, float],
   ) -> StepDecision:
     """Decides what concerns a step, from the retrieval's thread.
 
-    The generation is what `GenerationSchedule.loaded` returns. If the index has
-    crashed, `crashed` says why.
+    The generation that this process could swap in, and the one that it cannot
+    use, are what `GenerationSchedule.loaded` returns.
 
     Raises:
       ProcessesError: A process has failed.
     """
     known = {
       "generation": generation,
-      "crashed": crashed,
+      "refused": refused,
       "metrics": metrics,
       "preempted": self._preempted.is_set(),
     }
@@ -110,17 +110,13 @@ class Decisions:
 def _decide_step(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Returns the fields of a `StepDecision`, from what all processes know."""
   wanted = facts[0]["generation"]
-  crashes = [
-    fact["crashed"] if len(facts) == 1 else f"process {i}: {fact['crashed']}"
-    for i, fact in enumerate(facts)
-    if fact["crashed"] is not None
-  ]
   return {
     "load": wanted,
     "generation": wanted
     if all(fact["generation"] == wanted for fact in facts)
     else None,
-    "crashed": crashes[0] if crashes else None,
+    "refused": wanted is not None
+    and any(fact["refused"] == wanted for fact in facts),
     "stop": any(fact["preempted"] for fact in facts),
     "metrics": {
       name: sum(fact["metrics"].get(name, 0.0) for fact in facts) / len(facts)

@@ -46,11 +46,16 @@ class Candidates(NamedTuple):
 
   Attributes:
     tokens: Padded tokens, `[CLS] title [SEP] body [SEP]`.
-    numbers: Number of each block, from which dropout makes its masks.
+    dropout_ids: Id of each block, from which dropout makes its masks.
   """
 
   tokens: Int[AnyArray, "b k l"]
-  numbers: UInt32[AnyArray, "b k"]
+  dropout_ids: UInt32[AnyArray, "b k"]
+
+  @classmethod
+  def of(cls, tokens: Int[np.ndarray, "b k l"]) -> "Candidates":
+    """Returns candidates whose dropout ids follow from their tokens."""
+    return cls(tokens, packing.content_ids(tokens))
 
 
 def without_source(
@@ -106,15 +111,12 @@ def joint_rows(
   reader: Reader,
   query: Int[AnyArray, "b q"],
   candidates: Int[AnyArray, "b k l"],
-  numbers: UInt32[Array, " b"],
 ) -> EncoderRows:
   """Returns what the reader reads, ordered by query."""
   joint = reader.join(query, candidates)
-  *shape, length = joint.token_ids.shape
-  candidate = jnp.arange(shape[1], dtype=jnp.uint32)[None, :]
-  places = numbers[:, None] * shape[1] + candidate
+  length = joint.token_ids.shape[-1]
   return EncoderRows(
-    joint=TokenRows(joint.token_ids.reshape(-1, length), places.reshape(-1)),
+    joint=TokenRows(joint.token_ids.reshape(-1, length)),
     body_start=joint.body_start,
     body_length=joint.body_length,
   )
@@ -126,8 +128,8 @@ def distinct_blocks(
   """Returns what the block tower reads, each distinct block once.
 
   Several queries may have the same candidate, above all the null block. Blocks
-  with the same number are compared in full: where two that differ share a
-  number, which happens once in billions, a copy may remain.
+  with the same dropout id are compared in full: where two that differ share an
+  id, which happens once in billions, a copy may remain.
 
   Returns:
     The distinct blocks, padded with empty sequences to the number of
@@ -135,9 +137,9 @@ def distinct_blocks(
   """
   length = candidates.tokens.shape[-1]
   tokens = jnp.asarray(candidates.tokens).reshape(-1, length)
-  numbers = jnp.asarray(candidates.numbers).reshape(-1)
+  ids = jnp.asarray(candidates.dropout_ids).reshape(-1)
   size = len(tokens)
-  first = jnp.argmax(numbers[:, None] == numbers[None, :], axis=1)
+  first = jnp.argmax(ids[:, None] == ids[None, :], axis=1)
   is_same = (tokens == tokens[first]).all(axis=1)
   first = jnp.where(is_same, first, jnp.arange(size))
   rank = jnp.cumsum(first == jnp.arange(size)) - 1
@@ -148,7 +150,7 @@ def distinct_blocks(
   is_block = blocks.any(axis=1, keepdims=True)
   # A block prefix must not turn padding into a sequence.
   inputs = jnp.asarray(retriever.block_input(blocks)) * is_block
-  rows = TokenRows(inputs, jnp.zeros_like(numbers).at[place].set(numbers))
+  rows = TokenRows(inputs, jnp.zeros_like(ids).at[place].set(ids))
   return rows, place[None]
 
 
@@ -182,25 +184,36 @@ class RowLayout:
     rows_of: Callable[[B], EncoderRows],
     batch: B,
     compute: Callable[[EncoderRows], T],
+    *,
+    example_ids: UInt32[Array, " b"] | None = None,
   ) -> T:
     """Returns what a function computes of the encoder inputs of a batch.
 
     `compute` is traced once for each number of rows. Whoever wants a gradient
     takes it there: the derivative of this method itself would keep what all of
     its branches need.
+
+    Dropout masks follow from the `example_ids`, which count the examples of a
+    whole batch; a part of a batch has to be given its own.
     """
+    if example_ids is None:
+      size = len(jax.tree.leaves(batch)[0])
+      example_ids = jnp.arange(size, dtype=jnp.uint32)
     by_device, everywhere = PartitionSpec(BATCH_AXES), PartitionSpec()
     on_each_device = functools.partial(
       jax.shard_map, mesh=self.mesh, in_specs=by_device, check_vma=False
     )
     if not self.row_counts:
       padded = on_each_device(
-        lambda part: _padded(rows_of(part)), out_specs=by_device
+        lambda part, ids: _padded(_with_ids(rows_of(part), ids)),
+        out_specs=by_device,
       )
-      return compute(padded(batch))
+      return compute(padded(batch, example_ids))
 
-    def laid_out(part: B) -> tuple[list[EncoderRows], Any]:
-      rows = rows_of(part)
+    def laid_out(
+      part: B, ids: UInt32[Array, " b"]
+    ) -> tuple[list[EncoderRows], Any]:
+      rows = _with_ids(rows_of(part), ids)
       plans = [
         _plan(one, num_rows=max(numbers))
         for one, numbers in zip(
@@ -225,7 +238,7 @@ class RowLayout:
     # XLA would compute them again for each of the layers that use them.
     layouts, smallest = on_each_device(
       laid_out, out_specs=(by_device, everywhere)
-    )(batch)
+    )(batch, example_ids)
     branches = [
       lambda layouts, number=number: compute(layouts[number])
       for number in range(len(layouts))
@@ -253,8 +266,12 @@ def _plan(rows: TokenRows, *, num_rows: int | None = None) -> packing.Plan:
   )
 
 
+def _with_ids(rows: EncoderRows, ids: UInt32[Array, " b"]) -> EncoderRows:
+  return _laid_out(rows, lambda _, one: one.with_example_ids(ids))
+
+
 def _laid_out(
-  rows: EncoderRows, lay_out: Callable[[int, TokenRows], Sequences]
+  rows: EncoderRows, lay_out: Callable[[int, TokenRows], TokenRows | Sequences]
 ) -> EncoderRows:
   """Returns the same, with what a function makes of the numbered inputs."""
   made = iter([lay_out(*one) for one in enumerate(encoder_inputs(rows))])

@@ -19,14 +19,11 @@ from realm_jax.generations.manifest import (
 )
 from realm_jax.generations.store import FOLDER, GenerationStore
 from realm_jax.generations.watcher import GenerationWatcher
-from realm_jax.indexes.exact import ExactConfig, ExactIndex
-from realm_jax.indexes.protocol import (
-  IndexConfig,
-  IndexCrashedError,
-  RetrievalUnavailableError,
-)
+from realm_jax.indexes.exact import ExactIndex
+from realm_jax.indexes.protocol import RetrievalUnavailableError
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
+from realm_jax.training.goodput import lost_to
 from realm_jax.training.search_in_step import SearchedBlocks, load_blocks
 from realm_jax.training.setup import RunSetup
 
@@ -54,13 +51,9 @@ class GenerationSchedule:
   distance, those of steps between are not used; without it they are, such as
   the one of a checkpoint that a preempted run has saved.
 
-  Exact search takes the place of an index that crashes, until the next
-  generation is loaded.
-
   Args:
-    load: Function that verifies and loads the generation of a step, with
-      another `index` where one is given. It raises a `GenerationError` or an
-      `IndexCrashedError`.
+    load: Function that verifies and loads the generation of a step. It raises
+      a `GenerationError` for one that cannot be used.
     config: How the run follows the index builder.
     num_searched: Number of blocks that each query searches for.
 
@@ -72,7 +65,7 @@ class GenerationSchedule:
 
   def __init__(
     self,
-    load: Callable[..., Generation],
+    load: Callable[[int], Generation],
     config: RefreshConfig,
     *,
     model_dir: epath.PathLike,
@@ -81,7 +74,6 @@ class GenerationSchedule:
     decisions: Decisions,
     watch: Callable[..., GenerationWatcher] = GenerationWatcher,
   ):
-    self._store = GenerationStore(epath.Path(model_dir) / FOLDER)
     self._builder = (
       f"`python -m realm_jax.build_index --model_dir={model_dir}"
       + (" --gin.MODE=every`" if config.wait_for_generations else "`")
@@ -103,12 +95,16 @@ class GenerationSchedule:
     self._warned_at: int | None = None
     # What this process has last said that it could swap in.
     self._offered: Generation | None = None
-    follow = "next" if swaps and waits else "none"
-    # The other processes load what process 0 would like.
-    if self._takes_newest and self._loop.is_leader:
-      follow = "newest"
+    follow = "none"
+    # The other processes load what process 0 offers.
+    if swaps and self._loop.is_leader:
+      follow = "next" if waits else "newest"
     self._watcher = watch(
-      self._store.directory, self._load_or_exact, follow=follow
+      epath.Path(model_dir) / FOLDER,
+      self._load_checked,
+      follow=follow,
+      every=every_steps if waits else config.refresh_every_steps or 1,
+      process=self._loop.index,
     )
 
   def close(self) -> None:
@@ -122,8 +118,7 @@ class GenerationSchedule:
 
     Raises:
       WaitPreemptedError: The run was preempted before it was published.
-      RetrievalUnavailableError: It was not published in time, or its index
-        crashed and the run is configured to fail.
+      RetrievalUnavailableError: It was not published in time.
       GenerationError: It is damaged, of another corpus, or too small.
     """
     if recorded is None:
@@ -143,14 +138,15 @@ class GenerationSchedule:
         fail.
       And what `start` raises.
     """
+    # Its search for the step before has ended.
+    self._watcher.was_searched(self.current.step)
     if not self._config.swap_generations:
       return self.current
     if not self._takes_newest:
       if (due := self._due(step)) > self.current.step:
         self._swap(self._on_all(lambda: self._wait_for(due)), step)
-      self._watcher.poll()
     elif self._loop.count == 1:
-      self._swap(self._newest(), step)
+      self._swap(self._watcher.newest(), step)
     else:
       # A process may have loaded a later one since all of them agreed.
       last, offered = self._decisions.last, self._offered
@@ -163,72 +159,41 @@ class GenerationSchedule:
       self._report_stale(step)
     return self.current
 
-  def loaded(self) -> int | None:
-    """Returns which generation this process could swap in, for the decisions.
+  def loaded(self) -> tuple[int | None, int | None]:
+    """Returns what this process tells the others of the next generation.
 
-    That is the newest in process 0. The others load the one that process 0
-    would like, and return it once it is loaded.
+    That is the step of the generation that it could swap in, and the step of
+    the offered generation that it cannot use, if any.
+
+    Process 0 offers the newest that it has loaded, and goes on doing so until
+    all processes have loaded it or one cannot: a process that is slow to load
+    is not overtaken for ever. The others load what process 0 offers.
     """
-    if not self._takes_newest:
-      return None
+    last, refused = self._decisions.last, None
+    if not self._config.swap_generations:
+      return None, None
     if self._loop.is_leader:
-      self._offered = self._newest()
+      if last is not None and last.refused:
+        assert last.load is not None
+        logging.warning("a process cannot use generation %d", last.load)
+        error = DamagedGenerationError("another process cannot use it")
+        self._watcher.reject(last.load, error)
+        self._offered = None
+      if self._offered is None or self._offered.step <= self.current.step:
+        self._offered = self._watcher.newest()
     else:
-      last = self._decisions.last
-      wanted = None if last is None else last.load
-      self._offered = None if wanted is None else self._watcher.request(wanted)
-    return None if self._offered is None else self._offered.step
+      self._offered = None
+      if last is not None and (wanted := last.load) is not None:
+        self._offered = self._watcher.request(wanted)
+        refused = wanted if self._watcher.cannot_use(wanted) else None
+    if self._offered is None or self._offered.step <= self.current.step:
+      self._offered = None
+      return None, refused
+    return self._offered.step, refused
 
-  def after_crash(self, error: IndexCrashedError) -> Generation:
-    """Replaces the current generation, whose index has crashed.
-
-    Raises:
-      IndexCrashedError: The run is configured to fail, or the generation has
-        been damaged meanwhile.
-    """
-    step = self.current.step
-    try:
-      replacement = self._loop.on_all_processes(
-        "exact search",
-        lambda: self._load_or_exact(step, error),
-        (GenerationError,),
-      )
-    except GenerationError as reason:
-      raise IndexCrashedError(
-        f"{error}, and generation {step} cannot be searched exactly: {reason}. "
-        "Start the run again, with the index builder beside it"
-      ) from error
-    self._use(replacement)
-    return replacement
-
-  def _load_or_exact(
-    self, step: int, crash: IndexCrashedError | None = None
-  ) -> Generation:
-    """Loads a generation, with exact search if its index crashes, or has.
-
-    One of several processes does not load an index over all devices alone:
-    for it, such a generation cannot be used.
-    """
-    try:
-      if crash is not None:
-        raise crash
-      generation = self._load(step)
-    except IndexCrashedError as error:
-      if crash is None and self._loop.count > 1:
-        raise GenerationError(str(error)) from error
-      if self._config.on_crash == "fail":
-        raise IndexCrashedError(
-          f"{error}: generation {step} cannot be searched. Start the run "
-          "again, or set ON_CRASH = 'exact'"
-        ) from error
-      if self._is_started and self.current.step == step:
-        generation = self.current.with_exact_search()
-      else:
-        dtype = self._store.manifest(step).dtype
-        generation = self._load(step, index=ExactConfig(dtype=dtype))
-      logging.error(
-        "%s: falling back to exact search of generation %d", error, step
-      )
+  def _load_checked(self, step: int) -> Generation:
+    """Loads a generation, which must have enough blocks for a search."""
+    generation = self._load(step)
     if generation.num_blocks < self._num_searched:
       raise GenerationError(
         f"generation {step} has {generation.num_blocks} blocks since version "
@@ -265,13 +230,6 @@ class GenerationSchedule:
       *(generation.step, self.current.step, step),
     )
     self._use(generation)
-
-  def _newest(self) -> Generation | None:
-    """Returns the newest loaded generation, if its step is one to be used."""
-    newest = self._watcher.newest()
-    every = self._config.refresh_every_steps
-    is_between = newest is not None and every and newest.step % every
-    return None if is_between else newest
 
   def _due(self, step: int) -> int:
     """Returns the generation that a waiting run searches at a step."""
@@ -315,8 +273,7 @@ class GenerationSchedule:
       except TimeoutError:
         pass
       except DamagedGenerationError:
-        comes_later = may_be_later and self._watcher.has_later(step)
-        if is_first and not comes_later:
+        if not self._config.swap_generations:
           raise
         # The watcher has reported it, so that the index builder rebuilds it.
         time.sleep(_POLL_SECONDS)
@@ -330,7 +287,8 @@ class GenerationSchedule:
       return later
 
     seconds = self._config.timeout_seconds
-    found = self._poll(look, f"generation {step}", seconds=seconds)
+    with lost_to("wait"):
+      found = self._poll(look, f"generation {step}", seconds=seconds)
     if found is None:
       raise RetrievalUnavailableError(
         f"generation {step} was not published within {seconds:.0f} s; is "
@@ -342,9 +300,12 @@ class GenerationSchedule:
     """Waits for a generation that is not stale; without, the current stays."""
 
     def look() -> Generation | None:
-      newest = self._newest()
-      if newest is not None and not self._is_stale(step, newest):
-        return newest
+      newest = self._watcher.newest()
+      if newest is not None and newest.step > self.current.step:
+        if not self._is_stale(step, newest):
+          return newest
+        # It makes room for the next, and is fresher at least.
+        self._use(newest)
       time.sleep(_POLL_SECONDS)
       return None
 
@@ -384,7 +345,7 @@ def open_schedule(setup: RunSetup, decisions: Decisions) -> GenerationSchedule:
   """
   config = setup.config
   store = GenerationStore(epath.Path(config.model_dir) / FOLDER)
-  load: Callable[..., Generation] = functools.partial(
+  load: Callable[[int], Generation] = functools.partial(
     load_generation,
     store.directory,
     corpus=setup.corpus,
@@ -394,9 +355,7 @@ def open_schedule(setup: RunSetup, decisions: Decisions) -> GenerationSchedule:
   )
   last: DeviceGeneration | None = None
 
-  def load_on_devices(
-    step: int, *, index: IndexConfig | None = None
-  ) -> DeviceGeneration:
+  def load_on_devices(step: int) -> DeviceGeneration:
     nonlocal last
     kind = store.manifest(step).index_kind
     if kind != ExactIndex.kind:
@@ -405,7 +364,7 @@ def open_schedule(setup: RunSetup, decisions: Decisions) -> GenerationSchedule:
         "RETRIEVE_ON_DEVICE = True searches an exact one alone: publish "
         "generations with INDEX = %EXACT, or set RETRIEVE_ON_DEVICE = False"
       )
-    made = load(step, index=index)
+    made = load(step)
     if last is not None and last.corpus.fingerprint == made.corpus.fingerprint:
       blocks = last.searched.blocks
     else:

@@ -28,6 +28,7 @@ from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
+from realm_jax.training.goodput import lost_to
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from realm_jax.training.setup import CompiledSteps
 from realm_jax.training.step import Metrics, TrainState
@@ -77,7 +78,8 @@ def iterate(
 
   def save() -> None:
     metrics.flush()
-    run.checkpoints.save(state, candidates.state(step))
+    with lost_to("save"):
+      run.checkpoints.save(state, candidates.state(step))
 
   try:
     state = candidates.open(state)
@@ -93,22 +95,18 @@ def iterate(
       metrics.push(step, on_devices, prepared.metrics)
       is_due, is_last = run.decisions.after_step(step)
       run.sole.check()
-      run.checkpoints.check()
-      if is_last:
-        run.checkpoints.hurry()
-      if is_due:
+      if run.checkpoints.must_save_again() or is_due:
         save()
         saved = step
       if is_last or step == num_steps:
-        run.checkpoints.wait()
+        with lost_to("save"):
+          run.checkpoints.wait()
       yield state, on_devices
       if is_last:
         return
   except NonFiniteLossError as error:
     raise run.checkpoints.with_last_good(error) from None
   except RetrievalUnavailableError as reason:
-    if isinstance(reason, WaitPreemptedError):
-      run.checkpoints.hurry()
     if step > saved:
       run.sole.check()
       save()

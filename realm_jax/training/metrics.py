@@ -24,7 +24,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from realm_jax.storage.access import explained
 from realm_jax.storage.paths import is_remote
-from realm_jax.training.metric_rows import MetricRows, Records
+from realm_jax.training.goodput import Goodput
+from realm_jax.training.metric_rows import MetricRows, Records, read_rows
 
 _STEPS_LATE = 2
 _LOG_LINE_SECONDS = 15.0
@@ -66,6 +67,7 @@ class MetricsLog:
   Args:
     model_dir: Directory of the files.
     start_step: Number of steps that are done; `MetricRows` removes later rows.
+    began: Time, as of `time.time`, from which a new run's goodput counts.
     writes: Whether this process writes files and shows progress. All look for
       NaNs, so that a run ends everywhere.
   """
@@ -78,17 +80,23 @@ class MetricsLog:
     num_steps: int,
     examples_per_step: int,
     freeze_retriever_steps: int = 0,
+    began: float | None = None,
     writes: bool = True,
   ):
     # Steps whose metrics the devices may still compute, and those of the host.
     self._pending: collections.deque[
-      tuple[int, Mapping[str, jax.Array], Mapping[str, float]]
+      tuple[int, Mapping[str, jax.Array], Mapping[str, Any]]
     ] = collections.deque()
     self._model_dir = epath.Path(model_dir)
     self._num_steps = num_steps
     self._examples_per_step = examples_per_step
     self._monitor = _CollapseMonitor(freeze_retriever_steps)
     self._writes = writes
+    self._goodput = Goodput(
+      read_rows(model_dir) if writes else (),
+      start_step=start_step,
+      began=time.time() if began is None else began,
+    )
     self._rows = MetricRows(model_dir, start_step=start_step)
     # To a file on an object store nothing can be appended: there, each flush
     # uploads another one.
@@ -125,6 +133,7 @@ class MetricsLog:
     timing = {
       "step_seconds": seconds,
       "examples_per_second": self._examples_per_step / seconds,
+      **self._goodput.advance(),
     }
     self._pending.append((step, on_devices, {**on_host, **timing}))
     if len(self._pending) > _STEPS_LATE:
@@ -143,6 +152,8 @@ class MetricsLog:
   def close(self) -> None:
     """Writes what was taken; metrics that are still pending are dropped."""
     self._flush_files()
+    if self._writes:
+      logging.info("%s", self._goodput)
 
   def _flush_files(self) -> None:
     if not self._writes:
@@ -179,6 +190,7 @@ class MetricsLog:
     values = [
       Summary.Value(tag=name, simple_value=value)
       for name, value in metrics.items()
+      if isinstance(value, float)
     ]
     self._events.add(_event(step=step, summary=Summary(value=values)))
     # An object store gets them with each checkpoint.

@@ -6,17 +6,18 @@ that most need; and some more in a geometric series. Beyond them, each sequence
 has a row of its own.
 """
 
+import functools
 import math
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
-from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.corpus.store import NULL_ROW
 from realm_jax.models.packing import num_groups
 from realm_jax.training.encoder_rows import (
-  EncoderRows,
   RowCounts,
   encoder_inputs,
   needed_rows,
@@ -37,11 +38,30 @@ _MARGIN = 1.05
 _MIN_SAVING = 0.15
 
 
+@runtime_checkable
+class Texts(Protocol):
+  """A corpus, as far as the lengths of sequences go."""
+
+  @property
+  def num_blocks(self) -> int:
+    """Number of blocks."""
+
+  def random_sentences(
+    self, rows: Int[np.ndarray, " n"], length: int, rng: np.random.Generator
+  ) -> Int[np.ndarray, "n {length}"]:
+    """Returns `[CLS] sentence [SEP]` of each block, padded with 0."""
+
+  def gather(
+    self, rows: Int[np.ndarray, "*s"], length: int
+  ) -> Int[np.ndarray, "*s {length}"]:
+    """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""
+
+
 def choose_row_counts(
   stage: Stage,
   models: Models,
   shapes: ExampleArrays,
-  corpus: Corpus,
+  corpus: Texts,
   *,
   groups: int,
   at_most: int,
@@ -64,8 +84,7 @@ def choose_row_counts(
     )
 
   def needed(part: StepBatch) -> jax.Array:
-    numbers = jnp.arange(len(jax.tree.leaves(part)[0]), dtype=jnp.uint32)
-    return needed_rows(stage.rows(models, part, numbers))
+    return needed_rows(stage.rows(models, part))
 
   needed_by_group = jax.jit(jax.vmap(needed))
   samples = [
@@ -102,17 +121,13 @@ def input_shapes(
   stage: Stage, models: Models, batch: StepBatch
 ) -> list[tuple[int, ...]]:
   """Returns the rows and their length, of each encoder input of a batch."""
-
-  def rows(batch: StepBatch) -> EncoderRows:
-    numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
-    return stage.rows(models, batch, numbers)
-
+  rows = functools.partial(stage.rows, models)
   inputs = encoder_inputs(jax.eval_shape(rows, batch))
   return [one.token_ids.shape for one in inputs]
 
 
 def random_batches(
-  stage: Stage, shapes: ExampleArrays, corpus: Corpus
+  stage: Stage, shapes: ExampleArrays, corpus: Texts
 ) -> Iterator[StepBatch]:
   """Yields batches of random sentences and blocks, the same in every call."""
   rng = np.random.default_rng(0)

@@ -22,7 +22,7 @@ from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.exact import capacity_for
 from realm_jax.models import sequences
-from realm_jax.models.packing import content_numbers
+from realm_jax.models.packing import content_ids
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import (
   Retriever,
@@ -57,17 +57,17 @@ class BlockArrays(NamedTuple):
   Attributes:
     tokens: `[CLS] title [SEP] body [SEP]` of each block, in 16 bits if the
       vocabulary fits, padded to the length of `null_tokens` at least.
-    marks: The two words of each block's content hash, and the number that its
-      dropout masks are derived from. They lie in arrays of their own because
-      TPUs pad the last dimension of a matrix to 128.
+    marks: The two words of each block's content hash, and its dropout id. They
+      lie in arrays of their own because TPUs pad the last dimension of a matrix
+      to 128.
     null_tokens: The null block, which is not stored among the others.
-    null_number: The number of the null block.
+    null_dropout_id: The dropout id of the null block.
   """
 
   tokens: Shaped[Array, "n c"]
   marks: tuple[UInt32[Array, " n"], ...]
   null_tokens: Int[Array, " l"]
-  null_number: UInt32[Array, ""]
+  null_dropout_id: UInt32[Array, ""]
 
   @classmethod
   def partitions(cls) -> Any:
@@ -123,14 +123,14 @@ def load_blocks(
       rows = np.arange(first, min(first + _ROWS_PER_COPY, last))
       part = corpus.gather(rows, block_length)
       tokens[rows - start, :block_length] = part
-      marks[2, rows] = content_numbers(part)
+      marks[2, rows] = content_ids(part)
     return tokens
 
   tokens = jax.make_array_from_callback(
     shapes.tokens.shape, shapes.tokens.sharding, tokens_of_device
   )
   null_tokens = corpus.gather(np.array([NULL_ROW]), block_length)[0]
-  null: Any = null_tokens, content_numbers(null_tokens)
+  null: Any = null_tokens, content_ids(null_tokens)
   return BlockArrays(
     tokens,
     tuple(
@@ -167,7 +167,7 @@ def abstract_blocks(
     tokens=abstract(divided, token_type, capacity, columns),
     marks=(abstract(divided, jnp.uint32, capacity),) * 3,
     null_tokens=abstract(whole, jnp.int32, block_length),
-    null_number=abstract(whole, jnp.uint32),
+    null_dropout_id=abstract(whole, jnp.uint32),
   )
 
 
@@ -340,15 +340,15 @@ def _gather_candidates(
       jnp.take_along_axis(rows, kept, axis=1),
       rows_of_device=len(blocks.tokens),
     ).astype(jnp.int32)
-    numbers = jnp.take_along_axis(marks[..., 2], kept, axis=1)
+    dropout_ids = jnp.take_along_axis(marks[..., 2], kept, axis=1)
     # Only now the null block comes in front: nobody need fetch it.
     is_null = with_null(place) == NULL_ROW
     tokens = jnp.pad(tokens, ((0, 0), (1, 0), (0, 0)))
-    numbers = jnp.pad(numbers, ((0, 0), (1, 0)))
+    dropout_ids = jnp.pad(dropout_ids, ((0, 0), (1, 0)))
     null = jnp.broadcast_to(blocks.null_tokens, tokens.shape)
     return Candidates(
       jnp.where(is_null[..., None], null, tokens),
-      jnp.where(is_null, blocks.null_number, numbers),
+      jnp.where(is_null, blocks.null_dropout_id, dropout_ids),
     )
 
   by_group = PartitionSpec(BATCH_AXES)

@@ -24,7 +24,7 @@ from realm_jax.training.checkpointing import RunIdentity, examples_of_run
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.encoder_rows import RowLayout
 from realm_jax.training.optimizer import make_optimizer
-from realm_jax.training.row_counts import choose_row_counts
+from realm_jax.training.row_counts import Texts, choose_row_counts
 from realm_jax.training.search_in_step import search_in_step
 from realm_jax.training.stages.stage import ExampleArrays, Models, StepBatch
 from realm_jax.training.step import Metrics, TrainState, train_step
@@ -130,13 +130,13 @@ class StepSetup:
       batch,
     )
 
-  def layout(self, corpus: Corpus | None) -> RowLayout:
+  def layout(self, corpus: Texts) -> RowLayout:
     """Returns how the step lays out sequences, by the lengths of a corpus.
 
-    Without one, or without packing, each sequence has a row of its own.
+    Without packing, each sequence has a row of its own.
     """
     config, layout = self.config, RowLayout(self.mesh)
-    if not config.pack or corpus is None:
+    if not config.pack:
       return layout
     counts = choose_row_counts(
       config.stage,

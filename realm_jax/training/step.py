@@ -5,6 +5,7 @@ encoders read, and of that weighted sums, which micro-batches can add
 (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -155,10 +156,11 @@ def batch_gradient(
     return stage.encoders(models, params, key)
 
   def on_rows(
-    numbered: tuple[B, UInt32[Array, " b"]], compute: Callable[[EncoderRows], T]
+    part: tuple[B, UInt32[Array, " b"]], compute: Callable[[EncoderRows], T]
   ) -> T:
+    examples, ids = part
     return layout.with_rows(
-      lambda numbered: stage.rows(models, *numbered), numbered, compute
+      functools.partial(stage.rows, models), examples, compute, example_ids=ids
     )
 
   def objective(
@@ -170,20 +172,18 @@ def batch_gradient(
     return weighted.loss.mean if is_whole else weighted.loss.total, weighted
 
   def gradient_of(
-    numbered: tuple[B, UInt32[Array, " b"]],
+    part: tuple[B, UInt32[Array, " b"]],
   ) -> tuple[Params, WeightedLoss]:
     gradient = jax.grad(objective, has_aux=True)
-    return on_rows(
-      numbered, lambda rows: gradient(state.params, numbered[0], rows)
-    )
+    return on_rows(part, lambda rows: gradient(state.params, part[0], rows))
 
   size = len(jax.tree.leaves(batch)[0])
-  numbered = batch, jnp.arange(size, dtype=jnp.uint32)
+  whole = batch, jnp.arange(size, dtype=jnp.uint32)
   if num_microbatches == 1:
-    gradient, weighted = gradient_of(numbered)
+    gradient, weighted = gradient_of(whole)
     return gradient, weighted.means()
   devices = layout.num_devices
-  parts = _split(numbered, parts=num_microbatches, devices=devices)
+  parts = _split(whole, parts=num_microbatches, devices=devices)
   if not stage.compares:
     gradient, weighted = _sum_over(gradient_of, parts)
     divisor = weighted.loss.divisor

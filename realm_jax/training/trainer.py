@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping
 
 from absl import logging
@@ -66,7 +67,7 @@ def open_run(
   Yields the state before the next step, and the parts of the run, or None if
   all steps are done.
   """
-  data, sources = config.data, config.checkpoints
+  data, sources, began = config.data, config.checkpoints, time.time()
   with contextlib.ExitStack() as stack:
     store = CheckpointStore(config.model_dir, keep=sources.keep_checkpoints)
     decisions = Decisions(
@@ -101,7 +102,10 @@ def open_run(
 
     loop.on_process_0("sole trainer", take_model_dir, (SoleProcessError,))
     stack.callback(store.close)
-    checkpoints = Checkpointer(store, setup.identity, sources)
+    saves_once = config.refresh.wait_for_generations or loop.count > 1
+    checkpoints = Checkpointer(
+      *(store, setup.identity, sources), max_failures=0 if saves_once else 3
+    )
     state, loop_state = checkpoints.initialize_or_restore(
       create_state(
         setup.init,
@@ -140,6 +144,7 @@ def open_run(
       num_steps=config.num_steps,
       examples_per_step=data.batch_size,
       freeze_retriever_steps=config.optimizer.freeze_retriever_steps,
+      began=began,
       writes=loop.is_leader,
     )
     stack.callback(metrics.close)

@@ -29,17 +29,17 @@ from realm_jax.storage.atomic import atomic_file, atomic_text_file
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.storage.local_disk import create_mapped_array
 from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
-from realm_jax.weights import WeightsError, tables
-from realm_jax.weights.directory import (
+from realm_jax.weights import WeightsError, name_maps
+from realm_jax.weights.hf_files import (
   VOCABULARY_FILE,
   WEIGHTS,
   Export,
   class_files,
 )
 from realm_jax.weights.importing import new_directory
-from realm_jax.weights.plan import BoundModel, flattened, nested
+from realm_jax.weights.mapped_weights import BoundModel, flattened, nested
+from realm_jax.weights.name_maps import READER
 from realm_jax.weights.sentence_transformers import export_tower
-from realm_jax.weights.tables import READER
 
 _VECTORS, _BLOCKS, _DESCRIPTION = "vectors.npy", "blocks.jsonl", "vectors.json"
 _FORMAT_VERSION = 1
@@ -119,11 +119,11 @@ def plan_export(
   if to == "hf_bert":
     if tower is not None:
       raise WeightsError(f"--tower={tower}: a reader has none")
-    table = tables.bert("bert.", reader.bert.num_layers)
-    table += tables.masked_lm_head()
+    table = name_maps.bert("bert.", reader.bert.num_layers)
+    table += name_maps.masked_lm_head()
     return Export(
       READER,
-      tables.below(table, ours=f"{READER}/"),
+      name_maps.below(table, ours=f"{READER}/"),
       class_files(reader.bert, "BertForMaskedLM", cased=words.cased),
     )
   if retriever.shared_towers and tower is not None:
@@ -158,13 +158,13 @@ def write_export(
     else:
       write_json(directory / name, content)
   by_folder: dict[str, dict[str, np.ndarray]] = {}
-  named, lines = tables.write(parameters, export.table), []
+  named, lines = name_maps.write(parameters, export.table), []
   for path, (name, tensor) in named.items():
     folder, _, of_module = name.partition(".")
     if folder not in export.folders:
       folder, of_module = "", name
     by_folder.setdefault(folder, {})[of_module] = tensor
-    lines.append(f"  {tables.show(name, tensor.shape)} <- {path}")
+    lines.append(f"  {name_maps.show(name, tensor.shape)} <- {path}")
   # `save_file` does not report a full disk as an `OSError`; and transformers
   # reads no file that does not name its framework.
   for folder, tensors in by_folder.items():
@@ -172,7 +172,7 @@ def write_export(
     with atomic_file(directory / folder / WEIGHTS) as path:
       path.write_bytes(content)
   left = [
-    f"  {tables.show(path, array.shape)}"
+    f"  {name_maps.show(path, array.shape)}"
     for path, array in parameters.items()
     if path not in named
   ]

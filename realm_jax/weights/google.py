@@ -32,16 +32,16 @@ from etils import epath
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
-from realm_jax.weights import WeightsError, tables
-from realm_jax.weights.directory import (
+from realm_jax.weights import WeightsError, name_maps
+from realm_jax.weights.hf_files import (
   VOCABULARY_FILE,
   JsonFile,
   read_bert_config,
   read_open_qa_lengths,
   read_vocabulary,
 )
-from realm_jax.weights.plan import BLOCK_VECTORS, Encoder, Source
-from realm_jax.weights.tables import READER, Module, Tensors
+from realm_jax.weights.mapped_weights import BLOCK_VECTORS, Encoder, Source
+from realm_jax.weights.name_maps import READER, Module, Tensors
 
 # TensorFlow must leave the GPUs to jax.
 tf.config.set_visible_devices([], "GPU")
@@ -224,7 +224,7 @@ def _encoder(
   roles: Sequence[str],
 ) -> Encoder:
   """Returns an encoder with the layers beside it; without, it has `roles`."""
-  prefix, head = f"{root}bert/", root + tables.HEAD
+  prefix, head = f"{root}bert/", root + name_maps.HEAD
   has_pooler = f"{prefix}pooler/dense/kernel" in variables
   fields: dict[str, Any] = {"pooling": "pooler" if has_pooler else "cls"}
   around, reader_fields = [], {}
@@ -256,9 +256,9 @@ def _encoder(
       roles = ["query", "block"]
       around = [Module("projection", dense), Module("projection_norm", norm)]
       fields |= {"projection_size": size, "projection_norm_eps": eps}
-  table = tables.bert(prefix, bert.num_layers, around)
+  table = name_maps.bert(prefix, bert.num_layers, around)
   has_head = f"{head}/transform/dense/kernel" in variables
-  of_head = tables.masked_lm_head(head) if has_head else ()
+  of_head = name_maps.masked_lm_head(head) if has_head else ()
   return Encoder(prefix, bert, roles, table, of_head, fields, reader_fields)
 
 

@@ -25,8 +25,8 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.sequences import padded
 from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
-from realm_jax.weights import WeightsError, tables
-from realm_jax.weights.directory import (
+from realm_jax.weights import WeightsError, name_maps
+from realm_jax.weights.hf_files import (
   CONFIG,
   JsonFile,
   open_tensors,
@@ -34,7 +34,7 @@ from realm_jax.weights.directory import (
   read_open_qa_lengths,
   read_vocabulary,
 )
-from realm_jax.weights.plan import (
+from realm_jax.weights.mapped_weights import (
   BLOCK_VECTORS,
   UNUSED,
   Encoder,
@@ -42,8 +42,8 @@ from realm_jax.weights.plan import (
   flattened,
   nested,
 )
+from realm_jax.weights.name_maps import READER, Module
 from realm_jax.weights.sentence_transformers import read_model
-from realm_jax.weights.tables import READER, Module
 
 _WORDS = "embeddings.word_embeddings.weight"
 # Encoders in each class of REALM: prefix, and what it can be.
@@ -86,12 +86,12 @@ def open_bert(directory: Path) -> Source:
     head = f"{prefix.removesuffix('bert.')}cls.predictions"
     has_head = f"{head}.transform.dense.weight" in tensors
     has_pooler = f"{prefix}pooler.dense.weight" in tensors
-    table = tables.bert(prefix, bert.num_layers, sentence.around)
+    table = name_maps.bert(prefix, bert.num_layers, sentence.around)
     pooling = "pooler" if has_pooler else "cls"
     encoders.append(
       Encoder(
         *(prefix, bert, (*_TOWERS, READER), table),
-        tables.masked_lm_head(head) if has_head else (),
+        name_maps.masked_lm_head(head) if has_head else (),
         {"pooling": pooling, **sentence.fields},
       )
     )
@@ -135,12 +135,12 @@ def open_realm(directory: Path) -> Source:
   encoders = []
   for scope, roles in towers:
     prefix = f"{scope}realm."
-    table = tables.bert(
-      prefix, bert.num_layers, tables.below(around, theirs=scope)
+    table = name_maps.bert(
+      prefix, bert.num_layers, name_maps.below(around, theirs=scope)
     )
     # A reader that scores spans has a decoder of its own, untrained.
-    head = tables.masked_lm_head(
-      scope + tables.HEAD, has_tied_decoder=not reads_spans
+    head = name_maps.masked_lm_head(
+      scope + name_maps.HEAD, has_tied_decoder=not reads_spans
     )
     encoders.append(
       Encoder(
@@ -197,14 +197,14 @@ def read_token_classifier(directory: Path) -> LabelledModel:
     num_labels=len(labels),
   )
   tokens = functools.partial(jnp.ones, (1, 3), jnp.int32)
-  # Traced without arguments, it uses no device: see `realm_jax.tagging`.
+  # Traced without arguments, it uses no device: see `text.bert_tagger`.
   variables = jax.eval_shape(
     lambda: module.init(jax.random.key(0), padded(tokens()))
   )
   flat = flattened(variables["params"])
-  parameters, _ = tables.read(
+  parameters, _ = name_maps.read(
     tensors,
-    tables.bert("bert.", bert.num_layers, around),
+    name_maps.bert("bert.", bert.num_layers, around),
     {path: tuple(leaf.shape) for path, leaf in flat.items()},
     system="torch",
     allowed=UNUSED,

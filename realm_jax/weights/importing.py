@@ -54,10 +54,15 @@ from realm_jax.text.salient_spans import tag
 from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
 from realm_jax.training import kept_configuration
 from realm_jax.weights import WeightsError
-from realm_jax.weights.directory import VOCABULARY_FILE
-from realm_jax.weights.formats import ImportConfig
-from realm_jax.weights.plan import Plan, gin_model, make_plan, nested
-from realm_jax.weights.tables import RETRIEVER
+from realm_jax.weights.hf_files import VOCABULARY_FILE
+from realm_jax.weights.mapped_weights import (
+  MappedWeights,
+  gin_model,
+  map_weights,
+  nested,
+)
+from realm_jax.weights.name_maps import RETRIEVER
+from realm_jax.weights.registry import ImportConfig
 from realm_jax.weights.unpickling import read_byte_strings
 
 _STEP = 0
@@ -86,15 +91,15 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
   _check_corpus_dir(config, output_dir)
   with contextlib.ExitStack() as undo:
     with new_directory(output_dir) as directory:
-      plan = make_plan(config)
-      released = _open_released(config, plan)
-      logging.info("Reading %s", plan.name)
-      parameters, lines = plan.load()
+      mapped = map_weights(config)
+      released = _open_released(config, mapped)
+      logging.info("Reading %s", mapped.name)
+      parameters, lines = mapped.load()
       params = nested(parameters)
-      retriever, reader, words = plan.model
+      retriever, reader, words = mapped.model
       write_pieces(directory / VOCABULARY_FILE, words.pieces)
       with atomic_text_file(directory / kept_configuration.MODEL) as file:
-        file.write(gin_model(retriever, reader, source=plan.name))
+        file.write(gin_model(retriever, reader, source=mapped.name))
       if released is not None:
         write_corpus(released, words)
         undo.callback(_remove_corpus, released.corpus_dir)
@@ -122,7 +127,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
         store.save(_STEP, {**params, "loop": loop})
         store.wait()
     undo.pop_all()
-  vectors = plan.source.block_vectors
+  vectors = mapped.source.block_vectors
   if vectors is not None:
     done = "published as generation 0"
     if released is None:
@@ -211,22 +216,24 @@ def _check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
   require_writable(corpus_dir)
 
 
-def _open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
-  """Opens the blocks of a plan; returns None if they are not wanted."""
+def _open_released(
+  config: ImportConfig, mapped: MappedWeights
+) -> ReleasedBlocks | None:
+  """Opens the released blocks; returns None if they are not wanted."""
   if config.corpus_dir is None:
     return None
-  vectors = plan.source.block_vectors
-  records = config.block_records or plan.source.block_records
+  vectors = mapped.source.block_vectors
+  records = config.block_records or mapped.source.block_records
   if vectors is None or records is None:
     raise WeightsError(
       "--corpus_dir is for released blocks with their vectors, and "
-      f"{plan.name} has none (in TF-Hub modules they are the retriever's "
+      f"{mapped.name} has none (in TF-Hub modules they are the retriever's "
       "encoded/encoded.ckpt); use build_corpus and build_index"
       if vectors is None
-      else f"{plan.name} has the vectors of blocks without their texts; pass "
+      else f"{mapped.name} has the vectors of blocks without their texts; pass "
       "--block_records, blocks.tfr or block_records.npy of the same release"
     )
-  dim = plan.model.retriever.vector_size
+  dim = mapped.model.retriever.vector_size
   if len(vectors.shape) != 2 or vectors.shape[1] != dim:
     raise WeightsError(
       f"block vectors of shape {[*vectors.shape]} for a retriever of {dim} "

@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 from realm_jax.models.retriever import POOLINGS, Retriever
 from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.storage.json_files import JsonValue
-from realm_jax.weights import WeightsError, tables
-from realm_jax.weights.directory import (
+from realm_jax.weights import WeightsError, name_maps
+from realm_jax.weights.hf_files import (
   CONFIG,
   TOKENIZER,
   Export,
   JsonFile,
   class_files,
 )
-from realm_jax.weights.plan import BoundModel
-from realm_jax.weights.tables import RETRIEVER, Module, Table
+from realm_jax.weights.mapped_weights import BoundModel
+from realm_jax.weights.name_maps import RETRIEVER, Module, Table
 
 _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
@@ -217,8 +217,8 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
     },
   }
   around = _around(chain, folders, factor)
-  table = tables.bert("", bert.num_layers, around)
-  ours = tables.SEPARATE_TOWERS[tower] if tower else tables.SHARED_TOWER
+  table = name_maps.bert("", bert.num_layers, around)
+  ours = name_maps.SEPARATE_TOWERS[tower] if tower else name_maps.SHARED_TOWER
   prompts = _prompts(model)
   # Where types are among these names, the body of a pair has the type 1.
   types = ["token_type_ids"] if retriever.token_types else []
@@ -259,7 +259,7 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
   }
   return Export(
     RETRIEVER,
-    tables.below(table, ours=f"{RETRIEVER}/{ours}/"),
+    name_maps.below(table, ours=f"{RETRIEVER}/{ours}/"),
     files,
     folders[1:],
     [

@@ -1,7 +1,6 @@
 """Checkpoints: item by item, bit for bit, into any layout."""
 
 import contextlib
-import time
 
 import jax
 import jax.numpy as jnp
@@ -140,58 +139,37 @@ def _unreachable(store):
     away.rename(store.directory)
 
 
-def _await_failure(store, caplog):
-  deadline = time.monotonic() + 60
-  while "could not be written" not in caplog.text:
-    assert time.monotonic() < deadline
-    store.check()
-    time.sleep(0.02)
-
-
-def test_a_save_that_failed_is_repeated_with_the_values_of_then(
-  store, reader, caplog
-):
-  _save(store, 0, _items(0))
-  items, same = _items(1), _items(1)
-  with _unreachable(store):
-    store.save(4, items)
-    # A training step takes the buffers of the state that was saved.
-    for leaf in jax.tree.leaves((items["retriever"], items["optimizer"])):
-      leaf.delete()
-    _await_failure(store, caplog)
-  assert reader.steps() == [0]
-  store.wait()
-  assert reader.steps() == [0, 4]
-  _assert_same_bits(reader.restore(4, items=tuple(same)), same)
-
-
 # Of the writes that orbax abandons once one of them has failed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_save_that_fails_to_the_end_leaves_no_checkpoint(tmp_path):
-  store = CheckpointStore(tmp_path)
-  store.hurry()
-  with full_disk():
-    store.save(0, _items(width=256))
-    with pytest.raises(CheckpointNotWrittenError, match=str(tmp_path)):
-      store.wait()
-    store.close()
-  # What was tried is in nobody's way.
-  with contextlib.closing(CheckpointStore(tmp_path)) as store:
-    assert store.steps() == []
-    _save(store, 0, _items())
-    assert store.steps() == [0]
-
-
-def test_a_process_that_must_end_gives_up_a_save_that_failed(
-  store, reader, caplog
+def test_a_save_that_fails_leaves_no_checkpoint_and_a_later_one_is_written(
+  store, reader, tmp_path
 ):
-  _save(store, 0, _items())
+  _save(store, 0, _items(0))
+  with full_disk():
+    for number in (1, 2):
+      store.save(number, _items(width=256))
+      with pytest.raises(CheckpointNotWrittenError, match=str(tmp_path)):
+        store.wait()
+      with pytest.raises(CheckpointNotWrittenError):
+        store.check()
+      assert store.failures == number
+  assert reader.steps() == [0]
+  _save(store, 3, _items(3))
+  store.check()
+  assert store.failures == 0
+  assert reader.steps() == [0, 3]
+  _assert_same_bits(
+    reader.restore(3, items=("loop",))["loop"], _items(3)["loop"]
+  )
+
+
+def test_a_folder_that_is_away_fails_a_save_and_not_the_next(store, reader):
+  _save(store, 0, _items(0))
   with _unreachable(store):
-    store.save(4, _items())
-    _await_failure(store, caplog)
-  store.hurry()
-  store.save(5, _items())
-  store.wait()
+    store.save(4, _items(1))
+    with pytest.raises(CheckpointNotWrittenError):
+      store.wait()
+  _save(store, 5, _items(2))
   assert reader.steps() == [0, 5]
 
 
@@ -199,10 +177,10 @@ def test_a_process_that_must_end_gives_up_a_save_that_failed(
 def test_a_store_that_is_away_for_a_while_delays_a_save(object_store, caplog):
   run = object_store.path("delayed")
   items = _items()
-  object_store.inject(StoreFault("refuse", "checkpoints", times=15))
+  object_store.inject(StoreFault("refuse", "checkpoints", times=4))
   with contextlib.closing(CheckpointStore(run)) as store:
     _save(store, 0, items)
-  assert object_store.happened() == [15]
+  assert object_store.happened() == [4]
   object_store.inject()
   with contextlib.closing(CheckpointStore(run)) as reader:
     _assert_same_bits(reader.restore(0, items=("loop",))["loop"], items["loop"])

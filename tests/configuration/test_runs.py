@@ -12,13 +12,13 @@ from realm_jax.generations.build import GenerationConfig
 from realm_jax.generations.sidecar import SidecarConfig
 from realm_jax.generations.sidecar import build_index as build
 from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.indexes.scann.config import ScannConfig
+from realm_jax.indexes.scann import ScannConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.weights.exporting import export_weights
-from realm_jax.weights.plan import gin_model
+from realm_jax.weights.mapped_weights import gin_model
 from tests import tiny_world
 
 ASK = "gin/runs/ask.gin"

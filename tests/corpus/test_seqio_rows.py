@@ -5,9 +5,9 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from realm_jax.corpus import seqio_rows
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
+from realm_jax.inputs import seqio_rows
 from tests.corpus.conftest import text_of
 
 # TFDS asks protobuf what this version of it would rather be asked elsewhere.

@@ -9,7 +9,7 @@ import pytest
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.evaluation.explain import block_use, explain
 from realm_jax.evaluation.masked_sentences import ExplanationError
-from realm_jax.evaluation.run import Run
+from realm_jax.evaluation.run import TrainedRun
 from realm_jax.models import sequences
 from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
@@ -20,7 +20,7 @@ _SENTENCE = "Later Ada built the [MASK] of Tarn."
 
 
 @pytest.fixture(scope="module")
-def every_block(run) -> Run:
+def every_block(run) -> TrainedRun:
   """The run with all blocks as candidates."""
   config = dataclasses.replace(
     run.config, num_candidates=run.corpus.num_blocks + 1

@@ -13,7 +13,7 @@ from realm_jax.evaluation.open_qa import (
   evaluate_masked_statements,
   evaluate_retrieval,
 )
-from realm_jax.evaluation.run import Run
+from realm_jax.evaluation.run import TrainedRun
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.training.stages.open_qa import OpenQa
@@ -101,7 +101,7 @@ def test_an_index_without_vectors_brings_its_own_scores(
     output_dir=tmp_path,
   )
   assert metrics["index"] == "bm25"
-  other = Run.load(
+  other = TrainedRun.load(
     dataclasses.replace(run_config, generation=tmp_path / "bm25")
   )
   for line in read_lines(tmp_path / "predictions.jsonl"):

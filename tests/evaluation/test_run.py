@@ -9,7 +9,7 @@ import pytest
 from realm_jax.checkpoints.best import BestCheckpoint, write_best
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus import CorpusError
-from realm_jax.evaluation.run import EditError, Run
+from realm_jax.evaluation.run import EditError, TrainedRun
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import SearchError
@@ -33,11 +33,13 @@ _TEXTS = {
 @pytest.fixture(scope="module")
 def load(run_config):
   """`load(**changes)` loads the run for open QA."""
-  return lambda **changes: Run.load(dataclasses.replace(run_config, **changes))
+  return lambda **changes: TrainedRun.load(
+    dataclasses.replace(run_config, **changes)
+  )
 
 
 @pytest.fixture(scope="module")
-def two_steps(world, tmp_path_factory, load) -> Run:
+def two_steps(world, tmp_path_factory, load) -> TrainedRun:
   """Checkpoint 20, trained with generation 10; both generations stand."""
   model_dir = tmp_path_factory.mktemp("two_steps")
   world.save_checkpoint(model_dir, step=10, seed=1, generation=10)

@@ -60,7 +60,6 @@ def publish_one(
   step: int,
   *,
   vectors: np.ndarray | None = None,
-  steps: np.ndarray | None = None,
   index: IndexConfig | None = None,
   dtype: str = "float32",
   identity: str | None = None,
@@ -69,14 +68,13 @@ def publish_one(
   """Publishes a generation in three files of vectors, without a model."""
   count = corpus.num_blocks
   vectors = random_vectors(count, step) if vectors is None else vectors
-  steps = np.full(count, step) if steps is None else steps
   layout = ShardLayout.of(count, DIM, dtype=dtype, max_rows=count // 3)
   store = GenerationStore(generations_dir)
   draft = store.draft(step, identity or secrets.token_hex(6), layout)
   with store.disk_full_explained(step):
     for shard in range(len(layout)):
       rows = layout.rows(shard)
-      draft.add(shard, vectors[rows], steps[rows], seconds=1.0)
+      draft.add(shard, vectors[rows], seconds=1.0)
     staged, records = draft.verified()
     save_query_tower(
       staged.root, {"tower": {"kernel": np.full((2, 3), step, np.float32)}}
@@ -102,8 +100,9 @@ def publish_one(
       "recall_queries": 16,
       "embed_seconds": 1.0,
       "build_seconds": 0.5,
+      "oldest_step": step,
       "embeddings": shards,
-      "files": (*(file for r in records for file in r.files), *others),
+      "files": (*(record.file for record in records), *others),
       "folder": draft.folder.name,
     }
     manifest = Manifest(**(settings | changes))

@@ -10,9 +10,15 @@ from etils import epath
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.update import update_corpus
 from realm_jax.generations.build import Builder, build_generation
+from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.generations.loading import load_generation, load_newest
+from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.vectors import Draft
+from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.indexes.random import RandomConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.generations.builds import (
@@ -55,7 +61,6 @@ def test_one_generation_holds_the_vectors_of_its_checkpoint(tmp_path, corpus):
   np.testing.assert_array_equal(
     vectors, embed(corpus, params, tokens, "embed_queries")
   )
-  assert generation.manifest.recall == {"8": 1.0}
 
 
 def test_another_builder_is_refused(tmp_path, corpus, generations_dir):
@@ -93,43 +98,71 @@ def _update(corpus, changes):
   update_corpus([str(write_lines(path, changes))], corpus.source, tagger=None)
 
 
-def test_a_partial_refresh_embeds_what_is_new_in_a_version(tmp_path):
+def test_a_corpus_update_embeds_only_the_blocks_that_changed(
+  tmp_path, monkeypatch
+):
   corpus = make_corpus(tmp_path / "small", num_blocks=40)
-  settings = {"refresh_fraction": 0.4}
-  save(tmp_path, corpus, 0, 500)
-  build(tmp_path, corpus, checkpoint_step=0, **settings)
+  save(tmp_path, corpus, 500)
+  embed_rows, embedded = CorpusEmbedder.embed, []
+
+  def embed_and_note(self, params, rows, **named):
+    embedded.extend(rows.tolist())
+    return embed_rows(self, params, rows, **named)
+
+  monkeypatch.setattr(CorpusEmbedder, "embed", embed_and_note)
+  assert build(tmp_path, corpus) == [500]
+  assert sorted(embedded) == list(range(40))
   added = {"id": "new", "title": "w11", "text": "w50 w51."}
   _update(corpus, [{"id": "d7", "remove": True}, added])
   newest = corpus.newest()
-  row = newest.rows_of(np.array([block_id(newest.name, "new", 0)]))
+  embedded.clear()
+  assert build(tmp_path, corpus) == [500]
+  new = newest.rows_of(np.array([block_id(newest.name, "new", 0)]))
+  assert embedded == new.tolist()
+  generation = load_generation(tmp_path / "generations", 500, corpus=corpus)
+  rows = np.arange(40)
+  np.testing.assert_allclose(
+    generation.vectors(rows),
+    embed(
+      corpus, params_of(corpus, 500), newest.gather(rows, 64), "embed_blocks"
+    ),
+    atol=1e-5,
+  )
+  assert build(tmp_path, corpus) == []
 
-  def built(step):
-    assert build(tmp_path, corpus, **settings) == [step]
-    generation = load_generation(tmp_path / "generations", step, corpus=corpus)
-    steps = generation.embeddings.steps(np.arange(newest.num_blocks))
-    return generation, steps
 
-  generation, steps = built(500)
-  partial = generation.manifest.partial
-  assert (partial["base"], partial["new_blocks"]) == (0, 1)
-  assert steps[row] == [500]
-  assert 10 < np.sum(steps == 0) < 30
-  for step in (0, 500):
-    old = steps == step
-    tokens = newest.gather(np.flatnonzero(old), 64)
-    np.testing.assert_allclose(
-      generation.vectors(np.flatnonzero(old)),
-      embed(corpus, params_of(corpus, step), tokens, "embed_blocks"),
-      atol=1e-5,
-    )
-  # Of the same checkpoint, what is new alone is embedded.
-  _update(corpus, [{"id": "more", "title": "w11", "text": "w52 w53."}])
-  newest = corpus.newest()
-  generation, later = built(500)
-  partial = generation.manifest.partial
-  assert (partial["base"], partial["embedded_blocks"]) == (500, 1)
-  assert np.sum(later == 0) == np.sum(steps == 0)
-  assert build(tmp_path, corpus, **settings) == []
+@pytest.mark.parametrize("index", [Bm25Config(), RandomConfig()])
+def test_nothing_is_embedded_for_an_index_without_vectors(
+  tmp_path, corpus, monkeypatch, index
+):
+  save(tmp_path, corpus, 500)
+  monkeypatch.setattr(CorpusEmbedder, "embed", pytest.fail)
+  assert build(tmp_path, corpus, index=index) == [500]
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  assert generation.index.kind == index.kind
+  queries = QueryBatch(np.array([[2, 9, 10, 3]], np.int32))
+  assert generation.index.search(queries, 5).rows.shape == (1, 5)
+  assert generation.oldest_step == 500
+  with pytest.raises(GenerationError, match="has no vectors"):
+    generation.vectors(np.array([3]))
+  with pytest.raises(ValueError, match="needs the blocks' vectors"):
+    load_newest(tmp_path / "generations", corpus=corpus, index=ExactConfig())
+
+
+def test_a_builder_of_exact_indexes_in_a_bucket_reads_no_vector_again(
+  object_store, corpus, tmp_path, monkeypatch
+):
+  generations_dir = object_store.path(f"{tmp_path.name}/generations")
+  save(tmp_path, corpus, 500)
+  monkeypatch.setattr(ExactConfig, "build", pytest.fail)
+  with object_store.counted() as requests:
+    assert build(tmp_path, corpus, generations_dir=generations_dir) == [500]
+  assert not [r for r in requests if ".npy" in r and "alt=media" in r]
+  monkeypatch.undo()
+  with object_store.counted() as requests:
+    loaded = load_newest(generations_dir, corpus=corpus)
+  assert [r for r in requests if ".npy" in r and "alt=media" in r]
+  assert loaded.manifest.recall == {}
 
 
 def test_a_builder_goes_on_with_shards_of_one_that_was_killed(
@@ -226,4 +259,4 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
     assert second[1].terminate() == 0
     wait_until(second[0].ended, what="end of the group")
   assert "published generation 0: 150 blocks" in second[0].log.read_text()
-  assert store.verify(0).recall["8"] == 1.0
+  assert store.verify(0).num_blocks == 150

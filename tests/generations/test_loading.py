@@ -17,8 +17,7 @@ from realm_jax.generations.manifest import (
 from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomConfig
-from realm_jax.indexes.scann.config import ScannConfig
-from tests.fixed_tree import fixed_tree
+from realm_jax.indexes.scann import ScannConfig
 from tests.generations.conftest import (
   DIM,
   files_of,
@@ -89,8 +88,10 @@ def test_a_vector_that_is_not_finite_is_refused(generations_dir, corpus):
 
 # --- With every kind of file, cut, flipped and removed anywhere -------------
 
-_SCANN = fixed_tree(
-  8,
+_SCANN = ScannConfig(
+  brute_force_below=0,
+  below_target=True,
+  num_leaves=8,
   num_leaves_searched=8,
   num_reordered=100,
   reordering="bfloat16",
@@ -102,8 +103,7 @@ def whole(tmp_path_factory, corpus) -> Path:
   """Generation 0, and generation 500 with every kind of file."""
   directory = tmp_path_factory.mktemp("damage") / "generations"
   publish_one(directory, corpus, 0)
-  steps = np.arange(corpus.num_blocks) % 2 * 500
-  publish_one(directory, corpus, 500, steps=steps, index=_SCANN)
+  publish_one(directory, corpus, 500, index=_SCANN)
   return directory
 
 
@@ -124,7 +124,7 @@ def _files(generations_dir):
 def test_cut_or_flipped_anywhere_it_is_refused(published, corpus):
   rng = np.random.default_rng(0)
   generation = load_generation(published, 500, corpus=corpus)
-  assert (generation.index.kind, generation.oldest_step) == ("scann", 0)
+  assert (generation.index.kind, generation.oldest_step) == ("scann", 500)
   for path in _files(published):
     content = path.read_bytes()
     # A manifest without its last newline is whole.

@@ -11,8 +11,16 @@ from realm_jax.checkpoints.store import (
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations import sidecar
+from realm_jax.generations.manifest import Manifest
+from realm_jax.generations.sidecar import index_of_run
 from realm_jax.generations.store import GenerationStore
-from realm_jax.indexes.protocol import RecallError
+from realm_jax.indexes.protocol import (
+  CONFIGS,
+  IndexLoadError,
+  RecallError,
+  config_from,
+)
+from realm_jax.indexes.random import RandomConfig
 from realm_jax.storage.local_disk import DiskFullError
 from tests.generations.builds import StopAfterWaits, follow_until_idle, save
 from tests.generations.conftest import files_of, flip, publish_one
@@ -185,3 +193,28 @@ def test_the_generation_that_the_newest_checkpoint_uses_comes_first(run, saved):
   assert run()[1] == [500]
   saved(1000, generation=0)
   assert run()[1] == [0, 1000]
+
+
+def test_an_idle_builder_reads_a_manifest_once(run, saved, monkeypatch):
+  saved(0)
+  read = mock.Mock(side_effect=Manifest.from_json)
+  monkeypatch.setattr(Manifest, "from_json", read)
+  assert run(stop=StopAfterWaits(9))[1] == [0]
+  assert read.call_count == 1
+
+
+def test_an_index_of_a_kind_of_ones_own_is_found_by_its_name(
+  tmp_path, corpus, monkeypatch
+):
+  own = {"index_kind": "mine", "index_parameters": {"seed": 7}}
+  publish_one(tmp_path / "generations", corpus, 0, **own)
+  configs = {kind: config_from(kind, {}) for kind in CONFIGS}
+
+  def found():
+    return index_of_run(model_dir=tmp_path, **configs)
+
+  with pytest.raises(IndexLoadError, match="no index is called 'mine'"):
+    found()
+  kind = "realm_jax.indexes.random", "RandomConfig"
+  monkeypatch.setitem(CONFIGS, "mine", kind)
+  assert found() == RandomConfig(seed=7)

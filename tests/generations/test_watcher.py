@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import shutil
+import signal
+import sys
 import threading
 import time
 
@@ -10,7 +12,11 @@ import numpy as np
 import pytest
 
 from realm_jax.generations.loading import load_generation
-from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.manifest import (
+  DamagedGenerationError,
+  GenerationError,
+)
+from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.storage.local_disk import DiskFullError
 from tests.generations.conftest import files_of, flip, publish_one
@@ -25,19 +31,18 @@ def watch(generations_dir, corpus):
   """
   opened = []
 
-  def open_watcher(errors=(), attempts=None, **settings):
-    errors = [*errors]
+  def open_watcher(errors=(), attempts=None, directory=None, **settings):
+    errors, directory = [*errors], directory or generations_dir
+    settings = {"poll_seconds": 0.01} | settings
 
     def load(step):
       if attempts is not None:
         attempts.append(step)
       if errors:
         raise errors.pop(0)
-      return load_generation(generations_dir, step, corpus=corpus)
+      return load_generation(directory, step, corpus=corpus)
 
-    opened.append(
-      GenerationWatcher(generations_dir, load, poll_seconds=0.01, **settings)
-    )
+    opened.append(GenerationWatcher(directory, load, **settings))
     return opened[-1]
 
   yield open_watcher
@@ -92,7 +97,7 @@ def test_a_damaged_generation_is_refused_once_and_used_when_made_again(
   wait_until(lambda: _newest_is(watcher, 0), what="generation")
   with pytest.raises(GenerationError, match="checksum"):
     watcher.wait_for(500, timeout=10.0)
-  assert _newest_is(watcher, 0) and not watcher.has_later(0)
+  assert _newest_is(watcher, 0)
   # The builder learns of it.
   assert (generations_dir / "00000500" / "manifest.damaged").exists()
   refusals = [r for r in caplog.records if "500 is not used" in r.getMessage()]
@@ -157,3 +162,126 @@ def test_a_full_disk_and_a_bug_are_errors_of_the_run(
   publish_one(generations_dir, corpus, 0)
   with pytest.raises(raised):
     watch([error]).wait_for(0, timeout=10.0)
+
+
+def test_one_generation_beside_the_one_in_use_is_in_memory(
+  watch, generations_dir, corpus
+):
+  publish_one(generations_dir, corpus, 0)
+  loaded = []
+  watcher = watch(attempts=loaded)
+  assert watcher.wait_for(0, timeout=10.0).step == 0
+  watcher.in_use(0)
+  for step in (500, 1000, 1500):
+    publish_one(generations_dir, corpus, step)
+    wait_until(lambda: _newest_is(watcher, 500), what="generation")
+    time.sleep(0.05)
+  # The others wait until it is used, or cannot be.
+  assert loaded == [0, 500]
+  watcher.in_use(500)
+  wait_until(lambda: _newest_is(watcher, 1500), what="generation")
+  assert {*watcher._loaded} == {500, 1500}
+  watcher.reject(1500, GenerationError("not here"))
+  assert _newest_is(watcher, 500)
+  publish_one(generations_dir, corpus, 2000)
+  wait_until(lambda: _newest_is(watcher, 2000), what="generation")
+  assert {*watcher._loaded} == {500, 2000}
+
+
+def test_a_run_that_waits_for_nothing_asks_a_bucket_once_a_poll(
+  watch, object_store, corpus, tmp_path
+):
+  directory = object_store.path(f"{tmp_path.name}/generations")
+  listing = "/generations/&"
+  publish_one(directory, corpus, 0)
+  leader = watch(directory=directory, poll_seconds=0.2)
+  follower = watch(directory=directory, poll_seconds=0.2, follow="none")
+  for watcher in (leader, follower):
+    assert watcher.wait_for(0, timeout=30.0).step == 0
+    watcher.in_use(0)
+  time.sleep(0.5)
+
+  start = time.monotonic()
+  with object_store.counted() as requests:
+    for _ in range(100):  # Steps of the run.
+      leader.newest()
+      follower.request(0)
+      time.sleep(0.01)
+  assert all(listing in request for request in requests)
+  assert 1 < len(requests) <= (time.monotonic() - start) / 0.2 + 2
+  # What the leader names is asked for by its name, and then no more.
+  publish_one(directory, corpus, 500)
+  with object_store.counted() as requests:
+    wait_until(lambda: follower.request(500) is not None, what="generation")
+  assert not [request for request in requests if listing in request]
+  follower.in_use(500)
+  follower.was_searched(500)
+  time.sleep(0.5)
+  with object_store.counted() as requests:
+    for _ in range(50):
+      follower.request(500)
+      time.sleep(0.01)
+  assert not requests
+
+
+_KILLED_AS_IT_LOADS = """
+import os, signal, sys
+from realm_jax.generations.watcher import GenerationWatcher
+
+def load(step):
+  os.kill(os.getpid(), signal.SIGKILL)
+
+watcher = GenerationWatcher(sys.argv[1], load, process=1, poll_seconds=0.01)
+watcher.wait_for(500, timeout=30.0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_bucket", [False, True])
+def test_what_kills_the_process_that_loads_it_twice_is_damaged(
+  watch,
+  generations_dir,
+  object_store,
+  corpus,
+  command_server,
+  in_bucket,
+  tmp_path,
+):
+  if in_bucket:
+    generations_dir = object_store.path(f"{tmp_path.name}/generations")
+  store = GenerationStore(generations_dir)
+  for step in (0, 500):
+    publish_one(generations_dir, corpus, step)
+  command = [sys.executable, "-c", _KILLED_AS_IT_LOADS, str(generations_dir)]
+  for _ in range(2):
+    assert command_server.run(command).returncode == -signal.SIGKILL
+  attempts = []
+  watcher = watch(
+    directory=generations_dir, process=1, attempts=attempts, follow="newest"
+  )
+  with pytest.raises(DamagedGenerationError, match="killed twice"):
+    watcher.wait_for(500, timeout=30.0)
+  wait_until(lambda: _newest_is(watcher, 0), what="generation")
+  assert attempts == [0]
+  # Its files have their checksums, and the builder makes it again even so.
+  assert store.remove_damaged(marked=True) == [500]
+  publish_one(generations_dir, corpus, 500)
+  assert watcher.wait_for(500, timeout=30.0).step == 500
+  watcher.in_use(500)
+  trial = store.path(500) / "manifest.trial-1"
+  assert trial.exists()
+  watcher.was_searched(500)
+  wait_until(lambda: not trial.exists(), what="end of the trial")
+
+
+def test_a_load_that_fails_or_is_not_used_is_no_kill(
+  watch, generations_dir, corpus
+):
+  publish_one(generations_dir, corpus, 0)
+  for _ in range(4):
+    watcher = watch([OSError("stale file handle")] * 3)
+    assert watcher.wait_for(0, timeout=10.0).step == 0
+    watcher.close()
+    wait_until(
+      lambda: not [*generations_dir.glob("*/manifest.trial-0")], what="end"
+    )

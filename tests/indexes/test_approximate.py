@@ -16,17 +16,15 @@ from realm_jax.indexes.protocol import (
   QueryBatch,
   RecallError,
 )
-from realm_jax.indexes.scann.config import ScannConfig, default_leaves
-from realm_jax.indexes.scann.trees import assign, train_leaves
-from tests.fixed_tree import fixed_tree
+from realm_jax.indexes.scann import ScannConfig, default_leaves
 from tests.indexes.clustered import blocks_of, check_found, clustered
 
-_TREE = fixed_tree(
-  64,
+_TREE = ScannConfig(
+  brute_force_below=0,
+  num_leaves=64,
   num_leaves_searched=4,
   num_reordered=50,
   reordering="float32",
-  below_target=False,
 )
 _LISTS = FaissConfig(brute_force_below=0, nprobe=8)
 _QUERIES = QueryBatch.of_vectors(clustered(200, 2))
@@ -122,15 +120,3 @@ def test_a_description_that_will_not_do_is_refused(factory, message):
   config = dataclasses.replace(_LISTS, factory=factory)
   with pytest.raises(ValueError, match=message):
     config.build(_blocks(config))
-
-
-def test_every_group_gets_a_leaf_of_its_own():
-  # From random starts, Lloyd's algorithm alone joins about a third of them.
-  vectors = clustered(8_000, 1, groups=100)
-  centroids = train_leaves(vectors, 100)
-  groups = np.random.default_rng(0).standard_normal((100, 32))
-  nearest = np.square(groups[:, None] - centroids).sum(axis=2).min(axis=1)
-  assert nearest.max() < 0.5
-  leaves = np.asarray(assign(vectors, centroids))
-  distortion = np.square(vectors - centroids[leaves]).sum(axis=1).mean()
-  assert distortion < 1.02 * 0.49 * 32

@@ -16,7 +16,6 @@ from realm_jax.indexes.protocol import (
   SearchError,
   config_from,
 )
-from tests.fixed_tree import fixed_tree
 from tests.full_disk import full_disk
 
 _VOCAB_SIZE = 300
@@ -45,7 +44,13 @@ def _queries(count, seed=1):
 
 
 # Measured times could choose another tree for the same blocks.
-_TREE = vars(fixed_tree(16, num_leaves_searched=12, num_reordered=100))
+_TREE = {
+  "brute_force_below": 0,
+  "below_target": True,
+  "num_leaves": 16,
+  "num_leaves_searched": 12,
+  "num_reordered": 100,
+}
 # ScaNN both as brute force and as a tree, FAISS with lists and without.
 _INDEXES = {
   **{kind: (kind, {}) for kind in CONFIGS},
@@ -54,7 +59,6 @@ _INDEXES = {
     "scann",
     {**_TREE, "num_leaves_searched": 1, "num_reordered": 1},
   ),
-  "scann stock tree": ("scann", {**_TREE, "builder": "stock"}),
   "faiss narrow lists": (
     "faiss",
     {"brute_force_below": 0, "nprobe": 1, "num_reordered": 1},

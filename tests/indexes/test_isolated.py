@@ -1,4 +1,4 @@
-"""An index in a process of its own: same results, and crashes are contained."""
+"""An index in a process of its own: same results, and its end is an error."""
 
 import functools
 import os
@@ -18,7 +18,7 @@ from realm_jax.indexes.protocol import (
   QueryBatch,
   SearchError,
 )
-from realm_jax.indexes.scann.config import ScannConfig
+from realm_jax.indexes.scann import ScannConfig
 from tests.indexes.clustered import blocks_of, clustered
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.update import update_corpus
-from realm_jax.evaluation.answers import ask
-from realm_jax.evaluation.run import Run, RunConfig
+from realm_jax.evaluation.ask import ask
+from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.training import trainer
@@ -193,7 +193,7 @@ def test_who_asks_reads_the_version_of_the_generation(
     NUM_READ=3,
     NUM_SEARCHED=20,
   )
-  run = Run.load(config)
+  run = TrainedRun.load(config)
   (answered,) = ask(run, ["where was Ada born?"])
   assert len(answered.blocks) == 20
   assert run.corpus.version == 1

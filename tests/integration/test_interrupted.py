@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.faults import verdict
 from benchmarks.faults.disturbed import Disturbed, Fault, finish
+from realm_jax import supervisor
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.generations.store import GenerationStore, directory_of
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
@@ -28,17 +29,23 @@ _WAITING = "waiting for the next checkpoint"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, world, command_environment, quick_jobs):
-  """`run(name, **environment)`: the same run in another folder."""
+  """`run(name, **environment)`: the same run in another folder.
+
+  Supervisors restart its processes where they have `supervised=True`.
+  """
   directory = tmp_path_factory.mktemp("interrupted")
 
-  def make(name, **environment):
+  def make(name, *, supervised=False, **environment):
+    environment = {**command_environment, **environment}
+    if supervised:
+      del environment[supervisor.VARIABLE]
     return Run(
       directory=directory / name,
       corpus_dir=world.corpus_dir,
       model=MODEL_FILE,
       num_steps=_STEPS,
       save_every_steps=_SAVE_EVERY,
-      environment={**command_environment, **environment},
+      environment=environment,
     )
 
   return make
@@ -54,7 +61,7 @@ def unbroken(run) -> Run:
 
 @dataclasses.dataclass
 class Broken:
-  """A run with a kill and two polite stops, and what was seen."""
+  """A run with a kill of both, two polite stops, and what was seen."""
 
   run: Run
   kill: dict[str, Any] | None
@@ -63,16 +70,16 @@ class Broken:
 
 @pytest.fixture(scope="module")
 def broken(run) -> Broken:
-  run = run("broken")
+  run = run("broken", supervised=True)
   seconds = np.random.default_rng(0).uniform(0, 2)
   planned = Fault("kill both", _SAVE_EVERY, seconds, seed=0)
   stopped = {}
   with Disturbed(run) as here:
     trainer, builder = here.jobs["trainer"], here.jobs["builder"]
     kill = here.inject(planned)
-    # A builder that was started again handles SIGTERM once it is imported.
+    # A builder that was restarted handles SIGTERM once it is imported.
     wait_until(
-      lambda: _WAITING in builder.last_output(),
+      lambda: _WAITING in builder.last_output().partition("restarting it")[2],
       what="builder that waits",
       jobs=(trainer, builder),
     )
@@ -95,6 +102,9 @@ def broken(run) -> Broken:
 
 def test_a_kill_changes_nothing(unbroken, broken):
   assert broken.kill is not None
+  # Nobody was needed.
+  for job in (broken.run.trainer(), broken.run.builder()):
+    assert len(verdict.restarts(job)) == 1
   assert len(verdict.curve(broken.run)) == _STEPS
   assert verdict.differences(unbroken, broken.run) == []
   # No half generation is ever seen.

@@ -11,10 +11,10 @@ from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.best import BestCheckpoint, read_best
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.build import build_corpus
-from realm_jax.evaluation.answers import ask
+from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.compare import compare
 from realm_jax.evaluation.evaluate import evaluate, follow
-from realm_jax.evaluation.run import Run, RunConfig
+from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.paths import upload_directory
@@ -139,7 +139,7 @@ def test_a_run_answers_and_is_followed_and_compared(
     "CORPUS_DIR": f"{bucket}/world/corpus",
   }
   questions = f"{bucket}/world/questions.jsonl"
-  loaded = Run.load(commands.call(RunConfig, "ask", **run, NUM_SPANS=20))
+  loaded = TrainedRun.load(commands.call(RunConfig, "ask", **run, NUM_SPANS=20))
   (answered,) = ask(loaded, ["where was Ada born?"])
   assert answered.text in answered.answers[0].block.text
 

@@ -28,10 +28,11 @@ def test_a_job_with_gin_files_becomes_a_command(planned):
   assert {name: job.arguments for name, job in jobs.items()} == {
     "trainer": (
       *("-m", "realm_jax.train", "--gin_file=a.gin.b=c", "--gin_file=b.gin"),
-      *(*directories, "--gin.NUM_STEPS=3"),
+      *(*directories, "--gin.NUM_STEPS=3", "--max_restarts=10"),
     ),
     "builder": (
       *("-m", "realm_jax.build_index", "--gin_file=c.gin", *directories),
+      "--max_restarts=10",
     ),
   }
   assert jobs["trainer"].environment == {"A": "x=y"}

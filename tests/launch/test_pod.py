@@ -10,6 +10,12 @@ import pytest
 from realm_jax.launch.local_jobs import free_address
 
 _ENDS = "import signal, sys, time\n{}\nprint('ready', flush=True)\n{}"
+_CRASHES_ONCE = (
+  f"import os\n{_CRASHED}\nos.mkdir('crashed'); os.kill(os.getpid(), 11)"
+)
+_CRASHES_ONCE = _CRASHES_ONCE.format(
+  "if os.path.exists('crashed'): sys.exit(2)"
+)
 _SAVES = "signal.signal(signal.SIGTERM, lambda *_: sys.exit({}))"
 
 
@@ -22,11 +28,12 @@ _SAVES = "signal.signal(signal.SIGTERM, lambda *_: sys.exit({}))"
     (_SAVES.format(5), "time.sleep(60)", True, 5),
     # Without a handler, the signal ends the command.
     ("", "time.sleep(60)", True, 143),
-    ("", "import os; os.kill(os.getpid(), 11)", False, 139),
+    # What crashes is started again, and then ends with an error of the user.
+    ("", _CRASHES_ONCE, False, 2),
   ],
 )
 def test_the_exit_code_tells_how_the_command_ended(
-  project_dir, handle, then, is_told, code
+  project_dir, tmp_path, handle, then, is_told, code
 ):
   with subprocess.Popen(
     # Without site, Python starts in a moment.
@@ -34,7 +41,8 @@ def test_the_exit_code_tells_how_the_command_ended(
       *(sys.executable, "-S", "-m", "realm_jax.launch.pod"),
       *("-Sc", _ENDS.format(handle, then)),
     ],
-    cwd=project_dir,
+    cwd=tmp_path,
+    env={**os.environ, "PYTHONPATH": str(project_dir)},
     stdout=subprocess.PIPE,
     text=True,
   ) as pod:

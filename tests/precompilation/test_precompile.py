@@ -75,15 +75,17 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
     *(sys.executable, "-m", "realm_jax.precompile"),
     "--gin_file=gin/runs/pretrain.gin",
     "--gin_file=tests/integration/tiny.gin",
-    "--gin.BATCH_SIZE=8",
+    "--gin.BATCH_SIZE=16",
+    "--gin.MAX_SHAPE_BUCKETS=2",
     "--gin.FSDP=2",
     "--gin.bert.BertConfig.vocab_size=64",
     # Sizes of the attention kernel.
     "--gin.bert.BertConfig.hidden_size=128",
     "--gin.bert.BertConfig.dropout_rate=0.1",
+    "--gin.bert.BertConfig.max_positions=80",
     "--gin.QUERY_LENGTH=16",
-    "--gin.BLOCK_LENGTH=32",
-    "--gin.JOINT_LENGTH=48",
+    "--gin.BLOCK_LENGTH=64",
+    "--gin.JOINT_LENGTH=80",
     "--topology=v5e:2x2",
     "--num_blocks=1000",
     f"--json={tmp_path / 'one.json'}",
@@ -95,6 +97,8 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
   assert figures["chips"] == 4
   step, search = figures["programs"]
   assert (step["kind"], search["kind"]) == (STEP, SEARCH)
+  # It is the step that trains, which packs sequences.
+  assert "and packed in" in step["name"]
   for name in ("argument_bytes", "temporary_bytes", "flops", "accessed_bytes"):
     assert step[name] > 0, name
   # The peaks of a v5e: 197 TFLOP/s and 819 GB/s.

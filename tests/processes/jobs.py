@@ -95,6 +95,14 @@ class Job:
     """Id of the process."""
     return self._process.pid
 
+  def worker(self) -> int | None:
+    """Returns the process that a supervised command has started, if any."""
+    children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+    try:
+      return int(children.read_text().split()[0])
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+      return None
+
   def exit_code(self) -> int | None:
     """Returns the exit status; None while the process runs."""
     return self._process.poll()
@@ -150,8 +158,12 @@ class Job:
     """Returns what the process has logged since its start."""
     return self.log.read_text(errors="replace").rpartition(_START)[2]
 
+  def tail(self) -> str:
+    """Returns the end of what the process has logged."""
+    return self.last_output()[-_TAIL:]
+
   def _failed(self, how: str) -> JobError:
-    return JobError(f"the {self.name} {how}:\n{self.last_output()[-_TAIL:]}")
+    return JobError(f"the {self.name} {how}:\n{self.tail()}")
 
 
 @contextlib.contextmanager
@@ -184,7 +196,7 @@ def wait_until(
     for job in jobs:
       job.ended()
     if time.monotonic() > deadline:
-      logs = [f"{job.name}:\n{job.last_output()[-_TAIL:]}" for job in jobs]
+      logs = [f"{job.name}:\n{job.tail()}" for job in jobs]
       raise JobError("\n".join([f"no {what} in {timeout_seconds} s", *logs]))
     time.sleep(poll_seconds)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from http.server import ThreadingHTTPServer
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from etils import epath
 from gcp_storage_emulator.handlers.buckets import create_bucket
@@ -191,6 +191,13 @@ class _Handler(RequestHandler):
     store, generation = self._store, None
     is_upload = self.command == "PUT" and "upload_id=" in self.path
     with store.lock:
+      # The emulator knows no preconditions.
+      if not self._is_wanted_generation():
+        answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
+        self._refuse(412)
+        written = cast(io.BytesIO, self.wfile).getvalue()
+        self.wfile = answer
+        return written
       # The emulator forgets an upload that is finished, and would answer 404
       # to a client that has not got the answer and asks again.
       if is_upload and self.path in store.finished_uploads:
@@ -213,6 +220,16 @@ class _Handler(RequestHandler):
       header = f"x-goog-generation: {generation}".encode()
       written = status + end + header + end + rest
     return written
+
+  def _is_wanted_generation(self) -> bool:
+    """Whether an object that is written is as the request demands."""
+    url = urlsplit(self.path)
+    query, bucket = parse_qs(url.query), url.path.split("/")[-2]
+    if "ifGenerationMatch" not in query or "name" not in query:
+      return True
+    objects = self._store.storage.objects.get(bucket, {})
+    own = objects.get(query["name"][0], {}).get("generation", "0")
+    return query["ifGenerationMatch"] == [own]
 
   def _refuse(self, status: int) -> None:
     error = {"code": status, "message": "a fault that was asked for"}

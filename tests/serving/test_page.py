@@ -14,9 +14,9 @@ from absl.testing import flagsaver
 from realm_jax import serve
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.configuration import command_line
-from realm_jax.evaluation import answers
+from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import explain
-from realm_jax.evaluation.run import QUESTION, SENTENCE, EditError, Run
+from realm_jax.evaluation.run import QUESTION, SENTENCE, EditError, TrainedRun
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import PageApp
 from realm_jax.serving.service import RequestError, Service
@@ -98,7 +98,7 @@ def test_edits_are_those_of_one_request(run, service):
 def test_an_update_is_for_all_who_ask(run):
   service = Service(run)
   (before,) = service.answer([_ASKED])
-  (answered,) = answers.ask(run, [_ASKED])
+  (answered,) = ask(run, [_ASKED])
   assert before["answer"] == answered.text
   assert before["answers"][0]["block"] == answered.answers[0].block.id
   block = before["blocks"][0]
@@ -113,7 +113,7 @@ def test_an_update_is_for_all_who_ask(run):
 def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
   shutil.copytree(run_config.model_dir, tmp_path / "run")
   config = dataclasses.replace(run_config, model_dir=tmp_path / "run")
-  run, stop = Run.load(config), threading.Event()
+  run, stop = TrainedRun.load(config), threading.Event()
   service = Service(run)
   service.update({run.corpus.block(0).name: _EDITED})
   following = threading.Thread(

@@ -46,6 +46,27 @@ def test_what_a_killed_process_left_goes_and_what_is_used_does_not(
   assert [path.name for path in tmp_path.glob("*/*")] == [".lock"]
 
 
+@pytest.mark.parametrize("planted", ["link", "open", "file"])
+def test_a_folder_that_somebody_else_may_have_made_is_not_used(
+  tmp_path, monkeypatch, planted
+):
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  expected = tmp_path / f"realm_jax-scratch-{os.getuid()}"
+  elsewhere = tmp_path / "elsewhere"
+  elsewhere.mkdir(mode=0o700)
+  if planted == "link":
+    expected.symlink_to(elsewhere)
+  elif planted == "open":
+    expected.mkdir()
+    expected.chmod(0o777)
+  else:
+    expected.touch()
+  with ScratchDirectory() as scratch:
+    assert expected not in scratch.path.parents
+    assert elsewhere not in scratch.path.resolve().parents
+    assert scratch.path.parent.stat().st_mode & 0o077 == 0
+
+
 @pytest.mark.parametrize(
   "write",
   [

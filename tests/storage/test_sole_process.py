@@ -11,17 +11,31 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from realm_jax import supervisor
 from realm_jax.storage import sole_process as module
+from realm_jax.storage.access import StoreAccessError, StoreOutageError
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.processes.object_store import StoreFault
 
 _HOLD = """
 import sys, time
 from realm_jax.storage import sole_process
-sole_process.RENEWAL_SECONDS, sole_process.SETTLING_SECONDS = 0.1, 0.05
+sole_process.RENEWAL_SECONDS = 0.1
 with sole_process.sole_process(sys.argv[1]):
   print("held", flush=True)
   time.sleep(600)
+"""
+_WAKES = """
+import sys
+from realm_jax.storage import sole_process
+sole_process.LIFETIME_SECONDS, sole_process.RENEWAL_SECONDS = 1.0, 600
+with sole_process.sole_process(sys.argv[1]) as sole:
+  print("held", flush=True)
+  sys.stdin.readline()
+  try:
+    sole.check()
+  except sole_process.SoleProcessError as error:
+    print(error)
 """
 
 
@@ -29,13 +43,9 @@ with sole_process.sole_process(sys.argv[1]):
 def set_times(monkeypatch):
   """`set_times(lifetime)`; nobody takes a lease after the first lifetime."""
 
-  def set_times(lifetime, renewal=0.1, settling=0.05):
-    for name, seconds in (
-      ("LIFETIME", lifetime),
-      ("RENEWAL", renewal),
-      ("SETTLING", settling),
-    ):
-      monkeypatch.setattr(module, f"{name}_SECONDS", seconds)
+  def set_times(lifetime, renewal=0.1):
+    monkeypatch.setattr(module, "LIFETIME_SECONDS", lifetime)
+    monkeypatch.setattr(module, "RENEWAL_SECONDS", renewal)
 
   set_times(300)
   return set_times
@@ -56,7 +66,7 @@ def holder(directory, command_environment):
     [sys.executable, "-c", _HOLD, directory],
     stdout=subprocess.PIPE,
     text=True,
-    env={**command_environment, **os.environ},
+    env={**command_environment, **os.environ, supervisor.VARIABLE: "of test"},
   ) as process:
     try:
       assert process.stdout.readline() == "held\n"
@@ -65,8 +75,9 @@ def holder(directory, command_environment):
       process.kill()
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_second_process_is_refused_until_the_first_is_killed(
-  holder, directory
+  holder, directory, set_times, monkeypatch, is_restarted
 ):
   # The refused one does not disturb the first.
   for _ in range(2):
@@ -77,11 +88,36 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
       pass
   os.kill(holder.pid, signal.SIGKILL)
   holder.wait()
-  # A process of this host that is gone is not waited for.
+  if is_restarted:
+    # It waits for nobody: its supervisor has seen the holder's end.
+    monkeypatch.setenv(supervisor.VARIABLE, "of test")
+  else:
+    set_times(1.0)
   started = time.monotonic()
   with sole_process(directory) as sole:
     sole.check()
   assert time.monotonic() - started < 60
+
+
+def test_a_process_that_was_suspended_ends_when_it_wakes(
+  object_store, tmp_path, command_environment, set_times
+):
+  directory = object_store.path(f"zombie/{tmp_path.name}")
+  set_times(1.0)
+  with subprocess.Popen(
+    [sys.executable, "-c", _WAKES, directory],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+    env={**command_environment, **os.environ},
+  ) as zombie:
+    assert zombie.stdout.readline() == "held\n"
+    os.kill(zombie.pid, signal.SIGSTOP)
+    with sole_process(directory) as successor:
+      os.kill(zombie.pid, signal.SIGCONT)
+      said, _ = zombie.communicate("check\n", timeout=60)
+      assert "has another trainer now" in said
+      successor.check()
 
 
 class Elsewhere:
@@ -94,9 +130,6 @@ class Elsewhere:
   def write(self, renewals: int = 0) -> None:
     lease = {
       "holder": "process 7 on far",
-      "machine": "far",
-      "process": os.getpid(),
-      "started": "1",
       "token": "abc",
       "renewals": renewals,
     }
@@ -137,46 +170,91 @@ def test_a_lease_that_is_renewed_is_another_hosts(elsewhere):
   assert elsewhere.token == "abc"
 
 
-# The second is as after it was suspended for long: nothing has renewed it.
-@pytest.mark.parametrize("times", [(300,), (0.0, 600, 0)])
+@pytest.mark.parametrize("renewal", [0.1, 600])
 def test_a_process_whose_role_was_taken_meanwhile_ends(
-  elsewhere, set_times, times
+  elsewhere, set_times, renewal
 ):
-  set_times(*times)
+  set_times(0.0 if renewal > 1 else 300, renewal)
   with (
     pytest.raises(SoleProcessError, match=r"another trainer now .*7 on far"),
     sole_process(elsewhere.directory) as sole,
   ):
-    sole.check()
     elsewhere.write()
-    sole.check()
-    while times[0]:
+    while True:
       sole.check()
       time.sleep(0.05)
   # What the other holds is not released.
   assert elsewhere.token == "abc"
 
 
+_AWAY = StoreFault("refuse", "trainer.lease", times=10**6, status=403)
+
+
+def test_a_role_that_was_taken_during_a_cut_of_the_store_is_lost(
+  elsewhere, object_store, set_times, caplog
+):
+  set_times(300)
+  with (
+    pytest.raises(SoleProcessError, match="7 on far"),
+    sole_process(elsewhere.directory) as sole,
+  ):
+    object_store.inject(_AWAY)
+    # What fails to renew the lease does not count as a renewal.
+    while caplog.text.count("was not renewed") < 3:
+      time.sleep(0.02)
+    object_store.inject()
+    # No renewal comes between, as if this thread were the first to run again.
+    set_times(0.1, renewal=600)
+    elsewhere.write()
+    sole.check()
+
+
+def test_a_role_that_cannot_be_renewed_for_a_lifetime_ends_the_process(
+  elsewhere, object_store, set_times
+):
+  set_times(300)
+  with (
+    pytest.raises(StoreOutageError, match="could not be renewed for"),
+    sole_process(elsewhere.directory) as sole,
+  ):
+    object_store.inject(_AWAY)
+    sole.check()
+    set_times(0.0)
+    sole.check()
+
+
 def test_a_store_that_refuses_for_a_while_or_loses_a_lease_ends_nothing(
   elsewhere, object_store, set_times
 ):
-  set_times(0.5)
+  set_times(5.0)
   with sole_process(elsewhere.directory) as sole:
     object_store.remove(elsewhere.name)
     while not object_store.names(elsewhere.name):
       time.sleep(0.05)
     object_store.inject(
-      StoreFault("refuse", "trainer.lease|upload", times=5, status=403)
+      StoreFault("refuse", "trainer.lease", times=5, status=403)
     )
     while object_store.happened() != [5]:
       sole.check()
       time.sleep(0.05)
+    # The answer is lost, and the lease is this process's nevertheless.
+    object_store.inject(StoreFault("lose answer", "trainer.lease", times=3))
+    while object_store.happened() != [3]:
+      time.sleep(0.05)
     sole.check()
+
+
+def test_a_store_without_preconditions_is_refused():
+  with (
+    pytest.raises(StoreAccessError, match="no preconditions"),
+    sole_process("s3://bucket/run"),
+  ):
+    pass
 
 
 @pytest.mark.slow
 def test_of_several_that_start_at_once_one_wins(elsewhere, set_times):
-  set_times(300, renewal=60, settling=0.5)
+  set_times(300, renewal=60)
   start, end = threading.Barrier(4), threading.Barrier(4)
 
   def contend() -> bool:

@@ -80,6 +80,14 @@ def test_local_files_are_read_where_they_are(tmp_path):
     files.get(["c"])
 
 
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "a//x", "", "./x"])
+@pytest.mark.parametrize("place", ["far", "tmp_path"])
+def test_a_manifest_names_no_file_outside_of_its_folder(name, place, request):
+  record = FileRecord(name, 1, "00")
+  with pytest.raises(DamagedFileError, match="no path below its folder"):
+    StagedFiles(request.getfixturevalue(place), [_record("a"), record])
+
+
 def test_a_file_is_copied_once_for_all(far, cache, object_store):
   first, again = _staged(far), _staged(far)
   with object_store.counted() as requests:

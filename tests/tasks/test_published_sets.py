@@ -7,7 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 from etils import epath
 
-from realm_jax.corpus import seqio_rows
+from realm_jax.inputs import seqio_rows
 from realm_jax.inputs.config import TaskContext, task_context
 from realm_jax.inputs.examples import find_task
 from realm_jax.inputs.published import question_of_record

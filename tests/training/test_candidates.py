@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from realm_jax.corpus.store import Corpus
+from realm_jax.exit_codes import ExitCode
 from realm_jax.generations.loading import Generation
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
@@ -26,7 +27,6 @@ from realm_jax.training.stages.stage import ExampleArrays
 from tests.training import tiny
 
 BATCH, K = 8, 2
-CRASH = IndexCrashedError("the search process has ended")
 
 
 class Words(Corpus):
@@ -77,10 +77,10 @@ def _generation(step, index, scale=1.0):
 
 
 class Schedule(GenerationSchedule):
-  """Generations by step, and one in place of what crashes."""
+  """Generations by step."""
 
-  def __init__(self, generations, fallback=None):
-    self._generations, self._after = generations, fallback
+  def __init__(self, generations):
+    self._generations = generations
     self.recorded = []
 
   def start(self, step, recorded):
@@ -92,11 +92,7 @@ class Schedule(GenerationSchedule):
     return self.current
 
   def loaded(self):
-    return None
-
-  def after_crash(self, error):
-    self.current = self._after
-    return self.current
+    return None, None
 
 
 class WithVectors(NamedTuple):
@@ -228,22 +224,13 @@ def test_a_resumed_stream_repeats_no_search_of_the_same_generation(
   assert _rows(stream.take(4)) == [5, 6]
 
 
-@pytest.mark.parametrize("current_queries", [False, True])
-def test_a_crashed_index_is_replaced_and_searched_again(
-  open_stream, current_queries
-):
-  instead = HostIndex()
-  schedule = Schedule(
-    lambda step: _generation(9, HostIndex(CRASH)),
-    fallback=_generation(4, instead, scale=3.0),
-  )
-  stream = open_stream(schedule, current_queries=current_queries)
+def test_an_index_whose_process_has_died_ends_the_stream(open_stream):
+  crash = IndexCrashedError("the search process has ended")
+  assert crash.exit_code != ExitCode.USER_ERROR
+  stream = open_stream(Schedule(lambda step: _generation(9, HostIndex(crash))))
   stream.prefetch(0, _params(7.0))
-  prepared = stream.take(0)
-  assert _rows(prepared) == [1, 2]
-  assert prepared.metrics["generation"] == stream.state(0).generation == 4
-  # The query tower is that of the generation, or the one at the prefetch.
-  assert instead.vectors[0][0, 0] == (7.0 if current_queries else 3.0)
+  with pytest.raises(IndexCrashedError, match="has ended"):
+    stream.take(0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

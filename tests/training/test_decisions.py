@@ -5,10 +5,10 @@ import pytest
 from realm_jax.training.decisions import _decide_step
 
 
-def _facts(generation=None, crashed=None, preempted=False, **metrics):
+def _facts(generation=None, refused=None, preempted=False, **metrics):
   return {
     "generation": generation,
-    "crashed": crashed,
+    "refused": refused,
     "metrics": metrics,
     "preempted": preempted,
   }
@@ -29,11 +29,12 @@ def test_a_generation_is_used_once_all_have_loaded_it(loaded, used):
   assert decided["generation"] == used
 
 
-def test_one_process_that_is_preempted_or_has_crashed_speaks_for_all():
+def test_one_process_that_is_preempted_or_refuses_speaks_for_all():
   decided = _decide_step([_facts(recall=0.25), _facts(recall=0.75)])
-  assert not decided["stop"]
-  assert decided["crashed"] is None
+  assert not decided["stop"] and not decided["refused"]
   assert decided["metrics"] == {"recall": 0.5}
-  decided = _decide_step([_facts(), _facts(crashed="it died", preempted=True)])
-  assert decided["stop"]
-  assert decided["crashed"] == "process 1: it died"
+  offered, refusing = _facts(generation=500), _facts(refused=500)
+  assert _decide_step([offered, refusing])["refused"]
+  # What it has refused before is not what is offered now.
+  assert not _decide_step([_facts(generation=1000), refusing])["refused"]
+  assert _decide_step([_facts(), _facts(preempted=True)])["stop"]

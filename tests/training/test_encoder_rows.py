@@ -32,8 +32,7 @@ def test_the_first_rows_that_hold_the_sequences_of_all_devices():
 
   @jax.jit
   def taken(batch):
-    numbered = batch, jnp.arange(tiny.BATCH, dtype=jnp.uint32)
-    return layout.with_rows(lambda given: rows_of(*given), numbered, count)
+    return layout.with_rows(rows_of, batch, count)
 
   batch = tiny.batch(_STAGE)
   # Of the first device, so many queries take a row each. The others have one

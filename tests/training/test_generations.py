@@ -1,5 +1,6 @@
 """Which generation each step searches, how old it may be, and waits for it."""
 
+import collections
 import logging
 import threading
 import types
@@ -11,15 +12,15 @@ from realm_jax.generations.manifest import (
   DamagedGenerationError,
   GenerationError,
 )
-from realm_jax.generations.store import GenerationStore
 from realm_jax.generations.watcher import GenerationWatcher
-from realm_jax.indexes.protocol import (
-  IndexCrashedError,
-  RetrievalUnavailableError,
-)
+from realm_jax.indexes.protocol import RetrievalUnavailableError
 from realm_jax.training import generations
 from realm_jax.training.config import RefreshConfig
-from realm_jax.training.decisions import Decisions
+from realm_jax.training.decisions import (
+  Decisions,
+  StepDecision,
+  _decide_step,
+)
 from realm_jax.training.generations import GenerationSchedule
 
 
@@ -37,16 +38,10 @@ class Loaded(Generation):
   num_blocks = 9
   corpus = types.SimpleNamespace(version=2)
   oldest_step = 0
-  is_damaged = False
 
-  def __init__(self, step, *, oldest=None, index=None):
-    age = {"step": step, "oldest_step": step if oldest is None else oldest}
-    vars(self).update(age, index=index)
-
-  def with_exact_search(self):
-    if self.is_damaged:
-      raise DamagedGenerationError("its vectors are damaged")
-    return self
+  def __init__(self, step, *, oldest=None):
+    oldest = step if oldest is None else oldest
+    vars(self).update(step=step, oldest_step=oldest)
 
 
 class ShelfWatcher(GenerationWatcher):
@@ -73,8 +68,8 @@ class ShelfWatcher(GenerationWatcher):
       raise TimeoutError(step)
     return self.load(step)
 
-  def has_later(self, step):
-    return max(self.steps, default=-1) > step
+  def was_searched(self, step):
+    pass
 
   def in_use(self, step):
     self.used.append(step)
@@ -86,8 +81,8 @@ class ShelfWatcher(GenerationWatcher):
 def _schedule(watcher, *, load=Loaded, every=10, num_searched=9, **config):
   """Returns the schedule of a run whose checkpoints are so many steps apart."""
 
-  def watch(directory, load, *, follow):
-    del directory, follow
+  def watch(directory, load, **settings):
+    del directory, settings
     watcher.load = load
     return watcher
 
@@ -146,11 +141,15 @@ def test_a_generation_that_cannot_be_used_ends_the_wait():
     never.start(0, None)
   with pytest.raises(GenerationError, match="has 9 blocks since version 2"):
     _schedule(ShelfWatcher([0]), num_searched=10).start(0, None)
+  # Nothing replaces the only generation of a run.
+  only = _schedule(ShelfWatcher(damaged=[10]), swap_generations=False)
   with pytest.raises(DamagedGenerationError, match="10 is damaged"):
-    _schedule(ShelfWatcher(damaged=[10])).start(15, 10)
+    only.start(15, 10)
 
 
 def test_a_run_waits_for_what_is_damaged_to_be_made_again():
+  schedule = _schedule(ShelfWatcher([10], damaged=[10, 10]))
+  assert schedule.start(15, 10).step == 10
   schedule = _schedule(
     ShelfWatcher([0, 10], damaged=[10, 10]),
     wait_for_generations=True,
@@ -160,7 +159,7 @@ def test_a_run_waits_for_what_is_damaged_to_be_made_again():
 
 
 _GONE = {"steps": [0, 40]}
-_DAMAGED = {"steps": [20, 40], "damaged": [20] * 9, "loaded_at": 3}
+_DAMAGED = {"steps": [20, 40], "damaged": [20] * 99_999, "loaded_at": 3}
 
 
 @pytest.mark.parametrize("found", [_GONE, _DAMAGED])
@@ -217,23 +216,82 @@ def test_a_run_warns_of_a_stale_index_by_default(caplog, limit, warned):
   assert len(caplog.records) == bool(warned)
 
 
-def test_what_crashes_as_it_is_loaded_is_searched_exactly(monkeypatch):
-  def load(step, *, index=None):
-    if index is None:
-      raise IndexCrashedError("it ended by SIGKILL while it loaded")
-    return Loaded(step, index=index)
+def _decide(schedules, step):
+  """What the processes of a run agree on about a step."""
+  facts = []
+  for schedule in schedules:
+    generation, refused = schedule.loaded()
+    known = {"generation": generation, "refused": refused, "metrics": {}}
+    facts.append(known | {"preempted": False})
+  decided = StepDecision(**_decide_step(facts))
+  for schedule in schedules:
+    schedule._decisions.last = decided
 
-  manifest = types.SimpleNamespace(dtype="bfloat16")
-  monkeypatch.setattr(GenerationStore, "manifest", lambda *_: manifest)
-  with pytest.raises(IndexCrashedError, match=r"SIGKILL .* cannot be searched"):
-    _schedule(ShelfWatcher([0]), load=load, on_crash="fail").start(0, None)
-  schedule = _schedule(ShelfWatcher([0, 10]), load=load)
-  # Held as it is stored: twice the memory might be too much.
-  assert schedule.start(0, 0).index.dtype == "bfloat16"
-  # What crashes as it searches is replaced until the next generation comes.
-  crash = IndexCrashedError("it ended by SIGSEGV")
-  assert schedule.after_crash(crash).step == 0
-  vars(schedule.current)["is_damaged"] = True
-  with pytest.raises(IndexCrashedError, match=r"SIGSEGV.* are damaged"):
-    schedule.after_crash(crash)
-  assert schedule.at(11).step == 10
+
+class Host(ShelfWatcher):
+  """The watcher of a process that begins to load what is asked for."""
+
+  def __init__(self, *, ready_after=0, cannot=()):
+    super().__init__([0])
+    self.ready_after, self.cannot = ready_after, cannot
+    self.asked, self.rejected = collections.Counter(), []
+
+  def newest(self):
+    usable = self.steps - {*self.rejected}
+    return Loaded(max(usable))
+
+  def request(self, step):
+    self.asked[step] += 1
+    is_loaded = step not in self.cannot and self.asked[step] > self.ready_after
+    return Loaded(step) if is_loaded else None
+
+  def cannot_use(self, step):
+    return step in self.cannot
+
+  def reject(self, step, error):
+    self.rejected.append(step)
+
+
+@pytest.fixture
+def two_processes(monkeypatch):
+  """Returns schedules of a leader and of another process, already started."""
+
+  def start(follower):
+    schedules = []
+    for index, watcher in enumerate([Host(), follower]):
+      schedule = _schedule(watcher)
+      schedule.start(0, None)
+      schedule._loop = types.SimpleNamespace(count=2, is_leader=index == 0)
+      schedules.append(schedule)
+    return schedules
+
+  return start
+
+
+def test_a_host_that_is_slow_to_load_is_not_overtaken_for_ever(two_processes):
+  # It needs 30 steps for what is published every 10.
+  follower = Host(ready_after=30)
+  schedules = two_processes(follower)
+  used = []
+  for step in range(1, 120):
+    schedules[0]._watcher.steps.add(step // 10 * 10)
+    _decide(schedules, step - 1)
+    both = [schedule.at(step).step for schedule in schedules]
+    assert both[0] == both[1]
+    used.append(both[0])
+  # The first is swapped in, and then the newest of that time.
+  assert sorted({*used}) == [0, 10, 40, 70]
+
+
+def test_what_a_host_cannot_use_makes_room_for_the_next(two_processes):
+  schedules = two_processes(Host(cannot={10}))
+  leader = schedules[0]._watcher
+  leader.steps.add(10)
+  for step in range(1, 4):
+    _decide(schedules, step - 1)
+    assert {schedule.at(step).step for schedule in schedules} == {0}
+  assert leader.rejected == [10]
+  leader.steps.add(20)
+  for step in range(4, 7):
+    _decide(schedules, step - 1)
+  assert {schedule.at(7).step for schedule in schedules} == {20}

@@ -43,11 +43,12 @@ class Candidates:
 
 
 class Checkpoints(Checkpointer):
-  def __init__(self, events):
-    self.events = events
-    self.check = lambda: None
-    self.hurry = lambda: events.append(("hurry",))
+  def __init__(self, events, failures):
+    self.events, self.failures = events, failures
     self.wait = lambda: events.append(("wait",))
+
+  def must_save_again(self):
+    return bool(self.failures) and self.events[-1] == self.failures.pop(0)
 
   def save(self, state, loop_state):
     self.events.append(("save", int(state.step), *loop_state.positions))
@@ -88,6 +89,7 @@ def _run(
   preempted_at=None,
   bad_step=None,
   taken_at=None,
+  failed_after=(),
 ):
   """What the parts were asked for, in order, and the result or the error."""
   events, preempted = [], threading.Event()
@@ -106,7 +108,7 @@ def _run(
   run = Run(
     step_function=step_function,
     candidates=Candidates(events, unavailable),
-    checkpoints=Checkpoints(events),
+    checkpoints=Checkpoints(events, list(failed_after)),
     decisions=Decisions(preempted, num_steps=num_steps, save_every_steps=every),
     metrics=Metrics(events, bad_step),
     sole=Sole(events, taken_at),
@@ -145,9 +147,12 @@ def test_the_next_batch_is_prefetched_before_a_step_is_dispatched():
 def test_a_preempted_run_saves_after_its_step_and_ends():
   events, result = _run(every=100, preempted_at=2)
   assert _saved(events) == [(3, 30)]
-  # A disk that is full must not keep it alive.
-  assert events.index(("hurry",)) < events.index(("save", 3, 30))
   assert (result.step, result.preempted) == (3, True)
+
+
+def test_a_save_that_failed_is_taken_again_from_the_next_step():
+  events, _ = _run(num_steps=6, every=5, failed_after=[("step", 0)])
+  assert _saved(events) == [(1, 10), (5, 50), (6, 60)]
 
 
 @pytest.mark.parametrize(("waits_at", "saved"), [(3, [(2, 20)]), (0, [])])
@@ -167,11 +172,8 @@ def test_a_run_that_is_preempted_while_it_waits_ends_in_peace(waits_at, saved):
       RetrievalUnavailableError,
       [(2, 20), (3, 30)],
     ),
-    (
-      {"unavailable": {4: IndexCrashedError()}},
-      IndexCrashedError,
-      [(2, 20), (3, 30)],
-    ),
+    # The process of an index has died: the run is resumed where it was saved.
+    ({"unavailable": {4: IndexCrashedError()}}, IndexCrashedError, [(2, 20)]),
     ({"bad_step": 4}, NonFiniteLossError, [(2, 20)]),
     # Another trainer has taken its place.
     ({"taken_at": 3}, SoleProcessError, [(2, 20)]),

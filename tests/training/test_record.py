@@ -19,7 +19,7 @@ import numpy as np
 import optax
 import pytest
 
-from realm_jax.evaluation.answers import ask
+from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import explain
 from realm_jax.objectives.masked_lm import OBJECTIVES
 from realm_jax.partitioning.mesh import make_mesh

@@ -4,14 +4,12 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.packing import content_numbers
 from realm_jax.models.parameters import parameter_shardings
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -130,11 +128,10 @@ def weighted(params, batch, *, reader_key=None, **settings):
   of_dropout = {} if reader_key is None else {"reader": reader_key}
   made = models(dropout_rate=0.5 if of_dropout else 0.0)
   encoders = Encoders(made, params, of_dropout)
-  numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
   layout = RowLayout(make_mesh(devices=jax.devices()[:1]))
   return layout.with_rows(
-    lambda numbered: stage.rows(made, *numbered),
-    (batch, numbers),
+    functools.partial(stage.rows, made),
+    batch,
     lambda rows: stage.loss(encoders, batch, rows),
   )
 
@@ -166,7 +163,7 @@ def batch(stage):
     )
     if stage == "reading":
       return ReadingBatch(query, tokens[:, :1], masks)
-    candidates = Candidates(tokens, content_numbers(tokens))
+    candidates = Candidates.of(tokens)
     return PretrainingBatch(query, candidates, masks)
   return OpenQaBatch(
     query=query,

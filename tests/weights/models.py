@@ -17,9 +17,14 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.storage.json_files import write_json
 from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
 from realm_jax.weights import exporting, importing
-from realm_jax.weights.formats import ImportConfig
-from realm_jax.weights.plan import BoundModel, Plan, make_plan, nested
-from realm_jax.weights.tables import PARTS
+from realm_jax.weights.mapped_weights import (
+  BoundModel,
+  MappedWeights,
+  map_weights,
+  nested,
+)
+from realm_jax.weights.name_maps import PARTS
+from realm_jax.weights.registry import ImportConfig
 from tests import tiny_world
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -73,9 +78,9 @@ def write_sentence_modules(directory: Path) -> None:
 
 
 class Read(NamedTuple):
-  """A plan, the parameters by path, and the report."""
+  """Mapped weights, the parameters by path, and the report."""
 
-  plan: Plan
+  mapped: MappedWeights
   params: dict[str, np.ndarray]
   report: str
 
@@ -86,9 +91,9 @@ class Read(NamedTuple):
 
 def read(kind: str, path: str | Path, **options: Any) -> Read:
   """Reads weights into memory."""
-  plan = make_plan(ImportConfig(kind, path, **options))
-  params, lines = plan.load()
-  return Read(plan, params, "\n".join(lines))
+  mapped = map_weights(ImportConfig(kind, path, **options))
+  params, lines = mapped.load()
+  return Read(mapped, params, "\n".join(lines))
 
 
 def import_weights(

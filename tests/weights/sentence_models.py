@@ -17,7 +17,7 @@ from etils import epath
 from benchmarks import peer_processes
 from realm_jax.models.retriever import Retriever
 from realm_jax.weights.exporting import plan_export, write_export
-from realm_jax.weights.tables import RETRIEVER
+from realm_jax.weights.name_maps import RETRIEVER
 from tests.weights import models
 
 WORDS = models.vocabulary()

@@ -16,8 +16,8 @@ def test_the_commands_export_an_import_as_it_was(tmp_path, command_server):
   run, out, recipe = (tmp_path / name for name in ("run", "out", "towers.gin"))
   recipe.write_text(
     "from __gin__ import dynamic_registration\n"
-    "from realm_jax.weights import formats\n"
-    'formats.ImportConfig.pooling = "mean"\n'
+    "from realm_jax.weights import registry\n"
+    'registry.ImportConfig.pooling = "mean"\n'
   )
   python = (sys.executable, "-m")
   done = command_server.run(

@@ -73,7 +73,7 @@ def test_bert_has_the_variables_and_the_numerics_of_googles_code(tmp_path):
   assert "cls/seq_relationship/output_weights [2, 4]" in unused
   assert "bert/pooler/dense/bias/adam_v [128]: a moment of Adam" in unused
   assert "global_step []: " in unused
-  config = found.plan.model.retriever.bert
+  config = found.mapped.model.retriever.bert
   assert config.activation == "gelu_tanh"
   assert config.attention_mask_value == -10000
   assert (config.layer_norm_eps, config.dropout_rate) == (1e-12, 0.2)
@@ -87,8 +87,8 @@ def test_a_module_of_ict_has_the_epsilon_of_its_library(tmp_path):
   found = read("tf_realm", tmp_path)
   _assert_same(found.params, variables, _tower(**ICT))
   assert "cls/predictions/output_bias" in found.part_of_report("unused")
-  assert found.plan.parts == ["retriever"]
-  retriever = found.plan.model.retriever
+  assert found.mapped.parts == ["retriever"]
+  retriever = found.mapped.model.retriever
   assert retriever.projection_norm_eps == 1e-3
   assert retriever.bert.num_heads == 4
 
@@ -103,7 +103,7 @@ def test_a_pre_trained_release_gives_retriever_and_reader(tmp_path):
   assert "bert/bert/pooler/dense/kernel [128, 128]" in found.report
   fresh = found.part_of_report("parameters of random values")
   assert "reader/span_head/projection/kernel" in fresh
-  reader = found.plan.model.reader
+  reader = found.mapped.model.reader
   assert (reader.joint_length, reader.span_size) == (64, 256)
 
 
@@ -118,7 +118,7 @@ def test_a_fine_tuned_model_reads_and_retrieves(tmp_path):
   names = _tower(_TUNED, "LayerNorm") | _reader("reader/module/") | span_head
   _assert_same(found.params, variables, names)
   assert "parameters of random values: none" in found.report
-  retriever, reader, _ = found.plan.model
+  retriever, reader, _ = found.mapped.model
   assert retriever.projection_norm_eps == 1e-12
   assert (reader.span_size, reader.span_norm_eps) == (files.SPAN, 1e-3)
   assert (reader.joint_length, reader.max_answer_width) == (40, 4)
@@ -126,7 +126,7 @@ def test_a_fine_tuned_model_reads_and_retrieves(tmp_path):
   (tmp_path / "params.json").unlink()
   half = read("tf_realm", tmp_path, parts=["reader"])
   assert f"{_TUNED}dense/kernel [128, 8]" in half.part_of_report("unused")
-  assert half.plan.model.reader.joint_length == 64
+  assert half.mapped.model.reader.joint_length == 64
 
 
 def test_blocks_keep_the_tower_that_embedded_them(tmp_path):
@@ -140,11 +140,11 @@ def test_blocks_keep_the_tower_that_embedded_them(tmp_path):
   names = _tower(**REALM, tower="block_tower")
   _assert_same(found.params, files.embedder(**REALM), names)
   # A variable that is alone stays on the disk.
-  held = found.plan.source.block_vectors
+  held = found.mapped.source.block_vectors
   assert isinstance(held, np.memmap)
   np.testing.assert_array_equal(held, vectors)
   # Those of the query tower's home were embedded by another one.
   other = tmp_path / "other"
   files.write_module(other, files.embedder(**REALM, seed=3))
   reverse = read("tf_realm", tmp_path / "release", block_input=other)
-  assert reverse.plan.source.block_vectors is None
+  assert reverse.mapped.source.block_vectors is None

@@ -13,9 +13,9 @@ import pytest
 from benchmarks.agreement import imported_model
 from realm_jax.storage.json_files import write_json
 from realm_jax.weights import WeightsError
-from realm_jax.weights.directory import read_vocabulary
-from realm_jax.weights.formats import ImportConfig
-from realm_jax.weights.plan import make_plan
+from realm_jax.weights.hf_files import read_vocabulary
+from realm_jax.weights.mapped_weights import map_weights
+from realm_jax.weights.registry import ImportConfig
 from tests.weights import models, sentence_models
 from tests.weights.models import GOLDEN, read
 
@@ -125,12 +125,12 @@ def test_each_class_gives_its_parts_and_no_tensor_is_forgotten(
   name, parts, unused, fresh
 ):
   found = read("hf_realm", GOLDEN / "hf_realm" / name)
-  assert found.plan.parts == parts
+  assert found.mapped.parts == parts
   assert unused in found.part_of_report("unused")
   random = found.part_of_report("parameters of random values")
   assert fresh in random
   assert bool(random) == bool(fresh)
-  retriever, reader, _ = found.plan.model
+  retriever, reader, _ = found.mapped.model
   assert (retriever.pooling, retriever.projection_size) == ("pooler", 16)
   assert retriever.bert.activation == "gelu_tanh"
   assert (reader.span_size, reader.span_norm_eps) == (16, 1e-3)
@@ -147,7 +147,7 @@ def test_modules_are_followed_but_flags_go_before_them(tmp_path):
     {"prompts": {"query": "york was ", "passage": "the bridge "}},
   )
   found = read("hf_bert", tmp_path, score_scale=20.0, block_prefix="bridge")
-  retriever, _, words = found.plan.model
+  retriever, _, words = found.mapped.model
   assert (retriever.pooling, retriever.normalize) == ("mean", True)
   assert retriever.score_scale == 20.0
   # Title and body are one text, of one type.
@@ -156,7 +156,7 @@ def test_modules_are_followed_but_flags_go_before_them(tmp_path):
   assert retriever.query_prefix == tuple(words.encode("york was"))
   assert retriever.block_prefix == tuple(words.encode("bridge"))
   choice = {"pooling": "cls", "normalize": False, "token_types": True}
-  retriever = read("hf_bert", tmp_path, **choice).plan.model.retriever
+  retriever = read("hf_bert", tmp_path, **choice).mapped.model.retriever
   assert {name: getattr(retriever, name) for name in choice} == choice
 
 
@@ -180,13 +180,13 @@ def test_the_library_reads_exports_as_this_project_does(
     }
   block_dir = golden / (block_name or name)
   block_input = block_dir if block_name else None
-  plan = make_plan(
+  mapped = map_weights(
     ImportConfig(
       "hf_bert", golden / name, block_input=block_input, parts=["retriever"]
     )
   )
-  models.assert_same_bits(plan.load()[0], sentence_models.parameters(name))
-  model = imported_model.load(plan)
+  models.assert_same_bits(mapped.load()[0], sentence_models.parameters(name))
+  model = imported_model.load(mapped)
   ours = sentence_models.RETRIEVERS[name]
   for field in ("pooling", "normalize", "score_scale", "query_prefix"):
     assert getattr(model.retriever, field) == getattr(ours, field), field

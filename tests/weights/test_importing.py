@@ -10,7 +10,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage.atomic import TargetError
 from realm_jax.weights import WeightsError
-from realm_jax.weights.plan import gin_model
+from realm_jax.weights.mapped_weights import gin_model
 from tests.integration.commands import FUNCTIONS
 from tests.processes.jobs import Job, running, wait_until
 from tests.weights import models
@@ -60,7 +60,7 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
     models.read("hf_bert", "lovelace/bort")
   found = models.read("hf_bert", "lovelace/bert", parts=["retriever"])
   assert "pytorch_model.bin" not in fetched
-  assert found.plan.name == "bert (hf_bert)"
+  assert found.mapped.name == "bert (hf_bert)"
 
 
 # --- What goes wrong ------------------------------------------------------

@@ -8,18 +8,18 @@ import pytest
 
 from benchmarks.agreement import comparison, imported_model, realm
 from realm_jax.corpus.store import Corpus
-from realm_jax.evaluation.answers import ask
-from realm_jax.evaluation.run import Run, RunConfig
-from realm_jax.weights.formats import ImportConfig
-from realm_jax.weights.plan import make_plan
+from realm_jax.evaluation.ask import ask
+from realm_jax.evaluation.run import RunConfig, TrainedRun
+from realm_jax.weights.mapped_weights import map_weights
+from realm_jax.weights.registry import ImportConfig
 from tests.weights import models
 
 pytestmark = pytest.mark.slow
 
 
 def _load(directory, **options):
-  plan = make_plan(ImportConfig("hf_bert", directory, **options))
-  return imported_model.load(plan)
+  mapped = map_weights(ImportConfig("hf_bert", directory, **options))
+  return imported_model.load(mapped)
 
 
 def test_vectors():
@@ -68,7 +68,7 @@ def test_open_qa_answers_from_its_imported_blocks(tmp_path):
     index="exact",
   )
   retriever, reader = models.load(tmp_path / "run")
-  run = Run.load(
+  run = TrainedRun.load(
     RunConfig(
       model_dir=tmp_path / "run",
       corpus_dir=corpus_dir,

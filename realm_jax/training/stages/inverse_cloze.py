@@ -3,9 +3,8 @@
 import dataclasses
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
@@ -104,17 +103,11 @@ class InverseCloze(Stage):
     removed = np.zeros(len(shapes.query), bool)
     return InverseClozeBatch(shapes.query, shapes.candidates, removed)
 
-  def rows(
-    self, models: Models, batch: InverseClozeBatch, numbers: UInt32[Array, " b"]
-  ) -> EncoderRows:
-    retriever = models.retriever
-    count, length = batch.blocks.shape[1:]
-    place = jnp.arange(count, dtype=jnp.uint32)[None, :]
-    places = numbers[:, None] * count + place
-    blocks = retriever.block_input(batch.blocks.reshape(-1, length))
+  def rows(self, models: Models, batch: InverseClozeBatch) -> EncoderRows:
+    retriever, length = models.retriever, batch.blocks.shape[-1]
     return EncoderRows(
-      queries=TokenRows(retriever.query_input(batch.query), numbers),
-      blocks=TokenRows(blocks, places.reshape(-1)),
+      queries=TokenRows(retriever.query_input(batch.query)),
+      blocks=TokenRows(retriever.block_input(batch.blocks.reshape(-1, length))),
     )
 
   def loss(

@@ -6,13 +6,14 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Bool, Float, Int
 
-from realm_jax.answers.in_blocks import (
+from realm_jax.answers.occurrences import (
   AnswersInBlocks,
   QuestionAnswers,
   answers_of_batch,
 )
+from realm_jax.answers.spans import TokenSpans, find_token_spans
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
@@ -22,7 +23,6 @@ from realm_jax.models.retriever import relevance
 from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import OfRun, PositiveInt, require_valid
-from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.training.encoder_rows import EncoderRows
 from realm_jax.training.stages.stage import (
   Assembled,
@@ -153,14 +153,12 @@ class OpenQa(Stage):
       is_answer=np.zeros(spans, bool),
     )
 
-  def rows(
-    self, models: Models, batch: OpenQaBatch, numbers: UInt32[Array, " b"]
-  ) -> EncoderRows:
-    joint = super().rows(models, batch, numbers)
+  def rows(self, models: Models, batch: OpenQaBatch) -> EncoderRows:
+    joint = super().rows(models, batch)
     if self.index_scores:
       return joint
     query = models.retriever.query_input(batch.query)
-    return joint._replace(queries=TokenRows(query, numbers))
+    return joint._replace(queries=TokenRows(query))
 
   def loss(
     self, encoders: Encoders, batch: OpenQaBatch, rows: EncoderRows

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Int, UInt32
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.packing import TokenRows, content_numbers
+from realm_jax.models.packing import TokenRows
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.masked_lm import OBJECTIVES, WITH_TARGET
 from realm_jax.objectives.weighted import Average, WeightedLoss
@@ -196,26 +196,22 @@ class Pretraining(Stage):
     else:
       rows = np.full((len(query), 1), NULL_ROW)
     tokens = context.gather(rows)
-    candidates = Candidates(tokens, content_numbers(tokens))
+    candidates = Candidates.of(tokens)
     return PretrainingBatch(query, candidates, masks), {}
 
   def example(self, shapes: ExampleArrays) -> PretrainingBatch:
     tokens = shapes.candidates
-    candidates = Candidates(tokens, content_numbers(tokens))
+    candidates = Candidates.of(tokens)
     masks = MaskTargets.none(shapes)
     return PretrainingBatch(shapes.query, candidates, masks)
 
-  def rows(
-    self, models: Models, batch: PretrainingBatch, numbers: UInt32[Array, " b"]
-  ) -> EncoderRows:
+  def rows(self, models: Models, batch: PretrainingBatch) -> EncoderRows:
     retriever, reader = models.retriever, models.require_reader()
     candidates = batch.candidates
     assert candidates is not None
     blocks, index = encoder_rows.distinct_blocks(retriever, candidates)
-    joint = encoder_rows.joint_rows(
-      reader, batch.query, candidates.tokens, numbers
-    )
-    queries = TokenRows(retriever.query_input(batch.query), numbers)
+    joint = encoder_rows.joint_rows(reader, batch.query, candidates.tokens)
+    queries = TokenRows(retriever.query_input(batch.query))
     return joint._replace(queries=queries, blocks=blocks, block_index=index)
 
   def loss(

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Float, Int
 
-from realm_jax.answers.in_blocks import AnswersInBlocks
+from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
@@ -235,15 +235,12 @@ class Stage(abc.ABC):
   def example(self, shapes: ExampleArrays) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets."""
 
-  def rows(
-    self, models: Models, batch: StepBatch, numbers: UInt32[Array, " b"]
-  ) -> EncoderRows:
-    """Makes what the encoders read, in the step, of numbered examples.
+  def rows(self, models: Models, batch: StepBatch) -> EncoderRows:
+    """Makes what the encoders read of a batch, in the step.
 
     By default that is each `query` beside each of its `blocks`.
     """
-    reader = models.require_reader()
-    return joint_rows(reader, batch.query, batch.blocks, numbers)
+    return joint_rows(models.require_reader(), batch.query, batch.blocks)
 
   @abc.abstractmethod
   def loss(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from realm_jax.answers.in_blocks import AnswersInBlocks
+from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult

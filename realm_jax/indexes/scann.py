@@ -1,8 +1,8 @@
-"""ScaNN indexes: their settings, how they are built, and their searches.
+"""Approximate search with ScaNN (Guo et al. 2020, arXiv 1908.10396).
 
-A query searches some of a tree's leaves, and of what it finds there, the best
-by code are scored again. The fastest measured choice of both numbers that meets
-the recall target is taken.
+A query searches some leaves of a tree and scores the vectors there by 4-bit
+codes. The best by code are scored again with the vectors themselves. The
+fastest measured choice of both numbers that meets the recall target is taken.
 """
 
 import bisect
@@ -13,14 +13,14 @@ import importlib.metadata
 import json
 import math
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Float32, Integer
 
@@ -34,14 +34,13 @@ from realm_jax.indexes.protocol import (
   IndexLoadError,
   QueryBatch,
   RecallError,
-  Rows,
   SearchResult,
   check_k,
   check_vectors,
   in_order,
+  library_of,
   sample_vectors,
 )
-from realm_jax.indexes.scann import trees
 from realm_jax.settings import (
   NonNegativeInt,
   PositiveFraction,
@@ -52,7 +51,7 @@ from realm_jax.settings import (
 _NUM_STAND_INS = 256
 _TREE = "tree.json"
 # Smallest training sample, in all and per leaf.
-_TRAINING_SAMPLE = 1 << 17
+_SAMPLE = 100_000
 _SAMPLED_PER_LEAF = 32
 # ScaNN's documentation recommends this threshold.
 _ANISOTROPIC_THRESHOLD = 0.2
@@ -100,10 +99,6 @@ class ScannConfig(IndexConfig):
       is published has to meet the target itself.
     recall_k: k of that recall.
     below_target: Whether an index below the target is accepted.
-    builder: Builder of the tree, `own` or `stock`, which is ScaNN's public one.
-      That needs all vectors in memory, in float32; it is taken, too, where
-      another version of ScaNN is installed than the one whose formats are known
-      here.
     brute_force_below: Number of blocks below which all are searched, which is
       faster for so few.
     num_leaves: Number of partitions of the vectors; None is `default_leaves`.
@@ -116,11 +111,11 @@ class ScannConfig(IndexConfig):
   """
 
   kind: ClassVar[str] = "scann"
-  may_crash: ClassVar[bool] = True
+  # ScaNN holds the interpreter's lock while it loads.
+  needs_own_process: ClassVar[bool] = True
   recall_target: PositiveFraction = 0.95
   recall_k: PositiveInt = 8
   below_target: bool = False
-  builder: Literal["own", "stock"] = "own"
   brute_force_below: NonNegativeInt = 10_000
   num_leaves: PositiveInt | None = None
   num_leaves_searched: PositiveInt | None = None
@@ -133,9 +128,9 @@ class ScannConfig(IndexConfig):
   ) -> "ScannIndex":
     """Builds the tree, and chooses how much of it meets the target fastest.
 
-    Without queries, recall is measured with vectors of blocks as queries.
-    Without a directory, the files are removed once they are loaded. Our own
-    builder runs on jax's default device.
+    ScaNN's builder has all vectors in memory, in float32. Without queries,
+    recall is measured with vectors of blocks as queries. Without a directory,
+    the files are removed once they are loaded.
     """
     directory, vectors = options.directory, blocks.embedded()
     if directory is None:
@@ -143,12 +138,32 @@ class ScannConfig(IndexConfig):
         directory = Path(scratch) / self.kind
         kept = dataclasses.replace(options, directory=directory)
         return self.build(blocks, kept)
+    scann = _library()
+    in_memory = np.ascontiguousarray(vectors[0 : blocks.num_blocks], np.float32)
+    builder = scann.builder(in_memory, 10, "dot_product")
+    options.check()
     if blocks.num_blocks < self.brute_force_below:
-      builder = trees.library().builder(_in_memory(vectors), 10, "dot_product")
       _write_searcher(builder.score_brute_force(), directory)
       return self.load(directory, blocks)
     num_leaves = self.num_leaves or default_leaves(blocks.num_blocks)
-    self._write(directory, vectors, num_leaves, options.check)
+    builder.tree(
+      num_leaves,
+      num_leaves_to_search=1,  # Each search sets its own number.
+      training_sample_size=max(_SAMPLE, _SAMPLED_PER_LEAF * num_leaves),
+      # By default, leaves with fewer than 50 vectors of the sample are emptied.
+      min_partition_size=1,
+      # k-means++ from ScaNN's fixed seed repeats a build, and a random start
+      # does not.
+      random_init=False,
+    )
+    builder.score_ah(
+      self.dims_per_code,
+      anisotropic_quantization_threshold=_ANISOTROPIC_THRESHOLD,
+    )
+    kinds = scann.scann_builder.ReorderType
+    builder.reorder(1, quantize=kinds[self.reordering.upper()])
+    _write_searcher(builder, directory)
+    del builder, in_memory
     k = min(self.recall_k, blocks.num_blocks)
     index = ScannIndex(directory, blocks, tree=Tree(num_leaves, 1, k))
     queries = options.queries
@@ -199,62 +214,14 @@ class ScannConfig(IndexConfig):
       ) from error
     return ScannIndex(directory, blocks, tree=tree)
 
-  def _write(
-    self,
-    directory: Path,
-    vectors: Rows,
-    num_leaves: int,
-    check: Callable[[], None],
-  ) -> None:
-    """Trains a tree and writes it; each search sets how much it searches."""
-    scann, installed = trees.library(), importlib.metadata.version("scann")
-    is_own = self.builder == "own" and installed == trees.FORMATS_VERSION
-    if self.builder == "own" and not is_own:
-      logging.warning(
-        "scann %s is installed, and our builder writes the formats of %s: "
-        "ScaNN's own builds the index, which needs all vectors in memory",
-        *(installed, trees.FORMATS_VERSION),
-      )
-    # Our builder takes nothing but the configuration from ScaNN's.
-    dim = vectors.shape[1]
-    own = np.zeros((1, dim), np.float32) if is_own else _in_memory(vectors)
-    builder = scann.builder(own, 10, "dot_product")
-    # k-means++ from ScaNN's fixed seed repeats a build, and a random start
-    # does not.
-    builder.tree(num_leaves, num_leaves_to_search=1, random_init=False)
-    codes: dict[str, Any] = {}
-    if not is_own:
-      codes["anisotropic_quantization_threshold"] = _ANISOTROPIC_THRESHOLD
-    builder.score_ah(self.dims_per_code, **codes)
-    kinds = scann.scann_builder.ReorderType
-    builder.reorder(1, quantize=kinds[self.reordering.upper()])
-    check()
-    if not is_own:
-      _write_searcher(builder, directory)
-      return
-    size = max(_TRAINING_SAMPLE, _SAMPLED_PER_LEAF * num_leaves)
-    sample = sample_vectors(vectors, size)
-    trees.write(
-      directory,
-      vectors,
-      trees.train(sample, num_leaves, self.dims_per_code),
-      builder.create_config(),
-      reordering=self.reordering,
-      check=check,
-    )
-
 
 def default_leaves(num_blocks: int) -> int:
   """Returns about twice the square root of the blocks, a power of two.
 
-  Of half, once, twice and four times as many, trials chose this number for the
-  vectors of both trained models of benchmarks/README.md.
+  Of half, once, twice and four times as many, this number is fastest for the
+  vectors of the demo's model in benchmarks/README.md.
   """
   return 2 ** (1 + round(math.log2(max(1, num_blocks)) / 2))
-
-
-def _in_memory(vectors: Rows) -> Float32[np.ndarray, "n d"]:
-  return np.ascontiguousarray(vectors[0 : vectors.shape[0]], np.float32)
 
 
 def fastest_point(
@@ -381,7 +348,7 @@ def _load_searcher(directory: Path) -> Any:
   """Loads ScaNN's searcher over the files of a directory."""
   if (directory / "scann_docids.pkl").exists():
     raise IndexLoadError(f"{directory} holds a pickle, which is never read")
-  scann = trees.library()
+  scann = _library()
   try:
     return scann.load_searcher(str(directory), assets_backcompat_shim=False)
   except (RuntimeError, ValueError, OSError) as error:
@@ -406,3 +373,21 @@ def _write_searcher(builder: Any, directory: Path) -> None:
     raise OSError(
       errno.ENOSPC, f"cannot write ScaNN's files: {error}", str(directory)
     ) from error
+
+
+def _library() -> Any:
+  """Returns ScaNN's Python module.
+
+  Its operations for TensorFlow are not used. Without TensorFlow, which is
+  hidden here unless it was imported earlier, the import takes a twentieth of
+  the time.
+  """
+  module, advice = "scann.scann_ops.py.scann_ops_pybind", "`pip install scann`"
+  modules: dict[str, Any] = sys.modules
+  is_new = module not in modules
+  hides = is_new and modules.setdefault("tensorflow", None) is None
+  try:
+    return library_of("scann", module, f"{advice}, or choose the index `exact`")
+  finally:
+    if hides:
+      del modules["tensorflow"]

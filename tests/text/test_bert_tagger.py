@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from realm_jax.storage.json_files import write_json
-from realm_jax.tagging import entities, parse_labels
 from realm_jax.text import salient_spans
+from realm_jax.text.bert_tagger import entities, parse_labels
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.weights import WeightsError
 

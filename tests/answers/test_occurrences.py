@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.answers.in_blocks import AnswersInBlocks, QuestionAnswers
+from realm_jax.answers import patterns
+from realm_jax.answers.match import contains_characters
+from realm_jax.answers.occurrences import AnswersInBlocks, QuestionAnswers
+from realm_jax.answers.patterns import Pattern
 from realm_jax.answers.run_answers import RunAnswers, answers_of_task
 from realm_jax.answers.store import (
   AnswersError,
@@ -21,9 +24,6 @@ from realm_jax.answers.store import (
 from realm_jax.corpus.store import Corpus
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
-from realm_jax.text import patterns
-from realm_jax.text.answers import contains_characters
-from realm_jax.text.patterns import Pattern
 from tests import tiny_world
 from tests.corpus.conftest import text_of
 

@@ -14,7 +14,7 @@ from realm_jax.settings import PositiveInt, accepts, describe, parameter_types
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text import wordpieces
 from realm_jax.weights import WeightsError
-from realm_jax.weights.tables import Table
+from realm_jax.weights.name_maps import Table
 from realm_jax.weights.unpickling import read_torch_file
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

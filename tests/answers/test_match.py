@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from realm_jax.text import answers
-from realm_jax.text.patterns import FLAGS, Pattern
+from realm_jax.answers import match
+from realm_jax.answers.patterns import FLAGS, Pattern
 from tests.golden import make_scores
 
 
@@ -22,18 +22,18 @@ from tests.golden import make_scores
   ],
 )
 def test_token_f1_by_hand(prediction, reference, score):
-  assert answers.token_f1(prediction, reference) == pytest.approx(score)
-  assert answers.token_f1(reference, prediction) == pytest.approx(score)
+  assert match.token_f1(prediction, reference) == pytest.approx(score)
+  assert match.token_f1(reference, prediction) == pytest.approx(score)
 
 
 def test_the_best_reference_counts():
   references = ["14 December 1972 UTC", "December 1972"]
-  assert answers.is_correct("december 1972", references)
-  assert answers.best_token_f1("14 December 1972", references) == pytest.approx(
+  assert match.is_correct("december 1972", references)
+  assert match.best_token_f1("14 December 1972", references) == pytest.approx(
     6 / 7
   )
-  assert not answers.is_correct("anything", [])
-  assert answers.best_token_f1("anything", []) == 0.0
+  assert not match.is_correct("anything", [])
+  assert match.best_token_f1("anything", []) == 0.0
 
 
 FEET = r"20,?237\s*f(oo|ee)?t"
@@ -53,11 +53,11 @@ FEET = r"20,?237\s*f(oo|ee)?t"
   ],
 )
 def test_patterns(prediction, patterns, matches):
-  assert answers.is_correct(prediction, patterns, kind="regex") == matches
+  assert match.is_correct(prediction, patterns, kind="regex") == matches
 
 
 def test_patterns_that_are_not_valid_are_reported():
-  reasons = answers.bad_patterns(["(", "six", "a{99999999999999999999}"])
+  reasons = match.bad_patterns(["(", "six", "a{99999999999999999999}"])
   assert list(reasons) == ["(", "a{99999999999999999999}"]
   assert "unterminated subpattern" in reasons["("]
 
@@ -82,7 +82,7 @@ def test_patterns_see_unicode_as_python_does():
     "|",
   ):
     expected = re.finditer(pattern, text, FLAGS)
-    spans = [range(*match.span()) for match in expected if match.group()]
+    spans = [range(*one.span()) for one in expected if one.group()]
     assert [*Pattern(pattern).spans(text)] == spans, pattern
 
 
@@ -97,7 +97,7 @@ def test_our_scoring_agrees_on_every_row(name, shared_data):
   rows = make_scores.read(shared_data, name)
   correct = [
     [
-      answers.is_correct(
+      match.is_correct(
         text, row.answers, kind="regex" if row.is_regex else "string"
       )
       for text in texts

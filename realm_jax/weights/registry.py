@@ -13,7 +13,7 @@ from realm_jax.storage.paths import is_remote
 from realm_jax.weights import WeightsError
 
 # What an input of a format is, for people; and the module and name of the
-# function that opens one, given its path, as a `plan.Source`.
+# function that opens one, given its path, as a `mapped_weights.Source`.
 FORMATS: Mapping[str, tuple[str, str]] = {
   "hf_bert": (
     "a directory with config.json, model.safetensors or pytorch_model.bin, and "

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.evaluation.answers import ask
+from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import explain
-from realm_jax.evaluation.run import Run
+from realm_jax.evaluation.run import TrainedRun
 from realm_jax.serving.service import Service
 from tests.json_lines import read_lines
 
@@ -18,7 +18,7 @@ _QUESTION = "where was Ada born?"
 
 
 @pytest.fixture(scope="module")
-def with_all_spans(run) -> Run:
+def with_all_spans(run) -> TrainedRun:
   """The same run, which groups all spans of the blocks read."""
   config = dataclasses.replace(run.config, num_spans=10_000)
   return dataclasses.replace(run, config=config)
@@ -65,7 +65,7 @@ def test_all_probabilities_are_parts_of_one_softmax(with_all_spans):
   odds = np.where(logits.is_span[0], np.exp(np.float64(totals)), 0)
   joint = odds / odds.sum()
   np.testing.assert_allclose(
-    answered.posterior, joint.sum(axis=(1, 2)), rtol=1e-4
+    answered.retrieval_probability, joint.sum(axis=(1, 2)), rtol=1e-4
   )
   texts = [answer.text.lower() for answer in answered.answers]
   assert len(texts) == len(set(texts)) > 100
@@ -73,7 +73,7 @@ def test_all_probabilities_are_parts_of_one_softmax(with_all_spans):
   parts = np.sum(
     [np.multiply(a.shares, a.probability) for a in answered.answers], axis=0
   )
-  np.testing.assert_allclose(parts, answered.posterior, rtol=1e-4)
+  np.testing.assert_allclose(parts, answered.retrieval_probability, rtol=1e-4)
   for k, alone in enumerate(answered.alone):
     own = joint[k] / joint[k].sum()
     assert alone.probability == pytest.approx(own.max(), rel=1e-4)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.text import answer_spans as spans
+from realm_jax.answers import spans
 
 BLOCKS = st.lists(
   st.lists(st.integers(1, 3), max_size=12), min_size=1, max_size=4

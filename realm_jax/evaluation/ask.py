@@ -18,13 +18,13 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int, Int32
 from scipy.special import logsumexp
 
-from realm_jax.evaluation.run import Block, Run
+from realm_jax.answers.normalize import normalize_answer
+from realm_jax.answers.spans import widen_to_words
+from realm_jax.evaluation.run import RetrievedBlock, TrainedRun
 from realm_jax.indexes.protocol import SearchError, SearchResult
 from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
-from realm_jax.text.answer_spans import widen_to_words
-from realm_jax.text.answers import normalize_answer
 
 
 class Answer(NamedTuple):
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
   text: str
   probability: float
   score: float
-  block: Block
+  block: RetrievedBlock
   start: int
   limit: int
   shares: Sequence[float]
@@ -68,9 +68,9 @@ class Answered:
 
   question: str
   answers: Sequence[Answer]
-  blocks: Sequence[Block]
+  blocks: Sequence[RetrievedBlock]
   read: Sequence[int]
-  posterior: Sequence[float]
+  retrieval_probability: Sequence[float]
   alone: Sequence[Answer | None]
   given: Answer | None = None
 
@@ -102,7 +102,7 @@ class Answered:
 
 
 def ask(
-  run: Run, questions: Sequence[str], *, answer: str | None = None
+  run: TrainedRun, questions: Sequence[str], *, answer: str | None = None
 ) -> list[Answered]:
   """Answers questions from the blocks that are retrieved for them.
 
@@ -130,7 +130,7 @@ def ask(
   return answered
 
 
-def num_searched(run: Run) -> int:
+def num_searched(run: TrainedRun) -> int:
   """Returns how many blocks are retrieved for a question.
 
   Raises:
@@ -150,7 +150,7 @@ def num_searched(run: Run) -> int:
 
 
 def read(
-  run: Run,
+  run: TrainedRun,
   questions: Sequence[str],
   token_ids: Int32[np.ndarray, "b q"],
   found: SearchResult,
@@ -215,7 +215,7 @@ def span_logits(
 
 
 def span_texts(
-  run: Run, row: int
+  run: TrainedRun, row: int
 ) -> Callable[[int, int], tuple[str, int, int]]:
   """Returns a function that says what the spans of a block say.
 
@@ -240,9 +240,9 @@ _normalized = functools.lru_cache(maxsize=1 << 16)(normalize_answer)
 
 
 def _answered(
-  run: Run,
+  run: TrainedRun,
   question: str,
-  blocks: Sequence[Block],
+  blocks: Sequence[RetrievedBlock],
   places: Sequence[int],
   totals: Float32[np.ndarray, "k l w"],
   given: str | None,
@@ -286,15 +286,21 @@ def _answered(
     # Beyond the best spans, of which the answers are made.
     spans = groups.get(key) or grouped(order).get(key)
     about = made(spans) if spans else None
-  posterior = np.exp(logsumexp(log_p, axis=(1, 2)))
+  retrieval_probability = np.exp(logsumexp(log_p, axis=(1, 2)))
   alone: list[Answer | None] = []
   for k, own in enumerate(log_p.reshape(len(chosen), -1)):
     best = None
-    if posterior[k]:
+    if retrieval_probability[k]:
       best = made([k * own.size + int(own.argmax())])
-      given_block = best.probability / float(posterior[k])
+      given_block = best.probability / float(retrieval_probability[k])
       best = best._replace(probability=given_block)
     alone.append(best)
   return Answered(
-    question, answers, blocks, places, posterior.tolist(), alone, about
+    question,
+    answers,
+    blocks,
+    places,
+    retrieval_probability.tolist(),
+    alone,
+    about,
   )

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from realm_jax.answers import patterns
+from realm_jax.answers.match import AnswerKind
 from realm_jax.answers.store import AnswerStore, automaton_of, find_answers
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.inputs.batch import Batch
-from realm_jax.text import patterns
-from realm_jax.text.answers import AnswerKind
 
 
 class QuestionAnswers(NamedTuple):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from realm_jax.text import answers
-from realm_jax.text.answers import normalize_answer
+from realm_jax.answers import match
+from realm_jax.answers.normalize import normalize_answer
 from tests.golden import make_scores
 
 
@@ -19,10 +19,10 @@ def test_the_languages_of_mlqa_are_scored_as_its_script_does(
       make_scores.digest([normalize_answer(t, language)]) for t in texts
     ]
     np.testing.assert_array_equal(digests, released[f"{language} digests"])
-    correct = [answers.exact_match(*pair, language) for pair in pairs]
+    correct = [match.exact_match(*pair, language) for pair in pairs]
     expected = np.unpackbits(released[f"{language} correct"], count=len(pairs))
     np.testing.assert_array_equal(correct, expected)
-    f1 = [answers.token_f1(*pair, language) for pair in pairs]
+    f1 = [match.token_f1(*pair, language) for pair in pairs]
     np.testing.assert_allclose(f1, released[f"{language} f1"], atol=1e-6)
 
 
@@ -52,8 +52,8 @@ def test_the_languages_of_mlqa_are_scored_as_its_script_does(
   ],
 )
 def test_answers_in_their_language(language, one, other, f1):
-  assert answers.is_correct(one, [other], language=language) == (f1 == 1)
-  assert answers.token_f1(one, other, language) == pytest.approx(f1)
+  assert match.is_correct(one, [other], language=language) == (f1 == 1)
+  assert match.token_f1(one, other, language) == pytest.approx(f1)
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_answers_in_their_language(language, one, other, f1):
   ],
 )
 def test_texts_contain_answers(language, text, answer, contained):
-  assert answers.contains_answer(text, [answer], language=language) == contained
+  assert match.contains_answer(text, [answer], language=language) == contained

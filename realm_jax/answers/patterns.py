@@ -64,7 +64,7 @@ class Pattern:
     Matches do not overlap, and those of nothing but white space are left out.
     """
     for match in self._matches(lambda p: p.finditer(text)):
-      matched = match.group()
+      matched = text[match.start() : match.end()]
       if stripped := matched.strip():
         start = match.start() + len(matched) - len(matched.lstrip())
         yield range(start, start + len(stripped))

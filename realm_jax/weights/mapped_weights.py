@@ -1,6 +1,6 @@
-"""The plan of an import: the model, and where each parameter comes from.
+"""What an import makes: the model, and where each parameter comes from.
 
-A plan is complete before anything is written.
+All is known before anything is written.
 """
 
 import dataclasses
@@ -27,10 +27,9 @@ from realm_jax.text.wordpieces import (
   has_capitals,
   vocabulary_of,
 )
-from realm_jax.weights import WeightsError, tables
-from realm_jax.weights.directory import Vocabulary, read_vocabulary
-from realm_jax.weights.formats import FORMATS, ImportConfig, locate
-from realm_jax.weights.tables import (
+from realm_jax.weights import WeightsError, name_maps
+from realm_jax.weights.hf_files import Vocabulary, read_vocabulary
+from realm_jax.weights.name_maps import (
   PARTS,
   READER,
   RETRIEVER,
@@ -41,6 +40,7 @@ from realm_jax.weights.tables import (
   Tensors,
   below,
 )
+from realm_jax.weights.registry import FORMATS, ImportConfig, locate
 
 BLOCK_VECTORS = "block_emb"
 # Tensors that are of no use here, whatever the input is.
@@ -177,7 +177,7 @@ class BoundModel(NamedTuple):
     )
 
 
-class Plan(NamedTuple):
+class MappedWeights(NamedTuple):
   """A model, and where its parameters come from.
 
   Attributes:
@@ -202,7 +202,7 @@ class Plan(NamedTuple):
   def load(self) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns all parameters of the parts by path, and lines for the report."""
     shapes = self.model.parameter_shapes(self.parts)
-    parameters, lines = tables.read(
+    parameters, lines = name_maps.read(
       self.source.tensors,
       self.table,
       shapes,
@@ -222,8 +222,8 @@ class Plan(NamedTuple):
     return parameters, lines
 
 
-def make_plan(config: ImportConfig) -> Plan:
-  """Plans an import.
+def map_weights(config: ImportConfig) -> MappedWeights:
+  """Maps the weights of an input to a model.
 
   Raises:
     WeightsError: The inputs cannot be read, or the choices do not fit them.
@@ -257,7 +257,7 @@ def make_plan(config: ImportConfig) -> Plan:
   length = min(Reader.joint_length, last.bert.max_positions)
   reader = Reader(last.bert, **{"joint_length": length, **last.reader_fields})
   model = BoundModel.of(retriever, reader, words)
-  return Plan(config, model, parts, source, table)
+  return MappedWeights(config, model, parts, source, table)
 
 
 def _open_source(kind: str, path: epath.PathLike) -> Source:
@@ -319,7 +319,7 @@ def _choose_encoders(
   chosen = {}
   if RETRIEVER in parts:
     query, block = the_only(own, "query"), the_only(of_blocks, "block")
-    chosen[f"{RETRIEVER}/{tables.SHARED_TOWER}"] = query
+    chosen[f"{RETRIEVER}/{name_maps.SHARED_TOWER}"] = query
     if query is not block or config.separate_towers:
       # What two towers share.
       fields = (
