@@ -11,10 +11,8 @@ from realm_jax.launch.local_jobs import free_address
 
 _ENDS = "import signal, sys, time\n{}\nprint('ready', flush=True)\n{}"
 _CRASHES_ONCE = (
-  f"import os\n{_CRASHED}\nos.mkdir('crashed'); os.kill(os.getpid(), 11)"
-)
-_CRASHES_ONCE = _CRASHES_ONCE.format(
-  "if os.path.exists('crashed'): sys.exit(2)"
+  "import os\nif os.path.exists('crashed'): sys.exit(2)\n"
+  "os.mkdir('crashed'); os.kill(os.getpid(), 11)"
 )
 _SAVES = "signal.signal(signal.SIGTERM, lambda *_: sys.exit({}))"
 
