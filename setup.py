@@ -14,10 +14,10 @@ setup(
     " search index rebuilt while the model trains."
   ),
   license="Apache-2.0",
+  # Links lead from the package to `tasks` and `launch`, which are at the top of
+  # a clone; a wheel has their files.
   packages=[
-    *find_packages(
-      include=["realm_jax", "realm_jax.*", "tasks", "tasks.*", "launch"]
-    ),
+    *find_packages(include=["realm_jax", "realm_jax.*"]),
     "realm_jax.recipes",
   ],
   # `gin` at the top is gin-config's, once this is installed.

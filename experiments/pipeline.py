@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.jobs import function_of
 from realm_jax import configuration
 from realm_jax.console import stop_on_sigterm
+from realm_jax.launch.jobs import function_of
 
 _TAIL_LINES = 12
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from absl import flags
 from xmanager import xm, xm_cloud
 
-from launch.jobs import Job, Schedule
+from realm_jax.launch.jobs import Job, Schedule
 
 _PROJECT_DIR = Path(__file__).resolve().parents[1]
 
@@ -49,9 +49,10 @@ def _copy_tracked_files(copy: Path) -> None:
   """Copies the files that git tracks, as they are in the working tree."""
   listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=_PROJECT_DIR)
   for name in listed.decode().split("\0"):
-    if name and (_PROJECT_DIR / name).is_file():
+    path = _PROJECT_DIR / name
+    if name and (path.is_file() or path.is_symlink()):
       (copy / name).parent.mkdir(parents=True, exist_ok=True)
-      shutil.copy2(_PROJECT_DIR / name, copy / name)
+      shutil.copy2(path, copy / name, follow_symlinks=False)
 
 
 def _image(job: Job, clone: Path, given: flags.FlagValues) -> xm.Packageable:

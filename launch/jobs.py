@@ -12,8 +12,8 @@ from typing import Any
 
 from absl import flags
 
-from launch import LaunchError
-from launch.slices import Slice, parse_slice, slices_of
+from realm_jax.launch import LaunchError
+from realm_jax.launch.slices import Slice, parse_slice, slices_of
 
 _MODULES = {
   "trainer": "realm_jax.train",
@@ -82,7 +82,7 @@ class Job:
     containers of a slice.
     """
     patience = f"--initialization_timeout_seconds={_INITIALIZATION_SECONDS}"
-    return ["python", "-m", "launch.pod", *self.arguments, patience]
+    return ["python", "-m", "realm_jax.launch.pod", *self.arguments, patience]
 
   def __str__(self) -> str:
     """Schedule, devices, environment and command, for `--dry_run`."""

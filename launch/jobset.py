@@ -21,9 +21,9 @@ from typing import Any
 import yaml
 from absl import flags
 
-from launch import pod
-from launch.jobs import Job, Schedule
 from realm_jax.exit_codes import ExitCode
+from realm_jax.launch import pod
+from realm_jax.launch.jobs import Job, Schedule
 
 # The first failure rule that fits holds. A failure that none fits restarts all
 # jobs, which is counted. The trainer goes on without the others.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from types import FrameType
 
-from launch.jobs import Job, Schedule
+from realm_jax.launch.jobs import Job, Schedule
 
 # From SIGTERM, on which the trainer saves a checkpoint, to SIGKILL.
 _GRACE_SECONDS = 300.0

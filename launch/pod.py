@@ -1,4 +1,4 @@
-"""Runs a job in a container: `python -m launch.pod ARGUMENTS`.
+"""Runs a job in a container: `python -m realm_jax.launch.pod ARGUMENTS`.
 
 It starts `python ARGUMENTS`, starts it again when it fails, and ends with its
 last exit code. Only then does JobSet restart the job, without a pause.

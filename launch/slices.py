@@ -4,7 +4,7 @@ import math
 import re
 from typing import NamedTuple
 
-from launch import LaunchError
+from realm_jax.launch import LaunchError
 
 # GKE's names of the slices of a generation, and of its machines without their
 # last part: `4t` has 4 chips.

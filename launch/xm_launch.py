@@ -1,7 +1,7 @@
 """Starts the jobs of a run together: trainer, index builder and evaluator.
 
-    python -m launch.xm_launch --model_dir=runs/realm --corpus_dir=corpus \\
-      --gin_file=gin/models/bert_base.gin \\
+    python -m realm_jax.launch.xm_launch --model_dir=runs/realm \\
+      --corpus_dir=corpus --gin_file=gin/models/bert_base.gin \\
       --gin_file=gin/runs/pretrain.gin \\
       --builder_gin_file=gin/models/bert_base.gin \\
       --builder_gin_file=gin/runs/build_index.gin \\
@@ -31,9 +31,15 @@ from collections.abc import Mapping, Sequence
 
 from absl import app, flags, logging
 
-import launch.jobs
-from launch import LaunchError
-from launch.jobs import define, gin_error, name_of, plan, split_bindings
+from realm_jax.launch import LaunchError
+from realm_jax.launch import jobs as launch_jobs
+from realm_jax.launch.jobs import (
+  define,
+  gin_error,
+  name_of,
+  plan,
+  split_bindings,
+)
 
 
 def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
@@ -54,15 +60,15 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
     return 0
   # An executor's libraries are imported when it is used.
   if given.executor == "local":
-    from launch.local_jobs import run_locally
+    from realm_jax.launch.local_jobs import run_locally
 
     return run_locally(jobs)
   if given.executor == "cloud":
-    from launch.cloud import submit
+    from realm_jax.launch.cloud import submit
 
     submit(name, jobs, given)
   else:
-    from launch.jobset import manifest
+    from realm_jax.launch.jobset import manifest
 
     print(manifest(name, jobs, given), end="")
   return 0
@@ -80,7 +86,7 @@ def run() -> None:
   """Runs the command. An error of the user is printed and exits with 2."""
   define()
   # So that --help lists them.
-  flags.adopt_module_key_flags(launch.jobs)
+  flags.adopt_module_key_flags(launch_jobs)
   try:
     arguments, bindings = split_bindings(sys.argv)
     app.run(

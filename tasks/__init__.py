@@ -1,4 +1,4 @@
-"""seqio tasks, one file for each data set.
+"""seqio tasks, one file for each data set: `realm_jax.tasks`.
 
 `python -m realm_jax.show_task` prints their examples. Your own task is a file
 in this folder, or any module that the binding `TASK_MODULES` names. It is plain
@@ -26,3 +26,7 @@ Sentences masked in another way need only a rule:
 
     masked_sentences.add("half", functools.partial(random_tokens, rate=0.5))
 """
+
+if __name__ != "realm_jax.tasks":
+  # By two names, each task would be added twice.
+  raise ImportError("the package of tasks is realm_jax.tasks; import that")

@@ -32,7 +32,7 @@ from realm_jax.inputs.questions import (
   read_question,
 )
 from realm_jax.storage.json_files import JsonValue
-from tasks import open_qa
+from realm_jax.tasks import open_qa
 
 _Reader = Callable[[epath.Path], Iterator[Question]]
 

@@ -46,8 +46,8 @@ SLOW_TO_IMPORT = {
 }
 # A container's command takes the arguments of another one, and no flags.
 COMMANDS = [
-  f"{path.parent.name}.{path.stem}"
-  for folder in ("realm_jax", "launch")
+  f"{folder.replace('/', '.')}.{path.stem}"
+  for folder in ("realm_jax", "realm_jax/launch")
   for path in sorted((PROJECT_DIR / folder).glob("*.py"))
   if '__name__ == "__main__"' in path.read_text() and path.stem != "pod"
 ] + ["experiments.ablation", "experiments.demo", "realm_jax.generations"]

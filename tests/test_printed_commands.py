@@ -8,11 +8,17 @@ import pkgutil
 import pytest
 from absl import flags as absl_flags
 
-from launch.jobs import define, gin_error, name_of, plan, split_bindings
 from realm_jax import configuration
+from realm_jax.launch.jobs import (
+  define,
+  gin_error,
+  name_of,
+  plan,
+  split_bindings,
+)
 from tests.printed_commands import T5X, PrintedCommand, printed
 
-_LAUNCHER = "launch.xm_launch"
+_LAUNCHER = "realm_jax.launch.xm_launch"
 _COMMANDS = list(printed())
 _OF_LAUNCHER = [c for c in _COMMANDS if c.module == _LAUNCHER]
 # What commands configure, and their own recipes over which they read a run's.

@@ -16,7 +16,7 @@ def test_an_installed_package_brings_its_recipes(
 ):
   # A copy, because a build leaves its files in the sources.
   sources = tmp_path / "sources"
-  for name in ("realm_jax", "tasks", "launch", "gin"):
+  for name in ("realm_jax", "gin"):
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(project_dir / name, sources / name, ignore=ignored)
   shutil.copy(project_dir / "setup.py", sources)

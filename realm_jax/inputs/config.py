@@ -129,7 +129,7 @@ class DataConfig(TaskContext):
   query_length: Annotated[QueryLength, OfRun()] = 64
   block_length: Annotated[BlockLength, OfRun()] = 288
   split: str = "train"
-  task_modules: Annotated[Sequence[str], OfRun()] = ("tasks",)
+  task_modules: Annotated[Sequence[str], OfRun()] = ("realm_jax.tasks",)
   seed: NonNegativeInt = 0
   max_masks: Annotated[PositiveInt, OfRun()] = 10
   other_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -51,7 +51,7 @@ def _import_tasks(module_name: str) -> None:
 
 
 def find_task(
-  name: str, task_modules: Sequence[str] = ("tasks",)
+  name: str, task_modules: Sequence[str] = ("realm_jax.tasks",)
 ) -> seqio.Task | seqio.Mixture:
   """Returns a seqio task or mixture, once the modules are imported.
 

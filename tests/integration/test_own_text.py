@@ -56,8 +56,7 @@ def _sized(words: list[str]) -> list[str]:
 @pytest.fixture
 def folder(tmp_path, project_dir) -> Path:
   """A folder with texts and questions, and a clone's recipes."""
-  for name in ("gin", "tasks"):
-    (tmp_path / name).symlink_to(project_dir / name)
+  (tmp_path / "gin").symlink_to(project_dir / "gin")
   (tmp_path / "text").mkdir()
   questions = tiny_world.questions()
   for name, rows in {

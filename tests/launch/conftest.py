@@ -3,7 +3,7 @@
 import pytest
 from absl import flags
 
-from launch import jobs as launch_jobs
+from realm_jax.launch import jobs as launch_jobs
 
 _JOBS = (
   "--gin_file=train.gin",

@@ -10,7 +10,7 @@ from xmanager.xm_local import executables
 from xmanager_cloud.experiment_state_server import experiment_state_api
 from xmanager_cloud.experiment_state_server.proto import experiment_pb2
 
-from launch import cloud
+from realm_jax.launch import cloud
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ def test_jobs_on_slices_of_several_hosts_are_submitted(
     assert job.spec.docker_image == f"realm-jax-{job.name}"
     assert dict(job.spec.env_vars) == {"A": "1"}
     assert entry_points[f"realm-jax-{job.name}"] == [
-      *("python", "-m", "launch.pod", *jobs[job.name].arguments),
+      *("python", "-m", "realm_jax.launch.pod", *jobs[job.name].arguments),
       "--initialization_timeout_seconds=1800",
     ]
   assert evaluator.dependency_order.job_name == "trainer"

@@ -4,9 +4,9 @@ import pytest
 import yaml
 from absl import flags, logging
 
-from launch import LaunchError, xm_launch
-from launch.jobs import name_of, split_bindings
-from launch.slices import parse_slice
+from realm_jax.launch import LaunchError, xm_launch
+from realm_jax.launch.jobs import name_of, split_bindings
+from realm_jax.launch.slices import parse_slice
 
 _TRAINER = ("--gin_file=a.gin",)
 

@@ -9,9 +9,9 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
   JobsetV1alpha2JobSet,
 )
 
-from launch import jobset
-from launch.slices import parse_slice
 from realm_jax.exit_codes import ExitCode
+from realm_jax.launch import jobset
+from realm_jax.launch.slices import parse_slice
 
 
 def _read_by_schema(document: dict) -> dict:
@@ -161,7 +161,7 @@ def test_a_container_runs_the_jobs_command(manifest):
   assert container["image"] == "registry/realm:1"
   assert container["env"] == [{"name": "A", "value": "it's 1"}]
   assert container["command"] == [
-    *("python", "-m", "launch.pod", "-m", "realm_jax.build_index"),
+    *("python", "-m", "realm_jax.launch.pod", "-m", "realm_jax.build_index"),
     "--gin_file=build.gin",
     "--gin.MODEL_DIR='gs://bucket/realm'",
     "--gin.CORPUS_DIR='gs://bucket/corpus'",

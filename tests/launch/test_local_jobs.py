@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from launch import local_jobs
-from launch.jobs import Job, Schedule
-from launch.local_jobs import run_locally
+from realm_jax.launch import local_jobs
+from realm_jax.launch.jobs import Job, Schedule
+from realm_jax.launch.local_jobs import run_locally
 
 _SCHEDULES = {
   "trainer": Schedule.RUN,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launch.local_jobs import free_address
+from realm_jax.launch.local_jobs import free_address
 
 _ENDS = "import signal, sys, time\n{}\nprint('ready', flush=True)\n{}"
 _CRASHES_ONCE = """
@@ -39,7 +39,7 @@ def test_the_exit_code_tells_how_the_command_ended(
   with subprocess.Popen(
     # Without site, Python starts in a moment.
     [
-      *(sys.executable, "-S", "-m", "launch.pod"),
+      *(sys.executable, "-S", "-m", "realm_jax.launch.pod"),
       *("-Sc", _ENDS.format(handle, then)),
     ],
     cwd=tmp_path,

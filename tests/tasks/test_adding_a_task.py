@@ -30,7 +30,7 @@ def test_ten_lines_make_a_task(project_dir, tiny, tmp_path, monkeypatch):
   config = tiny_corpus.config(
     "quiz",
     TaskContext(tiny.corpus_dir, {"train": tmp_path / "quiz.jsonl"}),
-    task_modules=["tasks", "quiz"],
+    task_modules=["realm_jax.tasks", "quiz"],
   )
   try:
     stream = ExampleStream(config, shuffle=False, repeat=False)

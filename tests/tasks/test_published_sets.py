@@ -12,7 +12,7 @@ from realm_jax.inputs.config import TaskContext, task_context
 from realm_jax.inputs.examples import find_task
 from realm_jax.inputs.published import question_of_record
 from realm_jax.inputs.questions import Question, QuestionFileError
-from tasks import published_questions
+from realm_jax.tasks import published_questions
 
 # TFDS reads its metadata by a method that protobuf will drop.
 pytestmark = pytest.mark.filterwarnings(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from realm_jax.inputs.examples import ExampleStream
+from realm_jax.tasks import masked_sentences
 from realm_jax.text import masking
-from tasks import masked_sentences
 from tests.inputs import tiny_corpus
 
 
