@@ -25,9 +25,9 @@ import numpy as np
 
 from benchmarks import flags, train_step
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.snapshots.embedding import CorpusEmbedder
 from realm_jax.storage.json_files import write_json
 
 _PAPER = {

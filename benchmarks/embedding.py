@@ -28,11 +28,11 @@ from benchmarks import flags, peer_processes
 from benchmarks.train_step import random_parameters
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.snapshots.embedding import CorpusEmbedder
 from realm_jax.storage.json_files import write_json
 from realm_jax.weights.hf_files import CONFIG, class_files
 

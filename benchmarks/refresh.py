@@ -6,7 +6,7 @@
   runs that search, and runs that are given the batches of the one before,
   because the machine's other load varies.
 - Swaps: a small model is pre-trained with ScaNN over a million blocks, which
-  searches in a process of its own. Generations are published during the run;
+  searches in a process of its own. Snapshots are published during the run;
   each is verified, loaded and swapped in while training continues. The longest
   step from its publication until after the swap is compared with the median
   step before it.
@@ -37,12 +37,6 @@ from benchmarks.train_step import random_parameters
 from realm_jax import configuration
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.build import (
-  Builder,
-  GenerationConfig,
-  publish_vectors,
-)
-from realm_jax.generations.store import FOLDER, MANIFEST, GenerationStore
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.indexes.scann import ScannConfig
 from realm_jax.inputs.config import DataConfig
@@ -51,6 +45,12 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.snapshots.build import (
+  Builder,
+  SnapshotConfig,
+  publish_vectors,
+)
+from realm_jax.snapshots.store import FOLDER, MANIFEST, SnapshotStore
 from realm_jax.storage.json_files import write_json
 from realm_jax.training import trainer
 from realm_jax.training.config import CheckpointConfig, TrainConfig
@@ -65,7 +65,7 @@ Row = dict[str, float]
 # Steps of a run with or without retrieval, and those at its start that are not
 # measured.
 _RUN_STEPS, _FIRST_STEPS = 60, 10
-# Steps between publications, in which a generation must be swapped in.
+# Steps between publications, in which a snapshot must be swapped in.
 _BETWEEN = 200
 # Numbers of steps before a publication whose median is the reference, and of
 # steps after a swap in which the old index is still being freed.
@@ -97,7 +97,7 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
     recipe = "experiments/gin/demo/pretrain.gin"
     with configuration.parsed(TrainConfig, [recipe], given):
       config = configuration.configured(TrainConfig)()
-    # Without steps, a run writes the checkpoint of its first generation.
+    # Without steps, a run writes the checkpoint of its first snapshot.
     trainer.train(dataclasses.replace(config, num_steps=0))
     recipes = ["gin/runs/build_index.gin", "experiments/gin/demo/model.gin"]
     command = gin_command("build_index", recipes, "--once", **folders)
@@ -138,24 +138,24 @@ def _median_ms(config: TrainConfig, assemble: Callable[..., Any]) -> float:
   return 1e3 * statistics.median(row["step_seconds"] for row in rows)
 
 
-def _make_generations(
+def _make_snapshots(
   directory: Path, corpus: Corpus, index: IndexConfig, *, count: int
 ) -> list[Path]:
-  """Makes generations 0, 1, … of synthetic vectors, unless they exist already.
+  """Makes snapshots 0, 1, … of synthetic vectors, unless they exist already.
 
   Args:
-    directory: Folder of vectors and generations.
+    directory: Folder of vectors and snapshots.
     corpus: Corpus of the blocks.
     index: Index to build; use another directory for other settings.
-    count: Number of generations.
+    count: Number of snapshots.
   """
-  store = GenerationStore(directory / f"generations-{corpus.num_blocks}")
+  store = SnapshotStore(directory / f"snapshots-{corpus.num_blocks}")
   mesh = make_mesh()
   retriever = for_corpus(_RETRIEVER, corpus)
   params = jax.device_put(
     random_parameters(retriever), sharding.replicated(mesh)
   )
-  config = GenerationConfig(
+  config = SnapshotConfig(
     retriever, index, query_length=_QUERY_LENGTH, recall_queries=64
   )
   builder = Builder(config, corpus, mesh=mesh)
@@ -173,9 +173,9 @@ def _make_generations(
 def measure_swaps(
   model_dir: Path, corpus: Corpus, made: Sequence[Path], *, swaps: int
 ) -> list[Row]:
-  """Pre-trains while generations are published, and compares the steps."""
+  """Pre-trains while snapshots are published, and compares the steps."""
   shutil.rmtree(model_dir, ignore_errors=True)
-  store = GenerationStore(model_dir / FOLDER)
+  store = SnapshotStore(model_dir / FOLDER)
   (model_dir / FOLDER).mkdir(parents=True)
   _link(made[0], Path(store.path(0)), step=0)
   ready = [
@@ -186,7 +186,7 @@ def measure_swaps(
   assemble = Pretraining.assemble
 
   def publish(stage: Pretraining, *given: Any) -> Assembled:
-    """Publishes a generation if it is due, by a rename as a builder does."""
+    """Publishes a snapshot if it is due, by a rename as a builder does."""
     published, is_due = divmod(next(steps), _BETWEEN)
     if is_due == 0 and published <= swaps:
       os.rename(ready[published - 1], store.path(published))
@@ -217,12 +217,12 @@ def measure_swaps(
     rows = read_rows(model_dir)
   finally:
     shutil.rmtree(model_dir, ignore_errors=True)
-  return [_swap(rows, generation) for generation in range(1, swaps + 1)]
+  return [_swap(rows, snapshot) for snapshot in range(1, swaps + 1)]
 
 
 def _link(source: Path, target: Path, *, step: int) -> Path:
-  """Links the files of a generation under another step."""
-  manifest = GenerationStore(source.parent).manifest(int(source.name))
+  """Links the files of a snapshot under another step."""
+  manifest = SnapshotStore(source.parent).manifest(int(source.name))
   shutil.copytree(source, target, copy_function=os.link)
   manifest = dataclasses.replace(manifest, step=step)
   (target / MANIFEST).unlink()
@@ -230,18 +230,18 @@ def _link(source: Path, target: Path, *, step: int) -> Path:
   return target
 
 
-def _swap(rows: Sequence[Row], generation: int) -> Row:
+def _swap(rows: Sequence[Row], snapshot: int) -> Row:
   """Summarizes the steps from a publication until after its swap."""
   milliseconds = 1e3 * np.array([row["step_seconds"] for row in rows])
   # A step's batch is made, and what it searches chosen, in the step before.
   first, last = (
-    next(i for i, row in enumerate(rows) if row[name] == generation) - 1
-    for name in ("published", "generation")
+    next(i for i, row in enumerate(rows) if row[name] == snapshot) - 1
+    for name in ("published", "snapshot")
   )
   before = milliseconds[max(0, first - _BEFORE) : first]
   longest = milliseconds[first : last + 1 + _AFTER].max()
   return {
-    "generation": generation,
+    "snapshot": snapshot,
     "load_seconds": float(milliseconds[first:last].sum()) / 1e3,
     "median_before_ms": float(np.median(before)),
     "longest_before_ms": float(before.max()),
@@ -279,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     num_reordered=200,
   )
   # They are published alternately.
-  made = _make_generations(directory, corpus, index, count=2)
+  made = _make_snapshots(directory, corpus, index, count=2)
   swaps = measure_swaps(directory / "model", corpus, made, swaps=given.swaps)
   print("a step with retrieval (target: a ratio of at most 1.1)")
   print(columns([[*retrieval], [*retrieval.values()]]))

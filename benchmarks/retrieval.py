@@ -94,11 +94,11 @@ def measure_model(folder: Path, model_dir: Path) -> dict[str, Any] | None:
   None if a command refuses it, as where the vocabulary lacks the script.
   """
   corpus = _corpus(folder, "dense", str(model_dir / "vocab.txt"))
-  generations, output_dir = folder / "generations", folder / model_dir.name
-  own = {"GENERATIONS_DIR": generations, "INDEX": Macro("EXACT")}
+  snapshots, output_dir = folder / "snapshots", folder / model_dir.name
+  own = {"SNAPSHOTS_DIR": snapshots, "INDEX": Macro("EXACT")}
   evaluated = {
     "BEIR_DIR": folder,
-    "GENERATION": generations,
+    "SNAPSHOT": snapshots,
     "OUTPUT_DIR": output_dir,
     "BLOCK_LENGTH": 288,
   }

@@ -3,7 +3,7 @@
     python -m benchmarks.soak --json=soak.json
     python -m benchmarks.soak --storage=bucket --faults=30
 
-A run with WAIT_FOR_GENERATIONS and exact search is done once undisturbed. Then
+A run with WAIT_FOR_SNAPSHOTS and exact search is done once undisturbed. Then
 the same run is repeated while its processes are killed, its published files are
 damaged or removed, and its builder is suspended or meets a full disk. The
 commands restart what ends, until the run is complete, and nobody else does. Its
@@ -186,9 +186,9 @@ def _figures(run: Run, planned: Sequence[Fault]) -> dict[str, Any]:
     **outcome,
   }
   if not outcome["problems"]:
-    generations = {row["generation"] for row in verdict.curve(run)}
-    found["swaps"] = len(generations) - 1
-    found["refused_generations"] = verdict.refusals(run)
+    snapshots = {row["snapshot"] for row in verdict.curve(run)}
+    found["swaps"] = len(snapshots) - 1
+    found["refused_snapshots"] = verdict.refusals(run)
   return found
 
 

@@ -39,7 +39,11 @@ from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.json_files import write_json
 from realm_jax.training import optimizer, step
-from realm_jax.training.encoder_rows import Candidates, RowLayout, needed_rows
+from realm_jax.training.encoder_inputs import (
+  Candidates,
+  PackingLayout,
+  needed_rows,
+)
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models
@@ -183,15 +187,15 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   models = make_models(given)
   batches = [*batches_of(given, given.steps + 1)]
   mesh = make_mesh(devices=jax.devices()[:1])
-  layout = RowLayout(mesh)
+  layout = PackingLayout(mesh)
   if given.pack:
     # The step is compiled for as many rows as hold half of the batches, and as
     # hold each.
     needed = jax.jit(lambda batch: needed_rows(_STAGE.rows(models, batch)))
     rows = np.array([needed(batch) for batch in batches])
     counts = np.ceil(np.median(rows, axis=0)), np.max(rows, axis=0)
-    row_counts = dict.fromkeys(tuple(n.astype(int).tolist()) for n in counts)
-    layout = RowLayout(mesh, tuple(row_counts))
+    bin_counts = dict.fromkeys(tuple(n.astype(int).tolist()) for n in counts)
+    layout = PackingLayout(mesh, tuple(bin_counts))
   update = optimizer.make_optimizer(
     optimizer.OptimizerConfig(learning_rate=3e-5), num_steps=10_000
   )

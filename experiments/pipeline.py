@@ -86,26 +86,26 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A command that trains or evaluates, or builds one generation.
+  """A command that trains or evaluates, or builds one snapshot.
 
   Attributes:
     command: `train`, `evaluate`, or `build_index --once`.
-    folder: MODEL_DIR, OUTPUT_DIR of an evaluation, or GENERATIONS_DIR.
-    sidecar: Command that builds the index meanwhile, if it needs one.
+    folder: MODEL_DIR, OUTPUT_DIR of an evaluation, or SNAPSHOTS_DIR.
+    builder: Command that builds the index meanwhile, if it needs one.
   """
 
   command: Command
   folder: Path
-  sidecar: Command | None = None
+  builder: Command | None = None
 
   def is_finished(self) -> bool:
-    """Returns whether its figures, last checkpoint or generation are there."""
+    """Returns whether its figures, last checkpoint or snapshot are there."""
     if self.command.module == "evaluate":
       return self._figures.exists()
     if self.command.module == "build_index":
-      from realm_jax.generations.store import GenerationStore
+      from realm_jax.snapshots.store import SnapshotStore
 
-      return bool(GenerationStore(self.folder).steps())
+      return bool(SnapshotStore(self.folder).steps())
     from realm_jax.checkpoints.store import CheckpointStore
 
     with contextlib.closing(CheckpointStore(self.folder)) as store:
@@ -136,10 +136,10 @@ def run(step: Step) -> None:
   if step.is_finished():
     return
   with contextlib.ExitStack() as stack:
-    if step.sidecar is not None:
+    if step.builder is not None:
       log = step.folder / "build_index.log"
-      print(f"\n$ {step.sidecar} &     # log: {log}", flush=True)
-      stack.enter_context(running_beside(step.sidecar.arguments(), log))
+      print(f"\n$ {step.builder} &     # log: {log}", flush=True)
+      stack.enter_context(running_beside(step.builder.arguments(), log))
     call(step.command)
 
 

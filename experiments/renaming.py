@@ -18,7 +18,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.settings import Fraction
-from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.stage import (
   Assembled,
@@ -81,7 +81,7 @@ class RenamingOpenQa(OpenQa):
     arrays = super().example(shapes)._asdict()
     return RenamedBatch(**arrays, joint_query=shapes.query)
 
-  def rows(self, models: Models, batch: StepBatch) -> EncoderRows:
+  def rows(self, models: Models, batch: StepBatch) -> EncoderInputs:
     searched = super().rows(models, batch)
     rows = super().rows(models, batch._replace(query=batch.joint_query))
     return rows._replace(queries=searched.queries)

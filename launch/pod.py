@@ -26,9 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     Its last exit code, or 128 plus the first signal that stopped it.
   """
   builds = "realm_jax.build_index" in arguments
-  folder = progress_folder(
-    arguments, "generations" if builds else "checkpoints"
-  )
+  folder = progress_folder(arguments, "snapshots" if builds else "checkpoints")
   supervisor = Supervisor([sys.executable, *arguments], folder=folder)
   code = supervisor.run()
   return code or (supervisor.stopped_by and 128 + supervisor.stopped_by)

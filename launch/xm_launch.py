@@ -5,7 +5,7 @@
       --gin_file=gin/runs/pretrain.gin \\
       --builder_gin_file=gin/models/bert_base.gin \\
       --builder_gin_file=gin/runs/build_index.gin \\
-      --gin.NUM_STEPS=10000 --builder.gin.KEEP_GENERATIONS=5
+      --gin.NUM_STEPS=10000 --builder.gin.KEEP_SNAPSHOTS=5
 
 `--executor=local` starts them as processes of this machine. When the trainer
 has ended, the index builder is stopped, and the evaluator, if it has gin files,

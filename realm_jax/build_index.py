@@ -3,12 +3,12 @@
     python -m realm_jax.build_index --model_dir=runs/realm
 
 It follows the run's checkpoints until it is stopped; `--once` builds one
-generation, the newest checkpoint's, and exits. Without gin files it waits until
+snapshot, the newest checkpoint's, and exits. Without gin files it waits until
 the trainer has started, and reads the configuration that the run keeps, over
 gin/runs/build_index.gin. The index is then of the kind of the newest
-generation, if there is one, or else of the kind that the run needs.
+snapshot, if there is one, or else of the kind that the run needs.
 
-The processes of one command, as on the hosts of a TPU slice, embed a generation
+The processes of one command, as on the hosts of a TPU slice, embed a snapshot
 together, shard s in process s mod n. They share MODEL_DIR and CORPUS_DIR, on a
 disk or on gs://. As `realm_jax.train` does, the command restarts the process
 that builds.
@@ -21,32 +21,32 @@ from absl import flags
 from realm_jax import supervisor
 
 _ONCE = flags.DEFINE_bool(
-  "once", False, "Build the newest checkpoint's generation and exit."
+  "once", False, "Build the newest checkpoint's snapshot and exit."
 )
 
 _RECIPE = "gin/runs/build_index.gin"
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs `generations.sidecar.build_index` as gin configures it."""
+  """Runs `snapshots.index_builder.build_index` as gin configures it."""
   del argv
   from absl import logging
 
   from realm_jax.configuration import command_line
 
   command_line.require_run(_RECIPE, waits=True)
-  from realm_jax.generations import sidecar
   from realm_jax.partitioning import cpu_tuning
+  from realm_jax.snapshots import index_builder
 
   cpu_tuning.keep_freed_memory()
   published = command_line.call(
-    sidecar.build_index, recipe=_RECIPE, waits=True, once=_ONCE.value
+    index_builder.build_index, recipe=_RECIPE, waits=True, once=_ONCE.value
   )
   logging.info("done: published %s", published or "nothing")
 
 
 if __name__ == "__main__":
-  supervisor.supervise_this_command("generations")
+  supervisor.supervise_this_command("snapshots")
   from realm_jax.configuration import command_line
 
   command_line.run_on_devices(main, is_supervised=True)

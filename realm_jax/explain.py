@@ -136,8 +136,8 @@ def _head(explained: "Explanation") -> str:
     null = explained.candidates[0]
     figures["p(y|x) by the null block"] = f"{null.likelihood:.4g}"
     figures["utility of retrieval"] = f"{explained.utility:+.4f}"
-  made_by = f"{explained.checkpoint}, {explained.generation}"
-  figures["checkpoint, generation"] = made_by
+  made_by = f"{explained.checkpoint}, {explained.snapshot}"
+  figures["checkpoint, snapshot"] = made_by
   lines.append(figures_table(figures))
   lines += [textwrap.fill(f"Note: {n}.", _WIDTH) for n in explained.notes]
   return "\n".join(lines)

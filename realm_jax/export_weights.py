@@ -1,4 +1,4 @@
-"""Writes a checkpoint, or the vectors of its generation, for another system.
+"""Writes a checkpoint, or the vectors of its snapshot, for another system.
 
     python -m realm_jax.export_weights --to=sentence_transformers \\
       --model_dir=runs/minilm --output_dir=out/minilm
@@ -9,7 +9,7 @@ The model is the one that the run keeps, or that of gin files. --to lists what
 can be written.
 
 An import has recorded no corpus: with --to=vectors give --corpus_dir.
-CHECKPOINT_STEP=None takes the newest generation.
+CHECKPOINT_STEP=None takes the newest snapshot.
 
 For the others, VOCAB=None takes MODEL_DIR/vocab.txt, which an import writes, or
 else that of the corpus, and CHECKPOINT_STEP=best the checkpoint that

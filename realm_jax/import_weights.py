@@ -32,7 +32,7 @@ reads its directory as it is.
 
 A model that Google fine-tuned for open QA needs the vocabulary and the block
 tower of the module that it was trained from. With --corpus_dir its released
-blocks become a corpus there, and their vectors generation 0 of the MODEL_DIR,
+blocks become a corpus there, and their vectors snapshot 0 of the MODEL_DIR,
 so that nothing is embedded again:
 
     python -m realm_jax.import_weights --from=tf_realm \\

@@ -84,7 +84,7 @@ class LoadedRun(TrainedRun):
     """Retrieves the k best blocks for queries, best first.
 
     Raises:
-      GenerationError: The generation is missing or damaged.
+      SnapshotError: The snapshot is missing or damaged.
       ValueError: A query has no words, or the corpus has fewer than k blocks,
         or k is below 1.
     """
@@ -106,7 +106,7 @@ class LoadedRun(TrainedRun):
   def embed(self, texts: str | Sequence[str]) -> Float32[np.ndarray, "*n d"]:
     """Returns the vectors of texts, as queries: a row for each.
 
-    The inner product with the vector of a block, `generation.vectors(rows)`,
+    The inner product with the vector of a block, `snapshot.vectors(rows)`,
     times the retriever's scale, is the block's score.
 
     Raises:
@@ -147,7 +147,7 @@ def load(
   model_dir: epath.PathLike,
   *,
   corpus_dir: epath.PathLike | None = None,
-  generation: epath.PathLike | None = None,
+  snapshot: epath.PathLike | None = None,
   checkpoint_step: int | Literal["best"] | None = None,
   gin_files: Sequence[str] = (),
   bindings: Sequence[str] = (),
@@ -161,7 +161,7 @@ def load(
   Args:
     model_dir: MODEL_DIR of a run, or of an import, local or on an object store.
     corpus_dir: Corpus; None takes the one that the run was trained on.
-    generation: Generation to search, or a folder of them, of which the newest
+    snapshot: Snapshot to search, or a folder of them, of which the newest
       is taken. None takes the one that the checkpoint was trained with.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
@@ -172,7 +172,7 @@ def load(
     ConfigurationError: The run has kept no configuration and the gin files are
       none, or a file or binding is wrong.
     CheckpointError: The checkpoint is missing or does not fit.
-    CorpusError, GenerationError: The corpus or the index is missing or damaged.
+    CorpusError, SnapshotError: The corpus or the index is missing or damaged.
     StoreAccessError: A bucket cannot be read.
     TypeError: The gin files or the bindings are no list.
   """
@@ -191,8 +191,8 @@ def load(
     ),
   ):
     config = configuration.configured(RunConfig)()
-  if generation is not None:
-    config = dataclasses.replace(config, generation=generation)
+  if snapshot is not None:
+    config = dataclasses.replace(config, snapshot=snapshot)
   if checkpoint_step is not None:
     config = dataclasses.replace(config, checkpoint_step=checkpoint_step)
   run = LoadedRun.load(config)

@@ -54,14 +54,14 @@ def main(argv: Sequence[str]) -> None:
   # Before what is slow to import: a slice that is none is answered at once.
   topology = open_topology(_TOPOLOGY.value)
   from realm_jax.corpus.store import Corpus
-  from realm_jax.generations.build import GenerationConfig
   from realm_jax.precompilation.programs import compile_recipe
+  from realm_jax.snapshots.build import SnapshotConfig
   from realm_jax.training.config import TrainConfig
 
   files, _ = command_line.given()
   function = TrainConfig
   if files and "STAGE" not in configuration.names_in(files):
-    function = GenerationConfig
+    function = SnapshotConfig
   if files:
     flags.FLAGS.gin_file = [*files, _NO_DATA]
   with command_line.parsed_from_flags(function):

@@ -62,7 +62,7 @@ _MAX_WAITING = flags.DEFINE_integer(
 _FOLLOW = flags.DEFINE_bool(
   "follow",
   False,
-  "Load each newer checkpoint or generation of the run, and answer with it.",
+  "Load each newer checkpoint or snapshot of the run, and answer with it.",
   # `realm_jax.evaluate` has one of this name, too.
   allow_override=True,
 )
@@ -141,27 +141,27 @@ def follow(
   *,
   poll_seconds: float = _POLL_SECONDS,
 ) -> None:
-  """Answers with newer checkpoints and generations of a run, until a stop.
+  """Answers with newer checkpoints and snapshots of a run, until a stop.
 
   What cannot be loaded is tried again, and the service goes on as it is.
   """
   from realm_jax.checkpoints.store import CheckpointStore
-  from realm_jax.generations.store import GenerationStore
+  from realm_jax.snapshots.store import SnapshotStore
 
   config = run.config
-  published = config.generation or run.model_dir / "generations"
+  published = config.snapshot or run.model_dir / "snapshots"
 
   def state() -> tuple[object, ...]:
     with contextlib.closing(CheckpointStore(run.model_dir)) as store:
-      return store.steps(), GenerationStore(published).versions()
+      return store.steps(), SnapshotStore(published).versions()
 
   known = None
   while not stop.wait(poll_seconds):
     try:
       if (now := state()) != known:
         newer = type(run).load(config)
-        before = run.step, run.generation.manifest
-        if (newer.step, newer.generation.manifest) != before:
+        before = run.step, run.snapshot.manifest
+        if (newer.step, newer.snapshot.manifest) != before:
           service.replace(newer)
           run = newer
         known = now

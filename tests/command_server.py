@@ -33,7 +33,7 @@ MODULES = (
   "realm_jax.corpus.build",
   "realm_jax.inputs.seqio_rows",
   "realm_jax.evaluation.open_qa",
-  "realm_jax.generations.sidecar",
+  "realm_jax.snapshots.index_builder",
   "realm_jax.training.trainer",
 )
 _MAX_MESSAGE = 1 << 18

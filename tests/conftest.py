@@ -117,8 +117,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> "tiny_world.World":
 @pytest.fixture(scope="session")
 def params(world) -> dict:
   """The parameters of the checkpoint of `model_dir`."""
-  params = world.save_checkpoint(world.directory / "run", generation=0)
-  world.build_generation(world.directory / "run")
+  params = world.save_checkpoint(world.directory / "run", snapshot=0)
+  world.build_snapshot(world.directory / "run")
   return params
 
 
@@ -196,7 +196,7 @@ def recorded_run(model_dir, keep_record, tmp_path) -> Callable[[str], Path]:
   def make(recipe: str) -> Path:
     run = tmp_path / "runs" / recipe
     run.mkdir(parents=True)
-    for name in ("checkpoints", "generations"):
+    for name in ("checkpoints", "snapshots"):
       (run / name).symlink_to(model_dir / name)
     keep_record(recipe, run)
     return run
@@ -242,7 +242,7 @@ def one_device() -> Iterator[None]:
   For tests that are about something else: eight take a quarter more time.
   """
   from realm_jax.evaluation import run
-  from realm_jax.generations import build
+  from realm_jax.snapshots import build
   from realm_jax.training import setup
 
   with pytest.MonkeyPatch.context() as patch:

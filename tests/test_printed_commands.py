@@ -29,7 +29,7 @@ _CONFIGURES = {
     "gin/runs/ask.gin",
   ),
   "realm_jax.build_index": (
-    "realm_jax.generations.sidecar:build_index",
+    "realm_jax.snapshots.index_builder:build_index",
     "gin/runs/build_index.gin",
   ),
   "realm_jax.evaluate": (

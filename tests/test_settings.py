@@ -10,9 +10,9 @@ from etils import epath
 
 from experiments.world.world import WorldConfig
 from realm_jax import settings
-from realm_jax.generations.sidecar import SidecarConfig
 from realm_jax.indexes.scann import ScannConfig
 from realm_jax.models.bert import BertConfig
+from realm_jax.snapshots.index_builder import IndexBuilderConfig
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.stages.open_qa import OpenQa
 
@@ -67,7 +67,7 @@ def test_a_value_fits_its_annotation_or_not(annotation, good, bad, words):
     (BertConfig, {"num_layers": 0, "dropout_rate": 1.0}),
     (RefreshConfig, {"on_stale": "never", "rolling_refresh_dtype": "bf16"}),
     (OpenQa, {"num_read": 0, "num_searched_blocks": -1}),
-    (SidecarConfig, {"mode": "all", "keep_generations": 0}),
+    (IndexBuilderConfig, {"mode": "all", "keep_snapshots": 0}),
     (ScannConfig, {"recall_target": 1.2, "num_leaves": 0}),
     (WorldConfig, {"held_out_test": 2.0}),
   ],

@@ -1,7 +1,7 @@
 """A world of a few dozen blocks, a model that fits it, and their files.
 
 For tests that need the whole chain: a corpus with questions, a checkpoint as
-the trainer writes it, a generation as the index builder publishes it.
+the trainer writes it, a snapshot as the index builder publishes it.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from flax import linen as nn
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.build import GenerationConfig
-from realm_jax.generations.sidecar import SidecarConfig, build_index
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.snapshots.build import SnapshotConfig
+from realm_jax.snapshots.index_builder import IndexBuilderConfig, build_index
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.wordpieces import SPECIAL_PIECES
 from realm_jax.training.stages.open_qa import OpenQa
@@ -158,7 +158,7 @@ class World:
     *,
     step: int = 0,
     seed: int = 0,
-    generation: int = -1,
+    snapshot: int = -1,
     stage: Stage | None = None,
   ) -> dict:
     """Random parameters in a checkpoint such as the trainer's."""
@@ -166,7 +166,7 @@ class World:
     params = nn.unbox(_compiled_init(stage, self.models())(seed))
     place = {
       "positions": np.zeros((8, 2), np.int32),
-      "generation": np.int64(generation),
+      "snapshot": np.int64(snapshot),
       "seed": np.int64(seed),
     }
     store = CheckpointStore(model_dir)
@@ -175,22 +175,22 @@ class World:
     store.close()
     return params
 
-  def build_generation(
+  def build_snapshot(
     self,
     model_dir: Path,
     *,
     index: IndexConfig | None = None,
     dtype: str = "float32",
     corpus_dir: Path | None = None,
-    generations_dir: Path | None = None,
+    snapshots_dir: Path | None = None,
     **settings: Any,
   ) -> list[int]:
     """What `realm_jax.build_index --once` does."""
     return build_index(
       model_dir=model_dir,
       corpus_dir=corpus_dir or self.corpus_dir,
-      generations_dir=generations_dir,
-      generation=GenerationConfig(
+      snapshots_dir=snapshots_dir,
+      snapshot=SnapshotConfig(
         retriever=RETRIEVER,
         index=index or ExactConfig(),
         stored_dtype=dtype,
@@ -200,7 +200,7 @@ class World:
         recall_queries=8,
         recall_at=(4,),
       ),
-      sidecar=SidecarConfig(once=True, **settings),
+      builder=IndexBuilderConfig(once=True, **settings),
     )
 
 

@@ -18,7 +18,11 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_rows import Candidates, EncoderRows, RowLayout
+from realm_jax.training.encoder_inputs import (
+  Candidates,
+  EncoderInputs,
+  PackingLayout,
+)
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
@@ -114,16 +118,16 @@ class ImportedModel(NamedTuple):
   def _graded(self, stage: Stage, batch: StepBatch) -> Graded:
     """Computes the loss as a step does, each sequence in a row of its own."""
     models = Models(self.retriever, self.reader)
-    layout = RowLayout(make_mesh(devices=jax.devices()[:1]))
+    layout = PackingLayout(make_mesh(devices=jax.devices()[:1]))
 
-    def mean_and_metrics(params: Params, rows: EncoderRows) -> Any:
+    def mean_and_metrics(params: Params, rows: EncoderInputs) -> Any:
       encoders = stage.encoders(models, params, jax.random.key(0))
       weighted = stage.loss(encoders, batch, rows)
       return weighted.loss.mean, weighted.means()
 
     grade = jax.value_and_grad(mean_and_metrics, has_aux=True)
     (value, metrics), gradient = jax.jit(
-      lambda params: layout.with_rows(
+      lambda params: layout.with_inputs(
         functools.partial(stage.rows, models),
         batch,
         lambda rows: grade(params, rows),

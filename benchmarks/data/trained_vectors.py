@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     block_length=given.block_length,
     workers=2,
   )
-  bindings = {"GENERATIONS_DIR": made / "generations"}
+  bindings = {"SNAPSHOTS_DIR": made / "snapshots"}
   of_run = f"--model_dir={run}", f"--corpus_dir={made / 'corpus'}"
   vectors = "--to=vectors", f"--output_dir={made / 'vectors'}"
   for command in (
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   loaded = realm_jax.load(
     run,
     corpus_dir=made / "corpus",
-    generation=made / "generations",
+    snapshot=made / "snapshots",
     bindings=[f"BLOCK_LENGTH = {given.block_length}"],
   )
   shuffled = np.random.default_rng(0).permutation(questions)

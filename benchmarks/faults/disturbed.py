@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 
 from benchmarks.faults import verdict
-from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.snapshots.store import SnapshotStore, directory_of
 from realm_jax.storage.paths import sizes_below
 from tests.processes.jobs import JobError, wait_until
 from tests.processes.object_store import StoreFault
@@ -28,7 +28,7 @@ _COMPLETION_TIMEOUT_SECONDS = 1800.0
 # Target of a fault that found nothing to damage.
 NOTHING = "nothing"
 # What bad requests have in common, as regular expressions.
-_REQUESTS = ("", "checkpoints", "generations", "metrics|lease")
+_REQUESTS = ("", "checkpoints", "snapshots", "metrics|lease")
 
 
 class Fault(NamedTuple):
@@ -182,15 +182,15 @@ def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
 
 
 def _damage(kind: str) -> Injector:
-  """Returns a fault that damages a file of a complete generation.
+  """Returns a fault that damages a file of a complete snapshot.
 
   Args:
-    kind: "cut file", "flip bit" or "remove generation". On a disk a file is
+    kind: "cut file", "flip bit" or "remove snapshot". On a disk a file is
       changed in place, even if it is mapped.
   """
 
   def inject(here: Disturbed, rng: np.random.Generator) -> str:
-    store = GenerationStore(directory_of(here.run.model_dir))
+    store = SnapshotStore(directory_of(here.run.model_dir))
     try:
       folders = [store.path(step) for step in store.steps()]
       files = [f / name for f in folders for name in sorted(sizes_below(f))]
@@ -205,7 +205,7 @@ def _damage(kind: str) -> Injector:
       else:
         folders[-1].rmtree()
         return str(folders[-1])
-    except FileNotFoundError:  # Another process removes the generation.
+    except FileNotFoundError:  # Another process removes the snapshot.
       return NOTHING
     return f"{path} at {place}"
 
@@ -259,7 +259,7 @@ _EVERYWHERE: Mapping[str, Injector] = {
   "kill both": _kill("trainer", "builder"),
   "stop builder": _stop_builder,
   "flip bit": _damage("flip bit"),
-  "remove generation": _damage("remove generation"),
+  "remove snapshot": _damage("remove snapshot"),
 }
 ON_DISK: Mapping[str, Injector] = {
   **_EVERYWHERE,

@@ -15,8 +15,8 @@ from tests.processes.pretraining import Run
 
 # Metrics that depend on the clock.
 _TIMINGS = re.compile(r".*_(seconds|second|ms)|goodput")
-# Message of the watcher about a verified generation.
-_VERIFIED = re.compile(r"generation (\d+) is verified and loaded")
+# Message of the watcher about a verified snapshot.
+_VERIFIED = re.compile(r"snapshot (\d+) is verified and loaded")
 _KEPT_CHECKPOINTS = 3
 _SEARCHES = b"realm_jax.indexes.isolated"
 
@@ -68,7 +68,7 @@ def _last_parameters(run: Run) -> dict[str, Any]:
 
 
 def refusals(run: Run) -> list[str]:
-  """Lists the trainer's messages about generations that it could not use."""
+  """Lists the trainer's messages about snapshots that it could not use."""
   lines = run.trainer().log.read_text(errors="replace").splitlines()
   return [line for line in lines if "is not used" in line]
 
@@ -88,9 +88,9 @@ def problems(run: Run) -> list[str]:
   log = run.trainer().log.read_text(errors="replace")
   verified = {int(step) for step in _VERIFIED.findall(log)}
   for row in rows:
-    if row["generation"] not in verified:
-      found.append(f"step {row['step']} searched an unverified generation")
-    if row["step"] - 1 - row["generation"] != row["staleness_steps"]:
+    if row["snapshot"] not in verified:
+      found.append(f"step {row['step']} searched an unverified snapshot")
+    if row["step"] - 1 - row["snapshot"] != row["staleness_steps"]:
       found.append(f"step {row['step']} logged a wrong staleness")
   with contextlib.closing(CheckpointStore(run.model_dir)) as store:
     steps = store.steps()

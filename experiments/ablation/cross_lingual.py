@@ -5,7 +5,7 @@ states some of the facts that they ask for. The corpus of the high-resource
 language states all of them.
 
 A seed has a folder of its own. The last checkpoint of a row's run embeds the
-blocks that the row searches in `generations/ROW`, and `evaluations/ROW` has the
+blocks that the row searches in `snapshots/ROW`, and `evaluations/ROW` has the
 statements by where their facts are stated.
 """
 
@@ -125,13 +125,13 @@ class _SeedPlan(SeedRuns):
     """Adds the runs of a row, unless they are there already."""
     self.add_training(row, row.run)
     searched = self.directories(row.run, self.path(row.corpus))
-    generation = self.add_generation(row, row.name, **searched)
+    snapshot = self.add_snapshot(row, row.name, **searched)
     return {
       stated_in: self.add_evaluation(
         *(row, f"{row.name}/{stated_in}", row.evaluation),
         self.path(f"world/statements-{stated_in}.jsonl"),
         **searched,
-        GENERATION=generation,
+        SNAPSHOT=snapshot,
       )
       for stated_in in _STATED_IN
     }

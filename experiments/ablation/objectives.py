@@ -11,7 +11,7 @@ same reader. Three plans follow each other:
 3. On other worlds each row is trained for as many steps as REALM, and for as
    many seconds.
 
-A seed has a folder of its own: `generations/ROW` has the blocks as the last
+A seed has a folder of its own: `snapshots/ROW` has the blocks as the last
 checkpoint of a row embeds them, and `evaluations/ROW` its figures.
 """
 
@@ -124,7 +124,7 @@ def _stale_rows(base: ObjectiveRow) -> list[ObjectiveRow]:
   rolling: dict[str, Value | Times] = {
     "RETRIEVE_ON_DEVICE": True,
     "BLOCKS_PER_STEP": _BLOCKS_PER_STEP,
-    "WAIT_FOR_GENERATIONS": False,
+    "WAIT_FOR_SNAPSHOTS": False,
   }
   names = [f"{base.name}_refresh_{steps}" for steps in _REFRESH_EVERY]
   rows = [
@@ -273,7 +273,7 @@ class ObjectivesConfig(AblationConfig):
     """Yields the plan of costs, and returns each row's seconds per step.
 
     What was measured before is not measured again. During these steps no index
-    is built, and generation 0 is searched.
+    is built, and snapshot 0 is searched.
     """
     path = output_dir / "costs.json"
     costs = json.loads(path.read_text()) if path.exists() else {}
@@ -435,7 +435,7 @@ class _SeedPlan(SeedPlan):
       trained = self.pretrainings[row.name].config
       last["CHECKPOINT_STEP"] = trained.num_steps
       scale["SCORE_SCALE"] = trained.retriever.score_scale
-    searched["GENERATION"] = self.add_generation(row, name, **searched, **last)
+    searched["SNAPSHOT"] = self.add_snapshot(row, name, **searched, **last)
     statements, questions = self.data.sentences, self.data.questions
     assert statements is not None
     evaluations = [("statements", "eval_retrieval", statements, {})]

@@ -34,7 +34,7 @@ _TRAINED_STAGES = (*_NEEDED_STAGES, READING_RETRIEVED)
 RECIPES = (*_NEEDED_STAGES, "build_index", "eval", "eval_retrieval")
 _INVERSE_CLOZE, _READING = "inverse_cloze", "reading"
 _BASELINE_READER = "baseline_reader"
-_FIRST_GENERATION: Mapping[str, Value] = {"CHECKPOINT_STEP": 0}
+_FIRST_SNAPSHOT: Mapping[str, Value] = {"CHECKPOINT_STEP": 0}
 _REFRESH, _SAVE, _NUM = "REFRESH_EVERY_STEPS", "SAVE_EVERY_STEPS", "NUM_STEPS"
 
 # Folders of a row's results with one seed, by what they are.
@@ -139,7 +139,7 @@ def make_plan(
       commands = {
         (*command.gin_files, *command.bindings): command
         for run in planned.runs.values()
-        for command in filter(None, (run.step.command, run.step.sidecar))
+        for command in filter(None, (run.step.command, run.step.builder))
       }
       for command in commands.values():
         with command.configured():
@@ -192,7 +192,7 @@ class Pretraining(NamedTuple):
 
   @property
   def never_refreshed(self) -> bool:
-    """Whether the run ends before a second generation is due."""
+    """Whether the run ends before a second snapshot is due."""
     config = self.config
     due = config.refresh_every_steps + config.refresh.lag_steps
     return due >= config.num_steps
@@ -275,35 +275,35 @@ class SeedRuns:
 
   def add_training(self, row: Row, name: str) -> Path:
     """Adds a run that trains, after those that it starts from."""
-    training, sidecar = self.trainings[name], None
+    training, builder = self.trainings[name], None
     for start in filter(None, (training.retriever, training.reader)):
       self.add_training(row, start)
     if training.index is not None:
       own = self.directories(name, training.corpus_dir)
-      sidecar = self.command(
+      builder = self.command(
         "build_index", "build_index", **own, **training.index
       )
     return self.add_run(
-      row, name, self.training_command(name, training), sidecar
+      row, name, self.training_command(name, training), builder
     )
 
   def add_run(
-    self, row: Row, name: str, command: Command, sidecar: Command | None = None
+    self, row: Row, name: str, command: Command, builder: Command | None = None
   ) -> Path:
     """Adds a run for a row, unless it is there, and returns its folder."""
-    step = Step(command, self.folder / name, sidecar)
+    step = Step(command, self.folder / name, builder)
     run = self.runs.setdefault(name, Run(self.seed, name, step))
     if row.name not in run.rows:
       run.rows.append(row.name)
     return step.folder
 
-  def add_generation(self, row: Row, name: str, **bindings: Value) -> str:
-    """Adds the build of `generations/NAME`, and returns its folder."""
-    name = f"generations/{name}"
+  def add_snapshot(self, row: Row, name: str, **bindings: Value) -> str:
+    """Adds the build of `snapshots/NAME`, and returns its folder."""
+    name = f"snapshots/{name}"
     command = self.command(
       *("build_index", "build_index", "--once"),
       **bindings,
-      GENERATIONS_DIR=self.path(name),
+      SNAPSHOTS_DIR=self.path(name),
     )
     return str(self.add_run(row, name, command))
 
@@ -359,7 +359,7 @@ class SeedPlan(SeedRuns):
       # It reads the blocks that the inverse-cloze retriever finds.
       self._reader = READING_RETRIEVED
       self.trainings[READING_RETRIEVED] = Training(
-        *(READING_RETRIEVED, _INVERSE_CLOZE, _READING), index=_FIRST_GENERATION
+        *(READING_RETRIEVED, _INVERSE_CLOZE, _READING), index=_FIRST_SNAPSHOT
       )
     if REALM.name in self.pretrainings:
       self.trainings[_BASELINE_READER] = self._baseline_reader()
@@ -372,7 +372,7 @@ class SeedPlan(SeedRuns):
       name = self._open_qa.setdefault(self.parts(row), f"open_qa/{row.name}")
       questions = {"TRAIN_QUESTIONS": str(self.data.train_questions)}
       self.trainings[name] = Training(
-        "open_qa", *self.parts(row), questions, _FIRST_GENERATION
+        "open_qa", *self.parts(row), questions, _FIRST_SNAPSHOT
       )
 
   def _add_pretraining(self, row: Row, found: Pretraining) -> None:
@@ -380,7 +380,7 @@ class SeedPlan(SeedRuns):
     if name in self.trainings:
       return
     index = None
-    if found.config.stage.needs_index and not found.config.keeps_own_index:
+    if found.config.stage.needs_index and not found.config.keeps_rolling_index:
       every = found.config.refresh.refresh_every_steps
       index = {"MODE": "every", _REFRESH: every}
     training = self._pretraining(row, found.bindings)
@@ -442,7 +442,7 @@ class SeedPlan(SeedRuns):
     }
     if row.recipe not in self._recipes:
       # Those that wait need a lag, which is a multiple.
-      plain = self._pretraining(row, {"WAIT_FOR_GENERATIONS": False})
+      plain = self._pretraining(row, {"WAIT_FOR_SNAPSHOTS": False})
       self._recipes[row.recipe] = self._config_of(plain)
     recipe = self._recipes[row.recipe]
     sizes: dict[str, Any] = {
@@ -456,7 +456,7 @@ class SeedPlan(SeedRuns):
     for name, value in bindings.items():
       if isinstance(value, Times):
         product = value.factor * sizes[value.name]
-        # Generations are built from checkpoints, so their distance is rounded
+        # Snapshots are built from checkpoints, so their distance is rounded
         # up.
         rounded = -(-product // save) * save
         values[name] = rounded if name == _REFRESH else product

@@ -35,9 +35,9 @@ Part = Literal[
 ]
 Bindings = Mapping[str, Value | Times]
 
-# Of all rows: so a run does not depend on how fast its sidecar is.
+# Of all rows: so a run does not depend on how fast its index builder is.
 SHARED_BINDINGS: Bindings = {
-  "WAIT_FOR_GENERATIONS": True,
+  "WAIT_FOR_SNAPSHOTS": True,
   "LAG_STEPS": Times(1, "SAVE_EVERY_STEPS"),
 }
 

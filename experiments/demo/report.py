@@ -56,7 +56,7 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
   with_retrieval = f"accuracy {masked['with_retrieval']:.3f}"
   null_only = f"accuracy {masked['null_only']:.3f}"
   followed = f"{edited['followed']} of {edited['known']} answers follow"
-  swapped = str(figures["generations_swapped"])
+  swapped = str(figures["snapshots_swapped"])
   return [
     ("REALM", open_qa("realm"), "test questions"),
     ("same reader, random blocks", open_qa("random_blocks"), "control"),
@@ -68,7 +68,7 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ("masked names, with retrieval", with_retrieval, "pre-training"),
     ("masked names, null block alone", null_only, "control"),
     ("known facts edited in the corpus", followed, "nothing trained"),
-    ("generations swapped in", swapped, "pre-training"),
+    ("snapshots swapped in", swapped, "pre-training"),
     ("wall time", f"{figures['wall_seconds']:.0f} s", ""),
   ]
 

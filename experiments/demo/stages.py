@@ -15,7 +15,7 @@ from realm_jax import configuration
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.evaluation.outputs import PREDICTIONS
-from realm_jax.generations.store import GenerationStore
+from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.training.metric_rows import read_rows
 
 _RECIPES = "experiments/gin/demo"
@@ -55,20 +55,20 @@ class Demo:
     own = {"MODEL_DIR": self.path(of), "CORPUS_DIR": self.path("corpus")}
     return Command(module, files, {**own, **bindings}, flags)
 
-  def first_generation(self, of: str) -> Command:
-    """Returns the command that builds the first generation of a stage."""
+  def first_snapshot(self, of: str) -> Command:
+    """Returns the command that builds the first snapshot of a stage."""
     return self.command("build_index", "build_index", of, "--once")
 
   def train(
     self,
     name: str,
     recipe: str,
-    sidecar: Command | None = None,
+    builder: Command | None = None,
     **bindings: Value,
   ) -> None:
     """Trains a stage in a folder of its own, with its index builder if any."""
     command = self.command("train", recipe, name, **bindings)
-    run(Step(command, self.output_dir / name, sidecar))
+    run(Step(command, self.output_dir / name, builder))
 
   def evaluate(
     self, name: str, recipe: str, of: str, **bindings: Value
@@ -81,9 +81,9 @@ class Demo:
     return step.figures()
 
   def build_index(self, name: str, step: int, **bindings: Value) -> None:
-    """Builds the generation of a stage's checkpoint, unless it is there."""
-    folder = bindings.get("GENERATIONS_DIR", self.path(f"{name}/generations"))
-    if step not in GenerationStore(str(folder)).steps():
+    """Builds the snapshot of a stage's checkpoint, unless it is there."""
+    folder = bindings.get("SNAPSHOTS_DIR", self.path(f"{name}/snapshots"))
+    if step not in SnapshotStore(str(folder)).steps():
       command = self.command(
         *("build_index", "build_index", name, "--once"),
         **{"CHECKPOINT_STEP": step, **bindings},
@@ -137,7 +137,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   _announce("… and from blocks that the retriever finds")
   demo.train(
     *("reading_retrieved", "reading_retrieved"),
-    demo.first_generation("reading_retrieved"),
+    demo.first_snapshot("reading_retrieved"),
     INITIAL_CHECKPOINT=demo.path(ICT),
     INITIAL_READER=demo.path("reading"),
   )
@@ -205,7 +205,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
       "known": sum(known for known, _ in followed),
       "followed": sum(known and follows for known, follows in followed),
     },
-    "generations_swapped": len({row["generation"] for row in pretraining}) - 1,
+    "snapshots_swapped": len({row["snapshot"] for row in pretraining}) - 1,
     "wall_seconds": round(time.monotonic() - start, 1),
   }
 
@@ -213,7 +213,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
 def _continue_inverse_cloze(demo: Demo) -> int:
   """Trains the first stage's retriever for as long as REALM's took.
 
-  Generations of its first and of its last checkpoint are built.
+  Snapshots of its first and of its last checkpoint are built.
 
   Returns:
     The number of steps.
@@ -239,7 +239,7 @@ def _continue_inverse_cloze(demo: Demo) -> int:
 def _recalls(
   demo: Demo, name: str, step: int, questions: str
 ) -> Mapping[str, float]:
-  """Evaluates retrieval by a checkpoint, whose generation has been built."""
+  """Evaluates retrieval by a checkpoint, whose snapshot has been built."""
   figures = demo.evaluate(
     *(retrieval_folder(name, step, questions), "eval_retrieval", name),
     QUESTIONS=demo.path(f"world/{questions}.jsonl"),
@@ -258,7 +258,7 @@ def _train_open_qa(
 ) -> Mapping[str, Any]:
   """Trains open QA from a stage's retriever, and evaluates it."""
   demo.train(
-    *(name, "open_qa", demo.first_generation(name)),
+    *(name, "open_qa", demo.first_snapshot(name)),
     TRAIN_QUESTIONS=demo.path("world/questions-train.jsonl"),
     INITIAL_CHECKPOINT=demo.path(retriever),
     INITIAL_READER=demo.path(REALM),
@@ -269,12 +269,12 @@ def _train_open_qa(
 def _train_on_bm25(demo: Demo) -> Mapping[str, Any]:
   """Trains open QA on BM25's blocks, and evaluates it.
 
-  BM25 brings its own scores, so that the run has no towers. The generation
+  BM25 brings its own scores, so that the run has no towers. The snapshot
   that it searches needs some: those of the inverse cloze, which nothing reads.
   """
   builder = demo.command(
     *("build_index", "build_index_bm25", REALM, "--once"),
-    GENERATIONS_DIR=demo.path("bm25/generations"),
+    SNAPSHOTS_DIR=demo.path("bm25/snapshots"),
     CHECKPOINT_STEP=0,
   )
   demo.train(
@@ -307,11 +307,11 @@ def _follow_edits(
   edits.write_edited(demo.path("edited_world"), before=world, after=edited)
   demo.build_corpus("edited_world", "edited_corpus")
   corpus = demo.path("edited_corpus")
-  generations = demo.path("edited_generations")
-  demo.build_index("open_qa", 0, GENERATIONS_DIR=generations, CORPUS_DIR=corpus)
+  snapshots = demo.path("edited_snapshots")
+  demo.build_index("open_qa", 0, SNAPSHOTS_DIR=snapshots, CORPUS_DIR=corpus)
   _evaluate_open_qa(
     *(demo, "edited", "open_qa"),
-    GENERATION=generations,
+    SNAPSHOT=snapshots,
     CORPUS_DIR=corpus,
     QUESTIONS=demo.path("edited_world/questions-edited.jsonl"),
   )

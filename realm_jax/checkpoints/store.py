@@ -3,7 +3,7 @@
     MODEL_DIR/checkpoints/<step>/{retriever,reader,optimizer,loop,vectors}
 
 Each item can be restored by itself: the index builder reads `retriever` and,
-of a run that keeps its own index, `vectors`. A step's directory appears by one
+of a run that keeps a rolling index, `vectors`. A step's directory appears by one
 rename (or, on an object store, by a commit file), so a trainer that is killed
 leaves no partial checkpoint.
 
@@ -37,7 +37,7 @@ _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 LoopItem = dict[str, Any]
 FOLDER = "checkpoints"
 _ITEMS = ("retriever", "reader", "optimizer", "loop", "vectors")
-_NO_GENERATION = -1
+_NO_SNAPSHOT = -1
 _MAX_LISTINGS = 10
 _SECONDS_BETWEEN_LISTINGS = 0.2
 # Characters of an error that are shown.
@@ -62,7 +62,7 @@ class CheckpointStore:
   """The checkpoints of one MODEL_DIR, also while a trainer adds to them.
 
   The processes of a trainer write together, all at the same time. The latest
-  `keep` checkpoints stay, step 0, from which the first generation is built, and
+  `keep` checkpoints stay, step 0, from which the first snapshot is built, and
   the best one.
 
   Attributes:
@@ -321,22 +321,22 @@ def _reason(error: Exception) -> str:
   return text if len(text) <= _MAX_REASON else f"…{text[-_MAX_REASON:]}"
 
 
-def loop_record(generation: int | None, **digests: str) -> LoopItem:
+def loop_record(snapshot: int | None, **digests: str) -> LoopItem:
   """Returns what the item `loop` says to others than the trainer.
 
-  That is the generation in use, if any, and SHA-256 in hexadecimal: that of the
+  That is the snapshot in use, if any, and SHA-256 in hexadecimal: that of the
   `vocabulary` and, where there is an item `vectors`, that of the corpus version
   that it is of (`vectors_corpus`).
   """
-  step = _NO_GENERATION if generation is None else generation
+  step = _NO_SNAPSHOT if snapshot is None else snapshot
   record = {name: digest_bytes(sha256) for name, sha256 in digests.items()}
-  return {"generation": np.int64(step), **record}
+  return {"snapshot": np.int64(step), **record}
 
 
-def recorded_generation(item: LoopItem) -> int | None:
-  """Returns the generation that an item `loop` records, if any."""
-  step = int(item.get("generation", _NO_GENERATION))
-  return None if step == _NO_GENERATION else step
+def recorded_snapshot(item: LoopItem) -> int | None:
+  """Returns the snapshot that an item `loop` records, if any."""
+  step = int(item.get("snapshot", _NO_SNAPSHOT))
+  return None if step == _NO_SNAPSHOT else step
 
 
 def digest_bytes(sha256: str) -> UInt8[np.ndarray, "32"]:

@@ -138,7 +138,7 @@ def num_searched(run: TrainedRun) -> int:
     SearchError: More blocks are to be read.
   """
   run.require_reader()
-  num_blocks, config = run.generation.num_blocks, run.config
+  num_blocks, config = run.snapshot.num_blocks, run.config
   number = min(config.num_searched, num_blocks)
   if config.num_read > number:
     raise SearchError(

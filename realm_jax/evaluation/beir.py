@@ -203,12 +203,12 @@ def evaluate_beir(
 
   Args:
     config: Checkpoint to evaluate; `num_searched` blocks are searched at first.
-      If it names no generation, the one built from this checkpoint is preferred
+      If it names no snapshot, the one built from this checkpoint is preferred
       to the one it was trained with.
     beir_dir: Folder in BEIR's format, of whose corpus.jsonl the corpus is made.
     split: Name of a file in its folder qrels, without the ending.
     batch_size: Number of queries of one search.
-    index: Index to build over the generation's blocks instead of its own. One
+    index: Index to build over the snapshot's blocks instead of its own. One
       that needs no vectors, such as BM25, ranks by its own scores.
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
 

@@ -20,9 +20,9 @@ from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.console import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS, Figures
 from realm_jax.evaluation.run import RunConfig
-from realm_jax.generations.manifest import GenerationError
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.settings import NonNegativeInt, PositiveFloat
+from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.storage.access import (
   require_readable,
   require_writable,
@@ -130,17 +130,17 @@ def follow(
           config=dataclasses.replace(config, checkpoint_step=step),
           output_dir=folder / str(step),
         )
-      except (CheckpointError, GenerationError) as error:
+      except (CheckpointError, SnapshotError) as error:
         # Several processes may not all have failed; then all end.
         if agreement.count > 1:
           raise
         if step not in checkpoints.steps():
           logging.warning("checkpoint %d is left out: it was removed", step)
-        elif isinstance(error, GenerationError):
+        elif isinstance(error, SnapshotError):
           # It may not be published yet.
           logging.log_every_n_seconds(
             logging.WARNING,
-            "checkpoint %d waits for its generation: %s",
+            "checkpoint %d waits for its snapshot: %s",
             _REMINDER_SECONDS,
             *(step, error),
           )

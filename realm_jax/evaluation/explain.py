@@ -1,7 +1,7 @@
 """Explains what a run fills in or answers: which blocks it comes from.
 
 A sentence with [MASK] is filled in as in pre-training. The candidates are the
-null block and the blocks that the generation's own query tower finds, scored
+null block and the blocks that the snapshot's own query tower finds, scored
 again with the checkpoint's parameters, and
 
     p(y|x) = Σ_z p(z|x) p(y|z,x),   p(z|x) = softmax of f(x,z)
@@ -117,7 +117,7 @@ class Explanation:
     kind: Which of the two it is.
     model_dir: Directory of the run.
     checkpoint: Step of the checkpoint.
-    generation: Step of the generation that was searched.
+    snapshot: Step of the snapshot that was searched.
     read: The query in wordpieces, as the model read it.
     answer: y, the answer that the figures are of; empty if there is none.
     answer_is_given: Whether the answer was given, or is the best one.
@@ -134,7 +134,7 @@ class Explanation:
   kind: Kind
   model_dir: str
   checkpoint: int
-  generation: int
+  snapshot: int
   read: str
   answer: str
   answer_is_given: bool
@@ -183,7 +183,7 @@ def explain(
     kind=kind,
     model_dir=str(run.model_dir),
     checkpoint=run.step,
-    generation=run.generation.step,
+    snapshot=run.snapshot.step,
     answer_is_given=answer is not None,
     **figures(run, text, answer),
   )

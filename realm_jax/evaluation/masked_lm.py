@@ -20,7 +20,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
-from realm_jax.training.encoder_rows import RowLayout
+from realm_jax.training.encoder_inputs import PackingLayout
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.stage import Models, StageContext
 
@@ -67,13 +67,13 @@ def evaluate_masked_lm(
     weighted_loss,
     stage,
     run.models,
-    RowLayout(run.mesh),
+    PackingLayout(run.mesh),
     mesh=run.mesh,
     out_shardings=sharding.replicated(run.mesh),
   )
   context = StageContext(run.newest_corpus, None, config.block_length)
   if stage.needs_index:
-    context = StageContext(run.corpus, run.generation, config.block_length)
+    context = StageContext(run.corpus, run.snapshot, config.block_length)
   # Of each metric the total and its weight.
   sums: dict[str, Float64[np.ndarray, "2"]] = collections.defaultdict(
     lambda: np.zeros(2)
@@ -112,12 +112,12 @@ def evaluate_masked_lm(
 def weighted_loss(
   stage: Pretraining,
   models: Models,
-  layout: RowLayout,
+  layout: PackingLayout,
   params: Params,
   batch: PretrainingBatch,
 ) -> WeightedLoss:
   """Returns the loss of a batch without dropout, and its metrics."""
-  return layout.with_rows(
+  return layout.with_inputs(
     functools.partial(stage.rows, models),
     batch,
     lambda rows: stage.loss(stage.encoders(models, params, None), batch, rows),
@@ -126,8 +126,8 @@ def weighted_loss(
 
 def search(stage: Pretraining, run: TrainedRun, batch: Batch) -> SearchResult:
   """Searches as training does, which takes the order of the index."""
-  number = stage.num_searched(run.generation.num_blocks)
+  number = stage.num_searched(run.snapshot.num_blocks)
   token_ids, vectors = batch.array("query"), None
-  if run.generation.index.needs_vectors:
+  if run.snapshot.index.needs_vectors:
     vectors = run.embed_tokens(token_ids, current=stage.current_queries)
   return run.search_index(token_ids, vectors, number)

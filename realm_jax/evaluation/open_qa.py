@@ -42,7 +42,7 @@ def evaluate_open_qa(
 ) -> Figures:
   """Answers the questions of a file and scores the answers.
 
-  The checkpoint's own query tower searches the generation, the reader reads
+  The checkpoint's own query tower searches the snapshot, the reader reads
   the best blocks, and the best answer in all of them is the prediction. Returns
   the contents of `metrics.json`, as all evaluations do.
 
@@ -74,9 +74,9 @@ def evaluate_retrieval(
   that are not listed are those of `evaluate_open_qa`.
 
   Args:
-    config: Checkpoint to evaluate. If it names no generation, the one built
+    config: Checkpoint to evaluate. If it names no snapshot, the one built
       from this checkpoint is preferred to the one it was trained with.
-    index: Index to build over the generation's blocks instead of its own. One
+    index: Index to build over the snapshot's blocks instead of its own. One
       that needs no vectors, such as BM25, ranks by its own scores.
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
   """
@@ -104,7 +104,7 @@ def evaluate_masked_statements(
     config: Checkpoint of a run of pre-training, with its reader.
     data: Open-QA task with a file of statements.
     max_examples: Number of statements at the front of the file; None takes all.
-    index: Index to build over the generation's blocks instead of its own. The
+    index: Index to build over the snapshot's blocks instead of its own. The
       retriever weighs the blocks that it finds.
     output_dir: Directory of `metrics.json` and `predictions.jsonl`, if any.
   """
@@ -168,7 +168,7 @@ def _evaluate(
   described: Figures = {
     "split": data.split,
     "task": data.task,
-    "num_searched": min(config.num_searched, run.generation.num_blocks),
+    "num_searched": min(config.num_searched, run.snapshot.num_blocks),
   }
   if config.reader is not None:
     of_reader = "candidates", "num_read", "rank_answers_by"

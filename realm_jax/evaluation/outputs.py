@@ -98,9 +98,9 @@ class EvaluationShard:
     index: IndexConfig | None = None,
     needs_index: bool = True,
   ) -> TrainedRun:
-    """Loads a run with its generation, and its reader if one is configured.
+    """Loads a run with its snapshot, and its reader if one is configured.
 
-    An evaluation that needs no index has no generation.
+    An evaluation that needs no index has no snapshot.
 
     Raises what `TrainedRun.load` does, or `ProcessesError`: the processes have
     not all loaded the same, or one has failed.
@@ -113,7 +113,7 @@ class EvaluationShard:
     self.agreement.require_same(
       {
         "the checkpoint": run.step,
-        "the generation": run.generation.step if needs_index else None,
+        "the snapshot": run.snapshot.step if needs_index else None,
         "the corpus": corpus.fingerprint,
       }
     )
@@ -169,10 +169,10 @@ class EvaluationShard:
     def write() -> Figures:
       corpus, searched = run.newest_corpus, {}
       if self._needs_index:
-        generation, corpus = run.generation, run.corpus
+        snapshot, corpus = run.snapshot, run.corpus
         searched = {
-          "generation": generation.step,
-          "index": generation.index.kind,
+          "snapshot": snapshot.step,
+          "index": snapshot.index.kind,
         }
       figures = metrics() | {
         "checkpoint": run.step,

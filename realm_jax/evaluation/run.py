@@ -1,4 +1,4 @@
-"""A trained run: one checkpoint, its corpus, and the generation it searches.
+"""A trained run: one checkpoint, its corpus, and the snapshot it searches.
 
 All that looks at a trained model goes through `TrainedRun`: evaluations,
 questions, explanations, the page and notebooks. `search` finds blocks and
@@ -26,20 +26,12 @@ from realm_jax.checkpoints.store import (
   FOLDER,
   CheckpointError,
   locate,
-  recorded_generation,
+  recorded_snapshot,
 )
 from realm_jax.configuration.runs import KeptModel
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import NULL_ROW, Corpus, require_block_length
 from realm_jax.corpus.store import Block as CorpusBlock
-from realm_jax.generations.loading import (
-  Generation,
-  load_generation,
-  load_newest,
-)
-from realm_jax.generations.manifest import GenerationError
-from realm_jax.generations.store import FOLDER as GENERATIONS
-from realm_jax.generations.store import GenerationStore, step_of
 from realm_jax.indexes.protocol import (
   IndexConfig,
   QueryBatch,
@@ -60,6 +52,14 @@ from realm_jax.models.retriever import (
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
+from realm_jax.snapshots.loading import (
+  Snapshot,
+  load_newest,
+  load_snapshot,
+)
+from realm_jax.snapshots.manifest import SnapshotError
+from realm_jax.snapshots.store import FOLDER as SNAPSHOTS
+from realm_jax.snapshots.store import SnapshotStore, step_of
 from realm_jax.storage.access import require_readable
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.stages.inverse_cloze import InverseCloze
@@ -99,7 +99,7 @@ class RunConfig:
     corpus_dir: Corpus directory, as `build_corpus` wrote it.
     retriever: Retriever of the run.
     reader: Reader of the run; None to load the retriever alone.
-    generation: Generation to search, or a folder of generations, of which the
+    snapshot: Snapshot to search, or a folder of snapshots, of which the
       newest is taken. None takes the one that the checkpoint was trained with.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
@@ -126,7 +126,7 @@ class RunConfig:
   corpus_dir: epath.PathLike
   retriever: Retriever
   reader: Reader | None = None
-  generation: epath.PathLike | None = None
+  snapshot: epath.PathLike | None = None
   checkpoint_step: NonNegativeInt | Literal["best"] | None = None
   query_length: QueryLength = 64
   block_length: BlockLength = 288
@@ -173,7 +173,7 @@ class EditedBlock(NamedTuple):
   Attributes:
     byte_ranges: Bytes [start, limit) of each wordpiece of the body.
     tokens: `[CLS] title [SEP] body [SEP]`, padded with 0.
-    vector: Its vector, as the generation would store it.
+    vector: Its vector, as the snapshot would store it.
   """
 
   body: str
@@ -193,9 +193,9 @@ class TrainedRun:
     models: Modules, with the corpus's vocabulary.
     params: Parameters by component, replicated over `mesh`.
     mesh: Mesh of this process's devices.
-    newest_corpus: Newest version of the corpus. The generation that is searched
+    newest_corpus: Newest version of the corpus. The snapshot that is searched
       may be of an earlier one: see `corpus`.
-    open_generation: Function that returns the generation, loaded once.
+    open_snapshot: Function that returns the snapshot, loaded once.
     max_batch: Rows of the largest batch that is computed.
     edits: Blocks with other texts, by row.
     hidden: Rows that no search finds.
@@ -209,7 +209,7 @@ class TrainedRun:
   params: Params
   mesh: Mesh
   newest_corpus: Corpus
-  open_generation: Callable[[], Generation]
+  open_snapshot: Callable[[], Snapshot]
   max_batch: int = MAX_BATCH
   edits: Mapping[int, EditedBlock] = dataclasses.field(default_factory=dict)
   hidden: frozenset[int] = frozenset()
@@ -224,7 +224,7 @@ class TrainedRun:
   ) -> AnyRun:
     """Restores the parameters of a checkpoint, of a reader if it has one.
 
-    Its generation is verified and loaded when it is first used: the one that
+    Its snapshot is verified and loaded when it is first used: the one that
     is configured, or else the one that the checkpoint was trained with. Of a
     retriever without a reader, the one that was built from this very checkpoint
     comes first. An `index` is built over its blocks instead of its own.
@@ -236,7 +236,7 @@ class TrainedRun:
         blocks.
       StoreAccessError: A bucket cannot be read.
     """
-    require_readable(config.model_dir, config.corpus_dir, config.generation)
+    require_readable(config.model_dir, config.corpus_dir, config.snapshot)
     path = epath.Path(config.model_dir)
     if config.checkpoint_step is not None:
       path = path / FOLDER / str(config.checkpoint_step)
@@ -259,7 +259,7 @@ class TrainedRun:
         abstract = meta.unbox(jax.eval_shape(init, jax.random.key(0)))
       like = sharding.abstract_replicated(abstract, mesh)
       params = store.restore(step, items=tuple(like), like=like)
-      used = recorded_generation(store.loop_item(step))
+      used = recorded_snapshot(store.loop_item(step))
     if index is None and config.candidates == "random":
       index = RandomConfig()
     model_dir, kept = store.directory.parent, KeptModel.find(path)
@@ -268,8 +268,8 @@ class TrainedRun:
       wanted = [step, used]
 
     @functools.cache
-    def open_generation() -> Generation:
-      return _load_generation(
+    def open_snapshot() -> Snapshot:
+      return _load_snapshot(
         config, model_dir, wanted, corpus=corpus, mesh=mesh, index=index
       )
 
@@ -282,7 +282,7 @@ class TrainedRun:
       params,
       mesh,
       corpus,
-      open_generation,
+      open_snapshot,
       max_batch,
     )
 
@@ -330,19 +330,19 @@ class TrainedRun:
     return self.newest_corpus.vocabulary
 
   @property
-  def generation(self) -> Generation:
-    """Generation that is searched.
+  def snapshot(self) -> Snapshot:
+    """Snapshot that is searched.
 
     Raises:
-      GenerationError: It is missing, damaged, or of another corpus.
+      SnapshotError: It is missing, damaged, or of another corpus.
       SearchError: Its index does not fit INDEX_SCORES.
     """
-    return self.open_generation()
+    return self.open_snapshot()
 
   @property
   def corpus(self) -> Corpus:
-    """Corpus, in the version that the generation was built on."""
-    return self.generation.corpus
+    """Corpus, in the version that the snapshot was built on."""
+    return self.snapshot.corpus
 
   def compute(
     self,
@@ -409,7 +409,7 @@ class TrainedRun:
     """Returns the vectors of queries `[CLS] x [SEP]`, padded.
 
     The checkpoint's own query tower embeds them if `current`, and otherwise
-    the one that the generation was published with.
+    the one that the snapshot was published with.
     """
     retriever = self.models.retriever
     if not len(token_ids):
@@ -417,7 +417,7 @@ class TrainedRun:
     if current:
       params = query_tower_parameters(retriever, self.params["retriever"])
     else:
-      params = self.generation.query_params
+      params = self.snapshot.query_params
     return self.compute(embed_queries, retriever, params, token_ids=token_ids)
 
   def search(
@@ -430,7 +430,7 @@ class TrainedRun:
   ) -> SearchResult:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
-    An index only chooses the blocks: f(x, z) is computed from the generation's
+    An index only chooses the blocks: f(x, z) is computed from the snapshot's
     stored vectors, as in training. A run on the index's own scores takes these
     times the scale that it learned. Random blocks have equal scores, so that
     none of them is preferred.
@@ -440,7 +440,7 @@ class TrainedRun:
       k: Number of blocks.
       rescore: Whether f(x, z) replaces the scores of an index without vectors.
     """
-    index, scale = self.generation.index, self.models.retriever.score_scale
+    index, scale = self.snapshot.index, self.models.retriever.score_scale
     changed = sorted({*self.edits, *self.hidden})
     k = min(k, index.num_blocks - len(self.hidden))
     more = -(-len(changed) // _MORE_BLOCKS) * _MORE_BLOCKS
@@ -459,7 +459,7 @@ class TrainedRun:
       scores = float(self.params["retriever"]["scale"]) * scores
     elif not keeps_scores:
       assert vectors is not None
-      stored = self.generation.vectors(rows)
+      stored = self.snapshot.vectors(rows)
       scores = scale * np.einsum("bd,bkd->bk", vectors, stored)
     scores = np.where(np.isin(rows, changed), -np.inf, scores)
     if own := [row for row in self.edits if row not in self.hidden]:
@@ -479,7 +479,7 @@ class TrainedRun:
     """Returns what the index itself finds, with its own order and scores."""
 
     def find(batch: Mapping[str, np.ndarray]) -> Any:
-      found = self.generation.index.search(QueryBatch(**batch), k)
+      found = self.snapshot.index.search(QueryBatch(**batch), k)
       return found.rows, found.scores
 
     arrays = {"token_ids": token_ids, "vectors": vectors}
@@ -516,7 +516,7 @@ class TrainedRun:
   @property
   def can_edit(self) -> bool:
     """Whether the index has vectors, so that blocks can be edited."""
-    return self.generation.index.needs_vectors
+    return self.snapshot.index.needs_vectors
 
   def edited(
     self: AnyRun, texts: Mapping[int, str], *, hidden: Iterable[int] = ()
@@ -537,7 +537,7 @@ class TrainedRun:
     """
     if texts and not self.can_edit:
       raise EditError(
-        f"the index is {self.generation.index.kind!r}, which counts words over "
+        f"the index is {self.snapshot.index.kind!r}, which counts words over "
         "the whole corpus; only blocks of an index of vectors can be edited "
         "here"
       )
@@ -567,8 +567,8 @@ class TrainedRun:
       self.params["retriever"],
       token_ids=tokens[None],
     )
-    # As a generation stores it.
-    stored = vector.astype(self.generation.embeddings.dtype)
+    # As a snapshot stores it.
+    stored = vector.astype(self.snapshot.embeddings.dtype)
     vector = stored.astype(np.float32)
     return EditedBlock(text, made.token_ids, made.byte_ranges, tokens, vector)
 
@@ -578,51 +578,51 @@ def whole_batch(batch_size: int, devices: int) -> int:
   return max(1, -(-batch_size // devices)) * devices
 
 
-def _load_generation(
+def _load_snapshot(
   config: RunConfig,
   model_dir: epath.Path,
   wanted: Sequence[int],
   *,
   corpus: Corpus,
   **settings: Any,
-) -> Generation:
-  """Loads the generation that is named, or the first of the wanted ones."""
-  folder = epath.Path(config.generation or model_dir / GENERATIONS)
-  if config.generation is None:
-    published = GenerationStore(folder).steps()
+) -> Snapshot:
+  """Loads the snapshot that is named, or the first of the wanted ones."""
+  folder = epath.Path(config.snapshot or model_dir / SNAPSHOTS)
+  if config.snapshot is None:
+    published = SnapshotStore(folder).steps()
     number = next((one for one in wanted if one in published), None)
     if number is None:
-      raise GenerationError(
-        f"the checkpoint wants generation {wanted[-1]}, and {folder} has "
+      raise SnapshotError(
+        f"the checkpoint wants snapshot {wanted[-1]}, and {folder} has "
         f"{published or 'none'}; build the newest checkpoint's with `python -m "
-        "realm_jax.build_index --once`, or name one with GENERATION"
+        "realm_jax.build_index --once`, or name one with SNAPSHOT"
       )
   elif (number := step_of(folder)) is not None:
     folder = folder.parent
   elif not folder.exists():
-    raise GenerationError(
-      f"{folder} does not exist; want a generation, or a folder of them such "
-      f"as MODEL_DIR/{GENERATIONS}"
+    raise SnapshotError(
+      f"{folder} does not exist; want a snapshot, or a folder of them such "
+      f"as MODEL_DIR/{SNAPSHOTS}"
     )
   if number is None:
-    generation = load_newest(folder, corpus=corpus, **settings)
+    snapshot = load_newest(folder, corpus=corpus, **settings)
   else:
-    generation = load_generation(folder, number, corpus=corpus, **settings)
+    snapshot = load_snapshot(folder, number, corpus=corpus, **settings)
   logging.info(
-    "Searching generation %d (%s over %d blocks)",
-    *(generation.step, generation.index.kind, generation.num_blocks),
+    "Searching snapshot %d (%s over %d blocks)",
+    *(snapshot.step, snapshot.index.kind, snapshot.num_blocks),
   )
-  if generation.corpus.version < corpus.version:
+  if snapshot.corpus.version < corpus.version:
     logging.warning(
-      "Generation %d is of version %d of the corpus, which has version %d by "
+      "Snapshot %d is of version %d of the corpus, which has version %d by "
       "now; `python -m realm_jax.build_index --once` builds one of that "
       "version",
-      *(generation.step, generation.corpus.version, corpus.version),
+      *(snapshot.step, snapshot.corpus.version, corpus.version),
     )
-  if config.index_scores and generation.index.needs_vectors:
+  if config.index_scores and snapshot.index.needs_vectors:
     raise SearchError(
-      "INDEX_SCORES is for an index without vectors, and generation "
-      f"{generation.step} is searched by {generation.index.kind!r}; give the "
-      "generation of the index that the run was trained with"
+      "INDEX_SCORES is for an index without vectors, and snapshot "
+      f"{snapshot.step} is searched by {snapshot.index.kind!r}; give the "
+      "snapshot of the index that the run was trained with"
     )
-  return generation
+  return snapshot

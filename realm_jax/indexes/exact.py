@@ -1,7 +1,7 @@
 """Exact search on the devices: the blocks with the largest inner products.
 
 The vectors are an argument of one compiled program, padded to a capacity, so a
-new generation of the same capacity is searched without compiling anything.
+new snapshot of the same capacity is searched without compiling anything.
 """
 
 import dataclasses

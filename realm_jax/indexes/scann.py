@@ -89,7 +89,7 @@ class Point(NamedTuple):
 class ScannConfig(IndexConfig):
   """Builds and loads trees of leaves, with quantized scores and reordering.
 
-  How much of the tree is searched is chosen for each generation by measuring,
+  How much of the tree is searched is chosen for each snapshot by measuring,
   where it is not given. The choice depends on measured times, so a run that
   must repeat bit for bit from its checkpoints alone gives both numbers.
 

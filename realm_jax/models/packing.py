@@ -23,7 +23,7 @@ _MAX_GROUP = 128
 _MIN_GROUP = 32
 
 
-class TokenRows(NamedTuple):
+class TokenSequences(NamedTuple):
   """Padded sequences before they are packed, and their ids for dropout.
 
   Without ids, they are those of the examples: see `with_example_ids`.
@@ -32,7 +32,7 @@ class TokenRows(NamedTuple):
   token_ids: Int[AnyArray, "n l"]
   dropout_ids: UInt32[AnyArray, " n"] | None = None
 
-  def with_example_ids(self, ids: UInt32[Array, " b"]) -> "TokenRows":
+  def with_example_ids(self, ids: UInt32[Array, " b"]) -> "TokenSequences":
     """Returns the same with ids, those of k sequences for each example.
 
     The sequences are ordered by example. The masks of a sequence follow from
@@ -81,7 +81,9 @@ class Plan(NamedTuple):
   needed_rows: Int[Array, " s"]
 
 
-def lengths_of(rows: TokenRows, *, groups: int) -> Int[Array, "{groups} m"]:
+def lengths_of(
+  rows: TokenSequences, *, groups: int
+) -> Int[Array, "{groups} m"]:
   """Returns the number of tokens of each sequence, by group."""
   lengths = jnp.sum(jnp.asarray(rows.token_ids) != PAD_ID, axis=1)
   return lengths.reshape(groups, -1)
@@ -133,7 +135,7 @@ def plan_rows(
   return Plan(lengths, *jax.vmap(best_fit)(lengths))
 
 
-def lay_out(plan: Plan, rows: TokenRows, *, num_rows: int) -> Sequences:
+def lay_out(plan: Plan, rows: TokenSequences, *, num_rows: int) -> Sequences:
   """Returns the sequences, which have ids, in the rows that a plan assigns.
 
   `num_rows` is the number of rows of each group, at least what they need.

@@ -15,24 +15,24 @@ from absl import logging
 from jax.sharding import NamedSharding
 
 from realm_jax import console
-from realm_jax.generations.build import GenerationConfig
-from realm_jax.generations.embedding import (
-  abstract_retriever,
-  jitted_embedder,
-  rows_per_batch,
-)
 from realm_jax.indexes import exact_search
 from realm_jax.models.retriever import embed_blocks, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.precompilation.assumed_texts import AssumedTexts
 from realm_jax.precompilation.topology import Topology
+from realm_jax.snapshots.build import SnapshotConfig
+from realm_jax.snapshots.embedding import (
+  abstract_retriever,
+  jitted_embedder,
+  rows_per_batch,
+)
 from realm_jax.storage.json_files import JsonValue
+from realm_jax.training.bin_counts import Texts, input_shapes
+from realm_jax.training.compiled_steps import CompiledSteps, StepSetup
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.rolling_index import abstract_vectors, plan_of
-from realm_jax.training.row_counts import Texts, input_shapes
 from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
-from realm_jax.training.setup import CompiledSteps, StepSetup
 from realm_jax.training.stages.stage import Models
 from realm_jax.training.step import create_state
 
@@ -139,7 +139,7 @@ class Report:
 
 
 def compile_recipe(
-  recipe: TrainConfig | GenerationConfig,
+  recipe: TrainConfig | SnapshotConfig,
   topology: Topology,
   *,
   num_blocks: int,
@@ -157,7 +157,7 @@ def compile_recipe(
   Raises:
     ValueError: The recipe does not fit the slice's devices.
   """
-  if isinstance(recipe, GenerationConfig):
+  if isinstance(recipe, SnapshotConfig):
     return Report(topology, [_embedding(recipe, topology)])
   costs = list(_of_training(recipe, topology, num_blocks, texts))
   # The first mode is the one that trains most, and so needs most memory.
@@ -189,7 +189,7 @@ def _of_training(
   searched = None
   if config.stage.needs_index:
     searched = _searched(setup)
-  if config.keeps_own_index:
+  if config.keeps_rolling_index:
     state = state._replace(index=abstract_vectors(setup))
   in_step = searched if config.retrieve_on_device else None
   arguments = state, setup.abstract_batch(), in_step
@@ -200,8 +200,8 @@ def _of_training(
     texts or AssumedTexts(num_blocks, models.retriever.bert.vocab_size or 2)
   )
   name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
-  if layout.row_counts:
-    name += f", and packed in {len(layout.row_counts)} layouts"
+  if layout.bin_counts:
+    name += f", and packed in {len(layout.bin_counts)} layouts"
   steps = CompiledSteps(setup, layout)
   for frozen, step in steps.lower(*arguments, first_step=0):
     mode = ", retriever frozen" if frozen else ""
@@ -220,10 +220,10 @@ def _of_training(
 
 
 def _searched(setup: StepSetup) -> SearchedBlocks:
-  """Returns what is searched: a generation, or the run's own index."""
+  """Returns what is searched: a snapshot, or the run's rolling index."""
   config, mesh, retriever = setup.config, setup.mesh, setup.models.retriever
   vectors, query_params = None, {}
-  if not config.keeps_own_index:
+  if not config.keeps_rolling_index:
     vectors = abstract_vectors(setup).vectors
     if not config.stage.current_queries:
       params = abstract_retriever(retriever, mesh)
@@ -238,7 +238,7 @@ def _searched(setup: StepSetup) -> SearchedBlocks:
   return SearchedBlocks(query_params, vectors, count, blocks, plan_of(setup))
 
 
-def _embedding(config: GenerationConfig, topology: Topology) -> Cost:
+def _embedding(config: SnapshotConfig, topology: Topology) -> Cost:
   """Compiles a builder's embedding of a batch of the longest blocks.
 
   A builder on several hosts embeds a batch on each; a chip's share is the same.

@@ -2,7 +2,7 @@
 
     GET  /           the page
     GET  /api/about  what it can do: {"runs": {KIND: {"model_dir", "checkpoint",
-                     "generation", "index", "num_blocks", "can_edit"}},
+                     "snapshot", "index", "num_blocks", "can_edit"}},
                      "examples": [TEXT], "missing": [TEXT]}, KIND being
                      "question" or "masked sentence"
     POST /api/ask    {"text": TEXT, "edits": [{"id": ID, "text": TEXT}]}
@@ -25,7 +25,7 @@ Programs ask many texts at once; docs/evaluation.md has examples:
     POST /update     {"blocks": [{"id": ID, "text": TEXT}]}: other texts in
                      blocks, for all clients; only with --allow_updates
 
-They return {"results": […]}, whose entries name `checkpoint` and `generation`.
+They return {"results": […]}, whose entries name `checkpoint` and `snapshot`.
 Requests that wait together are computed together.
 
 An error is {"error": TEXT} with status 400 (the request, or a text that does

@@ -178,18 +178,18 @@ class Service:
 
 
 def _about(run: TrainedRun) -> dict[str, Any]:
-  generation = run.generation
+  snapshot = run.snapshot
   return {
     "model_dir": str(run.model_dir),
     **_source(run),
-    "index": generation.index.kind,
-    "num_blocks": generation.num_blocks,
+    "index": snapshot.index.kind,
+    "num_blocks": snapshot.num_blocks,
     "can_edit": run.can_edit,
   }
 
 
 def _source(run: TrainedRun) -> dict[str, int]:
-  return {"checkpoint": run.step, "generation": run.generation.step}
+  return {"checkpoint": run.step, "snapshot": run.snapshot.step}
 
 
 def _edits(run: TrainedRun, texts: Mapping[str, str]) -> dict[int, str]:

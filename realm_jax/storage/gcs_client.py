@@ -16,7 +16,7 @@ class GcsClient(GCSFileSystem):
   """A client that sees what other processes write, and never waits for ever.
 
   By default gcsfs keeps every listing for the life of the process, so that a
-  trainer would see no new generation, and waits without limit for an answer.
+  trainer would see no new snapshot, and waits without limit for an answer.
   The class is the one that does not ask for the bucket's kind first, which not
   every account may know: buckets of the kind "zonal" need the other.
   """
@@ -33,10 +33,10 @@ class GcsClient(GCSFileSystem):
       kwargs.setdefault("token", "anon")
     super().__init__(*args, **kwargs)
 
-  def read_generation(self, path: str) -> tuple[bytes, str]:
-    """Returns what an object holds, and its generation; b"", "0" without one.
+  def read_snapshot(self, path: str) -> tuple[bytes, str]:
+    """Returns what an object holds, and its snapshot; b"", "0" without one.
 
-    The generation is Google's: it changes with each write of the object.
+    The snapshot is Google's: it changes with each write of the object.
     """
     bucket, name, _ = self.split_path(path)
     try:
@@ -44,14 +44,14 @@ class GcsClient(GCSFileSystem):
     except FileNotFoundError:
       return b"", "0"
     headers, content = answer
-    return content, headers["x-goog-generation"]
+    return content, headers["x-goog-snapshot"]
 
-  def write_generation(
+  def write_snapshot(
     self, path: str, content: bytes, *, replaces: str
   ) -> str | None:
-    """Writes an object if its generation is the one that this one `replaces`.
+    """Writes an object if its snapshot is the one that this one `replaces`.
 
-    Returns the new generation, or None if the object has another one by now: by
+    Returns the new snapshot, or None if the object has another one by now: by
     another process, or by this one if an answer was lost.
     """
     bucket, name, _ = self.split_path(path)
@@ -62,11 +62,11 @@ class GcsClient(GCSFileSystem):
         bucket,
         uploadType="media",
         name=name,
-        ifGenerationMatch=replaces,
+        ifSnapshotMatch=replaces,
         headers={"Content-Type": "application/octet-stream"},
         data=content,
         json_out=True,
       )
     except FileExistsError:  # gcsfs's error for a precondition that failed.
       return None
-    return written["generation"]
+    return written["snapshot"]

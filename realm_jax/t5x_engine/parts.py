@@ -2,7 +2,7 @@
 
 t5x counts the steps, and writes summaries of them. Each step is the next one of
 a run of ours (`training.loop.iterate`), which reads, searches, computes and
-saves as in `realm_jax.train`. So sidecar, evaluation and our own loop read what
+saves as in `realm_jax.train`. So builder, evaluation and our own loop read what
 a run of t5x has written.
 
 t5x makes its partitioner, model, infeed, initial state and trainer one by one.

@@ -25,9 +25,9 @@ from etils import epath
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from realm_jax.generations.embedding import round_up, rows_per_batch
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
+from realm_jax.snapshots.embedding import round_up, rows_per_batch
 from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import download, is_remote
 from realm_jax.text import salient_spans

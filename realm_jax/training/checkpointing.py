@@ -26,7 +26,7 @@ from realm_jax.checkpoints.store import (
   digest_bytes,
   locate,
   loop_record,
-  recorded_generation,
+  recorded_snapshot,
 )
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
@@ -46,14 +46,14 @@ _FORMAT = 3
 # blocks the corpus that it searches had at its start (`searched_blocks`).
 RunIdentity: TypeAlias = dict[str, int | str]
 # The settings that a run must keep, by the name of what a checkpoint records. A
-# run that does not wait for generations records 0 for their distance and lag.
+# run that does not wait for snapshots records 0 for their distance and lag.
 _SETTINGS = {
   "seed": "SEED",
   "batch_size": "BATCH_SIZE",
   "num_searched": "NUM_CANDIDATES or NUM_SEARCHED",
   "save_every_steps": "SAVE_EVERY_STEPS, REFRESH_EVERY_STEPS and "
-  "WAIT_FOR_GENERATIONS",
-  "lag_steps": "LAG_STEPS and WAIT_FOR_GENERATIONS",
+  "WAIT_FOR_SNAPSHOTS",
+  "lag_steps": "LAG_STEPS and WAIT_FOR_SNAPSHOTS",
   "held_out_blocks": "HELD_OUT_BLOCKS",
 }
 
@@ -122,14 +122,14 @@ class LoopState(NamedTuple):
 
   Attributes:
     positions: Positions in the data at which the rows of this process go on.
-    generation: Step of the generation in use; None of a run without any.
+    snapshot: Step of the snapshot in use; None of a run without any.
     retrieved: Blocks that were retrieved for the next step's queries of this
       process; None if they have to be searched.
-    indexed_corpus: SHA-256 of the corpus version of a run's own index.
+    indexed_corpus: SHA-256 of the corpus version of a run's rolling index.
   """
 
   positions: Int64[np.ndarray, " b"]
-  generation: int | None = None
+  snapshot: int | None = None
   retrieved: RetrievedIds | None = None
   indexed_corpus: str | None = None
 
@@ -141,7 +141,7 @@ class LoopState(NamedTuple):
       rows["scores"] = self.retrieved.scores
     corpus = self.indexed_corpus
     digests = {} if corpus is None else {"vectors_corpus": corpus}
-    item = loop_record(self.generation, **digests)
+    item = loop_record(self.snapshot, **digests)
     return item | sharding.to_devices(rows, mesh)
 
   @classmethod
@@ -153,7 +153,7 @@ class LoopState(NamedTuple):
       ids = _from_words(np.asarray(item["ids"])[own])
       retrieved = RetrievedIds(ids, np.asarray(item["scores"])[own])
     positions = _from_words(np.asarray(item["positions"])[own])
-    return cls(positions, recorded_generation(item), retrieved)
+    return cls(positions, recorded_snapshot(item), retrieved)
 
 
 class Checkpointer:
@@ -161,7 +161,7 @@ class Checkpointer:
 
   A save that failed is taken again, at the next step and from its state, up to
   `max_failures` times in a row. With 0 the first failure ends the run: a run
-  that waits for generations of certain steps has no use for other checkpoints,
+  that waits for snapshots of certain steps has no use for other checkpoints,
   and one of several processes cannot save again, because orbax keeps the others
   in a barrier for up to ten minutes.
   """
@@ -256,7 +256,7 @@ class Checkpointer:
         model_dir = self._store.directory.parent
         raise CheckpointError(
           f"{model_dir} was started before with another {name} than that of "
-          f"{self._config.source_of(name)}, and its first generation may "
+          f"{self._config.source_of(name)}, and its first snapshot may "
           f"exist; remove {model_dir}, or choose another MODEL_DIR"
         )
 

@@ -27,7 +27,7 @@ class CheckpointConfig:
   """When a run saves checkpoints, and where its first parameters come from.
 
   Attributes:
-    save_every_steps: Distance of checkpoints, and so of generations, in steps.
+    save_every_steps: Distance of checkpoints, and so of snapshots, in steps.
     keep_checkpoints: Number of the latest checkpoints that are kept; step 0
       always is.
     initial_checkpoint: MODEL_DIR of the stage before, or one of its
@@ -51,24 +51,24 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RefreshConfig:
-  """How a run follows the index builder, or keeps its own index.
+  """How a run follows the index builder, or keeps a rolling index.
 
   Attributes:
-    swap_generations: Whether later generations are swapped in at all; open QA
+    swap_snapshots: Whether later snapshots are swapped in at all; open QA
       stays with its first.
-    wait_for_generations: Whether the generation of checkpoint c is used from
+    wait_for_snapshots: Whether the snapshot of checkpoint c is used from
       exactly step c + lag_steps, for which the trainer waits, so that a run is
-      deterministic. Otherwise the newest loaded generation is used.
-    lag_steps: Steps between a checkpoint and the use of its generation; with
-      `wait_for_generations` only.
-    refresh_every_steps: Distance of the generations that are used, in steps:
-      those of other checkpoints are not. None uses the generations of all
+      deterministic. Otherwise the newest loaded snapshot is used.
+    lag_steps: Steps between a checkpoint and the use of its snapshot; with
+      `wait_for_snapshots` only.
+    refresh_every_steps: Distance of the snapshots that are used, in steps:
+      those of other checkpoints are not. None uses the snapshots of all
       checkpoints.
     max_staleness_steps: Age of the oldest vector that may be searched, in
-      steps. None is ten times the distance of the generations that are used,
+      steps. None is ten times the distance of the snapshots that are used,
       and 0 sets no limit.
     on_stale: What to do beyond that limit, `warn` or `fail`.
-    timeout_seconds: Seconds to wait for a generation before giving up.
+    timeout_seconds: Seconds to wait for a snapshot before giving up.
     blocks_per_step: Number of blocks that each step embeds again, on all
       devices together, in an index that the run keeps itself. With 0 the run
       follows an index builder.
@@ -76,8 +76,8 @@ class RefreshConfig:
       `bfloat16`.
   """
 
-  swap_generations: bool = True
-  wait_for_generations: bool = False
+  swap_snapshots: bool = True
+  wait_for_snapshots: bool = False
   lag_steps: PositiveInt = 100
   refresh_every_steps: Annotated[PositiveInt | None, OfRun()] = None
   max_staleness_steps: NonNegativeInt | None = None
@@ -128,7 +128,7 @@ class TrainConfig:
   """One training run of one stage.
 
   Attributes:
-    model_dir: Directory of the run's checkpoints, generations and metrics.
+    model_dir: Directory of the run's checkpoints, snapshots and metrics.
     data: Task, corpus, batch and lengths. Examples come from the corpus
       version that the run began with.
     stage: What is trained, and by which loss.
@@ -176,16 +176,16 @@ class TrainConfig:
         f"retrieve_on_device=True: this {type(self.stage).__name__} does not "
         "retrieve inside its step; set RETRIEVE_ON_DEVICE = False"
       )
-    if self.keeps_own_index and not self.retrieve_on_device:
+    if self.keeps_rolling_index and not self.retrieve_on_device:
       raise ValueError(
         f"BLOCKS_PER_STEP={self.refresh.blocks_per_step} has each step "
         "embed blocks where it searches them; set RETRIEVE_ON_DEVICE = True, "
         "too"
       )
-    if self.keeps_own_index and self.refresh.wait_for_generations:
+    if self.keeps_rolling_index and self.refresh.wait_for_snapshots:
       raise ValueError(
-        "a run with BLOCKS_PER_STEP keeps its own index and has no "
-        "generations to wait for; set WAIT_FOR_GENERATIONS = False"
+        "a run with BLOCKS_PER_STEP keeps a rolling index and has no "
+        "snapshots to wait for; set WAIT_FOR_SNAPSHOTS = False"
       )
     if self.data.corpus_version is not None:
       raise ValueError(
@@ -196,19 +196,19 @@ class TrainConfig:
     if self.refresh_every_steps % kept.save_every_steps:
       raise ValueError(
         f"REFRESH_EVERY_STEPS={self.refresh_every_steps} is no multiple of "
-        f"SAVE_EVERY_STEPS={kept.save_every_steps}: generations are built from "
+        f"SAVE_EVERY_STEPS={kept.save_every_steps}: snapshots are built from "
         "checkpoints; change one of them"
       )
     if self.waits and lag > kept.keep_checkpoints * kept.save_every_steps:
       raise ValueError(
         f"lag_steps={lag} exceeds the {kept.keep_checkpoints} checkpoints, "
         f"{kept.save_every_steps} steps apart, that are kept: a checkpoint "
-        "would be removed before its generation is due; lower LAG_STEPS or "
+        "would be removed before its snapshot is due; lower LAG_STEPS or "
         "raise SAVE_EVERY_STEPS"
       )
     if self.waits and lag >= self.num_steps:
       logging.warning(
-        "only the first generation will be used: the others are due "
+        "only the first snapshot will be used: the others are due "
         "lag_steps=%d after their checkpoints, in a run of %d steps",
         lag,
         self.num_steps,
@@ -216,20 +216,20 @@ class TrainConfig:
 
   @property
   def refresh_every_steps(self) -> int:
-    """Distance of the generations that are used, in steps."""
+    """Distance of the snapshots that are used, in steps."""
     return self.refresh.refresh_every_steps or self.checkpoints.save_every_steps
 
   @property
-  def keeps_own_index(self) -> bool:
+  def keeps_rolling_index(self) -> bool:
     """Whether the run itself embeds the blocks that it searches."""
     return self.refresh.blocks_per_step > 0
 
   @property
   def waits(self) -> bool:
-    """Whether each step's generation follows from the step alone."""
+    """Whether each step's snapshot follows from the step alone."""
     refresh = self.refresh
     return (
       self.stage.needs_index
-      and refresh.swap_generations
-      and refresh.wait_for_generations
+      and refresh.swap_snapshots
+      and refresh.wait_for_snapshots
     )

@@ -16,15 +16,15 @@ class StepDecision(NamedTuple):
   """What holds for a step in all processes.
 
   Attributes:
-    load: Generation that all processes should load.
-    generation: The same, once all have loaded it: the next step may use it.
+    load: Snapshot that all processes should load.
+    snapshot: The same, once all have loaded it: the next step may use it.
     refused: Whether a process cannot use it, so that another is to be offered.
     stop: Whether the run saves and ends after this step, as it was preempted.
     metrics: Means of the metrics of the hosts.
   """
 
   load: int | None
-  generation: int | None
+  snapshot: int | None
   refused: bool
   stop: bool
   metrics: dict[str, float]
@@ -66,20 +66,20 @@ class Decisions:
     self,
     step: int,
     *,
-    generation: int | None,
+    snapshot: int | None,
     refused: int | None = None,
     metrics: Mapping[str, float],
   ) -> StepDecision:
     """Decides what concerns a step, from the retrieval's thread.
 
-    The generation that this process could swap in, and the one that it cannot
-    use, are what `GenerationSchedule.loaded` returns.
+    The snapshot that this process could swap in, and the one that it cannot
+    use, are what `IndexSchedule.loaded` returns.
 
     Raises:
       ProcessesError: A process has failed.
     """
     known = {
-      "generation": generation,
+      "snapshot": snapshot,
       "refused": refused,
       "metrics": metrics,
       "preempted": self._preempted.is_set(),
@@ -109,11 +109,11 @@ class Decisions:
 
 def _decide_step(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Returns the fields of a `StepDecision`, from what all processes know."""
-  wanted = facts[0]["generation"]
+  wanted = facts[0]["snapshot"]
   return {
     "load": wanted,
-    "generation": wanted
-    if all(fact["generation"] == wanted for fact in facts)
+    "snapshot": wanted
+    if all(fact["snapshot"] == wanted for fact in facts)
     else None,
     "refused": wanted is not None
     and any(fact["refused"] == wanted for fact in facts),

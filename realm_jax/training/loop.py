@@ -5,11 +5,11 @@ For each step s, counted from 0:
 1. The batch of step s, whose candidates were retrieved while step s − 1 ran,
    is taken.
 2. The examples of step s + 1 are read, and their queries are embedded and
-   searched in the generation of step s + 1.
+   searched in the snapshot of step s + 1.
 3. The compiled step s is dispatched. Its metrics are read two steps later, so
    that the host does not wait for the devices.
 4. Where it is due, a checkpoint is saved: parameters and optimizer after s + 1
-   steps, the position in the data, the generation in use and the blocks that
+   steps, the position in the data, the snapshot in use and the blocks that
    were retrieved for step s + 1. A run that is killed continues from it as if
    it had not been interrupted.
 
@@ -24,13 +24,13 @@ from absl import logging
 
 from realm_jax.indexes.protocol import RetrievalUnavailableError
 from realm_jax.storage.sole_process import SoleProcess
-from realm_jax.training.candidates import Candidates
+from realm_jax.training.batch_pipeline import Candidates
 from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.compiled_steps import CompiledSteps
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.goodput import lost_to
+from realm_jax.training.index_schedule import WaitPreemptedError
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
-from realm_jax.training.setup import CompiledSteps
 from realm_jax.training.step import Metrics, TrainState
 
 

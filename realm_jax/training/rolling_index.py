@@ -19,18 +19,18 @@ from realm_jax.indexes.exact import ExactConfig, capacity_for
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import MESH_AXES
 from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.compiled_steps import RunSetup, StepSetup
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.generations import WaitPreemptedError
+from realm_jax.training.index_schedule import WaitPreemptedError
 from realm_jax.training.search_in_step import (
   NEVER,
   NO_BLOCK,
   BlockArrays,
-  DatedVectors,
+  RollingIndexState,
   SearchedBlocks,
   load_blocks,
   refresh_oldest,
 )
-from realm_jax.training.setup import RunSetup, StepSetup
 from realm_jax.training.step import TrainState
 
 # Tokens that each device embeds at once while a new run embeds all blocks.
@@ -38,7 +38,7 @@ _TOKENS_PER_BATCH = 16_384
 _BATCHES_PER_LOOK = 16
 
 
-class OwnIndex:
+class RollingIndex:
   """The vectors and tokens of all blocks, of a run without an index builder.
 
   Attributes:
@@ -101,12 +101,12 @@ class OwnIndex:
       plan=plan_of(setup),
     )
     if found is not None:
-      return state._replace(index=DatedVectors(**found))
+      return state._replace(index=RollingIndexState(**found))
     return state._replace(index=self._embedded(state, shapes, blocks))
 
   def _embedded(
-    self, state: TrainState, shapes: DatedVectors, blocks: BlockArrays
-  ) -> DatedVectors:
+    self, state: TrainState, shapes: RollingIndexState, blocks: BlockArrays
+  ) -> RollingIndexState:
     """Embeds all blocks, with the devices of the run."""
     setup, mesh = self._setup, self._setup.mesh
     capacity = len(shapes.steps)
@@ -127,9 +127,9 @@ class OwnIndex:
     )
 
     @functools.partial(jax.jit, out_shardings=placed)
-    def without_vectors() -> DatedVectors:
+    def without_vectors() -> RollingIndexState:
       is_block = jnp.arange(capacity) < setup.num_blocks
-      return DatedVectors(
+      return RollingIndexState(
         jnp.zeros(shapes.vectors.shape, shapes.vectors.dtype),
         jnp.where(is_block, NEVER, NO_BLOCK).astype(jnp.int32),
       )
@@ -149,16 +149,16 @@ class OwnIndex:
     return dated
 
 
-def abstract_vectors(setup: StepSetup) -> DatedVectors:
+def abstract_vectors(setup: StepSetup) -> RollingIndexState:
   """Returns abstract vectors: a run's own, or those of an exact index."""
   config, dtype = setup.config, ExactConfig().dtype
-  if config.keeps_own_index:
+  if config.keeps_rolling_index:
     dtype = config.refresh.rolling_refresh_dtype
   size = setup.models.retriever.vector_size
   capacity = capacity_for(setup.num_blocks, devices=setup.mesh.size)
   placed = NamedSharding(setup.mesh, PartitionSpec(MESH_AXES))
   abstract: Any = functools.partial(jax.ShapeDtypeStruct, sharding=placed)
-  return DatedVectors(
+  return RollingIndexState(
     abstract((capacity, size), jnp.dtype(dtype)),
     abstract((capacity,), jnp.int32),
   )

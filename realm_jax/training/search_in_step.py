@@ -32,7 +32,7 @@ from realm_jax.models.retriever import (
 from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
-from realm_jax.training.encoder_rows import (
+from realm_jax.training.encoder_inputs import (
   Candidates,
   hash_words,
   with_null,
@@ -80,7 +80,7 @@ class BlockArrays(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SearchedBlocks:
-  """What a step searches: a generation, or the run's own index.
+  """What a step searches: a snapshot, or the run's rolling index.
 
   Attributes:
     query_params: Parameters of the query tower that embeds the queries; none
@@ -171,7 +171,7 @@ def abstract_blocks(
   )
 
 
-class DatedVectors(NamedTuple):
+class RollingIndexState(NamedTuple):
   """The vectors of all blocks, and when each was made.
 
   The rows are divided over all devices, and padded.
@@ -183,7 +183,7 @@ class DatedVectors(NamedTuple):
   vectors: Float[Array, "n d"]
   steps: Int[Array, " n"]
 
-  def as_of(self, step: Int[Array, ""]) -> "DatedVectors":
+  def as_of(self, step: Int[Array, ""]) -> "RollingIndexState":
     """Returns the same, for a step whose parameters give the same vectors."""
     is_block = self.steps != NO_BLOCK
     return self._replace(steps=jnp.where(is_block, step, NO_BLOCK))
@@ -191,14 +191,14 @@ class DatedVectors(NamedTuple):
 
 def refresh_oldest(
   params: Params,
-  dated: DatedVectors,
+  dated: RollingIndexState,
   blocks: BlockArrays,
   step: Int[Array, ""],
   *,
   retriever: Retriever,
   num_blocks: int,
   mesh: Mesh,
-) -> DatedVectors:
+) -> RollingIndexState:
   """Embeds each device's oldest blocks again.
 
   They are one run of `num_blocks` rows on each device: that which begins with
@@ -227,10 +227,12 @@ def refresh_oldest(
     return sequences.padded(inputs, blocks.marks[2][kept]), taken
 
   def put(
-    dated: DatedVectors, rows: Int[Array, " w"], vectors: Float[Array, "w d"]
-  ) -> DatedVectors:
+    dated: RollingIndexState,
+    rows: Int[Array, " w"],
+    vectors: Float[Array, "w d"],
+  ) -> RollingIndexState:
     vectors = vectors.astype(dated.vectors.dtype)
-    return DatedVectors(
+    return RollingIndexState(
       dated.vectors.at[rows].set(vectors, mode="drop"),
       dated.steps.at[rows].set(step, mode="drop"),
     )
@@ -267,13 +269,13 @@ def search_in_step(
   the retriever is frozen, when all vectors are those of its parameters.
 
   It is a `search` of `train_step`; the `num_candidates` include the null block.
-  Of a run's own index, each device embeds `num_refreshed` blocks again, and the
+  Of a run's rolling index, each device embeds `num_refreshed` blocks again, and the
   metric `staleness_steps` is the age of the oldest vector in this search.
   """
   metrics: Metrics = {}
   current, vectors = state.params["retriever"], searched.vectors
   if state.index is not None:
-    dated: DatedVectors = state.index
+    dated: RollingIndexState = state.index
     if freeze_retriever:
       dated = dated.as_of(state.step)
     else:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Int, PyTree, UInt32
 from realm_jax.models.parameters import Params, parameter_shardings
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning import sharding
-from realm_jax.training.encoder_rows import EncoderRows, RowLayout
+from realm_jax.training.encoder_inputs import EncoderInputs, PackingLayout
 
 # A stage's batch: a tree of arrays with a row for each example.
 B = TypeVar("B")
@@ -30,7 +30,7 @@ Metrics = dict[str, jax.Array]
 class TrainState(NamedTuple):
   """What the steps of a run read and write, after so many of them.
 
-  A run that keeps its own index has it here (`search_in_step.DatedVectors`).
+  A run that keeps a rolling index has it here (`search_in_step.RollingIndexState`).
   """
 
   step: Int[Array, ""]
@@ -134,7 +134,7 @@ def batch_gradient(
   *,
   stage: Any,
   models: Any,
-  layout: RowLayout,
+  layout: PackingLayout,
   seed: int,
   freeze_retriever: bool = False,
   num_microbatches: int = 1,
@@ -156,15 +156,15 @@ def batch_gradient(
     return stage.encoders(models, params, key)
 
   def on_rows(
-    part: tuple[B, UInt32[Array, " b"]], compute: Callable[[EncoderRows], T]
+    part: tuple[B, UInt32[Array, " b"]], compute: Callable[[EncoderInputs], T]
   ) -> T:
     examples, ids = part
-    return layout.with_rows(
+    return layout.with_inputs(
       functools.partial(stage.rows, models), examples, compute, example_ids=ids
     )
 
   def objective(
-    params: Params, part: B, rows: EncoderRows
+    params: Params, part: B, rows: EncoderInputs
   ) -> tuple[jax.Array, WeightedLoss]:
     weighted = stage.loss(encoders(params, dropout_key), part, rows)
     # Gradients of sums can be added; that of the mean need not be divided.
@@ -200,7 +200,7 @@ def batch_gradient(
   def backward(given: Any, slopes: Any) -> Any:
     params, part, key = given
 
-    def pulled_back(rows: EncoderRows) -> Params:
+    def pulled_back(rows: EncoderInputs) -> Params:
       _, pull = jax.vjp(
         lambda params: stage.embed(encoders(params, key), rows), params
       )

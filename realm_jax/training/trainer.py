@@ -16,16 +16,16 @@ from realm_jax.storage.sole_process import (
   SoleProcessError,
   sole_process,
 )
-from realm_jax.training.candidates import Candidates
+from realm_jax.training.batch_pipeline import Candidates
 from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.compiled_steps import CompiledSteps, set_up
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.generations import open_schedule
+from realm_jax.training.index_schedule import open_schedule
 from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.loop import Run, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
-from realm_jax.training.rolling_index import OwnIndex
-from realm_jax.training.setup import CompiledSteps, set_up
+from realm_jax.training.rolling_index import RollingIndex
 from realm_jax.training.step import TrainState, create_state
 
 
@@ -102,7 +102,7 @@ def open_run(
 
     loop.on_process_0("sole trainer", take_model_dir, (SoleProcessError,))
     stack.callback(store.close)
-    saves_once = config.refresh.wait_for_generations or loop.count > 1
+    saves_once = config.refresh.wait_for_snapshots or loop.count > 1
     checkpoints = Checkpointer(
       *(store, setup.identity, sources), max_failures=0 if saves_once else 3
     )
@@ -123,15 +123,15 @@ def open_run(
     )
     stack.callback(examples.close)
     step = int(state.step)
-    own_index = None
-    if config.keeps_own_index and step < config.num_steps:
-      own_index = OwnIndex(setup, decisions, checkpoints)
+    rolling_index = None
+    if config.keeps_rolling_index and step < config.num_steps:
+      rolling_index = RollingIndex(setup, decisions, checkpoints)
     if configuration is not None:
       loop.on_process_0(
         "configuration",
         lambda: keep_configuration(config.model_dir, configuration),
       )
-    # The first generation is built from checkpoint 0. It is not saved before
+    # The first snapshot is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():
       checkpoints.save(state, loop_state)
@@ -149,7 +149,7 @@ def open_run(
     )
     stack.callback(metrics.close)
     schedule = None
-    if config.stage.needs_index and own_index is None:
+    if config.stage.needs_index and rolling_index is None:
       schedule = open_schedule(setup, decisions)
       stack.callback(schedule.close)
     candidates = Candidates(
@@ -158,7 +158,7 @@ def open_run(
       schedule=schedule,
       decisions=decisions,
       resumed=loop_state,
-      own_index=own_index,
+      rolling_index=rolling_index,
     )
     stack.callback(candidates.close)
     # By a corpus that stays the same when the run is resumed.

@@ -1,4 +1,4 @@
-"""Exports a checkpoint, or a generation's vectors, for other systems.
+"""Exports a checkpoint, or a snapshot's vectors, for other systems.
 
 Vectors are written as files that any library reads:
 
@@ -18,12 +18,12 @@ from etils import epath
 from realm_jax.checkpoints.store import FOLDER, locate
 from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.loading import corpus_of
-from realm_jax.generations.manifest import GenerationError
-from realm_jax.generations.store import GenerationStore, directory_of
-from realm_jax.generations.vectors import Embeddings, check_finite
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.snapshots.loading import corpus_of
+from realm_jax.snapshots.manifest import SnapshotError
+from realm_jax.snapshots.store import SnapshotStore, directory_of
+from realm_jax.snapshots.vectors import Embeddings, check_finite
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.atomic import atomic_file, atomic_text_file
 from realm_jax.storage.json_files import json_lines, write_json
@@ -186,7 +186,7 @@ def export_vectors(
   retriever: Retriever,
   output_dir: epath.PathLike,
   *,
-  generations_dir: epath.PathLike | None = None,
+  snapshots_dir: epath.PathLike | None = None,
   checkpoint_step: int | None = None,
 ) -> str:
   """Writes the vectors and the ids of all blocks, in bounded memory.
@@ -196,8 +196,8 @@ def export_vectors(
     corpus_dir: Corpus that was embedded, in any version.
     retriever: Retriever of the run, which says what vectors are compared by.
     output_dir: Directory to make; it appears complete or not at all.
-    generations_dir: Directory of the generations, if not in `model_dir`.
-    checkpoint_step: Step of the generation; None takes the newest.
+    snapshots_dir: Directory of the snapshots, if not in `model_dir`.
+    checkpoint_step: Step of the snapshot; None takes the newest.
 
   Returns:
     Lines that say what was written.
@@ -205,7 +205,7 @@ def export_vectors(
   Raises:
     WeightsError: `output_dir` is not empty, or the retriever is of another
       dimension.
-    GenerationError: There is no such generation, it is damaged, it is of
+    SnapshotError: There is no such snapshot, it is damaged, it is of
       another corpus, or a vector is not finite.
     CorpusError: There is no corpus.
     TargetError, DiskFullError: `output_dir` cannot be written.
@@ -213,11 +213,11 @@ def export_vectors(
   """
   require_readable(model_dir, corpus_dir)
   with new_directory(output_dir) as output:
-    store = GenerationStore(directory_of(model_dir, generations_dir))
+    store = SnapshotStore(directory_of(model_dir, snapshots_dir))
     steps = store.steps() if checkpoint_step is None else [checkpoint_step]
     if not steps:
-      raise GenerationError(
-        f"{store.directory} has no generation; make one with "
+      raise SnapshotError(
+        f"{store.directory} has no snapshot; make one with "
         "`python -m realm_jax.build_index --once`"
       )
     directory, manifest = store.path(steps[-1]), store.manifest(steps[-1])
@@ -229,7 +229,7 @@ def export_vectors(
       )
     corpus = corpus_of(manifest, Corpus.open(corpus_dir), directory)
     embeddings = Embeddings.of(store.files(manifest), manifest)
-    # The generation may be removed meanwhile.
+    # The snapshot may be removed meanwhile.
     embeddings.map_all()
     num_blocks, dim = embeddings.shape
     with (
@@ -273,7 +273,7 @@ def export_vectors(
       },
     )
   return (
-    f"{num_blocks} vectors of {dim} dimensions, of generation {manifest.step} "
+    f"{num_blocks} vectors of {dim} dimensions, of snapshot {manifest.step} "
     f"of {model_dir}: {_VECTORS}, {_BLOCKS} (id and title of each row) and "
     f"{_DESCRIPTION}"
   )

@@ -3,7 +3,7 @@
 MODEL_DIR/checkpoints/0   the parameters, as the trainer writes them
 MODEL_DIR/vocab.txt       for build_corpus --vocab
 MODEL_DIR/model.gin       for --gin_file
-MODEL_DIR/generations/0…  the vectors of the released blocks, if there are any
+MODEL_DIR/snapshots/0…  the vectors of the released blocks, if there are any
 CORPUS_DIR                the corpus of these blocks
 
 Released REALM answers open-domain questions as it is because its blocks and
@@ -32,15 +32,15 @@ from realm_jax.corpus.shard import MIN_BLOCK_LENGTH, NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.corpus.writing import Blocks, write_shards
-from realm_jax.generations.build import (
-  Builder,
-  GenerationConfig,
-  publish_vectors,
-)
-from realm_jax.generations.store import directory_of
 from realm_jax.indexes.protocol import Rows, config_from
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.snapshots.build import (
+  Builder,
+  SnapshotConfig,
+  publish_vectors,
+)
+from realm_jax.snapshots.store import directory_of
 from realm_jax.storage.access import require_writable
 from realm_jax.storage.atomic import (
   atomic_text_file,
@@ -104,13 +104,11 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
         write_corpus(released, words)
         undo.callback(_remove_corpus, released.corpus_dir)
         mesh = make_mesh()
-        length = min(
-          GenerationConfig.query_length, retriever.bert.max_positions
-        )
+        length = min(SnapshotConfig.query_length, retriever.bert.max_positions)
         index = config_from(config.index or "scann", {})
         publish_vectors(
           Builder(
-            GenerationConfig(retriever, index, query_length=length),
+            SnapshotConfig(retriever, index, query_length=length),
             Corpus.open(released.corpus_dir),
             mesh=mesh,
           ),
@@ -129,7 +127,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
     undo.pop_all()
   vectors = mapped.source.block_vectors
   if vectors is not None:
-    done = "published as generation 0"
+    done = "published as snapshot 0"
     if released is None:
       done = "left out; --corpus_dir imports them with their blocks"
     lines.append(f"block vectors {list(vectors.shape)}: {done}")
@@ -263,7 +261,7 @@ def _open_texts(path: epath.PathLike) -> Iterable[bytes]:
 
 def _remove_corpus(directory: epath.PathLike) -> None:
   """Removes a corpus, so that the same import can be run again."""
-  logging.info("Removing %s, whose generation was not written", directory)
+  logging.info("Removing %s, whose snapshot was not written", directory)
   corpus = epath.Path(directory)
   if not is_remote(directory):
     corpus = epath.Path(Path(directory).resolve())

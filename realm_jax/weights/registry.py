@@ -53,7 +53,7 @@ TARGETS: Mapping[str, str] = {
     "the reader with its masked-LM head, as a BertForMaskedLM of Hugging Face"
   ),
   "vectors": (
-    "the vectors of all blocks of a generation: vectors.npy, with a row for "
+    "the vectors of all blocks of a snapshot: vectors.npy, with a row for "
     "each block, blocks.jsonl, with the id and title of each row, and "
     "vectors.json, which says what they are of"
   ),
@@ -89,7 +89,7 @@ class ImportConfig:
     separate_towers: Whether queries and blocks have separate towers, which
       start from the same weights where the input has one.
     corpus_dir: Corpus to make of the blocks that were released with the
-      weights, whose vectors become generation 0; None imports no blocks.
+      weights, whose vectors become snapshot 0; None imports no blocks.
     block_records: File of the blocks' texts, block_records.npy or TFRecords
       (blocks.tfr); None takes the input's own.
     block_titles: TFRecords of the blocks' titles (titles.tfr); None leaves them

@@ -2,9 +2,9 @@
 
 from realm_jax import configuration
 from realm_jax.configuration.parsing import table_of_names
-from realm_jax.generations.build import GenerationConfig
-from realm_jax.generations.sidecar import build_index
 from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.snapshots.build import SnapshotConfig
+from realm_jax.snapshots.index_builder import build_index
 from realm_jax.training.config import TrainConfig
 
 _MODEL = "gin/models/tiny.gin"
@@ -30,7 +30,7 @@ def test_what_a_binding_refers_to_has_names_as_well():
   files = [_MODEL, "gin/runs/build_index.gin"]
   bindings = [*_GIVEN, "INDEX = %BM25", "K1 = 1.5"]
   with configuration.parsed(build_index, files, bindings):
-    config = configuration.configured(GenerationConfig)()
+    config = configuration.configured(SnapshotConfig)()
   assert config.index == Bm25Config(k1=1.5)
 
 

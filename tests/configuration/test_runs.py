@@ -8,13 +8,13 @@ from realm_jax import configuration, evaluate
 from realm_jax.configuration import ConfigurationError, KeptModel, runs
 from realm_jax.evaluation import evaluate as evaluation
 from realm_jax.evaluation.run import RunConfig
-from realm_jax.generations.build import GenerationConfig
-from realm_jax.generations.sidecar import SidecarConfig
-from realm_jax.generations.sidecar import build_index as build
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.scann import ScannConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.retriever import Retriever
+from realm_jax.snapshots.build import SnapshotConfig
+from realm_jax.snapshots.index_builder import IndexBuilderConfig
+from realm_jax.snapshots.index_builder import build_index as build
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.weights.exporting import export_weights
@@ -146,14 +146,14 @@ def test_an_evaluation_asks_for_what_it_needs(
 def test_an_index_is_of_the_kind_that_the_run_needs(
   trained, recipe, binding, index, refresh_every_steps
 ):
-  config, sidecar = _made(
-    (GenerationConfig, SidecarConfig),
+  config, builder = _made(
+    (SnapshotConfig, IndexBuilderConfig),
     trained(recipe, binding),
     "gin/runs/build_index.gin",
     function=build,
   )
   assert isinstance(config.index, index)
-  assert sidecar.refresh_every_steps == refresh_every_steps
+  assert builder.refresh_every_steps == refresh_every_steps
   assert config.retriever == tiny_world.RETRIEVER
   assert config.query_length == tiny_world.QUERY_LENGTH
 
@@ -224,7 +224,7 @@ def test_what_starts_before_the_trainer_waits_for_it(
   monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
   with caplog.at_level(logging.INFO, logger="absl"):
     _made(
-      [SidecarConfig],
+      [IndexBuilderConfig],
       model_dir,
       "gin/runs/build_index.gin",
       function=build,

@@ -111,7 +111,7 @@ def test_a_folder_that_is_not_whole_is_refused(folder, file, text, message):
 def test_an_evaluation_ranks_the_documents_of_the_folder(
   world, model_dir, run_config, folder, tmp_path
 ):
-  corpus_dir, generations = tmp_path / "corpus", tmp_path / "generations"
+  corpus_dir, snapshots = tmp_path / "corpus", tmp_path / "snapshots"
   build_corpus(
     [str(folder / "corpus.jsonl")],
     corpus_dir,
@@ -119,11 +119,11 @@ def test_an_evaluation_ranks_the_documents_of_the_folder(
     block_length=tiny_world.BLOCK_LENGTH,
     tagger=None,
   )
-  world.build_generation(
-    model_dir, corpus_dir=corpus_dir, generations_dir=generations
+  world.build_snapshot(
+    model_dir, corpus_dir=corpus_dir, snapshots_dir=snapshots
   )
   config = dataclasses.replace(
-    run_config, corpus_dir=corpus_dir, generation=generations
+    run_config, corpus_dir=corpus_dir, snapshot=snapshots
   )
   documents = {one["_id"] for one in read_lines(folder / "corpus.jsonl")}
   evaluated = {

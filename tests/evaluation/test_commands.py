@@ -65,11 +65,11 @@ def test_a_recipe_follows_a_run(
   world, model_dir, tmp_path, capsys, keep_record, command
 ):
   keep_record("open_qa", tmp_path)
-  world.save_checkpoint(tmp_path, step=3, generation=0)
+  world.save_checkpoint(tmp_path, step=3, snapshot=0)
   gin = {
     "OUTPUT_DIR": str(tmp_path),
     "BATCH_SIZE": 8,
-    "GENERATION": str(model_dir / "generations"),
+    "SNAPSHOT": str(model_dir / "snapshots"),
     "QUESTIONS": str(world.question_file),
     "BEST_METRIC": "f1",
     "FOLLOW_UNTIL_STEP": 3,

@@ -11,7 +11,7 @@ from realm_jax.checkpoints.best import BestCheckpoint, read_best
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore, locate
 from realm_jax.evaluation.evaluate import follow
 from realm_jax.evaluation.run import RunConfig
-from realm_jax.generations.manifest import GenerationError
+from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.storage.json_files import write_json
 from tests import tiny_world
 
@@ -143,14 +143,14 @@ def test_it_waits_for_checkpoints_and_keeps_what_it_evaluates(run):
   assert read_best(run.model_dir) == BestCheckpoint("exact_match", 1, 0.3)
 
 
-def test_a_generation_that_is_not_published_yet_is_waited_for(run):
+def test_a_snapshot_that_is_not_published_yet_is_waited_for(run):
   run.save(0)
   tries = []
 
   def at_the_third(*, config, output_dir):
     tries.append(1)
     if len(tries) < 3:
-      raise GenerationError("there is no generation 0 yet")
+      raise SnapshotError("there is no snapshot 0 yet")
     return run.evaluate(config=config, output_dir=output_dir)
 
   run.follow(0, evaluation=at_the_third)

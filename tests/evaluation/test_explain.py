@@ -172,7 +172,7 @@ def test_copies_of_a_training_sentence_leave_the_null_block(
   )
   copied, model_dir = tiny_world.World(tmp_path), tmp_path / "run"
   copied.save_checkpoint(model_dir)
-  copied.build_generation(model_dir)
+  copied.build_snapshot(model_dir)
   config = dataclasses.replace(
     run_config, model_dir=model_dir, corpus_dir=corpus_dir
   )

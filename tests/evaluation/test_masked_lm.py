@@ -33,7 +33,7 @@ def test_batches_of_any_size_measure_the_same_words(
   assert metrics["num_queries"] == 24 <= metrics["num_masks"]
   assert 0 < metrics["null_probability"] < 1
   assert 0 < metrics["candidate_entropy"] < math.log(4)
-  assert (metrics["checkpoint"], metrics["generation"]) == (0, 0)
+  assert (metrics["checkpoint"], metrics["snapshot"]) == (0, 0)
   # The loss is per token here.
   assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
   utility = math.log(metrics["perplexity_null"] / metrics["perplexity"])

@@ -86,27 +86,27 @@ def test_the_control_reads_random_blocks_and_prefers_none(evaluate, tmp_path):
 def test_an_index_without_vectors_brings_its_own_scores(
   world, model_dir, run_config, evaluate, tmp_path
 ):
-  world.build_generation(
-    model_dir, index=Bm25Config(), generations_dir=tmp_path / "bm25"
+  world.build_snapshot(
+    model_dir, index=Bm25Config(), snapshots_dir=tmp_path / "bm25"
   )
   world.save_checkpoint(
     tmp_path / "run",
-    generation=0,
+    snapshot=0,
     stage=OpenQa(index_scores=True, initial_scale=0.25),
   )
   metrics = evaluate(
     model_dir=tmp_path / "run",
-    generation=tmp_path / "bm25",
+    snapshot=tmp_path / "bm25",
     index_scores=True,
     output_dir=tmp_path,
   )
   assert metrics["index"] == "bm25"
   other = TrainedRun.load(
-    dataclasses.replace(run_config, generation=tmp_path / "bm25")
+    dataclasses.replace(run_config, snapshot=tmp_path / "bm25")
   )
   for line in read_lines(tmp_path / "predictions.jsonl"):
     query = QueryBatch(other.encode([line["question"]]))
-    found = other.generation.index.search(query, 20)
+    found = other.snapshot.index.search(query, 20)
     # Open QA has learnt a scale.
     np.testing.assert_allclose(
       [e["score"] for e in line["evidence"]], found.scores[0] / 4, atol=1e-4

@@ -1,4 +1,4 @@
-"""The checkpoint and the generation of a run, its edits, and its refusals."""
+"""The checkpoint and the snapshot of a run, its edits, and its refusals."""
 
 import dataclasses
 import shutil
@@ -10,9 +10,9 @@ from realm_jax.checkpoints.best import BestCheckpoint, write_best
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus import CorpusError
 from realm_jax.evaluation.run import EditError, TrainedRun
-from realm_jax.generations.manifest import GenerationError
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import SearchError
+from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
 
@@ -40,54 +40,54 @@ def load(run_config):
 
 @pytest.fixture(scope="module")
 def two_steps(world, tmp_path_factory, load) -> TrainedRun:
-  """Checkpoint 20, trained with generation 10; both generations stand."""
+  """Checkpoint 20, trained with snapshot 10; both snapshots stand."""
   model_dir = tmp_path_factory.mktemp("two_steps")
-  world.save_checkpoint(model_dir, step=10, seed=1, generation=10)
-  world.build_generation(model_dir)
-  world.save_checkpoint(model_dir, step=20, seed=2, generation=10)
-  world.build_generation(model_dir)
+  world.save_checkpoint(model_dir, step=10, seed=1, snapshot=10)
+  world.build_snapshot(model_dir)
+  world.save_checkpoint(model_dir, step=20, seed=2, snapshot=10)
+  world.build_snapshot(model_dir)
   return load(model_dir=model_dir)
 
 
-def test_which_checkpoint_and_generation_it_takes(two_steps, load):
-  assert (two_steps.step, two_steps.generation.step) == (20, 10)
+def test_which_checkpoint_and_snapshot_it_takes(two_steps, load):
+  assert (two_steps.step, two_steps.snapshot.step) == (20, 10)
   model_dir = two_steps.model_dir
   assert load(model_dir=model_dir, checkpoint_step=10).step == 10
   by_path = load(model_dir=model_dir / "checkpoints" / "10")
   assert (by_path.step, by_path.model_dir) == (10, model_dir)
   with pytest.raises(CheckpointError, match=r"no .* step 15.*10, 20"):
     load(model_dir=model_dir, checkpoint_step=15)
-  # A retriever alone prefers the generation that it has built itself.
-  assert load(model_dir=model_dir, reader=None).generation.step == 20
-  newest = load(model_dir=model_dir, generation=model_dir / "generations")
-  assert newest.generation.step == 20
+  # A retriever alone prefers the snapshot that it has built itself.
+  assert load(model_dir=model_dir, reader=None).snapshot.step == 20
+  newest = load(model_dir=model_dir, snapshot=model_dir / "snapshots")
+  assert newest.snapshot.step == 20
   write_best(model_dir, BestCheckpoint("exact_match", 10, 0.5))
   assert load(model_dir=model_dir, checkpoint_step="best").step == 10
   assert load(model_dir=model_dir).step == 20
 
 
-def test_generations_and_corpora_that_do_not_fit(
+def test_snapshots_and_corpora_that_do_not_fit(
   world, two_steps, load, tmp_path
 ):
   model_dir = two_steps.model_dir
-  for name in ("checkpoints/20", "generations/00000020"):
+  for name in ("checkpoints/20", "snapshots/00000020"):
     shutil.copytree(model_dir / name, tmp_path / name)
   # The one that was used is gone.
-  with pytest.raises(GenerationError, match=r"wants generation 10.*\[20\]"):
-    _ = load(model_dir=tmp_path).generation
-  with pytest.raises(GenerationError, match="does not exist; want a generat"):
-    _ = load(generation=tmp_path / "none").generation
+  with pytest.raises(SnapshotError, match=r"wants snapshot 10.*\[20\]"):
+    _ = load(model_dir=tmp_path).snapshot
+  with pytest.raises(SnapshotError, match="does not exist; want a generat"):
+    _ = load(snapshot=tmp_path / "none").snapshot
   for length in (39, 41):
     with pytest.raises(CorpusError, match=r"BLOCK_LENGTH=40"):
       load(block_length=length)
   with pytest.raises(SearchError, match=r"without vectors.*'exact'"):
     world.save_checkpoint(
-      tmp_path / "bm25", generation=0, stage=OpenQa(index_scores=True)
+      tmp_path / "bm25", snapshot=0, stage=OpenQa(index_scores=True)
     )
-    generation = model_dir / "generations"
+    snapshot = model_dir / "snapshots"
     _ = load(
-      model_dir=tmp_path / "bm25", index_scores=True, generation=generation
-    ).generation
+      model_dir=tmp_path / "bm25", index_scores=True, snapshot=snapshot
+    ).snapshot
 
 
 # --- Edits ------------------------------------------------------------------
@@ -109,11 +109,11 @@ def test_edits_read_and_find_what_a_new_corpus_and_index_would(
     ],
     vocab=world.directory / "vocab.txt",
   )
-  generations = tmp_path / "generations"
-  world.build_generation(
-    model_dir, corpus_dir=corpus_dir, generations_dir=generations
+  snapshots = tmp_path / "snapshots"
+  world.build_snapshot(
+    model_dir, corpus_dir=corpus_dir, snapshots_dir=snapshots
   )
-  built = load(corpus_dir=corpus_dir, generation=generations)
+  built = load(corpus_dir=corpus_dir, snapshot=snapshots)
   edited = run.edited(_TEXTS)
   num_blocks = run.corpus.num_blocks
   rows = np.arange(num_blocks).reshape(2, -1)
@@ -144,8 +144,8 @@ def test_only_blocks_of_an_index_of_vectors_can_be_edited(
   world, load, model_dir, tmp_path
 ):
   index = Bm25Config()
-  world.build_generation(model_dir, index=index, generations_dir=tmp_path)
-  run = load(generation=tmp_path)
+  world.build_snapshot(model_dir, index=index, snapshots_dir=tmp_path)
+  run = load(snapshot=tmp_path)
   with pytest.raises(EditError, match="counts words over the whole corpus"):
     run.edited({0: "Ada."})
   token_ids = run.encode(["where was Ada born?"])

@@ -77,7 +77,7 @@ def main() -> None:
     WARMUP_STEPS=20,
     SAVE_EVERY_STEPS=25,
     LAG_STEPS=25,
-    WAIT_FOR_GENERATIONS=True,
+    WAIT_FOR_SNAPSHOTS=True,
   )
   recalls = [_recall(demo, ICT, _ICT_STEPS), _recall(demo, REALM, _STEPS)]
   masked = demo.evaluate("masked", "eval_masked", REALM)

@@ -53,7 +53,7 @@ def test_every_structure_finds_nearly_all_that_exact_search_finds(
   options = dataclasses.replace(_OPTIONS, directory=tmp_path / "index")
   found = config.build(blocks, options).search(_QUERIES, 8)
   check_found(found, _QUERIES, blocks.vectors, min_recall=0.9, tolerance=1e-2)
-  # A generation is renamed when it is published.
+  # A snapshot is renamed when it is published.
   moved = (tmp_path / "index").rename(tmp_path / "published")
   loaded = config.load(moved, blocks).search(_QUERIES, 8)
   np.testing.assert_array_equal(loaded.rows, found.rows)

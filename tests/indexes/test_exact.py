@@ -58,7 +58,7 @@ def test_equals_a_full_sort_with_ties_to_the_lower_row(
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_new_generation_of_the_same_capacity_compiles_nothing(devices):
+def test_a_new_snapshot_of_the_same_capacity_compiles_nothing(devices):
   mesh = None if devices == 1 else make_mesh()
   queries = _whole_numbers((8, 5), seed=4)
   first = exact.ExactIndex(_whole_numbers((900, 5), seed=5), mesh=mesh)

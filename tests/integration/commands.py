@@ -12,7 +12,7 @@ from realm_jax.evaluation.evaluate import evaluate, follow
 from realm_jax.evaluation.explain import block_use
 from realm_jax.evaluation.outputs import Figures
 from realm_jax.evaluation.run import RunConfig
-from realm_jax.generations.sidecar import build_index
+from realm_jax.snapshots.index_builder import build_index
 from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop import TrainResult
@@ -98,7 +98,7 @@ class Commands:
   ) -> TrainResult:
     """Trains a stage into a folder, from what another folder has trained.
 
-    Its generation, if it needs one, has to be built meanwhile.
+    Its snapshot, if it needs one, has to be built meanwhile.
     """
     settings = {"SAVE_EVERY_STEPS": 2, **bindings}
     if stage in _BEFORE:
@@ -106,7 +106,7 @@ class Commands:
     if stage == "pretrain":
       # A mask follows from its sequence, in any row and on any device.
       settings["bert.BertConfig.dropout_rate"] = 0.1
-      # Only the first generation is made.
+      # Only the first snapshot is made.
       settings["LAG_STEPS"] = 8
     return self.train(stage, folder / stage, **settings)
 
@@ -127,14 +127,14 @@ class Commands:
 
   @contextlib.contextmanager
   def index_builder(self, model_dir: Path, **settings: Any) -> Iterator[None]:
-    """Makes the first generation beside the block, as soon as it can."""
+    """Makes the first snapshot beside the block, as soon as it can."""
     is_over = threading.Event()
 
     def build() -> list[int] | None:
       while not (model_dir / "checkpoints" / "0").exists():
         if is_over.wait(_POLL_SECONDS):
           return None
-      return self.world.build_generation(model_dir, **settings)
+      return self.world.build_snapshot(model_dir, **settings)
 
     with ThreadPoolExecutor(1) as thread:
       making = thread.submit(build)

@@ -16,8 +16,8 @@ from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.training import trainer
+from realm_jax.training.compiled_steps import CompiledSteps
 from realm_jax.training.metric_rows import read_rows
-from realm_jax.training.setup import CompiledSteps
 from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 from tests.integration.commands import Commands
@@ -27,7 +27,7 @@ from tests.processes.jobs import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 _STEPS, _SAVE_EVERY, _BATCH = 12, 4, 8
-_GENERATIONS = [0] * 8 + [4] * 4
+_SNAPSHOTS = [0] * 8 + [4] * 4
 _VERSIONS = [1] * 8 + [2] * 4
 _REMOVED = [f"p{i}" for i in range(0, 12, 2)]
 _ADDED = [f"new{i}" for i in range(26)]
@@ -53,7 +53,7 @@ def _ids(names: list[str]) -> np.ndarray:
 def _train(
   commands: Commands, folder: Path, added: list[str], **settings: Any
 ) -> Path:
-  """A run whose corpus changes before its second generation is built."""
+  """A run whose corpus changes before its second snapshot is built."""
   world, corpus, model_dir = commands.world, folder / "corpus", folder / "run"
   shutil.copytree(world.corpus_dir, corpus)
 
@@ -62,7 +62,7 @@ def _train(
     wait_until(checkpoint.exists, what="checkpoint")
     if step:
       _update(folder, added)
-    world.build_generation(model_dir, corpus_dir=corpus, checkpoint_step=step)
+    world.build_snapshot(model_dir, corpus_dir=corpus, checkpoint_step=step)
 
   with ThreadPoolExecutor(1) as thread:
     building = [thread.submit(build, step) for step in (0, _SAVE_EVERY)]
@@ -74,7 +74,7 @@ def _train(
       SAVE_EVERY_STEPS=_SAVE_EVERY,
       LAG_STEPS=_SAVE_EVERY,
       BATCH_SIZE=_BATCH,
-      WAIT_FOR_GENERATIONS=True,
+      WAIT_FOR_SNAPSHOTS=True,
       PACK=False,
       **settings,
     )
@@ -85,10 +85,10 @@ def _train(
 
 def _assert_versions(model_dir: Path) -> None:
   rows = read_rows(model_dir)
-  assert [row["generation"] for row in rows] == _GENERATIONS
+  assert [row["snapshot"] for row in rows] == _SNAPSHOTS
   assert [row["corpus_version"] for row in rows] == _VERSIONS
   assert [row["staleness_steps"] for row in rows] == [
-    step - generation for step, generation in enumerate(_GENERATIONS)
+    step - snapshot for step, snapshot in enumerate(_SNAPSHOTS)
   ]
 
 
@@ -129,7 +129,7 @@ def watched(commands, tmp_path_factory) -> Watched:
   return Watched(folder, model_dir, steps)
 
 
-def test_each_step_searches_the_version_of_its_generation(watched):
+def test_each_step_searches_the_version_of_its_snapshot(watched):
   _assert_versions(watched.model_dir)
   assert [step["version"] for step in watched.steps] == _VERSIONS
   before, after = (
@@ -180,16 +180,14 @@ def test_a_step_that_retrieves_itself_swaps_versions_without_compiling(
   assert len(programs) == 1
 
 
-def test_who_asks_reads_the_version_of_the_generation(
-  watched, commands, caplog
-):
-  """An old generation answers from its own version, and says that it is old."""
+def test_who_asks_reads_the_version_of_the_snapshot(watched, commands, caplog):
+  """An old snapshot answers from its own version, and says that it is old."""
   config = commands.call(
     RunConfig,
     "ask",
     MODEL_DIR=watched.model_dir,
     CORPUS_DIR=watched.folder / "corpus",
-    GENERATION=watched.model_dir / "generations" / "00000000",
+    SNAPSHOT=watched.model_dir / "snapshots" / "00000000",
     NUM_READ=3,
     NUM_SEARCHED=20,
   )

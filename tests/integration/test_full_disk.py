@@ -53,7 +53,7 @@ def test_a_run_whose_first_save_fails_is_resumed_as_if_it_had_not(
   plain, disturbed = tmp_path / "plain", tmp_path / "disturbed"
   with commands.index_builder(plain):
     commands.train("pretrain", plain, NUM_STEPS=3)
-  # It would wait for a generation that nothing can be built from.
+  # It would wait for a snapshot that nothing can be built from.
   with (
     full_disk(_MAX_BYTES),
     pytest.raises(CheckpointNotWrittenError, match="free some space") as error,

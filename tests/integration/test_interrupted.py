@@ -14,7 +14,7 @@ from benchmarks.faults import verdict
 from benchmarks.faults.disturbed import Disturbed, Fault, finish
 from realm_jax import supervisor
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.snapshots.store import SnapshotStore, directory_of
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.integration.commands import MODEL_FILE
 from tests.processes.jobs import wait_until
@@ -83,9 +83,9 @@ def broken(run) -> Broken:
       what="builder that waits",
       jobs=(trainer, builder),
     )
-    # With the builder gone, the trainer soon waits for a generation.
+    # With the builder gone, the trainer soon waits for a snapshot.
     stopped["builder"] = builder.terminate()
-    waits_before = run.last_generation() + 2 * _SAVE_EVERY
+    waits_before = run.last_snapshot() + 2 * _SAVE_EVERY
     wait_until(
       lambda: run.last_checkpoint() >= waits_before - _SAVE_EVERY,
       what="checkpoint",
@@ -107,9 +107,9 @@ def test_a_kill_changes_nothing(unbroken, broken):
     assert len(verdict.restarts(job)) == 1
   assert len(verdict.curve(broken.run)) == _STEPS
   assert verdict.differences(unbroken, broken.run) == []
-  # No half generation is ever seen.
+  # No half snapshot is ever seen.
   assert verdict.refusals(broken.run) == []
-  store = GenerationStore(directory_of(broken.run.model_dir))
+  store = SnapshotStore(directory_of(broken.run.model_dir))
   for step in store.steps():
     store.verify(step)
   assert verdict.problems(broken.run) == []

@@ -100,7 +100,7 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
   )
   assert losses == expected
   # What the local run has trained is what the other has.
-  assert commands.world.build_generation(local) == [_STEPS]
+  assert commands.world.build_snapshot(local) == [_STEPS]
   figures = commands.call(
     evaluate,
     "eval_retrieval",
@@ -109,9 +109,9 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
     QUESTIONS=object_store.path("world/questions.jsonl"),
     OUTPUT_DIR=object_store.path("runs/ict/eval"),
     NUM_SEARCHED=20,
-    GENERATION=local / "generations",
+    SNAPSHOT=local / "snapshots",
   )
-  assert figures["checkpoint"] == figures["generation"] == _STEPS
+  assert figures["checkpoint"] == figures["snapshot"] == _STEPS
   names = object_store.names("runs/ict/eval")
   assert [name.rpartition("/")[2] for name in names] == [
     "metrics.json",
@@ -123,11 +123,11 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
 
 @pytest.fixture
 def bucket(object_store, world) -> str:
-  """A folder with the world's files, and a run with a generation."""
+  """A folder with the world's files, and a run with a snapshot."""
   folder = object_store.path("commands")
   upload_directory(world.directory, f"{folder}/world")
-  world.save_checkpoint(f"{folder}/run", generation=0)
-  world.build_generation(f"{folder}/run", corpus_dir=f"{folder}/world/corpus")
+  world.save_checkpoint(f"{folder}/run", snapshot=0)
+  world.build_snapshot(f"{folder}/run", corpus_dir=f"{folder}/world/corpus")
   return folder
 
 

@@ -1,7 +1,7 @@
 """README's path for one's own text, as a user types it.
 
 The commands are read out of README.md and run in a folder that has nothing but
-the texts, with small sizes. The sidecar of a block is started first, as it
+the texts, with small sizes. The index builder of a block is started first, as it
 stands there.
 """
 
@@ -28,7 +28,7 @@ _SIZES = {
   "--gin.SAVE_EVERY_STEPS=2 --gin.MAX_SHAPE_BUCKETS=1 "
   "--gin.bert.BertConfig.num_layers=1 --gin.bert.BertConfig.hidden_size=16 "
   "--gin.bert.BertConfig.intermediate_size=32",
-  # A trainer would wait for a sidecar that has ended for a day.
+  # A trainer would wait for an index builder that has ended for a day.
   "pretrain.gin": "--gin.TIMEOUT_SECONDS=300.0",
   "open_qa.gin": "--gin.TIMEOUT_SECONDS=300.0 --gin.NUM_SEARCHED=10",
 }
@@ -99,5 +99,5 @@ def test_readme_leads_from_own_text_to_an_answer(
   assert "Stone" in done.stdout
   figures = json.loads((folder / "runs/qa/eval/metrics.json").read_text())
   assert figures["num_questions"] == 4
-  generations = folder / "runs/realm/generations"
-  assert (generations / "00000000/manifest.json").exists()
+  snapshots = folder / "runs/realm/snapshots"
+  assert (snapshots / "00000000/manifest.json").exists()

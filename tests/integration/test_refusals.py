@@ -21,7 +21,7 @@ _ONE_SHAPE = {"PACK": False}
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory, commands):
-  """A pre-training run of one step, with the generation of step 0."""
+  """A pre-training run of one step, with the snapshot of step 0."""
   model_dir = tmp_path_factory.mktemp("begun") / "realm"
   with commands.index_builder(model_dir):
     commands.train("pretrain", model_dir, NUM_STEPS=1, SEED=0, **_ONE_SHAPE)
@@ -40,7 +40,7 @@ def _latest(model_dir):
 
 
 def test_a_run_that_is_over_is_left_as_it_is(commands, model_dir):
-  shutil.rmtree(model_dir / "generations")
+  shutil.rmtree(model_dir / "snapshots")
   rows = (model_dir / "metrics.jsonl").read_bytes()
   events = sorted(model_dir.glob("events.*"))
   result = commands.train("pretrain", model_dir, NUM_STEPS=1)
@@ -67,7 +67,7 @@ def test_a_nan_stops_the_run_and_leaves_a_good_checkpoint(commands, model_dir):
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(good))
 
 
-def test_a_generation_of_another_corpus(commands, model_dir, tmp_path, world):
+def test_a_snapshot_of_another_corpus(commands, model_dir, tmp_path, world):
   corpus = tiny_world.write_corpus(
     tmp_path,
     tiny_world.documents()[:-1],

@@ -1,4 +1,4 @@
-"""Pre-training that keeps its own index, which no builder makes."""
+"""Pre-training that keeps a rolling index, which no builder makes."""
 
 import functools
 import shutil
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.generations.embedding import CorpusEmbedder
-from realm_jax.generations.loading import load_generation
 from realm_jax.models.retriever import embed_blocks
+from realm_jax.snapshots.embedding import CorpusEmbedder
+from realm_jax.snapshots.loading import load_snapshot
 from realm_jax.training import trainer
+from realm_jax.training.compiled_steps import CompiledSteps
 from realm_jax.training.metric_rows import read_rows
-from realm_jax.training.setup import CompiledSteps
 from tests import tiny_world
 from tests.integration.commands import Commands
 
@@ -101,13 +101,11 @@ def test_it_resumes_exactly(rolling, world, tmp_path):
     np.testing.assert_array_equal(after[name], before[name])
 
 
-def test_a_generation_takes_its_vectors(rolling, world, monkeypatch):
+def test_a_snapshot_takes_its_vectors(rolling, world, monkeypatch):
   monkeypatch.setattr(CorpusEmbedder, "embed", functools.partial(pytest.fail))
-  world.build_generation(rolling)
-  generation = load_generation(
-    rolling / "generations", _STEPS, corpus=world.corpus
-  )
+  world.build_snapshot(rolling)
+  snapshot = load_snapshot(rolling / "snapshots", _STEPS, corpus=world.corpus)
   found = _vectors(rolling, world)
   rows = np.arange(world.corpus.num_blocks)
-  assert generation.oldest_step == found["steps"].min()
-  np.testing.assert_array_equal(generation.vectors(rows), found["vectors"])
+  assert snapshot.oldest_step == found["steps"].min()
+  np.testing.assert_array_equal(snapshot.vectors(rows), found["vectors"])

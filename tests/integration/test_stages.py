@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import pytest
 
-from realm_jax.generations import build
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training import row_counts
+from realm_jax.snapshots import build
+from realm_jax.training import bin_counts
 from realm_jax.training import setup as training_setup
 from realm_jax.training.loop import TrainResult
 from realm_jax.training.metric_rows import read_rows
@@ -86,7 +86,7 @@ def on_two_processes(
     for stage in ("pretrain", "open_qa"):
       first = folder / stage / "checkpoints" / "0"
       wait_until(first.exists, what="checkpoint", jobs=tuple(group))
-      commands.world.build_generation(folder / stage)
+      commands.world.build_snapshot(folder / stage)
     for process in group:
       wait_until(process.ended, what="end of the group", jobs=tuple(group))
   return folder
@@ -107,16 +107,16 @@ def test_packed_and_searched_in_the_step_losses_are_the_same(
   # The reference pads, searches on the host and takes each batch as a whole.
   chosen = []
   # Sequences so short share rows, though that saves hardly any of them.
-  monkeypatch.setattr(row_counts, "_MIN_SAVING", 0.005)
+  monkeypatch.setattr(bin_counts, "_MIN_SAVING", 0.005)
 
   def choose(*given, **settings):
-    chosen.extend(row_counts.choose_row_counts(*given, **settings))
+    chosen.extend(bin_counts.choose_bin_counts(*given, **settings))
     return tuple(chosen)
 
   first = functools.partial(make_mesh, devices=jax.devices()[:4])
   monkeypatch.setattr(training_setup, "make_mesh", first)
   monkeypatch.setattr(build, "make_mesh", first)
-  monkeypatch.setattr(training_setup, "choose_row_counts", choose)
+  monkeypatch.setattr(training_setup, "choose_bin_counts", choose)
   layout = {
     **_ALL_AXES,
     "FSDP": 1,

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.training.compiled_steps import set_up
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.metric_rows import read_rows
-from realm_jax.training.setup import set_up
 from tests.integration.commands import MODEL_FILE
 from tests.processes.jobs import as_gin
 
@@ -112,7 +112,7 @@ def test_both_loops_pretrain_alike_on_packed_rows_and_continue_each_other(
   settings = _COMMON | _PACKED
   config = commands.call(TrainConfig, "pretrain", MODEL_DIR=own, **settings)
   setup = set_up(config)
-  assert setup.layout(setup.corpus).row_counts
+  assert setup.layout(setup.corpus).bin_counts
   with commands.index_builder(own):
     commands.train("pretrain", own, **settings)
   with commands.index_builder(theirs):
@@ -150,7 +150,7 @@ def test_a_preempted_run_saves_and_our_loop_continues_it(
 
 
 def test_the_first_error_is_the_last_that_is_printed(start_t5x, tmp_path):
-  # No generation is built from checkpoint 0.
+  # No snapshot is built from checkpoint 0.
   process = start_t5x("pretrain", tmp_path, **_PACKED, TIMEOUT_SECONDS=1.0)
   log = _end(process, code=1)
   assert CheckpointStore(tmp_path).steps() == [0]

@@ -16,7 +16,7 @@ from tests.json_lines import write_lines
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 
-def test_inverse_cloze_learns_from_what_its_generation_retrieves(
+def test_inverse_cloze_learns_from_what_its_snapshot_retrieves(
   commands, tmp_path
 ):
   with commands.index_builder(tmp_path):
@@ -29,7 +29,7 @@ def test_inverse_cloze_learns_from_what_its_generation_retrieves(
       PACK=False,
     )
   rows = read_rows(tmp_path)
-  assert [row["generation"] for row in rows] == [0, 0]
+  assert [row["snapshot"] for row in rows] == [0, 0]
   assert all(row["loss"] > 0 for row in rows)
   assert [row["staleness_steps"] for row in rows] == [0, 1]
 
@@ -74,8 +74,8 @@ def _train_baseline(name, world, model_dir, **bindings):
 def test_hard_em_over_bm25(world, tmp_path):
   imported, model_dir = tmp_path / "imported", tmp_path / "run"
   world.save_checkpoint(imported)
-  world.build_generation(
-    imported, index=Bm25Config(), generations_dir=model_dir / "generations"
+  world.build_snapshot(
+    imported, index=Bm25Config(), snapshots_dir=model_dir / "snapshots"
   )
   rows = _train_baseline(
     "hard_em",
@@ -107,5 +107,5 @@ def test_closed_book_trains_and_is_evaluated_without_an_index(world, tmp_path):
   )
   assert figures["perplexity"] == figures["perplexity_null"] > 1
   assert figures["num_blocks"] == world.corpus.num_blocks
-  assert "generation" not in figures
-  assert not (model_dir / "generations").exists()
+  assert "snapshot" not in figures
+  assert not (model_dir / "snapshots").exists()

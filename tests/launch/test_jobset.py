@@ -151,7 +151,7 @@ def test_what_follows_a_failure_depends_on_its_cause(
 
 
 def test_a_container_runs_the_jobs_command(manifest):
-  readable = ("--gin.TRAIN_QUESTIONS='tfds:'", "--gin.GENERATION=500")
+  readable = ("--gin.TRAIN_QUESTIONS='tfds:'", "--gin.SNAPSHOT=500")
   document = manifest("--env=builder.A=it's 1", *readable)
   # The evaluator has one host of the trainer's kind.
   assert _job_spec(document, "evaluator")["completions"] == 1

@@ -109,7 +109,7 @@ def test_one_process_that_fails_ends_the_others_of_its_job_first(folder, capfd):
   [
     (Schedule.BESIDE, _FOLLOWS, ["builder", "evaluator"]),
     # The builder serves it to its end: the last checkpoint may wait for its
-    # generation.
+    # snapshot.
     (
       Schedule.BESIDE_TO_ITS_END,
       "until [ -e trained ]; do sleep 0.02; done; test ! -e stopped",

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm_jax.models import packing
-from realm_jax.models.packing import TokenRows
+from realm_jax.models.packing import TokenSequences
 from realm_jax.models.sequences import NO_SEQUENCE
 
 ROW, GROUPS, SIZE = 12, 2, 12
@@ -19,7 +19,7 @@ _plan = jax.jit(
 
 @jax.jit
 def _lay_out(token_ids, numbers):
-  rows = TokenRows(token_ids, numbers)
+  rows = TokenSequences(token_ids, numbers)
   plan = _plan(packing.lengths_of(rows, groups=GROUPS))
   return plan, packing.lay_out(plan, rows, num_rows=SIZE)
 

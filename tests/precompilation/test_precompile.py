@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from realm_jax.generations.build import GenerationConfig
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.precompilation import topology
@@ -23,6 +22,7 @@ from realm_jax.precompilation.programs import (
   needed_temporaries,
 )
 from realm_jax.precompilation.topology import Topology
+from realm_jax.snapshots.build import SnapshotConfig
 from realm_jax.training.config import RefreshConfig, TrainConfig
 from realm_jax.training.optimizer import OptimizerConfig
 from tests.training import tiny
@@ -115,7 +115,7 @@ def test_a_step_that_retrieves_and_an_embedding_are_one_program_each():
     STEP: _recipe(
       8, retrieve_on_device=True, refresh=RefreshConfig(blocks_per_step=8)
     ),
-    EMBEDDING: GenerationConfig(retriever.clone(bert=bert), ExactConfig()),
+    EMBEDDING: SnapshotConfig(retriever.clone(bert=bert), ExactConfig()),
   }
   slice_ = topology.open_topology("v5e:2x2")
   for kind, recipe in recipes.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from realm_jax.generations.store import GenerationStore, directory_of
+from realm_jax.snapshots.store import SnapshotStore, directory_of
 from realm_jax.storage.paths import list_names
 from tests.processes.jobs import Job, Macro, gin_command
 from tests.processes.object_store import ObjectStore
@@ -15,15 +15,15 @@ from tests.processes.object_store import ObjectStore
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-  """A pre-training run that waits for each generation.
+  """A pre-training run that waits for each snapshot.
 
   Attributes:
     directory: Folder of MODEL_DIR and the logs.
     corpus_dir: Corpus that `build_corpus` wrote.
     model: Gin file of the model and its lengths.
     num_steps: Number of training steps.
-    save_every_steps: Distance of checkpoints, and so of generations. It is also
-      the lag with which a generation is used after its checkpoint.
+    save_every_steps: Distance of checkpoints, and so of snapshots. It is also
+      the lag with which a snapshot is used after its checkpoint.
     index: Macro of the index in gin/runs/build_index.gin.
     index_settings: Bindings of the index's configuration.
     environment: Environment of all processes; None passes on this process's.
@@ -58,7 +58,7 @@ class Run:
       NUM_CANDIDATES=4,
       LEARNING_RATE=1e-3,
       WARMUP_STEPS=2,
-      WAIT_FOR_GENERATIONS=True,
+      WAIT_FOR_SNAPSHOTS=True,
     )
 
   def builder(self) -> Job:
@@ -68,8 +68,8 @@ class Run:
       INDEX=Macro(self.index),
       MODE="every",
       **{
-        "sidecar.SidecarConfig.poll_seconds": 0.2,
-        "sidecar.SidecarConfig.retry_seconds": 1.0,
+        "index_builder.IndexBuilderConfig.poll_seconds": 0.2,
+        "index_builder.IndexBuilderConfig.retry_seconds": 1.0,
         **self.index_settings,
       },
     )
@@ -98,7 +98,7 @@ class Run:
       steps = {s for s in steps if (folder / str(s) / complete).exists()}
     return max(steps, default=-1)
 
-  def last_generation(self) -> int:
-    """Returns the step of the last generation, −1 before the first."""
-    store = GenerationStore(directory_of(self.model_dir))
+  def last_snapshot(self) -> int:
+    """Returns the step of the last snapshot, −1 before the first."""
+    store = SnapshotStore(directory_of(self.model_dir))
     return max(store.steps(), default=-1)

@@ -103,7 +103,7 @@ def test_an_update_is_for_all_who_ask(run):
   assert before["answers"][0]["block"] == answered.answers[0].block.id
   block = before["blocks"][0]
   assert service.update({block["id"]: _EDITED}) == {"updated": 1}
-  (after,) = service.retrieve([_ASKED], run.generation.num_blocks)
+  (after,) = service.retrieve([_ASKED], run.snapshot.num_blocks)
   assert _EDITED in [one["text"] for one in after["blocks"]]
   # The edits of a page come over it, and its old text is one.
   told = service.explain(_ASKED, {block["id"]: block["text"]})
@@ -123,13 +123,13 @@ def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
   )
   following.start()
   try:
-    world.save_checkpoint(tmp_path / "run", step=1, seed=1, generation=0)
+    world.save_checkpoint(tmp_path / "run", step=1, seed=1, snapshot=0)
     while service.answer([_ASKED])[0]["checkpoint"] != 1:
       pass
   finally:
     stop.set()
     following.join()
-  (found,) = service.retrieve([_ASKED], run.generation.num_blocks)
+  (found,) = service.retrieve([_ASKED], run.snapshot.num_blocks)
   assert _EDITED in [block["text"] for block in found["blocks"]]
 
 

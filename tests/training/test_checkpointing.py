@@ -21,10 +21,10 @@ from realm_jax.training.checkpointing import (
   RunIdentity,
   examples_of_run,
 )
+from realm_jax.training.compiled_steps import set_up
 from realm_jax.training.config import CheckpointConfig, TrainConfig
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.search_in_step import NO_BLOCK, DatedVectors
-from realm_jax.training.setup import set_up
+from realm_jax.training.search_in_step import NO_BLOCK, RollingIndexState
 from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
 from tests.json_lines import write_lines
@@ -119,7 +119,7 @@ def test_everything_comes_back_and_lies_where_it_should(store):
     scores=np.linspace(-1, 3, 16, dtype=np.float32).reshape(8, 2),
   )
   positions = 2**40 + 8 * np.arange(8)[::-1] + np.arange(8)
-  _save(store, saved, LoopState(positions, generation=8, retrieved=retrieved))
+  _save(store, saved, LoopState(positions, snapshot=8, retrieved=retrieved))
   # The successor may be laid out otherwise.
   fresh = _state("pretraining", fsdp=2, model_parallelism=2)
   state, loop = _restore(store, fresh)
@@ -128,7 +128,7 @@ def test_everything_comes_back_and_lies_where_it_should(store):
     lambda x: x.sharding, fresh
   )
   assert _table(state).sharding.shard_shape((40, 8)) == (20, 4)
-  assert loop.generation == 8
+  assert loop.snapshot == 8
   np.testing.assert_array_equal(loop.positions, positions)
   np.testing.assert_array_equal(loop.retrieved.ids, retrieved.ids)
   np.testing.assert_array_equal(loop.retrieved.scores, retrieved.scores)
@@ -141,7 +141,7 @@ def test_own_vectors_come_back_on_other_devices(store):
   }
   divided = PartitionSpec(MESH_AXES)
   placed = jax.device_put(own, NamedSharding(make_mesh(), divided))
-  state = _state()._replace(index=DatedVectors(**placed))
+  state = _state()._replace(index=RollingIndexState(**placed))
   _save(store, state, LoopState(_ROWS, indexed_corpus="cd" * 32))
   checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig())
   there = NamedSharding(make_mesh(devices=jax.devices()[:4]), divided)
@@ -166,7 +166,7 @@ def test_a_run_with_other_settings_is_refused(store):
   for other, named in (
     ({"seed": 2}, "SEED"),
     ({"num_searched": 3}, "NUM_CANDIDATES or NUM_SEARCHED"),
-    ({"lag_steps": 0}, "LAG_STEPS and WAIT_FOR_GENERATIONS"),
+    ({"lag_steps": 0}, "LAG_STEPS and WAIT_FOR_SNAPSHOTS"),
     ({"vocabulary": "cd" * 32}, "--vocab"),
   ):
     with pytest.raises(CheckpointError, match=named):

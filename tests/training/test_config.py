@@ -36,7 +36,7 @@ def _config(**changes):
 
 ROLLING = RefreshConfig(blocks_per_step=8)
 RARE = RefreshConfig(refresh_every_steps=15)
-WAITS = RefreshConfig(wait_for_generations=True, lag_steps=30)
+WAITS = RefreshConfig(wait_for_snapshots=True, lag_steps=30)
 KEPT = CheckpointConfig(save_every_steps=10, keep_checkpoints=2)
 
 

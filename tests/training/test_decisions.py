@@ -5,9 +5,9 @@ import pytest
 from realm_jax.training.decisions import _decide_step
 
 
-def _facts(generation=None, refused=None, preempted=False, **metrics):
+def _facts(snapshot=None, refused=None, preempted=False, **metrics):
   return {
-    "generation": generation,
+    "snapshot": snapshot,
     "refused": refused,
     "metrics": metrics,
     "preempted": preempted,
@@ -23,18 +23,18 @@ def _facts(generation=None, refused=None, preempted=False, **metrics):
     ([1000, 500, 500], None),
   ],
 )
-def test_a_generation_is_used_once_all_have_loaded_it(loaded, used):
-  decided = _decide_step([_facts(generation=step) for step in loaded])
+def test_a_snapshot_is_used_once_all_have_loaded_it(loaded, used):
+  decided = _decide_step([_facts(snapshot=step) for step in loaded])
   assert decided["load"] == loaded[0]
-  assert decided["generation"] == used
+  assert decided["snapshot"] == used
 
 
 def test_one_process_that_is_preempted_or_refuses_speaks_for_all():
   decided = _decide_step([_facts(recall=0.25), _facts(recall=0.75)])
   assert not decided["stop"] and not decided["refused"]
   assert decided["metrics"] == {"recall": 0.5}
-  offered, refusing = _facts(generation=500), _facts(refused=500)
+  offered, refusing = _facts(snapshot=500), _facts(refused=500)
   assert _decide_step([offered, refusing])["refused"]
   # What it has refused before is not what is offered now.
-  assert not _decide_step([_facts(generation=1000), refusing])["refused"]
+  assert not _decide_step([_facts(snapshot=1000), refusing])["refused"]
   assert _decide_step([_facts(), _facts(preempted=True)])["stop"]

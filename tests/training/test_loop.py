@@ -11,10 +11,10 @@ from realm_jax.indexes.protocol import (
   RetrievalUnavailableError,
 )
 from realm_jax.storage.sole_process import SoleProcess, SoleProcessError
-from realm_jax.training.candidates import Prepared
+from realm_jax.training.batch_pipeline import Prepared
 from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.generations import WaitPreemptedError
+from realm_jax.training.index_schedule import WaitPreemptedError
 from realm_jax.training.loop import Run, run_steps
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from realm_jax.training.step import TrainState

@@ -23,7 +23,7 @@ from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import explain
 from realm_jax.objectives.masked_lm import OBJECTIVES
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_rows import RowLayout
+from realm_jax.training.encoder_inputs import PackingLayout
 from realm_jax.training.step import batch_gradient
 from tests.training import tiny
 
@@ -62,7 +62,7 @@ def compute(stage_name, settings, dropout, parts):
     batch_gradient,
     stage=stage,
     models=tiny.models(dropout_rate=dropout),
-    layout=RowLayout(mesh),
+    layout=PackingLayout(mesh),
     seed=3,
     num_microbatches=parts,
   )

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_rows import RowLayout
+from realm_jax.training.encoder_inputs import PackingLayout
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.step import batch_gradient, train_step
 from tests.training import tiny
@@ -39,7 +39,7 @@ def _towers(state):
   [
     ("pretraining", False, {"query_tower", "block_tower", "reader"}),
     ("pretraining", True, {"reader"}),
-    # The block vectors of open QA are the generation's own.
+    # The block vectors of open QA are the snapshot's own.
     ("open_qa", False, {"query_tower", "reader"}),
   ],
 )
@@ -49,7 +49,7 @@ def test_what_each_stage_teaches(stage, freeze, learns):
     functools.partial(
       train_step,
       **tiny.functions(stage, dropout_rate=0.1),
-      layout=RowLayout(mesh),
+      layout=PackingLayout(mesh),
       optimizer=OPTIMIZER,
       seed=0,
       freeze_retriever=freeze,
@@ -83,7 +83,7 @@ def test_parts_that_are_compared_have_the_gradient_of_the_whole_batch():
       functools.partial(
         batch_gradient,
         **tiny.functions("inverse_cloze", dropout_rate=0.5),
-        layout=RowLayout(mesh),
+        layout=PackingLayout(mesh),
         seed=0,
         num_microbatches=parts,
       )

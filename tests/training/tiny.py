@@ -15,7 +15,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_rows import Candidates, RowLayout
+from realm_jax.training.encoder_inputs import Candidates, PackingLayout
 from realm_jax.training.stages.inverse_cloze import (
   InverseCloze,
   InverseClozeBatch,
@@ -128,8 +128,8 @@ def weighted(params, batch, *, reader_key=None, **settings):
   of_dropout = {} if reader_key is None else {"reader": reader_key}
   made = models(dropout_rate=0.5 if of_dropout else 0.0)
   encoders = Encoders(made, params, of_dropout)
-  layout = RowLayout(make_mesh(devices=jax.devices()[:1]))
-  return layout.with_rows(
+  layout = PackingLayout(make_mesh(devices=jax.devices()[:1]))
+  return layout.with_inputs(
     functools.partial(stage.rows, made),
     batch,
     lambda rows: stage.loss(encoders, batch, rows),

@@ -1,4 +1,4 @@
-"""Released blocks become a corpus, one record a row, and a generation."""
+"""Released blocks become a corpus, one record a row, and a snapshot."""
 
 import functools
 
@@ -8,7 +8,7 @@ import pytest
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus import block_builder
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.loading import load_newest
+from realm_jax.snapshots.loading import load_newest
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.text.wordpieces import vocabulary_of
 from realm_jax.weights import WeightsError, importing
@@ -100,15 +100,15 @@ def _import(folder, tmp_path):
   )
 
 
-def test_blocks_and_vectors_become_a_corpus_and_generation_0(release, tmp_path):
+def test_blocks_and_vectors_become_a_corpus_and_snapshot_0(release, tmp_path):
   folder, vectors, texts = release
   report = _import(folder, tmp_path)
-  assert "block vectors [30, 8]: published as generation 0" in report
+  assert "block vectors [30, 8]: published as snapshot 0" in report
   corpus = Corpus.open(tmp_path / "corpus")
   assert [corpus.block(row).body.encode() for row in range(30)] == texts
   assert corpus.block(29).title == "Velt"
-  generation = load_newest(tmp_path / "run" / "generations", corpus=corpus)
-  np.testing.assert_array_equal(generation.vectors(np.arange(30)), vectors)
+  snapshot = load_newest(tmp_path / "run" / "snapshots", corpus=corpus)
+  np.testing.assert_array_equal(snapshot.vectors(np.arange(30)), vectors)
 
 
 def test_a_checkpoint_that_cannot_be_written_takes_all_back(
@@ -117,12 +117,12 @@ def test_a_checkpoint_that_cannot_be_written_takes_all_back(
   found = []
 
   def fail(store, *_):
-    found.extend(store.directory.parent.glob("generations/*/manifest.json"))
+    found.extend(store.directory.parent.glob("snapshots/*/manifest.json"))
     raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(CheckpointStore, "save", fail)
   with pytest.raises(DiskFullError, match=r"disk of .* is full"):
     _import(release[0], tmp_path)
-  # The generation is there first: the checkpoint makes a MODEL_DIR.
+  # The snapshot is there first: the checkpoint makes a MODEL_DIR.
   assert len(found) == 1
   assert not [*tmp_path.iterdir()]

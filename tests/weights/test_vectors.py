@@ -1,4 +1,4 @@
-"""The vectors of a generation, as arrays for other libraries."""
+"""The vectors of a snapshot, as arrays for other libraries."""
 
 import json
 
@@ -9,7 +9,7 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.weights import exporting
 from realm_jax.weights.exporting import export_vectors
-from tests.generations.conftest import DIM, make_corpus, publish_one
+from tests.snapshots.conftest import DIM, make_corpus, publish_one
 
 _BLOCKS = 30
 _RETRIEVER = Retriever(BertConfig(), projection_size=DIM, score_scale=20.0)
@@ -22,13 +22,13 @@ def corpus(tmp_path_factory):
 
 
 def test_vectors_ids_and_their_description(tmp_path, corpus, monkeypatch):
-  # Chunks of 7 rows do not end where the files of the generation do.
+  # Chunks of 7 rows do not end where the files of the snapshot do.
   monkeypatch.setattr(exporting, "_CHUNK_BYTES", 7 * 4 * DIM)
   # Eight bits of mantissa, which bfloat16 has.
   values = np.random.default_rng(0).integers(-128, 128, (_BLOCKS, DIM)) * 1024.0
-  generations = tmp_path / "run" / "generations"
-  publish_one(generations, corpus, 4)
-  publish_one(generations, corpus, 9, vectors=values, dtype="bfloat16")
+  snapshots = tmp_path / "run" / "snapshots"
+  publish_one(snapshots, corpus, 4)
+  publish_one(snapshots, corpus, 9, vectors=values, dtype="bfloat16")
   out = tmp_path / "out"
   export_vectors(
     tmp_path / "run",

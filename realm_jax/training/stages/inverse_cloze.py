@@ -9,12 +9,12 @@ from jaxtyping import Array, Bool, Float, Int
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.packing import TokenRows
+from realm_jax.models.packing import TokenSequences
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import NonNegativeInt, require_valid
-from realm_jax.training import encoder_rows
-from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training import encoder_inputs
+from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages.stage import (
   Assembled,
   Encoders,
@@ -48,7 +48,7 @@ class InverseCloze(Stage):
   """A sentence finds its block among the blocks of the global batch.
 
   Attributes:
-    num_hard_negatives: Number of blocks that the present generation retrieves
+    num_hard_negatives: Number of blocks that the present snapshot retrieves
       for each sentence by its own query tower, among which the sentence's block
       has to be found, too (ANCE, Xiong et al. 2020, arXiv 2007.00808). This
       block and its verbatim copies are none of them. With 0 there is no index.
@@ -90,7 +90,7 @@ class InverseCloze(Stage):
     blocks = batch.arrays["block"][:, None]
     if retrieved is not None:
       hashes = context.corpus.content_hashes[retrieved.rows]
-      rows = encoder_rows.without_source(
+      rows = encoder_inputs.without_source(
         retrieved.rows,
         hashes == batch.array("source_hash")[:, None],
         num_kept=self.num_hard_negatives,
@@ -103,19 +103,21 @@ class InverseCloze(Stage):
     removed = np.zeros(len(shapes.query), bool)
     return InverseClozeBatch(shapes.query, shapes.candidates, removed)
 
-  def rows(self, models: Models, batch: InverseClozeBatch) -> EncoderRows:
+  def rows(self, models: Models, batch: InverseClozeBatch) -> EncoderInputs:
     retriever, length = models.retriever, batch.blocks.shape[-1]
-    return EncoderRows(
-      queries=TokenRows(retriever.query_input(batch.query)),
-      blocks=TokenRows(retriever.block_input(batch.blocks.reshape(-1, length))),
+    return EncoderInputs(
+      queries=TokenSequences(retriever.query_input(batch.query)),
+      blocks=TokenSequences(
+        retriever.block_input(batch.blocks.reshape(-1, length))
+      ),
     )
 
   def loss(
-    self, encoders: Encoders, batch: InverseClozeBatch, rows: EncoderRows
+    self, encoders: Encoders, batch: InverseClozeBatch, rows: EncoderInputs
   ) -> WeightedLoss:
     return self.compare(encoders.models, self.embed(encoders, rows), batch)
 
-  def embed(self, encoders: Encoders, rows: EncoderRows) -> _Vectors:
+  def embed(self, encoders: Encoders, rows: EncoderInputs) -> _Vectors:
     """Returns the vectors of queries, and of the blocks of each."""
     queries, blocks = encoders.apply("retriever", rows.queries, rows.blocks)
     return queries, blocks.reshape(len(queries), -1, blocks.shape[-1])

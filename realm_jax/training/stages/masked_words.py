@@ -19,7 +19,7 @@ from realm_jax.objectives import masked_lm
 from realm_jax.objectives.marginal import marginal
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages.stage import Encoders, ExampleArrays
 
 
@@ -98,7 +98,7 @@ def masked_lm_loss(
   encoders: Encoders,
   masks: MaskTargets,
   candidates: Int[AnyArray, "b k l"],
-  rows: EncoderRows,
+  rows: EncoderInputs,
   *,
   block_scores: Float[Array, "b k"],
   has_null: bool,

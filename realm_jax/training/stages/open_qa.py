@@ -17,13 +17,13 @@ from realm_jax.answers.spans import TokenSpans, find_token_spans
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.packing import TokenRows
+from realm_jax.models.packing import TokenSequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import OfRun, PositiveInt, require_valid
-from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages.stage import (
   Assembled,
   Encoders,
@@ -40,7 +40,7 @@ class OpenQaBatch(NamedTuple):
   Attributes:
     query: Questions.
     retrieved: What the retriever's scores of the n blocks are computed from:
-      their vectors as the generation has them, or the scores of an index
+      their vectors as the snapshot has them, or the scores of an index
       without vectors, such as BM25. The host leaves rows here if the devices
       hold the vectors: see `StageContext.vectors`.
     blocks: The best k blocks, as the reader reads them.
@@ -61,7 +61,7 @@ class OpenQaBatch(NamedTuple):
 class OpenQa(Stage):
   """Fine-tuning on questions, as in ORQA; there is no null block.
 
-  The retriever learns from `num_searched_blocks`, against the generation's
+  The retriever learns from `num_searched_blocks`, against the snapshot's
   stored vectors, and the reader from the best `num_read`. For the retriever, a
   block contains an answer whose characters occur in its text, or that is a
   regular expression and matches there. The reader learns from an answer's
@@ -75,7 +75,7 @@ class OpenQa(Stage):
       scale, for an index without vectors (BM25).
     initial_scale: Initial value of that scale.
     current_queries: Whether questions are embedded for the search with the
-      current parameters instead of the generation's query tower.
+      current parameters instead of the snapshot's query tower.
     hard_em: Whether the reader learns from the correct span that is most likely
       now, instead of from all correct spans (Min et al. 2019).
     read_gold: Whether the reader reads, of the searched blocks, those first
@@ -153,15 +153,15 @@ class OpenQa(Stage):
       is_answer=np.zeros(spans, bool),
     )
 
-  def rows(self, models: Models, batch: OpenQaBatch) -> EncoderRows:
+  def rows(self, models: Models, batch: OpenQaBatch) -> EncoderInputs:
     joint = super().rows(models, batch)
     if self.index_scores:
       return joint
     query = models.retriever.query_input(batch.query)
-    return joint._replace(queries=TokenRows(query))
+    return joint._replace(queries=TokenSequences(query))
 
   def loss(
-    self, encoders: Encoders, batch: OpenQaBatch, rows: EncoderRows
+    self, encoders: Encoders, batch: OpenQaBatch, rows: EncoderInputs
   ) -> WeightedLoss:
     """Returns ORQA's loss, over stored vectors or over scores of an index.
 

@@ -12,7 +12,7 @@ from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.packing import TokenRows
+from realm_jax.models.packing import TokenSequences
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.masked_lm import OBJECTIVES, WITH_TARGET
 from realm_jax.objectives.weighted import Average, WeightedLoss
@@ -24,8 +24,12 @@ from realm_jax.settings import (
   PositiveInt,
   require_valid,
 )
-from realm_jax.training import encoder_rows
-from realm_jax.training.encoder_rows import Candidates, EncoderRows, hash_words
+from realm_jax.training import encoder_inputs
+from realm_jax.training.encoder_inputs import (
+  Candidates,
+  EncoderInputs,
+  hash_words,
+)
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.stage import (
@@ -74,7 +78,7 @@ class Pretraining(Stage):
     drop_source: Whether the block that a sentence is from, whose retrieval
       would be trivial, and its verbatim copies are no candidates (section 3.4).
     current_queries: Whether queries are embedded for the search with the
-      current parameters instead of the generation's query tower (as released).
+      current parameters instead of the snapshot's query tower (as released).
     read_gold: Whether candidates are taken first, of the searched blocks, from
       those that have the masked words. A reader with random initial weights
       learns from them to read what a retriever finds, before the retriever is
@@ -179,10 +183,12 @@ class Pretraining(Stage):
       order = np.argsort(~has_words, axis=1, kind="stable")
       rows = np.take_along_axis(rows, order, axis=1)
       is_source = np.take_along_axis(is_source, order, axis=1)
-    kept = encoder_rows.without_source(
+    kept = encoder_inputs.without_source(
       rows, is_source & self.drop_source, num_kept=self._num_retrieved
     )
-    return np.asarray(encoder_rows.with_null(kept) if self.null_block else kept)
+    return np.asarray(
+      encoder_inputs.with_null(kept) if self.null_block else kept
+    )
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult | None, context: StageContext
@@ -205,17 +211,17 @@ class Pretraining(Stage):
     masks = MaskTargets.none(shapes)
     return PretrainingBatch(shapes.query, candidates, masks)
 
-  def rows(self, models: Models, batch: PretrainingBatch) -> EncoderRows:
+  def rows(self, models: Models, batch: PretrainingBatch) -> EncoderInputs:
     retriever, reader = models.retriever, models.require_reader()
     candidates = batch.candidates
     assert candidates is not None
-    blocks, index = encoder_rows.distinct_blocks(retriever, candidates)
-    joint = encoder_rows.joint_rows(reader, batch.query, candidates.tokens)
-    queries = TokenRows(retriever.query_input(batch.query))
+    blocks, index = encoder_inputs.distinct_blocks(retriever, candidates)
+    joint = encoder_inputs.joint_inputs(reader, batch.query, candidates.tokens)
+    queries = TokenSequences(retriever.query_input(batch.query))
     return joint._replace(queries=queries, blocks=blocks, block_index=index)
 
   def loss(
-    self, encoders: Encoders, batch: PretrainingBatch, rows: EncoderRows
+    self, encoders: Encoders, batch: PretrainingBatch, rows: EncoderInputs
   ) -> WeightedLoss:
     """Returns the objective, by default REALM's (section 3.1).
 

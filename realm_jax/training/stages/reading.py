@@ -11,7 +11,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import NonNegativeFloat, require_valid
-from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.stage import (
@@ -65,7 +65,7 @@ class Reading(Stage):
     return ReadingBatch(shapes.query, shapes.candidates, masks)
 
   def loss(
-    self, encoders: Encoders, batch: ReadingBatch, rows: EncoderRows
+    self, encoders: Encoders, batch: ReadingBatch, rows: EncoderInputs
   ) -> WeightedLoss:
     """Returns the masked-LM loss given one block; nothing is retrieved."""
     found = masked_words.masked_lm_loss(

@@ -12,14 +12,14 @@ from jaxtyping import Float, Int
 
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.training.encoder_rows import EncoderRows, joint_rows
+from realm_jax.snapshots.loading import Snapshot
+from realm_jax.training.encoder_inputs import EncoderInputs, joint_inputs
 
 # A batch of a stage: numpy's arrays, with a row for each example.
 StepBatch = Any
@@ -95,7 +95,7 @@ class StageContext:
 
   Attributes:
     corpus: Corpus version that is searched, to which rows of blocks refer.
-    generation: Generation that was searched, if one was.
+    snapshot: Snapshot that was searched, if one was.
     block_length: Padded length of a block.
     examples: Corpus version that examples come from; None for `corpus`.
     answers: Answers in the blocks of this corpus, for a stage that asks.
@@ -103,7 +103,7 @@ class StageContext:
   """
 
   corpus: Corpus
-  generation: Generation | None
+  snapshot: Snapshot | None
   block_length: int
   examples: Corpus | None = None
   answers: AnswersInBlocks | None = None
@@ -121,10 +121,10 @@ class StageContext:
     Where the devices hold them, it returns the rows, and the devices look up
     the vectors before the step.
     """
-    assert self.generation is not None
-    if self.generation.device_vectors is not None:
+    assert self.snapshot is not None
+    if self.snapshot.device_vectors is not None:
       return rows
-    return self.generation.vectors(rows)
+    return self.snapshot.vectors(rows)
 
 
 class ExampleArrays(NamedTuple):
@@ -150,10 +150,10 @@ class Stage(abc.ABC):
 
   Attributes:
     needs_index: Whether its step reads blocks that an index retrieves.
-    reads_vectors: Whether its step reads the generation's stored vectors, in
+    reads_vectors: Whether its step reads the snapshot's stored vectors, in
       the field `retrieved` of its batch.
     current_queries: Whether queries are embedded for the search with the
-      current parameters, instead of the tower that the generation was
+      current parameters, instead of the tower that the snapshot was
       published with.
     retrieves_on_device: Whether a step can retrieve its own candidates.
     null_block: Whether the first candidate of each query is the null block.
@@ -235,16 +235,16 @@ class Stage(abc.ABC):
   def example(self, shapes: ExampleArrays) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets."""
 
-  def rows(self, models: Models, batch: StepBatch) -> EncoderRows:
+  def rows(self, models: Models, batch: StepBatch) -> EncoderInputs:
     """Makes what the encoders read of a batch, in the step.
 
     By default that is each `query` beside each of its `blocks`.
     """
-    return joint_rows(models.require_reader(), batch.query, batch.blocks)
+    return joint_inputs(models.require_reader(), batch.query, batch.blocks)
 
   @abc.abstractmethod
   def loss(
-    self, encoders: Encoders, batch: StepBatch, rows: EncoderRows
+    self, encoders: Encoders, batch: StepBatch, rows: EncoderInputs
   ) -> WeightedLoss:
     """Returns the loss of a batch on the devices, and its metrics.
 

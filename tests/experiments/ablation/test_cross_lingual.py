@@ -29,14 +29,14 @@ def test_rows_differ_in_what_they_learn_from_and_search(plan):
   for name, results in plan.results.items():
     assert results[1]["first"] == folder / f"evaluations/{name}/first"
     evaluated = runs[str(results[1]["first"])].command.bindings
-    assert evaluated["GENERATION"] == str(folder / f"generations/{name}")
+    assert evaluated["SNAPSHOT"] == str(folder / f"snapshots/{name}")
     run = runs[evaluated["MODEL_DIR"]]
     trained, searched = named(evaluated, "MODEL_DIR", "CORPUS_DIR")
     corpus, examples = named(
       run.command.bindings, "CORPUS_DIR", "PRETRAINING_CORPUS_DIR"
     )
     # It trains on what it searches, and learns from the queries' language.
-    assert named(run.sidecar.bindings, "CORPUS_DIR") == [corpus]
+    assert named(run.builder.bindings, "CORPUS_DIR") == [corpus]
     assert str(examples) == "own_corpus"
     found[name] = " ".join(map(str, (trained, corpus, searched)))
   assert found == {
@@ -54,6 +54,6 @@ def test_rows_differ_in_what_they_learn_from_and_search(plan):
 def test_every_command_is_configured(plan):
   steps = [run.step for run in plan.runs if run.seed == 0]
   for step in steps:
-    for command in filter(None, (step.command, step.sidecar)):
+    for command in filter(None, (step.command, step.builder)):
       with command.configured():
         pass

@@ -48,8 +48,8 @@ def test_a_row_takes_its_best_setting_and_as_many_seconds(
   _, plan = next(plans)
   # No index is built while steps are measured.
   assert _trained(plan, "realm_cost").num_steps == 60
-  sidecar = _runs(plan)["pretraining/realm_cost"].sidecar
-  assert sidecar.bindings["REFRESH_EVERY_STEPS"] >= 60
+  builder = _runs(plan)["pretraining/realm_cost"].builder
+  assert builder.bindings["REFRESH_EVERY_STEPS"] >= 60
   costs = {"realm": 0.1, "perplexity": 0.2, "hard_negatives": 0.05}
   for name, seconds in costs.items():
     # The first half of the steps waits for the index.
@@ -116,5 +116,5 @@ def test_a_stale_row_shares_what_is_the_same_and_is_compared_with_it(
   # A refresh every 50 steps is what the objective itself has.
   assert plan.results["replug_refresh_50"][0]["run"].name == "replug"
   assert _trained(plan, "replug_refresh_200").refresh_every_steps == 200
-  assert _trained(plan, "replug_rolling").keeps_own_index
-  assert _runs(plan)["pretraining/replug_rolling"].sidecar is None
+  assert _trained(plan, "replug_rolling").keeps_rolling_index
+  assert _runs(plan)["pretraining/replug_rolling"].builder is None

@@ -97,7 +97,7 @@ def test_each_row_changes_what_its_title_says(whole):
   assert not equal & configs.keys()
   for name, config in configs.items():
     assert config.waits, name
-    sidecar = steps(whole)[f"pretraining/{name}"].sidecar.bindings
-    assert sidecar["MODE"] == "every"
+    builder = steps(whole)[f"pretraining/{name}"].builder.bindings
+    assert builder["MODE"] == "every"
     every = config.refresh.refresh_every_steps
-    assert sidecar["REFRESH_EVERY_STEPS"] == every
+    assert builder["REFRESH_EVERY_STEPS"] == every

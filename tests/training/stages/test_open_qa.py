@@ -5,9 +5,9 @@ import pytest
 
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
+from realm_jax.snapshots.loading import Snapshot
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.stage import StageContext
 from tests.training import tiny
@@ -34,8 +34,8 @@ def corpus(tmp_path_factory) -> Corpus:
   return tiny.corpus_of(folder, TEXTS, pieces=PIECES, block_length=BLOCK_LENGTH)
 
 
-class _Vectors(Generation):
-  """A generation that has only vectors."""
+class _Vectors(Snapshot):
+  """A snapshot that has only vectors."""
 
   def __init__(self):
     pass

@@ -1,4 +1,4 @@
-"""Checkpoints of a tiny retriever, and generations that are built of them."""
+"""Checkpoints of a tiny retriever, and snapshots that are built of them."""
 
 import functools
 import threading
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.generations.build import GenerationConfig
-from realm_jax.generations.sidecar import SidecarConfig, build_index
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
+from realm_jax.snapshots.build import SnapshotConfig
+from realm_jax.snapshots.index_builder import IndexBuilderConfig, build_index
 
 _BERT = BertConfig(
   hidden_size=16,
@@ -56,7 +56,7 @@ def embed(corpus, params, token_ids, method):
 def save(model_dir, corpus, *steps, keep=100, **loop):
   """Writes checkpoints as a trainer does."""
   store = CheckpointStore(model_dir, keep=keep)
-  values = {"generation": -1, "seed": 0, **loop}
+  values = {"snapshot": -1, "seed": 0, **loop}
   for step in steps:
     store.save(
       step,
@@ -68,8 +68,8 @@ def save(model_dir, corpus, *steps, keep=100, **loop):
   store.close()
 
 
-def generation_config(**settings):
-  """Settings of generations of the tiny retriever."""
+def snapshot_config(**settings):
+  """Settings of snapshots of the tiny retriever."""
   defaults = {
     "retriever": RETRIEVER,
     "index": ExactConfig(),
@@ -79,7 +79,7 @@ def generation_config(**settings):
     "recall_queries": 32,
     "recall_at": (8, 1000),
   }
-  return GenerationConfig(**(defaults | settings))
+  return SnapshotConfig(**(defaults | settings))
 
 
 def build(model_dir, corpus, *, checkpoint_step=None, stop=None, **settings):
@@ -87,9 +87,11 @@ def build(model_dir, corpus, *, checkpoint_step=None, stop=None, **settings):
   return build_index(
     model_dir=model_dir,
     corpus_dir=corpus.source,
-    generations_dir=settings.pop("generations_dir", None),
-    generation=generation_config(**settings),
-    sidecar=SidecarConfig(checkpoint_step=checkpoint_step, poll_seconds=0.02),
+    snapshots_dir=settings.pop("snapshots_dir", None),
+    snapshot=snapshot_config(**settings),
+    builder=IndexBuilderConfig(
+      checkpoint_step=checkpoint_step, poll_seconds=0.02
+    ),
     once=True,
     stop=stop,
   )
@@ -119,11 +121,11 @@ class StopAfterWaits(threading.Event):
 
 
 def follow_until_idle(model_dir, corpus, *, stop=None, **settings):
-  """A sidecar, which is stopped once it has nothing to do."""
+  """An index builder, which is stopped once it has nothing to do."""
   return build_index(
     model_dir=model_dir,
     corpus_dir=corpus.source,
-    generation=generation_config(),
-    sidecar=SidecarConfig(**settings),
+    snapshot=snapshot_config(),
+    builder=IndexBuilderConfig(**settings),
     stop=stop or StopAfterWaits(),
   )

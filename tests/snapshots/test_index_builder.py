@@ -1,4 +1,4 @@
-"""The sidecar's loop, with builds that only publish."""
+"""The index builder's loop, with builds that only publish."""
 
 from unittest import mock
 
@@ -10,10 +10,6 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations import sidecar
-from realm_jax.generations.manifest import Manifest
-from realm_jax.generations.sidecar import index_of_run
-from realm_jax.generations.store import GenerationStore
 from realm_jax.indexes.protocol import (
   CONFIGS,
   IndexLoadError,
@@ -21,14 +17,18 @@ from realm_jax.indexes.protocol import (
   config_from,
 )
 from realm_jax.indexes.random import RandomConfig
+from realm_jax.snapshots import index_builder
+from realm_jax.snapshots.index_builder import index_of_run
+from realm_jax.snapshots.manifest import Manifest
+from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.storage.local_disk import DiskFullError
-from tests.generations.builds import StopAfterWaits, follow_until_idle, save
-from tests.generations.conftest import files_of, flip, publish_one
+from tests.snapshots.builds import StopAfterWaits, follow_until_idle, save
+from tests.snapshots.conftest import files_of, flip, publish_one
 
 
 @pytest.fixture
 def run(tmp_path, corpus, monkeypatch):
-  """Runs a sidecar until it waits; returns what it built and published.
+  """Runs an index builder until it waits; returns what it built and published.
 
   Each of the `errors` is raised by building its step once, or by restoring it.
   """
@@ -49,8 +49,8 @@ def run(tmp_path, corpus, monkeypatch):
         raise errors.pop(step)
       publish_one(store.directory, corpus, step)
 
-    monkeypatch.setattr(sidecar._Sidecar, "_restore", restore)
-    monkeypatch.setattr(sidecar, "build_generation", build)
+    monkeypatch.setattr(index_builder._IndexBuilder, "_restore", restore)
+    monkeypatch.setattr(builder, "build_snapshot", build)
     return built, follow_until_idle(tmp_path, corpus, **settings)
 
   return run
@@ -68,7 +68,7 @@ def saved(tmp_path, corpus):
     ({"mode": "newest"}, [1000]),
     ({"mode": "every"}, [0, 500, 1000]),
     ({"mode": "every", "refresh_every_steps": 1000}, [0, 1000]),
-    # Whoever asks for one generation gets the newest.
+    # Whoever asks for one snapshot gets the newest.
     ({"once": True, "refresh_every_steps": 2000}, [1000]),
   ],
 )
@@ -138,21 +138,21 @@ def test_a_signal_ends_it_in_the_midst_of_a_build(run, saved):
   assert (built, published) == ([0], [])
 
 
-def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
+def test_no_snapshot_is_removed_while_a_checkpoint_cannot_be_read(
   run, saved, tmp_path, corpus
 ):
-  publish_one(tmp_path / "generations", corpus, 0)
+  publish_one(tmp_path / "snapshots", corpus, 0)
   saved(0, 500)
   loop = tmp_path / "checkpoints" / "0" / "loop"
   away = loop.rename(tmp_path / "away")
   loop.mkdir()
-  assert run(keep_generations=1)[1] == [500]
-  store = GenerationStore(tmp_path / "generations")
+  assert run(keep_snapshots=1)[1] == [500]
+  store = SnapshotStore(tmp_path / "snapshots")
   assert store.steps() == [0, 500]
   loop.rmdir()
   away.rename(loop)
   saved(1000)
-  assert run(keep_generations=1)[1] == [1000]
+  assert run(keep_snapshots=1)[1] == [1000]
   assert store.steps() == [1000]
 
 
@@ -163,35 +163,35 @@ def test_it_waits_for_checkpoints_and_keeps_what_the_newest_one_uses(
     4,
     actions=[
       lambda: saved(0, 500, keep=1),
-      # 500's checkpoint goes, but 1000's names its generation.
-      lambda: saved(1000, generation=500, keep=1),
-      lambda: saved(1500, generation=1000, keep=1),
+      # 500's checkpoint goes, but 1000's names its snapshot.
+      lambda: saved(1000, snapshot=500, keep=1),
+      lambda: saved(1500, snapshot=1000, keep=1),
     ],
   )
-  published = run(mode="every", keep_generations=1, stop=stop)[1]
+  published = run(mode="every", keep_snapshots=1, stop=stop)[1]
   assert published == [0, 500, 1000, 1500]
-  store = GenerationStore(tmp_path / "generations")
+  store = SnapshotStore(tmp_path / "snapshots")
   assert store.steps() == [0, 1000, 1500]
 
 
 def test_reported_damage_is_repaired(run, saved, tmp_path):
   saved(0)
-  generations_dir = tmp_path / "generations"
+  snapshots_dir = tmp_path / "snapshots"
 
   def damage():
-    flip(files_of(generations_dir, 0) / "embeddings-00000-of-00003.npy")
-    GenerationStore(generations_dir).mark_damaged(0)
+    flip(files_of(snapshots_dir, 0) / "embeddings-00000-of-00003.npy")
+    SnapshotStore(snapshots_dir).mark_damaged(0)
 
   built, _ = run(stop=StopAfterWaits(2, actions=[damage]))
   assert built == [0, 0]
 
 
-def test_the_generation_that_the_newest_checkpoint_uses_comes_first(run, saved):
+def test_the_snapshot_that_the_newest_checkpoint_uses_comes_first(run, saved):
   saved(0)
   # Its checkpoint is gone, so that nothing can build it.
-  saved(500, generation=200)
+  saved(500, snapshot=200)
   assert run()[1] == [500]
-  saved(1000, generation=0)
+  saved(1000, snapshot=0)
   assert run()[1] == [0, 1000]
 
 
@@ -207,7 +207,7 @@ def test_an_index_of_a_kind_of_ones_own_is_found_by_its_name(
   tmp_path, corpus, monkeypatch
 ):
   own = {"index_kind": "mine", "index_parameters": {"seed": 7}}
-  publish_one(tmp_path / "generations", corpus, 0, **own)
+  publish_one(tmp_path / "snapshots", corpus, 0, **own)
   configs = {kind: config_from(kind, {}) for kind in CONFIGS}
 
   def found():

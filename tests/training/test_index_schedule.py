@@ -1,4 +1,4 @@
-"""Which generation each step searches, how old it may be, and waits for it."""
+"""Which snapshot each step searches, how old it may be, and waits for it."""
 
 import collections
 import logging
@@ -7,33 +7,32 @@ import types
 
 import pytest
 
-from realm_jax.generations.loading import Generation
-from realm_jax.generations.manifest import (
-  DamagedGenerationError,
-  GenerationError,
-)
-from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.protocol import RetrievalUnavailableError
-from realm_jax.training import generations
+from realm_jax.snapshots.loading import Snapshot
+from realm_jax.snapshots.manifest import (
+  DamagedSnapshotError,
+  SnapshotError,
+)
+from realm_jax.snapshots.watcher import SnapshotWatcher
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import (
   Decisions,
   StepDecision,
   _decide_step,
 )
-from realm_jax.training.generations import GenerationSchedule
+from realm_jax.training.index_schedule import IndexSchedule
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _short_waits():
-  """Waits for generations end at once."""
+  """Waits for snapshots end at once."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(generations, "_POLL_SECONDS", 0.0)
+    patch.setattr(snapshots, "_POLL_SECONDS", 0.0)
     yield
 
 
-class Loaded(Generation):
-  """A generation of which only the steps matter here."""
+class Loaded(Snapshot):
+  """A snapshot of which only the steps matter here."""
 
   num_blocks = 9
   corpus = types.SimpleNamespace(version=2)
@@ -44,7 +43,7 @@ class Loaded(Generation):
     vars(self).update(step=step, oldest_step=oldest)
 
 
-class ShelfWatcher(GenerationWatcher):
+class ShelfWatcher(SnapshotWatcher):
   """A watcher over a set of steps, of which some may be damaged.
 
   The newest is loaded at the look of that number.
@@ -63,7 +62,7 @@ class ShelfWatcher(GenerationWatcher):
     del timeout
     if step in self.damaged:
       self.damaged.remove(step)
-      raise DamagedGenerationError(f"generation {step} is damaged")
+      raise DamagedSnapshotError(f"snapshot {step} is damaged")
     if step not in self.steps:
       raise TimeoutError(step)
     return self.load(step)
@@ -87,7 +86,7 @@ def _schedule(watcher, *, load=Loaded, every=10, num_searched=9, **config):
     return watcher
 
   config = RefreshConfig(**config)
-  return GenerationSchedule(
+  return IndexSchedule(
     load,
     config,
     model_dir="run",
@@ -114,7 +113,7 @@ def test_waiting_uses_checkpoint_c_from_exactly_c_plus_lag(every, lag):
     schedule = _schedule(
       ShelfWatcher(range(60)),
       every=every,
-      wait_for_generations=True,
+      wait_for_snapshots=True,
       lag_steps=lag,
     )
     used = _used(schedule, range(start, 60), expected[start])
@@ -133,17 +132,17 @@ def test_the_newest_is_used_as_it_comes_and_never_an_older_one():
   assert schedule.at(29).step == 27
 
 
-def test_a_generation_that_cannot_be_used_ends_the_wait():
+def test_a_snapshot_that_cannot_be_used_ends_the_wait():
   never = _schedule(ShelfWatcher(), timeout_seconds=0.01)
   with pytest.raises(
-    RetrievalUnavailableError, match=r"generation 0.*build_index"
+    RetrievalUnavailableError, match=r"snapshot 0.*build_index"
   ):
     never.start(0, None)
-  with pytest.raises(GenerationError, match="has 9 blocks since version 2"):
+  with pytest.raises(SnapshotError, match="has 9 blocks since version 2"):
     _schedule(ShelfWatcher([0]), num_searched=10).start(0, None)
-  # Nothing replaces the only generation of a run.
-  only = _schedule(ShelfWatcher(damaged=[10]), swap_generations=False)
-  with pytest.raises(DamagedGenerationError, match="10 is damaged"):
+  # Nothing replaces the only snapshot of a run.
+  only = _schedule(ShelfWatcher(damaged=[10]), swap_snapshots=False)
+  with pytest.raises(DamagedSnapshotError, match="10 is damaged"):
     only.start(15, 10)
 
 
@@ -152,7 +151,7 @@ def test_a_run_waits_for_what_is_damaged_to_be_made_again():
   assert schedule.start(15, 10).step == 10
   schedule = _schedule(
     ShelfWatcher([0, 10], damaged=[10, 10]),
-    wait_for_generations=True,
+    wait_for_snapshots=True,
     lag_steps=5,
   )
   assert _used(schedule, (0, 15)) == [0, 10]
@@ -163,17 +162,17 @@ _DAMAGED = {"steps": [20, 40], "damaged": [20] * 99_999, "loaded_at": 3}
 
 
 @pytest.mark.parametrize("found", [_GONE, _DAMAGED])
-def test_a_run_whose_generation_is_gone_or_damaged_goes_on_with_a_later_one(
+def test_a_run_whose_snapshot_is_gone_or_damaged_goes_on_with_a_later_one(
   found, caplog
 ):
   with caplog.at_level(logging.WARNING, logger="absl"):
     assert _schedule(ShelfWatcher(**found)).start(25, 20).step == 40
-  assert "20 is gone or damaged: continuing with generation 40" in caplog.text
+  assert "20 is gone or damaged: continuing with snapshot 40" in caplog.text
   # One that wants its own takes no other.
-  for change in ({"wait_for_generations": True}, {"swap_generations": False}):
+  for change in ({"wait_for_snapshots": True}, {"swap_snapshots": False}):
     schedule = _schedule(ShelfWatcher(**found), timeout_seconds=0.01, **change)
     with pytest.raises(
-      (RetrievalUnavailableError, GenerationError), match="generation 20"
+      (RetrievalUnavailableError, SnapshotError), match="snapshot 20"
     ):
       schedule.start(25, 20)
 
@@ -183,7 +182,7 @@ def test_a_run_that_swaps_fails_once_its_oldest_vector_is_too_old(swaps):
   watcher = ShelfWatcher([0])
   schedule = _schedule(
     watcher,
-    swap_generations=swaps,
+    swap_snapshots=swaps,
     max_staleness_steps=30,
     on_stale="fail",
   )
@@ -202,7 +201,7 @@ def test_a_run_that_swaps_fails_once_its_oldest_vector_is_too_old(swaps):
   ("limit", "warned"),
   [
     # Ten times the distance of checkpoints.
-    (None, "generation 0 is 101 steps old at step 101, above MAX_STALENESS_"),
+    (None, "snapshot 0 is 101 steps old at step 101, above MAX_STALENESS_"),
     (0, ""),
   ],
 )
@@ -220,8 +219,8 @@ def _decide(schedules, step):
   """What the processes of a run agree on about a step."""
   facts = []
   for schedule in schedules:
-    generation, refused = schedule.loaded()
-    known = {"generation": generation, "refused": refused, "metrics": {}}
+    snapshot, refused = schedule.loaded()
+    known = {"snapshot": snapshot, "refused": refused, "metrics": {}}
     facts.append(known | {"preempted": False})
   decided = StepDecision(**_decide_step(facts))
   for schedule in schedules:

@@ -7,18 +7,18 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from realm_jax.generations.loading import load_generation, load_newest
-from realm_jax.generations.manifest import (
-  DamagedGenerationError,
-  GenerationError,
-  from_checked_json,
-  to_checked_json,
-)
-from realm_jax.generations.store import MANIFEST, GenerationStore
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.indexes.scann import ScannConfig
-from tests.generations.conftest import (
+from realm_jax.snapshots.loading import load_newest, load_snapshot
+from realm_jax.snapshots.manifest import (
+  DamagedSnapshotError,
+  SnapshotError,
+  from_checked_json,
+  to_checked_json,
+)
+from realm_jax.snapshots.store import MANIFEST, SnapshotStore
+from tests.snapshots.conftest import (
   DIM,
   files_of,
   flip,
@@ -28,23 +28,21 @@ from tests.generations.conftest import (
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_published_comes_back_whole(generations_dir, corpus, dtype):
-  publish_one(generations_dir, corpus, 500, dtype=dtype)
-  generation = load_generation(generations_dir, 500, corpus=corpus)
+def test_what_is_published_comes_back_whole(snapshots_dir, corpus, dtype):
+  publish_one(snapshots_dir, corpus, 500, dtype=dtype)
+  snapshot = load_snapshot(snapshots_dir, 500, corpus=corpus)
   stored = random_vectors(150, 500).astype(np.dtype(dtype))
-  np.testing.assert_array_equal(generation.embeddings[45:120], stored[45:120])
+  np.testing.assert_array_equal(snapshot.embeddings[45:120], stored[45:120])
   vectors = stored.astype(np.float32)
   rows = np.array([[0, 149, 7], [49, 50, 100]])
-  np.testing.assert_array_equal(generation.vectors(rows), vectors[rows])
+  np.testing.assert_array_equal(snapshot.vectors(rows), vectors[rows])
   np.testing.assert_array_equal(
-    generation.query_params["tower"]["kernel"], np.full((2, 3), 500)
+    snapshot.query_params["tower"]["kernel"], np.full((2, 3), 500)
   )
-  found = generation.index.search(QueryBatch.of_vectors(vectors[[3, 77]]), 1)
+  found = snapshot.index.search(QueryBatch.of_vectors(vectors[[3, 77]]), 1)
   scores = vectors[[3, 77]] @ vectors.T
   np.testing.assert_array_equal(found.rows[:, 0], scores.argmax(axis=1))
-  other = load_generation(
-    generations_dir, 500, corpus=corpus, index=RandomConfig()
-  )
+  other = load_snapshot(snapshots_dir, 500, corpus=corpus, index=RandomConfig())
   assert (other.index.kind, other.num_blocks) == ("random", 150)
 
 
@@ -59,31 +57,31 @@ def test_what_is_published_comes_back_whole(generations_dir, corpus, dtype):
   ],
 )
 def test_a_manifest_that_cannot_be_is_refused(
-  generations_dir, corpus, changes, message
+  snapshots_dir, corpus, changes, message
 ):
-  publish_one(generations_dir, corpus, 500)
-  path = generations_dir / "00000500" / MANIFEST
+  publish_one(snapshots_dir, corpus, 500)
+  path = snapshots_dir / "00000500" / MANIFEST
   values = from_checked_json(path.read_text())
   path.write_text(to_checked_json(values | changes))
-  with pytest.raises(GenerationError, match=message):
-    load_generation(generations_dir, 500, corpus=corpus)
+  with pytest.raises(SnapshotError, match=message):
+    load_snapshot(snapshots_dir, 500, corpus=corpus)
 
 
-def test_the_newest_that_is_sound_is_taken(generations_dir, corpus):
+def test_the_newest_that_is_sound_is_taken(snapshots_dir, corpus):
   for step in (0, 500, 1000):
-    publish_one(generations_dir, corpus, step)
-  flip(files_of(generations_dir, 1000) / "embeddings-00001-of-00003.npy")
-  assert load_newest(generations_dir, corpus=corpus).step == 500
-  shutil.rmtree(generations_dir)
-  with pytest.raises(GenerationError, match="build_index --once"):
-    load_newest(generations_dir, corpus=corpus)
+    publish_one(snapshots_dir, corpus, step)
+  flip(files_of(snapshots_dir, 1000) / "embeddings-00001-of-00003.npy")
+  assert load_newest(snapshots_dir, corpus=corpus).step == 500
+  shutil.rmtree(snapshots_dir)
+  with pytest.raises(SnapshotError, match="build_index --once"):
+    load_newest(snapshots_dir, corpus=corpus)
 
 
-def test_a_vector_that_is_not_finite_is_refused(generations_dir, corpus):
+def test_a_vector_that_is_not_finite_is_refused(snapshots_dir, corpus):
   vectors = random_vectors(150, 0)
   vectors[102, 1] = np.nan
-  with pytest.raises(GenerationError, match="vector of block 102"):
-    publish_one(generations_dir, corpus, 500, vectors=vectors)
+  with pytest.raises(SnapshotError, match="vector of block 102"):
+    publish_one(snapshots_dir, corpus, 500, vectors=vectors)
 
 
 # --- With every kind of file, cut, flipped and removed anywhere -------------
@@ -100,8 +98,8 @@ _SCANN = ScannConfig(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, corpus) -> Path:
-  """Generation 0, and generation 500 with every kind of file."""
-  directory = tmp_path_factory.mktemp("damage") / "generations"
+  """Snapshot 0, and snapshot 500 with every kind of file."""
+  directory = tmp_path_factory.mktemp("damage") / "snapshots"
   publish_one(directory, corpus, 0)
   publish_one(directory, corpus, 500, index=_SCANN)
   return directory
@@ -110,21 +108,21 @@ def whole(tmp_path_factory, corpus) -> Path:
 @pytest.fixture
 def published(whole, tmp_path) -> Path:
   """A copy, to be spoilt."""
-  return shutil.copytree(whole, tmp_path / "generations")
+  return shutil.copytree(whole, tmp_path / "snapshots")
 
 
-def _files(generations_dir):
+def _files(snapshots_dir):
   """All files that a trainer reads."""
-  folder = files_of(generations_dir, 500)
-  files = GenerationStore(generations_dir).manifest(500).files
+  folder = files_of(snapshots_dir, 500)
+  files = SnapshotStore(snapshots_dir).manifest(500).files
   return [folder.parent / MANIFEST, *(folder / file.path for file in files)]
 
 
 @pytest.mark.slow
 def test_cut_or_flipped_anywhere_it_is_refused(published, corpus):
   rng = np.random.default_rng(0)
-  generation = load_generation(published, 500, corpus=corpus)
-  assert (generation.index.kind, generation.oldest_step) == ("scann", 500)
+  snapshot = load_snapshot(published, 500, corpus=corpus)
+  assert (snapshot.index.kind, snapshot.oldest_step) == ("scann", 500)
   for path in _files(published):
     content = path.read_bytes()
     # A manifest without its last newline is whole.
@@ -134,20 +132,20 @@ def test_cut_or_flipped_anywhere_it_is_refused(published, corpus):
         flip(path, rng.integers(last))
       else:
         path.write_bytes(content[:place])
-      with pytest.raises(DamagedGenerationError):
-        load_generation(published, 500, corpus=corpus)
+      with pytest.raises(DamagedSnapshotError):
+        load_snapshot(published, 500, corpus=corpus)
       path.write_bytes(content)
-  assert load_generation(published, 500, corpus=corpus).step == 500
+  assert load_snapshot(published, 500, corpus=corpus).step == 500
 
 
 def test_a_newer_format_is_no_damage(published):
   path = published / "00000500" / MANIFEST
   values = from_checked_json(path.read_text())
   path.write_text(to_checked_json({**values, "format_version": 6}))
-  store = GenerationStore(published)
-  with pytest.raises(GenerationError, match="format version 6") as error:
+  store = SnapshotStore(published)
+  with pytest.raises(SnapshotError, match="format version 6") as error:
     store.manifest(500)
-  assert not isinstance(error.value, DamagedGenerationError)
+  assert not isinstance(error.value, DamagedSnapshotError)
   assert store.remove_damaged() == []
   path.write_text("{")
   assert store.remove_damaged() == [500]
@@ -172,6 +170,6 @@ def test_what_goes_while_its_index_is_loaded_is_called_damaged(
 
   with (
     mock.patch.object(ScannConfig, "load", harm_and_load),
-    pytest.raises(DamagedGenerationError, match=r"is missing|checksum"),
+    pytest.raises(DamagedSnapshotError, match=r"is missing|checksum"),
   ):
-    load_generation(published, 500, corpus=corpus)
+    load_snapshot(published, 500, corpus=corpus)

@@ -17,8 +17,8 @@ from jaxtyping import Int
 
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.models.packing import num_groups
-from realm_jax.training.encoder_rows import (
-  RowCounts,
+from realm_jax.training.encoder_inputs import (
+  BinCounts,
   encoder_inputs,
   needed_rows,
 )
@@ -57,7 +57,7 @@ class Texts(Protocol):
     """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""
 
 
-def choose_row_counts(
+def choose_bin_counts(
   stage: Stage,
   models: Models,
   shapes: ExampleArrays,
@@ -65,7 +65,7 @@ def choose_row_counts(
   *,
   groups: int,
   at_most: int,
-) -> tuple[RowCounts, ...]:
+) -> tuple[BinCounts, ...]:
   """Chooses numbers of rows, the fewest first.
 
   They follow from the arguments alone. A resumed run must have the same ones,

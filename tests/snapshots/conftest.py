@@ -1,4 +1,4 @@
-"""A small corpus, and generations of it, for the tests of this folder."""
+"""A small corpus, and snapshots of it, for the tests of this folder."""
 
 import secrets
 from pathlib import Path
@@ -10,16 +10,16 @@ from etils import epath
 
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.manifest import Manifest
-from realm_jax.generations.store import GenerationStore
-from realm_jax.generations.vectors import (
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.protocol import BuildOptions, IndexConfig
+from realm_jax.snapshots.manifest import Manifest
+from realm_jax.snapshots.store import SnapshotStore
+from realm_jax.snapshots.vectors import (
   Embeddings,
   ShardLayout,
   index_blocks,
   save_query_tower,
 )
-from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.protocol import BuildOptions, IndexConfig
 from tests.json_lines import write_lines
 
 DIM = 8
@@ -49,13 +49,13 @@ def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
 
 
 def random_vectors(num_blocks: int, step: int) -> np.ndarray:
-  """The vectors of a generation, drawn from its step."""
+  """The vectors of a snapshot, drawn from its step."""
   rng = np.random.default_rng(step)
   return rng.standard_normal((num_blocks, DIM)).astype(np.float32)
 
 
 def publish_one(
-  generations_dir: epath.PathLike,
+  snapshots_dir: epath.PathLike,
   corpus: Corpus,
   step: int,
   *,
@@ -65,11 +65,11 @@ def publish_one(
   identity: str | None = None,
   **changes: Any,
 ) -> Manifest:
-  """Publishes a generation in three files of vectors, without a model."""
+  """Publishes a snapshot in three files of vectors, without a model."""
   count = corpus.num_blocks
   vectors = random_vectors(count, step) if vectors is None else vectors
   layout = ShardLayout.of(count, DIM, dtype=dtype, max_rows=count // 3)
-  store = GenerationStore(generations_dir)
+  store = SnapshotStore(snapshots_dir)
   draft = store.draft(step, identity or secrets.token_hex(6), layout)
   with store.disk_full_explained(step):
     for shard in range(len(layout)):
@@ -110,9 +110,9 @@ def publish_one(
   return manifest
 
 
-def files_of(generations_dir: epath.PathLike, step: int) -> Path:
-  """Returns the folder with the files of a published generation."""
-  store = GenerationStore(generations_dir)
+def files_of(snapshots_dir: epath.PathLike, step: int) -> Path:
+  """Returns the folder with the files of a published snapshot."""
+  store = SnapshotStore(snapshots_dir)
   return Path(store.path(step)) / store.manifest(step).folder
 
 
@@ -131,6 +131,6 @@ def corpus(tmp_path_factory) -> Corpus:
 
 
 @pytest.fixture
-def generations_dir(tmp_path) -> Path:
-  """Where generations go; not there yet."""
-  return tmp_path / "generations"
+def snapshots_dir(tmp_path) -> Path:
+  """Where snapshots go; not there yet."""
+  return tmp_path / "snapshots"

@@ -20,11 +20,11 @@ from realm_jax.indexes.exact import capacity_for
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.bin_counts import Texts, choose_bin_counts
 from realm_jax.training.checkpointing import RunIdentity, examples_of_run
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.encoder_rows import RowLayout
+from realm_jax.training.encoder_inputs import PackingLayout
 from realm_jax.training.optimizer import make_optimizer
-from realm_jax.training.row_counts import Texts, choose_row_counts
 from realm_jax.training.search_in_step import search_in_step
 from realm_jax.training.stages.stage import ExampleArrays, Models, StepBatch
 from realm_jax.training.step import Metrics, TrainState, train_step
@@ -130,15 +130,15 @@ class StepSetup:
       batch,
     )
 
-  def layout(self, corpus: Texts) -> RowLayout:
+  def layout(self, corpus: Texts) -> PackingLayout:
     """Returns how the step lays out sequences, by the lengths of a corpus.
 
     Without packing, each sequence has a row of its own.
     """
-    config, layout = self.config, RowLayout(self.mesh)
+    config, layout = self.config, PackingLayout(self.mesh)
     if not config.pack:
       return layout
-    counts = choose_row_counts(
+    counts = choose_bin_counts(
       config.stage,
       self.models,
       self.empty_arrays(),
@@ -146,7 +146,7 @@ class StepSetup:
       groups=layout.num_devices * config.num_microbatches,
       at_most=config.max_shape_buckets,
     )
-    return dataclasses.replace(layout, row_counts=counts)
+    return dataclasses.replace(layout, bin_counts=counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +232,7 @@ class CompiledSteps:
   """The steps of a run, which are compiled in each mode that it will need.
 
   A step that searches depends on the number and the type of all vectors. It is
-  compiled when these are known, and again only where a later generation has
+  compiled when these are known, and again only where a later snapshot has
   other shapes: a corpus that has outgrown its capacity.
 
   Attributes:
@@ -240,7 +240,7 @@ class CompiledSteps:
       shapes of what is searched.
   """
 
-  def __init__(self, setup: StepSetup, layout: RowLayout):
+  def __init__(self, setup: StepSetup, layout: PackingLayout):
     self._setup = setup
     self._layout = layout
     config = setup.config
@@ -250,7 +250,8 @@ class CompiledSteps:
         search_in_step,
         retriever=setup.models.retriever,
         num_candidates=config.stage.num_candidates,
-        current_queries=config.stage.current_queries or config.keeps_own_index,
+        current_queries=config.stage.current_queries
+        or config.keeps_rolling_index,
         mesh=setup.mesh,
         num_refreshed=setup.blocks_of_device(config.refresh.blocks_per_step),
       )

@@ -1,4 +1,4 @@
-"""`build_index`, from checkpoints to generations that a trainer loads."""
+"""`build_index`, from checkpoints to snapshots that a trainer loads."""
 
 from pathlib import Path
 
@@ -9,26 +9,18 @@ from etils import epath
 
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.update import update_corpus
-from realm_jax.generations.build import Builder, build_generation
-from realm_jax.generations.embedding import CorpusEmbedder
-from realm_jax.generations.loading import load_generation, load_newest
-from realm_jax.generations.manifest import GenerationError
-from realm_jax.generations.store import GenerationStore
-from realm_jax.generations.vectors import Draft
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.partitioning.agreement import Agreement
+from realm_jax.snapshots.build import Builder, build_snapshot
+from realm_jax.snapshots.embedding import CorpusEmbedder
+from realm_jax.snapshots.loading import load_newest, load_snapshot
+from realm_jax.snapshots.manifest import SnapshotError
+from realm_jax.snapshots.store import SnapshotStore
+from realm_jax.snapshots.vectors import Draft
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
-from tests.generations.builds import (
-  build,
-  embed,
-  generation_config,
-  params_of,
-  save,
-)
-from tests.generations.conftest import make_corpus
 from tests.json_lines import write_lines
 from tests.processes.jobs import (
   Job,
@@ -39,34 +31,42 @@ from tests.processes.jobs import (
   running,
   wait_until,
 )
+from tests.snapshots.builds import (
+  build,
+  embed,
+  params_of,
+  save,
+  snapshot_config,
+)
+from tests.snapshots.conftest import make_corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 
-def test_one_generation_holds_the_vectors_of_its_checkpoint(tmp_path, corpus):
+def test_one_snapshot_holds_the_vectors_of_its_checkpoint(tmp_path, corpus):
   save(tmp_path, corpus, 0, 500)
   assert build(tmp_path, corpus) == [500]
-  generation = load_newest(tmp_path / "generations", corpus=corpus)
-  assert (generation.step, generation.index.kind) == (500, "exact")
+  snapshot = load_newest(tmp_path / "snapshots", corpus=corpus)
+  assert (snapshot.step, snapshot.index.kind) == (500, "exact")
   params, rows = params_of(corpus, 500), np.array([0, 17, 149])
   np.testing.assert_allclose(
-    generation.vectors(rows),
+    snapshot.vectors(rows),
     embed(corpus, params, corpus.gather(rows, 64), "embed_blocks"),
     atol=1e-5,
   )
   # The query tower alone embeds queries; the block tower is not there.
-  assert set(generation.query_params) == {"query_tower"}
+  assert set(snapshot.query_params) == {"query_tower"}
   tokens = np.array([[2, 9, 10, 3, 0]], np.int32)
-  vectors = embed(corpus, generation.query_params, tokens, "embed_queries")
+  vectors = embed(corpus, snapshot.query_params, tokens, "embed_queries")
   np.testing.assert_array_equal(
     vectors, embed(corpus, params, tokens, "embed_queries")
   )
 
 
-def test_another_builder_is_refused(tmp_path, corpus, generations_dir):
+def test_another_builder_is_refused(tmp_path, corpus, snapshots_dir):
   save(tmp_path, corpus, 500)
   with (
-    sole_process(generations_dir, "builder"),
+    sole_process(snapshots_dir, "builder"),
     pytest.raises(SoleProcessError, match="already has a builder"),
   ):
     build(tmp_path, corpus)
@@ -74,15 +74,15 @@ def test_another_builder_is_refused(tmp_path, corpus, generations_dir):
 
 
 def test_a_builder_whose_place_was_taken_publishes_nothing(tmp_path, corpus):
-  store = GenerationStore(tmp_path / "generations")
+  store = SnapshotStore(tmp_path / "snapshots")
 
   def check():
     if list(store.path(500).glob("*/embeddings-*.json")):
       raise SoleProcessError("another builder now")
 
   with pytest.raises(SoleProcessError):
-    build_generation(
-      Builder(generation_config(), corpus),
+    build_snapshot(
+      Builder(snapshot_config(), corpus),
       500,
       jax.device_put(params_of(corpus, 500)),
       store,
@@ -119,10 +119,10 @@ def test_a_corpus_update_embeds_only_the_blocks_that_changed(
   assert build(tmp_path, corpus) == [500]
   new = newest.rows_of(np.array([block_id(newest.name, "new", 0)]))
   assert embedded == new.tolist()
-  generation = load_generation(tmp_path / "generations", 500, corpus=corpus)
+  snapshot = load_snapshot(tmp_path / "snapshots", 500, corpus=corpus)
   rows = np.arange(40)
   np.testing.assert_allclose(
-    generation.vectors(rows),
+    snapshot.vectors(rows),
     embed(
       corpus, params_of(corpus, 500), newest.gather(rows, 64), "embed_blocks"
     ),
@@ -138,29 +138,29 @@ def test_nothing_is_embedded_for_an_index_without_vectors(
   save(tmp_path, corpus, 500)
   monkeypatch.setattr(CorpusEmbedder, "embed", pytest.fail)
   assert build(tmp_path, corpus, index=index) == [500]
-  generation = load_newest(tmp_path / "generations", corpus=corpus)
-  assert generation.index.kind == index.kind
+  snapshot = load_newest(tmp_path / "snapshots", corpus=corpus)
+  assert snapshot.index.kind == index.kind
   queries = QueryBatch(np.array([[2, 9, 10, 3]], np.int32))
-  assert generation.index.search(queries, 5).rows.shape == (1, 5)
-  assert generation.oldest_step == 500
-  with pytest.raises(GenerationError, match="has no vectors"):
-    generation.vectors(np.array([3]))
+  assert snapshot.index.search(queries, 5).rows.shape == (1, 5)
+  assert snapshot.oldest_step == 500
+  with pytest.raises(SnapshotError, match="has no vectors"):
+    snapshot.vectors(np.array([3]))
   with pytest.raises(ValueError, match="needs the blocks' vectors"):
-    load_newest(tmp_path / "generations", corpus=corpus, index=ExactConfig())
+    load_newest(tmp_path / "snapshots", corpus=corpus, index=ExactConfig())
 
 
 def test_a_builder_of_exact_indexes_in_a_bucket_reads_no_vector_again(
   object_store, corpus, tmp_path, monkeypatch
 ):
-  generations_dir = object_store.path(f"{tmp_path.name}/generations")
+  snapshots_dir = object_store.path(f"{tmp_path.name}/snapshots")
   save(tmp_path, corpus, 500)
   monkeypatch.setattr(ExactConfig, "build", pytest.fail)
   with object_store.counted() as requests:
-    assert build(tmp_path, corpus, generations_dir=generations_dir) == [500]
+    assert build(tmp_path, corpus, snapshots_dir=snapshots_dir) == [500]
   assert not [r for r in requests if ".npy" in r and "alt=media" in r]
   monkeypatch.undo()
   with object_store.counted() as requests:
-    loaded = load_newest(generations_dir, corpus=corpus)
+    loaded = load_newest(snapshots_dir, corpus=corpus)
   assert [r for r in requests if ".npy" in r and "alt=media" in r]
   assert loaded.manifest.recall == {}
 
@@ -168,9 +168,9 @@ def test_a_builder_of_exact_indexes_in_a_bucket_reads_no_vector_again(
 def test_a_builder_goes_on_with_shards_of_one_that_was_killed(
   object_store, corpus, tmp_path, monkeypatch
 ):
-  generations_dir = object_store.path(f"{tmp_path.name}/generations")
+  snapshots_dir = object_store.path(f"{tmp_path.name}/snapshots")
   save(tmp_path, corpus, 500)
-  settings = {"shard_blocks": 10, "generations_dir": generations_dir}
+  settings = {"shard_blocks": 10, "snapshots_dir": snapshots_dir}
   add, added = Draft.add, []
 
   def add_and_note(draft, shard, *arguments, **named):
@@ -182,26 +182,26 @@ def test_a_builder_goes_on_with_shards_of_one_that_was_killed(
   monkeypatch.setattr(Draft, "add", add_and_note)
   with pytest.raises(KeyboardInterrupt):
     build(tmp_path, corpus, **settings)
-  (folder,) = epath.Path(generations_dir).glob("00000500/*")
+  (folder,) = epath.Path(snapshots_dir).glob("00000500/*")
   added.clear()
   added += [-1] * 7
   assert build(tmp_path, corpus, **settings) == [500]
   assert added[7:] == list(range(6, 15))
-  store = GenerationStore(generations_dir)
+  store = SnapshotStore(snapshots_dir)
   # A builder that wakes after another took its place writes elsewhere.
   assert store.manifest(500).folder != folder.name
-  alone = settings | {"generations_dir": tmp_path / "alone"}
+  alone = settings | {"snapshots_dir": tmp_path / "alone"}
   assert build(tmp_path, corpus, **alone) == [500]
-  single = GenerationStore(tmp_path / "alone").manifest(500)
+  single = SnapshotStore(tmp_path / "alone").manifest(500)
   assert single.files == store.manifest(500).files
-  assert load_newest(generations_dir, corpus=corpus).step == 500
+  assert load_newest(snapshots_dir, corpus=corpus).step == 500
 
 
-def test_processes_share_a_generation_are_killed_and_stop_together(
+def test_processes_share_a_snapshot_are_killed_and_stop_together(
   tmp_path, corpus, command_environment, quick_jobs
 ):
   save(tmp_path, corpus, 0)
-  store = GenerationStore(tmp_path / "generations")
+  store = SnapshotStore(tmp_path / "snapshots")
 
   given = {
     "MODEL_DIR": str(tmp_path),
@@ -258,5 +258,5 @@ def test_processes_share_a_generation_are_killed_and_stop_together(
     )
     assert second[1].terminate() == 0
     wait_until(second[0].ended, what="end of the group")
-  assert "published generation 0: 150 blocks" in second[0].log.read_text()
+  assert "published snapshot 0: 150 blocks" in second[0].log.read_text()
   assert store.verify(0).num_blocks == 150

@@ -1,6 +1,6 @@
-"""The vectors of a generation: drafts of them, memory maps, the query tower.
+"""The vectors of a snapshot: drafts of them, memory maps, the query tower.
 
-    generations/00000500/<identity>/
+    snapshots/00000500/<identity>/
       embeddings-00003-of-00048.npy    a shard
       embeddings-00003-of-00048.json   its record, written after it
       scann/ …                         what process 0 adds at the end
@@ -24,15 +24,15 @@ from flax import traverse_util
 from jaxtyping import Float, Float32, Int
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.manifest import (
+from realm_jax.indexes.protocol import Blocks
+from realm_jax.models.parameters import Params
+from realm_jax.snapshots.manifest import (
   EmbeddingsShard,
-  GenerationError,
   Manifest,
+  SnapshotError,
   from_checked_json,
   to_checked_json,
 )
-from realm_jax.indexes.protocol import Blocks
-from realm_jax.models.parameters import Params
 from realm_jax.storage.atomic import atomic_file, atomic_text_file
 from realm_jax.storage.local_disk import save_array
 from realm_jax.storage.paths import (
@@ -100,7 +100,7 @@ class ShardRecord:
 
 
 class Draft:
-  """The folder of one generation, in which processes write its shards."""
+  """The folder of one snapshot, in which processes write its shards."""
 
   def __init__(self, folder: epath.Path, layout: ShardLayout):
     self.folder = folder
@@ -131,7 +131,7 @@ class Draft:
     """Writes the vectors of a shard, embedded in `seconds`, and its record.
 
     Raises:
-      GenerationError: A vector is not finite.
+      SnapshotError: A vector is not finite.
       OSError: The disk is full.
     """
     check_finite(vectors, self.layout.rows(shard))
@@ -214,10 +214,10 @@ class Draft:
 
 
 class Embeddings:
-  """The vectors of a generation, memory-mapped file by file on first access.
+  """The vectors of a snapshot, memory-mapped file by file on first access.
 
   The `shards` are in row order. Every access verifies, or copies, the files
-  that it needs, and raises a GenerationError if one differs from the manifest.
+  that it needs, and raises a SnapshotError if one differs from the manifest.
   """
 
   def __init__(
@@ -237,7 +237,7 @@ class Embeddings:
 
   @classmethod
   def of(cls, files: StagedFiles, manifest: Manifest) -> "Embeddings":
-    """Opens those of a published generation."""
+    """Opens those of a published snapshot."""
     return cls(
       files, manifest.embeddings, dim=manifest.dim, dtype=manifest.dtype
     )
@@ -269,18 +269,18 @@ class Embeddings:
     """Returns the vectors of any rows.
 
     Raises:
-      GenerationError: The generation has no vectors.
+      SnapshotError: The snapshot has no vectors.
       IndexError: A row is not in 0 … N − 1; the null block has no vector.
     """
     rows = np.asarray(rows)
     if not self._shards:
-      raise GenerationError(
-        "this generation has no vectors, as its index needs none: build one "
+      raise SnapshotError(
+        "this snapshot has no vectors, as its index needs none: build one "
         "with another INDEX, or set INDEX_SCORES = True"
       )
     if rows.size and (rows.min() < 0 or rows.max() >= self.shape[0]):
       raise IndexError(
-        f"rows {rows.min()} … {rows.max()} of a generation of {self.shape[0]} "
+        f"rows {rows.min()} … {rows.max()} of a snapshot of {self.shape[0]} "
         "blocks; the null block is not stored"
       )
     gathered = np.empty((*rows.shape, self.shape[1]), np.float32)
@@ -301,7 +301,7 @@ class Embeddings:
       # The file format has no name for bfloat16 and returns plain bytes.
       mapped = mapped.view(dtype)
     if mapped.shape != shape or mapped.dtype != dtype:
-      raise GenerationError(
+      raise SnapshotError(
         f"{file} holds {mapped.dtype}{list(mapped.shape)} and its manifest "
         f"says {dtype}{list(shape)}"
       )
@@ -312,10 +312,10 @@ class Embeddings:
 def check_finite(
   vectors: Float[np.ndarray, "n d"], rows: Int[np.ndarray, " n"]
 ) -> None:
-  """Raises a GenerationError if the vector of a row is not finite."""
+  """Raises a SnapshotError if the vector of a row is not finite."""
   finite = np.isfinite(vectors).all(axis=1)
   if not finite.all():
-    raise GenerationError(
+    raise SnapshotError(
       f"the vector of block {int(rows[~finite][0])} is not finite; the "
       "checkpoint is broken"
     )

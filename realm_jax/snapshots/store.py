@@ -1,16 +1,16 @@
-"""The generations of a run: their paths, publication, use and removal.
+"""The snapshots of a run: their paths, publication, use and removal.
 
-generations/00000500/manifest.json      written last; names the folder of files
-generations/00000500/manifest.damaged   a reader's report that files are damaged
-generations/00000500/manifest.removed   since when readers should not begin here
-generations/00000500/manifest.trial-0   process 0 of the trainer loads it
-generations/00000500/3f2a…/             its files, or those of a build
-generations/builder.lock                which process builds generations
+snapshots/00000500/manifest.json      written last; names the folder of files
+snapshots/00000500/manifest.damaged   a reader's report that files are damaged
+snapshots/00000500/manifest.removed   since when readers should not begin here
+snapshots/00000500/manifest.trial-0   process 0 of the trainer loads it
+snapshots/00000500/3f2a…/             its files, or those of a build
+snapshots/builder.lock                which process builds snapshots
 
-The files of a generation are written to a folder of their own, and the
+The files of a snapshot are written to a folder of their own, and the
 manifest, which names that folder, is written last, as one whole file. That is
 the same on a disk and on an object store, which cannot rename. For a reader, a
-directory without a valid manifest is no generation.
+directory without a valid manifest is no snapshot.
 """
 
 import contextlib
@@ -28,15 +28,15 @@ from etils import epath
 from realm_jax.checkpoints.store import (
   CheckpointStore,
   LoopItem,
-  recorded_generation,
+  recorded_snapshot,
 )
-from realm_jax.generations.manifest import (
+from realm_jax.snapshots.manifest import (
   REMEDY,
-  DamagedGenerationError,
-  GenerationError,
+  DamagedSnapshotError,
   Manifest,
+  SnapshotError,
 )
-from realm_jax.generations.vectors import Draft, ShardLayout
+from realm_jax.snapshots.vectors import Draft, ShardLayout
 from realm_jax.storage.atomic import atomic_text_file
 from realm_jax.storage.local_disk import explain_full_disk, sync_tree
 from realm_jax.storage.paths import (
@@ -48,7 +48,7 @@ from realm_jax.storage.paths import (
 )
 from realm_jax.storage.staging import StagedFiles
 
-FOLDER = "generations"
+FOLDER = "snapshots"
 MANIFEST = "manifest.json"
 # Folder of vectors that were not embedded here: nothing can make them again.
 IMPORTED = "imported"
@@ -61,14 +61,14 @@ _MAX_KILLS = 2
 # What a report of damage says of files that are as they were published.
 _KILLS = "kills"
 _STEP = re.compile(r"[0-9]{8,}")
-# How long a reader on another host may need the files of a generation that is
-# removed, and how many of such generations may take space.
+# How long a reader on another host may need the files of a snapshot that is
+# removed, and how many of such snapshots may take space.
 _REMOVAL_SECONDS = 86_400.0
 _MAX_REMOVED = 3
 
 
-class GenerationStore:
-  """The generations in one directory, local or on an object store.
+class SnapshotStore:
+  """The snapshots in one directory, local or on an object store.
 
   Only the one process that builds may publish or remove. A named `builder` has
   folders of its own: on an object store, one that was cut off for long may go
@@ -82,7 +82,7 @@ class GenerationStore:
     self._manifests: dict[int, tuple[str, Manifest]] = {}
 
   def path(self, step: int) -> epath.Path:
-    """Returns the directory of a checkpoint step's generation."""
+    """Returns the directory of a checkpoint step's snapshot."""
     return self.directory / f"{step:08d}"
 
   def steps(self) -> list[int]:
@@ -106,8 +106,8 @@ class GenerationStore:
     """Returns the manifest of a step, read again unless it has this `version`.
 
     Raises:
-      GenerationError: There is none, or of another format or step.
-      DamagedGenerationError: It is not valid.
+      SnapshotError: There is none, or of another format or step.
+      DamagedSnapshotError: It is not valid.
     """
     known, manifest = self._manifests.get(step, (None, None))
     if manifest is not None and known == version:
@@ -116,12 +116,12 @@ class GenerationStore:
     try:
       manifest = Manifest.from_json(read_bytes(path), path)
     except (FileNotFoundError, NotADirectoryError):
-      raise GenerationError(
-        f"{path.parent} has no {MANIFEST}, so it is not a generation"
+      raise SnapshotError(
+        f"{path.parent} has no {MANIFEST}, so it is not a snapshot"
       ) from None
     if manifest.step != step:
-      raise GenerationError(
-        f"{path.parent} holds the generation of step {manifest.step}; remove it"
+      raise SnapshotError(
+        f"{path.parent} holds the snapshot of step {manifest.step}; remove it"
       )
     if version is not None:
       self._manifests[step] = version, manifest
@@ -130,11 +130,11 @@ class GenerationStore:
   def files(
     self, manifest: Manifest, *, low_priority: bool = False
   ) -> StagedFiles:
-    """Returns the files of a generation, which are verified when asked for."""
+    """Returns the files of a snapshot, which are verified when asked for."""
     return StagedFiles(
       self.path(manifest.step) / manifest.folder,
       manifest.files,
-      error=DamagedGenerationError,
+      error=DamagedSnapshotError,
       advice=REMEDY,
       low_priority=low_priority,
     )
@@ -143,7 +143,7 @@ class GenerationStore:
     """Compares the size and, if asked, the checksum of every file.
 
     Raises:
-      GenerationError: As `manifest`; DamagedGenerationError for such a file.
+      SnapshotError: As `manifest`; DamagedSnapshotError for such a file.
     """
     manifest = self.manifest(step)
     paths = [file.path for file in manifest.files]
@@ -151,7 +151,7 @@ class GenerationStore:
     return manifest
 
   def draft(self, step: int, identity: str, layout: ShardLayout) -> Draft:
-    """Returns the folder in which a generation is made.
+    """Returns the folder in which a snapshot is made.
 
     The `identity` is a checksum of everything that determines its vectors.
     """
@@ -162,7 +162,7 @@ class GenerationStore:
     """Turns the error of a full disk into a `DiskFullError` that says more."""
     return explain_full_disk(
       self.path(step),
-      advice="free some space or lower KEEP_GENERATIONS. Published generations "
+      advice="free some space or lower KEEP_SNAPSHOTS. Published snapshots "
       "are unchanged",
     )
 
@@ -192,15 +192,15 @@ class GenerationStore:
       (self.path(step) / _DAMAGED).write_text(_KILLS if kills else "")
     except OSError as error:
       logging.warning(
-        "the damage of generation %d could not be reported: %s", step, error
+        "the damage of snapshot %d could not be reported: %s", step, error
       )
 
   def begin_trial(self, step: int, version: str, process: int) -> bool:
-    """Records that a process of a trainer begins to load a generation.
+    """Records that a process of a trainer begins to load a snapshot.
 
     Loading and searching it may kill the process, which would load it again
     when it is restarted, for ever. Returns False, and records nothing, if this
-    process was killed twice in trials of this `version` of the generation.
+    process was killed twice in trials of this `version` of the snapshot.
     """
     path, kills = self.path(step) / _TRIAL.format(process), 0
     try:
@@ -222,9 +222,9 @@ class GenerationStore:
       logging.warning("%s cannot be removed: %s", path, error)
 
   def remove_damaged(self, *, marked: bool = False) -> list[int]:
-    """Removes generations whose files differ from their manifest.
+    """Removes snapshots whose files differ from their manifest.
 
-    It reads all bytes of all generations or, with `marked`, of those reported
+    It reads all bytes of all snapshots or, with `marked`, of those reported
     as damaged. Those that kill are removed as well. Imported ones, which cannot
     be built again, stay. Returns the steps that were removed.
     """
@@ -237,12 +237,12 @@ class GenerationStore:
         if _DAMAGED in names:
           with contextlib.suppress(FileNotFoundError):
             if read_text(self.path(step) / _DAMAGED) == _KILLS:
-              raise DamagedGenerationError(
+              raise DamagedSnapshotError(
                 f"{self.path(step)} kills the process that searches it"
               )
         if MANIFEST in names:
           self.verify(step)
-      except DamagedGenerationError as error:
+      except DamagedSnapshotError as error:
         if IMPORTED in names:
           logging.error("%s. It was imported: import it again", error)
         else:
@@ -250,7 +250,7 @@ class GenerationStore:
           (self.path(step) / MANIFEST).unlink(missing_ok=True)
           _rmtree(self.path(step))
           removed.append(step)
-      except GenerationError as error:
+      except SnapshotError as error:
         # A newer program may have written it.
         logging.warning("%s", error)
       (self.path(step) / _DAMAGED).unlink(missing_ok=True)
@@ -270,10 +270,10 @@ class GenerationStore:
     self.remove_old_files()
 
   def remove_old_files(self, *, max_removed: int = _MAX_REMOVED) -> None:
-    """Removes the files of generations that were removed long ago.
+    """Removes the files of snapshots that were removed long ago.
 
     Readers on other hosts may still map the files, or copy them. So those of
-    the last `max_removed` generations stay for a day.
+    the last `max_removed` snapshots stay for a day.
     """
     removed = []
     for step in self._all_steps():
@@ -283,7 +283,7 @@ class GenerationStore:
     recently = time.time() - _REMOVAL_SECONDS
     for i, (since, step) in enumerate(sorted(removed, reverse=True)):
       if i >= max_removed or since < recently:
-        logging.info("removing the files of generation %d", step)
+        logging.info("removing the files of snapshot %d", step)
         _rmtree(self.path(step))
 
   def remove_drafts(self, *, but: int | None = None) -> None:
@@ -292,7 +292,7 @@ class GenerationStore:
       names = list_names(self.path(step))
       if MANIFEST in names:
         # A newer program's manifest may not be readable here.
-        with contextlib.suppress(GenerationError):
+        with contextlib.suppress(SnapshotError):
           self._remove_folders(step, but=self.manifest(step).folder)
       elif _REMOVED not in names:
         _rmtree(self.path(step))
@@ -310,8 +310,8 @@ class GenerationStore:
         _rmtree(self.path(step) / name)
 
 
-class GenerationUses:
-  """What the checkpoints of a run say of the generations that they use."""
+class SnapshotUses:
+  """What the checkpoints of a run say of the snapshots that they use."""
 
   def __init__(self, checkpoints: CheckpointStore):
     self._checkpoints = checkpoints
@@ -319,35 +319,35 @@ class GenerationUses:
     self._loops: dict[int, LoopItem] = {}
 
   def of(self, steps: Sequence[int] | None = None) -> dict[int, int | None]:
-    """Returns the generations at checkpoints, or all, that can be read."""
+    """Returns the snapshots at checkpoints, or all, that can be read."""
     steps = self._checkpoints.steps() if steps is None else steps
     for step in set(steps) - set(self._loops):
       # It may be removed meanwhile, or unreadable.
       with contextlib.suppress(ValueError, OSError):
         self._loops[step] = self._checkpoints.loop_item(step)
     read = [step for step in steps if step in self._loops]
-    return {step: recorded_generation(self._loops[step]) for step in read}
+    return {step: recorded_snapshot(self._loops[step]) for step in read}
 
   def pinned(self, *, every: bool = False) -> set[int]:
-    """Returns the generations that a run resumed from any checkpoint needs.
+    """Returns the snapshots that a run resumed from any checkpoint needs.
 
-    A run that waits for its generations needs those of all its checkpoints.
+    A run that waits for its snapshots needs those of all its checkpoints.
     With `every`, all checkpoints are taken to be of such a run.
 
     Raises:
-      GenerationError: There is no checkpoint, or one cannot be read.
+      SnapshotError: There is no checkpoint, or one cannot be read.
     """
     directory, steps = self._checkpoints.directory, self._checkpoints.steps()
     if not steps:
-      raise GenerationError(
-        f"{directory} has no checkpoint that says which generations are "
+      raise SnapshotError(
+        f"{directory} has no checkpoint that says which snapshots are "
         "needed; give the MODEL_DIR of the run"
       )
     used = self.of(steps)
     if unread := set(steps) - set(used):
-      raise GenerationError(
+      raise SnapshotError(
         f"checkpoint {min(unread)} of {directory} does not say which "
-        "generation it needs, for it cannot be read; remove it, or try again"
+        "snapshot it needs, for it cannot be read; remove it, or try again"
       )
     waits = [every or self._loops[step].get("lag_steps", 0) for step in steps]
     waiting = itertools.compress(steps, waits)
@@ -355,14 +355,14 @@ class GenerationUses:
 
 
 def directory_of(
-  model_dir: epath.PathLike, generations_dir: epath.PathLike | None = None
+  model_dir: epath.PathLike, snapshots_dir: epath.PathLike | None = None
 ) -> epath.Path:
-  """Returns `generations_dir`, which by default is in MODEL_DIR."""
-  return epath.Path(generations_dir or epath.Path(model_dir) / FOLDER)
+  """Returns `snapshots_dir`, which by default is in MODEL_DIR."""
+  return epath.Path(snapshots_dir or epath.Path(model_dir) / FOLDER)
 
 
 def step_of(path: epath.PathLike) -> int | None:
-  """Returns the step of a directory that is a published generation, or None."""
+  """Returns the step of a directory that is a published snapshot, or None."""
   path = epath.Path(path)
   is_published = _STEP.fullmatch(path.name) and (path / MANIFEST).exists()
   return int(path.name) if is_published else None

@@ -1,8 +1,8 @@
-"""The sidecar: follows a run's checkpoints and publishes generations.
+"""The index builder: follows a run's checkpoints and publishes snapshots.
 
 It shares files with the trainer and nothing else; either may be killed,
 restarted or moved to another host. Its processes, each with its own devices,
-are those of one command: they start together, share the work of a generation
+are those of one command: they start together, share the work of a snapshot
 and stop together.
 """
 
@@ -25,23 +25,6 @@ from realm_jax.checkpoints.store import (
 from realm_jax.console import stop_on_sigterm
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.build import (
-  SHARED_ERRORS,
-  Builder,
-  GenerationConfig,
-  PreemptedError,
-  build_generation,
-)
-from realm_jax.generations.known_vectors import (
-  KnownVectors,
-  checkpoint_vectors,
-)
-from realm_jax.generations.manifest import GenerationError
-from realm_jax.generations.store import (
-  GenerationStore,
-  GenerationUses,
-  directory_of,
-)
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.faiss import FaissConfig
@@ -55,6 +38,23 @@ from realm_jax.settings import (
   PositiveFloat,
   PositiveInt,
   require_valid,
+)
+from realm_jax.snapshots.build import (
+  SHARED_ERRORS,
+  Builder,
+  PreemptedError,
+  SnapshotConfig,
+  build_snapshot,
+)
+from realm_jax.snapshots.known_vectors import (
+  KnownVectors,
+  checkpoint_vectors,
+)
+from realm_jax.snapshots.manifest import SnapshotError
+from realm_jax.snapshots.store import (
+  SnapshotStore,
+  SnapshotUses,
+  directory_of,
 )
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.local_disk import DiskFullError
@@ -73,25 +73,25 @@ _ATTEMPTS = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class SidecarConfig:
-  """Settings of the sidecar.
+class IndexBuilderConfig:
+  """Settings of the index builder.
 
-  A generation is built on the newest version of the corpus. In the mode
-  `newest`, and with `once`, the newest checkpoint's generation is built again
+  A snapshot is built on the newest version of the corpus. In the mode
+  `newest`, and with `once`, the newest checkpoint's snapshot is built again
   when the corpus gets a newer version. In the mode `every` a published
-  generation keeps its version, because a run that resumes must find the same
-  generation again.
+  snapshot keeps its version, because a run that resumes must find the same
+  snapshot again.
 
   Attributes:
     mode: Checkpoints to build from: `newest` always takes the newest one;
-      `every` skips none, for a trainer that waits for its generations.
+      `every` skips none, for a trainer that waits for its snapshots.
     refresh_every_steps: Distance of the checkpoints to build from, in steps;
       others are skipped, but not with `once`. It is the trainer's
       `RefreshConfig.refresh_every_steps`. None builds from all.
-    once: Whether to return after one generation: the newest checkpoint's, or
+    once: Whether to return after one snapshot: the newest checkpoint's, or
       first the one that this checkpoint uses, if it is gone.
     checkpoint_step: The only checkpoint to build from, which implies `once`.
-    keep_generations: Number of the newest generations that stay. Those that
+    keep_snapshots: Number of the newest snapshots that stay. Those that
       checkpoints need stay as well.
     poll_seconds: Time between two looks for checkpoints; None is 1 on a disk,
       and 10 where a look is a request to a bucket.
@@ -102,7 +102,7 @@ class SidecarConfig:
   refresh_every_steps: PositiveInt | None = None
   once: bool = False
   checkpoint_step: NonNegativeInt | None = None
-  keep_generations: PositiveInt = 3
+  keep_snapshots: PositiveInt = 3
   poll_seconds: PositiveFloat | None = None
   retry_seconds: PositiveFloat = 30.0
 
@@ -111,7 +111,7 @@ class SidecarConfig:
 
   @property
   def skips_none(self) -> bool:
-    """Whether a generation is built from each checkpoint."""
+    """Whether a snapshot is built from each checkpoint."""
     return self.mode == "every" and not self.once
 
 
@@ -119,13 +119,13 @@ def build_index(
   *,
   model_dir: epath.PathLike,
   corpus_dir: epath.PathLike,
-  generation: GenerationConfig,
-  sidecar: SidecarConfig,
-  generations_dir: epath.PathLike | None = None,
+  snapshot: SnapshotConfig,
+  builder: IndexBuilderConfig,
+  snapshots_dir: epath.PathLike | None = None,
   once: bool = False,
   stop: threading.Event | None = None,
 ) -> list[int]:
-  """Builds generations of the checkpoints of a run, until SIGTERM or for one.
+  """Builds snapshots of the checkpoints of a run, until SIGTERM or for one.
 
   The run in `model_dir` need not have checkpoints yet, and the corpus may be
   updated meanwhile. With `once` the setting of that name is turned on. The
@@ -133,24 +133,24 @@ def build_index(
   were published.
 
   Raises:
-    DiskFullError: The disk is full, with `once`; otherwise the sidecar waits.
+    DiskFullError: The disk is full, with `once`; otherwise the index builder waits.
     CheckpointError: A checkpoint does not fit the model, the newest one cannot
       be read, or that of `checkpoint_step` is gone. Other unreadable ones are
       skipped.
     ProcessesError: The processes differ, or another one has failed.
-    SoleProcessError: Another sidecar builds these generations already.
+    SoleProcessError: Another builder builds these snapshots already.
     StoreAccessError: A bucket cannot be read or written.
     RecallError: With `once` or in the mode `every`, the recall of an index is
       below what its settings want; otherwise the checkpoint is skipped.
   """
-  once = once or sidecar.once or sidecar.checkpoint_step is not None
-  poll = sidecar.poll_seconds or (10.0 if is_remote(model_dir) else 1.0)
-  config = dataclasses.replace(sidecar, once=once, poll_seconds=poll)
+  once = once or builder.once or builder.checkpoint_step is not None
+  poll = builder.poll_seconds or (10.0 if is_remote(model_dir) else 1.0)
+  config = dataclasses.replace(builder, once=once, poll_seconds=poll)
   agreement = Agreement("builder")
   agreement.require_same(
-    {"GenerationConfig": generation, "SidecarConfig": config}
+    {"SnapshotConfig": snapshot, "IndexBuilderConfig": config}
   )
-  directory = directory_of(model_dir, generations_dir)
+  directory = directory_of(model_dir, snapshots_dir)
   require_readable(model_dir, corpus_dir)
   require_writable(directory)
   with contextlib.ExitStack() as stack:
@@ -171,13 +171,13 @@ def build_index(
         raise PreemptedError
 
     name = agreement.on_process_0("role", take_role, (SoleProcessError,))
-    running = _Sidecar(
+    running = _IndexBuilder(
       config=config,
-      generation=generation,
+      snapshot=snapshot,
       corpus=Corpus.open(corpus_dir),
       checkpoints=checkpoints,
-      store=GenerationStore(directory, builder=name),
-      agreement=Agreement("generations", while_waiting=stop.is_set),
+      store=SnapshotStore(directory, builder=name),
+      agreement=Agreement("snapshots", while_waiting=stop.is_set),
       stop=stop,
       check=check,
     )
@@ -187,7 +187,7 @@ def build_index(
 
 
 class _Choice(NamedTuple):
-  """What all processes do next: build a generation, wait for a step, or end."""
+  """What all processes do next: build a snapshot, wait for a step, or end."""
 
   step: int | None = None
   corpus_version: int = 0
@@ -196,19 +196,19 @@ class _Choice(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Sidecar:
-  """One process of a sidecar, as `build_index` has opened it.
+class _IndexBuilder:
+  """One process of an index builder, as `build_index` has opened it.
 
   In process 0, `corpus` is of the newest version that it has seen. The event
-  `stop` ends waits, and `check` raises PreemptedError once the sidecar must
+  `stop` ends waits, and `check` raises PreemptedError once the index builder must
   end. The errors in `failed` are those of the steps that could not be built.
   """
 
-  config: SidecarConfig
-  generation: GenerationConfig
+  config: IndexBuilderConfig
+  snapshot: SnapshotConfig
   corpus: Corpus
   checkpoints: CheckpointStore
-  store: GenerationStore
+  store: SnapshotStore
   agreement: Agreement
   stop: threading.Event
   check: Callable[[], None]
@@ -217,10 +217,10 @@ class _Sidecar:
   failed: dict[int, list[ValueError]] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    self._uses = GenerationUses(self.checkpoints)
+    self._uses = SnapshotUses(self.checkpoints)
 
   def run(self) -> None:
-    """Builds generations until `check` raises, or one with `once`."""
+    """Builds snapshots until `check` raises, or one with `once`."""
     config, agreement, stop = self.config, self.agreement, self.stop
     agreement.on_process_0("damage", self.store.remove_damaged)
     while not (config.once and self.published):
@@ -236,7 +236,7 @@ class _Sidecar:
         builder, params, known = agreement.on_all_processes(
           "checkpoint", functools.partial(self._restore, choice), SHARED_ERRORS
         )
-        build_generation(
+        build_snapshot(
           *(builder, step, params, self.store),
           agreement=agreement,
           known=known,
@@ -244,7 +244,7 @@ class _Sidecar:
         )
         self.published.append(step)
       except (RecallError, CheckpointError) as error:
-        logging.error("generation %d is not built: %s", step, error)
+        logging.error("snapshot %d is not built: %s", step, error)
         self.failed.setdefault(step, []).append(error)
         stop.wait(config.poll_seconds)
       except DiskFullError as error:
@@ -272,7 +272,7 @@ class _Sidecar:
     """
     corpus = self.corpus.at(choice.corpus_version, choice.corpus_fingerprint)
     if self.builder is None or self.builder.corpus is not corpus:
-      self.builder = Builder(self.generation, corpus)
+      self.builder = Builder(self.snapshot, corpus)
     step, checkpoints = choice.step, self.checkpoints
     assert step is not None
     like = {"retriever": self.builder.abstract_params()}
@@ -280,7 +280,7 @@ class _Sidecar:
       checkpoints.require_vocabulary(step, corpus.vocab_sha256)
       restored = checkpoints.restore(step, items=("retriever",), like=like)
       known = None
-      if self.generation.index.needs_vectors:
+      if self.snapshot.index.needs_vectors:
         known = checkpoint_vectors(checkpoints, step, corpus)
     except OSError as error:
       raise UnreadableCheckpointError(str(error)) from error
@@ -330,12 +330,12 @@ class _Sidecar:
           continue
       version, fingerprint = self.corpus.version, self.corpus.fingerprint
       logging.info(
-        "building generation %d on version %d of the corpus", step, version
+        "building snapshot %d on version %d of the corpus", step, version
       )
       self.store.remove_drafts(but=step)
       return _Choice(step, version, fingerprint)
     if config.once and steps:
-      logging.info("generation %d is up to date", steps[-1])
+      logging.info("snapshot %d is up to date", steps[-1])
     elif steps:
       message = "waiting for the next checkpoint"
       logging.log_every_n_seconds(logging.INFO, message, 600.0)
@@ -351,29 +351,29 @@ class _Sidecar:
     return _Choice(ends=config.once and bool(steps))
 
   def _prune(self) -> None:
-    """Removes generations that nobody needs."""
+    """Removes snapshots that nobody needs."""
     try:
       steps = self.store.prunable(
-        keep=self.config.keep_generations,
+        keep=self.config.keep_snapshots,
         pinned=self._uses.pinned(every=self.config.mode == "every"),
       )
-    except GenerationError as error:
-      logging.warning("no generation is removed this time: %s", error)
+    except SnapshotError as error:
+      logging.warning("no snapshot is removed this time: %s", error)
       return
     self.store.remove(steps)
     if steps:
-      logging.info("removed generations %s", steps)
+      logging.info("removed snapshots %s", steps)
 
   def _up_to_date(self, newest: Sequence[int]) -> set[int]:
-    """Returns the steps of valid generations with these settings.
+    """Returns the steps of valid snapshots with these settings.
 
     That of the `newest` checkpoint must be of the newest version of the corpus,
     unless none is skipped. Others may be of any version that still exists.
     """
-    index, corpus = self.generation.index, self.corpus
+    index, corpus = self.snapshot.index, self.corpus
     steps = set()
     for step, text in self.store.versions().items():
-      with contextlib.suppress(GenerationError):
+      with contextlib.suppress(SnapshotError):
         found = self.store.manifest(step, version=text)
         version = found.corpus_version, found.corpus_fingerprint
         may_be_old = step not in newest or self.config.skips_none
@@ -381,7 +381,7 @@ class _Sidecar:
           found.index_kind == index.kind
           # Another version of this program may have had more settings.
           and found.index_parameters.items() >= vars(index).items()
-          and found.dtype == self.generation.stored_dtype
+          and found.dtype == self.snapshot.stored_dtype
           and (
             version[1] == corpus.fingerprint
             or (may_be_old and corpus.has_version(*version))
@@ -399,21 +399,21 @@ def index_of_run(
   faiss: FaissConfig,
   bm25: Bm25Config,
   random: RandomConfig,
-  generations_dir: epath.PathLike | None = None,
+  snapshots_dir: epath.PathLike | None = None,
   index_scores: bool = False,
   retrieve_on_device: bool = False,
 ) -> IndexConfig:
   """Returns the index that a run is searched by.
 
-  It is of the kind of the newest generation, if there is one, or else of the
+  It is of the kind of the newest snapshot, if there is one, or else of the
   one that the run needs. An index of a kind that is not among the arguments has
-  the settings of the newest generation.
+  the settings of the newest snapshot.
 
   Raises:
-    IndexLoadError: The newest generation has an index of no known kind.
+    IndexLoadError: The newest snapshot has an index of no known kind.
   """
   indexes = (scann, exact, faiss, bm25, random)
-  store = GenerationStore(directory_of(model_dir, generations_dir))
+  store = SnapshotStore(directory_of(model_dir, snapshots_dir))
   if steps := store.steps():
     newest = store.manifest(steps[-1])
     for index in indexes:

@@ -10,17 +10,17 @@ import pytest
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.exit_codes import ExitCode
-from realm_jax.generations.loading import Generation
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.candidates import Candidates
+from realm_jax.snapshots.loading import Snapshot
+from realm_jax.training.batch_pipeline import Candidates
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
+from realm_jax.training.compiled_steps import RunSetup
 from realm_jax.training.config import MeshConfig
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.generations import GenerationSchedule
-from realm_jax.training.setup import RunSetup
+from realm_jax.training.index_schedule import IndexSchedule
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.reading import ReadingBatch
 from realm_jax.training.stages.stage import ExampleArrays
@@ -65,9 +65,9 @@ def _faked(kind, **fields):
   return made
 
 
-def _generation(step, index, scale=1.0):
+def _snapshot(step, index, scale=1.0):
   return _faked(
-    Generation,
+    Snapshot,
     step=step,
     manifest=types.SimpleNamespace(oldest_step=0),
     corpus=Words(),
@@ -76,11 +76,11 @@ def _generation(step, index, scale=1.0):
   )
 
 
-class Schedule(GenerationSchedule):
-  """Generations by step."""
+class Schedule(IndexSchedule):
+  """Snapshots by step."""
 
-  def __init__(self, generations):
-    self._generations = generations
+  def __init__(self, snapshots):
+    self._snapshots = snapshots
     self.recorded = []
 
   def start(self, step, recorded):
@@ -88,7 +88,7 @@ class Schedule(GenerationSchedule):
     return self.at(step)
 
   def at(self, step):
-    self.current = self._generations(step)
+    self.current = self._snapshots(step)
     return self.current
 
   def loaded(self):
@@ -133,7 +133,7 @@ def open_stream(monkeypatch):
     ),
   }
   for name, instead in of_model.items():
-    monkeypatch.setattr(f"realm_jax.training.candidates.{name}", instead)
+    monkeypatch.setattr(f"realm_jax.training.batch_pipeline.{name}", instead)
   stack = contextlib.ExitStack()
 
   def open_stream(
@@ -185,37 +185,37 @@ def _rows(prepared):
   return np.asarray(prepared.batch.masks.token_ids)[0].tolist()
 
 
-def test_batches_come_in_order_with_what_their_generation_returned(open_stream):
+def test_batches_come_in_order_with_what_their_snapshot_returned(open_stream):
   index = HostIndex()
-  stream = open_stream(Schedule(lambda step: _generation(10 * step, index)))
+  stream = open_stream(Schedule(lambda step: _snapshot(10 * step, index)))
   found = []
   for step in range(3):
     stream.prefetch(step, _params(7.0))
     prepared = stream.take(step)
-    found.append((_rows(prepared), prepared.metrics["generation"]))
+    found.append((_rows(prepared), prepared.metrics["snapshot"]))
     assert prepared.metrics["staleness_steps"] == step
     assert prepared.metrics["of_stage"] == 1.0
   assert found == [([1, 2], 0), ([2, 3], 10), ([3, 4], 20)]
-  # Embedded by the generation's own query tower.
+  # Embedded by the snapshot's own query tower.
   assert [vectors[0, 0] for vectors in index.vectors] == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(
-  ("ids", "generation", "rows"),
+  ("ids", "snapshot", "rows"),
   [
     ([107, 108], 5, [7, 8]),
     ([107, 108], 6, [4, 5]),
-    # A block is gone from the corpus of the generation, which was rebuilt.
+    # A block is gone from the corpus of the snapshot, which was rebuilt.
     ([107, 99], 5, [4, 5]),
   ],
 )
-def test_a_resumed_stream_repeats_no_search_of_the_same_generation(
-  open_stream, ids, generation, rows
+def test_a_resumed_stream_repeats_no_search_of_the_same_snapshot(
+  open_stream, ids, snapshot, rows
 ):
   ids = np.tile(np.array([ids]), (BATCH, 1))
   retrieved = RetrievedIds(ids, np.ones(ids.shape, np.float32))
-  resumed = LoopState(_positions(3), generation=5, retrieved=retrieved)
-  schedule = Schedule(lambda step: _generation(generation, HostIndex()))
+  resumed = LoopState(_positions(3), snapshot=5, retrieved=retrieved)
+  schedule = Schedule(lambda step: _snapshot(snapshot, HostIndex()))
   stream = open_stream(schedule, resumed=resumed)
   stream.prefetch(3, _params(1.0))
   assert _rows(stream.take(3)) == rows
@@ -227,7 +227,7 @@ def test_a_resumed_stream_repeats_no_search_of_the_same_generation(
 def test_an_index_whose_process_has_died_ends_the_stream(open_stream):
   crash = IndexCrashedError("the search process has ended")
   assert crash.exit_code != ExitCode.USER_ERROR
-  stream = open_stream(Schedule(lambda step: _generation(9, HostIndex(crash))))
+  stream = open_stream(Schedule(lambda step: _snapshot(9, HostIndex(crash))))
   stream.prefetch(0, _params(7.0))
   with pytest.raises(IndexCrashedError, match="has ended"):
     stream.take(0)
@@ -244,17 +244,17 @@ def test_vectors_come_from_the_devices_where_these_hold_them(
     read.append(rows)
     return vectors[rows]
 
-  generation = _generation(
+  snapshot = _snapshot(
     0, ExactIndex(vectors, ExactConfig(dtype=dtype), mesh=mesh)
   )
   stored = types.SimpleNamespace(gather=gather, dtype=vectors.dtype)
-  vars(generation).update(mesh=mesh, embeddings=stored)
+  vars(snapshot).update(mesh=mesh, embeddings=stored)
 
   def assemble(batch, retrieved, context):
     made = context.vectors(retrieved.rows)
     return WithVectors(batch.arrays["query"], made), {}
 
-  stream = open_stream(Schedule(lambda step: generation), assemble=assemble)
+  stream = open_stream(Schedule(lambda step: snapshot), assemble=assemble)
   stream.prefetch(0, _params(1.0))
   found = stream.take(0).batch.retrieved
   # All queries are ones, and the index rounds its vectors to the type.

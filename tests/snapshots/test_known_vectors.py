@@ -1,4 +1,4 @@
-"""Which vectors of an earlier corpus version a generation keeps."""
+"""Which vectors of an earlier corpus version a snapshot keeps."""
 
 from pathlib import Path
 
@@ -6,26 +6,26 @@ import numpy as np
 
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.corpus.update import update_corpus
-from realm_jax.generations.known_vectors import known_vectors
-from realm_jax.generations.store import GenerationStore
 from realm_jax.partitioning.agreement import Agreement
-from tests.generations.conftest import (
+from realm_jax.snapshots.known_vectors import known_vectors
+from realm_jax.snapshots.store import SnapshotStore
+from tests.json_lines import write_lines
+from tests.snapshots.conftest import (
   files_of,
   flip,
   make_corpus,
   publish_one,
 )
-from tests.json_lines import write_lines
 
 
-def test_only_a_sound_generation_of_the_step_and_model_is_kept(tmp_path):
+def test_only_a_sound_snapshot_of_the_step_and_model_is_kept(tmp_path):
   corpus = make_corpus(tmp_path / "corpus", num_blocks=30)
-  generations_dir = tmp_path / "generations"
-  publish_one(generations_dir, corpus, 500, model="model")
+  snapshots_dir = tmp_path / "snapshots"
+  publish_one(snapshots_dir, corpus, 500, model="model")
 
   def kept(corpus, step=500, model="model"):
     return known_vectors(
-      GenerationStore(generations_dir),
+      SnapshotStore(snapshots_dir),
       step,
       corpus=corpus,
       model=model,
@@ -57,5 +57,5 @@ def test_only_a_sound_generation_of_the_step_and_model_is_kept(tmp_path):
   )
   assert kept(newest, step=501) is None
   assert kept(newest, model="another") is None
-  flip(next(files_of(generations_dir, 500).glob("embeddings-*.npy")))
+  flip(next(files_of(snapshots_dir, 500).glob("embeddings-*.npy")))
   assert kept(newest) is None

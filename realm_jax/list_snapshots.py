@@ -1,12 +1,12 @@
-"""Lists, verifies and prunes the generations of a run.
+"""Lists, verifies and prunes the snapshots of a run.
 
-    python -m realm_jax.generations list --model_dir=runs/realm
-    python -m realm_jax.generations verify --model_dir=runs/realm
-    python -m realm_jax.generations prune --model_dir=runs/realm --keep=2
+    python -m realm_jax.list_snapshots list --model_dir=runs/realm
+    python -m realm_jax.list_snapshots verify --model_dir=runs/realm
+    python -m realm_jax.list_snapshots prune --model_dir=runs/realm --keep=2
 
-`list` describes each generation, and names the checkpoints at which it was in
+`list` describes each snapshot, and names the checkpoints at which it was in
 use. `verify` reads all bytes, names what is damaged, and then exits with 1.
-`prune` removes old generations, but none that a checkpoint needs; their files
+`prune` removes old snapshots, but none that a checkpoint needs; their files
 stay for a day, as processes may have them loaded.
 """
 
@@ -19,20 +19,20 @@ from tqdm import tqdm
 from realm_jax.checkpoints.store import FOLDER, CheckpointStore
 from realm_jax.configuration import command_line
 from realm_jax.console import columns
-from realm_jax.generations.manifest import GenerationError, Manifest
-from realm_jax.generations.store import (
-  GenerationStore,
-  GenerationUses,
+from realm_jax.snapshots.manifest import Manifest, SnapshotError
+from realm_jax.snapshots.store import (
+  SnapshotStore,
+  SnapshotUses,
   directory_of,
 )
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.json_files import write_json
 
 _MODEL_DIR = flags.DEFINE_string(
-  "model_dir", None, "Directory of the run, which has a generations folder."
+  "model_dir", None, "Directory of the run, which has a snapshots folder."
 )
-_GENERATIONS_DIR = flags.DEFINE_string(
-  "generations_dir", None, "Directory of the generations, if not in MODEL_DIR."
+_SNAPSHOTS_DIR = flags.DEFINE_string(
+  "snapshots_dir", None, "Directory of the snapshots, if not in MODEL_DIR."
 )
 _KEEP = flags.DEFINE_integer(
   "keep", 3, "For prune: number of the newest that stay.", lower_bound=1
@@ -47,7 +47,7 @@ _JSON = flags.DEFINE_string(
 
 @dataclasses.dataclass(frozen=True)
 class _Status:
-  """A generation, the checkpoints that use it, and why it cannot be used."""
+  """A snapshot, the checkpoints that use it, and why it cannot be used."""
 
   step: int
   manifest: Manifest | None
@@ -60,10 +60,10 @@ def main(argv: Sequence[str]) -> int:
   commands = ("list", "verify", "prune")
   if len(argv) != 2 or (command := argv[1]) not in commands:
     raise app.UsageError(f"want one of {', '.join(commands)}")
-  store, uses = _open_run(_MODEL_DIR.value, _GENERATIONS_DIR.value)
+  store, uses = _open_run(_MODEL_DIR.value, _SNAPSHOTS_DIR.value)
   if command == "prune":
     if uses is None:
-      raise GenerationError(
+      raise SnapshotError(
         f"no run is known whose checkpoints need {store.directory}. Give "
         "--model_dir, too"
       )
@@ -89,31 +89,31 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _open_run(
-  model_dir: str | None, generations_dir: str | None
-) -> tuple[GenerationStore, GenerationUses | None]:
-  """Opens the generations of a run by one of its directories, or both.
+  model_dir: str | None, snapshots_dir: str | None
+) -> tuple[SnapshotStore, SnapshotUses | None]:
+  """Opens the snapshots of a run by one of its directories, or both.
 
   What its checkpoints use is None where no checkpoints are found.
   """
-  if model_dir is None and generations_dir is None:
-    raise GenerationError("give --model_dir, --generations_dir, or both")
-  require_readable(model_dir, generations_dir)
-  folder = directory_of(model_dir or "", generations_dir)
+  if model_dir is None and snapshots_dir is None:
+    raise SnapshotError("give --model_dir, --snapshots_dir, or both")
+  require_readable(model_dir, snapshots_dir)
+  folder = directory_of(model_dir or "", snapshots_dir)
   if not folder.is_dir():
-    raise GenerationError(
+    raise SnapshotError(
       f"there is no folder {folder}; `realm_jax.build_index` makes one when "
-      "it publishes its first generation"
+      "it publishes its first snapshot"
     )
   if model_dir is None and (folder.parent / FOLDER).is_dir():
     model_dir = str(folder.parent)
-  uses = GenerationUses(CheckpointStore(model_dir)) if model_dir else None
-  return GenerationStore(folder), uses
+  uses = SnapshotUses(CheckpointStore(model_dir)) if model_dir else None
+  return SnapshotStore(folder), uses
 
 
 def _inspect(
-  store: GenerationStore, uses: GenerationUses | None, *, checksums: bool
+  store: SnapshotStore, uses: SnapshotUses | None, *, checksums: bool
 ) -> list[_Status]:
-  """Returns the status of every generation; compares sizes at least."""
+  """Returns the status of every snapshot; compares sizes at least."""
   used = uses.of() if uses is not None else {}
   statuses = []
   for step in store.steps():
@@ -121,17 +121,17 @@ def _inspect(
     try:
       manifest = store.manifest(step)
       store.verify(step, checksums=checksums)
-    except GenerationError as error:
+    except SnapshotError as error:
       problem = str(error)
-    users = [at for at, generation in used.items() if generation == step]
+    users = [at for at, snapshot in used.items() if snapshot == step]
     statuses.append(_Status(step, manifest, users, problem))
   return statuses
 
 
 def _table(statuses: Sequence[_Status]) -> str:
-  """Returns a line for each generation, and the problems below."""
+  """Returns a line for each snapshot, and the problems below."""
   if not statuses:
-    return "no generation"
+    return "no snapshot"
   header = "step blocks corpus index recall size created used_at"
   rows: list[Sequence[str]] = [header.split()]
   for one in statuses:

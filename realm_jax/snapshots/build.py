@@ -1,4 +1,4 @@
-"""How a generation is built from a checkpoint."""
+"""How a snapshot is built from a checkpoint."""
 
 import dataclasses
 import functools
@@ -20,20 +20,6 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations.embedding import CorpusEmbedder, abstract_retriever
-from realm_jax.generations.known_vectors import KnownVectors, known_vectors
-from realm_jax.generations.manifest import (
-  GenerationError,
-  Manifest,
-  json_checksum,
-)
-from realm_jax.generations.store import IMPORTED, GenerationStore
-from realm_jax.generations.vectors import (
-  Embeddings,
-  ShardLayout,
-  index_blocks,
-  save_query_tower,
-)
 from realm_jax.indexes.ground_truth import measure_recall
 from realm_jax.indexes.protocol import (
   BuildOptions,
@@ -53,6 +39,20 @@ from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import PositiveInt, Range, require_valid
+from realm_jax.snapshots.embedding import CorpusEmbedder, abstract_retriever
+from realm_jax.snapshots.known_vectors import KnownVectors, known_vectors
+from realm_jax.snapshots.manifest import (
+  Manifest,
+  SnapshotError,
+  json_checksum,
+)
+from realm_jax.snapshots.store import IMPORTED, SnapshotStore
+from realm_jax.snapshots.vectors import (
+  Embeddings,
+  ShardLayout,
+  index_blocks,
+  save_query_tower,
+)
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import DamagedFileError
@@ -67,7 +67,7 @@ SHARED_ERRORS = (
   PreemptedError,
   DiskFullError,
   DamagedFileError,
-  GenerationError,
+  SnapshotError,
   RecallError,
   CorpusError,
   CheckpointError,
@@ -76,8 +76,8 @@ SHARED_ERRORS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class GenerationConfig:
-  """Settings of the generations of a run.
+class SnapshotConfig:
+  """Settings of the snapshots of a run.
 
   Attributes:
     retriever: Towers, which may be for another vocabulary.
@@ -111,14 +111,14 @@ class GenerationConfig:
 
 
 class Builder:
-  """What builds generations of one corpus version, and compiles once for all.
+  """What builds snapshots of one corpus version, and compiles once for all.
 
   The devices of the mesh are those of this process, and the `retriever` is for
   the vocabulary of the corpus.
   """
 
   def __init__(
-    self, config: GenerationConfig, corpus: Corpus, *, mesh: Mesh | None = None
+    self, config: SnapshotConfig, corpus: Corpus, *, mesh: Mesh | None = None
   ):
     # The null block is [CLS] [SEP] [SEP] in any vocabulary.
     separator_id = int(corpus.gather(np.array([NULL_ROW]), 3)[0, 1])
@@ -198,24 +198,24 @@ class Builder:
     )
 
 
-def build_generation(
+def build_snapshot(
   builder: Builder,
   step: int,
   params: Params,
-  store: GenerationStore,
+  store: SnapshotStore,
   *,
   agreement: Agreement,
   known: KnownVectors | None = None,
   identity: str | None = None,
   check: Callable[[], None] = lambda: None,
 ) -> None:
-  """Builds and publishes the generation of a checkpoint.
+  """Builds and publishes the snapshot of a checkpoint.
 
   The processes of the agreement embed their own shards (shard s belongs to
   process s mod count), and wait for all. Then process 0 builds the index,
   measures its recall and commits. An index without vectors has no shards, and
   one without files is not built. What an interrupted build has finished is
-  used. A generation that is published for this step is replaced, and of one on
+  used. A snapshot that is published for this step is replaced, and of one on
   another version of the corpus the vectors of unchanged blocks are kept.
 
   The `params` of the retriever are on the devices, and the `known` vectors need
@@ -226,7 +226,7 @@ def build_generation(
   Raises:
     DiskFullError: The disk is full; nothing published has changed.
     DamagedFileError: A shard has changed; the next call embeds it again.
-    GenerationError: A vector is not finite.
+    SnapshotError: A vector is not finite.
     RecallError: The recall of the index is below what its settings want.
     ProcessesError: Another process has failed.
   """
@@ -312,7 +312,7 @@ def build_generation(
     check()
     store.commit(manifest)
     logging.info(
-      "published generation %d: %d blocks, %d embedded in %.1f s, %s built in "
+      "published snapshot %d: %d blocks, %d embedded in %.1f s, %s built in "
       "%.1f s, recall %s",
       *(step, corpus.num_blocks, embed.sum(), manifest.embed_seconds),
       *(kind, build_seconds),
@@ -326,7 +326,7 @@ def build_generation(
 
 def publish_vectors(
   builder: Builder,
-  generations_dir: epath.PathLike,
+  snapshots_dir: epath.PathLike,
   params: Params,
   vectors: Rows,
   *,
@@ -335,24 +335,24 @@ def publish_vectors(
   """Publishes vectors that were embedded elsewhere, in the blocks' order.
 
   Raises:
-    GenerationError: Their number or dimension is wrong, or one is not finite.
-    And what `build_generation` raises.
+    SnapshotError: Their number or dimension is wrong, or one is not finite.
+    And what `build_snapshot` raises.
   """
   layout = builder.layout
   if tuple(vectors.shape) != (layout.num_blocks, layout.dim):
-    raise GenerationError(
+    raise SnapshotError(
       f"vectors of shape {list(vectors.shape)} for {layout.num_blocks} blocks "
       f"and a retriever of {layout.dim} dimensions; want one for each "
       "block, of the retriever's dimension"
     )
-  store = GenerationStore(generations_dir)
+  store = SnapshotStore(snapshots_dir)
   known = KnownVectors(
     rows=np.arange(layout.num_blocks, dtype=np.int32),
     gather=lambda rows: np.asarray(vectors[int(rows[0]) : int(rows[-1]) + 1]),
     oldest_step=step,
   )
   try:
-    build_generation(
+    build_snapshot(
       *(builder, step, params, store),
       agreement=Agreement("import"),
       known=known,

@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.generations.loading import load_generation, load_newest
-from realm_jax.generations.manifest import DamagedGenerationError
-from realm_jax.generations.store import MANIFEST, GenerationStore
-from realm_jax.generations.vectors import ShardLayout
 from realm_jax.indexes.scann import ScannConfig
+from realm_jax.snapshots.loading import load_newest, load_snapshot
+from realm_jax.snapshots.manifest import DamagedSnapshotError
+from realm_jax.snapshots.store import MANIFEST, SnapshotStore
+from realm_jax.snapshots.vectors import ShardLayout
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import DamagedFileError
 from tests.full_disk import full_disk
-from tests.generations.builds import save
-from tests.generations.conftest import (
+from tests.processes.object_store import StoreFault
+from tests.snapshots.builds import save
+from tests.snapshots.conftest import (
   files_of,
   flip,
   publish_one,
   random_vectors,
 )
-from tests.processes.object_store import StoreFault
 
 # Publishes step 500 beside a sound step 0, once as the first and once in place
 # of another, and is killed at its first call into the file system, at its
@@ -34,7 +34,7 @@ _KILLED_AT_EVERY_CALL = """
 import sys
 from pathlib import Path
 from realm_jax.corpus.store import Corpus
-from tests.generations.conftest import publish_one
+from tests.snapshots.conftest import publish_one
 from tests.killed_at_each_call import survives
 
 root, corpus = Path(sys.argv[1]), Corpus.open(sys.argv[2])
@@ -54,9 +54,9 @@ for parity, kind in enumerate(("first", "replacing")):
 """
 
 
-def _sound(generations_dir):
+def _sound(snapshots_dir):
   """The published steps; each of them must be sound to the last byte."""
-  store = GenerationStore(generations_dir)
+  store = SnapshotStore(snapshots_dir)
   for step in store.steps():
     store.verify(step)
   return store.steps()
@@ -81,7 +81,7 @@ def test_a_builder_killed_at_any_call_leaves_what_was_or_what_will_be(
   found = []
   for path in sorted((killed / kind).iterdir()):
     is_there = 500 in _sound(path)
-    store = GenerationStore(path)
+    store = SnapshotStore(path)
     found.append(store.manifest(500).embed_seconds if is_there else None)
     # Starting again is all it takes, and nothing stays behind.
     publish_one(path, corpus, 500)
@@ -92,7 +92,7 @@ def test_a_builder_killed_at_any_call_leaves_what_was_or_what_will_be(
 
 
 def test_a_disk_that_is_full_at_any_file_is_said_and_harms_nothing(
-  generations_dir, corpus
+  snapshots_dir, corpus
 ):
   index = ScannConfig(
     brute_force_below=0,
@@ -101,39 +101,39 @@ def test_a_disk_that_is_full_at_any_file_is_said_and_harms_nothing(
     num_leaves_searched=8,
     num_reordered=100,
   )
-  publish_one(generations_dir, corpus, 0, index=index)
-  files = GenerationStore(generations_dir).manifest(0).files
+  publish_one(snapshots_dir, corpus, 0, index=index)
+  files = SnapshotStore(snapshots_dir).manifest(0).files
   said = "500 was not written: free some"
   for size in sorted({file.size for file in files})[::2]:
     with full_disk(size - 1), pytest.raises(DiskFullError, match=said):
-      publish_one(generations_dir, corpus, 500, index=index)
-    assert _sound(generations_dir) == [0]
-  publish_one(generations_dir, corpus, 500, index=index)
-  assert _sound(generations_dir) == [0, 500]
+      publish_one(snapshots_dir, corpus, 500, index=index)
+    assert _sound(snapshots_dir) == [0]
+  publish_one(snapshots_dir, corpus, 500, index=index)
+  assert _sound(snapshots_dir) == [0, 500]
 
 
-def test_drafts_go_unless_they_are_needed(generations_dir, corpus):
-  publish_one(generations_dir, corpus, 500)
+def test_drafts_go_unless_they_are_needed(snapshots_dir, corpus):
+  publish_one(snapshots_dir, corpus, 500)
   for folder in ("00000100/aaaa", "00000500/bbbb", "00000800/eeee"):
-    (generations_dir / folder).mkdir(parents=True)
-  GenerationStore(generations_dir).remove_drafts(but=800)
-  assert _sound(generations_dir) == [500]
-  assert sorted(p.name for p in generations_dir.iterdir()) == [
+    (snapshots_dir / folder).mkdir(parents=True)
+  SnapshotStore(snapshots_dir).remove_drafts(but=800)
+  assert _sound(snapshots_dir) == [500]
+  assert sorted(p.name for p in snapshots_dir.iterdir()) == [
     "00000500",
     "00000800",
   ]
-  assert not (generations_dir / "00000500" / "bbbb").exists()
+  assert not (snapshots_dir / "00000500" / "bbbb").exists()
 
 
-def test_the_files_of_a_removed_generation_stay_for_a_while(
-  generations_dir, corpus
+def test_the_files_of_a_removed_snapshot_stay_for_a_while(
+  snapshots_dir, corpus
 ):
   for step in range(7):
-    publish_one(generations_dir, corpus, step)
-  loaded = load_generation(generations_dir, 1, corpus=corpus)
-  store = GenerationStore(generations_dir)
+    publish_one(snapshots_dir, corpus, step)
+  loaded = load_snapshot(snapshots_dir, 1, corpus=corpus)
+  store = SnapshotStore(snapshots_dir)
   store.remove([0, 1, 2])
-  assert _sound(generations_dir) == [3, 4, 5, 6]
+  assert _sound(snapshots_dir) == [3, 4, 5, 6]
   # Whoever has it loaded can still read all of it.
   expected = random_vectors(corpus.num_blocks, 1)
   np.testing.assert_array_equal(loaded.embeddings[0:150], expected)
@@ -148,19 +148,19 @@ def test_the_files_of_a_removed_generation_stay_for_a_while(
   store.remove_old_files()
   assert not store.path(2).exists()
   # One that is published again is not removed.
-  publish_one(generations_dir, corpus, 1)
+  publish_one(snapshots_dir, corpus, 1)
   store.remove_old_files(max_removed=0)
-  assert _sound(generations_dir) == [1, 4, 5, 6]
+  assert _sound(snapshots_dir) == [1, 4, 5, 6]
   assert not store.path(3).exists()
 
 
-def test_reported_damage_is_looked_at_once(generations_dir, corpus):
-  store = GenerationStore(generations_dir)
-  publish_one(generations_dir, corpus, 0)
-  publish_one(generations_dir, corpus, 500)
-  publish_one(generations_dir, corpus, 900, identity="imported")
+def test_reported_damage_is_looked_at_once(snapshots_dir, corpus):
+  store = SnapshotStore(snapshots_dir)
+  publish_one(snapshots_dir, corpus, 0)
+  publish_one(snapshots_dir, corpus, 500)
+  publish_one(snapshots_dir, corpus, 900, identity="imported")
   for step in (500, 900):
-    flip(files_of(generations_dir, step) / "embeddings-00000-of-00003.npy")
+    flip(files_of(snapshots_dir, step) / "embeddings-00000-of-00003.npy")
   assert store.remove_damaged(marked=True) == []
   for step in (0, 500, 900):
     store.mark_damaged(step)
@@ -168,25 +168,25 @@ def test_reported_damage_is_looked_at_once(generations_dir, corpus):
   assert store.remove_damaged(marked=True) == [500]
   assert store.steps() == [0, 900]
   assert [p.name for p in store.path(0).glob("manifest.*")] == [MANIFEST]
-  with pytest.raises(DamagedGenerationError):
+  with pytest.raises(DamagedSnapshotError):
     store.verify(900)
 
 
 def test_a_store_that_is_away_for_a_while_delays_and_harms_nothing(
   object_store, corpus, tmp_path, monkeypatch
 ):
-  generations_dir = object_store.path(f"{tmp_path.name}/generations")
-  away = StoreFault("refuse", "generations", times=5)
+  snapshots_dir = object_store.path(f"{tmp_path.name}/snapshots")
+  away = StoreFault("refuse", "snapshots", times=5)
   object_store.inject(away)
-  publish_one(generations_dir, corpus, 500)
+  publish_one(snapshots_dir, corpus, 500)
   assert object_store.happened() == [5]
   # As on another host, the cache is empty.
   monkeypatch.setenv("REALM_JAX_CACHE_DIR", str(tmp_path / "cache"))
   object_store.inject(away)
-  generation = load_newest(generations_dir, corpus=corpus)
+  snapshot = load_newest(snapshots_dir, corpus=corpus)
   assert object_store.happened() == [5]
   expected = random_vectors(150, 500)
-  np.testing.assert_array_equal(generation.vectors(np.arange(150)), expected)
+  np.testing.assert_array_equal(snapshot.vectors(np.arange(150)), expected)
 
 
 _LAYOUT = ShardLayout.of(40, 4, dtype="float32", max_rows=8)
@@ -201,7 +201,7 @@ def _embed(draft, shards):
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, is_cut):
-  draft = GenerationStore(tmp_path).draft(500, "abc", _LAYOUT)
+  draft = SnapshotStore(tmp_path).draft(500, "abc", _LAYOUT)
   _embed(draft, range(5))
   _, records = draft.verified()
   name = _LAYOUT.name(3)
@@ -219,18 +219,18 @@ def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, is_cut):
 
 @pytest.mark.slow
 def test_the_command(tmp_path, corpus, command_server):
-  generations_dir = tmp_path / "generations"
+  snapshots_dir = tmp_path / "snapshots"
   for step in (0, 4, 8, 12, 16):
-    publish_one(generations_dir, corpus, step)
-  save(tmp_path, corpus, 8, generation=4)
+    publish_one(snapshots_dir, corpus, step)
+  save(tmp_path, corpus, 8, snapshot=4)
 
   def run(*arguments):
-    command = [sys.executable, "-m", "realm_jax.generations", *arguments]
+    command = [sys.executable, "-m", "realm_jax.snapshots", *arguments]
     return command_server.run([*command, f"--model_dir={tmp_path}"])
 
-  # What is being built is not a generation yet.
-  (generations_dir / "00000020").mkdir()
-  flip(next(files_of(generations_dir, 12).glob("emb*.npy")))
+  # What is being built is not a snapshot yet.
+  (snapshots_dir / "00000020").mkdir()
+  flip(next(files_of(snapshots_dir, 12).glob("emb*.npy")))
   verified = run("verify", f"--json={tmp_path}/found.json")
   assert verified.returncode == 1, verified.stderr
   assert "1 of 5 cannot be used: [12]" in verified.stdout
@@ -242,7 +242,7 @@ def test_the_command(tmp_path, corpus, command_server):
   dry = run("prune", "--keep=1", "--dry_run")
   assert "would remove 0, 8, 12\n" in dry.stdout, dry.stderr
   # A run that waits may go on from any of its checkpoints.
-  save(tmp_path, corpus, 12, generation=8, lag_steps=4)
+  save(tmp_path, corpus, 12, snapshot=8, lag_steps=4)
   pruned = run("prune", "--keep=1")
   assert "removed 0\n" in pruned.stdout, pruned.stderr
-  assert GenerationStore(generations_dir).steps() == [4, 8, 12, 16]
+  assert SnapshotStore(snapshots_dir).steps() == [4, 8, 12, 16]

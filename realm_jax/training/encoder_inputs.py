@@ -25,7 +25,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, UInt32
 
 from realm_jax.models import AnyArray, packing, sequences
-from realm_jax.models.packing import TokenRows
+from realm_jax.models.packing import TokenSequences
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.sequences import Sequences
@@ -35,8 +35,8 @@ B = TypeVar("B")
 T = TypeVar("T")
 
 # The number of rows in each group (`packing.num_groups`) of a device, for each
-# encoder input, in the order of the fields of `EncoderRows`.
-RowCounts = tuple[int, ...]
+# encoder input, in the order of the fields of `EncoderInputs`.
+BinCounts = tuple[int, ...]
 
 NULL_ROW = -1
 
@@ -83,10 +83,10 @@ def with_null(rows: Int[AnyArray, "b n"]) -> Int[AnyArray, "b n+1"]:
   return xp.pad(rows, ((0, 0), (1, 0)), constant_values=NULL_ROW)
 
 
-class EncoderRows(NamedTuple):
+class EncoderInputs(NamedTuple):
   """The inputs of the encoders; a stage leaves out those that it has not.
 
-  Encoder inputs are `TokenRows` until they are laid out, and then `Sequences`:
+  Encoder inputs are `TokenSequences` until they are laid out, and then `Sequences`:
   rows that each hold one sequence (padded) or several (packed).
 
   Attributes:
@@ -99,24 +99,24 @@ class EncoderRows(NamedTuple):
     body_length: Number of body tokens in the joint input.
   """
 
-  queries: TokenRows | Sequences | None = None
-  blocks: TokenRows | Sequences | None = None
+  queries: TokenSequences | Sequences | None = None
+  blocks: TokenSequences | Sequences | None = None
   block_index: Int[Array, "g n"] | None = None
-  joint: TokenRows | Sequences | None = None
+  joint: TokenSequences | Sequences | None = None
   body_start: Int[AnyArray, "b k"] | None = None
   body_length: Int[AnyArray, "b k"] | None = None
 
 
-def joint_rows(
+def joint_inputs(
   reader: Reader,
   query: Int[AnyArray, "b q"],
   candidates: Int[AnyArray, "b k l"],
-) -> EncoderRows:
+) -> EncoderInputs:
   """Returns what the reader reads, ordered by query."""
   joint = reader.join(query, candidates)
   length = joint.token_ids.shape[-1]
-  return EncoderRows(
-    joint=TokenRows(joint.token_ids.reshape(-1, length)),
+  return EncoderInputs(
+    joint=TokenSequences(joint.token_ids.reshape(-1, length)),
     body_start=joint.body_start,
     body_length=joint.body_length,
   )
@@ -124,7 +124,7 @@ def joint_rows(
 
 def distinct_blocks(
   retriever: Retriever, candidates: Candidates
-) -> tuple[TokenRows, Int[Array, "1 n"]]:
+) -> tuple[TokenSequences, Int[Array, "1 n"]]:
   """Returns what the block tower reads, each distinct block once.
 
   Several queries may have the same candidate, above all the null block. Blocks
@@ -150,7 +150,7 @@ def distinct_blocks(
   is_block = blocks.any(axis=1, keepdims=True)
   # A block prefix must not turn padding into a sequence.
   inputs = jnp.asarray(retriever.block_input(blocks)) * is_block
-  rows = TokenRows(inputs, jnp.zeros_like(ids).at[place].set(ids))
+  rows = TokenSequences(inputs, jnp.zeros_like(ids).at[place].set(ids))
   return rows, place[None]
 
 
@@ -162,28 +162,28 @@ def hash_words(
 
 
 @dataclasses.dataclass(frozen=True)
-class RowLayout:
+class PackingLayout:
   """Lays out encoder inputs in rows, on every device for itself.
 
   Attributes:
     mesh: Mesh of all devices.
-    row_counts: Numbers of rows of packed sequences, the fewest first.
+    bin_counts: Numbers of rows of packed sequences, the fewest first.
       Without any, each sequence has a row of its own.
   """
 
   mesh: Mesh
-  row_counts: tuple[RowCounts, ...] = ()
+  bin_counts: tuple[BinCounts, ...] = ()
 
   @property
   def num_devices(self) -> int:
     """Number of devices that divide the batch."""
     return math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
 
-  def with_rows(
+  def with_inputs(
     self,
-    rows_of: Callable[[B], EncoderRows],
+    rows_of: Callable[[B], EncoderInputs],
     batch: B,
-    compute: Callable[[EncoderRows], T],
+    compute: Callable[[EncoderInputs], T],
     *,
     example_ids: UInt32[Array, " b"] | None = None,
   ) -> T:
@@ -203,7 +203,7 @@ class RowLayout:
     on_each_device = functools.partial(
       jax.shard_map, mesh=self.mesh, in_specs=by_device, check_vma=False
     )
-    if not self.row_counts:
+    if not self.bin_counts:
       padded = on_each_device(
         lambda part, ids: _padded(_with_ids(rows_of(part), ids)),
         out_specs=by_device,
@@ -212,16 +212,16 @@ class RowLayout:
 
     def laid_out(
       part: B, ids: UInt32[Array, " b"]
-    ) -> tuple[list[EncoderRows], Any]:
+    ) -> tuple[list[EncoderInputs], Any]:
       rows = _with_ids(rows_of(part), ids)
       plans = [
         _plan(one, num_rows=max(numbers))
         for one, numbers in zip(
-          encoder_inputs(rows), zip(*self.row_counts, strict=True), strict=True
+          encoder_inputs(rows), zip(*self.bin_counts, strict=True), strict=True
         )
       ]
       needed = jnp.stack([plan.needed_rows.max() for plan in plans])
-      too_few = (needed[None, :] > jnp.array(self.row_counts)).any(axis=1)
+      too_few = (needed[None, :] > jnp.array(self.bin_counts)).any(axis=1)
       layouts = [
         _laid_out(
           rows,
@@ -229,7 +229,7 @@ class RowLayout:
             plans[number], one, num_rows=counts[number]
           ),
         )
-        for counts in self.row_counts
+        for counts in self.bin_counts
       ]
       layouts.append(_padded(rows))
       return layouts, lax.pmax(jnp.sum(too_few), BATCH_AXES)
@@ -246,18 +246,18 @@ class RowLayout:
     return lax.switch(smallest, branches, layouts)
 
 
-def encoder_inputs(rows: EncoderRows) -> list[TokenRows]:
+def encoder_inputs(rows: EncoderInputs) -> list[TokenSequences]:
   """Returns those encoder inputs that a stage has, in their order."""
-  return [one for one in rows if isinstance(one, TokenRows)]
+  return [one for one in rows if isinstance(one, TokenSequences)]
 
 
-def needed_rows(rows: EncoderRows) -> Int[Array, " e"]:
+def needed_rows(rows: EncoderInputs) -> Int[Array, " e"]:
   """Returns how many rows the fullest group needs, of each encoder input."""
   plans = [_plan(one) for one in encoder_inputs(rows)]
   return jnp.stack([plan.needed_rows.max() for plan in plans])
 
 
-def _plan(rows: TokenRows, *, num_rows: int | None = None) -> packing.Plan:
+def _plan(rows: TokenSequences, *, num_rows: int | None = None) -> packing.Plan:
   """Plans the rows of each group, by default as many as it has sequences."""
   count, length = rows.token_ids.shape
   lengths = packing.lengths_of(rows, groups=packing.num_groups(count))
@@ -266,20 +266,21 @@ def _plan(rows: TokenRows, *, num_rows: int | None = None) -> packing.Plan:
   )
 
 
-def _with_ids(rows: EncoderRows, ids: UInt32[Array, " b"]) -> EncoderRows:
+def _with_ids(rows: EncoderInputs, ids: UInt32[Array, " b"]) -> EncoderInputs:
   return _laid_out(rows, lambda _, one: one.with_example_ids(ids))
 
 
 def _laid_out(
-  rows: EncoderRows, lay_out: Callable[[int, TokenRows], TokenRows | Sequences]
-) -> EncoderRows:
+  rows: EncoderInputs,
+  lay_out: Callable[[int, TokenSequences], TokenSequences | Sequences],
+) -> EncoderInputs:
   """Returns the same, with what a function makes of the numbered inputs."""
   made = iter([lay_out(*one) for one in enumerate(encoder_inputs(rows))])
   fields: Any = (
-    next(made) if isinstance(one, TokenRows) else one for one in rows
+    next(made) if isinstance(one, TokenSequences) else one for one in rows
   )
-  return EncoderRows(*fields)
+  return EncoderInputs(*fields)
 
 
-def _padded(rows: EncoderRows) -> EncoderRows:
+def _padded(rows: EncoderInputs) -> EncoderInputs:
   return _laid_out(rows, lambda _, one: sequences.padded(*one))

@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations.manifest import GenerationError, Manifest
-from realm_jax.generations.store import GenerationStore
-from realm_jax.generations.vectors import Embeddings
 from realm_jax.partitioning.agreement import Agreement
+from realm_jax.snapshots.manifest import Manifest, SnapshotError
+from realm_jax.snapshots.store import SnapshotStore
+from realm_jax.snapshots.vectors import Embeddings
 
 
 class KnownVectors(NamedTuple):
@@ -26,7 +26,7 @@ class KnownVectors(NamedTuple):
     rows: Row of each block among the vectors; `NULL_ROW` for a new block.
     gather: Function from rows of the vectors to these, in float32.
     oldest_step: Checkpoint step that the oldest of them was embedded with.
-    base: Generation that they are of; None if a checkpoint or an import has
+    base: Snapshot that they are of; None if a checkpoint or an import has
       them.
   """
 
@@ -39,7 +39,7 @@ class KnownVectors(NamedTuple):
 def checkpoint_vectors(
   checkpoints: CheckpointStore, step: int, corpus: Corpus
 ) -> KnownVectors | None:
-  """Returns the vectors of all blocks, if a run kept its own index.
+  """Returns the vectors of all blocks, if a run kept its rolling index.
 
   Raises:
     CheckpointError: They cannot be read.
@@ -60,7 +60,7 @@ def checkpoint_vectors(
 
 
 def known_vectors(
-  store: GenerationStore,
+  store: SnapshotStore,
   step: int,
   *,
   corpus: Corpus,
@@ -68,10 +68,10 @@ def known_vectors(
   dtype: str,
   agreement: Agreement,
 ) -> KnownVectors | None:
-  """Returns the vectors of the step's generation on another corpus version.
+  """Returns the vectors of the step's snapshot on another corpus version.
 
   Then only the blocks that have changed are embedded. The `corpus`, `model` and
-  `dtype` are those of the new generation. All processes of the agreement call
+  `dtype` are those of the new snapshot. All processes of the agreement call
   this, and copy the same vectors.
   """
 
@@ -84,7 +84,7 @@ def known_vectors(
   def opened() -> KnownVectors:
     base = store.manifest(step)
     if (base.model, base.dtype) != (model, dtype) or not base.embeddings:
-      raise GenerationError("it is of another model or dtype")
+      raise SnapshotError("it is of another model or dtype")
     version = corpus.at(base.corpus_version, base.corpus_fingerprint)
     files = store.files(base)
     vectors = Embeddings.of(files, base)
@@ -101,10 +101,10 @@ def known_vectors(
     rows = np.where(is_same, found, NULL_ROW).astype(np.int32)
     return KnownVectors(rows, vectors.gather, base.oldest_step, base)
 
-  errors = GenerationError, CorpusError
+  errors = SnapshotError, CorpusError
   try:
     if agreement.on_process_0("base", has_base, errors):
       return agreement.on_all_processes("vectors of the base", opened, errors)
   except errors as error:
-    logging.warning("no vector of generation %d is kept: %s", step, error)
+    logging.warning("no vector of snapshot %d is kept: %s", step, error)
   return None

@@ -9,10 +9,10 @@ import numpy as np
 from realm_jax.models.sequences import PaddedSequences
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training import row_counts
-from realm_jax.training.encoder_rows import RowLayout
+from realm_jax.training import bin_counts
+from realm_jax.training.encoder_inputs import PackingLayout
 from realm_jax.training.stages.stage import ExampleArrays
-from tests.generations.conftest import make_corpus
+from tests.snapshots.conftest import make_corpus
 from tests.training import tiny
 
 _STAGE = "inverse_cloze"
@@ -22,7 +22,7 @@ def test_the_first_rows_that_hold_the_sequences_of_all_devices():
   num_devices = 2
   mesh = make_mesh(devices=jax.devices()[:num_devices])
   size = tiny.BATCH // num_devices
-  layout = RowLayout(mesh, ((1, 1), (2, size), (size - 1, size)))
+  layout = PackingLayout(mesh, ((1, 1), (2, size), (size - 1, size)))
   rows_of = functools.partial(tiny.OF_STAGE[_STAGE].rows, tiny.models())
 
   def count(rows):
@@ -32,7 +32,7 @@ def test_the_first_rows_that_hold_the_sequences_of_all_devices():
 
   @jax.jit
   def taken(batch):
-    return layout.with_rows(rows_of, batch, count)
+    return layout.with_inputs(rows_of, batch, count)
 
   batch = tiny.batch(_STAGE)
   # Of the first device, so many queries take a row each. The others have one
@@ -58,7 +58,7 @@ def test_row_counts_follow_from_the_corpus(tmp_path, monkeypatch):
   def choose(at_most, *, batch_size=16, groups=2):
     query = np.zeros((batch_size, 12), np.int32)
     candidates = np.zeros((batch_size, 1, block_length), np.int32)
-    return row_counts.choose_row_counts(
+    return bin_counts.choose_bin_counts(
       tiny.OF_STAGE[_STAGE],
       tiny.models(),
       ExampleArrays(query, candidates, 0, vector_size=4, max_masks=0),
@@ -76,7 +76,7 @@ def test_row_counts_follow_from_the_corpus(tmp_path, monkeypatch):
   assert blocks[-1] < 8
   assert choose(1) == ()
   # Where it saves enough, there are also the rows that half of them need.
-  monkeypatch.setattr(row_counts, "_MIN_SAVING", 0.01)
+  monkeypatch.setattr(bin_counts, "_MIN_SAVING", 0.01)
   (usual,) = choose(2, batch_size=32, groups=1)
   half, more = choose(3, batch_size=32, groups=1)
   assert half[1] < usual[1]

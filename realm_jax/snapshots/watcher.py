@@ -1,4 +1,4 @@
-"""The watcher: finds, verifies and loads generations in the background."""
+"""The watcher: finds, verifies and loads snapshots in the background."""
 
 import threading
 import time
@@ -9,39 +9,39 @@ from typing import Literal
 from absl import logging
 from etils import epath
 
-from realm_jax.generations.loading import Generation
-from realm_jax.generations.manifest import (
-  DamagedGenerationError,
-  GenerationError,
+from realm_jax.snapshots.loading import Snapshot
+from realm_jax.snapshots.manifest import (
+  DamagedSnapshotError,
+  SnapshotError,
 )
-from realm_jax.generations.store import GenerationStore
+from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote
 
 # Time between two looks: beside training, where each look at a bucket is a
-# request that is paid for, and while the run waits for a generation.
+# request that is paid for, and while the run waits for a snapshot.
 _POLL_SECONDS = 1.0
 _POLL_SECONDS_IN_BUCKET = 10.0
-# Time after which an awaited generation that was rejected is read again, as the
+# Time after which an awaited snapshot that was rejected is read again, as the
 # fault may have been this machine's; and time for which one may be invisible
 # here that another process has loaded.
 _RETRY_SECONDS = 30.0
 
 
-class GenerationWatcher:
-  """Keeps loaded the generation that a run will search next.
+class SnapshotWatcher:
+  """Keeps loaded the snapshot that a run will search next.
 
   It loads nothing before the first request. All that it returns is verified
-  and completely loaded, by a function `load` that raises a GenerationError for
+  and completely loaded, by a function `load` that raises a SnapshotError for
   a step that cannot be used; that is logged once. The directory need not exist
   yet. When a method is called, a thread looks at it, at most every
-  `poll_seconds`, and only if a generation may be wanted. Besides the generation
+  `poll_seconds`, and only if a snapshot may be wanted. Besides the snapshot
   in use, one other is in memory at most.
 
   Args:
     follow: What is loaded without a request: the `newest`; the `next` after the
       one in use, for a run that skips none; or `none`.
-    every: Distance in steps of the generations that are followed; those of
+    every: Distance in steps of the snapshots that are followed; those of
       other checkpoints are loaded only on request.
     process: Index of this process, under which it records what it loads.
     poll_seconds: Seconds between two looks; None is 1 on a disk and 10 in a
@@ -50,19 +50,19 @@ class GenerationWatcher:
 
   def __init__(
     self,
-    generations_dir: epath.PathLike,
-    load: Callable[[int], Generation],
+    snapshots_dir: epath.PathLike,
+    load: Callable[[int], Snapshot],
     *,
     follow: Literal["newest", "next", "none"] = "newest",
     every: int = 1,
     process: int = 0,
     poll_seconds: float | None = None,
   ):
-    self._store = GenerationStore(generations_dir)
+    self._store = SnapshotStore(snapshots_dir)
     self._load = load
     self._follow, self._every = follow, every
     self._process = process
-    in_bucket = is_remote(generations_dir)
+    in_bucket = is_remote(snapshots_dir)
     default = _POLL_SECONDS_IN_BUCKET if in_bucket else _POLL_SECONDS
     self._poll_seconds = poll_seconds or default
     self._wait_seconds = poll_seconds or _POLL_SECONDS
@@ -71,52 +71,52 @@ class GenerationWatcher:
     self._in_use: int | None = None
     self._following = False
     # What the thread sets, and callers read.
-    self._loaded: dict[int, Generation] = {}
-    # Of generations that cannot be used: the text that changes with the
+    self._loaded: dict[int, Snapshot] = {}
+    # Of snapshots that cannot be used: the text that changes with the
     # manifest, the error, and since when.
-    self._rejected: dict[int, tuple[str, GenerationError, float]] = {}
-    # Since when an awaited generation has not been published.
+    self._rejected: dict[int, tuple[str, SnapshotError, float]] = {}
+    # Since when an awaited snapshot has not been published.
     self._missing: dict[int, float] = {}
-    # Generations that may still kill this process, for all that is known.
+    # Snapshots that may still kill this process, for all that is known.
     self._unproven: set[int] = set()
-    self._thread = ThreadPoolExecutor(1, "generation watcher")
+    self._thread = ThreadPoolExecutor(1, "snapshot watcher")
     self._poll: Future[None] | None = None
     self._next_poll = 0.0
 
-  def newest(self) -> Generation | None:
-    """Returns the newest loaded generation without waiting, or None."""
+  def newest(self) -> Snapshot | None:
+    """Returns the newest loaded snapshot without waiting, or None."""
     self._following = True
     self.poll()
     loaded, rejected = self._loaded, self._rejected
     followed = [s for s in loaded if s % self._every == 0 and s not in rejected]
     return loaded[max(followed)] if followed else None
 
-  def request(self, step: int) -> Generation | None:
-    """Has a generation loaded without waiting; returns it once it is loaded."""
+  def request(self, step: int) -> Snapshot | None:
+    """Has a snapshot loaded without waiting; returns it once it is loaded."""
     if step not in self._loaded:
       is_new, self._awaited = self._awaited != step, step
       self.poll(now=is_new)
     return self._loaded.get(step)
 
   def cannot_use(self, step: int) -> bool:
-    """Returns whether a requested generation is damaged, unfit or gone."""
+    """Returns whether a requested snapshot is damaged, unfit or gone."""
     now = time.monotonic()
     is_gone = now - self._missing.get(step, now) > _RETRY_SECONDS
     return step not in self._loaded and (is_gone or step in self._rejected)
 
-  def reject(self, step: int, error: GenerationError) -> None:
-    """Unloads a generation, and does not load it again as it is published."""
+  def reject(self, step: int, error: SnapshotError) -> None:
+    """Unloads a snapshot, and does not load it again as it is published."""
     version = self._store.version(step) or ""
     self._rejected[step] = version, error, time.monotonic()
     self.poll(now=True)
 
-  def wait_for(self, step: int, *, timeout: float) -> Generation:
-    """Waits for the generation of exactly this step, for `timeout` seconds.
+  def wait_for(self, step: int, *, timeout: float) -> Snapshot:
+    """Waits for the snapshot of exactly this step, for `timeout` seconds.
 
     Raises:
       TimeoutError: It did not appear in time.
-      GenerationError: It was published and cannot be used.
-      DamagedGenerationError: It is damaged; the sidecar may build it again.
+      SnapshotError: It was published and cannot be used.
+      DamagedSnapshotError: It is damaged; the index builder may build it again.
     """
     self._awaited = step
     end = time.monotonic() + timeout
@@ -135,7 +135,7 @@ class GenerationWatcher:
           raise type(error)(str(error))
         if time.monotonic() >= end:
           raise TimeoutError(
-            f"generation {step} did not appear in {self._store.directory} "
+            f"snapshot {step} did not appear in {self._store.directory} "
             f"within {timeout:.0f} s; is realm_jax.build_index running?"
           )
         if is_fresh:
@@ -146,13 +146,13 @@ class GenerationWatcher:
       self._awaited = None
 
   def in_use(self, step: int) -> None:
-    """Sets which generation the run searches; older ones are unloaded."""
+    """Sets which snapshot the run searches; older ones are unloaded."""
     self._in_use = step
     self._following = True
     self.poll(now=True)
 
   def was_searched(self, step: int) -> None:
-    """Records that loading and searching a generation has killed nothing."""
+    """Records that loading and searching a snapshot has killed nothing."""
     if step in self._unproven:
       self._unproven.discard(step)
       # The caller's step does not wait for a request.
@@ -160,7 +160,7 @@ class GenerationWatcher:
       threading.Thread(target=end, args=(step, self._process)).start()
 
   def poll(self, *, now: bool = False) -> None:
-    """Has the thread look for generations; raises what ended the last look."""
+    """Has the thread look for snapshots; raises what ended the last look."""
     if self._poll is not None:
       if not self._poll.done():
         return
@@ -177,7 +177,7 @@ class GenerationWatcher:
       self.was_searched(step)
 
   def _look(self) -> None:
-    """Unloads what is not needed, and loads at most one generation."""
+    """Unloads what is not needed, and loads at most one snapshot."""
     awaited, in_use, stay = self._awaited, self._in_use, {*self._loaded}
     if awaited in stay:
       self._awaited = awaited = None
@@ -200,10 +200,10 @@ class GenerationWatcher:
       )
 
   def _load_one(self, awaited: int | None) -> None:
-    """Loads the first generation that is wanted and can be used.
+    """Loads the first snapshot that is wanted and can be used.
 
     The storage is asked only if one may be wanted, and by the processes that
-    follow no generation themselves only for the one that they are told to load.
+    follow no snapshot themselves only for the one that they are told to load.
     """
     follow = self._follow if self._following else "none"
     in_use = self._in_use
@@ -214,7 +214,7 @@ class GenerationWatcher:
         self._missing.pop(awaited, None)
         if self._try_load(awaited, version):
           return
-    # A rejected generation that is awaited does not stop the newest.
+    # A rejected snapshot that is awaited does not stop the newest.
     newest = max([-1 if in_use is None else in_use, *self._loaded])
     has_next = in_use is not None and newest > in_use
     if follow == "none" or has_next or (follow == "next" and in_use is None):
@@ -226,7 +226,7 @@ class GenerationWatcher:
         return
 
   def _try_load(self, step: int, version: str) -> bool:
-    """Loads a generation, unless the same files were rejected before."""
+    """Loads a snapshot, unless the same files were rejected before."""
     start = time.monotonic()
     rejected, _, since = self._rejected.get(step, ("", None, 0.0))
     is_again = step == self._awaited and start - since > _RETRY_SECONDS
@@ -235,26 +235,26 @@ class GenerationWatcher:
     kills = not self._store.begin_trial(step, version, self._process)
     try:
       if kills:
-        raise DamagedGenerationError(
+        raise DamagedSnapshotError(
           f"the process that loaded or searched {self._store.path(step)} has "
-          "been killed twice; let build_index make this generation again"
+          "been killed twice; let build_index make this snapshot again"
         )
-      generation = self._load(step)
-    except (GenerationError, OSError) as error:
+      snapshot = self._load(step)
+    except (SnapshotError, OSError) as error:
       if not kills:
         self._store.end_trial(step, self._process)
-      if not isinstance(error, GenerationError):
+      if not isinstance(error, SnapshotError):
         raise
       if self._store.version(step) != version:
         return False  # Removed or replaced while its files were read.
-      logging.warning("generation %d is not used: %s", step, error)
-      if isinstance(error, DamagedGenerationError):
+      logging.warning("snapshot %d is not used: %s", step, error)
+      if isinstance(error, DamagedSnapshotError):
         self._store.mark_damaged(step, kills=kills)
       self._rejected[step] = version, error, time.monotonic()
       return False
     seconds = time.monotonic() - start
-    logging.info("generation %d is verified and loaded (%.1f s)", step, seconds)
+    logging.info("snapshot %d is verified and loaded (%.1f s)", step, seconds)
     self._rejected.pop(step, None)
     self._unproven.add(step)
-    self._loaded = {**self._loaded, step: generation}
+    self._loaded = {**self._loaded, step: snapshot}
     return True

@@ -1,4 +1,4 @@
-"""Which generation each step of a run searches.
+"""Which snapshot each step of a run searches.
 
 All processes search the same one in a step. They decide so on the hosts while
 the devices compute the step before (`realm_jax/training/decisions.py`).
@@ -12,24 +12,24 @@ from collections.abc import Callable
 from absl import logging
 from etils import epath
 
-from realm_jax.generations.loading import Generation, load_generation
-from realm_jax.generations.manifest import (
-  DamagedGenerationError,
-  GenerationError,
-)
-from realm_jax.generations.store import FOLDER, GenerationStore
-from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import RetrievalUnavailableError
+from realm_jax.snapshots.loading import Snapshot, load_snapshot
+from realm_jax.snapshots.manifest import (
+  DamagedSnapshotError,
+  SnapshotError,
+)
+from realm_jax.snapshots.store import FOLDER, SnapshotStore
+from realm_jax.snapshots.watcher import SnapshotWatcher
+from realm_jax.training.compiled_steps import RunSetup
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import lost_to
 from realm_jax.training.search_in_step import SearchedBlocks, load_blocks
-from realm_jax.training.setup import RunSetup
 
 _REMINDER_SECONDS = 30.0
 _POLL_SECONDS = 1.0
-# How long a run that stopped as stale waits for a fresher generation when it is
+# How long a run that stopped as stale waits for a fresher snapshot when it is
 # resumed.
 _FRESHER_SECONDS = 600.0
 # An index is stale that no newer one has replaced when it was due so often.
@@ -41,46 +41,46 @@ class WaitPreemptedError(RetrievalUnavailableError):
 
 
 # Errors that all processes raise where one of them does.
-_NOT_FOUND = (WaitPreemptedError, RetrievalUnavailableError, GenerationError)
+_NOT_FOUND = (WaitPreemptedError, RetrievalUnavailableError, SnapshotError)
 
 
-class GenerationSchedule:
-  """Chooses the generation of each step.
+class IndexSchedule:
+  """Chooses the snapshot of each step.
 
-  Generations are `every_steps` apart. Where the configuration asks for this
+  Snapshots are `every_steps` apart. Where the configuration asks for this
   distance, those of steps between are not used; without it they are, such as
   the one of a checkpoint that a preempted run has saved.
 
   Args:
-    load: Function that verifies and loads the generation of a step. It raises
-      a `GenerationError` for one that cannot be used.
+    load: Function that verifies and loads the snapshot of a step. It raises
+      a `SnapshotError` for one that cannot be used.
     config: How the run follows the index builder.
     num_searched: Number of blocks that each query searches for.
 
   Attributes:
-    current: Generation in use, once the schedule was started.
+    current: Snapshot in use, once the schedule was started.
   """
 
-  current: Generation
+  current: Snapshot
 
   def __init__(
     self,
-    load: Callable[[int], Generation],
+    load: Callable[[int], Snapshot],
     config: RefreshConfig,
     *,
     model_dir: epath.PathLike,
     num_searched: int,
     every_steps: int,
     decisions: Decisions,
-    watch: Callable[..., GenerationWatcher] = GenerationWatcher,
+    watch: Callable[..., SnapshotWatcher] = SnapshotWatcher,
   ):
     self._builder = (
       f"`python -m realm_jax.build_index --model_dir={model_dir}"
-      + (" --gin.MODE=every`" if config.wait_for_generations else "`")
+      + (" --gin.MODE=every`" if config.wait_for_snapshots else "`")
     )
     self._load = load
     self._config = config
-    swaps, waits = config.swap_generations, config.wait_for_generations
+    swaps, waits = config.swap_snapshots, config.wait_for_snapshots
     self._takes_newest = swaps and not waits
     self._num_searched = num_searched
     self._every = every_steps
@@ -94,7 +94,7 @@ class GenerationSchedule:
     self._is_started = False
     self._warned_at: int | None = None
     # What this process has last said that it could swap in.
-    self._offered: Generation | None = None
+    self._offered: Snapshot | None = None
     follow = "none"
     # The other processes load what process 0 offers.
     if swaps and self._loop.is_leader:
@@ -111,18 +111,18 @@ class GenerationSchedule:
     """Ends the watcher, after a load in progress."""
     self._watcher.close()
 
-  def start(self, step: int, recorded: int | None) -> Generation:
-    """Returns the generation that a new or resumed run begins with.
+  def start(self, step: int, recorded: int | None) -> Snapshot:
+    """Returns the snapshot that a new or resumed run begins with.
 
     `step` is the run's next, and `recorded` what its checkpoint names, if any.
 
     Raises:
       WaitPreemptedError: The run was preempted before it was published.
       RetrievalUnavailableError: It was not published in time.
-      GenerationError: It is damaged, of another corpus, or too small.
+      SnapshotError: It is damaged, of another corpus, or too small.
     """
     if recorded is None:
-      recorded = self._due(step) if self._config.wait_for_generations else 0
+      recorded = self._due(step) if self._config.wait_for_snapshots else 0
     self._use(self._on_all(lambda: self._wait_for(recorded)))
     may_fail = self._takes_newest and self._config.on_stale == "fail"
     if may_fail and self._is_stale(step, self.current):
@@ -130,8 +130,8 @@ class GenerationSchedule:
       self._swap(self._on_all(lambda: self._wait_for_fresher(step)), step)
     return self.current
 
-  def at(self, step: int) -> Generation:
-    """Returns the generation of a step; steps must be asked for in order.
+  def at(self, step: int) -> Snapshot:
+    """Returns the snapshot of a step; steps must be asked for in order.
 
     Raises:
       RetrievalUnavailableError: It is too old, and the run is configured to
@@ -140,7 +140,7 @@ class GenerationSchedule:
     """
     # Its search for the step before has ended.
     self._watcher.was_searched(self.current.step)
-    if not self._config.swap_generations:
+    if not self._config.swap_snapshots:
       return self.current
     if not self._takes_newest:
       if (due := self._due(step)) > self.current.step:
@@ -150,7 +150,7 @@ class GenerationSchedule:
     else:
       # A process may have loaded a later one since all of them agreed.
       last, offered = self._decisions.last, self._offered
-      agreed = last.generation if last else None
+      agreed = last.snapshot if last else None
       if agreed is not None and agreed > self.current.step:
         assert offered is not None
         assert offered.step == agreed
@@ -160,23 +160,23 @@ class GenerationSchedule:
     return self.current
 
   def loaded(self) -> tuple[int | None, int | None]:
-    """Returns what this process tells the others of the next generation.
+    """Returns what this process tells the others of the next snapshot.
 
-    That is the step of the generation that it could swap in, and the step of
-    the offered generation that it cannot use, if any.
+    That is the step of the snapshot that it could swap in, and the step of
+    the offered snapshot that it cannot use, if any.
 
     Process 0 offers the newest that it has loaded, and goes on doing so until
     all processes have loaded it or one cannot: a process that is slow to load
     is not overtaken for ever. The others load what process 0 offers.
     """
     last, refused = self._decisions.last, None
-    if not self._config.swap_generations:
+    if not self._config.swap_snapshots:
       return None, None
     if self._loop.is_leader:
       if last is not None and last.refused:
         assert last.load is not None
-        logging.warning("a process cannot use generation %d", last.load)
-        error = DamagedGenerationError("another process cannot use it")
+        logging.warning("a process cannot use snapshot %d", last.load)
+        error = DamagedSnapshotError("another process cannot use it")
         self._watcher.reject(last.load, error)
         self._offered = None
       if self._offered is None or self._offered.step <= self.current.step:
@@ -191,54 +191,54 @@ class GenerationSchedule:
       return None, refused
     return self._offered.step, refused
 
-  def _load_checked(self, step: int) -> Generation:
-    """Loads a generation, which must have enough blocks for a search."""
-    generation = self._load(step)
-    if generation.num_blocks < self._num_searched:
-      raise GenerationError(
-        f"generation {step} has {generation.num_blocks} blocks since version "
-        f"{generation.corpus.version} of the corpus, and every query of this "
+  def _load_checked(self, step: int) -> Snapshot:
+    """Loads a snapshot, which must have enough blocks for a search."""
+    snapshot = self._load(step)
+    if snapshot.num_blocks < self._num_searched:
+      raise SnapshotError(
+        f"snapshot {step} has {snapshot.num_blocks} blocks since version "
+        f"{snapshot.corpus.version} of the corpus, and every query of this "
         f"run searches for {self._num_searched}: add blocks, or start a run "
         "with fewer (NUM_CANDIDATES or NUM_SEARCHED)"
       )
-    return generation
+    return snapshot
 
-  def _on_all(self, find: Callable[[], Generation]) -> Generation:
-    """Returns the generation that process 0 finds, once all have loaded it."""
+  def _on_all(self, find: Callable[[], Snapshot]) -> Snapshot:
+    """Returns the snapshot that process 0 finds, once all have loaded it."""
     if self._loop.count == 1:
       return find()
     step = self._loop.on_process_0(
-      "which generation", lambda: find().step, _NOT_FOUND
+      "which snapshot", lambda: find().step, _NOT_FOUND
     )
     return self._loop.on_all_processes(
-      f"generation {step}",
+      f"snapshot {step}",
       lambda: self._wait_for(step, exactly=True),
       _NOT_FOUND,
     )
 
-  def _use(self, generation: Generation) -> None:
-    self.current = generation
+  def _use(self, snapshot: Snapshot) -> None:
+    self.current = snapshot
     self._is_started = True
-    self._watcher.in_use(generation.step)
+    self._watcher.in_use(snapshot.step)
 
-  def _swap(self, generation: Generation | None, step: int) -> None:
-    """Uses a generation from a step on, if it is later than the current."""
-    if generation is None or generation.step <= self.current.step:
+  def _swap(self, snapshot: Snapshot | None, step: int) -> None:
+    """Uses a snapshot from a step on, if it is later than the current."""
+    if snapshot is None or snapshot.step <= self.current.step:
       return
     logging.info(
-      "generation %d replaces %d at step %d",
-      *(generation.step, self.current.step, step),
+      "snapshot %d replaces %d at step %d",
+      *(snapshot.step, self.current.step, step),
     )
-    self._use(generation)
+    self._use(snapshot)
 
   def _due(self, step: int) -> int:
-    """Returns the generation that a waiting run searches at a step."""
+    """Returns the snapshot that a waiting run searches at a step."""
     return max(0, (step - self._config.lag_steps) // self._every * self._every)
 
   def _poll(
-    self, look: Callable[[], Generation | None], awaited: str, *, seconds: float
-  ) -> Generation | None:
-    """Looks until there is a generation; returns None once the time is up.
+    self, look: Callable[[], Snapshot | None], awaited: str, *, seconds: float
+  ) -> Snapshot | None:
+    """Looks until there is a snapshot; returns None once the time is up.
 
     Raises:
       WaitPreemptedError: The run was preempted meanwhile.
@@ -258,8 +258,8 @@ class GenerationSchedule:
         )
     raise WaitPreemptedError
 
-  def _wait_for(self, step: int, *, exactly: bool = False) -> Generation:
-    """Waits for a generation; a resumed run may begin with a later one.
+  def _wait_for(self, step: int, *, exactly: bool = False) -> Snapshot:
+    """Waits for a snapshot; a resumed run may begin with a later one.
 
     The checkpoint of one that is gone or damaged may be gone, too, so that
     nothing would rebuild it. With `exactly` it is waited for nevertheless.
@@ -267,13 +267,13 @@ class GenerationSchedule:
     is_first = not self._is_started
     may_be_later = is_first and self._takes_newest and not exactly
 
-    def look() -> Generation | None:
+    def look() -> Snapshot | None:
       try:
         return self._watcher.wait_for(step, timeout=_POLL_SECONDS)
       except TimeoutError:
         pass
-      except DamagedGenerationError:
-        if not self._config.swap_generations:
+      except DamagedSnapshotError:
+        if not self._config.swap_snapshots:
           raise
         # The watcher has reported it, so that the index builder rebuilds it.
         time.sleep(_POLL_SECONDS)
@@ -281,25 +281,25 @@ class GenerationSchedule:
       if later is None or later.step <= step:
         return None
       logging.warning(
-        "generation %d is gone or damaged: continuing with generation %d",
+        "snapshot %d is gone or damaged: continuing with snapshot %d",
         *(step, later.step),
       )
       return later
 
     seconds = self._config.timeout_seconds
     with lost_to("wait"):
-      found = self._poll(look, f"generation {step}", seconds=seconds)
+      found = self._poll(look, f"snapshot {step}", seconds=seconds)
     if found is None:
       raise RetrievalUnavailableError(
-        f"generation {step} was not published within {seconds:.0f} s; is "
+        f"snapshot {step} was not published within {seconds:.0f} s; is "
         f"{self._builder} running?"
       )
     return found
 
-  def _wait_for_fresher(self, step: int) -> Generation:
-    """Waits for a generation that is not stale; without, the current stays."""
+  def _wait_for_fresher(self, step: int) -> Snapshot:
+    """Waits for a snapshot that is not stale; without, the current stays."""
 
-    def look() -> Generation | None:
+    def look() -> Snapshot | None:
       newest = self._watcher.newest()
       if newest is not None and newest.step > self.current.step:
         if not self._is_stale(step, newest):
@@ -309,16 +309,16 @@ class GenerationSchedule:
       time.sleep(_POLL_SECONDS)
       return None
 
-    awaited = f"a generation that is not too old for step {step}"
+    awaited = f"a snapshot that is not too old for step {step}"
     return self._poll(look, awaited, seconds=_FRESHER_SECONDS) or self.current
 
-  def _is_stale(self, step: int, generation: Generation) -> bool:
-    return 0 < self._max_staleness_steps < step - generation.oldest_step
+  def _is_stale(self, step: int, snapshot: Snapshot) -> bool:
+    return 0 < self._max_staleness_steps < step - snapshot.oldest_step
 
   def _report_stale(self, step: int) -> None:
     limit = self._max_staleness_steps
     message = (
-      f"the oldest vector of generation {self.current.step} is "
+      f"the oldest vector of snapshot {self.current.step} is "
       f"{step - self.current.oldest_step} steps old at step {step}, above "
       f"MAX_STALENESS_STEPS={limit}; is the index builder alive, and does it "
       "refresh every block in time?"
@@ -331,38 +331,38 @@ class GenerationSchedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceGeneration(Generation):
-  """A generation with an exact index, and what a step searches of it."""
+class DeviceSnapshot(Snapshot):
+  """A snapshot with an exact index, and what a step searches of it."""
 
   searched: SearchedBlocks
 
 
-def open_schedule(setup: RunSetup, decisions: Decisions) -> GenerationSchedule:
-  """Opens what follows the generations of a run, and loads them.
+def open_schedule(setup: RunSetup, decisions: Decisions) -> IndexSchedule:
+  """Opens what follows the snapshots of a run, and loads them.
 
-  Generations in a row that a step itself searches, and that are of one corpus
+  Snapshots in a row that a step itself searches, and that are of one corpus
   version, share the tokens of its blocks.
   """
   config = setup.config
-  store = GenerationStore(epath.Path(config.model_dir) / FOLDER)
-  load: Callable[[int], Generation] = functools.partial(
-    load_generation,
+  store = SnapshotStore(epath.Path(config.model_dir) / FOLDER)
+  load: Callable[[int], Snapshot] = functools.partial(
+    load_snapshot,
     store.directory,
     corpus=setup.corpus,
     mesh=setup.mesh,
     beside_training=True,
     reads_vectors=config.stage.reads_vectors,
   )
-  last: DeviceGeneration | None = None
+  last: DeviceSnapshot | None = None
 
-  def load_on_devices(step: int) -> DeviceGeneration:
+  def load_on_devices(step: int) -> DeviceSnapshot:
     nonlocal last
     kind = store.manifest(step).index_kind
     if kind != ExactIndex.kind:
-      raise GenerationError(
+      raise SnapshotError(
         f"{store.path(step)} has an index of the kind {kind!r}, and "
         "RETRIEVE_ON_DEVICE = True searches an exact one alone: publish "
-        "generations with INDEX = %EXACT, or set RETRIEVE_ON_DEVICE = False"
+        "snapshots with INDEX = %EXACT, or set RETRIEVE_ON_DEVICE = False"
       )
     made = load(step)
     if last is not None and last.corpus.fingerprint == made.corpus.fingerprint:
@@ -379,10 +379,10 @@ def open_schedule(setup: RunSetup, decisions: Decisions) -> GenerationSchedule:
       blocks,
       exact.plan(setup.num_searched, num_queries=config.data.batch_size),
     )
-    last = DeviceGeneration(**vars(made), searched=searched)
+    last = DeviceSnapshot(**vars(made), searched=searched)
     return last
 
-  return GenerationSchedule(
+  return IndexSchedule(
     load_on_devices if config.retrieve_on_device else load,
     config.refresh,
     model_dir=config.model_dir,

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.generations.embedding import CorpusEmbedder
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.snapshots.embedding import CorpusEmbedder
 
 
 @pytest.mark.parametrize("devices", [1, 8])

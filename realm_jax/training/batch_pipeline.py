@@ -12,7 +12,6 @@ from jaxtyping import Int64
 
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.generations.loading import Generation
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
   Index,
@@ -24,12 +23,13 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import embed_queries, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
+from realm_jax.snapshots.loading import Snapshot
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
+from realm_jax.training.compiled_steps import RunSetup
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.generations import DeviceGeneration, GenerationSchedule
-from realm_jax.training.rolling_index import OwnIndex
+from realm_jax.training.index_schedule import DeviceSnapshot, IndexSchedule
+from realm_jax.training.rolling_index import RollingIndex
 from realm_jax.training.search_in_step import SearchedBlocks, look_up_vectors
-from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.stage import StageContext, StepBatch
 from realm_jax.training.step import TrainState
 
@@ -63,7 +63,7 @@ class _InFlight:
   step: int
   examples: Batch
   positions: Int64[np.ndarray, " b"]
-  generation: Generation | None
+  snapshot: Snapshot | None
   vectors: jax.Array | None = None
   pending: Future[Prepared] = dataclasses.field(init=False)
 
@@ -89,10 +89,10 @@ class Candidates:
     setup: RunSetup,
     examples: Iterator[Batch],
     *,
-    schedule: GenerationSchedule | None,
+    schedule: IndexSchedule | None,
     decisions: Decisions,
     resumed: LoopState,
-    own_index: OwnIndex | None = None,
+    rolling_index: RollingIndex | None = None,
   ):
     config = setup.config
     self._setup = setup
@@ -101,7 +101,7 @@ class Candidates:
     self._examples = examples
     self._schedule = schedule
     self._decisions = decisions
-    self._own_index = own_index
+    self._rolling_index = rolling_index
     self._answers: RunAnswers | None = None
     if self._stage.needs_answers:
       data = dataclasses.replace(
@@ -110,7 +110,7 @@ class Candidates:
       self._answers = RunAnswers(
         config.model_dir, data, agreement=Agreement("answers")
       )
-      # This runs while the first generation is built.
+      # This runs while the first snapshot is built.
       self._answers.of(setup.corpus)
     self._resumed: LoopState | None = resumed
     self._positions = resumed.positions
@@ -129,12 +129,12 @@ class Candidates:
     self._thread.shutdown(wait=True, cancel_futures=True)
 
   def open(self, state: TrainState) -> TrainState:
-    """Returns the state before the first step, with the run's own index if any.
+    """Returns the state before the first step, with the run's rolling index if any.
 
     Raises:
       WaitPreemptedError: The run was preempted before all blocks were embedded.
     """
-    return self._own_index.open(state) if self._own_index else state
+    return self._rolling_index.open(state) if self._rolling_index else state
 
   def prefetch(self, step: int, params: Params) -> None:
     """Starts to prepare the batch of the step after the last prefetched.
@@ -145,17 +145,17 @@ class Candidates:
       RetrievalUnavailableError: There is nothing to search; the stream has not
         moved on.
     """
-    resumed, generation = self._resumed, None
+    resumed, snapshot = self._resumed, None
     if self._schedule is not None:
       if resumed is not None:
-        generation = self._schedule.start(step, resumed.generation)
+        snapshot = self._schedule.start(step, resumed.snapshot)
       else:
-        generation = self._schedule.at(step)
+        snapshot = self._schedule.at(step)
     self._resumed = None
     examples = next(self._examples)
-    entry = _InFlight(step, examples, self._positions, generation)
+    entry = _InFlight(step, examples, self._positions, snapshot)
     self._positions = examples.next_positions
-    retrieved = _still_valid(resumed, generation)
+    retrieved = _still_valid(resumed, snapshot)
     if retrieved is None:
       self._embed(entry, params)
     self._start(entry, retrieved)
@@ -163,12 +163,12 @@ class Candidates:
 
   def _embed(self, entry: _InFlight, params: Params) -> None:
     """Dispatches the embedding of the queries, for an index that needs it."""
-    generation, mesh = entry.generation, self._setup.mesh
-    if generation is None or self._searches_in_step:
+    snapshot, mesh = entry.snapshot, self._setup.mesh
+    if snapshot is None or self._searches_in_step:
       return
-    if not generation.index.needs_vectors:
+    if not snapshot.index.needs_vectors:
       return
-    tower = generation.query_params
+    tower = snapshot.query_params
     if self._stage.current_queries:
       tower = query_tower_parameters(
         self._setup.models.retriever, params["retriever"]
@@ -183,8 +183,8 @@ class Candidates:
   ) -> None:
     """Searches, unless that was done, and makes the batch in the background."""
     search = None
-    if entry.generation is not None and not self._searches_in_step:
-      search = self._search(entry, entry.generation.index, retrieved)
+    if entry.snapshot is not None and not self._searches_in_step:
+      search = self._search(entry, entry.snapshot.index, retrieved)
     entry.pending = self._thread.submit(self._prepare, entry, search)
 
   def _search(
@@ -215,11 +215,11 @@ class Candidates:
     self, entry: _InFlight, search: Callable[[], SearchResult] | None
   ) -> Prepared:
     """Searches, and makes a step's batch."""
-    generation, setup = entry.generation, self._setup
-    corpus = setup.corpus if generation is None else generation.corpus
+    snapshot, setup = entry.snapshot, self._setup
+    corpus = setup.corpus if snapshot is None else snapshot.corpus
     context = StageContext(
       corpus,
-      generation,
+      snapshot,
       setup.config.data.block_length,
       examples=setup.examples,
       answers=None if self._answers is None else self._answers.of(corpus),
@@ -231,16 +231,16 @@ class Candidates:
       retrieved = search()
       found_at = time.perf_counter()
     batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
-    if generation is not None:
-      metrics["staleness_steps"] = entry.step - generation.oldest_step
-      metrics["generation"] = generation.step
+    if snapshot is not None:
+      metrics["staleness_steps"] = entry.step - snapshot.oldest_step
+      metrics["snapshot"] = snapshot.step
     if self._stage.needs_index:
       metrics["corpus_version"] = corpus.version
     loaded, refused = None, None
     if self._schedule is not None:
       loaded, refused = self._schedule.loaded()
     decision = self._decisions.of_step(
-      entry.step, generation=loaded, refused=refused, metrics=metrics
+      entry.step, snapshot=loaded, refused=refused, metrics=metrics
     )
     placed = sharding.to_devices(batch, setup.mesh)
     metrics = decision.metrics
@@ -248,10 +248,10 @@ class Candidates:
       metrics["search_ms"] = 1e3 * (found_at - start)
       metrics["gather_ms"] = 1e3 * (time.perf_counter() - found_at)
     searched = None
-    if isinstance(generation, DeviceGeneration):
-      searched = generation.searched
-    elif self._own_index is not None:
-      searched = self._own_index.searched
+    if isinstance(snapshot, DeviceSnapshot):
+      searched = snapshot.searched
+    elif self._rolling_index is not None:
+      searched = self._rolling_index.searched
     return Prepared(placed, metrics, retrieved, searched)
 
   def take(self, step: int) -> Prepared:
@@ -264,10 +264,10 @@ class Candidates:
     """
     self._in_flight.pop(step - 1, None)
     entry = self._in_flight[step]
-    prepared, generation = entry.pending.result(), entry.generation
-    if generation is None or not self._stage.reads_vectors:
+    prepared, snapshot = entry.pending.result(), entry.snapshot
+    if snapshot is None or not self._stage.reads_vectors:
       return prepared
-    if (vectors := generation.device_vectors) is None:
+    if (vectors := snapshot.device_vectors) is None:
       return prepared
     found = look_up_vectors(
       prepared.batch.retrieved, vectors, mesh=self._setup.mesh
@@ -284,34 +284,34 @@ class Candidates:
     positions = self._positions if entry is None else entry.positions
     if self._schedule is None:
       corpus = self._setup.corpus
-      indexed = None if self._own_index is None else corpus.fingerprint
+      indexed = None if self._rolling_index is None else corpus.fingerprint
       return LoopState(positions, indexed_corpus=indexed)
     if entry is None:
       return LoopState(positions, self._schedule.current.step)
     # A step that searches itself retrieves the same again when it is resumed,
     # with the same parameters.
     found = entry.pending.result().retrieved
-    generation = entry.generation
-    assert generation is not None
+    snapshot = entry.snapshot
+    assert snapshot is not None
     if found is None:
-      return LoopState(positions, generation.step)
-    ids = RetrievedIds(generation.corpus.block_ids[found.rows], found.scores)
-    return LoopState(positions, generation.step, ids)
+      return LoopState(positions, snapshot.step)
+    ids = RetrievedIds(snapshot.corpus.block_ids[found.rows], found.scores)
+    return LoopState(positions, snapshot.step, ids)
 
 
 def _still_valid(
-  resumed: LoopState | None, generation: Generation | None
+  resumed: LoopState | None, snapshot: Snapshot | None
 ) -> SearchResult | None:
-  """Returns what a checkpoint has retrieved, if it is of this generation."""
-  if resumed is None or resumed.retrieved is None or generation is None:
+  """Returns what a checkpoint has retrieved, if it is of this snapshot."""
+  if resumed is None or resumed.retrieved is None or snapshot is None:
     return None
-  if resumed.generation != generation.step:
+  if resumed.snapshot != snapshot.step:
     return None
-  rows = generation.corpus.rows_of(resumed.retrieved.ids)
+  rows = snapshot.corpus.rows_of(resumed.retrieved.ids)
   if (rows == NULL_ROW).any():
     logging.warning(
-      "generation %d was rebuilt with other blocks: searching it again",
-      generation.step,
+      "snapshot %d was rebuilt with other blocks: searching it again",
+      snapshot.step,
     )
     return None
   return SearchResult(rows=rows, scores=resumed.retrieved.scores)

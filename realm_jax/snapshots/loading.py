@@ -1,4 +1,4 @@
-"""Loading of generations: files are verified, and the index is ready."""
+"""Loading of snapshots: files are verified, and the index is ready."""
 
 import dataclasses
 
@@ -11,14 +11,6 @@ from jaxtyping import Float32, Int
 
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.manifest import GenerationError, Manifest
-from realm_jax.generations.store import GenerationStore
-from realm_jax.generations.vectors import (
-  QUERY_TOWER,
-  Embeddings,
-  index_blocks,
-  load_query_tower,
-)
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
@@ -30,11 +22,19 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
+from realm_jax.snapshots.manifest import Manifest, SnapshotError
+from realm_jax.snapshots.store import SnapshotStore
+from realm_jax.snapshots.vectors import (
+  QUERY_TOWER,
+  Embeddings,
+  index_blocks,
+  load_query_tower,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Generation:
-  """A verified generation with its index in memory.
+class Snapshot:
+  """A verified snapshot with its index in memory.
 
   The corpus is of the version that it was built on. The `query_params` are of
   the query tower that belongs to its vectors, and the `embeddings` of all
@@ -77,8 +77,8 @@ class Generation:
     return self.embeddings.gather(rows)
 
 
-def load_generation(
-  generations_dir: epath.PathLike,
+def load_snapshot(
+  snapshots_dir: epath.PathLike,
   step: int,
   *,
   corpus: Corpus,
@@ -86,13 +86,13 @@ def load_generation(
   index: IndexConfig | None = None,
   beside_training: bool = False,
   reads_vectors: bool = True,
-) -> Generation:
-  """Verifies and loads the generation of a checkpoint step.
+) -> Snapshot:
+  """Verifies and loads the snapshot of a checkpoint step.
 
   Args:
-    generations_dir: Directory of the generations.
+    snapshots_dir: Directory of the snapshots.
     step: Checkpoint step.
-    corpus: Corpus of the generation, in any version.
+    corpus: Corpus of the snapshot, in any version.
     mesh: Mesh of an index on devices and of the query tower's parameters, which
       otherwise stay on the host.
     index: Settings of another index to build over the same blocks.
@@ -103,11 +103,11 @@ def load_generation(
       their files are verified, or copied, only if they are read nevertheless.
 
   Raises:
-    GenerationError: It is missing, or of another corpus.
-    DamagedGenerationError: It differs from what was published.
+    SnapshotError: It is missing, or of another corpus.
+    DamagedSnapshotError: It differs from what was published.
     IndexCrashedError: The index's process ended while it loaded.
   """
-  store = GenerationStore(generations_dir)
+  store = SnapshotStore(snapshots_dir)
   manifest = store.manifest(step)
   corpus = corpus_of(manifest, corpus, store.path(step))
   files = store.files(manifest, low_priority=beside_training)
@@ -138,35 +138,35 @@ def load_generation(
   except IndexLoadError as error:
     # If files were removed or changed meanwhile, that is what to report.
     files.get(of_index, again=True)
-    raise GenerationError(f"{store.path(step)}: {error}") from error
-  return Generation(
+    raise SnapshotError(f"{store.path(step)}: {error}") from error
+  return Snapshot(
     *(step, manifest, corpus, loaded, query_params, embeddings), mesh=mesh
   )
 
 
 def load_newest(
-  generations_dir: epath.PathLike,
+  snapshots_dir: epath.PathLike,
   *,
   corpus: Corpus,
   mesh: Mesh | None = None,
   index: IndexConfig | None = None,
-) -> Generation:
-  """Loads the newest valid generation; see `load_generation`.
+) -> Snapshot:
+  """Loads the newest valid snapshot; see `load_snapshot`.
 
   Raises:
-    GenerationError: There is no valid generation of the corpus.
+    SnapshotError: There is no valid snapshot of the corpus.
   """
   newest_error = None
-  for step in reversed(GenerationStore(generations_dir).steps()):
+  for step in reversed(SnapshotStore(snapshots_dir).steps()):
     try:
-      return load_generation(
-        generations_dir, step, corpus=corpus, mesh=mesh, index=index
+      return load_snapshot(
+        snapshots_dir, step, corpus=corpus, mesh=mesh, index=index
       )
-    except GenerationError as error:
-      logging.warning("generation %d is not used: %s", step, error)
+    except SnapshotError as error:
+      logging.warning("snapshot %d is not used: %s", step, error)
       newest_error = newest_error or error
-  raise newest_error or GenerationError(
-    f"{generations_dir} has no generation; make one with "
+  raise newest_error or SnapshotError(
+    f"{snapshots_dir} has no snapshot; make one with "
     "`python -m realm_jax.build_index --once`"
   )
 
@@ -174,18 +174,18 @@ def load_newest(
 def corpus_of(
   manifest: Manifest, corpus: Corpus, directory: epath.Path
 ) -> Corpus:
-  """Returns the version of the corpus that a generation was built on."""
+  """Returns the version of the corpus that a snapshot was built on."""
   if manifest.corpus_fingerprint == corpus.fingerprint:
     return corpus
   try:
     other = corpus.at(manifest.corpus_version, manifest.corpus_fingerprint)
   except CorpusError as error:
-    raise GenerationError(
+    raise SnapshotError(
       f"{directory} is of another corpus: fingerprint "
       f"{manifest.corpus_fingerprint[:12]} with {manifest.num_blocks} blocks, "
       f"and {corpus.source} has {corpus.fingerprint[:12]} with "
       f"{corpus.num_blocks} ({error}); give the corpus it was built on, or "
-      "build a generation of this one with `python -m realm_jax.build_index "
+      "build a snapshot of this one with `python -m realm_jax.build_index "
       "--once`"
     ) from error
   # Builds the table of ids now, so that no training step waits for it.

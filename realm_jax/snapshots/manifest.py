@@ -1,4 +1,4 @@
-"""The manifest of a generation: its description and the records of files."""
+"""The manifest of a snapshot: its description and the records of files."""
 
 import dataclasses
 import hashlib
@@ -16,16 +16,16 @@ FORMAT_VERSION = 3
 _CHECKSUM_KEY = "manifest_sha256"
 # The end of a message about damage.
 REMEDY = (
-  ", so its generation is damaged; remove it and let build_index make it again"
+  ", so its snapshot is damaged; remove it and let build_index make it again"
 )
 
 
-class GenerationError(ValueError):
-  """A generation that is missing, damaged or of another corpus or model."""
+class SnapshotError(ValueError):
+  """A snapshot that is missing, damaged or of another corpus or model."""
 
 
-class DamagedGenerationError(GenerationError):
-  """A generation that differs from what was published; it can be rebuilt.
+class DamagedSnapshotError(SnapshotError):
+  """A snapshot that differs from what was published; it can be rebuilt.
 
   So a run that needs it is started again.
   """
@@ -43,10 +43,10 @@ class EmbeddingsShard:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """The description of a generation.
+  """The description of a snapshot.
 
   Attributes:
-    step: Checkpoint step that the generation was built from.
+    step: Checkpoint step that the snapshot was built from.
     corpus_fingerprint: Fingerprint of the corpus that was embedded.
     dtype: Type of the stored vectors, `float32` or `bfloat16`.
     recall: Recall@k against exact search on held-out queries, by k; empty for
@@ -55,7 +55,7 @@ class Manifest:
     embeddings: Files of the vectors, in row order; none for an index that needs
       no vectors.
     files: All files but the manifest, relative to `folder`.
-    folder: Directory of the files, relative to the generation's directory.
+    folder: Directory of the files, relative to the snapshot's directory.
     model: Checksum of the model's settings and the names and shapes of its
       parameters.
     index_report: Choices and measurements of the index's build.
@@ -94,8 +94,8 @@ class Manifest:
     """Reads what a manifest file at a path holds.
 
     Raises:
-      GenerationError: It has another format version.
-      DamagedGenerationError: It is not valid.
+      SnapshotError: It has another format version.
+      DamagedSnapshotError: It is not valid.
     """
     try:
       values = from_checked_json(text)
@@ -106,10 +106,10 @@ class Manifest:
         manifest._require_consistent()
         return manifest
     except (ValueError, KeyError, TypeError) as error:
-      raise DamagedGenerationError(
+      raise DamagedSnapshotError(
         f"{path} is not a manifest ({error!r}){REMEDY}"
       ) from error
-    raise GenerationError(
+    raise SnapshotError(
       f"{path} has format version {version}, and this program reads "
       f"{FORMAT_VERSION}; use the realm_jax that wrote it, or make it again"
     )
@@ -123,7 +123,7 @@ class Manifest:
     for path in (*(file.path for file in self.files), self.folder):
       # A path that leads outside would let a manifest name any file to read.
       if path.startswith("/") or ".." in path.split("/"):
-        raise ValueError(f"path {path!r} leads outside the generation")
+        raise ValueError(f"path {path!r} leads outside the snapshot")
 
 
 def to_checked_json(values: Mapping[str, JsonValue]) -> str:

@@ -1,1 +1,0 @@
-"""Generations: indexes that a sidecar publishes and trainers follow."""

@@ -1,0 +1,1 @@
+"""Snapshots: indexes that an index builder publishes and trainers follow."""
