@@ -5,8 +5,8 @@
 
 The default rows are those of the paper's Table 2, and `--rows=all` adds further
 ones (docs/results.md). experiments/gin/objectives/ablation.gin has those of
-`--rows=objectives` and `--rows=staleness`. Each is pre-trained with an index builder,
-fine-tuned on open QA and evaluated. The command prints means, standard
+`--rows=objectives` and `--rows=staleness`. Each is pre-trained with an index
+builder, fine-tuned on open QA and evaluated. The command prints means, standard
 deviations and paired tests against REALM, and writes them with plots to
 --output_dir. `--dry_run` lists the runs, and which rows share them.
 

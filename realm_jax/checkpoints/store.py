@@ -2,8 +2,8 @@
 
     MODEL_DIR/checkpoints/<step>/{retriever,reader,optimizer,loop,vectors}
 
-Each item can be restored by itself: the index builder reads `retriever` and,
-of a run that keeps a rolling index, `vectors`. A step's directory appears by one
+Each item can be restored by itself: the index builder reads `retriever` and, if
+the run keeps a rolling index, `vectors`. A step's directory appears by one
 rename (or, on an object store, by a commit file), so a trainer that is killed
 leaves no partial checkpoint.
 

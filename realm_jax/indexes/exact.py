@@ -124,7 +124,7 @@ class ExactIndex(Index):
     count = np.asarray(self.num_blocks, np.int32)
     self.count = jax.make_array_from_callback((), replicated, lambda _: count)
 
-  def plan(self, k: int, *, num_queries: int) -> exact_search.Plan:
+  def plan(self, k: int, *, num_queries: int) -> exact_search.SearchPlan:
     """Returns the settings of the program that finds the k best blocks."""
     check_k(k, self.num_blocks)
     return exact_search.make_plan(

@@ -37,7 +37,7 @@ Best = tuple[Float[Array, "b k"], Int[Array, "b k"]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SearchPlan:
   """Static settings of the program.
 
   Attributes:
@@ -64,7 +64,7 @@ def make_plan(
   devices: int,
   platform: str,
   rows_per_step: int | None = None,
-) -> Plan:
+) -> SearchPlan:
   """Returns the settings of the program that finds the k best blocks.
 
   The queries are those of all devices, and the rows, too. The `platform` is as
@@ -74,7 +74,7 @@ def make_plan(
   fits = 1 << (max(1, scores).bit_length() - 1)
   wanted = 1 << (_ROWS_PER_K * k - 1).bit_length()
   rows = max(min(max(fits, _MIN_ROWS), _MAX_ROWS[platform]), wanted)
-  return Plan(
+  return SearchPlan(
     k=k,
     rows_per_step=min(rows_per_step or rows, num_rows // devices),
     skips=platform == "cpu",
@@ -88,7 +88,7 @@ def search(
   vectors: Float[Array, "n d"],
   num_blocks: Int[Array, ""],
   *,
-  plan: Plan,
+  plan: SearchPlan,
   mesh: Mesh | None,
 ) -> Best:
   """Returns the k best rows of each query, best first, ties by rising row.
@@ -167,7 +167,7 @@ def _local_top_k(
   vectors: Float[Array, "n d"],
   num_blocks: Int[Array, ""],
   first_row: int | Int[Array, ""],
-  plan: Plan,
+  plan: SearchPlan,
 ) -> Best:
   """Runs the top-k over steps of this device's rows, from `first_row` on."""
   queries = queries.astype(vectors.dtype)
@@ -213,7 +213,7 @@ def _local_top_k(
   return lax.fori_loop(0, -(-real // size), step, best)
 
 
-def _improve_some(best: Best, scored: _Scored, plan: Plan) -> Best:
+def _improve_some(best: Best, scored: _Scored, plan: SearchPlan) -> Best:
   """Merges a step's rows into the top-k of the queries that they improve."""
   batch_size = min(len(scored.maxima), _QUERIES_PER_BATCH)
   # A NaN compares as not less or equal, so its query is not skipped.
@@ -237,7 +237,7 @@ def _improve_some(best: Best, scored: _Scored, plan: Plan) -> Best:
 
 
 def _improve(
-  best: Best, scored: _Scored, chosen: Int[Array, " q"] | None, plan: Plan
+  best: Best, scored: _Scored, chosen: Int[Array, " q"] | None, plan: SearchPlan
 ) -> Best:
   """Merges a step's rows into the top-k of chosen queries; None is all."""
   # Earlier results come first because their rows are lower.
@@ -249,7 +249,7 @@ def _improve(
 
 
 def _candidates(
-  scored: _Scored, chosen: Int[Array, " q"] | None, plan: Plan
+  scored: _Scored, chosen: Int[Array, " q"] | None, plan: SearchPlan
 ) -> Best:
   """Returns rows of a step that hold the k best of the chosen queries."""
   # Gathering all queries would copy the array.

@@ -66,7 +66,7 @@ def num_groups(num_sequences: int) -> int:
   return found if num_sequences >= found * _MIN_GROUP else 1
 
 
-class Plan(NamedTuple):
+class PackingPlan(NamedTuple):
   """Assignment of n = s · m sequences to rows, in s groups.
 
   Attributes:
@@ -91,7 +91,7 @@ def lengths_of(
 
 def plan_rows(
   lengths: Int[Array, "s m"], *, row_length: int, num_rows: int
-) -> Plan:
+) -> PackingPlan:
   """Packs each group by best fit, the longest sequences first."""
   size, rows = lengths.shape[1], jnp.arange(num_rows)
 
@@ -132,10 +132,12 @@ def plan_rows(
     starts, _, _, used = lax.fori_loop(0, size, place, empty)
     return starts, jnp.maximum(used, 1)
 
-  return Plan(lengths, *jax.vmap(best_fit)(lengths))
+  return PackingPlan(lengths, *jax.vmap(best_fit)(lengths))
 
 
-def lay_out(plan: Plan, rows: TokenSequences, *, num_rows: int) -> Sequences:
+def lay_out(
+  plan: PackingPlan, rows: TokenSequences, *, num_rows: int
+) -> Sequences:
   """Returns the sequences, which have ids, in the rows that a plan assigns.
 
   `num_rows` is the number of rows of each group, at least what they need.

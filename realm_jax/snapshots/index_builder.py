@@ -133,7 +133,7 @@ def build_index(
   were published.
 
   Raises:
-    DiskFullError: The disk is full, with `once`; otherwise the index builder waits.
+    DiskFullError: The disk is full, with `once`; otherwise it is waited for.
     CheckpointError: A checkpoint does not fit the model, the newest one cannot
       be read, or that of `checkpoint_step` is gone. Other unreadable ones are
       skipped.
@@ -200,8 +200,8 @@ class _IndexBuilder:
   """One process of an index builder, as `build_index` has opened it.
 
   In process 0, `corpus` is of the newest version that it has seen. The event
-  `stop` ends waits, and `check` raises PreemptedError once the index builder must
-  end. The errors in `failed` are those of the steps that could not be built.
+  `stop` ends waits, and `check` raises PreemptedError once the index builder
+  must end. `failed` has the errors of the steps that could not be built.
   """
 
   config: IndexBuilderConfig

@@ -68,7 +68,7 @@ class _InFlight:
   pending: Future[Prepared] = dataclasses.field(init=False)
 
 
-class Candidates:
+class BatchPipeline:
   """Batches with their candidates, in the order of the steps.
 
   The host reads the examples, searches and gathers; or it only reads them, and
@@ -129,7 +129,7 @@ class Candidates:
     self._thread.shutdown(wait=True, cancel_futures=True)
 
   def open(self, state: TrainState) -> TrainState:
-    """Returns the state before the first step, with the run's rolling index if any.
+    """Returns the state before the first step, with its rolling index if any.
 
     Raises:
       WaitPreemptedError: The run was preempted before all blocks were embedded.

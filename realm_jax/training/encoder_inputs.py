@@ -86,8 +86,8 @@ def with_null(rows: Int[AnyArray, "b n"]) -> Int[AnyArray, "b n+1"]:
 class EncoderInputs(NamedTuple):
   """The inputs of the encoders; a stage leaves out those that it has not.
 
-  Encoder inputs are `TokenSequences` until they are laid out, and then `Sequences`:
-  rows that each hold one sequence (padded) or several (packed).
+  Each is `TokenSequences` until it is laid out, and then `Sequences`: bins that
+  each hold one sequence (padded) or several (packed).
 
   Attributes:
     queries: Inputs of the query tower.
@@ -257,7 +257,9 @@ def needed_rows(rows: EncoderInputs) -> Int[Array, " e"]:
   return jnp.stack([plan.needed_rows.max() for plan in plans])
 
 
-def _plan(rows: TokenSequences, *, num_rows: int | None = None) -> packing.Plan:
+def _plan(
+  rows: TokenSequences, *, num_rows: int | None = None
+) -> packing.PackingPlan:
   """Plans the rows of each group, by default as many as it has sequences."""
   count, length = rows.token_ids.shape
   lengths = packing.lengths_of(rows, groups=packing.num_groups(count))

@@ -24,7 +24,7 @@ from absl import logging
 
 from realm_jax.indexes.protocol import RetrievalUnavailableError
 from realm_jax.storage.sole_process import SoleProcess
-from realm_jax.training.batch_pipeline import Candidates
+from realm_jax.training.batch_pipeline import BatchPipeline
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compiled_steps import CompiledSteps
 from realm_jax.training.decisions import Decisions
@@ -43,11 +43,11 @@ class TrainResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class OpenRun:
   """The opened parts of a run."""
 
   step_function: CompiledSteps
-  candidates: Candidates
+  batches: BatchPipeline
   checkpoints: Checkpointer
   decisions: Decisions
   metrics: MetricsLog
@@ -55,7 +55,9 @@ class Run:
   sole: SoleProcess = dataclasses.field(default_factory=SoleProcess)
 
 
-def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
+def run_steps(
+  state: TrainState, run: OpenRun, *, num_steps: int
+) -> TrainResult:
   """Runs the steps from a state, whose buffers are donated, to `num_steps`."""
   step = int(state.step)
   for _ in iterate(state, run, num_steps=num_steps):
@@ -66,28 +68,28 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
 
 
 def iterate(
-  state: TrainState, run: Run, *, num_steps: int
+  state: TrainState, run: OpenRun, *, num_steps: int
 ) -> Iterator[tuple[TrainState, Metrics]]:
   """Yields the state after each step, and the metrics on the devices.
 
   The buffers of a state are donated to the next step. The last one is yielded
   once its checkpoint is written, before `num_steps` if the run was preempted.
   """
-  candidates, metrics = run.candidates, run.metrics
+  batches, metrics = run.batches, run.metrics
   step = saved = int(state.step)
 
   def save() -> None:
     metrics.flush()
     with lost_to("save"):
-      run.checkpoints.save(state, candidates.state(step))
+      run.checkpoints.save(state, batches.state(step))
 
   try:
-    state = candidates.open(state)
-    candidates.prefetch(step, state.params)
+    state = batches.open(state)
+    batches.prefetch(step, state.params)
     while step < num_steps:
-      prepared = candidates.take(step)
+      prepared = batches.take(step)
       if step + 1 < num_steps:
-        candidates.prefetch(step + 1, state.params)
+        batches.prefetch(step + 1, state.params)
       state, on_devices = run.step_function(
         state, prepared.batch, prepared.searched, step
       )

@@ -164,7 +164,7 @@ def abstract_vectors(setup: StepSetup) -> RollingIndexState:
   )
 
 
-def plan_of(setup: StepSetup) -> exact_search.Plan:
+def plan_of(setup: StepSetup) -> exact_search.SearchPlan:
   """Returns the settings of an exact search of a step's queries."""
   mesh = setup.mesh
   return exact_search.make_plan(

@@ -97,7 +97,7 @@ class SearchedBlocks:
   vectors: Any
   count: Any
   blocks: Any
-  plan: exact_search.Plan = dataclasses.field(metadata={"static": True})
+  plan: exact_search.SearchPlan = dataclasses.field(metadata={"static": True})
 
 
 def load_blocks(
@@ -269,8 +269,9 @@ def search_in_step(
   the retriever is frozen, when all vectors are those of its parameters.
 
   It is a `search` of `train_step`; the `num_candidates` include the null block.
-  Of a run's rolling index, each device embeds `num_refreshed` blocks again, and the
-  metric `staleness_steps` is the age of the oldest vector in this search.
+  If the run keeps a rolling index, each device embeds `num_refreshed` blocks
+  again, and the metric `staleness_steps` is the age of the oldest vector that
+  was searched.
   """
   metrics: Metrics = {}
   current, vectors = state.params["retriever"], searched.vectors

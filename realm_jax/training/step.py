@@ -28,9 +28,13 @@ Metrics = dict[str, jax.Array]
 
 
 class TrainState(NamedTuple):
-  """What the steps of a run read and write, after so many of them.
+  """Training state, which a checkpoint stores.
 
-  A run that keeps a rolling index has it here (`search_in_step.RollingIndexState`).
+  Attributes:
+    step: Number of steps that have been taken.
+    params: Parameters by component.
+    optimizer: State of the optimizer.
+    index: `search_in_step.RollingIndexState`, if the run keeps a rolling index.
   """
 
   step: Int[Array, ""]

@@ -16,14 +16,14 @@ from realm_jax.storage.sole_process import (
   SoleProcessError,
   sole_process,
 )
-from realm_jax.training.batch_pipeline import Candidates
+from realm_jax.training.batch_pipeline import BatchPipeline
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compiled_steps import CompiledSteps, set_up
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.index_schedule import open_schedule
 from realm_jax.training.kept_configuration import keep_configuration
-from realm_jax.training.loop import Run, TrainResult, run_steps
+from realm_jax.training.loop import OpenRun, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.rolling_index import RollingIndex
 from realm_jax.training.step import TrainState, create_state
@@ -61,7 +61,7 @@ def train(
 @contextlib.contextmanager
 def open_run(
   config: TrainConfig, configuration: Mapping[str, str] | None = None
-) -> Iterator[tuple[TrainState, Run | None]]:
+) -> Iterator[tuple[TrainState, OpenRun | None]]:
   """Opens a run from its last checkpoint, or a new one, as `train` says.
 
   Yields the state before the next step, and the parts of the run, or None if
@@ -152,7 +152,7 @@ def open_run(
     if config.stage.needs_index and rolling_index is None:
       schedule = open_schedule(setup, decisions)
       stack.callback(schedule.close)
-    candidates = Candidates(
+    batches = BatchPipeline(
       setup,
       examples,
       schedule=schedule,
@@ -160,7 +160,7 @@ def open_run(
       resumed=loop_state,
       rolling_index=rolling_index,
     )
-    stack.callback(candidates.close)
+    stack.callback(batches.close)
     # By a corpus that stays the same when the run is resumed.
     steps = CompiledSteps(setup, setup.layout(setup.examples))
     # A step that searches is compiled when its vectors are there.
@@ -168,5 +168,5 @@ def open_run(
       steps.compile(state, setup.abstract_batch())
     yield (
       state,
-      Run(steps, candidates, checkpoints, decisions, metrics, held[-1]),
+      OpenRun(steps, batches, checkpoints, decisions, metrics, held[-1]),
     )

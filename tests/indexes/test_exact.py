@@ -96,7 +96,7 @@ def test_temporaries_do_not_grow_with_the_corpus(platform, k):
       jax.ShapeDtypeStruct((16, 32), np.float32),
       jax.ShapeDtypeStruct((capacity, 32), np.float32),
       jax.ShapeDtypeStruct((), np.int32),
-      plan=exact_search.Plan(k, 4096, **_of_platform(platform)),
+      plan=exact_search.SearchPlan(k, 4096, **_of_platform(platform)),
       mesh=None,
     ).compile()
     return compiled.memory_analysis().temp_size_in_bytes
@@ -112,7 +112,7 @@ def test_temporaries_do_not_grow_with_the_corpus(platform, k):
 def test_platforms_find_the_same_in_different_ways(platform, k):
   vectors = _whole_numbers((4000, 6), seed=7)
   queries = _whole_numbers((150, 6), seed=8)
-  plan = exact_search.Plan(k, 1024, **_of_platform(platform))
+  plan = exact_search.SearchPlan(k, 1024, **_of_platform(platform))
   scores, rows = exact_search.search(
     queries, vectors, np.int32(3990), plan=plan, mesh=None
   )

@@ -1,8 +1,8 @@
 """README's path for one's own text, as a user types it.
 
 The commands are read out of README.md and run in a folder that has nothing but
-the texts, with small sizes. The index builder of a block is started first, as it
-stands there.
+the texts, with small sizes. The index builder of a block is started first, as
+it stands there.
 """
 
 import json

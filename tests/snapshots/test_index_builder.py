@@ -50,7 +50,7 @@ def run(tmp_path, corpus, monkeypatch):
       publish_one(store.directory, corpus, step)
 
     monkeypatch.setattr(index_builder._IndexBuilder, "_restore", restore)
-    monkeypatch.setattr(builder, "build_snapshot", build)
+    monkeypatch.setattr(index_builder, "build_snapshot", build)
     return built, follow_until_idle(tmp_path, corpus, **settings)
 
   return run

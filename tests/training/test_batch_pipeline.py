@@ -15,7 +15,7 @@ from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.loading import Snapshot
-from realm_jax.training.batch_pipeline import Candidates
+from realm_jax.training.batch_pipeline import BatchPipeline
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.compiled_steps import RunSetup
 from realm_jax.training.config import MeshConfig
@@ -162,7 +162,7 @@ def open_stream(monkeypatch):
       models=tiny.models(),
       num_searched=K,
     )
-    stream = Candidates(
+    stream = BatchPipeline(
       setup,
       _examples(resumed.positions[0] // BATCH),
       schedule=schedule,

@@ -14,6 +14,7 @@ from realm_jax.snapshots.manifest import (
   SnapshotError,
 )
 from realm_jax.snapshots.watcher import SnapshotWatcher
+from realm_jax.training import index_schedule
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import (
   Decisions,
@@ -27,7 +28,7 @@ from realm_jax.training.index_schedule import IndexSchedule
 def _short_waits():
   """Waits for snapshots end at once."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(snapshots, "_POLL_SECONDS", 0.0)
+    patch.setattr(index_schedule, "_POLL_SECONDS", 0.0)
     yield
 
 

@@ -15,12 +15,12 @@ from realm_jax.training.batch_pipeline import Prepared
 from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.index_schedule import WaitPreemptedError
-from realm_jax.training.loop import Run, run_steps
+from realm_jax.training.loop import OpenRun, run_steps
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from realm_jax.training.step import TrainState
 
 
-class Candidates:
+class Batches:
   """A stream that has a batch for each step, and may run out of them."""
 
   def __init__(self, events, unavailable):
@@ -105,9 +105,9 @@ def _run(
       preempted.set()
     return state_after(step + 1), {"loss": jnp.float32(step)}
 
-  run = Run(
+  run = OpenRun(
     step_function=step_function,
-    candidates=Candidates(events, unavailable),
+    batches=Batches(events, unavailable),
     checkpoints=Checkpoints(events, list(failed_after)),
     decisions=Decisions(preempted, num_steps=num_steps, save_every_steps=every),
     metrics=Metrics(events, bad_step),
