@@ -42,7 +42,7 @@ from realm_jax.training import optimizer, step
 from realm_jax.training.encoder_inputs import (
   Candidates,
   PackingLayout,
-  needed_rows,
+  needed_bins,
 )
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
@@ -191,7 +191,7 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   if given.pack:
     # The step is compiled for as many rows as hold half of the batches, and as
     # hold each.
-    needed = jax.jit(lambda batch: needed_rows(_STAGE.rows(models, batch)))
+    needed = jax.jit(lambda batch: needed_bins(_STAGE.inputs(models, batch)))
     rows = np.array([needed(batch) for batch in batches])
     counts = np.ceil(np.median(rows, axis=0)), np.max(rows, axis=0)
     bin_counts = dict.fromkeys(tuple(n.astype(int).tolist()) for n in counts)

@@ -77,14 +77,14 @@ class RenamingOpenQa(OpenQa):
     arrays = made._replace(blocks=blocks)._asdict()
     return RenamedBatch(**arrays, joint_query=query), metrics
 
-  def example(self, shapes: ExampleArrays) -> StepBatch:
-    arrays = super().example(shapes)._asdict()
+  def dummy_batch(self, shapes: ExampleArrays) -> StepBatch:
+    arrays = super().dummy_batch(shapes)._asdict()
     return RenamedBatch(**arrays, joint_query=shapes.query)
 
-  def rows(self, models: Models, batch: StepBatch) -> EncoderInputs:
-    searched = super().rows(models, batch)
-    rows = super().rows(models, batch._replace(query=batch.joint_query))
-    return rows._replace(queries=searched.queries)
+  def inputs(self, models: Models, batch: StepBatch) -> EncoderInputs:
+    searched = super().inputs(models, batch)
+    inputs = super().inputs(models, batch._replace(query=batch.joint_query))
+    return inputs._replace(queries=searched.queries)
 
 
 def _permutation(

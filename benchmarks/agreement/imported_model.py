@@ -128,7 +128,7 @@ class ImportedModel(NamedTuple):
     grade = jax.value_and_grad(mean_and_metrics, has_aux=True)
     (value, metrics), gradient = jax.jit(
       lambda params: layout.with_inputs(
-        functools.partial(stage.rows, models),
+        functools.partial(stage.inputs, models),
         batch,
         lambda rows: grade(params, rows),
       )

@@ -118,7 +118,7 @@ def weighted_loss(
 ) -> WeightedLoss:
   """Returns the loss of a batch without dropout, and its metrics."""
   return layout.with_inputs(
-    functools.partial(stage.rows, models),
+    functools.partial(stage.inputs, models),
     batch,
     lambda rows: stage.loss(stage.encoders(models, params, None), batch, rows),
   )

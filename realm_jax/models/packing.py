@@ -1,7 +1,7 @@
-"""Packing of sequences into rows, inside a compiled program.
+"""Packing of sequences into bins, inside a compiled program.
 
-The number of rows is fixed, so a plan may need more rows than there are; then
-the caller takes more rows.
+The number of bins is fixed, so a plan may need more bins than there are; then
+the caller takes more.
 """
 
 import zlib
@@ -67,66 +67,66 @@ def num_groups(num_sequences: int) -> int:
 
 
 class PackingPlan(NamedTuple):
-  """Assignment of n = s · m sequences to rows, in s groups.
+  """Assignment of n = s · m sequences to bins, in s groups.
 
   Attributes:
     lengths: Number of tokens of each sequence.
-    starts: Index of its first token in its group's flattened rows.
-    needed_rows: Number of rows that each group needs. Where it is more than
-      there are, this is only a bound from below, above the rows that there are.
+    starts: Index of its first token in its group's flattened bins.
+    needed_bins: Number of bins that each group needs. Where it is more than
+      there are, this is only a bound from below, above the bins that there are.
   """
 
   lengths: Int[Array, "s m"]
   starts: Int[Array, "s m"]
-  needed_rows: Int[Array, " s"]
+  needed_bins: Int[Array, " s"]
 
 
 def lengths_of(
-  rows: TokenSequences, *, groups: int
+  tokens: TokenSequences, *, groups: int
 ) -> Int[Array, "{groups} m"]:
   """Returns the number of tokens of each sequence, by group."""
-  lengths = jnp.sum(jnp.asarray(rows.token_ids) != PAD_ID, axis=1)
+  lengths = jnp.sum(jnp.asarray(tokens.token_ids) != PAD_ID, axis=1)
   return lengths.reshape(groups, -1)
 
 
-def plan_rows(
-  lengths: Int[Array, "s m"], *, row_length: int, num_rows: int
+def plan_bins(
+  lengths: Int[Array, "s m"], *, bin_length: int, num_bins: int
 ) -> PackingPlan:
   """Packs each group by best fit, the longest sequences first."""
-  size, rows = lengths.shape[1], jnp.arange(num_rows)
+  size, bins = lengths.shape[1], jnp.arange(num_bins)
 
   def best_fit(
     lengths: Int[Array, " m"],
   ) -> tuple[Int[Array, " m"], Int[Array, ""]]:
-    """Returns the start of each sequence, and the number of rows."""
+    """Returns the start of each sequence, and the number of bins."""
     order = jnp.argsort(-lengths, stable=True)
 
     def place(turn: Int[Array, ""], filled: Any) -> Any:
       starts, space, last_turn, used = filled
       index = order[turn]
       length = lengths[index]
-      # The least space that suffices and, of equal ones, the row that was
+      # The least space that suffices and, of equal ones, the bin that was
       # filled last.
       preference = space * (size + 1) - last_turn
-      fits = (rows < used) & (space >= length)
+      fits = (bins < used) & (space >= length)
       is_open = fits.any()
-      preference = jnp.where(fits, preference, (row_length + 1) * (size + 1))
-      row = jnp.where(is_open, jnp.argmin(preference), used)
-      offset = jnp.where(is_open, row_length - space[row], 0)
-      # A row beyond the last is dropped.
+      preference = jnp.where(fits, preference, (bin_length + 1) * (size + 1))
+      bin_ = jnp.where(is_open, jnp.argmin(preference), used)
+      offset = jnp.where(is_open, bin_length - space[bin_], 0)
+      # A bin beyond the last is dropped.
       return (
-        starts.at[index].set(row * row_length + offset),
-        space.at[row].add(-length, mode="drop"),
-        last_turn.at[row].set(turn, mode="drop"),
+        starts.at[index].set(bin_ * bin_length + offset),
+        space.at[bin_].add(-length, mode="drop"),
+        last_turn.at[bin_].set(turn, mode="drop"),
         used + jnp.where(is_open, 0, 1),
       )
 
-    # The starts, the tokens that are left in each row, the turn in which each
-    # was filled last, and the rows that are used, with those beyond the last.
+    # The starts, the tokens that are left in each bin, the turn in which each
+    # was filled last, and the bins that are used, with those beyond the last.
     empty = (
       jnp.zeros(size, jnp.int32),
-      jnp.full(num_rows, row_length, jnp.int32),
-      jnp.zeros(num_rows, jnp.int32),
+      jnp.full(num_bins, bin_length, jnp.int32),
+      jnp.zeros(num_bins, jnp.int32),
       jnp.zeros((), jnp.int32),
     )
     starts, _, _, used = lax.fori_loop(0, size, place, empty)
@@ -136,16 +136,16 @@ def plan_rows(
 
 
 def lay_out(
-  plan: PackingPlan, rows: TokenSequences, *, num_rows: int
+  plan: PackingPlan, sequences: TokenSequences, *, num_bins: int
 ) -> Sequences:
-  """Returns the sequences, which have ids, in the rows that a plan assigns.
+  """Returns the sequences, which have ids, in the bins that a plan assigns.
 
-  `num_rows` is the number of rows of each group, at least what they need.
+  `num_bins` is the number of bins of each group, at least what they need.
   """
-  assert rows.dropout_ids is not None
+  assert sequences.dropout_ids is not None
   groups, size = plan.lengths.shape
-  row_length = rows.token_ids.shape[-1]
-  num_places = num_rows * row_length
+  bin_length = sequences.token_ids.shape[-1]
+  num_places = num_bins * bin_length
   place = jnp.arange(num_places)
 
   def of_group(
@@ -169,10 +169,10 @@ def lay_out(
       position,
     )
 
-  tokens = jnp.asarray(rows.token_ids).reshape(groups, size, row_length)
+  tokens = jnp.asarray(sequences.token_ids).reshape(groups, size, bin_length)
   laid_out = jax.vmap(of_group)(plan.lengths, plan.starts, tokens)
   return Sequences(
-    *(part.reshape(groups * num_rows, row_length) for part in laid_out),
+    *(part.reshape(groups * num_bins, bin_length) for part in laid_out),
     starts=plan.starts,
-    dropout_ids=rows.dropout_ids.reshape(groups, size),
+    dropout_ids=sequences.dropout_ids.reshape(groups, size),
   )

@@ -1,7 +1,7 @@
-"""Token sequences: what towers and reader read, one or several in a row.
+"""Token sequences: what towers and reader read, one or several in a bin.
 
-Where every row holds one sequence, shorter ones are padded, and the encoder
-computes on the padding as if it were text. Packed, a row holds as many
+Where every bin holds one sequence, shorter ones are padded, and the encoder
+computes on the padding as if it were text. Packed, a bin holds as many
 sequences as fit, each of which attends only to itself, and hardly any padding
 is left.
 
@@ -26,15 +26,15 @@ _POSITION_FACTOR = 0x9E3779B1
 
 
 class Sequences(NamedTuple):
-  """n = s · m sequences in r rows, in s equal groups (one for each device).
+  """n = s · m sequences in r bins, in s equal groups (one for each device).
 
   The arrays are numpy's while they are on the host. A group's sequences lie
-  in the group's own rows, so that no gather crosses devices.
+  in the group's own bins, so that no gather crosses devices.
 
   Attributes:
     sequence: Number of a token's sequence in its group, or −1 for padding.
     position: Position of a token in its sequence, from 0.
-    starts: Index of each sequence's first token in its group's flattened rows.
+    starts: Index of each sequence's first token in its group's flattened bins.
     dropout_ids: Id of each sequence, from which dropout makes its masks.
   """
 
@@ -46,7 +46,7 @@ class Sequences(NamedTuple):
 
   @property
   def dropout_keys(self) -> UInt32[Array, "r l"]:
-    """A number for each token that does not depend on the rows' layout."""
+    """A number for each token that does not depend on the bins' layout."""
     groups, size = self.dropout_ids.shape
     sequence = self.sequence.reshape(groups, -1)
     ids = jnp.take_along_axis(
@@ -57,7 +57,7 @@ class Sequences(NamedTuple):
 
 
 class PaddedSequences(Sequences):
-  """Sequences of which each has a row of its own, in the order of the rows.
+  """Sequences of which each has a bin of its own, in the order of the bins.
 
   The type tells a tower, when it is traced, to compute in its last layer only
   what the pooling reads.
@@ -70,10 +70,10 @@ def padded(
   token_ids: Int[AnyArray, "*b l"],
   dropout_ids: UInt32[AnyArray, " n"] | None = None,
 ) -> PaddedSequences:
-  """Returns one sequence a row.
+  """Returns one sequence a bin.
 
   With the `dropout_ids` of the sequences, all are of one group; otherwise each
-  is a group of its own, and its id is the number of its row.
+  is a group of its own, and its id is the number of its bin.
   """
   length = token_ids.shape[-1]
   token_ids = token_ids.reshape(-1, length)

@@ -194,7 +194,7 @@ def _of_training(
   in_step = searched if config.retrieve_on_device else None
   arguments = state, setup.abstract_batch(), in_step
   shapes = input_shapes(
-    config.stage, models, config.stage.example(setup.empty_arrays())
+    config.stage, models, config.stage.dummy_batch(setup.empty_arrays())
   )
   layout = setup.layout(
     texts or AssumedTexts(num_blocks, models.retriever.bert.vocab_size or 2)

@@ -1,9 +1,9 @@
-"""Chooses the numbers of rows that a step is compiled for.
+"""Chooses the numbers of bins that a step is compiled for.
 
-They are chosen before the first step: the rows that half of the batches need,
-where these are much fewer than what most need, as in small batches; the rows
+They are chosen before the first step: the bins that half of the batches need,
+where these are much fewer than what most need, as in small batches; the bins
 that most need; and some more in a geometric series. Beyond them, each sequence
-has a row of its own.
+has a bin of its own.
 """
 
 import functools
@@ -19,8 +19,8 @@ from realm_jax.corpus.store import NULL_ROW
 from realm_jax.models.packing import num_groups
 from realm_jax.training.encoder_inputs import (
   BinCounts,
-  encoder_inputs,
-  needed_rows,
+  needed_bins,
+  token_sequences,
 )
 from realm_jax.training.stages.stage import (
   ExampleArrays,
@@ -29,7 +29,7 @@ from realm_jax.training.stages.stage import (
   StepBatch,
 )
 
-# Random batches from which the rows that batches need are estimated.
+# Random batches from which the bins that batches need are estimated.
 _SAMPLES = 8
 # Factor of the estimates: retrieved blocks may be longer than random ones. A
 # step that needs more takes the next numbers.
@@ -66,7 +66,7 @@ def choose_bin_counts(
   groups: int,
   at_most: int,
 ) -> tuple[BinCounts, ...]:
-  """Chooses numbers of rows, the fewest first.
+  """Chooses numbers of bins, the fewest first.
 
   They follow from the arguments alone. A resumed run must have the same ones,
   or its sums would be rounded differently.
@@ -84,17 +84,17 @@ def choose_bin_counts(
     )
 
   def needed(part: StepBatch) -> jax.Array:
-    return needed_rows(stage.rows(models, part))
+    return needed_bins(stage.inputs(models, part))
 
   needed_by_group = jax.jit(jax.vmap(needed))
   samples = [
     np.asarray(needed_by_group(divided(batch)))
     for batch in random_batches(stage, shapes, corpus)
   ]
-  one = jax.tree.map(lambda leaf: leaf[0], divided(stage.example(shapes)))
+  one = jax.tree.map(lambda leaf: leaf[0], divided(stage.dummy_batch(shapes)))
   shapes_of_inputs = input_shapes(stage, models, one)
   largest = np.array([n // num_groups(n) for n, _ in shapes_of_inputs])
-  # Tokens of one row in each group.
+  # Tokens of one bin in each group.
   tokens = np.array([num_groups(n) * length for n, length in shapes_of_inputs])
   by_batch = np.max(samples, axis=1)
   half, usual = (
@@ -120,10 +120,9 @@ def choose_bin_counts(
 def input_shapes(
   stage: Stage, models: Models, batch: StepBatch
 ) -> list[tuple[int, ...]]:
-  """Returns the rows and their length, of each encoder input of a batch."""
-  rows = functools.partial(stage.rows, models)
-  inputs = encoder_inputs(jax.eval_shape(rows, batch))
-  return [one.token_ids.shape for one in inputs]
+  """Returns the number of sequences of each encoder input, and their length."""
+  inputs = jax.eval_shape(functools.partial(stage.inputs, models), batch)
+  return [one.token_ids.shape for one in token_sequences(inputs)]
 
 
 def random_batches(
@@ -140,4 +139,4 @@ def random_batches(
     if stage.null_block:
       rows[:, 0] = NULL_ROW
     candidates = corpus.gather(rows, block_length)
-    yield stage.example(shapes._replace(query=query, candidates=candidates))
+    yield stage.dummy_batch(shapes._replace(query=query, candidates=candidates))

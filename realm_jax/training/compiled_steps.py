@@ -119,7 +119,7 @@ class StepSetup:
     That of a step which searches has no candidates.
     """
     placed = sharding.batch_sharding(self.mesh)
-    batch = self.config.stage.example(self.empty_arrays())
+    batch = self.config.stage.dummy_batch(self.empty_arrays())
     if self.config.retrieve_on_device:
       words = np.zeros((self.config.data.batch_size, 2), np.uint32)
       batch = batch._replace(candidates=None, source_hash=words)
@@ -133,7 +133,7 @@ class StepSetup:
   def layout(self, corpus: Texts) -> PackingLayout:
     """Returns how the step lays out sequences, by the lengths of a corpus.
 
-    Without packing, each sequence has a row of its own.
+    Without packing, each sequence has a bin of its own.
     """
     config, layout = self.config, PackingLayout(self.mesh)
     if not config.pack:

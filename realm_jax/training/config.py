@@ -139,9 +139,9 @@ class TrainConfig:
     num_microbatches: Number of parts of a batch whose gradients a step computes
       one after the other and adds. The result is that of the whole batch, in
       less memory. Inverse cloze embeds each part twice for it.
-    pack: Whether short sequences share rows. Otherwise all are padded to the
+    pack: Whether short sequences share bins. Otherwise all are padded to the
       greatest length, and the step computes on the padding, too.
-    max_shape_buckets: Number of shapes, at most, of the rows of packed
+    max_shape_buckets: Number of shapes, at most, of the bins of packed
       sequences, all of which one compiled step has. With more of them, a step
       computes on less padding, and takes longer to compile.
     retrieve_on_device: Whether the step itself searches an exact index and

@@ -1,14 +1,13 @@
-"""Candidates, and what the encoders of a stage read of them, in rows.
+"""Candidates, and what the encoders of a stage read of them, packed in bins.
 
 Inputs are made in the step, of the padded arrays of one device's examples, or
 of a part of them. The functions that choose candidates take numpy's arrays and
 jax's alike: on the host, and inside a compiled program.
 
-Sequences have different lengths. Packed, several share a row, so that a step
-computes on hardly any padding. A compiled program has rows of fixed numbers:
-it holds the computation several times, for several numbers of rows, the last of
-which has one for each sequence, and takes the first that hold the sequences of
-all devices.
+Sequences have different lengths. Packed, several share a bin, so that a step
+computes on hardly any padding. Shapes are static, so the step is compiled for a
+few numbers of bins, the last of which gives each sequence its own. At run time
+`lax.switch` takes the fewest that hold the sequences of every device.
 """
 
 import dataclasses
@@ -34,7 +33,7 @@ from realm_jax.partitioning.mesh import BATCH_AXES
 B = TypeVar("B")
 T = TypeVar("T")
 
-# The number of rows in each group (`packing.num_groups`) of a device, for each
+# The number of bins in each group (`packing.num_groups`) of a device, for each
 # encoder input, in the order of the fields of `EncoderInputs`.
 BinCounts = tuple[int, ...]
 
@@ -143,15 +142,15 @@ def distinct_blocks(
   is_same = (tokens == tokens[first]).all(axis=1)
   first = jnp.where(is_same, first, jnp.arange(size))
   rank = jnp.cumsum(first == jnp.arange(size)) - 1
-  # They are dealt out, so that no group of rows has the empty sequences alone.
+  # They are dealt out, so that no group of bins has the empty sequences alone.
   groups = packing.num_groups(size)
   place = (rank % groups * (size // groups) + rank // groups)[first]
   blocks = jnp.zeros_like(tokens).at[place].set(tokens)
   is_block = blocks.any(axis=1, keepdims=True)
   # A block prefix must not turn padding into a sequence.
   inputs = jnp.asarray(retriever.block_input(blocks)) * is_block
-  rows = TokenSequences(inputs, jnp.zeros_like(ids).at[place].set(ids))
-  return rows, place[None]
+  blocks = TokenSequences(inputs, jnp.zeros_like(ids).at[place].set(ids))
+  return blocks, place[None]
 
 
 def hash_words(
@@ -163,12 +162,12 @@ def hash_words(
 
 @dataclasses.dataclass(frozen=True)
 class PackingLayout:
-  """Lays out encoder inputs in rows, on every device for itself.
+  """Lays out encoder inputs in bins, on every device for itself.
 
   Attributes:
     mesh: Mesh of all devices.
-    bin_counts: Numbers of rows of packed sequences, the fewest first.
-      Without any, each sequence has a row of its own.
+    bin_counts: Numbers of bins of packed sequences, the fewest first.
+      Without any, each sequence has a bin of its own.
   """
 
   mesh: Mesh
@@ -181,7 +180,7 @@ class PackingLayout:
 
   def with_inputs(
     self,
-    rows_of: Callable[[B], EncoderInputs],
+    inputs_of: Callable[[B], EncoderInputs],
     batch: B,
     compute: Callable[[EncoderInputs], T],
     *,
@@ -189,7 +188,7 @@ class PackingLayout:
   ) -> T:
     """Returns what a function computes of the encoder inputs of a batch.
 
-    `compute` is traced once for each number of rows. Whoever wants a gradient
+    `compute` is traced once for each number of bins. Whoever wants a gradient
     takes it there: the derivative of this method itself would keep what all of
     its branches need.
 
@@ -205,7 +204,7 @@ class PackingLayout:
     )
     if not self.bin_counts:
       padded = on_each_device(
-        lambda part, ids: _padded(_with_ids(rows_of(part), ids)),
+        lambda part, ids: _padded(_with_ids(inputs_of(part), ids)),
         out_specs=by_device,
       )
       return compute(padded(batch, example_ids))
@@ -213,28 +212,30 @@ class PackingLayout:
     def laid_out(
       part: B, ids: UInt32[Array, " b"]
     ) -> tuple[list[EncoderInputs], Any]:
-      rows = _with_ids(rows_of(part), ids)
+      inputs = _with_ids(inputs_of(part), ids)
       plans = [
-        _plan(one, num_rows=max(numbers))
+        _plan(one, num_bins=max(numbers))
         for one, numbers in zip(
-          encoder_inputs(rows), zip(*self.bin_counts, strict=True), strict=True
+          token_sequences(inputs),
+          zip(*self.bin_counts, strict=True),
+          strict=True,
         )
       ]
-      needed = jnp.stack([plan.needed_rows.max() for plan in plans])
+      needed = jnp.stack([plan.needed_bins.max() for plan in plans])
       too_few = (needed[None, :] > jnp.array(self.bin_counts)).any(axis=1)
       layouts = [
         _laid_out(
-          rows,
+          inputs,
           lambda number, one, counts=counts: packing.lay_out(
-            plans[number], one, num_rows=counts[number]
+            plans[number], one, num_bins=counts[number]
           ),
         )
         for counts in self.bin_counts
       ]
-      layouts.append(_padded(rows))
+      layouts.append(_padded(inputs))
       return layouts, lax.pmax(jnp.sum(too_few), BATCH_AXES)
 
-    # The rows of all branches are made outside of them: computed in a branch,
+    # The inputs of all branches are made outside of them: computed in a branch,
     # XLA would compute them again for each of the layers that use them.
     layouts, smallest = on_each_device(
       laid_out, out_specs=(by_device, everywhere)
@@ -246,43 +247,43 @@ class PackingLayout:
     return lax.switch(smallest, branches, layouts)
 
 
-def encoder_inputs(rows: EncoderInputs) -> list[TokenSequences]:
+def token_sequences(inputs: EncoderInputs) -> list[TokenSequences]:
   """Returns those encoder inputs that a stage has, in their order."""
-  return [one for one in rows if isinstance(one, TokenSequences)]
+  return [one for one in inputs if isinstance(one, TokenSequences)]
 
 
-def needed_rows(rows: EncoderInputs) -> Int[Array, " e"]:
-  """Returns how many rows the fullest group needs, of each encoder input."""
-  plans = [_plan(one) for one in encoder_inputs(rows)]
-  return jnp.stack([plan.needed_rows.max() for plan in plans])
+def needed_bins(inputs: EncoderInputs) -> Int[Array, " e"]:
+  """Returns how many bins the fullest group needs, of each encoder input."""
+  plans = [_plan(one) for one in token_sequences(inputs)]
+  return jnp.stack([plan.needed_bins.max() for plan in plans])
 
 
 def _plan(
-  rows: TokenSequences, *, num_rows: int | None = None
+  tokens: TokenSequences, *, num_bins: int | None = None
 ) -> packing.PackingPlan:
-  """Plans the rows of each group, by default as many as it has sequences."""
-  count, length = rows.token_ids.shape
-  lengths = packing.lengths_of(rows, groups=packing.num_groups(count))
-  return packing.plan_rows(
-    lengths, row_length=length, num_rows=num_rows or lengths.shape[1]
+  """Plans the bins of each group, by default as many as it has sequences."""
+  count, length = tokens.token_ids.shape
+  lengths = packing.lengths_of(tokens, groups=packing.num_groups(count))
+  return packing.plan_bins(
+    lengths, bin_length=length, num_bins=num_bins or lengths.shape[1]
   )
 
 
-def _with_ids(rows: EncoderInputs, ids: UInt32[Array, " b"]) -> EncoderInputs:
-  return _laid_out(rows, lambda _, one: one.with_example_ids(ids))
+def _with_ids(inputs: EncoderInputs, ids: UInt32[Array, " b"]) -> EncoderInputs:
+  return _laid_out(inputs, lambda _, one: one.with_example_ids(ids))
 
 
 def _laid_out(
-  rows: EncoderInputs,
+  inputs: EncoderInputs,
   lay_out: Callable[[int, TokenSequences], TokenSequences | Sequences],
 ) -> EncoderInputs:
   """Returns the same, with what a function makes of the numbered inputs."""
-  made = iter([lay_out(*one) for one in enumerate(encoder_inputs(rows))])
+  made = iter([lay_out(*one) for one in enumerate(token_sequences(inputs))])
   fields: Any = (
-    next(made) if isinstance(one, TokenSequences) else one for one in rows
+    next(made) if isinstance(one, TokenSequences) else one for one in inputs
   )
   return EncoderInputs(*fields)
 
 
-def _padded(rows: EncoderInputs) -> EncoderInputs:
-  return _laid_out(rows, lambda _, one: sequences.padded(*one))
+def _padded(inputs: EncoderInputs) -> EncoderInputs:
+  return _laid_out(inputs, lambda _, one: sequences.padded(*one))

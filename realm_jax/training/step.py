@@ -1,4 +1,4 @@
-"""The step that all stages share, and its state: rows, gradient and update.
+"""The step that all stages share, and its state: inputs, gradient and update.
 
 A stage (`realm_jax/training/stages/stage.py`) makes of a batch what the
 encoders read, and of that weighted sums, which micro-batches can add
@@ -159,18 +159,21 @@ def batch_gradient(
       params = {**params, **jax.lax.stop_gradient(towers)}
     return stage.encoders(models, params, key)
 
-  def on_rows(
+  def on_inputs(
     part: tuple[B, UInt32[Array, " b"]], compute: Callable[[EncoderInputs], T]
   ) -> T:
     examples, ids = part
     return layout.with_inputs(
-      functools.partial(stage.rows, models), examples, compute, example_ids=ids
+      functools.partial(stage.inputs, models),
+      examples,
+      compute,
+      example_ids=ids,
     )
 
   def objective(
-    params: Params, part: B, rows: EncoderInputs
+    params: Params, part: B, inputs: EncoderInputs
   ) -> tuple[jax.Array, WeightedLoss]:
-    weighted = stage.loss(encoders(params, dropout_key), part, rows)
+    weighted = stage.loss(encoders(params, dropout_key), part, inputs)
     # Gradients of sums can be added; that of the mean need not be divided.
     is_whole = num_microbatches == 1
     return weighted.loss.mean if is_whole else weighted.loss.total, weighted
@@ -179,7 +182,9 @@ def batch_gradient(
     part: tuple[B, UInt32[Array, " b"]],
   ) -> tuple[Params, WeightedLoss]:
     gradient = jax.grad(objective, has_aux=True)
-    return on_rows(part, lambda rows: gradient(state.params, part[0], rows))
+    return on_inputs(
+      part, lambda inputs: gradient(state.params, part[0], inputs)
+    )
 
   size = len(jax.tree.leaves(batch)[0])
   whole = batch, jnp.arange(size, dtype=jnp.uint32)
@@ -199,18 +204,20 @@ def batch_gradient(
   # more forward pass than the batch as a whole.
   @jax.custom_vjp
   def vectors_of(params: Params, part: Any, key: jax.Array) -> Any:
-    return on_rows(part, lambda rows: stage.embed(encoders(params, key), rows))
+    return on_inputs(
+      part, lambda inputs: stage.embed(encoders(params, key), inputs)
+    )
 
   def backward(given: Any, slopes: Any) -> Any:
     params, part, key = given
 
-    def pulled_back(rows: EncoderInputs) -> Params:
+    def pulled_back(inputs: EncoderInputs) -> Params:
       _, pull = jax.vjp(
-        lambda params: stage.embed(encoders(params, key), rows), params
+        lambda params: stage.embed(encoders(params, key), inputs), params
       )
       return pull(slopes)[0]
 
-    return on_rows(part, pulled_back), None, None
+    return on_inputs(part, pulled_back), None, None
 
   vectors_of.defvjp(lambda *given: (vectors_of(*given), given), backward)
 

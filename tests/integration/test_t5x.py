@@ -105,7 +105,7 @@ def _assert_same_end(one: Path, other: Path) -> None:
       np.testing.assert_allclose(array, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_both_loops_pretrain_alike_on_packed_rows_and_continue_each_other(
+def test_both_loops_pretrain_alike_on_packed_bins_and_continue_each_other(
   commands, start_t5x, tmp_path
 ):
   own, theirs = tmp_path / "own", tmp_path / "t5x"

@@ -13,7 +13,7 @@ ROW, GROUPS, SIZE = 12, 2, 12
 
 # Compiled once: lengths of zero stand for fewer sequences.
 _plan = jax.jit(
-  lambda lengths: packing.plan_rows(lengths, row_length=ROW, num_rows=SIZE)
+  lambda lengths: packing.plan_bins(lengths, bin_length=ROW, num_bins=SIZE)
 )
 
 
@@ -21,7 +21,7 @@ _plan = jax.jit(
 def _lay_out(token_ids, numbers):
   rows = TokenSequences(token_ids, numbers)
   plan = _plan(packing.lengths_of(rows, groups=GROUPS))
-  return plan, packing.lay_out(plan, rows, num_rows=SIZE)
+  return plan, packing.lay_out(plan, rows, num_bins=SIZE)
 
 
 @settings(deadline=None)
@@ -44,7 +44,7 @@ def test_every_sequence_lies_whole_in_its_group(lengths):
     # A sequence lies in one row, of those that are needed.
     if length:
       assert start // ROW == (start + length - 1) // ROW
-      assert start // ROW < plan.needed_rows[group]
+      assert start // ROW < plan.needed_bins[group]
     place = slice(start, start + length)
     of_group = [part[rows].reshape(-1)[place] for part in packed[:3]]
     np.testing.assert_array_equal(of_group[0], token_ids[number, :length])
@@ -59,7 +59,7 @@ def test_two_rows_that_fit_in_one_are_not_left(lengths):
   plan = jax.device_get(_plan(np.array([lengths, lengths], np.int32)))
   rows = plan.starts[0] // ROW
   used = np.bincount(rows, weights=lengths)
-  assert len(used) == plan.needed_rows[0]
+  assert len(used) == plan.needed_bins[0]
   assert used.max() <= ROW
   # Best fit leaves at most one row half empty.
   assert (used <= ROW / 2).sum() <= 1

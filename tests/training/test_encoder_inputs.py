@@ -23,12 +23,12 @@ def test_the_first_rows_that_hold_the_sequences_of_all_devices():
   mesh = make_mesh(devices=jax.devices()[:num_devices])
   size = tiny.BATCH // num_devices
   layout = PackingLayout(mesh, ((1, 1), (2, size), (size - 1, size)))
-  rows_of = functools.partial(tiny.OF_STAGE[_STAGE].rows, tiny.models())
+  rows_of = functools.partial(tiny.OF_STAGE[_STAGE].inputs, tiny.models())
 
-  def count(rows):
-    """Rows of the queries that a program takes on all devices; 0 pads."""
-    is_padded = isinstance(rows.queries, PaddedSequences)
-    return jnp.int32(0 if is_padded else len(rows.queries.token_ids))
+  def count(inputs):
+    """Bins of the queries that a program takes on all devices; 0 pads."""
+    is_padded = isinstance(inputs.queries, PaddedSequences)
+    return jnp.int32(0 if is_padded else len(inputs.queries.token_ids))
 
   @jax.jit
   def taken(batch):

@@ -130,7 +130,7 @@ def weighted(params, batch, *, reader_key=None, **settings):
   encoders = Encoders(made, params, of_dropout)
   layout = PackingLayout(make_mesh(devices=jax.devices()[:1]))
   return layout.with_inputs(
-    functools.partial(stage.rows, made),
+    functools.partial(stage.inputs, made),
     batch,
     lambda rows: stage.loss(encoders, batch, rows),
   )

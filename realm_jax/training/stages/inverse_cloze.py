@@ -99,11 +99,11 @@ class InverseCloze(Stage):
       blocks = np.concatenate([blocks, negatives], axis=1)
     return InverseClozeBatch(query, blocks, removed), {}
 
-  def example(self, shapes: ExampleArrays) -> InverseClozeBatch:
+  def dummy_batch(self, shapes: ExampleArrays) -> InverseClozeBatch:
     removed = np.zeros(len(shapes.query), bool)
     return InverseClozeBatch(shapes.query, shapes.candidates, removed)
 
-  def rows(self, models: Models, batch: InverseClozeBatch) -> EncoderInputs:
+  def inputs(self, models: Models, batch: InverseClozeBatch) -> EncoderInputs:
     retriever, length = models.retriever, batch.blocks.shape[-1]
     return EncoderInputs(
       queries=TokenSequences(retriever.query_input(batch.query)),
@@ -113,13 +113,13 @@ class InverseCloze(Stage):
     )
 
   def loss(
-    self, encoders: Encoders, batch: InverseClozeBatch, rows: EncoderInputs
+    self, encoders: Encoders, batch: InverseClozeBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
-    return self.compare(encoders.models, self.embed(encoders, rows), batch)
+    return self.compare(encoders.models, self.embed(encoders, inputs), batch)
 
-  def embed(self, encoders: Encoders, rows: EncoderInputs) -> _Vectors:
+  def embed(self, encoders: Encoders, inputs: EncoderInputs) -> _Vectors:
     """Returns the vectors of queries, and of the blocks of each."""
-    queries, blocks = encoders.apply("retriever", rows.queries, rows.blocks)
+    queries, blocks = encoders.apply("retriever", inputs.queries, inputs.blocks)
     return queries, blocks.reshape(len(queries), -1, blocks.shape[-1])
 
   def compare(

@@ -98,7 +98,7 @@ def masked_lm_loss(
   encoders: Encoders,
   masks: MaskTargets,
   candidates: Int[AnyArray, "b k l"],
-  rows: EncoderInputs,
+  inputs: EncoderInputs,
   *,
   block_scores: Float[Array, "b k"],
   has_null: bool,
@@ -122,23 +122,23 @@ def masked_lm_loss(
   if span_weight:
     logits, spans = encoders.apply(
       "reader",
-      rows.joint,
+      inputs.joint,
       masks.positions,
-      rows.body_start,
-      rows.body_length,
+      inputs.body_start,
+      inputs.body_length,
       num_starts=candidates.shape[-1],
       method="masked_lm_and_spans",
     )
   else:
     logits = encoders.apply(
-      "reader", rows.joint, masks.positions, method="masked_lm"
+      "reader", inputs.joint, masks.positions, method="masked_lm"
     )
   reader, target_logits = encoders.models.require_reader(), None
   drops = "reader" in encoders.dropout_keys and reader.bert.dropout_rate > 0
   if has_target and drops:
     frozen = encoders.frozen("reader")
     target_logits = frozen.apply(
-      "reader", rows.joint, masks.positions, method="masked_lm"
+      "reader", inputs.joint, masks.positions, method="masked_lm"
     )
   filling = masked_lm.masked_lm_loss(
     block_scores,
@@ -151,11 +151,11 @@ def masked_lm_loss(
   )
   if spans is None:
     return filling
-  assert rows.body_length is not None
+  assert inputs.body_length is not None
   is_answer = masked_spans(
     masks,
     candidates,
-    rows.body_length,
+    inputs.body_length,
     separator_id=reader.bert.separator,
     max_width=reader.max_answer_width,
   )

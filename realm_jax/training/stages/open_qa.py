@@ -141,7 +141,7 @@ class OpenQa(Stage):
     made = OpenQaBatch(query, scored, blocks, has_answer, is_answer)
     return made, {"recall_at_5": float(recall)}
 
-  def example(self, shapes: ExampleArrays) -> OpenQaBatch:
+  def dummy_batch(self, shapes: ExampleArrays) -> OpenQaBatch:
     searched = (len(shapes.query), shapes.num_searched)
     size = () if self.index_scores else (shapes.vector_size,)
     spans = (*shapes.candidates.shape, shapes.max_answer_width)
@@ -153,15 +153,15 @@ class OpenQa(Stage):
       is_answer=np.zeros(spans, bool),
     )
 
-  def rows(self, models: Models, batch: OpenQaBatch) -> EncoderInputs:
-    joint = super().rows(models, batch)
+  def inputs(self, models: Models, batch: OpenQaBatch) -> EncoderInputs:
+    joint = super().inputs(models, batch)
     if self.index_scores:
       return joint
     query = models.retriever.query_input(batch.query)
     return joint._replace(queries=TokenSequences(query))
 
   def loss(
-    self, encoders: Encoders, batch: OpenQaBatch, rows: EncoderInputs
+    self, encoders: Encoders, batch: OpenQaBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
     """Returns ORQA's loss, over stored vectors or over scores of an index.
 
@@ -174,15 +174,15 @@ class OpenQa(Stage):
       scores = encoders.params["retriever"]["scale"] * found
     else:
       queries = encoders.apply(
-        "retriever", rows.queries, method="embed_queries"
+        "retriever", inputs.queries, method="embed_queries"
       )
       scale = encoders.models.retriever.score_scale
       scores = relevance(queries, found, score_scale=scale)
     spans = encoders.apply(
       "reader",
-      rows.joint,
-      rows.body_start,
-      rows.body_length,
+      inputs.joint,
+      inputs.body_start,
+      inputs.body_length,
       num_starts=batch.blocks.shape[-1],
       method="spans",
     )

@@ -205,13 +205,13 @@ class Pretraining(Stage):
     candidates = Candidates.of(tokens)
     return PretrainingBatch(query, candidates, masks), {}
 
-  def example(self, shapes: ExampleArrays) -> PretrainingBatch:
+  def dummy_batch(self, shapes: ExampleArrays) -> PretrainingBatch:
     tokens = shapes.candidates
     candidates = Candidates.of(tokens)
     masks = MaskTargets.none(shapes)
     return PretrainingBatch(shapes.query, candidates, masks)
 
-  def rows(self, models: Models, batch: PretrainingBatch) -> EncoderInputs:
+  def inputs(self, models: Models, batch: PretrainingBatch) -> EncoderInputs:
     retriever, reader = models.retriever, models.require_reader()
     candidates = batch.candidates
     assert candidates is not None
@@ -221,7 +221,7 @@ class Pretraining(Stage):
     return joint._replace(queries=queries, blocks=blocks, block_index=index)
 
   def loss(
-    self, encoders: Encoders, batch: PretrainingBatch, rows: EncoderInputs
+    self, encoders: Encoders, batch: PretrainingBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
     """Returns the objective, by default REALM's (section 3.1).
 
@@ -232,9 +232,9 @@ class Pretraining(Stage):
     tokens = batch.candidates.tokens
     if self.freeze_reader:
       encoders = encoders.frozen("reader")
-    queries, blocks = encoders.apply("retriever", rows.queries, rows.blocks)
+    queries, blocks = encoders.apply("retriever", inputs.queries, inputs.blocks)
     # A device's candidates are among its own blocks.
-    index, dim = jnp.asarray(rows.block_index), blocks.shape[-1]
+    index, dim = jnp.asarray(inputs.block_index), blocks.shape[-1]
     candidates = jnp.take_along_axis(
       blocks.reshape(len(index), -1, dim), index[..., None], axis=1
     )
@@ -249,7 +249,7 @@ class Pretraining(Stage):
       encoders,
       batch.masks,
       tokens,
-      rows,
+      inputs,
       block_scores=scores,
       has_null=self.null_block,
       span_weight=self.span_weight,

@@ -60,19 +60,19 @@ class Reading(Stage):
     query = batch.arrays["query"]
     return ReadingBatch(query, blocks, MaskTargets.of(batch)), {}
 
-  def example(self, shapes: ExampleArrays) -> ReadingBatch:
+  def dummy_batch(self, shapes: ExampleArrays) -> ReadingBatch:
     masks = MaskTargets.none(shapes)
     return ReadingBatch(shapes.query, shapes.candidates, masks)
 
   def loss(
-    self, encoders: Encoders, batch: ReadingBatch, rows: EncoderInputs
+    self, encoders: Encoders, batch: ReadingBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
     """Returns the masked-LM loss given one block; nothing is retrieved."""
     found = masked_words.masked_lm_loss(
       encoders,
       batch.masks,
       batch.blocks,
-      rows,
+      inputs,
       block_scores=jnp.zeros(batch.blocks.shape[:2]),
       has_null=False,
       span_weight=self.span_weight,

@@ -146,7 +146,7 @@ class Stage(abc.ABC):
   """One stage of training.
 
   The host makes its batches (`assemble`); the step makes of them what the
-  encoders read (`rows`), lays that out, and differentiates the `loss`.
+  encoders read (`inputs`), lays that out, and differentiates the `loss`.
 
   Attributes:
     needs_index: Whether its step reads blocks that an index retrieves.
@@ -232,10 +232,10 @@ class Stage(abc.ABC):
     """Makes the batch of a step from examples and what the host retrieved."""
 
   @abc.abstractmethod
-  def example(self, shapes: ExampleArrays) -> StepBatch:
+  def dummy_batch(self, shapes: ExampleArrays) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets."""
 
-  def rows(self, models: Models, batch: StepBatch) -> EncoderInputs:
+  def inputs(self, models: Models, batch: StepBatch) -> EncoderInputs:
     """Makes what the encoders read of a batch, in the step.
 
     By default that is each `query` beside each of its `blocks`.
@@ -244,11 +244,11 @@ class Stage(abc.ABC):
 
   @abc.abstractmethod
   def loss(
-    self, encoders: Encoders, batch: StepBatch, rows: EncoderInputs
+    self, encoders: Encoders, batch: StepBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
     """Returns the loss of a batch on the devices, and its metrics.
 
-    The `rows` are what the encoders read of it, laid out.
+    The `inputs` are what the encoders read of it, laid out.
     """
 
   def encoders(
