@@ -23,6 +23,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, UInt32
 
+from realm_jax.corpus.store import NULL_ROW
 from realm_jax.models import AnyArray, packing, sequences
 from realm_jax.models.packing import TokenSequences
 from realm_jax.models.reader import Reader
@@ -36,8 +37,6 @@ T = TypeVar("T")
 # The number of bins in each group (`packing.num_groups`) of a device, for each
 # encoder input, in the order of the fields of `EncoderInputs`.
 BinCounts = tuple[int, ...]
-
-NULL_ROW = -1
 
 
 class Candidates(NamedTuple):
