@@ -146,12 +146,15 @@ class ScannConfig(IndexConfig):
       _write_searcher(builder.score_brute_force(), directory)
       return self.load(directory, blocks)
     num_leaves = self.num_leaves or default_leaves(blocks.num_blocks)
+    sample = max(_SAMPLE, _SAMPLED_PER_LEAF * num_leaves)
+    sample = min(sample, blocks.num_blocks)
     builder.tree(
       num_leaves,
       num_leaves_to_search=1,  # Each search sets its own number.
-      training_sample_size=max(_SAMPLE, _SAMPLED_PER_LEAF * num_leaves),
-      # By default, leaves with fewer than 50 vectors of the sample are emptied.
-      min_partition_size=1,
+      training_sample_size=sample,
+      # Smaller leaves are given up. ScaNN's 50 vectors of the sample would be
+      # nearly all leaves of a large tree; a quarter of the mean finds most.
+      min_partition_size=max(1, sample // (4 * num_leaves)),
       # k-means++ from ScaNN's fixed seed repeats a build, and a random start
       # does not.
       random_init=False,
