@@ -98,7 +98,7 @@ class LoadedRun(TrainedRun):
         )
       if not texts:
         return []
-      retrieved = self.search(self.encode(texts), k, rescore=False)
+      retrieved = self.search(self.encode(texts), k)
       return [self.blocks(retrieved, i) for i in range(len(texts))]
 
     return _of_each(queries, found)

@@ -426,39 +426,30 @@ class TrainedRun:
     k: int,
     *,
     current: bool = True,
-    rescore: bool = True,
   ) -> SearchResult:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
-    An index only chooses the blocks: f(x, z) is computed from the snapshot's
-    stored vectors, as in training. A run on the index's own scores takes these
-    times the scale that it learned. Random blocks have equal scores, so that
-    none of them is preferred.
+    The scores are f(x, z), computed from the vectors that the snapshot stores,
+    as in training. An index without vectors keeps its own scores, times the
+    scale that the run has learned for them, if it has.
 
     Args:
       token_ids, current: As in `embed_tokens`.
       k: Number of blocks.
-      rescore: Whether f(x, z) replaces the scores of an index without vectors.
     """
     index, scale = self.snapshot.index, self.models.retriever.score_scale
     changed = sorted({*self.edits, *self.hidden})
     k = min(k, index.num_blocks - len(self.hidden))
     more = -(-len(changed) // _MORE_BLOCKS) * _MORE_BLOCKS
     number = min(k + more, index.num_blocks)
-    keeps_scores = (
-      self.config.index_scores
-      or index.kind == "random"
-      or not (rescore or index.needs_vectors)
-    )
     vectors = None
-    if index.needs_vectors or not keeps_scores:
+    if index.needs_vectors:
       vectors = self.embed_tokens(token_ids, current=current)
     found = self.search_index(token_ids, vectors, number)
     rows, scores = found.rows, found.scores
     if self.config.index_scores:
       scores = float(self.params["retriever"]["scale"]) * scores
-    elif not keeps_scores:
-      assert vectors is not None
+    elif vectors is not None:
       stored = self.snapshot.vectors(rows)
       scores = scale * np.einsum("bd,bkd->bk", vectors, stored)
     scores = np.where(np.isin(rows, changed), -np.inf, scores)
