@@ -77,6 +77,8 @@ def choose_bin_counts(
     groups: Number of parts of a batch, on all devices together.
     at_most: Number of layouts at most, of which one pads all sequences.
   """
+  if at_most == 1:
+    return ()
 
   def divided(batch: StepBatch) -> StepBatch:
     return jax.tree.map(
