@@ -44,15 +44,3 @@ def test_sets_of_questions_have_the_same_weight_and_their_own_signs():
   exact = np.mean(np.array(sums) >= abs(weights.sum()) - 1e-9)
   found = scores.permutation_p_values(*strata)
   assert found["em"] == pytest.approx(exact, abs=0.015)
-
-
-def test_an_interval_of_several_sets_is_narrower_by_their_number():
-  one = {"em": np.repeat([0.0, 1.0], [140, 60])}
-  many = [{"em": one["em"]}] * 4 + [{"em": np.zeros(10)}] * 4
-  settings = {"num_resamples": 4000}
-  low, high = scores.bootstrap_intervals(one, **settings)["em"]
-  found = scores.bootstrap_intervals(*many, **settings)["em"]
-  # Four sets that vary alike and four that do not: half the mean, and the
-  # deviation of a mean of four, halved.
-  assert np.mean(found) == pytest.approx(0.15, abs=0.004)
-  assert np.ptp(found) == pytest.approx((high - low) / 4, rel=0.1)

@@ -149,22 +149,6 @@ def test_nothing_is_embedded_for_an_index_without_vectors(
     load_newest(tmp_path / "snapshots", corpus=corpus, index=ExactConfig())
 
 
-def test_a_builder_of_exact_indexes_in_a_bucket_reads_no_vector_again(
-  object_store, corpus, tmp_path, monkeypatch
-):
-  snapshots_dir = object_store.path(f"{tmp_path.name}/snapshots")
-  save(tmp_path, corpus, 500)
-  monkeypatch.setattr(ExactConfig, "build", pytest.fail)
-  with object_store.counted() as requests:
-    assert build(tmp_path, corpus, snapshots_dir=snapshots_dir) == [500]
-  assert not [r for r in requests if ".npy" in r and "alt=media" in r]
-  monkeypatch.undo()
-  with object_store.counted() as requests:
-    loaded = load_newest(snapshots_dir, corpus=corpus)
-  assert [r for r in requests if ".npy" in r and "alt=media" in r]
-  assert loaded.manifest.recall == {}
-
-
 def test_a_builder_goes_on_with_shards_of_one_that_was_killed(
   object_store, corpus, tmp_path, monkeypatch
 ):

@@ -19,7 +19,6 @@ from realm_jax.indexes.protocol import (
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.snapshots import index_builder
 from realm_jax.snapshots.index_builder import index_of_run
-from realm_jax.snapshots.manifest import Manifest
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.storage.local_disk import DiskFullError
 from tests.snapshots.builds import StopAfterWaits, follow_until_idle, save
@@ -193,14 +192,6 @@ def test_the_snapshot_that_the_newest_checkpoint_uses_comes_first(run, saved):
   assert run()[1] == [500]
   saved(1000, snapshot=0)
   assert run()[1] == [0, 1000]
-
-
-def test_an_idle_builder_reads_a_manifest_once(run, saved, monkeypatch):
-  saved(0)
-  read = mock.Mock(side_effect=Manifest.from_json)
-  monkeypatch.setattr(Manifest, "from_json", read)
-  assert run(stop=StopAfterWaits(9))[1] == [0]
-  assert read.call_count == 1
 
 
 def test_an_index_of_a_kind_of_ones_own_is_found_by_its_name(

@@ -111,19 +111,6 @@ def test_a_damaged_snapshot_is_refused_once_and_used_when_made_again(
   assert watcher.wait_for(500, timeout=10.0).manifest.embed_seconds == 9.0
 
 
-def test_next_loads_the_one_after_the_one_in_use(watch, snapshots_dir, corpus):
-  for step in (0, 500, 1000):
-    publish_one(snapshots_dir, corpus, step)
-  loaded = []
-  watcher = watch(attempts=loaded, follow="next")
-  assert watcher.wait_for(0, timeout=10.0).step == 0
-  watcher.in_use(0)
-  wait_until(lambda: loaded == [0, 500], what="load")
-  time.sleep(0.05)
-  assert watcher.wait_for(500, timeout=10.0).step == 500
-  assert loaded == [0, 500]
-
-
 def test_a_snapshot_that_vanishes_is_no_error(watch, snapshots_dir, corpus):
   watcher = watch()
   publish_one(snapshots_dir, corpus, 0)
