@@ -186,13 +186,14 @@ def _load() -> "tuple[Service, TrainedRun]":
   )
   if _MASKED_MODEL_DIR.value is not None:
     # The run that fills in sentences, over the same corpus.
-    with configuration.parsed_for_run(
+    masked = configuration.parsed_for_run(
       RunConfig,
       _MASKED_MODEL_DIR.value,
       corpus_dir=run.config.corpus_dir,
       gin_files=_MASKED_GIN_FILE.value,
-    ):
-      masked_run = TrainedRun.load(configuration.configured(RunConfig)())
+      modules=command_line.given_modules(),
+    )
+    masked_run = TrainedRun.load(masked.build(RunConfig))
   return Service(run, masked_run, examples=examples), run
 
 

@@ -142,8 +142,7 @@ def make_plan(
         for command in filter(None, (run.step.command, run.step.builder))
       }
       for command in commands.values():
-        with command.configured():
-          pass
+        command.configured()
     runs += planned.runs.values()
   never = {name for name, one in pretrainings.items() if one.never_refreshed}
   configs = {name: one.config for name, one in pretrainings.items()}
@@ -481,5 +480,5 @@ class SeedPlan(SeedRuns):
     return retrievers[row.retriever], readers[row.reader]
 
   def _config_of(self, training: Training) -> TrainConfig:
-    with self.training_command("run", training).configured() as configured:
-      return configured()
+    made, function = self.training_command("run", training).configured()
+    return made.build(function)

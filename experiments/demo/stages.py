@@ -124,8 +124,8 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   start = time.monotonic()
   _announce("A fictional world, its notes, their corpus and its wordpieces")
   files = [f"{_RECIPES}/world.gin", *demo.extra_gin_files]
-  with configuration.parsed(world_lib.generate, files):
-    world = configuration.configured(world_lib.generate)()
+  generate = world_lib.generate
+  world = configuration.parsed(generate, files).build(generate)
   if not Path(demo.path("vocab.txt")).exists():
     world_lib.write_world(demo.path("world"), world=world)
     world_lib.write_vocabulary(demo.path("vocab.txt"), world)

@@ -44,7 +44,10 @@ def read_best(model_dir: epath.PathLike) -> BestCheckpoint | None:
   """Returns the best checkpoint of a run; None if none was ever named."""
   path = epath.Path(model_dir) / FILE
   try:
-    return BestCheckpoint(**json.loads(read_text(path)))
+    best = BestCheckpoint(**json.loads(read_text(path)))
+    if not all(isinstance(step, int) for step in best.kept):
+      raise ValueError(f"a step of {[*best.kept]} is no number")
+    return best
   except FileNotFoundError:
     return None
   except (TypeError, ValueError) as error:

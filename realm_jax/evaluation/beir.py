@@ -226,7 +226,7 @@ def evaluate_beir(
   found = retrieved_lines(
     queries[own],
     run.corpus,
-    lambda texts, k: run.search(run.encode(texts), k, rescore=False),
+    lambda texts, k: run.search(run.encode(texts), k),
     num_searched=config.num_searched,
     batch_size=batch_size,
   )

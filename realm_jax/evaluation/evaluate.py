@@ -17,6 +17,7 @@ from etils import epath
 
 from realm_jax.checkpoints.best import BestCheckpoint, read_best, write_best
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
+from realm_jax.configuration.kept import run_directory
 from realm_jax.console import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS, Figures
 from realm_jax.evaluation.run import RunConfig
@@ -28,7 +29,6 @@ from realm_jax.storage.access import (
   require_writable,
 )
 from realm_jax.storage.paths import list_names
-from realm_jax.training.kept_configuration import run_directory
 
 _REMINDER_SECONDS = 30.0
 

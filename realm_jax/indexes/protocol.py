@@ -14,7 +14,13 @@ from jaxtyping import Float32, Int, Int32, Integer
 
 from realm_jax.errors import RealmError
 from realm_jax.exit_codes import ExitCode
-from realm_jax.settings import require_valid
+from realm_jax.settings import (
+  UNKNOWN,
+  accepts,
+  describe,
+  parameter_types,
+  require_valid,
+)
 from realm_jax.storage.json_files import JsonValue
 
 _ROWS_PER_RUN = 16
@@ -237,7 +243,7 @@ def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   have written the manifest.
 
   Raises:
-    IndexLoadError: There is no such kind.
+    IndexLoadError: There is no such kind, or a setting is of a wrong type.
   """
   if kind not in CONFIGS:
     raise IndexLoadError(
@@ -246,7 +252,14 @@ def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   module, name = CONFIGS[kind]
   config = getattr(importlib.import_module(module), name)
   known = {field.name for field in dataclasses.fields(config)}
-  return config(**{n: v for n, v in parameters.items() if n in known})
+  own = {name: parameters[name] for name in known & parameters.keys()}
+  for name, annotation in parameter_types(config).items():
+    if not accepts(annotation, own.get(name, UNKNOWN)):
+      raise IndexLoadError(
+        f"the index {kind!r} has {name}={own[name]!r}; want "
+        f"{describe(annotation)}"
+      )
+  return config(**own)
 
 
 def check_k(k: int, num_blocks: int) -> None:

@@ -90,6 +90,10 @@ class BertConfig:
 
   def __post_init__(self) -> None:
     require_valid(self)
+    try:
+      jnp.dtype(self.dtype)
+    except TypeError as error:
+      raise ValueError(f"dtype={self.dtype!r} is no type of numbers") from error
     if self.hidden_size % self.num_heads:
       raise ValueError(
         f"hidden_size={self.hidden_size} is not a multiple of "

@@ -20,9 +20,9 @@ from realm_jax.evaluation.run import (
   QUESTION,
   SENTENCE,
   EditError,
-  Kind,
   TrainedRun,
 )
+from realm_jax.settings import Asked
 
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
 
@@ -51,7 +51,7 @@ class Service:
     examples: Sequence[str] = (),
   ):
     run.require_reader()
-    self.runs: dict[Kind, TrainedRun] = dict.fromkeys(run.kinds, run)
+    self.runs: dict[Asked, TrainedRun] = dict.fromkeys(run.kinds, run)
     if masked_run is not None:
       masked_run.require_kind(SENTENCE)
       self.runs[SENTENCE] = masked_run
@@ -80,7 +80,7 @@ class Service:
         first = run.corpus.block(0).name
         self.explain(_WARM_UP[kind], {first: "A text of a few words."})
 
-  def run_for(self, kind: Kind) -> TrainedRun:
+  def run_for(self, kind: Asked) -> TrainedRun:
     """Returns the run for questions or sentences, or raises `RequestError`."""
     if kind not in self.runs:
       raise RequestError(f"this page cannot {ABILITIES[kind]}")

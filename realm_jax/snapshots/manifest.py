@@ -9,6 +9,7 @@ from typing import Any
 from etils import epath
 
 from realm_jax.exit_codes import ExitCode
+from realm_jax.settings import require_valid
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.staging import FileRecord
 
@@ -115,6 +116,10 @@ class Manifest:
     )
 
   def _require_consistent(self) -> None:
+    for one in (self, *self.embeddings, *self.files):
+      require_valid(one)
+    if self.dtype not in ("float32", "bfloat16"):
+      raise ValueError(f"its vectors are of the type {self.dtype!r}")
     rows = sum(shard.rows for shard in self.embeddings)
     if self.embeddings and rows != self.num_blocks:
       raise ValueError(

@@ -46,8 +46,8 @@ def main() -> None:
   small = str(folder / "small.gin")
   demo = Demo(folder, [small])
   files = ["experiments/gin/demo/world.gin", small]
-  with configuration.parsed(world_lib.generate, files):
-    world = configuration.configured(world_lib.generate)()
+  generate = world_lib.generate
+  world = configuration.parsed(generate, files).build(generate)
   world_lib.write_world(folder / "world", world=world)
   world_lib.write_vocabulary(folder / "vocab.txt", world)
   demo.build_corpus("world", "corpus")

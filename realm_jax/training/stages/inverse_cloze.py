@@ -55,6 +55,7 @@ class InverseCloze(Stage):
   """
 
   num_hard_negatives: NonNegativeInt = 0
+  evaluation = "gin/runs/eval_retrieval.gin"
   current_queries = False
   components = ("retriever",)
   compares = True

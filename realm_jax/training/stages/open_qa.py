@@ -91,6 +91,8 @@ class OpenQa(Stage):
   read_gold: bool = False
   needs_index = True
   needs_answers = True
+  asked = "question"
+  evaluation = "gin/runs/eval.gin"
 
   def __post_init__(self) -> None:
     require_valid(self)

@@ -102,6 +102,8 @@ class Pretraining(Stage):
   drop_source: Annotated[bool, OfRun()] = True
   read_gold: bool = False
   span_weight: NonNegativeFloat = 0.0
+  asked = "masked sentence"
+  evaluation = "gin/runs/eval_masked.gin"
 
   def __post_init__(self) -> None:
     require_valid(self)

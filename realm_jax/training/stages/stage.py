@@ -18,6 +18,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
+from realm_jax.settings import Asked
 from realm_jax.snapshots.loading import Snapshot
 from realm_jax.training.encoder_inputs import EncoderInputs, joint_inputs
 
@@ -158,6 +159,8 @@ class Stage(abc.ABC):
     retrieves_on_device: Whether a step can retrieve its own candidates.
     null_block: Whether the first candidate of each query is the null block.
     needs_answers: Whether it asks which blocks contain answers.
+    asked: What its reader learns to answer; None if it may be either.
+    evaluation: Recipe that evaluates a run of it; None if there is none.
     compares: Whether its loss compares all examples of a batch: the `compare`
       of what it makes of the models, the vectors that it has made of encoders
       and rows by `embed`, and the batch.
@@ -168,6 +171,8 @@ class Stage(abc.ABC):
 
   needs_answers: ClassVar[bool] = False
   compares: ClassVar[bool] = False
+  asked: ClassVar[Asked | None] = None
+  evaluation: ClassVar[str | None] = None
 
   @property
   def components(self) -> tuple[str, ...]:
