@@ -2,10 +2,8 @@
 
 import importlib.util
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -125,35 +123,3 @@ def test_both_loops_pretrain_alike_on_packed_bins_and_continue_each_other(
   commands.train("pretrain", theirs, **settings)
   for folder in (own, theirs):
     _assert_same_end(tmp_path / f"whole_{folder.name}", folder)
-
-
-def test_a_preempted_run_saves_and_our_loop_continues_it(
-  commands, start_t5x, tmp_path
-):
-  own, theirs = tmp_path / "own", tmp_path / "t5x"
-  endless = {"NUM_STEPS": 100_000, "SAVE_EVERY_STEPS": 1000}
-  process = start_t5x("inverse_cloze", theirs, **endless)
-  while not (theirs / "metrics.jsonl").exists() or len(_losses(theirs)) < 3:
-    assert process.poll() is None, _end(process)
-    time.sleep(0.1)
-  process.send_signal(signal.SIGTERM)
-  _end(process)
-  step = CheckpointStore(theirs).latest()
-  assert 3 <= step < 1000
-  settings = {**_COMMON, **endless, "NUM_STEPS": step + 2}
-  for folder in (theirs, own):
-    commands.train("inverse_cloze", folder, **settings)
-  losses = _losses(theirs)
-  assert list(losses) == list(range(1, step + 3))
-  # The learning rate falls to the last step, which differs.
-  assert losses[1] == pytest.approx(_losses(own)[1], rel=_TOLERANCE)
-
-
-def test_the_first_error_is_the_last_that_is_printed(start_t5x, tmp_path):
-  # No snapshot is built from checkpoint 0.
-  process = start_t5x("pretrain", tmp_path, **_PACKED, TIMEOUT_SECONDS=1.0)
-  log = _end(process, code=1)
-  assert CheckpointStore(tmp_path).steps() == [0]
-  last = log.rpartition("Traceback (most recent call last)")[2]
-  assert "RetrievalUnavailableError" in last
-  assert "schedule new futures" not in log

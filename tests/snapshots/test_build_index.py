@@ -38,7 +38,7 @@ from tests.snapshots.builds import (
   save,
   snapshot_config,
 )
-from tests.snapshots.conftest import make_corpus
+from tests.snapshots.conftest import files_of, flip, make_corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -129,6 +129,12 @@ def test_a_corpus_update_embeds_only_the_blocks_that_changed(
     atol=1e-5,
   )
   assert build(tmp_path, corpus) == []
+  # What is damaged has no vectors to keep.
+  flip(next(files_of(tmp_path / "snapshots", 500).glob("embeddings-*.npy")))
+  _update(corpus, [{"id": "d8", "remove": True}])
+  embedded.clear()
+  assert build(tmp_path, corpus) == [500]
+  assert len(embedded) == 39
 
 
 @pytest.mark.parametrize("index", [Bm25Config(), RandomConfig()])

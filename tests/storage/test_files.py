@@ -13,10 +13,8 @@ from realm_jax.storage.access import (
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.storage.paths import (
-  download,
   list_names,
   read_bytes,
-  upload,
   upload_directory,
   version_of,
 )
@@ -66,16 +64,6 @@ def test_a_file_is_read_with_one_request_that_is_repeated(object_store):
   assert object_store.happened() == [1]
   with pytest.raises(FileNotFoundError):
     read_bytes(object_store.path("tree/sub"))
-
-
-def test_files_are_copied_to_the_store_and_back(object_store, tmp_path):
-  (tmp_path / "a").write_bytes(b"x" * (6 << 20))
-  upload(tmp_path / "a", object_store.path("copied/a"))
-  download(object_store.path("copied/a"), tmp_path / "b")
-  assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
-  with pytest.raises(FileNotFoundError):
-    download(object_store.path("copied/c"), tmp_path / "c")
-  assert not (tmp_path / "c").exists()
 
 
 def test_the_file_that_makes_a_target_valid_is_uploaded_last(
