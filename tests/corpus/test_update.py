@@ -121,14 +121,6 @@ def test_a_version_goes_on_beside_the_one_after_it(corpus, update):
     newest.at(3, "0" * 64)
 
 
-def test_another_build_in_its_place_is_no_version(corpus, build):
-  rebuilt = build(ROWS, block_length=24, overwrite=True)
-  with pytest.raises(CorpusError, match="was built again, with another"):
-    corpus.at(rebuilt.version, rebuilt.fingerprint)
-  with pytest.raises(CorpusError, match="it was removed, or the corpus"):
-    rebuilt.at(1, corpus.fingerprint)
-
-
 @pytest.mark.slow
 def test_on_an_object_store_the_faster_update_stands(
   built, object_store, tmp_path, monkeypatch

@@ -39,13 +39,6 @@ def test_a_job_with_gin_files_becomes_a_command(planned):
   assert jobs["builder"].environment == {"A": "x=y", "B": "1"}
 
 
-def test_processes_simulate_devices(planned):
-  jobs = planned("local", "--processes=2", "--simulated_devices=4")
-  assert [job.processes for job in jobs.values()] == [2, 1, 1]
-  simulated = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
-  assert [job.environment for job in jobs.values()] == [simulated] * 3
-
-
 @pytest.mark.parametrize(
   ("executor", "flags", "jobs", "word"),
   [

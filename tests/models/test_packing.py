@@ -51,15 +51,3 @@ def test_every_sequence_lies_whole_in_its_group(lengths):
     np.testing.assert_array_equal(of_group[1], local)
     np.testing.assert_array_equal(of_group[2], np.arange(length))
   assert (packed.sequence == NO_SEQUENCE).sum() == (packed.token_ids == 0).sum()
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, ROW), min_size=SIZE, max_size=SIZE))
-def test_two_rows_that_fit_in_one_are_not_left(lengths):
-  plan = jax.device_get(_plan(np.array([lengths, lengths], np.int32)))
-  rows = plan.starts[0] // ROW
-  used = np.bincount(rows, weights=lengths)
-  assert len(used) == plan.needed_bins[0]
-  assert used.max() <= ROW
-  # Best fit leaves at most one row half empty.
-  assert (used <= ROW / 2).sum() <= 1

@@ -112,19 +112,6 @@ def test_a_disk_that_is_full_at_any_file_is_said_and_harms_nothing(
   assert _sound(snapshots_dir) == [0, 500]
 
 
-def test_drafts_go_unless_they_are_needed(snapshots_dir, corpus):
-  publish_one(snapshots_dir, corpus, 500)
-  for folder in ("00000100/aaaa", "00000500/bbbb", "00000800/eeee"):
-    (snapshots_dir / folder).mkdir(parents=True)
-  SnapshotStore(snapshots_dir).remove_drafts(but=800)
-  assert _sound(snapshots_dir) == [500]
-  assert sorted(p.name for p in snapshots_dir.iterdir()) == [
-    "00000500",
-    "00000800",
-  ]
-  assert not (snapshots_dir / "00000500" / "bbbb").exists()
-
-
 def test_the_files_of_a_removed_snapshot_stay_for_a_while(
   snapshots_dir, corpus
 ):
