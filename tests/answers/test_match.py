@@ -76,11 +76,6 @@ def test_patterns_see_unicode_as_python_does():
     assert [*Pattern(pattern).spans(text)] == spans, pattern
 
 
-def test_spans_of_patterns_leave_out_white_space_and_nothing():
-  found = Pattern(r"\s*\w*\s*").spans("ab  cd\n  ")
-  assert [(s.start, s.stop) for s in found] == [(0, 2), (4, 6)]
-
-
 @pytest.mark.parametrize("name", make_scores.FILES)
 def test_our_scoring_agrees_on_every_row(name, shared_data):
   """What the released one says: `tests/golden/make_scores.py`."""

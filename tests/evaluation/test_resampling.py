@@ -31,16 +31,3 @@ def test_a_p_value_is_the_share_of_all_signs():
   found = scores.permutation_p_values({"em": differences, "f1": -differences})
   assert found["em"] == pytest.approx(exact, abs=0.015)
   assert found["f1"] == found["em"]
-
-
-def test_sets_of_questions_have_the_same_weight_and_their_own_signs():
-  strata = [{"em": np.array([1.0, 1, 0, -1])}, {"em": np.array([1.0, 0])}]
-  # The mean of two means; a question of the second set weighs twice as much.
-  weights = np.array([1, 1, -1, 2]) / 4
-  sums = [
-    abs(np.dot(signs, weights))
-    for signs in itertools.product([-1, 1], repeat=len(weights))
-  ]
-  exact = np.mean(np.array(sums) >= abs(weights.sum()) - 1e-9)
-  found = scores.permutation_p_values(*strata)
-  assert found["em"] == pytest.approx(exact, abs=0.015)

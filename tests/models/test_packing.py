@@ -1,4 +1,4 @@
-"""Rows hold each sequence once, whole, and few rows are needed."""
+"""Rows hold each sequence once, whole."""
 
 import jax
 import numpy as np

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from realm_jax.models.bert import BertConfig
 from realm_jax.models.parameters import parameter_shardings
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
@@ -15,7 +14,6 @@ from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.step import create_state
 from tests.training import tiny
 
-_traced = []
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
 
 
@@ -73,19 +71,6 @@ def test_own_rules_come_before_the_defaults():
   # The first rule takes an axis of the mesh from those behind it.
   up = encoder["layer_0"]["up"]["kernel"]
   assert up.spec == PartitionSpec(both, None)
-
-
-def _scaled(config, values):
-  _traced.append(config.hidden_size)
-  return config.hidden_size * values
-
-
-def test_an_equal_configuration_finds_the_program_of_another():
-  for hidden_size in (24, 24, 36):
-    config = BertConfig(hidden_size=hidden_size)
-    program = sharding.jit_on_mesh(_scaled, config, mesh=make_mesh())
-    assert program(np.int32(2)) == 2 * hidden_size
-  assert _traced == [24, 36]
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from realm_jax.storage.access import (
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.storage.paths import (
-  list_names,
   read_bytes,
   upload_directory,
   version_of,
@@ -29,15 +28,6 @@ def folder(request, tmp_path, monkeypatch) -> epath.Path:
   monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
   store = request.getfixturevalue("object_store")
   return epath.Path(store.path(f"files/{tmp_path.name}"))
-
-
-def test_names_are_those_of_files_and_folders(folder):
-  assert list_names(folder) == []
-  (folder / "b" / "c").mkdir(parents=True)
-  (folder / "b" / "c" / "file").write_text("1")
-  (folder / "a").write_text("2")
-  assert list_names(folder) == ["a", "b"]
-  assert list_names(folder / "a") == []
 
 
 def test_a_version_changes_whenever_a_file_is_written(folder):

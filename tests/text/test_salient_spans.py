@@ -2,7 +2,7 @@
 
 import pytest
 
-from realm_jax.text.salient_spans import dates, find_tagger, tag
+from realm_jax.text.salient_spans import find_tagger, tag
 
 
 def tagged(text: str, title: str = "") -> list[tuple[str, str]]:
@@ -96,12 +96,6 @@ def test_names_within_sentences(text, names):
 )  # fmt: skip
 def test_names_at_the_start_of_sentences(text, title, names):
   assert texts("name", text, title) == names
-
-
-def test_dates_alone_are_those_of_the_rules():
-  text = "In May 1901 Ada Velt left; by October she had 12 ships."
-  assert [text[s:t] for s, t, _ in dates(text, "")] == ["May 1901", "October"]
-  assert dates("March Hare, he said, met the March Hare", "") == []
 
 
 def test_taggers_by_name():

@@ -80,15 +80,6 @@ def test_what_is_named_may_be_left_out_and_initialized(tmp_path):
   assert f"{path} [48, 24]: allowed" in fresh
 
 
-def test_two_towers_start_from_one_directory_with_one_projection():
-  options = {"projection_size": 5, "separate_towers": True}
-  params = read("hf_bert", GOLDEN / "hf_bert" / "with_pooler", **options).params
-  assert params["retriever/query_tower/projection/kernel"].shape == (24, 5)
-  for path, array in params.items():
-    twin = path.replace("query_tower", "block_tower")
-    np.testing.assert_array_equal(array, params[twin])
-
-
 def test_the_vocabulary_may_come_from_tokenizer_json(tmp_path):
   pieces = models.vocabulary().pieces
   # In another order than that of the ids.
