@@ -5,7 +5,7 @@ import yaml
 from absl import flags, logging
 
 from realm_jax.launch import LaunchError, xm_launch
-from realm_jax.launch.jobs import name_of, split_bindings
+from realm_jax.launch.jobs import split_bindings
 from realm_jax.launch.slices import parse_slice
 
 _TRAINER = ("--gin_file=a.gin",)
@@ -54,10 +54,6 @@ def test_flags_that_do_not_fit_are_explained(
   with pytest.raises(LaunchError) as caught:
     planned(executor, *flags, jobs=jobs)
   assert word in str(caught.value)
-
-
-def test_a_run_is_named_after_its_directory(given):
-  assert name_of(given("gke", "--model_dir=gs://b/My_Run.1/")) == "my-run-1"
 
 
 @pytest.fixture

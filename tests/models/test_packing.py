@@ -11,16 +11,13 @@ from realm_jax.models.sequences import NO_SEQUENCE
 
 ROW, GROUPS, SIZE = 12, 2, 12
 
+
 # Compiled once: lengths of zero stand for fewer sequences.
-_plan = jax.jit(
-  lambda lengths: packing.plan_bins(lengths, bin_length=ROW, num_bins=SIZE)
-)
-
-
 @jax.jit
 def _lay_out(token_ids, numbers):
   rows = TokenSequences(token_ids, numbers)
-  plan = _plan(packing.lengths_of(rows, groups=GROUPS))
+  lengths = packing.lengths_of(rows, groups=GROUPS)
+  plan = packing.plan_bins(lengths, bin_length=ROW, num_bins=SIZE)
   return plan, packing.lay_out(plan, rows, num_bins=SIZE)
 
 
