@@ -21,6 +21,7 @@ from typing import Any
 
 from realm_jax import configuration
 from realm_jax.console import stop_on_sigterm
+from realm_jax.errors import RealmError
 from realm_jax.launch.jobs import function_of
 
 _TAIL_LINES = 12
@@ -29,7 +30,7 @@ _TAIL_LINES = 12
 Value = str | int | float | bool | None
 
 
-class StoppedError(ValueError):
+class StoppedError(RealmError):
   """SIGTERM has stopped a step; the same command continues it."""
 
   exit_code = 128 + signal.SIGTERM
@@ -225,7 +226,7 @@ def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
       watcher.join()
   if failed.is_set():
     lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-    raise ValueError(
+    raise RealmError(
       "the index builder failed:\n" + "\n".join(lines) + f"\n  see {log}"
     )
   if stop.is_set():

@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float32
 
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import Answer, Answered, ask, num_searched
 from realm_jax.evaluation.explain import Explanation, explain
 from realm_jax.evaluation.run import (
@@ -57,7 +58,7 @@ class LoadedRun(TrainedRun):
       ValueError: A question has no words, or num_answers is below 1.
     """
     if num_answers < 1:
-      raise ValueError(f"num_answers={num_answers}; want at least 1")
+      raise RealmError(f"num_answers={num_answers}; want at least 1")
     self.require_kind(QUESTION)
     return _of_each(
       questions,
@@ -87,7 +88,7 @@ class LoadedRun(TrainedRun):
     def found(texts: Sequence[str]) -> list[list[RetrievedBlock]]:
       blocks = self.corpus.num_blocks
       if not 1 <= k <= blocks:
-        raise ValueError(
+        raise RealmError(
           f"k={k}; want at least 1 and at most {blocks}, all blocks of the "
           "corpus"
         )
@@ -109,7 +110,7 @@ class LoadedRun(TrainedRun):
         trained on the scores of its index (INDEX_SCORES).
     """
     if self.config.index_scores:
-      raise ValueError(
+      raise RealmError(
         "the run was trained on the scores of its index (INDEX_SCORES), and "
         "has no towers that embed"
       )

@@ -25,6 +25,8 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
+from realm_jax.errors import RealmError
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -215,7 +217,7 @@ def require_valid(config: object) -> None:
   for name, annotation in parameter_types(type(config)).items():
     value = getattr(config, name, UNKNOWN)
     if not accepts(annotation, value):
-      raise ValueError(
+      raise RealmError(
         f"{name}={value!r}: {type(config).__name__}.{name} wants "
         f"{describe(annotation)}"
       )

@@ -24,6 +24,7 @@ from etils import epath
 from experiments.ablation.data import Data
 from experiments.ablation.rows import REALM, ROWS, SHARED_BINDINGS, Row, Times
 from experiments.pipeline import Command, Step, Value
+from realm_jax.errors import RealmError
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
 from realm_jax.training.config import TrainConfig
 
@@ -41,7 +42,7 @@ _REFRESH, _SAVE, _NUM = "REFRESH_EVERY_STEPS", "SAVE_EVERY_STEPS", "NUM_STEPS"
 Results = dict[str, Path]
 
 
-class AblationError(ValueError):
+class AblationError(RealmError):
   """An ablation that cannot run as it is configured."""
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from realm_jax import settings
+from realm_jax.errors import RealmError
 
 UNBOUND = inspect.Parameter.empty
 # What the files of gin/models bind.
@@ -25,7 +26,7 @@ _PACKAGES = ("realm_jax", "experiments")
 Target = Callable[..., Any]
 
 
-class ConfigurationError(ValueError):
+class ConfigurationError(RealmError):
   """A configuration that is wrong, or a run that has none."""
 
 

@@ -37,7 +37,7 @@ from realm_jax.configuration.runs import (
   require_directory,
 )
 from realm_jax.console import hide_library_messages
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode, RealmError
 from realm_jax.storage import access
 
 _Result = TypeVar("_Result")
@@ -67,9 +67,6 @@ _COMPILATION_CACHE = flags.DEFINE_bool(
 flags.disclaim_key_flags()
 
 _GIN_PREFIX = "--gin."
-# Errors that explain themselves. All error types of this project derive from
-# the first two; with the last, commands refuse arguments.
-_EXPLAINED = (ValueError, OSError, app.UsageError)
 
 
 def define_run_flags() -> None:
@@ -234,17 +231,25 @@ def parsed_from_flags(
 def exit_code(main: _Main, argv: Sequence[str]) -> int:
   """Returns the `ExitCode` of `main(argv)`; prints a user's error as a line.
 
-  Errors that do not explain themselves are bugs and keep their traceback.
+  Any other error is a bug, and keeps its traceback.
   """
   hide_library_messages()
   try:
     return main(argv) or 0
   except Exception as error:
     explained = access.explained(error) or error
-    if _DEBUG_ERRORS.value or not isinstance(explained, _EXPLAINED):
+    if _DEBUG_ERRORS.value or not _is_of_user(explained):
       raise
     _print_error(argv[0], str(explained))
     return _code_of(error)
+
+
+def _is_of_user(error: Exception) -> bool:
+  """Returns whether a user can act on what an error says."""
+  if isinstance(error, OSError):
+    # fsspec's clients give the path as the only argument.
+    return error.filename is not None or isinstance(error, FileNotFoundError)
+  return isinstance(error, (RealmError, app.UsageError))
 
 
 def _code_of(error: BaseException) -> int:

@@ -32,6 +32,7 @@ from realm_jax.configuration.kept import Kept
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import NULL_ROW, Corpus, require_block_length
 from realm_jax.corpus.store import Block as CorpusBlock
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import (
   IndexConfig,
   QueryBatch,
@@ -84,7 +85,7 @@ MAX_BATCH = 16
 _MORE_BLOCKS = 8
 
 
-class EditError(ValueError):
+class EditError(RealmError):
   """A block that cannot be edited, or not into this text."""
 
 
@@ -393,7 +394,7 @@ class TrainedRun:
     for row, text, bound in zip(queries, texts, bounds, strict=True):
       token_ids = tokens.token_ids[slice(*bound)][: length - 2]
       if not len(token_ids):
-        raise ValueError(f"the question {text!r} has no words")
+        raise RealmError(f"the question {text!r} has no words")
       if words.unk_id in token_ids:
         words.require_known(text)
       row[: len(token_ids) + 2] = [words.cls_id, *token_ids, words.sep_id]

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Int, Int32, Integer
 
-from realm_jax.errors import RealmError
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode, RealmError
 from realm_jax.settings import (
   UNKNOWN,
   accepts,
@@ -36,15 +35,15 @@ CONFIGS = {
 }
 
 
-class SearchError(ValueError):
+class SearchError(RealmError):
   """A search that the index cannot answer."""
 
 
-class IndexLoadError(ValueError):
+class IndexLoadError(RealmError):
   """A saved index of no known kind, or that is damaged."""
 
 
-class RetrievalUnavailableError(ValueError):
+class RetrievalUnavailableError(RealmError):
   """There is nothing to search: a training run saves and ends."""
 
 
@@ -57,11 +56,11 @@ class IndexCrashedError(RealmError):
   exit_code = ExitCode.LOST_PROCESS
 
 
-class RecallError(ValueError):
+class RecallError(RealmError):
   """An index whose recall is below its target."""
 
 
-class LibraryError(ValueError):
+class LibraryError(RealmError):
   """An index whose library is missing, or has a version that does not fit."""
 
 
@@ -122,7 +121,7 @@ class Blocks:
   def embedded(self) -> Rows:
     """Returns the vectors; raises ValueError if nothing has been embedded."""
     if self.vectors is None:
-      raise ValueError("this index needs the blocks' vectors; embed them first")
+      raise RealmError("this index needs the blocks' vectors; embed them first")
     return self.vectors
 
 

@@ -12,6 +12,7 @@ from realm_jax.answers.match import exact_match
 from realm_jax.answers.spans import find_token_spans
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.store import NULL_ROW
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import Candidate, Explanation, explain
 from realm_jax.evaluation.masked_sentences import is_masked
@@ -27,7 +28,7 @@ from realm_jax.settings import Asked
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
 
 
-class RequestError(ValueError):
+class RequestError(RealmError):
   """A request that is malformed, beyond a limit, or for no run of the page."""
 
 

@@ -26,6 +26,7 @@ from t5x.train_state import InferenceState
 
 import gin
 from realm_jax import configuration
+from realm_jax.errors import RealmError
 from realm_jax.partitioning.mesh import BATCH_AXES
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
@@ -153,7 +154,7 @@ class RunTrainer(trainer.BaseTrainer):
 
   @property
   def _partitioned_eval_step(self) -> NoReturn:
-    raise ValueError(
+    raise RealmError(
       "t5x cannot evaluate this model; evaluate MODEL_DIR with "
       "`python -m realm_jax.evaluate`"
     )

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models.parameters import Params
@@ -59,7 +60,7 @@ class Models(NamedTuple):
   def require_reader(self) -> Reader:
     """Returns the reader; raises a ValueError where there is none."""
     if self.reader is None:
-      raise ValueError("this stage trains a reader; bind TrainConfig.reader")
+      raise RealmError("this stage trains a reader; bind TrainConfig.reader")
     return self.reader
 
 
