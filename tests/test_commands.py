@@ -128,17 +128,13 @@ def test_a_plain_error_imports_nothing_slow(answer, typed):
   "module", sorted({*COMMANDS, *(command.module for command in _PRINTED)})
 )
 def test_help_has_all_printed_flags_and_imports_nothing_slow(answer, module):
-  is_benchmark = module.startswith("benchmarks.")
-  code, output, imported = answer(
-    module, "--help" if is_benchmark else "--helpfull"
-  )
+  code, output, imported = answer(module, "--helpfull")
   assert "Traceback" not in output, output
   known = _flags_of(output)
   for command in _PRINTED:
     assert command.module != module or command.flags <= known, command
-  if not is_benchmark:
-    assert not imported & SLOW_TO_IMPORT
-    assert code == 0
+  assert not imported & SLOW_TO_IMPORT
+  assert code == 0
 
 
 def _flags_of(text: str) -> set[str]:

@@ -46,12 +46,6 @@ def test_patterns(prediction, patterns, matches):
   assert match.is_correct(prediction, patterns, kind="regex") == matches
 
 
-def test_patterns_that_are_not_valid_are_reported():
-  reasons = match.bad_patterns(["(", "six", "a{99999999999999999999}"])
-  assert list(reasons) == ["(", "a{99999999999999999999}"]
-  assert "unterminated subpattern" in reasons["("]
-
-
 def test_a_pattern_that_is_too_slow_for_a_text_matches_others():
   slow = Pattern("(a|aa)+$")
   assert not slow.occurs("a" * 60 + "b")

@@ -14,34 +14,6 @@ from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.step import create_state
 from tests.training import tiny
 
-OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
-
-
-# The axes of the mesh that divide those of a parameter.
-_DIVIDED = {
-  ("word_embeddings",): ("model", "fsdp"),
-  ("layer_0", "attention", "query", "kernel"): ("fsdp", "model"),
-  ("layer_0", "attention", "output", "kernel"): ("model", "fsdp"),
-  ("layer_0", "up", "kernel"): ("fsdp", "model"),
-  ("layer_0", "down", "kernel"): ("model", "fsdp"),
-  ("layer_0", "output_norm", "scale"): (None,),
-}
-
-
-def test_widths_lie_over_model_and_hidden_sizes_over_fsdp():
-  mesh = make_mesh(fsdp=2, model_parallelism=2)
-  state, _ = tiny.state("pretraining", OPTIMIZER, mesh)
-  for encoder in (
-    state.params["retriever"]["query_tower"]["encoder"],
-    state.params["reader"]["encoder"],
-    # The optimizer's moments lie where their parameters do.
-    state.optimizer[1].mu["reader"]["encoder"],
-  ):
-    for path, axes in _DIVIDED.items():
-      leaf = functools.reduce(lambda node, name: node[name], path, encoder)
-      spec = tuple(leaf.sharding.spec)
-      assert spec + (None,) * (leaf.ndim - len(spec)) == axes, path
-
 
 def test_a_batch_lies_over_data_and_fsdp():
   mesh = make_mesh(fsdp=2, model_parallelism=2)
@@ -80,7 +52,7 @@ def test_sizes_that_devices_cannot_share_are_refused():
   create = functools.partial(
     create_state,
     functools.partial(tiny.init, "inverse_cloze"),
-    OPTIMIZER,
+    make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10),
     seed=0,
     mesh=mesh,
   )

@@ -134,13 +134,3 @@ def test_a_step_has_to_fit_beside_the_vectors(vectors_gib, fits):
   report = Report(_SLICE, costs)
   assert report.fits is fits
   assert ("It fits." in report.text()) is fits
-
-
-@pytest.mark.parametrize(
-  "name",
-  ["h100:8x8", "v5p:4x4", pytest.param("v5e:3x5", marks=_needs_libtpu)],
-)
-def test_a_topology_that_is_none_names_one_that_is(name: str):
-  example = "v5p:4x4x4" if name.startswith("v5p") else "v5e:8x8"
-  with pytest.raises(ValueError, match=example):
-    topology.open_topology(name)
