@@ -50,7 +50,7 @@ COMMANDS = [
   for folder in ("realm_jax", "realm_jax/launch")
   for path in sorted((PROJECT_DIR / folder).glob("*.py"))
   if '__name__ == "__main__"' in path.read_text() and path.stem != "pod"
-] + ["experiments.ablation", "experiments.demo", "realm_jax.snapshots"]
+] + ["experiments.ablation", "experiments.demo"]
 _PRINTED = [command for command in printed() if command.module != T5X]
 # Commands of realm_jax, with arguments that are otherwise right.
 # Index builders wait for their run.
@@ -60,7 +60,7 @@ _PLAIN_ERRORS = [
   "evaluate --gin_file=gin/runs/eval.gin --model_dir=not/there",
   "explain [MASK] --model_dir=not/there",
   "export_weights --to=vectors --output_dir=out --model_dir=not/there",
-  "snapshots list --model_dir=not/there",
+  "list_snapshots list --model_dir=not/there",
   "precompile --topology=v5e:2x2 --model_dir=not/there",
   "serve --port=0 --model_dir=not/there",
   # A folder that is no run, and further wrong inputs.
