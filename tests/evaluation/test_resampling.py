@@ -4,12 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from realm_jax.evaluation import scores
 
 
 def test_an_interval_is_that_of_the_binomial_distribution():
+  from scipy import stats
+
   values = np.repeat([0.0, 1.0], [140, 60])
   intervals = scores.bootstrap_intervals(
     {"em": values, "half": values / 2}, num_resamples=4000
