@@ -1,10 +1,8 @@
 """Progress, and what commands print of other libraries."""
 
 import io
-import itertools
 import logging
 import sys
-import types
 
 import pytest
 from absl import logging as absl_logging
@@ -13,17 +11,6 @@ from gcsfs.retry import HttpError
 from realm_jax import console
 from realm_jax.storage.paths import read_bytes
 from tests.processes.object_store import StoreFault
-
-
-def test_progress_is_said_every_fifteen_seconds_and_at_the_end(monkeypatch):
-  lines, clock = [], itertools.count(0, 5)
-  times = types.SimpleNamespace(monotonic=lambda: next(clock))
-  monkeypatch.setattr(console, "time", times)
-  monkeypatch.setattr(absl_logging, "info", lambda *line: lines.append(line))
-  with console.Progress("questions") as progress:
-    for _ in range(8):
-      progress.advance()
-  assert len(lines) == 3
 
 
 def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):

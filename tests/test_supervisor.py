@@ -53,18 +53,13 @@ def run(tmp_path, project_dir):
   return run
 
 
-@pytest.mark.parametrize(
-  "end",
-  [
-    "sys.exit(1)",
-    f"sys.exit({int(ExitCode.STORE_OUTAGE)})",
-    f"sys.exit({int(ExitCode.LOST_PROCESS)})",
-    "os.kill(os.getpid(), 9)",
-    "os.kill(os.getpid(), 11)",
-  ],
-)
-def test_what_may_succeed_the_next_time_is_restarted(run, end):
-  assert run(f"if life < 3: {end}")[:2] == (0, 3)
+def test_what_may_succeed_the_next_time_is_restarted(run):
+  codes = [1, int(ExitCode.STORE_OUTAGE), int(ExitCode.LOST_PROCESS)]
+  work = f"""
+if life == 1: os.kill(os.getpid(), 9)
+if life < 5: sys.exit({codes}[life - 2])
+"""
+  assert run(work, max_restarts=4)[:2] == (0, 5)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +73,6 @@ def test_it_gives_up_with_the_last_code(run):
   code, lives, said = run("sys.exit(10 + life)", max_restarts=2)
   assert (code, lives) == (13, 3)
   assert "ended with code 12; restarting it" in said
-  assert run("os.kill(os.getpid(), 9)", max_restarts=0)[:2] == (137, 4)
 
 
 def test_the_count_begins_anew_after_each_new_checkpoint(run):
@@ -88,20 +82,13 @@ def test_the_count_begins_anew_after_each_new_checkpoint(run):
   assert run(work, max_restarts=2, folder="at")[:2] == (1, 6)
 
 
-@pytest.mark.parametrize(
-  ("command", "folder"),
-  [
-    (
-      ["-m", "train", "--model_dir=a", "--gin.MODEL_DIR='gs://b/c'"],
-      "gs://b/c",
-    ),
-    (["--model_dir", "runs/a", "--model_directory=b"], "runs/a"),
-  ],
-)
-def test_a_command_names_where_its_checkpoints_are(command, folder):
-  found = supervisor.progress_folder(command, "checkpoints")
-  assert found == f"{folder}/checkpoints"
-  assert supervisor.progress_folder(["--gin_file=a"], "checkpoints") is None
+def test_a_command_names_where_its_checkpoints_are():
+  for command, folder in (
+    (["--model_dir=a", "--gin.MODEL_DIR='gs://b/c'"], "gs://b/c/checkpoints"),
+    (["--model_dir", "runs/a", "--gin_file=b"], "runs/a/checkpoints"),
+    (["--gin_file=b"], None),
+  ):
+    assert supervisor.progress_folder(command, "checkpoints") == folder
 
 
 @pytest.fixture
@@ -137,8 +124,9 @@ def _has_ended(process: int) -> bool:
   return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(
+  ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 3)]
+)
 def test_a_stop_is_passed_on_and_nothing_is_restarted(supervised, number, code):
   process, child = supervised(
     f"signal.signal({int(number)}, lambda *_: sys.exit({code}))"
@@ -165,13 +153,3 @@ def test_the_command_dies_with_its_supervisor(supervised):
   process.kill()
   process.wait()
   assert _has_ended(child)
-
-
-def test_it_needs_neither_jax_nor_tensorflow():
-  program = "import sys; import realm_jax.supervisor; print(*sys.modules)"
-  done = subprocess.run(
-    [sys.executable, "-c", program], capture_output=True, text=True, check=True
-  )
-  assert not {"jax", "tensorflow", "gin", "numpy", "absl"} & {
-    *done.stdout.split()
-  }

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from realm_jax.answers import patterns
 from realm_jax.answers.match import contains_characters
 from realm_jax.answers.occurrences import AnswersInBlocks, QuestionAnswers
-from realm_jax.answers.patterns import Pattern
 from realm_jax.answers.run_answers import RunAnswers, answers_of_task
 from realm_jax.answers.store import (
   AnswersError,
@@ -28,7 +27,6 @@ from tests import tiny_world
 from tests.corpus.conftest import text_of
 
 STRINGS = ("1900", "Mirá", "Nowhere", "Stone", "bridge of", "r")
-PATTERNS = ("(", r"\b19\d5\b", "nowhere", "tarn|pola")
 
 
 TEXTS = st.lists(st.text("#ab1 é", max_size=8), max_size=5)
@@ -85,28 +83,6 @@ def test_stored_and_searched_answers_are_those_in_the_texts(world, tmp_path):
       assert found.contained(question, rows).tolist() == expected
     num_true += sum(expected)
   assert num_true
-
-
-def test_patterns_are_searched_in_each_block_once(world, monkeypatch):
-  corpus, read = world.corpus, []
-  bodies = corpus.bodies_utf8
-  monkeypatch.setattr(
-    corpus, "bodies_utf8", lambda rows: read.extend(rows) or bodies(rows)
-  )
-  in_blocks = AnswersInBlocks(corpus)
-  rng = np.random.default_rng(0)
-  for pattern in PATTERNS:
-    read.clear()
-    for _ in range(3):
-      rows = rng.permutation(corpus.num_blocks)[:15]
-      question = QuestionAnswers("regex", [pattern], [])
-      found = in_blocks.contained(question, rows)
-      expected = [
-        pattern != "(" and Pattern(pattern).occurs(body.decode())
-        for body in bodies(rows)
-      ]
-      assert found.tolist() == expected
-    assert len(set(read)) == len(read)
 
 
 def _data(world, **fields) -> DataConfig:

@@ -33,11 +33,3 @@ def test_it_finds_what_comparing_every_slice_finds(blocks, answers):
   assert [*zip(*map(np.ndarray.tolist, found), strict=True)] == (
     one_by_one(blocks, answers)
   )
-
-
-def test_widen_to_words():
-  # to play ##gro ##und now
-  continuation = np.array([False, False, True, True, False])
-  widened = {(0, 1): (0, 1), (1, 2): (1, 4), (2, 3): (1, 4), (4, 5): (4, 5)}
-  for span, whole in widened.items():
-    assert spans.widen_to_words(*span, continuation) == whole

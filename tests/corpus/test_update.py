@@ -61,15 +61,6 @@ def test_what_did_not_change_makes_no_version(corpus, update):
   assert sorted(Path(corpus.source).rglob("*")) == files
 
 
-def test_an_update_drops_the_titles_that_the_build_dropped(build, update):
-  build(ROWS, block_length=16, drop_titles=["wikipedia"])
-  listed = {**ROWS[3], "title": "List of Velt"}
-  assert update([listed]).removed == 1
-  summary = update([listed, article("new", seed=1)])
-  assert summary.added == 1
-  assert summary.new.skipped == {"title with 'List of'": 1}
-
-
 def test_a_line_that_cannot_be_done_changes_nothing(corpus, update):
   good = [article("new", seed=1), {"id": "d5", "remove": True}]
   removal = {"id": "d1", "remove": True}
@@ -128,14 +119,6 @@ def test_a_version_goes_on_beside_the_one_after_it(corpus, update):
     CorpusError, match=r"no corpus version 3 .*versions \[1, "
   ):
     newest.at(3, "0" * 64)
-
-
-def test_another_build_in_its_place_is_no_version(corpus, build):
-  rebuilt = build(ROWS, block_length=24, overwrite=True)
-  with pytest.raises(CorpusError, match="was built again, with another"):
-    corpus.at(rebuilt.version, rebuilt.fingerprint)
-  with pytest.raises(CorpusError, match="it was removed, or the corpus"):
-    rebuilt.at(1, corpus.fingerprint)
 
 
 @pytest.mark.slow

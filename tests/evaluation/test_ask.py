@@ -91,9 +91,3 @@ def test_an_answer_that_is_asked_about_is_looked_for_in_all_spans(run):
   assert answered.given.text == "Tarn"
   assert 0 < answered.given.probability < answered.probability
   assert sum(answered.given.shares) == pytest.approx(1)
-
-
-def test_what_cannot_be_asked(run):
-  config = dataclasses.replace(run.config, num_read=29, num_searched=40)
-  with pytest.raises(ValueError, match=r"num_read=29.*NUM_READ.*28 blocks"):
-    ask(dataclasses.replace(run, config=config), [_QUESTION])

@@ -83,14 +83,6 @@ def folder(tmp_path):
   return directory
 
 
-def test_a_folder_is_read_as_it_is(folder):
-  queries = beir.read_queries(folder)
-  assert [query.id for query in queries] == [f"q{i}" for i in range(11)]
-  assert queries[0].text == tiny_world.questions()[0]["question"]
-  assert queries[0].grades == {"p0": 0, "title": 1}
-  assert queries[3].grades == {"p6": 2, "p3": 1}
-
-
 @pytest.mark.parametrize(
   ("file", "text", "message"),
   [

@@ -34,19 +34,6 @@ def test_questions_are_paired_by_their_ids(tmp_path):
   assert (same["difference"], same["p_value"]) == (0.0, 1.0)
 
 
-def test_reciprocal_ranks_of_other_numbers_of_blocks_are_not_compared(tmp_path):
-  one = write_lines(
-    tmp_path / "one.jsonl", [line(i, words=[0]) for i in range(4)]
-  )
-  other = [line(i, words=[1]) for i in range(4)]
-  for row in other:
-    del row["evidence"][5]
-  two = write_lines(tmp_path / "two.jsonl", other)
-  metrics = compare(one, two)["metrics"]
-  assert metrics["recall_at_1"]["difference"] == -1
-  assert "mrr" not in metrics
-
-
 @pytest.mark.parametrize(
   ("change", "message"),
   [

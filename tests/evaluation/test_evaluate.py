@@ -1,6 +1,5 @@
 """Following a run: which checkpoints are evaluated, and which is the best."""
 
-import contextlib
 import json
 import threading
 
@@ -18,24 +17,6 @@ from tests import tiny_world
 pytestmark = pytest.mark.slow
 
 _EXACT_MATCH = {0: 0.1, 1: 0.3, 2: 0.2, 3: 0.3, 4: 0.4}
-
-
-# Metrics whose lowest value is the best, and some others.
-_COSTS = (
-  "loss",
-  "retriever_loss",
-  "reader_loss",
-  "perplexity",
-  "perplexity_null",
-)
-_GAINS = (
-  "exact_match",
-  "mrr",
-  "ndcg_at_10",
-  "log_likelihood_null",
-  "retrieval_utility",
-  "masked_accuracy",
-)
 
 
 class Run:
@@ -103,20 +84,6 @@ def test_each_checkpoint_is_evaluated_and_the_best_one_kept(run):
   with_best = store.restore(step, items=("retriever",))
   store.close()
   assert (step, float(with_best["retriever"]["scale"])) == (4, 4.0)
-
-
-def test_the_best_checkpoint_has_the_lowest_cost_or_the_highest_gain(run):
-  with contextlib.closing(CheckpointStore(run.model_dir)) as store:
-    for step, value in ((1, 0.3), (2, 0.1), (3, 0.2)):
-      store.save(step, {"retriever": {"scale": np.float32(step)}})
-      figures = dict.fromkeys((*_COSTS, *_GAINS), value)
-      write_json(run.output_dir / str(step) / "metrics.json", figures)
-    store.wait()
-  for metric in (*_COSTS, *_GAINS):
-    run.follow(3, metric=metric)
-    best = read_best(run.model_dir)
-    assert best is not None
-    assert best.step == (2 if metric in _COSTS else 1), metric
 
 
 def test_it_waits_for_checkpoints_and_keeps_what_it_evaluates(run):

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
 import sys
 
 import numpy as np
@@ -11,22 +10,6 @@ import pytest
 
 import gin
 from tests import tiny_world
-
-
-def test_to_import_the_package_imports_no_library(
-  project_dir, command_environment
-):
-  libraries = {"absl", "flax", "gin", "jax", "numpy", "tensorflow"}
-  code = f"import realm_jax, sys; print({libraries} & sys.modules.keys())"
-  done = subprocess.run(
-    [sys.executable, "-c", code],
-    cwd=project_dir,
-    env=command_environment,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  assert done.stdout == "set()\n"
 
 
 @pytest.mark.slow

@@ -39,15 +39,6 @@ def test_one_place_takes_an_answer_of_several_wordpieces(read, words):
   np.testing.assert_array_equal(again.query, masked.query)
 
 
-def test_without_an_answer_all_masks_are_kept(read, words):
-  masked, pieces = read("[MASK] was born in [MASK][MASK]")
-  assert pieces == "[MASK] was born in [MASK] [MASK]".split()
-  assert masked.positions.tolist() == [1, 5, 6, 0]
-  assert masked.target_ids is None
-  ids = words.encode("Ada Velt in")
-  assert masked.filling_text(words, ids) == "ada | velt in"
-
-
 @pytest.mark.parametrize(
   ("before", "after", "read_before", "read_after"),
   [(20, 20, 6, 7), (2, 40, 2, 11), (40, 2, 11, 2), (5, 8, 5, 8)],

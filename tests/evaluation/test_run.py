@@ -75,7 +75,7 @@ def test_snapshots_and_corpora_that_do_not_fit(
   # The one that was used is gone.
   with pytest.raises(SnapshotError, match=r"wants snapshot 10.*\[20\]"):
     _ = load(model_dir=tmp_path).snapshot
-  with pytest.raises(SnapshotError, match="does not exist; want a generat"):
+  with pytest.raises(SnapshotError, match="does not exist; want a snapshot"):
     _ = load(snapshot=tmp_path / "none").snapshot
   for length in (39, 41):
     with pytest.raises(CorpusError, match=r"BLOCK_LENGTH=40"):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -101,12 +100,6 @@ def test_a_missing_library_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, module, None)
   with pytest.raises(LibraryError, match="pip install scann"):
     _TREE.build(_blocks(_TREE))
-
-
-def test_an_exception_of_check_ends_the_build():
-  check = mock.Mock(side_effect=KeyboardInterrupt)
-  with pytest.raises(KeyboardInterrupt):
-    _TREE.build(_blocks(_TREE), BuildOptions(check=check))
 
 
 @pytest.mark.parametrize(

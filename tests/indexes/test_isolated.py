@@ -64,13 +64,6 @@ def test_a_crash_is_reported_and_later_searches_fail(start):
       searcher.search(_QUERIES, 4)
 
 
-def test_the_process_ends_when_its_owner_is_gone(start):
-  searcher = start()
-  # The kernel closes it for an owner that is killed.
-  searcher._connection.close()
-  assert searcher._process.wait(timeout=20) == 0
-
-
 def test_a_process_that_hangs_is_ended(start, monkeypatch):
   monkeypatch.setattr(isolated, "_SEARCH_SECONDS", 0.5)
   searcher = start()

@@ -146,30 +146,6 @@ def test_rows_that_run_out_give_filler(tiny, new_tasks):
 
 
 @pytest.mark.slow
-def test_a_process_reads_its_own_rows_and_few_more_than_it_uses(
-  tiny, new_tasks
-):
-  """What is read ahead is `batches_ahead` batches and tf.data's buffers."""
-  batch_size, num_batches = 64, 50
-  source = numbers.Numbers(1_000_000)
-  # Every second row drops every second record.
-  numbers.add_task(
-    source, keep=lambda number: (number % 2 == 0) | (number % 128 < 64)
-  )
-  for rows in _shares(4, batch_size)[:2]:
-    config = _config(tiny, batch_size=batch_size)
-    stream = BatchStream(config, rows=rows, shuffle=False)
-    batches = list(itertools.islice(stream, num_batches))
-    # In this order a record's number is its position. Each is read once.
-    read = np.array(source.opened.read)
-    stream.close()
-    assert set(read % batch_size) == set(rows)
-    assert len(set(read)) == len(read)
-    num_used = ((batches[-1].next_positions - rows) // batch_size).sum()
-    assert num_used <= len(read) <= num_used + 512
-
-
-@pytest.mark.slow
 def test_rows_or_tasks_without_examples_are_errors(
   tiny, new_tasks, monkeypatch
 ):
@@ -199,14 +175,3 @@ def test_a_task_that_shuffles_or_repeats_is_refused(then, tiny, new_tasks):
   numbers.add_task(numbers.Numbers(29), then=change)
   with pytest.raises(TaskError, match="twice or out of order"):
     some(_config(tiny), 9)
-
-
-@pytest.mark.slow
-def test_streams_are_closed_at_any_time(tiny, new_tasks):
-  numbers.add_task(numbers.Numbers(29))
-  for num in (0, 1, 5):
-    stream = BatchStream(_config(tiny, batches_ahead=20))
-    assert len(list(itertools.islice(stream, num))) == num
-    stream.close()
-    assert list(stream) == []
-    stream.close()

@@ -15,8 +15,6 @@ from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
-from realm_jax.training import trainer
-from realm_jax.training.compiled_steps import CompiledSteps
 from realm_jax.training.metric_rows import read_rows
 from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
@@ -33,13 +31,13 @@ _REMOVED = [f"p{i}" for i in range(0, 12, 2)]
 _ADDED = [f"new{i}" for i in range(26)]
 
 
-def _update(folder: Path, added: list[str]) -> None:
+def _update(folder: Path) -> None:
   """Six people go, one has another life, and some come under other titles."""
   people = tiny_world.documents()
   changes = [{"id": name, "remove": True} for name in _REMOVED]
   changes += [
     {**person, "id": name, "title": person["title"].split()[0]}
-    for name, person in zip(added, people, strict=False)
+    for name, person in zip(_ADDED, people, strict=True)
   ]
   changes.append({**people[1], "text": people[3]["text"]})
   lines = write_lines(folder / "changes.jsonl", changes)
@@ -50,9 +48,7 @@ def _ids(names: list[str]) -> np.ndarray:
   return np.array([block_id("corpus", name, 0) for name in names])
 
 
-def _train(
-  commands: Commands, folder: Path, added: list[str], **settings: Any
-) -> Path:
+def _train(commands: Commands, folder: Path) -> Path:
   """A run whose corpus changes before its second snapshot is built."""
   world, corpus, model_dir = commands.world, folder / "corpus", folder / "run"
   shutil.copytree(world.corpus_dir, corpus)
@@ -61,7 +57,7 @@ def _train(
     checkpoint = model_dir / "checkpoints" / str(step)
     wait_until(checkpoint.exists, what="checkpoint")
     if step:
-      _update(folder, added)
+      _update(folder)
     world.build_snapshot(model_dir, corpus_dir=corpus, checkpoint_step=step)
 
   with ThreadPoolExecutor(1) as thread:
@@ -76,7 +72,6 @@ def _train(
       BATCH_SIZE=_BATCH,
       WAIT_FOR_SNAPSHOTS=True,
       PACK=False,
-      **settings,
     )
     for one in building:
       one.result()
@@ -125,7 +120,7 @@ def watched(commands, tmp_path_factory) -> Watched:
   folder = tmp_path_factory.mktemp("watched")
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(Pretraining, "assemble", watch)
-    model_dir = _train(commands, folder, _ADDED)
+    model_dir = _train(commands, folder)
   return Watched(folder, model_dir, steps)
 
 
@@ -160,24 +155,6 @@ def test_the_examples_stay_those_of_the_version_it_began_with(watched):
   # Removed or not: the sentences of those that are gone are still read.
   late = [step["sources"] for step in watched.steps[8:]]
   assert np.isin(_ids(_REMOVED), late).any()
-
-
-def test_a_step_that_retrieves_itself_swaps_versions_without_compiling(
-  commands, tmp_path, monkeypatch
-):
-  programs = {}
-
-  class Watching(CompiledSteps):
-    def __init__(self, *arguments):
-      super().__init__(*arguments)
-      self.programs = programs
-
-  monkeypatch.setattr(trainer, "CompiledSteps", Watching)
-  # More blocks would not fit into the capacity of the first version.
-  model_dir = _train(commands, tmp_path, [], RETRIEVE_ON_DEVICE=True)
-  _assert_versions(model_dir)
-  assert "search_ms" not in read_rows(model_dir)[0]
-  assert len(programs) == 1
 
 
 def test_who_asks_reads_the_version_of_the_snapshot(watched, commands, caplog):

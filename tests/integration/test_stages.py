@@ -11,8 +11,7 @@ import pytest
 
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots import build
-from realm_jax.training import bin_counts
-from realm_jax.training import setup as training_setup
+from realm_jax.training import bin_counts, compiled_steps
 from realm_jax.training.loop import TrainResult
 from realm_jax.training.metric_rows import read_rows
 from tests.integration.commands import EVALUATIONS
@@ -114,9 +113,9 @@ def test_packed_and_searched_in_the_step_losses_are_the_same(
     return tuple(chosen)
 
   first = functools.partial(make_mesh, devices=jax.devices()[:4])
-  monkeypatch.setattr(training_setup, "make_mesh", first)
+  monkeypatch.setattr(compiled_steps, "make_mesh", first)
   monkeypatch.setattr(build, "make_mesh", first)
-  monkeypatch.setattr(training_setup, "choose_bin_counts", choose)
+  monkeypatch.setattr(compiled_steps, "choose_bin_counts", choose)
   layout = {
     **_ALL_AXES,
     "FSDP": 1,

@@ -16,24 +16,6 @@ from tests.json_lines import write_lines
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 
-def test_inverse_cloze_learns_from_what_its_snapshot_retrieves(
-  commands, tmp_path
-):
-  with commands.index_builder(tmp_path):
-    commands.train(
-      "inverse_cloze",
-      tmp_path,
-      NUM_STEPS=2,
-      NUM_HARD_NEGATIVES=2,
-      NUM_MICROBATCHES=2,
-      PACK=False,
-    )
-  rows = read_rows(tmp_path)
-  assert [row["snapshot"] for row in rows] == [0, 0]
-  assert all(row["loss"] > 0 for row in rows)
-  assert [row["staleness_steps"] for row in rows] == [0, 1]
-
-
 def test_a_reader_learns_from_a_corpus_that_nobody_searches(
   commands, world, tmp_path
 ):

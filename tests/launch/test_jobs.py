@@ -5,7 +5,7 @@ import yaml
 from absl import flags, logging
 
 from realm_jax.launch import LaunchError, xm_launch
-from realm_jax.launch.jobs import name_of, split_bindings
+from realm_jax.launch.jobs import split_bindings
 from realm_jax.launch.slices import parse_slice
 
 _TRAINER = ("--gin_file=a.gin",)
@@ -39,13 +39,6 @@ def test_a_job_with_gin_files_becomes_a_command(planned):
   assert jobs["builder"].environment == {"A": "x=y", "B": "1"}
 
 
-def test_processes_simulate_devices(planned):
-  jobs = planned("local", "--processes=2", "--simulated_devices=4")
-  assert [job.processes for job in jobs.values()] == [2, 1, 1]
-  simulated = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
-  assert [job.environment for job in jobs.values()] == [simulated] * 3
-
-
 @pytest.mark.parametrize(
   ("executor", "flags", "jobs", "word"),
   [
@@ -61,10 +54,6 @@ def test_flags_that_do_not_fit_are_explained(
   with pytest.raises(LaunchError) as caught:
     planned(executor, *flags, jobs=jobs)
   assert word in str(caught.value)
-
-
-def test_a_run_is_named_after_its_directory(given):
-  assert name_of(given("gke", "--model_dir=gs://b/My_Run.1/")) == "my-run-1"
 
 
 @pytest.fixture
@@ -131,14 +120,3 @@ def test_a_dry_run_says_what_would_run_and_what_is_wrong(launched, capsys):
 )
 def test_a_slice_has_chips_and_hosts(name, described):
   assert str(parse_slice(name)) == described
-
-
-def test_any_other_name_is_refused_with_those_known():
-  for name, said in (
-    ("v5e:8x", "write SNAPSHOT-SIZE"),
-    ("v9-8", "none of the TPU slices of v4, v5e, v5p, v6e"),
-    # No slice has such a number of chips.
-    ("v5p-4", "its sizes are 8, 16, 32"),
-  ):
-    with pytest.raises(LaunchError, match=said):
-      parse_slice(name)

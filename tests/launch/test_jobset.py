@@ -5,9 +5,6 @@ import re
 
 import pytest
 import yaml
-from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
-  JobsetV1alpha2JobSet,
-)
 
 from realm_jax.errors import ExitCode
 from realm_jax.launch import jobset
@@ -19,6 +16,11 @@ def _read_by_schema(document: dict) -> dict:
 
   They raise where a value has another type.
   """
+  # Two seconds, which the workers that run other files would take as well.
+  from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
+    JobsetV1alpha2JobSet,
+  )
+
   read = JobsetV1alpha2JobSet.from_dict(copy.deepcopy(document))
   assert read is not None
   return read.to_dict()

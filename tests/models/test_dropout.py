@@ -29,15 +29,6 @@ def test_the_rate_by_rows_and_columns(rate):
     assert np.abs(share - rate).max() < 5 * np.sqrt(rate * (1 - rate) / count)
 
 
-def test_neighbours_are_independent():
-  dropped = (_kept(0.5) == 0).astype(np.float64) - 0.5
-  bound = 5 * 0.25 / np.sqrt(dropped.size / 2)
-  for shift in (1, 2, 64):
-    for axis in (0, 1):
-      product = dropped * np.roll(dropped, shift, axis=axis)
-      assert abs(product.mean()) < bound
-
-
 def test_a_gradient_flows_where_its_element_stayed():
   x = jnp.linspace(1, 2, 64).reshape(8, 8)
   rows = mix(jnp.arange(8, dtype=jnp.uint32))[:, None]

@@ -24,8 +24,6 @@ def _agree(index: int) -> None:
     "sums": [
       agreement.exchange(f"sum {i}", i * (index + 1), sum) for i in range(50)
     ],
-    "first": agreement.on_process_0("name", lambda: f"of process {index}"),
-    "own": agreement.on_all_processes("own", lambda: index),
     "errors": [],
   }
   kind = dataclasses.make_dataclass("Config", ["corpus_dir", "batch_size"])
@@ -45,11 +43,9 @@ def _agree(index: int) -> None:
     stop.set()
   # The one that is stopped tells the other, for which it waits.
   seen["stopped"].append(agreement.on_process_0("wait", lambda: _is_set(stop)))
-  another = Agreement("loop")
-  seen["again"] = another.exchange("sum 0", index, sum)
   seen["keys"] = len(processes.store().key_value_dir_get("realm_jax/"))
   print(json.dumps(seen))
-  another.exchange(f"of process {index}", None, lambda facts: None)
+  agreement.exchange(f"of process {index}", None, lambda facts: None)
 
 
 def _is_set(stop: threading.Event) -> bool:

@@ -7,42 +7,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from realm_jax.models.bert import BertConfig
 from realm_jax.models.parameters import parameter_shardings
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.step import create_state
 from tests.training import tiny
-
-_traced = []
-OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
-
-
-# The axes of the mesh that divide those of a parameter.
-_DIVIDED = {
-  ("word_embeddings",): ("model", "fsdp"),
-  ("layer_0", "attention", "query", "kernel"): ("fsdp", "model"),
-  ("layer_0", "attention", "output", "kernel"): ("model", "fsdp"),
-  ("layer_0", "up", "kernel"): ("fsdp", "model"),
-  ("layer_0", "down", "kernel"): ("model", "fsdp"),
-  ("layer_0", "output_norm", "scale"): (None,),
-}
-
-
-def test_widths_lie_over_model_and_hidden_sizes_over_fsdp():
-  mesh = make_mesh(fsdp=2, model_parallelism=2)
-  state, _ = tiny.state("pretraining", OPTIMIZER, mesh)
-  for encoder in (
-    state.params["retriever"]["query_tower"]["encoder"],
-    state.params["reader"]["encoder"],
-    # The optimizer's moments lie where their parameters do.
-    state.optimizer[1].mu["reader"]["encoder"],
-  ):
-    for path, axes in _DIVIDED.items():
-      leaf = functools.reduce(lambda node, name: node[name], path, encoder)
-      spec = tuple(leaf.sharding.spec)
-      assert spec + (None,) * (leaf.ndim - len(spec)) == axes, path
 
 
 def test_a_batch_lies_over_data_and_fsdp():
@@ -75,19 +45,6 @@ def test_own_rules_come_before_the_defaults():
   assert up.spec == PartitionSpec(both, None)
 
 
-def _scaled(config, values):
-  _traced.append(config.hidden_size)
-  return config.hidden_size * values
-
-
-def test_an_equal_configuration_finds_the_program_of_another():
-  for hidden_size in (24, 24, 36):
-    config = BertConfig(hidden_size=hidden_size)
-    program = sharding.jit_on_mesh(_scaled, config, mesh=make_mesh())
-    assert program(np.int32(2)) == 2 * hidden_size
-  assert _traced == [24, 36]
-
-
 @pytest.mark.slow
 def test_sizes_that_devices_cannot_share_are_refused():
   mesh = make_mesh(devices=jax.devices()[:3], model_parallelism=3)
@@ -95,7 +52,7 @@ def test_sizes_that_devices_cannot_share_are_refused():
   create = functools.partial(
     create_state,
     functools.partial(tiny.init, "inverse_cloze"),
-    OPTIMIZER,
+    make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10),
     seed=0,
     mesh=mesh,
   )

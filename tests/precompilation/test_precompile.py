@@ -17,9 +17,7 @@ from realm_jax.precompilation.programs import (
   STEP,
   Cost,
   Report,
-  advice,
   compile_recipe,
-  needed_temporaries,
 )
 from realm_jax.precompilation.topology import Topology
 from realm_jax.snapshots.build import SnapshotConfig
@@ -136,33 +134,3 @@ def test_a_step_has_to_fit_beside_the_vectors(vectors_gib, fits):
   report = Report(_SLICE, costs)
   assert report.fits is fits
   assert ("It fits." in report.text()) is fits
-
-
-def test_settings_that_divide_what_a_step_takes():
-  found = "\n".join(advice(_recipe(64), _SLICE))
-  for setting in ("bfloat16", "FSDP = 2 ", "MICROBATCHES = 2 ", "SIZE = 32"):
-    assert setting in found
-  # Eight chips have nothing to divide in a batch of eight.
-  assert "SIZE" not in "\n".join(advice(_recipe(8), _SLICE))
-
-
-@pytest.mark.parametrize(
-  ("message", "temporaries"),
-  [
-    ("the total memory required for HLO temporaries (9G) exceeds available", 9),
-    ("memory space hbm. Used 18.00G of 15.75G hbm.", 18 - 3),
-  ],
-)
-def test_what_libtpu_says_of_a_program_that_does_not_fit(message, temporaries):
-  found = needed_temporaries(f"RESOURCE_EXHAUSTED: {message}", 3 * _GIB)
-  assert found == temporaries * _GIB
-
-
-@pytest.mark.parametrize(
-  "name",
-  ["h100:8x8", "v5p:4x4", pytest.param("v5e:3x5", marks=_needs_libtpu)],
-)
-def test_a_topology_that_is_none_names_one_that_is(name: str):
-  example = "v5p:4x4x4" if name.startswith("v5p") else "v5e:8x8"
-  with pytest.raises(ValueError, match=example):
-    topology.open_topology(name)

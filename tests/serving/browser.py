@@ -1,6 +1,5 @@
 """Chromium without a window, driven by its own protocol (DevTools)."""
 
-import base64
 import contextlib
 import json
 import re
@@ -96,19 +95,13 @@ class Browser:
       assert time.monotonic() < limit, f"waited in vain until {what}"
       time.sleep(0.05)
 
-  def screenshot(self, path: Path) -> None:
-    """Writes what is seen of the page as a PNG."""
-    data = self.send("Page.captureScreenshot")["data"]
-    path.write_bytes(base64.b64decode(data))
-
 
 @contextlib.contextmanager
-def opened(profile: Path, *options: str) -> Iterator[Browser]:
+def opened(profile: Path) -> Iterator[Browser]:
   """Starts Chromium, which sees no network but loopback.
 
   Args:
     profile: New folder for what the browser keeps.
-    options: Further options of its command line.
   """
   binary = chromium()
   assert binary is not None
@@ -124,7 +117,6 @@ def opened(profile: Path, *options: str) -> Iterator[Browser]:
     "--no-first-run",
     "--proxy-server=127.0.0.1:9",
     f"--user-data-dir={profile}",
-    *options,
   ]
   with subprocess.Popen(
     [binary, *arguments], stderr=subprocess.PIPE, text=True

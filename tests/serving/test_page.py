@@ -12,14 +12,13 @@ from absl import flags
 from absl.testing import flagsaver
 
 from realm_jax import serve
-from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.configuration import command_line
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.run import QUESTION, SENTENCE, EditError, TrainedRun
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import PageApp
-from realm_jax.serving.service import RequestError, Service
+from realm_jax.serving.service import Service
 from tests.processes.jobs import free_port, wait_until
 from tests.serving import browser, client
 
@@ -57,25 +56,6 @@ def test_what_is_told_is_what_is_explained(run, service, text):
   other = explain(run.edited({}, hidden=[best.row]), _ASKED)
   assert without["answer"] == other.answer
   assert without["same"] == (other.answer == told["answer"])
-
-
-def test_whole_words_are_marked_whatever_their_accents(
-  run, service, monkeypatch
-):
-  explained = explain(run, _ASKED)
-  candidate = dataclasses.replace(
-    explained.candidates[0], block=run.block(8, 0.0, 0.0), best=None
-  )
-  # A rare name is read letter by letter: a part of a word is no answer.
-  for answer, marked in (("h", []), ("hakon", ["Håkon"])):
-    other = dataclasses.replace(
-      explained, answer=answer, candidates=[candidate]
-    )
-    monkeypatch.setattr(
-      "realm_jax.serving.service.explain", lambda *_, told=other: told
-    )
-    (one,) = service.explain(_ASKED)["candidates"]
-    assert [s["text"] for s in one["segments"] if s["mark"]] == marked
 
 
 def test_edits_are_those_of_one_request(run, service):
@@ -131,16 +111,6 @@ def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
     following.join()
   (found,) = service.retrieve([_ASKED], run.snapshot.num_blocks)
   assert _EDITED in [block["text"] for block in found["blocks"]]
-
-
-def test_a_page_does_what_its_run_has_been_trained_for(run):
-  of_questions = Service(dataclasses.replace(run, stage="OpenQa"))
-  assert of_questions.about()["runs"].keys() == {QUESTION}
-  with pytest.raises(RequestError, match=r"cannot fill in.*pre-training"):
-    of_questions.explain(_SENTENCE)
-  retriever = dataclasses.replace(run, models=run.models._replace(reader=None))
-  with pytest.raises(CheckpointError, match="has no reader"):
-    Service(retriever)
 
 
 def test_the_command_serves_two_runs_until_sigterm(

@@ -38,7 +38,7 @@ from tests.snapshots.builds import (
   save,
   snapshot_config,
 )
-from tests.snapshots.conftest import make_corpus
+from tests.snapshots.conftest import files_of, flip, make_corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -129,6 +129,12 @@ def test_a_corpus_update_embeds_only_the_blocks_that_changed(
     atol=1e-5,
   )
   assert build(tmp_path, corpus) == []
+  # What is damaged has no vectors to keep.
+  flip(next(files_of(tmp_path / "snapshots", 500).glob("embeddings-*.npy")))
+  _update(corpus, [{"id": "d8", "remove": True}])
+  embedded.clear()
+  assert build(tmp_path, corpus) == [500]
+  assert len(embedded) == 39
 
 
 @pytest.mark.parametrize("index", [Bm25Config(), RandomConfig()])
@@ -147,22 +153,6 @@ def test_nothing_is_embedded_for_an_index_without_vectors(
     snapshot.vectors(np.array([3]))
   with pytest.raises(ValueError, match="needs the blocks' vectors"):
     load_newest(tmp_path / "snapshots", corpus=corpus, index=ExactConfig())
-
-
-def test_a_builder_of_exact_indexes_in_a_bucket_reads_no_vector_again(
-  object_store, corpus, tmp_path, monkeypatch
-):
-  snapshots_dir = object_store.path(f"{tmp_path.name}/snapshots")
-  save(tmp_path, corpus, 500)
-  monkeypatch.setattr(ExactConfig, "build", pytest.fail)
-  with object_store.counted() as requests:
-    assert build(tmp_path, corpus, snapshots_dir=snapshots_dir) == [500]
-  assert not [r for r in requests if ".npy" in r and "alt=media" in r]
-  monkeypatch.undo()
-  with object_store.counted() as requests:
-    loaded = load_newest(snapshots_dir, corpus=corpus)
-  assert [r for r in requests if ".npy" in r and "alt=media" in r]
-  assert loaded.manifest.recall == {}
 
 
 def test_a_builder_goes_on_with_shards_of_one_that_was_killed(

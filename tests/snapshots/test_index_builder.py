@@ -1,15 +1,11 @@
 """The index builder's loop, with builds that only publish."""
 
-from unittest import mock
-
 import pytest
 
 from realm_jax.checkpoints.store import (
   CheckpointError,
   UnreadableCheckpointError,
 )
-from realm_jax.corpus import CorpusError
-from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import (
   CONFIGS,
   IndexLoadError,
@@ -19,7 +15,6 @@ from realm_jax.indexes.protocol import (
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.snapshots import index_builder
 from realm_jax.snapshots.index_builder import index_of_run
-from realm_jax.snapshots.manifest import Manifest
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.storage.local_disk import DiskFullError
 from tests.snapshots.builds import StopAfterWaits, follow_until_idle, save
@@ -122,15 +117,6 @@ def test_an_unreadable_checkpoint_is_skipped_unless_it_is_the_newest(
     run(errors=errors, stop=StopAfterWaits(6))
 
 
-def test_a_corpus_that_cannot_be_read_for_a_while_stops_nobody(
-  run, saved, corpus, monkeypatch
-):
-  found = [CorpusError("away"), corpus]
-  monkeypatch.setattr(Corpus, "newest", mock.Mock(side_effect=found))
-  saved(0)
-  assert run()[1] == [0]
-
-
 def test_a_signal_ends_it_in_the_midst_of_a_build(run, saved):
   saved(0, 500)
   stop = StopAfterWaits()
@@ -184,23 +170,6 @@ def test_reported_damage_is_repaired(run, saved, tmp_path):
 
   built, _ = run(stop=StopAfterWaits(2, actions=[damage]))
   assert built == [0, 0]
-
-
-def test_the_snapshot_that_the_newest_checkpoint_uses_comes_first(run, saved):
-  saved(0)
-  # Its checkpoint is gone, so that nothing can build it.
-  saved(500, snapshot=200)
-  assert run()[1] == [500]
-  saved(1000, snapshot=0)
-  assert run()[1] == [0, 1000]
-
-
-def test_an_idle_builder_reads_a_manifest_once(run, saved, monkeypatch):
-  saved(0)
-  read = mock.Mock(side_effect=Manifest.from_json)
-  monkeypatch.setattr(Manifest, "from_json", read)
-  assert run(stop=StopAfterWaits(9))[1] == [0]
-  assert read.call_count == 1
 
 
 def test_an_index_of_a_kind_of_ones_own_is_found_by_its_name(

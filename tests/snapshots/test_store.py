@@ -11,8 +11,7 @@ import pytest
 
 from realm_jax.indexes.scann import ScannConfig
 from realm_jax.snapshots.loading import load_newest, load_snapshot
-from realm_jax.snapshots.manifest import DamagedSnapshotError
-from realm_jax.snapshots.store import MANIFEST, SnapshotStore
+from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.snapshots.vectors import ShardLayout
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import DamagedFileError
@@ -112,19 +111,6 @@ def test_a_disk_that_is_full_at_any_file_is_said_and_harms_nothing(
   assert _sound(snapshots_dir) == [0, 500]
 
 
-def test_drafts_go_unless_they_are_needed(snapshots_dir, corpus):
-  publish_one(snapshots_dir, corpus, 500)
-  for folder in ("00000100/aaaa", "00000500/bbbb", "00000800/eeee"):
-    (snapshots_dir / folder).mkdir(parents=True)
-  SnapshotStore(snapshots_dir).remove_drafts(but=800)
-  assert _sound(snapshots_dir) == [500]
-  assert sorted(p.name for p in snapshots_dir.iterdir()) == [
-    "00000500",
-    "00000800",
-  ]
-  assert not (snapshots_dir / "00000500" / "bbbb").exists()
-
-
 def test_the_files_of_a_removed_snapshot_stay_for_a_while(
   snapshots_dir, corpus
 ):
@@ -152,24 +138,6 @@ def test_the_files_of_a_removed_snapshot_stay_for_a_while(
   store.remove_old_files(max_removed=0)
   assert _sound(snapshots_dir) == [1, 4, 5, 6]
   assert not store.path(3).exists()
-
-
-def test_reported_damage_is_looked_at_once(snapshots_dir, corpus):
-  store = SnapshotStore(snapshots_dir)
-  publish_one(snapshots_dir, corpus, 0)
-  publish_one(snapshots_dir, corpus, 500)
-  publish_one(snapshots_dir, corpus, 900, identity="imported")
-  for step in (500, 900):
-    flip(files_of(snapshots_dir, step) / "embeddings-00000-of-00003.npy")
-  assert store.remove_damaged(marked=True) == []
-  for step in (0, 500, 900):
-    store.mark_damaged(step)
-  # Nothing could build the imported one again.
-  assert store.remove_damaged(marked=True) == [500]
-  assert store.steps() == [0, 900]
-  assert [p.name for p in store.path(0).glob("manifest.*")] == [MANIFEST]
-  with pytest.raises(DamagedSnapshotError):
-    store.verify(900)
 
 
 def test_a_store_that_is_away_for_a_while_delays_and_harms_nothing(
@@ -225,7 +193,7 @@ def test_the_command(tmp_path, corpus, command_server):
   save(tmp_path, corpus, 8, snapshot=4)
 
   def run(*arguments):
-    command = [sys.executable, "-m", "realm_jax.snapshots", *arguments]
+    command = [sys.executable, "-m", "realm_jax.list_snapshots", *arguments]
     return command_server.run([*command, f"--model_dir={tmp_path}"])
 
   # What is being built is not a snapshot yet.

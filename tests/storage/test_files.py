@@ -13,10 +13,7 @@ from realm_jax.storage.access import (
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.storage.paths import (
-  download,
-  list_names,
   read_bytes,
-  upload,
   upload_directory,
   version_of,
 )
@@ -31,15 +28,6 @@ def folder(request, tmp_path, monkeypatch) -> epath.Path:
   monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
   store = request.getfixturevalue("object_store")
   return epath.Path(store.path(f"files/{tmp_path.name}"))
-
-
-def test_names_are_those_of_files_and_folders(folder):
-  assert list_names(folder) == []
-  (folder / "b" / "c").mkdir(parents=True)
-  (folder / "b" / "c" / "file").write_text("1")
-  (folder / "a").write_text("2")
-  assert list_names(folder) == ["a", "b"]
-  assert list_names(folder / "a") == []
 
 
 def test_a_version_changes_whenever_a_file_is_written(folder):
@@ -66,16 +54,6 @@ def test_a_file_is_read_with_one_request_that_is_repeated(object_store):
   assert object_store.happened() == [1]
   with pytest.raises(FileNotFoundError):
     read_bytes(object_store.path("tree/sub"))
-
-
-def test_files_are_copied_to_the_store_and_back(object_store, tmp_path):
-  (tmp_path / "a").write_bytes(b"x" * (6 << 20))
-  upload(tmp_path / "a", object_store.path("copied/a"))
-  download(object_store.path("copied/a"), tmp_path / "b")
-  assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
-  with pytest.raises(FileNotFoundError):
-    download(object_store.path("copied/c"), tmp_path / "c")
-  assert not (tmp_path / "c").exists()
 
 
 def test_the_file_that_makes_a_target_valid_is_uploaded_last(

@@ -11,7 +11,6 @@ from realm_jax.storage.local_disk import (
   DiskFullError,
   ScratchDirectory,
   create_mapped_array,
-  drop_pages,
   explain_full_disk,
   save_array,
 )
@@ -83,14 +82,3 @@ def test_an_array_has_its_space_or_says_that_the_disk_is_full(tmp_path, write):
   np.testing.assert_array_equal(np.load(path), np.zeros(5000))
   # A hole would have no blocks, and writing to it might find none.
   assert path.stat().st_blocks * 512 >= 20_000
-
-
-@pytest.mark.parametrize("mode", ["r", "r+", "c"])
-def test_a_mapped_file_reads_as_before(tmp_path, mode):
-  np.save(tmp_path / "a.npy", np.arange(4096, dtype=np.float32))
-  array = np.load(tmp_path / "a.npy", mmap_mode=mode)
-  expected = np.arange(4096)
-  if mode != "r":
-    array[3] = expected[3] = -1
-  drop_pages(array[:2048].view(np.int32).view(np.float32))
-  np.testing.assert_array_equal(array, expected)

@@ -2,9 +2,6 @@
 
 import hashlib
 import os
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -15,7 +12,6 @@ from realm_jax.storage.staging import (
   DamagedFileError,
   FileRecord,
   StagedFiles,
-  lower_thread_priority,
   record_files,
 )
 from tests.processes.object_store import StoreFault
@@ -145,21 +141,3 @@ def test_what_does_not_fit_is_refused_before_it_is_copied(far, monkeypatch):
   monkeypatch.setattr(staging.shutil, "disk_usage", usage)
   with pytest.raises(DiskFullError, match="set REALM_JAX_CACHE_DIR"):
     _staged(far).get("a")
-
-
-@pytest.mark.skipif(
-  sys.platform != "linux", reason="threads have no priorities of their own"
-)
-def test_work_and_its_threads_get_a_lower_priority_and_nothing_else():
-  def priority() -> int:
-    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-  def work():
-    with ThreadPoolExecutor(1) as pool:
-      return priority(), pool.submit(priority).result()
-
-  before = priority()
-  lower = max(before, 10)
-  with ThreadPoolExecutor(1, initializer=lower_thread_priority) as background:
-    assert background.submit(work).result() == (lower, lower)
-  assert priority() == before

@@ -57,19 +57,6 @@ def test_files_that_are_not_the_published_set_are_named(tmp_path):
       read(task, split, tmp_path)
 
 
-def test_published_files_with_a_set_of_their_own_for_development(
-  tmp_path, monkeypatch
-):
-  """As ORQA divided them."""
-  sizes = find_task("natural_questions_open").source.sizes
-  monkeypatch.setitem(sizes, "dev", 20)
-  name = "NaturalQuestions.resplit.dev"
-  (tmp_path / f"{name}.jsonl").write_text(_lines(_many(20)))
-  found = read("natural_questions_open", "dev", tmp_path)
-  assert without_ids(found) == without_ids(_many(20))
-  assert found[4].question_id == f"{name}:5"
-
-
 def test_entity_questions_have_a_file_for_each_relation(tmp_path, monkeypatch):
   monkeypatch.setitem(find_task("entity_questions").source.sizes, "test", 25)
   (tmp_path / "test").mkdir()

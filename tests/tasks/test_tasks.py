@@ -1,4 +1,4 @@
-"""Examples of the tasks over a corpus, and of questions of one's own."""
+"""Examples of the tasks over a corpus."""
 
 import dataclasses
 import functools
@@ -18,11 +18,6 @@ def _examples(context, task, *, num, query=64, masks=10):
     task, context, query_length=query, max_masks=masks
   )
   return itertools.islice(ExampleStream(config), num)
-
-
-def _questions(context, *, task="open_qa", query=64):
-  config = tiny_corpus.config(task, context, query_length=query)
-  return list(ExampleStream(config, shuffle=False, repeat=False))
 
 
 # --- Inverse cloze ---------------------------------------------------------
@@ -121,22 +116,3 @@ def test_a_sentence_whose_last_mask_does_not_fit_is_skipped(tiny):
   short = {"basel", "africa", "norway", "bergen"}
   assert _targets(tiny, query=8).keys() == {*short, "europe", "1900"}
   assert _targets(tiny, query=7).keys() == short
-
-
-# --- Questions -------------------------------------------------------------
-
-
-def test_a_long_question_ends_with_a_separator(tiny):
-  decode = tiny.corpus.vocabulary.decode
-  queries = [decode(e["query"].tolist()) for e in _questions(tiny, query=4)]
-  assert queries == [
-    "[CLS] where is [SEP]",
-    "[CLS] when ? [SEP]",
-    "[CLS] what passes [SEP]",
-  ]
-
-
-def test_patterns_have_no_tokens(tiny):
-  for example in _questions(tiny, task="open_qa_regex"):
-    assert example["answer_kind"] == b"regex"
-    assert example["answer_tokens"].shape == (len(example["answers"]), 0)

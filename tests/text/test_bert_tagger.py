@@ -1,7 +1,6 @@
 """The tagger finds what transformers' pipeline finds, in any company."""
 
 import json
-import pickle
 import shutil
 import string
 
@@ -91,12 +90,6 @@ def test_dates_are_those_of_the_rules_outside_of_entities(tagger):
     if all(date.limit <= s or t <= date.start for s, t, _ in entities)
   ]
   assert [span for span in found if span.kind == "date"] == free
-
-
-def test_other_processes_read_the_model_from_its_directory(tagger, golden):
-  assert str(golden).encode() in pickle.dumps(tagger)
-  assert len(pickle.dumps(tagger)) < 1000
-  assert pickle.loads(pickle.dumps(tagger)) is tagger
 
 
 @pytest.mark.parametrize(

@@ -68,17 +68,3 @@ def test_random_spans_hide_whole_words_until_the_share_is_reached():
     # pieces may pass that by what is left of it.
     assert len(masked) in (2, 3)
   assert {frozenset(s) for s in ({10, 13}, {14, 15, 16}, {11, 12})} <= seen
-
-
-def test_span_lengths_have_the_mean_of_spanbert():
-  draws = tf.constant((np.arange(100_000) + 0.5) / 100_000, tf.float32)
-  lengths = masking.truncated_geometric(
-    draws, stop_probability=0.2, maximum=10
-  ).numpy()
-  # Joshi et al. give 3.8; a length is 0.8 times as likely as the one before.
-  assert abs(lengths.mean() - 3.8) < 0.005
-  none, *counts = np.bincount(lengths, minlength=11).tolist()
-  assert none == 0
-  np.testing.assert_allclose(
-    counts, 0.8 ** np.arange(10) * counts[0], rtol=0.02
-  )

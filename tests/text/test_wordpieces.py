@@ -1,6 +1,5 @@
 """Wordpieces: ids, offsets into the original bytes, training, refusals."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -40,11 +39,6 @@ def shown(vocabulary: WordpieceVocabulary, text: str) -> list[tuple[str, str]]:
       tokens.token_ids, tokens.byte_ranges, strict=True
     )
   ]
-
-
-def test_a_vocabulary_is_known_by_the_hash_of_its_pieces(vocabulary):
-  joined = "\n".join([*SPECIAL_PIECES, *WORDS])
-  assert vocabulary.sha256 == hashlib.sha256(joined.encode()).hexdigest()
 
 
 def test_tensorflow_gives_the_same_as_python(vocabulary):

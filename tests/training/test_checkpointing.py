@@ -175,14 +175,6 @@ def test_a_run_with_other_settings_is_refused(store):
     _restore(store, _state("pretraining"))
 
 
-def test_what_no_trainer_saved_is_no_run_to_go_on_from(store):
-  state = _state()
-  store.save(1, {**state.params, "optimizer": state.optimizer})
-  store.wait()
-  with pytest.raises(CheckpointError, match="INITIAL_CHECKPOINT"):
-    _restore(store, _state())
-
-
 def test_a_run_starts_from_others(store, tmp_path, start):
   whole, towers = _state("pretraining", shift=3.0), _state(shift=4.0)
   for saved in (whole, towers):

@@ -25,12 +25,6 @@ _POOLER = models.tensors(GOLDEN / "hf_bert" / "with_pooler")
 _MASKED_LM = models.tensors(GOLDEN / "hf_bert" / "masked_lm")
 
 
-def _assert_same(one, other):
-  assert one.keys() == other.keys()
-  for path, array in one.items():
-    np.testing.assert_array_equal(array, other[path], err_msg=path)
-
-
 def test_one_of_several_encoders_is_chosen_by_its_prefix(tmp_path):
   weights = {
     name + key: array * factor
@@ -41,7 +35,7 @@ def test_one_of_several_encoders_is_chosen_by_its_prefix(tmp_path):
   prefix = "question_encoder.bert_model."
   found = read("hf_bert", tmp_path, tensor_prefix=prefix)
   alone = read("hf_bert", GOLDEN / "hf_bert" / "with_pooler")
-  _assert_same(found.params, alone.params)
+  models.assert_same_bits(found.params, alone.params)
   unused = found.part_of_report("unused")
   assert "b.embeddings.LayerNorm.bias [24]" in unused
 
@@ -52,9 +46,8 @@ def test_a_tied_decoder_is_a_copy_of_the_words(tmp_path):
   weights["cls.predictions.decoder.weight"] = words.copy()
   weights["cls.seq_relationship.weight"] = np.zeros((2, 8), np.float32)
   found = read("hf_bert", models.copy("hf_bert/masked_lm", tmp_path, weights))
-  _assert_same(
-    found.params, read("hf_bert", GOLDEN / "hf_bert" / "masked_lm").params
-  )
+  alone = read("hf_bert", GOLDEN / "hf_bert" / "masked_lm")
+  models.assert_same_bits(found.params, alone.params)
   unused = found.part_of_report("unused")
   assert "cls.seq_relationship.weight [2, 8]: a next-sentence head" in unused
   assert (
@@ -78,15 +71,6 @@ def test_what_is_named_may_be_left_out_and_initialized(tmp_path):
   assert "head.weight [4, 5]: allowed" in found.part_of_report("unused")
   fresh = found.part_of_report("parameters of random values")
   assert f"{path} [48, 24]: allowed" in fresh
-
-
-def test_two_towers_start_from_one_directory_with_one_projection():
-  options = {"projection_size": 5, "separate_towers": True}
-  params = read("hf_bert", GOLDEN / "hf_bert" / "with_pooler", **options).params
-  assert params["retriever/query_tower/projection/kernel"].shape == (24, 5)
-  for path, array in params.items():
-    twin = path.replace("query_tower", "block_tower")
-    np.testing.assert_array_equal(array, params[twin])
 
 
 def test_the_vocabulary_may_come_from_tokenizer_json(tmp_path):

@@ -82,15 +82,6 @@ def test_which_blocks_are_candidates(corpora, settings, rows, bodies):
   assert found == bodies
 
 
-def test_what_is_searched_for_is_what_is_kept_or_dropped():
-  stage = Pretraining(8, num_spare=3)
-  # Candidates that are retrieved, the source, and spare blocks for its copies.
-  assert stage.num_searched(100) == 7 + 1 + 3
-  assert stage.num_searched(8) == 8
-  with pytest.raises(ValueError, match=r"needs 8 blocks.*lower NUM_"):
-    stage.num_searched(7)
-
-
 def test_hard_negatives_are_not_the_source(corpora):
   searched, read = corpora
   batch = _batch(read, 1)
