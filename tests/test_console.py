@@ -1,8 +1,10 @@
 """Progress, and what commands print of other libraries."""
 
 import io
+import itertools
 import logging
 import sys
+import types
 
 import pytest
 from absl import logging as absl_logging
@@ -27,3 +29,14 @@ def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):
   lines = shown.getvalue().splitlines()
   assert len([line for line in lines if line.startswith("E")]) == 1
   assert len(lines) <= 2, lines
+
+
+def test_progress_is_said_every_fifteen_seconds_and_at_the_end(monkeypatch):
+  lines, clock = [], itertools.count(0, 5)
+  times = types.SimpleNamespace(monotonic=lambda: next(clock))
+  monkeypatch.setattr(console, "time", times)
+  monkeypatch.setattr(absl_logging, "info", lambda *line: lines.append(line))
+  with console.Progress("questions") as progress:
+    for _ in range(8):
+      progress.advance()
+  assert len(lines) == 3

@@ -1,5 +1,6 @@
 """Following a run: which checkpoints are evaluated, and which is the best."""
 
+import contextlib
 import json
 import threading
 
@@ -133,3 +134,35 @@ def test_a_damaged_record_of_the_best_checkpoint(run):
     locate(best)
   run.save(2)
   assert run.trainer.steps() == [1, 2]
+
+
+# Metrics whose lowest value is the best, and some others.
+_COSTS = (
+  "loss",
+  "retriever_loss",
+  "reader_loss",
+  "perplexity",
+  "perplexity_null",
+)
+_GAINS = (
+  "exact_match",
+  "mrr",
+  "ndcg_at_10",
+  "log_likelihood_null",
+  "retrieval_utility",
+  "masked_accuracy",
+)
+
+
+def test_the_best_checkpoint_has_the_lowest_cost_or_the_highest_gain(run):
+  with contextlib.closing(CheckpointStore(run.model_dir)) as store:
+    for step, value in ((1, 0.3), (2, 0.1), (3, 0.2)):
+      store.save(step, {"retriever": {"scale": np.float32(step)}})
+      figures = dict.fromkeys((*_COSTS, *_GAINS), value)
+      write_json(run.output_dir / str(step) / "metrics.json", figures)
+    store.wait()
+  for metric in (*_COSTS, *_GAINS):
+    run.follow(3, metric=metric)
+    best = read_best(run.model_dir)
+    assert best is not None
+    assert best.step == (2 if metric in _COSTS else 1), metric

@@ -196,3 +196,36 @@ def test_what_the_run_was_not_trained_for(run):
   ):
     with pytest.raises(CheckpointError, match=said):
       explain(dataclasses.replace(run, stage=stage), refused)
+
+
+def test_copies_of_a_training_sentence_leave_the_null_block(
+  world, run_config, questions, tmp_path
+):
+  ada, *_, zoe = tiny_world.documents()
+  copies = [{**ada, "id": f"copy{number}"} for number in range(8)]
+  corpus_dir = tiny_world.write_corpus(
+    tmp_path, [*copies, zoe], vocab=world.directory / "vocab.txt"
+  )
+  copied, model_dir = tiny_world.World(tmp_path), tmp_path / "run"
+  copied.save_checkpoint(model_dir)
+  copied.build_snapshot(model_dir)
+  config = dataclasses.replace(
+    run_config, model_dir=model_dir, corpus_dir=corpus_dir
+  )
+  sentences = dataclasses.replace(
+    questions,
+    task="masked_salient_spans",
+    split="train",
+    corpus_dir=corpus_dir,
+    seed=5,
+  )
+  stage = Pretraining(num_candidates=3)
+  found = block_use(config=config, data=sentences, stage=stage, num_sampled=8)
+  of_copies = [one for one in found if "ada" in one["sentence"]]
+  assert of_copies
+  for one in of_copies:
+    # Five blocks are searched for, and all but Zoe's are copies.
+    assert one["title"] in ("", zoe["title"])
+    if not one["title"]:
+      assert one["block"] == "" and one["utility"] == 0
+  assert "" in {one["title"] for one in of_copies}

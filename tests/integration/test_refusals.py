@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.storage.access import StoreAccessError
 from realm_jax.training.metrics import NonFiniteLossError
 from tests import tiny_world
 
@@ -80,3 +81,13 @@ def test_a_snapshot_of_another_corpus(commands, model_dir, tmp_path, world):
   assert "reads its examples from version 1 of the corpus" in text
   assert "or the corpus was built again" in text
   assert _latest(model_dir) == 1
+
+
+def test_questions_of_tfds_in_a_bucket_that_is_not_there(
+  commands, object_store, tmp_path
+):
+  # Its name is that of a path, without what says that TFDS reads it.
+  with pytest.raises(StoreAccessError, match="there is no bucket gs://nowhere"):
+    commands.train(
+      "open_qa", tmp_path / "qa", TRAIN_QUESTIONS="tfds:gs://nowhere/tfds"
+    )

@@ -2,8 +2,10 @@
 
 import importlib.util
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -48,26 +50,37 @@ _TOLERANCE = 1e-6
 
 
 @pytest.fixture(scope="module")
-def train_by_t5x(commands, command_environment, project_dir):
-  """`train_by_t5x(model_dir)`: the command, to its end."""
+def start_t5x(commands, command_environment, project_dir):
+  """`start_t5x(recipe, model_dir)`: the command, as a process."""
 
-  def train(model_dir: Path) -> None:
+  def start(recipe: str, model_dir: Path, **bindings) -> subprocess.Popen[str]:
     bindings = {
       **_COMMON,
-      **_PACKED,
       "MODEL_DIR": model_dir,
       "CORPUS_DIR": commands.world.corpus_dir,
+      **bindings,
     }
     command = [
       *(sys.executable, "-m", "t5x.train", "--alsologtostderr"),
-      *("--gin_file=gin/t5x/pretrain.gin", f"--gin_file={MODEL_FILE}"),
+      *(f"--gin_file=gin/t5x/{recipe}.gin", f"--gin_file={MODEL_FILE}"),
       *(f"--gin.{name}={as_gin(value)}" for name, value in bindings.items()),
     ]
-    subprocess.run(
-      command, cwd=project_dir, env=command_environment, check=True
+    return subprocess.Popen(
+      command,
+      cwd=project_dir,
+      env=command_environment,
+      stderr=subprocess.PIPE,
+      text=True,
     )
 
-  return train
+  return start
+
+
+def _end(process: subprocess.Popen[str], code: int = 0) -> str:
+  """Returns what a process has logged, once it has ended with a code."""
+  _, log = process.communicate(timeout=600)
+  assert process.returncode == code, log[-10_000:]
+  return log
 
 
 def _losses(model_dir: Path) -> dict[int, float]:
@@ -93,7 +106,7 @@ def _assert_same_end(one: Path, other: Path) -> None:
 
 
 def test_both_loops_pretrain_alike_on_packed_bins_and_continue_each_other(
-  commands, train_by_t5x, tmp_path
+  commands, start_t5x, tmp_path
 ):
   own, theirs = tmp_path / "own", tmp_path / "t5x"
   settings = _COMMON | _PACKED
@@ -103,12 +116,44 @@ def test_both_loops_pretrain_alike_on_packed_bins_and_continue_each_other(
   with commands.index_builder(own):
     commands.train("pretrain", own, **settings)
   with commands.index_builder(theirs):
-    train_by_t5x(theirs)
+    _end(start_t5x("pretrain", theirs, **_PACKED))
   _assert_same_end(own, theirs)
   for folder in (own, theirs):
     shutil.copytree(folder, tmp_path / f"whole_{folder.name}")
     shutil.rmtree(folder / f"checkpoints/{_STEPS}")
-  train_by_t5x(own)
+  _end(start_t5x("pretrain", own, **_PACKED))
   commands.train("pretrain", theirs, **settings)
   for folder in (own, theirs):
     _assert_same_end(tmp_path / f"whole_{folder.name}", folder)
+
+
+def test_a_preempted_run_saves_and_our_loop_continues_it(
+  commands, start_t5x, tmp_path
+):
+  own, theirs = tmp_path / "own", tmp_path / "t5x"
+  endless = {"NUM_STEPS": 100_000, "SAVE_EVERY_STEPS": 1000}
+  process = start_t5x("inverse_cloze", theirs, **endless)
+  while not (theirs / "metrics.jsonl").exists() or len(_losses(theirs)) < 3:
+    assert process.poll() is None, _end(process)
+    time.sleep(0.1)
+  process.send_signal(signal.SIGTERM)
+  _end(process)
+  step = CheckpointStore(theirs).latest()
+  assert 3 <= step < 1000
+  settings = {**_COMMON, **endless, "NUM_STEPS": step + 2}
+  for folder in (theirs, own):
+    commands.train("inverse_cloze", folder, **settings)
+  losses = _losses(theirs)
+  assert list(losses) == list(range(1, step + 3))
+  # The learning rate falls to the last step, which differs.
+  assert losses[1] == pytest.approx(_losses(own)[1], rel=_TOLERANCE)
+
+
+def test_the_first_error_is_the_last_that_is_printed(start_t5x, tmp_path):
+  # No snapshot is built from checkpoint 0.
+  process = start_t5x("pretrain", tmp_path, **_PACKED, TIMEOUT_SECONDS=1.0)
+  log = _end(process, code=1)
+  assert CheckpointStore(tmp_path).steps() == [0]
+  last = log.rpartition("Traceback (most recent call last)")[2]
+  assert "RetrievalUnavailableError" in last
+  assert "schedule new futures" not in log

@@ -91,3 +91,21 @@ def test_closed_book_trains_and_is_evaluated_without_an_index(world, tmp_path):
   assert figures["num_blocks"] == world.corpus.num_blocks
   assert "snapshot" not in figures
   assert not (model_dir / "snapshots").exists()
+
+
+def test_inverse_cloze_learns_from_what_its_snapshot_retrieves(
+  commands, tmp_path
+):
+  with commands.index_builder(tmp_path):
+    commands.train(
+      "inverse_cloze",
+      tmp_path,
+      NUM_STEPS=2,
+      NUM_HARD_NEGATIVES=2,
+      NUM_MICROBATCHES=2,
+      PACK=False,
+    )
+  rows = read_rows(tmp_path)
+  assert [row["snapshot"] for row in rows] == [0, 0]
+  assert all(row["loss"] > 0 for row in rows)
+  assert [row["staleness_steps"] for row in rows] == [0, 1]

@@ -8,6 +8,7 @@ import pytest
 
 from realm_jax.objectives.masked_lm import masked_lm_loss
 from realm_jax.objectives.open_qa import open_qa_loss
+from realm_jax.objectives.weighted import Average
 from tests.objectives import test_objectives, test_open_qa_loss
 
 # Unequal, so that a mean of means would differ from the mean.
@@ -40,3 +41,19 @@ def test_micro_batches_add_up_to_the_batch(function, example):
     (np.concatenate(gradients) / added.loss.weight, added.means()),
     (gradient / whole.loss.weight, whole.means()),
   )
+
+
+@pytest.mark.parametrize(
+  ("weights", "mean"),
+  [([3.0, 1.0], 2.5), ([0.3, 0.1], 2.5), ([0.0, 0.1], 4.0), ([0.0, 0.0], 0.0)],
+)
+def test_a_mean_is_divided_by_its_weights_however_small(weights, mean):
+  values = np.array([2.0, 4.0], np.float32)
+
+  def average(values):
+    return Average.of(values, np.array(weights)).mean
+
+  found, slopes = jax.value_and_grad(average)(values)
+  assert found == pytest.approx(mean)
+  wanted = np.array(weights) / (sum(weights) or 1)
+  np.testing.assert_allclose(slopes, wanted, rtol=1e-6)

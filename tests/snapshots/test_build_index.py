@@ -250,3 +250,19 @@ def test_processes_share_a_snapshot_are_killed_and_stop_together(
     wait_until(second[0].ended, what="end of the group")
   assert "published snapshot 0: 150 blocks" in second[0].log.read_text()
   assert store.verify(0).num_blocks == 150
+
+
+def test_a_builder_of_exact_indexes_in_a_bucket_reads_no_vector_again(
+  object_store, corpus, tmp_path, monkeypatch
+):
+  snapshots_dir = object_store.path(f"{tmp_path.name}/snapshots")
+  save(tmp_path, corpus, 500)
+  monkeypatch.setattr(ExactConfig, "build", pytest.fail)
+  with object_store.counted() as requests:
+    assert build(tmp_path, corpus, snapshots_dir=snapshots_dir) == [500]
+  assert not [r for r in requests if ".npy" in r and "alt=media" in r]
+  monkeypatch.undo()
+  with object_store.counted() as requests:
+    loaded = load_newest(snapshots_dir, corpus=corpus)
+  assert [r for r in requests if ".npy" in r and "alt=media" in r]
+  assert loaded.manifest.recall == {}

@@ -1,5 +1,7 @@
 """The index builder's loop, with builds that only publish."""
 
+from unittest import mock
+
 import pytest
 
 from realm_jax.checkpoints.store import (
@@ -15,6 +17,7 @@ from realm_jax.indexes.protocol import (
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.snapshots import index_builder
 from realm_jax.snapshots.index_builder import index_of_run
+from realm_jax.snapshots.manifest import Manifest
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.storage.local_disk import DiskFullError
 from tests.snapshots.builds import StopAfterWaits, follow_until_idle, save
@@ -187,3 +190,11 @@ def test_an_index_of_a_kind_of_ones_own_is_found_by_its_name(
   kind = "realm_jax.indexes.random", "RandomConfig"
   monkeypatch.setitem(CONFIGS, "mine", kind)
   assert found() == RandomConfig(seed=7)
+
+
+def test_an_idle_builder_reads_a_manifest_once(run, saved, monkeypatch):
+  saved(0)
+  read = mock.Mock(side_effect=Manifest.from_json)
+  monkeypatch.setattr(Manifest, "from_json", read)
+  assert run(stop=StopAfterWaits(9))[1] == [0]
+  assert read.call_count == 1

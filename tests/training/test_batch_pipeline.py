@@ -1,0 +1,264 @@
+"""The stream of batches: what it reads, searches, replaces and remembers."""
+
+import contextlib
+import threading
+import types
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.errors import ExitCode
+from realm_jax.indexes.exact import ExactConfig, ExactIndex
+from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
+from realm_jax.inputs.batch import Batch
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.snapshots.loading import Snapshot
+from realm_jax.training.batch_pipeline import BatchPipeline
+from realm_jax.training.checkpointing import LoopState, RetrievedIds
+from realm_jax.training.compiled_steps import RunSetup
+from realm_jax.training.config import MeshConfig
+from realm_jax.training.decisions import Decisions
+from realm_jax.training.index_schedule import IndexSchedule
+from realm_jax.training.stages.masked_words import MaskTargets
+from realm_jax.training.stages.reading import ReadingBatch
+from realm_jax.training.stages.stage import ExampleArrays
+from tests.training import tiny
+
+BATCH, K = 8, 2
+
+
+class Words(Corpus):
+  """A corpus in which ids are 100 more than rows, of which -1 is none."""
+
+  version = 1
+  block_ids = 100 + np.arange(20)
+
+  def __init__(self):
+    pass
+
+  def rows_of(self, ids):
+    return (np.asarray(ids) - 100).astype(np.int32)
+
+
+class HostIndex:
+  """Returns the rows after the first word of a query, or an error."""
+
+  kind, num_blocks, needs_vectors = "host", 20, True
+
+  def __init__(self, error=None):
+    self.error, self.vectors, self.report = error, [], {}
+
+  def search(self, queries, k):
+    if self.error is not None:
+      raise self.error
+    self.vectors.append(queries.vectors)
+    rows = queries.token_ids[:, :1] + np.arange(k, dtype=np.int32)
+    return SearchResult(rows.astype(np.int32), np.ones(rows.shape, np.float32))
+
+
+def _faked(kind, **fields):
+  """An object of a class that has these fields alone."""
+  made = object.__new__(kind)
+  vars(made).update(fields)
+  return made
+
+
+def _snapshot(step, index, scale=1.0):
+  return _faked(
+    Snapshot,
+    step=step,
+    manifest=types.SimpleNamespace(oldest_step=0),
+    corpus=Words(),
+    index=index,
+    query_params={"scale": np.float32(scale)},
+  )
+
+
+class Schedule(IndexSchedule):
+  """Snapshots by step."""
+
+  def __init__(self, snapshots):
+    self._snapshots = snapshots
+    self.recorded = []
+
+  def start(self, step, recorded):
+    self.recorded.append(recorded)
+    return self.at(step)
+
+  def at(self, step):
+    self.current = self._snapshots(step)
+    return self.current
+
+  def loaded(self):
+    return None, None
+
+
+class WithVectors(NamedTuple):
+  """A batch that holds the vectors of the retrieved blocks."""
+
+  query: Any
+  retrieved: Any
+
+
+def _assemble(batch, retrieved, context):
+  """A batch that holds the retrieved rows as masked tokens."""
+  query = batch.arrays["query"]
+  blocks = np.zeros((len(query), 1, 1), np.int32)
+  masks = MaskTargets.none(ExampleArrays(query, blocks, 0, 0, K))
+  made = masks._replace(token_ids=retrieved.rows)
+  return ReadingBatch(query, blocks, made), {"of_stage": 1.0}
+
+
+def _positions(number):
+  """Where each row of a batch is in the data."""
+  return BATCH * number + np.arange(BATCH)
+
+
+def _examples(start):
+  for number in range(start, 100):
+    query = np.full((BATCH, tiny.QUERY), number + 1, np.int32)
+    next_positions = _positions(number + 1)
+    yield Batch({"query": query}, {}, _positions(number), next_positions)
+
+
+@pytest.fixture
+def open_stream(monkeypatch):
+  """Opens streams over fakes, and closes their threads."""
+  of_model = {
+    "query_tower_parameters": lambda retriever, params: params,
+    "embed_queries": lambda retriever, params, token_ids: (
+      params["scale"] * token_ids[:, :4].astype(np.float32)
+    ),
+  }
+  for name, instead in of_model.items():
+    monkeypatch.setattr(f"realm_jax.training.batch_pipeline.{name}", instead)
+  stack = contextlib.ExitStack()
+
+  def open_stream(
+    schedule, *, resumed=None, current_queries=False, assemble=None
+  ):
+    resumed = resumed or LoopState(_positions(0))
+    stage = types.SimpleNamespace(
+      needs_index=True,
+      needs_answers=False,
+      reads_vectors=assemble is not None,
+      current_queries=current_queries,
+      assemble=assemble or _assemble,
+    )
+    config = types.SimpleNamespace(
+      stage=stage,
+      data=types.SimpleNamespace(block_length=tiny.BLOCK),
+      mesh=MeshConfig(),
+      retrieve_on_device=False,
+    )
+    setup = _faked(
+      RunSetup,
+      config=config,
+      examples=Words(),
+      corpus=Words(),
+      mesh=make_mesh(),
+      models=tiny.models(),
+      num_searched=K,
+    )
+    stream = BatchPipeline(
+      setup,
+      _examples(resumed.positions[0] // BATCH),
+      schedule=schedule,
+      decisions=Decisions(
+        threading.Event(), num_steps=100, save_every_steps=10
+      ),
+      resumed=resumed,
+    )
+    return stack.enter_context(contextlib.closing(stream))
+
+  with stack:
+    yield open_stream
+
+
+def _params(scale):
+  return {"retriever": {"scale": np.float32(scale)}}
+
+
+def _rows(prepared):
+  return np.asarray(prepared.batch.masks.token_ids)[0].tolist()
+
+
+def test_batches_come_in_order_with_what_their_snapshot_returned(open_stream):
+  index = HostIndex()
+  stream = open_stream(Schedule(lambda step: _snapshot(10 * step, index)))
+  found = []
+  for step in range(3):
+    stream.prefetch(step, _params(7.0))
+    prepared = stream.take(step)
+    found.append((_rows(prepared), prepared.metrics["snapshot"]))
+    assert prepared.metrics["staleness_steps"] == step
+    assert prepared.metrics["of_stage"] == 1.0
+  assert found == [([1, 2], 0), ([2, 3], 10), ([3, 4], 20)]
+  # Embedded by the snapshot's own query tower.
+  assert [vectors[0, 0] for vectors in index.vectors] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+  ("ids", "snapshot", "rows"),
+  [
+    ([107, 108], 5, [7, 8]),
+    ([107, 108], 6, [4, 5]),
+    # A block is gone from the corpus of the snapshot, which was rebuilt.
+    ([107, 99], 5, [4, 5]),
+  ],
+)
+def test_a_resumed_stream_repeats_no_search_of_the_same_snapshot(
+  open_stream, ids, snapshot, rows
+):
+  ids = np.tile(np.array([ids]), (BATCH, 1))
+  retrieved = RetrievedIds(ids, np.ones(ids.shape, np.float32))
+  resumed = LoopState(_positions(3), snapshot=5, retrieved=retrieved)
+  schedule = Schedule(lambda step: _snapshot(snapshot, HostIndex()))
+  stream = open_stream(schedule, resumed=resumed)
+  stream.prefetch(3, _params(1.0))
+  assert _rows(stream.take(3)) == rows
+  assert schedule.recorded == [5]
+  stream.prefetch(4, _params(1.0))
+  assert _rows(stream.take(4)) == [5, 6]
+
+
+def test_an_index_whose_process_has_died_ends_the_stream(open_stream):
+  crash = IndexCrashedError("the search process has ended")
+  assert crash.exit_code != ExitCode.USER_ERROR
+  stream = open_stream(Schedule(lambda step: _snapshot(9, HostIndex(crash))))
+  stream.prefetch(0, _params(7.0))
+  with pytest.raises(IndexCrashedError, match="has ended"):
+    stream.take(0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_vectors_come_from_the_devices_where_these_hold_them(
+  open_stream, dtype
+):
+  vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+  mesh, read = make_mesh(), []
+
+  def gather(rows):
+    read.append(rows)
+    return vectors[rows]
+
+  snapshot = _snapshot(
+    0, ExactIndex(vectors, ExactConfig(dtype=dtype), mesh=mesh)
+  )
+  stored = types.SimpleNamespace(gather=gather, dtype=vectors.dtype)
+  vars(snapshot).update(mesh=mesh, embeddings=stored)
+
+  def assemble(batch, retrieved, context):
+    made = context.vectors(retrieved.rows)
+    return WithVectors(batch.arrays["query"], made), {}
+
+  stream = open_stream(Schedule(lambda step: snapshot), assemble=assemble)
+  stream.prefetch(0, _params(1.0))
+  found = stream.take(0).batch.retrieved
+  # All queries are ones, and the index rounds its vectors to the type.
+  best = np.argsort(-vectors.astype(dtype).astype(np.float32).sum(axis=1))[:K]
+  np.testing.assert_array_equal(found, np.tile(vectors[best], (BATCH, 1, 1)))
+  # Files of vectors are read only if the devices hold rounded ones.
+  assert bool(read) == (dtype == "bfloat16")
