@@ -19,14 +19,19 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from experiments.ablation.rows import select
 from realm_jax.configuration import command_line
+from realm_jax.console import stop_on_sigterm
 from realm_jax.partitioning.agreement import commit
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.sole_process import sole_process
+
+if TYPE_CHECKING:
+  from experiments.ablation.plan import Plan
 
 _ROWS = flags.DEFINE_list(
   "rows",
@@ -54,7 +59,6 @@ _DRY_RUN = flags.DEFINE_bool(
 def main(argv: Sequence[str]) -> None:
   """Makes the runs of the chosen rows, and reports."""
   del argv
-  from experiments import pipeline
   from experiments.ablation import report
   from experiments.ablation.plan import chosen_ablation
 
@@ -75,13 +79,7 @@ def main(argv: Sequence[str]) -> None:
     for rows, plan in plans:  # noqa: B007
       for seed in dict.fromkeys(run.seed for run in plan.runs):
         config.data.prepare(output_dir / f"seed-{seed}", seed)
-      pipeline.run_all(
-        {
-          f"{number} of {len(plan.runs)}: seed {run.seed}, {run.name}, for "
-          + ", ".join(run.rows): run.step
-          for number, run in enumerate(plan.runs, 1)
-        }
-      )
+      _run_all(plan)
   figures = {
     "seeds": seeds,
     "commit": commit(),
@@ -90,6 +88,25 @@ def main(argv: Sequence[str]) -> None:
   path = Path(_JSON.value or output_dir / "ablation.json")
   write_json(path, figures)
   print(f"\n{report.write_report(path.parent, figures)}")
+
+
+def _run_all(plan: "Plan") -> None:
+  """Makes the runs that are not finished, until SIGTERM."""
+  from experiments.pipeline import StoppedError, run
+
+  with stop_on_sigterm() as stop:
+    for number, one in enumerate(plan.runs, 1):
+      if stop.is_set():
+        raise StoppedError(
+          "stopped between two steps; the same command continues"
+        )
+      if not one.step.is_finished():
+        print(
+          f"\n=== {number} of {len(plan.runs)}: seed {one.seed}, "
+          f"{one.step.name}, for {', '.join(one.rows)}",
+          flush=True,
+        )
+        run(one.step)
 
 
 if __name__ == "__main__":

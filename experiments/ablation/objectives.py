@@ -29,13 +29,12 @@ from experiments.ablation.plan import (
   AblationConfig,
   AblationError,
   Plan,
-  Results,
   SeedPlan,
-  make_plan,
+  SeedRuns,
 )
 from experiments.ablation.report import START, num_collapsed
 from experiments.ablation.rows import REALM, Bindings, Part, Row, Times
-from experiments.pipeline import Value
+from experiments.pipeline import Step, Value
 from realm_jax.evaluation.outputs import METRICS
 from realm_jax.settings import NonNegativeInt, PositiveInt
 from realm_jax.storage.json_files import write_json
@@ -46,7 +45,11 @@ _LARGE_BATCH, _HARD_NEGATIVES = "large_batch", "hard_negatives"
 # Distances of refreshes, in steps, and what rolling refresh embeds in a step:
 # as many blocks of the recipe's world as the first distance does.
 _REFRESH_EVERY = (50, 200, 1500)
-_BLOCKS_PER_STEP = 22
+_ROLLING: Bindings = {
+  "RETRIEVE_ON_DEVICE": True,
+  "BLOCKS_PER_STEP": 22,
+  "WAIT_FOR_SNAPSHOTS": False,
+}
 
 _Phase = tuple[Sequence[Row], Plan]
 
@@ -76,6 +79,10 @@ class ObjectiveRow(Row):
   def binding(self, **bindings: Value | Times) -> "ObjectiveRow":
     """Returns the row with further bindings."""
     return dataclasses.replace(self, bindings={**self.bindings, **bindings})
+
+  def renamed(self, suffix: str, **changes: Any) -> "ObjectiveRow":
+    """Returns the row with a longer name and other changes."""
+    return dataclasses.replace(self, name=f"{self.name}_{suffix}", **changes)
 
 
 # Open QA starts from the baseline's reader, which has seen as many masked
@@ -121,31 +128,23 @@ _BASES = (
 
 def _stale_rows(base: ObjectiveRow) -> list[ObjectiveRow]:
   """Returns a row's stale rows, compared with the first of them."""
-  rolling: dict[str, Value | Times] = {
-    "RETRIEVE_ON_DEVICE": True,
-    "BLOCKS_PER_STEP": _BLOCKS_PER_STEP,
-    "WAIT_FOR_SNAPSHOTS": False,
-  }
-  names = [f"{base.name}_refresh_{steps}" for steps in _REFRESH_EVERY]
-  rows = [
-    dataclasses.replace(
-      base.binding(**bindings),
-      name=name,
+  first, *_ = names = [f"refresh_{steps}" for steps in _REFRESH_EVERY]
+  changes: list[tuple[str, str, Bindings]] = [
+    (name, f"refresh every {steps} steps", {"REFRESH_EVERY_STEPS": steps})
+    for name, steps in zip(names, _REFRESH_EVERY, strict=True)
+  ]
+  changes.append(("rolling", "rolling refresh", _ROLLING))
+  return [
+    base.binding(**bindings).renamed(
+      name,
       title=f"{base.title}, {title}",
       part="staleness",
       base=base.name,
-      reference=names[0],
+      # The first one itself is compared with REALM.
+      reference=REALM.name if name == first else f"{base.name}_{first}",
     )
-    for name, title, bindings in (
-      *(
-        (name, f"refresh every {steps} steps", {"REFRESH_EVERY_STEPS": steps})
-        for name, steps in zip(names, _REFRESH_EVERY, strict=True)
-      ),
-      (f"{base.name}_rolling", "rolling refresh", rolling),
-    )
+    for name, title, bindings in changes
   ]
-  # The first one itself is compared with REALM.
-  return [dataclasses.replace(rows[0], reference=REALM.name), *rows[1:]]
 
 
 class Setting(NamedTuple):
@@ -167,6 +166,40 @@ class Setting(NamedTuple):
     )
 
 
+class _SeedPlan(SeedPlan):
+  """The steps of one seed, whose rows are evaluated before fine-tuning."""
+
+  def of(self, row: Row) -> Iterator[tuple[str, Step]]:
+    """Yields the row's run, its evaluations, and its answers if wanted."""
+    run, last, scale = READING_RETRIEVED, {}, {}
+    # Without pre-training it keeps the retriever of inverse cloze, and has a
+    # reader.
+    if row.pretrains:
+      run, _, config = self.pretrainings[row.name]
+      # By default the builder takes the one that the last checkpoint has used.
+      last["CHECKPOINT_STEP"] = config.num_steps
+      scale["SCORE_SCALE"] = config.retriever.score_scale
+    yield "run", self.made[run]
+    if row.part == "cost":
+      return
+    name = Path(run).name
+    snapshot = self.build_index(run, f"snapshots/{name}", **last).name
+    statements, questions = self.data.sentences, self.data.questions
+    evaluations = [("statements", "eval_retrieval", statements, {})]
+    if row.part != "development":
+      evaluations.append(("questions", "eval_retrieval", questions, {}))
+      if row.recipe == "pretraining":
+        evaluations.append(("masked", "eval_statements", statements, scale))
+    for kind, recipe, file, bindings in evaluations:
+      given = {"QUESTIONS": str(file), **bindings}
+      evaluation = self.evaluate(
+        f"{name}/{kind}", recipe, run, snapshot, **given
+      )
+      yield kind, evaluation
+    if row.part not in ("development", "staleness"):
+      yield "answers", self.answers(row)
+
+
 @dataclasses.dataclass(frozen=True)
 class ObjectivesConfig(AblationConfig):
   """The objectives at equal steps and at equal seconds, and their staleness.
@@ -183,6 +216,7 @@ class ObjectivesConfig(AblationConfig):
   development_seed: NonNegativeInt = 100
   num_cost_steps: PositiveInt = 60
   stale_objectives: Sequence[str] = ("replug", "perplexity_frozen")
+  seed_runs: ClassVar[type[SeedRuns]] = _SeedPlan
   needed_recipes: ClassVar[Sequence[str]] = (
     *RECIPES,
     READING_RETRIEVED,
@@ -228,14 +262,10 @@ class ObjectivesConfig(AblationConfig):
     chosen = [
       row for row in rows if row.part != "staleness" or row.base in stale
     ]
-    bases = {START, *(row.tuned_as for row in chosen)}
     names = {START, *(row.name for row in chosen)}
     # Those whose settings they take have the first names for shared runs.
-    among = [
-      row
-      for row in self.rows
-      if row.name in names or (row in _BASES and row.name in bases)
-    ]
+    bases = {row.tuned_as for row in chosen}
+    among = [row for row in self.rows if row.name in names | bases]
     timed = [row for row in _BASES if row.name in names and row.pretrains]
     costs: Mapping[str, float] = {}
     if len(timed) > 1:
@@ -252,18 +282,18 @@ class ObjectivesConfig(AblationConfig):
       for row in among
     ]
     reported = [row for row in among if row.name in names]
-    plan = make_plan(_SeedPlan, self, reported, among, seeds, output_dir)
+    plan = self.plan(reported, among, seeds, output_dir)
     training = {}
     for row in reported:
       if row.pretrains:
-        config = plan.configs[row.name]
+        config, grid = plan.pretrainings[row.name].config, grids[row.tuned_as]
         training[row.name] = {
           "steps": config.num_steps,
           "seconds per step": round(costs.get(row.tuned_as, 0.0), 4) or "",
           "SCORE_SCALE": config.retriever.score_scale,
           "rate of the retriever": config.optimizer.retriever_rate_scale,
-          "recall@1 in the grid": grids[row.tuned_as].text,
-          "collapsed in the grid": grids[row.tuned_as].collapsed,
+          "recall@1 in the grid": grid.text,
+          "collapsed in the grid": grid.collapsed,
         }
     yield reported, plan._replace(training=training)
 
@@ -278,14 +308,10 @@ class ObjectivesConfig(AblationConfig):
     path = output_dir / "costs.json"
     costs = json.loads(path.read_text()) if path.exists() else {}
     short = {
-      row.name: dataclasses.replace(
-        row.binding(
-          NUM_STEPS=self.num_cost_steps,
-          REFRESH_EVERY_STEPS=Times(1, "NUM_STEPS"),
-        ),
-        name=f"{row.name}_cost",
-        part="cost",
-      )
+      row.name: row.binding(
+        NUM_STEPS=self.num_cost_steps,
+        REFRESH_EVERY_STEPS=Times(1, "NUM_STEPS"),
+      ).renamed("cost", part="cost")
       for row in rows
       if row.name not in costs
     }
@@ -307,8 +333,8 @@ class ObjectivesConfig(AblationConfig):
     output_dir: Path,
   ) -> list[ObjectiveRow]:
     """Returns rows that are trained for as many seconds as REALM."""
-    plan = _SeedPlan(self, output_dir / "seed", 0)
-    realm = plan.pretraining(_BASES[0]).config
+    found = SeedPlan(self, output_dir / "seed", 0, _BASES[:1]).pretrainings
+    realm = found[REALM.name].config
     timed = []
     for row in rows:
       steps = steps_of_equal_seconds(
@@ -317,17 +343,11 @@ class ObjectivesConfig(AblationConfig):
         costs.get(row.name, 0.5),
         every=realm.checkpoints.save_every_steps,
       )
-      twin = dataclasses.replace(
-        row.binding(NUM_STEPS=steps), part="equal_seconds"
-      )
+      twin = row.binding(NUM_STEPS=steps)
       if row.is_pretraining:
-        twin = dataclasses.replace(
-          twin,
-          name=f"{row.name}_seconds",
-          title=f"{row.title}, equal seconds",
-          base=row.name,
-        )
-      timed.append(twin)
+        title = f"{row.title}, equal seconds"
+        twin = twin.renamed("seconds", title=title, base=row.name)
+      timed.append(dataclasses.replace(twin, part="equal_seconds"))
     return timed
 
   def _choose(
@@ -340,10 +360,8 @@ class ObjectivesConfig(AblationConfig):
     ]
     tried = {
       row.name: [
-        dataclasses.replace(
-          point.of(row),
-          name=f"{row.name}_{point.temperature:g}_{point.rate:g}",
-          part="development",
+        point.of(row).renamed(
+          f"{point.temperature:g}_{point.rate:g}", part="development"
         )
         for point in points
       ]
@@ -355,19 +373,19 @@ class ObjectivesConfig(AblationConfig):
     )
     if not _is_finished(plan):
       return {row.name: _Grid() for row in rows}
-    recalls = {
-      name: json.loads((result["statements"] / METRICS).read_text())
-      for name, (result,) in plan.results.items()
-    }
+
+    def recall(row: ObjectiveRow) -> float:
+      (results,) = plan.results[row.name]
+      figures = json.loads((results["statements"] / METRICS).read_text())
+      return figures["recall_at_1"]
+
     grids = {}
     for name, own in tried.items():
-      found = [recalls[row.name]["recall_at_1"] for row in own]
+      found = [recall(row) for row in own]
       grids[name] = _Grid(
         best=points[found.index(max(found))],
         text=" ".join(f"{recall:.3f}" for recall in found),
-        collapsed=num_collapsed(
-          found, [recalls[START]["recall_at_1"]] * len(found)
-        ),
+        collapsed=num_collapsed(found, [recall(start)] * len(found)),
       )
     return grids
 
@@ -375,8 +393,7 @@ class ObjectivesConfig(AblationConfig):
     self, rows: Sequence[ObjectiveRow], output_dir: Path
   ) -> Generator[_Phase, None, Plan]:
     """Yields a plan in the development world, and returns it."""
-    seeds = [self.development_seed]
-    plan = make_plan(_SeedPlan, self, rows, rows, seeds, output_dir)
+    plan = self.plan(rows, rows, [self.development_seed], output_dir)
     yield rows, plan
     return plan
 
@@ -414,39 +431,3 @@ class _Grid(NamedTuple):
 
 def _is_finished(plan: Plan) -> bool:
   return all(run.step.is_finished() for run in plan.runs)
-
-
-class _SeedPlan(SeedPlan):
-  """The runs of one seed, by name."""
-
-  def add(self, row: Row) -> Results:
-    """Adds the runs of a row, unless they are there already."""
-    run, _ = self.parts(row)
-    if not row.pretrains:
-      # It keeps the retriever of inverse cloze, and has a reader.
-      run = READING_RETRIEVED
-    results = {"run": self.add_training(row, run)}
-    if row.part == "cost":
-      return results
-    name, searched = Path(run).name, self.directories(run)
-    last, scale = {}, {}
-    if row.pretrains:
-      # By default the builder takes the one that the last checkpoint has used.
-      trained = self.pretrainings[row.name].config
-      last["CHECKPOINT_STEP"] = trained.num_steps
-      scale["SCORE_SCALE"] = trained.retriever.score_scale
-    searched["SNAPSHOT"] = self.add_snapshot(row, name, **searched, **last)
-    statements, questions = self.data.sentences, self.data.questions
-    assert statements is not None
-    evaluations = [("statements", "eval_retrieval", statements, {})]
-    if row.part != "development":
-      evaluations.append(("questions", "eval_retrieval", questions, {}))
-      if row.recipe == "pretraining":
-        evaluations.append(("masked", "eval_statements", statements, scale))
-    for kind, recipe, file, bindings in evaluations:
-      results[kind] = self.add_evaluation(
-        *(row, f"{name}/{kind}", recipe, file), **searched, **bindings
-      )
-    if row.part not in ("development", "staleness"):
-      results["answers"] = self.add_answers(row)
-    return results

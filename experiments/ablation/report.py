@@ -110,8 +110,8 @@ def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
   """
   found: list[dict[str, Any]] = []
   for row in rows:
-    title = row.title
-    if row.name in plan.never_refreshed:
+    title, pretraining = row.title, plan.pretrainings.get(row.name)
+    if pretraining is not None and pretraining.never_refreshed:
       title += " (never refreshed)"
     metrics = {}
     for metric in METRICS:
@@ -364,7 +364,7 @@ def plan_table(runs: Sequence[Run]) -> str:
   named: dict[str, Run] = {}
   for run in runs:
     # A later plan finds what an earlier one has made.
-    named.setdefault(f"seed-{run.seed}/{run.name}", run)
+    named.setdefault(f"seed-{run.seed}/{run.step.name}", run)
   width = max(map(len, named))
   lines, num_finished = [], 0
   for name, run in named.items():
