@@ -19,19 +19,14 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from absl import flags
 
 from experiments.ablation.rows import select
 from realm_jax.configuration import command_line
-from realm_jax.console import stop_on_sigterm
 from realm_jax.partitioning.agreement import commit
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.sole_process import sole_process
-
-if TYPE_CHECKING:
-  from experiments.ablation.plan import Plan
 
 _ROWS = flags.DEFINE_list(
   "rows",
@@ -61,6 +56,7 @@ def main(argv: Sequence[str]) -> None:
   del argv
   from experiments.ablation import report
   from experiments.ablation.plan import chosen_ablation
+  from experiments.pipeline import run
 
   config = command_line.call(chosen_ablation)
   rows = select(_ROWS.value or [config.default_rows], config.rows)
@@ -69,17 +65,23 @@ def main(argv: Sequence[str]) -> None:
   seeds = [config.first_seed + number for number in range(num_seeds)]
   plans = config.plans(rows, seeds=seeds, output_dir=output_dir)
   if _DRY_RUN.value:
-    runs = [run for _, plan in plans for run in plan.runs]
-    print(report.plan_table(runs))
+    print(report.plan_table([one for _, plan in plans for one in plan.runs]))
     return
   # Ctrl-C stops what SIGTERM stops.
   signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
   advice = "stop it, or choose another --output_dir"
   with sole_process(output_dir, "ablation", advice=advice):
     for rows, plan in plans:  # noqa: B007
-      for seed in dict.fromkeys(run.seed for run in plan.runs):
+      for seed in dict.fromkeys(one.seed for one in plan.runs):
         config.data.prepare(output_dir / f"seed-{seed}", seed)
-      _run_all(plan)
+      for number, one in enumerate(plan.runs, 1):
+        if not one.step.is_finished():
+          title = f"{number} of {len(plan.runs)}: seed {one.seed}"
+          rows_of_run = ", ".join(one.rows)
+          print(
+            f"\n=== {title}, {one.step.name}, for {rows_of_run}", flush=True
+          )
+          run(one.step)
   figures = {
     "seeds": seeds,
     "commit": commit(),
@@ -88,25 +90,6 @@ def main(argv: Sequence[str]) -> None:
   path = Path(_JSON.value or output_dir / "ablation.json")
   write_json(path, figures)
   print(f"\n{report.write_report(path.parent, figures)}")
-
-
-def _run_all(plan: "Plan") -> None:
-  """Makes the runs that are not finished, until SIGTERM."""
-  from experiments.pipeline import StoppedError, run
-
-  with stop_on_sigterm() as stop:
-    for number, one in enumerate(plan.runs, 1):
-      if stop.is_set():
-        raise StoppedError(
-          "stopped between two steps; the same command continues"
-        )
-      if not one.step.is_finished():
-        print(
-          f"\n=== {number} of {len(plan.runs)}: seed {one.seed}, "
-          f"{one.step.name}, for {', '.join(one.rows)}",
-          flush=True,
-        )
-        run(one.step)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from experiments.ablation.data import CORPUS, HIGH_CORPUS, OWN_CORPUS
 from experiments.ablation.plan import AblationConfig, SeedRuns
-from experiments.ablation.rows import REALM, Part, Row
+from experiments.ablation.rows import REALM, Row
 from experiments.pipeline import Step
 
 # Where documents state the facts of statements: in the high-resource language
@@ -33,7 +33,7 @@ class CrossLingualRow(Row):
     evaluation: Recipe of the evaluation.
   """
 
-  part: Part = "cross_lingual"
+  part: str = "cross_lingual"
   run: str = "both/pretraining"
   corpus: str = CORPUS
   evaluation: str = "eval_statements"

@@ -33,7 +33,7 @@ from experiments.ablation.plan import (
   SeedRuns,
 )
 from experiments.ablation.report import START, num_collapsed
-from experiments.ablation.rows import REALM, Bindings, Part, Row, Times
+from experiments.ablation.rows import REALM, Bindings, Row, Times
 from experiments.pipeline import Step, Value
 from realm_jax.evaluation.outputs import METRICS
 from realm_jax.settings import NonNegativeInt, PositiveInt
@@ -63,7 +63,7 @@ class ObjectiveRow(Row):
       for its own.
   """
 
-  part: Part = "objectives"
+  part: str = "objectives"
   base: str | None = None
 
   @property
@@ -79,6 +79,17 @@ class ObjectiveRow(Row):
   def binding(self, **bindings: Value | Times) -> "ObjectiveRow":
     """Returns the row with further bindings."""
     return dataclasses.replace(self, bindings={**self.bindings, **bindings})
+
+  def tuned(self, temperature: float, rate: float) -> "ObjectiveRow":
+    """Returns the row with a setting of the grid: factors of the recipe's.
+
+    The temperature of p(z|x) is 1 / SCORE_SCALE, and the rate is that at which
+    the retriever learns.
+    """
+    return self.binding(
+      SCORE_SCALE=Times(1 / temperature, "SCORE_SCALE"),
+      RETRIEVER_RATE_SCALE=Times(rate, "RETRIEVER_RATE_SCALE"),
+    )
 
   def renamed(self, suffix: str, **changes: Any) -> "ObjectiveRow":
     """Returns the row with a longer name and other changes."""
@@ -147,25 +158,6 @@ def _stale_rows(base: ObjectiveRow) -> list[ObjectiveRow]:
   ]
 
 
-class Setting(NamedTuple):
-  """A point of the grid, as factors of the recipe's values.
-
-  Attributes:
-    temperature: Factor of the temperature of p(z|x), which is 1 / SCORE_SCALE.
-    rate: Factor of the retriever's learning rate.
-  """
-
-  temperature: float = 1.0
-  rate: float = 1.0
-
-  def of(self, row: ObjectiveRow) -> ObjectiveRow:
-    """Returns a row with this setting."""
-    return row.binding(
-      SCORE_SCALE=Times(1 / self.temperature, "SCORE_SCALE"),
-      RETRIEVER_RATE_SCALE=Times(self.rate, "RETRIEVER_RATE_SCALE"),
-    )
-
-
 class _SeedPlan(SeedPlan):
   """The steps of one seed, whose rows are evaluated before fine-tuning."""
 
@@ -205,7 +197,7 @@ class ObjectivesConfig(AblationConfig):
   """The objectives at equal steps and at equal seconds, and their staleness.
 
   Attributes:
-    temperatures, rates: The grid: see `Setting`.
+    temperatures, rates: The grid: see `ObjectiveRow.tuned`.
     development_seed: Seed of the world on which a row's setting is chosen.
     num_cost_steps: Steps by which the cost of a row's step is measured.
     stale_objectives: Rows beside REALM's whose index gets stale.
@@ -278,7 +270,7 @@ class ObjectivesConfig(AblationConfig):
     own = [row for row in among if row.tuned_as == row.name and row.pretrains]
     grids = yield from self._choose(own, output_dir)
     among = [
-      grids[row.tuned_as].best.of(row) if row.pretrains else row
+      row.tuned(*grids[row.tuned_as].best) if row.pretrains else row
       for row in among
     ]
     reported = [row for row in among if row.name in names]
@@ -316,7 +308,9 @@ class ObjectivesConfig(AblationConfig):
       if row.name not in costs
     }
     if short:
-      plan = yield from self._in_development([*short.values()], output_dir)
+      tried = [*short.values()]
+      plan = self.plan(tried, tried, [self.development_seed], output_dir)
+      yield tried, plan
       if _is_finished(plan):
         for name, row in short.items():
           rows_of_steps = read_rows(plan.results[row.name][0]["run"])
@@ -354,23 +348,20 @@ class ObjectivesConfig(AblationConfig):
     self, rows: Sequence[ObjectiveRow], output_dir: Path
   ) -> Generator[_Phase, None, dict[str, "_Grid"]]:
     """Yields the plan of the development world, and returns each row's grid."""
-    points = [
-      Setting(*point)
-      for point in itertools.product(self.temperatures, self.rates)
-    ]
+    points = [*itertools.product(self.temperatures, self.rates)]
     tried = {
       row.name: [
-        point.of(row).renamed(
-          f"{point.temperature:g}_{point.rate:g}", part="development"
+        row.tuned(temperature, rate).renamed(
+          f"{temperature:g}_{rate:g}", part="development"
         )
-        for point in points
+        for temperature, rate in points
       ]
       for row in rows
     }
     start = dataclasses.replace(_BASES[-1], part="development")
-    plan = yield from self._in_development(
-      [start, *itertools.chain(*tried.values())], output_dir
-    )
+    planned = [start, *itertools.chain(*tried.values())]
+    plan = self.plan(planned, planned, [self.development_seed], output_dir)
+    yield planned, plan
     if not _is_finished(plan):
       return {row.name: _Grid() for row in rows}
 
@@ -388,14 +379,6 @@ class ObjectivesConfig(AblationConfig):
         collapsed=num_collapsed(found, [recall(start)] * len(found)),
       )
     return grids
-
-  def _in_development(
-    self, rows: Sequence[ObjectiveRow], output_dir: Path
-  ) -> Generator[_Phase, None, Plan]:
-    """Yields a plan in the development world, and returns it."""
-    plan = self.plan(rows, rows, [self.development_seed], output_dir)
-    yield rows, plan
-    return plan
 
 
 def steps_of_equal_seconds(
@@ -418,13 +401,13 @@ class _Grid(NamedTuple):
   """What the settings of a row came to on the development world.
 
   Attributes:
-    best: Setting with the highest recall@1 of statements; the first of equal
-      ones.
+    best: Temperature and rate with the highest recall@1 of statements; the
+      first of equal ones.
     text: The recalls in their order, temperatures before rates.
     collapsed: How many of the settings have collapsed, such as "1 of 6".
   """
 
-  best: Setting = Setting()
+  best: tuple[float, float] = (1.0, 1.0)
   text: str = ""
   collapsed: str = ""
 
