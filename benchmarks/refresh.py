@@ -95,8 +95,8 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
     bindings = {**folders, **steps}.items()
     given = [f"{name} = {as_gin(value)}" for name, value in bindings]
     recipe = "experiments/gin/demo/pretrain.gin"
-    with configuration.parsed(TrainConfig, [recipe], given):
-      config = configuration.configured(TrainConfig)()
+    parsed = configuration.parsed(TrainConfig, [recipe], given)
+    config = parsed.build(TrainConfig)
     # Without steps, a run writes the checkpoint of its first snapshot.
     trainer.train(dataclasses.replace(config, num_steps=0))
     recipes = ["gin/runs/build_index.gin", "experiments/gin/demo/model.gin"]

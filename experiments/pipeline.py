@@ -21,6 +21,7 @@ from typing import Any
 
 from realm_jax import configuration
 from realm_jax.console import stop_on_sigterm
+from realm_jax.errors import RealmError
 from realm_jax.launch.jobs import function_of
 
 _TAIL_LINES = 12
@@ -29,7 +30,7 @@ _TAIL_LINES = 12
 Value = str | int | float | bool | None
 
 
-class StoppedError(ValueError):
+class StoppedError(RealmError):
   """SIGTERM has stopped a step; the same command continues it."""
 
   exit_code = 128 + signal.SIGTERM
@@ -55,17 +56,15 @@ class Command:
   bindings: Mapping[str, Value]
   flags: Sequence[str] = ()
 
-  @contextlib.contextmanager
-  def configured(self) -> Iterator[Callable[..., Any]]:
-    """Sets gin's configuration, and yields the function that it configures.
+  def configured(self) -> tuple[configuration.Bindings, Callable[..., Any]]:
+    """Returns the configuration, and the function that is built of it.
 
     Raises:
       ValueError: A file or a binding is wrong.
     """
     function = function_of(f"realm_jax.{self.module}", self.flags)
-    bindings = [f"{name} = {value}" for name, value in self._gin_values()]
-    with configuration.parsed(function, self.gin_files, bindings):
-      yield configuration.configured(function)
+    given = [f"{name} = {value}" for name, value in self._gin_values()]
+    return configuration.parsed(function, self.gin_files, given), function
 
   def arguments(self) -> list[str]:
     """Returns the arguments of the Python interpreter."""
@@ -118,8 +117,8 @@ class Step:
       steps = store.steps()
     if not steps:
       return False
-    with self.command.configured() as configured:
-      return max(steps) == configured().num_steps
+    bindings, config = self.command.configured()
+    return max(steps) == bindings.build(config).num_steps
 
   def figures(self) -> dict[str, Any]:
     """Returns the figures of an evaluation that is finished."""
@@ -255,14 +254,13 @@ def call(command: Command) -> None:
   """
   print(f"\n$ {command}", flush=True)
   with stop_on_sigterm() as stop:
-    with command.configured() as configured:
-      once = {"once": True} if "--once" in command.flags else {}
-      made = configured(**once)
-      trains = command.module == "train"
-      kept = configuration.kept_files(made.stage) if trains else {}
-    if trains:
+    bindings, function = command.configured()
+    once = {"once": True} if "--once" in command.flags else {}
+    made = bindings.build(function, **once)
+    if command.module == "train":
       from realm_jax.training import trainer
 
+      kept = configuration.to_keep(bindings, function, made.stage)
       trainer.train(made, configuration=kept)
     if stop.is_set():
       raise StoppedError(
@@ -313,7 +311,7 @@ def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
       watcher.join()
   if failed.is_set():
     lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-    raise ValueError(
+    raise RealmError(
       "the index builder failed:\n" + "\n".join(lines) + f"\n  see {log}"
     )
   if stop.is_set():

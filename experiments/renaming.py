@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Int32
 
 from realm_jax.corpus.store import Corpus
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
@@ -129,7 +130,7 @@ def _name_groups(corpus: Corpus) -> tuple[Int[np.ndarray, " _"], ...]:
   in_spans = in_spans.reshape(-1, size)
   is_name = (total > 0) & (in_spans.sum(axis=0) >= _MIN_SHARE * total)
   if not is_name.any():
-    raise ValueError(
+    raise RealmError(
       "no word of the corpus is a name: it has no salient spans, or none of "
       "words that are names alone; train with `open_qa.OpenQa`"
     )

@@ -346,8 +346,8 @@ def gin_error(job: Job) -> str | None:
   module, *others = job.arguments[1:]
   try:
     function = function_of(module, others)
-    with configuration.parsed(function, job.gin_files, bindings):
-      return None
+    configuration.parsed(function, job.gin_files, bindings)
+    return None
   except configuration.ConfigurationError as error:
     said = str(error)
   # What a file imports, and gin's own reader, may raise anything.

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from absl import flags
 
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode
 from realm_jax.launch import pod
 from realm_jax.launch.jobs import Job, Schedule
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax.configuration import command_line
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.compare import compare, comparison_table
 from realm_jax.storage.json_files import write_json
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
   """Compares the two files and prints a table."""
   del argv
   if len(_PREDICTIONS.value) != 2:
-    raise ValueError(
+    raise RealmError(
       f"--predictions is given {len(_PREDICTIONS.value)} times; give it twice, "
       "once for each evaluation"
     )

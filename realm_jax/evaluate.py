@@ -32,12 +32,12 @@ _FOLLOW = flags.DEFINE_bool(
   "follow", False, "Evaluate the checkpoints of a run as they appear."
 )
 
-# The evaluation of what each stage trains. Others train the reader alone.
-_RECIPES = {
-  "OpenQa": "gin/runs/eval.gin",
-  "Pretraining": "gin/runs/eval_masked.gin",
-  "InverseCloze": "gin/runs/eval_retrieval.gin",
-}
+# Those of which the stage of a run chooses one (`Stage.evaluation`).
+_RECIPES = (
+  "gin/runs/eval.gin",
+  "gin/runs/eval_masked.gin",
+  "gin/runs/eval_retrieval.gin",
+)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -4,7 +4,7 @@
       --input=all-MiniLM-L6-v2 --output_dir=runs/minilm
 
 writes checkpoint 0, the vocabulary (`vocab.txt`, for `build_corpus --vocab`)
-and the model's gin file (`model.gin`, to give as --gin_file in place of
+and the model (`config.json`, to give as --gin_file in place of
 gin/models/bert_base.gin), and prints which parameter came from which tensor,
 which tensors are not used, and which parameters start from random values. A
 tensor without a parameter, a parameter without a tensor and a shape that does
@@ -77,14 +77,16 @@ def main(argv: Sequence[str]) -> None:
   """Imports weights, and prints what happened."""
   del argv
   given = {"format": _FROM.value, **command_line.given_flags(*_FIELDS)}
-  with configuration.parsed(ImportConfig, *command_line.given(), given=given):
-    config = configuration.configured(ImportConfig)(**given)
-    for path in filter(None, (config.input, config.block_input)):
-      locate(path)
-    # After the input was found: it imports what reads weights.
-    from realm_jax.weights import importing
+  files, bindings = command_line.given()
+  config = configuration.parsed(
+    ImportConfig, files, bindings, given=given
+  ).build(ImportConfig, **given)
+  for path in filter(None, (config.input, config.block_input)):
+    locate(path)
+  # After the input was found: it imports what reads weights.
+  from realm_jax.weights import importing
 
-    report = importing.import_weights(config, _OUTPUT_DIR.value)
+  report = importing.import_weights(config, _OUTPUT_DIR.value)
   print(report)
   print(f"model: {_OUTPUT_DIR.value}")
 

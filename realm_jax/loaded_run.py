@@ -1,11 +1,9 @@
 """A trained run as a Python object; docs/evaluation.md has examples.
 
-`load` reads the configuration that the run keeps. It parses no flags, and
-leaves gin as it was.
+`load` reads the configuration that the run keeps, without flags.
 """
 
 import dataclasses
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
@@ -16,6 +14,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float32
 
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import Answer, Answered, ask, num_searched
 from realm_jax.evaluation.explain import Explanation, explain
 from realm_jax.evaluation.run import (
@@ -33,9 +32,6 @@ __all__ = [
   "RetrievedBlock",
   "load",
 ]
-
-# gin's configuration is that of the whole process while a run is configured.
-_configuring = threading.Lock()
 
 
 class LoadedRun(TrainedRun):
@@ -62,7 +58,7 @@ class LoadedRun(TrainedRun):
       ValueError: A question has no words, or num_answers is below 1.
     """
     if num_answers < 1:
-      raise ValueError(f"num_answers={num_answers}; want at least 1")
+      raise RealmError(f"num_answers={num_answers}; want at least 1")
     self.require_kind(QUESTION)
     return _of_each(
       questions,
@@ -92,13 +88,13 @@ class LoadedRun(TrainedRun):
     def found(texts: Sequence[str]) -> list[list[RetrievedBlock]]:
       blocks = self.corpus.num_blocks
       if not 1 <= k <= blocks:
-        raise ValueError(
+        raise RealmError(
           f"k={k}; want at least 1 and at most {blocks}, all blocks of the "
           "corpus"
         )
       if not texts:
         return []
-      retrieved = self.search(self.encode(texts), k, rescore=False)
+      retrieved = self.search(self.encode(texts), k)
       return [self.blocks(retrieved, i) for i in range(len(texts))]
 
     return _of_each(queries, found)
@@ -114,7 +110,7 @@ class LoadedRun(TrainedRun):
         trained on the scores of its index (INDEX_SCORES).
     """
     if self.config.index_scores:
-      raise ValueError(
+      raise RealmError(
         "the run was trained on the scores of its index (INDEX_SCORES), and "
         "has no towers that embed"
       )
@@ -151,6 +147,7 @@ def load(
   checkpoint_step: int | Literal["best"] | None = None,
   gin_files: Sequence[str] = (),
   bindings: Sequence[str] = (),
+  modules: Sequence[str] = (),
 ) -> LoadedRun:
   """Loads a trained run.
 
@@ -167,6 +164,7 @@ def load(
       the one that `realm_jax.evaluate --follow` has named.
     gin_files: Gin files over gin/runs/ask.gin and what the run keeps.
     bindings: `NAME = VALUE`, such as `"NUM_READ = 10"`.
+    modules: Modules of your own to import, which the run names.
 
   Raises:
     ConfigurationError: The run has kept no configuration and the gin files are
@@ -174,23 +172,19 @@ def load(
     CheckpointError: The checkpoint is missing or does not fit.
     CorpusError, SnapshotError: The corpus or the index is missing or damaged.
     StoreAccessError: A bucket cannot be read.
-    TypeError: The gin files or the bindings are no list.
+    TypeError: The gin files, the bindings or the modules are no list.
   """
-  for name, given in (("gin_files", gin_files), ("bindings", bindings)):
-    if isinstance(given, str):
-      raise TypeError(f"{name}={given!r}; want a list of strings")
-  with (
-    _configuring,
-    configuration.parsed_for_run(
-      RunConfig,
-      model_dir,
-      recipe="gin/runs/ask.gin",
-      corpus_dir=corpus_dir,
-      gin_files=gin_files,
-      bindings=bindings,
-    ),
-  ):
-    config = configuration.configured(RunConfig)()
+  given = {"gin_files": gin_files, "bindings": bindings, "modules": modules}
+  for name, value in given.items():
+    if isinstance(value, str):
+      raise TypeError(f"{name}={value!r}; want a list of strings")
+  config = configuration.parsed_for_run(
+    RunConfig,
+    model_dir,
+    recipe="gin/runs/ask.gin",
+    corpus_dir=corpus_dir,
+    **given,
+  ).build(RunConfig)
   if snapshot is not None:
     config = dataclasses.replace(config, snapshot=snapshot)
   if checkpoint_step is not None:

@@ -60,12 +60,11 @@ def main(argv: Sequence[str]) -> None:
 
   files, _ = command_line.given()
   function = TrainConfig
-  if files and "STAGE" not in configuration.names_in(files):
+  if files and "STAGE" not in configuration.read(None, files).names:
     function = SnapshotConfig
   if files:
     flags.FLAGS.gin_file = [*files, _NO_DATA]
-  with command_line.parsed_from_flags(function):
-    recipe = configuration.configured(function)()
+  recipe = command_line.parsed_from_flags(function).build(function)
   texts, num_blocks = None, _PAPER_BLOCKS
   if flags.FLAGS.corpus_dir is not None:
     texts = Corpus.open(flags.FLAGS.corpus_dir)

@@ -24,6 +24,7 @@ from etils import epath
 from realm_jax import configuration
 from realm_jax.configuration import command_line
 from realm_jax.console import stop_on_sigterm
+from realm_jax.errors import RealmError
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.run import TrainedRun
@@ -97,7 +98,7 @@ def _serve() -> None:
     # The one part of the project that needs the extra.
     from realm_jax.serving import app
   except ModuleNotFoundError as error:
-    raise ValueError(
+    raise RealmError(
       f"the page needs the library {error.name}, which `make env` and the "
       "extra `serve` install; install it"
     ) from error
@@ -105,7 +106,7 @@ def _serve() -> None:
     # Before minutes of loading: the port may be in use.
     listening = app.listen(_HOST.value, _PORT.value)
   except OSError as error:
-    raise ValueError(
+    raise RealmError(
       f"--port={_PORT.value} of --host={_HOST.value} cannot be used "
       f"({error.strerror}); end what uses it, or give another: --port=0 takes "
       "a free one"
@@ -186,13 +187,14 @@ def _load() -> "tuple[Service, TrainedRun]":
   )
   if _MASKED_MODEL_DIR.value is not None:
     # The run that fills in sentences, over the same corpus.
-    with configuration.parsed_for_run(
+    masked = configuration.parsed_for_run(
       RunConfig,
       _MASKED_MODEL_DIR.value,
       corpus_dir=run.config.corpus_dir,
       gin_files=_MASKED_GIN_FILE.value,
-    ):
-      masked_run = TrainedRun.load(configuration.configured(RunConfig)())
+      modules=command_line.given_modules(),
+    )
+    masked_run = TrainedRun.load(masked.build(RunConfig))
   return Service(run, masked_run, examples=examples), run
 
 

@@ -25,6 +25,8 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
+from realm_jax.errors import RealmError
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -72,8 +74,8 @@ class Unnamed:
 class OfRun:
   """Marks in an `Annotated` type what other commands take from a run.
 
-  `realm_jax.train` writes it to MODEL_DIR/model.gin, which those commands read
-  (`realm_jax/configuration/runs.py`), under `name`, or the field's own.
+  `realm_jax.train` keeps it in MODEL_DIR/config.json, which those commands read
+  (`realm_jax/configuration/kept.py`), under `name`, or the field's own.
   """
 
   name: str | None = None
@@ -87,6 +89,9 @@ DropoutRate = Annotated[float, Range(least=0, below=1)]
 # A share of something, or a probability.
 Fraction = Annotated[float, Range(least=0, most=1)]
 PositiveFraction = Annotated[float, Range(above=0, most=1)]
+
+# What a reader can be asked: to fill in [MASK], or a question.
+Asked = Literal["masked sentence", "question"]
 
 _NAMES = {
   bool: "True or False",
@@ -102,6 +107,7 @@ _NAMES = {
 UNKNOWN = object()
 
 
+@functools.cache
 def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
   """Returns the annotations of a function's or class's parameters.
 
@@ -143,7 +149,7 @@ def accepts(annotation: Any, value: Any) -> bool:
   if origin is Literal:
     return value in arguments
   expected = origin or (types.NoneType if annotation is None else annotation)
-  if not inspect.isclass(expected):
+  if not inspect.isclass(expected) or getattr(expected, "_is_protocol", False):
     return True
   if expected is float:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -203,31 +209,18 @@ def describe(annotation: Any) -> str:
 
 
 def require_valid(config: object) -> None:
-  """Checks the fields of a dataclass that declare a range or their choices.
+  """Checks the fields of a dataclass against their types and ranges.
 
   Raises:
     ValueError: A field has a value that it does not take.
   """
-  for name, annotation in _limited_fields(type(config)).items():
-    value = getattr(config, name)
+  for name, annotation in parameter_types(type(config)).items():
+    value = getattr(config, name, UNKNOWN)
     if not accepts(annotation, value):
-      raise ValueError(
+      raise RealmError(
         f"{name}={value!r}: {type(config).__name__}.{name} wants "
         f"{describe(annotation)}"
       )
-
-
-@functools.cache
-def _limited_fields(config_type: type) -> dict[str, Any]:
-  """Returns the annotations of the fields that have limits."""
-  return {
-    name: annotation
-    for name, annotation in parameter_types(config_type).items()
-    if any(
-      isinstance(part, Range) or typing.get_origin(part) is Literal
-      for part in _parts(annotation)
-    )
-  }
 
 
 def _parts(annotation: Any) -> Iterator[Any]:

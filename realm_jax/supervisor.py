@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode
 
 # Environment variable of a supervised command: a name of its supervisor, which
 # starts a process only after the one before has ended.

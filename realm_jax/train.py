@@ -29,9 +29,9 @@ def main(argv: Sequence[str]) -> None:
 
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
-  with command_line.parsed_from_flags(TrainConfig):
-    config = configuration.configured(TrainConfig)()
-    kept = configuration.kept_files(config.stage)
+  bindings = command_line.parsed_from_flags(TrainConfig)
+  config = bindings.build(TrainConfig)
+  kept = configuration.to_keep(bindings, TrainConfig, config.stage)
   # Once the settings are right: it imports TensorFlow.
   from realm_jax.training import trainer
 

@@ -168,10 +168,10 @@ def keep_record(world) -> Callable[..., None]:
   With bindings after them, and another CORPUS_DIR or model file.
   """
   from realm_jax import configuration
+  from realm_jax.configuration.kept import keep
   from realm_jax.training.config import TrainConfig
-  from realm_jax.training.kept_configuration import keep_configuration
 
-  def keep(
+  def keep_run(
     recipe: str,
     model_dir: Path,
     *bindings: str,
@@ -182,11 +182,11 @@ def keep_record(world) -> Callable[..., None]:
     given = ["MODEL_DIR = elsewhere", f"CORPUS_DIR = {corpus_dir}"]
     if recipe == "open_qa":
       given.append("TRAIN_QUESTIONS = train.jsonl")
-    with configuration.parsed(TrainConfig, files, [*given, *bindings]):
-      config = configuration.configured(TrainConfig)()
-      keep_configuration(model_dir, configuration.kept_files(config.stage))
+    found = configuration.parsed(TrainConfig, files, [*given, *bindings])
+    stage = found.build(TrainConfig).stage
+    keep(model_dir, configuration.to_keep(found, TrainConfig, stage))
 
-  return keep
+  return keep_run
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from absl import app, flags
 
 from realm_jax.configuration import command_line
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode, RealmError
 from realm_jax.partitioning.processes import LostProcessError
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.paths import read_bytes
@@ -26,7 +26,7 @@ def _raise(error):
 
 
 def _unreadable(cause: Exception) -> ValueError:
-  error = ValueError("checkpoint 0 cannot be read")
+  error = RealmError("checkpoint 0 cannot be read")
   error.__cause__ = cause
   return error
 
@@ -56,7 +56,9 @@ def test_a_second_trainer_has_lost_the_role(tmp_path, capsys):
 @pytest.mark.parametrize(
   ("error", "code"),
   [
+    (RealmError("k=0; want at least 1"), ExitCode.USER_ERROR),
     (FileNotFoundError("none"), ExitCode.USER_ERROR),
+    (PermissionError(13, "denied", "file"), ExitCode.USER_ERROR),
     (app.UsageError("unexpected: a"), ExitCode.USER_ERROR),
     (ValueError("UNAVAILABLE: no route"), ExitCode.STORE_OUTAGE),
     (_unreadable(ValueError("UNAVAILABLE: no route")), ExitCode.STORE_OUTAGE),
@@ -73,6 +75,15 @@ def test_an_error_that_explains_itself_is_a_line_and_a_code(
   assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_bug_keeps_its_traceback():
-  with pytest.raises(ZeroDivisionError):
-    _code(lambda: 1 / 0)
+@pytest.mark.parametrize(
+  "error",
+  [
+    ZeroDivisionError(),
+    # Of a library, such as NumPy: no user has said something wrong.
+    ValueError("operands could not be broadcast together"),
+    OSError(5, "no file has a name here"),
+  ],
+)
+def test_a_bug_keeps_its_traceback(error):
+  with pytest.raises(type(error)):
+    _code(_raise, error)

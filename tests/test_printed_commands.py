@@ -102,16 +102,15 @@ def test_the_recipe_of_a_command_is_complete(command, tmp_path):
   if command.values("--model_dir=") and not (
     has_recipe and command.module == "realm_jax.train"
   ):
-    kept = tmp_path / "model.gin"
+    kept = tmp_path / "kept.gin"
     kept.write_text(f'include "{_MODEL}"\nCORPUS_DIR = "corpus"\n')
     files.insert(0, str(kept))
-  with configuration.parsed(
+  configuration.parsed(
     pkgutil.resolve_name(function) if function else None,
     files,
     command.bindings,
     given=_GIVEN.get(command.module, ()),
-  ):
-    pass
+  )
 
 
 @pytest.mark.slow

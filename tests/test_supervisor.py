@@ -9,7 +9,7 @@ import time
 import pytest
 
 from realm_jax import supervisor
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode
 
 # Without site, Python starts in a moment.
 _PYTHON = (sys.executable, "-S", "-c")

@@ -20,8 +20,8 @@ def generated_world(scale: float) -> world.World:
     for name in ("num_people", "num_cities", "num_companies"):
       sizes[name] = max(_MIN_OF_KIND, round(scale * getattr(default, name)))
   recipe = "experiments/gin/demo/world.gin"
-  with configuration.parsed(world.WorldConfig, [recipe]):
-    config = configuration.configured(world.WorldConfig)(**sizes)
+  parsed = configuration.parsed(world.WorldConfig, [recipe])
+  config = parsed.build(world.WorldConfig, **sizes)
   return world.generate(config)
 
 

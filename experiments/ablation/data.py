@@ -13,6 +13,7 @@ from experiments.world import world as world_lib
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
+from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import write_json
 
 CORPUS = "corpus"
@@ -21,7 +22,7 @@ CORPUS = "corpus"
 HIGH_CORPUS, OWN_CORPUS = "high_corpus", "own_corpus"
 
 
-class DataError(ValueError):
+class DataError(RealmError):
   """Data of an ablation that are missing."""
 
 

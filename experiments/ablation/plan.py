@@ -24,6 +24,7 @@ from etils import epath
 from experiments.ablation.data import Data
 from experiments.ablation.rows import REALM, ROWS, SHARED_BINDINGS, Row, Times
 from experiments.pipeline import Command, Step, Steps, Value
+from realm_jax.errors import RealmError
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
 from realm_jax.training.config import TrainConfig
 
@@ -39,7 +40,7 @@ _BASELINE_READER = "baseline_reader"
 Results = dict[str, Path]
 
 
-class AblationError(ValueError):
+class AblationError(RealmError):
   """An ablation that cannot run as it is configured."""
 
 
@@ -304,8 +305,8 @@ def _without_multiples(row: Row, recipe: TrainConfig) -> dict[str, Value]:
 
 
 def _config_of(step: Step) -> TrainConfig:
-  with step.command.configured() as configured:
-    return configured()
+  made, function = step.command.configured()
+  return made.build(function)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -403,8 +404,7 @@ def _require_valid_commands(steps: Iterable[Step]) -> None:
     for command in filter(None, (step.command, step.builder))
   }
   for command in commands.values():
-    with command.configured():
-      pass
+    command.configured()
 
 
 def chosen_ablation(*, ablation: AblationConfig) -> AblationConfig:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from experiments.pipeline import Value
+from realm_jax.errors import RealmError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +144,7 @@ ROWS: Sequence[Row] = (
 )
 
 
-class RowError(ValueError):
+class RowError(RealmError):
   """The name of a row that does not exist."""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from absl import flags
 
 from realm_jax.configuration import command_line
+from realm_jax.errors import RealmError
 
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", "out/demo", "Directory of everything that the demo writes."
@@ -23,13 +24,13 @@ def main(argv: Sequence[str]) -> None:
   del argv
   output_dir = Path(_OUTPUT_DIR.value)
   if (output_dir / "report.json").exists():
-    raise ValueError(
+    raise RealmError(
       f"{output_dir} holds a demo that is finished; remove it, or choose "
       "another --output_dir"
     )
   gin_files, bindings = command_line.given()
   if bindings:
-    raise ValueError(
+    raise RealmError(
       f"{bindings[0]!r}: each stage of the demo has other names to bind; put "
       "bindings into a file, as in experiments/gin/demo/quick.gin, and give "
       "--gin_file"

@@ -42,8 +42,8 @@ class Demo(Steps):
 
   def generate_world(self) -> world_lib.World:
     """Generates the world; writes it, its wordpieces and its corpus once."""
-    with configuration.parsed(world_lib.generate, self._world_files):
-      world = configuration.configured(world_lib.generate)()
+    generate = world_lib.generate
+    world = configuration.parsed(generate, self._world_files).build(generate)
     if not Path(self.path("vocab.txt")).exists():
       world_lib.write_world(self.path("world"), world=world)
       world_lib.write_vocabulary(self.path("vocab.txt"), world)

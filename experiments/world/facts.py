@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from experiments.world import relations
+from realm_jax.errors import RealmError
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -110,7 +111,7 @@ def _circle(generator: np.random.Generator, names: Sequence[str]) -> list[str]:
       for name, other in zip(order, following, strict=True)
     ):
       return order
-  raise ValueError(
+  raise RealmError(
     f"{len(names)} entities of a kind in one split are too few to be related "
     "to each other; make the world larger"
   )

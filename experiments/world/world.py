@@ -13,6 +13,7 @@ from experiments.world import facts as facts_lib
 from experiments.world import names
 from experiments.world import questions as questions_lib
 from experiments.world.relations import EntityKind
+from realm_jax.errors import RealmError
 from realm_jax.settings import Fraction, NonNegativeInt, require_valid
 from realm_jax.storage.json_files import JsonValue, json_lines
 from realm_jax.text.vocabulary_training import train_vocabulary
@@ -57,7 +58,7 @@ class WorldConfig:
     require_valid(self)
     for kind, count in self.num_entities.items():
       if count < _MIN_OF_KIND:
-        raise ValueError(
+        raise RealmError(
           f"{count} of kind {kind}; every kind needs at least {_MIN_OF_KIND}, "
           "so that every split of the questions has one"
         )

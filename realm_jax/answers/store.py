@@ -27,6 +27,7 @@ from jaxtyping import Int
 from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.workers import map_in_processes
+from realm_jax.errors import RealmError
 from realm_jax.storage.atomic import (
   TargetError,
   rename_into_place,
@@ -48,7 +49,7 @@ _BLOCKS_PER_WORKER = 20_000
 _MAX_WORKERS = 16
 
 
-class AnswersError(ValueError):
+class AnswersError(RealmError):
   """A store of answers that is missing, damaged or cannot be made."""
 
 

@@ -10,6 +10,7 @@ import json
 
 from etils import epath
 
+from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.paths import read_text
 
@@ -44,11 +45,14 @@ def read_best(model_dir: epath.PathLike) -> BestCheckpoint | None:
   """Returns the best checkpoint of a run; None if none was ever named."""
   path = epath.Path(model_dir) / FILE
   try:
-    return BestCheckpoint(**json.loads(read_text(path)))
+    best = BestCheckpoint(**json.loads(read_text(path)))
+    if not all(isinstance(step, int) for step in best.kept):
+      raise RealmError(f"a step of {[*best.kept]} is no number")
+    return best
   except FileNotFoundError:
     return None
   except (TypeError, ValueError) as error:
-    raise ValueError(
+    raise RealmError(
       f"{path} is not what `realm_jax.evaluate --follow` writes: {error}; "
       "remove it, and follow the run again"
     ) from error

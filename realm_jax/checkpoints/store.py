@@ -29,7 +29,7 @@ from jaxtyping import PyTree, UInt8
 from orbax.checkpoint import checkpoint_managers
 
 from realm_jax.checkpoints import best
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode, RealmError
 from realm_jax.storage.paths import is_remote
 
 _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
@@ -44,7 +44,7 @@ _SECONDS_BETWEEN_LISTINGS = 0.2
 _MAX_REASON = 150
 
 
-class CheckpointError(ValueError):
+class CheckpointError(RealmError):
   """A checkpoint that does not exist or does not fit."""
 
 

@@ -2,34 +2,33 @@
 
 A gin file opens with `from __gin__ import dynamic_registration` and imports
 the modules whose arguments it binds, as in t5x, so nothing in the library is
-decorated and nothing in it knows gin.
+decorated and nothing in it knows gin. What a run keeps is JSON, which imports
+nothing.
 
-`names` binds settings by their names, `parsing` reads gin files and bindings,
-and `runs` knows what a MODEL_DIR keeps. `command_line` defines flags, so
-commands alone import it: `realm_jax.load` parses gin where there are no flags.
+    gin files ──parsing──▶ Bindings ──build──▶ objects, such as a TrainConfig
+                           │      ▲
+                           └─kept─┴─ MODEL_DIR/config.json, by `kinds`
+
+`runs` puts together what a command of a run reads. `command_line` defines
+flags, so commands alone import it: `realm_jax.load` reads gin without flags.
 """
 
 import os
 import sys
 
-from realm_jax.configuration.parsing import (
-  ConfigurationError,
-  configured,
-  message_of,
-  names_in,
-  parsed,
-)
-from realm_jax.configuration.runs import KeptModel, kept_files, parsed_for_run
+from realm_jax.configuration.bindings import Bindings, ConfigurationError
+from realm_jax.configuration.kept import Kept, to_keep
+from realm_jax.configuration.parsing import parsed, read
+from realm_jax.configuration.runs import parsed_for_run
 
 __all__ = [
+  "Bindings",
   "ConfigurationError",
-  "KeptModel",
-  "configured",
-  "kept_files",
-  "message_of",
-  "names_in",
+  "Kept",
   "parsed",
   "parsed_for_run",
+  "read",
+  "to_keep",
 ]
 
 # TensorFlow only reads text in this project. Without this it reports at its

@@ -12,7 +12,6 @@ Elsewhere flags say where the processes meet:
       --num_processes=2 --process_id=0
 """
 
-import contextlib
 import functools
 import inspect
 import sys
@@ -25,12 +24,11 @@ from absl import app, flags
 from etils import epath
 
 from realm_jax import settings, supervisor
-from realm_jax.configuration import compilation_cache, names
-from realm_jax.configuration.parsing import (
+from realm_jax.configuration import compilation_cache
+from realm_jax.configuration.bindings import (
+  Bindings,
   ConfigurationError,
-  configured,
-  message_of,
-  table_of_names,
+  meaning,
 )
 from realm_jax.configuration.runs import (
   Recipe,
@@ -39,7 +37,7 @@ from realm_jax.configuration.runs import (
   require_directory,
 )
 from realm_jax.console import hide_library_messages
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode, RealmError
 from realm_jax.storage import access
 
 _Result = TypeVar("_Result")
@@ -50,6 +48,11 @@ _GIN_FILES = flags.DEFINE_multi_string(
 )
 _GIN_BINDINGS = flags.DEFINE_multi_string(
   "gin_bindings", [], "A binding; `--gin.NAME=VALUE` is the short form."
+)
+_MODULES = flags.DEFINE_list(
+  "modules",
+  [],
+  "Modules to import, such as my.stages: those of your own that a run names.",
 )
 _DEBUG_ERRORS = flags.DEFINE_bool(
   "debug_errors", False, "Show the whole traceback of an error in the input."
@@ -64,9 +67,6 @@ _COMPILATION_CACHE = flags.DEFINE_bool(
 flags.disclaim_key_flags()
 
 _GIN_PREFIX = "--gin."
-# Errors that explain themselves. All error types of this project derive from
-# the first two; with the last, commands refuse arguments.
-_EXPLAINED = (ValueError, OSError, app.UsageError)
 
 
 def define_run_flags() -> None:
@@ -101,7 +101,7 @@ def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
   """
   signature = inspect.signature(function).parameters
   for name in parameters:
-    text, default = f"{names.meaning(function, name)}.", signature[name].default
+    text, default = f"{meaning(function, name)}.", signature[name].default
     kind = settings.parameter_types(function)[name]
     if default == ():
       # Its items may have commas.
@@ -150,6 +150,11 @@ def given() -> tuple[list[str], list[str]]:
   return list(_GIN_FILES.value), list(_GIN_BINDINGS.value)
 
 
+def given_modules() -> list[str]:
+  """Returns the modules that the command line names."""
+  return list(_MODULES.value)
+
+
 def require_run(recipe: Recipe | None = None, *, waits: bool = False) -> None:
   """Checks that the command line names a run, or else all of the configuration.
 
@@ -165,7 +170,7 @@ def require_run(recipe: Recipe | None = None, *, waits: bool = False) -> None:
       require_directory(epath.Path(model_dir))
   elif model_dir is not None:
     if recipe is None or not waits:
-      files_of_run(None, model_dir, recipe)
+      files_of_run(model_dir, recipe)
   elif not (_run_flag("gin_help") and isinstance(recipe, str)):
     raise ConfigurationError(
       "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
@@ -181,8 +186,10 @@ def call(
   **given: Any,
 ) -> _Result:
   """Calls a function with what is `given`, configured by the command line."""
-  with parsed_from_flags(function, recipe=recipe, waits=waits, given=[*given]):
-    return configured(function)(**given)
+  found = parsed_from_flags(
+    function, recipe=recipe, waits=waits, given=[*given]
+  )
+  return found.build(function, **given)
 
 
 def parsed_from_flags(
@@ -191,15 +198,22 @@ def parsed_from_flags(
   recipe: Recipe | None = None,
   waits: bool = False,
   given: Sequence[str] = (),
-) -> contextlib.AbstractContextManager[Any]:
+) -> Bindings:
   """Calls `parsed_for_run` with the command line's flags.
 
   With --gin_help it shows the names that may be set instead, and ends.
   """
   model_dir, files = _run_flag("model_dir"), _GIN_FILES.value
   if _run_flag("gin_help"):
-    first, _ = files_of_run(function, model_dir, recipe, files)
-    print(table_of_names(function, [*first, *files]))
+    found = parsed_for_run(
+      function,
+      model_dir,
+      recipe=recipe,
+      gin_files=files,
+      modules=_MODULES.value,
+      checks=False,
+    )
+    print(found.table())
     sys.exit(0)
   return parsed_for_run(
     function,
@@ -208,6 +222,7 @@ def parsed_from_flags(
     corpus_dir=_run_flag("corpus_dir"),
     gin_files=files,
     bindings=_GIN_BINDINGS.value,
+    modules=_MODULES.value,
     given=given,
     waits=waits,
   )
@@ -216,17 +231,25 @@ def parsed_from_flags(
 def exit_code(main: _Main, argv: Sequence[str]) -> int:
   """Returns the `ExitCode` of `main(argv)`; prints a user's error as a line.
 
-  Errors that do not explain themselves are bugs and keep their traceback.
+  Any other error is a bug, and keeps its traceback.
   """
   hide_library_messages()
   try:
     return main(argv) or 0
   except Exception as error:
     explained = access.explained(error) or error
-    if _DEBUG_ERRORS.value or not isinstance(explained, _EXPLAINED):
+    if _DEBUG_ERRORS.value or not _is_of_user(explained):
       raise
-    _print_error(argv[0], message_of(explained))
+    _print_error(argv[0], str(explained))
     return _code_of(error)
+
+
+def _is_of_user(error: Exception) -> bool:
+  """Returns whether a user can act on what an error says."""
+  if isinstance(error, OSError):
+    # fsspec's clients give the path as the only argument.
+    return error.filename is not None or isinstance(error, FileNotFoundError)
+  return isinstance(error, (RealmError, app.UsageError))
 
 
 def _code_of(error: BaseException) -> int:

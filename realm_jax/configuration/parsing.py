@@ -1,28 +1,37 @@
-"""gin files and bindings: parsed for a `with` block, and checked."""
+"""gin files and bindings: read as data, resolved and checked here.
+
+gin's own parser splits a text into statements. What they bind is kept in a
+`Bindings`, and never in gin's global configuration.
+"""
 
 import ast
 import contextlib
 import difflib
-import importlib.util  # noqa: F401  gin reads it without importing it.
+import functools
+import importlib
+import io
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeAlias
 
 from etils import epath
 
-import gin
+from gin import config_parser
+from gin import utils as gin_utils
 from realm_jax import settings
-from realm_jax.configuration import names
-from realm_jax.configuration.names import CONFIG, MACRO
+from realm_jax.configuration.bindings import (
+  MODEL,
+  REQUIRED,
+  UNBOUND,
+  Bindings,
+  ConfigurationError,
+  Name,
+  Reference,
+  Target,
+)
+from realm_jax.configuration.kept import FILE, Kept
 
-_Result = TypeVar("_Result")
-_Function = Callable[..., Any]
-
-# What the files of gin/models bind.
-MODEL = ("RETRIEVER", "READER")
-_GIN_ADDITION = "\n  In call to configurable"
-_REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
 _NO_MODEL = (
   "a model is missing: pass the gin file of one, such as "
   "--gin_file=gin/models/bert_base.gin"
@@ -30,7 +39,7 @@ _NO_MODEL = (
 # What a literal or a reference of gin's begins with, other than a number, True,
 # False and None.
 _OF_GIN = ("%", "@", '"', "'", "[", "{", "(")
-# What gin raises for text that it cannot read, and for names that are unknown.
+# What reading raises for text that is no gin, and for names that are unknown.
 _GIN_ERRORS = (
   OSError,
   SyntaxError,
@@ -38,164 +47,188 @@ _GIN_ERRORS = (
   ValueError,
   ImportError,
   AttributeError,
-  NameError,
 )
+# What is read: paths, open gin files, and what runs keep.
+Source: TypeAlias = str | IO[str] | Kept
 # The clone's root, so that `gin/runs/…` is found from any working directory,
 # and where the recipes are once the package is installed without a clone.
 _PROJECT_DIR = Path(__file__).resolve().parent.parent.parent
 _INSTALLED_RECIPES = _PROJECT_DIR / "realm_jax" / "recipes"
-# What gin keeps of the files and bindings that it has read. It has no public
-# way to set this aside.
-_STATE = (
-  "_CONFIG",
-  "_IMPORTS",
-  "_OPERATIVE_CONFIG",
-  "_SINGLETONS",
-  "_FILE_READERS",
-  "_LOCATION_PREFIXES",
-)
 
 
-class ConfigurationError(ValueError):
-  """A gin file or binding that is wrong, or a run that has none."""
+class _Reader(config_parser.ParserDelegate):
+  """Reads gin files into bindings, each with its own imports."""
+
+  def __init__(self, bindings: Bindings):
+    self._bindings = bindings
+    self._imports: dict[str, Any] = {}
+
+  def configurable_reference(
+    self, scoped_configurable_name: str, evaluate: bool
+  ) -> Any:
+    scope, _, name = scoped_configurable_name.rpartition("/")
+    return Reference(self._target(name), scope, evaluate)
+
+  def macro(self, macro_name: str) -> Any:
+    return Name(macro_name)
+
+  def read(self, source: Source) -> None:
+    """Reads a file, an open file, or what a run keeps, over what is bound."""
+    if isinstance(source, str) and source.endswith(FILE):
+      source = Kept.read(source)
+    if isinstance(source, Kept):
+      source.bind(self._bindings)
+    elif isinstance(source, str):
+      with _located(source).open("r") as file:
+        self.read(file)
+    else:
+      before, self._imports = self._imports, {}
+      for statement in config_parser.ConfigParser(source, self):
+        with gin_utils.try_with_location(statement.location):
+          self._take(statement)
+      self._imports = before
+
+  def _take(self, statement: Any) -> None:
+    """Does what a statement says."""
+    match statement:
+      case config_parser.ImportStatement(module="__gin__.dynamic_registration"):
+        # Without it, gin knows classes that are decorated, and here none are.
+        self._imports["gin"] = importlib.import_module("gin.config")
+      case config_parser.ImportStatement(module=module):
+        found = importlib.import_module(module)
+        self._bindings.modules.add(module)
+        if not (statement.is_from or statement.alias):
+          found = importlib.import_module(statement.bound_name())
+        self._imports[statement.bound_name()] = found
+      case config_parser.IncludeStatement(filename=filename):
+        self.read(filename)
+      case config_parser.BlockDeclaration(selector=selector):
+        self._target(selector)
+      case config_parser.BindingStatement(arg_name="", value=value):
+        name = f"{statement.scope}/{statement.selector}".strip("/")
+        self._bindings.names[name] = value
+      case config_parser.BindingStatement(scope=scope, value=value):
+        target = self._target(statement.selector)
+        self._bindings.bind(scope, target, statement.arg_name, value)
+
+  def _target(self, name: str) -> Target:
+    """Returns what `module.Class` means, or the known one whose name it ends.
+
+    Raises:
+      ConfigurationError: It is no class or function, or nothing, or several.
+    """
+    first, *others = name.split(".")
+    ends = [
+      target
+      for target in self._bindings.all_targets()
+      if f".{target.__module__}.{target.__qualname__}".endswith(f".{name}")
+    ]
+    if first in self._imports:
+      ends = [functools.reduce(getattr, others, self._imports[first])]
+    if len(ends) == 1 and callable(ends[0]):
+      return ends[0]
+    raise ConfigurationError(
+      f"{name} is no class or function, or several; import its module in a gin "
+      "file"
+    )
 
 
-@contextlib.contextmanager
-def own_configuration() -> Iterator[None]:
-  """Gives the `with` block an empty configuration, and restores the caller's.
-
-  Classes and functions that gin files have named stay registered with gin,
-  which binds nothing.
-  """
-  state: list[Any] = [getattr(gin.config, name) for name in _STATE]
-  kept = [value.copy() for value in state]
-  was_locked = gin.config_is_locked()
-  gin.clear_config()
-  try:
-    yield
-  finally:
-    for current, before in zip(state, kept, strict=True):
-      # In place, because gin's functions refer to these very objects.
-      current.clear()
-      add = current.extend if isinstance(current, list) else current.update
-      add(before)
-    gin.config._set_config_is_locked(was_locked)
-
-
-@contextlib.contextmanager
-def parsed(
-  function: _Function | None,
-  gin_files: Sequence[str],
-  bindings: Sequence[str] = (),
-  *,
-  given: Iterable[str] = (),
-) -> Iterator[None]:
-  """Sets gin's configuration during a `with` block, and restores it then.
-
-  Later files override earlier ones, and bindings (`NAME = VALUE`) all files.
-  The function is the one that `configured` then returns, and None for what the
-  files bind alone; its caller gives it the parameters `given`.
-
-  Raises:
-    ConfigurationError: A file is missing, a binding names nothing, a value
-      cannot be read or has the wrong type, or a required value is not given.
-  """
-  with own_configuration():
-    with _explained():
-      _read(function, gin_files, given)
-      # A binding may replace what has a name by what has none.
-      used = _used_names()
-      gin.parse_config(_readable(bindings))
-      names.bind()
-      _require_names(bindings, used)
-      _require_types()
-      gin.finalize()
-    yield
-
-
-def names_in(gin_files: Sequence[str]) -> set[str]:
-  """Returns the names that gin files bind; raises as `parsed` does."""
-  with own_configuration(), _explained():
-    _read(None, gin_files)
-    return {*names.macros()}
-
-
-def table_of_names(function: _Function, gin_files: Sequence[str]) -> str:
-  """Returns the names that may be set, with values and meanings, for people."""
-  with own_configuration(), _explained():
-    _read(function, gin_files)
-    return names.table()
+def _located(path: str) -> epath.Path:
+  """Returns where a gin file is: as it is given, or among the recipes."""
+  own = epath.Path(path)
+  if own.is_absolute() or own.is_file():
+    return own
+  if path.startswith("gin/") and _INSTALLED_RECIPES.is_dir():
+    return epath.Path(_INSTALLED_RECIPES / path.removeprefix("gin/"))
+  return epath.Path(_PROJECT_DIR / path)
 
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
+  """Raises a `ConfigurationError` for all that reading gin may raise."""
   try:
     yield
   except ConfigurationError:
     raise
+  except RecursionError as error:
+    raise ConfigurationError("a name refers to itself") from error
   except _GIN_ERRORS as error:
     raise ConfigurationError(
       f"the gin configuration is wrong: {error}"
     ) from error
 
 
-def _read(
-  function: _Function | None,
-  gin_files: Sequence[str],
+def read(
+  function: Target | None,
+  sources: Iterable[Source],
+  *,
   given: Iterable[str] = (),
+  modules: Iterable[str] = (),
+) -> Bindings:
+  """Returns what sources bind; later ones override earlier ones.
+
+  Args:
+    function: What is built of it, if anything is.
+    sources: Paths of gin files, or of the config.json of a run or an import,
+      which binds what the run shares; open gin files; and what runs keep.
+    given: Parameters of the function that its caller gives.
+    modules: Modules to import, in which classes may be that a run names.
+
+  Raises:
+    ConfigurationError: One is missing, or cannot be read.
+  """
+  made = Bindings()
+  made.modules |= {*modules}
+  if function is not None:
+    made.parameters["", function] = dict.fromkeys(given, settings.UNKNOWN)
+  with _explained():
+    for module in made.modules:
+      importlib.import_module(module)
+    for source in sources:
+      _Reader(made).read(source)
+  return made
+
+
+def parsed(
+  function: Target | None,
+  sources: Sequence[Source],
+  bindings: Sequence[str] = (),
+  *,
+  given: Iterable[str] = (),
+  modules: Iterable[str] = (),
+) -> Bindings:
+  """Returns what sources and bindings bind, checked.
+
+  Args:
+    function, sources, given, modules: As `read` takes them.
+    bindings: `NAME = VALUE`, over all sources.
+
+  Raises:
+    ConfigurationError: As by `read`, or a binding names nothing, a value cannot
+      be read or has the wrong type, or a required value is not given.
+  """
+  made = read(function, sources, given=given, modules=modules)
+  with _explained():
+    # A binding may replace what has a name by what has none.
+    used = made.used_names()
+    for binding in _readable(made, bindings):
+      _Reader(made).read(io.StringIO(binding))
+    _require_names(made, bindings, used)
+    _require_types(made)
+  return made
+
+
+def _require_names(
+  made: Bindings, bindings: Sequence[str], before: Iterable[str]
 ) -> None:
-  """Reads gin files, local ones and those of object stores."""
-  gin.add_config_file_search_path(str(_PROJECT_DIR))
-  # The only reader: gin's own look for each file in Python packages, too, and
-  # log an error for each folder in which there is none.
-  readers: list[Any] = gin.config._FILE_READERS
-  readers[:] = [
-    (
-      lambda path: _located(path).open("r"),
-      lambda path: _located(path).is_file(),
-    )
-  ]
-  gin.parse_config_files_and_bindings(
-    gin_files, [], finalize_config=False, print_includes_and_imports=False
-  )
-  names.bind(function, given=given)
-
-
-def _located(path: str) -> epath.Path:
-  """Returns a path to which gin has prefixed a folder that it searches."""
-  if (start := path.find("gs://")) >= 0:
-    return epath.Path(path[start:])
-  recipes = f"{_PROJECT_DIR}/gin/"
-  if path.startswith(recipes) and _INSTALLED_RECIPES.is_dir():
-    return epath.Path(_INSTALLED_RECIPES / path.removeprefix(recipes))
-  return epath.Path(path)
-
-
-def _used_names() -> dict[str, bool]:
-  """Returns the names that are used, and whether each must be set."""
-  used = {
-    one.macro: one.default is names.UNBOUND
-    for one in names.parameters()
-    if one.has_name
-  }
-  macro = gin.config.get_configurable(MACRO)
-  for reference in gin.config.iterate_references(CONFIG, to=macro):
-    used[reference.scopes[-1]] = True
-  return used
-
-
-def _require_names(bindings: Sequence[str], before: Iterable[str]) -> None:
   """Checks that bindings bind used names, and that no name lacks a value.
 
   Names that are used no more, but were `before` the bindings, may be bound.
   """
-  used, macros = _used_names(), names.macros()
-  missing = {name for name, is_needed in used.items() if is_needed} - {*macros}
-  missing |= {
-    name
-    for name, value in macros.items()
-    if getattr(value, "scoped_selector", None) == _REQUIRED
-  }
+  used, values = made.used_names(), made.names
+  missing = {name for name, is_needed in used.items() if is_needed} - {*values}
+  missing |= {name for name, value in values.items() if value == REQUIRED}
+  unset = [o.where for o in made.all_parameters() if o.bound == REQUIRED]
   known = {*used, *before}
   bound = (binding.partition("=")[0].strip() for binding in bindings)
   unknown = [name for name in bound if "." not in name and name not in known]
@@ -204,8 +237,8 @@ def _require_names(bindings: Sequence[str], before: Iterable[str]) -> None:
     advice = "--gin_help shows the names"
     if near := difflib.get_close_matches(unknown[0], known):
       advice = f"did you mean {', '.join(near)}?"
-  elif missing:
-    listed = sorted(missing)
+  elif missing or unset:
+    listed = [*sorted(missing), *unset]
     problem = f"no value for {', '.join(listed)}"
     advice = " ".join(f"--gin.{name}=VALUE" for name in listed)
     advice = f"pass {advice} or a --gin_file that binds it"
@@ -216,23 +249,22 @@ def _require_names(bindings: Sequence[str], before: Iterable[str]) -> None:
   raise ConfigurationError(f"{problem}; {advice}")
 
 
-def _readable(bindings: Sequence[str]) -> list[str]:
-  """Returns bindings as gin reads them: a text gets its quotes.
+def _readable(made: Bindings, bindings: Sequence[str]) -> Iterator[str]:
+  """Yields bindings as gin reads them: a text gets its quotes.
 
   A value that is neither a literal nor a reference is a text, such as
   `runs/ict`.
   """
-  readable = []
   for binding in bindings:
     name, _, value = (part.strip() for part in binding.partition("="))
     if not value:
       raise ConfigurationError(
         f"--gin.{name}= has no value; write --gin.{name}=VALUE"
       )
-    known = {*names.macros(), *_used_names()}
+    known = {*made.names, *made.used_names()}
     if value.startswith("%") and value[1:] not in known:
       near = difflib.get_close_matches(value[1:], known)
-      wanted = [f"%{one}" for one in near] or _references() or sorted(known)
+      wanted = [f"%{one}" for one in near] or _objects(made) or sorted(known)
       raise ConfigurationError(
         f"--gin.{name}={value}: no gin file binds {value[1:]}; want "
         + " or ".join(wanted)
@@ -242,59 +274,34 @@ def _readable(bindings: Sequence[str]) -> list[str]:
         ast.literal_eval(value)
       except (SyntaxError, ValueError):
         value = repr(value)
-    readable.append(f"{name} = {value}")
-  return readable
+    yield f"{name} = {value}"
 
 
-def _references() -> list[str]:
-  """Returns the macros that refer to objects, as `%NAME`."""
+def _objects(made: Bindings) -> list[str]:
+  """Returns the names of objects, as `%NAME`."""
   return sorted(
     f"%{name}"
-    for name, bound in names.macros().items()
-    if isinstance(bound, gin.config.ConfigurableReference) and bound.evaluate
+    for name, value in made.names.items()
+    if isinstance(value, Reference) and value.is_called
   )
 
 
-def _resolved(bound: Any, macros: Mapping[str, Any]) -> Any:
-  """Returns a bound value with the values of macros, which may be unknown."""
-  if names.is_macro(bound):
-    return _resolved(macros.get(bound.scopes[-1], settings.UNKNOWN), macros)
-  if isinstance(bound, gin.config.ConfigurableReference):
-    return settings.UNKNOWN
-  if isinstance(bound, (list, tuple)):
-    return [_resolved(item, macros) for item in bound]
-  if isinstance(bound, dict):
-    return dict(_resolved([*bound.items()], macros))
-  return bound
-
-
-def _require_types() -> None:
+def _require_types(made: Bindings) -> None:
   """Checks bound values against the annotations of their parameters."""
-  macros = names.macros()
-  for use in names.parameters():
+  for use in made.all_parameters():
     name, bound = None, use.bound
-    while names.is_macro(bound):
-      name = bound.scopes[-1]
-      bound = macros.get(name, settings.UNKNOWN)
-    value = _resolved(bound, macros)
-    if bound is names.UNBOUND or settings.accepts(use.annotation, value):
+    if use.has_name and use.in_capitals in made.names:
+      bound = Name(use.in_capitals)
+    if isinstance(bound, Name):
+      name, bound = made.followed(bound.name)
+    value = made.value_of(bound)
+    if bound is UNBOUND or settings.accepts(use.annotation, value):
       continue
     wanted = settings.describe(use.annotation)
     if settings.takes_objects(use.annotation):
-      wanted += f", such as one of {', '.join(_references())}"
+      wanted += f", such as one of {', '.join(_objects(made))}"
     if name is None:
       raise ConfigurationError(f"{use.where}={value!r}: want {wanted}")
     raise ConfigurationError(
       f"{name}={value!r}: {use.where} wants {wanted}; pass --gin.{name}=VALUE"
     )
-
-
-def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
-  """Returns a function with the arguments that the configuration binds."""
-  names.selector_of(function)
-  return gin.get_configurable(function)
-
-
-def message_of(error: Exception) -> str:
-  """Returns an error's message without gin's description of the call."""
-  return str(error).partition(_GIN_ADDITION)[0]

@@ -1,9 +1,11 @@
 """The corpus: documents split into blocks, stored memory-mapped."""
 
+from realm_jax.errors import RealmError
 
-class CorpusError(ValueError):
+
+class CorpusError(RealmError):
   """A corpus directory that cannot be read, written or used."""
 
 
-class InputError(ValueError):
+class InputError(RealmError):
   """Input text that cannot be read; the message names the file and line."""

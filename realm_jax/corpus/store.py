@@ -15,6 +15,7 @@ from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
+from realm_jax.errors import RealmError
 from realm_jax.storage.staging import StagedFiles
 from realm_jax.text.languages import ENGLISH
 
@@ -337,7 +338,7 @@ class Corpus:
     loses the end of its body and keeps its last [SEP].
     """
     if length < NUM_SPECIAL_TOKENS:
-      raise ValueError(f"length={length} cannot hold [CLS] [SEP] [SEP]")
+      raise RealmError(f"length={length} cannot hold [CLS] [SEP] [SEP]")
     rows = np.asarray(rows)
     flat_rows = rows.reshape(-1)
     ids = {"cls_id": self._cls_id, "sep_id": self._sep_id}

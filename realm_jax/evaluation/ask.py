@@ -20,6 +20,7 @@ from scipy.special import logsumexp
 
 from realm_jax.answers.normalize import normalize_answer
 from realm_jax.answers.spans import widen_to_words
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import RetrievedBlock, TrainedRun
 from realm_jax.indexes.protocol import SearchError, SearchResult
 from realm_jax.models import sequences
@@ -117,7 +118,7 @@ def ask(
       answers.
   """
   if run.config.candidates == "gold":
-    raise ValueError(
+    raise RealmError(
       'CANDIDATES = "gold" reads the blocks that contain an answer, which is '
       "not known here; it is for `realm_jax.evaluate`"
     )

@@ -23,6 +23,7 @@ from etils import epath
 from realm_jax.console import Progress
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import Corpus
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.outputs import (
   RETRIEVED,
   EvaluationShard,
@@ -43,7 +44,7 @@ T = TypeVar("T")
 Search = Callable[[Sequence[str], int], SearchResult]
 
 
-class BeirError(ValueError):
+class BeirError(RealmError):
   """A folder that is not in BEIR's format, or not of the corpus."""
 
 
@@ -79,7 +80,7 @@ def read_queries(
     row = json.loads(line)
     name, text = str(row["_id"]), row["text"]
     if name in grades and not text.strip():
-      raise ValueError("no text")
+      raise RealmError("no text")
     return JudgedQuery(name, text, grades.get(name, {}))
 
   _each_line(qrels, judge, "a query, a document and its grade, between tabs")
@@ -226,7 +227,7 @@ def evaluate_beir(
   found = retrieved_lines(
     queries[own],
     run.corpus,
-    lambda texts, k: run.search(run.encode(texts), k, rescore=False),
+    lambda texts, k: run.search(run.encode(texts), k),
     num_searched=config.num_searched,
     batch_size=batch_size,
   )

@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from realm_jax.console import columns
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.scores import (
   Line,
   Scores,
@@ -22,7 +23,7 @@ from realm_jax.storage.paths import read_text
 _NAMES = ("id", "question", "references", "evidence")
 
 
-class ComparisonError(ValueError):
+class ComparisonError(RealmError):
   """Files of two evaluations that cannot be compared."""
 
 
@@ -133,7 +134,7 @@ def _read_lines(path: str) -> dict[str, Line]:
       line = json.loads(row)
       key, _, _, _ = (line[name] for name in _NAMES)
       if key in by_id:
-        raise ValueError(f"a second line with the id {key!r}")
+        raise RealmError(f"a second line with the id {key!r}")
       by_id[key] = line
   except (FileNotFoundError, IsADirectoryError):
     raise ComparisonError(f"there is no file {path}; want {wanted}") from None

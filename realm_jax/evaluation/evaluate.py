@@ -17,7 +17,9 @@ from etils import epath
 
 from realm_jax.checkpoints.best import BestCheckpoint, read_best, write_best
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
+from realm_jax.configuration.kept import run_directory
 from realm_jax.console import stop_on_sigterm
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.outputs import METRICS, Figures
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.partitioning.agreement import Agreement
@@ -28,7 +30,6 @@ from realm_jax.storage.access import (
   require_writable,
 )
 from realm_jax.storage.paths import list_names
-from realm_jax.training.kept_configuration import run_directory
 
 _REMINDER_SECONDS = 30.0
 
@@ -205,7 +206,7 @@ def _value(figures: Mapping[str, Any], metric: str) -> float:
   value = figures.get(metric)
   if not isinstance(value, float):
     known = (n for n, v in figures.items() if isinstance(v, float))
-    raise ValueError(
+    raise RealmError(
       f"BEST_METRIC={metric!r} is no metric of this evaluation; it has "
       f"{', '.join(known)}"
     )

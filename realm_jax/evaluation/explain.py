@@ -42,14 +42,13 @@ from realm_jax.evaluation.masked_sentences import (
 from realm_jax.evaluation.run import (
   QUESTION,
   SENTENCE,
-  Kind,
   RetrievedBlock,
   RunConfig,
   TrainedRun,
 )
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
-from realm_jax.settings import PositiveInt
+from realm_jax.settings import Asked, PositiveInt
 from realm_jax.text.wordpieces import MASK
 from realm_jax.training.stages.pretraining import Pretraining
 
@@ -131,7 +130,7 @@ class Explanation:
   """
 
   text: str
-  kind: Kind
+  kind: Asked
   model_dir: str
   checkpoint: int
   snapshot: int

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Int32
 from scipy.special import log_softmax, logsumexp
 
 from realm_jax.corpus.store import NULL_ROW
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import SENTENCE, TrainedRun
 from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
@@ -34,7 +35,7 @@ NULL_BLOCK_ALONE = (
 )
 
 
-class ExplanationError(ValueError):
+class ExplanationError(RealmError):
   """A text that this run cannot explain, or an answer that does not fit it."""
 
 

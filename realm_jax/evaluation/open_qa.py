@@ -241,7 +241,7 @@ def _retrieved(
   questions: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_retrieval`."""
-  found = run.search(token_ids, run.config.num_searched, rescore=False)
+  found = run.search(token_ids, run.config.num_searched)
   yield from _with_evidence(run, found, questions)
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import jax
 from etils import epath
 
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import RunConfig, TrainedRun, whole_batch
 from realm_jax.evaluation.scores import Line
 from realm_jax.indexes.protocol import IndexConfig
@@ -150,7 +151,7 @@ class EvaluationShard:
     parts = self.gather_to_leader(name, [*lines.items()])
     pairs = sorted(itertools.chain(*parts), key=lambda pair: pair[0])
     if self.agreement.is_leader and not pairs:
-      raise ValueError("the task gives no questions")
+      raise RealmError("the task gives no questions")
     if self._output_dir is not None and self.agreement.is_leader:
       with json_lines(self._output_dir / name) as write:
         for _, line in pairs:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import jax
 import numpy as np
@@ -28,10 +28,11 @@ from realm_jax.checkpoints.store import (
   locate,
   recorded_snapshot,
 )
-from realm_jax.configuration.runs import KeptModel
+from realm_jax.configuration.kept import Kept
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import NULL_ROW, Corpus, require_block_length
 from realm_jax.corpus.store import Block as CorpusBlock
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import (
   IndexConfig,
   QueryBatch,
@@ -51,7 +52,12 @@ from realm_jax.models.retriever import (
 )
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
+from realm_jax.settings import (
+  Asked,
+  NonNegativeInt,
+  PositiveInt,
+  require_valid,
+)
 from realm_jax.snapshots.loading import (
   Snapshot,
   load_newest,
@@ -64,19 +70,12 @@ from realm_jax.storage.access import require_readable
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
-from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.stage import Models
 
 AnyRun = TypeVar("AnyRun", bound="TrainedRun")
 # What a run can be asked: to fill in [MASK], or a question.
-Kind = Literal["masked sentence", "question"]
-SENTENCE: Kind = "masked sentence"
-QUESTION: Kind = "question"
-_TRAINED: Mapping[str | None, Kind] = {
-  Pretraining.__name__: SENTENCE,
-  OpenQa.__name__: QUESTION,
-}
-ABILITIES: Mapping[Kind, str] = {
+SENTENCE, QUESTION = get_args(Asked)
+ABILITIES: Mapping[Asked, str] = {
   SENTENCE: "fill in [MASK], as a run of pre-training can",
   QUESTION: "answer questions, as a run of open QA can",
 }
@@ -86,7 +85,7 @@ MAX_BATCH = 16
 _MORE_BLOCKS = 8
 
 
-class EditError(ValueError):
+class EditError(RealmError):
   """A block that cannot be edited, or not into this text."""
 
 
@@ -188,7 +187,7 @@ class TrainedRun:
   """A checkpoint's parameters on this process's devices, and what it searches.
 
   Attributes:
-    stage: Class of its stage, such as "OpenQa"; None of an import.
+    asked: What its stage has learnt to answer; None for both.
     step: Step of the checkpoint.
     models: Modules, with the corpus's vocabulary.
     params: Parameters by component, replicated over `mesh`.
@@ -203,7 +202,7 @@ class TrainedRun:
 
   config: RunConfig
   model_dir: epath.Path
-  stage: str | None
+  asked: Asked | None
   step: int
   models: Models
   params: Params
@@ -262,7 +261,7 @@ class TrainedRun:
       used = recorded_snapshot(store.loop_item(step))
     if index is None and config.candidates == "random":
       index = RandomConfig()
-    model_dir, kept = store.directory.parent, KeptModel.find(path)
+    model_dir, kept = store.directory.parent, Kept.find(path)
     wanted = [step] if used is None else [used]
     if reader is None and used is not None:
       wanted = [step, used]
@@ -276,7 +275,7 @@ class TrainedRun:
     return cls(
       config,
       model_dir,
-      None if kept is None else kept.stage,
+      None if kept is None else kept.asked,
       step,
       models,
       params,
@@ -292,7 +291,7 @@ class TrainedRun:
     )
 
   @property
-  def kinds(self) -> set[Kind]:
+  def kinds(self) -> set[Asked]:
     """What the run can be asked.
 
     A checkpoint has the parameters of both heads of its reader. Open QA trains
@@ -301,17 +300,15 @@ class TrainedRun:
     """
     if self.config.index_scores:
       return {QUESTION}
-    trained = _TRAINED.get(self.stage)
-    return {SENTENCE, QUESTION} if trained is None else {trained}
+    return {SENTENCE, QUESTION} if self.asked is None else {self.asked}
 
-  def require_kind(self, kind: Kind) -> None:
+  def require_kind(self, kind: Asked) -> None:
     """Raises a `CheckpointError` if the run has not learnt this."""
     self.require_reader()
     if kind not in self.kinds:
       raise CheckpointError(
-        f"{self!r} is of the stage {self.stage}, whose reader has not learnt "
-        f"to {ABILITIES[kind]}; write [MASK] in a sentence that is to be "
-        "filled in, and in no question"
+        f"the reader of {self!r} has not learnt to {ABILITIES[kind]}; write "
+        "[MASK] in a sentence that is to be filled in, and in no question"
       )
 
   def require_reader(self) -> Reader:
@@ -397,7 +394,7 @@ class TrainedRun:
     for row, text, bound in zip(queries, texts, bounds, strict=True):
       token_ids = tokens.token_ids[slice(*bound)][: length - 2]
       if not len(token_ids):
-        raise ValueError(f"the question {text!r} has no words")
+        raise RealmError(f"the question {text!r} has no words")
       if words.unk_id in token_ids:
         words.require_known(text)
       row[: len(token_ids) + 2] = [words.cls_id, *token_ids, words.sep_id]
@@ -426,39 +423,30 @@ class TrainedRun:
     k: int,
     *,
     current: bool = True,
-    rescore: bool = True,
   ) -> SearchResult:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
-    An index only chooses the blocks: f(x, z) is computed from the snapshot's
-    stored vectors, as in training. A run on the index's own scores takes these
-    times the scale that it learned. Random blocks have equal scores, so that
-    none of them is preferred.
+    The scores are f(x, z), computed from the vectors that the snapshot stores,
+    as in training. An index without vectors keeps its own scores, times the
+    scale that the run has learned for them, if it has.
 
     Args:
       token_ids, current: As in `embed_tokens`.
       k: Number of blocks.
-      rescore: Whether f(x, z) replaces the scores of an index without vectors.
     """
     index, scale = self.snapshot.index, self.models.retriever.score_scale
     changed = sorted({*self.edits, *self.hidden})
     k = min(k, index.num_blocks - len(self.hidden))
     more = -(-len(changed) // _MORE_BLOCKS) * _MORE_BLOCKS
     number = min(k + more, index.num_blocks)
-    keeps_scores = (
-      self.config.index_scores
-      or index.kind == "random"
-      or not (rescore or index.needs_vectors)
-    )
     vectors = None
-    if index.needs_vectors or not keeps_scores:
+    if index.needs_vectors:
       vectors = self.embed_tokens(token_ids, current=current)
     found = self.search_index(token_ids, vectors, number)
     rows, scores = found.rows, found.scores
     if self.config.index_scores:
       scores = float(self.params["retriever"]["scale"]) * scores
-    elif not keeps_scores:
-      assert vectors is not None
+    elif vectors is not None:
       stored = self.snapshot.vectors(rows)
       scores = scale * np.einsum("bd,bkd->bk", vectors, stored)
     scores = np.where(np.isin(rows, changed), -np.inf, scores)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jax.sharding import Mesh
 
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   Blocks,
@@ -43,7 +44,7 @@ class Bm25Config(IndexConfig):
   ) -> "Bm25Index":
     """Counts the words of every block and writes a sparse matrix of scores."""
     if blocks.token_ids is None:
-      raise ValueError("BM25 needs the blocks' wordpieces")
+      raise RealmError("BM25 needs the blocks' wordpieces")
     library = _library().BM25(
       k1=self.k1, b=self.b, method="lucene", backend="numpy"
     )

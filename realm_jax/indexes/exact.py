@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from realm_jax.errors import RealmError
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
@@ -100,7 +101,7 @@ class ExactIndex(Index):
     devices = 1 if mesh is None else mesh.size
     capacity = config.capacity or capacity_for(self.num_blocks, devices=devices)
     if capacity < self.num_blocks or capacity % devices:
-      raise ValueError(
+      raise RealmError(
         f"capacity={capacity} for {self.num_blocks} blocks on {devices} "
         "devices; want a multiple of the devices that holds every block"
       )

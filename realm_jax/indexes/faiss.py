@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   Blocks,
@@ -73,7 +74,7 @@ class FaissConfig(IndexConfig):
         index.add(np.ascontiguousarray(part, np.float32))
         drop_pages(part)
     except RuntimeError as error:
-      raise ValueError(
+      raise RealmError(
         f"FAISS cannot build {described!r} over {num_blocks} vectors of {dim} "
         f"dimensions: {error}; choose another `factory`"
       ) from error
@@ -116,7 +117,7 @@ class FaissIndex(Index):
     # None where all blocks are searched.
     self._lists = library.try_extract_index_ivf(index)
     if self._lists is None and not isinstance(self._index, library.IndexFlat):
-      raise ValueError(
+      raise RealmError(
         f"the `factory` {config.factory!r} makes an "
         f"{type(self._index).__name__}, which may find fewer than k; want "
         "inverted lists (`IVF…`) or `Flat`"

@@ -12,9 +12,14 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Int, Int32, Integer
 
-from realm_jax.errors import RealmError
-from realm_jax.exit_codes import ExitCode
-from realm_jax.settings import require_valid
+from realm_jax.errors import ExitCode, RealmError
+from realm_jax.settings import (
+  UNKNOWN,
+  accepts,
+  describe,
+  parameter_types,
+  require_valid,
+)
 from realm_jax.storage.json_files import JsonValue
 
 _ROWS_PER_RUN = 16
@@ -30,15 +35,15 @@ CONFIGS = {
 }
 
 
-class SearchError(ValueError):
+class SearchError(RealmError):
   """A search that the index cannot answer."""
 
 
-class IndexLoadError(ValueError):
+class IndexLoadError(RealmError):
   """A saved index of no known kind, or that is damaged."""
 
 
-class RetrievalUnavailableError(ValueError):
+class RetrievalUnavailableError(RealmError):
   """There is nothing to search: a training run saves and ends."""
 
 
@@ -51,11 +56,11 @@ class IndexCrashedError(RealmError):
   exit_code = ExitCode.LOST_PROCESS
 
 
-class RecallError(ValueError):
+class RecallError(RealmError):
   """An index whose recall is below its target."""
 
 
-class LibraryError(ValueError):
+class LibraryError(RealmError):
   """An index whose library is missing, or has a version that does not fit."""
 
 
@@ -116,7 +121,7 @@ class Blocks:
   def embedded(self) -> Rows:
     """Returns the vectors; raises ValueError if nothing has been embedded."""
     if self.vectors is None:
-      raise ValueError("this index needs the blocks' vectors; embed them first")
+      raise RealmError("this index needs the blocks' vectors; embed them first")
     return self.vectors
 
 
@@ -237,7 +242,7 @@ def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   have written the manifest.
 
   Raises:
-    IndexLoadError: There is no such kind.
+    IndexLoadError: There is no such kind, or a setting is of a wrong type.
   """
   if kind not in CONFIGS:
     raise IndexLoadError(
@@ -246,7 +251,14 @@ def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   module, name = CONFIGS[kind]
   config = getattr(importlib.import_module(module), name)
   known = {field.name for field in dataclasses.fields(config)}
-  return config(**{n: v for n, v in parameters.items() if n in known})
+  own = {name: parameters[name] for name in known & parameters.keys()}
+  for name, annotation in parameter_types(config).items():
+    if not accepts(annotation, own.get(name, UNKNOWN)):
+      raise IndexLoadError(
+        f"the index {kind!r} has {name}={own[name]!r}; want "
+        f"{describe(annotation)}"
+      )
+  return config(**own)
 
 
 def check_k(k: int, num_blocks: int) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Integer
 
+from realm_jax.errors import RealmError
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
@@ -367,7 +368,7 @@ def _write_searcher(builder: Any, directory: Path) -> None:
   try:
     searcher = builder.build()
   except RuntimeError as error:
-    raise ValueError(f"ScaNN cannot build the index: {error}") from error
+    raise RealmError(f"ScaNN cannot build the index: {error}") from error
   directory.mkdir(parents=True, exist_ok=True)
   try:
     searcher.serialize(str(directory), relative_path=True)

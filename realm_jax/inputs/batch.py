@@ -8,12 +8,13 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from realm_jax.answers.match import AnswerKind
+from realm_jax.errors import RealmError
 
 # The position of a row that only fills up a batch.
 FILLER = -1
 
 
-class TaskError(ValueError):
+class TaskError(RealmError):
   """A task that is missing, or cannot do what was asked of it."""
 
 

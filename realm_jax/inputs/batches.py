@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int, Int64
 
+from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import FILLER, Batch, TaskError
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.examples import Example, ExampleStream
@@ -67,7 +68,7 @@ class BatchStream:
     if positions is None:
       positions = rows.astype(np.int64)
     if not np.array_equal(positions % config.batch_size, rows):
-      raise ValueError(
+      raise RealmError(
         f"positions {positions} are not of the rows {rows} of batches of "
         f"{config.batch_size}"
       )

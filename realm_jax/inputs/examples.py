@@ -24,6 +24,7 @@ import tensorflow as tf
 from absl import logging
 from jaxtyping import Int64
 
+from realm_jax.configuration.kinds import NotImported
 from realm_jax.inputs.config import DataConfig, TaskError, task_context
 from realm_jax.inputs.sources import RECORDS_PER_LOOKUP, RecordReader, hashes
 
@@ -58,11 +59,19 @@ def find_task(
   Raises:
     TaskError: There is no such task; the message lists similar names.
   """
+  left = [one for one in task_modules if isinstance(one, NotImported)]
   for module_name in task_modules:
-    _import_tasks(module_name)
+    if module_name not in left:
+      _import_tasks(module_name)
   known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
   if name in known:
     return seqio.get_mixture_or_task(name)
+  if left:
+    raise TaskError(
+      f"no task named {name!r} here. The run has tasks in {', '.join(left)}, "
+      "and nothing is imported because a MODEL_DIR names it; give "
+      f"--modules={','.join(left)} if you trust that"
+    )
   near = difflib.get_close_matches(name, known, cutoff=0.4)
   raise TaskError(
     f"no task named {name!r} in {', '.join(task_modules)}; "

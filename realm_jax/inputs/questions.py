@@ -10,6 +10,7 @@ from etils import epath
 from jaxtyping import Int
 
 from realm_jax.answers.match import AnswerKind, bad_patterns
+from realm_jax.errors import RealmError
 from realm_jax.inputs.config import TaskError, current_context
 from realm_jax.inputs.features import wordpieces
 from realm_jax.inputs.sources import RandomAccessSource
@@ -122,7 +123,7 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
   answers = fields.get("answer", fields.get("answers"))
   answers = [answers] if isinstance(answers, str) else answers
   if not isinstance(answers, list) or not answers:
-    raise ValueError(f"the answer is {answers!r}")
+    raise RealmError(f"the answer is {answers!r}")
   question_id = fields.get("id")
   question_id = "" if question_id is None else str(question_id)
   texts = [_text(answer, "one answer") for answer in answers]
@@ -131,7 +132,7 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
 
 def _text(value: JsonValue, name: str) -> str:
   if not isinstance(value, str) or not value.strip():
-    raise ValueError(f"{name} is {value!r}")
+    raise RealmError(f"{name} is {value!r}")
   return value
 
 
@@ -154,7 +155,7 @@ def read_json_lines(
       try:
         fields = json.loads(line)
         if not isinstance(fields, dict):
-          raise ValueError(f"it is a {type(fields).__name__}, not an object")
+          raise RealmError(f"it is a {type(fields).__name__}, not an object")
         question = to_question(fields)
       except (ValueError, KeyError) as error:
         complaints.append(f"line {number}: {error}")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray, attention
 from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
 from realm_jax.models.sequences import Sequences
@@ -90,8 +91,12 @@ class BertConfig:
 
   def __post_init__(self) -> None:
     require_valid(self)
+    try:
+      jnp.dtype(self.dtype)
+    except TypeError as error:
+      raise RealmError(f"dtype={self.dtype!r} is no type of numbers") from error
     if self.hidden_size % self.num_heads:
-      raise ValueError(
+      raise RealmError(
         f"hidden_size={self.hidden_size} is not a multiple of "
         f"num_heads={self.num_heads}"
       )
@@ -100,7 +105,7 @@ class BertConfig:
   def separator(self) -> int:
     """Id of [SEP]; raises ValueError where no vocabulary is bound."""
     if self.separator_id is None:
-      raise ValueError(
+      raise RealmError(
         "the encoder has no vocabulary yet; call BertConfig.for_vocabulary"
       )
     return self.separator_id
@@ -117,7 +122,7 @@ class BertConfig:
     for name, value in wanted.items():
       configured = getattr(self, name)
       if configured is not None and configured != value:
-        raise ValueError(
+        raise RealmError(
           f"BertConfig.{name}={configured}, but the corpus's vocabulary has "
           f"{value}; leave it unset, or use the vocabulary that the model was "
           "trained with"
@@ -355,7 +360,7 @@ class BertEncoder(nn.Module):
     config = self.config
     rows, length = sequences.token_ids.shape
     if length > config.max_positions:
-      raise ValueError(
+      raise RealmError(
         f"sequences of {length} tokens, but the model has "
         f"max_positions={config.max_positions}; shorten the lengths"
       )

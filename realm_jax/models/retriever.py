@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray, bert, sequences
 from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.models.dropout import Dropout
@@ -117,7 +118,7 @@ class Retriever(nn.Module):
 
   def setup(self) -> None:
     if self.pooling not in POOLINGS:
-      raise ValueError(f"pooling={self.pooling!r}; want one of {POOLINGS}")
+      raise RealmError(f"pooling={self.pooling!r}; want one of {POOLINGS}")
 
     tower = functools.partial(
       Tower,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
@@ -47,7 +48,7 @@ class Evidence(NamedTuple):
       ValueError: There is no such form.
     """
     if form not in FORMS:
-      raise ValueError(f"form={form!r}; want one of {FORMS}")
+      raise RealmError(f"form={form!r}; want one of {FORMS}")
     num_masks = jnp.sum(self.weights, axis=-1)
     if form == "per_token":
       return num_masks

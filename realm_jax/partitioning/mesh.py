@@ -11,6 +11,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
+from realm_jax.errors import RealmError
+
 DATA_AXIS = "data"
 FSDP_AXIS = "fsdp"
 MODEL_AXIS = "model"
@@ -44,7 +46,7 @@ def make_mesh(
   parts = fsdp * model_parallelism
   if min(fsdp, model_parallelism) < 1 or len(devices) // slices % parts:
     within = f" in each of {slices} slices" if slices > 1 else ""
-    raise ValueError(
+    raise RealmError(
       f"fsdp={fsdp} × model_parallelism={model_parallelism} = {parts} does not "
       f"divide the {len(devices) // slices} devices{within}; change FSDP or "
       "MODEL_PARALLELISM"

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax._src import distributed
 
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode, RealmError
 
 # What the keys of this package begin with, in jax's key-value store.
 PREFIX = "realm_jax"
@@ -24,7 +24,7 @@ _MARGIN_SECONDS = 60
 _NO_CLUSTER = "coordinator_address should be defined"
 
 
-class ProcessesError(ValueError):
+class ProcessesError(RealmError):
   """The processes of a run cannot start, differ, or one of them has failed."""
 
 

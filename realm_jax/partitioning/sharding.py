@@ -11,6 +11,7 @@ from flax.core import spmd
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int, Shaped
 
+from realm_jax.errors import RealmError
 from realm_jax.partitioning.mesh import (
   BATCH_AXES,
   FSDP_AXIS,
@@ -70,7 +71,7 @@ def with_defaults(
     named = mesh_axes_of(wanted)
     is_valid = len(set(named) & set(MESH_AXES)) == len(named)
     if axis not in known or not is_valid:
-      raise ValueError(
+      raise RealmError(
         f"the rule {(axis, wanted)} must be of a logical axis, one of "
         f"{', '.join(known)}, and of axes of the mesh, each once: "
         f"{', '.join(MESH_AXES)}, a list of these, or None"
@@ -104,7 +105,7 @@ def require_divisible(
     parts = math.prod(placed.mesh.shape[name] for name in mesh_axes)
     if size % parts:
       settings = " and ".join(_SETTINGS.get(name, name) for name in mesh_axes)
-      raise ValueError(
+      raise RealmError(
         f"{what} has {size} along {axis!r}, which the {parts} devices of "
         f"{' × '.join(mesh_axes)} cannot share evenly; change {settings}, or "
         f"do not divide it: --gin.AXIS_RULES='[(\"{axis}\", None)]'"
@@ -227,7 +228,7 @@ class RowGroups(NamedTuple):
         evenly.
     """
     if num_rows % (self.count * parts):
-      raise ValueError(
+      raise RealmError(
         f"batch_size={num_rows} is not a multiple of the {self.count * parts} "
         "groups that share it (data × fsdp × microbatches); change BATCH_SIZE"
       )

@@ -10,6 +10,8 @@ from pathlib import Path
 import jax
 from jax.experimental import topologies
 
+from realm_jax.errors import RealmError
+
 # Where `make env` installs libtpu: beside the packages, because jax would look
 # for TPUs wherever it can import it.
 LIBRARY = Path(sys.prefix) / "libtpu" / "libtpu" / "libtpu.so"
@@ -65,7 +67,7 @@ def open_topology(name: str) -> Topology:
   """
   generation, _, chips = name.partition(":")
   if generation not in _GENERATIONS:
-    raise ValueError(
+    raise RealmError(
       f"topology={name!r} is of no generation of TPUs that is known; want one "
       f"of {', '.join(_GENERATIONS)}, and its chips in each dimension, as in "
       "v5e:8x8"
@@ -74,7 +76,7 @@ def open_topology(name: str) -> Topology:
   if not re.fullmatch(r"\d+(x\d+)+", chips) or (
     chips.count("x") != example.count("x")
   ):
-    raise ValueError(
+    raise RealmError(
       f"topology={name!r} is no slice; want the chips of a {generation} in "
       f"each dimension, as in {example}"
     )
@@ -84,7 +86,7 @@ def open_topology(name: str) -> Topology:
   try:
     found = topologies.get_topology_desc(name, "tpu", **settings)
   except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-    raise ValueError(
+    raise RealmError(
       f"libtpu knows no slice {name!r} ({str(error).splitlines()[0]}); want "
       f"chips in each dimension as in {example}"
     ) from error
@@ -95,7 +97,7 @@ def _find_library() -> None:
   """Names the library to jax, and what the library needs without a TPU."""
   path = Path(os.environ.setdefault("TPU_LIBRARY_PATH", str(LIBRARY)))
   if not path.is_file():
-    raise ValueError(
+    raise RealmError(
       f"libtpu is not there (TPU_LIBRARY_PATH={path}): `make env` installs it, "
       "or name another one: TPU_LIBRARY_PATH=…/libtpu.so"
     )

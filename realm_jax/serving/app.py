@@ -56,6 +56,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
+from realm_jax.errors import RealmError
 from realm_jax.serving.service import RequestError, Service
 
 _HEADERS = {
@@ -132,7 +133,11 @@ class PageApp:
           "/", StaticFiles(packages=[("realm_jax.serving", "page")], html=True)
         ),
       ],
-      exception_handlers={ValueError: _refused, HTTPException: _refused},
+      exception_handlers={
+        RealmError: _refused,
+        HTTPException: _refused,
+        Exception: _failed,
+      },
       lifespan=self._serving,
     )
 
@@ -331,6 +336,12 @@ async def _refused(request: Request, error: Exception) -> Response:
       {"error": error.detail}, error.status_code, error.headers
     )
   return JSONResponse({"error": str(error)}, 400)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+  # Starlette raises the error afterwards, and the server logs its traceback.
+  del request, error
+  return JSONResponse({"error": "a bug; the server's log has more"}, 500)
 
 
 def is_loopback(host: str) -> bool:

@@ -12,6 +12,7 @@ from realm_jax.answers.match import exact_match
 from realm_jax.answers.spans import find_token_spans
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.store import NULL_ROW
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import Candidate, Explanation, explain
 from realm_jax.evaluation.masked_sentences import is_masked
@@ -20,14 +21,14 @@ from realm_jax.evaluation.run import (
   QUESTION,
   SENTENCE,
   EditError,
-  Kind,
   TrainedRun,
 )
+from realm_jax.settings import Asked
 
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
 
 
-class RequestError(ValueError):
+class RequestError(RealmError):
   """A request that is malformed, beyond a limit, or for no run of the page."""
 
 
@@ -51,7 +52,7 @@ class Service:
     examples: Sequence[str] = (),
   ):
     run.require_reader()
-    self.runs: dict[Kind, TrainedRun] = dict.fromkeys(run.kinds, run)
+    self.runs: dict[Asked, TrainedRun] = dict.fromkeys(run.kinds, run)
     if masked_run is not None:
       masked_run.require_kind(SENTENCE)
       self.runs[SENTENCE] = masked_run
@@ -80,7 +81,7 @@ class Service:
         first = run.corpus.block(0).name
         self.explain(_WARM_UP[kind], {first: "A text of a few words."})
 
-  def run_for(self, kind: Kind) -> TrainedRun:
+  def run_for(self, kind: Asked) -> TrainedRun:
     """Returns the run for questions or sentences, or raises `RequestError`."""
     if kind not in self.runs:
       raise RequestError(f"this page cannot {ABILITIES[kind]}")

@@ -8,7 +8,8 @@ from typing import Any
 
 from etils import epath
 
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode, RealmError
+from realm_jax.settings import require_valid
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.staging import FileRecord
 
@@ -20,7 +21,7 @@ REMEDY = (
 )
 
 
-class SnapshotError(ValueError):
+class SnapshotError(RealmError):
   """A snapshot that is missing, damaged or of another corpus or model."""
 
 
@@ -115,15 +116,19 @@ class Manifest:
     )
 
   def _require_consistent(self) -> None:
+    for one in (self, *self.embeddings, *self.files):
+      require_valid(one)
+    if self.dtype not in ("float32", "bfloat16"):
+      raise RealmError(f"its vectors are of the type {self.dtype!r}")
     rows = sum(shard.rows for shard in self.embeddings)
     if self.embeddings and rows != self.num_blocks:
-      raise ValueError(
+      raise RealmError(
         f"its embeddings have {rows} rows for {self.num_blocks} blocks"
       )
     for path in (*(file.path for file in self.files), self.folder):
       # A path that leads outside would let a manifest name any file to read.
       if path.startswith("/") or ".." in path.split("/"):
-        raise ValueError(f"path {path!r} leads outside the snapshot")
+        raise RealmError(f"path {path!r} leads outside the snapshot")
 
 
 def to_checked_json(values: Mapping[str, JsonValue]) -> str:
@@ -140,7 +145,7 @@ def from_checked_json(text: str | bytes) -> dict[str, Any]:
   """
   values = json.loads(text)
   if values.pop(_CHECKSUM_KEY) != json_checksum(values):
-    raise ValueError("it does not match its own checksum")
+    raise RealmError("it does not match its own checksum")
   return values
 
 

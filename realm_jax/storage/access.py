@@ -15,7 +15,7 @@ from pathlib import Path
 import fsspec
 from etils import epath
 
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode, RealmError
 from realm_jax.storage.paths import is_remote
 
 _GOOGLE = ("gs://", "gcs://")
@@ -29,7 +29,7 @@ _LOG_IN = (
 )
 
 
-class StoreAccessError(ValueError):
+class StoreAccessError(RealmError):
   """An object store, a bucket or a directory that cannot be used."""
 
 

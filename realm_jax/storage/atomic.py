@@ -16,6 +16,7 @@ from typing import IO
 from absl import logging
 from etils import epath
 
+from realm_jax.errors import RealmError
 from realm_jax.storage.local_disk import (
   ScratchDirectory,
   locked,
@@ -25,7 +26,7 @@ from realm_jax.storage.local_disk import (
 from realm_jax.storage.paths import is_remote, upload
 
 
-class TargetError(ValueError):
+class TargetError(RealmError):
   """A path at which no directory can be written, or not now."""
 
 

@@ -16,10 +16,12 @@ import numpy as np
 from etils import epath
 from numpy.typing import DTypeLike
 
+from realm_jax.errors import RealmError
+
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class DiskFullError(ValueError):
+class DiskFullError(RealmError):
   """A disk or a quota that has no space left for what is being written."""
 
 

@@ -25,7 +25,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax import supervisor
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode, RealmError
 from realm_jax.storage.access import StoreAccessError, StoreOutageError
 from realm_jax.storage.local_disk import locked
 from realm_jax.storage.paths import is_remote
@@ -36,7 +36,7 @@ LIFETIME_SECONDS = 60.0
 RENEWAL_SECONDS = 15.0
 
 
-class SoleProcessError(ValueError):
+class SoleProcessError(RealmError):
   """Another process has the role, or has taken it."""
 
   exit_code = ExitCode.LOST_ROLE

@@ -26,6 +26,7 @@ from pathlib import Path
 from absl import logging
 from etils import epath
 
+from realm_jax.errors import RealmError
 from realm_jax.storage.local_disk import (
   DiskFullError,
   ScratchDirectory,
@@ -55,7 +56,7 @@ _PIECE_BYTES = 1 << 23
 _NICENESS = 10
 
 
-class DamagedFileError(ValueError):
+class DamagedFileError(RealmError):
   """A file that is missing, cut or changed since it was recorded."""
 
 

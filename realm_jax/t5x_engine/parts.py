@@ -11,6 +11,7 @@ Each of ours takes the same `EngineRun`, which a gin file makes once
 """
 
 import contextlib
+import io
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -24,15 +25,13 @@ from t5x import partitioning, trainer
 from t5x.train_state import InferenceState
 
 import gin
-from realm_jax.configuration import kept_files, names
+from realm_jax import configuration
+from realm_jax.errors import RealmError
 from realm_jax.partitioning.mesh import BATCH_AXES
-from realm_jax.training import kept_configuration, loop
+from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.step import Metrics, TrainState
 from realm_jax.training.trainer import open_run
-
-# t5x parses and finalizes the configuration by itself.
-gin.config.register_finalize_hook(lambda config: names.bind())
 
 
 class EngineRun(app.ExceptionHandler):
@@ -40,10 +39,8 @@ class EngineRun(app.ExceptionHandler):
 
   It raises what `training.trainer.train` does. It is closed when t5x closes its
   trainer, or where t5x ends in an error, before Python shuts down its threads:
-  so that error is the only one that is printed.
-
-  Args:
-    config: Configuration of the run, as for `realm_jax.train`.
+  so that error is the only one that is printed. Its configuration is what t5x
+  has had gin parse.
 
   Attributes:
     state: State before the first step.
@@ -53,12 +50,13 @@ class EngineRun(app.ExceptionHandler):
   # t5x takes these from its model for an infeed and a state of its own.
   FEATURE_CONVERTER_CLS = optimizer_def = get_initial_variables = None
 
-  def __init__(self, config: TrainConfig):
+  def __init__(self) -> None:
+    text = io.StringIO(gin.config_str())
+    bindings = configuration.parsed(TrainConfig, [text])
+    config = bindings.build(TrainConfig)
+    kept = configuration.to_keep(bindings, TrainConfig, config.stage)
     self._closing = contextlib.ExitStack()
     app.install_exception_handler(self)
-    # t5x itself keeps the whole configuration.
-    name = kept_configuration.MODEL
-    kept = {name: kept_files(config.stage)[name]}
     self.state: TrainState
     self.state, run = self._closing.enter_context(open_run(config, kept))
     self.steps: Iterator[tuple[TrainState, Metrics]] = iter(())
@@ -156,7 +154,7 @@ class RunTrainer(trainer.BaseTrainer):
 
   @property
   def _partitioned_eval_step(self) -> NoReturn:
-    raise ValueError(
+    raise RealmError(
       "t5x cannot evaluate this model; evaluate MODEL_DIR with "
       "`python -m realm_jax.evaluate`"
     )

@@ -7,6 +7,8 @@ import unicodedata
 
 import regex
 
+from realm_jax.errors import RealmError
+
 ENGLISH = "en"
 CODES = frozenset(
   "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co "
@@ -35,7 +37,7 @@ _NUM_SAMPLED = 64
 _NAMES_OF_EAST_ASIAN = ("Cjk", "Hiragana", "Katakana", "Halfwidth")
 
 
-class LanguageError(ValueError):
+class LanguageError(RealmError):
   """A code that is no language's; the message names near ones."""
 
 

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from realm_jax.errors import RealmError
 from realm_jax.text.languages import ENGLISH
 from realm_jax.text.sentences import byte_positions, sentence_characters
 
@@ -264,13 +265,13 @@ def find_tagger(name: str, language: str = ENGLISH) -> Tagger | None:
   try:
     tagger = _imported(name)
   except (ImportError, AttributeError, ValueError) as error:
-    raise ValueError(
+    raise RealmError(
       f"no tagger {name!r} ({error}); wanted rules, recurring, none, "
       "bert:DIRECTORY, or module.name of something that can be imported from "
       "here"
     ) from error
   if not callable(tagger):
-    raise ValueError(f"the tagger {name!r} is not callable")
+    raise RealmError(f"the tagger {name!r} is not callable")
   return tagger
 
 

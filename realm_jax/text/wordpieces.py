@@ -26,6 +26,7 @@ import tensorflow_text as tf_text
 from etils import epath
 from jaxtyping import Bool, Int
 
+from realm_jax.errors import RealmError
 from realm_jax.text.languages import script
 from realm_jax.text.sentences import byte_positions
 
@@ -44,7 +45,7 @@ IGNORED = "[\ufffd" + r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\p{Cf}\p{Co}]"
 _IGNORED_CHARACTER = regex.compile(IGNORED)
 
 
-class VocabularyError(ValueError):
+class VocabularyError(RealmError):
   """A vocabulary that cannot be used; the message says what to do."""
 
 
@@ -290,7 +291,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
     known, unknown = self._words(text)
     letters = "".join(unknown)
     if letters and script(letters) and not script("".join(known)):
-      raise ValueError(
+      raise RealmError(
         f"{text!r} has no word that the vocabulary can spell, which has other "
         f"letters (script: {script(letters)}); write in the language of the "
         "corpus"

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus, require_block_length
+from realm_jax.errors import RealmError
 from realm_jax.indexes.exact import capacity_for
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import cpu_tuning, sharding
@@ -171,7 +172,7 @@ class RunSetup(StepSetup):
   def num_searched(self) -> int:
     number = self.config.stage.num_searched(self.searched_blocks)
     if number > self.num_blocks:
-      raise ValueError(
+      raise RealmError(
         f"every query of this run searches for {number} blocks, and the corpus "
         f"has {self.num_blocks} by now: add blocks, or give another MODEL_DIR"
       )

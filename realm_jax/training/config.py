@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from absl import logging
 from etils import epath
 
+from realm_jax.errors import RealmError
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -166,41 +167,41 @@ class TrainConfig:
   def __post_init__(self) -> None:
     require_valid(self)
     if self.stage.frozen and self.optimizer.freeze_retriever_steps:
-      raise ValueError(
+      raise RealmError(
         "with FREEZE_READER, nothing would be trained in the first "
         f"{self.optimizer.freeze_retriever_steps} steps; set "
         "FREEZE_RETRIEVER_STEPS = 0"
       )
     if self.retrieve_on_device and not self.stage.retrieves_on_device:
-      raise ValueError(
+      raise RealmError(
         f"retrieve_on_device=True: this {type(self.stage).__name__} does not "
         "retrieve inside its step; set RETRIEVE_ON_DEVICE = False"
       )
     if self.keeps_rolling_index and not self.retrieve_on_device:
-      raise ValueError(
+      raise RealmError(
         f"BLOCKS_PER_STEP={self.refresh.blocks_per_step} has each step "
         "embed blocks where it searches them; set RETRIEVE_ON_DEVICE = True, "
         "too"
       )
     if self.keeps_rolling_index and self.refresh.wait_for_snapshots:
-      raise ValueError(
+      raise RealmError(
         "a run with BLOCKS_PER_STEP keeps a rolling index and has no "
         "snapshots to wait for; set WAIT_FOR_SNAPSHOTS = False"
       )
     if self.data.corpus_version is not None:
-      raise ValueError(
+      raise RealmError(
         f"corpus_version={self.data.corpus_version}; a run reads the version "
         "that it began with: leave DataConfig.corpus_version out"
       )
     lag, kept = self.refresh.lag_steps, self.checkpoints
     if self.refresh_every_steps % kept.save_every_steps:
-      raise ValueError(
+      raise RealmError(
         f"REFRESH_EVERY_STEPS={self.refresh_every_steps} is no multiple of "
         f"SAVE_EVERY_STEPS={kept.save_every_steps}: snapshots are built from "
         "checkpoints; change one of them"
       )
     if self.waits and lag > kept.keep_checkpoints * kept.save_every_steps:
-      raise ValueError(
+      raise RealmError(
         f"lag_steps={lag} exceeds the {kept.keep_checkpoints} checkpoints, "
         f"{kept.save_every_steps} steps apart, that are kept: a checkpoint "
         "would be removed before its snapshot is due; lower LAG_STEPS or "

@@ -22,6 +22,7 @@ from etils import epath
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 
+from realm_jax.errors import RealmError
 from realm_jax.storage.access import explained
 from realm_jax.storage.paths import is_remote
 from realm_jax.training.goodput import Goodput
@@ -53,7 +54,7 @@ _PATIENCE_STEPS = 50
 _event_files = itertools.count()
 
 
-class NonFiniteLossError(ValueError):
+class NonFiniteLossError(RealmError):
   """The loss, its gradient or the parameters are not finite."""
 
 

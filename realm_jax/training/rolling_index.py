@@ -14,6 +14,7 @@ from absl import logging
 from jax.sharding import NamedSharding, PartitionSpec
 
 from realm_jax.console import Progress
+from realm_jax.errors import RealmError
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.exact import ExactConfig, capacity_for
 from realm_jax.partitioning import sharding
@@ -68,7 +69,7 @@ class RollingIndex:
         f"factor of {steps / limit:.1f}, or the limit"
       )
       if config.on_stale == "fail":
-        raise ValueError(message)
+        raise RealmError(message)
       logging.warning("%s", message)
     elif 0 < (num_steps := setup.config.num_steps) < steps:
       logging.warning(

@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from absl import logging
 
 from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.configuration.kept import keep
 from realm_jax.console import stop_on_sigterm
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.storage.access import require_readable, require_writable
@@ -22,7 +24,6 @@ from realm_jax.training.compiled_steps import CompiledSteps, set_up
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.index_schedule import open_schedule
-from realm_jax.training.kept_configuration import keep_configuration
 from realm_jax.training.loop import OpenRun, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.rolling_index import RollingIndex
@@ -30,14 +31,14 @@ from realm_jax.training.step import TrainState, create_state
 
 
 def train(
-  config: TrainConfig, *, configuration: Mapping[str, str] | None = None
+  config: TrainConfig, *, configuration: Mapping[str, Any] | None = None
 ) -> TrainResult:
   """Trains one stage, from the last checkpoint of MODEL_DIR if there is one.
 
   Args:
     config: Configuration of the run.
-    configuration: Texts of the files in which MODEL_DIR keeps the
-      configuration, if any (`realm_jax/training/kept_configuration.py`).
+    configuration: What MODEL_DIR keeps of the configuration, if anything
+      (`realm_jax/configuration/kept.py`).
 
   Raises:
     SoleProcessError: MODEL_DIR has a trainer already, or, on an object store,
@@ -60,7 +61,7 @@ def train(
 
 @contextlib.contextmanager
 def open_run(
-  config: TrainConfig, configuration: Mapping[str, str] | None = None
+  config: TrainConfig, configuration: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[TrainState, OpenRun | None]]:
   """Opens a run from its last checkpoint, or a new one, as `train` says.
 
@@ -129,7 +130,7 @@ def open_run(
     if configuration is not None:
       loop.on_process_0(
         "configuration",
-        lambda: keep_configuration(config.model_dir, configuration),
+        lambda: keep(config.model_dir, configuration),
       )
     # The first snapshot is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.

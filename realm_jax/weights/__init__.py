@@ -6,6 +6,8 @@ not fit, and for a choice of the user that does not fit the file; docstrings say
 what else is raised.
 """
 
+from realm_jax.errors import RealmError
 
-class WeightsError(ValueError):
+
+class WeightsError(RealmError):
   """Weights that cannot be read, written, or fitted to a model."""

@@ -2,7 +2,7 @@
 
 MODEL_DIR/checkpoints/0   the parameters, as the trainer writes them
 MODEL_DIR/vocab.txt       for build_corpus --vocab
-MODEL_DIR/model.gin       for --gin_file
+MODEL_DIR/config.json     the model, also for --gin_file
 MODEL_DIR/snapshots/0…  the vectors of the released blocks, if there are any
 CORPUS_DIR                the corpus of these blocks
 
@@ -23,6 +23,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax.checkpoints.store import CheckpointStore, loop_record
+from realm_jax.configuration.kept import keep, to_keep
 from realm_jax.console import Progress
 from realm_jax.corpus import writing
 from realm_jax.corpus.block_builder import BlockBuilder
@@ -43,7 +44,6 @@ from realm_jax.snapshots.build import (
 from realm_jax.snapshots.store import directory_of
 from realm_jax.storage.access import require_writable
 from realm_jax.storage.atomic import (
-  atomic_text_file,
   check_target,
   rename_into_place,
   staging_directory,
@@ -52,12 +52,11 @@ from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote
 from realm_jax.text.salient_spans import tag
 from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
-from realm_jax.training import kept_configuration
 from realm_jax.weights import WeightsError
 from realm_jax.weights.hf_files import VOCABULARY_FILE
 from realm_jax.weights.mapped_weights import (
   MappedWeights,
-  gin_model,
+  bindings_of,
   map_weights,
   nested,
 )
@@ -98,8 +97,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
       params = nested(parameters)
       retriever, reader, words = mapped.model
       write_pieces(directory / VOCABULARY_FILE, words.pieces)
-      with atomic_text_file(directory / kept_configuration.MODEL) as file:
-        file.write(gin_model(retriever, reader, source=mapped.name))
+      keep(directory, to_keep(bindings_of(retriever, reader)))
       if released is not None:
         write_corpus(released, words)
         undo.callback(_remove_corpus, released.corpus_dir)

@@ -16,6 +16,7 @@ from etils import epath
 from flax import traverse_util
 from flax.core import meta
 
+from realm_jax.configuration.bindings import MODEL, Bindings, Name, Reference
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models import AnyArray
 from realm_jax.models.bert import BertConfig
@@ -61,8 +62,8 @@ _OF_RETRIEVER = tuple(
   for field in dataclasses.fields(ImportConfig)
   if field.name in Retriever.__dataclass_fields__
 )
-# Fields that are macros in a model's gin file, and those that it leaves out.
-_MACROS = {
+# Fields that have names in a configuration, and those that it leaves out.
+_NAMES = {
   "dropout_rate": "DROPOUT_RATE",
   "projection_dropout_rate": "DROPOUT_RATE",
   "score_scale": "SCORE_SCALE",
@@ -416,44 +417,25 @@ def flattened(tree: Params) -> dict[str, AnyArray]:
   return traverse_util.flatten_dict(meta.unbox(tree), sep="/")
 
 
-def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
-  """Returns a gin file that binds RETRIEVER and READER to these modules.
+def bindings_of(retriever: Retriever, reader: Reader) -> Bindings:
+  """Returns a configuration that binds RETRIEVER and READER to these modules.
 
-  All numbers that the weights depend on are written out, except the
-  vocabulary's, which the corpus gives. Values that a run may change are macros.
-  Both modules have one encoder. The header names the `source` of the weights.
+  All numbers that the weights depend on are bound, except the vocabulary's,
+  which the corpus gives. Values that a run may change have names. Both modules
+  have one encoder.
   """
-  lines = [
-    f"# The model of the weights imported from {source}.",
-    "# It replaces gin/models/bert_base.gin with every file of gin/runs.",
-    "# Sizes must stay; the macros may change.",
-    "from __gin__ import dynamic_registration",
-    "",
-    *(
-      f"from realm_jax.models import {n}"
-      for n in ("bert", "retriever", "reader")
-    ),
-    "",
-  ]
-  macros = {}
-  for name, module in (
-    ("bert.BertConfig", retriever.bert),
-    ("retriever.Retriever", retriever),
-    ("reader.Reader", reader),
-  ):
-    if module is not retriever.bert:
-      lines.append(f"{name}.bert = @bert.BertConfig()")
+  made = Bindings()
+  for module in (retriever.bert, retriever, reader):
     for field in dataclasses.fields(module):
       if field.name in _OMITTED:
         continue
       value = getattr(module, field.name)
-      if macro := _MACROS.get(field.name):
+      if name := _NAMES.get(field.name):
         # Both dropout rates are the encoder's.
-        macros.setdefault(macro, value)
-      # gin reads both kinds of quotes.
-      shown = f"%{macro}" if macro else repr(value)
-      lines.append(f"{name}.{field.name} = {shown}")
-    lines.append("")
-  lines += [f"{macro} = {value!r}" for macro, value in macros.items()]
-  lines += ["RETRIEVER = @retriever.Retriever()", "READER = @reader.Reader()"]
-  return "\n".join(lines) + "\n"
+        made.names.setdefault(name, value)
+        value = Name(name)
+      made.bind("", type(module), field.name, value)
+  for name, module in zip(MODEL, (retriever, reader), strict=True):
+    made.bind("", type(module), "bert", Reference(type(module.bert)))
+    made.names[name] = Reference(type(module))
+  return made

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
+from realm_jax.errors import RealmError
 from realm_jax.weights import WeightsError
 
 # Storages of torch, and the types of their elements.
@@ -58,7 +59,7 @@ class _Unpickler(pickle.Unpickler):
   def find_class(self, module: str, name: str) -> Any:
     """Returns what stands for a name; nothing is imported."""
     if f"{module}.{name}" not in _NAMES:
-      raise ValueError(f"it names {module}.{name}")
+      raise RealmError(f"it names {module}.{name}")
     return _NAMES[f"{module}.{name}"]
 
   def persistent_load(self, pid: Any) -> Any:
@@ -75,7 +76,7 @@ def read_byte_strings(path: epath.Path) -> list[bytes]:
       *_, records = _Unpickler(file).load()
       rest = file.read(1)
     if {*map(type, records)} - {bytes} or (len(records),) != shape or rest:
-      raise ValueError("it holds something else")
+      raise RealmError("it holds something else")
     return records
   except Exception as error:  # A damaged file can raise anything.
     raise WeightsError(
@@ -115,6 +116,6 @@ def _view(
   last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
   is_beyond = 0 not in size and last >= len(values)
   if min((offset, *stride, *size)) < 0 or is_beyond:
-    raise ValueError("a tensor lies beyond its storage")
+    raise RealmError("a tensor lies beyond its storage")
   steps = [step * values.itemsize for step in stride]
   return np.lib.stride_tricks.as_strided(values, size, steps, writeable=False)

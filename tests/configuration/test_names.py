@@ -1,7 +1,6 @@
 """Names in capitals, which set the fields of the same name."""
 
 from realm_jax import configuration
-from realm_jax.configuration.parsing import table_of_names
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.snapshots.build import SnapshotConfig
 from realm_jax.snapshots.index_builder import build_index
@@ -13,8 +12,8 @@ _GIVEN = ["MODEL_DIR = 'run'", "CORPUS_DIR = 'corpus'"]
 
 def _trained(*bindings) -> TrainConfig:
   files = [_MODEL, "gin/runs/pretrain.gin"]
-  with configuration.parsed(TrainConfig, files, [*_GIVEN, *bindings]):
-    return configuration.configured(TrainConfig)()
+  found = configuration.parsed(TrainConfig, files, [*_GIVEN, *bindings])
+  return found.build(TrainConfig)
 
 
 def test_a_name_sets_the_field_that_no_file_mentions():
@@ -29,14 +28,14 @@ def test_a_name_sets_the_field_that_no_file_mentions():
 def test_what_a_binding_refers_to_has_names_as_well():
   files = [_MODEL, "gin/runs/build_index.gin"]
   bindings = [*_GIVEN, "INDEX = %BM25", "K1 = 1.5"]
-  with configuration.parsed(build_index, files, bindings):
-    config = configuration.configured(SnapshotConfig)()
+  found = configuration.parsed(build_index, files, bindings)
+  config = found.build(SnapshotConfig)
   assert config.index == Bm25Config(k1=1.5)
 
 
 def test_gin_help_has_values_types_and_meanings():
   files = [_MODEL, "gin/runs/pretrain.gin"]
-  shown = table_of_names(TrainConfig, files)
+  shown = configuration.parsed(TrainConfig, files, _GIVEN).table()
   lines = shown.splitlines()
   where = lines.index(
     "NUM_STEPS = 200000 (an integer of at least 0; TrainConfig.num_steps)"

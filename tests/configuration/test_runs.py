@@ -1,11 +1,14 @@
 """A command of a run: what it keeps, a recipe and the command line give."""
 
 import logging
+import sys
 
 import pytest
 
+import realm_jax
 from realm_jax import configuration, evaluate
-from realm_jax.configuration import ConfigurationError, KeptModel, runs
+from realm_jax.configuration import ConfigurationError, Kept, runs
+from realm_jax.configuration.kept import keep
 from realm_jax.evaluation import evaluate as evaluation
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.indexes.bm25 import Bm25Config
@@ -18,7 +21,7 @@ from realm_jax.snapshots.index_builder import build_index as build
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.weights.exporting import export_weights
-from realm_jax.weights.mapped_weights import gin_model
+from realm_jax.weights.mapped_weights import bindings_of
 from tests import tiny_world
 
 ASK = "gin/runs/ask.gin"
@@ -30,23 +33,23 @@ def trained(keep_record, tmp_path):
   corpus_dir, model_dir = tmp_path / "corpus", tmp_path / "run"
   corpus_dir.mkdir()
 
-  def keep(recipe, *bindings, **settings):
+  def make(recipe, *bindings, **settings):
     keep_record(recipe, model_dir, *bindings, corpus_dir=corpus_dir, **settings)
     return model_dir
 
-  return keep
+  return make
 
 
 def _made(kinds, model_dir, recipe, *bindings, function=None, **settings):
   """Returns what a command of a run configures: an object of each class."""
-  with configuration.parsed_for_run(
+  found = configuration.parsed_for_run(
     function or kinds[0],
     model_dir,
     recipe=recipe,
     bindings=bindings,
     **settings,
-  ):
-    return [configuration.configured(kind)() for kind in kinds]
+  )
+  return [found.build(kind) for kind in kinds]
 
 
 def _refused(model_dir, recipe=ASK, *, function=RunConfig):
@@ -88,7 +91,7 @@ def test_a_run_without_gin_files_is_configured_as_it_was(trained):
 def test_what_a_continued_run_changes_is_logged(trained, caplog):
   for steps in (7, 8):
     trained("pretrain", f"NUM_STEPS = {steps}")
-  assert "  - NUM_STEPS = 7\n  + NUM_STEPS = 8" in caplog.text
+  assert "  NUM_STEPS: 7 → 8" in caplog.text
 
 
 def _evaluated(model_dir, *bindings, kinds=(DataConfig,), **settings):
@@ -158,9 +161,9 @@ def test_an_index_is_of_the_kind_that_the_run_needs(
   assert config.query_length == tiny_world.QUERY_LENGTH
 
 
-def test_an_import_is_known_by_the_model_file_that_it_writes(tmp_path):
-  text = gin_model(tiny_world.RETRIEVER, tiny_world.READER, source="a")
-  (tmp_path / "model.gin").write_text(text)
+def test_an_import_is_known_by_the_model_that_it_keeps(tmp_path):
+  bindings = bindings_of(tiny_world.RETRIEVER, tiny_world.READER)
+  keep(tmp_path, configuration.to_keep(bindings))
   (retriever,) = _made(
     [Retriever],
     tmp_path,
@@ -170,7 +173,7 @@ def test_an_import_is_known_by_the_model_file_that_it_writes(tmp_path):
   )
   # An import has one dropout rate, that of BERT.
   assert retriever == tiny_world.RETRIEVER.clone(projection_dropout_rate=0.0)
-  assert KeptModel.find(tmp_path).stage is None
+  assert Kept.find(tmp_path).stage is None
 
 
 def test_a_run_keeps_what_others_take_and_nothing_else(trained, tmp_path):
@@ -187,10 +190,10 @@ def test_a_run_keeps_what_others_take_and_nothing_else(trained, tmp_path):
   model_dir = trained(
     "pretrain", "pretraining.Pretraining.num_spare = 3", model=str(own)
   )
-  kept = KeptModel.find(model_dir)
-  for name in ("TrainConfig", "BATCH_SIZE", "SEED"):
-    assert name not in kept.text
-  assert "NUM_SPARE = 3" in kept.text
+  kept = Kept.find(model_dir)
+  assert "STAGE" in kept.training
+  assert not {"STAGE", "BATCH_SIZE", "SEED"} & kept.shared.keys()
+  assert kept.shared["NUM_SPARE"] == 3
   (source,) = _made([RunConfig], model_dir, "")
   assert source.reader.bert.hidden_size == 12
   assert source.retriever == tiny_world.RETRIEVER
@@ -198,7 +201,7 @@ def test_a_run_keeps_what_others_take_and_nothing_else(trained, tmp_path):
 
 def test_a_directory_that_keeps_nothing_is_refused(tmp_path):
   assert "does not exist" in _refused(tmp_path / "nowhere")
-  assert "no model.gin" in _refused(tmp_path)
+  assert "no config.json" in _refused(tmp_path)
   # Whole files need none.
   files = ["gin/models/tiny.gin", ASK]
   (source,) = _made(
@@ -233,3 +236,50 @@ def test_what_starts_before_the_trainer_waits_for_it(
   # It says so every 30 seconds; a typo shows in the whole path.
   said = [text for text in caplog.messages if str(model_dir) in text]
   assert len(said) == 3
+
+
+_OWN_STAGE = """
+import dataclasses
+from typing import Annotated
+
+from realm_jax.settings import OfRun
+from realm_jax.training.stages.open_qa import OpenQa
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnQa(OpenQa):
+  own_setting: Annotated[int, OfRun()] = 3
+"""
+_OWN_GIN = """
+from __gin__ import dynamic_registration
+import own_stages
+include "tests/integration/tiny.gin"
+STAGE = @own_stages.OwnQa()
+"""
+
+
+def test_a_stage_of_ones_own_is_asked_and_evaluated_as_what_it_extends(
+  recorded_run, keep_record, tmp_path, monkeypatch, one_device
+):
+  (tmp_path / "own_stages.py").write_text(_OWN_STAGE)
+  (tmp_path / "own.gin").write_text(_OWN_GIN)
+  monkeypatch.syspath_prepend(tmp_path)
+  model_dir = recorded_run("pretrain")
+  own = str(tmp_path / "own.gin")
+  keep_record("open_qa", model_dir, model=own)
+  # As another process begins.
+  sys.modules.pop("own_stages")
+  with pytest.raises(ConfigurationError, match=r"OWN_SETTING.*--modules="):
+    realm_jax.load(model_dir)
+  with pytest.raises(ConfigurationError, match="--modules=own_stages"):
+    _made([TrainConfig], model_dir, None)
+  assert "own_stages" not in sys.modules
+
+  modules = ["own_stages"]
+  run = realm_jax.load(model_dir, modules=modules)
+  assert run.ask("who built the bridge?").answers
+  assert run.kinds == {"question"}
+  (config,) = _made([TrainConfig], model_dir, None, modules=modules)
+  assert type(config.stage).__name__ == "OwnQa"
+  (data,) = _evaluated(model_dir, "QUESTIONS = 'q'", modules=modules)
+  assert (data.task, data.split) == ("open_qa", "test")

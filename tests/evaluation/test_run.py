@@ -150,7 +150,7 @@ def test_only_blocks_of_an_index_of_vectors_can_be_edited(
     run.edited({0: "Ada."})
   token_ids = run.encode(["where was Ada born?"])
   hidden = run.edited({}, hidden=[0, 11])
-  (found,) = hidden.search(token_ids, 99, rescore=False).rows
+  (found,) = hidden.search(token_ids, 99).rows
   assert {*found} == {*range(run.corpus.num_blocks)} - {0, 11}
 
 

@@ -1,10 +1,10 @@
 """Steps in this process, a builder beside them, and SIGTERM."""
 
-import contextlib
 import os
 import signal
 import threading
 import time
+import types
 
 import pytest
 
@@ -72,11 +72,10 @@ def test_sigterm_ends_the_builder_and_the_pipeline(tmp_path, builder):
 
 def test_sigterm_in_a_command_that_ends_well_stops_the_pipeline(monkeypatch):
   # An index builder, for one, returns when it is told to stop.
-  @contextlib.contextmanager
-  def configured(command):
-    del command
-    yield lambda: os.kill(os.getpid(), signal.SIGTERM)
+  def build(function):
+    os.kill(os.getpid(), signal.SIGTERM)
 
-  monkeypatch.setattr(Command, "configured", configured)
+  made = types.SimpleNamespace(build=build), None
+  monkeypatch.setattr(Command, "configured", lambda command: made)
   with pytest.raises(StoppedError, match="stopped by SIGTERM in evaluate"):
     call(Command("evaluate", [], {}))

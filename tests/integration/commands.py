@@ -40,16 +40,15 @@ FUNCTIONS = {
 
 def parsed(
   function: Any, gin_files: Sequence[str], bindings: Mapping[str, Any]
-) -> contextlib.AbstractContextManager[None]:
-  """Sets gin's configuration during a `with` block."""
+) -> configuration.Bindings:
+  """Returns what gin files and bindings bind."""
   given = [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
   return configuration.parsed(function, gin_files, given)
 
 
 def call(function: Any, gin_files: Sequence[str], **bindings: Any) -> Any:
   """Calls a function as gin files and bindings configure it."""
-  with parsed(function, gin_files, bindings):
-    return configuration.configured(function)()
+  return parsed(function, gin_files, bindings).build(function)
 
 
 class Commands:
@@ -64,12 +63,11 @@ class Commands:
 
   def call(self, function: Any, recipe: str, **bindings: Any) -> Any:
     """Calls a function as gin/runs/RECIPE.gin binds it."""
-    with self._parsed(function, recipe, bindings):
-      return configuration.configured(function)()
+    return self._parsed(function, recipe, bindings).build(function)
 
   def _parsed(
     self, function: Any, recipe: str, bindings: Mapping[str, Any]
-  ) -> contextlib.AbstractContextManager[None]:
+  ) -> configuration.Bindings:
     files = [f"gin/runs/{recipe}.gin", MODEL_FILE]
     return parsed(
       function, files, {"CORPUS_DIR": self.world.corpus_dir, **bindings}
@@ -88,9 +86,9 @@ class Commands:
       settings["TIMEOUT_SECONDS"] = _PATIENCE_SECONDS
     settings |= bindings
     settings["MODEL_DIR"] = model_dir
-    with self._parsed(TrainConfig, recipe, settings):
-      config = configuration.configured(TrainConfig)()
-      kept = configuration.kept_files(config.stage)
+    found = self._parsed(TrainConfig, recipe, settings)
+    config = found.build(TrainConfig)
+    kept = configuration.to_keep(found, TrainConfig, config.stage)
     return trainer.train(config, configuration=kept)
 
   def train_stage(

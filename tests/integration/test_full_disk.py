@@ -11,7 +11,7 @@ from realm_jax.checkpoints.store import (
   CheckpointNotWrittenError,
   CheckpointStore,
 )
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode
 from realm_jax.training.metric_rows import read_rows
 from tests.full_disk import full_disk
 

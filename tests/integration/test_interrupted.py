@@ -17,7 +17,13 @@ from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.snapshots.store import SnapshotStore, directory_of
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.integration.commands import MODEL_FILE
-from tests.processes.jobs import wait_until
+from tests.processes.jobs import (
+  Job,
+  free_port,
+  gin_command,
+  running,
+  wait_until,
+)
 from tests.processes.pretraining import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_jobs")]
@@ -156,6 +162,49 @@ def test_sigterm_while_a_checkpoint_is_saved_leaves_it_whole(
   with contextlib.closing(CheckpointStore(tmp_path)) as store:
     assert store.latest() == result.step
     store.restore(result.step, items=("retriever", "optimizer", "loop"))
+
+
+def test_two_processes_go_on_when_one_is_killed(
+  world, command_environment, tmp_path
+):
+  environment = {**command_environment, "JAX_PLATFORMS": "cpu"}
+  environment["XLA_FLAGS"] = environment.get("XLA_FLAGS", "").replace(
+    "--xla_force_host_platform_device_count=8", ""
+  )
+  del environment[supervisor.VARIABLE]
+  address = f"localhost:{free_port()}"
+
+  def job(process):
+    command = gin_command(
+      "train",
+      ["gin/runs/inverse_cloze.gin", MODEL_FILE],
+      f"--coordinator_address={address}",
+      *("--num_processes=2", f"--process_id={process}"),
+      "--heartbeat_timeout_seconds=10",
+      MODEL_DIR=tmp_path / "run",
+      CORPUS_DIR=world.corpus_dir,
+      NUM_STEPS=400,
+      SAVE_EVERY_STEPS=20,
+      BATCH_SIZE=4,
+    )
+    name = f"process-{process}"
+    log = tmp_path / f"{name}.log"
+    return Job(name, command, log=log, environment=environment)
+
+  jobs = job(0), job(1)
+  checkpoints = CheckpointStore(tmp_path / "run")
+  with running(*jobs):
+    wait_until(
+      lambda: checkpoints.steps()[-1:] >= [20],
+      what="checkpoint",
+      jobs=(*jobs,),
+    )
+    os.kill(jobs[1].worker(), signal.SIGKILL)
+    for one in jobs:
+      assert one.wait(300) == 0, one.tail()
+  for one in jobs:
+    assert verdict.restarts(one)
+    assert "continuing from checkpoint" in one.log.read_text()
 
 
 def test_a_second_trainer_is_refused(commands, tmp_path):

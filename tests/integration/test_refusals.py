@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.storage.access import StoreAccessError
 from realm_jax.training.metrics import NonFiniteLossError
@@ -77,7 +76,7 @@ def test_a_snapshot_of_another_corpus(commands, model_dir, tmp_path, world):
     commands.train(
       "pretrain", model_dir, CORPUS_DIR=corpus, NUM_STEPS=3, **_ONE_SHAPE
     )
-  text = configuration.message_of(error.value)
+  text = str(error.value)
   assert "\n" not in text
   assert "reads its examples from version 1 of the corpus" in text
   assert "or the corpus was built again" in text

@@ -9,7 +9,7 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
   JobsetV1alpha2JobSet,
 )
 
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode
 from realm_jax.launch import jobset
 from realm_jax.launch.slices import parse_slice
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode
 from tests.processes.jobs import free_port
 
 pytestmark = pytest.mark.slow

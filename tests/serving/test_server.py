@@ -15,6 +15,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from realm_jax import serve
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import EditError
 from realm_jax.serving.app import PageApp, listen, url_of
 from tests.conftest import PROJECT_DIR
@@ -56,7 +57,7 @@ class _Echo:
 
   def require_words(self, texts):
     if "no words" in texts:
-      raise ValueError("the question has no words")
+      raise RealmError("the question has no words")
 
   def answer(self, texts):
     self.batches.append(len(texts))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.exit_codes import ExitCode
+from realm_jax.errors import ExitCode
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batch import Batch

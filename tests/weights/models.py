@@ -106,9 +106,8 @@ def import_weights(
 
 def load(model_dir: Path) -> tuple[Retriever, Reader]:
   """Returns the modules that a MODEL_DIR's own file binds."""
-  with configuration.parsed(None, [str(model_dir / "model.gin")]):
-    retriever = configuration.configured(Retriever)()
-    return retriever, configuration.configured(Reader)()
+  found = configuration.parsed(None, [str(model_dir / "config.json")])
+  return found.build(Retriever), found.build(Reader)
 
 
 # --- A model of this project, over the words of the tiny world ----------------

@@ -6,11 +6,12 @@ import types
 import pytest
 
 from realm_jax import configuration
+from realm_jax.configuration.kept import keep
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage.atomic import TargetError
 from realm_jax.weights import WeightsError
-from realm_jax.weights.mapped_weights import gin_model
+from realm_jax.weights.mapped_weights import bindings_of
 from tests.integration.commands import FUNCTIONS
 from tests.processes.jobs import Job, running, wait_until
 from tests.weights import models
@@ -18,26 +19,25 @@ from tests.weights import models
 _BERT = models.GOLDEN / "hf_bert" / "masked_lm"
 
 
-def test_its_gin_file_binds_the_same_modules_with_recipes_and_macros(tmp_path):
+def test_its_config_is_the_same_model_with_recipes_and_names(tmp_path):
   retriever = models.RETRIEVER.clone(
     pooling="cls", normalize=True, score_scale=20.0, block_prefix=(5, 6)
   )
   reader = models.READER.clone(span_norm_eps=1e-2)
-  file = tmp_path / "model.gin"
-  file.write_text(gin_model(retriever, reader, source="somewhere"))
+  keep(tmp_path, configuration.to_keep(bindings_of(retriever, reader)))
   function = FUNCTIONS["pretrain"]
-  recipes = [str(file), "gin/runs/pretrain.gin"]
+  recipes = [str(tmp_path / "config.json"), "gin/runs/pretrain.gin"]
   bindings = ["MODEL_DIR = ''", "CORPUS_DIR = ''"]
-  with configuration.parsed(function, recipes, bindings):
-    assert configuration.configured(Retriever)() == retriever
-    # Recipes may have a joint length of their own.
-    found = configuration.configured(Reader)()
-    assert found.clone(joint_length=reader.joint_length) == reader
+  found = configuration.parsed(function, recipes, bindings)
+  assert found.build(Retriever) == retriever
+  # Recipes may have a joint length of their own.
+  same = {"joint_length": reader.joint_length}
+  assert found.build(Reader).clone(**same) == reader
   bindings += ["DROPOUT_RATE = 0.0", "SCORE_SCALE = 3.0", "JOINT_LENGTH = 33"]
-  with configuration.parsed(function, recipes, bindings):
-    changed = configuration.configured(Retriever)()
-    assert (changed.score_scale, changed.bert.dropout_rate) == (3.0, 0.0)
-    assert configuration.configured(Reader)().joint_length == 33
+  found = configuration.parsed(function, recipes, bindings)
+  changed = found.build(Retriever)
+  assert (changed.score_scale, changed.bert.dropout_rate) == (3.0, 0.0)
+  assert found.build(Reader).joint_length == 33
 
 
 def test_a_model_on_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):

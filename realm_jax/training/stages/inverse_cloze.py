@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
@@ -55,6 +56,7 @@ class InverseCloze(Stage):
   """
 
   num_hard_negatives: NonNegativeInt = 0
+  evaluation = "gin/runs/eval_retrieval.gin"
   current_queries = False
   components = ("retriever",)
   compares = True
@@ -76,7 +78,7 @@ class InverseCloze(Stage):
     # The source is searched for, too, where it is then dropped.
     needed = self.num_hard_negatives + 1
     if needed > num_blocks:
-      raise ValueError(
+      raise RealmError(
         f"num_hard_negatives={self.num_hard_negatives} needs {needed} blocks, "
         f"one of them the sentence's own, but the corpus has {num_blocks}; "
         "lower NUM_HARD_NEGATIVES"

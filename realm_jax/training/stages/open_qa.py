@@ -14,6 +14,7 @@ from realm_jax.answers.occurrences import (
   answers_of_batch,
 )
 from realm_jax.answers.spans import TokenSpans, find_token_spans
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
@@ -91,6 +92,8 @@ class OpenQa(Stage):
   read_gold: bool = False
   needs_index = True
   needs_answers = True
+  asked = "question"
+  evaluation = "gin/runs/eval.gin"
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -113,7 +116,7 @@ class OpenQa(Stage):
 
   def num_searched(self, num_blocks: int) -> int:
     if self.num_read > num_blocks:
-      raise ValueError(
+      raise RealmError(
         f"num_read={self.num_read} exceeds the corpus's {num_blocks} blocks; "
         "lower NUM_READ"
       )

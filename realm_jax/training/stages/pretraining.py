@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int, UInt32
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
@@ -102,23 +103,25 @@ class Pretraining(Stage):
   drop_source: Annotated[bool, OfRun()] = True
   read_gold: bool = False
   span_weight: NonNegativeFloat = 0.0
+  asked = "masked sentence"
+  evaluation = "gin/runs/eval_masked.gin"
 
   def __post_init__(self) -> None:
     require_valid(self)
     has_target = self.objective in WITH_TARGET
     if self.target_temperature is not None and not has_target:
-      raise ValueError(
+      raise RealmError(
         f"target_temperature={self.target_temperature}: the objective "
         f"{self.objective!r} has no target; leave TARGET_TEMPERATURE out, or "
         f"choose an OBJECTIVE of {WITH_TARGET}"
       )
     if self.objective == "leave_one_out" and self.num_candidates < 2:
-      raise ValueError(
+      raise RealmError(
         "the objective 'leave_one_out' compares candidates; raise "
         f"NUM_CANDIDATES={self.num_candidates} to 2 or more"
       )
     if self.freeze_reader and self.span_weight:
-      raise ValueError(
+      raise RealmError(
         f"span_weight={self.span_weight} trains the reader alone, which "
         "freeze_reader=True freezes; set SPAN_WEIGHT = 0 or FREEZE_READER = "
         "False"
@@ -145,7 +148,7 @@ class Pretraining(Stage):
     # The source is searched for, too, where it is then dropped.
     needed = self._num_retrieved + self.drop_source
     if needed > num_blocks:
-      raise ValueError(
+      raise RealmError(
         f"num_candidates={self.num_candidates} needs {needed} blocks (the null "
         "block is none of them, and the source's, which is dropped, one), but "
         f"the corpus has {num_blocks}; lower NUM_CANDIDATES"

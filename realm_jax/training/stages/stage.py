@@ -12,12 +12,14 @@ from jaxtyping import Float, Int
 
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
+from realm_jax.settings import Asked
 from realm_jax.snapshots.loading import Snapshot
 from realm_jax.training.encoder_inputs import EncoderInputs, joint_inputs
 
@@ -58,7 +60,7 @@ class Models(NamedTuple):
   def require_reader(self) -> Reader:
     """Returns the reader; raises a ValueError where there is none."""
     if self.reader is None:
-      raise ValueError("this stage trains a reader; bind TrainConfig.reader")
+      raise RealmError("this stage trains a reader; bind TrainConfig.reader")
     return self.reader
 
 
@@ -158,6 +160,8 @@ class Stage(abc.ABC):
     retrieves_on_device: Whether a step can retrieve its own candidates.
     null_block: Whether the first candidate of each query is the null block.
     needs_answers: Whether it asks which blocks contain answers.
+    asked: What its reader learns to answer; None if it may be either.
+    evaluation: Recipe that evaluates a run of it; None if there is none.
     compares: Whether its loss compares all examples of a batch: the `compare`
       of what it makes of the models, the vectors that it has made of encoders
       and rows by `embed`, and the batch.
@@ -168,6 +172,8 @@ class Stage(abc.ABC):
 
   needs_answers: ClassVar[bool] = False
   compares: ClassVar[bool] = False
+  asked: ClassVar[Asked | None] = None
+  evaluation: ClassVar[str | None] = None
 
   @property
   def components(self) -> tuple[str, ...]:

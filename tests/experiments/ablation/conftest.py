@@ -7,8 +7,8 @@ from realm_jax import configuration
 def configured(name: str, *bindings: str):
   """The ablation of a recipe in experiments/gin."""
   recipe = f"experiments/gin/{name}/ablation.gin"
-  with configuration.parsed(chosen_ablation, [recipe], bindings):
-    return configuration.configured(chosen_ablation)()
+  found = configuration.parsed(chosen_ablation, [recipe], bindings)
+  return found.build(chosen_ablation)
 
 
 def steps(plan, seed=0):
@@ -18,5 +18,5 @@ def steps(plan, seed=0):
 
 def settings_of(step):
   """What the command of a step configures."""
-  with step.command.configured() as made:
-    return made()
+  made, function = step.command.configured()
+  return made.build(function)

@@ -1,0 +1,106 @@
+"""Kinds: the names by which a MODEL_DIR mentions classes.
+
+A MODEL_DIR may be a stranger's. What it names is looked up here and nowhere
+else, and imported if it is one of
+
+- the classes below,
+- an entry point of the group `realm_jax.kinds` of an installed package,
+- `MODULE:CLASS`, a dataclass of a module that the user has named.
+"""
+
+import dataclasses
+import importlib.metadata
+import pkgutil
+import sys
+from collections.abc import Collection, Iterator
+
+from realm_jax.configuration.bindings import ConfigurationError, Target
+
+GROUP = "realm_jax.kinds"
+_CONFIG = "realm_jax.training.config"
+_STAGES = "realm_jax.training.stages"
+_OWN = {
+  "bert": "realm_jax.models.bert:BertConfig",
+  "checkpoints": f"{_CONFIG}:CheckpointConfig",
+  "data": "realm_jax.inputs.config:DataConfig",
+  "inverse_cloze": f"{_STAGES}.inverse_cloze:InverseCloze",
+  "mesh": f"{_CONFIG}:MeshConfig",
+  "open_qa": f"{_STAGES}.open_qa:OpenQa",
+  "optimizer": "realm_jax.training.optimizer:OptimizerConfig",
+  "pretraining": f"{_STAGES}.pretraining:Pretraining",
+  "reader": "realm_jax.models.reader:Reader",
+  "reading": f"{_STAGES}.reading:Reading",
+  "refresh": f"{_CONFIG}:RefreshConfig",
+  "retriever": "realm_jax.models.retriever:Retriever",
+  "train": f"{_CONFIG}:TrainConfig",
+}
+
+
+class NotImported(str):
+  """Name of a module that a MODEL_DIR mentions, and that is not imported."""
+
+  __slots__ = ()
+
+
+def own_classes() -> Iterator[Target]:
+  """Yields the classes that this package has kinds for."""
+  yield from map(pkgutil.resolve_name, _OWN.values())
+
+
+def dataclasses_of(*modules: str) -> Iterator[Target]:
+  """Yields the dataclasses of modules that are imported."""
+  for module in modules:
+    for found in vars(sys.modules[module]).values():
+      is_own = getattr(found, "__module__", None) == module
+      if is_own and isinstance(found, type) and dataclasses.is_dataclass(found):
+        yield found
+
+
+def kind_of(target: Target) -> str:
+  """Returns the kind of a class.
+
+  Raises:
+    ConfigurationError: No other process could find it.
+  """
+  place = f"{target.__module__}:{target.__qualname__}"
+  for kind, other in _OWN.items():
+    if other == place:
+      return kind
+  for entry in importlib.metadata.entry_points(group=GROUP):
+    if entry.value == place:
+      return entry.name
+  if target not in dataclasses_of(target.__module__):
+    raise ConfigurationError(
+      f"{place} cannot be kept in a MODEL_DIR; make it a dataclass at the top "
+      f"of its module, or an entry point of the group {GROUP}"
+    )
+  return place
+
+
+def class_of(kind: str, modules: Collection[str]) -> Target:
+  """Returns the class of a kind; imports no module but those named above.
+
+  Args:
+    kind: Name of a kind.
+    modules: Modules that the user has named, which are imported.
+
+  Raises:
+    ConfigurationError: It is unknown; the message says which flag to give.
+  """
+  if kind in _OWN:
+    return pkgutil.resolve_name(_OWN[kind])
+  for entry in importlib.metadata.entry_points(group=GROUP, name=kind):
+    return entry.load()
+  module = kind.partition(":")[0]
+  if module in modules:
+    for found in dataclasses_of(module):
+      if f"{module}:{found.__qualname__}" == kind:
+        return found
+    raise ConfigurationError(f"{module} has no dataclass for the kind {kind!r}")
+  advice = f"it wants one of {', '.join(_OWN)}, or a newer version has made it"
+  if ":" in kind:
+    advice = (
+      f"nothing is imported because a MODEL_DIR names it; give "
+      f"--modules={module} if you trust that module"
+    )
+  raise ConfigurationError(f"the kind {kind!r} is not known here: {advice}")
