@@ -66,6 +66,11 @@ class Command:
     given = [f"{name} = {value}" for name, value in self._gin_values()]
     return configuration.parsed(function, self.gin_files, given), function
 
+  def build(self, **arguments: Any) -> Any:
+    """Returns what the command configures, such as a `TrainConfig`."""
+    bindings, function = self.configured()
+    return bindings.build(function, **arguments)
+
   def arguments(self) -> list[str]:
     """Returns the arguments of the Python interpreter."""
     return [
@@ -117,8 +122,7 @@ class Step:
       steps = store.steps()
     if not steps:
       return False
-    bindings, config = self.command.configured()
-    return max(steps) == bindings.build(config).num_steps
+    return max(steps) == self.command.build().num_steps
 
   def figures(self) -> dict[str, Any]:
     """Returns the figures of an evaluation that is finished."""

@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
   from experiments.pipeline import run
 
   config = command_line.call(chosen_ablation)
-  rows = select(_ROWS.value or [config.default_rows], config.rows)
+  rows = select(_ROWS.value or [config.rows[0].part], config.rows)
   output_dir = Path(_OUTPUT_DIR.value)
   num_seeds = _SEEDS.value or config.num_seeds
   seeds = [config.first_seed + number for number in range(num_seeds)]

@@ -114,4 +114,3 @@ class CrossLingualConfig(AblationConfig):
       "own", "Own corpus alone", run="own/pretraining", corpus=OWN_CORPUS
     ),
   )
-  default_rows: ClassVar[str] = "all"

@@ -27,7 +27,6 @@ from experiments.ablation.plan import (
   READING_RETRIEVED,
   RECIPES,
   AblationConfig,
-  AblationError,
   Plan,
   SeedPlan,
   SeedRuns,
@@ -35,6 +34,7 @@ from experiments.ablation.plan import (
 from experiments.ablation.report import START, num_collapsed
 from experiments.ablation.rows import REALM, Bindings, Row, Times
 from experiments.pipeline import Step, Value
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.outputs import METRICS
 from realm_jax.settings import NonNegativeInt, PositiveInt
 from realm_jax.storage.json_files import write_json
@@ -225,18 +225,17 @@ class ObjectivesConfig(AblationConfig):
       for stale in _stale_rows(base)
     ),
   )
-  default_rows: ClassVar[str] = "objectives"
 
   def __post_init__(self) -> None:
     super().__post_init__()
     if self.data.sentences is None:
-      raise AblationError(
+      raise RealmError(
         "settings are chosen by masked statements; set SENTENCES to a file of "
         "them"
       )
     known = [row.name for row in _BASES if row.is_pretraining]
     if unknown := {*self.stale_objectives} - {*known}:
-      raise AblationError(
+      raise RealmError(
         f"stale_objectives has {min(unknown)!r}; want some of "
         f"{', '.join(known)}: change STALE_OBJECTIVES"
       )
@@ -246,7 +245,7 @@ class ObjectivesConfig(AblationConfig):
   ) -> Iterator[_Phase]:
     """Yields the plans of costs, of the development world and of the rows."""
     if self.development_seed in (seeds := list(seeds)):
-      raise AblationError(
+      raise RealmError(
         f"seed {self.development_seed} is that of the development world; "
         "change DEVELOPMENT_SEED or FIRST_SEED"
       )

@@ -28,20 +28,17 @@ from realm_jax.errors import RealmError
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
 from realm_jax.training.config import TrainConfig
 
-_NEEDED_STAGES = ("inverse_cloze", "reading", "pretraining", "open_qa")
 # Reading goes on with retrieved blocks, if it has a recipe.
 READING_RETRIEVED = "reading_retrieved"
-_TRAINED_STAGES = (*_NEEDED_STAGES, READING_RETRIEVED)
-RECIPES = (*_NEEDED_STAGES, "build_index", "eval", "eval_retrieval")
+RECIPES = (
+  *("inverse_cloze", "reading", "pretraining", "open_qa"),
+  *("build_index", "eval", "eval_retrieval"),
+)
 _INVERSE_CLOZE, _READING = "inverse_cloze", "reading"
 _BASELINE_READER = "baseline_reader"
 
 # Folders of a row's results with one seed, by what they are.
 Results = dict[str, Path]
-
-
-class AblationError(RealmError):
-  """An ablation that cannot run as it is configured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,9 +195,9 @@ class SeedPlan(SeedRuns):
       if row.recipe not in recipes:
         # Those that wait need a lag, which is a multiple.
         plain = self._pretrain("run", row, {"WAIT_FOR_SNAPSHOTS": False})
-        recipes[row.recipe] = _config_of(plain)
+        recipes[row.recipe] = plain.command.build()
       bindings = _without_multiples(row, recipes[row.recipe])
-      config = _config_of(self._pretrain("run", row, bindings))
+      config = self._pretrain("run", row, bindings).command.build()
       every = config.refresh_every_steps
       refresh = dataclasses.replace(config.refresh, refresh_every_steps=every)
       # Equal where two rows train the same.
@@ -239,7 +236,7 @@ class SeedPlan(SeedRuns):
     realm = self.pretrainings[REALM.name].config
     batch_size, num_steps = realm.data.batch_size, realm.num_steps
     if self._reader == READING_RETRIEVED:
-      before = _config_of(self.made[READING_RETRIEVED])
+      before = self.made[READING_RETRIEVED].command.build()
       num_examples = before.num_steps * before.data.batch_size
       num_steps += -(-num_examples // batch_size)
     self.train(
@@ -304,11 +301,6 @@ def _without_multiples(row: Row, recipe: TrainConfig) -> dict[str, Value]:
   return values
 
 
-def _config_of(step: Step) -> TrainConfig:
-  made, function = step.command.configured()
-  return made.build(function)
-
-
 @dataclasses.dataclass(frozen=True)
 class AblationConfig:
   """One ablation: stages, data, seeds and budget.
@@ -335,20 +327,19 @@ class AblationConfig:
   seed_runs: ClassVar[type[SeedRuns]] = SeedPlan
   needed_recipes: ClassVar[Sequence[str]] = RECIPES
   rows: ClassVar[Sequence[Row]] = ROWS
-  default_rows: ClassVar[str] = "table2"
 
   def __post_init__(self) -> None:
     require_valid(self)
     needed, given = {*self.needed_recipes}, {*self.recipes}
     if needed - given or given - needed - {READING_RETRIEVED}:
-      raise AblationError(
+      raise RealmError(
         f"recipes={sorted(self.recipes)}; want gin files for each of "
         f"{', '.join(self.needed_recipes)}: change RECIPES"
       )
-    if unknown := [n for n in self.num_steps if n not in _TRAINED_STAGES]:
-      raise AblationError(
-        f"num_steps of {unknown[0]!r}; the stages are "
-        f"{', '.join(_TRAINED_STAGES)}: change NUM_STEPS"
+    if unknown := {*self.num_steps} - given:
+      raise RealmError(
+        f"num_steps of {min(unknown)!r}; want some of "
+        f"{', '.join(self.recipes)}: change NUM_STEPS"
       )
 
   def plans(

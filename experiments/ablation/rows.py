@@ -17,9 +17,7 @@ class Times:
   """A multiple of what the same recipe binds a name to."""
 
   factor: float
-  name: Literal[
-    "SAVE_EVERY_STEPS", "NUM_STEPS", "SCORE_SCALE", "RETRIEVER_RATE_SCALE"
-  ]
+  name: str
 
 
 Bindings = Mapping[str, Value | Times]
@@ -144,10 +142,6 @@ ROWS: Sequence[Row] = (
 )
 
 
-class RowError(RealmError):
-  """The name of a row that does not exist."""
-
-
 def select(names: Sequence[str], rows: Sequence[AnyRow] = ROWS) -> list[AnyRow]:
   """Returns rows by their names, those of their parts, or `all`.
 
@@ -155,11 +149,11 @@ def select(names: Sequence[str], rows: Sequence[AnyRow] = ROWS) -> list[AnyRow]:
   the order of `rows`.
 
   Raises:
-    RowError: A name is unknown.
+    RealmError: A name is unknown.
   """
   known = {row.name for row in rows} | {row.part for row in rows} | {"all"}
   if unknown := [name for name in names if name not in known]:
-    raise RowError(
+    raise RealmError(
       f"there is no row {unknown[0]!r}; want `all`, a part "
       f"({', '.join(dict.fromkeys(row.part for row in rows))}) or some of "
       f"{', '.join(row.name for row in rows)}"

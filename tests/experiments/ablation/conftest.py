@@ -18,5 +18,4 @@ def steps(plan, seed=0):
 
 def settings_of(step):
   """What the command of a step configures."""
-  made, function = step.command.configured()
-  return made.build(function)
+  return step.command.build()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ablation.rows import RowError, select
+from experiments.ablation.rows import select
+from realm_jax.errors import RealmError
 from tests.experiments.ablation.conftest import configured, settings_of, steps
 
 _OUT = Path("out")
@@ -29,7 +30,7 @@ def _trained(plan):
 def test_rows_are_chosen_by_name_or_part_and_realm_is_always_among_them():
   assert [row.name for row in select(["baseline"])] == ["realm", "baseline"]
   assert {row.part for row in select(["table2"])} == {"table2"}
-  with pytest.raises(RowError, match=r"no row 'baselin'.*baseline"):
+  with pytest.raises(RealmError, match=r"no row 'baselin'.*baseline"):
     select(["baselin"])
 
 
