@@ -184,7 +184,8 @@ class Steps:
     found = {name: run for name, run in starts.items() if run is not None}
     paths = {name: self.path(run) for name, run in found.items()}
     command = self.command("train", recipe, name, **{**bindings, **paths})
-    return self._add(name, command, [*found.values()], builder)
+    needs = [*found.values()]
+    return self._add(Step(name, command, self.folder / name, needs, builder))
 
   def evaluate(
     self,
@@ -204,7 +205,7 @@ class Steps:
       paths["SNAPSHOT"] = self.path(snapshot)
     command = self.command("evaluate", recipe, of, **{**paths, **bindings})
     needs = [of] if snapshot is None else [of, snapshot]
-    return self._add(name, command, needs)
+    return self._add(Step(name, command, self.folder / name, needs))
 
   def build_index(
     self, of: str, name: str | None = None, **bindings: Value
@@ -215,17 +216,10 @@ class Steps:
       *("build_index", "build_index", of, "--once"), **own, **bindings
     )
     name = name or f"{of}/snapshots"
-    return self._add(name, command, [of])
+    return self._add(Step(name, command, self.folder / name, [of]))
 
-  def _add(
-    self,
-    name: str,
-    command: Command,
-    needs: Sequence[str],
-    builder: Command | None = None,
-  ) -> Step:
-    step = Step(name, command, self.folder / name, needs, builder)
-    self.made[name] = step
+  def _add(self, step: Step) -> Step:
+    self.made[step.name] = step
     return step
 
 
