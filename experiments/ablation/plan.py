@@ -154,7 +154,9 @@ class SeedPlan(SeedRuns):
     """Makes the stages before pre-training, and what rows train."""
     config = self.config
     start = config.initial_checkpoint
-    self._start = {"INITIAL_CHECKPOINT": None if start is None else str(start)}
+    self._start: dict[str, Any] = {
+      "INITIAL_CHECKPOINT": None if start is None else str(start)
+    }
     for name in (_INVERSE_CLOZE, _READING):
       self.train(name, name, **({} if start is None else self._start))
     self._reader = _READING
@@ -294,10 +296,10 @@ def _without_multiples(row: Row, recipe: TrainConfig) -> dict[str, Value]:
   save = sizes["SAVE_EVERY_STEPS"]
   for name, value in bindings.items():
     if isinstance(value, Times):
-      values[name] = value.factor * sizes[value.name]
+      values[name] = product = value.factor * sizes[value.name]
       if name == "REFRESH_EVERY_STEPS":
         # Snapshots are built from checkpoints, so it is rounded up.
-        values[name] = -(-values[name] // save) * save
+        values[name] = -(-product // save) * save
   return values
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.pipeline import Step, Steps, run
+from experiments.pipeline import Command, Step, Steps, Value, run
 from experiments.world import edits
 from experiments.world import world as world_lib
 from realm_jax import configuration
@@ -77,15 +77,28 @@ class Demo(Steps):
     )
 
   def train_open_qa(
-    self, name: str, *, retriever: str | None = None, **settings: Any
+    self,
+    name: str,
+    retriever: str | None,
+    builder: Command | None = None,
+    **bindings: Value,
   ) -> Step:
     """Makes open QA, over its first snapshot if no other builder is given."""
-    first = self.command("build_index", "build_index", name, "--once")
     return self.train(
-      *(name, "open_qa", retriever, REALM),
-      **{"builder": first, **settings},
+      *(
+        name,
+        "open_qa",
+        retriever,
+        REALM,
+        builder or self.first_snapshot(name),
+      ),
       TRAIN_QUESTIONS=self.path("world/questions-train.jsonl"),
+      **bindings,
     )
+
+  def first_snapshot(self, name: str) -> Command:
+    """Returns the command that builds the first snapshot of a stage."""
+    return self.command("build_index", "build_index", name, "--once")
 
   def evaluate_open_qa(self, name: str, of: str, **settings: Any) -> Step:
     """Makes the evaluation of open QA, on the test questions by default."""
@@ -116,8 +129,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   run(demo.train("reading", "reading"))
   _announce("… and from blocks that the retriever finds")
   read = "reading_retrieved"
-  first = demo.command("build_index", "build_index", read, "--once")
-  run(demo.train(read, read, ICT, "reading", first))
+  run(demo.train(read, read, ICT, "reading", demo.first_snapshot(read)))
   _announce("REALM pre-training: both learn, and the index is refreshed")
   builder = demo.command("build_index", "build_index", REALM)
   run(demo.train(REALM, "pretrain", ICT, read, builder))
@@ -163,7 +175,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
     demo.evaluate_retrieval(REALM, last, STATEMENTS), *_RECALLS
   )
   _announce("Open QA with the REALM retriever")
-  run(demo.train_open_qa("open_qa", retriever=REALM))
+  run(demo.train_open_qa("open_qa", REALM))
   of_open_qa = ("exact_match", *_RECALLS)
   realm = _scores(demo.evaluate_open_qa("open_qa", "open_qa"), *of_open_qa)
   _announce("Control: the same reader, given random blocks")
@@ -180,12 +192,12 @@ def run_demo(demo: Demo) -> dict[str, Any]:
     SNAPSHOTS_DIR=demo.path("bm25/snapshots"),
     CHECKPOINT_STEP=0,
   )
-  run(demo.train_open_qa("bm25", builder=builder, INDEX_SCORES=True))
+  run(demo.train_open_qa("bm25", None, builder, INDEX_SCORES=True))
   bm25 = _scores(
     demo.evaluate_open_qa("bm25", "bm25", INDEX_SCORES=True), *of_open_qa
   )
   _announce("Control: the inverse-cloze retriever, without REALM pre-training")
-  run(demo.train_open_qa("ict_only", retriever=baseline))
+  run(demo.train_open_qa("ict_only", baseline))
   ict_only = _scores(demo.evaluate_open_qa("ict_only", "ict_only"), *of_open_qa)
   _announce(f"{_NUM_EDITS} facts change in the corpus; nothing is trained")
   return {

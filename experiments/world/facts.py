@@ -24,7 +24,7 @@ NUMBERS = tuple(range(1600, 1900))
 _MAX_DRAWS = 1000
 
 # Names of the entities of each kind, each of which is unique in its world.
-Entities = dict[relations.EntityKind, list[str]]
+Entities = dict[str, list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
