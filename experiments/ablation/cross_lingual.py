@@ -11,16 +11,13 @@ statements by where their facts are stated.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from experiments.ablation.data import CORPUS, HIGH_CORPUS, OWN_CORPUS
 from experiments.ablation.plan import AblationConfig, SeedRuns
 from experiments.ablation.rows import REALM, Row
 from experiments.pipeline import Step
-
-# Where documents state the facts of statements: in the high-resource language
-# alone, or in both.
-_STATED_IN = ("first", "both")
+from experiments.world.second_language import StatedIn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +75,7 @@ class _SeedRuns(SeedRuns):
     """Yields the evaluations of statements, by where facts are stated."""
     snapshot, corpus = f"snapshots/{row.name}", self.path(row.corpus)
     self.build_index(row.run, snapshot, CORPUS_DIR=corpus)
-    for stated_in in _STATED_IN:
+    for stated_in in get_args(StatedIn):
       questions = self.path(f"world/statements-{stated_in}.jsonl")
       evaluation = self.evaluate(
         *(f"{row.name}/{stated_in}", row.evaluation, row.run, snapshot),

@@ -6,7 +6,7 @@ recipe's. All else is the same in all rows.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from experiments.pipeline import Value
 from realm_jax.errors import RealmError
@@ -65,7 +65,6 @@ class Row:
     return "pretraining" in (self.retriever, self.reader)
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
 _SWEPT_REFRESH: Bindings = {"SAVE_EVERY_STEPS": 50}
 
 
@@ -142,7 +141,7 @@ ROWS: Sequence[Row] = (
 )
 
 
-def select(names: Sequence[str], rows: Sequence[AnyRow] = ROWS) -> list[AnyRow]:
+def select(names: Sequence[str], rows: Sequence[Any] = ROWS) -> list[Any]:
   """Returns rows by their names, those of their parts, or `all`.
 
   REALM, with which all are compared, is always the first; the others follow in
