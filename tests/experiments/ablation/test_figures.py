@@ -48,7 +48,13 @@ def results(tmp_path):
       folder = tmp_path / f"seed-{seed}" / name
       folder.mkdir(parents=True)
       for file, fields in (
-        ("predictions", [{"prediction": "p", "correct": c} for c in answers]),
+        (
+          "predictions",
+          [
+            {"prediction": "p", "correct": right, "words": [place]}
+            for right, place in zip(answers, places, strict=True)
+          ],
+        ),
         ("retrieved", [{"words": [place]} for place in places]),
       ):
         lines = [line(number, **own) for number, own in enumerate(fields)]
