@@ -66,6 +66,11 @@ class Command:
     given = [f"{name} = {value}" for name, value in self._gin_values()]
     return configuration.parsed(function, self.gin_files, given), function
 
+  def build(self, **arguments: Any) -> Any:
+    """Returns what the command configures, such as a `TrainConfig`."""
+    bindings, function = self.configured()
+    return bindings.build(function, **arguments)
+
   def arguments(self) -> list[str]:
     """Returns the arguments of the Python interpreter."""
     return [
@@ -88,13 +93,17 @@ class Step:
   """A command that trains or evaluates, or builds one snapshot.
 
   Attributes:
+    name: Name of the step among those of its folder.
     command: `train`, `evaluate`, or `build_index --once`.
     folder: MODEL_DIR, OUTPUT_DIR of an evaluation, or SNAPSHOTS_DIR.
+    needs: Names of the steps that come before it.
     builder: Command that builds the index meanwhile, if it needs one.
   """
 
+  name: str
   command: Command
   folder: Path
+  needs: Sequence[str] = ()
   builder: Command | None = None
 
   def is_finished(self) -> bool:
@@ -104,15 +113,16 @@ class Step:
     if self.command.module == "build_index":
       from realm_jax.snapshots.store import SnapshotStore
 
-      return bool(SnapshotStore(self.folder).steps())
+      built = SnapshotStore(self.folder).steps()
+      wanted = self.command.bindings.get("CHECKPOINT_STEP")
+      return bool(built) if wanted is None else wanted in built
     from realm_jax.checkpoints.store import CheckpointStore
 
     with contextlib.closing(CheckpointStore(self.folder)) as store:
       steps = store.steps()
     if not steps:
       return False
-    bindings, config = self.command.configured()
-    return max(steps) == bindings.build(config).num_steps
+    return max(steps) == self.command.build().num_steps
 
   def figures(self) -> dict[str, Any]:
     """Returns the figures of an evaluation that is finished."""
@@ -125,38 +135,111 @@ class Step:
     return self.folder / METRICS
 
 
-def run(step: Step) -> None:
+class Steps:
+  """Makes the steps of one folder from recipes.
+
+  Attributes:
+    folder: Folder of all that the steps write.
+    corpus_dir: Corpus of the steps that name no other one.
+    made: All steps that were made, by name.
+  """
+
+  def __init__(
+    self,
+    folder: Path,
+    recipes: Mapping[str, Sequence[str]],
+    *,
+    corpus_dir: str | None = None,
+    always: Mapping[str, Mapping[str, Value]] | None = None,
+  ):
+    """Takes the gin files of each recipe, and bindings `always` added to it."""
+    self.folder = folder
+    self.corpus_dir = corpus_dir or self.path("corpus")
+    self.made: dict[str, Step] = {}
+    self._recipes, self._always = recipes, always or {}
+
+  def path(self, name: str) -> str:
+    """Returns the path of a file or folder as the value of a binding."""
+    return str(self.folder / name)
+
+  def command(
+    self, module: str, recipe: str, of: str, *flags: str, **bindings: Value
+  ) -> Command:
+    """Returns a command with the gin files of a recipe, over the run `of`."""
+    directories = {"MODEL_DIR": self.path(of), "CORPUS_DIR": self.corpus_dir}
+    given = {**directories, **self._always.get(recipe, {}), **bindings}
+    return Command(module, self._recipes[recipe], given, flags)
+
+  def train(
+    self,
+    name: str,
+    recipe: str,
+    retriever: str | None = None,
+    reader: str | None = None,
+    builder: Command | None = None,
+    **bindings: Value,
+  ) -> Step:
+    """Makes a run that starts from the retriever and the reader of others."""
+    starts = {"INITIAL_CHECKPOINT": retriever, "INITIAL_READER": reader}
+    found = {name: run for name, run in starts.items() if run is not None}
+    paths = {name: self.path(run) for name, run in found.items()}
+    command = self.command("train", recipe, name, **{**bindings, **paths})
+    needs = [*found.values()]
+    return self._add(Step(name, command, self.folder / name, needs, builder))
+
+  def evaluate(
+    self,
+    name: str,
+    recipe: str,
+    of: str,
+    snapshot: str | None = None,
+    **bindings: Value,
+  ) -> Step:
+    """Makes the evaluation of a run, over a snapshot if another than its own.
+
+    The figures are written to a folder of `evaluations`.
+    """
+    name = f"evaluations/{name}"
+    paths = {"OUTPUT_DIR": self.path(name)}
+    if snapshot is not None:
+      paths["SNAPSHOT"] = self.path(snapshot)
+    command = self.command("evaluate", recipe, of, **{**paths, **bindings})
+    needs = [of] if snapshot is None else [of, snapshot]
+    return self._add(Step(name, command, self.folder / name, needs))
+
+  def build_index(
+    self, of: str, name: str | None = None, **bindings: Value
+  ) -> Step:
+    """Makes the build of a run's snapshot, in its folder or in one by name."""
+    own = {} if name is None else {"SNAPSHOTS_DIR": self.path(name)}
+    command = self.command(
+      *("build_index", "build_index", of, "--once"), **own, **bindings
+    )
+    name = name or f"{of}/snapshots"
+    return self._add(Step(name, command, self.folder / name, [of]))
+
+  def _add(self, step: Step) -> Step:
+    self.made[step.name] = step
+    return step
+
+
+def run(step: Step) -> Step:
   """Runs a step, or what is left of it; prints its commands as one types them.
+
+  Returns the step, which is finished.
 
   Raises:
     StoppedError: SIGTERM came; to run the step again continues it.
     ValueError: A file or a binding is wrong, or the step fails.
   """
-  if step.is_finished():
-    return
-  with contextlib.ExitStack() as stack:
-    if step.builder is not None:
-      log = step.folder / "build_index.log"
-      print(f"\n$ {step.builder} &     # log: {log}", flush=True)
-      stack.enter_context(running_beside(step.builder.arguments(), log))
-    call(step.command)
-
-
-def run_all(steps: Mapping[str, Step]) -> None:
-  """Runs those steps, by title, that are not finished.
-
-  Raises:
-    As `run`.
-  """
-  with stop_on_sigterm() as stop:
-    for title, step in steps.items():
-      if stop.is_set():
-        raise StoppedError(
-          "stopped between two steps; the same command continues"
-        )
-      if not step.is_finished():
-        print(f"\n=== {title}", flush=True)
-        run(step)
+  if not step.is_finished():
+    with contextlib.ExitStack() as stack:
+      if step.builder is not None:
+        log = step.folder / "build_index.log"
+        print(f"\n$ {step.builder} &     # log: {log}", flush=True)
+        stack.enter_context(running_beside(step.builder.arguments(), log))
+      call(step.command)
+  return step
 
 
 def call(command: Command) -> None:

@@ -54,34 +54,34 @@ _DRY_RUN = flags.DEFINE_bool(
 def main(argv: Sequence[str]) -> None:
   """Makes the runs of the chosen rows, and reports."""
   del argv
-  from experiments import pipeline
   from experiments.ablation import report
   from experiments.ablation.plan import chosen_ablation
+  from experiments.pipeline import run
 
   config = command_line.call(chosen_ablation)
-  rows = select(_ROWS.value or [config.default_rows], config.rows)
+  rows = select(_ROWS.value or [config.rows[0].part], config.rows)
   output_dir = Path(_OUTPUT_DIR.value)
   num_seeds = _SEEDS.value or config.num_seeds
   seeds = [config.first_seed + number for number in range(num_seeds)]
   plans = config.plans(rows, seeds=seeds, output_dir=output_dir)
   if _DRY_RUN.value:
-    runs = [run for _, plan in plans for run in plan.runs]
-    print(report.plan_table(runs))
+    print(report.plan_table([one for _, plan in plans for one in plan.runs]))
     return
   # Ctrl-C stops what SIGTERM stops.
   signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
   advice = "stop it, or choose another --output_dir"
   with sole_process(output_dir, "ablation", advice=advice):
     for rows, plan in plans:  # noqa: B007
-      for seed in dict.fromkeys(run.seed for run in plan.runs):
+      for seed in dict.fromkeys(one.seed for one in plan.runs):
         config.data.prepare(output_dir / f"seed-{seed}", seed)
-      pipeline.run_all(
-        {
-          f"{number} of {len(plan.runs)}: seed {run.seed}, {run.name}, for "
-          + ", ".join(run.rows): run.step
-          for number, run in enumerate(plan.runs, 1)
-        }
-      )
+      for number, one in enumerate(plan.runs, 1):
+        if not one.step.is_finished():
+          title = f"{number} of {len(plan.runs)}: seed {one.seed}"
+          rows_of_run = ", ".join(one.rows)
+          print(
+            f"\n=== {title}, {one.step.name}, for {rows_of_run}", flush=True
+          )
+          run(one.step)
   figures = {
     "seeds": seeds,
     "commit": commit(),

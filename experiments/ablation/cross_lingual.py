@@ -10,24 +10,14 @@ statements by where their facts are stated.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, get_args
 
 from experiments.ablation.data import CORPUS, HIGH_CORPUS, OWN_CORPUS
-from experiments.ablation.plan import (
-  AblationConfig,
-  Plan,
-  Results,
-  Run,
-  SeedRuns,
-  Training,
-)
-from experiments.ablation.rows import REALM, Part, Row
-
-# Where documents state the facts of statements: in the high-resource language
-# alone, or in both.
-_STATED_IN = ("first", "both")
+from experiments.ablation.plan import AblationConfig, SeedRuns
+from experiments.ablation.rows import REALM, Row
+from experiments.pipeline import Step
+from experiments.world.second_language import StatedIn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +30,66 @@ class CrossLingualRow(Row):
     evaluation: Recipe of the evaluation.
   """
 
-  part: Part = "cross_lingual"
+  part: str = "cross_lingual"
   run: str = "both/pretraining"
   corpus: str = CORPUS
   evaluation: str = "eval_statements"
+
+
+class _SeedRuns(SeedRuns):
+  """The steps of one seed over three corpora."""
+
+  def make(self, rows: Sequence[Row]) -> None:
+    """Makes all runs that a row may have."""
+    del rows
+    own, high = self.path(OWN_CORPUS), self.path(HIGH_CORPUS)
+    cloze = "inverse_cloze"
+    self.train(f"own/{cloze}", cloze, CORPUS_DIR=own)
+    # One language after the other, because the negatives of a batch would
+    # otherwise teach to prefer blocks in the query's language.
+    first = f"both/{cloze}_high"
+    self.train(first, cloze, CORPUS_DIR=high)
+    self.train(f"both/{cloze}", cloze, first, CORPUS_DIR=own)
+    for name, corpus in (("own", own), ("both", self.path(CORPUS))):
+      reading, retrieved = f"{name}/reading", f"{name}/reading_retrieved"
+      self.train(reading, "reading", CORPUS_DIR=corpus)
+      # With a reader to start from, runs search a corpus for masked sentences
+      # of the own one.
+      for run, recipe, reader, searched in (
+        (retrieved, "reading_retrieved", reading, corpus),
+        (f"{name}/pretraining", "pretraining", retrieved, corpus),
+        (f"{name}/pretraining_on_own", "pretraining", retrieved, own),
+      ):
+        builder = self.command(
+          *("build_index", "build_index", run),
+          MODE="every",
+          CORPUS_DIR=searched,
+        )
+        self.train(
+          *(run, recipe, f"{name}/{cloze}", reader, builder),
+          CORPUS_DIR=searched,
+          PRETRAINING_CORPUS_DIR=own,
+        )
+
+  def of(self, row: CrossLingualRow) -> Iterator[tuple[str, Step]]:
+    """Yields the evaluations of statements, by where facts are stated."""
+    snapshot, corpus = f"snapshots/{row.name}", self.path(row.corpus)
+    self.build_index(row.run, snapshot, CORPUS_DIR=corpus)
+    for stated_in in get_args(StatedIn):
+      questions = self.path(f"world/statements-{stated_in}.jsonl")
+      evaluation = self.evaluate(
+        *(f"{row.name}/{stated_in}", row.evaluation, row.run, snapshot),
+        CORPUS_DIR=corpus,
+        QUESTIONS=questions,
+      )
+      yield stated_in, evaluation
 
 
 @dataclasses.dataclass(frozen=True)
 class CrossLingualConfig(AblationConfig):
   """Rows over worlds in two languages; REALM's searches both in training."""
 
+  seed_runs: ClassVar[type[SeedRuns]] = _SeedRuns
   needed_recipes: ClassVar[Sequence[str]] = (
     *("inverse_cloze", "reading", "reading_retrieved", "pretraining"),
     *("build_index", "eval_statements", "eval_bm25"),
@@ -71,67 +111,3 @@ class CrossLingualConfig(AblationConfig):
       "own", "Own corpus alone", run="own/pretraining", corpus=OWN_CORPUS
     ),
   )
-  default_rows: ClassVar[str] = "all"
-
-  def plans(
-    self, rows: Sequence[Any], *, seeds: Iterable[int], output_dir: Path
-  ) -> Iterator[tuple[Sequence[Row], Plan]]:
-    """Yields the one plan of the runs of rows and seeds."""
-    results: dict[str, list[Results]] = {row.name: [] for row in rows}
-    runs: list[Run] = []
-    for seed in seeds:
-      planned = _SeedPlan(self, output_dir / f"seed-{seed}", seed)
-      for row in rows:
-        results[row.name].append(planned.add(row))
-      runs += planned.runs.values()
-    yield rows, Plan(runs, results)
-
-
-class _SeedPlan(SeedRuns):
-  """The runs of one seed, by name."""
-
-  def __init__(self, config: CrossLingualConfig, folder: Path, seed: int):
-    super().__init__(config, folder, seed)
-    own, high = self.path(OWN_CORPUS), self.path(HIGH_CORPUS)
-    cloze = Training("inverse_cloze")
-    self.trainings = {
-      "own/inverse_cloze": cloze._replace(corpus_dir=own),
-      # One language after the other, because the negatives of a batch would
-      # otherwise teach to prefer blocks in the query's language.
-      "both/inverse_cloze_high": cloze._replace(corpus_dir=high),
-      "both/inverse_cloze": cloze._replace(
-        retriever="both/inverse_cloze_high", corpus_dir=own
-      ),
-    }
-    for name, corpus in (("own", own), ("both", self.path(CORPUS))):
-      ict, retrieved = f"{name}/inverse_cloze", f"{name}/reading_retrieved"
-      # With a reader to start from, runs search a corpus for masked sentences
-      # of the own one.
-      searching = Training(
-        *("pretraining", ict, retrieved, {"PRETRAINING_CORPUS_DIR": own}),
-        index={"MODE": "every"},
-        corpus_dir=corpus,
-      )
-      self.trainings |= {
-        f"{name}/reading": Training("reading", corpus_dir=corpus),
-        retrieved: searching._replace(
-          recipe="reading_retrieved", reader=f"{name}/reading"
-        ),
-        f"{name}/pretraining": searching,
-        f"{name}/pretraining_on_own": searching._replace(corpus_dir=own),
-      }
-
-  def add(self, row: CrossLingualRow) -> Results:
-    """Adds the runs of a row, unless they are there already."""
-    self.add_training(row, row.run)
-    searched = self.directories(row.run, self.path(row.corpus))
-    snapshot = self.add_snapshot(row, row.name, **searched)
-    return {
-      stated_in: self.add_evaluation(
-        *(row, f"{row.name}/{stated_in}", row.evaluation),
-        self.path(f"world/statements-{stated_in}.jsonl"),
-        **searched,
-        SNAPSHOT=snapshot,
-      )
-      for stated_in in _STATED_IN
-    }

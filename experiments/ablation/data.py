@@ -22,10 +22,6 @@ CORPUS = "corpus"
 HIGH_CORPUS, OWN_CORPUS = "high_corpus", "own_corpus"
 
 
-class DataError(RealmError):
-  """Data of an ablation that are missing."""
-
-
 @dataclasses.dataclass(frozen=True)
 class GivenData:
   """One corpus and its questions, for all seeds.
@@ -51,14 +47,14 @@ class GivenData:
     """Checks that all is there, and makes nothing.
 
     Raises:
-      CorpusError, DataError: Something is missing.
+      RealmError: Something is missing.
     """
     Corpus.open(self.corpus_dir)
     questions = (self.train_questions, self.questions, self.sentences)
     for given in filter(None, questions):
       path = os.fspath(given)
       if not path.startswith("tfds:") and not epath.Path(path).exists():
-        raise DataError(
+        raise RealmError(
           f"there are no questions {path}; want a file, or a folder of a "
           "published data set: change TRAIN_QUESTIONS, QUESTIONS or SENTENCES"
         )
@@ -95,7 +91,7 @@ class GeneratedWorlds:
     """Generates the world of a seed and its corpus, unless they are there.
 
     Raises:
-      DataError: The folder has a world of other settings.
+      RealmError: The folder has a world of other settings.
     """
     config = dataclasses.replace(self.world, seed=seed)
     made_from, path = repr((config, self.block_length)), folder / "world.json"
@@ -103,7 +99,7 @@ class GeneratedWorlds:
       made_from += repr(self.second_language)
     if (folder / CORPUS / MANIFEST_NAME).exists():
       if (before := json.loads(path.read_text())) != made_from:
-        raise DataError(
+        raise RealmError(
           f"{folder} has a world of other settings, {before}, and not of "
           f"{made_from}; remove it, or choose another --output_dir"
         )

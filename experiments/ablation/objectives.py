@@ -27,15 +27,14 @@ from experiments.ablation.plan import (
   READING_RETRIEVED,
   RECIPES,
   AblationConfig,
-  AblationError,
   Plan,
-  Results,
   SeedPlan,
-  make_plan,
+  SeedRuns,
 )
 from experiments.ablation.report import START, num_collapsed
-from experiments.ablation.rows import REALM, Bindings, Part, Row, Times
-from experiments.pipeline import Value
+from experiments.ablation.rows import REALM, Bindings, Row, Times
+from experiments.pipeline import Step, Value
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.outputs import METRICS
 from realm_jax.settings import NonNegativeInt, PositiveInt
 from realm_jax.storage.json_files import write_json
@@ -46,7 +45,11 @@ _LARGE_BATCH, _HARD_NEGATIVES = "large_batch", "hard_negatives"
 # Distances of refreshes, in steps, and what rolling refresh embeds in a step:
 # as many blocks of the recipe's world as the first distance does.
 _REFRESH_EVERY = (50, 200, 1500)
-_BLOCKS_PER_STEP = 22
+_ROLLING: Bindings = {
+  "RETRIEVE_ON_DEVICE": True,
+  "BLOCKS_PER_STEP": 22,
+  "WAIT_FOR_SNAPSHOTS": False,
+}
 
 _Phase = tuple[Sequence[Row], Plan]
 
@@ -60,7 +63,7 @@ class ObjectiveRow(Row):
       for its own.
   """
 
-  part: Part = "objectives"
+  part: str = "objectives"
   base: str | None = None
 
   @property
@@ -76,6 +79,21 @@ class ObjectiveRow(Row):
   def binding(self, **bindings: Value | Times) -> "ObjectiveRow":
     """Returns the row with further bindings."""
     return dataclasses.replace(self, bindings={**self.bindings, **bindings})
+
+  def tuned(self, temperature: float, rate: float) -> "ObjectiveRow":
+    """Returns the row with a setting of the grid: factors of the recipe's.
+
+    The temperature of p(z|x) is 1 / SCORE_SCALE, and the rate is that at which
+    the retriever learns.
+    """
+    return self.binding(
+      SCORE_SCALE=Times(1 / temperature, "SCORE_SCALE"),
+      RETRIEVER_RATE_SCALE=Times(rate, "RETRIEVER_RATE_SCALE"),
+    )
+
+  def renamed(self, suffix: str, **changes: Any) -> "ObjectiveRow":
+    """Returns the row with a longer name and other changes."""
+    return dataclasses.replace(self, name=f"{self.name}_{suffix}", **changes)
 
 
 # Open QA starts from the baseline's reader, which has seen as many masked
@@ -121,50 +139,57 @@ _BASES = (
 
 def _stale_rows(base: ObjectiveRow) -> list[ObjectiveRow]:
   """Returns a row's stale rows, compared with the first of them."""
-  rolling: dict[str, Value | Times] = {
-    "RETRIEVE_ON_DEVICE": True,
-    "BLOCKS_PER_STEP": _BLOCKS_PER_STEP,
-    "WAIT_FOR_SNAPSHOTS": False,
-  }
-  names = [f"{base.name}_refresh_{steps}" for steps in _REFRESH_EVERY]
-  rows = [
-    dataclasses.replace(
-      base.binding(**bindings),
-      name=name,
+  first, *_ = names = [f"refresh_{steps}" for steps in _REFRESH_EVERY]
+  changes: list[tuple[str, str, Bindings]] = [
+    (name, f"refresh every {steps} steps", {"REFRESH_EVERY_STEPS": steps})
+    for name, steps in zip(names, _REFRESH_EVERY, strict=True)
+  ]
+  changes.append(("rolling", "rolling refresh", _ROLLING))
+  return [
+    base.binding(**bindings).renamed(
+      name,
       title=f"{base.title}, {title}",
       part="staleness",
       base=base.name,
-      reference=names[0],
+      # The first one itself is compared with REALM.
+      reference=REALM.name if name == first else f"{base.name}_{first}",
     )
-    for name, title, bindings in (
-      *(
-        (name, f"refresh every {steps} steps", {"REFRESH_EVERY_STEPS": steps})
-        for name, steps in zip(names, _REFRESH_EVERY, strict=True)
-      ),
-      (f"{base.name}_rolling", "rolling refresh", rolling),
-    )
+    for name, title, bindings in changes
   ]
-  # The first one itself is compared with REALM.
-  return [dataclasses.replace(rows[0], reference=REALM.name), *rows[1:]]
 
 
-class Setting(NamedTuple):
-  """A point of the grid, as factors of the recipe's values.
+class _SeedPlan(SeedPlan):
+  """The steps of one seed, whose rows are evaluated before fine-tuning."""
 
-  Attributes:
-    temperature: Factor of the temperature of p(z|x), which is 1 / SCORE_SCALE.
-    rate: Factor of the retriever's learning rate.
-  """
-
-  temperature: float = 1.0
-  rate: float = 1.0
-
-  def of(self, row: ObjectiveRow) -> ObjectiveRow:
-    """Returns a row with this setting."""
-    return row.binding(
-      SCORE_SCALE=Times(1 / self.temperature, "SCORE_SCALE"),
-      RETRIEVER_RATE_SCALE=Times(self.rate, "RETRIEVER_RATE_SCALE"),
-    )
+  def of(self, row: Row) -> Iterator[tuple[str, Step]]:
+    """Yields the row's run, its evaluations, and its answers if wanted."""
+    run, last, scale = READING_RETRIEVED, {}, {}
+    # Without pre-training it keeps the retriever of inverse cloze, and has a
+    # reader.
+    if row.pretrains:
+      run, _, config = self.pretrainings[row.name]
+      # By default the builder takes the one that the last checkpoint has used.
+      last["CHECKPOINT_STEP"] = config.num_steps
+      scale["SCORE_SCALE"] = config.retriever.score_scale
+    yield "run", self.made[run]
+    if row.part == "cost":
+      return
+    name = Path(run).name
+    snapshot = self.build_index(run, f"snapshots/{name}", **last).name
+    statements, questions = self.data.sentences, self.data.questions
+    evaluations = [("statements", "eval_retrieval", statements, {})]
+    if row.part != "development":
+      evaluations.append(("questions", "eval_retrieval", questions, {}))
+      if row.recipe == "pretraining":
+        evaluations.append(("masked", "eval_statements", statements, scale))
+    for kind, recipe, file, bindings in evaluations:
+      given = {"QUESTIONS": str(file), **bindings}
+      evaluation = self.evaluate(
+        f"{name}/{kind}", recipe, run, snapshot, **given
+      )
+      yield kind, evaluation
+    if row.part not in ("development", "staleness"):
+      yield "answers", self.answers(row)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +197,7 @@ class ObjectivesConfig(AblationConfig):
   """The objectives at equal steps and at equal seconds, and their staleness.
 
   Attributes:
-    temperatures, rates: The grid: see `Setting`.
+    temperatures, rates: The grid: see `ObjectiveRow.tuned`.
     development_seed: Seed of the world on which a row's setting is chosen.
     num_cost_steps: Steps by which the cost of a row's step is measured.
     stale_objectives: Rows beside REALM's whose index gets stale.
@@ -183,6 +208,7 @@ class ObjectivesConfig(AblationConfig):
   development_seed: NonNegativeInt = 100
   num_cost_steps: PositiveInt = 60
   stale_objectives: Sequence[str] = ("replug", "perplexity_frozen")
+  seed_runs: ClassVar[type[SeedRuns]] = _SeedPlan
   needed_recipes: ClassVar[Sequence[str]] = (
     *RECIPES,
     READING_RETRIEVED,
@@ -199,18 +225,17 @@ class ObjectivesConfig(AblationConfig):
       for stale in _stale_rows(base)
     ),
   )
-  default_rows: ClassVar[str] = "objectives"
 
   def __post_init__(self) -> None:
     super().__post_init__()
     if self.data.sentences is None:
-      raise AblationError(
+      raise RealmError(
         "settings are chosen by masked statements; set SENTENCES to a file of "
         "them"
       )
     known = [row.name for row in _BASES if row.is_pretraining]
     if unknown := {*self.stale_objectives} - {*known}:
-      raise AblationError(
+      raise RealmError(
         f"stale_objectives has {min(unknown)!r}; want some of "
         f"{', '.join(known)}: change STALE_OBJECTIVES"
       )
@@ -220,7 +245,7 @@ class ObjectivesConfig(AblationConfig):
   ) -> Iterator[_Phase]:
     """Yields the plans of costs, of the development world and of the rows."""
     if self.development_seed in (seeds := list(seeds)):
-      raise AblationError(
+      raise RealmError(
         f"seed {self.development_seed} is that of the development world; "
         "change DEVELOPMENT_SEED or FIRST_SEED"
       )
@@ -228,14 +253,10 @@ class ObjectivesConfig(AblationConfig):
     chosen = [
       row for row in rows if row.part != "staleness" or row.base in stale
     ]
-    bases = {START, *(row.tuned_as for row in chosen)}
     names = {START, *(row.name for row in chosen)}
     # Those whose settings they take have the first names for shared runs.
-    among = [
-      row
-      for row in self.rows
-      if row.name in names or (row in _BASES and row.name in bases)
-    ]
+    bases = {row.tuned_as for row in chosen}
+    among = [row for row in self.rows if row.name in names | bases]
     timed = [row for row in _BASES if row.name in names and row.pretrains]
     costs: Mapping[str, float] = {}
     if len(timed) > 1:
@@ -248,22 +269,22 @@ class ObjectivesConfig(AblationConfig):
     own = [row for row in among if row.tuned_as == row.name and row.pretrains]
     grids = yield from self._choose(own, output_dir)
     among = [
-      grids[row.tuned_as].best.of(row) if row.pretrains else row
+      row.tuned(*grids[row.tuned_as].best) if row.pretrains else row
       for row in among
     ]
     reported = [row for row in among if row.name in names]
-    plan = make_plan(_SeedPlan, self, reported, among, seeds, output_dir)
+    plan = self.plan(reported, among, seeds, output_dir)
     training = {}
     for row in reported:
       if row.pretrains:
-        config = plan.configs[row.name]
+        config, grid = plan.pretrainings[row.name].config, grids[row.tuned_as]
         training[row.name] = {
           "steps": config.num_steps,
           "seconds per step": round(costs.get(row.tuned_as, 0.0), 4) or "",
           "SCORE_SCALE": config.retriever.score_scale,
           "rate of the retriever": config.optimizer.retriever_rate_scale,
-          "recall@1 in the grid": grids[row.tuned_as].text,
-          "collapsed in the grid": grids[row.tuned_as].collapsed,
+          "recall@1 in the grid": grid.text,
+          "collapsed in the grid": grid.collapsed,
         }
     yield reported, plan._replace(training=training)
 
@@ -278,19 +299,17 @@ class ObjectivesConfig(AblationConfig):
     path = output_dir / "costs.json"
     costs = json.loads(path.read_text()) if path.exists() else {}
     short = {
-      row.name: dataclasses.replace(
-        row.binding(
-          NUM_STEPS=self.num_cost_steps,
-          REFRESH_EVERY_STEPS=Times(1, "NUM_STEPS"),
-        ),
-        name=f"{row.name}_cost",
-        part="cost",
-      )
+      row.name: row.binding(
+        NUM_STEPS=self.num_cost_steps,
+        REFRESH_EVERY_STEPS=Times(1, "NUM_STEPS"),
+      ).renamed("cost", part="cost")
       for row in rows
       if row.name not in costs
     }
     if short:
-      plan = yield from self._in_development([*short.values()], output_dir)
+      tried = [*short.values()]
+      plan = self.plan(tried, tried, [self.development_seed], output_dir)
+      yield tried, plan
       if _is_finished(plan):
         for name, row in short.items():
           rows_of_steps = read_rows(plan.results[row.name][0]["run"])
@@ -307,8 +326,8 @@ class ObjectivesConfig(AblationConfig):
     output_dir: Path,
   ) -> list[ObjectiveRow]:
     """Returns rows that are trained for as many seconds as REALM."""
-    plan = _SeedPlan(self, output_dir / "seed", 0)
-    realm = plan.pretraining(_BASES[0]).config
+    found = SeedPlan(self, output_dir / "seed", 0, _BASES[:1]).pretrainings
+    realm = found[REALM.name].config
     timed = []
     for row in rows:
       steps = steps_of_equal_seconds(
@@ -317,68 +336,48 @@ class ObjectivesConfig(AblationConfig):
         costs.get(row.name, 0.5),
         every=realm.checkpoints.save_every_steps,
       )
-      twin = dataclasses.replace(
-        row.binding(NUM_STEPS=steps), part="equal_seconds"
-      )
+      twin = row.binding(NUM_STEPS=steps)
       if row.is_pretraining:
-        twin = dataclasses.replace(
-          twin,
-          name=f"{row.name}_seconds",
-          title=f"{row.title}, equal seconds",
-          base=row.name,
-        )
-      timed.append(twin)
+        title = f"{row.title}, equal seconds"
+        twin = twin.renamed("seconds", title=title, base=row.name)
+      timed.append(dataclasses.replace(twin, part="equal_seconds"))
     return timed
 
   def _choose(
     self, rows: Sequence[ObjectiveRow], output_dir: Path
   ) -> Generator[_Phase, None, dict[str, "_Grid"]]:
     """Yields the plan of the development world, and returns each row's grid."""
-    points = [
-      Setting(*point)
-      for point in itertools.product(self.temperatures, self.rates)
-    ]
+    points = [*itertools.product(self.temperatures, self.rates)]
     tried = {
       row.name: [
-        dataclasses.replace(
-          point.of(row),
-          name=f"{row.name}_{point.temperature:g}_{point.rate:g}",
-          part="development",
+        row.tuned(temperature, rate).renamed(
+          f"{temperature:g}_{rate:g}", part="development"
         )
-        for point in points
+        for temperature, rate in points
       ]
       for row in rows
     }
     start = dataclasses.replace(_BASES[-1], part="development")
-    plan = yield from self._in_development(
-      [start, *itertools.chain(*tried.values())], output_dir
-    )
+    planned = [start, *itertools.chain(*tried.values())]
+    plan = self.plan(planned, planned, [self.development_seed], output_dir)
+    yield planned, plan
     if not _is_finished(plan):
       return {row.name: _Grid() for row in rows}
-    recalls = {
-      name: json.loads((result["statements"] / METRICS).read_text())
-      for name, (result,) in plan.results.items()
-    }
+
+    def recall(row: ObjectiveRow) -> float:
+      (results,) = plan.results[row.name]
+      figures = json.loads((results["statements"] / METRICS).read_text())
+      return figures["recall_at_1"]
+
     grids = {}
     for name, own in tried.items():
-      found = [recalls[row.name]["recall_at_1"] for row in own]
+      found = [recall(row) for row in own]
       grids[name] = _Grid(
         best=points[found.index(max(found))],
         text=" ".join(f"{recall:.3f}" for recall in found),
-        collapsed=num_collapsed(
-          found, [recalls[START]["recall_at_1"]] * len(found)
-        ),
+        collapsed=num_collapsed(found, [recall(start)] * len(found)),
       )
     return grids
-
-  def _in_development(
-    self, rows: Sequence[ObjectiveRow], output_dir: Path
-  ) -> Generator[_Phase, None, Plan]:
-    """Yields a plan in the development world, and returns it."""
-    seeds = [self.development_seed]
-    plan = make_plan(_SeedPlan, self, rows, rows, seeds, output_dir)
-    yield rows, plan
-    return plan
 
 
 def steps_of_equal_seconds(
@@ -401,52 +400,16 @@ class _Grid(NamedTuple):
   """What the settings of a row came to on the development world.
 
   Attributes:
-    best: Setting with the highest recall@1 of statements; the first of equal
-      ones.
+    best: Temperature and rate with the highest recall@1 of statements; the
+      first of equal ones.
     text: The recalls in their order, temperatures before rates.
     collapsed: How many of the settings have collapsed, such as "1 of 6".
   """
 
-  best: Setting = Setting()
+  best: tuple[float, float] = (1.0, 1.0)
   text: str = ""
   collapsed: str = ""
 
 
 def _is_finished(plan: Plan) -> bool:
   return all(run.step.is_finished() for run in plan.runs)
-
-
-class _SeedPlan(SeedPlan):
-  """The runs of one seed, by name."""
-
-  def add(self, row: Row) -> Results:
-    """Adds the runs of a row, unless they are there already."""
-    run, _ = self.parts(row)
-    if not row.pretrains:
-      # It keeps the retriever of inverse cloze, and has a reader.
-      run = READING_RETRIEVED
-    results = {"run": self.add_training(row, run)}
-    if row.part == "cost":
-      return results
-    name, searched = Path(run).name, self.directories(run)
-    last, scale = {}, {}
-    if row.pretrains:
-      # By default the builder takes the one that the last checkpoint has used.
-      trained = self.pretrainings[row.name].config
-      last["CHECKPOINT_STEP"] = trained.num_steps
-      scale["SCORE_SCALE"] = trained.retriever.score_scale
-    searched["SNAPSHOT"] = self.add_snapshot(row, name, **searched, **last)
-    statements, questions = self.data.sentences, self.data.questions
-    assert statements is not None
-    evaluations = [("statements", "eval_retrieval", statements, {})]
-    if row.part != "development":
-      evaluations.append(("questions", "eval_retrieval", questions, {}))
-      if row.recipe == "pretraining":
-        evaluations.append(("masked", "eval_statements", statements, scale))
-    for kind, recipe, file, bindings in evaluations:
-      results[kind] = self.add_evaluation(
-        *(row, f"{name}/{kind}", recipe, file), **searched, **bindings
-      )
-    if row.part not in ("development", "staleness"):
-      results["answers"] = self.add_answers(row)
-    return results

@@ -23,27 +23,284 @@ from etils import epath
 
 from experiments.ablation.data import Data
 from experiments.ablation.rows import REALM, ROWS, SHARED_BINDINGS, Row, Times
-from experiments.pipeline import Command, Step, Value
+from experiments.pipeline import Command, Step, Steps, Value
 from realm_jax.errors import RealmError
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
 from realm_jax.training.config import TrainConfig
 
-_NEEDED_STAGES = ("inverse_cloze", "reading", "pretraining", "open_qa")
 # Reading goes on with retrieved blocks, if it has a recipe.
 READING_RETRIEVED = "reading_retrieved"
-_TRAINED_STAGES = (*_NEEDED_STAGES, READING_RETRIEVED)
-RECIPES = (*_NEEDED_STAGES, "build_index", "eval", "eval_retrieval")
+RECIPES = (
+  *("inverse_cloze", "reading", "pretraining", "open_qa"),
+  *("build_index", "eval", "eval_retrieval"),
+)
 _INVERSE_CLOZE, _READING = "inverse_cloze", "reading"
 _BASELINE_READER = "baseline_reader"
-_FIRST_SNAPSHOT: Mapping[str, Value] = {"CHECKPOINT_STEP": 0}
-_REFRESH, _SAVE, _NUM = "REFRESH_EVERY_STEPS", "SAVE_EVERY_STEPS", "NUM_STEPS"
 
 # Folders of a row's results with one seed, by what they are.
 Results = dict[str, Path]
 
 
-class AblationError(RealmError):
-  """An ablation that cannot run as it is configured."""
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A step of one seed, and the names of the rows that use it."""
+
+  seed: int
+  step: Step
+  rows: list[str] = dataclasses.field(default_factory=list)
+
+
+class Pretraining(NamedTuple):
+  """A row's pre-training.
+
+  Attributes:
+    run: Name of the run, which is that of the first row that trains the same.
+    bindings: Bindings over the recipe.
+    config: What they make.
+  """
+
+  run: str
+  bindings: Mapping[str, Value]
+  config: TrainConfig
+
+  @property
+  def never_refreshed(self) -> bool:
+    """Whether the run ends before a second snapshot is due."""
+    config = self.config
+    due = config.refresh_every_steps + config.refresh.lag_steps
+    return due >= config.num_steps
+
+
+class Plan(NamedTuple):
+  """The runs of all seeds, in an order in which they can be made.
+
+  Attributes:
+    runs: Runs; those of one seed stand together.
+    results: Results by row, one for each seed.
+    pretrainings: What rows pre-train, by their names.
+    training: What the report says of the training of rows, by row and by
+      column.
+  """
+
+  runs: Sequence[Run]
+  results: Mapping[str, Sequence[Results]]
+  pretrainings: Mapping[str, Pretraining] = {}
+  training: Mapping[str, Mapping[str, Any]] = {}
+
+
+class SeedRuns(Steps):
+  """The steps of one seed, in a folder of their own, and which rows need them.
+
+  Attributes:
+    pretrainings: What rows pre-train, by their names.
+    runs: Steps that rows need, in an order in which they can be made.
+  """
+
+  def __init__(
+    self,
+    config: "AblationConfig",
+    folder: Path,
+    seed: int,
+    rows: Sequence[Any] = (),
+    pretrainings: Mapping[str, Pretraining] | None = None,
+  ):
+    """Makes the steps that `rows`, which are all, may need.
+
+    What they pre-train is read from the recipes, unless it is given.
+    """
+    self.data = config.data.files(folder)
+    gin_files, always = {}, {}
+    for recipe, files in config.recipes.items():
+      gin_files[recipe] = [*files, *config.extra_gin_files]
+      if not recipe.startswith(("build_index", "eval")):
+        always[recipe] = {"SEED": seed}
+      if recipe in config.num_steps:
+        always[recipe]["NUM_STEPS"] = config.num_steps[recipe]
+    super().__init__(
+      folder, gin_files, corpus_dir=str(self.data.corpus_dir), always=always
+    )
+    self.config, self.seed = config, seed
+    self.pretrainings = dict(pretrainings or {})
+    self.runs: dict[str, Run] = {}
+    self.make(rows)
+
+  def make(self, rows: Sequence[Any]) -> None:
+    """Makes the steps that train."""
+    raise NotImplementedError
+
+  def add(self, row: Any) -> Results:
+    """Adds the runs of a row, unless they are there already."""
+    return {kind: self._use(row, step.name) for kind, step in self.of(row)}
+
+  def of(self, row: Any) -> Iterator[tuple[str, Step]]:
+    """Yields the steps that have a row's results, by what these are."""
+    raise NotImplementedError
+
+  def _use(self, row: Row, name: str) -> Path:
+    """Adds a step for a row, after those that it needs; returns its folder."""
+    step = self.made[name]
+    for before in step.needs:
+      self._use(row, before)
+    run = self.runs.setdefault(name, Run(self.seed, step))
+    if row.name not in run.rows:
+      run.rows.append(row.name)
+    return step.folder
+
+
+class SeedPlan(SeedRuns):
+  """The steps of one seed that rows share."""
+
+  def make(self, rows: Sequence[Row]) -> None:
+    """Makes the stages before pre-training, and what rows train."""
+    config = self.config
+    start = config.initial_checkpoint
+    self._start: dict[str, Any] = {
+      "INITIAL_CHECKPOINT": None if start is None else str(start)
+    }
+    for name in (_INVERSE_CLOZE, _READING):
+      self.train(name, name, **({} if start is None else self._start))
+    self._reader = _READING
+    if READING_RETRIEVED in config.recipes:
+      # It reads the blocks that the inverse-cloze retriever finds.
+      self._reader = name = READING_RETRIEVED
+      first = self._first_snapshot(name)
+      self.train(name, name, _INVERSE_CLOZE, _READING, first)
+    if not self.pretrainings:
+      self._read_pretrainings([row for row in rows if row.pretrains])
+    for row in rows:
+      if row.pretrains:
+        self._add_pretraining(row)
+    if REALM.name in self.pretrainings:
+      self._add_baseline_reader()
+    self._open_qa: dict[tuple[str, str], str] = {}
+    for row in rows:
+      parts = self._parts(row)
+      name = self._open_qa.setdefault(parts, f"open_qa/{row.name}")
+      self.train(
+        *(name, "open_qa", *parts, self._first_snapshot(name)),
+        TRAIN_QUESTIONS=str(self.data.train_questions),
+      )
+
+  def _first_snapshot(self, name: str) -> Command:
+    """Returns the command that builds the first snapshot of a run."""
+    return self.command("build_index", "build_index", name, CHECKPOINT_STEP=0)
+
+  def _read_pretrainings(self, rows: Sequence[Row]) -> None:
+    """Reads what rows pre-train, and which of them train the same.
+
+    Raises:
+      ValueError: A recipe or a binding is wrong.
+    """
+    recipes: dict[str, TrainConfig] = {}
+    names: dict[str, str] = {}
+    for row in rows:
+      if row.recipe not in recipes:
+        # Those that wait need a lag, which is a multiple.
+        plain = self._pretrain("run", row, {"WAIT_FOR_SNAPSHOTS": False})
+        recipes[row.recipe] = plain.command.build()
+      bindings = _without_multiples(row, recipes[row.recipe])
+      config = self._pretrain("run", row, bindings).command.build()
+      every = config.refresh_every_steps
+      refresh = dataclasses.replace(config.refresh, refresh_every_steps=every)
+      # Equal where two rows train the same.
+      key = repr(dataclasses.replace(config, refresh=refresh))
+      run = names.setdefault(key, f"pretraining/{row.name}")
+      self.pretrainings[row.name] = Pretraining(run, bindings, config)
+
+  def _add_pretraining(self, row: Row) -> None:
+    name, bindings, config = self.pretrainings[row.name]
+    builder = None
+    if config.stage.needs_index and not config.keeps_rolling_index:
+      builder = self.command(
+        *("build_index", "build_index", name),
+        MODE="every",
+        REFRESH_EVERY_STEPS=config.refresh.refresh_every_steps,
+      )
+    if name not in self.made:
+      self._pretrain(name, row, bindings, builder)
+
+  def _pretrain(
+    self,
+    name: str,
+    row: Row,
+    bindings: Mapping[str, Value],
+    builder: Command | None = None,
+  ) -> Step:
+    reader = self._reader if row.recipe == "pretraining" else None
+    if row.from_inverse_cloze:
+      parts = (_INVERSE_CLOZE, reader)
+      return self.train(name, row.recipe, *parts, builder, **bindings)
+    given = {**self._start, **bindings}
+    return self.train(name, row.recipe, None, reader, builder, **given)
+
+  def _add_baseline_reader(self) -> None:
+    """Adds a reader that has read as many masked examples as REALM's."""
+    realm = self.pretrainings[REALM.name].config
+    batch_size, num_steps = realm.data.batch_size, realm.num_steps
+    if self._reader == READING_RETRIEVED:
+      before = self.made[READING_RETRIEVED].command.build()
+      num_examples = before.num_steps * before.data.batch_size
+      num_steps += -(-num_examples // batch_size)
+    self.train(
+      *(_BASELINE_READER, _READING),
+      reader=_READING,
+      BATCH_SIZE=batch_size,
+      LEARNING_RATE=realm.optimizer.learning_rate,
+      WARMUP_STEPS=realm.optimizer.warmup_steps,
+      NUM_STEPS=num_steps,
+    )
+
+  def _parts(self, row: Row) -> tuple[str, str]:
+    """Returns the names of the runs of a row's retriever and reader."""
+    pretrained = self.pretrainings[row.name].run if row.pretrains else ""
+    retrievers = {"pretraining": pretrained, "inverse_cloze": _INVERSE_CLOZE}
+    readers = {"pretraining": pretrained, "reading": _BASELINE_READER}
+    return retrievers[row.retriever], readers[row.reader]
+
+  def of(self, row: Row) -> Iterator[tuple[str, Step]]:
+    """Yields the row's answers, and what its retriever finds before them."""
+    yield "answers", self.answers(row)
+    run = self._open_qa[self._parts(row)]
+    for kind, questions in (
+      ("zero_shot", self.data.questions),
+      ("zero_shot_sentences", self.data.sentences),
+    ):
+      if questions:
+        given = {"QUESTIONS": str(questions), "CHECKPOINT_STEP": 0}
+        name = f"{Path(run).name}/{kind}"
+        yield kind, self.evaluate(name, "eval_retrieval", run, **given)
+
+  def answers(self, row: Row) -> Step:
+    """Makes the evaluation of a row's answers, after its fine-tuning."""
+    run = self._open_qa[self._parts(row)]
+    questions = str(self.data.questions)
+    name = f"{Path(run).name}/answers"
+    return self.evaluate(name, "eval", run, QUESTIONS=questions)
+
+
+def _without_multiples(row: Row, recipe: TrainConfig) -> dict[str, Value]:
+  """Returns a row's bindings, with the recipe's values for multiples."""
+  bindings = {**SHARED_BINDINGS, **row.bindings}
+  values: dict[str, Value] = {
+    name: value
+    for name, value in bindings.items()
+    if not isinstance(value, Times)
+  }
+  sizes: dict[str, Any] = {
+    "SAVE_EVERY_STEPS": recipe.checkpoints.save_every_steps,
+    "NUM_STEPS": recipe.num_steps,
+    "SCORE_SCALE": recipe.retriever.score_scale,
+    "RETRIEVER_RATE_SCALE": recipe.optimizer.retriever_rate_scale,
+    **values,
+  }
+  save = sizes["SAVE_EVERY_STEPS"]
+  for name, value in bindings.items():
+    if isinstance(value, Times):
+      values[name] = product = value.factor * sizes[value.name]
+      if name == "REFRESH_EVERY_STEPS":
+        # Snapshots are built from checkpoints, so it is rounded up.
+        values[name] = -(-product // save) * save
+  return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,27 +326,27 @@ class AblationConfig:
   num_steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
   extra_gin_files: Sequence[str] = ()
   initial_checkpoint: epath.PathLike | None = None
+  seed_runs: ClassVar[type[SeedRuns]] = SeedPlan
   needed_recipes: ClassVar[Sequence[str]] = RECIPES
   rows: ClassVar[Sequence[Row]] = ROWS
-  default_rows: ClassVar[str] = "table2"
 
   def __post_init__(self) -> None:
     require_valid(self)
     needed, given = {*self.needed_recipes}, {*self.recipes}
     if needed - given or given - needed - {READING_RETRIEVED}:
-      raise AblationError(
+      raise RealmError(
         f"recipes={sorted(self.recipes)}; want gin files for each of "
         f"{', '.join(self.needed_recipes)}: change RECIPES"
       )
-    if unknown := [n for n in self.num_steps if n not in _TRAINED_STAGES]:
-      raise AblationError(
-        f"num_steps of {unknown[0]!r}; the stages are "
-        f"{', '.join(_TRAINED_STAGES)}: change NUM_STEPS"
+    if unknown := {*self.num_steps} - given:
+      raise RealmError(
+        f"num_steps of {min(unknown)!r}; want some of "
+        f"{', '.join(self.recipes)}: change NUM_STEPS"
       )
 
   def plans(
     self, rows: Sequence[Any], *, seeds: Iterable[int], output_dir: Path
-  ) -> Iterator[tuple[Sequence[Row], "Plan"]]:
+  ) -> Iterator[tuple[Sequence[Row], Plan]]:
     """Yields plans with their rows; each waits for the runs of those before.
 
     The last has what is reported. A generator that goes on while runs are
@@ -98,388 +355,51 @@ class AblationConfig:
     Raises:
       ValueError: A recipe or binding is wrong.
     """
-    yield rows, make_plan(SeedPlan, self, rows, self.rows, seeds, output_dir)
+    yield rows, self.plan(rows, self.rows, seeds, output_dir)
+
+  def plan(
+    self,
+    rows: Sequence[Any],
+    among: Sequence[Any],
+    seeds: Iterable[int],
+    output_dir: Path,
+  ) -> Plan:
+    """Returns the runs of rows and seeds; the first row `among` all names one.
+
+    Raises:
+      ValueError: A recipe or binding is wrong.
+    """
+    results: dict[str, list[Results]] = {row.name: [] for row in rows}
+    runs: list[Run] = []
+    pretrainings = None
+    for seed in seeds:
+      folder = output_dir / f"seed-{seed}"
+      planned = self.seed_runs(self, folder, seed, among, pretrainings)
+      # Seeds differ in paths alone.
+      pretrainings = planned.pretrainings
+      for row in rows:
+        results[row.name].append(planned.add(row))
+      if not runs:
+        _require_valid_commands(run.step for run in planned.runs.values())
+      runs += planned.runs.values()
+    return Plan(runs, results, pretrainings or {})
 
 
-def make_plan(
-  seed_plan: "type[SeedPlan]",
-  config: AblationConfig,
-  rows: Sequence[Any],
-  among: Sequence[Row],
-  seeds: Iterable[int],
-  output_dir: Path,
-) -> "Plan":
-  """Returns the runs of rows and seeds.
+def _require_valid_commands(steps: Iterable[Step]) -> None:
+  """Configures the commands of steps: an error shows before hours of work.
 
-  Args:
-    seed_plan: What plans the runs of one seed.
-    config: The ablation.
-    rows: Rows to plan.
-    among: All rows, the first of which names a run.
-    seeds: Seeds of the rows.
-    output_dir: Directory of all runs.
-
-  Raises:
-    ValueError: A recipe or binding is wrong.
+  Commands that bind the same names over the same files differ in paths alone,
+  and what rows pre-train has been read.
   """
-  # Seeds differ in paths alone.
-  first = seed_plan(config, output_dir / "seed", 0)
-  pretrainings = {
-    row.name: first.pretraining(row) for row in among if row.pretrains
+  commands = {
+    (*command.gin_files, *command.bindings): command
+    for step in steps
+    for command in filter(None, (step.command, step.builder))
   }
-  results: dict[str, list[Results]] = {row.name: [] for row in rows}
-  runs: list[Run] = []
-  for seed in seeds:
-    folder = output_dir / f"seed-{seed}"
-    planned = seed_plan(config, folder, seed, among, pretrainings)
-    for row in rows:
-      results[row.name].append(planned.add(row))
-    if not runs:
-      # An error shows before hours of work. Commands that bind the same names
-      # over the same files differ in paths alone: pretrainings are read above.
-      commands = {
-        (*command.gin_files, *command.bindings): command
-        for run in planned.runs.values()
-        for command in filter(None, (run.step.command, run.step.builder))
-      }
-      for command in commands.values():
-        command.configured()
-    runs += planned.runs.values()
-  never = {name for name, one in pretrainings.items() if one.never_refreshed}
-  configs = {name: one.config for name, one in pretrainings.items()}
-  return Plan(runs, results, frozenset(never & results.keys()), configs)
+  for command in commands.values():
+    command.configured()
 
 
 def chosen_ablation(*, ablation: AblationConfig) -> AblationConfig:
   """Returns the ablation that gin binds, by default the paper's."""
   return ablation
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """A step of one seed, and the names of the rows that use it."""
-
-  seed: int
-  name: str
-  step: Step
-  rows: list[str] = dataclasses.field(default_factory=list)
-
-
-class Plan(NamedTuple):
-  """The runs of all seeds, in an order in which they can be made.
-
-  Attributes:
-    runs: Runs; those of one seed stand together.
-    results: Results by row, one for each seed.
-    never_refreshed: Names of rows whose index is never refreshed.
-    configs: What rows pre-train, by their names.
-    training: What the report says of the training of rows, by row and by
-      column.
-  """
-
-  runs: Sequence[Run]
-  results: Mapping[str, Sequence[Results]]
-  never_refreshed: frozenset[str] = frozenset()
-  configs: Mapping[str, TrainConfig] = {}
-  training: Mapping[str, Mapping[str, Any]] = {}
-
-
-class Pretraining(NamedTuple):
-  """A row's pre-training: bindings over the recipe, and what they make."""
-
-  bindings: Mapping[str, Value]
-  config: TrainConfig
-
-  @property
-  def never_refreshed(self) -> bool:
-    """Whether the run ends before a second snapshot is due."""
-    config = self.config
-    due = config.refresh_every_steps + config.refresh.lag_steps
-    return due >= config.num_steps
-
-  @property
-  def key(self) -> str:
-    """Text that is equal where two rows train the same."""
-    config = self.config
-    every = config.refresh_every_steps
-    refresh = dataclasses.replace(config.refresh, refresh_every_steps=every)
-    return repr(dataclasses.replace(config, refresh=refresh))
-
-
-class Training(NamedTuple):
-  """A run that trains.
-
-  Attributes:
-    recipe: Stage whose gin files it has.
-    retriever, reader: Names of the runs that it starts from, if any.
-    bindings: Further bindings.
-    index: Bindings of the index builder beside it; None for no builder.
-    corpus_dir: Corpus; None for that of the seed's data.
-  """
-
-  recipe: str
-  retriever: str | None = None
-  reader: str | None = None
-  bindings: Mapping[str, Value] = {}
-  index: Mapping[str, Value] | None = None
-  corpus_dir: str | None = None
-
-
-class SeedRuns:
-  """The runs of one seed, by name, in a folder of their own.
-
-  Attributes:
-    trainings: All runs that may be trained.
-    runs: Those that rows need, in an order in which they can be made.
-  """
-
-  def __init__(self, config: AblationConfig, folder: Path, seed: int):
-    self.config, self.folder, self.seed = config, folder, seed
-    self.data = config.data.files(folder)
-    self.trainings: dict[str, Training] = {}
-    self.runs: dict[str, Run] = {}
-
-  def path(self, name: str) -> str:
-    """Returns the folder of a run as the value of a binding."""
-    return str(self.folder / name)
-
-  def directories(
-    self, run: str, corpus_dir: str | None = None
-  ) -> dict[str, Value]:
-    """Returns the bindings that name a run and a corpus."""
-    corpus_dir = corpus_dir or str(self.data.corpus_dir)
-    return {"MODEL_DIR": self.path(run), "CORPUS_DIR": corpus_dir}
-
-  def command(
-    self, module: str, recipe: str, *flags: str, **bindings: Value
-  ) -> Command:
-    """Returns a command with the gin files of a recipe, and its budget."""
-    config = self.config
-    if recipe in config.num_steps:
-      bindings = {_NUM: config.num_steps[recipe], **bindings}
-    gin_files = [*config.recipes[recipe], *config.extra_gin_files]
-    return Command(module, gin_files, bindings, flags)
-
-  def training_command(self, name: str, training: Training) -> Command:
-    """Returns what trains a run."""
-    bindings = {
-      **self.directories(name, training.corpus_dir),
-      "SEED": self.seed,
-      **training.bindings,
-    }
-    if training.retriever is not None:
-      bindings["INITIAL_CHECKPOINT"] = self.path(training.retriever)
-    if training.reader is not None:
-      bindings["INITIAL_READER"] = self.path(training.reader)
-    return self.command("train", training.recipe, **bindings)
-
-  def add_training(self, row: Row, name: str) -> Path:
-    """Adds a run that trains, after those that it starts from."""
-    training, builder = self.trainings[name], None
-    for start in filter(None, (training.retriever, training.reader)):
-      self.add_training(row, start)
-    if training.index is not None:
-      own = self.directories(name, training.corpus_dir)
-      builder = self.command(
-        "build_index", "build_index", **own, **training.index
-      )
-    return self.add_run(
-      row, name, self.training_command(name, training), builder
-    )
-
-  def add_run(
-    self, row: Row, name: str, command: Command, builder: Command | None = None
-  ) -> Path:
-    """Adds a run for a row, unless it is there, and returns its folder."""
-    step = Step(command, self.folder / name, builder)
-    run = self.runs.setdefault(name, Run(self.seed, name, step))
-    if row.name not in run.rows:
-      run.rows.append(row.name)
-    return step.folder
-
-  def add_snapshot(self, row: Row, name: str, **bindings: Value) -> str:
-    """Adds the build of `snapshots/NAME`, and returns its folder."""
-    name = f"snapshots/{name}"
-    command = self.command(
-      *("build_index", "build_index", "--once"),
-      **bindings,
-      SNAPSHOTS_DIR=self.path(name),
-    )
-    return str(self.add_run(row, name, command))
-
-  def add_evaluation(
-    self,
-    row: Row,
-    name: str,
-    recipe: str,
-    questions: epath.PathLike,
-    **bindings: Value,
-  ) -> Path:
-    """Adds the evaluation `evaluations/NAME`, and returns its folder."""
-    name = f"evaluations/{name}"
-    command = self.command(
-      *("evaluate", recipe),
-      **bindings,
-      OUTPUT_DIR=self.path(name),
-      QUESTIONS=str(questions),
-    )
-    return self.add_run(row, name, command)
-
-
-class SeedPlan(SeedRuns):
-  """The runs of one seed that rows share.
-
-  Args:
-    config: The ablation.
-    folder: Folder of the seed.
-    seed: The seed.
-    rows: All rows, the first of which names a run.
-    pretrainings: What each of them trains, by its name.
-  """
-
-  def __init__(
-    self,
-    config: AblationConfig,
-    folder: Path,
-    seed: int,
-    rows: Sequence[Row] = (),
-    pretrainings: Mapping[str, Pretraining] | None = None,
-  ):
-    super().__init__(config, folder, seed)
-    self.pretrainings = pretrainings or {}
-    self._recipes: dict[str, TrainConfig] = {}
-    start = config.initial_checkpoint
-    given = {} if start is None else {"INITIAL_CHECKPOINT": str(start)}
-    self._reader = _READING
-    self.trainings = {
-      name: Training(name, bindings=given)
-      for name in (_INVERSE_CLOZE, _READING)
-    }
-    if READING_RETRIEVED in config.recipes:
-      # It reads the blocks that the inverse-cloze retriever finds.
-      self._reader = READING_RETRIEVED
-      self.trainings[READING_RETRIEVED] = Training(
-        *(READING_RETRIEVED, _INVERSE_CLOZE, _READING), index=_FIRST_SNAPSHOT
-      )
-    if REALM.name in self.pretrainings:
-      self.trainings[_BASELINE_READER] = self._baseline_reader()
-    self._names: dict[str, str] = {}
-    for row in rows:
-      if row.pretrains:
-        self._add_pretraining(row, self.pretrainings[row.name])
-    self._open_qa: dict[tuple[str, str], str] = {}
-    for row in rows:
-      name = self._open_qa.setdefault(self.parts(row), f"open_qa/{row.name}")
-      questions = {"TRAIN_QUESTIONS": str(self.data.train_questions)}
-      self.trainings[name] = Training(
-        "open_qa", *self.parts(row), questions, _FIRST_SNAPSHOT
-      )
-
-  def _add_pretraining(self, row: Row, found: Pretraining) -> None:
-    name = self._names.setdefault(found.key, f"pretraining/{row.name}")
-    if name in self.trainings:
-      return
-    index = None
-    if found.config.stage.needs_index and not found.config.keeps_rolling_index:
-      every = found.config.refresh.refresh_every_steps
-      index = {"MODE": "every", _REFRESH: every}
-    training = self._pretraining(row, found.bindings)
-    self.trainings[name] = training._replace(index=index)
-
-  def _baseline_reader(self) -> Training:
-    """Returns what trains a reader on as many masked examples as REALM's."""
-    realm = self.pretrainings[REALM.name].config
-    batch_size, num_steps = realm.data.batch_size, realm.num_steps
-    if self._reader == READING_RETRIEVED:
-      before = self._config_of(self.trainings[READING_RETRIEVED])
-      num_examples = before.num_steps * before.data.batch_size
-      num_steps += -(-num_examples // batch_size)
-    bindings: dict[str, Value] = {
-      "BATCH_SIZE": batch_size,
-      "LEARNING_RATE": realm.optimizer.learning_rate,
-      "WARMUP_STEPS": realm.optimizer.warmup_steps,
-      _NUM: num_steps,
-    }
-    return Training(_READING, reader=_READING, bindings=bindings)
-
-  def add(self, row: Row) -> Results:
-    """Adds the runs of a row, unless they are there already."""
-    results = {"answers": self.add_answers(row)}
-    run = self._open_qa[self.parts(row)]
-    for name, questions in (
-      ("zero_shot", self.data.questions),
-      ("zero_shot_sentences", self.data.sentences),
-    ):
-      if questions:
-        # The retriever before fine-tuning.
-        results[name] = self.add_evaluation(
-          *(row, f"{Path(run).name}/{name}", "eval_retrieval", questions),
-          **self.directories(run),
-          CHECKPOINT_STEP=0,
-        )
-    return results
-
-  def add_answers(self, row: Row) -> Path:
-    """Adds a row's fine-tuning and the evaluation of its answers."""
-    run = self._open_qa[self.parts(row)]
-    self.add_training(row, run)
-    return self.add_evaluation(
-      *(row, f"{Path(run).name}/answers", "eval", self.data.questions),
-      **self.directories(run),
-    )
-
-  def pretraining(self, row: Row) -> Pretraining:
-    """Returns a row's bindings, with the recipe's values for multiples.
-
-    Raises:
-      ValueError: The recipe or a binding is wrong.
-    """
-    bindings = {**SHARED_BINDINGS, **row.bindings}
-    values: dict[str, Value] = {
-      name: value
-      for name, value in bindings.items()
-      if not isinstance(value, Times)
-    }
-    if row.recipe not in self._recipes:
-      # Those that wait need a lag, which is a multiple.
-      plain = self._pretraining(row, {"WAIT_FOR_SNAPSHOTS": False})
-      self._recipes[row.recipe] = self._config_of(plain)
-    recipe = self._recipes[row.recipe]
-    sizes: dict[str, Any] = {
-      _SAVE: recipe.checkpoints.save_every_steps,
-      _NUM: recipe.num_steps,
-      "SCORE_SCALE": recipe.retriever.score_scale,
-      "RETRIEVER_RATE_SCALE": recipe.optimizer.retriever_rate_scale,
-      **values,
-    }
-    save = sizes[_SAVE]
-    for name, value in bindings.items():
-      if isinstance(value, Times):
-        product = value.factor * sizes[value.name]
-        # Snapshots are built from checkpoints, so their distance is rounded
-        # up.
-        rounded = -(-product // save) * save
-        values[name] = rounded if name == _REFRESH else product
-    return Pretraining(values, self._config_of(self._pretraining(row, values)))
-
-  def _pretraining(self, row: Row, bindings: Mapping[str, Value]) -> Training:
-    retriever = _INVERSE_CLOZE if row.from_inverse_cloze else None
-    reader = self._reader if row.recipe == "pretraining" else None
-    if retriever is None:
-      start = self.config.initial_checkpoint
-      given = None if start is None else str(start)
-      bindings = {"INITIAL_CHECKPOINT": given, **bindings}
-    return Training(row.recipe, retriever, reader, bindings)
-
-  def parts(self, row: Row) -> tuple[str, str]:
-    """Returns the names of the runs of a row's retriever and reader."""
-    pretrained = ""
-    if row.pretrains:
-      pretrained = self._names[self.pretrainings[row.name].key]
-    retrievers = {"pretraining": pretrained, "inverse_cloze": _INVERSE_CLOZE}
-    readers = {"pretraining": pretrained, "reading": _BASELINE_READER}
-    return retrievers[row.retriever], readers[row.reader]
-
-  def _config_of(self, training: Training) -> TrainConfig:
-    made, function = self.training_command("run", training).configured()
-    return made.build(function)

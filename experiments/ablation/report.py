@@ -25,36 +25,25 @@ class Metric(NamedTuple):
     name: Its name in JSON.
     title: Its name in tables.
     result: Which of a row's results has it.
-    file: File of that evaluation.
     score: Name of the score of each question.
   """
 
   name: str
   title: str
   result: str
-  file: str
   score: str
 
 
-_PREDICTIONS, _RETRIEVED = "predictions.jsonl", "retrieved.jsonl"
 METRICS = (
-  Metric("exact_match", "exact match", "answers", _PREDICTIONS, "exact_match"),
-  *(
-    Metric(name, title, result, _RETRIEVED, "recall_at_5")
-    for name, title, result in (
-      ("recall_at_5", "zero-shot recall@5", "zero_shot"),
-      (
-        "sentence_recall_at_5",
-        "recall@5 of sentences",
-        "zero_shot_sentences",
-      ),
-    )
+  Metric("exact_match", "exact match", "answers", "exact_match"),
+  Metric("recall_at_5", "zero-shot recall@5", "zero_shot", "recall_at_5"),
+  Metric(
+    *("sentence_recall_at_5", "recall@5 of sentences"),
+    *("zero_shot_sentences", "recall_at_5"),
   ),
   # Of masked statements in a low-resource language, by where facts are stated.
   *(
-    Metric(
-      f"{name}_{stated_in}", f"{title}, {where}", stated_in, _PREDICTIONS, score
-    )
+    Metric(f"{name}_{stated_in}", f"{title}, {where}", stated_in, score)
     for stated_in, where in (
       ("first", "stated in the high-resource language alone"),
       ("both", "stated in both languages"),
@@ -70,15 +59,14 @@ METRICS = (
       f"{of}_recall_at_{depth}",
       f"recall@{depth} of {of}s",
       f"{of}s",
-      _RETRIEVED,
       f"recall_at_{depth}",
     )
     for of in ("statement", "question")
     for depth in (1, 5)
   ),
   Metric(
-    *("masked_accuracy", "masked accuracy of statements", "masked"),
-    *(_PREDICTIONS, "exact_match"),
+    *("masked_accuracy", "masked accuracy of statements"),
+    *("masked", "exact_match"),
   ),
 )
 _STATEMENT_RECALL = "statement_recall_at_1"
@@ -110,8 +98,8 @@ def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
   """
   found: list[dict[str, Any]] = []
   for row in rows:
-    title = row.title
-    if row.name in plan.never_refreshed:
+    title, pretraining = row.title, plan.pretrainings.get(row.name)
+    if pretraining is not None and pretraining.never_refreshed:
       title += " (never refreshed)"
     metrics = {}
     for metric in METRICS:
@@ -229,8 +217,14 @@ def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
 
 def _files(results: Sequence[Results], metric: Metric) -> list[Path]:
   """Returns the files of a metric; none if the results are of other kinds."""
-  folders = [result.get(metric.result) for result in results]
-  return [folder / metric.file for folder in folders if folder is not None]
+  files = []
+  for folder in (one.get(metric.result) for one in results):
+    if folder is not None:
+      # An evaluation of retrieval alone has no predictions.
+      predictions = folder / "predictions.jsonl"
+      found = predictions.exists()
+      files.append(predictions if found else folder / "retrieved.jsonl")
+  return files
 
 
 def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
@@ -239,7 +233,7 @@ def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
   `figures` are those of `figures_of`, with the `seeds` and the `commit`.
   """
   rows, seeds = figures["rows"], figures["seeds"]
-  metrics = _shown(rows)
+  metrics = [m for m in METRICS if m.name in rows[0]["metrics"]]
   plots = _write_plots(output_dir, rows)
   tables = [_cells(rows, metric) for metric in metrics]
   with atomic_text_file(output_dir / REPORT) as file:
@@ -263,20 +257,14 @@ def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
   return f"{shown}\n\nreport: {output_dir / REPORT}"
 
 
-def _shown(rows: Sequence[_Row]) -> list[Metric]:
-  return [m for m in METRICS if m.name in rows[0]["metrics"]]
-
-
 def _training_cells(rows: Sequence[_Row]) -> list[list[str]]:
   """Returns the cells of the table of training, its header first."""
   names = list(dict.fromkeys(name for row in rows for name in row["training"]))
-  return [
-    ["", *names],
-    *(
-      [row["title"], *(str(row["training"].get(name, "")) for name in names)]
-      for row in rows
-    ),
-  ]
+  cells = [["", *names]]
+  for row in rows:
+    values = [str(row["training"].get(name, "")) for name in names]
+    cells.append([row["title"], *values])
+  return cells
 
 
 def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
@@ -331,8 +319,9 @@ def _write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
     own = [row for row in rows if row["part"] == part or row is rows[0]]
     metrics = [
       metric
-      for metric in _shown(rows)
-      if any(metric.name in row["metrics"] for row in own[1:])
+      for metric in METRICS
+      if metric.name in own[0]["metrics"]
+      and any(metric.name in row["metrics"] for row in own[1:])
     ]
     if not metrics:
       continue
@@ -364,7 +353,7 @@ def plan_table(runs: Sequence[Run]) -> str:
   named: dict[str, Run] = {}
   for run in runs:
     # A later plan finds what an earlier one has made.
-    named.setdefault(f"seed-{run.seed}/{run.name}", run)
+    named.setdefault(f"seed-{run.seed}/{run.step.name}", run)
   width = max(map(len, named))
   lines, num_finished = [], 0
   for name, run in named.items():

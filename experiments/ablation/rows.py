@@ -6,7 +6,7 @@ recipe's. All else is the same in all rows.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from experiments.pipeline import Value
 from realm_jax.errors import RealmError
@@ -17,23 +17,9 @@ class Times:
   """A multiple of what the same recipe binds a name to."""
 
   factor: float
-  name: Literal[
-    "SAVE_EVERY_STEPS", "NUM_STEPS", "SCORE_SCALE", "RETRIEVER_RATE_SCALE"
-  ]
+  name: str
 
 
-Part = Literal[
-  "table2",
-  "choices",
-  "candidates",
-  "refresh",
-  "cross_lingual",
-  "objectives",
-  "equal_seconds",
-  "staleness",
-  "development",
-  "cost",
-]
 Bindings = Mapping[str, Value | Times]
 
 # Of all rows: so a run does not depend on how fast its index builder is.
@@ -64,7 +50,7 @@ class Row:
 
   name: str
   title: str
-  part: Part
+  part: str
   bindings: Bindings = dataclasses.field(default_factory=dict)
   retriever: Literal["pretraining", "inverse_cloze"] = "pretraining"
   reader: Literal["pretraining", "reading"] = "pretraining"
@@ -79,7 +65,6 @@ class Row:
     return "pretraining" in (self.retriever, self.reader)
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
 _SWEPT_REFRESH: Bindings = {"SAVE_EVERY_STEPS": 50}
 
 
@@ -156,22 +141,18 @@ ROWS: Sequence[Row] = (
 )
 
 
-class RowError(RealmError):
-  """The name of a row that does not exist."""
-
-
-def select(names: Sequence[str], rows: Sequence[AnyRow] = ROWS) -> list[AnyRow]:
+def select(names: Sequence[str], rows: Sequence[Any] = ROWS) -> list[Any]:
   """Returns rows by their names, those of their parts, or `all`.
 
   REALM, with which all are compared, is always the first; the others follow in
   the order of `rows`.
 
   Raises:
-    RowError: A name is unknown.
+    RealmError: A name is unknown.
   """
   known = {row.name for row in rows} | {row.part for row in rows} | {"all"}
   if unknown := [name for name in names if name not in known]:
-    raise RowError(
+    raise RealmError(
       f"there is no row {unknown[0]!r}; want `all`, a part "
       f"({', '.join(dict.fromkeys(row.part for row in rows))}) or some of "
       f"{', '.join(row.name for row in rows)}"

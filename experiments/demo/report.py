@@ -6,12 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.demo.stages import (
-  ICT_CONTINUED,
-  REALM,
-  STATEMENTS,
-  retrieval_folder,
-)
+from experiments.demo.stages import ICT_CONTINUED, REALM, STATEMENTS
 from realm_jax.console import columns
 from realm_jax.training.metric_rows import read_rows
 
@@ -87,7 +82,7 @@ def _side_by_side(output_dir: Path) -> Iterator[str]:
     ("inverse cloze, where REALM starts", ICT_CONTINUED, 0),
     ("after REALM pre-training", REALM, last),
   ):
-    folder = evaluations / retrieval_folder(run, step, STATEMENTS)
+    folder = evaluations / f"{STATEMENTS}/{run}/{step}"
     lines = _records(folder / "retrieved.jsonl")
     evidence[title] = {line["id"]: line["evidence"] for line in lines}
   sentences = _records(world / f"{STATEMENTS}.jsonl")

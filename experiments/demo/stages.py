@@ -1,6 +1,5 @@
 """The stages and controls of the demo, in their order."""
 
-import dataclasses
 import json
 import statistics
 import time
@@ -8,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.pipeline import Command, Step, Value, call, run
+from experiments.pipeline import Command, Step, Steps, Value, run
 from experiments.world import edits
 from experiments.world import world as world_lib
 from realm_jax import configuration
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.evaluation.outputs import PREDICTIONS
-from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.training.metric_rows import read_rows
 
-_RECIPES = "experiments/gin/demo"
+_RECIPES = Path("experiments/gin/demo")
 # BLOCK_LENGTH of its model.gin.
 _BLOCK_LENGTH = 36
 # Finds the kinds of names, too, as the paper's tagger does.
@@ -28,71 +26,33 @@ _RECALLS = ("recall_at_1", "recall_at_5", "mrr")
 
 ICT, ICT_CONTINUED = "inverse_cloze", "inverse_cloze_continued"
 REALM = "realm"
-STATEMENTS = "statements-test"
+STATEMENTS, _VALIDATION = "statements-test", "questions-validation"
 
 
-@dataclasses.dataclass(frozen=True)
-class Demo:
-  """The commands of the demo, each with its recipe, over one directory.
+class Demo(Steps):
+  """Steps with the demo's recipes and `extra_gin_files`, over one folder."""
 
-  Attributes:
-    output_dir: Directory of everything that the demo writes.
-    extra_gin_files: Gin files that are applied after each stage's recipe.
-  """
+  def __init__(self, output_dir: Path, extra_gin_files: Sequence[str]):
+    recipes = {
+      file.stem: [str(file), *extra_gin_files]
+      for file in _RECIPES.glob("*.gin")
+    }
+    super().__init__(output_dir, recipes)
+    self._world_files = [*recipes["world"]]
 
-  output_dir: Path
-  extra_gin_files: Sequence[str]
-
-  def path(self, name: str) -> str:
-    """Returns the path of a file or folder of the demo."""
-    return str(self.output_dir / name)
-
-  def command(
-    self, module: str, recipe: str, of: str, *flags: str, **bindings: Value
-  ) -> Command:
-    """Returns a command with a recipe of the demo, over the stage `of`."""
-    files = [f"{_RECIPES}/{recipe}.gin", *self.extra_gin_files]
-    own = {"MODEL_DIR": self.path(of), "CORPUS_DIR": self.path("corpus")}
-    return Command(module, files, {**own, **bindings}, flags)
-
-  def first_snapshot(self, of: str) -> Command:
-    """Returns the command that builds the first snapshot of a stage."""
-    return self.command("build_index", "build_index", of, "--once")
-
-  def train(
-    self,
-    name: str,
-    recipe: str,
-    builder: Command | None = None,
-    **bindings: Value,
-  ) -> None:
-    """Trains a stage in a folder of its own, with its index builder if any."""
-    command = self.command("train", recipe, name, **bindings)
-    run(Step(command, self.output_dir / name, builder))
-
-  def evaluate(
-    self, name: str, recipe: str, of: str, **bindings: Value
-  ) -> Mapping[str, Any]:
-    """Evaluates the stage `of`; the outputs go to a folder of `evaluations`."""
-    folder = self.output_dir / "evaluations" / name
-    bindings = {"OUTPUT_DIR": str(folder), **bindings}
-    step = Step(self.command("evaluate", recipe, of, **bindings), folder)
-    run(step)
-    return step.figures()
-
-  def build_index(self, name: str, step: int, **bindings: Value) -> None:
-    """Builds the snapshot of a stage's checkpoint, unless it is there."""
-    folder = bindings.get("SNAPSHOTS_DIR", self.path(f"{name}/snapshots"))
-    if step not in SnapshotStore(str(folder)).steps():
-      command = self.command(
-        *("build_index", "build_index", name, "--once"),
-        **{"CHECKPOINT_STEP": step, **bindings},
-      )
-      call(command)
+  def generate_world(self) -> world_lib.World:
+    """Generates the world; writes it, its wordpieces and its corpus once."""
+    generate = world_lib.generate
+    world = configuration.parsed(generate, self._world_files).build(generate)
+    if not Path(self.path("vocab.txt")).exists():
+      world_lib.write_world(self.path("world"), world=world)
+      world_lib.write_vocabulary(self.path("vocab.txt"), world)
+    self.build_corpus("world", "corpus")
+    return world
 
   def build_corpus(self, folder: str, corpus: str) -> None:
     """Builds a corpus of the articles of a world, unless it is there."""
-    if (self.output_dir / corpus / MANIFEST_NAME).exists():
+    if (self.folder / corpus / MANIFEST_NAME).exists():
       return
     articles = self.path(f"{folder}/articles.jsonl")
     settings = {
@@ -107,6 +67,45 @@ class Demo:
       flush=True,
     )
     print(build_corpus([articles], **settings).table())
+
+  def evaluate_retrieval(self, of: str, step: int, questions: str) -> Step:
+    """Makes the evaluation of a checkpoint's retriever, over its snapshot."""
+    return self.evaluate(
+      *(f"{questions}/{of}/{step}", "eval_retrieval", of),
+      QUESTIONS=self.path(f"world/{questions}.jsonl"),
+      CHECKPOINT_STEP=step,
+    )
+
+  def train_open_qa(
+    self,
+    name: str,
+    retriever: str | None,
+    builder: Command | None = None,
+    **bindings: Value,
+  ) -> Step:
+    """Makes open QA, over its first snapshot if no other builder is given."""
+    return self.train(
+      *(
+        name,
+        "open_qa",
+        retriever,
+        REALM,
+        builder or self.first_snapshot(name),
+      ),
+      TRAIN_QUESTIONS=self.path("world/questions-train.jsonl"),
+      **bindings,
+    )
+
+  def first_snapshot(self, name: str) -> Command:
+    """Returns the command that builds the first snapshot of a stage."""
+    return self.command("build_index", "build_index", name, "--once")
+
+  def evaluate_open_qa(self, name: str, of: str, **settings: Any) -> Step:
+    """Makes the evaluation of open QA, on the test questions by default."""
+    questions = self.path("world/questions-test.jsonl")
+    return self.evaluate(
+      *(name, "eval", of), **{"QUESTIONS": questions, **settings}
+    )
 
 
 def run_demo(demo: Demo) -> dict[str, Any]:
@@ -123,68 +122,89 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   """
   start = time.monotonic()
   _announce("A fictional world, its notes, their corpus and its wordpieces")
-  files = [f"{_RECIPES}/world.gin", *demo.extra_gin_files]
-  generate = world_lib.generate
-  world = configuration.parsed(generate, files).build(generate)
-  if not Path(demo.path("vocab.txt")).exists():
-    world_lib.write_world(demo.path("world"), world=world)
-    world_lib.write_vocabulary(demo.path("vocab.txt"), world)
-  demo.build_corpus("world", "corpus")
+  world = demo.generate_world()
   _announce("Inverse cloze: the retriever learns to find a sentence's block")
-  demo.train(ICT, "inverse_cloze")
+  run(demo.train(ICT, "inverse_cloze"))
   _announce("Reading: the reader learns to fill in names from a block")
-  demo.train("reading", "reading")
+  run(demo.train("reading", "reading"))
   _announce("… and from blocks that the retriever finds")
-  demo.train(
-    *("reading_retrieved", "reading_retrieved"),
-    demo.first_snapshot("reading_retrieved"),
-    INITIAL_CHECKPOINT=demo.path(ICT),
-    INITIAL_READER=demo.path("reading"),
-  )
+  read = "reading_retrieved"
+  run(demo.train(read, read, ICT, "reading", demo.first_snapshot(read)))
   _announce("REALM pre-training: both learn, and the index is refreshed")
-  demo.train(
-    *(REALM, "pretrain"),
-    demo.command("build_index", "build_index", REALM),
-    INITIAL_CHECKPOINT=demo.path(ICT),
-    INITIAL_READER=demo.path("reading_retrieved"),
-  )
-  pretraining = read_rows(demo.output_dir / REALM)
-  demo.build_index(REALM, pretraining[-1]["step"])
-  masked = demo.evaluate("masked", "eval_masked", REALM)
+  builder = demo.command("build_index", "build_index", REALM)
+  run(demo.train(REALM, "pretrain", ICT, read, builder))
+  pretraining = read_rows(demo.folder / REALM)
+  last = pretraining[-1]["step"]
+  run(demo.build_index(REALM, CHECKPOINT_STEP=last))
+  masked = run(demo.evaluate("masked", "eval_masked", REALM)).figures()
   _announce("Control: inverse cloze goes on for as many seconds")
-  num_steps = _continue_inverse_cloze(demo)
+  # The first step is compiled.
+  seconds = {
+    name: [row["step_seconds"] for row in read_rows(demo.path(name))[1:]]
+    for name in (ICT, REALM)
+  }
+  ratio = sum(seconds[REALM]) / statistics.mean(seconds[ICT])
+  num_steps = max(1, round(ratio))
+  run(
+    demo.train(
+      *(ICT_CONTINUED, "inverse_cloze", ICT),
+      NUM_STEPS=num_steps,
+      SAVE_EVERY_STEPS=num_steps,
+    )
+  )
+  for step in (0, num_steps):
+    run(demo.build_index(ICT_CONTINUED, CHECKPOINT_STEP=step))
   _announce("Retrieval before fine-tuning: masked statements in new wordings")
   before, after = (
     {
-      questions: _recalls(demo, ICT_CONTINUED, step, questions)
-      for questions in (STATEMENTS, "questions-validation")
+      questions: _scores(
+        demo.evaluate_retrieval(ICT_CONTINUED, step, questions), *_RECALLS
+      )
+      for questions in (STATEMENTS, _VALIDATION)
     }
     for step in (0, num_steps)
   )
+  validation = {
+    "started_from": before[_VALIDATION]["recall_at_1"],
+    "continued": after[_VALIDATION]["recall_at_1"],
+  }
   baseline, best = ICT_CONTINUED, after
-  validation = [
-    found["questions-validation"]["recall_at_1"] for found in (before, after)
-  ]
-  if validation[0] > validation[1]:
+  if validation["started_from"] > validation["continued"]:
     baseline, best = ICT, before
-  statements = _recalls(demo, REALM, pretraining[-1]["step"], STATEMENTS)
+  statements = _scores(
+    demo.evaluate_retrieval(REALM, last, STATEMENTS), *_RECALLS
+  )
   _announce("Open QA with the REALM retriever")
-  open_qa = {"realm": _train_open_qa(demo, "open_qa", retriever=REALM)}
+  run(demo.train_open_qa("open_qa", REALM))
+  of_open_qa = ("exact_match", *_RECALLS)
+  realm = _scores(demo.evaluate_open_qa("open_qa", "open_qa"), *of_open_qa)
   _announce("Control: the same reader, given random blocks")
-  open_qa["random_blocks"] = _evaluate_open_qa(
-    demo, "random_blocks", "open_qa", CANDIDATES="random"
+  random_blocks = _scores(
+    demo.evaluate_open_qa("random_blocks", "open_qa", CANDIDATES="random"),
+    *of_open_qa,
   )
   _announce("Control: BM25, with a reader trained on its blocks")
-  open_qa["bm25"] = _train_on_bm25(demo)
+  # BM25 brings its own scores, so that the run has no towers. The snapshot
+  # that it searches needs some: those of the inverse cloze, which nothing
+  # reads.
+  builder = demo.command(
+    *("build_index", "build_index_bm25", REALM, "--once"),
+    SNAPSHOTS_DIR=demo.path("bm25/snapshots"),
+    CHECKPOINT_STEP=0,
+  )
+  run(demo.train_open_qa("bm25", None, builder, INDEX_SCORES=True))
+  bm25 = _scores(
+    demo.evaluate_open_qa("bm25", "bm25", INDEX_SCORES=True), *of_open_qa
+  )
   _announce("Control: the inverse-cloze retriever, without REALM pre-training")
-  open_qa["ict_only"] = _train_open_qa(demo, "ict_only", retriever=baseline)
+  run(demo.train_open_qa("ict_only", baseline))
+  ict_only = _scores(demo.evaluate_open_qa("ict_only", "ict_only"), *of_open_qa)
   _announce(f"{_NUM_EDITS} facts change in the corpus; nothing is trained")
-  followed = _follow_edits(demo, world)
   return {
-    **{
-      name: {key: figures[key] for key in ("exact_match", *_RECALLS)}
-      for name, figures in open_qa.items()
-    },
+    "realm": realm,
+    "random_blocks": random_blocks,
+    "bm25": bm25,
+    "ict_only": ict_only,
     "statements": {
       "started_from": before[STATEMENTS],
       "realm": statements,
@@ -192,137 +212,57 @@ def run_demo(demo: Demo) -> dict[str, Any]:
     },
     "inverse_cloze_baseline": {
       "retriever": baseline,
-      "validation_recall_at_1": dict(
-        zip(("started_from", "continued"), validation, strict=True)
-      ),
+      "validation_recall_at_1": validation,
     },
     "masked_accuracy": {
       "with_retrieval": masked["masked_accuracy"],
       "null_only": masked["masked_accuracy_null"],
     },
-    "edited_facts": {
-      "edited": len(followed),
-      "known": sum(known for known, _ in followed),
-      "followed": sum(known and follows for known, follows in followed),
-    },
+    "edited_facts": _follow_edits(demo, world),
     "snapshots_swapped": len({row["snapshot"] for row in pretraining}) - 1,
     "wall_seconds": round(time.monotonic() - start, 1),
   }
 
 
-def _continue_inverse_cloze(demo: Demo) -> int:
-  """Trains the first stage's retriever for as long as REALM's took.
-
-  Snapshots of its first and of its last checkpoint are built.
-
-  Returns:
-    The number of steps.
-  """
-
-  def step_seconds(name: str) -> list[float]:
-    # The first step is compiled.
-    return [row["step_seconds"] for row in read_rows(demo.path(name))][1:]
-
-  seconds = sum(step_seconds(REALM))
-  num_steps = max(1, round(seconds / statistics.mean(step_seconds(ICT))))
-  demo.train(
-    *(ICT_CONTINUED, "inverse_cloze"),
-    INITIAL_CHECKPOINT=demo.path(ICT),
-    NUM_STEPS=num_steps,
-    SAVE_EVERY_STEPS=num_steps,
-  )
-  for step in (0, num_steps):
-    demo.build_index(ICT_CONTINUED, step)
-  return num_steps
-
-
-def _recalls(
-  demo: Demo, name: str, step: int, questions: str
-) -> Mapping[str, float]:
-  """Evaluates retrieval by a checkpoint, whose snapshot has been built."""
-  figures = demo.evaluate(
-    *(retrieval_folder(name, step, questions), "eval_retrieval", name),
-    QUESTIONS=demo.path(f"world/{questions}.jsonl"),
-    CHECKPOINT_STEP=step,
-  )
-  return {recall: figures[recall] for recall in _RECALLS}
-
-
-def retrieval_folder(name: str, step: int, questions: str) -> str:
-  """Returns the name of the evaluation of a checkpoint's retriever."""
-  return f"{questions}/{name}/{step}"
-
-
-def _train_open_qa(
-  demo: Demo, name: str, *, retriever: str
-) -> Mapping[str, Any]:
-  """Trains open QA from a stage's retriever, and evaluates it."""
-  demo.train(
-    *(name, "open_qa", demo.first_snapshot(name)),
-    TRAIN_QUESTIONS=demo.path("world/questions-train.jsonl"),
-    INITIAL_CHECKPOINT=demo.path(retriever),
-    INITIAL_READER=demo.path(REALM),
-  )
-  return _evaluate_open_qa(demo, name, name)
-
-
-def _train_on_bm25(demo: Demo) -> Mapping[str, Any]:
-  """Trains open QA on BM25's blocks, and evaluates it.
-
-  BM25 brings its own scores, so that the run has no towers. The snapshot
-  that it searches needs some: those of the inverse cloze, which nothing reads.
-  """
-  builder = demo.command(
-    *("build_index", "build_index_bm25", REALM, "--once"),
-    SNAPSHOTS_DIR=demo.path("bm25/snapshots"),
-    CHECKPOINT_STEP=0,
-  )
-  demo.train(
-    *("bm25", "open_qa", builder),
-    TRAIN_QUESTIONS=demo.path("world/questions-train.jsonl"),
-    INITIAL_READER=demo.path(REALM),
-    INDEX_SCORES=True,
-  )
-  return _evaluate_open_qa(demo, "bm25", "bm25", INDEX_SCORES=True)
-
-
-def _evaluate_open_qa(
-  demo: Demo, name: str, of: str, **bindings: Value
-) -> Mapping[str, Any]:
-  questions = demo.path("world/questions-test.jsonl")
-  bindings = {"QUESTIONS": questions, **bindings}
-  return demo.evaluate(name, "eval", of, **bindings)
-
-
-def _follow_edits(
-  demo: Demo, world: world_lib.World
-) -> list[tuple[bool, bool]]:
+def _follow_edits(demo: Demo, world: world_lib.World) -> dict[str, int]:
   """Edits facts, rebuilds corpus and index, and asks about the facts.
 
   Returns:
-    For each fact, whether its question was answered rightly before, and whether
-    it is now.
+    How many facts were `edited`; how many of their questions were answered
+    rightly before, `known`; and how many of those are now, `followed`.
   """
   edited = edits.edit_facts(world, count=_NUM_EDITS, seed=0)
   edits.write_edited(demo.path("edited_world"), before=world, after=edited)
   demo.build_corpus("edited_world", "edited_corpus")
   corpus = demo.path("edited_corpus")
-  snapshots = demo.path("edited_snapshots")
-  demo.build_index("open_qa", 0, SNAPSHOTS_DIR=snapshots, CORPUS_DIR=corpus)
-  _evaluate_open_qa(
-    *(demo, "edited", "open_qa"),
-    SNAPSHOT=snapshots,
-    CORPUS_DIR=corpus,
-    QUESTIONS=demo.path("edited_world/questions-edited.jsonl"),
+  run(
+    demo.build_index(
+      "open_qa", "edited_snapshots", CHECKPOINT_STEP=0, CORPUS_DIR=corpus
+    )
+  )
+  run(
+    demo.evaluate_open_qa(
+      *("edited", "open_qa"),
+      snapshot="edited_snapshots",
+      CORPUS_DIR=corpus,
+      QUESTIONS=demo.path("edited_world/questions-edited.jsonl"),
+    )
   )
 
   def correct(name: str) -> dict[str, bool]:
-    path = demo.output_dir / "evaluations" / name / PREDICTIONS
+    path = demo.folder / "evaluations" / name / PREDICTIONS
     predictions = map(json.loads, path.read_text().splitlines())
     return {one["id"]: one["correct"] for one in predictions}
 
-  known = correct("open_qa")
-  return [(known[id_], now) for id_, now in correct("edited").items()]
+  before, now = correct("open_qa"), correct("edited")
+  known = [right for id_, right in now.items() if before[id_]]
+  return {"edited": len(now), "known": len(known), "followed": sum(known)}
+
+
+def _scores(evaluation: Step, *names: str) -> Mapping[str, float]:
+  """Runs an evaluation, and returns some of its figures."""
+  figures = run(evaluation).figures()
+  return {name: figures[name] for name in names}
 
 
 def _announce(title: str) -> None:

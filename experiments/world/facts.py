@@ -1,4 +1,4 @@
-"""Entities, their splits, and the facts that connect them.
+"""The splits of entities, and the facts that connect them.
 
 Each relation matches its subjects and values almost one to one. So a question
 about a subject has one answer, a sentence whose subject is masked can be
@@ -23,13 +23,8 @@ NUMBERS = tuple(range(1600, 1900))
 # One of two or three orders of hundreds of names is such a circle.
 _MAX_DRAWS = 1000
 
-
-@dataclasses.dataclass(frozen=True)
-class Entity:
-  """A person, place or thing, with a name that is unique in its world."""
-
-  name: str
-  kind: relations.EntityKind
+# Names of the entities of each kind, each of which is unique in its world.
+Entities = dict[str, list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Fact:
 
 
 def make_facts(
-  generator: np.random.Generator, groups: Sequence[Sequence[Entity]]
+  generator: np.random.Generator, groups: Sequence[Entities]
 ) -> list[Fact]:
   """Gives every entity a value for every relation of its kind.
 
@@ -64,7 +59,7 @@ def make_facts(
   group only. In a symmetric relation each pair is one fact; if the number of
   entities is odd, one of them has none. Each group has every kind.
   """
-  ends = np.cumsum([len(group) for group in groups])
+  ends = np.cumsum([sum(map(len, group.values())) for group in groups])
   shares = (ends[:-1] * len(NUMBERS) / ends[-1]).astype(int)
   numbers = np.split(generator.permutation(NUMBERS), shares)
   facts = []
@@ -75,15 +70,12 @@ def make_facts(
 
 def _make_group_facts(
   generator: np.random.Generator,
-  group: Sequence[Entity],
+  group: Entities,
   numbers: Int[np.ndarray, " n"],
 ) -> list[Fact]:
-  by_kind: dict[str, list[str]] = {kind: [] for kind in relations.ENTITY_KINDS}
-  for entity in group:
-    by_kind[entity.kind].append(entity.name)
   facts = []
   for relation in relations.RELATIONS:
-    subjects = by_kind[relation.subject]
+    subjects = group[relation.subject]
     values: Sequence[object]
     if relation.is_symmetric:
       order = _circle(generator, subjects)
@@ -93,7 +85,7 @@ def _make_group_facts(
       subjects = _circle(generator, subjects)
       values = subjects[1:] + subjects[:1]
     elif relation.has_entity_value:
-      values = _spread(generator, by_kind[relation.value], len(subjects))
+      values = _spread(generator, group[relation.value], len(subjects))
     else:
       values = _spread(generator, numbers, len(subjects))
     facts += [
@@ -138,10 +130,10 @@ def _spread(
 
 def split_entities(
   generator: np.random.Generator,
-  entities: list[Entity],
+  entities: Entities,
   *,
   held_out: dict[Split, float],
-) -> dict[Split, list[Entity]]:
+) -> dict[Split, Entities]:
   """Draws the entities of each split, with the same share of every kind.
 
   Facts connect entities of one split only. So no training question has a
@@ -154,14 +146,15 @@ def split_entities(
   There is at least one entity of every kind for each split. `held_out` has the
   shares of all splits but that for training, which has the rest.
   """
-  of_split: dict[Split, list[Entity]] = {s: [] for s in SPLITS}
-  for kind in relations.ENTITY_KINDS:
-    families: dict[str, list[Entity]] = {}
-    of_kind = [entity for entity in entities if entity.kind == kind]
-    for entity in of_kind:
-      families.setdefault(entity.name.split()[-1], []).append(entity)
+  of_split: dict[Split, Entities] = {
+    split: {kind: [] for kind in entities} for split in SPLITS
+  }
+  for kind, names in entities.items():
+    families: dict[str, list[str]] = {}
+    for name in names:
+      families.setdefault(name.split()[-1], []).append(name)
     wanted = {
-      split: max(1, round(share * len(of_kind)))
+      split: max(1, round(share * len(names)))
       for split, share in held_out.items()
     }
     for family in generator.permutation(list(families)):
@@ -171,5 +164,5 @@ def split_entities(
       )
       if split in wanted:
         wanted[split] -= len(members)
-      of_split[split] += members
+      of_split[split][kind] += members
   return of_split

@@ -11,7 +11,7 @@ import re
 import numpy as np
 
 from experiments.world import relations
-from experiments.world.facts import Entity
+from experiments.world.facts import Entities
 from realm_jax.text.salient_spans import Span
 
 _ONSETS = tuple("b br c d dr f g gr h j k kl l m n p pr r s t tr v w z".split())
@@ -49,8 +49,8 @@ _SPAN = re.compile(
 
 def make_entities(
   generator: np.random.Generator, counts: dict[relations.EntityKind, int]
-) -> list[Entity]:
-  """Returns `counts[kind]` entities of each kind, with different names."""
+) -> Entities:
+  """Returns different names for `counts[kind]` entities of each kind."""
   # No name may be a word of the templates.
   used = {
     word.strip(".,?{}").lower()
@@ -58,13 +58,12 @@ def make_entities(
     for template in relation.templates
     for word in template.split()
   }
-  entities = []
+  entities: Entities = {}
   for kind, count in counts.items():
     num_similar = count // _NAMES_PER_SIMILAR_NAME
     words = _invent(generator, kind, count - num_similar, used)
     similar = [f"{_PREFIXES[kind]} {word}" for word in words[:num_similar]]
-    names = generator.permutation(words + similar)
-    entities += [Entity(str(name), kind) for name in names]
+    entities[kind] = generator.permutation(words + similar).tolist()
   return entities
 
 

@@ -1,6 +1,7 @@
 """Questions about the facts, and masked statements of them."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
@@ -33,15 +34,19 @@ class Question:
 def make_questions(
   generator: np.random.Generator,
   facts: list[facts_lib.Fact],
-  split_of: dict[str, Split],
+  entities: Mapping[Split, facts_lib.Entities],
   *,
   counts: dict[Split, int],
 ) -> dict[Split, list[Question]]:
   """Makes the questions of each split, about its own entities.
 
-  They are in random order, at most `counts[split]`. `split_of` gives the split
-  of an entity by its name.
+  They are in random order, at most `counts[split]`.
   """
+  split_of = {
+    name: split
+    for split, names in entities.items()
+    for name in itertools.chain(*names.values())
+  }
   possible: dict[Split, list[tuple[str, str, int, str]]] = {
     split: [] for split in counts
   }

@@ -77,7 +77,7 @@ class WorldConfig:
 class World:
   """A fictional world, the facts in it, and questions about them."""
 
-  entities: Sequence[facts_lib.Entity]
+  entities: facts_lib.Entities
   facts: Sequence[facts_lib.Fact]
   documents: Sequence[documents_lib.Document]
   questions: Mapping[facts_lib.Split, Sequence[questions_lib.Question]]
@@ -113,7 +113,7 @@ def generate(config: WorldConfig = _DEFAULTS) -> World:
   questions = questions_lib.make_questions(
     generator,
     facts,
-    {e.name: name for name, group in split.items() for e in group},
+    split,
     counts={
       "train": config.num_train_questions,
       "validation": config.num_validation_questions,

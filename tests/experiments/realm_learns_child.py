@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from experiments.demo.stages import ICT, REALM, STATEMENTS, Demo
-from experiments.world import world as world_lib
-from realm_jax import configuration
+from experiments.pipeline import run
 from realm_jax.partitioning import cpu_tuning
 
 _SMALL = """
@@ -30,12 +29,9 @@ _ICT_STEPS, _READING_STEPS, _STEPS = 40, 150, 150
 
 def _recall(demo: Demo, stage: str, step: int) -> float:
   """Returns recall@5 of statements, over vectors of a checkpoint."""
-  demo.build_index(stage, step)
-  figures = demo.evaluate(
-    *(f"{stage}_statements", "eval_retrieval", stage),
-    QUESTIONS=demo.path(f"world/{STATEMENTS}.jsonl"),
-  )
-  return figures["recall_at_5"]
+  run(demo.build_index(stage, CHECKPOINT_STEP=step))
+  evaluation = demo.evaluate_retrieval(stage, step, STATEMENTS)
+  return run(evaluation).figures()["recall_at_5"]
 
 
 def main() -> None:
@@ -43,33 +39,25 @@ def main() -> None:
   folder = Path(sys.argv[1])
   (folder / "small.gin").write_text(_SMALL)
   cpu_tuning.disable_async_dispatch()
-  small = str(folder / "small.gin")
-  demo = Demo(folder, [small])
-  files = ["experiments/gin/demo/world.gin", small]
-  generate = world_lib.generate
-  world = configuration.parsed(generate, files).build(generate)
-  world_lib.write_world(folder / "world", world=world)
-  world_lib.write_vocabulary(folder / "vocab.txt", world)
-  demo.build_corpus("world", "corpus")
-  demo.train(
+  demo = Demo(folder, [str(folder / "small.gin")])
+  demo.generate_world()
+  cloze = demo.train(
     *(ICT, "inverse_cloze"),
     NUM_STEPS=_ICT_STEPS,
     WARMUP_STEPS=10,
     SAVE_EVERY_STEPS=_ICT_STEPS,
     BATCH_SIZE=64,
   )
-  demo.train(
+  reading = demo.train(
     *("reading", "reading"),
     NUM_STEPS=_READING_STEPS,
     WARMUP_STEPS=40,
     SAVE_EVERY_STEPS=_READING_STEPS,
   )
-  demo.train(
-    *(REALM, "pretrain"),
+  realm = demo.train(
+    *(REALM, "pretrain", ICT, "reading"),
     # Each is used from a fixed step, however busy the machine is.
     demo.command("build_index", "build_index", REALM, MODE="every"),
-    INITIAL_CHECKPOINT=demo.path(ICT),
-    INITIAL_READER=demo.path("reading"),
     NUM_STEPS=_STEPS,
     BATCH_SIZE=32,
     NUM_CANDIDATES=6,
@@ -79,8 +67,10 @@ def main() -> None:
     LAG_STEPS=25,
     WAIT_FOR_SNAPSHOTS=True,
   )
+  for step in (cloze, reading, realm):
+    run(step)
   recalls = [_recall(demo, ICT, _ICT_STEPS), _recall(demo, REALM, _STEPS)]
-  masked = demo.evaluate("masked", "eval_masked", REALM)
+  masked = run(demo.evaluate("masked", "eval_masked", REALM)).figures()
   print(json.dumps({"recalls": recalls, "masked": masked}))
 
 

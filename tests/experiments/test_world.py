@@ -90,7 +90,7 @@ def test_every_word_occurs_often_enough_to_be_one_wordpiece(demo_world, texts):
   counts = collections.Counter(
     word for text in texts for word in re.findall(r"\w+", text.lower())
   )
-  of_names = _words(" ".join(entity.name for entity in demo_world.entities))
+  of_names = _words(" ".join(itertools.chain(*demo_world.entities.values())))
   assert min(counts[word] for word in of_names) >= 6
   assert len(counts) <= 3000
 
@@ -106,20 +106,17 @@ def test_each_fact_is_stated_three_times_in_two_phrasings(demo_world, stated):
 def test_a_subject_has_one_value_of_a_relation_and_values_are_spread(
   demo_world,
 ):
-  of_kind = collections.defaultdict(set)
-  for entity in demo_world.entities:
-    of_kind[entity.kind].add(entity.name)
   for relation in relations.RELATIONS:
     facts = [f for f in demo_world.facts if f.relation == relation.name]
     subjects = [f.subject for f in facts]
     if relation.is_symmetric:
       subjects += [f.value for f in facts]
-    assert sorted(subjects) == sorted(of_kind[relation.subject])
+    assert sorted(subjects) == sorted(demo_world.entities[relation.subject])
     # As equal as can be: a masked subject follows from few values.
     counts = collections.Counter(f.value for f in facts).values()
     assert max(counts) - min(counts) <= 1
     if relation.has_entity_value:
-      assert {f.value for f in facts} <= of_kind[relation.value]
+      assert {f.value for f in facts} <= {*demo_world.entities[relation.value]}
 
 
 def test_the_fact_answers_the_question_and_nothing_else_does(demo_world):
@@ -178,7 +175,9 @@ def test_the_tagger_finds_all_names_with_their_kinds_and_all_numbers(
   demo_world, texts
 ):
   """And nothing else, which no other block could tell."""
-  kinds = {entity.name: entity.kind for entity in demo_world.entities}
+  kinds = {
+    name: kind for kind, group in demo_world.entities.items() for name in group
+  }
   for document, text in zip(demo_world.documents, texts, strict=True):
     wanted, start = set(), 0
     for sentence in document.sentences:

@@ -13,10 +13,9 @@ def configured(name: str, *bindings: str):
 
 def steps(plan, seed=0):
   """The steps of a seed, by the names of their runs."""
-  return {run.name: run.step for run in plan.runs if run.seed == seed}
+  return {run.step.name: run.step for run in plan.runs if run.seed == seed}
 
 
 def settings_of(step):
   """What the command of a step configures."""
-  made, function = step.command.configured()
-  return made.build(function)
+  return step.command.build()

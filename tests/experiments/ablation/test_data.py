@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from experiments.ablation.data import DataError, GeneratedWorlds
+from experiments.ablation.data import GeneratedWorlds
 from experiments.world.world import WorldConfig
 from realm_jax.corpus.store import Corpus
+from realm_jax.errors import RealmError
 
 _WORLD = WorldConfig(num_people=24, num_cities=24, num_companies=16)
 
@@ -28,5 +29,5 @@ def test_each_seed_has_a_world_of_its_own_which_is_made_once(tmp_path):
   made = (tmp_path / "seed-0/world/articles.jsonl").stat().st_mtime_ns
   worlds.prepare(tmp_path / "seed-0", 0)
   assert (tmp_path / "seed-0/world/articles.jsonl").stat().st_mtime_ns == made
-  with pytest.raises(DataError, match=r"a world of other settings.*remove it"):
+  with pytest.raises(RealmError, match=r"a world of other settings.*remove it"):
     GeneratedWorlds(_WORLD, block_length=48).prepare(tmp_path / "seed-0", 0)

@@ -1,5 +1,7 @@
 """Means over seeds and comparisons with REALM, by hand, and their report."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -46,7 +48,13 @@ def results(tmp_path):
       folder = tmp_path / f"seed-{seed}" / name
       folder.mkdir(parents=True)
       for file, fields in (
-        ("predictions", [{"prediction": "p", "correct": c} for c in answers]),
+        (
+          "predictions",
+          [
+            {"prediction": "p", "correct": right, "words": [place]}
+            for right, place in zip(answers, places, strict=True)
+          ],
+        ),
         ("retrieved", [{"words": [place]} for place in places]),
       ):
         lines = [line(number, **own) for number, own in enumerate(fields)]
@@ -63,7 +71,7 @@ def test_rows_are_read_compared_and_reported(results, tmp_path):
     "stale_index": results("stale", [[0, 1], [0, 0]], [[5, 5], [0, 5]]),
     "candidates_2": results("two", [[1, 1], [1, 1]], [[0, 0], [0, 0]]),
   }
-  plan = Plan([], found, frozenset({"stale_index"}))
+  plan = Plan([], found, {"stale_index": SimpleNamespace(never_refreshed=True)})
   figures = figures_of(plan, rows.select([*found]))
   metrics = {row["name"]: row["metrics"] for row in figures["rows"]}
   assert {

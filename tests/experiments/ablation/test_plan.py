@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ablation.rows import RowError, select
+from experiments.ablation.rows import select
+from realm_jax.errors import RealmError
 from tests.experiments.ablation.conftest import configured, settings_of, steps
 
 _OUT = Path("out")
@@ -21,13 +22,15 @@ def whole():
 
 
 def _trained(plan):
-  return [run.name for run in plan.runs if run.step.command.module == "train"]
+  return [
+    run.step.name for run in plan.runs if run.step.command.module == "train"
+  ]
 
 
 def test_rows_are_chosen_by_name_or_part_and_realm_is_always_among_them():
   assert [row.name for row in select(["baseline"])] == ["realm", "baseline"]
   assert {row.part for row in select(["table2"])} == {"table2"}
-  with pytest.raises(RowError, match=r"no row 'baselin'.*baseline"):
+  with pytest.raises(RealmError, match=r"no row 'baselin'.*baseline"):
     select(["baselin"])
 
 
@@ -42,7 +45,7 @@ def test_the_rows_share_what_is_the_same(whole):
     "baseline_reader",
     "open_qa/realm_retriever",
   ]
-  rows = {run.name: run.rows for run in whole.runs}
+  rows = {run.step.name: run.rows for run in whole.runs}
   assert rows["reading"] == [*whole.results]
   realm = ["realm", "realm_retriever", "realm_encoder"]
   assert rows["pretraining/realm"][:3] == realm
@@ -54,10 +57,10 @@ def test_a_row_starts_from_the_parts_that_it_names_which_come_before(whole):
     bindings = run.step.command.bindings
     starts = bindings.get("INITIAL_CHECKPOINT"), bindings.get("INITIAL_READER")
     evaluated = bindings["MODEL_DIR"] if "OUTPUT_DIR" in bindings else None
-    assert made >= {*starts, evaluated} - {None}, run.name
+    assert made >= {*starts, evaluated} - {None}, run.step.name
     made.add(str(run.step.folder))
     if run.seed == 1:
-      parts[run.name] = [
+      parts[run.step.name] = [
         start and start.partition("-1/")[2] for start in starts
       ]
   realm, ict = "pretraining/realm", "inverse_cloze"
@@ -79,8 +82,8 @@ def test_the_baseline_reader_has_read_as_many_masked_examples(whole):
 
 def test_each_row_changes_what_its_title_says(whole):
   configs = {
-    name: config
-    for name, config in whole.configs.items()
+    name: one.config
+    for name, one in whole.pretrainings.items()
     if f"pretraining/{name}" in _trained(whole)
   }
   assert configs["random_tokens"].data.task == "masked_random_tokens"
@@ -91,7 +94,8 @@ def test_each_row_changes_what_its_title_says(whole):
   every = configs["realm"].checkpoints.save_every_steps
   assert configs["realm"].refresh_every_steps == every
   assert configs["stale_index"].refresh_every_steps == 30 * every
-  assert whole.never_refreshed == {"refresh_never"}
+  never = {n for n, one in whole.pretrainings.items() if one.never_refreshed}
+  assert never == {"refresh_never"}
   # One of each sweep equals REALM, and is not trained again.
   equal = {"per_token_loss", f"refresh_{every}", "candidates_8"}
   assert not equal & configs.keys()
