@@ -243,10 +243,10 @@ def one_device() -> Iterator[None]:
   """
   from realm_jax.evaluation import run
   from realm_jax.snapshots import build
-  from realm_jax.training import setup
+  from realm_jax.training import compiled_steps
 
   with pytest.MonkeyPatch.context() as patch:
-    for module in (run, build, setup):
+    for module in (run, build, compiled_steps):
       patch.setattr(module, "make_mesh", _mesh_of_one_device)
     yield
 
