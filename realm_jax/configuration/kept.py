@@ -1,8 +1,7 @@
 """MODEL_DIR/config.json: the configuration that a run keeps, as data.
 
     {"version": 1,
-     "stage": "pretraining", "asked": "masked sentence",
-     "evaluation": "gin/runs/eval_masked.gin",
+     "asked": "masked sentence", "evaluation": "gin/runs/eval_masked.gin",
      "shared": {"NUM_CANDIDATES": 8,
                 "RETRIEVER": {"kind": "retriever"},
                 "retriever.bert": {"kind": "bert"},
@@ -86,7 +85,6 @@ def to_keep(
   whole = _encoded(bindings, own, targets)
   return {
     "version": VERSION,
-    "stage": None if stage is None else kinds.kind_of(type(stage)),
     "asked": getattr(stage, "asked", None),
     "evaluation": getattr(stage, "evaluation", None),
     "shared": shared,
@@ -162,15 +160,13 @@ class Kept:
 
   Attributes:
     path: Where it is.
-    stage: Kind of the stage; None for an import.
-    asked: What the stage's reader has learnt to answer; None for all.
-    evaluation: Recipe that evaluates the stage.
+    asked: What the reader has learnt to answer; None for all.
+    evaluation: Recipe that evaluates the stage; None if there is none.
     shared: What other commands take.
     training: What `train` takes, too.
   """
 
   path: epath.Path
-  stage: str | None = None
   asked: settings.Asked | None = None
   evaluation: str | None = None
   shared: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -5,14 +5,13 @@ gin's own parser splits a text into statements. What they bind is kept in a
 """
 
 import ast
-import contextlib
 import difflib
 import functools
 import importlib
 import inspect
 import io
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -144,21 +143,6 @@ def _located(path: str) -> epath.Path:
   return epath.Path(_PROJECT_DIR / path)
 
 
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-  """Raises a `ConfigurationError` for all that reading gin may raise."""
-  try:
-    yield
-  except ConfigurationError:
-    raise
-  except RecursionError as error:
-    raise ConfigurationError("a name refers to itself") from error
-  except _GIN_ERRORS as error:
-    raise ConfigurationError(
-      f"the gin configuration is wrong: {error}"
-    ) from error
-
-
 def parsed(
   function: Target | None,
   sources: Iterable[Source],
@@ -187,7 +171,7 @@ def parsed(
   made.modules |= {*modules}
   if function is not None:
     made.parameters["", function] = dict.fromkeys(given, settings.UNKNOWN)
-  with _explained():
+  try:
     for module in made.modules:
       importlib.import_module(module)
     for source in sources:
@@ -199,6 +183,14 @@ def parsed(
     if checks:
       _require_names(made, bindings, used)
       _require_types(made)
+  except ConfigurationError:
+    raise
+  except RecursionError as error:
+    raise ConfigurationError("a name refers to itself") from error
+  except _GIN_ERRORS as error:
+    raise ConfigurationError(
+      f"the gin configuration is wrong: {error}"
+    ) from error
   return made
 
 

@@ -16,7 +16,6 @@ from etils import epath
 
 from realm_jax.configuration.bindings import (
   MODEL,
-  UNBOUND,
   Bindings,
   ConfigurationError,
 )
@@ -25,9 +24,9 @@ from realm_jax.configuration.parsing import Source, parsed
 from realm_jax.storage.paths import is_remote, list_names
 
 # A file of gin/runs, "" for none, or those of which the run's stage chooses
-# one. A file that is given to the command takes the place of the latter if it
-# binds all that the command's function requires by name.
+# one, unless a file that is given to the command binds this name.
 Recipe = str | Sequence[str]
+_EVALUATION = "EVALUATION"
 
 # What earlier versions kept, as gin files.
 _OLDER_FILES = ("model.gin", "config.gin")
@@ -74,7 +73,7 @@ def parsed_for_run(
   kept = kept_by_run(model_dir, recipe, gin_files=gin_files, waits=waits)
   first: list[Source] = []
   if model_dir is not None or not gin_files:
-    chosen = recipe_for_run(kept, recipe, own.names, function)
+    chosen = recipe_for_run(kept, recipe, own.names)
     first += [chosen] if chosen else []
   if kept is not None:
     first.append(kept if recipe is not None else kept.whole())
@@ -148,33 +147,25 @@ def recipe_for_run(
   kept: Kept | None,
   recipe: Recipe | None,
   names: Collection[str] = (),
-  function: Callable[..., Any] = dict,
 ) -> str:
   """Returns the recipe that is read first, "" if there is none.
 
-  Of several, it is that of the run's stage, unless the `names` that gin files
-  bind are all that the function requires.
+  Of several, it is that of the run's stage, unless gin files choose an
+  evaluation by the `names` that they bind.
 
   Raises:
     ConfigurationError: No recipe is for the stage.
   """
   if isinstance(recipe, str | None):
     return recipe or ""
-  required = {
-    one.in_capitals
-    for one in Bindings().parameters_of(function)
-    if one.has_name and one.default is UNBOUND
-  }
-  if names and required <= {"MODEL_DIR", *names}:
+  if _EVALUATION in names:
     return ""
   for one in recipe:
     if kept is not None and kept.evaluation == one:
       return one
-  whose = "an import"
-  if kept is not None and kept.stage is not None:
-    whose = f"the stage {kept.stage} ({kept.path})"
+  where = "" if kept is None else f" of the run that made {kept.path}"
   raise ConfigurationError(
-    f"no recipe is meant for {whose}; choose one: "
+    f"no recipe evaluates the stage{where}; choose one: "
     + ", ".join(f"--gin_file={file}" for file in recipe)
   )
 
