@@ -97,10 +97,11 @@ class Parameter(NamedTuple):
 
 def leaves(value: Any) -> Iterator[Any]:
   """Yields what lists and dictionaries consist of; of another value, itself."""
-  if isinstance(value, (list, tuple, dict)):
+  if isinstance(value, dict):
+    value = [*value, *value.values()]
+  if isinstance(value, (list, tuple)):
     for item in value:
       yield from leaves(item)
-    yield from leaves([*value.values()]) if isinstance(value, dict) else ()
   else:
     yield value
 
