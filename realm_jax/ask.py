@@ -100,4 +100,4 @@ def _evidence(
 
 
 if __name__ == "__main__":
-  command_line.run_on_devices(main, takes_texts=True)
+  command_line.run(main, takes_texts=True, on_devices=True)

@@ -68,4 +68,4 @@ def _report(figures: "Figures") -> None:
 
 
 if __name__ == "__main__":
-  command_line.run_on_devices(main)
+  command_line.run(main, on_devices=True)

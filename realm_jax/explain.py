@@ -180,4 +180,4 @@ def _fillings_table(explained: "Explanation") -> str:
 
 
 if __name__ == "__main__":
-  command_line.run_on_devices(main, takes_texts=True)
+  command_line.run(main, takes_texts=True, on_devices=True)

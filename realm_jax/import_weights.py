@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
   """Imports weights, and prints what happened."""
   del argv
   given = {"format": _FROM.value, **command_line.given_flags(*_FIELDS)}
-  files, bindings = command_line.given()
+  files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
   config = configuration.parsed(
     ImportConfig, files, bindings, given=given
   ).build(ImportConfig, **given)

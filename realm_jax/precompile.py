@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.configuration import command_line, compilation_cache
+from realm_jax.configuration import command_line
 from realm_jax.storage.json_files import write_json
 
 # Blocks of English Wikipedia of 2018-12-20, of which REALM's corpus consists.
@@ -47,10 +47,12 @@ def main(argv: Sequence[str]) -> None:
   """Compiles the recipe's programs and prints what they need."""
   del argv
   command_line.require_run()
+  import jax
+
   from realm_jax.precompilation.topology import open_topology
 
   # jax would keep programs that it cannot read without the slice's devices.
-  compilation_cache.disable()
+  jax.config.update("jax_enable_compilation_cache", False)
   # Before what is slow to import: a slice that is none is answered at once.
   topology = open_topology(_TOPOLOGY.value)
   from realm_jax.corpus.store import Corpus
@@ -58,9 +60,12 @@ def main(argv: Sequence[str]) -> None:
   from realm_jax.snapshots.build import SnapshotConfig
   from realm_jax.training.config import TrainConfig
 
-  files, _ = command_line.given()
+  files = flags.FLAGS.gin_file
   function = TrainConfig
-  if files and "STAGE" not in configuration.read(None, files).names:
+  if (
+    files
+    and "STAGE" not in configuration.parsed(None, files, checks=False).names
+  ):
     function = SnapshotConfig
   if files:
     flags.FLAGS.gin_file = [*files, _NO_DATA]

@@ -192,11 +192,11 @@ def _load() -> "tuple[Service, TrainedRun]":
       _MASKED_MODEL_DIR.value,
       corpus_dir=run.config.corpus_dir,
       gin_files=_MASKED_GIN_FILE.value,
-      modules=command_line.given_modules(),
+      modules=flags.FLAGS.modules,
     )
     masked_run = TrainedRun.load(masked.build(RunConfig))
   return Service(run, masked_run, examples=examples), run
 
 
 if __name__ == "__main__":
-  command_line.run_on_devices(main)
+  command_line.run(main, on_devices=True)

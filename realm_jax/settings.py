@@ -125,12 +125,6 @@ def is_unnamed(annotation: Any) -> bool:
   return Unnamed in getattr(annotation, "__metadata__", ())
 
 
-def of_run(annotation: Any) -> OfRun | None:
-  """Returns the mark `OfRun` of a type, if it has one."""
-  marks = getattr(annotation, "__metadata__", ())
-  return next((mark for mark in marks if isinstance(mark, OfRun)), None)
-
-
 def accepts(annotation: Any, value: Any) -> bool:
   """Returns whether a value is of an annotated type.
 
@@ -151,13 +145,11 @@ def accepts(annotation: Any, value: Any) -> bool:
   expected = origin or (types.NoneType if annotation is None else annotation)
   if not inspect.isclass(expected) or getattr(expected, "_is_protocol", False):
     return True
-  if expected is float:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
-  if expected is int:
-    # NumPy's integers, too.
-    is_integer = isinstance(value, numbers.Integral)
-    return is_integer and not isinstance(value, bool)
+  if expected in (int, float):
+    # NumPy's numbers, too.
+    kind = numbers.Integral if expected is int else numbers.Real
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    return is_number and (expected is int or math.isfinite(value))
   if expected is tuple and arguments and arguments[-1] is not Ellipsis:
     return (
       isinstance(value, (list, tuple))
@@ -175,17 +167,6 @@ def accepts(annotation: Any, value: Any) -> bool:
       for argument, item in zip(arguments, pair, strict=False)
     )
   return isinstance(value, expected)
-
-
-def takes_objects(annotation: Any) -> bool:
-  """Returns whether a type, or a part of it, is a class of this project."""
-  package = __name__.partition(".")[0]
-  classes = [part for part in _parts(annotation) if inspect.isclass(part)]
-  return any(
-    one.__module__.partition(".")[0] == package
-    for one in classes
-    if one is not Unnamed
-  )
 
 
 def describe(annotation: Any) -> str:
@@ -223,8 +204,8 @@ def require_valid(config: object) -> None:
       )
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
+def parts(annotation: Any) -> Iterator[Any]:
   """Yields an annotation and all that it consists of."""
   yield annotation
   for argument in typing.get_args(annotation):
-    yield from _parts(argument)
+    yield from parts(argument)

@@ -41,9 +41,6 @@ def main(argv: Sequence[str]) -> None:
   del argv
   given = command_line.given_flags(*_FIELDS)
   split, questions = given.get("split", DataConfig.split), _QUESTIONS.value
-  from realm_jax.inputs.display import describe
-  from realm_jax.inputs.examples import ExampleStream
-
   config = DataConfig(
     question_files={split: questions} if questions else {},
     batch_size=1,
@@ -51,6 +48,10 @@ def main(argv: Sequence[str]) -> None:
   )
   require_readable(config.corpus_dir, *config.question_paths)
   manifest.read(epath.Path(config.corpus_dir))
+  # Once the corpus was found: they import TensorFlow.
+  from realm_jax.inputs.display import describe
+  from realm_jax.inputs.examples import ExampleStream
+
   stream = ExampleStream(config)
   for example in itertools.islice(stream, _NUM.value):
     text = describe(

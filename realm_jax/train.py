@@ -44,4 +44,4 @@ if __name__ == "__main__":
   supervisor.supervise_this_command("checkpoints")
   from realm_jax.configuration import command_line
 
-  command_line.run_on_devices(main, is_supervised=True)
+  command_line.run(main, on_devices=True, is_supervised=True)

@@ -66,7 +66,7 @@ _PLAIN_ERRORS = [
   # A folder that is no run, and further wrong inputs.
   "train --model_dir=docs",
   "import_weights --from=hf_bert --output_dir=out --input=not/there",
-  "show_task --task=open_qa --corpus_dir=not/there",
+  "show_task --task=open_qa --query_length=32 --corpus_dir=not/there",
 ]
 _BUILD = "build_corpus --output_dir={d}/new --vocab={d}/vocab.txt"
 _RECIPE = "--gin_file=gin/runs/inverse_cloze.gin --corpus_dir={d}/corpus"

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
       f"{output_dir} holds a demo that is finished; remove it, or choose "
       "another --output_dir"
     )
-  gin_files, bindings = command_line.given()
+  gin_files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
   if bindings:
     raise RealmError(
       f"{bindings[0]!r}: each stage of the demo has other names to bind; put "

@@ -18,7 +18,7 @@ import sys
 
 from realm_jax.configuration.bindings import Bindings, ConfigurationError
 from realm_jax.configuration.kept import Kept, to_keep
-from realm_jax.configuration.parsing import parsed, read
+from realm_jax.configuration.parsing import parsed
 from realm_jax.configuration.runs import parsed_for_run
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
   "Kept",
   "parsed",
   "parsed_for_run",
-  "read",
   "to_keep",
 ]
 

@@ -12,7 +12,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from realm_jax import settings
@@ -59,16 +59,21 @@ REQUIRED = Name("gin.REQUIRED")
 class Parameter(NamedTuple):
   """A parameter of a class or function of the configuration.
 
-  Without a default or a binding, these are `UNBOUND`. The name of the same
-  letters sets it, if there is one, unless it is a dataclass of settings, which
-  is made of the names of its own fields: `has_name` is False then.
+  Attributes:
+    target: Class or function.
+    name: Name of the parameter.
+    annotation: Its type.
+    default: Its default, or `UNBOUND`.
+    value: What is bound to it; the name of the same letters, if that is bound;
+      for a dataclass of settings, a reference to it; or else `UNBOUND`.
+    has_name: Whether the name of the same letters sets it.
   """
 
   target: Target
   name: str
   annotation: Any
   default: Any
-  bound: Any
+  value: Any
   has_name: bool
 
   @property
@@ -81,13 +86,22 @@ class Parameter(NamedTuple):
     """Name for people."""
     return f"{self.target.__name__}.{self.name}"
 
+  @property
+  def shared_as(self) -> str | None:
+    """Name by which other commands take it from a run, if they do."""
+    for mark in getattr(self.annotation, "__metadata__", ()):
+      if isinstance(mark, settings.OfRun):
+        return mark.name or self.in_capitals
+    return None
+
 
 def leaves(value: Any) -> Iterator[Any]:
   """Yields what lists and dictionaries consist of; of another value, itself."""
-  if isinstance(value, (list, tuple, dict)):
+  if isinstance(value, dict):
+    value = [*value, *value.values()]
+  if isinstance(value, (list, tuple)):
     for item in value:
       yield from leaves(item)
-    yield from leaves([*value.values()]) if isinstance(value, dict) else ()
   else:
     yield value
 
@@ -135,16 +149,16 @@ class Bindings:
     """Calls a class or function with what is given and what is bound."""
     signature = inspect.signature(target)
     taken = signature.bind_partial(*given, **named).arguments
-    bound, inner = self._implied(target), ""
+    bound, inner = {}, ""
     for part in ["", *filter(None, scope.split("/"))]:
       inner = f"{inner}/{part}".strip("/")
-      bound |= self.parameters.get((inner, target), {})
+      bound |= {one.name: one.value for one in self._within(inner, target)}
     within = functools.partial(self._made, scope=scope)
     try:
       made = {
         name: rebuilt(value, within)
         for name, value in bound.items()
-        if name not in taken
+        if name not in taken and value is not UNBOUND
       }
       return target(*given, **named, **made)
     except RecursionError as error:
@@ -193,20 +207,8 @@ class Bindings:
           waiting.append(self.names.get(one.name))
         if isinstance(one, Reference) and one.target not in targets:
           targets[one.target] = None
-          for (_, target), bound in self.parameters.items():
-            waiting += bound.values() if target == one.target else ()
-          waiting += self._implied(one.target).values()
+          waiting += [of.value for of in self.parameters_of(one.target)]
     return names, [*targets]
-
-  def _implied(self, target: Target) -> dict[str, Any]:
-    """Returns what names and dataclasses of settings give a target."""
-    implied: dict[str, Any] = {}
-    for one in self.parameters_of(target):
-      if one.bound is UNBOUND and not one.has_name:
-        implied[one.name] = Reference(one.annotation)
-      elif one.has_name and one.in_capitals in self.names:
-        implied[one.name] = Name(one.in_capitals)
-    return implied
 
   def all_targets(self) -> list[Target]:
     """Returns those that are bound or referred to, and what they lead to."""
@@ -214,44 +216,34 @@ class Bindings:
     return self.reached(*bound, *self.names.values())[1]
 
   def all_parameters(self) -> Iterator[Parameter]:
-    """Yields the settings of all targets, and what is bound in any scope."""
+    """Yields the parameters of all targets."""
     for target in self.all_targets():
-      scopes = {scope for scope, other in self.parameters if other == target}
-      for scope in sorted({"", *scopes}):
-        yield from self.parameters_of(target, scope)
+      yield from self.parameters_of(target)
 
-  def parameters_of(
-    self, target: Target, scope: str = ""
-  ) -> Iterator[Parameter]:
-    """Yields the parameters that are settings, and those that are bound."""
-    bindings = self.parameters.get((scope, target), {})
-    signature: Mapping[str, inspect.Parameter] = {}
-    if not scope and _has_settings(target):
-      signature = {
-        name: one
-        for name, one in inspect.signature(target).parameters.items()
-        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-      }
-    for name, kind in settings.parameter_types(target).items():
-      bound = bindings.get(name, UNBOUND)
-      has_name = name in signature and not settings.is_unnamed(kind)
-      if bound is not UNBOUND:
-        has_name &= bound == Name(name.upper())
-      elif not has_name:
+  def parameters_of(self, target: Target) -> Iterator[Parameter]:
+    """Yields what is bound in any scope, and at last what has no scope."""
+    scopes = [scope for scope, other in self.parameters if other == target]
+    for scope in [*filter(None, scopes), ""]:
+      yield from self._within(scope, target)
+
+  def _within(self, scope: str, target: Target) -> Iterator[Parameter]:
+    """Yields what is bound in a scope; without one, all settings as well."""
+    bound = self.parameters.get((scope, target), {})
+    kinds = {**dict.fromkeys(bound, Any), **settings.parameter_types(target)}
+    defaults = {} if scope else _defaults(target)
+    for name, kind in kinds.items():
+      value = bound.get(name, UNBOUND)
+      is_setting = name in defaults and not settings.is_unnamed(kind)
+      if value is UNBOUND and not is_setting:
         continue
-      else:
-        is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
-        has_name = not (is_dataclass and _has_settings(kind))
-      default = signature[name].default if name in signature else UNBOUND
-      yield Parameter(target, name, kind, default, bound, has_name)
-
-  def required(self, target: Target) -> set[str]:
-    """Returns the names that a target cannot be called without."""
-    return {
-      one.in_capitals
-      for one in self.parameters_of(target)
-      if one.has_name and one.default is UNBOUND
-    }
+      by_name = Name(name.upper())
+      if value is UNBOUND and inspect.isclass(kind) and _is_group(kind):
+        value = Reference(kind)
+      elif value is UNBOUND and by_name.name in self.names:
+        value = by_name
+      has_name = is_setting and value in (UNBOUND, by_name)
+      default = defaults.get(name, UNBOUND)
+      yield Parameter(target, name, kind, default, value, has_name)
 
   def used_names(self) -> dict[str, bool]:
     """Returns the names that are used, and whether each must be set."""
@@ -290,6 +282,21 @@ def _has_settings(target: Target) -> bool:
     one.__module__.partition(".")[0] in _PACKAGES for one in _with_bases(target)
   )
   return is_ours and not hasattr(target, "apply")
+
+
+def _is_group(kind: type) -> bool:
+  """Whether a class is a dataclass of settings, made of their names."""
+  return dataclasses.is_dataclass(kind) and _has_settings(kind)
+
+
+def _defaults(target: Target) -> dict[str, Any]:
+  """Returns the defaults of the parameters that are settings by name."""
+  return {
+    name: one.default
+    for name, one in inspect.signature(target).parameters.items()
+    if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    and _has_settings(target)
+  }
 
 
 def meaning(target: Target, name: str) -> str:

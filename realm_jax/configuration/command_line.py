@@ -16,12 +16,12 @@ import functools
 import inspect
 import sys
 import traceback
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from absl import app, flags
-from etils import epath
 
 from realm_jax import settings, supervisor
 from realm_jax.configuration import compilation_cache
@@ -32,9 +32,9 @@ from realm_jax.configuration.bindings import (
 )
 from realm_jax.configuration.runs import (
   Recipe,
-  files_of_run,
+  kept_by_run,
   parsed_for_run,
-  require_directory,
+  recipe_for_run,
 )
 from realm_jax.console import hide_library_messages
 from realm_jax.errors import ExitCode, RealmError
@@ -56,11 +56,6 @@ _MODULES = flags.DEFINE_list(
 )
 _DEBUG_ERRORS = flags.DEFINE_bool(
   "debug_errors", False, "Show the whole traceback of an error in the input."
-)
-_COMPILATION_CACHE = flags.DEFINE_bool(
-  "compilation_cache",
-  True,
-  "Keep compiled programs in ~/.cache/realm_jax, for the next start.",
 )
 # What functions below define belongs to the command that calls them, whose
 # --help shows it.
@@ -102,17 +97,17 @@ def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
   signature = inspect.signature(function).parameters
   for name in parameters:
     text, default = f"{meaning(function, name)}.", signature[name].default
-    kind = settings.parameter_types(function)[name]
+    parts = [*settings.parts(settings.parameter_types(function)[name])]
     if default == ():
       # Its items may have commas.
       flags.DEFINE_multi_string(name, [], text)
-    elif settings.accepts(kind, [""]):
+    elif Sequence in map(typing.get_origin, parts):
       flags.DEFINE_list(name, None, text)
-    elif settings.accepts(kind, True):
+    elif bool in parts:
       flags.DEFINE_bool(name, None, text)
-    elif settings.accepts(kind, 1.5):
+    elif float in parts:
       flags.DEFINE_float(name, None, text)
-    elif settings.accepts(kind, 1):
+    elif int in parts:
       flags.DEFINE_integer(name, None, text)
     else:
       is_required = default is inspect.Parameter.empty
@@ -145,16 +140,6 @@ def expand_gin_flags(argv: Sequence[str]) -> list[str]:
   return expanded
 
 
-def given() -> tuple[list[str], list[str]]:
-  """Returns the gin files and bindings of the command line."""
-  return list(_GIN_FILES.value), list(_GIN_BINDINGS.value)
-
-
-def given_modules() -> list[str]:
-  """Returns the modules that the command line names."""
-  return list(_MODULES.value)
-
-
 def require_run(recipe: Recipe | None = None, *, waits: bool = False) -> None:
   """Checks that the command line names a run, or else all of the configuration.
 
@@ -164,14 +149,13 @@ def require_run(recipe: Recipe | None = None, *, waits: bool = False) -> None:
     ConfigurationError: There are neither gin files nor a run that keeps what is
       needed, or no recipe is for its stage, or the directory is not there.
   """
-  model_dir = _run_flag("model_dir")
-  if _GIN_FILES.value:
-    if model_dir is not None and recipe is not None and not waits:
-      require_directory(epath.Path(model_dir))
-  elif model_dir is not None:
-    if recipe is None or not waits:
-      files_of_run(model_dir, recipe)
-  elif not (_run_flag("gin_help") and isinstance(recipe, str)):
+  model_dir, gin_files = _run_flag("model_dir"), _GIN_FILES.value
+  shows_recipe = _run_flag("gin_help") and isinstance(recipe, str)
+  if model_dir is not None and (recipe is None or not waits):
+    kept = kept_by_run(model_dir, recipe, gin_files=gin_files)
+    if not gin_files:
+      recipe_for_run(kept, recipe)
+  elif not (model_dir or gin_files or shows_recipe):
     raise ConfigurationError(
       "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
       "the configuration as --gin_file"
@@ -203,48 +187,118 @@ def parsed_from_flags(
 
   With --gin_help it shows the names that may be set instead, and ends.
   """
-  model_dir, files = _run_flag("model_dir"), _GIN_FILES.value
-  if _run_flag("gin_help"):
-    found = parsed_for_run(
-      function,
-      model_dir,
-      recipe=recipe,
-      gin_files=files,
-      modules=_MODULES.value,
-      checks=False,
-    )
-    print(found.table())
-    sys.exit(0)
-  return parsed_for_run(
+  shows_names = bool(_run_flag("gin_help"))
+  found = parsed_for_run(
     function,
-    model_dir,
+    _run_flag("model_dir"),
     recipe=recipe,
     corpus_dir=_run_flag("corpus_dir"),
-    gin_files=files,
+    gin_files=_GIN_FILES.value,
     bindings=_GIN_BINDINGS.value,
     modules=_MODULES.value,
     given=given,
-    waits=waits,
+    waits=waits and not shows_names,
+    checks=not shows_names,
+  )
+  if shows_names:
+    print(found.table())
+    sys.exit(0)
+  return found
+
+
+def run(
+  main: _Main,
+  *,
+  takes_texts: bool = False,
+  on_devices: bool = False,
+  is_supervised: bool = False,
+) -> None:
+  """Runs a command's `main(argv)` and ends with its exit code.
+
+  Args:
+    main: What the command does.
+    takes_texts: Whether arguments may be no flags.
+    on_devices: Whether several processes may run it, on all their devices. It
+      has the flags of a run then.
+    is_supervised: Whether it has `--max_restarts`, which its supervisor has
+      read already.
+  """
+  if on_devices:
+    define_run_flags()
+    _define_flags_of_processes()
+  if is_supervised:
+    flags.DEFINE_integer(
+      "max_restarts",
+      supervisor.MAX_RESTARTS,
+      "Restarts after failures, counted anew after each checkpoint or index; 0 "
+      "does the work in the process that was started.",
+      lower_bound=0,
+    )
+  app.run(
+    functools.partial(exit_code, main, on_devices=on_devices),
+    flags_parser=functools.partial(_parse_flags, takes_texts=takes_texts),
   )
 
 
-def exit_code(main: _Main, argv: Sequence[str]) -> int:
+def _define_flags_of_processes() -> None:
+  """Defines those that `processes.initialize` takes."""
+  flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0.")
+  flags.DEFINE_integer(
+    "num_processes",
+    None,
+    "Number of processes that run this command together.",
+  )
+  flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
+  flags.DEFINE_integer(
+    "heartbeat_timeout_seconds",
+    100,
+    "Seconds without a sign of life after which a process is taken for dead.",
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    "initialization_timeout_seconds",
+    300,
+    "Seconds to wait until all processes have started.",
+    lower_bound=1,
+  )
+
+
+def exit_code(
+  main: _Main, argv: Sequence[str], *, on_devices: bool = False
+) -> int:
   """Returns the `ExitCode` of `main(argv)`; prints a user's error as a line.
 
-  Any other error is a bug, and keeps its traceback.
+  Any other error is a bug, and keeps its traceback. Several processes
+  `on_devices` end together, each with the code of the first that fails.
   """
   hide_library_messages()
+  compilation_cache.enable()
+  processes = None
+  if on_devices:
+    # After the flags are parsed: it imports jax.
+    from realm_jax.partitioning import processes
   try:
-    return main(argv) or 0
-  except Exception as error:
+    if processes is not None:
+      names = inspect.signature(processes.initialize).parameters
+      given: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}
+      processes.initialize(**given)
+    code = main(argv) or 0
+  except BaseException as error:
     explained = access.explained(error) or error
-    if _DEBUG_ERRORS.value or not _is_of_user(explained):
+    is_bug = _DEBUG_ERRORS.value or not _is_of_user(explained)
+    if is_bug and (processes is None or processes.is_alone()):
       raise
-    _print_error(argv[0], str(explained))
-    return _code_of(error)
+    if is_bug:
+      traceback.print_exc()
+    else:
+      _print_error(argv[0], str(explained))
+    code = 1 if is_bug else _code_of(error)
+  if processes is not None:
+    processes.leave(code)
+  return code
 
 
-def _is_of_user(error: Exception) -> bool:
+def _is_of_user(error: BaseException) -> bool:
   """Returns whether a user can act on what an error says."""
   if isinstance(error, OSError):
     # fsspec's clients give the path as the only argument.
@@ -261,86 +315,6 @@ def _code_of(error: BaseException) -> int:
       return code
     cause = cause.__cause__
   return ExitCode.USER_ERROR
-
-
-def run(main: _Main, *, takes_texts: bool = False) -> None:
-  """Runs a command's `main(argv)` and ends with its exit code.
-
-  Arguments that are no flags are refused, unless it `takes_texts`.
-  """
-
-  def with_cache(argv: Sequence[str]) -> int:
-    if _COMPILATION_CACHE.value:
-      compilation_cache.enable()
-    else:
-      compilation_cache.disable()
-    return exit_code(main, argv)
-
-  app.run(
-    with_cache,
-    flags_parser=functools.partial(_parse_flags, takes_texts=takes_texts),
-  )
-
-
-def run_on_devices(
-  main: _Main, *, takes_texts: bool = False, is_supervised: bool = False
-) -> None:
-  """Runs `main(argv)` on the devices of all processes, as `run` does.
-
-  A command that `is_supervised` has `--max_restarts`, which its supervisor has
-  read already.
-  """
-  define_run_flags()
-  if is_supervised:
-    flags.DEFINE_integer(
-      "max_restarts",
-      supervisor.MAX_RESTARTS,
-      "Restarts after failures, counted anew after each checkpoint or index; 0 "
-      "does the work in the process that was started.",
-      lower_bound=0,
-    )
-  of_processes: Sequence[flags.FlagHolder[Any]] = (
-    flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0."),
-    flags.DEFINE_integer(
-      "num_processes",
-      None,
-      "Number of processes that run this command together.",
-    ),
-    flags.DEFINE_integer("process_id", None, "Number of this process, from 0."),
-    flags.DEFINE_integer(
-      "heartbeat_timeout_seconds",
-      100,
-      "Seconds without a sign of life after which a process is taken for dead.",
-      lower_bound=1,
-    ),
-    flags.DEFINE_integer(
-      "initialization_timeout_seconds",
-      300,
-      "Seconds to wait until all processes have started.",
-      lower_bound=1,
-    ),
-  )
-
-  def on_all_processes(argv: Sequence[str]) -> int:
-    """Starts jax's processes around `main`, which ends on all or on none."""
-    # After the flags are parsed: it imports jax.
-    from realm_jax.partitioning import processes
-
-    def connected(argv: Sequence[str]) -> int | None:
-      processes.initialize(**{flag.name: flag.value for flag in of_processes})
-      return main(argv)
-
-    try:
-      code = exit_code(connected, argv)
-    except BaseException:
-      if processes.is_alone():
-        raise
-      traceback.print_exc()
-      code = 1
-    processes.leave(code)
-    return code
-
-  run(on_all_processes, takes_texts=takes_texts)
 
 
 def _parse_flags(argv: Sequence[str], *, takes_texts: bool) -> list[str]:

@@ -1,13 +1,10 @@
-"""Compiled programs that are kept on disk, for the next start of a command.
+"""Compiled programs that jax keeps on disk, for the next start of a command.
 
-jax has the cache; here is where it lies, how large it may become, and what is
-needed for many processes and kinds of CPUs to share a home directory. Its
-settings are environment variables, so that they hold for the processes that a
-command starts, and so that what a user has set holds instead.
+The settings are environment variables, so that they hold for the processes that
+a command starts, and so that what a user has set holds instead.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import platform
@@ -17,17 +14,14 @@ from pathlib import Path
 
 from realm_jax.storage.staging import cache_directory
 
-ENABLED_VARIABLE = "JAX_ENABLE_COMPILATION_CACHE"
-_FOLDER_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+_FOLDER = "JAX_COMPILATION_CACHE_DIR"
 _SETTINGS = {
-  # The programs of a dozen models; those go that were not used for longest.
+  # Room for a dozen models; those go that were not used for longest.
   "JAX_COMPILATION_CACHE_MAX_SIZE": 1 << 31,
   # Most programs of a small model are compiled within jax's default of a
   # second, and together take longer than its steps.
   "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0.05,
 }
-# Files of jax's cache: programs, when each was used, and the lock for both.
-_PROGRAM, _USED, _LOCK = "-cache", "-atime", ".lockfile"
 
 
 def enable() -> None:
@@ -39,29 +33,24 @@ def enable() -> None:
   warnings.filterwarnings(
     "ignore", "Error (reading|writing) persistent compilation cache"
   )
-  is_enabled = os.environ.get(ENABLED_VARIABLE, "true").lower()
-  if is_enabled in ("false", "0") or os.environ.get(_FOLDER_VARIABLE):
+  is_enabled = os.environ.get("JAX_ENABLE_COMPILATION_CACHE", "true").lower()
+  if is_enabled in ("false", "0") or os.environ.get(_FOLDER):
     return
-  try:
+  # A user may have no home, or one on a full disk.
+  with contextlib.suppress(RuntimeError, OSError):
     folder = cache_directory() / "compilations" / _kind_of_cpu()
-  except RuntimeError:  # This user has no home.
-    return
-  for name, value in {_FOLDER_VARIABLE: folder, **_SETTINGS}.items():
-    os.environ.setdefault(name, str(value))
-    # jax has read the environment when it was imported.
-    if jax := sys.modules.get("jax"):
-      setting = name.lower()
-      kind = type(value) if name in _SETTINGS else str
-      jax.config.update(setting, kind(os.environ[name]))
-  with contextlib.suppress(OSError):
-    _remove_unfinished(folder)
-
-
-def disable() -> None:
-  """Has neither this process nor its children keep what they compile."""
-  os.environ[ENABLED_VARIABLE] = "false"
-  if jax := sys.modules.get("jax"):
-    jax.config.update(ENABLED_VARIABLE.lower(), False)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for program in folder.glob("*-cache"):
+      # jax writes this file after the program, unless it is killed. Then it
+      # neither replaces the program nor removes any to make room.
+      if not Path(f"{str(program).removesuffix('-cache')}-atime").exists():
+        program.unlink(missing_ok=True)
+    for variable, value in {_FOLDER: str(folder), **_SETTINGS}.items():
+      if variable not in os.environ:
+        os.environ[variable] = str(value)
+        # jax has read the environment when it was imported.
+        if jax := sys.modules.get("jax"):
+          jax.config.update(variable.lower(), value)
 
 
 def _kind_of_cpu() -> str:
@@ -70,27 +59,11 @@ def _kind_of_cpu() -> str:
   XLA compiles for the instructions of the CPU that it runs on, and divides
   work by the cores that it may use; jax looks up programs by neither.
   """
-  described = [platform.machine(), str(os.cpu_count())]
+  described = {platform.machine(), str(os.cpu_count())}
   if hasattr(os, "sched_getaffinity"):
-    described.append(str(len(os.sched_getaffinity(0))))
-  with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-    names = ("vendor_id", "cpu family", "model", "flags", "Features")
-    first = file.read().partition("\n\n")[0].splitlines()
-    described += [ln for ln in first if ln.partition("\t")[0] in names]
-  return hashlib.sha256("\n".join(described).encode()).hexdigest()[:16]
-
-
-def _remove_unfinished(folder: Path) -> None:
-  """Removes what processes that were killed have left.
-
-  jax writes a program and then when it was used, under a lock. It neither
-  writes a program again that is there, nor makes room where a time is missing.
-  """
-  folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-  with (folder / _LOCK).open("a") as lock:
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    files = set(os.listdir(folder))
-    for name in files:
-      used = name.removesuffix(_PROGRAM) + _USED
-      if name.endswith(_PROGRAM) and used not in files:
-        (folder / name).unlink()
+    described.add(f"{len(os.sched_getaffinity(0))} may be used")
+  names = ("vendor_id", "cpu family", "model", "flags", "Features")
+  with contextlib.suppress(OSError):
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    described.update(line for line in lines if line.startswith(names))
+  return hashlib.sha256("\n".join(sorted(described)).encode()).hexdigest()[:16]

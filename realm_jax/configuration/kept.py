@@ -1,8 +1,7 @@
 """MODEL_DIR/config.json: the configuration that a run keeps, as data.
 
     {"version": 1,
-     "stage": "pretraining", "asked": "masked sentence",
-     "evaluation": "gin/runs/eval_masked.gin",
+     "asked": "masked sentence", "evaluation": "gin/runs/eval_masked.gin",
      "shared": {"NUM_CANDIDATES": 8,
                 "RETRIEVER": {"kind": "retriever"},
                 "retriever.bert": {"kind": "bert"},
@@ -17,6 +16,7 @@ that a stranger's MODEL_DIR may be opened.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -30,6 +30,7 @@ from realm_jax import settings
 from realm_jax.configuration import kinds
 from realm_jax.configuration.bindings import (
   MODEL,
+  UNBOUND,
   Bindings,
   ConfigurationError,
   Name,
@@ -44,7 +45,7 @@ _MAX_BYTES = 1 << 20
 # A name, or a kind and its field, either within scopes.
 _KEY = re.compile(r"(?:((?:\w+/)*\w+)/)?(?:([\w.:]+)\.)?(\w+)")
 # Names modules, of which a run may name those that are in this project.
-_MODULES, _OWN_TASKS = "TASK_MODULES", ("tasks",)
+_MODULES, _OWN_TASKS = "TASK_MODULES", "realm_jax.tasks"
 
 
 def run_directory(model_dir: epath.PathLike) -> epath.Path:
@@ -68,19 +69,15 @@ def to_keep(
     ConfigurationError: There is an object that no MODEL_DIR can name.
   """
   shared: dict[str, Any] = {}
-  names, targets = {}, []
-  if function is not None:
-    names, targets = bindings.reached(Reference(function))
-  for target in targets:
-    for one in bindings.parameters_of(target):
-      if (mark := settings.of_run(one.annotation)) is not None:
-        by_name = bindings.names.get(one.in_capitals, one.default)
-        value = by_name if one.has_name else one.bound
-        if isinstance(value, Name):
-          _, value = bindings.followed(value.name)
-        shared[mark.name or one.in_capitals] = value
-  model = {name: bindings.names.get(name) for name in MODEL}
-  shared |= {name: value for name, value in model.items() if value is not None}
+  values = [] if function is None else [Reference(function)]
+  names, targets = bindings.reached(*values)
+  for one in itertools.chain(*map(bindings.parameters_of, targets)):
+    if one.shared_as is not None:
+      value = one.default if one.value is UNBOUND else one.value
+      if isinstance(value, Name):
+        _, value = bindings.followed(value.name)
+      shared[one.shared_as] = value
+  shared |= {n: bindings.names[n] for n in MODEL if n in bindings.names}
   needed, models = bindings.reached(*shared.values())
   shared |= {name: bindings.names[name] for name in needed}
   shared = _encoded(bindings, shared, models)
@@ -88,7 +85,6 @@ def to_keep(
   whole = _encoded(bindings, own, targets)
   return {
     "version": VERSION,
-    "stage": None if stage is None else kinds.kind_of(type(stage)),
     "asked": getattr(stage, "asked", None),
     "evaluation": getattr(stage, "evaluation", None),
     "shared": shared,
@@ -164,21 +160,17 @@ class Kept:
 
   Attributes:
     path: Where it is.
-    stage: Kind of the stage; None for an import.
-    asked: What the stage's reader has learnt to answer; None for all.
-    evaluation: Recipe that evaluates the stage.
+    asked: What the reader has learnt to answer; None for all.
+    evaluation: Recipe that evaluates the stage; None if there is none.
     shared: What other commands take.
     training: What `train` takes, too.
-    is_whole: Whether that is shared as well.
   """
 
   path: epath.Path
-  stage: str | None
-  asked: settings.Asked | None
-  evaluation: str | None
-  shared: dict[str, Any]
-  training: dict[str, Any]
-  is_whole: bool = False
+  asked: settings.Asked | None = None
+  evaluation: str | None = None
+  shared: dict[str, Any] = dataclasses.field(default_factory=dict)
+  training: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     settings.require_valid(self)
@@ -199,43 +191,28 @@ class Kept:
     path = epath.Path(path)
     with path.open("rb") as file:
       text = file.read(_MAX_BYTES + 1)
-    problem = f"it has more than {_MAX_BYTES} bytes"
-    values: Any = None
-    if len(text) <= _MAX_BYTES:
-      try:
-        values, problem = json.loads(text), "it is no object with a version"
-      except (ValueError, RecursionError) as error:
-        problem = f"it is no JSON that can be read: {error}"
-    if not isinstance(values, dict) or "version" not in values:
-      raise ConfigurationError(
-        f"{path} is not what a run keeps of its configuration: {problem}"
-      )
-    if (version := values.pop("version")) != VERSION or type(
-      version
-    ) is not int:
+    if len(text) > _MAX_BYTES:
+      raise ConfigurationError(f"{path} has more than {_MAX_BYTES} bytes")
+    try:
+      values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+      raise ConfigurationError(f"{path} is no JSON: {error}") from error
+    version = values.pop("version", None) if isinstance(values, dict) else None
+    if version != VERSION:
       raise ConfigurationError(
         f"{path} has version {version!r}, and this program reads {VERSION}; "
         "use the realm_jax that made the run"
       )
-    fields = {field.name for field in dataclasses.fields(cls)} - {
-      "path",
-      "is_whole",
-    }
-    if unknown := {*values} - fields:
-      raise ConfigurationError(
-        f"{path} has {', '.join(sorted(unknown))}, which this version does not "
-        "know; a newer realm_jax has made the run: use that"
-      )
     try:
-      own: Any = {name: values.get(name) for name in fields}
-      return cls(path, **own)
-    except ValueError as error:
-      raise ConfigurationError(f"{path}: {error}") from error
+      return cls(path, **values)
+    except (TypeError, ValueError) as error:
+      raise ConfigurationError(
+        f"{path}: {error}; a newer realm_jax may have made the run"
+      ) from error
 
   def whole(self) -> "Kept":
     """Returns the same, but all is shared, as `train` takes it."""
-    values = {**self.shared, **self.training}
-    return dataclasses.replace(self, shared=values, is_whole=True)
+    return dataclasses.replace(self, shared={**self.shared, **self.training})
 
   def bind(self, bindings: Bindings) -> None:
     """Binds what is shared; kinds may be in the modules of the bindings.
@@ -244,55 +221,54 @@ class Kept:
       ConfigurationError: A value is none that a run keeps, or a kind, a field
         or a name is unknown.
     """
-    own, modules = Bindings(), bindings.modules
+    own = Bindings()
     for key, value in self.shared.items():
       try:
-        if (found := _KEY.fullmatch(key)) is None:
-          raise ConfigurationError("want a name, or a kind and its field")
-        scope, kind, name = found[1] or "", found[2], found[3]
-        if kind and name.upper() == "MODEL_DIR":
-          raise ConfigurationError("a run is where it is, and nowhere else")
-        if name.upper() == _MODULES:
-          made = _modules_from_json(value, modules)
-        else:
-          made = _from_json(value, modules)
-        if kind is None:
-          own.names[f"{scope}/{name}".strip("/")] = made
-        else:
-          own.bind(scope, kinds.class_of(kind, modules), name, made)
+        _bind(own, key, value, bindings.modules)
       except (ConfigurationError, RecursionError) as error:
         raise ConfigurationError(f"{self.path}: {key}: {error}") from error
-    self._require_known(own, bindings)
-    bindings.names |= own.names
-    for place, bound in own.parameters.items():
-      bindings.parameters.setdefault(place, {}).update(bound)
-
-  def _require_known(self, own: Bindings, bindings: Bindings) -> None:
-    """Checks that names are settings of runs, or what these refer to.
-
-    What else a command takes, such as where it writes, is not a run's to say.
-    """
+    # What else a command takes, such as where it writes, is not a run's to say.
     classes = [*kinds.own_classes(), *kinds.dataclasses_of(*bindings.modules)]
-    known = Bindings()
-    known.names, known.parameters = own.names, {**own.parameters}
-    for one in classes:
-      known.parameters.setdefault(("", one), {})
-    shared = {*MODEL}
-    for one in known.all_parameters():
-      if (mark := settings.of_run(one.annotation)) is not None:
-        shared |= {mark.name or one.in_capitals}
-    taken = {
+    of_command = {
       one.in_capitals
       for one in bindings.all_parameters()
       if one.has_name and one.target not in classes
     }
-    used = {*known.used_names()} - (taken if not self.is_whole else set())
-    if unknown := {*own.names} - shared - used:
+    known = Bindings()
+    known.names = own.names
+    known.parameters = {("", one): {} for one in classes} | own.parameters
+    shared = {*MODEL, *(one.shared_as for one in known.all_parameters())}
+    shared |= known.used_names().keys() - of_command
+    if unknown := own.names.keys() - shared:
       raise ConfigurationError(
         f"{self.path} has {', '.join(sorted(unknown))}, which no setting here "
         "is called; a newer realm_jax has made the run, or a module of its "
         "own, which --modules=MODULE imports if you trust it"
       )
+    bindings.names |= own.names
+    for place, bound in own.parameters.items():
+      bindings.parameters.setdefault(place, {}).update(bound)
+
+
+def _bind(
+  bindings: Bindings, key: str, value: Any, modules: Collection[str]
+) -> None:
+  """Binds what is kept under a key."""
+  if (found := _KEY.fullmatch(key)) is None:
+    raise ConfigurationError("want a name, or a kind and its field")
+  scope, kind, name = found[1] or "", found[2], found[3]
+  if kind and name.upper() == "MODEL_DIR":
+    raise ConfigurationError("a run is where it is, and nowhere else")
+  made = _from_json(value, modules)
+  if name.upper() == _MODULES:
+    if not settings.accepts(list[str], made):
+      raise ConfigurationError(f"{value!r:.80} is no list of modules")
+    trusted = {_OWN_TASKS, *modules}
+    made = [one if one in trusted else kinds.NotImported(one) for one in made]
+  if kind is None:
+    bindings.names[f"{scope}/{name}".strip("/")] = made
+  else:
+    bindings.bind(scope, kinds.class_of(kind, modules), name, made)
 
 
 def _from_json(value: Any, modules: Collection[str]) -> Any:
@@ -319,11 +295,3 @@ def _from_json(value: Any, modules: Collection[str]) -> Any:
     f"{value!r:.80} is no value that a run keeps; a newer realm_jax may have "
     "made the run"
   )
-
-
-def _modules_from_json(value: Any, modules: Collection[str]) -> list[str]:
-  """Returns names of modules, of which those of the user may be imported."""
-  if not settings.accepts(list[str], value):
-    raise ConfigurationError(f"{value!r:.80} is no list of modules")
-  trusted = {*_OWN_TASKS, *modules}
-  return [one if one in trusted else kinds.NotImported(one) for one in value]

@@ -1,22 +1,17 @@
 """Kinds: the names by which a MODEL_DIR mentions classes.
 
 A MODEL_DIR may be a stranger's. What it names is looked up here and nowhere
-else, and imported if it is one of
-
-- the classes below,
-- an entry point of the group `realm_jax.kinds` of an installed package,
-- `MODULE:CLASS`, a dataclass of a module that the user has named.
+else: it is a class below, or `MODULE:CLASS`, a dataclass of a module that the
+user has named.
 """
 
 import dataclasses
-import importlib.metadata
 import pkgutil
 import sys
 from collections.abc import Collection, Iterator
 
 from realm_jax.configuration.bindings import ConfigurationError, Target
 
-GROUP = "realm_jax.kinds"
 _CONFIG = "realm_jax.training.config"
 _STAGES = "realm_jax.training.stages"
 _OWN = {
@@ -63,18 +58,13 @@ def kind_of(target: Target) -> str:
     ConfigurationError: No other process could find it.
   """
   place = f"{target.__module__}:{target.__qualname__}"
-  for kind, other in _OWN.items():
-    if other == place:
-      return kind
-  for entry in importlib.metadata.entry_points(group=GROUP):
-    if entry.value == place:
-      return entry.name
-  if target not in dataclasses_of(target.__module__):
+  known = {other: kind for kind, other in _OWN.items()}
+  if place not in known and target not in dataclasses_of(target.__module__):
     raise ConfigurationError(
       f"{place} cannot be kept in a MODEL_DIR; make it a dataclass at the top "
-      f"of its module, or an entry point of the group {GROUP}"
+      "of its module"
     )
-  return place
+  return known.get(place, place)
 
 
 def class_of(kind: str, modules: Collection[str]) -> Target:
@@ -89,16 +79,14 @@ def class_of(kind: str, modules: Collection[str]) -> Target:
   """
   if kind in _OWN:
     return pkgutil.resolve_name(_OWN[kind])
-  for entry in importlib.metadata.entry_points(group=GROUP, name=kind):
-    return entry.load()
-  module = kind.partition(":")[0]
+  module, separator, name = kind.partition(":")
+  advice = f"it wants one of {', '.join(_OWN)}, or a newer version has made it"
   if module in modules:
     for found in dataclasses_of(module):
-      if f"{module}:{found.__qualname__}" == kind:
+      if found.__qualname__ == name:
         return found
-    raise ConfigurationError(f"{module} has no dataclass for the kind {kind!r}")
-  advice = f"it wants one of {', '.join(_OWN)}, or a newer version has made it"
-  if ":" in kind:
+    advice = f"{module} has no such dataclass"
+  elif separator:
     advice = (
       f"nothing is imported because a MODEL_DIR names it; give "
       f"--modules={module} if you trust that module"

@@ -5,13 +5,13 @@ gin's own parser splits a text into statements. What they bind is kept in a
 """
 
 import ast
-import contextlib
 import difflib
 import functools
 import importlib
+import inspect
 import io
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -143,11 +143,46 @@ def _located(path: str) -> epath.Path:
   return epath.Path(_PROJECT_DIR / path)
 
 
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-  """Raises a `ConfigurationError` for all that reading gin may raise."""
+def parsed(
+  function: Target | None,
+  sources: Iterable[Source],
+  bindings: Sequence[str] = (),
+  *,
+  given: Iterable[str] = (),
+  modules: Iterable[str] = (),
+  checks: bool = True,
+) -> Bindings:
+  """Returns what sources and bindings bind; later ones override earlier ones.
+
+  Args:
+    function: What is built of it, if anything is.
+    sources: Paths of gin files, or of the config.json of a run or an import,
+      which binds what the run shares; open gin files; and what runs keep.
+    bindings: `NAME = VALUE`, over all sources.
+    given: Parameters of the function that its caller gives.
+    modules: Modules to import, in which classes may be that a run names.
+    checks: Whether all that is required must be bound, and to the right types.
+
+  Raises:
+    ConfigurationError: A source is missing, or cannot be read; or a binding
+      names nothing, a value has the wrong type, or a required one is not given.
+  """
+  made = Bindings()
+  made.modules |= {*modules}
+  if function is not None:
+    made.parameters["", function] = dict.fromkeys(given, settings.UNKNOWN)
   try:
-    yield
+    for module in made.modules:
+      importlib.import_module(module)
+    for source in sources:
+      _Reader(made).read(source)
+    # A binding may replace what has a name by what has none.
+    used = made.used_names()
+    for binding in bindings:
+      _Reader(made).read(io.StringIO(_readable(binding)))
+    if checks:
+      _require_names(made, bindings, used)
+      _require_types(made)
   except ConfigurationError:
     raise
   except RecursionError as error:
@@ -156,66 +191,26 @@ def _explained() -> Iterator[None]:
     raise ConfigurationError(
       f"the gin configuration is wrong: {error}"
     ) from error
-
-
-def read(
-  function: Target | None,
-  sources: Iterable[Source],
-  *,
-  given: Iterable[str] = (),
-  modules: Iterable[str] = (),
-) -> Bindings:
-  """Returns what sources bind; later ones override earlier ones.
-
-  Args:
-    function: What is built of it, if anything is.
-    sources: Paths of gin files, or of the config.json of a run or an import,
-      which binds what the run shares; open gin files; and what runs keep.
-    given: Parameters of the function that its caller gives.
-    modules: Modules to import, in which classes may be that a run names.
-
-  Raises:
-    ConfigurationError: One is missing, or cannot be read.
-  """
-  made = Bindings()
-  made.modules |= {*modules}
-  if function is not None:
-    made.parameters["", function] = dict.fromkeys(given, settings.UNKNOWN)
-  with _explained():
-    for module in made.modules:
-      importlib.import_module(module)
-    for source in sources:
-      _Reader(made).read(source)
   return made
 
 
-def parsed(
-  function: Target | None,
-  sources: Sequence[Source],
-  bindings: Sequence[str] = (),
-  *,
-  given: Iterable[str] = (),
-  modules: Iterable[str] = (),
-) -> Bindings:
-  """Returns what sources and bindings bind, checked.
+def _readable(binding: str) -> str:
+  """Returns a binding as gin reads it: a text gets its quotes.
 
-  Args:
-    function, sources, given, modules: As `read` takes them.
-    bindings: `NAME = VALUE`, over all sources.
-
-  Raises:
-    ConfigurationError: As by `read`, or a binding names nothing, a value cannot
-      be read or has the wrong type, or a required value is not given.
+  A value that is neither a literal nor a reference is a text, such as
+  `runs/ict`.
   """
-  made = read(function, sources, given=given, modules=modules)
-  with _explained():
-    # A binding may replace what has a name by what has none.
-    used = made.used_names()
-    for binding in _readable(made, bindings):
-      _Reader(made).read(io.StringIO(binding))
-    _require_names(made, bindings, used)
-    _require_types(made)
-  return made
+  name, _, value = (part.strip() for part in binding.partition("="))
+  if not value:
+    raise ConfigurationError(
+      f"--gin.{name}= has no value; write --gin.{name}=VALUE"
+    )
+  if not value.startswith(_OF_GIN):
+    try:
+      ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+      value = repr(value)
+  return f"{name} = {value}"
 
 
 def _require_names(
@@ -228,53 +223,48 @@ def _require_names(
   used, values = made.used_names(), made.names
   missing = {name for name, is_needed in used.items() if is_needed} - {*values}
   missing |= {name for name, value in values.items() if value == REQUIRED}
-  unset = [o.where for o in made.all_parameters() if o.bound == REQUIRED]
+  unset = [o.where for o in made.all_parameters() if o.value == REQUIRED]
   known = {*used, *before}
-  bound = (binding.partition("=")[0].strip() for binding in bindings)
-  unknown = [name for name in bound if "." not in name and name not in known]
-  if unknown:
-    problem = f"--gin.{unknown[0]} binds a name that no gin file uses"
-    advice = "--gin_help shows the names"
-    if near := difflib.get_close_matches(unknown[0], known):
-      advice = f"did you mean {', '.join(near)}?"
-  elif missing or unset:
-    listed = [*sorted(missing), *unset]
-    problem = f"no value for {', '.join(listed)}"
-    advice = " ".join(f"--gin.{name}=VALUE" for name in listed)
-    advice = f"pass {advice} or a --gin_file that binds it"
-  else:
-    return
-  if missing & {*MODEL}:
-    advice = _NO_MODEL
-  raise ConfigurationError(f"{problem}; {advice}")
-
-
-def _readable(made: Bindings, bindings: Sequence[str]) -> Iterator[str]:
-  """Yields bindings as gin reads them: a text gets its quotes.
-
-  A value that is neither a literal nor a reference is a text, such as
-  `runs/ict`.
-  """
   for binding in bindings:
     name, _, value = (part.strip() for part in binding.partition("="))
-    if not value:
+    if "." not in name and name not in known:
+      advice = "--gin_help shows the names"
+      if near := difflib.get_close_matches(name, known):
+        advice = f"did you mean {', '.join(near)}?"
       raise ConfigurationError(
-        f"--gin.{name}= has no value; write --gin.{name}=VALUE"
+        f"--gin.{name} binds a name that no gin file uses; {advice}"
       )
-    known = {*made.names, *made.used_names()}
-    if value.startswith("%") and value[1:] not in known:
-      near = difflib.get_close_matches(value[1:], known)
-      wanted = [f"%{one}" for one in near] or _objects(made) or sorted(known)
+    if value.startswith("%") and value[1:] in missing - {*before}:
       raise ConfigurationError(
         f"--gin.{name}={value}: no gin file binds {value[1:]}; want "
-        + " or ".join(wanted)
+        + " or ".join(_objects(made) or sorted(f"%{one}" for one in values))
       )
-    if not value.startswith(_OF_GIN):
-      try:
-        ast.literal_eval(value)
-      except (SyntaxError, ValueError):
-        value = repr(value)
-    yield f"{name} = {value}"
+  if missing or unset:
+    listed = [*sorted(missing), *unset]
+    advice = " ".join(f"--gin.{name}=VALUE" for name in listed)
+    advice = f"pass {advice} or a --gin_file that binds it"
+    if missing & {*MODEL}:
+      advice = _NO_MODEL
+    raise ConfigurationError(f"no value for {', '.join(listed)}; {advice}")
+
+
+def _require_types(made: Bindings) -> None:
+  """Checks bound values against the annotations of their parameters."""
+  for use in made.all_parameters():
+    name, bound = "", use.value
+    if isinstance(bound, Name):
+      name, bound = made.followed(bound.name)
+    value = made.value_of(bound)
+    if bound is UNBOUND or settings.accepts(use.annotation, value):
+      continue
+    wanted = settings.describe(use.annotation)
+    if any(map(_is_own_class, settings.parts(use.annotation))):
+      wanted += f", such as one of {', '.join(_objects(made))}"
+    if not name:
+      raise ConfigurationError(f"{use.where}={value!r}: want {wanted}")
+    raise ConfigurationError(
+      f"{name}={value!r}: {use.where} wants {wanted}; pass --gin.{name}=VALUE"
+    )
 
 
 def _objects(made: Bindings) -> list[str]:
@@ -286,22 +276,7 @@ def _objects(made: Bindings) -> list[str]:
   )
 
 
-def _require_types(made: Bindings) -> None:
-  """Checks bound values against the annotations of their parameters."""
-  for use in made.all_parameters():
-    name, bound = None, use.bound
-    if use.has_name and use.in_capitals in made.names:
-      bound = Name(use.in_capitals)
-    if isinstance(bound, Name):
-      name, bound = made.followed(bound.name)
-    value = made.value_of(bound)
-    if bound is UNBOUND or settings.accepts(use.annotation, value):
-      continue
-    wanted = settings.describe(use.annotation)
-    if settings.takes_objects(use.annotation):
-      wanted += f", such as one of {', '.join(_objects(made))}"
-    if name is None:
-      raise ConfigurationError(f"{use.where}={value!r}: want {wanted}")
-    raise ConfigurationError(
-      f"{name}={value!r}: {use.where} wants {wanted}; pass --gin.{name}=VALUE"
-    )
+def _is_own_class(part: Any) -> bool:
+  """Returns whether a part of a type is a class of this project."""
+  place = getattr(part, "__module__", "")
+  return inspect.isclass(part) and place.startswith("realm_jax.")

@@ -20,13 +20,13 @@ from realm_jax.configuration.bindings import (
   ConfigurationError,
 )
 from realm_jax.configuration.kept import FILE, Kept, run_directory
-from realm_jax.configuration.parsing import Source, parsed, read
+from realm_jax.configuration.parsing import Source, parsed
 from realm_jax.storage.paths import is_remote, list_names
 
 # A file of gin/runs, "" for none, or those of which the run's stage chooses
-# one. A file that is given to the command takes the place of the latter if it
-# binds all that the command's function requires by name.
+# one, unless a file that is given to the command binds this name.
 Recipe = str | Sequence[str]
+_EVALUATION = "EVALUATION"
 
 # What earlier versions kept, as gin files.
 _OLDER_FILES = ("model.gin", "config.gin")
@@ -60,24 +60,23 @@ def parsed_for_run(
       need no run that keeps one.
     modules: Modules to import, which the run may name.
     waits: Whether to wait for a trainer to start.
-    checks: Whether to read the bindings, and to check the whole.
+    checks: Whether all that is required must be there.
 
   Raises:
     ConfigurationError: The run keeps nothing and the gin files have no model,
       or no recipe is for its stage, or the recorded corpus is not there, or as
       `parsed`.
   """
-  own = read(None, gin_files, modules=modules)
+  own = parsed(None, gin_files, modules=modules, checks=False)
   if waits and model_dir is not None and MODEL[0] not in own.names:
     _wait_for_trainer(epath.Path(model_dir))
-  chosen, kept = files_of_run(
-    model_dir, recipe, gin_files, names=own.names, function=function
-  )
-  first: list[Source] = [chosen] if chosen else []
+  kept = kept_by_run(model_dir, recipe, gin_files=gin_files, waits=waits)
+  first: list[Source] = []
+  if model_dir is not None or not gin_files:
+    chosen = recipe_for_run(kept, recipe, own.names)
+    first += [chosen] if chosen else []
   if kept is not None:
     first.append(kept if recipe is not None else kept.whole())
-  if not checks:
-    return read(function, [*first, *gin_files], modules=own.modules)
   bindings = list(bindings)
   bound = {binding.partition("=")[0].strip() for binding in bindings}
   directories = {"model_dir": model_dir, "corpus_dir": corpus_dir}
@@ -96,80 +95,78 @@ def parsed_for_run(
       bindings,
       given=given,
       modules=own.modules,
+      checks=checks,
     )
   except ConfigurationError as error:
     files = [str(one.path if isinstance(one, Kept) else one) for one in first]
     advice = f" (with {' and '.join(files)})" if files else ""
     raise ConfigurationError(f"{error}{advice}") from error
-  if kept is not None:
+  if kept is not None and checks:
     _require_corpus(made, kept)
   return made
 
 
-def files_of_run(
+def kept_by_run(
   model_dir: epath.PathLike | None,
   recipe: Recipe | None,
-  gin_files: Sequence[str] = (),
   *,
-  names: Collection[str] = (),
-  function: Callable[..., Any] | None = None,
-) -> tuple[str, Kept | None]:
-  """Returns the recipe before the files that are given, and what a run keeps.
+  gin_files: Sequence[str] = (),
+  waits: bool = False,
+) -> Kept | None:
+  """Returns what a run keeps; None where gin files stand for it.
 
-  The names are those that the given files bind, and the function that which
-  they configure.
+  The arguments are as in `parsed_for_run`.
 
   Raises:
-    ConfigurationError: The run keeps nothing, or an older version made it, or
-      no recipe is for its stage.
+    ConfigurationError: It is not there, or keeps nothing, or an older version
+      made it.
   """
-  if gin_files and (model_dir is None or recipe is None):
-    return "", None
-  if model_dir is None:
-    return recipe if isinstance(recipe, str) else "", None
-  found = Kept.find(model_dir)
-  is_whole = not isinstance(recipe, str | None) and (
-    function is not None
-    and Bindings().required(function) <= {"MODEL_DIR", *names}
-  )
-  if found is None and not (
-    gin_files and (is_whole or isinstance(recipe, str))
-  ):
-    raise _keeps_nothing(run_directory(model_dir))
+  if model_dir is None or (gin_files and recipe is None):
+    return None
+  folder = run_directory(model_dir)
+  found = Kept.find(folder)
+  if found is not None or (gin_files and (waits or folder.exists())):
+    return found
+  if not folder.exists():
+    problem = "does not exist; give the directory of a run"
+  elif any((folder / name).exists() for name in _OLDER_FILES):
+    problem = (
+      f"was made by an older version: it has no {FILE}; start a new run with "
+      "it as INITIAL_CHECKPOINT, or import its weights again, and give all of "
+      "the configuration as --gin_file"
+    )
+  else:
+    problem = (
+      f"has no {FILE}; give the directory of a run, or wait until its trainer "
+      "has started"
+    )
+  raise ConfigurationError(f"MODEL_DIR {folder} {problem}")
+
+
+def recipe_for_run(
+  kept: Kept | None,
+  recipe: Recipe | None,
+  names: Collection[str] = (),
+) -> str:
+  """Returns the recipe that is read first, "" if there is none.
+
+  Of several, it is that of the run's stage, unless gin files choose an
+  evaluation by the `names` that they bind.
+
+  Raises:
+    ConfigurationError: No recipe is for the stage.
+  """
   if isinstance(recipe, str | None):
-    return recipe or "", found
-  if is_whole or found is None:
-    return "", found
+    return recipe or ""
+  if _EVALUATION in names:
+    return ""
   for one in recipe:
-    if one == found.evaluation:
-      return one, found
-  whose = f"the stage {found.stage}" if found.stage else "an import"
+    if kept is not None and kept.evaluation == one:
+      return one
+  where = "" if kept is None else f" of the run that made {kept.path}"
   raise ConfigurationError(
-    f"no recipe is meant for {whose} ({found.path}); choose one: "
+    f"no recipe evaluates the stage{where}; choose one: "
     + ", ".join(f"--gin_file={file}" for file in recipe)
-  )
-
-
-def require_directory(model_dir: epath.Path) -> None:
-  """Raises `ConfigurationError` unless a MODEL_DIR is there."""
-  if not model_dir.exists():
-    raise ConfigurationError(
-      f"MODEL_DIR {model_dir} does not exist; give the directory of a run"
-    )
-
-
-def _keeps_nothing(folder: epath.Path) -> ConfigurationError:
-  """Returns the error of a directory without the file of a run."""
-  require_directory(folder)
-  if any((folder / name).exists() for name in _OLDER_FILES):
-    return ConfigurationError(
-      f"{folder} was made by an older version: it has no {FILE}; start a "
-      "new run with it as INITIAL_CHECKPOINT, or import its weights again, and "
-      "give all of the configuration as --gin_file"
-    )
-  return ConfigurationError(
-    f"{folder} has no {FILE}; give the directory of a run, or wait until "
-    "its trainer has started"
   )
 
 
@@ -188,7 +185,12 @@ def _require_corpus(made: Bindings, found: Kept) -> None:
 def _wait_for_trainer(folder: epath.Path) -> None:
   """Waits until a run has begun, and says so from time to time."""
   say_at = 0.0
-  while not _has_begun(folder):
+  run, names = run_directory(folder), (FILE, *_OLDER_FILES)
+  # A trainer writes its configuration first. The folder of the checkpoints says
+  # nothing: it may be empty.
+  while not any((run / name).exists() for name in names) and not any(
+    name.isdigit() for name in list_names(folder / "checkpoints")
+  ):
     if time.monotonic() >= say_at:
       say_at = time.monotonic() + _REMINDER_SECONDS
       logging.info(
@@ -197,15 +199,3 @@ def _wait_for_trainer(folder: epath.Path) -> None:
         folder if is_remote(folder) else folder.absolute(),
       )
     time.sleep(_POLL_SECONDS)
-
-
-def _has_begun(folder: epath.Path) -> bool:
-  """Returns whether a run has its configuration, or else a checkpoint.
-
-  A trainer writes its configuration first. The folder of the checkpoints says
-  nothing: it may be empty.
-  """
-  files = (FILE, _OLDER_FILES[0])
-  return any((run_directory(folder) / name).exists() for name in files) or any(
-    name.isdigit() for name in list_names(folder / "checkpoints")
-  )

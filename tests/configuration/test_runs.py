@@ -173,7 +173,7 @@ def test_an_import_is_known_by_the_model_that_it_keeps(tmp_path):
   )
   # An import has one dropout rate, that of BERT.
   assert retriever == tiny_world.RETRIEVER.clone(projection_dropout_rate=0.0)
-  assert Kept.find(tmp_path).stage is None
+  assert Kept.find(tmp_path).asked is None
 
 
 def test_a_run_keeps_what_others_take_and_nothing_else(trained, tmp_path):

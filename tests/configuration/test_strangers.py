@@ -11,7 +11,7 @@ import realm_jax
 from realm_jax import configuration, evaluate
 from realm_jax.configuration import ConfigurationError, Kept
 from realm_jax.evaluation.evaluate import evaluate as evaluation
-from realm_jax.evaluation.run import Run, RunConfig
+from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.inputs.examples import find_task
 from realm_jax.snapshots.manifest import to_checked_json
 from realm_jax.training.config import TrainConfig
@@ -87,7 +87,7 @@ def _open(model_dir, folder, **settings):
   opened = [
     lambda: realm_jax.load(model_dir, **settings).ask("who built it?"),
     lambda: realm_jax.load(model_dir, checkpoint_step="best", **settings),
-    lambda: Run.load(
+    lambda: TrainedRun.load(
       configuration.parsed_for_run(RunConfig, model_dir, **settings).build(
         RunConfig
       )
@@ -169,7 +169,9 @@ def test_what_a_config_says_of_its_stage_is_no_file_and_no_class(
 
 
 def test_modules_of_tasks_are_named_and_not_imported(stranger, mark, tmp_path):
-  _shared(stranger, TASK_MODULES=["tasks", "trojan"], TRAINING_TASK="quiz")
+  _shared(
+    stranger, TASK_MODULES=["realm_jax.tasks", "trojan"], TRAINING_TASK="quiz"
+  )
   _open(stranger, tmp_path / "out")
   found = configuration.parsed_for_run(
     TrainConfig, stranger, recipe=None, bindings=["TASK = quiz"]
