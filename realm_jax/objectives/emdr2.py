@@ -7,11 +7,11 @@ for Open-Domain Question Answering" (arXiv 2106.05346).
 import jax
 import jax.numpy as jnp
 
-from realm_jax.objectives.marginal import Evidence, marginal
+from realm_jax.objectives.marginal import Evidence, Form, marginal
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 
-def emdr2(evidence: Evidence, *, form: str = "per_token") -> WeightedLoss:
+def emdr2(evidence: Evidence, *, form: Form = "per_token") -> WeightedLoss:
   """Returns −log Σ_z p(z|x) SG(p(y|z, x)) − (1/k) Σ_z ℓ_z.
 
   SG is the stop-gradient: the first term trains the retriever alone, and its
@@ -21,9 +21,6 @@ def emdr2(evidence: Evidence, *, form: str = "per_token") -> WeightedLoss:
   The second term, of the reader alone, is an adaptation. In the paper it is
   log p(y|x, all k blocks) of a reader that reads all of them at once; this
   reader sees one block at a time, and learns from each of them alike.
-
-  Raises:
-    ValueError: There is no such form.
   """
   stopped = jax.lax.stop_gradient(evidence.token_likelihood)
   without_reader = evidence._replace(token_likelihood=stopped)

@@ -4,17 +4,17 @@ Guu et al. 2020, "REALM: Retrieval-Augmented Language Model Pre-Training" (arXiv
 2002.08909), section 3.1.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
-FORMS = ("per_token", "joint")
+Form = Literal["per_token", "joint"]
+FORMS = get_args(Form)
 
 
 class Evidence(NamedTuple):
@@ -38,41 +38,33 @@ class Evidence(NamedTuple):
     """ℓ_z = Σ_j log p(y_j|z, x), over the masks of an example."""
     return jnp.sum(self.token_likelihood * self.weights[:, None], axis=-1)
 
-  def example_weights(self, form: str) -> Float[Array, " b"]:
-    """Returns how much an example counts in a loss of one of the `FORMS`.
+  def example_weights(self, form: Form) -> Float[Array, " b"]:
+    """Returns how much an example counts in a loss of a form.
 
     In the `per_token` form it counts as often as it has masks; in the `joint`
     form all examples with masks count alike.
-
-    Raises:
-      ValueError: There is no such form.
     """
-    if form not in FORMS:
-      raise RealmError(f"form={form!r}; want one of {FORMS}")
     num_masks = jnp.sum(self.weights, axis=-1)
     if form == "per_token":
       return num_masks
     return (num_masks > 0).astype(jnp.float32)
 
 
-def marginal(evidence: Evidence, *, form: str = "per_token") -> WeightedLoss:
+def marginal(evidence: Evidence, *, form: Form = "per_token") -> WeightedLoss:
   """Returns −log p(y|x), from which retriever and reader both learn.
 
   `per_token` (released code):
     −(1/Σ w_j) Σ_j w_j log Σ_z p(z|x) p(y_j|z, x), over the batch's masks.
   `joint` (paper, equation 1 with section 3.2's product over masks):
     −log Σ_z p(z|x) Π_j p(y_j|z, x), the mean over the examples with masks.
-
-  Raises:
-    ValueError: There is no such form.
   """
-  weights = evidence.example_weights(form)
   if form == "per_token":
     likelihood = marginal_token_likelihood(evidence)
     return WeightedLoss(Average.of(-likelihood, evidence.weights), {})
   likelihood = jax.nn.logsumexp(
     evidence.log_prior + evidence.likelihood, axis=1
   )
+  weights = evidence.example_weights(form)
   return WeightedLoss(Average.of(-likelihood, weights), {})
 
 

@@ -34,7 +34,7 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
 from realm_jax.training.encoder_inputs import (
   Candidates,
-  hash_words,
+  to_words,
   with_null,
   without_source,
 )
@@ -113,7 +113,7 @@ def load_blocks(
   capacity, columns = shapes.tokens.shape
   # Zeros stand for rows past the last block.
   marks = np.zeros((3, capacity), np.uint32)
-  marks[:2, : corpus.num_blocks] = hash_words(corpus.content_hashes).T
+  marks[:2, : corpus.num_blocks] = to_words(corpus.content_hashes).T
 
   def tokens_of_device(index: Any) -> np.ndarray:
     start, stop, _ = index[0].indices(capacity)

@@ -23,7 +23,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.settings import OfRun, PositiveInt, require_valid
+from realm_jax.settings import OfRun, PositiveInt
 from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages.stage import (
   Assembled,
@@ -94,9 +94,6 @@ class OpenQa(Stage):
   needs_answers = True
   asked = "question"
   evaluation = "gin/runs/eval.gin"
-
-  def __post_init__(self) -> None:
-    require_valid(self)
 
   @property
   def reads_vectors(self) -> bool:
