@@ -183,11 +183,6 @@ class RollingIndexState(NamedTuple):
   vectors: Float[Array, "n d"]
   steps: Int[Array, " n"]
 
-  def as_of(self, step: Int[Array, ""]) -> "RollingIndexState":
-    """Returns the same, for a step whose parameters give the same vectors."""
-    is_block = self.steps != NO_BLOCK
-    return self._replace(steps=jnp.where(is_block, step, NO_BLOCK))
-
 
 def refresh_oldest(
   params: Params,
@@ -278,7 +273,10 @@ def search_in_step(
   if state.index is not None:
     dated: RollingIndexState = state.index
     if freeze_retriever:
-      dated = dated.as_of(state.step)
+      # The parameters of this step give the same vectors.
+      is_block = dated.steps != NO_BLOCK
+      steps = jnp.where(is_block, state.step, NO_BLOCK)
+      dated = dated._replace(steps=steps)
     else:
       dated = refresh_oldest(
         current,
