@@ -12,9 +12,9 @@ from realm_jax.objectives.distillation import (
   perplexity,
   replug,
 )
-from realm_jax.objectives.emdr2 import emdr2
 from realm_jax.objectives.marginal import (
   Evidence,
+  emdr2,
   marginal,
   marginal_token_likelihood,
 )

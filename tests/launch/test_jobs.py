@@ -135,7 +135,7 @@ def test_a_slice_has_chips_and_hosts(name, described):
 
 def test_any_other_name_is_refused_with_those_known():
   for name, said in (
-    ("v5e:8x", "write SNAPSHOT-SIZE"),
+    ("v5e:8x", "write GENERATION-SIZE"),
     ("v9-8", "none of the TPU slices of v4, v5e, v5p, v6e"),
     # No slice has such a number of chips.
     ("v5p-4", "its sizes are 8, 16, 32"),
