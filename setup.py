@@ -37,7 +37,6 @@ setup(
     "flax",
     "fsspec",
     "gin-config",
-    "google-crc32c",
     "jax",
     "jaxtyping",
     "ml_dtypes",

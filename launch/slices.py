@@ -72,8 +72,8 @@ def parse_slice(text: str) -> Slice:
   """Returns the slice that has a name.
 
   The name is `GENERATION-SIZE`, as in `v5litepod-64`, `v5e-64`, `v6e-8` and
-  `v5p-128`, or `GENERATION:TOPOLOGY`, as in `v5p:4x4x8`. GKE itself refuses
-  topologies that it does not have.
+  `v5p-128`, or `GENERATION:TOPOLOGY`, as in `v5p:4x4x8`. GKE and libtpu
+  themselves refuse topologies that they do not have.
 
   Raises:
     LaunchError: There is no such slice.
@@ -87,10 +87,12 @@ def parse_slice(text: str) -> Slice:
       "v5p:4x4x8"
     )
   by_size = slices_of(name)
-  if found[2] == ":":
+  some = [*by_size.values()][-1]
+  if found[2] == ":" and found[3].count("x") == some.topology.count("x"):
     return Slice(name, found[3])
-  if found[3] not in by_size:
+  if found[2] == ":" or found[3] not in by_size:
     raise LaunchError(
-      f"{text!r}: {name} has no such slice; its sizes are {', '.join(by_size)}"
+      f"{text!r}: {name} has no such slice; its sizes "
+      f"are {', '.join(by_size)}, and its topologies as {some.topology}"
     )
   return by_size[found[3]]

@@ -70,12 +70,12 @@ def main(argv: Sequence[str]) -> None:
   if files:
     flags.FLAGS.gin_file = [*files, _NO_DATA]
   recipe = command_line.parsed_from_flags(function).build(function)
-  texts, num_blocks = None, _PAPER_BLOCKS
+  corpus, num_blocks = None, _PAPER_BLOCKS
   if flags.FLAGS.corpus_dir is not None:
-    texts = Corpus.open(flags.FLAGS.corpus_dir)
-    num_blocks = texts.num_blocks
+    corpus = Corpus.open(flags.FLAGS.corpus_dir)
+    num_blocks = corpus.num_blocks
   report = compile_recipe(
-    recipe, topology, num_blocks=_NUM_BLOCKS.value or num_blocks, texts=texts
+    recipe, topology, num_blocks=_NUM_BLOCKS.value or num_blocks, corpus=corpus
   )
   if _JSON.value:
     write_json(_JSON.value, report.json())

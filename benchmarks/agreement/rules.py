@@ -10,7 +10,7 @@ import optax
 import scipy.special
 
 from benchmarks.agreement.comparison import Row, differences
-from realm_jax.objectives.marginal import marginal
+from realm_jax.objectives.marginal import Form, marginal
 from realm_jax.objectives.masked_lm import masked_lm_loss
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.weights.mapped_weights import flattened, nested
@@ -26,7 +26,7 @@ _SHAPES = {
 Named = dict[str, np.ndarray]
 
 
-def compare_signal(form: str, *, seed: int = 0) -> Row:
+def compare_signal(form: Form, *, seed: int = 0) -> Row:
   """Compares ∂loss/∂f(x, z) with r(z) of section 3.3 of REALM's paper.
 
   Args:

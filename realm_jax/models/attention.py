@@ -3,7 +3,6 @@
 XLA compiles it on every platform, and on GPUs it may be cuDNN's kernel.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -26,58 +25,44 @@ _AXES_BY_HEAD = (
 )
 
 
-class AttentionInputs(NamedTuple):
-  """Arrays of one layer's attention, with n = r · l tokens in r rows.
-
-  Only the first q tokens of each row may attend, m = r · q of all.
-
-  Attributes:
-    query: Queries of the tokens that attend, with the heads side by side.
-    key, value: Keys and values of all tokens, laid out alike.
-    sequence: Number of the sequence to which a token belongs and attends.
-    tokens: Hash of each token that attends, for dropout.
-    position: Position of each token in its sequence.
-  """
-
-  query: Float[Array, "m d"]
-  key: Float[Array, "n d"]
-  value: Float[Array, "n d"]
-  sequence: Int[AnyArray, "r l"]
-  tokens: UInt32[Array, "r q"]
-  position: Int[AnyArray, "r l"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """What attention is compiled for.
-
-  Attributes:
-    max_positions: Number of positions of the model; column numbers of dropout
-      are `head · max_positions + position`.
-    mask_value: Score added where a key belongs to another sequence.
-    dropout_rate: Share of weights to drop; 0 when not training.
-  """
-
-  head_size: int
-  max_positions: int
-  mask_value: float
-  dropout_rate: float
-
-
 def attend(
-  inputs: AttentionInputs, settings: Settings, *, cudnn: bool = False
+  query: Float[Array, "m d"],
+  key: Float[Array, "n d"],
+  value: Float[Array, "n d"],
+  *,
+  sequence: Int[AnyArray, "r l"],
+  position: Int[AnyArray, "r l"],
+  tokens: UInt32[Array, "r q"],
+  head_size: int,
+  max_positions: int,
+  mask_value: float,
+  dropout_rate: float,
+  cudnn: bool = False,
 ) -> Float[Array, "m d"]:
   """Returns, by heads, softmax(query · key / √e + mask) · value, dropped out.
 
-  It is the context of each query, in the shape of the queries.
+  It is the context of each query, in the shape of the queries. Of n = r · l
+  tokens in r rows, only the first q of each row attend, m = r · q of all.
 
   With `cudnn`, its kernel computes it on GPUs, in bfloat16 or float16. The
   kernel has no dropout, and no gradient for odd numbers of queries or keys:
   there XLA computes it, as for the pooled token of the last layer.
+
+  Args:
+    query: Queries of the tokens that attend, with the heads side by side.
+    key: Keys of all tokens, laid out alike.
+    value: Values of all tokens, likewise.
+    sequence: Number of the sequence to which a token belongs and attends.
+    position: Position of each token in its sequence.
+    tokens: Hash of each token that attends, for dropout.
+    head_size: Size e of a head.
+    max_positions: Number of positions of the model; column numbers of dropout
+      are `head · max_positions + position`.
+    mask_value: Score added where a key belongs to another sequence.
+    dropout_rate: Share of weights to drop; 0 when not training.
+    cudnn: Whether cuDNN's kernel may compute it.
   """
-  query, key, value, sequence, tokens, position = inputs
-  rows, head_size = len(sequence), settings.head_size
-  heads = query.shape[1] // head_size
+  rows, heads = len(sequence), query.shape[1] // head_size
 
   def by_heads(x: Float[Array, "m d"]) -> Float[Array, "r q h e"]:
     return nn.with_logical_constraint(
@@ -85,16 +70,16 @@ def attend(
     )
 
   attends = sequence[:, : tokens.shape[1], None] == sequence[:, None, :]
-  mask = jnp.where(attends, 0.0, settings.mask_value)[:, None]
+  mask = jnp.where(attends, 0.0, mask_value)[:, None]
   odd = tokens.shape[1] % 2 or sequence.shape[1] % 2
-  if cudnn and not settings.dropout_rate and not odd:
+  if cudnn and not dropout_rate and not odd:
     context = jax.nn.dot_product_attention(
-      *map(by_heads, inputs[:3]),
+      *map(by_heads, (query, key, value)),
       bias=mask.astype(query.dtype),
       implementation="cudnn",
     )
   else:
-    head = jnp.arange(heads).reshape(1, heads, 1, 1) * settings.max_positions
+    head = jnp.arange(heads).reshape(1, heads, 1, 1) * max_positions
     context = _attend_by_heads(
       _ByHeads(
         by_heads(query) * jnp.asarray(head_size**-0.5, query.dtype),
@@ -104,7 +89,7 @@ def attend(
         tokens[:, None, :, None],
         (head + position[:, None, None, :]).astype(jnp.uint32),
       ),
-      settings.dropout_rate,
+      dropout_rate,
     )
   context = nn.with_logical_constraint(context, _AXES_BY_HEAD)
   return context.reshape(query.shape)

@@ -239,22 +239,18 @@ class SelfAttention(nn.Module):
     drops = is_dropping(self, config.dropout_rate)
     num_queries = len(first) // len(sequences.token_ids)
     tokens = sequences.dropout_keys[:, :num_queries]
-    inputs = attention.AttentionInputs(
+    context = attention.attend(
       project("query", first),
       project("key", hidden),
       project("value", hidden),
-      sequences.sequence,
-      hash_tokens(self, tokens) if drops else tokens,
-      sequences.position,
-    )
-    settings = attention.Settings(
+      sequence=sequences.sequence,
+      position=sequences.position,
+      tokens=hash_tokens(self, tokens) if drops else tokens,
       head_size=size // config.num_heads,
       max_positions=config.max_positions,
       mask_value=config.attention_mask_value,
       dropout_rate=config.dropout_rate if drops else 0.0,
-    )
-    context = attention.attend(
-      inputs, settings, cudnn=config.attention == "cudnn"
+      cudnn=config.attention == "cudnn",
     )
     output = dense(config, size, ("heads", "embed"), "output", init=init)
     return nn.with_logical_constraint(output(context), HIDDEN)

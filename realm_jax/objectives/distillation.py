@@ -1,20 +1,88 @@
-"""What the objectives share that train the retriever towards a target.
+"""The objectives that train the retriever towards a target.
 
 The retriever learns from a divergence between p(z|x) and a target over the
 same candidates, which the reader's likelihoods give. The reader learns from
 the marginal likelihood, in which p(z|x) has no gradient. A reader that is
 frozen (`Pretraining.freeze_reader`) does not learn at all.
+
+Each objective takes the evidence, the `form` of the reader's loss and of the
+mean over examples, and the `temperature` of its target, by default its paper's.
+
+Izacard et al. 2022, "Atlas: Few-shot Learning with Retrieval Augmented Language
+Models" (arXiv 2208.03299), section 2.2. Shi et al. 2023, "REPLUG:
+Retrieval-Augmented Black-Box Language Models" (arXiv 2301.12652), sections 4.1
+to 4.3.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from realm_jax.objectives.marginal import Evidence, marginal
+from realm_jax.objectives.marginal import Evidence, Form, marginal
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 
-def log_target(
+def perplexity(
+  evidence: Evidence, *, form: Form = "per_token", temperature: float = 1.0
+) -> WeightedLoss:
+  """Returns KL(softmax(ℓ/τ) ‖ p(z|x)), plus the reader's loss (Atlas).
+
+  With τ = 1, the paper's, the target is the posterior of the block under a
+  uniform prior. Atlas' code differs from its paper: ℓ is there the mean over
+  the tokens, and τ a setting, by default 0.01.
+  """
+  target = _log_target(evidence.target_likelihood, temperature)
+  divergence = _kl_divergence(target, evidence.log_prior)
+  return distilled(evidence, divergence, form=form)
+
+
+def leave_one_out(
+  evidence: Evidence, *, form: Form = "per_token", temperature: float = 1.0
+) -> WeightedLoss:
+  """Returns KL(softmax(−ℓ_{−z}/τ) ‖ p(z|x)), plus the reader's loss (Atlas).
+
+  ℓ_{−z} is the log-likelihood without block z: the worse the reader gets
+  without a block, the more the retriever should find it. Atlas' reader reads
+  the other k − 1 ≥ 1 blocks at once. For a reader that sees one block at a
+  time, it is the marginal over them, ℓ_{−z} = log Σ_{i≠z} p(i|x) e^{ℓ_i} / (1 −
+  p(z|x)), with p(i|x) of this step, the dropout of the towers included, and
+  without a gradient.
+  """
+  log_prior = evidence.log_prior
+  joint = log_prior + evidence.target_likelihood
+  without = _log_sum_of_others(joint) - _log_sum_of_others(log_prior)
+  target = _log_target(-without, temperature)
+  divergence = _kl_divergence(target, log_prior)
+  return distilled(evidence, divergence, form=form)
+
+
+def replug(
+  evidence: Evidence, *, form: Form = "per_token", temperature: float = 0.1
+) -> WeightedLoss:
+  """Returns KL(p(z|x) ‖ softmax(e^ℓ/β)), plus the reader's loss (RePlug).
+
+  The target is a softmax of probabilities, not of their logarithms, so that
+  blocks from which y is improbable count alike. The direction is that of the
+  first version of the paper; a later version writes KL(softmax(e^ℓ/β) ‖
+  p(z|x)). The paper's language model is frozen: see `freeze_reader` of
+  `Pretraining`. The temperature is β.
+  """
+  target = _log_target(jnp.exp(evidence.target_likelihood), temperature)
+  divergence = _kl_divergence(evidence.log_prior, target)
+  return distilled(evidence, divergence, form=form)
+
+
+def distilled(
+  evidence: Evidence, divergence: Float[Array, " b"], *, form: Form
+) -> WeightedLoss:
+  """Returns the retriever's divergence plus the reader's marginal loss."""
+  stopped = jax.lax.stop_gradient(evidence.log_prior)
+  reader = marginal(evidence._replace(log_prior=stopped), form=form).loss
+  retriever = Average.of(divergence, evidence.example_weights(form))
+  return WeightedLoss.of_both(retriever, reader)
+
+
+def _log_target(
   scores: Float[Array, "b k"], temperature: float
 ) -> Float[Array, "b k"]:
   """Returns log softmax(scores / temperature), without a gradient."""
@@ -22,18 +90,14 @@ def log_target(
   return jax.lax.stop_gradient(target)
 
 
-def kl_divergence(
+def _kl_divergence(
   log_p: Float[Array, "b k"], log_q: Float[Array, "b k"]
 ) -> Float[Array, " b"]:
   """Returns KL(p ‖ q) = Σ_z p(z) log p(z) / q(z), in nats."""
   return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 
 
-def distilled(
-  evidence: Evidence, divergence: Float[Array, " b"], *, form: str
-) -> WeightedLoss:
-  """Returns the retriever's divergence plus the reader's marginal loss."""
-  stopped = jax.lax.stop_gradient(evidence.log_prior)
-  reader = marginal(evidence._replace(log_prior=stopped), form=form).loss
-  retriever = Average.of(divergence, evidence.example_weights(form))
-  return WeightedLoss.of_both(retriever, reader)
+def _log_sum_of_others(x: Float[Array, "b k"]) -> Float[Array, "b k"]:
+  """Returns log Σ_{i≠z} e^{x_i} for each z."""
+  is_self = jnp.eye(x.shape[1], dtype=bool)
+  return jax.nn.logsumexp(jnp.where(is_self, -jnp.inf, x[:, None]), axis=-1)

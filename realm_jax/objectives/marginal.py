@@ -1,20 +1,22 @@
-"""REALM's objective, the marginal likelihood, and what it is computed from.
+"""REALM's objective, the marginal likelihood, EMDR², and their evidence.
 
 Guu et al. 2020, "REALM: Retrieval-Augmented Language Model Pre-Training" (arXiv
-2002.08909), section 3.1.
+2002.08909), section 3.1. Sachan et al. 2021, "End-to-End Training of
+Multi-Document Reader and Retriever for Open-Domain Question Answering" (arXiv
+2106.05346).
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
-FORMS = ("per_token", "joint")
+Form = Literal["per_token", "joint"]
+FORMS = get_args(Form)
 
 
 class Evidence(NamedTuple):
@@ -38,41 +40,33 @@ class Evidence(NamedTuple):
     """ℓ_z = Σ_j log p(y_j|z, x), over the masks of an example."""
     return jnp.sum(self.token_likelihood * self.weights[:, None], axis=-1)
 
-  def example_weights(self, form: str) -> Float[Array, " b"]:
-    """Returns how much an example counts in a loss of one of the `FORMS`.
+  def example_weights(self, form: Form) -> Float[Array, " b"]:
+    """Returns how much an example counts in a loss of a form.
 
     In the `per_token` form it counts as often as it has masks; in the `joint`
     form all examples with masks count alike.
-
-    Raises:
-      ValueError: There is no such form.
     """
-    if form not in FORMS:
-      raise RealmError(f"form={form!r}; want one of {FORMS}")
     num_masks = jnp.sum(self.weights, axis=-1)
     if form == "per_token":
       return num_masks
     return (num_masks > 0).astype(jnp.float32)
 
 
-def marginal(evidence: Evidence, *, form: str = "per_token") -> WeightedLoss:
+def marginal(evidence: Evidence, *, form: Form = "per_token") -> WeightedLoss:
   """Returns −log p(y|x), from which retriever and reader both learn.
 
   `per_token` (released code):
     −(1/Σ w_j) Σ_j w_j log Σ_z p(z|x) p(y_j|z, x), over the batch's masks.
   `joint` (paper, equation 1 with section 3.2's product over masks):
     −log Σ_z p(z|x) Π_j p(y_j|z, x), the mean over the examples with masks.
-
-  Raises:
-    ValueError: There is no such form.
   """
-  weights = evidence.example_weights(form)
   if form == "per_token":
     likelihood = marginal_token_likelihood(evidence)
     return WeightedLoss(Average.of(-likelihood, evidence.weights), {})
   likelihood = jax.nn.logsumexp(
     evidence.log_prior + evidence.likelihood, axis=1
   )
+  weights = evidence.example_weights(form)
   return WeightedLoss(Average.of(-likelihood, weights), {})
 
 
@@ -81,3 +75,21 @@ def marginal_token_likelihood(evidence: Evidence) -> Float[Array, "b m"]:
   return jax.nn.logsumexp(
     evidence.log_prior[:, :, None] + evidence.token_likelihood, axis=1
   )
+
+
+def emdr2(evidence: Evidence, *, form: Form = "per_token") -> WeightedLoss:
+  """Returns EMDR², −log Σ_z p(z|x) SG(p(y|z, x)) − (1/k) Σ_z ℓ_z.
+
+  SG is the stop-gradient: the first term trains the retriever alone, and its
+  gradient is that of `marginal` of the same form. The paper writes it for the
+  answer as a whole (`joint`); its code sums tokens as `per_token` does.
+
+  The second term, of the reader alone, is an adaptation. In the paper it is
+  log p(y|x, all k blocks) of a reader that reads all of them at once; this
+  reader sees one block at a time, and learns from each of them alike.
+  """
+  stopped = jax.lax.stop_gradient(evidence.token_likelihood)
+  without_reader = evidence._replace(token_likelihood=stopped)
+  retriever = marginal(without_reader, form=form).loss
+  total = -jnp.sum(jnp.mean(evidence.likelihood, axis=-1))
+  return WeightedLoss.of_both(retriever, Average(total, retriever.weight))

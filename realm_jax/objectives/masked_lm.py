@@ -7,19 +7,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from realm_jax.models import AnyArray
-from realm_jax.objectives.emdr2 import emdr2
-from realm_jax.objectives.leave_one_out import leave_one_out
+from realm_jax.objectives.distillation import (
+  leave_one_out,
+  perplexity,
+  replug,
+)
 from realm_jax.objectives.marginal import (
   Evidence,
+  emdr2,
   marginal,
   marginal_token_likelihood,
 )
-from realm_jax.objectives.perplexity import perplexity
-from realm_jax.objectives.replug import replug
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 Objective = Callable[[Evidence], WeightedLoss]
-# Objectives by name. All take `form`, one of `marginal.FORMS`.
+# Objectives by name. All take a `form`.
 OBJECTIVES: dict[str, Callable[..., WeightedLoss]] = {
   "marginal": marginal,
   "emdr2": emdr2,

@@ -60,11 +60,8 @@ class Agreement:
     self._numbers = itertools.count()
     self._store = processes.store()
     self.index, self.count = jax.process_index(), jax.process_count()
-
-  @property
-  def is_leader(self) -> bool:
-    """Whether this is process 0, which decides."""
-    return self.index == 0
+    # Whether this is process 0, which decides.
+    self.is_leader = self.index == 0
 
   def exchange(
     self, what: str, fact: Fact, rule: Callable[[Sequence[Fact]], Fact]

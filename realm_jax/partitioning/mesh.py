@@ -52,27 +52,19 @@ def make_mesh(
       "MODEL_PARALLELISM"
     )
   sizes = (len(devices) // parts, fsdp, model_parallelism)
-  return Mesh(
-    _arranged(devices, sizes, slices=slices),
-    MESH_AXES,
-    axis_types=(AxisType.Auto,) * len(MESH_AXES),
-  )
-
-
-def _arranged(
-  devices: Sequence[jax.Device], sizes: tuple[int, int, int], *, slices: int
-) -> np.ndarray:
-  """Returns the devices in an array of the mesh's shape."""
   if devices[0].platform != "tpu":
-    return np.asarray(devices).reshape(sizes)
-  # An axis takes part of a physical axis only where it must.
-  if slices == 1:
-    return mesh_utils.create_device_mesh(
+    arranged = np.asarray(devices).reshape(sizes)
+  elif slices == 1:
+    # An axis takes part of a physical axis only where it must.
+    arranged = mesh_utils.create_device_mesh(
       sizes, devices, allow_split_physical_axes=True
     )
-  return mesh_utils.create_hybrid_device_mesh(
-    (sizes[0] // slices, *sizes[1:]),
-    (slices, 1, 1),
-    devices,
-    allow_split_physical_axes=True,
-  )
+  else:
+    arranged = mesh_utils.create_hybrid_device_mesh(
+      (sizes[0] // slices, *sizes[1:]),
+      (slices, 1, 1),
+      devices,
+      allow_split_physical_axes=True,
+    )
+  axis_types = (AxisType.Auto,) * len(MESH_AXES)
+  return Mesh(arranged, MESH_AXES, axis_types=axis_types)

@@ -15,11 +15,11 @@ from absl import logging
 from jax.sharding import NamedSharding
 
 from realm_jax import console
+from realm_jax.corpus.store import Corpus
 from realm_jax.indexes import exact_search
 from realm_jax.models.retriever import embed_blocks, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.precompilation.assumed_texts import AssumedTexts
 from realm_jax.precompilation.topology import Topology
 from realm_jax.snapshots.build import SnapshotConfig
 from realm_jax.snapshots.embedding import (
@@ -28,7 +28,7 @@ from realm_jax.snapshots.embedding import (
   rows_per_batch,
 )
 from realm_jax.storage.json_files import JsonValue
-from realm_jax.training.bin_counts import Texts, input_shapes
+from realm_jax.training.bin_counts import input_shapes
 from realm_jax.training.compiled_steps import CompiledSteps, StepSetup
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.rolling_index import abstract_vectors, plan_of
@@ -143,7 +143,7 @@ def compile_recipe(
   topology: Topology,
   *,
   num_blocks: int,
-  texts: Texts | None = None,
+  corpus: Corpus | None = None,
 ) -> Report:
   """Compiles all programs of a training run, or of an index builder.
 
@@ -151,15 +151,14 @@ def compile_recipe(
     recipe: Configuration of the run or the builder.
     topology: Slice to compile for.
     num_blocks: Number of blocks that are searched.
-    texts: Corpus by whose lengths a step packs sequences; None assumes lengths
-      (`AssumedTexts`).
+    corpus: Corpus by whose lengths a step packs sequences; None assumes them.
 
   Raises:
     ValueError: The recipe does not fit the slice's devices.
   """
   if isinstance(recipe, SnapshotConfig):
     return Report(topology, [_embedding(recipe, topology)])
-  costs = list(_of_training(recipe, topology, num_blocks, texts))
+  costs = list(_of_training(recipe, topology, num_blocks, corpus))
   # The first mode is the one that trains most, and so needs most memory.
   helps = [] if costs[0].fits else advice(recipe, topology)
   return Report(topology, costs, helps)
@@ -169,7 +168,7 @@ def _of_training(
   config: TrainConfig,
   topology: Topology,
   num_blocks: int,
-  texts: Texts | None,
+  corpus: Corpus | None,
 ) -> Iterator[Cost]:
   """Compiles the step in each mode, with all of its layouts, and the search."""
   mesh = make_mesh(
@@ -196,9 +195,7 @@ def _of_training(
   shapes = input_shapes(
     config.stage, models, config.stage.dummy_batch(setup.empty_arrays())
   )
-  layout = setup.layout(
-    texts or AssumedTexts(num_blocks, models.retriever.bert.vocab_size or 2)
-  )
+  layout = setup.layout(corpus)
   name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
   if layout.bin_counts:
     name += f", and packed in {len(layout.bin_counts)} layouts"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ import jax
 from jax.experimental import topologies
 
 from realm_jax.errors import RealmError
+from realm_jax.launch.slices import parse_slice
 
 # Where `make env` installs libtpu: beside the packages, because jax would look
 # for TPUs wherever it can import it.
@@ -47,12 +47,12 @@ class Topology:
   memory_bandwidth: float
 
 
-# By generation: the last three of a topology's figures, and an example of one.
-_GENERATIONS: Mapping[str, tuple[int, float, float, str]] = {
-  "v4": (int(30.75 * 2**30), 275e12, 1200e9, "v4:4x4x4"),
-  "v5e": (int(15.75 * 2**30), 197e12, 819e9, "v5e:8x8"),
-  "v5p": (int(95.74 * 2**30), 459e12, 2765e9, "v5p:4x4x4"),
-  "v6e": (int(31.25 * 2**30), 918e12, 1638e9, "v6e:8x8"),
+# By generation: the last three of a topology's figures.
+_FIGURES: Mapping[str, tuple[int, float, float]] = {
+  "v4": (int(30.75 * 2**30), 275e12, 1200e9),
+  "v5e": (int(15.75 * 2**30), 197e12, 819e9),
+  "v5p": (int(95.74 * 2**30), 459e12, 2765e9),
+  "v6e": (int(31.25 * 2**30), 918e12, 1638e9),
 }
 
 
@@ -60,37 +60,24 @@ def open_topology(name: str) -> Topology:
   """Returns the devices of a slice, for which programs can be compiled.
 
   It must be called before jax looks for devices, and keeps jax on CPUs. The
-  name is that of a generation and its chips in each dimension: `v5e:8x8`.
+  name is one that `parse_slice` takes, such as `v5e:8x8`.
 
   Raises:
-    ValueError: There is no such slice, or no libtpu.
+    LaunchError: There is no such slice.
+    RealmError: There is no libtpu, or it knows no such slice.
   """
-  generation, _, chips = name.partition(":")
-  if generation not in _GENERATIONS:
-    raise RealmError(
-      f"topology={name!r} is of no generation of TPUs that is known; want one "
-      f"of {', '.join(_GENERATIONS)}, and its chips in each dimension, as in "
-      "v5e:8x8"
-    )
-  memory, flops, bandwidth, example = _GENERATIONS[generation]
-  if not re.fullmatch(r"\d+(x\d+)+", chips) or (
-    chips.count("x") != example.count("x")
-  ):
-    raise RealmError(
-      f"topology={name!r} is no slice; want the chips of a {generation} in "
-      f"each dimension, as in {example}"
-    )
+  generation, chips = parse_slice(name)
   _find_library()
   # The two cores of a v4 chip are one device only where the chip says so.
   settings = {"chip_config_name": "megacore"} if generation == "v4" else {}
+  name = f"{generation}:{chips}"
   try:
     found = topologies.get_topology_desc(name, "tpu", **settings)
   except (jax.errors.JaxRuntimeError, RuntimeError) as error:
     raise RealmError(
-      f"libtpu knows no slice {name!r} ({str(error).splitlines()[0]}); want "
-      f"chips in each dimension as in {example}"
+      f"libtpu knows no slice {name!r} ({str(error).splitlines()[0]})"
     ) from error
-  return Topology(name, tuple(found.devices), memory, flops, bandwidth)
+  return Topology(name, tuple(found.devices), *_FIGURES[generation])
 
 
 def _find_library() -> None:

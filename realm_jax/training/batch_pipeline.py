@@ -31,7 +31,6 @@ from realm_jax.training.index_schedule import DeviceSnapshot, IndexSchedule
 from realm_jax.training.rolling_index import RollingIndex
 from realm_jax.training.search_in_step import SearchedBlocks, look_up_vectors
 from realm_jax.training.stages.stage import StageContext, StepBatch
-from realm_jax.training.step import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +127,6 @@ class BatchPipeline:
     """Ends the background thread."""
     self._thread.shutdown(wait=True, cancel_futures=True)
 
-  def open(self, state: TrainState) -> TrainState:
-    """Returns the state before the first step, with its rolling index if any.
-
-    Raises:
-      WaitPreemptedError: The run was preempted before all blocks were embedded.
-    """
-    return self._rolling_index.open(state) if self._rolling_index else state
-
   def prefetch(self, step: int, params: Params) -> None:
     """Starts to prepare the batch of the step after the last prefetched.
 
@@ -158,7 +149,10 @@ class BatchPipeline:
     retrieved = _still_valid(resumed, snapshot)
     if retrieved is None:
       self._embed(entry, params)
-    self._start(entry, retrieved)
+    search = None
+    if snapshot is not None and not self._searches_in_step:
+      search = self._search(entry, snapshot.index, retrieved)
+    entry.pending = self._thread.submit(self._prepare, entry, search)
     self._in_flight[step] = entry
 
   def _embed(self, entry: _InFlight, params: Params) -> None:
@@ -177,15 +171,6 @@ class BatchPipeline:
       entry.vectors = self._embed_queries(
         tower, sharding.to_devices(entry.examples.arrays["query"], mesh)
       )
-
-  def _start(
-    self, entry: _InFlight, retrieved: SearchResult | None = None
-  ) -> None:
-    """Searches, unless that was done, and makes the batch in the background."""
-    search = None
-    if entry.snapshot is not None and not self._searches_in_step:
-      search = self._search(entry, entry.snapshot.index, retrieved)
-    entry.pending = self._thread.submit(self._prepare, entry, search)
 
   def _search(
     self, entry: _InFlight, index: Index, retrieved: SearchResult | None

@@ -9,13 +9,11 @@ has a bin of its own.
 import functools
 import math
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Int
 
-from realm_jax.corpus.store import NULL_ROW
+from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.models.packing import num_groups
 from realm_jax.training.encoder_inputs import (
   BinCounts,
@@ -36,32 +34,15 @@ _SAMPLES = 8
 _MARGIN = 1.05
 # Share of the next number's tokens that a number saves, to be worth compiling.
 _MIN_SAVING = 0.15
-
-
-@runtime_checkable
-class Texts(Protocol):
-  """A corpus, as far as the lengths of sequences go."""
-
-  @property
-  def num_blocks(self) -> int:
-    """Number of blocks."""
-
-  def random_sentences(
-    self, rows: Int[np.ndarray, " n"], length: int, rng: np.random.Generator
-  ) -> Int[np.ndarray, "n {length}"]:
-    """Returns `[CLS] sentence [SEP]` of each block, padded with 0."""
-
-  def gather(
-    self, rows: Int[np.ndarray, "*s"], length: int
-  ) -> Int[np.ndarray, "*s {length}"]:
-    """Returns `[CLS] title [SEP] body [SEP]` of blocks, padded with 0."""
+# Share of the longest sequences' tokens that a batch has, without a corpus.
+_ASSUMED_SHARE = 0.65
 
 
 def choose_bin_counts(
   stage: Stage,
   models: Models,
   shapes: ExampleArrays,
-  corpus: Texts,
+  corpus: Corpus | None,
   *,
   groups: int,
   at_most: int,
@@ -73,7 +54,8 @@ def choose_bin_counts(
 
   Args:
     shapes: Arrays of a global batch.
-    corpus: Corpus from which random sentences and blocks are taken.
+    corpus: Corpus from which random sentences and blocks are taken; with None,
+      a share of the tokens is assumed.
     groups: Number of parts of a batch, on all devices together.
     at_most: Number of layouts at most, of which one pads all sequences.
   """
@@ -88,17 +70,20 @@ def choose_bin_counts(
   def needed(part: StepBatch) -> jax.Array:
     return needed_bins(stage.inputs(models, part))
 
-  needed_by_group = jax.jit(jax.vmap(needed))
-  samples = [
-    np.asarray(needed_by_group(divided(batch)))
-    for batch in random_batches(stage, shapes, corpus)
-  ]
   one = jax.tree.map(lambda leaf: leaf[0], divided(stage.dummy_batch(shapes)))
   shapes_of_inputs = input_shapes(stage, models, one)
   largest = np.array([n // num_groups(n) for n, _ in shapes_of_inputs])
   # Tokens of one bin in each group.
   tokens = np.array([num_groups(n) * length for n, length in shapes_of_inputs])
-  by_batch = np.max(samples, axis=1)
+  if corpus is None:
+    by_batch = _ASSUMED_SHARE * largest[None]
+  else:
+    needed_by_group = jax.jit(jax.vmap(needed))
+    samples = [
+      np.asarray(needed_by_group(divided(batch)))
+      for batch in random_batches(stage, shapes, corpus)
+    ]
+    by_batch = np.max(samples, axis=1)
   half, usual = (
     np.minimum(np.ceil(needed * _MARGIN).astype(int), largest)
     for needed in (np.median(by_batch, axis=0), np.max(by_batch, axis=0))
@@ -128,7 +113,7 @@ def input_shapes(
 
 
 def random_batches(
-  stage: Stage, shapes: ExampleArrays, corpus: Texts
+  stage: Stage, shapes: ExampleArrays, corpus: Corpus
 ) -> Iterator[StepBatch]:
   """Yields batches of random sentences and blocks, the same in every call."""
   rng = np.random.default_rng(0)

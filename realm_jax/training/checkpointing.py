@@ -16,7 +16,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float32, Int64, UInt32
 
 from realm_jax.checkpoints.store import (
   CheckpointError,
@@ -33,6 +33,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.training.config import CheckpointConfig
+from realm_jax.training.encoder_inputs import to_words
 from realm_jax.training.metrics import NonFiniteLossError
 from realm_jax.training.step import TrainState
 
@@ -135,9 +136,9 @@ class LoopState(NamedTuple):
 
   def to_item(self, mesh: Mesh) -> LoopItem:
     """Returns the state as arrays, those of the global batch on the devices."""
-    rows: LoopItem = {"positions": _to_words(self.positions)}
+    rows: LoopItem = {"positions": to_words(self.positions)}
     if self.retrieved is not None and self.retrieved.ids.size:
-      rows["ids"] = _to_words(self.retrieved.ids)
+      rows["ids"] = to_words(self.retrieved.ids)
       rows["scores"] = self.retrieved.scores
     corpus = self.indexed_corpus
     digests = {} if corpus is None else {"vectors_corpus": corpus}
@@ -339,12 +340,6 @@ def _mesh_of(state: TrainState) -> Mesh:
   return placed.mesh
 
 
-def _to_words(numbers: Int64[np.ndarray, "*s"]) -> Int32[np.ndarray, "*s 2"]:
-  """Splits numbers in two, for devices, which have no 64-bit integers."""
-  words = np.ascontiguousarray(numbers).view(np.int32)
-  return words.reshape(*numbers.shape, 2)
-
-
-def _from_words(words: Int32[np.ndarray, "*s 2"]) -> Int64[np.ndarray, "*s"]:
-  """Returns the numbers that `_to_words` has split."""
+def _from_words(words: UInt32[np.ndarray, "*s 2"]) -> Int64[np.ndarray, "*s"]:
+  """Returns the numbers that `to_words` has split."""
   return np.ascontiguousarray(words).view(np.int64)[..., 0]

@@ -21,7 +21,7 @@ from realm_jax.indexes.exact import capacity_for
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.bin_counts import Texts, choose_bin_counts
+from realm_jax.training.bin_counts import choose_bin_counts
 from realm_jax.training.checkpointing import RunIdentity, examples_of_run
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.encoder_inputs import PackingLayout
@@ -131,10 +131,11 @@ class StepSetup:
       batch,
     )
 
-  def layout(self, corpus: Texts) -> PackingLayout:
+  def layout(self, corpus: Corpus | None) -> PackingLayout:
     """Returns how the step lays out sequences, by the lengths of a corpus.
 
-    Without packing, each sequence has a bin of its own.
+    They are assumed without one. Without packing, each sequence has a bin of
+    its own.
     """
     config, layout = self.config, PackingLayout(self.mesh)
     if not config.pack:

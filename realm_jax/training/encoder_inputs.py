@@ -152,11 +152,12 @@ def distinct_blocks(
   return blocks, place[None]
 
 
-def hash_words(
-  hashes: Int[np.ndarray, " n"],
-) -> UInt32[np.ndarray, "n 2"]:
-  """Splits hashes in two, for devices, which have no 64-bit integers."""
-  return np.ascontiguousarray(hashes, np.int64).view(np.uint32).reshape(-1, 2)
+def to_words(
+  numbers: Int[np.ndarray, "*s"],
+) -> UInt32[np.ndarray, "*s 2"]:
+  """Splits numbers in two, for devices, which have no 64-bit integers."""
+  words = np.ascontiguousarray(numbers, np.int64).view(np.uint32)
+  return words.reshape(*numbers.shape, 2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import lost_to
 from realm_jax.training.index_schedule import WaitPreemptedError
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
+from realm_jax.training.rolling_index import RollingIndex
 from realm_jax.training.step import Metrics, TrainState
 
 
@@ -53,6 +54,7 @@ class OpenRun:
   metrics: MetricsLog
   # On process 0, the right to write to MODEL_DIR.
   sole: SoleProcess = dataclasses.field(default_factory=SoleProcess)
+  rolling_index: RollingIndex | None = None
 
 
 def run_steps(
@@ -84,7 +86,8 @@ def iterate(
       run.checkpoints.save(state, batches.state(step))
 
   try:
-    state = batches.open(state)
+    if run.rolling_index is not None:
+      state = run.rolling_index.open(state)
     batches.prefetch(step, state.params)
     while step < num_steps:
       prepared = batches.take(step)

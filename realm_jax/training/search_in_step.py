@@ -34,7 +34,7 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
 from realm_jax.training.encoder_inputs import (
   Candidates,
-  hash_words,
+  to_words,
   with_null,
   without_source,
 )
@@ -113,7 +113,7 @@ def load_blocks(
   capacity, columns = shapes.tokens.shape
   # Zeros stand for rows past the last block.
   marks = np.zeros((3, capacity), np.uint32)
-  marks[:2, : corpus.num_blocks] = hash_words(corpus.content_hashes).T
+  marks[:2, : corpus.num_blocks] = to_words(corpus.content_hashes).T
 
   def tokens_of_device(index: Any) -> np.ndarray:
     start, stop, _ = index[0].indices(capacity)
@@ -182,11 +182,6 @@ class RollingIndexState(NamedTuple):
 
   vectors: Float[Array, "n d"]
   steps: Int[Array, " n"]
-
-  def as_of(self, step: Int[Array, ""]) -> "RollingIndexState":
-    """Returns the same, for a step whose parameters give the same vectors."""
-    is_block = self.steps != NO_BLOCK
-    return self._replace(steps=jnp.where(is_block, step, NO_BLOCK))
 
 
 def refresh_oldest(
@@ -278,7 +273,10 @@ def search_in_step(
   if state.index is not None:
     dated: RollingIndexState = state.index
     if freeze_retriever:
-      dated = dated.as_of(state.step)
+      # The parameters of this step give the same vectors.
+      is_block = dated.steps != NO_BLOCK
+      steps = jnp.where(is_block, state.step, NO_BLOCK)
+      dated = dated._replace(steps=steps)
     else:
       dated = refresh_oldest(
         current,

@@ -233,33 +233,6 @@ def batch_gradient(
   return gradient, weighted.means()
 
 
-def update(
-  state: TrainState,
-  gradient: Params,
-  metrics: Metrics,
-  *,
-  optimizer: optax.GradientTransformation,
-) -> tuple[TrainState, Metrics]:
-  """Updates the parameters by a gradient.
-
-  It adds the metrics `gradient_norm` and `parameter_norm`, of the next state.
-  """
-  updates, optimizer_state = optimizer.update(
-    gradient, state.optimizer, state.params
-  )
-  params = cast(Params, optax.apply_updates(state.params, updates))
-  norms = {
-    "gradient_norm": optax.tree.norm(gradient),
-    "parameter_norm": optax.tree.norm(params),
-  }
-  state = state._replace(
-    step=state.step + jnp.ones_like(state.step),
-    params=params,
-    optimizer=optimizer_state,
-  )
-  return state, {**metrics, **norms}
-
-
 def train_step(
   state: TrainState,
   batch: B,
@@ -278,6 +251,7 @@ def train_step(
   `search`, if any, finds the candidates of the batch in this step, given the
   state, the batch, what is `searched` and whether the retriever is frozen. It
   returns the first two, and metrics. The others are those of `batch_gradient`.
+  The metrics `gradient_norm` and `parameter_norm` are added, of the next state.
   """
   found: Metrics = {}
   if search is not None:
@@ -291,4 +265,17 @@ def train_step(
     freeze_retriever=freeze_retriever,
     **settings,
   )
-  return update(state, gradient, {**metrics, **found}, optimizer=optimizer)
+  updates, optimizer_state = optimizer.update(
+    gradient, state.optimizer, state.params
+  )
+  params = cast(Params, optax.apply_updates(state.params, updates))
+  norms = {
+    "gradient_norm": optax.tree.norm(gradient),
+    "parameter_norm": optax.tree.norm(params),
+  }
+  state = state._replace(
+    step=state.step + jnp.ones_like(state.step),
+    params=params,
+    optimizer=optimizer_state,
+  )
+  return state, {**metrics, **found, **norms}

@@ -167,7 +167,5 @@ def open_run(
     # A step that searches is compiled when its vectors are there.
     if not config.retrieve_on_device:
       steps.compile(state, setup.abstract_batch())
-    yield (
-      state,
-      OpenRun(steps, batches, checkpoints, decisions, metrics, held[-1]),
-    )
+    run = steps, batches, checkpoints, decisions, metrics
+    yield state, OpenRun(*run, held[-1], rolling_index)

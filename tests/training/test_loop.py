@@ -26,9 +26,6 @@ class Batches:
   def __init__(self, events, unavailable):
     self.events, self.unavailable = events, unavailable
 
-  def open(self, state):
-    return state
-
   def prefetch(self, step, params):
     if step in self.unavailable:
       raise self.unavailable[step]

@@ -13,7 +13,7 @@ from realm_jax.models import AnyArray
 from realm_jax.models.packing import TokenSequences
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.settings import NonNegativeInt, require_valid
+from realm_jax.settings import NonNegativeInt
 from realm_jax.training import encoder_inputs
 from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages.stage import (
@@ -60,9 +60,6 @@ class InverseCloze(Stage):
   current_queries = False
   components = ("retriever",)
   compares = True
-
-  def __post_init__(self) -> None:
-    require_valid(self)
 
   @property
   def needs_index(self) -> bool:

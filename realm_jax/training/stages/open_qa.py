@@ -1,6 +1,7 @@
 """Open QA: a question, the retrieved blocks, and the spans of the best few."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.settings import OfRun, PositiveInt, require_valid
+from realm_jax.settings import OfRun, PositiveInt
 from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages.stage import (
   Assembled,
@@ -95,9 +96,6 @@ class OpenQa(Stage):
   asked = "question"
   evaluation = "gin/runs/eval.gin"
 
-  def __post_init__(self) -> None:
-    require_valid(self)
-
   @property
   def reads_vectors(self) -> bool:
     return not self.index_scores
@@ -126,22 +124,34 @@ class OpenQa(Stage):
     self, batch: Batch, retrieved: SearchResult | None, context: StageContext
   ) -> Assembled:
     assert retrieved is not None
-    has_answer, is_answer = self._answers(batch, retrieved, context)
+    assert context.answers is not None
+    questions = answers_of_batch(batch)
+    rows, scored = retrieved.rows, retrieved.scores
+    has_answer = np.stack(
+      [
+        context.answers.contained(question, own)
+        for question, own in zip(questions, rows, strict=True)
+      ]
+    )
     recall = has_answer[:, :5].any(axis=1).mean()
     if self.read_gold:
       # First those blocks that contain an answer.
       order = np.argsort(~has_answer, axis=1, kind="stable")
-      retrieved = SearchResult(
-        rows=np.take_along_axis(retrieved.rows, order, axis=1),
-        scores=np.take_along_axis(retrieved.scores, order, axis=1),
+      rows, scored, has_answer = (
+        np.take_along_axis(array, order, axis=1)
+        for array in (rows, scored, has_answer)
       )
-      has_answer, is_answer = self._answers(batch, retrieved, context)
-    query, rows = batch.arrays["query"], retrieved.rows
-    scored = retrieved.scores
     if self.reads_vectors:
       scored = context.vectors(rows)
-    blocks = context.gather(rows[:, : self.num_read])
-    made = OpenQaBatch(query, scored, blocks, has_answer, is_answer)
+    # Of the searched blocks, those that are read alone are taken from disk.
+    read = rows[:, : self.num_read]
+    made = OpenQaBatch(
+      batch.arrays["query"],
+      scored,
+      context.gather(read),
+      has_answer,
+      _is_answer(questions, read, context),
+    )
     return made, {"recall_at_5": float(recall)}
 
   def dummy_batch(self, shapes: ExampleArrays) -> OpenQaBatch:
@@ -198,28 +208,23 @@ class OpenQa(Stage):
       hard_em=self.hard_em,
     )
 
-  def _answers(
-    self, batch: Batch, retrieved: SearchResult, context: StageContext
-  ) -> tuple[Bool[np.ndarray, "b n"], Bool[np.ndarray, "b k l w"]]:
-    """Returns which blocks contain an answer, and which spans are answers.
 
-    Of the searched blocks, those that are read alone are taken from disk.
-    """
-    answers = context.answers
-    assert answers is not None
-    num_queries = len(retrieved.rows)
-    width, length = context.max_answer_width, context.block_length
-    has_answer = np.zeros(retrieved.rows.shape, bool)
-    is_answer = np.zeros((num_queries, self.num_read, length, width), bool)
-    for query, question in enumerate(answers_of_batch(batch)):
-      rows = retrieved.rows[query]
-      has_answer[query] = answers.contained(question, rows)
-      spans = _spans(answers, question, rows[: self.num_read])
-      fits = (spans.start < length) & (spans.width <= width)
-      is_answer[
-        query, spans.block[fits], spans.start[fits], spans.width[fits] - 1
-      ] = True
-    return has_answer, is_answer
+def _is_answer(
+  questions: Sequence[QuestionAnswers],
+  rows: Int[np.ndarray, "b k"],
+  context: StageContext,
+) -> Bool[np.ndarray, "b k l w"]:
+  """Returns which spans of the blocks to read are answers."""
+  assert context.answers is not None
+  width, length = context.max_answer_width, context.block_length
+  is_answer = np.zeros((*rows.shape, length, width), bool)
+  for query, question in enumerate(questions):
+    spans = _spans(context.answers, question, rows[query])
+    fits = (spans.start < length) & (spans.width <= width)
+    is_answer[
+      query, spans.block[fits], spans.start[fits], spans.width[fits] - 1
+    ] = True
+  return is_answer
 
 
 def _spans(

@@ -23,13 +23,12 @@ from realm_jax.settings import (
   OfRun,
   PositiveFloat,
   PositiveInt,
-  require_valid,
 )
 from realm_jax.training import encoder_inputs
 from realm_jax.training.encoder_inputs import (
   Candidates,
   EncoderInputs,
-  hash_words,
+  to_words,
 )
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
@@ -107,7 +106,7 @@ class Pretraining(Stage):
   evaluation = "gin/runs/eval_masked.gin"
 
   def __post_init__(self) -> None:
-    require_valid(self)
+    super().__post_init__()
     has_target = self.objective in WITH_TARGET
     if self.target_temperature is not None and not has_target:
       raise RealmError(
@@ -200,7 +199,7 @@ class Pretraining(Stage):
     if retrieved is not None:
       rows = self.candidate_rows(batch, retrieved.rows, context.corpus)
     elif self.needs_index:
-      words = hash_words(batch.array("source_hash"))
+      words = to_words(batch.array("source_hash"))
       return PretrainingBatch(query, None, masks, source_hash=words), {}
     else:
       rows = np.full((len(query), 1), NULL_ROW)

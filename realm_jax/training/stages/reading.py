@@ -10,7 +10,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.settings import NonNegativeFloat, require_valid
+from realm_jax.settings import NonNegativeFloat
 from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
@@ -47,9 +47,6 @@ class Reading(Stage):
 
   span_weight: NonNegativeFloat = 0.0
   components = ("reader",)
-
-  def __post_init__(self) -> None:
-    require_valid(self)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult | None, context: StageContext

@@ -19,7 +19,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.settings import Asked
+from realm_jax.settings import Asked, require_valid
 from realm_jax.snapshots.loading import Snapshot
 from realm_jax.training.encoder_inputs import EncoderInputs, joint_inputs
 
@@ -170,14 +170,14 @@ class Stage(abc.ABC):
     frozen: Those of them whose parameters stay as they are.
   """
 
+  components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
   needs_answers: ClassVar[bool] = False
   compares: ClassVar[bool] = False
   asked: ClassVar[Asked | None] = None
   evaluation: ClassVar[str | None] = None
 
-  @property
-  def components(self) -> tuple[str, ...]:
-    return ("retriever", "reader")
+  def __post_init__(self) -> None:
+    require_valid(self)
 
   @property
   def reads_vectors(self) -> bool:
