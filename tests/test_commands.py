@@ -50,7 +50,7 @@ COMMANDS = [
   for folder in ("realm_jax", "realm_jax/launch")
   for path in sorted((PROJECT_DIR / folder).glob("*.py"))
   if '__name__ == "__main__"' in path.read_text() and path.stem != "pod"
-] + ["experiments.ablation", "experiments.demo", "realm_jax.snapshots"]
+] + ["experiments.ablation", "experiments.demo"]
 _PRINTED = [command for command in printed() if command.module != T5X]
 # Commands of realm_jax, with arguments that are otherwise right.
 # Index builders wait for their run.

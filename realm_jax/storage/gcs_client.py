@@ -33,10 +33,10 @@ class GcsClient(GCSFileSystem):
       kwargs.setdefault("token", "anon")
     super().__init__(*args, **kwargs)
 
-  def read_snapshot(self, path: str) -> tuple[bytes, str]:
-    """Returns what an object holds, and its snapshot; b"", "0" without one.
+  def read_generation(self, path: str) -> tuple[bytes, str]:
+    """Returns what an object holds, and its generation; b"", "0" without one.
 
-    The snapshot is Google's: it changes with each write of the object.
+    The generation is Google's: it changes with each write of the object.
     """
     bucket, name, _ = self.split_path(path)
     try:
@@ -44,14 +44,14 @@ class GcsClient(GCSFileSystem):
     except FileNotFoundError:
       return b"", "0"
     headers, content = answer
-    return content, headers["x-goog-snapshot"]
+    return content, headers["x-goog-generation"]
 
-  def write_snapshot(
+  def write_generation(
     self, path: str, content: bytes, *, replaces: str
   ) -> str | None:
-    """Writes an object if its snapshot is the one that this one `replaces`.
+    """Writes an object if its generation is the one that this one `replaces`.
 
-    Returns the new snapshot, or None if the object has another one by now: by
+    Returns the new generation, or None if the object has another one by now: by
     another process, or by this one if an answer was lost.
     """
     bucket, name, _ = self.split_path(path)
@@ -62,11 +62,11 @@ class GcsClient(GCSFileSystem):
         bucket,
         uploadType="media",
         name=name,
-        ifSnapshotMatch=replaces,
+        ifGenerationMatch=replaces,
         headers={"Content-Type": "application/octet-stream"},
         data=content,
         json_out=True,
       )
     except FileExistsError:  # gcsfs's error for a precondition that failed.
       return None
-    return written["snapshot"]
+    return written["generation"]

@@ -72,7 +72,7 @@ def version_of(path: epath.PathLike) -> str | None:
     info = client.info(name)
   except (FileNotFoundError, NotADirectoryError):
     return None
-  return " ".join(str(info.get(k)) for k in ("snapshot", "ino", "mtime"))
+  return " ".join(str(info.get(k)) for k in ("generation", "ino", "mtime"))
 
 
 def upload(source: Path, target: epath.PathLike) -> None:

@@ -113,7 +113,7 @@ class _Lease(SoleProcess):
       "token": secrets.token_hex(8),
     }
     # What this process has written last, and a time before it was asked for.
-    self._snapshot, self._renewed = "0", 0.0
+    self._generation, self._renewed = "0", 0.0
     self._taken_by = ""
     # One thread at a time reads the lease and writes it.
     self._lock = threading.Lock()
@@ -122,7 +122,7 @@ class _Lease(SoleProcess):
 
   def take(self) -> str:
     """Takes the role once it is free; returns who has it otherwise, or ""."""
-    (found, snapshot), until = (
+    (found, generation), until = (
       self._read(),
       time.monotonic() + LIFETIME_SECONDS,
     )
@@ -134,10 +134,10 @@ class _Lease(SoleProcess):
       )
     while not self._is_free(found) and (left := until - time.monotonic()) > 0:
       time.sleep(min(RENEWAL_SECONDS / 5, left))
-      before, (found, snapshot) = snapshot, self._read()
-      if snapshot != before and not self._is_free(found):
+      before, (found, generation) = generation, self._read()
+      if generation != before and not self._is_free(found):
         return found["holder"]
-    self._write(snapshot)
+    self._write(generation)
     if not self._taken_by:
       self._thread.start()
     return self._taken_by
@@ -166,7 +166,7 @@ class _Lease(SoleProcess):
     self._thread.join()
     try:
       if not self._taken_by:
-        self._write(self._snapshot, released=True)
+        self._write(self._generation, released=True)
     except Exception as error:
       logging.warning("%s was not released: %s", self._path, error)
 
@@ -178,39 +178,39 @@ class _Lease(SoleProcess):
     """Writes the lease again, unless it is another's by now."""
     with self._lock:
       try:
-        self._write(self._snapshot)
+        self._write(self._generation)
       except Exception as error:
         logging.warning("%s was not renewed: %s", self._path, error)
 
-  def _write(self, snapshot: str, *, released: bool = False) -> None:
-    """Replaces a snapshot of the lease, or learns who has done so."""
+  def _write(self, generation: str, *, released: bool = False) -> None:
+    """Replaces a generation of the lease, or learns who has done so."""
     lease = {**self._own, "renewed": time.time(), "released": released}
     found: Mapping[str, Any] = self._own
     # Again, if an answer was lost or somebody has removed the lease.
     while found.get("token", self._own["token"]) == self._own["token"]:
       now = time.monotonic()
-      written = self._client.write_snapshot(
-        self._name, json.dumps(lease).encode(), replaces=snapshot
+      written = self._client.write_generation(
+        self._name, json.dumps(lease).encode(), replaces=generation
       )
       if written is not None:
-        self._snapshot, self._renewed = written, now
+        self._generation, self._renewed = written, now
         return
-      found, snapshot = self._read()
+      found, generation = self._read()
     self._taken_by = found["holder"]
 
   def _read(self) -> tuple[Mapping[str, Any], str]:
-    """Returns what the lease says, nothing if there is none; its snapshot."""
-    content, snapshot = self._client.read_snapshot(self._name)
-    if snapshot == "0":
-      return {}, snapshot
+    """Returns what the lease says, nothing if there is none; its generation."""
+    content, generation = self._client.read_generation(self._name)
+    if generation == "0":
+      return {}, generation
     try:
       return {
         "holder": "unknown",
         "token": "",
         **json.loads(content),
-      }, snapshot
+      }, generation
     except (ValueError, TypeError):
-      return {"holder": "unknown", "token": ""}, snapshot
+      return {"holder": "unknown", "token": ""}, generation
 
   def _is_free(self, lease: Mapping[str, Any]) -> bool:
     """Returns whether a lease has no holder, or one that has surely ended."""

@@ -188,11 +188,11 @@ class _Handler(RequestHandler):
 
   def _handle(self) -> bytes:
     """Returns the emulator's answer."""
-    store, snapshot = self._store, None
+    store, generation = self._store, None
     is_upload = self.command == "PUT" and "upload_id=" in self.path
     with store.lock:
       # The emulator knows no preconditions.
-      if not self._is_wanted_snapshot():
+      if not self._is_wanted_generation():
         answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
         self._refuse(412)
         written = cast(io.BytesIO, self.wfile).getvalue()
@@ -212,24 +212,24 @@ class _Handler(RequestHandler):
       if found and self.command == "GET":
         bucket, name = map(unquote, found.groups())
         objects = store.storage.objects.get(bucket, {})
-        snapshot = objects.get(name, {}).get("snapshot")
-    if snapshot is not None:
+        generation = objects.get(name, {}).get("generation")
+    if generation is not None:
       # tensorstore reads it from a header, which the emulator does not send,
       # and names it when it writes the object again.
       status, end, rest = written.partition(b"\r\n")
-      header = f"x-goog-snapshot: {snapshot}".encode()
+      header = f"x-goog-generation: {generation}".encode()
       written = status + end + header + end + rest
     return written
 
-  def _is_wanted_snapshot(self) -> bool:
+  def _is_wanted_generation(self) -> bool:
     """Whether an object that is written is as the request demands."""
     url = urlsplit(self.path)
     query, bucket = parse_qs(url.query), url.path.split("/")[-2]
-    if "ifSnapshotMatch" not in query or "name" not in query:
+    if "ifGenerationMatch" not in query or "name" not in query:
       return True
     objects = self._store.storage.objects.get(bucket, {})
-    own = objects.get(query["name"][0], {}).get("snapshot", "0")
-    return query["ifSnapshotMatch"] == [own]
+    own = objects.get(query["name"][0], {}).get("generation", "0")
+    return query["ifGenerationMatch"] == [own]
 
   def _refuse(self, status: int) -> None:
     error = {"code": status, "message": "a fault that was asked for"}

@@ -225,7 +225,7 @@ def test_the_command(tmp_path, corpus, command_server):
   save(tmp_path, corpus, 8, snapshot=4)
 
   def run(*arguments):
-    command = [sys.executable, "-m", "realm_jax.snapshots", *arguments]
+    command = [sys.executable, "-m", "realm_jax.list_snapshots", *arguments]
     return command_server.run([*command, f"--model_dir={tmp_path}"])
 
   # What is being built is not a snapshot yet.
