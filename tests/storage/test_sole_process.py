@@ -78,9 +78,9 @@ def holder(directory, command_environment):
 def test_a_lease_is_written_on_the_condition_that_google_documents(
   object_store, tmp_path
 ):
-  with object_store.counted() as requests:
-    with sole_process(object_store.path(f"sole/{tmp_path.name}")):
-      pass
+  folder = object_store.path(f"sole/{tmp_path.name}")
+  with object_store.counted() as requests, sole_process(folder):
+    pass
   # https://cloud.google.com/storage/docs/json_api/v1/objects/insert
   written = [r for r in requests if r.startswith("POST")]
   assert all("ifGenerationMatch=" in r for r in written), written
