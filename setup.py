@@ -58,7 +58,6 @@ setup(
     "tensorflow",
     "tensorflow-datasets",
     "tensorflow-text",
-    "tqdm",
     "zstandard",
   ],
   extras_require={

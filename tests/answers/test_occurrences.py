@@ -71,7 +71,7 @@ def test_stored_and_searched_answers_are_those_in_the_texts(world, tmp_path):
   build_store(one, corpus, STRINGS)
   build_store(two, corpus, STRINGS, num_workers=2)
   assert contents(one) == contents(two)
-  store = AnswerStore.open(one, store_key(corpus, STRINGS))
+  store = AnswerStore(one, store_key(corpus, STRINGS))
   stored = AnswersInBlocks(corpus, STRINGS, store)
   searched = AnswersInBlocks(corpus)
   rows = np.random.default_rng(0).permutation(corpus.num_blocks)[:20]
@@ -134,7 +134,7 @@ def test_a_run_makes_a_damaged_store_again_and_no_other(world, tmp_path):
 
   store = opened()
   with pytest.raises(AnswersError, match="other answers"):
-    AnswerStore.open(store, "another key")
+    AnswerStore(store, "another key")
   whole, rows = contents(store), store / "rows.npy"
   made_at = rows.stat().st_mtime_ns
   opened()
