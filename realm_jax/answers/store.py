@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from ahocorasick_rs import BytesAhoCorasick, Implementation
 from etils import epath
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
@@ -92,7 +92,7 @@ def find_answers(
 
 
 class AnswerStore:
-  """Rows of blocks by the number of the answer, memory-mapped.
+  """The rows of the blocks that contain each answer, memory-mapped.
 
   Opening a store verifies all of its files.
 
@@ -100,8 +100,11 @@ class AnswerStore:
     AnswersError: It is missing, damaged, or of other answers or blocks.
   """
 
-  def __init__(self, directory: epath.PathLike, key: str):
-    source = epath.Path(directory)
+  def __init__(
+    self, directory: epath.PathLike, corpus: Corpus, answers: Sequence[str]
+  ):
+    source, key = epath.Path(directory), store_key(corpus, answers)
+    self._numbers = {answer: number for number, answer in enumerate(answers)}
     try:
       manifest = json.loads((source / _MANIFEST).read_text())
       found = manifest["format_version"], manifest["key"]
@@ -118,9 +121,14 @@ class AnswerStore:
       for name in ("offsets.npy", "rows.npy")
     )
 
-  def rows(self, number: int) -> Int[np.ndarray, " n"]:
-    """Returns the sorted rows of the blocks that contain an answer."""
-    return self._rows[self._offsets[number] : self._offsets[number + 1]]
+  def contained(
+    self, answer: str, rows: Int[np.ndarray, " n"]
+  ) -> Bool[np.ndarray, " n"] | None:
+    """Returns which blocks contain an answer; None if it is not stored."""
+    if (number := self._numbers.get(answer)) is None:
+      return None
+    found = self._rows[self._offsets[number] : self._offsets[number + 1]]
+    return np.searchsorted(found, rows, "right") > np.searchsorted(found, rows)
 
 
 def store_key(corpus: Corpus, answers: Sequence[str]) -> str:
