@@ -268,8 +268,7 @@ def build_snapshot(
     files, records = draft.verified(are_read=config.index.has_files)
     query_tower = query_tower_parameters(towers.retriever, params)
     save_query_tower(files.root, jax.device_get(query_tower))
-    shards = layout.shards()
-    vectors = Embeddings(files, shards, dim=layout.dim, dtype=layout.dtype)
+    vectors = Embeddings(files, layout)
     report: dict[str, JsonValue] = {}
     recall: dict[str, float] = {}
     build_seconds = 0.0
@@ -298,7 +297,7 @@ def build_snapshot(
       embed_seconds=round(sum(record.seconds for record in records), 3),
       build_seconds=round(build_seconds, 3),
       oldest_step=step if known is None else known.oldest_step,
-      embeddings=shards,
+      embeddings=layout.embeddings,
       model=towers.model,
       index_report=report,
       files=(*(record.file for record in records), *others),

@@ -87,7 +87,7 @@ def known_vectors(
       raise SnapshotError("it is of another model or dtype")
     version = corpus.at(base.corpus_version, base.corpus_fingerprint)
     files = store.files(base)
-    vectors = Embeddings.of(files, base)
+    vectors = Embeddings(files, base)
     # On an object store, each is verified when it is copied.
     files.get(vectors.paths(), copies=False)
     # Vectors follow from the text: a block with another one is another block.

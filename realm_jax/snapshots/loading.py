@@ -110,7 +110,7 @@ def load_snapshot(
   manifest = store.manifest(step)
   corpus = corpus_of(manifest, corpus, store.path(step))
   files = store.files(manifest, low_priority=beside_training)
-  embeddings = Embeddings.of(files, manifest)
+  embeddings = Embeddings(files, manifest)
   blocks = index_blocks(corpus, embeddings, mesh=mesh)
   kind = manifest.index_kind
   of_index = [] if index is not None else files.below(kind)

@@ -14,7 +14,6 @@ and each file has one writer: nothing is locked, renamed or linked.
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +88,9 @@ class ShardLayout:
     """Returns the name of a file of vectors."""
     return f"embeddings-{shard:05d}-of-{len(self):05d}.npy"
 
-  def shards(self) -> tuple[EmbeddingsShard, ...]:
-    """Returns all files as a manifest describes them."""
+  @property
+  def embeddings(self) -> tuple[EmbeddingsShard, ...]:
+    """All files, as a manifest describes them."""
     return tuple(
       EmbeddingsShard(self.name(shard), len(self.rows(shard)))
       for shard in range(len(self))
@@ -215,31 +215,19 @@ class Draft:
 class Embeddings:
   """The vectors of a snapshot, memory-mapped file by file on first access.
 
-  The `shards` are in row order. Every access verifies, or copies, the files
-  that it needs, and raises a SnapshotError if one differs from the manifest.
+  They are divided as a manifest says, or the layout of a draft. Every access
+  verifies, or copies, the files that it needs, and raises a SnapshotError if
+  one differs from the manifest.
   """
 
-  def __init__(
-    self,
-    files: StagedFiles,
-    shards: Sequence[EmbeddingsShard],
-    *,
-    dim: int,
-    dtype: str,
-  ):
+  def __init__(self, files: StagedFiles, layout: Manifest | ShardLayout):
+    shards = layout.embeddings
     *starts, num_blocks = np.cumsum([0, *(shard.rows for shard in shards)])
-    self.shape = (int(num_blocks), dim)
-    self.dtype = np.dtype(dtype)
+    self.shape = (int(num_blocks), layout.dim)
+    self.dtype = np.dtype(layout.dtype)
     self._files, self._shards = files, shards
     self._starts = np.array(starts)
     self._maps: dict[str, np.ndarray] = {}
-
-  @classmethod
-  def of(cls, files: StagedFiles, manifest: Manifest) -> "Embeddings":
-    """Opens those of a published snapshot."""
-    return cls(
-      files, manifest.embeddings, dim=manifest.dim, dtype=manifest.dtype
-    )
 
   def paths(self) -> list[str]:
     """Returns the paths of all files."""

@@ -79,9 +79,8 @@ def publish_one(
     save_query_tower(
       staged.root, {"tower": {"kernel": np.full((2, 3), step, np.float32)}}
     )
-    shards = layout.shards()
     if index is not None:
-      embeddings = Embeddings(staged, shards, dim=DIM, dtype=dtype)
+      embeddings = Embeddings(staged, layout)
       blocks = index_blocks(corpus, embeddings)
       index.build(blocks, staged.root / index.kind)
     others = draft.record_others(staged.root)
@@ -99,7 +98,7 @@ def publish_one(
       "embed_seconds": 1.0,
       "build_seconds": 0.5,
       "oldest_step": step,
-      "embeddings": shards,
+      "embeddings": layout.embeddings,
       "files": (*(record.file for record in records), *others),
       "folder": draft.folder.name,
     }
