@@ -57,7 +57,6 @@ setup(
     "tensorflow",
     "tensorflow-datasets",
     "tensorflow-text",
-    "tqdm",
     "zstandard",
   ],
   extras_require={

@@ -11,6 +11,7 @@ exact search; --system chooses some. Each index is built in one process and
 searched in another, so that the memory of the build is measured alone.
 """
 
+import dataclasses
 import shutil
 import statistics
 import sys
@@ -27,7 +28,7 @@ from benchmarks.peer_processes import in_new_process
 from realm_jax.console import columns
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.isolated import IsolatedIndex
-from realm_jax.indexes.protocol import Blocks, BuildOptions, config_from
+from realm_jax.indexes.protocol import Blocks, config_from
 from realm_jax.storage.json_files import write_json
 
 Row = dict[str, Any]
@@ -97,9 +98,9 @@ def _blocks(folder: Path) -> Blocks:
 def build(folder: Path, saved: Path, kind: str, parameters: Row) -> Row:
   """Builds the index and writes it to files."""
   tuning, _ = index_vectors.queries(folder)
-  options = BuildOptions(directory=saved, queries=tuning)
+  blocks = dataclasses.replace(_blocks(folder), queries=tuning)
   start = time.perf_counter()
-  index = config_from(kind, parameters).build(_blocks(folder), options)
+  index = config_from(kind, parameters).build(blocks, saved)
   seconds = time.perf_counter() - start
   # `ru_maxrss` is not used, because a child inherits its parent's value.
   status = Path("/proc/self/status").read_text()

@@ -46,7 +46,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.build import (
-  Builder,
+  CompiledTowers,
   SnapshotConfig,
   publish_vectors,
 )
@@ -158,14 +158,14 @@ def _make_snapshots(
   config = SnapshotConfig(
     retriever, index, query_length=_QUERY_LENGTH, recall_queries=64
   )
-  builder = Builder(config, corpus, mesh=mesh)
+  towers = CompiledTowers(config, corpus, mesh=mesh)
   for step in range(count):
     if step in store.steps():
       continue
     folder = directory / f"vectors-{step}"
     index_vectors.generate(folder, corpus.num_blocks, seed=step)
     vectors = index_vectors.vectors(folder)
-    publish_vectors(builder, store.directory, params, vectors, step=step)
+    publish_vectors(towers, store.directory, params, vectors, step=step)
     shutil.rmtree(folder)
   return [Path(store.path(step)) for step in range(count)]
 
@@ -186,7 +186,7 @@ def measure_swaps(
   assemble = Pretraining.assemble
 
   def publish(stage: Pretraining, *given: Any) -> Assembled:
-    """Publishes a snapshot if it is due, by a rename as a builder does."""
+    """Publishes a snapshot if it is due, by a rename as a build does."""
     published, is_due = divmod(next(steps), _BETWEEN)
     if is_due == 0 and published <= swaps:
       os.rename(ready[published - 1], store.path(published))

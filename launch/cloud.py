@@ -26,17 +26,16 @@ def submit(name: str, jobs: Sequence[Job], given: flags.FlagValues) -> None:
     tempfile.TemporaryDirectory() as directory,
     xm_cloud.create_experiment(name) as experiment,
   ):
-    clone = Path(directory) / "realm_jax_clone"
-    _copy_tracked_files(clone)
+    clone = _copy_of_tracked_files(Path(directory) / "realm_jax_clone")
     for job in jobs:
       (image,) = experiment.package([_image(job, clone, given)])
       unit = beside if job.schedule is Schedule.BESIDE else run
       unit[job.name] = _xm_job(job, image, given)
+    # Without `args`, the client takes the jobs' environments for arguments
+    # of their commands, and without `settings`, it fails as well.
+    required = {"args": {}, "settings": xm_cloud.WorkUnitSettings()}
     for unit in (run, *({name: job} for name, job in beside.items())):
-      # Without `args`, the client takes the jobs' environments for arguments
-      # of their commands, and without `settings`, it fails as well.
-      settings = xm_cloud.WorkUnitSettings()
-      experiment.add(xm.JobGroup(**unit), args={}, settings=settings)
+      experiment.add(xm.JobGroup(**unit), **required)
   number = experiment.resource_name.rpartition("/")[2]
   names = ", ".join(job.name for job in jobs)
   print(
@@ -45,7 +44,7 @@ def submit(name: str, jobs: Sequence[Job], given: flags.FlagValues) -> None:
   )
 
 
-def _copy_tracked_files(copy: Path) -> None:
+def _copy_of_tracked_files(copy: Path) -> Path:
   """Copies the files that git tracks, as they are in the working tree."""
   listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=_PROJECT_DIR)
   for name in listed.decode().split("\0"):
@@ -53,6 +52,7 @@ def _copy_tracked_files(copy: Path) -> None:
     if name and (path.is_file() or path.is_symlink()):
       (copy / name).parent.mkdir(parents=True, exist_ok=True)
       shutil.copy2(path, copy / name, follow_symlinks=False)
+  return copy
 
 
 def _image(job: Job, clone: Path, given: flags.FlagValues) -> xm.Packageable:
@@ -85,16 +85,14 @@ def _xm_job(job: Job, image: xm.Executable, given: flags.FlagValues) -> xm.Job:
   """
   assert job.tpu is not None
   tpu = {f"tpu_{job.tpu.generation}": job.tpu.topology}
-  dependency = None
-  if job.schedule is Schedule.AFTER:
-    state = xm_cloud.executor.JobDependencyState.COMPLETED
-    dependency = xm_cloud.executor.Dependency("trainer", state)
+  completed = xm_cloud.executor.JobDependencyState.COMPLETED
+  trainer_ended = xm_cloud.executor.Dependency("trainer", completed)
   return xm.Job(
     image,
     xm_cloud.KubernetesJobExecutor(
       xm.JobRequirements(tpu, replicas=job.tpu.hosts),
       replica_retry_limit=given.max_restarts * job.tpu.hosts,
-      dependency=dependency,
+      dependency=trainer_ended if job.schedule is Schedule.AFTER else None,
       service_account=given.service_account,
     ),
     name=job.name,

@@ -33,13 +33,6 @@ from absl import app, flags, logging
 
 from realm_jax.launch import LaunchError
 from realm_jax.launch import jobs as launch_jobs
-from realm_jax.launch.jobs import (
-  define,
-  gin_error,
-  name_of,
-  plan,
-  split_bindings,
-)
 
 
 def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
@@ -48,12 +41,12 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
     raise app.UsageError(f"unexpected: {shlex.join(argv[1:])}")
   logging.set_verbosity(logging.WARNING)
   given = flags.FLAGS
-  name, jobs = name_of(given), plan(given, bindings)
+  name, jobs = launch_jobs.name_of(given), launch_jobs.plan(given, bindings)
   if given.dry_run:
     print("\n\n".join(map(str, jobs)), flush=True)
   if given.dry_run or given.executor != "local":
     # On this machine, the jobs themselves say at once what is wrong.
-    errors = [error for job in jobs if (error := gin_error(job))]
+    errors = [*filter(None, map(launch_jobs.gin_error, jobs))]
     if errors:
       raise LaunchError("; ".join(errors))
   if given.dry_run:
@@ -84,11 +77,11 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
 
 def run() -> None:
   """Runs the command. An error of the user is printed and exits with 2."""
-  define()
+  launch_jobs.define()
   # So that --help lists them.
   flags.adopt_module_key_flags(launch_jobs)
   try:
-    arguments, bindings = split_bindings(sys.argv)
+    arguments, bindings = launch_jobs.split_bindings(sys.argv)
     app.run(
       functools.partial(main, bindings=bindings),
       argv=arguments,

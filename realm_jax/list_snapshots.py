@@ -14,7 +14,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from absl import app, flags
-from tqdm import tqdm
 
 from realm_jax.checkpoints.store import FOLDER, CheckpointStore
 from realm_jax.configuration import command_line
@@ -144,7 +143,7 @@ def _table(statuses: Sequence[_Status]) -> str:
         f"v{manifest.corpus_version} {manifest.corpus_fingerprint[:8]}",
         manifest.index_kind,
         " ".join(recall) or "–",
-        tqdm.format_sizeof(size, "B"),
+        f"{size / 1e6:,.1f} MB",
         manifest.created,
       ]
     step = f"{one.step}{' !' if one.problem else ''}"

@@ -44,18 +44,11 @@ class AnswersInBlocks:
 
   Answers that are stored cost no reading of blocks. Others, which a task that
   draws its answers at random may have, are searched in the blocks themselves,
-  and so are regular expressions, in each block once. `answers` are those of the
-  store, in the order of their numbers.
+  and so are regular expressions, in each block once.
   """
 
-  def __init__(
-    self,
-    corpus: Corpus,
-    answers: Sequence[str] = (),
-    store: AnswerStore | None = None,
-  ):
+  def __init__(self, corpus: Corpus, store: AnswerStore | None = None):
     self.corpus = corpus
-    self._numbers = {string: number for number, string in enumerate(answers)}
     self._store = store
     # By pattern: the rows that were searched, and those that it matches in.
     self._searched: dict[
@@ -69,27 +62,17 @@ class AnswersInBlocks:
     contained = np.zeros(len(rows), bool)
     unknown = []
     for string in question.strings:
-      if string in self._numbers:
-        contained |= self._stored(self._numbers[string], rows)
-      else:
+      stored = self._store and self._store.contained(string, rows)
+      if stored is None:
         unknown.append(string)
+      else:
+        contained |= stored
     if unknown:
       _, found = find_answers(automaton_of(unknown), self.corpus, rows)
       contained[found] = True
     for pattern in question.patterns:
       contained |= self._matches(pattern, rows)
     return contained
-
-  def _stored(
-    self, number: int, rows: Int[np.ndarray, " n"]
-  ) -> Bool[np.ndarray, " n"]:
-    """Returns which rows have an answer of the store."""
-    assert self._store is not None
-    found = self._store.rows(number)
-    if not len(found):
-      return np.zeros(len(rows), bool)
-    places = np.minimum(np.searchsorted(found, rows), len(found) - 1)
-    return found[places] == rows
 
   def _matches(
     self, pattern: str, rows: Int[np.ndarray, " n"]

@@ -66,16 +66,18 @@ class RunAnswers:
 
     def make() -> None:
       try:
-        AnswerStore.open(directory, key)
+        AnswerStore(directory, corpus, answers)
       except AnswersError as reason:
         logging.info("Searching all blocks for the answers: %s", reason)
         build_store(directory, corpus, answers)
 
     self._agreement.on_process_0(f"answers {key}", make, (AnswersError,))
     store = self._agreement.on_all_processes(
-      f"store {key}", lambda: AnswerStore.open(directory, key), (AnswersError,)
+      f"store {key}",
+      lambda: AnswerStore(directory, corpus, answers),
+      (AnswersError,),
     )
-    return AnswersInBlocks(corpus, answers, store)
+    return AnswersInBlocks(corpus, store)
 
 
 def answers_of_task(data: DataConfig) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from ahocorasick_rs import BytesAhoCorasick, Implementation
 from etils import epath
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
@@ -33,7 +33,7 @@ from realm_jax.storage.atomic import (
   rename_into_place,
   staging_directory,
 )
-from realm_jax.storage.json_files import JsonValue, write_json
+from realm_jax.storage.json_files import write_json
 from realm_jax.storage.local_disk import create_mapped_array, save_array
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.storage.staging import FileRecord, StagedFiles, record_files
@@ -92,39 +92,43 @@ def find_answers(
 
 
 class AnswerStore:
-  """Rows of blocks by the number of the answer, memory-mapped."""
+  """The rows of the blocks that contain each answer, memory-mapped.
 
-  def __init__(self, directory: Path):
-    self._offsets, self._rows = (
-      np.load(directory / name, mmap_mode="r").view(np.ndarray)
-      for name in ("offsets.npy", "rows.npy")
-    )
+  Opening a store verifies all of its files.
 
-  @classmethod
-  def open(cls, directory: epath.PathLike, key: str) -> "AnswerStore":
-    """Opens a store and verifies all of its files.
+  Raises:
+    AnswersError: It is missing, damaged, or of other answers or blocks.
+  """
 
-    Raises `AnswersError` if it is missing, damaged, or of other answers or
-    blocks.
-    """
-    source = epath.Path(directory)
+  def __init__(
+    self, directory: epath.PathLike, corpus: Corpus, answers: Sequence[str]
+  ):
+    source, key = epath.Path(directory), store_key(corpus, answers)
+    self._numbers = {answer: number for number, answer in enumerate(answers)}
     try:
       manifest = json.loads((source / _MANIFEST).read_text())
       found = manifest["format_version"], manifest["key"]
+      files = manifest["files"].items()
+      records = [FileRecord.from_entry(*file) for file in files]
     except (OSError, ValueError, TypeError, KeyError) as error:
       raise AnswersError(f"there is no whole store at {source}") from error
     if found != (_FORMAT_VERSION, key):
       raise AnswersError(f"{source} is of another format or of other answers")
-    records = [
-      FileRecord(name, record["bytes"], record["sha256"])
-      for name, record in manifest["files"].items()
-    ]
     staged = StagedFiles(source, records, error=AnswersError)
-    return cls(staged.get([record.path for record in records]))
+    local = staged.get([record.path for record in records])
+    self._offsets, self._rows = (
+      np.load(local / name, mmap_mode="r").view(np.ndarray)
+      for name in ("offsets.npy", "rows.npy")
+    )
 
-  def rows(self, number: int) -> Int[np.ndarray, " n"]:
-    """Returns the sorted rows of the blocks that contain an answer."""
-    return self._rows[self._offsets[number] : self._offsets[number + 1]]
+  def contained(
+    self, answer: str, rows: Int[np.ndarray, " n"]
+  ) -> Bool[np.ndarray, " n"] | None:
+    """Returns which blocks contain an answer; None if it is not stored."""
+    if (number := self._numbers.get(answer)) is None:
+      return None
+    found = self._rows[self._offsets[number] : self._offsets[number + 1]]
+    return np.searchsorted(found, rows, "right") > np.searchsorted(found, rows)
 
 
 def store_key(corpus: Corpus, answers: Sequence[str]) -> str:
@@ -171,16 +175,12 @@ def build_store(
       _merge(folder, len(answers), staging)
       shutil.rmtree(folder)
       records = record_files(staging, ["offsets.npy", "rows.npy"])
-      files: dict[str, JsonValue] = {
-        file.path: {"bytes": file.size, "sha256": file.sha256}
-        for file in records
-      }
       write_json(
         staging / _MANIFEST,
         {
           "format_version": _FORMAT_VERSION,
           "key": store_key(corpus, answers),
-          "files": files,
+          "files": {file.path: file.entry for file in records},
         },
       )
       if is_remote(directory):

@@ -12,6 +12,8 @@ before the next step, so that the trainer can save again, or end.
 """
 
 import contextlib
+import dataclasses
+import json
 import shutil
 import threading
 import time
@@ -28,14 +30,18 @@ from etils import epath
 from jaxtyping import PyTree, UInt8
 from orbax.checkpoint import checkpoint_managers
 
-from realm_jax.checkpoints import best
 from realm_jax.errors import ExitCode, RealmError
-from realm_jax.storage.paths import is_remote
+from realm_jax.storage.json_files import write_json
+from realm_jax.storage.paths import is_remote, read_text
 
 _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 # The item `loop`, a flat dictionary, as it is saved and restored.
 LoopItem = dict[str, Any]
 FOLDER = "checkpoints"
+# Name of the best checkpoint in place of its step, and the file that says which
+# one it is.
+BEST = "best"
+_BEST_FILE = "best.json"
 _ITEMS = ("retriever", "reader", "optimizer", "loop", "vectors")
 _NO_SNAPSHOT = -1
 _MAX_LISTINGS = 10
@@ -288,6 +294,56 @@ class CheckpointStore:
       ) from error
 
 
+@dataclasses.dataclass(frozen=True)
+class BestCheckpoint:
+  """The best checkpoint of a run, as an evaluation writes it to `best.json`.
+
+  Attributes:
+    metric: Metric by which checkpoints are compared.
+    step: Step of the best checkpoint; None until one has been evaluated.
+    value: Its metric.
+    evaluating: Step of the checkpoint that is being evaluated.
+  """
+
+  metric: str
+  step: int | None = None
+  value: float | None = None
+  evaluating: int | None = None
+
+  @property
+  def kept(self) -> frozenset[int]:
+    """Steps of the checkpoints that the trainer keeps."""
+    named = (self.step, self.evaluating)
+    return frozenset(step for step in named if step is not None)
+
+
+def read_best(model_dir: epath.PathLike) -> BestCheckpoint | None:
+  """Returns the best checkpoint of a run; None if none was ever named.
+
+  Raises:
+    CheckpointError: The file is damaged.
+  """
+  path = epath.Path(model_dir) / _BEST_FILE
+  try:
+    best = BestCheckpoint(**json.loads(read_text(path)))
+    if all(isinstance(step, int) for step in best.kept):
+      return best
+    reason = f"a step of {[*best.kept]} is no number"
+  except FileNotFoundError:
+    return None
+  except (TypeError, ValueError) as error:
+    reason = str(error)
+  raise CheckpointError(
+    f"{path} is not what `realm_jax.evaluate --follow` writes: {reason}; "
+    "remove it, and follow the run again"
+  )
+
+
+def write_best(model_dir: epath.PathLike, best: BestCheckpoint) -> None:
+  """Replaces the file."""
+  write_json(epath.Path(model_dir) / _BEST_FILE, dataclasses.asdict(best))
+
+
 class _Best(checkpoint_managers.PreservationPolicy):
   """Keeps the checkpoints that the run's `best.json` names at each save.
 
@@ -306,8 +362,8 @@ class _Best(checkpoint_managers.PreservationPolicy):
     """Returns whether each checkpoint is kept: all if the file is damaged."""
     del context
     try:
-      named = best.read_best(self._model_dir)
-    except (ValueError, OSError) as error:
+      named = read_best(self._model_dir)
+    except (CheckpointError, OSError) as error:
       logging.warning("no checkpoint is removed: %s", error)
       return [True] * len(checkpoints)
     kept = frozenset() if named is None else named.kept
@@ -355,7 +411,7 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
   path = epath.Path(path)
   if path.parent.name == FOLDER:
     model_dir = path.parent.parent
-    if path.name == best.NAME:
+    if path.name == BEST:
       return CheckpointStore(model_dir), _best_step(model_dir)
     if path.name.isdigit():
       return CheckpointStore(model_dir), int(path.name)
@@ -369,14 +425,11 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
 
 
 def _best_step(model_dir: epath.Path) -> int:
-  try:
-    named = best.read_best(model_dir)
-  except ValueError as error:
-    raise CheckpointError(str(error)) from error
+  named = read_best(model_dir)
   if named is None or named.step is None:
     raise CheckpointError(
       f"{model_dir} has no best checkpoint yet; name a step, or let "
-      f"`realm_jax.evaluate --follow` write {best.FILE}"
+      f"`realm_jax.evaluate --follow` write {_BEST_FILE}"
     )
   return named.step
 

@@ -36,7 +36,7 @@ from etils import epath
 
 from realm_jax.corpus import CorpusError
 from realm_jax.storage.paths import list_names, read_text
-from realm_jax.storage.staging import FileRecord
+from realm_jax.storage.staging import FileRecord, require_below
 from realm_jax.text.languages import ENGLISH
 
 FORMAT_VERSION = 4
@@ -142,17 +142,19 @@ def earlier_versions(directory: epath.Path) -> list[int]:
 
 
 def files_of(manifest: Manifest) -> list[FileRecord]:
-  """Returns the record of every file of arrays."""
+  """Returns the record of every file of arrays.
+
+  Raises:
+    DamagedFileError: A path leads out of the corpus.
+  """
   files: dict[str, Any] = {}
   for shard in manifest["shards"]:
+    require_below(shard["name"])
     for name, record in shard["files"].items():
       files[f"{shard['name']}/{name}"] = record
     if "removed" in shard:
       files[shard["removed"]["path"]] = shard["removed"]
-  return [
-    FileRecord(path, record["bytes"], record["sha256"])
-    for path, record in files.items()
-  ]
+  return [FileRecord.from_entry(*file) for file in files.items()]
 
 
 def _parse(path: epath.Path) -> Manifest | None:
@@ -167,6 +169,8 @@ def _parse(path: epath.Path) -> Manifest | None:
   try:
     manifest: Manifest = json.loads(read_text(path))
     format_version = manifest["format_version"]
+    if format_version == FORMAT_VERSION:
+      files_of(manifest)
   except (FileNotFoundError, NotADirectoryError):
     return None
   except (OSError, ValueError, KeyError, TypeError) as error:

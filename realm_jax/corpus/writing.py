@@ -22,7 +22,7 @@ from realm_jax.storage import atomic
 from realm_jax.storage.json_files import write_json
 from realm_jax.storage.local_disk import explain_full_disk, save_array
 from realm_jax.storage.paths import is_remote, upload_directory
-from realm_jax.storage.staging import sha256_of
+from realm_jax.storage.staging import FileRecord
 
 # Bytes of text in a shard that is written by one process.
 SHARD_BYTES = 64 << 20
@@ -86,7 +86,7 @@ def write_shard(
       values = _joined_offsets(values)
     path = folder / f"{name}.npy"
     save_array(path, np.concatenate(values))
-    files[path.name] = _file_record(path)
+    files[path.name] = FileRecord.of(path, path.name).entry
   return {
     "name": folder.name,
     "num_blocks": sum(len(part["block_ids"]) for part in parts),
@@ -148,12 +148,8 @@ def write_removed(
     "num_blocks": len(positions),
     "num_documents": int((left[1:] == left[:-1]).sum()),
     "num_tokens": int(lengths[positions].sum()),
-    **_file_record(directory / name),
+    **FileRecord.of(directory / name, name).entry,
   }
-
-
-def _file_record(path: Path) -> dict[str, Any]:
-  return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 # --- Directories --------------------------------------------------------

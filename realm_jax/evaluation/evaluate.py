@@ -15,8 +15,13 @@ from typing import Any
 from absl import logging
 from etils import epath
 
-from realm_jax.checkpoints.best import BestCheckpoint, read_best, write_best
-from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.store import (
+  BestCheckpoint,
+  CheckpointError,
+  CheckpointStore,
+  read_best,
+  write_best,
+)
 from realm_jax.configuration.kept import run_directory
 from realm_jax.console import stop_on_sigterm
 from realm_jax.errors import RealmError

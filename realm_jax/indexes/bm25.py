@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from jax.sharding import Mesh
 
 from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import (
-  DEFAULT_OPTIONS,
   Blocks,
-  BuildOptions,
   Index,
   IndexConfig,
   IndexLoadError,
@@ -39,9 +36,7 @@ class Bm25Config(IndexConfig):
   k1: NonNegativeFloat = 0.9
   b: Fraction = 0.4
 
-  def build(
-    self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
-  ) -> "Bm25Index":
+  def build(self, blocks: Blocks, directory: Path | None = None) -> "Bm25Index":
     """Counts the words of every block and writes a sparse matrix of scores."""
     if blocks.token_ids is None:
       raise RealmError("BM25 needs the blocks' wordpieces")
@@ -55,25 +50,23 @@ class Bm25Config(IndexConfig):
       [blocks.token_ids(row).tolist() for row in range(blocks.num_blocks)],
       show_progress=False,
     )
-    if options.directory is not None:
+    if directory is not None:
       try:
-        library.save(options.directory, show_progress=False)
+        library.save(directory, show_progress=False)
         # numpy overlooks that there was no room for the end of an array.
-        self.load(options.directory, blocks)
+        self.load(directory, blocks)
       except (OSError, IndexLoadError) as error:
         # numpy's error does not say that the disk is full.
         raise OSError(
           getattr(error, "errno", None) or errno.ENOSPC,
           f"cannot write BM25's scores: {error}",
-          str(options.directory),
+          str(directory),
         ) from error
     return Bm25Index(library)
 
-  def load(
-    self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
-  ) -> "Bm25Index":
+  def load(self, directory: Path, blocks: Blocks) -> "Bm25Index":
     """Loads what `build` wrote, memory-mapped."""
-    del blocks, mesh
+    del blocks
     try:
       library = _library().BM25.load(
         directory, mmap=True, show_progress=False, load_vocab=False

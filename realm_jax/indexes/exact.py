@@ -5,6 +5,7 @@ new snapshot of the same capacity is searched without compiling anything.
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -16,9 +17,7 @@ from jaxtyping import Array, Float, Int
 from realm_jax.errors import RealmError
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.protocol import (
-  DEFAULT_OPTIONS,
   Blocks,
-  BuildOptions,
   Index,
   IndexConfig,
   QueryBatch,
@@ -69,10 +68,11 @@ class ExactConfig(IndexConfig):
   capacity: PositiveInt | None = None
 
   def build(
-    self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
+    self, blocks: Blocks, directory: Path | None = None
   ) -> "ExactIndex":
     """Copies the vectors to the devices."""
-    return ExactIndex(blocks.embedded(), self, mesh=options.mesh)
+    del directory
+    return ExactIndex(blocks.embedded(), self, mesh=blocks.mesh)
 
 
 _DEFAULTS = ExactConfig()

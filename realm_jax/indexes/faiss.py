@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
 from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import (
-  DEFAULT_OPTIONS,
   Blocks,
-  BuildOptions,
   Index,
   IndexConfig,
   IndexLoadError,
@@ -53,7 +50,7 @@ class FaissConfig(IndexConfig):
   num_reordered: PositiveInt = 400
 
   def build(
-    self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
+    self, blocks: Blocks, directory: Path | None = None
   ) -> "FaissIndex":
     """Builds in memory; the same vectors give the same index."""
     vectors = blocks.embedded()
@@ -69,7 +66,7 @@ class FaissConfig(IndexConfig):
       )
       index.train(sample_vectors(vectors, _TRAINING_SAMPLE))
       for start in range(0, num_blocks, _ROWS_PER_COPY):
-        options.check()
+        blocks.check()
         part = vectors[start : min(start + _ROWS_PER_COPY, num_blocks)]
         index.add(np.ascontiguousarray(part, np.float32))
         drop_pages(part)
@@ -78,18 +75,15 @@ class FaissConfig(IndexConfig):
         f"FAISS cannot build {described!r} over {num_blocks} vectors of {dim} "
         f"dimensions: {error}; choose another `factory`"
       ) from error
-    if options.directory is not None:
-      options.directory.mkdir(parents=True)
+    if directory is not None:
+      directory.mkdir(parents=True)
       # FAISS's own writer may not report a full disk.
-      with (options.directory / _FILE).open("wb") as file:
+      with (directory / _FILE).open("wb") as file:
         library.write_index(index, library.PyCallbackIOWriter(file.write))
     return FaissIndex(index, blocks, config=self)
 
-  def load(
-    self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
-  ) -> "FaissIndex":
+  def load(self, directory: Path, blocks: Blocks) -> "FaissIndex":
     """Loads what `build` wrote, memory-mapped where FAISS can do so."""
-    del mesh
     library = _library()
     path = directory / _FILE
     try:

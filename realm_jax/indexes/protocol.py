@@ -103,7 +103,7 @@ class Rows(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """The blocks that an index is built over.
+  """The blocks that an index is built over, and what else a build may use.
 
   Attributes:
     num_blocks: Number of blocks, N.
@@ -111,38 +111,24 @@ class Blocks:
     token_ids: Function from a row to its wordpieces, title and body, without
       special ones.
     vocab_size: Size of the vocabulary of those wordpieces.
+    queries: Sample of real queries, with vectors, to measure recall on.
+    mesh: Mesh of the devices, for an index that lives on them.
+    check: Function called regularly; an exception it raises ends the build.
   """
 
   num_blocks: int
   vectors: Rows | None = None
   token_ids: Callable[[int], Int[np.ndarray, " l"]] | None = None
   vocab_size: int = 0
+  queries: QueryBatch | None = None
+  mesh: jax.sharding.Mesh | None = None
+  check: Callable[[], None] = lambda: None
 
   def embedded(self) -> Rows:
     """Returns the vectors; raises ValueError if nothing has been embedded."""
     if self.vectors is None:
       raise RealmError("this index needs the blocks' vectors; embed them first")
     return self.vectors
-
-
-@dataclasses.dataclass(frozen=True)
-class BuildOptions:
-  """Inputs besides the blocks that building an index may use.
-
-  Attributes:
-    directory: Where to write what `IndexConfig.load` reads; None keeps nothing.
-    mesh: Mesh of the devices, for an index that lives on them.
-    queries: Sample of real queries, with vectors, to measure recall on.
-    check: Function called regularly; an exception it raises ends the build.
-  """
-
-  directory: Path | None = None
-  mesh: jax.sharding.Mesh | None = None
-  queries: QueryBatch | None = None
-  check: Callable[[], None] = lambda: None
-
-
-DEFAULT_OPTIONS = BuildOptions()
 
 
 @runtime_checkable
@@ -194,10 +180,10 @@ class IndexConfig(abc.ABC):
     require_valid(self)
 
   @abc.abstractmethod
-  def build(
-    self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
-  ) -> Index:
-    """Builds the index, and writes it to the directory of the options.
+  def build(self, blocks: Blocks, directory: Path | None = None) -> Index:
+    """Builds the index, and writes what `load` reads to a new directory.
+
+    Without a directory, the index is in memory alone.
 
     Raises:
       ValueError: The blocks lack what the index needs, or the library refuses
@@ -207,13 +193,7 @@ class IndexConfig(abc.ABC):
       OSError: The disk is full.
     """
 
-  def load(
-    self,
-    directory: Path,
-    blocks: Blocks,
-    *,
-    mesh: jax.sharding.Mesh | None = None,
-  ) -> Index:
+  def load(self, directory: Path, blocks: Blocks) -> Index:
     """Loads what `build` wrote for the same blocks, or builds it again.
 
     Raises:
@@ -221,7 +201,7 @@ class IndexConfig(abc.ABC):
       LibraryError: The library is missing.
     """
     del directory
-    return self.build(blocks, BuildOptions(mesh=mesh))
+    return self.build(blocks)
 
 
 def library_of(kind: str, module: str, advice: str) -> Any:

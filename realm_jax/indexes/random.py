@@ -2,14 +2,13 @@
 
 import dataclasses
 import hashlib
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from realm_jax.indexes.protocol import (
-  DEFAULT_OPTIONS,
   Blocks,
-  BuildOptions,
   Index,
   IndexConfig,
   QueryBatch,
@@ -29,10 +28,10 @@ class RandomConfig(IndexConfig):
   seed: NonNegativeInt = 0
 
   def build(
-    self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
+    self, blocks: Blocks, directory: Path | None = None
   ) -> "RandomIndex":
     """Returns the index, which needs only the number of blocks."""
-    del options
+    del directory
     return RandomIndex(blocks.num_blocks, seed=self.seed)
 
 

@@ -21,15 +21,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Float32, Integer
 
 from realm_jax.errors import RealmError
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.protocol import (
-  DEFAULT_OPTIONS,
   Blocks,
-  BuildOptions,
   Index,
   IndexConfig,
   IndexLoadError,
@@ -125,7 +122,7 @@ class ScannConfig(IndexConfig):
   dims_per_code: PositiveInt = 2
 
   def build(
-    self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
+    self, blocks: Blocks, directory: Path | None = None
   ) -> "ScannIndex":
     """Builds the tree, and chooses how much of it meets the target fastest.
 
@@ -133,16 +130,14 @@ class ScannConfig(IndexConfig):
     recall is measured with vectors of blocks as queries. Without a directory,
     the files are removed once they are loaded.
     """
-    directory, vectors = options.directory, blocks.embedded()
+    vectors = blocks.embedded()
     if directory is None:
       with tempfile.TemporaryDirectory(prefix="realm_scann_") as scratch:
-        directory = Path(scratch) / self.kind
-        kept = dataclasses.replace(options, directory=directory)
-        return self.build(blocks, kept)
+        return self.build(blocks, Path(scratch) / self.kind)
     scann = _library()
     in_memory = np.ascontiguousarray(vectors[0 : blocks.num_blocks], np.float32)
     builder = scann.builder(in_memory, 10, "dot_product")
-    options.check()
+    blocks.check()
     if blocks.num_blocks < self.brute_force_below:
       _write_searcher(builder.score_brute_force(), directory)
       return self.load(directory, blocks)
@@ -170,12 +165,12 @@ class ScannConfig(IndexConfig):
     del builder, in_memory
     k = min(self.recall_k, blocks.num_blocks)
     index = ScannIndex(directory, blocks, tree=Tree(num_leaves, 1, k))
-    queries = options.queries
+    queries = blocks.queries
     if queries is None or queries.vectors is None:
       queries = QueryBatch.of_vectors(
         sample_vectors(vectors, _NUM_STAND_INS, seed=1)
       )
-    options.check()
+    blocks.check()
     point = fastest_point(
       index,
       GroundTruth(vectors, queries, k),
@@ -203,11 +198,8 @@ class ScannConfig(IndexConfig):
     (directory / _TREE).write_text(json.dumps(point.tree._asdict()) + "\n")
     return index
 
-  def load(
-    self, directory: Path, blocks: Blocks, *, mesh: Mesh | None = None
-  ) -> "ScannIndex":
+  def load(self, directory: Path, blocks: Blocks) -> "ScannIndex":
     """Loads what `build` wrote."""
-    del mesh
     tree, path = None, directory / _TREE
     try:
       if path.exists():

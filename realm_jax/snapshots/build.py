@@ -22,7 +22,6 @@ from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.ground_truth import measure_recall
 from realm_jax.indexes.protocol import (
-  BuildOptions,
   IndexConfig,
   QueryBatch,
   RecallError,
@@ -62,7 +61,7 @@ class PreemptedError(Exception):
   """SIGTERM came during a build."""
 
 
-# Errors of one process that all processes of a builder raise.
+# Errors of one process that all processes of an index builder raise.
 SHARED_ERRORS = (
   PreemptedError,
   DiskFullError,
@@ -110,8 +109,8 @@ class SnapshotConfig:
     require_valid(self)
 
 
-class Builder:
-  """What builds snapshots of one corpus version, and compiles once for all.
+class CompiledTowers:
+  """The towers that build snapshots of one corpus version, compiled once.
 
   The devices of the mesh are those of this process, and the `retriever` is for
   the vocabulary of the corpus.
@@ -199,7 +198,7 @@ class Builder:
 
 
 def build_snapshot(
-  builder: Builder,
+  towers: CompiledTowers,
   step: int,
   params: Params,
   store: SnapshotStore,
@@ -219,8 +218,8 @@ def build_snapshot(
   another version of the corpus the vectors of unchanged blocks are kept.
 
   The `params` of the retriever are on the devices, and the `known` vectors need
-  not be embedded. The `identity` names the draft; None is the builder's
-  checksum. The function `check` is called regularly, and an exception stops the
+  not be embedded. The `identity` names the draft; None is that of the
+  towers. The function `check` is called regularly, and an exception stops the
   work.
 
   Raises:
@@ -230,20 +229,20 @@ def build_snapshot(
     RecallError: The recall of the index is below what its settings want.
     ProcessesError: Another process has failed.
   """
-  config, corpus, layout = builder.config, builder.corpus, builder.layout
+  config, corpus, layout = towers.config, towers.corpus, towers.layout
   kind = config.index.kind
   if known is None and config.index.needs_vectors:
     known = known_vectors(
       *(store, step),
       corpus=corpus,
-      model=builder.model,
+      model=towers.model,
       dtype=layout.dtype,
       agreement=agreement,
     )
   embed = np.ones(layout.num_blocks, bool)
   if known is not None:
     embed = known.rows == NULL_ROW
-  identity = identity or builder.identity(params, known)
+  identity = identity or towers.identity(params, known)
   draft = store.draft(step, identity, layout)
 
   @store.disk_full_explained(step)
@@ -257,7 +256,7 @@ def build_snapshot(
       vectors = np.empty((len(rows), layout.dim), np.float32)
       is_new = embed[rows]
       if is_new.any():
-        vectors[is_new] = builder.embedder.embed(
+        vectors[is_new] = towers.embedder.embed(
           params, rows[is_new], check=check
         )
       if known is not None and not is_new.all():
@@ -267,23 +266,18 @@ def build_snapshot(
   @store.disk_full_explained(step)
   def publish() -> None:
     files, records = draft.verified(are_read=config.index.has_files)
-    query_tower = query_tower_parameters(builder.retriever, params)
+    query_tower = query_tower_parameters(towers.retriever, params)
     save_query_tower(files.root, jax.device_get(query_tower))
-    shards = tuple(record.shard for record in records)
-    vectors = Embeddings(files, shards, dim=layout.dim, dtype=layout.dtype)
+    vectors = Embeddings(files, layout)
     report: dict[str, JsonValue] = {}
     recall: dict[str, float] = {}
     build_seconds = 0.0
     if config.index.has_files:
-      for_tuning, held_out = builder.queries(params)
+      for_tuning, held_out = towers.queries(params)
       check()
       start = time.monotonic()
-      index = config.index.build(
-        index_blocks(corpus, vectors),
-        BuildOptions(
-          directory=files.root / kind, queries=for_tuning, check=check
-        ),
-      )
+      blocks = index_blocks(corpus, vectors, queries=for_tuning, check=check)
+      index = config.index.build(blocks, files.root / kind)
       build_seconds, report = time.monotonic() - start, dict(index.report)
       check()
       if index.needs_vectors:
@@ -303,8 +297,8 @@ def build_snapshot(
       embed_seconds=round(sum(record.seconds for record in records), 3),
       build_seconds=round(build_seconds, 3),
       oldest_step=step if known is None else known.oldest_step,
-      embeddings=shards,
-      model=builder.model,
+      embeddings=layout.embeddings,
+      model=towers.model,
       index_report=report,
       files=(*(record.file for record in records), *others),
       folder=draft.folder.name,
@@ -325,7 +319,7 @@ def build_snapshot(
 
 
 def publish_vectors(
-  builder: Builder,
+  towers: CompiledTowers,
   snapshots_dir: epath.PathLike,
   params: Params,
   vectors: Rows,
@@ -338,7 +332,7 @@ def publish_vectors(
     SnapshotError: Their number or dimension is wrong, or one is not finite.
     And what `build_snapshot` raises.
   """
-  layout = builder.layout
+  layout = towers.layout
   if tuple(vectors.shape) != (layout.num_blocks, layout.dim):
     raise SnapshotError(
       f"vectors of shape {list(vectors.shape)} for {layout.num_blocks} blocks "
@@ -353,7 +347,7 @@ def publish_vectors(
   )
   try:
     build_snapshot(
-      *(builder, step, params, store),
+      *(towers, step, params, store),
       agreement=Agreement("import"),
       known=known,
       identity=IMPORTED,

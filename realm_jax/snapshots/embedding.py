@@ -37,7 +37,7 @@ EmbedBlocks = Callable[[Params, jax.Array], jax.Array]
 def jitted_embedder(
   embed_blocks: EmbedBlocks, mesh: Mesh
 ) -> jax.stages.Wrapped:
-  """Returns `embed_blocks` as the builder compiles it, for each length."""
+  """Returns `embed_blocks` as `CompiledTowers` compiles it, for each length."""
   return jax.jit(
     sharding.under(sharding.LOGICAL_AXIS_RULES, embed_blocks),
     out_shardings=sharding.batch_sharding(mesh),

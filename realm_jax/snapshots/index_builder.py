@@ -41,7 +41,7 @@ from realm_jax.settings import (
 )
 from realm_jax.snapshots.build import (
   SHARED_ERRORS,
-  Builder,
+  CompiledTowers,
   PreemptedError,
   SnapshotConfig,
   build_snapshot,
@@ -138,7 +138,7 @@ def build_index(
       be read, or that of `checkpoint_step` is gone. Other unreadable ones are
       skipped.
     ProcessesError: The processes differ, or another one has failed.
-    SoleProcessError: Another builder builds these snapshots already.
+    SoleProcessError: Another index builder builds these snapshots already.
     StoreAccessError: A bucket cannot be read or written.
     RecallError: With `once` or in the mode `every`, the recall of an index is
       below what its settings want; otherwise the checkpoint is skipped.
@@ -212,7 +212,7 @@ class _IndexBuilder:
   agreement: Agreement
   stop: threading.Event
   check: Callable[[], None]
-  builder: Builder | None = None
+  towers: CompiledTowers | None = None
   published: list[int] = dataclasses.field(default_factory=list)
   failed: dict[int, list[ValueError]] = dataclasses.field(default_factory=dict)
 
@@ -233,11 +233,11 @@ class _IndexBuilder:
         stop.wait(config.poll_seconds)
         continue
       try:
-        builder, params, known = agreement.on_all_processes(
+        towers, params, known = agreement.on_all_processes(
           "checkpoint", functools.partial(self._restore, choice), SHARED_ERRORS
         )
         build_snapshot(
-          *(builder, step, params, self.store),
+          *(towers, step, params, self.store),
           agreement=agreement,
           known=known,
           check=self.check,
@@ -263,7 +263,7 @@ class _IndexBuilder:
 
   def _restore(
     self, choice: _Choice
-  ) -> tuple[Builder, Params, KnownVectors | None]:
+  ) -> tuple[CompiledTowers, Params, KnownVectors | None]:
     """Returns what builds, and the towers and the vectors of a checkpoint.
 
     Raises:
@@ -271,11 +271,11 @@ class _IndexBuilder:
         be read, or was removed meanwhile.
     """
     corpus = self.corpus.at(choice.corpus_version, choice.corpus_fingerprint)
-    if self.builder is None or self.builder.corpus is not corpus:
-      self.builder = Builder(self.snapshot, corpus)
+    if self.towers is None or self.towers.corpus is not corpus:
+      self.towers = CompiledTowers(self.snapshot, corpus)
     step, checkpoints = choice.step, self.checkpoints
     assert step is not None
-    like = {"retriever": self.builder.abstract_params()}
+    like = {"retriever": self.towers.abstract_params()}
     try:
       checkpoints.require_vocabulary(step, corpus.vocab_sha256)
       restored = checkpoints.restore(step, items=("retriever",), like=like)
@@ -284,7 +284,7 @@ class _IndexBuilder:
         known = checkpoint_vectors(checkpoints, step, corpus)
     except OSError as error:
       raise UnreadableCheckpointError(str(error)) from error
-    return self.builder, restored["retriever"], known
+    return self.towers, restored["retriever"], known
 
   def _choose(self) -> _Choice:
     """Returns the choice, or raises the error of what cannot be skipped."""

@@ -87,11 +87,9 @@ def known_vectors(
       raise SnapshotError("it is of another model or dtype")
     version = corpus.at(base.corpus_version, base.corpus_fingerprint)
     files = store.files(base)
-    vectors = Embeddings.of(files, base)
-    if files.is_copied:  # Then each is verified when it is copied.
-      files.verify(vectors.paths(), checksums=False)
-    else:
-      files.get(vectors.paths())
+    vectors = Embeddings(files, base)
+    # On an object store, each is verified when it is copied.
+    files.get(vectors.paths(), copies=False)
     # Vectors follow from the text: a block with another one is another block.
     hashes = version.content_hashes
     order = np.argsort(hashes, kind="stable")

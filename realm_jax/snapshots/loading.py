@@ -14,7 +14,6 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
-  BuildOptions,
   Index,
   IndexConfig,
   IndexLoadError,
@@ -111,8 +110,8 @@ def load_snapshot(
   manifest = store.manifest(step)
   corpus = corpus_of(manifest, corpus, store.path(step))
   files = store.files(manifest, low_priority=beside_training)
-  embeddings = Embeddings.of(files, manifest)
-  blocks = index_blocks(corpus, embeddings)
+  embeddings = Embeddings(files, manifest)
+  blocks = index_blocks(corpus, embeddings, mesh=mesh)
   kind = manifest.index_kind
   of_index = [] if index is not None else files.below(kind)
   searched_kind = kind if index is None else index.kind
@@ -128,13 +127,13 @@ def load_snapshot(
     embeddings.map_all()
   try:
     if index is not None:
-      loaded = index.build(blocks, BuildOptions(mesh=mesh))
+      loaded = index.build(blocks)
     else:
       config = config_from(kind, manifest.index_parameters)
       if beside_training and config.needs_own_process:
         loaded = IsolatedIndex(config, files.root / kind, blocks)
       else:
-        loaded = config.load(files.root / kind, blocks, mesh=mesh)
+        loaded = config.load(files.root / kind, blocks)
   except IndexLoadError as error:
     # If files were removed or changed meanwhile, that is what to report.
     files.get(of_index, again=True)

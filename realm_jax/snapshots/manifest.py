@@ -11,7 +11,7 @@ from etils import epath
 from realm_jax.errors import ExitCode, RealmError
 from realm_jax.settings import require_valid
 from realm_jax.storage.json_files import JsonValue
-from realm_jax.storage.staging import FileRecord
+from realm_jax.storage.staging import FileRecord, require_below
 
 FORMAT_VERSION = 3
 _CHECKSUM_KEY = "manifest_sha256"
@@ -125,10 +125,7 @@ class Manifest:
       raise RealmError(
         f"its embeddings have {rows} rows for {self.num_blocks} blocks"
       )
-    for path in (*(file.path for file in self.files), self.folder):
-      # A path that leads outside would let a manifest name any file to read.
-      if path.startswith("/") or ".." in path.split("/"):
-        raise RealmError(f"path {path!r} leads outside the snapshot")
+    require_below(self.folder)
 
 
 def to_checked_json(values: Mapping[str, JsonValue]) -> str:

@@ -14,8 +14,8 @@ and each file has one writer: nothing is locked, renamed or linked.
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -39,7 +39,6 @@ from realm_jax.storage.paths import (
   copy_object,
   list_names,
   read_text,
-  sizes_below,
   upload_directory,
 )
 from realm_jax.storage.staging import (
@@ -89,12 +88,19 @@ class ShardLayout:
     """Returns the name of a file of vectors."""
     return f"embeddings-{shard:05d}-of-{len(self):05d}.npy"
 
+  @property
+  def embeddings(self) -> tuple[EmbeddingsShard, ...]:
+    """All files, as a manifest describes them."""
+    return tuple(
+      EmbeddingsShard(self.name(shard), len(self.rows(shard)))
+      for shard in range(len(self))
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class ShardRecord:
   """A complete shard: its file, and the seconds that were spent on it."""
 
-  shard: EmbeddingsShard
   file: FileRecord
   seconds: float
 
@@ -114,11 +120,8 @@ class Draft:
       if {record, self.layout.name(shard)} <= names:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
           values = from_checked_json(read_text(self.folder / record))
-          records[shard] = ShardRecord(
-            EmbeddingsShard(**values["shard"]),
-            FileRecord(**values["file"]),
-            values["seconds"],
-          )
+          file = FileRecord(**values["file"])
+          records[shard] = ShardRecord(file, values["seconds"])
     return records
 
   def add(
@@ -139,8 +142,7 @@ class Draft:
     with atomic_file(self.folder / name) as path:
       save_array(path, vectors.astype(self.layout.dtype))
       file = FileRecord.of(path, name)
-    written = EmbeddingsShard(name, len(vectors))
-    record = ShardRecord(written, file, round(seconds, 3))
+    record = ShardRecord(file, round(seconds, 3))
     with atomic_text_file(self.folder / self._record_name(shard)) as text:
       text.write(to_checked_json(dataclasses.asdict(record)))
 
@@ -174,11 +176,8 @@ class Draft:
     records = self.records()
     files = [record.file for record in records.values()]
     staged = StagedFiles(self.folder, files)
-    if are_read or not staged.is_copied:
-      bad = set(staged.problems([file.path for file in files]))
-    else:
-      sizes = sizes_below(self.folder)
-      bad = {file.path for file in files if sizes.get(file.path) != file.size}
+    paths = [file.path for file in files]
+    bad = set(staged.problems(paths, copies=are_read))
     for shard, record in records.items():
       if record.file.path in bad:
         (self.folder / self._record_name(shard)).unlink(missing_ok=True)
@@ -216,31 +215,19 @@ class Draft:
 class Embeddings:
   """The vectors of a snapshot, memory-mapped file by file on first access.
 
-  The `shards` are in row order. Every access verifies, or copies, the files
-  that it needs, and raises a SnapshotError if one differs from the manifest.
+  They are divided as a manifest says, or the layout of a draft. Every access
+  verifies, or copies, the files that it needs, and raises a SnapshotError if
+  one differs from the manifest.
   """
 
-  def __init__(
-    self,
-    files: StagedFiles,
-    shards: Sequence[EmbeddingsShard],
-    *,
-    dim: int,
-    dtype: str,
-  ):
+  def __init__(self, files: StagedFiles, layout: Manifest | ShardLayout):
+    shards = layout.embeddings
     *starts, num_blocks = np.cumsum([0, *(shard.rows for shard in shards)])
-    self.shape = (int(num_blocks), dim)
-    self.dtype = np.dtype(dtype)
+    self.shape = (int(num_blocks), layout.dim)
+    self.dtype = np.dtype(layout.dtype)
     self._files, self._shards = files, shards
     self._starts = np.array(starts)
     self._maps: dict[str, np.ndarray] = {}
-
-  @classmethod
-  def of(cls, files: StagedFiles, manifest: Manifest) -> "Embeddings":
-    """Opens those of a published snapshot."""
-    return cls(
-      files, manifest.embeddings, dim=manifest.dim, dtype=manifest.dtype
-    )
 
   def paths(self) -> list[str]:
     """Returns the paths of all files."""
@@ -321,13 +308,19 @@ def check_finite(
     )
 
 
-def index_blocks(corpus: Corpus, embeddings: Embeddings) -> Blocks:
-  """Returns what an index is built over: a corpus and its vectors."""
+def index_blocks(
+  corpus: Corpus, embeddings: Embeddings, **inputs: Any
+) -> Blocks:
+  """Returns what an index is built over: a corpus, its vectors, and `inputs`.
+
+  Those are other fields of `Blocks`.
+  """
   return Blocks(
     num_blocks=corpus.num_blocks,
     vectors=embeddings if embeddings.paths() else None,
     token_ids=lambda row: corpus.block(row).token_ids,
     vocab_size=corpus.vocab_size,
+    **inputs,
   )
 
 

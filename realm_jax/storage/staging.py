@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from absl import logging
 from etils import epath
@@ -76,18 +77,51 @@ def sha256_of(path: epath.PathLike, *, drop_pages: bool = False) -> str:
   return digest.hexdigest()
 
 
+def require_below(path: str) -> None:
+  """Checks a relative path that a manifest names.
+
+  A manifest may come from strangers, and files are read and written by the
+  paths in it.
+
+  Raises:
+    DamagedFileError: The path leads out of its folder, or is not normal.
+  """
+  if {"", ".", ".."} & {*str(path).split("/")}:
+    raise DamagedFileError(
+      f"a manifest names {path!r}, which is no path below its folder; remove "
+      "what it describes, and make it again"
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class FileRecord:
-  """Path of a file in its folder, its size in bytes and its SHA-256."""
+  """Path of a file in its folder, its size in bytes and its SHA-256.
+
+  Raises:
+    DamagedFileError: The path leads out of the folder.
+  """
 
   path: str
   size: int
   sha256: str
 
+  def __post_init__(self) -> None:
+    require_below(self.path)
+
   @classmethod
   def of(cls, file: Path, path: str) -> "FileRecord":
     """Returns the record of a local file, which will be at `path`."""
     return cls(path, file.stat().st_size, sha256_of(file))
+
+  @classmethod
+  def from_entry(cls, path: str, entry: Mapping[str, Any]) -> "FileRecord":
+    """Returns the record that a manifest has by path, as `entry` makes it."""
+    return cls(path, entry["bytes"], entry["sha256"])
+
+  @property
+  def entry(self) -> dict[str, Any]:
+    """The record as a manifest that has its files by path stores it."""
+    return {"bytes": self.size, "sha256": self.sha256}
 
   def problem_of(
     self,
@@ -126,8 +160,6 @@ class StagedFiles:
   with the `advice`. With `low_priority`, one thread of low priority reads local
   files, as beside training, instead of one for each core.
 
-  Raises:
-    DamagedFileError, or the type given: A path leads out of the folder.
   """
 
   def __init__(
@@ -143,14 +175,6 @@ class StagedFiles:
     self._records = {file.path: file for file in records}
     self._error, self._advice = error, advice
     self._low_priority = low_priority
-    # A manifest may come from strangers, and its copies are written by name.
-    self._refuse(
-      {
-        path: "is no path below its folder"
-        for path in self._records
-        if {"", ".", ".."} & {*path.split("/")}
-      }
-    )
     self._lock = threading.Lock()
     self._verified: set[str] = set()
     self._links: ScratchDirectory | None = None
@@ -172,10 +196,13 @@ class StagedFiles:
     """Returns the paths of the files of a subfolder."""
     return [path for path in self._records if path.startswith(f"{prefix}/")]
 
-  def get(self, paths: Collection[str], *, again: bool = False) -> Path:
+  def get(
+    self, paths: Collection[str], *, again: bool = False, copies: bool = True
+  ) -> Path:
     """Returns the directory with these files, once they have been verified.
 
-    With `again`, local files are verified even if they have been before.
+    With `again`, local files are verified even if they have been before. For
+    `copies`, see `problems`.
 
     Raises:
       DamagedFileError, or the type given: A file is missing, cut or changed.
@@ -184,11 +211,19 @@ class StagedFiles:
     if again and not self.is_copied:
       with self._lock:
         self._verified.clear()
-    self._refuse(self.problems(paths))
+    self._refuse(self.problems(paths, copies=copies))
     return self.root
 
-  def problems(self, paths: Collection[str]) -> dict[str, str]:
-    """Verifies files, or copies them; returns what is wrong with which."""
+  def problems(
+    self, paths: Collection[str], *, copies: bool = True
+  ) -> dict[str, str]:
+    """Verifies files, or copies them; returns what is wrong with which.
+
+    Without `copies`, files on an object store are not copied yet, and only
+    their sizes are compared.
+    """
+    if self.is_copied and not copies:
+      return self._problems_in_place(paths, checksums=False)
     with self._lock:
       self._refuse(
         {p: "is not in its manifest" for p in paths if p not in self._records}
@@ -218,6 +253,11 @@ class StagedFiles:
     Raises:
       DamagedFileError, or the type given: A file is missing, cut or changed.
     """
+    self._refuse(self._problems_in_place(paths, checksums=checksums))
+
+  def _problems_in_place(
+    self, paths: Collection[str], *, checksums: bool
+  ) -> dict[str, str]:
     sizes = sizes_below(self._folder) if self.is_copied else {}
 
     def problem_of(path: str) -> str:
@@ -227,7 +267,8 @@ class StagedFiles:
       )
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      self._refuse(dict(zip(paths, pool.map(problem_of, paths), strict=True)))
+      found = zip(paths, pool.map(problem_of, paths), strict=True)
+      return {path: problem for path, problem in found if problem}
 
   def _link(self, file: FileRecord) -> bool:
     """Takes a copy that is in the cache; returns whether there is one."""
@@ -264,8 +305,7 @@ class StagedFiles:
   def _refuse(self, problems: Mapping[str, str]) -> None:
     """Raises the error of the first file that has a problem."""
     for path, problem in problems.items():
-      if problem:
-        raise self._error(f"{self._folder}/{path} {problem}{self._advice}")
+      raise self._error(f"{self._folder}/{path} {problem}{self._advice}")
 
 
 def lower_thread_priority() -> None:

@@ -228,7 +228,7 @@ def export_vectors(
         "run with --gin_file"
       )
     corpus = corpus_of(manifest, Corpus.open(corpus_dir), directory)
-    embeddings = Embeddings.of(store.files(manifest), manifest)
+    embeddings = Embeddings(store.files(manifest), manifest)
     # The snapshot may be removed meanwhile.
     embeddings.map_all()
     num_blocks, dim = embeddings.shape

@@ -37,7 +37,7 @@ from realm_jax.indexes.protocol import Rows, config_from
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.build import (
-  Builder,
+  CompiledTowers,
   SnapshotConfig,
   publish_vectors,
 )
@@ -105,7 +105,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
         length = min(SnapshotConfig.query_length, retriever.bert.max_positions)
         index = config_from(config.index or "scann", {})
         publish_vectors(
-          Builder(
+          CompiledTowers(
             SnapshotConfig(retriever, index, query_length=length),
             Corpus.open(released.corpus_dir),
             mesh=mesh,

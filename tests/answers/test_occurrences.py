@@ -18,7 +18,6 @@ from realm_jax.answers.store import (
   automaton_of,
   build_store,
   find_answers,
-  store_key,
 )
 from realm_jax.corpus.store import Corpus
 from realm_jax.inputs.config import DataConfig
@@ -69,8 +68,7 @@ def test_stored_and_searched_answers_are_those_in_the_texts(world, tmp_path):
   build_store(one, corpus, STRINGS)
   build_store(two, corpus, STRINGS, num_workers=2)
   assert contents(one) == contents(two)
-  store = AnswerStore.open(one, store_key(corpus, STRINGS))
-  stored = AnswersInBlocks(corpus, STRINGS, store)
+  stored = AnswersInBlocks(corpus, AnswerStore(one, corpus, STRINGS))
   searched = AnswersInBlocks(corpus)
   rows = np.random.default_rng(0).permutation(corpus.num_blocks)[:20]
   num_true = 0
@@ -83,6 +81,11 @@ def test_stored_and_searched_answers_are_those_in_the_texts(world, tmp_path):
       assert found.contained(question, rows).tolist() == expected
     num_true += sum(expected)
   assert num_true
+  # What a stranger's manifest names outside of its folder is not read.
+  manifest = two / "answers.json"
+  manifest.write_text(manifest.read_text().replace('"rows', '"../one/rows'))
+  with pytest.raises(AnswersError, match="no whole store"):
+    AnswerStore(two, corpus, STRINGS)
 
 
 def _data(world, **fields) -> DataConfig:
@@ -110,7 +113,7 @@ def test_a_run_makes_a_damaged_store_again_and_no_other(world, tmp_path):
 
   store = opened()
   with pytest.raises(AnswersError, match="other answers"):
-    AnswerStore.open(store, "another key")
+    AnswerStore(store, world.corpus, ["another answer"])
   whole, rows = contents(store), store / "rows.npy"
   made_at = rows.stat().st_mtime_ns
   opened()

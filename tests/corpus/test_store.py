@@ -117,6 +117,8 @@ def test_a_damaged_manifest(copied_corpus):
   for written, message in (
     (text[:50], r"corpus\.json is damaged"),
     (newer, r"version 99, .* again"),
+    (text.replace('"token_ids.npy"', '"../x.npy"'), "no path below its folder"),
+    (text.replace('"shard-00000"', '"../x"'), "no path below its folder"),
   ):
     path.write_text(written)
     with pytest.raises(CorpusError, match=message):

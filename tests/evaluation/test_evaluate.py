@@ -7,8 +7,13 @@ import threading
 import numpy as np
 import pytest
 
-from realm_jax.checkpoints.best import BestCheckpoint, read_best
-from realm_jax.checkpoints.store import CheckpointError, CheckpointStore, locate
+from realm_jax.checkpoints.store import (
+  BestCheckpoint,
+  CheckpointError,
+  CheckpointStore,
+  locate,
+  read_best,
+)
 from realm_jax.evaluation.evaluate import follow
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.snapshots.manifest import SnapshotError

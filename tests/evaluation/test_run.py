@@ -6,8 +6,11 @@ import shutil
 import numpy as np
 import pytest
 
-from realm_jax.checkpoints.best import BestCheckpoint, write_best
-from realm_jax.checkpoints.store import CheckpointError
+from realm_jax.checkpoints.store import (
+  BestCheckpoint,
+  CheckpointError,
+  write_best,
+)
 from realm_jax.corpus import CorpusError
 from realm_jax.evaluation.run import EditError, TrainedRun
 from realm_jax.indexes.bm25 import Bm25Config

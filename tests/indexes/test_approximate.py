@@ -9,7 +9,6 @@ import pytest
 
 from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.protocol import (
-  BuildOptions,
   IndexLoadError,
   LibraryError,
   QueryBatch,
@@ -27,13 +26,12 @@ _TREE = ScannConfig(
 )
 _LISTS = FaissConfig(brute_force_below=0, nprobe=8)
 _QUERIES = QueryBatch.of_vectors(clustered(200, 2))
-_OPTIONS = BuildOptions(queries=_QUERIES)
 
 
 def _blocks(config):
   if config.kind == "faiss":
     pytest.importorskip("faiss").omp_set_num_threads(1)
-  return blocks_of(clustered(3_000, 1))
+  return dataclasses.replace(blocks_of(clustered(3_000, 1)), queries=_QUERIES)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +47,7 @@ def test_every_structure_finds_nearly_all_that_exact_search_finds(
   tmp_path, config
 ):
   blocks = _blocks(config)
-  options = dataclasses.replace(_OPTIONS, directory=tmp_path / "index")
-  found = config.build(blocks, options).search(_QUERIES, 8)
+  found = config.build(blocks, tmp_path / "index").search(_QUERIES, 8)
   check_found(found, _QUERIES, blocks.vectors, min_recall=0.9, tolerance=1e-2)
   # A snapshot is renamed when it is published.
   moved = (tmp_path / "index").rename(tmp_path / "published")
@@ -70,7 +67,7 @@ def test_every_structure_finds_nearly_all_that_exact_search_finds(
 )
 def test_what_cannot_be_loaded_is_refused(tmp_path, config, name, content):
   blocks = _blocks(config)
-  config.build(blocks, BuildOptions(directory=tmp_path / "index"))
+  config.build(blocks, tmp_path / "index")
   path = tmp_path / "index" / name
   path.unlink() if content is None else path.write_bytes(content)
   with pytest.raises(IndexLoadError):
@@ -79,7 +76,7 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, config, name, content):
 
 def test_how_much_is_searched_is_chosen_by_measuring():
   config = ScannConfig(brute_force_below=0, recall_target=0.97)
-  report = config.build(_blocks(config), _OPTIONS).report
+  report = config.build(_blocks(config)).report
   assert report["recall"] >= 0.97
   assert report["num_leaves"] == default_leaves(3_000) == 128
   json.dumps(report)
@@ -90,9 +87,9 @@ def test_an_index_below_its_target_is_refused_unless_it_may_be():
     _TREE, num_leaves_searched=1, num_reordered=8, recall_target=0.999
   )
   with pytest.raises(RecallError, match=r"reaches recall@8 0\.\d+ of 0.999"):
-    config.build(_blocks(config), _OPTIONS)
+    config.build(_blocks(config))
   allowed = dataclasses.replace(config, below_target=True)
-  assert allowed.build(_blocks(config), _OPTIONS).report["recall"] < 0.999
+  assert allowed.build(_blocks(config)).report["recall"] < 0.999
 
 
 def test_a_missing_library_is_named(monkeypatch):

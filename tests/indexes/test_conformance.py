@@ -10,7 +10,6 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import (
   CONFIGS,
   Blocks,
-  BuildOptions,
   Index,
   QueryBatch,
   SearchError,
@@ -107,7 +106,7 @@ def test_a_query_is_answered_alike_in_any_batch(index):
 
 def test_built_again_or_loaded_it_searches_alike(config, index, tmp_path):
   directory = tmp_path / config.kind
-  again = config.build(_blocks(500), BuildOptions(directory=directory))
+  again = config.build(_blocks(500), directory)
   loaded = config_from(config.kind, vars(config)).load(
     tmp_path / again.kind, _blocks(500)
   )
@@ -142,15 +141,15 @@ def test_what_cannot_be_searched_is_refused(index):
 
 def test_a_full_disk_is_an_error_of_the_system(config, tmp_path):
   directory = tmp_path / config.kind
-  config.build(_blocks(500), BuildOptions(directory=directory))
+  config.build(_blocks(500), directory)
   files = [path for path in directory.rglob("*") if path.is_file()]
   sizes = [path.stat().st_size for path in files]
   if not sizes:
     return  # It writes nothing.
   for max_bytes in (max(sizes) - 1, max(sizes) // 50):
-    options = BuildOptions(directory=tmp_path / f"full-{max_bytes}")
+    full = tmp_path / f"full-{max_bytes}"
     with full_disk(max_bytes), pytest.raises(OSError) as caught:
-      config.build(_blocks(500), options)
+      config.build(_blocks(500), full)
     assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
 
 

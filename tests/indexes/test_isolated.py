@@ -13,7 +13,6 @@ from realm_jax.indexes import isolated
 from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
-  BuildOptions,
   IndexCrashedError,
   QueryBatch,
   SearchError,
@@ -32,13 +31,13 @@ _QUERIES = QueryBatch.of_vectors(clustered(3, 2))
 def start(tmp_path_factory):
   """Starts the process of an index of FAISS."""
   directory = tmp_path_factory.mktemp("isolated") / "faiss"
-  FaissConfig().build(_BLOCKS, BuildOptions(directory=directory))
+  FaissConfig().build(_BLOCKS, directory)
   return functools.partial(IsolatedIndex, FaissConfig(), directory, _BLOCKS)
 
 
 def test_it_answers_alike_and_ends_with_its_owner(tmp_path):
   config, directory = ScannConfig(), tmp_path / "index"
-  index = config.build(_BLOCKS, BuildOptions(directory=directory))
+  index = config.build(_BLOCKS, directory)
   searcher = IsolatedIndex(config, directory, _BLOCKS)
   # ScaNN is imported without TensorFlow, which takes seconds.
   assert "/tensorflow/" not in Path(f"/proc/{searcher.pid}/maps").read_text()

@@ -8,8 +8,11 @@ import pytest
 import safetensors.numpy
 
 from realm_jax.answers.run_answers import RunAnswers
-from realm_jax.checkpoints.best import BestCheckpoint, read_best
-from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.checkpoints.store import (
+  BestCheckpoint,
+  CheckpointStore,
+  read_best,
+)
 from realm_jax.corpus.build import build_corpus
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.compare import compare

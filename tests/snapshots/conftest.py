@@ -11,7 +11,7 @@ from etils import epath
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.protocol import BuildOptions, IndexConfig
+from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.snapshots.manifest import Manifest
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.snapshots.vectors import (
@@ -79,13 +79,10 @@ def publish_one(
     save_query_tower(
       staged.root, {"tower": {"kernel": np.full((2, 3), step, np.float32)}}
     )
-    shards = tuple(record.shard for record in records)
     if index is not None:
-      embeddings = Embeddings(staged, shards, dim=DIM, dtype=dtype)
-      index.build(
-        index_blocks(corpus, embeddings),
-        BuildOptions(directory=staged.root / index.kind),
-      )
+      embeddings = Embeddings(staged, layout)
+      blocks = index_blocks(corpus, embeddings)
+      index.build(blocks, staged.root / index.kind)
     others = draft.record_others(staged.root)
     settings = {
       "step": step,
@@ -101,7 +98,7 @@ def publish_one(
       "embed_seconds": 1.0,
       "build_seconds": 0.5,
       "oldest_step": step,
-      "embeddings": shards,
+      "embeddings": layout.embeddings,
       "files": (*(record.file for record in records), *others),
       "folder": draft.folder.name,
     }

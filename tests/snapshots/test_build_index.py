@@ -14,7 +14,7 @@ from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.partitioning.agreement import Agreement
-from realm_jax.snapshots.build import Builder, build_snapshot
+from realm_jax.snapshots.build import CompiledTowers, build_snapshot
 from realm_jax.snapshots.embedding import CorpusEmbedder
 from realm_jax.snapshots.loading import load_newest, load_snapshot
 from realm_jax.snapshots.manifest import SnapshotError
@@ -82,7 +82,7 @@ def test_a_builder_whose_place_was_taken_publishes_nothing(tmp_path, corpus):
 
   with pytest.raises(SoleProcessError):
     build_snapshot(
-      Builder(snapshot_config(), corpus),
+      CompiledTowers(snapshot_config(), corpus),
       500,
       jax.device_put(params_of(corpus, 500)),
       store,

@@ -51,7 +51,7 @@ def test_what_is_published_comes_back_whole(snapshots_dir, corpus, dtype):
   [
     ({"corpus_fingerprint": "0" * 64}, "of another corpus"),
     ({"num_blocks": 151}, "150 rows for 151 blocks"),
-    ({"folder": "../.."}, "leads outside"),
+    ({"folder": "../.."}, "no path below its folder"),
     ({"index_kind": "psychic"}, "no index is called 'psychic'"),
     ({"dim": DIM + 1}, "its manifest says"),
   ],

@@ -75,6 +75,18 @@ def holder(directory, command_environment):
       process.kill()
 
 
+def test_a_lease_is_written_on_the_condition_that_google_documents(
+  object_store, tmp_path
+):
+  folder = object_store.path(f"sole/{tmp_path.name}")
+  with object_store.counted() as requests, sole_process(folder):
+    pass
+  # https://cloud.google.com/storage/docs/json_api/v1/objects/insert
+  written = [r for r in requests if r.startswith("POST")]
+  assert all("ifGenerationMatch=" in r for r in written), written
+  assert "ifGenerationMatch=0" in written[0]
+
+
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_second_process_is_refused_until_the_first_is_killed(
   holder, directory, set_times, monkeypatch, is_restarted

@@ -77,11 +77,9 @@ def test_local_files_are_read_where_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "a//x", "", "./x"])
-@pytest.mark.parametrize("place", ["far", "tmp_path"])
-def test_a_manifest_names_no_file_outside_of_its_folder(name, place, request):
-  record = FileRecord(name, 1, "00")
+def test_a_manifest_names_no_file_outside_of_its_folder(name):
   with pytest.raises(DamagedFileError, match="no path below its folder"):
-    StagedFiles(request.getfixturevalue(place), [_record("a"), record])
+    FileRecord(name, 1, "00")
 
 
 def test_a_file_is_copied_once_for_all(far, cache, object_store):

@@ -60,7 +60,7 @@ def assemble(stage, corpus, answer, position=0):
   )
   rows = np.arange(len(TEXTS), dtype=np.int32)[None]
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  answers = AnswersInBlocks(corpus, ())
+  answers = AnswersInBlocks(corpus)
   context = StageContext(corpus, _Vectors(), BLOCK_LENGTH, answers=answers)
   made, _ = stage.assemble(batch, retrieved, context)
   return made
