@@ -37,6 +37,7 @@ setup(
     "flax",
     "fsspec",
     "gin-config",
+    "google-crc32c",
     "jax",
     "jaxtyping",
     "ml_dtypes",

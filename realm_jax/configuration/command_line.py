@@ -57,6 +57,11 @@ _MODULES = flags.DEFINE_list(
 _DEBUG_ERRORS = flags.DEFINE_bool(
   "debug_errors", False, "Show the whole traceback of an error in the input."
 )
+_COMPILATION_CACHE = flags.DEFINE_bool(
+  "compilation_cache",
+  True,
+  "Keep compiled programs in ~/.cache/realm_jax, for the next start.",
+)
 # What functions below define belongs to the command that calls them, whose
 # --help shows it.
 flags.disclaim_key_flags()
@@ -272,7 +277,8 @@ def exit_code(
   `on_devices` end together, each with the code of the first that fails.
   """
   hide_library_messages()
-  compilation_cache.enable()
+  if _COMPILATION_CACHE.value:
+    compilation_cache.enable()
   processes = None
   if on_devices:
     # After the flags are parsed: it imports jax.

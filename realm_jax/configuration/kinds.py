@@ -1,11 +1,14 @@
 """Kinds: the names by which a MODEL_DIR mentions classes.
 
 A MODEL_DIR may be a stranger's. What it names is looked up here and nowhere
-else: it is a class below, or `MODULE:CLASS`, a dataclass of a module that the
-user has named.
+else: it is a class below, an entry point of the group `realm_jax.kinds` of an
+installed package, or `MODULE:CLASS`, a dataclass of a module that the user has
+named.
 """
 
 import dataclasses
+import functools
+import importlib.metadata
 import pkgutil
 import sys
 from collections.abc import Collection, Iterator
@@ -31,6 +34,13 @@ _OWN = {
 }
 
 
+@functools.cache
+def _known() -> dict[str, str]:
+  """Returns the place of each kind, `MODULE:CLASS`; ours are never replaced."""
+  installed = importlib.metadata.entry_points(group="realm_jax.kinds")
+  return {entry.name: entry.value for entry in installed} | _OWN
+
+
 class NotImported(str):
   """Name of a module that a MODEL_DIR mentions, and that is not imported."""
 
@@ -38,8 +48,8 @@ class NotImported(str):
 
 
 def own_classes() -> Iterator[Target]:
-  """Yields the classes that this package has kinds for."""
-  yield from map(pkgutil.resolve_name, _OWN.values())
+  """Yields the classes that have kinds here."""
+  yield from map(pkgutil.resolve_name, _known().values())
 
 
 def dataclasses_of(*modules: str) -> Iterator[Target]:
@@ -58,7 +68,7 @@ def kind_of(target: Target) -> str:
     ConfigurationError: No other process could find it.
   """
   place = f"{target.__module__}:{target.__qualname__}"
-  known = {other: kind for kind, other in _OWN.items()}
+  known = {other: kind for kind, other in _known().items()}
   if place not in known and target not in dataclasses_of(target.__module__):
     raise ConfigurationError(
       f"{place} cannot be kept in a MODEL_DIR; make it a dataclass at the top "
@@ -77,10 +87,12 @@ def class_of(kind: str, modules: Collection[str]) -> Target:
   Raises:
     ConfigurationError: It is unknown; the message says which flag to give.
   """
-  if kind in _OWN:
-    return pkgutil.resolve_name(_OWN[kind])
+  if kind in _known():
+    return pkgutil.resolve_name(_known()[kind])
   module, separator, name = kind.partition(":")
-  advice = f"it wants one of {', '.join(_OWN)}, or a newer version has made it"
+  advice = (
+    f"it wants one of {', '.join(_known())}, or a newer version has made it"
+  )
   if module in modules:
     for found in dataclasses_of(module):
       if found.__qualname__ == name:
