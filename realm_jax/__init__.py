@@ -20,8 +20,8 @@ os.environ.setdefault("EPATH_USE_TF", "false")
 if _gpath := sys.modules.get("etils.epath.gpath"):
   _gpath._is_tf_installed.cache_clear()
 
-# The names of `realm_jax/loaded_run.py` that a program needs.
-_OF_LOADED_RUN = (
+# The names of `realm_jax/api.py` that a program needs.
+_API = (
   "Answer",
   "Answered",
   "Explanation",
@@ -33,6 +33,6 @@ _OF_LOADED_RUN = (
 
 def __getattr__(name: str) -> Any:
   """Imports what opens a run, and its libraries, when it is first used."""
-  if name in _OF_LOADED_RUN:
-    return getattr(importlib.import_module("realm_jax.loaded_run"), name)
+  if name in _API:
+    return getattr(importlib.import_module("realm_jax.api"), name)
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -94,7 +94,7 @@ def masked_spans(
   return jnp.asarray(starts)[..., None] & of_width[:, None, None]
 
 
-def masked_lm_loss(
+def loss_given_blocks(
   encoders: Encoders,
   masks: MaskTargets,
   candidates: Int[AnyArray, "b k l"],

@@ -247,7 +247,7 @@ class Pretraining(Stage):
       settings["temperature"] = self.target_temperature
     objective = functools.partial(OBJECTIVES[self.objective], **settings)
     scores = relevance(queries, candidates, score_scale=scale)
-    found = masked_words.masked_lm_loss(
+    found = masked_words.loss_given_blocks(
       encoders,
       batch.masks,
       tokens,

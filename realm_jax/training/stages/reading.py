@@ -65,7 +65,7 @@ class Reading(Stage):
     self, encoders: Encoders, batch: ReadingBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
     """Returns the masked-LM loss given one block; nothing is retrieved."""
-    found = masked_words.masked_lm_loss(
+    found = masked_words.loss_given_blocks(
       encoders,
       batch.masks,
       batch.blocks,
