@@ -9,7 +9,7 @@ import pytest
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.evaluation.explain import block_use, explain
 from realm_jax.evaluation.masked_sentences import ExplanationError
-from realm_jax.evaluation.run import TrainedRun
+from realm_jax.evaluation.run import QUESTION, SENTENCE, TrainedRun
 from realm_jax.models import sequences
 from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
@@ -190,12 +190,12 @@ def test_what_cannot_be_explained(run, text, answer, said):
 
 
 def test_what_the_run_was_not_trained_for(run):
-  for stage, refused, said in (
-    ("OpenQa", "in [MASK]", "not learnt to fill in.*of pre-training"),
-    ("Pretraining", "where?", r"not learnt to answer.*write \[MASK\]"),
+  for asked, refused, said in (
+    (QUESTION, "in [MASK]", "not learnt to fill in.*of pre-training"),
+    (SENTENCE, "where?", r"not learnt to answer.*write \[MASK\]"),
   ):
     with pytest.raises(CheckpointError, match=said):
-      explain(dataclasses.replace(run, stage=stage), refused)
+      explain(dataclasses.replace(run, asked=asked), refused)
 
 
 def test_copies_of_a_training_sentence_leave_the_null_block(
