@@ -27,6 +27,8 @@ Sentences masked in another way need only a rule:
     masked_sentences.add("half", functools.partial(random_tokens, rate=0.5))
 """
 
+from realm_jax.errors import RealmError
+
 if __name__ != "realm_jax.tasks":
   # By two names, each task would be added twice.
-  raise ImportError("the package of tasks is realm_jax.tasks; import that")
+  raise RealmError("the package of tasks is realm_jax.tasks; name that")

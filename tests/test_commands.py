@@ -79,7 +79,7 @@ _INDEX = (
 )
 # What is typed after `python -m realm_jax.`, and words that the answer has.
 _MISTAKES = [
-  (f"{_BUILD} --input=seqio:tasks:nope", ["'nope'", "inverse_cloze"]),
+  (f"{_BUILD} --input=seqio:realm_jax.tasks:nope", ["'nope'", "inverse_cloze"]),
   (
     f"{_TRAIN} {_LENGTH} --gin.INITIAL_CHECKPOINT={{d}}/corpus",
     ["{d}/corpus is not a checkpoint", "MODEL_DIR"],

@@ -77,12 +77,12 @@ def compare_adam(*, weight_decay: float = 0.01) -> Row:
   gradients = [draw(0.01 * (1 + step % 4)) for step in range(_NUM_UPDATES)]
   expected = bert_adam(params, gradients, config, num_steps=num_steps)
   optimizer = make_optimizer(config, num_steps=num_steps)
-  tree = nested(params)
+  tree = {"reader": nested(params)}
   state, update = optimizer.init(tree), jax.jit(optimizer.update)
   for gradient in gradients:
-    updates, state = update(nested(gradient), state, tree)
+    updates, state = update({"reader": nested(gradient)}, state, tree)
     tree = cast(Any, optax.apply_updates(tree, updates))
-  ours = flattened(tree)
+  ours = flattened(tree["reader"])
   return differences(
     f"BERT's Adam, {_NUM_UPDATES} steps, weight decay {weight_decay}",
     np.concatenate([np.ravel(ours[path]) for path in _SHAPES]),
