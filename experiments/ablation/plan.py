@@ -14,6 +14,7 @@ ROW is the first row of `ROWS` that has the run, whichever rows are chosen, so
 that a later command with other rows finds it again.
 """
 
+import abc
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -88,7 +89,7 @@ class Plan(NamedTuple):
   training: Mapping[str, Mapping[str, Any]] = {}
 
 
-class SeedRuns(Steps):
+class SeedRuns(Steps, abc.ABC):
   """The steps of one seed, in a folder of their own, and which rows need them.
 
   Attributes:
@@ -124,17 +125,17 @@ class SeedRuns(Steps):
     self.runs: dict[str, Run] = {}
     self.make(rows)
 
+  @abc.abstractmethod
   def make(self, rows: Sequence[Any]) -> None:
     """Makes the steps that train."""
-    raise NotImplementedError
 
   def add(self, row: Any) -> Results:
     """Adds the runs of a row, unless they are there already."""
     return {kind: self._use(row, step.name) for kind, step in self.of(row)}
 
+  @abc.abstractmethod
   def of(self, row: Any) -> Iterator[tuple[str, Step]]:
     """Yields the steps that have a row's results, by what these are."""
-    raise NotImplementedError
 
   def _use(self, row: Row, name: str) -> Path:
     """Adds a step for a row, after those that it needs; returns its folder."""
