@@ -57,7 +57,7 @@ from realm_jax.training.config import CheckpointConfig, TrainConfig
 from realm_jax.training.metric_rows import read_rows
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.stages.pretraining import Pretraining
-from realm_jax.training.stages.stage import Assembled
+from realm_jax.training.stages.stage import Features
 from tests.processes.jobs import as_gin, gin_command
 
 Row = dict[str, float]
@@ -102,20 +102,20 @@ def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
     recipes = ["gin/runs/build_index.gin", "experiments/gin/demo/model.gin"]
     command = gin_command("build_index", recipes, "--once", **folders)
     subprocess.run(command, check=True)
-    kept: list[Assembled] = []
-    assemble = Pretraining.assemble
+    kept: list[Features] = []
+    assemble = Pretraining.features
 
-    def keep(stage: Pretraining, *given: Any) -> Assembled:
+    def keep(stage: Pretraining, *given: Any) -> Features:
       kept.append(assemble(stage, *given))
       return kept[-1]
 
-    def replay(*given: Any) -> Assembled:
+    def replay(*given: Any) -> Features:
       return kept.pop(0)
 
     found = []
     for _ in range(pairs):
       searched = _median_ms(config, keep)
-      with mock.patch.object(Pretraining, "needs_index", False):
+      with mock.patch.object(Pretraining, "retrieval", None):
         found.append((searched, _median_ms(config, replay)))
   return {
     "searched_ms": statistics.median(a for a, _ in found),
@@ -132,7 +132,7 @@ def _median_ms(config: TrainConfig, assemble: Callable[..., Any]) -> float:
       path.unlink()
     elif path.name != FOLDER:
       shutil.rmtree(path)
-  with mock.patch.object(Pretraining, "assemble", assemble):
+  with mock.patch.object(Pretraining, "features", assemble):
     trainer.train(config)
   rows = read_rows(model_dir)[_FIRST_STEPS:]
   return 1e3 * statistics.median(row["step_seconds"] for row in rows)
@@ -183,9 +183,9 @@ def measure_swaps(
     for i in range(1, swaps + 1)
   ]
   steps = itertools.count(1)
-  assemble = Pretraining.assemble
+  assemble = Pretraining.features
 
-  def publish(stage: Pretraining, *given: Any) -> Assembled:
+  def publish(stage: Pretraining, *given: Any) -> Features:
     """Publishes a snapshot if it is due, by a rename as a build does."""
     published, is_due = divmod(next(steps), _BETWEEN)
     if is_due == 0 and published <= swaps:
@@ -212,7 +212,7 @@ def measure_swaps(
     max_shape_buckets=2,
   )
   try:
-    with mock.patch.object(Pretraining, "assemble", publish):
+    with mock.patch.object(Pretraining, "features", publish):
       trainer.train(config)
     rows = read_rows(model_dir)
   finally:

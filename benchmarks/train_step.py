@@ -15,7 +15,6 @@ size on an accelerator:
 """
 
 import argparse
-import functools
 import json
 import resource
 import statistics
@@ -33,12 +32,13 @@ from benchmarks.peer_processes import in_new_process
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
+from realm_jax.models.components import Components
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.json_files import write_json
-from realm_jax.training import optimizer, step
+from realm_jax.training import optimizer
 from realm_jax.training.encoder_inputs import (
   Candidates,
   PackingLayout,
@@ -46,8 +46,8 @@ from realm_jax.training.encoder_inputs import (
 )
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
-from realm_jax.training.stages.stage import Models
-from realm_jax.training.step import TrainState
+from realm_jax.training.state import TrainState
+from realm_jax.training.step import TrainStep
 
 _STAGE = Pretraining()
 SIZES = {
@@ -83,7 +83,7 @@ _CLS, _SEP, _FIRST_WORD = 101, 102, 999
 _STEP_PRODUCTS = ((12288, 256, 1024), (12288, 1024, 256))
 
 
-def make_models(given: argparse.Namespace) -> Models:
+def make_models(given: argparse.Namespace) -> Components:
   """Returns a retriever with shared towers, and a reader."""
   bert = BertConfig(
     vocab_size=given.vocab,
@@ -97,7 +97,8 @@ def make_models(given: argparse.Namespace) -> Models:
     attention=given.attention,
   )
   retriever = Retriever(bert, projection_dropout_rate=given.dropout)
-  return Models(retriever, Reader(bert, joint_length=given.joint))
+  reader = Reader(bert, joint_length=given.joint)
+  return Components({"retriever": retriever, "reader": reader})
 
 
 def random_parameters(retriever: Retriever) -> Any:
@@ -155,7 +156,7 @@ def sequence_flops(given: argparse.Namespace, length: np.ndarray) -> np.ndarray:
 
 
 def useful(
-  given: argparse.Namespace, models: Models, batch: PretrainingBatch
+  given: argparse.Namespace, models: Components, batch: PretrainingBatch
 ) -> Any:
   """Returns the useful tokens and FLOPs of a step.
 
@@ -167,7 +168,7 @@ def useful(
   assert batch.candidates is not None
   query, candidates = batch.query, np.asarray(batch.candidates.tokens)
   distinct = np.unique(candidates.reshape(-1, candidates.shape[-1]), axis=0)
-  joint = models.require_reader().join(query, candidates).token_ids
+  joint = models.reader.join(query, candidates).tokens.token_ids
   lengths = [
     np.count_nonzero(text, axis=-1).reshape(-1)
     for text in (query, distinct, joint)
@@ -207,14 +208,7 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
 
   state = init(jax.random.key(0))
   run = jax.jit(
-    functools.partial(
-      step.train_step,
-      stage=_STAGE,
-      models=models,
-      layout=layout,
-      optimizer=update,
-      seed=0,
-    ),
+    TrainStep(_STAGE, models, layout, update, seed=0),
     donate_argnums=0,
   )
   first = sharding.to_devices(batches[0], mesh)

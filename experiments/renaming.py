@@ -18,13 +18,13 @@ from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
+from realm_jax.models.components import Components
 from realm_jax.settings import Fraction
 from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.stage import (
-  Assembled,
   ExampleArrays,
-  Models,
+  Features,
   StageContext,
   StepBatch,
 )
@@ -64,10 +64,10 @@ class RenamingOpenQa(OpenQa):
 
   renamed_share: Fraction = 1.0
 
-  def assemble(
-    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
-  ) -> Assembled:
-    made, metrics = super().assemble(batch, retrieved, context)
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    made, metrics = super().features(batch, found, context)
     query, blocks = made.query.copy(), made.blocks.copy()
     for row, position in enumerate(batch.positions.tolist()):
       generator = np.random.default_rng(position + 1)
@@ -82,10 +82,11 @@ class RenamingOpenQa(OpenQa):
     arrays = super().dummy_batch(shapes)._asdict()
     return RenamedBatch(**arrays, joint_query=shapes.query)
 
-  def inputs(self, models: Models, batch: StepBatch) -> EncoderInputs:
-    searched = super().inputs(models, batch)
-    inputs = super().inputs(models, batch._replace(query=batch.joint_query))
-    return inputs._replace(queries=searched.queries)
+  def inputs(self, components: Components, batch: StepBatch) -> EncoderInputs:
+    searched = super().inputs(components, batch)
+    renamed = batch._replace(query=batch.joint_query)
+    read = super().inputs(components, renamed).reader
+    return searched._replace(reader=read)
 
 
 def _permutation(

@@ -15,7 +15,8 @@ from etils import epath
 from jaxtyping import Float32
 
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.ask import Answer, Answered, ask, num_searched
+from realm_jax.evaluation.answered import Answer, Answered
+from realm_jax.evaluation.ask import ask, num_searched
 from realm_jax.evaluation.explain import Explanation, explain
 from realm_jax.evaluation.run import (
   QUESTION,
@@ -190,7 +191,7 @@ def load(
   if checkpoint_step is not None:
     config = dataclasses.replace(config, checkpoint_step=checkpoint_step)
   run = LoadedRun.load(config)
-  if QUESTION in run.kinds and run.models.reader is not None:
+  if QUESTION in run.kinds and "reader" in run.components:
     # What is missing is known now, and not at the first question.
     num_searched(run)
   return run

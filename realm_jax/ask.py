@@ -20,7 +20,7 @@ from realm_jax.configuration import command_line
 from realm_jax.console import prompted_lines
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.ask import Answer, Answered
+  from realm_jax.evaluation.answered import Answer, Answered
 
 _NUM_ANSWERS = flags.DEFINE_integer(
   "num_answers", 3, "Number of answers to print.", lower_bound=1
@@ -83,11 +83,12 @@ def shown(
 def _evidence(
   answered: "Answered", answer: "Answer", marks: tuple[str, str]
 ) -> str:
-  block, indent = answer.block, "   "
-  rank = 1 + answered.blocks.index(block)
-  before, after = block.text[: answer.start], block.text[answer.limit :]
+  block, before, marked, after = answered.passage(answer)
+  indent, rank = "   ", 1 + answered.blocks.index(block)
+  if marked:
+    marked = f"{_OPEN}{marked}{_CLOSE}"
   lines = textwrap.fill(
-    f"{before}{_OPEN}{answer.text}{_CLOSE}{after}",
+    f"{before}{marked}{after}",
     _WIDTH,
     initial_indent=indent,
     subsequent_indent=indent,

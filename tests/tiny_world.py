@@ -23,6 +23,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig
+from realm_jax.models.components import Components
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.snapshots.build import SnapshotConfig
@@ -30,7 +31,7 @@ from realm_jax.snapshots.index_builder import IndexBuilderConfig, build_index
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.wordpieces import SPECIAL_PIECES
 from realm_jax.training.stages.open_qa import OpenQa
-from realm_jax.training.stages.stage import Models, Stage
+from realm_jax.training.stages.stage import Stage
 from tests.json_lines import write_lines
 
 QUERY_LENGTH = 16
@@ -117,11 +118,13 @@ def tag(text: str, title: str) -> list[Span]:
 
 
 @functools.cache
-def _compiled_init(stage: Stage, models: Models) -> Callable[[int], Any]:
+def _compiled_init(
+  stage: Stage, components: Components
+) -> Callable[[int], Any]:
   """Random parameters; operation by operation they would take 15 seconds."""
   lengths = QUERY_LENGTH, BLOCK_LENGTH
   return jax.jit(
-    lambda seed: stage.init(models, *lengths, jax.random.key(seed))
+    lambda seed: stage.init(components, *lengths, jax.random.key(seed))
   )
 
 
@@ -143,14 +146,12 @@ class World:
   def corpus(self) -> Corpus:
     return Corpus.open(self.corpus_dir)
 
-  def models(self) -> Models:
+  def components(self) -> Components:
     """The two modules over the corpus's vocabulary."""
     words = self.corpus.vocabulary
     vocabulary = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
-    return Models(
-      RETRIEVER.for_vocabulary(**vocabulary),
-      READER.for_vocabulary(**vocabulary),
-    )
+    components = Components({"retriever": RETRIEVER, "reader": READER})
+    return components.for_vocabulary(**vocabulary)
 
   def save_checkpoint(
     self,
@@ -163,7 +164,7 @@ class World:
   ) -> dict:
     """Random parameters in a checkpoint such as the trainer's."""
     stage = stage or OpenQa()
-    params = nn.unbox(_compiled_init(stage, self.models())(seed))
+    params = nn.unbox(_compiled_init(stage, self.components())(seed))
     place = {
       "positions": np.zeros((8, 2), np.int32),
       "snapshot": np.int64(snapshot),

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
@@ -26,7 +27,7 @@ from realm_jax.training.encoder_inputs import (
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
-from realm_jax.training.stages.stage import Models, Stage, StepBatch
+from realm_jax.training.stages.stage import Stage, StepBatch
 from realm_jax.weights import name_maps
 from realm_jax.weights.mapped_weights import MappedWeights, flattened, nested
 
@@ -117,18 +118,20 @@ class ImportedModel(NamedTuple):
 
   def _graded(self, stage: Stage, batch: StepBatch) -> Graded:
     """Computes the loss as a step does, each sequence in a row of its own."""
-    models = Models(self.retriever, self.reader)
+    components = Components(
+      {"retriever": self.retriever, "reader": self.reader}
+    )
     layout = PackingLayout(make_mesh(devices=jax.devices()[:1]))
 
     def mean_and_metrics(params: Params, rows: EncoderInputs) -> Any:
-      encoders = stage.encoders(models, params, jax.random.key(0))
+      encoders = stage.encoders(components, params, jax.random.key(0))
       weighted = stage.loss(encoders, batch, rows)
       return weighted.loss.mean, weighted.means()
 
     grade = jax.value_and_grad(mean_and_metrics, has_aux=True)
     (value, metrics), gradient = jax.jit(
       lambda params: layout.with_inputs(
-        functools.partial(stage.inputs, models),
+        functools.partial(stage.inputs, components),
         batch,
         lambda rows: grade(params, rows),
       )

@@ -211,7 +211,7 @@ class SeedPlan(SeedRuns):
   def _add_pretraining(self, row: Row) -> None:
     name, bindings, config = self.pretrainings[row.name]
     builder = None
-    if config.stage.needs_index and not config.keeps_rolling_index:
+    if config.stage.retrieval and not config.keeps_rolling_index:
       builder = self.command(
         *("build_index", "build_index", name),
         MODE="every",

@@ -28,7 +28,6 @@ from realm_jax.answers.normalize import normalize_answer
 from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation.ask import ask
-from realm_jax.evaluation.masked_lm import search
 from realm_jax.evaluation.masked_sentences import (
   NULL_BLOCK_ALONE,
   ExplanationError,
@@ -362,11 +361,13 @@ def block_use(
     ExplanationError: It has too few candidates.
     TaskError: The task gives no masked sentences.
   """
-  if not stage.needs_index:
+  retrieval = stage.retrieval
+  if retrieval is None:
     raise ExplanationError(NULL_BLOCK_ALONE)
   run = TrainedRun.load(config)
   run.require_kind(SENTENCE)
   decode, found = run.vocabulary.decode, []
+  context = run.stage_context(retrieval)
   stream = BatchStream(dataclasses.replace(data, batch_size=1))
   with contextlib.closing(stream), Progress("sentences") as progress:
     for batch in itertools.islice(stream, num_sampled):
@@ -375,8 +376,8 @@ def block_use(
         for name in ("query", "mask_positions", "mask_weights", "mask_targets")
       )
       targets, positions = targets[weights > 0], positions * (weights > 0)
-      retrieved = search(stage, run, batch).rows
-      rows = stage.candidate_rows(batch, retrieved, run.corpus)[0]
+      retrieved = run.search_as_trained(retrieval, batch.array("query")).rows
+      rows = stage.candidate_rows(batch, retrieved, context)[0]
       rows = np.array([NULL_ROW, *rows[int(stage.null_block) :]])
       read = read_masks(run, query, positions, rows=rows)
       given = read.log_probs[:, np.arange(len(targets)), targets].sum(axis=1)

@@ -12,17 +12,15 @@ from jaxtyping import Float64
 
 from realm_jax.console import Progress
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
-from realm_jax.evaluation.run import RunConfig, TrainedRun
-from realm_jax.indexes.protocol import SearchResult
-from realm_jax.inputs.batch import Batch
+from realm_jax.evaluation.run import RunConfig
 from realm_jax.inputs.config import DataConfig
+from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
 from realm_jax.training.encoder_inputs import PackingLayout
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
-from realm_jax.training.stages.stage import Models, StageContext
 
 
 def evaluate_masked_lm(
@@ -53,6 +51,7 @@ def evaluate_masked_lm(
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
+  retrieval = stage.retrieval
   shard = EvaluationShard(
     output_dir,
     config=config,
@@ -61,27 +60,27 @@ def evaluate_masked_lm(
     num_batches=num_batches,
   )
   run = shard.load(
-    config, max_batch=data.batch_size, needs_index=stage.needs_index
+    config, max_batch=data.batch_size, needs_index=retrieval is not None
   )
   measure = sharding.jit_on_mesh(
     weighted_loss,
     stage,
-    run.models,
+    run.components,
     PackingLayout(run.mesh),
     mesh=run.mesh,
     out_shardings=sharding.replicated(run.mesh),
   )
-  context = StageContext(run.newest_corpus, None, config.block_length)
-  if stage.needs_index:
-    context = StageContext(run.corpus, run.snapshot, config.block_length)
+  context = run.stage_context(retrieval)
   # Of each metric the total and its weight.
   sums: dict[str, Float64[np.ndarray, "2"]] = collections.defaultdict(
     lambda: np.zeros(2)
   )
   with shard.batches(data) as stream, Progress("sentences") as progress:
     for batch in itertools.islice(stream, num_batches):
-      found = search(stage, run, batch) if stage.needs_index else None
-      made, _ = stage.assemble(batch, found, context)
+      found = None
+      if retrieval is not None:
+        found = run.search_as_trained(retrieval, batch.array("query"))
+      made, _ = stage.features(batch, found, context)
       placed = sharding.to_devices(made, run.mesh)
       loss, metrics = jax.device_get(measure(run.params, placed))
       for name, average in {"loss": loss, **metrics}.items():
@@ -111,23 +110,16 @@ def evaluate_masked_lm(
 
 def weighted_loss(
   stage: Pretraining,
-  models: Models,
+  components: Components,
   layout: PackingLayout,
   params: Params,
   batch: PretrainingBatch,
 ) -> WeightedLoss:
   """Returns the loss of a batch without dropout, and its metrics."""
   return layout.with_inputs(
-    functools.partial(stage.inputs, models),
+    functools.partial(stage.inputs, components),
     batch,
-    lambda rows: stage.loss(stage.encoders(models, params, None), batch, rows),
+    lambda inputs: stage.loss(
+      stage.encoders(components, params, None), batch, inputs
+    ),
   )
-
-
-def search(stage: Pretraining, run: TrainedRun, batch: Batch) -> SearchResult:
-  """Searches as training does, which takes the order of the index."""
-  number = stage.num_searched(run.snapshot.num_blocks)
-  token_ids, vectors = batch.array("query"), None
-  if run.snapshot.index.needs_vectors:
-    vectors = run.embed_tokens(token_ids, current=stage.current_queries)
-  return run.search_index(token_ids, vectors, number)

@@ -16,7 +16,6 @@ from scipy.special import log_softmax, logsumexp
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import SENTENCE, TrainedRun
-from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, relevance
@@ -219,7 +218,7 @@ def read_masks(
     rows = np.array([NULL_ROW, *found.tolist()])
   candidates = run.gather(rows)
   given = {"query": query[None], "candidates": candidates[None]}
-  retriever, params = run.models.retriever, run.params
+  retriever, params = run.components.retriever, run.params
   scores = run.compute(_scores, retriever, params["retriever"], **given)[0]
   reader = run.require_reader()
   given["positions"] = positions[None]
@@ -250,7 +249,7 @@ def _mask_logits(
   candidates: Int[Array, "b k l"],
 ) -> Float[Array, "b k m v"]:
   """Returns the logits of the vocabulary at each mask, by candidate."""
-  inputs = sequences.padded(reader.join(query, candidates).token_ids)
+  inputs = reader.join(query, candidates).padded()
   return reader.apply({"params": params}, inputs, positions, method="masked_lm")
 
 

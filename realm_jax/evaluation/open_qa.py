@@ -195,12 +195,12 @@ def _predictions(
   answered = read(run, texts, token_ids, found, order)
   for line, one in zip(retrieved, answered, strict=True):
     place: Figures | None = None
-    if one.answers:
-      best = one.answers[0]
+    best = one.answers[0] if one.answers else None
+    if best is not None and (block := best.block) is not None:
       place = {
-        "block": best.block.id,
-        "start_byte": len(best.block.text[: best.start].encode()),
-        "limit_byte": len(best.block.text[: best.limit].encode()),
+        "block": block.id,
+        "start_byte": len(block.text[: best.start].encode()),
+        "limit_byte": len(block.text[: best.limit].encode()),
         "score": round(best.score, 6),
         "probability": round(best.probability, 6),
       }

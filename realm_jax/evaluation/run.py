@@ -42,6 +42,7 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.inputs.config import BlockLength, QueryLength
+from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import (
@@ -68,9 +69,10 @@ from realm_jax.snapshots.store import FOLDER as SNAPSHOTS
 from realm_jax.snapshots.store import SnapshotStore, step_of
 from realm_jax.storage.access import require_readable
 from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.open_qa import OpenQa
-from realm_jax.training.stages.stage import Models
+from realm_jax.training.stages.stage import StageContext
 
 AnyRun = TypeVar("AnyRun", bound="TrainedRun")
 # What a run can be asked: to fill in [MASK], or a question.
@@ -189,7 +191,7 @@ class TrainedRun:
   Attributes:
     asked: What its stage has learnt to answer; None for both.
     step: Step of the checkpoint.
-    models: Modules, with the corpus's vocabulary.
+    components: Modules by name, with the corpus's vocabulary.
     params: Parameters by component, replicated over `mesh`.
     mesh: Mesh of this process's devices.
     newest_corpus: Newest version of the corpus. The snapshot that is searched
@@ -204,7 +206,7 @@ class TrainedRun:
   model_dir: epath.Path
   asked: Asked | None
   step: int
-  models: Models
+  components: Components
   params: Params
   mesh: Mesh
   newest_corpus: Corpus
@@ -245,7 +247,10 @@ class TrainedRun:
       corpus = Corpus.open(config.corpus_dir)
       require_block_length(config.block_length, corpus)
       store.require_vocabulary(step, corpus.vocab_sha256)
-      models = Models(config.retriever, reader).for_corpus(corpus)
+      components = Components({"retriever": config.retriever, "reader": reader})
+      components = components.for_vocabulary(
+        vocab_size=corpus.vocab_size, separator_id=corpus.vocabulary.sep_id
+      )
       mesh = make_mesh(devices=jax.local_devices())
       # The shapes of the components that are restored.
       abstract: Any = {"retriever": {"scale": jax.ShapeDtypeStruct((), "f4")}}
@@ -254,7 +259,7 @@ class TrainedRun:
         if reader is not None:
           stage = OpenQa(index_scores=config.index_scores)
         lengths = config.query_length, config.block_length
-        init = functools.partial(stage.init, models, *lengths)
+        init = functools.partial(stage.init, components, *lengths)
         abstract = meta.unbox(jax.eval_shape(init, jax.random.key(0)))
       like = sharding.abstract_replicated(abstract, mesh)
       params = store.restore(step, items=tuple(like), like=like)
@@ -277,7 +282,7 @@ class TrainedRun:
       model_dir,
       None if kept is None else kept.asked,
       step,
-      models,
+      components,
       params,
       mesh,
       corpus,
@@ -313,13 +318,13 @@ class TrainedRun:
 
   def require_reader(self) -> Reader:
     """Returns the reader, or raises a `CheckpointError` if there is none."""
-    if self.models.reader is None:
+    if "reader" not in self.components:
       raise CheckpointError(
         f"checkpoint {self.step} of {self.model_dir} has no reader: it can "
         "retrieve and embed; evaluate its retriever with "
         "gin/runs/eval_retrieval.gin, or give a run of open QA"
       )
-    return self.models.reader
+    return self.components.reader
 
   @property
   def vocabulary(self) -> WordpieceVocabulary:
@@ -408,7 +413,7 @@ class TrainedRun:
     The checkpoint's own query tower embeds them if `current`, and otherwise
     the one that the snapshot was published with.
     """
-    retriever = self.models.retriever
+    retriever = self.components.retriever
     if not len(token_ids):
       return np.zeros((0, retriever.vector_size), np.float32)
     if current:
@@ -434,7 +439,7 @@ class TrainedRun:
       token_ids, current: As in `embed_tokens`.
       k: Number of blocks.
     """
-    index, scale = self.snapshot.index, self.models.retriever.score_scale
+    index, scale = self.snapshot.index, self.components.retriever.score_scale
     changed = sorted({*self.edits, *self.hidden})
     k = min(k, index.num_blocks - len(self.hidden))
     more = -(-len(changed) // _MORE_BLOCKS) * _MORE_BLOCKS
@@ -457,6 +462,24 @@ class TrainedRun:
       scores = np.concatenate([scores, scale * (vectors @ edited.T)], axis=1)
     found = in_order(rows, scores.astype(np.float32))
     return SearchResult(found.rows[:, :k], found.scores[:, :k])
+
+  def search_as_trained(
+    self, retrieval: Retrieval, token_ids: Int32[np.ndarray, "n q"]
+  ) -> SearchResult:
+    """Searches as training does: in the order of the index, by its scores."""
+    number = retrieval.num_searched(self.snapshot.num_blocks)
+    vectors = None
+    if self.snapshot.index.needs_vectors:
+      current = retrieval.current_queries
+      vectors = self.embed_tokens(token_ids, current=current)
+    return self.search_index(token_ids, vectors, number)
+
+  def stage_context(self, retrieval: Retrieval | None) -> StageContext:
+    """Returns the parts of the run from which a stage makes its batches."""
+    length = self.config.block_length
+    if retrieval is None:
+      return StageContext(self.components, self.newest_corpus, None, length)
+    return StageContext(self.components, self.corpus, self.snapshot, length)
 
   def search_index(
     self,
@@ -551,7 +574,7 @@ class TrainedRun:
     tokens[: len(own)] = own
     (vector,) = self.compute(
       embed_blocks,
-      self.models.retriever,
+      self.components.retriever,
       self.params["retriever"],
       token_ids=tokens[None],
     )

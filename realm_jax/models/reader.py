@@ -10,6 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import AnyArray, sequences
 from realm_jax.models.bert import BertConfig, BertEncoder, MaskedLmHead, dense
+from realm_jax.models.packing import TokenSequences
+from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import PositiveFloat, PositiveInt
 
@@ -20,6 +22,31 @@ _BY_CANDIDATE = (
   "activation_length",
   "activation_embed",
 )
+
+
+class JointInputs(NamedTuple):
+  """Queries with their candidates, ordered by query, then candidate.
+
+  Attributes:
+    tokens: `[CLS] x [SEP] body [SEP]` of each, or its layout in bins.
+    body_start: Position of a block's body in its joint input.
+    body_length: Number of body tokens in the joint input.
+  """
+
+  tokens: TokenSequences | Sequences
+  body_start: Int[AnyArray, "b k"]
+  body_length: Int[AnyArray, "b k"]
+
+  @property
+  def sequences(self) -> Sequences:
+    """The tokens, which have been laid out."""
+    assert isinstance(self.tokens, Sequences)
+    return self.tokens
+
+  def padded(self) -> "JointInputs":
+    """Returns the same with a bin for each joint input."""
+    assert isinstance(self.tokens, TokenSequences)
+    return self._replace(tokens=sequences.padded(*self.tokens))
 
 
 class Spans(NamedTuple):
@@ -113,34 +140,41 @@ class Reader(nn.Module):
       self.bert, self.span_size, self.span_norm_eps, self.max_answer_width
     )
 
+  @property
+  def num_heads(self) -> int:
+    """Number of attention heads."""
+    return self.bert.num_heads
+
   def join(
     self, query: Int[AnyArray, "b q"], candidates: Int[AnyArray, "b k l"]
-  ) -> sequences.JointInput:
-    """Returns the reader's input for queries and their candidates."""
-    return sequences.join(
+  ) -> JointInputs:
+    """Returns what the reader reads of queries and their candidates."""
+    joint = sequences.join(
       query,
       candidates,
       joint_length=self.joint_length,
       separator_id=self.bert.separator,
     )
+    tokens = TokenSequences(joint.token_ids.reshape(-1, self.joint_length))
+    return JointInputs(tokens, joint.body_start, joint.body_length)
 
   def masked_lm(
     self,
-    inputs: Sequences,
+    inputs: JointInputs,
     mask_positions: Int[AnyArray, "b m"],
     hidden: Float[Array, "r l d"] | None = None,
   ) -> Float[Array, "b k m v"]:
     """Returns the logits of the words behind the masks, by candidate.
 
-    The joint inputs are ordered by query, then candidate. The query opens them,
-    so a mask has the same position there. What the encoder returns for them is
-    `hidden`, where it is known.
+    The query opens a joint input, so a mask has the same position there. What
+    the encoder returns for the inputs is `hidden`, where it is known.
     """
-    hidden = self.encoder(inputs) if hidden is None else hidden
+    joint = inputs.sequences
+    hidden = self.encoder(joint) if hidden is None else hidden
     batch, num_masks = mask_positions.shape
-    num_candidates = inputs.starts.size // batch
+    num_candidates = joint.starts.size // batch
     positions = jnp.repeat(mask_positions, num_candidates, axis=0)
-    masked = sequences.gather(inputs, hidden, positions)
+    masked = sequences.gather(joint, hidden, positions)
     masked = masked.reshape(batch, num_candidates, num_masks, -1)
     masked = nn.with_logical_constraint(masked, _BY_CANDIDATE)
     logits = self.masked_lm_head(masked, self.encoder.word_embeddings)
@@ -150,25 +184,25 @@ class Reader(nn.Module):
 
   def spans(
     self,
-    inputs: Sequences,
-    body_start: Int[AnyArray, "b k"],
-    body_length: Int[AnyArray, "b k"],
+    inputs: JointInputs,
     hidden: Float[Array, "r l d"] | None = None,
     *,
     num_starts: int,
   ) -> Spans:
     """Scores every span of at most `max_answer_width` tokens of the bodies.
 
-    Joint inputs and `hidden` are as in `masked_lm`. A span may start at one of
-    the first `num_starts` tokens of a body.
+    `hidden` is as in `masked_lm`. A span may start at one of the first
+    `num_starts` tokens of a body.
     """
-    hidden = self.encoder(inputs) if hidden is None else hidden
-    batch, num_candidates = body_start.shape
+    joint = inputs.sequences
+    hidden = self.encoder(joint) if hidden is None else hidden
+    batch, num_candidates = inputs.body_start.shape
+    body_length = jnp.asarray(inputs.body_length)
     index = jnp.arange(num_starts)[None, :]
-    positions = body_start.reshape(-1, 1) + jnp.minimum(
+    positions = inputs.body_start.reshape(-1, 1) + jnp.minimum(
       index, body_length.reshape(-1, 1)
     )
-    body = sequences.gather(inputs, hidden, positions)
+    body = sequences.gather(joint, hidden, positions)
     body = body.reshape(batch, num_candidates, num_starts, -1)
     body = nn.with_logical_constraint(body, _BY_CANDIDATE)
     last = index[None, ..., None] + jnp.arange(self.max_answer_width).reshape(
@@ -179,19 +213,16 @@ class Reader(nn.Module):
 
   def masked_lm_and_spans(
     self,
-    inputs: Sequences,
+    inputs: JointInputs,
     mask_positions: Int[AnyArray, "b m"],
-    body_start: Int[AnyArray, "b k"],
-    body_length: Int[AnyArray, "b k"],
     *,
     num_starts: int,
   ) -> tuple[Float[Array, "b k m v"], Spans]:
     """Returns what `masked_lm` and `spans` do, and encodes the inputs once."""
-    hidden = self.encoder(inputs)
-    bodies = body_start, body_length
+    hidden = self.encoder(inputs.sequences)
     return (
       self.masked_lm(inputs, mask_positions, hidden),
-      self.spans(inputs, *bodies, hidden, num_starts=num_starts),
+      self.spans(inputs, hidden, num_starts=num_starts),
     )
 
   def __call__(
@@ -201,12 +232,19 @@ class Reader(nn.Module):
     mask_positions: Int[AnyArray, "b m"],
   ) -> tuple[Float[Array, "b k m v"], Spans]:
     """Runs both heads on padded inputs, so that `init` makes all parameters."""
-    token_ids, *bodies = self.join(query, candidates)
-    inputs = sequences.padded(token_ids)
-    num_starts = candidates.shape[-1]
     return self.masked_lm_and_spans(
-      inputs, mask_positions, *bodies, num_starts=num_starts
+      self.join(query, candidates).padded(),
+      mask_positions,
+      num_starts=candidates.shape[-1],
     )
+
+  def init_parameters(
+    self, key: jax.Array, *, query_length: int, block_length: int
+  ) -> Params:
+    """Initializes the parameters of both heads, in Flax's boxes."""
+    query = jnp.ones((1, query_length), jnp.int32)
+    block = jnp.ones((1, 1, block_length), jnp.int32)
+    return self.init(key, query, block, query[:, :1])["params"]
 
   def for_vocabulary(self, *, vocab_size: int, separator_id: int) -> "Reader":
     """Returns this reader for the vocabulary of a corpus."""

@@ -137,6 +137,11 @@ class Retriever(nn.Module):
       self.block_tower = tower(name="block_tower")
 
   @property
+  def num_heads(self) -> int:
+    """Number of attention heads."""
+    return self.bert.num_heads
+
+  @property
   def vector_size(self) -> int:
     """Dimension of the vectors."""
     return self.projection_size or self.bert.hidden_size
@@ -175,6 +180,14 @@ class Retriever(nn.Module):
   ) -> tuple[Float[Array, "*n d"], Float[Array, "*m d"]]:
     """Embeds both sides, so that `init` makes every parameter."""
     return self.embed_queries(query), self.embed_blocks(block)
+
+  def init_parameters(
+    self, key: jax.Array, *, query_length: int, block_length: int
+  ) -> Params:
+    """Initializes the parameters of both towers, in Flax's boxes."""
+    query = jnp.ones((1, query_length), jnp.int32)
+    block = jnp.ones((1, 1, block_length), jnp.int32)
+    return self.init(key, query, block)["params"]
 
   def for_vocabulary(
     self, *, vocab_size: int, separator_id: int

@@ -25,7 +25,7 @@ def inverse_cloze_loss(
   −(1/n) Σ_i log softmax_j(f(x_i, z_j))_i, over the **global** batch: under
   `jax.jit` with the batch sharded, the product below gathers all blocks.
   So this loss is not the sum of its parts', each of which would have fewer
-  negatives. Micro-batches only embed: see `batch_gradient`.
+  negatives. Micro-batches only embed: see `compared_gradient`.
 
   Sentences and blocks are in the same order. `removed` tells whether a sentence
   was removed from its block. Accuracy is reported apart: where the sentence

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from realm_jax import console
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes import exact_search
+from realm_jax.models.components import Components
 from realm_jax.models.retriever import embed_blocks, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
@@ -33,8 +34,7 @@ from realm_jax.training.compiled_steps import CompiledSteps, StepSetup
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.rolling_index import abstract_vectors, plan_of
 from realm_jax.training.search_in_step import SearchedBlocks, abstract_blocks
-from realm_jax.training.stages.stage import Models
-from realm_jax.training.step import create_state
+from realm_jax.training.state import create_state
 
 STEP, EMBEDDING, SEARCH = "training step", "embedding", "search"
 # BERT's vocabulary, where the recipe says no other.
@@ -176,8 +176,8 @@ def _of_training(
     model_parallelism=config.mesh.model_parallelism,
     devices=topology.devices,
   )
-  models = _with_vocabulary(Models(config.retriever, config.reader))
-  setup = StepSetup(config, mesh, models, num_blocks)
+  components = _with_vocabulary(config.components)
+  setup = StepSetup(config, mesh, components, num_blocks)
   state = create_state(
     setup.init,
     setup.optimizer,
@@ -186,14 +186,14 @@ def _of_training(
     axis_rules=config.mesh.all_axis_rules,
   )
   searched = None
-  if config.stage.needs_index:
+  if config.stage.retrieval is not None:
     searched = _searched(setup)
   if config.keeps_rolling_index:
     state = state._replace(index=abstract_vectors(setup))
   in_step = searched if config.retrieve_on_device else None
   arguments = state, setup.abstract_batch(), in_step
   shapes = input_shapes(
-    config.stage, models, config.stage.dummy_batch(setup.empty_arrays())
+    config.stage, components, config.stage.dummy_batch(setup.empty_arrays())
   )
   layout = setup.layout(corpus)
   name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
@@ -205,7 +205,7 @@ def _of_training(
     yield _cost(STEP, name + mode, step, arguments, topology)
   if searched is None or in_step is not None:
     return
-  shape = config.data.batch_size, setup.models.retriever.vector_size
+  shape = config.data.batch_size, setup.components.retriever.vector_size
   queries = _abstract(shape, jnp.float32, sharding.batch_sharding(mesh))
   arguments = queries, searched.vectors, searched.count
   with jax.set_mesh(mesh):
@@ -218,11 +218,12 @@ def _of_training(
 
 def _searched(setup: StepSetup) -> SearchedBlocks:
   """Returns what is searched: a snapshot, or the run's rolling index."""
-  config, mesh, retriever = setup.config, setup.mesh, setup.models.retriever
+  config, mesh, retriever = setup.config, setup.mesh, setup.components.retriever
   vectors, query_params = None, {}
   if not config.keeps_rolling_index:
     vectors = abstract_vectors(setup).vectors
-    if not config.stage.current_queries:
+    assert config.stage.retrieval is not None
+    if not config.stage.retrieval.current_queries:
       params = abstract_retriever(retriever, mesh)
       query_params = query_tower_parameters(retriever, params)
   blocks = abstract_blocks(
@@ -241,7 +242,8 @@ def _embedding(config: SnapshotConfig, topology: Topology) -> Cost:
   A builder on several hosts embeds a batch on each; a chip's share is the same.
   """
   mesh = make_mesh(devices=topology.devices)
-  retriever, _ = _with_vocabulary(Models(config.retriever, None))
+  components = _with_vocabulary(Components({"retriever": config.retriever}))
+  retriever = components.retriever
   tokens = config.tokens_per_batch * mesh.size
   rows = rows_per_batch(_BLOCK_LENGTH, tokens, multiple=mesh.size)
   shape, placed = (rows, _BLOCK_LENGTH), sharding.batch_sharding(mesh)
@@ -260,12 +262,13 @@ def _abstract(shape: tuple[int, ...], dtype: Any, placed: NamedSharding) -> Any:
   return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
 
 
-def _with_vocabulary(models: Models) -> Models:
-  """Returns models of the recipe's vocabulary, or of BERT's."""
-  bert = models.retriever.bert
-  return models.for_vocabulary(
-    _VOCAB_SIZE if bert.vocab_size is None else bert.vocab_size,
-    _SEPARATOR_ID if bert.separator_id is None else bert.separator_id,
+def _with_vocabulary(components: Components) -> Components:
+  """Returns components for the recipe's vocabulary, or for BERT's."""
+  bert = components.retriever.bert
+  size, separator = bert.vocab_size, bert.separator_id
+  return components.for_vocabulary(
+    vocab_size=_VOCAB_SIZE if size is None else size,
+    separator_id=_SEPARATOR_ID if separator is None else separator,
   )
 
 

@@ -113,7 +113,7 @@ class Service:
         "answer": one.text,
         "probability": one.probability,
         "answers": [
-          answer._asdict() | {"block": answer.block.id}
+          answer._asdict() | {"block": answer.block and answer.block.id}
           for answer in one.answers
         ],
         "blocks": [dataclasses.asdict(one.blocks[place]) for place in one.read],

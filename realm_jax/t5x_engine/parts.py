@@ -30,7 +30,7 @@ from realm_jax.errors import RealmError
 from realm_jax.partitioning.mesh import BATCH_AXES
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.step import Metrics, TrainState
+from realm_jax.training.state import Metrics, TrainState
 from realm_jax.training.trainer import open_run
 
 

@@ -117,7 +117,7 @@ class BatchPipeline:
     self._in_flight: dict[int, _InFlight] = {}
     self._embed_queries = jax.jit(
       sharding.under(
-        config.mesh.all_axis_rules, embed_queries, setup.models.retriever
+        config.mesh.all_axis_rules, embed_queries, setup.components.retriever
       ),
       out_shardings=sharding.batch_sharding(setup.mesh),
     )
@@ -163,9 +163,10 @@ class BatchPipeline:
     if not snapshot.index.needs_vectors:
       return
     tower = snapshot.query_params
-    if self._stage.current_queries:
+    retrieval = self._stage.retrieval
+    if retrieval is not None and retrieval.current_queries:
       tower = query_tower_parameters(
-        self._setup.models.retriever, params["retriever"]
+        self._setup.components.retriever, params["retriever"]
       )
     with jax.set_mesh(mesh):
       entry.vectors = self._embed_queries(
@@ -203,23 +204,23 @@ class BatchPipeline:
     snapshot, setup = entry.snapshot, self._setup
     corpus = setup.corpus if snapshot is None else snapshot.corpus
     context = StageContext(
+      setup.components,
       corpus,
       snapshot,
       setup.config.data.block_length,
       examples=setup.examples,
       answers=None if self._answers is None else self._answers.of(corpus),
-      max_answer_width=setup.models.max_answer_width,
     )
     retrieved = None
     start = found_at = time.perf_counter()
     if search is not None:
       retrieved = search()
       found_at = time.perf_counter()
-    batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
+    batch, metrics = self._stage.features(entry.examples, retrieved, context)
     if snapshot is not None:
       metrics["staleness_steps"] = entry.step - snapshot.oldest_step
       metrics["snapshot"] = snapshot.step
-    if self._stage.needs_index:
+    if self._stage.retrieval is not None:
       metrics["corpus_version"] = corpus.version
     loaded, refused = None, None
     if self._schedule is not None:
@@ -250,7 +251,8 @@ class BatchPipeline:
     self._in_flight.pop(step - 1, None)
     entry = self._in_flight[step]
     prepared, snapshot = entry.pending.result(), entry.snapshot
-    if snapshot is None or not self._stage.reads_vectors:
+    retrieval = self._stage.retrieval
+    if snapshot is None or retrieval is None or retrieval.reads != "vectors":
       return prepared
     if (vectors := snapshot.device_vectors) is None:
       return prepared

@@ -14,18 +14,14 @@ import jax
 import numpy as np
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.models.components import Components
 from realm_jax.models.packing import num_groups
 from realm_jax.training.encoder_inputs import (
   BinCounts,
   needed_bins,
   token_sequences,
 )
-from realm_jax.training.stages.stage import (
-  ExampleArrays,
-  Models,
-  Stage,
-  StepBatch,
-)
+from realm_jax.training.stages.stage import ExampleArrays, Stage, StepBatch
 
 # Random batches from which the bins that batches need are estimated.
 _SAMPLES = 8
@@ -40,7 +36,7 @@ _ASSUMED_SHARE = 0.65
 
 def choose_bin_counts(
   stage: Stage,
-  models: Models,
+  components: Components,
   shapes: ExampleArrays,
   corpus: Corpus | None,
   *,
@@ -68,10 +64,10 @@ def choose_bin_counts(
     )
 
   def needed(part: StepBatch) -> jax.Array:
-    return needed_bins(stage.inputs(models, part))
+    return needed_bins(stage.inputs(components, part))
 
   one = jax.tree.map(lambda leaf: leaf[0], divided(stage.dummy_batch(shapes)))
-  shapes_of_inputs = input_shapes(stage, models, one)
+  shapes_of_inputs = input_shapes(stage, components, one)
   largest = np.array([n // num_groups(n) for n, _ in shapes_of_inputs])
   # Tokens of one bin in each group.
   tokens = np.array([num_groups(n) * length for n, length in shapes_of_inputs])
@@ -105,10 +101,10 @@ def choose_bin_counts(
 
 
 def input_shapes(
-  stage: Stage, models: Models, batch: StepBatch
+  stage: Stage, components: Components, batch: StepBatch
 ) -> list[tuple[int, ...]]:
   """Returns the number of sequences of each encoder input, and their length."""
-  inputs = jax.eval_shape(functools.partial(stage.inputs, models), batch)
+  inputs = jax.eval_shape(functools.partial(stage.inputs, components), batch)
   return [one.token_ids.shape for one in token_sequences(inputs)]
 
 

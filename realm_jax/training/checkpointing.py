@@ -35,7 +35,7 @@ from realm_jax.partitioning import sharding
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.encoder_inputs import to_words
 from realm_jax.training.metrics import NonFiniteLossError
-from realm_jax.training.step import TrainState
+from realm_jax.training.state import TrainState
 
 T = TypeVar("T")
 

@@ -18,6 +18,7 @@ from jaxtyping import Int
 from realm_jax.corpus.store import Corpus, require_block_length
 from realm_jax.errors import RealmError
 from realm_jax.indexes.exact import capacity_for
+from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
@@ -26,9 +27,10 @@ from realm_jax.training.checkpointing import RunIdentity, examples_of_run
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.encoder_inputs import PackingLayout
 from realm_jax.training.optimizer import make_optimizer
-from realm_jax.training.search_in_step import search_in_step
-from realm_jax.training.stages.stage import ExampleArrays, Models, StepBatch
-from realm_jax.training.step import Metrics, TrainState, train_step
+from realm_jax.training.search_in_step import SearchInStep
+from realm_jax.training.stages.stage import ExampleArrays, StepBatch
+from realm_jax.training.state import Metrics, TrainState
+from realm_jax.training.step import TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class StepSetup:
   """The parts from which a step's programs follow; none of them is a file.
 
   Attributes:
-    models: Models for the vocabulary of the corpus.
+    components: Modules for the vocabulary of the corpus.
     num_blocks: Number of blocks of the corpus that is searched.
 
   Raises:
@@ -46,17 +48,17 @@ class StepSetup:
 
   config: TrainConfig
   mesh: Mesh
-  models: Models
+  components: Components
   num_blocks: int
 
   def __post_init__(self) -> None:
     # Devices may be able to share the columns of heads, and not the heads. Of
     # several rules for an axis, the first counts.
     rule = dict(reversed(self.config.mesh.all_axis_rules))["activation_heads"]
-    for model in filter(None, self.models):
+    for name, component in self.components.items():
       sharding.require_divisible(
-        "num_heads",
-        (model.bert.num_heads,),
+        f"num_heads of the {name}",
+        (component.num_heads,),
         ("activation_heads",),
         NamedSharding(self.mesh, PartitionSpec(rule)),
       )
@@ -66,7 +68,11 @@ class StepSetup:
   @functools.cached_property
   def num_searched(self) -> int:
     """Number of blocks that are searched for each query."""
-    return self.config.stage.num_searched(self.num_blocks)
+    return self._num_searched(self.num_blocks)
+
+  def _num_searched(self, num_blocks: int) -> int:
+    retrieval = self.config.stage.retrieval
+    return 0 if retrieval is None else retrieval.num_searched(num_blocks)
 
   @property
   def own_rows(self) -> Int[np.ndarray, " b"]:
@@ -82,7 +88,7 @@ class StepSetup:
     stage, data = self.config.stage, self.config.data
     lengths = data.query_length, data.block_length
     return sharding.shared_partial(
-      type(stage).init, stage, self.models, *lengths
+      type(stage).init, stage, self.components, *lengths
     )
 
   @property
@@ -106,12 +112,11 @@ class StepSetup:
     data, stage = self.config.data, self.config.stage
     shape = (data.batch_size, stage.num_candidates, data.block_length)
     return ExampleArrays(
+      components=self.components,
       query=np.zeros((data.batch_size, data.query_length), np.int32),
       candidates=np.zeros(shape, np.int32),
       num_searched=self.num_searched,
-      vector_size=self.models.retriever.vector_size,
       max_masks=data.max_masks,
-      max_answer_width=self.models.max_answer_width,
     )
 
   def abstract_batch(self) -> StepBatch:
@@ -142,7 +147,7 @@ class StepSetup:
       return layout
     counts = choose_bin_counts(
       config.stage,
-      self.models,
+      self.components,
       self.empty_arrays(),
       corpus,
       groups=layout.num_devices * config.num_microbatches,
@@ -171,7 +176,7 @@ class RunSetup(StepSetup):
 
   @functools.cached_property
   def num_searched(self) -> int:
-    number = self.config.stage.num_searched(self.searched_blocks)
+    number = self._num_searched(self.searched_blocks)
     if number > self.num_blocks:
       raise RealmError(
         f"every query of this run searches for {number} blocks, and the corpus "
@@ -218,11 +223,13 @@ def set_up(config: TrainConfig) -> RunSetup:
   mesh = make_mesh(
     fsdp=config.mesh.fsdp, model_parallelism=config.mesh.model_parallelism
   )
-  models = Models(config.retriever, config.reader).for_corpus(corpus)
+  components = config.components.for_vocabulary(
+    vocab_size=corpus.vocab_size, separator_id=corpus.vocabulary.sep_id
+  )
   return RunSetup(
     config,
     mesh,
-    models,
+    components,
     corpus.num_blocks,
     examples,
     corpus,
@@ -246,16 +253,14 @@ class CompiledSteps:
     self._setup = setup
     self._layout = layout
     config = setup.config
-    self._search: Callable[..., Any] | None = None
+    self._search: SearchInStep | None = None
     if config.retrieve_on_device:
-      self._search = sharding.shared_partial(
-        search_in_step,
-        retriever=setup.models.retriever,
-        num_candidates=config.stage.num_candidates,
-        current_queries=config.stage.current_queries
-        or config.keeps_rolling_index,
-        mesh=setup.mesh,
-        num_refreshed=setup.blocks_of_device(config.refresh.blocks_per_step),
+      assert config.stage.retrieval is not None
+      self._search = SearchInStep(
+        setup.components.retriever,
+        config.stage.retrieval,
+        setup.mesh,
+        setup.blocks_of_device(config.refresh.blocks_per_step),
       )
     self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
 
@@ -281,19 +286,18 @@ class CompiledSteps:
     freeze_steps = config.optimizer.freeze_retriever_steps
     modes = {step < freeze_steps for step in (first_step, config.num_steps - 1)}
     for frozen in sorted(modes):
+      train_step = TrainStep(
+        config.stage,
+        setup.components,
+        self._layout,
+        setup.optimizer,
+        config.data.seed,
+        search=self._search,
+        num_microbatches=config.num_microbatches,
+        frozen=("retriever",) if frozen else (),
+      )
       step = jax.jit(
-        sharding.under(
-          config.mesh.all_axis_rules,
-          train_step,
-          stage=config.stage,
-          models=setup.models,
-          layout=self._layout,
-          optimizer=setup.optimizer,
-          seed=config.data.seed,
-          freeze_retriever=frozen,
-          num_microbatches=config.num_microbatches,
-          search=self._search,
-        ),
+        sharding.under(config.mesh.all_axis_rules, train_step),
         donate_argnums=0,
         out_shardings=(shardings, sharding.replicated(setup.mesh)),
       )

@@ -9,6 +9,7 @@ from etils import epath
 
 from realm_jax.errors import RealmError
 from realm_jax.inputs.config import DataConfig
+from realm_jax.models.components import Components
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning.sharding import AxisRules, with_defaults
@@ -166,13 +167,14 @@ class TrainConfig:
 
   def __post_init__(self) -> None:
     require_valid(self)
+    retrieval = self.stage.retrieval
     if self.stage.frozen and self.optimizer.freeze_retriever_steps:
       raise RealmError(
         "with FREEZE_READER, nothing would be trained in the first "
         f"{self.optimizer.freeze_retriever_steps} steps; set "
         "FREEZE_RETRIEVER_STEPS = 0"
       )
-    if self.retrieve_on_device and not self.stage.retrieves_on_device:
+    if self.retrieve_on_device and not (retrieval and retrieval.in_step):
       raise RealmError(
         f"retrieve_on_device=True: this {type(self.stage).__name__} does not "
         "retrieve inside its step; set RETRIEVE_ON_DEVICE = False"
@@ -216,6 +218,11 @@ class TrainConfig:
       )
 
   @property
+  def components(self) -> Components:
+    """The modules of the run, by name."""
+    return Components({"retriever": self.retriever, "reader": self.reader})
+
+  @property
   def refresh_every_steps(self) -> int:
     """Distance of the snapshots that are used, in steps."""
     return self.refresh.refresh_every_steps or self.checkpoints.save_every_steps
@@ -230,7 +237,7 @@ class TrainConfig:
     """Whether each step's snapshot follows from the step alone."""
     refresh = self.refresh
     return (
-      self.stage.needs_index
+      self.stage.retrieval is not None
       and refresh.swap_snapshots
       and refresh.wait_for_snapshots
     )

@@ -21,12 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Int, PyTree, UInt32
 
-from realm_jax.corpus.store import NULL_ROW
 from realm_jax.models import AnyArray, packing, sequences
 from realm_jax.models.packing import TokenSequences
-from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning.mesh import BATCH_AXES
@@ -56,68 +54,25 @@ class Candidates(NamedTuple):
     return cls(tokens, packing.content_ids(tokens))
 
 
-def without_source(
-  rows: Int[AnyArray, "b n"],
-  is_source: Bool[AnyArray, "b n"],
-  *,
-  num_kept: int,
-) -> Int[AnyArray, "b {num_kept}"]:
-  """Returns each query's first blocks that are not the one it came from.
-
-  Retrieval of the source would be trivial, since it contains the masked words
-  (section 3.4). Where the source and its copies leave fewer than `num_kept`
-  blocks, the null block takes the last places.
-  """
-  xp = rows.__array_namespace__()
-  order = xp.argsort(is_source, axis=1, stable=True)[:, :num_kept]
-  kept = xp.take_along_axis(rows, order, axis=1)
-  dropped = xp.take_along_axis(is_source, order, axis=1)
-  return xp.where(dropped, xp.asarray(NULL_ROW, dtype=rows.dtype), kept)
-
-
-def with_null(rows: Int[AnyArray, "b n"]) -> Int[AnyArray, "b n+1"]:
-  """Adds the null block in front, where it is always candidate 0."""
-  xp = rows.__array_namespace__()
-  return xp.pad(rows, ((0, 0), (1, 0)), constant_values=NULL_ROW)
-
-
 class EncoderInputs(NamedTuple):
   """The inputs of the encoders; a stage leaves out those that it has not.
 
-  Each is `TokenSequences` until it is laid out, and then `Sequences`: bins that
-  each hold one sequence (padded) or several (packed).
+  Token sequences are `TokenSequences` until they are laid out, and then
+  `Sequences`: bins that each hold one sequence (padded) or several (packed).
 
   Attributes:
     queries: Inputs of the query tower.
     blocks: Inputs of the block tower.
     block_index: Number of each candidate among the blocks of its device, for
       g devices that divide the batch.
-    joint: Joint inputs of the reader, ordered by query, then candidate.
-    body_start: Position of a block's body in its joint input.
-    body_length: Number of body tokens in the joint input.
+    reader: What the reader reads: a tree of token sequences and arrays, made by
+      its `join` of queries and candidates.
   """
 
   queries: TokenSequences | Sequences | None = None
   blocks: TokenSequences | Sequences | None = None
   block_index: Int[Array, "g n"] | None = None
-  joint: TokenSequences | Sequences | None = None
-  body_start: Int[AnyArray, "b k"] | None = None
-  body_length: Int[AnyArray, "b k"] | None = None
-
-
-def joint_inputs(
-  reader: Reader,
-  query: Int[AnyArray, "b q"],
-  candidates: Int[AnyArray, "b k l"],
-) -> EncoderInputs:
-  """Returns what the reader reads, ordered by query."""
-  joint = reader.join(query, candidates)
-  length = joint.token_ids.shape[-1]
-  return EncoderInputs(
-    joint=TokenSequences(joint.token_ids.reshape(-1, length)),
-    body_start=joint.body_start,
-    body_length=joint.body_length,
-  )
+  reader: PyTree = None
 
 
 def distinct_blocks(
@@ -248,8 +203,13 @@ class PackingLayout:
 
 
 def token_sequences(inputs: EncoderInputs) -> list[TokenSequences]:
-  """Returns those encoder inputs that a stage has, in their order."""
-  return [one for one in inputs if isinstance(one, TokenSequences)]
+  """Returns the token sequences of encoder inputs, in their order."""
+  leaves = jax.tree.leaves(inputs, is_leaf=_is_sequences)
+  return [leaf for leaf in leaves if _is_sequences(leaf)]
+
+
+def _is_sequences(leaf: Any) -> bool:
+  return isinstance(leaf, TokenSequences)
 
 
 def needed_bins(inputs: EncoderInputs) -> Int[Array, " e"]:
@@ -277,12 +237,13 @@ def _laid_out(
   inputs: EncoderInputs,
   lay_out: Callable[[int, TokenSequences], TokenSequences | Sequences],
 ) -> EncoderInputs:
-  """Returns the same, with what a function makes of the numbered inputs."""
+  """Returns the same, with what a function makes of the numbered sequences."""
   made = iter([lay_out(*one) for one in enumerate(token_sequences(inputs))])
-  fields: Any = (
-    next(made) if isinstance(one, TokenSequences) else one for one in inputs
+  return jax.tree.map(
+    lambda leaf: next(made) if _is_sequences(leaf) else leaf,
+    inputs,
+    is_leaf=_is_sequences,
   )
-  return EncoderInputs(*fields)
 
 
 def _padded(inputs: EncoderInputs) -> EncoderInputs:

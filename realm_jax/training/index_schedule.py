@@ -343,7 +343,8 @@ def open_schedule(setup: RunSetup, decisions: Decisions) -> IndexSchedule:
   Snapshots in a row that a step itself searches, and that are of one corpus
   version, share the tokens of its blocks.
   """
-  config = setup.config
+  config, retrieval = setup.config, setup.config.stage.retrieval
+  assert retrieval is not None
   store = SnapshotStore(epath.Path(config.model_dir) / FOLDER)
   load: Callable[[int], Snapshot] = functools.partial(
     load_snapshot,
@@ -351,7 +352,7 @@ def open_schedule(setup: RunSetup, decisions: Decisions) -> IndexSchedule:
     corpus=setup.corpus,
     mesh=setup.mesh,
     beside_training=True,
-    reads_vectors=config.stage.reads_vectors,
+    reads_vectors=retrieval.reads == "vectors",
   )
   last: DeviceSnapshot | None = None
 
@@ -373,7 +374,7 @@ def open_schedule(setup: RunSetup, decisions: Decisions) -> IndexSchedule:
     exact = made.index
     assert isinstance(exact, ExactIndex)
     searched = SearchedBlocks(
-      {} if config.stage.current_queries else made.query_params,
+      {} if retrieval.current_queries else made.query_params,
       exact.vectors,
       exact.count,
       blocks,

@@ -32,7 +32,7 @@ from realm_jax.training.goodput import lost_to
 from realm_jax.training.index_schedule import WaitPreemptedError
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from realm_jax.training.rolling_index import RollingIndex
-from realm_jax.training.step import Metrics, TrainState
+from realm_jax.training.state import Metrics, TrainState
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ from realm_jax.training.search_in_step import (
   load_blocks,
   refresh_oldest,
 )
-from realm_jax.training.step import TrainState
+from realm_jax.training.state import TrainState
 
 # Tokens that each device embeds at once while a new run embeds all blocks.
 _TOKENS_PER_BATCH = 16_384
@@ -119,7 +119,7 @@ class RollingIndex:
       sharding.under(
         setup.config.mesh.all_axis_rules,
         refresh_oldest,
-        retriever=setup.models.retriever,
+        retriever=setup.components.retriever,
         num_blocks=num_blocks,
         mesh=mesh,
       ),
@@ -155,7 +155,7 @@ def abstract_vectors(setup: StepSetup) -> RollingIndexState:
   config, dtype = setup.config, ExactConfig().dtype
   if config.keeps_rolling_index:
     dtype = config.refresh.rolling_refresh_dtype
-  size = setup.models.retriever.vector_size
+  size = setup.components.retriever.vector_size
   capacity = capacity_for(setup.num_blocks, devices=setup.mesh.size)
   placed = NamedSharding(setup.mesh, PartitionSpec(MESH_AXES))
   abstract: Any = functools.partial(jax.ShapeDtypeStruct, sharding=placed)

@@ -32,13 +32,9 @@ from realm_jax.models.retriever import (
 from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
-from realm_jax.training.encoder_inputs import (
-  Candidates,
-  to_words,
-  with_null,
-  without_source,
-)
-from realm_jax.training.step import Metrics, TrainState
+from realm_jax.training.encoder_inputs import Candidates, to_words
+from realm_jax.training.retrieval import Retrieval
+from realm_jax.training.state import Metrics, TrainState
 
 _ROWS_PER_COPY = 1 << 14
 _MAX_VOCABULARY_OF_16_BITS = 1 << 16
@@ -244,18 +240,8 @@ def refresh_oldest(
   return on_each_device(put, in_specs=divided)(dated, taken, vectors)
 
 
-def search_in_step(
-  state: TrainState,
-  batch: Any,
-  searched: SearchedBlocks,
-  freeze_retriever: bool,
-  *,
-  retriever: Retriever,
-  num_candidates: int,
-  current_queries: bool,
-  mesh: Mesh,
-  num_refreshed: int,
-) -> tuple[TrainState, Any, Metrics]:
+@dataclasses.dataclass(frozen=True)
+class SearchInStep:
   """Finds the candidates of a batch in its own step.
 
   The candidates are those of the step's own queries. In a run that keeps its
@@ -263,51 +249,71 @@ def search_in_step(
   it is found by the very parameters that queries are embedded with; not while
   the retriever is frozen, when all vectors are those of its parameters.
 
-  It is a `search` of `train_step`; the `num_candidates` include the null block.
-  If the run keeps a rolling index, each device embeds `num_refreshed` blocks
-  again, and the metric `staleness_steps` is the age of the oldest vector that
-  was searched.
+  Attributes:
+    retrieval: How the stage chooses candidates.
+    num_refreshed: Number of blocks that each device embeds again, if the run
+      keeps a rolling index.
   """
-  metrics: Metrics = {}
-  current, vectors = state.params["retriever"], searched.vectors
-  if state.index is not None:
-    dated: RollingIndexState = state.index
-    if freeze_retriever:
-      # The parameters of this step give the same vectors.
-      is_block = dated.steps != NO_BLOCK
-      steps = jnp.where(is_block, state.step, NO_BLOCK)
-      dated = dated._replace(steps=steps)
-    else:
-      dated = refresh_oldest(
-        current,
-        dated,
-        searched.blocks,
-        state.step,
-        retriever=retriever,
-        num_blocks=num_refreshed,
-        mesh=mesh,
-      )
-    state, vectors = state._replace(index=dated), dated.vectors
-    staleness = state.step - dated.steps.min()
-    metrics["staleness_steps"] = staleness.astype(jnp.float32)
-  query_params = searched.query_params
-  if current_queries:
-    query_params = query_tower_parameters(retriever, current)
-  _, rows = exact_search.search(
-    embed_queries(retriever, query_params, batch.query),
-    vectors,
-    searched.count,
-    plan=searched.plan,
-    mesh=mesh,
-  )
-  candidates = _gather_candidates(
-    rows,
-    jnp.asarray(batch.source_hash),
-    searched.blocks,
-    num_kept=num_candidates - 1,
-    mesh=mesh,
-  )
-  return state, batch._replace(candidates=candidates), metrics
+
+  retriever: Retriever
+  retrieval: Retrieval
+  mesh: Mesh
+  num_refreshed: int
+
+  def __call__(
+    self,
+    state: TrainState,
+    batch: Any,
+    searched: SearchedBlocks,
+    freeze_retriever: bool,
+  ) -> tuple[TrainState, Any, Metrics]:
+    """Returns the state, the batch with its candidates, and metrics.
+
+    The metric `staleness_steps` is the age of the oldest vector of a rolling
+    index.
+    """
+    metrics: Metrics = {}
+    retriever, params = self.retriever, state.params["retriever"]
+    current_queries, vectors = self.retrieval.current_queries, searched.vectors
+    if state.index is not None:
+      dated: RollingIndexState = state.index
+      if freeze_retriever:
+        # The parameters of this step give the same vectors.
+        is_block = dated.steps != NO_BLOCK
+        steps = jnp.where(is_block, state.step, NO_BLOCK)
+        dated = dated._replace(steps=steps)
+      else:
+        dated = refresh_oldest(
+          params,
+          dated,
+          searched.blocks,
+          state.step,
+          retriever=retriever,
+          num_blocks=self.num_refreshed,
+          mesh=self.mesh,
+        )
+      state, vectors = state._replace(index=dated), dated.vectors
+      staleness = state.step - dated.steps.min()
+      metrics["staleness_steps"] = staleness.astype(jnp.float32)
+      current_queries = True
+    query_params = searched.query_params
+    if current_queries:
+      query_params = query_tower_parameters(retriever, params)
+    _, rows = exact_search.search(
+      embed_queries(retriever, query_params, batch.query),
+      vectors,
+      searched.count,
+      plan=searched.plan,
+      mesh=self.mesh,
+    )
+    candidates = _gather_candidates(
+      rows,
+      jnp.asarray(batch.source_hash),
+      searched.blocks,
+      retrieval=self.retrieval,
+      mesh=self.mesh,
+    )
+    return state, batch._replace(candidates=candidates), metrics
 
 
 def _gather_candidates(
@@ -315,10 +321,10 @@ def _gather_candidates(
   source_hashes: UInt32[Array, "b 2"],
   blocks: BlockArrays,
   *,
-  num_kept: int,
+  retrieval: Retrieval,
   mesh: Mesh,
 ) -> Candidates:
-  """Returns what `without_source` and `with_null` would make on the host."""
+  """Returns the candidates that the host would choose, with their tokens."""
 
   def on_each_device(
     rows: Int[Array, "b n"],
@@ -331,9 +337,10 @@ def _gather_candidates(
       rows_of_device=len(blocks.tokens),
     )
     is_source = (marks[..., :2] == source_hashes[:, None]).all(axis=-1)
-    place = jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape)
-    place = without_source(place, is_source, num_kept=num_kept)
-    kept = jnp.maximum(place, 0)
+    places = jnp.asarray(retrieval.places(is_source))
+    # The null block in front comes in below: nobody need fetch it.
+    first = int(retrieval.null_block)
+    kept = jnp.maximum(places[:, first:], 0)
     tokens = _fetch(
       lambda local: blocks.tokens[local][..., : len(blocks.null_tokens)].astype(
         jnp.uint32
@@ -342,10 +349,9 @@ def _gather_candidates(
       rows_of_device=len(blocks.tokens),
     ).astype(jnp.int32)
     dropout_ids = jnp.take_along_axis(marks[..., 2], kept, axis=1)
-    # Only now the null block comes in front: nobody need fetch it.
-    is_null = with_null(place) == NULL_ROW
-    tokens = jnp.pad(tokens, ((0, 0), (1, 0), (0, 0)))
-    dropout_ids = jnp.pad(dropout_ids, ((0, 0), (1, 0)))
+    tokens = jnp.pad(tokens, ((0, 0), (first, 0), (0, 0)))
+    dropout_ids = jnp.pad(dropout_ids, ((0, 0), (first, 0)))
+    is_null = places == NULL_ROW
     null = jnp.broadcast_to(blocks.null_tokens, tokens.shape)
     return Candidates(
       jnp.where(is_null[..., None], null, tokens),

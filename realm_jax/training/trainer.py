@@ -27,7 +27,7 @@ from realm_jax.training.index_schedule import open_schedule
 from realm_jax.training.loop import OpenRun, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.rolling_index import RollingIndex
-from realm_jax.training.step import TrainState, create_state
+from realm_jax.training.state import TrainState, create_state
 
 
 def train(
@@ -150,7 +150,7 @@ def open_run(
     )
     stack.callback(metrics.close)
     schedule = None
-    if config.stage.needs_index and rolling_index is None:
+    if config.stage.retrieval is not None and rolling_index is None:
       schedule = open_schedule(setup, decisions)
       stack.callback(schedule.close)
     batches = BatchPipeline(

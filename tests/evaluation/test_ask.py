@@ -58,7 +58,7 @@ def test_all_probabilities_are_parts_of_one_softmax(with_all_spans):
   (answered,) = ask(run, [_QUESTION])
   found = run.search(run.encode([_QUESTION]), 5)
   query, blocks = run.encode([_QUESTION]), run.gather(found.rows)
-  logits = jax.jit(run.models.require_reader().apply)(
+  logits = jax.jit(run.components.reader.apply)(
     {"params": run.params["reader"]}, query, blocks, np.zeros((1, 1), np.int32)
   )[1]
   totals = np.asarray(logits.logits)[0] + found.scores[0][:, None, None]

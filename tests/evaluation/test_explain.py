@@ -10,7 +10,6 @@ from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.evaluation.explain import block_use, explain
 from realm_jax.evaluation.masked_sentences import ExplanationError
 from realm_jax.evaluation.run import QUESTION, SENTENCE, TrainedRun
-from realm_jax.models import sequences
 from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 
@@ -35,7 +34,7 @@ def test_the_likelihood_is_the_sum_over_the_candidates(run, world, params):
   explained = explain(run, "Ada was born in [MASK].", "Velt Ada")
   rows = [one.block.row for one in explained.candidates]
   assert len(set(rows)) == 6 and rows[0] == -1
-  corpus, models = world.corpus, world.models()
+  corpus, components = world.corpus, world.components()
   number_of = corpus.vocabulary.pieces.index
   query = np.zeros((1, tiny_world.QUERY_LENGTH), np.int32)
   pieces = "[CLS] ada was born in [MASK] [MASK] . [SEP]".split()
@@ -45,7 +44,7 @@ def test_the_likelihood_is_the_sum_over_the_candidates(run, world, params):
     return corpus.gather(np.array([rows]), tiny_world.BLOCK_LENGTH)
 
   def scores(rows):
-    x, z = jax.jit(models.retriever.apply)(
+    x, z = jax.jit(components.retriever.apply)(
       {"params": params["retriever"]}, query, gathered(rows)
     )
     return np.asarray(z[0] @ x[0])
@@ -53,11 +52,11 @@ def test_the_likelihood_is_the_sum_over_the_candidates(run, world, params):
   # The five blocks are the best of all.
   every = scores(range(corpus.num_blocks))
   assert set(rows[1:]) == set(np.argsort(-every)[:5].tolist())
-  joined = models.reader.join(query, gathered(rows)).token_ids
+  joined = components.reader.join(query, gathered(rows)).padded()
   logits = jax.jit(
-    lambda params: models.reader.apply(
+    lambda params: components.reader.apply(
       {"params": params},
-      sequences.padded(joined),
+      joined,
       np.array([[5, 6]]),
       method="masked_lm",
     )

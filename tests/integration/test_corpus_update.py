@@ -98,7 +98,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(commands, tmp_path_factory) -> Watched:
-  steps, assemble = [], Pretraining.assemble
+  steps, assemble = [], Pretraining.features
 
   def watch(self, batch, retrieved, context):
     corpus = context.corpus
@@ -119,7 +119,7 @@ def watched(commands, tmp_path_factory) -> Watched:
 
   folder = tmp_path_factory.mktemp("watched")
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(Pretraining, "assemble", watch)
+    patch.setattr(Pretraining, "features", watch)
     model_dir = _train(commands, folder)
   return Watched(folder, model_dir, steps)
 

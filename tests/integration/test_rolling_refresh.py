@@ -81,7 +81,7 @@ def test_each_vector_is_that_of_its_step(rolling, world):
   tokens = world.corpus.gather(
     np.arange(world.corpus.num_blocks), tiny_world.BLOCK_LENGTH
   )
-  embed = jax.jit(functools.partial(embed_blocks, world.models().retriever))
+  embed = jax.jit(functools.partial(embed_blocks, world.components().retriever))
   store = CheckpointStore(rolling)
   for step in set(found["steps"]):
     params = store.restore(int(step), items=("retriever",))["retriever"]

@@ -11,7 +11,7 @@ from realm_jax.models.parameters import parameter_shardings
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.step import create_state
+from realm_jax.training.state import create_state
 from tests.training import tiny
 
 

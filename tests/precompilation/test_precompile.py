@@ -40,7 +40,8 @@ def _environment(monkeypatch):
 
 def _recipe(batch_size: int, **settings) -> TrainConfig:
   """Pre-training of a tiny model, with other settings of the run."""
-  retriever, reader = tiny.models()
+  components = tiny.components()
+  retriever, reader = components.retriever, components.reader
   return TrainConfig(
     model_dir="(not given)",
     data=DataConfig(
@@ -107,7 +108,7 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
 @pytest.mark.slow
 @_needs_libtpu
 def test_a_step_that_retrieves_and_an_embedding_are_one_program_each():
-  retriever, _ = tiny.models()
+  retriever = tiny.components().retriever
   bert = dataclasses.replace(retriever.bert, max_positions=512)
   recipes = {
     STEP: _recipe(

@@ -21,6 +21,7 @@ from realm_jax.training.compiled_steps import RunSetup
 from realm_jax.training.config import MeshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.index_schedule import IndexSchedule
+from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.reading import ReadingBatch
 from realm_jax.training.stages.stage import ExampleArrays
@@ -102,7 +103,7 @@ class WithVectors(NamedTuple):
   retrieved: Any
 
 
-def _assemble(batch, retrieved, context):
+def _features(batch, retrieved, context):
   """A batch that holds the retrieved rows as masked tokens."""
   query = batch.arrays["query"]
   blocks = np.zeros((len(query), 1, 1), np.int32)
@@ -137,15 +138,17 @@ def open_stream(monkeypatch):
   stack = contextlib.ExitStack()
 
   def open_stream(
-    schedule, *, resumed=None, current_queries=False, assemble=None
+    schedule, *, resumed=None, current_queries=False, features=None
   ):
     resumed = resumed or LoopState(_positions(0))
     stage = types.SimpleNamespace(
-      needs_index=True,
+      retrieval=Retrieval(
+        K,
+        current_queries=current_queries,
+        reads="tokens" if features is None else "vectors",
+      ),
       needs_answers=False,
-      reads_vectors=assemble is not None,
-      current_queries=current_queries,
-      assemble=assemble or _assemble,
+      features=features or _features,
     )
     config = types.SimpleNamespace(
       stage=stage,
@@ -159,7 +162,7 @@ def open_stream(monkeypatch):
       examples=Words(),
       corpus=Words(),
       mesh=make_mesh(),
-      models=tiny.models(),
+      components=tiny.components(),
       num_searched=K,
     )
     stream = BatchPipeline(
@@ -250,11 +253,11 @@ def test_vectors_come_from_the_devices_where_these_hold_them(
   stored = types.SimpleNamespace(gather=gather, dtype=vectors.dtype)
   vars(snapshot).update(mesh=mesh, embeddings=stored)
 
-  def assemble(batch, retrieved, context):
+  def features(batch, retrieved, context):
     made = context.vectors(retrieved.rows)
     return WithVectors(batch.arrays["query"], made), {}
 
-  stream = open_stream(Schedule(lambda step: snapshot), assemble=assemble)
+  stream = open_stream(Schedule(lambda step: snapshot), features=features)
   stream.prefetch(0, _params(1.0))
   found = stream.take(0).batch.retrieved
   # All queries are ones, and the index rounds its vectors to the type.

@@ -44,7 +44,7 @@ KEPT = CheckpointConfig(save_every_steps=10, keep_checkpoints=2)
   ("changes", "named"),
   [
     (
-      {"stage": Pretraining(drop_source=False), "retrieve_on_device": True},
+      {"stage": Pretraining(read_gold=True), "retrieve_on_device": True},
       "RETRIEVE_ON_DEVICE",
     ),
     ({"refresh": ROLLING}, "BLOCKS_PER_STEP=8.*RETRIEVE_ON_DEVICE = True"),

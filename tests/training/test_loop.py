@@ -17,7 +17,7 @@ from realm_jax.training.decisions import Decisions
 from realm_jax.training.index_schedule import WaitPreemptedError
 from realm_jax.training.loop import OpenRun, run_steps
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
-from realm_jax.training.step import TrainState
+from realm_jax.training.state import TrainState
 
 
 class Batches:

@@ -9,7 +9,6 @@ and RECORD=write writes the file.
 """
 
 import dataclasses
-import functools
 import json
 import os
 from pathlib import Path
@@ -23,8 +22,6 @@ from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import explain
 from realm_jax.objectives.masked_lm import OBJECTIVES
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_inputs import PackingLayout
-from realm_jax.training.step import batch_gradient
 from tests.training import tiny
 
 _FILE = Path(__file__).parent.parent / "golden" / "record.json"
@@ -58,13 +55,8 @@ def compute(stage_name, settings, dropout, parts):
   stage = dataclasses.replace(tiny.OF_STAGE[stage_name], **settings)
   mesh = make_mesh(devices=jax.devices()[:1])
   state, _ = tiny.state(stage_name, optax.sgd(1.0), mesh)
-  gradient = functools.partial(
-    batch_gradient,
-    stage=stage,
-    models=tiny.models(dropout_rate=dropout),
-    layout=PackingLayout(mesh),
-    seed=3,
-    num_microbatches=parts,
+  step = tiny.step(
+    stage, mesh, dropout_rate=dropout, seed=3, num_microbatches=parts
   )
   batch = (
     tiny.batch_with_answers()
@@ -72,7 +64,7 @@ def compute(stage_name, settings, dropout, parts):
     else tiny.batch(stage_name)
   )
   with jax.set_mesh(mesh):
-    gradients, metrics = jax.jit(gradient)(state, batch)
+    gradients, metrics = jax.jit(step.gradient)(state, batch)
   rng = np.random.default_rng(0)
   found = {name: float(value) for name, value in sorted(metrics.items())}
   for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):

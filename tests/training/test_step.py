@@ -9,9 +9,7 @@ from flax import linen as nn
 
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.encoder_inputs import PackingLayout
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.step import batch_gradient, train_step
 from tests.training import tiny
 
 # The clip is over both components' gradients, and decay moves all that there
@@ -46,13 +44,12 @@ def _towers(state):
 def test_what_each_stage_teaches(stage, freeze, learns):
   start, shardings, mesh = _state(stage, 1)
   step = jax.jit(
-    functools.partial(
-      train_step,
-      **tiny.functions(stage, dropout_rate=0.1),
-      layout=PackingLayout(mesh),
+    tiny.step(
+      stage,
+      mesh,
+      dropout_rate=0.1,
       optimizer=OPTIMIZER,
-      seed=0,
-      freeze_retriever=freeze,
+      frozen=("retriever",) if freeze else (),
     ),
     out_shardings=(shardings, sharding.replicated(mesh)),
   )
@@ -80,13 +77,9 @@ def test_parts_that_are_compared_have_the_gradient_of_the_whole_batch():
   batch = sharding.to_devices(batch._replace(blocks=blocks), mesh)
   whole, in_parts = (
     jax.jit(
-      functools.partial(
-        batch_gradient,
-        **tiny.functions("inverse_cloze", dropout_rate=0.5),
-        layout=PackingLayout(mesh),
-        seed=0,
-        num_microbatches=parts,
-      )
+      tiny.step(
+        "inverse_cloze", mesh, dropout_rate=0.5, num_microbatches=parts
+      ).gradient
     )
     for parts in (1, 4)
   )

@@ -1,15 +1,17 @@
-"""Models and batches of each stage that compile in a second or two."""
+"""Components and batches of each stage that compile in a second or two."""
 
 import dataclasses
 import functools
 
 import jax
 import numpy as np
+import optax
 from flax import linen as nn
 
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
+from realm_jax.models.components import Components
 from realm_jax.models.parameters import parameter_shardings
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -24,8 +26,9 @@ from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 from realm_jax.training.stages.reading import Reading, ReadingBatch
-from realm_jax.training.stages.stage import Encoders, Models
-from realm_jax.training.step import TrainState
+from realm_jax.training.stages.stage import Encoders
+from realm_jax.training.state import TrainState
+from realm_jax.training.step import TrainStep
 from tests.json_lines import write_lines
 
 SEP, CLS, VOCABULARY = 3, 2, 40
@@ -55,7 +58,7 @@ def corpus_of(folder, texts, *, pieces, block_length, name="corpus"):
   return Corpus.open(folder / name)
 
 
-def models(*, dropout_rate=0.0):
+def components(*, dropout_rate=0.0):
   """A retriever with separate towers, and a reader."""
   bert = BertConfig(
     vocab_size=VOCABULARY,
@@ -74,12 +77,12 @@ def models(*, dropout_rate=0.0):
     projection_dropout_rate=dropout_rate,
   )
   reader = Reader(bert, joint_length=JOINT, span_size=4, max_answer_width=WIDTH)
-  return Models(retriever, reader)
+  return Components({"retriever": retriever, "reader": reader})
 
 
 def init(stage, key):
   """Parameters by component, in flax's boxes."""
-  return OF_STAGE[stage].init(models(), QUERY, BLOCK, key)
+  return OF_STAGE[stage].init(components(), QUERY, BLOCK, key)
 
 
 def state(stage, optimizer, mesh):
@@ -114,9 +117,16 @@ def parameters(stage):
   return jax.tree_util.tree_map_with_path(draw, nn.unbox(shapes))
 
 
-def functions(stage, *, dropout_rate):
-  """A stage and its models, as settings of a step."""
-  return {"stage": OF_STAGE[stage], "models": models(dropout_rate=dropout_rate)}
+def step(stage, mesh, *, dropout_rate, optimizer=None, seed=0, **settings):
+  """A step of a stage, by its name or as it is, without packing."""
+  return TrainStep(
+    OF_STAGE[stage] if isinstance(stage, str) else stage,
+    components(dropout_rate=dropout_rate),
+    PackingLayout(mesh),
+    optimizer or optax.sgd(1.0),
+    seed,
+    **settings,
+  )
 
 
 def weighted(params, batch, *, reader_key=None, **settings):
@@ -126,8 +136,10 @@ def weighted(params, batch, *, reader_key=None, **settings):
   """
   stage = dataclasses.replace(OF_STAGE["pretraining"], **settings)
   of_dropout = {} if reader_key is None else {"reader": reader_key}
-  made = models(dropout_rate=0.5 if of_dropout else 0.0)
+  made = components(dropout_rate=0.5 if of_dropout else 0.0)
   encoders = Encoders(made, params, of_dropout)
+  for name in stage.frozen:
+    encoders = encoders.frozen(name)
   layout = PackingLayout(make_mesh(devices=jax.devices()[:1]))
   return layout.with_inputs(
     functools.partial(stage.inputs, made),

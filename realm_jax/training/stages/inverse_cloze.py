@@ -6,21 +6,20 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
+from realm_jax.models.components import Components
 from realm_jax.models.packing import TokenSequences
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import NonNegativeInt
-from realm_jax.training import encoder_inputs
 from realm_jax.training.encoder_inputs import EncoderInputs
+from realm_jax.training.retrieval import Retrieval, at_places
 from realm_jax.training.stages.stage import (
-  Assembled,
   Encoders,
   ExampleArrays,
-  Models,
+  Features,
   Stage,
   StageContext,
 )
@@ -57,53 +56,44 @@ class InverseCloze(Stage):
 
   num_hard_negatives: NonNegativeInt = 0
   evaluation = "gin/runs/eval_retrieval.gin"
-  current_queries = False
   components = ("retriever",)
   compares = True
 
   @property
-  def needs_index(self) -> bool:
-    return self.num_hard_negatives > 0
+  def retrieval(self) -> Retrieval | None:
+    if not self.num_hard_negatives:
+      return None
+    return Retrieval(
+      self.num_hard_negatives,
+      setting="NUM_HARD_NEGATIVES",
+      num_spare=_NUM_SPARE,
+      drop_source=True,
+      current_queries=False,
+    )
 
   @property
   def num_candidates(self) -> int:
     return 1 + self.num_hard_negatives
 
-  def num_searched(self, num_blocks: int) -> int:
-    if not self.needs_index:
-      return 0
-    # The source is searched for, too, where it is then dropped.
-    needed = self.num_hard_negatives + 1
-    if needed > num_blocks:
-      raise RealmError(
-        f"num_hard_negatives={self.num_hard_negatives} needs {needed} blocks, "
-        f"one of them the sentence's own, but the corpus has {num_blocks}; "
-        "lower NUM_HARD_NEGATIVES"
-      )
-    return min(needed + _NUM_SPARE, num_blocks)
-
-  def assemble(
-    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
-  ) -> Assembled:
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
     query, removed = batch.arrays["query"], batch.arrays["removed"]
     blocks = batch.arrays["block"][:, None]
-    if retrieved is not None:
-      hashes = context.corpus.content_hashes[retrieved.rows]
-      rows = encoder_inputs.without_source(
-        retrieved.rows,
-        hashes == batch.array("source_hash")[:, None],
-        num_kept=self.num_hard_negatives,
-      )
-      negatives = context.gather(np.asarray(rows))
-      blocks = np.concatenate([blocks, negatives], axis=1)
+    if self.retrieval is not None and found is not None:
+      places = context.places(self.retrieval, batch, found.rows)
+      rows = np.asarray(at_places(found.rows, places))
+      blocks = np.concatenate([blocks, context.gather(rows)], axis=1)
     return InverseClozeBatch(query, blocks, removed), {}
 
   def dummy_batch(self, shapes: ExampleArrays) -> InverseClozeBatch:
     removed = np.zeros(len(shapes.query), bool)
     return InverseClozeBatch(shapes.query, shapes.candidates, removed)
 
-  def inputs(self, models: Models, batch: InverseClozeBatch) -> EncoderInputs:
-    retriever, length = models.retriever, batch.blocks.shape[-1]
+  def inputs(
+    self, components: Components, batch: InverseClozeBatch
+  ) -> EncoderInputs:
+    retriever, length = components.retriever, batch.blocks.shape[-1]
     return EncoderInputs(
       queries=TokenSequences(retriever.query_input(batch.query)),
       blocks=TokenSequences(
@@ -114,7 +104,8 @@ class InverseCloze(Stage):
   def loss(
     self, encoders: Encoders, batch: InverseClozeBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
-    return self.compare(encoders.models, self.embed(encoders, inputs), batch)
+    vectors = self.embed(encoders, inputs)
+    return self.compare(encoders.components, vectors, batch)
 
   def embed(self, encoders: Encoders, inputs: EncoderInputs) -> _Vectors:
     """Returns the vectors of queries, and of the blocks of each."""
@@ -122,7 +113,7 @@ class InverseCloze(Stage):
     return queries, blocks.reshape(len(queries), -1, blocks.shape[-1])
 
   def compare(
-    self, models: Models, vectors: _Vectors, batch: InverseClozeBatch
+    self, components: Components, vectors: _Vectors, batch: InverseClozeBatch
   ) -> WeightedLoss:
     """Returns the loss of the vectors of all examples."""
     queries, blocks = vectors
@@ -131,5 +122,5 @@ class InverseCloze(Stage):
       blocks[:, 0],
       batch.removed,
       negatives=blocks[:, 1:],
-      score_scale=models.retriever.score_scale,
+      score_scale=components.retriever.score_scale,
     )

@@ -15,11 +15,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
+from realm_jax.models.reader import JointInputs
 from realm_jax.objectives import masked_lm
 from realm_jax.objectives.marginal import marginal
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages.stage import Encoders, ExampleArrays
 
 
@@ -98,7 +98,7 @@ def loss_given_blocks(
   encoders: Encoders,
   masks: MaskTargets,
   candidates: Int[AnyArray, "b k l"],
-  inputs: EncoderInputs,
+  inputs: JointInputs,
   *,
   block_scores: Float[Array, "b k"],
   has_null: bool,
@@ -122,23 +122,21 @@ def loss_given_blocks(
   if span_weight:
     logits, spans = encoders.apply(
       "reader",
-      inputs.joint,
+      inputs,
       masks.positions,
-      inputs.body_start,
-      inputs.body_length,
       num_starts=candidates.shape[-1],
       method="masked_lm_and_spans",
     )
   else:
     logits = encoders.apply(
-      "reader", inputs.joint, masks.positions, method="masked_lm"
+      "reader", inputs, masks.positions, method="masked_lm"
     )
-  reader, target_logits = encoders.models.require_reader(), None
+  reader, target_logits = encoders.components.reader, None
   drops = "reader" in encoders.dropout_keys and reader.bert.dropout_rate > 0
   if has_target and drops:
     frozen = encoders.frozen("reader")
     target_logits = frozen.apply(
-      "reader", inputs.joint, masks.positions, method="masked_lm"
+      "reader", inputs, masks.positions, method="masked_lm"
     )
   filling = masked_lm.masked_lm_loss(
     block_scores,
@@ -151,7 +149,6 @@ def loss_given_blocks(
   )
   if spans is None:
     return filling
-  assert inputs.body_length is not None
   is_answer = masked_spans(
     masks,
     candidates,

@@ -15,10 +15,10 @@ from realm_jax.answers.occurrences import (
   answers_of_batch,
 )
 from realm_jax.answers.spans import TokenSpans, find_token_spans
-from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
+from realm_jax.models.components import Components
 from realm_jax.models.packing import TokenSequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
@@ -26,11 +26,11 @@ from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import OfRun, PositiveInt
 from realm_jax.training.encoder_inputs import EncoderInputs
+from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import (
-  Assembled,
   Encoders,
   ExampleArrays,
-  Models,
+  Features,
   Stage,
   StageContext,
 )
@@ -91,63 +91,60 @@ class OpenQa(Stage):
   current_queries: bool = True
   hard_em: bool = False
   read_gold: bool = False
-  needs_index = True
   needs_answers = True
   asked = "question"
   evaluation = "gin/runs/eval.gin"
 
   @property
-  def reads_vectors(self) -> bool:
-    return not self.index_scores
+  def retrieval(self) -> Retrieval:
+    return Retrieval(
+      max(self.num_searched_blocks, self.num_read),
+      setting="NUM_READ",
+      num_required=self.num_read,
+      current_queries=self.current_queries,
+      reads="scores" if self.index_scores else "vectors",
+    )
 
   @property
   def num_candidates(self) -> int:
     return self.num_read
 
   def init(
-    self, models: Models, query_length: int, block_length: int, key: jax.Array
+    self,
+    components: Components,
+    query_length: int,
+    block_length: int,
+    key: jax.Array,
   ) -> Params:
-    params = super().init(models, query_length, block_length, key)
+    params = super().init(components, query_length, block_length, key)
     if self.index_scores:
       params["retriever"] = {"scale": jnp.float32(self.initial_scale)}
     return params
 
-  def num_searched(self, num_blocks: int) -> int:
-    if self.num_read > num_blocks:
-      raise RealmError(
-        f"num_read={self.num_read} exceeds the corpus's {num_blocks} blocks; "
-        "lower NUM_READ"
-      )
-    return min(max(self.num_searched_blocks, self.num_read), num_blocks)
-
-  def assemble(
-    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
-  ) -> Assembled:
-    assert retrieved is not None
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    assert found is not None
     assert context.answers is not None
     questions = answers_of_batch(batch)
-    rows, scored = retrieved.rows, retrieved.scores
     has_answer = np.stack(
       [
         context.answers.contained(question, own)
-        for question, own in zip(questions, rows, strict=True)
+        for question, own in zip(questions, found.rows, strict=True)
       ]
     )
     recall = has_answer[:, :5].any(axis=1).mean()
-    if self.read_gold:
-      # First those blocks that contain an answer.
-      order = np.argsort(~has_answer, axis=1, kind="stable")
-      rows, scored, has_answer = (
-        np.take_along_axis(array, order, axis=1)
-        for array in (rows, scored, has_answer)
-      )
-    if self.reads_vectors:
-      scored = context.vectors(rows)
+    preferred = has_answer if self.read_gold else None
+    places = context.places(self.retrieval, batch, found.rows, preferred)
+    rows, scores, has_answer = (
+      np.take_along_axis(array, places, axis=1)
+      for array in (found.rows, found.scores, has_answer)
+    )
     # Of the searched blocks, those that are read alone are taken from disk.
     read = rows[:, : self.num_read]
     made = OpenQaBatch(
       batch.arrays["query"],
-      scored,
+      scores if self.index_scores else context.vectors(rows),
       context.gather(read),
       has_answer,
       _is_answer(questions, read, context),
@@ -155,23 +152,26 @@ class OpenQa(Stage):
     return made, {"recall_at_5": float(recall)}
 
   def dummy_batch(self, shapes: ExampleArrays) -> OpenQaBatch:
-    searched = (len(shapes.query), shapes.num_searched)
-    size = () if self.index_scores else (shapes.vector_size,)
-    spans = (*shapes.candidates.shape, shapes.max_answer_width)
+    searched, components = shapes.num_searched, shapes.components
+    scored: tuple[int, ...] = (len(shapes.query), searched)
+    if not self.index_scores:
+      scored = (*scored, components.retriever.vector_size)
+    spans = (*shapes.candidates.shape, components.reader.max_answer_width)
     return OpenQaBatch(
       query=shapes.query,
-      retrieved=np.zeros((*searched, *size), np.float32),
+      retrieved=np.zeros(scored, np.float32),
       blocks=shapes.candidates,
-      has_answer=np.zeros(searched, bool),
+      has_answer=np.zeros(scored[:2], bool),
       is_answer=np.zeros(spans, bool),
     )
 
-  def inputs(self, models: Models, batch: OpenQaBatch) -> EncoderInputs:
-    joint = super().inputs(models, batch)
-    if self.index_scores:
-      return joint
-    query = models.retriever.query_input(batch.query)
-    return joint._replace(queries=TokenSequences(query))
+  def inputs(self, components: Components, batch: OpenQaBatch) -> EncoderInputs:
+    read = components.reader.join(batch.query, batch.blocks)
+    queries = None
+    if not self.index_scores:
+      query = components.retriever.query_input(batch.query)
+      queries = TokenSequences(query)
+    return EncoderInputs(queries, reader=read)
 
   def loss(
     self, encoders: Encoders, batch: OpenQaBatch, inputs: EncoderInputs
@@ -189,13 +189,11 @@ class OpenQa(Stage):
       queries = encoders.apply(
         "retriever", inputs.queries, method="embed_queries"
       )
-      scale = encoders.models.retriever.score_scale
+      scale = encoders.components.retriever.score_scale
       scores = relevance(queries, found, score_scale=scale)
     spans = encoders.apply(
       "reader",
-      inputs.joint,
-      inputs.body_start,
-      inputs.body_length,
+      inputs.reader,
       num_starts=batch.blocks.shape[-1],
       method="spans",
     )
@@ -216,7 +214,8 @@ def _is_answer(
 ) -> Bool[np.ndarray, "b k l w"]:
   """Returns which spans of the blocks to read are answers."""
   assert context.answers is not None
-  width, length = context.max_answer_width, context.block_length
+  width = context.components.reader.max_answer_width
+  length = context.block_length
   is_answer = np.zeros((*rows.shape, length, width), bool)
   for query, question in enumerate(questions):
     spans = _spans(context.answers, question, rows[query])

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, UInt32
 
-from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
+from realm_jax.models.components import Components
 from realm_jax.models.packing import TokenSequences
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.masked_lm import OBJECTIVES, WITH_TARGET
@@ -30,13 +31,13 @@ from realm_jax.training.encoder_inputs import (
   EncoderInputs,
   to_words,
 )
+from realm_jax.training.retrieval import Retrieval, at_places
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.stage import (
-  Assembled,
   Encoders,
   ExampleArrays,
-  Models,
+  Features,
   Stage,
   StageContext,
 )
@@ -131,96 +132,62 @@ class Pretraining(Stage):
     return ("reader",) if self.freeze_reader else ()
 
   @property
-  def needs_index(self) -> bool:
-    return self._num_retrieved > 0
-
-  @property
-  def retrieves_on_device(self) -> bool:
-    # The compiled program has no switches for the ablations of candidates, and
-    # does not look for masked words in them.
-    is_usual = self.null_block and self.drop_source and not self.read_gold
-    return is_usual and self.needs_index
-
-  def num_searched(self, num_blocks: int) -> int:
-    if not self.needs_index:
-      return 0
-    # The source is searched for, too, where it is then dropped.
-    needed = self._num_retrieved + self.drop_source
-    if needed > num_blocks:
-      raise RealmError(
-        f"num_candidates={self.num_candidates} needs {needed} blocks (the null "
-        "block is none of them, and the source's, which is dropped, one), but "
-        f"the corpus has {num_blocks}; lower NUM_CANDIDATES"
-      )
-    spare = self.num_spare if self.drop_source else 0
-    return min(needed + spare, num_blocks)
-
-  @property
-  def _num_retrieved(self) -> int:
-    """Number of candidates that are not the null block."""
-    return self.num_candidates - self.null_block
-
-  def candidate_rows(
-    self, batch: Batch, rows: Int[np.ndarray, "b n"], corpus: Corpus
-  ) -> Int[np.ndarray, "b k"]:
-    """Chooses the candidates of each query among the blocks that were found.
-
-    The source and its verbatim copies are known by their hashes, in whichever
-    corpus they are. Where they leave too few blocks, the null block fills up.
-
-    Args:
-      batch: Examples of the task.
-      rows: `num_searched` blocks for each query, best first.
-      corpus: Corpus that was searched.
-
-    Returns:
-      Rows of the candidates, the null block first if it is one of them.
-    """
-    hashes = corpus.content_hashes[rows]
-    is_source = hashes == batch.array("source_hash")[:, None]
-    if self.read_gold:
-      blocks = corpus.gather(rows, int(corpus.lengths.max()))
-      has_words = masked_words.occurrences(MaskTargets.of(batch), blocks)
-      has_words = np.asarray(has_words).any(axis=2)
-      order = np.argsort(~has_words, axis=1, kind="stable")
-      rows = np.take_along_axis(rows, order, axis=1)
-      is_source = np.take_along_axis(is_source, order, axis=1)
-    kept = encoder_inputs.without_source(
-      rows, is_source & self.drop_source, num_kept=self._num_retrieved
-    )
-    return np.asarray(
-      encoder_inputs.with_null(kept) if self.null_block else kept
+  def retrieval(self) -> Retrieval | None:
+    num_kept = self.num_candidates - self.null_block
+    if not num_kept:
+      return None
+    return Retrieval(
+      num_kept,
+      num_spare=self.num_spare,
+      drop_source=self.drop_source,
+      null_block=self.null_block,
+      current_queries=self.current_queries,
+      # A compiled step does not look for masked words in the blocks.
+      in_step=not self.read_gold,
     )
 
-  def assemble(
-    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
-  ) -> Assembled:
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
     query, masks = batch.arrays["query"], MaskTargets.of(batch)
-    if retrieved is not None:
-      rows = self.candidate_rows(batch, retrieved.rows, context.corpus)
-    elif self.needs_index:
+    if found is not None:
+      rows = self.candidate_rows(batch, found.rows, context)
+    elif self.retrieval is None:
+      rows = np.full((len(query), 1), NULL_ROW)
+    else:
       words = to_words(batch.array("source_hash"))
       return PretrainingBatch(query, None, masks, source_hash=words), {}
-    else:
-      rows = np.full((len(query), 1), NULL_ROW)
-    tokens = context.gather(rows)
-    candidates = Candidates.of(tokens)
+    candidates = Candidates.of(context.gather(rows))
     return PretrainingBatch(query, candidates, masks), {}
 
+  def candidate_rows(
+    self, batch: Batch, rows: Int[np.ndarray, "b n"], context: StageContext
+  ) -> Int[np.ndarray, "b k"]:
+    """Returns the rows of the candidates among the blocks that were found."""
+    assert self.retrieval is not None
+    has_words = None
+    if self.read_gold:
+      corpus = context.corpus
+      blocks = corpus.gather(rows, int(corpus.lengths.max()))
+      starts = masked_words.occurrences(MaskTargets.of(batch), blocks)
+      has_words = np.asarray(np.asarray(starts).any(axis=2))
+    places = context.places(self.retrieval, batch, rows, has_words)
+    return np.asarray(at_places(rows, places))
+
   def dummy_batch(self, shapes: ExampleArrays) -> PretrainingBatch:
-    tokens = shapes.candidates
-    candidates = Candidates.of(tokens)
+    candidates = Candidates.of(shapes.candidates)
     masks = MaskTargets.none(shapes)
     return PretrainingBatch(shapes.query, candidates, masks)
 
-  def inputs(self, models: Models, batch: PretrainingBatch) -> EncoderInputs:
-    retriever, reader = models.retriever, models.require_reader()
-    candidates = batch.candidates
+  def inputs(
+    self, components: Components, batch: PretrainingBatch
+  ) -> EncoderInputs:
+    retriever, candidates = components.retriever, batch.candidates
     assert candidates is not None
     blocks, index = encoder_inputs.distinct_blocks(retriever, candidates)
-    joint = encoder_inputs.joint_inputs(reader, batch.query, candidates.tokens)
     queries = TokenSequences(retriever.query_input(batch.query))
-    return joint._replace(queries=queries, blocks=blocks, block_index=index)
+    read = components.reader.join(batch.query, candidates.tokens)
+    return EncoderInputs(queries, blocks, index, read)
 
   def loss(
     self, encoders: Encoders, batch: PretrainingBatch, inputs: EncoderInputs
@@ -232,8 +199,6 @@ class Pretraining(Stage):
     """
     assert batch.candidates is not None
     tokens = batch.candidates.tokens
-    if self.freeze_reader:
-      encoders = encoders.frozen("reader")
     queries, blocks = encoders.apply("retriever", inputs.queries, inputs.blocks)
     # A device's candidates are among its own blocks.
     index, dim = jnp.asarray(inputs.block_index), blocks.shape[-1]
@@ -241,7 +206,7 @@ class Pretraining(Stage):
       blocks.reshape(len(index), -1, dim), index[..., None], axis=1
     )
     candidates = candidates.reshape(len(queries), -1, dim)
-    scale = encoders.models.retriever.score_scale
+    scale = encoders.components.retriever.score_scale
     settings: dict[str, Any] = {"form": self.loss_form}
     if self.target_temperature is not None:
       settings["temperature"] = self.target_temperature
@@ -251,7 +216,7 @@ class Pretraining(Stage):
       encoders,
       batch.masks,
       tokens,
-      inputs,
+      inputs.reader,
       block_scores=scores,
       has_null=self.null_block,
       span_weight=self.span_weight,

@@ -9,15 +9,16 @@ from jaxtyping import Int
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
+from realm_jax.models.components import Components
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import NonNegativeFloat
 from realm_jax.training.encoder_inputs import EncoderInputs
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.stage import (
-  Assembled,
   Encoders,
   ExampleArrays,
+  Features,
   Stage,
   StageContext,
 )
@@ -48,9 +49,10 @@ class Reading(Stage):
   span_weight: NonNegativeFloat = 0.0
   components = ("reader",)
 
-  def assemble(
-    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
-  ) -> Assembled:
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    del found
     examples = context.examples or context.corpus
     rows = examples.rows_of(batch.arrays["source_id"])[:, None]
     blocks = examples.gather(rows, context.block_length)
@@ -61,6 +63,13 @@ class Reading(Stage):
     masks = MaskTargets.none(shapes)
     return ReadingBatch(shapes.query, shapes.candidates, masks)
 
+  def inputs(
+    self, components: Components, batch: ReadingBatch
+  ) -> EncoderInputs:
+    return EncoderInputs(
+      reader=components.reader.join(batch.query, batch.blocks)
+    )
+
   def loss(
     self, encoders: Encoders, batch: ReadingBatch, inputs: EncoderInputs
   ) -> WeightedLoss:
@@ -69,7 +78,7 @@ class Reading(Stage):
       encoders,
       batch.masks,
       batch.blocks,
-      inputs,
+      inputs.reader,
       block_scores=jnp.zeros(batch.blocks.shape[:2]),
       has_null=False,
       span_weight=self.span_weight,

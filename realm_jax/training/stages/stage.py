@@ -6,72 +6,35 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
-from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
+from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
-from realm_jax.models.reader import Reader
-from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import Asked, require_valid
 from realm_jax.snapshots.loading import Snapshot
-from realm_jax.training.encoder_inputs import EncoderInputs, joint_inputs
+from realm_jax.training.encoder_inputs import EncoderInputs
+from realm_jax.training.retrieval import Retrieval
 
 # A batch of a stage: numpy's arrays, with a row for each example.
 StepBatch = Any
 # Such a batch, and metrics that only the host can compute.
-Assembled = tuple[StepBatch, dict[str, float]]
-
-
-class Models(NamedTuple):
-  """The two modules of a run; inverse cloze has no reader."""
-
-  retriever: Retriever
-  reader: Reader | None
-
-  def for_corpus(self, corpus: Corpus) -> "Models":
-    """Returns the same models for the vocabulary of a corpus."""
-    words = corpus.vocabulary
-    return self.for_vocabulary(words.vocab_size, words.sep_id)
-
-  def for_vocabulary(self, vocab_size: int, separator_id: int) -> "Models":
-    """Returns the same models for a vocabulary.
-
-    Raises:
-      ValueError: They are configured for another one.
-    """
-    sizes = {"vocab_size": vocab_size, "separator_id": separator_id}
-    return Models(
-      self.retriever.for_vocabulary(**sizes),
-      None if self.reader is None else self.reader.for_vocabulary(**sizes),
-    )
-
-  @property
-  def max_answer_width(self) -> int:
-    """Width of the reader's widest span, in tokens; 0 without a reader."""
-    return 0 if self.reader is None else self.reader.max_answer_width
-
-  def require_reader(self) -> Reader:
-    """Returns the reader; raises a ValueError where there is none."""
-    if self.reader is None:
-      raise RealmError("this stage trains a reader; bind TrainConfig.reader")
-    return self.reader
+Features = tuple[StepBatch, dict[str, float]]
 
 
 class Encoders(NamedTuple):
-  """The models as a loss applies them: with parameters and dropout masks.
+  """The components as a loss applies them: with parameters and dropout masks.
 
   Parameters and the keys of the dropout masks are by component; a component
   without dropout has no key.
   """
 
-  models: Models
+  components: Components
   params: Params
   dropout_keys: Mapping[str, jax.Array]
 
@@ -79,15 +42,14 @@ class Encoders(NamedTuple):
     """Returns the same, but one component without dropout and gradient."""
     keys = {n: key for n, key in self.dropout_keys.items() if n != component}
     constant = jax.lax.stop_gradient(self.params[component])
-    return Encoders(self.models, {**self.params, component: constant}, keys)
+    return Encoders(self.components, {**self.params, component: constant}, keys)
 
   def apply(self, component: str, *arguments: Any, **settings: Any) -> Any:
-    """Applies the module of a component; all but the reader are retrievers."""
-    is_reader = component == "reader"
-    module: Any = self.models.reader if is_reader else self.models.retriever
+    """Applies the module of a component, by default its `__call__`."""
     variables = {"params": self.params[component]}
     key = self.dropout_keys.get(component)
     rngs = None if key is None else {"dropout": key}
+    module = self.components[component]
     return module.apply(variables, *arguments, rngs=rngs, **settings)
 
 
@@ -96,24 +58,42 @@ class StageContext:
   """The parts of a run from which a stage makes its batches.
 
   Attributes:
+    components: Modules of the run.
     corpus: Corpus version that is searched, to which rows of blocks refer.
     snapshot: Snapshot that was searched, if one was.
     block_length: Padded length of a block.
     examples: Corpus version that examples come from; None for `corpus`.
     answers: Answers in the blocks of this corpus, for a stage that asks.
-    max_answer_width: Width of the reader's widest span, in tokens.
   """
 
+  components: Components
   corpus: Corpus
   snapshot: Snapshot | None
   block_length: int
   examples: Corpus | None = None
   answers: AnswersInBlocks | None = None
-  max_answer_width: int = Reader.max_answer_width
 
   def gather(self, rows: Int[np.ndarray, "b k"]) -> Int[np.ndarray, "b k l"]:
     """Returns the padded tokens of blocks."""
     return self.corpus.gather(rows, self.block_length)
+
+  def places(
+    self,
+    retrieval: Retrieval,
+    batch: Batch,
+    rows: Int[np.ndarray, "b n"],
+    preferred: Bool[np.ndarray, "b n"] | None = None,
+  ) -> Int[np.ndarray, "b k"]:
+    """Returns the places of the candidates among blocks that were found.
+
+    The source and its verbatim copies are known by their hashes, in whichever
+    corpus they are. `preferred` is as in `Retrieval.places`.
+    """
+    is_source = np.zeros(rows.shape, bool)
+    if retrieval.drop_source:
+      hashes = self.corpus.content_hashes[rows]
+      is_source = hashes == batch.array("source_hash")[:, None]
+    return np.asarray(retrieval.places(is_source, preferred))
 
   def vectors(
     self, rows: Int[np.ndarray, "b n"]
@@ -133,41 +113,34 @@ class ExampleArrays(NamedTuple):
   """Arrays and sizes from which a stage makes a batch of the right shapes.
 
   Each query has `num_candidates` padded blocks, and `num_searched` are searched
-  for it. `max_masks` are scored. The `max_answer_width` is in tokens.
+  for it. `max_masks` are scored.
   """
 
+  components: Components
   query: Int[np.ndarray, "b q"]
   candidates: Int[np.ndarray, "b k l"]
   num_searched: int
-  vector_size: int
   max_masks: int
-  max_answer_width: int = Reader.max_answer_width
 
 
 class Stage(abc.ABC):
-  """One stage of training.
+  """One stage of training: data, and three functions.
 
-  The host makes its batches (`assemble`); the step makes of them what the
+  The host makes its batches (`features`); the step makes of them what the
   encoders read (`inputs`), lays that out, and differentiates the `loss`.
 
   Attributes:
-    needs_index: Whether its step reads blocks that an index retrieves.
-    reads_vectors: Whether its step reads the snapshot's stored vectors, in
-      the field `retrieved` of its batch.
-    current_queries: Whether queries are embedded for the search with the
-      current parameters, instead of the tower that the snapshot was
-      published with.
-    retrieves_on_device: Whether a step can retrieve its own candidates.
-    null_block: Whether the first candidate of each query is the null block.
+    components: Components that it trains, by name.
+    frozen: Those of them whose parameters stay as they are, without dropout.
+    retrieval: How it retrieves blocks; None of a stage without an index.
+    num_candidates: Number of blocks that its step reads for each query.
+    null_block: Whether the first of them is the null block.
     needs_answers: Whether it asks which blocks contain answers.
     asked: What its reader learns to answer; None if it may be either.
     evaluation: Recipe that evaluates a run of it; None if there is none.
     compares: Whether its loss compares all examples of a batch: the `compare`
-      of what it makes of the models, the vectors that it has made of encoders
-      and rows by `embed`, and the batch.
-    num_candidates: Number of blocks that its step reads for each query.
-    components: Components that it trains.
-    frozen: Those of them whose parameters stay as they are.
+      of what it makes of the components, the vectors that it has made of
+      encoders and inputs by `embed`, and the batch.
   """
 
   components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
@@ -180,73 +153,53 @@ class Stage(abc.ABC):
     require_valid(self)
 
   @property
-  def reads_vectors(self) -> bool:
-    return False
+  def frozen(self) -> tuple[str, ...]:
+    return ()
 
   @property
-  def needs_index(self) -> bool:
-    return False
-
-  @property
-  def current_queries(self) -> bool:
-    return True
+  def retrieval(self) -> Retrieval | None:
+    return None
 
   @property
   def null_block(self) -> bool:
     return False
 
   @property
-  def retrieves_on_device(self) -> bool:
-    return False
-
-  @property
-  def frozen(self) -> tuple[str, ...]:
-    return ()
-
-  @property
   def num_candidates(self) -> int:
     return 1
 
   def init(
-    self, models: Models, query_length: int, block_length: int, key: jax.Array
+    self,
+    components: Components,
+    query_length: int,
+    block_length: int,
+    key: jax.Array,
   ) -> Params:
-    """Initializes the parameters by component, in flax's boxes."""
-    keys = _keys_of(self.components, key)
-    query = jnp.ones((1, query_length), jnp.int32)
-    block = jnp.ones((1, 1, block_length), jnp.int32)
-    made = {}
-    if "retriever" in keys:
-      made["retriever"] = models.retriever.init(keys["retriever"], query, block)
-    if "reader" in keys:
-      reader = models.require_reader()
-      made["reader"] = reader.init(keys["reader"], query, block, query[:, :1])
-    return {name: variables["params"] for name, variables in made.items()}
-
-  def num_searched(self, num_blocks: int) -> int:
-    """Returns how many blocks to search for in a corpus of `num_blocks`.
-
-    Raises:
-      ValueError: The corpus has too few blocks.
-    """
-    del num_blocks
-    return 0
+    """Initializes the parameters by component, in Flax's boxes."""
+    return {
+      name: components[name].init_parameters(
+        own, query_length=query_length, block_length=block_length
+      )
+      for name, own in _keys_of(self.components, key).items()
+    }
 
   @abc.abstractmethod
-  def assemble(
-    self, batch: Batch, retrieved: SearchResult | None, context: StageContext
-  ) -> Assembled:
-    """Makes the batch of a step from examples and what the host retrieved."""
+  def features(
+    self, batch: Batch, found: SearchResult | None, context: StageContext
+  ) -> Features:
+    """Makes the batch of a step from examples and the blocks that were found.
+
+    The host has `found` as many blocks as its `retrieval` searches for, best
+    first; None where nothing is retrieved, or the step retrieves itself.
+    """
 
   @abc.abstractmethod
   def dummy_batch(self, shapes: ExampleArrays) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets."""
 
-  def inputs(self, models: Models, batch: StepBatch) -> EncoderInputs:
-    """Makes what the encoders read of a batch, in the step.
-
-    By default that is each `query` beside each of its `blocks`.
-    """
-    return joint_inputs(models.require_reader(), batch.query, batch.blocks)
+  @abc.abstractmethod
+  def inputs(self, components: Components, batch: StepBatch) -> EncoderInputs:
+    """Makes what the encoders read of a batch, in the step."""
 
   @abc.abstractmethod
   def loss(
@@ -258,13 +211,19 @@ class Stage(abc.ABC):
     """
 
   def encoders(
-    self, models: Models, params: Params, dropout_key: jax.Array | None
+    self, components: Components, params: Params, dropout_key: jax.Array | None
   ) -> Encoders:
-    """Returns the models as the loss applies them, with dropout given a key."""
+    """Returns the components as the loss applies them.
+
+    They have dropout given a key, but for those that the stage freezes.
+    """
     keys = {}
     if dropout_key is not None:
       keys = _keys_of(self.components, dropout_key)
-    return Encoders(models, params, keys)
+    encoders = Encoders(components, params, keys)
+    for name in self.frozen:
+      encoders = encoders.frozen(name)
+    return encoders
 
 
 def _keys_of(

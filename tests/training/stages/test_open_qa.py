@@ -61,8 +61,10 @@ def assemble(stage, corpus, answer, position=0):
   rows = np.arange(len(TEXTS), dtype=np.int32)[None]
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
   answers = AnswersInBlocks(corpus)
-  context = StageContext(corpus, _Vectors(), BLOCK_LENGTH, answers=answers)
-  made, _ = stage.assemble(batch, retrieved, context)
+  context = StageContext(
+    tiny.components(), corpus, _Vectors(), BLOCK_LENGTH, answers=answers
+  )
+  made, _ = stage.features(batch, retrieved, context)
   return made
 
 

@@ -76,8 +76,8 @@ _READS_GOLD = {"drop_source": False, "read_gold": True}
 def test_which_blocks_are_candidates(corpora, settings, rows, bodies):
   searched, read = corpora
   stage = Pretraining(num_candidates=3, **settings)
-  context = StageContext(searched, None, LENGTH, read)
-  made, _ = stage.assemble(_batch(read, 1), _retrieved(rows), context)
+  context = StageContext(tiny.components(), searched, None, LENGTH, read)
+  made, _ = stage.features(_batch(read, 1), _retrieved(rows), context)
   found = _bodies(searched.vocabulary, made.candidates.tokens[0])
   assert found == bodies
 
@@ -87,8 +87,10 @@ def test_hard_negatives_are_not_the_source(corpora):
   batch = _batch(read, 1)
   batch.arrays["removed"] = np.ones(1, bool)
   batch.arrays["block"] = np.full((1, LENGTH), 7, np.int32)
-  made, _ = InverseCloze(num_hard_negatives=2).assemble(
-    batch, _retrieved([1, 2, 3]), StageContext(searched, None, LENGTH, read)
+  made, _ = InverseCloze(num_hard_negatives=2).features(
+    batch,
+    _retrieved([1, 2, 3]),
+    StageContext(tiny.components(), searched, None, LENGTH, read),
   )
   np.testing.assert_array_equal(made.blocks[:, 0], batch.arrays["block"])
   # The null block takes the place of copies that are not spare.
@@ -127,9 +129,9 @@ def test_a_target_has_no_dropout_and_a_frozen_reader_does_not_learn():
 
 def test_a_sentence_is_read_beside_its_own_block(corpora):
   searched, read = corpora
-  context = StageContext(searched, None, LENGTH, read)
+  context = StageContext(tiny.components(), searched, None, LENGTH, read)
   for row, text in enumerate(READ):
-    made, _ = Reading().assemble(_batch(read, row), None, context)
+    made, _ = Reading().features(_batch(read, row), None, context)
     assert _bodies(searched.vocabulary, made.blocks[:, 0]) == [text]
   # Equal document ids of two corpora are different blocks.
   assert not set(searched.block_ids) & set(read.block_ids)

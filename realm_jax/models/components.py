@@ -1,0 +1,108 @@
+"""The modules that a run trains, by name: its components."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import jax
+
+from realm_jax.errors import RealmError
+from realm_jax.models.parameters import Params
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+
+AnyComponent = TypeVar("AnyComponent", bound="Component")
+
+
+class Component(Protocol):
+  """What a run asks of each of its modules, which are Flax modules.
+
+  Attributes:
+    num_heads: Number of attention heads, which model parallelism divides.
+  """
+
+  @property
+  def num_heads(self) -> int: ...
+
+  def for_vocabulary(
+    self: AnyComponent, *, vocab_size: int, separator_id: int
+  ) -> AnyComponent:
+    """Returns the same module for the vocabulary of a corpus.
+
+    Raises:
+      RealmError: It is configured for another one.
+    """
+    ...
+
+  def init_parameters(
+    self, key: jax.Array, *, query_length: int, block_length: int
+  ) -> Params:
+    """Initializes the parameters, in Flax's boxes, for padded lengths."""
+    ...
+
+  def apply(self, variables: Any, /, *arguments: Any, **settings: Any) -> Any:
+    """Applies a method, as Flax modules do."""
+    ...
+
+
+class Components(Mapping[str, Any]):
+  """The modules of a run by name, such as `retriever` and `reader`.
+
+  They compare by value and can be hashed, so that `jax.jit` knows what it has
+  compiled. A component that is None is left out.
+  """
+
+  def __init__(self, components: Mapping[str, Component | None]):
+    self._modules = {
+      name: module for name, module in components.items() if module is not None
+    }
+
+  def __getitem__(self, name: str) -> Any:
+    if name not in self._modules:
+      raise RealmError(
+        f"this run has no {name}, only {sorted(self._modules)}; bind "
+        f"TrainConfig.{name}"
+      )
+    return self._modules[name]
+
+  def __contains__(self, name: object) -> bool:
+    return name in self._modules
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._modules)
+
+  def __len__(self) -> int:
+    return len(self._modules)
+
+  def __hash__(self) -> int:
+    return hash(tuple(self._modules.items()))
+
+  @property
+  def retriever(self) -> Retriever:
+    """The component `retriever`."""
+    return self["retriever"]
+
+  @property
+  def reader(self) -> Reader:
+    """The component `reader`.
+
+    Raises:
+      RealmError: The run has none.
+    """
+    return self["reader"]
+
+  def for_vocabulary(
+    self, *, vocab_size: int, separator_id: int
+  ) -> "Components":
+    """Returns the same components for the vocabulary of a corpus.
+
+    Raises:
+      RealmError: One is configured for another vocabulary.
+    """
+    return Components(
+      {
+        name: module.for_vocabulary(
+          vocab_size=vocab_size, separator_id=separator_id
+        )
+        for name, module in self.items()
+      }
+    )

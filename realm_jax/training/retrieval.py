@@ -1,0 +1,105 @@
+"""Retrieval of candidates: search, drop the source, take k, add the null block.
+
+A stage says how by a `Retrieval`. The host, a step that searches and every
+evaluation choose among the blocks that they have found by the same code, which
+takes arrays of numpy and of jax alike.
+"""
+
+import dataclasses
+from typing import Literal
+
+from jaxtyping import Bool, Int
+
+from realm_jax.corpus.store import NULL_ROW
+from realm_jax.errors import RealmError
+from realm_jax.models import AnyArray
+
+
+@dataclasses.dataclass(frozen=True)
+class Retrieval:
+  """How the candidates of a query are retrieved.
+
+  Attributes:
+    num_kept: Number k of blocks that are kept of those that were found.
+    setting: Name of the setting that `num_kept` follows from, for errors.
+    num_required: Number of blocks that a corpus must have for a query; None is
+      `num_kept`. A smaller corpus than `num_kept` is then searched whole.
+    num_spare: Number of blocks that are searched beside these and the source,
+      so that verbatim copies of the source can be dropped.
+    drop_source: Whether the block that a query was taken from, whose retrieval
+      would be trivial, and its verbatim copies are dropped (section 3.4).
+    null_block: Whether the null block is put in front, as candidate 0.
+    current_queries: Whether queries are embedded with the current parameters
+      instead of the query tower that the snapshot was published with.
+    reads: What the step reads of the blocks: their tokens alone, the stored
+      vectors of those that were found, or the scores of the index.
+    in_step: Whether the step can retrieve by itself.
+  """
+
+  num_kept: int
+  setting: str = "NUM_CANDIDATES"
+  num_required: int | None = None
+  num_spare: int = 0
+  drop_source: bool = False
+  null_block: bool = False
+  current_queries: bool = True
+  reads: Literal["tokens", "vectors", "scores"] = "tokens"
+  in_step: bool = False
+
+  def num_searched(self, num_blocks: int) -> int:
+    """Returns how many blocks to search for in a corpus of `num_blocks`.
+
+    Raises:
+      RealmError: The corpus has too few blocks.
+    """
+    required = self.num_kept if self.num_required is None else self.num_required
+    # The source is searched for, too, where it is then dropped.
+    needed = required + self.drop_source
+    if needed > num_blocks:
+      source = ", one of them the query's own" if self.drop_source else ""
+      raise RealmError(
+        f"each query needs {needed} blocks{source}, but the corpus has "
+        f"{num_blocks}; lower {self.setting}"
+      )
+    spare = self.num_spare if self.drop_source else 0
+    return min(self.num_kept + self.drop_source + spare, num_blocks)
+
+  def places(
+    self,
+    is_source: Bool[AnyArray, "b n"],
+    preferred: Bool[AnyArray, "b n"] | None = None,
+  ) -> Int[AnyArray, "b k"]:
+    """Chooses the candidates of each query among the blocks that were found.
+
+    Args:
+      is_source: Whether a block is the query's source or a copy of it.
+      preferred: Blocks that are taken before the others, whatever their scores.
+
+    Returns:
+      Places of the candidates among the n blocks, best first, and `NULL_ROW`
+      for the null block. It takes the last places where the source and its
+      copies leave too few blocks.
+    """
+    xp = is_source.__array_namespace__()
+    places = xp.broadcast_to(xp.arange(is_source.shape[1]), is_source.shape)
+    if preferred is not None:
+      places = xp.argsort(~preferred, axis=1, stable=True)
+      is_source = xp.take_along_axis(is_source, places, axis=1)
+    if self.drop_source:
+      order = xp.argsort(is_source, axis=1, stable=True)
+      places = xp.take_along_axis(places, order, axis=1)
+      dropped = xp.take_along_axis(is_source, order, axis=1)
+      places = xp.where(dropped, NULL_ROW, places)
+    places = places[:, : self.num_kept]
+    if self.null_block:
+      places = xp.pad(places, ((0, 0), (1, 0)), constant_values=NULL_ROW)
+    return places
+
+
+def at_places(
+  rows: Int[AnyArray, "b n"], places: Int[AnyArray, "b k"]
+) -> Int[AnyArray, "b k"]:
+  """Returns the rows of the blocks at the places of `Retrieval.places`."""
+  xp = rows.__array_namespace__()
+  found = xp.take_along_axis(rows, xp.maximum(places, 0), axis=1)
+  return xp.where(places == NULL_ROW, NULL_ROW, found)

@@ -1,0 +1,84 @@
+"""The state of training: parameters, optimizer, and the index of the run."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.core import meta
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, PyTree
+
+from realm_jax.models.parameters import Params, parameter_shardings
+from realm_jax.partitioning import sharding
+
+# What a step reports, on the devices.
+Metrics = dict[str, jax.Array]
+
+
+class TrainState(NamedTuple):
+  """Training state, which a checkpoint stores.
+
+  Attributes:
+    step: Number of steps that have been taken.
+    params: Parameters by component.
+    optimizer: State of the optimizer.
+    index: `search_in_step.RollingIndexState`, if the run keeps a rolling index.
+  """
+
+  step: Int[Array, ""]
+  params: Params
+  optimizer: optax.OptState
+  index: PyTree = None
+
+
+def create_state(
+  init: Callable[[jax.Array], Params],
+  optimizer: optax.GradientTransformation,
+  *,
+  seed: int | None,
+  mesh: Mesh,
+  axis_rules: sharding.AxisRules = sharding.LOGICAL_AXIS_RULES,
+) -> TrainState:
+  """Initializes a state, every array on its own devices.
+
+  `init` makes the parameters in flax's boxes. Without a `seed`, the arrays are
+  abstract.
+
+  Raises:
+    ValueError: The mesh does not divide a parameter.
+  """
+  # Equal arguments make the same function, which is traced once.
+  boxed = sharding.shared_partial(_boxed_state, init, optimizer)
+  shapes = jax.eval_shape(boxed, jax.random.key(0))
+  shardings = parameter_shardings(shapes, mesh, axis_rules)
+  jax.tree_util.tree_map_with_path(
+    lambda path, box, placed: sharding.require_divisible(
+      f"the parameter {jax.tree_util.keystr(path)}",
+      meta.unbox(box).shape,
+      getattr(box, "names", ()),
+      placed,
+    ),
+    shapes.params,
+    shardings.params,
+    is_leaf=meta.is_axis_metadata,
+  )
+  if seed is None:
+    return jax.tree.map(
+      lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
+      meta.unbox(shapes),
+      shardings,
+    )
+  # A sharding is a pytree prefix of the box that stands in its place.
+  make = jax.jit(boxed, out_shardings=shardings)
+  return meta.unbox(make(jax.random.key(seed)))
+
+
+def _boxed_state(
+  init: Callable[[jax.Array], Params],
+  optimizer: optax.GradientTransformation,
+  key: jax.Array,
+) -> TrainState:
+  params = init(key)
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
