@@ -2,8 +2,9 @@
 
     MODEL_DIR/checkpoints/<step>/{retriever,reader,optimizer,loop,vectors}
 
-Each item can be restored by itself: the index builder reads `retriever` and, if
-the run keeps a rolling index, `vectors`. A step's directory appears by one
+There is an item for each component of the run. Each can be restored by itself:
+the index builder reads `retriever` and, if the run keeps a rolling index,
+`vectors`. A step's directory appears by one
 rename (or, on an object store, by a commit file), so a trainer that is killed
 leaves no partial checkpoint.
 
@@ -42,7 +43,8 @@ FOLDER = "checkpoints"
 # one it is.
 BEST = "best"
 _BEST_FILE = "best.json"
-_ITEMS = ("retriever", "reader", "optimizer", "loop", "vectors")
+# The items beside those of the components.
+_OTHER_ITEMS = {"optimizer", "loop", "vectors"}
 _NO_SNAPSHOT = -1
 _MAX_LISTINGS = 10
 _SECONDS_BETWEEN_LISTINGS = 0.2
@@ -123,7 +125,14 @@ class CheckpointStore:
         f"{steps or 'none'}"
       )
     names = (path.name for path in self._folder(step).iterdir())
-    return frozenset(names) & frozenset(_ITEMS)
+    # The others are files of orbax.
+    return frozenset(
+      name for name in names if name[0] != "_" and "." not in name
+    )
+
+  def components(self, step: int) -> frozenset[str]:
+    """Returns the names of a step's components; raises what `items` does."""
+    return self.items(step) - _OTHER_ITEMS
 
   def restore(
     self,
@@ -219,9 +228,7 @@ class CheckpointStore:
         # wait for them for minutes, and the process with them.
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
       )
-      self._manager = ocp.CheckpointManager(
-        self.directory, item_names=_ITEMS, options=options
-      )
+      self._manager = ocp.CheckpointManager(self.directory, options=options)
     return self._manager
 
   def _folder(self, step: int) -> epath.Path:

@@ -243,7 +243,7 @@ class TrainedRun:
       path = path / FOLDER / str(config.checkpoint_step)
     store, step = locate(path)
     with contextlib.closing(store):
-      reader = config.reader if "reader" in store.items(step) else None
+      reader = config.reader if "reader" in store.components(step) else None
       corpus = Corpus.open(config.corpus_dir)
       require_block_length(config.block_length, corpus)
       store.require_vocabulary(step, corpus.vocab_sha256)

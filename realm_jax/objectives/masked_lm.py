@@ -1,6 +1,7 @@
 """The loss of pre-training by one of its objectives, and its metrics."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +21,28 @@ from realm_jax.objectives.marginal import (
 )
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
-Objective = Callable[[Evidence], WeightedLoss]
-# Objectives by name. All take a `form`.
-OBJECTIVES: dict[str, Callable[..., WeightedLoss]] = {
-  "marginal": marginal,
-  "emdr2": emdr2,
-  "leave_one_out": leave_one_out,
-  "perplexity": perplexity,
-  "replug": replug,
+
+class Objective(NamedTuple):
+  """An objective of pre-training.
+
+  Attributes:
+    loss: Function of the evidence and of a `form`, `per_token` or `joint`.
+    has_target: Whether it has a target for p(z|x). Then it takes the
+      `temperature` of the target, too.
+  """
+
+  loss: Callable[..., WeightedLoss]
+  has_target: bool = False
+
+
+# Objectives by name. A module of the user's own may add others.
+OBJECTIVES: dict[str, Objective] = {
+  "marginal": Objective(marginal),
+  "emdr2": Objective(emdr2),
+  "leave_one_out": Objective(leave_one_out, has_target=True),
+  "perplexity": Objective(perplexity, has_target=True),
+  "replug": Objective(replug, has_target=True),
 }
-# Those with a target for p(z|x). They take its `temperature`.
-WITH_TARGET = ("leave_one_out", "perplexity", "replug")
 
 
 def masked_lm_loss(
@@ -39,7 +51,7 @@ def masked_lm_loss(
   targets: Int[AnyArray, "b m"],
   weights: Float[AnyArray, "b m"],
   *,
-  objective: Objective = marginal,
+  objective: Callable[[Evidence], WeightedLoss] = marginal,
   target_logits: Float[Array, "b k m v"] | None = None,
   has_null: bool = True,
 ) -> WeightedLoss:

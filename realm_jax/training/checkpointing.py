@@ -233,7 +233,7 @@ class Checkpointer:
       return fresh
     store, step = locate(source)
     with contextlib.closing(store):
-      present = store.items(step)
+      present = store.components(step)
       store.require_vocabulary(step, self._vocabulary)
       if name in present:
         logging.info("%s starts from checkpoint %d of %s", name, step, source)

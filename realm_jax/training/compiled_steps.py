@@ -98,6 +98,7 @@ class StepSetup:
     return make_optimizer(
       config.optimizer,
       num_steps=config.num_steps,
+      components=config.stage.components,
       frozen=config.stage.frozen,
     )
 

@@ -117,7 +117,11 @@ def _decay_mask(params: Params) -> Params:
 
 @functools.lru_cache(maxsize=32)
 def make_optimizer(
-  config: OptimizerConfig, *, num_steps: int, frozen: tuple[str, ...] = ()
+  config: OptimizerConfig,
+  *,
+  num_steps: int,
+  components: tuple[str, ...] = ("retriever", "reader"),
+  frozen: tuple[str, ...] = (),
 ) -> optax.GradientTransformation:
   """Returns BERT's optimizer: clip, Adam, weight decay, learning rate.
 
@@ -129,7 +133,7 @@ def make_optimizer(
     name: learning_rate_schedule(
       config, num_steps=num_steps, of_retriever=name == "retriever"
     )
-    for name in ("retriever", "reader")
+    for name in components
   }
   # The state is of the same form whether or not a component is frozen.
   rates |= dict.fromkeys(frozen, optax.constant_schedule(0.0))

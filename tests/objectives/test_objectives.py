@@ -126,7 +126,7 @@ def _evaluate(name, form, temperature=None):
   """The loss, its gradients, and the means of all metrics."""
   relevance, logits, *rest = example()
   settings = {} if temperature is None else {"temperature": temperature}
-  objective = functools.partial(OBJECTIVES[name], form=form, **settings)
+  objective = functools.partial(OBJECTIVES[name].loss, form=form, **settings)
 
   def loss(relevance, logits):
     found = masked_lm_loss(relevance, logits, *rest, objective=objective)

@@ -5,6 +5,7 @@ questions later, because BERT's pre-training does not train the span head. It
 costs little: the encoder runs once for both.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
 from realm_jax.models.reader import JointInputs
 from realm_jax.objectives import masked_lm
-from realm_jax.objectives.marginal import marginal
+from realm_jax.objectives.marginal import Evidence, marginal
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.stages.stage import Encoders, ExampleArrays
@@ -103,7 +104,7 @@ def loss_given_blocks(
   block_scores: Float[Array, "b k"],
   has_null: bool,
   span_weight: float,
-  objective: masked_lm.Objective = marginal,
+  objective: Callable[[Evidence], WeightedLoss] = marginal,
   has_target: bool = False,
 ) -> WeightedLoss:
   """Returns the loss of filling in the masked words (section 3.1).

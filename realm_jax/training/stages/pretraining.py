@@ -16,7 +16,7 @@ from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
 from realm_jax.models.packing import TokenSequences
 from realm_jax.models.retriever import relevance
-from realm_jax.objectives.masked_lm import OBJECTIVES, WITH_TARGET
+from realm_jax.objectives.masked_lm import OBJECTIVES
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import (
   NonNegativeFloat,
@@ -69,8 +69,8 @@ class Pretraining(Stage):
     num_spare: Number of blocks that are searched beside the candidates and the
       source, so that verbatim copies of the source can be dropped, too.
     objective: What the retriever learns from: `marginal` likelihood, `emdr2`,
-      `leave_one_out`, `perplexity` or `replug`. Each is a function in
-      `realm_jax/objectives`.
+      `leave_one_out`, `perplexity` or `replug`, or one that a module of the
+      user's own has added to `realm_jax.objectives.masked_lm.OBJECTIVES`.
     loss_form: Form of the marginal loss, `per_token` or `joint`.
     target_temperature: Temperature of the target of p(z|x), τ of
       `leave_one_out` and `perplexity` and β of `replug`. None is the paper's.
@@ -91,10 +91,7 @@ class Pretraining(Stage):
 
   num_candidates: Annotated[PositiveInt, OfRun()] = 8
   num_spare: Annotated[NonNegativeInt, OfRun()] = 2
-  objective: Annotated[
-    Literal["marginal", "emdr2", "leave_one_out", "perplexity", "replug"],
-    OfRun(),
-  ] = "marginal"
+  objective: Annotated[str, OfRun()] = "marginal"
   loss_form: Annotated[Literal["per_token", "joint"], OfRun()] = "per_token"
   target_temperature: Annotated[PositiveFloat | None, OfRun()] = None
   freeze_reader: bool = False
@@ -108,12 +105,18 @@ class Pretraining(Stage):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    has_target = self.objective in WITH_TARGET
+    if self.objective not in OBJECTIVES:
+      raise RealmError(
+        f"OBJECTIVE={self.objective!r}; want one of {', '.join(OBJECTIVES)}; "
+        "name the module that adds another by --modules"
+      )
+    has_target = OBJECTIVES[self.objective].has_target
     if self.target_temperature is not None and not has_target:
       raise RealmError(
         f"target_temperature={self.target_temperature}: the objective "
         f"{self.objective!r} has no target; leave TARGET_TEMPERATURE out, or "
-        f"choose an OBJECTIVE of {WITH_TARGET}"
+        "choose an OBJECTIVE that has one: "
+        f"{[name for name, one in OBJECTIVES.items() if one.has_target]}"
       )
     if self.objective == "leave_one_out" and self.num_candidates < 2:
       raise RealmError(
@@ -210,7 +213,7 @@ class Pretraining(Stage):
     settings: dict[str, Any] = {"form": self.loss_form}
     if self.target_temperature is not None:
       settings["temperature"] = self.target_temperature
-    objective = functools.partial(OBJECTIVES[self.objective], **settings)
+    objective = OBJECTIVES[self.objective]
     scores = relevance(queries, candidates, score_scale=scale)
     found = masked_words.loss_given_blocks(
       encoders,
@@ -220,8 +223,8 @@ class Pretraining(Stage):
       block_scores=scores,
       has_null=self.null_block,
       span_weight=self.span_weight,
-      objective=objective,
-      has_target=self.objective in WITH_TARGET,
+      objective=functools.partial(objective.loss, **settings),
+      has_target=objective.has_target,
     )
     retrieved = tokens[:, int(self.null_block) :]
     has_words = masked_words.occurrences(batch.masks, retrieved)
