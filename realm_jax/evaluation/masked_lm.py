@@ -116,10 +116,10 @@ def weighted_loss(
   batch: PretrainingBatch,
 ) -> WeightedLoss:
   """Returns the loss of a batch without dropout, and its metrics."""
+  encoders = stage.encoders(components, params, None)
+  batch = stage.rerank(encoders, batch)
   return layout.with_inputs(
     functools.partial(stage.inputs, components),
     batch,
-    lambda inputs: stage.loss(
-      stage.encoders(components, params, None), batch, inputs
-    ),
+    lambda inputs: stage.loss(encoders, batch, inputs),
   )

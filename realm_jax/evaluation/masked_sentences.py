@@ -16,6 +16,7 @@ from scipy.special import log_softmax, logsumexp
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import SENTENCE, TrainedRun
+from realm_jax.models.packing import padded_inputs
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, relevance
@@ -249,7 +250,7 @@ def _mask_logits(
   candidates: Int[Array, "b k l"],
 ) -> Float[Array, "b k m v"]:
   """Returns the logits of the vocabulary at each mask, by candidate."""
-  inputs = reader.join(query, candidates).padded()
+  inputs = padded_inputs(reader.join(query, candidates))
   return reader.apply({"params": params}, inputs, positions, method="masked_lm")
 
 

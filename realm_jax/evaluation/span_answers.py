@@ -20,6 +20,7 @@ from realm_jax.answers.spans import widen_to_words
 from realm_jax.evaluation.answered import Answer, Answered, answer_from_blocks
 from realm_jax.evaluation.run import RetrievedBlock, TrainedRun
 from realm_jax.indexes.protocol import SearchResult
+from realm_jax.models.packing import padded_inputs
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 
@@ -74,7 +75,7 @@ def span_logits(
   """
   spans = reader.apply(
     {"params": params},
-    reader.join(query, blocks).padded(),
+    padded_inputs(reader.join(query, blocks)),
     num_starts=blocks.shape[-1],
     method="spans",
   )

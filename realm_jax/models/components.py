@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import jax
+from jaxtyping import Array, Float, Int, PyTree
 
 from realm_jax.errors import RealmError
+from realm_jax.models import AnyArray
 from realm_jax.models.parameters import Params
-from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 
 AnyComponent = TypeVar("AnyComponent", bound="Component")
@@ -42,6 +43,57 @@ class Component(Protocol):
   def apply(self, variables: Any, /, *arguments: Any, **settings: Any) -> Any:
     """Applies a method, as Flax modules do."""
     ...
+
+
+class Reader(Component, Protocol):
+  """A component that reads a query beside each of its candidates.
+
+  Attributes:
+    dropout_rate: Share of what is dropped in training.
+  """
+
+  @property
+  def dropout_rate(self) -> float: ...
+
+  def join(
+    self, query: Int[AnyArray, "b q"], candidates: Int[AnyArray, "b k l"]
+  ) -> PyTree:
+    """Returns what it reads: a tree of `TokenSequences` and arrays.
+
+    Sequences and rows of arrays are ordered by query, so that the parts of a
+    batch are parts of each. The step lays out the sequences in bins.
+    """
+    ...
+
+  def token_logits(
+    self,
+    inputs: PyTree,
+    positions: Int[AnyArray, "b m"],
+    token_ids: Int[AnyArray, "b m"],
+  ) -> Float[Array, "b k m v"]:
+    """Returns scores of the vocabulary for each target token, by candidate.
+
+    Args:
+      inputs: What `join` returns, laid out.
+      positions: Places of the targets in the query, if they are masked there.
+      token_ids: The targets, for a reader that is taught the ones before.
+    """
+    ...
+
+
+class SpanReader(Reader, Protocol):
+  """A reader that points at answers in the blocks.
+
+  Attributes:
+    max_answer_width: Number of tokens of the longest span.
+    separator_id: Id of the token between the title of a block and its body.
+  """
+
+  @property
+  def max_answer_width(self) -> int: ...
+
+  @property
+  def separator_id(self) -> int: ...
 
 
 class Components(Mapping[str, Any]):
@@ -89,6 +141,21 @@ class Components(Mapping[str, Any]):
       RealmError: The run has none.
     """
     return self["reader"]
+
+  @property
+  def span_reader(self) -> SpanReader:
+    """The component `reader`, which points at spans.
+
+    Raises:
+      RealmError: The run has none, or another kind.
+    """
+    reader = self["reader"]
+    if not hasattr(reader, "max_answer_width"):
+      raise RealmError(
+        f"this stage trains a reader that points at spans, which a "
+        f"{type(reader).__name__} does not; choose another READER or STAGE"
+      )
+    return reader
 
   def for_vocabulary(
     self, *, vocab_size: int, separator_id: int

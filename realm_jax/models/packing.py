@@ -5,16 +5,19 @@ the caller takes more.
 """
 
 import zlib
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Int, PyTree, UInt32
 
-from realm_jax.models import AnyArray
+from realm_jax.models import AnyArray, sequences
 from realm_jax.models.sequences import NO_SEQUENCE, PAD_ID, Sequences
+
+Inputs = TypeVar("Inputs")
 
 # Packing places one sequence of each group after the other, so that groups
 # should be small; in large ones hardly any more space is filled. In too small
@@ -43,6 +46,34 @@ class TokenSequences(NamedTuple):
     count = len(self.token_ids) // len(ids)
     place = jnp.arange(count, dtype=jnp.uint32)[None, :]
     return self._replace(dropout_ids=(ids[:, None] * count + place).reshape(-1))
+
+
+def token_sequences(inputs: PyTree) -> list[TokenSequences]:
+  """Returns the token sequences in a tree, in their order."""
+  leaves = jax.tree.leaves(inputs, is_leaf=_is_sequences)
+  return [leaf for leaf in leaves if _is_sequences(leaf)]
+
+
+def map_sequences(
+  function: Callable[[int, TokenSequences], TokenSequences | Sequences],
+  inputs: Inputs,
+) -> Inputs:
+  """Returns a tree with what a function makes of its numbered sequences."""
+  made = iter([function(*one) for one in enumerate(token_sequences(inputs))])
+  return jax.tree.map(
+    lambda leaf: next(made) if _is_sequences(leaf) else leaf,
+    inputs,
+    is_leaf=_is_sequences,
+  )
+
+
+def padded_inputs(inputs: Inputs) -> Inputs:
+  """Returns a tree in which each sequence has a bin of its own."""
+  return map_sequences(lambda _, one: sequences.padded(*one), inputs)
+
+
+def _is_sequences(leaf: Any) -> bool:
+  return isinstance(leaf, TokenSequences)
 
 
 def content_ids(

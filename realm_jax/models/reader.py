@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import AnyArray, sequences
 from realm_jax.models.bert import BertConfig, BertEncoder, MaskedLmHead, dense
-from realm_jax.models.packing import TokenSequences
+from realm_jax.models.packing import TokenSequences, padded_inputs
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import PositiveFloat, PositiveInt
@@ -42,11 +42,6 @@ class JointInputs(NamedTuple):
     """The tokens, which have been laid out."""
     assert isinstance(self.tokens, Sequences)
     return self.tokens
-
-  def padded(self) -> "JointInputs":
-    """Returns the same with a bin for each joint input."""
-    assert isinstance(self.tokens, TokenSequences)
-    return self._replace(tokens=sequences.padded(*self.tokens))
 
 
 class Spans(NamedTuple):
@@ -145,6 +140,16 @@ class Reader(nn.Module):
     """Number of attention heads."""
     return self.bert.num_heads
 
+  @property
+  def separator_id(self) -> int:
+    """Id of [SEP]."""
+    return self.bert.separator
+
+  @property
+  def dropout_rate(self) -> float:
+    """Share of what is dropped."""
+    return self.bert.dropout_rate
+
   def join(
     self, query: Int[AnyArray, "b q"], candidates: Int[AnyArray, "b k l"]
   ) -> JointInputs:
@@ -157,6 +162,16 @@ class Reader(nn.Module):
     )
     tokens = TokenSequences(joint.token_ids.reshape(-1, self.joint_length))
     return JointInputs(tokens, joint.body_start, joint.body_length)
+
+  def token_logits(
+    self,
+    inputs: JointInputs,
+    positions: Int[AnyArray, "b m"],
+    token_ids: Int[AnyArray, "b m"],
+  ) -> Float[Array, "b k m v"]:
+    """Returns `masked_lm`: this reader does not see the words it predicts."""
+    del token_ids
+    return self.masked_lm(inputs, positions)
 
   def masked_lm(
     self,
@@ -233,7 +248,7 @@ class Reader(nn.Module):
   ) -> tuple[Float[Array, "b k m v"], Spans]:
     """Runs both heads on padded inputs, so that `init` makes all parameters."""
     return self.masked_lm_and_spans(
-      self.join(query, candidates).padded(),
+      padded_inputs(self.join(query, candidates)),
       mask_positions,
       num_starts=candidates.shape[-1],
     )

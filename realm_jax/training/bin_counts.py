@@ -15,12 +15,8 @@ import numpy as np
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.models.components import Components
-from realm_jax.models.packing import num_groups
-from realm_jax.training.encoder_inputs import (
-  BinCounts,
-  needed_bins,
-  token_sequences,
-)
+from realm_jax.models.packing import num_groups, token_sequences
+from realm_jax.training.encoder_inputs import BinCounts, needed_bins
 from realm_jax.training.stages.stage import ExampleArrays, Stage, StepBatch
 
 # Random batches from which the bins that batches need are estimated.

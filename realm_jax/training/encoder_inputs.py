@@ -23,8 +23,13 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int, PyTree, UInt32
 
-from realm_jax.models import AnyArray, packing, sequences
-from realm_jax.models.packing import TokenSequences
+from realm_jax.models import AnyArray, packing
+from realm_jax.models.packing import (
+  TokenSequences,
+  map_sequences,
+  padded_inputs,
+  token_sequences,
+)
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning.mesh import BATCH_AXES
@@ -159,7 +164,7 @@ class PackingLayout:
     )
     if not self.bin_counts:
       padded = on_each_device(
-        lambda part, ids: _padded(_with_ids(inputs_of(part), ids)),
+        lambda part, ids: padded_inputs(_with_ids(inputs_of(part), ids)),
         out_specs=by_device,
       )
       return compute(padded(batch, example_ids))
@@ -179,15 +184,15 @@ class PackingLayout:
       needed = jnp.stack([plan.needed_bins.max() for plan in plans])
       too_few = (needed[None, :] > jnp.array(self.bin_counts)).any(axis=1)
       layouts = [
-        _laid_out(
-          inputs,
+        map_sequences(
           lambda number, one, counts=counts: packing.lay_out(
             plans[number], one, num_bins=counts[number]
           ),
+          inputs,
         )
         for counts in self.bin_counts
       ]
-      layouts.append(_padded(inputs))
+      layouts.append(padded_inputs(inputs))
       return layouts, lax.pmax(jnp.sum(too_few), BATCH_AXES)
 
     # The inputs of all branches are made outside of them: computed in a branch,
@@ -200,16 +205,6 @@ class PackingLayout:
       for number in range(len(layouts))
     ]
     return lax.switch(smallest, branches, layouts)
-
-
-def token_sequences(inputs: EncoderInputs) -> list[TokenSequences]:
-  """Returns the token sequences of encoder inputs, in their order."""
-  leaves = jax.tree.leaves(inputs, is_leaf=_is_sequences)
-  return [leaf for leaf in leaves if _is_sequences(leaf)]
-
-
-def _is_sequences(leaf: Any) -> bool:
-  return isinstance(leaf, TokenSequences)
 
 
 def needed_bins(inputs: EncoderInputs) -> Int[Array, " e"]:
@@ -230,21 +225,4 @@ def _plan(
 
 
 def _with_ids(inputs: EncoderInputs, ids: UInt32[Array, " b"]) -> EncoderInputs:
-  return _laid_out(inputs, lambda _, one: one.with_example_ids(ids))
-
-
-def _laid_out(
-  inputs: EncoderInputs,
-  lay_out: Callable[[int, TokenSequences], TokenSequences | Sequences],
-) -> EncoderInputs:
-  """Returns the same, with what a function makes of the numbered sequences."""
-  made = iter([lay_out(*one) for one in enumerate(token_sequences(inputs))])
-  return jax.tree.map(
-    lambda leaf: next(made) if _is_sequences(leaf) else leaf,
-    inputs,
-    is_leaf=_is_sequences,
-  )
-
-
-def _padded(inputs: EncoderInputs) -> EncoderInputs:
-  return _laid_out(inputs, lambda _, one: sequences.padded(*one))
+  return map_sequences(lambda _, one: one.with_example_ids(ids), inputs)

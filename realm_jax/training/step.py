@@ -90,6 +90,7 @@ class TrainStep:
   ) -> tuple[Params, Metrics]:
     """Returns the gradient of a batch's loss, and the metrics of the stage."""
     key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+    batch = self.stage.rerank(self.encoders(state.params, key), batch)
     size = len(jax.tree.leaves(batch)[0])
     whole = Part(batch, jnp.arange(size, dtype=jnp.uint32))
     if self.num_microbatches > 1:
@@ -104,10 +105,8 @@ class TrainStep:
       weighted = self.stage.loss(self.encoders(params, key), batch, inputs)
       return weighted.loss.mean, weighted
 
-    gradient, weighted = self.on_inputs(
-      whole,
-      lambda inputs: jax.grad(loss, has_aux=True)(state.params, inputs),
-    )
+    gradient_of = functools.partial(jax.grad(loss, has_aux=True), state.params)
+    gradient, weighted = self.on_inputs(whole, gradient_of)
     return gradient, weighted.means()
 
   def encoders(self, params: Params, dropout_key: jax.Array) -> Encoders:

@@ -10,6 +10,7 @@ from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.evaluation.explain import block_use, explain
 from realm_jax.evaluation.masked_sentences import ExplanationError
 from realm_jax.evaluation.run import QUESTION, SENTENCE, TrainedRun
+from realm_jax.models.packing import padded_inputs
 from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 
@@ -52,7 +53,7 @@ def test_the_likelihood_is_the_sum_over_the_candidates(run, world, params):
   # The five blocks are the best of all.
   every = scores(range(corpus.num_blocks))
   assert set(rows[1:]) == set(np.argsort(-every)[:5].tolist())
-  joined = components.reader.join(query, gathered(rows)).padded()
+  joined = padded_inputs(components.reader.join(query, gathered(rows)))
   logits = jax.jit(
     lambda params: components.reader.apply(
       {"params": params},

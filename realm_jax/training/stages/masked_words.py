@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
-from realm_jax.models.reader import JointInputs
 from realm_jax.objectives import masked_lm
 from realm_jax.objectives.marginal import Evidence, marginal
 from realm_jax.objectives.open_qa import span_loss
@@ -99,7 +98,7 @@ def loss_given_blocks(
   encoders: Encoders,
   masks: MaskTargets,
   candidates: Int[AnyArray, "b k l"],
-  inputs: JointInputs,
+  inputs: PyTree,
   *,
   block_scores: Float[Array, "b k"],
   has_null: bool,
@@ -119,7 +118,8 @@ def loss_given_blocks(
   reader alone: the retriever learns from p(y|x), as in the paper, and not
   from where the masked words are.
   """
-  spans = None
+  reader, spans, target_logits = encoders.components.reader, None, None
+  words = masks.positions, masks.token_ids
   if span_weight:
     logits, spans = encoders.apply(
       "reader",
@@ -129,15 +129,12 @@ def loss_given_blocks(
       method="masked_lm_and_spans",
     )
   else:
-    logits = encoders.apply(
-      "reader", inputs, masks.positions, method="masked_lm"
-    )
-  reader, target_logits = encoders.components.reader, None
-  drops = "reader" in encoders.dropout_keys and reader.bert.dropout_rate > 0
+    logits = encoders.apply("reader", inputs, *words, method="token_logits")
+  drops = "reader" in encoders.dropout_keys and reader.dropout_rate > 0
   if has_target and drops:
     frozen = encoders.frozen("reader")
     target_logits = frozen.apply(
-      "reader", inputs, masks.positions, method="masked_lm"
+      "reader", inputs, *words, method="token_logits"
     )
   filling = masked_lm.masked_lm_loss(
     block_scores,
@@ -150,12 +147,13 @@ def loss_given_blocks(
   )
   if spans is None:
     return filling
+  span_reader = encoders.components.span_reader
   is_answer = masked_spans(
     masks,
     candidates,
     inputs.body_length,
-    separator_id=reader.bert.separator,
-    max_width=reader.max_answer_width,
+    separator_id=span_reader.separator_id,
+    max_width=span_reader.max_answer_width,
   )
   scores = spans.logits + lax.stop_gradient(block_scores)[:, :, None, None]
   pointing = span_loss(scores, spans.is_span, is_answer)

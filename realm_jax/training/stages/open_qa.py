@@ -156,7 +156,7 @@ class OpenQa(Stage):
     scored: tuple[int, ...] = (len(shapes.query), searched)
     if not self.index_scores:
       scored = (*scored, components.retriever.vector_size)
-    spans = (*shapes.candidates.shape, components.reader.max_answer_width)
+    spans = (*shapes.candidates.shape, components.span_reader.max_answer_width)
     return OpenQaBatch(
       query=shapes.query,
       retrieved=np.zeros(scored, np.float32),
@@ -214,7 +214,7 @@ def _is_answer(
 ) -> Bool[np.ndarray, "b k l w"]:
   """Returns which spans of the blocks to read are answers."""
   assert context.answers is not None
-  width = context.components.reader.max_answer_width
+  width = context.components.span_reader.max_answer_width
   length = context.block_length
   is_answer = np.zeros((*rows.shape, length, width), bool)
   for query, question in enumerate(questions):

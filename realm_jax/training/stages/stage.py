@@ -197,6 +197,14 @@ class Stage(abc.ABC):
   def dummy_batch(self, shapes: ExampleArrays) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets."""
 
+  def rerank(self, encoders: Encoders, batch: StepBatch) -> StepBatch:
+    """Takes the best candidates of a batch by another model, in the step.
+
+    By default these are the blocks as they were retrieved.
+    """
+    del encoders
+    return batch
+
   @abc.abstractmethod
   def inputs(self, components: Components, batch: StepBatch) -> EncoderInputs:
     """Makes what the encoders read of a batch, in the step."""
