@@ -1,7 +1,7 @@
 """The modules that a run trains, by name: its components."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int, PyTree
@@ -14,6 +14,7 @@ from realm_jax.models.retriever import Retriever
 AnyComponent = TypeVar("AnyComponent", bound="Component")
 
 
+@runtime_checkable
 class Component(Protocol):
   """What a run asks of each of its modules, which are Flax modules.
 
@@ -45,6 +46,7 @@ class Component(Protocol):
     ...
 
 
+@runtime_checkable
 class Reader(Component, Protocol):
   """A component that reads a query beside each of its candidates.
 
@@ -81,6 +83,7 @@ class Reader(Component, Protocol):
     ...
 
 
+@runtime_checkable
 class SpanReader(Reader, Protocol):
   """A reader that points at answers in the blocks.
 
