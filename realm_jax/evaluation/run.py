@@ -17,7 +17,6 @@ import jax
 import numpy as np
 from absl import logging
 from etils import epath
-from flax.core import meta
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int, Int32
 from scipy.special import softmax
@@ -42,9 +41,8 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.inputs.config import BlockLength, QueryLength
-from realm_jax.models.components import Components
+from realm_jax.models.components import Component, Components, Reader
 from realm_jax.models.parameters import Params
-from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import (
   Retriever,
   embed_blocks,
@@ -70,8 +68,6 @@ from realm_jax.snapshots.store import SnapshotStore, step_of
 from realm_jax.storage.access import require_readable
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.retrieval import Retrieval
-from realm_jax.training.stages.inverse_cloze import InverseCloze
-from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.stage import StageContext
 
 AnyRun = TypeVar("AnyRun", bound="TrainedRun")
@@ -100,6 +96,7 @@ class RunConfig:
     corpus_dir: Corpus directory, as `build_corpus` wrote it.
     retriever: Retriever of the run.
     reader: Reader of the run; None to load the retriever alone.
+    components: Further components of the run, by name.
     snapshot: Snapshot to search, or a folder of snapshots, of which the
       newest is taken. None takes the one that the checkpoint was trained with.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
@@ -127,6 +124,7 @@ class RunConfig:
   corpus_dir: epath.PathLike
   retriever: Retriever
   reader: Reader | None = None
+  components: Mapping[str, Component] = dataclasses.field(default_factory=dict)
   snapshot: epath.PathLike | None = None
   checkpoint_step: NonNegativeInt | Literal["best"] | None = None
   query_length: QueryLength = 64
@@ -143,6 +141,12 @@ class RunConfig:
 
   def __post_init__(self) -> None:
     require_valid(self)
+
+  @property
+  def all_components(self) -> Components:
+    """All components of the run, by name."""
+    named = {"retriever": self.retriever, "reader": self.reader}
+    return Components({**named, **self.components})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,24 +247,20 @@ class TrainedRun:
       path = path / FOLDER / str(config.checkpoint_step)
     store, step = locate(path)
     with contextlib.closing(store):
-      reader = config.reader if "reader" in store.components(step) else None
+      present = store.components(step)
       corpus = Corpus.open(config.corpus_dir)
       require_block_length(config.block_length, corpus)
       store.require_vocabulary(step, corpus.vocab_sha256)
-      components = Components({"retriever": config.retriever, "reader": reader})
-      components = components.for_vocabulary(
+      components = config.all_components.only(present).for_vocabulary(
         vocab_size=corpus.vocab_size, separator_id=corpus.vocabulary.sep_id
       )
       mesh = make_mesh(devices=jax.local_devices())
       # The shapes of the components that are restored.
-      abstract: Any = {"retriever": {"scale": jax.ShapeDtypeStruct((), "f4")}}
-      if reader is not None or not config.index_scores:
-        stage = InverseCloze()
-        if reader is not None:
-          stage = OpenQa(index_scores=config.index_scores)
-        lengths = config.query_length, config.block_length
-        init = functools.partial(stage.init, components, *lengths)
-        abstract = meta.unbox(jax.eval_shape(init, jax.random.key(0)))
+      abstract = components.abstract_parameters(
+        query_length=config.query_length, block_length=config.block_length
+      )
+      if config.index_scores:
+        abstract["retriever"] = {"scale": jax.ShapeDtypeStruct((), "f4")}
       like = sharding.abstract_replicated(abstract, mesh)
       params = store.restore(step, items=tuple(like), like=like)
       used = recorded_snapshot(store.loop_item(step))
@@ -268,7 +268,7 @@ class TrainedRun:
       index = RandomConfig()
     model_dir, kept = store.directory.parent, Kept.find(path)
     wanted = [step] if used is None else [used]
-    if reader is None and used is not None:
+    if "reader" not in components and used is not None:
       wanted = [step, used]
 
     @functools.cache

@@ -1,9 +1,11 @@
 """The modules that a run trains, by name: its components."""
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
+from flax.core import meta
 from jaxtyping import Array, Float, Int, PyTree
 
 from realm_jax.errors import RealmError
@@ -159,6 +161,25 @@ class Components(Mapping[str, Any]):
         f"{type(reader).__name__} does not; choose another READER or STAGE"
       )
     return reader
+
+  def only(self, names: Collection[str]) -> "Components":
+    """Returns those of these names that there are."""
+    return Components({n: module for n, module in self.items() if n in names})
+
+  def abstract_parameters(
+    self, *, query_length: int, block_length: int
+  ) -> dict[str, PyTree[jax.ShapeDtypeStruct]]:
+    """Returns the shapes and types of the parameters by component."""
+    lengths = {"query_length": query_length, "block_length": block_length}
+    return {
+      name: meta.unbox(
+        jax.eval_shape(
+          functools.partial(module.init_parameters, **lengths),
+          jax.random.key(0),
+        )
+      )
+      for name, module in self.items()
+    }
 
   def for_vocabulary(
     self, *, vocab_size: int, separator_id: int

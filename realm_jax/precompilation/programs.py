@@ -176,7 +176,7 @@ def _of_training(
     model_parallelism=config.mesh.model_parallelism,
     devices=topology.devices,
   )
-  components = _with_vocabulary(config.components)
+  components = _with_vocabulary(config.all_components)
   setup = StepSetup(config, mesh, components, num_blocks)
   state = create_state(
     setup.init,

@@ -224,7 +224,7 @@ def set_up(config: TrainConfig) -> RunSetup:
   mesh = make_mesh(
     fsdp=config.mesh.fsdp, model_parallelism=config.mesh.model_parallelism
   )
-  components = config.components.for_vocabulary(
+  components = config.all_components.for_vocabulary(
     vocab_size=corpus.vocab_size, separator_id=corpus.vocabulary.sep_id
   )
   return RunSetup(

@@ -1,7 +1,7 @@
 """The configuration of a run: frozen dataclasses, whose fields gin binds."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from absl import logging
@@ -9,8 +9,7 @@ from etils import epath
 
 from realm_jax.errors import RealmError
 from realm_jax.inputs.config import DataConfig
-from realm_jax.models.components import Components
-from realm_jax.models.reader import Reader
+from realm_jax.models.components import Component, Components, Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning.sharding import AxisRules, with_defaults
 from realm_jax.settings import (
@@ -137,6 +136,7 @@ class TrainConfig:
     retriever: Towers; they take the vocabulary of the corpus.
     num_steps: Steps of the whole run; the learning rate ends at zero there.
     reader: Reader, for the stages that have one.
+    components: Further components, by the names that a stage gives them.
     mesh: How the devices share the parameters and the work.
     num_microbatches: Number of parts of a batch whose gradients a step computes
       one after the other and adds. The result is that of the whole batch, in
@@ -157,6 +157,7 @@ class TrainConfig:
   optimizer: OptimizerConfig
   num_steps: NonNegativeInt
   reader: Reader | None = None
+  components: Mapping[str, Component] = dataclasses.field(default_factory=dict)
   checkpoints: CheckpointConfig = CheckpointConfig()
   refresh: RefreshConfig = RefreshConfig()
   mesh: MeshConfig = MeshConfig()
@@ -218,9 +219,10 @@ class TrainConfig:
       )
 
   @property
-  def components(self) -> Components:
-    """The modules of the run, by name."""
-    return Components({"retriever": self.retriever, "reader": self.reader})
+  def all_components(self) -> Components:
+    """All components of the run, by name."""
+    named = {"retriever": self.retriever, "reader": self.reader}
+    return Components({**named, **self.components})
 
   @property
   def refresh_every_steps(self) -> int:
