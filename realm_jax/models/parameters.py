@@ -1,11 +1,14 @@
 """Parameters of a model, and the logical names of their axes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import jax
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import PyTree
+
+from realm_jax.errors import RealmError
 
 # A flax parameter tree: arrays, or trees of the same kind, by name.
 Params = dict[str, Any]
@@ -24,3 +27,32 @@ def parameter_shardings(
   return nn.logical_to_mesh_sharding(
     nn.get_partition_spec(boxed), mesh, axis_rules
   )
+
+
+def subtree(params: Params, name: str) -> Params:
+  """Returns the parameters of a component, or of a tower of it.
+
+  Args:
+    params: Parameters by component.
+    name: Such as `reader` or `retriever/query_tower`.
+
+  Raises:
+    RealmError: There are none of this name.
+  """
+  found = params
+  for part in name.split("/"):
+    if part not in found:
+      advice = ""
+      if part.endswith("_tower") and "tower" in found:
+        advice = "; its towers are one: bind Retriever.shared_towers = False"
+      raise RealmError(
+        f"no parameters are called {name!r}, only {sorted(found)}{advice}"
+      )
+    found = found[part]
+  return found
+
+
+def is_within(path: Sequence[Any], names: Collection[str]) -> bool:
+  """Returns whether a path of keys leads into one of the named subtrees."""
+  place = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
+  return any(f"{place}/".startswith(f"{name}/") for name in names)

@@ -295,7 +295,7 @@ class CompiledSteps:
         config.data.seed,
         search=self._search,
         num_microbatches=config.num_microbatches,
-        frozen=("retriever",) if frozen else (),
+        frozen=(*config.optimizer.frozen, *(["retriever"] if frozen else [])),
       )
       step = jax.jit(
         sharding.under(config.mesh.all_axis_rules, train_step),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from realm_jax.models import AnyArray
-from realm_jax.models.parameters import Params
+from realm_jax.models.parameters import Params, is_within, subtree
 from realm_jax.settings import (
   NonNegativeFloat,
   NonNegativeInt,
@@ -18,6 +19,8 @@ from realm_jax.settings import (
   require_valid,
 )
 
+# Label of the parameters that do not change.
+_FROZEN = "frozen"
 _DecayRate = Annotated[float, Range(least=0, below=1)]
 
 
@@ -40,6 +43,8 @@ class OptimizerConfig:
     retriever_rate_scale: Factor of the retriever's learning rate.
     freeze_retriever_steps: Number of first steps that do not train the
       retriever, so that a reader that cannot read yet does not destroy it.
+    frozen: Components that are not trained, or towers of one, such as
+      `retriever/block_tower`, by which open QA trains the query side alone.
   """
 
   learning_rate: PositiveFloat
@@ -52,9 +57,12 @@ class OptimizerConfig:
   epsilon: PositiveFloat = 1e-6
   retriever_rate_scale: NonNegativeFloat = 1.0
   freeze_retriever_steps: NonNegativeInt = 0
+  frozen: Sequence[str] = ()
 
   def __post_init__(self) -> None:
     require_valid(self)
+    # A list from a file cannot be hashed.
+    object.__setattr__(self, "frozen", tuple(self.frozen))
 
 
 def scale_by_bert_adam(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -125,10 +133,14 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Returns BERT's optimizer: clip, Adam, weight decay, learning rate.
 
-  Its parameters are a dictionary by component; those of `frozen` components do
-  not change, nor decay. Equal settings give the same optimizer, for which
-  `jax.jit` knows what it has compiled.
+  Its parameters are a dictionary by component. What is `frozen`, or is by the
+  configuration, neither changes nor decays. Equal settings give the same
+  optimizer, for which `jax.jit` knows what it has compiled.
+
+  Raises:
+    RealmError: When it is initialized: no parameters are of a frozen name.
   """
+  frozen = (*frozen, *config.frozen)
   rates = {
     name: learning_rate_schedule(
       config, num_steps=num_steps, of_retriever=name == "retriever"
@@ -136,7 +148,16 @@ def make_optimizer(
     for name in components
   }
   # The state is of the same form whether or not a component is frozen.
-  rates |= dict.fromkeys(frozen, optax.constant_schedule(0.0))
+  rates[_FROZEN] = optax.constant_schedule(0.0)
+
+  def groups(params: Params) -> Params:
+    for name in frozen:
+      subtree(params, name)
+    return jax.tree_util.tree_map_with_path(
+      lambda path, _: _FROZEN if is_within(path, frozen) else path[0].key,
+      params,
+    )
+
   return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),
     scale_by_bert_adam(config),
@@ -145,6 +166,6 @@ def make_optimizer(
       {
         name: optax.scale_by_learning_rate(rate) for name, rate in rates.items()
       },
-      lambda params: {name: name for name in params},
+      groups,
     ),
   )

@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Array, UInt32
 
 from realm_jax.models.components import Components
-from realm_jax.models.parameters import Params
+from realm_jax.models.parameters import Params, is_within
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training import microbatches
 from realm_jax.training.encoder_inputs import EncoderInputs, PackingLayout
@@ -45,8 +45,8 @@ class TrainStep:
     num_microbatches: Number of parts of a batch whose gradients are computed
       one after the other and added. Masks and gradient are those of the whole
       batch.
-    frozen: Components that this step does not train, though it has dropout in
-      them. Those that the stage freezes have none.
+    frozen: Components, or towers of one, that this step does not train, though
+      it has dropout in them. Those that the stage freezes have none.
   """
 
   stage: Stage
@@ -111,8 +111,12 @@ class TrainStep:
 
   def encoders(self, params: Params, dropout_key: jax.Array) -> Encoders:
     """Returns the components as the loss applies them in this step."""
-    constant = {name: params[name] for name in self.frozen}
-    params = {**params, **jax.lax.stop_gradient(constant)}
+    params = jax.tree_util.tree_map_with_path(
+      lambda path, leaf: (
+        jax.lax.stop_gradient(leaf) if is_within(path, self.frozen) else leaf
+      ),
+      params,
+    )
     return self.stage.encoders(self.components, params, dropout_key)
 
   def on_inputs(self, part: Part, compute: Callable[[EncoderInputs], T]) -> T:

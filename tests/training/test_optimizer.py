@@ -6,6 +6,7 @@ import optax
 import pytest
 
 from benchmarks.agreement.rules import compare_adam
+from realm_jax.errors import RealmError
 from realm_jax.training.optimizer import (
   OptimizerConfig,
   learning_rate_schedule,
@@ -66,3 +67,23 @@ def test_each_component_has_its_rate_and_a_frozen_one_does_not_decay():
   for one in moved.values():
     norm = float(one["retriever"]["kernel"])
     assert norm == pytest.approx(whole / 4, rel=1e-5)
+
+
+def test_a_tower_can_be_frozen_alone_if_the_towers_are_two():
+  config = OptimizerConfig(
+    learning_rate=1e-3, warmup_steps=0, frozen=["retriever/block_tower"]
+  )
+  optimizer = make_optimizer(config, num_steps=1000)
+  kernel = np.ones(3, np.float32)
+  towers = {"query_tower": {"k": kernel}, "block_tower": {"k": kernel}}
+  params = {"retriever": towers, "reader": {"k": kernel}}
+  updates, _ = optimizer.update(params, optimizer.init(params), params)
+  moved = jax.tree.map(lambda x: bool(np.any(x)), updates)
+  assert moved["retriever"] == {
+    "query_tower": {"k": True},
+    "block_tower": {"k": False},
+  }
+  assert moved["reader"] == {"k": True}
+  shared = {"retriever": {"tower": {"k": kernel}}, "reader": {"k": kernel}}
+  with pytest.raises(RealmError, match="shared_towers = False"):
+    optimizer.init(shared)
