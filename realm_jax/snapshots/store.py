@@ -70,14 +70,12 @@ _MAX_REMOVED = 3
 class SnapshotStore:
   """The snapshots in one directory, local or on an object store.
 
-  Only the one process that builds may publish or remove. A named `builder` has
-  folders of its own: on an object store, one that was cut off for long may go
-  on to write. The directory need not exist yet.
+  Only the one process that builds may publish or remove. The directory need not
+  exist yet.
   """
 
-  def __init__(self, directory: epath.PathLike, *, builder: str = ""):
+  def __init__(self, directory: epath.PathLike):
     self.directory = epath.Path(directory)
-    self._builder = builder
     # The manifests that were read last, by their versions.
     self._manifests: dict[int, tuple[str, Manifest]] = {}
 
@@ -155,8 +153,7 @@ class SnapshotStore:
 
     The `identity` is a checksum of everything that determines its vectors.
     """
-    name = f"{identity}-{self._builder}" if self._builder else identity
-    return Draft(self.path(step) / name, layout)
+    return Draft(self.path(step) / identity, layout)
 
   def disk_full_explained(self, step: int) -> contextlib.ContextDecorator:
     """Turns the error of a full disk into a `DiskFullError` that says more."""

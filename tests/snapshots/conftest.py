@@ -74,8 +74,8 @@ def publish_one(
   with store.disk_full_explained(step):
     for shard in range(len(layout)):
       rows = layout.rows(shard)
-      draft.add(shard, vectors[rows], seconds=1.0)
-    staged, records = draft.verified()
+      draft.add(shard, vectors[rows])
+    staged = draft.verified()
     save_query_tower(
       staged.root, {"tower": {"kernel": np.full((2, 3), step, np.float32)}}
     )
@@ -98,9 +98,9 @@ def publish_one(
       "embed_seconds": 1.0,
       "build_seconds": 0.5,
       "oldest_step": step,
-      "embeddings": layout.embeddings,
-      "files": (*(record.file for record in records), *others),
+      "files": (*staged.records, *others),
       "folder": draft.folder.name,
+      "index_folder": index.kind if index else "exact",
     }
     manifest = Manifest(**(settings | changes))
     store.commit(manifest)

@@ -59,7 +59,7 @@ def test_local_files_are_read_where_they_are(tmp_path):
   for name in ("a", "scann/b"):
     (tmp_path / name).write_bytes(b"content")
   files = StagedFiles(tmp_path, record_files(tmp_path, ["a", "scann/b"]))
-  assert files.below("scann") == ["scann/b"]
+  assert files.paths("scann/") == ["scann/b"]
   assert files.get(["a", "scann/b"]) == tmp_path
   (tmp_path / "a").write_bytes(b"changed")
   # What was verified is not read again, unless it is asked for.
