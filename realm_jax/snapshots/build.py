@@ -48,6 +48,7 @@ from realm_jax.snapshots.manifest import (
 )
 from realm_jax.snapshots.store import IMPORTED, SnapshotStore
 from realm_jax.snapshots.vectors import (
+  Draft,
   Embeddings,
   ShardLayout,
   index_blocks,
@@ -244,7 +245,7 @@ def build_snapshot(
   if known is not None:
     embed = known.rows == NULL_ROW
   identity = identity or towers.identity(params, known)
-  draft = store.draft(step, identity, layout)
+  draft = Draft(store.path(step) / identity, layout)
 
   @store.disk_full_explained(step)
   def embed_shards() -> float:

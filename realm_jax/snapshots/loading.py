@@ -112,12 +112,12 @@ def load_snapshot(
   files = store.files(manifest, low_priority=beside_training)
   embeddings = Embeddings(files, manifest)
   blocks = index_blocks(corpus, embeddings, mesh=mesh)
-  kind = manifest.index_kind
-  of_index = []
-  if index is None:
+  kind, of_index = manifest.index_kind, []
+  if index is not None:
+    kind = index.kind
+  else:
     of_index = files.paths(f"{manifest.index_folder}/")
-  searched_kind = kind if index is None else index.kind
-  if beside_training and searched_kind == ExactIndex.kind:
+  if beside_training and kind == ExactIndex.kind:
     reads_vectors = False
   files.get([QUERY_TOWER, *of_index])
   # What has been read or mapped stays, even if its file is removed.

@@ -36,7 +36,6 @@ from realm_jax.snapshots.manifest import (
   Manifest,
   SnapshotError,
 )
-from realm_jax.snapshots.vectors import Draft, ShardLayout
 from realm_jax.storage.atomic import atomic_text_file
 from realm_jax.storage.local_disk import explain_full_disk, sync_tree
 from realm_jax.storage.paths import (
@@ -144,16 +143,8 @@ class SnapshotStore:
       SnapshotError: As `manifest`; DamagedSnapshotError for such a file.
     """
     manifest = self.manifest(step)
-    paths = [file.path for file in manifest.files]
-    self.files(manifest).verify(paths, checksums=checksums)
+    self.files(manifest).verify(checksums=checksums)
     return manifest
-
-  def draft(self, step: int, identity: str, layout: ShardLayout) -> Draft:
-    """Returns the folder in which a snapshot is made.
-
-    The `identity` is a checksum of everything that determines its vectors.
-    """
-    return Draft(self.path(step) / identity, layout)
 
   def disk_full_explained(self, step: int) -> contextlib.ContextDecorator:
     """Turns the error of a full disk into a `DiskFullError` that says more."""

@@ -101,7 +101,7 @@ class Draft:
     """
     check_finite(vectors, self.layout.rows(shard))
     file = io.BytesIO()
-    np.save(file, vectors.astype(self.layout.dtype))
+    np.save(file, vectors.astype(self.layout.dtype, copy=False))
     content = file.getbuffer()
     checksum = hashlib.sha256(content).hexdigest()
     name = f"{_PREFIX}{shard:05d}-of-{len(self.layout):05d}-{checksum}.npy"
@@ -112,7 +112,7 @@ class Draft:
     """Returns the files of all shards, local or copied.
 
     Unless they `are_read`, files in a bucket are not copied: there they appear
-    whole. Folders here, which an interrupted build has left, are removed.
+    whole. What an interrupted build has left on a disk is removed.
 
     Raises:
       DamagedFileError: A shard is missing, or damaged. Then it is removed, so
@@ -135,6 +135,8 @@ class Draft:
     for path in staged.root.iterdir():
       if path.is_dir():
         shutil.rmtree(path)
+      elif path.name not in staged.paths():
+        path.unlink()
     return staged
 
   def record_others(self, root: Path) -> tuple[FileRecord, ...]:

@@ -240,23 +240,21 @@ class StagedFiles:
       self._verified.update(path for path in paths if path not in problems)
     return problems
 
-  def verify(self, paths: Collection[str], *, checksums: bool = True) -> None:
-    """Compares sizes and, if asked, checksums of files where they are.
+  def verify(self, *, checksums: bool = True) -> None:
+    """Compares sizes and, if asked, checksums of all files where they are.
 
     Raises:
       DamagedFileError, or the type given: A file is missing, cut or changed.
     """
     sizes = sizes_below(self._folder) if self.is_copied else {}
 
-    def problem_of(path: str) -> str:
-      place, size = self._folder / path, sizes.get(path)
-      return self._records[path].problem_of(
-        place, size=size, checksums=checksums
-      )
+    def problem_of(file: FileRecord) -> str:
+      place, size = self._folder / file.path, sizes.get(file.path)
+      return file.problem_of(place, size=size, checksums=checksums)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      found = zip(paths, pool.map(problem_of, paths), strict=True)
-      self._refuse({path: problem for path, problem in found if problem})
+      found = zip(self.records, pool.map(problem_of, self.records), strict=True)
+      self._refuse({file.path: problem for file, problem in found if problem})
 
   def _link(self, file: FileRecord) -> bool:
     """Takes a copy that is in the cache; returns whether there is one."""

@@ -15,6 +15,7 @@ from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.snapshots.manifest import Manifest
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.snapshots.vectors import (
+  Draft,
   Embeddings,
   ShardLayout,
   index_blocks,
@@ -70,7 +71,7 @@ def publish_one(
   vectors = random_vectors(count, step) if vectors is None else vectors
   layout = ShardLayout.of(count, DIM, dtype=dtype, max_rows=count // 3)
   store = SnapshotStore(snapshots_dir)
-  draft = store.draft(step, identity or secrets.token_hex(6), layout)
+  draft = Draft(store.path(step) / (identity or secrets.token_hex(6)), layout)
   with store.disk_full_explained(step):
     for shard in range(len(layout)):
       rows = layout.rows(shard)

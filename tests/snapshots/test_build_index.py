@@ -182,7 +182,7 @@ def test_a_builder_goes_on_with_shards_of_one_that_was_killed(
   assert single.files == store.manifest(500).files
   # A builder that wakes after another took its place replaces no file.
   layout = ShardLayout.of(150, 8, dtype="float32", max_rows=10)
-  late = store.draft(500, store.manifest(500).folder, layout)
+  late = Draft(store.path(500) / store.manifest(500).folder, layout)
   add(late, 3, np.zeros((10, 8), np.float32))
   store.verify(500)
   snapshot = load_newest(snapshots_dir, corpus=corpus)
@@ -266,11 +266,10 @@ def test_a_builder_of_exact_indexes_in_a_bucket_reads_no_vector_again(
 ):
   snapshots_dir = object_store.path(f"{tmp_path.name}/snapshots")
   save(tmp_path, corpus, 500)
-  monkeypatch.setattr(ExactConfig, "build", pytest.fail)
-  with object_store.counted() as requests:
+  with monkeypatch.context() as patch, object_store.counted() as requests:
+    patch.setattr(ExactConfig, "build", pytest.fail)
     assert build(tmp_path, corpus, snapshots_dir=snapshots_dir) == [500]
   assert not [r for r in requests if ".npy" in r and "alt=media" in r]
-  monkeypatch.undo()
   with object_store.counted() as requests:
     loaded = load_newest(snapshots_dir, corpus=corpus)
   assert [r for r in requests if ".npy" in r and "alt=media" in r]

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 
 from realm_jax.indexes.scann import ScannConfig
 from realm_jax.snapshots.loading import load_newest, load_snapshot
 from realm_jax.snapshots.store import SnapshotStore
-from realm_jax.snapshots.vectors import ShardLayout
+from realm_jax.snapshots.vectors import Draft, ShardLayout
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.staging import DamagedFileError
 from tests.full_disk import full_disk
@@ -169,7 +170,7 @@ def _embed(draft, shards):
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, is_cut):
-  draft = SnapshotStore(tmp_path).draft(500, "abc", _LAYOUT)
+  draft = Draft(epath.Path(tmp_path), _LAYOUT)
   _embed(draft, range(5))
   records = draft.records()
   path = Path(draft.folder / records[3].path)
