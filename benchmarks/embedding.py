@@ -32,7 +32,7 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.snapshots.embedding import CorpusEmbedder
+from realm_jax.snapshots.embedding import CorpusEmbedder, round_up
 from realm_jax.storage.json_files import write_json
 from realm_jax.weights.hf_files import CONFIG, class_files
 
@@ -112,7 +112,8 @@ def measure(
     pairs = zip(of_rounds, seconds["ours"], strict=True)
     computed = ""
     if name in embedders:
-      computed = int(embedders[name].costs()[rows].sum()) / tokens
+      lengths = round_up(corpus.lengths[rows], embedders[name].lengths)
+      computed = int(lengths.sum()) / tokens
     row = {
       "system": name,
       "tokens": tokens,

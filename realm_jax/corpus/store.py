@@ -141,14 +141,12 @@ class Corpus:
     self.summary = manifest["summary"]
     self.drop_titles = tuple(manifest["drop_titles"])
     self.language = manifest.get("language", ENGLISH)
-    files = files_of(manifest)
     self._staged = StagedFiles(
       source,
-      files,
+      files_of(manifest),
       error=CorpusError,
       advice="; copy or build the corpus again",
     )
-    self._paths = [file.path for file in files]
     # Kinds of files that have been copied from an object store.
     self._copied: set[str] = set()
     ids = manifest["vocabulary"]["special_ids"]
@@ -180,7 +178,7 @@ class Corpus:
     source = epath.Path(directory)
     manifest = manifests.read(source, version=version, fingerprint=fingerprint)
     corpus = cls(source, manifest)
-    corpus._staged.verify(corpus._paths, checksums=False)
+    corpus._staged.verify(checksums=False)
     corpus._opened[corpus.fingerprint] = corpus
     return corpus
 
@@ -226,7 +224,7 @@ class Corpus:
 
   def verify(self) -> None:
     """Reads every file and compares checksums; raises `CorpusError`."""
-    self._staged.verify(self._paths)
+    self._staged.verify()
 
   def _local(self, path: str) -> Path:
     """Returns a local file, by its path in the directory.
@@ -237,7 +235,8 @@ class Corpus:
     kind = _kind(path)
     if self._staged.is_copied and kind not in self._copied:
       logging.info("Copying %s of %s to the cache", kind, self.source)
-      self._staged.get([other for other in self._paths if _kind(other) == kind])
+      paths = self._staged.paths()
+      self._staged.get([other for other in paths if _kind(other) == kind])
       self._copied.add(kind)
     return self._staged.root / path
 

@@ -27,7 +27,7 @@ from realm_jax.indexes.protocol import (
   check_vectors,
 )
 from realm_jax.partitioning import sharding
-from realm_jax.partitioning.mesh import MESH_AXES
+from realm_jax.partitioning.mesh import MESH_AXES, make_mesh
 from realm_jax.settings import PositiveInt, Unnamed
 from realm_jax.storage.local_disk import drop_pages
 
@@ -81,10 +81,10 @@ _DEFAULTS = ExactConfig()
 class ExactIndex(Index):
   """Searches the inner products with every block.
 
-  The vectors, [N, d], are read once, a device's share at a time. With a mesh
-  they are spread over all of its devices; without, one device has them all.
-  `vectors` are those on the devices, padded to the capacity, and `count` is the
-  number of blocks, there too.
+  The vectors, [N, d], are read once, a device's share at a time, and spread
+  over all devices of the mesh, by default one. `vectors` are those on the
+  devices, padded to the capacity, and `count` is the number of blocks, there
+  too.
   """
 
   kind = "exact"
@@ -98,21 +98,16 @@ class ExactIndex(Index):
     mesh: Mesh | None = None,
   ):
     self.num_blocks, self.dim = vectors.shape
-    devices = 1 if mesh is None else mesh.size
+    mesh = mesh or make_mesh(devices=jax.local_devices()[:1])
+    devices = mesh.size
     capacity = config.capacity or capacity_for(self.num_blocks, devices=devices)
     if capacity < self.num_blocks or capacity % devices:
       raise RealmError(
         f"capacity={capacity} for {self.num_blocks} blocks on {devices} "
         "devices; want a multiple of the devices that holds every block"
       )
-    self.capacity, self._devices = capacity, devices
-    self._mesh, self._config = mesh, config
-    if mesh is None:
-      device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-      self._sharding = replicated = device
-    else:
-      self._sharding = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-      replicated = NamedSharding(mesh, PartitionSpec())
+    self.capacity, self._mesh, self._config = capacity, mesh, config
+    by_rows = NamedSharding(mesh, PartitionSpec(MESH_AXES))
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
       assert index is not None
@@ -120,10 +115,12 @@ class ExactIndex(Index):
       return _padded(vectors, start, stop, jnp.dtype(config.dtype))
 
     self.vectors = jax.make_array_from_callback(
-      (capacity, self.dim), self._sharding, part
+      (capacity, self.dim), by_rows, part
     )
     count = np.asarray(self.num_blocks, np.int32)
-    self.count = jax.make_array_from_callback((), replicated, lambda _: count)
+    self.count = jax.make_array_from_callback(
+      (), sharding.replicated(mesh), lambda _: count
+    )
 
   def plan(self, k: int, *, num_queries: int) -> exact_search.SearchPlan:
     """Returns the settings of the program that finds the k best blocks."""
@@ -132,8 +129,8 @@ class ExactIndex(Index):
       k,
       num_queries=num_queries,
       num_rows=self.capacity,
-      devices=self._devices,
-      platform=next(iter(self._sharding.device_set)).platform,
+      devices=self._mesh.size,
+      platform=self._mesh.devices.flat[0].platform,
       rows_per_step=self._config.rows_per_step,
     )
 
@@ -142,7 +139,7 @@ class ExactIndex(Index):
   ) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
     """Dispatches a search and returns scores and rows without waiting.
 
-    With a mesh, the queries are sharded as batches are, and so is the result.
+    The queries are sharded as batches are, and so is the result.
     """
     plan = self.plan(k, num_queries=len(vectors))
     return exact_search.search(
@@ -154,14 +151,10 @@ class ExactIndex(Index):
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
     count = len(vectors)
-    if self._mesh is None:
-      on_device = jax.device_put(vectors, self._sharding)
-    else:
-      share = len(sharding.row_groups(self._mesh).own)
-      padding = -count % share
-      padded = np.pad(vectors, ((0, padding), (0, 0)))
-      batch: dict[str, Any] = {"query": padded}
-      on_device = sharding.to_devices(batch, self._mesh)["query"]
+    padding = -count % len(sharding.row_groups(self._mesh).own)
+    padded = np.pad(vectors, ((0, padding), (0, 0)))
+    batch: dict[str, Any] = {"query": padded}
+    on_device = sharding.to_devices(batch, self._mesh)["query"]
     scores, rows = self.search_on_device(on_device, k)
     return SearchResult(
       rows=sharding.local_rows(rows)[:count],

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
@@ -47,6 +48,7 @@ from realm_jax.snapshots.manifest import (
 )
 from realm_jax.snapshots.store import IMPORTED, SnapshotStore
 from realm_jax.snapshots.vectors import (
+  Draft,
   Embeddings,
   ShardLayout,
   index_blocks,
@@ -243,16 +245,16 @@ def build_snapshot(
   if known is not None:
     embed = known.rows == NULL_ROW
   identity = identity or towers.identity(params, known)
-  draft = store.draft(step, identity, layout)
+  draft = Draft(store.path(step) / identity, layout)
 
   @store.disk_full_explained(step)
-  def embed_shards() -> None:
-    done = draft.records()
+  def embed_shards() -> float:
+    begin, done = time.monotonic(), draft.records()
     for shard in range(agreement.index, len(layout), agreement.count):
       if shard in done:
         continue
       check()
-      start, rows = time.monotonic(), layout.rows(shard)
+      rows = layout.rows(shard)
       vectors = np.empty((len(rows), layout.dim), np.float32)
       is_new = embed[rows]
       if is_new.any():
@@ -261,14 +263,19 @@ def build_snapshot(
         )
       if known is not None and not is_new.all():
         vectors[~is_new] = known.gather(known.rows[rows[~is_new]])
-      draft.add(shard, vectors, seconds=time.monotonic() - start)
+      draft.add(shard, vectors)
+    return time.monotonic() - begin
 
   @store.disk_full_explained(step)
   def publish() -> None:
-    files, records = draft.verified(are_read=config.index.has_files)
+    files = draft.verified(are_read=config.index.has_files)
     query_tower = query_tower_parameters(towers.retriever, params)
     save_query_tower(files.root, jax.device_get(query_tower))
     vectors = Embeddings(files, layout)
+    index_folder = kind
+    if files.is_copied:
+      # A builder that was cut off for long may go on to write to the bucket.
+      index_folder += f"-{secrets.token_hex(4)}"
     report: dict[str, JsonValue] = {}
     recall: dict[str, float] = {}
     build_seconds = 0.0
@@ -277,7 +284,7 @@ def build_snapshot(
       check()
       start = time.monotonic()
       blocks = index_blocks(corpus, vectors, queries=for_tuning, check=check)
-      index = config.index.build(blocks, files.root / kind)
+      index = config.index.build(blocks, files.root / index_folder)
       build_seconds, report = time.monotonic() - start, dict(index.report)
       check()
       if index.needs_vectors:
@@ -294,14 +301,14 @@ def build_snapshot(
       index_parameters=dict(vars(config.index)),
       recall=recall,
       recall_queries=config.recall_queries // 2 if recall else 0,
-      embed_seconds=round(sum(record.seconds for record in records), 3),
+      embed_seconds=round(embed_seconds, 3),
       build_seconds=round(build_seconds, 3),
       oldest_step=step if known is None else known.oldest_step,
-      embeddings=layout.embeddings,
       model=towers.model,
       index_report=report,
-      files=(*(record.file for record in records), *others),
+      files=(*files.records, *others),
       folder=draft.folder.name,
+      index_folder=index_folder,
     )
     check()
     store.commit(manifest)
@@ -313,8 +320,9 @@ def build_snapshot(
       ", ".join(f"@{k} {r:.3f}" for k, r in recall.items()) or "–",
     )
 
-  agreement.on_process_0("earlier shards", draft.adopt)
-  agreement.on_all_processes("shards", embed_shards, SHARED_ERRORS)
+  embed_seconds = agreement.on_all_processes(
+    "shards", embed_shards, SHARED_ERRORS
+  )
   agreement.on_process_0("publication", publish, SHARED_ERRORS)
 
 

@@ -93,10 +93,6 @@ class CorpusEmbedder:
       max_lengths=num_lengths,
     )
 
-  def costs(self) -> Int[np.ndarray, " N"]:
-    """Returns the number of tokens that each block takes, with padding."""
-    return round_up(self._corpus.lengths, self.lengths)
-
   def embed(
     self,
     params: Params,

@@ -9,7 +9,6 @@ and stop together.
 import contextlib
 import dataclasses
 import functools
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -159,10 +158,9 @@ def build_index(
     stack.callback(checkpoints.close)
     roles: list[SoleProcess] = []
 
-    def take_role() -> str:
+    def take_role() -> None:
       role = sole_process(directory, "builder", advice="stop it first")
       roles.append(stack.enter_context(role))
-      return secrets.token_hex(4) if is_remote(directory) else ""
 
     def check() -> None:
       for role in roles:
@@ -170,13 +168,13 @@ def build_index(
       if stop.is_set():
         raise PreemptedError
 
-    name = agreement.on_process_0("role", take_role, (SoleProcessError,))
+    agreement.on_process_0("role", take_role, (SoleProcessError,))
     running = _IndexBuilder(
       config=config,
       snapshot=snapshot,
       corpus=Corpus.open(corpus_dir),
       checkpoints=checkpoints,
-      store=SnapshotStore(directory, builder=name),
+      store=SnapshotStore(directory),
       agreement=Agreement("snapshots", while_waiting=stop.is_set),
       stop=stop,
       check=check,

@@ -83,13 +83,11 @@ def known_vectors(
 
   def opened() -> KnownVectors:
     base = store.manifest(step)
-    if (base.model, base.dtype) != (model, dtype) or not base.embeddings:
+    vectors = Embeddings(store.files(base), base)
+    if (base.model, base.dtype) != (model, dtype) or not vectors.paths:
       raise SnapshotError("it is of another model or dtype")
     version = corpus.at(base.corpus_version, base.corpus_fingerprint)
-    files = store.files(base)
-    vectors = Embeddings(files, base)
-    # On an object store, each is verified when it is copied.
-    files.get(vectors.paths(), copies=False)
+    vectors.map_all()
     # Vectors follow from the text: a block with another one is another block.
     hashes = version.content_hashes
     order = np.argsort(hashes, kind="stable")

@@ -112,13 +112,14 @@ def load_snapshot(
   files = store.files(manifest, low_priority=beside_training)
   embeddings = Embeddings(files, manifest)
   blocks = index_blocks(corpus, embeddings, mesh=mesh)
-  kind = manifest.index_kind
-  of_index = [] if index is not None else files.below(kind)
-  searched_kind = kind if index is None else index.kind
-  if beside_training and searched_kind == ExactIndex.kind:
+  kind, of_index = manifest.index_kind, []
+  if index is not None:
+    kind = index.kind
+  else:
+    of_index = files.paths(f"{manifest.index_folder}/")
+  if beside_training and kind == ExactIndex.kind:
     reads_vectors = False
-  of_vectors = embeddings.paths() if reads_vectors else []
-  files.get([QUERY_TOWER, *of_index, *of_vectors])
+  files.get([QUERY_TOWER, *of_index])
   # What has been read or mapped stays, even if its file is removed.
   query_params = load_query_tower(files.root)
   if mesh is not None:
@@ -130,10 +131,11 @@ def load_snapshot(
       loaded = index.build(blocks)
     else:
       config = config_from(kind, manifest.index_parameters)
+      directory = files.root / manifest.index_folder
       if beside_training and config.needs_own_process:
-        loaded = IsolatedIndex(config, files.root / kind, blocks)
+        loaded = IsolatedIndex(config, directory, blocks)
       else:
-        loaded = config.load(files.root / kind, blocks)
+        loaded = config.load(directory, blocks)
   except IndexLoadError as error:
     # If files were removed or changed meanwhile, that is what to report.
     files.get(of_index, again=True)

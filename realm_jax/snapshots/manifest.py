@@ -13,7 +13,7 @@ from realm_jax.settings import require_valid
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.staging import FileRecord, require_below
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _CHECKSUM_KEY = "manifest_sha256"
 # The end of a message about damage.
 REMEDY = (
@@ -35,14 +35,6 @@ class DamagedSnapshotError(SnapshotError):
 
 
 @dataclasses.dataclass(frozen=True)
-class EmbeddingsShard:
-  """Consecutive rows of the vectors, in the file `path`."""
-
-  path: str
-  rows: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Manifest:
   """The description of a snapshot.
 
@@ -53,10 +45,10 @@ class Manifest:
     recall: Recall@k against exact search on held-out queries, by k; empty for
       an index that searches exactly, or no vectors.
     oldest_step: Checkpoint step that the oldest vector was embedded with.
-    embeddings: Files of the vectors, in row order; none for an index that needs
-      no vectors.
+    embed_seconds: Time that embedding took, without what a killed builder did.
     files: All files but the manifest, relative to `folder`.
     folder: Directory of the files, relative to the snapshot's directory.
+    index_folder: Directory of the index's files, relative to `folder`.
     model: Checksum of the model's settings and the names and shapes of its
       parameters.
     index_report: Choices and measurements of the index's build.
@@ -76,9 +68,9 @@ class Manifest:
   embed_seconds: float
   build_seconds: float
   oldest_step: int
-  embeddings: tuple[EmbeddingsShard, ...]
   files: tuple[FileRecord, ...]
   folder: str
+  index_folder: str
   model: str = ""
   index_report: Mapping[str, JsonValue] = dataclasses.field(
     default_factory=dict
@@ -101,9 +93,8 @@ class Manifest:
     try:
       values = from_checked_json(text)
       if (version := values["format_version"]) == FORMAT_VERSION:
-        shards = tuple(EmbeddingsShard(**s) for s in values.pop("embeddings"))
         files = tuple(FileRecord(**file) for file in values.pop("files"))
-        manifest = cls(embeddings=shards, files=files, **values)
+        manifest = cls(files=files, **values)
         manifest._require_consistent()
         return manifest
     except (ValueError, KeyError, TypeError) as error:
@@ -116,16 +107,12 @@ class Manifest:
     )
 
   def _require_consistent(self) -> None:
-    for one in (self, *self.embeddings, *self.files):
+    for one in (self, *self.files):
       require_valid(one)
     if self.dtype not in ("float32", "bfloat16"):
       raise RealmError(f"its vectors are of the type {self.dtype!r}")
-    rows = sum(shard.rows for shard in self.embeddings)
-    if self.embeddings and rows != self.num_blocks:
-      raise RealmError(
-        f"its embeddings have {rows} rows for {self.num_blocks} blocks"
-      )
-    require_below(self.folder)
+    for folder in (self.folder, self.index_folder):
+      require_below(folder)
 
 
 def to_checked_json(values: Mapping[str, JsonValue]) -> str:

@@ -36,7 +36,6 @@ from realm_jax.snapshots.manifest import (
   Manifest,
   SnapshotError,
 )
-from realm_jax.snapshots.vectors import Draft, ShardLayout
 from realm_jax.storage.atomic import atomic_text_file
 from realm_jax.storage.local_disk import explain_full_disk, sync_tree
 from realm_jax.storage.paths import (
@@ -70,14 +69,12 @@ _MAX_REMOVED = 3
 class SnapshotStore:
   """The snapshots in one directory, local or on an object store.
 
-  Only the one process that builds may publish or remove. A named `builder` has
-  folders of its own: on an object store, one that was cut off for long may go
-  on to write. The directory need not exist yet.
+  Only the one process that builds may publish or remove. The directory need not
+  exist yet.
   """
 
-  def __init__(self, directory: epath.PathLike, *, builder: str = ""):
+  def __init__(self, directory: epath.PathLike):
     self.directory = epath.Path(directory)
-    self._builder = builder
     # The manifests that were read last, by their versions.
     self._manifests: dict[int, tuple[str, Manifest]] = {}
 
@@ -146,17 +143,8 @@ class SnapshotStore:
       SnapshotError: As `manifest`; DamagedSnapshotError for such a file.
     """
     manifest = self.manifest(step)
-    paths = [file.path for file in manifest.files]
-    self.files(manifest).verify(paths, checksums=checksums)
+    self.files(manifest).verify(checksums=checksums)
     return manifest
-
-  def draft(self, step: int, identity: str, layout: ShardLayout) -> Draft:
-    """Returns the folder in which a snapshot is made.
-
-    The `identity` is a checksum of everything that determines its vectors.
-    """
-    name = f"{identity}-{self._builder}" if self._builder else identity
-    return Draft(self.path(step) / name, layout)
 
   def disk_full_explained(self, step: int) -> contextlib.ContextDecorator:
     """Turns the error of a full disk into a `DiskFullError` that says more."""

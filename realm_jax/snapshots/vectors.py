@@ -1,18 +1,20 @@
 """The vectors of a snapshot: drafts of them, memory maps, the query tower.
 
     snapshots/00000500/<identity>/
-      embeddings-00003-of-00048.npy    a shard
-      embeddings-00003-of-00048.json   its record, written after it
-      scann/ …                         what process 0 adds at the end
+      embeddings-00003-of-00048-<sha256>.npy    a shard
+      scann/ …                                  what process 0 adds at the end
 
 The shards stand where they are published from. The identity is a checksum of
 everything that determines the vectors, so that a builder which starts again
-finds shards that it can use, or none. Each shard is embedded by one process,
-and each file has one writer: nothing is locked, renamed or linked.
+finds shards that it can use, or none. Each shard is embedded by one process and
+appears whole. Its name has its checksum, so other bytes never replace those
+that a manifest names, and nothing is locked, renamed or linked.
 """
 
-import contextlib
 import dataclasses
+import hashlib
+import io
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,21 +28,9 @@ from jaxtyping import Float, Float32, Int
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import Blocks
 from realm_jax.models.parameters import Params
-from realm_jax.snapshots.manifest import (
-  EmbeddingsShard,
-  Manifest,
-  SnapshotError,
-  from_checked_json,
-  to_checked_json,
-)
-from realm_jax.storage.atomic import atomic_file, atomic_text_file
-from realm_jax.storage.local_disk import save_array
-from realm_jax.storage.paths import (
-  copy_object,
-  list_names,
-  read_text,
-  upload_directory,
-)
+from realm_jax.snapshots.manifest import Manifest, SnapshotError
+from realm_jax.storage.atomic import atomic_file
+from realm_jax.storage.paths import sizes_below, upload_directory
 from realm_jax.storage.staging import (
   DamagedFileError,
   FileRecord,
@@ -50,6 +40,8 @@ from realm_jax.storage.staging import (
 
 # A file's vectors are in memory while they are embedded.
 _MAX_SHARD_BYTES = 1 << 28
+_PREFIX = "embeddings-"
+_SHARD = re.compile(_PREFIX + r"(\d{5,})-of-\d{5,}-([0-9a-f]{64})\.npy")
 # File of the parameters that embed queries for the vectors.
 QUERY_TOWER = "query_tower/parameters.safetensors"
 
@@ -84,26 +76,6 @@ class ShardLayout:
     start = shard * self.rows_per_shard
     return np.arange(start, min(start + self.rows_per_shard, self.num_blocks))
 
-  def name(self, shard: int) -> str:
-    """Returns the name of a file of vectors."""
-    return f"embeddings-{shard:05d}-of-{len(self):05d}.npy"
-
-  @property
-  def embeddings(self) -> tuple[EmbeddingsShard, ...]:
-    """All files, as a manifest describes them."""
-    return tuple(
-      EmbeddingsShard(self.name(shard), len(self.rows(shard)))
-      for shard in range(len(self))
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardRecord:
-  """A complete shard: its file, and the seconds that were spent on it."""
-
-  file: FileRecord
-  seconds: float
-
 
 class Draft:
   """The folder of one snapshot, in which processes write its shards."""
@@ -112,88 +84,60 @@ class Draft:
     self.folder = folder
     self.layout = layout
 
-  def records(self) -> dict[int, ShardRecord]:
-    """Returns the records of the shards that are complete, by number."""
-    names, records = set(list_names(self.folder)), {}
-    for shard in range(len(self.layout)):
-      record = self._record_name(shard)
-      if {record, self.layout.name(shard)} <= names:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-          values = from_checked_json(read_text(self.folder / record))
-          file = FileRecord(**values["file"])
-          records[shard] = ShardRecord(file, values["seconds"])
+  def records(self) -> dict[int, FileRecord]:
+    """Returns the files of the shards that are there, by number, in order."""
+    records = {}
+    for name, size in sorted(sizes_below(self.folder).items()):
+      if found := _SHARD.fullmatch(name):
+        records[int(found[1])] = FileRecord(name, size, found[2])
     return records
 
-  def add(
-    self,
-    shard: int,
-    vectors: Float[np.ndarray, "n d"],
-    *,
-    seconds: float,
-  ) -> None:
-    """Writes the vectors of a shard, embedded in `seconds`, and its record.
+  def add(self, shard: int, vectors: Float[np.ndarray, "n d"]) -> None:
+    """Writes the vectors of a shard.
 
     Raises:
       SnapshotError: A vector is not finite.
       OSError: The disk is full.
     """
     check_finite(vectors, self.layout.rows(shard))
-    name = self.layout.name(shard)
+    file = io.BytesIO()
+    np.save(file, vectors.astype(self.layout.dtype, copy=False))
+    content = file.getbuffer()
+    checksum = hashlib.sha256(content).hexdigest()
+    name = f"{_PREFIX}{shard:05d}-of-{len(self.layout):05d}-{checksum}.npy"
     with atomic_file(self.folder / name) as path:
-      save_array(path, vectors.astype(self.layout.dtype))
-      file = FileRecord.of(path, name)
-    record = ShardRecord(file, round(seconds, 3))
-    with atomic_text_file(self.folder / self._record_name(shard)) as text:
-      text.write(to_checked_json(dataclasses.asdict(record)))
+      path.write_bytes(content)
 
-  def adopt(self) -> None:
-    """Copies shards of earlier builders, which have folders of their own."""
-    identity, separator, _ = self.folder.name.partition("-")
-    done = set(self.records())
-    for name in list_names(self.folder.parent) if separator else ():
-      if not name.startswith(f"{identity}-"):
-        continue
-      earlier = Draft(self.folder.parent / name, self.layout)
-      for shard, record in earlier.records().items():
-        if shard not in done:
-          done.add(shard)
-          for path in (record.file.path, self._record_name(shard)):
-            copy_object(earlier.folder / path, self.folder / path)
+  def verified(self, *, are_read: bool = True) -> StagedFiles:
+    """Returns the files of all shards, local or copied.
 
-  def verified(
-    self, *, are_read: bool = True
-  ) -> tuple[StagedFiles, list[ShardRecord]]:
-    """Returns the files of all shards, local or copied, and their records.
-
-    Unless they `are_read`, files in a bucket are not copied, and only their
-    sizes are compared. Other folders there, which an interrupted build has
-    left, are removed.
+    Unless they `are_read`, files in a bucket are not copied: there they appear
+    whole. What an interrupted build has left on a disk is removed.
 
     Raises:
-      DamagedFileError: A shard is missing, or differs from its record. It is
-        dropped, so that it is embedded again.
+      DamagedFileError: A shard is missing, or damaged. Then it is removed, so
+        that it is embedded again.
     """
     records = self.records()
-    files = [record.file for record in records.values()]
-    staged = StagedFiles(self.folder, files)
-    paths = [file.path for file in files]
-    bad = set(staged.problems(paths, copies=are_read))
-    for shard, record in records.items():
-      if record.file.path in bad:
-        (self.folder / self._record_name(shard)).unlink(missing_ok=True)
-    for shard in set(range(len(self.layout))) - set(records):
-      bad.add(self.layout.name(shard))
+    staged = StagedFiles(self.folder, records.values())
+    bad = [str(i) for i in range(len(self.layout)) if i not in records]
+    if are_read or not staged.is_copied:
+      for path in staged.problems(staged.paths()):
+        (self.folder / path).unlink(missing_ok=True)
+        bad.append(path)
     if bad:
       raise DamagedFileError(
-        f"{', '.join(sorted(bad))} in {self.folder} changed after they were "
-        "written: embedding their rows again"
+        f"shards {', '.join(bad)} in {self.folder} are missing or damaged: "
+        "embedding their rows again"
       )
     # An index without vectors has written nothing yet.
     staged.root.mkdir(parents=True, exist_ok=True)
     for path in staged.root.iterdir():
       if path.is_dir():
         shutil.rmtree(path)
-    return staged, list(records.values())
+      elif path.name not in staged.paths():
+        path.unlink()
+    return staged
 
   def record_others(self, root: Path) -> tuple[FileRecord, ...]:
     """Returns records of the files in subfolders; copies them to the draft."""
@@ -208,34 +152,28 @@ class Draft:
         upload_directory(root / folder, self.folder / folder)
     return records
 
-  def _record_name(self, shard: int) -> str:
-    return str(Path(self.layout.name(shard)).with_suffix(".json"))
-
 
 class Embeddings:
   """The vectors of a snapshot, memory-mapped file by file on first access.
 
-  They are divided as a manifest says, or the layout of a draft. Every access
+  A manifest, or the layout of a draft, says what they are. Every access
   verifies, or copies, the files that it needs, and raises a SnapshotError if
-  one differs from the manifest.
+  one differs from the manifest. `paths` are those of all files.
   """
 
   def __init__(self, files: StagedFiles, layout: Manifest | ShardLayout):
-    shards = layout.embeddings
-    *starts, num_blocks = np.cumsum([0, *(shard.rows for shard in shards)])
-    self.shape = (int(num_blocks), layout.dim)
+    self.paths = sorted(files.paths(_PREFIX))
+    self._files = files
+    num_blocks = layout.num_blocks if self.paths else 0
+    self._rows_per_shard = -(-num_blocks // max(1, len(self.paths)))
+    self.shape = (num_blocks, layout.dim)
     self.dtype = np.dtype(layout.dtype)
-    self._files, self._shards = files, shards
-    self._starts = np.array(starts)
-    self._maps: dict[str, np.ndarray] = {}
-
-  def paths(self) -> list[str]:
-    """Returns the paths of all files."""
-    return [shard.path for shard in self._shards]
+    self._maps: dict[int, np.ndarray] = {}
 
   def map_all(self) -> None:
     """Maps all files now. What is mapped stays, even if its file is removed."""
-    for shard in self._shards:
+    self._files.get(self.paths)
+    for shard in range(len(self.paths)):
       self._vectors(shard)
 
   def __getitem__(self, rows: slice) -> Float[np.ndarray, "n d"]:
@@ -243,13 +181,12 @@ class Embeddings:
     start, stop, stride = rows.indices(self.shape[0])
     if stride != 1:
       raise IndexError(f"stride {stride}; want consecutive rows")
-    parts = [
-      self._vectors(shard)[max(0, start - first) : max(0, stop - first)]
-      for first, shard in zip(self._starts, self._shards, strict=True)
-      if start < first + shard.rows and stop > first
-    ]
-    if not parts:
+    if start >= stop:
       return np.zeros((0, self.shape[1]), self.dtype)
+    size, parts = self._rows_per_shard, []
+    for shard in range(start // size, -(-stop // size)):
+      first = shard * size
+      parts.append(self._vectors(shard)[max(0, start - first) : stop - first])
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
   def gather(self, rows: Int[np.ndarray, "*b"]) -> Float32[np.ndarray, "*b d"]:
@@ -260,7 +197,7 @@ class Embeddings:
       IndexError: A row is not in 0 … N − 1; the null block has no vector.
     """
     rows = np.asarray(rows)
-    if not self._shards:
+    if not self.paths:
       raise SnapshotError(
         "this snapshot has no vectors, as its index needs none: build one "
         "with another INDEX, or set INDEX_SCORES = True"
@@ -271,17 +208,19 @@ class Embeddings:
         "blocks; the null block is not stored"
       )
     gathered = np.empty((*rows.shape, self.shape[1]), np.float32)
-    places = np.searchsorted(self._starts, rows, side="right") - 1
-    for place in np.unique(places).tolist():
-      here = places == place
-      vectors = self._vectors(self._shards[place])
-      gathered[here] = vectors[rows[here] - self._starts[place]]
+    shards, places = np.divmod(rows, self._rows_per_shard)
+    for shard in np.unique(shards).tolist():
+      here = shards == shard
+      gathered[here] = self._vectors(shard)[places[here]]
     return gathered
 
-  def _vectors(self, shard: EmbeddingsShard) -> np.ndarray:
-    if (path := shard.path) in self._maps:
-      return self._maps[path]
-    shape, dtype = (shard.rows, self.shape[1]), self.dtype
+  def _vectors(self, shard: int) -> np.ndarray:
+    if shard in self._maps:
+      return self._maps[shard]
+    (num_blocks, dim), dtype = self.shape, self.dtype
+    first = shard * self._rows_per_shard
+    shape = (min(self._rows_per_shard, num_blocks - first), dim)
+    path = self.paths[shard]
     file = self._files.get([path]) / path
     mapped = np.load(file, mmap_mode="r", allow_pickle=False)
     if mapped.dtype != dtype and mapped.dtype.itemsize == dtype.itemsize:
@@ -292,7 +231,7 @@ class Embeddings:
         f"{file} holds {mapped.dtype}{list(mapped.shape)} and its manifest "
         f"says {dtype}{list(shape)}"
       )
-    self._maps[path] = mapped
+    self._maps[shard] = mapped
     return mapped
 
 
@@ -317,7 +256,7 @@ def index_blocks(
   """
   return Blocks(
     num_blocks=corpus.num_blocks,
-    vectors=embeddings if embeddings.paths() else None,
+    vectors=embeddings if embeddings.paths else None,
     token_ids=lambda row: corpus.block(row).token_ids,
     vocab_size=corpus.vocab_size,
     **inputs,

@@ -108,9 +108,3 @@ def download(source: epath.PathLike, target: Path) -> None:
   """Copies an object into a local file, or raises a `FileNotFoundError`."""
   client, name = fsspec.url_to_fs(str(source))
   client.get_file(name, str(target))
-
-
-def copy_object(source: epath.PathLike, target: epath.PathLike) -> None:
-  """Copies an object within an object store, which moves no bytes to here."""
-  client, name = fsspec.url_to_fs(str(source))
-  client.cp_file(name, fsspec.url_to_fs(str(target))[1])

@@ -159,7 +159,6 @@ class StagedFiles:
   been this host's. Then it is an `error` of the type given, whose message ends
   with the `advice`. With `low_priority`, one thread of low priority reads local
   files, as beside training, instead of one for each core.
-
   """
 
   def __init__(
@@ -192,17 +191,19 @@ class StagedFiles:
     """The local directory in which files are once they have been asked for."""
     return self._links.path if self._links else Path(self._folder)
 
-  def below(self, prefix: str) -> list[str]:
-    """Returns the paths of the files of a subfolder."""
-    return [path for path in self._records if path.startswith(f"{prefix}/")]
+  @property
+  def records(self) -> Collection[FileRecord]:
+    """The records of all files."""
+    return self._records.values()
 
-  def get(
-    self, paths: Collection[str], *, again: bool = False, copies: bool = True
-  ) -> Path:
+  def paths(self, prefix: str = "") -> list[str]:
+    """Returns the paths of all files, or of those that begin with a prefix."""
+    return [path for path in self._records if path.startswith(prefix)]
+
+  def get(self, paths: Collection[str], *, again: bool = False) -> Path:
     """Returns the directory with these files, once they have been verified.
 
-    With `again`, local files are verified even if they have been before. For
-    `copies`, see `problems`.
+    With `again`, local files are verified even if they have been before.
 
     Raises:
       DamagedFileError, or the type given: A file is missing, cut or changed.
@@ -211,19 +212,11 @@ class StagedFiles:
     if again and not self.is_copied:
       with self._lock:
         self._verified.clear()
-    self._refuse(self.problems(paths, copies=copies))
+    self._refuse(self.problems(paths))
     return self.root
 
-  def problems(
-    self, paths: Collection[str], *, copies: bool = True
-  ) -> dict[str, str]:
-    """Verifies files, or copies them; returns what is wrong with which.
-
-    Without `copies`, files on an object store are not copied yet, and only
-    their sizes are compared.
-    """
-    if self.is_copied and not copies:
-      return self._problems_in_place(paths, checksums=False)
+  def problems(self, paths: Collection[str]) -> dict[str, str]:
+    """Verifies files, or copies them; returns what is wrong with which."""
     with self._lock:
       self._refuse(
         {p: "is not in its manifest" for p in paths if p not in self._records}
@@ -247,28 +240,21 @@ class StagedFiles:
       self._verified.update(path for path in paths if path not in problems)
     return problems
 
-  def verify(self, paths: Collection[str], *, checksums: bool = True) -> None:
-    """Compares sizes and, if asked, checksums of files where they are.
+  def verify(self, *, checksums: bool = True) -> None:
+    """Compares sizes and, if asked, checksums of all files where they are.
 
     Raises:
       DamagedFileError, or the type given: A file is missing, cut or changed.
     """
-    self._refuse(self._problems_in_place(paths, checksums=checksums))
-
-  def _problems_in_place(
-    self, paths: Collection[str], *, checksums: bool
-  ) -> dict[str, str]:
     sizes = sizes_below(self._folder) if self.is_copied else {}
 
-    def problem_of(path: str) -> str:
-      place, size = self._folder / path, sizes.get(path)
-      return self._records[path].problem_of(
-        place, size=size, checksums=checksums
-      )
+    def problem_of(file: FileRecord) -> str:
+      place, size = self._folder / file.path, sizes.get(file.path)
+      return file.problem_of(place, size=size, checksums=checksums)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      found = zip(paths, pool.map(problem_of, paths), strict=True)
-      return {path: problem for path, problem in found if problem}
+      found = zip(self.records, pool.map(problem_of, self.records), strict=True)
+      self._refuse({file.path: problem for file, problem in found if problem})
 
   def _link(self, file: FileRecord) -> bool:
     """Takes a copy that is in the cache; returns whether there is one."""

@@ -15,6 +15,7 @@ from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.snapshots.manifest import Manifest
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.snapshots.vectors import (
+  Draft,
   Embeddings,
   ShardLayout,
   index_blocks,
@@ -70,12 +71,12 @@ def publish_one(
   vectors = random_vectors(count, step) if vectors is None else vectors
   layout = ShardLayout.of(count, DIM, dtype=dtype, max_rows=count // 3)
   store = SnapshotStore(snapshots_dir)
-  draft = store.draft(step, identity or secrets.token_hex(6), layout)
+  draft = Draft(store.path(step) / (identity or secrets.token_hex(6)), layout)
   with store.disk_full_explained(step):
     for shard in range(len(layout)):
       rows = layout.rows(shard)
-      draft.add(shard, vectors[rows], seconds=1.0)
-    staged, records = draft.verified()
+      draft.add(shard, vectors[rows])
+    staged = draft.verified()
     save_query_tower(
       staged.root, {"tower": {"kernel": np.full((2, 3), step, np.float32)}}
     )
@@ -98,9 +99,9 @@ def publish_one(
       "embed_seconds": 1.0,
       "build_seconds": 0.5,
       "oldest_step": step,
-      "embeddings": layout.embeddings,
-      "files": (*(record.file for record in records), *others),
+      "files": (*staged.records, *others),
       "folder": draft.folder.name,
+      "index_folder": index.kind if index else "exact",
     }
     manifest = Manifest(**(settings | changes))
     store.commit(manifest)

@@ -5,7 +5,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from etils import epath
 
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.update import update_corpus
@@ -18,8 +17,8 @@ from realm_jax.snapshots.build import CompiledTowers, build_snapshot
 from realm_jax.snapshots.embedding import CorpusEmbedder
 from realm_jax.snapshots.loading import load_newest, load_snapshot
 from realm_jax.snapshots.manifest import SnapshotError
-from realm_jax.snapshots.store import SnapshotStore
-from realm_jax.snapshots.vectors import Draft
+from realm_jax.snapshots.store import MANIFEST, SnapshotStore
+from realm_jax.snapshots.vectors import Draft, ShardLayout
 from realm_jax.storage.sole_process import SoleProcessError, sole_process
 from tests.json_lines import write_lines
 from tests.processes.jobs import (
@@ -77,7 +76,7 @@ def test_a_builder_whose_place_was_taken_publishes_nothing(tmp_path, corpus):
   store = SnapshotStore(tmp_path / "snapshots")
 
   def check():
-    if list(store.path(500).glob("*/embeddings-*.json")):
+    if list(store.path(500).glob("*/embeddings-*.npy")):
       raise SoleProcessError("another builder now")
 
   with pytest.raises(SoleProcessError):
@@ -172,19 +171,29 @@ def test_a_builder_goes_on_with_shards_of_one_that_was_killed(
   monkeypatch.setattr(Draft, "add", add_and_note)
   with pytest.raises(KeyboardInterrupt):
     build(tmp_path, corpus, **settings)
-  (folder,) = epath.Path(snapshots_dir).glob("00000500/*")
   added.clear()
   added += [-1] * 7
   assert build(tmp_path, corpus, **settings) == [500]
   assert added[7:] == list(range(6, 15))
   store = SnapshotStore(snapshots_dir)
-  # A builder that wakes after another took its place writes elsewhere.
-  assert store.manifest(500).folder != folder.name
   alone = settings | {"snapshots_dir": tmp_path / "alone"}
   assert build(tmp_path, corpus, **alone) == [500]
   single = SnapshotStore(tmp_path / "alone").manifest(500)
   assert single.files == store.manifest(500).files
-  assert load_newest(snapshots_dir, corpus=corpus).step == 500
+  # A builder that wakes after another took its place replaces no file.
+  layout = ShardLayout.of(150, 8, dtype="float32", max_rows=10)
+  late = Draft(store.path(500) / store.manifest(500).folder, layout)
+  add(late, 3, np.zeros((10, 8), np.float32))
+  store.verify(500)
+  snapshot = load_newest(snapshots_dir, corpus=corpus)
+  assert snapshot.vectors(np.arange(150)).all()
+  folders = set()
+  for _ in range(2):
+    (store.path(500) / MANIFEST).unlink()
+    assert build(tmp_path, corpus, index=Bm25Config(), **settings) == [500]
+    folders.add(store.manifest(500).index_folder)
+  assert len(folders) == 2
+  assert load_newest(snapshots_dir, corpus=corpus).index.kind == "bm25"
 
 
 def test_processes_share_a_snapshot_are_killed_and_stop_together(
@@ -226,8 +235,8 @@ def test_processes_share_a_snapshot_are_killed_and_stop_together(
     ]
 
   def shards():
-    records = store.path(0).glob("*/embeddings-*.json")
-    return [int(path.name.split("-")[1]) for path in records]
+    files = store.path(0).glob("*/embeddings-*.npy")
+    return [int(path.name.split("-")[1]) for path in files]
 
   first, second = group(), group()
   with running(*first):
@@ -257,11 +266,10 @@ def test_a_builder_of_exact_indexes_in_a_bucket_reads_no_vector_again(
 ):
   snapshots_dir = object_store.path(f"{tmp_path.name}/snapshots")
   save(tmp_path, corpus, 500)
-  monkeypatch.setattr(ExactConfig, "build", pytest.fail)
-  with object_store.counted() as requests:
+  with monkeypatch.context() as patch, object_store.counted() as requests:
+    patch.setattr(ExactConfig, "build", pytest.fail)
     assert build(tmp_path, corpus, snapshots_dir=snapshots_dir) == [500]
   assert not [r for r in requests if ".npy" in r and "alt=media" in r]
-  monkeypatch.undo()
   with object_store.counted() as requests:
     loaded = load_newest(snapshots_dir, corpus=corpus)
   assert [r for r in requests if ".npy" in r and "alt=media" in r]

@@ -50,7 +50,7 @@ def test_what_is_published_comes_back_whole(snapshots_dir, corpus, dtype):
   "changes, message",
   [
     ({"corpus_fingerprint": "0" * 64}, "of another corpus"),
-    ({"num_blocks": 151}, "150 rows for 151 blocks"),
+    ({"num_blocks": 151}, "its manifest says"),
     ({"folder": "../.."}, "no path below its folder"),
     ({"index_kind": "psychic"}, "no index is called 'psychic'"),
     ({"dim": DIM + 1}, "its manifest says"),
@@ -70,7 +70,7 @@ def test_a_manifest_that_cannot_be_is_refused(
 def test_the_newest_that_is_sound_is_taken(snapshots_dir, corpus):
   for step in (0, 500, 1000):
     publish_one(snapshots_dir, corpus, step)
-  flip(files_of(snapshots_dir, 1000) / "embeddings-00001-of-00003.npy")
+  flip(next(files_of(snapshots_dir, 1000).glob("embeddings-*.npy")))
   assert load_newest(snapshots_dir, corpus=corpus).step == 500
   shutil.rmtree(snapshots_dir)
   with pytest.raises(SnapshotError, match="build_index --once"):
