@@ -195,7 +195,7 @@ def evaluate_beir(
   beir_dir: epath.PathLike,
   split: str = "test",
   batch_size: PositiveInt = 64,
-  index: IndexConfig | None = None,
+  index: IndexConfig | str | None = None,
   output_dir: epath.PathLike | None = None,
 ) -> Figures:
   """Retrieves documents for judged queries with a retriever of any stage.

@@ -64,7 +64,7 @@ def evaluate_retrieval(
   config: RunConfig,
   data: DataConfig,
   max_examples: PositiveInt | None = None,
-  index: IndexConfig | None = None,
+  index: IndexConfig | str | None = None,
   output_dir: epath.PathLike | None = None,
 ) -> Figures:
   """Retrieves blocks for questions with a retriever of any stage.
@@ -89,7 +89,7 @@ def evaluate_masked_statements(
   config: RunConfig,
   data: DataConfig,
   max_examples: PositiveInt | None = None,
-  index: IndexConfig | None = None,
+  index: IndexConfig | str | None = None,
   output_dir: epath.PathLike | None = None,
 ) -> Figures:
   """Fills in masked statements from retrieved blocks.
@@ -116,7 +116,7 @@ def _evaluate(
   config: RunConfig,
   data: DataConfig,
   max_examples: int | None,
-  index: IndexConfig | None,
+  index: IndexConfig | str | None,
   output_dir: epath.PathLike | None,
 ) -> Figures:
   """Writes a line for each question, and returns the figures of all.

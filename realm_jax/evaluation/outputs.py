@@ -96,7 +96,7 @@ class EvaluationShard:
     config: RunConfig,
     *,
     max_batch: int,
-    index: IndexConfig | None = None,
+    index: IndexConfig | str | None = None,
     needs_index: bool = True,
   ) -> TrainedRun:
     """Loads a run with its snapshot, and its reader if one is configured.

@@ -37,6 +37,7 @@ from realm_jax.indexes.protocol import (
   QueryBatch,
   SearchError,
   SearchResult,
+  as_config,
   in_order,
 )
 from realm_jax.indexes.random import RandomConfig
@@ -224,7 +225,7 @@ class TrainedRun:
     cls: type[AnyRun],
     config: RunConfig,
     *,
-    index: IndexConfig | None = None,
+    index: IndexConfig | str | None = None,
     max_batch: int = MAX_BATCH,
   ) -> AnyRun:
     """Restores the parameters of a checkpoint, of a reader if it has one.
@@ -266,6 +267,8 @@ class TrainedRun:
       used = recorded_snapshot(store.loop_item(step))
     if index is None and config.candidates == "random":
       index = RandomConfig()
+    if index is not None:
+      index = as_config(index)
     model_dir, kept = store.directory.parent, Kept.find(path)
     wanted = [step] if used is None else [used]
     if "reader" not in components and used is not None:

@@ -25,7 +25,7 @@ from realm_jax.storage.json_files import JsonValue
 _ROWS_PER_RUN = 16
 
 # Modules and classes by kind. Some need a library of their own, and all are
-# imported only when they are used.
+# imported only when they are used. A module of the user's own may add others.
 CONFIGS = {
   "exact": ("realm_jax.indexes.exact", "ExactConfig"),
   "scann": ("realm_jax.indexes.scann", "ScannConfig"),
@@ -226,7 +226,8 @@ def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   """
   if kind not in CONFIGS:
     raise IndexLoadError(
-      f"no index is called {kind!r}; want one of {', '.join(CONFIGS)}"
+      f"no index is called {kind!r}; want one of {', '.join(CONFIGS)}, or name "
+      "the module that adds it to these by --modules"
     )
   module, name = CONFIGS[kind]
   config = getattr(importlib.import_module(module), name)
@@ -239,6 +240,15 @@ def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
         f"{describe(annotation)}"
       )
   return config(**own)
+
+
+def as_config(index: IndexConfig | str) -> IndexConfig:
+  """Returns the settings of an index, or the defaults of a kind by its name.
+
+  Raises:
+    IndexLoadError: There is no such kind.
+  """
+  return config_from(index, {}) if isinstance(index, str) else index
 
 
 def check_k(k: int, num_blocks: int) -> None:

@@ -27,6 +27,7 @@ from realm_jax.indexes.protocol import (
   QueryBatch,
   RecallError,
   Rows,
+  as_config,
 )
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import (
@@ -82,7 +83,7 @@ class SnapshotConfig:
 
   Attributes:
     retriever: Towers, which may be for another vocabulary.
-    index: Index over the vectors.
+    index: Index over the vectors: its settings, or the name of its kind.
     stored_dtype: Type of the stored vectors, `float32` or `bfloat16`.
     tokens_per_batch: Upper bound on rows times length of a batch, which bounds
       the memory of activations.
@@ -97,7 +98,7 @@ class SnapshotConfig:
   """
 
   retriever: Retriever
-  index: IndexConfig
+  index: IndexConfig | str
   stored_dtype: Literal["float32", "bfloat16"] = "float32"
   tokens_per_batch: PositiveInt = 16_384
   num_lengths: PositiveInt = 16
@@ -109,6 +110,13 @@ class SnapshotConfig:
 
   def __post_init__(self) -> None:
     require_valid(self)
+    # An unknown name is an error before anything is embedded.
+    _ = self.index_config
+
+  @property
+  def index_config(self) -> IndexConfig:
+    """Settings of the index."""
+    return as_config(self.index)
 
 
 class CompiledTowers:
@@ -129,7 +137,7 @@ class CompiledTowers:
     self.config, self.corpus = config, corpus
     self._mesh = mesh or make_mesh(devices=jax.local_devices())
     self.layout = ShardLayout.of(
-      corpus.num_blocks if config.index.needs_vectors else 0,
+      corpus.num_blocks if config.index_config.needs_vectors else 0,
       self.retriever.vector_size,
       dtype=config.stored_dtype,
       max_rows=config.shard_blocks,
@@ -172,7 +180,7 @@ class CompiledTowers:
     for name, array in sorted(flat.items()):
       digest.update(f"{name} {array.dtype} {array.shape}".encode())
       digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-    config, index = self.config, self.config.index
+    config, index = self.config, self.config.index_config
     identity: dict[str, JsonValue] = {
       "model": self.model,
       "parameters": digest.hexdigest(),
@@ -232,8 +240,8 @@ def build_snapshot(
     ProcessesError: Another process has failed.
   """
   config, corpus, layout = towers.config, towers.corpus, towers.layout
-  kind = config.index.kind
-  if known is None and config.index.needs_vectors:
+  kind = config.index_config.kind
+  if known is None and config.index_config.needs_vectors:
     known = known_vectors(
       *(store, step),
       corpus=corpus,
@@ -268,7 +276,7 @@ def build_snapshot(
 
   @store.disk_full_explained(step)
   def publish() -> None:
-    files = draft.verified(are_read=config.index.has_files)
+    files = draft.verified(are_read=config.index_config.has_files)
     query_tower = query_tower_parameters(towers.retriever, params)
     save_query_tower(files.root, jax.device_get(query_tower))
     vectors = Embeddings(files, layout)
@@ -279,12 +287,12 @@ def build_snapshot(
     report: dict[str, JsonValue] = {}
     recall: dict[str, float] = {}
     build_seconds = 0.0
-    if config.index.has_files:
+    if config.index_config.has_files:
       for_tuning, held_out = towers.queries(params)
       check()
       start = time.monotonic()
       blocks = index_blocks(corpus, vectors, queries=for_tuning, check=check)
-      index = config.index.build(blocks, files.root / index_folder)
+      index = config.index_config.build(blocks, files.root / index_folder)
       build_seconds, report = time.monotonic() - start, dict(index.report)
       check()
       if index.needs_vectors:
@@ -298,7 +306,7 @@ def build_snapshot(
       dim=layout.dim,
       dtype=layout.dtype,
       index_kind=kind,
-      index_parameters=dict(vars(config.index)),
+      index_parameters=dict(vars(config.index_config)),
       recall=recall,
       recall_queries=config.recall_queries // 2 if recall else 0,
       embed_seconds=round(embed_seconds, 3),

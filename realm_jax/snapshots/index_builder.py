@@ -278,7 +278,7 @@ class _IndexBuilder:
       checkpoints.require_vocabulary(step, corpus.vocab_sha256)
       restored = checkpoints.restore(step, items=("retriever",), like=like)
       known = None
-      if self.snapshot.index.needs_vectors:
+      if self.snapshot.index_config.needs_vectors:
         known = checkpoint_vectors(checkpoints, step, corpus)
     except OSError as error:
       raise UnreadableCheckpointError(str(error)) from error
@@ -368,7 +368,7 @@ class _IndexBuilder:
     That of the `newest` checkpoint must be of the newest version of the corpus,
     unless none is skipped. Others may be of any version that still exists.
     """
-    index, corpus = self.snapshot.index, self.corpus
+    index, corpus = self.snapshot.index_config, self.corpus
     steps = set()
     for step, text in self.store.versions().items():
       with contextlib.suppress(SnapshotError):

@@ -27,7 +27,7 @@ _INDEX = """
 from __gin__ import dynamic_registration
 import own_parts
 include "tests/integration/tiny.gin"
-INDEX = @own_parts.OwnIndexConfig()
+INDEX = "own"
 """
 
 
