@@ -164,10 +164,13 @@ def _kill(*names: str) -> Injector:
 def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
   """Suspends the builder by SIGSTOP for some seconds."""
   seconds, worker = rng.uniform(1, 6), here.worker("builder")
-  os.kill(worker, signal.SIGSTOP)
-  here.wait_seconds(seconds)
-  os.kill(worker, signal.SIGCONT)
-  return f"{seconds:.1f} s"
+  # An earlier fault may be about to end it.
+  with contextlib.suppress(ProcessLookupError):
+    os.kill(worker, signal.SIGSTOP)
+    here.wait_seconds(seconds)
+    os.kill(worker, signal.SIGCONT)
+    return f"{seconds:.1f} s"
+  return NOTHING
 
 
 def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
