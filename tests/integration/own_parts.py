@@ -131,3 +131,15 @@ protocol.CONFIGS["own"] = ("own_parts", "OwnIndexConfig")
 @dataclasses.dataclass(frozen=True)
 class OwnStage(Pretraining):
   asked = "question"
+
+
+@dataclasses.dataclass(frozen=True)
+class BrokenStage(OwnStage):
+  def loss(self, encoders, batch, inputs):
+    raise ValueError("a bug")
+
+
+@dataclasses.dataclass(frozen=True)
+class BrokenIndexConfig(OwnIndexConfig):
+  def build(self, blocks, directory=None):
+    raise ValueError("a bug")

@@ -5,8 +5,8 @@ commands find it by the gin file that imports it, or by --modules.
 """
 
 import json
+import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,9 @@ include "tests/integration/tiny.gin"
 STAGE = @own_parts.OwnStage()
 READER = @own_parts.Writer()
 OBJECTIVE = "best_block"
+BATCH_SIZE = 8
+SAVE_EVERY_STEPS = 2
+LEARNING_RATE = 1e-3
 """
 _INDEX = """
 from __gin__ import dynamic_registration
@@ -29,51 +32,80 @@ import own_parts
 include "tests/integration/tiny.gin"
 INDEX = "own"
 """
+_BROKEN = """
+from __gin__ import dynamic_registration
+import own_parts
+STAGE = @own_parts.BrokenStage()
+INDEX = @own_parts.BrokenIndexConfig()
+"""
+_TRAIN = "gin/runs/pretrain.gin", "own.gin"
+_BUILD = "gin/runs/build_index.gin", "index.gin"
+_MODULES = "--modules=own_parts"
 
 
-def test_they_train_evaluate_and_answer(
-  world, tmp_path, project_dir, command_server, monkeypatch
-):
-  own, model_dir = tmp_path / "own", tmp_path / "run"
-  own.mkdir()
-  shutil.copy(Path(__file__).with_name("own_parts.py"), own)
-  (own / "own.gin").write_text(_GIN)
-  (own / "index.gin").write_text(_INDEX)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, project_dir):
+  folder = tmp_path_factory.mktemp("own")
   for name in ("gin", "tests"):
-    (own / name).symlink_to(project_dir / name)
+    (folder / name).symlink_to(project_dir / name)
+  shutil.copy(Path(__file__).with_name("own_parts.py"), folder)
+  (folder / "own.gin").write_text(_GIN)
+  (folder / "index.gin").write_text(_INDEX)
+  (folder / "broken.gin").write_text(_BROKEN)
+  return folder
 
-  def run(module, *gin_files, flags=(), **bindings):
+
+@pytest.fixture(scope="module")
+def run(folder, command_server):
+  """Runs a command, and returns what it prints, or its traceback."""
+
+  def call(module, *gin_files, flags=(), code=0, **bindings):
     command = gin_command(
-      module, gin_files, f"--model_dir={model_dir}", *flags, **bindings
+      module, gin_files, "--model_dir=run", *flags, **bindings
     )
-    done = command_server.run(command, cwd=own)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    done = command_server.run(command, cwd=folder)
+    assert done.returncode == code, done.stderr[-3000:]
+    return done.stderr if code else done.stdout
 
-  recipe = "gin/runs/pretrain.gin", "own.gin"
-  corpus = f"--corpus_dir={world.corpus_dir}"
-  sizes = {"BATCH_SIZE": 8, "SAVE_EVERY_STEPS": 2, "LEARNING_RATE": 1e-3}
-  run("train", *recipe, flags=[corpus], NUM_STEPS=0, **sizes)
-  build = "gin/runs/build_index.gin"
-  run("build_index", build, "index.gin", flags=["--once", corpus])
-  run("train", *recipe, flags=[corpus], NUM_STEPS=2, **sizes)
+  return call
+
+
+@pytest.fixture(scope="module")
+def corpus(world, run):
+  """The flag of a corpus; the run has been begun."""
+  flag = f"--corpus_dir={world.corpus_dir}"
+  run("train", *_TRAIN, flags=[flag], NUM_STEPS=0)
+  return flag
+
+
+def test_a_bug_in_them_is_read_in_few_frames_of_ours(corpus, run, project_dir):
+  def frames(module, *gin_files, **settings):
+    found = run(module, *gin_files, code=1, **settings)
+    return re.findall(rf'File "{project_dir}/(realm_jax/.*?)"', found)
+
+  once = [corpus, "--max_restarts=0"]
+  train, build = ("train", *_TRAIN), ("build_index", *_BUILD)
+  in_loss = frames(*train, "broken.gin", flags=once, NUM_STEPS=2)
+  assert 3 < len(in_loss) <= 14, in_loss
+  in_build = frames(*build, "broken.gin", flags=["--once", *once])
+  assert 3 < len(in_build) <= 11, in_build
+
+
+def test_they_train_evaluate_and_answer(corpus, run, folder, monkeypatch):
+  run("build_index", *_BUILD, flags=["--once", corpus])
+  run("train", *_TRAIN, flags=[corpus], NUM_STEPS=2)
   # The kind of index is that of the snapshot before.
-  modules = "--modules=own_parts"
-  run("build_index", flags=["--once", modules])
-  manifest = model_dir / "snapshots/00000002/manifest.json"
+  run("build_index", flags=["--once", _MODULES])
+  manifest = folder / "run/snapshots/00000002/manifest.json"
   assert json.loads(manifest.read_text())["index_kind"] == "own"
 
-  out = tmp_path / "out"
   masked = "gin/runs/eval_masked.gin"
-  run("evaluate", masked, flags=[modules], NUM_BATCHES=2, OUTPUT_DIR=out)
-  figures = json.loads((out / "metrics.json").read_text())
+  run("evaluate", masked, flags=[_MODULES], NUM_BATCHES=2, OUTPUT_DIR="out")
+  figures = json.loads((folder / "out/metrics.json").read_text())
   assert figures["checkpoint"] == 2 and figures["loss"] > 0
-  assert "block" in run("ask", flags=[modules, "where was Ada born?"])
-  monkeypatch.syspath_prepend(own)
-  loaded = realm_jax.load(model_dir, modules=["own_parts"])
+  assert "block" in run("ask", flags=[_MODULES, "where was Ada born?"])
+  monkeypatch.syspath_prepend(folder)
+  loaded = realm_jax.load(folder / "run", modules=["own_parts"])
   answered = loaded.ask("where was Ada born?")
   assert answered.text and answered.answers[0].block is None
   assert sum(answered.answers[0].shares) == pytest.approx(1)
-  assert (
-    "Writer" in repr(loaded.components.reader) and "own_parts" in sys.modules
-  )
