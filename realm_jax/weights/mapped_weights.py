@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import traverse_util
@@ -165,18 +164,13 @@ class BoundModel(NamedTuple):
   def _initializer(
     self, parts: Iterable[str]
   ) -> Callable[[jax.Array], dict[str, AnyArray]]:
-    tokens = jnp.ones((1, 3), jnp.int32)
+    modules = {RETRIEVER: self.retriever, READER: self.reader}
     # A block must be as long as the widest answer.
-    block = jnp.ones((1, 1, self.reader.max_answer_width), jnp.int32)
-    arguments = {
-      "retriever": (self.retriever, tokens, tokens),
-      "reader": (self.reader, tokens, block, jnp.ones((1, 1), jnp.int32)),
-    }
-    used = {part: arguments[part] for part in sorted(set(parts))}
+    lengths = {"query_length": 3, "block_length": self.reader.max_answer_width}
     return lambda key: flattened(
       {
-        part: module.init(key, *inputs)["params"]
-        for part, (module, *inputs) in used.items()
+        part: modules[part].init_parameters(key, **lengths)
+        for part in sorted(set(parts))
       }
     )
 

@@ -37,7 +37,7 @@ def test_own_rules_come_before_the_defaults():
     *sharding.LOGICAL_AXIS_RULES,
   )
   mesh = make_mesh(fsdp=2, model_parallelism=2)
-  bert = dataclasses.replace(tiny.models().reader.bert, num_layers=3)
+  bert = dataclasses.replace(tiny.components().reader.bert, num_layers=3)
   tokens = padded(np.ones((1, 3), np.int32))
   boxed = jax.eval_shape(BertEncoder(bert).init, jax.random.key(0), tokens)
   encoder = parameter_shardings(boxed, mesh, own)["params"]
