@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, UInt32
 
 from realm_jax.models import AnyArray
 from realm_jax.models.dropout import drop
 
+# Name of what a scan over layers keeps for its backward pass.
+KEPT = "kept"
 # Logical axes of queries, keys, values and of the result.
 AXES = ("activation_batch", "activation_heads")
 # Those of arrays that have the heads in a dimension of their own.
@@ -134,8 +137,10 @@ def _forward(
     "rqhe,rlhe->rhql", query, key, preferred_element_type=jnp.float32
   )
   softmax = jax.nn.softmax(scores + mask, axis=-1).astype(value.dtype)
+  softmax = checkpoint_name(softmax, KEPT)
   weights = drop(softmax, rows, columns, dropout_rate)
   context = jnp.einsum("rhql,rlhe->rqhe", weights, value)
+  context = checkpoint_name(context, KEPT)
   return context, (inputs, softmax, context)
 
 

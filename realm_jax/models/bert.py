@@ -6,11 +6,12 @@ Gin files import this module and bind `bert.BertConfig`.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from realm_jax.errors import RealmError
@@ -64,7 +65,8 @@ class BertConfig:
     attention: What computes attention: "xla", or "cudnn", a kernel for GPUs,
       which takes bfloat16 or float16 and leaves what is dropped out to XLA.
     remat_policy: What the backward pass does not compute again: the name of one
-      of `jax.checkpoint_policies`. None keeps all.
+      of `jax.checkpoint_policies`. None keeps matrix products, softmax and
+      sums of residual connections; what else is elementwise costs little.
   """
 
   vocab_size: PositiveInt | None = None
@@ -234,7 +236,8 @@ class SelfAttention(nn.Module):
 
     def project(name: str, x: Float[Array, "_ d"]) -> Float[Array, "_ d"]:
       layer = dense(config, size, ("embed", "heads"), name, init=init)
-      return nn.with_logical_constraint(layer(x), attention.AXES)
+      x = checkpoint_name(layer(x), attention.KEPT)
+      return nn.with_logical_constraint(x, attention.AXES)
 
     drops = is_dropping(self, config.dropout_rate)
     num_queries = len(first) // len(sequences.token_ids)
@@ -278,15 +281,18 @@ class BertLayer(nn.Module):
     tokens = sequences.dropout_keys[:, :num_queries].reshape(-1)
     attended = SelfAttention(config, name="attention")(hidden, first, sequences)
     attended = Dropout(rate, name="attention_dropout")(attended, tokens)
-    hidden = layer_norm(config, "attention_norm")(first + attended)
+    added = checkpoint_name(first + attended, attention.KEPT)
+    hidden = layer_norm(config, "attention_norm")(added)
     up = dense(config, config.intermediate_size, ("embed", "mlp"), "up")
     inner = nn.with_logical_constraint(
-      up(hidden), ("activation_batch", "activation_mlp")
+      checkpoint_name(up(hidden), attention.KEPT),
+      ("activation_batch", "activation_mlp"),
     )
     down = dense(config, config.hidden_size, ("mlp", "embed"), "down")
     outer = down(ACTIVATIONS[config.activation](inner))
     outer = Dropout(rate, name="output_dropout")(outer, tokens)
-    hidden = layer_norm(config, "output_norm")(hidden + outer)
+    added = checkpoint_name(hidden + outer, attention.KEPT)
+    hidden = layer_norm(config, "output_norm")(added)
     return nn.with_logical_constraint(hidden, HIDDEN)
 
 
@@ -329,13 +335,8 @@ class BertEncoder(nn.Module):
     )
     self.embedding_norm = layer_norm(config, "embedding_norm")
     self.embedding_dropout = Dropout(config.dropout_rate)
-    layer = BertLayer
-    if config.remat_policy is not None:
-      policy = getattr(jax.checkpoint_policies, config.remat_policy)
-      layer = nn.remat(BertLayer, policy=policy)
-    self.layers = [
-      layer(config, name=f"layer_{i}") for i in range(config.num_layers)
-    ]
+    # The last one stands apart, as it may compute first tokens alone.
+    self.layers, self.last_layer = BertLayer(config), BertLayer(config)
 
   def __call__(
     self,
@@ -373,13 +374,52 @@ class BertEncoder(nn.Module):
     hidden = hidden.reshape(-1, config.hidden_size)
     hidden = self.embedding_dropout(hidden, sequences.dropout_keys.reshape(-1))
     hidden = nn.with_logical_constraint(hidden, HIDDEN)
-    for layer in self.layers[:-1]:
-      hidden = layer(hidden, hidden, sequences)
+    if config.num_layers > 1:
+      hidden = self._scan_layers(hidden, sequences)
     first = hidden
     if first_only:
       first = hidden.reshape(rows, length, -1)[:, 0]
-    hidden = self.layers[-1](hidden, first, sequences)
+    apply = _remat(config, in_scan=False)
+    hidden = apply(self.last_layer, hidden, first, sequences)
     return hidden.reshape(rows, -1, config.hidden_size)
+
+  def _scan_layers(
+    self, hidden: Float[Array, "n d"], sequences: Sequences
+  ) -> Float[Array, "n d"]:
+    """Applies all layers but the last, whose program is compiled once."""
+    config = self.config
+    apply = _remat(config, in_scan=True)
+    scan = nn.scan(
+      lambda layer, hidden: (apply(layer, hidden, hidden, sequences), None),
+      variable_axes={"params": 0},
+      split_rngs={"params": True, "dropout": True},
+      length=config.num_layers - 1,
+      metadata_params={nn.PARTITION_NAME: "layers"},
+      check_constancy_invariants=False,
+    )
+    return scan(self.layers, hidden)[0]
+
+
+def _remat(
+  config: BertConfig, *, in_scan: bool
+) -> Callable[..., Float[Array, "m d"]]:
+  """Returns a function that applies a layer and keeps what its policy says.
+
+  Left alone, a scan keeps the result of every operation that the backward pass
+  reads, three times as much as XLA keeps of a layer outside of one.
+  """
+
+  def apply(layer: BertLayer, *inputs: Any) -> Float[Array, "m d"]:
+    return layer(*inputs)
+
+  policies = jax.checkpoint_policies
+  if config.remat_policy is not None:
+    policy = getattr(policies, config.remat_policy)
+  elif in_scan:
+    policy = policies.save_only_these_names(attention.KEPT)
+  else:
+    return apply
+  return nn.remat(apply, policy=policy, prevent_cse=not in_scan)
 
 
 class MaskedLmHead(nn.Module):

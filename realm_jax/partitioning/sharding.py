@@ -36,6 +36,8 @@ LOGICAL_AXIS_RULES: AxisRules = (
   ("heads", MODEL_AXIS),
   ("mlp", MODEL_AXIS),
   ("embed", FSDP_AXIS),
+  # Layers that a scan applies one after the other.
+  ("layers", None),
   ("embed_out", None),
   ("projection", None),
   ("span", None),

@@ -64,10 +64,10 @@ class Cost:
     output_bytes: Bytes of the results that do not take an argument's place.
     temporary_bytes: Bytes of the temporaries; where they do not fit, what the
       compiler said last.
-    flops: Floating-point operations by XLA's cost analysis, which counts the
-      body of a loop once; None of a program that does not fit.
-    accessed_bytes: Bytes that it counts as read and written, in whichever
-      memory; None likewise.
+    flops: Floating-point operations of matrix products, a chip's share; None
+      if the program does not fit.
+    accessed_bytes: Bytes that XLA's cost analysis counts as read and written,
+      in whichever memory, the body of a loop once; None likewise.
     least_seconds: Lower bound of the time: a roofline at the chip's peak rates.
   """
 
@@ -200,7 +200,7 @@ def _of_training(
   if layout.bin_counts:
     name += f", and packed in {len(layout.bin_counts)} layouts"
   steps = CompiledSteps(setup, layout)
-  for frozen, step in steps.lower(*arguments, first_step=0):
+  for frozen, step in steps.trace(*arguments, first_step=0):
     mode = ", retriever frozen" if frozen else ""
     yield _cost(STEP, name + mode, step, arguments, topology)
   if searched is None or in_step is not None:
@@ -209,7 +209,7 @@ def _of_training(
   queries = _abstract(shape, jnp.float32, sharding.batch_sharding(mesh))
   arguments = queries, searched.vectors, searched.count
   with jax.set_mesh(mesh):
-    search = exact_search.search.lower(
+    search = exact_search.search.trace(
       *arguments, plan=searched.plan, mesh=mesh
     )
   name = f"{len(queries):,} queries, {num_blocks:,} blocks"
@@ -253,9 +253,9 @@ def _embedding(config: SnapshotConfig, topology: Topology) -> Cost:
   )
   embed = sharding.shared_partial(embed_blocks, retriever)
   with jax.set_mesh(mesh):
-    lowered = jitted_embedder(embed, mesh).lower(*arguments)
+    traced = jitted_embedder(embed, mesh).trace(*arguments)
   name = f"{rows:,} × {_BLOCK_LENGTH}"
-  return _cost(EMBEDDING, name, lowered, arguments, topology)
+  return _cost(EMBEDDING, name, traced, arguments, topology)
 
 
 def _abstract(shape: tuple[int, ...], dtype: Any, placed: NamedSharding) -> Any:
@@ -275,14 +275,14 @@ def _with_vocabulary(components: Components) -> Components:
 def _cost(
   kind: str,
   name: str,
-  lowered: jax.stages.Lowered,
+  traced: jax.stages.Traced,
   arguments: Any,
   topology: Topology,
 ) -> Cost:
   """Compiles a program, whose arguments are abstract, and takes its figures."""
   logging.info("compiling the %s: %s", kind, name)
   try:
-    compiled = lowered.compile()
+    compiled = traced.lower().compile()
   except jax.errors.JaxRuntimeError as error:
     held = sum(
       math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
@@ -302,9 +302,8 @@ def _cost(
   assert memory is not None
   assert counted is not None
   # What XLA does not count is missing, or negative.
-  flops, accessed = (
-    max(0.0, counted.get(name, 0.0)) for name in ("flops", "bytes accessed")
-  )
+  accessed = max(0.0, counted.get("bytes accessed", 0.0))
+  flops = product_flops(traced.jaxpr) / len(topology.devices)
   cost = Cost(
     kind=kind,
     name=name,
@@ -321,6 +320,34 @@ def _cost(
   )
   fits = cost.total_bytes <= topology.memory_bytes
   return dataclasses.replace(cost, fits=fits)
+
+
+def product_flops(jaxpr: Any) -> float:
+  """Returns the operations of a program's matrix products, on all devices.
+
+  XLA's cost analysis counts the body of a loop once. This counts the body of a
+  scan, such as that over an encoder's layers, as often as it runs, and of the
+  branches of a condition the one with the most.
+  """
+  total = 0.0
+  for equation in jaxpr.eqns:
+    given = equation.params
+    if equation.primitive.name == "dot_general":
+      (contracted, _), _ = given["dimension_numbers"]
+      shape = equation.invars[0].aval.shape
+      size = math.prod(shape[axis] for axis in contracted)
+      total += 2.0 * size * equation.outvars[0].aval.size
+    inner = [
+      product_flops(part)
+      for part in jax.tree.leaves([*given.values()])
+      if hasattr(part, "eqns")
+    ]
+    if equation.primitive.name == "cond":
+      inner = [max(inner)]
+    # In a `shard_map`, shapes are those of one device.
+    devices = given["mesh"].size if "mesh" in given else 1
+    total += sum(inner) * given.get("length", 1) * devices
+  return total
 
 
 def needed_temporaries(message: str, argument_bytes: int) -> int | None:

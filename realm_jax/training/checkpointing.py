@@ -40,7 +40,7 @@ from realm_jax.training.state import TrainState
 T = TypeVar("T")
 
 # Number of the format of checkpoints. Another one is not continued.
-_FORMAT = 3
+_FORMAT = 4
 # What a run shares with the checkpoint that it continues from: the values of
 # `_SETTINGS`, the SHA-256 of its `vocabulary`, the `corpus_version` of its
 # examples with its `corpus_fingerprint`, both in hexadecimal, and how many

@@ -271,13 +271,14 @@ class CompiledSteps:
     """Compiles the step; the arrays, and those of a batch, may be abstract."""
     options = cpu_tuning.compiler_options(self._setup.mesh)
     first_step = int(state.step)
-    for frozen, lowered in self.lower(state, batch, searched, first_step):
-      self.programs[frozen, _shapes(searched)] = lowered.compile(options)
+    for frozen, traced in self.trace(state, batch, searched, first_step):
+      compiled = traced.lower().compile(options)
+      self.programs[frozen, _shapes(searched)] = compiled
     cpu_tuning.return_freed_memory()
 
-  def lower(
+  def trace(
     self, state: TrainState, batch: StepBatch, searched: Any, first_step: int
-  ) -> Iterator[tuple[bool, jax.stages.Lowered]]:
+  ) -> Iterator[tuple[bool, jax.stages.Traced]]:
     """Yields the step, retriever frozen or not, as needed from a first step on.
 
     All arrays may be abstract; the buffers of the state are donated.
@@ -303,8 +304,8 @@ class CompiledSteps:
         out_shardings=(shardings, sharding.replicated(setup.mesh)),
       )
       with jax.set_mesh(setup.mesh):
-        lowered = step.lower(state, batch, searched)
-      yield frozen, lowered
+        traced = step.trace(state, batch, searched)
+      yield frozen, traced
 
   def __call__(
     self, state: TrainState, batch: StepBatch, searched: Any, step: int

@@ -198,10 +198,11 @@ def read_token_classifier(directory: Path) -> LabelledModel:
   )
   tokens = functools.partial(jnp.ones, (1, 3), jnp.int32)
   # Traced without arguments, it uses no device: see `text.bert_tagger`.
-  variables = jax.eval_shape(
-    lambda: module.init(jax.random.key(0), padded(tokens()))
+  flat = jax.eval_shape(
+    lambda: flattened(
+      module.init(jax.random.key(0), padded(tokens()))["params"]
+    )
   )
-  flat = flattened(variables["params"])
   parameters, _ = name_maps.read(
     tensors,
     name_maps.bert("bert.", bert.num_layers, around),

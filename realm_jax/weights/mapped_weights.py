@@ -5,12 +5,12 @@ All is known before anything is written.
 
 import dataclasses
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import traverse_util
@@ -53,6 +53,8 @@ UNUSED = {
   r"(.*/)?global_step": "a step counter",
   BLOCK_VECTORS: "vectors of blocks, which are no weights",
 }
+# The path of a parameter of a layer.
+_LAYER = re.compile(r"(.*)/layer_(\d+)/(.*)")
 # The role of an encoder that makes the part one of those that are offered.
 _ROLES = {RETRIEVER: "query", READER: READER}
 _PREFIXES = ("query_prefix", "block_prefix")
@@ -162,18 +164,13 @@ class BoundModel(NamedTuple):
   def _initializer(
     self, parts: Iterable[str]
   ) -> Callable[[jax.Array], dict[str, AnyArray]]:
-    tokens = jnp.ones((1, 3), jnp.int32)
+    modules = {RETRIEVER: self.retriever, READER: self.reader}
     # A block must be as long as the widest answer.
-    block = jnp.ones((1, 1, self.reader.max_answer_width), jnp.int32)
-    arguments = {
-      "retriever": (self.retriever, tokens, tokens),
-      "reader": (self.reader, tokens, block, jnp.ones((1, 1), jnp.int32)),
-    }
-    used = {part: arguments[part] for part in sorted(set(parts))}
+    lengths = {"query_length": 3, "block_length": self.reader.max_answer_width}
     return lambda key: flattened(
       {
-        part: module.init(key, *inputs)["params"]
-        for part, (module, *inputs) in used.items()
+        part: modules[part].init_parameters(key, **lengths)
+        for part in sorted(set(parts))
       }
     )
 
@@ -408,13 +405,41 @@ def _retriever(
 
 
 def nested(flat: Mapping[str, AnyArray]) -> Params:
-  """Returns the parameter tree of arrays that are given by path."""
-  return traverse_util.unflatten_dict(dict(flat), sep="/")
+  """Returns the parameter tree of arrays that are given by path.
+
+  Paths number the layers of an encoder, as other systems do. In the tree, all
+  layers but the last are stacked along a new first axis, for the encoder's
+  scan.
+  """
+  tree: dict[str, AnyArray] = {}
+  layers: dict[tuple[str, str], dict[int, AnyArray]] = {}
+  for path, array in flat.items():
+    if numbered := _LAYER.fullmatch(path):
+      encoder, number, name = numbered.groups()
+      layers.setdefault((encoder, name), {})[int(number)] = array
+    else:
+      tree[path] = array
+  for (encoder, name), by_number in layers.items():
+    *others, last = (by_number[number] for number in sorted(by_number))
+    tree[f"{encoder}/last_layer/{name}"] = last
+    if others:
+      tree[f"{encoder}/layers/{name}"] = np.stack(others)
+  return traverse_util.unflatten_dict(tree, sep="/")
 
 
 def flattened(tree: Params) -> dict[str, AnyArray]:
-  """Returns the arrays of a parameter tree by path."""
-  return traverse_util.flatten_dict(meta.unbox(tree), sep="/")
+  """Returns the arrays of a parameter tree by path, as `nested` takes them."""
+  arrays = traverse_util.flatten_dict(meta.unbox(tree), sep="/")
+  flat: dict[str, AnyArray] = {}
+  for path, array in arrays.items():
+    encoder, is_last, name = path.partition("/last_layer/")
+    if is_last:
+      others = arrays.get(f"{encoder}/layers/{name}", ())
+      numbered = enumerate([*others, array])
+      flat |= {f"{encoder}/layer_{i}/{name}": layer for i, layer in numbered}
+    elif "/layers/" not in path:
+      flat[path] = array
+  return flat
 
 
 def bindings_of(retriever: Retriever, reader: Reader) -> Bindings:

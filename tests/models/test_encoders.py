@@ -12,17 +12,20 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from realm_jax.models import packing
 from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, query_tower_parameters
+from realm_jax.models.sequences import gather
 from realm_jax.models.sequences import padded as one_a_row
+from realm_jax.weights.mapped_weights import flattened
 
 CLS, SEP = 2, 3
 CONFIG = BertConfig(
   vocab_size=31,
   separator_id=SEP,
   hidden_size=12,
-  num_layers=2,
+  num_layers=3,
   num_heads=3,
   intermediate_size=20,
   max_positions=16,
@@ -97,6 +100,48 @@ def test_the_last_layer_at_the_first_token_alone_changes_nothing(
   assert np.allclose(calm, whole) == (dropout_rate == 0)
 
 
+def test_each_layer_has_masks_of_its_own(params):
+  config = dataclasses.replace(CONFIG, dropout_rate=0.5)
+  rngs = {"dropout": jax.random.key(1)}
+  gradient = jax.jit(
+    jax.grad(
+      lambda params: jnp.sum(
+        _encode_jitted(params, TOKENS[:1, :1], rngs, config, False) ** 3
+      )
+    )
+  )
+  # What the only token drops has no gradient.
+  masks = [
+    tuple(np.asarray(bias != 0))
+    for path, bias in flattened({"encoder": gradient(params)}).items()
+    if path.endswith(("attention/output/bias", "down/bias"))
+  ]
+  assert len(masks) == len({*masks}) == 2 * CONFIG.num_layers
+  assert 0.2 < np.mean(masks) < 0.8
+
+
+def test_masks_do_not_depend_on_the_layout(params):
+  config = dataclasses.replace(CONFIG, dropout_rate=0.5)
+  encoder, rngs = BertEncoder(config), {"dropout": jax.random.key(1)}
+  ids = np.arange(len(TOKENS), dtype=np.uint32)
+
+  @jax.jit
+  def encode(params):
+    # Sequences of 7, 4 and 3 tokens lie in two bins.
+    given = packing.TokenSequences(TOKENS, ids)
+    lengths = packing.lengths_of(given, groups=1)
+    plan = packing.plan_bins(lengths, bin_length=7, num_bins=2)
+    packed = packing.lay_out(plan, given, num_bins=2)
+    return [
+      gather(one, encoder.apply({"params": params}, one, rngs=rngs), offsets)
+      for one in (packed, one_a_row(TOKENS, ids))
+    ]
+
+  offsets = np.tile(np.arange(3), (len(TOKENS), 1))
+  packed, padded = encode(params)
+  np.testing.assert_allclose(packed, padded, atol=1e-5)
+
+
 def test_initial_values_are_berts():
   found = _initial(dataclasses.replace(CONFIG, vocab_size=2000, num_layers=1))
   (table,) = (v for k, v in found.items() if "word_embeddings" in k)
@@ -115,9 +160,10 @@ def test_mimetic_values_are_sinusoids_and_near_identities():
     )
   )
   projections = [
-    leaf
+    kernel
     for name, leaf in found.items()
-    if leaf.shape == (48, 48) and "attention" in name
+    if leaf.shape[-2:] == (48, 48) and "attention" in name
+    for kernel in leaf.reshape(-1, 48, 48)
   ]
   assert len(projections) == 4 * CONFIG.num_layers
   for kernel in projections:

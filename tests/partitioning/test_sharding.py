@@ -1,5 +1,6 @@
 """Where the rules put parameters, batches and the run's own choices."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from realm_jax.models.bert import BertEncoder
 from realm_jax.models.parameters import parameter_shardings
+from realm_jax.models.sequences import padded
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -34,15 +37,18 @@ def test_own_rules_come_before_the_defaults():
     *sharding.LOGICAL_AXIS_RULES,
   )
   mesh = make_mesh(fsdp=2, model_parallelism=2)
-  init = functools.partial(tiny.init, "inverse_cloze")
-  boxed = jax.eval_shape(init, jax.random.key(0))
-  placed = parameter_shardings(boxed, mesh, own)
-  encoder = placed["retriever"]["query_tower"]["encoder"]
+  bert = dataclasses.replace(tiny.components().reader.bert, num_layers=3)
+  tokens = padded(np.ones((1, 3), np.int32))
+  boxed = jax.eval_shape(BertEncoder(bert).init, jax.random.key(0), tokens)
+  encoder = parameter_shardings(boxed, mesh, own)["params"]
   both = ("fsdp", "model")
   assert encoder["word_embeddings"].spec == PartitionSpec(None, both)
   # The first rule takes an axis of the mesh from those behind it.
-  up = encoder["layer_0"]["up"]["kernel"]
+  up = encoder["last_layer"]["up"]["kernel"]
   assert up.spec == PartitionSpec(both, None)
+  # Layers of a scan are not divided.
+  up = encoder["layers"]["up"]["kernel"]
+  assert up.spec == PartitionSpec(None, both, None)
 
 
 @pytest.mark.slow

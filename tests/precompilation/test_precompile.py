@@ -6,6 +6,8 @@ import json
 import sys
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from realm_jax.indexes.exact import ExactConfig
@@ -18,6 +20,7 @@ from realm_jax.precompilation.programs import (
   Cost,
   Report,
   compile_recipe,
+  product_flops,
 )
 from realm_jax.precompilation.topology import Topology
 from realm_jax.snapshots.build import SnapshotConfig
@@ -56,6 +59,7 @@ def _recipe(batch_size: int, **settings) -> TrainConfig:
     reader=reader,
     optimizer=OptimizerConfig(learning_rate=1e-4),
     num_steps=10,
+    max_shape_buckets=1,
     **settings,
   )
 
@@ -78,13 +82,6 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
     "--gin.MAX_SHAPE_BUCKETS=2",
     "--gin.FSDP=2",
     "--gin.bert.BertConfig.vocab_size=64",
-    # Sizes of the attention kernel.
-    "--gin.bert.BertConfig.hidden_size=128",
-    "--gin.bert.BertConfig.dropout_rate=0.1",
-    "--gin.bert.BertConfig.max_positions=80",
-    "--gin.QUERY_LENGTH=16",
-    "--gin.BLOCK_LENGTH=64",
-    "--gin.JOINT_LENGTH=80",
     "--topology=v5e:2x2",
     "--num_blocks=1000",
     f"--json={tmp_path / 'one.json'}",
@@ -123,6 +120,14 @@ def test_a_step_that_retrieves_and_an_embedding_are_one_program_each():
     assert cost.kind == kind
     assert report.fits
     assert cost.flops
+
+
+def test_layers_of_a_scan_count_each():
+  def layers(x, kernels):
+    return jax.lax.scan(lambda x, kernel: (x @ kernel, None), x, kernels)[0]
+
+  traced = jax.jit(layers).trace(jnp.ones((8, 4)), jnp.ones((5, 4, 4)))
+  assert product_flops(traced.jaxpr) == 5 * 2 * 8 * 4 * 4
 
 
 @pytest.mark.parametrize(("vectors_gib", "fits"), [(2, True), (4, False)])

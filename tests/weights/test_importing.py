@@ -3,6 +3,7 @@
 import sys
 import types
 
+import numpy as np
 import pytest
 
 from realm_jax import configuration
@@ -11,7 +12,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage.atomic import TargetError
 from realm_jax.weights import WeightsError
-from realm_jax.weights.mapped_weights import bindings_of
+from realm_jax.weights.mapped_weights import bindings_of, flattened, nested
 from tests.integration.commands import FUNCTIONS
 from tests.processes.jobs import Job, running, wait_until
 from tests.weights import models
@@ -38,6 +39,16 @@ def test_its_config_is_the_same_model_with_recipes_and_names(tmp_path):
   changed = found.build(Retriever)
   assert (changed.score_scale, changed.bert.dropout_rate) == (3.0, 0.0)
   assert found.build(Reader).joint_length == 33
+
+
+def test_layers_are_stacked_in_their_order_and_come_back():
+  path = "reader/encoder/layer_{}/up/bias"
+  flat = {path.format(i): np.full(2, i) for i in range(12)}
+  tree = nested(flat)
+  encoder = tree["reader"]["encoder"]
+  assert encoder["layers"]["up"]["bias"][:, 0].tolist() == [*range(11)]
+  assert encoder["last_layer"]["up"]["bias"].tolist() == [11, 11]
+  models.assert_same_bits(flattened(tree), flat)
 
 
 def test_a_model_on_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
