@@ -37,7 +37,7 @@ class Snapshot:
 
   The corpus is of the version that it was built on. The `query_params` are of
   the query tower that belongs to its vectors, and the `embeddings` of all
-  blocks are memory-mapped. The `mesh` is that of an index on devices, if any.
+  blocks are memory-mapped.
   """
 
   step: int
@@ -46,7 +46,6 @@ class Snapshot:
   index: Index
   query_params: Params
   embeddings: Embeddings
-  mesh: Mesh | None = dataclasses.field(default=None, kw_only=True)
 
   @property
   def oldest_step(self) -> int:
@@ -60,12 +59,12 @@ class Snapshot:
 
   @property
   def device_vectors(self) -> jax.Array | None:
-    """The vectors as they are stored, divided over all devices of the mesh.
+    """The vectors as they are stored, divided over the devices of the index.
 
     It is None of another index than the exact one, and where the devices hold
     the vectors with fewer digits.
     """
-    if self.mesh is None or not isinstance(self.index, ExactIndex):
+    if not isinstance(self.index, ExactIndex):
       return None
     dtype = self.index.vectors.dtype
     is_stored = dtype in (np.dtype(np.float32), self.embeddings.dtype)
@@ -140,9 +139,7 @@ def load_snapshot(
     # If files were removed or changed meanwhile, that is what to report.
     files.get(of_index, again=True)
     raise SnapshotError(f"{store.path(step)}: {error}") from error
-  return Snapshot(
-    *(step, manifest, corpus, loaded, query_params, embeddings), mesh=mesh
-  )
+  return Snapshot(step, manifest, corpus, loaded, query_params, embeddings)
 
 
 def load_newest(

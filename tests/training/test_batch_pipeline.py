@@ -251,7 +251,7 @@ def test_vectors_come_from_the_devices_where_these_hold_them(
     0, ExactIndex(vectors, ExactConfig(dtype=dtype), mesh=mesh)
   )
   stored = types.SimpleNamespace(gather=gather, dtype=vectors.dtype)
-  vars(snapshot).update(mesh=mesh, embeddings=stored)
+  vars(snapshot).update(embeddings=stored)
 
   def features(batch, retrieved, context):
     made = context.vectors(retrieved.rows)
