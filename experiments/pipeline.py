@@ -258,8 +258,7 @@ def call(command: Command) -> None:
     if command.module == "train":
       from realm_jax.training import trainer
 
-      kept = configuration.to_keep(bindings, function, made.stage)
-      trainer.train(made, configuration=kept)
+      trainer.train(made)
     if stop.is_set():
       raise StoppedError(
         f"stopped by SIGTERM in {command.module}; the same command continues"

@@ -179,12 +179,14 @@ def load(
   for name, value in given.items():
     if isinstance(value, str):
       raise TypeError(f"{name}={value!r}; want a list of strings")
-  config = configuration.parsed_for_run(
+  config = configuration.parsed(
     RunConfig,
-    model_dir,
+    gin_files,
+    bindings,
+    model_dir=model_dir,
     recipe="gin/runs/ask.gin",
     corpus_dir=corpus_dir,
-    **given,
+    modules=modules,
   ).build(RunConfig)
   if snapshot is not None:
     config = dataclasses.replace(config, snapshot=snapshot)

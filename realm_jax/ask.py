@@ -21,6 +21,7 @@ from realm_jax.console import prompted_lines
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.answered import Answer, Answered
+  from realm_jax.evaluation.run import RunConfig
 
 _NUM_ANSWERS = flags.DEFINE_integer(
   "num_answers", 3, "Number of answers to print.", lower_bound=1
@@ -37,21 +38,23 @@ _RECIPE = "gin/runs/ask.gin"
 
 def main(argv: Sequence[str]) -> None:
   """Loads the run and answers questions."""
-  command_line.require_run(_RECIPE)
+  config = command_line.configured(
+    "realm_jax.evaluation.run:RunConfig", recipe=_RECIPE
+  )
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
-  Agreement("ask").on_process_0("answers", lambda: _answer(argv[1:]))
+  Agreement("ask").on_process_0("answers", lambda: _answer(config(), argv[1:]))
 
 
-def _answer(words: Sequence[str]) -> None:
+def _answer(config: "RunConfig", words: Sequence[str]) -> None:
   """Answers the question of the command line, or those of the input."""
   from realm_jax.evaluation.ask import ask, num_searched
-  from realm_jax.evaluation.run import RunConfig, TrainedRun
+  from realm_jax.evaluation.run import TrainedRun
 
-  run = TrainedRun.load(command_line.call(RunConfig, recipe=_RECIPE))
+  run = TrainedRun.load(config)
   # What is missing is known before a question is asked for.
   num_searched(run)
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE

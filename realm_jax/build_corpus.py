@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
     raise CorpusError(f"--{name} is for a whole build; give it or --update")
   given["inputs"] = _INPUTS.value
   if flags.FLAGS.gin_file or flags.FLAGS.gin_bindings:
-    summary = command_line.call(function, **given)
+    summary = command_line.configured(function, **given)()
   else:
     summary = function(**given)
   print(summary.table())

@@ -34,14 +34,16 @@ def main(argv: Sequence[str]) -> None:
 
   from realm_jax.configuration import command_line
 
-  command_line.require_run(_RECIPE, waits=True)
+  build_index = command_line.configured(
+    "realm_jax.snapshots.index_builder:build_index",
+    recipe=_RECIPE,
+    waits=True,
+    once=_ONCE.value,
+  )
   from realm_jax.partitioning import cpu_tuning
-  from realm_jax.snapshots import index_builder
 
   cpu_tuning.keep_freed_memory()
-  published = command_line.call(
-    index_builder.build_index, recipe=_RECIPE, waits=True, once=_ONCE.value
-  )
+  published = build_index()
   logging.info("done: published %s", published or "nothing")
 
 

@@ -43,18 +43,17 @@ _RECIPES = (
 def main(argv: Sequence[str]) -> None:
   """Calls `evaluation.evaluate`, or `follow`, as gin configures it."""
   del argv
-  command_line.require_run(_RECIPES, waits=_FOLLOW.value)
-  from realm_jax.evaluation import evaluate
+  name = "follow" if _FOLLOW.value else "evaluate"
+  evaluate = command_line.configured(
+    f"realm_jax.evaluation.evaluate:{name}",
+    recipe=_RECIPES,
+    waits=_FOLLOW.value,
+  )
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
   cpu_tuning.keep_freed_memory()
-  function = evaluate.follow if _FOLLOW.value else evaluate.evaluate
-  figures: Figures | None = command_line.call(
-    function,
-    recipe=_RECIPES,
-    waits=_FOLLOW.value,
-  )
+  figures: Figures | None = evaluate()
   if figures is None:
     return
   # The others wait, so as to fail if process 0 cannot write.

@@ -14,14 +14,16 @@ The configuration is the one that the run keeps, over gin/runs/explain.gin, or
 that of gin files. Of several processes, process 0 does this on its own devices.
 """
 
+import functools
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 from realm_jax.configuration import command_line
 from realm_jax.console import columns, figures_table, prompted_lines
+from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import write_json
 
 if TYPE_CHECKING:
@@ -69,24 +71,28 @@ def main(argv: Sequence[str]) -> None:
   """Explains what the flags ask for."""
   text = " ".join(argv[1:])
   if _BLOCK_USE.value and (text or _ANSWER.value is not None):
-    raise app.UsageError("--block_use is for no sentence, and no --answer")
+    raise RealmError("--block_use is for no sentence, and no --answer")
   if _ANSWER.value is not None and not text:
-    raise app.UsageError("--answer is for one sentence; give it as well")
-  command_line.require_run(_RECIPE)
+    raise RealmError("--answer is for one sentence; give it as well")
+  function = "explain:block_use" if _BLOCK_USE.value else "run:RunConfig"
+  configured = command_line.configured(
+    f"realm_jax.evaluation.{function}", recipe=_RECIPE
+  )
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
-  Agreement("explain").on_process_0("explanations", lambda: _explain(text))
+  explain = functools.partial(_explain, configured, text)
+  Agreement("explain").on_process_0("explanations", explain)
 
 
-def _explain(text: str) -> None:
-  from realm_jax.evaluation.explain import block_use, explain
-  from realm_jax.evaluation.run import RunConfig, TrainedRun
+def _explain(configured: Callable[[], Any], text: str) -> None:
+  from realm_jax.evaluation.explain import explain
+  from realm_jax.evaluation.run import TrainedRun
 
   if _BLOCK_USE.value:
-    use = command_line.call(block_use, recipe=_RECIPE)
+    use = configured()
     if _JSON.value:
       write_json(_JSON.value, {"sentences": use})
     rows = [
@@ -95,10 +101,7 @@ def _explain(text: str) -> None:
     ]
     print(columns([[*use[0]], *rows]))
     return
-  run, explained = (
-    TrainedRun.load(command_line.call(RunConfig, recipe=_RECIPE)),
-    [],
-  )
+  run, explained = TrainedRun.load(configured()), []
   # What is missing is known before a text is asked for.
   run.require_reader()
   texts = prompted_lines("sentence with [MASK], or question")

@@ -50,20 +50,17 @@ _TOWER = flags.DEFINE_enum(
 def main(argv: Sequence[str]) -> None:
   """Exports the model that gin configures, and prints what was written."""
   del argv
-  command_line.require_run("")
   given: dict[str, Any] = {"output_dir": _OUTPUT_DIR.value}
   if _TO.value == _VECTORS:
     if _TOWER.value is not None:
       raise WeightsError(
         f"--tower={_TOWER.value} is not for --to={_VECTORS}; leave it out"
       )
-    from realm_jax.weights.exporting import export_vectors as export
   else:
-    from realm_jax.weights.exporting import export_weights as export
-
     given |= {"to": _TO.value, "tower": _TOWER.value}
-  report = command_line.call(export, recipe="", **given)
-  print(report)
+  name = "vectors" if _TO.value == _VECTORS else "weights"
+  place = f"realm_jax.weights.exporting:export_{name}"
+  print(command_line.configured(place, recipe="", **given)())
   print(f"written: {_OUTPUT_DIR.value}")
 
 

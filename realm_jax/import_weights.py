@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
   files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
   config = configuration.parsed(
     ImportConfig, files, bindings, given=given
-  ).build(ImportConfig, **given)
+  ).build(ImportConfig)
   for path in filter(None, (config.input, config.block_input)):
     locate(path)
   # After the input was found: it imports what reads weights.

@@ -13,11 +13,12 @@ stay for a day, as processes may have them loaded.
 import dataclasses
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
 from realm_jax.checkpoints.store import FOLDER, CheckpointStore
 from realm_jax.configuration import command_line
 from realm_jax.console import columns
+from realm_jax.errors import RealmError
 from realm_jax.snapshots.manifest import Manifest, SnapshotError
 from realm_jax.snapshots.store import (
   SnapshotStore,
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
   """Runs the command that the first argument names; returns its exit status."""
   commands = ("list", "verify", "prune")
   if len(argv) != 2 or (command := argv[1]) not in commands:
-    raise app.UsageError(f"want one of {', '.join(commands)}")
+    raise RealmError(f"want one of {', '.join(commands)}")
   store, uses = _open_run(_MODEL_DIR.value, _SNAPSHOTS_DIR.value)
   if command == "prune":
     if uses is None:

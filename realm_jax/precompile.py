@@ -46,7 +46,13 @@ _JSON = flags.DEFINE_string(
 def main(argv: Sequence[str]) -> None:
   """Compiles the recipe's programs and prints what they need."""
   del argv
-  command_line.require_run()
+  files, function = flags.FLAGS.gin_file, "training.config:TrainConfig"
+  if files:
+    names = configuration.parsed(None, files, checks=False).names
+    if "STAGE" not in names:
+      function = "snapshots.build:SnapshotConfig"
+    flags.FLAGS.gin_file = [*files, _NO_DATA]
+  recipe = command_line.configured(f"realm_jax.{function}")()
   import jax
 
   from realm_jax.precompilation.topology import open_topology
@@ -57,19 +63,7 @@ def main(argv: Sequence[str]) -> None:
   topology = open_topology(_TOPOLOGY.value)
   from realm_jax.corpus.store import Corpus
   from realm_jax.precompilation.programs import compile_recipe
-  from realm_jax.snapshots.build import SnapshotConfig
-  from realm_jax.training.config import TrainConfig
 
-  files = flags.FLAGS.gin_file
-  function = TrainConfig
-  if (
-    files
-    and "STAGE" not in configuration.parsed(None, files, checks=False).names
-  ):
-    function = SnapshotConfig
-  if files:
-    flags.FLAGS.gin_file = [*files, _NO_DATA]
-  recipe = command_line.parsed_from_flags(function).build(function)
   corpus, num_blocks = None, _PAPER_BLOCKS
   if flags.FLAGS.corpus_dir is not None:
     corpus = Corpus.open(flags.FLAGS.corpus_dir)

@@ -27,7 +27,7 @@ from realm_jax.console import stop_on_sigterm
 from realm_jax.errors import RealmError
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.run import TrainedRun
+  from realm_jax.evaluation.run import RunConfig, TrainedRun
   from realm_jax.serving.service import Service
 
 _HOST = flags.DEFINE_string(
@@ -73,6 +73,7 @@ _ALLOW_UPDATES = flags.DEFINE_bool(
   "Let clients change blocks, by /update, for all who ask.",
 )
 
+_CONFIG = "realm_jax.evaluation.run:RunConfig"
 _NUM_EXAMPLES = 4
 _POLL_SECONDS = 5.0
 
@@ -80,20 +81,20 @@ _POLL_SECONDS = 5.0
 def main(argv: Sequence[str]) -> None:
   """Loads the runs, and serves the page until a signal ends it."""
   del argv
-  command_line.require_run("")
+  config = command_line.configured(_CONFIG, recipe="")
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
   try:
-    Agreement("serve").on_process_0("page", _serve)
-  except KeyboardInterrupt:
+    Agreement("serve").on_process_0("page", lambda: _serve(config()))
+  except KeyboardInterrupt as error:
     # While the runs were loaded; later the server takes the signal.
-    sys.exit("serve: ended before the page was served")
+    raise RealmError("ended before the page was served") from error
 
 
-def _serve() -> None:
+def _serve(config: "RunConfig") -> None:
   try:
     # The one part of the project that needs the extra.
     from realm_jax.serving import app
@@ -112,7 +113,7 @@ def _serve() -> None:
       "a free one"
     ) from error
   with listening:
-    service, run = _load()
+    service, run = _load(config)
     if _FOLLOW.value:
       given = service, run, threading.Event()
       threading.Thread(target=follow, args=given, daemon=True).start()
@@ -171,7 +172,7 @@ def follow(
       logging.warning("going on with checkpoint %d: %s", run.step, error)
 
 
-def _load() -> "tuple[Service, TrainedRun]":
+def _load(config: "RunConfig") -> "tuple[Service, TrainedRun]":
   from realm_jax.evaluation.run import RunConfig, TrainedRun
   from realm_jax.inputs.questions import read_json_lines
   from realm_jax.serving.service import Service
@@ -181,17 +182,14 @@ def _load() -> "tuple[Service, TrainedRun]":
     questions = read_json_lines(epath.Path(_EXAMPLE_QUESTIONS.value))
     first = itertools.islice(questions, _NUM_EXAMPLES)
     examples = [question.question for question in first]
-  run, masked_run = (
-    TrainedRun.load(command_line.call(RunConfig, recipe="")),
-    None,
-  )
+  run, masked_run = TrainedRun.load(config), None
   if _MASKED_MODEL_DIR.value is not None:
     # The run that fills in sentences, over the same corpus.
-    masked = configuration.parsed_for_run(
+    masked = configuration.parsed(
       RunConfig,
-      _MASKED_MODEL_DIR.value,
+      _MASKED_GIN_FILE.value,
+      model_dir=_MASKED_MODEL_DIR.value,
       corpus_dir=run.config.corpus_dir,
-      gin_files=_MASKED_GIN_FILE.value,
       modules=flags.FLAGS.modules,
     )
     masked_run = TrainedRun.load(masked.build(RunConfig))

@@ -50,32 +50,28 @@ class Range:
   def __str__(self) -> str:
     if math.isfinite(self.least) and math.isfinite(self.most):
       return f"from {self.least} to {self.most}"
-    bounds = (
-      ("of at least", self.least),
-      ("above", self.above),
-      ("of at most", self.most),
-      ("below", self.below),
-    )
-    words = [
-      f"{word} {bound}" for word, bound in bounds if math.isfinite(bound)
-    ]
-    return " and ".join(words) or "that is finite"
+    words = {"least": "of at least", "most": "of at most"}
+    bounds = dataclasses.asdict(self).items()
+    said = [f"{words.get(k, k)} {v}" for k, v in bounds if math.isfinite(v)]
+    return " and ".join(said) or "that is finite"
 
 
-class Unnamed:
-  """Marks in an `Annotated` type what no name in capitals sets.
+@dataclasses.dataclass(frozen=True)
+class Named:
+  """Marks in an `Annotated` type what its name in capitals does not set.
 
-  gin files bind it as `Class.field`, since the same name has another meaning
-  elsewhere.
+  Another name sets it, or with None only `Class.field`.
   """
+
+  name: str | None
 
 
 @dataclasses.dataclass(frozen=True)
 class OfRun:
   """Marks in an `Annotated` type what other commands take from a run.
 
-  `realm_jax.train` keeps it in MODEL_DIR/config.json, which those commands read
-  (`realm_jax/configuration/kept.py`), under `name`, or the field's own.
+  They read it in MODEL_DIR/config.json (`realm_jax/configuration/kept.py`), as
+  `name`, or the field's own in capitals.
   """
 
   name: str | None = None
@@ -93,6 +89,8 @@ PositiveFraction = Annotated[float, Range(above=0, most=1)]
 # What a reader can be asked: to fill in [MASK], or a question.
 Asked = Literal["masked sentence", "question"]
 
+_SEQUENCES = (list, tuple, collections.abc.Sequence)
+_MAPPINGS = (dict, collections.abc.Mapping)
 _NAMES = {
   bool: "True or False",
   float: "a number",
@@ -100,8 +98,8 @@ _NAMES = {
   str: "a string",
   os.PathLike: "a path",
   types.NoneType: "None",
+  **dict.fromkeys(_MAPPINGS, "a dictionary"),
 }
-
 
 # Stands for a value that is known only when the command runs.
 UNKNOWN = object()
@@ -120,9 +118,12 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
     return {}
 
 
-def is_unnamed(annotation: Any) -> bool:
-  """Returns whether a type has the mark `Unnamed`."""
-  return Unnamed in getattr(annotation, "__metadata__", ())
+def name_of(field: str, annotation: Any) -> str | None:
+  """Returns the name in capitals that sets a field of a type, if any does."""
+  for mark in getattr(annotation, "__metadata__", ()):
+    if isinstance(mark, Named):
+      return mark.name
+  return field.upper()
 
 
 def accepts(annotation: Any, value: Any) -> bool:
@@ -137,36 +138,33 @@ def accepts(annotation: Any, value: Any) -> bool:
   if origin in (typing.Union, types.UnionType):
     return any(accepts(argument, value) for argument in arguments)
   if origin is Annotated:
-    return accepts(arguments[0], value) and all(
-      value in limit for limit in arguments[1:] if isinstance(limit, Range)
-    )
+    ranges = (limit for limit in arguments[1:] if isinstance(limit, Range))
+    return accepts(arguments[0], value) and all(value in one for one in ranges)
   if origin is Literal:
     return value in arguments
-  expected = origin or (types.NoneType if annotation is None else annotation)
-  if not inspect.isclass(expected) or getattr(expected, "_is_protocol", False):
+  expected = origin or annotation
+  if not inspect.isclass(expected):
     return True
   if expected in (int, float):
     # NumPy's numbers, too.
     kind = numbers.Integral if expected is int else numbers.Real
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     return is_number and (expected is int or math.isfinite(value))
-  if expected is tuple and arguments and arguments[-1] is not Ellipsis:
-    return (
-      isinstance(value, (list, tuple))
-      and len(value) == len(arguments)
-      and all(map(accepts, arguments, value))
-    )
-  if expected in (list, tuple, collections.abc.Sequence):
-    return isinstance(value, (list, tuple)) and all(
-      accepts(argument, item) for argument in arguments[:1] for item in value
-    )
-  if expected in (dict, collections.abc.Mapping):
+  if expected in _SEQUENCES:
+    if not (arguments and isinstance(value, (list, tuple))):
+      return isinstance(value, (list, tuple))
+    if expected is not tuple or arguments[-1] is Ellipsis:
+      arguments = arguments[:1] * len(value)
+    return len(value) == len(arguments) and all(map(accepts, arguments, value))
+  if expected in _MAPPINGS:
     return isinstance(value, dict) and all(
-      accepts(argument, item)
-      for pair in value.items()
-      for argument, item in zip(arguments, pair, strict=False)
+      all(map(accepts, arguments, item)) for item in value.items()
     )
-  return isinstance(value, expected)
+  try:
+    return isinstance(value, expected)
+  except TypeError:
+    # A protocol that is only for type checkers.
+    return True
 
 
 def describe(annotation: Any) -> str:
@@ -182,10 +180,8 @@ def describe(annotation: Any) -> str:
   expected = origin or annotation
   if expected is tuple and arguments and arguments[-1] is not Ellipsis:
     return f"({', '.join(map(describe, arguments))})"
-  if expected in (list, tuple, collections.abc.Sequence):
+  if expected in _SEQUENCES:
     return ", each ".join(["a list", *map(describe, arguments[:1])])
-  if expected in (dict, collections.abc.Mapping):
-    return "a dictionary"
   return _NAMES.get(expected, getattr(expected, "__name__", str(expected)))
 
 

@@ -20,22 +20,16 @@ def main(argv: Sequence[str]) -> None:
   del argv
   from absl import logging
 
-  from realm_jax import configuration
   from realm_jax.configuration import command_line
-
-  command_line.require_run()
   from realm_jax.partitioning import cpu_tuning
-  from realm_jax.training.config import TrainConfig
 
   cpu_tuning.disable_async_dispatch()
+  config = command_line.configured("realm_jax.training.config:TrainConfig")()
   cpu_tuning.keep_freed_memory()
-  bindings = command_line.parsed_from_flags(TrainConfig)
-  config = bindings.build(TrainConfig)
-  kept = configuration.to_keep(bindings, TrainConfig, config.stage)
   # Once the settings are right: it imports TensorFlow.
   from realm_jax.training import trainer
 
-  result = trainer.train(config, configuration=kept)
+  result = trainer.train(config)
   logging.info("done: step %d", result.step)
 
 

@@ -168,7 +168,6 @@ def keep_record(world) -> Callable[..., None]:
   With bindings after them, and another CORPUS_DIR or model file.
   """
   from realm_jax import configuration
-  from realm_jax.configuration.kept import keep
   from realm_jax.training.config import TrainConfig
 
   def keep_run(
@@ -183,8 +182,7 @@ def keep_record(world) -> Callable[..., None]:
     if recipe == "open_qa":
       given.append("TRAIN_QUESTIONS = train.jsonl")
     found = configuration.parsed(TrainConfig, files, [*given, *bindings])
-    stage = found.build(TrainConfig).stage
-    keep(model_dir, configuration.to_keep(found, TrainConfig, stage))
+    configuration.Kept.of(found.build(TrainConfig)).write(model_dir)
 
   return keep_run
 

@@ -51,7 +51,7 @@ _CONFIGURES = {
   ),
 }
 # What such commands give themselves.
-_GIVEN = {"realm_jax.export_weights": ["output_dir", "to"]}
+_GIVEN = {"realm_jax.export_weights": {"output_dir": "out", "to": "vectors"}}
 # The model file that a run keeps, or an import writes.
 _MODEL = "gin/models/bert_base.gin"
 
@@ -109,7 +109,7 @@ def test_the_recipe_of_a_command_is_complete(command, tmp_path):
     pkgutil.resolve_name(function) if function else None,
     files,
     command.bindings,
-    given=_GIVEN.get(command.module, ()),
+    given=_GIVEN.get(command.module),
   )
 
 

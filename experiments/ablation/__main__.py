@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
   from experiments.ablation.plan import chosen_ablation
   from experiments.pipeline import run
 
-  config = command_line.call(chosen_ablation)
+  config = command_line.configured(chosen_ablation)()
   rows = select(_ROWS.value or [config.rows[0].part], config.rows)
   output_dir = Path(_OUTPUT_DIR.value)
   num_seeds = _SEEDS.value or config.num_seeds

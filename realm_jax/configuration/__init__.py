@@ -6,29 +6,21 @@ decorated and nothing in it knows gin. What a run keeps is JSON, which imports
 nothing.
 
     gin files ──parsing──▶ Bindings ──build──▶ objects, such as a TrainConfig
-                           │      ▲
-                           └─kept─┴─ MODEL_DIR/config.json, by `kinds`
+                           ▲                        │
+                           └─ MODEL_DIR/config.json ◀─ kept
 
-`runs` puts together what a command of a run reads. `command_line` defines
-flags, so commands alone import it: `realm_jax.load` reads gin without flags.
+`command_line` defines flags, so commands alone import it: `realm_jax.load`
+reads gin without flags.
 """
 
 import os
 import sys
 
 from realm_jax.configuration.bindings import Bindings, ConfigurationError
-from realm_jax.configuration.kept import Kept, to_keep
+from realm_jax.configuration.kept import Kept
 from realm_jax.configuration.parsing import parsed
-from realm_jax.configuration.runs import parsed_for_run
 
-__all__ = [
-  "Bindings",
-  "ConfigurationError",
-  "Kept",
-  "parsed",
-  "parsed_for_run",
-  "to_keep",
-]
+__all__ = ["Bindings", "ConfigurationError", "Kept", "parsed"]
 
 # TensorFlow only reads text in this project. Without this it reports at its
 # import every accelerator library that it does not find. jax sets another

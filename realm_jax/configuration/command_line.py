@@ -1,8 +1,8 @@
 """Flags, processes and exit codes that the commands share.
 
 A command imports at its top only what its flags need. Its `main` imports what
-it runs, and the seconds that TensorFlow takes with it, once the flags are
-parsed and `require_run` has found the run.
+it runs, and the seconds that TensorFlow takes with it, once `configured` has
+found the run.
 
 Commands that own devices may run as several processes. On TPU slices, and
 wherever else jax detects a cluster, every host starts the command as it is.
@@ -14,34 +14,27 @@ Elsewhere flags say where the processes meet:
 
 import functools
 import inspect
+import signal
 import sys
 import traceback
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 from absl import app, flags
 
 from realm_jax import settings, supervisor
 from realm_jax.configuration import compilation_cache
 from realm_jax.configuration.bindings import (
-  Bindings,
   ConfigurationError,
+  Target,
   meaning,
 )
-from realm_jax.configuration.runs import (
-  Recipe,
-  kept_by_run,
-  parsed_for_run,
-  recipe_for_run,
-)
+from realm_jax.configuration.parsing import Recipe, parsed
 from realm_jax.console import hide_library_messages
 from realm_jax.errors import ExitCode, RealmError
 from realm_jax.storage import access
-
-_Result = TypeVar("_Result")
-_Main = Callable[[Sequence[str]], int | None]
 
 _GIN_FILES = flags.DEFINE_multi_string(
   "gin_file", [], "A gin file; repeatable, later files override earlier ones."
@@ -66,32 +59,55 @@ _COMPILATION_CACHE = flags.DEFINE_bool(
 # --help shows it.
 flags.disclaim_key_flags()
 
-_GIN_PREFIX = "--gin."
+_Flags = dict[str, tuple[Callable[..., Any], str]]
+_OF_RUN: _Flags = {
+  "model_dir": (
+    flags.DEFINE_string,
+    "MODEL_DIR of a run, which configures what the gin files and bindings of "
+    "the command leave open.",
+  ),
+  "corpus_dir": (
+    flags.DEFINE_string,
+    "CORPUS_DIR; by default the one that the run has recorded.",
+  ),
+  "gin_help": (
+    flags.DEFINE_bool,
+    "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
+  ),
+}
+# Parameters of `processes.initialize`.
+_OF_PROCESSES: _Flags = {
+  "coordinator_address": (flags.DEFINE_string, "HOST:PORT of process 0."),
+  "num_processes": (
+    flags.DEFINE_integer,
+    "Number of processes that run this command together.",
+  ),
+  "process_id": (flags.DEFINE_integer, "Number of this process, from 0."),
+  "heartbeat_timeout_seconds": (
+    flags.DEFINE_integer,
+    "Seconds without a sign of life after which a process is taken for dead.",
+  ),
+  "initialization_timeout_seconds": (
+    flags.DEFINE_integer,
+    "Seconds to wait until all processes have started.",
+  ),
+}
+# Flags of parameters of a type; another type's are strings.
+_OF_TYPES = {
+  bool: flags.DEFINE_bool,
+  float: flags.DEFINE_float,
+  int: flags.DEFINE_integer,
+}
 
 
-def define_run_flags() -> None:
+def define_run_flags(others: _Flags | None = None) -> None:
   """Defines `--model_dir`, `--corpus_dir` and `--gin_help` for a command.
 
   In a process that imports several commands they are defined once.
   """
-  if "gin_help" in flags.FLAGS:
-    return
-  flags.DEFINE_string(
-    "model_dir",
-    None,
-    "MODEL_DIR of a run, which configures what the gin files and bindings of "
-    "the command leave open.",
-  )
-  flags.DEFINE_string(
-    "corpus_dir",
-    None,
-    "CORPUS_DIR; by default the one that the run has recorded.",
-  )
-  flags.DEFINE_bool(
-    "gin_help",
-    False,
-    "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
-  )
+  for name, (define, text) in {**_OF_RUN, **(others or {})}.items():
+    if name not in flags.FLAGS:
+      define(name, None, text)
 
 
 def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
@@ -108,15 +124,11 @@ def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
       flags.DEFINE_multi_string(name, [], text)
     elif Sequence in map(typing.get_origin, parts):
       flags.DEFINE_list(name, None, text)
-    elif bool in parts:
-      flags.DEFINE_bool(name, None, text)
-    elif float in parts:
-      flags.DEFINE_float(name, None, text)
-    elif int in parts:
-      flags.DEFINE_integer(name, None, text)
     else:
+      found = [define for kind, define in _OF_TYPES.items() if kind in parts]
+      define = found[0] if found else flags.DEFINE_string
       is_required = default is inspect.Parameter.empty
-      flags.DEFINE_string(name, None, text, required=is_required)
+      define(name, None, text, required=is_required)
 
 
 def given_flags(*parameters: str) -> dict[str, Any]:
@@ -125,81 +137,52 @@ def given_flags(*parameters: str) -> dict[str, Any]:
   return {name: flag.value for name, flag in found.items() if flag.present}
 
 
-def _run_flag(name: str) -> Any:
-  # Another command may have a flag of that name.
-  return flags.FLAGS[name].value if "gin_help" in flags.FLAGS else None
-
-
 def expand_gin_flags(argv: Sequence[str]) -> list[str]:
   """Rewrites `--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`."""
   expanded = []
   for argument in argv:
-    if argument.startswith(_GIN_PREFIX):
-      name, separator, value = argument[len(_GIN_PREFIX) :].partition("=")
-      if not separator:
-        raise ConfigurationError(
-          f"{argument} has no value; write --gin.{name}=VALUE"
-        )
+    if argument.startswith("--gin."):
+      name, _, value = argument.removeprefix("--gin.").partition("=")
       argument = f"--gin_bindings={name} = {value}"
     expanded.append(argument)
   return expanded
 
 
-def require_run(recipe: Recipe | None = None, *, waits: bool = False) -> None:
-  """Checks that the command line names a run, or else all of the configuration.
-
-  The arguments are as in `parsed_for_run`.
-
-  Raises:
-    ConfigurationError: There are neither gin files nor a run that keeps what is
-      needed, or no recipe is for its stage, or the directory is not there.
-  """
-  model_dir, gin_files = _run_flag("model_dir"), _GIN_FILES.value
-  shows_recipe = _run_flag("gin_help") and isinstance(recipe, str)
-  if model_dir is not None and (recipe is None or not waits):
-    kept = kept_by_run(model_dir, recipe, gin_files=gin_files)
-    if not gin_files:
-      recipe_for_run(kept, recipe)
-  elif not (model_dir or gin_files or shows_recipe):
-    raise ConfigurationError(
-      "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
-      "the configuration as --gin_file"
-    )
-
-
-def call(
-  function: Callable[..., _Result],
+def configured(
+  function: Target | str,
   *,
   recipe: Recipe | None = None,
   waits: bool = False,
   **given: Any,
-) -> _Result:
-  """Calls a function with what is `given`, configured by the command line."""
-  found = parsed_from_flags(
-    function, recipe=recipe, waits=waits, given=[*given]
-  )
-  return found.build(function, **given)
-
-
-def parsed_from_flags(
-  function: Callable[..., Any],
-  *,
-  recipe: Recipe | None = None,
-  waits: bool = False,
-  given: Sequence[str] = (),
-) -> Bindings:
-  """Calls `parsed_for_run` with the command line's flags.
+) -> Callable[[], Any]:
+  """Returns a function or class with its arguments, by the command line.
 
   With --gin_help it shows the names that may be set instead, and ends.
+
+  Args:
+    function: What is called, or its place, as `parsed` takes it.
+    recipe, waits: As `parsed` takes them.
+    **given: Arguments that the command line does not configure.
+
+  Raises:
+    ConfigurationError: There are neither a run nor gin files; or as `parsed`.
   """
-  shows_names = bool(_run_flag("gin_help"))
-  found = parsed_for_run(
+  # Another command may have flags of these names.
+  is_of_run = "gin_help" in flags.FLAGS
+  run = {n: flags.FLAGS[n].value if is_of_run else None for n in _OF_RUN}
+  shows_names = bool(run.pop("gin_help"))
+  is_named = run["model_dir"] or _GIN_FILES.value
+  if is_of_run and not (is_named or (shows_names and recipe is not None)):
+    raise ConfigurationError(
+      "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
+      "the configuration as --gin_file"
+    )
+  found = parsed(
     function,
-    _run_flag("model_dir"),
+    _GIN_FILES.value,
+    _GIN_BINDINGS.value,
+    **run,
     recipe=recipe,
-    corpus_dir=_run_flag("corpus_dir"),
-    gin_files=_GIN_FILES.value,
-    bindings=_GIN_BINDINGS.value,
     modules=_MODULES.value,
     given=given,
     waits=waits and not shows_names,
@@ -208,17 +191,21 @@ def parsed_from_flags(
   if shows_names:
     print(found.table())
     sys.exit(0)
-  return found
+  return found.configured(found.root)
 
 
 def run(
-  main: _Main,
+  main: Callable[[Sequence[str]], int | None],
   *,
   takes_texts: bool = False,
   on_devices: bool = False,
   is_supervised: bool = False,
-) -> None:
+) -> NoReturn:
   """Runs a command's `main(argv)` and ends with its exit code.
+
+  A user's error is a line. Any other error is a bug, and keeps its traceback.
+  Several processes `on_devices` end together, each with the code of the first
+  that fails.
 
   Args:
     main: What the command does.
@@ -229,8 +216,7 @@ def run(
       read already.
   """
   if on_devices:
-    define_run_flags()
-    _define_flags_of_processes()
+    define_run_flags(_OF_PROCESSES)
   if is_supervised:
     flags.DEFINE_integer(
       "max_restarts",
@@ -239,92 +225,25 @@ def run(
       "does the work in the process that was started.",
       lower_bound=0,
     )
-  app.run(
-    functools.partial(exit_code, main, on_devices=on_devices),
-    flags_parser=functools.partial(_parse_flags, takes_texts=takes_texts),
-  )
-
-
-def _define_flags_of_processes() -> None:
-  """Defines those that `processes.initialize` takes."""
-  flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0.")
-  flags.DEFINE_integer(
-    "num_processes",
-    None,
-    "Number of processes that run this command together.",
-  )
-  flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
-  flags.DEFINE_integer(
-    "heartbeat_timeout_seconds",
-    100,
-    "Seconds without a sign of life after which a process is taken for dead.",
-    lower_bound=1,
-  )
-  flags.DEFINE_integer(
-    "initialization_timeout_seconds",
-    300,
-    "Seconds to wait until all processes have started.",
-    lower_bound=1,
-  )
-
-
-def exit_code(
-  main: _Main, argv: Sequence[str], *, on_devices: bool = False
-) -> int:
-  """Returns the `ExitCode` of `main(argv)`; prints a user's error as a line.
-
-  Any other error is a bug, and keeps its traceback. Several processes
-  `on_devices` end together, each with the code of the first that fails.
-  """
-  hide_library_messages()
-  if _COMPILATION_CACHE.value:
-    compilation_cache.enable()
-  processes = None
-  if on_devices:
-    # After the flags are parsed: it imports jax.
-    from realm_jax.partitioning import processes
+  start = functools.partial(_start, takes_texts, on_devices)
   try:
-    if processes is not None:
-      names = inspect.signature(processes.initialize).parameters
-      given: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}
-      processes.initialize(**given)
-    code = main(argv) or 0
+    app.run(main, flags_parser=start)
+  except SystemExit as ended:
+    # As absl ends: with what `main` has returned.
+    code: Any = ended.code or 0
   except BaseException as error:
-    explained = access.explained(error) or error
-    is_bug = _DEBUG_ERRORS.value or not _is_of_user(explained)
-    if is_bug and (processes is None or processes.is_alone()):
-      raise
-    if is_bug:
-      traceback.print_exc()
-    else:
-      _print_error(argv[0], str(explained))
-    code = 1 if is_bug else _code_of(error)
-  if processes is not None:
+    code = exit_code(error)
+  if on_devices and flags.FLAGS.is_parsed():
+    from realm_jax.partitioning import processes
+
     processes.leave(code)
-  return code
+  sys.exit(code)
 
 
-def _is_of_user(error: BaseException) -> bool:
-  """Returns whether a user can act on what an error says."""
-  if isinstance(error, OSError):
-    # fsspec's clients give the path as the only argument.
-    return error.filename is not None or isinstance(error, FileNotFoundError)
-  return isinstance(error, (RealmError, app.UsageError))
-
-
-def _code_of(error: BaseException) -> int:
-  """Returns the exit code of an error, or of what has caused it."""
-  cause: BaseException | None = error
-  while cause is not None:
-    explained = access.explained(cause) or cause
-    if (code := getattr(explained, "exit_code", None)) is not None:
-      return code
-    cause = cause.__cause__
-  return ExitCode.USER_ERROR
-
-
-def _parse_flags(argv: Sequence[str], *, takes_texts: bool) -> list[str]:
-  """Parses flags; returns the others. What is wrong is a line, and exit 2."""
+def _start(
+  takes_texts: bool, on_devices: bool, argv: Sequence[str]
+) -> list[str]:
+  """Parses flags, and sets up the process; returns other arguments."""
   try:
     texts = flags.FLAGS(expand_gin_flags(argv))
     if texts[1:] and not takes_texts:
@@ -332,17 +251,47 @@ def _parse_flags(argv: Sequence[str], *, takes_texts: bool) -> list[str]:
         f"{texts[1]!r} is no flag; write --NAME=VALUE, and quote patterns of "
         "files so that the shell leaves them alone"
       )
-    return texts
-  except (flags.Error, ConfigurationError) as error:
-    _print_error(argv[0], " ".join(str(error).split()))
-    sys.exit(ExitCode.USER_ERROR)
+  except flags.Error as error:
+    raise ConfigurationError(" ".join(str(error).split())) from error
   except SystemExit:
     # absl ends with 1 once it has shown the help that was asked for.
     sys.exit(0)
+  hide_library_messages()
+  if _COMPILATION_CACHE.value:
+    compilation_cache.enable()
+  if on_devices:
+    # After the flags are parsed: it imports jax.
+    from realm_jax.partitioning import processes
+
+    processes.initialize(**given_flags(*_OF_PROCESSES))
+  return texts
 
 
-def _print_error(program: str, message: str) -> None:
-  path = Path(program)
+def exit_code(error: BaseException) -> int:
+  """Prints an error, and returns the exit code of this program.
+
+  An error that a user can act on is a line. Any other is a bug, and keeps its
+  traceback.
+  """
+  explained = access.explained(error) or error
+  is_of_user = isinstance(explained, RealmError)
+  if isinstance(explained, OSError):
+    # fsspec's clients give the path as the only argument.
+    is_missing = isinstance(explained, FileNotFoundError)
+    is_of_user = is_missing or explained.filename is not None
+  if not is_of_user or (flags.FLAGS.is_parsed() and _DEBUG_ERRORS.value):
+    traceback.print_exception(error)
+  if not is_of_user:
+    is_interrupt = isinstance(error, KeyboardInterrupt)
+    return 128 + signal.SIGINT if is_interrupt else 1
+  path = Path(sys.argv[0])
   # A command is a module or a package.
   command = path.parent if path.stem == "__main__" else path
-  print(f"{command.stem}: {message}", file=sys.stderr)
+  print(f"{command.stem}: {explained}", file=sys.stderr)
+  cause: BaseException | None = error
+  while cause is not None:
+    explained = access.explained(cause) or cause
+    if (code := getattr(explained, "exit_code", None)) is not None:
+      return code
+    cause = cause.__cause__
+  return ExitCode.USER_ERROR

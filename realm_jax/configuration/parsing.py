@@ -2,6 +2,12 @@
 
 gin's own parser splits a text into statements. What they bind is kept in a
 `Bindings`, and never in gin's global configuration.
+
+A command of a run reads, one after the other, so that the later ones override:
+
+1. its recipe in gin/runs, if it has one;
+2. what the run shares (`kept`), or all of it for a command that continues it;
+3. the gin files and bindings that are given to it.
 """
 
 import ast
@@ -10,18 +16,20 @@ import functools
 import importlib
 import inspect
 import io
+import pkgutil
+import time
 import tokenize
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
+from absl import logging
 from etils import epath
 
 from gin import config_parser
 from gin import utils as gin_utils
 from realm_jax import settings
 from realm_jax.configuration.bindings import (
-  MODEL,
   REQUIRED,
   UNBOUND,
   Bindings,
@@ -30,34 +38,33 @@ from realm_jax.configuration.bindings import (
   Reference,
   Target,
 )
-from realm_jax.configuration.kept import FILE, Kept
+from realm_jax.configuration.kept import FILE, Kept, run_directory
+from realm_jax.storage.paths import is_remote
 
-_NO_MODEL = (
-  "a model is missing: pass the gin file of one, such as "
-  "--gin_file=gin/models/bert_base.gin"
-)
+# What the files of gin/models bind.
+_MODEL = {"RETRIEVER", "READER"}
 # What a literal or a reference of gin's begins with, other than a number, True,
 # False and None.
 _OF_GIN = ("%", "@", '"', "'", "[", "{", "(")
 # What reading raises for text that is no gin, and for names that are unknown.
 _GIN_ERRORS = (
-  OSError,
-  SyntaxError,
-  tokenize.TokenError,
-  ValueError,
-  ImportError,
-  AttributeError,
+  *(OSError, SyntaxError, tokenize.TokenError, ValueError),
+  *(ImportError, AttributeError),
 )
-# What is read: paths, open gin files, and what runs keep.
-Source: TypeAlias = str | IO[str] | Kept
+# What is read: paths of gin files or of a config.json, and open gin files.
+Source: TypeAlias = str | IO[str]
+# A file of gin/runs, "" for none, or those of which the run's stage chooses
+# one, unless a file that is given to the command binds EVALUATION.
+Recipe = str | Sequence[str]
 # The clone's root, so that `gin/runs/…` is found from any working directory,
 # and where the recipes are once the package is installed without a clone.
 _PROJECT_DIR = Path(__file__).resolve().parent.parent.parent
 _INSTALLED_RECIPES = _PROJECT_DIR / "realm_jax" / "recipes"
+_POLL_SECONDS, _REMINDER_SECONDS = 1.0, 30.0
 
 
 class _Reader(config_parser.ParserDelegate):
-  """Reads gin files into bindings, each with its own imports."""
+  """Reads a gin file into bindings."""
 
   def __init__(self, bindings: Bindings):
     self._bindings = bindings
@@ -73,20 +80,16 @@ class _Reader(config_parser.ParserDelegate):
     return Name(macro_name)
 
   def read(self, source: Source) -> None:
-    """Reads a file, an open file, or what a run keeps, over what is bound."""
+    """Reads a file, or what a run shares, over what is bound."""
     if isinstance(source, str) and source.endswith(FILE):
-      source = Kept.read(source)
-    if isinstance(source, Kept):
-      source.bind(self._bindings)
+      Kept.read(source).bind(self._bindings)
     elif isinstance(source, str):
       with _located(source).open("r") as file:
         self.read(file)
     else:
-      before, self._imports = self._imports, {}
       for statement in config_parser.ConfigParser(source, self):
         with gin_utils.try_with_location(statement.location):
           self._take(statement)
-      self._imports = before
 
   def _take(self, statement: Any) -> None:
     """Does what a statement says."""
@@ -101,9 +104,7 @@ class _Reader(config_parser.ParserDelegate):
           found = importlib.import_module(statement.bound_name())
         self._imports[statement.bound_name()] = found
       case config_parser.IncludeStatement(filename=filename):
-        self.read(filename)
-      case config_parser.BlockDeclaration(selector=selector):
-        self._target(selector)
+        _read(self._bindings, [filename])
       case config_parser.BindingStatement(arg_name="", value=value):
         name = f"{statement.scope}/{statement.selector}".strip("/")
         self._bindings.names[name] = value
@@ -112,21 +113,17 @@ class _Reader(config_parser.ParserDelegate):
         self._bindings.bind(scope, target, statement.arg_name, value)
 
   def _target(self, name: str) -> Target:
-    """Returns what `module.Class` means, or the known one whose name it ends.
-
-    Raises:
-      ConfigurationError: It is no class or function, or nothing, or several.
-    """
+    """Returns what `module.Class` means, or what is known and ends so."""
     first, *others = name.split(".")
-    ends = [
-      target
-      for target in self._bindings.all_targets()
-      if f".{target.__module__}.{target.__qualname__}".endswith(f".{name}")
-    ]
+    ends = {
+      one.target
+      for one in self._bindings.all_parameters()
+      if f".{one.target.__module__}.{one.where}".endswith(f".{name}.{one.name}")
+    }
     if first in self._imports:
-      ends = [functools.reduce(getattr, others, self._imports[first])]
-    if len(ends) == 1 and callable(ends[0]):
-      return ends[0]
+      ends = {functools.reduce(getattr, others, self._imports[first])}
+    if len(ends) == 1 and callable(target := ends.pop()):
+      return target
     raise ConfigurationError(
       f"{name} is no class or function, or several; import its module in a gin "
       "file"
@@ -144,62 +141,150 @@ def _located(path: str) -> epath.Path:
 
 
 def parsed(
-  function: Target | None,
-  sources: Iterable[Source],
+  function: Target | str | None,
+  sources: Sequence[Source] = (),
   bindings: Sequence[str] = (),
   *,
-  given: Iterable[str] = (),
+  model_dir: epath.PathLike | None = None,
+  corpus_dir: epath.PathLike | None = None,
+  recipe: Recipe | None = "",
   modules: Iterable[str] = (),
+  given: Mapping[str, Any] | None = None,
+  waits: bool = False,
   checks: bool = True,
 ) -> Bindings:
   """Returns what sources and bindings bind; later ones override earlier ones.
 
   Args:
-    function: What is built of it, if anything is.
+    function: What is built of it, if anything is; or its place,
+      `MODULE:NAME`, which is imported once the run was found.
     sources: Paths of gin files, or of the config.json of a run or an import,
-      which binds what the run shares; open gin files; and what runs keep.
+      which binds what the run shares; and open gin files.
     bindings: `NAME = VALUE`, over all sources.
-    given: Parameters of the function that its caller gives.
+    model_dir: MODEL_DIR of a run, or one of its checkpoints, which the
+      command is about. It may have been moved since.
+    corpus_dir: Corpus; None takes the one that the run has recorded.
+    recipe: Recipe over which the others are read; None for a command that
+      makes the run, or continues it by the whole configuration.
     modules: Modules to import, in which classes may be that a run names.
+    given: Arguments of the function that nothing configures.
+    waits: Whether to wait for the run's trainer to start.
     checks: Whether all that is required must be bound, and to the right types.
 
   Raises:
     ConfigurationError: A source is missing, or cannot be read; or a binding
-      names nothing, a value has the wrong type, or a required one is not given.
+      names nothing, a value has the wrong type, or a required one is not given;
+      or the run keeps nothing, or no recipe is for its stage, or its corpus is
+      not there.
   """
-  made = Bindings()
-  made.modules |= {*modules}
-  if function is not None:
-    made.parameters["", function] = dict.fromkeys(given, settings.UNKNOWN)
+  made, run, first = Bindings(modules), None, []
   try:
     for module in made.modules:
       importlib.import_module(module)
-    for source in sources:
-      _Reader(made).read(source)
+    if model_dir is not None:
+      run = _kept_by_run(model_dir, recipe, sources, waits)
+    if model_dir is not None or not sources:
+      own = _read(Bindings(modules), sources)
+      made.modules |= own.modules
+      first = _recipe_of(run, recipe, own)
+    _read(made, first)
+    if run is not None:
+      run.bind(made, is_whole=recipe is None)
+    _read(made, sources)
+    if isinstance(function, str):
+      function = pkgutil.resolve_name(function)
+    if function is not None and function is not made.root.target:
+      made.root = Reference(function)
+    for name, value in (given or {}).items():
+      made.bind("", made.root.target, name, value)
     # A binding may replace what has a name by what has none.
-    used = made.used_names()
-    for binding in bindings:
-      _Reader(made).read(io.StringIO(_readable(binding)))
+    known = {*made.used_names()}
+    directories = {"MODEL_DIR": model_dir, "CORPUS_DIR": corpus_dir}
+    bound = [binding.partition("=")[0].strip() for binding in bindings]
+    for name, path in directories.items():
+      if path is not None and name in bound:
+        raise ConfigurationError(
+          f"--{name.lower()}={path} and --gin.{name} say the same twice; give "
+          "one of them"
+        )
+      if path is not None:
+        bindings = [*bindings, f"{name} = {str(path)!r}"]
+    _read(made, [io.StringIO(_readable(binding)) for binding in bindings])
     if checks:
-      _require_names(made, bindings, used)
+      _require_names(made, bindings, known)
       _require_types(made)
-  except ConfigurationError:
-    raise
+    return made
   except RecursionError as error:
     raise ConfigurationError("a name refers to itself") from error
   except _GIN_ERRORS as error:
-    raise ConfigurationError(
-      f"the gin configuration is wrong: {error}"
-    ) from error
-  return made
+    is_ours = isinstance(error, ConfigurationError)
+    said = f"{'' if is_ours else 'the gin configuration is wrong: '}{error}"
+    if run is not None and model_dir is not None:
+      said += f" (with {run_directory(model_dir) / FILE})"
+    raise ConfigurationError(said) from error
+
+
+def _read(bindings: Bindings, sources: Iterable[Source]) -> Bindings:
+  for source in sources:
+    _Reader(bindings).read(source)
+  return bindings
+
+
+def _kept_by_run(
+  model_dir: epath.PathLike,
+  recipe: Recipe | None,
+  sources: Sequence[Source],
+  waits: bool,
+) -> Kept | None:
+  """Returns what a run keeps; None where gin files stand for it."""
+  if sources and recipe is None:
+    return None
+  folder = run_directory(model_dir)
+  if waits and not (sources and _MODEL & {*_read(Bindings(), sources).names}):
+    _wait_for_trainer(folder)
+  if (found := Kept.find(folder)) or (sources and (waits or folder.exists())):
+    return found
+  problem = "does not exist; give the directory of a run"
+  if folder.exists():
+    problem = f"has no {FILE}; give the directory of a run, or wait until its "
+    problem += "trainer has started"
+  raise ConfigurationError(f"MODEL_DIR {folder} {problem}")
+
+
+def _wait_for_trainer(folder: epath.Path) -> None:
+  """Waits until a run has begun, and says so from time to time."""
+  say_at = 0.0
+  # A trainer writes its configuration first.
+  while not (folder / FILE).exists():
+    if time.monotonic() >= say_at:
+      say_at = time.monotonic() + _REMINDER_SECONDS
+      logging.info(
+        "waiting for a run to begin in MODEL_DIR %s; `python -m "
+        "realm_jax.train` with the same --model_dir begins one",
+        folder if is_remote(folder) else folder.absolute(),
+      )
+    time.sleep(_POLL_SECONDS)
+
+
+def _recipe_of(
+  run: Kept | None, recipe: Recipe | None, own: Bindings
+) -> Sequence[str]:
+  """Returns the recipe that is read before what is `own`, if there is one."""
+  if recipe is None or isinstance(recipe, str):
+    return [recipe] if recipe else []
+  if "EVALUATION" in own.names:
+    return []
+  for one in recipe:
+    if run is not None and run.evaluation == one:
+      return [one]
+  raise ConfigurationError(
+    "no recipe evaluates the stage of the run; choose one: "
+    + ", ".join(f"--gin_file={file}" for file in recipe)
+  )
 
 
 def _readable(binding: str) -> str:
-  """Returns a binding as gin reads it: a text gets its quotes.
-
-  A value that is neither a literal nor a reference is a text, such as
-  `runs/ict`.
-  """
+  """Returns a binding as gin reads it: a text, such as runs/ict, has quotes."""
   name, _, value = (part.strip() for part in binding.partition("="))
   if not value:
     raise ConfigurationError(
@@ -214,7 +299,7 @@ def _readable(binding: str) -> str:
 
 
 def _require_names(
-  made: Bindings, bindings: Sequence[str], before: Iterable[str]
+  made: Bindings, bindings: Sequence[str], before: set[str]
 ) -> None:
   """Checks that bindings bind used names, and that no name lacks a value.
 
@@ -223,18 +308,17 @@ def _require_names(
   used, values = made.used_names(), made.names
   missing = {name for name, is_needed in used.items() if is_needed} - {*values}
   missing |= {name for name, value in values.items() if value == REQUIRED}
-  unset = [o.where for o in made.all_parameters() if o.value == REQUIRED]
-  known = {*used, *before}
+  unset = [one.where for one in made.all_parameters() if one.value == REQUIRED]
+  known = before | {*used}
   for binding in bindings:
     name, _, value = (part.strip() for part in binding.partition("="))
     if "." not in name and name not in known:
-      advice = "--gin_help shows the names"
-      if near := difflib.get_close_matches(name, known):
-        advice = f"did you mean {', '.join(near)}?"
+      near = ", ".join(difflib.get_close_matches(name, known))
+      advice = f"did you mean {near}?" if near else "--gin_help shows the names"
       raise ConfigurationError(
         f"--gin.{name} binds a name that no gin file uses; {advice}"
       )
-    if value.startswith("%") and value[1:] in missing - {*before}:
+    if value.startswith("%") and value[1:] in missing - before:
       raise ConfigurationError(
         f"--gin.{name}={value}: no gin file binds {value[1:]}; want "
         + " or ".join(_objects(made) or sorted(f"%{one}" for one in values))
@@ -243,40 +327,35 @@ def _require_names(
     listed = [*sorted(missing), *unset]
     advice = " ".join(f"--gin.{name}=VALUE" for name in listed)
     advice = f"pass {advice} or a --gin_file that binds it"
-    if missing & {*MODEL}:
-      advice = _NO_MODEL
+    if missing & _MODEL:
+      advice = "a model is missing: pass the gin file of one, such as "
+      advice += "--gin_file=gin/models/bert_base.gin"
     raise ConfigurationError(f"no value for {', '.join(listed)}; {advice}")
 
 
 def _require_types(made: Bindings) -> None:
   """Checks bound values against the annotations of their parameters."""
   for use in made.all_parameters():
-    name, bound = "", use.value
-    if isinstance(bound, Name):
-      name, bound = made.followed(bound.name)
-    value = made.value_of(bound)
-    if bound is UNBOUND or settings.accepts(use.annotation, value):
+    value = made.resolved(use.value, lambda _: settings.UNKNOWN)
+    if value is UNBOUND or settings.accepts(use.annotation, value):
       continue
     wanted = settings.describe(use.annotation)
-    if any(map(_is_own_class, settings.parts(use.annotation))):
+    if any(
+      inspect.isclass(part) and part.__module__.startswith("realm_jax.")
+      for part in settings.parts(use.annotation)
+    ):
       wanted += f", such as one of {', '.join(_objects(made))}"
-    if not name:
-      raise ConfigurationError(f"{use.where}={value!r}: want {wanted}")
-    raise ConfigurationError(
-      f"{name}={value!r}: {use.where} wants {wanted}; pass --gin.{name}=VALUE"
-    )
+    name, bound = use.key, use.value
+    while isinstance(bound, Name):
+      name, bound = bound.name, made.names[bound.name]
+    said = f"{use.where}={value!r}: want {wanted}"
+    if name is not None:
+      said = f"{name}={value!r}: {use.where} wants {wanted}; pass "
+      said += f"--gin.{name}=VALUE"
+    raise ConfigurationError(said)
 
 
 def _objects(made: Bindings) -> list[str]:
   """Returns the names of objects, as `%NAME`."""
-  return sorted(
-    f"%{name}"
-    for name, value in made.names.items()
-    if isinstance(value, Reference) and value.is_called
-  )
-
-
-def _is_own_class(part: Any) -> bool:
-  """Returns whether a part of a type is a class of this project."""
-  place = getattr(part, "__module__", "")
-  return inspect.isclass(part) and place.startswith("realm_jax.")
+  bound = made.names.items()
+  return sorted(f"%{name}" for name, one in bound if isinstance(one, Reference))

@@ -115,7 +115,8 @@ def read(
   if newest is None:
     raise CorpusError(
       f"no corpus in {directory}: it has no {MANIFEST_NAME}; build one with "
-      f"python -m realm_jax.build_corpus --output_dir={directory}"
+      f"python -m realm_jax.build_corpus --output_dir={directory}, or pass "
+      "--corpus_dir if it is elsewhere"
     )
   if version is not None and version != newest["corpus_version"]:
     found = _parse(directory / manifest_path(version))

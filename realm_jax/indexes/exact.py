@@ -28,7 +28,7 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import MESH_AXES, make_mesh
-from realm_jax.settings import PositiveInt, Unnamed
+from realm_jax.settings import Named, PositiveInt
 from realm_jax.storage.local_disk import drop_pages
 
 _ROWS_PER_COPY = 1 << 16
@@ -63,7 +63,7 @@ class ExactConfig(IndexConfig):
 
   kind: ClassVar[str] = "exact"
   has_files: ClassVar[bool] = False
-  dtype: Annotated[str, Unnamed] = "float32"
+  dtype: Annotated[str, Named(None)] = "float32"
   rows_per_step: PositiveInt | None = None
   capacity: PositiveInt | None = None
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 from absl import logging
 from jaxtyping import Int64
 
-from realm_jax.configuration.kinds import NotImported
+from realm_jax.configuration.kept import NotImported
 from realm_jax.inputs.config import DataConfig, TaskError, task_context
 from realm_jax.inputs.sources import RECORDS_PER_LOOKUP, RecordReader, hashes
 

@@ -94,7 +94,8 @@ class BertConfig:
   def __post_init__(self) -> None:
     require_valid(self)
     try:
-      jnp.dtype(self.dtype)
+      # Equal types are equal, however they were named.
+      object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
     except TypeError as error:
       raise RealmError(f"dtype={self.dtype!r} is no type of numbers") from error
     if self.hidden_size % self.num_heads:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,12 @@ from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.models.dropout import Dropout
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
-from realm_jax.settings import DropoutRate, PositiveFloat, PositiveInt
+from realm_jax.settings import (
+  DropoutRate,
+  Named,
+  PositiveFloat,
+  PositiveInt,
+)
 
 POOLINGS = ("pooler", "cls", "mean")
 # That of all matrix products that only retrieval depends on. By default those
@@ -108,7 +114,7 @@ class Retriever(nn.Module):
   pooling: str = "pooler"
   projection_size: PositiveInt | None = 128
   projection_norm_eps: PositiveFloat = 1e-12
-  projection_dropout_rate: DropoutRate = 0.1
+  projection_dropout_rate: Annotated[DropoutRate, Named("DROPOUT_RATE")] = 0.1
   normalize: bool = False
   score_scale: PositiveFloat = 1.0
   query_prefix: Sequence[int] = ()

@@ -52,13 +52,11 @@ class EngineRun(app.ExceptionHandler):
 
   def __init__(self) -> None:
     text = io.StringIO(gin.config_str())
-    bindings = configuration.parsed(TrainConfig, [text])
-    config = bindings.build(TrainConfig)
-    kept = configuration.to_keep(bindings, TrainConfig, config.stage)
+    config = configuration.parsed(TrainConfig, [text]).build(TrainConfig)
     self._closing = contextlib.ExitStack()
     app.install_exception_handler(self)
     self.state: TrainState
-    self.state, run = self._closing.enter_context(open_run(config, kept))
+    self.state, run = self._closing.enter_context(open_run(config))
     self.steps: Iterator[tuple[TrainState, Metrics]] = iter(())
     if run is not None:
       self.steps = loop.iterate(self.state, run, num_steps=config.num_steps)

@@ -153,11 +153,13 @@ class TrainConfig:
   model_dir: epath.PathLike
   data: DataConfig
   stage: Stage
-  retriever: Retriever
+  retriever: Annotated[Retriever, OfRun()]
   optimizer: OptimizerConfig
   num_steps: NonNegativeInt
-  reader: Reader | None = None
-  components: Mapping[str, Component] = dataclasses.field(default_factory=dict)
+  reader: Annotated[Reader | None, OfRun()] = None
+  components: Annotated[Mapping[str, Component], OfRun()] = dataclasses.field(
+    default_factory=dict
+  )
   checkpoints: CheckpointConfig = CheckpointConfig()
   refresh: RefreshConfig = RefreshConfig()
   mesh: MeshConfig = MeshConfig()

@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from absl import logging
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.configuration.kept import keep
+from realm_jax.configuration.kept import Kept
 from realm_jax.console import stop_on_sigterm
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.storage.access import require_readable, require_writable
@@ -30,17 +29,14 @@ from realm_jax.training.rolling_index import RollingIndex
 from realm_jax.training.state import TrainState, create_state
 
 
-def train(
-  config: TrainConfig, *, configuration: Mapping[str, Any] | None = None
-) -> TrainResult:
+def train(config: TrainConfig) -> TrainResult:
   """Trains one stage, from the last checkpoint of MODEL_DIR if there is one.
 
   Args:
-    config: Configuration of the run.
-    configuration: What MODEL_DIR keeps of the configuration, if anything
-      (`realm_jax/configuration/kept.py`).
+    config: Configuration of the run, which MODEL_DIR keeps.
 
   Raises:
+    ConfigurationError: It has an object that no MODEL_DIR can name.
     SoleProcessError: MODEL_DIR has a trainer already, or, on an object store,
       another has taken it from this one.
     CheckpointError: A checkpoint is missing, does not fit, or could not be
@@ -51,7 +47,7 @@ def train(
     ValueError: The configuration does not fit the corpus or the devices.
     NonFiniteLossError: The loss is not finite; the last good checkpoint stays.
   """
-  with open_run(config, configuration) as (state, run):
+  with open_run(config) as (state, run):
     if run is None:
       step = int(state.step)
       logging.info("%s is already trained: step %d", config.model_dir, step)
@@ -61,7 +57,7 @@ def train(
 
 @contextlib.contextmanager
 def open_run(
-  config: TrainConfig, configuration: Mapping[str, Any] | None = None
+  config: TrainConfig,
 ) -> Iterator[tuple[TrainState, OpenRun | None]]:
   """Opens a run from its last checkpoint, or a new one, as `train` says.
 
@@ -69,6 +65,7 @@ def open_run(
   all steps are done.
   """
   data, sources, began = config.data, config.checkpoints, time.time()
+  kept = Kept.of(config)
   with contextlib.ExitStack() as stack:
     store = CheckpointStore(config.model_dir, keep=sources.keep_checkpoints)
     decisions = Decisions(
@@ -127,11 +124,7 @@ def open_run(
     rolling_index = None
     if config.keeps_rolling_index and step < config.num_steps:
       rolling_index = RollingIndex(setup, decisions, checkpoints)
-    if configuration is not None:
-      loop.on_process_0(
-        "configuration",
-        lambda: keep(config.model_dir, configuration),
-      )
+    loop.on_process_0("configuration", lambda: kept.write(config.model_dir))
     # The first snapshot is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():

@@ -23,7 +23,8 @@ from absl import logging
 from etils import epath
 
 from realm_jax.checkpoints.store import CheckpointStore, loop_record
-from realm_jax.configuration.kept import keep, to_keep
+from realm_jax.configuration.bindings import Reference
+from realm_jax.configuration.kept import Kept
 from realm_jax.console import Progress
 from realm_jax.corpus import writing
 from realm_jax.corpus.block_builder import BlockBuilder
@@ -52,11 +53,11 @@ from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote
 from realm_jax.text.salient_spans import tag
 from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
+from realm_jax.training.config import TrainConfig
 from realm_jax.weights import WeightsError
 from realm_jax.weights.hf_files import VOCABULARY_FILE
 from realm_jax.weights.mapped_weights import (
   MappedWeights,
-  bindings_of,
   map_weights,
   nested,
 )
@@ -97,7 +98,8 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
       params = nested(parameters)
       retriever, reader, words = mapped.model
       write_pieces(directory / VOCABULARY_FILE, words.pieces)
-      keep(directory, to_keep(bindings_of(retriever, reader)))
+      models = {"retriever": retriever, "reader": reader}
+      Kept.of(Reference(TrainConfig, kept=models)).write(directory)
       if released is not None:
         write_corpus(released, words)
         undo.callback(_remove_corpus, released.corpus_dir)

@@ -16,7 +16,6 @@ from etils import epath
 from flax import traverse_util
 from flax.core import meta
 
-from realm_jax.configuration.bindings import MODEL, Bindings, Name, Reference
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models import AnyArray
 from realm_jax.models.bert import BertConfig
@@ -63,19 +62,6 @@ _OF_RETRIEVER = tuple(
   field.name
   for field in dataclasses.fields(ImportConfig)
   if field.name in Retriever.__dataclass_fields__
-)
-# Fields that have names in a configuration, and those that it leaves out.
-_NAMES = {
-  "dropout_rate": "DROPOUT_RATE",
-  "projection_dropout_rate": "DROPOUT_RATE",
-  "score_scale": "SCORE_SCALE",
-  "joint_length": "JOINT_LENGTH",
-  # Stages label answers up to the reader's width.
-  "max_answer_width": "MAX_ANSWER_WIDTH",
-}
-_OMITTED = (
-  *("vocab_size", "separator_id", "bert", "name", "parent"),
-  *("initialization", "dtype", "attention", "remat_policy"),
 )
 
 
@@ -401,6 +387,8 @@ def _retriever(
       raise WeightsError(
         f"--{name}={text!r} has words that the vocabulary cannot spell"
       )
+  # Both dropout rates are the encoder's.
+  fields["projection_dropout_rate"] = first.bert.dropout_rate
   return Retriever(bert=first.bert, shared_towers=len(towers) < 2, **fields)
 
 
@@ -440,27 +428,3 @@ def flattened(tree: Params) -> dict[str, AnyArray]:
     elif "/layers/" not in path:
       flat[path] = array
   return flat
-
-
-def bindings_of(retriever: Retriever, reader: Reader) -> Bindings:
-  """Returns a configuration that binds RETRIEVER and READER to these modules.
-
-  All numbers that the weights depend on are bound, except the vocabulary's,
-  which the corpus gives. Values that a run may change have names. Both modules
-  have one encoder.
-  """
-  made = Bindings()
-  for module in (retriever.bert, retriever, reader):
-    for field in dataclasses.fields(module):
-      if field.name in _OMITTED:
-        continue
-      value = getattr(module, field.name)
-      if name := _NAMES.get(field.name):
-        # Both dropout rates are the encoder's.
-        made.names.setdefault(name, value)
-        value = Name(name)
-      made.bind("", type(module), field.name, value)
-  for name, module in zip(MODEL, (retriever, reader), strict=True):
-    made.bind("", type(module), "bert", Reference(type(module.bert)))
-    made.names[name] = Reference(type(module))
-  return made

@@ -1,27 +1,29 @@
 """A command of a run: what it keeps, a recipe and the command line give."""
 
+import dataclasses
 import logging
 import sys
 
+import jax.numpy as jnp
 import pytest
 
 import realm_jax
 from realm_jax import configuration, evaluate
-from realm_jax.configuration import ConfigurationError, Kept, runs
-from realm_jax.configuration.kept import keep
+from realm_jax.configuration import ConfigurationError, Kept, parsing
+from realm_jax.configuration.bindings import Reference
+from realm_jax.corpus import CorpusError
+from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import evaluate as evaluation
 from realm_jax.evaluation.run import RunConfig
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.scann import ScannConfig
 from realm_jax.inputs.config import DataConfig
-from realm_jax.models.retriever import Retriever
 from realm_jax.snapshots.build import SnapshotConfig
 from realm_jax.snapshots.index_builder import IndexBuilderConfig
 from realm_jax.snapshots.index_builder import build_index as build
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.weights.exporting import export_weights
-from realm_jax.weights.mapped_weights import bindings_of
 from tests import tiny_world
 
 ASK = "gin/runs/ask.gin"
@@ -40,13 +42,16 @@ def trained(keep_record, tmp_path):
   return make
 
 
-def _made(kinds, model_dir, recipe, *bindings, function=None, **settings):
+def _made(
+  kinds, model_dir, recipe, *bindings, function=None, files=(), **settings
+):
   """Returns what a command of a run configures: an object of each class."""
-  found = configuration.parsed_for_run(
+  found = configuration.parsed(
     function or kinds[0],
-    model_dir,
+    files,
+    bindings,
+    model_dir=model_dir,
     recipe=recipe,
-    bindings=bindings,
     **settings,
   )
   return [found.build(kind) for kind in kinds]
@@ -76,7 +81,8 @@ def test_a_run_is_asked_with_its_model_and_data_alone(trained, tmp_path):
     rank_answers_by="probability",
   )
   (tmp_path / "corpus").rmdir()
-  assert "pass --corpus_dir" in _refused(model_dir)
+  with pytest.raises(CorpusError, match="pass --corpus_dir"):
+    Corpus.open(config.corpus_dir)
   (config,) = _made([RunConfig], model_dir, ASK, corpus_dir="another")
   assert config.corpus_dir == "another"
 
@@ -91,7 +97,11 @@ def test_a_run_without_gin_files_is_configured_as_it_was(trained):
 def test_what_a_continued_run_changes_is_logged(trained, caplog):
   for steps in (7, 8):
     trained("pretrain", f"NUM_STEPS = {steps}")
-  assert "  NUM_STEPS: 7 → 8" in caplog.text
+  changes = [line for line in caplog.text.splitlines() if line[:1] in "-+"]
+  assert [line.split() for line in changes] == [
+    ["-", '"num_steps":', "7,"],
+    ["+", '"num_steps":', "8,"],
+  ]
 
 
 def _evaluated(model_dir, *bindings, kinds=(DataConfig,), **settings):
@@ -133,9 +143,7 @@ def test_an_evaluation_asks_for_what_it_needs(
   model_dir = trained(recipe)
   with pytest.raises(ConfigurationError, match=missing):
     _evaluated(model_dir)
-  (data,) = _evaluated(
-    model_dir, *bindings, gin_files=[f"gin/runs/{gin_file}.gin"]
-  )
+  (data,) = _evaluated(model_dir, *bindings, files=[f"gin/runs/{gin_file}.gin"])
   assert data.block_length == tiny_world.BLOCK_LENGTH
 
 
@@ -162,21 +170,19 @@ def test_an_index_is_of_the_kind_that_the_run_needs(
 
 
 def test_an_import_is_known_by_the_model_that_it_keeps(tmp_path):
-  bindings = bindings_of(tiny_world.RETRIEVER, tiny_world.READER)
-  keep(tmp_path, configuration.to_keep(bindings))
-  (retriever,) = _made(
-    [Retriever],
-    tmp_path,
-    "",
-    function=export_weights,
-    given=("output_dir", "to"),
+  models = {"retriever": tiny_world.RETRIEVER, "reader": tiny_world.READER}
+  Kept.of(Reference(TrainConfig, kept=models)).write(tmp_path)
+  found = configuration.parsed(
+    export_weights,
+    model_dir=tmp_path,
+    given={"output_dir": "out", "to": "hf_bert"},
   )
-  # An import has one dropout rate, that of BERT.
-  assert retriever == tiny_world.RETRIEVER.clone(projection_dropout_rate=0.0)
+  retriever = found.configured(found.names["RETRIEVER"])()
+  assert retriever == tiny_world.RETRIEVER
   assert Kept.find(tmp_path).asked is None
 
 
-def test_a_run_keeps_what_others_take_and_nothing_else(trained, tmp_path):
+def test_other_commands_take_the_model_and_what_is_marked(trained, tmp_path):
   own = tmp_path / "own.gin"
   own.write_text(
     'include "tests/integration/tiny.gin"\n'
@@ -190,10 +196,9 @@ def test_a_run_keeps_what_others_take_and_nothing_else(trained, tmp_path):
   model_dir = trained(
     "pretrain", "pretraining.Pretraining.num_spare = 3", model=str(own)
   )
-  kept = Kept.find(model_dir)
-  assert "STAGE" in kept.training
-  assert not {"STAGE", "BATCH_SIZE", "SEED"} & kept.shared.keys()
-  assert kept.shared["NUM_SPARE"] == 3
+  names = configuration.parsed(None, [str(model_dir / "config.json")]).names
+  assert not {"STAGE", "BATCH_SIZE", "SEED"} & names.keys()
+  assert names["NUM_SPARE"] == 3
   (source,) = _made([RunConfig], model_dir, "")
   assert source.reader.bert.hidden_size == 12
   assert source.retriever == tiny_world.RETRIEVER
@@ -205,7 +210,7 @@ def test_a_directory_that_keeps_nothing_is_refused(tmp_path):
   # Whole files need none.
   files = ["gin/models/tiny.gin", ASK]
   (source,) = _made(
-    [RunConfig], tmp_path, ASK, corpus_dir="corpus", gin_files=files
+    [RunConfig], tmp_path, ASK, corpus_dir="corpus", files=files
   )
   assert (source.model_dir, source.corpus_dir) == (str(tmp_path), "corpus")
 
@@ -223,8 +228,8 @@ def test_what_starts_before_the_trainer_waits_for_it(
     if clock[0] == 100.0:
       trained("pretrain")
 
-  monkeypatch.setattr(runs.time, "sleep", sleep)
-  monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
+  monkeypatch.setattr(parsing.time, "sleep", sleep)
+  monkeypatch.setattr(parsing.time, "monotonic", lambda: clock[0])
   with caplog.at_level(logging.INFO, logger="absl"):
     _made(
       [IndexBuilderConfig],
@@ -269,7 +274,7 @@ def test_a_stage_of_ones_own_is_asked_and_evaluated_as_what_it_extends(
   keep_record("open_qa", model_dir, model=own)
   # As another process begins.
   sys.modules.pop("own_stages")
-  with pytest.raises(ConfigurationError, match=r"OWN_SETTING.*--modules="):
+  with pytest.raises(ConfigurationError, match="--modules=own_stages"):
     realm_jax.load(model_dir)
   with pytest.raises(ConfigurationError, match="--modules=own_stages"):
     _made([TrainConfig], model_dir, None)
@@ -283,3 +288,42 @@ def test_a_stage_of_ones_own_is_asked_and_evaluated_as_what_it_extends(
   assert type(config.stage).__name__ == "OwnQa"
   (data,) = _evaluated(model_dir, "QUESTIONS = 'q'", modules=modules)
   assert (data.task, data.split) == ("open_qa", "test")
+
+
+_OWN_VALUES = """
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+  components: Any
+  sizes: Any = ()
+  dtype: Any = None
+  path: Any = None
+  nothing: Any = 3
+"""
+
+
+def test_values_of_all_types_come_back(tmp_path, monkeypatch):
+  (tmp_path / "own_values.py").write_text(_OWN_VALUES)
+  monkeypatch.syspath_prepend(tmp_path)
+  import own_values
+
+  own = own_values.Values
+  given = own(
+    components={"retriever": tiny_world.RETRIEVER, "more": own(2)},
+    sizes=[(1, 0.5), True],
+    dtype=jnp.bfloat16,
+    path=tmp_path,
+    nothing=None,
+  )
+  Kept.of(given).write(tmp_path)
+  found = configuration.Bindings(["own_values"])
+  Kept.find(tmp_path).bind(found, is_whole=True)
+  assert found.build(own) == dataclasses.replace(
+    given, sizes=((1, 0.5), True), dtype="bfloat16", path=str(tmp_path)
+  )
+  local = dataclasses.make_dataclass("Local", [])
+  with pytest.raises(ConfigurationError, match="at the top of its module"):
+    Kept.of(local())

@@ -63,9 +63,10 @@ def test_the_whole_demo_in_small(tmp_path, command_server):
   first = json.loads(statements.splitlines()[0])
   assert f"**{first['question']}** ({first['answer'][0]})" in page
   # The run knows itself.
-  kept = Kept.find(output_dir / "open_qa").whole().shared
-  assert kept["NUM_READ"] == 3
-  assert kept["INITIAL_CHECKPOINT"] == str(output_dir / "realm")
+  kept = Kept.find(output_dir / "open_qa").config["fields"]
+  assert kept["stage"]["fields"]["num_read"] == 3
+  before = kept["checkpoints"]["fields"]["initial_checkpoint"]
+  assert before == str(output_dir / "realm")
   # Each stage is a command that a reader can type.
   for module in ("build_corpus", "train", "build_index", "evaluate"):
     assert f"$ python -m realm_jax.{module} " in done.stdout

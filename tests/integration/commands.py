@@ -63,15 +63,9 @@ class Commands:
 
   def call(self, function: Any, recipe: str, **bindings: Any) -> Any:
     """Calls a function as gin/runs/RECIPE.gin binds it."""
-    return self._parsed(function, recipe, bindings).build(function)
-
-  def _parsed(
-    self, function: Any, recipe: str, bindings: Mapping[str, Any]
-  ) -> configuration.Bindings:
     files = [f"gin/runs/{recipe}.gin", MODEL_FILE]
-    return parsed(
-      function, files, {"CORPUS_DIR": self.world.corpus_dir, **bindings}
-    )
+    bindings = {"CORPUS_DIR": self.world.corpus_dir, **bindings}
+    return call(function, files, **bindings)
 
   def train(self, recipe: str, model_dir: Path, **bindings: Any) -> TrainResult:
     """Trains a stage: `realm_jax.train`."""
@@ -86,10 +80,7 @@ class Commands:
       settings["TIMEOUT_SECONDS"] = _PATIENCE_SECONDS
     settings |= bindings
     settings["MODEL_DIR"] = model_dir
-    found = self._parsed(TrainConfig, recipe, settings)
-    config = found.build(TrainConfig)
-    kept = configuration.to_keep(found, TrainConfig, config.stage)
-    return trainer.train(config, configuration=kept)
+    return trainer.train(self.call(TrainConfig, recipe, **settings))
 
   def train_stage(
     self, stage: str, folder: Path, before: Path, **bindings: Any

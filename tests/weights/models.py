@@ -107,7 +107,8 @@ def import_weights(
 def load(model_dir: Path) -> tuple[Retriever, Reader]:
   """Returns the modules that a MODEL_DIR's own file binds."""
   found = configuration.parsed(None, [str(model_dir / "config.json")])
-  return found.build(Retriever), found.build(Reader)
+  models = (found.names["RETRIEVER"], found.names["READER"])
+  return tuple(found.configured(one)() for one in models)
 
 
 # --- A model of this project, over the words of the tiny world ----------------

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from realm_jax import configuration
-from realm_jax.configuration.kept import keep
-from realm_jax.models.reader import Reader
-from realm_jax.models.retriever import Retriever
+from realm_jax.configuration.bindings import Reference
 from realm_jax.storage.atomic import TargetError
+from realm_jax.training.config import TrainConfig
 from realm_jax.weights import WeightsError
-from realm_jax.weights.mapped_weights import bindings_of, flattened, nested
+from realm_jax.weights.mapped_weights import flattened, nested
 from tests.integration.commands import FUNCTIONS
 from tests.processes.jobs import Job, running, wait_until
 from tests.weights import models
@@ -25,20 +24,22 @@ def test_its_config_is_the_same_model_with_recipes_and_names(tmp_path):
     pooling="cls", normalize=True, score_scale=20.0, block_prefix=(5, 6)
   )
   reader = models.READER.clone(span_norm_eps=1e-2)
-  keep(tmp_path, configuration.to_keep(bindings_of(retriever, reader)))
+  kept = Reference(TrainConfig, kept={"retriever": retriever, "reader": reader})
+  configuration.Kept.of(kept).write(tmp_path)
   function = FUNCTIONS["pretrain"]
   recipes = [str(tmp_path / "config.json"), "gin/runs/pretrain.gin"]
   bindings = ["MODEL_DIR = ''", "CORPUS_DIR = ''"]
   found = configuration.parsed(function, recipes, bindings)
-  assert found.build(Retriever) == retriever
+  assert found.build(function).retriever == retriever
   # Recipes may have a joint length of their own.
   same = {"joint_length": reader.joint_length}
-  assert found.build(Reader).clone(**same) == reader
+  assert found.build(function).reader.clone(**same) == reader
   bindings += ["DROPOUT_RATE = 0.0", "SCORE_SCALE = 3.0", "JOINT_LENGTH = 33"]
   found = configuration.parsed(function, recipes, bindings)
-  changed = found.build(Retriever)
+  changed = found.build(function).retriever
   assert (changed.score_scale, changed.bert.dropout_rate) == (3.0, 0.0)
-  assert found.build(Reader).joint_length == 33
+  assert changed.projection_dropout_rate == 0.0
+  assert found.build(function).reader.joint_length == 33
 
 
 def test_layers_are_stacked_in_their_order_and_come_back():
