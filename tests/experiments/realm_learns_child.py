@@ -27,13 +27,6 @@ NUM_LENGTHS = 1
 _ICT_STEPS, _READING_STEPS, _STEPS = 40, 150, 150
 
 
-def _recall(demo: Demo, stage: str, step: int) -> float:
-  """Returns recall@5 of statements, over vectors of a checkpoint."""
-  run(demo.build_index(stage, CHECKPOINT_STEP=step))
-  evaluation = demo.evaluate_retrieval(stage, step, STATEMENTS)
-  return run(evaluation).figures()["recall_at_5"]
-
-
 def main() -> None:
   """Trains all stages; the last line printed has the figures as JSON."""
   folder = Path(sys.argv[1])
@@ -55,9 +48,9 @@ def main() -> None:
     SAVE_EVERY_STEPS=_READING_STEPS,
   )
   realm = demo.train(
-    *(REALM, "pretrain", ICT, "reading"),
+    *(REALM, "pretrain", cloze, reading),
     # Each is used from a fixed step, however busy the machine is.
-    demo.command("build_index", "build_index", REALM, MODE="every"),
+    demo.command("build_index", "build_index", folder / REALM, MODE="every"),
     NUM_STEPS=_STEPS,
     BATCH_SIZE=32,
     NUM_CANDIDATES=6,
@@ -67,10 +60,12 @@ def main() -> None:
     LAG_STEPS=25,
     WAIT_FOR_SNAPSHOTS=True,
   )
-  for step in (cloze, reading, realm):
-    run(step)
-  recalls = [_recall(demo, ICT, _ICT_STEPS), _recall(demo, REALM, _STEPS)]
-  masked = run(demo.evaluate("masked", "eval_masked", REALM)).figures()
+  run(realm)
+  recalls = [
+    demo.recalls(one, step, STATEMENTS)["recall_at_5"]
+    for one, step in ((cloze, _ICT_STEPS), (realm, _STEPS))
+  ]
+  masked = run(demo.evaluate("masked", "eval_masked", realm)).figures()
   print(json.dumps({"recalls": recalls, "masked": masked}))
 
 
