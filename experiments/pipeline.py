@@ -260,27 +260,36 @@ def run(step: Step) -> Step:
     StoppedError: SIGTERM came; to run the step again continues it.
     ValueError: A file or a binding is wrong, or the step fails.
   """
-  if not step.is_finished():
-    for needed in step.needs:
-      run(needed)
-    with contextlib.ExitStack() as stack:
-      if step.builder is not None:
-        log = step.folder / "build_index.log"
-        print(f"\n$ {step.builder} &     # log: {log}", flush=True)
-        stack.enter_context(running_beside(step.builder.arguments(), log))
-      call(step.command)
+  if step.is_finished():
+    return step
+  for needed in step.needs:
+    run(needed)
+  with contextlib.ExitStack() as stack:
+    if step.builder is not None and "--once" in step.builder.flags:
+      # One after the other, in this process: the trainer would only wait.
+      print(f"\n$ {step.builder} &", flush=True)
+      call(step.command, num_steps=0)
+      call(step.builder)
+    elif step.builder is not None:
+      log = step.folder / "build_index.log"
+      print(f"\n$ {step.builder} &     # log: {log}", flush=True)
+      stack.enter_context(running_beside(step.builder.arguments(), log))
+    print(f"\n$ {step.command}", flush=True)
+    call(step.command)
   return step
 
 
-def call(command: Command) -> None:
-  """Prints a command and does in this process what it would do.
+def call(command: Command, *, num_steps: int | None = None) -> None:
+  """Does in this process what a command would do.
+
+  `num_steps` replaces the number of steps of a trainer; with 0 it saves the
+  checkpoint of the first snapshot.
 
   Raises:
     StoppedError: SIGTERM came. A trainer has saved a checkpoint, a builder has
       published nothing, and an evaluation has come to its end.
     ValueError: A file or a binding is wrong, or the command fails.
   """
-  print(f"\n$ {command}", flush=True)
   with stop_on_sigterm() as stop:
     bindings, function = command.configured()
     once = {"once": True} if "--once" in command.flags else {}
@@ -289,6 +298,8 @@ def call(command: Command) -> None:
       from realm_jax.training import trainer
 
       kept = configuration.to_keep(bindings, function, made.stage)
+      if num_steps is not None:
+        made = dataclasses.replace(made, num_steps=num_steps)
       trainer.train(made, configuration=kept)
     if stop.is_set():
       raise StoppedError(
