@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 def test_pretraining_finds_more_than_inverse_cloze_and_reads_it(
   command_server, command_environment, tmp_path
 ):
-  # Without any optimization, hundreds of steps take longer than to compile them.
+  # Without any optimization, hundreds of steps are slow.
   level = "--xla_backend_optimization_level"
   flags = command_environment["XLA_FLAGS"].replace(f"{level}=0", f"{level}=1")
   environment = {**command_environment, "XLA_FLAGS": flags}
