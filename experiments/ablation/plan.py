@@ -185,7 +185,7 @@ class SeedSteps(Steps):
     return self.train("reading", "reading", **self._start)
 
   @property
-  def _start(self) -> dict[str, Value]:
+  def _start(self) -> dict[str, Any]:
     start = self.config.initial_checkpoint
     return {} if start is None else {"INITIAL_CHECKPOINT": str(start)}
 

@@ -83,7 +83,7 @@ class Demo(Steps):
     )
     return _figures(evaluation, _RECALLS)
 
-  def answers(self, name: str, of: Step, **bindings: Value) -> dict[str, float]:
+  def answers(self, name: str, of: Step, **bindings: Any) -> dict[str, float]:
     """Evaluates open QA on the test questions."""
     questions = self.path("world/questions-test.jsonl")
     evaluation = self.evaluate(
