@@ -1,4 +1,4 @@
-"""Steps of other commands, which the demo and the ablations run in order.
+"""Experiments are steps of other commands: `Steps` makes them, `run` runs them.
 
 A step trains, evaluates or builds an index in this process, which saves the
 seconds of importing everything again. The index builder of a step that trains
@@ -66,10 +66,10 @@ class Command:
     given = [f"{name} = {value}" for name, value in self._gin_values()]
     return configuration.parsed(function, self.gin_files, given), function
 
-  def build(self, **arguments: Any) -> Any:
+  def build(self) -> Any:
     """Returns what the command configures, such as a `TrainConfig`."""
     bindings, function = self.configured()
-    return bindings.build(function, **arguments)
+    return bindings.build(function)
 
   def arguments(self) -> list[str]:
     """Returns the arguments of the Python interpreter."""
@@ -93,18 +93,22 @@ class Step:
   """A command that trains or evaluates, or builds one snapshot.
 
   Attributes:
-    name: Name of the step among those of its folder.
     command: `train`, `evaluate`, or `build_index --once`.
     folder: MODEL_DIR, OUTPUT_DIR of an evaluation, or SNAPSHOTS_DIR.
-    needs: Names of the steps that come before it.
+    needs: Steps that come before it.
     builder: Command that builds the index meanwhile, if it needs one.
   """
 
-  name: str
   command: Command
   folder: Path
-  needs: Sequence[str] = ()
+  needs: Sequence["Step"] = ()
   builder: Command | None = None
+
+  def in_order(self) -> Iterator["Step"]:
+    """Yields the steps that it needs, in their order, and then itself."""
+    for step in self.needs:
+      yield from step.in_order()
+    yield self
 
   def is_finished(self) -> bool:
     """Returns whether its figures, last checkpoint or snapshot are there."""
@@ -120,9 +124,7 @@ class Step:
 
     with contextlib.closing(CheckpointStore(self.folder)) as store:
       steps = store.steps()
-    if not steps:
-      return False
-    return max(steps) == self.command.build().num_steps
+    return bool(steps) and max(steps) == self.command.build().num_steps
 
   def figures(self) -> dict[str, Any]:
     """Returns the figures of an evaluation that is finished."""
@@ -136,121 +138,158 @@ class Step:
 
 
 class Steps:
-  """Makes the steps of one folder from recipes.
+  """The planner: makes the steps of one folder from recipes, and runs none.
 
   Attributes:
     folder: Folder of all that the steps write.
+    recipes: Gin files by stage.
     corpus_dir: Corpus of the steps that name no other one.
-    made: All steps that were made, by name.
+    always: Bindings that are added to a recipe's, by stage.
   """
 
   def __init__(
     self,
     folder: Path,
     recipes: Mapping[str, Sequence[str]],
-    *,
-    corpus_dir: str | None = None,
-    always: Mapping[str, Mapping[str, Value]] | None = None,
+    corpus_dir: str,
+    always: Mapping[str, Mapping[str, Value]] = {},
   ):
-    """Takes the gin files of each recipe, and bindings `always` added to it."""
-    self.folder = folder
-    self.corpus_dir = corpus_dir or self.path("corpus")
-    self.made: dict[str, Step] = {}
-    self._recipes, self._always = recipes, always or {}
+    self.folder, self.recipes = folder, recipes
+    self.corpus_dir, self.always = corpus_dir, always
 
   def path(self, name: str) -> str:
     """Returns the path of a file or folder as the value of a binding."""
     return str(self.folder / name)
 
   def command(
-    self, module: str, recipe: str, of: str, *flags: str, **bindings: Value
+    self, module: str, recipe: str, run: Path, *flags: str, **bindings: Value
   ) -> Command:
-    """Returns a command with the gin files of a recipe, over the run `of`."""
-    directories = {"MODEL_DIR": self.path(of), "CORPUS_DIR": self.corpus_dir}
-    given = {**directories, **self._always.get(recipe, {}), **bindings}
-    return Command(module, self._recipes[recipe], given, flags)
+    """Returns a command with the gin files of a recipe, over a MODEL_DIR."""
+    directories = {"MODEL_DIR": str(run), "CORPUS_DIR": self.corpus_dir}
+    given = {**directories, **self.always.get(recipe, {}), **bindings}
+    return Command(module, self.recipes[recipe], given, flags)
+
+  def first_snapshot(self, name: str) -> Command:
+    """Returns the command that builds the first snapshot of a run."""
+    return self.command(
+      *("build_index", "build_index", self.folder / name, "--once"),
+      CHECKPOINT_STEP=0,
+    )
 
   def train(
     self,
     name: str,
     recipe: str,
-    retriever: str | None = None,
-    reader: str | None = None,
+    retriever: Step | None = None,
+    reader: Step | None = None,
     builder: Command | None = None,
     **bindings: Value,
   ) -> Step:
     """Makes a run that starts from the retriever and the reader of others."""
     starts = {"INITIAL_CHECKPOINT": retriever, "INITIAL_READER": reader}
     found = {name: run for name, run in starts.items() if run is not None}
-    paths = {name: self.path(run) for name, run in found.items()}
-    command = self.command("train", recipe, name, **{**bindings, **paths})
-    needs = [*found.values()]
-    return self._add(Step(name, command, self.folder / name, needs, builder))
+    paths = {name: str(run.folder) for name, run in found.items()}
+    folder = self.folder / name
+    command = self.command("train", recipe, folder, **{**bindings, **paths})
+    return Step(command, folder, [*found.values()], builder)
 
   def evaluate(
     self,
     name: str,
     recipe: str,
-    of: str,
-    snapshot: str | None = None,
+    run: Step,
+    snapshot: Step | None = None,
     **bindings: Value,
   ) -> Step:
     """Makes the evaluation of a run, over a snapshot if another than its own.
 
     The figures are written to a folder of `evaluations`.
     """
-    name = f"evaluations/{name}"
-    paths = {"OUTPUT_DIR": self.path(name)}
+    folder = self.folder / "evaluations" / name
+    paths, needs = {"OUTPUT_DIR": str(folder)}, [run]
     if snapshot is not None:
-      paths["SNAPSHOT"] = self.path(snapshot)
-    command = self.command("evaluate", recipe, of, **{**paths, **bindings})
-    needs = [of] if snapshot is None else [of, snapshot]
-    return self._add(Step(name, command, self.folder / name, needs))
+      paths["SNAPSHOT"] = str(snapshot.folder)
+      needs.append(snapshot)
+    given = {**paths, **bindings}
+    command = self.command("evaluate", recipe, run.folder, **given)
+    return Step(command, folder, needs)
 
   def build_index(
-    self, of: str, name: str | None = None, **bindings: Value
+    self, run: Step, name: str | None = None, **bindings: Value
   ) -> Step:
     """Makes the build of a run's snapshot, in its folder or in one by name."""
-    own = {} if name is None else {"SNAPSHOTS_DIR": self.path(name)}
+    own, folder = {}, run.folder / "snapshots"
+    if name is not None:
+      folder = self.folder / name
+      own["SNAPSHOTS_DIR"] = str(folder)
     command = self.command(
-      *("build_index", "build_index", of, "--once"), **own, **bindings
+      *("build_index", "build_index", run.folder, "--once"), **own, **bindings
     )
-    name = name or f"{of}/snapshots"
-    return self._add(Step(name, command, self.folder / name, [of]))
+    return Step(command, folder, [run])
 
-  def _add(self, step: Step) -> Step:
-    self.made[step.name] = step
-    return step
+
+def markdown(rows: Sequence[Sequence[object]]) -> str:
+  """Returns rows as a table in Markdown, whose first one is the header."""
+  header, *body = (f"| {' | '.join(map(str, row))} |" for row in rows)
+  rule = "| --- |" + " ---: |" * (len(rows[0]) - 1)
+  return "\n".join([header, rule, *body])
+
+
+def steps_of_equal_seconds(
+  num_steps: int, seconds: float, own_seconds: float, *, every: int = 1
+) -> int:
+  """Returns how many steps take as long as `num_steps` of another cost.
+
+  Args:
+    num_steps: Steps of the other.
+    seconds: Seconds of one of its steps.
+    own_seconds: Seconds of an own step.
+    every: Distance of checkpoints, to which steps are rounded, so that runs of
+      about the same cost are trained alike.
+  """
+  exact = num_steps * seconds / own_seconds
+  return max(1, round(exact / every)) * every
 
 
 def run(step: Step) -> Step:
-  """Runs a step, or what is left of it; prints its commands as one types them.
+  """Runs what is left of a step and of those that it needs.
 
-  Returns the step, which is finished.
+  Prints their commands as one types them. Returns the step, which is finished.
 
   Raises:
     StoppedError: SIGTERM came; to run the step again continues it.
     ValueError: A file or a binding is wrong, or the step fails.
   """
-  if not step.is_finished():
-    with contextlib.ExitStack() as stack:
-      if step.builder is not None:
-        log = step.folder / "build_index.log"
-        print(f"\n$ {step.builder} &     # log: {log}", flush=True)
-        stack.enter_context(running_beside(step.builder.arguments(), log))
-      call(step.command)
+  if step.is_finished():
+    return step
+  for needed in step.needs:
+    run(needed)
+  with contextlib.ExitStack() as stack:
+    if step.builder is not None and "--once" in step.builder.flags:
+      # One after the other, in this process: the trainer would only wait.
+      print(f"\n$ {step.builder} &", flush=True)
+      call(step.command, num_steps=0)
+      call(step.builder)
+    elif step.builder is not None:
+      log = step.folder / "build_index.log"
+      print(f"\n$ {step.builder} &     # log: {log}", flush=True)
+      stack.enter_context(running_beside(step.builder.arguments(), log))
+    print(f"\n$ {step.command}", flush=True)
+    call(step.command)
   return step
 
 
-def call(command: Command) -> None:
-  """Prints a command and does in this process what it would do.
+def call(command: Command, *, num_steps: int | None = None) -> None:
+  """Does in this process what a command would do.
+
+  `num_steps` replaces the number of steps of a trainer; with 0 it saves the
+  checkpoint of the first snapshot.
 
   Raises:
     StoppedError: SIGTERM came. A trainer has saved a checkpoint, a builder has
       published nothing, and an evaluation has come to its end.
     ValueError: A file or a binding is wrong, or the command fails.
   """
-  print(f"\n$ {command}", flush=True)
   with stop_on_sigterm() as stop:
     bindings, function = command.configured()
     once = {"once": True} if "--once" in command.flags else {}
@@ -258,6 +297,8 @@ def call(command: Command) -> None:
     if command.module == "train":
       from realm_jax.training import trainer
 
+      if num_steps is not None:
+        made = dataclasses.replace(made, num_steps=num_steps)
       trainer.train(made)
     if stop.is_set():
       raise StoppedError(

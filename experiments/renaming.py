@@ -6,22 +6,20 @@ are permuted, in the question and in its blocks alike: the text says the same
 about other names, and only reading it tells the answer.
 """
 
+import collections
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int32
+from jaxtyping import Int, Int32
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
-from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
-from realm_jax.settings import Fraction
 from realm_jax.training.encoder_inputs import EncoderInputs
-from realm_jax.training.stages.open_qa import OpenQa
+from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.stage import (
   ExampleArrays,
   Features,
@@ -35,34 +33,16 @@ _MAX_BLOCKS = 200_000
 _MIN_SHARE = 0.5
 # Places in a name: within, at the end, at the start, alone.
 _NUM_PLACES = 4
-
-
-class RenamedBatch(NamedTuple):
-  """A batch of open QA, with renamed blocks.
-
-  Attributes:
-    joint_query: Questions as the reader reads them: names may be exchanged.
-  """
-
-  query: Int[AnyArray, "b q"]
-  retrieved: (
-    Float[AnyArray, "b n d"] | Float[AnyArray, "b n"] | Int[AnyArray, "b n"]
-  )
-  blocks: Int[AnyArray, "b k l"]
-  has_answer: Bool[AnyArray, "b n"]
-  is_answer: Bool[AnyArray, "b k l w"]
-  joint_query: Int[AnyArray, "b q"]
+# A batch of open QA with renamed blocks, and its questions as the reader reads
+# them.
+RenamedBatch = collections.namedtuple(
+  "RenamedBatch", (*OpenQaBatch._fields, "read_query")
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class RenamingOpenQa(OpenQa):
-  """Open QA that exchanges names for the reader, and not for the retriever.
-
-  Attributes:
-    renamed_share: Share of the examples whose names are exchanged.
-  """
-
-  renamed_share: Fraction = 1.0
+  """Open QA that exchanges names for the reader, and not for the retriever."""
 
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
@@ -70,34 +50,29 @@ class RenamingOpenQa(OpenQa):
     made, metrics = super().features(batch, found, context)
     query, blocks = made.query.copy(), made.blocks.copy()
     for row, position in enumerate(batch.positions.tolist()):
-      generator = np.random.default_rng(position + 1)
-      if generator.random() < self.renamed_share:
-        new_ids = _permutation(context.corpus, generator)
-        query[row] = new_ids[query[row]]
-        blocks[row] = new_ids[blocks[row]]
-    arrays = made._replace(blocks=blocks)._asdict()
-    return RenamedBatch(**arrays, joint_query=query), metrics
+      new_ids = _permutation(context.corpus, seed=position)
+      query[row] = new_ids[query[row]]
+      blocks[row] = new_ids[blocks[row]]
+    return RenamedBatch(*made._replace(blocks=blocks), query), metrics
 
   def dummy_batch(self, shapes: ExampleArrays) -> StepBatch:
-    arrays = super().dummy_batch(shapes)._asdict()
-    return RenamedBatch(**arrays, joint_query=shapes.query)
+    return RenamedBatch(*super().dummy_batch(shapes), shapes.query)
 
   def inputs(self, components: Components, batch: StepBatch) -> EncoderInputs:
     searched = super().inputs(components, batch)
-    renamed = batch._replace(query=batch.joint_query)
+    renamed = batch._replace(query=batch.read_query)
     read = super().inputs(components, renamed).reader
     return searched._replace(reader=read)
 
 
-def _permutation(
-  corpus: Corpus, generator: np.random.Generator
-) -> Int32[np.ndarray, " v"]:
+def _permutation(corpus: Corpus, seed: int) -> Int32[np.ndarray, " v"]:
   """Returns the new id of each wordpiece of a corpus; most keep theirs.
 
   A wordpiece is exchanged with those that have the same place in names, so that
   "New" before "York" becomes another word that begins names, if there is one,
   and the reader still sees where a name begins and ends.
   """
+  generator = np.random.default_rng(seed)
   new_ids = np.arange(corpus.vocab_size, dtype=np.int32)
   for group in _name_groups(corpus):
     new_ids[group] = generator.permutation(group)

@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from realm_jax.launch import LaunchError
+from realm_jax.errors import RealmError
 from realm_jax.launch.slices import Slice, parse_slice, slices_of
 
 _MODULES = {
@@ -174,7 +174,7 @@ def split_bindings(
     The other arguments, and each job's `NAME=VALUE` bindings in order.
 
   Raises:
-    LaunchError: A binding has no value, or names a job that does not exist.
+    RealmError: A binding has no value, or names a job that does not exist.
   """
   others = []
   bindings: dict[str, list[str]] = {job: [] for job in _MODULES}
@@ -185,7 +185,7 @@ def split_bindings(
       continue
     job, binding = found[1] or "trainer", found[2]
     if job not in bindings or "=" not in binding:
-      raise LaunchError(
+      raise RealmError(
         f"{argument}: write --gin.NAME=VALUE for the trainer, or "
         "--JOB.gin.NAME=VALUE with the JOB builder or evaluator"
       )
@@ -215,27 +215,29 @@ def plan(
     bindings: `NAME=VALUE` gin bindings of each job.
 
   Raises:
-    LaunchError: A flag is missing or wrong, or does not fit the others.
+    RealmError: A flag is missing or wrong, or does not fit the others.
   """
   if not given.gin_file:
-    raise LaunchError(
+    raise RealmError(
       "nothing says what to train; pass --gin_file, for example "
       "--gin_file=gin/models/bert_base.gin --gin_file=gin/runs/pretrain.gin"
     )
   _require_flags_of_executor(given)
+  assignments = [*given.env]
+  if given.simulated_devices is not None:
+    assignments += [
+      "JAX_PLATFORMS=cpu",
+      f"JAX_NUM_CPU_DEVICES={given.simulated_devices}",
+    ]
   environment: dict[str, dict[str, str]] = {job: {} for job in _MODULES}
-  for assignment in given.env:
+  for assignment in assignments:
     if (found := _VARIABLE.fullmatch(assignment)) is None:
-      raise LaunchError(
+      raise RealmError(
         f"--env={assignment}: write NAME=VALUE, or JOB.NAME=VALUE with JOB one "
         f"of {', '.join(_MODULES)}"
       )
     for job in [found[1]] if found[1] else _MODULES:
       environment[job][found[2]] = found[3]
-  if given.simulated_devices is not None:
-    for variables in environment.values():
-      variables["JAX_PLATFORMS"] = "cpu"
-      variables["JAX_NUM_CPU_DEVICES"] = str(given.simulated_devices)
   jobs = []
   for name in _MODULES:
     if _of_job(given, name, "gin_file"):
@@ -245,7 +247,7 @@ def plan(
       or (name == "evaluator" and given.evaluator_follow)
       or any(_of_job(given, name, flag) for flag in ("processes", "tpu"))
     ):
-      raise LaunchError(
+      raise RealmError(
         f"the {name} has settings, but does not run without gin files; pass "
         f"--{name}_gin_file too"
       )
@@ -265,13 +267,13 @@ def _require_flags_of_executor(given: flags.FlagValues) -> None:
     unfit.append("simulated_devices")
   for flag in unfit:
     if given[flag].value is not None:
-      raise LaunchError(
+      raise RealmError(
         f"--{flag} does not fit --executor={executor}: TPU slices are for gke "
         "and cloud, processes and simulated devices for this machine"
       )
   for flag, example in _NEEDED[executor].items():
     if given[flag].value is None:
-      raise LaunchError(
+      raise RealmError(
         f"--executor={executor} needs --{flag}, as in --{flag}={example}"
       )
 
@@ -323,7 +325,7 @@ def _require_shared(binding: str, executor: str) -> None:
   name, value = (part.strip(" '\"") for part in binding.split("=", 1))
   is_path = name in ("MODEL_DIR", "CORPUS_DIR") or os.path.exists(value)
   if is_path and "://" not in value:
-    raise LaunchError(
+    raise RealmError(
       f"{name}={value} is on this machine; --executor={executor} runs on other "
       "machines, which share gs:// paths only"
     )
@@ -350,9 +352,6 @@ def gin_error(job: Job) -> str | None:
     return None
   except configuration.ConfigurationError as error:
     said = str(error)
-  # What a file imports, and gin's own reader, may raise anything.
-  except Exception as error:
-    said = f"the gin configuration is wrong: {type(error).__name__}: {error}"
   if job.name != "trainer":
     # The launcher's names of the flags that the job's command would have.
     said = said.replace("--gin.", f"--{job.name}.gin.")

@@ -4,7 +4,7 @@ import math
 import re
 from typing import NamedTuple
 
-from realm_jax.launch import LaunchError
+from realm_jax.errors import RealmError
 
 # GKE's names of the slices of a generation, and of its machines without their
 # last part: `4t` has 4 chips.
@@ -76,12 +76,12 @@ def parse_slice(text: str) -> Slice:
   themselves refuse topologies that they do not have.
 
   Raises:
-    LaunchError: There is no such slice.
+    RealmError: There is no such slice.
   """
   found = re.fullmatch(r"(\w+)([-:])(\d+(?:x\d+){0,2})", text)
   name = found[1].replace("v5litepod", "v5e") if found else ""
   if found is None or name not in _GENERATIONS:
-    raise LaunchError(
+    raise RealmError(
       f"{text!r} is none of the TPU slices of {', '.join(_GENERATIONS)}; write "
       "GENERATION-SIZE, as in v5litepod-64, or GENERATION:TOPOLOGY, as in "
       "v5p:4x4x8"
@@ -91,7 +91,7 @@ def parse_slice(text: str) -> Slice:
   if found[2] == ":" and found[3].count("x") == some.topology.count("x"):
     return Slice(name, found[3])
   if found[2] == ":" or found[3] not in by_size:
-    raise LaunchError(
+    raise RealmError(
       f"{text!r}: {name} has no such slice; its sizes "
       f"are {', '.join(by_size)}, and its topologies as {some.topology}"
     )

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 
 from absl import app, flags, logging
 
-from realm_jax.launch import LaunchError
+from realm_jax.errors import RealmError
 from realm_jax.launch import jobs as launch_jobs
 
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
     # On this machine, the jobs themselves say at once what is wrong.
     errors = [*filter(None, map(launch_jobs.gin_error, jobs))]
     if errors:
-      raise LaunchError("; ".join(errors))
+      raise RealmError("; ".join(errors))
   if given.dry_run:
     return 0
   # An executor's libraries are imported when it is used.
@@ -87,7 +87,7 @@ def run() -> None:
       argv=arguments,
       flags_parser=_parse_flags,
     )
-  except (LaunchError, flags.Error) as error:
+  except (RealmError, flags.Error) as error:
     print(f"xm_launch: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(2)
 

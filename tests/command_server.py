@@ -8,6 +8,7 @@ its own environment, streams and exit code.
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -252,6 +253,9 @@ def main() -> None:
   number, *modules = sys.argv[1:]
   for module in modules:
     importlib.import_module(module)
+  # A collection in a command would otherwise copy the pages of all modules.
+  gc.collect()
+  gc.freeze()
   with socket.socket(fileno=int(number)) as channel:
     _serve(channel)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 import importlib.metadata
 import os
 import types
@@ -92,6 +93,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   for item in items:
     if "shared_data" in getattr(item, "fixturenames", ()):
       item.add_marker(absent)
+
+
+def pytest_collection_finish() -> None:
+  """Spares what is imported by now from the collections of garbage."""
+  gc.collect()
+  gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -55,41 +55,47 @@ def main(argv: Sequence[str]) -> None:
   """Makes the runs of the chosen rows, and reports."""
   del argv
   from experiments.ablation import report
-  from experiments.ablation.plan import chosen_ablation
+  from experiments.ablation.plan import Plan, chosen_ablation
   from experiments.pipeline import run
 
   config = command_line.configured(chosen_ablation)()
-  rows = select(_ROWS.value or [config.rows[0].part], config.rows)
-  output_dir = Path(_OUTPUT_DIR.value)
+  all_rows = config.all_rows()
+  rows = select(_ROWS.value or [all_rows[0].part], all_rows)
+  folder = Path(_OUTPUT_DIR.value)
   num_seeds = _SEEDS.value or config.num_seeds
   seeds = [config.first_seed + number for number in range(num_seeds)]
-  plans = config.plans(rows, seeds=seeds, output_dir=output_dir)
+  plans = []
+
+  def execute(plan: Plan) -> bool:
+    plans.append(plan)
+    if _DRY_RUN.value:
+      return plan.is_finished()
+    for seed in plan.seeds:
+      config.data.prepare(folder / f"seed-{seed}", seed)
+    for number, (step, shared_by) in enumerate(plan.uses.values(), 1):
+      if not step.is_finished():
+        place, _, name = str(step.folder.relative_to(folder)).partition("/")
+        print(
+          f"\n=== {number} of {len(plan.uses)}: {place.replace('-', ' ')}, "
+          f"{name}, for {', '.join(shared_by)}",
+          flush=True,
+        )
+        run(step)
+    return True
+
   if _DRY_RUN.value:
-    print(report.plan_table([one for _, plan in plans for one in plan.runs]))
+    config.conduct(rows, seeds, folder, execute)
+    print(report.plan_table(plans))
     return
   # Ctrl-C stops what SIGTERM stops.
   signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
   advice = "stop it, or choose another --output_dir"
-  with sole_process(output_dir, "ablation", advice=advice):
-    for rows, plan in plans:  # noqa: B007
-      for seed in dict.fromkeys(one.seed for one in plan.runs):
-        config.data.prepare(output_dir / f"seed-{seed}", seed)
-      for number, one in enumerate(plan.runs, 1):
-        if not one.step.is_finished():
-          title = f"{number} of {len(plan.runs)}: seed {one.seed}"
-          rows_of_run = ", ".join(one.rows)
-          print(
-            f"\n=== {title}, {one.step.name}, for {rows_of_run}", flush=True
-          )
-          run(one.step)
-  figures = {
-    "seeds": seeds,
-    "commit": commit(),
-    **report.figures_of(plan, rows),
-  }
-  path = Path(_JSON.value or output_dir / "ablation.json")
+  with sole_process(folder, "ablation", advice=advice):
+    plan = config.conduct(rows, seeds, folder, execute)
+  figures = {"seeds": seeds, "commit": commit(), **report.figures_of(plan)}
+  path = Path(_JSON.value or folder / "ablation.json")
   write_json(path, figures)
-  print(f"\n{report.write_report(path.parent, figures)}")
+  print(f"\n{report.write_report(path.parent, plan.metrics, figures)}")
 
 
 if __name__ == "__main__":

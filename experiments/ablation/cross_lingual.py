@@ -10,12 +10,13 @@ statements by where their facts are stated.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, get_args
 
-from experiments.ablation.data import CORPUS, HIGH_CORPUS, OWN_CORPUS
-from experiments.ablation.plan import AblationConfig, SeedRuns
-from experiments.ablation.rows import REALM, Row
+from experiments.ablation.plan import AblationConfig, SeedSteps
+from experiments.ablation.rows import Row
+from experiments.data import CORPUS, HIGH_CORPUS, OWN_CORPUS
 from experiments.pipeline import Step
 from experiments.world.second_language import StatedIn
 
@@ -34,51 +35,54 @@ class CrossLingualRow(Row):
   run: str = "both/pretraining"
   corpus: str = CORPUS
   evaluation: str = "eval_statements"
+  pretrains = False
 
 
-class _SeedRuns(SeedRuns):
+class _SeedSteps(SeedSteps):
   """The steps of one seed over three corpora."""
 
-  def make(self, rows: Sequence[Row]) -> None:
-    """Makes all runs that a row may have."""
-    del rows
+  @functools.cached_property
+  def runs(self) -> dict[str, Step]:
+    """The runs that a row may have, by their names."""
     own, high = self.path(OWN_CORPUS), self.path(HIGH_CORPUS)
-    cloze = "inverse_cloze"
-    self.train(f"own/{cloze}", cloze, CORPUS_DIR=own)
+    cloze, made = "inverse_cloze", {}
     # One language after the other, because the negatives of a batch would
     # otherwise teach to prefer blocks in the query's language.
-    first = f"both/{cloze}_high"
-    self.train(first, cloze, CORPUS_DIR=high)
-    self.train(f"both/{cloze}", cloze, first, CORPUS_DIR=own)
-    for name, corpus in (("own", own), ("both", self.path(CORPUS))):
-      reading, retrieved = f"{name}/reading", f"{name}/reading_retrieved"
-      self.train(reading, "reading", CORPUS_DIR=corpus)
+    first = self.train(f"both/{cloze}_high", cloze, CORPUS_DIR=high)
+    for name, corpus, start in (
+      ("own", own, None),
+      ("both", self.corpus_dir, first),
+    ):
+      retriever = self.train(f"{name}/{cloze}", cloze, start, CORPUS_DIR=own)
+      reader = self.train(f"{name}/reading", "reading", CORPUS_DIR=corpus)
       # With a reader to start from, runs search a corpus for masked sentences
       # of the own one.
-      for run, recipe, reader, searched in (
-        (retrieved, "reading_retrieved", reading, corpus),
-        (f"{name}/pretraining", "pretraining", retrieved, corpus),
-        (f"{name}/pretraining_on_own", "pretraining", retrieved, own),
+      for run, recipe, searched in (
+        (f"{name}/reading_retrieved", "reading_retrieved", corpus),
+        (f"{name}/pretraining", "pretraining", corpus),
+        (f"{name}/pretraining_on_own", "pretraining", own),
       ):
         builder = self.command(
-          *("build_index", "build_index", run),
+          *("build_index", "build_index", self.folder / run),
           MODE="every",
           CORPUS_DIR=searched,
         )
-        self.train(
-          *(run, recipe, f"{name}/{cloze}", reader, builder),
+        made[run] = self.train(
+          *(run, recipe, retriever, reader, builder),
           CORPUS_DIR=searched,
           PRETRAINING_CORPUS_DIR=own,
         )
+        reader = made[f"{name}/reading_retrieved"]
+    return made
 
   def of(self, row: CrossLingualRow) -> Iterator[tuple[str, Step]]:
     """Yields the evaluations of statements, by where facts are stated."""
-    snapshot, corpus = f"snapshots/{row.name}", self.path(row.corpus)
-    self.build_index(row.run, snapshot, CORPUS_DIR=corpus)
+    run, corpus = self.runs[row.run], self.path(row.corpus)
+    snapshot = self.build_index(run, f"snapshots/{row.name}", CORPUS_DIR=corpus)
     for stated_in in get_args(StatedIn):
       questions = self.path(f"world/statements-{stated_in}.jsonl")
       evaluation = self.evaluate(
-        *(f"{row.name}/{stated_in}", row.evaluation, row.run, snapshot),
+        *(f"{row.name}/{stated_in}", row.evaluation, run, snapshot),
         CORPUS_DIR=corpus,
         QUESTIONS=questions,
       )
@@ -89,25 +93,9 @@ class _SeedRuns(SeedRuns):
 class CrossLingualConfig(AblationConfig):
   """Rows over worlds in two languages; REALM's searches both in training."""
 
-  seed_runs: ClassVar[type[SeedRuns]] = _SeedRuns
+  steps: ClassVar[type[SeedSteps]] = _SeedSteps
+  row: ClassVar[type[Row]] = CrossLingualRow
   needed_recipes: ClassVar[Sequence[str]] = (
     *("inverse_cloze", "reading", "reading_retrieved", "pretraining"),
     *("build_index", "eval_statements", "eval_bm25"),
-  )
-  rows: ClassVar[Sequence[CrossLingualRow]] = (
-    CrossLingualRow(REALM.name, "Both corpora, REALM over both"),
-    CrossLingualRow(
-      "realm_on_own",
-      "Both corpora, REALM over the own one",
-      run="both/pretraining_on_own",
-    ),
-    CrossLingualRow(
-      "inverse_cloze",
-      "Both corpora, inverse cloze alone",
-      run="both/reading_retrieved",
-    ),
-    CrossLingualRow("bm25", "Both corpora, BM25", evaluation="eval_bm25"),
-    CrossLingualRow(
-      "own", "Own corpus alone", run="own/pretraining", corpus=OWN_CORPUS
-    ),
   )

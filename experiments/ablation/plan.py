@@ -14,16 +14,16 @@ ROW is the first row of `ROWS` that has the run, whichever rows are chosen, so
 that a later command with other rows finds it again.
 """
 
-import abc
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from etils import epath
 
-from experiments.ablation.data import Data
-from experiments.ablation.rows import REALM, ROWS, SHARED_BINDINGS, Row, Times
+from experiments.ablation.rows import REALM, SHARED_BINDINGS, Row
+from experiments.data import Data
 from experiments.pipeline import Command, Step, Steps, Value
 from realm_jax.errors import RealmError
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
@@ -35,32 +35,37 @@ RECIPES = (
   *("inverse_cloze", "reading", "pretraining", "open_qa"),
   *("build_index", "eval", "eval_retrieval"),
 )
-_INVERSE_CLOZE, _READING = "inverse_cloze", "reading"
-_BASELINE_READER = "baseline_reader"
 
 # Folders of a row's results with one seed, by what they are.
 Results = dict[str, Path]
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """A step of one seed, and the names of the rows that use it."""
+class Metric(NamedTuple):
+  """A figure of a row.
 
-  seed: int
-  step: Step
-  rows: list[str] = dataclasses.field(default_factory=list)
+  Attributes:
+    name: Its name in JSON.
+    title: Its name in tables.
+    result: Which of a row's results has it.
+    score: Name of the score of each question.
+  """
+
+  name: str
+  title: str
+  result: str
+  score: str
 
 
 class Pretraining(NamedTuple):
-  """A row's pre-training.
+  """What a row pre-trains.
 
   Attributes:
-    run: Name of the run, which is that of the first row that trains the same.
-    bindings: Bindings over the recipe.
+    row: First row that trains the same, after which the run is named.
+    bindings: Bindings over its recipe.
     config: What they make.
   """
 
-  run: str
+  row: Row
   bindings: Mapping[str, Value]
   config: TrainConfig
 
@@ -72,29 +77,14 @@ class Pretraining(NamedTuple):
     return due >= config.num_steps
 
 
-class Plan(NamedTuple):
-  """The runs of all seeds, in an order in which they can be made.
+class SeedSteps(Steps):
+  """The steps of one seed, in a folder of their own.
 
   Attributes:
-    runs: Runs; those of one seed stand together.
-    results: Results by row, one for each seed.
+    config: The ablation.
+    rows: All rows, the first of which that has a run gives it its name.
     pretrainings: What rows pre-train, by their names.
-    training: What the report says of the training of rows, by row and by
-      column.
-  """
-
-  runs: Sequence[Run]
-  results: Mapping[str, Sequence[Results]]
-  pretrainings: Mapping[str, Pretraining] = {}
-  training: Mapping[str, Mapping[str, Any]] = {}
-
-
-class SeedRuns(Steps, abc.ABC):
-  """The steps of one seed, in a folder of their own, and which rows need them.
-
-  Attributes:
-    pretrainings: What rows pre-train, by their names.
-    runs: Steps that rows need, in an order in which they can be made.
+    data: Where the data of the seed are.
   """
 
   def __init__(
@@ -103,205 +93,250 @@ class SeedRuns(Steps, abc.ABC):
     folder: Path,
     seed: int,
     rows: Sequence[Any] = (),
-    pretrainings: Mapping[str, Pretraining] | None = None,
+    pretrainings: Mapping[str, Pretraining] = {},
   ):
-    """Makes the steps that `rows`, which are all, may need.
-
-    What they pre-train is read from the recipes, unless it is given.
-    """
-    self.data = config.data.files(folder)
-    gin_files, always = {}, {}
+    self.config, self.data = config, config.data.files(folder)
+    self.rows, self.pretrainings = rows, pretrainings
+    recipes, always = {}, {}
     for recipe, files in config.recipes.items():
-      gin_files[recipe] = [*files, *config.extra_gin_files]
+      recipes[recipe] = [*files, *config.extra_gin_files]
       if not recipe.startswith(("build_index", "eval")):
         always[recipe] = {"SEED": seed}
       if recipe in config.num_steps:
         always[recipe]["NUM_STEPS"] = config.num_steps[recipe]
-    super().__init__(
-      folder, gin_files, corpus_dir=str(self.data.corpus_dir), always=always
-    )
-    self.config, self.seed = config, seed
-    self.pretrainings = dict(pretrainings or {})
-    self.runs: dict[str, Run] = {}
-    self.make(rows)
+    super().__init__(folder, recipes, str(self.data.corpus_dir), always)
 
-  @abc.abstractmethod
-  def make(self, rows: Sequence[Any]) -> None:
-    """Makes the steps that train."""
-
-  def add(self, row: Any) -> Results:
-    """Adds the runs of a row, unless they are there already."""
-    return {kind: self._use(row, step.name) for kind, step in self.of(row)}
-
-  @abc.abstractmethod
   def of(self, row: Any) -> Iterator[tuple[str, Step]]:
-    """Yields the steps that have a row's results, by what these are."""
+    """Yields the steps that have a row's results, by what these are.
 
-  def _use(self, row: Row, name: str) -> Path:
-    """Adds a step for a row, after those that it needs; returns its folder."""
-    step = self.made[name]
-    for before in step.needs:
-      self._use(row, before)
-    run = self.runs.setdefault(name, Run(self.seed, step))
-    if row.name not in run.rows:
-      run.rows.append(row.name)
-    return step.folder
-
-
-class SeedPlan(SeedRuns):
-  """The steps of one seed that rows share."""
-
-  def make(self, rows: Sequence[Row]) -> None:
-    """Makes the stages before pre-training, and what rows train."""
-    config = self.config
-    start = config.initial_checkpoint
-    self._start: dict[str, Any] = {
-      "INITIAL_CHECKPOINT": None if start is None else str(start)
-    }
-    for name in (_INVERSE_CLOZE, _READING):
-      self.train(name, name, **({} if start is None else self._start))
-    self._reader = _READING
-    if READING_RETRIEVED in config.recipes:
-      # It reads the blocks that the inverse-cloze retriever finds.
-      self._reader = name = READING_RETRIEVED
-      first = self._first_snapshot(name)
-      self.train(name, name, _INVERSE_CLOZE, _READING, first)
-    if not self.pretrainings:
-      self._read_pretrainings([row for row in rows if row.pretrains])
-    for row in rows:
-      if row.pretrains:
-        self._add_pretraining(row)
-    if REALM.name in self.pretrainings:
-      self._add_baseline_reader()
-    self._open_qa: dict[tuple[str, str], str] = {}
-    for row in rows:
-      parts = self._parts(row)
-      name = self._open_qa.setdefault(parts, f"open_qa/{row.name}")
-      self.train(
-        *(name, "open_qa", *parts, self._first_snapshot(name)),
-        TRAIN_QUESTIONS=str(self.data.train_questions),
-      )
-
-  def _first_snapshot(self, name: str) -> Command:
-    """Returns the command that builds the first snapshot of a run."""
-    return self.command("build_index", "build_index", name, CHECKPOINT_STEP=0)
-
-  def _read_pretrainings(self, rows: Sequence[Row]) -> None:
-    """Reads what rows pre-train, and which of them train the same.
-
-    Raises:
-      ValueError: A recipe or a binding is wrong.
+    They are its answers, and what its retriever finds before fine-tuning.
     """
-    recipes: dict[str, TrainConfig] = {}
-    names: dict[str, str] = {}
-    for row in rows:
-      if row.recipe not in recipes:
-        # Those that wait need a lag, which is a multiple.
-        plain = self._pretrain("run", row, {"WAIT_FOR_SNAPSHOTS": False})
-        recipes[row.recipe] = plain.command.build()
-      bindings = _without_multiples(row, recipes[row.recipe])
-      config = self._pretrain("run", row, bindings).command.build()
-      every = config.refresh_every_steps
-      refresh = dataclasses.replace(config.refresh, refresh_every_steps=every)
-      # Equal where two rows train the same.
-      key = repr(dataclasses.replace(config, refresh=refresh))
-      run = names.setdefault(key, f"pretraining/{row.name}")
-      self.pretrainings[row.name] = Pretraining(run, bindings, config)
-
-  def _add_pretraining(self, row: Row) -> None:
-    name, bindings, config = self.pretrainings[row.name]
-    builder = None
-    if config.stage.retrieval and not config.keeps_rolling_index:
-      builder = self.command(
-        *("build_index", "build_index", name),
-        MODE="every",
-        REFRESH_EVERY_STEPS=config.refresh.refresh_every_steps,
-      )
-    if name not in self.made:
-      self._pretrain(name, row, bindings, builder)
-
-  def _pretrain(
-    self,
-    name: str,
-    row: Row,
-    bindings: Mapping[str, Value],
-    builder: Command | None = None,
-  ) -> Step:
-    reader = self._reader if row.recipe == "pretraining" else None
-    if row.from_inverse_cloze:
-      parts = (_INVERSE_CLOZE, reader)
-      return self.train(name, row.recipe, *parts, builder, **bindings)
-    given = {**self._start, **bindings}
-    return self.train(name, row.recipe, None, reader, builder, **given)
-
-  def _add_baseline_reader(self) -> None:
-    """Adds a reader that has read as many masked examples as REALM's."""
-    realm = self.pretrainings[REALM.name].config
-    batch_size, num_steps = realm.data.batch_size, realm.num_steps
-    if self._reader == READING_RETRIEVED:
-      before = self.made[READING_RETRIEVED].command.build()
-      num_examples = before.num_steps * before.data.batch_size
-      num_steps += -(-num_examples // batch_size)
-    self.train(
-      *(_BASELINE_READER, _READING),
-      reader=_READING,
-      BATCH_SIZE=batch_size,
-      LEARNING_RATE=realm.optimizer.learning_rate,
-      WARMUP_STEPS=realm.optimizer.warmup_steps,
-      NUM_STEPS=num_steps,
-    )
-
-  def _parts(self, row: Row) -> tuple[str, str]:
-    """Returns the names of the runs of a row's retriever and reader."""
-    pretrained = self.pretrainings[row.name].run if row.pretrains else ""
-    retrievers = {"pretraining": pretrained, "inverse_cloze": _INVERSE_CLOZE}
-    readers = {"pretraining": pretrained, "reading": _BASELINE_READER}
-    return retrievers[row.retriever], readers[row.reader]
-
-  def of(self, row: Row) -> Iterator[tuple[str, Step]]:
-    """Yields the row's answers, and what its retriever finds before them."""
     yield "answers", self.answers(row)
-    run = self._open_qa[self._parts(row)]
+    run = self.open_qa(row)
     for kind, questions in (
       ("zero_shot", self.data.questions),
       ("zero_shot_sentences", self.data.sentences),
     ):
       if questions:
         given = {"QUESTIONS": str(questions), "CHECKPOINT_STEP": 0}
-        name = f"{Path(run).name}/{kind}"
+        name = f"{run.folder.name}/{kind}"
         yield kind, self.evaluate(name, "eval_retrieval", run, **given)
 
   def answers(self, row: Row) -> Step:
     """Makes the evaluation of a row's answers, after its fine-tuning."""
-    run = self._open_qa[self._parts(row)]
-    questions = str(self.data.questions)
-    name = f"{Path(run).name}/answers"
+    run, questions = self.open_qa(row), str(self.data.questions)
+    name = f"{run.folder.name}/answers"
     return self.evaluate(name, "eval", run, QUESTIONS=questions)
+
+  def open_qa(self, row: Row) -> Step:
+    """Makes open QA, which rows share that start from the same runs."""
+    parts = self._parts(row)
+    first = next(one for one in self.rows if self._parts(one) == parts)
+    name = f"open_qa/{first.name}"
+    return self.train(
+      *(name, "open_qa", *parts, self.first_snapshot(name)),
+      TRAIN_QUESTIONS=str(self.data.train_questions),
+    )
+
+  def _parts(self, row: Row) -> tuple[Step, Step]:
+    """Returns the runs of a row's retriever and reader."""
+    retriever, reader = self.inverse_cloze, self.baseline_reader
+    if row.retriever == "pretraining":
+      retriever = self.pretraining(row)
+    if row.reader == "pretraining":
+      reader = self.pretraining(row)
+    return retriever, reader
+
+  @functools.cached_property
+  def inverse_cloze(self) -> Step:
+    """The retriever from which rows start."""
+    return self.train("inverse_cloze", "inverse_cloze", **self._start)
+
+  @functools.cached_property
+  def reader(self) -> Step:
+    """The reader from which pre-training starts."""
+    name, reading = READING_RETRIEVED, self._reading
+    if name not in self.config.recipes:
+      return reading
+    # It reads the blocks that the inverse-cloze retriever finds.
+    builder = self.first_snapshot(name)
+    return self.train(name, name, self.inverse_cloze, reading, builder)
+
+  @functools.cached_property
+  def baseline_reader(self) -> Step:
+    """A reader that has read as many masked examples as REALM's."""
+    realm = self.pretrainings[REALM].config
+    batch_size, num_steps = realm.data.batch_size, realm.num_steps
+    if READING_RETRIEVED in self.config.recipes:
+      before = self.reader.command.build()
+      num_examples = before.num_steps * before.data.batch_size
+      num_steps += -(-num_examples // batch_size)
+    return self.train(
+      *("baseline_reader", "reading"),
+      reader=self._reading,
+      BATCH_SIZE=batch_size,
+      LEARNING_RATE=realm.optimizer.learning_rate,
+      WARMUP_STEPS=realm.optimizer.warmup_steps,
+      NUM_STEPS=num_steps,
+    )
+
+  @property
+  def _reading(self) -> Step:
+    return self.train("reading", "reading", **self._start)
+
+  @property
+  def _start(self) -> dict[str, Any]:
+    start = self.config.initial_checkpoint
+    return {} if start is None else {"INITIAL_CHECKPOINT": str(start)}
+
+  def pretraining(self, row: Row) -> Step:
+    """Makes a row's pre-training, which rows share that train the same."""
+    first, bindings, config = self.pretrainings[row.name]
+    name, builder = f"pretraining/{first.name}", None
+    if config.stage.retrieval and not config.keeps_rolling_index:
+      builder = self.command(
+        *("build_index", "build_index", self.folder / name),
+        MODE="every",
+        REFRESH_EVERY_STEPS=config.refresh.refresh_every_steps,
+      )
+    return self.pretrain(name, first, bindings, builder)
+
+  def pretrain(
+    self,
+    name: str,
+    row: Row,
+    bindings: Mapping[str, Value],
+    builder: Command | None = None,
+  ) -> Step:
+    """Makes what a row pre-trains, with bindings over its recipe."""
+    reader = self.reader if row.recipe == "pretraining" else None
+    if row.from_inverse_cloze:
+      parts = (self.inverse_cloze, reader)
+      return self.train(name, row.recipe, *parts, builder, **bindings)
+    given = {"INITIAL_CHECKPOINT": None, **self._start, **bindings}
+    return self.train(name, row.recipe, None, reader, builder, **given)
+
+
+def read_pretrainings(
+  config: "AblationConfig", rows: Iterable[Row]
+) -> dict[str, Pretraining]:
+  """Reads what rows pre-train, by their names, from the recipes."""
+  # Seeds differ in paths alone.
+  steps = SeedSteps(config, Path("seed"), config.first_seed)
+  recipes: dict[str, TrainConfig] = {}
+  first: dict[str, Row] = {}
+  found: dict[str, Pretraining] = {}
+  for row in [row for row in rows if row.pretrains]:
+    if row.recipe not in recipes:
+      # Runs that wait need a lag, which is a multiple.
+      plain = steps.pretrain("run", row, {"WAIT_FOR_SNAPSHOTS": False})
+      recipes[row.recipe] = plain.command.build()
+    bindings = _without_multiples(row, recipes[row.recipe])
+    built = steps.pretrain("run", row, bindings).command.build()
+    every = built.refresh_every_steps
+    refresh = dataclasses.replace(built.refresh, refresh_every_steps=every)
+    # Equal where two rows train the same.
+    key = repr(dataclasses.replace(built, refresh=refresh))
+    own = Pretraining(first.setdefault(key, row), bindings, built)
+    found[row.name] = own
+  return found
 
 
 def _without_multiples(row: Row, recipe: TrainConfig) -> dict[str, Value]:
   """Returns a row's bindings, with the recipe's values for multiples."""
-  bindings = {**SHARED_BINDINGS, **row.bindings}
-  values: dict[str, Value] = {
-    name: value
-    for name, value in bindings.items()
-    if not isinstance(value, Times)
-  }
   sizes: dict[str, Any] = {
     "SAVE_EVERY_STEPS": recipe.checkpoints.save_every_steps,
     "NUM_STEPS": recipe.num_steps,
     "SCORE_SCALE": recipe.retriever.score_scale,
     "RETRIEVER_RATE_SCALE": recipe.optimizer.retriever_rate_scale,
-    **values,
   }
+  multiples, values = {}, {}
+  for name, value in {**SHARED_BINDINGS, **row.bindings}.items():
+    (multiples if isinstance(value, tuple) else values)[name] = value
+  sizes.update(values)
   save = sizes["SAVE_EVERY_STEPS"]
-  for name, value in bindings.items():
-    if isinstance(value, Times):
-      values[name] = product = value.factor * sizes[value.name]
-      if name == "REFRESH_EVERY_STEPS":
-        # Snapshots are built from checkpoints, so it is rounded up.
-        values[name] = -(-product // save) * save
+  for name, (factor, of) in multiples.items():
+    values[name] = factor * sizes[of]
+    if name == "REFRESH_EVERY_STEPS":
+      # Snapshots are built from checkpoints, so it is rounded up.
+      values[name] = -(-values[name] // save) * save
   return values
+
+
+class Plan:
+  """The steps of all seeds that rows need.
+
+  Attributes:
+    rows, seeds, metrics: Rows, seeds, and figures of the report.
+    folder: Folder of the seeds' folders.
+    uses: Steps, in an order in which they can be made, with the names of the
+      rows that share them; those of one seed stand together.
+    results: Results by row, one for each seed.
+    pretrainings: What rows pre-train, by their names.
+    training: What the report says of the training of rows, by row and by
+      column.
+  """
+
+  def __init__(
+    self,
+    config: "AblationConfig",
+    rows: Sequence[Any],
+    among: Sequence[Any],
+    seeds: Sequence[int],
+    folder: Path,
+  ):
+    """Plans rows; the first one `among` all rows that has a run names it.
+
+    Raises:
+      ValueError: A recipe or binding is wrong.
+    """
+    self.rows, self.seeds, self.folder = rows, seeds, folder
+    self.metrics = [Metric(*fields) for fields in config.metrics]
+    self.uses: dict[Path, tuple[Step, list[str]]] = {}
+    self.results: dict[str, list[Results]] = {row.name: [] for row in rows}
+    self.training: dict[str, Mapping[str, Any]] = {}
+    self.pretrainings = read_pretrainings(config, among)
+    for seed in seeds:
+      own = folder / f"seed-{seed}"
+      steps = config.steps(config, own, seed, among, self.pretrainings)
+      for row in rows:
+        self.results[row.name].append(self._add(row.name, steps.of(row)))
+      if seed == seeds[0]:
+        self._require_valid_commands()
+
+  def _add(self, row: str, results: Iterable[tuple[str, Step]]) -> Results:
+    """Adds the steps of a row, unless they are there already."""
+    folders = {}
+    for kind, result in results:
+      folders[kind] = result.folder
+      for step in result.in_order():
+        _, rows = self.uses.setdefault(step.folder, (step, []))
+        if row not in rows:
+          rows.append(row)
+    return folders
+
+  def is_finished(self) -> bool:
+    """Returns whether all its steps are."""
+    return all(step.is_finished() for step, _ in self.uses.values())
+
+  def _require_valid_commands(self) -> None:
+    """Configures the commands: an error shows before hours of work.
+
+    Commands that bind the same names over the same files differ in paths alone,
+    and what rows pre-train has been read.
+    """
+    commands = {
+      (*command.gin_files, *command.bindings): command
+      for step, _ in self.uses.values()
+      for command in filter(None, (step.command, step.builder))
+    }
+    for command in commands.values():
+      command.configured()
+
+
+# Runs what is left of a plan; returns whether it is finished, which it is not
+# where runs are only listed.
+Execute = Callable[[Plan], bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,6 +353,8 @@ class AblationConfig:
     extra_gin_files: Gin files that are applied after each stage's recipe.
     initial_checkpoint: Checkpoint that inverse cloze and reading start from,
       such as an import of BERT; None starts from random weights.
+    rows: Rows, whose fields are those of `Row`.
+    metrics: Figures of the report, in the order of the fields of `Metric`.
   """
 
   recipes: Mapping[str, Sequence[str]]
@@ -327,9 +364,11 @@ class AblationConfig:
   num_steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
   extra_gin_files: Sequence[str] = ()
   initial_checkpoint: epath.PathLike | None = None
-  seed_runs: ClassVar[type[SeedRuns]] = SeedPlan
+  rows: Sequence[Mapping[str, Any]] = ()
+  metrics: Sequence[Sequence[str]] = ()
+  steps: ClassVar[type[SeedSteps]] = SeedSteps
+  row: ClassVar[type[Row]] = Row
   needed_recipes: ClassVar[Sequence[str]] = RECIPES
-  rows: ClassVar[Sequence[Row]] = ROWS
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -345,60 +384,32 @@ class AblationConfig:
         f"{', '.join(self.recipes)}: change NUM_STEPS"
       )
 
-  def plans(
-    self, rows: Sequence[Any], *, seeds: Iterable[int], output_dir: Path
-  ) -> Iterator[tuple[Sequence[Row], Plan]]:
-    """Yields plans with their rows; each waits for the runs of those before.
-
-    The last has what is reported. A generator that goes on while runs are
-    missing, as a dry run does, plans with the recipes' own settings.
+  def all_rows(self) -> list[Any]:
+    """Returns all rows, of which a command chooses some.
 
     Raises:
-      ValueError: A recipe or binding is wrong.
+      RealmError: A row has a field that rows do not have, or lacks one.
     """
-    yield rows, self.plan(rows, self.rows, seeds, output_dir)
+    try:
+      return [self.row(**fields) for fields in self.rows]
+    except TypeError as error:
+      raise RealmError(f"{error}: change ROWS") from error
 
-  def plan(
+  def conduct(
     self,
     rows: Sequence[Any],
-    among: Sequence[Any],
-    seeds: Iterable[int],
-    output_dir: Path,
+    seeds: Sequence[int],
+    folder: Path,
+    execute: Execute,
   ) -> Plan:
-    """Returns the runs of rows and seeds; the first row `among` all names one.
+    """Plans rows and seeds, executes the plan, and returns what to report.
 
     Raises:
       ValueError: A recipe or binding is wrong.
     """
-    results: dict[str, list[Results]] = {row.name: [] for row in rows}
-    runs: list[Run] = []
-    pretrainings = None
-    for seed in seeds:
-      folder = output_dir / f"seed-{seed}"
-      planned = self.seed_runs(self, folder, seed, among, pretrainings)
-      # Seeds differ in paths alone.
-      pretrainings = planned.pretrainings
-      for row in rows:
-        results[row.name].append(planned.add(row))
-      if not runs:
-        _require_valid_commands(run.step for run in planned.runs.values())
-      runs += planned.runs.values()
-    return Plan(runs, results, pretrainings or {})
-
-
-def _require_valid_commands(steps: Iterable[Step]) -> None:
-  """Configures the commands of steps: an error shows before hours of work.
-
-  Commands that bind the same names over the same files differ in paths alone,
-  and what rows pre-train has been read.
-  """
-  commands = {
-    (*command.gin_files, *command.bindings): command
-    for step in steps
-    for command in filter(None, (step.command, step.builder))
-  }
-  for command in commands.values():
-    command.configured()
+    plan = Plan(self, rows, self.all_rows(), seeds, folder)
+    execute(plan)
+    return plan
 
 
 def chosen_ablation(*, ablation: AblationConfig) -> AblationConfig:

@@ -1,14 +1,15 @@
 """The figures of rows, over seeds and compared with REALM, and their report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from experiments.ablation.plan import Plan, Results, Run
-from experiments.ablation.rows import REALM, Row
+from experiments.ablation.plan import Metric, Plan, Results
+from experiments.ablation.rows import REALM
+from experiments.pipeline import Step, markdown
 from realm_jax.console import columns, plot
 from realm_jax.evaluation.compare import paired_scores
 from realm_jax.evaluation.scores import (
@@ -17,61 +18,8 @@ from realm_jax.evaluation.scores import (
 )
 from realm_jax.storage.atomic import atomic_text_file
 
-
-class Metric(NamedTuple):
-  """A figure of a row.
-
-  Attributes:
-    name: Its name in JSON.
-    title: Its name in tables.
-    result: Which of a row's results has it.
-    score: Name of the score of each question.
-  """
-
-  name: str
-  title: str
-  result: str
-  score: str
-
-
-METRICS = (
-  Metric("exact_match", "exact match", "answers", "exact_match"),
-  Metric("recall_at_5", "zero-shot recall@5", "zero_shot", "recall_at_5"),
-  Metric(
-    *("sentence_recall_at_5", "recall@5 of sentences"),
-    *("zero_shot_sentences", "recall_at_5"),
-  ),
-  # Of masked statements in a low-resource language, by where facts are stated.
-  *(
-    Metric(f"{name}_{stated_in}", f"{title}, {where}", stated_in, score)
-    for stated_in, where in (
-      ("first", "stated in the high-resource language alone"),
-      ("both", "stated in both languages"),
-    )
-    for name, title, score in (
-      ("recall", "recall@5", "recall_at_5"),
-      ("accuracy", "masked accuracy", "exact_match"),
-    )
-  ),
-  # Of the objectives, before fine-tuning.
-  *(
-    Metric(
-      f"{of}_recall_at_{depth}",
-      f"recall@{depth} of {of}s",
-      f"{of}s",
-      f"recall_at_{depth}",
-    )
-    for of in ("statement", "question")
-    for depth in (1, 5)
-  ),
-  Metric(
-    *("masked_accuracy", "masked accuracy of statements"),
-    *("masked", "exact_match"),
-  ),
-)
-_STATEMENT_RECALL = "statement_recall_at_1"
-
 REPORT = "ablation.md"
+_STATEMENT_RECALL = "statement_recall_at_1"
 # Row that has the retriever from which the others start.
 START = "inverse_cloze"
 # Share of the start's recall below which a run has collapsed.
@@ -83,8 +31,8 @@ _Row = Mapping[str, Any]
 _Seeds = Sequence[Float[np.ndarray, "_"]]
 
 
-def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
-  """Returns the figures of all rows, as JSON.
+def figures_of(plan: Plan) -> dict[str, Any]:
+  """Returns the figures of a plan's rows, as JSON.
 
   Returns:
     `rows`, REALM's first, and for each row its `name`, `title`, `part`, what
@@ -97,12 +45,12 @@ def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
       than REALM's.
   """
   found: list[dict[str, Any]] = []
-  for row in rows:
+  for row in plan.rows:
     title, pretraining = row.title, plan.pretrainings.get(row.name)
     if pretraining is not None and pretraining.never_refreshed:
       title += " (never refreshed)"
     metrics = {}
-    for metric in METRICS:
+    for metric in plan.metrics:
       here, there = (
         _files(plan.results[name], metric) for name in (row.name, row.reference)
       )
@@ -124,11 +72,11 @@ def figures_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
       }
     )
   _add_collapses(found)
-  for metric in METRICS:
+  for metric in plan.metrics:
     compared = [
       row["metrics"][metric.name]
       for row in found
-      if row["name"] != REALM.name and metric.name in row["metrics"]
+      if row["name"] != REALM and metric.name in row["metrics"]
     ]
     corrected = holm([figures["p_value"] for figures in compared])
     for figures, p_value in zip(compared, corrected, strict=True):
@@ -227,14 +175,16 @@ def _files(results: Sequence[Results], metric: Metric) -> list[Path]:
   return files
 
 
-def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
+def write_report(
+  output_dir: Path, metrics: Sequence[Metric], figures: Mapping[str, Any]
+) -> str:
   """Writes ablation.md and the plots, and returns tables for a terminal.
 
   `figures` are those of `figures_of`, with the `seeds` and the `commit`.
   """
   rows, seeds = figures["rows"], figures["seeds"]
-  metrics = [m for m in METRICS if m.name in rows[0]["metrics"]]
-  plots = _write_plots(output_dir, rows)
+  metrics = [m for m in metrics if m.name in rows[0]["metrics"]]
+  plots = _write_plots(output_dir, metrics, rows)
   tables = [_cells(rows, metric) for metric in metrics]
   with atomic_text_file(output_dir / REPORT) as file:
     file.write(
@@ -248,9 +198,9 @@ def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
       "table, and if it is better in every seed.\n"
     )
     if any(row["training"] for row in rows):
-      file.write(f"\n## Training\n\n{_markdown(_training_cells(rows))}\n")
+      file.write(f"\n## Training\n\n{markdown(_training_cells(rows))}\n")
     for metric, cells in zip(metrics, tables, strict=True):
-      file.write(f"\n## {metric.title}\n\n{_markdown(cells)}\n")
+      file.write(f"\n## {metric.title}\n\n{markdown(cells)}\n")
     for name, title in plots.items():
       file.write(f"\n![{title}]({name})\n")
   shown = "\n\n".join(columns(cells) for cells in tables)
@@ -291,20 +241,16 @@ def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
         row["title"],
         f"{figures['mean']:.3f}",
         "" if deviation is None else f"{deviation:.3f}",
-        *([""] * len(compared) if row["name"] == REALM.name else compared),
+        *([""] * len(compared) if row["name"] == REALM else compared),
         "" if paper is None else f"{paper / 100:.3f}",
       ]
     )
   return cells
 
 
-def _markdown(cells: Sequence[Sequence[str]]) -> str:
-  header, *body = (f"| {' | '.join(row)} |" for row in cells)
-  rule = "| --- |" + " ---: |" * (len(cells[0]) - 1)
-  return "\n".join([header, rule, *body])
-
-
-def _write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
+def _write_plots(
+  output_dir: Path, metrics: Sequence[Metric], rows: Sequence[_Row]
+) -> dict[str, str]:
   """Writes the plots of the parts that have rows beside REALM.
 
   Each metric has a panel, with a bar for each row, the first at the top, and a
@@ -317,21 +263,20 @@ def _write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
   for part in dict.fromkeys(row["part"] for row in rows[1:]):
     title = part.replace("_", " ")
     own = [row for row in rows if row["part"] == part or row is rows[0]]
-    metrics = [
+    shown = [
       metric
-      for metric in METRICS
-      if metric.name in own[0]["metrics"]
-      and any(metric.name in row["metrics"] for row in own[1:])
+      for metric in metrics
+      if any(metric.name in row["metrics"] for row in own[1:])
     ]
-    if not metrics:
+    if not shown:
       continue
     with plot(
       output_dir / f"{part}.png",
       title=f"{title} (orange: 95 % intervals; dots: seeds)",
-      num_panels=len(metrics),
+      num_panels=len(shown),
       height=1.5 + 0.5 * len(own),
     ) as panels:
-      for axes, metric in zip(panels, metrics, strict=True):
+      for axes, metric in zip(panels, shown, strict=True):
         for place, row in enumerate(own):
           if figures := row["metrics"].get(metric.name):
             seeds = figures["by_seed"]
@@ -348,19 +293,20 @@ def _write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
   return written
 
 
-def plan_table(runs: Sequence[Run]) -> str:
-  """Returns runs, their states, the rows that share them, and their number."""
-  named: dict[str, Run] = {}
-  for run in runs:
-    # A later plan finds what an earlier one has made.
-    named.setdefault(f"seed-{run.seed}/{run.step.name}", run)
+def plan_table(plans: Iterable[Plan]) -> str:
+  """Returns steps, their states, the rows that share them, and their number."""
+  named: dict[str, tuple[Step, list[str]]] = {}
+  for plan in plans:
+    for folder, use in plan.uses.items():
+      # A later plan finds what an earlier one has made.
+      named.setdefault(str(folder.relative_to(plan.folder)), use)
   width = max(map(len, named))
   lines, num_finished = [], 0
-  for name, run in named.items():
-    state = "begun" if run.step.folder.exists() else "to do"
-    if run.step.is_finished():
+  for name, (step, rows) in named.items():
+    state = "begun" if step.folder.exists() else "to do"
+    if step.is_finished():
       state = "finished"
       num_finished += 1
-    lines.append(f"{name:<{width}}  {state:<8}  {', '.join(run.rows)}")
+    lines.append(f"{name:<{width}}  {state:<8}  {', '.join(rows)}")
   lines.append(f"{len(named)} runs, {num_finished} of them finished")
   return "\n".join(lines)

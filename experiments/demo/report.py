@@ -2,11 +2,12 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.demo.stages import ICT_CONTINUED, REALM, STATEMENTS
+from experiments.pipeline import markdown
 from realm_jax.console import columns
 from realm_jax.training.metric_rows import read_rows
 
@@ -21,10 +22,9 @@ def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
   `stages.run_demo` returns the figures.
   """
   rows = _rows(figures)
-  head = [("what", "figure", ""), ("---", "---", "---")]
   paragraphs = [
     "# The demo's report",
-    _markdown([*head, *rows]),
+    markdown([("what", "figure", ""), *rows]),
     "`tensorboard --logdir` with this folder shows the curves of all stages.",
     "## What is retrieved before and after REALM pre-training",
     *_side_by_side(output_dir),
@@ -87,7 +87,7 @@ def _side_by_side(output_dir: Path) -> Iterator[str]:
     evidence[title] = {line["id"]: line["evidence"] for line in lines}
   sentences = _records(world / f"{STATEMENTS}.jsonl")
   for sentence in itertools.islice(sentences, _NUM_SENTENCES):
-    rows = [["", *evidence], ["---"] * (len(evidence) + 1)]
+    rows = [["", *evidence]]
     for rank in range(_NUM_BLOCKS):
       cells = [str(rank + 1)]
       for found in evidence.values():
@@ -97,11 +97,7 @@ def _side_by_side(output_dir: Path) -> Iterator[str]:
         cells.append(f"{mark}{texts[document]} ({block['probability']:.2f})")
       rows.append(cells)
     yield f"**{sentence['question']}** ({sentence['answer'][0]})"
-    yield _markdown(rows)
-
-
-def _markdown(rows: Iterable[Sequence[str]]) -> str:
-  return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    yield markdown(rows)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

@@ -7,26 +7,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.pipeline import Command, Step, Steps, Value, run
+from experiments.data import CORPUS, GeneratedWorlds
+from experiments.pipeline import (
+  Command,
+  Step,
+  Steps,
+  Value,
+  run,
+  steps_of_equal_seconds,
+)
 from experiments.world import edits
-from experiments.world import world as world_lib
+from experiments.world.world import World
 from realm_jax import configuration
-from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.evaluation.outputs import PREDICTIONS
 from realm_jax.training.metric_rows import read_rows
 
 _RECIPES = Path("experiments/gin/demo")
-# BLOCK_LENGTH of its model.gin.
-_BLOCK_LENGTH = 36
-# Finds the kinds of names, too, as the paper's tagger does.
-_TAGGER = "experiments.world.names.tag"
 _NUM_EDITS = 100
+_EDITED_CORPUS = "edited_corpus"
 _RECALLS = ("recall_at_1", "recall_at_5", "mrr")
+_ANSWERS = ("exact_match", *_RECALLS)
 
 ICT, ICT_CONTINUED = "inverse_cloze", "inverse_cloze_continued"
 REALM = "realm"
 STATEMENTS, _VALIDATION = "statements-test", "questions-validation"
+
+
+def demo_worlds(extra_gin_files: Sequence[str] = ()) -> GeneratedWorlds:
+  """Returns how the demo's world is generated, changed by further gin files."""
+  files = [str(_RECIPES / "model.gin"), str(_RECIPES / "world.gin")]
+  parsed = configuration.parsed(GeneratedWorlds, [*files, *extra_gin_files])
+  return parsed.build(GeneratedWorlds)
 
 
 class Demo(Steps):
@@ -37,75 +48,48 @@ class Demo(Steps):
       file.stem: [str(file), *extra_gin_files]
       for file in _RECIPES.glob("*.gin")
     }
-    super().__init__(output_dir, recipes)
-    self._world_files = [*recipes["world"]]
+    super().__init__(output_dir, recipes, str(output_dir / CORPUS))
+    self.worlds = demo_worlds(extra_gin_files)
 
-  def generate_world(self) -> world_lib.World:
+  def generate_world(self) -> World:
     """Generates the world; writes it, its wordpieces and its corpus once."""
-    generate = world_lib.generate
-    world = configuration.parsed(generate, self._world_files).build(generate)
-    if not Path(self.path("vocab.txt")).exists():
-      world_lib.write_world(self.path("world"), world=world)
-      world_lib.write_vocabulary(self.path("vocab.txt"), world)
-    self.build_corpus("world", "corpus")
-    return world
-
-  def build_corpus(self, folder: str, corpus: str) -> None:
-    """Builds a corpus of the articles of a world, unless it is there."""
-    if (self.folder / corpus / MANIFEST_NAME).exists():
-      return
-    articles = self.path(f"{folder}/articles.jsonl")
-    settings = {
-      "output_dir": self.path(corpus),
-      "vocab": self.path("vocab.txt"),
-      "block_length": _BLOCK_LENGTH,
-      "tagger": _TAGGER,
-    }
-    given = " ".join(f"--{name}={value}" for name, value in settings.items())
-    print(
-      f"\n$ python -m realm_jax.build_corpus --input={articles} {given}",
-      flush=True,
-    )
-    print(build_corpus([articles], **settings).table())
-
-  def evaluate_retrieval(self, of: str, step: int, questions: str) -> Step:
-    """Makes the evaluation of a checkpoint's retriever, over its snapshot."""
-    return self.evaluate(
-      *(f"{questions}/{of}/{step}", "eval_retrieval", of),
-      QUESTIONS=self.path(f"world/{questions}.jsonl"),
-      CHECKPOINT_STEP=step,
-    )
+    return self.worlds.prepare(self.folder, self.worlds.world.seed)
 
   def train_open_qa(
     self,
     name: str,
-    retriever: str | None,
+    retriever: Step | None,
+    reader: Step,
     builder: Command | None = None,
     **bindings: Value,
   ) -> Step:
     """Makes open QA, over its first snapshot if no other builder is given."""
     return self.train(
-      *(
-        name,
-        "open_qa",
-        retriever,
-        REALM,
-        builder or self.first_snapshot(name),
-      ),
+      *(name, "open_qa", retriever, reader),
+      builder or self.first_snapshot(name),
       TRAIN_QUESTIONS=self.path("world/questions-train.jsonl"),
       **bindings,
     )
 
-  def first_snapshot(self, name: str) -> Command:
-    """Returns the command that builds the first snapshot of a stage."""
-    return self.command("build_index", "build_index", name, "--once")
-
-  def evaluate_open_qa(self, name: str, of: str, **settings: Any) -> Step:
-    """Makes the evaluation of open QA, on the test questions by default."""
-    questions = self.path("world/questions-test.jsonl")
-    return self.evaluate(
-      *(name, "eval", of), **{"QUESTIONS": questions, **settings}
+  def recalls(
+    self, of: Step, checkpoint: int, questions: str
+  ) -> Mapping[str, float]:
+    """Builds the snapshot of a checkpoint, and evaluates its retriever."""
+    run(self.build_index(of, CHECKPOINT_STEP=checkpoint))
+    evaluation = self.evaluate(
+      *(f"{questions}/{of.folder.name}/{checkpoint}", "eval_retrieval", of),
+      QUESTIONS=self.path(f"world/{questions}.jsonl"),
+      CHECKPOINT_STEP=checkpoint,
     )
+    return _figures(evaluation, _RECALLS)
+
+  def answers(self, name: str, of: Step, **bindings: Any) -> dict[str, float]:
+    """Evaluates open QA on the test questions."""
+    questions = self.path("world/questions-test.jsonl")
+    evaluation = self.evaluate(
+      *(name, "eval", of), QUESTIONS=questions, **bindings
+    )
+    return _figures(evaluation, _ANSWERS)
 
 
 def run_demo(demo: Demo) -> dict[str, Any]:
@@ -124,107 +108,98 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   _announce("A fictional world, its notes, their corpus and its wordpieces")
   world = demo.generate_world()
   _announce("Inverse cloze: the retriever learns to find a sentence's block")
-  run(demo.train(ICT, "inverse_cloze"))
+  cloze = run(demo.train(ICT, "inverse_cloze"))
   _announce("Reading: the reader learns to fill in names from a block")
-  run(demo.train("reading", "reading"))
+  reading = run(demo.train("reading", "reading"))
   _announce("… and from blocks that the retriever finds")
   read = "reading_retrieved"
-  run(demo.train(read, read, ICT, "reading", demo.first_snapshot(read)))
+  first = demo.first_snapshot(read)
+  reading = run(demo.train(read, read, cloze, reading, first))
   _announce("REALM pre-training: both learn, and the index is refreshed")
-  builder = demo.command("build_index", "build_index", REALM)
-  run(demo.train(REALM, "pretrain", ICT, read, builder))
-  pretraining = read_rows(demo.folder / REALM)
-  last = pretraining[-1]["step"]
-  run(demo.build_index(REALM, CHECKPOINT_STEP=last))
-  masked = run(demo.evaluate("masked", "eval_masked", REALM)).figures()
+  builder = demo.command("build_index", "build_index", demo.folder / REALM)
+  realm = run(demo.train(REALM, "pretrain", cloze, reading, builder))
+  rows = read_rows(realm.folder)
+  last = rows[-1]["step"]
+  run(demo.build_index(realm, CHECKPOINT_STEP=last))
+  masked = run(demo.evaluate("masked", "eval_masked", realm)).figures()
   _announce("Control: inverse cloze goes on for as many seconds")
   # The first step is compiled.
-  seconds = {
-    name: [row["step_seconds"] for row in read_rows(demo.path(name))[1:]]
-    for name in (ICT, REALM)
-  }
-  ratio = sum(seconds[REALM]) / statistics.mean(seconds[ICT])
-  num_steps = max(1, round(ratio))
-  run(
+  own, others = (
+    [row["step_seconds"] for row in read_rows(step.folder)[1:]]
+    for step in (cloze, realm)
+  )
+  num_steps = steps_of_equal_seconds(
+    len(others), statistics.mean(others), statistics.mean(own)
+  )
+  continued = run(
     demo.train(
-      *(ICT_CONTINUED, "inverse_cloze", ICT),
+      *(ICT_CONTINUED, "inverse_cloze", cloze),
       NUM_STEPS=num_steps,
       SAVE_EVERY_STEPS=num_steps,
     )
   )
-  for step in (0, num_steps):
-    run(demo.build_index(ICT_CONTINUED, CHECKPOINT_STEP=step))
   _announce("Retrieval before fine-tuning: masked statements in new wordings")
   before, after = (
     {
-      questions: _scores(
-        demo.evaluate_retrieval(ICT_CONTINUED, step, questions), *_RECALLS
-      )
+      questions: demo.recalls(continued, checkpoint, questions)
       for questions in (STATEMENTS, _VALIDATION)
     }
-    for step in (0, num_steps)
+    for checkpoint in (0, num_steps)
   )
   validation = {
     "started_from": before[_VALIDATION]["recall_at_1"],
     "continued": after[_VALIDATION]["recall_at_1"],
   }
-  baseline, best = ICT_CONTINUED, after
+  baseline, best = continued, after
   if validation["started_from"] > validation["continued"]:
-    baseline, best = ICT, before
-  statements = _scores(
-    demo.evaluate_retrieval(REALM, last, STATEMENTS), *_RECALLS
-  )
+    baseline, best = cloze, before
+  statements = demo.recalls(realm, last, STATEMENTS)
   _announce("Open QA with the REALM retriever")
-  run(demo.train_open_qa("open_qa", REALM))
-  of_open_qa = ("exact_match", *_RECALLS)
-  realm = _scores(demo.evaluate_open_qa("open_qa", "open_qa"), *of_open_qa)
+  open_qa = run(demo.train_open_qa("open_qa", realm, realm))
+  answers = demo.answers("open_qa", open_qa)
   _announce("Control: the same reader, given random blocks")
-  random_blocks = _scores(
-    demo.evaluate_open_qa("random_blocks", "open_qa", CANDIDATES="random"),
-    *of_open_qa,
-  )
+  random_blocks = demo.answers("random_blocks", open_qa, CANDIDATES="random")
   _announce("Control: BM25, with a reader trained on its blocks")
   # BM25 brings its own scores, so that the run has no towers. The snapshot
   # that it searches needs some: those of the inverse cloze, which nothing
   # reads.
   builder = demo.command(
-    *("build_index", "build_index_bm25", REALM, "--once"),
+    *("build_index", "build_index_bm25", realm.folder, "--once"),
     SNAPSHOTS_DIR=demo.path("bm25/snapshots"),
     CHECKPOINT_STEP=0,
   )
-  run(demo.train_open_qa("bm25", None, builder, INDEX_SCORES=True))
-  bm25 = _scores(
-    demo.evaluate_open_qa("bm25", "bm25", INDEX_SCORES=True), *of_open_qa
-  )
+  scores = {"INDEX_SCORES": True}
+  bm25 = run(demo.train_open_qa("bm25", None, realm, builder, **scores))
+  bm25_answers = demo.answers("bm25", bm25, **scores)
   _announce("Control: the inverse-cloze retriever, without REALM pre-training")
-  run(demo.train_open_qa("ict_only", baseline))
-  ict_only = _scores(demo.evaluate_open_qa("ict_only", "ict_only"), *of_open_qa)
+  ict_only = run(demo.train_open_qa("ict_only", baseline, realm))
+  ict_answers = demo.answers("ict_only", ict_only)
   _announce(f"{_NUM_EDITS} facts change in the corpus; nothing is trained")
   return {
-    "realm": realm,
+    "realm": answers,
     "random_blocks": random_blocks,
-    "bm25": bm25,
-    "ict_only": ict_only,
+    "bm25": bm25_answers,
+    "ict_only": ict_answers,
     "statements": {
       "started_from": before[STATEMENTS],
       "realm": statements,
       "ict_only": best[STATEMENTS],
     },
     "inverse_cloze_baseline": {
-      "retriever": baseline,
+      "retriever": baseline.folder.name,
       "validation_recall_at_1": validation,
     },
     "masked_accuracy": {
       "with_retrieval": masked["masked_accuracy"],
       "null_only": masked["masked_accuracy_null"],
     },
-    "edited_facts": _follow_edits(demo, world),
-    "snapshots_swapped": len({row["snapshot"] for row in pretraining}) - 1,
+    "edited_facts": _follow_edits(demo, open_qa, world),
+    "snapshots_swapped": len({row["snapshot"] for row in rows}) - 1,
     "wall_seconds": round(time.monotonic() - start, 1),
   }
 
 
-def _follow_edits(demo: Demo, world: world_lib.World) -> dict[str, int]:
+def _follow_edits(demo: Demo, open_qa: Step, world: World) -> dict[str, int]:
   """Edits facts, rebuilds corpus and index, and asks about the facts.
 
   Returns:
@@ -232,34 +207,30 @@ def _follow_edits(demo: Demo, world: world_lib.World) -> dict[str, int]:
     rightly before, `known`; and how many of those are now, `followed`.
   """
   edited = edits.edit_facts(world, count=_NUM_EDITS, seed=0)
-  edits.write_edited(demo.path("edited_world"), before=world, after=edited)
-  demo.build_corpus("edited_world", "edited_corpus")
-  corpus = demo.path("edited_corpus")
-  run(
-    demo.build_index(
-      "open_qa", "edited_snapshots", CHECKPOINT_STEP=0, CORPUS_DIR=corpus
-    )
+  folder = demo.folder / "edited_world"
+  edits.write_edited(folder, before=world, after=edited)
+  demo.worlds.build(demo.folder, _EDITED_CORPUS, "edited_world/articles.jsonl")
+  corpus = {"CORPUS_DIR": demo.path(_EDITED_CORPUS)}
+  snapshot = demo.build_index(
+    open_qa, "edited_snapshots", CHECKPOINT_STEP=0, **corpus
   )
-  run(
-    demo.evaluate_open_qa(
-      *("edited", "open_qa"),
-      snapshot="edited_snapshots",
-      CORPUS_DIR=corpus,
-      QUESTIONS=demo.path("edited_world/questions-edited.jsonl"),
-    )
+  questions = str(folder / "questions-edited.jsonl")
+  asked = demo.evaluate(
+    *("edited", "eval", open_qa, snapshot), QUESTIONS=questions, **corpus
   )
+  run(asked)
 
-  def correct(name: str) -> dict[str, bool]:
-    path = demo.folder / "evaluations" / name / PREDICTIONS
-    predictions = map(json.loads, path.read_text().splitlines())
-    return {one["id"]: one["correct"] for one in predictions}
+  def correct(evaluation: Path) -> dict[str, bool]:
+    lines = (evaluation / PREDICTIONS).read_text().splitlines()
+    return {one["id"]: one["correct"] for one in map(json.loads, lines)}
 
-  before, now = correct("open_qa"), correct("edited")
+  now = correct(asked.folder)
+  before = correct(demo.folder / "evaluations" / open_qa.folder.name)
   known = [right for id_, right in now.items() if before[id_]]
   return {"edited": len(now), "known": len(known), "followed": sum(known)}
 
 
-def _scores(evaluation: Step, *names: str) -> Mapping[str, float]:
+def _figures(evaluation: Step, names: Sequence[str]) -> dict[str, float]:
   """Runs an evaluation, and returns some of its figures."""
   figures = run(evaluation).figures()
   return {name: figures[name] for name in names}

@@ -91,7 +91,7 @@ def write_edited(
   That file has the test questions whose answers changed, as `write_world`
   writes them, with the field `old_answer`.
   """
-  world_lib.write_world(directory, world=after)
+  world_lib.write_world(directory, after)
   with json_lines(epath.Path(directory) / "questions-edited.jsonl") as write:
     for old, new in zip(
       before.questions["test"], after.questions["test"], strict=True

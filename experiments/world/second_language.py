@@ -15,9 +15,8 @@ from etils import epath
 
 from experiments.world import documents as documents_lib
 from experiments.world import questions as questions_lib
-from experiments.world.world import World, question_record
+from experiments.world.world import World, write_articles, write_questions
 from realm_jax.settings import Fraction, require_valid
-from realm_jax.storage.json_files import json_lines
 
 # An invented language has no code. That of Esperanto splits sentences well.
 CODE = "eo"
@@ -140,12 +139,8 @@ def write_files(
 ) -> None:
   """Writes `articles-second.jsonl`, and a `statements-STATED_IN.jsonl` each."""
   directory = epath.Path(directory)
-  with json_lines(directory / ARTICLES) as write:
-    for document in second.documents:
-      text = document.text(world.facts)
-      fields = {"id": document.id, "title": document.title, "text": text}
-      write({**fields, "language": CODE})
+  write_articles(directory / ARTICLES, world, second.documents, language=CODE)
   for stated_in, statements in second.statements.items():
-    with json_lines(directory / f"statements-{stated_in}.jsonl") as write:
-      for statement in statements:
-        write(question_record(world, statement))
+    write_questions(
+      directory / f"statements-{stated_in}.jsonl", world, statements
+    )

@@ -133,28 +133,47 @@ def generate(config: WorldConfig = _DEFAULTS) -> World:
   return World(entities, facts, documents, questions, statements)
 
 
-def write_world(directory: epath.PathLike, *, world: World) -> None:
+def write_world(directory: epath.PathLike, world: World) -> None:
   """Writes a world's documents and questions to a directory.
 
   They are `articles.jsonl`, `questions-SPLIT.jsonl`, and
   `statements-SPLIT.jsonl` of the held-out splits.
   """
   directory = epath.Path(directory)
-  with json_lines(directory / "articles.jsonl") as write:
-    for document in world.documents:
-      text = document.text(world.facts)
-      write({"id": document.id, "title": document.title, "text": text})
+  write_articles(directory / "articles.jsonl", world, world.documents)
   for name in ("questions", "statements"):
     for split, group in getattr(world, name).items():
-      with json_lines(directory / f"{name}-{split}.jsonl") as write:
-        for question in group:
-          write(question_record(world, question))
+      write_questions(directory / f"{name}-{split}.jsonl", world, group)
+
+
+def write_articles(
+  path: epath.Path,
+  world: World,
+  documents: Sequence[documents_lib.Document],
+  **fields: str,
+) -> None:
+  """Writes documents as lines of JSON, each with these further fields."""
+  with json_lines(path) as write:
+    for document in documents:
+      text = document.text(world.facts)
+      write(
+        {"id": document.id, "title": document.title, "text": text, **fields}
+      )
+
+
+def write_questions(
+  path: epath.Path, world: World, questions: Sequence[questions_lib.Question]
+) -> None:
+  """Writes questions as lines of JSON, with what a diagnosis needs."""
+  with json_lines(path) as write:
+    for question in questions:
+      write(question_record(world, question))
 
 
 def question_record(
   world: World, question: questions_lib.Question
 ) -> dict[str, JsonValue]:
-  """Returns a question as its line of JSON, with what a diagnosis needs."""
+  """Returns a question as its line of JSON."""
   return {
     "id": question.id,
     "question": question.text,

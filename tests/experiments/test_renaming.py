@@ -33,7 +33,7 @@ def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
     names = [bob, ali] if (made.blocks != plain.blocks).any() else [ali, bob]
     changed += names == [bob, ali]
     for before, after in (
-      (plain.query, made.joint_query),
+      (plain.query, made.read_query),
       (plain.blocks, made.blocks),
     ):
       wanted = np.select([before == ali, before == bob], names, before)

@@ -223,7 +223,7 @@ def _require_gold_articles(folder, records):
 
 
 def test_the_files_hold_the_world_and_an_edited_one(small_world, tmp_path):
-  world_lib.write_world(tmp_path / "world", world=small_world)
+  world_lib.write_world(tmp_path / "world", small_world)
   for name in ("questions", "statements"):
     for split, questions in getattr(small_world, name).items():
       records = read_lines(tmp_path / "world" / f"{name}-{split}.jsonl")

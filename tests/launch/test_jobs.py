@@ -4,7 +4,8 @@ import pytest
 import yaml
 from absl import flags, logging
 
-from realm_jax.launch import LaunchError, xm_launch
+from realm_jax.errors import RealmError
+from realm_jax.launch import xm_launch
 from realm_jax.launch.jobs import split_bindings
 from realm_jax.launch.slices import parse_slice
 
@@ -51,7 +52,7 @@ def test_a_job_with_gin_files_becomes_a_command(planned):
 def test_flags_that_do_not_fit_are_explained(
   planned, executor, flags, jobs, word
 ):
-  with pytest.raises(LaunchError) as caught:
+  with pytest.raises(RealmError) as caught:
     planned(executor, *flags, jobs=jobs)
   assert word in str(caught.value)
 
@@ -98,12 +99,12 @@ def test_the_launcher_prints_a_manifest(launched, capsys):
   ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(launched, executor, flag):
-  with pytest.raises(LaunchError, match=flag[2:].partition("_")[0]):
+  with pytest.raises(RealmError, match=flag[2:].partition("_")[0]):
     launched(executor, "--dry_run", flag)
 
 
 def test_a_dry_run_says_what_would_run_and_what_is_wrong(launched, capsys):
-  with pytest.raises(LaunchError, match=r"builder: --builder\.gin\.A"):
+  with pytest.raises(RealmError, match=r"builder: --builder\.gin\.A"):
     launched("gke", "--dry_run", "--builder.gin.A=1")
   said = capsys.readouterr().out
   assert "TPU v5e 8x8: 64 chips on 16 × ct5lp-hightpu-4t" in said

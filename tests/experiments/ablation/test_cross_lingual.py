@@ -4,23 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ablation.rows import select
-from tests.experiments.ablation.conftest import configured
-
-_OUT = Path("out")
+from tests.experiments.ablation.conftest import OUT, configured, planned
 
 
 @pytest.fixture(scope="module")
 def plan():
-  config = configured("cross_lingual")
-  rows = select(["all"], config.rows)
-  ((_, plan),) = config.plans(rows, seeds=[0, 1], output_dir=_OUT)
-  return plan
+  return planned(configured("cross_lingual"), "all", seeds=(0, 1))
 
 
 def test_rows_differ_in_what_they_learn_from_and_search(plan):
-  folder = _OUT / "seed-1"
-  runs = {str(run.step.folder): run.step for run in plan.runs}
+  folder = OUT / "seed-1"
+  runs = {str(folder): step for folder, (step, _) in plan.uses.items()}
 
   def named(bindings, *names):
     return [Path(bindings[name]).relative_to(folder) for name in names]
@@ -49,10 +43,3 @@ def test_rows_differ_in_what_they_learn_from_and_search(plan):
   own = runs[str(folder / "own/pretraining")].command.bindings
   starts = named(own, "INITIAL_CHECKPOINT", "INITIAL_READER")
   assert starts == [Path("own/inverse_cloze"), Path("own/reading_retrieved")]
-
-
-def test_every_command_is_configured(plan):
-  steps = [run.step for run in plan.runs if run.seed == 0]
-  for step in steps:
-    for command in filter(None, (step.command, step.builder)):
-      command.configured()

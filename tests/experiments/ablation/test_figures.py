@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments.ablation import rows
 from experiments.ablation.plan import Plan
 from experiments.ablation.report import (
   figures_of,
@@ -13,7 +12,9 @@ from experiments.ablation.report import (
   row_figures,
   write_report,
 )
+from experiments.ablation.rows import select
 from tests.evaluation.lines import line
+from tests.experiments.ablation.conftest import OUT, configured
 from tests.json_lines import write_lines
 
 
@@ -65,14 +66,23 @@ def results(tmp_path):
   return write
 
 
+def _plan(results, **pretrainings):
+  """A plan of the demo's rows that have results."""
+  config = configured("demo")
+  rows = select([*results], config.all_rows())
+  plan = Plan(config, rows, [], [], OUT)
+  plan.results, plan.pretrainings = results, pretrainings
+  return plan
+
+
 def test_rows_are_read_compared_and_reported(results, tmp_path):
   found = {
     "realm": results("realm", [[1, 1], [1, 0]], [[0, 4], [0, 5]]),
     "stale_index": results("stale", [[0, 1], [0, 0]], [[5, 5], [0, 5]]),
     "candidates_2": results("two", [[1, 1], [1, 1]], [[0, 0], [0, 0]]),
   }
-  plan = Plan([], found, {"stale_index": SimpleNamespace(never_refreshed=True)})
-  figures = figures_of(plan, rows.select([*found]))
+  plan = _plan(found, stale_index=SimpleNamespace(never_refreshed=True))
+  figures = figures_of(plan)
   metrics = {row["name"]: row["metrics"] for row in figures["rows"]}
   assert {
     name: (own["exact_match"]["mean"], own["recall_at_5"]["mean"])
@@ -82,7 +92,8 @@ def test_rows_are_read_compared_and_reported(results, tmp_path):
     "stale_index": (0.25, 0.25),
     "candidates_2": (1.0, 1.0),
   }
-  table = write_report(tmp_path, {"seeds": [0, 1], "commit": "abc", **figures})
+  figures |= {"seeds": [0, 1], "commit": "abc"}
+  table = write_report(tmp_path, plan.metrics, figures)
   # Mean, deviation (0.5 and 0), difference, and the paper's 28.7.
   (stale, _) = (row for row in table.splitlines() if row.startswith("30×"))
   assert "0.250  0.354      -0.500" in stale
@@ -112,7 +123,7 @@ def test_a_row_is_better_by_the_corrected_p_value_and_in_every_seed(results):
     }.items()
   }
   found["joint_loss"] = found["per_token_loss"] = found["realm"]
-  figures = figures_of(Plan([], found), rows.select([*found]))
+  figures = figures_of(_plan(found))
   metrics = {row["name"]: row["metrics"] for row in figures["rows"]}
   better = {
     n for n, of in metrics.items() if of["exact_match"].get("is_better")

@@ -2,10 +2,13 @@
 
 import pytest
 
-from experiments.ablation.objectives import steps_of_equal_seconds
-from experiments.ablation.rows import select
-from experiments.pipeline import Step
-from tests.experiments.ablation.conftest import configured, settings_of, steps
+from experiments.pipeline import steps_of_equal_seconds
+from tests.experiments.ablation.conftest import (
+  configured,
+  planned,
+  settings_of,
+  steps,
+)
 from tests.json_lines import write_lines
 
 
@@ -15,17 +18,12 @@ def config():
   return configured("objectives", *few, "NUM_STEPS = {'pretraining': 400}")
 
 
-def _plans(config, output_dir, *names):
-  rows = select(names, config.rows)
-  return config.plans(rows, seeds=[0], output_dir=output_dir)
-
-
 def _trained(plan, name):
-  return settings_of(_runs(plan)[f"pretraining/{name}"])
+  return settings_of(_steps(plan)[f"pretraining/{name}"])
 
 
-def _runs(plan):
-  return steps(plan, plan.runs[0].seed)
+def _steps(plan):
+  return steps(plan, plan.seeds[0])
 
 
 def test_steps_of_equal_seconds():
@@ -36,45 +34,52 @@ def test_steps_of_equal_seconds():
 
 def _write(folder, name, *rows):
   path = folder / "seed-100" / name
-  path.parent.mkdir(parents=True)
+  path.parent.mkdir(parents=True, exist_ok=True)
   write_lines(path, rows)
 
 
-def test_a_row_takes_its_best_setting_and_as_many_seconds(
-  config, tmp_path, monkeypatch
-):
-  monkeypatch.setattr(Step, "is_finished", lambda self: True)
-  plans = _plans(config, tmp_path, "perplexity", "hard_negatives")
-  _, plan = next(plans)
+_COSTS = {"realm": 0.1, "perplexity": 0.2, "hard_negatives": 0.05}
+_RECALLS = {
+  "reading_retrieved": 0.3,
+  "realm_1_1": 0.4,
+  "realm_0.5_1": 0.4,
+  "perplexity_1_1": 0.1,
+  "perplexity_0.5_1": 0.5,
+  "hard_negatives_1_1": 0.2,
+  "hard_negatives_0.5_1": 0.3,
+}
+
+
+def test_a_row_takes_its_best_setting_and_as_many_seconds(config, tmp_path):
+  plans = []
+
+  def execute(plan):
+    """Writes what the runs of each plan would."""
+    plans.append(plan)
+    if plan.rows[0].part == "cost":
+      for name, seconds in _COSTS.items():
+        # The first half of the steps waits for the index.
+        times = [9.0] * 30 + [seconds] * 29 + [9.0]
+        rows = [
+          {"step": n, "step_seconds": time} for n, time in enumerate(times, 1)
+        ]
+        _write(tmp_path, f"pretraining/{name}_cost/metrics.jsonl", *rows)
+    if plan.rows[0].part == "development":
+      for name, recall in _RECALLS.items():
+        file = f"evaluations/{name}/statements/metrics.json"
+        _write(tmp_path, file, {"recall_at_1": recall})
+    return True
+
+  names = ("perplexity", "hard_negatives")
+  planned(config, *names, folder=tmp_path, execute=execute)
+  costs, development, plan = plans
   # No index is built while steps are measured.
-  assert _trained(plan, "realm_cost").num_steps == 60
-  builder = _runs(plan)["pretraining/realm_cost"].builder
+  assert _trained(costs, "realm_cost").num_steps == 60
+  builder = _steps(costs)["pretraining/realm_cost"].builder
   assert builder.bindings["REFRESH_EVERY_STEPS"] >= 60
-  costs = {"realm": 0.1, "perplexity": 0.2, "hard_negatives": 0.05}
-  for name, seconds in costs.items():
-    # The first half of the steps waits for the index.
-    times = [9.0] * 30 + [seconds] * 29 + [9.0]
-    rows = [
-      {"step": n, "step_seconds": time} for n, time in enumerate(times, 1)
-    ]
-    _write(tmp_path, f"pretraining/{name}_cost/metrics.jsonl", *rows)
-  _, development = next(plans)
   assert _trained(development, "hard_negatives_1_1").num_steps == 800
   assert _trained(development, "perplexity_0.5_1").num_steps == 400
-  recalls = {
-    "reading_retrieved": 0.3,
-    "realm_1_1": 0.4,
-    "realm_0.5_1": 0.4,
-    "perplexity_1_1": 0.1,
-    "perplexity_0.5_1": 0.5,
-    "hard_negatives_1_1": 0.2,
-    "hard_negatives_0.5_1": 0.3,
-  }
-  for name, recall in recalls.items():
-    file = f"evaluations/{name}/statements/metrics.json"
-    _write(tmp_path, file, {"recall_at_1": recall})
-  rows, plan = next(plans)
-  assert [row.name for row in rows] == [
+  assert [row.name for row in plan.rows] == [
     "realm",
     "perplexity",
     "inverse_cloze",
@@ -93,23 +98,22 @@ def test_a_row_takes_its_best_setting_and_as_many_seconds(
   }
   # Masked words are filled in at the temperature of training, and open QA is
   # the same for all.
-  masked = _runs(plan)["evaluations/perplexity/masked"].command.bindings
+  masked = _steps(plan)["evaluations/perplexity/masked"].command.bindings
   assert masked["SCORE_SCALE"] == 40.0
-  open_qa = settings_of(_runs(plan)["open_qa/perplexity"])
+  open_qa = settings_of(_steps(plan)["open_qa/perplexity"])
   assert open_qa.retriever.score_scale == 20.0
   # What was measured is not measured again.
-  rows, _ = next(_plans(config, tmp_path, "perplexity", "hard_negatives"))
-  assert {row.part for row in rows} == {"development"}
+  plans.clear()
+  planned(config, *names, folder=tmp_path, execute=execute)
+  assert [plan.rows[0].part for plan in plans] == ["development", "objectives"]
 
 
-def test_a_stale_row_shares_what_is_the_same_and_is_compared_with_it(
-  config, tmp_path
-):
-  *before, (rows, plan) = _plans(config, tmp_path, "staleness", "replug")
-  # A dry run plans without measurements.
-  assert len(before) == 2
-  assert {"pretraining/replug", "pretraining/replug_seconds"} <= {*_runs(plan)}
-  references = {row.name: row.reference for row in rows}
+def test_a_stale_row_shares_what_is_the_same_and_is_compared_with_it(config):
+  # Only listed, it plans without measurements.
+  plan = planned(config, "staleness", "replug")
+  trained = {"pretraining/replug", "pretraining/replug_seconds"}
+  assert trained <= {*_steps(plan)}
+  references = {row.name: row.reference for row in plan.rows}
   assert references["realm_rolling"] == "realm_refresh_50"
   assert references["replug_refresh_50"] == "realm"
   assert references["replug_refresh_1500"] == "replug_refresh_50"
@@ -117,4 +121,4 @@ def test_a_stale_row_shares_what_is_the_same_and_is_compared_with_it(
   assert plan.results["replug_refresh_50"][0]["run"].name == "replug"
   assert _trained(plan, "replug_refresh_200").refresh_every_steps == 200
   assert _trained(plan, "replug_rolling").keeps_rolling_index
-  assert _runs(plan)["pretraining/replug_rolling"].builder is None
+  assert _steps(plan)["pretraining/replug_rolling"].builder is None

@@ -1,14 +1,16 @@
 """Which bindings a row has, and which runs the rows share."""
 
-from pathlib import Path
-
 import pytest
 
 from experiments.ablation.rows import select
 from realm_jax.errors import RealmError
-from tests.experiments.ablation.conftest import configured, settings_of, steps
-
-_OUT = Path("out")
+from tests.experiments.ablation.conftest import (
+  OUT,
+  configured,
+  planned,
+  settings_of,
+  steps,
+)
 
 
 @pytest.fixture(scope="module")
@@ -16,27 +18,32 @@ def whole():
   """Most rows with two seeds, long enough for every refresh."""
   config = configured("demo", "NUM_STEPS = {'pretraining': 40_000}")
   some = ("candidates_8", "candidates_16", "refresh_50", "refresh_400")
-  rows = select(["table2", "choices", *some, "refresh_never"])
-  ((_, plan),) = config.plans(rows, seeds=range(2), output_dir=_OUT)
-  return plan
+  names = ("table2", "choices", *some, "refresh_never")
+  return planned(config, *names, seeds=(0, 1))
 
 
 def _trained(plan):
-  return [
-    run.step.name for run in plan.runs if run.step.command.module == "train"
-  ]
+  named = steps(plan).items()
+  return [name for name, step in named if step.command.module == "train"]
 
 
 def test_rows_are_chosen_by_name_or_part_and_realm_is_always_among_them():
-  assert [row.name for row in select(["baseline"])] == ["realm", "baseline"]
-  assert {row.part for row in select(["table2"])} == {"table2"}
+  rows = configured("demo").all_rows()
+  chosen = [row.name for row in select(["baseline"], rows)]
+  assert chosen == ["realm", "baseline"]
+  assert {row.part for row in select(["table2"], rows)} == {"table2"}
   with pytest.raises(RealmError, match=r"no row 'baselin'.*baseline"):
-    select(["baselin"])
+    select(["baselin"], rows)
+
+
+def test_a_wrong_field_of_a_row_is_named():
+  config = configured("demo", "ROWS = [{'name': 'realm', 'titel': 'REALM'}]")
+  with pytest.raises(RealmError, match=r"'titel': change ROWS"):
+    config.all_rows()
 
 
 def test_the_rows_share_what_is_the_same(whole):
-  trained = _trained(whole)
-  assert trained[:7] == [
+  assert _trained(whole)[:7] == [
     "inverse_cloze",
     "reading",
     "reading_retrieved",
@@ -45,22 +52,22 @@ def test_the_rows_share_what_is_the_same(whole):
     "baseline_reader",
     "open_qa/realm_retriever",
   ]
-  rows = {run.step.name: run.rows for run in whole.runs}
-  assert rows["reading"] == [*whole.results]
+  folder = OUT / "seed-0"
+  assert whole.uses[folder / "reading"][1] == [*whole.results]
   realm = ["realm", "realm_retriever", "realm_encoder"]
-  assert rows["pretraining/realm"][:3] == realm
+  assert whole.uses[folder / "pretraining/realm"][1][:3] == realm
 
 
 def test_a_row_starts_from_the_parts_that_it_names_which_come_before(whole):
   made, parts = set(), {}
-  for run in whole.runs:
-    bindings = run.step.command.bindings
+  for folder, (step, _) in whole.uses.items():
+    bindings = step.command.bindings
     starts = bindings.get("INITIAL_CHECKPOINT"), bindings.get("INITIAL_READER")
     evaluated = bindings["MODEL_DIR"] if "OUTPUT_DIR" in bindings else None
-    assert made >= {*starts, evaluated} - {None}, run.step.name
-    made.add(str(run.step.folder))
-    if run.seed == 1:
-      parts[run.step.name] = [
+    assert made >= {*starts, evaluated} - {None}, folder
+    made.add(str(folder))
+    if folder.is_relative_to(OUT / "seed-1"):
+      parts[str(folder.relative_to(OUT / "seed-1"))] = [
         start and start.partition("-1/")[2] for start in starts
       ]
   realm, ict = "pretraining/realm", "inverse_cloze"

@@ -1,13 +1,15 @@
-"""The corpus and the questions of each seed."""
+"""Corpora and questions of experiments: given, or of generated worlds."""
 
 import dataclasses
 import json
 import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from etils import epath
 
-from experiments.world import names
+from experiments.world import documents as documents_lib
 from experiments.world import second_language as second_lib
 from experiments.world import world as world_lib
 from realm_jax.corpus.build import build_corpus
@@ -20,6 +22,9 @@ CORPUS = "corpus"
 # Corpora of one language, where there is a second one: the first language's
 # documents, and those of the second.
 HIGH_CORPUS, OWN_CORPUS = "high_corpus", "own_corpus"
+_VOCABULARY = "vocab.txt"
+# Finds the kinds of names, too, as the paper's tagger does.
+_TAGGER = "experiments.world.names.tag"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +67,7 @@ class GivenData:
 
 @dataclasses.dataclass(frozen=True)
 class GeneratedWorlds:
-  """A generated world for each seed, as the demo's.
+  """A generated world for each seed, which the demo and ablations train on.
 
   Attributes:
     world: Settings of a world; its seed is the ablation's.
@@ -87,8 +92,8 @@ class GeneratedWorlds:
       None if self.sentences is None else str(world / self.sentences),
     )
 
-  def prepare(self, folder: Path, seed: int) -> None:
-    """Generates the world of a seed and its corpus, unless they are there.
+  def prepare(self, folder: Path, seed: int) -> world_lib.World:
+    """Generates the world of a seed; writes it and its corpora once.
 
     Raises:
       RealmError: The folder has a world of other settings.
@@ -97,37 +102,50 @@ class GeneratedWorlds:
     made_from, path = repr((config, self.block_length)), folder / "world.json"
     if self.second_language is not None:
       made_from += repr(self.second_language)
-    if (folder / CORPUS / MANIFEST_NAME).exists():
-      if (before := json.loads(path.read_text())) != made_from:
-        raise RealmError(
-          f"{folder} has a world of other settings, {before}, and not of "
-          f"{made_from}; remove it, or choose another --output_dir"
-        )
-      return
+    if path.exists() and (before := json.loads(path.read_text())) != made_from:
+      raise RealmError(
+        f"{folder} has a world of other settings, {before}, and not of "
+        f"{made_from}; remove it, or choose another --output_dir"
+      )
     write_json(path, made_from)
     world = world_lib.generate(config)
-    world_lib.write_world(folder / "world", world=world)
-    first, more = ["articles.jsonl"], ()
-    corpora = {CORPUS: first}
-    if self.second_language is not None:
-      second = second_lib.write_in_second_language(
-        world, self.second_language, seed=seed
-      )
-      second_lib.write_files(folder / "world", world, second)
-      own, more = [second_lib.ARTICLES], second.documents
-      # The last one shows that all are there.
-      corpora = {HIGH_CORPUS: first, OWN_CORPUS: own, CORPUS: [*first, *own]}
-    world_lib.write_vocabulary(folder / "vocab.txt", world, more)
-    for name, files in corpora.items():
-      summary = build_corpus(
-        [str(folder / "world" / file) for file in files],
-        folder / name,
-        vocab=str(folder / "vocab.txt"),
-        block_length=self.block_length,
-        tagger=names.tag,
-        overwrite=True,
-      )
-      print(summary.table(), flush=True)
+    if not (folder / _VOCABULARY).exists():
+      world_lib.write_world(folder / "world", world)
+      more: Sequence[documents_lib.Document] = ()
+      if self.second_language is not None:
+        second = second_lib.write_in_second_language(
+          world, self.second_language, seed=seed
+        )
+        second_lib.write_files(folder / "world", world, second)
+        more = second.documents
+      # The last file, which shows that all are there.
+      world_lib.write_vocabulary(folder / _VOCABULARY, world, more)
+    first, own = "world/articles.jsonl", f"world/{second_lib.ARTICLES}"
+    if self.second_language is None:
+      self.build(folder, CORPUS, first)
+    else:
+      self.build(folder, HIGH_CORPUS, first)
+      self.build(folder, OWN_CORPUS, own)
+      self.build(folder, CORPUS, first, own)
+    return world
+
+  def build(self, folder: Path, name: str, *articles: str) -> None:
+    """Builds a corpus of files in a world's folder, unless it is there."""
+    if (folder / name / MANIFEST_NAME).exists():
+      return
+    inputs = [str(folder / file) for file in articles]
+    settings = {
+      "output_dir": str(folder / name),
+      "vocab": str(folder / _VOCABULARY),
+      "block_length": self.block_length,
+      "tagger": _TAGGER,
+    }
+    given = [f"--input={path}" for path in inputs]
+    given += [f"--{name}={value}" for name, value in settings.items()]
+    print(
+      f"\n$ python -m realm_jax.build_corpus {shlex.join(given)}", flush=True
+    )
+    print(build_corpus(inputs, **settings).table(), flush=True)
 
 
 # Corpus and questions of each seed, which may be the same for all.

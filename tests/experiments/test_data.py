@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.ablation.data import GeneratedWorlds
+from experiments.data import GeneratedWorlds
 from experiments.world.world import WorldConfig
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
