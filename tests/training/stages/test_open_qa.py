@@ -37,6 +37,8 @@ def corpus(tmp_path_factory) -> Corpus:
 class _Vectors(Snapshot):
   """A snapshot that has only vectors."""
 
+  device_vectors = None
+
   def __init__(self):
     pass
 
