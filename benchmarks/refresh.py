@@ -41,7 +41,7 @@ from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.indexes.scann import ScannConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
@@ -205,7 +205,7 @@ def measure_swaps(
     ),
     stage=Pretraining(),
     retriever=_RETRIEVER,
-    reader=Reader(_RETRIEVER.bert, joint_length=68),
+    reader=BertReader(_RETRIEVER.bert, joint_length=68),
     optimizer=OptimizerConfig(learning_rate=2e-4),
     num_steps=num_steps,
     checkpoints=CheckpointConfig(save_every_steps=num_steps),

@@ -33,7 +33,7 @@ from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.components import Components
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
@@ -97,7 +97,7 @@ def make_models(given: argparse.Namespace) -> Components:
     attention=given.attention,
   )
   retriever = Retriever(bert, projection_dropout_rate=given.dropout)
-  reader = Reader(bert, joint_length=given.joint)
+  reader = BertReader(bert, joint_length=given.joint)
   return Components({"retriever": retriever, "reader": reader})
 
 

@@ -24,7 +24,7 @@ from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.components import Components
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever
 from realm_jax.snapshots.build import SnapshotConfig
 from realm_jax.snapshots.index_builder import IndexBuilderConfig, build_index
@@ -58,7 +58,7 @@ _BERT = BertConfig(
   init_stddev=0.2,
 )
 RETRIEVER = Retriever(bert=_BERT, projection_size=8)
-READER = Reader(
+READER = BertReader(
   bert=_BERT, joint_length=JOINT_LENGTH, span_size=8, max_answer_width=10
 )
 

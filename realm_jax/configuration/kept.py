@@ -55,7 +55,7 @@ _OWN = {
   "open_qa": f"{_STAGES}.open_qa:OpenQa",
   "optimizer": "realm_jax.training.optimizer:OptimizerConfig",
   "pretraining": f"{_STAGES}.pretraining:Pretraining",
-  "reader": "realm_jax.models.reader:Reader",
+  "bert_reader": "realm_jax.models.reader:BertReader",
   "reading": f"{_STAGES}.reading:Reading",
   "refresh": f"{_CONFIG}:RefreshConfig",
   "retriever": "realm_jax.models.retriever:Retriever",

@@ -18,7 +18,7 @@ from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import SENTENCE, TrainedRun
 from realm_jax.models.packing import padded_inputs
 from realm_jax.models.parameters import Params
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.text.wordpieces import MASK, WordpieceVocabulary
 
@@ -243,7 +243,7 @@ def _scores(
 
 
 def _mask_logits(
-  reader: Reader,
+  reader: BertReader,
   params: Params,
   query: Int[Array, "b q"],
   positions: Int[Array, "b m"],

@@ -22,12 +22,12 @@ from realm_jax.evaluation.run import RetrievedBlock, TrainedRun
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.models.packing import padded_inputs
 from realm_jax.models.parameters import Params
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 
 
 @answer_from_blocks.register
 def answer_from_spans(
-  reader: Reader,
+  reader: BertReader,
   run: TrainedRun,
   questions: Sequence[str],
   token_ids: Int32[np.ndarray, "b q"],
@@ -61,7 +61,7 @@ def answer_from_spans(
 
 
 def span_logits(
-  reader: Reader,
+  reader: BertReader,
   params: Params,
   query: Int[Array, "b q"],
   blocks: Int[Array, "b k l"],

@@ -112,7 +112,7 @@ class SpanHead(nn.Module):
     )
 
 
-class Reader(nn.Module):
+class BertReader(nn.Module):
   """BERT over `[CLS] x [SEP] body [SEP]` with a masked-LM and a span head.
 
   Attributes:
@@ -261,7 +261,9 @@ class Reader(nn.Module):
     block = jnp.ones((1, 1, block_length), jnp.int32)
     return self.init(key, query, block, query[:, :1])["params"]
 
-  def for_vocabulary(self, *, vocab_size: int, separator_id: int) -> "Reader":
+  def for_vocabulary(
+    self, *, vocab_size: int, separator_id: int
+  ) -> "BertReader":
     """Returns this reader for the vocabulary of a corpus."""
     config = self.bert.for_vocabulary(
       vocab_size=vocab_size, separator_id=separator_id

@@ -18,7 +18,7 @@ from etils import epath
 from realm_jax.checkpoints.store import FOLDER, locate
 from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever
 from realm_jax.snapshots.loading import corpus_of
 from realm_jax.snapshots.manifest import SnapshotError
@@ -50,7 +50,7 @@ _CHUNK_BYTES = 1 << 25
 def export_weights(
   model_dir: epath.PathLike,
   retriever: Retriever,
-  reader: Reader,
+  reader: BertReader,
   output_dir: epath.PathLike,
   *,
   to: str,
@@ -64,7 +64,7 @@ def export_weights(
   Args:
     model_dir: Directory of the run.
     retriever: Retriever of the run, which has no vocabulary yet.
-    reader: Reader of the run, likewise.
+    reader: BertReader of the run, likewise.
     output_dir: Directory to make; it appears complete or not at all.
     to: `sentence_transformers` for the retriever, or `hf_bert` for the reader.
     tower: `query` or `block`, if the retriever has two.

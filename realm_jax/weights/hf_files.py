@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 
 from realm_jax.models.bert import Activation, BertConfig
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 from realm_jax.settings import PositiveInt, accepts, describe, parameter_types
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text import wordpieces
@@ -139,7 +139,7 @@ def read_bert_config(
 def read_open_qa_lengths(file: JsonFile, bert: BertConfig) -> dict[str, int]:
   """Reads the lengths of a reader that was trained for open QA."""
   length = file.get("reader_seq_len", PositiveInt, _OPEN_QA_JOINT_LENGTH)
-  width = file.get("max_span_width", PositiveInt, Reader.max_answer_width)
+  width = file.get("max_span_width", PositiveInt, BertReader.max_answer_width)
   return {
     "joint_length": min(length, bert.max_positions),
     "max_answer_width": width,

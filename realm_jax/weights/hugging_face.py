@@ -21,7 +21,7 @@ import numpy as np
 
 from realm_jax.models.bert import TokenClassifier
 from realm_jax.models.parameters import Params
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 from realm_jax.models.sequences import padded
 from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
@@ -115,9 +115,11 @@ def open_realm(directory: Path) -> Source:
     "projection_norm_eps": bert.layer_norm_eps,
   }
   reader_fields = {
-    "span_size": file.get("span_hidden_size", PositiveInt, Reader.span_size),
+    "span_size": file.get(
+      "span_hidden_size", PositiveInt, BertReader.span_size
+    ),
     "span_norm_eps": file.get(
-      "reader_layer_norm_eps", PositiveFloat, Reader.span_norm_eps
+      "reader_layer_norm_eps", PositiveFloat, BertReader.span_norm_eps
     ),
   }
   if reads_spans := name in _SPAN_READERS:

@@ -20,7 +20,7 @@ from realm_jax.indexes.protocol import Rows
 from realm_jax.models import AnyArray
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.parameters import Params
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import (
   WordpieceVocabulary,
@@ -76,7 +76,7 @@ class Encoder(NamedTuple):
     head: Those of its masked-LM head, which only a reader has.
     retriever_fields: Fields of `Retriever` that the input says; prefixes are
       texts.
-    reader_fields: Fields of `Reader` that the input says.
+    reader_fields: Fields of `BertReader` that the input says.
   """
 
   prefix: str
@@ -112,12 +112,15 @@ class BoundModel(NamedTuple):
   """A retriever and a reader for a vocabulary, and the vocabulary."""
 
   retriever: Retriever
-  reader: Reader
+  reader: BertReader
   vocabulary: WordpieceVocabulary
 
   @classmethod
   def of(
-    cls, retriever: Retriever, reader: Reader, vocabulary: WordpieceVocabulary
+    cls,
+    retriever: Retriever,
+    reader: BertReader,
+    vocabulary: WordpieceVocabulary,
   ) -> "BoundModel":
     """Binds modules that have no vocabulary yet."""
     size, separator_id = vocabulary.vocab_size, vocabulary.sep_id
@@ -238,8 +241,10 @@ def map_weights(config: ImportConfig) -> MappedWeights:
   words = vocabulary_of(_pieces(config, source.vocabularies))
   retriever = _retriever(config, chosen, words)
   *_, last = chosen.values()
-  length = min(Reader.joint_length, last.bert.max_positions)
-  reader = Reader(last.bert, **{"joint_length": length, **last.reader_fields})
+  length = min(BertReader.joint_length, last.bert.max_positions)
+  reader = BertReader(
+    last.bert, **{"joint_length": length, **last.reader_fields}
+  )
   model = BoundModel.of(retriever, reader, words)
   return MappedWeights(config, model, parts, source, table)
 

@@ -189,7 +189,7 @@ def test_other_commands_take_the_model_and_what_is_marked(trained, tmp_path):
     "from __gin__ import dynamic_registration\n"
     "from realm_jax.models import bert\n"
     "from realm_jax.models import reader\n"
-    "READER = @small/reader.Reader()\n"
+    "READER = @small/reader.BertReader()\n"
     "WIDTH = 12\n"
     "small/bert.BertConfig.hidden_size = %WIDTH\n"
   )

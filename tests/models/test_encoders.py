@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from realm_jax.models import packing
 from realm_jax.models.bert import BertConfig, BertEncoder
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever, query_tower_parameters
 from realm_jax.models.sequences import gather
 from realm_jax.models.sequences import padded as one_a_row
@@ -223,7 +223,7 @@ def test_the_query_tower_alone_embeds_queries(shared):
 def test_scores_are_float32_in_mixed_precision():
   # The losses are sums of their exponentials and logarithms.
   bert = dataclasses.replace(CONFIG, dtype=jnp.bfloat16, max_positions=24)
-  reader = Reader(bert, joint_length=14, span_size=6, max_answer_width=3)
+  reader = BertReader(bert, joint_length=14, span_size=6, max_answer_width=3)
   given = jax.random.key(0), TOKENS, TOKENS[:, None], np.ones((3, 2), np.int32)
   (logits, spans), _ = jax.eval_shape(lambda: reader.init_with_output(*given))
   assert logits.dtype == spans.logits.dtype == jnp.float32

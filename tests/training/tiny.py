@@ -13,7 +13,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.components import Components
 from realm_jax.models.parameters import parameter_shardings
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
@@ -76,7 +76,9 @@ def components(*, dropout_rate=0.0):
     shared_towers=False,
     projection_dropout_rate=dropout_rate,
   )
-  reader = Reader(bert, joint_length=JOINT, span_size=4, max_answer_width=WIDTH)
+  reader = BertReader(
+    bert, joint_length=JOINT, span_size=4, max_answer_width=WIDTH
+  )
   return Components({"retriever": retriever, "reader": reader})
 
 

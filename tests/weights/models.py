@@ -12,7 +12,7 @@ import safetensors.numpy
 from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointStore, loop_record
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage.json_files import write_json
 from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
@@ -104,7 +104,7 @@ def import_weights(
   return importing.import_weights(config, output_dir)
 
 
-def load(model_dir: Path) -> tuple[Retriever, Reader]:
+def load(model_dir: Path) -> tuple[Retriever, BertReader]:
   """Returns the modules that a MODEL_DIR's own file binds."""
   found = configuration.parsed(None, [str(model_dir / "config.json")])
   models = (found.names["RETRIEVER"], found.names["READER"])
@@ -121,7 +121,7 @@ BERT = BertConfig(
   max_positions=64,
 )
 RETRIEVER = Retriever(bert=BERT, projection_size=4)
-READER = Reader(bert=BERT, joint_length=40, span_size=6, max_answer_width=4)
+READER = BertReader(bert=BERT, joint_length=40, span_size=6, max_answer_width=4)
 
 
 @functools.cache
@@ -129,13 +129,15 @@ def vocabulary() -> WordpieceVocabulary:
   return vocabulary_of(tuple(tiny_world.pieces()))
 
 
-def bound(retriever: Retriever, reader: Reader = READER) -> BoundModel:
+def bound(retriever: Retriever, reader: BertReader = READER) -> BoundModel:
   return BoundModel.of(retriever, reader, vocabulary())
 
 
 @functools.cache
 def parameters(
-  retriever: Retriever, reader: Reader = READER, parts: tuple[str, ...] = PARTS
+  retriever: Retriever,
+  reader: BertReader = READER,
+  parts: tuple[str, ...] = PARTS,
 ) -> dict[str, np.ndarray]:
   """Returns random parameters by path, none of them zero or one."""
   model = bound(retriever, reader)
@@ -163,7 +165,7 @@ def export(
   model_dir: str | Path,
   output_dir: str | Path,
   retriever: Retriever = RETRIEVER,
-  reader: Reader = READER,
+  reader: BertReader = READER,
   **choices: Any,
 ) -> str:
   """Exports with choices that have the names of the command's flags."""
