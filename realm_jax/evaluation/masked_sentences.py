@@ -7,12 +7,13 @@ three words. As in training, the query is `[CLS] x [SEP]`.
 import itertools
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Float, Int, Int32
 from scipy.special import log_softmax, logsumexp
 
+from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import SENTENCE, TrainedRun
@@ -221,7 +222,12 @@ def read_masks(
   given = {"query": query[None], "candidates": candidates[None]}
   retriever, params = run.components.retriever, run.params
   scores = run.compute(_scores, retriever, params["retriever"], **given)[0]
-  reader = run.require_reader()
+  reader: Any = run.require_reader()
+  if not hasattr(reader, "masked_lm"):
+    raise CheckpointError(
+      f"the reader of {run!r}, a {type(reader).__name__}, fills in no masks; ask "
+      "it a question"
+    )
   given["positions"] = positions[None]
   logits = run.compute(_mask_logits, reader, params["reader"], **given)[0]
   logits = logits[:, : np.count_nonzero(positions)]
