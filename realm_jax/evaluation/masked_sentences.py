@@ -225,8 +225,8 @@ def read_masks(
   reader: Any = run.require_reader()
   if not hasattr(reader, "masked_lm"):
     raise CheckpointError(
-      f"the reader of {run!r}, a {type(reader).__name__}, fills in no masks; ask "
-      "it a question"
+      f"the reader of {run!r}, a {type(reader).__name__}, fills in no masks; "
+      "ask it a question"
     )
   given["positions"] = positions[None]
   logits = run.compute(_mask_logits, reader, params["reader"], **given)[0]

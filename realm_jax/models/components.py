@@ -60,12 +60,20 @@ class Reader(Component, Protocol):
   def dropout_rate(self) -> float: ...
 
   def join(
-    self, query: Int[AnyArray, "b q"], candidates: Int[AnyArray, "b k l"]
+    self,
+    query: Int[AnyArray, "b q"],
+    candidates: Int[AnyArray, "b k l"],
+    token_ids: Int[AnyArray, "b m"] | None = None,
   ) -> PyTree:
     """Returns what it reads: a tree of `TokenSequences` and arrays.
 
     Sequences and rows of arrays are ordered by query, so that the parts of a
     batch are parts of each. The step lays out the sequences in bins.
+
+    Args:
+      query, candidates: Queries, and the blocks of each.
+      token_ids: The targets that are learned, for a reader that has them in the
+        same sequence; None where there are none.
     """
     ...
 

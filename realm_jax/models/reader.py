@@ -151,9 +151,13 @@ class BertReader(nn.Module):
     return self.bert.dropout_rate
 
   def join(
-    self, query: Int[AnyArray, "b q"], candidates: Int[AnyArray, "b k l"]
+    self,
+    query: Int[AnyArray, "b q"],
+    candidates: Int[AnyArray, "b k l"],
+    token_ids: Int[AnyArray, "b m"] | None = None,
   ) -> JointInputs:
-    """Returns what the reader reads of queries and their candidates."""
+    """Returns what the reader reads of queries and their candidates alone."""
+    del token_ids
     joint = sequences.join(
       query,
       candidates,

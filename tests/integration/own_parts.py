@@ -28,7 +28,7 @@ class Writer(nn.Module):
     self.words = nn.Embed(self.vocab_size, self.size)
     self.hidden = nn.Dense(self.size)
 
-  def join(self, query, candidates):
+  def join(self, query, candidates, token_ids=None):
     joint = sequences.join(query, candidates, joint_length=56, separator_id=3)
     return TokenSequences(joint.token_ids.reshape(-1, 56))
 

@@ -189,7 +189,9 @@ class Pretraining(Stage):
     assert candidates is not None
     blocks, index = encoder_inputs.distinct_blocks(retriever, candidates)
     queries = TokenSequences(retriever.query_input(batch.query))
-    read = components.reader.join(batch.query, candidates.tokens)
+    read = components.reader.join(
+      batch.query, candidates.tokens, batch.masks.token_ids
+    )
     return EncoderInputs(queries, blocks, index, read)
 
   def loss(

@@ -66,9 +66,10 @@ class Reading(Stage):
   def inputs(
     self, components: Components, batch: ReadingBatch
   ) -> EncoderInputs:
-    return EncoderInputs(
-      reader=components.reader.join(batch.query, batch.blocks)
+    read = components.reader.join(
+      batch.query, batch.blocks, batch.masks.token_ids
     )
+    return EncoderInputs(reader=read)
 
   def loss(
     self, encoders: Encoders, batch: ReadingBatch, inputs: EncoderInputs
