@@ -2,7 +2,9 @@
 
 Nothing else in the loop decides these by itself. What concerns a step is
 decided before that step is dispatched, by the hosts, while the devices compute
-the step before it.
+the step before it. Flags that the step itself reduces would need no exchange,
+but they are read only after the steps that are dispatched already. A SIGTERM
+with a grace of 30 s would then come too late for steps of 20 s.
 """
 
 import threading
