@@ -63,8 +63,7 @@ def open_topology(name: str) -> Topology:
   name is one that `parse_slice` takes, such as `v5e:8x8`.
 
   Raises:
-    RealmError: There is no such slice.
-    RealmError: There is no libtpu, or it knows no such slice.
+    RealmError: There is no such slice, or no libtpu that knows it.
   """
   generation, chips = parse_slice(name)
   _find_library()
