@@ -16,8 +16,9 @@ from absl.testing import flagsaver
 
 from realm_jax import serve
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.run import EditError
+from realm_jax.evaluation.run import EditError, RunConfig
 from realm_jax.serving.app import PageApp, listen, url_of
+from tests import tiny_world
 from tests.conftest import PROJECT_DIR
 from tests.serving import client
 
@@ -207,7 +208,7 @@ def test_a_port_in_use_is_named():
     port = listening.getsockname()[1]
     assert url_of(listening) == f"http://127.0.0.1:{port}"
     with pytest.raises(ValueError, match=rf"port={port} of .*--port=0 takes"):
-      serve._serve()
+      serve._serve(RunConfig("nowhere", "nowhere", tiny_world.RETRIEVER))
   # It is free again at once.
   listen("127.0.0.1", port).close()
 

@@ -231,7 +231,7 @@ def test_a_store_without_preconditions_is_refused():
 
 @pytest.mark.slow
 def test_of_several_that_start_at_once_one_wins(elsewhere, set_times):
-  set_times(300, renewal=60)
+  set_times(300, renewal=2.0)
   start, end = threading.Barrier(4), threading.Barrier(4)
 
   def contend() -> bool:
