@@ -2,13 +2,15 @@
 
     {"version": 2,
      "asked": "masked sentence", "evaluation": "gin/runs/eval_masked.gin",
+     "shared": {"NUM_CANDIDATES": 8, "RETRIEVER": {"kind": …}, …},
      "config": {"kind": "train", "fields": {
        "num_steps": 700,
        "stage": {"kind": "pretraining", "fields": {"num_candidates": 8, …}},
        "retriever": {"kind": "retriever", "fields": {…}}, …}}}
 
 The tree is the one of the `TrainConfig`. `train` takes it in place of the
-defaults; other commands take the fields with the mark `settings.OfRun`.
+defaults; other commands take what is shared, the fields with the mark
+`settings.OfRun`, and need no class of the others.
 
 A MODEL_DIR may be a stranger's. A kind is looked up here and nowhere else: it
 is a name below, an entry point of the group `realm_jax.kinds` of an installed
@@ -152,13 +154,19 @@ def _decoded(value: Any, modules: Collection[str]) -> Any:
       f"the kind {value['kind']!r} has no field {', '.join(sorted(unknown))}; "
       "a newer realm_jax may have made the run"
     )
-  kept = _decoded(fields, modules)
-  if isinstance(named := kept.get("task_modules"), tuple):
-    trusted = (_OWN_TASKS, *modules)
-    kept["task_modules"] = tuple(
-      one if one in trusted else NotImported(one) for one in named
-    )
+  kept = {
+    name: _task_modules(name, _decoded(one, modules), modules)
+    for name, one in fields.items()
+  }
   return Reference(found, kept=kept)
+
+
+def _task_modules(name: str, value: Any, modules: Collection[str]) -> Any:
+  """Returns a value; of task modules, those that nobody trusts are marked."""
+  if name.lower() != "task_modules" or not isinstance(value, tuple):
+    return value
+  trusted = (_OWN_TASKS, *modules)
+  return tuple(one if one in trusted else NotImported(one) for one in value)
 
 
 def _shared(one: Reference) -> Iterator[tuple[str, Any]]:
@@ -170,6 +178,24 @@ def _shared(one: Reference) -> Iterator[tuple[str, Any]]:
         yield mark.name or field.upper(), value
     if isinstance(value, Reference):
       yield from _shared(value)
+
+
+def _shared_names(modules: Collection[str]) -> set[str]:
+  """Returns all names that classes known here may share.
+
+  A stranger's file may have others, such as that of a folder to write to.
+  """
+  classes = [pkgutil.resolve_name(place) for place in _known().values()]
+  for module in modules:
+    named = vars(sys.modules[module]).values() if module in sys.modules else ()
+    classes += [one for one in named if isinstance(one, type)]
+  return {
+    mark.name or field.upper()
+    for cls in classes
+    for field, annotation in settings.parameter_types(cls).items()
+    for mark in getattr(annotation, "__metadata__", ())
+    if isinstance(mark, settings.OfRun)
+  }
 
 
 def run_directory(model_dir: epath.PathLike) -> epath.Path:
@@ -186,11 +212,13 @@ class Kept:
   Attributes:
     asked: What the reader has learnt to answer; None for all.
     evaluation: Recipe that evaluates the stage; None if there is none.
+    shared: What other commands take, by name, as JSON values.
     config: The configuration as JSON values, of which a file may have any.
   """
 
   asked: settings.Asked | None
   evaluation: str | None
+  shared: dict[str, Any]
   config: dict[str, Any]
 
   def __post_init__(self) -> None:
@@ -206,7 +234,10 @@ class Kept:
     stage = getattr(config, "stage", None)
     asked = getattr(stage, "asked", None)
     tree = json.loads(json.dumps(config, default=_encoded))
-    return cls(asked, getattr(stage, "evaluation", None), tree)
+    # All classes of the configuration are imported here.
+    own = dict(_shared(_decoded(tree, sys.modules)))
+    shared = json.loads(json.dumps(own, default=_encoded))
+    return cls(asked, getattr(stage, "evaluation", None), shared, tree)
 
   @classmethod
   def find(cls, model_dir: epath.PathLike) -> "Kept | None":
@@ -267,9 +298,17 @@ class Kept:
       ConfigurationError: There is a kind or a field that is unknown, and that
         is in no module of the bindings.
     """
+    modules = bindings.modules
+    known = _shared_names(modules)
+    bindings.names |= {
+      name: _task_modules(name, _decoded(value, modules), modules)
+      for name, value in self.shared.items()
+      # Those of a stage of the user's own concern nobody else.
+      if name in known
+    }
+    if not is_whole:
+      return
     root = _decoded(self.config, bindings.modules)
     if not isinstance(root, Reference):
       raise ConfigurationError("want the configuration of a run")
-    bindings.names |= dict(_shared(root))
-    if is_whole:
-      bindings.root = root
+    bindings.root = root

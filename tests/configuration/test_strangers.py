@@ -80,10 +80,18 @@ def _plant(stranger, planted):
   kept = json.loads(path.read_text())
   for place, value in planted.items():
     *parents, field = place.split(".")
-    node = kept["config"]
+    node, shared = kept["config"], kept["shared"]
     for name in parents:
       node = node["fields"][name]
     node["fields"][field] = value
+    # What other commands take is there by its name.
+    first, *others = parents or [""]
+    if (own := shared.get(first.upper())) is None:
+      shared[field.upper()] = value
+      continue
+    for name in others:
+      own = own["fields"][name]
+    own["fields"][field] = value
   path.write_text(json.dumps(kept))
 
 
@@ -145,8 +153,10 @@ def test_what_a_config_names_is_looked_up_and_never_imported(
   said = _open(stranger, tmp_path / "out")
   assert not mark.exists() and "trojan" not in sys.modules
   assert sorted(stranger.rglob("*")) == before
-  # Whatever reads it refuses it, and names the file.
-  assert said and all("config.json" in text for text in said), said
+  # Whatever reads it refuses it, and names the file. An evaluation that does
+  # not read it lacks its questions.
+  refused = [text for text in said if "questions.jsonl" not in text]
+  assert refused and all("config.json" in text for text in refused), said
 
 
 def test_a_run_does_not_say_where_it_is(stranger):
@@ -247,7 +257,8 @@ def test_a_run_in_a_bucket_is_data_as_well(stranger, in_bucket, mark):
     ('{"version": 1}', "version 1, .* reads 2; .* INITIAL_CHECKPOINT"),
     ('{"version": 2, "tomorrow": 1}', "tomorrow"),
     (
-      '{"version": 2, "asked": null, "evaluation": null, "config": []}',
+      '{"version": 2, "asked": null, "evaluation": null, "shared": {}, '
+      '"config": []}',
       "a dictionary",
     ),
   ],
