@@ -180,12 +180,23 @@ def _shared(one: Reference) -> Iterator[tuple[str, Any]]:
       yield from _shared(value)
 
 
-def _shared_names(modules: Collection[str]) -> set[str]:
-  """Returns all names that classes known here may share.
+def _kinds(tree: Any) -> Iterator[str]:
+  """Yields the kinds of all objects in JSON values."""
+  if isinstance(tree, (dict, list)):
+    if isinstance(tree, dict) and isinstance(tree.get("kind"), str):
+      yield tree["kind"]
+    for one in tree.values() if isinstance(tree, dict) else tree:
+      yield from _kinds(one)
 
-  A stranger's file may have others, such as that of a folder to write to.
+
+def _shared_names(config: Any, modules: Collection[str]) -> set[str]:
+  """Returns all names that the classes of a configuration may share.
+
+  A stranger's file may have others, such as that of a folder to write to. Of
+  installed packages only the kinds that the file has are imported.
   """
-  classes = [pkgutil.resolve_name(place) for place in _known().values()]
+  kinds = {*_OWN, *_kinds(config)} & _known().keys()
+  classes = [pkgutil.resolve_name(_known()[kind]) for kind in sorted(kinds)]
   for module in modules:
     named = vars(sys.modules[module]).values() if module in sys.modules else ()
     classes += [one for one in named if isinstance(one, type)]
@@ -299,7 +310,7 @@ class Kept:
         is in no module of the bindings.
     """
     modules = bindings.modules
-    known = _shared_names(modules)
+    known = _shared_names(self.config, modules)
     bindings.names |= {
       name: _task_modules(name, _decoded(value, modules), modules)
       for name, value in self.shared.items()

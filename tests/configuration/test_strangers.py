@@ -159,6 +159,21 @@ def test_what_a_config_names_is_looked_up_and_never_imported(
   assert refused and all("config.json" in text for text in refused), said
 
 
+def test_a_run_shares_no_name_that_no_class_marks(stranger):
+  path = stranger / "config.json"
+  kept = json.loads(path.read_text())
+  kept["shared"] |= {"OUTPUT_DIR": "../elsewhere", "NUM_READ": 3}
+  path.write_text(json.dumps(kept))
+  found = configuration.parsed(
+    evaluation,
+    model_dir=stranger,
+    recipe=evaluate._RECIPES,
+    bindings=["QUESTIONS = questions.jsonl"],
+  )
+  assert found.names["NUM_READ"] == 3
+  assert found.names.get("OUTPUT_DIR") != "../elsewhere"
+
+
 def test_a_run_does_not_say_where_it_is(stranger):
   _plant(stranger, {"model_dir": "../elsewhere"})
   found = configuration.parsed(TrainConfig, model_dir=stranger, recipe=None)
