@@ -123,7 +123,7 @@ def _inspect(
       store.verify(step, checksums=checksums)
     except SnapshotError as error:
       problem = str(error)
-    users = [at for at, snapshot in used.items() if snapshot == step]
+    users = [at for at, snapshots in used.items() if step in snapshots]
     statuses.append(_Status(step, manifest, users, problem))
   return statuses
 

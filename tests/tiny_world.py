@@ -167,7 +167,7 @@ class World:
     params = nn.unbox(_compiled_init(stage, self.components())(seed))
     place = {
       "positions": np.zeros((8, 2), np.int32),
-      "snapshot": np.int64(snapshot),
+      "snapshots": np.array([snapshot]),
       "seed": np.int64(seed),
     }
     store = CheckpointStore(model_dir)

@@ -384,22 +384,23 @@ def _reason(error: Exception) -> str:
   return text if len(text) <= _MAX_REASON else f"…{text[-_MAX_REASON:]}"
 
 
-def loop_record(snapshot: int | None, **digests: str) -> LoopItem:
+def loop_record(snapshots: Sequence[int], **digests: str) -> LoopItem:
   """Returns what the item `loop` says to others than the trainer.
 
-  That is the snapshot in use, if any, and SHA-256 in hexadecimal: that of the
-  `vocabulary` and, where there is an item `vectors`, that of the corpus version
-  that it is of (`vectors_corpus`).
+  These are the snapshots of the next steps, the one in use first, and SHA-256
+  in hexadecimal: of the `vocabulary` and, where there is an item `vectors`, of
+  the corpus version that these are of (`vectors_corpus`).
   """
-  step = _NO_SNAPSHOT if snapshot is None else snapshot
   record = {name: digest_bytes(sha256) for name, sha256 in digests.items()}
-  return {"snapshot": np.int64(step), **record}
+  # An array without elements cannot be saved.
+  steps = np.array(snapshots or [_NO_SNAPSHOT], np.int64)
+  return {"snapshots": steps, **record}
 
 
-def recorded_snapshot(item: LoopItem) -> int | None:
-  """Returns the snapshot that an item `loop` records, if any."""
-  step = int(item.get("snapshot", _NO_SNAPSHOT))
-  return None if step == _NO_SNAPSHOT else step
+def recorded_snapshots(item: LoopItem) -> list[int]:
+  """Returns the snapshots that an item `loop` records, the one in use first."""
+  steps = np.asarray(item.get("snapshots", [])).tolist()
+  return [step for step in steps if step != _NO_SNAPSHOT]
 
 
 def digest_bytes(sha256: str) -> UInt8[np.ndarray, "32"]:

@@ -17,10 +17,11 @@ from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import SENTENCE, TrainedRun
+from realm_jax.models.components import Retriever
 from realm_jax.models.packing import padded_inputs
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
-from realm_jax.models.retriever import Retriever, relevance
+from realm_jax.models.retriever import relevance
 from realm_jax.text.wordpieces import MASK, WordpieceVocabulary
 
 _MASK_IN_ANY_CASE = re.compile(re.escape(MASK), re.IGNORECASE)

@@ -25,7 +25,7 @@ from realm_jax.checkpoints.store import (
   FOLDER,
   CheckpointError,
   locate,
-  recorded_snapshot,
+  recorded_snapshots,
 )
 from realm_jax.configuration.kept import Kept
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
@@ -42,14 +42,15 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.inputs.config import BlockLength, QueryLength
-from realm_jax.models.components import Component, Components, Reader
-from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import (
+from realm_jax.models.components import (
+  Component,
+  Components,
+  Reader,
   Retriever,
   embed_blocks,
   embed_queries,
-  query_tower_parameters,
 )
+from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.settings import (
@@ -264,15 +265,15 @@ class TrainedRun:
         abstract["retriever"] = {"scale": jax.ShapeDtypeStruct((), "f4")}
       like = sharding.abstract_replicated(abstract, mesh)
       params = store.restore(step, items=tuple(like), like=like)
-      used = recorded_snapshot(store.loop_item(step))
+      used = recorded_snapshots(store.loop_item(step))[:1]
     if index is None and config.candidates == "random":
       index = RandomConfig()
     if index is not None:
       index = as_config(index)
     model_dir, kept = store.directory.parent, Kept.find(path)
-    wanted = [step] if used is None else [used]
-    if "reader" not in components and used is not None:
-      wanted = [step, used]
+    wanted = used or [step]
+    if "reader" not in components:
+      wanted = [step, *used]
 
     @functools.cache
     def open_snapshot() -> Snapshot:
@@ -420,7 +421,7 @@ class TrainedRun:
     if not len(token_ids):
       return np.zeros((0, retriever.vector_size), np.float32)
     if current:
-      params = query_tower_parameters(retriever, self.params["retriever"])
+      params = retriever.query_tower_parameters(self.params["retriever"])
     else:
       params = self.snapshot.query_params
     return self.compute(embed_queries, retriever, params, token_ids=token_ids)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from realm_jax.errors import RealmError
 from realm_jax.models import AnyArray
 from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.sequences import Sequences
 
 AnyComponent = TypeVar("AnyComponent", bound="Component")
 
@@ -46,6 +46,67 @@ class Component(Protocol):
   def apply(self, variables: Any, /, *arguments: Any, **settings: Any) -> Any:
     """Applies a method, as Flax modules do."""
     ...
+
+
+@runtime_checkable
+class Retriever(Component, Protocol):
+  """A component that embeds queries and blocks.
+
+  Its `__call__` embeds both, of inputs that are laid out. The relevance f(x, z)
+  is `score_scale` times the inner product of their vectors (section 3.2).
+
+  Attributes:
+    score_scale: Factor of every inner product.
+    vector_size: Dimension of the vectors.
+  """
+
+  @property
+  def score_scale(self) -> float: ...
+
+  @property
+  def vector_size(self) -> int: ...
+
+  def query_tower_parameters(self, params: Params) -> Params:
+    """Returns the part of the parameters that embeds queries."""
+    ...
+
+  def query_input(
+    self, token_ids: Int[AnyArray, "n q"]
+  ) -> Int[AnyArray, "n p"]:
+    """Returns what is read of the padded queries `[CLS] x [SEP]`."""
+    ...
+
+  def block_input(
+    self, token_ids: Int[AnyArray, "n l"]
+  ) -> Int[AnyArray, "n p"]:
+    """Returns what is read of the padded `[CLS] title [SEP] body [SEP]`."""
+    ...
+
+  def embed_queries(
+    self, queries: Int[AnyArray, "*b l"] | Sequences
+  ) -> Float[Array, "*n d"]:
+    """Embeds padded queries, or the laid out sequences of `query_input`."""
+    ...
+
+  def embed_blocks(
+    self, blocks: Int[AnyArray, "*b l"] | Sequences
+  ) -> Float[Array, "*n d"]:
+    """Embeds padded blocks, or the laid out sequences of `block_input`."""
+    ...
+
+
+def embed_queries(
+  retriever: Retriever, params: Params, token_ids: Int[AnyArray, "b q"]
+) -> Float[Array, "b d"]:
+  """Returns the vectors of queries; `params` may be the query tower's alone."""
+  return retriever.apply({"params": params}, token_ids, method="embed_queries")
+
+
+def embed_blocks(
+  retriever: Retriever, params: Params, token_ids: Int[AnyArray, "b l"]
+) -> Float[Array, "b d"]:
+  """Returns the vectors of blocks."""
+  return retriever.apply({"params": params}, token_ids, method="embed_blocks")
 
 
 @runtime_checkable

@@ -152,6 +152,11 @@ class Retriever(nn.Module):
     """Dimension of the vectors."""
     return self.projection_size or self.bert.hidden_size
 
+  def query_tower_parameters(self, params: Params) -> Params:
+    """Returns the part of the parameters that embeds queries."""
+    name = "tower" if self.shared_towers else "query_tower"
+    return {name: params[name]}
+
   def query_input(
     self, token_ids: Int[AnyArray, "n q"]
   ) -> Int[AnyArray, "n p"]:
@@ -215,26 +220,6 @@ def _embed(
   token_ids = prepare(inputs.reshape(-1, inputs.shape[-1]))
   vectors = tower(sequences.padded(token_ids))
   return vectors.reshape(*inputs.shape[:-1], -1)
-
-
-def embed_queries(
-  retriever: Retriever, params: Params, token_ids: Int[AnyArray, "b q"]
-) -> Float[Array, "b d"]:
-  """Returns the vectors of queries; `params` may be the query tower's alone."""
-  return retriever.apply({"params": params}, token_ids, method="embed_queries")
-
-
-def embed_blocks(
-  retriever: Retriever, params: Params, token_ids: Int[AnyArray, "b l"]
-) -> Float[Array, "b d"]:
-  """Returns the vectors of blocks."""
-  return retriever.apply({"params": params}, token_ids, method="embed_blocks")
-
-
-def query_tower_parameters(retriever: Retriever, params: Params) -> Params:
-  """Returns the part of the retriever's parameters that embeds queries."""
-  name = "tower" if retriever.shared_towers else "query_tower"
-  return {name: params[name]}
 
 
 def relevance(

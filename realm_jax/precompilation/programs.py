@@ -17,8 +17,7 @@ from jax.sharding import NamedSharding
 from realm_jax import console
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes import exact_search
-from realm_jax.models.components import Components
-from realm_jax.models.retriever import embed_blocks, query_tower_parameters
+from realm_jax.models.components import Components, Retriever, embed_blocks
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.precompilation.topology import Topology
@@ -225,11 +224,11 @@ def _searched(setup: StepSetup) -> SearchedBlocks:
     assert config.stage.retrieval is not None
     if not config.stage.retrieval.current_queries:
       params = abstract_retriever(retriever, mesh)
-      query_params = query_tower_parameters(retriever, params)
+      query_params = retriever.query_tower_parameters(params)
   blocks = abstract_blocks(
     setup.num_blocks,
     config.data.block_length,
-    vocab_size=retriever.bert.vocab_size or 0,
+    vocab_size=_vocabulary_of(retriever)["vocab_size"],
     mesh=mesh,
   )
   count = _abstract((), jnp.int32, sharding.replicated(mesh))
@@ -263,13 +262,16 @@ def _abstract(shape: tuple[int, ...], dtype: Any, placed: NamedSharding) -> Any:
 
 
 def _with_vocabulary(components: Components) -> Components:
-  """Returns components for the recipe's vocabulary, or for BERT's."""
-  bert = components.retriever.bert
-  size, separator = bert.vocab_size, bert.separator_id
-  return components.for_vocabulary(
-    vocab_size=_VOCAB_SIZE if size is None else size,
-    separator_id=_SEPARATOR_ID if separator is None else separator,
-  )
+  return components.for_vocabulary(**_vocabulary_of(components.retriever))
+
+
+def _vocabulary_of(retriever: Retriever) -> dict[str, int]:
+  """Returns the vocabulary that a recipe names, or else BERT's."""
+  wanted = {"vocab_size": _VOCAB_SIZE, "separator_id": _SEPARATOR_ID}
+  bert = getattr(retriever, "bert", None)
+  return {
+    name: getattr(bert, name, None) or own for name, own in wanted.items()
+  }
 
 
 def _cost(
@@ -374,10 +376,10 @@ def advice(config: TrainConfig, topology: Topology) -> list[str]:
   batch, and FSDP divides the state.
   """
   groups = len(topology.devices) // config.mesh.model_parallelism
-  batch, bert = config.data.batch_size, config.retriever.bert
+  batch, bert = config.data.batch_size, getattr(config.retriever, "bert", None)
   fsdp, parts = 2 * config.mesh.fsdp, 2 * config.num_microbatches
   lines = []
-  if jnp.dtype(bert.dtype) == jnp.float32:
+  if bert is not None and jnp.dtype(bert.dtype) == jnp.float32:
     lines.append(
       'BertConfig.dtype = "bfloat16" (DTYPE in gin/models/bert_base.gin) '
       "halves most temporaries"
@@ -390,7 +392,7 @@ def advice(config: TrainConfig, topology: Topology) -> list[str]:
     )
   if batch > groups:
     lines.append(f"BATCH_SIZE = {batch // 2 // groups * groups or groups}")
-  if bert.remat_policy is None:
+  if bert is not None and bert.remat_policy is None:
     lines.append(
       'REMAT_POLICY = "nothing_saveable" keeps the layers\' inputs alone, and '
       "computes a forward pass more"

@@ -29,13 +29,12 @@ from realm_jax.indexes.protocol import (
   Rows,
   as_config,
 )
-from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import (
+from realm_jax.models.components import (
   Retriever,
   embed_blocks,
   embed_queries,
-  query_tower_parameters,
 )
+from realm_jax.models.parameters import Params
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.partitioning.sharding import shared_partial
@@ -277,7 +276,7 @@ def build_snapshot(
   @store.disk_full_explained(step)
   def publish() -> None:
     files = draft.verified(are_read=config.index_config.has_files)
-    query_tower = query_tower_parameters(towers.retriever, params)
+    query_tower = towers.retriever.query_tower_parameters(params)
     save_query_tower(files.root, jax.device_get(query_tower))
     vectors = Embeddings(files, layout)
     index_folder = kind

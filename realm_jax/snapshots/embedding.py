@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
 from jax.sharding import Mesh
@@ -18,8 +17,8 @@ from jaxtyping import Float, Int
 
 from realm_jax.console import Progress
 from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.models.components import Retriever
 from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
 
 # Batches that the devices may have besides the one that the host reads.
@@ -47,9 +46,11 @@ def jitted_embedder(
 @functools.lru_cache(maxsize=8)
 def abstract_retriever(retriever: Retriever, mesh: Mesh) -> Params:
   """Returns the shapes of a retriever's parameters, with shardings."""
-  tokens = jnp.zeros((1, 3), jnp.int32)
-  boxed = jax.eval_shape(retriever.init, jax.random.key(0), tokens, tokens)
-  return sharding.abstract_replicated(meta.unbox(boxed["params"]), mesh)
+  init = functools.partial(
+    retriever.init_parameters, query_length=1, block_length=1
+  )
+  boxed = jax.eval_shape(init, jax.random.key(0))
+  return sharding.abstract_replicated(meta.unbox(boxed), mesh)
 
 
 class CorpusEmbedder:

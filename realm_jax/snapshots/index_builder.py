@@ -310,7 +310,7 @@ class _IndexBuilder:
     wanted = [step for step in steps if step % distance == 0]
     newest = wanted[-1:]
     # Those that a run uses which resumes from the newest checkpoint come first.
-    needed = set(self._uses.of(steps[-1:]).values())
+    needed = set().union(*self._uses.of(steps[-1:]).values())
     lost = [step for step in steps if step in needed]
     done = self._up_to_date(newest)
     for step in (*lost, *(wanted if config.skips_none else newest)):

@@ -28,7 +28,7 @@ from etils import epath
 from realm_jax.checkpoints.store import (
   CheckpointStore,
   LoopItem,
-  recorded_snapshot,
+  recorded_snapshots,
 )
 from realm_jax.snapshots.manifest import (
   REMEDY,
@@ -306,15 +306,15 @@ class SnapshotUses:
     # The loop's state of each checkpoint, which is read once.
     self._loops: dict[int, LoopItem] = {}
 
-  def of(self, steps: Sequence[int] | None = None) -> dict[int, int | None]:
-    """Returns the snapshots at checkpoints, or all, that can be read."""
+  def of(self, steps: Sequence[int] | None = None) -> dict[int, list[int]]:
+    """Returns the snapshots of checkpoints, or all, that can be read."""
     steps = self._checkpoints.steps() if steps is None else steps
     for step in set(steps) - set(self._loops):
       # It may be removed meanwhile, or unreadable.
       with contextlib.suppress(ValueError, OSError):
         self._loops[step] = self._checkpoints.loop_item(step)
     read = [step for step in steps if step in self._loops]
-    return {step: recorded_snapshot(self._loops[step]) for step in read}
+    return {step: recorded_snapshots(self._loops[step]) for step in read}
 
   def pinned(self, *, every: bool = False) -> set[int]:
     """Returns the snapshots that a run resumed from any checkpoint needs.
@@ -339,7 +339,7 @@ class SnapshotUses:
       )
     waits = [every or self._loops[step].get("lag_steps", 0) for step in steps]
     waiting = itertools.compress(steps, waits)
-    return {step for step in (*used.values(), *waiting) if step is not None}
+    return set(itertools.chain(*used.values(), waiting))
 
 
 def directory_of(

@@ -1,5 +1,6 @@
-"""The stream of a run's batches with their candidates, one step ahead."""
+"""The stream of a run's batches with their candidates, prepared in advance."""
 
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -8,23 +9,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import jax
 import numpy as np
 from absl import logging
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
 
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.indexes.exact import ExactIndex
-from realm_jax.indexes.protocol import (
-  Index,
-  QueryBatch,
-  SearchResult,
-)
+from realm_jax.indexes.protocol import QueryBatch, SearchResult
 from realm_jax.inputs.batch import Batch
+from realm_jax.models.components import embed_queries
 from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import embed_queries, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.snapshots.loading import Snapshot
-from realm_jax.training.checkpointing import LoopState, RetrievedIds
+from realm_jax.training.checkpointing import LoopState, RetrievedIds, StepRecord
 from realm_jax.training.compiled_steps import RunSetup
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.index_schedule import DeviceSnapshot, IndexSchedule
@@ -38,33 +35,48 @@ class Prepared:
   """A step's batch on the devices, and the metrics of the host.
 
   Attributes:
-    retrieved: Blocks that the host has retrieved, if it has. A checkpoint keeps
-      them, so that a resumed run need not search with parameters that no longer
-      exist.
     searched: What the step searches, if it retrieves its own candidates.
+    agreed: Snapshot that every process has loaded by now, if there is a newer
+      one: a later step may search it.
   """
 
   batch: StepBatch
   metrics: dict[str, float]
-  retrieved: SearchResult | None = None
   searched: SearchedBlocks | None = None
+  agreed: Snapshot | None = None
 
 
 @dataclasses.dataclass
 class _InFlight:
-  """A step's batch that is being prepared.
+  """A step whose batch is being prepared.
 
-  `positions` are those in the data at which its rows go on, and `vectors` has
-  its queries' vectors, on the devices, if the host searches an index that needs
-  them.
+  Attributes:
+    positions: Positions of its examples in the data.
+    retrieved: Blocks that the host has found; the result is None where nothing
+      is retrieved, or the step searches.
+    metrics: Those of the host, as they become known.
   """
 
   step: int
   examples: Batch
   positions: Int64[np.ndarray, " b"]
   snapshot: Snapshot | None
-  vectors: jax.Array | None = None
-  pending: Future[Prepared] = dataclasses.field(init=False)
+  retrieved: Future[SearchResult | None] = dataclasses.field(init=False)
+  prepared: Future[Prepared] = dataclasses.field(init=False)
+  metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+  def record(self) -> StepRecord:
+    """Returns what a checkpoint keeps of the step, once the host has searched.
+
+    A step that searches itself retrieves the same again when it is resumed,
+    with the same parameters.
+    """
+    assert self.snapshot is not None
+    found = self.retrieved.result()
+    if found is None:
+      return StepRecord(self.snapshot.step)
+    ids = self.snapshot.corpus.block_ids[found.rows]
+    return StepRecord(self.snapshot.step, RetrievedIds(ids, found.scores))
 
 
 class BatchPipeline:
@@ -76,11 +88,17 @@ class BatchPipeline:
   Programs for the devices are dispatched by the caller's thread alone, always
   in the same order: they contain collectives, which all processes must reach in
   the same order. What only the host does (a search in ScaNN or BM25, the
-  gathering of tokens) runs in one background thread while a step computes.
+  gathering of tokens) runs in one background thread while steps compute.
 
-  The examples begin at the positions of `resumed`, the state before the run's
-  next step. There is no schedule of a stage without an index, and of a run that
-  keeps its own.
+  A stage without an index has no schedule, and neither has a run with a rolling
+  index.
+
+  Args:
+    start_step: The run's next step.
+    resumed: State before that step, at whose positions the examples begin.
+    depth: Number of steps that are in preparation while a step computes. Their
+      queries are embedded with parameters that are as many steps old, and a
+      preempted run ends as many steps later.
   """
 
   def __init__(
@@ -90,8 +108,10 @@ class BatchPipeline:
     *,
     schedule: IndexSchedule | None,
     decisions: Decisions,
+    start_step: int,
     resumed: LoopState,
     rolling_index: RollingIndex | None = None,
+    depth: int = 1,
   ):
     config = setup.config
     self._setup = setup
@@ -101,6 +121,7 @@ class BatchPipeline:
     self._schedule = schedule
     self._decisions = decisions
     self._rolling_index = rolling_index
+    self._depth = depth
     self._answers: RunAnswers | None = None
     if self._stage.needs_answers:
       data = dataclasses.replace(
@@ -111,9 +132,11 @@ class BatchPipeline:
       )
       # This runs while the first snapshot is built.
       self._answers.of(setup.corpus)
-    self._resumed: LoopState | None = resumed
+    self._next_step = start_step
+    self._recorded = collections.deque(resumed.next_steps)
+    # Where the examples go on that have not been read yet.
     self._positions = resumed.positions
-    # The step that was taken last and the one that was prefetched.
+    # The step that was taken last, and those that are in preparation.
     self._in_flight: dict[int, _InFlight] = {}
     self._embed_queries = jax.jit(
       sharding.under(
@@ -127,59 +150,78 @@ class BatchPipeline:
     """Ends the background thread."""
     self._thread.shutdown(wait=True, cancel_futures=True)
 
-  def prefetch(self, step: int, params: Params) -> None:
-    """Starts to prepare the batch of the step after the last prefetched.
+  def take(self, step: int, params: Params) -> Prepared:
+    """Waits for the batch of a step, and begins those of the next steps.
 
-    The current parameters may be donated once this returns.
+    Steps are taken in order. The current parameters may be donated once this
+    returns. Stored vectors that the devices hold are looked up there.
 
     Raises:
-      RetrievalUnavailableError: There is nothing to search; the stream has not
-        moved on.
+      RetrievalUnavailableError: There is nothing to search for a next step. The
+        run can be saved as it was before `step`.
+      IndexCrashedError: The process of the index has ended.
     """
-    resumed, snapshot = self._resumed, None
+    self._begin_until(step + self._depth, params)
+    self._in_flight.pop(step - 1, None)
+    entry = self._in_flight[step]
+    prepared = entry.prepared.result()
+    if self._schedule is not None and entry.snapshot is not None:
+      self._schedule.was_searched(entry.snapshot)
+    prepared = self._with_vectors(prepared, entry.snapshot)
+    self._begin_until(step + 1 + self._depth, params, prepared.agreed)
+    return prepared
+
+  def state(self, step: int) -> LoopState:
+    """Returns the state with which a resumed stream begins at a step.
+
+    `step` was taken last or comes next, or is the end of the run.
+    """
+    entries = [one for one in self._in_flight.values() if one.step >= step]
+    positions = entries[0].positions if entries else self._positions
+    if self._schedule is None:
+      corpus = self._setup.corpus
+      indexed = None if self._rolling_index is None else corpus.fingerprint
+      return LoopState(positions, indexed_corpus=indexed)
+    records = [entry.record() for entry in entries]
+    in_use = StepRecord(self._schedule.current.step)
+    return LoopState(positions, tuple(records) or (in_use,))
+
+  def _begin_until(
+    self, end: int, params: Params, agreed: Snapshot | None = None
+  ) -> None:
+    """Begins to prepare the steps before `end` that are not begun yet."""
+    while self._next_step < min(end, self._setup.config.num_steps):
+      self._begin(self._next_step, params, agreed)
+      self._next_step += 1
+
+  def _begin(self, step: int, params: Params, agreed: Snapshot | None) -> None:
+    recorded = self._recorded.popleft() if self._recorded else None
+    snapshot = None
     if self._schedule is not None:
-      if resumed is not None:
-        snapshot = self._schedule.start(step, resumed.snapshot)
-      else:
-        snapshot = self._schedule.at(step)
-    self._resumed = None
+      used = None if recorded is None else recorded.snapshot
+      snapshot = self._schedule.at(step, recorded=used, agreed=agreed)
     examples = next(self._examples)
     entry = _InFlight(step, examples, self._positions, snapshot)
     self._positions = examples.next_positions
-    retrieved = _still_valid(resumed, snapshot)
-    if retrieved is None:
-      self._embed(entry, params)
-    search = None
-    if snapshot is not None and not self._searches_in_step:
-      search = self._search(entry, snapshot.index, retrieved)
-    entry.pending = self._thread.submit(self._prepare, entry, search)
+    known, search = _still_valid(recorded, snapshot), None
+    searches = snapshot is not None and not self._searches_in_step
+    if searches and known is None:
+      search = self._search(examples.arrays["query"], snapshot, params)
+    entry.retrieved = self._thread.submit(self._retrieve, entry, known, search)
+    entry.prepared = self._thread.submit(self._prepare, entry)
     self._in_flight[step] = entry
 
-  def _embed(self, entry: _InFlight, params: Params) -> None:
-    """Dispatches the embedding of the queries, for an index that needs it."""
-    snapshot, mesh = entry.snapshot, self._setup.mesh
-    if snapshot is None or self._searches_in_step:
-      return
-    if not snapshot.index.needs_vectors:
-      return
-    tower = snapshot.query_params
-    retrieval = self._stage.retrieval
-    if retrieval is not None and retrieval.current_queries:
-      tower = query_tower_parameters(
-        self._setup.components.retriever, params["retriever"]
-      )
-    with jax.set_mesh(mesh):
-      entry.vectors = self._embed_queries(
-        tower, sharding.to_devices(entry.examples.arrays["query"], mesh)
-      )
-
   def _search(
-    self, entry: _InFlight, index: Index, retrieved: SearchResult | None
+    self,
+    queries: Int[np.ndarray, "b q"],
+    snapshot: Snapshot,
+    params: Params,
   ) -> Callable[[], SearchResult]:
-    """Starts the on-device part of a search, and returns the host's part."""
-    if retrieved is not None:
-      return lambda: retrieved
-    num_blocks, vectors = self._setup.num_searched, entry.vectors
+    """Starts what a search does on the devices; returns the host's part."""
+    index, num_blocks = snapshot.index, self._setup.num_searched
+    vectors = None
+    if index.needs_vectors:
+      vectors = self._embed(queries, snapshot, params)
     if isinstance(index, ExactIndex):
       assert vectors is not None
       found = index.search_on_device(vectors, num_blocks)
@@ -192,15 +234,39 @@ class BatchPipeline:
 
     def search() -> SearchResult:
       own = None if vectors is None else sharding.local_rows(vectors)
-      queries = QueryBatch(entry.examples.arrays["query"], own)
-      return index.search(queries, num_blocks)
+      return index.search(QueryBatch(queries, own), num_blocks)
 
     return search
 
-  def _prepare(
-    self, entry: _InFlight, search: Callable[[], SearchResult] | None
-  ) -> Prepared:
-    """Searches, and makes a step's batch."""
+  def _embed(
+    self,
+    queries: Int[np.ndarray, "b q"],
+    snapshot: Snapshot,
+    params: Params,
+  ) -> jax.Array:
+    """Dispatches the embedding of queries."""
+    tower, mesh = snapshot.query_params, self._setup.mesh
+    retrieval = self._stage.retrieval
+    if retrieval is not None and retrieval.current_queries:
+      retriever = self._setup.components.retriever
+      tower = retriever.query_tower_parameters(params["retriever"])
+    with jax.set_mesh(mesh):
+      return self._embed_queries(tower, sharding.to_devices(queries, mesh))
+
+  def _retrieve(
+    self,
+    entry: _InFlight,
+    known: SearchResult | None,
+    search: Callable[[], SearchResult] | None,
+  ) -> SearchResult | None:
+    start = time.perf_counter()
+    found = known if search is None else search()
+    if found is not None:
+      entry.metrics["search_ms"] = 1e3 * (time.perf_counter() - start)
+    return found
+
+  def _prepare(self, entry: _InFlight) -> Prepared:
+    """Makes a step's batch of what was retrieved, in the background thread."""
     snapshot, setup = entry.snapshot, self._setup
     corpus = setup.corpus if snapshot is None else snapshot.corpus
     context = StageContext(
@@ -211,46 +277,42 @@ class BatchPipeline:
       examples=setup.examples,
       answers=None if self._answers is None else self._answers.of(corpus),
     )
-    retrieved = None
-    start = found_at = time.perf_counter()
-    if search is not None:
-      retrieved = search()
-      found_at = time.perf_counter()
+    retrieved = entry.retrieved.result()
+    start = time.perf_counter()
     batch, metrics = self._stage.features(entry.examples, retrieved, context)
     if snapshot is not None:
       metrics["staleness_steps"] = entry.step - snapshot.oldest_step
       metrics["snapshot"] = snapshot.step
     if self._stage.retrieval is not None:
       metrics["corpus_version"] = corpus.version
-    loaded, refused = None, None
+    offered, refused = None, None
     if self._schedule is not None:
-      loaded, refused = self._schedule.loaded()
+      offered, refused = self._schedule.offer()
     decision = self._decisions.of_step(
-      entry.step, snapshot=loaded, refused=refused, metrics=metrics
+      entry.step,
+      snapshot=None if offered is None else offered.step,
+      refused=refused,
+      metrics=metrics,
     )
     placed = sharding.to_devices(batch, setup.mesh)
-    metrics = decision.metrics
-    if search is not None:
-      metrics["search_ms"] = 1e3 * (found_at - start)
-      metrics["gather_ms"] = 1e3 * (time.perf_counter() - found_at)
+    if retrieved is not None:
+      entry.metrics["gather_ms"] = 1e3 * (time.perf_counter() - start)
     searched = None
     if isinstance(snapshot, DeviceSnapshot):
       searched = snapshot.searched
     elif self._rolling_index is not None:
       searched = self._rolling_index.searched
-    return Prepared(placed, metrics, retrieved, searched)
+    return Prepared(
+      placed,
+      {**decision.metrics, **entry.metrics},
+      searched,
+      agreed=None if decision.snapshot is None else offered,
+    )
 
-  def take(self, step: int) -> Prepared:
-    """Waits for the batch of a step that was prefetched.
-
-    Stored vectors that the devices hold are looked up there.
-
-    Raises:
-      IndexCrashedError: The process of its index has ended.
-    """
-    self._in_flight.pop(step - 1, None)
-    entry = self._in_flight[step]
-    prepared, snapshot = entry.pending.result(), entry.snapshot
+  def _with_vectors(
+    self, prepared: Prepared, snapshot: Snapshot | None
+  ) -> Prepared:
+    """Looks up the stored vectors of the blocks, if the devices hold them."""
     retrieval = self._stage.retrieval
     if snapshot is None or retrieval is None or retrieval.reads != "vectors":
       return prepared
@@ -262,43 +324,20 @@ class BatchPipeline:
     batch = prepared.batch._replace(retrieved=found)
     return dataclasses.replace(prepared, batch=batch)
 
-  def state(self, step: int) -> LoopState:
-    """Returns the state with which a resumed stream begins at a step.
-
-    `step` was taken or prefetched last, or is the end of the run.
-    """
-    entry = self._in_flight.get(step)
-    positions = self._positions if entry is None else entry.positions
-    if self._schedule is None:
-      corpus = self._setup.corpus
-      indexed = None if self._rolling_index is None else corpus.fingerprint
-      return LoopState(positions, indexed_corpus=indexed)
-    if entry is None:
-      return LoopState(positions, self._schedule.current.step)
-    # A step that searches itself retrieves the same again when it is resumed,
-    # with the same parameters.
-    found = entry.pending.result().retrieved
-    snapshot = entry.snapshot
-    assert snapshot is not None
-    if found is None:
-      return LoopState(positions, snapshot.step)
-    ids = RetrievedIds(snapshot.corpus.block_ids[found.rows], found.scores)
-    return LoopState(positions, snapshot.step, ids)
-
 
 def _still_valid(
-  resumed: LoopState | None, snapshot: Snapshot | None
+  recorded: StepRecord | None, snapshot: Snapshot | None
 ) -> SearchResult | None:
   """Returns what a checkpoint has retrieved, if it is of this snapshot."""
-  if resumed is None or resumed.retrieved is None or snapshot is None:
+  if recorded is None or recorded.retrieved is None or snapshot is None:
     return None
-  if resumed.snapshot != snapshot.step:
+  if recorded.snapshot != snapshot.step:
     return None
-  rows = snapshot.corpus.rows_of(resumed.retrieved.ids)
+  rows = snapshot.corpus.rows_of(recorded.retrieved.ids)
   if (rows == NULL_ROW).any():
     logging.warning(
       "snapshot %d was rebuilt with other blocks: searching it again",
       snapshot.step,
     )
     return None
-  return SearchResult(rows=rows, scores=resumed.retrieved.scores)
+  return SearchResult(rows=rows, scores=recorded.retrieved.scores)

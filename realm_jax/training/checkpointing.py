@@ -26,7 +26,7 @@ from realm_jax.checkpoints.store import (
   digest_bytes,
   locate,
   loop_record,
-  recorded_snapshot,
+  recorded_snapshots,
 )
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
@@ -40,7 +40,7 @@ from realm_jax.training.state import TrainState
 T = TypeVar("T")
 
 # Number of the format of checkpoints. Another one is not continued.
-_FORMAT = 4
+_FORMAT = 5
 # What a run shares with the checkpoint that it continues from: the values of
 # `_SETTINGS`, the SHA-256 of its `vocabulary`, the `corpus_version` of its
 # examples with its `corpus_fingerprint`, both in hexadecimal, and how many
@@ -118,43 +118,60 @@ class RetrievedIds(NamedTuple):
   scores: Float32[np.ndarray, "b k"]
 
 
+class StepRecord(NamedTuple):
+  """What a checkpoint keeps of a step that is being prepared.
+
+  Attributes:
+    snapshot: Step of the snapshot that it searches.
+    retrieved: Blocks that were retrieved for the queries of this process. A
+      resumed run need not search with parameters that no longer exist. None if
+      they have to be searched.
+  """
+
+  snapshot: int
+  retrieved: RetrievedIds | None = None
+
+
 class LoopState(NamedTuple):
   """State of the loop between two steps.
 
   Attributes:
     positions: Positions in the data at which the rows of this process go on.
-    snapshot: Step of the snapshot in use; None of a run without any.
-    retrieved: Blocks that were retrieved for the next step's queries of this
-      process; None if they have to be searched.
+    next_steps: Records of the next steps, in their order; the first names the
+      snapshot in use. A run without snapshots has none.
     indexed_corpus: SHA-256 of the corpus version of a run's rolling index.
   """
 
   positions: Int64[np.ndarray, " b"]
-  snapshot: int | None = None
-  retrieved: RetrievedIds | None = None
+  next_steps: tuple[StepRecord, ...] = ()
   indexed_corpus: str | None = None
 
   def to_item(self, mesh: Mesh) -> LoopItem:
     """Returns the state as arrays, those of the global batch on the devices."""
     rows: LoopItem = {"positions": to_words(self.positions)}
-    if self.retrieved is not None and self.retrieved.ids.size:
-      rows["ids"] = to_words(self.retrieved.ids)
-      rows["scores"] = self.retrieved.scores
+    found = [one.retrieved for one in self.next_steps if one.retrieved]
+    if found and found[0].ids.size:
+      rows["ids"] = to_words(np.stack([one.ids for one in found], axis=1))
+      rows["scores"] = np.stack([one.scores for one in found], axis=1)
     corpus = self.indexed_corpus
     digests = {} if corpus is None else {"vectors_corpus": corpus}
-    item = loop_record(self.snapshot, **digests)
+    item = loop_record([one.snapshot for one in self.next_steps], **digests)
     return item | sharding.to_devices(rows, mesh)
 
   @classmethod
   def from_item(cls, item: LoopItem, mesh: Mesh) -> "LoopState":
     """Returns the state that arrays hold, with this process's rows."""
     own = sharding.row_groups(mesh).own_rows(len(item["positions"]))
-    retrieved = None
+    positions = _from_words(np.asarray(item["positions"])[own])
+    records = [StepRecord(step) for step in recorded_snapshots(item)]
     if "ids" in item:
       ids = _from_words(np.asarray(item["ids"])[own])
-      retrieved = RetrievedIds(ids, np.asarray(item["scores"])[own])
-    positions = _from_words(np.asarray(item["positions"])[own])
-    return cls(positions, recorded_snapshot(item), retrieved)
+      scores = np.asarray(item["scores"])[own]
+      records = [
+        one._replace(retrieved=RetrievedIds(ids[:, place], scores[:, place]))
+        for place, one in enumerate(records)
+      ]
+    return cls(positions, tuple(records))
 
 
 class Checkpointer:

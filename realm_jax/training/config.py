@@ -9,8 +9,12 @@ from etils import epath
 
 from realm_jax.errors import RealmError
 from realm_jax.inputs.config import DataConfig
-from realm_jax.models.components import Component, Components, Reader
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.components import (
+  Component,
+  Components,
+  Reader,
+  Retriever,
+)
 from realm_jax.partitioning.sharding import AxisRules, with_defaults
 from realm_jax.settings import (
   NonNegativeInt,

@@ -24,13 +24,13 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int, PyTree, UInt32
 
 from realm_jax.models import AnyArray, packing
+from realm_jax.models.components import Retriever
 from realm_jax.models.packing import (
   TokenSequences,
   map_sequences,
   padded_inputs,
   token_sequences,
 )
-from realm_jax.models.retriever import Retriever
 from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning.mesh import BATCH_AXES
 

@@ -56,12 +56,7 @@ class IndexSchedule:
       a `SnapshotError` for one that cannot be used.
     config: How the run follows the index builder.
     num_searched: Number of blocks that each query searches for.
-
-  Attributes:
-    current: Snapshot in use, once the schedule was started.
   """
-
-  current: Snapshot
 
   def __init__(
     self,
@@ -91,7 +86,7 @@ class IndexSchedule:
     )
     self._decisions = decisions
     self._loop = decisions.loop
-    self._is_started = False
+    self._current: Snapshot | None = None
     self._warned_at: int | None = None
     # What this process has last said that it could swap in.
     self._offered: Snapshot | None = None
@@ -111,59 +106,53 @@ class IndexSchedule:
     """Ends the watcher, after a load in progress."""
     self._watcher.close()
 
-  def start(self, step: int, recorded: int | None) -> Snapshot:
-    """Returns the snapshot that a new or resumed run begins with.
+  @property
+  def current(self) -> Snapshot:
+    """Snapshot in use; there is one once a step has asked for it."""
+    assert self._current is not None
+    return self._current
 
-    `step` is the run's next, and `recorded` what its checkpoint names, if any.
+  def at(
+    self,
+    step: int,
+    *,
+    recorded: int | None = None,
+    agreed: Snapshot | None = None,
+  ) -> Snapshot:
+    """Returns the snapshot of a step; steps must be asked for in order.
+
+    Args:
+      recorded: Snapshot of this step that a checkpoint names, if any.
+      agreed: Later snapshot that every process has loaded, if there is one.
 
     Raises:
       WaitPreemptedError: The run was preempted before it was published.
-      RetrievalUnavailableError: It was not published in time.
+      RetrievalUnavailableError: It was not published in time, or it is too old
+        and the run is configured to fail.
       SnapshotError: It is damaged, of another corpus, or too small.
     """
-    if recorded is None:
-      recorded = self._due(step) if self._config.wait_for_snapshots else 0
-    self._use(self._on_all(lambda: self._wait_for(recorded)))
-    may_fail = self._takes_newest and self._config.on_stale == "fail"
-    if may_fail and self._is_stale(step, self.current):
-      # A run that stopped as stale would do so again.
-      self._swap(self._on_all(lambda: self._wait_for_fresher(step)), step)
+    if self._current is None:
+      self._start(step, recorded)
+    elif recorded is not None:
+      self._swap_to(recorded, step)
+    elif self._config.swap_snapshots:
+      if self._takes_newest:
+        self._swap(agreed, step)
+      else:
+        self._swap_to(self._due(step), step)
+      if self._is_stale(step, self.current):
+        self._report_stale(step)
     return self.current
 
-  def at(self, step: int) -> Snapshot:
-    """Returns the snapshot of a step; steps must be asked for in order.
+  def was_searched(self, snapshot: Snapshot) -> None:
+    """Records that loading and searching a snapshot has killed nothing."""
+    self._watcher.was_searched(snapshot.step)
 
-    Raises:
-      RetrievalUnavailableError: It is too old, and the run is configured to
-        fail.
-      And what `start` raises.
-    """
-    # Its search for the step before has ended.
-    self._watcher.was_searched(self.current.step)
-    if not self._config.swap_snapshots:
-      return self.current
-    if not self._takes_newest:
-      if (due := self._due(step)) > self.current.step:
-        self._swap(self._on_all(lambda: self._wait_for(due)), step)
-    elif self._loop.count == 1:
-      self._swap(self._watcher.newest(), step)
-    else:
-      # A process may have loaded a later one since all of them agreed.
-      last, offered = self._decisions.last, self._offered
-      agreed = last.snapshot if last else None
-      if agreed is not None and agreed > self.current.step:
-        assert offered is not None
-        assert offered.step == agreed
-        self._swap(offered, step)
-    if self._is_stale(step, self.current):
-      self._report_stale(step)
-    return self.current
-
-  def loaded(self) -> tuple[int | None, int | None]:
+  def offer(self) -> tuple[Snapshot | None, int | None]:
     """Returns what this process tells the others of the next snapshot.
 
-    That is the step of the snapshot that it could swap in, and the step of
-    the offered snapshot that it cannot use, if any.
+    That is the snapshot that it could swap in, and the step of the offered
+    snapshot that it cannot use, if any. One thread asks, once for each step.
 
     Process 0 offers the newest that it has loaded, and goes on doing so until
     all processes have loaded it or one cannot: a process that is slow to load
@@ -188,8 +177,17 @@ class IndexSchedule:
         refused = wanted if self._watcher.cannot_use(wanted) else None
     if self._offered is None or self._offered.step <= self.current.step:
       self._offered = None
-      return None, refused
-    return self._offered.step, refused
+    return self._offered, refused
+
+  def _start(self, step: int, recorded: int | None) -> None:
+    """Uses the snapshot that a new or resumed run begins with."""
+    due = self._due(step) if self._config.wait_for_snapshots else 0
+    first = due if recorded is None else recorded
+    self._use(self._on_all(lambda: self._wait_for(first, or_later=True)))
+    may_fail = self._takes_newest and self._config.on_stale == "fail"
+    if may_fail and self._is_stale(step, self.current):
+      # A run that stopped as stale would do so again.
+      self._swap(self._on_all(lambda: self._wait_for_fresher(step)), step)
 
   def _load_checked(self, step: int) -> Snapshot:
     """Loads a snapshot, which must have enough blocks for a search."""
@@ -212,14 +210,18 @@ class IndexSchedule:
     )
     return self._loop.on_all_processes(
       f"snapshot {step}",
-      lambda: self._wait_for(step, exactly=True),
+      lambda: self._wait_for(step),
       _NOT_FOUND,
     )
 
   def _use(self, snapshot: Snapshot) -> None:
-    self.current = snapshot
-    self._is_started = True
+    self._current = snapshot
     self._watcher.in_use(snapshot.step)
+
+  def _swap_to(self, snapshot: int, step: int) -> None:
+    """Uses a snapshot from a step on, once all processes have loaded it."""
+    if snapshot > self.current.step:
+      self._swap(self._on_all(lambda: self._wait_for(snapshot)), step)
 
   def _swap(self, snapshot: Snapshot | None, step: int) -> None:
     """Uses a snapshot from a step on, if it is later than the current."""
@@ -258,14 +260,13 @@ class IndexSchedule:
         )
     raise WaitPreemptedError
 
-  def _wait_for(self, step: int, *, exactly: bool = False) -> Snapshot:
-    """Waits for a snapshot; a resumed run may begin with a later one.
+  def _wait_for(self, step: int, *, or_later: bool = False) -> Snapshot:
+    """Waits for a snapshot, or takes a later one where it is gone or damaged.
 
-    The checkpoint of one that is gone or damaged may be gone, too, so that
-    nothing would rebuild it. With `exactly` it is waited for nevertheless.
+    Its checkpoint may be gone as well, so that nothing would rebuild it. Only a
+    run that begins, and that may take the newest, does so.
     """
-    is_first = not self._is_started
-    may_be_later = is_first and self._takes_newest and not exactly
+    may_be_later = or_later and self._takes_newest
 
     def look() -> Snapshot | None:
       try:

@@ -4,13 +4,13 @@ For each step s, counted from 0:
 
 1. The batch of step s, whose candidates were retrieved while step s − 1 ran,
    is taken.
-2. The examples of step s + 1 are read, and their queries are embedded and
-   searched in the snapshot of step s + 1.
+2. The examples of step s + 1 are read. Their queries are embedded, and searched
+   in the snapshot of step s + 1.
 3. The compiled step s is dispatched. Its metrics are read two steps later, so
    that the host does not wait for the devices.
 4. Where it is due, a checkpoint is saved: parameters and optimizer after s + 1
-   steps, the position in the data, the snapshot in use and the blocks that
-   were retrieved for step s + 1. A run that is killed continues from it as if
+   steps, the position in the data, the snapshot and the blocks that were
+   retrieved for step s + 1. A run that is killed continues from it as if
    it had not been interrupted.
 
 A run ends after its last step, or when it is preempted (SIGTERM), after saving
@@ -88,11 +88,8 @@ def iterate(
   try:
     if run.rolling_index is not None:
       state = run.rolling_index.open(state)
-    batches.prefetch(step, state.params)
     while step < num_steps:
-      prepared = batches.take(step)
-      if step + 1 < num_steps:
-        batches.prefetch(step + 1, state.params)
+      prepared = batches.take(step, state.params)
       state, on_devices = run.step_function(
         state, prepared.batch, prepared.searched, step
       )

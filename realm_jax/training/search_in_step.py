@@ -22,13 +22,9 @@ from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.exact import capacity_for
 from realm_jax.models import sequences
+from realm_jax.models.components import Retriever, embed_queries
 from realm_jax.models.packing import content_ids
 from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import (
-  Retriever,
-  embed_queries,
-  query_tower_parameters,
-)
 from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
@@ -298,7 +294,7 @@ class SearchInStep:
       current_queries = True
     query_params = searched.query_params
     if current_queries:
-      query_params = query_tower_parameters(retriever, params)
+      query_params = retriever.query_tower_parameters(params)
     _, rows = exact_search.search(
       embed_queries(retriever, query_params, batch.query),
       vectors,

@@ -151,6 +151,7 @@ def open_run(
       examples,
       schedule=schedule,
       decisions=decisions,
+      start_step=step,
       resumed=loop_state,
       rolling_index=rolling_index,
     )

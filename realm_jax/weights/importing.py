@@ -118,7 +118,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
           step=_STEP,
         )
       # There is no position in the data, for no trainer wrote this checkpoint.
-      loop = loop_record(None, vocabulary=words.sha256)
+      loop = loop_record([], vocabulary=words.sha256)
       # The checkpoint is last: it makes the directory a MODEL_DIR.
       with contextlib.closing(CheckpointStore(directory)) as store:
         logging.info("Writing checkpoint %d of %s", _STEP, output_dir)

@@ -15,7 +15,7 @@ from flax import linen as nn
 from realm_jax.models import packing
 from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.models.reader import BertReader
-from realm_jax.models.retriever import Retriever, query_tower_parameters
+from realm_jax.models.retriever import Retriever
 from realm_jax.models.sequences import gather
 from realm_jax.models.sequences import padded as one_a_row
 from realm_jax.weights.mapped_weights import flattened
@@ -209,7 +209,7 @@ def test_cudnn_attends_as_xla_does():
 def test_the_query_tower_alone_embeds_queries(shared):
   retriever = Retriever(CONFIG, projection_size=5, shared_towers=shared)
   params = _random(retriever.init, TOKENS, TOKENS)
-  alone = query_tower_parameters(retriever, params)
+  alone = retriever.query_tower_parameters(params)
   assert len(alone) == 1
 
   @jax.jit

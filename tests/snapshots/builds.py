@@ -56,13 +56,13 @@ def embed(corpus, params, token_ids, method):
 def save(model_dir, corpus, *steps, keep=100, **loop):
   """Writes checkpoints as a trainer does."""
   store = CheckpointStore(model_dir, keep=keep)
-  values = {"snapshot": -1, "seed": 0, **loop}
+  values = {"snapshots": [-1], "seed": 0, **loop}
   for step in steps:
     store.save(
       step,
       {
         "retriever": params_of(corpus, step),
-        "loop": {name: np.int64(value) for name, value in values.items()},
+        "loop": {name: np.array(value) for name, value in values.items()},
       },
     )
   store.close()

@@ -153,8 +153,8 @@ def test_it_waits_for_checkpoints_and_keeps_what_the_newest_one_uses(
     actions=[
       lambda: saved(0, 500, keep=1),
       # 500's checkpoint goes, but 1000's names its snapshot.
-      lambda: saved(1000, snapshot=500, keep=1),
-      lambda: saved(1500, snapshot=1000, keep=1),
+      lambda: saved(1000, snapshots=[500], keep=1),
+      lambda: saved(1500, snapshots=[1000], keep=1),
     ],
   )
   published = run(mode="every", keep_snapshots=1, stop=stop)[1]

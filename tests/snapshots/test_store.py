@@ -191,7 +191,7 @@ def test_the_command(tmp_path, corpus, command_server):
   snapshots_dir = tmp_path / "snapshots"
   for step in (0, 4, 8, 12, 16):
     publish_one(snapshots_dir, corpus, step)
-  save(tmp_path, corpus, 8, snapshot=4)
+  save(tmp_path, corpus, 8, snapshots=[4])
 
   def run(*arguments):
     command = [sys.executable, "-m", "realm_jax.list_snapshots", *arguments]
@@ -211,7 +211,7 @@ def test_the_command(tmp_path, corpus, command_server):
   dry = run("prune", "--keep=1", "--dry_run")
   assert "would remove 0, 8, 12\n" in dry.stdout, dry.stderr
   # A run that waits may go on from any of its checkpoints.
-  save(tmp_path, corpus, 12, snapshot=8, lag_steps=4)
+  save(tmp_path, corpus, 12, snapshots=[8], lag_steps=4)
   pruned = run("prune", "--keep=1")
   assert "removed 0\n" in pruned.stdout, pruned.stderr
   assert SnapshotStore(snapshots_dir).steps() == [4, 8, 12, 16]

@@ -16,7 +16,11 @@ from realm_jax.inputs.batch import Batch
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.loading import Snapshot
 from realm_jax.training.batch_pipeline import BatchPipeline
-from realm_jax.training.checkpointing import LoopState, RetrievedIds
+from realm_jax.training.checkpointing import (
+  LoopState,
+  RetrievedIds,
+  StepRecord,
+)
 from realm_jax.training.compiled_steps import RunSetup
 from realm_jax.training.config import MeshConfig
 from realm_jax.training.decisions import Decisions
@@ -84,16 +88,17 @@ class Schedule(IndexSchedule):
     self._snapshots = snapshots
     self.recorded = []
 
-  def start(self, step, recorded):
+  def at(self, step, *, recorded=None, agreed=None):
+    del agreed
     self.recorded.append(recorded)
-    return self.at(step)
+    self._current = self._snapshots(step)
+    return self._current
 
-  def at(self, step):
-    self.current = self._snapshots(step)
-    return self.current
-
-  def loaded(self):
+  def offer(self):
     return None, None
+
+  def was_searched(self, snapshot):
+    pass
 
 
 class WithVectors(NamedTuple):
@@ -128,7 +133,6 @@ def _examples(start):
 def open_stream(monkeypatch):
   """Opens streams over fakes, and closes their threads."""
   of_model = {
-    "query_tower_parameters": lambda retriever, params: params,
     "embed_queries": lambda retriever, params, token_ids: (
       params["scale"] * token_ids[:, :4].astype(np.float32)
     ),
@@ -138,19 +142,20 @@ def open_stream(monkeypatch):
   stack = contextlib.ExitStack()
 
   def open_stream(
-    schedule, *, resumed=None, current_queries=False, features=None
+    schedule, *, resumed=None, start_step=0, features=None, depth=1
   ):
     resumed = resumed or LoopState(_positions(0))
     stage = types.SimpleNamespace(
       retrieval=Retrieval(
         K,
-        current_queries=current_queries,
+        current_queries=False,
         reads="tokens" if features is None else "vectors",
       ),
       needs_answers=False,
       features=features or _features,
     )
     config = types.SimpleNamespace(
+      num_steps=100,
       stage=stage,
       data=types.SimpleNamespace(block_length=tiny.BLOCK),
       mesh=MeshConfig(),
@@ -172,7 +177,9 @@ def open_stream(monkeypatch):
       decisions=Decisions(
         threading.Event(), num_steps=100, save_every_steps=10
       ),
+      start_step=start_step,
       resumed=resumed,
+      depth=depth,
     )
     return stack.enter_context(contextlib.closing(stream))
 
@@ -193,14 +200,13 @@ def test_batches_come_in_order_with_what_their_snapshot_returned(open_stream):
   stream = open_stream(Schedule(lambda step: _snapshot(10 * step, index)))
   found = []
   for step in range(3):
-    stream.prefetch(step, _params(7.0))
-    prepared = stream.take(step)
+    prepared = stream.take(step, _params(7.0))
     found.append((_rows(prepared), prepared.metrics["snapshot"]))
     assert prepared.metrics["staleness_steps"] == step
     assert prepared.metrics["of_stage"] == 1.0
   assert found == [([1, 2], 0), ([2, 3], 10), ([3, 4], 20)]
   # Embedded by the snapshot's own query tower.
-  assert [vectors[0, 0] for vectors in index.vectors] == [1.0, 2.0, 3.0]
+  assert [found[0, 0] for found in index.vectors[:3]] == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -217,23 +223,37 @@ def test_a_resumed_stream_repeats_no_search_of_the_same_snapshot(
 ):
   ids = np.tile(np.array([ids]), (BATCH, 1))
   retrieved = RetrievedIds(ids, np.ones(ids.shape, np.float32))
-  resumed = LoopState(_positions(3), snapshot=5, retrieved=retrieved)
+  resumed = LoopState(_positions(3), (StepRecord(5, retrieved),))
   schedule = Schedule(lambda step: _snapshot(snapshot, HostIndex()))
-  stream = open_stream(schedule, resumed=resumed)
-  stream.prefetch(3, _params(1.0))
-  assert _rows(stream.take(3)) == rows
-  assert schedule.recorded == [5]
-  stream.prefetch(4, _params(1.0))
-  assert _rows(stream.take(4)) == [5, 6]
+  stream = open_stream(schedule, resumed=resumed, start_step=3)
+  assert _rows(stream.take(3, _params(1.0))) == rows
+  assert schedule.recorded == [5, None]
+  assert _rows(stream.take(4, _params(1.0))) == [5, 6]
+
+
+def test_a_checkpoint_keeps_all_steps_that_are_in_preparation(open_stream):
+  stream = open_stream(
+    Schedule(lambda step: _snapshot(10 * step, HostIndex())), depth=3
+  )
+  for step in range(2):
+    stream.take(step, _params(1.0))
+  state = stream.state(2)
+  assert [one.snapshot for one in state.next_steps] == [20, 30, 40]
+  expected = [_rows(stream.take(step, _params(1.0))) for step in range(2, 7)]
+  # The later steps are searched again, and find the same.
+  schedule = Schedule(lambda step: _snapshot(10 * step, HostIndex()))
+  again = open_stream(schedule, resumed=state, start_step=2, depth=3)
+  found = [_rows(again.take(step, _params(1.0))) for step in range(2, 7)]
+  assert found == expected
+  assert schedule.recorded[:4] == [20, 30, 40, None]
 
 
 def test_an_index_whose_process_has_died_ends_the_stream(open_stream):
   crash = IndexCrashedError("the search process has ended")
   assert crash.exit_code != ExitCode.USER_ERROR
   stream = open_stream(Schedule(lambda step: _snapshot(9, HostIndex(crash))))
-  stream.prefetch(0, _params(7.0))
   with pytest.raises(IndexCrashedError, match="has ended"):
-    stream.take(0)
+    stream.take(0, _params(7.0))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -258,8 +278,7 @@ def test_vectors_come_from_the_devices_where_these_hold_them(
     return WithVectors(batch.arrays["query"], made), {}
 
   stream = open_stream(Schedule(lambda step: snapshot), features=features)
-  stream.prefetch(0, _params(1.0))
-  found = stream.take(0).batch.retrieved
+  found = stream.take(0, _params(1.0)).batch.retrieved
   # All queries are ones, and the index rounds its vectors to the type.
   best = np.argsort(-vectors.astype(dtype).astype(np.float32).sum(axis=1))[:K]
   np.testing.assert_array_equal(found, np.tile(vectors[best], (BATCH, 1, 1)))

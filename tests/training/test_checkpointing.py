@@ -19,6 +19,7 @@ from realm_jax.training.checkpointing import (
   LoopState,
   RetrievedIds,
   RunIdentity,
+  StepRecord,
   examples_of_run,
 )
 from realm_jax.training.compiled_steps import set_up
@@ -118,8 +119,10 @@ def test_everything_comes_back_and_lies_where_it_should(store):
     ids=(2**63 - 1 - np.arange(16)).reshape(8, 2),
     scores=np.linspace(-1, 3, 16, dtype=np.float32).reshape(8, 2),
   )
+  others = RetrievedIds(retrieved.ids[::-1], -retrieved.scores)
+  records = [StepRecord(8, retrieved), StepRecord(12, others)]
   positions = 2**40 + 8 * np.arange(8)[::-1] + np.arange(8)
-  _save(store, saved, LoopState(positions, snapshot=8, retrieved=retrieved))
+  _save(store, saved, LoopState(positions, tuple(records)))
   # The successor may be laid out otherwise.
   fresh = _state("pretraining", fsdp=2, model_parallelism=2)
   state, loop = _restore(store, fresh)
@@ -128,10 +131,12 @@ def test_everything_comes_back_and_lies_where_it_should(store):
     lambda x: x.sharding, fresh
   )
   assert _table(state).sharding.shard_shape((40, 8)) == (20, 4)
-  assert loop.snapshot == 8
   np.testing.assert_array_equal(loop.positions, positions)
-  np.testing.assert_array_equal(loop.retrieved.ids, retrieved.ids)
-  np.testing.assert_array_equal(loop.retrieved.scores, retrieved.scores)
+  assert [one.snapshot for one in loop.next_steps] == [8, 12]
+  for found, saved in zip(loop.next_steps, records, strict=True):
+    jax.tree.map(
+      np.testing.assert_array_equal, found.retrieved, saved.retrieved
+    )
 
 
 def test_own_vectors_come_back_on_other_devices(store):

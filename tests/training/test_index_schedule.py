@@ -102,8 +102,13 @@ def _schedule(watcher, *, load=Loaded, every=10, num_searched=9, **config):
 
 def _used(schedule, steps, recorded=None):
   first, *others = steps
-  used = [schedule.start(first, recorded).step]
-  return used + [schedule.at(step).step for step in others]
+  used = [schedule.at(first, recorded=recorded).step]
+  return used + [_next(schedule, step) for step in others]
+
+
+def _next(schedule, step):
+  """The snapshot of a step of a run of one process."""
+  return schedule.at(step, agreed=schedule.offer()[0]).step
 
 
 @pytest.mark.parametrize(("every", "lag"), [(10, 4), (4, 10)])
@@ -128,9 +133,9 @@ def test_the_newest_is_used_as_it_comes_and_never_an_older_one():
   assert _used(schedule, (25, 26), 10) == watcher.used == [10, 20]
   # As a run saves it that is preempted.
   watcher.steps.add(27)
-  assert schedule.at(28).step == 27
+  assert _next(schedule, 28) == 27
   watcher.steps = {10}
-  assert schedule.at(29).step == 27
+  assert _next(schedule, 29) == 27
 
 
 def test_a_snapshot_that_cannot_be_used_ends_the_wait():
@@ -138,18 +143,18 @@ def test_a_snapshot_that_cannot_be_used_ends_the_wait():
   with pytest.raises(
     RetrievalUnavailableError, match=r"snapshot 0.*build_index"
   ):
-    never.start(0, None)
+    never.at(0)
   with pytest.raises(SnapshotError, match="has 9 blocks since version 2"):
-    _schedule(ShelfWatcher([0]), num_searched=10).start(0, None)
+    _schedule(ShelfWatcher([0]), num_searched=10).at(0)
   # Nothing replaces the only snapshot of a run.
   only = _schedule(ShelfWatcher(damaged=[10]), swap_snapshots=False)
   with pytest.raises(DamagedSnapshotError, match="10 is damaged"):
-    only.start(15, 10)
+    only.at(15, recorded=10)
 
 
 def test_a_run_waits_for_what_is_damaged_to_be_made_again():
   schedule = _schedule(ShelfWatcher([10], damaged=[10, 10]))
-  assert schedule.start(15, 10).step == 10
+  assert schedule.at(15, recorded=10).step == 10
   schedule = _schedule(
     ShelfWatcher([0, 10], damaged=[10, 10]),
     wait_for_snapshots=True,
@@ -167,7 +172,7 @@ def test_a_run_whose_snapshot_is_gone_or_damaged_goes_on_with_a_later_one(
   found, caplog
 ):
   with caplog.at_level(logging.WARNING, logger="absl"):
-    assert _schedule(ShelfWatcher(**found)).start(25, 20).step == 40
+    assert _schedule(ShelfWatcher(**found)).at(25, recorded=20).step == 40
   assert "20 is gone or damaged: continuing with snapshot 40" in caplog.text
   # One that wants its own takes no other.
   for change in ({"wait_for_snapshots": True}, {"swap_snapshots": False}):
@@ -175,17 +180,17 @@ def test_a_run_whose_snapshot_is_gone_or_damaged_goes_on_with_a_later_one(
     with pytest.raises(
       (RetrievalUnavailableError, SnapshotError), match="snapshot 20"
     ):
-      schedule.start(25, 20)
+      schedule.at(25, recorded=20)
 
 
 def test_a_run_that_swaps_fails_once_its_oldest_vector_is_too_old():
   watcher = ShelfWatcher([0])
   schedule = _schedule(watcher, max_staleness_steps=30, on_stale="fail")
-  schedule.start(0, None)
+  schedule.at(0)
   watcher.newest = lambda: Loaded(40, oldest=15)
-  assert schedule.at(45).step == 40
+  assert _next(schedule, 45) == 40
   with pytest.raises(RetrievalUnavailableError, match=r"40 is 31 steps old"):
-    schedule.at(46)
+    _next(schedule, 46)
 
 
 def test_a_run_warns_of_a_stale_index_by_default(caplog):
@@ -194,20 +199,26 @@ def test_a_run_warns_of_a_stale_index_by_default(caplog):
     # Ten times the distance of checkpoints.
     _used(schedule, (0, 1, 100))
     assert not caplog.records
-    schedule.at(101)
+    _next(schedule, 101)
   assert "MAX_STALENESS_STEPS" in caplog.text
 
 
-def _decide(schedules, step):
-  """What the processes of a run agree on about a step."""
-  facts = []
+def _on_each(schedules, step):
+  """The snapshots of a step, once the processes have agreed on the last."""
+  offered, facts = [], []
   for schedule in schedules:
-    snapshot, refused = schedule.loaded()
-    known = {"snapshot": snapshot, "refused": refused, "metrics": {}}
+    snapshot, refused = schedule.offer()
+    offered.append(snapshot)
+    loaded = None if snapshot is None else snapshot.step
+    known = {"snapshot": loaded, "refused": refused, "metrics": {}}
     facts.append(known | {"preempted": False})
   decided = StepDecision(**_decide_step(facts))
-  for schedule in schedules:
+  used = []
+  for schedule, snapshot in zip(schedules, offered, strict=True):
     schedule._decisions.last = decided
+    agreed = None if decided.snapshot is None else snapshot
+    used.append(schedule.at(step, agreed=agreed).step)
+  return used
 
 
 class Host(ShelfWatcher):
@@ -239,7 +250,7 @@ def _two_processes(follower):
   schedules = []
   for index, watcher in enumerate([Host(), follower]):
     schedule = _schedule(watcher)
-    schedule.start(0, None)
+    schedule.at(0)
     schedule._loop = types.SimpleNamespace(count=2, is_leader=index == 0)
     schedules.append(schedule)
   return schedules
@@ -252,8 +263,7 @@ def test_a_host_that_is_slow_to_load_is_not_overtaken_for_ever():
   used = []
   for step in range(1, 120):
     schedules[0]._watcher.steps.add(step // 10 * 10)
-    _decide(schedules, step - 1)
-    both = [schedule.at(step).step for schedule in schedules]
+    both = _on_each(schedules, step)
     assert both[0] == both[1]
     used.append(both[0])
   # The first is swapped in, and then the newest of that time.
@@ -265,10 +275,9 @@ def test_what_a_host_cannot_use_makes_room_for_the_next():
   leader = schedules[0]._watcher
   leader.steps.add(10)
   for step in range(1, 4):
-    _decide(schedules, step - 1)
-    assert {schedule.at(step).step for schedule in schedules} == {0}
+    assert _on_each(schedules, step) == [0, 0]
   assert leader.rejected == [10]
   leader.steps.add(20)
   for step in range(4, 7):
-    _decide(schedules, step - 1)
-  assert {schedule.at(7).step for schedule in schedules} == {20}
+    used = _on_each(schedules, step)
+  assert used == [20, 20]

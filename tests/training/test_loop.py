@@ -26,13 +26,12 @@ class Batches:
   def __init__(self, events, unavailable):
     self.events, self.unavailable = events, unavailable
 
-  def prefetch(self, step, params):
-    if step in self.unavailable:
-      raise self.unavailable[step]
-    self.events.append(("prefetch", step, int(params["reader"])))
-
-  def take(self, step):
-    self.events.append(("take", step))
+  def take(self, step, params):
+    # Taking a step begins the next one.
+    for begun in (step, step + 1):
+      if begun in self.unavailable:
+        raise self.unavailable[begun]
+    self.events.append(("take", step, int(params["reader"])))
     return Prepared({"query": np.full(1, step)}, {"of_step": step})
 
   def state(self, step):
@@ -120,18 +119,14 @@ def _saved(events):
   return [event[1:] for event in events if event[0] == "save"]
 
 
-def test_the_next_batch_is_prefetched_before_a_step_is_dispatched():
+def test_each_batch_is_taken_with_the_parameters_before_its_step():
   events, result = _run(num_steps=3, every=10)
-  # The parameters are those before the step that is dispatched next.
   assert events == [
-    ("prefetch", 0, 0),
-    ("take", 0),
-    ("prefetch", 1, 0),
+    ("take", 0, 0),
     ("step", 0),
-    ("take", 1),
-    ("prefetch", 2, 1),
+    ("take", 1, 1),
     ("step", 1),
-    ("take", 2),
+    ("take", 2, 2),
     ("step", 2),
     # The steps before a checkpoint are known to be finite.
     ("flush",),

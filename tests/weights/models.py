@@ -153,7 +153,7 @@ def save(model_dir: Path, retriever: Retriever = RETRIEVER) -> dict[str, Any]:
   """Writes a run of this project, with its vocabulary."""
   params = nested(parameters(retriever))
   store = CheckpointStore(model_dir)
-  loop = loop_record(None, vocabulary=vocabulary().sha256)
+  loop = loop_record([], vocabulary=vocabulary().sha256)
   store.save(7, {**params, "loop": loop})
   store.close()
   lines = "\n".join(tiny_world.pieces()) + "\n"
