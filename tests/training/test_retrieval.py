@@ -1,29 +1,46 @@
 """Host, step and evaluation choose the same candidates, which are the best."""
 
+import contextlib
+import threading
+
 import jax
 import numpy as np
 import pytest
 
-from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.corpus.store import NULL_ROW
 from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.faiss import FaissConfig
-from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.indexes.scann import ScannConfig
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import sharding
+from realm_jax.training.batch_pipeline import BatchPipeline
+from realm_jax.training.checkpointing import LoopState, StepRecord
+from realm_jax.training.compiled_steps import set_up
+from realm_jax.training.config import TrainConfig
+from realm_jax.training.decisions import Decisions
+from realm_jax.training.index_schedule import open_schedule
+from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.search_in_step import (
   SearchedBlocks,
   SearchInStep,
   load_blocks,
 )
+from realm_jax.training.stages.inverse_cloze import InverseCloze
+from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.state import TrainState
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow
+TASKS = {
+  Pretraining: "masked_salient_spans",
+  InverseCloze: "inverse_cloze",
+  OpenQa: "open_qa",
+}
 STAGES = {
   "as_in_the_paper": Pretraining(num_candidates=4),
   "no_null_block": Pretraining(num_candidates=4, null_block=False),
@@ -31,34 +48,23 @@ STAGES = {
   # The null block takes the place of copies.
   "nothing_spare": Pretraining(num_candidates=24, num_spare=0),
   "current_queries": Pretraining(num_candidates=4, current_queries=True),
+  "words_first": Pretraining(num_candidates=4, read_gold=True),
+  "hard_negatives": InverseCloze(num_hard_negatives=3),
+  "open_qa": OpenQa(num_searched_blocks=10, num_read=3),
+  "snapshot_queries": OpenQa(num_searched_blocks=2, current_queries=False),
 }
 INDEXES = {
   "exact": ExactConfig(dtype="float32"),
   "faiss": FaissConfig(),
+  "scann": ScannConfig(),
   "bm25": Bm25Config(),
 }
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory) -> Corpus:
-  return tiny_world.build(tmp_path_factory.mktemp("examples")).corpus
-
-
-@pytest.fixture(scope="module")
-def batch(examples):
-  """Masked sentences of the first version of the texts."""
-  stream = BatchStream(
-    DataConfig(
-      corpus_dir=examples.source,
-      task="masked_salient_spans",
-      batch_size=8,
-      query_length=tiny_world.QUERY_LENGTH,
-      block_length=tiny_world.BLOCK_LENGTH,
-    )
-  )
-  found = next(stream)
-  stream.close()
-  return found
+def examples(tmp_path_factory) -> tiny_world.World:
+  """The first version of the texts, from which sentences are taken."""
+  return tiny_world.build(tmp_path_factory.mktemp("examples"))
 
 
 @pytest.fixture(scope="module", params=INDEXES)
@@ -69,7 +75,9 @@ def run(request, examples, tmp_path_factory):
   articles[3]["text"] += " That was long ago."
   copies = [one | {"id": f"{one['id']}-copy"} for one in articles[5:20]]
   vocab = folder / "vocab.txt"
-  vocab.write_text("\n".join(examples.vocabulary.pieces), encoding="utf-8")
+  vocab.write_text(
+    "\n".join(examples.corpus.vocabulary.pieces), encoding="utf-8"
+  )
   tiny_world.write_corpus(folder, [*articles, *copies], vocab=vocab)
   world = tiny_world.World(folder)
   # The parameters are no longer those of the snapshot.
@@ -91,28 +99,88 @@ def run(request, examples, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_all_choose_the_same_candidates(run, batch, name):
-  stage = STAGES[name]
+def test_all_choose_the_same_candidates(run, examples, tmp_path, name):
+  stage, index = STAGES[name], run.snapshot.index
   retrieval = stage.retrieval
-  context, query = run.stage_context(retrieval), batch.array("query")
+  if retrieval.reads == "vectors" and not index.needs_vectors:
+    pytest.skip("open QA over BM25 reads its scores")
+  (tmp_path / "snapshots").symlink_to(run.model_dir / "snapshots")
+  config = _config(run, examples, stage, tmp_path)
+  with contextlib.closing(BatchStream(config.data)) as stream:
+    batch = next(stream)
+  by_host = _by_host(run, config, batch)
+  query = batch.array("query")
   evaluated = run.search_as_trained(retrieval, query)
-  index, vectors = run.snapshot.index, None
-  if index.needs_vectors:
-    current = retrieval.current_queries
-    vectors = run.embed_tokens(query, current=current)
-  number = retrieval.num_searched(run.corpus.num_blocks)
-  on_host = index.search(QueryBatch(query, vectors), number)
-  by_evaluation, by_host = (
-    stage.features(batch, found, context)[0].candidates
-    for found in (evaluated, on_host)
+  if isinstance(stage, OpenQa):
+    np.testing.assert_array_equal(
+      by_host.blocks, run.gather(evaluated.rows[:, : stage.num_read])
+    )
+    np.testing.assert_array_equal(
+      by_host.retrieved, run.snapshot.vectors(evaluated.rows)
+    )
+    searched = run.search(
+      query, evaluated.rows.shape[1], current=retrieval.current_queries
+    )
+    np.testing.assert_array_equal(searched.rows, evaluated.rows)
+    return
+  by_evaluation, _ = stage.features(
+    batch, evaluated, run.stage_context(retrieval)
   )
-  jax.tree.map(np.testing.assert_array_equal, by_evaluation, by_host)
-  if isinstance(index, ExactIndex):
-    expected = _by_hand(run, batch, vectors, retrieval)
-    tokens = run.gather(expected)
-    np.testing.assert_array_equal(by_host.tokens, tokens)
-    in_step = _by_step(run, batch, stage)
-    jax.tree.map(np.testing.assert_array_equal, in_step, by_host)
+  jax.tree.map(np.testing.assert_array_equal, by_host, by_evaluation)
+  if not isinstance(index, ExactIndex) or name == "words_first":
+    return
+  vectors = run.embed_tokens(query, current=retrieval.current_queries)
+  expected = run.gather(_by_hand(run, batch, vectors, retrieval))
+  if isinstance(stage, InverseCloze):
+    np.testing.assert_array_equal(by_host.blocks[:, 1:], expected)
+    return
+  np.testing.assert_array_equal(by_host.candidates.tokens, expected)
+  in_step = _by_step(run, batch, stage)
+  jax.tree.map(np.testing.assert_array_equal, in_step, by_host.candidates)
+
+
+def _config(run, examples, stage, model_dir) -> TrainConfig:
+  """A run of one step, over the corpus and the snapshots of another run."""
+  questions = isinstance(stage, OpenQa)
+  return TrainConfig(
+    model_dir=model_dir,
+    data=DataConfig(
+      corpus_dir=run.config.corpus_dir,
+      pretraining_corpus_dir=None if questions else examples.corpus_dir,
+      task=TASKS[type(stage)],
+      question_files={"train": str(examples.question_file)}
+      if questions
+      else {},
+      batch_size=8,
+      query_length=tiny_world.QUERY_LENGTH,
+      block_length=tiny_world.BLOCK_LENGTH,
+    ),
+    stage=stage,
+    retriever=tiny_world.RETRIEVER,
+    reader=tiny_world.READER,
+    optimizer=OptimizerConfig(learning_rate=1e-3),
+    num_steps=1,
+  )
+
+
+def _by_host(run, config, batch):
+  """The batch that the trainer prepares for its first step."""
+  setup = set_up(config)
+  decisions = Decisions(threading.Event(), num_steps=1, save_every_steps=1)
+  with contextlib.ExitStack() as stack:
+    schedule = stack.enter_context(
+      contextlib.closing(open_schedule(setup, decisions))
+    )
+    pipeline = BatchPipeline(
+      setup,
+      iter([batch]),
+      schedule=schedule,
+      decisions=decisions,
+      start_step=0,
+      resumed=LoopState(batch.positions, (StepRecord(0),)),
+    )
+    stack.enter_context(contextlib.closing(pipeline))
+    return jax.device_get(pipeline.take(0, run.params).batch)
 
 
 def _by_hand(run, batch, vectors, retrieval: Retrieval):
