@@ -71,11 +71,9 @@ class RunAnswers:
         logging.info("Searching all blocks for the answers: %s", reason)
         build_store(directory, corpus, answers)
 
-    self._agreement.on_process_0(f"answers {key}", make, (AnswersError,))
+    self._agreement.on_process_0(f"answers {key}", make)
     store = self._agreement.on_all_processes(
-      f"store {key}",
-      lambda: AnswerStore(directory, corpus, answers),
-      (AnswersError,),
+      f"store {key}", lambda: AnswerStore(directory, corpus, answers)
     )
     return AnswersInBlocks(corpus, store)
 

@@ -9,6 +9,7 @@ import dataclasses
 import importlib.metadata
 import itertools
 import json
+import pkgutil
 import subprocess
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from realm_jax.errors import RealmError
 from realm_jax.partitioning import processes
 from realm_jax.partitioning.processes import LostProcessError, ProcessesError
 
@@ -94,37 +96,27 @@ class Agreement:
       self._store.key_value_delete(f"{self._prefix}/{number - 1}")
     return json.loads(decision)
 
-  def on_process_0(
-    self,
-    what: str,
-    compute: Callable[[], T],
-    errors: Sequence[type[Exception]] = (),
-  ) -> T:
+  def on_process_0(self, what: str, compute: Callable[[], T]) -> T:
     """Returns what process 0 computes, a value that JSON can hold, on all.
 
-    Where it raises an exception of `errors`, all processes raise it.
+    Where it raises a `RealmError`, all processes raise it.
     """
     if self.count == 1:
       return compute()
-    own = _outcome(compute, errors) if self.is_leader else None
-    return _value(self.exchange(what, own, lambda given: given[0]), errors)
+    own = _outcome(compute) if self.is_leader else None
+    return _value(self.exchange(what, own, lambda given: given[0]))
 
-  def on_all_processes(
-    self,
-    what: str,
-    compute: Callable[[], T],
-    errors: Sequence[type[Exception]] = (),
-  ) -> T:
+  def on_all_processes(self, what: str, compute: Callable[[], T]) -> T:
     """Returns what this process computes, if all processes succeed.
 
-    Where one raises an exception of `errors`, all raise it.
+    Where one raises a `RealmError`, all raise it.
     """
     if self.count == 1:
       return compute()
     computed: list[T] = []
-    own = _outcome(lambda: computed.append(compute()), errors)
+    own = _outcome(lambda: computed.append(compute()))
     for process, outcome in enumerate(self.exchange(what, own, list)):
-      _value(outcome, errors, f"process {process}: ")
+      _value(outcome, f"process {process}: ")
     return computed[0]
 
   def require_same(self, given: Mapping[str, Any]) -> None:
@@ -227,28 +219,23 @@ def commit() -> str:
   return importlib.metadata.version("realm_jax")
 
 
-def _outcome(
-  compute: Callable[[], Fact], errors: Sequence[type[Exception]]
-) -> dict[str, Fact]:
+def _outcome(compute: Callable[[], Fact]) -> dict[str, Fact]:
+  """Returns what a function returns or, of a `RealmError`, what rebuilds it."""
   try:
     return {"value": compute()}
-  except tuple(errors) as error:
-    # The closest of the types that all processes know, by its number, and the
-    # exit code of one that they may not know.
-    closest = next(kind for kind in type(error).__mro__ if kind in errors)
-    code = getattr(error, "exit_code", None)
-    return {"error": errors.index(closest), "message": str(error), "code": code}
+  except ProcessesError:
+    raise  # The others find out by themselves, and may not answer any more.
+  except RealmError as error:
+    kind = f"{type(error).__module__}:{type(error).__qualname__}"
+    return {"error": kind, "message": str(error), "code": error.exit_code}
 
 
-def _value(
-  outcome: Fact, errors: Sequence[type[Exception]], prefix: str = ""
-) -> Fact:
+def _value(outcome: Fact, prefix: str = "") -> Fact:
   """Returns the value of an outcome, or raises its error."""
   if "value" in outcome:
     return outcome["value"]
-  error: Any = errors[outcome["error"]](prefix + outcome["message"])
-  if outcome["code"] is not None:
-    error.exit_code = outcome["code"]
+  error = pkgutil.resolve_name(outcome["error"])(prefix + outcome["message"])
+  error.exit_code = outcome["code"]
   raise error
 
 

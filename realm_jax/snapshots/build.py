@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import jax
@@ -15,17 +16,11 @@ from etils import epath
 from flax import traverse_util
 from jax.sharding import Mesh
 
-from realm_jax.checkpoints.store import (
-  CheckpointError,
-  UnreadableCheckpointError,
-)
-from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.ground_truth import measure_recall
 from realm_jax.indexes.protocol import (
   IndexConfig,
   QueryBatch,
-  RecallError,
   Rows,
   as_config,
 )
@@ -55,25 +50,6 @@ from realm_jax.snapshots.vectors import (
   save_query_tower,
 )
 from realm_jax.storage.json_files import JsonValue
-from realm_jax.storage.local_disk import DiskFullError
-from realm_jax.storage.staging import DamagedFileError
-
-
-class PreemptedError(Exception):
-  """SIGTERM came during a build."""
-
-
-# Errors of one process that all processes of an index builder raise.
-SHARED_ERRORS = (
-  PreemptedError,
-  DiskFullError,
-  DamagedFileError,
-  SnapshotError,
-  RecallError,
-  CorpusError,
-  CheckpointError,
-  UnreadableCheckpointError,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +215,6 @@ def build_snapshot(
     ProcessesError: Another process has failed.
   """
   config, corpus, layout = towers.config, towers.corpus, towers.layout
-  kind = config.index_config.kind
   if known is None and config.index_config.needs_vectors:
     known = known_vectors(
       *(store, step),
@@ -273,29 +248,22 @@ def build_snapshot(
       draft.add(shard, vectors)
     return time.monotonic() - begin
 
+  embed_seconds = agreement.on_all_processes("shards", embed_shards)
+
   @store.disk_full_explained(step)
   def publish() -> None:
     files = draft.verified(are_read=config.index_config.has_files)
     query_tower = towers.retriever.query_tower_parameters(params)
     save_query_tower(files.root, jax.device_get(query_tower))
-    vectors = Embeddings(files, layout)
-    index_folder = kind
+    index_folder = config.index_config.kind
     if files.is_copied:
       # A builder that was cut off for long may go on to write to the bucket.
       index_folder += f"-{secrets.token_hex(4)}"
-    report: dict[str, JsonValue] = {}
-    recall: dict[str, float] = {}
-    build_seconds = 0.0
-    if config.index_config.has_files:
-      for_tuning, held_out = towers.queries(params)
-      check()
-      start = time.monotonic()
-      blocks = index_blocks(corpus, vectors, queries=for_tuning, check=check)
-      index = config.index_config.build(blocks, files.root / index_folder)
-      build_seconds, report = time.monotonic() - start, dict(index.report)
-      check()
-      if index.needs_vectors:
-        recall = measure_recall(index, vectors, held_out, config.recall_at)
+    recall, report, build_seconds = _build_index(
+      *(towers, params, Embeddings(files, layout)),
+      folder=files.root / index_folder,
+      check=check,
+    )
     others = draft.record_others(files.root)
     manifest = Manifest(
       step=step,
@@ -304,7 +272,7 @@ def build_snapshot(
       num_blocks=corpus.num_blocks,
       dim=layout.dim,
       dtype=layout.dtype,
-      index_kind=kind,
+      index_kind=config.index_config.kind,
       index_parameters=dict(vars(config.index_config)),
       recall=recall,
       recall_queries=config.recall_queries // 2 if recall else 0,
@@ -322,15 +290,41 @@ def build_snapshot(
     logging.info(
       "published snapshot %d: %d blocks, %d embedded in %.1f s, %s built in "
       "%.1f s, recall %s",
-      *(step, corpus.num_blocks, embed.sum(), manifest.embed_seconds),
-      *(kind, build_seconds),
+      *(step, corpus.num_blocks, embed.sum(), embed_seconds),
+      *(manifest.index_kind, build_seconds),
       ", ".join(f"@{k} {r:.3f}" for k, r in recall.items()) or "–",
     )
 
-  embed_seconds = agreement.on_all_processes(
-    "shards", embed_shards, SHARED_ERRORS
-  )
-  agreement.on_process_0("publication", publish, SHARED_ERRORS)
+  agreement.on_process_0("publication", publish)
+
+
+def _build_index(
+  towers: CompiledTowers,
+  params: Params,
+  vectors: Embeddings,
+  *,
+  folder: Path,
+  check: Callable[[], None],
+) -> tuple[dict[str, float], dict[str, JsonValue], float]:
+  """Writes the index to a new folder, unless it has no files.
+
+  Returns its recall on held-out queries, its report and the seconds of the
+  build.
+  """
+  config = towers.config
+  if not config.index_config.has_files:
+    return {}, {}, 0.0
+  for_tuning, held_out = towers.queries(params)
+  check()
+  start = time.monotonic()
+  blocks = index_blocks(towers.corpus, vectors, queries=for_tuning, check=check)
+  index = config.index_config.build(blocks, folder)
+  build_seconds = time.monotonic() - start
+  check()
+  recall = {}
+  if index.needs_vectors:
+    recall = measure_recall(index, vectors, held_out, config.recall_at)
+  return recall, dict(index.report), build_seconds
 
 
 def publish_vectors(
@@ -360,13 +354,9 @@ def publish_vectors(
     gather=lambda rows: np.asarray(vectors[int(rows[0]) : int(rows[-1]) + 1]),
     oldest_step=step,
   )
-  try:
-    build_snapshot(
-      *(towers, step, params, store),
-      agreement=Agreement("import"),
-      known=known,
-      identity=IMPORTED,
-    )
-  except BaseException:
-    store.remove_drafts()
-    raise
+  build_snapshot(
+    *(towers, step, params, store),
+    agreement=Agreement("import"),
+    known=known,
+    identity=IMPORTED,
+  )

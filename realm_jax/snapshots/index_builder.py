@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from absl import logging
@@ -24,6 +24,7 @@ from realm_jax.checkpoints.store import (
 from realm_jax.console import stop_on_sigterm
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
+from realm_jax.errors import RealmError
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.faiss import FaissConfig
@@ -39,9 +40,7 @@ from realm_jax.settings import (
   require_valid,
 )
 from realm_jax.snapshots.build import (
-  SHARED_ERRORS,
   CompiledTowers,
-  PreemptedError,
   SnapshotConfig,
   build_snapshot,
 )
@@ -58,17 +57,17 @@ from realm_jax.snapshots.store import (
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.paths import is_remote
-from realm_jax.storage.sole_process import (
-  SoleProcess,
-  SoleProcessError,
-  sole_process,
-)
+from realm_jax.storage.sole_process import SoleProcess, sole_process
 from realm_jax.storage.staging import DamagedFileError
 
 _REMINDER_SECONDS = 60.0
 # A trainer that removes a checkpoint removes its files first: one that cannot
 # be read may be gone at the next attempt.
 _ATTEMPTS = 5
+
+
+class PreemptedError(RealmError):
+  """SIGTERM came during a build."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,19 +155,6 @@ def build_index(
     stop = agreement.stop_event(stop or stack.enter_context(stop_on_sigterm()))
     checkpoints = CheckpointStore(model_dir)
     stack.callback(checkpoints.close)
-    roles: list[SoleProcess] = []
-
-    def take_role() -> None:
-      role = sole_process(directory, "builder", advice="stop it first")
-      roles.append(stack.enter_context(role))
-
-    def check() -> None:
-      for role in roles:
-        role.check()
-      if stop.is_set():
-        raise PreemptedError
-
-    agreement.on_process_0("role", take_role, (SoleProcessError,))
     running = _IndexBuilder(
       config=config,
       snapshot=snapshot,
@@ -177,8 +163,13 @@ def build_index(
       store=SnapshotStore(directory),
       agreement=Agreement("snapshots", while_waiting=stop.is_set),
       stop=stop,
-      check=check,
     )
+
+    def take_role() -> None:
+      role = sole_process(directory, "builder", advice="stop it first")
+      running.role = stack.enter_context(role)
+
+    agreement.on_process_0("role", take_role)
     with contextlib.suppress(PreemptedError):
       running.run()
     return running.published
@@ -197,9 +188,9 @@ class _Choice(NamedTuple):
 class _IndexBuilder:
   """One process of an index builder, as `build_index` has opened it.
 
-  In process 0, `corpus` is of the newest version that it has seen. The event
-  `stop` ends waits, and `check` raises PreemptedError once the index builder
-  must end. `failed` has the errors of the steps that could not be built.
+  In process 0, `corpus` is of the newest version that it has seen, and `role`
+  is the right to publish. The event `stop` ends waits. `failed` has the errors
+  of the steps that could not be built.
   """
 
   config: IndexBuilderConfig
@@ -209,7 +200,7 @@ class _IndexBuilder:
   store: SnapshotStore
   agreement: Agreement
   stop: threading.Event
-  check: Callable[[], None]
+  role: SoleProcess = dataclasses.field(default_factory=SoleProcess)
   towers: CompiledTowers | None = None
   published: list[int] = dataclasses.field(default_factory=list)
   failed: dict[int, list[ValueError]] = dataclasses.field(default_factory=dict)
@@ -217,14 +208,23 @@ class _IndexBuilder:
   def __post_init__(self) -> None:
     self._uses = SnapshotUses(self.checkpoints)
 
+  def check(self) -> None:
+    """Raises an error once the index builder must end."""
+    try:
+      self.role.check()
+    except RealmError:
+      # The other processes do not finish their shards first.
+      self.stop.set()
+      raise
+    if self.stop.is_set():
+      raise PreemptedError
+
   def run(self) -> None:
     """Builds snapshots until `check` raises, or one with `once`."""
     config, agreement, stop = self.config, self.agreement, self.stop
     agreement.on_process_0("damage", self.store.remove_damaged)
     while not (config.once and self.published):
-      choice = _Choice(
-        *agreement.on_process_0("choice", self._choose, SHARED_ERRORS)
-      )
+      choice = _Choice(*agreement.on_process_0("choice", self._choose))
       if choice.ends:
         return
       if (step := choice.step) is None:
@@ -232,7 +232,7 @@ class _IndexBuilder:
         continue
       try:
         towers, params, known = agreement.on_all_processes(
-          "checkpoint", functools.partial(self._restore, choice), SHARED_ERRORS
+          "checkpoint", functools.partial(self._restore, choice)
         )
         build_snapshot(
           *(towers, step, params, self.store),
@@ -314,18 +314,8 @@ class _IndexBuilder:
     lost = [step for step in steps if step in needed]
     done = self._up_to_date(newest)
     for step in (*lost, *(wanted if config.skips_none else newest)):
-      if step in done:
+      if step in done or self._is_skipped(step, is_newest=step in newest):
         continue
-      if errors := self.failed.get(step):
-        is_unreadable = isinstance(errors[-1], UnreadableCheckpointError)
-        if not is_unreadable or len(errors) >= _ATTEMPTS:
-          # A trainer that was killed may have left an old one half removed.
-          may_skip = is_unreadable and step not in newest
-          if isinstance(errors[-1], RecallError):
-            may_skip = not config.skips_none
-          if config.once or not may_skip:
-            raise errors[-1]
-          continue
       version, fingerprint = self.corpus.version, self.corpus.fingerprint
       logging.info(
         "building snapshot %d on version %d of the corpus", step, version
@@ -347,6 +337,21 @@ class _IndexBuilder:
         self.checkpoints.directory,
       )
     return _Choice(ends=config.once and bool(steps))
+
+  def _is_skipped(self, step: int, *, is_newest: bool) -> bool:
+    """Returns whether a step has failed; raises its error if it is needed."""
+    if not (errors := self.failed.get(step)):
+      return False
+    is_unreadable = isinstance(errors[-1], UnreadableCheckpointError)
+    if is_unreadable and len(errors) < _ATTEMPTS:
+      return False
+    # A trainer that was killed may have left an old one half removed.
+    may_skip = is_unreadable and not is_newest
+    if isinstance(errors[-1], RecallError):
+      may_skip = not self.config.skips_none
+    if self.config.once or not may_skip:
+      raise errors[-1]
+    return True
 
   def _prune(self) -> None:
     """Removes snapshots that nobody needs."""
@@ -410,11 +415,10 @@ def index_of_run(
   Raises:
     IndexLoadError: The newest snapshot has an index of no known kind.
   """
-  indexes = (scann, exact, faiss, bm25, random)
   store = SnapshotStore(directory_of(model_dir, snapshots_dir))
   if steps := store.steps():
     newest = store.manifest(steps[-1])
-    for index in indexes:
+    for index in (scann, exact, faiss, bm25, random):
       if index.kind == newest.index_kind:
         return index
     return config_from(newest.index_kind, newest.index_parameters)

@@ -97,10 +97,9 @@ def known_vectors(
     rows = np.where(is_same, found, NULL_ROW).astype(np.int32)
     return KnownVectors(rows, vectors.gather, base.oldest_step, base)
 
-  errors = SnapshotError, CorpusError
   try:
-    if agreement.on_process_0("base", has_base, errors):
-      return agreement.on_all_processes("vectors of the base", opened, errors)
-  except errors as error:
+    if agreement.on_process_0("base", has_base):
+      return agreement.on_all_processes("vectors of the base", opened)
+  except (SnapshotError, CorpusError) as error:
     logging.warning("no vector of snapshot %d is kept: %s", step, error)
   return None

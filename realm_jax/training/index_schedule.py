@@ -40,10 +40,6 @@ class WaitPreemptedError(RetrievalUnavailableError):
   """The run was preempted while it waited for an index."""
 
 
-# Errors that all processes raise where one of them does.
-_NOT_FOUND = (WaitPreemptedError, RetrievalUnavailableError, SnapshotError)
-
-
 class IndexSchedule:
   """Chooses the snapshot of each step.
 
@@ -205,13 +201,9 @@ class IndexSchedule:
     """Returns the snapshot that process 0 finds, once all have loaded it."""
     if self._loop.count == 1:
       return find()
-    step = self._loop.on_process_0(
-      "which snapshot", lambda: find().step, _NOT_FOUND
-    )
+    step = self._loop.on_process_0("which snapshot", lambda: find().step)
     return self._loop.on_all_processes(
-      f"snapshot {step}",
-      lambda: self._wait_for(step),
-      _NOT_FOUND,
+      f"snapshot {step}", lambda: self._wait_for(step)
     )
 
   def _use(self, snapshot: Snapshot) -> None:

@@ -12,11 +12,7 @@ from realm_jax.configuration.kept import Kept
 from realm_jax.console import stop_on_sigterm
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.storage.access import require_readable, require_writable
-from realm_jax.storage.sole_process import (
-  SoleProcess,
-  SoleProcessError,
-  sole_process,
-)
+from realm_jax.storage.sole_process import SoleProcess, sole_process
 from realm_jax.training.batch_pipeline import BatchPipeline
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compiled_steps import CompiledSteps, set_up
@@ -98,7 +94,7 @@ def open_run(
     def take_model_dir() -> None:
       held.append(stack.enter_context(sole_process(config.model_dir)))
 
-    loop.on_process_0("sole trainer", take_model_dir, (SoleProcessError,))
+    loop.on_process_0("sole trainer", take_model_dir)
     stack.callback(store.close)
     saves_once = config.refresh.wait_for_snapshots or loop.count > 1
     checkpoints = Checkpointer(

@@ -13,6 +13,7 @@ import jax
 from realm_jax.partitioning import processes
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.processes import ProcessesError
+from realm_jax.storage.local_disk import DiskFullError
 
 
 def _agree(index: int) -> None:
@@ -29,15 +30,13 @@ def _agree(index: int) -> None:
   kind = dataclasses.make_dataclass("Config", ["corpus_dir", "batch_size"])
   config = kind(f"/host{index}", batch_size=8 * (index + 1))
   for attempt in (
-    lambda: agreement.on_process_0("file", _fail, (OSError,)),
-    lambda: agreement.on_all_processes(
-      "file", _fail if index else lambda: 0, (OSError,)
-    ),
+    lambda: agreement.on_process_0("file", _fail),
+    lambda: agreement.on_all_processes("file", _fail if index else lambda: 0),
     lambda: agreement.require_same({"Config": config}),
   ):
     try:
       attempt()
-    except (OSError, ProcessesError) as error:
+    except (DiskFullError, ProcessesError) as error:
       seen["errors"].append(str(error))
   if index:
     stop.set()
@@ -54,7 +53,7 @@ def _is_set(stop: threading.Event) -> bool:
 
 
 def _fail() -> None:
-  raise FileNotFoundError("no such file")
+  raise DiskFullError("no space")
 
 
 def main() -> None:

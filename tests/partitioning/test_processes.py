@@ -34,7 +34,7 @@ def test_all_read_what_process_0_decides(command_server, tmp_path):
     assert one["sums"] == list(range(0, 150, 3))
     # An error of one is an error of all. Directories may differ.
     *files, different = one["errors"]
-    assert files == ["no such file", "process 1: no such file"]
+    assert files == ["no space", "process 1: no space"]
     assert different.startswith("Config.batch_size is 16 in process 1")
     assert one["stopped"] == [False, True]
     # Old decisions do not pile up.
