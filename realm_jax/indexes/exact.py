@@ -117,10 +117,7 @@ class ExactIndex(Index):
     self.vectors = jax.make_array_from_callback(
       (capacity, self.dim), by_rows, part
     )
-    count = np.asarray(self.num_blocks, np.int32)
-    self.count = jax.make_array_from_callback(
-      (), sharding.replicated(mesh), lambda _: count
-    )
+    self.count = sharding.replicate(np.array(self.num_blocks, np.int32), mesh)
 
   def plan(self, k: int, *, num_queries: int) -> exact_search.SearchPlan:
     """Returns the settings of the program that finds the k best blocks."""
@@ -148,7 +145,6 @@ class ExactIndex(Index):
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """Returns the k best blocks of each of this process's queries."""
-    check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
     count = len(vectors)
     padding = -count % len(sharding.row_groups(self._mesh).own)

@@ -43,17 +43,21 @@ class SearchPlan:
   Attributes:
     k: Number of rows for each query.
     rows_per_step: Rows that are scored at once, at most those of a device.
-    skips: Whether queries that a step does not improve are skipped, which
-      saves more than it costs on CPUs alone.
-    rows_first: Whether scores are laid out by rows, then queries. On TPUs a
-      maximum over rows then needs no copy, where CPUs read along the rows of a
-      query.
+    platform: Platform of the devices, as in `jax.Device.platform`.
   """
 
   k: int
   rows_per_step: int
-  skips: bool
-  rows_first: bool = False
+  platform: str
+
+  @property
+  def rows_first(self) -> bool:
+    """Whether scores are laid out by rows, then queries.
+
+    On TPUs a maximum over rows then needs no copy. CPUs read along the rows of
+    a query.
+    """
+    return self.platform == "tpu"
 
 
 def make_plan(
@@ -67,18 +71,14 @@ def make_plan(
 ) -> SearchPlan:
   """Returns the settings of the program that finds the k best blocks.
 
-  The queries are those of all devices, and the rows, too. The `platform` is as
-  in `jax.Device.platform`.
+  Queries and rows are those of all devices together.
   """
   scores = _MAX_SCORES[platform] // max(1, num_queries)
   fits = 1 << (max(1, scores).bit_length() - 1)
   wanted = 1 << (_ROWS_PER_K * k - 1).bit_length()
   rows = max(min(max(fits, _MIN_ROWS), _MAX_ROWS[platform]), wanted)
   return SearchPlan(
-    k=k,
-    rows_per_step=min(rows_per_step or rows, num_rows // devices),
-    skips=platform == "cpu",
-    rows_first=platform == "tpu",
+    k, min(rows_per_step or rows, num_rows // devices), platform
   )
 
 
@@ -89,16 +89,14 @@ def search(
   num_blocks: Int[Array, ""],
   *,
   plan: SearchPlan,
-  mesh: Mesh | None,
+  mesh: Mesh,
 ) -> Best:
   """Returns the k best rows of each query, best first, ties by rising row.
 
-  With a mesh, the vectors are sharded over all its axes, and the queries and
-  the result as a batch is. The rows from `num_blocks` on are padding;
-  `num_blocks` is at least k.
+  The vectors are sharded over all axes of the mesh, and the queries and the
+  result as a batch is. The rows from `num_blocks` on are padding; `num_blocks`
+  is at least k.
   """
-  if mesh is None:
-    return _local_top_k(queries, vectors, num_blocks, 0, plan)
 
   def on_each_device(
     queries: Float[Array, "b d"],
@@ -120,8 +118,8 @@ def search(
     mesh=mesh,
     in_specs=(by_group, PartitionSpec(MESH_AXES), PartitionSpec()),
     out_specs=by_group,
-    # The running top-k starts from constants. The check would require them to
-    # be marked as varying over axes that exist only with a mesh.
+    # The running top-k starts from constants, which the check would require to
+    # be marked as varying over the axes.
     check_vma=False,
   )(queries, vectors, num_blocks)
 
@@ -166,7 +164,7 @@ def _local_top_k(
   queries: Float[Array, "b d"],
   vectors: Float[Array, "n d"],
   num_blocks: Int[Array, ""],
-  first_row: int | Int[Array, ""],
+  first_row: Int[Array, ""],
   plan: SearchPlan,
 ) -> Best:
   """Runs the top-k over steps of this device's rows, from `first_row` on."""
@@ -204,7 +202,8 @@ def _local_top_k(
       is_new=is_new.reshape(groups, -1),
       rows=(first_row + rows).reshape(groups, -1),
     )
-    if plan.skips:
+    # Skipping saves more than it costs on CPUs alone.
+    if plan.platform == "cpu":
       return _improve_some(best, scored, plan)
     return _improve(best, scored, None, plan)
 

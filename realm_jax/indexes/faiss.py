@@ -11,14 +11,10 @@ from jaxtyping import Float32, Int
 from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import (
   Blocks,
-  Index,
   IndexConfig,
   IndexLoadError,
-  QueryBatch,
-  SearchResult,
-  check_k,
-  check_vectors,
-  in_order,
+  Tree,
+  TreeIndex,
   library_of,
   sample_vectors,
 )
@@ -95,21 +91,21 @@ class FaissConfig(IndexConfig):
     return FaissIndex(index, blocks, config=self)
 
 
-class FaissIndex(Index):
+class FaissIndex(TreeIndex):
   """An index of FAISS; `FaissConfig` builds and loads it."""
 
   kind = "faiss"
-  needs_vectors = True
 
   def __init__(self, index: Any, blocks: Blocks, *, config: FaissConfig):
     self.num_blocks, self.dim = blocks.embedded().shape
     self._library = library = _library()
-    self._config = config
     # What it is downcast to does not keep the index alive.
     self._owner = index
     self._index = library.downcast_index(index)
     # None where all blocks are searched.
     self._lists = library.try_extract_index_ivf(index)
+    lists = 1 if self._lists is None else self._lists.nlist
+    self.tree = Tree(lists, config.nprobe, config.num_reordered)
     if self._lists is None and not isinstance(self._index, library.IndexFlat):
       raise RealmError(
         f"the `factory` {config.factory!r} makes an "
@@ -117,35 +113,17 @@ class FaissIndex(Index):
         "inverted lists (`IVF…`) or `Flat`"
       )
 
-  def search(self, queries: QueryBatch, k: int) -> SearchResult:
-    """Returns k blocks for each query, approximately the best."""
-    check_k(k, self.num_blocks)
-    vectors = check_vectors(queries, self.dim)
-    lists = 1 if self._lists is None else self._lists.nlist
-    # Twice as many lists as hold k blocks on average: they may be uneven.
-    nprobe = max(self._config.nprobe, -(-2 * k * lists // self.num_blocks))
-    reordered = self._config.num_reordered
-    rows, scores = self._search(vectors, k, min(nprobe, lists), reordered)
-    # Where the lists hold fewer than k blocks, FAISS returns −1.
-    short = (rows < 0).any(axis=1)
-    if short.any():
-      rows[short], scores[short] = self._search(
-        vectors[short], k, lists, self.num_blocks
-      )
-    return in_order(rows, scores)
-
   def _search(
     self,
     vectors: Float32[np.ndarray, "b d"],
     k: int,
-    nprobe: int,
+    leaves_searched: int,
     num_reordered: int,
   ) -> tuple[Int[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]:
     if self._lists is not None:
-      self._lists.nprobe = nprobe
+      self._lists.nprobe = leaves_searched
     if isinstance(self._index, self._library.IndexRefine):
-      reordered = min(max(num_reordered, k), self.num_blocks)
-      self._index.k_factor = reordered / k
+      self._index.k_factor = num_reordered / k
     scores, rows = self._index.search(vectors, k)
     return rows, scores
 

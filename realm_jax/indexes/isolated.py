@@ -23,13 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
+from realm_jax.errors import RealmError
 from realm_jax.indexes.protocol import (
   Blocks,
   Index,
   IndexConfig,
   IndexCrashedError,
-  IndexLoadError,
-  LibraryError,
   QueryBatch,
   SearchResult,
   check_k,
@@ -50,7 +49,7 @@ class IsolatedIndex(Index):
 
   Raises:
     IndexCrashedError: The process ended, or hangs, while it loaded.
-    IndexLoadError, LibraryError: As `IndexConfig.load`.
+    And what `IndexConfig.load` raises.
   """
 
   needs_vectors = True
@@ -159,7 +158,7 @@ def _serve(connection: Connection) -> None:
     # The library's import, too, would take cores from the run's steps.
     with ThreadPoolExecutor(1, initializer=lower_thread_priority) as thread:
       index = thread.submit(config.load, directory, blocks).result()
-  except (IndexLoadError, LibraryError) as error:
+  except RealmError as error:
     connection.send(error)
     return
   connection.send(None)

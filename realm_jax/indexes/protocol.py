@@ -6,20 +6,14 @@ import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jaxtyping import Float32, Int, Int32, Integer
 
 from realm_jax.errors import ExitCode, RealmError
-from realm_jax.settings import (
-  UNKNOWN,
-  accepts,
-  describe,
-  parameter_types,
-  require_valid,
-)
+from realm_jax.settings import require_valid
 from realm_jax.storage.json_files import JsonValue
 
 _ROWS_PER_RUN = 16
@@ -58,10 +52,6 @@ class IndexCrashedError(RealmError):
 
 class RecallError(RealmError):
   """An index whose recall is below its target."""
-
-
-class LibraryError(RealmError):
-  """An index whose library is missing, or has a version that does not fit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,10 +176,9 @@ class IndexConfig(abc.ABC):
     Without a directory, the index is in memory alone.
 
     Raises:
-      ValueError: The blocks lack what the index needs, or the library refuses
-        to build it.
+      RealmError: The blocks lack what the index needs, or the library is
+        missing or refuses to build it.
       RecallError: The recall is below the target of the settings.
-      LibraryError: The library is missing, or has a version that does not fit.
       OSError: The disk is full.
     """
 
@@ -198,18 +187,18 @@ class IndexConfig(abc.ABC):
 
     Raises:
       IndexLoadError: It cannot be read.
-      LibraryError: The library is missing.
+      RealmError: The library is missing.
     """
     del directory
     return self.build(blocks)
 
 
 def library_of(kind: str, module: str, advice: str) -> Any:
-  """Imports the library of a kind of index, or raises `LibraryError`."""
+  """Imports the library of a kind of index, or raises a `RealmError`."""
   try:
     return importlib.import_module(module)
   except ImportError as error:
-    raise LibraryError(
+    raise RealmError(
       f"the index `{kind}` needs the library {module.partition('.')[0]}, which "
       f"cannot be imported here ({error}); {advice}"
     ) from error
@@ -233,13 +222,10 @@ def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   config = getattr(importlib.import_module(module), name)
   known = {field.name for field in dataclasses.fields(config)}
   own = {name: parameters[name] for name in known & parameters.keys()}
-  for name, annotation in parameter_types(config).items():
-    if not accepts(annotation, own.get(name, UNKNOWN)):
-      raise IndexLoadError(
-        f"the index {kind!r} has {name}={own[name]!r}; want "
-        f"{describe(annotation)}"
-      )
-  return config(**own)
+  try:
+    return config(**own)
+  except RealmError as error:
+    raise IndexLoadError(f"the index {kind!r} cannot be: {error}") from error
 
 
 def as_config(index: IndexConfig | str) -> IndexConfig:
@@ -308,3 +294,51 @@ def in_order(
     rows=np.take_along_axis(rows, order, axis=1).astype(np.int32),
     scores=np.take_along_axis(scores, order, axis=1).astype(np.float32),
   )
+
+
+class Tree(NamedTuple):
+  """The leaves that divide an index's blocks, and how much a search uses.
+
+  A query searches `leaves_searched` leaves, and the `num_reordered` best by
+  code are scored again.
+  """
+
+  num_leaves: int
+  leaves_searched: int
+  num_reordered: int
+
+
+class TreeIndex(Index):
+  """An approximate index of a library; without a tree, all are searched."""
+
+  needs_vectors = True
+  dim: int
+  tree: Tree | None
+
+  def search(self, queries: QueryBatch, k: int) -> SearchResult:
+    """Returns k blocks for each query, approximately the best."""
+    check_k(k, self.num_blocks)
+    vectors = check_vectors(queries, self.dim)
+    leaves, searched, reordered = self.tree or Tree(1, 1, k)
+    # Twice as many leaves as hold k blocks on average: they may be uneven.
+    searched = max(searched, -(-2 * k * leaves // self.num_blocks))
+    reordered = min(max(reordered, k), self.num_blocks)
+    rows, scores = self._search(vectors, k, min(searched, leaves), reordered)
+    short = ((rows < 0) | np.isnan(scores)).any(axis=1)
+    if short.any():
+      # ScaNN's arrays are read-only.
+      rows, scores = rows.copy(), scores.copy()
+      rows[short], scores[short] = self._search(
+        vectors[short], k, leaves, self.num_blocks
+      )
+    return in_order(rows, scores)
+
+  @abc.abstractmethod
+  def _search(
+    self,
+    vectors: Float32[np.ndarray, "b d"],
+    k: int,
+    leaves_searched: int,
+    num_reordered: int,
+  ) -> tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]:
+    """Returns rows and scores, −1 or NaN where the leaves hold too few."""

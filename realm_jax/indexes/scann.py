@@ -27,23 +27,16 @@ from realm_jax.errors import RealmError
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.protocol import (
   Blocks,
-  Index,
   IndexConfig,
   IndexLoadError,
   QueryBatch,
   RecallError,
-  SearchResult,
-  check_k,
-  check_vectors,
-  in_order,
+  Tree,
+  TreeIndex,
   library_of,
   sample_vectors,
 )
-from realm_jax.settings import (
-  NonNegativeInt,
-  PositiveFraction,
-  PositiveInt,
-)
+from realm_jax.settings import NonNegativeInt, PositiveFraction, PositiveInt
 
 # Vectors of blocks that replace queries where there are none.
 _NUM_STAND_INS = 256
@@ -57,18 +50,6 @@ _ANISOTROPIC_THRESHOLD = 0.2
 _REPEATS = 5
 _LEAVES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REORDERED = (16, 32, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600)
-
-
-class Tree(NamedTuple):
-  """The leaves of a tree, and how much of it a search uses.
-
-  A query searches `leaves_searched` leaves, and the `num_reordered` best by
-  code are scored again.
-  """
-
-  num_leaves: int
-  leaves_searched: int
-  num_reordered: int
 
 
 class Point(NamedTuple):
@@ -266,7 +247,7 @@ def fastest_point(
   return max(good, key=lambda point: point.queries_per_second)
 
 
-class ScannIndex(Index):
+class ScannIndex(TreeIndex):
   """A ScaNN searcher over files; `ScannConfig` builds and loads it.
 
   Without a tree, every block is scored. Searches use every core.
@@ -276,7 +257,6 @@ class ScannIndex(Index):
   """
 
   kind = "scann"
-  needs_vectors = True
 
   def __init__(self, directory: Path, blocks: Blocks, *, tree: Tree | None):
     self.num_blocks, self.dim = blocks.embedded().shape
@@ -296,40 +276,17 @@ class ScannIndex(Index):
       self._loaded.set_num_threads(self._threads - 1)
     return self._loaded
 
-  def search(self, queries: QueryBatch, k: int) -> SearchResult:
-    """Returns k blocks for each query, approximately the best."""
-    check_k(k, self.num_blocks)
-    vectors = check_vectors(queries, self.dim)
-    if self.tree is None:
-      return in_order(*self._search_batched(vectors, k))
-    leaves = self.tree.num_leaves
-    # Twice as many leaves as hold k blocks on average: they may be uneven.
-    searched = max(
-      self.tree.leaves_searched, -(-2 * k * leaves // self.num_blocks)
-    )
-    rows, scores = self._search_batched(
-      vectors,
-      k,
-      leaves_to_search=min(searched, leaves),
-      pre_reorder_num_neighbors=min(
-        max(self.tree.num_reordered, k), self.num_blocks
-      ),
-    )
-    # Where the leaves hold fewer than k blocks, ScaNN returns NaN.
-    short = np.isnan(scores).any(axis=1)
-    if short.any():
-      rows, scores = rows.copy(), scores.copy()
-      rows[short], scores[short] = self._search_batched(
-        vectors[short],
-        k,
-        leaves_to_search=leaves,
-        pre_reorder_num_neighbors=self.num_blocks,
-      )
-    return in_order(rows, scores)
-
-  def _search_batched(
-    self, vectors: Float32[np.ndarray, "b d"], k: int, **settings: int
+  def _search(
+    self,
+    vectors: Float32[np.ndarray, "b d"],
+    k: int,
+    leaves_searched: int,
+    num_reordered: int,
   ) -> tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]:
+    settings = {}
+    if self.tree is not None:
+      settings["leaves_to_search"] = leaves_searched
+      settings["pre_reorder_num_neighbors"] = num_reordered
     if self._threads == 1:
       # ScaNN's parallel search crashes without a second thread.
       return self._loaded.search_batched(vectors, k, **settings)

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
+from realm_jax.errors import RealmError
 from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.protocol import (
   IndexLoadError,
-  LibraryError,
   QueryBatch,
   RecallError,
 )
@@ -95,7 +95,7 @@ def test_an_index_below_its_target_is_refused_unless_it_may_be():
 def test_a_missing_library_is_named(monkeypatch):
   module = "scann.scann_ops.py.scann_ops_pybind"
   monkeypatch.setitem(sys.modules, module, None)
-  with pytest.raises(LibraryError, match="pip install scann"):
+  with pytest.raises(RealmError, match="pip install scann"):
     _TREE.build(_blocks(_TREE))
 
 

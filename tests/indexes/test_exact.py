@@ -85,8 +85,8 @@ def test_bfloat16_vectors_accumulate_in_float32():
   assert found.scores[0, 0] == 300
 
 
-def _of_platform(platform):
-  return {"skips": platform == "cpu", "rows_first": platform == "tpu"}
+def _one_device():
+  return make_mesh(devices=jax.devices()[:1])
 
 
 @pytest.mark.parametrize(("platform", "k"), [("cpu", 8), ("tpu", 300)])
@@ -96,8 +96,8 @@ def test_temporaries_do_not_grow_with_the_corpus(platform, k):
       jax.ShapeDtypeStruct((16, 32), np.float32),
       jax.ShapeDtypeStruct((capacity, 32), np.float32),
       jax.ShapeDtypeStruct((), np.int32),
-      plan=exact_search.SearchPlan(k, 4096, **_of_platform(platform)),
-      mesh=None,
+      plan=exact_search.SearchPlan(k, 4096, platform),
+      mesh=_one_device(),
     ).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
@@ -112,9 +112,9 @@ def test_temporaries_do_not_grow_with_the_corpus(platform, k):
 def test_platforms_find_the_same_in_different_ways(platform, k):
   vectors = _whole_numbers((4000, 6), seed=7)
   queries = _whole_numbers((150, 6), seed=8)
-  plan = exact_search.SearchPlan(k, 1024, **_of_platform(platform))
+  plan = exact_search.SearchPlan(k, 1024, platform)
   scores, rows = exact_search.search(
-    queries, vectors, np.int32(3990), plan=plan, mesh=None
+    queries, vectors, np.int32(3990), plan=plan, mesh=_one_device()
   )
   by_hand = _sorted_by_hand(queries, vectors[:3990], k)
   np.testing.assert_array_equal(rows, by_hand[0])
