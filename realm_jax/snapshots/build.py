@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import jax
 import numpy as np
@@ -18,12 +18,7 @@ from jax.sharding import Mesh
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.ground_truth import measure_recall
-from realm_jax.indexes.protocol import (
-  IndexConfig,
-  QueryBatch,
-  Rows,
-  as_config,
-)
+from realm_jax.indexes.protocol import IndexConfig, QueryBatch, Rows, as_config
 from realm_jax.models.components import (
   Retriever,
   embed_blocks,
@@ -39,6 +34,7 @@ from realm_jax.snapshots.known_vectors import KnownVectors, known_vectors
 from realm_jax.snapshots.manifest import (
   Manifest,
   SnapshotError,
+  StoredDtype,
   json_checksum,
 )
 from realm_jax.snapshots.store import IMPORTED, SnapshotStore
@@ -59,7 +55,7 @@ class SnapshotConfig:
   Attributes:
     retriever: Towers, which may be for another vocabulary.
     index: Index over the vectors: its settings, or the name of its kind.
-    stored_dtype: Type of the stored vectors, `float32` or `bfloat16`.
+    stored_dtype: Type of the stored vectors.
     tokens_per_batch: Upper bound on rows times length of a batch, which bounds
       the memory of activations.
     num_lengths: Upper bound on the number of batch lengths. More lengths mean
@@ -74,7 +70,7 @@ class SnapshotConfig:
 
   retriever: Retriever
   index: IndexConfig | str
-  stored_dtype: Literal["float32", "bfloat16"] = "float32"
+  stored_dtype: StoredDtype = "float32"
   tokens_per_batch: PositiveInt = 16_384
   num_lengths: PositiveInt = 16
   shard_blocks: PositiveInt = 1 << 18

@@ -44,16 +44,9 @@ from realm_jax.snapshots.build import (
   SnapshotConfig,
   build_snapshot,
 )
-from realm_jax.snapshots.known_vectors import (
-  KnownVectors,
-  checkpoint_vectors,
-)
+from realm_jax.snapshots.known_vectors import KnownVectors, checkpoint_vectors
 from realm_jax.snapshots.manifest import SnapshotError
-from realm_jax.snapshots.store import (
-  SnapshotStore,
-  SnapshotUses,
-  directory_of,
-)
+from realm_jax.snapshots.store import SnapshotStore, SnapshotUses, directory_of
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.paths import is_remote

@@ -47,8 +47,7 @@ def checkpoint_vectors(
   if not checkpoints.has_vectors_of(step, corpus.fingerprint):
     if "vectors" in checkpoints.items(step):
       logging.warning(
-        "checkpoint %d has the vectors of another version of the corpus",
-        step,
+        "checkpoint %d has the vectors of another version of the corpus", step
       )
     return None
   item = checkpoints.restore(step, items=("vectors",))["vectors"]

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from etils import epath
 
@@ -14,6 +14,7 @@ from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.staging import FileRecord, require_below
 
 FORMAT_VERSION = 4
+StoredDtype = Literal["float32", "bfloat16"]
 _CHECKSUM_KEY = "manifest_sha256"
 # The end of a message about damage.
 REMEDY = (
@@ -41,7 +42,7 @@ class Manifest:
   Attributes:
     step: Checkpoint step that the snapshot was built from.
     corpus_fingerprint: Fingerprint of the corpus that was embedded.
-    dtype: Type of the stored vectors, `float32` or `bfloat16`.
+    dtype: Type of the stored vectors.
     recall: Recall@k against exact search on held-out queries, by k; empty for
       an index that searches exactly, or no vectors.
     oldest_step: Checkpoint step that the oldest vector was embedded with.
@@ -60,7 +61,7 @@ class Manifest:
   corpus_version: int
   num_blocks: int
   dim: int
-  dtype: str
+  dtype: StoredDtype
   index_kind: str
   index_parameters: Mapping[str, JsonValue]
   recall: dict[str, float]
@@ -95,7 +96,10 @@ class Manifest:
       if (version := values["format_version"]) == FORMAT_VERSION:
         files = tuple(FileRecord(**file) for file in values.pop("files"))
         manifest = cls(files=files, **values)
-        manifest._require_consistent()
+        for one in (manifest, *files):
+          require_valid(one)
+        for folder in (manifest.folder, manifest.index_folder):
+          require_below(folder)
         return manifest
     except (ValueError, KeyError, TypeError) as error:
       raise DamagedSnapshotError(
@@ -105,14 +109,6 @@ class Manifest:
       f"{path} has format version {version}, and this program reads "
       f"{FORMAT_VERSION}; use the realm_jax that wrote it, or make it again"
     )
-
-  def _require_consistent(self) -> None:
-    for one in (self, *self.files):
-      require_valid(one)
-    if self.dtype not in ("float32", "bfloat16"):
-      raise RealmError(f"its vectors are of the type {self.dtype!r}")
-    for folder in (self.folder, self.index_folder):
-      require_below(folder)
 
 
 def to_checked_json(values: Mapping[str, JsonValue]) -> str:

@@ -19,7 +19,7 @@ import datetime
 import itertools
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from absl import logging
@@ -173,15 +173,12 @@ class SnapshotStore:
   def mark_damaged(self, step: int, *, kills: bool = False) -> None:
     """Reports damage to the process that builds; a failure is logged.
 
-    Files that have their checksums are damaged, too, if whoever searches them
+    Files that have their checksums are damaged as well if whoever searches them
     is killed (`kills`).
     """
-    try:
-      (self.path(step) / _DAMAGED).write_text(_KILLS if kills else "")
-    except OSError as error:
-      logging.warning(
-        "the damage of snapshot %d could not be reported: %s", step, error
-      )
+    path = self.path(step) / _DAMAGED
+    with _may_fail(path):
+      path.write_text(_KILLS if kills else "")
 
   def begin_trial(self, step: int, version: str, process: int) -> bool:
     """Records that a process of a trainer begins to load a snapshot.
@@ -191,23 +188,19 @@ class SnapshotStore:
     process was killed twice in trials of this `version` of the snapshot.
     """
     path, kills = self.path(step) / _TRIAL.format(process), 0
-    try:
+    with _may_fail(path):
       with contextlib.suppress(FileNotFoundError, ValueError):
         count, _, tried = read_text(path).partition(" ")
         kills = int(count) if tried == version else 0
       if kills < _MAX_KILLS:
         path.write_text(f"{kills + 1} {version}")
-    except OSError as error:
-      logging.warning("%s cannot be written: %s", path, error)
     return kills < _MAX_KILLS
 
   def end_trial(self, step: int, process: int) -> None:
     """Records that a trial has killed nothing; a failure is logged."""
     path = self.path(step) / _TRIAL.format(process)
-    try:
+    with _may_fail(path):
       path.unlink(missing_ok=True)
-    except OSError as error:
-      logging.warning("%s cannot be removed: %s", path, error)
 
   def remove_damaged(self, *, marked: bool = False) -> list[int]:
     """Removes snapshots whose files differ from their manifest.
@@ -357,11 +350,18 @@ def step_of(path: epath.PathLike) -> int | None:
 
 
 def _rmtree(path: epath.Path) -> None:
-  """Removes a file or directory, which others may be removing, too."""
-  try:
+  """Removes a file or directory, which others may be removing as well."""
+  with _may_fail(path):
     if path.is_dir():
       path.rmtree(missing_ok=True)
     else:
       path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _may_fail(path: epath.Path) -> Iterator[None]:
+  """Logs that something could not be written or removed, and goes on."""
+  try:
+    yield
   except OSError as error:
-    logging.warning("%s was not removed completely: %s", path, error)
+    logging.warning("%s could not be changed: %s", path, error)

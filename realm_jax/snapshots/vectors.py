@@ -28,7 +28,7 @@ from jaxtyping import Float, Float32, Int
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import Blocks
 from realm_jax.models.parameters import Params
-from realm_jax.snapshots.manifest import Manifest, SnapshotError
+from realm_jax.snapshots.manifest import Manifest, SnapshotError, StoredDtype
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.paths import sizes_below, upload_directory
 from realm_jax.storage.staging import (
@@ -48,19 +48,16 @@ QUERY_TOWER = "query_tower/parameters.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class ShardLayout:
-  """The division of vectors into files of `rows_per_shard` consecutive rows.
-
-  The `dtype` is that of the stored vectors, `float32` or `bfloat16`.
-  """
+  """The division of vectors into files of `rows_per_shard` consecutive rows."""
 
   num_blocks: int
   dim: int
-  dtype: str
+  dtype: StoredDtype
   rows_per_shard: int
 
   @classmethod
   def of(
-    cls, num_blocks: int, dim: int, *, dtype: str, max_rows: int
+    cls, num_blocks: int, dim: int, *, dtype: StoredDtype, max_rows: int
   ) -> "ShardLayout":
     """Divides into files of about the same size, of at most `max_rows`."""
     row_bytes = dim * np.dtype(dtype).itemsize
@@ -178,9 +175,7 @@ class Embeddings:
 
   def __getitem__(self, rows: slice) -> Float[np.ndarray, "n d"]:
     """Returns consecutive rows, without a copy if one file holds them."""
-    start, stop, stride = rows.indices(self.shape[0])
-    if stride != 1:
-      raise IndexError(f"stride {stride}; want consecutive rows")
+    start, stop, _ = rows.indices(self.shape[0])
     if start >= stop:
       return np.zeros((0, self.shape[1]), self.dtype)
     size, parts = self._rows_per_shard, []

@@ -10,10 +10,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax.snapshots.loading import Snapshot
-from realm_jax.snapshots.manifest import (
-  DamagedSnapshotError,
-  SnapshotError,
-)
+from realm_jax.snapshots.manifest import DamagedSnapshotError, SnapshotError
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote

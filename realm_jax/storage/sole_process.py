@@ -122,10 +122,8 @@ class _Lease(SoleProcess):
 
   def take(self) -> str:
     """Takes the role once it is free; returns who has it otherwise, or ""."""
-    (found, generation), until = (
-      self._read(),
-      time.monotonic() + LIFETIME_SECONDS,
-    )
+    found, generation = self._read()
+    until = time.monotonic() + LIFETIME_SECONDS
     if not self._is_free(found):
       logging.info(
         "%s is held (%s); waiting for up to %g seconds to see whether its "
@@ -203,14 +201,10 @@ class _Lease(SoleProcess):
     content, generation = self._client.read_generation(self._name)
     if generation == "0":
       return {}, generation
-    try:
-      return {
-        "holder": "unknown",
-        "token": "",
-        **json.loads(content),
-      }, generation
-    except (ValueError, TypeError):
-      return {"holder": "unknown", "token": ""}, generation
+    lease = {"holder": "unknown", "token": ""}
+    with contextlib.suppress(ValueError, TypeError):
+      lease |= json.loads(content)
+    return lease, generation
 
   def _is_free(self, lease: Mapping[str, Any]) -> bool:
     """Returns whether a lease has no holder, or one that has surely ended."""

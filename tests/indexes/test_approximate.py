@@ -9,11 +9,7 @@ import pytest
 
 from realm_jax.errors import RealmError
 from realm_jax.indexes.faiss import FaissConfig
-from realm_jax.indexes.protocol import (
-  IndexLoadError,
-  QueryBatch,
-  RecallError,
-)
+from realm_jax.indexes.protocol import IndexLoadError, QueryBatch, RecallError
 from realm_jax.indexes.scann import ScannConfig, default_leaves
 from tests.indexes.clustered import blocks_of, check_found, clustered
 

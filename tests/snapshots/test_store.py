@@ -19,12 +19,7 @@ from realm_jax.storage.staging import DamagedFileError
 from tests.full_disk import full_disk
 from tests.processes.object_store import StoreFault
 from tests.snapshots.builds import save
-from tests.snapshots.conftest import (
-  files_of,
-  flip,
-  publish_one,
-  random_vectors,
-)
+from tests.snapshots.conftest import files_of, flip, publish_one, random_vectors
 
 # Publishes step 500 beside a sound step 0, once as the first and once in place
 # of another, and is killed at its first call into the file system, at its

@@ -12,10 +12,7 @@ import numpy as np
 import pytest
 
 from realm_jax.snapshots.loading import load_snapshot
-from realm_jax.snapshots.manifest import (
-  DamagedSnapshotError,
-  SnapshotError,
-)
+from realm_jax.snapshots.manifest import DamagedSnapshotError, SnapshotError
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.snapshots.watcher import SnapshotWatcher
 from realm_jax.storage.local_disk import DiskFullError

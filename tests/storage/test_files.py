@@ -12,11 +12,7 @@ from realm_jax.storage.access import (
 )
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import json_lines, write_json
-from realm_jax.storage.paths import (
-  read_bytes,
-  upload_directory,
-  version_of,
-)
+from realm_jax.storage.paths import read_bytes, upload_directory, version_of
 from tests.processes.object_store import StoreFault
 
 

@@ -140,11 +140,7 @@ class Elsewhere:
     self.directory = store.path(name)
 
   def write(self, renewals: int = 0) -> None:
-    lease = {
-      "holder": "process 7 on far",
-      "token": "abc",
-      "renewals": renewals,
-    }
+    lease = {"holder": "process 7 on far", "token": "abc", "renewals": renewals}
     self._store.write(self.name, json.dumps(lease).encode())
 
   @property
