@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from absl import logging
@@ -50,7 +50,7 @@ from realm_jax.snapshots.store import SnapshotStore, SnapshotUses, directory_of
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.storage.paths import is_remote
-from realm_jax.storage.sole_process import SoleProcess, sole_process
+from realm_jax.storage.sole_process import sole_process
 from realm_jax.storage.staging import DamagedFileError
 
 _REMINDER_SECONDS = 60.0
@@ -160,7 +160,7 @@ def build_index(
 
     def take_role() -> None:
       role = sole_process(directory, "builder", advice="stop it first")
-      running.role = stack.enter_context(role)
+      running.check_role = stack.enter_context(role)
 
     agreement.on_process_0("role", take_role)
     with contextlib.suppress(PreemptedError):
@@ -181,9 +181,9 @@ class _Choice(NamedTuple):
 class _IndexBuilder:
   """One process of an index builder, as `build_index` has opened it.
 
-  In process 0, `corpus` is of the newest version that it has seen, and `role`
-  is the right to publish. The event `stop` ends waits. `failed` has the errors
-  of the steps that could not be built.
+  In process 0, `corpus` is of the newest version that it has seen, and
+  `check_role` checks the right to publish. The event `stop` ends waits.
+  `failed` has the errors of the steps that could not be built.
   """
 
   config: IndexBuilderConfig
@@ -193,7 +193,7 @@ class _IndexBuilder:
   store: SnapshotStore
   agreement: Agreement
   stop: threading.Event
-  role: SoleProcess = dataclasses.field(default_factory=SoleProcess)
+  check_role: Callable[[], None] = lambda: None
   towers: CompiledTowers | None = None
   published: list[int] = dataclasses.field(default_factory=list)
   failed: dict[int, list[ValueError]] = dataclasses.field(default_factory=dict)
@@ -204,7 +204,7 @@ class _IndexBuilder:
   def check(self) -> None:
     """Raises an error once the index builder must end."""
     try:
-      self.role.check()
+      self.check_role()
     except RealmError:
       # The other processes do not finish their shards first.
       self.stop.set()

@@ -16,7 +16,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,32 +42,22 @@ class SoleProcessError(RealmError):
   exit_code = ExitCode.LOST_ROLE
 
 
-class SoleProcess:
-  """The role of this process, which a lock of the kernel protects, if any."""
-
-  def check(self) -> None:
-    """Checks that this process has the role, as far as the store answers.
-
-    Raises:
-      SoleProcessError: Another process has taken it.
-      StoreOutageError: It could not be renewed for a lifetime, so that another
-        process may have taken it.
-    """
-
-
 @contextlib.contextmanager
 def sole_process(
   directory: epath.PathLike,
   role: str = "trainer",
   *,
   advice: str = "stop it, or give this one another MODEL_DIR",
-) -> Iterator[SoleProcess]:
+) -> Iterator[Callable[[], None]]:
   """Gives this process a role in a directory, which is made if need be.
 
   On an object store another process may take the role from one that was cut off
-  from the store, or stopped, for more than a lifetime. So `check` must be
-  called from time to time, and before anything is written that the other would
-  write, too. The `advice` ends the error's message.
+  from the store, or stopped, for more than a lifetime. So this yields a
+  function that checks the role. Call it from time to time, and before you write
+  anything that the other process would write as well. It raises a
+  `SoleProcessError` if another process has taken the role, and a
+  `StoreOutageError` if one may have taken it, because it could not be renewed
+  for a lifetime. The `advice` ends the error's message.
 
   Raises:
     SoleProcessError: Another process has the role.
@@ -82,7 +72,7 @@ def sole_process(
       if holder := lease.take():
         raise SoleProcessError(refused % holder)
       stack.callback(lease.release)
-      yield lease
+      yield lease.check
       return
     path.mkdir(parents=True, exist_ok=True)
     lock = Path(path) / f"{role}.lock"
@@ -92,10 +82,11 @@ def sole_process(
       holder = lock.read_bytes()[:200].decode(errors="replace").strip()
       raise SoleProcessError(refused % (holder or "starting")) from None
     lock.write_text(_own_name())
-    yield SoleProcess()
+    # A lock of the kernel is never lost.
+    yield lambda: None
 
 
-class _Lease(SoleProcess):
+class _Lease:
   """The lease of a role in a directory of Google's object store."""
 
   def __init__(self, path: epath.Path, role: str):
@@ -141,6 +132,7 @@ class _Lease(SoleProcess):
     return self._taken_by
 
   def check(self) -> None:
+    """Checks the role, as `sole_process` says."""
     # So it is after a cut, and in a process that was stopped for long.
     if time.monotonic() - self._renewed > LIFETIME_SECONDS:
       self._renew()

@@ -18,12 +18,11 @@ a checkpoint.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from absl import logging
 
 from realm_jax.indexes.protocol import RetrievalUnavailableError
-from realm_jax.storage.sole_process import SoleProcess
 from realm_jax.training.batch_pipeline import BatchPipeline
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compiled_steps import CompiledSteps
@@ -52,8 +51,8 @@ class OpenRun:
   checkpoints: Checkpointer
   decisions: Decisions
   metrics: MetricsLog
-  # On process 0, the right to write to MODEL_DIR.
-  sole: SoleProcess = dataclasses.field(default_factory=SoleProcess)
+  # On process 0, it checks the right to write to MODEL_DIR.
+  check_role: Callable[[], None] = lambda: None
   rolling_index: RollingIndex | None = None
 
 
@@ -96,7 +95,7 @@ def iterate(
       step += 1
       metrics.push(step, on_devices, prepared.metrics)
       is_due, is_last = run.decisions.after_step(step)
-      run.sole.check()
+      run.check_role()
       if run.checkpoints.must_save_again() or is_due:
         save()
         saved = step
@@ -110,7 +109,7 @@ def iterate(
     raise run.checkpoints.with_last_good(error) from None
   except RetrievalUnavailableError as reason:
     if step > saved:
-      run.sole.check()
+      run.check_role()
       save()
     if not isinstance(reason, WaitPreemptedError):
       raise

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from absl import logging
 
@@ -12,7 +12,7 @@ from realm_jax.configuration.kept import Kept
 from realm_jax.console import stop_on_sigterm
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.storage.access import require_readable, require_writable
-from realm_jax.storage.sole_process import SoleProcess, sole_process
+from realm_jax.storage.sole_process import sole_process
 from realm_jax.training.batch_pipeline import BatchPipeline
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compiled_steps import CompiledSteps, set_up
@@ -88,11 +88,11 @@ def open_run(
         "the corpus of the examples": setup.examples.fingerprint,
       }
     )
-    # On process 0, the right to write to MODEL_DIR.
-    held = [SoleProcess()]
+    # On process 0, what checks the right to write to MODEL_DIR.
+    checks: list[Callable[[], None]] = [lambda: None]
 
     def take_model_dir() -> None:
-      held.append(stack.enter_context(sole_process(config.model_dir)))
+      checks.append(stack.enter_context(sole_process(config.model_dir)))
 
     loop.on_process_0("sole trainer", take_model_dir)
     stack.callback(store.close)
@@ -158,4 +158,4 @@ def open_run(
     if not config.retrieve_on_device:
       steps.compile(state, setup.abstract_batch())
     run = steps, batches, checkpoints, decisions, metrics
-    yield state, OpenRun(*run, held[-1], rolling_index)
+    yield state, OpenRun(*run, checks[-1], rolling_index)

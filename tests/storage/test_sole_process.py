@@ -29,11 +29,11 @@ _WAKES = """
 import sys
 from realm_jax.storage import sole_process
 sole_process.LIFETIME_SECONDS, sole_process.RENEWAL_SECONDS = 1.0, 600
-with sole_process.sole_process(sys.argv[1]) as sole:
+with sole_process.sole_process(sys.argv[1]) as check:
   print("held", flush=True)
   sys.stdin.readline()
   try:
-    sole.check()
+    check()
   except sole_process.SoleProcessError as error:
     print(error)
 """
@@ -106,8 +106,8 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
   else:
     set_times(1.0)
   started = time.monotonic()
-  with sole_process(directory) as sole:
-    sole.check()
+  with sole_process(directory) as check:
+    check()
   assert time.monotonic() - started < 60
 
 
@@ -125,11 +125,11 @@ def test_a_process_that_was_suspended_ends_when_it_wakes(
   ) as zombie:
     assert zombie.stdout.readline() == "held\n"
     os.kill(zombie.pid, signal.SIGSTOP)
-    with sole_process(directory) as successor:
+    with sole_process(directory) as check:
       os.kill(zombie.pid, signal.SIGCONT)
       said, _ = zombie.communicate("check\n", timeout=60)
       assert "has another trainer now" in said
-      successor.check()
+      check()
 
 
 class Elsewhere:
@@ -169,11 +169,11 @@ def test_a_lease_that_is_renewed_is_another_hosts(elsewhere):
 def test_a_process_whose_role_was_taken_meanwhile_ends(elsewhere):
   with (
     pytest.raises(SoleProcessError, match=r"another trainer now .*7 on far"),
-    sole_process(elsewhere.directory) as sole,
+    sole_process(elsewhere.directory) as check,
   ):
     elsewhere.write()
     while True:
-      sole.check()
+      check()
       time.sleep(0.05)
   # What the other holds is not released.
   assert elsewhere.token == "abc"
@@ -188,19 +188,19 @@ def test_a_role_that_cannot_be_renewed_for_a_lifetime_ends_the_process(
   set_times(300)
   with (
     pytest.raises(StoreOutageError, match="could not be renewed for"),
-    sole_process(elsewhere.directory) as sole,
+    sole_process(elsewhere.directory) as check,
   ):
     object_store.inject(_AWAY)
-    sole.check()
+    check()
     set_times(0.0)
-    sole.check()
+    check()
 
 
 def test_a_store_that_refuses_for_a_while_or_loses_a_lease_ends_nothing(
   elsewhere, object_store, set_times
 ):
   set_times(5.0)
-  with sole_process(elsewhere.directory) as sole:
+  with sole_process(elsewhere.directory) as check:
     object_store.remove(elsewhere.name)
     while not object_store.names(elsewhere.name):
       time.sleep(0.05)
@@ -208,13 +208,13 @@ def test_a_store_that_refuses_for_a_while_or_loses_a_lease_ends_nothing(
       StoreFault("refuse", "trainer.lease", times=5, status=403)
     )
     while object_store.happened() != [5]:
-      sole.check()
+      check()
       time.sleep(0.05)
     # The answer is lost, and the lease is this process's nevertheless.
     object_store.inject(StoreFault("lose answer", "trainer.lease", times=3))
     while object_store.happened() != [3]:
       time.sleep(0.05)
-    sole.check()
+    check()
 
 
 def test_a_store_without_preconditions_is_refused():
@@ -251,7 +251,7 @@ def test_a_role_that_was_taken_during_a_cut_of_the_store_is_lost(
   set_times(300)
   with (
     pytest.raises(SoleProcessError, match="7 on far"),
-    sole_process(elsewhere.directory) as sole,
+    sole_process(elsewhere.directory) as check,
   ):
     object_store.inject(_AWAY)
     # What fails to renew the lease does not count as a renewal.
@@ -261,4 +261,4 @@ def test_a_role_that_was_taken_during_a_cut_of_the_store_is_lost(
     # No renewal comes between, as if this thread were the first to run again.
     set_times(0.1, renewal=600)
     elsewhere.write()
-    sole.check()
+    check()

@@ -10,7 +10,7 @@ from realm_jax.indexes.protocol import (
   IndexCrashedError,
   RetrievalUnavailableError,
 )
-from realm_jax.storage.sole_process import SoleProcess, SoleProcessError
+from realm_jax.storage.sole_process import SoleProcessError
 from realm_jax.training.batch_pipeline import Prepared
 from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions
@@ -66,17 +66,6 @@ class Metrics(MetricsLog):
       raise NonFiniteLossError("loss is nan")
 
 
-class Sole(SoleProcess):
-  """The right to write, which another process has taken during a step."""
-
-  def __init__(self, events, taken_at):
-    self.events, self.taken_at = events, taken_at
-
-  def check(self):
-    if ("step", self.taken_at) in self.events:
-      raise SoleProcessError("another trainer")
-
-
 def _run(
   *,
   num_steps=9,
@@ -101,13 +90,17 @@ def _run(
       preempted.set()
     return state_after(step + 1), {"loss": jnp.float32(step)}
 
+  def check_role():
+    if ("step", taken_at) in events:
+      raise SoleProcessError("another trainer")
+
   run = OpenRun(
     step_function=step_function,
     batches=Batches(events, unavailable),
     checkpoints=Checkpoints(events, list(failed_after)),
     decisions=Decisions(preempted, num_steps=num_steps, save_every_steps=every),
     metrics=Metrics(events, bad_step),
-    sole=Sole(events, taken_at),
+    check_role=check_role,
   )
   try:
     return events, run_steps(state_after(0), run, num_steps=num_steps)
