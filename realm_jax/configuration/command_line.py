@@ -33,7 +33,7 @@ from realm_jax.configuration.bindings import (
 )
 from realm_jax.configuration.parsing import Recipe, parsed
 from realm_jax.console import hide_library_messages
-from realm_jax.errors import ExitCode, RealmError
+from realm_jax.errors import RealmError
 from realm_jax.storage import access
 
 _GIN_FILES = flags.DEFINE_multi_string(
@@ -288,10 +288,4 @@ def exit_code(error: BaseException) -> int:
   # A command is a module or a package.
   command = path.parent if path.stem == "__main__" else path
   print(f"{command.stem}: {explained}", file=sys.stderr)
-  cause: BaseException | None = error
-  while cause is not None:
-    explained = access.explained(cause) or cause
-    if (code := getattr(explained, "exit_code", None)) is not None:
-      return code
-    cause = cause.__cause__
-  return ExitCode.USER_ERROR
+  return access.exit_code_of(error)

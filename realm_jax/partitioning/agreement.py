@@ -22,6 +22,7 @@ import jax
 from realm_jax.errors import RealmError
 from realm_jax.partitioning import processes
 from realm_jax.partitioning.processes import LostProcessError, ProcessesError
+from realm_jax.storage.access import exit_code_of
 
 T = TypeVar("T")
 # A value that JSON can hold.
@@ -227,7 +228,8 @@ def _outcome(compute: Callable[[], Fact]) -> dict[str, Fact]:
     raise  # The others find out by themselves, and may not answer any more.
   except RealmError as error:
     kind = f"{type(error).__module__}:{type(error).__qualname__}"
-    return {"error": kind, "message": str(error), "code": error.exit_code}
+    code = int(exit_code_of(error))
+    return {"error": kind, "message": str(error), "code": code}
 
 
 def _value(outcome: Fact, prefix: str = "") -> Fact:

@@ -108,6 +108,17 @@ def explained(error: BaseException) -> StoreAccessError | None:
   return None
 
 
+def exit_code_of(error: BaseException) -> int:
+  """Returns the exit code for an error of a user: its own, or its cause's."""
+  cause: BaseException | None = error
+  while cause is not None:
+    code = getattr(explained(cause) or cause, "exit_code", None)
+    if code is not None:
+      return code
+    cause = cause.__cause__
+  return ExitCode.USER_ERROR
+
+
 @contextlib.contextmanager
 def _explaining(what: str) -> Iterator[None]:
   """Puts the errors of an object store's client in words."""
