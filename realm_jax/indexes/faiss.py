@@ -114,16 +114,12 @@ class FaissIndex(TreeIndex):
       )
 
   def _search(
-    self,
-    vectors: Float32[np.ndarray, "b d"],
-    k: int,
-    leaves_searched: int,
-    num_reordered: int,
+    self, vectors: Float32[np.ndarray, "b d"], k: int, used: Tree
   ) -> tuple[Int[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]:
     if self._lists is not None:
-      self._lists.nprobe = leaves_searched
+      self._lists.nprobe = used.leaves_searched
     if isinstance(self._index, self._library.IndexRefine):
-      self._index.k_factor = num_reordered / k
+      self._index.k_factor = used.num_reordered / k
     scores, rows = self._index.search(vectors, k)
     return rows, scores
 

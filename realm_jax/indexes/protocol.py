@@ -323,22 +323,18 @@ class TreeIndex(Index):
     # Twice as many leaves as hold k blocks on average: they may be uneven.
     searched = max(searched, -(-2 * k * leaves // self.num_blocks))
     reordered = min(max(reordered, k), self.num_blocks)
-    rows, scores = self._search(vectors, k, min(searched, leaves), reordered)
+    used = Tree(leaves, min(searched, leaves), reordered)
+    rows, scores = self._search(vectors, k, used)
     short = ((rows < 0) | np.isnan(scores)).any(axis=1)
     if short.any():
       # ScaNN's arrays are read-only.
       rows, scores = rows.copy(), scores.copy()
-      rows[short], scores[short] = self._search(
-        vectors[short], k, leaves, self.num_blocks
-      )
+      used = Tree(leaves, leaves, self.num_blocks)
+      rows[short], scores[short] = self._search(vectors[short], k, used)
     return in_order(rows, scores)
 
   @abc.abstractmethod
   def _search(
-    self,
-    vectors: Float32[np.ndarray, "b d"],
-    k: int,
-    leaves_searched: int,
-    num_reordered: int,
+    self, vectors: Float32[np.ndarray, "b d"], k: int, used: Tree
   ) -> tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]:
     """Returns rows and scores, −1 or NaN where the leaves hold too few."""

@@ -277,16 +277,12 @@ class ScannIndex(TreeIndex):
     return self._loaded
 
   def _search(
-    self,
-    vectors: Float32[np.ndarray, "b d"],
-    k: int,
-    leaves_searched: int,
-    num_reordered: int,
+    self, vectors: Float32[np.ndarray, "b d"], k: int, used: Tree
   ) -> tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]:
     settings = {}
     if self.tree is not None:
-      settings["leaves_to_search"] = leaves_searched
-      settings["pre_reorder_num_neighbors"] = num_reordered
+      settings["leaves_to_search"] = used.leaves_searched
+      settings["pre_reorder_num_neighbors"] = used.num_reordered
     if self._threads == 1:
       # ScaNN's parallel search crashes without a second thread.
       return self._loaded.search_batched(vectors, k, **settings)
