@@ -103,19 +103,6 @@ def test_a_file_that_is_cut_is_an_error_or_is_not_needed(
   assert refused > 2
 
 
-@contextlib.contextmanager
-def _unreachable(store):
-  """Takes the folder of the checkpoints away, and gives it back at the end."""
-  away = store.directory.with_name("away")
-  store.directory.rename(away)
-  store.directory.write_text("no folder")
-  try:
-    yield
-  finally:
-    store.directory.unlink()
-    away.rename(store.directory)
-
-
 # Of the writes that orbax abandons once one of them has failed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_save_that_fails_leaves_no_checkpoint_and_a_later_one_is_written(
@@ -142,10 +129,13 @@ def test_a_save_that_fails_leaves_no_checkpoint_and_a_later_one_is_written(
 
 def test_a_folder_that_is_away_fails_a_save_and_not_the_next(store, reader):
   _save(store, 0, _items(0))
-  with _unreachable(store):
-    store.save(4, _items(1))
-    with pytest.raises(CheckpointNotWrittenError):
-      store.wait()
+  away = store.directory.rename(store.directory.with_name("away"))
+  store.directory.write_text("no folder")
+  store.save(4, _items(1))
+  with pytest.raises(CheckpointNotWrittenError):
+    store.wait()
+  store.directory.unlink()
+  away.rename(store.directory)
   _save(store, 5, _items(2))
   assert reader.steps() == [0, 5]
 

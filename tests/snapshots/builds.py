@@ -82,18 +82,15 @@ def snapshot_config(**settings):
   return SnapshotConfig(**(defaults | settings))
 
 
-def build(model_dir, corpus, *, checkpoint_step=None, stop=None, **settings):
+def build(model_dir, corpus, *, snapshots_dir=None, **settings):
   """What `realm_jax.build_index --once` does."""
   return build_index(
     model_dir=model_dir,
     corpus_dir=corpus.source,
-    snapshots_dir=settings.pop("snapshots_dir", None),
+    snapshots_dir=snapshots_dir,
     snapshot=snapshot_config(**settings),
-    builder=IndexBuilderConfig(
-      checkpoint_step=checkpoint_step, poll_seconds=0.02
-    ),
+    builder=IndexBuilderConfig(poll_seconds=0.02),
     once=True,
-    stop=stop,
   )
 
 
@@ -118,14 +115,3 @@ class StopAfterWaits(threading.Event):
     if len(self.timeouts) >= self._count:
       self.set()
     return self.is_set()
-
-
-def follow_until_idle(model_dir, corpus, *, stop=None, **settings):
-  """An index builder, which is stopped once it has nothing to do."""
-  return build_index(
-    model_dir=model_dir,
-    corpus_dir=corpus.source,
-    snapshot=snapshot_config(),
-    builder=IndexBuilderConfig(**settings),
-    stop=stop or StopAfterWaits(),
-  )

@@ -12,6 +12,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.indexes.scann import ScannConfig
 from realm_jax.snapshots.manifest import Manifest
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.snapshots.vectors import (
@@ -24,6 +25,14 @@ from realm_jax.snapshots.vectors import (
 from tests.json_lines import write_lines
 
 DIM = 8
+# An index of several files that is the same whenever it is built.
+TREE = ScannConfig(
+  brute_force_below=0,
+  below_target=True,
+  num_leaves=8,
+  num_leaves_searched=8,
+  num_reordered=100,
+)
 _WORDS = [f"w{i}" for i in range(10, 56)]
 _PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"tw0123456789")
 

@@ -20,7 +20,7 @@ from realm_jax.snapshots.index_builder import index_of_run
 from realm_jax.snapshots.manifest import Manifest
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.storage.local_disk import DiskFullError
-from tests.snapshots.builds import StopAfterWaits, follow_until_idle, save
+from tests.snapshots.builds import StopAfterWaits, save, snapshot_config
 from tests.snapshots.conftest import files_of, flip, publish_one
 
 
@@ -31,7 +31,7 @@ def run(tmp_path, corpus, monkeypatch):
   Each of the `errors` is raised by building its step once, or by restoring it.
   """
 
-  def run(*, errors=(), on_build=lambda: None, **settings):
+  def run(*, errors=(), on_build=lambda: None, stop=None, **settings):
     errors, built = dict(errors), []
 
     def restore(self, choice):
@@ -49,7 +49,13 @@ def run(tmp_path, corpus, monkeypatch):
 
     monkeypatch.setattr(index_builder._IndexBuilder, "_restore", restore)
     monkeypatch.setattr(index_builder, "build_snapshot", build)
-    return built, follow_until_idle(tmp_path, corpus, **settings)
+    return built, index_builder.build_index(
+      model_dir=tmp_path,
+      corpus_dir=corpus.source,
+      snapshot=snapshot_config(),
+      builder=index_builder.IndexBuilderConfig(**settings),
+      stop=stop or StopAfterWaits(),
+    )
 
   return run
 

@@ -20,6 +20,7 @@ from realm_jax.snapshots.manifest import (
 from realm_jax.snapshots.store import MANIFEST, SnapshotStore
 from tests.snapshots.conftest import (
   DIM,
+  TREE,
   files_of,
   flip,
   publish_one,
@@ -86,22 +87,13 @@ def test_a_vector_that_is_not_finite_is_refused(snapshots_dir, corpus):
 
 # --- With every kind of file, cut, flipped and removed anywhere -------------
 
-_SCANN = ScannConfig(
-  brute_force_below=0,
-  below_target=True,
-  num_leaves=8,
-  num_leaves_searched=8,
-  num_reordered=100,
-  reordering="bfloat16",
-)
-
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, corpus) -> Path:
   """Snapshot 0, and snapshot 500 with every kind of file."""
   directory = tmp_path_factory.mktemp("damage") / "snapshots"
   publish_one(directory, corpus, 0)
-  publish_one(directory, corpus, 500, index=_SCANN)
+  publish_one(directory, corpus, 500, index=TREE)
   return directory
 
 
@@ -111,19 +103,14 @@ def published(whole, tmp_path) -> Path:
   return shutil.copytree(whole, tmp_path / "snapshots")
 
 
-def _files(snapshots_dir):
-  """All files that a trainer reads."""
-  folder = files_of(snapshots_dir, 500)
-  files = SnapshotStore(snapshots_dir).manifest(500).files
-  return [folder.parent / MANIFEST, *(folder / file.path for file in files)]
-
-
 @pytest.mark.slow
 def test_cut_or_flipped_anywhere_it_is_refused(published, corpus):
   rng = np.random.default_rng(0)
   snapshot = load_snapshot(published, 500, corpus=corpus)
   assert (snapshot.index.kind, snapshot.oldest_step) == ("scann", 500)
-  for path in _files(published):
+  folder = files_of(published, 500)
+  files = [folder / file.path for file in snapshot.manifest.files]
+  for path in (folder.parent / MANIFEST, *files):
     content = path.read_bytes()
     # A manifest without its last newline is whole.
     last = len(content) - (path.name == MANIFEST)

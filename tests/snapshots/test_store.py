@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from etils import epath
 
-from realm_jax.indexes.scann import ScannConfig
 from realm_jax.snapshots.loading import load_newest, load_snapshot
 from realm_jax.snapshots.store import SnapshotStore
 from realm_jax.snapshots.vectors import Draft, ShardLayout
@@ -19,7 +18,13 @@ from realm_jax.storage.staging import DamagedFileError
 from tests.full_disk import full_disk
 from tests.processes.object_store import StoreFault
 from tests.snapshots.builds import save
-from tests.snapshots.conftest import files_of, flip, publish_one, random_vectors
+from tests.snapshots.conftest import (
+  TREE,
+  files_of,
+  flip,
+  publish_one,
+  random_vectors,
+)
 
 # Publishes step 500 beside a sound step 0, once as the first and once in place
 # of another, and is killed at its first call into the file system, at its
@@ -89,21 +94,14 @@ def test_a_builder_killed_at_any_call_leaves_what_was_or_what_will_be(
 def test_a_disk_that_is_full_at_any_file_is_said_and_harms_nothing(
   snapshots_dir, corpus
 ):
-  index = ScannConfig(
-    brute_force_below=0,
-    below_target=True,
-    num_leaves=8,
-    num_leaves_searched=8,
-    num_reordered=100,
-  )
-  publish_one(snapshots_dir, corpus, 0, index=index)
+  publish_one(snapshots_dir, corpus, 0, index=TREE)
   files = SnapshotStore(snapshots_dir).manifest(0).files
   said = "500 was not written: free some"
   for size in sorted({file.size for file in files})[::2]:
     with full_disk(size - 1), pytest.raises(DiskFullError, match=said):
-      publish_one(snapshots_dir, corpus, 500, index=index)
+      publish_one(snapshots_dir, corpus, 500, index=TREE)
     assert _sound(snapshots_dir) == [0]
-  publish_one(snapshots_dir, corpus, 500, index=index)
+  publish_one(snapshots_dir, corpus, 500, index=TREE)
   assert _sound(snapshots_dir) == [0, 500]
 
 
