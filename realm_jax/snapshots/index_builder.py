@@ -332,7 +332,10 @@ class _IndexBuilder:
     return _Choice(ends=config.once and bool(steps))
 
   def _is_skipped(self, step: int, *, is_newest: bool) -> bool:
-    """Returns whether a step has failed; raises its error if it is needed."""
+    """Returns whether a step has failed and is skipped.
+
+    Raises the error of one that may not be skipped.
+    """
     if not (errors := self.failed.get(step)):
       return False
     is_unreadable = isinstance(errors[-1], UnreadableCheckpointError)

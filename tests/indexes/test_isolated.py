@@ -13,17 +13,18 @@ from realm_jax.indexes import isolated
 from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
+  Blocks,
   IndexCrashedError,
   QueryBatch,
   SearchError,
 )
 from realm_jax.indexes.scann import ScannConfig
-from tests.indexes.clustered import blocks_of, clustered
+from tests.indexes.clustered import clustered
 
 pytestmark = pytest.mark.slow
 
 
-_BLOCKS = blocks_of(clustered(500, 1))
+_BLOCKS = Blocks(500, clustered(500, 1))
 _QUERIES = QueryBatch.of_vectors(clustered(3, 2))
 
 
