@@ -134,7 +134,7 @@ def build_corpus(
   require_writable(output_dir)
   # Imported late: they import TensorFlow, which takes six seconds.
   from realm_jax.corpus.block_builder import BlockBuilder, build_piece
-  from realm_jax.text.wordpieces import read_pieces, vocabulary_of
+  from realm_jax.text.wordpieces import WordpieceVocabulary, read_pieces
 
   trains = vocab.startswith(_TRAIN)
   pieces = () if trains else read_pieces(vocab)
@@ -152,7 +152,7 @@ def build_corpus(
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
   blocks = BlockBuilder(
-    vocabulary=vocabulary_of(pieces),
+    vocabulary=WordpieceVocabulary(pieces),
     corpus_name=name,
     block_length=block_length,
     language=language,

@@ -252,10 +252,10 @@ class Corpus:
   def vocabulary(self) -> "WordpieceVocabulary":
     """The vocabulary that the corpus was built with."""
     # Imported late: it imports TensorFlow, which takes six seconds.
-    from realm_jax.text.wordpieces import WordpieceVocabulary
+    from realm_jax.text.wordpieces import WordpieceVocabulary, read_pieces
 
     path = self.source / manifests.VOCABULARY_NAME
-    vocabulary = WordpieceVocabulary(path)
+    vocabulary = WordpieceVocabulary(read_pieces(path))
     if vocabulary.sha256 != self.vocab_sha256:
       raise CorpusError(
         f"{path} is not the vocabulary that the corpus was built with; put "
