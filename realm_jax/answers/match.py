@@ -22,11 +22,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from realm_jax.answers.normalize import (
-  Translation,
-  normalize_answer,
-  rules_of,
-)
+from realm_jax.answers.normalize import Translation, normalize_answer, rules_of
 from realm_jax.answers.patterns import compiled
 from realm_jax.text.languages import ENGLISH, UNSPACED_CHARACTER
 
@@ -57,12 +53,6 @@ def token_f1(prediction: str, reference: str, language: str = ENGLISH) -> float:
   return 2.0 * num_shared / (len(predicted) + len(wanted))
 
 
-def bad_patterns(references: Iterable[str]) -> dict[str, str]:
-  """Returns the patterns that are not valid, each with the reason."""
-  problems = {pattern: compiled(pattern).problem for pattern in references}
-  return {pattern: problem for pattern, problem in problems.items() if problem}
-
-
 def is_correct(
   prediction: str,
   references: Iterable[str],
@@ -78,14 +68,6 @@ def is_correct(
   if kind == "regex":
     return any(compiled(r).begins(prediction) for r in references)
   return any(exact_match(prediction, r, language) for r in references)
-
-
-def best_token_f1(
-  prediction: str, references: Iterable[str], language: str = ENGLISH
-) -> float:
-  """Returns the highest `token_f1` over the references; 0 without any."""
-  scores = (token_f1(prediction, r, language) for r in references)
-  return max(scores, default=0.0)
 
 
 def _separated(character: str) -> str:

@@ -7,7 +7,7 @@ import seqio
 from absl import logging
 from etils import epath
 
-from realm_jax.answers.occurrences import AnswersInBlocks, answers_of_batch
+from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.answers.store import (
   AnswersError,
   AnswerStore,
@@ -95,6 +95,5 @@ def answers_of_task(data: DataConfig) -> tuple[str, ...]:
     stream = BatchStream(own, shuffle=False, repeat=False)
     with contextlib.closing(stream):
       for batch in stream:
-        for question in answers_of_batch(batch):
-          strings |= question.strings
+        strings.update(*(question.strings for question in batch.answers))
   return tuple(sorted(strings))

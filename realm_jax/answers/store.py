@@ -139,23 +139,17 @@ def store_key(corpus: Corpus, answers: Sequence[str]) -> str:
 
 
 def build_store(
-  directory: epath.PathLike,
-  corpus: Corpus,
-  answers: Sequence[str],
-  *,
-  num_workers: int | None = None,
+  directory: epath.PathLike, corpus: Corpus, answers: Sequence[str]
 ) -> None:
-  """Makes the store of a corpus and answers; replaces one that is there.
+  """Makes the store of a corpus and distinct answers; replaces an earlier one.
 
-  It appears complete, or not at all. The memory that it takes does not grow
-  with the number of blocks. `answers` are distinct, and `num_workers` is by
-  default chosen by cores and blocks. Raises `AnswersError` if a process failed,
-  or the disk is full.
+  The store appears complete, or not at all. The memory that it takes does not
+  grow with the number of blocks. Raises `AnswersError` if a process failed, or
+  the disk is full.
   """
-  if num_workers is None:
-    cores = len(os.sched_getaffinity(0))
-    wanted = corpus.num_blocks // _BLOCKS_PER_WORKER
-    num_workers = max(min(_MAX_WORKERS, cores, wanted), 1)
+  cores = len(os.sched_getaffinity(0))
+  wanted = corpus.num_blocks // _BLOCKS_PER_WORKER
+  num_workers = max(min(_MAX_WORKERS, cores, wanted), 1)
   try:
     with staging_directory(directory) as staging:
       folder = staging / "found"

@@ -2,27 +2,28 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 from etils import epath
-from jaxtyping import Int
 
-from realm_jax.answers.match import AnswerKind, bad_patterns
+from realm_jax.answers.match import AnswerKind
+from realm_jax.answers.patterns import compiled
 from realm_jax.errors import RealmError
 from realm_jax.inputs.config import TaskError, current_context
 from realm_jax.inputs.features import wordpieces
-from realm_jax.inputs.sources import RandomAccessSource
+from realm_jax.inputs.sources import InMemoryRecords, RandomAccessSource
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.wordpieces import MASK
 
+_SPEC = {
+  "question": tf.TensorSpec((), tf.string),
+  "answers": tf.TensorSpec((None,), tf.string),
+  "question_id": tf.TensorSpec((), tf.string),
+}
 _MAX_LISTED = 5
 _WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
-
-
-class QuestionFileError(TaskError):
-  """Questions that cannot be read; the message says where and why."""
 
 
 class Question(NamedTuple):
@@ -45,32 +46,20 @@ def _listed(items: Sequence[str]) -> str:
   return f"{text}; and {rest:,} more" if rest > 0 else text
 
 
-class QuestionRecords:
+class QuestionRecords(InMemoryRecords):
   """The questions of one split, each with an id, in memory."""
 
-  spec: Mapping[str, tf.TensorSpec] = {
-    "question": tf.TensorSpec((), tf.string),
-    "answers": tf.TensorSpec((None,), tf.string),
-    "question_id": tf.TensorSpec((), tf.string),
-  }
-
   def __init__(self, questions: Sequence[Question], answer_kind: AnswerKind):
+    records = [
+      {
+        "question": q.question.encode(),
+        "answers": np.array([text.encode() for text in q.answers], object),
+        "question_id": q.question_id.encode(),
+      }
+      for q in questions
+    ]
+    super().__init__(records, _SPEC)
     self.questions, self._answer_kind = questions, answer_kind
-
-  def __len__(self) -> int:
-    return len(self.questions)
-
-  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
-    """Returns questions by their number."""
-    questions = [self.questions[index] for index in indices.tolist()]
-    return {
-      "question": [q.question.encode() for q in questions],
-      "answers": [
-        np.array([answer.encode() for answer in q.answers], object)
-        for q in questions
-      ],
-      "question_id": [q.question_id.encode() for q in questions],
-    }
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
     """Describes questions that will not be used or scored as they stand."""
@@ -88,10 +77,10 @@ class QuestionRecords:
       )
     unusable = []
     for _, answers, name in self.questions:
-      bad = bad_patterns(answers) if self._answer_kind == "regex" else {}
-      if bad:
-        why = ", ".join(f"{text!r}: {reason}" for text, reason in bad.items())
-        unusable.append(f"{name} ({why})")
+      patterns = answers if self._answer_kind == "regex" else ()
+      reasons = {text: compiled(text).problem for text in patterns}
+      if bad := [f"{text!r}: {why}" for text, why in reasons.items() if why]:
+        unusable.append(f"{name} ({', '.join(bad)})")
       elif not any(answer.strip() for answer in answers):
         unusable.append(name)
     if unusable:
@@ -142,8 +131,8 @@ def read_json_lines(
   """Yields each line's question, which has an id.
 
   Raises:
-    QuestionFileError: Lines that are no questions, or have the id of an earlier
-      one; all are counted, and the first of them named.
+    TaskError: Lines that are no questions, or have the id of an earlier one;
+      all are counted, and the first of them named.
   """
   complaints: list[str] = []
   lines: dict[str, int] = {}
@@ -167,7 +156,7 @@ def read_json_lines(
       if not complaints:
         yield question._replace(question_id=name)
   if complaints:
-    raise QuestionFileError(f"{path}, {_listed(complaints)}; {_WANTED}")
+    raise TaskError(f"{path}, {_listed(complaints)}; {_WANTED}")
 
 
 class JsonLinesSource(QuestionSource):
@@ -197,12 +186,12 @@ class JsonLinesSource(QuestionSource):
     """Reads the whole file, so that a bad line is reported before a run starts.
 
     Raises:
-      QuestionFileError: The file is missing, or a line is not a question.
+      TaskError: The file is missing, or a line is not a question.
     """
     path = epath.Path(current_context().question_files[split])
     if not path.is_file():
-      raise QuestionFileError(f"there is no file of questions at {path}")
+      raise TaskError(f"there is no file of questions at {path}")
     questions = list(read_json_lines(path, self._to_question))
     if not questions:
-      raise QuestionFileError(f"{path} has no line; {_WANTED}")
+      raise TaskError(f"{path} has no line; {_WANTED}")
     return QuestionRecords(questions, self.answer_kind)
