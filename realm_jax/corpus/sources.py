@@ -28,6 +28,8 @@ from realm_jax.storage.paths import is_remote
 
 # Key of a row that has no id, since it is malformed.
 _NO_KEY = -1
+# Messages of skipped lines that a summary keeps; all lines are counted.
+_FIRST_ERRORS = 10
 # Inputs that begin so are read by seqio.
 _SEQIO = ("tfds:", "seqio:")
 _DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError)
@@ -87,6 +89,7 @@ class DocumentSource:
         sizes.append(_size(row))
         progress.advance()
     self._sizes = np.array(sizes, np.int64)
+    self.num_rows, self.num_bytes = len(sizes), int(self._sizes.sum())
     self._find_repeats(np.array(keys, np.int64))
     for index, text in dropped.items():
       if self._repeats.get(index, 0) is not None:
@@ -133,7 +136,9 @@ class DocumentSource:
       raise InputError(
         f"{message} (--skip_bad_lines continues without such lines)"
       )
-    self.summary.skip(reason, message)
+    self.summary.skipped[reason] += 1
+    if len(self.summary.first_errors) < _FIRST_ERRORS:
+      self.summary.first_errors.append(message)
 
   def documents(self, stride: int = 1) -> Iterator[Document]:
     """Yields the documents of every `stride`-th row that is not left out."""
@@ -148,16 +153,6 @@ class DocumentSource:
         # The same contents become documents of their own.
         document = document._replace(id=f"{document.id}-{repeats}")
       yield document
-
-  @property
-  def num_rows(self) -> int:
-    """Number of all rows, also of those that are left out."""
-    return len(self._sizes)
-
-  @property
-  def num_bytes(self) -> int:
-    """Size of all rows, uncompressed."""
-    return int(self._sizes.sum())
 
   def pieces(self, piece_bytes: int) -> Iterator[Piece]:
     """Yields all documents in pieces, of about that many bytes each."""

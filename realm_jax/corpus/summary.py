@@ -11,8 +11,6 @@ from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.languages import ENGLISH
 from realm_jax.text.sentences import THAI, splits_thai
 
-# Messages of skipped lines that a summary keeps; all lines are counted.
-_FIRST_ERRORS = 10
 # Bounds within which a stage has something to train on. Below two sentences,
 # few are left once one has become the query.
 _MIN_SENTENCES, _MIN_SPANS, _MAX_UNKNOWN = 2, 0.5, 0.01
@@ -64,12 +62,6 @@ class BuildSummary:
   tagger: str = ""
   skipped: Counter[str] = dataclasses.field(default_factory=Counter)
   first_errors: list[str] = dataclasses.field(default_factory=list)
-
-  def skip(self, reason: str, message: str) -> None:
-    """Counts a bad line, and keeps the message if it is one of the first."""
-    self.skipped[reason] += 1
-    if len(self.first_errors) < _FIRST_ERRORS:
-      self.first_errors.append(message)
 
   def merge(self, other: Mapping[str, Any]) -> None:
     """Adds the counts of a part of the build, as `vars` gives them."""

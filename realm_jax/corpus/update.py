@@ -168,7 +168,8 @@ class _ExistingDocuments:
       keys.append(shard.array("block_ids")[starts[:-1]])
       hashes.append(shard.array("document_hashes"))
       ranges.append(first + np.stack([starts[:-1], starts[1:]], axis=1))
-    self._hashes, self._ranges = np.concatenate(hashes), np.concatenate(ranges)
+    # Hashes of what the documents were made from.
+    self.hashes, self._ranges = np.concatenate(hashes), np.concatenate(ranges)
     left = np.append(0, np.cumsum(~self._is_removed))[self._ranges]
     is_left = left[:, 1] > left[:, 0]
     self._keys = np.where(is_left, np.concatenate(keys), _GONE)
@@ -180,10 +181,6 @@ class _ExistingDocuments:
     index = int(np.searchsorted(self._keys, key, sorter=self._order))
     found = int(self._order[index]) if index < len(self._order) else -1
     return found if found >= 0 and self._keys[found] == key else None
-
-  def is_same(self, number: int, document: Document) -> bool:
-    """Returns whether a document was made from the same title, URL and text."""
-    return int(self._hashes[number]) == document.hash
 
   def remove(self, number: int) -> None:
     """Removes a document's blocks."""
@@ -238,7 +235,7 @@ def _changed(
     elif found is None:
       summary.added += 1
       yield change
-    elif existing.is_same(found, change):
+    elif existing.hashes[found] == change.hash:
       summary.unchanged += 1
     else:
       summary.replaced += 1

@@ -22,11 +22,12 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
+from realm_jax.partitioning import sharding
+from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.embedding import round_up, rows_per_batch
 from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import download, is_remote
@@ -198,13 +199,9 @@ class BertTagger:
   @functools.cached_property
   def _label(self) -> Callable[[Int[np.ndarray, "r l"]], Int[Array, "r l"]]:
     """Computes the labels of rows, on all local devices."""
-    devices = jax.local_devices()
-    mesh = jax.make_mesh(
-      (len(devices),), ("rows",), (AxisType.Auto,), devices=devices
-    )
-    by_rows = NamedSharding(mesh, PartitionSpec("rows", None))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    params = jax.device_put(self._model.params, replicated)
+    mesh = make_mesh(devices=jax.local_devices())
+    by_rows = sharding.batch_sharding(mesh)
+    params = jax.device_put(self._model.params, sharding.replicated(mesh))
 
     @jax.jit
     def label(params: Params, rows: Int[Array, "r l"]) -> Int[Array, "r l"]:
