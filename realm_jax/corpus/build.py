@@ -284,16 +284,16 @@ def _find_duplicates(
     return np.load(io.BytesIO(path.read_bytes()))
 
   hashes = [load(shard["name"], "content_hashes") for shard in shards]
-  flat = np.concatenate(hashes)
-  is_duplicate = np.ones(len(flat), bool)
-  is_duplicate[np.unique(flat, return_index=True)[1]] = False
+  _, firsts = np.unique(np.concatenate(hashes), return_index=True)
+  limits = np.cumsum([len(array) for array in hashes])
+  is_duplicate = np.ones(limits[-1], bool)
+  is_duplicate[firsts] = False
   num_duplicates = int(is_duplicate.sum())
   if not remove:
     summary.duplicate_blocks = num_duplicates
     return
   summary.skipped["blocks that equal an earlier one"] += num_duplicates
   summary.blocks -= num_duplicates
-  limits = np.cumsum([len(array) for array in hashes])
   parts = np.split(is_duplicate, limits[:-1])
   for shard, found in zip(shards, parts, strict=True):
     if found.any():

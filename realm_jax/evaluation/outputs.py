@@ -81,7 +81,7 @@ class EvaluationShard:
     )
     rows = RowGroups(count, (index,)).own_rows(size)
     data = dataclasses.replace(data, batch_size=size)
-    stream = BatchStream(data, rows=rows, shuffle=shuffle, repeat=repeat)
+    stream = BatchStream(data, positions=rows, shuffle=shuffle, repeat=repeat)
 
     def watched() -> Iterator[Batch]:
       for batch in stream:

@@ -8,9 +8,8 @@ import collections
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Int, Int64
+from jaxtyping import Int64
 
-from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import FILLER, Batch, TaskError
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.examples import Example, ExampleStream
@@ -43,42 +42,33 @@ class BatchStream:
 
   Args:
     config: Data of the run; its batch size is that of all processes together.
-    rows: Numbers of the global batch's rows that this process owns, in rising
-      order; None for all of them.
-    positions: Stream position from which each of these rows goes on, the
-      `next_positions` of an earlier batch; None for the start.
+    positions: Stream position from which each row of this process goes on, in
+      rising order of the rows: `next_positions` of an earlier batch, or the
+      numbers of the rows to begin with. None is the start of all rows.
     shuffle, repeat: As `ExampleStream` takes them.
 
   Raises:
     TaskError: The task does not exist or cannot be read.
-    ValueError: The positions are not of these rows.
   """
 
   def __init__(
     self,
     config: DataConfig,
     *,
-    rows: Int[np.ndarray, " b"] | None = None,
     positions: Int64[np.ndarray, " b"] | None = None,
     shuffle: bool = True,
     repeat: bool = True,
   ):
-    if rows is None:
-      rows = np.arange(config.batch_size)
     if positions is None:
-      positions = rows.astype(np.int64)
-    if not np.array_equal(positions % config.batch_size, rows):
-      raise RealmError(
-        f"positions {positions} are not of the rows {rows} of batches of "
-        f"{config.batch_size}"
-      )
+      positions = np.arange(config.batch_size)
+    rows = (positions % config.batch_size).tolist()
     self._config = config
     self._stream = ExampleStream(
       config, positions=positions, shuffle=shuffle, repeat=repeat
     )
     # It makes no example before the first is asked for.
     self._examples = iter(self._stream)
-    self._queues = {row: collections.deque[Example]() for row in rows.tolist()}
+    self._queues = {row: collections.deque[Example]() for row in rows}
     self._used: list[Example | None] = [None] * len(rows)
     self._next_positions = positions
 

@@ -37,7 +37,7 @@ from realm_jax.text.salient_spans import Span
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import Tokens
 from realm_jax.weights import WeightsError
-from realm_jax.weights.hugging_face import LabelledModel, read_token_classifier
+from realm_jax.weights.hugging_face import read_token_classifier
 
 # Tokens of a batch, its padding included: enough to keep the devices busy, and
 # few enough for the unfilled last batch of each length to be little of what
@@ -60,27 +60,6 @@ _KINDS = {
 }
 
 
-@functools.cache
-def load(directory: str, language: str = ENGLISH) -> "BertTagger":
-  """Returns the tagger of a directory, which may be on an object store.
-
-  The language is the one in which sentences are split.
-
-  Raises:
-    WeightsError: The directory holds no token classifier of BERT, or its
-      labels are not those of entities.
-    VocabularyError: Its vocabulary cannot be used.
-  """
-  with contextlib.ExitStack() as stack:
-    folder = Path(directory)
-    if is_remote(directory):
-      folder = stack.enter_context(ScratchDirectory()).path
-      for pattern in _FILES:
-        for path in epath.Path(directory).glob(pattern):
-          download(path, folder / path.name)
-    return BertTagger(directory, read_token_classifier(folder), language)
-
-
 class BertTagger:
   """A tagger that runs a token classifier on all devices of this process.
 
@@ -89,19 +68,30 @@ class BertTagger:
   call. A tagger is pickled as the name of its directory, so each process that
   gets one reads the model, once; and it takes the devices with the first text,
   so that a process which only hands it on leaves them to others.
+
+  Args:
+    directory: Folder of the model, which may be on an object store.
+    language: Language in which sentences are split.
+
+  Raises:
+    WeightsError: The directory holds no token classifier of BERT, or its
+      labels are not those of entities.
+    VocabularyError: Its vocabulary cannot be used.
   """
 
-  def __init__(
-    self,
-    directory: epath.PathLike,
-    model: LabelledModel,
-    language: str = ENGLISH,
-  ):
-    self._directory, self._language = str(directory), language
-    self._model = model
-    self._vocabulary = model.vocabulary
-    self._labels = parse_labels(model.labels)
-    longest = min(model.module.bert.max_positions, _LENGTHS[-1])
+  def __init__(self, directory: str, language: str = ENGLISH):
+    self._directory, self._language = directory, language
+    with contextlib.ExitStack() as stack:
+      folder = Path(directory)
+      if is_remote(directory):
+        folder = stack.enter_context(ScratchDirectory()).path
+        for pattern in _FILES:
+          for path in epath.Path(directory).glob(pattern):
+            download(path, folder / path.name)
+      self._model = read_token_classifier(folder)
+    self._vocabulary = self._model.vocabulary
+    self._labels = parse_labels(self._model.labels)
+    longest = min(self._model.module.bert.max_positions, _LENGTHS[-1])
     shorter = [length for length in _LENGTHS if length < longest]
     self._lengths = [*shorter, longest]
 
@@ -209,6 +199,12 @@ class BertTagger:
       return logits.argmax(axis=-1).astype(np.int32)
 
     return lambda rows: label(params, jax.device_put(rows, by_rows))
+
+
+@functools.cache
+def load(directory: str, language: str = ENGLISH) -> BertTagger:
+  """Returns a `BertTagger`, which a process makes once."""
+  return BertTagger(directory, language)
 
 
 def _token_sentences(

@@ -116,7 +116,6 @@ def open_run(
     )
     examples = BatchStream(
       dataclasses.replace(data, corpus_version=setup.examples.version),
-      rows=setup.own_rows,
       positions=loop_state.positions,
     )
     stack.callback(examples.close)

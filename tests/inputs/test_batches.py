@@ -85,7 +85,7 @@ def test_processes_join_to_one_stream_in_any_layout(task, tiny, monkeypatch):
     monkeypatch.setattr(lookups, per_lookup)
     config = _config(tiny, task, batches_ahead=ahead)
     for own in _shares(count):
-      part = some(config, 5, rows=own, positions=positions[own])
+      part = some(config, 5, positions=positions[own])
       for name, values in joined(part).items():
         np.testing.assert_array_equal(values, whole[name][7:, own], name)
 
@@ -138,7 +138,7 @@ def test_rows_that_run_out_give_filler(tiny, new_tasks):
   assert batches[1].next_positions.tolist() == [12, 9, 6, 11]
   # A process ends as soon as all of its own rows have run out.
   parts = [
-    some(config, 9, rows=rows, shuffle=False, repeat=False)
+    some(config, 9, positions=rows, shuffle=False, repeat=False)
     for rows in _shares(2, 4)
   ]
   assert [len(part) for part in parts] == [2, 1]
