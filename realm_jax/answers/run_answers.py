@@ -1,6 +1,5 @@
 """The stores of a run's answers, found in MODEL_DIR or made there."""
 
-import contextlib
 import dataclasses
 
 import seqio
@@ -15,7 +14,7 @@ from realm_jax.answers.store import (
   store_key,
 )
 from realm_jax.corpus.store import Corpus
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.examples import find_task
 from realm_jax.partitioning.agreement import Agreement
@@ -92,8 +91,6 @@ def answers_of_task(data: DataConfig) -> tuple[str, ...]:
     own = dataclasses.replace(
       data, task=task.name, batch_size=_QUESTIONS_PER_BATCH
     )
-    stream = BatchStream(own, shuffle=False, repeat=False)
-    with contextlib.closing(stream):
-      for batch in stream:
-        strings.update(*(question.strings for question in batch.answers))
+    for batch in stream_batches(own, shuffle=False, repeat=False):
+      strings.update(*(question.strings for question in batch.answers))
   return tuple(sorted(strings))

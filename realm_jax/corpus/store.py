@@ -36,11 +36,6 @@ class Block(NamedTuple):
   position: int
 
   @property
-  def id(self) -> int:
-    """The stable id: see `documents.block_id`."""
-    return int(self.shard.array("block_ids")[self.position])
-
-  @property
   def document_id(self) -> str:
     """The id of the block's document."""
     return self._document_text("document_ids")

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from realm_jax.console import columns
-from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.languages import ENGLISH
 from realm_jax.text.sentences import THAI, splits_thai
 
@@ -161,10 +160,6 @@ class UpdateSummary:
   def changes_something(self) -> bool:
     """Whether blocks were added or removed."""
     return bool(self.new.blocks or self.blocks_removed)
-
-  def to_json(self) -> dict[str, JsonValue]:
-    """Returns the counts as the manifest records them."""
-    return {**vars(self), "new": vars(self.new)}
 
   def table(self) -> str:
     """Returns one line for each count, aligned."""

@@ -84,8 +84,7 @@ def update_corpus(
   require_writable(output_dir)
   directory = epath.Path(output_dir)
   manifests.read(directory)  # Raises an error if there is none.
-  if not is_remote(directory):
-    check_target(directory)
+  check_target(directory)
   with (
     explain_full_disk(directory, advice="free some space"),
     # Locally, this also keeps other updates out.
@@ -137,7 +136,7 @@ def update_corpus(
       block_length=corpus.block_length,
       vocabulary=before["vocabulary"],
       shards=[*old_shards, *new_shards],
-      summary=summary.to_json(),
+      summary={**vars(summary), "new": vars(summary.new)},
       drop_titles=reader.dropped_titles,
       language=corpus.language,
     )

@@ -2,26 +2,22 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 from etils import epath
+from jaxtyping import Int
 
 from realm_jax.answers.match import AnswerKind
 from realm_jax.answers.patterns import compiled
 from realm_jax.errors import RealmError
 from realm_jax.inputs.config import TaskError, current_context
 from realm_jax.inputs.features import wordpieces
-from realm_jax.inputs.sources import InMemoryRecords, RandomAccessSource
+from realm_jax.inputs.sources import RandomAccessSource
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.wordpieces import MASK
 
-_SPEC = {
-  "question": tf.TensorSpec((), tf.string),
-  "answers": tf.TensorSpec((None,), tf.string),
-  "question_id": tf.TensorSpec((), tf.string),
-}
 _MAX_LISTED = 5
 _WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
 
@@ -46,20 +42,32 @@ def _listed(items: Sequence[str]) -> str:
   return f"{text}; and {rest:,} more" if rest > 0 else text
 
 
-class QuestionRecords(InMemoryRecords):
+class QuestionRecords:
   """The questions of one split, each with an id, in memory."""
 
+  spec: Mapping[str, tf.TensorSpec] = {
+    "question": tf.TensorSpec((), tf.string),
+    "answers": tf.TensorSpec((None,), tf.string),
+    "question_id": tf.TensorSpec((), tf.string),
+  }
+
   def __init__(self, questions: Sequence[Question], answer_kind: AnswerKind):
-    records = [
-      {
-        "question": q.question.encode(),
-        "answers": np.array([text.encode() for text in q.answers], object),
-        "question_id": q.question_id.encode(),
-      }
-      for q in questions
-    ]
-    super().__init__(records, _SPEC)
     self.questions, self._answer_kind = questions, answer_kind
+
+  def __len__(self) -> int:
+    return len(self.questions)
+
+  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
+    """Returns questions by their number."""
+    questions = [self.questions[index] for index in indices.tolist()]
+    return {
+      "question": [q.question.encode() for q in questions],
+      "answers": [
+        np.array([answer.encode() for answer in q.answers], object)
+        for q in questions
+      ],
+      "question_id": [q.question_id.encode() for q in questions],
+    }
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
     """Describes questions that will not be used or scored as they stand."""

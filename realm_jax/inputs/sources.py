@@ -56,24 +56,7 @@ class Records(Protocol):
 
 
 class InMemoryRecords:
-  """Records that are in memory, with the features of `spec`."""
-
-  def __init__(
-    self, records: Sequence[Mapping[str, Any]], spec: Mapping[str, Any]
-  ):
-    self._records, self.spec = records, spec
-
-  def __len__(self) -> int:
-    return len(self._records)
-
-  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
-    """Returns records by their places."""
-    records = [self._records[index] for index in indices.tolist()]
-    return jax.tree.map(lambda *values: list(values), *records)
-
-
-def read_records(source: seqio.DataSource, split: str) -> InMemoryRecords:
-  """Reads the records of a source without random access into memory.
+  """The records of a source without random access, read once into memory.
 
   The source must give the same records in the same order whenever a run is
   resumed, as files do.
@@ -82,31 +65,42 @@ def read_records(source: seqio.DataSource, split: str) -> InMemoryRecords:
     TaskError: The source is a Python function, has too many records, or has
       features that are no arrays.
   """
-  if isinstance(source, seqio.FunctionDataSource):
-    raise TaskError(
-      f"{source} cannot be resumed: nothing says that its function gives "
-      "the same records again; read files (seqio.TextLineDataSource, "
-      "TFExampleDataSource), or extend inputs.sources.RandomAccessSource"
-    )
-  dataset = source.get_dataset(split=split, shuffle=False)
-  if not isinstance(dataset.element_spec, dict):
-    # seqio.TextLineDataSource gives bare lines, without room for a position.
-    dataset = dataset.map(lambda line: {"text": line})
-  for path, spec in jax.tree.leaves_with_path(dataset.element_spec):
-    if not isinstance(spec, tf.TensorSpec) or None in spec.shape[1:]:
+
+  def __init__(self, source: seqio.DataSource, split: str):
+    if isinstance(source, seqio.FunctionDataSource):
       raise TaskError(
-        f"feature {jax.tree_util.keystr(path)} of {source} is {spec}; want "
-        "an array of which only the first axis varies in length"
+        f"{source} cannot be resumed: nothing says that its function gives "
+        "the same records again; read files (seqio.TextLineDataSource, "
+        "TFExampleDataSource), or extend inputs.sources.RandomAccessSource"
       )
-  records = [*dataset.take(_MAX_IN_MEMORY + 1).as_numpy_iterator()]
-  if len(records) > _MAX_IN_MEMORY:
-    raise TaskError(
-      f"{source} gives more than {_MAX_IN_MEMORY:,} records in split "
-      f"{split!r}, and only so many of a source without random access are "
-      "kept in memory; build a corpus of its texts (realm_jax.build_corpus), "
-      "or extend inputs.sources.RandomAccessSource"
-    )
-  return InMemoryRecords(records, dataset.element_spec)
+    dataset = source.get_dataset(split=split, shuffle=False)
+    if not isinstance(dataset.element_spec, dict):
+      # seqio.TextLineDataSource gives bare lines, without room for a position.
+      dataset = dataset.map(lambda line: {"text": line})
+    self.spec = dataset.element_spec
+    for path, spec in jax.tree.leaves_with_path(self.spec):
+      if not isinstance(spec, tf.TensorSpec) or None in spec.shape[1:]:
+        raise TaskError(
+          f"feature {jax.tree_util.keystr(path)} of {source} is {spec}; want "
+          "an array of which only the first axis varies in length"
+        )
+    records = dataset.take(_MAX_IN_MEMORY + 1)
+    self._records = list(records.as_numpy_iterator())
+    if len(self._records) > _MAX_IN_MEMORY:
+      raise TaskError(
+        f"{source} gives more than {_MAX_IN_MEMORY:,} records in split "
+        f"{split!r}, and only so many of a source without random access are "
+        "kept in memory; build a corpus of its texts (realm_jax.build_corpus), "
+        "or extend inputs.sources.RandomAccessSource"
+      )
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
+    """Returns records by their place in the order of the source."""
+    records = [self._records[index] for index in indices.tolist()]
+    return jax.tree.map(lambda *values: list(values), *records)
 
 
 class RandomAccessSource(seqio.DataSource):
@@ -225,7 +219,7 @@ class RecordReader:
     self._records: Records = (
       source.open(split)
       if isinstance(source, RandomAccessSource)
-      else read_records(source, split)
+      else InMemoryRecords(source, split)
     )
     self.num_records = len(self._records)
     if not self.num_records:

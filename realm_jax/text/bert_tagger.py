@@ -8,8 +8,8 @@ the dates are those of `realm_jax.text.salient_spans`.
 The model reads sentences, as rows of a few fixed lengths so that little is
 compiled; one that is longer than its input is cut. The length of a row follows
 from the sentence alone, and a batch of rows of one length always has the same
-shape: what a sentence is computed with, and so its labels, do not depend on the
-other texts of a batch.
+shape. On one kind and number of devices, the labels of a sentence therefore do
+not depend on the other texts of a batch.
 """
 
 import contextlib
@@ -63,11 +63,10 @@ _KINDS = {
 class BertTagger:
   """A tagger that runs a token classifier on all devices of this process.
 
-  Calls with many texts are much quicker than many calls. On one kind and
-  number of devices, the spans of a text do not depend on the other texts of a
-  call. A tagger is pickled as the name of its directory, so each process that
-  gets one reads the model, once; and it takes the devices with the first text,
-  so that a process which only hands it on leaves them to others.
+  Calls with many texts are much quicker than many calls. A tagger is pickled as
+  the name of its directory, so that each process that gets one reads the model,
+  once. It takes the devices with the first text, so that a process which only
+  hands it on leaves them to others.
 
   Args:
     directory: Folder of the model, which may be on an object store.

@@ -214,11 +214,14 @@ class WordpieceVocabulary:
 
   def tokenize_with_offsets(self, texts: Sequence[str]) -> Tokens:
     """Tokenizes texts, which must have no lone surrogates."""
+    # Positions of the bytes of characters that are not ignored.
     read, read_bytes = list(texts), dict[int, np.ndarray]()
     for row, text in enumerate(texts) if self.cased else ():
       if _IGNORED_CHARACTER.search(text):
         read[row] = _IGNORED_CHARACTER.sub("", text)
-        read_bytes[row] = _read_bytes(text)
+        is_read = [not _IGNORED_CHARACTER.match(c) for c in text]
+        sizes = np.diff(byte_positions(text))
+        read_bytes[row] = np.flatnonzero(np.repeat(is_read, sizes))
     encoded = [text.encode("utf-8") for text in read]
     given = tf.constant(encoded, tf.string)
     # It is annotated as returning None.
@@ -276,9 +279,3 @@ class WordpieceVocabulary:
       words = unknown if token == self.unk_id else known
       words.append(encoded[start:limit].decode())
     return known, unknown
-
-
-def _read_bytes(text: str) -> Int[np.ndarray, " b"]:
-  """Returns the positions of the bytes of characters that are not ignored."""
-  is_read = [not _IGNORED_CHARACTER.match(character) for character in text]
-  return np.flatnonzero(np.repeat(is_read, np.diff(byte_positions(text))))

@@ -10,7 +10,7 @@ from absl import logging
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.configuration.kept import Kept
 from realm_jax.console import stop_on_sigterm
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.sole_process import (
   SoleProcess,
@@ -114,7 +114,7 @@ def open_run(
         axis_rules=config.mesh.all_axis_rules,
       )
     )
-    examples = BatchStream(
+    examples = stream_batches(
       dataclasses.replace(data, corpus_version=setup.examples.version),
       positions=loop_state.positions,
     )

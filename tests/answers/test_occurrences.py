@@ -92,7 +92,7 @@ def test_stored_and_searched_answers_are_those_in_the_texts(
     AnswerStore(two, corpus, STRINGS)
 
 
-def _data(world, **fields) -> DataConfig:
+def _data(world) -> DataConfig:
   return DataConfig(
     task="open_qa",
     corpus_dir=world.corpus_dir,
@@ -100,7 +100,6 @@ def _data(world, **fields) -> DataConfig:
     batch_size=2,
     query_length=tiny_world.QUERY_LENGTH,
     block_length=tiny_world.BLOCK_LENGTH,
-    **fields,
   )
 
 

@@ -8,7 +8,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.examples import ExampleStream
 from tests.inputs import numbers, tiny_corpus
@@ -118,9 +118,9 @@ def test_tasks_with_unlike_examples_are_not_mixed(tiny):
   seqio.MixtureRegistry.add("unlike", ["many", "other"], default_rate=1)
   try:
     with pytest.raises(TaskError, match=r"many alone gives.*draw"):
-      next(BatchStream(_config(tiny, "unlike")))
+      next(stream_batches(_config(tiny, "unlike")))
     with pytest.raises(TaskError, match=r"no end.*many, other"):
-      BatchStream(_config(tiny, "unlike"), repeat=False)
+      stream_batches(_config(tiny, "unlike"), repeat=False)
   finally:
     seqio.MixtureRegistry.remove("unlike")
 

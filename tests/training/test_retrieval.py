@@ -10,7 +10,7 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.protocol import QueryBatch
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import sharding
 from realm_jax.training.retrieval import Retrieval
@@ -47,7 +47,7 @@ def examples(tmp_path_factory) -> Corpus:
 @pytest.fixture(scope="module")
 def batch(examples):
   """Masked sentences of the first version of the texts."""
-  stream = BatchStream(
+  stream = stream_batches(
     DataConfig(
       corpus_dir=examples.source,
       task="masked_salient_spans",
