@@ -48,7 +48,7 @@ class AnswersInBlocks:
   def _matches(
     self, pattern: str, rows: Int[np.ndarray, " n"]
   ) -> Bool[np.ndarray, " n"]:
-    """Returns in which rows a pattern matches; none if it is not valid."""
+    """Returns which blocks a pattern matches; an invalid one matches none."""
     compiled, matching = patterns.compiled(pattern), self._matching[pattern]
     missing = [row for row in rows.tolist() if row not in matching]
     bodies = self.corpus.bodies_utf8(np.array(missing, np.int64))

@@ -54,7 +54,7 @@ class AnswersError(RealmError):
 
 
 def automaton_of(answers: Sequence[str]) -> BytesAhoCorasick:
-  """Returns what finds distinct answers, of which there is one at least."""
+  """Returns an automaton that finds distinct answers, at least one."""
   return BytesAhoCorasick(
     [text.encode() for text in answers],
     # The other implementations need a gigabyte, or twice the time.
@@ -67,8 +67,8 @@ def find_answers(
 ) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
   """Finds which blocks contain which answers, character by character.
 
-  Returns the number of an answer and the place of a block in `rows` for each
-  pair in which the block contains the answer, sorted by both.
+  Returns the number of the answer and the place of the block in `rows` for each
+  answer in a block, sorted by both.
   """
   found = [np.zeros(0, np.int64)]
   for first in range(0, len(rows), _BLOCKS_PER_CALL):

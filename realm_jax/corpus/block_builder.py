@@ -1,8 +1,8 @@
 """Makes blocks of many documents at once.
 
-A document costs no call of NumPy of its own: its tokens, sentences and spans
-stand end to end with those of the others, and bytes are numbered through. Only
-finding sentences and salient spans, and hashing blocks, is done one by one.
+A document costs no call of NumPy of its own: the tokens, sentences and spans
+of all documents stand end to end, and bytes are numbered through. Only finding
+sentences and salient spans, and hashing blocks, is done one by one.
 """
 
 import dataclasses
@@ -72,8 +72,8 @@ class BlockBuilder:
   """Splits documents into blocks.
 
   `corpus_name` is part of the blocks' ids, `block_length` is the largest number
-  of wordpieces in a block, and `language` that of documents that do not say
-  another one. Without a `tagger`, documents have the salient spans that came
+  of wordpieces in a block, and documents that name no language are written in
+  `language`. Without a `tagger`, documents have the salient spans that came
   with them.
   """
 
@@ -98,7 +98,7 @@ class BlockBuilder:
   def _tokenized(
     self, documents: Sequence[Document], summary: BuildSummary
   ) -> _Texts:
-    """Tokenizes documents, in one call; returns those with words."""
+    """Tokenizes documents in one call, and drops documents without words."""
     both = [text for doc in documents for text in (doc.title, doc.text)]
     tokens = self.vocabulary.tokenize_with_offsets(both)
     is_block = np.array([document.is_block for document in documents], bool)

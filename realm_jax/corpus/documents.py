@@ -91,7 +91,7 @@ def block_id(corpus_name: str, document_id: str, ordinal: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowReader:
-  """Makes documents of rows; the arguments are those of `build_corpus`.
+  """Makes documents of rows, with arguments of `build_corpus`.
 
   With `of_update`, rows are changes: they have ids, and may remove documents.
   """

@@ -45,10 +45,10 @@ class Piece(NamedTuple):
 class DocumentSource:
   """The documents of `inputs`, whose rows are all read to begin with.
 
-  That takes 16 bytes of memory for each row. `summary` counts rows that are
-  malformed or repeat an id, if these are skipped, and those with dropped
-  titles. Records of data sets without ids may be equal, and are documents of
-  their own.
+  This takes 16 bytes of memory for each row. There are `num_rows`, of
+  `num_bytes` in all. `summary` counts rows with dropped titles and, if bad
+  lines are skipped, rows that are malformed or repeat an id. Equal records of a
+  data set without ids are documents of their own.
 
   Raises:
     InputError: A pattern matches no file, or a row is malformed or repeats an

@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
   @property
   def ordinal(self) -> int:
-    """The block's number among those of its document, from 0."""
+    """The block's number in its document, from 0."""
     document = self.shard.document(self.position)
     return self.position - int(self.shard.array("document_starts")[document])
 
@@ -116,9 +116,9 @@ class Corpus:
   stable across versions and outlive a run. The null block is row −1: it is not
   stored and reads as `[CLS] [SEP] [SEP]`. Other rows raise `IndexError`.
 
-  `name` is part of the block ids, so that those of two corpora differ.
-  `source` is the directory that was opened, maybe on an object store,
-  `language` the ISO 639-1 code of documents that do not say another one, and
+  `name` is part of the block ids, so that two corpora have different ids.
+  `source` is the directory that was opened, possibly on an object store.
+  Documents that name no language are written in `language`, an ISO 639-1 code.
   `span_kinds` has the names of the kinds of salient spans.
   """
 

@@ -25,8 +25,7 @@ class BuildSummary:
   Attributes:
     documents, blocks, tokens, sentences: What the corpus has.
     unknown_tokens: Tokens that are [UNK].
-    uncut_sentences: Sentences before those that are longer than a block were
-      cut to several.
+    uncut_sentences: Sentences before the ones longer than a block were cut.
     cut_sentences: Sentences that are longer than a block.
     cut_titles: Titles that are longer than half a block.
     long_words: Words of over 1,000 characters, which are left out.

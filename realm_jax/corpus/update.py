@@ -37,9 +37,9 @@ from realm_jax.storage.local_disk import explain_full_disk, sync, sync_tree
 from realm_jax.storage.paths import is_remote, list_names, upload_directory
 from realm_jax.text.salient_spans import Tagger
 
-# Blocks of the version before in which phrases are counted.
+# Phrases are counted in about as many blocks of the version before.
 _SAMPLE = 10_000
-# Key of a document of which no block is left.
+# Key of a document that has lost all its blocks.
 _GONE = -1
 
 
@@ -60,13 +60,13 @@ def update_corpus(
   what was removed since. Once its manifest in `versions` is deleted, the next
   update of a local corpus removes the files that only it had.
 
-  Vocabulary, block length and language stay. Other arguments are those of
-  `build_corpus`; give the tagger and the reading of HTML that the build had.
-  Recurring phrases are those of the version before.
+  Vocabulary, block length and language stay. `build_corpus` describes the other
+  arguments; give the tagger and the reading of HTML that the build had.
+  Recurring phrases are counted in the version before.
 
   Args:
     drop_titles: Texts in titles of documents that are left out, and removed if
-      the corpus has them. None takes those of the build.
+      the corpus has them. None takes the texts of the build.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
       an unknown document are counted instead of raising an error.
 

@@ -82,7 +82,7 @@ def write_shard(
   for name in ARRAYS:
     values = [part[name] for part in parts]
     if name == "document_starts" or name.endswith("_offsets"):
-      # The offsets of each part go on behind those of the parts before it.
+      # The offsets of a part go on where the part before it ends.
       sizes = np.concatenate([np.diff(offsets) for offsets in values])
       values = [np.zeros(1, np.int64), np.cumsum(sizes)]
     path = folder / f"{name}.npy"
@@ -187,7 +187,7 @@ def new_corpus(
       atomic.rename_into_place(staging, target, overwrite=overwrite)
       return
     (target / manifests.MANIFEST_NAME).unlink(missing_ok=True)
-    # Folders of an earlier corpus, in which an update would find versions.
+    # An update would find versions of an earlier corpus in these folders.
     for folder in (manifests.VERSIONS, manifests.REMOVED):
       (target / folder).rmtree(missing_ok=True)
     upload_directory(staging, target, last=manifests.MANIFEST_NAME)

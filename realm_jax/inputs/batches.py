@@ -1,4 +1,4 @@
-"""Batches of fixed shapes, each of which has one example of every row.
+"""Batches of fixed shapes, with one example of every row.
 
 A process reads its own rows of the global batch and no others; see
 `realm_jax.inputs.examples.ExampleStream`.
@@ -46,11 +46,11 @@ def stream_batches(
 
   Each batch has one example of every row of this process. Without `repeat`, a
   row that has run out of examples gives filler, which repeats a real example;
-  the batches end when all rows of this process have run out. `close` of what is
-  returned stops the threads that prepare examples.
+  the batches end when all rows of this process have run out. Close the
+  generator to stop the threads that prepare examples.
 
   Args:
-    config: Data of the run; its batch size is that of all processes together.
+    config: Data of the run; all processes together have its batch size.
     positions: Stream position from which each row of this process goes on, in
       rising order of the rows: `next_positions` of an earlier batch, or the
       numbers of the rows to begin with. None is the start of all rows.

@@ -1,4 +1,4 @@
-"""Published data sets of questions, in the forms in which they are published.
+"""Published data sets of questions, in their published forms.
 
 A data set names its forms, files or TFDS, and how many questions each split
 has. Whoever runs a task says where they are, in `question_files` of the split:
@@ -33,9 +33,9 @@ class Form:
   """A form of a data set: files of one folder, or the records of TFDS.
 
   Attributes:
-    names: Names of each split's files, in order, of which `*` stands for any
-      text, or TFDS's names of the splits. Without "dev", a tenth of "train" is
-      the development set.
+    names: Names of each split's files, in order, where `*` stands for any text,
+      or TFDS's names of the splits. Without "dev", a tenth of "train" is the
+      development set.
     read: Function that reads one file; None for TFDS.
     sizes: Number of questions in each split, if it is not the data set's.
   """
@@ -79,7 +79,7 @@ class PublishedSource(QuestionSource):
     name: Name of the data set, for messages.
     sizes: Published number of questions of splits. They are checked; a split
       that is absent has no published number.
-    files: Forms in which files are published, the preferred one first.
+    files: Forms of the published files, the preferred one first.
     tfds: TFDS's builder, with its configuration, if it has one.
     tfds_test: TFDS's name of the test set.
     get: Command that fetches the files.
@@ -225,7 +225,7 @@ class PublishedSource(QuestionSource):
 
 
 def _with_ids(questions: Iterable[Question], part: str) -> Iterator[Question]:
-  """Gives questions that have no id that of their place in a part."""
+  """Gives each question without an id its place in a part as the id."""
   for number, question in enumerate(questions, start=1):
     name = question.question_id or f"{part}:{number}"
     yield question._replace(question_id=name)

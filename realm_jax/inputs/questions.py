@@ -168,7 +168,7 @@ def read_json_lines(
 
 
 class JsonLinesSource(QuestionSource):
-  """The questions of the run's files, of which each is a split.
+  """The questions of the run's files, one file for each split.
 
   The function `to_question` makes a question of a line's object, for files with
   other field names.
@@ -194,11 +194,10 @@ class JsonLinesSource(QuestionSource):
     """Reads the whole file, so that a bad line is reported before a run starts.
 
     Raises:
-      TaskError: The file is missing, or a line is not a question.
+      TaskError: A line is not a question, or there is none.
+      FileNotFoundError: The file is missing.
     """
     path = epath.Path(current_context().question_files[split])
-    if not path.is_file():
-      raise TaskError(f"there is no file of questions at {path}")
     questions = list(read_json_lines(path, self._to_question))
     if not questions:
       raise TaskError(f"{path} has no line; {_WANTED}")

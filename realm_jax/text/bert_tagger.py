@@ -3,10 +3,10 @@
 REALM masks "named entities and dates": entities by a BERT that was fine-tuned
 on CoNLL-2003, dates by a regular expression (section 3.4). Here the model is
 any `BertForTokenClassification` in Hugging Face's format, cased or uncased, and
-the dates are those of `realm_jax.text.salient_spans`.
+the rules of `realm_jax.text.salient_spans` find the dates.
 
 The model reads sentences, as rows of a few fixed lengths so that little is
-compiled; one that is longer than its input is cut. The length of a row follows
+compiled; sentences that are too long are cut. The length of a row follows
 from the sentence alone, and a batch of rows of one length always has the same
 shape. On one kind and number of devices, the labels of a sentence therefore do
 not depend on the other texts of a batch.
@@ -70,11 +70,11 @@ class BertTagger:
 
   Args:
     directory: Folder of the model, which may be on an object store.
-    language: Language in which sentences are split.
+    language: Language of the texts, by which sentences are split.
 
   Raises:
-    WeightsError: The directory holds no token classifier of BERT, or its
-      labels are not those of entities.
+    WeightsError: The directory holds no token classifier of BERT, or its labels
+      are not labels of entities.
     VocabularyError: Its vocabulary cannot be used.
   """
 
@@ -125,8 +125,8 @@ class BertTagger:
   def entities(self, texts: Sequence[str]) -> list[list[Span]]:
     """Returns the entities that the model finds in each text, ordered.
 
-    A word is what the wordpieces make of text without their continuations; its
-    label is that of its first piece.
+    A word is a wordpiece with the continuations after it, and has the label of
+    its first piece.
     """
     tokens = self._vocabulary.tokenize_with_offsets(texts)
     sentences = _token_sentences(texts, tokens, self._language)

@@ -73,7 +73,7 @@ def salient_span(
 ) -> MaskedSentence:
   """Masks one of the block's salient spans (Guu et al. 2020, section 3.4).
 
-  The span is chosen uniformly, and the sentence is the one that contains it.
+  The span is chosen uniformly, and the sentence contains it.
   """
   del is_continuation
   spans, sentences = block["salient_spans"], block["sentences"]
@@ -102,7 +102,7 @@ def random_tokens(
 ) -> MaskedSentence:
   """Masks single tokens at random, "random uniform masks" of REALM's Table 2.
 
-  Their number is that of BERT (Devlin et al. 2019, section 3.1), but all become
+  There are as many as in BERT (Devlin et al. 2019, section 3.1), but all become
   `[MASK]`: what REALM predicts must not be in the query.
   """
   del is_continuation

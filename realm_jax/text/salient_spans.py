@@ -2,8 +2,8 @@
 
 REALM masks named entities and dates (section 3.4 of the paper, which finds them
 with a tagger trained on CoNLL-2003 and a regular expression). These rules need
-no model. Names are found by their capitals, and dates are those of English. In
-other languages `recurring_phrases` takes the names from here.
+no model. They find names by their capitals, and English dates. In other
+languages `recurring_phrases` takes the names from here.
 
 Most capitalized words at the start of a sentence are no names. One counts as a
 name if the text gives evidence: the word is capitalized elsewhere inside a

@@ -115,7 +115,7 @@ def vocabulary_sha256(pieces: Iterable[str]) -> str:
 
 
 def has_capitals(pieces: Iterable[str]) -> bool:
-  """Returns whether pieces are those of a cased vocabulary."""
+  """Returns whether pieces have capitals, which make a vocabulary cased."""
   # Special and unused pieces are in brackets.
   return any(re.search(r"[A-Z]", p) and p[0] != "[" for p in pieces)
 
