@@ -69,9 +69,10 @@ class DocumentSource:
     # Index and file of the first row of each file.
     self._starts: list[tuple[int, str]] = []
     keys, sizes = array.array("q"), array.array("q")
-    # By the index of a row, the number of earlier ones with the same contents.
-    # A row without a number is left out.
-    self._repeats: dict[int, int | None] = {}
+    # Indices of rows that give no document, and by the index of other rows the
+    # number of earlier ones with the same contents.
+    self._left_out = set[int]()
+    self._repeats: dict[int, int] = {}
     dropped: dict[int, str] = {}
     with Progress("rows read for their ids") as progress:
       for index, (file, number, row) in enumerate(self._rows()):
@@ -83,7 +84,7 @@ class DocumentSource:
           if text := reader.dropped(document):
             dropped[index] = text
         except InputError as error:
-          self._repeats[index] = None
+          self._left_out.add(index)
           keys.append(_NO_KEY)
           self.refuse(f"{file}:{number}: {error}", "malformed lines")
         sizes.append(_size(row))
@@ -92,11 +93,11 @@ class DocumentSource:
     self.num_rows, self.num_bytes = len(sizes), int(self._sizes.sum())
     self._find_repeats(np.array(keys, np.int64))
     for index, text in dropped.items():
-      if self._repeats.get(index, 0) is not None:
+      if index not in self._left_out:
         self.summary.skipped[f"title with {text!r}"] += 1
         # An update removes the documents with their ids.
         if not reader.of_update:
-          self._repeats[index] = None
+          self._left_out.add(index)
 
   def _rows(self) -> Iterator[tuple[str, int, Row]]:
     """Yields all rows, with their files and their numbers in these, from 1."""
@@ -117,7 +118,7 @@ class DocumentSource:
       if place.startswith(_SEQIO) and not self.reader.of_update:
         self._repeats[index] = number
         continue
-      self._repeats[index] = None
+      self._left_out.add(index)
       self.refuse(
         f"{place} has the same id as {self._place(first)}; give each document "
         "an id of its own, or drop one (a document without an id gets one "
@@ -143,23 +144,23 @@ class DocumentSource:
   def documents(self, stride: int = 1) -> Iterator[Document]:
     """Yields the documents of every `stride`-th row that is not left out."""
     kept = (
-      (*row, repeats)
+      (index, *row)
       for index, row in enumerate(self._rows())
-      if (repeats := self._repeats.get(index, 0)) is not None
+      if index not in self._left_out
     )
-    for file, number, row, repeats in itertools.islice(kept, 0, None, stride):
+    for index, file, number, row in itertools.islice(kept, 0, None, stride):
       document = self.reader.read(row)._replace(place=f"{file}:{number}")
-      if repeats:
+      if index in self._repeats:
         # The same contents become documents of their own.
-        document = document._replace(id=f"{document.id}-{repeats}")
+        name = f"{document.id}-{self._repeats[index]}"
+        document = document._replace(id=name)
       yield document
 
   def pieces(self, piece_bytes: int) -> Iterator[Piece]:
     """Yields all documents in pieces, of about that many bytes each."""
     before = np.cumsum(self._sizes) - self._sizes
     _, numbers = np.unique(before // piece_bytes, return_inverse=True)
-    left_out = [i for i, number in self._repeats.items() if number is None]
-    kept = np.delete(numbers, left_out)
+    kept = np.delete(numbers, [*self._left_out])
     numbered = zip(kept.tolist(), self.documents(), strict=True)
     for number, pairs in itertools.groupby(numbered, key=lambda pair: pair[0]):
       yield Piece(number, [document for _, document in pairs])

@@ -28,20 +28,19 @@ TRAIN_AND_DEV = "train+dev"
 _MALFORMED = (AttributeError, LookupError, TypeError, UnicodeError)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-  """A form of a data set: files of one folder, or the records of TFDS.
+  """A form of a data set: files of one folder.
 
   Attributes:
-    names: Names of each split's files, in order, where `*` stands for any text,
-      or TFDS's names of the splits. Without "dev", a tenth of "train" is the
-      development set.
-    read: Function that reads one file; None for TFDS.
+    names: Names of each split's files, in order, where `*` stands for any text.
+      Without "dev", a tenth of "train" is the development set.
+    read: Function that reads one file.
     sizes: Number of questions in each split, if it is not the data set's.
   """
 
   names: Mapping[str, Sequence[str]]
-  read: Callable[[epath.Path], Iterable[Question]] | None = None
+  read: Callable[[epath.Path], Iterable[Question]]
   sizes: Mapping[str, int] | None = None
 
   def parts(self, split: str) -> list[str]:
@@ -102,8 +101,7 @@ class PublishedSource(QuestionSource):
     )
     self._name, self.sizes = name, sizes
     self._files, self._get = files, get
-    self._tfds = tfds
-    self._tfds_form = Form(names={"train": ["train"], "test": [tfds_test]})
+    self._tfds, self._tfds_test = tfds, tfds_test
 
   def __str__(self) -> str:
     return f"{self._name} ({dict(current_context().question_files)})"
@@ -122,13 +120,13 @@ class PublishedSource(QuestionSource):
         f"give a place for this split (QUESTIONS): {self._wanted(split)}"
       )
     place = os.fspath(place)
+    sizes, is_divided = self.sizes, False
     if place.startswith(TFDS):
-      form = self._tfds_form
       questions = self._from_tfds(place.removeprefix(TFDS), split)
     else:
       form, questions = self._from_files(epath.Path(place), split)
-    sizes = form.sizes or self.sizes
-    if "dev" not in form.names and split != "test":
+      sizes, is_divided = form.sizes or sizes, "dev" in form.names
+    if not is_divided and split != "test":
       self._require_size(sizes, TRAIN_AND_DEV, questions, place)
       if split != TRAIN_AND_DEV:
         # The tenth whose FarmHash bucket is a multiple of 10, as in Google's
@@ -180,7 +178,7 @@ class PublishedSource(QuestionSource):
   def _from_tfds(self, directory: str, split: str) -> list[Question]:
     if self._tfds is None:
       raise TaskError(f"TFDS has no {self._name}; give {self._wanted(split)}")
-    (part,) = self._tfds_form.parts(split)
+    part = self._tfds_test if split == "test" else "train"
     records = seqio_rows.read_prepared(self._tfds, part, directory or None)
     return list(_with_ids(map(question_of_record, records), part))
 
@@ -189,24 +187,24 @@ class PublishedSource(QuestionSource):
   ) -> tuple[Form, list[Question]]:
     """Reads the files of the form that a folder has, or that a file is of."""
     folder = place if place.is_dir() else place.parent
-    found: dict[Form, dict[str, list[epath.Path]]] = {}
+    found: list[tuple[Form, dict[str, list[epath.Path]]]] = []
     for form in self._files:
       paths = {name: sorted(folder.glob(name)) for name in form.parts(split)}
       there = [path for matched in paths.values() for path in matched]
       if there if place == folder else place in there:
-        found[form] = paths
+        found.append((form, paths))
     if not found:
       raise TaskError(
         f"no {split!r} questions of {self._name} at {place}; wanted "
         f"{self._wanted(split)}"
       )
-    if len({str(form.sizes) for form in found}) > 1:
+    if len({str(form.sizes) for form, _ in found}) > 1:
       raise TaskError(
         f"{place} has several forms of {self._name}: "
-        f"{'; '.join(', '.join(paths) for paths in found.values())}. Name a "
+        f"{'; '.join(', '.join(paths) for _, paths in found)}. Name a "
         "file instead of the folder"
       )
-    form, paths = next(iter(found.items()))
+    form, paths = found[0]
     if missing := [name for name, matched in paths.items() if not matched]:
       raise TaskError(
         f"{folder} has only some of the {split!r} questions of {self._name}: "
@@ -214,7 +212,6 @@ class PublishedSource(QuestionSource):
       )
     questions: list[Question] = []
     for path in (path for matched in paths.values() for path in matched):
-      assert form.read is not None
       try:
         questions += _with_ids(form.read(path), path.stem)
       except _MALFORMED as error:
