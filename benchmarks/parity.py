@@ -30,7 +30,7 @@ from benchmarks.agreement.comparison import Row
 from benchmarks.data.real_texts import TEXTS_DIR, read_texts
 from realm_jax.objectives.marginal import FORMS
 from realm_jax.storage.json_files import write_json
-from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.text.wordpieces import WordpieceVocabulary, read_pieces
 
 
 def comparisons(texts_dir: Path) -> Iterator[Row]:
@@ -70,7 +70,7 @@ def compare_tokens(
     peer_processes.run_on_texts("tokens", given, folder, model=vocab)
     for given in (folded, texts)
   )
-  tokens = WordpieceVocabulary(vocab).tokenize_with_offsets(texts)
+  tokens = WordpieceVocabulary(read_pieces(vocab)).tokenize_with_offsets(texts)
   ours = _split(tokens.token_ids, tokens.row_offsets)
 
   def num_different(found: dict[str, np.ndarray], name: str) -> int:

@@ -24,13 +24,9 @@ from typing import Any
 
 from etils import epath
 
-from realm_jax.inputs.published import Form, PublishedSource, distinct
-from realm_jax.inputs.questions import (
-  Question,
-  QuestionFileError,
-  read_json_lines,
-  read_question,
-)
+from realm_jax.inputs.config import TaskError
+from realm_jax.inputs.published import Form, PublishedSource
+from realm_jax.inputs.questions import Question, read_json_lines, read_question
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.tasks import open_qa
 
@@ -64,7 +60,7 @@ def _json(path: epath.Path) -> Any:
   try:
     return json.loads(path.read_text())
   except ValueError as error:
-    raise QuestionFileError(f"{path} is not JSON: {error}") from error
+    raise TaskError(f"{path} is not JSON: {error}") from error
 
 
 def tsv(path: epath.Path) -> Iterator[Question]:
@@ -73,7 +69,7 @@ def tsv(path: epath.Path) -> Iterator[Question]:
     for number, line in enumerate(lines, start=1):
       columns = line.rstrip("\r\n").split("\t")
       if len(columns) != 4:
-        raise QuestionFileError(
+        raise TaskError(
           f"{path}, line {number}, has {len(columns)} columns; wanted an id, a "
           "type, a question and a pattern, between tabs"
         )
@@ -86,8 +82,8 @@ def squad(path: epath.Path) -> Iterator[Question]:
   for article in _json(path)["data"]:
     for paragraph in article["paragraphs"]:
       for entry in paragraph["qas"]:
-        answers = [answer["text"] for answer in entry["answers"]]
-        yield Question(entry["question"], distinct(answers), entry["id"])
+        answers = dict.fromkeys(answer["text"] for answer in entry["answers"])
+        yield Question(entry["question"], [*answers], entry["id"])
 
 
 def trivia_qa(path: epath.Path) -> Iterator[Question]:
@@ -99,22 +95,19 @@ def trivia_qa(path: epath.Path) -> Iterator[Question]:
   text = path.read_text()
   begin = re.search(r'"Data"\s*:\s*\[[\s,]*', text)
   if begin is None:
-    raise QuestionFileError(f'{path} has no "Data"; wanted TriviaQA\'s JSON')
+    raise TaskError(f'{path} has no "Data"; wanted TriviaQA\'s JSON')
   place, separator = begin.end(), re.compile(r"[\s,]*")
   while not text.startswith("]", place):
     try:
       entry, place = json.JSONDecoder().raw_decode(text, place)
     except ValueError as error:
-      raise QuestionFileError(f"{path} is not JSON: {error}") from error
+      raise TaskError(f"{path} is not JSON: {error}") from error
     found = separator.match(text, place)
     place = found.end() if found else place
     answer = entry["Answer"]
     texts = [text.strip() for text in (answer["Value"], *answer["Aliases"])]
-    yield Question(
-      entry["Question"].strip(),
-      distinct(filter(None, texts)),
-      entry["QuestionId"],
-    )
+    answers = [*dict.fromkeys(filter(None, texts))]
+    yield Question(entry["Question"].strip(), answers, entry["QuestionId"])
 
 
 def _released(entry: Mapping[str, Any]) -> Question:
@@ -125,8 +118,8 @@ def _released(entry: Mapping[str, Any]) -> Question:
   found = re.findall(
     r'\(description (?:"([^"]*)"|([^()]*))\)', entry["targetValue"]
   )
-  answers = distinct([quoted or bare for quoted, bare in found])
-  return Question(entry["utterance"], answers)
+  answers = dict.fromkeys(quoted or bare for quoted, bare in found)
+  return Question(entry["utterance"], [*answers])
 
 
 def _brmson(entry: Mapping[str, Any]) -> Question:

@@ -1,19 +1,9 @@
 """Whether a prediction is right, and whether a text contains an answer.
 
-The field uses three definitions of "the same answer":
-
-* a **prediction** is judged after normalization (`is_correct`, `token_f1`),
-  as in the SQuAD script and Google's released ORQA evaluation, or by the rules
-  of another language (`normalize_answer`);
-* a **retrieved text** contains an answer if the answer's words occur in it
-  in sequence (`contains_answer`), as in DrQA and DPR;
-* **training** marks the token spans that equal an answer's wordpieces
-  (`spans`), and the blocks whose text has an answer's characters
-  (`contains_characters`), both as in Google's released ORQA. All blocks are
-  searched at once for all answers: `occurrences`.
-
-A reference of kind "regex" is a pattern (CuratedTREC) instead of a string; see
-`patterns`.
+The field has three definitions of "the same answer": `is_correct` normalizes
+predictions, `contains_answer` compares words, as DPR does for recall@k, and
+training looks for the characters (`occurrences`) and wordpieces (`spans`) of an
+answer. A reference of kind "regex" is a pattern instead (`patterns`).
 """
 
 import collections
@@ -22,11 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from realm_jax.answers.normalize import (
-  Translation,
-  normalize_answer,
-  rules_of,
-)
+from realm_jax.answers.normalize import Translation, normalize_answer, rules_of
 from realm_jax.answers.patterns import compiled
 from realm_jax.text.languages import ENGLISH, UNSPACED_CHARACTER
 
@@ -44,9 +30,9 @@ def exact_match(
 def token_f1(prediction: str, reference: str, language: str = ENGLISH) -> float:
   """Returns the F1 score of normalized words, in [0, 1].
 
-  Words are counted with their multiplicity, as in the SQuAD script. If one
-  side has no words, the score is 0, but if both have none, it is the
-  language's `f1_of_nothing`.
+  Words are counted with their multiplicity, as in the SQuAD script. The score
+  is 0 if one side has no words, and the language's `f1_of_nothing` if neither
+  has any.
   """
   predicted = normalize_answer(prediction, language).split()
   wanted = normalize_answer(reference, language).split()
@@ -55,12 +41,6 @@ def token_f1(prediction: str, reference: str, language: str = ENGLISH) -> float:
   shared = collections.Counter(predicted) & collections.Counter(wanted)
   num_shared = sum(shared.values())
   return 2.0 * num_shared / (len(predicted) + len(wanted))
-
-
-def bad_patterns(references: Iterable[str]) -> dict[str, str]:
-  """Returns the patterns that are not valid, each with the reason."""
-  problems = {pattern: compiled(pattern).problem for pattern in references}
-  return {pattern: problem for pattern, problem in problems.items() if problem}
 
 
 def is_correct(
@@ -72,20 +52,13 @@ def is_correct(
 ) -> bool:
   """Returns whether the prediction equals or matches any reference.
 
-  A pattern is to match the start of the raw prediction, which may be longer, as
-  in Google's evaluation of CuratedTREC. A bad pattern matches nothing.
+  Strings are compared after normalization, as in Google's released ORQA. As in
+  its evaluation of CuratedTREC, a pattern must match the start of the raw
+  prediction, which may be longer. A bad pattern matches nothing.
   """
   if kind == "regex":
     return any(compiled(r).begins(prediction) for r in references)
   return any(exact_match(prediction, r, language) for r in references)
-
-
-def best_token_f1(
-  prediction: str, references: Iterable[str], language: str = ENGLISH
-) -> float:
-  """Returns the highest `token_f1` over the references; 0 without any."""
-  scores = (token_f1(prediction, r, language) for r in references)
-  return max(scores, default=0.0)
 
 
 def _separated(character: str) -> str:

@@ -1,42 +1,15 @@
 """Which of the blocks retrieved for a question contain an answer."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import collections
+from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from realm_jax.answers import patterns
-from realm_jax.answers.match import AnswerKind
 from realm_jax.answers.store import AnswerStore, automaton_of, find_answers
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.inputs.batch import Batch
-
-
-class QuestionAnswers(NamedTuple):
-  """The answers of one question: their texts and, of strings, their tokens."""
-
-  kind: AnswerKind
-  texts: Sequence[str]
-  tokens: Sequence[Sequence[int]]
-
-  @property
-  def strings(self) -> set[str]:
-    """The answers that are looked for as they are."""
-    return set() if self.kind == "regex" else set(self.texts) - {""}
-
-  @property
-  def patterns(self) -> set[str]:
-    """The answers that are regular expressions."""
-    return set(self.texts) - {""} if self.kind == "regex" else set()
-
-
-def answers_of_batch(batch: Batch) -> list[QuestionAnswers]:
-  """Returns the answers of each question."""
-  rows = zip(
-    batch.answer_kinds, batch.answers, batch.answer_tokens, strict=True
-  )
-  return [QuestionAnswers(*row) for row in rows]
+from realm_jax.inputs.batch import QuestionAnswers
 
 
 class AnswersInBlocks:
@@ -50,10 +23,8 @@ class AnswersInBlocks:
   def __init__(self, corpus: Corpus, store: AnswerStore | None = None):
     self.corpus = corpus
     self._store = store
-    # By pattern: the rows that were searched, and those that it matches in.
-    self._searched: dict[
-      str, tuple[Int[np.ndarray, " m"], Int[np.ndarray, " n"]]
-    ] = {}
+    # For each pattern, whether it matches in the rows that were searched.
+    self._matching = collections.defaultdict[str, dict[int, bool]](dict)
 
   def contained(
     self, question: QuestionAnswers, rows: Int[np.ndarray, " n"]
@@ -77,17 +48,13 @@ class AnswersInBlocks:
   def _matches(
     self, pattern: str, rows: Int[np.ndarray, " n"]
   ) -> Bool[np.ndarray, " n"]:
-    """Returns in which rows a pattern matches; none if it is not valid."""
-    compiled = patterns.compiled(pattern)
-    searched, matching = self._searched.get(
-      pattern, (np.zeros(0, np.int64), np.zeros(0, np.int64))
-    )
-    missing = np.setdiff1d(rows, searched)
-    bodies = self.corpus.bodies_utf8(missing)
-    found = [any(compiled.spans(body.decode())) for body in bodies]
-    matching = np.append(matching, missing[np.array(found, bool)])
-    self._searched[pattern] = np.append(searched, missing), matching
-    return np.isin(rows, matching)
+    """Returns which blocks a pattern matches; an invalid one matches none."""
+    compiled, matching = patterns.compiled(pattern), self._matching[pattern]
+    missing = [row for row in rows.tolist() if row not in matching]
+    bodies = self.corpus.bodies_utf8(np.array(missing, np.int64))
+    for row, body in zip(missing, bodies, strict=True):
+      matching[row] = any(compiled.spans(body.decode()))
+    return np.array([matching[row] for row in rows.tolist()], bool)
 
   def pattern_spans(
     self, wanted: Iterable[str], row: int

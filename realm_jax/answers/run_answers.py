@@ -1,13 +1,12 @@
 """The stores of a run's answers, found in MODEL_DIR or made there."""
 
-import contextlib
 import dataclasses
 
 import seqio
 from absl import logging
 from etils import epath
 
-from realm_jax.answers.occurrences import AnswersInBlocks, answers_of_batch
+from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.answers.store import (
   AnswersError,
   AnswerStore,
@@ -15,7 +14,7 @@ from realm_jax.answers.store import (
   store_key,
 )
 from realm_jax.corpus.store import Corpus
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.examples import find_task
 from realm_jax.partitioning.agreement import Agreement
@@ -90,9 +89,6 @@ def answers_of_task(data: DataConfig) -> tuple[str, ...]:
     own = dataclasses.replace(
       data, task=task.name, batch_size=_QUESTIONS_PER_BATCH
     )
-    stream = BatchStream(own, shuffle=False, repeat=False)
-    with contextlib.closing(stream):
-      for batch in stream:
-        for question in answers_of_batch(batch):
-          strings |= question.strings
+    for batch in stream_batches(own, shuffle=False, repeat=False):
+      strings.update(*(question.strings for question in batch.answers))
   return tuple(sorted(strings))

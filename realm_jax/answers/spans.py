@@ -12,8 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-TokenIds = Int[np.ndarray, " T"]
-
 
 class TokenSpans(NamedTuple):
   """Distinct spans, sorted by block, then start, then width.
@@ -26,19 +24,8 @@ class TokenSpans(NamedTuple):
   width: Int[np.ndarray, " s"]
 
 
-def _occurrences(
-  flat_tokens: TokenIds, answer: tuple[int, ...]
-) -> Int[np.ndarray, " s"]:
-  """Returns the positions of the answer's tokens, across block ends too."""
-  num_starts = max(len(flat_tokens) - len(answer) + 1, 0)
-  positions = np.flatnonzero(flat_tokens[:num_starts] == answer[0])
-  for offset, token in enumerate(answer[1:], start=1):
-    positions = positions[flat_tokens[positions + offset] == token]
-  return positions
-
-
 def find_token_spans(
-  flat_tokens: TokenIds,
+  flat_tokens: Int[np.ndarray, " t"],
   offsets: Int[np.ndarray, " bounds"],
   answers: Iterable[Sequence[int]],
 ) -> TokenSpans:
@@ -49,7 +36,11 @@ def find_token_spans(
   """
   found = [TokenSpans(*np.zeros((3, 0), np.int64))]
   for answer in {tuple(map(int, answer)) for answer in answers} - {()}:
-    first = _occurrences(flat_tokens, answer)
+    # Its occurrences, also those across the ends of blocks.
+    num_starts = max(len(flat_tokens) - len(answer) + 1, 0)
+    first = np.flatnonzero(flat_tokens[:num_starts] == answer[0])
+    for offset, token in enumerate(answer[1:], start=1):
+      first = first[flat_tokens[first + offset] == token]
     block = np.searchsorted(offsets, first, side="right") - 1
     inside = first + len(answer) <= offsets[block + 1]
     first, block = first[inside], block[inside]

@@ -54,7 +54,7 @@ class AnswersError(RealmError):
 
 
 def automaton_of(answers: Sequence[str]) -> BytesAhoCorasick:
-  """Returns what finds distinct answers, of which there is one at least."""
+  """Returns an automaton that finds distinct answers, at least one."""
   return BytesAhoCorasick(
     [text.encode() for text in answers],
     # The other implementations need a gigabyte, or twice the time.
@@ -67,8 +67,8 @@ def find_answers(
 ) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
   """Finds which blocks contain which answers, character by character.
 
-  Returns the number of an answer and the place of a block in `rows` for each
-  pair in which the block contains the answer, sorted by both.
+  Returns the number of the answer and the place of the block in `rows` for each
+  answer in a block, sorted by both.
   """
   found = [np.zeros(0, np.int64)]
   for first in range(0, len(rows), _BLOCKS_PER_CALL):
@@ -139,23 +139,17 @@ def store_key(corpus: Corpus, answers: Sequence[str]) -> str:
 
 
 def build_store(
-  directory: epath.PathLike,
-  corpus: Corpus,
-  answers: Sequence[str],
-  *,
-  num_workers: int | None = None,
+  directory: epath.PathLike, corpus: Corpus, answers: Sequence[str]
 ) -> None:
-  """Makes the store of a corpus and answers; replaces one that is there.
+  """Makes the store of a corpus and distinct answers; replaces an earlier one.
 
-  It appears complete, or not at all. The memory that it takes does not grow
-  with the number of blocks. `answers` are distinct, and `num_workers` is by
-  default chosen by cores and blocks. Raises `AnswersError` if a process failed,
-  or the disk is full.
+  The store appears complete, or not at all. The memory that it takes does not
+  grow with the number of blocks. Raises `AnswersError` if a process failed, or
+  the disk is full.
   """
-  if num_workers is None:
-    cores = len(os.sched_getaffinity(0))
-    wanted = corpus.num_blocks // _BLOCKS_PER_WORKER
-    num_workers = max(min(_MAX_WORKERS, cores, wanted), 1)
+  cores = len(os.sched_getaffinity(0))
+  wanted = corpus.num_blocks // _BLOCKS_PER_WORKER
+  num_workers = max(min(_MAX_WORKERS, cores, wanted), 1)
   try:
     with staging_directory(directory) as staging:
       folder = staging / "found"

@@ -1,9 +1,8 @@
-"""Blocks made of documents, of many at once.
+"""Makes blocks of many documents at once.
 
-A document costs no call of NumPy of its own: its tokens, sentences and spans
-stand end to end with those of the others, and bytes are numbered through. What
-is done for each document in Python is to find its sentences and its salient
-spans, and for each block to hash it.
+A document costs no call of NumPy of its own: the tokens, sentences and spans
+of all documents stand end to end, and bytes are numbered through. Only finding
+sentences and salient spans, and hashing blocks, is done one by one.
 """
 
 import dataclasses
@@ -41,9 +40,8 @@ _CHARACTERS_PER_CHUNK = 4 << 20
 def content_hash(title: str, body: bytes) -> int:
   """Returns the first 64 bits of a SHA-1 of title and body, signed.
 
-  Two blocks with the same title and body have the same hash, in whichever
-  corpus they are. Released REALM hashes the same text to find the blocks that
-  a sentence was taken from.
+  Released REALM hashes the same text, to find the blocks that a sentence was
+  taken from.
   """
   digest = hashlib.sha1(b"%b <sep> %b" % (title.encode(), body)).digest()
   return int.from_bytes(digest[:8], "big", signed=True)
@@ -73,10 +71,10 @@ class _Texts(NamedTuple):
 class BlockBuilder:
   """Splits documents into blocks.
 
-  `corpus_name` is part of the blocks' ids, and `block_length` is the largest
-  number of wordpieces in a block. `language` is that of documents that do not
-  say another one. Without a `tagger`, only those documents have salient spans
-  that came with them.
+  `corpus_name` is part of the blocks' ids, `block_length` is the largest number
+  of wordpieces in a block, and documents that name no language are written in
+  `language`. Without a `tagger`, documents have the salient spans that came
+  with them.
   """
 
   vocabulary: WordpieceVocabulary
@@ -100,7 +98,7 @@ class BlockBuilder:
   def _tokenized(
     self, documents: Sequence[Document], summary: BuildSummary
   ) -> _Texts:
-    """Tokenizes documents, in one call; returns those with words."""
+    """Tokenizes documents in one call, and drops documents without words."""
     both = [text for doc in documents for text in (doc.title, doc.text)]
     tokens = self.vocabulary.tokenize_with_offsets(both)
     is_block = np.array([document.is_block for document in documents], bool)
@@ -175,17 +173,16 @@ class BlockBuilder:
   def _spans(
     self, texts: _Texts, sentences: Sentences, summary: BuildSummary
   ) -> tuple[Int[np.ndarray, "p 2"], np.ndarray]:
-    """Returns salient spans that are whole tokens of one sentence.
+    """Returns the token ranges and kinds of salient spans in one sentence.
 
-    They are token ranges, and their kinds. The tagger is asked for those of
-    documents that did not come with them.
+    The tagger finds them in documents that did not come with them.
     """
     found: list[Sequence[FoundSpan]] = [d.spans or () for d in texts.documents]
     untagged = [i for i, d in enumerate(texts.documents) if d.spans is None]
     if self.tagger is not None:
-      documents = [texts.documents[i] for i in untagged]
+      own = [texts.documents[i] for i in untagged]
       tagged = tag_many(
-        self.tagger, [d.text for d in documents], [d.title for d in documents]
+        self.tagger, [d.text for d in own], [d.title for d in own]
       )
       for i, spans in zip(untagged, tagged, strict=True):
         found[i] = spans
@@ -238,10 +235,8 @@ class BlockBuilder:
       limit = texts.byte_starts[i + 1] - 1
       byte_ranges[document_starts[i]] = texts.byte_starts[i], limit
     bodies = [texts.text[start:limit] for start, limit in byte_ranges.tolist()]
-    titles = [document.title for document in documents]
-    names = [document.id for document in documents]
     ordinals = np.arange(len(firsts)) - document_starts[owners]
-    where = list(zip(owners.tolist(), ordinals.tolist(), strict=True))
+    owned = [documents[i] for i in owners.tolist()]
     span_offsets = np.searchsorted(spans[:, 0], token_bounds)
 
     def shifted(
@@ -251,11 +246,12 @@ class BlockBuilder:
 
     return {
       "block_ids": _array(
-        block_id(self.corpus_name, names[i], ordinal) for i, ordinal in where
+        block_id(self.corpus_name, document.id, ordinal)
+        for document, ordinal in zip(owned, ordinals.tolist(), strict=True)
       ),
       "content_hashes": _array(
-        content_hash(titles[i], body)
-        for (i, _), body in zip(where, bodies, strict=True)
+        content_hash(document.title, body)
+        for document, body in zip(owned, bodies, strict=True)
       ),
       "title_lengths": title_lengths,
       "token_ids": titles_and_bodies[ragged_indices(*map(np.ravel, parts))],
@@ -269,9 +265,9 @@ class BlockBuilder:
       "document_starts": document_starts,
       "document_hashes": _array(document.hash for document in documents),
       **_ragged("bodies", bodies),
-      **_ragged("titles", [title.encode() for title in titles]),
-      **_ragged("document_ids", [name.encode() for name in names]),
-      **_ragged("urls", [document.url.encode() for document in documents]),
+      **_ragged("titles", [d.title.encode() for d in documents]),
+      **_ragged("document_ids", [d.id.encode() for d in documents]),
+      **_ragged("urls", [d.url.encode() for d in documents]),
     }
 
 
@@ -281,11 +277,7 @@ Built: TypeAlias = tuple[ShardRecord | None, dict[str, Any]]
 
 
 def build_piece(builder: BlockBuilder, directory: str, piece: Piece) -> Built:
-  """Writes a shard to a directory, which may be on an object store.
-
-  Raises:
-    OSError: It cannot be written.
-  """
+  """Writes a shard to a directory, which may be on an object store."""
   summary, name = BuildSummary(), f"shard-{piece.number:05d}"
   blocks = builder.blocks(piece.documents, summary)
   size = len(builder.vocabulary.pieces)

@@ -134,7 +134,7 @@ def build_corpus(
   require_writable(output_dir)
   # Imported late: they import TensorFlow, which takes six seconds.
   from realm_jax.corpus.block_builder import BlockBuilder, build_piece
-  from realm_jax.text.wordpieces import read_pieces, vocabulary_of
+  from realm_jax.text.wordpieces import WordpieceVocabulary, read_pieces
 
   trains = vocab.startswith(_TRAIN)
   pieces = () if trains else read_pieces(vocab)
@@ -152,7 +152,7 @@ def build_corpus(
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
   blocks = BlockBuilder(
-    vocabulary=vocabulary_of(pieces),
+    vocabulary=WordpieceVocabulary(pieces),
     corpus_name=name,
     block_length=block_length,
     language=language,
@@ -284,16 +284,16 @@ def _find_duplicates(
     return np.load(io.BytesIO(path.read_bytes()))
 
   hashes = [load(shard["name"], "content_hashes") for shard in shards]
-  flat = np.concatenate(hashes)
-  is_duplicate = np.ones(len(flat), bool)
-  is_duplicate[np.unique(flat, return_index=True)[1]] = False
+  _, firsts = np.unique(np.concatenate(hashes), return_index=True)
+  limits = np.cumsum([len(array) for array in hashes])
+  is_duplicate = np.ones(limits[-1], bool)
+  is_duplicate[firsts] = False
   num_duplicates = int(is_duplicate.sum())
   if not remove:
     summary.duplicate_blocks = num_duplicates
     return
   summary.skipped["blocks that equal an earlier one"] += num_duplicates
   summary.blocks -= num_duplicates
-  limits = np.cumsum([len(array) for array in hashes])
   parts = np.split(is_duplicate, limits[:-1])
   for shard, found in zip(shards, parts, strict=True):
     if found.any():

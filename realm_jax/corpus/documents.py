@@ -89,15 +89,9 @@ def block_id(corpus_name: str, document_id: str, ordinal: int) -> int:
   return hash63(f"{corpus_name}\0{document_id}\0{ordinal}")
 
 
-def default_document_id(title: str, text: str) -> str:
-  """Returns the id of a document that has none: a hash of its contents."""
-  content = f"{title}\0{text}".encode()
-  return hashlib.blake2b(content, digest_size=12).hexdigest()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowReader:
-  """Makes documents of rows; the arguments are those of `build_corpus`.
+  """Makes documents of rows, with arguments of `build_corpus`.
 
   With `of_update`, rows are changes: they have ids, and may remove documents.
   """
@@ -156,7 +150,9 @@ class RowReader:
     if "_id" in fields and not text.strip():
       # In BEIR's format a document may be its title alone.
       text = title
-    document_id = document_id or default_document_id(title, text)
+    if not document_id:
+      content = f"{title}\0{text}".encode()
+      document_id = hashlib.blake2b(content, digest_size=12).hexdigest()
     if not isinstance(row, bytes) and {"sentences", "spans"} <= row.keys():
       # Offsets that came with a text are of the text as it is.
       kinds = np.asarray(row["spans"]["type"]).tolist()

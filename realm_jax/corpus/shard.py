@@ -101,23 +101,16 @@ class Shard:
     return np.load(self._local(self._removed_path), allow_pickle=False)
 
   @functools.cached_property
-  def _rows_before_removed(self) -> Int[np.ndarray, " r"]:
-    return self.removed - np.arange(len(self.removed))
+  def kept(self) -> Int[np.ndarray, " n"] | slice:
+    """The positions of the blocks that are left; a slice if all of them are."""
+    if self._removed_path is None:
+      return slice(None)
+    num_positions = self.num_blocks + len(self.removed)
+    return np.delete(np.arange(num_positions), self.removed)
 
-  def positions(
-    self, rows: Int[np.ndarray, "*s"] | np.integer
-  ) -> Int[np.ndarray, "*s"] | np.integer:
+  def positions(self, rows: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
     """Returns the positions of rows, which skip removed blocks."""
-    if self._removed_path is None:
-      return rows
-    before = self._rows_before_removed
-    return np.asarray(rows + np.searchsorted(before, rows, side="right"))
-
-  def without_removed(self, array: np.ndarray) -> np.ndarray:
-    """Returns an array of one row a block without the removed blocks."""
-    if self._removed_path is None:
-      return array
-    return np.delete(array, self.removed, axis=0)
+    return rows if isinstance(self.kept, slice) else self.kept[rows]
 
   def array(self, name: str) -> np.ndarray:
     """Returns an array of `ARRAYS`, mapped when it is first used."""

@@ -28,6 +28,8 @@ from realm_jax.storage.paths import is_remote
 
 # Key of a row that has no id, since it is malformed.
 _NO_KEY = -1
+# Messages of skipped lines that a summary keeps; all lines are counted.
+_FIRST_ERRORS = 10
 # Inputs that begin so are read by seqio.
 _SEQIO = ("tfds:", "seqio:")
 _DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError)
@@ -43,10 +45,10 @@ class Piece(NamedTuple):
 class DocumentSource:
   """The documents of `inputs`, whose rows are all read to begin with.
 
-  That takes 16 bytes of memory for each row. `summary` counts rows that are
-  malformed or repeat an id, if these are skipped, and those with dropped
-  titles. Records of data sets without ids may be equal, and are documents of
-  their own.
+  This takes 16 bytes of memory for each row. There are `num_rows`, of
+  `num_bytes` in all. `summary` counts rows with dropped titles and, if bad
+  lines are skipped, rows that are malformed or repeat an id. Equal records of a
+  data set without ids are documents of their own.
 
   Raises:
     InputError: A pattern matches no file, or a row is malformed or repeats an
@@ -67,9 +69,10 @@ class DocumentSource:
     # Index and file of the first row of each file.
     self._starts: list[tuple[int, str]] = []
     keys, sizes = array.array("q"), array.array("q")
-    # By the index of a row, the number of earlier ones with the same contents.
-    # A row without a number is left out.
-    self._repeats: dict[int, int | None] = {}
+    # Indices of rows that give no document, and by the index of other rows the
+    # number of earlier ones with the same contents.
+    self._left_out = set[int]()
+    self._repeats: dict[int, int] = {}
     dropped: dict[int, str] = {}
     with Progress("rows read for their ids") as progress:
       for index, (file, number, row) in enumerate(self._rows()):
@@ -81,19 +84,20 @@ class DocumentSource:
           if text := reader.dropped(document):
             dropped[index] = text
         except InputError as error:
-          self._repeats[index] = None
+          self._left_out.add(index)
           keys.append(_NO_KEY)
           self.refuse(f"{file}:{number}: {error}", "malformed lines")
         sizes.append(_size(row))
         progress.advance()
     self._sizes = np.array(sizes, np.int64)
+    self.num_rows, self.num_bytes = len(sizes), int(self._sizes.sum())
     self._find_repeats(np.array(keys, np.int64))
     for index, text in dropped.items():
-      if self._repeats.get(index, 0) is not None:
+      if index not in self._left_out:
         self.summary.skipped[f"title with {text!r}"] += 1
         # An update removes the documents with their ids.
         if not reader.of_update:
-          self._repeats[index] = None
+          self._left_out.add(index)
 
   def _rows(self) -> Iterator[tuple[str, int, Row]]:
     """Yields all rows, with their files and their numbers in these, from 1."""
@@ -114,7 +118,7 @@ class DocumentSource:
       if place.startswith(_SEQIO) and not self.reader.of_update:
         self._repeats[index] = number
         continue
-      self._repeats[index] = None
+      self._left_out.add(index)
       self.refuse(
         f"{place} has the same id as {self._place(first)}; give each document "
         "an id of its own, or drop one (a document without an id gets one "
@@ -133,38 +137,30 @@ class DocumentSource:
       raise InputError(
         f"{message} (--skip_bad_lines continues without such lines)"
       )
-    self.summary.skip(reason, message)
+    self.summary.skipped[reason] += 1
+    if len(self.summary.first_errors) < _FIRST_ERRORS:
+      self.summary.first_errors.append(message)
 
   def documents(self, stride: int = 1) -> Iterator[Document]:
     """Yields the documents of every `stride`-th row that is not left out."""
     kept = (
-      (*row, repeats)
+      (index, *row)
       for index, row in enumerate(self._rows())
-      if (repeats := self._repeats.get(index, 0)) is not None
+      if index not in self._left_out
     )
-    for file, number, row, repeats in itertools.islice(kept, 0, None, stride):
+    for index, file, number, row in itertools.islice(kept, 0, None, stride):
       document = self.reader.read(row)._replace(place=f"{file}:{number}")
-      if repeats:
+      if index in self._repeats:
         # The same contents become documents of their own.
-        document = document._replace(id=f"{document.id}-{repeats}")
+        name = f"{document.id}-{self._repeats[index]}"
+        document = document._replace(id=name)
       yield document
-
-  @property
-  def num_rows(self) -> int:
-    """Number of all rows, also of those that are left out."""
-    return len(self._sizes)
-
-  @property
-  def num_bytes(self) -> int:
-    """Size of all rows, uncompressed."""
-    return int(self._sizes.sum())
 
   def pieces(self, piece_bytes: int) -> Iterator[Piece]:
     """Yields all documents in pieces, of about that many bytes each."""
     before = np.cumsum(self._sizes) - self._sizes
     _, numbers = np.unique(before // piece_bytes, return_inverse=True)
-    left_out = [i for i, number in self._repeats.items() if number is None]
-    kept = np.delete(numbers, left_out)
+    kept = np.delete(numbers, [*self._left_out])
     numbered = zip(kept.tolist(), self.documents(), strict=True)
     for number, pairs in itertools.groupby(numbered, key=lambda pair: pair[0]):
       yield Piece(number, [document for _, document in pairs])

@@ -29,15 +29,12 @@ class Sentences(NamedTuple):
   starts: Int[np.ndarray, " d"]
 
 
-_ONE_DOCUMENT = np.zeros(1, np.int64)
-
-
 def align_sentences(
   sentences: Int[np.ndarray, "s 2"],
   token_bytes: Int[np.ndarray, "t 2"],
   *,
-  sentence_starts: Int[np.ndarray, " d"] = _ONE_DOCUMENT,
-  token_starts: Int[np.ndarray, " d"] = _ONE_DOCUMENT,
+  sentence_starts: Int[np.ndarray, " d"],
+  token_starts: Int[np.ndarray, " d"],
 ) -> Sentences:
   """Finds the tokens of sentences, which are byte ranges in order.
 

@@ -15,7 +15,6 @@ from realm_jax.corpus import CorpusError
 from realm_jax.corpus import manifest as manifests
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS, Shard
-from realm_jax.errors import RealmError
 from realm_jax.storage.staging import StagedFiles
 from realm_jax.text.languages import ENGLISH
 
@@ -37,18 +36,13 @@ class Block(NamedTuple):
   position: int
 
   @property
-  def id(self) -> int:
-    """The stable id: see `documents.block_id`."""
-    return int(self.shard.array("block_ids")[self.position])
-
-  @property
   def document_id(self) -> str:
     """The id of the block's document."""
     return self._document_text("document_ids")
 
   @property
   def ordinal(self) -> int:
-    """The block's number among those of its document, from 0."""
+    """The block's number in its document, from 0."""
     document = self.shard.document(self.position)
     return self.position - int(self.shard.array("document_starts")[document])
 
@@ -122,9 +116,9 @@ class Corpus:
   stable across versions and outlive a run. The null block is row −1: it is not
   stored and reads as `[CLS] [SEP] [SEP]`. Other rows raise `IndexError`.
 
-  `name` is part of the block ids, so that those of two corpora differ.
-  `source` is the directory that was opened, maybe on an object store,
-  `language` the ISO 639-1 code of documents that do not say another one, and
+  `name` is part of the block ids, so that two corpora have different ids.
+  `source` is the directory that was opened, possibly on an object store.
+  Documents that name no language are written in `language`, an ISO 639-1 code.
   `span_kinds` has the names of the kinds of salient spans.
   """
 
@@ -252,10 +246,10 @@ class Corpus:
   def vocabulary(self) -> "WordpieceVocabulary":
     """The vocabulary that the corpus was built with."""
     # Imported late: it imports TensorFlow, which takes six seconds.
-    from realm_jax.text.wordpieces import WordpieceVocabulary
+    from realm_jax.text.wordpieces import WordpieceVocabulary, read_pieces
 
     path = self.source / manifests.VOCABULARY_NAME
-    vocabulary = WordpieceVocabulary(path)
+    vocabulary = WordpieceVocabulary(read_pieces(path))
     if vocabulary.sha256 != self.vocab_sha256:
       raise CorpusError(
         f"{path} is not the vocabulary that the corpus was built with; put "
@@ -266,7 +260,7 @@ class Corpus:
   # --- All blocks -------------------------------------------------------
 
   def _by_block(self, name: str) -> np.ndarray:
-    arrays = [s.without_removed(s.array(name)) for s in self.shards]
+    arrays = [shard.array(name)[shard.kept] for shard in self.shards]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
   @functools.cached_property
@@ -282,7 +276,7 @@ class Corpus:
   @functools.cached_property
   def lengths(self) -> Int[np.ndarray, " N"]:
     """Tokens of `[CLS] title [SEP] body [SEP]`, int32."""
-    lengths = [s.without_removed(s.lengths) for s in self.shards]
+    lengths = [shard.lengths[shard.kept] for shard in self.shards]
     return (np.concatenate(lengths) + NUM_SPECIAL_TOKENS).astype(np.int32)
 
   @functools.cached_property
@@ -308,8 +302,8 @@ class Corpus:
       )
     number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
     shard = self.shards[number]
-    position = int(shard.positions(np.asarray(row - self._first_rows[number])))
-    return Block(row, shard, position)
+    own = np.array([row - self._first_rows[number]])
+    return Block(row, shard, int(shard.positions(own)[0]))
 
   # --- Many blocks ------------------------------------------------------
 
@@ -334,18 +328,17 @@ class Corpus:
     """Returns `[CLS] title [SEP] body [SEP]` of many blocks, padded with 0.
 
     Training reads these tokens, int32, at every step. A block that is too long
-    loses the end of its body and keeps its last [SEP].
+    loses the end of its body and keeps its last [SEP]. The length is at least
+    3.
     """
-    if length < NUM_SPECIAL_TOKENS:
-      raise RealmError(f"length={length} cannot hold [CLS] [SEP] [SEP]")
     rows = np.asarray(rows)
-    flat_rows = rows.reshape(-1)
-    ids = {"cls_id": self._cls_id, "sep_id": self._sep_id}
-    tokens = np.zeros((flat_rows.size, length), np.int32)
+    tokens = np.zeros((rows.size, length), np.int32)
     tokens[:, 0] = self._cls_id
     tokens[:, 1:NUM_SPECIAL_TOKENS] = self._sep_id
-    for shard, indices, positions in self._by_shard(flat_rows):
-      tokens[indices] = shard.gather(positions, length, **ids)
+    for shard, indices, positions in self._by_shard(rows.reshape(-1)):
+      tokens[indices] = shard.gather(
+        positions, length, cls_id=self._cls_id, sep_id=self._sep_id
+      )
     return tokens.reshape(*rows.shape, length)
 
   def random_sentences(
@@ -366,7 +359,6 @@ class Corpus:
 
   def bodies_utf8(self, rows: Int[np.ndarray, " n"]) -> list[bytes]:
     """Returns the texts of many bodies as they were written, in UTF-8."""
-    rows = np.asarray(rows)
     bodies = [b""] * rows.size
     for shard, indices, positions in self._by_shard(rows):
       for i, position in zip(indices.tolist(), positions.tolist(), strict=True):
@@ -395,13 +387,9 @@ def require_block_length(block_length: int, *corpora: Corpus) -> None:
   """Raises `CorpusError` for a length that cuts blocks, or that none needs."""
   longest = max(corpora, key=lambda corpus: corpus.block_length)
   if block_length != (length := longest.block_length):
-    what = (
-      "would cut its blocks"
-      if block_length < length
-      else "would only add padding"
-    )
+    effect = "cut its blocks" if block_length < length else "only add padding"
     raise CorpusError(
       f"block_length={block_length}, and {longest.source} was built with "
-      f"--block_length={length}: {block_length} {what}; pass "
+      f"--block_length={length}: {block_length} would {effect}; pass "
       f"--gin.BLOCK_LENGTH={length}, or build the corpus again"
     )

@@ -7,12 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from realm_jax.console import columns
-from realm_jax.storage.json_files import JsonValue
 from realm_jax.text.languages import ENGLISH
 from realm_jax.text.sentences import THAI, splits_thai
 
-# Messages of skipped lines that a summary keeps; all lines are counted.
-_FIRST_ERRORS = 10
 # Bounds within which a stage has something to train on. Below two sentences,
 # few are left once one has become the query.
 _MIN_SENTENCES, _MIN_SPANS, _MAX_UNKNOWN = 2, 0.5, 0.01
@@ -28,8 +25,7 @@ class BuildSummary:
   Attributes:
     documents, blocks, tokens, sentences: What the corpus has.
     unknown_tokens: Tokens that are [UNK].
-    uncut_sentences: Sentences before those that are longer than a block were
-      cut to several.
+    uncut_sentences: Sentences before the ones longer than a block were cut.
     cut_sentences: Sentences that are longer than a block.
     cut_titles: Titles that are longer than half a block.
     long_words: Words of over 1,000 characters, which are left out.
@@ -64,12 +60,6 @@ class BuildSummary:
   tagger: str = ""
   skipped: Counter[str] = dataclasses.field(default_factory=Counter)
   first_errors: list[str] = dataclasses.field(default_factory=list)
-
-  def skip(self, reason: str, message: str) -> None:
-    """Counts a bad line, and keeps the message if it is one of the first."""
-    self.skipped[reason] += 1
-    if len(self.first_errors) < _FIRST_ERRORS:
-      self.first_errors.append(message)
 
   def merge(self, other: Mapping[str, Any]) -> None:
     """Adds the counts of a part of the build, as `vars` gives them."""
@@ -169,10 +159,6 @@ class UpdateSummary:
   def changes_something(self) -> bool:
     """Whether blocks were added or removed."""
     return bool(self.new.blocks or self.blocks_removed)
-
-  def to_json(self) -> dict[str, JsonValue]:
-    """Returns the counts as the manifest records them."""
-    return {**vars(self), "new": vars(self.new)}
 
   def table(self) -> str:
     """Returns one line for each count, aligned."""

@@ -37,9 +37,9 @@ from realm_jax.storage.local_disk import explain_full_disk, sync, sync_tree
 from realm_jax.storage.paths import is_remote, list_names, upload_directory
 from realm_jax.text.salient_spans import Tagger
 
-# Blocks of the version before in which phrases are counted.
+# Phrases are counted in about as many blocks of the version before.
 _SAMPLE = 10_000
-# Key of a document of which no block is left.
+# Key of a document that has lost all its blocks.
 _GONE = -1
 
 
@@ -60,13 +60,13 @@ def update_corpus(
   what was removed since. Once its manifest in `versions` is deleted, the next
   update of a local corpus removes the files that only it had.
 
-  Vocabulary, block length and language stay. Other arguments are those of
-  `build_corpus`; give the tagger and the reading of HTML that the build had.
-  Recurring phrases are those of the version before.
+  Vocabulary, block length and language stay. `build_corpus` describes the other
+  arguments; give the tagger and the reading of HTML that the build had.
+  Recurring phrases are counted in the version before.
 
   Args:
     drop_titles: Texts in titles of documents that are left out, and removed if
-      the corpus has them. None takes those of the build.
+      the corpus has them. None takes the texts of the build.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
       an unknown document are counted instead of raising an error.
 
@@ -84,8 +84,7 @@ def update_corpus(
   require_writable(output_dir)
   directory = epath.Path(output_dir)
   manifests.read(directory)  # Raises an error if there is none.
-  if not is_remote(directory):
-    check_target(directory)
+  check_target(directory)
   with (
     explain_full_disk(directory, advice="free some space"),
     # Locally, this also keeps other updates out.
@@ -137,7 +136,7 @@ def update_corpus(
       block_length=corpus.block_length,
       vocabulary=before["vocabulary"],
       shards=[*old_shards, *new_shards],
-      summary=summary.to_json(),
+      summary={**vars(summary), "new": vars(summary.new)},
       drop_titles=reader.dropped_titles,
       language=corpus.language,
     )
@@ -168,7 +167,8 @@ class _ExistingDocuments:
       keys.append(shard.array("block_ids")[starts[:-1]])
       hashes.append(shard.array("document_hashes"))
       ranges.append(first + np.stack([starts[:-1], starts[1:]], axis=1))
-    self._hashes, self._ranges = np.concatenate(hashes), np.concatenate(ranges)
+    # Hashes of what the documents were made from.
+    self.hashes, self._ranges = np.concatenate(hashes), np.concatenate(ranges)
     left = np.append(0, np.cumsum(~self._is_removed))[self._ranges]
     is_left = left[:, 1] > left[:, 0]
     self._keys = np.where(is_left, np.concatenate(keys), _GONE)
@@ -180,10 +180,6 @@ class _ExistingDocuments:
     index = int(np.searchsorted(self._keys, key, sorter=self._order))
     found = int(self._order[index]) if index < len(self._order) else -1
     return found if found >= 0 and self._keys[found] == key else None
-
-  def is_same(self, number: int, document: Document) -> bool:
-    """Returns whether a document was made from the same title, URL and text."""
-    return int(self._hashes[number]) == document.hash
 
   def remove(self, number: int) -> None:
     """Removes a document's blocks."""
@@ -238,7 +234,7 @@ def _changed(
     elif found is None:
       summary.added += 1
       yield change
-    elif existing.is_same(found, change):
+    elif existing.hashes[found] == change.hash:
       summary.unchanged += 1
     else:
       summary.replaced += 1

@@ -42,18 +42,17 @@ def write_shards(
   *,
   vocab_size: int,
   prefix: str = "shard",
-  shard_bytes: int = SHARD_BYTES,
 ) -> list[ShardRecord]:
   """Writes documents to shards in folders of a local directory.
 
-  A shard ends with the blocks that bring it to `shard_bytes` of text, and is
+  A shard ends with the blocks that bring it to `SHARD_BYTES` of text, and is
   in memory until then. Returns the shards' records for the manifest.
   """
   blocks = iter(blocks)
 
   def blocks_of_shard() -> Iterator[Blocks]:
     size = 0
-    while size < shard_bytes and (part := next(blocks, None)):
+    while size < SHARD_BYTES and (part := next(blocks, None)):
       size += len(part["bodies"])
       yield part
 
@@ -83,7 +82,9 @@ def write_shard(
   for name in ARRAYS:
     values = [part[name] for part in parts]
     if name == "document_starts" or name.endswith("_offsets"):
-      values = _joined_offsets(values)
+      # The offsets of a part go on where the part before it ends.
+      sizes = np.concatenate([np.diff(offsets) for offsets in values])
+      values = [np.zeros(1, np.int64), np.cumsum(sizes)]
     path = folder / f"{name}.npy"
     save_array(path, np.concatenate(values))
     files[path.name] = FileRecord.of(path, path.name).entry
@@ -114,15 +115,6 @@ def _stored(
   if vocab_size <= 1 << 16:
     arrays["token_ids"] = arrays["token_ids"].astype("<u2")
   return arrays
-
-
-def _joined_offsets(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-  """Shifts the offsets of each part behind those of the parts before it."""
-  joined, total = [parts[0][:1]], 0
-  for offsets in parts:
-    joined.append(offsets[1:] + total)
-    total += int(offsets[-1])
-  return joined
 
 
 def write_removed(
@@ -162,16 +154,15 @@ def check_target(output_dir: epath.PathLike, *, overwrite: bool) -> None:
   """
   path = epath.Path(output_dir)
   atomic.check_target(path)
-  if not path.exists() or not any(path.iterdir()):
-    return
-  if not (path / manifests.MANIFEST_NAME).exists():
+  if (path / manifests.MANIFEST_NAME).exists():
+    if not overwrite:
+      raise CorpusError(
+        f"{path} holds a corpus; name another directory, or replace it with "
+        "--overwrite"
+      )
+  elif path.exists() and any(path.iterdir()):
     raise CorpusError(
       f"{path} has files in it and is no corpus; name a new directory"
-    )
-  if not overwrite:
-    raise CorpusError(
-      f"{path} holds a corpus; name another directory, or replace it with "
-      "--overwrite"
     )
 
 
@@ -196,7 +187,7 @@ def new_corpus(
       atomic.rename_into_place(staging, target, overwrite=overwrite)
       return
     (target / manifests.MANIFEST_NAME).unlink(missing_ok=True)
-    # Folders of an earlier corpus, in which an update would find versions.
+    # An update would find versions of an earlier corpus in these folders.
     for folder in (manifests.VERSIONS, manifests.REMOVED):
       (target / folder).rmtree(missing_ok=True)
     upload_directory(staging, target, last=manifests.MANIFEST_NAME)

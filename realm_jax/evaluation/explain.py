@@ -45,7 +45,7 @@ from realm_jax.evaluation.run import (
   RunConfig,
   TrainedRun,
 )
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import Asked, PositiveInt
 from realm_jax.text.wordpieces import MASK
@@ -368,7 +368,7 @@ def block_use(
   run.require_kind(SENTENCE)
   decode, found = run.vocabulary.decode, []
   context = run.stage_context(retrieval)
-  stream = BatchStream(dataclasses.replace(data, batch_size=1))
+  stream = stream_batches(dataclasses.replace(data, batch_size=1))
   with contextlib.closing(stream), Progress("sentences") as progress:
     for batch in itertools.islice(stream, num_sampled):
       query, positions, weights, targets = (

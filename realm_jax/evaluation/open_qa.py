@@ -146,15 +146,14 @@ def _evaluate(
         {
           "id": name,
           "question": text,
-          "references": references,
-          "answer_kind": kind,
+          "references": answers.texts,
+          "answer_kind": answers.kind,
           "language": run.corpus.language,
         }
-        for name, text, references, kind in zip(
+        for name, text, answers in zip(
           batch.texts("question_id"),
           batch.texts("question"),
           batch.answers,
-          batch.answer_kinds,
           strict=True,
         )
       ]
@@ -298,7 +297,8 @@ def _judged(
   prediction = texts[0] if texts else ""
   f1 = None
   if kind == "string":
-    f1 = match.best_token_f1(prediction, references, language)
+    scores = (match.token_f1(prediction, r, language) for r in references)
+    f1 = max(scores, default=0.0)
   evidence = line["evidence"]
   return {
     **line,

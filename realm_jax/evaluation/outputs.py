@@ -23,7 +23,7 @@ from realm_jax.evaluation.run import RunConfig, TrainedRun, whole_batch
 from realm_jax.evaluation.scores import Line
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batch import Batch
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import processes
 from realm_jax.partitioning.agreement import Agreement
@@ -69,7 +69,7 @@ class EvaluationShard:
   def batches(
     self, data: DataConfig, *, shuffle: bool = True, repeat: bool = True
   ) -> Iterator[Iterator[Batch]]:
-    """Opens this process's rows of all batches, a `BatchStream`.
+    """Opens this process's rows of all batches: see `stream_batches`.
 
     The size of global batches is rounded up to a multiple of all devices.
     Without `repeat`, some processes have a batch more than others. The batches
@@ -81,7 +81,9 @@ class EvaluationShard:
     )
     rows = RowGroups(count, (index,)).own_rows(size)
     data = dataclasses.replace(data, batch_size=size)
-    stream = BatchStream(data, rows=rows, shuffle=shuffle, repeat=repeat)
+    stream = stream_batches(
+      data, positions=rows, shuffle=shuffle, repeat=repeat
+    )
 
     def watched() -> Iterator[Batch]:
       for batch in stream:

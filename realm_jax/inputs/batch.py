@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from typing import cast
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -16,6 +17,24 @@ FILLER = -1
 
 class TaskError(RealmError):
   """A task that is missing, or cannot do what was asked of it."""
+
+
+class QuestionAnswers(NamedTuple):
+  """The answers of one question: their texts and, of strings, their tokens."""
+
+  kind: AnswerKind
+  texts: Sequence[str]
+  tokens: Sequence[Sequence[int]]
+
+  @property
+  def strings(self) -> set[str]:
+    """The answers that are looked for as they are."""
+    return set() if self.kind == "regex" else set(self.texts) - {""}
+
+  @property
+  def patterns(self) -> set[str]:
+    """The answers that are regular expressions."""
+    return set(self.texts) - {""} if self.kind == "regex" else set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,23 +77,21 @@ class Batch:
     return [text.decode() for text in _feature(self.host, name)]
 
   @functools.cached_property
-  def answers(self) -> list[list[str]]:
-    """The texts of each row's answers."""
+  def answers(self) -> list[QuestionAnswers]:
+    """The answers of each row's question."""
+    rows = zip(
+      self.texts("answer_kind"),
+      self.host["answers"],
+      self.host["answer_tokens"],
+      strict=True,
+    )
     return [
-      [text.decode() for text in row if text] for row in self.host["answers"]
-    ]
-
-  @functools.cached_property
-  def answer_kinds(self) -> list[AnswerKind]:
-    """Whether each row's answers are strings or regular expressions."""
-    return cast(list[AnswerKind], self.texts("answer_kind"))
-
-  @functools.cached_property
-  def answer_tokens(self) -> list[list[tuple[int, ...]]]:
-    """The token ids of each row's answers; a pattern has none."""
-    return [
-      [tuple(answer[answer != 0].tolist()) for answer in row if answer.any()]
-      for row in self.host["answer_tokens"]
+      QuestionAnswers(
+        cast(AnswerKind, kind),
+        [text.decode() for text in texts if text],
+        [answer[answer != 0].tolist() for answer in tokens if answer.any()],
+      )
+      for kind, texts, tokens in rows
     ]
 
 

@@ -1,16 +1,17 @@
-"""Batches of fixed shapes, each of which has one example of every row.
+"""Batches of fixed shapes, with one example of every row.
 
 A process reads its own rows of the global batch and no others; see
 `realm_jax.inputs.examples.ExampleStream`.
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int, Int64
+import tensorflow as tf
+from jaxtyping import Int64
 
-from realm_jax.errors import RealmError
 from realm_jax.inputs.batch import FILLER, Batch, TaskError
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.examples import Example, ExampleStream
@@ -34,100 +35,84 @@ def _padded(
   return padded
 
 
-class BatchStream:
-  """An iterator over the batches of a task, whose examples it prepares ahead.
+def stream_batches(
+  config: DataConfig,
+  *,
+  positions: Int64[np.ndarray, " b"] | None = None,
+  shuffle: bool = True,
+  repeat: bool = True,
+) -> Generator[Batch, None, None]:
+  """Returns the batches of a task, whose examples are prepared ahead.
 
   Each batch has one example of every row of this process. Without `repeat`, a
   row that has run out of examples gives filler, which repeats a real example;
-  the stream ends when all rows of this process have run out.
+  the batches end when all rows of this process have run out. Close the
+  generator to stop the threads that prepare examples.
 
   Args:
-    config: Data of the run; its batch size is that of all processes together.
-    rows: Numbers of the global batch's rows that this process owns, in rising
-      order; None for all of them.
-    positions: Stream position from which each of these rows goes on, the
-      `next_positions` of an earlier batch; None for the start.
+    config: Data of the run; all processes together have its batch size.
+    positions: Stream position from which each row of this process goes on, in
+      rising order of the rows: `next_positions` of an earlier batch, or the
+      numbers of the rows to begin with. None is the start of all rows.
     shuffle, repeat: As `ExampleStream` takes them.
 
   Raises:
     TaskError: The task does not exist or cannot be read.
-    ValueError: The positions are not of these rows.
   """
+  if positions is None:
+    positions = np.arange(config.batch_size)
+  stream = ExampleStream(
+    config, positions=positions, shuffle=shuffle, repeat=repeat
+  )
+  return _batches(stream, config, positions)
 
-  def __init__(
-    self,
-    config: DataConfig,
-    *,
-    rows: Int[np.ndarray, " b"] | None = None,
-    positions: Int64[np.ndarray, " b"] | None = None,
-    shuffle: bool = True,
-    repeat: bool = True,
-  ):
-    if rows is None:
-      rows = np.arange(config.batch_size)
-    if positions is None:
-      positions = rows.astype(np.int64)
-    if not np.array_equal(positions % config.batch_size, rows):
-      raise RealmError(
-        f"positions {positions} are not of the rows {rows} of batches of "
-        f"{config.batch_size}"
-      )
-    self._config = config
-    self._stream = ExampleStream(
-      config, positions=positions, shuffle=shuffle, repeat=repeat
-    )
-    # It makes no example before the first is asked for.
-    self._examples = iter(self._stream)
-    self._queues = {row: collections.deque[Example]() for row in rows.tolist()}
-    self._used: list[Example | None] = [None] * len(rows)
-    self._next_positions = positions
 
-  def __iter__(self) -> Iterator[Batch]:
-    return self
+def _batches(
+  stream: ExampleStream, config: DataConfig, positions: Int64[np.ndarray, " b"]
+) -> Generator[Batch, None, None]:
+  size = config.batch_size
+  queues = {
+    row: collections.deque[Example]() for row in (positions % size).tolist()
+  }
+  used: list[Example | None] = [None] * len(queues)
+  with contextlib.closing(iter(stream)) as examples:
+    while True:
+      while not all(queues.values()) and (example := next(examples, None)):
+        queues[int(example["position"]) % size].append(example)
+      is_real = np.array([bool(queue) for queue in queues.values()])
+      if not is_real.any():
+        return
+      for place, queue in enumerate(queues.values()):
+        if queue:
+          used[place] = queue.popleft()
+      some = used[int(np.argmax(is_real))]
+      assert some is not None
+      arrays, host = _joined([one or some for one in used], stream.spec, config)
+      own = arrays.pop("position")
+      positions = np.where(is_real, own + size, positions)
+      yield Batch(arrays, host, np.where(is_real, own, FILLER), positions)
 
-  def __next__(self) -> Batch:
-    queues = self._queues.values()
-    while not all(queues) and (example := next(self._examples, None)):
-      row = int(example["position"]) % self._config.batch_size
-      self._queues[row].append(example)
-    if not any(queues):
-      raise StopIteration
-    return self._batch()
 
-  def close(self) -> None:
-    """Stops the threads that prepare examples and ends the iterator."""
-    self._examples.close()
-    self._queues.clear()
-
-  def _batch(self) -> Batch:
-    """Makes a batch of an example from each queue that has one."""
-    is_real = np.array([bool(queue) for queue in self._queues.values()])
-    for place, queue in enumerate(self._queues.values()):
-      if queue:
-        self._used[place] = queue.popleft()
-    some = self._used[int(np.argmax(is_real))]
-    assert some is not None
-    examples = [used or some for used in self._used]
-    arrays, host = {}, {}
-    for name, spec in sorted(self._stream.spec.items()):
-      values = [example[name] for example in examples]
-      shape = [*spec.shape]
-      if shape and shape[0] is None:
-        longest = max(np.shape(value)[0] for value in values)
-        shape[0] = limit = self._config.lengths.get(name)
-        if limit is not None and longest > limit:
-          raise TaskError(
-            f"task {self._config.task!r} gives a feature {name!r} of length "
-            f"{longest}, and {limit} is its limit; raise it (QUERY_LENGTH, "
-            "BLOCK_LENGTH, MAX_MASKS or OTHER_LENGTHS), or let a preprocessor "
-            "cut the feature"
-          )
-      dtype = spec.dtype.as_numpy_dtype
-      features = host if None in shape or dtype is object else arrays
-      features[name] = _padded(values, shape, dtype)
-    positions = arrays.pop("position")
-    self._next_positions = np.where(
-      is_real, positions + self._config.batch_size, self._next_positions
-    )
-    positions = np.where(is_real, positions, FILLER)
-    return Batch(arrays, host, positions, self._next_positions)
+def _joined(
+  examples: Sequence[Example],
+  spec: Mapping[str, tf.TensorSpec],
+  config: DataConfig,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+  """Returns the arrays of a batch, and what stays on the host."""
+  arrays, host = {}, {}
+  for name, feature in sorted(spec.items()):
+    values = [example[name] for example in examples]
+    shape = [*feature.shape]
+    if shape and shape[0] is None:
+      longest = max(np.shape(value)[0] for value in values)
+      shape[0] = limit = config.lengths.get(name)
+      if limit is not None and longest > limit:
+        raise TaskError(
+          f"task {config.task!r} gives a feature {name!r} of length {longest}, "
+          f"and {limit} is its limit; raise it (QUERY_LENGTH, BLOCK_LENGTH, "
+          "MAX_MASKS or OTHER_LENGTHS), or let a preprocessor cut the feature"
+        )
+    dtype = feature.dtype.as_numpy_dtype
+    features = host if None in shape or dtype is object else arrays
+    features[name] = _padded(values, shape, dtype)
+  return arrays, host

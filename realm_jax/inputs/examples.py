@@ -221,18 +221,18 @@ class ExampleStream:
     """
     tasks, seed = seqio.get_subtasks(mixture), self._config.seed
     limits = np.cumsum([mixture.get_rate(task) for task in tasks])
-    kinds: dict[str, set[tuple[str, str, int | None]]] = {}
 
     def draw(batch: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
       # The upper 53 bits are what a float64 in [0, 1) holds.
       drawn = (hashes(batch, seed=seed) >> np.uint64(11)) * 2.0**-53
       return np.searchsorted(limits[:-1] / limits[-1], drawn, side="right")
 
+    @tf.autograph.experimental.do_not_convert
     def of_batch(batch: tf.Tensor) -> tf.data.Dataset:
       drawn = tf.numpy_function(draw, [batch], tf.int64, stateful=False)
       drawn = tf.ensure_shape(drawn, [None])
       # Of each task, a data set for each position: of an example, or of none.
-      parts = []
+      parts, kinds = [], {}
       for number, task in enumerate(tasks):
         own = tf.data.Dataset.from_tensor_slices(batch[drawn == number])
         records = self._readers[task.name].records_at(own)
@@ -242,13 +242,6 @@ class ExampleStream:
         kinds[task.name] = {
           (n, x.dtype.name, x.shape.rank) for n, x in features
         }
-      order = tf.data.Dataset.from_tensor_slices(drawn)
-      chosen = tf.data.Dataset.choose_from_datasets(parts, order)
-      return chosen.flat_map(lambda examples: examples)
-
-    try:
-      return positions.batch(RECORDS_PER_LOOKUP).flat_map(of_batch)
-    finally:
       # TensorFlow's own error, if it gives any, names no feature.
       for (one, ours), (other, theirs) in itertools.pairwise(kinds.items()):
         if ours != theirs:
@@ -257,6 +250,11 @@ class ExampleStream:
             f"(name, type, rank): {one} alone gives {sorted(ours - theirs)}, "
             f"{other} {sorted(theirs - ours)}"
           )
+      order = tf.data.Dataset.from_tensor_slices(drawn)
+      chosen = tf.data.Dataset.choose_from_datasets(parts, order)
+      return chosen.flat_map(lambda examples: examples)
+
+    return positions.batch(RECORDS_PER_LOOKUP).flat_map(of_batch)
 
   def _examples_of(
     self, task: seqio.Task, records: tf.data.Dataset

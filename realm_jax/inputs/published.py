@@ -1,4 +1,4 @@
-"""Published data sets of questions, in the forms in which they are published.
+"""Published data sets of questions, in their published forms.
 
 A data set names its forms, files or TFDS, and how many questions each split
 has. Whoever runs a task says where they are, in `question_files` of the split:
@@ -9,46 +9,38 @@ has. Whoever runs a task says where they are, in `question_files` of the split:
 """
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 from etils import epath
-from jaxtyping import Bool
 
 from realm_jax.answers.match import AnswerKind
 from realm_jax.inputs import seqio_rows
-from realm_jax.inputs.config import TFDS, current_context
-from realm_jax.inputs.questions import (
-  Question,
-  QuestionFileError,
-  QuestionRecords,
-  QuestionSource,
-)
+from realm_jax.inputs.config import TFDS, TaskError, current_context
+from realm_jax.inputs.questions import Question, QuestionRecords, QuestionSource
 
 # All training questions, where published files do not set a tenth aside.
 TRAIN_AND_DEV = "train+dev"
-_NUM_BUCKETS = 100_000
 _MALFORMED = (AttributeError, LookupError, TypeError, UnicodeError)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-  """A form of a data set: files of one folder, or the records of TFDS.
+  """A form of a data set: files of one folder.
 
   Attributes:
-    names: Names of each split's files, in order, of which `*` stands for any
-      text, or TFDS's names of the splits. Without "dev", a tenth of "train" is
-      the development set.
-    read: Function that reads one file; None for TFDS.
+    names: Names of each split's files, in order, where `*` stands for any text.
+      Without "dev", a tenth of "train" is the development set.
+    read: Function that reads one file.
     sizes: Number of questions in each split, if it is not the data set's.
   """
 
   names: Mapping[str, Sequence[str]]
-  read: Callable[[epath.Path], Iterable[Question]] | None = None
+  read: Callable[[epath.Path], Iterable[Question]]
   sizes: Mapping[str, int] | None = None
 
   def parts(self, split: str) -> list[str]:
@@ -71,27 +63,9 @@ def question_of_record(record: Mapping[str, Any]) -> Question:
     answers = [answers["value"].strip(), *map(bytes.strip, answers["aliases"])]
   elif isinstance(answers, Mapping):
     answers = answers["text"]
-  texts = [answer.decode() for answer in answers if answer]
+  texts = dict.fromkeys(answer.decode() for answer in answers if answer)
   name = record.get("id", record.get("question_id", b""))
-  return Question(record["question"].decode(), distinct(texts), name.decode())
-
-
-def distinct(answers: Iterable[str]) -> list[str]:
-  """Returns the answers in their order, each once."""
-  return list(dict.fromkeys(answers))
-
-
-def is_development(questions: Sequence[str]) -> Bool[np.ndarray, " n"]:
-  """Returns which training questions are in the development set.
-
-  It is the tenth whose FarmHash bucket, of 100,000, is a multiple of 10, as in
-  Google's `language/orqa/preprocessing/create_data_splits.py`. The text is
-  hashed as published, without any normalization.
-  """
-  buckets = tf.strings.to_hash_bucket_fast(
-    tf.constant(questions, tf.string), _NUM_BUCKETS
-  )
-  return buckets.numpy() % 10 == 0
+  return Question(record["question"].decode(), [*texts], name.decode())
 
 
 class PublishedSource(QuestionSource):
@@ -104,7 +78,7 @@ class PublishedSource(QuestionSource):
     name: Name of the data set, for messages.
     sizes: Published number of questions of splits. They are checked; a split
       that is absent has no published number.
-    files: Forms in which files are published, the preferred one first.
+    files: Forms of the published files, the preferred one first.
     tfds: TFDS's builder, with its configuration, if it has one.
     tfds_test: TFDS's name of the test set.
     get: Command that fetches the files.
@@ -127,8 +101,7 @@ class PublishedSource(QuestionSource):
     )
     self._name, self.sizes = name, sizes
     self._files, self._get = files, get
-    self._tfds = tfds
-    self._tfds_form = Form(names={"train": ["train"], "test": [tfds_test]})
+    self._tfds, self._tfds_test = tfds, tfds_test
 
   def __str__(self) -> str:
     return f"{self._name} ({dict(current_context().question_files)})"
@@ -137,28 +110,32 @@ class PublishedSource(QuestionSource):
     """Reads the questions of a split.
 
     Raises:
-      QuestionFileError: They are not there, or not as many as published.
+      TaskError: They are not there, or not as many as published.
       InputError: TFDS has not prepared them.
     """
     place = current_context().question_files.get(split)
     if place is None:
-      raise QuestionFileError(
+      raise TaskError(
         f"nothing says where the {split!r} questions of {self._name} are; "
         f"give a place for this split (QUESTIONS): {self._wanted(split)}"
       )
     place = os.fspath(place)
+    sizes, is_divided = self.sizes, False
     if place.startswith(TFDS):
-      form = self._tfds_form
       questions = self._from_tfds(place.removeprefix(TFDS), split)
     else:
       form, questions = self._from_files(epath.Path(place), split)
-    sizes = form.sizes or self.sizes
-    if "dev" not in form.names and split != "test":
+      sizes, is_divided = form.sizes or sizes, "dev" in form.names
+    if not is_divided and split != "test":
       self._require_size(sizes, TRAIN_AND_DEV, questions, place)
       if split != TRAIN_AND_DEV:
-        is_dev = is_development([question.question for question in questions])
-        chosen = np.flatnonzero(is_dev == (split == "dev")).tolist()
-        questions = [questions[index] for index in chosen]
+        # The tenth whose FarmHash bucket is a multiple of 10, as in Google's
+        # `language/orqa/preprocessing/create_data_splits.py`, is "dev". The
+        # text is hashed as published, without any normalization.
+        texts = tf.constant([one.question for one in questions], tf.string)
+        buckets = tf.strings.to_hash_bucket_fast(texts, 100_000).numpy()
+        is_own = (buckets % 10 == 0) == (split == "dev")
+        questions = [*itertools.compress(questions, is_own)]
     self._require_size(sizes, split, questions, place)
     logging.info(
       "%s, %s: %d questions from %s", self._name, split, len(questions), place
@@ -172,14 +149,14 @@ class PublishedSource(QuestionSource):
     questions: Sequence[Question],
     place: str,
   ) -> None:
-    """Raises `QuestionFileError` unless as many are there as published."""
+    """Raises `TaskError` unless as many are there as published."""
     size = sizes.get(split)
     if split == TRAIN_AND_DEV and size is None and "train" in sizes:
       size = sizes["train"] + sizes["dev"]
     if size is None or len(questions) == size:
       return
     own = "open_qa_regex" if self.answer_kind == "regex" else "open_qa"
-    raise QuestionFileError(
+    raise TaskError(
       f"{place} has {len(questions):,} questions for the split "
       f"{split!r} of {self._name}, where {size:,} are published: the data are "
       f"partial, changed, or of another set. Fetch them again ({self._get}). "
@@ -200,10 +177,8 @@ class PublishedSource(QuestionSource):
 
   def _from_tfds(self, directory: str, split: str) -> list[Question]:
     if self._tfds is None:
-      raise QuestionFileError(
-        f"TFDS has no {self._name}; give {self._wanted(split)}"
-      )
-    (part,) = self._tfds_form.parts(split)
+      raise TaskError(f"TFDS has no {self._name}; give {self._wanted(split)}")
+    part = self._tfds_test if split == "test" else "train"
     records = seqio_rows.read_prepared(self._tfds, part, directory or None)
     return list(_with_ids(map(question_of_record, records), part))
 
@@ -212,43 +187,42 @@ class PublishedSource(QuestionSource):
   ) -> tuple[Form, list[Question]]:
     """Reads the files of the form that a folder has, or that a file is of."""
     folder = place if place.is_dir() else place.parent
-    found: dict[Form, dict[str, list[epath.Path]]] = {}
+    found: list[tuple[Form, dict[str, list[epath.Path]]]] = []
     for form in self._files:
       paths = {name: sorted(folder.glob(name)) for name in form.parts(split)}
       there = [path for matched in paths.values() for path in matched]
       if there if place == folder else place in there:
-        found[form] = paths
+        found.append((form, paths))
     if not found:
-      raise QuestionFileError(
+      raise TaskError(
         f"no {split!r} questions of {self._name} at {place}; wanted "
         f"{self._wanted(split)}"
       )
-    if len({str(form.sizes) for form in found}) > 1:
-      raise QuestionFileError(
+    if len({str(form.sizes) for form, _ in found}) > 1:
+      raise TaskError(
         f"{place} has several forms of {self._name}: "
-        f"{'; '.join(', '.join(paths) for paths in found.values())}. Name a "
+        f"{'; '.join(', '.join(paths) for _, paths in found)}. Name a "
         "file instead of the folder"
       )
-    form, paths = next(iter(found.items()))
+    form, paths = found[0]
     if missing := [name for name, matched in paths.items() if not matched]:
-      raise QuestionFileError(
+      raise TaskError(
         f"{folder} has only some of the {split!r} questions of {self._name}: "
         f"{', '.join(missing)} of {', '.join(paths)} is missing; {self._get}"
       )
     questions: list[Question] = []
     for path in (path for matched in paths.values() for path in matched):
-      assert form.read is not None
       try:
         questions += _with_ids(form.read(path), path.stem)
       except _MALFORMED as error:
-        raise QuestionFileError(
+        raise TaskError(
           f"{path} is not in the published format: {error!r}"
         ) from error
     return form, questions
 
 
 def _with_ids(questions: Iterable[Question], part: str) -> Iterator[Question]:
-  """Gives questions that have no id that of their place in a part."""
+  """Gives each question without an id its place in a part as the id."""
   for number, question in enumerate(questions, start=1):
     name = question.question_id or f"{part}:{number}"
     yield question._replace(question_id=name)

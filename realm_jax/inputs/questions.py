@@ -9,7 +9,8 @@ import tensorflow as tf
 from etils import epath
 from jaxtyping import Int
 
-from realm_jax.answers.match import AnswerKind, bad_patterns
+from realm_jax.answers.match import AnswerKind
+from realm_jax.answers.patterns import compiled
 from realm_jax.errors import RealmError
 from realm_jax.inputs.config import TaskError, current_context
 from realm_jax.inputs.features import wordpieces
@@ -19,10 +20,6 @@ from realm_jax.text.wordpieces import MASK
 
 _MAX_LISTED = 5
 _WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
-
-
-class QuestionFileError(TaskError):
-  """Questions that cannot be read; the message says where and why."""
 
 
 class Question(NamedTuple):
@@ -88,10 +85,10 @@ class QuestionRecords:
       )
     unusable = []
     for _, answers, name in self.questions:
-      bad = bad_patterns(answers) if self._answer_kind == "regex" else {}
-      if bad:
-        why = ", ".join(f"{text!r}: {reason}" for text, reason in bad.items())
-        unusable.append(f"{name} ({why})")
+      patterns = answers if self._answer_kind == "regex" else ()
+      reasons = {text: compiled(text).problem for text in patterns}
+      if bad := [f"{text!r}: {why}" for text, why in reasons.items() if why]:
+        unusable.append(f"{name} ({', '.join(bad)})")
       elif not any(answer.strip() for answer in answers):
         unusable.append(name)
     if unusable:
@@ -142,8 +139,8 @@ def read_json_lines(
   """Yields each line's question, which has an id.
 
   Raises:
-    QuestionFileError: Lines that are no questions, or have the id of an earlier
-      one; all are counted, and the first of them named.
+    TaskError: Lines that are no questions, or have the id of an earlier one;
+      all are counted, and the first of them named.
   """
   complaints: list[str] = []
   lines: dict[str, int] = {}
@@ -167,11 +164,11 @@ def read_json_lines(
       if not complaints:
         yield question._replace(question_id=name)
   if complaints:
-    raise QuestionFileError(f"{path}, {_listed(complaints)}; {_WANTED}")
+    raise TaskError(f"{path}, {_listed(complaints)}; {_WANTED}")
 
 
 class JsonLinesSource(QuestionSource):
-  """The questions of the run's files, of which each is a split.
+  """The questions of the run's files, one file for each split.
 
   The function `to_question` makes a question of a line's object, for files with
   other field names.
@@ -197,12 +194,11 @@ class JsonLinesSource(QuestionSource):
     """Reads the whole file, so that a bad line is reported before a run starts.
 
     Raises:
-      QuestionFileError: The file is missing, or a line is not a question.
+      TaskError: A line is not a question, or there is none.
+      FileNotFoundError: The file is missing.
     """
     path = epath.Path(current_context().question_files[split])
-    if not path.is_file():
-      raise QuestionFileError(f"there is no file of questions at {path}")
     questions = list(read_json_lines(path, self._to_question))
     if not questions:
-      raise QuestionFileError(f"{path} has no line; {_WANTED}")
+      raise TaskError(f"{path} has no line; {_WANTED}")
     return QuestionRecords(questions, self.answer_kind)

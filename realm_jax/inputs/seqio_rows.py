@@ -5,7 +5,7 @@
     tfds:wikipedia/20230601.en:1.0.0:train       a version and a split
     seqio:MODULE:TASK[:SPLIT]                    the source of a seqio task
 
-Records have `title` and `text`, and maybe `id` and `url`. A record that also
+Records have `title` and `text`, and may have `id` and `url`. A record that also
 has `sentences` and `spans`, as in `salient_span_wikipedia/documents`, is a
 block as it stands.
 
@@ -23,7 +23,6 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from realm_jax.corpus import InputError
-from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.examples import find_task
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -35,8 +34,8 @@ def shards(source: str) -> list[Callable[[], Records]]:
   """Returns what reads each shard of an input, `tfds:…` or `seqio:…`.
 
   Raises:
-    InputError: There is no such data set, task or split.
-    TaskError: It is a task of ours, which reads the corpus of a run.
+    InputError: There is no such data set or split.
+    TaskError: There is no such task, or it reads the corpus of a run.
   """
   opened, split = _open(source)
   splits = sorted(opened.splits)
@@ -79,10 +78,7 @@ def _open(source: str) -> tuple[seqio.DataSource, str]:
     return opened, parts[0] if parts else "train"
   if not 1 <= len(parts) <= 2:
     raise InputError(f"--input={source}; wanted seqio:MODULE:TASK[:SPLIT]")
-  try:
-    task = find_task(parts[0], [name])
-  except TaskError as error:
-    raise InputError(f"--input={source}: {error}") from error
+  task = find_task(parts[0], [name])
   if not isinstance(task, seqio.Task):
     raise InputError(f"--input={source} is a mixture; give one of its tasks")
   return task.source, parts[1] if parts[1:] else "train"
@@ -102,9 +98,9 @@ def read_prepared(
 ) -> Iterator[Mapping[str, Any]]:
   """Returns the records of a data set that TFDS has prepared.
 
-  The name is that of TFDS's builder, with its configuration and version, if
-  any, and the directory by default where TFDS keeps its data. Raises
-  `InputError` if there is no such data set, or it is not prepared there.
+  `name` is TFDS's name of the builder, with its configuration and version, if
+  any. `directory` is by default where TFDS keeps its data. Raises `InputError`
+  if there is no such data set, or it is not prepared there.
   """
   builder = _open_prepared(name, directory)
   return iter(tfds.as_numpy(builder.as_dataset(split=split)))

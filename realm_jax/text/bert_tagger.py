@@ -3,13 +3,13 @@
 REALM masks "named entities and dates": entities by a BERT that was fine-tuned
 on CoNLL-2003, dates by a regular expression (section 3.4). Here the model is
 any `BertForTokenClassification` in Hugging Face's format, cased or uncased, and
-the dates are those of `realm_jax.text.salient_spans`.
+the rules of `realm_jax.text.salient_spans` find the dates.
 
 The model reads sentences, as rows of a few fixed lengths so that little is
-compiled; one that is longer than its input is cut. The length of a row follows
+compiled; sentences that are too long are cut. The length of a row follows
 from the sentence alone, and a batch of rows of one length always has the same
-shape: what a sentence is computed with, and so its labels, do not depend on the
-other texts of a batch.
+shape. On one kind and number of devices, the labels of a sentence therefore do
+not depend on the other texts of a batch.
 """
 
 import contextlib
@@ -22,11 +22,12 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
+from realm_jax.partitioning import sharding
+from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.embedding import round_up, rows_per_batch
 from realm_jax.storage.local_disk import ScratchDirectory
 from realm_jax.storage.paths import download, is_remote
@@ -36,7 +37,7 @@ from realm_jax.text.salient_spans import Span
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import Tokens
 from realm_jax.weights import WeightsError
-from realm_jax.weights.hugging_face import LabelledModel, read_token_classifier
+from realm_jax.weights.hugging_face import read_token_classifier
 
 # Tokens of a batch, its padding included: enough to keep the devices busy, and
 # few enough for the unfilled last batch of each length to be little of what
@@ -59,48 +60,37 @@ _KINDS = {
 }
 
 
-@functools.cache
-def load(directory: str, language: str = ENGLISH) -> "BertTagger":
-  """Returns the tagger of a directory, which may be on an object store.
-
-  The language is the one in which sentences are split.
-
-  Raises:
-    WeightsError: The directory holds no token classifier of BERT, or its
-      labels are not those of entities.
-    VocabularyError: Its vocabulary cannot be used.
-  """
-  with contextlib.ExitStack() as stack:
-    folder = Path(directory)
-    if is_remote(directory):
-      folder = stack.enter_context(ScratchDirectory()).path
-      for pattern in _FILES:
-        for path in epath.Path(directory).glob(pattern):
-          download(path, folder / path.name)
-    return BertTagger(directory, read_token_classifier(folder), language)
-
-
 class BertTagger:
   """A tagger that runs a token classifier on all devices of this process.
 
-  Calls with many texts are much quicker than many calls. On one kind and
-  number of devices, the spans of a text do not depend on the other texts of a
-  call. A tagger is pickled as the name of its directory, so each process that
-  gets one reads the model, once; and it takes the devices with the first text,
-  so that a process which only hands it on leaves them to others.
+  Calls with many texts are much quicker than many calls. A tagger is pickled as
+  the name of its directory, so that each process that gets one reads the model,
+  once. It takes the devices with the first text, so that a process which only
+  hands it on leaves them to others.
+
+  Args:
+    directory: Folder of the model, which may be on an object store.
+    language: Language of the texts, by which sentences are split.
+
+  Raises:
+    WeightsError: The directory holds no token classifier of BERT, or its labels
+      are not labels of entities.
+    VocabularyError: Its vocabulary cannot be used.
   """
 
-  def __init__(
-    self,
-    directory: epath.PathLike,
-    model: LabelledModel,
-    language: str = ENGLISH,
-  ):
-    self._directory, self._language = str(directory), language
-    self._model = model
-    self._vocabulary = model.vocabulary
-    self._labels = parse_labels(model.labels)
-    longest = min(model.module.bert.max_positions, _LENGTHS[-1])
+  def __init__(self, directory: str, language: str = ENGLISH):
+    self._directory, self._language = directory, language
+    with contextlib.ExitStack() as stack:
+      folder = Path(directory)
+      if is_remote(directory):
+        folder = stack.enter_context(ScratchDirectory()).path
+        for pattern in _FILES:
+          for path in epath.Path(directory).glob(pattern):
+            download(path, folder / path.name)
+      self._model = read_token_classifier(folder)
+    self._vocabulary = self._model.vocabulary
+    self._labels = parse_labels(self._model.labels)
+    longest = min(self._model.module.bert.max_positions, _LENGTHS[-1])
     shorter = [length for length in _LENGTHS if length < longest]
     self._lengths = [*shorter, longest]
 
@@ -135,8 +125,8 @@ class BertTagger:
   def entities(self, texts: Sequence[str]) -> list[list[Span]]:
     """Returns the entities that the model finds in each text, ordered.
 
-    A word is what the wordpieces make of text without their continuations; its
-    label is that of its first piece.
+    A word is a wordpiece with the continuations after it, and has the label of
+    its first piece.
     """
     tokens = self._vocabulary.tokenize_with_offsets(texts)
     sentences = _token_sentences(texts, tokens, self._language)
@@ -198,13 +188,9 @@ class BertTagger:
   @functools.cached_property
   def _label(self) -> Callable[[Int[np.ndarray, "r l"]], Int[Array, "r l"]]:
     """Computes the labels of rows, on all local devices."""
-    devices = jax.local_devices()
-    mesh = jax.make_mesh(
-      (len(devices),), ("rows",), (AxisType.Auto,), devices=devices
-    )
-    by_rows = NamedSharding(mesh, PartitionSpec("rows", None))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    params = jax.device_put(self._model.params, replicated)
+    mesh = make_mesh(devices=jax.local_devices())
+    by_rows = sharding.batch_sharding(mesh)
+    params = jax.device_put(self._model.params, sharding.replicated(mesh))
 
     @jax.jit
     def label(params: Params, rows: Int[Array, "r l"]) -> Int[Array, "r l"]:
@@ -212,6 +198,12 @@ class BertTagger:
       return logits.argmax(axis=-1).astype(np.int32)
 
     return lambda rows: label(params, jax.device_put(rows, by_rows))
+
+
+@functools.cache
+def load(directory: str, language: str = ENGLISH) -> BertTagger:
+  """Returns a `BertTagger`, which a process makes once."""
+  return BertTagger(directory, language)
 
 
 def _token_sentences(

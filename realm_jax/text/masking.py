@@ -28,15 +28,6 @@ class MaskedSentence(NamedTuple):
 ChooseMasks: TypeAlias = Callable[..., MaskedSentence]
 
 
-def uniform_index(
-  size: Int[tf.Tensor, ""], draw: Float[tf.Tensor, "*n"]
-) -> Int[tf.Tensor, "*n"]:
-  """Maps draws in [0, 1) to 0 … size − 1, or to 0 if size is 0."""
-  index = tf.cast(draw * tf.cast(size, draw.dtype), tf.int32)
-  # The product may round up to size.
-  return tf.maximum(tf.minimum(index, size - 1), 0)
-
-
 def _item(
   ranges: Int[tf.Tensor, "n 2"], index: Int[tf.Tensor, ""]
 ) -> Int[tf.Tensor, " 2"]:
@@ -44,12 +35,21 @@ def _item(
   return tf.pad(ranges, [[0, 1], [0, 0]])[index]
 
 
+def _random_item(
+  ranges: Int[tf.Tensor, "n 2"], draw: Float[tf.Tensor, ""]
+) -> Int[tf.Tensor, " 2"]:
+  """Returns the range that a draw in [0, 1) chooses; [0, 0) without any."""
+  size = tf.shape(ranges)[0]
+  index = tf.cast(draw * tf.cast(size, draw.dtype), tf.int32)
+  # The product may round up to size.
+  return _item(ranges, tf.maximum(tf.minimum(index, size - 1), 0))
+
+
 def random_sentence(
   block: Block, draw: Float[tf.Tensor, ""]
 ) -> Int[tf.Tensor, " 2"]:
   """Returns the token range, in the block's body, of a random sentence."""
-  sentences = block["sentences"]
-  return _item(sentences, uniform_index(tf.shape(sentences)[0], draw))
+  return _random_item(block["sentences"], draw)
 
 
 def without_span_kinds(block: Block, kinds: Sequence[str]) -> Block:
@@ -73,12 +73,11 @@ def salient_span(
 ) -> MaskedSentence:
   """Masks one of the block's salient spans (Guu et al. 2020, section 3.4).
 
-  The span is chosen uniformly, and the sentence is the one that contains it.
+  The span is chosen uniformly, and the sentence contains it.
   """
   del is_continuation
   spans, sentences = block["salient_spans"], block["sentences"]
-  draw = tf.random.stateless_uniform((), seed)
-  span = _item(spans, uniform_index(tf.shape(spans)[0], draw))
+  span = _random_item(spans, tf.random.stateless_uniform((), seed))
   begun = tf.math.count_nonzero(sentences[:, 0] <= span[0], dtype=tf.int32)
   sentence = _item(sentences, tf.maximum(begun - 1, 0))
   positions = tf.range(sentence[0], sentence[1])
@@ -103,7 +102,7 @@ def random_tokens(
 ) -> MaskedSentence:
   """Masks single tokens at random, "random uniform masks" of REALM's Table 2.
 
-  Their number is that of BERT (Devlin et al. 2019, section 3.1), but all become
+  There are as many as in BERT (Devlin et al. 2019, section 3.1), but all become
   `[MASK]`: what REALM predicts must not be in the query.
   """
   del is_continuation

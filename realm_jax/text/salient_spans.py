@@ -2,8 +2,8 @@
 
 REALM masks named entities and dates (section 3.4 of the paper, which finds them
 with a tagger trained on CoNLL-2003 and a regular expression). These rules need
-no model. Names are found by their capitals, and dates are those of English. In
-other languages `recurring_phrases` takes the names from here.
+no model. They find names by their capitals, and English dates. In other
+languages `recurring_phrases` takes the names from here.
 
 Most capitalized words at the start of a sentence are no names. One counts as a
 name if the text gives evidence: the word is capitalized elsewhere inside a
@@ -16,7 +16,7 @@ import importlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from realm_jax.errors import RealmError
 from realm_jax.text.languages import ENGLISH
@@ -256,14 +256,18 @@ def find_tagger(name: str, language: str = ENGLISH) -> Tagger | None:
     return None
   if name == "rules":
     return functools.partial(tag, language=language)
+  # Imported late: these modules import this one.
   if name == "recurring":
-    tagger = _imported("realm_jax.text.recurring_phrases.RecurringPhrases")
-    return tagger(language=language)
+    from realm_jax.text.recurring_phrases import RecurringPhrases
+
+    return RecurringPhrases(language)
   if name.startswith("bert:"):
-    load = _imported("realm_jax.text.bert_tagger.load")
+    from realm_jax.text.bert_tagger import load
+
     return load(name.removeprefix("bert:"), language)
+  module_name, _, attribute = name.rpartition(".")
   try:
-    tagger = _imported(name)
+    tagger = getattr(importlib.import_module(module_name), attribute)
   except (ImportError, AttributeError, ValueError) as error:
     raise RealmError(
       f"no tagger {name!r} ({error}); wanted rules, recurring, none, "
@@ -273,8 +277,3 @@ def find_tagger(name: str, language: str = ENGLISH) -> Tagger | None:
   if not callable(tagger):
     raise RealmError(f"the tagger {name!r} is not callable")
   return tagger
-
-
-def _imported(name: str) -> Callable[..., Any]:
-  module_name, _, attribute = name.rpartition(".")
-  return getattr(importlib.import_module(module_name), attribute)

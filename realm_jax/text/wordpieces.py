@@ -1,10 +1,9 @@
 """Wordpieces, by TensorFlow Text.
 
-`WordpieceVocabulary` is a seqio vocabulary over TensorFlow Text's
-`FastBertTokenizer`. It splits text at white space, punctuation and ideographs,
-and takes the longest known pieces, as BERT does. An uncased vocabulary is read
-after letters are lower-cased and accents stripped; one with capitals is cased,
-and the text keeps both. Words of over 100 characters are `[UNK]`.
+`WordpieceVocabulary` splits text at white space, punctuation and ideographs,
+and takes the longest known pieces, as BERT does. An uncased vocabulary
+lower-cases letters and strips accents first; one with capitals is cased, and
+the text keeps both. Words of over 100 characters are `[UNK]`.
 
 Normalization changes lengths ('é' loses a byte, 'ﬁ' becomes two letters), so
 every token has its byte range in the *original* text, and an answer can be
@@ -14,13 +13,11 @@ shown as it was written. `vocabulary_training` learns vocabularies.
 import functools
 import hashlib
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import regex
-import seqio
 import tensorflow as tf
 import tensorflow_text as tf_text
 from etils import epath
@@ -118,35 +115,26 @@ def vocabulary_sha256(pieces: Iterable[str]) -> str:
 
 
 def has_capitals(pieces: Iterable[str]) -> bool:
-  """Returns whether pieces are those of a cased vocabulary."""
+  """Returns whether pieces have capitals, which make a vocabulary cased."""
   # Special and unused pieces are in brackets.
   return any(re.search(r"[A-Z]", p) and p[0] != "[" for p in pieces)
 
 
-def vocabulary_of(
-  pieces: Iterable[str], *, cased: bool | None = None
-) -> "WordpieceVocabulary":
-  """Makes a vocabulary that has no file."""
-  with tempfile.NamedTemporaryFile() as file:
-    write_pieces(file.name, pieces)
-    return WordpieceVocabulary(file.name, cased=cased)
-
-
-class WordpieceVocabulary(seqio.Vocabulary):
+class WordpieceVocabulary:
   """BERT's wordpieces, with offsets into the original text.
 
-  `cased` tells whether text keeps its capitals and accents; by default, it does
-  if pieces have capitals.
+  Args:
+    pieces: The pieces in the order of their ids, as `read_pieces` reads them.
+    cased: Whether text keeps its capitals and accents; by default, it does if
+      pieces have capitals.
   """
 
-  def __init__(self, vocab_file: epath.PathLike, *, cased: bool | None = None):
-    """Reads a vocabulary; raises `VocabularyError` if it is unusable."""
-    super().__init__()
-    self.pieces = read_pieces(vocab_file)
+  def __init__(self, pieces: Iterable[str], *, cased: bool | None = None):
+    self.pieces = tuple(pieces)
     self.cased = has_capitals(self.pieces) if cased is None else cased
     ids = {piece: index for index, piece in enumerate(self.pieces)}
-    self._unk_id = ids[UNK]
-    self.cls_id, self.sep_id, self.mask_id = ids[CLS], ids[SEP], ids[MASK]
+    self.unk_id, self.mask_id = ids[UNK], ids[MASK]
+    self.cls_id, self.sep_id = ids[CLS], ids[SEP]
     # What a FastBertTokenizer joins, and gathers offsets of 15 times as slowly.
     self._normalizer = tf_text.FastBertNormalizer(
       lower_case_nfd_strip_accents=not self.cased
@@ -161,7 +149,8 @@ class WordpieceVocabulary(seqio.Vocabulary):
 
   def __reduce__(self) -> tuple[Any, ...]:
     # TensorFlow's tokenizer cannot be pickled.
-    return functools.partial(vocabulary_of, cased=self.cased), (self.pieces,)
+    made = functools.partial(WordpieceVocabulary, cased=self.cased)
+    return made, (self.pieces,)
 
   @functools.cached_property
   def sha256(self) -> str:
@@ -178,36 +167,22 @@ class WordpieceVocabulary(seqio.Vocabulary):
     sizes = [len(piece.removeprefix(CONTINUATION)) for piece in self.pieces]
     return np.array(sizes, np.int32)
 
-  def __eq__(self, other: object) -> bool:
-    return isinstance(other, type(self)) and (self.pieces, self.cased) == (
-      other.pieces,
-      other.cased,
-    )
-
-  def __hash__(self) -> int:
-    return hash(self.sha256)
-
   @property
-  def eos_id(self) -> None:
-    """None: [SEP] also occurs inside a sequence."""
-
-  @property
-  def unk_id(self) -> int:
-    return self._unk_id
-
-  @property
-  def _base_vocab_size(self) -> int:
+  def vocab_size(self) -> int:
+    """The number of pieces."""
     return len(self.pieces)
 
-  def _encode(self, s: str) -> list[int]:
-    return self.tokenize_with_offsets([s]).token_ids.tolist()
+  def encode(self, text: str) -> list[int]:
+    """Returns the token ids of a text."""
+    return self.tokenize_with_offsets([text]).token_ids.tolist()
 
-  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
-    if s.shape.rank == 0:  # TensorFlow Text fails on a scalar.
-      return self._encode_tf(s[tf.newaxis])[0]
+  def encode_tf(self, texts: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
+    """Returns the token ids of a text, or a row of them for each of several."""
+    if texts.shape.rank == 0:  # TensorFlow Text fails on a scalar.
+      return self.encode_tf(texts[tf.newaxis])[0]
     if self.cased:
-      s = tf.strings.regex_replace(s, IGNORED, "")
-    found = self._tokenizer.tokenize(self._normalizer.normalize(s))
+      texts = tf.strings.regex_replace(texts, IGNORED, "")
+    found = self._tokenizer.tokenize(self._normalizer.normalize(texts))
     token_ids, is_kept = self._without_long_words(found.flat_values)
     return tf.ragged.boolean_mask(
       found.with_flat_values(token_ids), found.with_flat_values(is_kept)
@@ -224,32 +199,29 @@ class WordpieceVocabulary(seqio.Vocabulary):
     word = tf.cumsum(tf.cast(is_first, tf.int32)) - 1
     sizes = tf.gather(tf.constant(self._num_characters), token_ids)
     is_long = tf.gather(tf.math.segment_sum(sizes, word), word) > LONGEST_WORD
-    return tf.where(is_long, self._unk_id, token_ids), is_first | ~is_long
+    return tf.where(is_long, self.unk_id, token_ids), is_first | ~is_long
 
   def encode_masked_tf(self, text: tf.Tensor) -> tf.Tensor:
     """Encodes a text in which `[MASK]` is the special piece, not a word."""
-    parts = self._encode_tf(tf.strings.split([text], MASK)[0])
+    parts = self.encode_tf(tf.strings.split([text], MASK)[0])
     masks = tf.fill([parts.nrows(), 1], self.mask_id)
     return tf.concat([parts, masks], axis=1).flat_values[:-1]
 
-  def _decode(self, ids: Sequence[int | np.integer]) -> str:
-    words = " ".join(self.pieces[i] for i in ids if i != self.pad_id)
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the words of token ids, without padding."""
+    words = " ".join(self.pieces[i] for i in ids if i)
     return words.replace(f" {CONTINUATION}", "")
-
-  def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-    pieces = tf.gather(tf.constant(self.pieces), ids)
-    pieces = tf.where(ids == self.pad_id, "", pieces)
-    words = tf.strings.reduce_join(pieces, axis=-1, separator=" ")
-    words = tf.strings.regex_replace(words, " +", " ")
-    return tf.strings.strip(tf.strings.regex_replace(words, " ##", ""))
 
   def tokenize_with_offsets(self, texts: Sequence[str]) -> Tokens:
     """Tokenizes texts, which must have no lone surrogates."""
+    # Positions of the bytes of characters that are not ignored.
     read, read_bytes = list(texts), dict[int, np.ndarray]()
     for row, text in enumerate(texts) if self.cased else ():
       if _IGNORED_CHARACTER.search(text):
         read[row] = _IGNORED_CHARACTER.sub("", text)
-        read_bytes[row] = _read_bytes(text)
+        is_read = [not _IGNORED_CHARACTER.match(c) for c in text]
+        sizes = np.diff(byte_positions(text))
+        read_bytes[row] = np.flatnonzero(np.repeat(is_read, sizes))
     encoded = [text.encode("utf-8") for text in read]
     given = tf.constant(encoded, tf.string)
     # It is annotated as returning None.
@@ -304,12 +276,6 @@ class WordpieceVocabulary(seqio.Vocabulary):
     for token, (start, limit) in zip(
       tokens.token_ids, tokens.byte_ranges, strict=True
     ):
-      words = unknown if token == self._unk_id else known
+      words = unknown if token == self.unk_id else known
       words.append(encoded[start:limit].decode())
     return known, unknown
-
-
-def _read_bytes(text: str) -> Int[np.ndarray, " b"]:
-  """Returns the positions of the bytes of characters that are not ignored."""
-  is_read = [not _IGNORED_CHARACTER.match(character) for character in text]
-  return np.flatnonzero(np.repeat(is_read, np.diff(byte_positions(text))))

@@ -10,7 +10,7 @@ from absl import logging
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.configuration.kept import Kept
 from realm_jax.console import stop_on_sigterm
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.sole_process import sole_process
 from realm_jax.training.batch_pipeline import BatchPipeline
@@ -110,9 +110,8 @@ def open_run(
         axis_rules=config.mesh.all_axis_rules,
       )
     )
-    examples = BatchStream(
+    examples = stream_batches(
       dataclasses.replace(data, corpus_version=setup.examples.version),
-      rows=setup.own_rows,
       positions=loop_state.positions,
     )
     stack.callback(examples.close)

@@ -28,7 +28,11 @@ from realm_jax.storage.access import require_readable
 from realm_jax.storage.atomic import atomic_file, atomic_text_file
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.storage.local_disk import create_mapped_array
-from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
+from realm_jax.text.wordpieces import (
+  WordpieceVocabulary,
+  read_pieces,
+  write_pieces,
+)
 from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.hf_files import (
   VOCABULARY_FILE,
@@ -95,7 +99,8 @@ def export_weights(
           "was trained on, or its vocab.txt as VOCAB"
         )
       path = epath.Path(corpus_dir, VOCABULARY_FILE)
-    model = BoundModel.of(retriever, reader, WordpieceVocabulary(path))
+    words = WordpieceVocabulary(read_pieces(path))
+    model = BoundModel.of(retriever, reader, words)
     export = plan_export(model, to=to, tower=tower)
     shapes = model.parameter_shapes([export.part])
     like = nested({p: np.empty(s, np.float32) for p, s in shapes.items()})

@@ -24,7 +24,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
 from realm_jax.models.sequences import padded
 from realm_jax.settings import PositiveFloat, PositiveInt
-from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
+from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.hf_files import (
   CONFIG,
@@ -188,7 +188,7 @@ def read_token_classifier(directory: Path) -> LabelledModel:
       'such as {"0": "O", "1": "B-PER"}'
     )
   _, pieces, cased = read_vocabulary(directory)
-  vocabulary = vocabulary_of(pieces, cased=cased)
+  vocabulary = WordpieceVocabulary(pieces, cased=cased)
   tensors = open_tensors(directory)
   bert = read_bert_config(file)
   around = [Module("classifier", "classifier")]

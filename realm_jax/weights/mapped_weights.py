@@ -25,7 +25,6 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import (
   WordpieceVocabulary,
   has_capitals,
-  vocabulary_of,
 )
 from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.hf_files import Vocabulary, read_vocabulary
@@ -238,7 +237,7 @@ def map_weights(config: ImportConfig) -> MappedWeights:
   # What is left of them is not imported.
   for one in source.encoders:
     table += below([*one.table, *one.head], ours="unused/")
-  words = vocabulary_of(_pieces(config, source.vocabularies))
+  words = WordpieceVocabulary(_pieces(config, source.vocabularies))
   retriever = _retriever(config, chosen, words)
   *_, last = chosen.values()
   length = min(BertReader.joint_length, last.bert.max_positions)

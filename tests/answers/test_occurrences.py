@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from realm_jax.answers import patterns
 from realm_jax.answers.match import contains_characters
-from realm_jax.answers.occurrences import AnswersInBlocks, QuestionAnswers
+from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.answers.run_answers import RunAnswers, answers_of_task
 from realm_jax.answers.store import (
   AnswersError,
@@ -20,6 +20,7 @@ from realm_jax.answers.store import (
   find_answers,
 )
 from realm_jax.corpus.store import Corpus
+from realm_jax.inputs.batch import QuestionAnswers
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
 from tests import tiny_world
@@ -63,10 +64,13 @@ def contents(folder):
   return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_stored_and_searched_answers_are_those_in_the_texts(world, tmp_path):
+def test_stored_and_searched_answers_are_those_in_the_texts(
+  world, tmp_path, monkeypatch
+):
   corpus, one, two = world.corpus, tmp_path / "one", tmp_path / "two"
   build_store(one, corpus, STRINGS)
-  build_store(two, corpus, STRINGS, num_workers=2)
+  monkeypatch.setattr("realm_jax.answers.store._BLOCKS_PER_WORKER", 1)
+  build_store(two, corpus, STRINGS)
   assert contents(one) == contents(two)
   stored = AnswersInBlocks(corpus, AnswerStore(one, corpus, STRINGS))
   searched = AnswersInBlocks(corpus)
@@ -88,7 +92,7 @@ def test_stored_and_searched_answers_are_those_in_the_texts(world, tmp_path):
     AnswerStore(two, corpus, STRINGS)
 
 
-def _data(world, **fields) -> DataConfig:
+def _data(world) -> DataConfig:
   return DataConfig(
     task="open_qa",
     corpus_dir=world.corpus_dir,
@@ -96,7 +100,6 @@ def _data(world, **fields) -> DataConfig:
     batch_size=2,
     query_length=tiny_world.QUERY_LENGTH,
     block_length=tiny_world.BLOCK_LENGTH,
-    **fields,
   )
 
 

@@ -77,8 +77,8 @@ def require_consistent(corpus: Corpus) -> None:
     body = flat[slice(*offsets[i : i + 2])]
     assert body.tolist() == block.body_token_ids.tolist()
     assert bodies[i].decode() == block.body
-    assert ids[row] == block.id
-    assert block.id == block_id(corpus.name, block.document_id, block.ordinal)
+    expected = block_id(corpus.name, block.document_id, block.ordinal)
+    assert ids[row] == expected
 
 
 @pytest.fixture(scope="session")

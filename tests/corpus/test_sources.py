@@ -6,7 +6,7 @@ import json
 import pytest
 
 from realm_jax.corpus import InputError
-from realm_jax.corpus.documents import Document, RowReader, default_document_id
+from realm_jax.corpus.documents import Document, RowReader
 from realm_jax.corpus.sources import DocumentSource
 
 
@@ -28,7 +28,7 @@ def test_documents_by_hand(tmp_path):
   assert read(path, unescape_html=False)[1].text == "Stone &amp; river"
   # An id of the contents is stable: `printf 'a\\0b' | b2sum -l 96` prints it.
   assert third.id == "5f9bf221bb2f0e9f33d31a72"
-  assert default_document_id("ab", "") != third.id
+  assert RowReader().read(b'{"title": "ab", "text": ""}').id != third.id
 
 
 def test_pieces_are_the_rows_in_order(tmp_path):

@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from realm_jax.inputs.config import TaskContext
+from realm_jax.inputs.config import TaskContext, TaskError
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.questions import QuestionFileError
 from tests.inputs import tiny_corpus
 from tests.json_lines import write_lines
 
@@ -36,16 +35,16 @@ def test_bad_lines_are_counted_and_the_first_named(
 ):
   path = tmp_path / "q.jsonl"
   path.write_bytes(_GOOD + line)
-  with pytest.raises(QuestionFileError, match=complaint) as caught:
+  with pytest.raises(TaskError, match=complaint) as caught:
     _read(tiny, path)
   assert re.search('q.jsonl, line 2.*wanted {"question"', str(caught.value))
 
 
 def test_a_file_that_is_missing_or_empty_is_named(tiny, tmp_path):
-  with pytest.raises(QuestionFileError, match=r"no file .*nowhere.jsonl"):
+  with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
     _read(tiny, tmp_path / "nowhere.jsonl")
   (tmp_path / "empty.jsonl").touch()
-  with pytest.raises(QuestionFileError, match=r"empty.jsonl has no line"):
+  with pytest.raises(TaskError, match=r"empty.jsonl has no line"):
     _read(tiny, tmp_path / "empty.jsonl")
 
 

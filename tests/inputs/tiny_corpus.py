@@ -1,5 +1,6 @@
 """A corpus small enough to work out by hand, and questions about it."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -59,17 +60,10 @@ def build(directory: Path, *, vocabulary: str = VOCABULARY) -> TaskContext:
 
 def config(task: str, context: TaskContext, **fields: Any) -> DataConfig:
   """The data of a task on the context's files, with short lengths."""
+  given = {
+    f.name: getattr(context, f.name) for f in dataclasses.fields(context)
+  }
+  lengths = {"query_length": 16, "block_length": 32, "max_masks": 4}
   return DataConfig(
-    **{
-      "task": task,
-      "corpus_dir": context.corpus_dir,
-      "corpus_version": context.corpus_version,
-      "question_files": context.question_files,
-      "unmasked_span_kinds": context.unmasked_span_kinds,
-      "batch_size": 1,
-      "query_length": 16,
-      "block_length": 32,
-      "max_masks": 4,
-      **fields,
-    }
+    **{"task": task, "batch_size": 1, **lengths, **given, **fields}
   )

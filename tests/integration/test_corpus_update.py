@@ -13,7 +13,7 @@ from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.update import update_corpus
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.run import RunConfig, TrainedRun
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.training.metric_rows import read_rows
 from realm_jax.training.stages.pretraining import Pretraining
@@ -139,7 +139,7 @@ def test_each_step_searches_the_version_of_its_snapshot(watched):
 
 
 def test_the_examples_stay_those_of_the_version_it_began_with(watched):
-  stream = BatchStream(
+  stream = stream_batches(
     DataConfig(
       task="masked_salient_spans",
       corpus_dir=watched.folder / "corpus",

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.display import describe
 from realm_jax.inputs.examples import ExampleStream
@@ -35,7 +35,7 @@ def test_ten_lines_make_a_task(project_dir, tiny, tmp_path, monkeypatch):
   try:
     stream = ExampleStream(config, shuffle=False, repeat=False)
     first, _ = stream
-    (batch,) = list(BatchStream(config, repeat=False))[:1]
+    (batch,) = list(stream_batches(config, repeat=False))[:1]
   finally:
     sys.modules.pop("quiz")
   features = stream.task.output_features

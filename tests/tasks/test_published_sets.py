@@ -8,10 +8,10 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from realm_jax.inputs import seqio_rows
-from realm_jax.inputs.config import TaskContext, task_context
+from realm_jax.inputs.config import TaskContext, TaskError, task_context
 from realm_jax.inputs.examples import find_task
 from realm_jax.inputs.published import question_of_record
-from realm_jax.inputs.questions import Question, QuestionFileError
+from realm_jax.inputs.questions import Question
 from realm_jax.tasks import published_questions
 
 # TFDS reads its metadata by a method that protobuf will drop.
@@ -53,7 +53,7 @@ def test_files_that_are_not_the_published_set_are_named(tmp_path):
      r"line 1, has 3 columns"),
   ):  # fmt: skip
     (tmp_path / file).write_text(content)
-    with pytest.raises(QuestionFileError, match=message):
+    with pytest.raises(TaskError, match=message):
       read(task, split, tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_webquestions_divides_as_published(shared_data):
 
 def test_curated_trec_and_xquad_are_parts_of_what_was_published(shared_data):
   folder = shared_data / "curatedtrec"
-  with pytest.raises(QuestionFileError, match=r"several forms.*Name a file"):
+  with pytest.raises(TaskError, match=r"several forms.*Name a file"):
     read("curated_trec", "test", folder)
   file, tested = (
     folder / f"large2470-{part}.tsv" for part in ("train", "test")

@@ -15,13 +15,6 @@ from realm_jax.weights import WeightsError
 
 pytestmark = pytest.mark.slow
 
-_KINDS = {
-  "PER": "person",
-  "ORG": "organization",
-  "LOC": "location",
-  "MISC": "miscellaneous",
-}
-
 
 @pytest.fixture(scope="module", params=["uncased", "cased"])
 def golden(request, project_dir):
@@ -43,8 +36,11 @@ def tagger(golden):
 def _entities(sentence, found):
   """What transformers found, in bytes of the sentence."""
   return [
-    (len(sentence[:s].encode()), len(sentence[:t].encode()), _KINDS[kind])
-    for s, t, kind in found
+    (
+      *(len(sentence[:place].encode()) for place in (start, limit)),
+      parse_labels(["O", kind])[1][0],
+    )
+    for start, limit, kind in found
   ]
 
 

@@ -12,7 +12,7 @@ from realm_jax.text.wordpieces import (
   SPECIAL_PIECES,
   VocabularyError,
   WordpieceVocabulary,
-  vocabulary_of,
+  read_pieces,
 )
 
 # [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, then from 5.
@@ -23,10 +23,8 @@ WORDS = (
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory) -> WordpieceVocabulary:
-  path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-  path.write_text("\n".join([*SPECIAL_PIECES, *WORDS]) + "\n", encoding="utf-8")
-  return WordpieceVocabulary(path)
+def vocabulary() -> WordpieceVocabulary:
+  return WordpieceVocabulary([*SPECIAL_PIECES, *WORDS])
 
 
 def shown(vocabulary: WordpieceVocabulary, text: str) -> list[tuple[str, str]]:
@@ -48,9 +46,7 @@ def test_tensorflow_gives_the_same_as_python(vocabulary):
   assert next(mapped.as_numpy_iterator()).tolist() == ids
   batch = vocabulary.encode_tf(tf.constant([text, "", "the"]))
   assert batch.to_list() == [ids, [], vocabulary.encode("the")]
-  padded = tf.constant([[*ids, 0, 0], [5] * (len(ids) + 2)])
-  decoded = [text.decode() for text in vocabulary.decode_tf(padded).numpy()]
-  assert decoded == [vocabulary.decode(row) for row in padded.numpy().tolist()]
+  assert vocabulary.decode([*ids, 0]) == "the playground , cafe - 12"
   # Masks in a text are special pieces.
   for masked in ("[MASK] the fine [MASK][MASK].", "the fine", "[MASK]"):
     token_ids = vocabulary.encode_masked_tf(tf.constant(masked)).numpy()
@@ -84,7 +80,7 @@ def test_offsets_are_into_the_text_as_written(vocabulary, text, expected):
 @pytest.fixture(scope="module")
 def cased() -> WordpieceVocabulary:
   pieces = "A a ##a é ##é e ##e ก ##ก the The 北".split()
-  return vocabulary_of([*SPECIAL_PIECES, *pieces])
+  return WordpieceVocabulary([*SPECIAL_PIECES, *pieces])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +108,7 @@ def test_a_cased_vocabulary(cased, text, expected):
 
 def test_tokens_of_many_languages_are_those_of_transformers():
   folder = Path(__file__).parents[1] / "golden" / "multilingual"
-  words = WordpieceVocabulary(folder / "vocab.txt")
+  words = WordpieceVocabulary(read_pieces(folder / "vocab.txt"))
   expected = json.loads((folder / "expected.json").read_text("utf-8"))
   texts = [text for text, _ in expected]
   tokens = words.tokenize_with_offsets(texts)
@@ -127,7 +123,7 @@ def test_tokens_of_many_languages_are_those_of_transformers():
 def test_a_trained_vocabulary_keeps_characters_and_uses_its_slots():
   ideographs = [chr(0x4E00 + i) for i in range(1200)]
   texts = ["".join(ideographs), "É été ภาษาไทยเขียนติดกัน " * 3, "한국어 かな"]
-  vocabulary = vocabulary_of(train_vocabulary(texts, 1500, cased=True))
+  vocabulary = WordpieceVocabulary(train_vocabulary(texts, 1500, cased=True))
   assert vocabulary.cased
   for text in texts:
     assert vocabulary.unk_id not in vocabulary.encode(text)
@@ -135,13 +131,13 @@ def test_a_trained_vocabulary_keeps_characters_and_uses_its_slots():
   assert not [p for p in vocabulary.pieces if p == "##" + ideographs[0]]
   # Too few slots: the commonest characters have them all.
   texts += ["".join(ideographs[:300])]
-  small = vocabulary_of(train_vocabulary(texts, 600, cased=True))
+  small = WordpieceVocabulary(train_vocabulary(texts, 600, cased=True))
   assert small.vocab_size == 600
   assert {*ideographs[:300]} <= {*small.pieces}
 
 
 def test_a_trained_vocabulary_knows_its_script_and_ascii():
-  words = vocabulary_of(train_vocabulary(["the house"], 200))
+  words = WordpieceVocabulary(train_vocabulary(["the house"], 200))
   assert words.notes("the house!") == []
   for text in ("北京 1987?", "ДОМ the"):
     assert "the run does not know: " in words.notes(text)[0]
@@ -149,7 +145,7 @@ def test_a_trained_vocabulary_knows_its_script_and_ascii():
   with pytest.raises(ValueError, match="Chinese"):
     words.require_known("北京 1987?")
   for texts in (["ab ab cd ad"], ["a"]):
-    words = vocabulary_of(train_vocabulary(texts, 200))
+    words = WordpieceVocabulary(train_vocabulary(texts, 200))
     typed = 'Who wrote "C++" in 1985, and where? ({x|y}~z^2 @ #7 & $5 = 50%!)'
     assert words.unk_id not in words.encode(typed)
 
@@ -162,7 +158,7 @@ def test_a_vocabulary_that_cannot_serve_is_refused(tmp_path):
     train_vocabulary(["ab ab cd aδ"] * 3, 8)
   path = tmp_path / "vocab.txt"
   with pytest.raises(VocabularyError, match=r"no vocabulary at .*vocab"):
-    WordpieceVocabulary(path)
+    read_pieces(path)
   for content, message in (
     (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", r"has no \[MASK\]"),
     (b"the\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[PAD]\n", "'the' on its first line"),
@@ -171,4 +167,4 @@ def test_a_vocabulary_that_cannot_serve_is_refused(tmp_path):
   ):
     path.write_bytes(content)
     with pytest.raises(VocabularyError, match=message):
-      WordpieceVocabulary(path)
+      read_pieces(path)

@@ -13,7 +13,7 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.scann import ScannConfig
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import sharding
 from realm_jax.training.batch_pipeline import BatchPipeline
@@ -106,7 +106,7 @@ def test_all_choose_the_same_candidates(run, examples, tmp_path, name):
     pytest.skip("open QA over BM25 reads its scores")
   (tmp_path / "snapshots").symlink_to(run.model_dir / "snapshots")
   config = _config(run, examples, stage, tmp_path)
-  with contextlib.closing(BatchStream(config.data)) as stream:
+  with contextlib.closing(stream_batches(config.data)) as stream:
     batch = next(stream)
   by_host = _by_host(run, config, batch)
   query = batch.array("query")

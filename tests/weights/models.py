@@ -15,7 +15,7 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage.json_files import write_json
-from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
+from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import exporting, importing
 from realm_jax.weights.mapped_weights import (
   BoundModel,
@@ -126,7 +126,7 @@ READER = BertReader(bert=BERT, joint_length=40, span_size=6, max_answer_width=4)
 
 @functools.cache
 def vocabulary() -> WordpieceVocabulary:
-  return vocabulary_of(tuple(tiny_world.pieces()))
+  return WordpieceVocabulary(tiny_world.pieces())
 
 
 def bound(retriever: Retriever, reader: BertReader = READER) -> BoundModel:

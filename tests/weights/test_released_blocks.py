@@ -1,16 +1,14 @@
 """Released blocks become a corpus, one record a row, and a snapshot."""
 
-import functools
-
 import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.corpus import block_builder
+from realm_jax.corpus import block_builder, writing
 from realm_jax.corpus.store import Corpus
 from realm_jax.snapshots.loading import load_newest
 from realm_jax.storage.local_disk import DiskFullError
-from realm_jax.text.wordpieces import vocabulary_of
+from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, importing
 from realm_jax.weights.importing import ReleasedBlocks
 from tests.corpus.conftest import text_of
@@ -44,7 +42,7 @@ def write(path, records=RECORDS, *, num_blocks=6):
   vectors = np.zeros((num_blocks, 2), np.float32)
   importing.write_corpus(
     ReleasedBlocks(path, vectors, iter(records), iter(TITLES)),
-    vocabulary_of(tuple(_PIECES)),
+    WordpieceVocabulary(_PIECES),
   )
   return Corpus.open(path)
 
@@ -52,8 +50,7 @@ def write(path, records=RECORDS, *, num_blocks=6):
 def test_a_row_is_a_record_whatever_is_in_it(tmp_path, monkeypatch):
   # Two blocks a shard: rows go on through all of them.
   monkeypatch.setattr(block_builder, "DOCUMENTS_PER_CHUNK", 2)
-  small = functools.partial(importing.write_shards, shard_bytes=1)
-  monkeypatch.setattr(importing, "write_shards", small)
+  monkeypatch.setattr(writing, "SHARD_BYTES", 1)
   corpus = write(tmp_path / "c")
   assert corpus.num_blocks == len(RECORDS)
   for row, (record, title) in enumerate(zip(RECORDS, TITLES, strict=True)):

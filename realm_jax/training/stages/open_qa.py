@@ -9,14 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from realm_jax.answers.occurrences import (
-  AnswersInBlocks,
-  QuestionAnswers,
-  answers_of_batch,
-)
+from realm_jax.answers.occurrences import AnswersInBlocks
 from realm_jax.answers.spans import TokenSpans, find_token_spans
 from realm_jax.indexes.protocol import SearchResult
-from realm_jax.inputs.batch import Batch
+from realm_jax.inputs.batch import Batch, QuestionAnswers
 from realm_jax.models import AnyArray
 from realm_jax.models.components import Components
 from realm_jax.models.packing import TokenSequences
@@ -126,7 +122,7 @@ class OpenQa(Stage):
   ) -> Features:
     assert found is not None
     assert context.answers is not None
-    questions = answers_of_batch(batch)
+    questions = batch.answers
     has_answer = np.stack(
       [
         context.answers.contained(question, own)
