@@ -126,6 +126,14 @@ def name_of(field: str, annotation: Any) -> str | None:
   return field.upper()
 
 
+def shared_name(field: str, annotation: Any) -> str | None:
+  """Returns the name by which other commands take a field, if they do."""
+  for mark in getattr(annotation, "__metadata__", ()):
+    if isinstance(mark, OfRun):
+      return mark.name or field.upper()
+  return None
+
+
 def accepts(annotation: Any, value: Any) -> bool:
   """Returns whether a value is of an annotated type.
 

@@ -59,39 +59,11 @@ _COMPILATION_CACHE = flags.DEFINE_bool(
 # --help shows it.
 flags.disclaim_key_flags()
 
-_Flags = dict[str, tuple[Callable[..., Any], str]]
-_OF_RUN: _Flags = {
-  "model_dir": (
-    flags.DEFINE_string,
-    "MODEL_DIR of a run, which configures what the gin files and bindings of "
-    "the command leave open.",
-  ),
-  "corpus_dir": (
-    flags.DEFINE_string,
-    "CORPUS_DIR; by default the one that the run has recorded.",
-  ),
-  "gin_help": (
-    flags.DEFINE_bool,
-    "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
-  ),
-}
-# Parameters of `processes.initialize`.
-_OF_PROCESSES: _Flags = {
-  "coordinator_address": (flags.DEFINE_string, "HOST:PORT of process 0."),
-  "num_processes": (
-    flags.DEFINE_integer,
-    "Number of processes that run this command together.",
-  ),
-  "process_id": (flags.DEFINE_integer, "Number of this process, from 0."),
-  "heartbeat_timeout_seconds": (
-    flags.DEFINE_integer,
-    "Seconds without a sign of life after which a process is taken for dead.",
-  ),
-  "initialization_timeout_seconds": (
-    flags.DEFINE_integer,
-    "Seconds to wait until all processes have started.",
-  ),
-}
+# Flags of the parameters of `processes.initialize`.
+_OF_PROCESSES = (
+  *("coordinator_address", "num_processes", "process_id"),
+  *("heartbeat_timeout_seconds", "initialization_timeout_seconds"),
+)
 # Flags of parameters of a type; another type's are strings.
 _OF_TYPES = {
   bool: flags.DEFINE_bool,
@@ -100,14 +72,29 @@ _OF_TYPES = {
 }
 
 
-def define_run_flags(others: _Flags | None = None) -> None:
+def define_run_flags() -> None:
   """Defines `--model_dir`, `--corpus_dir` and `--gin_help` for a command.
 
   In a process that imports several commands they are defined once.
   """
-  for name, (define, text) in {**_OF_RUN, **(others or {})}.items():
-    if name not in flags.FLAGS:
-      define(name, None, text)
+  if "gin_help" in flags.FLAGS:
+    return
+  flags.DEFINE_string(
+    "model_dir",
+    None,
+    "MODEL_DIR of a run, which configures what the gin files and bindings of "
+    "the command leave open.",
+  )
+  flags.DEFINE_string(
+    "corpus_dir",
+    None,
+    "CORPUS_DIR; by default the one that the run has recorded.",
+  )
+  flags.DEFINE_bool(
+    "gin_help",
+    None,
+    "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
+  )
 
 
 def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
@@ -167,11 +154,12 @@ def configured(
   Raises:
     ConfigurationError: There are neither a run nor gin files; or as `parsed`.
   """
+  model_dir = corpus_dir = shows_names = None
   # Another command may have flags of these names.
-  is_of_run = "gin_help" in flags.FLAGS
-  run = {n: flags.FLAGS[n].value if is_of_run else None for n in _OF_RUN}
-  shows_names = bool(run.pop("gin_help"))
-  is_named = run["model_dir"] or _GIN_FILES.value
+  if is_of_run := "gin_help" in flags.FLAGS:
+    model_dir, corpus_dir = flags.FLAGS.model_dir, flags.FLAGS.corpus_dir
+    shows_names = flags.FLAGS.gin_help
+  is_named = model_dir or _GIN_FILES.value
   if is_of_run and not (is_named or (shows_names and recipe is not None)):
     raise ConfigurationError(
       "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
@@ -181,7 +169,8 @@ def configured(
     function,
     _GIN_FILES.value,
     _GIN_BINDINGS.value,
-    **run,
+    model_dir=model_dir,
+    corpus_dir=corpus_dir,
     recipe=recipe,
     modules=_MODULES.value,
     given=given,
@@ -216,7 +205,11 @@ def run(
       read already.
   """
   if on_devices:
-    define_run_flags(_OF_PROCESSES)
+    # It imports jax, which other commands do without.
+    from realm_jax.partitioning import processes
+
+    define_run_flags()
+    define_flags_of(processes.initialize, *_OF_PROCESSES)
   if is_supervised:
     flags.DEFINE_integer(
       "max_restarts",
@@ -234,8 +227,6 @@ def run(
   except BaseException as error:
     code = exit_code(error)
   if on_devices and flags.FLAGS.is_parsed():
-    from realm_jax.partitioning import processes
-
     processes.leave(code)
   sys.exit(code)
 
@@ -260,7 +251,6 @@ def _start(
   if _COMPILATION_CACHE.value:
     compilation_cache.enable()
   if on_devices:
-    # After the flags are parsed: it imports jax.
     from realm_jax.partitioning import processes
 
     processes.initialize(**given_flags(*_OF_PROCESSES))

@@ -173,20 +173,10 @@ def _shared(one: Reference) -> Iterator[tuple[str, Any]]:
   """Yields the names and values that other commands take from an object."""
   types = settings.parameter_types(one.target)
   for field, value in one.kept.items():
-    for mark in getattr(types.get(field), "__metadata__", ()):
-      if isinstance(mark, settings.OfRun):
-        yield mark.name or field.upper(), value
+    if name := settings.shared_name(field, types.get(field)):
+      yield name, value
     if isinstance(value, Reference):
       yield from _shared(value)
-
-
-def _kinds(tree: Any) -> Iterator[str]:
-  """Yields the kinds of all objects in JSON values."""
-  if isinstance(tree, (dict, list)):
-    if isinstance(tree, dict) and isinstance(tree.get("kind"), str):
-      yield tree["kind"]
-    for one in tree.values() if isinstance(tree, dict) else tree:
-      yield from _kinds(one)
 
 
 def _shared_names(config: Any, modules: Collection[str]) -> set[str]:
@@ -195,17 +185,17 @@ def _shared_names(config: Any, modules: Collection[str]) -> set[str]:
   A stranger's file may have others, such as that of a folder to write to. Of
   installed packages only the kinds that the file has are imported.
   """
-  kinds = {*_OWN, *_kinds(config)} & _known().keys()
-  classes = [pkgutil.resolve_name(_known()[kind]) for kind in sorted(kinds)]
+  text = json.dumps(config)
+  kinds = {one for one in _known() if one in _OWN or json.dumps(one) in text}
+  classes = [_class_of(kind, modules) for kind in sorted(kinds)]
   for module in modules:
     named = vars(sys.modules[module]).values() if module in sys.modules else ()
     classes += [one for one in named if isinstance(one, type)]
   return {
-    mark.name or field.upper()
+    name
     for cls in classes
     for field, annotation in settings.parameter_types(cls).items()
-    for mark in getattr(annotation, "__metadata__", ())
-    if isinstance(mark, settings.OfRun)
+    if (name := settings.shared_name(field, annotation))
   }
 
 
