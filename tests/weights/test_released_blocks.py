@@ -8,11 +8,11 @@ import pytest
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus import block_builder
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.writing import new_corpus
 from realm_jax.snapshots.loading import load_newest
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.text.wordpieces import vocabulary_of
 from realm_jax.weights import WeightsError, importing
-from realm_jax.weights.importing import ReleasedBlocks
 from tests.corpus.conftest import text_of
 from tests.weights import tf_files as files
 from tests.weights.models import import_weights
@@ -41,11 +41,12 @@ def ids(words: str) -> list[int]:
 
 
 def write(path, records=RECORDS, *, num_blocks=6):
-  vectors = np.zeros((num_blocks, 2), np.float32)
-  importing.write_corpus(
-    ReleasedBlocks(path, vectors, iter(records), iter(TITLES)),
-    vocabulary_of(tuple(_PIECES)),
-  )
+  documents = importing.blocks_of(num_blocks, iter(records), iter(TITLES))
+  vocabulary = vocabulary_of(tuple(_PIECES))
+  with new_corpus(path) as staging:
+    importing.write_corpus(
+      staging, documents, vocabulary, num_blocks=num_blocks
+    )
   return Corpus.open(path)
 
 
