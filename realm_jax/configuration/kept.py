@@ -169,13 +169,13 @@ def _task_modules(name: str, value: Any, modules: Collection[str]) -> Any:
   return tuple(one if one in trusted else NotImported(one) for one in value)
 
 
-def _shared(one: Reference) -> Iterator[tuple[str, Any]]:
-  """Yields the names and values that other commands take from an object."""
-  types = settings.parameter_types(one.target)
-  for field, value in one.kept.items():
-    if name := settings.shared_name(field, types.get(field)):
-      yield name, value
-    if isinstance(value, Reference):
+def _shared(tree: Any) -> Iterator[tuple[str, Any]]:
+  """Yields the names and values that other commands take from JSON values."""
+  if isinstance(tree, dict) and tree.keys() == {"kind", "fields"}:
+    types = settings.parameter_types(_class_of(tree["kind"], sys.modules))
+    for field, value in tree["fields"].items():
+      if name := settings.shared_name(field, types.get(field)):
+        yield name, value
       yield from _shared(value)
 
 
@@ -235,10 +235,8 @@ class Kept:
     stage = getattr(config, "stage", None)
     asked = getattr(stage, "asked", None)
     tree = json.loads(json.dumps(config, default=_encoded))
-    # All classes of the configuration are imported here.
-    own = dict(_shared(_decoded(tree, sys.modules)))
-    shared = json.loads(json.dumps(own, default=_encoded))
-    return cls(asked, getattr(stage, "evaluation", None), shared, tree)
+    evaluation = getattr(stage, "evaluation", None)
+    return cls(asked, evaluation, dict(_shared(tree)), tree)
 
   @classmethod
   def find(cls, model_dir: epath.PathLike) -> "Kept | None":
