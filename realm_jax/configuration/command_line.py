@@ -12,7 +12,6 @@ Elsewhere flags say where the processes meet:
       --num_processes=2 --process_id=0
 """
 
-import functools
 import inspect
 import signal
 import sys
@@ -218,7 +217,16 @@ def run(
       "does the work in the process that was started.",
       lower_bound=0,
     )
-  start = functools.partial(_start, takes_texts, on_devices)
+
+  def start(arguments: Sequence[str]) -> list[str]:
+    texts = _parsed_flags(arguments, takes_texts)
+    hide_library_messages()
+    if _COMPILATION_CACHE.value:
+      compilation_cache.enable()
+    if on_devices:
+      processes.initialize(**given_flags(*_OF_PROCESSES))
+    return texts
+
   try:
     app.run(main, flags_parser=start)
   except SystemExit as ended:
@@ -227,33 +235,26 @@ def run(
   except BaseException as error:
     code = exit_code(error)
   if on_devices and flags.FLAGS.is_parsed():
+    from realm_jax.partitioning import processes
+
     processes.leave(code)
   sys.exit(code)
 
 
-def _start(
-  takes_texts: bool, on_devices: bool, argv: Sequence[str]
-) -> list[str]:
-  """Parses flags, and sets up the process; returns other arguments."""
+def _parsed_flags(arguments: Sequence[str], takes_texts: bool) -> list[str]:
+  """Parses flags; returns the arguments that are none."""
   try:
-    texts = flags.FLAGS(expand_gin_flags(argv))
-    if texts[1:] and not takes_texts:
-      raise ConfigurationError(
-        f"{texts[1]!r} is no flag; write --NAME=VALUE, and quote patterns of "
-        "files so that the shell leaves them alone"
-      )
+    texts = flags.FLAGS(expand_gin_flags(arguments))
   except flags.Error as error:
     raise ConfigurationError(" ".join(str(error).split())) from error
   except SystemExit:
     # absl ends with 1 once it has shown the help that was asked for.
     sys.exit(0)
-  hide_library_messages()
-  if _COMPILATION_CACHE.value:
-    compilation_cache.enable()
-  if on_devices:
-    from realm_jax.partitioning import processes
-
-    processes.initialize(**given_flags(*_OF_PROCESSES))
+  if texts[1:] and not takes_texts:
+    raise ConfigurationError(
+      f"{texts[1]!r} is no flag; write --NAME=VALUE, and quote patterns of "
+      "files so that the shell leaves them alone"
+    )
   return texts
 
 

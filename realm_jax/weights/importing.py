@@ -28,7 +28,6 @@ from realm_jax.console import Progress
 from realm_jax.corpus import writing
 from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.documents import Document
-from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH, NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary
@@ -100,7 +99,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
     write_pieces(directory / VOCABULARY_FILE, words.pieces)
     models = {"retriever": retriever, "reader": reader}
     Kept.of(Reference(TrainConfig, kept=models)).write(directory)
-    if released is not None:
+    if released is not None and config.corpus_dir is not None:
       vectors, documents = released
       corpus_dir = outputs.enter_context(writing.new_corpus(config.corpus_dir))
       write_corpus(corpus_dir, documents, words, num_blocks=vectors.shape[0])
@@ -149,17 +148,9 @@ def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
     StoreAccessError: The path is in a bucket that cannot be written.
     DiskFullError: The disk is full.
   """
-  require_writable(output_dir)
-  path = epath.Path(output_dir)
-  check_target(path)
-  names = sorted(p.name for p in path.iterdir()) if path.exists() else []
-  if names:
-    held = f"has files in it ({', '.join(names[:3])}, …)"
-    if "checkpoints" in names:
-      held = "is a MODEL_DIR that has checkpoints already"
-    raise WeightsError(f"{path} {held}; name a new directory for --output_dir")
+  _require_new("output_dir", output_dir)
   if is_remote(output_dir):
-    yield path
+    yield epath.Path(output_dir)
     return
   advice = "free some space, or name another --output_dir"
   with (
@@ -168,6 +159,18 @@ def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
   ):
     yield epath.Path(staging)
     rename_into_place(staging, output_dir)
+
+
+def _require_new(flag: str, directory: epath.PathLike) -> None:
+  """Checks that a directory can be made, for which a flag stands."""
+  require_writable(directory)
+  path = epath.Path(directory)
+  check_target(path)
+  if names := sorted(p.name for p in path.iterdir()) if path.exists() else []:
+    held = f"has files in it ({', '.join(names[:3])}, …)"
+    if "checkpoints" in names:
+      held = "is a MODEL_DIR that has checkpoints already"
+    raise WeightsError(f"{path} {held}; name a new directory for --{flag}")
 
 
 # --- Released blocks ----------------------------------------------------------
@@ -189,13 +192,7 @@ def _check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
       "directory, or one is in the other; each appears whole, so name two side "
       "by side"
     )
-  if epath.Path(corpus_dir, MANIFEST_NAME).exists():
-    raise WeightsError(
-      f"--corpus_dir={corpus_dir} holds a corpus already; name a new "
-      "directory, or remove it first"
-    )
-  writing.check_target(corpus_dir, overwrite=False)
-  require_writable(corpus_dir)
+  _require_new("corpus_dir", corpus_dir)
 
 
 def _open_released(

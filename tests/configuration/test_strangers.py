@@ -64,6 +64,9 @@ def _plant(stranger, planted):
   path = stranger / "config.json"
   kept = json.loads(path.read_text())
   for place, value in planted.items():
+    if place.startswith("/"):
+      kept[place[1:]] = value
+      continue
     *parents, field = place.split(".")
     node, shared = kept["config"], kept["shared"]
     for name in parents:
@@ -126,6 +129,11 @@ _OF_CONFIG = {
   "place": {"output_dir": "../elsewhere"},
   "newer field": {"retriever.bert.tomorrow": 1},
   "type": {"data.query_length": ["trojan"]},
+  # What the file says of its stage.
+  "recipe": {"/evaluation": "evil.gin"},
+  "recipe elsewhere": {"/evaluation": "../modules/evil.gin"},
+  "asked": {"/asked": "trojan"},
+  "another": {"/stage": "trojan:Trojan"},
 }
 
 
@@ -163,24 +171,6 @@ def test_a_run_does_not_say_where_it_is(stranger):
   _plant(stranger, {"model_dir": "../elsewhere"})
   found = configuration.parsed(TrainConfig, model_dir=stranger, recipe=None)
   assert found.build(TrainConfig).model_dir == str(stranger)
-
-
-_TOP = {
-  "recipe": {"evaluation": "evil.gin"},
-  "recipe elsewhere": {"evaluation": "../modules/evil.gin"},
-  "asked": {"asked": "trojan"},
-  "stage": {"stage": "trojan:Trojan"},
-}
-
-
-@pytest.mark.parametrize("planted", _TOP)
-def test_what_a_config_says_of_its_stage_is_no_file_and_no_class(
-  planted, stranger, mark, tmp_path
-):
-  path = stranger / "config.json"
-  path.write_text(json.dumps({**json.loads(path.read_text()), **_TOP[planted]}))
-  _open(stranger, tmp_path / "out")
-  assert not mark.exists() and "trojan" not in sys.modules
 
 
 def test_modules_of_tasks_are_named_and_not_imported(stranger, mark, tmp_path):

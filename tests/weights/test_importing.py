@@ -82,7 +82,7 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
   ("options", "word"),
   [
     ({"output_dir": "old/run"}, "checkpoints already"),
-    ({"corpus_dir": "old"}, "holds a corpus already"),
+    ({"corpus_dir": "old"}, r"corpus\.json.*--corpus_dir"),
     ({"path": "gs://bucket/bert"}, "in a bucket"),
     ({"block_records": "a", "index": "exact"}, "--block_records, --index with"),
   ],
