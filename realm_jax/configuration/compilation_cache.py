@@ -37,8 +37,11 @@ def enable() -> None:
   # A user may have no home, or one on a full disk.
   with contextlib.suppress(RuntimeError, OSError):
     # jax looks up programs by the CPU's instructions, and not by the number of
-    # its cores, among which XLA divides the work.
-    folder = cache_directory() / "compilations" / f"{_num_cores()}_cores"
+    # cores that it may use, among which XLA divides the work.
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):
+      cores = len(os.sched_getaffinity(0))
+    folder = cache_directory() / "compilations" / f"{cores}_cores"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for program in folder.glob("*-cache"):
       # jax writes this file after the program, unless it is killed. Then it
@@ -51,10 +54,3 @@ def enable() -> None:
         # jax has read the environment when it was imported.
         if jax := sys.modules.get("jax"):
           jax.config.update(variable.lower(), value)
-
-
-def _num_cores() -> int:
-  """Returns the number of cores that this process may use."""
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1

@@ -174,8 +174,8 @@ def _shared(tree: Any) -> Iterator[tuple[str, Any]]:
   if isinstance(tree, dict) and tree.keys() == {"kind", "fields"}:
     types = settings.parameter_types(_class_of(tree["kind"], sys.modules))
     for field, value in tree["fields"].items():
-      if name := settings.shared_name(field, types.get(field)):
-        yield name, value
+      if mark := settings.mark_of(types.get(field), settings.OfRun):
+        yield mark.name or field.upper(), value
       yield from _shared(value)
 
 
@@ -192,10 +192,10 @@ def _shared_names(config: Any, modules: Collection[str]) -> set[str]:
     named = vars(sys.modules[module]).values() if module in sys.modules else ()
     classes += [one for one in named if isinstance(one, type)]
   return {
-    name
+    mark.name or field.upper()
     for cls in classes
     for field, annotation in settings.parameter_types(cls).items()
-    if (name := settings.shared_name(field, annotation))
+    if (mark := settings.mark_of(annotation, settings.OfRun))
   }
 
 
