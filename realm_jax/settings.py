@@ -23,7 +23,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from realm_jax.errors import RealmError
 
@@ -103,6 +103,7 @@ _NAMES = {
 
 # Stands for a value that is known only when the command runs.
 UNKNOWN = object()
+Mark = TypeVar("Mark", Named, OfRun)
 
 
 @functools.cache
@@ -118,12 +119,10 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
     return {}
 
 
-def name_of(field: str, annotation: Any) -> str | None:
-  """Returns the name in capitals that sets a field of a type, if any does."""
-  for mark in getattr(annotation, "__metadata__", ()):
-    if isinstance(mark, Named):
-      return mark.name
-  return field.upper()
+def mark_of(annotation: Any, kind: type[Mark]) -> Mark | None:
+  """Returns the mark of a kind that a type has, `Named` or `OfRun`, if any."""
+  marks = getattr(annotation, "__metadata__", ())
+  return next((mark for mark in marks if isinstance(mark, kind)), None)
 
 
 def accepts(annotation: Any, value: Any) -> bool:

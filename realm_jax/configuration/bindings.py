@@ -177,8 +177,10 @@ class Bindings:
     defaults = _defaults(one.target)
     for name in {**bound, **one.kept, **defaults}:
       annotation, default = types.get(name, Any), defaults.get(name, UNBOUND)
-      is_setting = name in one.kept or name in defaults
-      key = settings.name_of(name, annotation) if is_setting else None
+      key = None
+      if name in one.kept or name in defaults:
+        mark = settings.mark_of(annotation, settings.Named)
+        key = mark.name if mark else name.upper()
       value = one.kept.get(name, UNBOUND)
       if name in bound:
         value, key = bound[name], None

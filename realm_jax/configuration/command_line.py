@@ -12,7 +12,6 @@ Elsewhere flags say where the processes meet:
       --num_processes=2 --process_id=0
 """
 
-import functools
 import inspect
 import signal
 import sys
@@ -59,39 +58,11 @@ _COMPILATION_CACHE = flags.DEFINE_bool(
 # --help shows it.
 flags.disclaim_key_flags()
 
-_Flags = dict[str, tuple[Callable[..., Any], str]]
-_OF_RUN: _Flags = {
-  "model_dir": (
-    flags.DEFINE_string,
-    "MODEL_DIR of a run, which configures what the gin files and bindings of "
-    "the command leave open.",
-  ),
-  "corpus_dir": (
-    flags.DEFINE_string,
-    "CORPUS_DIR; by default the one that the run has recorded.",
-  ),
-  "gin_help": (
-    flags.DEFINE_bool,
-    "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
-  ),
-}
-# Parameters of `processes.initialize`.
-_OF_PROCESSES: _Flags = {
-  "coordinator_address": (flags.DEFINE_string, "HOST:PORT of process 0."),
-  "num_processes": (
-    flags.DEFINE_integer,
-    "Number of processes that run this command together.",
-  ),
-  "process_id": (flags.DEFINE_integer, "Number of this process, from 0."),
-  "heartbeat_timeout_seconds": (
-    flags.DEFINE_integer,
-    "Seconds without a sign of life after which a process is taken for dead.",
-  ),
-  "initialization_timeout_seconds": (
-    flags.DEFINE_integer,
-    "Seconds to wait until all processes have started.",
-  ),
-}
+# Flags of the parameters of `processes.initialize`.
+_OF_PROCESSES = (
+  *("coordinator_address", "num_processes", "process_id"),
+  *("heartbeat_timeout_seconds", "initialization_timeout_seconds"),
+)
 # Flags of parameters of a type; another type's are strings.
 _OF_TYPES = {
   bool: flags.DEFINE_bool,
@@ -100,14 +71,29 @@ _OF_TYPES = {
 }
 
 
-def define_run_flags(others: _Flags | None = None) -> None:
+def define_run_flags() -> None:
   """Defines `--model_dir`, `--corpus_dir` and `--gin_help` for a command.
 
   In a process that imports several commands they are defined once.
   """
-  for name, (define, text) in {**_OF_RUN, **(others or {})}.items():
-    if name not in flags.FLAGS:
-      define(name, None, text)
+  if "gin_help" in flags.FLAGS:
+    return
+  flags.DEFINE_string(
+    "model_dir",
+    None,
+    "MODEL_DIR of a run, which configures what the gin files and bindings of "
+    "the command leave open.",
+  )
+  flags.DEFINE_string(
+    "corpus_dir",
+    None,
+    "CORPUS_DIR; by default the one that the run has recorded.",
+  )
+  flags.DEFINE_bool(
+    "gin_help",
+    None,
+    "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
+  )
 
 
 def define_flags_of(function: Callable[..., Any], *parameters: str) -> None:
@@ -167,11 +153,12 @@ def configured(
   Raises:
     ConfigurationError: There are neither a run nor gin files; or as `parsed`.
   """
+  model_dir = corpus_dir = shows_names = None
   # Another command may have flags of these names.
-  is_of_run = "gin_help" in flags.FLAGS
-  run = {n: flags.FLAGS[n].value if is_of_run else None for n in _OF_RUN}
-  shows_names = bool(run.pop("gin_help"))
-  is_named = run["model_dir"] or _GIN_FILES.value
+  if is_of_run := "gin_help" in flags.FLAGS:
+    model_dir, corpus_dir = flags.FLAGS.model_dir, flags.FLAGS.corpus_dir
+    shows_names = flags.FLAGS.gin_help
+  is_named = model_dir or _GIN_FILES.value
   if is_of_run and not (is_named or (shows_names and recipe is not None)):
     raise ConfigurationError(
       "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
@@ -181,7 +168,8 @@ def configured(
     function,
     _GIN_FILES.value,
     _GIN_BINDINGS.value,
-    **run,
+    model_dir=model_dir,
+    corpus_dir=corpus_dir,
     recipe=recipe,
     modules=_MODULES.value,
     given=given,
@@ -216,7 +204,11 @@ def run(
       read already.
   """
   if on_devices:
-    define_run_flags(_OF_PROCESSES)
+    # It imports jax, which other commands do without.
+    from realm_jax.partitioning import processes
+
+    define_run_flags()
+    define_flags_of(processes.initialize, *_OF_PROCESSES)
   if is_supervised:
     flags.DEFINE_integer(
       "max_restarts",
@@ -225,7 +217,16 @@ def run(
       "does the work in the process that was started.",
       lower_bound=0,
     )
-  start = functools.partial(_start, takes_texts, on_devices)
+
+  def start(arguments: Sequence[str]) -> list[str]:
+    texts = _parsed_flags(arguments, takes_texts)
+    hide_library_messages()
+    if _COMPILATION_CACHE.value:
+      compilation_cache.enable()
+    if on_devices:
+      processes.initialize(**given_flags(*_OF_PROCESSES))
+    return texts
+
   try:
     app.run(main, flags_parser=start)
   except SystemExit as ended:
@@ -240,30 +241,20 @@ def run(
   sys.exit(code)
 
 
-def _start(
-  takes_texts: bool, on_devices: bool, argv: Sequence[str]
-) -> list[str]:
-  """Parses flags, and sets up the process; returns other arguments."""
+def _parsed_flags(arguments: Sequence[str], takes_texts: bool) -> list[str]:
+  """Parses flags; returns the arguments that are none."""
   try:
-    texts = flags.FLAGS(expand_gin_flags(argv))
-    if texts[1:] and not takes_texts:
-      raise ConfigurationError(
-        f"{texts[1]!r} is no flag; write --NAME=VALUE, and quote patterns of "
-        "files so that the shell leaves them alone"
-      )
+    texts = flags.FLAGS(expand_gin_flags(arguments))
   except flags.Error as error:
     raise ConfigurationError(" ".join(str(error).split())) from error
   except SystemExit:
     # absl ends with 1 once it has shown the help that was asked for.
     sys.exit(0)
-  hide_library_messages()
-  if _COMPILATION_CACHE.value:
-    compilation_cache.enable()
-  if on_devices:
-    # After the flags are parsed: it imports jax.
-    from realm_jax.partitioning import processes
-
-    processes.initialize(**given_flags(*_OF_PROCESSES))
+  if texts[1:] and not takes_texts:
+    raise ConfigurationError(
+      f"{texts[1]!r} is no flag; write --NAME=VALUE, and quote patterns of "
+      "files so that the shell leaves them alone"
+    )
   return texts
 
 

@@ -169,24 +169,14 @@ def _task_modules(name: str, value: Any, modules: Collection[str]) -> Any:
   return tuple(one if one in trusted else NotImported(one) for one in value)
 
 
-def _shared(one: Reference) -> Iterator[tuple[str, Any]]:
-  """Yields the names and values that other commands take from an object."""
-  types = settings.parameter_types(one.target)
-  for field, value in one.kept.items():
-    for mark in getattr(types.get(field), "__metadata__", ()):
-      if isinstance(mark, settings.OfRun):
+def _shared(tree: Any) -> Iterator[tuple[str, Any]]:
+  """Yields the names and values that other commands take from JSON values."""
+  if isinstance(tree, dict) and tree.keys() == {"kind", "fields"}:
+    types = settings.parameter_types(_class_of(tree["kind"], sys.modules))
+    for field, value in tree["fields"].items():
+      if mark := settings.mark_of(types.get(field), settings.OfRun):
         yield mark.name or field.upper(), value
-    if isinstance(value, Reference):
       yield from _shared(value)
-
-
-def _kinds(tree: Any) -> Iterator[str]:
-  """Yields the kinds of all objects in JSON values."""
-  if isinstance(tree, (dict, list)):
-    if isinstance(tree, dict) and isinstance(tree.get("kind"), str):
-      yield tree["kind"]
-    for one in tree.values() if isinstance(tree, dict) else tree:
-      yield from _kinds(one)
 
 
 def _shared_names(config: Any, modules: Collection[str]) -> set[str]:
@@ -195,8 +185,9 @@ def _shared_names(config: Any, modules: Collection[str]) -> set[str]:
   A stranger's file may have others, such as that of a folder to write to. Of
   installed packages only the kinds that the file has are imported.
   """
-  kinds = {*_OWN, *_kinds(config)} & _known().keys()
-  classes = [pkgutil.resolve_name(_known()[kind]) for kind in sorted(kinds)]
+  text = json.dumps(config)
+  kinds = {one for one in _known() if one in _OWN or json.dumps(one) in text}
+  classes = [_class_of(kind, modules) for kind in sorted(kinds)]
   for module in modules:
     named = vars(sys.modules[module]).values() if module in sys.modules else ()
     classes += [one for one in named if isinstance(one, type)]
@@ -204,8 +195,7 @@ def _shared_names(config: Any, modules: Collection[str]) -> set[str]:
     mark.name or field.upper()
     for cls in classes
     for field, annotation in settings.parameter_types(cls).items()
-    for mark in getattr(annotation, "__metadata__", ())
-    if isinstance(mark, settings.OfRun)
+    if (mark := settings.mark_of(annotation, settings.OfRun))
   }
 
 
@@ -245,10 +235,8 @@ class Kept:
     stage = getattr(config, "stage", None)
     asked = getattr(stage, "asked", None)
     tree = json.loads(json.dumps(config, default=_encoded))
-    # All classes of the configuration are imported here.
-    own = dict(_shared(_decoded(tree, sys.modules)))
-    shared = json.loads(json.dumps(own, default=_encoded))
-    return cls(asked, getattr(stage, "evaluation", None), shared, tree)
+    evaluation = getattr(stage, "evaluation", None)
+    return cls(asked, evaluation, dict(_shared(tree)), tree)
 
   @classmethod
   def find(cls, model_dir: epath.PathLike) -> "Kept | None":

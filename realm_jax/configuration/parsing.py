@@ -177,17 +177,17 @@ def parsed(
       or the run keeps nothing, or no recipe is for its stage, or its corpus is
       not there.
   """
-  made, run, first = Bindings(modules), None, []
+  made, run = Bindings(modules), None
   try:
     for module in made.modules:
       importlib.import_module(module)
-    if model_dir is not None:
-      run = _kept_by_run(model_dir, recipe, sources, waits)
+    # Without a run, sources stand for the recipe as well.
     if model_dir is not None or not sources:
       own = _read(Bindings(modules), sources)
       made.modules |= own.modules
-      first = _recipe_of(run, recipe, own)
-    _read(made, first)
+      if model_dir is not None and not (sources and recipe is None):
+        run = _kept_by_run(model_dir, sources, own, waits)
+      _read(made, _recipe_of(run, recipe, own))
     if run is not None:
       run.bind(made, is_whole=recipe is None)
     _read(made, sources)
@@ -199,19 +199,22 @@ def parsed(
       made.bind("", made.root.target, name, value)
     # A binding may replace what has a name by what has none.
     known = {*made.used_names()}
-    directories = {"MODEL_DIR": model_dir, "CORPUS_DIR": corpus_dir}
-    bound = [binding.partition("=")[0].strip() for binding in bindings]
-    for name, path in directories.items():
-      if path is not None and name in bound:
+    values = {}
+    for binding in bindings:
+      name, _, value = (part.strip() for part in binding.partition("="))
+      values[name] = value
+    for name, path in (("MODEL_DIR", model_dir), ("CORPUS_DIR", corpus_dir)):
+      if path is not None and name in values:
         raise ConfigurationError(
           f"--{name.lower()}={path} and --gin.{name} say the same twice; give "
           "one of them"
         )
       if path is not None:
-        bindings = [*bindings, f"{name} = {str(path)!r}"]
-    _read(made, [io.StringIO(_readable(binding)) for binding in bindings])
+        values[name] = repr(str(path))
+    lines = [_readable(name, value) for name, value in values.items()]
+    _read(made, map(io.StringIO, lines))
     if checks:
-      _require_names(made, bindings, known)
+      _require_names(made, values, known)
       _require_types(made)
     return made
   except RecursionError as error:
@@ -232,15 +235,13 @@ def _read(bindings: Bindings, sources: Iterable[Source]) -> Bindings:
 
 def _kept_by_run(
   model_dir: epath.PathLike,
-  recipe: Recipe | None,
   sources: Sequence[Source],
+  own: Bindings,
   waits: bool,
 ) -> Kept | None:
-  """Returns what a run keeps; None where gin files stand for it."""
-  if sources and recipe is None:
-    return None
+  """Returns what a run keeps; None where sources, which bind `own`, do."""
   folder = run_directory(model_dir)
-  if waits and not (sources and _MODEL & {*_read(Bindings(), sources).names}):
+  if waits and not _MODEL & own.names.keys():
     _wait_for_trainer(folder)
   if (found := Kept.find(folder)) or (sources and (waits or folder.exists())):
     return found
@@ -283,9 +284,8 @@ def _recipe_of(
   )
 
 
-def _readable(binding: str) -> str:
+def _readable(name: str, value: str) -> str:
   """Returns a binding as gin reads it: a text, such as runs/ict, has quotes."""
-  name, _, value = (part.strip() for part in binding.partition("="))
   if not value:
     raise ConfigurationError(
       f"--gin.{name}= has no value; write --gin.{name}=VALUE"
@@ -299,19 +299,18 @@ def _readable(binding: str) -> str:
 
 
 def _require_names(
-  made: Bindings, bindings: Sequence[str], before: set[str]
+  made: Bindings, given: Mapping[str, str], before: set[str]
 ) -> None:
-  """Checks that bindings bind used names, and that no name lacks a value.
+  """Checks that what is given binds used names, and that all have values.
 
-  Names that are used no more, but were `before` the bindings, may be bound.
+  Names that are used no more, but were `before` it, may be given.
   """
   used, values = made.used_names(), made.names
   missing = {name for name, is_needed in used.items() if is_needed} - {*values}
   missing |= {name for name, value in values.items() if value == REQUIRED}
   unset = [one.where for one in made.all_parameters() if one.value == REQUIRED]
   known = before | {*used}
-  for binding in bindings:
-    name, _, value = (part.strip() for part in binding.partition("="))
+  for name, value in given.items():
     if "." not in name and name not in known:
       near = ", ".join(difflib.get_close_matches(name, known))
       advice = f"did you mean {near}?" if near else "--gin_help shows the names"

@@ -55,9 +55,17 @@ def initialize(
   (TPU slices, Slurm, Open MPI, Kubernetes); without one, there is one process
   and nothing is started. Call it before jax looks for its devices.
 
-  A process that has waited in vain for the others ends with a line. One that
-  gives no sign of life for `heartbeat_timeout_seconds` is taken for dead, and
-  all others are stopped.
+  A process that has waited in vain for the others ends with a line. If one is
+  taken for dead, all others are stopped.
+
+  Args:
+    coordinator_address: HOST:PORT of process 0.
+    num_processes: Number of processes that run this command together.
+    process_id: Number of this process, from 0.
+    heartbeat_timeout_seconds: Seconds without a sign of life after which a
+      process is taken for dead.
+    initialization_timeout_seconds: Seconds to wait until all processes have
+      started.
 
   Raises:
     ProcessesError: The arguments are incomplete or wrong.

@@ -82,16 +82,6 @@ def _opened(prefix: Path) -> Iterator[Any]:
     ) from error
 
 
-def _read_checkpoint(prefix: Path, scope: str = "") -> dict[str, np.ndarray]:
-  """Reads the variables of a checkpoint, by name after a scope."""
-  with _opened(prefix) as reader:
-    # Of a scalar, the reader returns no array.
-    return {
-      scope + name: np.asarray(reader.get_tensor(name))
-      for name in sorted(reader.get_variable_to_shape_map())
-    }
-
-
 def _open_block_vectors(prefix: Path) -> Rows | None:
   """Opens the vectors of all blocks in a checkpoint, if it has them.
 
@@ -189,7 +179,13 @@ def _open(path: Path, *, is_realm: bool) -> Source:
   variables: dict[str, np.ndarray] = {}
   encoders: list[Encoder] = []
   for module, prefix in prefixes.items():
-    found = _read_checkpoint(prefix, f"{module}/" if module else "")
+    scope = f"{module}/" if module else ""
+    with _opened(prefix) as reader:
+      # Of a scalar, the reader returns no array.
+      found = {
+        scope + name: np.asarray(reader.get_tensor(name))
+        for name in sorted(reader.get_variable_to_shape_map())
+      }
     variables |= found
     for name in found:
       if not f"/{name}".endswith(f"/{_WORDS}"):
@@ -199,9 +195,7 @@ def _open(path: Path, *, is_realm: bool) -> Source:
         bert = _config(found, root, prefix, within)
       else:
         bert = _read_config(within / _CONFIG)
-      one = _encoder(found, root, bert, params, roles)
-      fields = {**retriever_fields, **one.retriever_fields}
-      one = one._replace(retriever_fields=fields)
+      one = _encoder(found, root, bert, params, roles, retriever_fields)
       if module == "query_embedder":
         one = one._replace(roles=["query"])
       elif "query_embedder" in prefixes and READER not in one.roles:
@@ -222,11 +216,12 @@ def _encoder(
   bert: BertConfig,
   params: JsonFile,
   roles: Sequence[str],
+  retriever_fields: Mapping[str, Any],
 ) -> Encoder:
-  """Returns an encoder with the layers beside it; without, it has `roles`."""
+  """Returns an encoder with the layers beside it, which may say more of it."""
   prefix, head = f"{root}bert/", root + name_maps.HEAD
   has_pooler = f"{prefix}pooler/dense/kernel" in variables
-  fields: dict[str, Any] = {"pooling": "pooler" if has_pooler else "cls"}
+  fields = {**retriever_fields, "pooling": "pooler" if has_pooler else "cls"}
   around, reader_fields = [], {}
   scopes = ["", *itertools.accumulate(re.findall(r"[^/]*/", root))]
   scopes = [name for name in scopes if f"{name}dense/kernel" in variables]

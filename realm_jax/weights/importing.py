@@ -15,7 +15,6 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -29,7 +28,6 @@ from realm_jax.console import Progress
 from realm_jax.corpus import writing
 from realm_jax.corpus.block_builder import BlockBuilder
 from realm_jax.corpus.documents import Document
-from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.shard import MIN_BLOCK_LENGTH, NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.summary import BuildSummary
@@ -89,48 +87,49 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
     StoreAccessError: An output is in a bucket that cannot be written.
   """
   _check_corpus_dir(config, output_dir)
-  with contextlib.ExitStack() as undo:
-    with new_directory(output_dir) as directory:
-      mapped = map_weights(config)
-      released = _open_released(config, mapped)
-      logging.info("Reading %s", mapped.name)
-      parameters, lines = mapped.load()
-      params = nested(parameters)
-      retriever, reader, words = mapped.model
-      write_pieces(directory / VOCABULARY_FILE, words.pieces)
-      models = {"retriever": retriever, "reader": reader}
-      Kept.of(Reference(TrainConfig, kept=models)).write(directory)
-      if released is not None:
-        write_corpus(released, words)
-        undo.callback(_remove_corpus, released.corpus_dir)
-        mesh = make_mesh()
-        length = min(SnapshotConfig.query_length, retriever.bert.max_positions)
-        index = config_from(config.index or "scann", {})
-        publish_vectors(
-          CompiledTowers(
-            SnapshotConfig(retriever, index, query_length=length),
-            Corpus.open(released.corpus_dir),
-            mesh=mesh,
-          ),
-          directory_of(directory),
-          jax.device_put(params[RETRIEVER], sharding.replicated(mesh)),
-          released.vectors,
-          step=_STEP,
-        )
-      # There is no position in the data, for no trainer wrote this checkpoint.
-      loop = loop_record([], vocabulary=words.sha256)
-      # The checkpoint is last: it makes the directory a MODEL_DIR.
-      with contextlib.closing(CheckpointStore(directory)) as store:
-        logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
-        store.save(_STEP, {**params, "loop": loop})
-        store.wait()
-    undo.pop_all()
-  vectors = mapped.source.block_vectors
-  if vectors is not None:
+  # Corpus and MODEL_DIR appear when all of both is written.
+  with contextlib.ExitStack() as outputs:
+    directory = outputs.enter_context(new_directory(output_dir))
+    mapped = map_weights(config)
+    released = _open_released(config, mapped)
+    logging.info("Reading %s", mapped.name)
+    parameters, lines = mapped.load()
+    params = nested(parameters)
+    retriever, reader, words = mapped.model
+    write_pieces(directory / VOCABULARY_FILE, words.pieces)
+    models = {"retriever": retriever, "reader": reader}
+    Kept.of(Reference(TrainConfig, kept=models)).write(directory)
+    if released is not None and config.corpus_dir is not None:
+      vectors, documents = released
+      corpus_dir = outputs.enter_context(writing.new_corpus(config.corpus_dir))
+      write_corpus(corpus_dir, documents, words, num_blocks=vectors.shape[0])
+      mesh = make_mesh()
+      length = min(SnapshotConfig.query_length, retriever.bert.max_positions)
+      index = config_from(config.index or "scann", {})
+      publish_vectors(
+        CompiledTowers(
+          SnapshotConfig(retriever, index, query_length=length),
+          Corpus.open(corpus_dir),
+          mesh=mesh,
+        ),
+        directory_of(directory),
+        jax.device_put(params[RETRIEVER], sharding.replicated(mesh)),
+        vectors,
+        step=_STEP,
+      )
+    # There is no position in the data, for no trainer wrote this checkpoint.
+    loop = loop_record([], vocabulary=words.sha256)
+    # The checkpoint is last: it makes the directory a MODEL_DIR.
+    with contextlib.closing(CheckpointStore(directory)) as store:
+      logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
+      store.save(_STEP, {**params, "loop": loop})
+      store.wait()
+  held = mapped.source.block_vectors
+  if held is not None:
     done = "published as snapshot 0"
     if released is None:
       done = "left out; --corpus_dir imports them with their blocks"
-    lines.append(f"block vectors {list(vectors.shape)}: {done}")
+    lines.append(f"block vectors {list(held.shape)}: {done}")
   return "\n".join(lines)
 
 
@@ -149,17 +148,9 @@ def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
     StoreAccessError: The path is in a bucket that cannot be written.
     DiskFullError: The disk is full.
   """
-  require_writable(output_dir)
-  path = epath.Path(output_dir)
-  check_target(path)
-  names = sorted(p.name for p in path.iterdir()) if path.exists() else []
-  if names:
-    held = f"has files in it ({', '.join(names[:3])}, …)"
-    if "checkpoints" in names:
-      held = "is a MODEL_DIR that has checkpoints already"
-    raise WeightsError(f"{path} {held}; name a new directory for --output_dir")
+  _require_new("output_dir", output_dir)
   if is_remote(output_dir):
-    yield path
+    yield epath.Path(output_dir)
     return
   advice = "free some space, or name another --output_dir"
   with (
@@ -170,23 +161,19 @@ def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
     rename_into_place(staging, output_dir)
 
 
+def _require_new(flag: str, directory: epath.PathLike) -> None:
+  """Checks that a directory can be made, for which a flag stands."""
+  require_writable(directory)
+  path = epath.Path(directory)
+  check_target(path)
+  if names := sorted(p.name for p in path.iterdir()) if path.exists() else []:
+    held = f"has files in it ({', '.join(names[:3])}, …)"
+    if "checkpoints" in names:
+      held = "is a MODEL_DIR that has checkpoints already"
+    raise WeightsError(f"{path} {held}; name a new directory for --{flag}")
+
+
 # --- Released blocks ----------------------------------------------------------
-
-
-class ReleasedBlocks(NamedTuple):
-  """Blocks and their vectors, in the same order, and the corpus to make.
-
-  Attributes:
-    corpus_dir: Directory of the corpus.
-    vectors: Vectors, [N, d], which are read a slice at a time.
-    records: Texts in UTF-8.
-    titles: Titles in UTF-8; None leaves them empty.
-  """
-
-  corpus_dir: epath.PathLike
-  vectors: Rows
-  records: Iterable[bytes]
-  titles: Iterable[bytes] | None = None
 
 
 def _check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
@@ -205,19 +192,13 @@ def _check_corpus_dir(config: ImportConfig, output_dir: epath.PathLike) -> None:
       "directory, or one is in the other; each appears whole, so name two side "
       "by side"
     )
-  if epath.Path(corpus_dir, MANIFEST_NAME).exists():
-    raise WeightsError(
-      f"--corpus_dir={corpus_dir} holds a corpus already; name a new "
-      "directory, or remove it first"
-    )
-  writing.check_target(corpus_dir, overwrite=False)
-  require_writable(corpus_dir)
+  _require_new("corpus_dir", corpus_dir)
 
 
 def _open_released(
   config: ImportConfig, mapped: MappedWeights
-) -> ReleasedBlocks | None:
-  """Opens the released blocks; returns None if they are not wanted."""
+) -> tuple[Rows, Iterator[Document]] | None:
+  """Opens the vectors and texts of released blocks; None if not wanted."""
   if config.corpus_dir is None:
     return None
   vectors = mapped.source.block_vectors
@@ -231,19 +212,11 @@ def _open_released(
       else f"{mapped.name} has the vectors of blocks without their texts; pass "
       "--block_records, blocks.tfr or block_records.npy of the same release"
     )
-  dim = mapped.model.retriever.vector_size
-  if len(vectors.shape) != 2 or vectors.shape[1] != dim:
-    raise WeightsError(
-      f"block vectors of shape {[*vectors.shape]} for a retriever of {dim} "
-      f"dimensions; want [blocks, {dim}]: are they of this model?"
-    )
-  titles = config.block_titles
-  return ReleasedBlocks(
-    config.corpus_dir,
-    vectors,
-    _open_texts(records),
-    None if titles is None else _open_texts(titles),
-  )
+  num_blocks = vectors.shape[0]
+  titles: Iterable[bytes] = itertools.repeat(b"", num_blocks)
+  if config.block_titles is not None:
+    titles = _open_texts(config.block_titles)
+  return vectors, blocks_of(num_blocks, _open_texts(records), titles)
 
 
 def _open_texts(path: epath.PathLike) -> Iterable[bytes]:
@@ -259,29 +232,48 @@ def _open_texts(path: epath.PathLike) -> Iterable[bytes]:
   return read_records(path)
 
 
-def _remove_corpus(directory: epath.PathLike) -> None:
-  """Removes a corpus, so that the same import can be run again."""
-  logging.info("Removing %s, whose snapshot was not written", directory)
-  corpus = epath.Path(directory)
-  if not is_remote(directory):
-    corpus = epath.Path(Path(directory).resolve())
-  # The manifest first: without it, what remains is no corpus.
-  (corpus / MANIFEST_NAME).unlink(missing_ok=True)
-  corpus.rmtree(missing_ok=True)
-
-
-def write_corpus(
-  released: ReleasedBlocks, vocabulary: WordpieceVocabulary
-) -> None:
-  """Writes a corpus directory with the records as its blocks, in order.
+def blocks_of(
+  num_blocks: int, records: Iterable[bytes], titles: Iterable[bytes]
+) -> Iterator[Document]:
+  """Yields a document for each record, and checks how many there are.
 
   Each block is a document of its own and is named by its row, so that every
   import of the same records gives the same block ids.
 
+  Args:
+    num_blocks: Number of blocks.
+    records, titles: Their texts and titles in UTF-8.
+
   Raises:
-    WeightsError: There are more or fewer records or titles than vectors, or one
+    WeightsError: There are more or fewer records or titles than blocks, or one
       is not UTF-8.
   """
+  rows = itertools.zip_longest(range(num_blocks), records, titles)
+  for number, (row, body, title) in enumerate(rows):
+    if row is None or body is None or title is None:
+      raise WeightsError(
+        f"{num_blocks} vectors, and more or fewer records or titles: row "
+        f"{number} does not have all; want one of each in the same order: are "
+        "all of one release?"
+      )
+    try:
+      text, name = body.decode(), title.decode()
+    except UnicodeDecodeError as error:
+      raise WeightsError(
+        f"record or title {number} is not UTF-8 (byte {error.start} of "
+        f"{len(error.object)}); want texts"
+      ) from None
+    yield Document(str(number), name, text, is_block=True)
+
+
+def write_corpus(
+  staging: Path,
+  documents: Iterable[Document],
+  vocabulary: WordpieceVocabulary,
+  *,
+  num_blocks: int,
+) -> None:
+  """Writes documents that are blocks, in order, to a `writing.new_corpus`."""
   builder = BlockBuilder(
     vocabulary=vocabulary,
     corpus_name=_NAME,
@@ -289,14 +281,11 @@ def write_corpus(
     tagger=tag,
   )
   summary, longest = BuildSummary(), MIN_BLOCK_LENGTH
-  with (
-    writing.new_corpus(released.corpus_dir) as staging,
-    Progress("blocks written", total=released.vectors.shape[0]) as progress,
-  ):
+  with Progress("blocks written", total=num_blocks) as progress:
 
     def built_blocks() -> Iterator[Blocks]:
       nonlocal longest
-      for blocks in builder.blocks(_documents(released), summary):
+      for blocks in builder.blocks(documents, summary):
         sizes = np.diff(blocks["token_ids_offsets"])
         longest = max(longest, NUM_SPECIAL_TOKENS + int(sizes.max()))
         progress.advance(len(sizes))
@@ -313,25 +302,3 @@ def write_corpus(
       summary=vars(summary),
       shards=shards,
     )
-
-
-def _documents(released: ReleasedBlocks) -> Iterator[Document]:
-  """Yields a document for each record, and checks how many there are."""
-  num_blocks = released.vectors.shape[0]
-  titles = released.titles or itertools.repeat(b"", num_blocks)
-  rows = itertools.zip_longest(range(num_blocks), released.records, titles)
-  for number, (row, body, title) in enumerate(rows):
-    if row is None or body is None or title is None:
-      raise WeightsError(
-        f"{num_blocks} vectors, and more or fewer records or titles: row "
-        f"{number} does not have all; want one of each in the same order: are "
-        "all of one release?"
-      )
-    try:
-      text, name = body.decode(), title.decode()
-    except UnicodeDecodeError as error:
-      raise WeightsError(
-        f"record or title {number} is not UTF-8 (byte {error.start} of "
-        f"{len(error.object)}); want texts"
-      ) from None
-    yield Document(str(number), name, text, is_block=True)

@@ -7,8 +7,12 @@ from realm_jax import configuration
 from realm_jax.configuration import ConfigurationError
 from realm_jax.evaluation.evaluate import evaluate
 from realm_jax.evaluation.run import RunConfig
+from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
+from realm_jax.snapshots.build import SnapshotConfig
+from realm_jax.snapshots.index_builder import build_index
+from realm_jax.training.config import TrainConfig
 
 _GIVEN = ("HEADS = 3", "LAYERS = 1")
 
@@ -114,3 +118,42 @@ def test_the_callers_own_gin_configuration_is_left_alone(sizes):
     assert gin.config_str() == before
   finally:
     gin.clear_config()
+
+
+# --- Names in capitals, which set the fields of the same name ---------------
+
+_MODEL = "gin/models/tiny.gin"
+_DIRECTORIES = ["MODEL_DIR = 'run'", "CORPUS_DIR = 'corpus'"]
+
+
+def _trained(*bindings) -> TrainConfig:
+  files = [_MODEL, "gin/runs/pretrain.gin"]
+  found = configuration.parsed(TrainConfig, files, [*_DIRECTORIES, *bindings])
+  return found.build(TrainConfig)
+
+
+def test_a_name_sets_the_field_that_no_file_mentions():
+  assert _trained("NUM_SPARE = 5").stage.num_spare == 5
+  # Wherever it is: in a settings class of another module.
+  assert _trained("WEIGHT_DECAY = 0.5").optimizer.weight_decay == 0.5
+  # What is bound to a class comes before the name.
+  config = _trained("NUM_SPARE = 5", "pretraining.Pretraining.num_spare = 7")
+  assert config.stage.num_spare == 7
+
+
+def test_what_a_binding_refers_to_has_names_as_well():
+  files = [_MODEL, "gin/runs/build_index.gin"]
+  bindings = [*_DIRECTORIES, "INDEX = %BM25", "K1 = 1.5"]
+  found = configuration.parsed(build_index, files, bindings)
+  config = found.build(SnapshotConfig)
+  assert config.index == Bm25Config(k1=1.5)
+
+
+def test_gin_help_has_values_types_and_meanings():
+  files = [_MODEL, "gin/runs/pretrain.gin"]
+  shown = configuration.parsed(TrainConfig, files, _DIRECTORIES).table()
+  lines = shown.splitlines()
+  where = lines.index(
+    "NUM_STEPS = 200000 (an integer of at least 0; TrainConfig.num_steps)"
+  )
+  assert lines[where + 1].startswith("    Steps of the whole run;")

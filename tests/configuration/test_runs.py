@@ -10,7 +10,6 @@ import pytest
 import realm_jax
 from realm_jax import configuration, evaluate
 from realm_jax.configuration import ConfigurationError, Kept, parsing
-from realm_jax.configuration.bindings import Reference
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import evaluate as evaluation
@@ -23,7 +22,6 @@ from realm_jax.snapshots.index_builder import IndexBuilderConfig
 from realm_jax.snapshots.index_builder import build_index as build
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.stages.pretraining import Pretraining
-from realm_jax.weights.exporting import export_weights
 from tests import tiny_world
 
 ASK = "gin/runs/ask.gin"
@@ -167,19 +165,6 @@ def test_an_index_is_of_the_kind_that_the_run_needs(
   assert builder.refresh_every_steps == refresh_every_steps
   assert config.retriever == tiny_world.RETRIEVER
   assert config.query_length == tiny_world.QUERY_LENGTH
-
-
-def test_an_import_is_known_by_the_model_that_it_keeps(tmp_path):
-  models = {"retriever": tiny_world.RETRIEVER, "reader": tiny_world.READER}
-  Kept.of(Reference(TrainConfig, kept=models)).write(tmp_path)
-  found = configuration.parsed(
-    export_weights,
-    model_dir=tmp_path,
-    given={"output_dir": "out", "to": "hf_bert"},
-  )
-  retriever = found.configured(found.names["RETRIEVER"])()
-  assert retriever == tiny_world.RETRIEVER
-  assert Kept.find(tmp_path).asked is None
 
 
 def test_other_commands_take_the_model_and_what_is_marked(trained, tmp_path):

@@ -59,26 +59,14 @@ def stranger(recorded_run, mark, tmp_path):
   return model_dir
 
 
-@pytest.fixture
-def in_bucket(stranger, object_store):
-  """`in_bucket()`: a copy of that run, as it is by then, in a bucket."""
-
-  def copy():
-    path = epath.Path(object_store.path("stranger"))
-    for file in stranger.rglob("*"):
-      if file.is_file():
-        target = path / str(file.relative_to(stranger))
-        target.write_bytes(file.read_bytes())
-    return path
-
-  return copy
-
-
 def _plant(stranger, planted):
   """Replaces values of a run's config.json, by their places."""
   path = stranger / "config.json"
   kept = json.loads(path.read_text())
   for place, value in planted.items():
+    if place.startswith("/"):
+      kept[place[1:]] = value
+      continue
     *parents, field = place.split(".")
     node, shared = kept["config"], kept["shared"]
     for name in parents:
@@ -141,6 +129,11 @@ _OF_CONFIG = {
   "place": {"output_dir": "../elsewhere"},
   "newer field": {"retriever.bert.tomorrow": 1},
   "type": {"data.query_length": ["trojan"]},
+  # What the file says of its stage.
+  "recipe": {"/evaluation": "evil.gin"},
+  "recipe elsewhere": {"/evaluation": "../modules/evil.gin"},
+  "asked": {"/asked": "trojan"},
+  "another": {"/stage": "trojan:Trojan"},
 }
 
 
@@ -178,24 +171,6 @@ def test_a_run_does_not_say_where_it_is(stranger):
   _plant(stranger, {"model_dir": "../elsewhere"})
   found = configuration.parsed(TrainConfig, model_dir=stranger, recipe=None)
   assert found.build(TrainConfig).model_dir == str(stranger)
-
-
-_TOP = {
-  "recipe": {"evaluation": "evil.gin"},
-  "recipe elsewhere": {"evaluation": "../modules/evil.gin"},
-  "asked": {"asked": "trojan"},
-  "stage": {"stage": "trojan:Trojan"},
-}
-
-
-@pytest.mark.parametrize("planted", _TOP)
-def test_what_a_config_says_of_its_stage_is_no_file_and_no_class(
-  planted, stranger, mark, tmp_path
-):
-  path = stranger / "config.json"
-  path.write_text(json.dumps({**json.loads(path.read_text()), **_TOP[planted]}))
-  _open(stranger, tmp_path / "out")
-  assert not mark.exists() and "trojan" not in sys.modules
 
 
 def test_modules_of_tasks_are_named_and_not_imported(stranger, mark, tmp_path):
@@ -255,10 +230,13 @@ def test_a_best_checkpoint_is_a_number(stranger):
     realm_jax.load(stranger, checkpoint_step="best")
 
 
-def test_a_run_in_a_bucket_is_data_as_well(stranger, in_bucket, mark):
+def test_a_run_in_a_bucket_is_data_as_well(stranger, object_store, mark):
   _plant(stranger, _OF_CONFIG["class"])
+  run = epath.Path(object_store.path("stranger"))
+  content = (stranger / "config.json").read_bytes()
+  (run / "config.json").write_bytes(content)
   with pytest.raises(ConfigurationError, match=r"--modules=trojan.*gs://"):
-    realm_jax.load(in_bucket())
+    realm_jax.load(run)
   assert not mark.exists() and "trojan" not in sys.modules
 
 

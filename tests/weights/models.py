@@ -10,20 +10,17 @@ import numpy as np
 import safetensors.numpy
 
 from realm_jax import configuration
-from realm_jax.checkpoints.store import CheckpointStore, loop_record
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage.json_files import write_json
 from realm_jax.text.wordpieces import WordpieceVocabulary
-from realm_jax.weights import exporting, importing
+from realm_jax.weights import importing
 from realm_jax.weights.mapped_weights import (
   BoundModel,
   MappedWeights,
   map_weights,
-  nested,
 )
-from realm_jax.weights.name_maps import PARTS
 from realm_jax.weights.registry import ImportConfig
 from tests import tiny_world
 
@@ -131,47 +128,6 @@ def vocabulary() -> WordpieceVocabulary:
 
 def bound(retriever: Retriever, reader: BertReader = READER) -> BoundModel:
   return BoundModel.of(retriever, reader, vocabulary())
-
-
-@functools.cache
-def parameters(
-  retriever: Retriever,
-  reader: BertReader = READER,
-  parts: tuple[str, ...] = PARTS,
-) -> dict[str, np.ndarray]:
-  """Returns random parameters by path, none of them zero or one."""
-  model = bound(retriever, reader)
-  shapes = model.parameter_shapes(parts)
-  rng = np.random.default_rng(3)
-  return {
-    path: rng.normal(0, 0.5, shape).astype(np.float32)
-    for path, shape in shapes.items()
-  }
-
-
-def save(model_dir: Path, retriever: Retriever = RETRIEVER) -> dict[str, Any]:
-  """Writes a run of this project, with its vocabulary."""
-  params = nested(parameters(retriever))
-  store = CheckpointStore(model_dir)
-  loop = loop_record([], vocabulary=vocabulary().sha256)
-  store.save(7, {**params, "loop": loop})
-  store.close()
-  lines = "\n".join(tiny_world.pieces()) + "\n"
-  (model_dir / "vocab.txt").write_text(lines, encoding="utf-8")
-  return params
-
-
-def export(
-  model_dir: str | Path,
-  output_dir: str | Path,
-  retriever: Retriever = RETRIEVER,
-  reader: BertReader = READER,
-  **choices: Any,
-) -> str:
-  """Exports with choices that have the names of the command's flags."""
-  return exporting.export_weights(
-    model_dir, retriever, reader, output_dir, **choices
-  )
 
 
 def assert_same_bits(one: Any, two: Any) -> None:

@@ -92,6 +92,42 @@ def test_the_vocabulary_may_come_from_tokenizer_json(tmp_path):
     read_vocabulary(tmp_path)
 
 
+@pytest.mark.parametrize(
+  ("changes", "word"),
+  [
+    ({"model_type": "roberta"}, "roberta"),
+    ({"intermediate_size": 16}, r"\[48, 24\], where .* wants \[16, 24\]"),
+    ({"weights": _POOLER | {"head.weight": np.ones(4)}}, "--ignore"),
+    (
+      {"weights": {p + n: t for n, t in _POOLER.items() for p in ("a.", "b.")}},
+      "'a.', 'b.'",
+    ),
+  ],
+)
+def test_a_model_is_refused(tmp_path, changes, word):
+  models.copy("hf_bert/with_pooler", tmp_path, **changes)
+  with pytest.raises(WeightsError, match=word):
+    read("hf_bert", tmp_path)
+
+
+def test_other_vocabularies_and_damaged_weights_are_refused(tmp_path):
+  folder = models.copy("hf_bert/with_pooler", tmp_path / "in")
+  pieces = (folder / "vocab.txt").read_text().splitlines()
+  other = [*pieces[:-2], *reversed(pieces[-2:])]
+  block_input = models.copy(
+    "hf_bert/with_pooler", tmp_path / "other", pieces=other
+  )
+  with pytest.raises(WeightsError, match="vocabularies"):
+    read("hf_bert", folder, block_input=block_input)
+  write_json(block_input / "tokenizer_config.json", {"do_lower_case": False})
+  with pytest.raises(WeightsError, match="cased"):
+    read("hf_bert", block_input)
+  weights = folder / "model.safetensors"
+  weights.write_bytes(weights.read_bytes()[:-5])
+  with pytest.raises(WeightsError, match="copy it again"):
+    read("hf_bert", folder)
+
+
 # --- REALM --------------------------------------------------------------------
 
 

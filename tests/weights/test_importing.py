@@ -82,18 +82,20 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
   ("options", "word"),
   [
     ({"output_dir": "old/run"}, "checkpoints already"),
-    ({"corpus_dir": "old"}, "holds a corpus already"),
+    ({"corpus_dir": "old"}, r"corpus\.json.*--corpus_dir"),
+    ({"path": "gs://bucket/bert"}, "in a bucket"),
+    ({"block_records": "a", "index": "exact"}, "--block_records, --index with"),
   ],
 )
-def test_an_output_that_is_in_the_way_leaves_nothing(tmp_path, options, word):
+def test_a_choice_that_does_not_fit_leaves_nothing(tmp_path, options, word):
   (tmp_path / "old" / "run" / "checkpoints").mkdir(parents=True)
   (tmp_path / "old" / "corpus.json").write_text("{}")
-  options = {"output_dir": "run"} | options
+  given = {"path": _BERT, "output_dir": "run"} | options
   for name in ("output_dir", "corpus_dir"):
-    if name in options:
-      options[name] = tmp_path / options[name]
+    if name in given:
+      given[name] = tmp_path / given[name]
   with pytest.raises((WeightsError, TargetError), match=word):
-    models.import_weights("hf_bert", _BERT, **options)
+    models.import_weights("hf_bert", **given)
   assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 

@@ -1,16 +1,18 @@
 """Released blocks become a corpus, one record a row, and a snapshot."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.corpus import block_builder, writing
+from realm_jax.corpus import block_builder
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.writing import new_corpus
 from realm_jax.snapshots.loading import load_newest
 from realm_jax.storage.local_disk import DiskFullError
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, importing
-from realm_jax.weights.importing import ReleasedBlocks
 from tests.corpus.conftest import text_of
 from tests.weights import tf_files as files
 from tests.weights.models import import_weights
@@ -39,18 +41,20 @@ def ids(words: str) -> list[int]:
 
 
 def write(path, records=RECORDS, *, num_blocks=6):
-  vectors = np.zeros((num_blocks, 2), np.float32)
-  importing.write_corpus(
-    ReleasedBlocks(path, vectors, iter(records), iter(TITLES)),
-    WordpieceVocabulary(_PIECES),
-  )
+  documents = importing.blocks_of(num_blocks, iter(records), iter(TITLES))
+  vocabulary = WordpieceVocabulary(_PIECES)
+  with new_corpus(path) as staging:
+    importing.write_corpus(
+      staging, documents, vocabulary, num_blocks=num_blocks
+    )
   return Corpus.open(path)
 
 
 def test_a_row_is_a_record_whatever_is_in_it(tmp_path, monkeypatch):
   # Two blocks a shard: rows go on through all of them.
   monkeypatch.setattr(block_builder, "DOCUMENTS_PER_CHUNK", 2)
-  monkeypatch.setattr(writing, "SHARD_BYTES", 1)
+  small = functools.partial(importing.write_shards, shard_bytes=1)
+  monkeypatch.setattr(importing, "write_shards", small)
   corpus = write(tmp_path / "c")
   assert corpus.num_blocks == len(RECORDS)
   for row, (record, title) in enumerate(zip(RECORDS, TITLES, strict=True)):
