@@ -101,7 +101,7 @@ def masked_query(
   Raises:
     ExplanationError: There are too many masks, or they are too far apart; or
       the answer has no words, too many, or several places to go.
-    ValueError: The vocabulary can spell no word of the sentence.
+    RealmError: The vocabulary can spell no word of the sentence.
   """
   words.require_known(text.replace(MASK, " "))
   sizes = [found.count(MASK) for found in _MASKED_PLACE.findall(text)]
@@ -153,15 +153,24 @@ def contains_text(
 ) -> bool:
   """Returns whether a block contains a text word for word.
 
-  Words behind a place with [MASK] may be any, at most `max_masks` of them. A
-  phrase of one or two words says nothing about where a text is from.
+  One place with [MASK] stands for any 1 to `max_masks` words. A phrase of one
+  or two words says nothing about where a text is from.
   """
-  if sum(one != mask_id for one in token_ids) < _MIN_WORDS:
+  length = len(body_token_ids)
+  num_words = sum(one != mask_id for one in token_ids)
+  if not _MIN_WORDS <= num_words <= length:
     return False
-  pattern = "".join("_" if one == mask_id else f"{one} " for one in token_ids)
-  pattern = re.sub("_+", rf"(?:\\d+ ){{1,{max_masks}}}", pattern)
-  body = "".join(f"{one} " for one in body_token_ids.tolist())
-  return re.search(r"(?<!\d)" + pattern, body) is not None
+  # Whether the text, as far as it was read, may end before each word of the
+  # body. All places are followed at once, so that no word is read again.
+  is_end = np.ones(length + 1, bool)
+  for token_id, run in itertools.groupby(token_ids):
+    if token_id == mask_id:
+      ends = np.convolve(is_end[:-1], np.ones(max_masks))[:length]
+      is_end = np.append(False, ends > 0)
+      continue
+    for _ in run:
+      is_end = np.append(False, is_end[:-1] & (body_token_ids == token_id))
+  return bool(is_end.any())
 
 
 def marginalize(

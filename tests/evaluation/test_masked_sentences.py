@@ -1,10 +1,13 @@
 """Sentences with [MASK]: how they are read, and what fills them in."""
 
+import time
+
 import numpy as np
 import pytest
 
 from realm_jax.evaluation.masked_sentences import (
   ExplanationError,
+  contains_text,
   masked_query,
 )
 
@@ -64,3 +67,35 @@ def test_a_long_sentence_is_cut_around_its_mask(
 def test_what_does_not_fit_is_refused(read, text, answer, said):
   with pytest.raises(ExplanationError, match=said):
     read(text, answer)
+
+
+@pytest.mark.parametrize(
+  ("text", "is_there"),
+  [
+    ("bcd", True),
+    ("bdc", False),
+    # Too short to say where it is from.
+    ("bc", False),
+    # A place with masks has one or two words, wherever it is.
+    ("ab_d", True),
+    ("a__de", True),
+    ("a_ef", False),
+    ("_bcd", True),
+    ("_abc", False),
+    ("cde_", True),
+    ("def_", False),
+  ],
+)
+def test_what_a_block_contains_word_for_word(text, is_there):
+  body, token_ids = np.array([*b"abcdef"]), [*text.encode()]
+  found = contains_text(body, token_ids, mask_id=ord("_"), max_masks=2)
+  assert found == is_there
+
+
+def test_words_that_recur_around_many_masks_take_no_time():
+  body, text = np.full(60, 7), [7, 5] * 6 + [8]
+  begun = time.thread_time()
+  assert not contains_text(body, text, mask_id=5, max_masks=10)
+  assert contains_text(np.append(body, 8), text, mask_id=5, max_masks=10)
+  # Less than a millisecond; to try all sizes of the places takes over a second.
+  assert time.thread_time() - begun < 0.2
