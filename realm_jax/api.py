@@ -15,8 +15,9 @@ from etils import epath
 from jaxtyping import Float32
 
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.answered import Answer, Answered
-from realm_jax.evaluation.ask import ask, num_searched
+from realm_jax.evaluation.answered import Answer as Answer
+from realm_jax.evaluation.answered import Answered
+from realm_jax.evaluation.ask import ask, require_answering
 from realm_jax.evaluation.explain import Explanation, explain
 from realm_jax.evaluation.run import (
   QUESTION,
@@ -24,15 +25,6 @@ from realm_jax.evaluation.run import (
   RunConfig,
   TrainedRun,
 )
-
-__all__ = [
-  "Answer",
-  "Answered",
-  "Explanation",
-  "LoadedRun",
-  "RetrievedBlock",
-  "load",
-]
 
 
 class LoadedRun(TrainedRun):
@@ -133,7 +125,7 @@ class LoadedRun(TrainedRun):
 
     Raises:
       CheckpointError: The run was not trained for such texts.
-      ExplanationError: A text has no words, or the answer does not fit it.
+      RealmError: A text has no words, or the answer does not fit it.
     """
     return _of_each(
       texts, lambda own: [explain(self, one, answer) for one in own]
@@ -195,7 +187,7 @@ def load(
   run = LoadedRun.load(config)
   if QUESTION in run.kinds and "reader" in run.components:
     # What is missing is known now, and not at the first question.
-    num_searched(run)
+    require_answering(run)
   return run
 
 

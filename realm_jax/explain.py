@@ -14,7 +14,6 @@ The configuration is the one that the run keeps, over gin/runs/explain.gin, or
 that of gin files. Of several processes, process 0 does this on its own devices.
 """
 
-import functools
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,7 +47,6 @@ _JSON = flags.DEFINE_string(
   allow_override=True,
 )
 
-_RECIPE = "gin/runs/explain.gin"
 _WIDTH = 80
 _INDENT = "   "
 _LEGENDS = {
@@ -76,15 +74,16 @@ def main(argv: Sequence[str]) -> None:
     raise RealmError("--answer is for one sentence; give it as well")
   function = "explain:block_use" if _BLOCK_USE.value else "run:RunConfig"
   configured = command_line.configured(
-    f"realm_jax.evaluation.{function}", recipe=_RECIPE
+    f"realm_jax.evaluation.{function}", recipe="gin/runs/explain.gin"
   )
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
-  explain = functools.partial(_explain, configured, text)
-  Agreement("explain").on_process_0("explanations", explain)
+  Agreement("explain").on_process_0(
+    "explanations", lambda: _explain(configured, text)
+  )
 
 
 def _explain(configured: Callable[[], Any], text: str) -> None:

@@ -20,11 +20,7 @@ from realm_jax.configuration import command_line
 from realm_jax.console import columns
 from realm_jax.errors import RealmError
 from realm_jax.snapshots.manifest import Manifest, SnapshotError
-from realm_jax.snapshots.store import (
-  SnapshotStore,
-  SnapshotUses,
-  directory_of,
-)
+from realm_jax.snapshots.store import SnapshotStore, SnapshotUses, directory_of
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.json_files import write_json
 

@@ -73,7 +73,6 @@ _ALLOW_UPDATES = flags.DEFINE_bool(
   "Let clients change blocks, by /update, for all who ask.",
 )
 
-_CONFIG = "realm_jax.evaluation.run:RunConfig"
 _NUM_EXAMPLES = 4
 _POLL_SECONDS = 5.0
 
@@ -81,7 +80,9 @@ _POLL_SECONDS = 5.0
 def main(argv: Sequence[str]) -> None:
   """Loads the runs, and serves the page until a signal ends it."""
   del argv
-  config = command_line.configured(_CONFIG, recipe="")
+  config = command_line.configured(
+    "realm_jax.evaluation.run:RunConfig", recipe=""
+  )
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
@@ -152,21 +153,18 @@ def follow(
 
   config = run.config
   published = config.snapshot or run.model_dir / "snapshots"
-
-  def state() -> tuple[object, ...]:
-    with contextlib.closing(CheckpointStore(run.model_dir)) as store:
-      return store.steps(), SnapshotStore(published).versions()
-
   known = None
   while not stop.wait(poll_seconds):
     try:
-      if (now := state()) != known:
-        newer = type(run).load(config)
-        before = run.step, run.snapshot.manifest
-        if (newer.step, newer.snapshot.manifest) != before:
-          service.replace(newer)
-          run = newer
-        known = now
+      with contextlib.closing(CheckpointStore(run.model_dir)) as store:
+        now = store.steps(), SnapshotStore(published).versions()
+      if now == known:
+        continue
+      newer, before = type(run).load(config), (run.step, run.snapshot.manifest)
+      if (newer.step, newer.snapshot.manifest) != before:
+        service.replace(newer)
+        run = newer
+      known = now
     # A checkpoint may be removed while it is read, and a bucket be away.
     except (ValueError, OSError) as error:
       logging.warning("going on with checkpoint %d: %s", run.step, error)

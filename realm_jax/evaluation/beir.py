@@ -24,13 +24,9 @@ from realm_jax.console import Progress
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.outputs import (
-  RETRIEVED,
-  EvaluationShard,
-  Figures,
-)
+from realm_jax.evaluation.outputs import RETRIEVED, EvaluationShard, Figures
 from realm_jax.evaluation.run import RunConfig
-from realm_jax.evaluation.scores import NUM_DOCUMENTS, Line, summarize
+from realm_jax.evaluation.scores import NUM_DOCUMENTS, Line
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_readable
@@ -40,7 +36,7 @@ _HEADER = ["query-id", "corpus-id", "score"]
 _MORE_BLOCKS = 4
 
 T = TypeVar("T")
-# Finds the blocks of texts, or all, if there are fewer than so many.
+# Finds the best blocks for each of some texts, a number of them or all.
 Search = Callable[[Sequence[str], int], SearchResult]
 
 
@@ -90,7 +86,7 @@ def read_queries(
   if unknown or not queries:
     raise BeirError(
       f"{qrels} judges {len(queries)} queries of {path}, and {len(unknown)} "
-      f"that it does not have: {_examples(unknown)}"
+      f"that it does not have, such as {unknown[:3]}"
     )
   return queries
 
@@ -113,10 +109,6 @@ def _each_line(
   return found
 
 
-def _examples(names: Sequence[str]) -> str:
-  return ", ".join(map(repr, names[:3]))
-
-
 def require_judged(queries: Sequence[JudgedQuery], corpus: Corpus) -> None:
   """Raises a `BeirError` unless a corpus has all judged documents."""
   judged = sorted({document for query in queries for document in query.grades})
@@ -125,7 +117,7 @@ def require_judged(queries: Sequence[JudgedQuery], corpus: Corpus) -> None:
   if missing := [*itertools.compress(judged, is_missing)]:
     raise BeirError(
       f"{len(missing)} of {len(judged)} judged documents are not in the corpus "
-      f"{corpus.source}, such as {_examples(missing)}; build it with the "
+      f"{corpus.source}, such as {missing[:3]}; build it with the "
       "folder's corpus.jsonl as --input, without dropping titles or "
       "duplicates, and take documents without words out of the qrels"
     )
@@ -232,6 +224,6 @@ def evaluate_beir(
     batch_size=batch_size,
   )
   positions = range(len(queries))[own]
-  lines = shard.write_lines(RETRIEVED, dict(zip(positions, found, strict=True)))
+  lines = dict(zip(positions, found, strict=True))
   described = {"beir_dir": str(beir_dir), "split": split}
-  return shard.report(lambda: summarize(lines) | described, run)
+  return shard.report_lines(RETRIEVED, lines, described, run)

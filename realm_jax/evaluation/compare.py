@@ -1,5 +1,6 @@
 """Two evaluations of the same questions, question by question."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,6 @@ from realm_jax.evaluation.scores import (
   Line,
   Scores,
   bootstrap_intervals,
-  means,
   permutation_p_values,
   question_scores,
 )
@@ -50,11 +50,10 @@ def compare(
   differences = {name: two[name] - one[name] for name in one}
   intervals = bootstrap_intervals(differences, seed=seed)
   p_values = permutation_p_values(differences, seed=seed)
-  first_means, second_means = means(one), means(two)
   metrics = {
     name: {
-      "first": first_means[name],
-      "second": second_means[name],
+      "first": float(np.nanmean(one[name])),
+      "second": float(np.nanmean(two[name])),
       "difference": float(np.nanmean(own)),
       "interval": intervals[name],
       "p_value": p_values[name],
@@ -86,23 +85,17 @@ def paired_scores(
       f"{len(alone)} questions are in one of {first} and {second} alone, among "
       f"them {min(alone)!r}; evaluate both on the same QUESTIONS"
     )
-  for key, line in here.items():
-    for name in ("question", "references"):
-      if line[name] != there[key][name]:
-        raise ComparisonError(
-          f"the {name} of {key!r} are {line[name]!r} in {first} and "
-          f"{there[key][name]!r} in {second}; evaluate both on the same "
-          "QUESTIONS"
-        )
+  for key, name in itertools.product(here, ("question", "references")):
+    if here[key][name] != there[key][name]:
+      raise ComparisonError(
+        f"the {name} of {key!r} are {here[key][name]!r} in {first} and "
+        f"{there[key][name]!r} in {second}; evaluate both on the same QUESTIONS"
+      )
   one = question_scores(list(here.values()))
   two = question_scores([there[key] for key in here])
   depths = {len(line["evidence"]) for line in (*here.values(), *there.values())}
-  shared = [
-    name
-    for name in one
-    if name in two
-    and (len(depths) == 1 or name not in ("mrr", "mrr_characters"))
-  ]
+  left_out = set() if len(depths) == 1 else {"mrr", "mrr_characters"}
+  shared = [name for name in one if name in two and name not in left_out]
   return {n: one[n] for n in shared}, {n: two[n] for n in shared}
 
 
@@ -132,7 +125,7 @@ def _read_lines(path: str) -> dict[str, Line]:
     for number, row in enumerate(read_text(path).rstrip().split("\n"), 1):
       place = f"{path}, line {number}"
       line = json.loads(row)
-      key, _, _, _ = (line[name] for name in _NAMES)
+      key, *_ = (line[name] for name in _NAMES)
       if key in by_id:
         raise RealmError(f"a second line with the id {key!r}")
       by_id[key] = line

@@ -171,7 +171,7 @@ def explain(
 
   Raises:
     CheckpointError: The run was not trained for such texts.
-    ExplanationError: The text has no words, or the answer does not fit it.
+    RealmError: The text has no words, or the answer does not fit it.
   """
   kind = SENTENCE if is_masked(text) else QUESTION
   run.require_kind(kind)
@@ -199,8 +199,6 @@ def _of_question(
 ) -> dict[str, Any]:
   words, room = run.vocabulary, run.config.query_length - 2
   token_ids = words.encode(text)
-  if not token_ids:
-    raise ExplanationError(f"the question {text!r} has no words")
   if answer is not None and not normalize_answer(answer, run.corpus.language):
     raise ExplanationError(f"the answer {answer!r} has no words")
   (answered,) = ask(run, [text], answer=answer)
@@ -211,11 +209,6 @@ def _of_question(
   for k, place in enumerate(answered.read):
     block, of_block = answered.blocks[place], answered.retrieval_probability[k]
     alone, share, given_block = answered.alone[k], None, 0.0
-    best = None
-    if alone is not None:
-      best = Filling(
-        alone.text, alone.probability, start=alone.start, limit=alone.limit
-      )
     if explained is not None:
       share = explained.shares[k]
       given_block = explained.probability * share / of_block if share else 0.0
@@ -226,7 +219,11 @@ def _of_question(
         probability=of_block,
         log_likelihood=float(np.log(given_block)) if given_block else None,
         share=share,
-        best=best,
+        best=None
+        if alone is None
+        else Filling(
+          alone.text, alone.probability, start=alone.start, limit=alone.limit
+        ),
         contains_text=contains_text(body, token_ids, words.mask_id, 1),
       )
     )

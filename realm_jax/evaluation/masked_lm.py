@@ -53,11 +53,7 @@ def evaluate_masked_lm(
   """
   retrieval = stage.retrieval
   shard = EvaluationShard(
-    output_dir,
-    config=config,
-    data=data,
-    stage=stage,
-    num_batches=num_batches,
+    output_dir, config=config, data=data, stage=stage, num_batches=num_batches
   )
   run = shard.load(
     config, max_batch=data.batch_size, needs_index=retrieval is not None

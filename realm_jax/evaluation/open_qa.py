@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from scipy.special import log_softmax
 
 from realm_jax.answers import match
 from realm_jax.console import Progress
-from realm_jax.evaluation.ask import num_searched, read
+from realm_jax.evaluation.answered import answer_from_blocks
+from realm_jax.evaluation.ask import require_answering
 from realm_jax.evaluation.masked_sentences import (
   best_fillings,
   masked_query,
@@ -27,7 +28,7 @@ from realm_jax.evaluation.outputs import (
   Figures,
 )
 from realm_jax.evaluation.run import RunConfig, TrainedRun
-from realm_jax.evaluation.scores import Line, summarize
+from realm_jax.evaluation.scores import Line
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
@@ -81,7 +82,14 @@ def evaluate_retrieval(
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
   """
   config = dataclasses.replace(config, reader=None)
-  return _evaluate(_retrieved, config, data, max_examples, index, output_dir)
+  return _evaluate(
+    lambda run, token_ids, found, lines: lines,
+    config,
+    data,
+    max_examples,
+    index,
+    output_dir,
+  )
 
 
 def evaluate_masked_statements(
@@ -112,7 +120,7 @@ def evaluate_masked_statements(
 
 
 def _evaluate(
-  lines_of: Callable[..., Iterator[Line]],
+  completed: Callable[..., Iterable[Line]],
   config: RunConfig,
   data: DataConfig,
   max_examples: int | None,
@@ -121,8 +129,8 @@ def _evaluate(
 ) -> Figures:
   """Writes a line for each question, and returns the figures of all.
 
-  `lines_of` completes the lines of a batch, from the run, the token ids [b q]
-  and the lines, which have the questions and their accepted answers. If the
+  `completed` completes the lines of a batch, from the run, the token ids [b q],
+  the blocks that were found and the lines, which have these as evidence. If the
   task drops questions, those after them move up in their rows, and some batches
   have a question before an earlier one; its position tells.
   """
@@ -159,12 +167,14 @@ def _evaluate(
         )
       ]
       # Rows that are not taken, too, so that one shape is compiled.
-      found = lines_of(run, batch.arrays["query"], questions)
-      numbered = zip(batch.positions.tolist(), found, strict=True)
+      token_ids = batch.arrays["query"]
+      found = run.search(token_ids, config.num_searched)
+      retrieved = [*_with_evidence(run, found, questions)]
+      whole = completed(run, token_ids, found, retrieved)
+      numbered = zip(batch.positions.tolist(), whole, strict=True)
       lines |= dict(itertools.compress(numbered, is_taken))
       progress.advance(int(is_taken.sum()))
   name = RETRIEVED if config.reader is None else PREDICTIONS
-  every = shard.write_lines(name, lines)
   described: Figures = {
     "split": data.split,
     "task": data.task,
@@ -173,27 +183,28 @@ def _evaluate(
   if config.reader is not None:
     of_reader = "candidates", "num_read", "rank_answers_by"
     described |= {name: getattr(config, name) for name in of_reader}
-  return shard.report(lambda: summarize(every) | described, run)
+  return shard.report_lines(name, lines, described, run)
 
 
 def _predictions(
   run: TrainedRun,
   token_ids: Int32[np.ndarray, "b q"],
-  questions: Sequence[Line],
+  found: SearchResult,
+  lines: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_open_qa`, with the place of each answer."""
-  found = run.search(token_ids, num_searched(run))
-  retrieved = [*_with_evidence(run, found, questions)]
-  order = None
-  if run.config.candidates == "gold":
-    lacks = [
-      [not block["contains_answer"] for block in line["evidence"]]
-      for line in retrieved
-    ]
-    order = np.argsort(lacks, axis=1, kind="stable")
-  texts = [question["question"] for question in questions]
-  answered = read(run, texts, token_ids, found, order)
-  for line, one in zip(retrieved, answered, strict=True):
+  require_answering(run)
+  is_bound = run.config.candidates == "gold"
+  lacks = [
+    [is_bound and not block["contains_answer"] for block in line["evidence"]]
+    for line in lines
+  ]
+  places = np.argsort(lacks, axis=1, kind="stable")[:, : run.config.num_read]
+  questions = [line["question"] for line in lines]
+  answered = answer_from_blocks(
+    run.require_reader(), run, questions, token_ids, found, places
+  )
+  for line, one in zip(lines, answered, strict=True):
     place: Figures | None = None
     best = one.answers[0] if one.answers else None
     if best is not None and (block := best.block) is not None:
@@ -214,11 +225,13 @@ def _predictions(
 def _fillings(
   run: TrainedRun,
   token_ids: Int32[np.ndarray, "b q"],
-  statements: Sequence[Line],
+  found: SearchResult,
+  lines: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_masked_statements`."""
+  del token_ids, found
   config, words = run.config, run.vocabulary
-  for line in _retrieved(run, token_ids, statements):
+  for line in lines:
     masked = masked_query(
       line["question"],
       line["references"][0],
@@ -233,16 +246,6 @@ def _fillings(
     texts = [masked.filling_text(words, ids) for ids in best.tolist()]
     names = [run.corpus.block(row).name for row in reading.rows[1:].tolist()]
     yield _judged(line, texts, names)
-
-
-def _retrieved(
-  run: TrainedRun,
-  token_ids: Int32[np.ndarray, "b q"],
-  questions: Sequence[Line],
-) -> Iterator[Line]:
-  """Yields the lines of `evaluate_retrieval`."""
-  found = run.search(token_ids, run.config.num_searched)
-  yield from _with_evidence(run, found, questions)
 
 
 def _with_evidence(

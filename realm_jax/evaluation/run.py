@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -40,7 +41,6 @@ from realm_jax.indexes.protocol import (
   as_config,
   in_order,
 )
-from realm_jax.indexes.random import RandomConfig
 from realm_jax.inputs.config import BlockLength, QueryLength
 from realm_jax.models.components import Component, Components, Reader
 from realm_jax.models.parameters import Params
@@ -52,17 +52,8 @@ from realm_jax.models.retriever import (
 )
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.settings import (
-  Asked,
-  NonNegativeInt,
-  PositiveInt,
-  require_valid,
-)
-from realm_jax.snapshots.loading import (
-  Snapshot,
-  load_newest,
-  load_snapshot,
-)
+from realm_jax.settings import Asked, NonNegativeInt, PositiveInt, require_valid
+from realm_jax.snapshots.loading import Snapshot, load_newest, load_snapshot
 from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.snapshots.store import FOLDER as SNAPSHOTS
 from realm_jax.snapshots.store import SnapshotStore, step_of
@@ -266,20 +257,16 @@ class TrainedRun:
       params = store.restore(step, items=tuple(like), like=like)
       used = recorded_snapshot(store.loop_item(step))
     if index is None and config.candidates == "random":
-      index = RandomConfig()
-    if index is not None:
-      index = as_config(index)
+      index = "random"
+    settings = {
+      "corpus": corpus,
+      "mesh": mesh,
+      "index": None if index is None else as_config(index),
+    }
     model_dir, kept = store.directory.parent, Kept.find(path)
-    wanted = [step] if used is None else [used]
-    if "reader" not in components and used is not None:
-      wanted = [step, used]
-
-    @functools.cache
-    def open_snapshot() -> Snapshot:
-      return _load_snapshot(
-        config, model_dir, wanted, corpus=corpus, mesh=mesh, index=index
-      )
-
+    wanted = [step if used is None else used]
+    if "reader" not in components:
+      wanted = [step, *wanted]
     return cls(
       config,
       model_dir,
@@ -289,7 +276,9 @@ class TrainedRun:
       params,
       mesh,
       corpus,
-      open_snapshot,
+      functools.cache(
+        lambda: _load_snapshot(config, model_dir, wanted, **settings)
+      ),
       max_batch,
     )
 
@@ -373,11 +362,9 @@ class TrainedRun:
       arrays,
     )
 
-  def _in_batches(
-    self, function: Callable[..., Any], arrays: Mapping[str, np.ndarray]
-  ) -> Any:
-    """Applies a function to batches of rows, of which padding is cut off."""
-    (number,) = {len(array) for array in arrays.values()}
+  def _in_batches(self, function: Callable[[Any], Any], arrays: Any) -> Any:
+    """Applies a function to batches of rows, and cuts off their padding."""
+    (number,) = {len(array) for array in jax.tree.leaves(arrays)}
     parts = []
     for start in range(0, number, self.max_batch):
       count = min(self.max_batch, number - start)
@@ -385,7 +372,7 @@ class TrainedRun:
       size = whole_batch(size, self.mesh.size)
       # The last row fills the batch.
       places = start + np.minimum(np.arange(size), count - 1)
-      found = function({name: array[places] for name, array in arrays.items()})
+      found = function(jax.tree.map(operator.itemgetter(places), arrays))
       parts.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:n], found))
     return jax.tree.map(lambda *own: np.concatenate(own), *parts)
 
@@ -426,11 +413,7 @@ class TrainedRun:
     return self.compute(embed_queries, retriever, params, token_ids=token_ids)
 
   def search(
-    self,
-    token_ids: Int32[np.ndarray, "n q"],
-    k: int,
-    *,
-    current: bool = True,
+    self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool = True
   ) -> SearchResult:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
@@ -446,11 +429,9 @@ class TrainedRun:
     changed = sorted({*self.edits, *self.hidden})
     k = min(k, index.num_blocks - len(self.hidden))
     more = -(-len(changed) // _MORE_BLOCKS) * _MORE_BLOCKS
-    number = min(k + more, index.num_blocks)
-    vectors = None
-    if index.needs_vectors:
-      vectors = self.embed_tokens(token_ids, current=current)
-    found = self.search_index(token_ids, vectors, number)
+    found, vectors = self._search_index(
+      token_ids, min(k + more, index.num_blocks), current=current
+    )
     rows, scores = found.rows, found.scores
     if self.config.index_scores:
       scores = float(self.params["retriever"]["scale"]) * scores
@@ -471,11 +452,8 @@ class TrainedRun:
   ) -> SearchResult:
     """Searches as training does: in the order of the index, by its scores."""
     number = retrieval.num_searched(self.snapshot.num_blocks)
-    vectors = None
-    if self.snapshot.index.needs_vectors:
-      current = retrieval.current_queries
-      vectors = self.embed_tokens(token_ids, current=current)
-    return self.search_index(token_ids, vectors, number)
+    current = retrieval.current_queries
+    return self._search_index(token_ids, number, current=current)[0]
 
   def stage_context(self, retrieval: Retrieval | None) -> StageContext:
     """Returns the parts of the run from which a stage makes its batches."""
@@ -484,21 +462,23 @@ class TrainedRun:
       return StageContext(self.components, self.newest_corpus, None, length)
     return StageContext(self.components, self.corpus, self.snapshot, length)
 
-  def search_index(
-    self,
-    token_ids: Int32[np.ndarray, "n q"],
-    vectors: Float32[np.ndarray, "n d"] | None,
-    k: int,
-  ) -> SearchResult:
-    """Returns what the index itself finds, with its own order and scores."""
+  def _search_index(
+    self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool
+  ) -> tuple[SearchResult, Float32[np.ndarray, "n d"] | None]:
+    """Returns what the index finds, by its own scores, and the query vectors.
 
-    def find(batch: Mapping[str, np.ndarray]) -> Any:
-      found = self.snapshot.index.search(QueryBatch(**batch), k)
+    An index that needs no vectors has none.
+    """
+    index, vectors = self.snapshot.index, None
+    if index.needs_vectors:
+      vectors = self.embed_tokens(token_ids, current=current)
+
+    def find(batch: Any) -> tuple[np.ndarray, np.ndarray]:
+      found = index.search(QueryBatch(*batch), k)
       return found.rows, found.scores
 
-    arrays = {"token_ids": token_ids, "vectors": vectors}
-    arrays = {name: a for name, a in arrays.items() if a is not None}
-    return SearchResult(*self._in_batches(find, arrays))
+    found = self._in_batches(find, (token_ids, vectors))
+    return SearchResult(*found), vectors
 
   def blocks(self, found: SearchResult, query: int) -> list[RetrievedBlock]:
     """Returns the blocks of one query, with their texts."""

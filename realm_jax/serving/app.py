@@ -243,18 +243,24 @@ class PageApp:
 
   async def _retrieve(self, request: Request) -> Response:
     fields = await _fields(request, "queries")
-    texts, k = self._queries(fields["queries"]), fields.get("k", 5)
+    k = fields.get("k", 5)
     if not isinstance(k, int) or not 1 <= k <= MAX_BLOCKS:
       raise RequestError(f"k={k!r}; want 1 to {MAX_BLOCKS}")
     retrieve = functools.partial(self._service.retrieve, k=k)
-    found = await self._compute(retrieve, texts, ("retrieve", k))
-    return JSONResponse({"results": found})
+    return await self._results(retrieve, fields["queries"], ("retrieve", k))
 
   async def _answer(self, request: Request) -> Response:
     fields = await _fields(request, "questions")
-    texts = self._queries(fields["questions"])
-    found = await self._compute(self._service.answer, texts, "ask")
-    return JSONResponse({"results": found})
+    return await self._results(self._service.answer, fields["questions"], "ask")
+
+  async def _results(
+    self, function: _OfTexts, texts: Any, key: Hashable
+  ) -> Response:
+    """Answers a program: a result for each text, which must have words."""
+    if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
+      raise RequestError(f"want a list of 1 to {MAX_TEXTS} texts")
+    self._service.require_words([*map(_checked, texts)])
+    return JSONResponse({"results": await self._compute(function, texts, key)})
 
   async def _update(self, request: Request) -> Response:
     if not self._allow_updates:
@@ -264,13 +270,6 @@ class PageApp:
     texts = _texts_of_blocks((await _fields(request, "blocks"))["blocks"])
     (told,) = await self._compute(lambda _: [self._service.update(texts)])
     return JSONResponse(told)
-
-  def _queries(self, texts: Any) -> list[str]:
-    """Returns the texts of a request, of which each must have words."""
-    if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
-      raise RequestError(f"want a list of 1 to {MAX_TEXTS} texts")
-    self._service.require_words([*map(_checked, texts)])
-    return texts
 
 
 async def _fields(request: Request, wanted: str) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def test_an_evaluation_ranks_the_documents_of_the_folder(
     assert 0 <= low <= metrics["ndcg_at_10"] <= high <= 1
   # The world's own corpus has these documents, but for the one of the title.
   with pytest.raises(
-    beir.BeirError, match=r"1 of \d+ judged documents .*such as 'title'"
+    beir.BeirError, match=r"1 of \d+ judged documents .*such as \['title'\]"
   ):
     beir.evaluate_beir(config=run_config, beir_dir=folder)
   # A question has the name of the person whose article is judged.

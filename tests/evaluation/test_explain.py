@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointError
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.explain import block_use, explain
 from realm_jax.evaluation.masked_sentences import ExplanationError
 from realm_jax.evaluation.run import QUESTION, SENTENCE, TrainedRun
@@ -182,7 +183,7 @@ def test_a_question_that_no_block_answers(run):
   ],
 )
 def test_what_cannot_be_explained(run, text, answer, said):
-  with pytest.raises(ExplanationError, match=said):
+  with pytest.raises(RealmError, match=said):
     explain(run, text, answer)
   config = dataclasses.replace(run.config, num_candidates=1)
   with pytest.raises(ExplanationError, match="raise NUM_CANDIDATES"):
