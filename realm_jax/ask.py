@@ -56,26 +56,21 @@ def _answer(config: "RunConfig", words: Sequence[str]) -> None:
   run = TrainedRun.load(config)
   # What is missing is known before a question is asked for.
   require_answering(run)
-  marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
   questions = [" ".join(words)] if words else prompted_lines("question")
   for question in questions:
     (answered,) = ask(run, [question])
     for note in run.vocabulary.notes(question):
       print(note)
-    print(shown(answered, num_answers=_NUM_ANSWERS.value, marks=marks))
+    print(_shown(answered))
 
 
-def shown(
-  answered: "Answered", *, num_answers: int, marks: tuple[str, str]
-) -> str:
-  """Returns the best answers of a question with their evidence, as text.
-
-  Each answer stands between the two `marks` in its block.
-  """
+def _shown(answered: "Answered") -> str:
+  """Returns the best answers of a question, each marked in its block."""
   if not answered.answers:
     return "no answer: the blocks that were read have no words"
   parts, indent = [], "   "
-  for rank, answer in enumerate(answered.answers[:num_answers], start=1):
+  marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
+  for rank, answer in enumerate(answered.answers[: _NUM_ANSWERS.value], 1):
     block, before, marked, after = answered.passage(answer)
     if marked:
       marked = f"{_OPEN}{marked}{_CLOSE}"

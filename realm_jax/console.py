@@ -1,7 +1,7 @@
 """Output of commands, and what reaches them from a terminal.
 
-Progress, tables, plots and the choice of log messages; lines that a user types,
-and a flag that SIGTERM sets.
+Progress, tables, plots, the file of `--json` and the choice of log messages;
+lines that a user types, and a flag that SIGTERM sets.
 """
 
 import contextlib
@@ -10,15 +10,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import flags
 from absl import logging as absl_logging
 from etils import epath
 
+from realm_jax.storage.json_files import JsonValue, write_json
+
 _PACKAGE_DIR = str(Path(__file__).resolve().parent)
 _SECONDS_BETWEEN_LINES = 15.0
+# A flag that is defined here belongs to the command that asks for it.
+flags.disclaim_key_flags()
 
 
 class Progress:
@@ -81,6 +86,21 @@ def columns(rows: Sequence[Sequence[object]]) -> str:
 
 def _text(value: object) -> str:
   return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def json_flag(text: str) -> Callable[[JsonValue], None]:
+  """Defines `--json`, which `text` describes, the file of a command's results.
+
+  Returns a function that writes them if the flag is given.
+  """
+  # A process may import several commands.
+  flag = flags.DEFINE_string("json", None, text, allow_override=True)
+
+  def write(value: JsonValue) -> None:
+    if flag.value:
+      write_json(flag.value, value)
+
+  return write
 
 
 @contextlib.contextmanager

@@ -21,9 +21,13 @@ from typing import TYPE_CHECKING, Any
 from absl import flags, logging
 
 from realm_jax.configuration import command_line
-from realm_jax.console import columns, figures_table, prompted_lines
+from realm_jax.console import (
+  columns,
+  figures_table,
+  json_flag,
+  prompted_lines,
+)
 from realm_jax.errors import RealmError
-from realm_jax.storage.json_files import write_json
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.explain import Explanation
@@ -39,13 +43,7 @@ _BLOCK_USE = flags.DEFINE_bool(
 _NUM_TEXTS = flags.DEFINE_integer(
   "num_texts", 3, "Number of candidates whose text is printed.", lower_bound=0
 )
-_JSON = flags.DEFINE_string(
-  "json",
-  None,
-  "File to which the same is written as JSON, too.",
-  # `realm_jax.evaluate` has one of this name, too.
-  allow_override=True,
-)
+_write_json = json_flag("File to which the same is written as JSON.")
 
 _WIDTH = 80
 _INDENT = "   "
@@ -92,8 +90,7 @@ def _explain(configured: Callable[[], Any], text: str) -> None:
 
   if _BLOCK_USE.value:
     use = configured()
-    if _JSON.value:
-      write_json(_JSON.value, {"sentences": use})
+    _write_json({"sentences": use})
     rows = [
       [v if isinstance(v, float) else f"{v:.40}" for v in one.values()]
       for one in use
@@ -108,8 +105,7 @@ def _explain(configured: Callable[[], Any], text: str) -> None:
     found = explain(run, one, _ANSWER.value)
     print(shown(found, num_texts=_NUM_TEXTS.value))
     explained.append(found.to_json())
-  if _JSON.value:
-    write_json(_JSON.value, {"explanations": explained})
+  _write_json({"explanations": explained})
 
 
 def shown(explained: "Explanation", *, num_texts: int) -> str:

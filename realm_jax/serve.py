@@ -113,8 +113,29 @@ def _serve(config: "RunConfig") -> None:
       f"({error.strerror}); end what uses it, or give another: --port=0 takes "
       "a free one"
     ) from error
+  # They take seconds, which a port in use does not wait for.
+  from realm_jax.evaluation.run import RunConfig, TrainedRun
+  from realm_jax.inputs.questions import read_json_lines
+  from realm_jax.serving.service import Service
+
   with listening:
-    service, run = _load(config)
+    examples = []
+    if _EXAMPLE_QUESTIONS.value is not None:
+      questions = read_json_lines(epath.Path(_EXAMPLE_QUESTIONS.value))
+      first = itertools.islice(questions, _NUM_EXAMPLES)
+      examples = [question.question for question in first]
+    run, masked_run = TrainedRun.load(config), None
+    if _MASKED_MODEL_DIR.value is not None:
+      # The run that fills in sentences, over the same corpus.
+      masked = configuration.parsed(
+        RunConfig,
+        _MASKED_GIN_FILE.value,
+        model_dir=_MASKED_MODEL_DIR.value,
+        corpus_dir=run.config.corpus_dir,
+        modules=flags.FLAGS.modules,
+      )
+      masked_run = TrainedRun.load(masked.build(RunConfig))
+    service = Service(run, masked_run, examples=examples)
     if _FOLLOW.value:
       given = service, run, threading.Event()
       threading.Thread(target=follow, args=given, daemon=True).start()
@@ -168,30 +189,6 @@ def follow(
     # A checkpoint may be removed while it is read, and a bucket be away.
     except (ValueError, OSError) as error:
       logging.warning("going on with checkpoint %d: %s", run.step, error)
-
-
-def _load(config: "RunConfig") -> "tuple[Service, TrainedRun]":
-  from realm_jax.evaluation.run import RunConfig, TrainedRun
-  from realm_jax.inputs.questions import read_json_lines
-  from realm_jax.serving.service import Service
-
-  examples = []
-  if _EXAMPLE_QUESTIONS.value is not None:
-    questions = read_json_lines(epath.Path(_EXAMPLE_QUESTIONS.value))
-    first = itertools.islice(questions, _NUM_EXAMPLES)
-    examples = [question.question for question in first]
-  run, masked_run = TrainedRun.load(config), None
-  if _MASKED_MODEL_DIR.value is not None:
-    # The run that fills in sentences, over the same corpus.
-    masked = configuration.parsed(
-      RunConfig,
-      _MASKED_GIN_FILE.value,
-      model_dir=_MASKED_MODEL_DIR.value,
-      corpus_dir=run.config.corpus_dir,
-      modules=flags.FLAGS.modules,
-    )
-    masked_run = TrainedRun.load(masked.build(RunConfig))
-  return Service(run, masked_run, examples=examples), run
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -30,12 +30,12 @@ from realm_jax.evaluation.scores import NUM_DOCUMENTS, Line
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_readable
+from realm_jax.storage.json_files import read_lines
 
 _HEADER = ["query-id", "corpus-id", "score"]
 # More blocks are searched by this factor until they have enough documents.
 _MORE_BLOCKS = 4
 
-T = TypeVar("T")
 # Finds the best blocks for each of some texts, a number of them or all.
 Search = Callable[[Sequence[str], int], SearchResult]
 
@@ -79,9 +79,12 @@ def read_queries(
       raise RealmError("no text")
     return JudgedQuery(name, text, grades.get(name, {}))
 
-  _each_line(qrels, judge, "a query, a document and its grade, between tabs")
-  queries = _each_line(path, query_of, '{"_id": …, "text": …}')
-  queries = [query for query in queries if query.grades]
+  wanted = "qrels/SPLIT.tsv of a folder in BEIR's format, with a query, a "
+  wanted += "document and its grade between tabs"
+  read_lines(qrels, judge, wanted=wanted, error=BeirError)
+  wanted = 'queries.jsonl of such a folder, with {"_id": …, "text": …}'
+  read = read_lines(path, query_of, wanted=wanted, error=BeirError)
+  queries = [query for query in read if query.grades]
   unknown = sorted({*grades} - {query.id for query in queries})
   if unknown or not queries:
     raise BeirError(
@@ -89,24 +92,6 @@ def read_queries(
       f"that it does not have, such as {unknown[:3]}"
     )
   return queries
-
-
-def _each_line(
-  path: epath.Path, read: Callable[[bytes], T], wanted: str
-) -> list[T]:
-  """Returns what is read of each line of a file."""
-  if not path.exists():
-    raise BeirError(
-      f"there is no {path}; want a folder in BEIR's format, with "
-      "queries.jsonl, and qrels/SPLIT.tsv for the SPLIT"
-    )
-  found = []
-  for number, line in enumerate(path.read_bytes().rstrip().splitlines(), 1):
-    try:
-      found.append(read(line))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise BeirError(f"{path}:{number}: {error!r}; want {wanted}") from None
-  return found
 
 
 def require_judged(queries: Sequence[JudgedQuery], corpus: Corpus) -> None:
@@ -225,5 +210,5 @@ def evaluate_beir(
   )
   positions = range(len(queries))[own]
   lines = dict(zip(positions, found, strict=True))
-  described = {"beir_dir": str(beir_dir), "split": split}
+  described: Figures = {"beir_dir": str(beir_dir), "split": split}
   return shard.report_lines(RETRIEVED, lines, described, run)

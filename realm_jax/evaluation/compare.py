@@ -18,7 +18,7 @@ from realm_jax.evaluation.scores import (
   question_scores,
 )
 from realm_jax.storage.access import require_readable
-from realm_jax.storage.paths import read_text
+from realm_jax.storage.json_files import read_lines
 
 _NAMES = ("id", "question", "references", "evidence")
 
@@ -79,7 +79,7 @@ def paired_scores(
   number, is left out. Raises what `compare` does.
   """
   require_readable(first, second)
-  here, there = (_read_lines(str(path)) for path in (first, second))
+  here, there = _read_lines(first), _read_lines(second)
   if alone := here.keys() ^ there.keys():
     raise ComparisonError(
       f"{len(alone)} questions are in one of {first} and {second} alone, among "
@@ -117,20 +117,17 @@ def comparison_table(found: Mapping[str, Any]) -> str:
   )
 
 
-def _read_lines(path: str) -> dict[str, Line]:
+def _read_lines(path: epath.PathLike) -> dict[str, Line]:
   """Returns the lines of a file by the ids of their questions."""
   by_id: dict[str, Line] = {}
-  place, wanted = path, "predictions.jsonl or retrieved.jsonl of an evaluation"
-  try:
-    for number, row in enumerate(read_text(path).rstrip().split("\n"), 1):
-      place = f"{path}, line {number}"
-      line = json.loads(row)
-      key, *_ = (line[name] for name in _NAMES)
-      if key in by_id:
-        raise RealmError(f"a second line with the id {key!r}")
-      by_id[key] = line
-  except (FileNotFoundError, IsADirectoryError):
-    raise ComparisonError(f"there is no file {path}; want {wanted}") from None
-  except (ValueError, KeyError, TypeError) as error:
-    raise ComparisonError(f"{place}: {error!r}; want {wanted}") from error
+
+  def add(text: bytes) -> None:
+    line = json.loads(text)
+    key, *_ = (line[name] for name in _NAMES)
+    if key in by_id:
+      raise RealmError(f"a second line with the id {key!r}")
+    by_id[key] = line
+
+  wanted = "predictions.jsonl or retrieved.jsonl of an evaluation"
+  read_lines(path, add, wanted=wanted, error=ComparisonError)
   return by_id

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import log_softmax, logsumexp
+from scipy.special import logsumexp
 
 from realm_jax.answers.normalize import normalize_answer
 from realm_jax.console import Progress
@@ -33,13 +33,11 @@ from realm_jax.evaluation.masked_sentences import (
   ExplanationError,
   best_fillings,
   contains_text,
-  is_masked,
-  marginalize,
+  kind_of,
   masked_query,
   read_masks,
 )
 from realm_jax.evaluation.run import (
-  QUESTION,
   SENTENCE,
   RetrievedBlock,
   RunConfig,
@@ -173,7 +171,7 @@ def explain(
     CheckpointError: The run was not trained for such texts.
     RealmError: The text has no words, or the answer does not fit it.
   """
-  kind = SENTENCE if is_masked(text) else QUESTION
+  kind = kind_of(text)
   run.require_kind(kind)
   figures = _of_sentence if kind == SENTENCE else _of_question
   explained = Explanation(
@@ -258,18 +256,10 @@ def _of_sentence(
   run: TrainedRun, text: str, answer: str | None
 ) -> dict[str, Any]:
   config, words = run.config, run.vocabulary
-  masked = masked_query(
-    text,
-    answer,
-    words,
-    query_length=config.query_length,
-    max_masks=config.max_masks,
-  )
+  masked = masked_query(run, text, answer)
   found = read_masks(run, masked.query, masked.positions)
-  log_prior = log_softmax(found.scores)
-  best_ids, by_candidate = best_fillings(
-    log_prior, found.log_probs, config.num_fillings
-  )
+  log_prior = found.log_prior
+  best_ids, by_candidate = best_fillings(found, config.num_fillings)
   fillings = [
     Filling(
       masked.filling_text(words, token_ids),
@@ -281,7 +271,7 @@ def _of_sentence(
   target_ids = masked.target_ids or best_ids[0].tolist()
   by_token = found.log_probs[:, np.arange(len(target_ids)), target_ids]
   totals = by_token.sum(axis=-1)
-  log_likelihood, shares, rewards = marginalize(found.scores, totals)
+  log_likelihood, shares, rewards = found.marginalize(totals)
   candidates = []
   for k, row in enumerate(found.rows.tolist()):
     prior, alone = float(np.exp(log_prior[k])), found.log_probs[k]
@@ -378,7 +368,7 @@ def block_use(
       rows = np.array([NULL_ROW, *rows[int(stage.null_block) :]])
       read = read_masks(run, query, positions, rows=rows)
       given = read.log_probs[:, np.arange(len(targets)), targets].sum(axis=1)
-      _, shares, rewards = marginalize(read.scores, given)
+      _, shares, rewards = read.marginalize(given)
       best = 1 + int(given[1:].argmax())
       probability = float(shares[best] - rewards[best])
       row, score = int(read.rows[best]), float(read.scores[best])

@@ -16,11 +16,12 @@ from scipy.special import log_softmax, logsumexp
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.run import SENTENCE, TrainedRun
+from realm_jax.evaluation.run import QUESTION, SENTENCE, TrainedRun
 from realm_jax.models.packing import padded_inputs
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import Retriever, relevance
+from realm_jax.settings import Asked
 from realm_jax.text.wordpieces import MASK, WordpieceVocabulary
 
 _MASK_IN_ANY_CASE = re.compile(re.escape(MASK), re.IGNORECASE)
@@ -69,8 +70,8 @@ class MaskedQuery(NamedTuple):
     return " | ".join(map(words.decode, parts))
 
 
-def is_masked(text: str) -> bool:
-  """Returns whether a text has something to fill in.
+def kind_of(text: str) -> Asked:
+  """Returns whether a text is a sentence to fill in, or a question.
 
   Raises:
     ExplanationError: It has [MASK] in another spelling.
@@ -81,16 +82,11 @@ def is_masked(text: str) -> bool:
       f"{text!r} has {found[0]!r}; write {MASK}, in capitals, for what is to "
       "be filled in"
     )
-  return found is not None
+  return SENTENCE if found else QUESTION
 
 
 def masked_query(
-  text: str,
-  answer: str | None,
-  words: WordpieceVocabulary,
-  *,
-  query_length: int,
-  max_masks: int,
+  run: TrainedRun, text: str, answer: str | None = None
 ) -> MaskedQuery:
   """Reads a sentence with [MASK]s.
 
@@ -103,6 +99,7 @@ def masked_query(
       the answer has no words, too many, or several places to go.
     RealmError: The vocabulary can spell no word of the sentence.
   """
+  words, max_masks = run.vocabulary, run.config.max_masks
   words.require_known(text.replace(MASK, " "))
   sizes = [found.count(MASK) for found in _MASKED_PLACE.findall(text)]
   target_ids, source = None, repr(text)
@@ -129,6 +126,7 @@ def masked_query(
   token_ids = list(masked)
   if target_ids is not None:
     token_ids[inside[0] : inside[-1] + 1] = target_ids
+  query_length = run.config.query_length
   room = min(query_length - 2, len(masked))
   spare = room - int(inside[-1] + 1 - inside[0])
   if spare < 0:
@@ -173,21 +171,6 @@ def contains_text(
   return bool(is_end.any())
 
 
-def marginalize(
-  scores: Float[np.ndarray, " k"], log_likelihoods: Float[np.ndarray, " k"]
-) -> tuple[float, Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-  """Sums p(z|x) p(y|z,x) over candidates, from f(x,z) and log p(y|z,x).
-
-  Returns:
-    log p(y|x); each candidate's share of it, with sum 1; and r(z), with sum 0.
-  """
-  log_prior = log_softmax(scores)
-  joint = log_prior + log_likelihoods
-  total = float(logsumexp(joint))
-  shares = np.exp(joint - total)
-  return total, shares, shares - np.exp(log_prior)
-
-
 class Reading(NamedTuple):
   """What a run makes of a masked sentence, beside each of k candidates.
 
@@ -200,6 +183,25 @@ class Reading(NamedTuple):
   rows: Int[np.ndarray, " k"]
   scores: Float[np.ndarray, " k"]
   log_probs: Float[np.ndarray, "k m v"]
+
+  @property
+  def log_prior(self) -> Float[np.ndarray, " k"]:
+    """log p(z|x)."""
+    return log_softmax(self.scores)
+
+  def marginalize(
+    self, log_likelihoods: Float[np.ndarray, " k"]
+  ) -> tuple[float, Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+    """Sums p(z|x) p(y|z,x) over the candidates, from log p(y|z,x).
+
+    Returns:
+      log p(y|x); each candidate's share of it, with sum 1; and r(z), with sum
+      0.
+    """
+    joint = self.log_prior + log_likelihoods
+    total = float(logsumexp(joint))
+    shares = np.exp(joint - total)
+    return total, shares, shares - np.exp(self.log_prior)
 
 
 def read_masks(
@@ -270,9 +272,7 @@ def _mask_logits(
 
 
 def best_fillings(
-  log_prior: Float[np.ndarray, " k"],
-  log_probs: Float[np.ndarray, "k m v"],
-  num: int,
+  reading: Reading, num: int
 ) -> tuple[Int[np.ndarray, "n m"], Float[np.ndarray, "n k"]]:
   """Finds the `num` best fillings under Σ_z p(z|x) Π_j p(y_j|z,x).
 
@@ -286,8 +286,8 @@ def best_fillings(
   """
   token_ids = np.zeros((1, 0), np.int64)
   # log p(z|x) p(y_1 … y_j|z,x) of each beginning.
-  joint = log_prior[None]
-  for at_mask in np.moveaxis(log_probs, 1, 0):
+  joint = reading.log_prior[None]
+  for at_mask in np.moveaxis(reading.log_probs, 1, 0):
     odds = np.exp(joint - joint.max()) @ np.exp(at_mask)
     size = min(_BEAM, odds.size)
     best = np.argpartition(-odds, size - 1, axis=None)[:size]
@@ -295,4 +295,4 @@ def best_fillings(
     token_ids = np.column_stack([token_ids[before], added])
     joint = joint[before] + at_mask[:, added].T
   order = np.argsort(-logsumexp(joint, axis=1), kind="stable")[:num]
-  return token_ids[order], joint[order] - log_prior
+  return token_ids[order], joint[order] - reading.log_prior

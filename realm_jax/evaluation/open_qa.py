@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 from jaxtyping import Int32
-from scipy.special import log_softmax
 
 from realm_jax.answers import match
 from realm_jax.console import Progress
@@ -230,20 +229,11 @@ def _fillings(
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_masked_statements`."""
   del token_ids, found
-  config, words = run.config, run.vocabulary
   for line in lines:
-    masked = masked_query(
-      line["question"],
-      line["references"][0],
-      words,
-      query_length=config.query_length,
-      max_masks=config.max_masks,
-    )
+    masked = masked_query(run, line["question"], line["references"][0])
     reading = read_masks(run, masked.query, masked.positions)
-    best, _ = best_fillings(
-      log_softmax(reading.scores), reading.log_probs, config.num_fillings
-    )
-    texts = [masked.filling_text(words, ids) for ids in best.tolist()]
+    best, _ = best_fillings(reading, run.config.num_fillings)
+    texts = [masked.filling_text(run.vocabulary, ids) for ids in best.tolist()]
     names = [run.corpus.block(row).name for row in reading.rows[1:].tolist()]
     yield _judged(line, texts, names)
 

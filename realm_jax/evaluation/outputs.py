@@ -76,9 +76,7 @@ class EvaluationShard:
     raise `ProcessesError` once another process has failed.
     """
     count, index = self.agreement.count, self.agreement.index
-    size = count * whole_batch(
-      -(-data.batch_size // count), jax.local_device_count()
-    )
+    size = whole_batch(data.batch_size, count * jax.local_device_count())
     rows = RowGroups(count, (index,)).own_rows(size)
     data = dataclasses.replace(data, batch_size=size)
     stream = BatchStream(data, rows=rows, shuffle=shuffle, repeat=repeat)

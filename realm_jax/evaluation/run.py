@@ -134,12 +134,6 @@ class RunConfig:
   def __post_init__(self) -> None:
     require_valid(self)
 
-  @property
-  def all_components(self) -> Components:
-    """All components of the run, by name."""
-    named = {"retriever": self.retriever, "reader": self.reader}
-    return Components({**named, **self.components})
-
 
 @dataclasses.dataclass(frozen=True)
 class RetrievedBlock:
@@ -243,7 +237,9 @@ class TrainedRun:
       corpus = Corpus.open(config.corpus_dir)
       require_block_length(config.block_length, corpus)
       store.require_vocabulary(step, corpus.vocab_sha256)
-      components = config.all_components.only(present).for_vocabulary(
+      named = {"retriever": config.retriever, "reader": config.reader}
+      components = Components({**named, **config.components}).only(present)
+      components = components.for_vocabulary(
         vocab_size=corpus.vocab_size, separator_id=corpus.vocabulary.sep_id
       )
       mesh = make_mesh(devices=jax.local_devices())
@@ -569,7 +565,7 @@ class TrainedRun:
 
 def whole_batch(batch_size: int, devices: int) -> int:
   """Rounds a batch size up to a multiple of the number of devices."""
-  return max(1, -(-batch_size // devices)) * devices
+  return -(-batch_size // devices) * devices
 
 
 def _load_snapshot(

@@ -7,7 +7,6 @@ part: p(y|x), the sum over the spans that give an answer y; p(z|x), the sum over
 the spans of a block; and a block's share of y, the part of p(y|x) in the block.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -104,9 +103,6 @@ def span_texts(
   return span
 
 
-_normalized = functools.lru_cache(maxsize=1 << 16)(normalize_answer)
-
-
 def _answered(
   run: TrainedRun,
   question: str,
@@ -139,7 +135,8 @@ def _answered(
     for span in spans:
       k, start, extra = map(int, np.unravel_index(span, log_p.shape))
       text = texts[k](start, extra + 1)[0]
-      groups.setdefault(_normalized(text, run.corpus.language), []).append(span)
+      key = normalize_answer(text, run.corpus.language)
+      groups.setdefault(key, []).append(span)
     return groups
 
   order = np.argsort(-log_p, axis=None, kind="stable").tolist()

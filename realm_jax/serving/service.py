@@ -15,7 +15,7 @@ from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import Candidate, Explanation, explain
-from realm_jax.evaluation.masked_sentences import is_masked
+from realm_jax.evaluation.masked_sentences import kind_of
 from realm_jax.evaluation.run import (
   ABILITIES,
   QUESTION,
@@ -158,8 +158,7 @@ class Service:
       EditError: An edited text does not fit, or no block has its name.
       RequestError: No run of the page can do this.
     """
-    kind = SENTENCE if is_masked(text) else QUESTION
-    run = self.run_for(kind)
+    run = self.run_for(kind_of(text))
     texts = _edits(run, edits or {})
     edited = run.edited(texts) if texts else run
     explained = explain(edited, text)

@@ -86,9 +86,17 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
   ("file", "text", "message"),
   [
-    ("queries.jsonl", '{"text": "who ?"}\n', r"queries.jsonl:1: .*_id.*want"),
+    (
+      "queries.jsonl",
+      '{"text": "who ?"}\n',
+      r"queries.jsonl, line 1: .*_id.*want",
+    ),
     ("qrels/test.tsv", None, "there is no .*test.tsv.*SPLIT"),
-    ("qrels/test.tsv", "q0\tp0\thigh\n", r"test.tsv:1: .*want a query"),
+    (
+      "qrels/test.tsv",
+      "q0\tp0\thigh\n",
+      r"test.tsv, line 1: .*want .* a query",
+    ),
   ],
 )
 def test_a_folder_that_is_not_whole_is_refused(folder, file, text, message):

@@ -11,6 +11,8 @@ from realm_jax.evaluation.masked_sentences import (
   masked_query,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def words(world):
@@ -18,11 +20,12 @@ def words(world):
 
 
 @pytest.fixture(scope="module")
-def read(words):
+def read(run_with, words):
   """`read(text, answer)` returns the masked query, and what is read of it."""
+  run = run_with(query_length=16, max_masks=4)
 
   def call(text, answer=None):
-    masked = masked_query(text, answer, words, query_length=16, max_masks=4)
+    masked = masked_query(run, text, answer)
     own = masked.query[1 : masked.num_read + 1]
     return masked, [words.pieces[i] for i in own]
 
