@@ -142,8 +142,7 @@ class Service:
     Updates of blocks that its corpus no longer has are left out.
     """
     with self._changing:
-      if texts := _edits(run, self._updates, missing_ok=True):
-        run = run.edited(texts)
+      run = run.edited(_edits(run, self._updates, missing_ok=True))
       self.runs = {**self.runs, **dict.fromkeys(run.kinds, run)}
 
   def explain(
@@ -160,7 +159,7 @@ class Service:
     """
     run = self.run_for(kind_of(text))
     texts = _edits(run, edits or {})
-    edited = run.edited(texts) if texts else run
+    edited = run.edited(texts)
     explained = explain(edited, text)
     told = explained.to_json()
     for one, candidate in zip(
