@@ -33,6 +33,11 @@ from realm_jax.storage.access import require_readable
 from realm_jax.storage.json_files import read_lines
 
 _HEADER = ["query-id", "corpus-id", "score"]
+_QUERIES = 'queries.jsonl of a folder in BEIR\'s format, {"_id": …, "text": …}'
+_JUDGEMENTS = (
+  "qrels/SPLIT.tsv of a folder in BEIR's format: a query, a document and its "
+  "grade, between tabs"
+)
 # More blocks are searched by this factor until they have enough documents.
 _MORE_BLOCKS = 4
 
@@ -79,12 +84,9 @@ def read_queries(
       raise RealmError("no text")
     return JudgedQuery(name, text, grades.get(name, {}))
 
-  wanted = "qrels/SPLIT.tsv of a folder in BEIR's format, with a query, a "
-  wanted += "document and its grade between tabs"
-  read_lines(qrels, judge, wanted=wanted, error=BeirError)
-  wanted = 'queries.jsonl of such a folder, with {"_id": …, "text": …}'
-  read = read_lines(path, query_of, wanted=wanted, error=BeirError)
-  queries = [query for query in read if query.grades]
+  read_lines(qrels, judge, wanted=_JUDGEMENTS, error=BeirError)
+  every = read_lines(path, query_of, wanted=_QUERIES, error=BeirError)
+  queries = [query for query in every if query.grades]
   unknown = sorted({*grades} - {query.id for query in queries})
   if unknown or not queries:
     raise BeirError(

@@ -254,15 +254,19 @@ class TrainedRun:
       used = recorded_snapshot(store.loop_item(step))
     if index is None and config.candidates == "random":
       index = "random"
-    settings = {
-      "corpus": corpus,
-      "mesh": mesh,
-      "index": None if index is None else as_config(index),
-    }
     model_dir, kept = store.directory.parent, Kept.find(path)
     wanted = [step if used is None else used]
     if "reader" not in components:
       wanted = [step, *wanted]
+    open_snapshot = functools.partial(
+      _load_snapshot,
+      config,
+      model_dir,
+      wanted,
+      corpus=corpus,
+      mesh=mesh,
+      index=None if index is None else as_config(index),
+    )
     return cls(
       config,
       model_dir,
@@ -272,9 +276,7 @@ class TrainedRun:
       params,
       mesh,
       corpus,
-      functools.cache(
-        lambda: _load_snapshot(config, model_dir, wanted, **settings)
-      ),
+      functools.cache(open_snapshot),
       max_batch,
     )
 
