@@ -30,9 +30,9 @@ from realm_jax.evaluation.run import (
 class LoadedRun(TrainedRun):
   """A checkpoint, its corpus and its index, in this process.
 
-  Texts may be a list of any length, or one text, for which the result is one,
-  too. They are computed in batches of at most 16, for each shape of which a
-  program is compiled once.
+  A method takes one text and returns one result, or takes a list of any length
+  and returns a list. Texts are computed in batches of at most 16; a program is
+  compiled once for each shape of a batch.
   """
 
   @overload
@@ -44,7 +44,7 @@ class LoadedRun(TrainedRun):
   def ask(
     self, questions: str | Sequence[str], *, num_answers: int = 3
   ) -> Answered | list[Answered]:
-    """Answers questions, each with at most so many answers.
+    """Answers questions, each with at most `num_answers` answers.
 
     Raises:
       CheckpointError: The run was not trained to answer questions.
@@ -151,8 +151,8 @@ def load(
   Args:
     model_dir: MODEL_DIR of a run, or of an import, local or on an object store.
     corpus_dir: Corpus; None takes the one that the run was trained on.
-    snapshot: Snapshot to search, or a folder of them, of which the newest
-      is taken. None takes the one that the checkpoint was trained with.
+    snapshot: Snapshot to search, or a folder whose newest snapshot is searched.
+      None takes the one that the checkpoint was trained with.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
     gin_files: Gin files over gin/runs/ask.gin and what the run keeps.

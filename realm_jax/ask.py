@@ -4,9 +4,8 @@ The configuration is the one that the run keeps, over gin/runs/ask.gin, or that
 of gin files. The command prints the best answers, each with the block that
 contains it and that block's probability p(z|x). Without a question on the
 command line it reads questions from the terminal or from its standard input.
-The model is loaded once. Of several processes, such as those of a TPU slice,
-process 0 answers on its own devices, and the others load nothing and end with
-it.
+The model is loaded once. Where several processes run, as on a TPU slice,
+process 0 answers on its own devices; the others load nothing and end with it.
 """
 
 import sys
@@ -49,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _answer(config: "RunConfig", words: Sequence[str]) -> None:
-  """Answers the question of the command line, or those of the input."""
+  """Answers the question of the command line, or all of the input."""
   from realm_jax.evaluation.ask import ask, require_answering
   from realm_jax.evaluation.run import TrainedRun
 

@@ -29,8 +29,8 @@ flags.disclaim_key_flags()
 class Progress:
   """Logs how many items a `with` block has processed, every 15 seconds.
 
-  A block that took longer than that ends with a line, too. `label` names the
-  items, such as "questions".
+  A block that took longer also ends with a line. `label` names the items, such
+  as "questions".
   """
 
   def __init__(self, label: str, *, total: int | None = None):
@@ -163,9 +163,9 @@ _stop: threading.Event | None = None
 def stop_on_sigterm() -> Iterator[threading.Event]:
   """Yields an event that SIGTERM sets during the `with` block.
 
-  A block within another has its event, so that a signal that comes before the
-  inner one begins is not lost, and stops the outer one, too. Only the main
-  thread can handle signals. In any other the event stays unset.
+  A block within another one shares its event: a signal is not lost if it comes
+  before the inner block begins, and it stops both. Only the main thread can
+  handle signals. In any other the event stays unset.
   """
   global _stop
   if threading.current_thread() is not threading.main_thread():

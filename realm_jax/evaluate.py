@@ -30,7 +30,7 @@ _FOLLOW = flags.DEFINE_bool(
   "follow", False, "Evaluate the checkpoints of a run as they appear."
 )
 
-# Those of which the stage of a run chooses one (`Stage.evaluation`).
+# The stage of a run chooses one of them (`Stage.evaluation`).
 _RECIPES = (
   "gin/runs/eval.gin",
   "gin/runs/eval_masked.gin",

@@ -4,11 +4,11 @@
     python -m realm_jax.explain --model_dir=… --answer=Paris "… in [MASK]."
     python -m realm_jax.explain --model_dir=… --block_use
 
-Table 3 of the paper for any sentence: the candidates, their shares of p(y|x)
-and r(z), by which a gradient would reward them, beside p(y|null,x) and the best
-fillings. Of a question, the blocks that its answer comes from. Without a text
-it reads texts from the terminal or from the standard input. docs/concepts.md
-explains the symbols.
+For a sentence it prints Table 3 of the paper: the candidates, their shares of
+p(y|x), how much a gradient would reward them, r(z), beside p(y|null,x) and the
+best fillings. For a question it prints the blocks that the answer comes from.
+Without a text it reads texts from the terminal or from the standard input.
+docs/concepts.md explains the symbols.
 
 The configuration is the one that the run keeps, over gin/runs/explain.gin, or
 that of gin files. Of several processes, process 0 does this on its own devices.

@@ -72,8 +72,8 @@ def main(argv: Sequence[str]) -> int:
   if command == "prune":
     if uses is None:
       raise SnapshotError(
-        f"no run is known whose checkpoints need {store.directory}. Give "
-        "--model_dir, too"
+        f"no run is known whose checkpoints need {store.directory}; also give "
+        "--model_dir"
       )
     steps = store.prunable(keep=_KEEP.value, pinned=uses.pinned())
     if not _DRY_RUN.value:

@@ -19,7 +19,7 @@ from realm_jax import configuration
 from realm_jax.configuration import command_line
 from realm_jax.console import json_flag
 
-# Blocks of English Wikipedia of 2018-12-20, of which REALM's corpus consists.
+# Number of blocks of REALM's corpus, English Wikipedia of 2018-12-20.
 _PAPER_BLOCKS = 13_353_718
 
 command_line.define_run_flags()

@@ -52,7 +52,7 @@ _MASKED_GIN_FILE = flags.DEFINE_multi_string(
 _EXAMPLE_QUESTIONS = flags.DEFINE_string(
   "example_questions",
   None,
-  "JSON Lines of questions, of which the page offers some.",
+  "JSON Lines of questions; the page offers the first ones.",
 )
 _MAX_WAITING = flags.DEFINE_integer(
   "max_waiting",
@@ -64,7 +64,7 @@ _FOLLOW = flags.DEFINE_bool(
   "follow",
   False,
   "Load each newer checkpoint or snapshot of the run, and answer with it.",
-  # `realm_jax.evaluate` has one of this name, too.
+  # `realm_jax.evaluate` also has one of this name.
   allow_override=True,
 )
 _ALLOW_UPDATES = flags.DEFINE_bool(

@@ -170,7 +170,7 @@ def _record_best(
   *,
   evaluating: int | None = None,
 ) -> BestCheckpoint:
-  """Records the best checkpoint by now, and returns what it has recorded.
+  """Records the best checkpoint by now, and returns the record.
 
   The trainer keeps it, and the one that is named as being evaluated.
   """

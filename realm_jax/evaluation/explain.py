@@ -11,7 +11,7 @@ r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x) (section 3.3): the candidates whose scor
 a gradient step would raise, and by how much. With the candidate's share
 p(z|x) p(y|z,x) / p(y|x), r(z) is share(z) − p(z|x).
 
-Any other text is a question, whose answers are those of `ask`.
+Any other text is a question, which is answered as by `ask`.
 """
 
 import contextlib
@@ -228,8 +228,8 @@ def _of_question(
   notes = words.notes(text)
   if len(token_ids) > room:
     notes.append(
-      f"the question has {len(token_ids)} wordpieces, of which the model reads "
-      f"the first {room}"
+      f"the question has {len(token_ids)} wordpieces; the model reads the "
+      f"first {room}"
     )
   shown = answer or ("" if explained is None else explained.text)
   if explained is None and shown:
@@ -298,8 +298,8 @@ def _of_sentence(
   notes = words.notes(text.replace(MASK, " "))
   if masked.num_read < len(masked.token_ids):
     notes.append(
-      f"the sentence has {len(masked.token_ids)} wordpieces, of which the "
-      f"model reads {masked.num_read}, around the masks"
+      f"the sentence has {len(masked.token_ids)} wordpieces; the model reads "
+      f"{masked.num_read}, around the masks"
     )
   if words.unk_id in (masked.target_ids or ()):
     notes.append(
@@ -328,9 +328,9 @@ def block_use(
 ) -> Sequence[dict[str, Any]]:
   """Returns the most useful block of each of some training sentences.
 
-  The candidates are those of training, which are chosen by the same code. Where
-  a sentence's block has so many copies that the null block takes the last
-  places, it is named if no other block is more useful.
+  The same code as in training chooses the candidates. Where a sentence's block
+  has many copies, the null block takes the last places, and it is named if no
+  other block is more useful.
 
   Args:
     config: Run of pre-training.

@@ -33,11 +33,10 @@ def evaluate_masked_lm(
 ) -> Figures:
   """Fills in masked words from retrieved blocks, and from the null block.
 
-  The candidates are those of training: the null block and what the index
+  The candidates are chosen as in training: the null block and what the index
   finds, without the sentence's own block; or the null block alone, which needs
-  no index. Returns the contents of
-  `metrics.json`: the metrics of the stage, and perplexities of the masked
-  tokens (docs/evaluation.md).
+  no index. Returns the contents of `metrics.json`: the metrics of the stage,
+  and perplexities of the masked tokens (docs/evaluation.md).
 
   Args:
     config: Checkpoint of a run of pre-training, with its reader.

@@ -215,7 +215,7 @@ def read_masks(
 
   Args:
     run: Run of pre-training.
-    query, positions: Those of a `MaskedQuery`.
+    query, positions: Fields of a `MaskedQuery`.
     rows: Candidates, the null block first; None searches for them.
 
   Raises:

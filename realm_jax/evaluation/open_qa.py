@@ -70,8 +70,8 @@ def evaluate_retrieval(
   """Retrieves blocks for questions with a retriever of any stage.
 
   After pre-training this gives the zero-shot recall@5 of the paper's Table 2.
-  The reciprocal rank counts a block beyond NUM_SEARCHED as missing. Arguments
-  that are not listed are those of `evaluate_open_qa`.
+  The reciprocal rank counts a block beyond NUM_SEARCHED as missing.
+  `evaluate_open_qa` describes the other arguments.
 
   Args:
     config: Checkpoint to evaluate. If it names no snapshot, the one built
@@ -103,8 +103,8 @@ def evaluate_masked_statements(
 
   A statement is a question with one [MASK] in place of its answer, which is
   given the answer's number of wordpieces. The prediction is the most likely
-  filling under Σ_z p(z|x) p(y|z, x), over the candidates of training, of which
-  the index finds all but the null block. Retrieval is scored as by
+  filling under Σ_z p(z|x) p(y|z, x), over the null block and the blocks that
+  the index finds, as in training. Retrieval is scored as by
   `evaluate_retrieval`, and `exact_match` is the accuracy of the fillings.
 
   Args:
@@ -165,7 +165,7 @@ def _evaluate(
           strict=True,
         )
       ]
-      # Rows that are not taken, too, so that one shape is compiled.
+      # Also rows that are not taken, so that one shape is compiled.
       token_ids = batch.arrays["query"]
       found = run.search(token_ids, config.num_searched)
       retrieved = [*_with_evidence(run, found, questions)]

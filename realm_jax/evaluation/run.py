@@ -89,8 +89,8 @@ class RunConfig:
     retriever: Retriever of the run.
     reader: Reader of the run; None to load the retriever alone.
     components: Further components of the run, by name.
-    snapshot: Snapshot to search, or a folder of snapshots, of which the
-      newest is taken. None takes the one that the checkpoint was trained with.
+    snapshot: Snapshot to search, or a folder whose newest snapshot is searched.
+      None takes the one that the checkpoint was trained with.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
     query_length: Maximum tokens of a query, [CLS] and [SEP] included.
@@ -485,7 +485,7 @@ class TrainedRun:
     return [*map(self.block, rows, scores, probabilities)]
 
   def block(self, row: int, score: float, probability: float) -> RetrievedBlock:
-    """Returns a block with its texts, and what it has scored."""
+    """Returns a block with its texts, its score and its probability."""
     if row == NULL_ROW:
       return RetrievedBlock(row, "", "", "", "", score, probability)
     block = self.corpus.block(row)

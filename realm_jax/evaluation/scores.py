@@ -3,8 +3,8 @@
 The questions of a test set are a sample: another one of the same size would
 give other figures. The bootstrap intervals and the paired randomization test
 are seeded, so that a figure is the same whenever it is computed. Both take
-several sets of questions, such as those of several seeds, which may have
-unequal sizes: each set is resampled for itself, and all have the same weight.
+several sets of questions, such as one for each seed of a run. The sets may have
+unequal sizes: each is resampled for itself, and all have the same weight.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -184,7 +184,8 @@ def permutation_p_values(
   asks whether two systems answer alike as they were trained; how much they
   vary with the seed of training, it does not know.
 
-  `differences` are those of two systems' scores, for each set of questions.
+  `differences` has the differences of two systems' scores, for each set of
+  questions.
   """
   columns = [
     np.concatenate([np.nan_to_num(s[name]) / len(s[name]) for s in differences])

@@ -1,10 +1,10 @@
 """Answers of a reader that points at spans of the blocks.
 
 The reader scores the spans s of the blocks that are read, and training takes
-one softmax of reader(s) + f(x, z) over all of them (ORQA, section 5). That is
-a joint distribution of block and span, of which everything that is shown is a
-part: p(y|x), the sum over the spans that give an answer y; p(z|x), the sum over
-the spans of a block; and a block's share of y, the part of p(y|x) in the block.
+one softmax of reader(s) + f(x, z) over all of them (ORQA, section 5): a joint
+distribution of block and span. Everything that is shown is a part of it: p(y|x)
+is the sum over the spans that give an answer y, p(z|x) the sum over the spans
+of a block, and a block's share of y the part of p(y|x) in the block.
 """
 
 from collections.abc import Callable, Sequence
@@ -148,7 +148,7 @@ def _answered(
   about = None
   if given is not None:
     key = normalize_answer(given, run.corpus.language)
-    # Beyond the best spans, of which the answers are made.
+    # Also beyond the best spans, which the answers are made of.
     spans = groups.get(key) or grouped(order).get(key)
     about = made(spans) if spans else None
   retrieval_probability = np.exp(logsumexp(log_p, axis=(1, 2)))

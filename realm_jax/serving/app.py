@@ -92,8 +92,8 @@ class PageApp:
 
   Args:
     service: What answers, to one request after the other.
-    only_loopback: Whether to refuse requests that name another host, as those
-      do of a page whose name was made to lead here (DNS rebinding).
+    only_loopback: Whether to refuse requests that name another host, which a
+      page sends whose name was made to lead here (DNS rebinding).
     max_waiting: Requests that may wait, besides the one that is computed.
     allow_updates: Whether clients may change blocks for all.
     started: Function that is called once signals end the server.
@@ -177,10 +177,10 @@ class PageApp:
     texts: Sequence[str] = ("",),
     key: Hashable | None = None,
   ) -> list[Any]:
-    """Returns what a function returns of texts, when its turn has come.
+    """Returns a function's results for texts, once its turn has come.
 
-    All requests of one key that wait then are computed at once; without a key,
-    a request is computed by itself.
+    All requests that then wait under the same key are computed at once; one
+    without a key is computed by itself.
     """
     number = sum(len(requests) for requests, _ in self._waiting.values())
     if number >= self._max_waiting:
@@ -273,7 +273,7 @@ class PageApp:
 
 
 async def _fields(request: Request, wanted: str) -> dict[str, Any]:
-  """Returns the fields of a request in JSON, of which one must be there."""
+  """Returns the fields of a request in JSON; the wanted one is there."""
   kind = request.headers.get("content-type", "").partition(";")[0].strip()
   if kind.lower() != "application/json":
     # Another site's page can send a form here, and no JSON.
