@@ -165,22 +165,21 @@ class PageApp:
     """Compiles the programs, before it computes any answer."""
     del app
     self._started()
-    warm_up = asyncio.create_task(
-      self._compute(lambda _: [self._service.warm_up()])
-    )
+    warm_up = asyncio.create_task(self._alone(self._service.warm_up))
     yield
     warm_up.cancel()
 
+  async def _alone(self, function: Callable[[], Any]) -> Any:
+    """Returns the result of a function, once its turn has come."""
+    (result,) = await self._compute(lambda _: [function()], [""], object())
+    return result
+
   async def _compute(
-    self,
-    function: _OfTexts,
-    texts: Sequence[str] = ("",),
-    key: Hashable | None = None,
+    self, function: _OfTexts, texts: Sequence[str], key: Hashable
   ) -> list[Any]:
     """Returns a function's results for texts, once its turn has come.
 
-    All requests that then wait under the same key are computed at once; one
-    without a key is computed by itself.
+    All requests that then wait under the same key are computed at once.
     """
     number = sum(len(requests) for requests, _ in self._waiting.values())
     if number >= self._max_waiting:
@@ -189,7 +188,6 @@ class PageApp:
         f"{number} requests wait already; try again in a moment",
         {"retry-after": str(_RETRY_SECONDS)},
       )
-    key = object() if key is None else key
     if key not in self._waiting:
       turn = asyncio.create_task(self._take_turn(key, function))
       self._waiting[key] = [], turn
@@ -236,9 +234,7 @@ class PageApp:
         f"{len(edits)} blocks are edited, and at most {MAX_EDITS} may be at "
         "once; restore some"
       )
-    (told,) = await self._compute(
-      lambda _: [self._service.explain(text, texts)]
-    )
+    told = await self._alone(lambda: self._service.explain(text, texts))
     return JSONResponse(told)
 
   async def _retrieve(self, request: Request) -> Response:
@@ -268,7 +264,7 @@ class PageApp:
         403, "this service changes no blocks; start it with --allow_updates"
       )
     texts = _texts_of_blocks((await _fields(request, "blocks"))["blocks"])
-    (told,) = await self._compute(lambda _: [self._service.update(texts)])
+    told = await self._alone(lambda: self._service.update(texts))
     return JSONResponse(told)
 
 
