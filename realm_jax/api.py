@@ -15,8 +15,9 @@ from etils import epath
 from jaxtyping import Float32
 
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.answered import Answer, Answered
-from realm_jax.evaluation.ask import ask, num_searched
+from realm_jax.evaluation.answered import Answer as Answer
+from realm_jax.evaluation.answered import Answered
+from realm_jax.evaluation.ask import ask, require_answering
 from realm_jax.evaluation.explain import Explanation, explain
 from realm_jax.evaluation.run import (
   QUESTION,
@@ -25,22 +26,13 @@ from realm_jax.evaluation.run import (
   TrainedRun,
 )
 
-__all__ = [
-  "Answer",
-  "Answered",
-  "Explanation",
-  "LoadedRun",
-  "RetrievedBlock",
-  "load",
-]
-
 
 class LoadedRun(TrainedRun):
   """A checkpoint, its corpus and its index, in this process.
 
-  Texts may be a list of any length, or one text, for which the result is one,
-  too. They are computed in batches of at most 16, for each shape of which a
-  program is compiled once.
+  A method takes one text and returns one result, or takes a list of any length
+  and returns a list. Texts are computed in batches of at most 16; a program is
+  compiled once for each shape of a batch.
   """
 
   @overload
@@ -52,7 +44,7 @@ class LoadedRun(TrainedRun):
   def ask(
     self, questions: str | Sequence[str], *, num_answers: int = 3
   ) -> Answered | list[Answered]:
-    """Answers questions, each with at most so many answers.
+    """Answers questions, each with at most `num_answers` answers.
 
     Raises:
       CheckpointError: The run was not trained to answer questions.
@@ -133,7 +125,7 @@ class LoadedRun(TrainedRun):
 
     Raises:
       CheckpointError: The run was not trained for such texts.
-      ExplanationError: A text has no words, or the answer does not fit it.
+      RealmError: A text has no words, or the answer does not fit it.
     """
     return _of_each(
       texts, lambda own: [explain(self, one, answer) for one in own]
@@ -159,8 +151,8 @@ def load(
   Args:
     model_dir: MODEL_DIR of a run, or of an import, local or on an object store.
     corpus_dir: Corpus; None takes the one that the run was trained on.
-    snapshot: Snapshot to search, or a folder of them, of which the newest
-      is taken. None takes the one that the checkpoint was trained with.
+    snapshot: Snapshot to search, or a folder whose newest snapshot is searched.
+      None takes the one that the checkpoint was trained with.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
     gin_files: Gin files over gin/runs/ask.gin and what the run keeps.
@@ -195,7 +187,7 @@ def load(
   run = LoadedRun.load(config)
   if QUESTION in run.kinds and "reader" in run.components:
     # What is missing is known now, and not at the first question.
-    num_searched(run)
+    require_answering(run)
   return run
 
 

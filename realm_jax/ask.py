@@ -4,9 +4,8 @@ The configuration is the one that the run keeps, over gin/runs/ask.gin, or that
 of gin files. The command prints the best answers, each with the block that
 contains it and that block's probability p(z|x). Without a question on the
 command line it reads questions from the terminal or from its standard input.
-The model is loaded once. Of several processes, such as those of a TPU slice,
-process 0 answers on its own devices, and the others load nothing and end with
-it.
+The model is loaded once. Where several processes run, as on a TPU slice,
+process 0 answers on its own devices; the others load nothing and end with it.
 """
 
 import sys
@@ -20,7 +19,7 @@ from realm_jax.configuration import command_line
 from realm_jax.console import prompted_lines
 
 if TYPE_CHECKING:
-  from realm_jax.evaluation.answered import Answer, Answered
+  from realm_jax.evaluation.answered import Answered
   from realm_jax.evaluation.run import RunConfig
 
 _NUM_ANSWERS = flags.DEFINE_integer(
@@ -33,13 +32,12 @@ _OPEN, _CLOSE = "\ue000", "\ue001"
 _ON_TERMINAL = ("\x1b[1;32m", "\x1b[0m")
 _ELSEWHERE = ("«", "»")
 _WIDTH = 80
-_RECIPE = "gin/runs/ask.gin"
 
 
 def main(argv: Sequence[str]) -> None:
   """Loads the run and answers questions."""
   config = command_line.configured(
-    "realm_jax.evaluation.run:RunConfig", recipe=_RECIPE
+    "realm_jax.evaluation.run:RunConfig", recipe="gin/runs/ask.gin"
   )
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
@@ -50,57 +48,45 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _answer(config: "RunConfig", words: Sequence[str]) -> None:
-  """Answers the question of the command line, or those of the input."""
-  from realm_jax.evaluation.ask import ask, num_searched
+  """Answers the question of the command line, or all of the input."""
+  from realm_jax.evaluation.ask import ask, require_answering
   from realm_jax.evaluation.run import TrainedRun
 
   run = TrainedRun.load(config)
   # What is missing is known before a question is asked for.
-  num_searched(run)
-  marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
+  require_answering(run)
   questions = [" ".join(words)] if words else prompted_lines("question")
   for question in questions:
     (answered,) = ask(run, [question])
     for note in run.vocabulary.notes(question):
       print(note)
-    print(shown(answered, num_answers=_NUM_ANSWERS.value, marks=marks))
+    print(_shown(answered))
 
 
-def shown(
-  answered: "Answered", *, num_answers: int, marks: tuple[str, str]
-) -> str:
-  """Returns the best answers of a question with their evidence, as text.
-
-  Each answer stands between the two `marks` in its block.
-  """
+def _shown(answered: "Answered") -> str:
+  """Returns the best answers of a question, each marked in its block."""
   if not answered.answers:
     return "no answer: the blocks that were read have no words"
-  parts = [
-    f"{rank}. {answer.text}  (probability {answer.probability:.3f})\n"
-    + _evidence(answered, answer, marks)
-    for rank, answer in enumerate(answered.answers[:num_answers], start=1)
-  ]
+  parts, indent = [], "   "
+  marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
+  for rank, answer in enumerate(answered.answers[: _NUM_ANSWERS.value], 1):
+    block, before, marked, after = answered.passage(answer)
+    if marked:
+      marked = f"{_OPEN}{marked}{_CLOSE}"
+    lines = textwrap.fill(
+      f"{before}{marked}{after}",
+      _WIDTH,
+      initial_indent=indent,
+      subsequent_indent=indent,
+    )
+    lines = lines.replace(_OPEN, marks[0]).replace(_CLOSE, marks[1])
+    parts.append(
+      f"{rank}. {answer.text}  (probability {answer.probability:.3f})\n"
+      f"{indent}{block.title}  [block {block.id}, rank "
+      f"{1 + answered.blocks.index(block)}, p(z|x) {block.probability:.3f}]\n"
+      f"{lines}"
+    )
   return "\n\n".join(parts) + "\n"
-
-
-def _evidence(
-  answered: "Answered", answer: "Answer", marks: tuple[str, str]
-) -> str:
-  block, before, marked, after = answered.passage(answer)
-  indent, rank = "   ", 1 + answered.blocks.index(block)
-  if marked:
-    marked = f"{_OPEN}{marked}{_CLOSE}"
-  lines = textwrap.fill(
-    f"{before}{marked}{after}",
-    _WIDTH,
-    initial_indent=indent,
-    subsequent_indent=indent,
-  )
-  lines = lines.replace(_OPEN, marks[0]).replace(_CLOSE, marks[1])
-  return (
-    f"{indent}{block.title}  [block {block.id}, "
-    f"rank {rank}, p(z|x) {block.probability:.3f}]\n{lines}"
-  )
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ _ONCE = flags.DEFINE_bool(
   "once", False, "Build the newest checkpoint's snapshot and exit."
 )
 
-_RECIPE = "gin/runs/build_index.gin"
-
 
 def main(argv: Sequence[str]) -> None:
   """Runs `snapshots.index_builder.build_index` as gin configures it."""
@@ -36,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
 
   build_index = command_line.configured(
     "realm_jax.snapshots.index_builder:build_index",
-    recipe=_RECIPE,
+    recipe="gin/runs/build_index.gin",
     waits=True,
     once=_ONCE.value,
   )

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax.configuration import command_line
+from realm_jax.console import json_flag
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.compare import compare, comparison_table
-from realm_jax.storage.json_files import write_json
 
 _PREDICTIONS = flags.DEFINE_multi_string(
   "predictions",
@@ -27,13 +27,7 @@ _PREDICTIONS = flags.DEFINE_multi_string(
 _SEED = flags.DEFINE_integer(
   "seed", 0, "Seed of the resampling.", lower_bound=0
 )
-_JSON = flags.DEFINE_string(
-  "json",
-  None,
-  "File to which the comparison is written as JSON, too.",
-  # `realm_jax.evaluate` has one of this name, too.
-  allow_override=True,
-)
+_write_json = json_flag("File to which the comparison is written as JSON.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -45,8 +39,7 @@ def main(argv: Sequence[str]) -> None:
       "once for each evaluation"
     )
   found = compare(*_PREDICTIONS.value, seed=_SEED.value)
-  if _JSON.value:
-    write_json(_JSON.value, found)
+  _write_json(found)
   print(comparison_table(found))
 
 

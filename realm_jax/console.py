@@ -1,7 +1,7 @@
 """Output of commands, and what reaches them from a terminal.
 
-Progress, tables, plots and the choice of log messages; lines that a user types,
-and a flag that SIGTERM sets.
+Progress, tables, plots, the file of `--json` and the choice of log messages;
+lines that a user types, and a flag that SIGTERM sets.
 """
 
 import contextlib
@@ -10,22 +10,27 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import flags
 from absl import logging as absl_logging
 from etils import epath
 
+from realm_jax.storage.json_files import JsonValue, write_json
+
 _PACKAGE_DIR = str(Path(__file__).resolve().parent)
 _SECONDS_BETWEEN_LINES = 15.0
+# A flag that is defined here belongs to the command that asks for it.
+flags.disclaim_key_flags()
 
 
 class Progress:
   """Logs how many items a `with` block has processed, every 15 seconds.
 
-  A block that took longer than that ends with a line, too. `label` names the
-  items, such as "questions".
+  A block that took longer also ends with a line. `label` names the items, such
+  as "questions".
   """
 
   def __init__(self, label: str, *, total: int | None = None):
@@ -81,6 +86,21 @@ def columns(rows: Sequence[Sequence[object]]) -> str:
 
 def _text(value: object) -> str:
   return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def json_flag(text: str) -> Callable[[JsonValue], None]:
+  """Defines `--json`, which `text` describes, the file of a command's results.
+
+  Returns a function that writes them if the flag is given.
+  """
+  # A process may import several commands.
+  flag = flags.DEFINE_string("json", None, text, allow_override=True)
+
+  def write(value: JsonValue) -> None:
+    if flag.value:
+      write_json(flag.value, value)
+
+  return write
 
 
 @contextlib.contextmanager
@@ -143,9 +163,9 @@ _stop: threading.Event | None = None
 def stop_on_sigterm() -> Iterator[threading.Event]:
   """Yields an event that SIGTERM sets during the `with` block.
 
-  A block within another has its event, so that a signal that comes before the
-  inner one begins is not lost, and stops the outer one, too. Only the main
-  thread can handle signals. In any other the event stays unset.
+  A block within another one shares its event: a signal is not lost if it comes
+  before the inner block begins, and it stops both. Only the main thread can
+  handle signals. In any other the event stays unset.
   """
   global _stop
   if threading.current_thread() is not threading.main_thread():

@@ -12,7 +12,7 @@ class ExitCode(enum.IntEnum):
 
   The supervisor (`realm_jax/supervisor.py`) restarts a command after a bug, a
   signal, STORE_OUTAGE and LOST_PROCESS. The manifest for a cluster
-  (`realm_jax/launch/jobset.py`) decides by these codes, too.
+  (`realm_jax/launch/jobset.py`) also decides by these codes.
 
   Attributes:
     USER_ERROR: The command line, a file or the machine has to be corrected

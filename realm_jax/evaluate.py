@@ -19,20 +19,18 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from realm_jax.configuration import command_line
+from realm_jax.console import json_flag
 from realm_jax.evaluation.scores import summary_table
-from realm_jax.storage.json_files import write_json
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.outputs import Figures
 
-_JSON = flags.DEFINE_string(
-  "json", None, "File to which the figures are written as JSON, too."
-)
+_write_json = json_flag("File to which the figures are written as JSON.")
 _FOLLOW = flags.DEFINE_bool(
   "follow", False, "Evaluate the checkpoints of a run as they appear."
 )
 
-# Those of which the stage of a run chooses one (`Stage.evaluation`).
+# The stage of a run chooses one of them (`Stage.evaluation`).
 _RECIPES = (
   "gin/runs/eval.gin",
   "gin/runs/eval_masked.gin",
@@ -61,8 +59,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _report(figures: "Figures") -> None:
-  if _JSON.value:
-    write_json(_JSON.value, figures)
+  _write_json(figures)
   print(summary_table(figures))
 
 

@@ -4,17 +4,16 @@
     python -m realm_jax.explain --model_dir=… --answer=Paris "… in [MASK]."
     python -m realm_jax.explain --model_dir=… --block_use
 
-Table 3 of the paper for any sentence: the candidates, their shares of p(y|x)
-and r(z), by which a gradient would reward them, beside p(y|null,x) and the best
-fillings. Of a question, the blocks that its answer comes from. Without a text
-it reads texts from the terminal or from the standard input. docs/concepts.md
-explains the symbols.
+For a sentence it prints Table 3 of the paper: the candidates, their shares of
+p(y|x), how much a gradient would reward them, r(z), beside p(y|null,x) and the
+best fillings. For a question it prints the blocks that the answer comes from.
+Without a text it reads texts from the terminal or from the standard input.
+docs/concepts.md explains the symbols.
 
 The configuration is the one that the run keeps, over gin/runs/explain.gin, or
 that of gin files. Of several processes, process 0 does this on its own devices.
 """
 
-import functools
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,13 @@ from typing import TYPE_CHECKING, Any
 from absl import flags, logging
 
 from realm_jax.configuration import command_line
-from realm_jax.console import columns, figures_table, prompted_lines
+from realm_jax.console import (
+  columns,
+  figures_table,
+  json_flag,
+  prompted_lines,
+)
 from realm_jax.errors import RealmError
-from realm_jax.storage.json_files import write_json
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.explain import Explanation
@@ -40,15 +43,8 @@ _BLOCK_USE = flags.DEFINE_bool(
 _NUM_TEXTS = flags.DEFINE_integer(
   "num_texts", 3, "Number of candidates whose text is printed.", lower_bound=0
 )
-_JSON = flags.DEFINE_string(
-  "json",
-  None,
-  "File to which the same is written as JSON, too.",
-  # `realm_jax.evaluate` has one of this name, too.
-  allow_override=True,
-)
+_write_json = json_flag("File to which the same is written as JSON.")
 
-_RECIPE = "gin/runs/explain.gin"
 _WIDTH = 80
 _INDENT = "   "
 _LEGENDS = {
@@ -76,15 +72,16 @@ def main(argv: Sequence[str]) -> None:
     raise RealmError("--answer is for one sentence; give it as well")
   function = "explain:block_use" if _BLOCK_USE.value else "run:RunConfig"
   configured = command_line.configured(
-    f"realm_jax.evaluation.{function}", recipe=_RECIPE
+    f"realm_jax.evaluation.{function}", recipe="gin/runs/explain.gin"
   )
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
-  explain = functools.partial(_explain, configured, text)
-  Agreement("explain").on_process_0("explanations", explain)
+  Agreement("explain").on_process_0(
+    "explanations", lambda: _explain(configured, text)
+  )
 
 
 def _explain(configured: Callable[[], Any], text: str) -> None:
@@ -93,8 +90,7 @@ def _explain(configured: Callable[[], Any], text: str) -> None:
 
   if _BLOCK_USE.value:
     use = configured()
-    if _JSON.value:
-      write_json(_JSON.value, {"sentences": use})
+    _write_json({"sentences": use})
     rows = [
       [v if isinstance(v, float) else f"{v:.40}" for v in one.values()]
       for one in use
@@ -109,8 +105,7 @@ def _explain(configured: Callable[[], Any], text: str) -> None:
     found = explain(run, one, _ANSWER.value)
     print(shown(found, num_texts=_NUM_TEXTS.value))
     explained.append(found.to_json())
-  if _JSON.value:
-    write_json(_JSON.value, {"explanations": explained})
+  _write_json({"explanations": explained})
 
 
 def shown(explained: "Explanation", *, num_texts: int) -> str:

@@ -50,7 +50,6 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from realm_jax import configuration
 from realm_jax.configuration import command_line
 from realm_jax.weights.registry import FORMATS, ImportConfig, locate
 
@@ -76,11 +75,8 @@ command_line.define_flags_of(ImportConfig, *_FIELDS)
 def main(argv: Sequence[str]) -> None:
   """Imports weights, and prints what happened."""
   del argv
-  given = {"format": _FROM.value, **command_line.given_flags(*_FIELDS)}
-  files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
-  config = configuration.parsed(
-    ImportConfig, files, bindings, given=given
-  ).build(ImportConfig)
+  given = command_line.given_flags(*_FIELDS)
+  config = command_line.configured(ImportConfig, format=_FROM.value, **given)()
   for path in filter(None, (config.input, config.block_input)):
     locate(path)
   # After the input was found: it imports what reads weights.

@@ -17,16 +17,11 @@ from absl import flags
 
 from realm_jax.checkpoints.store import FOLDER, CheckpointStore
 from realm_jax.configuration import command_line
-from realm_jax.console import columns
+from realm_jax.console import columns, json_flag
 from realm_jax.errors import RealmError
 from realm_jax.snapshots.manifest import Manifest, SnapshotError
-from realm_jax.snapshots.store import (
-  SnapshotStore,
-  SnapshotUses,
-  directory_of,
-)
+from realm_jax.snapshots.store import SnapshotStore, SnapshotUses, directory_of
 from realm_jax.storage.access import require_readable
-from realm_jax.storage.json_files import write_json
 
 _MODEL_DIR = flags.DEFINE_string(
   "model_dir", None, "Directory of the run, which has a snapshots folder."
@@ -40,8 +35,8 @@ _KEEP = flags.DEFINE_integer(
 _DRY_RUN = flags.DEFINE_bool(
   "dry_run", False, "For prune: print what would go, and remove nothing."
 )
-_JSON = flags.DEFINE_string(
-  "json", None, "For list and verify: file to write the same to, as JSON."
+_write_json = json_flag(
+  "For list and verify: file to write the same to, as JSON."
 )
 
 
@@ -60,41 +55,7 @@ def main(argv: Sequence[str]) -> int:
   commands = ("list", "verify", "prune")
   if len(argv) != 2 or (command := argv[1]) not in commands:
     raise RealmError(f"want one of {', '.join(commands)}")
-  store, uses = _open_run(_MODEL_DIR.value, _SNAPSHOTS_DIR.value)
-  if command == "prune":
-    if uses is None:
-      raise SnapshotError(
-        f"no run is known whose checkpoints need {store.directory}. Give "
-        "--model_dir, too"
-      )
-    steps = store.prunable(keep=_KEEP.value, pinned=uses.pinned())
-    if not _DRY_RUN.value:
-      store.remove(steps)
-    verb = "would remove" if _DRY_RUN.value else "removed"
-    print(f"{verb} {', '.join(map(str, steps)) or 'nothing'}")
-    return 0
-  statuses = _inspect(store, uses, checksums=command == "verify")
-  if _JSON.value:
-    write_json(_JSON.value, list(map(dataclasses.asdict, statuses)))
-  print(_table(statuses))
-  damaged = [one.step for one in statuses if one.problem]
-  if command == "list":
-    return 0
-  print(
-    f"{len(damaged)} of {len(statuses)} cannot be used: {damaged}"
-    if damaged
-    else f"all {len(statuses)} are valid"
-  )
-  return 1 if damaged else 0
-
-
-def _open_run(
-  model_dir: str | None, snapshots_dir: str | None
-) -> tuple[SnapshotStore, SnapshotUses | None]:
-  """Opens the snapshots of a run by one of its directories, or both.
-
-  What its checkpoints use is None where no checkpoints are found.
-  """
+  model_dir, snapshots_dir = _MODEL_DIR.value, _SNAPSHOTS_DIR.value
   if model_dir is None and snapshots_dir is None:
     raise SnapshotError("give --model_dir, --snapshots_dir, or both")
   require_readable(model_dir, snapshots_dir)
@@ -105,16 +66,38 @@ def _open_run(
       "it publishes its first snapshot"
     )
   if model_dir is None and (folder.parent / FOLDER).is_dir():
-    model_dir = str(folder.parent)
+    model_dir = folder.parent
+  store = SnapshotStore(folder)
   uses = SnapshotUses(CheckpointStore(model_dir)) if model_dir else None
-  return SnapshotStore(folder), uses
+  if command == "prune":
+    if uses is None:
+      raise SnapshotError(
+        f"no run is known whose checkpoints need {store.directory}; also give "
+        "--model_dir"
+      )
+    steps = store.prunable(keep=_KEEP.value, pinned=uses.pinned())
+    if not _DRY_RUN.value:
+      store.remove(steps)
+    verb = "would remove" if _DRY_RUN.value else "removed"
+    print(f"{verb} {', '.join(map(str, steps)) or 'nothing'}")
+    return 0
+  statuses = _inspect(store, uses, checksums=command == "verify")
+  _write_json(list(map(dataclasses.asdict, statuses)))
+  print(_table(statuses))
+  if command == "list":
+    return 0
+  if damaged := [one.step for one in statuses if one.problem]:
+    print(f"{len(damaged)} of {len(statuses)} cannot be used: {damaged}")
+    return 1
+  print(f"all {len(statuses)} are valid")
+  return 0
 
 
 def _inspect(
   store: SnapshotStore, uses: SnapshotUses | None, *, checksums: bool
 ) -> list[_Status]:
   """Returns the status of every snapshot; compares sizes at least."""
-  used = uses.of() if uses is not None else {}
+  used = uses.of() if uses else {}
   statuses = []
   for step in store.steps():
     manifest, problem = None, ""

@@ -17,9 +17,9 @@ from absl import flags
 
 from realm_jax import configuration
 from realm_jax.configuration import command_line
-from realm_jax.storage.json_files import write_json
+from realm_jax.console import json_flag
 
-# Blocks of English Wikipedia of 2018-12-20, of which REALM's corpus consists.
+# Number of blocks of REALM's corpus, English Wikipedia of 2018-12-20.
 _PAPER_BLOCKS = 13_353_718
 
 command_line.define_run_flags()
@@ -38,9 +38,7 @@ _NUM_BLOCKS = flags.DEFINE_integer(
 )
 # Names of data, which a recipe leaves to the command line. A run keeps them.
 _NO_DATA = "gin/runs/precompile.gin"
-_JSON = flags.DEFINE_string(
-  "json", None, "File to which the figures are written as JSON, too."
-)
+_write_json = json_flag("File to which the figures are written as JSON.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -71,8 +69,7 @@ def main(argv: Sequence[str]) -> None:
   report = compile_recipe(
     recipe, topology, num_blocks=_NUM_BLOCKS.value or num_blocks, corpus=corpus
   )
-  if _JSON.value:
-    write_json(_JSON.value, report.json())
+  _write_json(report.json())
   print(report.text())
 
 

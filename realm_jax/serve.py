@@ -52,7 +52,7 @@ _MASKED_GIN_FILE = flags.DEFINE_multi_string(
 _EXAMPLE_QUESTIONS = flags.DEFINE_string(
   "example_questions",
   None,
-  "JSON Lines of questions, of which the page offers some.",
+  "JSON Lines of questions; the page offers the first ones.",
 )
 _MAX_WAITING = flags.DEFINE_integer(
   "max_waiting",
@@ -64,7 +64,7 @@ _FOLLOW = flags.DEFINE_bool(
   "follow",
   False,
   "Load each newer checkpoint or snapshot of the run, and answer with it.",
-  # `realm_jax.evaluate` has one of this name, too.
+  # `realm_jax.evaluate` also has one of this name.
   allow_override=True,
 )
 _ALLOW_UPDATES = flags.DEFINE_bool(
@@ -73,7 +73,6 @@ _ALLOW_UPDATES = flags.DEFINE_bool(
   "Let clients change blocks, by /update, for all who ask.",
 )
 
-_CONFIG = "realm_jax.evaluation.run:RunConfig"
 _NUM_EXAMPLES = 4
 _POLL_SECONDS = 5.0
 
@@ -81,7 +80,9 @@ _POLL_SECONDS = 5.0
 def main(argv: Sequence[str]) -> None:
   """Loads the runs, and serves the page until a signal ends it."""
   del argv
-  config = command_line.configured(_CONFIG, recipe="")
+  config = command_line.configured(
+    "realm_jax.evaluation.run:RunConfig", recipe=""
+  )
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
@@ -112,8 +113,29 @@ def _serve(config: "RunConfig") -> None:
       f"({error.strerror}); end what uses it, or give another: --port=0 takes "
       "a free one"
     ) from error
+  # They take seconds, which a port in use does not wait for.
+  from realm_jax.evaluation.run import RunConfig, TrainedRun
+  from realm_jax.inputs.questions import read_json_lines
+  from realm_jax.serving.service import Service
+
   with listening:
-    service, run = _load(config)
+    examples = []
+    if _EXAMPLE_QUESTIONS.value is not None:
+      questions = read_json_lines(epath.Path(_EXAMPLE_QUESTIONS.value))
+      first = itertools.islice(questions, _NUM_EXAMPLES)
+      examples = [question.question for question in first]
+    run, masked_run = TrainedRun.load(config), None
+    if _MASKED_MODEL_DIR.value is not None:
+      # The run that fills in sentences, over the same corpus.
+      masked = configuration.parsed(
+        RunConfig,
+        _MASKED_GIN_FILE.value,
+        model_dir=_MASKED_MODEL_DIR.value,
+        corpus_dir=run.config.corpus_dir,
+        modules=flags.FLAGS.modules,
+      )
+      masked_run = TrainedRun.load(masked.build(RunConfig))
+    service = Service(run, masked_run, examples=examples)
     if _FOLLOW.value:
       given = service, run, threading.Event()
       threading.Thread(target=follow, args=given, daemon=True).start()
@@ -152,48 +174,21 @@ def follow(
 
   config = run.config
   published = config.snapshot or run.model_dir / "snapshots"
-
-  def state() -> tuple[object, ...]:
-    with contextlib.closing(CheckpointStore(run.model_dir)) as store:
-      return store.steps(), SnapshotStore(published).versions()
-
   known = None
   while not stop.wait(poll_seconds):
     try:
-      if (now := state()) != known:
-        newer = type(run).load(config)
-        before = run.step, run.snapshot.manifest
-        if (newer.step, newer.snapshot.manifest) != before:
-          service.replace(newer)
-          run = newer
-        known = now
+      with contextlib.closing(CheckpointStore(run.model_dir)) as store:
+        now = store.steps(), SnapshotStore(published).versions()
+      if now == known:
+        continue
+      newer, before = type(run).load(config), (run.step, run.snapshot.manifest)
+      if (newer.step, newer.snapshot.manifest) != before:
+        service.replace(newer)
+        run = newer
+      known = now
     # A checkpoint may be removed while it is read, and a bucket be away.
     except (ValueError, OSError) as error:
       logging.warning("going on with checkpoint %d: %s", run.step, error)
-
-
-def _load(config: "RunConfig") -> "tuple[Service, TrainedRun]":
-  from realm_jax.evaluation.run import RunConfig, TrainedRun
-  from realm_jax.inputs.questions import read_json_lines
-  from realm_jax.serving.service import Service
-
-  examples = []
-  if _EXAMPLE_QUESTIONS.value is not None:
-    questions = read_json_lines(epath.Path(_EXAMPLE_QUESTIONS.value))
-    first = itertools.islice(questions, _NUM_EXAMPLES)
-    examples = [question.question for question in first]
-  run, masked_run = TrainedRun.load(config), None
-  if _MASKED_MODEL_DIR.value is not None:
-    # The run that fills in sentences, over the same corpus.
-    masked = configuration.parsed(
-      RunConfig,
-      _MASKED_GIN_FILE.value,
-      model_dir=_MASKED_MODEL_DIR.value,
-      corpus_dir=run.config.corpus_dir,
-      modules=flags.FLAGS.modules,
-    )
-    masked_run = TrainedRun.load(masked.build(RunConfig))
-  return Service(run, masked_run, examples=examples), run
 
 
 if __name__ == "__main__":

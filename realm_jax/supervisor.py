@@ -72,11 +72,13 @@ class Supervisor:
         return code
       pause = min(2.0**restarts, _MAX_PAUSE_SECONDS)
       restarts += 1
-      said = (
-        f"the command ended with code {code}; restarting it in {pause:.0f} s"
+      print(
+        f"supervisor: the command ended with code {code}; restarting it in "
+        f"{pause:.0f} s (restart {restarts} of at most {max_restarts} without "
+        "progress)",
+        file=sys.stderr,
+        flush=True,
       )
-      count = f"restart {restarts} of at most {max_restarts} without progress"
-      print(f"supervisor: {said} ({count})", file=sys.stderr, flush=True)
       end = time.monotonic() + pause
       while time.monotonic() < end and not self.stopped_by:
         time.sleep(_POLL_SECONDS)

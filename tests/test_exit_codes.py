@@ -1,5 +1,7 @@
 """The codes of commands, by which a cluster tells failures apart."""
 
+from unittest.mock import Mock
+
 import pytest
 from absl import flags
 
@@ -19,10 +21,6 @@ def _code(function, *arguments) -> int:
   with pytest.raises(BaseException) as failed:
     function(*arguments)
   return command_line.exit_code(failed.value)
-
-
-def _raise(error):
-  raise error
 
 
 def _unreadable(cause: Exception) -> ValueError:
@@ -70,7 +68,7 @@ def test_a_second_trainer_has_lost_the_role(tmp_path, capsys):
 def test_an_error_that_explains_itself_is_a_line_and_a_code(
   error, code, capsys
 ):
-  assert _code(_raise, error) == code
+  assert _code(Mock(side_effect=error)) == code
   assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -84,5 +82,5 @@ def test_an_error_that_explains_itself_is_a_line_and_a_code(
   ],
 )
 def test_a_bug_keeps_its_traceback(error, capsys):
-  assert _code(_raise, error) == 1
+  assert _code(Mock(side_effect=error)) == 1
   assert "Traceback" in capsys.readouterr().err

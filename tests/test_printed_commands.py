@@ -24,10 +24,7 @@ _OF_LAUNCHER = [c for c in _COMMANDS if c.module == _LAUNCHER]
 # What commands configure, and their own recipes over which they read a run's.
 _CONFIGURES = {
   "experiments.ablation": ("experiments.ablation.plan:chosen_ablation", ""),
-  "realm_jax.ask": (
-    "realm_jax.evaluation.run:RunConfig",
-    "gin/runs/ask.gin",
-  ),
+  "realm_jax.ask": ("realm_jax.evaluation.run:RunConfig", "gin/runs/ask.gin"),
   "realm_jax.build_index": (
     "realm_jax.snapshots.index_builder:build_index",
     "gin/runs/build_index.gin",
@@ -56,9 +53,15 @@ _GIVEN = {"realm_jax.export_weights": {"output_dir": "out", "to": "vectors"}}
 _MODEL = "gin/models/bert_base.gin"
 
 
-def _of_a_run(command: PrintedCommand) -> tuple[str, list[str]]:
-  """What a command that names a run alone configures, and from which files."""
-  function, recipe = _CONFIGURES[command.module]
+def _configured(command: PrintedCommand) -> tuple[str, list[str]]:
+  """What a command configures, and from which recipes."""
+  function, recipe = _CONFIGURES.get(command.module, ("", ""))
+  if files := command.values("--gin_file="):
+    # What only looks at a recipe needs no data.
+    if command.module == "realm_jax.precompile" or "gin_help" in command.flags:
+      files.append("gin/runs/precompile.gin")
+    return function, files
+  # It names a run alone.
   if "--to=vectors" in command.arguments:
     function = "realm_jax.weights.exporting:export_vectors"
   if "QUESTIONS" in "".join(command.bindings):
@@ -66,16 +69,6 @@ def _of_a_run(command: PrintedCommand) -> tuple[str, list[str]]:
   if "--follow" in command.arguments:
     function = "realm_jax.evaluation.evaluate:follow"
   return function, [recipe] if recipe else []
-
-
-def _of_a_recipe(command: PrintedCommand) -> tuple[str, list[str]]:
-  """What a command with recipes configures, and from which files."""
-  function, _ = _CONFIGURES.get(command.module, ("", ""))
-  files = command.values("--gin_file=")
-  # What only looks at a recipe needs no data.
-  if command.module == "realm_jax.precompile" or "gin_help" in command.flags:
-    files.append("gin/runs/precompile.gin")
-  return function, files
 
 
 @pytest.mark.parametrize(
@@ -93,15 +86,10 @@ def _of_a_recipe(command: PrintedCommand) -> tuple[str, list[str]]:
   ids=str,
 )
 def test_the_recipe_of_a_command_is_complete(command, tmp_path):
-  has_recipe = bool(command.values("--gin_file="))
-  if has_recipe:
-    function, files = _of_a_recipe(command)
-  else:
-    function, files = _of_a_run(command)
-  # A trainer with a recipe begins a run; others find what a run keeps.
-  if command.values("--model_dir=") and not (
-    has_recipe and command.module == "realm_jax.train"
-  ):
+  function, files = _configured(command)
+  begins = command.module == "realm_jax.train" and command.values("--gin_file=")
+  # Others than a trainer with a recipe find what a run keeps.
+  if command.values("--model_dir=") and not begins:
     kept = tmp_path / "kept.gin"
     kept.write_text(f'include "{_MODEL}"\nCORPUS_DIR = "corpus"\n')
     files.insert(0, str(kept))

@@ -20,8 +20,8 @@ class Answer(NamedTuple):
   Attributes:
     text: Answer as the block spells it, or as the reader writes it.
     probability: p(y|x).
-    score: Score by which the reader ranks it; of a span, its own plus that of
-      its block.
+    score: Score by which the reader ranks it; for a span, the span's score plus
+      the score of its block.
     shares: The part of the probability from each block that was read; their sum
       is 1.
     block: Block of its best span; None of a reader that writes.

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int, Int32
 
 from realm_jax.errors import RealmError
 
@@ -11,7 +10,7 @@ from realm_jax.errors import RealmError
 from realm_jax.evaluation import span_answers as span_answers
 from realm_jax.evaluation.answered import Answered, answer_from_blocks
 from realm_jax.evaluation.run import TrainedRun
-from realm_jax.indexes.protocol import SearchError, SearchResult
+from realm_jax.indexes.protocol import SearchError
 
 
 def ask(
@@ -26,7 +25,7 @@ def ask(
 
   Raises:
     SearchError: More blocks are to be read than are retrieved.
-    ValueError: A question has no words, or the blocks to read depend on its
+    RealmError: A question has no words, or the blocks to read depend on its
       answers.
   """
   if run.config.candidates == "gold":
@@ -34,21 +33,32 @@ def ask(
       'CANDIDATES = "gold" reads the blocks that contain an answer, which is '
       "not known here; it is for `realm_jax.evaluate`"
     )
-  answered = []
+  require_answering(run)
+  answered, config = [], run.config
   token_ids = run.encode(questions)
   for start in range(0, len(questions), run.max_batch):
     own = slice(start, start + run.max_batch)
-    found = run.search(token_ids[own], num_searched(run))
-    answered += read(run, questions[own], token_ids[own], found, answer=answer)
+    found = run.search(token_ids[own], config.num_searched)
+    places = np.indices(found.rows.shape)[1][:, : config.num_read]
+    answered += answer_from_blocks(
+      run.require_reader(),
+      run,
+      questions[own],
+      token_ids[own],
+      found,
+      places,
+      answer,
+    )
   return answered
 
 
-def num_searched(run: TrainedRun) -> int:
-  """Returns how many blocks are retrieved for a question.
+def require_answering(run: TrainedRun) -> None:
+  """Checks what `ask` needs, and loads the snapshot.
 
   Raises:
     CheckpointError: The run has no reader.
-    SearchError: More blocks are to be read.
+    SearchError: More blocks are to be read than are retrieved.
+    SnapshotError: The snapshot is missing or damaged.
   """
   run.require_reader()
   num_blocks, config = run.snapshot.num_blocks, run.config
@@ -59,27 +69,3 @@ def num_searched(run: TrainedRun) -> int:
       f"NUM_READ from 1 to {number}, or raise NUM_SEARCHED (the corpus has "
       f"{num_blocks} blocks)"
     )
-  return number
-
-
-def read(
-  run: TrainedRun,
-  questions: Sequence[str],
-  token_ids: Int32[np.ndarray, "b q"],
-  found: SearchResult,
-  order: Int[np.ndarray, "b k"] | None = None,
-  *,
-  answer: str | None = None,
-) -> list[Answered]:
-  """Answers questions from the first blocks that were retrieved for them.
-
-  `order` has the places of these blocks, those to read first; without it, the
-  best are read.
-  """
-  if order is None:
-    order = np.tile(np.arange(found.rows.shape[1]), (len(found.rows), 1))
-  places = order[:, : run.config.num_read]
-  reader = run.require_reader()
-  return answer_from_blocks(
-    reader, run, questions, token_ids, found, places, answer
-  )

@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -24,23 +24,24 @@ from realm_jax.console import Progress
 from realm_jax.corpus.documents import block_id
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.outputs import (
-  RETRIEVED,
-  EvaluationShard,
-  Figures,
-)
+from realm_jax.evaluation.outputs import RETRIEVED, EvaluationShard, Figures
 from realm_jax.evaluation.run import RunConfig
-from realm_jax.evaluation.scores import NUM_DOCUMENTS, Line, summarize
+from realm_jax.evaluation.scores import NUM_DOCUMENTS, Line
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_readable
+from realm_jax.storage.json_files import read_lines
 
 _HEADER = ["query-id", "corpus-id", "score"]
+_QUERIES = 'queries.jsonl of a folder in BEIR\'s format, {"_id": …, "text": …}'
+_JUDGEMENTS = (
+  "qrels/SPLIT.tsv of a folder in BEIR's format: a query, a document and its "
+  "grade, between tabs"
+)
 # More blocks are searched by this factor until they have enough documents.
 _MORE_BLOCKS = 4
 
-T = TypeVar("T")
-# Finds the blocks of texts, or all, if there are fewer than so many.
+# Finds the best blocks for each of some texts, a number of them or all.
 Search = Callable[[Sequence[str], int], SearchResult]
 
 
@@ -83,38 +84,16 @@ def read_queries(
       raise RealmError("no text")
     return JudgedQuery(name, text, grades.get(name, {}))
 
-  _each_line(qrels, judge, "a query, a document and its grade, between tabs")
-  queries = _each_line(path, query_of, '{"_id": …, "text": …}')
-  queries = [query for query in queries if query.grades]
+  read_lines(qrels, judge, wanted=_JUDGEMENTS, error=BeirError)
+  every = read_lines(path, query_of, wanted=_QUERIES, error=BeirError)
+  queries = [query for query in every if query.grades]
   unknown = sorted({*grades} - {query.id for query in queries})
   if unknown or not queries:
     raise BeirError(
       f"{qrels} judges {len(queries)} queries of {path}, and {len(unknown)} "
-      f"that it does not have: {_examples(unknown)}"
+      f"that it does not have, such as {unknown[:3]}"
     )
   return queries
-
-
-def _each_line(
-  path: epath.Path, read: Callable[[bytes], T], wanted: str
-) -> list[T]:
-  """Returns what is read of each line of a file."""
-  if not path.exists():
-    raise BeirError(
-      f"there is no {path}; want a folder in BEIR's format, with "
-      "queries.jsonl, and qrels/SPLIT.tsv for the SPLIT"
-    )
-  found = []
-  for number, line in enumerate(path.read_bytes().rstrip().splitlines(), 1):
-    try:
-      found.append(read(line))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise BeirError(f"{path}:{number}: {error!r}; want {wanted}") from None
-  return found
-
-
-def _examples(names: Sequence[str]) -> str:
-  return ", ".join(map(repr, names[:3]))
 
 
 def require_judged(queries: Sequence[JudgedQuery], corpus: Corpus) -> None:
@@ -125,7 +104,7 @@ def require_judged(queries: Sequence[JudgedQuery], corpus: Corpus) -> None:
   if missing := [*itertools.compress(judged, is_missing)]:
     raise BeirError(
       f"{len(missing)} of {len(judged)} judged documents are not in the corpus "
-      f"{corpus.source}, such as {_examples(missing)}; build it with the "
+      f"{corpus.source}, such as {missing[:3]}; build it with the "
       "folder's corpus.jsonl as --input, without dropping titles or "
       "duplicates, and take documents without words out of the qrels"
     )
@@ -232,6 +211,6 @@ def evaluate_beir(
     batch_size=batch_size,
   )
   positions = range(len(queries))[own]
-  lines = shard.write_lines(RETRIEVED, dict(zip(positions, found, strict=True)))
-  described = {"beir_dir": str(beir_dir), "split": split}
-  return shard.report(lambda: summarize(lines) | described, run)
+  lines = dict(zip(positions, found, strict=True))
+  described: Figures = {"beir_dir": str(beir_dir), "split": split}
+  return shard.report_lines(RETRIEVED, lines, described, run)

@@ -1,5 +1,6 @@
 """Two evaluations of the same questions, question by question."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +14,11 @@ from realm_jax.evaluation.scores import (
   Line,
   Scores,
   bootstrap_intervals,
-  means,
   permutation_p_values,
   question_scores,
 )
 from realm_jax.storage.access import require_readable
-from realm_jax.storage.paths import read_text
+from realm_jax.storage.json_files import read_lines
 
 _NAMES = ("id", "question", "references", "evidence")
 
@@ -50,11 +50,10 @@ def compare(
   differences = {name: two[name] - one[name] for name in one}
   intervals = bootstrap_intervals(differences, seed=seed)
   p_values = permutation_p_values(differences, seed=seed)
-  first_means, second_means = means(one), means(two)
   metrics = {
     name: {
-      "first": first_means[name],
-      "second": second_means[name],
+      "first": float(np.nanmean(one[name])),
+      "second": float(np.nanmean(two[name])),
       "difference": float(np.nanmean(own)),
       "interval": intervals[name],
       "p_value": p_values[name],
@@ -80,29 +79,23 @@ def paired_scores(
   number, is left out. Raises what `compare` does.
   """
   require_readable(first, second)
-  here, there = (_read_lines(str(path)) for path in (first, second))
+  here, there = _read_lines(first), _read_lines(second)
   if alone := here.keys() ^ there.keys():
     raise ComparisonError(
       f"{len(alone)} questions are in one of {first} and {second} alone, among "
       f"them {min(alone)!r}; evaluate both on the same QUESTIONS"
     )
-  for key, line in here.items():
-    for name in ("question", "references"):
-      if line[name] != there[key][name]:
-        raise ComparisonError(
-          f"the {name} of {key!r} are {line[name]!r} in {first} and "
-          f"{there[key][name]!r} in {second}; evaluate both on the same "
-          "QUESTIONS"
-        )
+  for key, name in itertools.product(here, ("question", "references")):
+    if here[key][name] != there[key][name]:
+      raise ComparisonError(
+        f"the {name} of {key!r} are {here[key][name]!r} in {first} and "
+        f"{there[key][name]!r} in {second}; evaluate both on the same QUESTIONS"
+      )
   one = question_scores(list(here.values()))
   two = question_scores([there[key] for key in here])
   depths = {len(line["evidence"]) for line in (*here.values(), *there.values())}
-  shared = [
-    name
-    for name in one
-    if name in two
-    and (len(depths) == 1 or name not in ("mrr", "mrr_characters"))
-  ]
+  left_out = set() if len(depths) == 1 else {"mrr", "mrr_characters"}
+  shared = [name for name in one if name in two and name not in left_out]
   return {n: one[n] for n in shared}, {n: two[n] for n in shared}
 
 
@@ -124,20 +117,17 @@ def comparison_table(found: Mapping[str, Any]) -> str:
   )
 
 
-def _read_lines(path: str) -> dict[str, Line]:
+def _read_lines(path: epath.PathLike) -> dict[str, Line]:
   """Returns the lines of a file by the ids of their questions."""
   by_id: dict[str, Line] = {}
-  place, wanted = path, "predictions.jsonl or retrieved.jsonl of an evaluation"
-  try:
-    for number, row in enumerate(read_text(path).rstrip().split("\n"), 1):
-      place = f"{path}, line {number}"
-      line = json.loads(row)
-      key, _, _, _ = (line[name] for name in _NAMES)
-      if key in by_id:
-        raise RealmError(f"a second line with the id {key!r}")
-      by_id[key] = line
-  except (FileNotFoundError, IsADirectoryError):
-    raise ComparisonError(f"there is no file {path}; want {wanted}") from None
-  except (ValueError, KeyError, TypeError) as error:
-    raise ComparisonError(f"{place}: {error!r}; want {wanted}") from error
+
+  def add(text: bytes) -> None:
+    line = json.loads(text)
+    key, *_ = (line[name] for name in _NAMES)
+    if key in by_id:
+      raise RealmError(f"a second line with the id {key!r}")
+    by_id[key] = line
+
+  wanted = "predictions.jsonl or retrieved.jsonl of an evaluation"
+  read_lines(path, add, wanted=wanted, error=ComparisonError)
   return by_id

@@ -9,8 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from absl import logging
 from etils import epath
@@ -30,10 +29,7 @@ from realm_jax.evaluation.run import RunConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.settings import NonNegativeInt, PositiveFloat
 from realm_jax.snapshots.manifest import SnapshotError
-from realm_jax.storage.access import (
-  require_readable,
-  require_writable,
-)
+from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.paths import list_names
 
 _REMINDER_SECONDS = 30.0
@@ -160,14 +156,6 @@ def follow(
     return best_so_far()
 
 
-def is_cost(metric: str) -> bool:
-  """Returns whether the lowest value of a metric is the best.
-
-  Losses and perplexities are named as such: `reader_loss`, `perplexity_null`.
-  """
-  return metric.endswith("loss") or metric.startswith("perplexity")
-
-
 def _evaluated(folder: epath.Path) -> list[int]:
   """Returns the evaluated steps, of checkpoints that may be gone."""
   steps = sorted(int(s) for s in list_names(folder) if s.isdigit())
@@ -182,17 +170,26 @@ def _record_best(
   *,
   evaluating: int | None = None,
 ) -> BestCheckpoint:
-  """Records the best checkpoint by now, and returns what it has recorded.
+  """Records the best checkpoint by now, and returns the record.
 
   The trainer keeps it, and the one that is named as being evaluated.
   """
   before = best = read_best(model_dir)
   if best is None or best.metric != metric:
     best = BestCheckpoint(metric)
-  sign = -1 if is_cost(metric) else 1
+  # The lowest loss or perplexity is the best, such as `perplexity_null`.
+  is_cost = metric.endswith("loss") or metric.startswith("perplexity")
+  sign = -1 if is_cost else 1
   present = checkpoints.steps()
   for step in (step for step in _evaluated(folder) if step in present):
-    value = _value(_figures(folder, step), metric)
+    figures = _figures(folder, step)
+    value = figures.get(metric)
+    if not isinstance(value, float):
+      known = (name for name, v in figures.items() if isinstance(v, float))
+      raise RealmError(
+        f"BEST_METRIC={metric!r} is no metric of this evaluation; it has "
+        f"{', '.join(known)}"
+      )
     if best.value is None or sign * value > sign * best.value:
       best = dataclasses.replace(best, step=step, value=value)
       logging.info("checkpoint %d is the best: %s %.4f", step, metric, value)
@@ -203,16 +200,5 @@ def _record_best(
   return best
 
 
-def _figures(folder: epath.Path, step: int) -> dict[str, Any]:
+def _figures(folder: epath.Path, step: int) -> Figures:
   return json.loads((folder / str(step) / METRICS).read_text())
-
-
-def _value(figures: Mapping[str, Any], metric: str) -> float:
-  value = figures.get(metric)
-  if not isinstance(value, float):
-    known = (n for n, v in figures.items() if isinstance(v, float))
-    raise RealmError(
-      f"BEST_METRIC={metric!r} is no metric of this evaluation; it has "
-      f"{', '.join(known)}"
-    )
-  return value

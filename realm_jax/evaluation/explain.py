@@ -11,7 +11,7 @@ r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x) (section 3.3): the candidates whose scor
 a gradient step would raise, and by how much. With the candidate's share
 p(z|x) p(y|z,x) / p(y|x), r(z) is share(z) − p(z|x).
 
-Any other text is a question, whose answers are those of `ask`.
+Any other text is a question, which is answered as by `ask`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import log_softmax, logsumexp
+from scipy.special import logsumexp
 
 from realm_jax.answers.normalize import normalize_answer
 from realm_jax.console import Progress
@@ -33,13 +33,11 @@ from realm_jax.evaluation.masked_sentences import (
   ExplanationError,
   best_fillings,
   contains_text,
-  is_masked,
-  marginalize,
+  kind_of,
   masked_query,
   read_masks,
 )
 from realm_jax.evaluation.run import (
-  QUESTION,
   SENTENCE,
   RetrievedBlock,
   RunConfig,
@@ -171,9 +169,9 @@ def explain(
 
   Raises:
     CheckpointError: The run was not trained for such texts.
-    ExplanationError: The text has no words, or the answer does not fit it.
+    RealmError: The text has no words, or the answer does not fit it.
   """
-  kind = SENTENCE if is_masked(text) else QUESTION
+  kind = kind_of(text)
   run.require_kind(kind)
   figures = _of_sentence if kind == SENTENCE else _of_question
   explained = Explanation(
@@ -199,8 +197,6 @@ def _of_question(
 ) -> dict[str, Any]:
   words, room = run.vocabulary, run.config.query_length - 2
   token_ids = words.encode(text)
-  if not token_ids:
-    raise ExplanationError(f"the question {text!r} has no words")
   if answer is not None and not normalize_answer(answer, run.corpus.language):
     raise ExplanationError(f"the answer {answer!r} has no words")
   (answered,) = ask(run, [text], answer=answer)
@@ -211,11 +207,6 @@ def _of_question(
   for k, place in enumerate(answered.read):
     block, of_block = answered.blocks[place], answered.retrieval_probability[k]
     alone, share, given_block = answered.alone[k], None, 0.0
-    best = None
-    if alone is not None:
-      best = Filling(
-        alone.text, alone.probability, start=alone.start, limit=alone.limit
-      )
     if explained is not None:
       share = explained.shares[k]
       given_block = explained.probability * share / of_block if share else 0.0
@@ -226,15 +217,19 @@ def _of_question(
         probability=of_block,
         log_likelihood=float(np.log(given_block)) if given_block else None,
         share=share,
-        best=best,
+        best=None
+        if alone is None
+        else Filling(
+          alone.text, alone.probability, start=alone.start, limit=alone.limit
+        ),
         contains_text=contains_text(body, token_ids, words.mask_id, 1),
       )
     )
   notes = words.notes(text)
   if len(token_ids) > room:
     notes.append(
-      f"the question has {len(token_ids)} wordpieces, of which the model reads "
-      f"the first {room}"
+      f"the question has {len(token_ids)} wordpieces; the model reads the "
+      f"first {room}"
     )
   shown = answer or ("" if explained is None else explained.text)
   if explained is None and shown:
@@ -261,18 +256,10 @@ def _of_sentence(
   run: TrainedRun, text: str, answer: str | None
 ) -> dict[str, Any]:
   config, words = run.config, run.vocabulary
-  masked = masked_query(
-    text,
-    answer,
-    words,
-    query_length=config.query_length,
-    max_masks=config.max_masks,
-  )
+  masked = masked_query(run, text, answer)
   found = read_masks(run, masked.query, masked.positions)
-  log_prior = log_softmax(found.scores)
-  best_ids, by_candidate = best_fillings(
-    log_prior, found.log_probs, config.num_fillings
-  )
+  log_prior = found.log_prior
+  best_ids, by_candidate = best_fillings(found, config.num_fillings)
   fillings = [
     Filling(
       masked.filling_text(words, token_ids),
@@ -284,7 +271,7 @@ def _of_sentence(
   target_ids = masked.target_ids or best_ids[0].tolist()
   by_token = found.log_probs[:, np.arange(len(target_ids)), target_ids]
   totals = by_token.sum(axis=-1)
-  log_likelihood, shares, rewards = marginalize(found.scores, totals)
+  log_likelihood, shares, rewards = found.marginalize(totals)
   candidates = []
   for k, row in enumerate(found.rows.tolist()):
     prior, alone = float(np.exp(log_prior[k])), found.log_probs[k]
@@ -311,8 +298,8 @@ def _of_sentence(
   notes = words.notes(text.replace(MASK, " "))
   if masked.num_read < len(masked.token_ids):
     notes.append(
-      f"the sentence has {len(masked.token_ids)} wordpieces, of which the "
-      f"model reads {masked.num_read}, around the masks"
+      f"the sentence has {len(masked.token_ids)} wordpieces; the model reads "
+      f"{masked.num_read}, around the masks"
     )
   if words.unk_id in (masked.target_ids or ()):
     notes.append(
@@ -341,9 +328,9 @@ def block_use(
 ) -> Sequence[dict[str, Any]]:
   """Returns the most useful block of each of some training sentences.
 
-  The candidates are those of training, which are chosen by the same code. Where
-  a sentence's block has so many copies that the null block takes the last
-  places, it is named if no other block is more useful.
+  The same code as in training chooses the candidates. Where a sentence's block
+  has many copies, the null block takes the last places, and it is named if no
+  other block is more useful.
 
   Args:
     config: Run of pre-training.
@@ -381,7 +368,7 @@ def block_use(
       rows = np.array([NULL_ROW, *rows[int(stage.null_block) :]])
       read = read_masks(run, query, positions, rows=rows)
       given = read.log_probs[:, np.arange(len(targets)), targets].sum(axis=1)
-      _, shares, rewards = marginalize(read.scores, given)
+      _, shares, rewards = read.marginalize(given)
       best = 1 + int(given[1:].argmax())
       probability = float(shares[best] - rewards[best])
       row, score = int(read.rows[best]), float(read.scores[best])

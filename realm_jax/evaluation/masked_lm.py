@@ -33,11 +33,10 @@ def evaluate_masked_lm(
 ) -> Figures:
   """Fills in masked words from retrieved blocks, and from the null block.
 
-  The candidates are those of training: the null block and what the index
+  The candidates are chosen as in training: the null block and what the index
   finds, without the sentence's own block; or the null block alone, which needs
-  no index. Returns the contents of
-  `metrics.json`: the metrics of the stage, and perplexities of the masked
-  tokens (docs/evaluation.md).
+  no index. Returns the contents of `metrics.json`: the metrics of the stage,
+  and perplexities of the masked tokens (docs/evaluation.md).
 
   Args:
     config: Checkpoint of a run of pre-training, with its reader.
@@ -53,11 +52,7 @@ def evaluate_masked_lm(
   """
   retrieval = stage.retrieval
   shard = EvaluationShard(
-    output_dir,
-    config=config,
-    data=data,
-    stage=stage,
-    num_batches=num_batches,
+    output_dir, config=config, data=data, stage=stage, num_batches=num_batches
   )
   run = shard.load(
     config, max_batch=data.batch_size, needs_index=retrieval is not None

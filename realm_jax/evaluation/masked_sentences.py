@@ -16,12 +16,13 @@ from scipy.special import log_softmax, logsumexp
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.run import SENTENCE, TrainedRun
+from realm_jax.evaluation.run import QUESTION, SENTENCE, TrainedRun
 from realm_jax.models.components import Retriever
 from realm_jax.models.packing import padded_inputs
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import relevance
+from realm_jax.settings import Asked
 from realm_jax.text.wordpieces import MASK, WordpieceVocabulary
 
 _MASK_IN_ANY_CASE = re.compile(re.escape(MASK), re.IGNORECASE)
@@ -70,8 +71,8 @@ class MaskedQuery(NamedTuple):
     return " | ".join(map(words.decode, parts))
 
 
-def is_masked(text: str) -> bool:
-  """Returns whether a text has something to fill in.
+def kind_of(text: str) -> Asked:
+  """Returns whether a text is a sentence to fill in, or a question.
 
   Raises:
     ExplanationError: It has [MASK] in another spelling.
@@ -82,16 +83,11 @@ def is_masked(text: str) -> bool:
       f"{text!r} has {found[0]!r}; write {MASK}, in capitals, for what is to "
       "be filled in"
     )
-  return found is not None
+  return SENTENCE if found else QUESTION
 
 
 def masked_query(
-  text: str,
-  answer: str | None,
-  words: WordpieceVocabulary,
-  *,
-  query_length: int,
-  max_masks: int,
+  run: TrainedRun, text: str, answer: str | None = None
 ) -> MaskedQuery:
   """Reads a sentence with [MASK]s.
 
@@ -102,8 +98,9 @@ def masked_query(
   Raises:
     ExplanationError: There are too many masks, or they are too far apart; or
       the answer has no words, too many, or several places to go.
-    ValueError: The vocabulary can spell no word of the sentence.
+    RealmError: The vocabulary can spell no word of the sentence.
   """
+  words, max_masks = run.vocabulary, run.config.max_masks
   words.require_known(text.replace(MASK, " "))
   sizes = [found.count(MASK) for found in _MASKED_PLACE.findall(text)]
   target_ids, source = None, repr(text)
@@ -130,6 +127,7 @@ def masked_query(
   token_ids = list(masked)
   if target_ids is not None:
     token_ids[inside[0] : inside[-1] + 1] = target_ids
+  query_length = run.config.query_length
   room = min(query_length - 2, len(masked))
   spare = room - int(inside[-1] + 1 - inside[0])
   if spare < 0:
@@ -154,30 +152,24 @@ def contains_text(
 ) -> bool:
   """Returns whether a block contains a text word for word.
 
-  Words behind a place with [MASK] may be any, at most `max_masks` of them. A
-  phrase of one or two words says nothing about where a text is from.
+  One place with [MASK] stands for any 1 to `max_masks` words. A phrase of one
+  or two words says nothing about where a text is from.
   """
-  if sum(one != mask_id for one in token_ids) < _MIN_WORDS:
+  length = len(body_token_ids)
+  num_words = sum(one != mask_id for one in token_ids)
+  if not _MIN_WORDS <= num_words <= length:
     return False
-  pattern = "".join("_" if one == mask_id else f"{one} " for one in token_ids)
-  pattern = re.sub("_+", rf"(?:\\d+ ){{1,{max_masks}}}", pattern)
-  body = "".join(f"{one} " for one in body_token_ids.tolist())
-  return re.search(r"(?<!\d)" + pattern, body) is not None
-
-
-def marginalize(
-  scores: Float[np.ndarray, " k"], log_likelihoods: Float[np.ndarray, " k"]
-) -> tuple[float, Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-  """Sums p(z|x) p(y|z,x) over candidates, from f(x,z) and log p(y|z,x).
-
-  Returns:
-    log p(y|x); each candidate's share of it, with sum 1; and r(z), with sum 0.
-  """
-  log_prior = log_softmax(scores)
-  joint = log_prior + log_likelihoods
-  total = float(logsumexp(joint))
-  shares = np.exp(joint - total)
-  return total, shares, shares - np.exp(log_prior)
+  # Whether the text, as far as it was read, may end before each word of the
+  # body. All places are followed at once, so that no word is read again.
+  is_end = np.ones(length + 1, bool)
+  for token_id, run in itertools.groupby(token_ids):
+    if token_id == mask_id:
+      ends = np.convolve(is_end[:-1], np.ones(max_masks))[:length]
+      is_end = np.append(False, ends > 0)
+      continue
+    for _ in run:
+      is_end = np.append(False, is_end[:-1] & (body_token_ids == token_id))
+  return bool(is_end.any())
 
 
 class Reading(NamedTuple):
@@ -193,6 +185,25 @@ class Reading(NamedTuple):
   scores: Float[np.ndarray, " k"]
   log_probs: Float[np.ndarray, "k m v"]
 
+  @property
+  def log_prior(self) -> Float[np.ndarray, " k"]:
+    """log p(z|x)."""
+    return log_softmax(self.scores)
+
+  def marginalize(
+    self, log_likelihoods: Float[np.ndarray, " k"]
+  ) -> tuple[float, Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+    """Sums p(z|x) p(y|z,x) over the candidates, from log p(y|z,x).
+
+    Returns:
+      log p(y|x); each candidate's share of it, with sum 1; and r(z), with sum
+      0.
+    """
+    joint = self.log_prior + log_likelihoods
+    total = float(logsumexp(joint))
+    shares = np.exp(joint - total)
+    return total, shares, shares - np.exp(self.log_prior)
+
 
 def read_masks(
   run: TrainedRun,
@@ -205,7 +216,7 @@ def read_masks(
 
   Args:
     run: Run of pre-training.
-    query, positions: Those of a `MaskedQuery`.
+    query, positions: Fields of a `MaskedQuery`.
     rows: Candidates, the null block first; None searches for them.
 
   Raises:
@@ -262,9 +273,7 @@ def _mask_logits(
 
 
 def best_fillings(
-  log_prior: Float[np.ndarray, " k"],
-  log_probs: Float[np.ndarray, "k m v"],
-  num: int,
+  reading: Reading, num: int
 ) -> tuple[Int[np.ndarray, "n m"], Float[np.ndarray, "n k"]]:
   """Finds the `num` best fillings under Σ_z p(z|x) Π_j p(y_j|z,x).
 
@@ -278,8 +287,8 @@ def best_fillings(
   """
   token_ids = np.zeros((1, 0), np.int64)
   # log p(z|x) p(y_1 … y_j|z,x) of each beginning.
-  joint = log_prior[None]
-  for at_mask in np.moveaxis(log_probs, 1, 0):
+  joint = reading.log_prior[None]
+  for at_mask in np.moveaxis(reading.log_probs, 1, 0):
     odds = np.exp(joint - joint.max()) @ np.exp(at_mask)
     size = min(_BEAM, odds.size)
     best = np.argpartition(-odds, size - 1, axis=None)[:size]
@@ -287,4 +296,4 @@ def best_fillings(
     token_ids = np.column_stack([token_ids[before], added])
     joint = joint[before] + at_mask[:, added].T
   order = np.argsort(-logsumexp(joint, axis=1), kind="stable")[:num]
-  return token_ids[order], joint[order] - log_prior
+  return token_ids[order], joint[order] - reading.log_prior

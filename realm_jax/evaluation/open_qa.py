@@ -4,17 +4,17 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 from jaxtyping import Int32
-from scipy.special import log_softmax
 
 from realm_jax.answers import match
 from realm_jax.console import Progress
-from realm_jax.evaluation.ask import num_searched, read
+from realm_jax.evaluation.answered import answer_from_blocks
+from realm_jax.evaluation.ask import require_answering
 from realm_jax.evaluation.masked_sentences import (
   best_fillings,
   masked_query,
@@ -27,7 +27,7 @@ from realm_jax.evaluation.outputs import (
   Figures,
 )
 from realm_jax.evaluation.run import RunConfig, TrainedRun
-from realm_jax.evaluation.scores import Line, summarize
+from realm_jax.evaluation.scores import Line
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import PositiveInt
@@ -70,8 +70,8 @@ def evaluate_retrieval(
   """Retrieves blocks for questions with a retriever of any stage.
 
   After pre-training this gives the zero-shot recall@5 of the paper's Table 2.
-  The reciprocal rank counts a block beyond NUM_SEARCHED as missing. Arguments
-  that are not listed are those of `evaluate_open_qa`.
+  The reciprocal rank counts a block beyond NUM_SEARCHED as missing.
+  `evaluate_open_qa` describes the other arguments.
 
   Args:
     config: Checkpoint to evaluate. If it names no snapshot, the one built
@@ -81,7 +81,14 @@ def evaluate_retrieval(
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
   """
   config = dataclasses.replace(config, reader=None)
-  return _evaluate(_retrieved, config, data, max_examples, index, output_dir)
+  return _evaluate(
+    lambda run, token_ids, found, lines: lines,
+    config,
+    data,
+    max_examples,
+    index,
+    output_dir,
+  )
 
 
 def evaluate_masked_statements(
@@ -96,8 +103,8 @@ def evaluate_masked_statements(
 
   A statement is a question with one [MASK] in place of its answer, which is
   given the answer's number of wordpieces. The prediction is the most likely
-  filling under Σ_z p(z|x) p(y|z, x), over the candidates of training, of which
-  the index finds all but the null block. Retrieval is scored as by
+  filling under Σ_z p(z|x) p(y|z, x), over the null block and the blocks that
+  the index finds, as in training. Retrieval is scored as by
   `evaluate_retrieval`, and `exact_match` is the accuracy of the fillings.
 
   Args:
@@ -112,7 +119,7 @@ def evaluate_masked_statements(
 
 
 def _evaluate(
-  lines_of: Callable[..., Iterator[Line]],
+  completed: Callable[..., Iterable[Line]],
   config: RunConfig,
   data: DataConfig,
   max_examples: int | None,
@@ -121,8 +128,8 @@ def _evaluate(
 ) -> Figures:
   """Writes a line for each question, and returns the figures of all.
 
-  `lines_of` completes the lines of a batch, from the run, the token ids [b q]
-  and the lines, which have the questions and their accepted answers. If the
+  `completed` completes the lines of a batch, from the run, the token ids [b q],
+  the blocks that were found and the lines, which have these as evidence. If the
   task drops questions, those after them move up in their rows, and some batches
   have a question before an earlier one; its position tells.
   """
@@ -157,13 +164,15 @@ def _evaluate(
           strict=True,
         )
       ]
-      # Rows that are not taken, too, so that one shape is compiled.
-      found = lines_of(run, batch.arrays["query"], questions)
-      numbered = zip(batch.positions.tolist(), found, strict=True)
+      # Also rows that are not taken, so that one shape is compiled.
+      token_ids = batch.arrays["query"]
+      found = run.search(token_ids, config.num_searched)
+      retrieved = [*_with_evidence(run, found, questions)]
+      whole = completed(run, token_ids, found, retrieved)
+      numbered = zip(batch.positions.tolist(), whole, strict=True)
       lines |= dict(itertools.compress(numbered, is_taken))
       progress.advance(int(is_taken.sum()))
   name = RETRIEVED if config.reader is None else PREDICTIONS
-  every = shard.write_lines(name, lines)
   described: Figures = {
     "split": data.split,
     "task": data.task,
@@ -172,27 +181,28 @@ def _evaluate(
   if config.reader is not None:
     of_reader = "candidates", "num_read", "rank_answers_by"
     described |= {name: getattr(config, name) for name in of_reader}
-  return shard.report(lambda: summarize(every) | described, run)
+  return shard.report_lines(name, lines, described, run)
 
 
 def _predictions(
   run: TrainedRun,
   token_ids: Int32[np.ndarray, "b q"],
-  questions: Sequence[Line],
+  found: SearchResult,
+  lines: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_open_qa`, with the place of each answer."""
-  found = run.search(token_ids, num_searched(run))
-  retrieved = [*_with_evidence(run, found, questions)]
-  order = None
-  if run.config.candidates == "gold":
-    lacks = [
-      [not block["contains_answer"] for block in line["evidence"]]
-      for line in retrieved
-    ]
-    order = np.argsort(lacks, axis=1, kind="stable")
-  texts = [question["question"] for question in questions]
-  answered = read(run, texts, token_ids, found, order)
-  for line, one in zip(retrieved, answered, strict=True):
+  require_answering(run)
+  is_bound = run.config.candidates == "gold"
+  lacks = [
+    [is_bound and not block["contains_answer"] for block in line["evidence"]]
+    for line in lines
+  ]
+  places = np.argsort(lacks, axis=1, kind="stable")[:, : run.config.num_read]
+  questions = [line["question"] for line in lines]
+  answered = answer_from_blocks(
+    run.require_reader(), run, questions, token_ids, found, places
+  )
+  for line, one in zip(lines, answered, strict=True):
     place: Figures | None = None
     best = one.answers[0] if one.answers else None
     if best is not None and (block := best.block) is not None:
@@ -213,35 +223,18 @@ def _predictions(
 def _fillings(
   run: TrainedRun,
   token_ids: Int32[np.ndarray, "b q"],
-  statements: Sequence[Line],
+  found: SearchResult,
+  lines: Sequence[Line],
 ) -> Iterator[Line]:
   """Yields the lines of `evaluate_masked_statements`."""
-  config, words = run.config, run.vocabulary
-  for line in _retrieved(run, token_ids, statements):
-    masked = masked_query(
-      line["question"],
-      line["references"][0],
-      words,
-      query_length=config.query_length,
-      max_masks=config.max_masks,
-    )
+  del token_ids, found
+  for line in lines:
+    masked = masked_query(run, line["question"], line["references"][0])
     reading = read_masks(run, masked.query, masked.positions)
-    best, _ = best_fillings(
-      log_softmax(reading.scores), reading.log_probs, config.num_fillings
-    )
-    texts = [masked.filling_text(words, ids) for ids in best.tolist()]
+    best, _ = best_fillings(reading, run.config.num_fillings)
+    texts = [masked.filling_text(run.vocabulary, ids) for ids in best.tolist()]
     names = [run.corpus.block(row).name for row in reading.rows[1:].tolist()]
     yield _judged(line, texts, names)
-
-
-def _retrieved(
-  run: TrainedRun,
-  token_ids: Int32[np.ndarray, "b q"],
-  questions: Sequence[Line],
-) -> Iterator[Line]:
-  """Yields the lines of `evaluate_retrieval`."""
-  found = run.search(token_ids, run.config.num_searched)
-  yield from _with_evidence(run, found, questions)
 
 
 def _with_evidence(

@@ -20,7 +20,7 @@ from etils import epath
 
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import RunConfig, TrainedRun, whole_batch
-from realm_jax.evaluation.scores import Line
+from realm_jax.evaluation.scores import Line, summarize
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import stream_batches
@@ -76,9 +76,7 @@ class EvaluationShard:
     raise `ProcessesError` once another process has failed.
     """
     count, index = self.agreement.count, self.agreement.index
-    size = count * whole_batch(
-      -(-data.batch_size // count), jax.local_device_count()
-    )
+    size = whole_batch(data.batch_size, count * jax.local_device_count())
     rows = RowGroups(count, (index,)).own_rows(size)
     data = dataclasses.replace(data, batch_size=size)
     stream = stream_batches(
@@ -130,35 +128,40 @@ class EvaluationShard:
     if self.agreement.count == 1:
       return [found]
     text = json.dumps(found)
-    starts = range(0, len(text), _CHARACTERS_PER_PIECE)
-    pieces = [text[start : start + _CHARACTERS_PER_PIECE] for start in starts]
-    most = self.agreement.exchange(f"pieces of {what}", len(pieces), max)
+    longest = self.agreement.exchange(f"size of {what}", len(text), max)
     # Process 0 alone applies the rule, to what all give.
     by_piece: list[Sequence[str]] = []
-    for number in range(most):
-      piece = pieces[number] if number < len(pieces) else ""
-      self.agreement.exchange(f"{what}, {number}", piece, by_piece.append)
+    for start in range(0, longest, _CHARACTERS_PER_PIECE):
+      piece = text[start : start + _CHARACTERS_PER_PIECE]
+      self.agreement.exchange(f"{what}, {start}", piece, by_piece.append)
     return [json.loads("".join(own)) for own in zip(*by_piece, strict=True)]
 
-  def write_lines(self, name: str, lines: Mapping[int, Line]) -> list[Line]:
-    """Writes a file of the lines of all processes, and returns these lines.
+  def report_lines(
+    self,
+    name: str,
+    lines: Mapping[int, Line],
+    described: Figures,
+    run: TrainedRun,
+  ) -> Figures:
+    """Writes a file of the lines of all processes, and reports their scores.
 
-    Only process 0 writes, and the others return none. The keys of `lines` are
-    the positions of this process's lines among the examples.
+    The keys of `lines` are the positions of this process's lines among the
+    examples; `described` says what they were made with.
 
     Raises:
-      ValueError: There are no lines.
+      RealmError: There are no lines.
       OSError: The disk is full, or the directory cannot be written to.
     """
     parts = self.gather_to_leader(name, [*lines.items()])
     pairs = sorted(itertools.chain(*parts), key=lambda pair: pair[0])
-    if self.agreement.is_leader and not pairs:
+    every = [line for _, line in pairs]
+    if self.agreement.is_leader and not every:
       raise RealmError("the task gives no questions")
     if self._output_dir is not None and self.agreement.is_leader:
       with json_lines(self._output_dir / name) as write:
-        for _, line in pairs:
+        for line in every:
           write(line)
-    return [line for _, line in pairs]
+    return self.report(lambda: summarize(every) | described, run)
 
   def report(self, metrics: Callable[[], Figures], run: TrainedRun) -> Figures:
     """Adds what was measured to metrics, and writes both to `metrics.json`.
@@ -172,11 +175,8 @@ class EvaluationShard:
     def write() -> Figures:
       corpus, searched = run.newest_corpus, {}
       if self._needs_index:
-        snapshot, corpus = run.snapshot, run.corpus
-        searched = {
-          "snapshot": snapshot.step,
-          "index": snapshot.index.kind,
-        }
+        corpus, index = run.corpus, run.snapshot.index.kind
+        searched = {"snapshot": run.snapshot.step, "index": index}
       figures = metrics() | {
         "checkpoint": run.step,
         **searched,

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -40,7 +41,6 @@ from realm_jax.indexes.protocol import (
   as_config,
   in_order,
 )
-from realm_jax.indexes.random import RandomConfig
 from realm_jax.inputs.config import BlockLength, QueryLength
 from realm_jax.models.components import (
   Component,
@@ -53,17 +53,8 @@ from realm_jax.models.components import (
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.settings import (
-  Asked,
-  NonNegativeInt,
-  PositiveInt,
-  require_valid,
-)
-from realm_jax.snapshots.loading import (
-  Snapshot,
-  load_newest,
-  load_snapshot,
-)
+from realm_jax.settings import Asked, NonNegativeInt, PositiveInt, require_valid
+from realm_jax.snapshots.loading import Snapshot, load_newest, load_snapshot
 from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.snapshots.store import FOLDER as SNAPSHOTS
 from realm_jax.snapshots.store import SnapshotStore, step_of
@@ -99,8 +90,8 @@ class RunConfig:
     retriever: Retriever of the run.
     reader: Reader of the run; None to load the retriever alone.
     components: Further components of the run, by name.
-    snapshot: Snapshot to search, or a folder of snapshots, of which the
-      newest is taken. None takes the one that the checkpoint was trained with.
+    snapshot: Snapshot to search, or a folder whose newest snapshot is searched.
+      None takes the one that the checkpoint was trained with.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
     query_length: Maximum tokens of a query, [CLS] and [SEP] included.
@@ -143,12 +134,6 @@ class RunConfig:
 
   def __post_init__(self) -> None:
     require_valid(self)
-
-  @property
-  def all_components(self) -> Components:
-    """All components of the run, by name."""
-    named = {"retriever": self.retriever, "reader": self.reader}
-    return Components({**named, **self.components})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +238,9 @@ class TrainedRun:
       corpus = Corpus.open(config.corpus_dir)
       require_block_length(config.block_length, corpus)
       store.require_vocabulary(step, corpus.vocab_sha256)
-      components = config.all_components.only(present).for_vocabulary(
+      named = {"retriever": config.retriever, "reader": config.reader}
+      components = Components({**named, **config.components}).only(present)
+      components = components.for_vocabulary(
         vocab_size=corpus.vocab_size, separator_id=corpus.vocabulary.sep_id
       )
       mesh = make_mesh(devices=jax.local_devices())
@@ -267,20 +254,20 @@ class TrainedRun:
       params = store.restore(step, items=tuple(like), like=like)
       used = recorded_snapshots(store.loop_item(step))[:1]
     if index is None and config.candidates == "random":
-      index = RandomConfig()
-    if index is not None:
-      index = as_config(index)
+      index = "random"
     model_dir, kept = store.directory.parent, Kept.find(path)
     wanted = used or [step]
     if "reader" not in components:
       wanted = [step, *used]
-
-    @functools.cache
-    def open_snapshot() -> Snapshot:
-      return _load_snapshot(
-        config, model_dir, wanted, corpus=corpus, mesh=mesh, index=index
-      )
-
+    open_snapshot = functools.partial(
+      _load_snapshot,
+      config,
+      model_dir,
+      wanted,
+      corpus=corpus,
+      mesh=mesh,
+      index=None if index is None else as_config(index),
+    )
     return cls(
       config,
       model_dir,
@@ -290,7 +277,7 @@ class TrainedRun:
       params,
       mesh,
       corpus,
-      open_snapshot,
+      functools.cache(open_snapshot),
       max_batch,
     )
 
@@ -374,11 +361,9 @@ class TrainedRun:
       arrays,
     )
 
-  def _in_batches(
-    self, function: Callable[..., Any], arrays: Mapping[str, np.ndarray]
-  ) -> Any:
-    """Applies a function to batches of rows, of which padding is cut off."""
-    (number,) = {len(array) for array in arrays.values()}
+  def _in_batches(self, function: Callable[[Any], Any], arrays: Any) -> Any:
+    """Applies a function to batches of rows, and cuts off their padding."""
+    (number,) = {len(array) for array in jax.tree.leaves(arrays)}
     parts = []
     for start in range(0, number, self.max_batch):
       count = min(self.max_batch, number - start)
@@ -386,7 +371,7 @@ class TrainedRun:
       size = whole_batch(size, self.mesh.size)
       # The last row fills the batch.
       places = start + np.minimum(np.arange(size), count - 1)
-      found = function({name: array[places] for name, array in arrays.items()})
+      found = function(jax.tree.map(operator.itemgetter(places), arrays))
       parts.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:n], found))
     return jax.tree.map(lambda *own: np.concatenate(own), *parts)
 
@@ -427,11 +412,7 @@ class TrainedRun:
     return self.compute(embed_queries, retriever, params, token_ids=token_ids)
 
   def search(
-    self,
-    token_ids: Int32[np.ndarray, "n q"],
-    k: int,
-    *,
-    current: bool = True,
+    self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool = True
   ) -> SearchResult:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
@@ -447,11 +428,9 @@ class TrainedRun:
     changed = sorted({*self.edits, *self.hidden})
     k = min(k, index.num_blocks - len(self.hidden))
     more = -(-len(changed) // _MORE_BLOCKS) * _MORE_BLOCKS
-    number = min(k + more, index.num_blocks)
-    vectors = None
-    if index.needs_vectors:
-      vectors = self.embed_tokens(token_ids, current=current)
-    found = self.search_index(token_ids, vectors, number)
+    found, vectors = self._search_index(
+      token_ids, min(k + more, index.num_blocks), current=current
+    )
     rows, scores = found.rows, found.scores
     if self.config.index_scores:
       scores = float(self.params["retriever"]["scale"]) * scores
@@ -472,11 +451,8 @@ class TrainedRun:
   ) -> SearchResult:
     """Searches as training does: in the order of the index, by its scores."""
     number = retrieval.num_searched(self.snapshot.num_blocks)
-    vectors = None
-    if self.snapshot.index.needs_vectors:
-      current = retrieval.current_queries
-      vectors = self.embed_tokens(token_ids, current=current)
-    return self.search_index(token_ids, vectors, number)
+    current = retrieval.current_queries
+    return self._search_index(token_ids, number, current=current)[0]
 
   def stage_context(self, retrieval: Retrieval | None) -> StageContext:
     """Returns the parts of the run from which a stage makes its batches."""
@@ -485,21 +461,23 @@ class TrainedRun:
       return StageContext(self.components, self.newest_corpus, None, length)
     return StageContext(self.components, self.corpus, self.snapshot, length)
 
-  def search_index(
-    self,
-    token_ids: Int32[np.ndarray, "n q"],
-    vectors: Float32[np.ndarray, "n d"] | None,
-    k: int,
-  ) -> SearchResult:
-    """Returns what the index itself finds, with its own order and scores."""
+  def _search_index(
+    self, token_ids: Int32[np.ndarray, "n q"], k: int, *, current: bool
+  ) -> tuple[SearchResult, Float32[np.ndarray, "n d"] | None]:
+    """Returns what the index finds, by its own scores, and the query vectors.
 
-    def find(batch: Mapping[str, np.ndarray]) -> Any:
-      found = self.snapshot.index.search(QueryBatch(**batch), k)
+    An index that needs no vectors has none.
+    """
+    index, vectors = self.snapshot.index, None
+    if index.needs_vectors:
+      vectors = self.embed_tokens(token_ids, current=current)
+
+    def find(batch: Any) -> tuple[np.ndarray, np.ndarray]:
+      found = index.search(QueryBatch(*batch), k)
       return found.rows, found.scores
 
-    arrays = {"token_ids": token_ids, "vectors": vectors}
-    arrays = {name: a for name, a in arrays.items() if a is not None}
-    return SearchResult(*self._in_batches(find, arrays))
+    found = self._in_batches(find, (token_ids, vectors))
+    return SearchResult(*found), vectors
 
   def blocks(self, found: SearchResult, query: int) -> list[RetrievedBlock]:
     """Returns the blocks of one query, with their texts."""
@@ -508,7 +486,7 @@ class TrainedRun:
     return [*map(self.block, rows, scores, probabilities)]
 
   def block(self, row: int, score: float, probability: float) -> RetrievedBlock:
-    """Returns a block with its texts, and what it has scored."""
+    """Returns a block with its texts, its score and its probability."""
     if row == NULL_ROW:
       return RetrievedBlock(row, "", "", "", "", score, probability)
     block = self.corpus.block(row)
@@ -590,7 +568,7 @@ class TrainedRun:
 
 def whole_batch(batch_size: int, devices: int) -> int:
   """Rounds a batch size up to a multiple of the number of devices."""
-  return max(1, -(-batch_size // devices)) * devices
+  return -(-batch_size // devices) * devices
 
 
 def _load_snapshot(

@@ -3,8 +3,8 @@
 The questions of a test set are a sample: another one of the same size would
 give other figures. The bootstrap intervals and the paired randomization test
 are seeded, so that a figure is the same whenever it is computed. Both take
-several sets of questions, such as those of several seeds, which may have
-unequal sizes: each set is resampled for itself, and all have the same weight.
+several sets of questions, such as one for each seed of a run. The sets may have
+unequal sizes: each is resampled for itself, and all have the same weight.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,13 +19,12 @@ from realm_jax.console import figures_table
 Line = dict[str, Any]
 # Scores by name, a value for each question; NaN where it has none.
 Scores = Mapping[str, Float[np.ndarray, "_"]]
-RECALL_DEPTHS = (1, 5, 20, 100)
+_RECALL_DEPTHS = (1, 5, 20, 100)
 # Documents that a judged query is given.
 NUM_DOCUMENTS = 100
 INTERVALS = "intervals"
-LEVEL = 0.95
-NUM_RESAMPLES = 1000
-NUM_PERMUTATIONS = 10_000
+_LEVEL = 0.95
+_NUM_PERMUTATIONS = 10_000
 _TOP = 10
 # Numbers that are drawn at once.
 _CHUNK = 1 << 22
@@ -59,31 +58,26 @@ def question_scores(lines: Sequence[Line]) -> Scores:
       del scores["f1"]
   return {
     **scores,
-    **retrieval_scores(by_words),
-    **retrieval_scores(by_characters, by="_characters"),
+    **_retrieval_scores(by_words, ""),
+    **_retrieval_scores(by_characters, "_characters"),
   }
 
 
-def retrieval_scores(
-  contains: Bool[np.ndarray, "n k"], *, by: str = ""
-) -> Scores:
-  """Scores the k blocks retrieved for each of n questions.
+def _retrieval_scores(contains: Bool[np.ndarray, "n k"], suffix: str) -> Scores:
+  """Scores blocks, best first, by whether each contains an answer.
 
   The reciprocal rank of a question is 1 / rank of the first block that
   contains an answer, and 0 if none does, as in TREC's evaluation (Voorhees
   1999). So its mean is MRR@k, which grows with k.
-
-  Args:
-    contains: Whether each retrieved block, best first, contains an answer.
-    by: Suffix of the names, for the way in which answers are found.
   """
   scores = {
-    f"recall{by}_at_{depth}": contains[:, :depth].any(axis=1).astype(float)
-    for depth in RECALL_DEPTHS
+    f"recall{suffix}_at_{depth}": contains[:, :depth].any(axis=1).astype(float)
+    for depth in _RECALL_DEPTHS
     if depth <= contains.shape[1]
   }
   ranks = 1.0 + contains.argmax(axis=1)
-  return scores | {f"mrr{by}": np.where(contains.any(axis=1), 1.0 / ranks, 0.0)}
+  reciprocal = np.where(contains.any(axis=1), 1.0 / ranks, 0.0)
+  return scores | {f"mrr{suffix}": reciprocal}
 
 
 def document_scores(lines: Sequence[Line]) -> Scores:
@@ -115,7 +109,7 @@ def document_scores(lines: Sequence[Line]) -> Scores:
 
 
 def _gain(grades: Int[np.ndarray, " n"]) -> float:
-  """Returns the discounted gain of the first documents."""
+  """Returns the discounted gain of the first 10 documents."""
   top = grades[:_TOP]
   return float(np.sum(top / np.log2(2.0 + np.arange(len(top)))))
 
@@ -146,17 +140,17 @@ def summary_table(figures: Mapping[str, Any]) -> str:
 
 
 def bootstrap_intervals(
-  *sets: Scores, num_resamples: int = NUM_RESAMPLES, seed: int = 0
+  *sets: Scores, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, list[float]]:
   """Returns percentile intervals of the mean of the sets' means (Efron 1979).
 
   Each resample draws n of the n questions of a set with replacement, the same
-  ones for all scores. A score's interval lies between the quantiles
-  (1 − LEVEL) / 2 and (1 + LEVEL) / 2 of its means.
+  ones for all scores. A score's interval lies between the 2.5 % and 97.5 %
+  quantiles of its means.
   """
   rng = np.random.default_rng(seed)
   means = np.mean([_resampled(s, num_resamples, rng) for s in sets], axis=0)
-  tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+  tails = [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2]
   low, high = np.quantile(means, tails, axis=0).tolist()
   return {name: [low[i], high[i]] for i, name in enumerate(sets[0])}
 
@@ -180,9 +174,7 @@ def _resampled(
 
 
 def permutation_p_values(
-  *differences: Scores,
-  num_permutations: int = NUM_PERMUTATIONS,
-  seed: int = 0,
+  *differences: Scores, seed: int = 0
 ) -> dict[str, float]:
   """Returns two-sided p-values of a paired randomization test (Fisher 1935).
 
@@ -192,7 +184,8 @@ def permutation_p_values(
   asks whether two systems answer alike as they were trained; how much they
   vary with the seed of training, it does not know.
 
-  `differences` are those of two systems' scores, for each set of questions.
+  `differences` has the differences of two systems' scores, for each set of
+  questions.
   """
   columns = [
     np.concatenate([np.nan_to_num(s[name]) / len(s[name]) for s in differences])
@@ -203,10 +196,10 @@ def permutation_p_values(
   # Less a little: sums in another order differ in their last digits.
   limits = np.abs(values.sum(axis=0)) - 1e-9
   as_far = np.zeros(values.shape[1])
-  for size in _chunks(num_permutations, len(values)):
+  for size in _chunks(_NUM_PERMUTATIONS, len(values)):
     signs = rng.integers(0, 2, (size, len(values)), np.int8) * 2.0 - 1.0
     as_far += (np.abs(signs @ values) >= limits).sum(axis=0)
-  shares = (1 + as_far) / (1 + num_permutations)
+  shares = (1 + as_far) / (1 + _NUM_PERMUTATIONS)
   return dict(zip(differences[0], shares.tolist(), strict=True))
 
 

@@ -1,13 +1,12 @@
 """Answers of a reader that points at spans of the blocks.
 
 The reader scores the spans s of the blocks that are read, and training takes
-one softmax of reader(s) + f(x, z) over all of them (ORQA, section 5). That is
-a joint distribution of block and span, of which everything that is shown is a
-part: p(y|x), the sum over the spans that give an answer y; p(z|x), the sum over
-the spans of a block; and a block's share of y, the part of p(y|x) in the block.
+one softmax of reader(s) + f(x, z) over all of them (ORQA, section 5): a joint
+distribution of block and span. Everything that is shown is a part of it: p(y|x)
+is the sum over the spans that give an answer y, p(z|x) the sum over the spans
+of a block, and a block's share of y the part of p(y|x) in the block.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -104,9 +103,6 @@ def span_texts(
   return span
 
 
-_normalized = functools.lru_cache(maxsize=1 << 16)(normalize_answer)
-
-
 def _answered(
   run: TrainedRun,
   question: str,
@@ -139,7 +135,8 @@ def _answered(
     for span in spans:
       k, start, extra = map(int, np.unravel_index(span, log_p.shape))
       text = texts[k](start, extra + 1)[0]
-      groups.setdefault(_normalized(text, run.corpus.language), []).append(span)
+      key = normalize_answer(text, run.corpus.language)
+      groups.setdefault(key, []).append(span)
     return groups
 
   order = np.argsort(-log_p, axis=None, kind="stable").tolist()
@@ -151,7 +148,7 @@ def _answered(
   about = None
   if given is not None:
     key = normalize_answer(given, run.corpus.language)
-    # Beyond the best spans, of which the answers are made.
+    # Also beyond the best spans, which the answers are made of.
     spans = groups.get(key) or grouped(order).get(key)
     about = made(spans) if spans else None
   retrieval_probability = np.exp(logsumexp(log_p, axis=(1, 2)))

@@ -92,8 +92,8 @@ class PageApp:
 
   Args:
     service: What answers, to one request after the other.
-    only_loopback: Whether to refuse requests that name another host, as those
-      do of a page whose name was made to lead here (DNS rebinding).
+    only_loopback: Whether to refuse requests that name another host, which a
+      page sends whose name was made to lead here (DNS rebinding).
     max_waiting: Requests that may wait, besides the one that is computed.
     allow_updates: Whether clients may change blocks for all.
     started: Function that is called once signals end the server.
@@ -165,22 +165,21 @@ class PageApp:
     """Compiles the programs, before it computes any answer."""
     del app
     self._started()
-    warm_up = asyncio.create_task(
-      self._compute(lambda _: [self._service.warm_up()])
-    )
+    warm_up = asyncio.create_task(self._alone(self._service.warm_up))
     yield
     warm_up.cancel()
 
-  async def _compute(
-    self,
-    function: _OfTexts,
-    texts: Sequence[str] = ("",),
-    key: Hashable | None = None,
-  ) -> list[Any]:
-    """Returns what a function returns of texts, when its turn has come.
+  async def _alone(self, function: Callable[[], Any]) -> Any:
+    """Returns the result of a function, once its turn has come."""
+    (result,) = await self._compute(lambda _: [function()], [""], object())
+    return result
 
-    All requests of one key that wait then are computed at once; without a key,
-    a request is computed by itself.
+  async def _compute(
+    self, function: _OfTexts, texts: Sequence[str], key: Hashable
+  ) -> list[Any]:
+    """Returns a function's results for texts, once its turn has come.
+
+    All requests that then wait under the same key are computed at once.
     """
     number = sum(len(requests) for requests, _ in self._waiting.values())
     if number >= self._max_waiting:
@@ -189,7 +188,6 @@ class PageApp:
         f"{number} requests wait already; try again in a moment",
         {"retry-after": str(_RETRY_SECONDS)},
       )
-    key = object() if key is None else key
     if key not in self._waiting:
       turn = asyncio.create_task(self._take_turn(key, function))
       self._waiting[key] = [], turn
@@ -236,25 +234,29 @@ class PageApp:
         f"{len(edits)} blocks are edited, and at most {MAX_EDITS} may be at "
         "once; restore some"
       )
-    (told,) = await self._compute(
-      lambda _: [self._service.explain(text, texts)]
-    )
+    told = await self._alone(lambda: self._service.explain(text, texts))
     return JSONResponse(told)
 
   async def _retrieve(self, request: Request) -> Response:
     fields = await _fields(request, "queries")
-    texts, k = self._queries(fields["queries"]), fields.get("k", 5)
+    k = fields.get("k", 5)
     if not isinstance(k, int) or not 1 <= k <= MAX_BLOCKS:
       raise RequestError(f"k={k!r}; want 1 to {MAX_BLOCKS}")
     retrieve = functools.partial(self._service.retrieve, k=k)
-    found = await self._compute(retrieve, texts, ("retrieve", k))
-    return JSONResponse({"results": found})
+    return await self._results(retrieve, fields["queries"], ("retrieve", k))
 
   async def _answer(self, request: Request) -> Response:
     fields = await _fields(request, "questions")
-    texts = self._queries(fields["questions"])
-    found = await self._compute(self._service.answer, texts, "ask")
-    return JSONResponse({"results": found})
+    return await self._results(self._service.answer, fields["questions"], "ask")
+
+  async def _results(
+    self, function: _OfTexts, texts: Any, key: Hashable
+  ) -> Response:
+    """Answers a program: a result for each text, which must have words."""
+    if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
+      raise RequestError(f"want a list of 1 to {MAX_TEXTS} texts")
+    self._service.require_words([*map(_checked, texts)])
+    return JSONResponse({"results": await self._compute(function, texts, key)})
 
   async def _update(self, request: Request) -> Response:
     if not self._allow_updates:
@@ -262,19 +264,12 @@ class PageApp:
         403, "this service changes no blocks; start it with --allow_updates"
       )
     texts = _texts_of_blocks((await _fields(request, "blocks"))["blocks"])
-    (told,) = await self._compute(lambda _: [self._service.update(texts)])
+    told = await self._alone(lambda: self._service.update(texts))
     return JSONResponse(told)
-
-  def _queries(self, texts: Any) -> list[str]:
-    """Returns the texts of a request, of which each must have words."""
-    if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
-      raise RequestError(f"want a list of 1 to {MAX_TEXTS} texts")
-    self._service.require_words([*map(_checked, texts)])
-    return texts
 
 
 async def _fields(request: Request, wanted: str) -> dict[str, Any]:
-  """Returns the fields of a request in JSON, of which one must be there."""
+  """Returns the fields of a request in JSON; the wanted one is there."""
   kind = request.headers.get("content-type", "").partition(";")[0].strip()
   if kind.lower() != "application/json":
     # Another site's page can send a form here, and no JSON.

@@ -15,7 +15,7 @@ from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import Candidate, Explanation, explain
-from realm_jax.evaluation.masked_sentences import is_masked
+from realm_jax.evaluation.masked_sentences import kind_of
 from realm_jax.evaluation.run import (
   ABILITIES,
   QUESTION,
@@ -139,32 +139,27 @@ class Service:
   def replace(self, run: TrainedRun) -> None:
     """Answers with another run from now on, with the same updates of blocks.
 
-    Those of blocks that its corpus has no more are left out.
+    Updates of blocks that its corpus no longer has are left out.
     """
     with self._changing:
-      rows = _rows(run, [*self._updates], missing_ok=True)
-      there = zip(self._updates.items(), rows, strict=True)
-      texts = dict(update for update, row in there if row >= 0)
-      if texts:
-        run = run.edited(_edits(run, texts))
+      run = run.edited(_edits(run, self._updates, missing_ok=True))
       self.runs = {**self.runs, **dict.fromkeys(run.kinds, run)}
 
   def explain(
     self, text: str, edits: Mapping[str, str] | None = None
   ) -> dict[str, Any]:
-    """Explains a question or a sentence; the module `app` says what returns.
+    """Explains a question or a sentence; `app` has the fields.
 
     `edits` are the texts of blocks by their names.
 
     Raises:
-      ExplanationError: The text has no words, or does not fit the run.
+      RealmError: The text has no words, or does not fit the run.
       EditError: An edited text does not fit, or no block has its name.
       RequestError: No run of the page can do this.
     """
-    kind = SENTENCE if is_masked(text) else QUESTION
-    run = self.run_for(kind)
+    run = self.run_for(kind_of(text))
     texts = _edits(run, edits or {})
-    edited = run.edited(texts) if texts else run
+    edited = run.edited(texts)
     explained = explain(edited, text)
     told = explained.to_json()
     for one, candidate in zip(
@@ -193,33 +188,27 @@ def _source(run: TrainedRun) -> dict[str, int]:
   return {"checkpoint": run.step, "snapshot": run.snapshot.step}
 
 
-def _edits(run: TrainedRun, texts: Mapping[str, str]) -> dict[int, str]:
-  """Returns the edited texts by row, but those that are as they were."""
-  rows = _rows(run, [*texts])
-  return {
-    row: text
-    for row, text in zip(rows, texts.values(), strict=True)
-    if text.strip() != run.content(row).body.strip()
-  }
+def _edits(
+  run: TrainedRun, texts: Mapping[str, str], *, missing_ok: bool = False
+) -> dict[int, str]:
+  """Returns the texts of blocks by row, except those that are as they were.
 
-
-def _rows(
-  run: TrainedRun, names: Sequence[str], *, missing_ok: bool = False
-) -> list[int]:
-  """Returns the rows of blocks by their names; −1 of one that is missing."""
-  ids = []
-  for name in names:
+  Raises `EditError` where no block has a name, unless some may be missing.
+  """
+  edits = {}
+  for name, text in texts.items():
     document, _, ordinal = name.rpartition(":")
-    known = int(ordinal) if ordinal.isdecimal() else -1
-    ids.append(block_id(run.corpus.name, document, known))
-  rows = run.corpus.rows_of(np.array(ids, np.int64)).tolist()
-  for name, row in zip(names, rows, strict=True):
+    number = int(ordinal) if ordinal.isdecimal() else -1
+    known = block_id(run.corpus.name, document, number)
+    row = int(run.corpus.rows_of(np.int64(known)))
+    if row >= 0 and text.strip() != run.content(row).body.strip():
+      edits[row] = text
     if row < 0 and not missing_ok:
       raise EditError(
         f"no block has the id {name!r}; the corpus may have changed: restore "
         "the block, or load the page again"
       )
-  return rows
+  return edits
 
 
 def _without(

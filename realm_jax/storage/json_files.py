@@ -3,11 +3,15 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from etils import epath
 
+from realm_jax.errors import RealmError
 from realm_jax.storage.atomic import atomic_text_file
+from realm_jax.storage.paths import read_bytes
+
+T = TypeVar("T")
 
 # A value that `json.dumps` writes and `json.loads` returns.
 if TYPE_CHECKING:
@@ -45,3 +49,32 @@ def json_lines(
       file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     yield write
+
+
+def read_lines(
+  path: epath.PathLike,
+  read: Callable[[bytes], T],
+  *,
+  wanted: str,
+  error: type[RealmError],
+) -> list[T]:
+  """Returns what a function reads of each line of a file.
+
+  Raises:
+    error: There is no file, it is empty, or a line is not what is `wanted`.
+  """
+  found = []
+  try:
+    lines = read_bytes(path).rstrip().splitlines()
+  except (FileNotFoundError, IsADirectoryError):
+    raise error(f"there is no file {path}; want {wanted}") from None
+  for number, line in enumerate(lines, 1):
+    try:
+      found.append(read(line))
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+      raise error(
+        f"{path}, line {number}: {problem!r}; want {wanted}"
+      ) from problem
+  if not found:
+    raise error(f"{path} is empty; want {wanted}")
+  return found

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from realm_jax.evaluation.open_qa import evaluate_open_qa
+from realm_jax.evaluation.run import TrainedRun
 from realm_jax.inputs.config import DataConfig
 from tests import tiny_world
 from tests.json_lines import read_lines
@@ -23,6 +24,14 @@ def questions(world) -> DataConfig:
     batch_size=8,
     query_length=tiny_world.QUERY_LENGTH,
     block_length=tiny_world.BLOCK_LENGTH,
+  )
+
+
+@pytest.fixture(scope="session")
+def run_with(run) -> Callable[..., TrainedRun]:
+  """`run_with(**changes)` is the run with other settings."""
+  return lambda **changes: dataclasses.replace(
+    run, config=dataclasses.replace(run.config, **changes)
   )
 
 

@@ -1,27 +1,17 @@
 """Answers to questions, where they stand, and how likely they are."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
 
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.explain import explain
-from realm_jax.evaluation.run import TrainedRun
 from realm_jax.serving.service import Service
 from tests.json_lines import read_lines
 
 pytestmark = pytest.mark.slow
 
 _QUESTION = "where was Ada born?"
-
-
-@pytest.fixture(scope="module")
-def with_all_spans(run) -> TrainedRun:
-  """The same run, which groups all spans of the blocks read."""
-  config = dataclasses.replace(run.config, num_spans=10_000)
-  return dataclasses.replace(run, config=config)
 
 
 def test_everything_names_the_same_answer_with_the_same_probability(
@@ -53,8 +43,8 @@ def test_everything_names_the_same_answer_with_the_same_probability(
     assert one.probability * one.likelihood == pytest.approx(part)
 
 
-def test_all_probabilities_are_parts_of_one_softmax(with_all_spans):
-  run = with_all_spans
+def test_all_probabilities_are_parts_of_one_softmax(run_with):
+  run = run_with(num_spans=10_000)
   (answered,) = ask(run, [_QUESTION])
   found = run.search(run.encode([_QUESTION]), 5)
   query, blocks = run.encode([_QUESTION]), run.gather(found.rows)
@@ -82,11 +72,8 @@ def test_all_probabilities_are_parts_of_one_softmax(with_all_spans):
   assert values == sorted(values, reverse=True)
 
 
-def test_an_answer_that_is_asked_about_is_looked_for_in_all_spans(run):
-  few = dataclasses.replace(
-    run, config=dataclasses.replace(run.config, num_spans=1)
-  )
-  (answered,) = ask(few, [_QUESTION], answer="the TARN")
+def test_an_answer_that_is_asked_about_is_looked_for_in_all_spans(run_with):
+  (answered,) = ask(run_with(num_spans=1), [_QUESTION], answer="the TARN")
   assert len(answered.answers) == 1
   assert answered.given.text == "Tarn"
   assert 0 < answered.given.probability < answered.probability

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointError
+from realm_jax.errors import RealmError
 from realm_jax.evaluation.explain import block_use, explain
-from realm_jax.evaluation.masked_sentences import ExplanationError
 from realm_jax.evaluation.run import QUESTION, SENTENCE, TrainedRun
 from realm_jax.models.packing import padded_inputs
 from realm_jax.training.stages.pretraining import Pretraining
@@ -20,12 +20,9 @@ _SENTENCE = "Later Ada built the [MASK] of Tarn."
 
 
 @pytest.fixture(scope="module")
-def every_block(run) -> TrainedRun:
+def every_block(run, run_with) -> TrainedRun:
   """The run with all blocks as candidates."""
-  config = dataclasses.replace(
-    run.config, num_candidates=run.corpus.num_blocks + 1
-  )
-  return dataclasses.replace(run, config=config)
+  return run_with(num_candidates=run.corpus.num_blocks + 1)
 
 
 # --- Sentences --------------------------------------------------------------
@@ -175,18 +172,16 @@ def test_a_question_that_no_block_answers(run):
 
 
 @pytest.mark.parametrize(
-  ("text", "answer", "said"),
+  ("text", "num_candidates", "said"),
   [
-    ("\u200b", None, "has no words"),
-    ("in [mask]", None, "in capitals"),
+    ("\u200b", 6, "has no words"),
+    ("in [mask]", 6, "in capitals"),
+    (_SENTENCE, 1, "raise NUM_CANDIDATES"),
   ],
 )
-def test_what_cannot_be_explained(run, text, answer, said):
-  with pytest.raises(ExplanationError, match=said):
-    explain(run, text, answer)
-  config = dataclasses.replace(run.config, num_candidates=1)
-  with pytest.raises(ExplanationError, match="raise NUM_CANDIDATES"):
-    explain(dataclasses.replace(run, config=config), _SENTENCE)
+def test_what_cannot_be_explained(run_with, text, num_candidates, said):
+  with pytest.raises(RealmError, match=said):
+    explain(run_with(num_candidates=num_candidates), text)
 
 
 def test_what_the_run_was_not_trained_for(run):

@@ -1,12 +1,17 @@
 """Sentences with [MASK]: how they are read, and what fills them in."""
 
+import time
+
 import numpy as np
 import pytest
 
 from realm_jax.evaluation.masked_sentences import (
   ExplanationError,
+  contains_text,
   masked_query,
 )
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -15,11 +20,12 @@ def words(world):
 
 
 @pytest.fixture(scope="module")
-def read(words):
+def read(run_with, words):
   """`read(text, answer)` returns the masked query, and what is read of it."""
+  run = run_with(query_length=16, max_masks=4)
 
   def call(text, answer=None):
-    masked = masked_query(text, answer, words, query_length=16, max_masks=4)
+    masked = masked_query(run, text, answer)
     own = masked.query[1 : masked.num_read + 1]
     return masked, [words.pieces[i] for i in own]
 
@@ -64,3 +70,35 @@ def test_a_long_sentence_is_cut_around_its_mask(
 def test_what_does_not_fit_is_refused(read, text, answer, said):
   with pytest.raises(ExplanationError, match=said):
     read(text, answer)
+
+
+@pytest.mark.parametrize(
+  ("text", "is_there"),
+  [
+    ("bcd", True),
+    ("bdc", False),
+    # Too short to say where it is from.
+    ("bc", False),
+    # A place with masks has one or two words, wherever it is.
+    ("ab_d", True),
+    ("a__de", True),
+    ("a_ef", False),
+    ("_bcd", True),
+    ("_abc", False),
+    ("cde_", True),
+    ("def_", False),
+  ],
+)
+def test_what_a_block_contains_word_for_word(text, is_there):
+  body, token_ids = np.array([*b"abcdef"]), [*text.encode()]
+  found = contains_text(body, token_ids, mask_id=ord("_"), max_masks=2)
+  assert found == is_there
+
+
+def test_words_that_recur_around_many_masks_take_no_time():
+  body, text = np.full(60, 7), [7, 5] * 6 + [8]
+  begun = time.thread_time()
+  assert not contains_text(body, text, mask_id=5, max_masks=10)
+  assert contains_text(np.append(body, 8), text, mask_id=5, max_masks=10)
+  # Less than a millisecond; to try all sizes of the places takes over a second.
+  assert time.thread_time() - begun < 0.2

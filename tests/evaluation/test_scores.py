@@ -1,9 +1,20 @@
-"""The scores of questions, worked out by hand."""
+"""The scores of questions, their intervals and p-values.
+
+Scores are worked out by hand; intervals and p-values have exact distributions.
+"""
+
+import itertools
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from realm_jax.evaluation.scores import means, question_scores
+from realm_jax.evaluation.scores import (
+  bootstrap_intervals,
+  means,
+  permutation_p_values,
+  question_scores,
+)
 from tests.evaluation.lines import line
 
 
@@ -50,3 +61,27 @@ def test_patterns_have_no_f1():
   mixed = question_scores([*lines, strings])["f1"]
   assert np.isnan(mixed).tolist() == [True, True, False]
   assert means({"f1": mixed}) == {"f1": 0.5}
+
+
+def test_an_interval_is_that_of_the_binomial_distribution():
+  values = np.repeat([0.0, 1.0], [140, 60])
+  intervals = bootstrap_intervals(
+    {"em": values, "half": values / 2}, num_resamples=4000
+  )
+  # A resample's sum has Binomial(200, 0.3).
+  exact = stats.binom(200, 0.3).ppf([0.025, 0.975]) / 200
+  assert intervals["em"] == pytest.approx(exact.tolist(), abs=0.006)
+  # The same resamples are taken for all scores.
+  assert intervals["half"] == pytest.approx(np.divide(intervals["em"], 2))
+
+
+def test_a_p_value_is_the_share_of_all_signs():
+  differences = np.array([1.0, 1, 1, 0, 1, -1, 0.5, 0, 1])
+  sums = [
+    abs(np.dot(signs, differences))
+    for signs in itertools.product([-1, 1], repeat=len(differences))
+  ]
+  exact = np.mean(np.array(sums) >= abs(differences.sum()))
+  found = permutation_p_values({"em": differences, "f1": -differences})
+  assert found["em"] == pytest.approx(exact, abs=0.015)
+  assert found["f1"] == found["em"]

@@ -104,8 +104,10 @@ def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
   following.start()
   try:
     world.save_checkpoint(tmp_path / "run", step=1, seed=1, snapshot=0)
-    while service.answer([_ASKED])[0]["checkpoint"] != 1:
-      pass
+    wait_until(
+      lambda: service.answer([_ASKED])[0]["checkpoint"] == 1,
+      what="the newer checkpoint answers",
+    )
   finally:
     stop.set()
     following.join()
