@@ -17,7 +17,11 @@ from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.run import QUESTION, SENTENCE, TrainedRun
-from realm_jax.models.components import Retriever
+from realm_jax.models.components import (
+  Retriever,
+  embed_blocks,
+  embed_queries,
+)
 from realm_jax.models.packing import padded_inputs
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
@@ -256,8 +260,9 @@ def _scores(
   candidates: Int[Array, "b k l"],
 ) -> Float[Array, "b k"]:
   """Returns f(x,z), both embedded with the current parameters."""
-  vectors = retriever.apply({"params": params}, query, candidates)
-  return relevance(*vectors, score_scale=retriever.score_scale)
+  queries = embed_queries(retriever, params, query)
+  blocks = embed_blocks(retriever, params, candidates)
+  return relevance(queries, blocks, score_scale=retriever.score_scale)
 
 
 def _mask_logits(

@@ -103,8 +103,8 @@ def embed_queries(
 
 
 def embed_blocks(
-  retriever: Retriever, params: Params, token_ids: Int[AnyArray, "b l"]
-) -> Float[Array, "b d"]:
+  retriever: Retriever, params: Params, token_ids: Int[AnyArray, "*b l"]
+) -> Float[Array, "*b d"]:
   """Returns the vectors of blocks."""
   return retriever.apply({"params": params}, token_ids, method="embed_blocks")
 
@@ -133,8 +133,8 @@ class Reader(Component, Protocol):
 
     Args:
       query, candidates: Queries, and the blocks of each.
-      token_ids: The targets that are learned, for a reader that has them in the
-        same sequence; None where there are none.
+      token_ids: The targets that are learned; None where there are none. A
+        reader that writes needs them here to have logits of all but the first.
     """
     ...
 
@@ -149,7 +149,7 @@ class Reader(Component, Protocol):
     Args:
       inputs: What `join` returns, laid out.
       positions: Places of the targets in the query, if they are masked there.
-      token_ids: The targets, for a reader that is taught the ones before.
+      token_ids: The targets, the same as `join` was given.
     """
     ...
 

@@ -268,9 +268,9 @@ def _with_vocabulary(components: Components) -> Components:
 def _vocabulary_of(retriever: Retriever) -> dict[str, int]:
   """Returns the vocabulary that a recipe names, or else BERT's."""
   wanted = {"vocab_size": _VOCAB_SIZE, "separator_id": _SEPARATOR_ID}
-  bert = getattr(retriever, "bert", None)
+  named = getattr(retriever, "bert", retriever)
   return {
-    name: getattr(bert, name, None) or own for name, own in wanted.items()
+    name: getattr(named, name, None) or usual for name, usual in wanted.items()
   }
 
 

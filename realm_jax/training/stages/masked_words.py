@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from realm_jax.inputs.batch import Batch
 from realm_jax.models import AnyArray
+from realm_jax.models.components import SpanReader
 from realm_jax.objectives import masked_lm
 from realm_jax.objectives.marginal import Evidence, marginal
 from realm_jax.objectives.open_qa import span_loss
@@ -119,8 +120,11 @@ def loss_given_blocks(
   from where the masked words are.
   """
   reader, spans, target_logits = encoders.components.reader, None, None
+  span_reader: SpanReader | None = None
   words = masks.positions, masks.token_ids
   if span_weight:
+    # Another kind of reader is refused before it is applied.
+    span_reader = encoders.components.span_reader
     logits, spans = encoders.apply(
       "reader",
       inputs,
@@ -145,9 +149,8 @@ def loss_given_blocks(
     target_logits=target_logits,
     has_null=has_null,
   )
-  if spans is None:
+  if spans is None or span_reader is None:
     return filling
-  span_reader = encoders.components.span_reader
   is_answer = masked_spans(
     masks,
     candidates,
