@@ -185,7 +185,7 @@ def load(
   if checkpoint_step is not None:
     config = dataclasses.replace(config, checkpoint_step=checkpoint_step)
   run = LoadedRun.load(config)
-  if QUESTION in run.kinds and "reader" in run.components:
+  if QUESTION in run.kinds:
     # What is missing is known now, and not at the first question.
     require_answering(run)
   return run

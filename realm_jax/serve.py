@@ -15,6 +15,8 @@ import itertools
 import os
 import sys
 import threading
+import time
+import urllib.parse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,7 +35,20 @@ if TYPE_CHECKING:
 _HOST = flags.DEFINE_string(
   "host",
   "127.0.0.1",
-  "Address to listen on; 0.0.0.0 lets other machines ask, without a password.",
+  "Address to listen on; 0.0.0.0 lets other machines ask: see --token.",
+)
+_ALLOWED_HOSTS = flags.DEFINE_list(
+  "allowed_hosts",
+  None,
+  "Names under which other machines may ask, such as gpu7.example.org. By "
+  "default any name where --host lets others in, and otherwise localhost.",
+)
+_TOKEN = flags.DEFINE_string(
+  "token",
+  os.environ.get("REALM_JAX_TOKEN"),
+  "Secret that every request must carry, as Authorization: Bearer TOKEN. By "
+  "default the environment variable REALM_JAX_TOKEN, which other users of the "
+  "machine cannot list.",
 )
 _PORT = flags.DEFINE_integer(
   "port", 8000, "Port to listen on; 0 takes a free one.", 0, 65535
@@ -75,6 +90,7 @@ _ALLOW_UPDATES = flags.DEFINE_bool(
 
 _NUM_EXAMPLES = 4
 _POLL_SECONDS = 5.0
+_MAX_PAUSE_SECONDS = 300.0
 
 
 def main(argv: Sequence[str]) -> None:
@@ -140,9 +156,16 @@ def _serve(config: "RunConfig") -> None:
       given = service, run, threading.Event()
       threading.Thread(target=follow, args=given, daemon=True).start()
     url = app.url_of(listening)
+    if _TOKEN.value is not None:
+      # What follows the # stays in the browser.
+      url += f"/#{urllib.parse.quote(_TOKEN.value)}"
+    hosts = _ALLOWED_HOSTS.value
+    if hosts is None and app.is_loopback(listening.getsockname()[0]):
+      hosts = ()
     page = app.PageApp(
       service,
-      only_loopback=app.is_loopback(listening.getsockname()[0]),
+      hosts=hosts,
+      token=_TOKEN.value,
       max_waiting=_MAX_WAITING.value,
       allow_updates=_ALLOW_UPDATES.value,
       started=lambda: print(
@@ -167,28 +190,38 @@ def follow(
 ) -> None:
   """Answers with newer checkpoints and snapshots of a run, until a stop.
 
-  What cannot be loaded is tried again, and the service goes on as it is.
+  What cannot be loaded is tried again after longer and longer pauses, or as
+  soon as there is something else. Meanwhile the service goes on as it is, and
+  says why in `/healthz`.
   """
   from realm_jax.checkpoints.store import CheckpointStore
   from realm_jax.snapshots.store import SnapshotStore
 
   config = run.config
   published = config.snapshot or run.model_dir / "snapshots"
-  known = None
+  known, failed, pause, retry_at = None, None, poll_seconds, 0.0
   while not stop.wait(poll_seconds):
+    now = None
     try:
       with contextlib.closing(CheckpointStore(run.model_dir)) as store:
         now = store.steps(), SnapshotStore(published).versions()
-      if now == known:
+      if now == known or (now == failed and time.monotonic() < retry_at):
         continue
       newer, before = type(run).load(config), (run.step, run.snapshot.manifest)
       if (newer.step, newer.snapshot.manifest) != before:
         service.replace(newer)
         run = newer
-      known = now
-    # A checkpoint may be removed while it is read, and a bucket be away.
-    except (ValueError, OSError) as error:
-      logging.warning("going on with checkpoint %d: %s", run.step, error)
+      known, pause, service.problem = now, poll_seconds, None
+    # A checkpoint may be removed while it is read, a bucket be away, or the
+    # devices have no room for two runs.
+    except Exception as error:
+      failed, pause = now, min(2 * pause, _MAX_PAUSE_SECONDS)
+      retry_at = time.monotonic() + pause
+      service.problem = f"{type(error).__name__}: {error}"
+      logging.exception(
+        "going on with checkpoint %d, and trying again in %.0f s",
+        *(run.step, pause),
+      )
 
 
 if __name__ == "__main__":

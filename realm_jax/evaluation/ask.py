@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Int32
 
 from realm_jax.errors import RealmError
 
@@ -14,7 +15,11 @@ from realm_jax.indexes.protocol import SearchError
 
 
 def ask(
-  run: TrainedRun, questions: Sequence[str], *, answer: str | None = None
+  run: TrainedRun,
+  questions: Sequence[str],
+  *,
+  answer: str | None = None,
+  token_ids: Int32[np.ndarray, "n q"] | None = None,
 ) -> list[Answered]:
   """Answers questions from the blocks that are retrieved for them.
 
@@ -22,6 +27,7 @@ def ask(
     run: Run of open QA, whose configuration says how many blocks are read.
     questions: Questions, any number.
     answer: Answer to look for besides, in `Answered.given`.
+    token_ids: Their tokens, where they are encoded already.
 
   Raises:
     SearchError: More blocks are to be read than are retrieved.
@@ -35,7 +41,8 @@ def ask(
     )
   require_answering(run)
   answered, config = [], run.config
-  token_ids = run.encode(questions)
+  if token_ids is None:
+    token_ids = run.encode(questions)
   for start in range(0, len(questions), run.max_batch):
     own = slice(start, start + run.max_batch)
     found = run.search(token_ids[own], config.num_searched)

@@ -71,9 +71,8 @@ ABILITIES: Mapping[Asked, str] = {
   QUESTION: "answer questions, as a run of open QA can",
 }
 MAX_BATCH = 16
-# An exact search compiles a program for each k, so that a few blocks more are
-# asked for than are edited or hidden.
-_MORE_BLOCKS = 8
+# Bytes of the stored vectors that are in memory at once to score blocks.
+_SCORED_BYTES = 1 << 26
 
 
 class EditError(RealmError):
@@ -292,8 +291,10 @@ class TrainedRun:
 
     A checkpoint has the parameters of both heads of its reader. Open QA trains
     the span head alone, and pre-training the masked-LM head, while the encoder
-    below both changes. An import may have both.
+    below both changes. An import may have both. A retriever alone has none.
     """
+    if "reader" not in self.components:
+      return set()
     if self.config.index_scores:
       return {QUESTION}
     return {SENTENCE, QUESTION} if self.asked is None else {self.asked}
@@ -379,20 +380,36 @@ class TrainedRun:
     """Returns `[CLS] x [SEP]` of each text, padded; long texts are cut.
 
     Raises:
-      ValueError: A text has no words, or none that the vocabulary can spell.
+      RealmError: A text has no words, or none that the vocabulary can spell.
     """
+    queries, refused = self.encode_each(texts)
+    for error in refused.values():
+      raise error
+    return queries
+
+  def encode_each(
+    self, texts: Sequence[str]
+  ) -> tuple[Int32[np.ndarray, "n q"], dict[int, RealmError]]:
+    """Returns what `encode` does, and the errors of texts by their number."""
     words, length = self.vocabulary, self.config.query_length
     queries = np.zeros((len(texts), length), np.int32)
+    refused: dict[int, RealmError] = {}
     tokens = words.tokenize_with_offsets(texts)
     bounds = itertools.pairwise(tokens.row_offsets)
-    for row, text, bound in zip(queries, texts, bounds, strict=True):
+    for number, (text, bound) in enumerate(zip(texts, bounds, strict=True)):
       token_ids = tokens.token_ids[slice(*bound)][: length - 2]
       if not len(token_ids):
-        raise RealmError(f"the question {text!r} has no words")
+        refused[number] = RealmError(f"the question {text!r} has no words")
+        continue
       if words.unk_id in token_ids:
-        words.require_known(text)
-      row[: len(token_ids) + 2] = [words.cls_id, *token_ids, words.sep_id]
-    return queries
+        try:
+          words.require_known(text)
+        except RealmError as error:
+          refused[number] = error
+          continue
+      filled = [words.cls_id, *token_ids, words.sep_id]
+      queries[number, : len(filled)] = filled
+    return queries, refused
 
   def embed_tokens(
     self, token_ids: Int32[np.ndarray, "n q"], *, current: bool = True
@@ -427,7 +444,8 @@ class TrainedRun:
     index, scale = self.snapshot.index, self.components.retriever.score_scale
     changed = sorted({*self.edits, *self.hidden})
     k = min(k, index.num_blocks - len(self.hidden))
-    more = -(-len(changed) // _MORE_BLOCKS) * _MORE_BLOCKS
+    # An exact search compiles a program for each k. Powers of two are few.
+    more = 1 << (len(changed) - 1).bit_length() if changed else 0
     found, vectors = self._search_index(
       token_ids, min(k + more, index.num_blocks), current=current
     )
@@ -435,8 +453,13 @@ class TrainedRun:
     if self.config.index_scores:
       scores = float(self.params["retriever"]["scale"]) * scores
     elif vectors is not None:
-      stored = self.snapshot.vectors(rows)
-      scores = scale * np.einsum("bd,bkd->bk", vectors, stored)
+      scores = np.empty(rows.shape, np.float32)
+      bytes_of_query = rows.shape[1] * vectors[:1].nbytes
+      size = max(1, _SCORED_BYTES // max(1, bytes_of_query))
+      for start in range(0, len(rows), size):
+        own = slice(start, start + size)
+        stored = self.snapshot.vectors(rows[own])
+        scores[own] = scale * np.einsum("bd,bkd->bk", vectors[own], stored)
     scores = np.where(np.isin(rows, changed), -np.inf, scores)
     if own := [row for row in self.edits if row not in self.hidden]:
       edited = np.stack([self.edits[row].vector for row in own])
@@ -534,11 +557,26 @@ class TrainedRun:
         "the whole corpus; only blocks of an index of vectors can be edited "
         "here"
       )
-    made = {row: self._edited_block(row, text) for row, text in texts.items()}
-    edits = {**self.edits, **made}
+    made = [self._edited_block(row, text) for row, text in texts.items()]
+    if made:
+      vectors = self.compute(
+        embed_blocks,
+        self.components.retriever,
+        self.params["retriever"],
+        token_ids=np.stack([block.tokens for block in made]),
+      )
+      # As a snapshot stores them.
+      stored = vectors.astype(self.snapshot.embeddings.dtype)
+      vectors = stored.astype(np.float32)
+      made = [
+        block._replace(vector=vector)
+        for block, vector in zip(made, vectors, strict=True)
+      ]
+    edits = {**self.edits, **dict(zip(texts, made, strict=True))}
     return dataclasses.replace(self, edits=edits, hidden=frozenset(hidden))
 
   def _edited_block(self, row: int, text: str) -> EditedBlock:
+    """Returns a block with another text, and no vector yet."""
     block, words = self.corpus.block(row), self.vocabulary
     text = text.strip()
     made = words.tokenize_with_offsets([text])
@@ -554,16 +592,8 @@ class TrainedRun:
     own = [words.cls_id, *title, words.sep_id, *made.token_ids, words.sep_id]
     tokens = np.zeros(self.config.block_length, np.int32)
     tokens[: len(own)] = own
-    (vector,) = self.compute(
-      embed_blocks,
-      self.components.retriever,
-      self.params["retriever"],
-      token_ids=tokens[None],
-    )
-    # As a snapshot stores it.
-    stored = vector.astype(self.snapshot.embeddings.dtype)
-    vector = stored.astype(np.float32)
-    return EditedBlock(text, made.token_ids, made.byte_ranges, tokens, vector)
+    none = np.zeros(0, np.float32)
+    return EditedBlock(text, made.token_ids, made.byte_ranges, tokens, none)
 
 
 def whole_batch(batch_size: int, devices: int) -> int:

@@ -3,6 +3,7 @@
     GET  /           the page
     GET  /api/about  what it can do: {"runs": {KIND: {"model_dir", "checkpoint",
                      "snapshot", "index", "num_blocks", "can_edit"}},
+                     "retriever": the same of what retrieves,
                      "examples": [TEXT], "missing": [TEXT]}, KIND being
                      "question" or "masked sentence"
     POST /api/ask    {"text": TEXT, "edits": [{"id": ID, "text": TEXT}]}
@@ -24,24 +25,37 @@ Programs ask many texts at once; docs/evaluation.md has examples:
                      blocks that were read
     POST /update     {"blocks": [{"id": ID, "text": TEXT}]}: other texts in
                      blocks, for all clients; only with --allow_updates
+    GET  /healthz    the checkpoint and snapshot that answer, since when, how
+                     many requests wait, and why no newer one is served
 
-They return {"results": […]}, whose entries name `checkpoint` and `snapshot`.
-Requests that wait together are computed together.
+The first two return {"results": […]}. An entry names `checkpoint` and
+`snapshot`, or has an `error`: the vocabulary cannot spell that text. Requests
+that wait together are computed together, as many as memory allows.
 
 An error is {"error": TEXT} with status 400 (the request, or a text that does
-not fit), 403 (another host's page, or no updates), 413 (too long), 415 (not
-JSON) or 503 (too many wait; with Retry-After). A bug is logged, and is 500.
+not fit), 401 (no token), 403 (another host's page, or no updates), 408 (too
+slow), 413 (too long), 415 (not JSON) or 503 (too many wait; with Retry-After).
+A bug is logged, and is 500.
 """
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
+import hmac
 import ipaddress
 import itertools
 import json
 import socket
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import (
+  AsyncIterator,
+  Callable,
+  Collection,
+  Hashable,
+  Iterable,
+  Sequence,
+)
 from typing import Any
 
 import anyio.to_thread
@@ -83,8 +97,34 @@ MAX_EDITS = 16
 MAX_TEXTS = 256
 MAX_BLOCKS = 1000
 
+# Blocks that one turn retrieves for requests that wait together, and how many
+# a question counts as.
+_BLOCKS_PER_TURN = 1 << 15
+_BLOCKS_PER_QUESTION = 128
+# Connections that may be open, and the time in which a request must be here.
+_MAX_CONNECTIONS = 512
+_BODY_SECONDS = 30.0
+_JSON = "application/json"
+# What a token guards; the files of the page are public.
+_GUARDED = frozenset({"/api/about", "/api/ask", "/retrieve", "/ask", "/update"})
+
 # From all texts to a result for each.
-_OfTexts = Callable[[Sequence[str]], list[Any]]
+_OfTexts = Callable[[Sequence[str]], Iterable[Any]]
+
+
+@dataclasses.dataclass(eq=False)
+class _Waiting:
+  """A request that waits for its turn.
+
+  Requests with an equal `key` may share a turn: `function` is then called once,
+  with the texts of all. `cost` counts the blocks that it retrieves.
+  """
+
+  key: Hashable
+  function: _OfTexts
+  texts: Sequence[str]
+  cost: int
+  result: asyncio.Future[list[bytes]]
 
 
 class PageApp:
@@ -92,9 +132,12 @@ class PageApp:
 
   Args:
     service: What answers, to one request after the other.
-    only_loopback: Whether to refuse requests that name another host, which a
-      page sends whose name was made to lead here (DNS rebinding).
-    max_waiting: Requests that may wait, besides the one that is computed.
+    hosts: Host names under which it may be asked besides those of loopback, so
+      that no page whose name was made to lead here can ask (DNS rebinding).
+      None allows every name.
+    token: Secret that a request must carry as `Authorization: Bearer TOKEN`,
+      unless it is for the page's own files or for `/healthz`.
+    max_waiting: Requests that may wait, besides those that are computed.
     allow_updates: Whether clients may change blocks for all.
     started: Function that is called once signals end the server.
 
@@ -106,24 +149,24 @@ class PageApp:
     self,
     service: Service,
     *,
-    only_loopback: bool = True,
+    hosts: Collection[str] | None = (),
+    token: str | None = None,
     max_waiting: int = 64,
     allow_updates: bool = False,
     started: Callable[[], object] = lambda: None,
   ):
     self._service = service
-    self._only_loopback = only_loopback
+    self._hosts = hosts
+    self._token = token
     self._max_waiting = max_waiting
     self._allow_updates = allow_updates
     self._started = started
     self.is_computing = False
-    self._turn = asyncio.Lock()
-    # The texts of each request that waits, and the task that computes them all.
-    self._waiting: dict[
-      Hashable, tuple[list[Sequence[str]], asyncio.Task[list[list[Any]]]]
-    ] = {}
+    self._waiting: list[_Waiting] = []
+    self._worker: asyncio.Task[None] | None = None
     self._app = Starlette(
       routes=[
+        Route("/healthz", self._health),
         Route("/api/about", self._about),
         Route("/api/ask", self._explain, methods=["POST"]),
         Route("/retrieve", self._retrieve, methods=["POST"]),
@@ -142,7 +185,7 @@ class PageApp:
     )
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuses requests of other hosts, and adds headers to all answers."""
+    """Refuses requests of strangers, and adds headers to all answers."""
 
     async def send_guarded(message: Message) -> None:
       if message["type"] == "http.response.start":
@@ -150,72 +193,119 @@ class PageApp:
       await send(message)
 
     app: Any = self._app
-    if scope["type"] == "http" and self._only_loopback:
-      host = Headers(scope=scope).get("host", "")
-      if not _names_loopback(host):
-        text = (
-          f"this page is for this machine alone, and was asked for as {host!r};"
-          " open http://127.0.0.1 with its port, or start it with --host"
-        )
-        app = JSONResponse({"error": text}, 403)
+    if scope["type"] == "http":
+      app = self._refusal(Headers(scope=scope), scope["path"]) or app
     await app(scope, receive, send_guarded)
+
+  def _refusal(self, headers: Headers, path: str) -> Response | None:
+    """Returns the answer to a request that may not ask."""
+    host = headers.get("host", "")
+    if self._hosts is not None and not _is_named(host, self._hosts):
+      text = (
+        f"this page was asked for as {host!r}, and answers to "
+        f"{', '.join(['localhost', *self._hosts])}; open http://127.0.0.1 with "
+        "its port, or start it with --allowed_hosts"
+      )
+      return JSONResponse({"error": text}, 403)
+    given = headers.get("authorization", "").encode()
+    wanted = f"Bearer {self._token}".encode()
+    if self._token is None or path not in _GUARDED:
+      return None
+    if hmac.compare_digest(given, wanted):
+      return None
+    text = "send the service's token, as Authorization: Bearer TOKEN"
+    return JSONResponse({"error": text}, 401, {"www-authenticate": "Bearer"})
 
   @contextlib.asynccontextmanager
   async def _serving(self, app: Starlette) -> AsyncIterator[None]:
     """Compiles the programs, before it computes any answer."""
     del app
     self._started()
-    warm_up = asyncio.create_task(self._alone(self._service.warm_up))
+    warm_up = asyncio.create_task(self._warm_up())
     yield
     warm_up.cancel()
+    if self._worker is not None:
+      self._worker.cancel()
 
-  async def _alone(self, function: Callable[[], Any]) -> Any:
-    """Returns the result of a function, once its turn has come."""
+  async def _warm_up(self) -> None:
+    try:
+      await self._alone(self._service.warm_up)
+    except Exception:
+      logging.exception("the first answer could not be computed")
+
+  async def _alone(self, function: Callable[[], Any]) -> bytes:
+    """Returns the result of a function as JSON, once its turn has come."""
     (result,) = await self._compute(lambda _: [function()], [""], object())
     return result
 
   async def _compute(
-    self, function: _OfTexts, texts: Sequence[str], key: Hashable
-  ) -> list[Any]:
-    """Returns a function's results for texts, once its turn has come.
+    self, function: _OfTexts, texts: Sequence[str], key: Hashable, cost: int = 1
+  ) -> list[bytes]:
+    """Returns a function's results for texts as JSON, once their turn comes.
 
-    All requests that then wait under the same key are computed at once.
+    A turn computes requests that wait under the same key, up to a cost.
     """
-    number = sum(len(requests) for requests, _ in self._waiting.values())
+    number = len(self._waiting)
     if number >= self._max_waiting:
       raise HTTPException(
         503,
         f"{number} requests wait already; try again in a moment",
         {"retry-after": str(_RETRY_SECONDS)},
       )
-    if key not in self._waiting:
-      turn = asyncio.create_task(self._take_turn(key, function))
-      self._waiting[key] = [], turn
-    requests, turn = self._waiting[key]
-    place = len(requests)
-    requests.append(texts)
-    return (await asyncio.shield(turn))[place]
+    result = asyncio.get_running_loop().create_future()
+    self._waiting.append(_Waiting(key, function, texts, cost, result))
+    if self._worker is None or self._worker.done():
+      self._worker = asyncio.create_task(self._work())
+    return await result
 
-  async def _take_turn(
-    self, key: Hashable, function: _OfTexts
-  ) -> list[list[Any]]:
-    """Computes what waits under a key, after all that began to wait before."""
-
-    def computed(texts: Sequence[str]) -> list[Any]:
-      self.is_computing = True
+  async def _work(self) -> None:
+    """Computes what waits, in turns, until nothing does."""
+    while self._waiting:
+      turn = self._next_turn()
+      texts = [text for request in turn for text in request.texts]
+      call = functools.partial(self._rendered, turn[0].function, texts)
       try:
-        return function(texts)
-      finally:
-        self.is_computing = False
+        # The end of the server does not wait for what is computed.
+        found = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+      except Exception as error:
+        for request in turn:
+          if not request.result.done():
+            request.result.set_exception(error)
+        continue
+      results = iter(found)
+      for request in turn:
+        own = [*itertools.islice(results, len(request.texts))]
+        # A client may have gone.
+        if not request.result.done():
+          request.result.set_result(own)
 
-    async with self._turn:
-      requests, _ = self._waiting.pop(key)
-      texts = [*itertools.chain(*requests)]
-      # The end of the server does not wait for what is computed.
-      results = iter(
-        await anyio.to_thread.run_sync(computed, texts, abandon_on_cancel=True)
-      )
-    return [[*itertools.islice(results, len(own))] for own in requests]
+  def _next_turn(self) -> list[_Waiting]:
+    """Takes the requests of the next turn from those that wait."""
+    first, cost = self._waiting[0], 0
+    turn: list[_Waiting] = []
+    for request in self._waiting:
+      fits = not turn or cost + request.cost <= _BLOCKS_PER_TURN
+      if request.key == first.key and fits:
+        turn.append(request)
+        cost += request.cost
+    self._waiting = [one for one in self._waiting if one not in turn]
+    return turn
+
+  def _rendered(self, function: _OfTexts, texts: Sequence[str]) -> list[bytes]:
+    """Returns results as JSON; it runs in a thread."""
+    self.is_computing = True
+    try:
+      return [
+        json.dumps(one, ensure_ascii=False, allow_nan=False).encode()
+        for one in function(texts)
+      ]
+    finally:
+      self.is_computing = False
+
+  async def _health(self, request: Request) -> Response:
+    del request
+    waiting = {"waiting": len(self._waiting)}
+    return JSONResponse(self._service.health() | waiting)
 
   async def _about(self, request: Request) -> Response:
     del request
@@ -235,7 +325,7 @@ class PageApp:
         "once; restore some"
       )
     told = await self._alone(lambda: self._service.explain(text, texts))
-    return JSONResponse(told)
+    return Response(told, media_type=_JSON)
 
   async def _retrieve(self, request: Request) -> Response:
     fields = await _fields(request, "queries")
@@ -243,20 +333,29 @@ class PageApp:
     if not isinstance(k, int) or not 1 <= k <= MAX_BLOCKS:
       raise RequestError(f"k={k!r}; want 1 to {MAX_BLOCKS}")
     retrieve = functools.partial(self._service.retrieve, k=k)
-    return await self._results(retrieve, fields["queries"], ("retrieve", k))
+    texts, key = fields["queries"], ("retrieve", k)
+    return await self._results(retrieve, texts, key, blocks_per_text=k)
 
   async def _answer(self, request: Request) -> Response:
-    fields = await _fields(request, "questions")
-    return await self._results(self._service.answer, fields["questions"], "ask")
+    texts = (await _fields(request, "questions"))["questions"]
+    return await self._results(self._service.answer, texts, "ask")
 
   async def _results(
-    self, function: _OfTexts, texts: Any, key: Hashable
+    self,
+    function: _OfTexts,
+    texts: Any,
+    key: Hashable,
+    *,
+    blocks_per_text: int = _BLOCKS_PER_QUESTION,
   ) -> Response:
-    """Answers a program: a result for each text, which must have words."""
+    """Answers a program: a result for each text."""
     if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
       raise RequestError(f"want a list of 1 to {MAX_TEXTS} texts")
-    self._service.require_words([*map(_checked, texts)])
-    return JSONResponse({"results": await self._compute(function, texts, key)})
+    texts = [*map(_checked, texts)]
+    cost = len(texts) * blocks_per_text
+    found = await self._compute(function, texts, key, cost)
+    content = b'{"results": [%s]}' % b", ".join(found)
+    return Response(content, media_type=_JSON)
 
   async def _update(self, request: Request) -> Response:
     if not self._allow_updates:
@@ -265,7 +364,7 @@ class PageApp:
       )
     texts = _texts_of_blocks((await _fields(request, "blocks"))["blocks"])
     told = await self._alone(lambda: self._service.update(texts))
-    return JSONResponse(told)
+    return Response(told, media_type=_JSON)
 
 
 async def _fields(request: Request, wanted: str) -> dict[str, Any]:
@@ -275,15 +374,21 @@ async def _fields(request: Request, wanted: str) -> dict[str, Any]:
     # Another site's page can send a form here, and no JSON.
     raise HTTPException(415, "send JSON, with Content-Type: application/json")
   body = bytearray()
-  async for chunk in request.stream():
-    body += chunk
-    # Whatever the header says.
-    if len(body) > MAX_BYTES:
-      raise HTTPException(
-        413,
-        f"the request has more than {MAX_BYTES:,} bytes; shorten the text, or "
-        "restore some blocks",
-      )
+  try:
+    async with asyncio.timeout(_BODY_SECONDS):
+      async for chunk in request.stream():
+        body += chunk
+        # Whatever the header says.
+        if len(body) > MAX_BYTES:
+          raise HTTPException(
+            413,
+            f"the request has more than {MAX_BYTES:,} bytes; shorten the text, "
+            "or restore some blocks",
+          )
+  except TimeoutError:
+    raise HTTPException(
+      408, f"the request did not arrive within {_BODY_SECONDS:.0f} s"
+    ) from None
   try:
     fields = json.loads(body.decode("utf-8"))
   except (ValueError, RecursionError) as error:
@@ -349,12 +454,13 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def _names_loopback(host: str) -> bool:
-  """Returns whether a Host header, with a port or without, is of loopback."""
+def _is_named(host: str, hosts: Collection[str]) -> bool:
+  """Returns whether a Host header, with a port or without, is allowed."""
   try:
-    return is_loopback(urllib.parse.urlsplit(f"//{host}").hostname or "")
+    name = urllib.parse.urlsplit(f"//{host}").hostname or ""
   except ValueError:
     return False
+  return is_loopback(name) or name in hosts
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -370,7 +476,7 @@ def listen(host: str, port: int) -> socket.socket:
   if not is_loopback(listening.getsockname()[0]):
     logging.warning(
       "The page listens on %s: whoever reaches this machine can ask the model, "
-      "without a password; --host=127.0.0.1 is for this machine alone",
+      "unless --token is given; --host=127.0.0.1 is for this machine alone",
       host,
     )
   return listening
@@ -399,6 +505,7 @@ def server_of(app: PageApp, *, farewell_seconds: int = 1) -> uvicorn.Server:
       log_config=None,
       access_log=False,
       server_header=False,
+      limit_concurrency=_MAX_CONNECTIONS,
       timeout_graceful_shutdown=farewell_seconds,
     )
   )

@@ -1,9 +1,9 @@
 """Answers of the page's requests, as plain data."""
 
-import dataclasses
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ from realm_jax.evaluation.run import (
 )
 from realm_jax.settings import Asked
 
+# Blocks that may have another text in memory than in the corpus.
+MAX_UPDATES = 256
+
 _WARM_UP = {SENTENCE: "The sky is [MASK].", QUESTION: "what is the sky?"}
 
 
@@ -33,15 +36,17 @@ class RequestError(RealmError):
 
 
 class Service:
-  """Explains questions and sentences.
+  """Retrieves, answers and explains for all clients.
 
   A block goes by its name, `document id:ordinal`, which stays the same when the
   corpus is updated. A `masked_run` takes the sentences from `run`. `examples`
   are questions to offer.
 
+  Attributes:
+    problem: Why no newer checkpoint is served, if one cannot be loaded.
+
   Raises:
-    CheckpointError: The run has no reader, or the second one does not fill in
-      sentences.
+    CheckpointError: The second run does not fill in sentences.
   """
 
   def __init__(
@@ -51,30 +56,51 @@ class Service:
     *,
     examples: Sequence[str] = (),
   ):
-    run.require_reader()
-    self.runs: dict[Asked, TrainedRun] = dict.fromkeys(run.kinds, run)
     if masked_run is not None:
       masked_run.require_kind(SENTENCE)
-      self.runs[SENTENCE] = masked_run
+    self._run, self._masked_run = run, masked_run
+    self._loaded_at = time.monotonic()
     # For what changes the runs: updates, and newer runs from another thread.
     self._changing = threading.Lock()
     self._updates: dict[str, str] = {}
     self._examples = list(examples)
+    self.problem: str | None = None
+
+  @property
+  def runs(self) -> dict[Asked, TrainedRun]:
+    """The runs by what they answer; a retriever alone answers nothing."""
+    runs = dict.fromkeys(self._run.kinds, self._run)
+    if self._masked_run is not None:
+      runs[SENTENCE] = self._masked_run
+    return runs
 
   def about(self) -> dict[str, Any]:
     """Describes what the page can do."""
+    runs = self.runs
     return {
-      "runs": {kind: _about(run) for kind, run in self.runs.items()},
-      "examples": self._examples if QUESTION in self.runs else [],
+      "runs": {kind: _about(run) for kind, run in runs.items()},
+      "retriever": _about(self._run),
+      "examples": self._examples if QUESTION in runs else [],
       "missing": [
         f"It cannot {wanted}."
         for kind, wanted in ABILITIES.items()
-        if kind not in self.runs
+        if kind not in runs
       ],
+    }
+
+  def health(self) -> dict[str, Any]:
+    """Describes the run that answers, and since when it does."""
+    return {
+      "status": "ok" if self.problem is None else "stale",
+      **_source(self._run),
+      "age_seconds": round(time.monotonic() - self._loaded_at, 1),
+      "problem": self.problem,
     }
 
   def warm_up(self) -> None:
     """Compiles the programs, so that the first question does not wait."""
+    for _ in self.retrieve(["the sky"], 5):
+      pass
     for kind, run in self.runs.items():
       self.explain(_WARM_UP[kind])
       if run.can_edit:
@@ -83,32 +109,45 @@ class Service:
 
   def run_for(self, kind: Asked) -> TrainedRun:
     """Returns the run for questions or sentences, or raises `RequestError`."""
-    if kind not in self.runs:
+    runs = self.runs
+    if kind not in runs:
       raise RequestError(f"this page cannot {ABILITIES[kind]}")
-    return self.runs[kind]
+    return runs[kind]
 
-  def require_words(self, texts: Sequence[str]) -> None:
-    """Raises a `ValueError` unless each text can be a query."""
-    self.run_for(QUESTION).encode(texts)
+  def retrieve(self, texts: Sequence[str], k: int) -> Iterator[dict[str, Any]]:
+    """Yields the k best blocks for each text; `app` has the fields.
 
-  def retrieve(self, texts: Sequence[str], k: int) -> list[dict[str, Any]]:
-    """Returns the k best blocks for each text; `app` has the fields."""
+    The entry of a text that cannot be searched for has an `error`.
+    """
+    run = self._run
+    token_ids, refused = run.encode_each(texts)
+    good = [number for number in range(len(texts)) if number not in refused]
+    found = run.search(token_ids[good], k) if good else None
+    places = iter(range(len(good)))
+    for number, text in enumerate(texts):
+      if number in refused:
+        yield {"query": text, "error": str(refused[number])}
+        continue
+      assert found is not None
+      blocks = run.blocks(found, next(places))
+      yield {"query": text, "blocks": [*map(vars, blocks)], **_source(run)}
+
+  def answer(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields answers to questions; `app` has the fields.
+
+    The entry of a question that cannot be searched for has an `error`.
+    """
     run = self.run_for(QUESTION)
-    found = run.search(run.encode(texts), k)
-    return [
-      {
-        "query": text,
-        "blocks": [*map(dataclasses.asdict, run.blocks(found, i))],
-        **_source(run),
-      }
-      for i, text in enumerate(texts)
-    ]
-
-  def answer(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Answers questions; `app` has the fields."""
-    run = self.run_for(QUESTION)
-    return [
-      {
+    token_ids, refused = run.encode_each(texts)
+    good = [number for number in range(len(texts)) if number not in refused]
+    asked = [texts[number] for number in good]
+    answered = iter(ask(run, asked, token_ids=token_ids[good]))
+    for number, text in enumerate(texts):
+      if number in refused:
+        yield {"question": text, "error": str(refused[number])}
+        continue
+      one = next(answered)
+      yield {
         "question": one.question,
         "answer": one.text,
         "probability": one.probability,
@@ -116,24 +155,32 @@ class Service:
           answer._asdict() | {"block": answer.block and answer.block.id}
           for answer in one.answers
         ],
-        "blocks": [dataclasses.asdict(one.blocks[place]) for place in one.read],
+        "blocks": [vars(one.blocks[place]) for place in one.read],
         **_source(run),
       }
-      for one in ask(run, texts)
-    ]
 
   def update(self, texts: Mapping[str, str]) -> dict[str, Any]:
     """Changes the texts of blocks for all clients, until the service ends.
 
     Raises:
       EditError: A text does not fit, or no block has its name.
+      RequestError: There are too many.
     """
     with self._changing:
+      updates = {**self._updates, **texts}
+      if len(updates) > MAX_UPDATES:
+        raise RequestError(
+          f"{len(updates)} blocks would be changed in memory, and at most "
+          f"{MAX_UPDATES} may be: change the corpus with `python -m "
+          "realm_jax.update_corpus`, and build a new index"
+        )
       # Requests that are computed keep the run that they have begun with.
-      self.runs = {
-        kind: run.edited(_edits(run, texts)) for kind, run in self.runs.items()
-      }
-      self._updates |= texts
+      run, masked_run = self._run, self._masked_run
+      run = run.edited(_edits(run, texts))
+      if masked_run is not None:
+        masked_run = masked_run.edited(_edits(masked_run, texts))
+      self._run, self._masked_run = run, masked_run
+      self._updates = updates
     return {"updated": len(texts)}
 
   def replace(self, run: TrainedRun) -> None:
@@ -142,8 +189,9 @@ class Service:
     Updates of blocks that its corpus no longer has are left out.
     """
     with self._changing:
-      run = run.edited(_edits(run, self._updates, missing_ok=True))
-      self.runs = {**self.runs, **dict.fromkeys(run.kinds, run)}
+      self._run = run.edited(_edits(run, self._updates, missing_ok=True))
+      self._loaded_at = time.monotonic()
+      self.problem = None
 
   def explain(
     self, text: str, edits: Mapping[str, str] | None = None

@@ -18,7 +18,8 @@ from realm_jax.evaluation.explain import explain
 from realm_jax.evaluation.run import QUESTION, SENTENCE, EditError, TrainedRun
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import PageApp
-from realm_jax.serving.service import Service
+from realm_jax.serving.service import RequestError, Service
+from realm_jax.training.stages.inverse_cloze import InverseCloze
 from tests.processes.jobs import free_port, wait_until
 from tests.serving import browser, client
 
@@ -90,6 +91,44 @@ def test_an_update_is_for_all_who_ask(run):
   assert told["answer"] == before["answer"]
 
 
+def test_a_text_that_cannot_be_searched_for_is_refused_in_its_place(service):
+  texts = [" ", _ASKED, "ქართული", _ASKED]
+  for results in (service.answer(texts), service.retrieve(texts, 2)):
+    words, first, unknown, second = results
+    assert "no words" in words["error"]
+    assert "ქართული" in unknown["error"]
+    assert first == second and len(first["blocks"]) >= 2
+
+
+def test_a_retriever_alone_retrieves(run, world, run_config, tmp_path):
+  world.save_checkpoint(tmp_path, stage=InverseCloze())
+  world.build_snapshot(tmp_path)
+  config = dataclasses.replace(run_config, model_dir=tmp_path, reader=None)
+  alone = TrainedRun.load(config)
+  service = Service(alone)
+  service.warm_up()
+  (found,) = service.retrieve([_ASKED], 3)
+  # As Python and the evaluations find them.
+  expected = alone.search(alone.encode([_ASKED]), 3)
+  assert [block["row"] for block in found["blocks"]] == expected.rows[
+    0
+  ].tolist()
+  assert service.about()["runs"] == {} and len(service.about()["missing"]) == 2
+  with pytest.raises(RequestError, match="cannot answer questions"):
+    next(service.answer([_ASKED]))
+
+
+def test_updates_are_counted(run):
+  service = Service(run)
+  names = [run.corpus.block(row).name for row in range(3)]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr("realm_jax.serving.service.MAX_UPDATES", 2)
+    service.update(dict.fromkeys(names[:2], "Ada."))
+    with pytest.raises(RequestError, match=r"3 blocks.*update_corpus"):
+      service.update({names[2]: "Ada."})
+    service.update({names[0]: "Béla."})
+
+
 def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
   shutil.copytree(run_config.model_dir, tmp_path / "run")
   config = dataclasses.replace(run_config, model_dir=tmp_path / "run")
@@ -101,16 +140,27 @@ def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
     args=(service, run, stop),
     kwargs={"poll_seconds": 0.1},
   )
-  following.start()
+
+  def fail(*_, **__):
+    raise RuntimeError("RESOURCE_EXHAUSTED")
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(TrainedRun, "load", fail)
+    following.start()
+    wait_until(
+      lambda: "EXHAUSTED" in (service.health()["problem"] or ""),
+      what="the failure is said",
+    )
   try:
     world.save_checkpoint(tmp_path / "run", step=1, seed=1, snapshot=0)
     wait_until(
-      lambda: service.answer([_ASKED])[0]["checkpoint"] == 1,
+      lambda: service.health()["checkpoint"] == 1,
       what="the newer checkpoint answers",
     )
   finally:
     stop.set()
     following.join()
+  assert service.health()["problem"] is None
   (found,) = service.retrieve([_ASKED], run.snapshot.num_blocks)
   assert _EDITED in [block["text"] for block in found["blocks"]]
 

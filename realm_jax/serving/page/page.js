@@ -3,6 +3,9 @@
 // HTML. The edits live in this page alone, and go with each request.
 
 const UNSURE = 0.5;
+// The token of the service, if it has one, follows the # of the page's address.
+const token = decodeURIComponent(location.hash.slice(1));
+const authorization = token ? { Authorization: `Bearer ${token}` } : {};
 const $ = (id) => document.getElementById(id);
 // Edits are by block id, and answers without edits by text, to compare with.
 const state = { edits: new Map(), unedited: new Map(), asked: "" };
@@ -60,7 +63,7 @@ async function ask(text) {
   try {
     const response = await fetch("api/ask", {
       method: "POST",
-      headers: { "Content-Type": "application/json" },
+      headers: { "Content-Type": "application/json", ...authorization },
       body: JSON.stringify({ text, edits }),
       signal: request.signal,
     });
@@ -351,6 +354,6 @@ $("form").onsubmit = (event) => {
 };
 $("restore-all").onclick = () => restore([...state.edits.keys()]);
 
-fetch("api/about")
+fetch("api/about", { headers: authorization })
   .then(json)
   .then(start, (error) => put("error", sentence(error.message)));
