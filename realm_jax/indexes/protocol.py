@@ -224,7 +224,7 @@ def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   own = {name: parameters[name] for name in known & parameters.keys()}
   try:
     return config(**own)
-  except RealmError as error:
+  except (RealmError, TypeError) as error:
     raise IndexLoadError(f"the index {kind!r} cannot be: {error}") from error
 
 

@@ -200,6 +200,10 @@ class _IndexBuilder:
 
   def __post_init__(self) -> None:
     self._uses = SnapshotUses(self.checkpoints)
+    # Reads a manifest once, as long as it stays the same.
+    self._manifest = functools.lru_cache(
+      lambda step, version: self.store.manifest(step)
+    )
 
   def check(self) -> None:
     """Raises an error once the index builder must end."""
@@ -373,7 +377,7 @@ class _IndexBuilder:
     steps = set()
     for step, text in self.store.versions().items():
       with contextlib.suppress(SnapshotError):
-        found = self.store.manifest(step, version=text)
+        found = self._manifest(step, text)
         version = found.corpus_version, found.corpus_fingerprint
         may_be_old = step not in newest or self.config.skips_none
         if (

@@ -111,12 +111,10 @@ def load_snapshot(
   files = store.files(manifest, low_priority=beside_training)
   embeddings = Embeddings(files, manifest)
   blocks = index_blocks(corpus, embeddings, mesh=mesh)
-  kind, of_index = manifest.index_kind, []
-  if index is not None:
-    kind = index.kind
-  else:
+  of_index = []
+  if index is None:
     of_index = files.paths(f"{manifest.index_folder}/")
-  if beside_training and kind == ExactIndex.kind:
+  if beside_training and manifest.index_kind == ExactIndex.kind:
     reads_vectors = False
   files.get([QUERY_TOWER, *of_index])
   # What has been read or mapped stays, even if its file is removed.
@@ -129,7 +127,7 @@ def load_snapshot(
     if index is not None:
       loaded = index.build(blocks)
     else:
-      config = config_from(kind, manifest.index_parameters)
+      config = config_from(manifest.index_kind, manifest.index_parameters)
       directory = files.root / manifest.index_folder
       if beside_training and config.needs_own_process:
         loaded = IsolatedIndex(config, directory, blocks)

@@ -16,6 +16,7 @@ directory without a valid manifest is no snapshot.
 import contextlib
 import dataclasses
 import datetime
+import functools
 import itertools
 import re
 import time
@@ -25,11 +26,7 @@ from pathlib import Path
 from absl import logging
 from etils import epath
 
-from realm_jax.checkpoints.store import (
-  CheckpointStore,
-  LoopItem,
-  recorded_snapshots,
-)
+from realm_jax.checkpoints.store import CheckpointStore, recorded_snapshots
 from realm_jax.snapshots.manifest import (
   REMEDY,
   DamagedSnapshotError,
@@ -75,8 +72,6 @@ class SnapshotStore:
 
   def __init__(self, directory: epath.PathLike):
     self.directory = epath.Path(directory)
-    # The manifests that were read last, by their versions.
-    self._manifests: dict[int, tuple[str, Manifest]] = {}
 
   def path(self, step: int) -> epath.Path:
     """Returns the directory of a checkpoint step's snapshot."""
@@ -99,16 +94,13 @@ class SnapshotStore:
     """Returns the same text for one step; None where it is not published."""
     return version_of(self.path(step) / MANIFEST)
 
-  def manifest(self, step: int, *, version: str | None = None) -> Manifest:
-    """Returns the manifest of a step, read again unless it has this `version`.
+  def manifest(self, step: int) -> Manifest:
+    """Returns the manifest of a step.
 
     Raises:
       SnapshotError: There is none, or of another format or step.
       DamagedSnapshotError: It is not valid.
     """
-    known, manifest = self._manifests.get(step, (None, None))
-    if manifest is not None and known == version:
-      return manifest
     path = self.path(step) / MANIFEST
     try:
       manifest = Manifest.from_json(read_bytes(path), path)
@@ -120,8 +112,6 @@ class SnapshotStore:
       raise SnapshotError(
         f"{path.parent} holds the snapshot of step {manifest.step}; remove it"
       )
-    if version is not None:
-      self._manifests[step] = version, manifest
     return manifest
 
   def files(
@@ -296,18 +286,18 @@ class SnapshotUses:
 
   def __init__(self, checkpoints: CheckpointStore):
     self._checkpoints = checkpoints
-    # The loop's state of each checkpoint, which is read once.
-    self._loops: dict[int, LoopItem] = {}
+    # The state of the loop at a checkpoint, which is read once.
+    self._loop_item = functools.cache(checkpoints.loop_item)
 
   def of(self, steps: Sequence[int] | None = None) -> dict[int, list[int]]:
     """Returns the snapshots of checkpoints, or all, that can be read."""
     steps = self._checkpoints.steps() if steps is None else steps
-    for step in set(steps) - set(self._loops):
+    used = {}
+    for step in steps:
       # It may be removed meanwhile, or unreadable.
       with contextlib.suppress(ValueError, OSError):
-        self._loops[step] = self._checkpoints.loop_item(step)
-    read = [step for step in steps if step in self._loops]
-    return {step: recorded_snapshots(self._loops[step]) for step in read}
+        used[step] = recorded_snapshots(self._loop_item(step))
+    return used
 
   def pinned(self, *, every: bool = False) -> set[int]:
     """Returns the snapshots that a run resumed from any checkpoint needs.
@@ -330,7 +320,7 @@ class SnapshotUses:
         f"checkpoint {min(unread)} of {directory} does not say which "
         "snapshot it needs, for it cannot be read; remove it, or try again"
       )
-    waits = [every or self._loops[step].get("lag_steps", 0) for step in steps]
+    waits = [every or self._loop_item(step).get("lag_steps") for step in steps]
     waiting = itertools.compress(steps, waits)
     return set(itertools.chain(*used.values(), waiting))
 
