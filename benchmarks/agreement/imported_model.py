@@ -144,18 +144,13 @@ class ImportedModel(NamedTuple):
 
 
 def load(mapped: MappedWeights) -> ImportedModel:
-  """Imports a model into memory.
-
-  Raises:
-    WeightsError: The weights do not fit.
-  """
+  """Returns a model that was read into memory, without dropout."""
   retriever, reader, _ = mapped.model
   bert = dataclasses.replace(retriever.bert, dropout_rate=0.0)
-  parameters, _ = mapped.load()
   return ImportedModel(
     retriever.clone(bert=bert, projection_dropout_rate=0.0),
     reader.clone(bert=bert),
-    nested(parameters),
+    nested(mapped.parameters),
   )
 
 

@@ -13,6 +13,7 @@ Elsewhere flags say where the processes meet:
 """
 
 import inspect
+import re
 import signal
 import sys
 import traceback
@@ -125,13 +126,8 @@ def given_flags(*parameters: str) -> dict[str, Any]:
 
 def expand_gin_flags(argv: Sequence[str]) -> list[str]:
   """Rewrites `--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`."""
-  expanded = []
-  for argument in argv:
-    if argument.startswith("--gin."):
-      name, _, value = argument.removeprefix("--gin.").partition("=")
-      argument = f"--gin_bindings={name} = {value}"
-    expanded.append(argument)
-  return expanded
+  written = r"--gin_bindings=\1 = "
+  return [re.sub(r"^--gin\.([^=]*)=?", written, one) for one in argv]
 
 
 def configured(

@@ -239,10 +239,22 @@ def _kept_by_run(
   own: Bindings,
   waits: bool,
 ) -> Kept | None:
-  """Returns what a run keeps; None where sources, which bind `own`, do."""
+  """Returns what a run keeps, or None if sources, which bind `own`, do.
+
+  A command that waits, and gets no model from them, waits for the trainer.
+  """
   folder = run_directory(model_dir)
-  if waits and not _MODEL & own.names.keys():
-    _wait_for_trainer(folder)
+  waits_for_trainer = waits and not _MODEL & own.names.keys()
+  # A trainer writes its configuration first.
+  while waits_for_trainer and not (folder / FILE).exists():
+    logging.log_every_n_seconds(
+      logging.INFO,
+      "waiting for a run to begin in MODEL_DIR %s; `python -m "
+      "realm_jax.train` with the same --model_dir begins one",
+      _REMINDER_SECONDS,
+      folder if is_remote(folder) else folder.absolute(),
+    )
+    time.sleep(_POLL_SECONDS)
   if (found := Kept.find(folder)) or (sources and (waits or folder.exists())):
     return found
   problem = "does not exist; give the directory of a run"
@@ -250,21 +262,6 @@ def _kept_by_run(
     problem = f"has no {FILE}; give the directory of a run, or wait until its "
     problem += "trainer has started"
   raise ConfigurationError(f"MODEL_DIR {folder} {problem}")
-
-
-def _wait_for_trainer(folder: epath.Path) -> None:
-  """Waits until a run has begun, and says so from time to time."""
-  say_at = 0.0
-  # A trainer writes its configuration first.
-  while not (folder / FILE).exists():
-    if time.monotonic() >= say_at:
-      say_at = time.monotonic() + _REMINDER_SECONDS
-      logging.info(
-        "waiting for a run to begin in MODEL_DIR %s; `python -m "
-        "realm_jax.train` with the same --model_dir begins one",
-        folder if is_remote(folder) else folder.absolute(),
-      )
-    time.sleep(_POLL_SECONDS)
 
 
 def _recipe_of(

@@ -90,11 +90,10 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
   # Corpus and MODEL_DIR appear when all of both is written.
   with contextlib.ExitStack() as outputs:
     directory = outputs.enter_context(new_directory(output_dir))
+    logging.info("Reading %s", config.input)
     mapped = map_weights(config)
     released = _open_released(config, mapped)
-    logging.info("Reading %s", mapped.name)
-    parameters, lines = mapped.load()
-    params = nested(parameters)
+    params, lines = nested(mapped.parameters), [*mapped.lines]
     retriever, reader, words = mapped.model
     write_pieces(directory / VOCABULARY_FILE, words.pieces)
     models = {"retriever": retriever, "reader": reader}

@@ -164,7 +164,7 @@ class BoundModel(NamedTuple):
 
 
 class MappedWeights(NamedTuple):
-  """A model, and where its parameters come from.
+  """A model with its parameters, and where these come from.
 
   Attributes:
     config: Choices of the user.
@@ -172,6 +172,8 @@ class MappedWeights(NamedTuple):
     parts: Parts that are imported.
     source: What all inputs hold; its blocks are those of the block tower.
     table: Where the parameters of the model are among its tensors.
+    parameters: All parameters of the parts, by path.
+    lines: Lines that say what was mapped, left out and randomly initialized.
   """
 
   config: ImportConfig
@@ -179,37 +181,17 @@ class MappedWeights(NamedTuple):
   parts: Sequence[str]
   source: Source
   table: Table
+  parameters: Mapping[str, np.ndarray]
+  lines: Sequence[str]
 
   @property
   def name(self) -> str:
     """Name of what is imported, for people."""
     return f"{Path(self.config.input).resolve().name} ({self.config.format})"
 
-  def load(self) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns all parameters of the parts by path, and lines for the report."""
-    shapes = self.model.parameter_shapes(self.parts)
-    parameters, lines = name_maps.read(
-      self.source.tensors,
-      self.table,
-      shapes,
-      system=self.source.system,
-      allowed=dict.fromkeys(self.config.ignore, "allowed by --ignore") | UNUSED,
-    )
-    fresh = shapes.keys() - parameters.keys()
-    parameters |= self.model.fresh_parameters(fresh, seed=self.config.seed)
-    retriever = self.model.retriever
-    said = ", ".join(f"{n}={getattr(retriever, n)}" for n in _OF_RETRIEVER)
-    lines.append(f"vectors: {said}; such flags change it")
-    if retriever.normalize and retriever.score_scale == 1.0:
-      lines.append(
-        "score_scale: 1, which ranks blocks as the original model does; to "
-        "train from vectors of length 1, raise SCORE_SCALE (20 is usual)"
-      )
-    return parameters, lines
-
 
 def map_weights(config: ImportConfig) -> MappedWeights:
-  """Maps the weights of an input to a model.
+  """Reads the weights of an input, and maps them to a model.
 
   Raises:
     WeightsError: The inputs cannot be read, or the choices do not fit them.
@@ -245,7 +227,24 @@ def map_weights(config: ImportConfig) -> MappedWeights:
     last.bert, **{"joint_length": length, **last.reader_fields}
   )
   model = BoundModel.of(retriever, reader, words)
-  return MappedWeights(config, model, parts, source, table)
+  shapes = model.parameter_shapes(parts)
+  parameters, lines = name_maps.read(
+    source.tensors,
+    table,
+    shapes,
+    system=source.system,
+    allowed=dict.fromkeys(config.ignore, "allowed by --ignore") | UNUSED,
+  )
+  fresh = shapes.keys() - parameters.keys()
+  parameters |= model.fresh_parameters(fresh, seed=config.seed)
+  said = ", ".join(f"{n}={getattr(retriever, n)}" for n in _OF_RETRIEVER)
+  lines.append(f"vectors: {said}; such flags change it")
+  if retriever.normalize and retriever.score_scale == 1.0:
+    lines.append(
+      "score_scale: 1, which ranks blocks as the original model does; to "
+      "train from vectors of length 1, raise SCORE_SCALE (20 is usual)"
+    )
+  return MappedWeights(config, model, parts, source, table, parameters, lines)
 
 
 def _open_source(kind: str, path: epath.PathLike) -> Source:

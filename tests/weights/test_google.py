@@ -5,7 +5,7 @@ import pytest
 
 from realm_jax.weights import WeightsError, google
 from tests.weights import tf_files as files
-from tests.weights.models import read
+from tests.weights.models import part_of_report, read
 from tests.weights.tf_files import ICT, REALM
 
 pytestmark = pytest.mark.slow
@@ -68,12 +68,12 @@ def test_bert_has_the_variables_and_the_numerics_of_googles_code(tmp_path):
   found = read("tf_bert", tmp_path)
   pooler = {"retriever/tower/pooler/kernel": "bert/pooler/dense/kernel"}
   names = _bert("retriever/tower/encoder", "") | pooler | _reader()
-  _assert_same(found.params, variables, names)
-  unused = found.part_of_report("unused")
+  _assert_same(found.parameters, variables, names)
+  unused = part_of_report(found, "unused")
   assert "cls/seq_relationship/output_weights [2, 4]" in unused
   assert "bert/pooler/dense/bias/adam_v [128]: a moment of Adam" in unused
   assert "global_step []: " in unused
-  config = found.mapped.model.retriever.bert
+  config = found.model.retriever.bert
   assert config.activation == "gelu_tanh"
   assert config.attention_mask_value == -10000
   assert (config.layer_norm_eps, config.dropout_rate) == (1e-12, 0.2)
@@ -85,10 +85,10 @@ def test_a_module_of_ict_has_the_epsilon_of_its_library(tmp_path):
   path = tmp_path / "bert_config.json"
   path.write_text(files.config(num_attention_heads=4))
   found = read("tf_realm", tmp_path)
-  _assert_same(found.params, variables, _tower(**ICT))
-  assert "cls/predictions/output_bias" in found.part_of_report("unused")
-  assert found.mapped.parts == ["retriever"]
-  retriever = found.mapped.model.retriever
+  _assert_same(found.parameters, variables, _tower(**ICT))
+  assert "cls/predictions/output_bias" in part_of_report(found, "unused")
+  assert found.parts == ["retriever"]
+  retriever = found.model.retriever
   assert retriever.projection_norm_eps == 1e-3
   assert retriever.bert.num_heads == 4
 
@@ -98,12 +98,12 @@ def test_a_pre_trained_release_gives_retriever_and_reader(tmp_path):
   retriever = files.write_module(embedder, files.embedder(**REALM))
   reader = files.write_module(bert, files.bert(seed=5))
   found = read("tf_realm", tmp_path)
-  _assert_same(found.params, retriever, _tower(**REALM))
-  _assert_same(found.params, reader, _reader())
-  assert "bert/bert/pooler/dense/kernel [128, 128]" in found.report
-  fresh = found.part_of_report("parameters of random values")
+  _assert_same(found.parameters, retriever, _tower(**REALM))
+  _assert_same(found.parameters, reader, _reader())
+  assert "bert/bert/pooler/dense/kernel [128, 128]" in "\n".join(found.lines)
+  fresh = part_of_report(found, "parameters of random values")
   assert "reader/span_head/projection/kernel" in fresh
-  reader = found.mapped.model.reader
+  reader = found.model.reader
   assert (reader.joint_length, reader.span_size) == (64, 256)
 
 
@@ -116,17 +116,17 @@ def test_a_fine_tuned_model_reads_and_retrieves(tmp_path):
     "reader/span_head/norm/scale": "reader/layer_normalization/gamma",
   }
   names = _tower(_TUNED, "LayerNorm") | _reader("reader/module/") | span_head
-  _assert_same(found.params, variables, names)
-  assert "parameters of random values: none" in found.report
-  retriever, reader, _ = found.mapped.model
+  _assert_same(found.parameters, variables, names)
+  assert "parameters of random values: none" in "\n".join(found.lines)
+  retriever, reader, _ = found.model
   assert retriever.projection_norm_eps == 1e-12
   assert (reader.span_size, reader.span_norm_eps) == (files.SPAN, 1e-3)
   assert (reader.joint_length, reader.max_answer_width) == (40, 4)
   # One part leaves the other. Without params.json, positions are the limit.
   (tmp_path / "params.json").unlink()
   half = read("tf_realm", tmp_path, parts=["reader"])
-  assert f"{_TUNED}dense/kernel [128, 8]" in half.part_of_report("unused")
-  assert half.mapped.model.reader.joint_length == 64
+  assert f"{_TUNED}dense/kernel [128, 8]" in part_of_report(half, "unused")
+  assert half.model.reader.joint_length == 64
 
 
 def test_blocks_keep_the_tower_that_embedded_them(tmp_path):
@@ -136,15 +136,15 @@ def test_blocks_keep_the_tower_that_embedded_them(tmp_path):
   (nq / "vocab.txt").unlink()  # The module's will do.
   found = read("tf_realm", nq, block_input=tmp_path / "release")
   names = _tower(_TUNED, "LayerNorm", "query_tower")
-  _assert_same(found.params, tuned, names)
+  _assert_same(found.parameters, tuned, names)
   names = _tower(**REALM, tower="block_tower")
-  _assert_same(found.params, files.embedder(**REALM), names)
+  _assert_same(found.parameters, files.embedder(**REALM), names)
   # A variable that is alone stays on the disk.
-  held = found.mapped.source.block_vectors
+  held = found.source.block_vectors
   assert isinstance(held, np.memmap)
   np.testing.assert_array_equal(held, vectors)
   # Those of the query tower's home were embedded by another one.
   other = tmp_path / "other"
   files.write_module(other, files.embedder(**REALM, seed=3))
   reverse = read("tf_realm", tmp_path / "release", block_input=other)
-  assert reverse.mapped.source.block_vectors is None
+  assert reverse.source.block_vectors is None

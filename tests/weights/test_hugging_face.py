@@ -14,8 +14,6 @@ from benchmarks.agreement import imported_model
 from realm_jax.storage.json_files import write_json
 from realm_jax.weights import WeightsError
 from realm_jax.weights.hf_files import read_vocabulary
-from realm_jax.weights.mapped_weights import map_weights
-from realm_jax.weights.registry import ImportConfig
 from tests.weights import models, sentence_models
 from tests.weights.models import GOLDEN, read
 
@@ -35,8 +33,8 @@ def test_one_of_several_encoders_is_chosen_by_its_prefix(tmp_path):
   prefix = "question_encoder.bert_model."
   found = read("hf_bert", tmp_path, tensor_prefix=prefix)
   alone = read("hf_bert", GOLDEN / "hf_bert" / "with_pooler")
-  models.assert_same_bits(found.params, alone.params)
-  unused = found.part_of_report("unused")
+  models.assert_same_bits(found.parameters, alone.parameters)
+  unused = models.part_of_report(found, "unused")
   assert "b.embeddings.LayerNorm.bias [24]" in unused
 
 
@@ -47,14 +45,14 @@ def test_a_tied_decoder_is_a_copy_of_the_words(tmp_path):
   weights["cls.seq_relationship.weight"] = np.zeros((2, 8), np.float32)
   found = read("hf_bert", models.copy("hf_bert/masked_lm", tmp_path, weights))
   alone = read("hf_bert", GOLDEN / "hf_bert" / "masked_lm")
-  models.assert_same_bits(found.params, alone.params)
-  unused = found.part_of_report("unused")
+  models.assert_same_bits(found.parameters, alone.parameters)
+  unused = models.part_of_report(found, "unused")
   assert "cls.seq_relationship.weight [2, 8]: a next-sentence head" in unused
   assert (
     "cls.predictions.decoder.weight [174, 24]: the same as "
     "bert.embeddings.word_embeddings.weight"
   ) in unused
-  fresh = found.part_of_report("parameters of random values")
+  fresh = models.part_of_report(found, "parameters of random values")
   assert "reader/span_head/projection/kernel [24, 512]" in fresh
   assert "reader/masked_lm_head" not in fresh
 
@@ -67,9 +65,9 @@ def test_what_is_named_may_be_left_out_and_initialized(tmp_path):
   path = "retriever/tower/encoder/layer_1/down/kernel"
   ignore = [r"head\..*", re.escape(name), path]
   found = read("hf_bert", tmp_path, parts=["retriever"], ignore=ignore)
-  assert f"{name} [3, 4]: allowed" in found.part_of_report("unused")
-  assert "head.weight [4, 5]: allowed" in found.part_of_report("unused")
-  fresh = found.part_of_report("parameters of random values")
+  assert f"{name} [3, 4]: allowed" in models.part_of_report(found, "unused")
+  assert "head.weight [4, 5]: allowed" in models.part_of_report(found, "unused")
+  fresh = models.part_of_report(found, "parameters of random values")
   assert f"{path} [48, 24]: allowed" in fresh
 
 
@@ -145,12 +143,12 @@ def test_each_class_gives_its_parts_and_no_tensor_is_forgotten(
   name, parts, unused, fresh
 ):
   found = read("hf_realm", GOLDEN / "hf_realm" / name)
-  assert found.mapped.parts == parts
-  assert unused in found.part_of_report("unused")
-  random = found.part_of_report("parameters of random values")
+  assert found.parts == parts
+  assert unused in models.part_of_report(found, "unused")
+  random = models.part_of_report(found, "parameters of random values")
   assert fresh in random
   assert bool(random) == bool(fresh)
-  retriever, reader, _ = found.mapped.model
+  retriever, reader, _ = found.model
   assert (retriever.pooling, retriever.projection_size) == ("pooler", 16)
   assert retriever.bert.activation == "gelu_tanh"
   assert (reader.span_size, reader.span_norm_eps) == (16, 1e-3)
@@ -167,7 +165,7 @@ def test_modules_are_followed_but_flags_go_before_them(tmp_path):
     {"prompts": {"query": "york was ", "passage": "the bridge "}},
   )
   found = read("hf_bert", tmp_path, score_scale=20.0, block_prefix="bridge")
-  retriever, _, words = found.mapped.model
+  retriever, _, words = found.model
   assert (retriever.pooling, retriever.normalize) == ("mean", True)
   assert retriever.score_scale == 20.0
   # Title and body are one text, of one type.
@@ -176,7 +174,7 @@ def test_modules_are_followed_but_flags_go_before_them(tmp_path):
   assert retriever.query_prefix == tuple(words.encode("york was"))
   assert retriever.block_prefix == tuple(words.encode("bridge"))
   choice = {"pooling": "cls", "normalize": False, "token_types": True}
-  retriever = read("hf_bert", tmp_path, **choice).mapped.model.retriever
+  retriever = read("hf_bert", tmp_path, **choice).model.retriever
   assert {name: getattr(retriever, name) for name in choice} == choice
 
 
@@ -200,12 +198,10 @@ def test_the_library_reads_exports_as_this_project_does(
     }
   block_dir = golden / (block_name or name)
   block_input = block_dir if block_name else None
-  mapped = map_weights(
-    ImportConfig(
-      "hf_bert", golden / name, block_input=block_input, parts=["retriever"]
-    )
+  mapped = read(
+    "hf_bert", golden / name, block_input=block_input, parts=["retriever"]
   )
-  models.assert_same_bits(mapped.load()[0], sentence_models.parameters(name))
+  models.assert_same_bits(mapped.parameters, sentence_models.parameters(name))
   model = imported_model.load(mapped)
   ours = sentence_models.RETRIEVERS[name]
   for field in ("pooling", "normalize", "score_scale", "query_prefix"):

@@ -72,7 +72,7 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
     models.read("hf_bert", "lovelace/bort")
   found = models.read("hf_bert", "lovelace/bert", parts=["retriever"])
   assert "pytorch_model.bin" not in fetched
-  assert found.mapped.name == "bert (hf_bert)"
+  assert found.name == "bert (hf_bert)"
 
 
 # --- What goes wrong ------------------------------------------------------

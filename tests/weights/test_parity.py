@@ -10,16 +10,13 @@ from benchmarks.agreement import comparison, imported_model, realm
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.run import RunConfig, TrainedRun
-from realm_jax.weights.mapped_weights import map_weights
-from realm_jax.weights.registry import ImportConfig
 from tests.weights import models
 
 pytestmark = pytest.mark.slow
 
 
 def _load(directory, **options):
-  mapped = map_weights(ImportConfig("hf_bert", directory, **options))
-  return imported_model.load(mapped)
+  return imported_model.load(models.read("hf_bert", directory, **options))
 
 
 def test_vectors():
