@@ -92,8 +92,8 @@ class PageApp:
 
   Args:
     service: What answers, to one request after the other.
-    only_loopback: Whether to refuse requests that name another host, which a
-      page sends whose name was made to lead here (DNS rebinding).
+    only_loopback: Whether to refuse requests that name another host. A page
+      from elsewhere may have a name that leads here (DNS rebinding).
     max_waiting: Requests that may wait, besides the one that is computed.
     allow_updates: Whether clients may change blocks for all.
     started: Function that is called once signals end the server.
