@@ -21,12 +21,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags, logging
 
 from realm_jax.configuration import command_line
-from realm_jax.console import (
-  columns,
-  figures_table,
-  json_flag,
-  prompted_lines,
-)
+from realm_jax.console import columns, figures_table, json_flag, prompted_lines
 from realm_jax.errors import RealmError
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ def _unreadable(cause: Exception) -> ValueError:
 
 @pytest.mark.parametrize("function", [require_readable, read_bytes])
 @pytest.mark.parametrize(
-  ("status", "code"),
-  [(503, ExitCode.STORE_OUTAGE), (401, ExitCode.USER_ERROR)],
+  ("status", "code"), [(503, ExitCode.STORE_OUTAGE), (401, ExitCode.USER_ERROR)]
 )
 def test_a_store_that_is_away_is_told_from_one_that_refuses(
   object_store, function, status, code, capsys

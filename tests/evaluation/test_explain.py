@@ -53,10 +53,7 @@ def test_the_likelihood_is_the_sum_over_the_candidates(run, world, params):
   joined = padded_inputs(components.reader.join(query, gathered(rows)))
   logits = jax.jit(
     lambda params: components.reader.apply(
-      {"params": params},
-      joined,
-      np.array([[5, 6]]),
-      method="masked_lm",
+      {"params": params}, joined, np.array([[5, 6]]), method="masked_lm"
     )
   )(params["reader"])
   odds = np.exp(np.float64(logits[0]))

@@ -136,9 +136,7 @@ def test_a_run_is_followed_while_it_is_asked(world, run_config, tmp_path):
   service = Service(run)
   service.update({run.corpus.block(0).name: _EDITED})
   following = threading.Thread(
-    target=serve.follow,
-    args=(service, run, stop),
-    kwargs={"poll_seconds": 0.1},
+    target=serve.follow, args=(service, run, stop), kwargs={"poll_seconds": 0.1}
   )
 
   def fail(*_, **__):
@@ -213,8 +211,7 @@ def test_the_command_serves_two_runs_until_sigterm(
 
 
 @pytest.mark.skipif(
-  browser.chromium() is None,
-  reason="no chromium (apt-get install chromium)",
+  browser.chromium() is None, reason="no chromium (apt-get install chromium)"
 )
 def test_in_a_browser_an_edit_changes_the_answer(service, tmp_path):
   with (
