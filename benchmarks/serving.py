@@ -1,0 +1,147 @@
+"""Loads a service as programs do that train on what it retrieves.
+
+    python -m benchmarks.serving --model_dir=out/demo/open_qa
+
+Clients that each wait for their answer send queries of random sentences of the
+corpus to `/retrieve`, for `--seconds`. Reported are how many were answered and
+refused, how long they took, and by how much the resident memory of the service
+grew beyond what it was when nobody asked.
+"""
+
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from absl import flags as absl_flags
+
+from benchmarks import flags
+from realm_jax.api import load
+from realm_jax.console import figures_table
+from realm_jax.storage.json_files import write_json
+
+_PATIENCE_SECONDS = 600.0
+_LOOK_SECONDS = 0.05
+
+
+def resident_gb(pid: int) -> float:
+  """Returns the memory of a process that no file on a disk backs."""
+  status = Path(f"/proc/{pid}/status").read_text()
+  found = re.search(r"RssAnon:\s+(\d+) kB", status)
+  return int(found[1]) / 1e6 if found else 0.0
+
+
+def random_sentences(model_dir: Path, count: int) -> list[str]:
+  """Returns sentences of random blocks of the run's corpus."""
+  run = load(model_dir)
+  rng = np.random.default_rng(0)
+  rows = rng.integers(run.corpus.num_blocks, size=count)
+  texts = (run.corpus.block(row).body for row in rows.tolist())
+  return [text.partition(". ")[0][:500] for text in texts]
+
+
+def crowd(
+  url: str, queries: Sequence[str], given: Any
+) -> tuple[list[float], list[int]]:
+  """Returns the seconds of answered requests, and the status of the others."""
+  seconds: list[float] = []
+  refused: list[int] = []
+  end = time.monotonic() + given.seconds
+
+  def ask(client: int) -> None:
+    rng = np.random.default_rng(client)
+    with httpx.Client(timeout=_PATIENCE_SECONDS, trust_env=False) as session:
+      while time.monotonic() < end:
+        texts = rng.choice(queries, given.queries).tolist()
+        start = time.monotonic()
+        answer = session.post(
+          f"{url}/retrieve", json={"queries": texts, "k": given.k}
+        )
+        if answer.status_code != httpx.codes.OK:
+          refused.append(answer.status_code)
+          time.sleep(_LOOK_SECONDS)
+          continue
+        assert len(answer.json()["results"]) == given.queries
+        seconds.append(time.monotonic() - start)
+
+  threads = [
+    threading.Thread(target=ask, args=[client])
+    for client in range(given.clients)
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  return seconds, refused
+
+
+def measure(given: Any) -> dict[str, Any]:
+  """Serves a run, loads the service, and returns the figures."""
+  queries = random_sentences(given.model_dir, 4096)
+  command = [
+    *(sys.executable, "-m", "realm_jax.serve"),
+    *(f"--model_dir={given.model_dir}", "--port=0"),
+  ]
+  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+    try:
+      assert service.stdout is not None
+      found = (re.search(r"http://\S+", line) for line in service.stdout)
+      url = next(match[0] for match in found if match)
+      first = {"queries": queries[: given.queries], "k": given.k}
+      httpx.post(
+        f"{url}/retrieve",
+        json=first,
+        timeout=_PATIENCE_SECONDS,
+        trust_env=False,
+      ).raise_for_status()
+      idle = most = resident_gb(service.pid)
+      ended = threading.Event()
+
+      def watch() -> None:
+        nonlocal most
+        while not ended.wait(_LOOK_SECONDS):
+          most = max(most, resident_gb(service.pid))
+
+      watching = threading.Thread(target=watch)
+      watching.start()
+      start = time.monotonic()
+      seconds, refused = crowd(url, queries, given)
+      took = time.monotonic() - start
+      ended.set()
+      watching.join()
+    finally:
+      service.terminate()
+  return {
+    "clients": given.clients,
+    "queries_per_request": given.queries,
+    "k": given.k,
+    "requests_answered": len(seconds),
+    "requests_refused": len(refused),
+    "queries_per_second": len(seconds) * given.queries / took,
+    "median_seconds": statistics.median(seconds),
+    "longest_seconds": max(seconds),
+    "idle_gb": idle,
+    "grown_by_gb": most - idle,
+  }
+
+
+def main() -> None:
+  given = flags.parse(
+    __doc__, model_dir=Path, clients=64, queries=256, k=100, seconds=60.0
+  )
+  absl_flags.FLAGS.mark_as_parsed()
+  figures = measure(given)
+  print(figures_table(figures))
+  if given.json:
+    write_json(given.json, figures)
+
+
+if __name__ == "__main__":
+  main()
