@@ -32,6 +32,8 @@ from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.paths import list_names
 
+# What is evaluated is written to this folder of MODEL_DIR by default.
+_FOLDER = "eval"
 _REMINDER_SECONDS = 30.0
 
 
@@ -48,12 +50,7 @@ def evaluate(
     model_dir: MODEL_DIR of the run, or one of its checkpoints.
     output_dir: Directory of what it writes; None is MODEL_DIR/eval.
   """
-  return evaluation(output_dir=output_dir or default_output_dir(model_dir))
-
-
-def default_output_dir(model_dir: epath.PathLike) -> epath.Path:
-  """Returns where the evaluation of a run, or of a checkpoint, writes to."""
-  return run_directory(model_dir) / "eval"
+  return evaluation(output_dir=output_dir or run_directory(model_dir) / _FOLDER)
 
 
 def follow(
@@ -88,7 +85,7 @@ def follow(
     ValueError: The evaluation has no such metric, or fails.
   """
   model_dir = epath.Path(config.model_dir)
-  folder = epath.Path(output_dir or default_output_dir(model_dir))
+  folder = epath.Path(output_dir or run_directory(model_dir) / _FOLDER)
   with (
     stop_on_sigterm() as own_stop,
     contextlib.closing(CheckpointStore(model_dir)) as checkpoints,

@@ -7,7 +7,7 @@ is the sum over the spans that give an answer y, p(z|x) the sum over the spans
 of a block, and a block's share of y the part of p(y|x) in the block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -81,28 +81,6 @@ def span_logits(
   return jnp.where(spans.is_span, spans.logits, -jnp.inf)
 
 
-def span_texts(
-  run: TrainedRun, row: int
-) -> Callable[[int, int], tuple[str, int, int]]:
-  """Returns a function that says what the spans of a block say.
-
-  Of a span's first wordpiece and its width, it returns the text, widened to
-  whole words, and its characters `[start, limit)` in the block's text.
-  """
-  block = run.content(row)
-  body, ranges = block.body.encode(), block.byte_ranges
-  is_continuation = run.vocabulary.is_continuation[block.body_token_ids]
-
-  def span(start: int, width: int) -> tuple[str, int, int]:
-    start, limit = widen_to_words(start, start + width, is_continuation)
-    first, last = int(ranges[start, 0]), int(ranges[limit - 1, 1])
-    text = body[first:last].decode()
-    begin = len(body[:first].decode())
-    return text, begin, begin + len(text)
-
-  return span
-
-
 def _answered(
   run: TrainedRun,
   question: str,
@@ -116,13 +94,32 @@ def _answered(
   if np.isfinite(log_p).any():
     log_p -= logsumexp(log_p)
   chosen = [blocks[place] for place in places]
-  texts = [span_texts(run, block.row) for block in chosen]
+  contents = [run.content(block.row) for block in chosen]
+  bodies = [content.body.encode() for content in contents]
+  byte_ranges = [content.byte_ranges for content in contents]
+  is_continuation = [
+    run.vocabulary.is_continuation[content.body_token_ids]
+    for content in contents
+  ]
+
+  def said(span: int) -> tuple[int, str, int, int]:
+    """Returns the place of a span's block in `chosen`, and what the span says.
+
+    This is its text, widened to whole words, and the text's characters
+    `[start, limit)` in the block.
+    """
+    k, start, extra = map(int, np.unravel_index(span, log_p.shape))
+    start, limit = widen_to_words(start, start + extra + 1, is_continuation[k])
+    first = int(byte_ranges[k][start, 0])
+    last = int(byte_ranges[k][limit - 1, 1])
+    text = bodies[k][first:last].decode()
+    begin = len(bodies[k][:first].decode())
+    return k, text, begin, begin + len(text)
 
   def made(spans: Sequence[int]) -> Answer:
     """Returns the answer that spans give, the best one first."""
-    by_block, start, extra = np.unravel_index(spans, log_p.shape)
-    k = int(by_block[0])
-    text, first, limit = texts[k](int(start[0]), int(extra[0]) + 1)
+    k, text, first, limit = said(spans[0])
+    by_block = np.unravel_index(spans, log_p.shape)[0]
     p = np.exp(log_p.reshape(-1)[spans])
     shares = np.bincount(by_block, p, len(chosen)) / p.sum()
     score = float(totals.reshape(-1)[spans[0]])
@@ -133,9 +130,7 @@ def _answered(
   def grouped(spans: Sequence[int]) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = {}
     for span in spans:
-      k, start, extra = map(int, np.unravel_index(span, log_p.shape))
-      text = texts[k](start, extra + 1)[0]
-      key = normalize_answer(text, run.corpus.language)
+      key = normalize_answer(said(span)[1], run.corpus.language)
       groups.setdefault(key, []).append(span)
     return groups
 
