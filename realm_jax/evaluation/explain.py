@@ -363,7 +363,7 @@ def block_use(
         for name in ("query", "mask_positions", "mask_weights", "mask_targets")
       )
       targets, positions = targets[weights > 0], positions * (weights > 0)
-      retrieved = run.search_as_trained(retrieval, batch.array("query")).rows
+      retrieved = run.search_as_trained(stage, batch).rows
       rows = stage.candidate_rows(batch, retrieved, context)[0]
       rows = np.array([NULL_ROW, *rows[int(stage.null_block) :]])
       read = read_masks(run, query, positions, rows=rows)

@@ -74,7 +74,7 @@ def evaluate_masked_lm(
     for batch in itertools.islice(stream, num_batches):
       found = None
       if retrieval is not None:
-        found = run.search_as_trained(retrieval, batch.array("query"))
+        found = run.search_as_trained(stage, batch)
       made, _ = stage.features(batch, found, context)
       placed = sharding.to_devices(made, run.mesh)
       loss, metrics = jax.device_get(measure(run.params, placed))

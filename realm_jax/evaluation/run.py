@@ -41,6 +41,7 @@ from realm_jax.indexes.protocol import (
   as_config,
   in_order,
 )
+from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import BlockLength, QueryLength
 from realm_jax.models.components import (
   Component,
@@ -61,7 +62,7 @@ from realm_jax.snapshots.store import SnapshotStore, step_of
 from realm_jax.storage.access import require_readable
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.retrieval import Retrieval
-from realm_jax.training.stages.stage import StageContext
+from realm_jax.training.stages.stage import Stage, StageContext
 
 AnyRun = TypeVar("AnyRun", bound="TrainedRun")
 # What a run can be asked: to fill in [MASK], or a question.
@@ -469,13 +470,22 @@ class TrainedRun:
     found = in_order(rows, scores.astype(np.float32))
     return SearchResult(found.rows[:, :k], found.scores[:, :k])
 
-  def search_as_trained(
-    self, retrieval: Retrieval, token_ids: Int32[np.ndarray, "n q"]
-  ) -> SearchResult:
-    """Searches as training does: in the order of the index, by its scores."""
+  def search_as_trained(self, stage: Stage, batch: Batch) -> SearchResult:
+    """Searches as training does: in the order of the index, by its scores.
+
+    A stage may search several times, each time for what it has found before.
+    """
+    retrieval = stage.retrieval
+    assert retrieval is not None
     number = retrieval.num_searched(self.snapshot.num_blocks)
-    current = retrieval.current_queries
-    return self._search_index(token_ids, number, current=current)[0]
+    search = functools.partial(
+      self._search_index, k=number, current=retrieval.current_queries
+    )
+    found, _ = search(batch.array("query"))
+    for _ in range(stage.num_searches - 1):
+      context = self.stage_context(retrieval)
+      found, _ = search(stage.next_queries(batch, found, context))
+    return found
 
   def stage_context(self, retrieval: Retrieval | None) -> StageContext:
     """Returns the parts of the run from which a stage makes its batches."""

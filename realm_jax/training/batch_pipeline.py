@@ -52,8 +52,10 @@ class _InFlight:
 
   Attributes:
     positions: Positions of its examples in the data.
-    retrieved: Blocks that the host has found; the result is None where nothing
-      is retrieved, or the step searches.
+    searches: Number of searches that have begun.
+    retrieved: Blocks that the last of them has found; the result is None where
+      nothing is retrieved, or the step searches.
+    following: Queries of the next search, if there is one.
     metrics: Those of the host, as they become known.
   """
 
@@ -61,7 +63,9 @@ class _InFlight:
   examples: Batch
   positions: Int64[np.ndarray, " b"]
   snapshot: Snapshot | None
+  searches: int = 0
   retrieved: Future[SearchResult | None] = dataclasses.field(init=False)
+  following: Future[Int[np.ndarray, "b q"]] = dataclasses.field(init=False)
   prepared: Future[Prepared] = dataclasses.field(init=False)
   metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -76,7 +80,8 @@ class _InFlight:
     if found is None:
       return StepRecord(self.snapshot.step)
     ids = self.snapshot.corpus.block_ids[found.rows]
-    return StepRecord(self.snapshot.step, RetrievedIds(ids, found.scores))
+    retrieved = RetrievedIds(ids, found.scores)
+    return StepRecord(self.snapshot.step, retrieved, self.searches)
 
 
 class BatchPipeline:
@@ -89,6 +94,10 @@ class BatchPipeline:
   in the same order: they contain collectives, which all processes must reach in
   the same order. What only the host does (a search in ScaNN or BM25, the
   gathering of tokens) runs in one background thread while steps compute.
+
+  The searches of a step that needs several begin in the same distance from each
+  other, counted in steps, so that a resumed run repeats them with the same
+  parameters.
 
   A stage without an index has no schedule, and neither has a run with a rolling
   index.
@@ -162,6 +171,7 @@ class BatchPipeline:
       IndexCrashedError: The process of the index has ended.
     """
     self._begin_until(step + self._depth, params)
+    self._search_again(step, params)
     self._in_flight.pop(step - 1, None)
     entry = self._in_flight[step]
     prepared = entry.prepared.result()
@@ -203,13 +213,42 @@ class BatchPipeline:
     examples = next(self._examples)
     entry = _InFlight(step, examples, self._positions, snapshot)
     self._positions = examples.next_positions
-    known, search = _still_valid(recorded, snapshot), None
-    searches = snapshot is not None and not self._searches_in_step
-    if searches and known is None:
+    known = _still_valid(recorded, snapshot)
+    if known is not None:
+      assert recorded is not None
+      self._retrieve(entry, recorded.searches, lambda: known)
+    elif snapshot is None or self._searches_in_step:
+      self._retrieve(entry, self._stage.num_searches, lambda: None)
+    else:
       search = self._search(examples.arrays["query"], snapshot, params)
-    entry.retrieved = self._thread.submit(self._retrieve, entry, known, search)
-    entry.prepared = self._thread.submit(self._prepare, entry)
+      self._retrieve(entry, 1, search)
     self._in_flight[step] = entry
+
+  def _search_again(self, step: int, params: Params) -> None:
+    """Begins the further searches that are due when a step is taken."""
+    number = self._stage.num_searches
+    for entry in self._in_flight.values():
+      while (missing := number - entry.searches) > 0 and (
+        entry.step <= step + self._depth * missing // number
+      ):
+        assert entry.snapshot is not None
+        queries = entry.following.result()
+        search = self._search(queries, entry.snapshot, params)
+        self._retrieve(entry, entry.searches + 1, search)
+
+  def _retrieve(
+    self,
+    entry: _InFlight,
+    searches: int,
+    search: Callable[[], SearchResult | None],
+  ) -> None:
+    """Has the background thread search, and prepare what follows from it."""
+    submit, entry.searches = self._thread.submit, searches
+    entry.retrieved = submit(self._found, entry, search)
+    if searches < self._stage.num_searches:
+      entry.following = submit(self._next_queries, entry, entry.retrieved)
+    else:
+      entry.prepared = submit(self._prepare, entry)
 
   def _search(
     self,
@@ -253,23 +292,28 @@ class BatchPipeline:
     with jax.set_mesh(mesh):
       return self._embed_queries(tower, sharding.to_devices(queries, mesh))
 
-  def _retrieve(
-    self,
-    entry: _InFlight,
-    known: SearchResult | None,
-    search: Callable[[], SearchResult] | None,
+  def _found(
+    self, entry: _InFlight, search: Callable[[], SearchResult | None]
   ) -> SearchResult | None:
     start = time.perf_counter()
-    found = known if search is None else search()
+    found = search()
     if found is not None:
-      entry.metrics["search_ms"] = 1e3 * (time.perf_counter() - start)
+      known = entry.metrics.get("search_ms", 0.0)
+      entry.metrics["search_ms"] = known + 1e3 * (time.perf_counter() - start)
     return found
 
-  def _prepare(self, entry: _InFlight) -> Prepared:
-    """Makes a step's batch of what was retrieved, in the background thread."""
-    snapshot, setup = entry.snapshot, self._setup
+  def _next_queries(
+    self, entry: _InFlight, retrieved: Future[SearchResult | None]
+  ) -> Int[np.ndarray, "b q"]:
+    found = retrieved.result()
+    assert found is not None
+    context = self._context(entry.snapshot)
+    return self._stage.next_queries(entry.examples, found, context)
+
+  def _context(self, snapshot: Snapshot | None) -> StageContext:
+    setup = self._setup
     corpus = setup.corpus if snapshot is None else snapshot.corpus
-    context = StageContext(
+    return StageContext(
       setup.components,
       corpus,
       snapshot,
@@ -277,6 +321,11 @@ class BatchPipeline:
       examples=setup.examples,
       answers=None if self._answers is None else self._answers.of(corpus),
     )
+
+  def _prepare(self, entry: _InFlight) -> Prepared:
+    """Makes a step's batch of what was retrieved, in the background thread."""
+    snapshot, setup = entry.snapshot, self._setup
+    context = self._context(snapshot)
     retrieved = entry.retrieved.result()
     start = time.perf_counter()
     batch, metrics = self._stage.features(entry.examples, retrieved, context)
@@ -284,7 +333,7 @@ class BatchPipeline:
       metrics["staleness_steps"] = entry.step - snapshot.oldest_step
       metrics["snapshot"] = snapshot.step
     if self._stage.retrieval is not None:
-      metrics["corpus_version"] = corpus.version
+      metrics["corpus_version"] = context.corpus.version
     offered, refused = None, None
     if self._schedule is not None:
       offered, refused = self._schedule.offer()

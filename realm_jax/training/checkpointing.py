@@ -126,10 +126,13 @@ class StepRecord(NamedTuple):
     retrieved: Blocks that were retrieved for the queries of this process. A
       resumed run need not search with parameters that no longer exist. None if
       they have to be searched.
+    searches: Number of the search that has retrieved them. A stage may search
+      again for what it has found.
   """
 
   snapshot: int
   retrieved: RetrievedIds | None = None
+  searches: int = 1
 
 
 class LoopState(NamedTuple):
@@ -153,9 +156,12 @@ class LoopState(NamedTuple):
     if found and found[0].ids.size:
       rows["ids"] = to_words(np.stack([one.ids for one in found], axis=1))
       rows["scores"] = np.stack([one.scores for one in found], axis=1)
+    searches = np.array([one.searches for one in self.next_steps], np.int64)
     corpus = self.indexed_corpus
     digests = {} if corpus is None else {"vectors_corpus": corpus}
     item = loop_record([one.snapshot for one in self.next_steps], **digests)
+    if (searches > 1).any():
+      item["searches"] = searches
     return item | sharding.to_devices(rows, mesh)
 
   @classmethod
@@ -167,9 +173,14 @@ class LoopState(NamedTuple):
     if "ids" in item:
       ids = _from_words(np.asarray(item["ids"])[own])
       scores = np.asarray(item["scores"])[own]
+      searches = np.asarray(item.get("searches", [1] * len(records))).tolist()
       records = [
-        one._replace(retrieved=RetrievedIds(ids[:, place], scores[:, place]))
-        for place, one in enumerate(records)
+        StepRecord(
+          one.snapshot, RetrievedIds(ids[:, place], scores[:, place]), number
+        )
+        for place, (one, number) in enumerate(
+          zip(records, searches, strict=True)
+        )
       ]
     return cls(positions, tuple(records))
 

@@ -152,6 +152,7 @@ def open_stream(monkeypatch):
         reads="tokens" if features is None else "vectors",
       ),
       needs_answers=False,
+      num_searches=1,
       features=features or _features,
     )
     config = types.SimpleNamespace(

@@ -110,7 +110,7 @@ def test_all_choose_the_same_candidates(run, examples, tmp_path, name):
     batch = next(stream)
   by_host = _by_host(run, config, batch)
   query = batch.array("query")
-  evaluated = run.search_as_trained(retrieval, query)
+  evaluated = run.search_as_trained(stage, batch)
   if isinstance(stage, OpenQa):
     np.testing.assert_array_equal(
       by_host.blocks, run.gather(evaluated.rows[:, : stage.num_read])

@@ -133,6 +133,7 @@ class Stage(abc.ABC):
     components: Components that it trains, by name.
     frozen: Those of them whose parameters stay as they are, without dropout.
     retrieval: How it retrieves blocks; None of a stage without an index.
+    num_searches: Number of searches of the host for each query.
     num_candidates: Number of blocks that its step reads for each query.
     null_block: Whether the first of them is the null block.
     needs_answers: Whether it asks which blocks contain answers.
@@ -165,6 +166,10 @@ class Stage(abc.ABC):
     return False
 
   @property
+  def num_searches(self) -> int:
+    return 1
+
+  @property
   def num_candidates(self) -> int:
     return 1
 
@@ -183,14 +188,24 @@ class Stage(abc.ABC):
       for name, own in _keys_of(self.components, key).items()
     }
 
+  def next_queries(
+    self, batch: Batch, found: SearchResult, context: StageContext
+  ) -> Int[np.ndarray, "b p"]:
+    """Makes the padded queries of the next search from what the last found.
+
+    The host asks for it in a stage with several `num_searches`.
+    """
+    raise NotImplementedError
+
   @abc.abstractmethod
   def features(
     self, batch: Batch, found: SearchResult | None, context: StageContext
   ) -> Features:
     """Makes the batch of a step from examples and the blocks that were found.
 
-    The host has `found` as many blocks as its `retrieval` searches for, best
-    first; None where nothing is retrieved, or the step retrieves itself.
+    The host's last search has `found` as many blocks as its `retrieval`
+    searches for, best first; None where nothing is retrieved, or the step
+    retrieves itself.
     """
 
   @abc.abstractmethod
