@@ -152,6 +152,8 @@ class TrainConfig:
       computes on less padding, and takes longer to compile.
     retrieve_on_device: Whether the step itself searches an exact index and
       gathers the candidates, in one compiled program.
+    steps_ahead: Number of steps whose batches are in preparation while a step
+      computes.
   """
 
   model_dir: epath.PathLike
@@ -171,6 +173,7 @@ class TrainConfig:
   pack: bool = True
   max_shape_buckets: PositiveInt = 3
   retrieve_on_device: Annotated[bool, OfRun()] = False
+  steps_ahead: PositiveInt = 1
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -215,6 +218,11 @@ class TrainConfig:
         f"{kept.save_every_steps} steps apart, that are kept: a checkpoint "
         "would be removed before its snapshot is due; lower LAG_STEPS or "
         "raise SAVE_EVERY_STEPS"
+      )
+    if self.waits and lag < self.steps_ahead:
+      raise RealmError(
+        f"with STEPS_AHEAD={self.steps_ahead} a snapshot would be waited for "
+        f"before its checkpoint is saved; raise LAG_STEPS={lag}"
       )
     if self.waits and lag >= self.num_steps:
       logging.warning(

@@ -149,6 +149,7 @@ def open_run(
       start_step=step,
       resumed=loop_state,
       rolling_index=rolling_index,
+      depth=config.steps_ahead,
     )
     stack.callback(batches.close)
     # By a corpus that stays the same when the run is resumed.
