@@ -213,7 +213,7 @@ class BatchPipeline:
     examples = next(self._examples)
     entry = _InFlight(step, examples, self._positions, snapshot)
     self._positions = examples.next_positions
-    known = _still_valid(recorded, snapshot)
+    known = self._recorded_blocks(recorded, snapshot)
     if known is not None:
       assert recorded is not None
       self._retrieve(entry, recorded.searches, lambda: known)
@@ -373,20 +373,21 @@ class BatchPipeline:
     batch = prepared.batch._replace(retrieved=found)
     return dataclasses.replace(prepared, batch=batch)
 
-
-def _still_valid(
-  recorded: StepRecord | None, snapshot: Snapshot | None
-) -> SearchResult | None:
-  """Returns what a checkpoint has retrieved, if it is of this snapshot."""
-  if recorded is None or recorded.retrieved is None or snapshot is None:
-    return None
-  if recorded.snapshot != snapshot.step:
-    return None
-  rows = snapshot.corpus.rows_of(recorded.retrieved.ids)
-  if (rows == NULL_ROW).any():
-    logging.warning(
-      "snapshot %d was rebuilt with other blocks: searching it again",
-      snapshot.step,
-    )
-    return None
-  return SearchResult(rows=rows, scores=recorded.retrieved.scores)
+  def _recorded_blocks(
+    self, recorded: StepRecord | None, snapshot: Snapshot | None
+  ) -> SearchResult | None:
+    """Returns what a checkpoint has retrieved, if it is of this snapshot."""
+    if recorded is None or recorded.retrieved is None or snapshot is None:
+      return None
+    if recorded.snapshot != snapshot.step:
+      return None
+    rows = snapshot.corpus.rows_of(recorded.retrieved.ids)
+    # Either all processes search again, with all devices, or none does.
+    is_gone = bool((rows == NULL_ROW).any())
+    if self._decisions.loop.exchange("recorded blocks", is_gone, any):
+      logging.warning(
+        "snapshot %d was rebuilt with other blocks: searching it again",
+        snapshot.step,
+      )
+      return None
+    return SearchResult(rows=rows, scores=recorded.retrieved.scores)

@@ -55,6 +55,7 @@ _SETTINGS = {
   "save_every_steps": "SAVE_EVERY_STEPS, REFRESH_EVERY_STEPS and "
   "WAIT_FOR_SNAPSHOTS",
   "lag_steps": "LAG_STEPS and WAIT_FOR_SNAPSHOTS",
+  "steps_ahead": "STEPS_AHEAD",
   "held_out_blocks": "HELD_OUT_BLOCKS",
 }
 

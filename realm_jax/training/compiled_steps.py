@@ -195,6 +195,7 @@ class RunSetup(StepSetup):
       num_searched=self.num_searched,
       save_every_steps=config.refresh_every_steps if config.waits else 0,
       lag_steps=config.refresh.lag_steps if config.waits else 0,
+      steps_ahead=config.steps_ahead,
       held_out_blocks=config.data.held_out_blocks,
       vocabulary=self.corpus.vocab_sha256,
       corpus_version=self.examples.version,

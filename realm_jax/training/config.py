@@ -153,7 +153,8 @@ class TrainConfig:
     retrieve_on_device: Whether the step itself searches an exact index and
       gathers the candidates, in one compiled program.
     steps_ahead: Number of steps whose batches are in preparation while a step
-      computes.
+      computes. More of them hide a search that takes several steps, and
+      `current_queries` are then as many steps old.
   """
 
   model_dir: epath.PathLike

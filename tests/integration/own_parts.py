@@ -130,7 +130,15 @@ protocol.CONFIGS["own"] = ("own_parts", "OwnIndexConfig")
 
 @dataclasses.dataclass(frozen=True)
 class OwnStage(Pretraining):
+  """Searches again for the query with the best block that was found."""
+
+  num_searches = 2
   asked = "question"
+
+  def next_queries(self, batch, found, context):
+    query, best = batch.array("query"), context.gather(found.rows[:, :1])
+    joint = sequences.join(query, best, joint_length=56, separator_id=3)
+    return np.asarray(joint.token_ids)[:, 0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ STAGE = @own_parts.OwnStage()
 READER = @own_parts.Writer()
 OBJECTIVE = "best_block"
 BATCH_SIZE = 8
+STEPS_AHEAD = 2
 SAVE_EVERY_STEPS = 2
 LEARNING_RATE = 1e-3
 """

@@ -142,7 +142,13 @@ def open_stream(monkeypatch):
   stack = contextlib.ExitStack()
 
   def open_stream(
-    schedule, *, resumed=None, start_step=0, features=None, depth=1
+    schedule,
+    *,
+    resumed=None,
+    start_step=0,
+    features=None,
+    depth=1,
+    num_searches=1,
   ):
     resumed = resumed or LoopState(_positions(0))
     stage = types.SimpleNamespace(
@@ -152,7 +158,10 @@ def open_stream(monkeypatch):
         reads="tokens" if features is None else "vectors",
       ),
       needs_answers=False,
-      num_searches=1,
+      num_searches=num_searches,
+      next_queries=lambda batch, found, context: np.repeat(
+        found.rows[:, 1:], tiny.QUERY, axis=1
+      ),
       features=features or _features,
     )
     config = types.SimpleNamespace(
@@ -247,6 +256,25 @@ def test_a_checkpoint_keeps_all_steps_that_are_in_preparation(open_stream):
   found = [_rows(again.take(step, _params(1.0))) for step in range(2, 7)]
   assert found == expected
   assert schedule.recorded[:4] == [20, 30, 40, None]
+
+
+def test_a_stage_may_search_again_for_what_it_has_found(open_stream):
+  def open_at(step, **settings):
+    schedule = Schedule(lambda step: _snapshot(10 * step, HostIndex()))
+    return open_stream(
+      schedule, start_step=step, depth=4, num_searches=3, **settings
+    )
+
+  stream = open_at(0)
+  found = [_rows(stream.take(step, _params(1.0))) for step in range(3)]
+  # Each search finds the row after the first word, which the last has found.
+  assert found == [[3, 4], [4, 5], [5, 6]]
+  state = stream.state(3)
+  assert [one.searches for one in state.next_steps] == [3, 2, 1, 1]
+  expected = [_rows(stream.take(step, _params(1.0))) for step in range(3, 9)]
+  again = open_at(3, resumed=state)
+  found = [_rows(again.take(step, _params(1.0))) for step in range(3, 9)]
+  assert found == expected
 
 
 def test_an_index_whose_process_has_died_ends_the_stream(open_stream):

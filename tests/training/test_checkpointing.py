@@ -40,6 +40,7 @@ IDENTITY = RunIdentity(
   save_every_steps=10,
   held_out_blocks=0,
   lag_steps=5,
+  steps_ahead=1,
   vocabulary="ab" * 32,
   corpus_version=3,
   corpus_fingerprint="cd" * 32,
