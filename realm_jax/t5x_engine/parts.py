@@ -88,7 +88,7 @@ class RunPartitioner(partitioning.BasePjitPartitioner):
 class RunInfeed(DatasetIterator):
   """Batches without arrays: the step takes those that the run prepares.
 
-  A run reads, embeds and searches one step ahead, with the current parameters,
+  A run reads, embeds and searches ahead of the steps, with current parameters,
   which an infeed of t5x's does not see. t5x's arguments have no effect.
   """
 
