@@ -220,8 +220,8 @@ class BlockBuilder:
     )
     owners = np.repeat(np.arange(len(documents)), np.diff(document_starts))
     title_lengths = np.diff(texts.title_starts)[owners]
-    # Where the title and the body of each block are, and their lengths.
     titles_and_bodies = np.append(texts.title_ids, texts.token_ids)
+    # Where the title and the body of each block are, and their lengths.
     title_starts = texts.title_starts[owners]
     parts = (
       np.stack([title_starts, len(texts.title_ids) + starts], axis=1),
@@ -238,6 +238,7 @@ class BlockBuilder:
     ordinals = np.arange(len(firsts)) - document_starts[owners]
     owned = [documents[i] for i in owners.tolist()]
     span_offsets = np.searchsorted(spans[:, 0], token_bounds)
+    token_dtype = "<u2" if self.vocabulary.vocab_size <= 1 << 16 else "<i4"
 
     def shifted(
       ranges: np.ndarray, by: np.ndarray, counts: np.ndarray
@@ -254,7 +255,9 @@ class BlockBuilder:
         for document, body in zip(owned, bodies, strict=True)
       ),
       "title_lengths": title_lengths,
-      "token_ids": titles_and_bodies[ragged_indices(*map(np.ravel, parts))],
+      "token_ids": titles_and_bodies.astype(token_dtype)[
+        ragged_indices(*map(np.ravel, parts))
+      ],
       "token_ids_offsets": _offsets(lengths + title_lengths),
       "byte_ranges": shifted(texts.token_bytes, byte_ranges[:, 0], lengths),
       "byte_ranges_offsets": token_bounds,
@@ -280,14 +283,13 @@ def build_piece(builder: BlockBuilder, directory: str, piece: Piece) -> Built:
   """Writes a shard to a directory, which may be on an object store."""
   summary, name = BuildSummary(), f"shard-{piece.number:05d}"
   blocks = builder.blocks(piece.documents, summary)
-  size = len(builder.vocabulary.pieces)
   if not is_remote(directory):
     # Of an attempt that failed.
     shutil.rmtree(Path(directory) / name, ignore_errors=True)
-    record = write_shard(Path(directory) / name, blocks, vocab_size=size)
+    record = write_shard(Path(directory) / name, blocks)
     return record, vars(summary)
   with ScratchDirectory() as scratch:
-    record = write_shard(scratch.path / name, blocks, vocab_size=size)
+    record = write_shard(scratch.path / name, blocks)
     upload_directory(scratch.path, directory)
   return record, vars(summary)
 

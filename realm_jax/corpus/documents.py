@@ -122,7 +122,7 @@ class RowReader:
     """Reads a row; raises `InputError` that says how, not where, it is bad."""
     try:
       return self._read(row)
-    except InputError as error:
+    except (InputError, LanguageError) as error:
       wanted = _WANTED_OF_UPDATE if self.of_update else _WANTED
       raise InputError(f"{error}; wanted {wanted}") from None
 
@@ -168,10 +168,8 @@ class RowReader:
       )
     if self.unescape_html:
       title, text = html.unescape(title), html.unescape(text)
-    try:
-      language = language and require_language(language)
-    except LanguageError as error:
-      raise InputError(f"'language': {error}") from None
+    if language:
+      require_language(language)
     document = Document(document_id, title, text, url, language=language)
     return _without_long_words(document)
 

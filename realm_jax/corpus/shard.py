@@ -89,7 +89,7 @@ class Shard:
     # By the shard's number of a kind, its number in the corpus.
     kinds = [span_kinds.index(kind) for kind in record["span_kinds"]]
     self.kinds = np.array(kinds, np.int32)
-    self._name, self._local = record["name"], local
+    self.record, self._local = record, local
     self._removed_path = removed["path"]
     self._arrays: dict[str, np.ndarray] = {}
 
@@ -115,7 +115,7 @@ class Shard:
   def array(self, name: str) -> np.ndarray:
     """Returns an array of `ARRAYS`, mapped when it is first used."""
     if name not in self._arrays:
-      path = self._local(f"{self._name}/{name}.npy")
+      path = self._local(f"{self.record['name']}/{name}.npy")
       mapped = np.load(path, mmap_mode="r", allow_pickle=False)
       # A plain view: indexing a memmap object costs Python calls each time.
       self._arrays[name] = mapped.view(np.ndarray)

@@ -123,10 +123,9 @@ def update_corpus(
     new_shards = write_shards(
       staging,
       builder.blocks(_changed(source, existing, summary), summary.new),
-      vocab_size=corpus.vocab_size,
       prefix=f"shard-{prefix}",
     )
-    old_shards = existing.without_removed(before, staging, prefix, summary)
+    old_shards = existing.without_removed(staging, prefix, summary)
     if not summary.changes_something:
       return summary
     summary.version = version
@@ -186,31 +185,26 @@ class _ExistingDocuments:
     self._is_removed[slice(*self._ranges[number])] = True
 
   def without_removed(
-    self,
-    manifest: Manifest,
-    staging: Path,
-    prefix: str,
-    summary: UpdateSummary,
+    self, staging: Path, prefix: str, summary: UpdateSummary
   ) -> list[ShardRecord]:
     """Lists what was removed in files; returns the records of the shards."""
     records: list[ShardRecord] = []
     parts = np.split(self._is_removed, self._firsts[1:-1])
-    for record, shard, is_removed in zip(
-      manifest["shards"], self.corpus.shards, parts, strict=True
-    ):
+    for shard, is_removed in zip(self.corpus.shards, parts, strict=True):
       num_removed = int(is_removed.sum()) - len(shard.removed)
       summary.blocks_removed += num_removed
       if is_removed.all():
         continue
-      records.append(record.copy())
+      record = shard.record.copy()
       if num_removed:
-        records[-1]["removed"] = write_removed(
+        record["removed"] = write_removed(
           staging,
           record["name"],
           is_removed,
           prefix=prefix,
           array=shard.array,
         )
+      records.append(record)
     return records
 
 

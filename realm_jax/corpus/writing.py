@@ -29,7 +29,8 @@ SHARD_BYTES = 64 << 20
 
 
 # Whole documents with their blocks, in order, in memory: `ARRAYS`, with offsets
-# from 0, of any integer dtype; kinds of salient spans by name.
+# from 0, of any integer dtype but for `token_ids`; kinds of salient spans by
+# name.
 Blocks: TypeAlias = Mapping[str, np.ndarray]
 
 
@@ -37,11 +38,7 @@ Blocks: TypeAlias = Mapping[str, np.ndarray]
 
 
 def write_shards(
-  directory: Path,
-  blocks: Iterable[Blocks],
-  *,
-  vocab_size: int,
-  prefix: str = "shard",
+  directory: Path, blocks: Iterable[Blocks], *, prefix: str = "shard"
 ) -> list[ShardRecord]:
   """Writes documents to shards in folders of a local directory.
 
@@ -58,23 +55,19 @@ def write_shards(
 
   records: list[ShardRecord] = []
   while record := write_shard(
-    directory / f"{prefix}-{len(records):05d}",
-    blocks_of_shard(),
-    vocab_size=vocab_size,
+    directory / f"{prefix}-{len(records):05d}", blocks_of_shard()
   ):
     records.append(record)
   return records
 
 
-def write_shard(
-  folder: Path, blocks: Iterable[Blocks], *, vocab_size: int
-) -> ShardRecord | None:
+def write_shard(folder: Path, blocks: Iterable[Blocks]) -> ShardRecord | None:
   """Writes documents to a new folder; returns None if there is no block."""
   parts: list[dict[str, np.ndarray]] = []
   kinds: dict[str, int] = {}
   for part in blocks:
     if len(part["block_ids"]):
-      parts.append(_stored(part, kinds, vocab_size))
+      parts.append(_stored(part, kinds))
   if not parts:
     return None
   folder.mkdir(parents=True)
@@ -98,9 +91,7 @@ def write_shard(
   }
 
 
-def _stored(
-  blocks: Blocks, kinds: dict[str, int], vocab_size: int
-) -> dict[str, np.ndarray]:
+def _stored(blocks: Blocks, kinds: dict[str, int]) -> dict[str, np.ndarray]:
   """Returns arrays in the dtypes of their files, which take less memory.
 
   Kinds of spans are numbered as the shard first has them.
@@ -108,13 +99,11 @@ def _stored(
   names = blocks["salient_span_kinds"].tolist()
   numbers = [kinds.setdefault(name, len(kinds)) for name in names]
   blocks = {**blocks, "salient_span_kinds": np.array(numbers, np.int64)}
-  arrays = {
+  dtypes = {**ARRAYS, "token_ids": blocks["token_ids"].dtype}
+  return {
     name: np.ascontiguousarray(blocks[name], dtype)
-    for name, dtype in ARRAYS.items()
+    for name, dtype in dtypes.items()
   }
-  if vocab_size <= 1 << 16:
-    arrays["token_ids"] = arrays["token_ids"].astype("<u2")
-  return arrays
 
 
 def write_removed(

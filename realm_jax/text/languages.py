@@ -41,10 +41,10 @@ class LanguageError(RealmError):
   """A code that is no language's; the message names near ones."""
 
 
-def require_language(code: str) -> str:
-  """Returns a code of ISO 639-1; raises `LanguageError` if it is none."""
+def require_language(code: str) -> None:
+  """Raises `LanguageError` unless this is a code of ISO 639-1."""
   if code in CODES:
-    return code
+    return
   given = code.strip().lower()
   # Python knows names such as german; pt-BR and deu begin with a code.
   near = CODES & {locale.normalize(given)[:2], given[:2]} or {

@@ -290,9 +290,7 @@ def write_corpus(
         progress.advance(len(sizes))
         yield blocks
 
-    shards = write_shards(
-      staging, built_blocks(), vocab_size=len(vocabulary.pieces)
-    )
+    shards = write_shards(staging, built_blocks())
     writing.finish(
       staging,
       name=_NAME,
