@@ -181,12 +181,12 @@ def parsed(
   try:
     for module in made.modules:
       importlib.import_module(module)
+    if model_dir is not None and not (sources and recipe is None):
+      run = _kept_by_run(model_dir, sources, waits)
     # Without a run, sources stand for the recipe as well.
     if model_dir is not None or not sources:
       own = _read(Bindings(modules), sources)
       made.modules |= own.modules
-      if model_dir is not None and not (sources and recipe is None):
-        run = _kept_by_run(model_dir, sources, own, waits)
       _read(made, _recipe_of(run, recipe, own))
     if run is not None:
       run.bind(made, is_whole=recipe is None)
@@ -234,19 +234,16 @@ def _read(bindings: Bindings, sources: Iterable[Source]) -> Bindings:
 
 
 def _kept_by_run(
-  model_dir: epath.PathLike,
-  sources: Sequence[Source],
-  own: Bindings,
-  waits: bool,
+  model_dir: epath.PathLike, sources: Sequence[Source], waits: bool
 ) -> Kept | None:
-  """Returns what a run keeps, or None if sources, which bind `own`, do.
+  """Returns what a run keeps, or None if the sources stand for it.
 
   A command that waits, and gets no model from them, waits for the trainer.
   """
   folder = run_directory(model_dir)
-  waits_for_trainer = waits and not _MODEL & own.names.keys()
+  lacks_model = waits and not _MODEL & {*_read(Bindings(), sources).names}
   # A trainer writes its configuration first.
-  while waits_for_trainer and not (folder / FILE).exists():
+  while lacks_model and not (folder / FILE).exists():
     logging.log_every_n_seconds(
       logging.INFO,
       "waiting for a run to begin in MODEL_DIR %s; `python -m "
