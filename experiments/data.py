@@ -4,14 +4,16 @@ import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from etils import epath
 
-from experiments.world import documents as documents_lib
-from experiments.world import second_language as second_lib
 from experiments.world import world as world_lib
+from experiments.world.second_language import (
+  CODE,
+  SecondLanguageConfig,
+  write_in_second_language,
+)
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
@@ -23,6 +25,8 @@ CORPUS = "corpus"
 # documents, and those of the second.
 HIGH_CORPUS, OWN_CORPUS = "high_corpus", "own_corpus"
 _VOCABULARY = "vocab.txt"
+_ARTICLES = "world/articles.jsonl"
+_OWN_ARTICLES = "world/articles-second.jsonl"
 # Finds the kinds of names, too, as the paper's tagger does.
 _TAGGER = "experiments.world.names.tag"
 
@@ -49,11 +53,7 @@ class GivenData:
     return self
 
   def prepare(self, folder: Path, seed: int) -> None:
-    """Checks that all is there, and makes nothing.
-
-    Raises:
-      RealmError: Something is missing.
-    """
+    """Raises `RealmError` if something is missing, and makes nothing."""
     Corpus.open(self.corpus_dir)
     questions = (self.train_questions, self.questions, self.sentences)
     for given in filter(None, questions):
@@ -74,23 +74,17 @@ class GeneratedWorlds:
     block_length: Length of the corpus's blocks, in wordpieces.
     second_language: Second language, whose documents join the corpus; None
       for the first alone.
-    sentences: File of the world with further queries for retrieval.
   """
 
   world: world_lib.WorldConfig
   block_length: int
-  second_language: second_lib.SecondLanguageConfig | None = None
-  sentences: str | None = None
+  second_language: SecondLanguageConfig | None = None
 
   def files(self, folder: Path) -> GivenData:
     """Returns where the data of the seed with this folder are."""
-    world = folder / "world"
-    return GivenData(
-      str(folder / CORPUS),
-      str(world / "questions-train.jsonl"),
-      str(world / "questions-test.jsonl"),
-      None if self.sentences is None else str(world / self.sentences),
-    )
+    names = "questions-train", "questions-test", "statements-test"
+    files = [folder / f"world/{name}.jsonl" for name in names]
+    return GivenData(folder / CORPUS, *files)
 
   def prepare(self, folder: Path, seed: int) -> world_lib.World:
     """Generates the world of a seed; writes it and its corpora once.
@@ -109,24 +103,23 @@ class GeneratedWorlds:
       )
     write_json(path, made_from)
     world = world_lib.generate(config)
+    files, second = folder / "world", self.second_language
+    articles = [_ARTICLES] if second is None else [_ARTICLES, _OWN_ARTICLES]
     if not (folder / _VOCABULARY).exists():
-      world_lib.write_world(folder / "world", world)
-      more: Sequence[documents_lib.Document] = ()
-      if self.second_language is not None:
-        second = second_lib.write_in_second_language(
-          world, self.second_language, seed=seed
-        )
-        second_lib.write_files(folder / "world", world, second)
-        more = second.documents
+      world_lib.write_world(files, world)
+      documents = [*world.documents]
+      if second is not None:
+        more, statements = write_in_second_language(world, second, seed=seed)
+        own = folder / _OWN_ARTICLES
+        world_lib.write_articles(own, world, more, language=CODE)
+        world_lib.write_questions(files, world, "statements", statements)
+        documents += more
       # The last file, which shows that all are there.
-      world_lib.write_vocabulary(folder / _VOCABULARY, world, more)
-    first, own = "world/articles.jsonl", f"world/{second_lib.ARTICLES}"
-    if self.second_language is None:
-      self.build(folder, CORPUS, first)
-    else:
-      self.build(folder, HIGH_CORPUS, first)
-      self.build(folder, OWN_CORPUS, own)
-      self.build(folder, CORPUS, first, own)
+      world_lib.write_vocabulary(folder / _VOCABULARY, world, documents)
+    if second is not None:
+      self.build(folder, HIGH_CORPUS, _ARTICLES)
+      self.build(folder, OWN_CORPUS, _OWN_ARTICLES)
+    self.build(folder, CORPUS, *articles)
     return world
 
   def build(self, folder: Path, name: str, *articles: str) -> None:
@@ -140,11 +133,9 @@ class GeneratedWorlds:
       "block_length": self.block_length,
       "tagger": _TAGGER,
     }
-    given = [f"--input={path}" for path in inputs]
-    given += [f"--{name}={value}" for name, value in settings.items()]
-    print(
-      f"\n$ python -m realm_jax.build_corpus {shlex.join(given)}", flush=True
-    )
+    flags = [*(("input", path) for path in inputs), *settings.items()]
+    given = shlex.join(f"--{flag}={value}" for flag, value in flags)
+    print(f"\n$ python -m realm_jax.build_corpus {given}", flush=True)
     print(build_corpus(inputs, **settings).table(), flush=True)
 
 

@@ -20,9 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from realm_jax import configuration
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.console import stop_on_sigterm
 from realm_jax.errors import RealmError
+from realm_jax.evaluation.outputs import METRICS
 from realm_jax.launch.jobs import function_of
+from realm_jax.snapshots.store import SnapshotStore
+from realm_jax.training import trainer
 
 _TAIL_LINES = 12
 
@@ -38,17 +42,11 @@ class StoppedError(RealmError):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-  """`python -m realm_jax.MODULE` with gin files and bindings.
+  """`python -m realm_jax.MODULE` with gin files, bindings and further flags.
 
-  Directories are bindings, too, and not `--model_dir`: that would add what the
-  run has recorded, so that runs of different stages would be evaluated by
-  different settings.
-
-  Attributes:
-    module: Name of the entry point, such as `train`.
-    gin_files: Gin files; later ones override earlier ones.
-    bindings: Values by name, which override all files.
-    flags: Further flags.
+  Directories are bindings, and not `--model_dir`: that would add what the run
+  has recorded, so that runs of different stages would be evaluated by different
+  settings.
   """
 
   module: str
@@ -57,13 +55,9 @@ class Command:
   flags: Sequence[str] = ()
 
   def configured(self) -> tuple[configuration.Bindings, Callable[..., Any]]:
-    """Returns the configuration, and the function that is built of it.
-
-    Raises:
-      ValueError: A file or a binding is wrong.
-    """
+    """Returns the configuration, and the function that is built of it."""
     function = function_of(f"realm_jax.{self.module}", self.flags)
-    given = [f"{name} = {value}" for name, value in self._gin_values()]
+    given = self._gin_bindings()
     return configuration.parsed(function, self.gin_files, given), function
 
   def build(self) -> Any:
@@ -76,13 +70,15 @@ class Command:
     return [
       *("-m", f"realm_jax.{self.module}", *self.flags),
       *(f"--gin_file={file}" for file in self.gin_files),
-      *(f"--gin.{name}={value}" for name, value in self._gin_values()),
+      *(f"--gin.{binding}" for binding in self._gin_bindings()),
     ]
 
-  def _gin_values(self) -> Iterator[tuple[str, str]]:
-    for name, value in self.bindings.items():
-      text = json.dumps(value) if isinstance(value, str) else repr(value)
-      yield name, text
+  def _gin_bindings(self) -> list[str]:
+    texts = {
+      name: json.dumps(value) if isinstance(value, str) else repr(value)
+      for name, value in self.bindings.items()
+    }
+    return [f"{name}={text}" for name, text in texts.items()]
 
   def __str__(self) -> str:
     return shlex.join(["python", *self.arguments()])
@@ -113,32 +109,22 @@ class Step:
   def is_finished(self) -> bool:
     """Returns whether its figures, last checkpoint or snapshot are there."""
     if self.command.module == "evaluate":
-      return self._figures.exists()
+      return (self.folder / METRICS).exists()
     if self.command.module == "build_index":
-      from realm_jax.snapshots.store import SnapshotStore
-
       built = SnapshotStore(self.folder).steps()
       wanted = self.command.bindings.get("CHECKPOINT_STEP")
       return bool(built) if wanted is None else wanted in built
-    from realm_jax.checkpoints.store import CheckpointStore
-
     with contextlib.closing(CheckpointStore(self.folder)) as store:
-      steps = store.steps()
-    return bool(steps) and max(steps) == self.command.build().num_steps
+      return store.steps()[-1:] == [self.command.build().num_steps]
 
   def figures(self) -> dict[str, Any]:
     """Returns the figures of an evaluation that is finished."""
-    return json.loads(self._figures.read_text())
-
-  @property
-  def _figures(self) -> Path:
-    from realm_jax.evaluation.outputs import METRICS
-
-    return self.folder / METRICS
+    return json.loads((self.folder / METRICS).read_text())
 
 
+@dataclasses.dataclass
 class Steps:
-  """The planner: makes the steps of one folder from recipes, and runs none.
+  """Makes the steps of one folder from recipes, and runs none.
 
   Attributes:
     folder: Folder of all that the steps write.
@@ -147,15 +133,10 @@ class Steps:
     always: Bindings that are added to a recipe's, by stage.
   """
 
-  def __init__(
-    self,
-    folder: Path,
-    recipes: Mapping[str, Sequence[str]],
-    corpus_dir: str,
-    always: Mapping[str, Mapping[str, Value]] = {},
-  ):
-    self.folder, self.recipes = folder, recipes
-    self.corpus_dir, self.always = corpus_dir, always
+  folder: Path
+  recipes: Mapping[str, Sequence[str]]
+  corpus_dir: str
+  always: Mapping[str, Mapping[str, Value]]
 
   def path(self, name: str) -> str:
     """Returns the path of a file or folder as the value of a binding."""
@@ -165,6 +146,11 @@ class Steps:
     self, module: str, recipe: str, run: Path, *flags: str, **bindings: Value
   ) -> Command:
     """Returns a command with the gin files of a recipe, over a MODEL_DIR."""
+    if recipe not in self.recipes:
+      raise RealmError(
+        f"{recipe!r} has no gin files, as {', '.join(self.recipes)} have: "
+        "change RECIPES"
+      )
     directories = {"MODEL_DIR": str(run), "CORPUS_DIR": self.corpus_dir}
     given = {**directories, **self.always.get(recipe, {}), **bindings}
     return Command(module, self.recipes[recipe], given, flags)
@@ -238,14 +224,11 @@ def markdown(rows: Sequence[Sequence[object]]) -> str:
 def steps_of_equal_seconds(
   num_steps: int, seconds: float, own_seconds: float, *, every: int = 1
 ) -> int:
-  """Returns how many steps take as long as `num_steps` of another cost.
+  """Returns how many steps of `own_seconds` take as long as those of another.
 
-  Args:
-    num_steps: Steps of the other.
-    seconds: Seconds of one of its steps.
-    own_seconds: Seconds of an own step.
-    every: Distance of checkpoints, to which steps are rounded, so that runs of
-      about the same cost are trained alike.
+  The other has `num_steps` of `seconds` each. Steps are rounded to `every`, the
+  distance of checkpoints, so that runs of about the same cost are trained
+  alike.
   """
   exact = num_steps * seconds / own_seconds
   return max(1, round(exact / every)) * every
@@ -255,10 +238,7 @@ def run(step: Step) -> Step:
   """Runs what is left of a step and of those that it needs.
 
   Prints their commands as one types them. Returns the step, which is finished.
-
-  Raises:
-    StoppedError: SIGTERM came; to run the step again continues it.
-    ValueError: A file or a binding is wrong, or the step fails.
+  Raises what `call` does; to run the step again continues it.
   """
   if step.is_finished():
     return step
@@ -295,8 +275,6 @@ def call(command: Command, *, num_steps: int | None = None) -> None:
     once = {"once": True} if "--once" in command.flags else {}
     made = bindings.build(function, **once)
     if command.module == "train":
-      from realm_jax.training import trainer
-
       if num_steps is not None:
         made = dataclasses.replace(made, num_steps=num_steps)
       trainer.train(made)
@@ -315,7 +293,7 @@ def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
 
   Raises:
     StoppedError: SIGTERM came from elsewhere.
-    ValueError: The process failed, or what the block raised.
+    RealmError: The process failed.
   """
   log.parent.mkdir(parents=True, exist_ok=True)
   with log.open("a") as output:
@@ -326,14 +304,13 @@ def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
       stderr=subprocess.STDOUT,
       start_new_session=True,
     )
-  failed, ended = threading.Event(), threading.Event()
+  ended = threading.Event()
 
   def watch() -> None:
-    if process.wait() > 0:
-      failed.set()
-      # Repeated, because training may not have installed its handler yet.
-      while not ended.wait(1.0):
-        os.kill(os.getpid(), signal.SIGTERM)
+    # SIGTERM is repeated, because training may not have its handler yet.
+    while process.wait() > 0 and not ended.is_set():
+      os.kill(os.getpid(), signal.SIGTERM)
+      ended.wait(1.0)
 
   watcher = threading.Thread(target=watch)
   with stop_on_sigterm() as stop:
@@ -341,13 +318,13 @@ def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
     try:
       yield
     except ValueError:
-      if not failed.is_set():
+      if (process.poll() or 0) <= 0:
         raise
     finally:
       ended.set()
       process.terminate()
       watcher.join()
-  if failed.is_set():
+  if process.returncode > 0:
     lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
     raise RealmError(
       "the index builder failed:\n" + "\n".join(lines) + f"\n  see {log}"

@@ -83,12 +83,11 @@ def _permutation(corpus: Corpus, seed: int) -> Int32[np.ndarray, " v"]:
 def _name_groups(corpus: Corpus) -> tuple[Int[np.ndarray, " _"], ...]:
   """Returns the ids of the wordpieces of each kind of span and place in it.
 
-  The places are alone, at the start, within and at the end. A wordpiece belongs
-  to the kind of span, and to the place there, in which it occurs most often,
-  unless it is frequent outside of spans.
+  A wordpiece belongs to the kind of span, and to the place there, in which it
+  occurs most often, unless it is frequent outside of spans.
 
   Raises:
-    ValueError: No word of the corpus is a name.
+    RealmError: No word of the corpus is a name.
   """
   size = corpus.vocab_size
   total = np.zeros(size, np.int64)
@@ -97,9 +96,8 @@ def _name_groups(corpus: Corpus) -> tuple[Int[np.ndarray, " _"], ...]:
     block = corpus.block(row)
     body = block.body_token_ids
     np.add.at(total, body, 1)
-    for (start, limit), kind in zip(
-      block.salient_spans, block.salient_span_kinds, strict=True
-    ):
+    spans = zip(block.salient_spans, block.salient_span_kinds, strict=True)
+    for (start, limit), kind in spans:
       is_first = np.arange(start, limit) == start
       is_last = np.arange(start, limit) == limit - 1
       np.add.at(in_spans[kind], (2 * is_first + is_last, body[start:limit]), 1)
@@ -110,8 +108,6 @@ def _name_groups(corpus: Corpus) -> tuple[Int[np.ndarray, " _"], ...]:
       "no word of the corpus is a name: it has no salient spans, or none of "
       "words that are names alone; train with `open_qa.OpenQa`"
     )
-  place = in_spans.argmax(axis=0)
-  groups = [
-    np.flatnonzero(is_name & (place == p)) for p in range(len(in_spans))
-  ]
-  return tuple(group for group in groups if group.size)
+  places = in_spans.argmax(axis=0)
+  found = np.unique(places[is_name])
+  return tuple(np.flatnonzero(is_name & (places == p)) for p in found)

@@ -29,7 +29,6 @@ _FUNCTIONS = {
 }
 _BINDING = re.compile(r"--(?:(\w+)\.)?gin\.(.*)", re.DOTALL)
 _VARIABLE = re.compile(rf"(?:({'|'.join(_MODULES)})\.)?(\w+)=(.*)", re.DOTALL)
-_LAST_STEP = "FOLLOW_UNTIL_STEP"
 # The processes of a slice start when each host has pulled the image.
 _INITIALIZATION_SECONDS = 1800
 _REPOSITORY = "us-docker.pkg.dev/PROJECT/REPO"
@@ -59,8 +58,6 @@ class Job:
     arguments: Arguments of the Python interpreter, from `-m` on.
     schedule: When it runs.
     environment: Variables that are added to the inherited environment.
-    gin_files: Gin files, which the arguments contain.
-    gin_bindings: `NAME=VALUE` bindings, which the arguments contain, too.
     processes: Number of processes; on a TPU slice, one for each host.
     tpu: TPU slice; None on this machine.
   """
@@ -69,8 +66,6 @@ class Job:
   arguments: tuple[str, ...]
   schedule: Schedule
   environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  gin_files: tuple[str, ...] = ()
-  gin_bindings: tuple[str, ...] = ()
   processes: int = 1
   tpu: Slice | None = None
 
@@ -165,6 +160,10 @@ def _flag_of(job: str, flag: str) -> str:
   return flag if job == "trainer" else f"{job}_{flag}"
 
 
+def _of_job(given: flags.FlagValues, job: str, flag: str) -> Any:
+  return given[_flag_of(job, flag)].value
+
+
 def split_bindings(
   argv: Sequence[str],
 ) -> tuple[list[str], dict[str, list[str]]]:
@@ -176,11 +175,9 @@ def split_bindings(
   Raises:
     RealmError: A binding has no value, or names a job that does not exist.
   """
-  others = []
-  bindings: dict[str, list[str]] = {job: [] for job in _MODULES}
+  others, bindings = [], {job: [] for job in _MODULES}
   for argument in argv:
-    found = _BINDING.fullmatch(argument)
-    if found is None:
+    if (found := _BINDING.fullmatch(argument)) is None:
       others.append(argument)
       continue
     job, binding = found[1] or "trainer", found[2]
@@ -223,14 +220,10 @@ def plan(
       "--gin_file=gin/models/bert_base.gin --gin_file=gin/runs/pretrain.gin"
     )
   _require_flags_of_executor(given)
-  assignments = [*given.env]
-  if given.simulated_devices is not None:
-    assignments += [
-      "JAX_PLATFORMS=cpu",
-      f"JAX_NUM_CPU_DEVICES={given.simulated_devices}",
-    ]
   environment: dict[str, dict[str, str]] = {job: {} for job in _MODULES}
-  for assignment in assignments:
+  simulated = f"JAX_NUM_CPU_DEVICES={given.simulated_devices}"
+  cpu = ["JAX_PLATFORMS=cpu", simulated] if given.simulated_devices else []
+  for assignment in [*given.env, *cpu]:
     if (found := _VARIABLE.fullmatch(assignment)) is None:
       raise RealmError(
         f"--env={assignment}: write NAME=VALUE, or JOB.NAME=VALUE with JOB one "
@@ -254,15 +247,10 @@ def plan(
   return jobs
 
 
-def _of_job(given: flags.FlagValues, job: str, flag: str) -> Any:
-  return given[_flag_of(job, flag)].value
-
-
 def _require_flags_of_executor(given: flags.FlagValues) -> None:
   executor = given.executor
-  if executor == "local":
-    unfit = [_flag_of(job, "tpu") for job in _MODULES]
-  else:
+  unfit = [_flag_of(job, "tpu") for job in _MODULES]
+  if executor != "local":
     unfit = [_flag_of(job, "processes") for job in _MODULES]
     unfit.append("simulated_devices")
   for flag in unfit:
@@ -285,15 +273,14 @@ def _job(
   environment: Mapping[str, str],
 ) -> Job:
   follows = name == "evaluator" and given.evaluator_follow
+  bound = [binding.partition("=")[0].strip() for binding in bindings]
+  schedule = Schedule.BESIDE
   if name == "trainer":
     schedule = Schedule.RUN
   elif name == "evaluator" and not follows:
     schedule = Schedule.AFTER
-  elif _LAST_STEP in {b.partition("=")[0].strip() for b in bindings}:
+  elif "FOLLOW_UNTIL_STEP" in bound:
     schedule = Schedule.BESIDE_TO_ITS_END
-  else:
-    schedule = Schedule.BESIDE
-  files = _of_job(given, name, "gin_file")
   bindings = (
     f"MODEL_DIR={given.model_dir!r}",
     f"CORPUS_DIR={given.corpus_dir!r}",
@@ -301,15 +288,14 @@ def _job(
   )
   arguments = (
     *("-m", _MODULES[name], *(["--follow"] if follows else [])),
-    *(f"--gin_file={file}" for file in files),
+    *(f"--gin_file={file}" for file in _of_job(given, name, "gin_file")),
     *(f"--gin.{binding}" for binding in bindings),
   )
-  job = Job(name, arguments, schedule, environment, tuple(files), bindings)
   if given.executor == "local":
-    count = _of_job(given, name, "processes") or 1
     if name != "evaluator":
       arguments = (*arguments, f"--max_restarts={given.max_restarts}")
-    return dataclasses.replace(job, arguments=arguments, processes=count)
+    processes = _of_job(given, name, "processes") or 1
+    return Job(name, arguments, schedule, environment, processes)
   for binding in bindings:
     _require_shared(binding, given.executor)
   own = _of_job(given, name, "tpu")
@@ -317,7 +303,7 @@ def _job(
   if own is None and name == "evaluator":
     slices = slices_of(tpu.generation).values()
     tpu = next(s for s in slices if s.chips == tpu.chips_per_host)
-  return dataclasses.replace(job, processes=tpu.hosts, tpu=tpu)
+  return Job(name, arguments, schedule, environment, tpu.hosts, tpu)
 
 
 def _require_shared(binding: str, executor: str) -> None:
@@ -344,11 +330,14 @@ def gin_error(job: Job) -> str | None:
   """
   from realm_jax import configuration
 
-  bindings = [binding.replace("=", " = ", 1) for binding in job.gin_bindings]
   module, *others = job.arguments[1:]
+  files, bindings = (
+    [one.removeprefix(flag) for one in others if one.startswith(flag)]
+    for flag in ("--gin_file=", "--gin.")
+  )
   try:
     function = function_of(module, others)
-    configuration.parsed(function, job.gin_files, bindings)
+    configuration.parsed(function, files, bindings)
     return None
   except configuration.ConfigurationError as error:
     said = str(error)

@@ -22,14 +22,13 @@ _SECONDS_AFTER_FAILURE = 10.0
 _POLL_SECONDS = 0.05
 # A process that one has left behind may go on writing to its output.
 _READ_SECONDS = 5.0
-_PYTHON = (sys.executable,)
 
 
 def run_locally(
   jobs: Sequence[Job],
   *,
   grace_seconds: float = _GRACE_SECONDS,
-  command: Sequence[str] = _PYTHON,
+  command: Sequence[str] = (sys.executable,),
 ) -> int:
   """Runs jobs, each when its schedule says, until SIGINT or SIGTERM at most.
 
@@ -69,6 +68,7 @@ class _Process:
 
   def __init__(self, name: str, job: Job, command: Sequence[str]):
     self.name, self.job = name, job
+    self.code, self.ending = 0, "no code yet"
     self._process = subprocess.Popen(
       command,
       env={**os.environ, **job.environment},
@@ -87,12 +87,14 @@ class _Process:
       for line in lines:
         print(f"[{self.name}] {line}", end="", flush=True)
 
-  def code(self) -> int | None:
-    """Returns the exit code, after the last output; None while it runs."""
-    code = self._process.poll()
-    if code is not None:
-      self._printer.join(_READ_SECONDS)
-    return code
+  def has_ended(self) -> bool:
+    """Returns whether it has ended, with `code`, and has printed all."""
+    if (code := self._process.poll()) is None:
+      return False
+    self._printer.join(_READ_SECONDS)
+    self.code = code
+    self.ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return True
 
   def send(self, number: int) -> None:
     """Sends a signal, unless the process has ended; SIGKILL to its children."""
@@ -152,29 +154,28 @@ class _Jobs:
     It does not after a signal, or if a process that it needs has failed.
     """
     while any(p.job.schedule is not Schedule.BESIDE for p in self._running):
-      for process, code in self._ended():
-        if code and not self._goes_on_without(process, code):
+      for process in self._ended():
+        if process.code and not self._goes_on_without(process):
           return False
       if self._signals:
         return False
       time.sleep(_POLL_SECONDS)
     return not self._signals
 
-  def _ended(self) -> list[tuple[_Process, int]]:
-    """Returns the processes that have ended since the last call, and codes."""
-    codes = [(process, process.code()) for process in self._running]
-    ended = [(process, code) for process, code in codes if code is not None]
-    for process, code in ended:
+  def _ended(self) -> list[_Process]:
+    """Returns the processes that have ended since the last call."""
+    ended = [process for process in self._running if process.has_ended()]
+    for process in ended:
       self._running.remove(process)
-      print(f"[{process.name}] ended with {_describe(code)}", flush=True)
+      print(f"[{process.name}] ended with {process.ending}", flush=True)
     return ended
 
-  def _goes_on_without(self, failed: _Process, code: int) -> bool:
+  def _goes_on_without(self, failed: _Process) -> bool:
     """Stops the others of its job; returns whether the run goes on."""
     job = failed.job
-    self._code = self._code or code
+    self._code = self._code or failed.code
     others = [other for other in self._running if other.job == job]
-    what = f"{failed.name} failed with {_describe(code)}"
+    what = f"{failed.name} failed with {failed.ending}"
     if others:
       what += f"; stopping {', '.join(other.name for other in others)}"
     print(what, flush=True)
@@ -200,8 +201,3 @@ class _Jobs:
           process.send(signal.SIGKILL)
       self._ended()
       time.sleep(_POLL_SECONDS)
-
-
-def _describe(code: int) -> str:
-  """Returns an exit code in words; negative codes are signals."""
-  return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments.ablation.rows import select
 from realm_jax.configuration import command_line
 from realm_jax.partitioning.agreement import commit
 from realm_jax.storage.json_files import write_json
@@ -55,8 +54,8 @@ def main(argv: Sequence[str]) -> None:
   """Makes the runs of the chosen rows, and reports."""
   del argv
   from experiments.ablation import report
-  from experiments.ablation.plan import Plan, chosen_ablation
-  from experiments.pipeline import run
+  from experiments.ablation.plan import chosen_ablation
+  from experiments.ablation.rows import select
 
   config = command_line.configured(chosen_ablation)()
   all_rows = config.all_rows()
@@ -64,34 +63,16 @@ def main(argv: Sequence[str]) -> None:
   folder = Path(_OUTPUT_DIR.value)
   num_seeds = _SEEDS.value or config.num_seeds
   seeds = [config.first_seed + number for number in range(num_seeds)]
-  plans = []
-
-  def execute(plan: Plan) -> bool:
-    plans.append(plan)
-    if _DRY_RUN.value:
-      return plan.is_finished()
-    for seed in plan.seeds:
-      config.data.prepare(folder / f"seed-{seed}", seed)
-    for number, (step, shared_by) in enumerate(plan.uses.values(), 1):
-      if not step.is_finished():
-        place, _, name = str(step.folder.relative_to(folder)).partition("/")
-        print(
-          f"\n=== {number} of {len(plan.uses)}: {place.replace('-', ' ')}, "
-          f"{name}, for {', '.join(shared_by)}",
-          flush=True,
-        )
-        run(step)
-    return True
-
+  plans = config.plans(rows, seeds, folder)
   if _DRY_RUN.value:
-    config.conduct(rows, seeds, folder, execute)
     print(report.plan_table(plans))
     return
   # Ctrl-C stops what SIGTERM stops.
   signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
   advice = "stop it, or choose another --output_dir"
   with sole_process(folder, "ablation", advice=advice):
-    plan = config.conduct(rows, seeds, folder, execute)
+    for plan in plans:
+      plan.execute()
   figures = {"seeds": seeds, "commit": commit(), **report.figures_of(plan)}
   path = Path(_JSON.value or folder / "ablation.json")
   write_json(path, figures)

@@ -10,14 +10,13 @@ statements by where their facts are stated.
 """
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import ClassVar, get_args
 
 from experiments.ablation.plan import AblationConfig, SeedSteps
 from experiments.ablation.rows import Row
 from experiments.data import CORPUS, HIGH_CORPUS, OWN_CORPUS
-from experiments.pipeline import Step
+from experiments.pipeline import Step, Steps
 from experiments.world.second_language import StatedIn
 
 
@@ -38,50 +37,22 @@ class CrossLingualRow(Row):
   pretrains = False
 
 
-class _SeedSteps(SeedSteps):
-  """The steps of one seed over three corpora."""
+@dataclasses.dataclass(frozen=True)
+class CrossLingualConfig(AblationConfig):
+  """Rows over worlds in two languages; REALM's searches both in training."""
 
-  @functools.cached_property
-  def runs(self) -> dict[str, Step]:
-    """The runs that a row may have, by their names."""
-    own, high = self.path(OWN_CORPUS), self.path(HIGH_CORPUS)
-    cloze, made = "inverse_cloze", {}
-    # One language after the other, because the negatives of a batch would
-    # otherwise teach to prefer blocks in the query's language.
-    first = self.train(f"both/{cloze}_high", cloze, CORPUS_DIR=high)
-    for name, corpus, start in (
-      ("own", own, None),
-      ("both", self.corpus_dir, first),
-    ):
-      retriever = self.train(f"{name}/{cloze}", cloze, start, CORPUS_DIR=own)
-      reader = self.train(f"{name}/reading", "reading", CORPUS_DIR=corpus)
-      # With a reader to start from, runs search a corpus for masked sentences
-      # of the own one.
-      for run, recipe, searched in (
-        (f"{name}/reading_retrieved", "reading_retrieved", corpus),
-        (f"{name}/pretraining", "pretraining", corpus),
-        (f"{name}/pretraining_on_own", "pretraining", own),
-      ):
-        builder = self.command(
-          *("build_index", "build_index", self.folder / run),
-          MODE="every",
-          CORPUS_DIR=searched,
-        )
-        made[run] = self.train(
-          *(run, recipe, retriever, reader, builder),
-          CORPUS_DIR=searched,
-          PRETRAINING_CORPUS_DIR=own,
-        )
-        reader = made[f"{name}/reading_retrieved"]
-    return made
+  row: ClassVar[type[Row]] = CrossLingualRow
 
-  def of(self, row: CrossLingualRow) -> Iterator[tuple[str, Step]]:
+  def results(
+    self, steps: SeedSteps, row: CrossLingualRow
+  ) -> Iterator[tuple[str, Step]]:
     """Yields the evaluations of statements, by where facts are stated."""
-    run, corpus = self.runs[row.run], self.path(row.corpus)
-    snapshot = self.build_index(run, f"snapshots/{row.name}", CORPUS_DIR=corpus)
+    run, corpus = _runs(steps)[row.run], steps.path(row.corpus)
+    name = f"snapshots/{row.name}"
+    snapshot = steps.build_index(run, name, CORPUS_DIR=corpus)
     for stated_in in get_args(StatedIn):
-      questions = self.path(f"world/statements-{stated_in}.jsonl")
-      evaluation = self.evaluate(
+      questions = steps.path(f"world/statements-{stated_in}.jsonl")
+      evaluation = steps.evaluate(
         *(f"{row.name}/{stated_in}", row.evaluation, run, snapshot),
         CORPUS_DIR=corpus,
         QUESTIONS=questions,
@@ -89,13 +60,35 @@ class _SeedSteps(SeedSteps):
       yield stated_in, evaluation
 
 
-@dataclasses.dataclass(frozen=True)
-class CrossLingualConfig(AblationConfig):
-  """Rows over worlds in two languages; REALM's searches both in training."""
-
-  steps: ClassVar[type[SeedSteps]] = _SeedSteps
-  row: ClassVar[type[Row]] = CrossLingualRow
-  needed_recipes: ClassVar[Sequence[str]] = (
-    *("inverse_cloze", "reading", "reading_retrieved", "pretraining"),
-    *("build_index", "eval_statements", "eval_bm25"),
-  )
+def _runs(steps: Steps) -> dict[str, Step]:
+  """Makes the runs that a row may have, by their names."""
+  own, high = steps.path(OWN_CORPUS), steps.path(HIGH_CORPUS)
+  cloze, made = "inverse_cloze", {}
+  # One language after the other, because the negatives of a batch would
+  # otherwise teach to prefer blocks in the query's language.
+  first = steps.train(f"both/{cloze}_high", cloze, CORPUS_DIR=high)
+  for name, corpus, start in (
+    ("own", own, None),
+    ("both", steps.corpus_dir, first),
+  ):
+    retriever = steps.train(f"{name}/{cloze}", cloze, start, CORPUS_DIR=own)
+    reader = steps.train(f"{name}/reading", "reading", CORPUS_DIR=corpus)
+    # With a reader to start from, runs search a corpus for masked sentences of
+    # the own one.
+    for run, recipe, searched in (
+      (f"{name}/reading_retrieved", "reading_retrieved", corpus),
+      (f"{name}/pretraining", "pretraining", corpus),
+      (f"{name}/pretraining_on_own", "pretraining", own),
+    ):
+      builder = steps.command(
+        *("build_index", "build_index", steps.folder / run),
+        MODE="every",
+        CORPUS_DIR=searched,
+      )
+      made[run] = steps.train(
+        *(run, recipe, retriever, reader, builder),
+        CORPUS_DIR=searched,
+        PRETRAINING_CORPUS_DIR=own,
+      )
+      reader = made[f"{name}/reading_retrieved"]
+  return made

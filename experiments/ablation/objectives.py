@@ -19,15 +19,12 @@ import dataclasses
 import itertools
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from experiments.ablation.plan import (
-  READING_RETRIEVED,
-  RECIPES,
   AblationConfig,
-  Execute,
   Plan,
   SeedSteps,
   read_pretrainings,
@@ -36,7 +33,6 @@ from experiments.ablation.report import START, num_collapsed
 from experiments.ablation.rows import REALM, Multiple, Row
 from experiments.pipeline import Step, Value, steps_of_equal_seconds
 from realm_jax.errors import RealmError
-from realm_jax.evaluation.outputs import METRICS
 from realm_jax.settings import NonNegativeInt, PositiveInt
 from realm_jax.storage.json_files import write_json
 from realm_jax.training.metric_rows import read_rows
@@ -56,21 +52,31 @@ class ObjectiveRow(Row):
 
   @property
   def tuned_as(self) -> str:
-    """Name of the row whose temperature and learning rate it takes."""
+    """Name of that row, or its own."""
     return self.base or self.name
 
   @property
   def is_pretraining(self) -> bool:
     """Whether it is pre-training, and not more of inverse cloze.
 
-    Other rows are trained for as many seconds alone, as their steps are of
-    another kind.
+    Steps of other rows are of another kind: they are compared by seconds alone.
     """
     return self.pretrains and self.recipe == "pretraining"
 
-  def binding(self, **bindings: Value | Multiple) -> "ObjectiveRow":
-    """Returns the row with further bindings."""
-    return dataclasses.replace(self, bindings={**self.bindings, **bindings})
+  def changed(
+    self,
+    suffix: str = "",
+    *,
+    bindings: Mapping[str, Value | Multiple] = {},
+    **changes: Any,
+  ) -> "ObjectiveRow":
+    """Returns the row with a longer name, more bindings and other changes."""
+    return dataclasses.replace(
+      self,
+      name=f"{self.name}{suffix}",
+      bindings={**self.bindings, **bindings},
+      **changes,
+    )
 
   def tuned(self, temperature: float, rate: float) -> "ObjectiveRow":
     """Returns the row with a setting of the grid: factors of the recipe's.
@@ -78,63 +84,14 @@ class ObjectiveRow(Row):
     The temperature of p(z|x) is 1 / SCORE_SCALE, and the rate is that at which
     the retriever learns.
     """
-    return self.binding(
-      SCORE_SCALE=(1 / temperature, "SCORE_SCALE"),
-      RETRIEVER_RATE_SCALE=(rate, "RETRIEVER_RATE_SCALE"),
+    scale, rates = "SCORE_SCALE", "RETRIEVER_RATE_SCALE"
+    return self.changed(
+      bindings={scale: (1 / temperature, scale), rates: (rate, rates)}
     )
 
-  def renamed(self, suffix: str, **changes: Any) -> "ObjectiveRow":
-    """Returns the row with a longer name and other changes."""
-    return dataclasses.replace(self, name=f"{self.name}_{suffix}", **changes)
 
-
-class _SeedSteps(SeedSteps):
-  """The steps of one seed, whose rows are evaluated before fine-tuning."""
-
-  def of(self, row: ObjectiveRow) -> Iterator[tuple[str, Step]]:
-    """Yields the row's run, its evaluations, and its answers if wanted."""
-    # Without pre-training it keeps the retriever of inverse cloze, and has a
-    # reader.
-    run, last, scale = self.reader, {}, {}
-    if row.pretrains:
-      run, config = self.pretraining(row), self.pretrainings[row.name].config
-      # By default the builder takes the one that the last checkpoint has used.
-      last["CHECKPOINT_STEP"] = config.num_steps
-      scale["SCORE_SCALE"] = config.retriever.score_scale
-    yield "run", run
-    if row.part == "cost":
-      return
-    name = run.folder.name
-    snapshot = self.build_index(run, f"snapshots/{name}", **last)
-    statements, questions = self.data.sentences, self.data.questions
-    evaluations = [("statements", "eval_retrieval", statements, {})]
-    if row.part != "development":
-      evaluations.append(("questions", "eval_retrieval", questions, {}))
-      if row.recipe == "pretraining":
-        evaluations.append(("masked", "eval_statements", statements, scale))
-    for kind, recipe, file, bindings in evaluations:
-      given = {"QUESTIONS": str(file), **bindings}
-      yield (
-        kind,
-        self.evaluate(f"{name}/{kind}", recipe, run, snapshot, **given),
-      )
-    if row.part not in ("development", "staleness"):
-      yield "answers", self.answers(row)
-
-
-class _Setting(NamedTuple):
-  """What the grid of a row came to on the development world.
-
-  Attributes:
-    best: Temperature and rate with the highest recall@1 of statements; the
-      first of equal ones.
-    text: The recalls in their order, temperatures before rates.
-    collapsed: How many of the settings have collapsed, such as "1 of 6".
-  """
-
-  best: tuple[float, float] = (1.0, 1.0)
-  text: str = ""
-  collapsed: str = ""
+# The best temperature and rate of a row's grid, and what the report says of it.
+_Setting = tuple[tuple[float, float], dict[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,9 +102,9 @@ class ObjectivesConfig(AblationConfig):
     temperatures, rates: The grid: see `ObjectiveRow.tuned`.
     development_seed: Seed of the world on which a row's setting is chosen.
     num_cost_steps: Steps by which the cost of a row's step is measured.
-    stale_rows: Name, title and bindings of the stale rows that each row of
-      pre-training has, the freshest first, with which others are compared.
-    stale_objectives: Rows beside REALM's whose index gets stale.
+    stale_rows: Name, title and bindings of the rows with a stale index, the
+      freshest first, with which others are compared.
+    stale_objectives: Rows of pre-training that have these, beside REALM's.
   """
 
   temperatures: Sequence[float] = (1.0, 0.5, 2.0)
@@ -156,19 +113,13 @@ class ObjectivesConfig(AblationConfig):
   num_cost_steps: PositiveInt = 60
   stale_rows: Sequence[Mapping[str, Any]] = ()
   stale_objectives: Sequence[str] = ("replug", "perplexity_frozen")
-  steps: ClassVar[type[SeedSteps]] = _SeedSteps
   row: ClassVar[type[Row]] = ObjectiveRow
-  needed_recipes: ClassVar[Sequence[str]] = (
-    *RECIPES,
-    *(READING_RETRIEVED, "eval_statements", "large_batch", "hard_negatives"),
-  )
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if self.data.sentences is None:
+    if self.data.files(Path()).sentences is None:
       raise RealmError(
-        "settings are chosen by masked statements; set SENTENCES to a file of "
-        "them"
+        "settings are chosen by masked statements: set SENTENCES"
       )
     known = [row.name for row in super().all_rows() if row.is_pretraining]
     if unknown := {*self.stale_objectives} - {*known}:
@@ -178,48 +129,70 @@ class ObjectivesConfig(AblationConfig):
       )
 
   def all_rows(self) -> list[Any]:
-    """Returns the rows, and the stale ones of each row of pre-training."""
-    rows = super().all_rows()
+    """Returns the rows, and the stale ones of those whose index gets stale."""
+    rows, stale_rows = super().all_rows(), self.stale_rows
+    freshest = stale_rows[0]["name"] if stale_rows else ""
     return rows + [
-      base.binding(**stale["bindings"]).renamed(
-        stale["name"],
+      base.changed(
+        f"_{stale['name']}",
+        bindings=stale["bindings"],
         title=f"{base.title}, {stale['title']}",
         part="staleness",
         base=base.name,
         # The freshest itself is compared with REALM.
-        reference=f"{base.name}_{self.stale_rows[0]['name']}"
-        if place
-        else REALM,
+        reference=f"{base.name}_{freshest}" if place else REALM,
       )
       for base in rows
-      if base.is_pretraining
-      for place, stale in enumerate(self.stale_rows)
+      if base.name in (REALM, *self.stale_objectives)
+      for place, stale in enumerate(stale_rows)
     ]
 
-  def conduct(
-    self,
-    rows: Sequence[Any],
-    seeds: Sequence[int],
-    folder: Path,
-    execute: Execute,
-  ) -> Plan:
-    """Executes the plans of costs, of the development world and of the rows.
+  def results(
+    self, steps: SeedSteps, row: ObjectiveRow
+  ) -> Iterator[tuple[str, Step]]:
+    """Yields the row's run, its evaluations, and its answers if wanted."""
+    # Without pre-training it keeps the retriever of inverse cloze, and has a
+    # reader.
+    run, last, scale = steps.reader, {}, {}
+    if row.pretrains:
+      run, config = steps.pretraining(row), steps.pretrainings[row.name].config
+      # By default the builder takes the one that the last checkpoint has used.
+      last["CHECKPOINT_STEP"] = config.num_steps
+      scale["SCORE_SCALE"] = config.retriever.score_scale
+    yield "run", run
+    if row.part == "cost":
+      return
+    name = run.folder.name
+    snapshot = steps.build_index(run, f"snapshots/{name}", **last)
+    statements, questions = steps.data.sentences, steps.data.questions
+    evaluations = [("statements", "eval_retrieval", statements, {})]
+    if row.part != "development":
+      evaluations.append(("questions", "eval_retrieval", questions, {}))
+      if row.recipe == "pretraining":
+        evaluations.append(("masked", "eval_statements", statements, scale))
+    for kind, recipe, file, bindings in evaluations:
+      given = {"QUESTIONS": str(file), **bindings}
+      where = f"{name}/{kind}", recipe, run, snapshot
+      yield kind, steps.evaluate(*where, **given)
+    if row.part not in ("development", "staleness"):
+      yield "answers", steps.answers(row)
 
-    A plan that is only listed has no figures: the next ones then have the
-    recipes' own settings.
+  def plans(
+    self, rows: Sequence[Any], seeds: Sequence[int], folder: Path
+  ) -> Iterator[Plan]:
+    """Yields the plans of costs, of the development world and of the rows.
+
+    After plans that were not executed, the next ones have the recipes' own
+    settings.
     """
     if self.development_seed in seeds:
       raise RealmError(
         f"seed {self.development_seed} is that of the development world; "
         "change DEVELOPMENT_SEED or FIRST_SEED"
       )
-    stale = {REALM, *self.stale_objectives}
-    chosen = [
-      row for row in rows if row.part != "staleness" or row.base in stale
-    ]
-    names = {START, *(row.name for row in chosen)}
+    names = {START, *(row.name for row in rows)}
     # Those whose settings they take have the first names for shared runs.
-    bases = {row.tuned_as for row in chosen}
+    bases = {row.tuned_as for row in rows}
     among = [row for row in self.all_rows() if row.name in names | bases]
     timed = [
       row
@@ -228,16 +201,16 @@ class ObjectivesConfig(AblationConfig):
     ]
     costs: Mapping[str, float] = {}
     if len(timed) > 1:
-      costs = self._measure(timed, folder, execute)
+      costs = yield from self._measure(timed, folder)
       twins = self._timed(timed, costs)
       names |= {row.name for row in twins}
       # Those of other stages are their own twins.
       among = [row for row in among if row.is_pretraining or not row.pretrains]
       among += twins
     own = [row for row in among if row.tuned_as == row.name and row.pretrains]
-    settings = self._choose(own, folder, execute)
+    settings = yield from self._choose(own, folder)
     among = [
-      row.tuned(*settings[row.tuned_as].best) if row.pretrains else row
+      row.tuned(*settings[row.tuned_as][0]) if row.pretrains else row
       for row in among
     ]
     reported = [row for row in among if row.name in names]
@@ -245,21 +218,18 @@ class ObjectivesConfig(AblationConfig):
     for row in reported:
       if row.pretrains:
         config = plan.pretrainings[row.name].config
-        setting = settings[row.tuned_as]
         plan.training[row.name] = {
           "steps": config.num_steps,
           "seconds per step": round(costs.get(row.tuned_as, 0.0), 4) or "",
           "SCORE_SCALE": config.retriever.score_scale,
           "rate of the retriever": config.optimizer.retriever_rate_scale,
-          "recall@1 in the grid": setting.text,
-          "collapsed in the grid": setting.collapsed,
+          **settings[row.tuned_as][1],
         }
-    execute(plan)
-    return plan
+    yield plan
 
   def _measure(
-    self, rows: Sequence[ObjectiveRow], folder: Path, execute: Execute
-  ) -> Mapping[str, float]:
+    self, rows: Sequence[ObjectiveRow], folder: Path
+  ) -> Generator[Plan, None, Mapping[str, float]]:
     """Returns the seconds of each row's step, by its name.
 
     What was measured before is not measured again. During these steps no index
@@ -267,22 +237,23 @@ class ObjectivesConfig(AblationConfig):
     """
     path = folder / "costs.json"
     costs = json.loads(path.read_text()) if path.exists() else {}
-    short = {
-      row.name: row.binding(
-        NUM_STEPS=self.num_cost_steps, REFRESH_EVERY_STEPS=(1, "NUM_STEPS")
-      ).renamed("cost", part="cost")
+    steps = {
+      "NUM_STEPS": self.num_cost_steps,
+      "REFRESH_EVERY_STEPS": (1, "NUM_STEPS"),
+    }
+    tried = [
+      row.changed("_cost", bindings=steps, part="cost", base=row.name)
       for row in rows
       if row.name not in costs
-    }
-    if short:
-      tried = [*short.values()]
-      plan = Plan(self, tried, tried, [self.development_seed], folder)
-      if execute(plan):
-        for name, row in short.items():
-          rows_of_steps = read_rows(plan.results[row.name][0]["run"])
-          seconds = [step["step_seconds"] for step in rows_of_steps]
+    ]
+    if tried:
+      yield (plan := Plan(self, tried, tried, [self.development_seed], folder))
+      if plan.is_finished():
+        for row in tried:
+          metrics = read_rows(plan.results[row.name][0]["run"].folder)
+          seconds = [step["step_seconds"] for step in metrics]
           # The first steps wait for the index and fill the pipeline.
-          costs[name] = statistics.median(seconds[len(seconds) // 2 :])
+          costs[row.tuned_as] = statistics.median(seconds[len(seconds) // 2 :])
         write_json(path, costs)
     return costs
 
@@ -299,45 +270,50 @@ class ObjectivesConfig(AblationConfig):
         costs.get(row.name, 0.5),
         every=realm.checkpoints.save_every_steps,
       )
-      twin = row.binding(NUM_STEPS=steps)
+      twin = row.changed(bindings={"NUM_STEPS": steps}, part="equal_seconds")
       if row.is_pretraining:
         title = f"{row.title}, equal seconds"
-        twin = twin.renamed("seconds", title=title, base=row.name)
-      timed.append(dataclasses.replace(twin, part="equal_seconds"))
+        twin = twin.changed("_seconds", title=title, base=row.name)
+      timed.append(twin)
     return timed
 
   def _choose(
-    self, rows: Sequence[ObjectiveRow], folder: Path, execute: Execute
-  ) -> dict[str, _Setting]:
-    """Returns each row's best setting on the development world, by its name."""
+    self, rows: Sequence[ObjectiveRow], folder: Path
+  ) -> Generator[Plan, None, dict[str, _Setting]]:
+    """Returns each row's best setting on the development world, by its name.
+
+    It has the highest recall@1 of statements, the first of equal ones.
+    """
     points = [*itertools.product(self.temperatures, self.rates)]
     tried = {
       row.name: [
-        row.tuned(temperature, rate).renamed(
-          f"{temperature:g}_{rate:g}", part="development"
+        row.tuned(temperature, rate).changed(
+          f"_{temperature:g}_{rate:g}", part="development"
         )
         for temperature, rate in points
       ]
       for row in rows
     }
     start = next(row for row in self.all_rows() if row.name == START)
-    start = dataclasses.replace(start, part="development")
+    start = start.changed(part="development")
     planned = [start, *itertools.chain(*tried.values())]
     plan = Plan(self, planned, planned, [self.development_seed], folder)
-    if not execute(plan):
-      return {row.name: _Setting() for row in rows}
-
-    def recall(row: ObjectiveRow) -> float:
+    yield plan
+    if not plan.is_finished():
+      return {row.name: ((1.0, 1.0), {}) for row in rows}
+    recalls = {}
+    for row in planned:
       (results,) = plan.results[row.name]
-      figures = json.loads((results["statements"] / METRICS).read_text())
-      return figures["recall_at_1"]
-
+      recalls[row.name] = results["statements"].figures()["recall_at_1"]
     settings = {}
     for name, own in tried.items():
-      found = [recall(row) for row in own]
-      settings[name] = _Setting(
-        best=points[found.index(max(found))],
-        text=" ".join(f"{recall:.3f}" for recall in found),
-        collapsed=num_collapsed(found, [recall(start)] * len(found)),
+      found = [recalls[row.name] for row in own]
+      before = [recalls[START]] * len(found)
+      settings[name] = (
+        points[found.index(max(found))],
+        {
+          "recall@1 in the grid": " ".join(f"{one:.3f}" for one in found),
+          "collapsed in the grid": num_collapsed(found, before),
+        },
       )
     return settings

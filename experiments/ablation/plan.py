@@ -16,7 +16,7 @@ that a later command with other rows finds it again.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,30 +24,22 @@ from etils import epath
 
 from experiments.ablation.rows import REALM, SHARED_BINDINGS, Row
 from experiments.data import Data
-from experiments.pipeline import Command, Step, Steps, Value
+from experiments.pipeline import Step, Steps, Value, run
 from realm_jax.errors import RealmError
 from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
 from realm_jax.training.config import TrainConfig
 
 # Reading goes on with retrieved blocks, if it has a recipe.
-READING_RETRIEVED = "reading_retrieved"
-RECIPES = (
-  *("inverse_cloze", "reading", "pretraining", "open_qa"),
-  *("build_index", "eval", "eval_retrieval"),
-)
+_READING_RETRIEVED = "reading_retrieved"
 
-# Folders of a row's results with one seed, by what they are.
-Results = dict[str, Path]
+# The steps that have a row's results with one seed, by what these are.
+Results = dict[str, Step]
 
 
 class Metric(NamedTuple):
-  """A figure of a row.
+  """A figure of a row: its names in JSON and in tables, and where it is.
 
-  Attributes:
-    name: Its name in JSON.
-    title: Its name in tables.
-    result: Which of a row's results has it.
-    score: Name of the score of each question.
+  That is one of a row's results, and the name of each question's score in it.
   """
 
   name: str
@@ -81,10 +73,9 @@ class SeedSteps(Steps):
   """The steps of one seed, in a folder of their own.
 
   Attributes:
-    config: The ablation.
+    data: Where the data of the seed are.
     rows: All rows, the first of which that has a run gives it its name.
     pretrainings: What rows pre-train, by their names.
-    data: Where the data of the seed are.
   """
 
   def __init__(
@@ -95,8 +86,6 @@ class SeedSteps(Steps):
     rows: Sequence[Any] = (),
     pretrainings: Mapping[str, Pretraining] = {},
   ):
-    self.config, self.data = config, config.data.files(folder)
-    self.rows, self.pretrainings = rows, pretrainings
     recipes, always = {}, {}
     for recipe, files in config.recipes.items():
       recipes[recipe] = [*files, *config.extra_gin_files]
@@ -104,23 +93,12 @@ class SeedSteps(Steps):
         always[recipe] = {"SEED": seed}
       if recipe in config.num_steps:
         always[recipe]["NUM_STEPS"] = config.num_steps[recipe]
+    self.data = config.data.files(folder)
     super().__init__(folder, recipes, str(self.data.corpus_dir), always)
-
-  def of(self, row: Any) -> Iterator[tuple[str, Step]]:
-    """Yields the steps that have a row's results, by what these are.
-
-    They are its answers, and what its retriever finds before fine-tuning.
-    """
-    yield "answers", self.answers(row)
-    run = self.open_qa(row)
-    for kind, questions in (
-      ("zero_shot", self.data.questions),
-      ("zero_shot_sentences", self.data.sentences),
-    ):
-      if questions:
-        given = {"QUESTIONS": str(questions), "CHECKPOINT_STEP": 0}
-        name = f"{run.folder.name}/{kind}"
-        yield kind, self.evaluate(name, "eval_retrieval", run, **given)
+    self.rows, self.pretrainings = rows, pretrainings
+    self._start: dict[str, Any] = {}
+    if config.initial_checkpoint is not None:
+      self._start["INITIAL_CHECKPOINT"] = str(config.initial_checkpoint)
 
   def answers(self, row: Row) -> Step:
     """Makes the evaluation of a row's answers, after its fine-tuning."""
@@ -153,68 +131,60 @@ class SeedSteps(Steps):
     return self.train("inverse_cloze", "inverse_cloze", **self._start)
 
   @functools.cached_property
+  def reading(self) -> Step:
+    """The reader that has read the sources of masked sentences alone."""
+    return self.train("reading", "reading", **self._start)
+
+  @functools.cached_property
   def reader(self) -> Step:
     """The reader from which pre-training starts."""
-    name, reading = READING_RETRIEVED, self._reading
-    if name not in self.config.recipes:
-      return reading
+    name = _READING_RETRIEVED
+    if name not in self.recipes:
+      return self.reading
     # It reads the blocks that the inverse-cloze retriever finds.
     builder = self.first_snapshot(name)
-    return self.train(name, name, self.inverse_cloze, reading, builder)
+    return self.train(name, name, self.inverse_cloze, self.reading, builder)
 
   @functools.cached_property
   def baseline_reader(self) -> Step:
     """A reader that has read as many masked examples as REALM's."""
     realm = self.pretrainings[REALM].config
     batch_size, num_steps = realm.data.batch_size, realm.num_steps
-    if READING_RETRIEVED in self.config.recipes:
+    if _READING_RETRIEVED in self.recipes:
       before = self.reader.command.build()
       num_examples = before.num_steps * before.data.batch_size
       num_steps += -(-num_examples // batch_size)
     return self.train(
       *("baseline_reader", "reading"),
-      reader=self._reading,
+      reader=self.reading,
       BATCH_SIZE=batch_size,
       LEARNING_RATE=realm.optimizer.learning_rate,
       WARMUP_STEPS=realm.optimizer.warmup_steps,
       NUM_STEPS=num_steps,
     )
 
-  @property
-  def _reading(self) -> Step:
-    return self.train("reading", "reading", **self._start)
-
-  @property
-  def _start(self) -> dict[str, Any]:
-    start = self.config.initial_checkpoint
-    return {} if start is None else {"INITIAL_CHECKPOINT": str(start)}
-
   def pretraining(self, row: Row) -> Step:
     """Makes a row's pre-training, which rows share that train the same."""
     first, bindings, config = self.pretrainings[row.name]
-    name, builder = f"pretraining/{first.name}", None
-    if config.stage.retrieval and not config.keeps_rolling_index:
-      builder = self.command(
-        *("build_index", "build_index", self.folder / name),
-        MODE="every",
-        REFRESH_EVERY_STEPS=config.refresh.refresh_every_steps,
-      )
-    return self.pretrain(name, first, bindings, builder)
+    step = self.pretrain(f"pretraining/{first.name}", first, bindings)
+    if not config.stage.retrieval or config.keeps_rolling_index:
+      return step
+    builder = self.command(
+      *("build_index", "build_index", step.folder),
+      MODE="every",
+      REFRESH_EVERY_STEPS=config.refresh.refresh_every_steps,
+    )
+    return dataclasses.replace(step, builder=builder)
 
   def pretrain(
-    self,
-    name: str,
-    row: Row,
-    bindings: Mapping[str, Value],
-    builder: Command | None = None,
+    self, name: str, row: Row, bindings: Mapping[str, Value]
   ) -> Step:
     """Makes what a row pre-trains, with bindings over its recipe."""
+    retriever = self.inverse_cloze if row.from_inverse_cloze else None
     reader = self.reader if row.recipe == "pretraining" else None
-    if row.from_inverse_cloze:
-      parts = (self.inverse_cloze, reader)
-      return self.train(name, row.recipe, *parts, builder, **bindings)
-    given = {"INITIAL_CHECKPOINT": None, **self._start, **bindings}
-    return self.train(name, row.recipe, None, reader, builder, **given)
+    if retriever is None:
+      bindings = {"INITIAL_CHECKPOINT": None, **self._start, **bindings}
+    return self.train(name, row.recipe, retriever, reader, None, **bindings)
 
 
 def read_pretrainings(
@@ -225,8 +195,10 @@ def read_pretrainings(
   steps = SeedSteps(config, Path("seed"), config.first_seed)
   recipes: dict[str, TrainConfig] = {}
   first: dict[str, Row] = {}
-  found: dict[str, Pretraining] = {}
-  for row in [row for row in rows if row.pretrains]:
+  found = {}
+  for row in rows:
+    if not row.pretrains:
+      continue
     if row.recipe not in recipes:
       # Runs that wait need a lag, which is a multiple.
       plain = steps.pretrain("run", row, {"WAIT_FOR_SNAPSHOTS": False})
@@ -237,29 +209,29 @@ def read_pretrainings(
     refresh = dataclasses.replace(built.refresh, refresh_every_steps=every)
     # Equal where two rows train the same.
     key = repr(dataclasses.replace(built, refresh=refresh))
-    own = Pretraining(first.setdefault(key, row), bindings, built)
-    found[row.name] = own
+    named_after = first.setdefault(key, row)
+    found[row.name] = Pretraining(named_after, bindings, built)
   return found
 
 
 def _without_multiples(row: Row, recipe: TrainConfig) -> dict[str, Value]:
   """Returns a row's bindings, with the recipe's values for multiples."""
+  bound = {**SHARED_BINDINGS, **row.bindings}
+  values = {n: of for n, of in bound.items() if not isinstance(of, tuple)}
   sizes: dict[str, Any] = {
     "SAVE_EVERY_STEPS": recipe.checkpoints.save_every_steps,
     "NUM_STEPS": recipe.num_steps,
     "SCORE_SCALE": recipe.retriever.score_scale,
     "RETRIEVER_RATE_SCALE": recipe.optimizer.retriever_rate_scale,
+    **values,
   }
-  multiples, values = {}, {}
-  for name, value in {**SHARED_BINDINGS, **row.bindings}.items():
-    (multiples if isinstance(value, tuple) else values)[name] = value
-  sizes.update(values)
-  save = sizes["SAVE_EVERY_STEPS"]
-  for name, (factor, of) in multiples.items():
-    values[name] = factor * sizes[of]
-    if name == "REFRESH_EVERY_STEPS":
-      # Snapshots are built from checkpoints, so it is rounded up.
-      values[name] = -(-values[name] // save) * save
+  for name, value in bound.items():
+    if isinstance(value, tuple):
+      multiple, save = value[0] * sizes[value[1]], sizes["SAVE_EVERY_STEPS"]
+      if name == "REFRESH_EVERY_STEPS":
+        # Snapshots are built from checkpoints, so it is rounded up.
+        multiple = -(-multiple // save) * save
+      values[name] = multiple
   return values
 
 
@@ -267,8 +239,8 @@ class Plan:
   """The steps of all seeds that rows need.
 
   Attributes:
-    rows, seeds, metrics: Rows, seeds, and figures of the report.
-    folder: Folder of the seeds' folders.
+    rows, metrics: Rows and figures of the report.
+    folder, seeds: Folder of all seeds, and the folder of each, by seed.
     uses: Steps, in an order in which they can be made, with the names of the
       rows that share them; those of one seed stand together.
     results: Results by row, one for each seed.
@@ -285,45 +257,32 @@ class Plan:
     seeds: Sequence[int],
     folder: Path,
   ):
-    """Plans rows; the first one `among` all rows that has a run names it.
-
-    Raises:
-      ValueError: A recipe or binding is wrong.
-    """
-    self.rows, self.seeds, self.folder = rows, seeds, folder
+    """Plans rows; the first one `among` all rows that has a run names it."""
+    self.rows, self.folder = rows, folder
+    self._data = config.data
+    self.seeds = {seed: folder / f"seed-{seed}" for seed in seeds}
     self.metrics = [Metric(*fields) for fields in config.metrics]
     self.uses: dict[Path, tuple[Step, list[str]]] = {}
     self.results: dict[str, list[Results]] = {row.name: [] for row in rows}
     self.training: dict[str, Mapping[str, Any]] = {}
     self.pretrainings = read_pretrainings(config, among)
-    for seed in seeds:
-      own = folder / f"seed-{seed}"
-      steps = config.steps(config, own, seed, among, self.pretrainings)
+    for seed, own in self.seeds.items():
+      steps = SeedSteps(config, own, seed, among, self.pretrainings)
       for row in rows:
-        self.results[row.name].append(self._add(row.name, steps.of(row)))
-      if seed == seeds[0]:
-        self._require_valid_commands()
-
-  def _add(self, row: str, results: Iterable[tuple[str, Step]]) -> Results:
-    """Adds the steps of a row, unless they are there already."""
-    folders = {}
-    for kind, result in results:
-      folders[kind] = result.folder
-      for step in result.in_order():
-        _, rows = self.uses.setdefault(step.folder, (step, []))
-        if row not in rows:
-          rows.append(row)
-    return folders
-
-  def is_finished(self) -> bool:
-    """Returns whether all its steps are."""
-    return all(step.is_finished() for step, _ in self.uses.values())
+        results = dict(config.results(steps, row))
+        self.results[row.name].append(results)
+        for result in results.values():
+          for step in result.in_order():
+            _, users = self.uses.setdefault(step.folder, (step, []))
+            if row.name not in users:
+              users.append(row.name)
+    self._require_valid_commands()
 
   def _require_valid_commands(self) -> None:
     """Configures the commands: an error shows before hours of work.
 
-    Commands that bind the same names over the same files differ in paths alone,
-    and what rows pre-train has been read.
+    Commands that bind the same names over the same files differ in paths and
+    seeds alone, and what rows pre-train has been read.
     """
     commands = {
       (*command.gin_files, *command.bindings): command
@@ -333,10 +292,23 @@ class Plan:
     for command in commands.values():
       command.configured()
 
+  def execute(self) -> None:
+    """Makes the data of the seeds, and runs what is left of the steps."""
+    for seed, own in self.seeds.items():
+      self._data.prepare(own, seed)
+    for number, (step, users) in enumerate(self.uses.values(), 1):
+      if not step.is_finished():
+        place, *name = step.folder.relative_to(self.folder).parts
+        print(
+          f"\n=== {number} of {len(self.uses)}: {place.replace('-', ' ')}, "
+          f"{'/'.join(name)}, for {', '.join(users)}",
+          flush=True,
+        )
+        run(step)
 
-# Runs what is left of a plan; returns whether it is finished, which it is not
-# where runs are only listed.
-Execute = Callable[[Plan], bool]
+  def is_finished(self) -> bool:
+    """Returns whether all its steps are."""
+    return all(step.is_finished() for step, _ in self.uses.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,8 +316,8 @@ class AblationConfig:
   """One ablation: stages, data, seeds and budget.
 
   Attributes:
-    recipes: Gin files by stage, for each name of `RECIPES`, and for
-      `reading_retrieved`, if pre-training should start from such a reader.
+    recipes: Gin files by stage; of `reading_retrieved`, if pre-training should
+      start from such a reader.
     data: Corpus and questions of each seed.
     num_seeds: Number of seeds.
     first_seed: First seed; the others follow it.
@@ -366,19 +338,11 @@ class AblationConfig:
   initial_checkpoint: epath.PathLike | None = None
   rows: Sequence[Mapping[str, Any]] = ()
   metrics: Sequence[Sequence[str]] = ()
-  steps: ClassVar[type[SeedSteps]] = SeedSteps
   row: ClassVar[type[Row]] = Row
-  needed_recipes: ClassVar[Sequence[str]] = RECIPES
 
   def __post_init__(self) -> None:
     require_valid(self)
-    needed, given = {*self.needed_recipes}, {*self.recipes}
-    if needed - given or given - needed - {READING_RETRIEVED}:
-      raise RealmError(
-        f"recipes={sorted(self.recipes)}; want gin files for each of "
-        f"{', '.join(self.needed_recipes)}: change RECIPES"
-      )
-    if unknown := {*self.num_steps} - given:
+    if unknown := {*self.num_steps} - {*self.recipes}:
       raise RealmError(
         f"num_steps of {min(unknown)!r}; want some of "
         f"{', '.join(self.recipes)}: change NUM_STEPS"
@@ -395,21 +359,33 @@ class AblationConfig:
     except TypeError as error:
       raise RealmError(f"{error}: change ROWS") from error
 
-  def conduct(
-    self,
-    rows: Sequence[Any],
-    seeds: Sequence[int],
-    folder: Path,
-    execute: Execute,
-  ) -> Plan:
-    """Plans rows and seeds, executes the plan, and returns what to report.
+  def results(self, steps: SeedSteps, row: Any) -> Iterator[tuple[str, Step]]:
+    """Yields the steps that have a row's results, by what these are.
+
+    They are its answers, and what its retriever finds before fine-tuning.
+    """
+    yield "answers", steps.answers(row)
+    run = steps.open_qa(row)
+    for kind, questions in (
+      ("zero_shot", steps.data.questions),
+      ("zero_shot_sentences", steps.data.sentences),
+    ):
+      if questions:
+        given = {"QUESTIONS": str(questions), "CHECKPOINT_STEP": 0}
+        name = f"{run.folder.name}/{kind}"
+        yield kind, steps.evaluate(name, "eval_retrieval", run, **given)
+
+  def plans(
+    self, rows: Sequence[Any], seeds: Sequence[int], folder: Path
+  ) -> Iterator[Plan]:
+    """Yields the plans of rows and seeds, of which the last one is reported.
+
+    Each is executed before the next one is made, unless it is only listed.
 
     Raises:
       ValueError: A recipe or binding is wrong.
     """
-    plan = Plan(self, rows, self.all_rows(), seeds, folder)
-    execute(plan)
-    return plan
+    yield Plan(self, rows, self.all_rows(), seeds, folder)
 
 
 def chosen_ablation(*, ablation: AblationConfig) -> AblationConfig:

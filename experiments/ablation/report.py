@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Float
 
 from experiments.ablation.plan import Metric, Plan, Results
-from experiments.ablation.rows import REALM
 from experiments.pipeline import Step, markdown
 from realm_jax.console import columns, plot
 from realm_jax.evaluation.compare import paired_scores
+from realm_jax.evaluation.outputs import PREDICTIONS, RETRIEVED
 from realm_jax.evaluation.scores import (
   bootstrap_intervals,
   permutation_p_values,
@@ -22,9 +22,18 @@ REPORT = "ablation.md"
 _STATEMENT_RECALL = "statement_recall_at_1"
 # Row that has the retriever from which the others start.
 START = "inverse_cloze"
-# Share of the start's recall below which a run has collapsed.
+# Share of the start's recall below which a run has collapsed. The trainer warns
+# at the same share of the best candidates.
 _FALLEN = 0.6
 _SIGNIFICANT = 0.01
+_INTRODUCTION = (
+  "Each figure is the mean over the seeds, with their standard deviation. "
+  "Differences are from REALM, those of a stale index from the same "
+  "objective's freshest, with 95 % bootstrap intervals and the p-value of a "
+  "paired randomization test, over the questions of all seeds. A row is called "
+  f"better if its p-value is below {_SIGNIFICANT} after Holm's correction over "
+  "the rows of the table, and if it is better in every seed."
+)
 
 _Row = Mapping[str, Any]
 # The scores of a row and of REALM, one array for each seed.
@@ -46,37 +55,43 @@ def figures_of(plan: Plan) -> dict[str, Any]:
   """
   found: list[dict[str, Any]] = []
   for row in plan.rows:
-    title, pretraining = row.title, plan.pretrainings.get(row.name)
-    if pretraining is not None and pretraining.never_refreshed:
-      title += " (never refreshed)"
+    pretraining = plan.pretrainings.get(row.name)
+    is_stale = pretraining is not None and pretraining.never_refreshed
     metrics = {}
     for metric in plan.metrics:
       here, there = (
         _files(plan.results[name], metric) for name in (row.name, row.reference)
       )
-      if not here or not there:
-        continue
-      pairs = [paired_scores(*files) for files in zip(there, here, strict=True)]
-      metrics[metric.name] = row_figures(
-        [second[metric.score] for _, second in pairs],
-        [first[metric.score] for first, _ in pairs],
-      )
+      if here and there:
+        pairs = [*map(paired_scores, there, here)]
+        metrics[metric.name] = row_figures(
+          [second[metric.score] for _, second in pairs],
+          [first[metric.score] for first, _ in pairs],
+        )
     found.append(
       {
         "name": row.name,
-        "title": title,
+        "title": row.title + " (never refreshed)" * is_stale,
         "part": row.part,
         "published": {**row.published},
         "training": {**plan.training.get(row.name, {})},
         "metrics": metrics,
       }
     )
-  _add_collapses(found)
+  recalls = {
+    row["name"]: row["metrics"][_STATEMENT_RECALL]["by_seed"]
+    for row in found
+    if _STATEMENT_RECALL in row["metrics"]
+  }
+  for row in found:
+    if row["training"] and {row["name"], START} <= recalls.keys():
+      collapsed = num_collapsed(recalls[row["name"]], recalls[START])
+      row["training"]["collapsed"] = collapsed
   for metric in plan.metrics:
     compared = [
       row["metrics"][metric.name]
-      for row in found
-      if row["name"] != REALM and metric.name in row["metrics"]
+      for row in found[1:]
+      if metric.name in row["metrics"]
     ]
     corrected = holm([figures["p_value"] for figures in compared])
     for figures, p_value in zip(compared, corrected, strict=True):
@@ -104,38 +119,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def num_collapsed(scores: Sequence[float], start: Sequence[float]) -> str:
   """Returns how many runs have collapsed, such as "1 of 3".
 
-  A run has collapsed if its recall@1 of statements is less than 0.6 of what it
-  started with. The trainer warns at the same share of the best candidates.
-
-  Args:
-    scores: Recall of each run.
-    start: Recall of the retriever from which it started.
+  A run has collapsed if its recall@1 of statements, its score, is less than 0.6
+  of that of the retriever from which it started.
   """
   pairs = zip(scores, start, strict=True)
   fallen = sum(score < _FALLEN * before for score, before in pairs)
   return f"{fallen} of {len(scores)}"
 
 
-def _add_collapses(rows: Sequence[_Row]) -> None:
-  """Adds to the training of rows how many of their runs have collapsed."""
-  recalls = {
-    row["name"]: row["metrics"][_STATEMENT_RECALL]["by_seed"]
-    for row in rows
-    if _STATEMENT_RECALL in row["metrics"]
-  }
-  for row in rows:
-    if row["training"] and {row["name"], START} <= recalls.keys():
-      row["training"]["collapsed"] = num_collapsed(
-        recalls[row["name"]], recalls[START]
-      )
-
-
 def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
-  """Returns the figures of a row, given each question's score.
-
-  Args:
-    scores: Scores of the row, by seed.
-    realm: Those of REALM on the same questions, by seed.
+  """Returns the figures of a row, given each question's score, by seed.
 
   Returns:
     `by_seed`, the mean of each seed; `mean` and `standard_deviation` of these,
@@ -146,9 +139,8 @@ def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
     `seeds_better`, in how many seeds the row is better.
   """
   by_seed = [float(np.mean(of_seed)) for of_seed in scores]
-  differences = [
-    {"": row - other} for row, other in zip(scores, realm, strict=True)
-  ]
+  pairs = zip(scores, realm, strict=True)
+  differences = [{"": row - other} for row, other in pairs]
   means = [float(np.mean(of_seed[""])) for of_seed in differences]
   deviation = float(np.std(by_seed, ddof=1)) if len(by_seed) > 1 else None
   return {
@@ -166,12 +158,10 @@ def row_figures(scores: _Seeds, realm: _Seeds) -> dict[str, Any]:
 def _files(results: Sequence[Results], metric: Metric) -> list[Path]:
   """Returns the files of a metric; none if the results are of other kinds."""
   files = []
-  for folder in (one.get(metric.result) for one in results):
-    if folder is not None:
-      # An evaluation of retrieval alone has no predictions.
-      predictions = folder / "predictions.jsonl"
-      found = predictions.exists()
-      files.append(predictions if found else folder / "retrieved.jsonl")
+  for step in (one[metric.result] for one in results if metric.result in one):
+    # An evaluation of retrieval alone has no predictions.
+    path = step.folder / PREDICTIONS
+    files.append(path if path.exists() else step.folder / RETRIEVED)
   return files
 
 
@@ -182,39 +172,26 @@ def write_report(
 
   `figures` are those of `figures_of`, with the `seeds` and the `commit`.
   """
-  rows, seeds = figures["rows"], figures["seeds"]
+  rows = figures["rows"]
   metrics = [m for m in metrics if m.name in rows[0]["metrics"]]
   plots = _write_plots(output_dir, metrics, rows)
-  tables = [_cells(rows, metric) for metric in metrics]
+  tables = {metric.title: _cells(rows, metric) for metric in metrics}
+  sections = {title: markdown(cells) for title, cells in tables.items()}
+  if names := list(dict.fromkeys(n for row in rows for n in row["training"])):
+    training = [
+      [row["title"], *(row["training"].get(name, "") for name in names)]
+      for row in rows
+    ]
+    sections = {"Training": markdown([["", *names], *training]), **sections}
   with atomic_text_file(output_dir / REPORT) as file:
-    file.write(
-      f"# Ablation\n\n{len(seeds)} seeds, commit {figures['commit']}. Each "
-      "figure is the mean over the seeds, with their standard deviation. "
-      "Differences are from REALM, those of a stale index from the same "
-      "objective's freshest, with 95 % bootstrap intervals and the p-value of "
-      "a paired randomization test, over the questions of all seeds. A row is "
-      "called better if its p-value is "
-      f"below {_SIGNIFICANT} after Holm's correction over the rows of the "
-      "table, and if it is better in every seed.\n"
-    )
-    if any(row["training"] for row in rows):
-      file.write(f"\n## Training\n\n{markdown(_training_cells(rows))}\n")
-    for metric, cells in zip(metrics, tables, strict=True):
-      file.write(f"\n## {metric.title}\n\n{markdown(cells)}\n")
+    made = f"{len(figures['seeds'])} seeds, commit {figures['commit']}."
+    file.write(f"# Ablation\n\n{made} {_INTRODUCTION}\n")
+    for title, table in sections.items():
+      file.write(f"\n## {title}\n\n{table}\n")
     for name, title in plots.items():
       file.write(f"\n![{title}]({name})\n")
-  shown = "\n\n".join(columns(cells) for cells in tables)
+  shown = "\n\n".join(columns(cells) for cells in tables.values())
   return f"{shown}\n\nreport: {output_dir / REPORT}"
-
-
-def _training_cells(rows: Sequence[_Row]) -> list[list[str]]:
-  """Returns the cells of the table of training, its header first."""
-  names = list(dict.fromkeys(name for row in rows for name in row["training"]))
-  cells = [["", *names]]
-  for row in rows:
-    values = [str(row["training"].get(name, "")) for name in names]
-    cells.append([row["title"], *values])
-  return cells
 
 
 def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
@@ -222,26 +199,27 @@ def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
   header = [metric.title, "mean", "sd", "difference", "interval", "p", "Holm"]
   cells = [[*header, "seeds", "", "paper"]]
   for row in rows:
-    figures = row["metrics"].get(metric.name)
-    if figures is None:
+    if (figures := row["metrics"].get(metric.name)) is None:
       continue
     deviation = figures["standard_deviation"]
     low, high = figures["difference_interval"]
-    compared = [
-      f"{figures['difference']:+.3f}",
-      f"[{low:+.3f}, {high:+.3f}]",
-      f"{figures['p_value']:.4f}",
-      f"{figures.get('holm_p_value', 1):.4f}",
-      f"{figures['seeds_better']} of {len(figures['by_seed'])}",
-      "better" if figures.get("is_better") else "",
-    ]
+    compared = [""] * 6
+    if row is not rows[0]:
+      compared = [
+        f"{figures['difference']:+.3f}",
+        f"[{low:+.3f}, {high:+.3f}]",
+        f"{figures['p_value']:.4f}",
+        f"{figures['holm_p_value']:.4f}",
+        f"{figures['seeds_better']} of {len(figures['by_seed'])}",
+        "better" if figures["is_better"] else "",
+      ]
     paper = row["published"].get(metric.name)
     cells.append(
       [
         row["title"],
         f"{figures['mean']:.3f}",
         "" if deviation is None else f"{deviation:.3f}",
-        *([""] * len(compared) if row["name"] == REALM else compared),
+        *compared,
         "" if paper is None else f"{paper / 100:.3f}",
       ]
     )
@@ -251,27 +229,21 @@ def _cells(rows: Sequence[_Row], metric: Metric) -> list[list[str]]:
 def _write_plots(
   output_dir: Path, metrics: Sequence[Metric], rows: Sequence[_Row]
 ) -> dict[str, str]:
-  """Writes the plots of the parts that have rows beside REALM.
+  """Writes a plot for each part of the rows; returns their titles by file.
 
-  Each metric has a panel, with a bar for each row, the first at the top, and a
+  Each metric has a panel, with a bar for each row, REALM's at the top, and a
   dot for each seed.
-
-  Returns:
-    The title of each file's plot.
   """
   written = {}
   for part in dict.fromkeys(row["part"] for row in rows[1:]):
-    title = part.replace("_", " ")
-    own = [row for row in rows if row["part"] == part or row is rows[0]]
-    shown = [
-      metric
-      for metric in metrics
-      if any(metric.name in row["metrics"] for row in own[1:])
-    ]
+    title, path = part.replace("_", " "), output_dir / f"{part}.png"
+    others = [row for row in rows[1:] if row["part"] == part]
+    own = [rows[0], *others]
+    shown = [m for m in metrics if any(m.name in r["metrics"] for r in others)]
     if not shown:
       continue
     with plot(
-      output_dir / f"{part}.png",
+      path,
       title=f"{title} (orange: 95 % intervals; dots: seeds)",
       num_panels=len(shown),
       height=1.5 + 0.5 * len(own),
@@ -289,7 +261,7 @@ def _write_plots(
         axes.set_xlim(left=0)
         is_first = axes.get_subplotspec().is_first_col()
         axes.tick_params(labelleft=is_first)
-    written[f"{part}.png"] = title
+    written[path.name] = title
   return written
 
 

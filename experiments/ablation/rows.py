@@ -57,20 +57,17 @@ class Row:
 
 
 def select(names: Sequence[str], rows: Sequence[Any]) -> list[Any]:
-  """Returns rows by their names, those of their parts, or `all`.
-
-  REALM, with which all are compared, is always the first; the others follow in
-  the order of `rows`.
+  """Returns rows by their names or parts, or `all`; REALM's is always there.
 
   Raises:
     RealmError: A name is unknown.
   """
-  known = {row.name for row in rows} | {row.part for row in rows} | {"all"}
-  if unknown := [name for name in names if name not in known]:
+  parts = dict.fromkeys(row.part for row in rows)
+  known = [row.name for row in rows]
+  if unknown := {*names} - {"all", *parts, *known}:
     raise RealmError(
-      f"there is no row {unknown[0]!r}; want `all`, a part "
-      f"({', '.join(dict.fromkeys(row.part for row in rows))}) or some of "
-      f"{', '.join(row.name for row in rows)}"
+      f"there is no row {min(unknown)!r}; want `all`, a part "
+      f"({', '.join(parts)}) or some of {', '.join(known)}"
     )
   wanted = {*names, REALM}
   return [row for row in rows if wanted & {row.name, row.part, "all"}]

@@ -1,12 +1,16 @@
 """The demo's report: a table, JSON, and what is retrieved."""
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.demo.stages import ICT_CONTINUED, REALM, STATEMENTS
+from experiments.demo.stages import (
+  ICT_CONTINUED,
+  REALM,
+  STATEMENTS,
+  read_lines,
+)
 from experiments.pipeline import markdown
 from realm_jax.console import columns
 from realm_jax.training.metric_rows import read_rows
@@ -75,7 +79,9 @@ def _side_by_side(output_dir: Path) -> Iterator[str]:
   its own; a check mark stands before those that state the fact.
   """
   world, evaluations = output_dir / "world", output_dir / "evaluations"
-  texts = {row["id"]: row["text"] for row in _records(world / "articles.jsonl")}
+  texts = {
+    row["id"]: row["text"] for row in read_lines(world / "articles.jsonl")
+  }
   evidence = {}
   last = read_rows(output_dir / REALM)[-1]["step"]
   for title, run, step in (
@@ -83,10 +89,10 @@ def _side_by_side(output_dir: Path) -> Iterator[str]:
     ("after REALM pre-training", REALM, last),
   ):
     folder = evaluations / f"{STATEMENTS}/{run}/{step}"
-    lines = _records(folder / "retrieved.jsonl")
+    lines = read_lines(folder / "retrieved.jsonl")
     evidence[title] = {line["id"]: line["evidence"] for line in lines}
-  sentences = _records(world / f"{STATEMENTS}.jsonl")
-  for sentence in itertools.islice(sentences, _NUM_SENTENCES):
+  sentences = read_lines(world / f"{STATEMENTS}.jsonl")
+  for sentence in sentences[:_NUM_SENTENCES]:
     rows = [["", *evidence]]
     for rank in range(_NUM_BLOCKS):
       cells = [str(rank + 1)]
@@ -98,9 +104,3 @@ def _side_by_side(output_dir: Path) -> Iterator[str]:
       rows.append(cells)
     yield f"**{sentence['question']}** ({sentence['answer'][0]})"
     yield markdown(rows)
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-  with path.open() as lines:
-    for line in lines:
-      yield json.loads(line)

@@ -16,8 +16,7 @@ from experiments.pipeline import (
   run,
   steps_of_equal_seconds,
 )
-from experiments.world import edits
-from experiments.world.world import World
+from experiments.world.world import World, edit_facts, write_edited
 from realm_jax import configuration
 from realm_jax.evaluation.outputs import PREDICTIONS
 from realm_jax.training.metric_rows import read_rows
@@ -26,7 +25,6 @@ _RECIPES = Path("experiments/gin/demo")
 _NUM_EDITS = 100
 _EDITED_CORPUS = "edited_corpus"
 _RECALLS = ("recall_at_1", "recall_at_5", "mrr")
-_ANSWERS = ("exact_match", *_RECALLS)
 
 ICT, ICT_CONTINUED = "inverse_cloze", "inverse_cloze_continued"
 REALM = "realm"
@@ -48,28 +46,12 @@ class Demo(Steps):
       file.stem: [str(file), *extra_gin_files]
       for file in _RECIPES.glob("*.gin")
     }
-    super().__init__(output_dir, recipes, str(output_dir / CORPUS))
+    super().__init__(output_dir, recipes, str(output_dir / CORPUS), {})
     self.worlds = demo_worlds(extra_gin_files)
 
   def generate_world(self) -> World:
     """Generates the world; writes it, its wordpieces and its corpus once."""
     return self.worlds.prepare(self.folder, self.worlds.world.seed)
-
-  def train_open_qa(
-    self,
-    name: str,
-    retriever: Step | None,
-    reader: Step,
-    builder: Command | None = None,
-    **bindings: Value,
-  ) -> Step:
-    """Makes open QA, over its first snapshot if no other builder is given."""
-    return self.train(
-      *(name, "open_qa", retriever, reader),
-      builder or self.first_snapshot(name),
-      TRAIN_QUESTIONS=self.path("world/questions-train.jsonl"),
-      **bindings,
-    )
 
   def recalls(
     self, of: Step, checkpoint: int, questions: str
@@ -81,7 +63,8 @@ class Demo(Steps):
       QUESTIONS=self.path(f"world/{questions}.jsonl"),
       CHECKPOINT_STEP=checkpoint,
     )
-    return _figures(evaluation, _RECALLS)
+    figures = run(evaluation).figures()
+    return {name: figures[name] for name in _RECALLS}
 
   def answers(self, name: str, of: Step, **bindings: Any) -> dict[str, float]:
     """Evaluates open QA on the test questions."""
@@ -89,7 +72,25 @@ class Demo(Steps):
     evaluation = self.evaluate(
       *(name, "eval", of), QUESTIONS=questions, **bindings
     )
-    return _figures(evaluation, _ANSWERS)
+    figures = run(evaluation).figures()
+    return {name: figures[name] for name in ("exact_match", *_RECALLS)}
+
+  def open_qa(
+    self,
+    name: str,
+    retriever: Step | None,
+    reader: Step,
+    builder: Command | None = None,
+    **bindings: Value,
+  ) -> tuple[Step, dict[str, float]]:
+    """Trains and evaluates open QA, over its first snapshot by default."""
+    training = self.train(
+      *(name, "open_qa", retriever, reader),
+      builder or self.first_snapshot(name),
+      TRAIN_QUESTIONS=self.path("world/questions-train.jsonl"),
+      **bindings,
+    )
+    return run(training), self.answers(name, training, **bindings)
 
 
 def run_demo(demo: Demo) -> dict[str, Any]:
@@ -102,7 +103,6 @@ def run_demo(demo: Demo) -> dict[str, Any]:
 
   Raises:
     StoppedError: SIGTERM came; the same call continues.
-    ValueError: A recipe is wrong, or a command failed.
   """
   start = time.monotonic()
   _announce("A fictional world, its notes, their corpus and its wordpieces")
@@ -112,9 +112,9 @@ def run_demo(demo: Demo) -> dict[str, Any]:
   _announce("Reading: the reader learns to fill in names from a block")
   reading = run(demo.train("reading", "reading"))
   _announce("… and from blocks that the retriever finds")
-  read = "reading_retrieved"
-  first = demo.first_snapshot(read)
-  reading = run(demo.train(read, read, cloze, reading, first))
+  name = "reading_retrieved"
+  first = demo.first_snapshot(name)
+  reading = run(demo.train(name, name, cloze, reading, first))
   _announce("REALM pre-training: both learn, and the index is refreshed")
   builder = demo.command("build_index", "build_index", demo.folder / REALM)
   realm = run(demo.train(REALM, "pretrain", cloze, reading, builder))
@@ -155,8 +155,7 @@ def run_demo(demo: Demo) -> dict[str, Any]:
     baseline, best = cloze, before
   statements = demo.recalls(realm, last, STATEMENTS)
   _announce("Open QA with the REALM retriever")
-  open_qa = run(demo.train_open_qa("open_qa", realm, realm))
-  answers = demo.answers("open_qa", open_qa)
+  open_qa, answers = demo.open_qa("open_qa", realm, realm)
   _announce("Control: the same reader, given random blocks")
   random_blocks = demo.answers("random_blocks", open_qa, CANDIDATES="random")
   _announce("Control: BM25, with a reader trained on its blocks")
@@ -168,18 +167,15 @@ def run_demo(demo: Demo) -> dict[str, Any]:
     SNAPSHOTS_DIR=demo.path("bm25/snapshots"),
     CHECKPOINT_STEP=0,
   )
-  scores = {"INDEX_SCORES": True}
-  bm25 = run(demo.train_open_qa("bm25", None, realm, builder, **scores))
-  bm25_answers = demo.answers("bm25", bm25, **scores)
+  _, bm25 = demo.open_qa("bm25", None, realm, builder, INDEX_SCORES=True)
   _announce("Control: the inverse-cloze retriever, without REALM pre-training")
-  ict_only = run(demo.train_open_qa("ict_only", baseline, realm))
-  ict_answers = demo.answers("ict_only", ict_only)
+  _, ict_only = demo.open_qa("ict_only", baseline, realm)
   _announce(f"{_NUM_EDITS} facts change in the corpus; nothing is trained")
   return {
     "realm": answers,
     "random_blocks": random_blocks,
-    "bm25": bm25_answers,
-    "ict_only": ict_answers,
+    "bm25": bm25,
+    "ict_only": ict_only,
     "statements": {
       "started_from": before[STATEMENTS],
       "realm": statements,
@@ -206,34 +202,31 @@ def _follow_edits(demo: Demo, open_qa: Step, world: World) -> dict[str, int]:
     How many facts were `edited`; how many of their questions were answered
     rightly before, `known`; and how many of those are now, `followed`.
   """
-  edited = edits.edit_facts(world, count=_NUM_EDITS, seed=0)
+  edited = edit_facts(world, count=_NUM_EDITS, seed=0)
   folder = demo.folder / "edited_world"
-  edits.write_edited(folder, before=world, after=edited)
+  write_edited(folder, before=world, after=edited)
   demo.worlds.build(demo.folder, _EDITED_CORPUS, "edited_world/articles.jsonl")
   corpus = {"CORPUS_DIR": demo.path(_EDITED_CORPUS)}
   snapshot = demo.build_index(
     open_qa, "edited_snapshots", CHECKPOINT_STEP=0, **corpus
   )
   questions = str(folder / "questions-edited.jsonl")
-  asked = demo.evaluate(
+  evaluation = demo.evaluate(
     *("edited", "eval", open_qa, snapshot), QUESTIONS=questions, **corpus
   )
-  run(asked)
-
-  def correct(evaluation: Path) -> dict[str, bool]:
-    lines = (evaluation / PREDICTIONS).read_text().splitlines()
-    return {one["id"]: one["correct"] for one in map(json.loads, lines)}
-
-  now = correct(asked.folder)
-  before = correct(demo.folder / "evaluations" / open_qa.folder.name)
+  after = run(evaluation).folder
+  before, now = (
+    {one["id"]: one["correct"] for one in read_lines(folder / PREDICTIONS)}
+    for folder in (after.with_name(open_qa.folder.name), after)
+  )
   known = [right for id_, right in now.items() if before[id_]]
   return {"edited": len(now), "known": len(known), "followed": sum(known)}
 
 
-def _figures(evaluation: Step, names: Sequence[str]) -> dict[str, float]:
-  """Runs an evaluation, and returns some of its figures."""
-  figures = run(evaluation).figures()
-  return {name: figures[name] for name in names}
+def read_lines(path: Path) -> list[dict[str, Any]]:
+  """Returns the objects of a file that has one as JSON in each line."""
+  with path.open() as lines:
+    return [*map(json.loads, lines)]
 
 
 def _announce(title: str) -> None:

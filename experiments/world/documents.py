@@ -8,12 +8,13 @@ thirty notes name a person, and three of them answer a question about them.
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.world import facts as facts_lib
-from experiments.world import relations
+from experiments.world.facts import Fact
+from experiments.world.relations import Relation
 
 _NUM_STATEMENTS = 3
 # The other phrasings of a fact's relation are left to masked statements.
@@ -34,10 +35,8 @@ _MAX_DRAWS = 100
 class Sentence:
   """A fact, by its index in the world, and the template that words it.
 
-  Attributes:
-    fact: Index of the fact.
-    phrasing: Number of the phrasing among those of its relation.
-    template: One of that phrasing's wordings.
+  The template is one of the wordings of a phrasing, which is known by its
+  number among those of the fact's relation.
   """
 
   fact: int
@@ -47,25 +46,19 @@ class Sentence:
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-  """A note.
-
-  Attributes:
-    id: Identifier, unique in its world.
-    title: Title of a newspaper, which names no entity.
-    sentences: Sentences of the text, in order.
-  """
+  """A note: its id is unique in its world, and its title names no entity."""
 
   id: str
   title: str
   sentences: tuple[Sentence, ...]
 
-  def text(self, facts: Sequence[facts_lib.Fact]) -> str:
+  def text(self, facts: Sequence[Fact]) -> str:
     """Returns the document's text, given the facts of its world."""
     return " ".join(facts[s.fact].word(s.template) for s in self.sentences)
 
 
 def write_notes(
-  generator: np.random.Generator, facts: Sequence[facts_lib.Fact]
+  generator: np.random.Generator, facts: Sequence[Fact]
 ) -> list[Document]:
   """Writes the notes that state all facts, in random order."""
   pairs, strangers = _pair(generator, facts)
@@ -76,45 +69,40 @@ def write_notes(
   # Those that are left also come in threes, about three entities.
   notes += [strangers[i : i + 3] for i in range(0, len(strangers), 3)]
   generator.shuffle(notes)
-  documents = []
-  for number, note in enumerate(notes):
-    order = generator.permutation(len(note))
-    title = str(generator.choice(_NEWSPAPERS))
-    sentences = tuple(note[i] for i in order)
-    documents.append(Document(f"note-{number:05d}", title, sentences))
-  return documents
+  return [
+    Document(
+      id=f"note-{number:05d}",
+      sentences=tuple(note[i] for i in generator.permutation(len(note))),
+      title=str(generator.choice(_NEWSPAPERS)),
+    )
+    for number, note in enumerate(notes)
+  ]
 
 
-def statements_of(
-  generator: np.random.Generator, fact: int, relation: relations.Relation
+def _state(
+  generator: np.random.Generator, fact: int, relation: Relation
 ) -> list[Sentence]:
   """States a fact three times, each time in another wording."""
   phrasings = generator.permutation(len(relation.phrasings))[:_NUM_PHRASINGS]
-  orders = {
-    int(i): generator.permutation(relation.phrasings[i].wordings).tolist()
-    for i in phrasings
-  }
+  orders = []
+  for i in phrasings.tolist():
+    templates = generator.permutation(relation.phrasings[i].wordings).tolist()
+    orders.append([Sentence(fact, i, template) for template in templates])
   # Each phrasing once, before any of them in a second wording.
-  by_turns = zip(*orders.values(), strict=True)
-  statements = [
-    Sentence(fact, phrasing, template)
-    for templates in by_turns
-    for phrasing, template in zip(orders, templates, strict=True)
-  ]
-  return statements[:_NUM_STATEMENTS]
+  by_turns = itertools.chain(*zip(*orders, strict=True))
+  return [*by_turns][:_NUM_STATEMENTS]
 
 
 def _pair(
-  generator: np.random.Generator, facts: Sequence[facts_lib.Fact]
+  generator: np.random.Generator, facts: Sequence[Fact]
 ) -> tuple[list[list[Sentence]], list[Sentence]]:
   """Pairs two thirds of the statements about each entity; returns the rest."""
   about: dict[str, list[Sentence]] = collections.defaultdict(list)
   for index, fact in enumerate(facts):
-    relation = relations.BY_NAME[fact.relation]
-    for statement in statements_of(generator, index, relation):
+    for statement in _state(generator, index, fact.relation):
       # A symmetric fact is about either of its entities.
       entity = fact.subject
-      if relation.is_symmetric and generator.random() < 0.5:
+      if fact.relation.is_symmetric and generator.random() < 0.5:
         entity = fact.value
       about[entity].append(statement)
   pairs, rest = [], []
@@ -137,7 +125,7 @@ def _pair(
 
 def _take_stranger(
   generator: np.random.Generator,
-  facts: Sequence[facts_lib.Fact],
+  facts: Sequence[Fact],
   pair: Sequence[Sentence],
   strangers: list[Sentence],
 ) -> list[Sentence]:

@@ -6,6 +6,7 @@ completed from its value, and no value is common enough to be guessed.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -29,21 +30,17 @@ Entities = dict[str, list[str]]
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-  """A statement that `relation` of `subject` is `value`.
+  """A statement that `relation` of `subject` is `value`, a name or a number."""
 
-  The value is a name or a number.
-  """
-
-  relation: str
+  relation: relations.Relation
   subject: str
   value: str
 
   @property
   def entities(self) -> tuple[str, ...]:
     """Names of the entities that the fact is about."""
-    if relations.BY_NAME[self.relation].has_entity_value:
-      return (self.subject, self.value)
-    return (self.subject,)
+    named = self.relation.has_entity_value
+    return (self.subject, self.value) if named else (self.subject,)
 
   def word(self, template: str) -> str:
     """Returns the fact in the words of one of its relation's templates."""
@@ -61,20 +58,11 @@ def make_facts(
   """
   ends = np.cumsum([sum(map(len, group.values())) for group in groups])
   shares = (ends[:-1] * len(NUMBERS) / ends[-1]).astype(int)
-  numbers = np.split(generator.permutation(NUMBERS), shares)
+  of_groups = np.split(generator.permutation(NUMBERS), shares)
   facts = []
-  for group, own_numbers in zip(groups, numbers, strict=True):
-    facts += _make_group_facts(generator, group, own_numbers)
-  return facts
-
-
-def _make_group_facts(
-  generator: np.random.Generator,
-  group: Entities,
-  numbers: Int[np.ndarray, " n"],
-) -> list[Fact]:
-  facts = []
-  for relation in relations.RELATIONS:
+  for (group, numbers), relation in itertools.product(
+    zip(groups, of_groups, strict=True), relations.RELATIONS
+  ):
     subjects = group[relation.subject]
     values: Sequence[object]
     if relation.is_symmetric:
@@ -84,12 +72,11 @@ def _make_group_facts(
       # In a circle, so that nobody is their own value.
       subjects = _circle(generator, subjects)
       values = subjects[1:] + subjects[:1]
-    elif relation.has_entity_value:
-      values = _spread(generator, group[relation.value], len(subjects))
     else:
-      values = _spread(generator, numbers, len(subjects))
+      among = group.get(relation.value, numbers)
+      values = _spread(generator, among, len(subjects))
     facts += [
-      Fact(relation.name, str(subject), str(value))
+      Fact(relation, str(subject), str(value))
       for subject, value in zip(subjects, values, strict=True)
     ]
   return facts
@@ -106,10 +93,8 @@ def _circle(generator: np.random.Generator, names: Sequence[str]) -> list[str]:
   for _ in range(_MAX_DRAWS):
     order = [str(name) for name in generator.permutation(names)]
     following = order[1:] + order[:1]
-    if all(
-      name.split()[-1] != other.split()[-1]
-      for name, other in zip(order, following, strict=True)
-    ):
+    pairs = zip(order, following, strict=True)
+    if all(a.split()[-1] != b.split()[-1] for a, b in pairs):
       return order
   raise RealmError(
     f"{len(names)} entities of a kind in one split are too few to be related "
@@ -153,15 +138,11 @@ def split_entities(
     families: dict[str, list[str]] = {}
     for name in names:
       families.setdefault(name.split()[-1], []).append(name)
-    wanted = {
-      split: max(1, round(share * len(names)))
-      for split, share in held_out.items()
-    }
+    wanted = {s: max(1, round(p * len(names))) for s, p in held_out.items()}
     for family in generator.permutation(list(families)):
       members = families[str(family)]
-      split: Split = next(
-        (s for s, number in wanted.items() if number >= len(members)), "train"
-      )
+      fitting = [s for s, number in wanted.items() if number >= len(members)]
+      split: Split = fitting[0] if fitting else "train"
       if split in wanted:
         wanted[split] -= len(members)
       of_split[split][kind] += members

@@ -32,19 +32,13 @@ _PREFIXES: dict[relations.EntityKind, str] = {
 }
 _NAMES_PER_SIMILAR_NAME = 8
 # A name has at least one letter before the middle and the ending.
-# Of bytes, in which positions of spans are counted.
-_SPAN = re.compile(
-  "|".join(
-    [
-      *(
-        rf"(?P<{kind}>\b(?:{_PREFIXES[kind]} )?[A-Z][a-z]{{2,}}"
-        rf"(?:{'|'.join(_ENDINGS[kind])})\b)"
-        for kind in relations.ENTITY_KINDS
-      ),
-      r"(?P<number>\b\d+\b)",
-    ]
-  ).encode()
+_NAMES = "|".join(
+  rf"(?P<{kind}>\b(?:{_PREFIXES[kind]} )?[A-Z][a-z]{{2,}}"
+  rf"(?:{'|'.join(_ENDINGS[kind])})\b)"
+  for kind in relations.ENTITY_KINDS
 )
+# Of bytes, in which positions of spans are counted.
+_SPAN = re.compile(rf"{_NAMES}|(?P<number>\b\d+\b)".encode())
 
 
 def make_entities(
@@ -74,10 +68,8 @@ def tag(text: str, title: str) -> list[Span]:
   invented names. A name's ending tells its kind.
   """
   del title
-  return [
-    Span(*match.span(), str(match.lastgroup))
-    for match in _SPAN.finditer(text.encode())
-  ]
+  found = _SPAN.finditer(text.encode())
+  return [Span(*match.span(), str(match.lastgroup)) for match in found]
 
 
 def _invent(

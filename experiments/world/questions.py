@@ -3,12 +3,11 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from experiments.world import facts as facts_lib
-from experiments.world import relations
-from experiments.world.facts import Split
+from experiments.world.facts import Entities, Fact, Split
 from realm_jax.text.wordpieces import MASK
 
 
@@ -33,8 +32,8 @@ class Question:
 
 def make_questions(
   generator: np.random.Generator,
-  facts: list[facts_lib.Fact],
-  entities: Mapping[Split, facts_lib.Entities],
+  facts: list[Fact],
+  entities: Mapping[Split, Entities],
   *,
   counts: dict[Split, int],
 ) -> dict[Split, list[Question]]:
@@ -47,24 +46,19 @@ def make_questions(
     for split, names in entities.items()
     for name in itertools.chain(*names.values())
   }
-  possible: dict[Split, list[tuple[str, str, int, str]]] = {
-    split: [] for split in counts
-  }
+  possible: dict[Split, list[Any]] = {split: [] for split in counts}
   for index, fact in enumerate(facts):
-    relation = relations.BY_NAME[fact.relation]
     split = split_of[fact.subject]
     sides = [(fact.subject, fact.value)]
-    if relation.is_symmetric:
+    if fact.relation.is_symmetric:
       sides.append((fact.value, fact.subject))
     for subject, answer in sides:
-      templates = [str(t) for t in generator.permutation(relation.questions)]
+      templates = generator.permutation(fact.relation.questions).tolist()
       # A held-out fact has one question, so that the score counts facts.
       for template in templates if split == "train" else templates[:1]:
-        possible[split].append(
-          (template.format(s=subject), subject, index, answer)
-        )
-
-  questions: dict[Split, list[Question]] = {}
+        text = template.format(s=subject)
+        possible[split].append((text, subject, index, answer))
+  questions = {}
   for split, choices in possible.items():
     order = generator.permutation(len(choices))[: counts[split]]
     questions[split] = [
@@ -76,7 +70,7 @@ def make_questions(
 
 def make_statements(
   generator: np.random.Generator,
-  facts: Sequence[facts_lib.Fact],
+  facts: Sequence[Fact],
   questions: Sequence[Question],
   stated: Mapping[int, Collection[int]],
   translate: Callable[[str], str] = str,
@@ -95,7 +89,7 @@ def make_statements(
   statements: dict[int, Question] = {}
   for question in questions:
     fact = facts[question.fact]
-    phrasings = relations.BY_NAME[fact.relation].phrasings
+    phrasings = fact.relation.phrasings
     others = sorted(set(range(len(phrasings))) - set(stated[question.fact]))
     template = translate(phrasings[generator.choice(others)].unseen)
     # A symmetric fact may be asked for in both directions, and is stated once.

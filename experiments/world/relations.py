@@ -13,7 +13,6 @@ words, and `*` one that the corpus never has; `?` precedes questions. Names have
 no article or noun beside them, so that no part of a masked name is given away.
 """
 
-import collections
 import dataclasses
 import itertools
 import re
@@ -29,11 +28,9 @@ ENTITY_KINDS: tuple[EntityKind, ...] = get_args(EntityKind)
 
 @dataclasses.dataclass(frozen=True)
 class Phrasing:
-  """Sentences that express a relation with the same content words.
+  """Templates of sentences with the same content words.
 
-  Attributes:
-    wordings: Templates of sentences in the corpus, at least two.
-    unseen: Template of a sentence that no block has.
+  At least two `wordings` are in the corpus; the `unseen` one is in no block.
   """
 
   wordings: tuple[str, ...]
@@ -77,23 +74,21 @@ def _parse(table: str) -> Iterator[Relation]:
     header, *lines = map(str.strip, entry.splitlines())
     name, _, kinds = header.partition(": ")
     subject, arrow, value = kinds.split()
-    lists: dict[str, list[str]] = collections.defaultdict(list)
-    phrasings: list[Phrasing] = []
-    for line in lines:
-      mark, text = line[0], line[2:]
-      lists[mark].append(text)
+    phrasings, wordings, questions = [], [], []
+    for mark, text in ((line[0], line[2:]) for line in lines):
       if mark == "*":
-        wordings = (*lists.pop("-"), *lists.pop("+", ()))
-        phrasings.append(Phrasing(wordings, unseen=text))
+        phrasings.append(Phrasing(tuple(wordings), unseen=text))
+        wordings = []
+      else:
+        (questions if mark == "?" else wordings).append(text)
     yield Relation(
       name=name,
       subject=cast(EntityKind, subject),
       value=cast(ValueKind, value),
       phrasings=tuple(phrasings),
-      questions=tuple(lists["?"]),
+      questions=tuple(questions),
       is_symmetric=arrow == "<->",
     )
 
 
 RELATIONS = tuple(_parse(Path(__file__).with_suffix(".txt").read_text()))
-BY_NAME = {relation.name: relation for relation in RELATIONS}

@@ -7,20 +7,18 @@ order. The transliterated language is the first one in Cyrillic letters.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from etils import epath
 
-from experiments.world import documents as documents_lib
-from experiments.world import questions as questions_lib
-from experiments.world.world import World, write_articles, write_questions
+from experiments.world.documents import Document, write_notes
+from experiments.world.questions import Question, make_statements
+from experiments.world.world import World
 from realm_jax.settings import Fraction, require_valid
 
 # An invented language has no code. That of Esperanto splits sentences well.
 CODE = "eo"
-ARTICLES = "articles-second.jsonl"
 _SYLLABLES = tuple("ba de fi go ku la me ni po ru sa te vi zo".split())
 # No name and no English word of a template ends so.
 _ENDINGS = tuple("ak em ul oz ib".split())
@@ -51,31 +49,22 @@ class SecondLanguageConfig:
     require_valid(self)
 
 
-@dataclasses.dataclass(frozen=True)
-class SecondLanguage:
-  """What is written in the second language.
-
-  Attributes:
-    documents: Documents that state some of the world's facts.
-    statements: Masked statements of the facts that the world's test statements
-      are about, by the languages whose documents state the fact.
-  """
-
-  documents: Sequence[documents_lib.Document]
-  statements: Mapping[StatedIn, Sequence[questions_lib.Question]]
-
-
 def write_in_second_language(
   world: World, config: SecondLanguageConfig, *, seed: int
-) -> SecondLanguage:
+) -> tuple[list[Document], dict[StatedIn, list[Question]]]:
   """Writes documents and masked statements in the second language.
 
   As in the first language, a statement has a phrasing in which no document of
   its language states the fact.
+
+  Returns:
+    Documents that state some of the world's facts, and masked statements of
+    the facts that the world's test statements are about, by the languages
+    whose documents state the fact.
   """
   generator = np.random.default_rng([seed, 1])
   translate = translator(config.transliterated, generator)
-  notes = documents_lib.write_notes(generator, world.facts)
+  notes = write_notes(generator, world.facts)
   documents, stated = [], {fact: set[int]() for fact in range(len(world.facts))}
   for note in notes[: round(config.document_share * len(notes))]:
     sentences = []
@@ -83,21 +72,15 @@ def write_in_second_language(
       stated[sentence.fact].add(sentence.phrasing)
       template = translate(sentence.template)
       sentences.append(dataclasses.replace(sentence, template=template))
-    documents.append(
-      documents_lib.Document(
-        f"{CODE}-{note.id}", translate(note.title), tuple(sentences)
-      )
-    )
-  asked = questions_lib.make_statements(
+    title = translate(note.title)
+    documents.append(Document(f"{CODE}-{note.id}", title, tuple(sentences)))
+  asked = make_statements(
     generator, world.facts, world.statements["test"], stated, translate
   )
-  return SecondLanguage(
-    documents,
-    {
-      "first": [one for one in asked if not stated[one.fact]],
-      "both": [one for one in asked if stated[one.fact]],
-    },
-  )
+  return documents, {
+    "first": [one for one in asked if not stated[one.fact]],
+    "both": [one for one in asked if stated[one.fact]],
+  }
 
 
 def translator(
@@ -132,15 +115,3 @@ def translator(
     return " ".join(words) + "." * text.endswith(".")
 
   return translate
-
-
-def write_files(
-  directory: epath.PathLike, world: World, second: SecondLanguage
-) -> None:
-  """Writes `articles-second.jsonl`, and a `statements-STATED_IN.jsonl` each."""
-  directory = epath.Path(directory)
-  write_articles(directory / ARTICLES, world, second.documents, language=CODE)
-  for stated_in, statements in second.statements.items():
-    write_questions(
-      directory / f"statements-{stated_in}.jsonl", world, statements
-    )

@@ -1,27 +1,37 @@
-"""A whole demo world: generated from a seed, and written as files."""
+"""A whole demo world: generated from a seed, edited, and written as files."""
 
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 from etils import epath
 
-from experiments.world import documents as documents_lib
-from experiments.world import facts as facts_lib
 from experiments.world import names
-from experiments.world import questions as questions_lib
-from experiments.world.relations import EntityKind
-from realm_jax.errors import RealmError
-from realm_jax.settings import Fraction, NonNegativeInt, require_valid
+from experiments.world.documents import Document, write_notes
+from experiments.world.facts import (
+  Entities,
+  Fact,
+  Split,
+  make_facts,
+  split_entities,
+)
+from experiments.world.questions import (
+  Question,
+  make_questions,
+  make_statements,
+)
+from realm_jax.settings import Fraction, NonNegativeInt, Range, require_valid
 from realm_jax.storage.json_files import JsonValue, json_lines
 from realm_jax.text.vocabulary_training import train_vocabulary
 from realm_jax.text.wordpieces import write_pieces
 
 _VOCABULARY_SIZE = 8000
-_MIN_OF_KIND = len(facts_lib.SPLITS)
-_HELD_OUT: tuple[facts_lib.Split, ...] = ("validation", "test")
+# Every split of the questions has an entity of each kind.
+_NumEntities = Annotated[int, Range(least=3)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +49,12 @@ class WorldConfig:
       number of questions of each split.
     held_out_test, held_out_validation: Share of the entities of each kind that
       only questions of that split mention or have as their answer.
-
-  Raises:
-    ValueError: A number is too small for a world.
   """
 
   seed: NonNegativeInt = 0
-  num_people: int = 300
-  num_cities: int = 300
-  num_companies: int = 110
+  num_people: _NumEntities = 300
+  num_cities: _NumEntities = 300
+  num_companies: _NumEntities = 110
   num_train_questions: NonNegativeInt = 12000
   num_validation_questions: NonNegativeInt = 200
   num_test_questions: NonNegativeInt = 400
@@ -56,32 +63,17 @@ class WorldConfig:
 
   def __post_init__(self) -> None:
     require_valid(self)
-    for kind, count in self.num_entities.items():
-      if count < _MIN_OF_KIND:
-        raise RealmError(
-          f"{count} of kind {kind}; every kind needs at least {_MIN_OF_KIND}, "
-          "so that every split of the questions has one"
-        )
-
-  @property
-  def num_entities(self) -> dict[EntityKind, int]:
-    """Number of entities of each kind."""
-    return {
-      "person": self.num_people,
-      "city": self.num_cities,
-      "company": self.num_companies,
-    }
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
   """A fictional world, the facts in it, and questions about them."""
 
-  entities: facts_lib.Entities
-  facts: Sequence[facts_lib.Fact]
-  documents: Sequence[documents_lib.Document]
-  questions: Mapping[facts_lib.Split, Sequence[questions_lib.Question]]
-  statements: Mapping[facts_lib.Split, Sequence[questions_lib.Question]]
+  entities: Entities
+  facts: Sequence[Fact]
+  documents: Sequence[Document]
+  questions: Mapping[Split, Sequence[Question]]
+  statements: Mapping[Split, Sequence[Question]]
 
   @functools.cached_property
   def gold_ids(self) -> Mapping[int, Sequence[str]]:
@@ -99,18 +91,22 @@ _DEFAULTS = WorldConfig()
 def generate(config: WorldConfig = _DEFAULTS) -> World:
   """Generates a world, which is always the same for the same configuration."""
   generator = np.random.default_rng(config.seed)
-  entities = names.make_entities(generator, config.num_entities)
-  split = facts_lib.split_entities(
+  entities = names.make_entities(
     generator,
-    entities,
-    held_out={
-      "test": config.held_out_test,
-      "validation": config.held_out_validation,
+    {
+      "person": config.num_people,
+      "city": config.num_cities,
+      "company": config.num_companies,
     },
   )
-  facts = facts_lib.make_facts(generator, list(split.values()))
-  documents = documents_lib.write_notes(generator, facts)
-  questions = questions_lib.make_questions(
+  held_out: dict[Split, float] = {
+    "test": config.held_out_test,
+    "validation": config.held_out_validation,
+  }
+  split = split_entities(generator, entities, held_out=held_out)
+  facts = make_facts(generator, list(split.values()))
+  documents = write_notes(generator, facts)
+  questions = make_questions(
     generator,
     facts,
     split,
@@ -125,10 +121,8 @@ def generate(config: WorldConfig = _DEFAULTS) -> World:
     for sentence in document.sentences:
       stated[sentence.fact].add(sentence.phrasing)
   statements = {
-    held_out: questions_lib.make_statements(
-      generator, facts, questions[held_out], stated
-    )
-    for held_out in _HELD_OUT
+    one: make_statements(generator, facts, questions[one], stated)
+    for one in reversed(held_out)
   }
   return World(entities, facts, documents, questions, statements)
 
@@ -139,61 +133,132 @@ def write_world(directory: epath.PathLike, world: World) -> None:
   They are `articles.jsonl`, `questions-SPLIT.jsonl`, and
   `statements-SPLIT.jsonl` of the held-out splits.
   """
-  directory = epath.Path(directory)
-  write_articles(directory / "articles.jsonl", world, world.documents)
-  for name in ("questions", "statements"):
-    for split, group in getattr(world, name).items():
-      write_questions(directory / f"{name}-{split}.jsonl", world, group)
+  articles = epath.Path(directory) / "articles.jsonl"
+  write_articles(articles, world, world.documents)
+  write_questions(directory, world, "questions", world.questions)
+  write_questions(directory, world, "statements", world.statements)
 
 
 def write_articles(
-  path: epath.Path,
+  path: epath.PathLike,
   world: World,
-  documents: Sequence[documents_lib.Document],
+  documents: Sequence[Document],
   **fields: str,
 ) -> None:
   """Writes documents as lines of JSON, each with these further fields."""
   with json_lines(path) as write:
-    for document in documents:
-      text = document.text(world.facts)
-      write(
-        {"id": document.id, "title": document.title, "text": text, **fields}
-      )
+    for one in documents:
+      text = one.text(world.facts)
+      write({"id": one.id, "title": one.title, "text": text, **fields})
 
 
 def write_questions(
-  path: epath.Path, world: World, questions: Sequence[questions_lib.Question]
+  directory: epath.PathLike,
+  world: World,
+  name: str,
+  groups: Mapping[Any, Sequence[Question]],
 ) -> None:
-  """Writes questions as lines of JSON, with what a diagnosis needs."""
-  with json_lines(path) as write:
-    for question in questions:
-      write(question_record(world, question))
+  """Writes each group of questions as `NAME-GROUP.jsonl`."""
+  for group, questions in groups.items():
+    with json_lines(epath.Path(directory) / f"{name}-{group}.jsonl") as write:
+      for question in questions:
+        write(question_record(world, question))
 
 
-def question_record(
-  world: World, question: questions_lib.Question
-) -> dict[str, JsonValue]:
-  """Returns a question as its line of JSON."""
+def question_record(world: World, question: Question) -> dict[str, JsonValue]:
+  """Returns a question as its line of JSON, with what a diagnosis needs."""
   return {
     "id": question.id,
     "question": question.text,
     "answer": [question.answer],
     "subject": question.subject,
-    "relation": world.facts[question.fact].relation,
+    "relation": world.facts[question.fact].relation.name,
     "gold_ids": world.gold_ids[question.fact],
   }
 
 
 def write_vocabulary(
-  path: epath.PathLike,
-  world: World,
-  more: Sequence[documents_lib.Document] = (),
+  path: epath.PathLike, world: World, documents: Sequence[Document]
 ) -> None:
-  """Writes the wordpieces of documents and training questions.
-
-  `more` documents, such as those of another language, join the world's.
-  """
+  """Writes the wordpieces of documents and of the training questions."""
   texts = [question.text for question in world.questions["train"]]
-  for document in (*world.documents, *more):
+  for document in documents:
     texts += [document.title, document.text(world.facts)]
   write_pieces(path, train_vocabulary(texts, _VOCABULARY_SIZE))
+
+
+def edit_facts(world: World, *, count: int, seed: int) -> World:
+  """Changes facts that test questions ask for, in every document.
+
+  Two facts of one relation exchange their values, so that the edited world is
+  as regular as the one before: every value is used as often.
+
+  The world is not modified. In the one that is returned, only the answers of
+  questions have changed. The seed chooses among the facts that test questions
+  ask for, which may be fewer than `count`, an even number.
+  """
+  facts = list(world.facts)
+  for first, second in _choose_pairs(world, count // 2, seed):
+    for index, other in ((first, second), (second, first)):
+      value = world.facts[other].value
+      facts[index] = dataclasses.replace(facts[index], value=value)
+
+  def edited(one: Question) -> Question:
+    # A question about a symmetric fact may have its subject as the answer.
+    if facts[one.fact] == world.facts[one.fact]:
+      return one
+    return dataclasses.replace(one, answer=facts[one.fact].value)
+
+  questions, statements = (
+    {split: [*map(edited, group)] for split, group in of.items()}
+    for of in (world.questions, world.statements)
+  )
+  return dataclasses.replace(
+    world, facts=facts, questions=questions, statements=statements
+  )
+
+
+def _choose_pairs(
+  world: World, num_pairs: int, seed: int
+) -> list[tuple[int, int]]:
+  """Chooses disjoint pairs of facts that test questions ask for.
+
+  The facts of a pair have the same relation and different values, and the pairs
+  are spread over the relations.
+  """
+  asked: dict[str, list[int]] = collections.defaultdict(list)
+  for question in world.questions["test"]:
+    relation = world.facts[question.fact].relation
+    # Exchanging spouses would change those of two other people as well.
+    if not relation.is_symmetric:
+      asked[relation.name].append(question.fact)
+  generator = np.random.default_rng(seed)
+  orders = [generator.permutation(facts).tolist() for facts in asked.values()]
+  # One pair of each relation before a second one of any.
+  rounds = itertools.zip_longest(
+    *(zip(order[0::2], order[1::2], strict=False) for order in orders)
+  )
+  pairs = [
+    (first, second)
+    for first, second in filter(None, itertools.chain(*rounds))
+    if world.facts[first].value != world.facts[second].value
+  ]
+  return pairs[:num_pairs]
+
+
+def write_edited(
+  directory: epath.PathLike, *, before: World, after: World
+) -> None:
+  """Writes an edited world and `questions-edited.jsonl`.
+
+  That file has the test questions whose answers changed, as `write_world`
+  writes them, with the field `old_answer`.
+  """
+  write_world(directory, after)
+  with json_lines(epath.Path(directory) / "questions-edited.jsonl") as write:
+    for old, new in zip(
+      before.questions["test"], after.questions["test"], strict=True
+    ):
+      if old.answer != new.answer:
+        record = question_record(after, new)
+        write(record | {"old_answer": [old.answer]})

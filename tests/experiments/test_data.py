@@ -14,9 +14,7 @@ _WORLD = WorldConfig(num_people=24, num_cities=24, num_companies=16)
 
 @pytest.mark.slow
 def test_each_seed_has_a_world_of_its_own_which_is_made_once(tmp_path):
-  worlds = GeneratedWorlds(
-    _WORLD, block_length=40, sentences="statements-test.jsonl"
-  )
+  worlds = GeneratedWorlds(_WORLD, block_length=40)
   fingerprints = []
   for seed in (0, 1):
     folder = tmp_path / f"seed-{seed}"

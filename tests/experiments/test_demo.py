@@ -44,20 +44,16 @@ def test_the_whole_demo_in_small(tmp_path, command_server):
   for name in _CONTENDERS:
     for figure in ("exact_match", "recall_at_1", "recall_at_5", "mrr"):
       assert 0 <= report[name][figure] <= 1
-  statements = report["statements"]
-  assert statements.keys() == {"started_from", "realm", "ict_only"}
   baseline = report["inverse_cloze_baseline"]
-  found = baseline["validation_recall_at_1"]
+  found, statements = baseline["validation_recall_at_1"], report["statements"]
   if found["continued"] >= found["started_from"]:
     assert baseline["retriever"] == "inverse_cloze_continued"
   else:
     assert baseline["retriever"] == "inverse_cloze"
     assert statements["ict_only"] == statements["started_from"]
-  assert {"with_retrieval", "null_only"} == report["masked_accuracy"].keys()
   edited = report["edited_facts"]
   assert 0 <= edited["followed"] <= edited["known"] <= edited["edited"] <= 100
   assert edited["edited"] > 0
-  assert report["wall_seconds"] > 0
   page = (output_dir / "report.md").read_text()
   statements = (output_dir / "world/statements-test.jsonl").read_text()
   first = json.loads(statements.splitlines()[0])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from realm_jax import configuration
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.evaluation.evaluate import evaluate, follow
 from realm_jax.evaluation.explain import block_use
 from realm_jax.evaluation.outputs import Figures
@@ -16,6 +17,7 @@ from realm_jax.snapshots.index_builder import build_index
 from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop import TrainResult
+from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
 from tests.processes.jobs import as_gin
 
@@ -44,6 +46,17 @@ def parsed(
   """Returns what gin files and bindings bind."""
   given = [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
   return configuration.parsed(function, gin_files, given)
+
+
+def losses(model_dir: Any) -> list[float]:
+  """Returns the loss of each step of a run."""
+  return [row["loss"] for row in read_rows(model_dir)]
+
+
+def checkpoint_steps(model_dir: Any) -> list[int]:
+  """Returns the steps of a run's checkpoints."""
+  with contextlib.closing(CheckpointStore(model_dir)) as store:
+    return store.steps()
 
 
 def call(function: Any, gin_files: Sequence[str], **bindings: Any) -> Any:

@@ -7,13 +7,10 @@ import threading
 
 import pytest
 
-from realm_jax.checkpoints.store import (
-  CheckpointNotWrittenError,
-  CheckpointStore,
-)
+from realm_jax.checkpoints.store import CheckpointNotWrittenError
 from realm_jax.errors import ExitCode
-from realm_jax.training.metric_rows import read_rows
 from tests.full_disk import full_disk
+from tests.integration.commands import checkpoint_steps, losses
 
 pytestmark = [
   pytest.mark.slow,
@@ -63,20 +60,15 @@ def test_a_run_whose_first_save_fails_is_resumed_as_if_it_had_not(
   assert error.value.exit_code == ExitCode.STORE_OUTAGE
   with commands.index_builder(disturbed):
     commands.train("pretrain", disturbed, NUM_STEPS=3)
-  losses, plain_losses = (
-    [row["loss"] for row in read_rows(run)] for run in (disturbed, plain)
-  )
-  assert losses == plain_losses
-  with contextlib.closing(CheckpointStore(disturbed)) as store:
-    assert store.steps() == [0, 3]
+  assert losses(disturbed) == losses(plain)
+  assert checkpoint_steps(disturbed) == [0, 3]
 
 
 def test_a_run_saves_again_three_times_and_ends(commands, tmp_path, caplog):
   with full_disk(_MAX_BYTES), pytest.raises(CheckpointNotWrittenError):
     commands.train("inverse_cloze", tmp_path, NUM_STEPS=500)
   assert caplog.text.count("saving again at this step") == 3
-  with contextlib.closing(CheckpointStore(tmp_path)) as store:
-    assert store.steps() == []
+  assert checkpoint_steps(tmp_path) == []
 
 
 def test_a_run_that_is_told_to_end_after_a_failed_save_saves_its_last_step(
@@ -93,5 +85,4 @@ def test_a_run_that_is_told_to_end_after_a_failed_save_saves_its_last_step(
   ):
     result = commands.train("inverse_cloze", tmp_path, NUM_STEPS=500)
   assert result.preempted
-  with contextlib.closing(CheckpointStore(tmp_path)) as store:
-    assert store.latest() == result.step
+  assert checkpoint_steps(tmp_path)[-1] == result.step

@@ -1,6 +1,5 @@
 """Runs in a bucket: training, and the other commands over what it leaves."""
 
-import contextlib
 import json
 import os
 
@@ -8,11 +7,7 @@ import pytest
 import safetensors.numpy
 
 from realm_jax.answers.run_answers import RunAnswers
-from realm_jax.checkpoints.store import (
-  BestCheckpoint,
-  CheckpointStore,
-  read_best,
-)
+from realm_jax.checkpoints.store import BestCheckpoint, read_best
 from realm_jax.corpus.build import build_corpus
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.compare import compare
@@ -21,9 +16,8 @@ from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.paths import upload_directory
-from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
-from tests.integration.commands import MODEL_FILE
+from tests.integration.commands import MODEL_FILE, checkpoint_steps, losses
 from tests.processes.jobs import Job, gin_command, running, wait_until
 from tests.processes.object_store import StoreFault
 from tests.weights import models
@@ -91,17 +85,13 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_is_evaluated(
     )
     trainer.kill()
     object_store.inject()
-    with contextlib.closing(CheckpointStore(model_dir)) as store:
-      assert store.latest() == 2
+    assert checkpoint_steps(model_dir)[-1] == 2
     trainer.start()
     wait_until(trainer.ended, what="end of the trainer")
   assert "continuing from checkpoint 2" in trainer.last_output()
   local = tmp_path / "local"
   commands.train("inverse_cloze", local, **_TRAINING)
-  losses, expected = (
-    [row["loss"] for row in read_rows(folder)] for folder in (model_dir, local)
-  )
-  assert losses == expected
+  assert losses(model_dir) == losses(local)
   # What the local run has trained is what the other has.
   assert commands.world.build_snapshot(local) == [_STEPS]
   figures = commands.call(

@@ -11,6 +11,7 @@ from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.storage.access import StoreAccessError
 from realm_jax.training.metrics import NonFiniteLossError
 from tests import tiny_world
+from tests.integration.commands import checkpoint_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -33,11 +34,6 @@ def model_dir(begun, tmp_path):
   return shutil.copytree(begun, tmp_path / "realm")
 
 
-def _latest(model_dir):
-  with contextlib.closing(CheckpointStore(model_dir)) as store:
-    return store.latest()
-
-
 def test_a_run_that_is_over_is_left_as_it_is(commands, model_dir):
   shutil.rmtree(model_dir / "snapshots")
   rows = (model_dir / "metrics.jsonl").read_bytes()
@@ -58,7 +54,7 @@ def test_a_nan_stops_the_run_and_leaves_a_good_checkpoint(commands, model_dir):
       LEARNING_RATE=1e30,
       **_ONE_SHAPE,
     )
-  last = _latest(model_dir)
+  last = checkpoint_steps(model_dir)[-1]
   assert f"the last good checkpoint, step {last} of" in str(error.value)
   # It is good: a run can go on from it.
   with contextlib.closing(CheckpointStore(model_dir)) as store:
@@ -80,7 +76,7 @@ def test_a_snapshot_of_another_corpus(commands, model_dir, tmp_path, world):
   assert "\n" not in text
   assert "reads its examples from version 1 of the corpus" in text
   assert "or the corpus was built again" in text
-  assert _latest(model_dir) == 1
+  assert checkpoint_steps(model_dir)[-1] == 1
 
 
 def test_questions_of_tfds_in_a_bucket_that_is_not_there(

@@ -17,7 +17,7 @@ from realm_jax.training import trainer
 from realm_jax.training.compiled_steps import CompiledSteps
 from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
-from tests.integration.commands import Commands
+from tests.integration.commands import Commands, losses
 
 pytestmark = pytest.mark.slow
 
@@ -94,8 +94,7 @@ def test_each_vector_is_that_of_its_step(rolling, world):
 def test_it_resumes_exactly(rolling, world, tmp_path):
   shutil.copytree(rolling / "checkpoints/4", tmp_path / "checkpoints/4")
   Commands(world).train("pretrain", tmp_path, **_SETTINGS, **_ROLLING)
-  losses = [row["loss"] for row in read_rows(tmp_path)]
-  assert losses == [row["loss"] for row in read_rows(rolling)][4:]
+  assert losses(tmp_path) == losses(rolling)[4:]
   before, after = (_vectors(path, world) for path in (rolling, tmp_path))
   for name in ("vectors", "steps"):
     np.testing.assert_array_equal(after[name], before[name])

@@ -16,10 +16,14 @@ def configured(name: str, *bindings: str):
   return found.build(chosen_ablation)
 
 
-def planned(config, *names, seeds=(0,), folder=OUT, execute=lambda plan: False):
-  """The plan of rows by name or part."""
-  rows = select(names, config.all_rows())
-  return config.conduct(rows, seeds, folder, execute)
+def plans(config, *names, seeds=(0,), folder=OUT):
+  """The plans of rows by name or part, each made when it is asked for."""
+  return config.plans(select(names, config.all_rows()), seeds, folder)
+
+
+def planned(config, *names, **settings):
+  """The last of these plans, after others that were only listed."""
+  return [*plans(config, *names, **settings)][-1]
 
 
 def steps(plan, seed=0):
@@ -30,8 +34,3 @@ def steps(plan, seed=0):
     for folder, (step, _) in plan.uses.items()
     if folder.is_relative_to(of_seed)
   }
-
-
-def settings_of(step):
-  """What the command of a step configures."""
-  return step.command.build()

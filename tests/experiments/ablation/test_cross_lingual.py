@@ -21,8 +21,8 @@ def test_rows_differ_in_what_they_learn_from_and_search(plan):
 
   found = {}
   for name, results in plan.results.items():
-    assert results[1]["first"] == folder / f"evaluations/{name}/first"
-    evaluated = runs[str(results[1]["first"])].command.bindings
+    assert results[1]["first"].folder == folder / f"evaluations/{name}/first"
+    evaluated = results[1]["first"].command.bindings
     assert evaluated["SNAPSHOT"] == str(folder / f"snapshots/{name}")
     run = runs[evaluated["MODEL_DIR"]]
     trained, searched = named(evaluated, "MODEL_DIR", "CORPUS_DIR")

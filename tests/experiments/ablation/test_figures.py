@@ -13,6 +13,7 @@ from experiments.ablation.report import (
   write_report,
 )
 from experiments.ablation.rows import select
+from experiments.pipeline import Command, Step
 from tests.evaluation.lines import line
 from tests.experiments.ablation.conftest import OUT, configured
 from tests.json_lines import write_lines
@@ -48,19 +49,16 @@ def results(tmp_path):
     for seed, (answers, places) in enumerate(zip(correct, words, strict=True)):
       folder = tmp_path / f"seed-{seed}" / name
       folder.mkdir(parents=True)
-      for file, fields in (
-        (
-          "predictions",
-          [
-            {"prediction": "p", "correct": right, "words": [place]}
-            for right, place in zip(answers, places, strict=True)
-          ],
-        ),
-        ("retrieved", [{"words": [place]} for place in places]),
-      ):
-        lines = [line(number, **own) for number, own in enumerate(fields)]
-        write_lines(folder / f"{file}.jsonl", lines)
-      found.append({"answers": folder, "zero_shot": folder})
+      rows = enumerate(zip(answers, places, strict=True))
+      write_lines(
+        folder / "predictions.jsonl",
+        [
+          line(number, prediction="p", correct=right, words=[place])
+          for number, (right, place) in rows
+        ],
+      )
+      step = Step(Command("evaluate", [], {}), folder)
+      found.append({"answers": step, "zero_shot": step})
     return found
 
   return write

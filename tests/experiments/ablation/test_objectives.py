@@ -2,11 +2,12 @@
 
 import pytest
 
+from experiments.ablation.plan import Plan
 from experiments.pipeline import steps_of_equal_seconds
 from tests.experiments.ablation.conftest import (
   configured,
   planned,
-  settings_of,
+  plans,
   steps,
 )
 from tests.json_lines import write_lines
@@ -19,11 +20,11 @@ def config():
 
 
 def _trained(plan, name):
-  return settings_of(_steps(plan)[f"pretraining/{name}"])
+  return _steps(plan)[f"pretraining/{name}"].command.build()
 
 
 def _steps(plan):
-  return steps(plan, plan.seeds[0])
+  return steps(plan, min(plan.seeds))
 
 
 def test_steps_of_equal_seconds():
@@ -50,29 +51,31 @@ _RECALLS = {
 }
 
 
-def test_a_row_takes_its_best_setting_and_as_many_seconds(config, tmp_path):
-  plans = []
+def _write_results(plan, folder):
+  """Writes what the runs of a plan would."""
+  if plan.rows[0].part == "cost":
+    for name, seconds in _COSTS.items():
+      # The first half of the steps waits for the index.
+      times = [9.0] * 30 + [seconds] * 29 + [9.0]
+      rows = [
+        {"step": n, "step_seconds": time} for n, time in enumerate(times, 1)
+      ]
+      _write(folder, f"pretraining/{name}_cost/metrics.jsonl", *rows)
+  if plan.rows[0].part == "development":
+    for name, recall in _RECALLS.items():
+      file = f"evaluations/{name}/statements/metrics.json"
+      _write(folder, file, {"recall_at_1": recall})
 
-  def execute(plan):
-    """Writes what the runs of each plan would."""
-    plans.append(plan)
-    if plan.rows[0].part == "cost":
-      for name, seconds in _COSTS.items():
-        # The first half of the steps waits for the index.
-        times = [9.0] * 30 + [seconds] * 29 + [9.0]
-        rows = [
-          {"step": n, "step_seconds": time} for n, time in enumerate(times, 1)
-        ]
-        _write(tmp_path, f"pretraining/{name}_cost/metrics.jsonl", *rows)
-    if plan.rows[0].part == "development":
-      for name, recall in _RECALLS.items():
-        file = f"evaluations/{name}/statements/metrics.json"
-        _write(tmp_path, file, {"recall_at_1": recall})
-    return True
 
-  names = ("perplexity", "hard_negatives")
-  planned(config, *names, folder=tmp_path, execute=execute)
-  costs, development, plan = plans
+def test_a_row_takes_its_best_setting_and_as_many_seconds(
+  config, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(Plan, "is_finished", lambda plan: True)
+  names, made = ("perplexity", "hard_negatives"), []
+  for plan in plans(config, *names, folder=tmp_path):
+    _write_results(plan, tmp_path)
+    made.append(plan)
+  costs, development, plan = made
   # No index is built while steps are measured.
   assert _trained(costs, "realm_cost").num_steps == 60
   builder = _steps(costs)["pretraining/realm_cost"].builder
@@ -100,12 +103,11 @@ def test_a_row_takes_its_best_setting_and_as_many_seconds(config, tmp_path):
   # the same for all.
   masked = _steps(plan)["evaluations/perplexity/masked"].command.bindings
   assert masked["SCORE_SCALE"] == 40.0
-  open_qa = settings_of(_steps(plan)["open_qa/perplexity"])
+  open_qa = _steps(plan)["open_qa/perplexity"].command.build()
   assert open_qa.retriever.score_scale == 20.0
   # What was measured is not measured again.
-  plans.clear()
-  planned(config, *names, folder=tmp_path, execute=execute)
-  assert [plan.rows[0].part for plan in plans] == ["development", "objectives"]
+  again = [plan.rows[0].part for plan in plans(config, *names, folder=tmp_path)]
+  assert again == ["development", "objectives"]
 
 
 def test_a_stale_row_shares_what_is_the_same_and_is_compared_with_it(config):
@@ -118,7 +120,7 @@ def test_a_stale_row_shares_what_is_the_same_and_is_compared_with_it(config):
   assert references["replug_refresh_50"] == "realm"
   assert references["replug_refresh_1500"] == "replug_refresh_50"
   # A refresh every 50 steps is what the objective itself has.
-  assert plan.results["replug_refresh_50"][0]["run"].name == "replug"
+  assert plan.results["replug_refresh_50"][0]["run"].folder.name == "replug"
   assert _trained(plan, "replug_refresh_200").refresh_every_steps == 200
   assert _trained(plan, "replug_rolling").keeps_rolling_index
   assert _steps(plan)["pretraining/replug_rolling"].builder is None

@@ -8,7 +8,6 @@ from tests.experiments.ablation.conftest import (
   OUT,
   configured,
   planned,
-  settings_of,
   steps,
 )
 
@@ -80,7 +79,7 @@ def test_a_row_starts_from_the_parts_that_it_names_which_come_before(whole):
 
 def test_the_baseline_reader_has_read_as_many_masked_examples(whole):
   names = ("baseline_reader", "pretraining/realm", "reading_retrieved")
-  configs = [settings_of(steps(whole)[name]) for name in names]
+  configs = [steps(whole)[name].command.build() for name in names]
   baseline, realm, _ = configs
   num_examples = [one.num_steps * one.data.batch_size for one in configs]
   assert num_examples[0] == num_examples[1] + num_examples[2]
