@@ -1,14 +1,12 @@
 """The compiled program of exact search: a running top-k over steps of rows.
 
-A step multiplies all queries with some rows and takes the maxima of groups of
-scores. Most steps need no more: where no maximum of a query exceeds the worst
-score of its running top-k, its scores are skipped. The temporaries are those
-of one step, however many rows there are.
+A step multiplies all queries with some rows, and merges the best of these rows
+into the best of all steps before. The temporaries are those of one step,
+however many rows there are.
 """
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +19,6 @@ from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
 # The k best of a step lie in the k groups of consecutive rows with the
 # largest maxima, and a maximum vectorizes where a top-k does not.
 GROUP = 32
-# On CPUs, the queries that a step improves are processed in batches of this
-# size. It is small because after the first steps a step improves few.
-_QUERIES_PER_BATCH = 64
 # Scores and rows of a step, at most. On CPUs the scores stay in the cache until
 # their maxima are taken; on other platforms a step should be long compared to
 # its launches, which on GPUs are many.
@@ -43,21 +38,14 @@ class SearchPlan:
   Attributes:
     k: Number of rows for each query.
     rows_per_step: Rows that are scored at once, at most those of a device.
-    platform: Platform of the devices, as in `jax.Device.platform`.
+    rows_first: Whether scores are laid out by rows, then queries. On TPUs a
+      maximum over rows then needs no copy, where CPUs read along the rows of a
+      query.
   """
 
   k: int
   rows_per_step: int
-  platform: str
-
-  @property
-  def rows_first(self) -> bool:
-    """Whether scores are laid out by rows, then queries.
-
-    On TPUs a maximum over rows then needs no copy. CPUs read along the rows of
-    a query.
-    """
-    return self.platform == "tpu"
+  rows_first: bool = False
 
 
 def make_plan(
@@ -71,14 +59,17 @@ def make_plan(
 ) -> SearchPlan:
   """Returns the settings of the program that finds the k best blocks.
 
-  Queries and rows are those of all devices together.
+  Queries and rows are those of all devices together. The `platform` is as in
+  `jax.Device.platform`.
   """
   scores = _MAX_SCORES[platform] // max(1, num_queries)
   fits = 1 << (max(1, scores).bit_length() - 1)
   wanted = 1 << (_ROWS_PER_K * k - 1).bit_length()
   rows = max(min(max(fits, _MIN_ROWS), _MAX_ROWS[platform]), wanted)
   return SearchPlan(
-    k, min(rows_per_step or rows, num_rows // devices), platform
+    k=k,
+    rows_per_step=min(rows_per_step or rows, num_rows // devices),
+    rows_first=platform == "tpu",
   )
 
 
@@ -147,19 +138,6 @@ def _best_of(
   return scores, jnp.take_along_axis(rows, places, axis=1)
 
 
-class _Scored(NamedTuple):
-  """A step's scores, by groups of consecutive rows."""
-
-  # Padding has scores, too. With `rows_first` they are [g, s, b].
-  scores: Float[Array, "x y z"]
-  # The largest score among each group's new rows.
-  maxima: Float[Array, "b g"]
-  # Whether a row is neither padding nor part of an earlier step.
-  is_new: Bool[Array, "g s"]
-  # Row numbers over all devices.
-  rows: Int[Array, "g s"]
-
-
 def _local_top_k(
   queries: Float[Array, "b d"],
   vectors: Float[Array, "n d"],
@@ -171,8 +149,6 @@ def _local_top_k(
   queries = queries.astype(vectors.dtype)
   real = jnp.clip(num_blocks - first_row, 0, len(vectors))
   size = plan.rows_per_step
-  by_groups = size > 2 * plan.k * GROUP and size % GROUP == 0
-  groups = size // GROUP if by_groups else size
 
   def step(i: Int[Array, ""], best: Best) -> Best:
     # The last step starts early enough to be whole, and leaves out the rows
@@ -188,84 +164,50 @@ def _local_top_k(
     )
     rows = start + jnp.arange(size)
     is_new = (rows >= i * size) & (rows < real)
-    if plan.rows_first:
-      scores = scores.reshape(groups, size // groups, -1)
-      new = is_new.reshape(groups, -1, 1)
-      maxima = jnp.where(new, scores, -jnp.inf).max(axis=1).T
-    else:
-      maxima = jnp.where(is_new[None], scores, -jnp.inf)
-      maxima = maxima.reshape(-1, groups, size // groups).max(axis=-1)
-      scores = scores.reshape(-1, groups, size // groups)
-    scored = _Scored(
-      scores=scores,
-      maxima=maxima,
-      is_new=is_new.reshape(groups, -1),
-      rows=(first_row + rows).reshape(groups, -1),
+    found = _candidates(scores, is_new, first_row + rows, plan)
+    # Earlier results come first because their rows are lower.
+    scores, rows = (
+      jnp.concatenate(parts, axis=1) for parts in zip(best, found, strict=True)
     )
-    # Skipping saves more than it costs on CPUs alone.
-    if plan.platform == "cpu":
-      return _improve_some(best, scored, plan)
-    return _improve(best, scored, None, plan)
+    return _best_of(scores, rows, plan.k)
 
   shape = (len(queries), plan.k)
   best = jnp.full(shape, -jnp.inf), jnp.full(shape, -1)
   return lax.fori_loop(0, -(-real // size), step, best)
 
 
-def _improve_some(best: Best, scored: _Scored, plan: SearchPlan) -> Best:
-  """Merges a step's rows into the top-k of the queries that they improve."""
-  batch_size = min(len(scored.maxima), _QUERIES_PER_BATCH)
-  # A NaN compares as not less or equal, so its query is not skipped.
-  waits = ~(scored.maxima.max(axis=1) <= best[0][:, -1])
-
-  def improve(state: tuple[Bool[Array, " b"], Best]) -> tuple[Array, Best]:
-    waits, best = state
-    do_wait, chosen = lax.top_k(waits.astype(jnp.float32), batch_size)
-    old = best[0][chosen], best[1][chosen]
-    new = _improve(old, scored, chosen, plan)
-    # Queries that are done already fill up the last batch, unchanged.
-    scores, rows = (
-      part.at[chosen].set(
-        jnp.where(do_wait[:, None] > 0, after, before), unique_indices=True
-      )
-      for part, before, after in zip(best, old, new, strict=True)
-    )
-    return waits.at[chosen].set(False, unique_indices=True), (scores, rows)
-
-  return lax.while_loop(lambda state: state[0].any(), improve, (waits, best))[1]
-
-
-def _improve(
-  best: Best, scored: _Scored, chosen: Int[Array, " q"] | None, plan: SearchPlan
-) -> Best:
-  """Merges a step's rows into the top-k of chosen queries; None is all."""
-  # Earlier results come first because their rows are lower.
-  found = _candidates(scored, chosen, plan)
-  scores, rows = (
-    jnp.concatenate(parts, axis=1) for parts in zip(best, found, strict=True)
-  )
-  return _best_of(scores, rows, plan.k)
-
-
 def _candidates(
-  scored: _Scored, chosen: Int[Array, " q"] | None, plan: SearchPlan
+  scores: Float[Array, "x y"],
+  is_new: Bool[Array, " n"],
+  rows: Int[Array, " n"],
+  plan: SearchPlan,
 ) -> Best:
-  """Returns rows of a step that hold the k best of the chosen queries."""
-  # Gathering all queries would copy the array.
-  maxima = scored.maxima if chosen is None else scored.maxima[chosen]
-  _, group = scored.rows.shape
-  if group == 1:
-    return maxima, jnp.broadcast_to(scored.rows.T, maxima.shape)
+  """Returns rows of a step that hold the k best of each query.
+
+  The scores are [b, n], or with `rows_first` [n, b]. A row that is not new is
+  padding, or part of an earlier step.
+  """
+  by_groups = len(rows) > 2 * plan.k * GROUP and len(rows) % GROUP == 0
+  size = GROUP if by_groups else 1
+  is_new, rows = is_new.reshape(-1, size), rows.reshape(-1, size)
+  if plan.rows_first:
+    scores = scores.reshape(*rows.shape, -1)
+    maxima = jnp.where(is_new[..., None], scores, -jnp.inf).max(axis=1).T
+  else:
+    scores = scores.reshape(-1, *rows.shape)
+    maxima = jnp.where(is_new, scores, -jnp.inf).max(axis=2)
+  if not by_groups:
+    return maxima, jnp.broadcast_to(rows.T, maxima.shape)
   # At most k − 1 groups hold a row that precedes a given member of the top k,
   # since each such group's maximum precedes it too. So the k groups with the
   # largest maxima (ties to the lower group) hold the whole top k.
   _, best = lax.top_k(maxima, plan.k)
   best = jnp.sort(best, axis=-1)
-  queries = jnp.arange(len(maxima)) if chosen is None else chosen
+  queries = jnp.arange(len(best))[:, None]
   if plan.rows_first:
-    inside = scored.scores[best, :, queries[:, None]]
+    inside = scores[best, :, queries]
   else:
-    inside = scored.scores[queries[:, None], best]
-  inside = jnp.where(scored.is_new[best], inside, -jnp.inf)
-  shape = (len(maxima), plan.k * group)
-  return inside.reshape(shape), scored.rows[best].reshape(shape)
+    inside = scores[queries, best]
+  inside = jnp.where(is_new[best], inside, -jnp.inf)
+  shape = (len(best), plan.k * GROUP)
+  return inside.reshape(shape), rows[best].reshape(shape)
