@@ -5,7 +5,9 @@ a command starts, and so that what a user has set holds instead.
 """
 
 import contextlib
+import hashlib
 import os
+import platform
 import sys
 import warnings
 from pathlib import Path
@@ -36,12 +38,7 @@ def enable() -> None:
     return
   # A user may have no home, or one on a full disk.
   with contextlib.suppress(RuntimeError, OSError):
-    # jax looks up programs by the CPU's instructions, and not by the number of
-    # cores that it may use, among which XLA divides the work.
-    cores = os.cpu_count()
-    if hasattr(os, "sched_getaffinity"):
-      cores = len(os.sched_getaffinity(0))
-    folder = cache_directory() / "compilations" / f"{cores}_cores"
+    folder = cache_directory() / "compilations" / _kind_of_cpu()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for program in folder.glob("*-cache"):
       # jax writes this file after the program, unless it is killed. Then it
@@ -54,3 +51,19 @@ def enable() -> None:
         # jax has read the environment when it was imported.
         if jax := sys.modules.get("jax"):
           jax.config.update(variable.lower(), value)
+
+
+def _kind_of_cpu() -> str:
+  """Returns a name for the CPU's instructions and the number of its cores.
+
+  XLA compiles for the instructions of the CPU that it runs on, and divides
+  work by the cores that it may use; jax looks up programs by neither.
+  """
+  described = {platform.machine(), str(os.cpu_count())}
+  if hasattr(os, "sched_getaffinity"):
+    described.add(f"{len(os.sched_getaffinity(0))} may be used")
+  names = ("vendor_id", "cpu family", "model", "flags", "Features")
+  with contextlib.suppress(OSError):
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    described.update(line for line in lines if line.startswith(names))
+  return hashlib.sha256("\n".join(sorted(described)).encode()).hexdigest()[:16]
