@@ -29,7 +29,7 @@ from benchmarks.train_step import random_parameters
 from realm_jax.console import columns
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.embedding import CorpusEmbedder, round_up
@@ -37,7 +37,7 @@ from realm_jax.storage.json_files import write_json
 from realm_jax.weights.hf_files import CONFIG, class_files
 
 _TARGETS = {"padded": "≥ 1.5", "hf": "≥ 2"}
-_MINILM = Retriever(
+_MINILM = BertRetriever(
   BertConfig(
     hidden_size=384, num_layers=6, num_heads=12, intermediate_size=1536
   ),
@@ -49,7 +49,7 @@ _MINILM = Retriever(
 )
 
 
-def for_corpus(retriever: Retriever, corpus: Corpus) -> Retriever:
+def for_corpus(retriever: BertRetriever, corpus: Corpus) -> BertRetriever:
   """Returns the retriever for the corpus's vocabulary."""
   words = corpus.vocabulary
   return retriever.for_vocabulary(

@@ -42,7 +42,7 @@ from realm_jax.indexes.scann import ScannConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import BertReader
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.build import (
@@ -72,7 +72,7 @@ _BETWEEN = 200
 _BEFORE, _AFTER = 30, 3
 _BATCH_SIZE = 24
 _QUERY_LENGTH = 16
-_RETRIEVER = Retriever(
+_RETRIEVER = BertRetriever(
   BertConfig(
     hidden_size=128,
     num_layers=2,

@@ -34,7 +34,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.components import Components
 from realm_jax.models.reader import BertReader
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.storage.json_files import write_json
@@ -96,12 +96,12 @@ def make_models(given: argparse.Namespace) -> Components:
     dtype=jnp.dtype(given.dtype),
     attention=given.attention,
   )
-  retriever = Retriever(bert, projection_dropout_rate=given.dropout)
+  retriever = BertRetriever(bert, projection_dropout_rate=given.dropout)
   reader = BertReader(bert, joint_length=given.joint)
   return Components({"retriever": retriever, "reader": reader})
 
 
-def random_parameters(retriever: Retriever) -> Any:
+def random_parameters(retriever: BertRetriever) -> Any:
   """Returns parameters of a retriever."""
   tokens = jnp.ones((1, 3), jnp.int32)
   variables = jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)

@@ -25,7 +25,7 @@ from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.components import Components
 from realm_jax.models.reader import BertReader
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.snapshots.build import SnapshotConfig
 from realm_jax.snapshots.index_builder import IndexBuilderConfig, build_index
 from realm_jax.text.salient_spans import Span
@@ -57,7 +57,7 @@ _BERT = BertConfig(
   # order in which devices add up.
   init_stddev=0.2,
 )
-RETRIEVER = Retriever(bert=_BERT, projection_size=8)
+RETRIEVER = BertRetriever(bert=_BERT, projection_size=8)
 READER = BertReader(
   bert=_BERT, joint_length=JOINT_LENGTH, span_size=8, max_answer_width=10
 )

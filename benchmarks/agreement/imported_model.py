@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader, Spans
-from realm_jax.models.retriever import Retriever, relevance
+from realm_jax.models.retriever import BertRetriever, relevance
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.encoder_inputs import (
   Candidates,
@@ -42,7 +42,7 @@ class Graded(NamedTuple):
 class ImportedModel(NamedTuple):
   """Modules without dropout, and their parameters by component."""
 
-  retriever: Retriever
+  retriever: BertRetriever
   reader: BertReader
   params: dict[str, Any]
 

@@ -6,7 +6,7 @@
      "config": {"kind": "train", "fields": {
        "num_steps": 700,
        "stage": {"kind": "pretraining", "fields": {"num_candidates": 8, …}},
-       "retriever": {"kind": "retriever", "fields": {…}}, …}}}
+       "retriever": {"kind": "bert_retriever", "fields": {…}}, …}}}
 
 The tree is the one of the `TrainConfig`. `train` takes it in place of the
 defaults; other commands take what is shared, the fields with the mark
@@ -60,7 +60,7 @@ _OWN = {
   "bert_reader": "realm_jax.models.reader:BertReader",
   "reading": f"{_STAGES}.reading:Reading",
   "refresh": f"{_CONFIG}:RefreshConfig",
-  "retriever": "realm_jax.models.retriever:Retriever",
+  "bert_retriever": "realm_jax.models.retriever:BertRetriever",
   "train": f"{_CONFIG}:TrainConfig",
 }
 _OWN_TASKS = "realm_jax.tasks"

@@ -44,7 +44,9 @@ def subtree(params: Params, name: str) -> Params:
     if part not in found:
       advice = ""
       if part.endswith("_tower") and "tower" in found:
-        advice = "; its towers are one: bind Retriever.shared_towers = False"
+        advice = (
+          "; its towers are one: bind BertRetriever.shared_towers = False"
+        )
       raise RealmError(
         f"no parameters are called {name!r}, only {sorted(found)}{advice}"
       )

@@ -90,7 +90,7 @@ class Tower(nn.Module):
     return nn.with_logical_constraint(pooled, bert.HIDDEN)
 
 
-class Retriever(nn.Module):
+class BertRetriever(nn.Module):
   """Embeds queries and blocks so that f(x, z) is their inner product.
 
   Attributes:
@@ -202,7 +202,7 @@ class Retriever(nn.Module):
 
   def for_vocabulary(
     self, *, vocab_size: int, separator_id: int
-  ) -> "Retriever":
+  ) -> "BertRetriever":
     """Returns this retriever for the vocabulary of a corpus."""
     config = self.bert.for_vocabulary(
       vocab_size=vocab_size, separator_id=separator_id

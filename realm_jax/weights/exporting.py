@@ -19,7 +19,7 @@ from realm_jax.checkpoints.store import FOLDER, locate
 from realm_jax.console import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.reader import BertReader
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.snapshots.loading import corpus_of
 from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.snapshots.store import SnapshotStore, directory_of
@@ -53,7 +53,7 @@ _CHUNK_BYTES = 1 << 25
 
 def export_weights(
   model_dir: epath.PathLike,
-  retriever: Retriever,
+  retriever: BertRetriever,
   reader: BertReader,
   output_dir: epath.PathLike,
   *,
@@ -188,7 +188,7 @@ def write_export(
 def export_vectors(
   model_dir: epath.PathLike,
   corpus_dir: epath.PathLike,
-  retriever: Retriever,
+  retriever: BertRetriever,
   output_dir: epath.PathLike,
   *,
   snapshots_dir: epath.PathLike | None = None,

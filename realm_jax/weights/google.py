@@ -31,7 +31,7 @@ from etils import epath
 
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.hf_files import (
   VOCABULARY_FILE,
@@ -175,7 +175,7 @@ def _open(path: Path, *, is_realm: bool) -> Source:
   if is_realm:
     roles = [READER]
     # A retriever of REALM has a projection, also where its weights are not.
-    retriever_fields = {"projection_size": Retriever.projection_size}
+    retriever_fields = {"projection_size": BertRetriever.projection_size}
   variables: dict[str, np.ndarray] = {}
   encoders: list[Encoder] = []
   for module, prefix in prefixes.items():

@@ -21,7 +21,7 @@ from realm_jax.models import AnyArray
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.text.wordpieces import (
   WordpieceVocabulary,
   has_capitals,
@@ -60,7 +60,7 @@ _PREFIXES = ("query_prefix", "block_prefix")
 _OF_RETRIEVER = tuple(
   field.name
   for field in dataclasses.fields(ImportConfig)
-  if field.name in Retriever.__dataclass_fields__
+  if field.name in BertRetriever.__dataclass_fields__
 )
 
 
@@ -73,8 +73,8 @@ class Encoder(NamedTuple):
     roles: What it can be: a `query` tower, a `block` tower, the `reader`.
     table: Its modules and those around it, by our names in a tower or reader.
     head: Those of its masked-LM head, which only a reader has.
-    retriever_fields: Fields of `Retriever` that the input says; prefixes are
-      texts.
+    retriever_fields: Fields of `BertRetriever` that the input says; prefixes
+      are texts.
     reader_fields: Fields of `BertReader` that the input says.
   """
 
@@ -110,14 +110,14 @@ class Source(NamedTuple):
 class BoundModel(NamedTuple):
   """A retriever and a reader for a vocabulary, and the vocabulary."""
 
-  retriever: Retriever
+  retriever: BertRetriever
   reader: BertReader
   vocabulary: WordpieceVocabulary
 
   @classmethod
   def of(
     cls,
-    retriever: Retriever,
+    retriever: BertRetriever,
     reader: BertReader,
     vocabulary: WordpieceVocabulary,
   ) -> "BoundModel":
@@ -368,7 +368,7 @@ def _retriever(
   config: ImportConfig,
   encoders: Mapping[str, Encoder],
   words: WordpieceVocabulary,
-) -> Retriever:
+) -> BertRetriever:
   """Returns the retriever as the user, or else the input, says."""
   first, *others = encoders.values()
   towers = encoders.keys() - {READER}
@@ -392,7 +392,7 @@ def _retriever(
       )
   # Both dropout rates are the encoder's.
   fields["projection_dropout_rate"] = first.bert.dropout_rate
-  return Retriever(bert=first.bert, shared_towers=len(towers) < 2, **fields)
+  return BertRetriever(bert=first.bert, shared_towers=len(towers) < 2, **fields)
 
 
 def nested(flat: Mapping[str, AnyArray]) -> Params:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm_jax.models.retriever import POOLINGS, Retriever
+from realm_jax.models.retriever import POOLINGS, BertRetriever
 from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.weights import WeightsError, name_maps
@@ -112,7 +112,7 @@ class SentenceModel(NamedTuple):
   Attributes:
     folders: Folder of each module.
     around: Modules beside BERT that have weights.
-    fields: Fields of `Retriever`.
+    fields: Fields of `BertRetriever`.
   """
 
   folders: Sequence[str] = ("",)
@@ -333,7 +333,7 @@ versions add. A text is cut after {positions} tokens.
 
 
 def _readme(
-  retriever: Retriever, prompts: Mapping[str, str], tower: str | None
+  retriever: BertRetriever, prompts: Mapping[str, str], tower: str | None
 ) -> str:
   """Returns the text of README.md: how others give the model their texts."""
   block, body = prompts["document"], "The bridge was built by the railway."

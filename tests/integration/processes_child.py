@@ -16,7 +16,7 @@ from realm_jax.training import trainer
 from tests import tiny_world
 from tests.integration.commands import EVALUATIONS, Commands
 
-_STOPS_BEFORE = 1
+_STOPS_BEFORE = 0
 
 
 def _preempt_in_a_step() -> None:

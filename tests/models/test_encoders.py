@@ -15,7 +15,7 @@ from flax import linen as nn
 from realm_jax.models import packing
 from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.models.reader import BertReader
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.models.sequences import gather
 from realm_jax.models.sequences import padded as one_a_row
 from realm_jax.weights.mapped_weights import flattened
@@ -207,7 +207,7 @@ def test_cudnn_attends_as_xla_does():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_query_tower_alone_embeds_queries(shared):
-  retriever = Retriever(CONFIG, projection_size=5, shared_towers=shared)
+  retriever = BertRetriever(CONFIG, projection_size=5, shared_towers=shared)
   params = _random(retriever.init, TOKENS, TOKENS)
   alone = retriever.query_tower_parameters(params)
   assert len(alone) == 1
@@ -228,6 +228,6 @@ def test_scores_are_float32_in_mixed_precision():
   (logits, spans), _ = jax.eval_shape(lambda: reader.init_with_output(*given))
   assert logits.dtype == spans.logits.dtype == jnp.float32
   vectors, _ = jax.eval_shape(
-    lambda: Retriever(bert).init_with_output(*given[:3])
+    lambda: BertRetriever(bert).init_with_output(*given[:3])
   )
   assert {one.dtype for one in vectors} == {jnp.dtype(jnp.float32)}

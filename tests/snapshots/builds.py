@@ -11,7 +11,7 @@ import numpy as np
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.snapshots.build import SnapshotConfig
 from realm_jax.snapshots.index_builder import IndexBuilderConfig, build_index
 
@@ -22,7 +22,7 @@ _BERT = BertConfig(
   intermediate_size=32,
   max_positions=64,
 )
-RETRIEVER = Retriever(_BERT, projection_size=8, shared_towers=False)
+RETRIEVER = BertRetriever(_BERT, projection_size=8, shared_towers=False)
 
 
 def retriever(corpus):

@@ -213,8 +213,8 @@ def test_processes_share_a_snapshot_are_killed_and_stop_together(
     "bert.BertConfig.num_layers": 1,
     "bert.BertConfig.intermediate_size": 32,
     "bert.BertConfig.max_positions": 64,
-    "retriever.Retriever.projection_size": 8,
-    "retriever.Retriever.shared_towers": False,
+    "retriever.BertRetriever.projection_size": 8,
+    "retriever.BertRetriever.shared_towers": False,
   }
 
   def group():

@@ -6,7 +6,7 @@ import pytest
 
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.training.config import (
   CheckpointConfig,
   RefreshConfig,
@@ -27,7 +27,7 @@ def _config(**changes):
       block_length=32,
     ),
     stage=Pretraining(),
-    retriever=Retriever(BertConfig()),
+    retriever=BertRetriever(BertConfig()),
     optimizer=OptimizerConfig(learning_rate=1e-3),
     num_steps=100,
   )

@@ -14,7 +14,7 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.components import Components
 from realm_jax.models.parameters import parameter_shardings
 from realm_jax.models.reader import BertReader
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.encoder_inputs import Candidates, PackingLayout
@@ -70,7 +70,7 @@ def components(*, dropout_rate=0.0):
     max_positions=16,
     dropout_rate=dropout_rate,
   )
-  retriever = Retriever(
+  retriever = BertRetriever(
     bert,
     projection_size=4,
     shared_towers=False,

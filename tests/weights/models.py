@@ -12,7 +12,7 @@ import safetensors.numpy
 from realm_jax import configuration
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import BertReader
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.storage.json_files import write_json
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import importing
@@ -93,7 +93,7 @@ def import_weights(
   return importing.import_weights(config, output_dir)
 
 
-def load(model_dir: Path) -> tuple[Retriever, BertReader]:
+def load(model_dir: Path) -> tuple[BertRetriever, BertReader]:
   """Returns the modules that a MODEL_DIR's own file binds."""
   found = configuration.parsed(None, [str(model_dir / "config.json")])
   models = (found.names["RETRIEVER"], found.names["READER"])
@@ -109,7 +109,7 @@ BERT = BertConfig(
   intermediate_size=12,
   max_positions=64,
 )
-RETRIEVER = Retriever(bert=BERT, projection_size=4)
+RETRIEVER = BertRetriever(bert=BERT, projection_size=4)
 READER = BertReader(bert=BERT, joint_length=40, span_size=6, max_answer_width=4)
 
 
@@ -118,7 +118,7 @@ def vocabulary() -> WordpieceVocabulary:
   return WordpieceVocabulary(tiny_world.pieces())
 
 
-def bound(retriever: Retriever, reader: BertReader = READER) -> BoundModel:
+def bound(retriever: BertRetriever, reader: BertReader = READER) -> BoundModel:
   return BoundModel.of(retriever, reader, vocabulary())
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from benchmarks import peer_processes
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.weights.exporting import plan_export, write_export
 from realm_jax.weights.name_maps import RETRIEVER
 from tests.weights import models
@@ -27,9 +27,13 @@ _BERT = dataclasses.replace(models.BERT, num_layers=1)
 PREFIX = "where was "
 RETRIEVERS = {
   # As released: BERT's pooler, a projection with LayerNorm, two towers here.
-  "query_tower": Retriever(bert=_BERT, projection_size=4, shared_towers=False),
-  "block_tower": Retriever(bert=_BERT, projection_size=4, shared_towers=False),
-  "mean_of_one_text": Retriever(
+  "query_tower": BertRetriever(
+    bert=_BERT, projection_size=4, shared_towers=False
+  ),
+  "block_tower": BertRetriever(
+    bert=_BERT, projection_size=4, shared_towers=False
+  ),
+  "mean_of_one_text": BertRetriever(
     bert=_BERT,
     pooling="mean",
     projection_size=None,

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import Retriever
+from realm_jax.models.retriever import BertRetriever
 from realm_jax.weights import exporting
 from realm_jax.weights.exporting import export_vectors
 from tests.snapshots.conftest import DIM, make_corpus, publish_one
 
 _BLOCKS = 30
-_RETRIEVER = Retriever(BertConfig(), projection_size=DIM, score_scale=20.0)
+_RETRIEVER = BertRetriever(BertConfig(), projection_size=DIM, score_scale=20.0)
 
 
 @pytest.fixture(scope="module")
