@@ -1,6 +1,6 @@
 """Output of commands, and what reaches them from a terminal.
 
-Progress, tables, plots, the file of `--json` and the choice of log messages;
+Progress, tables, the file of `--json` and the choice of log messages;
 lines that a user types, and a flag that SIGTERM sets.
 """
 
@@ -12,11 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from absl import logging as absl_logging
-from etils import epath
 
 from realm_jax.storage.json_files import JsonValue, write_json
 
@@ -101,37 +99,6 @@ def json_flag(text: str) -> Callable[[JsonValue], None]:
       write_json(flag.value, value)
 
   return write
-
-
-@contextlib.contextmanager
-def plot(
-  path: epath.PathLike, *, title: str, num_panels: int, height: float
-) -> Iterator[list[Any]]:
-  """Yields the axes of panels, three in a row, and writes them after the block.
-
-  The height of a row is in inches; the width is 8 inches, or 6 a panel. Raises
-  `ImportError` if matplotlib is not installed.
-  """
-  import matplotlib  # Takes a second, which other commands need not spend.
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot as plt
-
-  num_columns = min(num_panels, 3)
-  num_rows = -(-num_panels // num_columns)
-  width = 8 if num_panels == 1 else 6 * num_columns
-  figure, axes = plt.subplots(
-    num_rows, num_columns, figsize=(width, num_rows * height), squeeze=False
-  )
-  try:
-    yield list(axes.flat)[:num_panels]
-    for unused in axes.flat[num_panels:]:
-      unused.remove()
-    figure.suptitle(title)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-  finally:
-    plt.close(figure)
 
 
 def prompted_lines(wanted: str) -> Iterator[str]:

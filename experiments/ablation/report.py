@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from experiments.ablation.plan import Metric, Plan, Results
 from experiments.pipeline import Step, markdown
-from realm_jax.console import columns, plot
+from realm_jax.console import columns
 from realm_jax.evaluation.compare import paired_scores
 from realm_jax.evaluation.outputs import PREDICTIONS, RETRIEVED
 from realm_jax.evaluation.scores import (
@@ -232,8 +232,13 @@ def _write_plots(
   """Writes a plot for each part of the rows; returns their titles by file.
 
   Each metric has a panel, with a bar for each row, REALM's at the top, and a
-  dot for each seed.
+  dot for each seed. Raises `ImportError` if matplotlib is not installed.
   """
+  import matplotlib  # Takes a second, which other commands need not spend.
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot
+
   written = {}
   for part in dict.fromkeys(row["part"] for row in rows[1:]):
     title, path = part.replace("_", " "), output_dir / f"{part}.png"
@@ -242,25 +247,36 @@ def _write_plots(
     shown = [m for m in metrics if any(m.name in r["metrics"] for r in others)]
     if not shown:
       continue
-    with plot(
-      path,
-      title=f"{title} (orange: 95 % intervals; dots: seeds)",
-      num_panels=len(shown),
-      height=1.5 + 0.5 * len(own),
-    ) as panels:
-      for axes, metric in zip(panels, shown, strict=True):
-        for place, row in enumerate(own):
-          if figures := row["metrics"].get(metric.name):
-            seeds = figures["by_seed"]
-            axes.barh(place, figures["mean"], color="tab:blue", alpha=0.6)
-            axes.plot(figures["interval"], [place] * 2, "tab:orange", lw=3)
-            axes.plot(seeds, [place] * len(seeds), "k.", zorder=3)
-        axes.set_yticks(range(len(own)), [row["title"] for row in own])
-        axes.set_ylim(len(own) - 0.5, -0.5)
-        axes.set_xlabel(metric.title)
-        axes.set_xlim(left=0)
-        is_first = axes.get_subplotspec().is_first_col()
-        axes.tick_params(labelleft=is_first)
+    columns_shown = min(len(shown), 3)
+    rows_shown = -(-len(shown) // columns_shown)
+    figure, panels = pyplot.subplots(
+      rows_shown,
+      columns_shown,
+      figsize=(
+        8 if len(shown) == 1 else 6 * columns_shown,
+        rows_shown * (1.5 + 0.5 * len(own)),
+      ),
+      squeeze=False,
+    )
+    for axes in panels.flat[len(shown) :]:
+      axes.remove()
+    for axes, metric in zip(panels.flat, shown, strict=False):
+      for place, row in enumerate(own):
+        if figures := row["metrics"].get(metric.name):
+          seeds = figures["by_seed"]
+          axes.barh(place, figures["mean"], color="tab:blue", alpha=0.6)
+          axes.plot(figures["interval"], [place] * 2, "tab:orange", lw=3)
+          axes.plot(seeds, [place] * len(seeds), "k.", zorder=3)
+      axes.set_yticks(range(len(own)), [row["title"] for row in own])
+      axes.set_ylim(len(own) - 0.5, -0.5)
+      axes.set_xlabel(metric.title)
+      axes.set_xlim(left=0)
+      is_first = axes.get_subplotspec().is_first_col()
+      axes.tick_params(labelleft=is_first)
+    figure.suptitle(f"{title} (orange: 95 % intervals; dots: seeds)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
     written[path.name] = title
   return written
 
