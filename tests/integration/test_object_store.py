@@ -14,6 +14,7 @@ from realm_jax.checkpoints.store import (
   read_best,
 )
 from realm_jax.corpus.build import build_corpus
+from realm_jax.evaluation import parts
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.compare import compare
 from realm_jax.evaluation.evaluate import evaluate, follow
@@ -23,6 +24,7 @@ from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.paths import upload_directory
 from realm_jax.training.metric_rows import read_rows
 from tests import tiny_world
+from tests.counted_searches import counted_searches
 from tests.integration.commands import MODEL_FILE
 from tests.processes.jobs import Job, gin_command, running, wait_until
 from tests.processes.object_store import StoreFault
@@ -135,7 +137,7 @@ def bucket(object_store, world) -> str:
 
 
 def test_a_run_answers_and_is_followed_and_compared(
-  commands, bucket, object_store
+  commands, bucket, object_store, monkeypatch
 ):
   run = {
     "MODEL_DIR": f"{bucket}/run",
@@ -146,15 +148,29 @@ def test_a_run_answers_and_is_followed_and_compared(
   (answered,) = ask(loaded, ["where was Ada born?"])
   assert answered.text in answered.answers[0].block.text
 
-  figures = commands.call(
-    follow,
-    "eval",
-    **run,
-    QUESTIONS=questions,
-    OUTPUT_DIR=f"{bucket}/eval",
-    FOLLOW_UNTIL_STEP=0,
-    BATCH_SIZE=1,
-  )
+  def followed():
+    return commands.call(
+      follow,
+      "eval",
+      **run,
+      QUESTIONS=questions,
+      OUTPUT_DIR=f"{bucket}/eval",
+      FOLLOW_UNTIL_STEP=0,
+      BATCH_SIZE=1,
+    )
+
+  monkeypatch.setattr(parts, "_MAX_LINES", 2)
+  with counted_searches(5):
+    followed()
+  with counted_searches() as counts:
+    figures = followed()
+  # Of five questions, two parts were complete.
+  assert len(counts) == len(tiny_world.questions()) - 4
+  names = object_store.names("commands/eval/0")
+  assert [name.rpartition("/")[2] for name in names] == [
+    "metrics.json",
+    "predictions.jsonl",
+  ]
   best = BestCheckpoint("exact_match", 0, figures["exact_match"])
   assert read_best(run["MODEL_DIR"]) == best
   predictions = f"{bucket}/eval/0/predictions.jsonl"
