@@ -71,7 +71,6 @@ class EvaluationShard:
     self._start = time.monotonic()
     self._output_dir = None if output_dir is None else epath.Path(output_dir)
     self._configs = configs
-    self._parts_folder: epath.Path | None = None
     self.agreement = Agreement("evaluation")
     devices = {"the number of devices of a process": jax.local_device_count()}
     self.agreement.require_same(configs | devices)
@@ -184,11 +183,11 @@ class EvaluationShard:
       return open_folder(output_dir, description_of(values))
 
     name = self.agreement.on_process_0("parts", describe)
-    self._parts_folder = output_dir / FOLDER / name
+    folder = output_dir / FOLDER / name
     self.agreement.on_all_processes(
-      "shared folder", lambda: require_shared(output_dir / FOLDER / name)
+      "shared folder", lambda: require_shared(folder)
     )
-    return Parts(self._parts_folder, self.agreement.index)
+    return Parts(folder, self.agreement.index)
 
   def report_parts(
     self, name: str, own: Parts, described: Figures, run: TrainedRun
@@ -208,17 +207,15 @@ class EvaluationShard:
       given = [part.to_json() for part in own.parts[number : number + 1]]
       every = self.gather_to_leader("scores of a part", given)
       parts += [Part.from_json(one) for few in every for one in few]
-    folder = self._parts_folder
-    path = None if self._output_dir is None else self._output_dir / name
 
     def metrics() -> Figures:
       if not parts:
         raise RealmError("the task gives no questions")
-      return summarize(merge(parts, folder, path)) | described
+      return summarize(merge(parts, own.folder, name)) | described
 
     figures = self.report(metrics, run)
-    if folder is not None and self.agreement.is_leader:
-      folder.parent.rmtree()
+    if own.folder is not None and self.agreement.is_leader:
+      own.folder.parent.rmtree()
     return figures
 
   def report(self, metrics: Callable[[], Figures], run: TrainedRun) -> Figures:

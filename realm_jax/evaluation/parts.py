@@ -116,13 +116,14 @@ class Parts:
     process: Number of this process.
 
   Attributes:
+    folder: The same folder.
     parts: Parts so far.
     state: Where the evaluation goes on; empty at the start.
   """
 
   def __init__(self, folder: epath.Path | None, process: int):
     self.parts: list[Part] = []
-    self._folder, self._process = folder, process
+    self.folder, self._process = folder, process
     self._waiting: dict[int, Line] = {}
     self.state: Sequence[int] = ()
     self._since = time.monotonic()
@@ -165,11 +166,11 @@ class Parts:
         line_scores(lines),
         self.state,
       )
-      if self._folder is not None:
-        with json_lines(self._folder / f"{part.name}.jsonl") as write:
+      if self.folder is not None:
+        with json_lines(self.folder / f"{part.name}.jsonl") as write:
           for line in lines:
             write(line)
-        with json_lines(self._folder / f"{part.name}.json") as write:
+        with json_lines(self.folder / f"{part.name}.json") as write:
           write(part.to_json())
       self.parts.append(part)
       self._waiting = {}
@@ -177,12 +178,12 @@ class Parts:
 
 
 def merge(
-  parts: Sequence[Part], folder: epath.Path | None, path: epath.Path | None
+  parts: Sequence[Part], folder: epath.Path | None, name: str
 ) -> Scores:
   """Returns the scores of all questions in order, and writes their lines.
 
-  A part's file is open from its first line to its last, so that there are few
-  at once, and a line of each is in memory.
+  They go to the file `name` in OUTPUT_DIR, if the parts have a folder there. A
+  part is open from its first line to its last, so that few are at once.
 
   Raises:
     RealmError: A part is not on this host.
@@ -190,9 +191,10 @@ def merge(
   """
   sizes = [len(part.positions) for part in parts]
   order = np.argsort(np.concatenate([part.positions for part in parts]))
-  if folder is not None and path is not None:
+  if folder is not None:
     owners = np.repeat(np.arange(len(parts)), sizes)[order]
     opened: dict[int, Iterator[bytes]] = {}
+    path = folder.parent.parent / name
     with atomic_file(path) as partial, partial.open("wb") as file:
       for owner in owners:
         if owner not in opened:

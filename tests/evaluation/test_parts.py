@@ -158,7 +158,7 @@ def _write(folder, process, numbered, size):
 
 
 def test_lines_are_merged_in_order_with_the_scores_of_all(tmp_path, few_lines):
-  folder = epath.Path(tmp_path)
+  folder = epath.Path(tmp_path) / parts.FOLDER / "0"
   rng = np.random.default_rng(0)
   # Patterns have no F1: here all of a part, and not of all parts.
   every = [
@@ -178,7 +178,7 @@ def test_lines_are_merged_in_order_with_the_scores_of_all(tmp_path, few_lines):
     own = [*own[1::2], *own[::2]]
     made += _write(folder, process, own, 2)
     assert len(parts.Parts(folder, process).parts) == 5
-  scores = parts.merge(made, folder, folder / "all.jsonl")
+  scores = parts.merge(made, folder, "all.jsonl")
   assert read_lines(tmp_path / "all.jsonl") == every
   expected = question_scores(every)
   assert scores.keys() == expected.keys()
@@ -188,13 +188,13 @@ def test_lines_are_merged_in_order_with_the_scores_of_all(tmp_path, few_lines):
 
 
 def test_memory_does_not_grow_with_the_lines(tmp_path):
-  folder, text, number = epath.Path(tmp_path), "x" * 4000, 12_000
+  folder, text, number = epath.Path(tmp_path) / "a/b", "x" * 4000, 12_000
   tracemalloc.start()
   numbered = ((k, line(k, question=text)) for k in range(number))
   made = _write(folder, 0, numbered, 8)
   writing = tracemalloc.get_traced_memory()[1]
   tracemalloc.reset_peak()
-  parts.merge(made, folder, folder / "all.jsonl")
+  parts.merge(made, folder, "all.jsonl")
   merging = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert (tmp_path / "all.jsonl").stat().st_size > number * len(text)

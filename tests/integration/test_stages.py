@@ -158,9 +158,9 @@ def test_several_processes_have_the_same_figures(
   for process in range(_PROCESSES):
     found = json.loads((folder / f"{process}.json").read_text())
     assert found["figures"] == written
-    # Of two batches of questions, one was done before a call that broke off.
+    # What a call that broke off had found is not searched again.
     if recipe == "eval":
-      assert found["searches"] == 1
+      assert found["searches"] == 0
   del expected["seconds"], written["seconds"]
   for name, value in expected.items():
     if isinstance(value, float):
