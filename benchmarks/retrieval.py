@@ -25,7 +25,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import beir
 from realm_jax.evaluation.outputs import METRICS
-from realm_jax.evaluation.scores import summarize
+from realm_jax.evaluation.scores import question_scores, summarize
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch, SearchResult
 from realm_jax.storage.json_files import write_json
@@ -84,8 +84,9 @@ def measure_bm25(folder: Path) -> dict[str, Any]:
     return SearchResult(np.concatenate(rows), np.concatenate(scores))
 
   queries = beir.read_queries(folder)
-  lines = [*beir.retrieved_lines(queries, corpus, search)]
-  return summarize(lines) | {"num_blocks": corpus.num_blocks}
+  batches = beir.retrieved_batches(queries, corpus, search)
+  lines = [line for batch, _ in batches for line in batch]
+  return summarize(question_scores(lines)) | {"num_blocks": corpus.num_blocks}
 
 
 def measure_model(folder: Path, model_dir: Path) -> dict[str, Any] | None:

@@ -67,8 +67,7 @@ def read_queries(
       queries that the folder does not have.
   """
   require_readable(directory)
-  path = epath.Path(directory) / "queries.jsonl"
-  qrels = epath.Path(directory) / "qrels" / f"{split}.tsv"
+  path, qrels = _files(directory, split)
   grades: dict[str, dict[str, int]] = {}
 
   def judge(line: bytes) -> None:
@@ -96,6 +95,12 @@ def read_queries(
   return queries
 
 
+def _files(directory: epath.PathLike, split: str) -> tuple[epath.Path, ...]:
+  """Returns the paths of the queries and of their judgements."""
+  folder = epath.Path(directory)
+  return folder / "queries.jsonl", folder / "qrels" / f"{split}.tsv"
+
+
 def require_judged(queries: Sequence[JudgedQuery], corpus: Corpus) -> None:
   """Raises a `BeirError` unless a corpus has all judged documents."""
   judged = sorted({document for query in queries for document in query.grades})
@@ -110,20 +115,21 @@ def require_judged(queries: Sequence[JudgedQuery], corpus: Corpus) -> None:
     )
 
 
-def retrieved_lines(
+def retrieved_batches(
   queries: Sequence[JudgedQuery],
   corpus: Corpus,
   search: Search,
   *,
   num_searched: int = NUM_DOCUMENTS,
   batch_size: int = 64,
-) -> Iterator[Line]:
+) -> Iterator[tuple[list[Line], int]]:
   """Yields for each query the 100 best documents, as lines of JSON.
 
   Documents of equal scores come by falling id, as in trec_eval. A line has the
   `id` of the query, the `question`, the grades of judged documents as
   `references`, and the documents as `evidence`. `num_searched` blocks are
-  searched at first, and more where these have fewer than 100 documents.
+  searched at first, and more where these have fewer than 100 documents. The
+  lines of a batch come with the number that the next one begins with.
   """
   with Progress("queries", total=len(queries)) as progress:
     for start in range(0, len(queries), batch_size):
@@ -140,7 +146,7 @@ def retrieved_lines(
         if fewest == NUM_DOCUMENTS or num_searched >= corpus.num_blocks:
           break
         num_searched *= _MORE_BLOCKS
-      yield from lines
+      yield lines, num_searched
       progress.advance(len(batch))
 
 
@@ -196,21 +202,30 @@ def evaluate_beir(
     ValueError: A file is missing or does not fit; the message says which.
   """
   shard = EvaluationShard(
-    output_dir, config=config, beir_dir=str(beir_dir), split=split, index=index
+    output_dir,
+    config=config,
+    beir_dir=str(beir_dir),
+    split=split,
+    batch_size=batch_size,
+    index=index,
   )
   queries = read_queries(beir_dir, split)
   own = slice(shard.agreement.index, None, shard.agreement.count)
   config = dataclasses.replace(config, reader=None)
   run = shard.load(config, index=index, max_batch=batch_size)
   require_judged(queries, run.corpus)
-  found = retrieved_lines(
-    queries[own],
+  parts = shard.open_parts(run, _files(beir_dir, split))
+  done, num_searched = parts.state or (0, config.num_searched)
+  batches = retrieved_batches(
+    queries[own][done:],
     run.corpus,
     lambda texts, k: run.search(run.encode(texts), k),
-    num_searched=config.num_searched,
+    num_searched=num_searched,
     batch_size=batch_size,
   )
-  positions = range(len(queries))[own]
-  lines = dict(zip(positions, found, strict=True))
+  for lines, num_searched in batches:
+    positions = range(len(queries))[own][done : done + len(lines)]
+    done += len(lines)
+    parts.add(dict(zip(positions, lines, strict=True)), [done, num_searched])
   described: Figures = {"beir_dir": str(beir_dir), "split": split}
-  return shard.report_lines(RETRIEVED, lines, described, run)
+  return shard.report_parts(RETRIEVED, parts, described, run)

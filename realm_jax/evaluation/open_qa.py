@@ -81,14 +81,7 @@ def evaluate_retrieval(
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
   """
   config = dataclasses.replace(config, reader=None)
-  return _evaluate(
-    lambda run, token_ids, found, lines: lines,
-    config,
-    data,
-    max_examples,
-    index,
-    output_dir,
-  )
+  return _evaluate(_retrieved, config, data, max_examples, index, output_dir)
 
 
 def evaluate_masked_statements(
@@ -134,16 +127,23 @@ def _evaluate(
   have a question before an earlier one; its position tells.
   """
   shard = EvaluationShard(
-    output_dir, config=config, data=data, max_examples=max_examples, index=index
+    output_dir,
+    evaluation=completed.__name__,
+    config=config,
+    data=data,
+    max_examples=max_examples,
+    index=index,
   )
-  lines: dict[int, Line] = {}
   with (
     # It finds a malformed file, before anything large is loaded.
     shard.batches(data, shuffle=False, repeat=False) as batches,
     Progress("questions") as progress,
   ):
     run = shard.load(config, index=index, max_batch=data.batch_size)
-    for batch in batches:
+    parts = shard.open_parts(run, data.question_paths)
+    # Batches that are done before this one.
+    (done,) = parts.state or (0,)
+    for number, batch in enumerate(itertools.islice(batches, done, None), done):
       limit = max_examples or sys.maxsize
       is_taken = batch.is_real & (batch.positions < limit)
       # The positions of a row rise, so no later batch has a question, either.
@@ -170,7 +170,7 @@ def _evaluate(
       retrieved = [*_with_evidence(run, found, questions)]
       whole = completed(run, token_ids, found, retrieved)
       numbered = zip(batch.positions.tolist(), whole, strict=True)
-      lines |= dict(itertools.compress(numbered, is_taken))
+      parts.add(dict(itertools.compress(numbered, is_taken)), [number + 1])
       progress.advance(int(is_taken.sum()))
   name = RETRIEVED if config.reader is None else PREDICTIONS
   described: Figures = {
@@ -181,7 +181,18 @@ def _evaluate(
   if config.reader is not None:
     of_reader = "candidates", "num_read", "rank_answers_by"
     described |= {name: getattr(config, name) for name in of_reader}
-  return shard.report_lines(name, lines, described, run)
+  return shard.report_parts(name, parts, described, run)
+
+
+def _retrieved(
+  run: TrainedRun,
+  token_ids: Int32[np.ndarray, "b q"],
+  found: SearchResult,
+  lines: Sequence[Line],
+) -> Sequence[Line]:
+  """Returns the lines of `evaluate_retrieval`."""
+  del run, token_ids, found
+  return lines
 
 
 def _predictions(

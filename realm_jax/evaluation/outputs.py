@@ -4,32 +4,43 @@ A process evaluates its own rows of each batch, with the whole model and the
 whole index on its own devices, and waits for no other until its rows are done.
 An index that lives on devices must therefore fit on those of one host: the
 vectors of 13 million blocks, 128 bfloat16 numbers each, take 3.4 GB. Process 0
-gathers what all have found, and writes it.
+gathers the scores of all, and writes them with the lines in their parts.
 """
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
 from etils import epath
 
+from realm_jax.checkpoints.store import FOLDER as CHECKPOINTS
 from realm_jax.errors import RealmError
+from realm_jax.evaluation.parts import (
+  FOLDER,
+  Part,
+  Parts,
+  merge,
+  open_folder,
+  require_shared,
+)
 from realm_jax.evaluation.run import RunConfig, TrainedRun, whole_batch
-from realm_jax.evaluation.scores import Line, summarize
+from realm_jax.evaluation.scores import summarize
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import processes
-from realm_jax.partitioning.agreement import Agreement
+from realm_jax.partitioning.agreement import Agreement, description_of
 from realm_jax.partitioning.sharding import RowGroups
+from realm_jax.snapshots.manifest import json_checksum
 from realm_jax.storage.access import require_writable
-from realm_jax.storage.json_files import JsonValue, json_lines, write_json
+from realm_jax.storage.json_files import JsonValue, write_json
+from realm_jax.storage.paths import sizes_below
+from realm_jax.storage.staging import sha256_of
 
 METRICS = "metrics.json"
 PREDICTIONS, RETRIEVED = "predictions.jsonl", "retrieved.jsonl"
@@ -59,6 +70,7 @@ class EvaluationShard:
   def __init__(self, output_dir: epath.PathLike | None = None, **configs: Any):
     self._start = time.monotonic()
     self._output_dir = None if output_dir is None else epath.Path(output_dir)
+    self._configs = configs
     self.agreement = Agreement("evaluation")
     devices = {"the number of devices of a process": jax.local_device_count()}
     self.agreement.require_same(configs | devices)
@@ -136,32 +148,75 @@ class EvaluationShard:
       self.agreement.exchange(f"{what}, {start}", piece, by_piece.append)
     return [json.loads("".join(own)) for own in zip(*by_piece, strict=True)]
 
-  def report_lines(
-    self,
-    name: str,
-    lines: Mapping[int, Line],
-    described: Figures,
-    run: TrainedRun,
+  def open_parts(
+    self, run: TrainedRun, inputs: Sequence[epath.PathLike]
+  ) -> Parts:
+    """Opens this process's lines, of which an earlier one may have left some.
+
+    Those were made by the same program and settings from the same checkpoint,
+    snapshot, corpus and `inputs`, the files and folders of the questions.
+
+    Raises:
+      RealmError: The hosts do not share the output directory.
+    """
+    if self._output_dir is None:
+      return Parts(None, self.agreement.index)
+    output_dir = self._output_dir
+
+    def describe() -> str:
+      checkpoint = run.model_dir / CHECKPOINTS / str(run.step)
+      values = {
+        **self._configs,
+        "the number of processes": self.agreement.count,
+        "the kind of devices": jax.devices()[0].device_kind,
+        # Files of a checkpoint have random names.
+        "the checkpoint": json_checksum(sizes_below(checkpoint)),
+        "the snapshot": json_checksum(
+          dataclasses.asdict(run.snapshot.manifest)
+        ),
+        "the corpus": run.corpus.fingerprint,
+        "the questions": [
+          sha256_of(path) if epath.Path(path).is_file() else sizes_below(path)
+          for path in inputs
+        ],
+      }
+      return open_folder(output_dir, description_of(values))
+
+    name = self.agreement.on_process_0("parts", describe)
+    folder = output_dir / FOLDER / name
+    self.agreement.on_all_processes(
+      "shared folder", lambda: require_shared(folder)
+    )
+    return Parts(folder, self.agreement.index)
+
+  def report_parts(
+    self, name: str, own: Parts, described: Figures, run: TrainedRun
   ) -> Figures:
     """Writes a file of the lines of all processes, and reports their scores.
 
-    The keys of `lines` are the positions of this process's lines among the
-    examples; `described` says what they were made with.
+    `described` says what the lines were made with.
 
     Raises:
-      RealmError: There are no lines.
+      RealmError: There are no lines, or process 0 does not see those of others.
       OSError: The disk is full, or the directory cannot be written to.
     """
-    parts = self.gather_to_leader(name, [*lines.items()])
-    pairs = sorted(itertools.chain(*parts), key=lambda pair: pair[0])
-    every = [line for _, line in pairs]
-    if self.agreement.is_leader and not every:
-      raise RealmError("the task gives no questions")
-    if self._output_dir is not None and self.agreement.is_leader:
-      with json_lines(self._output_dir / name) as write:
-        for line in every:
-          write(line)
-    return self.report(lambda: summarize(every) | described, run)
+    own.flush()
+    most = self.agreement.exchange("number of parts", len(own.parts), max)
+    parts = []
+    for number in range(most):
+      given = [part.to_json() for part in own.parts[number : number + 1]]
+      every = self.gather_to_leader("scores of a part", given)
+      parts += [Part.from_json(one) for few in every for one in few]
+
+    def metrics() -> Figures:
+      if not parts:
+        raise RealmError("the task gives no questions")
+      return summarize(merge(parts, own.folder, name)) | described
+
+    figures = self.report(metrics, run)
+    if own.folder is not None and self.agreement.is_leader:
+      own.folder.parent.rmtree()
+    return figures
 
   def report(self, metrics: Callable[[], Figures], run: TrainedRun) -> Figures:
     """Adds what was measured to metrics, and writes both to `metrics.json`.

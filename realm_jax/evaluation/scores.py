@@ -33,9 +33,27 @@ _CHUNK = 1 << 22
 def question_scores(lines: Sequence[Line]) -> Scores:
   """Scores each question; docs/evaluation.md defines the scores.
 
-  `f1` is NaN where the answers are patterns, and absent where all are. Lines
-  without predictions have the scores of retrieval alone, and queries with
-  graded documents those of `document_scores`.
+  `f1` is absent where all answers are patterns. `line_scores` has the rest.
+  """
+  return joined([line_scores(lines)])
+
+
+def joined(parts: Sequence[Scores]) -> Scores:
+  """Returns the `line_scores` of several parts, but those that are all NaN."""
+  scores = {
+    name: np.concatenate([part[name] for part in parts]) for name in parts[0]
+  }
+  return {
+    n: values for n, values in scores.items() if not np.isnan(values).all()
+  }
+
+
+def line_scores(lines: Sequence[Line]) -> Scores:
+  """Scores some lines, each for itself.
+
+  `f1` is NaN where the answers are patterns. Lines without predictions have the
+  scores of retrieval alone, and queries with graded documents those of
+  `document_scores`.
   """
   if isinstance(lines[0]["references"], Mapping):
     return document_scores(lines)
@@ -54,8 +72,6 @@ def question_scores(lines: Sequence[Line]) -> Scores:
       "exact_match_oracle": np.array(any_right, float),
       "recall_read": (by_words & read).any(axis=1).astype(float),
     }
-    if np.isnan(f1).all():
-      del scores["f1"]
   return {
     **scores,
     **_retrieval_scores(by_words, ""),
@@ -119,14 +135,13 @@ def means(scores: Scores) -> dict[str, float]:
   return {name: float(np.nanmean(values)) for name, values in scores.items()}
 
 
-def summarize(lines: Sequence[Line]) -> dict[str, Any]:
+def summarize(scores: Scores) -> dict[str, Any]:
   """Returns the means of `question_scores`, `num_questions` and `intervals`.
 
   These are the 95 % bootstrap intervals of the means.
   """
-  scores = question_scores(lines)
   return means(scores) | {
-    "num_questions": len(lines),
+    "num_questions": len(next(iter(scores.values()))),
     INTERVALS: bootstrap_intervals(scores),
   }
 

@@ -131,17 +131,7 @@ class Agreement:
     """
     if self.count == 1:
       return
-    program = {
-      "the version of jax": jax.__version__,
-      "the commit of realm_jax": commit(),
-      "the number of devices": jax.device_count(),
-    }
-    own = dict(
-      field
-      for name, value in {**program, **given}.items()
-      for field in _fields(name, value)
-    )
-    first, *others = self.exchange("what runs", own, list)
+    first, *others = self.exchange("what runs", description_of(given), list)
     for process, values in enumerate(others, 1):
       for name in first:
         if (value := values.get(name)) != first[name]:
@@ -239,6 +229,23 @@ def _value(outcome: Fact, prefix: str = "") -> Fact:
   error = pkgutil.resolve_name(outcome["error"])(prefix + outcome["message"])
   error.exit_code = outcome["code"]
   raise error
+
+
+def description_of(given: Mapping[str, Any]) -> dict[str, str]:
+  """Returns values as texts, with the fields of dataclasses, and the program.
+
+  Values of fields that name directories and files of a host are left out.
+  """
+  program = {
+    "the version of jax": jax.__version__,
+    "the commit of realm_jax": commit(),
+    "the number of devices": jax.device_count(),
+  }
+  return dict(
+    field
+    for name, value in {**program, **given}.items()
+    for field in _fields(name, value)
+  )
 
 
 def _fields(name: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from realm_jax.corpus.build import build_corpus
-from realm_jax.evaluation import beir
+from realm_jax.evaluation import beir, parts
 from realm_jax.evaluation.scores import document_scores
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import SearchResult
 from tests import tiny_world
+from tests.counted_searches import counted_searches
 from tests.golden import make_trec_scores
 from tests.json_lines import read_lines, write_lines
 
@@ -29,7 +30,8 @@ def lines_of(documents, scores, queries, **settings):
     rows = np.tile(order[:k], (len(texts), 1))
     return SearchResult(rows.astype(np.int32), scores[rows])
 
-  return [*beir.retrieved_lines(queries, corpus, search, **settings)], asked
+  batches = beir.retrieved_batches(queries, corpus, search, **settings)
+  return [line for batch, _ in batches for line in batch], asked
 
 
 def test_the_scores_are_those_of_trec_eval():
@@ -107,10 +109,9 @@ def test_a_folder_that_is_not_whole_is_refused(folder, file, text, message):
     beir.read_queries(folder)
 
 
-@pytest.mark.slow
-def test_an_evaluation_ranks_the_documents_of_the_folder(
-  world, model_dir, run_config, folder, tmp_path
-):
+@pytest.fixture
+def beir_run(world, model_dir, run_config, folder, tmp_path):
+  """The run, over the corpus of the folder."""
   corpus_dir, snapshots = tmp_path / "corpus", tmp_path / "snapshots"
   build_corpus(
     [str(folder / "corpus.jsonl")],
@@ -122,13 +123,50 @@ def test_an_evaluation_ranks_the_documents_of_the_folder(
   world.build_snapshot(
     model_dir, corpus_dir=corpus_dir, snapshots_dir=snapshots
   )
-  config = dataclasses.replace(
+  return dataclasses.replace(
     run_config, corpus_dir=corpus_dir, snapshot=snapshots
   )
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_broke_off_searches_on_as_widely(
+  beir_run, folder, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(parts, "_MAX_LINES", 1)
+
+  def call(name):
+    beir.evaluate_beir(
+      config=dataclasses.replace(beir_run, num_searched=2),
+      beir_dir=folder,
+      batch_size=4,
+      output_dir=tmp_path / name,
+    )
+
+  with counted_searches() as counts:
+    call("whole")
+  # The first batch tries two numbers of blocks or more.
+  tried = len(counts) - 2
+  assert tried > 1
+  with counted_searches(tried):
+    call("resumed")
+  with counted_searches() as counts:
+    call("resumed")
+  assert counts == [4, 3]
+  whole, resumed = (
+    (tmp_path / name / "retrieved.jsonl").read_bytes()
+    for name in ("whole", "resumed")
+  )
+  assert resumed == whole
+
+
+@pytest.mark.slow
+def test_an_evaluation_ranks_the_documents_of_the_folder(
+  run_config, beir_run, folder, tmp_path
+):
   documents = {one["_id"] for one in read_lines(folder / "corpus.jsonl")}
   evaluated = {
     name: beir.evaluate_beir(
-      config=config, beir_dir=folder, index=index, output_dir=tmp_path / name
+      config=beir_run, beir_dir=folder, index=index, output_dir=tmp_path / name
     )
     for name, index in (("dense", None), ("bm25", Bm25Config()))
   }

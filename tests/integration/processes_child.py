@@ -4,16 +4,20 @@
       WORLD BEFORE FOLDER NUM_STEPS
 """
 
+import contextlib
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+from unittest import mock
 
-from realm_jax.evaluation import outputs
+from realm_jax.errors import RealmError
+from realm_jax.evaluation import outputs, parts
 from realm_jax.partitioning import cpu_tuning, processes
 from realm_jax.training import trainer
 from tests import tiny_world
+from tests.counted_searches import counted_searches
 from tests.integration.commands import EVALUATIONS, Commands
 
 _STOPS_BEFORE = 0
@@ -44,9 +48,19 @@ def main() -> None:
     commands.train_stage(stage, folder, before, NUM_STEPS=steps)
   # What each process finds takes several pieces.
   outputs._CHARACTERS_PER_PIECE = 200
+  parts._MAX_LINES = 1
+  try:
+    commands.evaluate("eval", before, folder / "own" / index)
+  except RealmError as error:
+    (folder / f"{index}.txt").write_text(str(error))
+  broken_off = mock.patch.object(outputs, "merge", side_effect=RealmError)
+  with contextlib.suppress(RealmError), broken_off:
+    commands.evaluate("eval", before, folder / "eval" / "both")
   for recipe in EVALUATIONS:
-    figures = commands.evaluate(recipe, before, folder / recipe / index)
-    (folder / recipe / f"{index}.json").write_text(json.dumps(figures))
+    with counted_searches() as counts:
+      figures = commands.evaluate(recipe, before, folder / recipe / "both")
+    found = {"figures": figures, "searches": len(counts)}
+    (folder / recipe / f"{index}.json").write_text(json.dumps(found))
   if int(index) == 1:
     _preempt_in_a_step()
   result = commands.train_stage(

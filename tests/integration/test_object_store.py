@@ -9,6 +9,7 @@ import safetensors.numpy
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.store import BestCheckpoint, read_best
 from realm_jax.corpus.build import build_corpus
+from realm_jax.evaluation import parts
 from realm_jax.evaluation.ask import ask
 from realm_jax.evaluation.compare import compare
 from realm_jax.evaluation.evaluate import evaluate, follow
@@ -17,6 +18,7 @@ from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.paths import upload_directory
 from tests import tiny_world
+from tests.counted_searches import counted_searches
 from tests.integration.commands import MODEL_FILE, checkpoint_steps, losses
 from tests.processes.jobs import Job, gin_command, running, wait_until
 from tests.processes.object_store import StoreFault
@@ -125,7 +127,7 @@ def bucket(object_store, world) -> str:
 
 
 def test_a_run_answers_and_is_followed_and_compared(
-  commands, bucket, object_store
+  commands, bucket, object_store, monkeypatch
 ):
   run = {
     "MODEL_DIR": f"{bucket}/run",
@@ -136,15 +138,29 @@ def test_a_run_answers_and_is_followed_and_compared(
   (answered,) = ask(loaded, ["where was Ada born?"])
   assert answered.text in answered.answers[0].block.text
 
-  figures = commands.call(
-    follow,
-    "eval",
-    **run,
-    QUESTIONS=questions,
-    OUTPUT_DIR=f"{bucket}/eval",
-    FOLLOW_UNTIL_STEP=0,
-    BATCH_SIZE=1,
-  )
+  def followed():
+    return commands.call(
+      follow,
+      "eval",
+      **run,
+      QUESTIONS=questions,
+      OUTPUT_DIR=f"{bucket}/eval",
+      FOLLOW_UNTIL_STEP=0,
+      BATCH_SIZE=1,
+    )
+
+  monkeypatch.setattr(parts, "_MAX_LINES", 2)
+  with counted_searches(1):
+    followed()
+  with counted_searches() as counts:
+    figures = followed()
+  # Of two batches, one was done.
+  assert len(counts) == 1
+  names = object_store.names("commands/eval/0")
+  assert [name.rpartition("/")[2] for name in names] == [
+    "metrics.json",
+    "predictions.jsonl",
+  ]
   best = BestCheckpoint("exact_match", 0, figures["exact_match"])
   assert read_best(run["MODEL_DIR"]) == best
   predictions = f"{bucket}/eval/0/predictions.jsonl"

@@ -154,11 +154,13 @@ def test_several_processes_have_the_same_figures(
   commands.evaluate(recipe, on_eight, tmp_path)
   expected = json.loads((tmp_path / "metrics.json").read_text())
   folder = on_two_processes / recipe
-  written = json.loads((folder / "0" / "metrics.json").read_text())
+  written = json.loads((folder / "both" / "metrics.json").read_text())
   for process in range(_PROCESSES):
-    assert json.loads((folder / f"{process}.json").read_text()) == written
-  # Only process 0 writes.
-  assert not (folder / "1").exists()
+    found = json.loads((folder / f"{process}.json").read_text())
+    assert found["figures"] == written
+    # What a call that broke off had found is not searched again.
+    if recipe == "eval":
+      assert found["searches"] == 0
   del expected["seconds"], written["seconds"]
   for name, value in expected.items():
     if isinstance(value, float):
@@ -167,7 +169,7 @@ def test_several_processes_have_the_same_figures(
   if recipe != "eval":
     return
   # The lines of all processes are in the order of the questions.
-  lines = read_lines(folder / "0" / "predictions.jsonl")
+  lines = read_lines(folder / "both" / "predictions.jsonl")
   assert [line["id"] for line in lines] == [f"q{i}" for i in range(11)]
   for line, same in zip(
     lines, read_lines(tmp_path / "predictions.jsonl"), strict=True
@@ -176,3 +178,9 @@ def test_several_processes_have_the_same_figures(
       assert one["block"] == other["block"]
       assert one["score"] == pytest.approx(other["score"], abs=1e-4)
     assert line["prediction"] == same["prediction"]
+
+
+def test_processes_that_share_no_folder_are_told(on_two_processes):
+  for process in range(_PROCESSES):
+    message = (on_two_processes / f"{process}.txt").read_text()
+    assert "process 1: " in message and "name an OUTPUT_DIR" in message

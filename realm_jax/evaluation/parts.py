@@ -1,0 +1,216 @@
+"""Lines of an evaluation in part files, from which a killed one goes on.
+
+    OUTPUT_DIR/evaluation_parts/DIGEST/evaluation.json   what is evaluated
+    OUTPUT_DIR/evaluation_parts/DIGEST/1-00007.jsonl     lines of process 1
+    OUTPUT_DIR/evaluation_parts/DIGEST/1-00007.json      and their scores
+
+DIGEST is the checksum of `evaluation.json`, so that parts of two evaluations
+never mix. A part is complete once it has its scores. Nothing can be appended to
+an object, so parts are whole files there and on disks.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+from etils import epath
+from jaxtyping import Int64
+
+from realm_jax.errors import RealmError
+from realm_jax.evaluation.scores import Line, Scores, joined, line_scores
+from realm_jax.snapshots.manifest import json_checksum
+from realm_jax.storage.atomic import atomic_file
+from realm_jax.storage.json_files import JsonValue, json_lines, write_json
+from realm_jax.storage.paths import lines_of, list_names, read_bytes
+
+FOLDER = "evaluation_parts"
+_DESCRIPTION = "evaluation.json"
+# A process that is killed loses this much at most, and one batch.
+_MAX_LINES, _MAX_SECONDS = 1000, 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """Scores of some questions.
+
+  Attributes:
+    name: Name of the part's files, without the ending.
+    positions: Positions among all questions, rising.
+    scores: Scores in the same order.
+    state: Numbers that say where the evaluation goes on after this part.
+  """
+
+  name: str
+  positions: Int64[np.ndarray, " n"]
+  scores: Scores
+  state: Sequence[int]
+
+  def to_json(self) -> dict[str, JsonValue]:
+    """Returns the fields as values that JSON can hold."""
+    scores = {name: values.tolist() for name, values in self.scores.items()}
+    positions = self.positions.tolist()
+    return vars(self) | {"positions": positions, "scores": scores}
+
+  @classmethod
+  def from_json(cls, fields: Mapping[str, Any]) -> "Part":
+    """Returns the part whose fields `to_json` returned."""
+    scores = {name: np.array(v) for name, v in fields["scores"].items()}
+    positions = np.array(fields["positions"], np.int64)
+    return cls(fields["name"], positions, scores, fields["state"])
+
+
+def open_folder(
+  output_dir: epath.Path, description: Mapping[str, JsonValue]
+) -> str:
+  """Makes the folder for the parts of an evaluation, and returns its name.
+
+  Folders of other evaluations are removed.
+  """
+  digest, parent = json_checksum(description)[:16], output_dir / FOLDER
+  for name in list_names(parent):
+    if name != digest:
+      logging.info(
+        "removing %s: parts of an evaluation that differs in %s",
+        parent / name,
+        _difference(parent / name, description),
+      )
+      (parent / name).rmtree(missing_ok=True)
+  if not (path := parent / digest / _DESCRIPTION).exists():
+    write_json(path, description)
+  return digest
+
+
+def _difference(folder: epath.Path, wanted: Mapping[str, JsonValue]) -> str:
+  """Returns the names of values in which the evaluation of a folder differs."""
+  try:
+    found = json.loads(read_bytes(folder / _DESCRIPTION))
+  except (OSError, ValueError):
+    return "what is not known"
+  names = sorted(found.keys() | wanted.keys())
+  differing = [n for n in names if found.get(n) != wanted.get(n)]
+  return ", ".join(differing)
+
+
+def require_shared(folder: epath.Path) -> None:
+  """Raises a `RealmError` unless this host sees a folder that process 0 made.
+
+  It is known before anything is computed.
+  """
+  if not (folder / _DESCRIPTION).exists():
+    raise RealmError(
+      f"{folder}, which process 0 has made, is not on this host; name an "
+      "OUTPUT_DIR on a file system or in a bucket that all hosts share"
+    )
+
+
+class Parts:
+  """The lines of this process, of which the scores alone stay in memory.
+
+  Args:
+    folder: Folder of parts; those that the process finds there are used. None
+      drops the lines.
+    process: Number of this process.
+
+  Attributes:
+    folder: The same folder.
+    parts: Parts so far.
+    state: Where the evaluation goes on; empty at the start.
+  """
+
+  def __init__(self, folder: epath.Path | None, process: int):
+    self.parts: list[Part] = []
+    self.folder, self._process = folder, process
+    self._waiting: dict[int, Line] = {}
+    self.state: Sequence[int] = ()
+    self._since = time.monotonic()
+    if folder is None:
+      return
+    names = {*list_names(folder)}
+    while (name := f"{self._next_name()}.json") in names:
+      self.parts.append(Part.from_json(json.loads(read_bytes(folder / name))))
+    if self.parts:
+      self.state = self.parts[-1].state
+      number = sum(len(part.positions) for part in self.parts)
+      logging.info("continuing after %d questions in %s", number, folder)
+
+  def _next_name(self) -> str:
+    return f"{self._process}-{len(self.parts):05d}"
+
+  def add(self, lines: Mapping[int, Line], state: Sequence[int]) -> None:
+    """Takes the lines of a batch, by their positions among all questions.
+
+    With `state`, the evaluation could go on after them.
+    """
+    self._waiting |= lines
+    self.state = state
+    seconds = time.monotonic() - self._since
+    if len(self._waiting) >= _MAX_LINES or seconds >= _MAX_SECONDS:
+      self.flush()
+
+  def flush(self) -> None:
+    """Writes the lines that wait as a part.
+
+    Raises:
+      OSError: The disk is full, or the folder cannot be written to.
+    """
+    if self._waiting:
+      positions = sorted(self._waiting)
+      lines = [self._waiting[position] for position in positions]
+      part = Part(
+        self._next_name(),
+        np.array(positions, np.int64),
+        line_scores(lines),
+        self.state,
+      )
+      if self.folder is not None:
+        with json_lines(self.folder / f"{part.name}.jsonl") as write:
+          for line in lines:
+            write(line)
+        with json_lines(self.folder / f"{part.name}.json") as write:
+          write(part.to_json())
+      self.parts.append(part)
+      self._waiting = {}
+    self._since = time.monotonic()
+
+
+def merge(
+  parts: Sequence[Part], folder: epath.Path | None, name: str
+) -> Scores:
+  """Returns the scores of all questions in order, and writes their lines.
+
+  They go to the file `name` in OUTPUT_DIR, if the parts have a folder there. A
+  part is open from its first line to its last, so that few are at once.
+
+  Raises:
+    RealmError: A part is not on this host.
+    OSError: The disk is full, or the directory cannot be written to.
+  """
+  sizes = [len(part.positions) for part in parts]
+  order = np.argsort(np.concatenate([part.positions for part in parts]))
+  if folder is not None:
+    owners = np.repeat(np.arange(len(parts)), sizes)[order]
+    opened: dict[int, Iterator[bytes]] = {}
+    path = folder.parent.parent / name
+    with atomic_file(path) as partial, partial.open("wb") as file:
+      for owner in owners:
+        if owner not in opened:
+          opened[owner] = lines_of(folder / f"{parts[owner].name}.jsonl")
+        try:
+          file.write(next(opened[owner]))
+        except FileNotFoundError as error:
+          raise RealmError(
+            f"{folder} lacks {parts[owner].name}.jsonl, which a process has "
+            "written; name an OUTPUT_DIR that all hosts share, and that no "
+            "other evaluation uses at the same time"
+          ) from error
+        sizes[owner] -= 1
+        if not sizes[owner]:
+          del opened[owner]
+  return {
+    name: values[order]
+    for name, values in joined([part.scores for part in parts]).items()
+  }
