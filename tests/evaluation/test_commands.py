@@ -83,10 +83,12 @@ def test_a_recipe_follows_a_run(
 
 
 def test_ask_answers_each_line_of_its_input(
-  recorded_run, evaluated, monkeypatch, capsys, command
+  recorded_run, evaluated, monkeypatch, capsys, caplog, command
 ):
   lines = evaluated[1][:2]
-  questions = "".join(line["question"] + "\n" for line in lines)
+  first, second = (line["question"] + "\n" for line in lines)
+  # Neither the vocabulary nor UTF-8 can spell what is between them.
+  questions = f"{first}漢字\n\udcff\n{second}"
   monkeypatch.setattr(sys, "stdin", io.StringIO(questions))
   gin = {"RANK_ANSWERS_BY": "best_span"}
   command(ask, model_dir=str(recorded_run("open_qa")), gin=gin)
@@ -95,6 +97,21 @@ def test_ask_answers_each_line_of_its_input(
     assert f"1. {line['prediction']}" in output
     assert f"«{line['prediction']}»" in " ".join(output.split())
     assert f"[block {line['answer']['block']}, rank " in output
+  assert output.index("error: '漢字' has no word") < output.index(second)
+  assert "has half of a surrogate pair" in output
+  assert "2 of 4 lines have an error" in caplog.text
+
+
+def test_explain_goes_on_after_a_line_without_a_mask(
+  recorded_run, monkeypatch, capsys, command
+):
+  lines = "who is Ada?\nLater Ada [MASK] the bridge.\n"
+  monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+  model_dir = str(recorded_run("pretrain"))
+  refused, explained = command(explain, model_dir=model_dir)["explanations"]
+  assert "has not learnt to answer questions" in refused["error"]
+  assert refused["text"] == "who is Ada?" and "error" not in explained
+  assert f"error: {refused['error']}" in capsys.readouterr().out
 
 
 def test_an_explanation_is_printed_and_written(recorded_run, capsys, command):
