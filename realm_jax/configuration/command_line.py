@@ -12,6 +12,7 @@ Elsewhere flags say where the processes meet:
       --num_processes=2 --process_id=0
 """
 
+import atexit
 import inspect
 import os
 import re
@@ -227,6 +228,7 @@ def run(
     return texts
 
   prepare_streams()
+  code: Any = 0
   try:
     try:
       app.run(main, flags_parser=start)
@@ -234,13 +236,18 @@ def run(
       sys.stdout.flush()
   except SystemExit as ended:
     # As absl ends: with what `main` has returned.
-    code: Any = ended.code or 0
+    code = ended.code or 0
   except BaseException as error:
     code = exit_code(error)
   if on_devices and flags.FLAGS.is_parsed():
     from realm_jax.partitioning import processes
 
     processes.leave(code)
+  if code == 128 + signal.SIGINT:
+    # What else Python does at its end takes seconds, and has no effect.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)
   sys.exit(code)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from etils import epath
 
@@ -39,7 +39,7 @@ def write_json(path: epath.PathLike, value: JsonValue) -> None:
     file.write(text + "\n")
 
 
-def read_object(line: bytes) -> dict[str, JsonValue]:
+def read_object(line: bytes) -> dict[str, Any]:
   """Reads an object of JSON in UTF-8.
 
   Raises:
