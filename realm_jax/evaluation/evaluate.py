@@ -62,7 +62,7 @@ def follow(
   follow_until_step: NonNegativeInt | None = None,
   poll_seconds: PositiveFloat = 5.0,
 ) -> Figures | None:
-  """Evaluates each new checkpoint of a run, until SIGTERM.
+  """Evaluates each new checkpoint of a run, until SIGTERM or Ctrl-C.
 
   A checkpoint that the trainer has removed before its turn is left out. The
   trainer keeps the one that is being evaluated and the best one so far.
