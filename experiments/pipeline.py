@@ -21,7 +21,7 @@ from typing import Any
 
 from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.console import stop_on_sigterm
+from realm_jax.console import stop_on_signal
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.outputs import METRICS
 from realm_jax.launch.jobs import function_of
@@ -270,7 +270,7 @@ def call(command: Command, *, num_steps: int | None = None) -> None:
       published nothing, and an evaluation has come to its end.
     ValueError: A file or a binding is wrong, or the command fails.
   """
-  with stop_on_sigterm() as stop:
+  with stop_on_signal() as stop:
     bindings, function = command.configured()
     once = {"once": True} if "--once" in command.flags else {}
     made = bindings.build(function, **once)
@@ -313,7 +313,7 @@ def running_beside(arguments: Sequence[str], log: Path) -> Iterator[None]:
       ended.wait(1.0)
 
   watcher = threading.Thread(target=watch)
-  with stop_on_sigterm() as stop:
+  with stop_on_signal() as stop:
     watcher.start()
     try:
       yield

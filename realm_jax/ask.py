@@ -3,9 +3,10 @@
 The configuration is the one that the run keeps, over gin/runs/ask.gin, or that
 of gin files. The command prints the best answers, each with the block that
 contains it and that block's probability p(z|x). Without a question on the
-command line it reads questions from the terminal or from its standard input.
-The model is loaded once. Where several processes run, as on a TPU slice,
-process 0 answers on its own devices; the others load nothing and end with it.
+command line it reads questions from the terminal or from its standard input;
+one that it cannot answer gets an error in its place. The model is loaded once.
+Where several processes run, as on a TPU slice, process 0 answers on its own
+devices; the others load nothing and end with it.
 """
 
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from absl import flags, logging
 
 from realm_jax.configuration import command_line
-from realm_jax.console import prompted_lines
+from realm_jax.console import for_each_line, harmless
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.answered import Answered
@@ -26,9 +27,9 @@ _NUM_ANSWERS = flags.DEFINE_integer(
   "num_answers", 3, "Number of answers to print.", lower_bound=1
 )
 
-# Private-use characters that mark the answer while lines are wrapped, since
-# wrapping would count the characters of an escape sequence.
-_OPEN, _CLOSE = "\ue000", "\ue001"
+# They mark the answer while lines are wrapped, since wrapping would count the
+# characters of an escape sequence. No text has them: `harmless` replaces them.
+_OPEN, _CLOSE = "\x01", "\x02"
 _ON_TERMINAL = ("\x1b[1;32m", "\x1b[0m")
 _ELSEWHERE = ("«", "»")
 _WIDTH = 80
@@ -55,12 +56,17 @@ def _answer(config: "RunConfig", words: Sequence[str]) -> None:
   run = TrainedRun.load(config)
   # What is missing is known before a question is asked for.
   require_answering(run)
-  questions = [" ".join(words)] if words else prompted_lines("question")
-  for question in questions:
+
+  def answer(question: str) -> None:
     (answered,) = ask(run, [question])
     for note in run.vocabulary.notes(question):
-      print(note)
+      print(harmless(note))
     print(_shown(answered))
+
+  if words:
+    answer(" ".join(words))
+  else:
+    for_each_line("question", answer)
 
 
 def _shown(answered: "Answered") -> str:
@@ -70,7 +76,8 @@ def _shown(answered: "Answered") -> str:
   parts, indent = [], "   "
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
   for rank, answer in enumerate(answered.answers[: _NUM_ANSWERS.value], 1):
-    block, before, marked, after = answered.passage(answer)
+    block, *texts = answered.passage(answer)
+    before, marked, after = map(harmless, texts)
     if marked:
       marked = f"{_OPEN}{marked}{_CLOSE}"
     lines = textwrap.fill(
@@ -81,8 +88,9 @@ def _shown(answered: "Answered") -> str:
     )
     lines = lines.replace(_OPEN, marks[0]).replace(_CLOSE, marks[1])
     parts.append(
-      f"{rank}. {answer.text}  (probability {answer.probability:.3f})\n"
-      f"{indent}{block.title}  [block {block.id}, rank "
+      f"{rank}. {harmless(answer.text)}  (probability "
+      f"{answer.probability:.3f})\n"
+      f"{indent}{harmless(block.title)}  [block {harmless(block.id)}, rank "
       f"{1 + answered.blocks.index(block)}, p(z|x) {block.probability:.3f}]\n"
       f"{lines}"
     )

@@ -1,11 +1,14 @@
 """Output of commands, and what reaches them from a terminal.
 
 Progress, tables, the file of `--json` and the choice of log messages;
-lines that a user types, and a flag that SIGTERM sets.
+lines that a user types, and a flag that SIGTERM and Ctrl-C set.
 """
 
 import contextlib
+import io
 import logging
+import os
+import re
 import signal
 import sys
 import threading
@@ -16,10 +19,18 @@ from pathlib import Path
 from absl import flags
 from absl import logging as absl_logging
 
+from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import JsonValue, write_json
 
 _PACKAGE_DIR = str(Path(__file__).resolve().parent)
 _SECONDS_BETWEEN_LINES = 15.0
+# Characters that move a terminal's cursor or change its state, or the direction
+# of the text that follows, and halves of surrogate pairs; not the end of a line
+# and the tabulator.
+_CONTROLS = re.compile(
+  "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+  "\ud800-\udfff]"
+)
 # A flag that is defined here belongs to the command that asks for it.
 flags.disclaim_key_flags()
 
@@ -59,6 +70,33 @@ class Progress:
   def _log(self, done: str, seconds: float) -> None:
     rate = self._count / max(seconds, 1e-9)
     absl_logging.info("%s: %s, %s/s", self._label, done, f"{rate:,.1f}")
+
+
+def prepare_streams() -> None:
+  """Makes the standard streams take any text, also where one is closed.
+
+  A character that a stream's encoding lacks is written as an escape sequence of
+  Python, and a byte that is not of its encoding is read as half of a surrogate
+  pair, which `harmless` shows.
+  """
+  for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    if getattr(sys, name) is None:
+      # No other file may get its number: libraries in C would write to it.
+      setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+  for stream, errors in (
+    (sys.stdin, "surrogateescape"),
+    (sys.stdout, "backslashreplace"),
+  ):
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(errors=errors)
+
+
+def harmless(text: str) -> str:
+  """Returns a text with its control characters as escape sequences of Python.
+
+  So a document of somebody else's cannot change the terminal that shows it.
+  """
+  return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def figures_table(figures: Mapping[str, object]) -> str:
@@ -116,23 +154,42 @@ def prompted_lines(wanted: str) -> Iterator[str]:
       return
     if line.strip():
       if not is_terminal:
-        print(f"# {line}")
+        print(f"# {harmless(line)}")
       yield line
     elif is_terminal:
       return
 
 
-# The event of the outermost block that SIGTERM stops.
+def for_each_line(wanted: str, answer: Callable[[str], object]) -> None:
+  """Calls a function with each of the lines that `prompted_lines` yields.
+
+  A `RealmError` of one line is printed in its place, and the others follow. At
+  the end such lines are counted.
+  """
+  num_lines = num_refused = 0
+  for line in prompted_lines(wanted):
+    num_lines += 1
+    try:
+      answer(line)
+    except RealmError as error:
+      num_refused += 1
+      print(f"error: {harmless(str(error))}\n")
+  if num_refused and not sys.stdin.isatty():
+    absl_logging.warning("%d of %d lines have an error", num_refused, num_lines)
+
+
+# The event of the outermost block that a signal stops.
 _stop: threading.Event | None = None
 
 
 @contextlib.contextmanager
-def stop_on_sigterm() -> Iterator[threading.Event]:
-  """Yields an event that SIGTERM sets during the `with` block.
+def stop_on_signal() -> Iterator[threading.Event]:
+  """Yields an event that SIGTERM and Ctrl-C set during the `with` block.
 
-  A block within another one shares its event: a signal is not lost if it comes
-  before the inner block begins, and it stops both. Only the main thread can
-  handle signals. In any other the event stays unset.
+  A second Ctrl-C interrupts at once. A block within another one shares its
+  event: a signal is not lost if it comes before the inner block begins, and it
+  stops both. Only the main thread can handle signals. In any other the event
+  stays unset.
   """
   global _stop
   if threading.current_thread() is not threading.main_thread():
@@ -142,12 +199,24 @@ def stop_on_sigterm() -> Iterator[threading.Event]:
     yield _stop
     return
   _stop = stop = threading.Event()
-  before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+  before = {
+    number: signal.getsignal(number)
+    for number in (signal.SIGTERM, signal.SIGINT)
+  }
+
+  def handle(number: int, _: object) -> None:
+    stop.set()
+    if number == signal.SIGINT:
+      signal.signal(number, before[signal.SIGINT])
+
+  for number in before:
+    signal.signal(number, handle)
   try:
     yield stop
   finally:
     _stop = None
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 def hide_library_messages() -> None:

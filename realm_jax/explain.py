@@ -7,7 +7,8 @@
 For a sentence it prints Table 3 of the paper: the candidates, their shares of
 p(y|x), how much a gradient would reward them, r(z), beside p(y|null,x) and the
 best fillings. For a question it prints the blocks that the answer comes from.
-Without a text it reads texts from the terminal or from the standard input.
+Without a text it reads texts from the terminal or from the standard input; one
+that it cannot explain gets an error in its place.
 docs/concepts.md explains the symbols.
 
 The configuration is the one that the run keeps, over gin/runs/explain.gin, or
@@ -21,7 +22,13 @@ from typing import TYPE_CHECKING, Any
 from absl import flags, logging
 
 from realm_jax.configuration import command_line
-from realm_jax.console import columns, figures_table, json_flag, prompted_lines
+from realm_jax.console import (
+  columns,
+  figures_table,
+  for_each_line,
+  harmless,
+  json_flag,
+)
 from realm_jax.errors import RealmError
 
 if TYPE_CHECKING:
@@ -90,16 +97,25 @@ def _explain(configured: Callable[[], Any], text: str) -> None:
       [v if isinstance(v, float) else f"{v:.40}" for v in one.values()]
       for one in use
     ]
-    print(columns([[*use[0]], *rows]))
+    print(harmless(columns([[*use[0]], *rows])))
     return
   run, explained = TrainedRun.load(configured()), []
   # What is missing is known before a text is asked for.
   run.require_reader()
-  texts = prompted_lines("sentence with [MASK], or question")
-  for one in [text] if text else texts:
-    found = explain(run, one, _ANSWER.value)
-    print(shown(found, num_texts=_NUM_TEXTS.value))
+
+  def answer(one: str) -> None:
+    try:
+      found = explain(run, one, _ANSWER.value)
+    except RealmError as error:
+      explained.append({"text": one, "error": str(error)})
+      raise
+    print(harmless(shown(found, num_texts=_NUM_TEXTS.value)))
     explained.append(found.to_json())
+
+  if text:
+    answer(text)
+  else:
+    for_each_line("sentence with [MASK], or question", answer)
   _write_json({"explanations": explained})
 
 

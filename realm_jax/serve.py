@@ -25,7 +25,7 @@ from etils import epath
 
 from realm_jax import configuration
 from realm_jax.configuration import command_line
-from realm_jax.console import stop_on_sigterm
+from realm_jax.console import stop_on_signal
 from realm_jax.errors import RealmError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _serve(config: "RunConfig") -> None:
       ),
     )
     # After its end uvicorn raises the signal again.
-    with stop_on_sigterm(), contextlib.suppress(KeyboardInterrupt):
+    with stop_on_signal(), contextlib.suppress(KeyboardInterrupt):
       app.server_of(page).run(sockets=[listening])
   if page.is_computing:
     # The interpreter would wait for a compilation, or end in its midst.

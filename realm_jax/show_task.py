@@ -16,6 +16,7 @@ from absl import flags
 from etils import epath
 
 from realm_jax.configuration import command_line
+from realm_jax.console import harmless
 from realm_jax.corpus import manifest
 from realm_jax.inputs.config import DataConfig
 from realm_jax.storage.access import require_readable
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
       corpus=config.corpus,
       width=shutil.get_terminal_size().columns,
     )
-    print(text, end="\n\n")
+    print(harmless(text), end="\n\n")
 
 
 if __name__ == "__main__":

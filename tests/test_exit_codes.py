@@ -1,5 +1,9 @@
 """The codes of commands, by which a cluster tells failures apart."""
 
+import os
+import signal
+import subprocess
+import sys
 from unittest.mock import Mock
 
 import pytest
@@ -83,3 +87,63 @@ def test_an_error_that_explains_itself_is_a_line_and_a_code(
 def test_a_bug_keeps_its_traceback(error, capsys):
   assert _code(Mock(side_effect=error)) == 1
   assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_a_word_and_a_code(capsys):
+  assert _code(Mock(side_effect=KeyboardInterrupt)) == 128 + signal.SIGINT
+  assert capsys.readouterr().err == "interrupted\n"
+
+
+_COMMAND = "from realm_jax.configuration import command_line as c; c.run({})"
+_PRINT_WORDS = _COMMAND.format("lambda a: print(*a[1:]), takes_texts=True")
+
+
+def _run(environment, program, *words, streams="", stdout=subprocess.PIPE):
+  """Runs a program by a shell, which may close its streams."""
+  command = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c"]
+  return subprocess.run(
+    [*command, program, *words],
+    env=environment,
+    stdin=subprocess.DEVNULL,
+    stdout=stdout,
+    stderr=subprocess.PIPE,
+  )
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_nobody_reads_what_is_printed(command_environment, unbuffered):
+  environment = {**command_environment, "PYTHONUNBUFFERED": unbuffered}
+  reader, writer = os.pipe()
+  os.close(reader)
+  with open(writer, "wb") as pipe:
+    done = _run(environment, _PRINT_WORDS, "words", stdout=pipe)
+  assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_stream_takes_what_its_encoding_lacks(command_environment):
+  environment = {**command_environment, "PYTHONIOENCODING": "ascii"}
+  done = _run(environment, _PRINT_WORDS, "Zoë 北")
+  assert (done.stdout, done.stderr) == (b"Zo\\xeb \\u5317\n", b"")
+
+
+def test_streams_may_be_closed(command_environment):
+  program = "import sys; " + _COMMAND.format(
+    "lambda a: print(sys.stdin.read(), sys.stdout.isatty())"
+  )
+  done = _run(command_environment, program, streams="<&- >&-")
+  assert (done.returncode, done.stderr) == (0, b"")
+  assert not _run(command_environment, program, streams="2>&-").returncode
+
+
+def test_an_argument_in_another_encoding_is_named(command_environment):
+  done = _run(command_environment, _PRINT_WORDS, b"caf\xe9")
+  assert done.returncode == ExitCode.USER_ERROR
+  assert done.stderr.count(b"\n") == 1 and b"'caf\\udce9'" in done.stderr
+
+
+def test_a_device_that_is_not_there_is_named(command_environment):
+  environment = {**command_environment, "JAX_PLATFORMS": "cuda"}
+  program = f"import jax; {_COMMAND.format('lambda a: jax.devices()')}"
+  done = _run(environment, program)
+  assert done.returncode == ExitCode.USER_ERROR
+  assert b"no device to compute on with JAX_PLATFORMS=cuda" in done.stderr

@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,6 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.workers import map_in_processes
 from realm_jax.errors import RealmError
 from realm_jax.storage.atomic import (
-  TargetError,
   rename_into_place,
   staging_directory,
 )
@@ -181,7 +179,7 @@ def build_store(
         upload_directory(staging, directory, last=_MANIFEST)
       else:
         rename_into_place(staging, directory, overwrite=True)
-  except (OSError, TargetError, BrokenExecutor) as error:
+  except (OSError, RealmError) as error:
     raise AnswersError(
       f"cannot store which blocks contain answers in {directory}: {error}"
     ) from error

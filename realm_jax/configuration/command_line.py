@@ -12,8 +12,11 @@ Elsewhere flags say where the processes meet:
       --num_processes=2 --process_id=0
 """
 
+import atexit
 import inspect
+import os
 import re
+import select
 import signal
 import sys
 import traceback
@@ -32,9 +35,10 @@ from realm_jax.configuration.bindings import (
   meaning,
 )
 from realm_jax.configuration.parsing import Recipe, parsed
-from realm_jax.console import hide_library_messages
+from realm_jax.console import hide_library_messages, prepare_streams
 from realm_jax.errors import RealmError
 from realm_jax.storage import access
+from realm_jax.storage.json_files import require_unicode
 
 _GIN_FILES = flags.DEFINE_multi_string(
   "gin_file", [], "A gin file; repeatable, later files override earlier ones."
@@ -223,22 +227,34 @@ def run(
       processes.initialize(**given_flags(*_OF_PROCESSES))
     return texts
 
+  prepare_streams()
+  code: Any = 0
   try:
-    app.run(main, flags_parser=start)
+    try:
+      app.run(main, flags_parser=start)
+    finally:
+      sys.stdout.flush()
   except SystemExit as ended:
     # As absl ends: with what `main` has returned.
-    code: Any = ended.code or 0
+    code = ended.code or 0
   except BaseException as error:
     code = exit_code(error)
   if on_devices and flags.FLAGS.is_parsed():
     from realm_jax.partitioning import processes
 
     processes.leave(code)
+  if code == 128 + signal.SIGINT:
+    # What else Python does at its end takes seconds, and has no effect.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)
   sys.exit(code)
 
 
 def _parsed_flags(arguments: Sequence[str], takes_texts: bool) -> list[str]:
   """Parses flags; returns the arguments that are none."""
+  for argument in arguments:
+    require_unicode(argument, f"the argument {argument!r}")
   try:
     texts = flags.FLAGS(expand_gin_flags(arguments))
   except flags.Error as error:
@@ -258,9 +274,14 @@ def exit_code(error: BaseException) -> int:
   """Prints an error, and returns the exit code of this program.
 
   An error that a user can act on is a line. Any other is a bug, and keeps its
-  traceback.
+  traceback. Ctrl-C, and the end of whoever reads what is printed, are neither.
   """
-  explained = access.explained(error) or error
+  if isinstance(error, KeyboardInterrupt):
+    print("interrupted", file=sys.stderr)
+    return 128 + signal.SIGINT
+  if isinstance(error, BrokenPipeError) and _nobody_reads():
+    return 128 + signal.SIGPIPE
+  explained = access.explained(error) or _without_device(error) or error
   is_of_user = isinstance(explained, RealmError)
   if isinstance(explained, OSError):
     # fsspec's clients give the path as the only argument.
@@ -269,10 +290,39 @@ def exit_code(error: BaseException) -> int:
   if not is_of_user or (flags.FLAGS.is_parsed() and _DEBUG_ERRORS.value):
     traceback.print_exception(error)
   if not is_of_user:
-    is_interrupt = isinstance(error, KeyboardInterrupt)
-    return 128 + signal.SIGINT if is_interrupt else 1
+    return 1
   path = Path(sys.argv[0])
   # A command is a module or a package.
   command = path.parent if path.stem == "__main__" else path
   print(f"{command.stem}: {explained}", file=sys.stderr)
   return access.exit_code_of(error)
+
+
+def _without_device(error: BaseException) -> RealmError | None:
+  """Returns what to do where jax has found no device that it is told to use.
+
+  The errors have no type of their own; one is an assertion without a word.
+  """
+  places = traceback.extract_tb(error.__traceback__)
+  if not places or Path(places[-1].filename).name != "xla_bridge.py":
+    return None
+  platforms = os.environ.get("JAX_PLATFORMS")
+  said = " ".join(str(error).split())
+  return RealmError(
+    f"jax finds no device to compute on with JAX_PLATFORMS={platforms}"
+    f"{said and f' ({said})'}; set JAX_PLATFORMS=cpu, or install the driver "
+    "and the jax for the device that you want to use"
+  )
+
+
+def _nobody_reads() -> bool:
+  """Returns whether the reader of the standard output has gone, as `head` does.
+
+  What is still to be printed is dropped then.
+  """
+  poll = select.poll()
+  poll.register(sys.stdout, select.POLLOUT)
+  if not any(state & select.POLLERR for _, state in poll.poll(0)):
+    return False
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  return True

@@ -84,8 +84,18 @@ class _Reader(config_parser.ParserDelegate):
     if isinstance(source, str) and source.endswith(FILE):
       Kept.read(source).bind(self._bindings)
     elif isinstance(source, str):
-      with _located(source).open("r") as file:
-        self.read(file)
+      with (
+        _located(source).open("rb") as file,
+        # Some editors write a byte order mark.
+        io.TextIOWrapper(file, "utf-8-sig") as text,
+      ):
+        try:
+          self.read(text)
+        except UnicodeDecodeError as error:
+          raise ConfigurationError(
+            f"{source} is not UTF-8 (0x{error.object[error.start]:02x} at byte "
+            f"{error.start + 1}); convert the file to UTF-8"
+          ) from None
     else:
       for statement in config_parser.ConfigParser(source, self):
         with gin_utils.try_with_location(statement.location):

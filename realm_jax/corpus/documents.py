@@ -1,15 +1,14 @@
 """Documents, and the rows that they are read from.
 
 A row is a line of JSON, `{"title": …, "text": …}`, or a record with the same
-fields. In an update it also has an id, and `{"id": …, "remove": true}` removes
-the document with that id.
+fields; the title may be missing. In an update it also has an id, and `{"id": …,
+"remove": true}` removes the document with that id.
 """
 
 import dataclasses
 import functools
 import hashlib
 import html
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from realm_jax.corpus import InputError
-from realm_jax.text.languages import LanguageError, require_language
+from realm_jax.errors import RealmError
+from realm_jax.storage.json_files import read_object, require_unicode
+from realm_jax.text.languages import require_language
 
 # A line of a file, or the fields of a record, whose texts are UTF-8.
 Row: TypeAlias = bytes | Mapping[str, Any]
@@ -122,12 +123,12 @@ class RowReader:
     """Reads a row; raises `InputError` that says how, not where, it is bad."""
     try:
       return self._read(row)
-    except (InputError, LanguageError) as error:
+    except RealmError as error:
       wanted = _WANTED_OF_UPDATE if self.of_update else _WANTED
       raise InputError(f"{error}; wanted {wanted}") from None
 
   def _read(self, row: Row) -> Document:
-    fields = _json_object(row) if isinstance(row, bytes) else _decoded(row)
+    fields = read_object(row) if isinstance(row, bytes) else _decoded(row)
     keys = ", ".join(map(repr, fields)) or "no keys"
     # BEIR writes "_id", and Wikipedia's page ids are numbers.
     id_key = "id" if "id" in fields else "_id"
@@ -143,10 +144,10 @@ class RowReader:
       if fields["remove"] is not True or fields.keys() - {"id", "remove"}:
         raise InputError(f"'remove' is {fields['remove']!r} among {keys}")
       return Document(document_id, is_removal=True)
-    for key in ("title", "text"):
-      if key not in fields:
-        raise InputError(f"no {key!r} among {keys}")
-    title, text = _string(fields, "title"), _string(fields, "text")
+    if "text" not in fields:
+      raise InputError(f"no 'text' among {keys}")
+    text = _string(fields, "text")
+    title = "" if fields.get("title") is None else _string(fields, "title")
     if "_id" in fields and not text.strip():
       # In BEIR's format a document may be its title alone.
       text = title
@@ -174,23 +175,6 @@ class RowReader:
     return _without_long_words(document)
 
 
-def _json_object(line: bytes) -> Mapping[str, Any]:
-  try:
-    # A byte order mark may begin a file, or one that was joined to another.
-    row = json.loads(line.decode("utf-8-sig"))
-  except UnicodeDecodeError as error:
-    raise InputError(
-      f"byte {error.start + 1} of the line is not UTF-8 "
-      f"(0x{line[error.start]:02x}); convert the file to UTF-8"
-    ) from None
-  except (json.JSONDecodeError, RecursionError) as error:
-    got = f"not JSON ({error})" if line.strip() else "an empty line"
-    raise InputError(got) from None
-  if not isinstance(row, dict):
-    raise InputError(type(row).__name__)
-  return row
-
-
 def _decoded(row: Mapping[str, Any]) -> Mapping[str, Any]:
   """Returns the fields of a record as JSON would give them."""
   fields: dict[str, Any] = {}
@@ -216,13 +200,7 @@ def _string(fields: Mapping[str, Any], key: str) -> str:
   value = fields[key]
   if not isinstance(value, str):
     raise InputError(f"{key!r} is {type(value).__name__} and not a string")
-  try:
-    value.encode("utf-8")
-  except UnicodeEncodeError as error:
-    raise InputError(
-      f"{key!r} has half of a surrogate pair at character "
-      f"{error.start + 1}; write the whole character"
-    ) from None
+  require_unicode(value, repr(key))
   return value
 
 

@@ -10,20 +10,18 @@ import array
 import bisect
 import functools
 import glob
-import gzip
 import itertools
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import zstandard
 from etils import epath
 
 from realm_jax.console import Progress
 from realm_jax.corpus import InputError
 from realm_jax.corpus.documents import Document, Row, RowReader, hash63
 from realm_jax.corpus.summary import BuildSummary
+from realm_jax.storage.line_files import lines_of
 from realm_jax.storage.paths import is_remote
 
 # Key of a row that has no id, since it is malformed.
@@ -32,7 +30,6 @@ _NO_KEY = -1
 _FIRST_ERRORS = 10
 # Inputs that begin so are read by seqio.
 _SEQIO = ("tfds:", "seqio:")
-_DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
 class Piece(NamedTuple):
@@ -185,7 +182,7 @@ def _open(inputs: Sequence[str]) -> dict[str, Callable[[], Iterator[Row]]]:
     for name in _matches(pattern)
   }
   found: dict[str, Callable[[], Iterator[Row]]] = {
-    name: functools.partial(_lines, name) for name in sorted(files)
+    name: functools.partial(lines_of, name) for name in sorted(files)
   }
   for source in inputs:
     if source.startswith(_SEQIO):
@@ -202,7 +199,9 @@ def _matches(pattern: str) -> list[str]:
   path = epath.Path(pattern)
   found: Iterable[epath.Path] = [path]
   if not is_remote(pattern):
-    found = map(epath.Path, glob.glob(pattern, recursive=True))
+    # A file may be called like a pattern.
+    if not path.is_file():
+      found = map(epath.Path, glob.glob(pattern, recursive=True))
   elif glob.has_magic(path.name):
     found = path.parent.glob(path.name)
   matched = [str(file) for file in found if file.is_file()]
@@ -217,41 +216,3 @@ def _matches(pattern: str) -> list[str]:
       "tfds:NAME/CONFIG or seqio:MODULE:TASK"
     )
   return matched
-
-
-def _lines(name: str) -> Iterator[bytes]:
-  """Yields the lines of a file: plain, or compressed (.gz, .zst)."""
-  with epath.Path(name).open("rb") as raw:
-    if not name.endswith((".gz", ".zst")):
-      yield from raw
-      return
-    try:
-      if name.endswith(".gz"):
-        yield from gzip.GzipFile(fileobj=raw)
-      else:
-        yield from _zstd_lines(raw)
-    except _DAMAGED as error:
-      raise InputError(
-        f"{name} cannot be decompressed ({error}); fetch or compress it again"
-      ) from error
-
-
-def _zstd_lines(raw: IO[Any]) -> Iterator[bytes]:
-  """Yields the lines that zstd has compressed, in one frame or in several.
-
-  The library's own reader takes a frame that is cut for the end of the file;
-  this raises `EOFError`.
-  """
-  frame, rest = None, b""
-  while compressed := raw.read(1 << 17):
-    while compressed:
-      frame = frame or zstandard.ZstdDecompressor().decompressobj()
-      *lines, rest = (rest + frame.decompress(compressed)).split(b"\n")
-      yield from (line + b"\n" for line in lines)
-      compressed = frame.unused_data
-      if frame.eof:
-        frame = None
-  if frame is not None:
-    raise EOFError("the file ends within a frame")
-  if rest:
-    yield rest

@@ -2,9 +2,13 @@
 
 import collections
 import multiprocessing
+import signal
 from collections.abc import Callable, Generator, Iterable
 from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
+
+from realm_jax.errors import RealmError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -16,7 +20,11 @@ def map_in_processes(
   """Yields the results for all items, in order; one worker is this process.
 
   The processes share nothing with this one: each gets the function when it
-  starts, so that what the function holds need not follow each item.
+  starts, so that what the function holds need not follow each item. If this
+  process is interrupted, it ends the others.
+
+  Raises:
+    RealmError: A process has died, as when it is killed for its memory.
   """
   if workers == 1:
     yield from map(function, items)
@@ -28,16 +36,40 @@ def map_in_processes(
     initargs=(function,),
   )
   waiting = collections.deque[futures.Future[_Result]]()
+  others = {*multiprocessing.active_children()}
   try:
     for item in items:
-      waiting.append(pool.submit(_call, item))
+      waiting.append(_submit(pool, item))
       # Some wait, so that no process waits for the one that reads the items.
       if len(waiting) > 2 * workers:
         yield waiting.popleft().result()
     while waiting:
       yield waiting.popleft().result()
+  except BrokenProcessPool as error:
+    raise RealmError(
+      f"one of the {workers} processes has died, perhaps killed because the "
+      "memory was full; use fewer of them, or give the machine more memory"
+    ) from error
+  except KeyboardInterrupt:
+    for process in {*multiprocessing.active_children()} - others:
+      process.terminate()
+    raise
   finally:
     pool.shutdown(cancel_futures=True)
+
+
+def _submit(
+  pool: futures.ProcessPoolExecutor, item: Any
+) -> futures.Future[Any]:
+  """Submits an item; a process that starts for it does without Ctrl-C.
+
+  A terminal sends it to all processes, and this one ends the others.
+  """
+  mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+  try:
+    return pool.submit(_call, item)
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 # The function of a worker process.

@@ -12,25 +12,26 @@ is left out.
 """
 
 import dataclasses
+import functools
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from absl import logging
 from etils import epath
 
 from realm_jax.console import Progress
 from realm_jax.corpus.documents import block_id
-from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.outputs import RETRIEVED, EvaluationShard, Figures
-from realm_jax.evaluation.run import RunConfig
+from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.evaluation.scores import NUM_DOCUMENTS, Line
 from realm_jax.indexes.protocol import IndexConfig, SearchResult
 from realm_jax.settings import PositiveInt
 from realm_jax.storage.access import require_readable
-from realm_jax.storage.json_files import read_lines
+from realm_jax.storage.json_files import read_lines, read_object
 
 _HEADER = ["query-id", "corpus-id", "score"]
 _QUERIES = 'queries.jsonl of a folder in BEIR\'s format, {"_id": …, "text": …}'
@@ -62,9 +63,11 @@ def read_queries(
 ) -> list[JudgedQuery]:
   """Reads the judged queries of a folder, in the order of their file.
 
+  Judgements of queries that the folder does not have are left out, with a
+  warning.
+
   Raises:
-    BeirError: A file is missing, empty or malformed, or the judgements name
-      queries that the folder does not have.
+    BeirError: A file is missing, empty or malformed, or no query is judged.
   """
   require_readable(directory)
   path, qrels = _files(directory, split)
@@ -77,20 +80,26 @@ def read_queries(
       grades.setdefault(query, {})[document] = int(grade)
 
   def query_of(line: bytes) -> JudgedQuery:
-    row = json.loads(line)
+    row = read_object(line)
     name, text = str(row["_id"]), row["text"]
-    if name in grades and not text.strip():
-      raise RealmError("no text")
+    if not isinstance(text, str):
+      raise RealmError(f"the text is {text!r}")
     return JudgedQuery(name, text, grades.get(name, {}))
 
   read_lines(qrels, judge, wanted=_JUDGEMENTS, error=BeirError)
   every = read_lines(path, query_of, wanted=_QUERIES, error=BeirError)
   queries = [query for query in every if query.grades]
   unknown = sorted({*grades} - {query.id for query in queries})
-  if unknown or not queries:
+  if not queries:
     raise BeirError(
-      f"{qrels} judges {len(queries)} queries of {path}, and {len(unknown)} "
-      f"that it does not have, such as {unknown[:3]}"
+      f"{qrels} judges no query of {path}, and {len(unknown)} that it does not "
+      f"have, such as {unknown[:3]}"
+    )
+  if unknown:
+    logging.warning(
+      "%s judges %d queries that %s does not have, such as %s; they are left "
+      "out",
+      *(qrels, len(unknown), path, unknown[:3]),
     )
   return queries
 
@@ -101,18 +110,55 @@ def _files(directory: epath.PathLike, split: str) -> tuple[epath.Path, ...]:
   return folder / "queries.jsonl", folder / "qrels" / f"{split}.tsv"
 
 
-def require_judged(queries: Sequence[JudgedQuery], corpus: Corpus) -> None:
-  """Raises a `BeirError` unless a corpus has all judged documents."""
+def count_missing(queries: Sequence[JudgedQuery], corpus: Corpus) -> int:
+  """Returns how many judged documents a corpus lacks, with a warning.
+
+  Nothing can find these, and they count as relevant.
+
+  Raises:
+    BeirError: It lacks all of them.
+  """
   judged = sorted({document for query in queries for document in query.grades})
   ids = [block_id(corpus.name, document, 0) for document in judged]
   is_missing = corpus.rows_of(np.array(ids, np.int64)) < 0
-  if missing := [*itertools.compress(judged, is_missing)]:
-    raise BeirError(
-      f"{len(missing)} of {len(judged)} judged documents are not in the corpus "
-      f"{corpus.source}, such as {missing[:3]}; build it with the "
-      "folder's corpus.jsonl as --input, without dropping titles or "
-      "duplicates, and take documents without words out of the qrels"
+  missing = [*itertools.compress(judged, is_missing)]
+  problem = (
+    f"{len(missing)} of {len(judged)} judged documents are not in the corpus "
+    f"{corpus.source}, such as {missing[:3]}; if the folder's corpus.jsonl has "
+    "them, build the corpus with it as --input, without dropping titles or "
+    "duplicates"
+  )
+  if len(missing) == len(judged):
+    raise BeirError(problem)
+  if missing:
+    logging.warning("%s. They count as not found.", problem)
+  return len(missing)
+
+
+def _count_refused(queries: Sequence[JudgedQuery], run: TrainedRun) -> int:
+  """Returns how many queries cannot be searched for, with a warning."""
+  _, refused = run.encode_each([query.text for query in queries])
+  if refused:
+    logging.warning(
+      "%d of %d queries cannot be searched for, and find nothing: %s, because "
+      "%s",
+      *(len(refused), len(queries), queries[min(refused)].id),
+      refused[min(refused)],
     )
+  return len(refused)
+
+
+def _search(run: TrainedRun, texts: Sequence[str], k: int) -> SearchResult:
+  """Searches for texts; one that cannot be searched for finds null blocks."""
+  token_ids, refused = run.encode_each(texts)
+  good = [number for number in range(len(texts)) if number not in refused]
+  k = min(k, run.snapshot.num_blocks)
+  rows = np.full((len(texts), k), NULL_ROW, np.int32)
+  scores = np.zeros((len(texts), k), np.float32)
+  if good:
+    found = run.search(token_ids[good], k)
+    rows[good], scores[good] = found.rows, found.scores
+  return SearchResult(rows, scores)
 
 
 def retrieved_batches(
@@ -142,7 +188,9 @@ def retrieved_batches(
             batch, found.rows, found.scores, strict=True
           )
         ]
-        fewest = min(len(line["evidence"]) for line in lines)
+        # A query that cannot be searched for finds no more among all blocks.
+        numbers = filter(None, (len(line["evidence"]) for line in lines))
+        fewest = min(numbers, default=NUM_DOCUMENTS)
         if fewest == NUM_DOCUMENTS or num_searched >= corpus.num_blocks:
           break
         num_searched *= _MORE_BLOCKS
@@ -156,7 +204,8 @@ def _line(
   best: dict[str, float] = {}
   # The first block of a document is its best.
   for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
-    best.setdefault(corpus.block(row).document_id, score)
+    if row != NULL_ROW:
+      best.setdefault(corpus.block(row).document_id, score)
   best.pop(query.id, None)
   order = sorted(best, key=lambda name: (best[name], name), reverse=True)
   return {
@@ -213,13 +262,16 @@ def evaluate_beir(
   own = slice(shard.agreement.index, None, shard.agreement.count)
   config = dataclasses.replace(config, reader=None)
   run = shard.load(config, index=index, max_batch=batch_size)
-  require_judged(queries, run.corpus)
+  lacking = {
+    "unsearchable_queries": _count_refused(queries, run),
+    "missing_documents": count_missing(queries, run.corpus),
+  }
   parts = shard.open_parts(run, _files(beir_dir, split))
   done, num_searched = parts.state or (0, config.num_searched)
   batches = retrieved_batches(
     queries[own][done:],
     run.corpus,
-    lambda texts, k: run.search(run.encode(texts), k),
+    functools.partial(_search, run),
     num_searched=num_searched,
     batch_size=batch_size,
   )
@@ -227,5 +279,5 @@ def evaluate_beir(
     positions = range(len(queries))[own][done : done + len(lines)]
     done += len(lines)
     parts.add(dict(zip(positions, lines, strict=True)), [done, num_searched])
-  described: Figures = {"beir_dir": str(beir_dir), "split": split}
+  described: Figures = {"beir_dir": str(beir_dir), "split": split, **lacking}
   return shard.report_parts(RETRIEVED, parts, described, run)

@@ -1,7 +1,6 @@
 """Two evaluations of the same questions, question by question."""
 
 import itertools
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ from realm_jax.evaluation.scores import (
   question_scores,
 )
 from realm_jax.storage.access import require_readable
-from realm_jax.storage.json_files import read_lines
+from realm_jax.storage.json_files import read_lines, read_object
 
 _NAMES = ("id", "question", "references", "evidence")
 
@@ -122,7 +121,7 @@ def _read_lines(path: epath.PathLike) -> dict[str, Line]:
   by_id: dict[str, Line] = {}
 
   def add(text: bytes) -> None:
-    line = json.loads(text)
+    line = read_object(text)
     key, *_ = (line[name] for name in _NAMES)
     if key in by_id:
       raise RealmError(f"a second line with the id {key!r}")

@@ -22,7 +22,7 @@ from realm_jax.checkpoints.store import (
   write_best,
 )
 from realm_jax.configuration.kept import run_directory
-from realm_jax.console import stop_on_sigterm
+from realm_jax.console import stop_on_signal
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.outputs import METRICS, Figures
 from realm_jax.evaluation.run import RunConfig
@@ -62,7 +62,7 @@ def follow(
   follow_until_step: NonNegativeInt | None = None,
   poll_seconds: PositiveFloat = 5.0,
 ) -> Figures | None:
-  """Evaluates each new checkpoint of a run, until SIGTERM.
+  """Evaluates each new checkpoint of a run, until SIGTERM or Ctrl-C.
 
   A checkpoint that the trainer has removed before its turn is left out. The
   trainer keeps the one that is being evaluated and the best one so far.
@@ -87,7 +87,7 @@ def follow(
   model_dir = epath.Path(config.model_dir)
   folder = epath.Path(output_dir or run_directory(model_dir) / _FOLDER)
   with (
-    stop_on_sigterm() as own_stop,
+    stop_on_signal() as own_stop,
     contextlib.closing(CheckpointStore(model_dir)) as checkpoints,
   ):
     require_readable(model_dir)

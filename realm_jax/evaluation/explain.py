@@ -46,6 +46,7 @@ from realm_jax.evaluation.run import (
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.inputs.config import DataConfig
 from realm_jax.settings import Asked, PositiveInt
+from realm_jax.storage.json_files import require_unicode
 from realm_jax.text.wordpieces import MASK
 from realm_jax.training.stages.pretraining import Pretraining
 
@@ -171,6 +172,8 @@ def explain(
     CheckpointError: The run was not trained for such texts.
     RealmError: The text has no words, or the answer does not fit it.
   """
+  for one in (text, answer or ""):
+    require_unicode(one, f"the text {one!r}")
   kind = kind_of(text)
   run.require_kind(kind)
   figures = _of_sentence if kind == SENTENCE else _of_question

@@ -60,6 +60,7 @@ from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.snapshots.store import FOLDER as SNAPSHOTS
 from realm_jax.snapshots.store import SnapshotStore, step_of
 from realm_jax.storage.access import require_readable
+from realm_jax.storage.json_files import require_unicode
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import Stage, StageContext
@@ -395,10 +396,19 @@ class TrainedRun:
     words, length = self.vocabulary, self.config.query_length
     queries = np.zeros((len(texts), length), np.int32)
     refused: dict[int, RealmError] = {}
-    tokens = words.tokenize_with_offsets(texts)
+    for number, text in enumerate(texts):
+      try:
+        require_unicode(text, f"the question {text!r}")
+      except RealmError as error:
+        refused[number] = error
+    tokens = words.tokenize_with_offsets(
+      ["" if number in refused else one for number, one in enumerate(texts)]
+    )
     bounds = itertools.pairwise(tokens.row_offsets)
     for number, (text, bound) in enumerate(zip(texts, bounds, strict=True)):
       token_ids = tokens.token_ids[slice(*bound)][: length - 2]
+      if number in refused:
+        continue
       if not len(token_ids):
         refused[number] = RealmError(f"the question {text!r} has no words")
         continue

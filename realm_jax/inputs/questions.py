@@ -1,6 +1,8 @@
-"""Questions with their answers: their sources, and your own in JSON Lines."""
+"""Questions with their answers: their sources, and your own in JSON Lines.
 
-import json
+A file of JSON Lines may be compressed (.gz, .zst).
+"""
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,7 +17,12 @@ from realm_jax.errors import RealmError
 from realm_jax.inputs.config import TaskError, current_context
 from realm_jax.inputs.features import wordpieces
 from realm_jax.inputs.sources import RandomAccessSource
-from realm_jax.storage.json_files import JsonValue
+from realm_jax.storage.json_files import (
+  JsonValue,
+  read_object,
+  require_unicode,
+)
+from realm_jax.storage.line_files import lines_of
 from realm_jax.text.wordpieces import MASK
 
 _MAX_LISTED = 5
@@ -123,6 +130,7 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
     raise RealmError(f"the answer is {answers!r}")
   question_id = fields.get("id")
   question_id = "" if question_id is None else str(question_id)
+  require_unicode(question_id, f"the id {question_id!r}")
   texts = [_text(answer, "one answer") for answer in answers]
   return Question(question, texts, question_id)
 
@@ -130,6 +138,7 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
 def _text(value: JsonValue, name: str) -> str:
   if not isinstance(value, str) or not value.strip():
     raise RealmError(f"{name} is {value!r}")
+  require_unicode(value, f"{name} {value!r}")
   return value
 
 
@@ -144,25 +153,18 @@ def read_json_lines(
   """
   complaints: list[str] = []
   lines: dict[str, int] = {}
-  with path.open("rb") as file:
-    for number, line in enumerate(file, start=1):
-      if not line.strip():
-        complaints.append(f"line {number}, is empty")
-        continue
-      try:
-        fields = json.loads(line)
-        if not isinstance(fields, dict):
-          raise RealmError(f"it is a {type(fields).__name__}, not an object")
-        question = to_question(fields)
-      except (ValueError, KeyError) as error:
-        complaints.append(f"line {number}: {error}")
-        continue
-      name = question.question_id or f"{path.stem}:{number}"
-      first = lines.setdefault(name, number) if question.question_id else number
-      if first != number:
-        complaints.append(f"line {number}: line {first} has its id {name!r}")
-      if not complaints:
-        yield question._replace(question_id=name)
+  for number, line in enumerate(lines_of(path), start=1):
+    try:
+      question = to_question(read_object(line))
+    except (ValueError, KeyError) as error:
+      complaints.append(f"line {number}: {error}")
+      continue
+    name = question.question_id or f"{path.stem}:{number}"
+    first = lines.setdefault(name, number) if question.question_id else number
+    if first != number:
+      complaints.append(f"line {number}: line {first} has its id {name!r}")
+    if not complaints:
+      yield question._replace(question_id=name)
   if complaints:
     raise TaskError(f"{path}, {_listed(complaints)}; {_WANTED}")
 

@@ -29,8 +29,8 @@ Programs ask many texts at once; docs/evaluation.md has examples:
                      many requests wait, and why no newer one is served
 
 The first two return {"results": […]}. An entry names `checkpoint` and
-`snapshot`, or has an `error`: the vocabulary cannot spell that text. Requests
-that wait together are computed together, as many as memory allows.
+`snapshot`, or has an `error`: that text is too long, or cannot be spelt.
+Requests that wait together are computed together, as many as memory allows.
 
 An error is {"error": TEXT} with status 400 (the request, or a text that does
 not fit), 401 (no token), 403 (another host's page, or no updates), 408 (too
@@ -334,11 +334,15 @@ class PageApp:
       raise RequestError(f"k={k!r}; want 1 to {MAX_BLOCKS}")
     retrieve = functools.partial(self._service.retrieve, k=k)
     texts, key = fields["queries"], ("retrieve", k)
-    return await self._results(retrieve, texts, key, blocks_per_text=k)
+    return await self._results(
+      retrieve, texts, key, name="query", blocks_per_text=k
+    )
 
   async def _answer(self, request: Request) -> Response:
     texts = (await _fields(request, "questions"))["questions"]
-    return await self._results(self._service.answer, texts, "ask")
+    return await self._results(
+      self._service.answer, texts, "ask", name="question"
+    )
 
   async def _results(
     self,
@@ -346,15 +350,28 @@ class PageApp:
     texts: Any,
     key: Hashable,
     *,
+    name: str,
     blocks_per_text: int = _BLOCKS_PER_QUESTION,
   ) -> Response:
-    """Answers a program: a result for each text."""
+    """Answers a program: a result for each text, whose field is `name`.
+
+    One that is no text, or too long, has an error as its result.
+    """
     if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
       raise RequestError(f"want a list of 1 to {MAX_TEXTS} texts")
-    texts = [*map(_checked, texts)]
-    cost = len(texts) * blocks_per_text
-    found = await self._compute(function, texts, key, cost)
-    content = b'{"results": [%s]}' % b", ".join(found)
+    good: list[str] = []
+    refused: dict[int, bytes] = {}
+    for number, text in enumerate(texts):
+      try:
+        good.append(_checked(text))
+      except RequestError as error:
+        told = {name: text, "error": str(error)}
+        refused[number] = json.dumps(told).encode()
+    cost = len(good) * blocks_per_text
+    found = iter(await self._compute(function, good, key, cost) if good else ())
+    content = b'{"results": [%s]}' % b", ".join(
+      refused.get(number) or next(found) for number in range(len(texts))
+    )
     return Response(content, media_type=_JSON)
 
   async def _update(self, request: Request) -> Response:

@@ -21,7 +21,7 @@ from realm_jax.checkpoints.store import (
   CheckpointStore,
   UnreadableCheckpointError,
 )
-from realm_jax.console import stop_on_sigterm
+from realm_jax.console import stop_on_signal
 from realm_jax.corpus import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
@@ -145,7 +145,7 @@ def build_index(
   require_readable(model_dir, corpus_dir)
   require_writable(directory)
   with contextlib.ExitStack() as stack:
-    stop = agreement.stop_event(stop or stack.enter_context(stop_on_sigterm()))
+    stop = agreement.stop_event(stop or stack.enter_context(stop_on_signal()))
     checkpoints = CheckpointStore(model_dir)
     stack.callback(checkpoints.close)
     running = _IndexBuilder(

@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from etils import epath
 
@@ -12,6 +12,10 @@ from realm_jax.storage.atomic import atomic_text_file
 from realm_jax.storage.paths import read_bytes
 
 T = TypeVar("T")
+_ARRAY = (
+  "it begins a JSON array; write JSON Lines, an object on each line, as "
+  "`jq -c '.[]' FILE` does"
+)
 
 # A value that `json.dumps` writes and `json.loads` returns.
 if TYPE_CHECKING:
@@ -33,6 +37,47 @@ def write_json(path: epath.PathLike, value: JsonValue) -> None:
   text = json.dumps(value, indent=2, ensure_ascii=False)
   with atomic_text_file(path) as file:
     file.write(text + "\n")
+
+
+def read_object(line: bytes) -> dict[str, Any]:
+  """Reads an object of JSON in UTF-8.
+
+  Raises:
+    RealmError: It is none; the message says what it is instead.
+  """
+  try:
+    # A byte order mark may begin a file, or one that was joined to another.
+    value = json.loads(line.decode("utf-8-sig"))
+  except UnicodeDecodeError as error:
+    raise RealmError(
+      f"byte {error.start + 1} of the line is not UTF-8 "
+      f"(0x{line[error.start]:02x}); convert the file to UTF-8"
+    ) from None
+  except RecursionError:
+    raise RealmError("it has too many lists or objects in each other") from None
+  except json.JSONDecodeError as error:
+    if line.lstrip().startswith(b"["):
+      raise RealmError(_ARRAY) from None
+    got = f"not JSON ({error})" if line.strip() else "an empty line"
+    raise RealmError(got) from None
+  except ValueError:
+    raise RealmError("it has a number of over 4,300 digits") from None
+  if isinstance(value, list):
+    raise RealmError(_ARRAY)
+  if not isinstance(value, dict):
+    raise RealmError(f"it is a {type(value).__name__}, not an object")
+  return value
+
+
+def require_unicode(text: str, name: str) -> None:
+  """Raises a `RealmError` that begins with `name` if UTF-8 has no such text."""
+  try:
+    text.encode("utf-8")
+  except UnicodeEncodeError as error:
+    raise RealmError(
+      f"{name} has half of a surrogate pair at character {error.start + 1}, or "
+      "a byte there that is not UTF-8; write the whole character in UTF-8"
+    ) from None
 
 
 @contextlib.contextmanager
@@ -72,9 +117,8 @@ def read_lines(
     try:
       found.append(read(line))
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
-      raise error(
-        f"{path}, line {number}: {problem!r}; want {wanted}"
-      ) from problem
+      said = problem if isinstance(problem, RealmError) else repr(problem)
+      raise error(f"{path}, line {number}: {said}; want {wanted}") from problem
   if not found:
     raise error(f"{path} is empty; want {wanted}")
   return found

@@ -92,10 +92,11 @@ def read_pieces(vocab_file: epath.PathLike) -> tuple[str, ...]:
       "build_corpus --vocab=train:SIZE"
     )
   try:
-    text = path.read_bytes().decode("utf-8")
+    # Without the byte order mark that some editors write.
+    text = path.read_bytes().decode("utf-8-sig")
   except UnicodeDecodeError as error:
     raise VocabularyError(
-      f"{path} is not UTF-8 (byte {error.start}); a vocabulary is plain text"
+      f"{path} is not UTF-8 (byte {error.start}); convert it to UTF-8"
     ) from error
   # Not splitlines(): a piece may be one of Unicode's other line ends.
   pieces = tuple(text.replace("\r\n", "\n").removesuffix("\n").split("\n"))

@@ -13,8 +13,8 @@ For each step s, counted from 0:
    retrieved for step s + 1. A run that is killed continues from it as if
    it had not been interrupted.
 
-A run ends after its last step, or when it is preempted (SIGTERM), after saving
-a checkpoint.
+A run ends after its last step, or when it is preempted (SIGTERM, Ctrl-C), after
+saving a checkpoint.
 """
 
 import dataclasses

@@ -9,7 +9,7 @@ from absl import logging
 
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.configuration.kept import Kept
-from realm_jax.console import stop_on_sigterm
+from realm_jax.console import stop_on_signal
 from realm_jax.inputs.batches import stream_batches
 from realm_jax.storage.access import require_readable, require_writable
 from realm_jax.storage.sole_process import sole_process
@@ -65,7 +65,7 @@ def open_run(
   with contextlib.ExitStack() as stack:
     store = CheckpointStore(config.model_dir, keep=sources.keep_checkpoints)
     decisions = Decisions(
-      stack.enter_context(stop_on_sigterm()),
+      stack.enter_context(stop_on_signal()),
       num_steps=config.num_steps,
       save_every_steps=sources.save_every_steps,
       check=store.check,

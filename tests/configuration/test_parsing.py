@@ -1,5 +1,7 @@
 """Gin files and bindings: what they bind, and how their errors read."""
 
+from pathlib import Path
+
 import pytest
 
 import gin
@@ -157,3 +159,15 @@ def test_gin_help_has_values_types_and_meanings():
     "NUM_STEPS = 200000 (an integer of at least 0; TrainConfig.num_steps)"
   )
   assert lines[where + 1].startswith("    Steps of the whole run;")
+
+
+def test_a_file_in_another_encoding_is_named(sizes, tmp_path):
+  text = Path(sizes).read_text() + "# é\n"
+  other = tmp_path / "other.gin"
+  # Some editors write a byte order mark.
+  other.write_text(text, encoding="utf-8-sig")
+  assert _build([str(other)], _GIVEN) == _build([sizes], _GIVEN)
+  for encoding in ("utf-16", "latin-1"):
+    other.write_text(text, encoding=encoding)
+    with pytest.raises(ConfigurationError, match=r"other\.gin is not UTF-8"):
+      _build([str(other)], _GIVEN)

@@ -138,7 +138,7 @@ def test_an_existing_directory_is_not_lost(build, tmp_path):
   with pytest.raises(CorpusError, match=r"holds a corpus.*--overwrite"):
     build(rows)
   # A failed build leaves the old one in place.
-  with pytest.raises(InputError, match="no 'title'"):
+  with pytest.raises(InputError, match="no 'text'"):
     build([*rows, {}], overwrite=True)
   assert Corpus.open(before.source).fingerprint == before.fingerprint
   rows[0]["text"] = "Ada was by."

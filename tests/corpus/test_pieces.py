@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from realm_jax.corpus import CorpusError, InputError
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.manifest import read
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.workers import map_in_processes
+from realm_jax.errors import RealmError
 from realm_jax.storage.atomic import TargetError
 from realm_jax.storage.local_disk import DiskFullError
 from tests.corpus.conftest import article, require_consistent
@@ -93,7 +98,7 @@ def test_a_build_by_hand(build_with, inputs):
   }
   errors = corpus.summary["first_errors"]
   assert errors[0].startswith(f"{inputs[0]}:10: an empty line")
-  assert errors[1].startswith(f"{inputs[2]}:10: list")
+  assert errors[1].startswith(f"{inputs[2]}:10: it begins a JSON array")
   assert f"{inputs[1]}:10 has the same id as {inputs[0]}:4;" in errors[2]
   names = [corpus.block(row).document_id for row in range(corpus.num_blocks)]
   assert list(dict.fromkeys(names)) == [
@@ -156,7 +161,7 @@ def test_a_build_that_fails_names_the_file_and_leaves_nothing(
   for path in map(Path, inputs[:2]):
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
-    with pytest.raises(InputError, match=f"{path.name} cannot be decompr"):
+    with pytest.raises(RealmError, match=f"{path.name} cannot be decompr"):
       build_with("out")
     path.write_bytes(whole)
   assert sorted(tmp_path.iterdir()) == before
@@ -206,3 +211,44 @@ def test_a_killed_build_leaves_no_half_corpus(
   assert build(THREE).num_blocks == 3
   folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
   assert folders == {"corpus"}
+
+
+def _kill_this_process(_: object) -> None:
+  os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_said():
+  with pytest.raises(RealmError, match="one of the 2 processes has died"):
+    list(map_in_processes(_kill_this_process, range(2), 2))
+
+
+_SLEEP_IN_PROCESSES = """
+import functools, itertools, subprocess, sys
+from realm_jax.configuration import command_line
+from realm_jax.corpus import workers
+
+def main(argv):
+  function = functools.partial(subprocess.run, shell=True)
+  for _ in workers.map_in_processes(function, itertools.repeat(argv[1]), 2):
+    print("begun", flush=True)
+
+command_line.run(main, takes_texts=True)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_workers(command_environment):
+  # A terminal sends it to all processes of a group.
+  with subprocess.Popen(
+    [sys.executable, "-c", _SLEEP_IN_PROCESSES, "sleep 0.1"],
+    env=command_environment,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    start_new_session=True,
+  ) as process:
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    os.killpg(process.pid, signal.SIGINT)
+    # The pipe ends with the last process that can write to it.
+    rest = process.stdout.read().replace(b"begun\n", b"")
+  assert (process.returncode, rest) == (128 + signal.SIGINT, b"interrupted\n")

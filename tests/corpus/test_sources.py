@@ -52,7 +52,11 @@ def test_pieces_are_the_rows_in_order(tmp_path):
     (b'{"title": "a", "paragraph": "b"}', "no 'text' among 'title', 'para"),
     (b'{"title": "a", "text": "caf\xe9"}', r"byte 28 .* not UTF-8 \(0xe9\)"),
     (rb'{"title": "a", "text": "b\ud800c"}', "half of a surrogate .* 2"),
-    (b"[" * 100_000, "not JSON"),
+    (b'{"a":' * 100_000, "too many lists or objects"),
+    (b'{"title": "a", "text": "b", "n": %s}' % (b"3" * 5000), "4,300 digits"),
+    (b'{"title": 7, "text": "b"}', "'title' is int"),
+    (b"", "an empty line"),
+    (b"[", "begins a JSON array; write JSON Lines"),
   ],
 )  # fmt: skip
 def test_a_malformed_line_is_named(tmp_path, line, message):
@@ -69,6 +73,13 @@ def test_a_malformed_line_is_named(tmp_path, line, message):
   assert f"{path}:2" in source.summary.first_errors[0]
 
 
+def test_what_stands_for_nothing_is_nothing(tmp_path):
+  path = tmp_path / "a.jsonl"
+  lines = ['{"title": null, "text": "b"}', '{"text": "c"}', " ", ""]
+  path.write_text("\n".join(lines))
+  assert [(one.title, one.text) for one in read(path)] == [("", "b"), ("", "c")]
+
+
 def test_patterns(tmp_path):
   for name in ("b.jsonl", "a.jsonl", "deep/d.jsonl"):
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -80,5 +91,8 @@ def test_patterns(tmp_path):
 
   assert titles("**/*.jsonl") == ["a.jsonl", "b.jsonl", "deep/d.jsonl"]
   assert titles("*.jsonl", "a.*") == ["a.jsonl", "b.jsonl"]
+  # A file may be called like a pattern.
+  (tmp_path / "a [b].jsonl").write_text('{"title": "own", "text": "x"}\n')
+  assert titles("a [b].jsonl") == ["own"]
   with pytest.raises(InputError, match=r"no file matches --input=.*nothing"):
     titles("a.jsonl", "nothing*.jsonl")

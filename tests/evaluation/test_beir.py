@@ -180,10 +180,34 @@ def test_an_evaluation_ranks_the_documents_of_the_folder(
       assert scores == sorted(scores, reverse=True)
     low, high = metrics["intervals"]["ndcg_at_10"]
     assert 0 <= low <= metrics["ndcg_at_10"] <= high <= 1
-  # The world's own corpus has these documents, but for the one of the title.
-  with pytest.raises(
-    beir.BeirError, match=r"1 of \d+ judged documents .*such as \['title'\]"
-  ):
-    beir.evaluate_beir(config=run_config, beir_dir=folder)
+    assert metrics["unsearchable_queries"] == metrics["missing_documents"] == 0
   # A question has the name of the person whose article is judged.
   assert evaluated["bm25"]["mrr_at_10"] > 0.9
+
+
+@pytest.mark.slow
+def test_what_a_folder_lacks_is_counted_and_the_rest_is_evaluated(
+  run_config, folder, caplog
+):
+  # The world's own corpus has no document of this name, and "title" neither.
+  with (folder / "qrels" / "test.tsv").open("a") as file:
+    file.write("nobody\tp0\t1\nunjudged\tp0\t1\nempty\tp0\t1\n")
+  lines = read_lines(folder / "queries.jsonl")
+  lines = [line for line in lines if line["_id"] != "unjudged"]
+  odd = {"_id": "unjudged", "text": "漢字"}, {"_id": "empty", "text": " "}
+  write_lines(folder / "queries.jsonl", [odd[0], *lines, odd[1]])
+  output = folder / "out"
+  metrics = beir.evaluate_beir(
+    config=run_config, beir_dir=folder, batch_size=12, output_dir=output
+  )
+  assert metrics["num_questions"] == 13
+  assert metrics["unsearchable_queries"] == 2
+  assert metrics["missing_documents"] == 1
+  found = [
+    len(line["evidence"]) for line in read_lines(output / beir.RETRIEVED)
+  ]
+  assert found == [0, *[len(tiny_world.documents())] * 11, 0]
+  text = "\n".join(caplog.messages)
+  assert "judges 1 queries that" in text and "['nobody']" in text
+  assert "2 of 13 queries cannot be searched for" in text
+  assert "1 of 17 judged documents are not in the corpus" in text

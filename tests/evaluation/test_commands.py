@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ from absl.testing import flagsaver
 from realm_jax import ask, compare, evaluate, explain
 from realm_jax.configuration import command_line
 from realm_jax.partitioning import cpu_tuning
+from tests import tiny_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -83,10 +85,12 @@ def test_a_recipe_follows_a_run(
 
 
 def test_ask_answers_each_line_of_its_input(
-  recorded_run, evaluated, monkeypatch, capsys, command
+  recorded_run, evaluated, monkeypatch, capsys, caplog, command
 ):
   lines = evaluated[1][:2]
-  questions = "".join(line["question"] + "\n" for line in lines)
+  first, second = (line["question"] + "\n" for line in lines)
+  # Neither the vocabulary nor UTF-8 can spell what is between them.
+  questions = f"{first}漢字\n\udcff\n{second}"
   monkeypatch.setattr(sys, "stdin", io.StringIO(questions))
   gin = {"RANK_ANSWERS_BY": "best_span"}
   command(ask, model_dir=str(recorded_run("open_qa")), gin=gin)
@@ -95,6 +99,21 @@ def test_ask_answers_each_line_of_its_input(
     assert f"1. {line['prediction']}" in output
     assert f"«{line['prediction']}»" in " ".join(output.split())
     assert f"[block {line['answer']['block']}, rank " in output
+  assert output.index("error: '漢字' has no word") < output.index(second)
+  assert "has half of a surrogate pair" in output
+  assert "2 of 4 lines have an error" in caplog.text
+
+
+def test_explain_goes_on_after_a_line_without_a_mask(
+  recorded_run, monkeypatch, capsys, command
+):
+  lines = "who is Ada?\nLater Ada [MASK] the bridge.\n"
+  monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+  model_dir = str(recorded_run("pretrain"))
+  refused, explained = command(explain, model_dir=model_dir)["explanations"]
+  assert "has not learnt to answer questions" in refused["error"]
+  assert refused["text"] == "who is Ada?" and "error" not in explained
+  assert f"error: {refused['error']}" in capsys.readouterr().out
 
 
 def test_an_explanation_is_printed_and_written(recorded_run, capsys, command):
@@ -114,3 +133,36 @@ def test_an_explanation_is_printed_and_written(recorded_run, capsys, command):
     assert f"{one['share']:.4f}" in text
     assert f"{one['reward']:+.4f}" in text
   assert found["candidates"][1]["block"]["text"] in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+  ("module", "words", "recipe"),
+  [
+    (ask, "where was Ada born?", "open_qa"),
+    (explain, "Ada [MASK].", "pretrain"),
+  ],
+)
+def test_a_text_cannot_change_the_terminal_nor_make_marks(
+  world, recorded_run, tmp_path, capsys, command, module, words, recipe
+):
+  odd = (
+    "\x1b]0;owned\x07\u202e\x9b31m \ue000 Ada was born in Velt. \ue001\x01\x02"
+  )
+  articles = [{"title": f"\x1b[2J{n}", "text": f"{n} {odd}"} for n in range(9)]
+  corpus = tiny_world.write_corpus(
+    tmp_path, articles, vocab=world.directory / "vocab.txt"
+  )
+  model_dir, snapshots = recorded_run(recipe), tmp_path / "snapshots"
+  world.build_snapshot(model_dir, corpus_dir=corpus, snapshots_dir=snapshots)
+  capsys.readouterr()
+  gin = {"SNAPSHOT": str(snapshots)}
+  command(
+    module, words, model_dir=str(model_dir), corpus_dir=str(corpus), gin=gin
+  )
+  output = capsys.readouterr().out
+  shown = (r"\x1b[2J", r"\x1b]0;", r"owned\x07\u202e\x9b31m", r"\x01\x02")
+  assert not [text for text in (*shown, "\ue000") if text not in output]
+  assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", output)
+  if module is ask:
+    # One pair of marks for each answer.
+    assert output.count("«") == output.count("»") == output.count("[block ")

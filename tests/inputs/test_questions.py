@@ -1,9 +1,11 @@
 """Questions: what is wrong with them is said before a run starts."""
 
+import gzip
 import re
 
 import pytest
 
+from realm_jax.errors import RealmError
 from realm_jax.inputs.config import TaskContext, TaskError
 from realm_jax.inputs.examples import ExampleStream
 from tests.inputs import tiny_corpus
@@ -21,13 +23,20 @@ def _read(tiny, path, *, task="open_qa", **fields):
 @pytest.mark.parametrize(
   ("line", "complaint"),
   [
-    (b'{"question": "who?"\n', "line 2: Expecting"),
+    (b'{"question": "who?"\n', "line 2: not JSON"),
     (b'{"answer": ["Ada"]}\n', "line 2: the question is None"),
     (b'{"question": "who?", "answer": []}\n', r"line 2: the answer is \[\]"),
     (b'{"question": "who?", "answer": [7]}\n', "line 2: one answer is 7"),
-    (b'{"question": "wh\xff?", "answer": ["Ada"]}\n', "line 2: .*utf-8"),
+    (
+      b'{"question": "wh\xff?", "answer": ["Ada"]}\n',
+      "line 2: byte 17 .*UTF-8",
+    ),
     (_GOOD, "line 2: line 1 has its id 'x'"),
-    (b"\n" * 8, "line 6, is empty; and 3 more"),
+    (b"\n" * 8 + _GOOD, "line 6: an empty line; and 4 more"),
+    (rb'{"question": "\ud83d", "answer": ["Ada"]}', "line 2: .*surrogate"),
+    (rb'{"question": "who?", "answer": ["\udc00"]}', "line 2: .*surrogate"),
+    (b'{"n": %s}' % (b"3" * 5000), "line 2: .*4,300 digits"),
+    (b'{"a":' * 100_000, "line 2: .*too many lists or objects"),
   ],
 )
 def test_bad_lines_are_counted_and_the_first_named(
@@ -38,6 +47,15 @@ def test_bad_lines_are_counted_and_the_first_named(
   with pytest.raises(TaskError, match=complaint) as caught:
     _read(tiny, path)
   assert re.search('q.jsonl, line 2.*wanted {"question"', str(caught.value))
+
+
+def test_a_file_may_be_compressed_and_end_in_an_empty_line(tiny, tmp_path):
+  path = tmp_path / "q.jsonl.gz"
+  path.write_bytes(gzip.compress(_GOOD + b"\n"))
+  assert len(_read(tiny, path)) == 1
+  path.write_bytes(path.read_bytes()[:-9])
+  with pytest.raises(RealmError, match=r"q\.jsonl\.gz cannot be decompressed"):
+    _read(tiny, path)
 
 
 def test_a_file_that_is_missing_or_empty_is_named(tiny, tmp_path):

@@ -141,15 +141,16 @@ def test_a_swap_compiles_nothing(unbroken):
   assert "Finished XLA compilation" not in after[0]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_sigterm_while_a_checkpoint_is_saved_leaves_it_whole(
-  commands, tmp_path
+  commands, tmp_path, number
 ):
   saved = tmp_path / "checkpoints"
 
   def stop() -> None:
     # The first checkpoint, under its temporary or its own name.
     wait_until(lambda: bool(list(saved.glob("1*"))), what="checkpoint")
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), number)
 
   with ThreadPoolExecutor(1) as thread:
     stopping = thread.submit(stop)

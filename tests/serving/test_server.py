@@ -248,6 +248,20 @@ def test_other_machines_may_be_let_in_and_updates_allowed(caplog):
     assert answer.json() == {"updated": 1}
 
 
+def test_a_wrong_text_among_others_has_an_error_in_its_place(port):
+  body = rb'{"queries": ["a", "\ud800", 7, "b"], "k": 2}'
+  answer = client.request(
+    port, "POST", "/retrieve", content=body, headers=_JSON
+  )
+  first, half, number, last = answer.json()["results"]
+  assert [first, last] == [{"query": text, "k": 2} for text in "ab"]
+  assert "half of a surrogate pair" in half["error"]
+  assert number == {"query": 7, "error": "7 is no string"}
+  body = b'{"questions": ["%s"]}' % (b"a" * 2001)
+  answer = client.request(port, "POST", "/ask", content=body, headers=_JSON)
+  assert "at most 2,000" in answer.json()["results"][0]["error"]
+
+
 def test_a_token_guards_all_but_the_page_and_its_health():
   with _served(token="secret") as (_, port, _):
     for path in ("/", "/healthz"):

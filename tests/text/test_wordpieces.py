@@ -168,3 +168,6 @@ def test_a_vocabulary_that_cannot_serve_is_refused(tmp_path):
     path.write_bytes(content)
     with pytest.raises(VocabularyError, match=message):
       read_pieces(path)
+  # Some editors write a byte order mark.
+  path.write_bytes(b"\xef\xbb\xbf[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+  assert read_pieces(path)[0] == "[PAD]"
