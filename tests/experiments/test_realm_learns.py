@@ -89,7 +89,7 @@ def test_pretraining_finds_more_than_inverse_cloze_and_reads_it(
   assert done.returncode == 0, done.stderr[-3000:]
   figures = json.loads(done.stdout.splitlines()[-1])
   # The recall of so few statements (66) moves by 0.1 with a machine's rounding.
-  # Three runs had 0.25 after inverse cloze, and 0.31, 0.35 and 0.38 after REALM.
+  # Three runs had 0.25 after inverse cloze; after REALM 0.31, 0.35 and 0.38.
   inverse_cloze, realm = figures["mrr"]
   assert realm >= inverse_cloze + 0.03, figures
   masked = figures["masked"]
