@@ -25,7 +25,8 @@ from realm_jax.evaluation.scores import Line, Scores, joined, line_scores
 from realm_jax.snapshots.manifest import json_checksum
 from realm_jax.storage.atomic import atomic_file
 from realm_jax.storage.json_files import JsonValue, json_lines, write_json
-from realm_jax.storage.paths import lines_of, list_names, read_bytes
+from realm_jax.storage.line_files import lines_of
+from realm_jax.storage.paths import list_names, read_bytes
 
 FOLDER = "evaluation_parts"
 _DESCRIPTION = "evaluation.json"

@@ -4,7 +4,6 @@ epath's own ways to read and to list ask an object store two or three times for
 what these functions ask once: a name may be an object or a folder.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,17 +41,6 @@ def read_bytes(path: epath.PathLike) -> bytes:
 def read_text(path: epath.PathLike) -> str:
   """Returns the text of a file in UTF-8; see `read_bytes`."""
   return read_bytes(path).decode()
-
-
-def lines_of(path: epath.PathLike) -> Iterator[bytes]:
-  """Yields the lines of a file, of which a few megabytes are in memory.
-
-  Raises:
-    FileNotFoundError: There is none.
-  """
-  client, name = fsspec.url_to_fs(str(path))
-  with client.open(name, "rb") as file:
-    yield from file
 
 
 def list_names(directory: epath.PathLike) -> list[str]:
