@@ -87,8 +87,10 @@ def prepare_streams() -> None:
     (sys.stdin, "surrogateescape"),
     (sys.stdout, "backslashreplace"),
   ):
+    # One that was redirected since Python started may refuse.
     if isinstance(stream, io.TextIOWrapper):
-      stream.reconfigure(errors=errors)
+      with contextlib.suppress(OSError):
+        stream.reconfigure(errors=errors)
 
 
 def harmless(text: str) -> str:

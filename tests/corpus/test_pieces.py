@@ -223,11 +223,13 @@ def test_a_killed_worker_is_said():
 
 
 _SLEEP_IN_PROCESSES = """
-import functools, itertools, subprocess, sys
+import functools, itertools, signal, subprocess, sys
 from realm_jax.configuration import command_line
 from realm_jax.corpus import workers
 
 def main(argv):
+  # A shell that starts tests in the background has it ignored.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   function = functools.partial(subprocess.run, shell=True)
   for _ in workers.map_in_processes(function, itertools.repeat(argv[1]), 2):
     print("begun", flush=True)
@@ -250,5 +252,6 @@ def test_ctrl_c_ends_all_workers(command_environment):
     assert process.stdout.readline() == b"begun\n"
     os.killpg(process.pid, signal.SIGINT)
     # The pipe ends with the last process that can write to it.
-    rest = process.stdout.read().replace(b"begun\n", b"")
+    printed, _ = process.communicate(timeout=60)
+    rest = printed.replace(b"begun\n", b"")
   assert (process.returncode, rest) == (128 + signal.SIGINT, b"interrupted\n")

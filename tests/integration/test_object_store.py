@@ -17,6 +17,7 @@ from realm_jax.evaluation.run import RunConfig, TrainedRun
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.storage.paths import upload_directory
+from realm_jax.weights.exporting import export_weights
 from tests import tiny_world
 from tests.counted_searches import counted_searches
 from tests.integration.commands import MODEL_FILE, checkpoint_steps, losses
@@ -195,7 +196,8 @@ def test_weights_go_in_and_out(object_store, tmp_path):
   run = tmp_path / "run"
   models.import_weights("hf_bert", home, run, parts=["reader"])
   exported = object_store.path("commands/exported")
-  models.export(model_dir, exported, *models.load(run)[:2], to="hf_bert")
+  retriever, reader, *_ = models.load(run)
+  export_weights(model_dir, retriever, reader, exported, to="hf_bert")
   vocabulary = object_store.read("commands/exported/vocab.txt")
   assert vocabulary == (home / "vocab.txt").read_bytes()
   written = safetensors.numpy.load(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.models.retriever import embed_blocks
+from realm_jax.models.components import embed_blocks
 from realm_jax.snapshots.embedding import CorpusEmbedder
 from realm_jax.snapshots.loading import load_snapshot
 from realm_jax.training import trainer

@@ -1,12 +1,10 @@
 """Released blocks become a corpus, one record a row, and a snapshot."""
 
-import functools
-
 import numpy as np
 import pytest
 
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.corpus import block_builder
+from realm_jax.corpus import block_builder, writing
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.writing import new_corpus
 from realm_jax.snapshots.loading import load_newest
@@ -53,8 +51,7 @@ def write(path, records=RECORDS, *, num_blocks=6):
 def test_a_row_is_a_record_whatever_is_in_it(tmp_path, monkeypatch):
   # Two blocks a shard: rows go on through all of them.
   monkeypatch.setattr(block_builder, "DOCUMENTS_PER_CHUNK", 2)
-  small = functools.partial(importing.write_shards, shard_bytes=1)
-  monkeypatch.setattr(importing, "write_shards", small)
+  monkeypatch.setattr(writing, "SHARD_BYTES", 1)
   corpus = write(tmp_path / "c")
   assert corpus.num_blocks == len(RECORDS)
   for row, (record, title) in enumerate(zip(RECORDS, TITLES, strict=True)):
