@@ -45,7 +45,7 @@ _ALLOWED_HOSTS = flags.DEFINE_list(
 )
 _TOKEN = flags.DEFINE_string(
   "token",
-  os.environ.get("REALM_JAX_TOKEN"),
+  None,
   "Secret that every request must carry, as Authorization: Bearer TOKEN. By "
   "default the environment variable REALM_JAX_TOKEN, which other users of the "
   "machine cannot list.",
@@ -156,16 +156,17 @@ def _serve(config: "RunConfig") -> None:
       given = service, run, threading.Event()
       threading.Thread(target=follow, args=given, daemon=True).start()
     url = app.url_of(listening)
-    if _TOKEN.value is not None:
+    token = _TOKEN.value or os.environ.get("REALM_JAX_TOKEN")
+    if token:
       # What follows the # stays in the browser.
-      url += f"/#{urllib.parse.quote(_TOKEN.value)}"
+      url += f"/#{urllib.parse.quote(token)}"
     hosts = _ALLOWED_HOSTS.value
     if hosts is None and app.is_loopback(listening.getsockname()[0]):
       hosts = ()
     page = app.PageApp(
       service,
       hosts=hosts,
-      token=_TOKEN.value,
+      token=token,
       max_waiting=_MAX_WAITING.value,
       allow_updates=_ALLOW_UPDATES.value,
       started=lambda: print(

@@ -209,7 +209,7 @@ class PageApp:
       return JSONResponse({"error": text}, 403)
     given = headers.get("authorization", "").encode()
     wanted = f"Bearer {self._token}".encode()
-    if self._token is None or path not in _GUARDED:
+    if not self._token or path not in _GUARDED:
       return None
     if hmac.compare_digest(given, wanted):
       return None
