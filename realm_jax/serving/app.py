@@ -40,11 +40,9 @@ A bug is logged, and is 500.
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import hmac
 import ipaddress
-import itertools
 import json
 import socket
 import urllib.parse
@@ -53,12 +51,9 @@ from collections.abc import (
   Callable,
   Collection,
   Hashable,
-  Iterable,
-  Sequence,
 )
 from typing import Any
 
-import anyio.to_thread
 import uvicorn
 from absl import logging
 from starlette.applications import Starlette
@@ -72,6 +67,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from realm_jax.errors import RealmError
 from realm_jax.serving.service import RequestError, Service
+from realm_jax.serving.turns import FullError, OfTexts, Turns
 
 _HEADERS = {
   # The page takes nothing from anywhere else, and runs no script of its text.
@@ -97,34 +93,14 @@ MAX_EDITS = 16
 MAX_TEXTS = 256
 MAX_BLOCKS = 1000
 
-# Blocks that one turn retrieves for requests that wait together, and how many
-# a question counts as.
-_BLOCKS_PER_TURN = 1 << 15
+# Blocks that a question counts as, among those of a turn.
 _BLOCKS_PER_QUESTION = 128
 # Connections that may be open, and the time in which a request must be here.
 _MAX_CONNECTIONS = 512
 _BODY_SECONDS = 30.0
 _JSON = "application/json"
-# What a token guards; the files of the page are public.
-_GUARDED = frozenset({"/api/about", "/api/ask", "/retrieve", "/ask", "/update"})
-
-# From all texts to a result for each.
-_OfTexts = Callable[[Sequence[str]], Iterable[Any]]
-
-
-@dataclasses.dataclass(eq=False)
-class _Waiting:
-  """A request that waits for its turn.
-
-  Requests with an equal `key` may share a turn: `function` is then called once,
-  with the texts of all. `cost` counts the blocks that it retrieves.
-  """
-
-  key: Hashable
-  function: _OfTexts
-  texts: Sequence[str]
-  cost: int
-  result: asyncio.Future[list[bytes]]
+# What no token guards: the files of the page, and its health.
+_OPEN = frozenset({"/", "/index.html", "/page.css", "/page.js", "/healthz"})
 
 
 class PageApp:
@@ -140,9 +116,6 @@ class PageApp:
     max_waiting: Requests that may wait, besides those that are computed.
     allow_updates: Whether clients may change blocks for all.
     started: Function that is called once signals end the server.
-
-  Attributes:
-    is_computing: Whether a thread computes an answer.
   """
 
   def __init__(
@@ -158,12 +131,9 @@ class PageApp:
     self._service = service
     self._hosts = hosts
     self._token = token
-    self._max_waiting = max_waiting
+    self._turns = Turns(max_waiting)
     self._allow_updates = allow_updates
     self._started = started
-    self.is_computing = False
-    self._waiting: list[_Waiting] = []
-    self._worker: asyncio.Task[None] | None = None
     self._app = Starlette(
       routes=[
         Route("/healthz", self._health),
@@ -179,6 +149,7 @@ class PageApp:
       exception_handlers={
         RealmError: _refused,
         HTTPException: _refused,
+        FullError: _full,
         Exception: _failed,
       },
       lifespan=self._serving,
@@ -207,9 +178,9 @@ class PageApp:
         "its port, or start it with --allowed_hosts"
       )
       return JSONResponse({"error": text}, 403)
-    given = headers.get("authorization", "").encode()
+    given = headers.get("authorization", "").encode("latin-1")
     wanted = f"Bearer {self._token}".encode()
-    if not self._token or path not in _GUARDED:
+    if not self._token or path in _OPEN:
       return None
     if hmac.compare_digest(given, wanted):
       return None
@@ -224,88 +195,26 @@ class PageApp:
     warm_up = asyncio.create_task(self._warm_up())
     yield
     warm_up.cancel()
-    if self._worker is not None:
-      self._worker.cancel()
+    self._turns.cancel()
+
+  @property
+  def is_computing(self) -> bool:
+    """Whether a thread computes an answer."""
+    return self._turns.is_computing
 
   async def _warm_up(self) -> None:
     try:
-      await self._alone(self._service.warm_up)
+      await self._turns.alone(self._service.warm_up)
     except Exception:
       logging.exception("the first answer could not be computed")
 
-  async def _alone(self, function: Callable[[], Any]) -> bytes:
-    """Returns the result of a function as JSON, once its turn has come."""
-    (result,) = await self._compute(lambda _: [function()], [""], object())
-    return result
-
-  async def _compute(
-    self, function: _OfTexts, texts: Sequence[str], key: Hashable, cost: int = 1
-  ) -> list[bytes]:
-    """Returns a function's results for texts as JSON, once their turn comes.
-
-    A turn computes requests that wait under the same key, up to a cost.
-    """
-    number = len(self._waiting)
-    if number >= self._max_waiting:
-      raise HTTPException(
-        503,
-        f"{number} requests wait already; try again in a moment",
-        {"retry-after": str(_RETRY_SECONDS)},
-      )
-    result = asyncio.get_running_loop().create_future()
-    self._waiting.append(_Waiting(key, function, texts, cost, result))
-    if self._worker is None or self._worker.done():
-      self._worker = asyncio.create_task(self._work())
-    return await result
-
-  async def _work(self) -> None:
-    """Computes what waits, in turns, until nothing does."""
-    while self._waiting:
-      turn = self._next_turn()
-      texts = [text for request in turn for text in request.texts]
-      call = functools.partial(self._rendered, turn[0].function, texts)
-      try:
-        # The end of the server does not wait for what is computed.
-        found = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
-      except Exception as error:
-        for request in turn:
-          if not request.result.done():
-            request.result.set_exception(error)
-        continue
-      results = iter(found)
-      for request in turn:
-        own = [*itertools.islice(results, len(request.texts))]
-        # A client may have gone.
-        if not request.result.done():
-          request.result.set_result(own)
-
-  def _next_turn(self) -> list[_Waiting]:
-    """Takes the requests of the next turn from those that wait."""
-    first, cost = self._waiting[0], 0
-    turn: list[_Waiting] = []
-    for request in self._waiting:
-      fits = not turn or cost + request.cost <= _BLOCKS_PER_TURN
-      if request.key == first.key and fits:
-        turn.append(request)
-        cost += request.cost
-    self._waiting = [one for one in self._waiting if one not in turn]
-    return turn
-
-  def _rendered(self, function: _OfTexts, texts: Sequence[str]) -> list[bytes]:
-    """Returns results as JSON; it runs in a thread."""
-    self.is_computing = True
-    try:
-      return [
-        json.dumps(one, ensure_ascii=False, allow_nan=False).encode()
-        for one in function(texts)
-      ]
-    finally:
-      self.is_computing = False
-
   async def _health(self, request: Request) -> Response:
     del request
-    waiting = {"waiting": len(self._waiting)}
-    return JSONResponse(self._service.health() | waiting)
+    health = self._service.health() | {"waiting": len(self._turns)}
+    if self._token:
+      # It may name files, and everybody can ask this.
+      del health["problem"]
+    return JSONResponse(health)
 
   async def _about(self, request: Request) -> Response:
     del request
@@ -324,7 +233,7 @@ class PageApp:
         f"{len(edits)} blocks are edited, and at most {MAX_EDITS} may be at "
         "once; restore some"
       )
-    told = await self._alone(lambda: self._service.explain(text, texts))
+    told = await self._turns.alone(lambda: self._service.explain(text, texts))
     return Response(told, media_type=_JSON)
 
   async def _retrieve(self, request: Request) -> Response:
@@ -346,7 +255,7 @@ class PageApp:
 
   async def _results(
     self,
-    function: _OfTexts,
+    function: OfTexts,
     texts: Any,
     key: Hashable,
     *,
@@ -368,7 +277,9 @@ class PageApp:
         told = {name: text, "error": str(error)}
         refused[number] = json.dumps(told).encode()
     cost = len(good) * blocks_per_text
-    found = iter(await self._compute(function, good, key, cost) if good else ())
+    found = iter(
+      await self._turns.compute(function, good, key, cost) if good else ()
+    )
     content = b'{"results": [%s]}' % b", ".join(
       refused.get(number) or next(found) for number in range(len(texts))
     )
@@ -380,7 +291,7 @@ class PageApp:
         403, "this service changes no blocks; start it with --allow_updates"
       )
     texts = _texts_of_blocks((await _fields(request, "blocks"))["blocks"])
-    told = await self._alone(lambda: self._service.update(texts))
+    told = await self._turns.alone(lambda: self._service.update(texts))
     return Response(told, media_type=_JSON)
 
 
@@ -453,6 +364,14 @@ async def _refused(request: Request, error: Exception) -> Response:
       {"error": error.detail}, error.status_code, error.headers
     )
   return JSONResponse({"error": str(error)}, 400)
+
+
+async def _full(request: Request, error: Exception) -> Response:
+  del request, error
+  text = "too many requests wait; try again in a moment"
+  return JSONResponse(
+    {"error": text}, 503, {"retry-after": str(_RETRY_SECONDS)}
+  )
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -95,8 +95,8 @@ class BatchPipeline:
   the same order. What only the host does (a search in ScaNN or BM25, the
   gathering of tokens) runs in one background thread while steps compute.
 
-  The searches of a step that needs several begin in the same distance from each
-  other, counted in steps, so that a resumed run repeats them with the same
+  If a step needs several searches, the number of each one decides how many
+  steps ahead it begins, so that a resumed run repeats it with the same
   parameters.
 
   A stage without an index has no schedule, and neither has a run with a rolling
@@ -143,7 +143,7 @@ class BatchPipeline:
       self._answers.of(setup.corpus)
     self._next_step = start_step
     self._recorded = collections.deque(resumed.next_steps)
-    # Where the examples go on that have not been read yet.
+    # Positions of the examples that have not been read yet.
     self._positions = resumed.positions
     # The step that was taken last, and those that are in preparation.
     self._in_flight: dict[int, _InFlight] = {}

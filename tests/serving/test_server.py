@@ -58,7 +58,7 @@ class _Echo:
     return {"answer": text}
 
   def health(self):
-    return {"status": "ok"}
+    return {"status": "ok", "problem": "/a/file"}
 
   def answer(self, texts):
     self.batches.append(len(texts))
@@ -177,7 +177,7 @@ def test_requests_that_wait_are_computed_together_and_too_many_refused():
         assert (
           answer.status_code == 503 and answer.headers["retry-after"] == "2"
         )
-        assert "20 requests wait already" in answer.json()["error"]
+        assert "try again" in answer.json()["error"]
       service.gate.set()
       assert first.result(30).status_code == 200
       for future in asked.keys() - refused:
@@ -264,8 +264,10 @@ def test_a_wrong_text_among_others_has_an_error_in_its_place(port):
 
 def test_a_token_guards_all_but_the_page_and_its_health():
   with _served(token="secret") as (_, port, _):
-    for path in ("/", "/healthz"):
-      assert client.request(port, "GET", path).status_code == 200
+    for path in ("/", "/page.js", "/healthz"):
+      answer = client.request(port, "GET", path)
+      assert answer.status_code == 200 and "/a/file" not in answer.text
+    assert client.request(port, "GET", "/nowhere").status_code == 401
     for given, status in (({}, 401), ({"Authorization": "Bearer secret"}, 200)):
       answer = client.request(port, "GET", "/api/about", headers=given)
       assert answer.status_code == status
