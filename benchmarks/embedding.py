@@ -34,6 +34,7 @@ from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.snapshots.embedding import CorpusEmbedder, round_up
 from realm_jax.storage.json_files import write_json
+from realm_jax.text.normalization import Normalization
 from realm_jax.weights.hf_files import CONFIG, class_files
 
 _TARGETS = {"padded": "≥ 1.5", "hf": "≥ 2"}
@@ -100,7 +101,7 @@ def measure(
       own.embed(params, rows)
       seconds[name].append(time.perf_counter() - start)
     if peer_processes.installed():
-      config = class_files(retriever.bert, "BertModel", cased=False)[CONFIG]
+      config = class_files(retriever.bert, "BertModel", Normalization())[CONFIG]
       found = peer_processes.run(
         *("sentence", "blocks", "--input", directory / "blocks.npz"),
         f"--model={json.dumps(config)}",

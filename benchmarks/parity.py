@@ -30,7 +30,9 @@ from benchmarks.agreement.comparison import Row
 from benchmarks.data.real_texts import TEXTS_DIR, read_texts
 from realm_jax.objectives.marginal import FORMS
 from realm_jax.storage.json_files import write_json
-from realm_jax.text.wordpieces import WordpieceVocabulary, read_pieces
+from realm_jax.text.normalization import Normalization
+from realm_jax.text.vocabulary_files import read_vocabulary
+from realm_jax.text.wordpieces import WordpieceVocabulary
 
 
 def comparisons(texts_dir: Path) -> Iterator[Row]:
@@ -60,34 +62,29 @@ def compare_tokens(
 ) -> list[Row]:
   """Compares wordpieces with those of both of Hugging Face's tokenizers.
 
-  TensorFlow Text normalizes text by NFKC and case folding before it is split,
-  as did Google's released open QA. BERT's own tokenizers only lower-case
-  letters and drop accents, so that they are given normalized text; a note says
-  how many texts differ otherwise.
+  TensorFlow Text normalizes text by NFKC and case folding, as did Google's
+  released open QA. Theirs cannot, so that they are given normalized text.
   """
+  pieces = read_vocabulary(vocab).pieces
   folded = [unicodedata.normalize("NFKC", text).casefold() for text in texts]
-  theirs, unfolded = (
-    peer_processes.run_on_texts("tokens", given, folder, model=vocab)
-    for given in (folded, texts)
-  )
-  tokens = WordpieceVocabulary(read_pieces(vocab)).tokenize_with_offsets(texts)
-  ours = _split(tokens.token_ids, tokens.row_offsets)
-
-  def num_different(found: dict[str, np.ndarray], name: str) -> int:
-    rows = _split(found[f"{name}/ids"], found[f"{name}/offsets"])
-    return sum(a != b for a, b in zip(ours, rows, strict=True))
-
-  return [
-    Row(
-      f"tokens of {data_set}, {name}",
-      "texts that differ",
-      num_different(theirs, name),
-      0,
-      f"of {len(texts):,} texts, {len(tokens.token_ids):,} tokens; "
-      f"{num_different(unfolded, name)} if theirs are not normalized",
-    )
-    for name in ("fast", "slow")
-  ]
+  rows = []
+  for normalizer, given in (("bert", texts), ("tensorflow_text", folded)):
+    theirs = peer_processes.run_on_texts("tokens", given, folder, model=vocab)
+    words = WordpieceVocabulary(pieces, Normalization(normalizer))
+    tokens = words.tokenize_with_offsets(texts)
+    ours = _split(tokens.token_ids, tokens.row_offsets)
+    for name in ("fast", "slow"):
+      found = _split(theirs[f"{name}/ids"], theirs[f"{name}/offsets"])
+      rows.append(
+        Row(
+          f"tokens of {data_set}, {normalizer}, {name}",
+          "texts that differ",
+          sum(a != b for a, b in zip(ours, found, strict=True)),
+          0,
+          f"of {len(texts):,} texts, {len(tokens.token_ids):,} tokens",
+        )
+      )
+  return rows
 
 
 def _split(ids: np.ndarray, offsets: np.ndarray) -> list[list[int]]:

@@ -115,7 +115,7 @@ class GeneratedWorlds:
         world_lib.write_questions(files, world, "statements", statements)
         documents += more
       # The last file, which shows that all are there.
-      world_lib.write_vocabulary(folder / _VOCABULARY, world, documents)
+      world_lib.learn_vocabulary(folder, world, documents)
     if second is not None:
       self.build(folder, HIGH_CORPUS, _ARTICLES)
       self.build(folder, OWN_CORPUS, _OWN_ARTICLES)

@@ -58,7 +58,7 @@ def compare_sentences(minilm: Path, realm: Path, folder: Path) -> Iterator[Row]:
       exporting.plan_export(bound, to="sentence_transformers"),
       epath.Path(exported),
       {path: np.asarray(array) for path, array in parameters.items()},
-      words.pieces,
+      words,
     )
     yield from _compare(f"{name} exported", model, words, exported, folder)
 

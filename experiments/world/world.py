@@ -26,8 +26,10 @@ from experiments.world.questions import (
 )
 from realm_jax.settings import Fraction, NonNegativeInt, Range, require_valid
 from realm_jax.storage.json_files import JsonValue, json_lines
+from realm_jax.text.normalization import Normalization
+from realm_jax.text.vocabulary_files import write_vocabulary
 from realm_jax.text.vocabulary_training import train_vocabulary
-from realm_jax.text.wordpieces import write_pieces
+from realm_jax.text.wordpieces import WordpieceVocabulary
 
 _VOCABULARY_SIZE = 8000
 # Every split of the questions has an entity of each kind.
@@ -177,14 +179,15 @@ def question_record(world: World, question: Question) -> dict[str, JsonValue]:
   }
 
 
-def write_vocabulary(
-  path: epath.PathLike, world: World, documents: Sequence[Document]
+def learn_vocabulary(
+  directory: epath.PathLike, world: World, documents: Sequence[Document]
 ) -> None:
-  """Writes the wordpieces of documents and of the training questions."""
+  """Writes a vocabulary of documents and of the training questions."""
   texts = [question.text for question in world.questions["train"]]
   for document in documents:
     texts += [document.title, document.text(world.facts)]
-  write_pieces(path, train_vocabulary(texts, _VOCABULARY_SIZE))
+  pieces = train_vocabulary(texts, _VOCABULARY_SIZE)
+  write_vocabulary(directory, WordpieceVocabulary(pieces, Normalization()))
 
 
 def edit_facts(world: World, *, count: int, seed: int) -> World:

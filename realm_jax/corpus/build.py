@@ -15,6 +15,7 @@ import importlib.util
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import logging
@@ -45,6 +46,9 @@ from realm_jax.text.recurring_phrases import (
   count_phrases,
 )
 from realm_jax.text.salient_spans import Tagger, default_tagger, find_tagger
+
+if TYPE_CHECKING:
+  from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # A corpus has about as many shards, unless they had less than this or more than
 # `SHARD_BYTES`, which a process holds in memory.
@@ -81,14 +85,15 @@ def build_corpus(
       `seqio:MODULE:TASK[:SPLIT]`. Rows keep the order of files and of the rows
       in them; files of JSON Lines come first, sorted.
     output_dir: Corpus directory to make, or to update.
-    vocab: BERT vocabulary file, or `train:SIZE` to learn at most SIZE pieces
-      from the input.
+    vocab: BERT vocabulary file, the directory of a model that has one, or
+      `train:SIZE` to learn at most SIZE pieces from the input.
     block_length: Largest number of wordpieces of `[CLS] title [SEP] body
       [SEP]`.
     language: ISO 639-1 code of the text's language, which decides where
       sentences end; a line of JSON may have its own in a field `language`.
-    cased: Whether a vocabulary that is learned keeps capitals and accents, by
-      default if the script of the language has no capitals.
+    cased: Whether the vocabulary keeps capitals and accents; by default, as the
+      files beside it say (see `text.vocabulary_files`), and one that is
+      learned does if the script of the language has no capitals.
     tagger: Function that finds salient spans, or its name: rules, recurring,
       none, bert:DIRECTORY of a BertForTokenClassification in Hugging Face's
       format, or module.name of a callable (text, title) -> [(start byte, limit
@@ -126,7 +131,7 @@ def build_corpus(
     raise CorpusError(
       "--vocab is missing; give a BERT vocabulary file, or --vocab=train:SIZE"
     )
-  _require_valid(vocab, block_length, cased, workers, runner, pipeline_options)
+  _require_valid(vocab, block_length, workers, runner, pipeline_options)
   require_language(language)
   output_dir = epath.Path(output_dir)
   require_readable(*inputs, vocab, output_dir)
@@ -134,17 +139,17 @@ def build_corpus(
   require_writable(output_dir)
   # Imported late: they import TensorFlow, which takes six seconds.
   from realm_jax.corpus.block_builder import BlockBuilder, build_piece
-  from realm_jax.text.wordpieces import WordpieceVocabulary, read_pieces
+  from realm_jax.text.vocabulary_files import read_vocabulary
 
   trains = vocab.startswith(_TRAIN)
-  pieces = () if trains else read_pieces(vocab)
+  words = None if trains else read_vocabulary(vocab, cased=cased)
   reader = RowReader(drop_titles=drop_titles, unescape_html=unescape_html)
   source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
   summary = source.summary
-  if trains:
+  if words is None:
     cased = language in WITHOUT_CAPITALS if cased is None else cased
     size = int(vocab.removeprefix(_TRAIN))
-    pieces = _learned_pieces(source, size, cased)
+    words = _learned_vocabulary(source, size, cased)
   stride = source.num_bytes // SAMPLE_BYTES + 1
   sample = (document.text for document in source.documents(stride))
   # A relative path such as ".." has no name of its own.
@@ -152,7 +157,7 @@ def build_corpus(
   share = source.num_bytes // _NUM_SHARDS
   piece_bytes = shard_bytes or min(max(share, _MIN_SHARD_BYTES), SHARD_BYTES)
   blocks = BlockBuilder(
-    vocabulary=WordpieceVocabulary(pieces),
+    vocabulary=words,
     corpus_name=name,
     block_length=block_length,
     language=language,
@@ -190,7 +195,7 @@ def build_corpus(
     finish(
       staging,
       name=name,
-      pieces=pieces,
+      vocabulary=words,
       block_length=block_length,
       shards=shards,
       summary=vars(summary),
@@ -203,7 +208,6 @@ def build_corpus(
 def _require_valid(
   vocab: str,
   block_length: int,
-  cased: bool | None,
   workers: int,
   runner: str | None,
   pipeline_options: Sequence[str],
@@ -220,11 +224,6 @@ def _require_valid(
       not trains or size.isdecimal(),
       f"--vocab={vocab}: {size!r} is not a number of pieces; write for "
       "example --vocab=train:8192",
-    ),
-    (
-      trains or cased is None,
-      "--cased is for a vocabulary that is trained; that of a file is cased "
-      "if its pieces have capitals",
     ),
     (
       runner is not None or not pipeline_options,
@@ -306,12 +305,14 @@ def _find_duplicates(
       )
 
 
-def _learned_pieces(
+def _learned_vocabulary(
   source: DocumentSource, size: int, cased: bool
-) -> tuple[str, ...]:
+) -> "WordpieceVocabulary":
   """Trains a vocabulary on all titles and texts."""
   # Imported late: it imports TensorFlow.
+  from realm_jax.text.normalization import Normalization
   from realm_jax.text.vocabulary_training import train_vocabulary
+  from realm_jax.text.wordpieces import WordpieceVocabulary
 
   logging.info("Training a vocabulary of at most %s pieces", size)
   progress = Progress("documents (vocabulary)", total=source.num_rows)
@@ -322,4 +323,5 @@ def _learned_pieces(
       yield from (document.title, document.text)
 
   with progress:
-    return tuple(train_vocabulary(texts(), size, cased=cased))
+    pieces = train_vocabulary(texts(), size, cased=cased)
+  return WordpieceVocabulary(pieces, Normalization.of(cased=cased))

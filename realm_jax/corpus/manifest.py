@@ -1,7 +1,7 @@
 """The manifests of a corpus directory, one for each version.
 
     corpus.json          manifest of the newest version, written last
-    vocab.txt
+    vocab.txt, vocab.json    the vocabulary: see `text.vocabulary_files`
     shard-00000/*.npy    arrays of documents and blocks: see `shard.py`
 
 An update adds files and changes none but `corpus.json`:
@@ -41,7 +41,6 @@ from realm_jax.text.languages import ENGLISH
 
 FORMAT_VERSION = 4
 MANIFEST_NAME = "corpus.json"
-VOCABULARY_NAME = "vocab.txt"
 REMOVED = "removed"
 VERSIONS = "versions"
 _COUNTS = ("num_blocks", "num_documents", "num_tokens")

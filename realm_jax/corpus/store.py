@@ -246,14 +246,13 @@ class Corpus:
   def vocabulary(self) -> "WordpieceVocabulary":
     """The vocabulary that the corpus was built with."""
     # Imported late: it imports TensorFlow, which takes six seconds.
-    from realm_jax.text.wordpieces import WordpieceVocabulary, read_pieces
+    from realm_jax.text.vocabulary_files import read_vocabulary
 
-    path = self.source / manifests.VOCABULARY_NAME
-    vocabulary = WordpieceVocabulary(read_pieces(path))
+    vocabulary = read_vocabulary(self.source)
     if vocabulary.sha256 != self.vocab_sha256:
       raise CorpusError(
-        f"{path} is not the vocabulary that the corpus was built with; put "
-        "that one back, or build the corpus again"
+        f"vocab.txt and vocab.json of {self.source} are not those that the "
+        "corpus was built with; put these back, or build the corpus again"
       )
     return vocabulary
 

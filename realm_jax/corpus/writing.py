@@ -6,9 +6,9 @@ last: without it a directory is no corpus.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from etils import epath
@@ -23,6 +23,9 @@ from realm_jax.storage.json_files import write_json
 from realm_jax.storage.local_disk import explain_full_disk, save_array
 from realm_jax.storage.paths import is_remote, upload_directory
 from realm_jax.storage.staging import FileRecord
+
+if TYPE_CHECKING:
+  from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # Bytes of text in a shard that is written by one process.
 SHARD_BYTES = 64 << 20
@@ -182,21 +185,23 @@ def new_corpus(
     upload_directory(staging, target, last=manifests.MANIFEST_NAME)
 
 
-def finish(staging: Path, *, pieces: Sequence[str], **settings: Any) -> None:
+def finish(
+  staging: Path, *, vocabulary: "WordpieceVocabulary", **settings: Any
+) -> None:
   """Writes the vocabulary, and `make_manifest` with the other arguments."""
   # Imported late: it imports TensorFlow.
-  from realm_jax.text.wordpieces import (
-    SPECIAL_PIECES,
-    vocabulary_sha256,
-    write_pieces,
-  )
+  from realm_jax.text.vocabulary_files import write_vocabulary
+  from realm_jax.text.wordpieces import SPECIAL_PIECES
 
-  write_pieces(staging / manifests.VOCABULARY_NAME, pieces)
-  ids = {p.strip("[]").lower(): pieces.index(p) for p in SPECIAL_PIECES}
-  vocabulary = {
-    "sha256": vocabulary_sha256(pieces),
-    "size": len(pieces),
+  write_vocabulary(staging, vocabulary)
+  ids = {
+    piece.strip("[]").lower(): vocabulary.pieces.index(piece)
+    for piece in SPECIAL_PIECES
+  }
+  record = {
+    "sha256": vocabulary.sha256,
+    "size": vocabulary.vocab_size,
     "special_ids": ids,
   }
-  manifest = manifests.make_manifest(vocabulary=vocabulary, **settings)
+  manifest = manifests.make_manifest(vocabulary=record, **settings)
   write_json(staging / manifests.MANIFEST_NAME, manifest)

@@ -18,6 +18,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+import regex
+
 from realm_jax.errors import RealmError
 from realm_jax.text.languages import ENGLISH
 from realm_jax.text.sentences import byte_positions, sentence_characters
@@ -42,11 +45,36 @@ Tagger: TypeAlias = Callable[[str, str], Sequence[FoundSpan]]
 def tag_many(
   tagger: Tagger, texts: Sequence[str], titles: Sequence[str]
 ) -> Sequence[Sequence[FoundSpan]]:
-  """Returns the spans of each text, in one call where the tagger has one."""
-  if (many := getattr(tagger, "tag_many", None)) is not None:
-    return many(texts, titles)
-  return [tagger(*pair) for pair in zip(texts, titles, strict=True)]
+  """Returns the spans of each text, in one call where the tagger has one.
 
+  The tagger reads texts without the characters that nobody sees, at which it
+  would end a word.
+  """
+  visible = [_INVISIBLE.sub("", text) for text in texts]
+  if (many := getattr(tagger, "tag_many", None)) is not None:
+    found = many(visible, titles)
+  else:
+    found = [tagger(*pair) for pair in zip(visible, titles, strict=True)]
+  return [
+    spans if read == text else _moved(spans, text)
+    for spans, read, text in zip(found, visible, texts, strict=True)
+  ]
+
+
+def _moved(spans: Sequence[FoundSpan], text: str) -> list[FoundSpan]:
+  """Returns the spans in a text of those in its visible characters."""
+  is_visible = [not _INVISIBLE.match(character) for character in text]
+  read = np.flatnonzero(np.repeat(is_visible, np.diff(byte_positions(text))))
+  moved = []
+  for start, limit, kind in spans:
+    first, last = read.take([start, limit - 1], mode="clip").tolist()
+    moved.append((first, last + 1, kind))
+  return moved
+
+
+# Soft hyphens, marks of direction and the like. Joiners belong to the spelling
+# of some languages.
+_INVISIBLE = regex.compile(r"[\p{Cf}--[\u200c\u200d]]", regex.V1)
 
 _MONTHS = (
   "January February March April May June July August September October "

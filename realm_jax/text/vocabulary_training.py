@@ -14,9 +14,9 @@ from tensorflow_text.tools.wordpiece_vocab import (
   wordpiece_tokenizer_learner_lib as learner,
 )
 
+from realm_jax.text.normalization import IGNORED
 from realm_jax.text.wordpieces import (
   CONTINUATION,
-  IGNORED,
   LONGEST_WORD,
   SPECIAL_PIECES,
   UNK,

@@ -1,13 +1,13 @@
 """Wordpieces, by TensorFlow Text.
 
-`WordpieceVocabulary` splits text at white space, punctuation and ideographs,
-and takes the longest known pieces, as BERT does. An uncased vocabulary
-lower-cases letters and strips accents first; one with capitals is cased, and
-the text keeps both. Words of over 100 characters are `[UNK]`.
+`WordpieceVocabulary` normalizes text (`normalization`), splits it at white
+space, punctuation and ideographs, and takes the longest known pieces, as BERT
+does. Words of over 100 characters are `[UNK]`.
 
 Normalization changes lengths ('é' loses a byte, 'ﬁ' becomes two letters), so
 every token has its byte range in the *original* text, and an answer can be
-shown as it was written. `vocabulary_training` learns vocabularies.
+shown as it was written. `vocabulary_files` reads and writes vocabularies, and
+`vocabulary_training` learns them.
 """
 
 import functools
@@ -17,15 +17,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import regex
 import tensorflow as tf
 import tensorflow_text as tf_text
-from etils import epath
 from jaxtyping import Bool, Int
 
 from realm_jax.errors import RealmError
 from realm_jax.text.languages import script
-from realm_jax.text.sentences import byte_positions
+from realm_jax.text.normalization import Normalization, character_table
 
 # As in realm_jax.inputs, jax uses the devices, also if a corpus is built beside
 # a trainer.
@@ -36,10 +34,6 @@ SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = "##"
 
 LONGEST_WORD = 100
-# Control characters, which BERT ignores, and a cased tokenizer here would split
-# at. The syntax is both RE2's and Python's.
-IGNORED = "[\ufffd" + r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\p{Cf}\p{Co}]"
-_IGNORED_CHARACTER = regex.compile(IGNORED)
 
 
 class VocabularyError(RealmError):
@@ -59,87 +53,30 @@ class Tokens(NamedTuple):
   byte_ranges: Int[np.ndarray, "t 2"]
 
 
-def check_pieces(pieces: Sequence[str], *, source: str) -> None:
-  """Raises `VocabularyError` if `pieces` are no BERT vocabulary."""
-  if missing := [piece for piece in SPECIAL_PIECES if piece not in pieces]:
-    raise VocabularyError(
-      f"{source} has no {', '.join(missing)}; a BERT vocabulary lists "
-      f"{' '.join(SPECIAL_PIECES)}, one piece a line"
-    )
-  if pieces[0] != PAD:
-    raise VocabularyError(
-      f"{source} has {pieces[0]!r} on its first line; {PAD} must be there, "
-      "because id 0 is padding everywhere"
-    )
-  line_of: dict[str, int] = {}
-  for line, piece in enumerate(pieces, start=1):
-    if not piece:
-      raise VocabularyError(f"{source}, line {line}, is empty; remove it")
-    if piece in line_of:
-      raise VocabularyError(
-        f"{source} has {piece!r} on line {line_of[piece]} and again on line "
-        f"{line}; remove one"
-      )
-    line_of[piece] = line
-
-
-def read_pieces(vocab_file: epath.PathLike) -> tuple[str, ...]:
-  """Reads a vocabulary file, one piece a line; line n has id n - 1."""
-  path = epath.Path(vocab_file)
-  if not path.is_file():
-    raise VocabularyError(
-      f"no vocabulary at {path}; give BERT's vocab.txt, or train one with "
-      "build_corpus --vocab=train:SIZE"
-    )
-  try:
-    # Without the byte order mark that some editors write.
-    text = path.read_bytes().decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    raise VocabularyError(
-      f"{path} is not UTF-8 (byte {error.start}); convert it to UTF-8"
-    ) from error
-  # Not splitlines(): a piece may be one of Unicode's other line ends.
-  pieces = tuple(text.replace("\r\n", "\n").removesuffix("\n").split("\n"))
-  check_pieces(pieces, source=str(path))
-  return pieces
-
-
-def write_pieces(vocab_file: epath.PathLike, pieces: Iterable[str]) -> None:
-  """Writes a vocabulary file for `read_pieces`, in the order of ids."""
-  text = "\n".join(pieces) + "\n"
-  epath.Path(vocab_file).write_bytes(text.encode("utf-8"))
-
-
-def vocabulary_sha256(pieces: Iterable[str]) -> str:
-  """Returns the hash that identifies a vocabulary: of its joined lines."""
-  return hashlib.sha256("\n".join(pieces).encode()).hexdigest()
-
-
-def has_capitals(pieces: Iterable[str]) -> bool:
-  """Returns whether pieces have capitals, which make a vocabulary cased."""
+def guess_normalization(pieces: Iterable[str]) -> Normalization:
+  """Returns what pieces alone say: with capitals, they are of cased text."""
   # Special and unused pieces are in brackets.
-  return any(re.search(r"[A-Z]", p) and p[0] != "[" for p in pieces)
+  has_capitals = any(re.search(r"[A-Z]", p) and p[0] != "[" for p in pieces)
+  return Normalization.of(cased=has_capitals)
 
 
 class WordpieceVocabulary:
   """BERT's wordpieces, with offsets into the original text.
 
   Args:
-    pieces: The pieces in the order of their ids, as `read_pieces` reads them.
-    cased: Whether text keeps its capitals and accents; by default, it does if
-      pieces have capitals.
+    pieces: The pieces in the order of their ids.
+    normalization: What is done to text before; None guesses it from the pieces.
   """
 
-  def __init__(self, pieces: Iterable[str], *, cased: bool | None = None):
+  def __init__(
+    self, pieces: Iterable[str], normalization: Normalization | None = None
+  ):
     self.pieces = tuple(pieces)
-    self.cased = has_capitals(self.pieces) if cased is None else cased
+    self.normalization = normalization or guess_normalization(self.pieces)
     ids = {piece: index for index, piece in enumerate(self.pieces)}
     self.unk_id, self.mask_id = ids[UNK], ids[MASK]
     self.cls_id, self.sep_id = ids[CLS], ids[SEP]
-    # What a FastBertTokenizer joins, and gathers offsets of 15 times as slowly.
-    self._normalizer = tf_text.FastBertNormalizer(
-      lower_case_nfd_strip_accents=not self.cased
-    )
+    self._table = character_table(self.normalization)
     self._tokenizer = tf_text.FastWordpieceTokenizer(
       vocab=self.pieces,
       token_out_type=tf.int32,
@@ -150,13 +87,24 @@ class WordpieceVocabulary:
 
   def __reduce__(self) -> tuple[Any, ...]:
     # TensorFlow's tokenizer cannot be pickled.
-    made = functools.partial(WordpieceVocabulary, cased=self.cased)
-    return made, (self.pieces,)
+    return WordpieceVocabulary, (self.pieces, self.normalization)
+
+  @property
+  def cased(self) -> bool:
+    """Whether text keeps its capitals."""
+    return self.normalization.cased
 
   @functools.cached_property
   def sha256(self) -> str:
-    """The hash of the pieces: see `vocabulary_sha256`."""
-    return vocabulary_sha256(self.pieces)
+    """The hash that identifies the vocabulary.
+
+    It is that of the joined pieces, after which the normalization is named
+    unless the pieces say it.
+    """
+    lines = [*self.pieces]
+    if self.normalization != guess_normalization(self.pieces):
+      lines.append(repr(self.normalization))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
   @functools.cached_property
   def is_continuation(self) -> Bool[np.ndarray, " v"]:
@@ -181,9 +129,7 @@ class WordpieceVocabulary:
     """Returns the token ids of a text, or a row of them for each of several."""
     if texts.shape.rank == 0:  # TensorFlow Text fails on a scalar.
       return self.encode_tf(texts[tf.newaxis])[0]
-    if self.cased:
-      texts = tf.strings.regex_replace(texts, IGNORED, "")
-    found = self._tokenizer.tokenize(self._normalizer.normalize(texts))
+    found = self._tokenizer.tokenize(self._table.normalize_tf(texts))
     token_ids, is_kept = self._without_long_words(found.flat_values)
     return tf.ragged.boolean_mask(
       found.with_flat_values(token_ids), found.with_flat_values(is_kept)
@@ -215,35 +161,17 @@ class WordpieceVocabulary:
 
   def tokenize_with_offsets(self, texts: Sequence[str]) -> Tokens:
     """Tokenizes texts, which must have no lone surrogates."""
-    # Positions of the bytes of characters that are not ignored.
-    read, read_bytes = list(texts), dict[int, np.ndarray]()
-    for row, text in enumerate(texts) if self.cased else ():
-      if _IGNORED_CHARACTER.search(text):
-        read[row] = _IGNORED_CHARACTER.sub("", text)
-        is_read = [not _IGNORED_CHARACTER.match(c) for c in text]
-        sizes = np.diff(byte_positions(text))
-        read_bytes[row] = np.flatnonzero(np.repeat(is_read, sizes))
-    encoded = [text.encode("utf-8") for text in read]
-    given = tf.constant(encoded, tf.string)
-    # It is annotated as returning None.
-    found: Any = self._normalizer.normalize_with_offsets(given)
-    normalized, positions = found
-    ids, *bounds = self._tokenizer.tokenize_with_offsets(normalized)
+    normalized, sources = self._table.normalize(texts)
+    ids, starts, limits = self._tokenizer.tokenize_with_offsets(
+      tf.constant(normalized, tf.string)
+    )
     row_offsets = np.asarray(ids.row_splits)
-    # Bounds are in the normalized text, from whose bytes positions lead back.
-    first = np.repeat(positions.row_splits[:-1], np.diff(row_offsets))
-    in_text = np.asarray(positions.flat_values, np.int32)
-    byte_ranges = np.stack([in_text[first + b.flat_values] for b in bounds], 1)
-    # All but the last piece of a normalized character have an empty range.
-    empty = np.flatnonzero(byte_ranges[:, 1] <= byte_ranges[:, 0])
-    rows = np.searchsorted(row_offsets, empty, side="right") - 1
-    for row, token in zip(rows, empty, strict=True):
-      start = int(byte_ranges[token, 0])
-      character = encoded[row][start : start + 4].decode(errors="ignore")[0]
-      byte_ranges[token, 1] = start + len(character.encode())
-    for row, kept_bytes in read_bytes.items():
-      own = byte_ranges[slice(*row_offsets[row : row + 2])]
-      own[:] = kept_bytes[own - [0, 1]] + [0, 1]
+    # The bytes where tokens begin and end in all normalized texts.
+    text_starts = np.cumsum([0, *map(len, normalized)])[:-1]
+    text_start = np.repeat(text_starts, np.diff(row_offsets))
+    first = text_start + starts.flat_values
+    last = text_start + limits.flat_values - 1
+    byte_ranges = np.stack([sources[first, 0], sources[last, 1]], axis=1)
     token_ids, is_kept = self._without_long_words(ids.flat_values)
     kept = np.flatnonzero(is_kept)
     # A word that becomes one token ends where its last piece did.

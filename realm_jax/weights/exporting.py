@@ -8,7 +8,7 @@ vectors.json   checkpoint, corpus, dimension and scale
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -28,14 +28,14 @@ from realm_jax.storage.access import require_readable
 from realm_jax.storage.atomic import atomic_file, atomic_text_file
 from realm_jax.storage.json_files import json_lines, write_json
 from realm_jax.storage.local_disk import create_mapped_array
-from realm_jax.text.wordpieces import (
-  WordpieceVocabulary,
-  read_pieces,
-  write_pieces,
+from realm_jax.text.vocabulary_files import (
+  VOCABULARY_FILE,
+  read_vocabulary,
+  write_vocabulary,
 )
+from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.hf_files import (
-  VOCABULARY_FILE,
   WEIGHTS,
   Export,
   class_files,
@@ -99,7 +99,7 @@ def export_weights(
           "was trained on, or its vocab.txt as VOCAB"
         )
       path = epath.Path(corpus_dir, VOCABULARY_FILE)
-    words = WordpieceVocabulary(read_pieces(path))
+    words = read_vocabulary(path)
     model = BoundModel.of(retriever, reader, words)
     export = plan_export(model, to=to, tower=tower)
     shapes = model.parameter_shapes([export.part])
@@ -112,7 +112,7 @@ def export_weights(
       store.require_vocabulary(step, model.vocabulary.sha256)
       flat = flattened(store.restore(step, items=[export.part], like=like))
     parameters = {path: np.asarray(flat[path], np.float32) for path in shapes}
-    lines = write_export(export, directory, parameters, model.vocabulary.pieces)
+    lines = write_export(export, directory, parameters, words)
   return "\n".join([f"written of checkpoint {step} of {model_dir}:", *lines])
 
 
@@ -129,7 +129,7 @@ def plan_export(
     return Export(
       READER,
       name_maps.below(table, ours=f"{READER}/"),
-      class_files(reader.bert, "BertForMaskedLM", cased=words.cased),
+      class_files(reader.bert, "BertForMaskedLM", words.normalization),
     )
   if retriever.shared_towers and tower is not None:
     raise WeightsError(
@@ -147,7 +147,7 @@ def write_export(
   export: Export,
   directory: epath.Path,
   parameters: Mapping[str, np.ndarray],
-  pieces: Sequence[str],
+  vocabulary: WordpieceVocabulary,
 ) -> list[str]:
   """Writes the files of an export; returns lines for the report.
 
@@ -155,7 +155,7 @@ def write_export(
   """
   for folder in export.folders:
     (directory / folder).mkdir(parents=True)
-  write_pieces(directory / VOCABULARY_FILE, pieces)
+  write_vocabulary(directory, vocabulary)
   for name, content in export.files.items():
     if isinstance(content, str):
       with atomic_text_file(directory / name) as file:

@@ -32,13 +32,12 @@ from etils import epath
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import BertRetriever
+from realm_jax.text.vocabulary_files import VOCABULARY_FILE, read_vocabulary
 from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.hf_files import (
-  VOCABULARY_FILE,
   JsonFile,
   read_bert_config,
   read_open_qa_lengths,
-  read_vocabulary,
 )
 from realm_jax.weights.mapped_weights import BLOCK_VECTORS, Encoder, Source
 from realm_jax.weights.name_maps import READER, Module, Tensors
@@ -206,7 +205,11 @@ def _open(path: Path, *, is_realm: bool) -> Source:
   vectors = _open_block_vectors(encoded[0]) if encoded else None
   assets = [within / name / "assets" for name in folders]
   files = [folder / VOCABULARY_FILE for folder in (within, *assets)]
-  vocabularies = [read_vocabulary(file) for file in files if file.is_file()]
+  vocabularies = [
+    read_vocabulary(file, normalizer="tensorflow_text" if is_realm else "bert")
+    for file in files
+    if file.is_file()
+  ]
   return Source(variables, "tensorflow", encoders, vocabularies, vectors)
 
 

@@ -13,14 +13,14 @@ from realm_jax.models.reader import BertReader
 from realm_jax.settings import PositiveInt, accepts, describe, parameter_types
 from realm_jax.storage.json_files import JsonValue
 from realm_jax.text import wordpieces
+from realm_jax.text.normalization import Normalization
+from realm_jax.text.vocabulary_files import TOKENIZER_CONFIG
 from realm_jax.weights import WeightsError
 from realm_jax.weights.name_maps import Table
 from realm_jax.weights.unpickling import read_torch_file
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-VOCABULARY_FILE = "vocab.txt"
-TOKENIZER = "tokenizer_config.json"
-_TORCH_WEIGHTS, _FAST_TOKENIZER = "pytorch_model.bin", "tokenizer.json"
+_TORCH_WEIGHTS = "pytorch_model.bin"
 # Released open QA reads blocks of 288 tokens after 32 of the question.
 _OPEN_QA_JOINT_LENGTH = 288 + 32
 # Added to the scores of padding by transformers.
@@ -146,78 +146,6 @@ def read_open_qa_lengths(file: JsonFile, bert: BertConfig) -> dict[str, int]:
   }
 
 
-class Vocabulary(NamedTuple):
-  """Pieces of a vocabulary, the file they are from, and whether it is cased."""
-
-  path: Path
-  pieces: tuple[str, ...]
-  cased: bool
-
-
-def read_vocabulary(path: Path) -> Vocabulary:
-  """Reads a vocabulary file, or that of a directory of Hugging Face.
-
-  There the pieces are in vocab.txt or else in tokenizer.json, in the order of
-  their ids. Whether text keeps its capitals, tokenizer_config.json says before
-  the normalizer of tokenizer.json, and where neither does, pieces with capitals
-  say it. (The `do_lower_case` of sentence-transformers' own file only says
-  whether text is lower-cased before.)
-
-  Raises:
-    VocabularyError: The pieces are no BERT vocabulary.
-  """
-  if not path.is_dir():
-    pieces = wordpieces.read_pieces(path)
-    return Vocabulary(path, pieces, wordpieces.has_capitals(pieces))
-  config = JsonFile(path / TOKENIZER, optional=True)
-  fast = JsonFile(path / _FAST_TOKENIZER, optional=True)
-  file = path / VOCABULARY_FILE
-  if file.exists() or not fast.entries:
-    pieces = wordpieces.read_pieces(file)
-  else:
-    file, pieces = fast.path, _fast_pieces(fast)
-  normalizer = fast.get("normalizer", dict[str, Any] | None) or {}
-
-  def said(name: str, in_fast: str) -> Any:
-    value = config.entries.get(name)
-    return normalizer.get(in_fast) if value is None else value
-
-  is_lower = said("do_lower_case", "lowercase")
-  cased = wordpieces.has_capitals(pieces) if is_lower is None else not is_lower
-  for name, in_fast, wanted in (
-    # By default, accents are stripped where letters are lower-cased.
-    ("strip_accents", "strip_accents", not cased),
-    ("tokenize_chinese_chars", "handle_chinese_chars", True),
-  ):
-    if (value := said(name, in_fast)) not in (None, wanted):
-      raise WeightsError(
-        f"the tokenizer of {path} has {name}={value}; the wordpieces of "
-        f"{'a cased' if cased else 'an uncased'} model have {wanted} here. Use "
-        "a model of the usual kind"
-      )
-  return Vocabulary(file, pieces, cased)
-
-
-def _fast_pieces(file: JsonFile) -> tuple[str, ...]:
-  """Returns the pieces of a `tokenizer.json`."""
-  model = file.get("model", dict[str, Any])
-  prefix = model.get("continuing_subword_prefix", wordpieces.CONTINUATION)
-  if model.get("type") != "WordPiece" or prefix != wordpieces.CONTINUATION:
-    raise WeightsError(
-      f"{file.path} is a {model.get('type')} tokenizer with the prefix "
-      f"{prefix!r}; want BERT's WordPiece with {wordpieces.CONTINUATION!r}"
-    )
-  added = file.get("added_tokens", list[dict[str, Any]] | None) or ()
-  ids = {token.get("content"): token.get("id") for token in added}
-  ids |= model.get("vocab") or {}
-  if not accepts(dict[str, int], ids):
-    raise WeightsError(f"{file.path} has pieces without an id; copy it again")
-  by_id = {number: piece for piece, number in ids.items()}
-  pieces = tuple(str(by_id.get(number, "")) for number in range(len(ids)))
-  wordpieces.check_pieces(pieces, source=str(file.path))
-  return pieces
-
-
 class Export(NamedTuple):
   """A directory to write.
 
@@ -238,10 +166,11 @@ class Export(NamedTuple):
 
 
 def class_files(
-  bert: BertConfig, architecture: str, *, cased: bool
+  bert: BertConfig, architecture: str, normalization: Normalization
 ) -> dict[str, dict[str, JsonValue]]:
   """Returns the JSON files of a class of BERT, its tokenizer's included."""
   names = {ours: theirs for theirs, ours in reversed([*_ACTIVATIONS.items()])}
+  lowercase, strips = normalization.lowercase, normalization.strip_accents
   return {
     CONFIG: {
       "architectures": [architecture],
@@ -254,10 +183,11 @@ def class_files(
       "vocab_size": bert.vocab_size,
       "pad_token_id": 0,
     },
-    TOKENIZER: {
+    TOKENIZER_CONFIG: {
       "tokenizer_class": "BertTokenizer",
-      "do_lower_case": not cased,
-      "strip_accents": None,
+      "do_lower_case": lowercase,
+      # By default, accents are removed where letters are lower-cased.
+      "strip_accents": None if strips == lowercase else strips,
       "tokenize_chinese_chars": True,
       "model_max_length": bert.max_positions,
       "pad_token": wordpieces.PAD,

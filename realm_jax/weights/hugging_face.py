@@ -24,6 +24,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
 from realm_jax.models.sequences import padded
 from realm_jax.settings import PositiveFloat, PositiveInt
+from realm_jax.text.vocabulary_files import read_vocabulary
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.hf_files import (
@@ -32,7 +33,6 @@ from realm_jax.weights.hf_files import (
   open_tensors,
   read_bert_config,
   read_open_qa_lengths,
-  read_vocabulary,
 )
 from realm_jax.weights.mapped_weights import (
   BLOCK_VECTORS,
@@ -98,7 +98,7 @@ def open_bert(directory: Path) -> Source:
   for folder in folders[1:]:
     of_module = open_tensors(directory / folder, optional=True)
     tensors |= {f"{folder}.{name}": t for name, t in of_module.items()}
-  vocabulary = read_vocabulary(directory / folders[0])
+  vocabulary = read_vocabulary(directory / folders[0], normalizer="bert")
   return Source(tensors, "torch", encoders, [vocabulary])
 
 
@@ -154,7 +154,8 @@ def open_realm(directory: Path) -> Source:
     tensors,
     "torch",
     encoders,
-    [read_vocabulary(directory)],
+    # They are Google's weights, trained on what TensorFlow Text made of texts.
+    [read_vocabulary(directory, normalizer="tensorflow_text")],
     tensors.get(BLOCK_VECTORS),
     records if records.is_file() else None,
   )
@@ -187,8 +188,7 @@ def read_token_classifier(directory: Path) -> LabelledModel:
       f"{file.path} has id2label={by_id}; want a label for each id from 0, "
       'such as {"0": "O", "1": "B-PER"}'
     )
-  _, pieces, cased = read_vocabulary(directory)
-  vocabulary = WordpieceVocabulary(pieces, cased=cased)
+  vocabulary = read_vocabulary(directory, normalizer="bert")
   tensors = open_tensors(directory)
   bert = read_bert_config(file)
   around = [Module("classifier", "classifier")]

@@ -1,7 +1,7 @@
 """Imports weights of other systems into a new MODEL_DIR.
 
 MODEL_DIR/checkpoints/0   the parameters, as the trainer writes them
-MODEL_DIR/vocab.txt       for build_corpus --vocab
+MODEL_DIR/vocab.{txt,json}  for build_corpus --vocab=MODEL_DIR/vocab.txt
 MODEL_DIR/config.json     the model, also for --gin_file
 MODEL_DIR/snapshots/0…  the vectors of the released blocks, if there are any
 CORPUS_DIR                the corpus of these blocks
@@ -50,10 +50,10 @@ from realm_jax.storage.atomic import (
 from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote
 from realm_jax.text.salient_spans import tag
-from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
+from realm_jax.text.vocabulary_files import write_vocabulary
+from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.config import TrainConfig
 from realm_jax.weights import WeightsError
-from realm_jax.weights.hf_files import VOCABULARY_FILE
 from realm_jax.weights.mapped_weights import (
   MappedWeights,
   map_weights,
@@ -95,7 +95,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
     released = _open_released(config, mapped)
     params, lines = nested(mapped.parameters), [*mapped.lines]
     retriever, reader, words = mapped.model
-    write_pieces(directory / VOCABULARY_FILE, words.pieces)
+    write_vocabulary(directory, words)
     models = {"retriever": retriever, "reader": reader}
     Kept.of(Reference(TrainConfig, kept=models)).write(directory)
     if released is not None and config.corpus_dir is not None:
@@ -294,7 +294,7 @@ def write_corpus(
     writing.finish(
       staging,
       name=_NAME,
-      pieces=vocabulary.pieces,
+      vocabulary=vocabulary,
       block_length=longest,
       summary=vars(summary),
       shards=shards,

@@ -22,12 +22,9 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import BertReader
 from realm_jax.models.retriever import BertRetriever
-from realm_jax.text.wordpieces import (
-  WordpieceVocabulary,
-  has_capitals,
-)
+from realm_jax.text.vocabulary_files import read_vocabulary
+from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, name_maps
-from realm_jax.weights.hf_files import Vocabulary, read_vocabulary
 from realm_jax.weights.name_maps import (
   PARTS,
   READER,
@@ -102,7 +99,7 @@ class Source(NamedTuple):
   tensors: Tensors
   system: System
   encoders: Sequence[Encoder]
-  vocabularies: Sequence[Vocabulary]
+  vocabularies: Sequence[WordpieceVocabulary]
   block_vectors: Rows | None = None
   block_records: Path | None = None
 
@@ -219,7 +216,7 @@ def map_weights(config: ImportConfig) -> MappedWeights:
   # What is left of them is not imported.
   for one in source.encoders:
     table += below([*one.table, *one.head], ours="unused/")
-  words = WordpieceVocabulary(_pieces(config, source.vocabularies))
+  words = _vocabulary(config, source.vocabularies)
   retriever = _retriever(config, chosen, words)
   *_, last = chosen.values()
   length = min(BertReader.joint_length, last.bert.max_positions)
@@ -336,32 +333,29 @@ def _require_equal(
     )
 
 
-def _pieces(
-  config: ImportConfig, found: Sequence[Vocabulary]
-) -> tuple[str, ...]:
+def _vocabulary(
+  config: ImportConfig, found: Sequence[WordpieceVocabulary]
+) -> WordpieceVocabulary:
   """Returns the vocabulary, which all inputs must share."""
   if config.vocab is not None:
-    found = [read_vocabulary(Path(config.vocab))]
+    # REALM and ORQA were trained on what TensorFlow Text makes of texts.
+    is_realm = config.format.endswith("realm")
+    return read_vocabulary(
+      config.vocab, normalizer="tensorflow_text" if is_realm else "bert"
+    )
   if not found:
     raise WeightsError(
       f"{config.input} has no vocabulary: pass --vocab; in Google's release it "
       "is assets/vocab.txt of every module, such as "
       "cc_news_pretrained/embedder/assets/vocab.txt"
     )
-  for one in found:
-    if one.cased != has_capitals(one.pieces):
-      raise WeightsError(
-        f"the tokenizer of {one.path} says that it is "
-        f"{'cased' if one.cased else 'uncased'}, and its pieces have "
-        f"{'no ' if one.cased else ''}capitals, by which a vocabulary here is "
-        "cased or not. Use a model of the usual kind"
-      )
-    if one.pieces != found[0].pieces:
-      raise WeightsError(
-        f"{found[0].path} and {one.path} are different vocabularies; queries "
-        "and blocks must share one"
-      )
-  return found[0].pieces
+  if len({one.sha256 for one in found}) > 1:
+    raise WeightsError(
+      f"{config.input} and --block_input={config.block_input} have "
+      f"{len(found)} vocabularies that differ in their pieces or their "
+      "normalization; queries and blocks must share one, which --vocab gives"
+    )
+  return found[0]
 
 
 def _retriever(

@@ -56,9 +56,10 @@ _LAYER = {
 }
 _LINES_IN_AN_ERROR = 20
 _OTHER_VOCABULARY = (
-  ": is it another model's vocabulary? Where the last rows are padding, name "
-  "them in a copy of vocab.txt by as many lines at its end ([unused_row_1] and "
-  "so on)"
+  ": is it another model's vocabulary? Row n is the piece on line n + 1 of "
+  "vocab.txt. Where a line was removed, put one such as [unused_row_1] in its "
+  "place; where the last rows are padding, add as many lines at the end of a "
+  "copy"
 )
 
 

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from realm_jax.models.retriever import POOLINGS, BertRetriever
 from realm_jax.settings import PositiveFloat, PositiveInt
 from realm_jax.storage.json_files import JsonValue
+from realm_jax.text.vocabulary_files import TOKENIZER_CONFIG
 from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.hf_files import (
   CONFIG,
-  TOKENIZER,
   Export,
   JsonFile,
   class_files,
@@ -223,10 +223,13 @@ def export_tower(model: BoundModel, tower: str | None) -> Export:
   # Where types are among these names, the body of a pair has the type 1.
   types = ["token_type_ids"] if retriever.token_types else []
   names: JsonValue = ["input_ids", *types, "attention_mask"]
-  files_of_bert = class_files(bert, "BertModel", cased=model.vocabulary.cased)
+  files_of_bert = class_files(bert, "BertModel", model.vocabulary.normalization)
   files: dict[str, JsonValue] = {
     **files_of_bert,
-    TOKENIZER: {**files_of_bert[TOKENIZER], "model_input_names": names},
+    TOKENIZER_CONFIG: {
+      **files_of_bert[TOKENIZER_CONFIG],
+      "model_input_names": names,
+    },
     _MODULES: [
       {"idx": i, "name": str(i), "path": folder, "type": _PACKAGE + kind}
       for i, (kind, folder) in enumerate(zip(kinds, folders, strict=True))

@@ -48,6 +48,25 @@ def test_spans_are_inside_one_sentence_and_counted(build):
   assert corpus.summary["unaligned_spans"] == 2
 
 
+def test_characters_that_nobody_sees_hide_no_span(build):
+  """Soft hyphens, empty spaces and marks of direction, in and beside words."""
+  rows = [
+    {"title": "Velt", "text": "It was by A\u00adda Stone\u200b."},
+    {"title": "Velt", "text": "It was by \u200eAda S\u00adtone\u200f ."},
+  ]
+  corpus = build(rows, tagger="rules", folder="hidden")
+  assert corpus.summary["unaligned_spans"] == 0
+  for block, name in zip(
+    map(corpus.block, range(2)),
+    ("A\u00adda Stone", "Ada S\u00adtone"),
+    strict=True,
+  ):
+    ((first, last),) = block.salient_spans.tolist()
+    ranges = block.byte_ranges
+    shown = block.body.encode()[ranges[first, 0] : ranges[last - 1, 1]]
+    assert shown.decode() == name
+
+
 def test_what_makes_no_corpus_is_refused(build):
   velt = {"title": "Velt", "text": "Ada."}
   for rows, settings, error, message in (
@@ -56,7 +75,6 @@ def test_what_makes_no_corpus_is_refused(build):
     ([velt], {"vocab": "train:big"}, CorpusError, "'big' is not a number"),
     ([velt], {"block_length": 7}, CorpusError, "block_length=7 is too short"),
     ([velt], {"language": "german"}, LanguageError, "near it: de"),
-    ([velt], {"cased": True}, CorpusError, "pieces have capitals"),
   ):
     with pytest.raises(error, match=message):
       build(rows, **settings)

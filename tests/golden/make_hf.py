@@ -14,12 +14,18 @@ tagger, sentences and the entities that transformers' pipeline finds in them.
 
 and `benchmarks/peers/realm.py` says what `hf_realm` has. `expected.json` of
 `multilingual` has the tokens of each sentence, between spaces. The `vocab.txt`
-there is one that `realm_jax.text.vocabulary_training` has trained.
+there is one that `realm_jax.text.vocabulary_training` has trained. `unicode`
+has texts of characters from all of Unicode, and what three of BERT's tokenizers
+make of each: a list of words.
 """
 
+import itertools
 import json
+import random
 import string
+import sys
 import tempfile
+import unicodedata
 from pathlib import Path
 
 import torch
@@ -51,6 +57,10 @@ _MODEL = {
 }
 _QUERY_LENGTH, _BLOCK_LENGTH = 12, 30
 _COUNT = 4
+# Lower case, and whether accents are removed: None does with lower case.
+_NORMALIZATIONS = ((True, None), (True, False), (False, None))
+# Characters of Unicode 3.2 whose category has changed since Unicode 8.
+_CHANGED = "\u166d\u1734"
 # Positions in the joint input of each query and the body of its block.
 _POSITIONS = [1, 3]
 # Accents, Chinese characters, abbreviations, marks inside words, words that
@@ -195,6 +205,47 @@ def _write_multilingual_tokens(output_dir: Path) -> None:
   (output_dir / "expected.json").write_text(text, encoding="utf-8")
 
 
+def _write_unicode(output_dir: Path) -> None:
+  rng = random.Random(0)
+  # Characters of an old Unicode, for the tokenizers know Unicode 8, and no
+  # surrogates.
+  groups: dict[str, list[str]] = {}
+  for character in map(chr, range(sys.maxunicode + 1)):
+    name = unicodedata.ucd_3_2_0.category(character)
+    if name not in ("Cn", "Cs") and character not in _CHANGED:
+      groups.setdefault(name, []).append(character)
+  # Every kind of character is as frequent, and letters that have accents,
+  # capitals or compatibility forms are.
+  unstable = [
+    c
+    for c in itertools.chain(*groups.values())
+    if c != unicodedata.normalize("NFKC", c).casefold()
+  ]
+  kinds = [*groups.values(), [*string.ascii_letters], unstable, unstable]
+  texts = [
+    "".join(rng.choice(rng.choice(kinds)) for _ in range(24)) for _ in range(80)
+  ]
+  tokenizers = [
+    BertTokenizerFast(
+      vocab_file=str(output_dir.parent / "multilingual" / "vocab.txt"),
+      do_lower_case=lowercase,
+      strip_accents=strip_accents,
+    ).backend_tokenizer
+    for lowercase, strip_accents in _NORMALIZATIONS
+  ]
+  lines = []
+  for text in texts:
+    words = []
+    for one in tokenizers:
+      normalized = one.normalizer.normalize_str(text)
+      found = one.pre_tokenizer.pre_tokenize_str(normalized)
+      words.append([word for word, _ in found])
+    lines.append(json.dumps([text, *words]))
+  joined = ",\n".join(lines)
+  path = output_dir / "expected.json"
+  path.write_text(f"[\n{joined}\n]\n", encoding="utf-8")
+
+
 def main() -> None:
   """Writes all files anew, each JSON file of a model on one line."""
   with tempfile.TemporaryDirectory() as folder:
@@ -210,6 +261,7 @@ def main() -> None:
     text = json.dumps(content, ensure_ascii=False)
     path.write_text(f"{text}\n", encoding="utf-8")
   _write_multilingual_tokens(_OUTPUT_DIR / "multilingual")
+  _write_unicode(_OUTPUT_DIR / "unicode")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Wordpieces: ids, offsets into the original bytes, training, refusals."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -7,12 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from realm_jax.text.normalization import Normalization
+from realm_jax.text.vocabulary_files import read_vocabulary
 from realm_jax.text.vocabulary_training import train_vocabulary
 from realm_jax.text.wordpieces import (
   SPECIAL_PIECES,
   VocabularyError,
   WordpieceVocabulary,
-  read_pieces,
 )
 
 # [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, then from 5.
@@ -108,7 +110,7 @@ def test_a_cased_vocabulary(cased, text, expected):
 
 def test_tokens_of_many_languages_are_those_of_transformers():
   folder = Path(__file__).parents[1] / "golden" / "multilingual"
-  words = WordpieceVocabulary(read_pieces(folder / "vocab.txt"))
+  words = read_vocabulary(folder / "vocab.txt")
   expected = json.loads((folder / "expected.json").read_text("utf-8"))
   texts = [text for text, _ in expected]
   tokens = words.tokenize_with_offsets(texts)
@@ -118,6 +120,49 @@ def test_tokens_of_many_languages_are_those_of_transformers():
   assert words.encode_tf(tf.constant(texts)).to_list() == [
     row.tolist() for row in rows
   ]
+
+
+_NORMALIZATIONS = (
+  Normalization("bert"),
+  Normalization("bert", lowercase=True, strip_accents=False),
+  Normalization("bert", lowercase=False, strip_accents=False),
+)
+
+
+def test_words_in_all_of_unicode_are_those_of_berts_tokenizers():
+  path = Path(__file__).parents[1] / "golden" / "unicode" / "expected.json"
+  texts, *expected = zip(*json.loads(path.read_text("utf-8")), strict=True)
+  for normalization, words in zip(_NORMALIZATIONS, expected, strict=True):
+    # Every word is a piece.
+    pieces = dict.fromkeys([*SPECIAL_PIECES, *itertools.chain(*words)])
+    vocabulary = WordpieceVocabulary(pieces, normalization)
+    found = vocabulary.encode_tf(tf.constant(texts)).to_list()
+    for text, own, ids in zip(texts, words, found, strict=True):
+      assert [vocabulary.pieces[i] for i in ids] == own, ascii(text)
+      assert vocabulary.encode(text) == ids
+
+
+# A soft hyphen, an empty space, marks of direction, a byte order mark.
+_INVISIBLE = "\u00ad\u200b\u200e\u202e\ufeff"
+
+
+@pytest.mark.parametrize("normalization", [Normalization(), *_NORMALIZATIONS])
+@pytest.mark.parametrize("word", ["Zo\u00eb", "Zoe\u0308", "a\u00df", "\u00bd"])
+def test_ranges_begin_and_end_at_visible_characters(normalization, word):
+  characters = "Zzoe\u00eb\u0308as\u00df12\u2044\u00bd"
+  pieces = [piece for c in characters for piece in (c, f"##{c}")]
+  words = WordpieceVocabulary([*SPECIAL_PIECES, *pieces], normalization)
+  for hidden, place in itertools.product(_INVISIBLE, range(len(word) + 1)):
+    written = word[:place] + hidden + word[place:]
+    text = f"a {written} a"
+    assert words.encode(text) == words.encode(f"a {word} a")
+    tokens, encoded = words.tokenize_with_offsets([text]), text.encode()
+    ranges = tokens.byte_ranges[1:-1]
+    for start, limit in ranges:
+      shown = encoded[start:limit].decode()
+      assert shown.strip(_INVISIBLE) == shown != "", ascii(text)
+    whole = encoded[ranges[0, 0] : ranges[-1, 1]].decode()
+    assert whole == written.strip(_INVISIBLE)
 
 
 def test_a_trained_vocabulary_keeps_characters_and_uses_its_slots():
@@ -158,7 +203,7 @@ def test_a_vocabulary_that_cannot_serve_is_refused(tmp_path):
     train_vocabulary(["ab ab cd aδ"] * 3, 8)
   path = tmp_path / "vocab.txt"
   with pytest.raises(VocabularyError, match=r"no vocabulary at .*vocab"):
-    read_pieces(path)
+    read_vocabulary(path)
   for content, message in (
     (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", r"has no \[MASK\]"),
     (b"the\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[PAD]\n", "'the' on its first line"),
@@ -167,7 +212,7 @@ def test_a_vocabulary_that_cannot_serve_is_refused(tmp_path):
   ):
     path.write_bytes(content)
     with pytest.raises(VocabularyError, match=message):
-      read_pieces(path)
+      read_vocabulary(path)
   # Some editors write a byte order mark.
   path.write_bytes(b"\xef\xbb\xbf[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
-  assert read_pieces(path)[0] == "[PAD]"
+  assert read_vocabulary(path).pieces[0] == "[PAD]"

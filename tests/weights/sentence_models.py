@@ -99,8 +99,8 @@ def export(name: str, directory) -> None:
   model = models.bound(RETRIEVERS[name])
   export = plan_export(model, to="sentence_transformers", tower=tower_of(name))
   directory.mkdir(parents=True, exist_ok=True)
-  pieces = model.vocabulary.pieces
-  write_export(export, epath.Path(directory), parameters(name), pieces)
+  words = model.vocabulary
+  write_export(export, epath.Path(directory), parameters(name), words)
 
 
 def main() -> None:
