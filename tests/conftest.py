@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib.metadata
 import os
+import signal
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,8 @@ PROJECT_DIR = Path(__file__).resolve().parent.parent
 # Public data beside the clone; tests that use it skip where it is absent.
 SHARED_DATA_DIR = PROJECT_DIR.parent / "shared" / "data"
 
-
+# The longest test takes one or two minutes.
+_TEST_SECONDS = 900.0
 _MANY_DEVICES = "--xla_force_host_platform_device_count=8"
 # LLVM's optimisations take most of a compilation, and change no result that
 # a tiny model could show. To split a program for threads of the compiler takes
@@ -93,6 +95,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   for item in items:
     if "shared_data" in getattr(item, "fixturenames", ()):
       item.add_marker(absent)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+  """Fails a test that waits for ever, where it waits; so for what it closes."""
+
+  def fail(*_: object) -> None:
+    raise TimeoutError(f"the test has not ended in {_TEST_SECONDS} s")
+
+  signal.signal(signal.SIGALRM, fail)
+  signal.setitimer(signal.ITIMER_REAL, _TEST_SECONDS, 60)
+  try:
+    return (yield)
+  finally:
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def pytest_collection_finish() -> None:

@@ -70,10 +70,9 @@ def test_patterns_see_unicode_as_python_does():
     assert [*Pattern(pattern).spans(text)] == spans, pattern
 
 
-@pytest.mark.parametrize("name", make_scores.FILES)
-def test_our_scoring_agrees_on_every_row(name, shared_data):
-  """What the released one says: `tests/golden/make_scores.py`."""
-  rows = make_scores.read(shared_data, name)
+def _agrees_with_the_released_scoring(data_dir, name):
+  """What that says: `tests/golden/make_scores.py`."""
+  rows = make_scores.read(data_dir, name)
   correct = [
     [
       match.is_correct(
@@ -84,5 +83,15 @@ def test_our_scoring_agrees_on_every_row(name, shared_data):
     for row, texts in zip(rows, make_scores.predictions(rows), strict=True)
   ]
   with np.load(make_scores.ORQA) as released:
-    expected = np.unpackbits(released[f"{name} correct"], axis=1)
+    expected = np.unpackbits(released[f"{data_dir.name}/{name}"], axis=1)
   np.testing.assert_array_equal(correct, expected[:, : len(correct[0])])
+
+
+@pytest.mark.parametrize("name", make_scores.EXTRACTS)
+def test_our_scoring_agrees_on_extracts(name):
+  _agrees_with_the_released_scoring(make_scores.EXTRACTS_DIR, name)
+
+
+@pytest.mark.parametrize("name", make_scores.FILES)
+def test_our_scoring_agrees_on_every_row(name, shared_data):
+  _agrees_with_the_released_scoring(shared_data, name)

@@ -3,12 +3,12 @@
 import os
 import signal
 import threading
-import time
 import types
 
 import pytest
 
 from experiments.pipeline import Command, StoppedError, call, running_beside
+from tests.processes.jobs import wait_until
 
 # Notes that it was told to stop, as an index builder may.
 _BUILDER = """
@@ -30,15 +30,10 @@ def builder(tmp_path):
   return script, started, stopped
 
 
-def _wait_for(path):
-  while not path.exists():
-    time.sleep(0.01)
-
-
 def test_a_builder_ends_with_its_step(tmp_path, builder):
   script, started, stopped = builder
   with running_beside(["-c", script], tmp_path / "run" / "log"):
-    _wait_for(started)
+    wait_until(started.exists, what="a builder that runs")
   assert stopped.read_text() == "stopped"
 
 
@@ -64,7 +59,7 @@ def test_sigterm_ends_the_builder_and_the_pipeline(tmp_path, builder):
     pytest.raises(StoppedError, match="the same command continues") as stop,
     running_beside(["-c", script], tmp_path / "log"),
   ):
-    _wait_for(started)
+    wait_until(started.exists, what="a builder that runs")
     os.kill(os.getpid(), signal.SIGTERM)
   assert stop.value.exit_code == 143
   assert stopped.exists()

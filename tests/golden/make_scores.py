@@ -5,10 +5,10 @@
 
 The first is a checkout of Google's repository `language`, of which
 `language/orqa/utils/eval_utils.py` is run on the questions of
-`../shared/data`, and the second one of Facebook's `MLQA`, of which
-`mlqa_evaluation_v1.py` is run on answers of XQuAD. Results have a digest of
-each row's normalized answers and, for each prediction, whether it is correct;
-MLQA's its F1, too. None of the texts are in them.
+`../shared/data` and on the extracts of `tests/golden/questions`, and the second
+one of Facebook's `MLQA`, of which `mlqa_evaluation_v1.py` is run on answers of
+XQuAD. Results say for each prediction whether it is correct; MLQA's have its F1
+and a digest of each normalized answer, too.
 """
 
 import argparse
@@ -24,29 +24,27 @@ from typing import NamedTuple
 
 import numpy as np
 
+EXTRACTS_DIR = Path(__file__).resolve().with_name("questions")
 _DATA_DIR = Path(__file__).resolve().parents[3] / "shared" / "data"
 ORQA, MLQA = (
-  Path(__file__).resolve().with_name(f"{name}_scores.npz")
-  for name in ("orqa", "mlqa")
+  EXTRACTS_DIR.with_name(f"{n}_scores.npz") for n in ("orqa", "mlqa")
 )
 
 # Their answers are strings, and the TSV's are regular expressions.
-FILES = (
+EXTRACTS = (
   "nq_open/NQ-open.dev.jsonl",
+  "webquestions/test.json",
+  "curatedtrec/curated-test.tsv",
+)
+FILES = (
+  *EXTRACTS,
   "webquestions/trainmodel.json",
   "webquestions/val.json",
   "webquestions/devtest.json",
-  "webquestions/test.json",
   "curatedtrec/curated-train.tsv",
-  "curatedtrec/curated-test.tsv",
   "curatedtrec/large2470-train.tsv",
   "curatedtrec/large2470-test.tsv",
 )
-
-
-def digest(normalized: list[str]) -> int:
-  """A digest of normalized texts, of 32 bits."""
-  return zlib.crc32("\n".join(normalized).encode())
 
 
 class Row(NamedTuple):
@@ -119,9 +117,6 @@ def predictions(rows: list[Row]) -> Iterator[tuple[str, ...]]:
 
 # --- MLQA ---------------------------------------------------------------------
 
-# Every fourth of XQuAD's answers, which has no Vietnamese here.
-XQUAD = ("ar", "de", "es", "hi", "zh")
-_STEP = 4
 # Texts for what a language's rules are about, each a prediction for the others.
 HAND_WRITTEN = {
   "ar": (
@@ -151,20 +146,20 @@ HAND_WRITTEN = {
 }
 
 
-def answers_in(language: str, data_dir: Path) -> list[str]:
+def answers_in(language: str) -> list[str]:
   """The answers of a language: some of XQuAD's, then those written here."""
-  answers: list[str] = []
-  if language in XQUAD:
-    path = data_dir / "xquad" / f"xquad.{language}.json"
-    for article in json.loads(path.read_text("utf-8"))["data"]:
-      for paragraph in article["paragraphs"]:
-        answers += [row["answers"][0]["text"] for row in paragraph["qas"]]
-  return [*answers[::_STEP], *HAND_WRITTEN[language]]
+  xquad = json.loads((EXTRACTS_DIR / "xquad.json").read_text("utf-8"))
+  return [*xquad.get(language, []), *HAND_WRITTEN[language]]
 
 
-def pairs_in(language: str, data_dir: Path) -> list[tuple[str, str]]:
+def digest(text: str) -> int:
+  """A digest of a normalized answer, of 32 bits."""
+  return zlib.crc32(text.encode())
+
+
+def pairs_in(language: str) -> list[tuple[str, str]]:
   """Predictions, each with its reference."""
-  answers = answers_in(language, data_dir)
+  answers = answers_in(language)
   rows = [Row([answer], False) for answer in answers]
   changed = zip(answers, predictions(rows), strict=True)
   hand_written = HAND_WRITTEN[language]
@@ -179,26 +174,22 @@ def pairs_in(language: str, data_dir: Path) -> list[tuple[str, str]]:
 
 def _orqa_scores(scoring: SimpleNamespace) -> dict[str, np.ndarray]:
   arrays = {}
-  for name in FILES:
-    rows = read(_DATA_DIR, name)
-    normalized = (map(scoring.normalize_answer, row.answers) for row in rows)
-    digests = [digest([*answers]) for answers in normalized]
-    arrays[f"{name} digests"] = np.array(digests, np.uint32)
-    correct = [
-      [scoring.is_correct(row.answers, text, row.is_regex) for text in texts]
-      for row, texts in zip(rows, predictions(rows), strict=True)
-    ]
-    arrays[f"{name} correct"] = np.packbits(np.array(correct), axis=1)
+  for folder, names in ((EXTRACTS_DIR, EXTRACTS), (_DATA_DIR, FILES)):
+    for name in names:
+      rows = read(folder, name)
+      correct = [
+        [scoring.is_correct(row.answers, text, row.is_regex) for text in texts]
+        for row, texts in zip(rows, predictions(rows), strict=True)
+      ]
+      arrays[f"{folder.name}/{name}"] = np.packbits(correct, axis=1)
   return arrays
 
 
 def _mlqa_scores(scoring: SimpleNamespace) -> dict[str, np.ndarray]:
   arrays = {}
   for language in HAND_WRITTEN:
-    answers = answers_in(language, _DATA_DIR)
-    pairs = pairs_in(language, _DATA_DIR)
-    normalized = [scoring.normalize_answer(a, language) for a in answers]
-    digests = [digest([text]) for text in normalized]
+    answers, pairs = answers_in(language), pairs_in(language)
+    digests = [digest(scoring.normalize_answer(a, language)) for a in answers]
     arrays[f"{language} digests"] = np.array(digests, np.uint32)
     correct = [scoring.exact_match_score(*pair, language) for pair in pairs]
     arrays[f"{language} correct"] = np.packbits(correct)
