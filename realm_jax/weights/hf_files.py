@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.numpy
 
 from realm_jax.models.bert import Activation, BertConfig
 from realm_jax.models.reader import BertReader
@@ -15,12 +14,10 @@ from realm_jax.storage.json_files import JsonValue
 from realm_jax.text import wordpieces
 from realm_jax.weights import WeightsError
 from realm_jax.weights.name_maps import Table
-from realm_jax.weights.unpickling import read_torch_file
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-VOCABULARY_FILE = "vocab.txt"
+CONFIG, VOCABULARY_FILE = "config.json", "vocab.txt"
 TOKENIZER = "tokenizer_config.json"
-_TORCH_WEIGHTS, _FAST_TOKENIZER = "pytorch_model.bin", "tokenizer.json"
+_FAST_TOKENIZER = "tokenizer.json"
 # Released open QA reads blocks of 288 tokens after 32 of the question.
 _OPEN_QA_JOINT_LENGTH = 288 + 32
 # Added to the scores of padding by transformers.
@@ -61,7 +58,7 @@ class JsonFile:
       return
     try:
       self.entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
       raise WeightsError(
         f"{path} cannot be read ({error}); copy it again, from the directory "
         "that the model was saved in"
@@ -82,32 +79,6 @@ class JsonFile:
         "these weights?"
       )
     return value
-
-
-def open_tensors(
-  directory: Path, *, optional: bool = False
-) -> dict[str, np.ndarray]:
-  """Reads the weights of a directory by name, in their own dtypes.
-
-  There may be none if they are `optional`. Weights in shards are not read.
-  """
-  if (path := directory / WEIGHTS).exists():
-    try:
-      return safetensors.numpy.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-      raise WeightsError(
-        f"{path} is not read ({error}); copy it again"
-      ) from error
-  if (directory / _TORCH_WEIGHTS).exists():
-    return read_torch_file(directory / _TORCH_WEIGHTS)
-  if optional:
-    return {}
-  names = ", ".join(sorted(p.name for p in directory.iterdir())) or "no files"
-  raise WeightsError(
-    f"{directory} holds no {WEIGHTS}; it has {names}. Weights in shards must "
-    "be loaded with transformers and saved again as one file, with "
-    'max_shard_size="20GB"'
-  )
 
 
 def read_bert_config(
