@@ -38,6 +38,8 @@ _KEYS = {
   "dropout_rate": "hidden_dropout_prob",
   "init_stddev": "initializer_range",
 }
+# More than any BERT has: what a file says is laid out before it is refused.
+_MAX_LAYERS = 1000
 # RoBERTa has one type.
 _FIXED = {"position_embedding_type": "absolute", "type_vocab_size": 2}
 
@@ -91,6 +93,12 @@ def read_bert_config(
   activation = file.get("hidden_act", tuple(_ACTIVATIONS), default_activation)
   for key, value in _FIXED.items():
     file.get(key, (value,), value)
+  num_layers = file.get("num_hidden_layers", PositiveInt, 12)
+  if num_layers > _MAX_LAYERS:
+    raise WeightsError(
+      f"{file.path} has num_hidden_layers={num_layers}; want at most "
+      f"{_MAX_LAYERS}: is it the file of these weights?"
+    )
   types = parameter_types(BertConfig)
   fields = {
     field: file.get(key, types[field])
