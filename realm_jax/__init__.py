@@ -10,7 +10,9 @@ endpoint but Google's. Set EPATH_USE_TF=true to have it nevertheless.
 
 import importlib
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 os.environ.setdefault("EPATH_USE_TF", "false")
@@ -19,6 +21,22 @@ os.environ.setdefault("EPATH_USE_TF", "false")
 # where another library has used a path.
 if _gpath := sys.modules.get("etils.epath.gpath"):
   _gpath._is_tf_installed.cache_clear()
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+  """Ends a command that Ctrl-C interrupts while it is imported."""
+  del frame
+  print("interrupted", file=sys.stderr, flush=True)
+  os._exit(128 + number)
+
+
+# As `python -m` looks for a command. Its `command_line.run`, or its supervisor,
+# takes the signal later. One in the background of a shell may ignore it.
+if (
+  sys.argv[:1] == ["-m"]
+  and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
+  signal.signal(signal.SIGINT, _interrupted)
 
 # The names of `realm_jax/api.py` that a program needs.
 _API = (

@@ -13,7 +13,8 @@ not fit are errors, unless --ignore names them.
 build_index and evaluate take the MODEL_DIR as it is, and train as
 INITIAL_CHECKPOINT or INITIAL_READER. --from lists the formats. --input may be a
 model's name on Hugging Face's hub, such as intfloat/e5-base-v2, with the
-extra `hub`.
+extra `hub`; --revision names a commit, tag or branch of it. `imported.json`
+keeps the flags, and the commit.
 
 Where a directory has the modules.json of sentence-transformers, vectors are
 made as it says; otherwise flags choose:
@@ -77,8 +78,9 @@ def main(argv: Sequence[str]) -> None:
   del argv
   given = command_line.given_flags(*_FIELDS)
   config = command_line.configured(ImportConfig, format=_FROM.value, **given)()
-  for path in filter(None, (config.input, config.block_input)):
-    locate(path)
+  locate(config.input, config.revision)
+  if config.block_input is not None:
+    locate(config.block_input, config.block_revision)
   # After the input was found: it imports what reads weights.
   from realm_jax.weights import importing
 

@@ -120,6 +120,36 @@ def test_nobody_reads_what_is_printed(command_environment, unbuffered):
   assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_the_output_is_said(command_environment, unbuffered):
+  environment = {**command_environment, "PYTHONUNBUFFERED": unbuffered}
+  with open("/dev/full", "wb") as full:
+    done = _run(environment, _PRINT_WORDS, "words", stdout=full)
+  assert done.returncode == ExitCode.USER_ERROR
+  assert b"output cannot be written (No space left" in done.stderr
+  assert done.stderr.count(b"\n") == 1
+  # Where nothing can be said, the code says it.
+  fails = _COMMAND.format("lambda a: open('/not/there')")
+  done = _run(command_environment, fails, streams="2>/dev/full")
+  assert done.returncode == ExitCode.USER_ERROR
+
+
+def test_ctrl_c_during_the_imports_is_a_word_and_a_code(
+  command_environment, tmp_path
+):
+  # What is imported first, which Ctrl-C finds at its work.
+  module = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+  (tmp_path / "absl.py").write_text(module)
+  path = os.pathsep.join([str(tmp_path), command_environment["PYTHONPATH"]])
+  done = subprocess.run(
+    [sys.executable, "-m", "realm_jax.show_task"],
+    env={**command_environment, "PYTHONPATH": path},
+    capture_output=True,
+  )
+  assert done.returncode == 128 + signal.SIGINT
+  assert done.stderr == b"interrupted\n"
+
+
 def test_a_stream_takes_what_its_encoding_lacks(command_environment):
   environment = {**command_environment, "PYTHONIOENCODING": "ascii"}
   done = _run(environment, _PRINT_WORDS, "Zoë 北")

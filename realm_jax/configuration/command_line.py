@@ -13,6 +13,7 @@ Elsewhere flags say where the processes meet:
 """
 
 import atexit
+import contextlib
 import inspect
 import os
 import re
@@ -39,6 +40,7 @@ from realm_jax.console import hide_library_messages, prepare_streams
 from realm_jax.errors import RealmError
 from realm_jax.storage import access
 from realm_jax.storage.json_files import require_unicode
+from realm_jax.storage.local_disk import NO_SPACE
 
 _GIN_FILES = flags.DEFINE_multi_string(
   "gin_file", [], "A gin file; repeatable, later files override earlier ones."
@@ -227,6 +229,8 @@ def run(
       processes.initialize(**given_flags(*_OF_PROCESSES))
     return texts
 
+  if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
   prepare_streams()
   code: Any = 0
   try:
@@ -277,11 +281,16 @@ def exit_code(error: BaseException) -> int:
   traceback. Ctrl-C, and the end of whoever reads what is printed, are neither.
   """
   if isinstance(error, KeyboardInterrupt):
-    print("interrupted", file=sys.stderr)
+    _say("interrupted")
     return 128 + signal.SIGINT
   if isinstance(error, BrokenPipeError) and _nobody_reads():
     return 128 + signal.SIGPIPE
-  explained = access.explained(error) or _without_device(error) or error
+  explained = (
+    access.explained(error)
+    or _without_device(error)
+    or _without_output(error)
+    or error
+  )
   is_of_user = isinstance(explained, RealmError)
   if isinstance(explained, OSError):
     # fsspec's clients give the path as the only argument.
@@ -294,8 +303,14 @@ def exit_code(error: BaseException) -> int:
   path = Path(sys.argv[0])
   # A command is a module or a package.
   command = path.parent if path.stem == "__main__" else path
-  print(f"{command.stem}: {explained}", file=sys.stderr)
+  _say(f"{command.stem}: {explained}")
   return access.exit_code_of(error)
+
+
+def _say(text: str) -> None:
+  """Prints a line about an error, if there is a stream that takes it."""
+  with contextlib.suppress(OSError):
+    print(text, file=sys.stderr, flush=True)
 
 
 def _without_device(error: BaseException) -> RealmError | None:
@@ -312,6 +327,26 @@ def _without_device(error: BaseException) -> RealmError | None:
     f"jax finds no device to compute on with JAX_PLATFORMS={platforms}"
     f"{said and f' ({said})'}; set JAX_PLATFORMS=cpu, or install the driver "
     "and the jax for the device that you want to use"
+  )
+
+
+def _without_output(error: BaseException) -> RealmError | None:
+  """Returns what to do where the standard output takes nothing more.
+
+  What is still to be printed is dropped then.
+  """
+  if not (isinstance(error, OSError) and error.errno in NO_SPACE):
+    return None
+  try:
+    # Of the errors of a disk, those of a stream alone name no file.
+    if error.filename is None:
+      os.write(sys.stdout.fileno(), b"\n")
+    return None
+  except OSError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  return RealmError(
+    f"the standard output cannot be written ({error.strerror}); free some "
+    "space where it goes, or send it elsewhere"
   )
 
 

@@ -31,6 +31,7 @@ Programs ask many texts at once; docs/evaluation.md has examples:
 The first two return {"results": […]}. An entry names `checkpoint` and
 `snapshot`, or has an `error`: that text is too long, or cannot be spelt.
 Requests that wait together are computed together, as many as memory allows.
+Where a client has gone before its turn comes, nothing is computed for it.
 
 An error is {"error": TEXT} with status 400 (the request, or a text that does
 not fit), 401 (no token), 403 (another host's page, or no updates), 408 (too
@@ -67,7 +68,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from realm_jax.errors import RealmError
 from realm_jax.serving.service import RequestError, Service
-from realm_jax.serving.turns import FullError, OfTexts, Turns
+from realm_jax.serving.turns import FullError, GoneError, OfTexts, Turns
 
 _HEADERS = {
   # The page takes nothing from anywhere else, and runs no script of its text.
@@ -150,6 +151,7 @@ class PageApp:
         RealmError: _refused,
         HTTPException: _refused,
         FullError: _full,
+        GoneError: _gone,
         Exception: _failed,
       },
       lifespan=self._serving,
@@ -204,7 +206,7 @@ class PageApp:
 
   async def _warm_up(self) -> None:
     try:
-      await self._turns.alone(self._service.warm_up)
+      await self._turns.alone(self._service.warm_up, _never)
     except Exception:
       logging.exception("the first answer could not be computed")
 
@@ -233,7 +235,9 @@ class PageApp:
         f"{len(edits)} blocks are edited, and at most {MAX_EDITS} may be at "
         "once; restore some"
       )
-    told = await self._turns.alone(lambda: self._service.explain(text, texts))
+    told = await self._turns.alone(
+      lambda: self._service.explain(text, texts), request.is_disconnected
+    )
     return Response(told, media_type=_JSON)
 
   async def _retrieve(self, request: Request) -> Response:
@@ -244,17 +248,18 @@ class PageApp:
     retrieve = functools.partial(self._service.retrieve, k=k)
     texts, key = fields["queries"], ("retrieve", k)
     return await self._results(
-      retrieve, texts, key, name="query", blocks_per_text=k
+      request, retrieve, texts, key, name="query", blocks_per_text=k
     )
 
   async def _answer(self, request: Request) -> Response:
     texts = (await _fields(request, "questions"))["questions"]
     return await self._results(
-      self._service.answer, texts, "ask", name="question"
+      request, self._service.answer, texts, "ask", name="question"
     )
 
   async def _results(
     self,
+    request: Request,
     function: OfTexts,
     texts: Any,
     key: Hashable,
@@ -277,9 +282,12 @@ class PageApp:
         told = {name: text, "error": str(error)}
         refused[number] = json.dumps(told).encode()
     cost = len(good) * blocks_per_text
-    found = iter(
-      await self._turns.compute(function, good, key, cost) if good else ()
-    )
+    computed: list[bytes] = []
+    if good:
+      computed = await self._turns.compute(
+        function, good, key, cost, is_gone=request.is_disconnected
+      )
+    found = iter(computed)
     content = b'{"results": [%s]}' % b", ".join(
       refused.get(number) or next(found) for number in range(len(texts))
     )
@@ -291,7 +299,8 @@ class PageApp:
         403, "this service changes no blocks; start it with --allow_updates"
       )
     texts = _texts_of_blocks((await _fields(request, "blocks"))["blocks"])
-    told = await self._turns.alone(lambda: self._service.update(texts))
+    # It is done for all clients, also where the one that asked has gone.
+    told = await self._turns.alone(lambda: self._service.update(texts), _never)
     return Response(told, media_type=_JSON)
 
 
@@ -372,6 +381,16 @@ async def _full(request: Request, error: Exception) -> Response:
   return JSONResponse(
     {"error": text}, 503, {"retry-after": str(_RETRY_SECONDS)}
   )
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+  # Nobody reads it; logs know the code of nginx.
+  del request, error
+  return Response(status_code=499)
+
+
+async def _never() -> bool:
+  return False
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -15,10 +15,16 @@ _BLOCKS_PER_TURN = 1 << 15
 
 # From all texts to a result for each.
 OfTexts = Callable[[Sequence[str]], Iterable[Any]]
+# Whether the client of a request has gone.
+IsGone = Callable[[], Awaitable[bool]]
 
 
 class FullError(Exception):
   """Too many requests wait."""
+
+
+class GoneError(Exception):
+  """The client has gone before its turn came."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -33,6 +39,7 @@ class _Waiting:
   function: OfTexts
   texts: Sequence[str]
   cost: int
+  is_gone: IsGone
   result: asyncio.Future[list[bytes]]
 
 
@@ -61,13 +68,21 @@ class Turns:
     if self._worker is not None:
       self._worker.cancel()
 
-  async def alone(self, function: Callable[[], Any]) -> bytes:
+  async def alone(self, function: Callable[[], Any], is_gone: IsGone) -> bytes:
     """Returns the result of a function as JSON, once its turn has come."""
-    (result,) = await self.compute(lambda _: [function()], [""], object())
+    (result,) = await self.compute(
+      lambda _: [function()], [""], object(), is_gone=is_gone
+    )
     return result
 
   async def compute(
-    self, function: OfTexts, texts: Sequence[str], key: Hashable, cost: int = 1
+    self,
+    function: OfTexts,
+    texts: Sequence[str],
+    key: Hashable,
+    cost: int = 1,
+    *,
+    is_gone: IsGone,
   ) -> list[bytes]:
     """Returns a function's results for texts as JSON, once their turn comes.
 
@@ -75,11 +90,12 @@ class Turns:
 
     Raises:
       FullError: Too many requests wait.
+      GoneError: The client has gone meanwhile.
     """
     if len(self) >= self._max_waiting:
       raise FullError
     result = asyncio.get_running_loop().create_future()
-    self._waiting.append(_Waiting(key, function, texts, cost, result))
+    self._waiting.append(_Waiting(key, function, texts, cost, is_gone, result))
     if self._worker is None or self._worker.done():
       self._worker = asyncio.create_task(self._work())
     return await result
@@ -87,7 +103,13 @@ class Turns:
   async def _work(self) -> None:
     """Computes what waits, in turns, until nothing does."""
     while self._waiting:
-      turn = self._next()
+      for request in [*self._waiting]:
+        if await request.is_gone():
+          self._waiting.remove(request)
+          if not request.result.done():
+            request.result.set_exception(GoneError())
+      if not (turn := self._next()):
+        continue
       texts = [text for request in turn for text in request.texts]
       call = functools.partial(self._rendered, turn[0].function, texts)
       try:
@@ -107,11 +129,12 @@ class Turns:
 
   def _next(self) -> list[_Waiting]:
     """Takes the requests of the next turn from those that wait."""
-    first, cost = self._waiting[0], 0
-    turn: list[_Waiting] = []
+    cost, turn = 0, list[_Waiting]()
     for request in self._waiting:
-      fits = not turn or cost + request.cost <= _BLOCKS_PER_TURN
-      if request.key == first.key and fits:
+      fits = not turn or (
+        request.key == turn[0].key and cost + request.cost <= _BLOCKS_PER_TURN
+      )
+      if fits:
         turn.append(request)
         cost += request.cost
     self._waiting = [one for one in self._waiting if one not in turn]

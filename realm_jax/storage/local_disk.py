@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 
 from realm_jax.errors import RealmError
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskFullError(RealmError):
@@ -38,7 +38,7 @@ def explain_full_disk(
   try:
     yield
   except OSError as error:
-    if error.errno not in _NO_SPACE:
+    if error.errno not in NO_SPACE:
       raise
     raise DiskFullError(
       f"the disk of {error.filename or target} is full ({error.strerror}), so "

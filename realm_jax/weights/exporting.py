@@ -36,7 +36,6 @@ from realm_jax.text.vocabulary_files import (
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.hf_files import (
-  WEIGHTS,
   Export,
   class_files,
 )
@@ -44,6 +43,7 @@ from realm_jax.weights.importing import new_directory
 from realm_jax.weights.mapped_weights import BoundModel, flattened, nested
 from realm_jax.weights.name_maps import READER
 from realm_jax.weights.sentence_transformers import export_tower
+from realm_jax.weights.tensor_files import WEIGHTS
 
 _VECTORS, _BLOCKS, _DESCRIPTION = "vectors.npy", "blocks.jsonl", "vectors.json"
 _FORMAT_VERSION = 1

@@ -18,6 +18,7 @@ reader of pre-training.
 
 import contextlib
 import dataclasses
+import glob
 import itertools
 import math
 import re
@@ -71,7 +72,18 @@ _RECORD_BUFFER_BYTES = 1 << 24
 def _opened(prefix: Path) -> Iterator[Any]:
   """Opens a checkpoint by the path of its files without their suffixes."""
   try:
-    yield tf.train.load_checkpoint(str(prefix))
+    reader = tf.train.load_checkpoint(str(prefix))
+    # Before memory is taken for what its index claims.
+    types = reader.get_variable_to_dtype_map()
+    claimed = sum(
+      math.prod(shape) * types[name].size
+      for name, shape in reader.get_variable_to_shape_map().items()
+    )
+    files = prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*")
+    held = sum(file.stat().st_size for file in files)
+    if claimed > held:
+      raise RuntimeError(f"its index claims {claimed:,} bytes, it has {held:,}")
+    yield reader
   # Errors of TensorFlow's reader for damaged files.
   except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
     lines = str(error).splitlines() or [type(error).__name__]

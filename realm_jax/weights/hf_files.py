@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.numpy
 
 from realm_jax.models.bert import Activation, BertConfig
 from realm_jax.models.reader import BertReader
@@ -17,10 +16,8 @@ from realm_jax.text.normalization import Normalization
 from realm_jax.text.vocabulary_files import TOKENIZER_CONFIG
 from realm_jax.weights import WeightsError
 from realm_jax.weights.name_maps import Table
-from realm_jax.weights.unpickling import read_torch_file
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-_TORCH_WEIGHTS = "pytorch_model.bin"
+CONFIG = "config.json"
 # Released open QA reads blocks of 288 tokens after 32 of the question.
 _OPEN_QA_JOINT_LENGTH = 288 + 32
 # Added to the scores of padding by transformers.
@@ -41,6 +38,8 @@ _KEYS = {
   "dropout_rate": "hidden_dropout_prob",
   "init_stddev": "initializer_range",
 }
+# More than any BERT has: what a file says is laid out before it is refused.
+_MAX_LAYERS = 1000
 # RoBERTa has one type.
 _FIXED = {"position_embedding_type": "absolute", "type_vocab_size": 2}
 
@@ -61,7 +60,7 @@ class JsonFile:
       return
     try:
       self.entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
       raise WeightsError(
         f"{path} cannot be read ({error}); copy it again, from the directory "
         "that the model was saved in"
@@ -84,32 +83,6 @@ class JsonFile:
     return value
 
 
-def open_tensors(
-  directory: Path, *, optional: bool = False
-) -> dict[str, np.ndarray]:
-  """Reads the weights of a directory by name, in their own dtypes.
-
-  There may be none if they are `optional`. Weights in shards are not read.
-  """
-  if (path := directory / WEIGHTS).exists():
-    try:
-      return safetensors.numpy.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-      raise WeightsError(
-        f"{path} is not read ({error}); copy it again"
-      ) from error
-  if (directory / _TORCH_WEIGHTS).exists():
-    return read_torch_file(directory / _TORCH_WEIGHTS)
-  if optional:
-    return {}
-  names = ", ".join(sorted(p.name for p in directory.iterdir())) or "no files"
-  raise WeightsError(
-    f"{directory} holds no {WEIGHTS}; it has {names}. Weights in shards must "
-    "be loaded with transformers and saved again as one file, with "
-    'max_shard_size="20GB"'
-  )
-
-
 def read_bert_config(
   file: JsonFile, *, default_activation: str = "gelu"
 ) -> BertConfig:
@@ -120,6 +93,12 @@ def read_bert_config(
   activation = file.get("hidden_act", tuple(_ACTIVATIONS), default_activation)
   for key, value in _FIXED.items():
     file.get(key, (value,), value)
+  num_layers = file.get("num_hidden_layers", PositiveInt, 12)
+  if num_layers > _MAX_LAYERS:
+    raise WeightsError(
+      f"{file.path} has num_hidden_layers={num_layers}; want at most "
+      f"{_MAX_LAYERS}: is it the file of these weights?"
+    )
   types = parameter_types(BertConfig)
   fields = {
     field: file.get(key, types[field])

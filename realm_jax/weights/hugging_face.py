@@ -30,7 +30,6 @@ from realm_jax.weights import WeightsError, name_maps
 from realm_jax.weights.hf_files import (
   CONFIG,
   JsonFile,
-  open_tensors,
   read_bert_config,
   read_open_qa_lengths,
 )
@@ -44,6 +43,7 @@ from realm_jax.weights.mapped_weights import (
 )
 from realm_jax.weights.name_maps import READER, Module
 from realm_jax.weights.sentence_transformers import read_model
+from realm_jax.weights.tensor_files import open_tensors
 
 _WORDS = "embeddings.word_embeddings.weight"
 # Encoders in each class of REALM: prefix, and what it can be.

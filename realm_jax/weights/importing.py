@@ -3,6 +3,7 @@
 MODEL_DIR/checkpoints/0   the parameters, as the trainer writes them
 MODEL_DIR/vocab.{txt,json}  for build_corpus --vocab=MODEL_DIR/vocab.txt
 MODEL_DIR/config.json     the model, also for --gin_file
+MODEL_DIR/imported.json   what was imported, with the commit if from the hub
 MODEL_DIR/snapshots/0…  the vectors of the released blocks, if there are any
 CORPUS_DIR                the corpus of these blocks
 
@@ -47,6 +48,7 @@ from realm_jax.storage.atomic import (
   rename_into_place,
   staging_directory,
 )
+from realm_jax.storage.json_files import write_json
 from realm_jax.storage.local_disk import explain_full_disk
 from realm_jax.storage.paths import is_remote
 from realm_jax.text.salient_spans import tag
@@ -60,7 +62,7 @@ from realm_jax.weights.mapped_weights import (
   nested,
 )
 from realm_jax.weights.name_maps import RETRIEVER
-from realm_jax.weights.registry import ImportConfig
+from realm_jax.weights.registry import ImportConfig, origin
 from realm_jax.weights.unpickling import read_byte_strings
 
 _STEP = 0
@@ -98,6 +100,7 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
     write_vocabulary(directory, words)
     models = {"retriever": retriever, "reader": reader}
     Kept.of(Reference(TrainConfig, kept=models)).write(directory)
+    write_json(directory / "imported.json", origin(config))
     if released is not None and config.corpus_dir is not None:
       vectors, documents = released
       corpus_dir = outputs.enter_context(writing.new_corpus(config.corpus_dir))

@@ -194,9 +194,13 @@ def map_weights(config: ImportConfig) -> MappedWeights:
     WeightsError: The inputs cannot be read, or the choices do not fit them.
     VocabularyError: A vocabulary cannot be used.
   """
-  source = of_blocks = _open_source(config.format, config.input)
+  source = of_blocks = _open_source(
+    config.format, config.input, config.revision
+  )
   if config.block_input is not None:
-    of_blocks = _open_source(config.format, config.block_input)
+    of_blocks = _open_source(
+      config.format, config.block_input, config.block_revision
+    )
     of_blocks = _below("block/", of_blocks)
   chosen = _choose_encoders(config, source, of_blocks)
   if of_blocks is not source:
@@ -244,9 +248,11 @@ def map_weights(config: ImportConfig) -> MappedWeights:
   return MappedWeights(config, model, parts, source, table, parameters, lines)
 
 
-def _open_source(kind: str, path: epath.PathLike) -> Source:
+def _open_source(
+  kind: str, path: epath.PathLike, revision: str | None
+) -> Source:
   _, opener = FORMATS[kind]
-  source = pkgutil.resolve_name(opener)(locate(path))
+  source = pkgutil.resolve_name(opener)(locate(path, revision))
   if not source.encoders:
     names = ", ".join([*source.tensors][:5]) or "nothing"
     raise WeightsError(

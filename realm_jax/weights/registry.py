@@ -1,6 +1,8 @@
 """Formats of weights that are imported, and what a user chooses about them."""
 
 import dataclasses
+import functools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Literal
 from etils import epath
 
 from realm_jax.settings import PositiveFloat, PositiveInt, require_valid
+from realm_jax.storage.json_files import JsonValue
 from realm_jax.storage.paths import is_remote
 from realm_jax.weights import WeightsError
 
@@ -16,9 +19,10 @@ from realm_jax.weights import WeightsError
 # function that opens one, given its path, as a `mapped_weights.Source`.
 FORMATS: Mapping[str, tuple[str, str]] = {
   "hf_bert": (
-    "a directory with config.json, model.safetensors or pytorch_model.bin, and "
-    "vocab.txt or tokenizer.json: BERT, MiniLM, Contriever, E5, BGE, DPR and "
-    "the like, with or without the modules.json of sentence-transformers",
+    "a directory with config.json, model.safetensors or pytorch_model.bin "
+    "(whole or in shards), and vocab.txt or tokenizer.json: BERT, MiniLM, "
+    "Contriever, E5, BGE, DPR and the like, with or without the modules.json "
+    "of sentence-transformers",
     "realm_jax.weights.hugging_face:open_bert",
   ),
   "hf_realm": (
@@ -39,7 +43,9 @@ FORMATS: Mapping[str, tuple[str, str]] = {
 }
 # Names of models on Hugging Face's hub, and the files that are read of them.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_HUB_FILES = ("*.json", "vocab.txt", "model.safetensors", "*/model.safetensors")
+_HUB_FILES = ("*.json", "vocab.txt", "*/vocab.txt")
+# Weights of a folder, whole or in shards: the first of these that it has.
+_HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 # What is exported to.
 TARGETS: Mapping[str, str] = {
   "sentence_transformers": (
@@ -69,6 +75,9 @@ class ImportConfig:
     input: Local directory, the prefix of a TensorFlow checkpoint, or the name
       of a model on Hugging Face's hub.
     block_input: Second input, for a separate block tower.
+    revision: Commit, tag or branch of an input on the hub; None takes the
+      newest.
+    block_revision: The same of the second input.
     parts: Parts to import, retriever and reader; None takes what the input has.
     tensor_prefix: Prefix of the names of an encoder's embeddings, if an input
       holds several encoders.
@@ -103,6 +112,8 @@ class ImportConfig:
   format: str
   input: epath.PathLike
   block_input: epath.PathLike | None = None
+  revision: str | None = None
+  block_revision: str | None = None
   parts: Sequence[str] | None = None
   tensor_prefix: str | None = None
   vocab: epath.PathLike | None = None
@@ -138,12 +149,37 @@ class ImportConfig:
       )
 
 
-def locate(path: epath.PathLike) -> Path:
+@functools.cache
+def _fetched(name: str, revision: str | None) -> Path:
+  """Returns the folder of a model of the hub, fetched once in a process."""
+  try:
+    from huggingface_hub import snapshot_download as fetch
+
+    folder = Path(fetch(name, revision=revision, allow_patterns=_HUB_FILES))
+    lacking = {file.parent for file in folder.rglob("config.json")}
+    for pattern in _HUB_WEIGHTS:
+      wanted = [str(one.relative_to(folder) / pattern) for one in lacking]
+      # The same commit, also where a branch has moved on meanwhile.
+      fetch(name, revision=folder.name, allow_patterns=sorted(wanted))
+      lacking = {one for one in lacking if not [*one.glob(pattern)]}
+  # Errors of the hub, of the network and of the disk.
+  except (ImportError, OSError, ValueError) as error:
+    at = f" at {revision}" if revision else ""
+    raise WeightsError(
+      f"{name} is not there, and Hugging Face's hub gives no model of this "
+      f"name{at} now ({error}); is the name right, the network there, and the "
+      "hub's client (pip install 'realm_jax[hub]')?"
+    ) from error
+  return folder
+
+
+def locate(path: epath.PathLike, revision: str | None = None) -> Path:
   """Returns the local path of an input, from which its weights are mapped.
 
   Where nothing is at the path and it looks like a model's name on Hugging
-  Face's hub, such as `intfloat/e5-base-v2`, this downloads the model or takes
-  it from the hub's cache, if the extra `hub` is installed.
+  Face's hub, such as `intfloat/e5-base-v2`, this downloads a revision of the
+  model or takes it from the hub's cache, if the extra `hub` is installed. The
+  name of the folder is the commit.
 
   Raises:
     WeightsError: The weights are in a bucket, or not there.
@@ -156,20 +192,29 @@ def locate(path: epath.PathLike) -> Path:
   local, name = Path(path), str(path)
   # The prefix of a TensorFlow checkpoint is no file.
   if local.exists() or [*local.parent.glob(f"{local.name}.*")]:
+    if revision is not None:
+      raise WeightsError(
+        f"{path} is on this disk, and the revision {revision} is one of a "
+        "model on the hub; leave the flag out, or name the model"
+      )
     return local
   if not _HUB_NAME.fullmatch(name):
     raise WeightsError(f"--input or --block_input: {path} is not there")
-  try:
-    from huggingface_hub import snapshot_download as fetch
+  return _fetched(name, revision)
 
-    folder = Path(fetch(name, allow_patterns=_HUB_FILES))
-    if not (folder / "model.safetensors").exists():
-      fetch(name, allow_patterns="pytorch_model.bin")
-  # Errors of the hub, of the network and of the disk.
-  except (ImportError, OSError, ValueError) as error:
-    raise WeightsError(
-      f"{path} is not there, and Hugging Face's hub gives no model of this "
-      f"name now ({error}); is the name right, the network there, and the "
-      "hub's client (pip install 'realm_jax[hub]')?"
-    ) from error
-  return folder
+
+def origin(config: ImportConfig) -> dict[str, JsonValue]:
+  """Returns what an import was told, and the commits that it took."""
+  told = {
+    name: os.fspath(value) if isinstance(value, os.PathLike) else value
+    for name, value in vars(config).items()
+    if value != getattr(ImportConfig, name, None)
+  }
+  inputs = {
+    "revision": (config.input, config.revision),
+    "block_revision": (config.block_input, config.block_revision),
+  }
+  for name, (path, revision) in inputs.items():
+    if path is not None and (folder := locate(path, revision)) != Path(path):
+      told[name] = folder.name
+  return told

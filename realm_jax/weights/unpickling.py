@@ -2,10 +2,12 @@
 
 A pickle is a program that may call anything. Here it finds the names that an
 array or a tensor is made of and no others, and each stands for a plain function
-of this file: neither numpy's nor torch's own are called.
+of this file: neither numpy's nor torch's own are called. Sizes that a file
+claims are compared with its own size before memory is taken for them.
 """
 
 import collections
+import math
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from etils import epath
+from jaxtyping import UInt8
 
 from realm_jax.errors import RealmError
 from realm_jax.weights import WeightsError
@@ -55,7 +58,12 @@ _NAMES: Mapping[str, Any] = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+  """The unpickler in Python, which takes memory for what a file holds alone.
+
+  The one in C takes as much as a single number in the file says.
+  """
+
   def find_class(self, module: str, name: str) -> Any:
     """Returns what stands for a name; nothing is imported."""
     if f"{module}.{name}" not in _NAMES:
@@ -85,19 +93,32 @@ def read_byte_strings(path: epath.Path) -> list[bytes]:
     ) from error
 
 
-def read_torch_file(path: Path) -> dict[str, np.ndarray]:
-  """Reads the tensors of a `pytorch_model.bin` by name, in its own dtypes."""
+def map_torch_file(path: Path) -> dict[str, np.ndarray]:
+  """Maps the tensors of a `pytorch_model.bin` by name, in its own dtypes."""
   try:
     with zipfile.ZipFile(path) as file:
-      names = file.namelist()
-      (pickled,) = (n for n in names if n.count("/") == 1 and "data.pkl" in n)
+      entries = {entry.filename: entry for entry in file.infolist()}
+      if any(
+        e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size
+        for e in entries.values()
+      ):
+        raise RealmError("its parts are compressed, which torch never does")
+      size = path.stat().st_size
+      if sum(e.file_size for e in entries.values()) > size:
+        raise RealmError(f"its parts are larger than the file, {size:,} bytes")
+      if damaged := file.testzip():
+        raise RealmError(f"{damaged} is damaged")
+      (pickled,) = (n for n in entries if n.count("/") == 1 and "data.pkl" in n)
       with file.open(pickled) as content:
         tensors = _Unpickler(content).load()
-      folder = pickled.replace("data.pkl", "data")
-      return {
-        str(name): _view(file.read(f"{folder}/{tensor[0][2]}"), *tensor)
-        for name, tensor in tensors.items()
-      }
+    folder = pickled.replace("data.pkl", "data")
+    data = np.memmap(path, mode="r").view(np.ndarray)
+    return {
+      str(name): _view(
+        _content(data, entries[f"{folder}/{tensor[0][2]}"]), *tensor
+      )
+      for name, tensor in tensors.items()
+    }
   except Exception as error:
     raise WeightsError(
       f"{path} is not read ({error!r}); want tensors by name, a state_dict() "
@@ -105,16 +126,28 @@ def read_torch_file(path: Path) -> dict[str, np.ndarray]:
     ) from error
 
 
+def _content(
+  data: UInt8[np.ndarray, " n"], entry: zipfile.ZipInfo
+) -> UInt8[np.ndarray, " m"]:
+  """Returns the bytes of an entry of a zip file that are not compressed."""
+  # The header before them ends in a name and other fields, of these lengths.
+  place = entry.header_offset + 26
+  start = place + 4 + int(data[place : place + 4].view("<u2").sum())
+  return data[start : start + entry.file_size]
+
+
 def _view(
-  data: bytes,
+  data: UInt8[np.ndarray, " n"],
   storage: tuple[Any, ...],
   offset: int,
   size: tuple[int, ...],
   stride: tuple[int, ...],
 ) -> np.ndarray:
-  values = np.frombuffer(data, _STORAGES[storage[1]])[offset:]
+  values = data.view(_STORAGES[storage[1]])[offset:]
   last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
   is_beyond = 0 not in size and last >= len(values)
+  # With a stride of 0, a few bytes could be a tensor of any size.
+  is_beyond |= math.prod(size) > len(values)
   if min((offset, *stride, *size)) < 0 or is_beyond:
     raise RealmError("a tensor lies beyond its storage")
   steps = [step * values.itemsize for step in stride]

@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import json
 import re
+import socket
 import threading
 import time
 
@@ -189,6 +190,35 @@ def test_requests_that_wait_are_computed_together_and_too_many_refused():
     assert found.json() == {"results": [{"query": "a", "k": 2}]}
 
 
+def test_nothing_is_computed_for_clients_that_have_gone():
+  with (
+    _served() as (service, port, _),
+    concurrent.futures.ThreadPoolExecutor(2) as clients,
+  ):
+    service.gate.clear()
+    held = clients.submit(client.post, port, "/retrieve", queries=["hold"])
+    assert service.begun.wait(10)
+    body = b'{"questions": ["impatient"]}'
+    head = b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
+    head += b"Content-Type: application/json\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as impatient:
+      impatient.sendall(head % len(body) + body)
+      _wait_for(port, 1)
+    kept = clients.submit(client.post, port, "/ask", questions=["patient"])
+    _wait_for(port, 2)
+    service.gate.set()
+    assert held.result().status_code == kept.result().status_code == 200
+    assert service.batches == [1, 1]
+
+
+def _wait_for(port, number):
+  """Waits until requests wait."""
+  wait_until(
+    lambda: client.request(port, "GET", "/healthz").json()["waiting"] == number,
+    what=f"{number} requests wait",
+  )
+
+
 def test_a_turn_retrieves_no_more_blocks_than_memory_allows():
   with _served() as (service, port, _):
     service.gate.clear()
@@ -200,10 +230,7 @@ def test_a_turn_retrieves_no_more_blocks_than_memory_allows():
         pool.submit(client.post, port, "/retrieve", queries=["a"] * n, k=1000)
         for n in (20, 20, 10, 256, 2)
       ]
-      wait_until(
-        lambda: client.request(port, "GET", "/healthz").json()["waiting"] == 5,
-        what="five requests wait",
-      )
+      _wait_for(port, 5)
       service.gate.set()
       for request in (first, *crowd):
         assert request.result(30).status_code == 200

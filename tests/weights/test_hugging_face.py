@@ -95,6 +95,7 @@ def test_the_vocabulary_may_come_from_tokenizer_json(tmp_path):
   ("changes", "word"),
   [
     ({"model_type": "roberta"}, "roberta"),
+    ({"num_hidden_layers": 10**9}, "at most 1000"),
     ({"intermediate_size": 16}, r"\[48, 24\], where .* wants \[16, 24\]"),
     ({"weights": _POOLER | {"head.weight": np.ones(4)}}, "--ignore"),
     (

@@ -1,5 +1,8 @@
 """An imported MODEL_DIR serves every command; a failed one leaves nothing."""
 
+import fnmatch
+import json
+import shutil
 import sys
 import types
 
@@ -15,6 +18,7 @@ from realm_jax.weights.mapped_weights import flattened, nested
 from tests.integration.commands import FUNCTIONS
 from tests.processes.jobs import Job, running, wait_until
 from tests.weights import models
+from tests.weights.test_unpickling import write_torch_file
 
 _BERT = models.GOLDEN / "hf_bert" / "masked_lm"
 
@@ -58,21 +62,41 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   with pytest.raises(WeightsError, match=r"pip install 'realm_jax\[hub\]'"):
     models.read("hf_bert", "lovelace/bert")
-  fetched = []
+  commit, cache = "a1b2c3", tmp_path / "cache"
+  repository = models.copy("hf_bert/masked_lm", tmp_path / "repository")
+  models.write_sentence_modules(repository)
+  # A module that has no other weights.
+  write_torch_file(repository / "1_Pooling" / "pytorch_model.bin", {}, {})
 
-  def snapshot_download(name, *, allow_patterns):
-    if name != "lovelace/bert":
+  def snapshot_download(name, *, revision, allow_patterns):
+    if name != "lovelace/bert" or revision not in ("v1", commit):
       raise FileNotFoundError("it is in no cache, and the network is away")
-    fetched.append(allow_patterns)
-    return str(_BERT)
+    for path in repository.rglob("*.*"):
+      place = str(path.relative_to(repository))
+      if any(fnmatch.fnmatchcase(place, one) for one in allow_patterns):
+        target = cache / commit / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return str(cache / commit)
 
   hub = types.SimpleNamespace(snapshot_download=snapshot_download)
   monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-  with pytest.raises(WeightsError, match="network is away"):
-    models.read("hf_bert", "lovelace/bort")
-  found = models.read("hf_bert", "lovelace/bert", parts=["retriever"])
-  assert "pytorch_model.bin" not in fetched
-  assert found.name == "bert (hf_bert)"
+  for name, revision in (("bort", "v1"), ("bert", "v2")):
+    with pytest.raises(WeightsError, match="network is away"):
+      models.read("hf_bert", f"lovelace/{name}", revision=revision)
+  with pytest.raises(WeightsError, match=r"on this disk.*v1.*leave the flag"):
+    models.read("hf_bert", str(_BERT), revision="v1")
+  given = {"parts": ["retriever"], "revision": "v1"}
+  models.import_weights("hf_bert", "lovelace/bert", tmp_path / "run", **given)
+  assert (cache / commit / "model.safetensors").exists()
+  assert not (cache / commit / "pytorch_model.bin").exists()
+  assert (cache / commit / "1_Pooling" / "pytorch_model.bin").exists()
+  assert json.loads((tmp_path / "run/imported.json").read_text()) == {
+    "format": "hf_bert",
+    "input": "lovelace/bert",
+    "parts": ["retriever"],
+    "revision": commit,
+  }
 
 
 # --- What goes wrong ------------------------------------------------------

@@ -4,9 +4,12 @@ import collections
 import io
 import os
 import pickle
+import struct
 import sys
+import tracemalloc
 import types
 import zipfile
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +17,7 @@ import pytest
 from etils import epath
 
 from realm_jax.weights import WeightsError
-from realm_jax.weights.unpickling import read_byte_strings, read_torch_file
+from realm_jax.weights.unpickling import map_torch_file, read_byte_strings
 
 
 def _as_array(records):
@@ -61,7 +64,7 @@ def test_a_pickle_that_would_run_a_command_is_refused(tmp_path, protocol):
     with pytest.raises(WeightsError, match="posix"):
       _read(tmp_path / "a.npy", pickled, (2,))
     with pytest.raises(WeightsError, match="posix"):
-      read_torch_file(_archive(tmp_path / "a.bin", pickled, {}))
+      map_torch_file(_archive(tmp_path / "a.bin", pickled, {}))
     assert not marked.exists()
     pickle.loads(pickled)  # It does what was feared.
     assert marked.exists()
@@ -90,48 +93,43 @@ def _archive(path, pickled: bytes, storages):
   return path
 
 
-@pytest.fixture
-def save(tmp_path, monkeypatch):
+def _rebuild_tensor_v2():
+  raise AssertionError("it is named, and not called")
+
+
+class _Pickler(pickle.Pickler):
+  def persistent_id(self, obj):
+    if not (isinstance(obj, tuple) and obj[:1] == ("storage",)):
+      return None
+    return ("storage", getattr(sys.modules["torch"], obj[1]), *obj[2:])
+
+
+def write_torch_file(path, tensors, storages):
   """Writes a state_dict as torch does: tensors over storages in an archive."""
   torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
   for kind in ("FloatStorage", "BFloat16Storage"):
     setattr(torch, kind, type(kind, (), {"__module__": "torch"}))
-
-  def _rebuild_tensor_v2():
-    raise AssertionError("it is named, and not called")
-
   _rebuild_tensor_v2.__module__ = "torch._utils"
-  _rebuild_tensor_v2.__qualname__ = "_rebuild_tensor_v2"
   utils._rebuild_tensor_v2 = _rebuild_tensor_v2
-  monkeypatch.setitem(sys.modules, "torch", torch)
-  monkeypatch.setitem(sys.modules, "torch._utils", utils)
-
-  class Pickler(pickle.Pickler):
-    def persistent_id(self, obj):
-      if not (isinstance(obj, tuple) and obj[:1] == ("storage",)):
-        return None
-      return ("storage", getattr(torch, obj[1]), *obj[2:])
-
-  def write(tensors, storages):
-    made = collections.OrderedDict()
-    for name, (kind, key, offset, size, stride) in tensors.items():
-      storage = ("storage", kind, key, "cpu", 9)
-      hooks = collections.OrderedDict()
-      made[name] = _Call(
-        _rebuild_tensor_v2, storage, offset, size, stride, False, hooks
-      )
-    file = io.BytesIO()
-    Pickler(file, protocol=2).dump(made)
-    return _archive(tmp_path / "a.bin", file.getvalue(), storages)
-
-  return write
+  made = collections.OrderedDict()
+  for name, (kind, key, offset, size, stride) in tensors.items():
+    storage = ("storage", kind, key, "cpu", 9)
+    hooks = collections.OrderedDict()
+    made[name] = _Call(
+      _rebuild_tensor_v2, storage, offset, size, stride, False, hooks
+    )
+  file = io.BytesIO()
+  with mock.patch.dict(sys.modules, {"torch": torch, "torch._utils": utils}):
+    _Pickler(file, protocol=2).dump(made)
+  return _archive(path, file.getvalue(), storages)
 
 
-def test_tensors_are_read_in_their_own_dtype_and_place(save):
+def test_tensors_are_read_in_their_own_dtype_and_place(tmp_path):
   single = np.arange(9, dtype=np.float32)
   half = np.array([1.5, -2.0, 3e38], ml_dtypes.bfloat16)
-  tensors = read_torch_file(
-    save(
+  tensors = map_torch_file(
+    write_torch_file(
+      tmp_path / "a.bin",
       {
         "a": ("FloatStorage", "0", 1, (2, 3), (3, 1)),
         "transposed": ("FloatStorage", "0", 0, (2, 3), (1, 2)),
@@ -145,6 +143,46 @@ def test_tensors_are_read_in_their_own_dtype_and_place(save):
   np.testing.assert_array_equal(tensors["transposed"], transposed)
   np.testing.assert_array_equal(tensors["b"], half)
   assert tensors["b"].dtype == ml_dtypes.bfloat16
-  beyond = save({"a": ("FloatStorage", "0", 5, (2, 3), (3, 1))}, {"0": single})
-  with pytest.raises(WeightsError, match="beyond its storage"):
-    read_torch_file(beyond)
+  for place in (5, (2, 3), (3, 1)), (0, (1 << 40,), (0,)):
+    beyond = {"a": ("FloatStorage", "0", *place)}
+    write_torch_file(tmp_path / "a.bin", beyond, {"0": single})
+    with pytest.raises(WeightsError, match="beyond its storage"):
+      map_torch_file(tmp_path / "a.bin")
+
+
+def _claim(path, size):
+  """Lets the directory of an archive claim a size of its last entry."""
+  content = bytearray(path.read_bytes())
+  entry = content.rindex(b"PK\1\2")
+  content[entry + 20 : entry + 28] = struct.pack("<II", size, size)
+  path.write_bytes(content)
+
+
+def test_no_memory_is_taken_for_what_a_file_claims(tmp_path):
+  path = tmp_path / "a.bin"
+  tensors = {"a": ("FloatStorage", "0", 0, (4,), (1,))}
+  storages = {"0": np.arange(4, dtype=np.float32)}
+  write_torch_file(path, tensors, storages)
+  tracemalloc.start()
+  for size, word in ((1 << 31, "larger than the file"), (12, "damaged|magic")):
+    _claim(path, size)
+    with pytest.raises(WeightsError, match=word):
+      map_torch_file(path)
+  # A bomb: 128 megabytes in one tenth of a megabyte.
+  write_torch_file(path, tensors, storages)
+  with (
+    zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive,
+    archive.open("model/data/1", "w") as file,
+  ):
+    for _ in range(8):
+      file.write(bytes(1 << 24))
+  with pytest.raises(WeightsError, match="compressed"):
+    map_torch_file(path)
+  # A pickle that claims to have put two billion objects aside.
+  memo = b"\x80\x02Nr\xff\xff\xff\x7f."
+  with pytest.raises(WeightsError):
+    map_torch_file(_archive(path, memo, {}))
+  with pytest.raises(WeightsError):
+    _read(tmp_path / "a.npy", memo, (1,))
+  assert tracemalloc.get_traced_memory()[1] < 1 << 26
+  tracemalloc.stop()
