@@ -445,8 +445,8 @@ class TrainedRun:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
     The scores are f(x, z), computed from the vectors that the snapshot stores,
-    as in training. An index without vectors keeps its own scores, times the
-    scale that the run has learned for them, if it has.
+    as in training. An index that has scores of its own, such as BM25, keeps
+    them, times the scale that the run has learned for them, if it has.
 
     Args:
       token_ids, current: As in `embed_tokens`.
@@ -463,7 +463,7 @@ class TrainedRun:
     rows, scores = found.rows, found.scores
     if self.config.index_scores:
       scores = float(self.params["retriever"]["scale"]) * scores
-    elif vectors is not None:
+    elif vectors is not None and not index.has_own_scores:
       scores = np.empty(rows.shape, np.float32)
       bytes_of_query = rows.shape[1] * vectors[:1].nbytes
       size = max(1, _SCORED_BYTES // max(1, bytes_of_query))
@@ -551,8 +551,8 @@ class TrainedRun:
 
   @property
   def can_edit(self) -> bool:
-    """Whether the index has vectors, so that blocks can be edited."""
-    return self.snapshot.index.needs_vectors
+    """Whether the index scores vectors alone, so that blocks can be edited."""
+    return not self.snapshot.index.has_own_scores
 
   def edited(
     self: AnyRun, texts: Mapping[int, str], *, hidden: Iterable[int] = ()

@@ -86,6 +86,7 @@ class Bm25Index(Index):
 
   kind = "bm25"
   needs_vectors = False
+  has_own_scores = True
 
   def __init__(self, library: Any):
     self.num_blocks = int(library.scores["num_docs"])

@@ -25,6 +25,7 @@ CONFIGS = {
   "scann": ("realm_jax.indexes.scann", "ScannConfig"),
   "faiss": ("realm_jax.indexes.faiss", "FaissConfig"),
   "bm25": ("realm_jax.indexes.bm25", "Bm25Config"),
+  "hybrid": ("realm_jax.indexes.hybrid", "HybridConfig"),
   "random": ("realm_jax.indexes.random", "RandomConfig"),
 }
 
@@ -129,6 +130,9 @@ class Index(Protocol):
     kind: Name of the kind of index, as a manifest stores it.
     num_blocks: Number of blocks that it searches.
     needs_vectors: Whether `search` reads the vectors of the queries.
+    has_own_scores: Whether it ranks blocks by something else than the inner
+      products of vectors. Those who retrieve then keep its order and scores;
+      training scores the blocks by their vectors in any case.
     report: What the build chose and measured, for the manifest; empty for an
       index that was loaded.
   """
@@ -136,6 +140,7 @@ class Index(Protocol):
   kind: str
   num_blocks: int
   needs_vectors: bool
+  has_own_scores: bool = False
   report: Mapping[str, JsonValue] = MappingProxyType({})
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
@@ -157,17 +162,22 @@ class IndexConfig(abc.ABC):
       they are embedded.
     has_files: Whether `build` writes files, for `load` to read. If not, the
       index builder has nothing to build.
-    needs_own_process: Whether loading stops all threads of its process, so
-      that a trainer loads and searches the index in an `IsolatedIndex`.
   """
 
   kind: ClassVar[str]
   needs_vectors: ClassVar[bool] = True
   has_files: ClassVar[bool] = True
-  needs_own_process: ClassVar[bool] = False
 
   def __post_init__(self) -> None:
     require_valid(self)
+
+  @property
+  def needs_own_process(self) -> bool:
+    """Whether loading stops all threads of its process.
+
+    A trainer then loads and searches the index in an `IsolatedIndex`.
+    """
+    return False
 
   @abc.abstractmethod
   def build(self, blocks: Blocks, directory: Path | None = None) -> Index:

@@ -44,6 +44,7 @@ class RandomIndex(Index):
 
   kind = "random"
   needs_vectors = False
+  has_own_scores = True
 
   def __init__(self, num_blocks: int, *, seed: int = 0):
     self.num_blocks = num_blocks

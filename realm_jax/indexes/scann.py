@@ -90,8 +90,6 @@ class ScannConfig(IndexConfig):
   """
 
   kind: ClassVar[str] = "scann"
-  # ScaNN holds the interpreter's lock while it loads.
-  needs_own_process: ClassVar[bool] = True
   recall_target: PositiveFraction = 0.95
   recall_k: PositiveInt = 8
   below_target: bool = False
@@ -101,6 +99,11 @@ class ScannConfig(IndexConfig):
   num_reordered: PositiveInt | None = None
   reordering: Literal["float32", "bfloat16"] = "bfloat16"
   dims_per_code: PositiveInt = 2
+
+  @property
+  def needs_own_process(self) -> bool:
+    """ScaNN holds the interpreter's lock while it loads."""
+    return True
 
   def build(
     self, blocks: Blocks, directory: Path | None = None

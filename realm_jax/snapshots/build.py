@@ -318,7 +318,7 @@ def _build_index(
   build_seconds = time.monotonic() - start
   check()
   recall = {}
-  if index.needs_vectors:
+  if not index.has_own_scores:
     recall = measure_recall(index, vectors, held_out, config.recall_at)
   return recall, dict(index.report), build_seconds
 

@@ -28,6 +28,7 @@ from realm_jax.errors import RealmError
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.faiss import FaissConfig
+from realm_jax.indexes.hybrid import HybridConfig
 from realm_jax.indexes.protocol import IndexConfig, RecallError, config_from
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.indexes.scann import ScannConfig
@@ -401,6 +402,7 @@ def index_of_run(
   exact: ExactConfig,
   faiss: FaissConfig,
   bm25: Bm25Config,
+  hybrid: HybridConfig,
   random: RandomConfig,
   snapshots_dir: epath.PathLike | None = None,
   index_scores: bool = False,
@@ -418,7 +420,7 @@ def index_of_run(
   store = SnapshotStore(directory_of(model_dir, snapshots_dir))
   if steps := store.steps():
     newest = store.manifest(steps[-1])
-    for index in (scann, exact, faiss, bm25, random):
+    for index in (scann, exact, faiss, bm25, hybrid, random):
       if index.kind == newest.index_kind:
         return index
     return config_from(newest.index_kind, newest.index_parameters)

@@ -10,6 +10,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.evaluation import beir, parts
 from realm_jax.evaluation.scores import document_scores
 from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.hybrid import HybridConfig
 from realm_jax.indexes.protocol import SearchResult
 from tests import tiny_world
 from tests.counted_searches import counted_searches
@@ -168,7 +169,11 @@ def test_an_evaluation_ranks_the_documents_of_the_folder(
     name: beir.evaluate_beir(
       config=beir_run, beir_dir=folder, index=index, output_dir=tmp_path / name
     )
-    for name, index in (("dense", None), ("bm25", Bm25Config()))
+    for name, index in (
+      ("dense", None),
+      ("bm25", Bm25Config()),
+      ("hybrid", HybridConfig(bm25_share=0.9)),
+    )
   }
   for name, metrics in evaluated.items():
     lines = read_lines(tmp_path / name / "retrieved.jsonl")
@@ -183,6 +188,7 @@ def test_an_evaluation_ranks_the_documents_of_the_folder(
     assert metrics["unsearchable_queries"] == metrics["missing_documents"] == 0
   # A question has the name of the person whose article is judged.
   assert evaluated["bm25"]["mrr_at_10"] > 0.9
+  assert evaluated["hybrid"]["mrr_at_10"] > evaluated["dense"]["mrr_at_10"]
 
 
 @pytest.mark.slow

@@ -185,3 +185,30 @@ def test_scores_are_those_of_the_formula(k1, b):
   np.testing.assert_allclose(
     found.scores[0], [scores[row] for row in order], rtol=1e-6
   )
+
+
+def test_a_hybrid_adds_ranks_or_scores():
+  # By vectors the order is 2, 0, 3, 1; the words are those of rows 1 and 0.
+  vectors = np.array([[3], [1], [4], [2]], np.float32)
+  tokens = [[5, 6], [5, 5], [7, 7], [8, 8]]
+  blocks = Blocks(4, vectors, lambda row: np.array(tokens[row]), 20)
+  query = QueryBatch(np.array([[2, 5, 3]], np.int32), np.ones((1, 1), "f4"))
+  by_word = _pairs(Bm25Config().build(blocks).search(query, 4))
+  assert by_word[1] > by_word[0] > by_word[2] == 0
+
+  def found(**settings):
+    config = config_from("hybrid", {"bm25_share": 0.6, **settings})
+    return _pairs(config.build(blocks).search(query, 3))
+
+  sums = {0: 0.4 / 62 + 0.6 / 62, 1: 0.4 / 64 + 0.6 / 61, 2: 0.4 / 61}
+  assert found() == pytest.approx({row: math.log(n) for row, n in sums.items()})
+  # Of three by vectors, row 1 has the lowest inner product that was found.
+  sums = {0: 3 + 10 * by_word[0], 1: 2 + 10 * by_word[1], 2: 4}
+  scores = found(fuse="scores", bm25_weight=10.0, num_fused=3)
+  assert scores == pytest.approx(sums)
+
+
+def _pairs(found):
+  """The score of each row that one query has found."""
+  pairs = zip(found.rows[0].tolist(), found.scores[0].tolist(), strict=True)
+  return dict(pairs)
