@@ -1,18 +1,18 @@
 """Evaluation of pre-training: masked words with and without retrieval."""
 
-import collections
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 from etils import epath
-from jaxtyping import Float64
 
 from realm_jax.console import Progress
 from realm_jax.evaluation.outputs import EvaluationShard, Figures
 from realm_jax.evaluation.run import RunConfig
+from realm_jax.evaluation.scores import Line, Scores
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.components import Components
 from realm_jax.models.parameters import Params
@@ -45,7 +45,8 @@ def evaluate_masked_lm(
       of the devices.
     stage: Stage that says how candidates are retrieved.
     num_batches: Number of batches.
-    output_dir: Directory of `metrics.json`; None writes nothing.
+    output_dir: Directory of `metrics.json`, in which an evaluation that was
+      killed goes on; None writes nothing.
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
@@ -66,41 +67,57 @@ def evaluate_masked_lm(
     out_shardings=sharding.replicated(run.mesh),
   )
   context = run.stage_context(retrieval)
-  # Of each metric the total and its weight.
-  sums: dict[str, Float64[np.ndarray, "2"]] = collections.defaultdict(
-    lambda: np.zeros(2)
-  )
+  parts = shard.open_parts(run, data.question_paths, _sums)
+  # Batches that are done before this one.
+  (done,) = parts.state or (0,)
   with shard.batches(data) as stream, Progress("sentences") as progress:
-    for batch in itertools.islice(stream, num_batches):
+    batches = itertools.islice(stream, done, num_batches)
+    for number, batch in enumerate(batches, done):
       found = None
       if retrieval is not None:
         found = run.search_as_trained(stage, batch)
       made, _ = stage.features(batch, found, context)
       placed = sharding.to_devices(made, run.mesh)
       loss, metrics = jax.device_get(measure(run.params, placed))
-      for name, average in {"loss": loss, **metrics}.items():
-        sums[name] += average
+      # Of each metric the total and its weight.
+      averages = {"loss": loss, **metrics}
+      line = {n: np.asarray(a).tolist() for n, a in averages.items()}
+      place = number * shard.agreement.count + shard.agreement.index
+      parts.add({place: line}, [number + 1])
       progress.advance(len(made.query))
-  own = {name: average.tolist() for name, average in sums.items()}
-  parts = shard.gather_to_leader("sums", own)
+  described: Figures = {
+    "num_candidates": stage.num_candidates,
+    "split": data.split,
+    "task": data.task,
+    "seed": data.seed,
+  }
+  return shard.report_parts(None, parts, described, run, _figures)
 
-  def figures() -> Figures:
-    totals = {n: np.sum([p[n] for p in parts], axis=0) for n in parts[0]}
-    means = {n: float(total / (w or 1)) for n, (total, w) in totals.items()}
-    for name in [name for name in means if name.startswith("log_likelihood")]:
-      perplexity = name.replace("log_likelihood", "perplexity")
-      means[perplexity] = math.exp(-means[name])
-    return {
-      **means,
-      "num_queries": int(totals["recall"][1]),
-      "num_masks": int(totals["masked_accuracy"][1]),
-      "num_candidates": stage.num_candidates,
-      "split": data.split,
-      "task": data.task,
-      "seed": data.seed,
-    }
 
-  return shard.report(figures, run)
+def _sums(lines: Sequence[Line]) -> Scores:
+  """Returns the total and the weight of each metric in each batch."""
+  return {
+    f"{name} {part}": np.array([line[name][i] for line in lines])
+    for name in lines[0]
+    for i, part in enumerate(("total", "weight"))
+  }
+
+
+def _figures(sums: Scores) -> Figures:
+  """Returns the metrics of all batches, and the perplexities."""
+  totals = {name: float(values.sum()) for name, values in sums.items()}
+  names = [n.removesuffix(" total") for n in totals if n.endswith(" total")]
+  means = {
+    n: totals[f"{n} total"] / (totals[f"{n} weight"] or 1) for n in names
+  }
+  for name in [name for name in means if name.startswith("log_likelihood")]:
+    perplexity = name.replace("log_likelihood", "perplexity")
+    means[perplexity] = math.exp(-means[name])
+  return {
+    **means,
+    "num_queries": int(totals["recall weight"]),
+    "num_masks": int(totals["masked_accuracy weight"]),
+  }
 
 
 def weighted_loss(

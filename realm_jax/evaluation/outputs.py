@@ -18,6 +18,7 @@ import jax
 from etils import epath
 
 from realm_jax.checkpoints.store import FOLDER as CHECKPOINTS
+from realm_jax.corpus.store import Corpus
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.parts import (
   FOLDER,
@@ -28,7 +29,7 @@ from realm_jax.evaluation.parts import (
   require_shared,
 )
 from realm_jax.evaluation.run import RunConfig, TrainedRun, whole_batch
-from realm_jax.evaluation.scores import summarize
+from realm_jax.evaluation.scores import Line, Scores, line_scores, summarize
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import stream_batches
@@ -122,15 +123,17 @@ class EvaluationShard:
     if config.reader is not None:
       run.require_reader()
     self._needs_index = needs_index
-    corpus = run.corpus if needs_index else run.newest_corpus
     self.agreement.require_same(
       {
         "the checkpoint": run.step,
         "the snapshot": run.snapshot.step if needs_index else None,
-        "the corpus": corpus.fingerprint,
+        "the corpus": self._corpus_of(run).fingerprint,
       }
     )
     return run
+
+  def _corpus_of(self, run: TrainedRun) -> Corpus:
+    return run.corpus if self._needs_index else run.newest_corpus
 
   def gather_to_leader(self, what: str, found: T) -> list[T]:
     """Returns what all processes have found to process 0; to others, nothing.
@@ -149,18 +152,22 @@ class EvaluationShard:
     return [json.loads("".join(own)) for own in zip(*by_piece, strict=True)]
 
   def open_parts(
-    self, run: TrainedRun, inputs: Sequence[epath.PathLike]
+    self,
+    run: TrainedRun,
+    inputs: Sequence[epath.PathLike],
+    scored: Callable[[Sequence[Line]], Scores] = line_scores,
   ) -> Parts:
     """Opens this process's lines, of which an earlier one may have left some.
 
     Those were made by the same program and settings from the same checkpoint,
     snapshot, corpus and `inputs`, the files and folders of the questions.
+    `scored` returns the scores of lines.
 
     Raises:
       RealmError: The hosts do not share the output directory.
     """
     if self._output_dir is None:
-      return Parts(None, self.agreement.index)
+      return Parts(None, self.agreement.index, scored)
     output_dir = self._output_dir
 
     def describe() -> str:
@@ -172,9 +179,9 @@ class EvaluationShard:
         # Files of a checkpoint have random names.
         "the checkpoint": json_checksum(sizes_below(checkpoint)),
         "the snapshot": json_checksum(
-          dataclasses.asdict(run.snapshot.manifest)
+          dataclasses.asdict(run.snapshot.manifest) if self._needs_index else {}
         ),
-        "the corpus": run.corpus.fingerprint,
+        "the corpus": self._corpus_of(run).fingerprint,
         "the questions": [
           sha256_of(path) if epath.Path(path).is_file() else sizes_below(path)
           for path in inputs
@@ -187,14 +194,20 @@ class EvaluationShard:
     self.agreement.on_all_processes(
       "shared folder", lambda: require_shared(folder)
     )
-    return Parts(folder, self.agreement.index)
+    return Parts(folder, self.agreement.index, scored)
 
   def report_parts(
-    self, name: str, own: Parts, described: Figures, run: TrainedRun
+    self,
+    name: str | None,
+    own: Parts,
+    described: Figures,
+    run: TrainedRun,
+    summarized: Callable[[Scores], Figures] = summarize,
   ) -> Figures:
     """Writes a file of the lines of all processes, and reports their scores.
 
-    `described` says what the lines were made with.
+    `described` says what the lines were made with. Without a name for the file,
+    the scores alone are reported.
 
     Raises:
       RealmError: There are no lines, or process 0 does not see those of others.
@@ -211,7 +224,7 @@ class EvaluationShard:
     def metrics() -> Figures:
       if not parts:
         raise RealmError("the task gives no questions")
-      return summarize(merge(parts, own.folder, name)) | described
+      return summarized(merge(parts, own.folder, name)) | described
 
     figures = self.report(metrics, run)
     if own.folder is not None and self.agreement.is_leader:
@@ -228,9 +241,9 @@ class EvaluationShard:
     """
 
     def write() -> Figures:
-      corpus, searched = run.newest_corpus, {}
+      corpus, searched = self._corpus_of(run), {}
       if self._needs_index:
-        corpus, index = run.corpus, run.snapshot.index.kind
+        index = run.snapshot.index.kind
         searched = {"snapshot": run.snapshot.step, "index": index}
       figures = metrics() | {
         "checkpoint": run.step,

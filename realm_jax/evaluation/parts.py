@@ -12,7 +12,7 @@ an object, so parts are whole files there and on disks.
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,7 @@ class Parts:
     folder: Folder of parts; those that the process finds there are used. None
       drops the lines.
     process: Number of this process.
+    scored: Function that returns the scores of lines.
 
   Attributes:
     folder: The same folder.
@@ -122,9 +123,14 @@ class Parts:
     state: Where the evaluation goes on; empty at the start.
   """
 
-  def __init__(self, folder: epath.Path | None, process: int):
+  def __init__(
+    self,
+    folder: epath.Path | None,
+    process: int,
+    scored: Callable[[Sequence[Line]], Scores] = line_scores,
+  ):
     self.parts: list[Part] = []
-    self.folder, self._process = folder, process
+    self.folder, self._process, self._scored = folder, process, scored
     self._waiting: dict[int, Line] = {}
     self.state: Sequence[int] = ()
     self._since = time.monotonic()
@@ -164,7 +170,7 @@ class Parts:
       part = Part(
         self._next_name(),
         np.array(positions, np.int64),
-        line_scores(lines),
+        self._scored(lines),
         self.state,
       )
       if self.folder is not None:
@@ -179,12 +185,13 @@ class Parts:
 
 
 def merge(
-  parts: Sequence[Part], folder: epath.Path | None, name: str
+  parts: Sequence[Part], folder: epath.Path | None, name: str | None
 ) -> Scores:
   """Returns the scores of all questions in order, and writes their lines.
 
-  They go to the file `name` in OUTPUT_DIR, if the parts have a folder there. A
-  part is open from its first line to its last, so that few are at once.
+  They go to the file `name` in OUTPUT_DIR, if it is given and the parts have a
+  folder there. A part is open from its first line to its last, so that few are
+  at once.
 
   Raises:
     RealmError: A part is not on this host.
@@ -192,7 +199,7 @@ def merge(
   """
   sizes = [len(part.positions) for part in parts]
   order = np.argsort(np.concatenate([part.positions for part in parts]))
-  if folder is not None:
+  if folder is not None and name is not None:
     owners = np.repeat(np.arange(len(parts)), sizes)[order]
     opened: dict[int, Iterator[bytes]] = {}
     path = folder.parent.parent / name

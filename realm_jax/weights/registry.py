@@ -165,9 +165,10 @@ def _fetched(name: str, revision: str | None) -> Path:
   # Errors of the hub, of the network and of the disk.
   except (ImportError, OSError, ValueError) as error:
     at = f" at {revision}" if revision else ""
+    said = " ".join(str(error).split())
     raise WeightsError(
       f"{name} is not there, and Hugging Face's hub gives no model of this "
-      f"name{at} now ({error}); is the name right, the network there, and the "
+      f"name{at} now ({said}); is the name right, the network there, and the "
       "hub's client (pip install 'realm_jax[hub]')?"
     ) from error
   return folder
