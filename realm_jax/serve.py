@@ -5,7 +5,7 @@
     python -m realm_jax.serve --model_dir=runs/qa --port=0
 
 It answers questions and fills in sentences with [MASK], shows the evidence, and
-lets one edit it (docs/evaluation.md). It needs the extra `serve`, listens on
+lets one edit it (docs/service.md). It needs the extra `serve`, listens on
 this machine alone unless --host says otherwise, and ends with SIGTERM or
 Ctrl-C. Of several processes, process 0 serves on its own devices.
 """

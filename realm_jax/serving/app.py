@@ -1,42 +1,6 @@
-"""The page and its JSON interface, as a Starlette application.
+"""The page and the HTTP interface, as a Starlette application.
 
-    GET  /           the page
-    GET  /api/about  what it can do: {"runs": {KIND: {"model_dir", "checkpoint",
-                     "snapshot", "index", "num_blocks", "can_edit"}},
-                     "retriever": the same of what retrieves,
-                     "examples": [TEXT], "missing": [TEXT]}, KIND being
-                     "question" or "masked sentence"
-    POST /api/ask    {"text": TEXT, "edits": [{"id": ID, "text": TEXT}]}
-
-The answer to `/api/ask` is what `realm_jax.explain --json` writes, an
-`Explanation`. Its candidates also have `segments` (the text in pieces, each
-with a mark: "", "said" or "answer"), `around` (the texts before and after it in
-its document, each null where the document ends) and `is_edited`. `without` has
-what it says without retrieval (docs/evaluation.md), and `run` the run as
-`about` describes it. Edits come with each request, and the server keeps none:
-what one page edits, no other page sees.
-
-Programs ask many texts at once; docs/evaluation.md has examples:
-
-    POST /retrieve   {"queries": [TEXT], "k": K}: for each query its blocks:
-                     id, title, text, url, score f(x,z), probability
-    POST /ask        {"questions": [TEXT]}: for each question its answer, its
-                     probability, the best answers with their places, and the
-                     blocks that were read
-    POST /update     {"blocks": [{"id": ID, "text": TEXT}]}: other texts in
-                     blocks, for all clients; only with --allow_updates
-    GET  /healthz    the checkpoint and snapshot that answer, since when, how
-                     many requests wait, and why no newer one is served
-
-The first two return {"results": […]}. An entry names `checkpoint` and
-`snapshot`, or has an `error`: that text is too long, or cannot be spelt.
-Requests that wait together are computed together, as many as memory allows.
-Where a client has gone before its turn comes, nothing is computed for it.
-
-An error is {"error": TEXT} with status 400 (the request, or a text that does
-not fit), 401 (no token), 403 (another host's page, or no updates), 408 (too
-slow), 413 (too long), 415 (not JSON) or 503 (too many wait; with Retry-After).
-A bug is logged, and is 500.
+docs/service.md describes all requests and replies.
 """
 
 import asyncio
@@ -86,14 +50,16 @@ _BACKLOG = 256
 _RETRY_SECONDS = 2
 # Bounds of a request: its bytes, the characters of a question or a sentence and
 # of an edited block, the number of edited blocks, and for programs the number
-# of texts and of the blocks that are retrieved for each.
-MAX_BYTES = 256 * 1024
+# of texts, of blocks for each, and of all blocks.
+MAX_BYTES = 2 << 20
 MAX_CHARACTERS = 2000
 MAX_EDIT_CHARACTERS = 10_000
 MAX_EDITS = 16
-MAX_TEXTS = 256
+MAX_TEXTS = 4096
 MAX_BLOCKS = 1000
+MAX_RETRIEVED = 256_000
 
+_DEFAULT_BLOCKS = 5
 # Blocks that a question counts as, among those of a turn.
 _BLOCKS_PER_QUESTION = 128
 # Connections that may be open, and the time in which a request must be here.
@@ -242,13 +208,26 @@ class PageApp:
 
   async def _retrieve(self, request: Request) -> Response:
     fields = await _fields(request, "queries")
-    k = fields.get("k", 5)
-    if not isinstance(k, int) or not 1 <= k <= MAX_BLOCKS:
-      raise RequestError(f"k={k!r}; want 1 to {MAX_BLOCKS}")
-    retrieve = functools.partial(self._service.retrieve, k=k)
-    texts, key = fields["queries"], ("retrieve", k)
+    texts = fields["queries"]
+    if not {"topk", "return_scores"} & fields.keys():
+      k = _number_of_blocks("k", fields.get("k"))
+      retrieve = functools.partial(self._service.retrieve, k=k)
+      return await self._results(
+        request, retrieve, texts, ("retrieve", k), name="query", per_text=k
+      )
+    # The protocol of Search-R1.
+    if "k" in fields:
+      raise RequestError(
+        "k and topk or return_scores are of two forms of this request; leave "
+        "one out"
+      )
+    k = _number_of_blocks("topk", fields.get("topk"))
+    scores = fields.get("return_scores") or False
+    if not isinstance(scores, bool):
+      raise RequestError(f"return_scores={scores!r}; want true or false")
+    find = functools.partial(self._service.documents, k=k, return_scores=scores)
     return await self._results(
-      request, retrieve, texts, key, name="query", blocks_per_text=k
+      request, find, texts, ("documents", k, scores), per_text=k
     )
 
   async def _answer(self, request: Request) -> Response:
@@ -264,32 +243,41 @@ class PageApp:
     texts: Any,
     key: Hashable,
     *,
-    name: str,
-    blocks_per_text: int = _BLOCKS_PER_QUESTION,
+    name: str | None = None,
+    per_text: int = _BLOCKS_PER_QUESTION,
   ) -> Response:
-    """Answers a program: a result for each text, whose field is `name`.
+    """Answers a program: a result for each text.
 
-    One that is no text, or too long, has an error as its result.
+    One that is no text, or too long, has an error as its result, in whose field
+    `name` the text is; without a name, it has an empty list. `per_text` blocks
+    are retrieved for each.
     """
-    if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
-      raise RequestError(f"want a list of 1 to {MAX_TEXTS} texts")
+    most = min(MAX_TEXTS, MAX_RETRIEVED // per_text)
+    if not isinstance(texts, list) or not 1 <= len(texts) <= most:
+      raise RequestError(
+        f"want a list of 1 to {most} texts, where {per_text} blocks are "
+        "retrieved for each; send them in several requests"
+      )
     good: list[str] = []
     refused: dict[int, bytes] = {}
     for number, text in enumerate(texts):
       try:
         good.append(_checked(text))
       except RequestError as error:
-        told = {name: text, "error": str(error)}
+        told = {name: text, "error": str(error)} if name else []
         refused[number] = json.dumps(told).encode()
-    cost = len(good) * blocks_per_text
+    cost = len(good) * per_text
     computed: list[bytes] = []
     if good:
       computed = await self._turns.compute(
         function, good, key, cost, is_gone=request.is_disconnected
       )
     found = iter(computed)
-    content = b'{"results": [%s]}' % b", ".join(
-      refused.get(number) or next(found) for number in range(len(texts))
+    content = b'{"%s": [%s]}' % (
+      b"results" if name else b"result",
+      b", ".join(
+        refused.get(number) or next(found) for number in range(len(texts))
+      ),
     )
     return Response(content, media_type=_JSON)
 
@@ -333,6 +321,14 @@ async def _fields(request: Request, wanted: str) -> dict[str, Any]:
   if not isinstance(fields, dict) or wanted not in fields:
     raise RequestError(f'the request has no field {wanted!r}, as in {{"…": …}}')
   return fields
+
+
+def _number_of_blocks(name: str, given: Any) -> int:
+  """Returns how many blocks are wanted for each text; None takes 5."""
+  number = _DEFAULT_BLOCKS if given is None else given
+  if not isinstance(number, int) or not 1 <= number <= MAX_BLOCKS:
+    raise RequestError(f"{name}={given!r}; want 1 to {MAX_BLOCKS}")
+  return number
 
 
 def _texts_of_blocks(blocks: Any) -> dict[str, str]:

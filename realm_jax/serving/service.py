@@ -132,6 +132,22 @@ class Service:
       blocks = run.blocks(found, next(places))
       yield {"query": text, "blocks": [*map(vars, blocks)], **_source(run)}
 
+  def documents(
+    self, texts: Sequence[str], k: int, *, return_scores: bool
+  ) -> Iterator[list[dict[str, Any]]]:
+    """Yields the same in the form of Search-R1's retrieval server.
+
+    A text that cannot be searched for has no documents.
+    """
+    for one in self.retrieve(texts, k):
+      found = []
+      for block in one.get("blocks", ()):
+        document = {name: block[name] for name in ("id", "title", "text")}
+        document["contents"] = f'"{block["title"]}"\n{block["text"]}'
+        scored = {"document": document, "score": block["score"]}
+        found.append(scored if return_scores else document)
+      yield found
+
   def answer(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields answers to questions; `app` has the fields.
 

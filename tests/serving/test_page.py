@@ -100,12 +100,17 @@ def test_a_text_that_cannot_be_searched_for_is_refused_in_its_place(service):
     assert first == second and len(first["blocks"]) >= 2
 
 
-def test_a_retriever_alone_retrieves(run, world, run_config, tmp_path):
-  world.save_checkpoint(tmp_path, stage=InverseCloze())
-  world.build_snapshot(tmp_path)
-  config = dataclasses.replace(run_config, model_dir=tmp_path, reader=None)
-  alone = TrainedRun.load(config)
-  service = Service(alone)
+@pytest.fixture(scope="module")
+def retriever(world, run_config, tmp_path_factory) -> TrainedRun:
+  model_dir = tmp_path_factory.mktemp("retriever")
+  world.save_checkpoint(model_dir, stage=InverseCloze())
+  world.build_snapshot(model_dir)
+  config = dataclasses.replace(run_config, model_dir=model_dir, reader=None)
+  return TrainedRun.load(config)
+
+
+def test_a_retriever_alone_retrieves(retriever):
+  alone, service = retriever, Service(retriever)
   service.warm_up()
   (found,) = service.retrieve([_ASKED], 3)
   # As Python and the evaluations find them.
@@ -116,6 +121,24 @@ def test_a_retriever_alone_retrieves(run, world, run_config, tmp_path):
   assert service.about()["runs"] == {} and len(service.about()["missing"]) == 2
   with pytest.raises(RequestError, match="cannot answer questions"):
     next(service.answer([_ASKED]))
+
+
+def test_a_client_of_search_r1_finds_documents(run, service):
+  """As the rollouts of Search-R1 and of what follows it ask and read."""
+  queries = [_ASKED, "ქართული", _ASKED]
+  with client.served(PageApp(service)) as port:
+    payload = {"queries": queries, "topk": 2, "return_scores": True}
+    scored = client.post(port, "/retrieve", **payload).json()["result"]
+    bare = client.post(port, "/retrieve", queries=queries, topk=2).json()
+  assert [len(one) for one in scored] == [2, 0, 2]
+  assert bare["result"] == [[one["document"] for one in of] for of in scored]
+  expected = run.blocks(run.search(run.encode([_ASKED]), 2), 0)
+  for one, block in zip(scored[0], expected, strict=True):
+    document = one["document"]
+    title, _, text = document["contents"].partition("\n")
+    assert (title, text) == (f'"{block.title}"', block.text)
+    assert (document["id"], document["title"]) == (block.id, block.title)
+    assert one["score"] == pytest.approx(block.score)
 
 
 def test_updates_are_counted(run):
@@ -222,6 +245,25 @@ def test_in_a_browser_an_edit_changes_the_answer(service, tmp_path):
     _use(page, service)
 
 
+@pytest.mark.skipif(
+  browser.chromium() is None, reason="no chromium (apt-get install chromium)"
+)
+def test_in_a_browser_a_retriever_alone_is_searched(retriever, tmp_path):
+  service = Service(retriever)
+  with (
+    client.served(PageApp(service)) as port,
+    browser.opened(tmp_path / "profile") as page,
+  ):
+    page.open(f"http://127.0.0.1:{port}")
+    page.wait(lambda: page.text("#submit") == "Search", "it offers a search")
+    page.type("#text", _ASKED + browser.ENTER)
+    page.wait(lambda: page.texts(".block .title"), "passages are shown")
+    (found,) = service.retrieve([_ASKED], 10)
+    titles = [block["title"] for block in found["blocks"]]
+    assert page.texts(".block .title") == titles
+    assert page.console == []
+
+
 def _use(page, service):
   page.wait(lambda: page.text("#runs"), "the run is named")
   told = service.explain(_ASKED)
@@ -233,8 +275,13 @@ def _use(page, service):
   assert page.texts(".block .title") == [b["title"] for b in blocks]
   assert told["answer"] in page.texts(".block-text .answer-mark")
 
-  # A block is edited, and the answer is that of the edited text.
-  edited = next(b for b in blocks if b["title"] == "Oda Stone")
+  # A block that is still read afterwards is edited, and the answer is that of
+  # the edited text.
+  def read(edits):
+    candidates = service.explain(_ASKED, edits)["candidates"]
+    return [one["block"]["id"] for one in candidates]
+
+  edited = next(b for b in blocks if b["id"] in read({b["id"]: _EDITED}))
   card = f'.block[data-id="{edited["id"]}"]'
   page.click(f"{card} .edit")
   page.type(f"{card} textarea", _EDITED)

@@ -72,6 +72,9 @@ class _Echo:
       assert self.gate.wait(30)
     return [{"query": text, "k": k} for text in texts]
 
+  def documents(self, texts, k, *, return_scores):
+    return [[text, k, return_scores] for text in texts]
+
   def update(self, texts):
     return {"updated": len(texts)}
 
@@ -127,7 +130,7 @@ _TOO_MANY = json.dumps({"text": "a", "edits": _EDITS}).encode()
   [
     ("/ask", {"Content-Type": "text/plain"}, b"{}", 415, "JSON"),
     # In pieces, without a length.
-    ("/ask", _JSON, iter([b" " * 150_000] * 2), 413, "262,144 bytes"),
+    ("/ask", _JSON, iter([b" " * 1_500_000] * 2), 413, "2,097,152 bytes"),
     ("/", {"Host": "example.com:80"}, None, 403, "'example.com:80'"),
     ("/", {"Host": "[::1"}, None, 403, "answers to localhost"),
     ("/update", _JSON, b"{}", 403, "--allow_updates"),
@@ -140,7 +143,10 @@ _TOO_MANY = json.dumps({"text": "a", "edits": _EDITS}).encode()
         ("/api/ask", b'{"text": "\\ud800"}', "U+0000"),
         ("/api/ask", b'{"text": "edit"}', "it does not fit"),
         ("/api/ask", _TOO_MANY, "at most 16"),
-        ("/ask", b'{"questions": []}', "a list of 1 to 256"),
+        ("/ask", b'{"questions": []}', "a list of 1 to 2000"),
+        ("/retrieve", b'{"queries": ["a"], "k": 1, "topk": 1}', "k and topk"),
+        ("/retrieve", b'{"queries": ["a"], "topk": 0}', "topk=0; want 1"),
+        ("/retrieve", b'{"queries": ["a"], "return_scores": 3}', "true or"),
         ("/retrieve", b'{"queries": ["a"], "k": 0}', "k=0; want 1 to 1000"),
       )
     ),
@@ -284,6 +290,12 @@ def test_a_wrong_text_among_others_has_an_error_in_its_place(port):
   assert [first, last] == [{"query": text, "k": 2} for text in "ab"]
   assert "half of a surrogate pair" in half["error"]
   assert number == {"query": 7, "error": "7 is no string"}
+  # In the form of Search-R1, it finds nothing.
+  body = rb'{"queries": ["a", "\ud800"], "topk": 2, "return_scores": true}'
+  answer = client.request(
+    port, "POST", "/retrieve", content=body, headers=_JSON
+  )
+  assert answer.json() == {"result": [["a", 2, True], []]}
   body = b'{"questions": ["%s"]}' % (b"a" * 2001)
   answer = client.request(port, "POST", "/ask", content=body, headers=_JSON)
   assert "at most 2,000" in answer.json()["results"][0]["error"]

@@ -3,6 +3,9 @@
 // HTML. The edits live in this page alone, and go with each request.
 
 const UNSURE = 0.5;
+const PROBABILITY =
+  "The probability that the model gives this answer, over all passages that it read. " +
+  "It is not the chance that the answer is true.";
 // The token of the service, if it has one, follows the # of the page's address.
 const token = decodeURIComponent(location.hash.slice(1));
 const authorization = token ? { Authorization: `Bearer ${token}` } : {};
@@ -60,14 +63,20 @@ async function ask(text) {
     () => put("status", "Still reading: the first questions take longer…"),
     5000,
   );
-  try {
-    const response = await fetch("api/ask", {
+  const post = (path, fields) =>
+    fetch(path, {
       method: "POST",
       headers: { "Content-Type": "application/json", ...authorization },
-      body: JSON.stringify({ text, edits }),
+      body: JSON.stringify(fields),
       signal: request.signal,
-    });
-    const told = await json(response);
+    }).then(json);
+  try {
+    if (!state.answers) {
+      const { results } = await post("retrieve", { queries: [text], k: 10 });
+      showFound(results[0]);
+      return true;
+    }
+    const told = await post("api/ask", { text, edits });
     state.asked = text;
     if (edits.length === 0) state.unedited.set(text, told);
     showAnswer(told);
@@ -87,6 +96,24 @@ async function ask(text) {
   }
 }
 
+// What a run without a reader finds: passages, and no answer.
+function showFound({ blocks, error }) {
+  if (error !== undefined) throw new Error(error);
+  put("blocks", ...blocks.map((block, i) => found(block, i + 1)));
+  $("result").hidden = false;
+}
+
+function found(block, rank) {
+  return el(
+    "li",
+    { className: "card block" },
+    el("span", { className: "quiet" }, `${rank}. `),
+    el("b", { className: "title" }, nameOf(block)),
+    el("p", { className: "block-text" }, block.text),
+    el("p", { className: "quiet" }, `Score ${block.score.toFixed(2)}`),
+  );
+}
+
 // --- The answer -------------------------------------------------------------
 
 function showAnswer(told) {
@@ -95,6 +122,7 @@ function showAnswer(told) {
   put("answer-title", told.kind === "question" ? "Answer" : "Filling");
   put("answer", told.answer || "no answer");
   put("answer-probability", sureness(told));
+  $("answer-probability").title = PROBABILITY;
   put("source", ...sourceOf(candidates));
   showBefore(told);
   put("without", withoutText(told));
@@ -135,8 +163,7 @@ function linkTo(block, text) {
 
 function sureness(told) {
   const p = likelihood(told.log_likelihood);
-  const unsure = p < UNSURE ? "The run is not sure: p" : "P";
-  return `${unsure}robability ${percent(p)}`;
+  return `${p < UNSURE ? "Low confidence: p" : "P"}robability ${percent(p)}`;
 }
 
 // The sentence that has the answer, in the passage that gives most of it.
@@ -324,14 +351,20 @@ function write(text) {
 
 function start(about) {
   const kinds = Object.keys(about.runs);
+  state.answers = kinds.length > 0;
+  document.body.classList.toggle("search", !state.answers);
   const hints = { question: "ask a question" };
   hints["masked sentence"] = "write a sentence with [MASK]";
-  put("hint", sentence(kinds.map((kind) => hints[kind]).join(", or ")));
-  const counts = kinds.map((kind) => about.runs[kind].num_blocks);
+  const hint = kinds.map((kind) => hints[kind]).join(", or ");
+  put("hint", sentence(hint || "search for passages"));
+  if (!state.answers) put("submit", "Search");
+  const runs = [about.retriever, ...Object.values(about.runs)];
+  const count = Math.max(...runs.map((run) => run.num_blocks));
   put(
     "runs",
-    `Answers come from ${Math.max(...counts).toLocaleString("en")} passages. `,
-    ...about.missing,
+    `${state.answers ? "Answers come from" : "There are"} `,
+    `${count.toLocaleString("en")} passages. `,
+    ...(state.answers ? about.missing : ["This run finds them, and answers nothing."]),
   );
   put(
     "examples",
