@@ -53,7 +53,14 @@ _UPDATE = flags.DEFINE_bool(
 )
 _OF_BUILDS = (
   *("output_dir", "vocab", "block_length", "language", "cased", "tagger"),
-  *("drop_titles", "unescape_html", "skip_bad_lines", "overwrite", "name"),
+  *(
+    "fields",
+    "drop_titles",
+    "unescape_html",
+    "skip_bad_lines",
+    "overwrite",
+    "name",
+  ),
   *("remove_duplicates", "workers", "runner", "pipeline_options"),
 )
 command_line.define_flags_of(build_corpus, *_OF_BUILDS)

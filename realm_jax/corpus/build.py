@@ -66,6 +66,7 @@ def build_corpus(
   language: str = ENGLISH,
   cased: bool | None = None,
   tagger: Tagger | str | None = "default",
+  fields: Sequence[str] = (),
   drop_titles: Sequence[str] = (),
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
@@ -99,6 +100,9 @@ def build_corpus(
       format, or module.name of a callable (text, title) -> [(start byte, limit
       byte, kind)]; by default rules in English, and else recurring. Documents
       that come with spans keep theirs.
+    fields: Names of further fields of a document that the corpus keeps, such as
+      its date, to filter by (`corpus.filters`): texts, numbers, true or false,
+      or lists of these.
     drop_titles: Texts in titles of documents that are left out, or "wikipedia"
       for its lists and disambiguation pages (List of, Index of, Outline of,
       (disambiguation)), as in REALM; in an update by default those of the
@@ -143,7 +147,9 @@ def build_corpus(
 
   trains = vocab.startswith(_TRAIN)
   words = None if trains else read_vocabulary(vocab, cased=cased)
-  reader = RowReader(drop_titles=drop_titles, unescape_html=unescape_html)
+  reader = RowReader(
+    fields=fields, drop_titles=drop_titles, unescape_html=unescape_html
+  )
   source = DocumentSource(inputs, reader, skip_bad_lines=skip_bad_lines)
   summary = source.summary
   if words is None:
@@ -200,6 +206,7 @@ def build_corpus(
       shards=shards,
       summary=vars(summary),
       drop_titles=reader.dropped_titles,
+      fields=fields,
       language=language,
     )
   return summary

@@ -58,6 +58,9 @@ ARRAYS: dict[str, np.dtype] = {
   "document_ids_offsets": np.dtype("<i8"),
   "urls": np.dtype("u1"),
   "urls_offsets": np.dtype("<i8"),
+  # Its other fields, an object of JSON; empty for none.
+  "fields": np.dtype("u1"),
+  "fields_offsets": np.dtype("<i8"),
 }
 
 

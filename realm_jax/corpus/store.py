@@ -134,6 +134,7 @@ class Corpus:
     self.vocab_size = manifest["vocabulary"]["size"]
     self.summary = manifest["summary"]
     self.drop_titles = tuple(manifest["drop_titles"])
+    self.fields = tuple(manifest.get("fields", ()))
     self.language = manifest.get("language", ENGLISH)
     self._staged = StagedFiles(
       source,

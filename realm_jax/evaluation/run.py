@@ -19,7 +19,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Float32, Int, Int32
+from jaxtyping import Bool, Float32, Int, Int32
 from scipy.special import softmax
 
 from realm_jax.checkpoints.store import (
@@ -29,6 +29,7 @@ from realm_jax.checkpoints.store import (
   recorded_snapshots,
 )
 from realm_jax.configuration.kept import Kept
+from realm_jax.corpus.filters import Where, allowed_rows
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import NULL_ROW, Corpus, require_block_length
 from realm_jax.corpus.store import Block as CorpusBlock
@@ -192,6 +193,7 @@ class TrainedRun:
     max_batch: Rows of the largest batch that is computed.
     edits: Blocks with other texts, by row.
     hidden: Rows that no search finds.
+    allowed: Whether a search may find each row; None lets it find all.
   """
 
   config: RunConfig
@@ -206,6 +208,7 @@ class TrainedRun:
   max_batch: int = MAX_BATCH
   edits: Mapping[int, EditedBlock] = dataclasses.field(default_factory=dict)
   hidden: frozenset[int] = frozenset()
+  allowed: Bool[np.ndarray, " N"] | None = None
 
   @classmethod
   def load(
@@ -444,6 +447,10 @@ class TrainedRun:
   ) -> SearchResult:
     """Returns the k best blocks of each query, or all, if there are fewer.
 
+    Of a filtered run, these are the k best of the blocks that are let through.
+    An index is searched for more blocks until there are as many, so that an
+    exact one stays exact.
+
     The scores are f(x, z), computed from the vectors that the snapshot stores,
     as in training. An index that has scores of its own, such as BM25, keeps
     them, times the scale that the run has learned for them, if it has.
@@ -454,12 +461,23 @@ class TrainedRun:
     """
     index, scale = self.snapshot.index, self.components.retriever.score_scale
     changed = sorted({*self.edits, *self.hidden})
-    k = min(k, index.num_blocks - len(self.hidden))
+    allowed = np.ones(index.num_blocks, bool)
+    if self.allowed is not None:
+      allowed = self.allowed.copy()
+    allowed[[*self.hidden]] = False
+    k = min(k, int(allowed.sum()))
     # An exact search compiles a program for each k. Powers of two are few.
     more = 1 << (len(changed) - 1).bit_length() if changed else 0
-    found, vectors = self._search_index(
-      token_ids, min(k + more, index.num_blocks), current=current
-    )
+    number = k + more
+    while True:
+      number = min(number, index.num_blocks)
+      found, vectors = self._search_index(token_ids, number, current=current)
+      if self.allowed is None or number == index.num_blocks:
+        break
+      fewest = allowed[found.rows].sum(axis=1).min(initial=number)
+      if fewest >= k:
+        break
+      number = 1 << (4 * number - 1).bit_length()
     rows, scores = found.rows, found.scores
     if self.config.index_scores:
       scores = float(self.params["retriever"]["scale"]) * scores
@@ -471,8 +489,9 @@ class TrainedRun:
         own = slice(start, start + size)
         stored = self.snapshot.vectors(rows[own])
         scores[own] = scale * np.einsum("bd,bkd->bk", vectors[own], stored)
-    scores = np.where(np.isin(rows, changed), -np.inf, scores)
-    if own := [row for row in self.edits if row not in self.hidden]:
+    is_left_out = ~allowed[rows] | np.isin(rows, [*self.edits])
+    scores = np.where(is_left_out, -np.inf, scores)
+    if own := [row for row in self.edits if allowed[row]]:
       edited = np.stack([self.edits[row].vector for row in own])
       repeated = np.tile(np.array(own, rows.dtype), (len(rows), 1))
       rows = np.concatenate([rows, repeated], axis=1)
@@ -594,6 +613,17 @@ class TrainedRun:
       ]
     edits = {**self.edits, **dict(zip(texts, made, strict=True))}
     return dataclasses.replace(self, edits=edits, hidden=frozenset(hidden))
+
+  def filtered(self: AnyRun, where: Where) -> AnyRun:
+    """Returns this run, whose searches find what a filter lets through.
+
+    `corpus.filters` describes filters, such as `{"language": "de"}`.
+
+    Raises:
+      RealmError: The filter is none, names a field that the corpus does not
+        keep, or lets no block through.
+    """
+    return dataclasses.replace(self, allowed=allowed_rows(self.corpus, where))
 
   def _edited_block(self, row: int, text: str) -> EditedBlock:
     """Returns a block with another text, and no vector yet."""
