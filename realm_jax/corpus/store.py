@@ -391,5 +391,6 @@ def require_block_length(block_length: int, *corpora: Corpus) -> None:
     raise CorpusError(
       f"block_length={block_length}, and {longest.source} was built with "
       f"--block_length={length}: {block_length} would {effect}; pass "
-      f"--gin.BLOCK_LENGTH={length}, or build the corpus again"
+      f"--gin.BLOCK_LENGTH={length} (show_task --block_length={length}), or "
+      "build the corpus again"
     )

@@ -21,6 +21,7 @@ from realm_jax.settings import (
   OfRun,
   PositiveFloat,
   PositiveInt,
+  Range,
   require_valid,
 )
 from realm_jax.training.optimizer import OptimizerConfig
@@ -162,7 +163,8 @@ class TrainConfig:
   stage: Stage
   retriever: Annotated[Retriever, OfRun()]
   optimizer: OptimizerConfig
-  num_steps: NonNegativeInt
+  # Devices count them in 32 bits.
+  num_steps: Annotated[int, Range(least=0, most=2**31 - 1)]
   reader: Annotated[Reader | None, OfRun()] = None
   components: Annotated[Mapping[str, Component], OfRun()] = dataclasses.field(
     default_factory=dict
