@@ -51,6 +51,8 @@ from realm_jax.text.salient_spans import Tagger, default_tagger, find_tagger
 _NUM_SHARDS = 256
 _MIN_SHARD_BYTES = 8 << 20
 _TRAIN = "train:"
+# Bytes that a vocabulary is learned from; of more text, a sample.
+_VOCABULARY_BYTES = 256 << 20
 
 
 def build_corpus(
@@ -77,12 +79,12 @@ def build_corpus(
 
   Args:
     inputs: Files or glob patterns of `{"title": …, "text": …}` lines, plain or
-      compressed (.gz, .zst); `tfds:NAME/CONFIG[:SPLIT]`; or
+      compressed (.gz, .bz2, .xz, .zst); `tfds:NAME/CONFIG[:SPLIT]`; or
       `seqio:MODULE:TASK[:SPLIT]`. Rows keep the order of files and of the rows
       in them; files of JSON Lines come first, sorted.
     output_dir: Corpus directory to make, or to update.
     vocab: BERT vocabulary file, or `train:SIZE` to learn at most SIZE pieces
-      from the input.
+      from the input, or from a sample of 256 MiB.
     block_length: Largest number of wordpieces of `[CLS] title [SEP] body
       [SEP]`.
     language: ISO 639-1 code of the text's language, which decides where
@@ -309,15 +311,17 @@ def _find_duplicates(
 def _learned_pieces(
   source: DocumentSource, size: int, cased: bool
 ) -> tuple[str, ...]:
-  """Trains a vocabulary on all titles and texts."""
+  """Trains a vocabulary on titles and texts, of a large corpus a sample."""
   # Imported late: it imports TensorFlow.
   from realm_jax.text.vocabulary_training import train_vocabulary
 
   logging.info("Training a vocabulary of at most %s pieces", size)
-  progress = Progress("documents (vocabulary)", total=source.num_rows)
+  stride = source.num_bytes // _VOCABULARY_BYTES + 1
+  total = -(-source.num_rows // stride)
+  progress = Progress("documents (vocabulary)", total=total)
 
   def texts() -> Iterator[str]:
-    for document in source.documents():
+    for document in source.documents(stride):
       progress.advance()
       yield from (document.title, document.text)
 
