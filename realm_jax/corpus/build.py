@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 _NUM_SHARDS = 256
 _MIN_SHARD_BYTES = 8 << 20
 _TRAIN = "train:"
+# Bytes that a vocabulary is learned from; of more text, a sample.
+_VOCABULARY_BYTES = 256 << 20
 
 
 def build_corpus(
@@ -82,12 +84,13 @@ def build_corpus(
 
   Args:
     inputs: Files or glob patterns of `{"title": …, "text": …}` lines, plain or
-      compressed (.gz, .zst); `tfds:NAME/CONFIG[:SPLIT]`; or
+      compressed (.gz, .bz2, .xz, .zst); `tfds:NAME/CONFIG[:SPLIT]`; or
       `seqio:MODULE:TASK[:SPLIT]`. Rows keep the order of files and of the rows
       in them; files of JSON Lines come first, sorted.
     output_dir: Corpus directory to make, or to update.
     vocab: BERT vocabulary file, the directory of a model that has one, or
-      `train:SIZE` to learn at most SIZE pieces from the input.
+      `train:SIZE` to learn at most SIZE pieces from the input, or from a sample
+      of 256 MiB.
     block_length: Largest number of wordpieces of `[CLS] title [SEP] body
       [SEP]`.
     language: ISO 639-1 code of the text's language, which decides where
@@ -315,17 +318,19 @@ def _find_duplicates(
 def _learned_vocabulary(
   source: DocumentSource, size: int, cased: bool
 ) -> "WordpieceVocabulary":
-  """Trains a vocabulary on all titles and texts."""
+  """Trains a vocabulary on titles and texts, of a large corpus a sample."""
   # Imported late: it imports TensorFlow.
   from realm_jax.text.normalization import Normalization
   from realm_jax.text.vocabulary_training import train_vocabulary
   from realm_jax.text.wordpieces import WordpieceVocabulary
 
   logging.info("Training a vocabulary of at most %s pieces", size)
-  progress = Progress("documents (vocabulary)", total=source.num_rows)
+  stride = source.num_bytes // _VOCABULARY_BYTES + 1
+  total = -(-source.num_rows // stride)
+  progress = Progress("documents (vocabulary)", total=total)
 
   def texts() -> Iterator[str]:
-    for document in source.documents():
+    for document in source.documents(stride):
       progress.advance()
       yield from (document.title, document.text)
 

@@ -19,7 +19,7 @@ import numpy as np
 from realm_jax.corpus import InputError
 from realm_jax.errors import RealmError
 from realm_jax.storage.json_files import read_object, require_unicode
-from realm_jax.text.languages import require_language
+from realm_jax.text.languages import require_language, words_longer_than
 
 # A line of a file, or the fields of a record, whose texts are UTF-8.
 Row: TypeAlias = bytes | Mapping[str, Any]
@@ -35,11 +35,7 @@ _WIKIPEDIA_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
 # Characters of the longest word that is kept. BERT's tokenizer makes [UNK] of a
 # word of over 100, so that a longer one only makes a block's text long.
 _LONGEST_WORD = 1_000
-# What that tokenizer takes for one word: no white space, punctuation or CJK.
-_LONG_WORD = re.compile(
-  r"[^\s!-/:-@\[-`{-~\u2000-\u206f\u2e80-\u9fff\uf900-\ufaff"
-  r"\U00020000-\U0003ffff]{1001,}"
-)
+_LONG_WORD = words_longer_than(_LONGEST_WORD)
 
 
 class Document(NamedTuple):
@@ -176,7 +172,11 @@ class RowReader:
         spans=[(*span, kind.decode()) for span, kind in spans],
       )
     if self.unescape_html:
-      title, text = html.unescape(title), html.unescape(text)
+      try:
+        title, text = html.unescape(title), html.unescape(text)
+      except ValueError:
+        # Python reads no longer numbers.
+        raise InputError("it has a '&#…;' of over 4,300 digits") from None
     if language:
       require_language(language)
     document = Document(

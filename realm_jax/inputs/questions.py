@@ -1,6 +1,6 @@
 """Questions with their answers: their sources, and your own in JSON Lines.
 
-A file of JSON Lines may be compressed (.gz, .zst).
+A file of JSON Lines may be compressed (.gz, .bz2, .xz, .zst).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
