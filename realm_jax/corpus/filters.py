@@ -89,8 +89,7 @@ def _allowed(shard: Shard, where: Where) -> Bool[np.ndarray, " p"]:
     allowed &= [_fits(text, where[name]) for text in texts]
   # The others are looked at only where that is still needed.
   for number in np.flatnonzero(allowed).tolist() if kept else ():
-    text = shard.item("fields", number).tobytes()
-    fields = json.loads(text) if text else {}
+    fields = shard.fields(number)
     allowed[number] = all(
       _fits(fields.get(name), wanted) for name, wanted in kept.items()
     )

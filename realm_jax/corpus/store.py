@@ -61,6 +61,11 @@ class Block(NamedTuple):
     """The document's URL; empty if the input did not give one."""
     return self._document_text("urls")
 
+  @property
+  def fields(self) -> dict[str, Any]:
+    """The document's fields that `build_corpus --fields` keeps."""
+    return self.shard.fields(self.shard.document(self.position))
+
   def _document_text(self, name: str) -> str:
     document = self.shard.document(self.position)
     return self.shard.item(name, document).tobytes().decode()

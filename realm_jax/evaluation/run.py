@@ -148,6 +148,7 @@ class RetrievedBlock:
     title: Title of its document.
     text: Text of the block.
     url: URL of the document; empty if the corpus has none.
+    fields: Other fields of the document that the corpus keeps.
     score: f(x, z), times the retriever's scale.
     probability: The retriever's p(z|x), over the blocks that were retrieved.
   """
@@ -157,6 +158,7 @@ class RetrievedBlock:
   title: str
   text: str
   url: str
+  fields: Mapping[str, Any]
   score: float
   probability: float
 
@@ -550,12 +552,11 @@ class TrainedRun:
   def block(self, row: int, score: float, probability: float) -> RetrievedBlock:
     """Returns a block with its texts, its score and its probability."""
     if row == NULL_ROW:
-      return RetrievedBlock(row, "", "", "", "", score, probability)
+      return RetrievedBlock(row, "", "", "", "", {}, score, probability)
     block = self.corpus.block(row)
     text = self.content(row).body
-    return RetrievedBlock(
-      row, block.name, block.title, text, block.url, score, probability
-    )
+    named = block.name, block.title, text, block.url, block.fields
+    return RetrievedBlock(row, *named, score, probability)
 
   def content(self, row: int) -> CorpusBlock | EditedBlock:
     """Returns a block with its `body`, `body_token_ids` and `byte_ranges`."""
