@@ -38,8 +38,9 @@ flags.disclaim_key_flags()
 class Progress:
   """Logs how many items a `with` block has processed, every 15 seconds.
 
-  A block that took longer also ends with a line. `label` names the items, such
-  as "questions".
+  With their `total` it also says how long the rest takes at that rate. A block
+  that took longer also ends with a line. `label` names the items, such as
+  "questions".
   """
 
   def __init__(self, label: str, *, total: int | None = None):
@@ -64,12 +65,27 @@ class Progress:
     if (now := time.monotonic()) < self._show_at:
       return
     self._show_at = now + _SECONDS_BETWEEN_LINES
-    share = f" ({100 * self._count // self._total}%)" if self._total else ""
-    self._log(f"{self._count}{share}", now - self._start)
+    share, left, seconds = "", "", now - self._start
+    if self._total:
+      share = f" ({100 * self._count // self._total}%)"
+      rest = seconds * (self._total - self._count) / max(self._count, 1)
+      left = f", {duration(rest)} left"
+    self._log(f"{self._count}{share}", seconds, left)
 
-  def _log(self, done: str, seconds: float) -> None:
+  def _log(self, done: str, seconds: float, left: str = "") -> None:
     rate = self._count / max(seconds, 1e-9)
-    absl_logging.info("%s: %s, %s/s", self._label, done, f"{rate:,.1f}")
+    absl_logging.info("%s: %s, %s/s%s", self._label, done, f"{rate:,.1f}", left)
+
+
+def duration(seconds: float) -> str:
+  """Returns a time in two units: `3 d 4 h`, `5 h 6 min`, `7 min` or `8 s`."""
+  days, hours = divmod(int(seconds) // 3600, 24)
+  minutes = int(seconds) // 60 % 60
+  if days:
+    return f"{days} d {hours} h"
+  if hours:
+    return f"{hours} h {minutes} min"
+  return f"{minutes} min" if minutes else f"{seconds:.0f} s"
 
 
 def prepare_streams() -> None:
