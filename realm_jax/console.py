@@ -5,6 +5,7 @@ lines that a user types, and a flag that SIGTERM and Ctrl-C set.
 """
 
 import contextlib
+import datetime
 import io
 import logging
 import os
@@ -65,27 +66,16 @@ class Progress:
     if (now := time.monotonic()) < self._show_at:
       return
     self._show_at = now + _SECONDS_BETWEEN_LINES
-    share, left, seconds = "", "", now - self._start
+    share, seconds = "", now - self._start
     if self._total:
-      share = f" ({100 * self._count // self._total}%)"
-      rest = seconds * (self._total - self._count) / max(self._count, 1)
-      left = f", {duration(rest)} left"
-    self._log(f"{self._count}{share}", seconds, left)
+      rest = seconds * (self._total / max(self._count, 1) - 1)
+      left = datetime.timedelta(seconds=round(rest))
+      share = f" ({100 * self._count // self._total}%, {left} left)"
+    self._log(f"{self._count}{share}", seconds)
 
-  def _log(self, done: str, seconds: float, left: str = "") -> None:
+  def _log(self, done: str, seconds: float) -> None:
     rate = self._count / max(seconds, 1e-9)
-    absl_logging.info("%s: %s, %s/s%s", self._label, done, f"{rate:,.1f}", left)
-
-
-def duration(seconds: float) -> str:
-  """Returns a time in two units: `3 d 4 h`, `5 h 6 min`, `7 min` or `8 s`."""
-  days, hours = divmod(int(seconds) // 3600, 24)
-  minutes = int(seconds) // 60 % 60
-  if days:
-    return f"{days} d {hours} h"
-  if hours:
-    return f"{hours} h {minutes} min"
-  return f"{minutes} min" if minutes else f"{seconds:.0f} s"
+    absl_logging.info("%s: %s, %s/s", self._label, done, f"{rate:,.1f}")
 
 
 def prepare_streams() -> None:

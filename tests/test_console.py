@@ -41,5 +41,5 @@ def test_progress_is_said_every_fifteen_seconds_and_at_the_end(monkeypatch):
       progress.advance()
   first, _, end = (form % tuple(values) for form, *values in lines)
   # Three questions in 15 seconds, and 797 to go.
-  assert first == "questions: 3 (0%), 0.2/s, 1 h 6 min left"
+  assert first == "questions: 3 (0%, 1:06:25 left), 0.2/s"
   assert end.startswith("questions: 8 in 45.0 s")

@@ -10,14 +10,15 @@ from etils import epath
 from realm_jax.console import columns
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.scores import (
+  INTERVALS,
   PREDICTIONS,
   RETRIEVED,
   Line,
   Scores,
   bootstrap_intervals,
-  means,
   permutation_p_values,
   question_scores,
+  summarize,
 )
 from realm_jax.storage.access import require_readable
 from realm_jax.storage.json_files import read_lines, read_object
@@ -39,12 +40,12 @@ def compare(
   `paired_scores`, and `seed` is that of the resampling.
 
   Returns:
-    The `evaluations`, `num_questions` and the `figures` of each: for each
-    metric its `mean` and 95 % bootstrap `interval`. Then the `comparisons` of
-    each but the first with the first, by metric: the means `first` and
-    `second`; their `difference`, second − first, with its 95 % paired bootstrap
-    `interval` and the two-sided `p_value` of a paired randomization test; and
-    on how many questions each is better, `first_better` and `second_better`.
+    The `evaluations`, and the `figures` of each, as `summarize` returns them.
+    Then the `comparisons` of each but the first with the first, by metric: the
+    means `first` and `second`; their `difference`, second − first, with its
+    95 % paired bootstrap `interval` and the two-sided `p_value` of a paired
+    randomization test; and on how many questions each is better,
+    `first_better` and `second_better`.
 
   Raises:
     ComparisonError: A file is no such file, or they have other questions, or
@@ -60,19 +61,10 @@ def compare(
   every = [{n: one[n] for n in metrics or one} for one in every]
   return {
     "evaluations": [*map(str, evaluations)],
-    "num_questions": len(next(iter(every[0].values()))),
-    "figures": [_figures(scores, seed=seed) for scores in every],
+    "figures": [*map(summarize, every)],
     "comparisons": [
       _paired_figures(every[0], other, seed=seed) for other in every[1:]
     ],
-  }
-
-
-def _figures(scores: Scores, *, seed: int) -> dict[str, Any]:
-  intervals = bootstrap_intervals(scores, seed=seed)
-  return {
-    name: {"mean": mean, "interval": intervals[name]}
-    for name, mean in means(scores).items()
   }
 
 
@@ -108,7 +100,17 @@ def paired_scores(*evaluations: epath.PathLike) -> list[Scores]:
   depths = {len(line["evidence"]) for line in lines.values()}
   for path in others:
     there = _read_lines(path)
-    _require_same_questions(lines, there, first, path)
+    if alone := lines.keys() ^ there.keys():
+      raise ComparisonError(
+        f"{len(alone)} questions are in one of {first} and {path} alone, among "
+        f"them {min(alone)!r}; evaluate both on the same QUESTIONS"
+      )
+    for key, name in itertools.product(lines, ("question", "references")):
+      if lines[key][name] != there[key][name]:
+        raise ComparisonError(
+          f"the {name} of {key!r} are {lines[key][name]!r} in {first} and "
+          f"{there[key][name]!r} in {path}; evaluate both on the same QUESTIONS"
+        )
     every.append(question_scores([there[key] for key in lines]))
     depths |= {len(line["evidence"]) for line in there.values()}
   left_out = set() if len(depths) == 1 else {"mrr", "mrr_characters"}
@@ -127,33 +129,18 @@ def _file_of(evaluation: epath.PathLike) -> epath.Path:
   return next((file for file in files if file.exists()), path)
 
 
-def _require_same_questions(
-  here: Mapping[str, Line],
-  there: Mapping[str, Line],
-  first: epath.PathLike,
-  second: epath.PathLike,
-) -> None:
-  if alone := here.keys() ^ there.keys():
-    raise ComparisonError(
-      f"{len(alone)} questions are in one of {first} and {second} alone, among "
-      f"them {min(alone)!r}; evaluate both on the same QUESTIONS"
-    )
-  for key, name in itertools.product(here, ("question", "references")):
-    if here[key][name] != there[key][name]:
-      raise ComparisonError(
-        f"the {name} of {key!r} are {here[key][name]!r} in {first} and "
-        f"{there[key][name]!r} in {second}; evaluate both on the same QUESTIONS"
-      )
-
-
 def comparison_table(found: Mapping[str, Any]) -> str:
   """Returns the figures and the comparisons as tables for a terminal."""
   first, *others = found["evaluations"]
-  rows: list[list[object]] = [["", *found["figures"][0]]]
+  rows: list[list[object]] = [["", *found["figures"][0][INTERVALS]]]
   for path, figures in zip(found["evaluations"], found["figures"], strict=True):
-    cells = [(one["mean"], *one["interval"]) for one in figures.values()]
-    rows.append([path, *("{:.4f} [{:.4f}, {:.4f}]".format(*c) for c in cells)])
-  tables = [f"{found['num_questions']} questions", columns(rows)]
+    shown = [
+      f"{figures[name]:.4f} [{low:.4f}, {high:.4f}]"
+      for name, (low, high) in figures[INTERVALS].items()
+    ]
+    rows.append([path, *shown])
+  number = found["figures"][0]["num_questions"]
+  tables = [f"{number} questions", columns(rows)]
   for path, metrics in zip(others, found["comparisons"], strict=True):
     rows = []
     for name, metric in metrics.items():

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
 from numpy.typing import ArrayLike
 
 from realm_jax.api import LoadedRun
 from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.models.components import embed_blocks
+
+# Columns by name: `text`, and of passages `title` and `body`.
+_Batch = Mapping[str, Sequence[Any]]
 
 
 class RunEncoder:
@@ -29,11 +32,7 @@ class RunEncoder:
     self._run = run
 
   def encode(
-    self,
-    inputs: Iterable[Mapping[str, Sequence[Any]]],
-    *,
-    prompt_type: str | None = None,
-    **_: Any,
+    self, inputs: Iterable[_Batch], *, prompt_type: str | None = None, **_: Any
   ) -> Float32[np.ndarray, "n d"]:
     """Returns the vectors of batches of texts, a row for each.
 
@@ -42,16 +41,15 @@ class RunEncoder:
     no words, or none that the vocabulary can spell, gets a vector of zeros.
     """
     embed = self._passages if prompt_type == "document" else self._queries
-    none = np.zeros((0, self._run.components.retriever.vector_size), np.float32)
-    return np.concatenate([none, *map(embed, inputs)])
+    return np.concatenate([embed(batch) for batch in inputs])
 
-  def _queries(self, batch: Mapping[str, Sequence[Any]]) -> np.ndarray:
+  def _queries(self, batch: _Batch) -> np.ndarray:
     token_ids, refused = self._run.encode_each(batch["text"])
     vectors = np.array(self._run.embed_tokens(token_ids))
     vectors[[*refused]] = 0.0
     return vectors
 
-  def _passages(self, batch: Mapping[str, Sequence[Any]]) -> np.ndarray:
+  def _passages(self, batch: _Batch) -> np.ndarray:
     run, words = self._run, self._run.vocabulary
     bodies = batch.get("body", batch["text"])
     titles = batch.get("title", [""] * len(bodies))
@@ -65,13 +63,11 @@ class RunEncoder:
     retriever, params = run.components.retriever, run.params["retriever"]
     return run.compute(embed_blocks, retriever, params, token_ids=token_ids)
 
-  def similarity(self, one: ArrayLike, two: ArrayLike) -> Float[Any, "n m"]:
+  def similarity(self, one: ArrayLike, two: ArrayLike) -> np.ndarray:
     """Returns all inner products."""
     return np.asarray(one) @ np.asarray(two).T
 
-  def similarity_pairwise(
-    self, one: ArrayLike, two: ArrayLike
-  ) -> Float[Any, " n"]:
+  def similarity_pairwise(self, one: ArrayLike, two: ArrayLike) -> np.ndarray:
     """Returns the inner product of each pair of rows."""
     return np.sum(np.asarray(one) * np.asarray(two), axis=-1)
 

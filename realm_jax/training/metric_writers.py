@@ -32,32 +32,22 @@ _event_files = itertools.count()
 
 
 class MetricWriter(Protocol):
-  """Takes the metrics of each step, on process 0 alone.
+  """Takes the metrics of each step, on process 0, whose loop waits for it.
 
-  A run that goes on repeats the steps after its checkpoint.
+  A run that goes on repeats the steps after its checkpoint. `flush`, which is
+  called once a second at most, may raise an `OSError` and is then called again.
   """
 
-  def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-    """Takes the metrics after `step` steps. The loop waits for it."""
-
-  def flush(self) -> None:
-    """Makes visible what was taken, at most once a second.
-
-    Raises:
-      OSError: It cannot be written yet. The run goes on, and flushes again.
-    """
-
-  def close(self) -> None:
-    """Ends the writer after its last flush."""
+  def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None: ...
+  def flush(self) -> None: ...
+  def close(self) -> None: ...
 
 
 @runtime_checkable
 class Tracker(Protocol):
-  """The settings of a writer."""
+  """The settings of a writer, which `open` opens for each life of a run."""
 
-  def open(self, model_dir: epath.Path) -> MetricWriter:
-    """Opens the writer of a run that begins or goes on."""
-    ...
+  def open(self, model_dir: epath.Path) -> MetricWriter: ...
 
 
 class EventFile(Records):
@@ -139,7 +129,7 @@ class WandbRun:
     self._run.log({**scalars}, step=step)
 
   def flush(self) -> None:
-    """Does nothing: wandb's own process writes and sends."""
+    """Wandb's own process writes and sends."""
 
   def close(self) -> None:
     self._run.finish()
@@ -154,14 +144,8 @@ _OWN: Mapping[str, Callable[[epath.Path], MetricWriter]] = {
 def open_writers(
   trackers: Sequence[str | Tracker], model_dir: epath.PathLike
 ) -> list[MetricWriter]:
-  """Opens writers by their names, or by the settings of one's own.
-
-  Raises:
-    RealmError: Weights & Biases is not installed, or begins no run.
-  """
+  """Opens writers by their names, or by the settings of one's own."""
   return [
-    _OWN[one](epath.Path(model_dir))
-    if isinstance(one, str)
-    else one.open(epath.Path(model_dir))
+    (_OWN[one] if isinstance(one, str) else one.open)(epath.Path(model_dir))
     for one in trackers
   ]

@@ -5,6 +5,7 @@ that the devices compute.
 """
 
 import collections
+import datetime
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,6 @@ import jax
 from absl import logging
 from etils import epath
 
-from realm_jax.console import duration
 from realm_jax.errors import RealmError
 from realm_jax.storage.access import explained
 from realm_jax.storage.paths import is_remote
@@ -193,7 +193,8 @@ class MetricsLog:
     text = ", ".join(f"{name} {value}" for name, value in shown.items())
     left, (last, since) = self._num_steps - step, self._shown or (step, now)
     if left and step > last:
-      text += f", {duration(left * (now - since) / (step - last))} left"
+      seconds = round(left * (now - since) / (step - last))
+      text += f", {datetime.timedelta(seconds=seconds)} left"
     self._shown = step, now
     logging.info("step %d of %d: %s", step, self._num_steps, text)
 

@@ -27,7 +27,7 @@ def test_questions_are_paired_by_their_ids(tmp_path):
   found = compare(first, second)
   (metrics,) = found["comparisons"]
   metric = metrics["exact_match"]
-  assert found["num_questions"] == 40
+  assert found["figures"][0]["num_questions"] == 40
   assert (metric["first"], metric["second"]) == (0.2, 0.65)
   assert metric["difference"] == pytest.approx(0.45)
   assert (metric["first_better"], metric["second_better"]) == (2, 20)
@@ -49,9 +49,9 @@ def test_several_evaluations_are_rows_that_are_compared_with_the_first(
     write_lines(tmp_path / name / "predictions.jsonl", lines)
   folders = [tmp_path / name for name in right]
   found = compare(*folders, metrics=["exact_match"])
-  figures = [one["exact_match"] for one in found["figures"]]
-  assert [one["mean"] for one in figures] == [0.25, 0.5, 1.0]
-  low, high = figures[0]["interval"]
+  figures = found["figures"]
+  assert [one["exact_match"] for one in figures] == [0.25, 0.5, 1.0]
+  low, high = figures[0]["intervals"]["exact_match"]
   assert 0.05 < low < 0.25 < high < 0.45
   second, third = found["comparisons"]
   (alone,) = compare(*folders[:2])["comparisons"]

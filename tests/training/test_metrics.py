@@ -118,7 +118,7 @@ def test_a_line_says_how_long_the_run_takes_at_its_pace(
   log.close()
   # Step 3 came 40 seconds after step 1, and 7 are left.
   (line,) = [text for text in caplog.messages if "step 3 of 10" in text]
-  assert line.endswith(", 2 min left")
+  assert line.endswith(", 0:02:20 left")
 
 
 @pytest.mark.parametrize(
