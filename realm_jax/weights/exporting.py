@@ -2,12 +2,10 @@
 
 Vectors are written as files that any library reads:
 
-vectors.npy    [N, d] in float32, a row for each block
+vectors.npy    [N, d] in float32, a row for each block; for FAISS instead
+index.faiss    the same as a flat index of inner products
 blocks.jsonl   {"id": …, "title": …} of each block, in the order of the rows
 vectors.json   checkpoint, corpus, dimension and scale
-
-For FAISS, index.faiss is there instead of vectors.npy, a flat index of inner
-products.
 """
 
 import contextlib
