@@ -63,6 +63,10 @@ TARGETS: Mapping[str, str] = {
     "each block, blocks.jsonl, with the id and title of each row, and "
     "vectors.json, which says what they are of"
   ),
+  "faiss": (
+    "the same with index.faiss, a flat index of inner products, in place "
+    "of vectors.npy"
+  ),
 }
 
 
