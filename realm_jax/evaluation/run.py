@@ -9,10 +9,9 @@ same run with other texts in some blocks, in memory.
 import contextlib
 import dataclasses
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import numpy as np
@@ -30,10 +29,15 @@ from realm_jax.checkpoints.store import (
 )
 from realm_jax.configuration.kept import Kept
 from realm_jax.corpus.filters import Where, allowed_rows
-from realm_jax.corpus.shard import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.store import NULL_ROW, Corpus, require_block_length
 from realm_jax.corpus.store import Block as CorpusBlock
 from realm_jax.errors import RealmError
+from realm_jax.evaluation.encoding import (
+  EditedBlock,
+  EditError,
+  edited_block,
+  encode_queries,
+)
 from realm_jax.indexes.protocol import (
   IndexConfig,
   QueryBatch,
@@ -61,7 +65,6 @@ from realm_jax.snapshots.manifest import SnapshotError
 from realm_jax.snapshots.store import FOLDER as SNAPSHOTS
 from realm_jax.snapshots.store import SnapshotStore, step_of
 from realm_jax.storage.access import require_readable
-from realm_jax.storage.json_files import require_unicode
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.training.retrieval import Retrieval
 from realm_jax.training.stages.stage import Stage, StageContext
@@ -76,10 +79,6 @@ ABILITIES: Mapping[Asked, str] = {
 MAX_BATCH = 16
 # Bytes of the stored vectors that are in memory at once to score blocks.
 _SCORED_BYTES = 1 << 26
-
-
-class EditError(RealmError):
-  """A block that cannot be edited, or not into this text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,22 +160,6 @@ class RetrievedBlock:
   fields: Mapping[str, Any]
   score: float
   probability: float
-
-
-class EditedBlock(NamedTuple):
-  """A block in memory, with the names of a block of the corpus.
-
-  Attributes:
-    byte_ranges: Bytes [start, limit) of each wordpiece of the body.
-    tokens: `[CLS] title [SEP] body [SEP]`, padded with 0.
-    vector: Its vector, as the snapshot would store it.
-  """
-
-  body: str
-  body_token_ids: Int[np.ndarray, " b"]
-  byte_ranges: Int[np.ndarray, "b 2"]
-  tokens: Int32[np.ndarray, " l"]
-  vector: Float32[np.ndarray, " d"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -398,34 +381,7 @@ class TrainedRun:
     self, texts: Sequence[str]
   ) -> tuple[Int32[np.ndarray, "n q"], dict[int, RealmError]]:
     """Returns what `encode` does, and the errors of texts by their number."""
-    words, length = self.vocabulary, self.config.query_length
-    queries = np.zeros((len(texts), length), np.int32)
-    refused: dict[int, RealmError] = {}
-    for number, text in enumerate(texts):
-      try:
-        require_unicode(text, f"the question {text!r}")
-      except RealmError as error:
-        refused[number] = error
-    tokens = words.tokenize_with_offsets(
-      ["" if number in refused else one for number, one in enumerate(texts)]
-    )
-    bounds = itertools.pairwise(tokens.row_offsets)
-    for number, (text, bound) in enumerate(zip(texts, bounds, strict=True)):
-      token_ids = tokens.token_ids[slice(*bound)][: length - 2]
-      if number in refused:
-        continue
-      if not len(token_ids):
-        refused[number] = RealmError(f"the question {text!r} has no words")
-        continue
-      if words.unk_id in token_ids:
-        try:
-          words.require_known(text)
-        except RealmError as error:
-          refused[number] = error
-          continue
-      filled = [words.cls_id, *token_ids, words.sep_id]
-      queries[number, : len(filled)] = filled
-    return queries, refused
+    return encode_queries(self.vocabulary, texts, self.config.query_length)
 
   def embed_tokens(
     self, token_ids: Int32[np.ndarray, "n q"], *, current: bool = True
@@ -597,7 +553,16 @@ class TrainedRun:
         "the whole corpus; only blocks of an index of vectors can be edited "
         "here"
       )
-    made = [self._edited_block(row, text) for row, text in texts.items()]
+    made = [
+      edited_block(
+        self.vocabulary,
+        self.corpus.block(row),
+        text,
+        block_length=self.corpus.block_length,
+        padded_length=self.config.block_length,
+      )
+      for row, text in texts.items()
+    ]
     if made:
       vectors = self.compute(
         embed_blocks,
@@ -625,26 +590,6 @@ class TrainedRun:
         keep, or lets no block through.
     """
     return dataclasses.replace(self, allowed=allowed_rows(self.corpus, where))
-
-  def _edited_block(self, row: int, text: str) -> EditedBlock:
-    """Returns a block with another text, and no vector yet."""
-    block, words = self.corpus.block(row), self.vocabulary
-    text = text.strip()
-    made = words.tokenize_with_offsets([text])
-    title = block.token_ids[: block.title_length]
-    room = self.corpus.block_length - NUM_SPECIAL_TOKENS - len(title)
-    if not len(made.token_ids):
-      raise EditError("the text has no words; write some, or restore the block")
-    if len(made.token_ids) > room:
-      raise EditError(
-        f"the text has {len(made.token_ids)} wordpieces, and the block "
-        f"{block.name} has room for {room}; shorten it"
-      )
-    own = [words.cls_id, *title, words.sep_id, *made.token_ids, words.sep_id]
-    tokens = np.zeros(self.config.block_length, np.int32)
-    tokens[: len(own)] = own
-    none = np.zeros(0, np.float32)
-    return EditedBlock(text, made.token_ids, made.byte_ranges, tokens, none)
 
 
 def whole_batch(batch_size: int, devices: int) -> int:

@@ -15,13 +15,13 @@ from realm_jax.corpus.filters import Where
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.errors import RealmError
 from realm_jax.evaluation.ask import ask
+from realm_jax.evaluation.encoding import EditError
 from realm_jax.evaluation.explain import Candidate, Explanation, explain
 from realm_jax.evaluation.masked_sentences import kind_of
 from realm_jax.evaluation.run import (
   ABILITIES,
   QUESTION,
   SENTENCE,
-  EditError,
   TrainedRun,
 )
 from realm_jax.settings import Asked

@@ -12,7 +12,8 @@ from realm_jax.checkpoints.store import (
   write_best,
 )
 from realm_jax.corpus import CorpusError
-from realm_jax.evaluation.run import EditError, TrainedRun
+from realm_jax.evaluation.encoding import EditError
+from realm_jax.evaluation.run import TrainedRun
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.hybrid import HybridConfig
 from realm_jax.indexes.protocol import SearchError

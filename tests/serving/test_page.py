@@ -13,8 +13,9 @@ from absl.testing import flagsaver
 
 from realm_jax import serve
 from realm_jax.configuration import command_line
+from realm_jax.evaluation.encoding import EditError
 from realm_jax.evaluation.explain import explain
-from realm_jax.evaluation.run import QUESTION, SENTENCE, EditError, TrainedRun
+from realm_jax.evaluation.run import QUESTION, SENTENCE, TrainedRun
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.app import PageApp
 from realm_jax.serving.service import RequestError, Service
