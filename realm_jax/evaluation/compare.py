@@ -114,12 +114,8 @@ def paired_scores(*evaluations: epath.PathLike) -> list[Scores]:
     every.append(question_scores([there[key] for key in lines]))
     depths |= {len(line["evidence"]) for line in there.values()}
   left_out = set() if len(depths) == 1 else {"mrr", "mrr_characters"}
-  shared = [
-    name
-    for name in every[0]
-    if name not in left_out and all(name in scores for scores in every)
-  ]
-  return [{name: scores[name] for name in shared} for scores in every]
+  shared = set.intersection(*map(set, every)) - left_out
+  return [{n: one[n] for n in every[0] if n in shared} for one in every]
 
 
 def _file_of(evaluation: epath.PathLike) -> epath.Path:
